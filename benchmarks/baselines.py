@@ -1,7 +1,9 @@
-"""Our own cost estimates under `plan check`: python -m benchmarks.baselines checks the committed plans, --update writes them anew.
+"""Our own cost estimates under `plan check`: python -m benchmarks.baselines checks the committed
+plans, --update writes them anew.
 
-A change of a cost model, a rule or the search that moves an estimate fails here until the baselines are updated, so that it is a diff
-which a reviewer sees. One markdown table a baseline goes to stdout, the verdicts to stderr.
+A change of a cost model, a rule or the search that moves an estimate fails here until the baselines
+are updated, so that it is a diff which a reviewer sees. One markdown table a baseline goes to
+stdout, the verdicts to stderr.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
 
 def main() -> int:
     """Exit 1 when an estimate is past tolerance."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--update", action="store_true", help="write the baselines anew")
     args = parser.parse_args()
     failed = 0
@@ -36,12 +40,16 @@ def main() -> int:
         path = FOLDER / f"{name}.plan.json"
         if args.update:
             made = planner.plan(spec, **options)  # type: ignore[arg-type]
-            kept = {k: v for k, v in made.provenance.items() if k in ("tool", "cost_model", "source")}  # no dates or times: only estimates make a diff
+            kept = {
+                k: v for k, v in made.provenance.items() if k in ("tool", "cost_model", "source")
+            }  # no dates or times: only estimates make a diff
             FOLDER.mkdir(exist_ok=True)
             replace(made, provenance=kept, details={}).save(path)
             print(f"wrote {path.relative_to(FOLDER.parent.parent)}", file=sys.stderr)
             continue
-        report = check(planner.Strategy.load(path), spec, baseline=f"benchmarks/baselines/{path.name}")
+        report = check(
+            planner.Strategy.load(path), spec, baseline=f"benchmarks/baselines/{path.name}"
+        )
         print(markdown(report) + "\n")
         print(f"{'ok' if report.ok else 'FAILED'}  {name}: {report.verdict}", file=sys.stderr)
         failed += not report.ok

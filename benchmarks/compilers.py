@@ -1,13 +1,17 @@
-"""Our predictions beside three compilers, for programs that fill a device: collectives, products, arguments, outputs, peak memory.
+"""Our predictions beside three compilers, for programs that fill a device: collectives, products,
+arguments, outputs, peak memory.
 
-    python -m benchmarks.compilers [--target cpu,gpu:h100,tpu:v5e:2x4] [--case SUBSTRING] [--compute bfloat16] [--rows FILE.jsonl] [--output FILE]
+    python -m benchmarks.compilers [--target cpu,gpu:h100,tpu:v5e:2x4] [--case SUBSTRING] [--compute
+    bfloat16] [--rows FILE.jsonl] [--output FILE]
 
-Programs are unrolled training steps (AdamW) of one block each of an MLP, GPT, Llama, a mixture of experts and a ResNet, on meshes 2 x 4 and
-2 x 2 x 2, written for both back ends. On 2 x 4 the batch is cut over "data" and the model over "model" (Megatron; Llama also its sequence) with
-optimizer state over "data"; on 2 x 2 x 2 batch and state are cut over "pod" and "data"; "hybrid" cuts the batch so and the state over "data" alone.
-Nothing is run. Each program compiles in a process of its own; rows kept with --rows are not compiled again, only their memory is priced as it is
-now. GPU and TPU compilers are the extras
-gpu-compiler and tpu-compiler; a target whose compiler is absent is said to be left out. Marks: see `MARKS`.
+Programs are unrolled training steps (AdamW) of one block each of an MLP, GPT, Llama, a mixture of
+experts and a ResNet, on meshes 2 x 4 and 2 x 2 x 2, written for both back ends. On 2 x 4 the batch
+is cut over "data" and the model over "model" (Megatron; Llama also its sequence) with optimizer
+state over "data"; on 2 x 2 x 2 batch and state are cut over "pod" and "data"; "hybrid" cuts the
+batch so and the state over "data" alone. Nothing is run. Each program compiles in a process of its
+own; rows kept with --rows are not compiled again, only their memory is priced as it is now. GPU and
+TPU compilers are the extras gpu-compiler and tpu-compiler; a target whose compiler is absent is
+said to be left out. Marks: see `MARKS`.
 """
 
 from __future__ import annotations
@@ -48,9 +52,13 @@ HYBRID = ("mlp", "gpt-block")
 """Models that are compiled with state over some of the batch's axes, too."""
 TARGETS = ("cpu", "gpu:h100", "tpu:v5e:2x4")
 COMPUTE = {"cpu": ("float32",), "gpu": ("bfloat16", "float32"), "tpu": ("bfloat16",)}
-"""What each kind of target compiles: the CPU compiler would widen bfloat16 collectives, the TPU compiler takes minutes for float32."""
+"""What each kind of target compiles: the CPU compiler would widen bfloat16 collectives, the TPU
+compiler takes minutes for float32."""
 MARKS = (
-    "collective bytes exact, or named by a pass and within 1 %: shard_map on cpu in float32, on gpu in bfloat16",
+    (
+        "collective bytes exact, or named by a pass and within 1 %: shard_map on cpu in float32, on"
+        " gpu in bfloat16"
+    ),
     "collective differences together within 1 %: jit on gpu",
     "dot FLOPs, argument and output bytes exact: cpu and gpu, shard_map",
     "peak memory of 1 GB or more within 10 %, mean within 5 %: gpu",
@@ -103,11 +111,25 @@ def plan_of(model: str, mesh: str, graph: Graph) -> Plan:
     """The plan of a model on a mesh, made on two axes; with three the batch's axis is two."""
     shape = MESHES[mesh]
     if model == "resnet-block":
-        return Plan(shape, data_parallel(graph, shape), zero=1, zero_axes=tuple(a for a, _ in shape))
+        return Plan(
+            shape, data_parallel(graph, shape), zero=1, zero_axes=tuple(a for a, _ in shape)
+        )
     flat = shape if len(shape) == 2 else (("data", shape[0][1] * shape[1][1]), shape[2])
-    splits = mlp_megatron(graph, flat) if model == "mlp" else megatron(graph, flat, sequence=model == "llama-block")
+    splits = (
+        mlp_megatron(graph, flat)
+        if model == "mlp"
+        else megatron(graph, flat, sequence=model == "llama-block")
+    )
     if len(shape) == 3:
-        splits = {n: Split.of({f: [b for a in axes for b in (("pod", "data") if a == "data" else (a,))] for f, axes in s.pairs}) for n, s in splits.items()}
+        splits = {
+            n: Split.of(
+                {
+                    f: [b for a in axes for b in (("pod", "data") if a == "data" else (a,))]
+                    for f, axes in s.pairs
+                }
+            )
+            for n, s in splits.items()
+        }
     return Plan(shape, splits, zero=1, zero_axes=("pod", "data") if mesh == "2x2x2" else ("data",))
 
 
@@ -115,20 +137,38 @@ def planned(case: Case, graph: Graph, plan: Plan) -> dict[str, int]:
     """Predicted memory of a device by part, bytes."""
     from planner.verify.ahead import planned_memory
 
-    return planned_memory(graph, plan, case.compute, True, f"jax-{case.backend}", "adamw", unroll=True, kind=case.target.partition(":")[0])
+    return planned_memory(
+        graph,
+        plan,
+        case.compute,
+        True,
+        f"jax-{case.backend}",
+        "adamw",
+        unroll=True,
+        kind=case.target.partition(":")[0],
+    )
 
 
 def again(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of a file with its memory predicted anew: what was compiled holds as long as programs are the same, prices change more often."""
+    """A row of a file with its memory predicted anew: what was compiled holds as long as programs
+    are the same, prices change more often."""
     case = case_of(row)
     graph = graph_of(case.model)
     memory = planned(case, graph, plan_of(case.model, case.mesh, graph))
     more = sum(memory.values()) - sum(row["memory"].values())
-    return {**row, "memory": memory, "figures": [{**f, "predicted": f["predicted"] + more} if f["what"] in ("peak", "temporaries") else f for f in row["figures"]]}
+    return {
+        **row,
+        "memory": memory,
+        "figures": [
+            {**f, "predicted": f["predicted"] + more} if f["what"] in ("peak", "temporaries") else f
+            for f in row["figures"]
+        ],
+    }
 
 
 def check(case: Case, named: bool) -> dict[str, Any]:
-    """Compile one program and put the figures side by side. Runs in a process made for the target. named: compile again where collectives or products differ, for the passes."""
+    """Compile one program and put the figures side by side. Runs in a process made for the target.
+    named: compile again where collectives or products differ, for the passes."""
     from planner.verify import ahead
     from planner.verify.targets import parse_target
 
@@ -137,11 +177,39 @@ def check(case: Case, named: bool) -> dict[str, Any]:
     plan = plan_of(case.model, case.mesh, graph)
     target = parse_target(case.target, plan.devices)
     memory = planned(case, graph, plan)
-    program = emit(graph, plan, workload="train", backend=case.backend, unroll=True, training=Training("adamw"), compute=case.compute)  # type: ignore[arg-type]
-    found = ahead.check(graph, plan, program, target, memory, workload="train", backend=case.backend, optimizer="adamw", compute=case.compute, named=named)
+    program = emit(
+        graph,
+        plan,
+        workload="train",
+        backend=case.backend,
+        unroll=True,
+        training=Training("adamw"),
+        compute=case.compute,
+    )  # type: ignore[arg-type]
+    found = ahead.check(
+        graph,
+        plan,
+        program,
+        target,
+        memory,
+        workload="train",
+        backend=case.backend,
+        optimizer="adamw",
+        compute=case.compute,
+        named=named,
+    )
     used = resource.getrusage(resource.RUSAGE_SELF)
-    return {**asdict(case), "named": named, "figures": [asdict(f) for f in found.figures], "differences": list(found.differences), "nodes": len(graph.nodes), "memory": memory,
-            "host_bytes": used.ru_maxrss * 1024, "cpu_s": round(used.ru_utime, 1), "seconds": round(time.perf_counter() - start, 1)}  # fmt: skip
+    return {
+        **asdict(case),
+        "named": named,
+        "figures": [asdict(f) for f in found.figures],
+        "differences": list(found.differences),
+        "nodes": len(graph.nodes),
+        "memory": memory,
+        "host_bytes": used.ru_maxrss * 1024,
+        "cpu_s": round(used.ru_utime, 1),
+        "seconds": round(time.perf_counter() - start, 1),
+    }
 
 
 def run(case: Case, timeout_s: float, named: bool) -> dict[str, Any]:
@@ -150,14 +218,32 @@ def run(case: Case, timeout_s: float, named: bool) -> dict[str, Any]:
     from planner.verify.worker import environment
 
     target = parse_target(case.target, 8)
-    command = [sys.executable, "-m", "benchmarks.compilers", "--one", json.dumps(asdict(case)), *([] if named else ["--no-passes"])]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.compilers",
+        "--one",
+        json.dumps(asdict(case)),
+        *([] if named else ["--no-passes"]),
+    ]
     try:
-        done = subprocess.run(command, env={**environment(8, target.kind), **target.environment()}, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s, check=False)
+        done = subprocess.run(
+            command,
+            env={**environment(8, target.kind), **target.environment()},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         return {**asdict(case), "failed": f"not compiled within {timeout_s:g} s"}
     rows = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not rows:
-        return {**asdict(case), "failed": (done.stderr.strip().splitlines() or ["no output"])[-1][:200]}
+        return {
+            **asdict(case),
+            "failed": (done.stderr.strip().splitlines() or ["no output"])[-1][:200],
+        }
     return dict(json.loads(rows[-1]))
 
 
@@ -170,13 +256,19 @@ def show(row: dict[str, Any]) -> str:
     peak = by["peak"]
     assert peak.predicted is not None
     traffic = by["all collectives"]
-    lines = [f"{name:56} collectives {traffic.compiled / 2**20:>8,.1f} MiB {_apart(traffic):>10}   FLOPs {_apart(by['dot FLOPs'])}{_padding(by)}"
-             f"   arguments {_apart(by['argument bytes'])}"
-             f"   outputs {_apart(by['output bytes'])}   peak {peak.predicted / 2**30:.3f} predicted, {peak.compiled / 2**30:.3f} GiB compiled,"
-             f" ratio {peak.predicted / peak.compiled:.3f}   host {row['host_bytes'] / 2**30:.2f} GiB, {row['cpu_s']} s cpu"]  # fmt: skip
+    lines = [
+        f"{name:56} collectives {traffic.compiled / 2**20:>8,.1f} MiB {_apart(traffic):>10}   FLOPs"
+        f" {_apart(by['dot FLOPs'])}{_padding(by)}   arguments {_apart(by['argument bytes'])}  "
+        f" outputs {_apart(by['output bytes'])}   peak {peak.predicted / 2**30:.3f} predicted,"
+        f" {peak.compiled / 2**30:.3f} GiB compiled, ratio {peak.predicted / peak.compiled:.3f}  "
+        f" host {row['host_bytes'] / 2**30:.2f} GiB, {row['cpu_s']} s cpu"
+    ]
     for figure in by.values():
         if figure.what.partition(" over ")[1] and figure.distance:
-            lines.append(f"      {figure.what}: predicted {figure.predicted:,} B, compiled {figure.compiled:,} B")
+            lines.append(
+                f"      {figure.what}: predicted {figure.predicted:,} B, compiled"
+                f" {figure.compiled:,} B"
+            )
     return "\n".join([*lines, *(f"      - {line}" for line in row["differences"])])
 
 
@@ -190,7 +282,9 @@ def _padding(by: dict[str, Figure]) -> str:
 
 
 def _apart(figure: Figure) -> str:
-    return "exact" if not figure.distance else f"{figure.distance / max(figure.predicted or 0, 1):.3%}"
+    return (
+        "exact" if not figure.distance else f"{figure.distance / max(figure.predicted or 0, 1):.3%}"
+    )
 
 
 def marks(rows: list[dict[str, Any]]) -> Iterator[tuple[str, bool, str]]:
@@ -198,31 +292,80 @@ def marks(rows: list[dict[str, Any]]) -> Iterator[tuple[str, bool, str]]:
     good = [(r, by_name(r)) for r in rows if "failed" not in r]
 
     def pick(kind: str, backend: str = "", compute: str = "") -> list[dict[str, Figure]]:
-        return [f for r, f in good if r["target"].startswith(kind) and backend in r["backend"] and compute in r["compute"]]
+        return [
+            f
+            for r, f in good
+            if r["target"].startswith(kind) and backend in r["backend"] and compute in r["compute"]
+        ]
 
-    explicit = [(r, f["all collectives"]) for r, f in good if r["backend"] == "shard_map" and (r["target"][:3], r["compute"]) in (("cpu", "float32"), ("gpu", "bfloat16"))]
+    explicit = [
+        (r, f["all collectives"])
+        for r, f in good
+        if r["backend"] == "shard_map"
+        and (r["target"][:3], r["compute"]) in (("cpu", "float32"), ("gpu", "bfloat16"))
+    ]
     exact = [not f.distance for _, f in explicit]
-    named = [f.distance <= 0.01 * (f.predicted or 0) and not any(w in line for line in r["differences"] for w in UNNAMED) and r.get("named", True) for r, f in explicit]
+    named = [
+        f.distance <= 0.01 * (f.predicted or 0)
+        and not any(w in line for line in r["differences"] for w in UNNAMED)
+        and r.get("named", True)
+        for r, f in explicit
+    ]
     if explicit:
         rest = sum(n and not e for n, e in zip(named, exact, strict=True))
         yield MARKS[0], all(named), f"{sum(exact)} of {len(explicit)} exact, {rest} named by a pass"
     placed = [f["all collectives"] for f in pick("gpu", "jit")]
     if placed:
         near = sum(f.distance <= 0.01 * (f.predicted or 0) for f in placed)
-        jit = [r for r, f in good if r["target"].startswith("gpu") and r["backend"] == "jit" and f["all collectives"].distance]
-        blank = sum(not r.get("named", True) or any(UNNAMED[0] in line for line in r["differences"]) for r in jit)
-        yield MARKS[1], near == len(placed), f"{near} of {len(placed)} within; programs with bytes that no pass explains: {blank}"
+        jit = [
+            r
+            for r, f in good
+            if r["target"].startswith("gpu")
+            and r["backend"] == "jit"
+            and f["all collectives"].distance
+        ]
+        blank = sum(
+            not r.get("named", True) or any(UNNAMED[0] in line for line in r["differences"])
+            for r in jit
+        )
+        yield (
+            MARKS[1],
+            near == len(placed),
+            f"{near} of {len(placed)} within; programs with bytes that no pass explains: {blank}",
+        )
     both = pick("cpu", "shard_map") + pick("gpu", "shard_map")
     if both:
-        counts = {w: sum(not f[w].distance for f in both) for w in ("dot FLOPs", "argument bytes", "output bytes")}
+        counts = {
+            w: sum(not f[w].distance for f in both)
+            for w in ("dot FLOPs", "argument bytes", "output bytes")
+        }
         padded = sum(PADDING in f for f in both)
-        yield (MARKS[2], all(n == len(both) for n in counts.values()), ", ".join(f"{w} {n} of {len(both)}" for w, n in counts.items())
-               + (f"; in {padded} of them a pass padded products, which is named and counted apart" if padded else ""))  # fmt: skip
+        yield (
+            MARKS[2],
+            all(n == len(both) for n in counts.values()),
+            ", ".join(f"{w} {n} of {len(both)}" for w, n in counts.items())
+            + (
+                f"; in {padded} of them a pass padded products, which is named and counted apart"
+                if padded
+                else ""
+            ),
+        )
     for kind, limit, mean, mark in (("gpu", 0.10, 0.05, MARKS[3]), ("tpu", 0.25, 0.25, MARKS[4])):
-        off = [abs((f["peak"].predicted or 0) / f["peak"].compiled - 1) for f in pick(kind) if f["peak"].compiled >= LARGE]
+        off = [
+            abs((f["peak"].predicted or 0) / f["peak"].compiled - 1)
+            for f in pick(kind)
+            if f["peak"].compiled >= LARGE
+        ]
         if off:
             kept = max(off) <= limit and statistics.mean(off) <= mean
-            yield mark, kept, f"{sum(o <= limit for o in off)} of {len(off)} within {limit:.0%}, mean {statistics.mean(off):.1%}, worst {max(off):.1%}"
+            yield (
+                mark,
+                kept,
+                (
+                    f"{sum(o <= limit for o in off)} of {len(off)} within {limit:.0%}, mean"
+                    f" {statistics.mean(off):.1%}, worst {max(off):.1%}"
+                ),
+            )
 
 
 def available(text: str) -> bool:
@@ -238,15 +381,40 @@ def available(text: str) -> bool:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print the lines of every program and the marks; exit code 1 when a mark is missed or a program failed."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.compilers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", default=",".join(TARGETS), help="targets of eight devices, joined by commas")
-    parser.add_argument("--case", default="", help="only programs whose name contains this, such as gpt-block/2x4/jit")
+    """Print the lines of every program and the marks; exit code 1 when a mark is missed or a
+    program failed."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.compilers",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--target", default=",".join(TARGETS), help="targets of eight devices, joined by commas"
+    )
+    parser.add_argument(
+        "--case",
+        default="",
+        help="only programs whose name contains this, such as gpt-block/2x4/jit",
+    )
     parser.add_argument("--compute", default="", choices=("", "bfloat16", "float32"))
-    parser.add_argument("--timeout", type=float, default=600.0, metavar="S", help="seconds for one program (default 600)")
-    parser.add_argument("--rows", type=Path, help="JSON lines: programs found there are not compiled again, new ones are added")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=600.0,
+        metavar="S",
+        help="seconds for one program (default 600)",
+    )
+    parser.add_argument(
+        "--rows",
+        type=Path,
+        help="JSON lines: programs found there are not compiled again, new ones are added",
+    )
     parser.add_argument("--output", type=Path, help="also write what is printed to a file")
-    parser.add_argument("--no-passes", action="store_true", help="compile each program once: what is behind differences is not named")
+    parser.add_argument(
+        "--no-passes",
+        action="store_true",
+        help="compile each program once: what is behind differences is not named",
+    )
     parser.add_argument("--one", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.one:
@@ -268,7 +436,11 @@ def main(argv: list[str] | None = None) -> int:
     for case in cases(targets, args.compute):
         if args.case not in case.name or (case.name not in kept and case.target not in here):
             continue
-        row = again(kept[case.name]) if case.name in kept else run(case, args.timeout, not args.no_passes)
+        row = (
+            again(kept[case.name])
+            if case.name in kept
+            else run(case, args.timeout, not args.no_passes)
+        )
         rows.append(row)
         say(show(row))
         if args.rows and case.name not in kept and "failed" not in row:

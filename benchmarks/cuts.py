@@ -1,12 +1,17 @@
-"""Tables of integer cuts (per operator, per operand, per dim) as plans: which devices hold which piece.
+"""Tables of integer cuts (per operator, per operand, per dim) as plans: which devices hold which
+piece.
 
-A table says how finely a dim is cut, not by which devices. The machine becomes a mesh of one axis per prime factor (8 = p0 p1 p2), and each
-operator's cuts are dealt axes in every order worth trying (`placements`). Among those, the dealing that moves the fewest bytes is looked for:
+A table says how finely a dim is cut, not by which devices. The machine becomes a mesh of one axis
+per prime factor (8 = p0 p1 p2), and each operator's cuts are dealt axes in every order worth trying
+(`placements`). Among those, the dealing that moves the fewest bytes is looked for:
 
-    1. the bytes between each producer and consumer are tables over their dealings, and `planner.solvers.dp` minimises their sum
-    2. values with several consumers are converted once, which the sum overstates: single nodes are changed until nothing moves fewer bytes
+    1. the bytes between each producer and consumer are tables over their dealings, and
+       `planner.solvers.dp` minimises their sum
+    2. values with several consumers are converted once, which the sum overstates: single nodes are
+       changed until nothing moves fewer bytes
 
-so that a table is judged at its kindest reading. Reshapes decide nothing: each takes the split that suits its neighbours.
+so that a table is judged at its kindest reading. Reshapes decide nothing: each takes the split that
+suits its neighbours.
 """
 
 from __future__ import annotations
@@ -36,7 +41,8 @@ SWEEPS = 8
 
 
 def lay(graph: Graph, table: Mapping[str, Cuts], devices: int) -> Plan:
-    """A training plan over `prime_mesh(devices)` with the cuts of `table` (node id -> cuts per operand; every node but Reshapes is there).
+    """A training plan over `prime_mesh(devices)` with the cuts of `table` (node id -> cuts per
+    operand; every node but Reshapes is there).
 
     Raises ValueError, naming the node, for a table that the net's operators cannot have.
     """
@@ -52,11 +58,20 @@ def lay(graph: Graph, table: Mapping[str, Cuts], devices: int) -> Plan:
         try:
             options.append(placements(rule, factor_cuts(rule, table[node.id]), mesh))
         except ValueError as e:
-            raise ValueError(f"{node.id} ({node.op}), cuts {[list(c) for c in table[node.id]]}: {e}") from e
+            raise ValueError(
+                f"{node.id} ({node.op}), cuts {[list(c) for c in table[node.id]]}: {e}"
+            ) from e
     reading = Reading(graph, rules, options, mesh)
     reading.start()
     reading.descend()
-    return Plan(mesh, {node.id: split for node, split in zip(graph.nodes, reading.chosen, strict=True) if split.pairs})
+    return Plan(
+        mesh,
+        {
+            node.id: split
+            for node, split in zip(graph.nodes, reading.chosen, strict=True)
+            if split.pairs
+        },
+    )
 
 
 def prime_mesh(devices: int) -> Mesh:
@@ -75,7 +90,8 @@ def _primes(n: int) -> list[int]:
 
 
 def factor_cuts(rule: Rule, cuts: Cuts) -> dict[str, int]:
-    """Pieces per factor, from the pieces per dim of each operand. Raises ValueError where they disagree or do not fit the rule."""
+    """Pieces per factor, from the pieces per dim of each operand. Raises ValueError where they
+    disagree or do not fit the rule."""
     if len(cuts) != len(rule.operands):
         raise ValueError(f"{len(rule.operands)} operands")
     found: dict[str, int] = {}
@@ -84,7 +100,9 @@ def factor_cuts(rule: Rule, cuts: Cuts) -> dict[str, int]:
             raise ValueError(f"an operand of rank {len(dims)}")
         for dim, pieces in zip(dims, row, strict=True):
             left = pieces
-            for f in dim:  # the minor factor of a compound dim is cut only by what the major one leaves
+            for (
+                f
+            ) in dim:  # the minor factor of a compound dim is cut only by what the major one leaves
                 n = left if len(dim) == 1 else gcd(left, rule.sizes[f])
                 left //= n
                 if found.setdefault(f, n) != n:
@@ -95,10 +113,11 @@ def factor_cuts(rule: Rule, cuts: Cuts) -> dict[str, int]:
 
 
 def placements(rule: Rule, cuts: Mapping[str, int], mesh: Mesh) -> tuple[Split, ...]:
-    """Splits with these pieces per factor: axes dealt to the factors in each order of the factors, then turned within each factor.
+    """Splits with these pieces per factor: axes dealt to the factors in each order of the factors,
+    then turned within each factor.
 
-    The axes are dealt forwards and backwards, on small meshes in every order. Raises ValueError when they cannot be dealt so, or the rule
-    forbids it.
+    The axes are dealt forwards and backwards, on small meshes in every order. Raises ValueError
+    when they cannot be dealt so, or the rule forbids it.
     """
     orders = permutations(mesh) if len(mesh) <= ALL_ORDERS else (mesh, mesh[::-1])
     found: dict[Split, None] = {}
@@ -106,7 +125,9 @@ def placements(rule: Rule, cuts: Mapping[str, int], mesh: Mesh) -> tuple[Split, 
         for factors in permutations(cuts):
             dealt = _deal(order, factors, cuts)
             if dealt is None:
-                raise ValueError(f"{prod(cuts.values())} pieces on {prod(n for _, n in mesh)} devices")
+                raise ValueError(
+                    f"{prod(cuts.values())} pieces on {prod(n for _, n in mesh)} devices"
+                )
             turned = [[axes[i:] + axes[:i] for i in range(len(axes))] for axes in dealt]
             for axes in product(*turned):
                 found[Split.of(dict(zip(factors, axes, strict=True)))] = None
@@ -116,7 +137,9 @@ def placements(rule: Rule, cuts: Mapping[str, int], mesh: Mesh) -> tuple[Split, 
     return splits or (Split(),)
 
 
-def _deal(order: Sequence[tuple[str, int]], factors: Sequence[str], cuts: Mapping[str, int]) -> list[list[str]] | None:
+def _deal(
+    order: Sequence[tuple[str, int]], factors: Sequence[str], cuts: Mapping[str, int]
+) -> list[list[str]] | None:
     left, dealt = list(order), []
     for f in factors:
         taken = []
@@ -131,27 +154,38 @@ def _deal(order: Sequence[tuple[str, int]], factors: Sequence[str], cuts: Mappin
 
 
 class Reading:
-    """A dealing of axes to every node (`chosen`), and the bytes it moves in one optimizer step of float32.
+    """A dealing of axes to every node (`chosen`), and the bytes it moves in one optimizer step of
+    float32.
 
-    The bytes of a value depend on its producer and consumers only, so a change is judged by the values around its node.
+    The bytes of a value depend on its producer and consumers only, so a change is judged by the
+    values around its node.
     """
 
-    def __init__(self, graph: Graph, rules: Sequence[Rule], options: Sequence[tuple[Split, ...]], mesh: Mesh) -> None:
+    def __init__(
+        self, graph: Graph, rules: Sequence[Rule], options: Sequence[tuple[Split, ...]], mesh: Mesh
+    ) -> None:
         self.graph, self.rules, self.mesh = graph, rules, mesh
         self.sizes, self.order, self.empty = dict(mesh), tuple(a for a, _ in mesh), Plan(mesh, {})
         self.grad = gradient_tensors(graph)
-        self.slot = {o: k for node in graph.nodes for k, o in enumerate(o for o in node.outputs if o)}
+        self.slot = {
+            o: k for node in graph.nodes for k, o in enumerate(o for o in node.outputs if o)
+        }
         self.options = list(options)
         for i, own in enumerate(options):
             if not own:
                 self.options[i] = self._followers(i)
         self.chosen = [own[0] for own in self.options]
-        self._around = [tuple(dict.fromkeys(n for n in (*node.inputs, *node.outputs) if n)) for node in graph.nodes]
+        self._around = [
+            tuple(dict.fromkeys(n for n in (*node.inputs, *node.outputs) if n))
+            for node in graph.nodes
+        ]
 
     def total(self) -> int:
         """Payload bytes of one step under the splits chosen."""
         names = dict.fromkeys(n for values in self._around for n in values)
-        return sum(map(self.value_bytes, names)) + sum(self._inner_bytes(i, split) for i, split in enumerate(self.chosen))
+        return sum(map(self.value_bytes, names)) + sum(
+            self._inner_bytes(i, split) for i, split in enumerate(self.chosen)
+        )
 
     def descend(self) -> None:
         """Change one node at a time while that moves fewer bytes."""
@@ -167,7 +201,9 @@ class Reading:
         for split in (old, *self.options[i]):
             self.chosen[i] = split
             prices.append(sum(map(self.value_bytes, self._around[i])) + self._inner_bytes(i, split))
-        best = min(range(len(prices)), key=prices.__getitem__)  # the first: what is there stays where nothing is better
+        best = min(
+            range(len(prices)), key=prices.__getitem__
+        )  # the first: what is there stays where nothing is better
         self.chosen[i] = (old, *self.options[i])[best]
         return best > 0
 
@@ -175,7 +211,10 @@ class Reading:
         """Choose by the bytes between pairs (module docstring, 1)."""
         from planner.solvers.dp import solve
 
-        cost = [np.array([self._inner_bytes(i, s) for s in own], np.int64) for i, own in enumerate(self.options)]
+        cost = [
+            np.array([self._inner_bytes(i, s) for s in own], np.int64)
+            for i, own in enumerate(self.options)
+        ]
         edges: list[tuple[int, int]] = []
         of_edge: list[int] = []
         tables: list[np.ndarray] = []
@@ -187,16 +226,33 @@ class Reading:
                 needs = tuple(self._need(i, slot, s) for s in self.options[i])
                 made = self.graph.producer.get(name)
                 if made is None:
-                    cost[i] = cost[i] + np.array([self._bytes(name, None, (need,)) for need in needs], np.int64)
+                    cost[i] = cost[i] + np.array(
+                        [self._bytes(name, None, (need,)) for need in needs], np.int64
+                    )
                     continue
                 sources = tuple(self._made(name, s) for s in self.options[made])
-                key = (self.graph.tensors[name].shape, self.graph.tensors[name].dtype, name in self.grad, sources, needs)
+                key = (
+                    self.graph.tensors[name].shape,
+                    self.graph.tensors[name].dtype,
+                    name in self.grad,
+                    sources,
+                    needs,
+                )
                 if key not in known:
                     known[key] = len(tables)
-                    tables.append(np.array([[self._bytes(name, a, (b,)) for b in needs] for a in sources], np.int64))
+                    tables.append(
+                        np.array(
+                            [[self._bytes(name, a, (b,)) for b in needs] for a in sources], np.int64
+                        )
+                    )
                 edges.append((made, i))
                 of_edge.append(known[key])
-        problem = Problem(tuple(cost), np.array(edges, np.int64).reshape(-1, 2), np.array(of_edge, np.int64), tuple(tables))
+        problem = Problem(
+            tuple(cost),
+            np.array(edges, np.int64).reshape(-1, 2),
+            np.array(of_edge, np.int64),
+            tuple(tables),
+        )
         found = solve(problem, Budget())
         self.chosen = [own[k] for own, k in zip(self.options, found.choice, strict=True)]
 
@@ -209,19 +265,28 @@ class Reading:
             if axes := inner.axes(split, self.order):
                 devices = group(axes, self.sizes)
                 forward, backward = inner.times(devices)
-                wanted = differentiated and (inner.operand < 0 or self.graph.nodes[i].inputs[inner.operand] in self.grad)
-                total += inner.payload_bytes(local, devices, float32_sizes("float32")) * (forward + backward * wanted)
+                wanted = differentiated and (
+                    inner.operand < 0 or self.graph.nodes[i].inputs[inner.operand] in self.grad
+                )
+                total += inner.payload_bytes(local, devices, float32_sizes("float32")) * (
+                    forward + backward * wanted
+                )
         return total
 
     def _need(self, i: int, slot: int, split: Split) -> Layout:
         layout = self.rules[i].operand(slot, split, self.order)
-        return layout if self.graph.nodes[i].inputs[slot] in self.grad else Layout(layout.dims, layout.partial)
+        return (
+            layout
+            if self.graph.nodes[i].inputs[slot] in self.grad
+            else Layout(layout.dims, layout.partial)
+        )
 
     def _made(self, name: str, split: Split) -> Layout:
         return self.rules[self.graph.producer[name]].result(self.slot[name], split, self.order)
 
     def value_bytes(self, name: str) -> int:
-        """Payload of bringing one value to its consumers, forward and back, and of reducing its gradient when it is a weight."""
+        """Payload of bringing one value to its consumers, forward and back, and of reducing its
+        gradient when it is a weight."""
         graph = self.graph
         made = graph.producer.get(name)
         source = None if made is None else self._made(name, self.chosen[made])
@@ -242,7 +307,9 @@ class Reading:
         tree = distribute(tensor.shape, source or needs[0].stored, needs, self.mesh, trained)
         assert tree is not None  # no operand of a table is partial
         for step in tree.steps():
-            elements += step.forward_elements * bool(step.forward) + step.backward_elements * bool(step.backward and trained)
+            elements += step.forward_elements * bool(step.forward) + step.backward_elements * bool(
+                step.backward and trained
+            )
         return int(elements * float32_sizes(tensor.dtype))
 
     def _followers(self, i: int) -> tuple[Split, ...]:
@@ -258,7 +325,8 @@ class Reading:
         return tuple(found)
 
     def _along(self, rule: Rule, dims: tuple[Dim, ...], axes: tuple[Axes, ...]) -> Split:
-        """The split that keeps one side's cuts, as far as its factors divide: major factors first."""
+        """The split that keeps one side's cuts, as far as its factors divide: major factors
+        first."""
         dealt: dict[str, list[str]] = {}
         left = dict(rule.sizes)
         for dim, cut in zip(dims, axes, strict=True):

@@ -1,8 +1,11 @@
-"""The models of the equivalence benchmark, with every weight at hand, and what onnxruntime says of them.
+"""The models of the equivalence benchmark, with every weight at hand, and what onnxruntime says of
+them.
 
-Weights that a file does not carry are written, seeded, into the external file it names, beside a copy of the model: planner and onnxruntime
-then read the same bytes. Models above 50 million parameters run shrunk (planner.verify.shrink); onnxruntime then runs the shrunk graph,
-written back as ONNX, so for those it judges the program and not the reader. All their trained parameters are seeded.
+Weights that a file does not carry are written, seeded, into the external file it names, beside a
+copy of the model: planner and onnxruntime then read the same bytes. Models above 50 million
+parameters run shrunk (planner.verify.shrink); onnxruntime then runs the shrunk graph, written back
+as ONNX, so for those it judges the program and not the reader. All their trained parameters are
+seeded.
 """
 
 from __future__ import annotations
@@ -25,14 +28,26 @@ LARGE = 50e6
 DIMS = (16, 12, 8)
 """Values of a file's free dims beside the batch, in order of appearance."""
 ZOO = (
-    "zoo:resnet-tiny,training=1", "zoo:resnet-tiny", "zoo:mlp-tiny", "zoo:gpt-tiny", "zoo:llama-tiny", "zoo:mixtral-tiny", "zoo:bert-tiny", "zoo:t5-tiny",
-    "zoo:vit-tiny", "zoo:unet-tiny", "zoo:dlrm-tiny", "zoo:ssm-tiny", "zoo:lstm-tiny",
-)  # fmt: skip
+    "zoo:resnet-tiny,training=1",
+    "zoo:resnet-tiny",
+    "zoo:mlp-tiny",
+    "zoo:gpt-tiny",
+    "zoo:llama-tiny",
+    "zoo:mixtral-tiny",
+    "zoo:bert-tiny",
+    "zoo:t5-tiny",
+    "zoo:vit-tiny",
+    "zoo:unet-tiny",
+    "zoo:dlrm-tiny",
+    "zoo:ssm-tiny",
+    "zoo:lstm-tiny",
+)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model at a batch: `model(kind)` for a workload; `source` is what is opened; `shrunk` says how it was made smaller."""
+    """A model at a batch: `model(kind)` for a workload; `source` is what is opened; `shrunk` says
+    how it was made smaller."""
 
     name: str
     source: str
@@ -43,7 +58,9 @@ class Case:
 
     def model(self, kind: str) -> Model:
         """The model for a workload, shrunk when it is large."""
-        model = Model.open(self.source, Workload(kind=kind, batch=self.batch, dims=self.dims), self.devices)
+        model = Model.open(
+            self.source, Workload(kind=kind, batch=self.batch, dims=self.dims), self.devices
+        )
         if not self.shrink or model.plain.parameters <= LARGE:
             return model
         return Shrunk(model.name, model.workload, model.devices, model.folder, model.proto)
@@ -53,12 +70,18 @@ class Shrunk(Model):
     """A model whose graphs, at every batch, are the shrunk ones, in float32."""
 
     def read(self, batch: int | None) -> Graph:
-        """The shrunk graph. Raises PlanError where another batch would be shrunk to other weights than the global batch."""
+        """The shrunk graph. Raises PlanError where another batch would be shrunk to other weights
+        than the global batch."""
         from planner.verify.shrink import shrink
 
-        graph = in_float32(shrink(super().read(batch), LARGE, keep=self.devices, folder=self.folder))
+        graph = in_float32(
+            shrink(super().read(batch), LARGE, keep=self.devices, folder=self.folder)
+        )
         if self._plain is not None and weight_shapes(graph) != weight_shapes(self._plain):
-            raise PlanError("P035", f"shrunk at batch {batch}, the model has other weights than at batch {self.batch}")
+            raise PlanError(
+                "P035",
+                f"shrunk at batch {batch}, the model has other weights than at batch {self.batch}",
+            )
         return graph
 
 
@@ -82,7 +105,8 @@ def free_dims(source: str) -> dict[str, int]:
 
 
 def with_weights(source: str, folder: Path) -> str:
-    """The source itself when its weights are at hand, else that of a copy with seeded ones. Large models keep theirs absent."""
+    """The source itself when its weights are at hand, else that of a copy with seeded ones. Large
+    models keep theirs absent."""
     if source.startswith("zoo:"):
         return f"{source},weights=inline"
     import onnx
@@ -95,10 +119,17 @@ def with_weights(source: str, folder: Path) -> str:
     ones = near_one(source)
     for tensor in missing:
         entry = _entry(tensor)
-        kind, offset = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type), int(entry.get("offset", 0))
+        kind, offset = (
+            onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type),
+            int(entry.get("offset", 0)),
+        )
         mean = 1.0 if (entry["location"], offset) in ones else 0.0
         rng = np.random.default_rng(offset)
-        value = rng.normal(mean, 0.02, tuple(tensor.dims)) if np.issubdtype(kind, np.floating) else np.zeros(tuple(tensor.dims))
+        value = (
+            rng.normal(mean, 0.02, tuple(tensor.dims))
+            if np.issubdtype(kind, np.floating)
+            else np.zeros(tuple(tensor.dims))
+        )
         path = folder / Path(entry["location"]).name
         path.touch()
         with path.open("r+b") as f:
@@ -110,12 +141,17 @@ def with_weights(source: str, folder: Path) -> str:
 
 
 def near_one(source: str) -> set[tuple[str, int]]:
-    """(file, offset) of stored weights that scale a normalisation or are its variance, as the reader finds them: exporters spell a group or
-    root-mean-square normalisation as several operators, of which none says what its operand is."""
+    """(file, offset) of stored weights that scale a normalisation or are its variance, as the
+    reader finds them: exporters spell a group or root-mean-square normalisation as several
+    operators, of which none says what its operand is."""
     from planner.emit.tables import initial_mean
 
     graph = Model.open(source, Workload(kind="infer", dims=free_dims(source))).plain
-    return {(ref.location, ref.offset) for name, ref in graph.weights.items() if ref.kind == "external" and initial_mean(graph, name) == 1.0}
+    return {
+        (ref.location, ref.offset)
+        for name, ref in graph.weights.items()
+        if ref.kind == "external" and initial_mean(graph, name) == 1.0
+    }
 
 
 def _entry(tensor: Any) -> dict[str, str]:
@@ -124,16 +160,24 @@ def _entry(tensor: Any) -> dict[str, str]:
 
 def in_float32(graph: Graph) -> Graph:
     """The same graph with every float of another type made float32."""
-    single = lambda dtype: "float32" if dtype in FLOATS else dtype  # noqa: E731
+    single = lambda dtype: "float32" if dtype in FLOATS else dtype
     tensors = {n: Tensor(n, t.shape, single(t.dtype), t.role) for n, t in graph.tensors.items()}
-    nodes = tuple(replace(n, attrs={**n.attrs, "to": single(str(n.attrs["to"]))}) if n.op == "Cast" else n for n in graph.nodes)
-    constants = {n: v.astype(np.float32) if graph.tensors[n].is_float else v for n, v in graph.constants.items()}
+    nodes = tuple(
+        replace(n, attrs={**n.attrs, "to": single(str(n.attrs["to"]))}) if n.op == "Cast" else n
+        for n in graph.nodes
+    )
+    constants = {
+        n: v.astype(np.float32) if graph.tensors[n].is_float else v
+        for n, v in graph.constants.items()
+    }
     return replace(graph, nodes=nodes, tensors=tensors, constants=constants)
 
 
 def feeds_for(graph: Graph, seed: int = 0) -> dict[str, np.ndarray]:
-    """Seeded inputs of the whole batch: integers below their tables (below 8 when they look nothing up: times, positions), floats normal,
-    masks [batch, sequence] of ragged rows (the first is whole, the others lose up to half of their end)."""
+    """Seeded inputs of the whole batch: integers below their tables (below 8 when they look nothing
+    up: times, positions), floats normal, masks [batch, sequence] of ragged rows (the first is
+    whole, the others lose up to half of their end).
+    """
     from planner.emit.tables import index_limit
 
     rng, out = np.random.default_rng(seed), {}
@@ -141,7 +185,9 @@ def feeds_for(graph: Graph, seed: int = 0) -> dict[str, np.ndarray]:
         t = graph.tensors[name]
         if "mask" in name.lower() and len(t.shape) == 2:
             rows, columns = t.shape
-            lengths = np.where(np.arange(rows) == 0, columns, rng.integers((columns + 1) // 2, columns + 1, rows))
+            lengths = np.where(
+                np.arange(rows) == 0, columns, rng.integers((columns + 1) // 2, columns + 1, rows)
+            )
             out[name] = (np.arange(columns) < lengths[:, None]).astype(t.dtype)
         elif t.is_float:
             out[name] = rng.normal(size=t.shape).astype(np.float32)
@@ -150,8 +196,11 @@ def feeds_for(graph: Graph, seed: int = 0) -> dict[str, np.ndarray]:
     return out
 
 
-def onnxruntime_outputs(model: Model, values: Mapping[str, np.ndarray], feeds: Mapping[str, np.ndarray]) -> tuple[list[np.ndarray], str]:
-    """Outputs of onnxruntime for the whole batch, and what it ran: the file (in pieces of its exported batch), or the shrunk graph."""
+def onnxruntime_outputs(
+    model: Model, values: Mapping[str, np.ndarray], feeds: Mapping[str, np.ndarray]
+) -> tuple[list[np.ndarray], str]:
+    """Outputs of onnxruntime for the whole batch, and what it ran: the file (in pieces of its
+    exported batch), or the shrunk graph."""
     import onnx
 
     if any(n.startswith("shrunk from") for n in model.plain.notes):
@@ -163,7 +212,11 @@ def onnxruntime_outputs(model: Model, values: Mapping[str, np.ndarray], feeds: M
         for tensor in proto.graph.initializer:
             if tensor.name in given:
                 kind = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
-                tensor.CopyFrom(onnx.numpy_helper.from_array(np.ascontiguousarray(given[tensor.name].astype(kind)), tensor.name))
+                tensor.CopyFrom(
+                    onnx.numpy_helper.from_array(
+                        np.ascontiguousarray(given[tensor.name].astype(kind)), tensor.name
+                    )
+                )
         return run_onnx(proto.SerializeToString(), feeds, model.plain), what
     proto = evaluation(model.proto)
     if model.folder is not None:
@@ -189,7 +242,8 @@ def evaluation(proto: Any) -> Any:
 
 
 def run_onnx(model: bytes, feeds: Mapping[str, np.ndarray], graph: Graph) -> list[np.ndarray]:
-    """One session, fed the batch in pieces of the size it takes; pieces are joined along the dim in which an output is larger."""
+    """One session, fed the batch in pieces of the size it takes; pieces are joined along the dim in
+    which an output is larger."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -197,7 +251,11 @@ def run_onnx(model: bytes, feeds: Mapping[str, np.ndarray], graph: Graph) -> lis
     options.intra_op_num_threads = 1
     session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     batch = int(graph.dims.get("batch", 1))
-    fixed = [i.shape[0] for i in session.get_inputs() if i.shape and isinstance(i.shape[0], int) and feeds[i.name].shape[0] == batch]
+    fixed = [
+        i.shape[0]
+        for i in session.get_inputs()
+        if i.shape and isinstance(i.shape[0], int) and feeds[i.name].shape[0] == batch
+    ]
     piece = min(fixed, default=batch)
     names = [o for o in graph.outputs if o in {x.name for x in session.get_outputs()}]
     rows = []
@@ -205,11 +263,15 @@ def run_onnx(model: bytes, feeds: Mapping[str, np.ndarray], graph: Graph) -> lis
         part = {}
         for i in session.get_inputs():
             value = feeds[i.name]
-            part[i.name] = value[start : start + piece] if value.ndim and value.shape[0] == batch else value
+            part[i.name] = (
+                value[start : start + piece] if value.ndim and value.shape[0] == batch else value
+            )
         rows.append(session.run(names, part))
     out: list[np.ndarray] = []
     for name, parts in zip(names, zip(*rows, strict=True), strict=True):
         shape = graph.tensors[name].shape
-        axis = next((d for d, (a, b) in enumerate(zip(parts[0].shape, shape, strict=True)) if a != b), None)
+        axis = next(
+            (d for d, (a, b) in enumerate(zip(parts[0].shape, shape, strict=True)) if a != b), None
+        )
         out.append(np.concatenate(parts, axis) if axis is not None else parts[0])
     return out

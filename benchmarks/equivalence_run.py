@@ -1,15 +1,21 @@
-"""One model of the equivalence benchmark: strategies that differ and use every device, each emitted, run and compared.
+"""One model of the equivalence benchmark: strategies that differ and use every device, each
+emitted, run and compared.
 
     data-parallel      the batch over all devices
-    dp, recursive, ilp what each solver chose freely; when that leaves a mesh axis without work or equals a strategy before it, what it chose
+    dp, recursive, ilp what each solver chose freely; when that leaves a mesh axis without work or
+    equals a strategy before it, what it chose
                        under pinned meshes and techniques, tried in a fixed order
-    tensor-parallel    mesh data=2, tensor=the rest, by hand: every product whose rule allows it is cut over "tensor", along a dim of its weight where
-                       it has one (see `tensor_parallel`)
-    exchange           (models whose kernels can exchange with neighbours) attention on a ring, rows of images or experts over "tensor", the batch over "data"
-    sharded-state      (training) a pinned mesh with optimizer sharding level 3, recompute and two microbatches
+    tensor-parallel    mesh data=2, tensor=the rest, by hand: every product whose rule allows it is
+                       cut over "tensor", along a dim of its weight where it has one (see
+                       `tensor_parallel`)
+    exchange           (models whose kernels can exchange with neighbours) attention on a ring, rows
+                       of images or experts over "tensor", the batch over "data"
+    sharded-state      (training) a pinned mesh with optimizer sharding level 3, recompute and two
+                       microbatches
 
-An axis works when some product or recurrence (an operator with FLOPs) is cut over it. Planned for a made-up device (eager.toml) whose links are
-nearly free: tiny models are then worth spreading; prices do not matter here.
+An axis works when some product or recurrence (an operator with FLOPs) is cut over it. Planned for a
+made-up device (eager.toml) whose links are nearly free: tiny models are then worth spreading;
+prices do not matter here.
 """
 
 from __future__ import annotations
@@ -51,8 +57,10 @@ class HandPins(Pins):
 
 
 def tensor_parallel(base: Any, mesh: Mapping[str, int]) -> dict[int, tuple[Split, ...]]:
-    """Per class of nodes: the batch over "data", and over "tensor" any other factor. A product of a weight is cut along a dim of the weight, any
-    other product along what its rule allows; only where neither can be (a recurrence), both axes share the batch."""
+    """Per class of nodes: the batch over "data", and over "tensor" any other factor. A product of a
+    weight is cut along a dim of the weight, any other product along what its rule allows; only
+    where neither can be (a recurrence), both axes share the batch.
+    """
     from planner.analysis.batch_factor import batch_factors
 
     factors, out = batch_factors(base), {}
@@ -60,11 +68,17 @@ def tensor_parallel(base: Any, mesh: Mapping[str, int]) -> dict[int, tuple[Split
         if base.shared[i] != i:
             continue
         rule, batch = base.rules[i], factors[i]
-        fixed = {batch: ["data"]} if batch and legal(rule, Split.of({batch: ["data"]}), mesh, Limits()) else {}
+        fixed = (
+            {batch: ["data"]}
+            if batch and legal(rule, Split.of({batch: ["data"]}), mesh, Limits())
+            else {}
+        )
         kept = []
         for s in candidates(rule, {"tensor": mesh["tensor"]}, Limits(pending=False)):
             both = Split.of({**fixed, **{f: list(a) for f, a in s.pairs}})
-            if not any(f in (batch, PENDING) for f, _ in s.pairs) and legal(rule, both, mesh, Limits()):
+            if not any(f in (batch, PENDING) for f, _ in s.pairs) and legal(
+                rule, both, mesh, Limits()
+            ):
                 kept.append(both)
         working = [s for s in kept if "tensor" in s.used]
         dims = weight_factors(base.graph, i, rule)
@@ -85,7 +99,8 @@ class ExchangePins(Pins):
 
 
 def exchanges(base: Any, mesh: Mapping[str, int]) -> dict[int, tuple[Split, ...]]:
-    """Per class of nodes whose kernel can exchange with neighbours the split that has it do so over "tensor", and the batch over "data"; others are free."""
+    """Per class of nodes whose kernel can exchange with neighbours the split that has it do so over
+    "tensor", and the batch over "data"; others are free."""
     from planner.analysis.batch_factor import batch_factors
 
     factors = batch_factors(base)
@@ -95,7 +110,9 @@ def exchanges(base: Any, mesh: Mapping[str, int]) -> dict[int, tuple[Split, ...]
         if base.shared[i] != i or not inside:
             continue
         both = Split.of({inside: ["tensor"], **({factors[i]: ["data"]} if factors[i] else {})})
-        usable = [s for s in (both, Split.of({inside: ["tensor"]})) if legal(rule, s, mesh, Limits())]
+        usable = [
+            s for s in (both, Split.of({inside: ["tensor"]})) if legal(rule, s, mesh, Limits())
+        ]
         if usable:
             out[i] = (usable[0],)
     return out
@@ -107,9 +124,19 @@ def weight_factors(graph: Graph, index: int, rule: Rule) -> set[str]:
     def from_weights(name: str) -> bool:
         if name not in graph.producer:
             return name in graph.weights
-        return all(n in graph.constants or from_weights(n) for n in graph.nodes[graph.producer[name]].inputs if n)
+        return all(
+            n in graph.constants or from_weights(n)
+            for n in graph.nodes[graph.producer[name]].inputs
+            if n
+        )
 
-    return {f for slot, n in enumerate(graph.nodes[index].inputs) if n and from_weights(n) for dim in rule.operands[slot] for f in dim}
+    return {
+        f
+        for slot, n in enumerate(graph.nodes[index].inputs)
+        if n and from_weights(n)
+        for dim in rule.operands[slot]
+        for f in dim
+    }
 
 
 @dataclass(frozen=True)
@@ -132,11 +159,25 @@ def attempts(name: str, devices: int, train: bool, batch: int) -> list[Attempt]:
     if name == EXCHANGE:
         return [Attempt(pins=ExchangePins(mesh=mesh)) for mesh in (wide, tall)]
     if name == "sharded-state":
-        techniques = {"zero_stage": 3, "recompute": "block", "microbatches": 2 if batch % (2 * half) == 0 else 1}
+        techniques = {
+            "zero_stage": 3,
+            "recompute": "block",
+            "microbatches": 2 if batch % (2 * half) == 0 else 1,
+        }
         one = {**techniques, "microbatches": 1}
-        return [Attempt(pins=Pins(mesh=mesh, techniques=t)) for mesh in (tall, unnamed(half, 2)) for t in (techniques, one)]
+        return [
+            Attempt(pins=Pins(mesh=mesh, techniques=t))
+            for mesh in (tall, unnamed(half, 2))
+            for t in (techniques, one)
+        ]
     deep = {"data": (2,), "sequence": (2,), "tensor": (devices // 4,)}
-    choices: list[Mapping[str, Any]] = [{}, {"mesh": wide}, {"mesh": tall}, {"mesh": {"tensor": (devices,)}}, {"mesh": deep}]
+    choices: list[Mapping[str, Any]] = [
+        {},
+        {"mesh": wide},
+        {"mesh": tall},
+        {"mesh": {"tensor": (devices,)}},
+        {"mesh": deep},
+    ]
     if train:
         choices += [{"techniques": {"zero_stage": z}} for z in (1, 2, 3)]
     choices += [{"mesh": unnamed(*sizes)} for sizes in ((2, half), (half, 2), (2, 2, devices // 4))]
@@ -145,7 +186,8 @@ def attempts(name: str, devices: int, train: bool, batch: int) -> list[Attempt]:
 
 
 def unnamed(*sizes: int) -> dict[str, tuple[int, ...]]:
-    """A mesh of axes whose names ask for nothing: where only the batch of a product can be cut (a recurrence), all of them may cut it."""
+    """A mesh of axes whose names ask for nothing: where only the batch of a product can be cut (a
+    recurrence), all of them may cut it."""
     return {f"axis{i}": (n,) for i, n in enumerate(sizes)}
 
 
@@ -156,8 +198,18 @@ def choose(case: Case, model: Model, attempt: Attempt) -> Strategy:
     from planner.search.to_strategy import compose
 
     kind = model.workload.kind
-    request = make_request(devices=case.devices, hardware=str(HARDWARE), topology=None, workload=kind, mode=attempt.mode, solver=attempt.solver,
-                           pins=attempt.pins, precision="fp32", time_limit_s=SEARCH_S, baselines=False)  # fmt: skip
+    request = make_request(
+        devices=case.devices,
+        hardware=str(HARDWARE),
+        topology=None,
+        workload=kind,
+        mode=attempt.mode,
+        solver=attempt.solver,
+        pins=attempt.pins,
+        precision="fp32",
+        time_limit_s=SEARCH_S,
+        baselines=False,
+    )
     found = Search(model, request).run()
     if found.best is None:
         raise PlanError("P021", "no plan is possible under these pins")
@@ -176,12 +228,17 @@ def idle_axes(graph: Graph, plan: Plan) -> tuple[str, ...]:
 
 
 def identity(graph: Graph, plan: Plan, level: int) -> tuple:
-    """Two plans are the same when this is: sizes of the mesh, techniques and splits; names of axes make no difference.
+    """Two plans are the same when this is: sizes of the mesh, techniques and splits; names of axes
+    make no difference.
 
-    level 0: splits of operators with FLOPs, neighbouring axes that always cut together taken as one (data=4,data2=2 is data=8); 1: without that;
-    2: splits of every operator.
+    level 0: splits of operators with FLOPs, neighbouring axes that always cut together taken as one
+    (data=4,data2=2 is data=8); 1: without that; 2: splits of every operator.
     """
-    rows = [plan.splits.get(node.id, Split()).pairs for node in graph.nodes if level == 2 or rule_of(node, graph)[0].flops]
+    rows = [
+        plan.splits.get(node.id, Split()).pairs
+        for node in graph.nodes
+        if level == 2 or rule_of(node, graph)[0].flops
+    ]
     axes: list[tuple[str, ...]] = [(a,) for a, n in plan.mesh if n > 1]
     cuts = [[c for _, c in pairs] for pairs in rows]
     i = 1
@@ -192,8 +249,17 @@ def identity(graph: Graph, plan: Plan, level: int) -> tuple:
         else:
             i += 1
     sizes, place = dict(plan.mesh), {a: i for i, group in enumerate(axes) for a in group}
-    splits = tuple(tuple((f, tuple(dict.fromkeys(place[a] for a in c if a in place))) for f, c in pairs) for pairs in rows)
-    return tuple(prod(sizes[a] for a in group) for group in axes), splits, plan.zero, plan.recompute, plan.microbatches
+    splits = tuple(
+        tuple((f, tuple(dict.fromkeys(place[a] for a in c if a in place))) for f, c in pairs)
+        for pairs in rows
+    )
+    return (
+        tuple(prod(sizes[a] for a in group) for group in axes),
+        splits,
+        plan.zero,
+        plan.recompute,
+        plan.microbatches,
+    )
 
 
 def together(both: tuple[str, ...], cut: tuple[str, ...], first: int) -> bool:
@@ -202,9 +268,11 @@ def together(both: tuple[str, ...], cut: tuple[str, ...], first: int) -> bool:
     return cut[at : at + len(both)] == both if at is not None else not set(both[first:]) & set(cut)
 
 
-def strategies(case: Case, model: Model, names: tuple[str, ...]) -> Iterator[tuple[str, Plan | None, str]]:
-    """(row, plan or None, mesh and techniques or why there is none). Plans that differ from those before only in how the mesh is written, or in
-    operators without FLOPs, are a last resort."""
+def strategies(
+    case: Case, model: Model, names: tuple[str, ...]
+) -> Iterator[tuple[str, Plan | None, str]]:
+    """(row, plan or None, mesh and techniques or why there is none). Plans that differ from those
+    before only in how the mesh is written, or in operators without FLOPs, are a last resort."""
     train = model.workload.kind == "train"
     seen: set[tuple] = set()
     for name in names:
@@ -225,7 +293,15 @@ def strategies(case: Case, model: Model, names: tuple[str, ...]) -> Iterator[tup
             if (0, identity(graph, plan, 0)) not in seen:
                 break
             why = why or "same as a row above"
-        chosen = next((t for level in (0, 1, 2) for t in tried if (level, identity(t[0], t[1], level)) not in seen), None)
+        chosen = next(
+            (
+                t
+                for level in (0, 1, 2)
+                for t in tried
+                if (level, identity(t[0], t[1], level)) not in seen
+            ),
+            None,
+        )
         if chosen is not None:
             seen |= {(level, identity(chosen[0], chosen[1], level)) for level in (0, 1, 2)}
         yield name, chosen[1] if chosen else None, chosen[2] if chosen else why
@@ -234,19 +310,21 @@ def strategies(case: Case, model: Model, names: tuple[str, ...]) -> Iterator[tup
 def describe(plan: Plan, attempt: Attempt) -> str:
     """Mesh and techniques, `*` after what was pinned; "without" the factors that were forbidden."""
     pins = attempt.pins
-    star = lambda key: "*" if key in pins.techniques else ""  # noqa: E731
+    star = lambda key: "*" if key in pins.techniques else ""
     mesh = ",".join(f"{a}={n}" for a, n in plan.mesh) + ("*" if pins.mesh else "")
-    parts = [f"zero={plan.zero}{star('zero_stage')}" if plan.zero else "",
-             f"recompute={plan.recompute}{star('recompute')}" if plan.recompute != "none" else "",
-             f"micro={plan.microbatches}{star('microbatches')}" if plan.microbatches > 1 else "",
-             f"without {','.join(sorted(pins.forbidden_factors))}*" if pins.forbidden_factors else ""]  # fmt: skip
+    parts = [
+        f"zero={plan.zero}{star('zero_stage')}" if plan.zero else "",
+        f"recompute={plan.recompute}{star('recompute')}" if plan.recompute != "none" else "",
+        f"micro={plan.microbatches}{star('microbatches')}" if plan.microbatches > 1 else "",
+        f"without {','.join(sorted(pins.forbidden_factors))}*" if pins.forbidden_factors else "",
+    ]
     return " ".join([mesh, *(p for p in parts if p)])
 
 
 @dataclass
 class Row:
-    """One line of the table. error: of outputs (inference) or of the loss; update: of parameters after one step (training); runtime: error
-    against onnxruntime (inference)."""
+    """One line of the table. error: of outputs (inference) or of the loss; update: of parameters
+    after one step (training); runtime: error against onnxruntime (inference)."""
 
     model: str
     workload: str
@@ -264,42 +342,74 @@ class Row:
     @property
     def ok(self) -> bool:
         """Ran, with every error its workload has, each within its bound."""
-        bounds = {"train": ((self.error, TOLERANCE), (self.gradients, TOLERANCE), (self.update, TOLERANCE)),
-                  "infer": ((self.error, TOLERANCE), (self.runtime, RUNTIME_TOLERANCE))}  # fmt: skip
-        return not self.failure and self.workload in bounds and all(e is not None and e <= bound for e, bound in bounds[self.workload])
+        bounds = {
+            "train": (
+                (self.error, TOLERANCE),
+                (self.gradients, TOLERANCE),
+                (self.update, TOLERANCE),
+            ),
+            "infer": ((self.error, TOLERANCE), (self.runtime, RUNTIME_TOLERANCE)),
+        }
+        return (
+            not self.failure
+            and self.workload in bounds
+            and all(e is not None and e <= bound for e, bound in bounds[self.workload])
+        )
 
 
-def run_case(case: Case, workload: str, names: tuple[str, ...], backends: tuple[str, ...]) -> Iterator[Row | str]:
+def run_case(
+    case: Case, workload: str, names: tuple[str, ...], backends: tuple[str, ...]
+) -> Iterator[Row | str]:
     """Rows, and lines of talk, of one model and workload. Needs jax and the devices."""
     from planner.verify.numerics import Twin, seeded_values
     from planner.workload.weights import load
 
     model = case.model(workload)
     graph = model.graph(1)
-    feeds = {**feeds_for(graph), **feeds_for(model.plain)}  # the model's own inputs, and what the loss reads
+    feeds = {
+        **feeds_for(graph),
+        **feeds_for(model.plain),
+    }  # the model's own inputs, and what the loss reads
     stored = load(model.plain, model.folder, seed_missing=True)
-    if isinstance(model, Shrunk):  # cut out of a file without weights, whose few stored ones may hold anything
-        stored = {k: v for k, v in stored.items() if k not in {model.plain.labels[n] for n in model.plain.trainable}}
+    if isinstance(
+        model, Shrunk
+    ):  # cut out of a file without weights, whose few stored ones may hold anything
+        stored = {
+            k: v
+            for k, v in stored.items()
+            if k not in {model.plain.labels[n] for n in model.plain.trainable}
+        }
     values = seeded_values(model.plain, stored)
     wanted: list[np.ndarray] | None = None
     if workload == "infer":
         yield from about(case, model)
         try:
             outs, what = onnxruntime_outputs(model, values, feeds)
-            wanted = [o for name, o in zip(model.plain.outputs, outs, strict=True) if name in graph.outputs]
+            wanted = [
+                o
+                for name, o in zip(model.plain.outputs, outs, strict=True)
+                if name in graph.outputs
+            ]
             yield f"  onnxruntime ran the {what}"
-        except Exception as e:  # onnxruntime's own exceptions have no base of their own; the row says which
+        except (
+            Exception
+        ) as e:  # onnxruntime's own exceptions have no base of their own; the row says which
             yield Row(case.name, workload, "onnxruntime", "-", "", failure=first_line(e))
     twins = {1: Twin(graph, workload, values)}
     said = False
     if workload == "train":
         yield from trained(model, graph, twins[1].trained)
     base = Base.of(graph, training=workload == "train")
-    if EXCHANGE in names and not any(exchanges(base, {a: n for a, (n,) in t.pins.mesh.items()}) for t in attempts(EXCHANGE, case.devices, False, case.batch)):
+    if EXCHANGE in names and not any(
+        exchanges(base, {a: n for a, (n,) in t.pins.mesh.items()})
+        for t in attempts(EXCHANGE, case.devices, False, case.batch)
+    ):
         names = tuple(n for n in names if n != EXCHANGE)
     for name, plan, what in strategies(case, model, names):
         if plan is None:
-            yield from (Row(case.name, workload, name, backend, "", failure=what) for backend in backends)
+            yield from (
+                Row(case.name, workload, name, backend, "", failure=what) for backend in backends
+            )
             continue
         micro = plan.microbatches
         twins[micro] = twins.get(micro) or Twin(model.graph(micro), workload, values)
@@ -311,33 +421,68 @@ def run_case(case: Case, workload: str, names: tuple[str, ...], backends: tuple[
                 found = _measure(row, model.graph(micro), plan, values, batch, twins[micro], wanted)
                 if found.blind and not said:
                     said = True
-                    yield f"  of {found.compared} gradients {len(found.blind)} are below 1e-7 of the largest, where zeros would pass: {listed(found.blind)}"
-            except Exception as e:  # a program that cannot run is a row of the table, not the end of it
+                    yield (
+                        f"  of {found.compared} gradients {len(found.blind)} are below 1e-7 of the"
+                        f" largest, where zeros would pass: {listed(found.blind)}"
+                    )
+            except (
+                Exception
+            ) as e:  # a program that cannot run is a row of the table, not the end of it
                 row.failure = first_line(e)
             row.seconds = round(time.monotonic() - started, 1)
             yield row
 
 
-def _measure(row: Row, graph: Graph, plan: Plan, values: Mapping[str, np.ndarray], batch: Mapping[str, np.ndarray], twin: Any,
-             wanted: list[np.ndarray] | None) -> Any:  # fmt: skip
+def _measure(
+    row: Row,
+    graph: Graph,
+    plan: Plan,
+    values: Mapping[str, np.ndarray],
+    batch: Mapping[str, np.ndarray],
+    twin: Any,
+    wanted: list[np.ndarray] | None,
+) -> Any:
     from planner.verify.numerics import compare
 
     train = row.workload == "train"
-    found, outs = compare(graph, plan, workload=row.workload, backend=row.backend, values=values, batch=batch, twin=twin, step=train)
+    found, outs = compare(
+        graph,
+        plan,
+        workload=row.workload,
+        backend=row.backend,
+        values=values,
+        batch=batch,
+        twin=twin,
+        step=train,
+    )
     row.error, row.worst = found.outputs, found.worst
     row.gradients, row.update = (found.gradients, found.update) if train else (None, None)
-    row.runtime = max(distance(o, r) for o, r in zip(outs, wanted, strict=True)) if wanted is not None else None
+    row.runtime = (
+        max(distance(o, r) for o, r in zip(outs, wanted, strict=True))
+        if wanted is not None
+        else None
+    )
     return found
 
 
 def trained(model: Model, graph: Graph, compared: frozenset[str]) -> Iterator[str]:
-    """A line about which parameters have gradients to compare. Raises RuntimeError when those of the unsharded program are not the graph's."""
+    """A line about which parameters have gradients to compare. Raises RuntimeError when those of
+    the unsharded program are not the graph's."""
     expected = {graph.labels[n] for n in graph.trainable}
     if compared != expected:
-        raise RuntimeError(f"gradients of {listed(sorted(compared ^ expected))} would not be compared")
+        raise RuntimeError(
+            f"gradients of {listed(sorted(compared ^ expected))} would not be compared"
+        )
     plain = model.plain
-    frozen = [plain.labels[n] for n in plain.weights if plain.labels[n] not in expected and plain.tensors[n].is_float]
-    yield f"  gradients of {len(expected)} parameters compared; {f'{len(frozen)} not trained: {listed(frozen)}' if frozen else 'every parameter is trained'}"
+    frozen = [
+        plain.labels[n]
+        for n in plain.weights
+        if plain.labels[n] not in expected and plain.tensors[n].is_float
+    ]
+    yield (
+        f"  gradients of {len(expected)} parameters compared;"
+        f" {f'{len(frozen)} not trained: {listed(frozen)}' if frozen else 'every parameter is trained'}"
+    )
 
 
 def listed(names: Sequence[str], most: int = 6) -> str:
@@ -347,7 +492,11 @@ def listed(names: Sequence[str], most: int = 6) -> str:
 
 def pieces(value: np.ndarray, micro: int) -> np.ndarray:
     """A batch by microbatch; a scalar (a seed) differs in each."""
-    return value.reshape(micro, -1, *value.shape[1:]) if value.ndim else value + np.arange(micro, dtype=value.dtype)
+    return (
+        value.reshape(micro, -1, *value.shape[1:])
+        if value.ndim
+        else value + np.arange(micro, dtype=value.dtype)
+    )
 
 
 def first_line(e: Exception) -> str:
@@ -371,7 +520,10 @@ def about(case: Case, model: Model) -> Iterator[str]:
     plain = model.plain
     inputs = ", ".join(f"{n}{list(plain.tensors[n].shape)}" for n in plain.inputs)
     dims = ", ".join(f"{k}={v}" for k, v in {**plain.dims, **case.dims}.items())
-    yield f"{case.name}: {plain.parameters:,} parameters, {dims}; inputs {inputs}; loss {default_loss(plain)}"
+    yield (
+        f"{case.name}: {plain.parameters:,} parameters, {dims}; inputs {inputs}; loss"
+        f" {default_loss(plain)}"
+    )
     for note in plain.notes:
         if note.startswith("shrunk from"):
             yield f"  {note}"

@@ -2,12 +2,15 @@
 
     python -m benchmarks.experts [--only WORD] [--save FILE]
 
-Each row is a model, machine, batch and the degrees of parallelism that a published run was given. They are pinned (`--pin`), and everything they leave open
-(splits of operators, microbatches, recompute, the optimizer level where none is published) is searched: the expert's configuration at its best. The chosen plan
-has nothing pinned. Exit status 1 where a chosen plan does not fit or is slower than a pinned one that fits (both within the machine's memory).
+Each row is a model, machine, batch and the degrees of parallelism that a published run was given.
+They are pinned (`--pin`), and everything they leave open (splits of operators, microbatches,
+recompute, the optimizer level where none is published) is searched: the expert's configuration at
+its best. The chosen plan has nothing pinned. Exit status 1 where a chosen plan does not fit or is
+slower than a pinned one that fits (both within the machine's memory).
 
-Sources: Narayanan et al. 2021, table 1 (GPT of 1.7 to 1,008 billion parameters on A100); the Llama 3 paper, table 4; IBM's fms-fsdp (Llama 2 under FSDP);
-NVIDIA's Llama 3 70B on 64 H100; Google's tpu-recipes (Mixtral 8x7B on TPU v6e).
+Sources: Narayanan et al. 2021, table 1 (GPT of 1.7 to 1,008 billion parameters on A100); the Llama
+3 paper, table 4; IBM's fms-fsdp (Llama 2 under FSDP); NVIDIA's Llama 3 70B on 64 H100; Google's
+tpu-recipes (Mixtral 8x7B on TPU v6e).
 """
 
 from __future__ import annotations
@@ -39,10 +42,24 @@ class Expert:
     pins: str
 
 
-def _gpt(billions: str, layers: int, hidden: int, heads: int, tensor: int, stages: int, devices: int, batch: int) -> Expert:
-    """A row of Narayanan et al. 2021, table 1: sequence 2048, vocabulary 51200, no optimizer sharding."""
+def _gpt(
+    billions: str,
+    layers: int,
+    hidden: int,
+    heads: int,
+    tensor: int,
+    stages: int,
+    devices: int,
+    batch: int,
+) -> Expert:
+    """A row of Narayanan et al. 2021, table 1: sequence 2048, vocabulary 51200, no optimizer
+    sharding."""
     spec = f"zoo:gpt,layers={layers},hidden={hidden},heads={heads},seq=2048,vocab=51200"
-    pins = ",".join(f"{k}={n}" for k, n in (("tp", tensor), ("pp", stages), ("dp", devices // tensor // stages)) if n > 1)
+    pins = ",".join(
+        f"{k}={n}"
+        for k, n in (("tp", tensor), ("pp", stages), ("dp", devices // tensor // stages))
+        if n > 1
+    )
     return Expert(f"GPT {billions}B", spec, "a100-80gb", devices, batch, f"{pins},zero=0")
 
 
@@ -70,7 +87,14 @@ EXPERTS = (
 def pinned(expert: Expert) -> Strategy | None:
     """The expert's configuration at its best; None where it does not fit here."""
     try:
-        return planner.plan(expert.source, devices=expert.devices, hardware=expert.hardware, batch=expert.batch, pins=expert.pins, baselines=False)
+        return planner.plan(
+            expert.source,
+            devices=expert.devices,
+            hardware=expert.hardware,
+            batch=expert.batch,
+            pins=expert.pins,
+            baselines=False,
+        )
     except PlanError as e:
         if e.exit_code != 3:
             raise
@@ -78,12 +102,19 @@ def pinned(expert: Expert) -> Strategy | None:
 
 
 def _figures(found: Strategy | None) -> str:
-    return f"{show_time(found.cost.step_time_s):>8s} {show_bytes(found.cost.memory_per_device_bytes):>9s}" if found else f"{'':8s} {'too large':>9s}"
+    return (
+        f"{show_time(found.cost.step_time_s):>8s}"
+        f" {show_bytes(found.cost.memory_per_device_bytes):>9s}"
+        if found
+        else f"{'':8s} {'too large':>9s}"
+    )
 
 
 def main() -> int:
     """Price every row and print the table."""
-    parser = argparse.ArgumentParser(description="Published configurations beside the plans chosen here.")
+    parser = argparse.ArgumentParser(
+        description="Published configurations beside the plans chosen here."
+    )
     parser.add_argument("--only", default="", help="rows whose name contains this")
     parser.add_argument("--save", type=Path, help="also write the table here")
     args = parser.parse_args()
@@ -93,7 +124,10 @@ def main() -> int:
         print(line, flush=True)
         lines.append(line)
 
-    say(f"{'model':14s} {'hardware':10s} {'devices':>7s} {'batch':>6s}  {'published':24s} {'step':>8s} {'memory':>9s}   {'chosen':>8s} {'memory':>9s} {'ratio':>6s}  {'CPU s':>6s}")
+    say(
+        f"{'model':14s} {'hardware':10s} {'devices':>7s} {'batch':>6s}  {'published':24s}"
+        f" {'step':>8s} {'memory':>9s}   {'chosen':>8s} {'memory':>9s} {'ratio':>6s}  {'CPU s':>6s}"
+    )
     worse = 0
     for e in EXPERTS:
         if args.only.lower() not in e.name.lower():
@@ -105,9 +139,15 @@ def main() -> int:
         worse += bad
         ratio = f"{chosen.cost.step_time_s / expert.cost.step_time_s:.3f}" if expert else ""
         mesh = " x ".join(f"{a['name']} {a['size']}" for a in chosen.mesh)
-        say(f"{e.name:14s} {e.hardware:10s} {e.devices:7,d} {e.batch:6,d}  {e.pins:24s} {_figures(expert)}   {_figures(chosen)} {ratio:>6s}  {took:6.1f}"
-            f"  {mesh}{'   SLOWER' if bad else ''}")  # fmt: skip
-    say(f"{'MISSED' if worse else 'kept'}: {worse} chosen plans slower than the published configuration")
+        say(
+            f"{e.name:14s} {e.hardware:10s} {e.devices:7,d} {e.batch:6,d}  {e.pins:24s}"
+            f" {_figures(expert)}   {_figures(chosen)} {ratio:>6s}  {took:6.1f} "
+            f" {mesh}{'   SLOWER' if bad else ''}"
+        )
+    say(
+        f"{'MISSED' if worse else 'kept'}: {worse} chosen plans slower than the published"
+        " configuration"
+    )
     if args.save:
         args.save.write_text("\n".join(lines) + "\n")
     return int(worse > 0)

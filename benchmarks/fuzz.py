@@ -1,12 +1,14 @@
-"""Mutated models through the reader, and a sample of them through the whole planner: a graph or one PlanError, nothing else.
+"""Mutated models through the reader, and a sample of them through the whole planner: a graph or one
+PlanError, nothing else.
 
     python -m benchmarks.fuzz --inputs 20000 --seed 1
 
-Sound models (the zoo's small ones, onnx's own operator tests, and the small files of --models) are edited as graphs or as bytes. A worker process with
-2 GiB of memory reads one after another; it is replaced when it has worked for 10 CPU-seconds (or waited for 120) without an answer. Of what is read,
-every `--plan-every`-th graph of at most 200 nodes is also planned on a tiny machine and its program parsed. Prints the outcomes by code and exits with
-1 after a traceback, a hang or a dead worker.
-`--replay N` runs one input in this process.
+Sound models (the zoo's small ones, onnx's own operator tests, and the small files of --models) are
+edited as graphs or as bytes. A worker process with 2 GiB of memory reads one after another; it is
+replaced when it has worked for 10 CPU-seconds (or waited for 120) without an answer. Of what is
+read, every `--plan-every`-th graph of at most 200 nodes is also planned on a tiny machine and its
+program parsed. Prints the outcomes by code and exits with 1 after a traceback, a hang or a dead
+worker. `--replay N` runs one input in this process.
 """
 
 from __future__ import annotations
@@ -36,16 +38,29 @@ PLAN_NODES = 200
 START_S = 60.0
 """CPU-seconds in which a worker makes its sound models."""
 PATIENCE = 12
-"""Limits of waiting are so many times those of work: on a busy machine a worker may not get to run."""
+"""Limits of waiting are so many times those of work: on a busy machine a worker may not get to
+run."""
 ZOO = (
-    "zoo:mlp-tiny", "zoo:gpt-tiny", "zoo:llama-tiny", "zoo:mixtral-tiny", "zoo:bert-tiny", "zoo:t5-tiny", "zoo:vit-tiny", "zoo:unet-tiny",
-    "zoo:resnet-tiny", "zoo:resnet-tiny,training=1", "zoo:dlrm-tiny", "zoo:ssm-tiny", "zoo:lstm-tiny",
-)  # fmt: skip
+    "zoo:mlp-tiny",
+    "zoo:gpt-tiny",
+    "zoo:llama-tiny",
+    "zoo:mixtral-tiny",
+    "zoo:bert-tiny",
+    "zoo:t5-tiny",
+    "zoo:vit-tiny",
+    "zoo:unet-tiny",
+    "zoo:resnet-tiny",
+    "zoo:resnet-tiny,training=1",
+    "zoo:dlrm-tiny",
+    "zoo:ssm-tiny",
+    "zoo:lstm-tiny",
+)
 SMALL_BYTES = 300_000
 
 
 def sound_models(cases: bool, folder: Path | None) -> list[list[Any]]:
-    """Groups of sound models; a group is drawn first, so that few zoo models weigh as much as many operator tests."""
+    """Groups of sound models; a group is drawn first, so that few zoo models weigh as much as many
+    operator tests."""
     import models_zoo
     from planner.reader.onnx.file import load
 
@@ -53,7 +68,9 @@ def sound_models(cases: bool, folder: Path | None) -> list[list[Any]]:
     if cases:
         groups.append(operator_tests())
     if folder is not None:
-        groups.append([load(p) for p in sorted(folder.glob("*.onnx")) if p.stat().st_size <= SMALL_BYTES])
+        groups.append(
+            [load(p) for p in sorted(folder.glob("*.onnx")) if p.stat().st_size <= SMALL_BYTES]
+        )
     return [g for g in groups if g]
 
 
@@ -79,13 +96,20 @@ def operator_tests() -> list[Any]:
     return models
 
 
-def make(groups: list[list[Any]], seed: int, index: int) -> tuple[bytes, dict[str, Any], random.Random]:
-    """Input number `index`: the file's bytes and the options it is read with. Follows from seed and index alone."""
+def make(
+    groups: list[list[Any]], seed: int, index: int
+) -> tuple[bytes, dict[str, Any], random.Random]:
+    """Input number `index`: the file's bytes and the options it is read with. Follows from seed and
+    index alone."""
     from benchmarks.fuzz_mutate import damaged, edited, size
 
     r = random.Random(f"{seed}/{index}")
     model = r.choice(r.choice(groups))
-    data = damaged(model.SerializeToString(), r) if r.random() < 0.15 else edited(model, r).SerializeToString()
+    data = (
+        damaged(model.SerializeToString(), r)
+        if r.random() < 0.15
+        else edited(model, r).SerializeToString()
+    )
     options: dict[str, Any] = {"devices": r.choice((1, 2, 4, 8))}
     if r.random() < 0.3:
         options["batch"] = r.choice((1, 3, 8, 64))
@@ -96,8 +120,11 @@ def make(groups: list[list[Any]], seed: int, index: int) -> tuple[bytes, dict[st
     return data, options, r
 
 
-def judge(data: bytes, options: dict[str, Any], folder: Path, plan: bool, workload: str) -> tuple[str, int]:
-    """What becomes of one input ("read", "planned", or the code of its PlanError) and how many nodes its graph has. Anything else propagates."""
+def judge(
+    data: bytes, options: dict[str, Any], folder: Path, plan: bool, workload: str
+) -> tuple[str, int]:
+    """What becomes of one input ("read", "planned", or the code of its PlanError) and how many
+    nodes its graph has. Anything else propagates."""
     from planner.errors import PlanError
     from planner.graph.ir import Graph
     from planner.reader.onnx.file import parse
@@ -115,7 +142,15 @@ def judge(data: bytes, options: dict[str, Any], folder: Path, plan: bool, worklo
         from planner.emit.from_strategy import program
 
         devices = max(options.pop("devices"), 2)
-        found = search(path, devices=devices, hardware="cpu", workload=workload, time_limit_s=2.0, baselines=False, **options)
+        found = search(
+            path,
+            devices=devices,
+            hardware="cpu",
+            workload=workload,
+            time_limit_s=2.0,
+            baselines=False,
+            **options,
+        )
         try:
             ast.parse(program(found, path).text)
         except PlanError as error:
@@ -129,7 +164,11 @@ def judge(data: bytes, options: dict[str, Any], folder: Path, plan: bool, worklo
 
 def place(error: BaseException) -> str:
     """The type of an exception and the deepest line of ours it passed."""
-    ours = [f for f in traceback.extract_tb(error.__traceback__) if str(ROOT) in f.filename and "benchmarks" not in f.filename]
+    ours = [
+        f
+        for f in traceback.extract_tb(error.__traceback__)
+        if str(ROOT) in f.filename and "benchmarks" not in f.filename
+    ]
     last = ours[-1] if ours else traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__} at {Path(last.filename).name}:{last.lineno}: {str(error)[:100]}"
 
@@ -154,11 +193,24 @@ def worker(args: argparse.Namespace) -> int:
                 read += small
                 if small and args.plan_every and read % args.plan_every == 0:
                     print(json.dumps({"plan": index}), flush=True)
-                    outcome = "then " + judge(data, dict(options), folder, True, r.choice(("train", "infer")))[0]
+                    outcome = (
+                        "then "
+                        + judge(data, dict(options), folder, True, r.choice(("train", "infer")))[0]
+                    )
             except Exception as error:  # what is looked for: anything but a PlanError
                 outcome = f"traceback: {place(error)}"
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-            print(json.dumps({"end": index, "outcome": outcome, "time_s": time.perf_counter() - start, "peak_bytes": peak}), flush=True)
+            print(
+                json.dumps(
+                    {
+                        "end": index,
+                        "outcome": outcome,
+                        "time_s": time.perf_counter() - start,
+                        "peak_bytes": peak,
+                    }
+                ),
+                flush=True,
+            )
     return 0
 
 
@@ -181,10 +233,29 @@ class Workers:
     def _one(self, first: int) -> int:
         """One worker from an input on; returns where the next one begins."""
         a = self.args
-        command = [sys.executable, "-m", "benchmarks.fuzz", "--inputs", str(a.inputs), "--seed", str(a.seed), "--first", str(first), "--plan-every", str(a.plan_every)]
-        command += ["--cases" if a.cases else "--no-cases", *(["--models", str(a.models)] if a.models else []), "--worker"]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.fuzz",
+            "--inputs",
+            str(a.inputs),
+            "--seed",
+            str(a.seed),
+            "--first",
+            str(first),
+            "--plan-every",
+            str(a.plan_every),
+        ]
+        command += [
+            "--cases" if a.cases else "--no-cases",
+            *(["--models", str(a.models)] if a.models else []),
+            "--worker",
+        ]
         at, limit = first, [START_S]
-        with tempfile.TemporaryFile("w+") as log, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, cwd=ROOT) as process:
+        with (
+            tempfile.TemporaryFile("w+") as log,
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, cwd=ROOT) as process,
+        ):
             for line in _lines(process, limit):
                 if line is None:
                     process.kill()
@@ -220,7 +291,11 @@ class Workers:
             self.faults.append((index, outcome))
             print(f"input {index}: {outcome}", flush=True)
         if sum(self.counts.values()) % 2000 == 0:
-            print(f"{sum(self.counts.values())} inputs, {len(self.faults)} faults", file=sys.stderr, flush=True)
+            print(
+                f"{sum(self.counts.values())} inputs, {len(self.faults)} faults",
+                file=sys.stderr,
+                flush=True,
+            )
 
 
 def cpu_s(pid: int) -> float:
@@ -233,13 +308,17 @@ def cpu_s(pid: int) -> float:
 
 
 def _lines(process: Any, limit: list[float]) -> Iterator[str | None]:
-    """Lines of a process's stdout; None when it works for limit[0] CPU-seconds, or lets PATIENCE times as long pass, without one."""
+    """Lines of a process's stdout; None when it works for limit[0] CPU-seconds, or lets PATIENCE
+    times as long pass, without one."""
     handle, rest = process.stdout.fileno(), b""
     work, clock = cpu_s(process.pid), time.monotonic()
     while True:
         ready, _, _ = select.select([handle], [], [], 0.5)
         if not ready:
-            if cpu_s(process.pid) - work > limit[0] or time.monotonic() - clock > PATIENCE * limit[0]:
+            if (
+                cpu_s(process.pid) - work > limit[0]
+                or time.monotonic() - clock > PATIENCE * limit[0]
+            ):
                 yield None
                 return
             continue
@@ -266,14 +345,37 @@ def replay(args: argparse.Namespace) -> int:
 
 def main(argv: list[str] | None = None) -> int:
     """Exit code 0 when every input ends in a graph, a plan or a PlanError, in time."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.fuzz", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.fuzz",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--inputs", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--models", type=Path, help="folder with more sound .onnx files (those up to 300 kB are used)")
-    parser.add_argument("--cases", action=argparse.BooleanOptionalAction, default=True, help="start from onnx's operator tests as well (default)")
-    parser.add_argument("--plan-every", type=int, default=20, metavar="N", help="plan every Nth input that is read; 0: none (default 20)")
-    parser.add_argument("--replay", type=int, metavar="N", help="run input N here and show its traceback")
-    parser.add_argument("--keep", type=Path, metavar="FILE", help="with --replay: write the input to a file")
+    parser.add_argument(
+        "--models",
+        type=Path,
+        help="folder with more sound .onnx files (those up to 300 kB are used)",
+    )
+    parser.add_argument(
+        "--cases",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="start from onnx's operator tests as well (default)",
+    )
+    parser.add_argument(
+        "--plan-every",
+        type=int,
+        default=20,
+        metavar="N",
+        help="plan every Nth input that is read; 0: none (default 20)",
+    )
+    parser.add_argument(
+        "--replay", type=int, metavar="N", help="run input N here and show its traceback"
+    )
+    parser.add_argument(
+        "--keep", type=Path, metavar="FILE", help="with --replay: write the input to a file"
+    )
     parser.add_argument("--first", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
@@ -284,9 +386,15 @@ def main(argv: list[str] | None = None) -> int:
     start, runs = time.perf_counter(), Workers(args)
     runs.run()
     cpu = resource.getrusage(resource.RUSAGE_CHILDREN)
-    print(f"{args.inputs} inputs, seed {args.seed}: {time.perf_counter() - start:.0f} s, {cpu.ru_utime + cpu.ru_stime:.0f} CPU-seconds; "
-          + "; ".join(f"slowest {stage} {s:.2f} s (input {k})" for stage, (s, k) in runs.slowest.items())
-          + f"; largest growth of a worker's peak memory {runs.jump[0] / 2**20:.0f} MiB (input {runs.jump[1]})")  # fmt: skip
+    print(
+        f"{args.inputs} inputs, seed {args.seed}: {time.perf_counter() - start:.0f} s,"
+        f" {cpu.ru_utime + cpu.ru_stime:.0f} CPU-seconds; "
+        + "; ".join(
+            f"slowest {stage} {s:.2f} s (input {k})" for stage, (s, k) in runs.slowest.items()
+        )
+        + f"; largest growth of a worker's peak memory {runs.jump[0] / 2**20:.0f} MiB (input"
+        f" {runs.jump[1]})"
+    )
     for outcome, n in sorted(runs.counts.items(), key=lambda p: (-p[1], p[0])):
         print(f"{n:8d}  {outcome}")
     print(f"{len(runs.faults)} faults (tracebacks, hangs, dead workers)")

@@ -1,4 +1,5 @@
-"""Broken and odd models made from sound ones: edits of the graph that keep it decodable, and edits of its bytes.
+"""Broken and odd models made from sound ones: edits of the graph that keep it decodable, and edits
+of its bytes.
 
 Everything follows from a `random.Random`; nothing here knows what the reader checks.
 """
@@ -15,9 +16,47 @@ import onnx
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
 Rng = random.Random
-SIZES = (0, 1, 2, 3, 5, 7, 13, 64, 1000, -1, -2, 1 << 20, (1 << 31) - 1, 1 << 31, 1 << 40, (1 << 53) + 1, (1 << 62), (1 << 63) - 1, -(1 << 63))
+SIZES = (
+    0,
+    1,
+    2,
+    3,
+    5,
+    7,
+    13,
+    64,
+    1000,
+    -1,
+    -2,
+    1 << 20,
+    (1 << 31) - 1,
+    1 << 31,
+    1 << 40,
+    (1 << 53) + 1,
+    (1 << 62),
+    (1 << 63) - 1,
+    -(1 << 63),
+)
 NUMBERS = (0.0, -0.0, 1.0, -1.0, 0.5, 1e-30, 1e30, float("inf"), float("-inf"), float("nan"))
-NAMES = ("", " ", "x", "0", "a\nb", "\x00", "a" * 5000, "ключ", 'x"\'\\{}', "__import__('os')", "#", "../x", "x/y.z", "%s%n", "labels", "loss", "\u202e")
+NAMES = (
+    "",
+    " ",
+    "x",
+    "0",
+    "a\nb",
+    "\x00",
+    "a" * 5000,
+    "ключ",
+    "x\"'\\{}",
+    "__import__('os')",
+    "#",
+    "../x",
+    "x/y.z",
+    "%s%n",
+    "labels",
+    "loss",
+    "\u202e",
+)
 DIM_NAMES = ("", "batch", "seq", "N", "N*2", "-1", "?", "a b", "x" * 300, "batch_size + 1")
 OPS = re.findall(
     r"\w+",
@@ -31,7 +70,17 @@ OPS = re.findall(
     NoSuchOperator
     """,
 )
-EQUATIONS = (b"ij,jk->ik", b"", b"->", b"ii->i", b"...a,...a->...", b"a,b,c,d,e,f,g->", b"\xff\xfe", b"i j , j k", b"ij->kk")
+EQUATIONS = (
+    b"ij,jk->ik",
+    b"",
+    b"->",
+    b"ii->i",
+    b"...a,...a->...",
+    b"a,b,c,d,e,f,g->",
+    b"\xff\xfe",
+    b"i j , j k",
+    b"ij->kk",
+)
 
 
 def size(r: Rng) -> int:
@@ -42,7 +91,11 @@ def size(r: Rng) -> int:
 def tensors(model: Any) -> list[str]:
     """Every tensor name of the main graph."""
     g = model.graph
-    return [v.name for v in g.input] + [t.name for t in g.initializer] + [o for n in g.node for o in n.output]
+    return (
+        [v.name for v in g.input]
+        + [t.name for t in g.initializer]
+        + [o for n in g.node for o in n.output]
+    )
 
 
 def _put(field: Any, values: list[Any]) -> None:
@@ -100,16 +153,31 @@ def _initializer(m: Any, r: Rng) -> None:
         t.name = r.choice([*NAMES, *tensors(m)])
     elif what == 6:
         t.data_location = TensorProto.EXTERNAL
-        t.external_data.add(key="location", value=r.choice(("w.bin", "../w.bin", "/etc/passwd", "absent.bin", "", ".", "a\x00", "link.bin")))
+        t.external_data.add(
+            key="location",
+            value=r.choice(
+                ("w.bin", "../w.bin", "/etc/passwd", "absent.bin", "", ".", "a\x00", "link.bin")
+            ),
+        )
         if r.random() < 0.5:
-            t.external_data.add(key=r.choice(("offset", "length")), value=r.choice(("0", "-1", "1e3", "9" * 30, "", "16")))
+            t.external_data.add(
+                key=r.choice(("offset", "length")),
+                value=r.choice(("0", "-1", "1e3", "9" * 30, "", "16")),
+            )
     elif what == 7:
-        values = numpy_helper.from_array(np.array([r.choice((0, 1, -1, 2, 1 << 40, 1 << 62)) for _ in range(r.randrange(6))], np.int64), t.name)
+        values = numpy_helper.from_array(
+            np.array(
+                [r.choice((0, 1, -1, 2, 1 << 40, 1 << 62)) for _ in range(r.randrange(6))], np.int64
+            ),
+            t.name,
+        )
         t.CopyFrom(values)
     else:
         sparse = m.graph.sparse_initializer.add()
         sparse.values.CopyFrom(t)
-        sparse.indices.CopyFrom(numpy_helper.from_array(np.arange(r.randrange(5), dtype=np.int64), "indices"))
+        sparse.indices.CopyFrom(
+            numpy_helper.from_array(np.arange(r.randrange(5), dtype=np.int64), "indices")
+        )
         sparse.dims.extend([size(r) for _ in range(r.randrange(4))])
         if r.random() < 0.7:
             m.graph.initializer.remove(t)
@@ -180,8 +248,34 @@ def _attribute(m: Any, r: Rng) -> None:
         return
     a = _any(r, node.attribute)
     if a is None or r.random() < 0.15:
-        names = ("axis", "axes", "perm", "to", "keepdims", "epsilon", "alpha", "group", "kernel_shape", "pads", "strides", "dilations", "k", "value", "num_outputs",
-                 "hidden_size", "direction", "equation", "mode", "batch_dims", "allowzero", "num_heads", "scale", "blocksize", "ratio", "is_causal")  # fmt: skip
+        names = (
+            "axis",
+            "axes",
+            "perm",
+            "to",
+            "keepdims",
+            "epsilon",
+            "alpha",
+            "group",
+            "kernel_shape",
+            "pads",
+            "strides",
+            "dilations",
+            "k",
+            "value",
+            "num_outputs",
+            "hidden_size",
+            "direction",
+            "equation",
+            "mode",
+            "batch_dims",
+            "allowzero",
+            "num_heads",
+            "scale",
+            "blocksize",
+            "ratio",
+            "is_causal",
+        )
         a = node.attribute.add(name=r.choice(names))
     what = r.randrange(8)
     if what == 0 and len(node.attribute):
@@ -199,14 +293,31 @@ def _attribute(m: Any, r: Rng) -> None:
             old = [size(r) for _ in range(r.randrange(7))]
         _put(a.ints, old)
     elif what == 4:
-        a.type, a.s = AttributeProto.STRING, r.choice((*EQUATIONS, b"reverse", b"cubic", b"same_upper", b"SAME_UPPER", b"VALID", b"x" * 10_000))
+        a.type, a.s = (
+            AttributeProto.STRING,
+            r.choice(
+                (
+                    *EQUATIONS,
+                    b"reverse",
+                    b"cubic",
+                    b"same_upper",
+                    b"SAME_UPPER",
+                    b"VALID",
+                    b"x" * 10_000,
+                )
+            ),
+        )
     elif what == 5:
         a.type = r.choice((0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 99))
     elif what == 6:
         a.ref_attr_name = r.choice(("", "axis", "ghost"))
     else:
         a.type = AttributeProto.TENSOR
-        a.t.CopyFrom(numpy_helper.from_array(np.array([size(r)], np.int64)) if r.random() < 0.5 else TensorProto(data_type=r.choice((1, 7, 99)), dims=[size(r)]))
+        a.t.CopyFrom(
+            numpy_helper.from_array(np.array([size(r)], np.int64))
+            if r.random() < 0.5
+            else TensorProto(data_type=r.choice((1, 7, 99)), dims=[size(r)])
+        )
 
 
 def _opset(m: Any, r: Rng) -> None:
@@ -215,7 +326,10 @@ def _opset(m: Any, r: Rng) -> None:
     if what < 0.7 and m.opset_import:
         m.opset_import[0].version = r.choice([*range(1, 29), 0, -1, 9999, 1 << 62])
     elif what < 0.85:
-        m.opset_import.add(domain=r.choice(("", "ai.onnx", "local", "com.microsoft")), version=r.choice((1, 7, 25, 9999)))
+        m.opset_import.add(
+            domain=r.choice(("", "ai.onnx", "local", "com.microsoft")),
+            version=r.choice((1, 7, 25, 9999)),
+        )
     else:
         del m.opset_import[:]
 
@@ -261,9 +375,31 @@ def _insert(m: Any, r: Rng) -> None:
         return
     k, name = r.randrange(len(node.input)), f"inserted_{len(m.graph.node)}"
     old = node.input[k]
-    wide = numpy_helper.from_array(np.array([size(r) for _ in range(r.randrange(1, 5))], np.int64), name + "_s")
-    op = r.choice(("Expand", "Tile", "Reshape", "ConstantOfShape", "Unsqueeze", "Squeeze", "Slice", "Pad", "Gather", "Range", "Transpose", "ReduceSum", "Split"))
-    made = helper.make_node(op, {"ConstantOfShape": [name + "_s"], "Range": [name + "_s"] * 3}.get(op, [old, name + "_s"]), [name])
+    wide = numpy_helper.from_array(
+        np.array([size(r) for _ in range(r.randrange(1, 5))], np.int64), name + "_s"
+    )
+    op = r.choice(
+        (
+            "Expand",
+            "Tile",
+            "Reshape",
+            "ConstantOfShape",
+            "Unsqueeze",
+            "Squeeze",
+            "Slice",
+            "Pad",
+            "Gather",
+            "Range",
+            "Transpose",
+            "ReduceSum",
+            "Split",
+        )
+    )
+    made = helper.make_node(
+        op,
+        {"ConstantOfShape": [name + "_s"], "Range": [name + "_s"] * 3}.get(op, [old, name + "_s"]),
+        [name],
+    )
     m.graph.initializer.append(wide)
     m.graph.node.insert(r.randrange(len(m.graph.node) + 1), made)
     node.input[k] = name
@@ -288,25 +424,59 @@ def _nest(m: Any, r: Rng) -> None:
         node.op_type, node.domain = function.name, "local"
         del node.attribute[:]
         return
-    body = helper.make_graph([inner], "body", [], [onnx.ValueInfoProto(name=o) for o in node.output if o])
+    body = helper.make_graph(
+        [inner], "body", [], [onnx.ValueInfoProto(name=o) for o in node.output if o]
+    )
     if what == 1:
-        m.graph.initializer.append(numpy_helper.from_array(np.array(r.random() < 0.5), f"cond_{len(m.graph.node)}"))
+        m.graph.initializer.append(
+            numpy_helper.from_array(np.array(r.random() < 0.5), f"cond_{len(m.graph.node)}")
+        )
         _put(node.input, [m.graph.initializer[-1].name])
         node.op_type = "If"
-        _put(node.attribute, [helper.make_attribute("then_branch", body), helper.make_attribute("else_branch", body)])
+        _put(
+            node.attribute,
+            [
+                helper.make_attribute("then_branch", body),
+                helper.make_attribute("else_branch", body),
+            ],
+        )
     elif what == 2:
-        m.graph.initializer.append(numpy_helper.from_array(np.array(size(r)), f"trip_{len(m.graph.node)}"))
+        m.graph.initializer.append(
+            numpy_helper.from_array(np.array(size(r)), f"trip_{len(m.graph.node)}")
+        )
         _put(node.input, [m.graph.initializer[-1].name, "", *list(node.input)[:2]])
         node.op_type = "Loop"
         _put(node.attribute, [helper.make_attribute("body", body)])
     else:
         node.op_type = "Scan"
-        _put(node.attribute, [helper.make_attribute("body", body), helper.make_attribute("num_scan_inputs", r.choice((0, 1, 2, 1 << 40)))])
+        _put(
+            node.attribute,
+            [
+                helper.make_attribute("body", body),
+                helper.make_attribute("num_scan_inputs", r.choice((0, 1, 2, 1 << 40))),
+            ],
+        )
 
 
 EDITS: tuple[Callable[[Any, Rng], None], ...] = (
-    _value_info, _value_info, _initializer, _node, _node, _edge, _edge, _edge, _attribute, _attribute, _attribute, _opset, _ends, _rename, _insert, _insert, _nest,
-)  # fmt: skip
+    _value_info,
+    _value_info,
+    _initializer,
+    _node,
+    _node,
+    _edge,
+    _edge,
+    _edge,
+    _attribute,
+    _attribute,
+    _attribute,
+    _opset,
+    _ends,
+    _rename,
+    _insert,
+    _insert,
+    _nest,
+)
 
 
 def edited(model: Any, r: Rng) -> Any:
@@ -316,7 +486,10 @@ def edited(model: Any, r: Rng) -> Any:
     for _ in range(r.choice((1, 1, 1, 2, 2, 3, 4))):
         try:
             r.choice(EDITS)(made, r)
-        except (ValueError, TypeError):  # protobuf refuses what cannot be encoded: no file could hold it either
+        except (
+            ValueError,
+            TypeError,
+        ):  # protobuf refuses what cannot be encoded: no file could hold it either
             continue
     return made
 
@@ -336,7 +509,11 @@ def damaged(data: bytes, r: Rng) -> bytes:
         elif what == 3:
             del out[at : at + r.choice((1, 2, 5, 50))]
         elif what == 4:
-            out[at:at] = bytes(r.randrange(256) for _ in range(r.choice((1, 2, 8)))) if r.random() < 0.5 else out[at : at + r.choice((5, 50, 500))]
+            out[at:at] = (
+                bytes(r.randrange(256) for _ in range(r.choice((1, 2, 8))))
+                if r.random() < 0.5
+                else out[at : at + r.choice((5, 50, 500))]
+            )
         elif r.random() < 0.3:
             del out[at:]
     return bytes(out)

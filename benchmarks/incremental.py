@@ -1,10 +1,15 @@
-"""What an incremental plan spares, and what it costs: python -m benchmarks.incremental [--quick] [--turns N].
+"""What an incremental plan spares, and what it costs: python -m benchmarks.incremental [--quick]
+[--turns N].
 
-Each row plans a model, then one that differs a little: with all searched anew (no cache), and with `--incremental` after the first. One process; CPU seconds of the search
-with the graph read, the least of N by turns; "alone" is the full search without its baselines, which an incremental plan has none of. `step`: of the incremental plan over that of
-the full search. `kept`: operators that keep their decisions, of all; "none" where all was searched after all (and what was tried first is part of its seconds).
+Each row plans a model, then one that differs a little: with all searched anew (no cache), and with
+`--incremental` after the first. One process; CPU seconds of the search with the graph read, the
+least of N by turns; "alone" is the full search without its baselines, which an incremental plan has
+none of. `step`: of the incremental plan over that of the full search. `kept`: operators that keep
+their decisions, of all; "none" where all was searched after all (and what was tried first is part
+of its seconds).
 
-Exit status 1 when a step is more than 2 % above the full search's, or when one that keeps something takes more than half of the seconds.
+Exit status 1 when a step is more than 2 % above the full search's, or when one that keeps something
+takes more than half of the seconds.
 """
 
 from __future__ import annotations
@@ -48,11 +53,26 @@ ROWS: tuple[tuple[str, str, str, int, int], ...] = (
 QUICK = 12
 
 
-def searched(source: str, devices: int, batch: int, cache: Cache | None, *, incremental: bool = False, baselines: bool = True) -> tuple[float, Found]:
+def searched(
+    source: str,
+    devices: int,
+    batch: int,
+    cache: Cache | None,
+    *,
+    incremental: bool = False,
+    baselines: bool = True,
+) -> tuple[float, Found]:
     """One search: CPU seconds, and what was found."""
     model = Model.open(f"zoo:{source}", Workload(batch=batch), devices)
     model.graph(1)
-    request = make_request(devices=devices, hardware=None, topology=None, cache=cache, incremental=incremental, baselines=baselines)
+    request = make_request(
+        devices=devices,
+        hardware=None,
+        topology=None,
+        cache=cache,
+        incremental=incremental,
+        baselines=baselines,
+    )
     with seldom_collecting():
         began = time.process_time()
         found = Search(model, request).run()
@@ -67,27 +87,49 @@ def step(found: Found) -> float:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table."""
-    parser = argparse.ArgumentParser(description="What an incremental plan spares, and what it costs.")
+    parser = argparse.ArgumentParser(
+        description="What an incremental plan spares, and what it costs."
+    )
     parser.add_argument("--quick", action="store_true", help="without the large models")
-    parser.add_argument("--turns", type=int, default=1, metavar="N", help="times that each is searched: --turns 3")
+    parser.add_argument(
+        "--turns", type=int, default=1, metavar="N", help="times that each is searched: --turns 3"
+    )
     options = parser.parse_args(argv)
     missed = 0
-    print("| change | devices | all, s | alone, s | incremental, s | all / incremental | step | kept |\n|---|---|---|---|---|---|---|---|")
+    print(
+        "| change | devices | all, s | alone, s | incremental, s | all / incremental | step | kept"
+        " |\n|---|---|---|---|---|---|---|---|"
+    )
     for name, model, change, devices, batch in ROWS[: QUICK if options.quick else None]:
         with tempfile.TemporaryDirectory() as folder:
             before_it, turns = Path(folder) / "before", []
             searched(model, devices, batch, Cache(before_it))
             for turn in range(options.turns):
                 known = shutil.copytree(before_it, Path(folder) / str(turn))
-                full, alone = (searched(f"{model},{change}", devices, batch, None, baselines=b) for b in (True, False))
-                turns.append((full, alone, searched(f"{model},{change}", devices, batch, Cache(known), incremental=True)))
+                full, alone = (
+                    searched(f"{model},{change}", devices, batch, None, baselines=b)
+                    for b in (True, False)
+                )
+                turns.append(
+                    (
+                        full,
+                        alone,
+                        searched(
+                            f"{model},{change}", devices, batch, Cache(known), incremental=True
+                        ),
+                    )
+                )
         all_s, alone_s, made_s = (min(turn[k][0] for turn in turns) for k in range(3))
         (_, full_found), _, (_, found) = turns[0]
         ratio, before = step(found) / step(full_found), found.before
         kept = f"{before.kept:,} of {before.kept + before.solved:,}" if before else "none"
         wrong = ratio > SLOWER or (before is not None and made_s > all_s / 2)
         missed += wrong
-        print(f"| {name} | {devices:,} | {all_s:.2f} | {alone_s:.2f} | {made_s:.2f} | {all_s / made_s:.1f} | {ratio:.4f} | {kept}{' MISSED' if wrong else ''} |", flush=True)
+        print(
+            f"| {name} | {devices:,} | {all_s:.2f} | {alone_s:.2f} | {made_s:.2f} |"
+            f" {all_s / made_s:.1f} | {ratio:.4f} | {kept}{' MISSED' if wrong else ''} |",
+            flush=True,
+        )
     return int(missed > 0)
 
 

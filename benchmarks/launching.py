@@ -1,11 +1,14 @@
-"""Marks of `plan launch`: several processes equal one; jobs whose ranks are killed resume to the same parameters.
+"""Marks of `plan launch`: several processes equal one; jobs whose ranks are killed resume to the
+same parameters.
 
     python -m benchmarks.launching [--kills 20] [--steps 10] [--folder DIR]
 
-Each case runs 10 steps as 1 x 8, 2 x 4 and 4 x 2 processes x virtual devices through the command itself, and compares losses and exported parameters. Then one job of
-two processes is started again and again; each time a random rank is killed (SIGKILL) at a random step, until --kills are reached and the job
-may end: its parameters are held against an uninterrupted run of the same plan (bit for bit) and of another plan on half the devices that resumes midway.
-Prints one row a case and exits with 1 when a mark is missed.
+Each case runs 10 steps as 1 x 8, 2 x 4 and 4 x 2 processes x virtual devices through the command
+itself, and compares losses and exported parameters. Then one job of two processes is started again
+and again; each time a random rank is killed (SIGKILL) at a random step, until --kills are reached
+and the job may end: its parameters are held against an uninterrupted run of the same plan (bit for
+bit) and of another plan on half the devices that resumes midway. Prints one row a case and exits
+with 1 when a mark is missed.
 """
 
 from __future__ import annotations
@@ -42,24 +45,54 @@ CASES = {
     "resnet mixed": ("zoo:resnet-tiny", "dp=4,tp=2"),
 }
 KILLED, OTHER = "dp=4,tp=2,zero=1", "pp=2,tp=2,micro=2"
-"""The plan on eight devices whose ranks are killed, and the one on four that goes on where it was stopped."""
+"""The plan on eight devices whose ranks are killed, and the one on four that goes on where it was
+stopped."""
 
 
 def saved_plan(model: str, pins: str, file: Path, devices: int = 8) -> Path:
     """The strategy of a case, in float32 so that runs can be compared closely."""
-    planner.plan(model, devices=devices, hardware="cpu", precision="fp32", batch=16, pins=pins, baselines=False).save(file)
+    planner.plan(
+        model,
+        devices=devices,
+        hardware="cpu",
+        precision="fp32",
+        batch=16,
+        pins=pins,
+        baselines=False,
+    ).save(file)
     return file
 
 
 def command(plan: Path, processes: int, folder: Path, *arguments: str) -> list[str]:
     """`plan launch --local` with arguments for the program."""
-    return [sys.executable, "-m", "planner.cli", "launch", str(plan), "--local", str(processes), "-o", str(folder), "--timeout", "300", "--", *arguments]
+    return [
+        sys.executable,
+        "-m",
+        "planner.cli",
+        "launch",
+        str(plan),
+        "--local",
+        str(processes),
+        "-o",
+        str(folder),
+        "--timeout",
+        "300",
+        "--",
+        *arguments,
+    ]
 
 
-def run(plan: Path, processes: int, folder: Path, *arguments: str) -> tuple[list[float], dict[str, np.ndarray]]:
+def run(
+    plan: Path, processes: int, folder: Path, *arguments: str
+) -> tuple[list[float], dict[str, np.ndarray]]:
     """(losses, parameters) of a run to its end."""
     file = folder.with_suffix(".safetensors").resolve()
-    done = subprocess.run(command(plan, processes, folder, *arguments, "--export", str(file)), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command(plan, processes, folder, *arguments, "--export", str(file)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode:
         raise SystemExit(done.stdout + done.stderr)
     return [float(x) for x in re.findall(r"loss (\S+)", done.stdout)], parameters(file)
@@ -87,19 +120,41 @@ def equal(folder: Path, steps: int) -> bool:
         started = run(plan, 1, folder / f"{plan.stem}-0", "--steps", "0")[1]
         for n in (2, 4):
             losses, many = run(plan, n, folder / f"{plan.stem}-{n}", "--steps", str(steps))
-            error = max(distance(one, many), max(abs(a - b) for a, b in zip(one_losses, losses, strict=True)))
+            error = max(
+                distance(one, many),
+                max(abs(a - b) for a, b in zip(one_losses, losses, strict=True)),
+            )
             moved = distance(one, started)
             good &= error <= MARK < moved < FARTHEST
-            print(f"{name:16} {n} x {8 // n}   largest difference from 1 x 8: {error:.1e}   parameters moved by {moved:.1e}", flush=True)
+            print(
+                f"{name:16} {n} x {8 // n}   largest difference from 1 x 8: {error:.1e}  "
+                f" parameters moved by {moved:.1e}",
+                flush=True,
+            )
     return good
 
 
-def killed(plan: Path, folder: Path, kills: int, steps: int, dice: random.Random) -> tuple[int, float]:
-    """Run a job to its end through `kills` kills. Returns (kills done, the longest a job took to end after one, in seconds)."""
+def killed(
+    plan: Path, folder: Path, kills: int, steps: int, dice: random.Random
+) -> tuple[int, float]:
+    """Run a job to its end through `kills` kills. Returns (kills done, the longest a job took to
+    end after one, in seconds)."""
     done, longest = 0, 0.0
     while True:
-        places = "--checkpoints", str(folder / "saved"), "--save-every", "2", "--export", str(folder / "end.safetensors")
-        job = subprocess.Popen(command(plan, 2, folder, "--steps", str(steps), *places), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        places = (
+            "--checkpoints",
+            str(folder / "saved"),
+            "--save-every",
+            "2",
+            "--export",
+            str(folder / "end.safetensors"),
+        )
+        job = subprocess.Popen(
+            command(plan, 2, folder, "--steps", str(steps), *places),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         assert job.stdout and job.stderr
         left, at = dice.randint(1, 4), 0.0
         for line in job.stdout:
@@ -112,7 +167,9 @@ def killed(plan: Path, folder: Path, kills: int, steps: int, dice: random.Random
         said = job.stderr.read()
         if job.wait() == 0:
             return done, longest
-        if not at or not re.search(r"error\[P204\]: rank [01] was killed by SIGKILL; the job was ended\n  log: ", said):
+        if not at or not re.search(
+            r"error\[P204\]: rank [01] was killed by SIGKILL; the job was ended\n  log: ", said
+        ):
             raise SystemExit(f"a job ended otherwise than it should: {said}")
         longest = max(longest, time.monotonic() - at)
 
@@ -123,25 +180,50 @@ def ranks_of(launcher: int) -> list[int]:
 
 
 def resumed(folder: Path, kills: int, seed: int) -> bool:
-    """Bit for bit under the same plan after kills; within the mark under another plan on half the devices."""
+    """Bit for bit under the same plan after kills; within the mark under another plan on half the
+    devices."""
     steps = 2 * max(kills, 4)
-    plan, other = saved_plan("zoo:gpt-tiny", KILLED, folder / "killed.json"), saved_plan("zoo:gpt-tiny", OTHER, folder / "other.json", 4)
+    plan, other = (
+        saved_plan("zoo:gpt-tiny", KILLED, folder / "killed.json"),
+        saved_plan("zoo:gpt-tiny", OTHER, folder / "other.json", 4),
+    )
     _, whole = run(plan, 2, folder / "whole", "--steps", str(steps))
     (folder / "killed").mkdir()
     done, longest = killed(plan, folder / "killed", kills, steps, random.Random(seed))
     same = distance(whole, parameters(folder / "killed" / "end.safetensors"))
     half = steps // 2
-    run(plan, 2, folder / "first", "--steps", str(half), "--checkpoints", str(folder / "saved"), "--save-every", str(steps))
-    losses, after = run(other, 2, folder / "second", "--steps", str(steps), "--checkpoints", str(folder / "saved"))
+    run(
+        plan,
+        2,
+        folder / "first",
+        "--steps",
+        str(half),
+        "--checkpoints",
+        str(folder / "saved"),
+        "--save-every",
+        str(steps),
+    )
+    losses, after = run(
+        other, 2, folder / "second", "--steps", str(steps), "--checkpoints", str(folder / "saved")
+    )
     apart = distance(whole, after)
-    print(f"killed {done} times, ended at most {longest:.1f} s after a kill; {steps} steps, largest difference from the uninterrupted run: {same:.1e}", flush=True)
-    print(f"resumed at step {half} by {OTHER} on 4 devices ({len(losses)} steps): {apart:.1e}", flush=True)
+    print(
+        f"killed {done} times, ended at most {longest:.1f} s after a kill; {steps} steps, largest"
+        f" difference from the uninterrupted run: {same:.1e}",
+        flush=True,
+    )
+    print(
+        f"resumed at step {half} by {OTHER} on 4 devices ({len(losses)} steps): {apart:.1e}",
+        flush=True,
+    )
     return same == 0 and apart <= MARK and done == kills and len(losses) == steps - half
 
 
 def main() -> int:
     """Print the marks."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     p.add_argument("--kills", type=int, default=20)
     p.add_argument("--steps", type=int, default=10)
     p.add_argument("--seed", type=int, default=1)
@@ -150,7 +232,9 @@ def main() -> int:
     args = p.parse_args()
     folder = args.folder or Path(tempfile.mkdtemp())
     folder.mkdir(exist_ok=True)
-    good = (args.only == "resumed" or equal(folder, args.steps)) & (args.only == "equal" or resumed(folder, args.kills, args.seed))
+    good = (args.only == "resumed" or equal(folder, args.steps)) & (
+        args.only == "equal" or resumed(folder, args.kills, args.seed)
+    )
     if not args.folder:
         shutil.rmtree(folder)
     print("all marks met" if good else "a mark was missed")

@@ -1,7 +1,10 @@
-"""Price beside measured time on one accelerator: `python -m benchmarks.one_device [--hardware FILE] [--rounds 20]`
+"""Price beside measured time on one accelerator: `python -m benchmarks.one_device [--hardware FILE]
+[--rounds 20]`
 
-Blocks of GPT-2, Llama and ResNet, forward and as a training step, on the GPU that jax sees, which is calibrated first (`plan calibrate --devices 1`) unless
---hardware names a file of that. Exit 1 where a price is off by more than 10 %. Without a GPU there is nothing to hold prices against: it says so and ends with 0.
+Blocks of GPT-2, Llama and ResNet, forward and as a training step, on the GPU that jax sees, which
+is calibrated first (`plan calibrate --devices 1`) unless --hardware names a file of that. Exit 1
+where a price is off by more than 10 %. Without a GPU there is nothing to hold prices against: it
+says so and ends with 0.
 """
 
 from __future__ import annotations
@@ -32,7 +35,9 @@ BLOCKS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--hardware", default="")
     parser.add_argument("--rounds", type=int, default=20)
     given = parser.parse_args(arguments)
@@ -44,22 +49,47 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         hardware = given.hardware or str(Path(folder, "here.toml"))
         if not given.hardware:
-            subprocess.run([sys.executable, "-m", "planner.cli", "calibrate", "--devices", "1", "-o", hardware], check=True, timeout=TIMEOUT_S)
+            subprocess.run(
+                [
+                    sys.executable,
+                    "-m",
+                    "planner.cli",
+                    "calibrate",
+                    "--devices",
+                    "1",
+                    "-o",
+                    hardware,
+                ],
+                check=True,
+                timeout=TIMEOUT_S,
+            )
         priced, measured = prices(hardware, Path(folder)), times(given.rounds, Path(folder))
         for name, seconds in measured.items():
             off = priced[name] / median(seconds) - 1
             worst = max(worst, abs(off))
-            print(f"  {name:20}{1e3 * priced[name]:>9.2f} ms priced{1e3 * median(seconds):>9.2f} ms measured{off:>+8.1%}")
+            print(
+                f"  {name:20}{1e3 * priced[name]:>9.2f} ms priced{1e3 * median(seconds):>9.2f} ms"
+                f" measured{off:>+8.1%}"
+            )
     return 0 if worst <= MARK else 1
 
 
 def prices(hardware: str, folder: Path) -> dict[str, float]:
-    """Seconds of every block, forward and training, under the file; their programs and the request for the process that runs them are left in the folder."""
+    """Seconds of every block, forward and training, under the file; their programs and the request
+    for the process that runs them are left in the folder."""
     priced: dict[str, float] = {}
     files: dict[str, str] = {}
     for block, (source, batch) in BLOCKS.items():
         for workload in ("infer", "train"):
-            strategy = planner.plan(source, devices=1, batch=batch, hardware=hardware, workload=workload, baselines=False, mode="data-parallel")
+            strategy = planner.plan(
+                source,
+                devices=1,
+                batch=batch,
+                hardware=hardware,
+                workload=workload,
+                baselines=False,
+                mode="data-parallel",
+            )
             name = f"{block} {workload}"
             path = folder / f"{name.replace(' ', '_')}.py"
             write_program(strategy, source, path, "shard_map", False, True)
@@ -73,7 +103,12 @@ def times(rounds: int, folder: Path) -> dict[str, list[float]]:
     request, answer = folder / "request.json", folder / "answer.json"
     request.write_text(json.dumps({**json.loads(request.read_text()), "rounds": rounds}))
     root = str(Path(__file__).resolve().parents[1])
-    subprocess.run([sys.executable, "-m", "benchmarks.rank_cpu_run", str(request), str(answer)], check=True, timeout=TIMEOUT_S, env={**os.environ, "PYTHONPATH": root})
+    subprocess.run(
+        [sys.executable, "-m", "benchmarks.rank_cpu_run", str(request), str(answer)],
+        check=True,
+        timeout=TIMEOUT_S,
+        env={**os.environ, "PYTHONPATH": root},
+    )
     found: dict[str, list[list[float]]] = json.loads(answer.read_text())
     return {name: [wall for wall, _ in pairs] for name, pairs in found.items()}
 

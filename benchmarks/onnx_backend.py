@@ -1,10 +1,12 @@
-"""The ONNX project's own backend suite over `planner.onnx_backend`, with the suite's own comparison and tolerances.
+"""The ONNX project's own backend suite over `planner.onnx_backend`, with the suite's own comparison
+and tolerances.
 
     python -m benchmarks.onnx_backend [--kind node] [--match REGEX] [--slowest 10]
 
-Prints passes by kind, how they were run ("graph": the whole model by the statements of an emitted program; "nodes": one node at a time, kernels of
-programs where they exist), and every case that does not pass, by reason. Exits with 1 when a mark is missed. No downloads: the light models' weights
-and expected outputs ship with onnx.
+Prints passes by kind, how they were run ("graph": the whole model by the statements of an emitted
+program; "nodes": one node at a time, kernels of programs where they exist), and every case that
+does not pass, by reason. Exits with 1 when a mark is missed. No downloads: the light models'
+weights and expected outputs ship with onnx.
 """
 
 from __future__ import annotations
@@ -24,8 +26,24 @@ from typing import Any
 from planner.onnx_backend import Backend, Prepared
 
 MARKS = {"node": 1600, "light": 9}
-KINDS = {"node": "NodeModel", "simple": "SimpleModel", "pytorch-operator": "PyTorchOperatorModel", "pytorch-converted": "PyTorchConvertedModel", "light": "RealModel"}
-DRAWS = frozenset({"Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"})
+KINDS = {
+    "node": "NodeModel",
+    "simple": "SimpleModel",
+    "pytorch-operator": "PyTorchOperatorModel",
+    "pytorch-converted": "PyTorchConvertedModel",
+    "light": "RealModel",
+}
+DRAWS = frozenset(
+    {
+        "Bernoulli",
+        "Dropout",
+        "Multinomial",
+        "RandomNormal",
+        "RandomNormalLike",
+        "RandomUniform",
+        "RandomUniformLike",
+    }
+)
 CLEAR_EVERY = 100
 """Cases between clearings of jax's compilation cache."""
 
@@ -55,7 +73,8 @@ class Observed(Backend):
 
 
 def draws(model: Any) -> bool:
-    """Whether a model's results are random: a graph or function of it draws numbers (Dropout only in training mode)."""
+    """Whether a model's results are random: a graph or function of it draws numbers (Dropout only
+    in training mode)."""
     nodes = [*model.graph.node, *(n for f in model.functions for n in f.node)]
     return any(n.op_type in DRAWS and (n.op_type != "Dropout" or len(n.input) > 2) for n in nodes)
 
@@ -82,7 +101,14 @@ def run_case(kind: str, name: str, case: unittest.TestCase) -> Outcome:
     spent_s = time.perf_counter() - start
     last: Prepared | None = Observed.last
     way = last.way if last is not None else ""
-    return Outcome(kind, name.removesuffix("_cpu"), error is None, way, reason_of(error, last.model if last else None) if error else "", spent_s)
+    return Outcome(
+        kind,
+        name.removesuffix("_cpu"),
+        error is None,
+        way,
+        reason_of(error, last.model if last else None) if error else "",
+        spent_s,
+    )
 
 
 def run_suite(kinds: list[str], match: str = "", progress: bool = False) -> list[Outcome]:
@@ -98,7 +124,11 @@ def run_suite(kinds: list[str], match: str = "", progress: bool = False) -> list
         classes = BackendTest(Observed).test_cases
         for kind in kinds:
             case = classes[f"OnnxBackend{KINDS[kind]}Test"]()
-            names = [n for n in dir(case) if n.startswith("test_") and n.endswith("_cpu") and re.search(match, n)]
+            names = [
+                n
+                for n in dir(case)
+                if n.startswith("test_") and n.endswith("_cpu") and re.search(match, n)
+            ]
             for k, name in enumerate(names):
                 outcomes.append(run_case(kind, name, case))
                 if k % CLEAR_EVERY == CLEAR_EVERY - 1:
@@ -115,12 +145,17 @@ def report(outcomes: list[Outcome]) -> list[str]:
         own = [o for o in outcomes if o.kind == kind]
         good = [o for o in own if o.ok]
         ways = collections.Counter(o.way for o in good)
-        lines.append(f"{kind:18} {len(own):6} {len(good):7} {ways['graph']:9} {ways['nodes']:9} {len(own) - len(good):5}")
+        lines.append(
+            f"{kind:18} {len(own):6} {len(good):7} {ways['graph']:9} {ways['nodes']:9}"
+            f" {len(own) - len(good):5}"
+        )
     reasons: dict[tuple[str, str], list[str]] = {}
     for o in outcomes:
         if not o.ok:
             reasons.setdefault((o.kind, o.reason), []).append(o.name)
-    for (kind, reason), names in sorted(reasons.items(), key=lambda item: (item[0][0], -len(item[1]), item[0][1])):
+    for (kind, reason), names in sorted(
+        reasons.items(), key=lambda item: (item[0][0], -len(item[1]), item[0][1])
+    ):
         lines += ["", f"{kind}: {len(names)} x {reason}", *(f"    {n}" for n in names)]
     return lines
 
@@ -138,8 +173,14 @@ def missed(outcomes: list[Outcome]) -> list[str]:
 
 def main() -> int:
     """Runs the suite and prints the report."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.onnx_backend", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kind", choices=list(KINDS), action="append", help="only this kind (may be repeated)")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.onnx_backend",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--kind", choices=list(KINDS), action="append", help="only this kind (may be repeated)"
+    )
     parser.add_argument("--match", default="", help="only cases whose name matches")
     parser.add_argument("--slowest", type=int, default=0, help="list the slowest cases")
     args = parser.parse_args()

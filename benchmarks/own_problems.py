@@ -1,11 +1,16 @@
-"""Solvers on the planner's own problems: python -m benchmarks.own_problems [--models NAME,...] [--untied].
+"""Solvers on the planner's own problems: python -m benchmarks.own_problems [--models NAME,...]
+[--untied].
 
-Per zoo model problems on 64 devices (h100-sxm), on a mesh of two axes (8 x 8) and on one of three (8 x 2 x 4) with every split of each operator: optimizer level 1,
-one microbatch, without a memory limit and under one halfway between the least any plan needs and what the fastest plan needs. Printed: options, the gap that the
-portfolio (`auto`) proves, the gap between its cost and what `dp` proves alone, and how far `recursive` is above its cost, each with its CPU seconds. --untied: the
-problem on two axes with every repeat of a block deciding for itself; its optimum beside the tied one's.
+Per zoo model problems on 64 devices (h100-sxm), on a mesh of two axes (8 x 8) and on one of three
+(8 x 2 x 4) with every split of each operator: optimizer level 1, one microbatch, without a memory
+limit and under one halfway between the least any plan needs and what the fastest plan needs.
+Printed: options, the gap that the portfolio (`auto`) proves, the gap between its cost and what `dp`
+proves alone, and how far `recursive` is above its cost, each with its CPU seconds. --untied: the
+problem on two axes with every repeat of a block deciding for itself; its optimum beside the tied
+one's.
 
-Marks (exit status 1 when one is missed): gap at most 0.1 % for every model; recursive within 2 % on average and 5 % at worst; tied and untied within 0.01 %.
+Marks (exit status 1 when one is missed): gap at most 0.1 % for every model; recursive within 2 % on
+average and 5 % at worst; tied and untied within 0.01 %.
 """
 
 from __future__ import annotations
@@ -25,8 +30,26 @@ from planner.space.build import build_space
 from planner.whatif.per_layer import apart
 from planner.workload.model import Model, Workload
 
-MODELS = ("gpt2-small", "bert-base", "t5-small", "vit-b16", "llama3-8b", "mixtral-8x7b", "dit-b-2", "mamba2-130m", "resnet18", "resnet50")
-UNTIED = ("gpt2-small,layers=2", "gpt2-small,layers=6", "gpt2-small", "llama3-8b,layers=2", "llama3-8b,layers=6", "llama3-8b,layers=12")
+MODELS = (
+    "gpt2-small",
+    "bert-base",
+    "t5-small",
+    "vit-b16",
+    "llama3-8b",
+    "mixtral-8x7b",
+    "dit-b-2",
+    "mamba2-130m",
+    "resnet18",
+    "resnet50",
+)
+UNTIED = (
+    "gpt2-small,layers=2",
+    "gpt2-small,layers=6",
+    "gpt2-small",
+    "llama3-8b,layers=2",
+    "llama3-8b,layers=6",
+    "llama3-8b,layers=12",
+)
 DEVICES, BATCH = 64, 128
 GAP, MEAN, WORST, TIED = 1e-3, 0.02, 0.05, 1e-4
 LIMIT_S = 300.0
@@ -39,9 +62,13 @@ def searcher(spec: str) -> Search:
     return Search(Model.open(f"zoo:{spec}", Workload(batch=BATCH), DEVICES), request)
 
 
-def problem_on(search: Search, mesh: Mesh, limit: int | None = None, *, tied: bool = True) -> Problem:
-    """The problem of a mesh at optimizer level 1, of every split: a search offers fewer over three axes (planner.search.domain). tied: repeats of a block decide alike; if
-    not, every node for itself, at the same prices (weights of a block are still reduced as one array)."""
+def problem_on(
+    search: Search, mesh: Mesh, limit: int | None = None, *, tied: bool = True
+) -> Problem:
+    """The problem of a mesh at optimizer level 1, of every split: a search offers fewer over three
+    axes (planner.search.domain). tied: repeats of a block decide alike; if not, every node for
+    itself, at the same prices (weights of a block are still reduced as one array).
+    """
     base = search.base(1)
     assert base is not None
     base = base if tied else apart(base)
@@ -50,12 +77,14 @@ def problem_on(search: Search, mesh: Mesh, limit: int | None = None, *, tied: bo
 
 
 def cpu_s() -> float:
-    """Processor seconds of this process and of those it waited for: the portfolio has a second one."""
+    """Processor seconds of this process and of those it waited for: the portfolio has a second
+    one."""
     return sum(os.times()[:4])
 
 
 def measured(name: str, problem: Problem) -> tuple[float, float, int]:
-    """Print a row; (gap of the portfolio, distance of recursive, peak usage of the portfolio's choice)."""
+    """Print a row; (gap of the portfolio, distance of recursive, peak usage of the portfolio's
+    choice)."""
     from planner.solvers import solve
 
     began = cpu_s()
@@ -68,18 +97,30 @@ def measured(name: str, problem: Problem) -> tuple[float, float, int]:
     best = evaluate(problem, exact.choice)
     gap, left = (1 - (s.bound or 0.0) / best.cost for s in (exact, alone))
     far = evaluate(problem, quick.choice).cost / best.cost - 1 if quick.choice else float("inf")
-    print(f"{name:34s} {sum(map(len, problem.cost)):7d} {100 * gap:9.4f} {seconds[0]:7.2f} {100 * left:9.4f} {seconds[1]:7.2f} "
-          f"{100 * far:11.3f} {seconds[2]:7.2f}", flush=True)  # fmt: skip
+    print(
+        f"{name:34s} {sum(map(len, problem.cost)):7d} {100 * gap:9.4f} {seconds[0]:7.2f}"
+        f" {100 * left:9.4f} {seconds[1]:7.2f} {100 * far:11.3f} {seconds[2]:7.2f}",
+        flush=True,
+    )
     return gap, far, best.peak_usage
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the tables, and say which marks are kept."""
     parser = argparse.ArgumentParser(description="Solvers on the planner's own problems.")
-    parser.add_argument("--models", default=",".join(MODELS), help="zoo models, separated by commas")
-    parser.add_argument("--untied", action="store_true", help="compare with problems whose repeats decide for themselves")
+    parser.add_argument(
+        "--models", default=",".join(MODELS), help="zoo models, separated by commas"
+    )
+    parser.add_argument(
+        "--untied",
+        action="store_true",
+        help="compare with problems whose repeats decide for themselves",
+    )
     options = parser.parse_args(argv)
-    print(f"{'problem':34s} {'options':>7s} {'gap %':>9s} {'CPU s':>7s} {'dp gap %':>9s} {'CPU s':>7s} {'recursive %':>11s} {'CPU s':>7s}")
+    print(
+        f"{'problem':34s} {'options':>7s} {'gap %':>9s} {'CPU s':>7s} {'dp gap %':>9s}"
+        f" {'CPU s':>7s} {'recursive %':>11s} {'CPU s':>7s}"
+    )
     gaps, far = [], []
     for spec in options.models.split(","):
         search = searcher(spec)
@@ -92,8 +133,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             tight = measured(f"{label} tight", problem_on(search, mesh, (least + peak) // 2))
             gaps += [gap, tight[0]]
             far += [distance, tight[1]]
-    marks = [(f"largest gap {100 * max(gaps):.4f} % <= {100 * GAP:g} %", max(gaps) <= GAP),
-             (f"recursive {100 * sum(far) / len(far):.2f} % above on average, {100 * max(far):.2f} % at worst", sum(far) / len(far) <= MEAN and max(far) <= WORST)]  # fmt: skip
+    marks = [
+        (f"largest gap {100 * max(gaps):.4f} % <= {100 * GAP:g} %", max(gaps) <= GAP),
+        (
+            (
+                f"recursive {100 * sum(far) / len(far):.2f} % above on average,"
+                f" {100 * max(far):.2f} % at worst"
+            ),
+            sum(far) / len(far) <= MEAN and max(far) <= WORST,
+        ),
+    ]
     if options.untied:
         from planner.solvers import solve
 

@@ -1,10 +1,13 @@
 """Published training runs priced as their frameworks ran them, beside what was measured.
 
-    python -m benchmarks.published_runs --runs runs.jsonl [--oom oom.jsonl] [--source WORD] [--tiers AB] [--json]
+    python -m benchmarks.published_runs --runs runs.jsonl [--oom oom.jsonl] [--source WORD] [--tiers
+    AB] [--json]
 
-Every row becomes a plan on the zoo's model and is priced by planner.pricing.step_time.price_plan under the runtime profile of its framework. Per source and
-hardware it prints the error of the profile as it ships (marked where rows of the source were used to set it), and of fits that leave the row's group out;
-beside each the error of one constant FLOP rate, fitted on the same rows. `--no-fit` prints the first only.
+Every row becomes a plan on the zoo's model and is priced by planner.pricing.step_time.price_plan
+under the runtime profile of its framework. Per source and hardware it prints the error of the
+profile as it ships (marked where rows of the source were used to set it), and of fits that leave
+the row's group out; beside each the error of one constant FLOP rate, fitted on the same rows.
+`--no-fit` prints the first only.
 """
 
 from __future__ import annotations
@@ -18,14 +21,24 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.published_scores import Outcome, choice, covered, covered_held_out, errors, fitting, memory_spread, order
+from benchmarks.published_scores import (
+    Outcome,
+    choice,
+    covered,
+    covered_held_out,
+    errors,
+    fitting,
+    memory_spread,
+    order,
+)
 from costmodels.runtimes import Rates
 from planner.calibrate.runs.fit import MOST_FOLDS, Prepared, held_out, prepare
 from planner.calibrate.runs.keep import held_out_bytes
 from planner.calibrate.runs.rows import Case, Left, case_of, model_flops
 
 FITTED_SOURCES = ("Hagemann", "vTrain measured", "mosaicml")
-"""Sources whose rows set constants of the shipped profiles: their figures without a held-out fit are marked."""
+"""Sources whose rows set constants of the shipped profiles: their figures without a held-out fit
+are marked."""
 SPLITS = {
     "group": lambda c: (c.group, c.row["global_batch"]),
     "model": lambda c: c.row["model"],
@@ -37,14 +50,21 @@ LEAST = 8
 
 
 def read(path: str, word: str, tiers: str) -> list[dict[str, Any]]:
-    """Rows of a file, of sources that contain `word`, of the given tiers (rows without one count as A)."""
+    """Rows of a file, of sources that contain `word`, of the given tiers (rows without one count as
+    A)."""
     rows = [json.loads(line) for line in Path(path).read_text().splitlines() if line.strip()]
-    return [r for r in rows if word.lower() in str(r["source"]).lower() and str(r.get("tier") or "A") in tiers]
+    return [
+        r
+        for r in rows
+        if word.lower() in str(r["source"]).lower() and str(r.get("tier") or "A") in tiers
+    ]
 
 
 def main(arguments: list[str] | None = None) -> int:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", required=True)
     parser.add_argument("--oom", default="")
     parser.add_argument("--source", default="")
@@ -52,7 +72,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--no-fit", action="store_true")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(arguments)
-    rows = read(given.runs, given.source, given.tiers) + (read(given.oom, given.source, given.tiers) if given.oom else [])
+    rows = read(given.runs, given.source, given.tiers) + (
+        read(given.oom, given.source, given.tiers) if given.oom else []
+    )
     left: Counter[str] = Counter()
     report: list[dict[str, Any]] = []
     for source in dict.fromkeys(str(row["source"]) for row in rows):
@@ -67,12 +89,16 @@ def main(arguments: list[str] | None = None) -> int:
     if given.json:
         print(json.dumps({"sources": report, "left_out": dict(left)}, indent=1))
     else:
-        print("\nleft out: " + (", ".join(f"{n} {what}" for what, n in left.most_common()) or "nothing"))
+        print(
+            "\nleft out: "
+            + (", ".join(f"{n} {what}" for what, n in left.most_common()) or "nothing")
+        )
     return 0
 
 
 def prepare_all(rows: list[dict[str, Any]]) -> tuple[list[Prepared], Counter[str]]:
-    """Rows priced, those alike in model and batch one after the other; and why the others were left out."""
+    """Rows priced, those alike in model and batch one after the other; and why the others were left
+    out."""
     left: Counter[str] = Counter()
     cases: list[Case] = []
     for row in rows:
@@ -92,13 +118,35 @@ def prepare_all(rows: list[dict[str, Any]]) -> tuple[list[Prepared], Counter[str
 def score(source: str, device: str, rows: list[Prepared], fit: bool) -> dict[str, Any]:
     """All figures of the rows of a source on a device."""
     measured = [p for p in rows if p.case.measured_s]
-    out: dict[str, Any] = {"source": source, "device": device, "rows": len(measured), "in_sample": any(source.startswith(s) for s in FITTED_SOURCES)}
-    rates = [(p.case.measured_s or 0.0) * p.case.row["devices"] / model_flops(p.case.row) for p in measured]
+    out: dict[str, Any] = {
+        "source": source,
+        "device": device,
+        "rows": len(measured),
+        "in_sample": any(source.startswith(s) for s in FITTED_SOURCES),
+    }
+    rates = [
+        (p.case.measured_s or 0.0) * p.case.row["devices"] / model_flops(p.case.row)
+        for p in measured
+    ]
     typical = median(rates)
-    constant = [Outcome(p.case.group, p.case.measured_s, typical * model_flops(p.case.row) / p.case.row["devices"], 0, 0) for p in measured]
-    out["constant"] = errors(constant) | {"tau": order(constant)[0], "tau_devices": order(constant, machine_group)[0]}
+    constant = [
+        Outcome(
+            p.case.group,
+            p.case.measured_s,
+            typical * model_flops(p.case.row) / p.case.row["devices"],
+            0,
+            0,
+        )
+        for p in measured
+    ]
+    out["constant"] = errors(constant) | {
+        "tau": order(constant)[0],
+        "tau_devices": order(constant, machine_group)[0],
+    }
     shipped = outcomes(rows, [p.step_s() for p in rows])
-    out["shipped"] = times(shipped) | {"covered": covered(shipped, measured[0].case.runtime.time_spread)}
+    out["shipped"] = times(shipped) | {
+        "covered": covered(shipped, measured[0].case.runtime.time_spread)
+    }
     out["memory"] = fitting(shipped) | sure(shipped, max(rows[0].case.runtime.memory_spread))
     sizes = None
     if fit and len(measured) < len(rows) and len({p.case.group for p in rows}) > 1:
@@ -112,22 +160,43 @@ def score(source: str, device: str, rows: list[Prepared], fit: bool) -> dict[str
                 priced, folds = held_out(measured, start, group)
                 extra = [p for p in rows if not p.case.measured_s]
                 every = priced + [p.step_s(folds.get(group(p.case), start)) for p in extra]
-                at = {id(p): size for p, size in zip(rows, sizes, strict=True)} if sizes and name == "group" else {}
-                found = outcomes([*measured, *extra], every, [at.get(id(p), p.cost.memory.total) for p in (*measured, *extra)])
+                at = (
+                    {id(p): size for p, size in zip(rows, sizes, strict=True)}
+                    if sizes and name == "group"
+                    else {}
+                )
+                found = outcomes(
+                    [*measured, *extra],
+                    every,
+                    [at.get(id(p), p.cost.memory.total) for p in (*measured, *extra)],
+                )
                 parts = [group(p.case) for p in (*measured, *extra)]
-                out["leave one " + name + " out"] = times(found) | {"folds": min(len(folds), MOST_FOLDS), "covered": covered_held_out(found, parts)}
+                out["leave one " + name + " out"] = times(found) | {
+                    "folds": min(len(folds), MOST_FOLDS),
+                    "covered": covered_held_out(found, parts),
+                }
     return out
 
 
-def outcomes(rows: list[Prepared], priced: list[float], sizes: Sequence[int] | None = None) -> list[Outcome]:
+def outcomes(
+    rows: list[Prepared], priced: list[float], sizes: Sequence[int] | None = None
+) -> list[Outcome]:
     """Rows with their prices; sizes: bytes, where not those of the profile as it ships."""
     sizes = sizes or [p.cost.memory.total for p in rows]
-    return [Outcome(p.case.group, p.case.measured_s, s, size, p.case.usable_bytes) for p, s, size in zip(rows, priced, sizes, strict=True)]
+    return [
+        Outcome(p.case.group, p.case.measured_s, s, size, p.case.usable_bytes)
+        for p, s, size in zip(rows, priced, sizes, strict=True)
+    ]
 
 
 def sure(found: list[Outcome], spread: float) -> dict[str, float]:
-    """Runs whose range of bytes, price * (1 -+ spread), straddles what is usable (`fit: tight` and what may still fit), and how many of the others are told right."""
-    open_ = [o for o in found if o.priced_bytes * (1 - spread) <= o.usable_bytes < o.priced_bytes * (1 + spread)]
+    """Runs whose range of bytes, price * (1 -+ spread), straddles what is usable (`fit: tight` and
+    what may still fit), and how many of the others are told right."""
+    open_ = [
+        o
+        for o in found
+        if o.priced_bytes * (1 - spread) <= o.usable_bytes < o.priced_bytes * (1 + spread)
+    ]
     told = [o for o in found if o not in open_]
     right = sum(o.fits == (o.measured_s is not None) for o in told)
     return {"spread": spread, "open": len(open_), "sure_right": right / len(told) if told else 1.0}
@@ -147,27 +216,48 @@ def machine_group(group: tuple[str, int, int]) -> tuple[str, int]:
 def show(table: dict[str, Any]) -> None:
     """One source as text."""
     print(f"\n{table['source']} on {table['device']}: {table['rows']} rows")
-    print(f"  {'':34}{'mean':>8}{'median':>8}{'p95':>8}{'tau':>7}{'in range':>10}{'all seq':>8}{'groups':>7}{'regret':>8}{'with memory':>13}{'worst':>8}{'ran out':>9}")
+    print(
+        f"  {'':34}{'mean':>8}{'median':>8}{'p95':>8}{'tau':>7}{'in range':>10}{'all seq':>8}{'groups':>7}{'regret':>8}{'with memory':>13}{'worst':>8}{'ran out':>9}"
+    )
     for name, line in table.items():
         if not isinstance(line, dict) or "mean" not in line:
             continue
-        mark = " (used for fitting)" if name == "shipped" and table["in_sample"] else f" ({line['folds']} folds)" if "folds" in line else ""
+        mark = (
+            " (used for fitting)"
+            if name == "shipped" and table["in_sample"]
+            else f" ({line['folds']} folds)"
+            if "folds" in line
+            else ""
+        )
         tail, inside = "", f"{line['covered']:.0%}" if "covered" in line else ""
         if "regret" in line:
             tail = f"{line['tau_groups']:>7}{line['regret_measured']:>8.1%}{line['regret']:>13.1%}{line['worst_regret']:>8.1%}{line['picks_out_of_memory']:>9}"
-        print(f"  {name + mark:<34}{line['mean']:>8.1%}{line['median']:>8.1%}{line['p95']:>8.1%}{line['tau']:>7.2f}{inside:>10}{line['tau_devices']:>8.2f}{tail}")
-    print(f"  {memory_words(table['memory'])}" + (" (used for fitting)" if table["in_sample"] else ""), flush=True)
+        print(
+            f"  {name + mark:<34}{line['mean']:>8.1%}{line['median']:>8.1%}{line['p95']:>8.1%}{line['tau']:>7.2f}{inside:>10}{line['tau_devices']:>8.2f}{tail}"
+        )
+    print(
+        f"  {memory_words(table['memory'])}"
+        + (" (used for fitting)" if table["in_sample"] else ""),
+        flush=True,
+    )
     if "memory of groups left out" in table:
-        print(f"  constants fitted to other groups: {memory_words(table['memory of groups left out'])}", flush=True)
+        print(
+            "  constants fitted to other groups:"
+            f" {memory_words(table['memory of groups left out'])}",
+            flush=True,
+        )
 
 
 def memory_words(m: Mapping[str, Any]) -> str:
     """What is said of memory, in one line."""
     if not m["out_of_memory"]:
         return f"does not fit: said of {m['said']} of {m['rows']} rows, which all ran"
-    return (f"does not fit: {m['out_of_memory']} of {m['rows']} rows ran out of memory; precision {m['precision']:.3f}, recall {m['recall']:.3f}; "
-            f"within 5 % of usable {m['edge_right']:.2f} of {m['edge_rows']} right; range of {m['spread']:.1%} straddles the limit in {m['open']}, "
-            f"{m['sure_right']:.3f} of the others right")  # fmt: skip
+    return (
+        f"does not fit: {m['out_of_memory']} of {m['rows']} rows ran out of memory; precision"
+        f" {m['precision']:.3f}, recall {m['recall']:.3f}; within 5 % of usable"
+        f" {m['edge_right']:.2f} of {m['edge_rows']} right; range of {m['spread']:.1%} straddles"
+        f" the limit in {m['open']}, {m['sure_right']:.3f} of the others right"
+    )
 
 
 if __name__ == "__main__":

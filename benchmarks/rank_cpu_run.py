@@ -1,6 +1,8 @@
-"""Runs emitted programs side by side: `python -m benchmarks.rank_cpu_run REQUEST ANSWER`. The request names program files, a number of rounds and the type to
-compute in ("": each program's own); the answer has the wall and CPU seconds of one training step of each, a pair a round. Every round goes through all programs, one step each.
-Programs that the compiler makes the same instructions of (a mesh with an axis of one device beside one without) are run as one.
+"""Runs emitted programs side by side: `python -m benchmarks.rank_cpu_run REQUEST ANSWER`. The
+request names program files, a number of rounds and the type to compute in ("": each program's own);
+the answer has the wall and CPU seconds of one training step of each, a pair a round. Every round
+goes through all programs, one step each. Programs that the compiler makes the same instructions of
+(a mesh with an axis of one device beside one without) are run as one.
 """
 
 from __future__ import annotations
@@ -22,8 +24,9 @@ SKIPPED = 2
 
 
 def stepper(path: str, compute: str) -> tuple[Any, Callable[[Any], Callable[[], float]]]:
-    """A program's training step, or forward pass of an inference program, ready to be compiled; and what makes of the compiled one a function that runs it once
-    and returns its seconds. compute: the type it computes in instead of its own."""
+    """A program's training step, or forward pass of an inference program, ready to be compiled; and
+    what makes of the compiled one a function that runs it once and returns its seconds. compute:
+    the type it computes in instead of its own."""
     import jax
     import jax.numpy as jnp
     from jax.sharding import NamedSharding
@@ -37,12 +40,22 @@ def stepper(path: str, compute: str) -> tuple[Any, Callable[[Any], Callable[[], 
     mesh = module.make_mesh()
     values = module.initial_values(module.PARAMS, 0, {})
     params = module.place(module.computed(values), module.specs_of(module.PARAMS), mesh)
-    frozen = module.place(module.computed(module.initial_values(module.FROZEN, 1, {})), module.specs_of(module.FROZEN), mesh)
-    batch = module.place(module.computed(module.synthetic_batch(0)), module.specs_of(module.INPUTS), mesh)
+    frozen = module.place(
+        module.computed(module.initial_values(module.FROZEN, 1, {})),
+        module.specs_of(module.FROZEN),
+        mesh,
+    )
+    batch = module.place(
+        module.computed(module.synthetic_batch(0)), module.specs_of(module.INPUTS), mesh
+    )
     if hasattr(module, "make_inference"):
-        return module.make_inference(mesh).lower(params, frozen, batch), lambda run: lambda: timed(lambda: run(params, frozen, batch))
+        return module.make_inference(mesh).lower(
+            params, frozen, batch
+        ), lambda run: lambda: timed(lambda: run(params, frozen, batch))
     shardings = {key: NamedSharding(mesh, row[-1]) for key, row in module.GRADIENTS.items()}
-    state = jax.jit(module.start_state, out_shardings=shardings)(module.place(values, module.specs_of(module.GRADIENTS), mesh))
+    state = jax.jit(module.start_state, out_shardings=shardings)(
+        module.place(values, module.specs_of(module.GRADIENTS), mesh)
+    )
     held, rest = [params, state], (frozen, batch, jnp.float32(1))
 
     def stepping(step: Callable[..., Any]) -> Callable[[], float]:
@@ -72,8 +85,11 @@ def both(one: Callable[[], float]) -> tuple[float, float]:
 
 
 def instructions(text: str) -> str:
-    """What a compiled program does: its instructions in order, without what they say of the source they are from."""
-    return "\n".join(re.sub(r", metadata=\{[^}]*\}", "", line) for line in text.splitlines() if " = " in line)
+    """What a compiled program does: its instructions in order, without what they say of the source
+    they are from."""
+    return "\n".join(
+        re.sub(r", metadata=\{[^}]*\}", "", line) for line in text.splitlines() if " = " in line
+    )
 
 
 def main(request: str, answer: str) -> None:
@@ -84,7 +100,10 @@ def main(request: str, answer: str) -> None:
     with ThreadPoolExecutor(AT_ONCE) as pool:
         compiled = list(pool.map(lambda program: program[0].compile(), programs.values()))
     alike: dict[str, str] = {}  # instructions -> the first program of them
-    same = {name: alike.setdefault(instructions(run.as_text()), name) for name, run in zip(programs, compiled, strict=True)}
+    same = {
+        name: alike.setdefault(instructions(run.as_text()), name)
+        for name, run in zip(programs, compiled, strict=True)
+    }
     for (name, (_, stepping)), run in zip(programs.items(), compiled, strict=True):
         if same[name] != name:
             continue
@@ -92,7 +111,9 @@ def main(request: str, answer: str) -> None:
         first = [steps[name]() for _ in range(SKIPPED)]
         print(f"  {name}: a step in {first[-1]:.3f} s", file=sys.stderr, flush=True)
     rounds = [{name: both(one) for name, one in steps.items()} for _ in range(asked["rounds"])]
-    Path(answer).write_text(json.dumps({name: [r[same[name]] for r in rounds] for name in programs}))
+    Path(answer).write_text(
+        json.dumps({name: [r[same[name]] for r in rounds] for name in programs})
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""How long reading takes and what it leaves: `python -m benchmarks.read_time --models DIR [--batch N] [--dim NAME=VALUE]`.
+"""How long reading takes and what it leaves: `python -m benchmarks.read_time --models DIR [--batch
+N] [--dim NAME=VALUE]`.
 
-One row per file: nodes in the file and in the canonical graph, weights, trainable elements, and seconds inside the process (best of
-`--repeat`), the import of onnx apart. Dims that a file has and that are not given take 16, and are printed.
+One row per file: nodes in the file and in the canonical graph, weights, trainable elements, and
+seconds inside the process (best of `--repeat`), the import of onnx apart. Dims that a file has and
+that are not given take 16, and are printed.
 """
 
 from __future__ import annotations
@@ -23,7 +25,13 @@ def measure(path: Path, batch: int | None, dims: dict[str, int], repeat: int) ->
 
     proto = onnx.load(path, load_external_data=False)
     stored = {t.name for t in proto.graph.initializer}
-    symbols = {d.dim_param for i in proto.graph.input if i.name not in stored for d in i.type.tensor_type.shape.dim if d.dim_param}
+    symbols = {
+        d.dim_param
+        for i in proto.graph.input
+        if i.name not in stored
+        for d in i.type.tensor_type.shape.dim
+        if d.dim_param
+    }
     used = {s: dims.get(s, 16) for s in sorted(symbols) if s != "batch"}
     best, graph = float("inf"), None
     for _ in range(repeat):
@@ -33,16 +41,24 @@ def measure(path: Path, batch: int | None, dims: dict[str, int], repeat: int) ->
     assert isinstance(graph, Graph)
     ops = collections.Counter(n.op for n in graph.nodes)
     return {
-        "file": path.name, "nodes_in_file": len(proto.graph.node), "nodes": len(graph.nodes), "weights": len(graph.weights),
-        "trainable_elements": sum(graph.tensors[w].elements for w in graph.trainable), "batch": graph.dims["batch"], "dims": used,
-        "read_time_s": best, "ops": dict(ops.most_common()),
-    }  # fmt: skip
+        "file": path.name,
+        "nodes_in_file": len(proto.graph.node),
+        "nodes": len(graph.nodes),
+        "weights": len(graph.weights),
+        "trainable_elements": sum(graph.tensors[w].elements for w in graph.trainable),
+        "batch": graph.dims["batch"],
+        "dims": used,
+        "read_time_s": best,
+        "ops": dict(ops.most_common()),
+    }
 
 
 def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", type=Path, required=True, help="a folder of .onnx files, or one file")
+    parser.add_argument(
+        "--models", type=Path, required=True, help="a folder of .onnx files, or one file"
+    )
     parser.add_argument("--batch", type=int)
     parser.add_argument("--dim", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--repeat", type=int, default=3)
@@ -50,10 +66,12 @@ def main() -> None:
     args = parser.parse_args()
     dims = {k: int(v) for k, _, v in (d.partition("=") for d in args.dim)}
     start = time.perf_counter()
-    import onnx  # noqa: F401
 
     print(f"import onnx: {time.perf_counter() - start:.3f} s")
-    print(f"{'file':<52}{'nodes':>7}{'left':>6}{'weights':>8}{'trainable':>15}{'batch':>6}{'read s':>8}  dims")
+    print(
+        f"{'file':<52}{'nodes':>7}{'left':>6}{'weights':>8}{'trainable':>15}{'batch':>6}{'read s':>8}"
+        "  dims"
+    )
     for path in sorted(args.models.glob("*.onnx")) if args.models.is_dir() else [args.models]:
         try:
             row = measure(path, args.batch, dims, args.repeat)
@@ -61,8 +79,8 @@ def main() -> None:
             print(f"{path.name:<52}{error.code}: {error.what}")
             continue
         print(
-            f"{row['file']:<52}{row['nodes_in_file']:>7}{row['nodes']:>6}{row['weights']:>8}{row['trainable_elements']:>15,}"
-            f"{row['batch']:>6}{row['read_time_s']:>8.3f}  {row['dims'] or ''}"
+            f"{row['file']:<52}{row['nodes_in_file']:>7}{row['nodes']:>6}{row['weights']:>8}{row['trainable_elements']:>15,}{row['batch']:>6}{row['read_time_s']:>8.3f}"
+            f"  {row['dims'] or ''}"
         )
         if args.ops:
             print("    " + ", ".join(f"{op} {n}" for op, n in row["ops"].items()))

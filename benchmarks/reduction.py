@@ -1,10 +1,13 @@
-"""How long the exact reduction takes on the contest's instances, and on pairs of them joined to one problem of 65 thousand nodes and more.
+"""How long the exact reduction takes on the contest's instances, and on pairs of them joined to one
+problem of 65 thousand nodes and more.
 
     python -m benchmarks.reduction --instances DIR [--runs 3]
 
-Printed per problem: nodes, nodes that are left, edges left, and the least CPU seconds of the runs, without reading. The mark, 5 s, is for the
-largest instance of the contest, which has 65 thousand nodes; a pair stands for it where it is not at hand. Joined are two different
-instances (copies of one would share every table): side by side in time, usages of the second in units of the first's limit.
+Printed per problem: nodes, nodes that are left, edges left, and the least CPU seconds of the runs,
+without reading. The mark, 5 s, is for the largest instance of the contest, which has 65 thousand
+nodes; a pair stands for it where it is not at hand. Joined are two different instances (copies of
+one would share every table): side by side in time, usages of the second in units of the first's
+limit.
 """
 
 from __future__ import annotations
@@ -33,7 +36,14 @@ def joined(first: Problem, second: Problem) -> Problem:
         np.concatenate([first.edge_table, second.edge_table + tables]),
         first.tables + second.tables,
         np.concatenate([first.live_node, second.live_node + nodes]),
-        np.concatenate([first.live_span, np.where(second.live_span[:, 1:] > second.live_span[:, :1], second.live_span + after, 0)]),
+        np.concatenate(
+            [
+                first.live_span,
+                np.where(
+                    second.live_span[:, 1:] > second.live_span[:, :1], second.live_span + after, 0
+                ),
+            ]
+        ),
         first.live_usage + tuple((u * share).astype(np.int64) for u in second.live_usage),
         first.usage_limit,
     )
@@ -41,11 +51,17 @@ def joined(first: Problem, second: Problem) -> Problem:
 
 def main() -> int:
     """One line a problem; 1 when one of them takes longer than the mark."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.reduction", description=__doc__.split("\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.reduction",
+        description=__doc__.split("\n")[0] if __doc__ else None,
+    )
     parser.add_argument("--instances", type=Path, required=True)
     parser.add_argument("--runs", type=int, default=3)
     args = parser.parse_args()
-    problems = {path.name.split(".")[0]: read_problem(path) for path in sorted(args.instances.glob("*.json.gz"))}
+    problems = {
+        path.name.split(".")[0]: read_problem(path)
+        for path in sorted(args.instances.glob("*.json.gz"))
+    }
     large = sorted(problems, key=lambda name: -len(problems[name].cost))
     for one, other in zip(large[::2], large[1::2], strict=False):
         if len(problems[one].cost) + len(problems[other].cost) >= 65_000:
@@ -60,7 +76,10 @@ def main() -> int:
             times.append(time.process_time() - began)
         assert left is not None
         slow |= min(times) >= 5
-        print(f"{name:8s}{len(problem.cost):8d}{len(left.cost):8d}{len(left.edges):8d}{min(times):8.2f}", flush=True)
+        print(
+            f"{name:8s}{len(problem.cost):8d}{len(left.cost):8d}{len(left.edges):8d}{min(times):8.2f}",
+            flush=True,
+        )
     return int(slow)
 
 

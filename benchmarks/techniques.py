@@ -1,16 +1,22 @@
-"""Each way of spreading work alone, and combinations drawn at random: the emitted program against the unsharded one, its bytes against the compiler's.
+"""Each way of spreading work alone, and combinations drawn at random: the emitted program against
+the unsharded one, its bytes against the compiler's.
 
-    python -m benchmarks.techniques [--only WORD] [--drawn 30] [--mixed 0] [--seed 0] [--records FILE] [--page FILE]
+    python -m benchmarks.techniques [--only WORD] [--drawn 30] [--mixed 0] [--seed 0] [--records
+    FILE] [--page FILE]
 
-Every row pins a technique on a small model, emits its training step for 8 virtual CPU devices, compiles it and makes three optimizer steps, a process a row
-(`benchmarks.technique_run`): collective bytes by kind and axes, products and argument bytes must equal the prediction; loss, every gradient and every parameter, in
-each step, the unsharded float32 program. Where a technique promises less memory, the compiled program's (arguments, results and temporaries) is held against that of
-the row it is compared with.
+Every row pins a technique on a small model, emits its training step for 8 virtual CPU devices,
+compiles it and makes three optimizer steps, a process a row (`benchmarks.technique_run`):
+collective bytes by kind and axes, products and argument bytes must equal the prediction; loss,
+every gradient and every parameter, in each step, the unsharded float32 program. Where a technique
+promises less memory, the compiled program's (arguments, results and temporaries) is held against
+that of the row it is compared with.
 
---records: a line of JSON a row, written as it ends (default benchmarks/results/techniques.jsonl). Rows that hold there are not run again; rows that failed are.
---mixed: so many combinations of all that the rows have alone, for seeds of one's own (with --only mixed and a file of records of their own).
---page: write the table of the documentation from the records, instead of running anything.
-JAX_COMPILATION_CACHE_DIR=FOLDER in the environment spares compiling a model's unsharded program for every row.
+--records: a line of JSON a row, written as it ends (default benchmarks/results/techniques.jsonl).
+Rows that hold there are not run again; rows that failed are. --mixed: so many combinations of all
+that the rows have alone, for seeds of one's own (with --only mixed and a file of records of their
+own). --page: write the table of the documentation from the records, instead of running anything.
+JAX_COMPILATION_CACHE_DIR=FOLDER in the environment spares compiling a model's unsharded program for
+every row.
 
 Exit status 1 where a row fails.
 """
@@ -43,8 +49,9 @@ DRAWN = 30
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a row: largest errors of three steps against the unsharded program, judged figures that differ as (predicted, compiled), bytes of the compiled
-    program, its mesh, processor seconds of compiling and running it, and why there is none ("")."""
+    """What became of a row: largest errors of three steps against the unsharded program, judged
+    figures that differ as (predicted, compiled), bytes of the compiled program, its mesh, processor
+    seconds of compiling and running it, and why there is none ("")."""
 
     loss: float = 0.0
     gradients: float = 0.0
@@ -75,26 +82,68 @@ def run(row: Row) -> Outcome:
         pins = Pins(pins.mesh, pins.techniques, pins.forbidden_factors, row.nodes)
     today = datetime.now(UTC).strftime("%Y-%m-%d")
     try:
-        strategy = planner.plan(row.source, devices=DEVICES, batch=row.batch, pins=pins, baselines=False, precision="fp32", **{"hardware": HARDWARE, **row.options})
+        strategy = planner.plan(
+            row.source,
+            devices=DEVICES,
+            batch=row.batch,
+            pins=pins,
+            baselines=False,
+            precision="fp32",
+            **{"hardware": HARDWARE, **row.options},
+        )
     except PlanError as e:
         return Outcome(date=today, refused=str(e).splitlines()[0])
     mesh = " x ".join(f"{a}={n}" for a, n in strategy.mesh_shape)
     with tempfile.TemporaryDirectory() as folder:
         planned, answer = Path(folder, "strategy.json"), Path(folder, "answer.json")
         strategy.save(planned)
-        command = [sys.executable, "-m", "benchmarks.technique_run", str(planned), row.source, str(answer)]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.technique_run",
+            str(planned),
+            row.source,
+            str(answer),
+        ]
         settings = environment(DEVICES)
-        settings["XLA_FLAGS"] += " --xla_backend_optimization_level=0"  # of kernels alone, in half of the time: the program's text is the same to the byte
+        settings[
+            "XLA_FLAGS"
+        ] += (  # of kernels alone, in half of the time: the program's text is the same to the byte
+            " --xla_backend_optimization_level=0"
+        )
         before = processor_s()
         try:
-            done = subprocess.run(command, env=settings, timeout=TIMEOUT_S, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+            done = subprocess.run(
+                command,
+                env=settings,
+                timeout=TIMEOUT_S,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
         except subprocess.TimeoutExpired:
             return Outcome(mesh=mesh, date=today, refused=f"not finished within {TIMEOUT_S:g} s")
         if done.returncode or not answer.exists():
-            return Outcome(mesh=mesh, date=today, refused=f"ended with code {done.returncode}: {(done.stderr.strip().splitlines() or [''])[-1][:200]}")
+            return Outcome(
+                mesh=mesh,
+                date=today,
+                refused=(
+                    f"ended with code {done.returncode}:"
+                    f" {(done.stderr.strip().splitlines() or [''])[-1][:200]}"
+                ),
+            )
         found = json.loads(answer.read_text())
     cpu_s = round(processor_s() - before, 1)
-    return Outcome(**found["errors"], judged=found["judged"], differs=found["differs"], peak_bytes=found["peak_bytes"], mesh=mesh, date=today, cpu_s=cpu_s)
+    return Outcome(
+        **found["errors"],
+        judged=found["judged"],
+        differs=found["differs"],
+        peak_bytes=found["peak_bytes"],
+        mesh=mesh,
+        date=today,
+        cpu_s=cpu_s,
+    )
 
 
 def processor_s() -> float:
@@ -110,15 +159,37 @@ def stored(file: Path) -> dict[tuple[object, ...], Outcome]:
     return {tuple(r["row"]): Outcome(**r["outcome"]) for r in rows}
 
 
-def verdict(row: Row, outcomes: Mapping[tuple[object, ...], Outcome], rows: Iterable[Row]) -> tuple[str, float | None]:
-    """("" or what is wrong with a row that was run, its memory as a share of that of the row it is compared with)."""
+def verdict(
+    row: Row, outcomes: Mapping[tuple[object, ...], Outcome], rows: Iterable[Row]
+) -> tuple[str, float | None]:
+    """("" or what is wrong with a row that was run, its memory as a share of that of the row it is
+    compared with)."""
     found = outcomes[row.key]
-    other = next((outcomes[r.key] for r in rows if row.less and (r.what, r.source, r.batch) == (row.less, row.source, row.batch) and r.key in outcomes), None)
-    share = found.peak_bytes / other.peak_bytes if other is not None and other.peak_bytes and found.peak_bytes else None
+    other = next(
+        (
+            outcomes[r.key]
+            for r in rows
+            if row.less
+            and (r.what, r.source, r.batch) == (row.less, row.source, row.batch)
+            and r.key in outcomes
+        ),
+        None,
+    )
+    share = (
+        found.peak_bytes / other.peak_bytes
+        if other is not None and other.peak_bytes and found.peak_bytes
+        else None
+    )
     if found.refused:
         return found.refused, None
     if found.differs:
-        return "; ".join(f"{what}: {have} predicted, {compiled} compiled" for what, (have, compiled) in found.differs.items()), share
+        return (
+            "; ".join(
+                f"{what}: {have} predicted, {compiled} compiled"
+                for what, (have, compiled) in found.differs.items()
+            ),
+            share,
+        )
     if not found.ok:
         return f"error {found.error:.1e}", share
     return (f"memory {share:.2f}x of {row.less}" if share is not None and share >= 1 else ""), share
@@ -158,9 +229,21 @@ def document(outcomes: Mapping[tuple[object, ...], Outcome]) -> str:
     tables = "\n".join(table(outcomes, rows) for rows in (ALONE, combined))
     ran = [r for r in (*ALONE, *combined) if r.key in outcomes]
     held = sum(not verdict(r, outcomes, ALONE)[0] for r in ran)
-    left = f" {len(ALONE) + len(combined) - len(ran)} rows of the benchmark were not run." if len(ran) < len(ALONE) + len(combined) else ""
-    spent, dates = sum(outcomes[r.key].cpu_s for r in ran), sorted({outcomes[r.key].date for r in ran})
-    when = f"{' to '.join(dict.fromkeys((dates[0], dates[-1])))}, {spent / 60:.0f} minutes of processor time" if dates else "nothing was run"
+    left = (
+        f" {len(ALONE) + len(combined) - len(ran)} rows of the benchmark were not run."
+        if len(ran) < len(ALONE) + len(combined)
+        else ""
+    )
+    spent, dates = (
+        sum(outcomes[r.key].cpu_s for r in ran),
+        sorted({outcomes[r.key].date for r in ran}),
+    )
+    when = (
+        f"{' to '.join(dict.fromkeys((dates[0], dates[-1])))}, {spent / 60:.0f} minutes of"
+        " processor time"
+        if dates
+        else "nothing was run"
+    )
     return f"{HEAD}{tables}\n{held} of {len(ran)} rows hold ({when}).{left}\n{TAIL}"
 
 
@@ -170,19 +253,35 @@ def table(outcomes: Mapping[tuple[object, ...], Outcome], rows: Sequence[Row]) -
     for row in (r for r in rows if r.key in outcomes):
         found = outcomes[row.key]
         wrong, share = verdict(row, outcomes, ALONE)
-        pins = ", ".join([*([f"`{row.pins}`"] if row.pins else []), *(f"`{glob}`" for glob in row.nodes), *(f"{k} {v}" for k, v in row.options.items())])
-        figures = f"{found.error:.1e} | {f'{found.judged} exact' if not found.differs else wrong} | {'' if share is None else f'{share:.2f}x of {row.less}'}"
-        lines.append(f"| {row.what} | {row.source.removeprefix('zoo:')} | {row.batch} | {pins} | {figures if not found.refused else f'- | {wrong} | '} |")
+        pins = ", ".join(
+            [
+                *([f"`{row.pins}`"] if row.pins else []),
+                *(f"`{glob}`" for glob in row.nodes),
+                *(f"{k} {v}" for k, v in row.options.items()),
+            ]
+        )
+        figures = (
+            f"{found.error:.1e} | {f'{found.judged} exact' if not found.differs else wrong} |"
+            f" {'' if share is None else f'{share:.2f}x of {row.less}'}"
+        )
+        lines.append(
+            f"| {row.what} | {row.source.removeprefix('zoo:')} | {row.batch} | {pins} |"
+            f" {figures if not found.refused else f'- | {wrong} | '} |"
+        )
     return "\n".join(lines) + "\n"
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the rows that no record holds, print a line each, then what failed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", default="", help="rows whose name or model has this word")
     parser.add_argument("--drawn", type=int, default=DRAWN)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--mixed", type=int, default=0, help="combinations of everything, beside the drawn ones")
+    parser.add_argument(
+        "--mixed", type=int, default=0, help="combinations of everything, beside the drawn ones"
+    )
     parser.add_argument("--records", type=Path, default=RECORDS)
     parser.add_argument("--page", type=Path)
     args = parser.parse_args(arguments)
@@ -200,8 +299,15 @@ def main(arguments: list[str] | None = None) -> int:
             with args.records.open("a") as out:
                 out.write(json.dumps({"row": row.key, "outcome": asdict(outcomes[row.key])}) + "\n")
         found, (wrong, share) = outcomes[row.key], verdict(row, outcomes, rows)
-        line = wrong or f"{found.error:8.1e}  {found.judged} exact  {'' if share is None else f'{share:.2f}x'}"
-        print(f"{row.what:40} {row.source.removeprefix('zoo:'):24} {row.pins:48} {line}{'  (recorded)' if known else ''}", flush=True)
+        line = (
+            wrong
+            or f"{found.error:8.1e}  {found.judged} exact  {'' if share is None else f'{share:.2f}x'}"
+        )
+        print(
+            f"{row.what:40} {row.source.removeprefix('zoo:'):24} {row.pins:48}"
+            f" {line}{'  (recorded)' if known else ''}",
+            flush=True,
+        )
         if wrong:
             failed.append(f"{row.what}, {row.source}: {wrong}")
     print(f"{len(wanted) - len(failed)} of {len(wanted)} rows hold")

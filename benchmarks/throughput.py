@@ -1,11 +1,16 @@
-"""Speed of emitted programs beside programs written by hand with the same shardings, and beside onnxruntime.
+"""Speed of emitted programs beside programs written by hand with the same shardings, and beside
+onnxruntime.
 
-    python -m benchmarks.throughput [--rounds 10] [--seq 128] [--batch 8] [--only shard_map|jit|infer]
+    python -m benchmarks.throughput [--rounds 10] [--seq 128] [--batch 8] [--only
+    shard_map|jit|infer]
 
-GPT-2 small trains on 4 virtual CPU devices, data 2 x model 2 (Megatron with sequence parallelism), in float32: the emitted program of each back end beside
-benchmarks.throughput_hand. Both start from the same values and must give the same losses; then they take steps in turn, in one process, so that whatever else
-the machine does meets both alike. Printed: ratios emitted / by hand of the medians and of the least times, of wall and of CPU seconds. Inference on one device: the
-emitted program beside onnxruntime on the same file, with as many threads as this process may use. Exits with 1 where a training ratio of the medians is above 1.05.
+GPT-2 small trains on 4 virtual CPU devices, data 2 x model 2 (Megatron with sequence parallelism),
+in float32: the emitted program of each back end beside benchmarks.throughput_hand. Both start from
+the same values and must give the same losses; then they take steps in turn, in one process, so that
+whatever else the machine does meets both alike. Printed: ratios emitted / by hand of the medians
+and of the least times, of wall and of CPU seconds. Inference on one device: the emitted program
+beside onnxruntime on the same file, with as many threads as this process may use. Exits with 1
+where a training ratio of the medians is above 1.05.
 """
 
 from __future__ import annotations
@@ -49,8 +54,15 @@ def emitted_step(m: Any) -> Run:
 
     mesh = m.make_mesh()
     values = m.initial_values(m.PARAMS, 0, {})
-    held = [m.place(values, m.specs_of(m.PARAMS), mesh), jax.jit(m.start_state, out_shardings=None)(m.place(values, m.specs_of(m.GRADIENTS), mesh))]
-    batch, step, count = m.place(m.synthetic_batch(0), m.specs_of(m.INPUTS), mesh), m.make_step(mesh), [0]
+    held = [
+        m.place(values, m.specs_of(m.PARAMS), mesh),
+        jax.jit(m.start_state, out_shardings=None)(m.place(values, m.specs_of(m.GRADIENTS), mesh)),
+    ]
+    batch, step, count = (
+        m.place(m.synthetic_batch(0), m.specs_of(m.INPUTS), mesh),
+        m.make_step(mesh),
+        [0],
+    )
 
     def one() -> float:
         count[0] += 1
@@ -62,7 +74,8 @@ def emitted_step(m: Any) -> Run:
 
 
 def hand_step(m: Any, backend: str) -> Run:
-    """One training step of the program written by hand, from the values and with the cuts of an emitted one."""
+    """One training step of the program written by hand, from the values and with the cuts of an
+    emitted one."""
     import jax
     import jax.numpy as jnp
 
@@ -86,7 +99,8 @@ def hand_step(m: Any, backend: str) -> Run:
 
 
 def alternated(runs: dict[str, Run], rounds: int) -> dict[str, list[tuple[float, float]]]:
-    """(wall, CPU) seconds of every run, in turn; the one that begins changes from round to round."""
+    """(wall, CPU) seconds of every run, in turn; the one that begins changes from round to
+    round."""
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
     for i in range(rounds):
         for name in list(runs)[:: 1 if i % 2 else -1]:
@@ -99,15 +113,34 @@ def alternated(runs: dict[str, Run], rounds: int) -> dict[str, list[tuple[float,
 def shown(title: str, found: dict[str, list[tuple[float, float]]]) -> float:
     """Print a row; the ratio of the medians of wall time, first / second."""
     (a, first), (b, second) = found.items()
-    ratios = [how(x[i] for x in first) / how(x[i] for x in second) for i in (0, 1) for how in (median, min)]
-    walls = ", ".join(f"{name} {median(x[0] for x in rows):.3f} s (least {min(x[0] for x in rows):.3f})" for name, rows in found.items())
-    print(f"{title:12} {a} / {b}: wall {ratios[0]:.3f} median, {ratios[1]:.3f} least; CPU {ratios[2]:.3f} median, {ratios[3]:.3f} least   {walls}", flush=True)
+    ratios = [
+        how(x[i] for x in first) / how(x[i] for x in second)
+        for i in (0, 1)
+        for how in (median, min)
+    ]
+    walls = ", ".join(
+        f"{name} {median(x[0] for x in rows):.3f} s (least {min(x[0] for x in rows):.3f})"
+        for name, rows in found.items()
+    )
+    print(
+        f"{title:12} {a} / {b}: wall {ratios[0]:.3f} median, {ratios[1]:.3f} least; CPU"
+        f" {ratios[2]:.3f} median, {ratios[3]:.3f} least   {walls}",
+        flush=True,
+    )
     return ratios[0]
 
 
 def training(backend: str, model: str, batch: int, rounds: int, folder: Path) -> bool:
     """Whether the emitted program of a back end keeps the mark."""
-    strategy = planner.plan(model, devices=DEVICES, hardware="cpu", batch=batch, precision="fp32", pins=PINS, baselines=False)
+    strategy = planner.plan(
+        model,
+        devices=DEVICES,
+        hardware="cpu",
+        batch=batch,
+        precision="fp32",
+        pins=PINS,
+        baselines=False,
+    )
     path = folder / f"{backend}.py"
     write_program(strategy, model, path, backend, False, True)
     m = loaded(path)
@@ -134,7 +167,9 @@ def inference(model: str, batch: int, rounds: int, folder: Path) -> None:
     proto = models_zoo.build(source)
     file = folder / "model.onnx"
     onnx.save(proto, file)
-    strategy = planner.plan(str(file), devices=1, hardware="cpu", workload="infer", precision="fp32", baselines=False)
+    strategy = planner.plan(
+        str(file), devices=1, hardware="cpu", workload="infer", precision="fp32", baselines=False
+    )
     write_program(strategy, str(file), folder / "infer.py", "shard_map", False, True)
     m = loaded(folder / "infer.py")
     weights = m.read_safetensors(folder / "infer.safetensors")
@@ -161,13 +196,18 @@ def inference(model: str, batch: int, rounds: int, folder: Path) -> None:
         one()
     mine = np.asarray(jax.tree.leaves(outputs["ours"])[0])
     error = float(np.abs(mine - outputs["theirs"][0]).max())
-    print(f"{'infer':12} largest difference of logits from onnxruntime's: {error:.1e} of {float(np.abs(mine).max()):.1f}")
+    print(
+        f"{'infer':12} largest difference of logits from onnxruntime's: {error:.1e} of"
+        f" {float(np.abs(mine).max()):.1f}"
+    )
     shown("infer", alternated({"emitted": ours, "onnxruntime": theirs}, rounds))
 
 
 def main() -> int:
     """Print the ratios."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     p.add_argument("--rounds", type=int, default=10)
     p.add_argument("--seq", type=int, default=128)
     p.add_argument("--batch", type=int, default=8)
@@ -175,7 +215,9 @@ def main() -> int:
     p.add_argument("--only", choices=("shard_map", "jit", "infer"))
     args = p.parse_args()
     inferring = args.only == "infer"
-    os.environ["XLA_FLAGS"] = "" if inferring else f"--xla_force_host_platform_device_count={DEVICES}"
+    os.environ["XLA_FLAGS"] = (
+        "" if inferring else f"--xla_force_host_platform_device_count={DEVICES}"
+    )
     import jax
 
     jax.config.update("jax_platforms", "cpu")
@@ -184,7 +226,11 @@ def main() -> int:
         if inferring:
             inference(model, args.batch, args.rounds, Path(folder))
             return 0
-        good = [training(b, model, args.batch, args.rounds, Path(folder)) for b in ("shard_map", "jit") if args.only in (None, b)]
+        good = [
+            training(b, model, args.batch, args.rounds, Path(folder))
+            for b in ("shard_map", "jit")
+            if args.only in (None, b)
+        ]
     print("within the mark" if all(good) else f"a ratio of the medians is above {MARK}")
     return 0 if all(good) else 1
 

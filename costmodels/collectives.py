@@ -1,34 +1,46 @@
 """Time of collectives over a group of devices that spans link levels, and exact ring bytes.
 
-A group is a tuple of `Span`s, innermost first; their sizes multiply to the group's. On one span of n members, with P bytes of payload, B bytes per second
-a device can move over all the links the collective uses, and a seconds per step:
+A group is a tuple of `Span`s, innermost first; their sizes multiply to the group's. On one span of
+n members, with P bytes of payload, B bytes per second a device can move over all the links the
+collective uses, and a seconds per step:
 
     all-gather, reduce-scatter   steps a + P (n-1)/n / B
-    all-reduce                   twice that (ring);   2 log2(n) a + 2 P / B (tree);   a' + 2 P (n-1)/n / bus (reduced inside the switch)
-    all-to-all                   steps a + P (n-1)/n / B;   on a torus dim P floor(n^2/4)/n / B: bytes cross every link between sender and receiver
+    all-reduce                   twice that (ring);   2 log2(n) a + 2 P / B (tree);   a' + 2 P
+                                 (n-1)/n / bus (reduced inside the switch)
+    all-to-all                   steps a + P (n-1)/n / B;   on a torus dim P floor(n^2/4)/n / B:
+                                 bytes cross every link between sender and receiver
     permute                      a + P / (one link's rate)
 
-Payload: operand bytes for all-reduce, reduce-scatter, all-to-all and permute; result bytes for all-gather.
+Payload: operand bytes for all-reduce, reduce-scatter, all-to-all and permute; result bytes for
+all-gather.
 
     kind     steps   B                                       example
-    switch   n-1     the device's port                       NVSwitch, a fabric with one NIC a device
+    switch   n-1     the device's port                       NVSwitch, a fabric with one NIC a
+             device
     mesh     1       (n-1) links, one to each other member   xGMI, HCCS
     ring     n/2     two directions of a wrapped torus dim   TPU
     line     n-1     one direction: no wrap, or part of a dim
     memory   log2 n  the device's share of its host's memory    virtual devices
 
-Virtual devices meet once, the later the more of them there are, and copy: c P / B in all, whichever number of them takes part, where c is how often the payload is read
-or written (PASSES). Latency counts once for an all-reduce too.
+Virtual devices meet once, the later the more of them there are, and copy: c P / B in all, whichever
+number of them takes part, where c is how often the payload is read or written (PASSES). Latency
+counts once for an all-reduce too.
 
-Across spans P/n of an inner span's bytes reach the next one (reduce-scatter inside, the collective across on the shards, all-gather inside), and the spans
-work at the same time on different chunks: latencies add, the slowest span sets the rate (NCCL's rings and trees; jax-ml/scaling-book, GPU chapter).
-Several torus dims are one stage: pieces of the payload visit the dims in different orders, so that all links are busy. Gathering over a set A of dims first
-lowers their traffic to P (product of their sizes - 1)/n, and no order lowers it further, hence the best mixture of orders needs
+Across spans P/n of an inner span's bytes reach the next one (reduce-scatter inside, the collective
+across on the shards, all-gather inside), and the spans work at the same time on different chunks:
+latencies add, the slowest span sets the rate (NCCL's rings and trees; jax-ml/scaling-book, GPU
+chapter). Several torus dims are one stage: pieces of the payload visit the dims in different
+orders, so that all links are busy. Gathering over a set A of dims first lowers their traffic to P
+(product of their sizes - 1)/n, and no order lowers it further, hence the best mixture of orders
+needs
 
-    max over non-empty sets A of dims   P (prod_A - 1) / n / sum_A B                                                             (_stage_slope)
+    max over non-empty sets A of dims   P (prod_A - 1) / n / sum_A B
+                                        (_stage_slope)
 
-All-to-all keeps every byte apart: sent directly, a span carries what stays inside its stage; sent in stages, each span carries the whole payload once and
-there are fewer messages. Every price is the minimum of affine functions latency + bytes * slope ("lines"), so that it is memoised once per group.
+All-to-all keeps every byte apart: sent directly, a span carries what stays inside its stage; sent
+in stages, each span carries the whole payload once and there are fewer messages. Every price is the
+minimum of affine functions latency + bytes * slope ("lines"), so that it is memoised once per
+group.
 """
 
 from __future__ import annotations
@@ -45,17 +57,25 @@ PIECEWISE = frozenset({"all-gather", "reduce-scatter", "all-to-all"})
 Line = tuple[float, float]
 TORUS = ("ring", "line")
 MEMORY = "memory"
-PASSES = {"all-gather": 2, "reduce-scatter": 4, "all-reduce": 3, "all-to-all": 4, "collective-permute": 3}
-"""How often a payload is read or written where devices share a memory: a gather copies; a scatter and an all-to-all first sort by receiver; an all-reduce is added up and
-copied to everyone; what is sent is copied on arrival, and once more where a loop keeps it."""
+PASSES = {
+    "all-gather": 2,
+    "reduce-scatter": 4,
+    "all-reduce": 3,
+    "all-to-all": 4,
+    "collective-permute": 3,
+}
+"""How often a payload is read or written where devices share a memory: a gather copies; a scatter
+and an all-to-all first sort by receiver; an all-reduce is added up and copied to everyone; what is
+sent is copied on arrival, and once more where a loop keeps it."""
 
 
 @dataclass(frozen=True)
 class Span:
     """The part of a group on one link level.
 
-    size: members. bytes_per_s: effective rate of one device over all the links a collective uses. latency_s: of a step. bus_bytes_per_s: bus
-    bandwidth of in-switch all-reduce, 0 when there is none; bus_latency_s: what that takes beside its bytes, two steps when 0. kind: switch, mesh,
+    size: members. bytes_per_s: effective rate of one device over all the links a collective uses.
+    latency_s: of a step. bus_bytes_per_s: bus bandwidth of in-switch all-reduce, 0 when there is
+    none; bus_latency_s: what that takes beside its bytes, two steps when 0. kind: switch, mesh,
     ring, line or memory (module docstring).
     """
 
@@ -69,7 +89,9 @@ class Span:
     @property
     def steps(self) -> int:
         """Steps of an all-gather."""
-        return {"mesh": 1, "ring": self.size // 2, MEMORY: math.ceil(math.log2(self.size))}.get(self.kind, self.size - 1)
+        return {"mesh": 1, "ring": self.size // 2, MEMORY: math.ceil(math.log2(self.size))}.get(
+            self.kind, self.size - 1
+        )
 
     @property
     def exchanged(self) -> float:
@@ -89,7 +111,8 @@ def wire_bytes(kind: str, payload_bytes: int, members: int) -> Fraction:
 
 
 def collective_lines(kind: str, group: tuple[Span, ...]) -> tuple[Line, ...]:
-    """(latency_s, s_per_byte) lines whose minimum is the time of the collective as a function of its payload."""
+    """(latency_s, s_per_byte) lines whose minimum is the time of the collective as a function of
+    its payload."""
     spans = tuple(s for s in group if s.size > 1)
     if kind not in KINDS:
         raise ValueError(f"unknown collective {kind!r}")
@@ -113,13 +136,20 @@ def collective_lines(kind: str, group: tuple[Span, ...]) -> tuple[Line, ...]:
 
 
 def ring_lines(kind: str, group: tuple[Span, ...]) -> tuple[Line, ...]:
-    """As `collective_lines`, with rings that pass through all members of a group of several switched levels, node after node.
+    """As `collective_lines`, with rings that pass through all members of a group of several
+    switched levels, node after node.
 
-    An outer level then carries (N-1)/N of the payload through the ports of the members of a node together, N being all members, where shards that were made inside a
-    node first would need (n-1)/n, n being the nodes: nearly twice as much for two nodes, the same for many. All-reduces may take a tree, or what a switch reduces.
+    An outer level then carries (N-1)/N of the payload through the ports of the members of a node
+    together, N being all members, where shards that were made inside a node first would need
+    (n-1)/n, n being the nodes: nearly twice as much for two nodes, the same for many. All-reduces
+    may take a tree, or what a switch reduces.
     """
     spans = tuple(s for s in group if s.size > 1)
-    if len(spans) < 2 or kind not in ("all-reduce", "all-gather", "reduce-scatter") or any(s.kind != "switch" for s in spans):
+    if (
+        len(spans) < 2
+        or kind not in ("all-reduce", "all-gather", "reduce-scatter")
+        or any(s.kind != "switch" for s in spans)
+    ):
         return collective_lines(kind, group)
     members = math.prod(s.size for s in spans)
     rate, hops, inside = math.inf, 0.0, 1
@@ -131,12 +161,18 @@ def ring_lines(kind: str, group: tuple[Span, ...]) -> tuple[Line, ...]:
     if kind != "all-reduce":
         return (ring,)
     tree = (2 * sum(math.ceil(math.log2(s.size)) * s.latency_s for s in spans), 2 / rate)
-    return _lower([ring, tree, *(_all_reduce(spans) if any(s.bus_bytes_per_s for s in spans) else ())])
+    return _lower(
+        [ring, tree, *(_all_reduce(spans) if any(s.bus_bytes_per_s for s in spans) else ())]
+    )
 
 
 def collective_time_s(kind: str, payload_bytes: float, group: tuple[Span, ...]) -> float:
     """Seconds of one collective of a payload over a group."""
-    return min(a + payload_bytes * b for a, b in collective_lines(kind, group)) if payload_bytes else 0.0
+    return (
+        min(a + payload_bytes * b for a, b in collective_lines(kind, group))
+        if payload_bytes
+        else 0.0
+    )
 
 
 def _stages(spans: tuple[Span, ...]) -> tuple[tuple[Span, ...], ...]:
@@ -166,8 +202,11 @@ def _stage_slope(stage: tuple[Span, ...]) -> float:
 
 
 def _all_reduce(spans: tuple[Span, ...]) -> tuple[Line, ...]:
-    """Each stage in the better of its ways. Ring and switch leave a shard for the next stage; a tree passes the whole payload on."""
-    found: list[tuple[float, float, float]] = [(0.0, 0.0, 1.0)]  # latency, slope, share of the payload that goes on to the next stage
+    """Each stage in the better of its ways. Ring and switch leave a shard for the next stage; a
+    tree passes the whole payload on."""
+    found: list[tuple[float, float, float]] = [
+        (0.0, 0.0, 1.0)
+    ]  # latency, slope, share of the payload that goes on to the next stage
     for stage in _stages(spans):
         n, s = _stage_size(stage), stage[0]
         ways = [(2 * _stage_latency_s(stage), 2 * _stage_slope(stage), 1 / n)]
@@ -175,13 +214,20 @@ def _all_reduce(spans: tuple[Span, ...]) -> tuple[Line, ...]:
             ways.append((2 * math.ceil(math.log2(n)) * s.latency_s, 2 / s.bytes_per_s, 1.0))
         if s.bus_bytes_per_s:
             # Bus bandwidth is quoted as 2 (n-1)/n P / time.
-            ways.append((s.bus_latency_s or 2 * s.latency_s, 2 * (n - 1) / n / s.bus_bytes_per_s, 1 / n))
-        found = [(a + latency, max(b, share * slope), share * left) for a, b, share in found for latency, slope, left in ways]
+            ways.append(
+                (s.bus_latency_s or 2 * s.latency_s, 2 * (n - 1) / n / s.bus_bytes_per_s, 1 / n)
+            )
+        found = [
+            (a + latency, max(b, share * slope), share * left)
+            for a, b, share in found
+            for latency, slope, left in ways
+        ]
     return _lower((a, b) for a, b, _ in found)
 
 
 def _all_to_all(spans: tuple[Span, ...]) -> tuple[Line, ...]:
-    """Direct: every member sends to every other. Staged: span after span, each exchanging the whole payload among its few members."""
+    """Direct: every member sends to every other. Staged: span after span, each exchanging the whole
+    payload among its few members."""
     total = math.prod(s.size for s in spans)
     direct_latency = direct_slope = staged_latency = staged_slope = 0.0
     inside = 1

@@ -1,8 +1,11 @@
-"""Time of kernels: roofline with size-dependent efficiency, sums of gradients, and the optimizer's pass.
+"""Time of kernels: roofline with size-dependent efficiency, sums of gradients, and the optimizer's
+pass.
 
-    time = max(FLOPs / (peak(dtype) * efficiency(FLOPs)), bytes / (memory bandwidth * memory efficiency)), and never below the launch floor
+    time = max(FLOPs / (peak(dtype) * efficiency(FLOPs)), bytes / (memory bandwidth * memory
+    efficiency)), and never below the launch floor
 
-A fused attention kernel keeps its scores on chip: its bytes are operands and results, its efficiency is bounded by the softmax between two products.
+A fused attention kernel keeps its scores on chip: its bytes are operands and results, its
+efficiency is bounded by the softmax between two products.
 """
 
 from __future__ import annotations
@@ -26,32 +29,44 @@ def roofline_time_s(device: Device, flops: float, size_bytes: float, dtype: str)
 
 
 def attention_time_s(device: Device, flops: float, size_bytes: float, dtype: str) -> float:
-    """Seconds of one fused attention kernel: `flops` of its products, `size_bytes` of its operands and results."""
+    """Seconds of one fused attention kernel: `flops` of its products, `size_bytes` of its operands
+    and results."""
     if not flops and not size_bytes:
         return 0.0
-    return _kernel_time_s(device, flops, size_bytes, dtype, min(device.attention_efficiency, device.efficiency(flops)))
+    return _kernel_time_s(
+        device, flops, size_bytes, dtype, min(device.attention_efficiency, device.efficiency(flops))
+    )
 
 
-def _kernel_time_s(device: Device, flops: float, size_bytes: float, dtype: str, efficiency: float) -> float:
+def _kernel_time_s(
+    device: Device, flops: float, size_bytes: float, dtype: str, efficiency: float
+) -> float:
     arithmetic = flops / (device.peak(dtype) * efficiency) if flops else 0.0
     memory = size_bytes / (device.memory_bytes_per_s * device.memory_efficiency)
     return max(arithmetic, memory, device.launch_s)
 
 
 def sum_time_s(device: Device, size_bytes: Amount) -> Amount:
-    """Seconds to add so many bytes of gradients to their sums over microbatches: both are read, the sums are written (memory-bound)."""
+    """Seconds to add so many bytes of gradients to their sums over microbatches: both are read, the
+    sums are written (memory-bound)."""
     return 3 * size_bytes / (device.memory_bytes_per_s * device.memory_efficiency)
 
 
 def order_s_per_byte(device: Device) -> float:
-    """Seconds per byte to bring a tensor into another order of its dims and back: two copies, each read and written, at half of the rate for strides (memory-bound)."""
+    """Seconds per byte to bring a tensor into another order of its dims and back: two copies, each
+    read and written, at half of the rate for strides (memory-bound)."""
     return 8 / (device.memory_bytes_per_s * device.memory_efficiency)
 
 
 def loop_time_s(device: Device, weights_bytes: float, kept_bytes: float) -> float:
-    """Seconds that a loop over blocks takes beside its blocks where stacks are copied (memory-bound). Weights are cut out of theirs forward and backward, a stack is filled
-    with zeros and gradients are put into it: three copies and a pass that writes. What is kept for the backward pass is put and cut out once: one copy less."""
-    return (7 * weights_bytes + 5 * kept_bytes) / (device.memory_bytes_per_s * device.memory_efficiency)
+    """Seconds that a loop over blocks takes beside its blocks where stacks are copied
+    (memory-bound). Weights are cut out of theirs forward and backward, a stack is filled with zeros
+    and gradients are put into it: three copies and a pass that writes. What is kept for the
+    backward pass is put and cut out once: one copy less.
+    """
+    return (7 * weights_bytes + 5 * kept_bytes) / (
+        device.memory_bytes_per_s * device.memory_efficiency
+    )
 
 
 def optimizer_time_s(device: Device, elements: Amount, bytes_per_element: float) -> Amount:

@@ -1,10 +1,12 @@
 """A torch module of one's own, exported to ONNX and planned: what to copy for another module.
 
-    python examples/export_torch.py -o mine.onnx         # needs torch and onnxscript, which planning does not
+    python examples/export_torch.py -o mine.onnx         # needs torch and onnxscript, which
+                                                         planning does not
     plan mine.onnx --devices 8 --batch 64
 
-The batch of the example input (2 here) is no limit: `plan --batch N` traces another one through the graph. A module in training mode keeps its dropout, of which torch
-warns; `model.eval()` is for inference.
+The batch of the example input (2 here) is no limit: `plan --batch N` traces another one through the
+graph. A module in training mode keeps its dropout, of which torch warns; `model.eval()` is for
+inference.
 """
 
 from __future__ import annotations
@@ -25,7 +27,11 @@ class Block(nn.Module):
         super().__init__()
         self.before, self.between = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.up, self.down, self.drop = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH), nn.Dropout(0.1)
+        self.up, self.down, self.drop = (
+            nn.Linear(WIDTH, 4 * WIDTH),
+            nn.Linear(4 * WIDTH, WIDTH),
+            nn.Dropout(0.1),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, length, WIDTH] to the same."""
@@ -59,7 +65,9 @@ def main() -> None:
     parser.add_argument("-o", dest="output", type=Path, default=Path("mine.onnx"))
     args = parser.parse_args()
     model, example = Model().train(), torch.zeros(BATCH, LENGTH, dtype=torch.long)
-    torch.onnx.export(model, (example,), args.output, input_names=["ids"], output_names=["logits"], dynamo=True)
+    torch.onnx.export(
+        model, (example,), args.output, input_names=["ids"], output_names=["logits"], dynamo=True
+    )
     print(f"next: plan {args.output} --devices 8 --batch 64")
 
 

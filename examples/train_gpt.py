@@ -2,9 +2,11 @@
 
     python examples/train_gpt.py --steps 60
 
-Sequences are `start, start + stride, ...` modulo the vocabulary, so that the loss falls from ln 512 = 6.2 towards nearly nothing. The plan is the planner's own
-for a machine of eight CPU devices; `--pin` overrides it (`--pin pp=2,dp=2,tp=2,micro=4`). Everything is in the folder `-o`: the strategy, the program, the data and
-checkpoints. Run again with more steps, or another --pin, and training goes on from the last checkpoint.
+Sequences are `start, start + stride, ...` modulo the vocabulary, so that the loss falls from ln 512
+= 6.2 towards nearly nothing. The plan is the planner's own for a machine of eight CPU devices;
+`--pin` overrides it (`--pin pp=2,dp=2,tp=2,micro=4`). Everything is in the folder `-o`: the
+strategy, the program, the data and checkpoints. Run again with more steps, or another --pin, and
+training goes on from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -40,13 +42,33 @@ def main() -> int:
     parser.add_argument("-o", dest="folder", type=Path, default=Path("gpt-example"))
     args = parser.parse_args()
     write_data(args.folder / "data", 4096)
-    strategy = planner.plan(MODEL, devices=DEVICES, hardware="cpu", precision="fp32", batch=BATCH, lr=3e-3, pins=args.pin or None)
+    strategy = planner.plan(
+        MODEL,
+        devices=DEVICES,
+        hardware="cpu",
+        precision="fp32",
+        batch=BATCH,
+        lr=3e-3,
+        pins=args.pin or None,
+    )
     strategy.save(args.folder / "gpt.plan.json")
     print(strategy)
     program = args.folder / "gpt.py"
     program.write_text(planner.emit(strategy, MODEL))
-    command = [sys.executable, str(program), "--virtual-devices", str(DEVICES), "--steps", str(args.steps), "--data", str(args.folder / "data"),
-               "--checkpoints", str(args.folder / "checkpoints"), "--save-every", "20"]  # fmt: skip
+    command = [
+        sys.executable,
+        str(program),
+        "--virtual-devices",
+        str(DEVICES),
+        "--steps",
+        str(args.steps),
+        "--data",
+        str(args.folder / "data"),
+        "--checkpoints",
+        str(args.folder / "checkpoints"),
+        "--save-every",
+        "20",
+    ]
     print("$", " ".join(command), flush=True)
     return subprocess.run(command, check=False).returncode
 

@@ -1,6 +1,7 @@
 """Model families as real ONNX graphs whose weights are nowhere: `build("zoo:llama3-70b,layers=8")`.
 
-See `models_zoo.builder` for how they are written, `models_zoo.spec` for how a spec reads, and one module per family.
+See `models_zoo.builder` for how they are written, `models_zoo.spec` for how a spec reads, and one
+module per family.
 """
 
 from __future__ import annotations
@@ -18,7 +19,22 @@ if TYPE_CHECKING:
 __all__ = ["build", "families", "find", "parse", "presets"]
 
 
-MODULES = ("mlp", "gpt", "llama", "moe", "deepseek", "bert", "t5", "vit", "resnet", "unet", "dit", "dlrm", "ssm", "lstm")
+MODULES = (
+    "mlp",
+    "gpt",
+    "llama",
+    "moe",
+    "deepseek",
+    "bert",
+    "t5",
+    "vit",
+    "resnet",
+    "unet",
+    "dit",
+    "dlrm",
+    "ssm",
+    "lstm",
+)
 
 
 def families() -> Iterator[Family]:
@@ -28,13 +44,16 @@ def families() -> Iterator[Family]:
 
 def presets() -> dict[str, str]:
     """Preset name -> one line about it."""
-    return {name: preset.description for family in families() for name, preset in family.presets.items()}
+    return {
+        name: preset.description for family in families() for name, preset in family.presets.items()
+    }
 
 
 def parse(spec: str) -> tuple[str, str, dict[str, Value]]:
     """ "zoo:llama3-70b,layers=8,seq=4k" -> ("llama", "llama3-70b", {"layers": 8, "seq": 4096}).
 
-    The prefix "zoo:" may be left out. Raises PlanError: P070 unknown preset, P071 unknown option or bad value.
+    The prefix "zoo:" may be left out. Raises PlanError: P070 unknown preset, P071 unknown option or
+    bad value.
     """
     family, name, values = find(spec)
     return family.name, name, values
@@ -43,17 +62,18 @@ def parse(spec: str) -> tuple[str, str, dict[str, Value]]:
 def build(spec: str) -> onnx.ModelProto:
     """The ONNX model of a spec.
 
-    Dim 0 of every input is the symbol "batch" (metadata "default_batch" holds the preset's), or a number with batch=N; all
-    else is static. Weights are float32 and refer to an absent weights.bin; weights=inline writes seeded values instead.
-    Raises PlanError: P070 unknown preset, P071 unknown option or bad value, P072 too large, P073 sizes that do not go
-    together.
+    Dim 0 of every input is the symbol "batch" (metadata "default_batch" holds the preset's), or a
+    number with batch=N; all else is static. Weights are float32 and refer to an absent weights.bin;
+    weights=inline writes seeded values instead. Raises PlanError: P070 unknown preset, P071 unknown
+    option or bad value, P072 too large, P073 sizes that do not go together.
     """
     family, name, values = find(spec)
     return make(family, name, family.presets[name], values)
 
 
 def find(spec: str) -> tuple[Family, str, dict[str, Value]]:
-    """Family, name of the preset and options of a spec. Raises PlanError: P070 unknown preset, P071 unknown option or bad value."""
+    """Family, name of the preset and options of a spec. Raises PlanError: P070 unknown preset, P071
+    unknown option or bad value."""
     name, given = split_spec(spec)
     for family in families():
         if name in family.presets:
@@ -61,4 +81,8 @@ def find(spec: str) -> tuple[Family, str, dict[str, Value]]:
     inside = [p for family in families() if family.name == name for p in family.presets]
     known = inside or list(presets())
     hint = did_you_mean(name, known)
-    raise PlanError("P070", f"no zoo preset {name!r}", help=[*([hint] if hint else []), "presets: " + ", ".join(known)])
+    raise PlanError(
+        "P070",
+        f"no zoo preset {name!r}",
+        help=[*([hint] if hint else []), "presets: " + ", ".join(known)],
+    )

@@ -1,4 +1,5 @@
-"""`python -m models_zoo`: what the zoo has, with counts; `python -m models_zoo NAME[,option=value] -o FILE` writes a model.
+"""`python -m models_zoo`: what the zoo has, with counts; `python -m models_zoo NAME[,option=value]
+-o FILE` writes a model.
 
 stdout is data, stderr is talk; exit code 2 for bad input, as `plan` does.
 """
@@ -31,10 +32,28 @@ EXAMPLES = """examples:
 
 def parser() -> Parser:
     """The options."""
-    p = Parser("models_zoo", "List the models of the zoo, or write one as an ONNX file whose weights are nowhere.", EXAMPLES)
+    p = Parser(
+        "models_zoo",
+        "List the models of the zoo, or write one as an ONNX file whose weights are nowhere.",
+        EXAMPLES,
+    )
     p.prog = "python -m models_zoo"
-    p.add_argument("name", nargs="?", metavar="NAME", help="a preset with options, such as llama3-8b,layers=4, or a Hugging Face config.json; none: list all")
-    p.add_argument("-o", dest="output", type=Path, metavar="FILE", help="write the ONNX file (without: count the model)")
+    p.add_argument(
+        "name",
+        nargs="?",
+        metavar="NAME",
+        help=(
+            "a preset with options, such as llama3-8b,layers=4, or a Hugging Face config.json;"
+            " none: list all"
+        ),
+    )
+    p.add_argument(
+        "-o",
+        dest="output",
+        type=Path,
+        metavar="FILE",
+        help="write the ONNX file (without: count the model)",
+    )
     p.add_argument("--json", action="store_true", help="the listing as JSON, numbers exact")
     p.add_argument("--force", action="store_true", help="overwrite the file")
     return p
@@ -45,7 +64,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = parser().read(list(sys.argv[1:] if argv is None else argv))
         if args.output is not None and args.name is None:
-            raise PlanError("P003", "-o writes one model: which?", help=["python -m models_zoo NAME -o FILE", "python -m models_zoo lists the names"])
+            raise PlanError(
+                "P003",
+                "-o writes one model: which?",
+                help=["python -m models_zoo NAME -o FILE", "python -m models_zoo lists the names"],
+            )
         if args.output is not None:
             return _write(args)
         return _list(args)
@@ -69,7 +92,11 @@ def _write(args: argparse.Namespace) -> int:
 
     path: Path = args.output
     if path.is_dir():
-        raise PlanError("P056", f"cannot write {str(path)!r}: it is a folder", help=["-o a file in a folder that exists and is writable"])
+        raise PlanError(
+            "P056",
+            f"cannot write {str(path)!r}: it is a folder",
+            help=["-o a file in a folder that exists and is writable"],
+        )
     if path.exists() and not args.force:
         raise PlanError("P053", f"{path} exists", help=["-o another file, or --force"])
     model = _model(args.name)
@@ -90,24 +117,46 @@ def _list(args: argparse.Namespace) -> int:
     from planner.support.words import flops
 
     if args.name is not None and args.name.endswith(".json"):
-        raise PlanError("P003", "counting takes presets; a config.json can be written", help=[f"python -m models_zoo {args.name} -o FILE, then plan ops FILE"])
+        raise PlanError(
+            "P003",
+            "counting takes presets; a config.json can be written",
+            help=[f"python -m models_zoo {args.name} -o FILE, then plan ops FILE"],
+        )
     start = time.perf_counter()
     if args.name is None:
-        chosen: list[tuple[Family, str, str, dict[str, Value]]] = [(f, n, n, {}) for f in models_zoo.families() for n in f.presets]
+        chosen: list[tuple[Family, str, str, dict[str, Value]]] = [
+            (f, n, n, {}) for f in models_zoo.families() for n in f.presets
+        ]
     else:
         family, name, values = models_zoo.find(args.name)
         chosen = [(family, name, args.name.removeprefix("zoo:"), values)]
-    found = [(f, title, f.presets[n], count(f, n, f.presets[n], values)) for f, n, title, values in chosen]
+    found = [
+        (f, title, f.presets[n], count(f, n, f.presets[n], values))
+        for f, n, title, values in chosen
+    ]
     if args.json:
         print(json.dumps([as_json(title, f, p, c) for f, title, p, c in found], indent=1))
         return 0
     rows = [["name", "family", "parameters", "FLOPs", "a sample", "batch", "description"]]
     for f, title, p, c in found:
         active = f" ({spelled(c.active)})" if c.active != c.parameters else ""
-        rows.append([title, f.name, spelled(c.parameters) + active, flops(c.flops), c.sample, f"{p.batch:,}", p.description])
+        rows.append(
+            [
+                title,
+                f.name,
+                spelled(c.parameters) + active,
+                flops(c.flops),
+                c.sample,
+                f"{p.batch:,}",
+                p.description,
+            ]
+        )
     console.data("\n".join(fitted(rows, max(console.width(), WIDTH), (2, 3, 5))))
-    console.say(f"{len(found)} model{'s' * (len(found) > 1)}, counted in {time.perf_counter() - start:.1f} s; parameters (those a token passes); FLOPs: one sample "
-                "forward, multiply-adds times 2; batch: the preset's, for --batch")  # fmt: skip
+    console.say(
+        f"{len(found)} model{'s' * (len(found) > 1)}, counted in {time.perf_counter() - start:.1f}"
+        " s; parameters (those a token passes); FLOPs: one sample forward, multiply-adds times 2;"
+        " batch: the preset's, for --batch"
+    )
     return 0
 
 

@@ -1,12 +1,14 @@
 """A small writer of ONNX graphs whose weights are nowhere.
 
-`Net` collects nodes, inputs, outputs and initializers; a `Scope` is a module path inside it and names what it writes the
-way exporters do: node "/model/layers.3/self_attn/q_proj/MatMul", weight "model.layers.3.self_attn.q_proj.weight".
+`Net` collects nodes, inputs, outputs and initializers; a `Scope` is a module path inside it and
+names what it writes the way exporters do: node "/model/layers.3/self_attn/q_proj/MatMul", weight
+"model.layers.3.self_attn.q_proj.weight".
 
-Weights are float32 references into an absent file `weights.bin`, laid out back to back in the order they are declared
-(offset and length in bytes), so the size of a model does not matter: a trillion parameters cost a few megabytes of names.
-With `inline=True` each weight w is instead drawn from N(mean, std^2), seeded by (seed, name): two ways of writing one
-model get equal weights, and adding a layer changes no other. Small integer and float constants are always inline.
+Weights are float32 references into an absent file `weights.bin`, laid out back to back in the order
+they are declared (offset and length in bytes), so the size of a model does not matter: a trillion
+parameters cost a few megabytes of names. With `inline=True` each weight w is instead drawn from
+N(mean, std^2), seeded by (seed, name): two ways of writing one model get equal weights, and adding
+a layer changes no other. Small integer and float constants are always inline.
 
 onnx is imported when a `Net` is made, not with this module.
 """
@@ -32,7 +34,14 @@ FILE_LIMIT_BYTES = (1 << 63) - 1  # offsets are signed 64-bit
 
 # First opset that has each operator the families use in a form newer than `_OLDEST`.
 _OLDEST = 18
-_SINCE = {"Attention": 23, "RMSNormalization": 23, "RotaryEmbedding": 23, "GroupNormalization": 21, "Gelu": 20, "Resize": 19}
+_SINCE = {
+    "Attention": 23,
+    "RMSNormalization": 23,
+    "RotaryEmbedding": 23,
+    "GroupNormalization": 21,
+    "Gelu": 20,
+    "Resize": 19,
+}
 _IR_VERSION = {18: 8, 19: 9, 20: 9, 21: 10, 22: 10, 23: 11}
 
 Dim = int | str
@@ -42,14 +51,21 @@ class Net:
     """A graph under construction.
 
     Args:
-        name: name of the ONNX graph.
-        batch: the global batch; None leaves dim 0 of the inputs the symbol "batch".
-        default_batch: what a reader should take for the symbol when the user says nothing (metadata "default_batch").
-        inline: write seeded weight values into the model instead of references.
-        seed: seed of those values.
+        name: name of the ONNX graph. batch: the global batch; None leaves dim 0 of the inputs the
+        symbol "batch". default_batch: what a reader should take for the symbol when the user says
+        nothing (metadata "default_batch"). inline: write seeded weight values into the model
+        instead of references. seed: seed of those values.
     """
 
-    def __init__(self, name: str, *, batch: int | None = None, default_batch: int = 1, inline: bool = False, seed: int = 0) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        batch: int | None = None,
+        default_batch: int = 1,
+        inline: bool = False,
+        seed: int = 0,
+    ) -> None:
         import onnx
 
         self._onnx = onnx
@@ -71,7 +87,8 @@ class Net:
         return Scope(self, "")
 
     def fix_batch(self) -> int:
-        """Make the batch the default one where the graph cannot keep a symbol (products of dims); returns it."""
+        """Make the batch the default one where the graph cannot keep a symbol (products of dims);
+        returns it."""
         self.batch = self.default_batch
         return self.default_batch
 
@@ -85,7 +102,8 @@ class Net:
         self._graph.output.append(self._value_info(name, shape, dtype))
 
     def declare(self, name: str, shape: Sequence[Dim], dtype: str = "float32") -> str:
-        """Write the shape of a tensor whose operator has no shape inference in onnx; returns the name."""
+        """Write the shape of a tensor whose operator has no shape inference in onnx; returns the
+        name."""
         self._graph.value_info.append(self._value_info(name, shape, dtype))
         return name
 
@@ -98,35 +116,65 @@ class Net:
         key = (str(value.dtype), value.shape, value.tobytes())
         if key not in self._constants:
             self._constants[key] = f"const_{len(self._constants)}"
-            self._graph.initializer.append(self._onnx.numpy_helper.from_array(value, self._constants[key]))
+            self._graph.initializer.append(
+                self._onnx.numpy_helper.from_array(value, self._constants[key])
+            )
         return self._constants[key]
 
     def weight(self, name: str, shape: Sequence[int], std: float, mean: float) -> str:
-        """A float32 weight, by reference or seeded. Raises PlanError when it passes what a file or a protobuf holds."""
+        """A float32 weight, by reference or seeded. Raises PlanError when it passes what a file or
+        a protobuf holds."""
         size_bytes = 4 * math.prod(shape)
-        limit, what = (INLINE_LIMIT_BYTES, "inline weights") if self.inline else (FILE_LIMIT_BYTES, "the weight file")
+        limit, what = (
+            (INLINE_LIMIT_BYTES, "inline weights")
+            if self.inline
+            else (FILE_LIMIT_BYTES, "the weight file")
+        )
         if self._weights_bytes + size_bytes > limit:
             detail = [f"at {name} {list(shape)}, after {self._weights_bytes} bytes"]
-            raise PlanError("P072", f"{self.name}: {what} would pass {limit} bytes", detail=detail, help=["smaller sizes or fewer layers"])
-        tensor = self._graph.initializer.add(name=name, data_type=self._onnx.TensorProto.FLOAT, dims=shape)
+            raise PlanError(
+                "P072",
+                f"{self.name}: {what} would pass {limit} bytes",
+                detail=detail,
+                help=["smaller sizes or fewer layers"],
+            )
+        tensor = self._graph.initializer.add(
+            name=name, data_type=self._onnx.TensorProto.FLOAT, dims=shape
+        )
         if self.inline:
-            draw = np.random.default_rng([self.seed, zlib.crc32(name.encode())]).standard_normal(tuple(shape), dtype=np.float32)
+            draw = np.random.default_rng([self.seed, zlib.crc32(name.encode())]).standard_normal(
+                tuple(shape), dtype=np.float32
+            )
             tensor.raw_data = (draw * np.float32(std) + np.float32(mean)).astype("<f4").tobytes()
         else:
             tensor.data_location = self._onnx.TensorProto.EXTERNAL
-            for key, entry in (("location", WEIGHTS_FILE), ("offset", self._weights_bytes), ("length", size_bytes)):
+            for key, entry in (
+                ("location", WEIGHTS_FILE),
+                ("offset", self._weights_bytes),
+                ("length", size_bytes),
+            ):
                 tensor.external_data.add(key=key, value=str(entry))
         self._weights_bytes += size_bytes
         return name
 
-    def node(self, path: str, op: str, inputs: Sequence[str], outputs: int, out: str, attrs: dict[str, Any]) -> tuple[str, ...]:
+    def node(
+        self,
+        path: str,
+        op: str,
+        inputs: Sequence[str],
+        outputs: int,
+        out: str,
+        attrs: dict[str, Any],
+    ) -> tuple[str, ...]:
         """Append a node and return its output names."""
         base = f"{path}/{op}" if path else f"/{op}"
         seen = self._used.get(base, 0)
         self._used[base] = seen + 1
         name = f"{base}_{seen}" if seen else base
         names = (out,) if out else tuple(f"{name}_output_{i}" for i in range(outputs))
-        self._graph.node.append(self._onnx.helper.make_node(op, list(inputs), list(names), name, **attrs))
+        self._graph.node.append(
+            self._onnx.helper.make_node(op, list(inputs), list(names), name, **attrs)
+        )
         self._opset = max(self._opset, _SINCE.get(op, _OLDEST))
         return names
 
@@ -134,7 +182,9 @@ class Net:
         """The finished model, at the lowest opset its operators allow (18 to 23)."""
         self._model.ir_version = _IR_VERSION[self._opset]
         self._model.opset_import.add(domain="", version=self._opset)
-        properties = {"default_batch": str(self.default_batch)} | ({"notes": " ".join(self.notes)} if self.notes else {})
+        properties = {"default_batch": str(self.default_batch)} | (
+            {"notes": " ".join(self.notes)} if self.notes else {}
+        )
         self._onnx.helper.set_model_props(self._model, properties)
         return self._model
 
@@ -151,7 +201,8 @@ class Scope:
         return Scope(self.net, f"{self.path}/{name}")
 
     def op(self, op: str, *inputs: str, out: str = "", **attrs: Any) -> str:
-        """A node with one output; `out` names it (for graph outputs). An absent optional input is ""."""
+        """A node with one output; `out` names it (for graph outputs). An absent optional input is
+        ""."""
         return self.net.node(self.path, op, inputs, 1, out, attrs)[0]
 
     def ops(self, outputs: int, op: str, *inputs: str, **attrs: Any) -> tuple[str, ...]:

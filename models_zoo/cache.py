@@ -1,10 +1,14 @@
-"""Decoders with a cache of keys and values, in the form exporters of transformers write (text-generation-with-past).
+"""Decoders with a cache of keys and values, in the form exporters of transformers write
+(text-generation-with-past).
 
-    input_ids, position_ids [batch, sequence_length]           attention_mask [batch, total_sequence_length], 1 = a real token
+    input_ids, position_ids [batch, sequence_length]           attention_mask [batch,
+        total_sequence_length], 1 = a real token
     past_key_values.I.key, .value [batch, kv_heads, past_sequence_length, head_dim]
-    logits [batch, sequence_length, vocab]                     present.I.key, .value [batch, kv_heads, total_sequence_length, head_dim]
+    logits [batch, sequence_length, vocab]                     present.I.key, .value [batch,
+        kv_heads, total_sequence_length, head_dim]
 
-total = past + sequence. An empty past makes it the pass over the prompts, a sequence of one token a step of generation.
+total = past + sequence. An empty past makes it the pass over the prompts, a sequence of one token a
+step of generation.
 """
 
 from __future__ import annotations
@@ -19,7 +23,8 @@ SEQUENCE, PAST, TOTAL = "sequence_length", "past_sequence_length", "total_sequen
 
 @dataclass
 class Cache:
-    """The inputs of a cached decoder and what is derived from them once. allowed: bool [batch, 1, sequence, total], True = attend."""
+    """The inputs of a cached decoder and what is derived from them once. allowed: bool [batch, 1,
+    sequence, total], True = attend."""
 
     net: Net
     layers: int
@@ -36,26 +41,41 @@ class Cache:
         self.position = net.input("position_ids", [net.batch, SEQUENCE], "int64")
         for i in range(self.layers):
             for part in ("key", "value"):
-                net.input(f"past_key_values.{i}.{part}", [net.batch, self.kv_heads, PAST, self.head_dim])
+                net.input(
+                    f"past_key_values.{i}.{part}", [net.batch, self.kv_heads, PAST, self.head_dim]
+                )
         self.allowed = self._mask(net.root.at("mask"), mask)
 
     def _mask(self, s: Scope, mask: str) -> str:
-        """Key t of the total is seen by token p of the sequence where it is real and t <= past + p."""
+        """Key t of the total is seen by token p of the sequence where it is real and t <= past +
+        p."""
         past = s.op("Gather", s.op("Shape", "past_key_values.0.key"), s.i64(2), axis=0)
         total = s.op("Gather", s.op("Shape", mask), s.i64(1), axis=0)
         key, query = positions_from(s, s.i64(0), total), positions_from(s, past, total)
-        causal = s.op("LessOrEqual", s.op("Unsqueeze", key, s.ints(0)), s.op("Unsqueeze", query, s.ints(1)))
+        causal = s.op(
+            "LessOrEqual", s.op("Unsqueeze", key, s.ints(0)), s.op("Unsqueeze", query, s.ints(1))
+        )
         real = s.op("Unsqueeze", s.op("Cast", mask, to=9), s.ints(1, 2))
         return s.op("And", s.op("Unsqueeze", causal, s.ints(0, 1)), real)
 
     def extend(self, s: Scope, k: str, v: str, layer: int) -> tuple[str, str]:
-        """The layer's keys and values so far with the new ones [batch, kv_heads, sequence, head_dim] behind them."""
+        """The layer's keys and values so far with the new ones [batch, kv_heads, sequence,
+        head_dim] behind them."""
         return tuple(  # type: ignore[return-value]
-            s.op("Concat", f"past_key_values.{layer}.{part}", new, out=f"present.{layer}.{part}", axis=2) for part, new in (("key", k), ("value", v))
+            s.op(
+                "Concat",
+                f"past_key_values.{layer}.{part}",
+                new,
+                out=f"present.{layer}.{part}",
+                axis=2,
+            )
+            for part, new in (("key", k), ("value", v))
         )
 
     def outputs(self) -> None:
         """Declare the present keys and values."""
         for i in range(self.layers):
             for part in ("key", "value"):
-                self.net.output(f"present.{i}.{part}", [self.net.batch, self.kv_heads, TOTAL, self.head_dim])
+                self.net.output(
+                    f"present.{i}.{part}", [self.net.batch, self.kv_heads, TOTAL, self.head_dim]
+                )

@@ -1,9 +1,12 @@
 """Parameters and forward FLOPs of a preset, by the planner's own count.
 
-FLOPs are those of matrix products, convolutions and attention: multiply-adds times 2, all scores of causal attention counted (the convention of the
-Megatron papers), one sample, forward. Nothing else of a model weighs beside them. Layers are alike, so a model with many is counted from two small ones:
+FLOPs are those of matrix products, convolutions and attention: multiply-adds times 2, all scores of
+causal attention counted (the convention of the Megatron papers), one sample, forward. Nothing else
+of a model weighs beside them. Layers are alike, so a model with many is counted from two small
+ones:
 
-    count(L) = count(a) + (L - a) (count(a + 1) - count(a))      a = 2 layers behind those that differ
+    count(L) = count(a) + (L - a) (count(a + 1) - count(a))      a = 2 layers behind those that
+        differ
 
 which is exact, and keeps the listing of all presets short.
 """
@@ -22,7 +25,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Count:
-    """Of one sample. active: parameters that a token passes; score_flops: the part of `flops` that attention's scores and their use are; sample: its size in words."""
+    """Of one sample. active: parameters that a token passes; score_flops: the part of `flops` that
+    attention's scores and their use are; sample: its size in words."""
 
     parameters: int
     active: int
@@ -32,14 +36,20 @@ class Count:
 
 
 def count(family: Family, name: str, preset: Preset, values: dict[str, Value]) -> Count:
-    """Count a preset with options (`values`, as parsed) applied. Raises PlanError as building does."""
-    values = {k: v for k, v in values.items() if k not in ("batch", "weights", "seed")} | {"batch": 1}
+    """Count a preset with options (`values`, as parsed) applied. Raises PlanError as building
+    does."""
+    values = {k: v for k, v in values.items() if k not in ("batch", "weights", "seed")} | {
+        "batch": 1
+    }
     config = family.configure(preset, values)
     layers, first = getattr(config, "layers", 0), getattr(config, "dense_layers", 0) + 2
     if layers <= first + 1:
         found, sample = _measure(make(family, name, preset, values))
     else:
-        (a, sample), (b, _) = (_measure(make(family, name, preset, {**values, "layers": n})) for n in (first, first + 1))
+        (a, sample), (b, _) = (
+            _measure(make(family, name, preset, {**values, "layers": n}))
+            for n in (first, first + 1)
+        )
         found = tuple(x + (layers - first) * (y - x) for x, y in zip(a, b, strict=True))
     return Count(found[0], found[0] - getattr(config, "idle", 0), found[1], found[2], sample)
 
@@ -51,7 +61,11 @@ def _measure(model: Any) -> tuple[tuple[int, ...], str]:
 
     graph = read_model(model, batch=1)
     work = [(node.op, rule_of(node, graph)[0].flops) for node in graph.nodes]
-    return (graph.parameters, int(sum(n for _, n in work)), int(sum(n for op, n in work if op == "Attention"))), _sample(graph)
+    return (
+        graph.parameters,
+        int(sum(n for _, n in work)),
+        int(sum(n for op, n in work if op == "Attention")),
+    ), _sample(graph)
 
 
 def _sample(graph: Graph) -> str:
@@ -67,10 +81,20 @@ def _sample(graph: Graph) -> str:
             parts.append("x".join(str(n) for n in (t.shape[1:] if t.shape[0] == 1 else t.shape)))
         else:
             tokens.append(f"{t.elements:,}")
-    said = [*parts, *([" + ".join(tokens) + " tokens"] if tokens else []), *([f"{ids} id" + "s" * (ids > 1)] if ids else [])]
+    said = [
+        *parts,
+        *([" + ".join(tokens) + " tokens"] if tokens else []),
+        *([f"{ids} id" + "s" * (ids > 1)] if ids else []),
+    ]
     return " + ".join(said)
 
 
 def as_json(name: str, family: Family, preset: Preset, found: Count) -> dict[str, Any]:
     """A row of `python -m models_zoo --json`: FLOPs of one sample forward, exact."""
-    return {"name": name, "family": family.name, **dataclasses.asdict(found), "default_batch": preset.batch, "description": preset.description}
+    return {
+        "name": name,
+        "family": family.name,
+        **dataclasses.asdict(found),
+        "default_batch": preset.batch,
+        "description": preset.description,
+    }

@@ -1,12 +1,17 @@
-"""DeepSeek: many small routed experts and a shared one (`models_zoo.moe`), behind latent attention from V2 on.
+"""DeepSeek: many small routed experts and a shared one (`models_zoo.moe`), behind latent attention
+from V2 on.
 
-Latent attention (kv_rank given): keys and values of all heads come from one vector of kv_rank features a token, queries (q_rank given) from one of q_rank; a
-head's query and key are `nope` features from there and `rope` features that rotate, the key's shared by all heads:
+Latent attention (kv_rank given): keys and values of all heads come from one vector of kv_rank
+features a token, queries (q_rank given) from one of q_rank; a head's query and key are `nope`
+features from there and `rope` features that rotate, the key's shared by all heads:
 
-    q_h = [W_q c_q ; R(W_qr c_q)]      k_h = [W_k c_kv ; R(W_kr x)]      v_h = W_v c_kv      c_q = norm(W_dq x)      c_kv = norm(W_dkv x)
+    q_h = [W_q c_q ; R(W_qr c_q)]      k_h = [W_k c_kv ; R(W_kr x)]      v_h = W_v c_kv      c_q =
+                                       norm(W_dq x)      c_kv = norm(W_dkv x)
 
-Written as training computes it, keys and values spread out; which features rotate together (halves here, neighbours in the original) is a matter of the
-order of columns. Without kv_rank it is Llama's attention (DeepSeek MoE). The multi-token prediction layer of V3 is left out, as its published count does.
+Written as training computes it, keys and values spread out; which features rotate together (halves
+here, neighbours in the original) is a matter of the order of columns. Without kv_rank it is Llama's
+attention (DeepSeek MoE). The multi-token prediction layer of V3 is left out, as its published count
+does.
 """
 
 from __future__ import annotations
@@ -38,27 +43,62 @@ class DeepseekConfig(moe.MoeConfig):
 def build(c: DeepseekConfig, net: Net) -> None:
     """input_ids [batch, seq] -> logits [batch, seq, vocab]."""
     moe.checked(c, net)
-    latent = (lambda s, x, rotate, mask: _latent(s, x, c, c.kv_rank or 0, rotate, mask)) if c.kv_rank else None
+    latent = (
+        (lambda s, x, rotate, mask: _latent(s, x, c, c.kv_rank or 0, rotate, mask))
+        if c.kv_rank
+        else None
+    )
     llama.decoder(c, net, feed=lambda i, s, x: moe.feed(i, s, x, c), attention=latent)
 
 
-def _latent(s: Scope, x: str, c: DeepseekConfig, kv_rank: int, rotate: llama.Rotate, mask: Masking) -> str:
+def _latent(
+    s: Scope, x: str, c: DeepseekConfig, kv_rank: int, rotate: llama.Rotate, mask: Masking
+) -> str:
     """[B, S, hidden] -> [B, S, hidden]."""
     heads, wide = c.heads, c.nope + c.rope
     if c.q_rank:
-        low = _norm(s.at("q_a_layernorm"), linear(s.at("q_a_proj"), x, c.hidden, c.q_rank, bias=c.attention_bias), c.q_rank, c)
+        low = _norm(
+            s.at("q_a_layernorm"),
+            linear(s.at("q_a_proj"), x, c.hidden, c.q_rank, bias=c.attention_bias),
+            c.q_rank,
+            c,
+        )
         q = linear(s.at("q_b_proj"), low, c.q_rank, heads * wide, bias=False)
     else:
         q = linear(s.at("q_proj"), x, c.hidden, heads * wide, bias=False)
-    q, q_turned = s.ops(2, "Split", split_heads(s, q, c.seq, heads, wide), s.ints(c.nope, c.rope), axis=-1)
-    packed = linear(s.at("kv_a_proj_with_mqa"), x, c.hidden, kv_rank + c.rope, bias=c.attention_bias)
+    q, q_turned = s.ops(
+        2, "Split", split_heads(s, q, c.seq, heads, wide), s.ints(c.nope, c.rope), axis=-1
+    )
+    packed = linear(
+        s.at("kv_a_proj_with_mqa"), x, c.hidden, kv_rank + c.rope, bias=c.attention_bias
+    )
     low, k_turned = s.ops(2, "Split", packed, s.ints(kv_rank, c.rope), axis=-1)
-    both = linear(s.at("kv_b_proj"), _norm(s.at("kv_a_layernorm"), low, kv_rank, c), kv_rank, heads * (c.nope + c.v_dim), bias=False)
-    k, v = s.ops(2, "Split", split_heads(s, both, c.seq, heads, c.nope + c.v_dim), s.ints(c.nope, c.v_dim), axis=-1)
-    shared = s.op("Expand", rotate(s, s.op("Unsqueeze", k_turned, s.ints(1))), s.ints(1, heads, 1, 1))
+    both = linear(
+        s.at("kv_b_proj"),
+        _norm(s.at("kv_a_layernorm"), low, kv_rank, c),
+        kv_rank,
+        heads * (c.nope + c.v_dim),
+        bias=False,
+    )
+    k, v = s.ops(
+        2,
+        "Split",
+        split_heads(s, both, c.seq, heads, c.nope + c.v_dim),
+        s.ints(c.nope, c.v_dim),
+        axis=-1,
+    )
+    shared = s.op(
+        "Expand", rotate(s, s.op("Unsqueeze", k_turned, s.ints(1))), s.ints(1, heads, 1, 1)
+    )
     q, k = s.op("Concat", q, rotate(s, q_turned), axis=-1), s.op("Concat", k, shared, axis=-1)
     context = attend(s, q, k, v, scale=wide**-0.5, mask=mask, decomposed=c.decomposed)
-    return linear(s.at("o_proj"), merge_heads(s, context, c.seq, heads * c.v_dim), heads * c.v_dim, c.hidden, bias=c.attention_bias)
+    return linear(
+        s.at("o_proj"),
+        merge_heads(s, context, c.seq, heads * c.v_dim),
+        heads * c.v_dim,
+        c.hidden,
+        bias=c.attention_bias,
+    )
 
 
 def _norm(s: Scope, x: str, width: int, c: DeepseekConfig) -> str:
@@ -66,27 +106,114 @@ def _norm(s: Scope, x: str, width: int, c: DeepseekConfig) -> str:
 
 
 _TINY = DeepseekConfig(
-    2, 64, 4, 4, 96, 512, 16, experts=8, top=3, expert_ff=32, shared_ff=64, dense_layers=1, normalise=True, scaling=2.5, scoring="sigmoid",
-    groups=4, group_top=2, kv_rank=32, q_rank=48, nope=16, rope=8, v_dim=16,
-)  # fmt: skip
-_MOE_16B = DeepseekConfig(28, 2048, 16, 16, 10944, 102400, 4096, epsilon=1e-6, experts=64, top=6, expert_ff=1408, shared_ff=2816, dense_layers=1, normalise=False)
+    2,
+    64,
+    4,
+    4,
+    96,
+    512,
+    16,
+    experts=8,
+    top=3,
+    expert_ff=32,
+    shared_ff=64,
+    dense_layers=1,
+    normalise=True,
+    scaling=2.5,
+    scoring="sigmoid",
+    groups=4,
+    group_top=2,
+    kv_rank=32,
+    q_rank=48,
+    nope=16,
+    rope=8,
+    v_dim=16,
+)
+_MOE_16B = DeepseekConfig(
+    28,
+    2048,
+    16,
+    16,
+    10944,
+    102400,
+    4096,
+    epsilon=1e-6,
+    experts=64,
+    top=6,
+    expert_ff=1408,
+    shared_ff=2816,
+    dense_layers=1,
+    normalise=False,
+)
 _LITE = DeepseekConfig(
-    27, 2048, 16, 16, 10944, 102400, 4096, epsilon=1e-6, experts=64, top=6, expert_ff=1408, shared_ff=2816, dense_layers=1, normalise=False, kv_rank=512,
-)  # fmt: skip
+    27,
+    2048,
+    16,
+    16,
+    10944,
+    102400,
+    4096,
+    epsilon=1e-6,
+    experts=64,
+    top=6,
+    expert_ff=1408,
+    shared_ff=2816,
+    dense_layers=1,
+    normalise=False,
+    kv_rank=512,
+)
 _V2 = DeepseekConfig(
-    60, 5120, 128, 128, 12288, 102400, 4096, epsilon=1e-6, experts=160, top=6, expert_ff=1536, shared_ff=3072, dense_layers=1, normalise=False, scaling=16.0,
-    groups=8, group_top=3, kv_rank=512, q_rank=1536,
-)  # fmt: skip
+    60,
+    5120,
+    128,
+    128,
+    12288,
+    102400,
+    4096,
+    epsilon=1e-6,
+    experts=160,
+    top=6,
+    expert_ff=1536,
+    shared_ff=3072,
+    dense_layers=1,
+    normalise=False,
+    scaling=16.0,
+    groups=8,
+    group_top=3,
+    kv_rank=512,
+    q_rank=1536,
+)
 _V3 = DeepseekConfig(
-    61, 7168, 128, 128, 18432, 129280, 4096, epsilon=1e-6, experts=256, top=8, expert_ff=2048, shared_ff=2048, dense_layers=3, scaling=2.5, scoring="sigmoid",
-    groups=8, group_top=4, kv_rank=512, q_rank=1536,
-)  # fmt: skip
+    61,
+    7168,
+    128,
+    128,
+    18432,
+    129280,
+    4096,
+    epsilon=1e-6,
+    experts=256,
+    top=8,
+    expert_ff=2048,
+    shared_ff=2048,
+    dense_layers=3,
+    scaling=2.5,
+    scoring="sigmoid",
+    groups=8,
+    group_top=4,
+    kv_rank=512,
+    q_rank=1536,
+)
 
 FAMILY = Family(
     "deepseek",
     {
-        "deepseek-tiny": Preset(_TINY, "shared and routed experts, latent attention, for tests", batch=4),
-        "deepseek-moe-16b": Preset(_MOE_16B, "DeepSeekMoE 16B, 64 routed experts, Llama's attention"),
+        "deepseek-tiny": Preset(
+            _TINY, "shared and routed experts, latent attention, for tests", batch=4
+        ),
+        "deepseek-moe-16b": Preset(
+            _MOE_16B, "DeepSeekMoE 16B, 64 routed experts, Llama's attention"
+        ),
         "deepseek-v2-lite": Preset(_LITE, "DeepSeek V2 Lite, 64 routed experts, latent attention"),
         "deepseek-v2": Preset(_V2, "DeepSeek V2, 160 routed experts, latent attention"),
         "deepseek-v3": Preset(_V3, "DeepSeek V3 and R1, 256 routed experts, latent attention"),

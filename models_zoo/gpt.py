@@ -1,8 +1,10 @@
-"""GPT: learned positions, pre-norm blocks, GELU (tanh form), tied or separate head. Counts follow the published models.
+"""GPT: learned positions, pre-norm blocks, GELU (tanh form), tied or separate head. Counts follow
+the published models.
 
-embedding=0 is the net of the MindSpore comparison, operator for operator: input [batch*seq, hidden] (already embedded, so
-the batch is static), attention without a mask and spread out, an untied head without a bias, and a second output "mean",
-the mean of the logits. The keys are transposed straight to [B, H, D, S], where MindSpore's batched product has a flag.
+embedding=0 is the net of the MindSpore comparison, operator for operator: input [batch*seq, hidden]
+(already embedded, so the batch is static), attention without a mask and spread out, an untied head
+without a bias, and a second output "mean", the mean of the logits. The keys are transposed straight
+to [B, H, D, S], where MindSpore's batched product has a flag.
 """
 
 from __future__ import annotations
@@ -28,10 +30,11 @@ from models_zoo.spec import Family, Preset, require
 
 @dataclass(frozen=True)
 class GptConfig:
-    """ff: width of the feed-forward, by default 4 hidden. positions: rows of the position table, by default seq.
+    """ff: width of the feed-forward, by default 4 hidden. positions: rows of the position table, by
+    default seq.
 
-    causal: by default as embedding. decomposed: attention spread out; by default not, but always with embedding=0. cache: keys and values of earlier
-    tokens are inputs (models_zoo.cache).
+    causal: by default as embedding. decomposed: attention spread out; by default not, but always
+    with embedding=0. cache: keys and values of earlier tokens are inputs (models_zoo.cache).
     """
 
     layers: int = 24
@@ -55,20 +58,42 @@ class GptConfig:
 
 
 def build(c: GptConfig, net: Net) -> None:
-    """input_ids [batch, seq] -> logits [batch, seq, vocab]; or, embedding=0, x [batch*seq, hidden] -> logits, mean."""
+    """input_ids [batch, seq] -> logits [batch, seq, vocab]; or, embedding=0, x [batch*seq, hidden]
+    -> logits, mean."""
     require(c.hidden % c.heads == 0, f"gpt: hidden={c.hidden} is not a multiple of heads={c.heads}")
-    require(not (c.cache and (not c.embedding or c.causal is False)), f"{net.name}: a cache is of a causal decoder of tokens", "leave out cache")
+    require(
+        not (c.cache and (not c.embedding or c.causal is False)),
+        f"{net.name}: a cache is of a causal decoder of tokens",
+        "leave out cache",
+    )
     if not c.embedding:
         return _build_embedded(c, net)
     rows, decomposed = c.positions or c.seq, bool(c.decomposed)
-    require(c.seq <= rows, f"gpt: seq={c.seq} is longer than the position table of {rows}", f"add positions={c.seq}")
+    require(
+        c.seq <= rows,
+        f"gpt: seq={c.seq} is longer than the position table of {rows}",
+        f"add positions={c.seq}",
+    )
     s = net.root.at("transformer")
     cache = Cache(net, c.layers, c.heads, c.hidden // c.heads) if c.cache else None
     ids = cache.ids if cache else net.input("input_ids", [net.batch, c.seq], "int64")
     tokens, table = embedding(s.at("wte"), ids, c.vocab, c.hidden)
-    x = s.op("Add", tokens, embedding(s.at("wpe"), cache.position if cache else positions(s.at("wpe"), c.seq), rows, c.hidden)[0])
+    x = s.op(
+        "Add",
+        tokens,
+        embedding(
+            s.at("wpe"), cache.position if cache else positions(s.at("wpe"), c.seq), rows, c.hidden
+        )[0],
+    )
     causal = c.causal is not False
-    mask = Masking(keys=cache.allowed) if cache else Masking(causal=causal, causal_mask=causal_mask(s.at("mask"), c.seq) if causal and decomposed else "")
+    mask = (
+        Masking(keys=cache.allowed)
+        if cache
+        else Masking(
+            causal=causal,
+            causal_mask=causal_mask(s.at("mask"), c.seq) if causal and decomposed else "",
+        )
+    )
     for i in range(c.layers):
         x = _block(s.at(f"h.{i}"), x, c, mask, partial(cache.extend, layer=i) if cache else None)
     x = layer_norm(s.at("ln_f"), x, c.hidden, c.epsilon)
@@ -86,7 +111,21 @@ def _block(s: Scope, x: str, c: GptConfig, mask: Masking, extend: Extend | None)
     """x + attention(norm(x)), then x + mlp(norm(x)); x [batch, seq, hidden]."""
     a, names = s.at("attn"), ("q_proj", "k_proj", "v_proj", "out_proj")
     h = layer_norm(s.at("ln_1"), x, c.hidden, c.epsilon)
-    x = s.op("Add", x, self_attention(a, h, c.rows, c.hidden, c.heads, names=names, mask=mask, decomposed=bool(c.decomposed), extend=extend))
+    x = s.op(
+        "Add",
+        x,
+        self_attention(
+            a,
+            h,
+            c.rows,
+            c.hidden,
+            c.heads,
+            names=names,
+            mask=mask,
+            decomposed=bool(c.decomposed),
+            extend=extend,
+        ),
+    )
     return _feed_forward(s, x, c)
 
 
@@ -98,18 +137,37 @@ def _feed_forward(s: Scope, x: str, c: GptConfig) -> str:
 
 def _build_embedded(c: GptConfig, net: Net) -> None:
     """The MindSpore net on rows [batch*seq, hidden]."""
-    require(not c.tied, f"{net.name}: with embedding=0 there is no table to tie the head to", "add tied=0")
-    require(not c.causal and c.decomposed is not False, f"{net.name}: embedding=0 is written without a mask and spread out")
+    require(
+        not c.tied,
+        f"{net.name}: with embedding=0 there is no table to tie the head to",
+        "add tied=0",
+    )
+    require(
+        not c.causal and c.decomposed is not False,
+        f"{net.name}: embedding=0 is written without a mask and spread out",
+    )
     batch = net.fix_batch()
     s, x = net.root.at("transformer"), net.input("x", [batch * c.seq, c.hidden])
     for i in range(c.layers):
         block = s.at(f"h.{i}")
         a, dim = block.at("attn"), c.hidden // c.heads
         h = layer_norm(block.at("ln_1"), x, c.hidden, c.epsilon)
-        heads = [_rows_to_heads(a.at(n), h, c, batch, perm) for n, perm in (("q_proj", "bhsd"), ("k_proj", "bhds"), ("v_proj", "bhsd"))]
+        heads = [
+            _rows_to_heads(a.at(n), h, c, batch, perm)
+            for n, perm in (("q_proj", "bhsd"), ("k_proj", "bhds"), ("v_proj", "bhsd"))
+        ]
         scores = a.op("Mul", a.op("MatMul", heads[0], heads[1]), a.f32(dim**-0.5))
-        context = a.op("Transpose", a.op("MatMul", a.op("Softmax", scores, axis=-1), heads[2]), perm=[0, 2, 1, 3])
-        o = linear(a.at("out_proj"), a.op("Reshape", context, a.ints(batch * c.seq, c.hidden)), c.hidden, c.hidden)
+        context = a.op(
+            "Transpose",
+            a.op("MatMul", a.op("Softmax", scores, axis=-1), heads[2]),
+            perm=[0, 2, 1, 3],
+        )
+        o = linear(
+            a.at("out_proj"),
+            a.op("Reshape", context, a.ints(batch * c.seq, c.hidden)),
+            c.hidden,
+            c.hidden,
+        )
         x = _feed_forward(block, block.op("Add", x, o), c)
     x = layer_norm(s.at("ln_f"), x, c.hidden, c.epsilon)
     linear(net.root.at("lm_head"), x, c.hidden, c.vocab, bias=False, out="logits")
@@ -119,7 +177,11 @@ def _build_embedded(c: GptConfig, net: Net) -> None:
 
 
 def _rows_to_heads(s: Scope, h: str, c: GptConfig, batch: int, perm: str) -> str:
-    y = s.op("Reshape", linear(s, h, c.hidden, c.hidden), s.ints(batch, c.seq, c.heads, c.hidden // c.heads))
+    y = s.op(
+        "Reshape",
+        linear(s, h, c.hidden, c.hidden),
+        s.ints(batch, c.seq, c.heads, c.hidden // c.heads),
+    )
     return s.op("Transpose", y, perm=["bshd".index(axis) for axis in perm])
 
 
@@ -130,15 +192,25 @@ def _gpt2(layers: int, hidden: int, heads: int) -> Preset:
 FAMILY = Family(
     "gpt",
     {
-        "gpt": Preset(GptConfig(tied=False), "MindSpore comparison: hidden 4096, 32 heads, untied head", batch=64),
+        "gpt": Preset(
+            GptConfig(tied=False),
+            "MindSpore comparison: hidden 4096, 32 heads, untied head",
+            batch=64,
+        ),
         "gpt-tiny": Preset(GptConfig(2, 64, 4, 16, 512), "GPT for tests", batch=4),
         "gpt2-small": _gpt2(12, 768, 12),
         "gpt2-medium": _gpt2(24, 1024, 16),
         "gpt2-large": _gpt2(36, 1280, 20),
         "gpt2-xl": _gpt2(48, 1600, 25),
         "gpt3-175b": Preset(GptConfig(96, 12288, 96, 2048, 50257), "GPT-3", batch=1536),
-        "megatron-530b": Preset(GptConfig(105, 20480, 128, 2048, 51200), "Megatron-Turing NLG", batch=2520),
-        "gpt-1t": Preset(GptConfig(128, 25600, 160, 2048, 51200), "the largest GPT of the Megatron papers", batch=3072),
+        "megatron-530b": Preset(
+            GptConfig(105, 20480, 128, 2048, 51200), "Megatron-Turing NLG", batch=2520
+        ),
+        "gpt-1t": Preset(
+            GptConfig(128, 25600, 160, 2048, 51200),
+            "the largest GPT of the Megatron papers",
+            batch=3072,
+        ),
     },
     build,
 )

@@ -1,4 +1,5 @@
-"""Typed access to the fields of a Hugging Face config.json, with errors that name file and field (P074)."""
+"""Typed access to the fields of a Hugging Face config.json, with errors that name file and field
+(P074)."""
 
 from __future__ import annotations
 
@@ -10,7 +11,9 @@ from typing import Any
 from models_zoo.spec import LAYERS_LIMIT, WHOLE_LIMIT
 from planner.errors import PlanError
 
-LONGEST_DEFAULT = 4096  # a context window of 128 k is what a model can read, not what it is trained on
+LONGEST_DEFAULT = (
+    4096  # a context window of 128 k is what a model can read, not what it is trained on
+)
 
 
 class Fields:
@@ -41,7 +44,11 @@ class Fields:
     def wholes(self, key: str, default: list[int]) -> list[int]:
         """A short list of whole numbers."""
         value = self.data.get(key, default)
-        if not isinstance(value, list) or not 1 <= len(value) <= 8 or any(type(n) is not int or not 1 <= n <= WHOLE_LIMIT for n in value):
+        if (
+            not isinstance(value, list)
+            or not 1 <= len(value) <= 8
+            or any(type(n) is not int or not 1 <= n <= WHOLE_LIMIT for n in value)
+        ):
             raise self.bad(key, "a list of up to 8 whole numbers")
         return value
 
@@ -71,21 +78,29 @@ class Fields:
         return allowed[value]
 
     def bad(self, key: str, wanted: str) -> PlanError:
-        return PlanError("P074", f"{self.path}: {key} = {json.dumps(self.data.get(key))[:80]}: {wanted} expected")
+        return PlanError(
+            "P074", f"{self.path}: {key} = {json.dumps(self.data.get(key))[:80]}: {wanted} expected"
+        )
 
     def labels(self, default: int) -> int:
         """Number of classes, from id2label or num_labels."""
         table = self.data.get("id2label")
-        return len(table) if isinstance(table, dict) and table else self.whole("num_labels", default)
+        return (
+            len(table) if isinstance(table, dict) and table else self.whole("num_labels", default)
+        )
 
     def length(self, key: str, default: int) -> int:
         """Sequence length to plan for: the context window, up to `LONGEST_DEFAULT`."""
         window = self.whole(key, default)
         if window > LONGEST_DEFAULT:
-            self.notes.append(f"The context window is {window}; the graph has sequence length {LONGEST_DEFAULT} (--dim seq sets it).")
+            self.notes.append(
+                f"The context window is {window}; the graph has sequence length {LONGEST_DEFAULT}"
+                " (--dim seq sets it)."
+            )
         return min(window, LONGEST_DEFAULT)
 
     def only(self, key: str, value: Any, *also: Any) -> None:
-        """Raise unless a field is absent or has the one value (or one of several) that the zoo writes."""
+        """Raise unless a field is absent or has the one value (or one of several) that the zoo
+        writes."""
         if self.data.get(key) not in (None, value, *also):
             raise self.bad(key, json.dumps(value))

@@ -1,7 +1,9 @@
-"""Layers that several families share. Activations are [batch, rows, features]; B, S, H, G, D as in planner.graph.ir.
+"""Layers that several families share. Activations are [batch, rows, features]; B, S, H, G, D as in
+planner.graph.ir.
 
-`linear` is x W + b with W stored [in, out]. `attend` is softmax(scale * q k^T + bias, where allowed) v, either as the
-Attention operator of opset 23 or spread over MatMul, Mul, Where, Softmax, MatMul as exporters without it write.
+`linear` is x W + b with W stored [in, out]. `attend` is softmax(scale * q k^T + bias, where
+allowed) v, either as the Attention operator of opset 23 or spread over MatMul, Mul, Where, Softmax,
+MatMul as exporters without it write.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ Extend = Callable[[Scope, str, str], tuple[str, str]]
 """(module, keys, values of the new tokens) -> all keys and values so far."""
 
 
-def linear(s: Scope, x: str, size_in: int, size_out: int, *, bias: bool = True, out: str = "") -> str:
+def linear(
+    s: Scope, x: str, size_in: int, size_out: int, *, bias: bool = True, out: str = ""
+) -> str:
     """[.., size_in] -> [.., size_out]."""
     w = s.weight("weight", size_in, size_out, std=size_in**-0.5)
     if not bias:
@@ -44,7 +48,9 @@ def layer_norm(s: Scope, x: str, width: int, epsilon: float = 1e-5) -> str:
     return s.op("LayerNormalization", x, scale, bias, axis=-1, epsilon=epsilon)
 
 
-def rms_norm(s: Scope, x: str, width: int, *, epsilon: float = 1e-5, decomposed: bool = False) -> str:
+def rms_norm(
+    s: Scope, x: str, width: int, *, epsilon: float = 1e-5, decomposed: bool = False
+) -> str:
     """x / sqrt(mean(x^2) + epsilon) * scale over the last dim."""
     scale = s.weight("weight", width, std=0.1, mean=1.0)
     if not decomposed:
@@ -72,8 +78,9 @@ def positions_from(s: Scope, start: str, end: str) -> str:
 def angles(s: Scope, x: str, count: int, base: float) -> str:
     """x * base^(-i / count) for i = 0 .. count-1: [.., n] -> [.., n, count].
 
-    The wave lengths are computed, so that nothing looks like a parameter, and divide: the data propagation of onnx's shape
-    inference takes a product of vectors [n, 1] and [count] for an element-wise one and fails.
+    The wave lengths are computed, so that nothing looks like a parameter, and divide: the data
+    propagation of onnx's shape inference takes a product of vectors [n, 1] and [count] for an
+    element-wise one and fails.
     """
     index = s.op("Cast", positions(s, count), to=1)
     length = s.op("Exp", s.op("Mul", index, s.f32(math.log(base) / count)))
@@ -83,12 +90,16 @@ def angles(s: Scope, x: str, count: int, base: float) -> str:
 def causal_mask(s: Scope, length: int) -> str:
     """bool [length, length], True where a query (row) may see a key (column)."""
     index = positions(s, length)
-    return s.op("LessOrEqual", s.op("Unsqueeze", index, s.ints(0)), s.op("Unsqueeze", index, s.ints(1)))
+    return s.op(
+        "LessOrEqual", s.op("Unsqueeze", index, s.ints(0)), s.op("Unsqueeze", index, s.ints(1))
+    )
 
 
 def split_heads(s: Scope, x: str, rows: int, heads: int, head_dim: int) -> str:
     """[B, S, H*D] -> [B, H, S, D]."""
-    return s.op("Transpose", s.op("Reshape", x, s.ints(0, rows, heads, head_dim)), perm=[0, 2, 1, 3])
+    return s.op(
+        "Transpose", s.op("Reshape", x, s.ints(0, rows, heads, head_dim)), perm=[0, 2, 1, 3]
+    )
 
 
 def merge_heads(s: Scope, x: str, rows: int, width: int) -> str:
@@ -98,9 +109,11 @@ def merge_heads(s: Scope, x: str, rows: int, width: int) -> str:
 
 @dataclass(frozen=True)
 class Masking:
-    """Who sees whom. causal: fused operators use their attribute, spread ones `causal_mask` (bool [S, S], made once).
+    """Who sees whom. causal: fused operators use their attribute, spread ones `causal_mask` (bool
+    [S, S], made once).
 
-    keys: bool, broadcast to [B, H, S, T], True = attend. bias: float, broadcast likewise, added to the scores.
+    keys: bool, broadcast to [B, H, S, T], True = attend. bias: float, broadcast likewise, added to
+    the scores.
     """
 
     causal: bool = False
@@ -109,11 +122,21 @@ class Masking:
     bias: str = ""
 
 
-def attend(s: Scope, q: str, k: str, v: str, *, groups: int = 1, scale: float, mask: Masking, decomposed: bool) -> str:
+def attend(
+    s: Scope,
+    q: str,
+    k: str,
+    v: str,
+    *,
+    groups: int = 1,
+    scale: float,
+    mask: Masking,
+    decomposed: bool,
+) -> str:
     """Attention of q [B, H, S, D] over k, v [B, H/groups, T, D] -> [B, H, S, D].
 
-    A mask may have `keys` or `bias`, not both. Spread out, shared key heads are repeated by Unsqueeze, Expand, Reshape
-    (the caller's concern: `repeat_heads`), so there groups must be 1.
+    A mask may have `keys` or `bias`, not both. Spread out, shared key heads are repeated by
+    Unsqueeze, Expand, Reshape (the caller's concern: `repeat_heads`), so there groups must be 1.
     """
     assert not (mask.keys and mask.bias)
     if not decomposed:
@@ -140,10 +163,23 @@ def repeat_heads(s: Scope, x: str, kv_heads: int, times: int, rows: int, head_di
 
 
 def self_attention(
-    s: Scope, x: str, rows: int, width: int, heads: int, *, names: tuple[str, str, str, str], mask: Masking, decomposed: bool, extend: Extend | None = None
+    s: Scope,
+    x: str,
+    rows: int,
+    width: int,
+    heads: int,
+    *,
+    names: tuple[str, str, str, str],
+    mask: Masking,
+    decomposed: bool,
+    extend: Extend | None = None,
 ) -> str:
-    """Multi-head attention with biases (GPT, BERT, ViT). names: the q, k, v and output projections' modules; extend: puts keys and values behind earlier ones."""
-    q, k, v = (split_heads(s.at(n), linear(s.at(n), x, width, width), rows, heads, width // heads) for n in names[:3])
+    """Multi-head attention with biases (GPT, BERT, ViT). names: the q, k, v and output projections'
+    modules; extend: puts keys and values behind earlier ones."""
+    q, k, v = (
+        split_heads(s.at(n), linear(s.at(n), x, width, width), rows, heads, width // heads)
+        for n in names[:3]
+    )
     if extend:
         k, v = extend(s, k, v)
     context = attend(s, q, k, v, scale=math.sqrt(heads / width), mask=mask, decomposed=decomposed)

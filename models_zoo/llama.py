@@ -1,9 +1,10 @@
 """Llama: RMSNorm, rotary positions, grouped key heads, SwiGLU.
 
-RMSNormalization and Attention are operators of opset 23; decomposed=1 spreads them out as older exporters do. Rotary is
-spread out by default, x*cos + rotate_half(x)*sin with cos, sin [1, 1, S, D], as exporters of opset 23 write it too;
-rotary=op writes the RotaryEmbedding operator, whose positions [batch, seq] follow the batch. Rescaled rotary frequencies
-(Llama 3.1 and later) change constants, not shapes, and are left out.
+RMSNormalization and Attention are operators of opset 23; decomposed=1 spreads them out as older
+exporters do. Rotary is spread out by default, x*cos + rotate_half(x)*sin with cos, sin [1, 1, S,
+D], as exporters of opset 23 write it too; rotary=op writes the RotaryEmbedding operator, whose
+positions [batch, seq] follow the batch. Rescaled rotary frequencies (Llama 3.1 and later) change
+constants, not shapes, and are left out.
 """
 
 from __future__ import annotations
@@ -36,10 +37,12 @@ from models_zoo.spec import Family, Preset, require
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """head_dim: by default hidden / heads. attention_bias, mlp_bias: biases on those projections; qkv_bias: on all but the output's (Qwen 2).
+    """head_dim: by default hidden / heads. attention_bias, mlp_bias: biases on those projections;
+    qkv_bias: on all but the output's (Qwen 2).
 
-    qk_norm: queries and keys pass an RMSNorm of one head's width (Qwen 3). act=gelu-tanh, scale_embedding (by the root of hidden): Gemma, whose norms
-    multiply by 1 + weight, which is a matter of values. cache: keys and values of earlier tokens are inputs (models_zoo.cache).
+    qk_norm: queries and keys pass an RMSNorm of one head's width (Qwen 3). act=gelu-tanh,
+    scale_embedding (by the root of hidden): Gemma, whose norms multiply by 1 + weight, which is a
+    matter of values. cache: keys and values of earlier tokens are inputs (models_zoo.cache).
     """
 
     layers: int
@@ -90,7 +93,9 @@ def build(c: LlamaConfig, net: Net) -> None:
 
 def gated(s: Scope, x: str, c: LlamaConfig, width: int) -> str:
     """down(act(gate(x)) * up(x)), `width` wide inside."""
-    gate, up = (linear(s.at(n), x, c.hidden, width, bias=c.mlp_bias) for n in ("gate_proj", "up_proj"))
+    gate, up = (
+        linear(s.at(n), x, c.hidden, width, bias=c.mlp_bias) for n in ("gate_proj", "up_proj")
+    )
     a = s.at("act_fn")
     gate = silu(a, gate) if c.act == "silu" else a.op("Gelu", gate, approximate="tanh")
     return linear(s.at("down_proj"), s.op("Mul", gate, up), width, c.hidden, bias=c.mlp_bias)
@@ -100,12 +105,32 @@ Feed = Callable[[int, Scope, str], str]
 """(layer, its module, x [batch, seq, hidden]) -> the feed-forward's result, same shape."""
 
 
-def decoder(c: LlamaConfig, net: Net, *, feed: Feed, attention: Callable[[Scope, str, Rotate, Masking], str] | None = None) -> None:
-    """The whole model around a feed-forward, and an attention in place of Llama's (mixture-of-experts models pass theirs)."""
-    require(c.head_dim is not None or c.hidden % c.heads == 0, f"{net.name}: hidden={c.hidden} is not a multiple of heads={c.heads}")
-    require(c.heads % c.kv_heads == 0, f"{net.name}: heads={c.heads} is not a multiple of kv_heads={c.kv_heads}")
-    require(c.rotary_width % 2 == 0, f"{net.name}: rotary positions need an even head width, {c.rotary_width} given")
-    require(not (c.cache and (attention or c.rotary == "op")), f"{net.name}: a cache is written for grouped heads and rotary=spread", "leave out cache")
+def decoder(
+    c: LlamaConfig,
+    net: Net,
+    *,
+    feed: Feed,
+    attention: Callable[[Scope, str, Rotate, Masking], str] | None = None,
+) -> None:
+    """The whole model around a feed-forward, and an attention in place of Llama's
+    (mixture-of-experts models pass theirs)."""
+    require(
+        c.head_dim is not None or c.hidden % c.heads == 0,
+        f"{net.name}: hidden={c.hidden} is not a multiple of heads={c.heads}",
+    )
+    require(
+        c.heads % c.kv_heads == 0,
+        f"{net.name}: heads={c.heads} is not a multiple of kv_heads={c.kv_heads}",
+    )
+    require(
+        c.rotary_width % 2 == 0,
+        f"{net.name}: rotary positions need an even head width, {c.rotary_width} given",
+    )
+    require(
+        not (c.cache and (attention or c.rotary == "op")),
+        f"{net.name}: a cache is written for grouped heads and rotary=spread",
+        "leave out cache",
+    )
     s = net.root.at("model")
     cache = Cache(net, c.layers, c.kv_heads, c.width) if c.cache else None
     ids = cache.ids if cache else net.input("input_ids", [net.batch, c.seq], "int64")
@@ -113,12 +138,28 @@ def decoder(c: LlamaConfig, net: Net, *, feed: Feed, attention: Callable[[Scope,
     if c.scale_embedding:
         x = s.at("embed_tokens").op("Mul", x, s.f32(c.hidden**0.5))
     rotate = _rotary(s.at("rotary_emb"), ids, c, cache)
-    mask = Masking(keys=cache.allowed) if cache else Masking(causal=True, causal_mask=causal_mask(s.at("mask"), c.seq) if c.decomposed else "")
+    mask = (
+        Masking(keys=cache.allowed)
+        if cache
+        else Masking(
+            causal=True, causal_mask=causal_mask(s.at("mask"), c.seq) if c.decomposed else ""
+        )
+    )
     for i in range(c.layers):
         layer = s.at(f"layers.{i}")
         h = _norm(layer.at("input_layernorm"), x, c)
         own = layer.at("self_attn")
-        x = layer.op("Add", x, attention(own, h, rotate, mask) if attention else _attention(own, h, c, rotate, mask, partial(cache.extend, layer=i) if cache else None))
+        x = layer.op(
+            "Add",
+            x,
+            (
+                attention(own, h, rotate, mask)
+                if attention
+                else _attention(
+                    own, h, c, rotate, mask, partial(cache.extend, layer=i) if cache else None
+                )
+            ),
+        )
         h = _norm(layer.at("post_attention_layernorm"), x, c)
         x = layer.op("Add", x, feed(i, layer, h))
     x = _norm(s.at("norm"), x, c)
@@ -135,24 +176,47 @@ def _norm(s: Scope, x: str, c: LlamaConfig) -> str:
     return rms_norm(s, x, c.hidden, epsilon=c.epsilon, decomposed=c.decomposed)
 
 
-def _attention(s: Scope, x: str, c: LlamaConfig, rotate: Rotate, mask: Masking, extend: Extend | None) -> str:
+def _attention(
+    s: Scope, x: str, c: LlamaConfig, rotate: Rotate, mask: Masking, extend: Extend | None
+) -> str:
     sizes = (("q_proj", c.heads), ("k_proj", c.kv_heads), ("v_proj", c.kv_heads))
     bias = c.attention_bias or c.qkv_bias
-    q, k, v = (split_heads(s.at(n), linear(s.at(n), x, c.hidden, heads * c.width, bias=bias), c.rows, heads, c.width) for n, heads in sizes)
+    q, k, v = (
+        split_heads(
+            s.at(n),
+            linear(s.at(n), x, c.hidden, heads * c.width, bias=bias),
+            c.rows,
+            heads,
+            c.width,
+        )
+        for n, heads in sizes
+    )
     if c.qk_norm:
-        q, k = (rms_norm(s.at(n), y, c.width, epsilon=c.epsilon, decomposed=c.decomposed) for n, y in (("q_norm", q), ("k_norm", k)))
+        q, k = (
+            rms_norm(s.at(n), y, c.width, epsilon=c.epsilon, decomposed=c.decomposed)
+            for n, y in (("q_norm", q), ("k_norm", k))
+        )
     q, k, groups = rotate(s, q), rotate(s, k), c.heads // c.kv_heads
     if extend:
         k, v = extend(s, k, v)
     if c.decomposed:
         k, v = (repeat_heads(s, x, c.kv_heads, groups, c.rows, c.width) for x in (k, v))
         groups = 1
-    context = attend(s, q, k, v, groups=groups, scale=c.width**-0.5, mask=mask, decomposed=c.decomposed)
-    return linear(s.at("o_proj"), merge_heads(s, context, c.rows, c.heads * c.width), c.heads * c.width, c.hidden, bias=c.attention_bias)
+    context = attend(
+        s, q, k, v, groups=groups, scale=c.width**-0.5, mask=mask, decomposed=c.decomposed
+    )
+    return linear(
+        s.at("o_proj"),
+        merge_heads(s, context, c.rows, c.heads * c.width),
+        c.heads * c.width,
+        c.hidden,
+        bias=c.attention_bias,
+    )
 
 
 def _rotary(s: Scope, ids: str, c: LlamaConfig, cache: Cache | None) -> Rotate:
-    """Write the tables cos, sin of position * theta^(-2i/D) once; return what rotates x [B, H, S, D]."""
+    """Write the tables cos, sin of position * theta^(-2i/D) once; return what rotates x [B, H, S,
+    D]."""
     half = c.rotary_width // 2
     index = cache.position if cache else positions(s, c.seq)
     angle = angles(s, s.op("Cast", index, to=1), half, c.theta)
@@ -160,11 +224,16 @@ def _rotary(s: Scope, ids: str, c: LlamaConfig, cache: Cache | None) -> Rotate:
         cos, sin = s.op("Cos", angle), s.op("Sin", angle)
         where = s.op("Expand", s.op("Unsqueeze", index, s.ints(0)), s.op("Shape", ids))
         return lambda at, x: at.op("RotaryEmbedding", x, cos, sin, where)
-    both = s.op("Unsqueeze", s.op("Concat", angle, angle, axis=-1), s.ints(1) if cache else s.ints(0, 1))  # [batch or 1, 1, S, D]
+    both = s.op(
+        "Unsqueeze", s.op("Concat", angle, angle, axis=-1), s.ints(1) if cache else s.ints(0, 1)
+    )  # [batch or 1, 1, S, D]
     cos, sin = s.op("Cos", both), s.op("Sin", both)
 
     def rotate(at: Scope, x: str) -> str:
-        low, high = (at.op("Slice", x, at.ints(a), at.ints(b), at.ints(-1)) for a, b in ((0, half), (half, c.rotary_width)))
+        low, high = (
+            at.op("Slice", x, at.ints(a), at.ints(b), at.ints(-1))
+            for a, b in ((0, half), (half, c.rotary_width))
+        )
         turned = at.op("Concat", at.op("Neg", high), low, axis=-1)
         return at.op("Add", at.op("Mul", x, cos), at.op("Mul", turned, sin))
 
@@ -180,8 +249,12 @@ FAMILY = Family(
         "llama2-70b": Preset(LlamaConfig(80, 8192, 64, 8, 28672, 32000, 4096), "Llama 2"),
         "mistral-7b": Preset(LlamaConfig(32, 4096, 32, 8, 14336, 32000, 4096), "Mistral 7B"),
         "llama3-8b": Preset(LlamaConfig(32, 4096, 32, 8, 14336, 128256, 8192, 500000.0), "Llama 3"),
-        "llama3-70b": Preset(LlamaConfig(80, 8192, 64, 8, 28672, 128256, 8192, 500000.0), "Llama 3"),
-        "llama3-405b": Preset(LlamaConfig(126, 16384, 128, 8, 53248, 128256, 8192, 500000.0), "Llama 3.1"),
+        "llama3-70b": Preset(
+            LlamaConfig(80, 8192, 64, 8, 28672, 128256, 8192, 500000.0), "Llama 3"
+        ),
+        "llama3-405b": Preset(
+            LlamaConfig(126, 16384, 128, 8, 53248, 128256, 8192, 500000.0), "Llama 3.1"
+        ),
     },
     build,
 )

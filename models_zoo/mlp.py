@@ -1,7 +1,7 @@
 """Multi-layer perceptron: in -> hidden -> ... -> hidden -> out, ReLU between.
 
-With mean=1 it is the `mlp` net of the MindSpore comparison: ReLU after the last layer as well, and a second output, the
-mean over everything.
+With mean=1 it is the `mlp` net of the MindSpore comparison: ReLU after the last layer as well, and
+a second output, the mean over everything.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ def build(c: MlpConfig, net: Net) -> None:
         last = i == c.layers - 1
         size_in, size_out = c.in_ if i == 0 else c.hidden, c.out if last else c.hidden
         layer = s.at(f"layers.{i}")
-        x = linear(layer.at("linear"), x, size_in, size_out, out="logits" if last and not c.mean else "")
+        x = linear(
+            layer.at("linear"), x, size_in, size_out, out="logits" if last and not c.mean else ""
+        )
         if not last or c.mean:
             x = layer.op("Relu", x, out="logits" if last else "")
     net.output("logits", [net.batch, c.out])
@@ -45,7 +47,11 @@ FAMILY = Family(
     "mlp",
     {
         "mlp": Preset(MlpConfig(), "multi-layer perceptron, 4 x 1024", batch=1024),
-        "mlp-tiny": Preset(MlpConfig(layers=3, hidden=64, in_=32, out=16), "perceptron for tests: 32-64-64-16", batch=8),
+        "mlp-tiny": Preset(
+            MlpConfig(layers=3, hidden=64, in_=32, out=16),
+            "perceptron for tests: 32-64-64-16",
+            batch=8,
+        ),
         "mlp-mindspore": Preset(
             MlpConfig(layers=32, hidden=4096, in_=4096, out=4096, mean=True),
             "MindSpore comparison: layers of 4096, 65536 rows",

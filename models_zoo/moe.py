@@ -1,20 +1,27 @@
-"""A Llama decoder whose feed-forward is E experts, of which a router picks k per token: Mixtral, Qwen MoE; `models_zoo.deepseek` builds on it.
+"""A Llama decoder whose feed-forward is E experts, of which a router picks k per token: Mixtral,
+Qwen MoE; `models_zoo.deepseek` builds on it.
 
-What all tokens share: the first `dense_layers` layers have a plain feed-forward, and `shared_ff` is one more beside the routed experts, with a sigmoid
-gate of its own where shared_gate=1. scoring=sigmoid picks by score plus a bias per expert that is balanced outside of the gradient (DeepSeek V3) and
-weighs by the score alone. groups: only experts of the `group_top` best of so many groups are picked; a group's score is its best expert's (softmax)
-or the sum of its best two (sigmoid).
+What all tokens share: the first `dense_layers` layers have a plain feed-forward, and `shared_ff` is
+one more beside the routed experts, with a sigmoid gate of its own where shared_gate=1.
+scoring=sigmoid picks by score plus a bias per expert that is balanced outside of the gradient
+(DeepSeek V3) and weighs by the score alone. groups: only experts of the `group_top` best of so many
+groups are picked; a group's score is its best expert's (softmax) or the sum of its best two
+(sigmoid).
 
-ONNX has no operator for sparse dispatch with gradients, so `form` chooses among three honest ways to write one; the
-router is trainable in each (its weights multiply the experts' results; the choice itself has no gradient).
+ONNX has no operator for sparse dispatch with gradients, so `form` chooses among three honest ways
+to write one; the router is trainable in each (its weights multiply the experts' results; the choice
+itself has no gradient).
 
-    dense     every expert works on every token and the weights of those not chosen are 0: the exact function of the
-              model, at E/k times its feed-forward work. The default. x [B,1,S,H] times stacks [E,H,F].
-    gathered  each token gathers the weights of its experts: the exact function and exact work, but S*k copies of expert
-              weights in memory (as PyTorch's exporter writes it). Only sensible for small models or decoding.
-    capacity  tokens are dispatched by one-hot products to C = ceil(k S capacity / E) places per expert and sequence, as
-              GShard and Switch do: the work of the model times `capacity` plus the two products; tokens beyond C are
-              dropped, so it equals the others only where nothing overflows. What expert parallelism needs.
+    dense     every expert works on every token and the weights of those not chosen are 0: the exact
+              function of the model, at E/k times its feed-forward work. The default. x [B,1,S,H]
+              times stacks [E,H,F].
+    gathered  each token gathers the weights of its experts: the exact function and exact work, but
+              S*k copies of expert weights in memory (as PyTorch's exporter writes it). Only
+              sensible for small models or decoding.
+    capacity  tokens are dispatched by one-hot products to C = ceil(k S capacity / E) places per
+              expert and sequence, as GShard and Switch do: the work of the model times `capacity`
+              plus the two products; tokens beyond C are dropped, so it equals the others only where
+              nothing overflows. What expert parallelism needs.
 """
 
 from __future__ import annotations
@@ -35,9 +42,11 @@ _OFF_ON = np.array([0.0, 1.0], dtype=np.float32)
 
 @dataclass(frozen=True)
 class MoeConfig(llama.LlamaConfig):
-    """experts per layer, `top` of them per token; `capacity` is the capacity factor of form=capacity.
+    """experts per layer, `top` of them per token; `capacity` is the capacity factor of
+    form=capacity.
 
-    expert_ff: width of a routed expert, by default ff. normalise: the chosen weights sum to 1 (times `scaling`).
+    expert_ff: width of a routed expert, by default ff. normalise: the chosen weights sum to 1
+    (times `scaling`).
     """
 
     experts: int = 8
@@ -62,7 +71,13 @@ class MoeConfig(llama.LlamaConfig):
     @property
     def idle(self) -> int:
         """Parameters of experts that a token does not pass."""
-        return (self.layers - self.dense_layers) * (self.experts - self.top) * 3 * self.hidden * self.expert_width
+        return (
+            (self.layers - self.dense_layers)
+            * (self.experts - self.top)
+            * 3
+            * self.hidden
+            * self.expert_width
+        )
 
 
 def build(c: MoeConfig, net: Net) -> None:
@@ -75,19 +90,36 @@ def checked(c: MoeConfig, net: Net) -> None:
     """Raises PlanError P073 for sizes that do not go together."""
     require(c.top <= c.experts, f"{net.name}: top={c.top} is more than experts={c.experts}")
     require(not c.mlp_bias, f"{net.name}: the experts have no biases", "leave out mlp_bias")
-    require(c.dense_layers <= c.layers, f"{net.name}: dense_layers={c.dense_layers} is more than layers={c.layers}")
-    require(c.experts % c.groups == 0, f"{net.name}: experts={c.experts} is not a multiple of groups={c.groups}")
+    require(
+        c.dense_layers <= c.layers,
+        f"{net.name}: dense_layers={c.dense_layers} is more than layers={c.layers}",
+    )
+    require(
+        c.experts % c.groups == 0,
+        f"{net.name}: experts={c.experts} is not a multiple of groups={c.groups}",
+    )
     inside = c.group_top * (c.experts // c.groups)
-    require(c.group_top <= c.groups, f"{net.name}: group_top={c.group_top} is more than groups={c.groups}")
-    require(c.top <= inside, f"{net.name}: top={c.top} is more than the {inside} experts of {c.group_top} groups")
-    require(c.groups == 1 or c.scoring == "softmax" or c.experts // c.groups >= 2, f"{net.name}: groups={c.groups} of one expert have no best two")
+    require(
+        c.group_top <= c.groups,
+        f"{net.name}: group_top={c.group_top} is more than groups={c.groups}",
+    )
+    require(
+        c.top <= inside,
+        f"{net.name}: top={c.top} is more than the {inside} experts of {c.group_top} groups",
+    )
+    require(
+        c.groups == 1 or c.scoring == "softmax" or c.experts // c.groups >= 2,
+        f"{net.name}: groups={c.groups} of one expert have no best two",
+    )
 
 
 def feed(i: int, s: Scope, x: str, c: MoeConfig) -> str:
     """Layer i's feed-forward: [B, S, H] -> [B, S, H]."""
     if i < c.dense_layers:
         return llama.gated(s.at("mlp"), x, c, c.ff)
-    m = s.at("mlp" if c.expert_ff else "block_sparse_moe")  # as Qwen and DeepSeek call it, and as Mixtral does
+    m = s.at(
+        "mlp" if c.expert_ff else "block_sparse_moe"
+    )  # as Qwen and DeepSeek call it, and as Mixtral does
     routed = {"dense": _dense, "gathered": _gathered, "capacity": _capacity}[c.form](m, x, c)
     if not c.shared_ff:
         return routed
@@ -103,8 +135,14 @@ def _route(s: Scope, x: str, c: MoeConfig) -> tuple[str, str]:
     g = s.at("gate")
     logits = linear(g, x, c.hidden, c.experts, bias=False)
     scores = s.op("Softmax", logits, axis=-1) if c.scoring == "softmax" else s.op("Sigmoid", logits)
-    biased = s.op("Add", scores, g.weight("e_score_correction_bias", c.experts, std=0.01)) if c.scoring == "sigmoid" else scores
-    value, index = s.ops(2, "TopK", _best_groups(s, biased, c) if c.groups > 1 else biased, s.ints(c.top), axis=-1)
+    biased = (
+        s.op("Add", scores, g.weight("e_score_correction_bias", c.experts, std=0.01))
+        if c.scoring == "sigmoid"
+        else scores
+    )
+    value, index = s.ops(
+        2, "TopK", _best_groups(s, biased, c) if c.groups > 1 else biased, s.ints(c.top), axis=-1
+    )
     if biased != scores:
         value = s.op("GatherElements", scores, index, axis=-1)
     if c.normalise:
@@ -116,9 +154,13 @@ def _best_groups(s: Scope, scores: str, c: MoeConfig) -> str:
     """Scores [B, S, E], those outside of the best groups times 0."""
     split = s.op("Reshape", scores, s.ints(0, 0, c.groups, c.experts // c.groups))
     best, _ = s.ops(2, "TopK", split, s.ints(1 if c.scoring == "softmax" else 2), axis=-1)
-    _, chosen = s.ops(2, "TopK", s.op("ReduceSum", best, s.ints(-1), keepdims=0), s.ints(c.group_top), axis=-1)
+    _, chosen = s.ops(
+        2, "TopK", s.op("ReduceSum", best, s.ints(-1), keepdims=0), s.ints(c.group_top), axis=-1
+    )
     mask = s.op("ReduceSum", _one_hot(s, chosen, c.groups), s.ints(2), keepdims=0)  # [B, S, groups]
-    return s.op("Reshape", s.op("Mul", split, s.op("Unsqueeze", mask, s.ints(3))), s.ints(0, 0, c.experts))
+    return s.op(
+        "Reshape", s.op("Mul", split, s.op("Unsqueeze", mask, s.ints(3))), s.ints(0, 0, c.experts)
+    )
 
 
 def _one_hot(s: Scope, index: str, depth: int) -> str:
@@ -129,7 +171,10 @@ def _one_hot(s: Scope, index: str, depth: int) -> str:
 def _stacks(s: Scope, c: MoeConfig) -> tuple[str, str, str]:
     e = s.at("experts")
     width = c.expert_width
-    gate, up = (e.weight(f"{n}.weight", c.experts, c.hidden, width, std=c.hidden**-0.5) for n in ("gate_proj", "up_proj"))
+    gate, up = (
+        e.weight(f"{n}.weight", c.experts, c.hidden, width, std=c.hidden**-0.5)
+        for n in ("gate_proj", "up_proj")
+    )
     return gate, up, e.weight("down_proj.weight", c.experts, width, c.hidden, std=width**-0.5)
 
 
@@ -142,15 +187,23 @@ def _swiglu(s: Scope, x: str, stacks: tuple[str, str, str]) -> str:
 
 def _dense(s: Scope, x: str, c: MoeConfig) -> str:
     value, index = _route(s, x, c)
-    chosen = s.op("Mul", _one_hot(s, index, c.experts), s.op("Unsqueeze", value, s.ints(-1)))  # [B, S, k, E]
-    share = s.op("Transpose", s.op("ReduceSum", chosen, s.ints(2), keepdims=0), perm=[0, 2, 1])  # [B, E, S]
+    chosen = s.op(
+        "Mul", _one_hot(s, index, c.experts), s.op("Unsqueeze", value, s.ints(-1))
+    )  # [B, S, k, E]
+    share = s.op(
+        "Transpose", s.op("ReduceSum", chosen, s.ints(2), keepdims=0), perm=[0, 2, 1]
+    )  # [B, E, S]
     y = _swiglu(s, s.op("Unsqueeze", x, s.ints(1)), _stacks(s, c))  # [B, E, S, H]
-    return s.op("ReduceSum", s.op("Mul", y, s.op("Unsqueeze", share, s.ints(3))), s.ints(1), keepdims=0)
+    return s.op(
+        "ReduceSum", s.op("Mul", y, s.op("Unsqueeze", share, s.ints(3))), s.ints(1), keepdims=0
+    )
 
 
 def _gathered(s: Scope, x: str, c: MoeConfig) -> str:
     value, index = _route(s, x, c)
-    gate, up, down = (s.op("Gather", stack, index, axis=0) for stack in _stacks(s, c))  # [B, S, k, ., .]
+    gate, up, down = (
+        s.op("Gather", stack, index, axis=0) for stack in _stacks(s, c)
+    )  # [B, S, k, ., .]
     y = _swiglu(s, s.op("Unsqueeze", x, s.ints(2, 3)), (gate, up, down))  # [B, S, k, 1, H]
     weighted = s.op("Mul", s.op("Squeeze", y, s.ints(3)), s.op("Unsqueeze", value, s.ints(-1)))
     return s.op("ReduceSum", weighted, s.ints(2), keepdims=0)
@@ -159,13 +212,17 @@ def _gathered(s: Scope, x: str, c: MoeConfig) -> str:
 def _capacity(s: Scope, x: str, c: MoeConfig) -> str:
     places = math.ceil(c.top * c.seq * c.capacity / c.experts)
     value, index = _route(s, x, c)
-    choice = s.op("Transpose", _one_hot(s, index, c.experts), perm=[0, 2, 1, 3])  # [B, k, S, E]: first choices queue first
+    choice = s.op(
+        "Transpose", _one_hot(s, index, c.experts), perm=[0, 2, 1, 3]
+    )  # [B, k, S, E]: first choices queue first
     queue = s.op("Reshape", choice, s.ints(0, c.top * c.seq, c.experts))
     before = s.op("CumSum", queue, s.i64(1), exclusive=1)
     place = s.op("ReduceSum", s.op("Mul", before, queue), s.ints(2), keepdims=0)  # [B, k*S]
     place = s.op("Reshape", s.op("Cast", place, to=7), s.ints(0, c.top, c.seq))
     where = _one_hot(s, place, places)  # [B, k, S, C]; beyond C: nowhere
-    share = s.op("Mul", choice, s.op("Unsqueeze", s.op("Transpose", value, perm=[0, 2, 1]), s.ints(3)))
+    share = s.op(
+        "Mul", choice, s.op("Unsqueeze", s.op("Transpose", value, perm=[0, 2, 1]), s.ints(3))
+    )
     dispatch = s.op("Einsum", choice, where, equation="bkse,bksc->bsec")
     combine = s.op("Einsum", share, where, equation="bkse,bksc->bsec")
     y = _swiglu(s, s.op("Einsum", dispatch, x, equation="bsec,bsh->bech"), _stacks(s, c))
@@ -175,9 +232,15 @@ def _capacity(s: Scope, x: str, c: MoeConfig) -> str:
 FAMILY = Family(
     "moe",
     {
-        "mixtral-tiny": Preset(MoeConfig(2, 64, 4, 2, 96, 512, 16, 1e6, experts=4), "mixture of experts for tests", batch=4),
+        "mixtral-tiny": Preset(
+            MoeConfig(2, 64, 4, 2, 96, 512, 16, 1e6, experts=4),
+            "mixture of experts for tests",
+            batch=4,
+        ),
         "mixtral-8x7b": Preset(MoeConfig(32, 4096, 32, 8, 14336, 32000, 4096, 1e6), "Mixtral 8x7B"),
-        "mixtral-8x22b": Preset(MoeConfig(56, 6144, 48, 8, 16384, 32768, 4096, 1e6), "Mixtral 8x22B"),
+        "mixtral-8x22b": Preset(
+            MoeConfig(56, 6144, 48, 8, 16384, 32768, 4096, 1e6), "Mixtral 8x22B"
+        ),
     },
     build,
 )

@@ -1,11 +1,14 @@
 """What papers and model cards say of the models that presets are named after, each with its source.
 
-Every row is held against the planner's own count within `within`, 1 % unless the figure was published with two digits only.
+Every row is held against the planner's own count within `within`, 1 % unless the figure was
+published with two digits only.
 
     parameters      of the model as it is trained; running statistics of norms aside
     active          parameters that a token passes, tables included
-    flops           forward, one sample, multiply-adds times 2 (sources that call a multiply-add a FLOP are doubled, and say so)
-    flops/token     forward, without attention's scores: training compute over tokens over 3, as the sources count it
+    flops           forward, one sample, multiply-adds times 2 (sources that call a multiply-add a
+                    FLOP are doubled, and say so)
+    flops/token     forward, without attention's scores: training compute over tokens over 3, as the
+                    sources count it
 """
 
 from __future__ import annotations
@@ -13,7 +16,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-_MEGATRON = "Narayanan et al. 2021, Efficient large-scale language model training on GPU clusters using Megatron-LM, table 1"
+_MEGATRON = (
+    "Narayanan et al. 2021, Efficient large-scale language model training on GPU clusters using"
+    " Megatron-LM, table 1"
+)
 _GPT3 = "Brown et al. 2020, Language models are few-shot learners, table D.1"
 _LLAMA3 = "Grattafiori et al. 2024, The Llama 3 herd of models, section 3"
 _CARD = "the model's card on Hugging Face"
@@ -51,7 +57,9 @@ PUBLISHED = (
     Published("mixtral-8x22b", "active", 39e9, _MIXTRAL),
     Published("deepseek-moe-16b", "parameters", 16.4e9, "Dai et al. 2024, DeepSeekMoE, table 3"),
     Published("deepseek-moe-16b", "active", 2.8e9, "Dai et al. 2024, DeepSeekMoE, table 3", 0.02),
-    Published("deepseek-v2-lite", "parameters", 15.7e9, "DeepSeek-AI 2024, DeepSeek-V2, appendix B"),
+    Published(
+        "deepseek-v2-lite", "parameters", 15.7e9, "DeepSeek-AI 2024, DeepSeek-V2, appendix B"
+    ),
     Published("deepseek-v2", "parameters", 236e9, "DeepSeek-AI 2024, DeepSeek-V2"),
     Published("deepseek-v2", "active", 21e9, "DeepSeek-AI 2024, DeepSeek-V2", 0.02),
     Published("deepseek-v3", "parameters", 671e9, "DeepSeek-AI 2024, DeepSeek-V3"),

@@ -1,9 +1,10 @@
-"""Residual convolution networks, with the stride in the 3x3 convolution and BatchNormalization live or frozen.
+"""Residual convolution networks, with the stride in the 3x3 convolution and BatchNormalization live
+or frozen.
 
-training=1 writes BatchNormalization with training_mode=1 and its three outputs (batch statistics, and the running mean
-and variance updated from them); training=0 uses the running ones. Running statistics are initializers, not parameters.
-mean=1 is the MindSpore comparison's net, operator for operator: the pooling is a ReduceMean, and the mean of the logits is
-a second output "mean".
+training=1 writes BatchNormalization with training_mode=1 and its three outputs (batch statistics,
+and the running mean and variance updated from them); training=0 uses the running ones. Running
+statistics are initializers, not parameters. mean=1 is the MindSpore comparison's net, operator for
+operator: the pooling is a ReduceMean, and the mean of the logits is a second output "mean".
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from models_zoo.spec import Family, Preset, require
 
 @dataclass(frozen=True)
 class ResnetConfig:
-    """blocks: residual blocks of each stage, joined by "-". width: channels of the first stage; each stage doubles them."""
+    """blocks: residual blocks of each stage, joined by "-". width: channels of the first stage;
+    each stage doubles them."""
 
     blocks: str
     block: Literal["basic", "bottleneck"] = "bottleneck"
@@ -37,10 +39,20 @@ class ResnetConfig:
 def build(c: ResnetConfig, net: Net) -> None:
     """pixel_values [batch, 3, image, image] -> logits [batch, classes] (and mean [])."""
     counts = c.blocks.split("-")
-    sound = len(counts) <= 8 and all(n.isascii() and n.isdigit() and 0 < int(n) <= 1000 for n in counts)
-    require(sound, f"{net.name}: blocks={c.blocks!r} is not a list such as 3-4-6-3", "one to eight stages of 1 to 1000 blocks")
+    sound = len(counts) <= 8 and all(
+        n.isascii() and n.isdigit() and 0 < int(n) <= 1000 for n in counts
+    )
+    require(
+        sound,
+        f"{net.name}: blocks={c.blocks!r} is not a list such as 3-4-6-3",
+        "one to eight stages of 1 to 1000 blocks",
+    )
     smallest = 2 ** (len(counts) + 1)
-    require(c.image >= smallest, f"{net.name}: image={c.image} is smaller than {smallest}, which {len(counts)} stages halve to 1")
+    require(
+        c.image >= smallest,
+        f"{net.name}: image={c.image} is smaller than {smallest}, which {len(counts)} stages halve"
+        " to 1",
+    )
     s = net.root
     x = net.input("pixel_values", [net.batch, 3, c.image, c.image])
     x = s.at("stem").op("Relu", _conv_norm(s.at("stem"), x, (3, c.width), 7, 2, c))
@@ -52,7 +64,11 @@ def build(c: ResnetConfig, net: Net) -> None:
             stride = 2 if stage and not i else 1
             x = _block(s.at(f"layer{stage + 1}/{i}"), x, (channels, width), stride, c)
             channels = width * c.expansion
-    x = s.op("ReduceMean", x, s.ints(2, 3), keepdims=0) if c.mean else s.op("Flatten", s.op("GlobalAveragePool", x), axis=1)
+    x = (
+        s.op("ReduceMean", x, s.ints(2, 3), keepdims=0)
+        if c.mean
+        else s.op("Flatten", s.op("GlobalAveragePool", x), axis=1)
+    )
     linear(s.at("fc"), x, channels, c.classes, out="logits")
     net.output("logits", [net.batch, c.classes])
     if c.mean:
@@ -60,15 +76,35 @@ def build(c: ResnetConfig, net: Net) -> None:
         net.output("mean", [])
 
 
-def _conv_norm(s: Scope, x: str, channels: tuple[int, int], kernel: int, stride: int, c: ResnetConfig) -> str:
+def _conv_norm(
+    s: Scope, x: str, channels: tuple[int, int], kernel: int, stride: int, c: ResnetConfig
+) -> str:
     size_in, size_out = channels
-    w = s.at("conv").weight("weight", size_out, size_in, kernel, kernel, std=(2 / (size_in * kernel**2)) ** 0.5)
+    w = s.at("conv").weight(
+        "weight", size_out, size_in, kernel, kernel, std=(2 / (size_in * kernel**2)) ** 0.5
+    )
     y = s.op("Conv", x, w, kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=[kernel // 2] * 4)
     n = s.at("bn")
-    scale, bias = n.weight("weight", size_out, std=0.1, mean=1.0), n.weight("bias", size_out, std=0.1)
-    statistics = n.weight("running_mean", size_out, std=0.1), n.weight("running_var", size_out, std=0.1, mean=1.0)
+    scale, bias = (
+        n.weight("weight", size_out, std=0.1, mean=1.0),
+        n.weight("bias", size_out, std=0.1),
+    )
+    statistics = (
+        n.weight("running_mean", size_out, std=0.1),
+        n.weight("running_var", size_out, std=0.1, mean=1.0),
+    )
     mode = int(c.training)
-    return s.ops(3 if mode else 1, "BatchNormalization", y, scale, bias, *statistics, epsilon=1e-5, momentum=0.9, training_mode=mode)[0]
+    return s.ops(
+        3 if mode else 1,
+        "BatchNormalization",
+        y,
+        scale,
+        bias,
+        *statistics,
+        epsilon=1e-5,
+        momentum=0.9,
+        training_mode=mode,
+    )[0]
 
 
 def _block(s: Scope, x: str, channels: tuple[int, int], stride: int, c: ResnetConfig) -> str:
@@ -89,13 +125,19 @@ def _block(s: Scope, x: str, channels: tuple[int, int], stride: int, c: ResnetCo
 FAMILY = Family(
     "resnet",
     {
-        "resnet-tiny": Preset(ResnetConfig("1-1", "basic", width=8, image=32, classes=10), "residual network for tests", batch=8),
+        "resnet-tiny": Preset(
+            ResnetConfig("1-1", "basic", width=8, image=32, classes=10),
+            "residual network for tests",
+            batch=8,
+        ),
         "resnet18": Preset(ResnetConfig("2-2-2-2", "basic"), "ResNet-18", batch=256),
         "resnet50": Preset(ResnetConfig("3-4-6-3"), "ResNet-50", batch=256),
         "resnet101": Preset(ResnetConfig("3-4-23-3"), "ResNet-101", batch=256),
         "resnet152": Preset(ResnetConfig("3-8-36-3"), "ResNet-152", batch=256),
         "resnet50-mindspore": Preset(
-            ResnetConfig("3-4-6-3", classes=1024, training=True, mean=True), "MindSpore comparison: live norms, 1024 classes", batch=1024
+            ResnetConfig("3-4-6-3", classes=1024, training=True, mean=True),
+            "MindSpore comparison: live norms, 1024 classes",
+            batch=1024,
         ),
     },
     build,

@@ -1,8 +1,9 @@
 """Specs: "zoo:llama3-8b,layers=8,seq=4k" -> (family, preset, overrides).
 
-An option is a field of the family's configuration (a trailing "_" of a field name is not part of the option's), or one of
-the common ones: batch (dim 0 of the inputs becomes this number instead of the symbol "batch"), weights=inline|external,
-seed. Whole numbers may end in k (1024); switches are 0|1.
+An option is a field of the family's configuration (a trailing "_" of a field name is not part of
+the option's), or one of the common ones: batch (dim 0 of the inputs becomes this number instead of
+the symbol "batch"), weights=inline|external, seed. Whole numbers may end in k (1024); switches are
+0|1.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ class Family:
     def configure(self, preset: Preset, values: Mapping[str, Value]) -> Any:
         """The preset's configuration with the options of this family among `values` applied."""
         fields = options(self.config_type)
-        return dataclasses.replace(preset.config, **{fields[o][0]: v for o, v in values.items() if o in fields})
+        return dataclasses.replace(
+            preset.config, **{fields[o][0]: v for o, v in values.items() if o in fields}
+        )
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,12 @@ def _whole(option: str, text: str) -> int:
     digits, unit = (text[:-1], 1024) if text[-1:].lower() == "k" else (text, 1)
     low = 0 if option in _MAY_BE_ZERO else 1
     high = LAYERS_LIMIT if option in _LAYER_FIELDS else WHOLE_LIMIT
-    if not (digits.isascii() and digits.isdigit() and len(digits) < 20 and low <= int(digits) * unit <= high):
+    if not (
+        digits.isascii()
+        and digits.isdigit()
+        and len(digits) < 20
+        and low <= int(digits) * unit <= high
+    ):
         raise _bad(option, text, f"a whole number from {low} to {high}")
     return int(digits) * unit
 
@@ -110,39 +118,59 @@ def _bad(option: str, text: str, wanted: str) -> PlanError:
 
 
 def parse_options(family: Family, given: Mapping[str, str]) -> dict[str, Value]:
-    """Option texts -> values. Raises PlanError P071 for an unknown option (with a suggestion) or a bad value."""
+    """Option texts -> values. Raises PlanError P071 for an unknown option (with a suggestion) or a
+    bad value."""
     known = options(family.config_type) | options(Common)
     values: dict[str, Value] = {}
     for option, text in given.items():
         if option not in known:
             hint = did_you_mean(option, list(known))
             raise PlanError(
-                "P071", f"{family.name} has no option {option!r}", help=[*([hint] if hint else []), "options: " + ", ".join(sorted(known))]
+                "P071",
+                f"{family.name} has no option {option!r}",
+                help=[*([hint] if hint else []), "options: " + ", ".join(sorted(known))],
             )
         values[option] = convert(option, text, known[option][1])
     return values
 
 
 def split_spec(spec: str) -> tuple[str, dict[str, str]]:
-    """ "zoo:NAME,a=1,b=2" -> (NAME, {a: "1", b: "2"}). Raises PlanError P071 for a part without "=" or given twice."""
+    """ "zoo:NAME,a=1,b=2" -> (NAME, {a: "1", b: "2"}). Raises PlanError P071 for a part without "="
+    or given twice."""
     name, *parts = spec.strip().removeprefix("zoo:").split(",")
     given: dict[str, str] = {}
     for part in parts:
         option, equals, text = (p.strip() for p in part.partition("="))
         if not equals or not option:
-            raise PlanError("P071", f"{spec!r}: {part!r} is not OPTION=VALUE", help=["write zoo:PRESET,option=value,option=value"])
+            raise PlanError(
+                "P071",
+                f"{spec!r}: {part!r} is not OPTION=VALUE",
+                help=["write zoo:PRESET,option=value,option=value"],
+            )
         if option in given:
             raise PlanError("P071", f"{spec!r}: {option} is given twice")
         given[option] = text
     return name.strip(), given
 
 
-def make(family: Family, name: str, preset: Preset, values: Mapping[str, Value], notes: tuple[str, ...] = ()) -> Any:
+def make(
+    family: Family,
+    name: str,
+    preset: Preset,
+    values: Mapping[str, Value],
+    notes: tuple[str, ...] = (),
+) -> Any:
     """Build the ONNX model (an onnx.ModelProto) of a preset with overrides applied."""
     common = options(Common)
     shared = Common(**{common[o][0]: v for o, v in values.items() if o in common})  # type: ignore[arg-type]
     config = family.configure(preset, values)
-    net = Net(name, batch=shared.batch, default_batch=preset.batch, inline=shared.weights == "inline", seed=shared.seed)
+    net = Net(
+        name,
+        batch=shared.batch,
+        default_batch=preset.batch,
+        inline=shared.weights == "inline",
+        seed=shared.seed,
+    )
     net.notes.extend(notes)
     family.build(config, net)
     return net.model()

@@ -1,9 +1,11 @@
-"""T5: encoder and decoder with relative position biases, RMSNorm, no biases, no scaling of the scores.
+"""T5: encoder and decoder with relative position biases, RMSNorm, no biases, no scaling of the
+scores.
 
-The bias of the first layer's table [buckets, heads] is shared by all layers of its stack. The buckets of the distance
-d = key - query are computed in the graph, as exporters write it: exact for |d| < half, then logarithmic up to
-`max_distance`; the encoder gives each sign half of the buckets, the decoder knows d <= 0 only.
-A tied head scales its input by hidden^-1/2 (T5 1.0); ff_form=gated-gelu, tied=0 is T5 1.1.
+The bias of the first layer's table [buckets, heads] is shared by all layers of its stack. The
+buckets of the distance d = key - query are computed in the graph, as exporters write it: exact for
+|d| < half, then logarithmic up to `max_distance`; the encoder gives each sign half of the buckets,
+the decoder knows d <= 0 only. A tied head scales its input by hidden^-1/2 (T5 1.0);
+ff_form=gated-gelu, tied=0 is T5 1.1.
 """
 
 from __future__ import annotations
@@ -13,7 +15,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 from models_zoo.builder import Net, Scope
-from models_zoo.layers import Masking, attend, causal_mask, embedding, linear, merge_heads, positions, rms_norm, split_heads, tied_head
+from models_zoo.layers import (
+    Masking,
+    attend,
+    causal_mask,
+    embedding,
+    linear,
+    merge_heads,
+    positions,
+    rms_norm,
+    split_heads,
+    tied_head,
+)
 from models_zoo.spec import Family, Preset, require
 
 
@@ -39,9 +52,16 @@ class T5Config:
 
 
 def build(c: T5Config, net: Net) -> None:
-    """input_ids [batch, seq], decoder_input_ids [batch, target] -> logits [batch, target, vocab]."""
-    require(c.buckets >= 4 and c.buckets % 4 == 0, f"{net.name}: buckets={c.buckets} is not a multiple of 4")
-    require(c.max_distance > c.buckets // 2, f"{net.name}: max_distance={c.max_distance} must pass buckets/2 = {c.buckets // 2}")
+    """input_ids [batch, seq], decoder_input_ids [batch, target] -> logits [batch, target,
+    vocab]."""
+    require(
+        c.buckets >= 4 and c.buckets % 4 == 0,
+        f"{net.name}: buckets={c.buckets} is not a multiple of 4",
+    )
+    require(
+        c.max_distance > c.buckets // 2,
+        f"{net.name}: max_distance={c.max_distance} must pass buckets/2 = {c.buckets // 2}",
+    )
     ids = net.input("input_ids", [net.batch, c.seq], "int64")
     decoder_ids = net.input("decoder_input_ids", [net.batch, c.target], "int64")
     x, table = embedding(net.root.at("shared"), ids, c.vocab, c.hidden)
@@ -54,11 +74,17 @@ def build(c: T5Config, net: Net) -> None:
     encoded = _norm(e.at("final_layer_norm"), x, c)
     x = d.at("embed_tokens").op("Gather", table, decoder_ids, axis=0)
     bias = _relative_bias(d.at("block.0/layer.0/SelfAttention"), c, c.target, both=False)
-    mask = Masking(causal=True, causal_mask=causal_mask(d.at("mask"), c.target) if c.decomposed else "", bias=bias)
+    mask = Masking(
+        causal=True,
+        causal_mask=causal_mask(d.at("mask"), c.target) if c.decomposed else "",
+        bias=bias,
+    )
     for i in range(c.decoder_layers or c.layers):
         block = d.at(f"block.{i}")
         x = _attention(block.at("layer.0"), "SelfAttention", x, "", c, (c.target, c.target), mask)
-        x = _attention(block.at("layer.1"), "EncDecAttention", x, encoded, c, (c.target, c.seq), Masking())
+        x = _attention(
+            block.at("layer.1"), "EncDecAttention", x, encoded, c, (c.target, c.seq), Masking()
+        )
         x = _feed(block.at("layer.2"), x, c)
     _head(net.root.at("lm_head"), _norm(d.at("final_layer_norm"), x, c), table, c)
     net.output("logits", [net.batch, c.target, c.vocab])
@@ -75,17 +101,29 @@ def _norm(s: Scope, x: str, c: T5Config) -> str:
     return rms_norm(s, x, c.hidden, epsilon=c.epsilon, decomposed=c.decomposed)
 
 
-def _attention(s: Scope, name: str, x: str, memory: str, c: T5Config, rows: tuple[int, int], mask: Masking) -> str:
+def _attention(
+    s: Scope, name: str, x: str, memory: str, c: T5Config, rows: tuple[int, int], mask: Masking
+) -> str:
     """x + attention of norm(x) over the memory (its own rows when rows are of the same stack)."""
     a, inner = s.at(name), c.heads * c.head_dim
     h = _norm(s.at("layer_norm"), x, c)
     seen = memory if name == "EncDecAttention" else h
     q, k, v = (
-        split_heads(a.at(n), linear(a.at(n), source, c.hidden, inner, bias=False), length, c.heads, c.head_dim)
+        split_heads(
+            a.at(n),
+            linear(a.at(n), source, c.hidden, inner, bias=False),
+            length,
+            c.heads,
+            c.head_dim,
+        )
         for n, source, length in (("q", h, rows[0]), ("k", seen, rows[1]), ("v", seen, rows[1]))
     )
     context = attend(a, q, k, v, scale=1.0, mask=mask, decomposed=c.decomposed)
-    return s.op("Add", x, linear(a.at("o"), merge_heads(a, context, rows[0], inner), inner, c.hidden, bias=False))
+    return s.op(
+        "Add",
+        x,
+        linear(a.at("o"), merge_heads(a, context, rows[0], inner), inner, c.hidden, bias=False),
+    )
 
 
 def _feed(s: Scope, x: str, c: T5Config) -> str:
@@ -102,18 +140,26 @@ def _relative_bias(s: Scope, c: T5Config, length: int, *, both: bool) -> str:
     """Float bias [1, heads, length, length] from the table of the stack."""
     s = s.at("relative_attention_bias")
     index = positions(s, length)
-    distance = s.op("Sub", s.op("Unsqueeze", index, s.ints(0)), s.op("Unsqueeze", index, s.ints(1)))  # key - query
+    distance = s.op(
+        "Sub", s.op("Unsqueeze", index, s.ints(0)), s.op("Unsqueeze", index, s.ints(1))
+    )  # key - query
     buckets = c.buckets
     offset = ""
     if both:
         buckets //= 2
-        offset = s.op("Mul", s.op("Cast", s.op("Greater", distance, s.i64(0)), to=7), s.i64(buckets))
+        offset = s.op(
+            "Mul", s.op("Cast", s.op("Greater", distance, s.i64(0)), to=7), s.i64(buckets)
+        )
         far = s.op("Abs", distance)
     else:
         far = s.op("Neg", s.op("Min", distance, s.i64(0)))
     exact = buckets // 2
-    ratio = s.op("Div", s.op("Cast", s.op("Max", far, s.i64(1)), to=1), s.f32(exact))  # at least 1: log 0 is never used
-    grown = s.op("Mul", s.op("Log", ratio), s.f32((buckets - exact) / math.log(c.max_distance / exact)))
+    ratio = s.op(
+        "Div", s.op("Cast", s.op("Max", far, s.i64(1)), to=1), s.f32(exact)
+    )  # at least 1: log 0 is never used
+    grown = s.op(
+        "Mul", s.op("Log", ratio), s.f32((buckets - exact) / math.log(c.max_distance / exact))
+    )
     large = s.op("Min", s.op("Add", s.op("Cast", grown, to=7), s.i64(exact)), s.i64(buckets - 1))
     bucket = s.op("Where", s.op("Less", far, s.i64(exact)), far, large)
     bucket = s.op("Add", bucket, offset) if offset else bucket
@@ -124,7 +170,11 @@ def _relative_bias(s: Scope, c: T5Config, length: int, *, both: bool) -> str:
 FAMILY = Family(
     "t5",
     {
-        "t5-tiny": Preset(T5Config(2, 64, 4, 16, 128, 512, 16, 12, buckets=8, max_distance=16), "T5 for tests", batch=4),
+        "t5-tiny": Preset(
+            T5Config(2, 64, 4, 16, 128, 512, 16, 12, buckets=8, max_distance=16),
+            "T5 for tests",
+            batch=4,
+        ),
         "t5-small": Preset(T5Config(6, 512, 8, 64, 2048), "T5 small", batch=128),
         "t5-base": Preset(T5Config(12, 768, 12, 64, 3072), "T5 base", batch=128),
         "t5-large": Preset(T5Config(24, 1024, 16, 64, 4096), "T5 large", batch=128),

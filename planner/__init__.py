@@ -1,8 +1,8 @@
 """Meshwright: an offline planner for distributed deep learning.
 
-    strategy = planner.plan("model.onnx", devices=64)       # no jax imported
-    print(strategy); strategy.save("model.plan.json")
-    source = planner.emit(strategy, "model.onnx", backend="shard_map")
+strategy = planner.plan("model.onnx", devices=64)       # no jax imported
+print(strategy); strategy.save("model.plan.json")
+source = planner.emit(strategy, "model.onnx", backend="shard_map")
 """
 
 from __future__ import annotations
@@ -17,7 +17,12 @@ if TYPE_CHECKING:
     from planner.strategy.strategy import Strategy
 
 __all__ = ["PlanError", "Strategy", "emit", "from_jax", "plan"]
-_HOMES = {"plan": "planner.api", "Strategy": "planner.strategy.strategy", "PlanError": "planner.errors", "from_jax": "planner.from_jax"}
+_HOMES = {
+    "plan": "planner.api",
+    "Strategy": "planner.strategy.strategy",
+    "PlanError": "planner.errors",
+    "from_jax": "planner.from_jax",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,8 @@
-"""The command `plan`: options and dispatch. Nothing heavy is imported until a command runs, so that `plan --help` is instant.
+"""The command `plan`: options and dispatch. Nothing heavy is imported until a command runs, so that
+`plan --help` is instant.
 
-stdout is data, stderr is talk. Exit codes: 0 fine, 1 a finding, 2 usage or bad input, 3 no plan fits, 130 interrupted (best plan written).
+stdout is data, stderr is talk. Exit codes: 0 fine, 1 a finding, 2 usage or bad input, 3 no plan
+fits, 130 interrupted (best plan written).
 """
 
 from __future__ import annotations
@@ -35,16 +37,26 @@ class Parser(argparse.ArgumentParser):
     """Usage errors become PlanErrors; an unknown option gets a suggestion."""
 
     def __init__(self, verb: str, about: str, example: str) -> None:
-        super().__init__(prog="plan" if verb == "make" else f"plan {verb}", description=about, epilog=example, allow_abbrev=False,
-                         formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+        super().__init__(
+            prog="plan" if verb == "make" else f"plan {verb}",
+            description=about,
+            epilog=example,
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
 
     def error(self, message: str) -> NoReturn:
         """argparse's message as a PlanError."""
         raise PlanError("P003", message.removeprefix("argument "), help=[f"{self.prog} --help"])
 
     def read(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Parse; unknown options are named before anything else is complained about. A verb with `arguments` hands on what follows --."""
-        passed = list(argv)[list(argv).index("--") + 1 :] if self.get_default("arguments") is not None and "--" in argv else None
+        """Parse; unknown options are named before anything else is complained about. A verb with
+        `arguments` hands on what follows --."""
+        passed = (
+            list(argv)[list(argv).index("--") + 1 :]
+            if self.get_default("arguments") is not None and "--" in argv
+            else None
+        )
         if passed is not None:
             argv = list(argv)[: list(argv).index("--")]
         known = list(self._option_string_actions)
@@ -53,10 +65,20 @@ class Parser(argparse.ArgumentParser):
             if name.startswith("--") and name not in known:
                 near = _as_pin(word) if "--pin" in known else ""
                 near = near or did_you_mean(name, [k for k in known if k != "--help"])
-                raise PlanError("P002", f"`{self.prog}` has no option {name}", help=[h for h in (near, f"{self.prog} --help lists the options") if h])
-        args, extra = self.parse_known_intermixed_args(list(argv))  # positionals may stand on both sides of an option
+                raise PlanError(
+                    "P002",
+                    f"`{self.prog}` has no option {name}",
+                    help=[h for h in (near, f"{self.prog} --help lists the options") if h],
+                )
+        args, extra = self.parse_known_intermixed_args(
+            list(argv)
+        )  # positionals may stand on both sides of an option
         if extra:
-            raise PlanError("P002", f"`{self.prog}` does not understand {' '.join(extra)!r}", help=[f"{self.prog} --help"])
+            raise PlanError(
+                "P002",
+                f"`{self.prog}` does not understand {' '.join(extra)!r}",
+                help=[f"{self.prog} --help"],
+            )
         if passed is not None:
             args.arguments = tuple(passed)
         return args
@@ -69,16 +91,27 @@ def _as_pin(word: str) -> str:
 
     name, _, value = word.removeprefix("--").partition("=")
     key = key_meant(name)
-    return f"--pin {name.replace('-', '_')}={value or 'VALUE'}" if key in (*TECHNIQUES, "sp", "ddp") or AXES.fullmatch(key) else ""
+    return (
+        f"--pin {name.replace('-', '_')}={value or 'VALUE'}"
+        if key in (*TECHNIQUES, "sp", "ddp") or AXES.fullmatch(key)
+        else ""
+    )
 
 
 class Version(argparse.Action):
-    """Prints the version and leaves; looked up when asked for alone, as it takes longer than all other options together."""
+    """Prints the version and leaves; looked up when asked for alone, as it takes longer than all
+    other options together."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
         super().__init__(option_strings, argparse.SUPPRESS, 0, default=argparse.SUPPRESS, help=help)
 
-    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: str | None = None) -> None:
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
         """The version of the installed package."""
         print(f"plan {_version()}")
         parser.exit()
@@ -87,15 +120,30 @@ class Version(argparse.Action):
 class Completion(argparse.Action):
     """Prints a completion script and leaves, as --version does."""
 
-    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: str | None = None) -> None:
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
         """The script of a shell, from the parsers of all verbs."""
         import models_zoo
         from planner.commands.completion import SHELLS, script
 
         if values not in SHELLS:
-            raise PlanError("P003", f"--completion {values!r}: unknown shell", help=[f"one of {', '.join(SHELLS)}"])
-        verbs = {verb: (about, {o: a.help or "" for a in options_of(verb) for o in a.option_strings}) for verb, (_, _, about, _) in VERBS.items()}
-        sys.stdout.write(script(values, verbs, [f"zoo:{name}" for name in models_zoo.presets()], _values()))
+            raise PlanError(
+                "P003",
+                f"--completion {values!r}: unknown shell",
+                help=[f"one of {', '.join(SHELLS)}"],
+            )
+        verbs = {
+            verb: (about, {o: a.help or "" for a in options_of(verb) for o in a.option_strings})
+            for verb, (_, _, about, _) in VERBS.items()
+        }
+        sys.stdout.write(
+            script(values, verbs, [f"zoo:{name}" for name in models_zoo.presets()], _values())
+        )
         parser.exit()
 
 
@@ -105,8 +153,13 @@ def _values() -> dict[str, list[str]]:
     from costmodels.precision import OPTIMIZERS, recipe_names
     from costmodels.runtimes import RUNTIMES
 
-    return {"--hardware": list(device_names()), "--topology": list(topology_names()), "--runtime": list(RUNTIMES), "--precision": list(recipe_names()),
-            "--optimizer": list(OPTIMIZERS)}  # fmt: skip
+    return {
+        "--hardware": list(device_names()),
+        "--topology": list(topology_names()),
+        "--runtime": list(RUNTIMES),
+        "--precision": list(recipe_names()),
+        "--optimizer": list(OPTIMIZERS),
+    }
 
 
 def options_of(verb: str) -> list[argparse.Action]:
@@ -116,29 +169,123 @@ def options_of(verb: str) -> list[argparse.Action]:
 
 # verb -> (module:function under planner.commands, options, one line, example)
 VERBS: dict[str, tuple[str, Add, str, str]] = {
-    "make": ("make:run", options.make, "search for the best way to spread a model, print a summary, write MODEL.plan.json", "plan model.onnx --devices 64"),
-    "show": ("show:run", options.show, "a saved plan: its summary, or as a page, trace or picture", "plan show model.plan.json --html report.html"),
-    "explain": ("views:explain", options.explain, "why this plan; with a node: its split, costs and runner-up", "plan explain model.plan.json mlp.up_proj"),
-    "diff": ("views:diff", options.diff, "what changed between two plans, and why", "plan diff old.json new.json"),
-    "check": ("check:run", options.check, "the gate for continuous integration: exit 1 past tolerance", "plan check model.onnx --against model.plan.json"),
-    "emit": ("emit:run", options.emit, "write the sharded JAX program of a plan", "plan emit model.plan.json --backend shard_map -o model.py"),
-    "annotate": ("exchange:annotate", options.annotate, "the ONNX file with the plan as its multi-device annotations",
-                 "plan annotate model.plan.json --model model.onnx -o out.onnx"),
-    "export": ("exchange:export", options.export, "a plan as another launcher's settings, and what that rounds and costs",
-               "plan export model.plan.json --to megatron -o parallel.yaml"),
-    "import": ("exchange:import_", options.import_, "a configuration of Megatron, MaxText, torchtitan or Hugging Face as a priced plan",
-               "plan import megatron.yaml --model model.onnx --devices 64 -o mine.json"),
-    "launch": ("launch:run", options.launch, "run the program in several processes, or write scripts for a cluster", "plan launch model.plan.json --local 2 -- --steps 10"),
-    "weights": ("weights:run", options.weights, "a Hugging Face checkpoint for a program's --weights, and what was trained back into its files",
-                "plan weights zoo:llama3-8b --from DIR -o llama.safetensors"),
-    "verify": ("emit:verify", options.verify, "compile and run the program on virtual devices, predicted beside actual", "plan verify model.plan.json"),
-    "compare": ("survey:compare", options.compare, "all solvers and the baselines in one table", "plan compare model.onnx --devices 64"),
-    "sweep": ("sweep:run", options.sweep, "a row per device count, hardware, size and batch; what a run costs", "plan sweep model.onnx --devices 64..512 --batch 512 --tokens 2T"),
-    "ops": ("survey:ops", options.ops, "operator coverage before planning; --parameters: what trains", "plan ops model.onnx"),
-    "hardware": ("survey:hardware", options.hardware, "the devices and machines that ship, with their figures and sources", "plan hardware h100-sxm"),
-    "calibrate": ("calibrate:run", options.calibrate, "measure the devices here, or learn from measured runs: a file for --hardware", "plan calibrate -o mine.toml"),
-    "cache": ("kept:run", options.cache, "what earlier runs left in the cache of searches, and its size; --clear removes it", "plan cache"),
-    "solve": ("survey:solve", options.solve, "solve a bare strategy-selection problem", "plan solve problem.json --time-limit 60 -o choice.json"),
+    "make": (
+        "make:run",
+        options.make,
+        "search for the best way to spread a model, print a summary, write MODEL.plan.json",
+        "plan model.onnx --devices 64",
+    ),
+    "show": (
+        "show:run",
+        options.show,
+        "a saved plan: its summary, or as a page, trace or picture",
+        "plan show model.plan.json --html report.html",
+    ),
+    "explain": (
+        "views:explain",
+        options.explain,
+        "why this plan; with a node: its split, costs and runner-up",
+        "plan explain model.plan.json mlp.up_proj",
+    ),
+    "diff": (
+        "views:diff",
+        options.diff,
+        "what changed between two plans, and why",
+        "plan diff old.json new.json",
+    ),
+    "check": (
+        "check:run",
+        options.check,
+        "the gate for continuous integration: exit 1 past tolerance",
+        "plan check model.onnx --against model.plan.json",
+    ),
+    "emit": (
+        "emit:run",
+        options.emit,
+        "write the sharded JAX program of a plan",
+        "plan emit model.plan.json --backend shard_map -o model.py",
+    ),
+    "annotate": (
+        "exchange:annotate",
+        options.annotate,
+        "the ONNX file with the plan as its multi-device annotations",
+        "plan annotate model.plan.json --model model.onnx -o out.onnx",
+    ),
+    "export": (
+        "exchange:export",
+        options.export,
+        "a plan as another launcher's settings, and what that rounds and costs",
+        "plan export model.plan.json --to megatron -o parallel.yaml",
+    ),
+    "import": (
+        "exchange:import_",
+        options.import_,
+        "a configuration of Megatron, MaxText, torchtitan or Hugging Face as a priced plan",
+        "plan import megatron.yaml --model model.onnx --devices 64 -o mine.json",
+    ),
+    "launch": (
+        "launch:run",
+        options.launch,
+        "run the program in several processes, or write scripts for a cluster",
+        "plan launch model.plan.json --local 2 -- --steps 10",
+    ),
+    "weights": (
+        "weights:run",
+        options.weights,
+        (
+            "a Hugging Face checkpoint for a program's --weights, and what was trained back into"
+            " its files"
+        ),
+        "plan weights zoo:llama3-8b --from DIR -o llama.safetensors",
+    ),
+    "verify": (
+        "emit:verify",
+        options.verify,
+        "compile and run the program on virtual devices, predicted beside actual",
+        "plan verify model.plan.json",
+    ),
+    "compare": (
+        "survey:compare",
+        options.compare,
+        "all solvers and the baselines in one table",
+        "plan compare model.onnx --devices 64",
+    ),
+    "sweep": (
+        "sweep:run",
+        options.sweep,
+        "a row per device count, hardware, size and batch; what a run costs",
+        "plan sweep model.onnx --devices 64..512 --batch 512 --tokens 2T",
+    ),
+    "ops": (
+        "survey:ops",
+        options.ops,
+        "operator coverage before planning; --parameters: what trains",
+        "plan ops model.onnx",
+    ),
+    "hardware": (
+        "survey:hardware",
+        options.hardware,
+        "the devices and machines that ship, with their figures and sources",
+        "plan hardware h100-sxm",
+    ),
+    "calibrate": (
+        "calibrate:run",
+        options.calibrate,
+        "measure the devices here, or learn from measured runs: a file for --hardware",
+        "plan calibrate -o mine.toml",
+    ),
+    "cache": (
+        "kept:run",
+        options.cache,
+        "what earlier runs left in the cache of searches, and its size; --clear removes it",
+        "plan cache",
+    ),
+    "solve": (
+        "survey:solve",
+        options.solve,
+        "solve a bare strategy-selection problem",
+        "plan solve problem.json --time-limit 60 -o choice.json",
+    ),
 }
 
 
@@ -154,7 +301,12 @@ def parser(verb: str) -> Parser:
     add(p)
     if verb == "make":
         p.add_argument("--version", action=Version, help="print the version and leave")
-        p.add_argument("--completion", action=Completion, metavar="SHELL", help="print the completion script of bash, zsh or fish: plan --completion bash > FILE")
+        p.add_argument(
+            "--completion",
+            action=Completion,
+            metavar="SHELL",
+            help="print the completion script of bash, zsh or fish: plan --completion bash > FILE",
+        )
     return p
 
 
@@ -168,17 +320,27 @@ def _version() -> str:
 
 
 def choose_verb(argv: Sequence[str]) -> tuple[str, list[str]]:
-    """(verb, its arguments): verbs win over file names. A word that is neither gets a suggestion."""
+    """(verb, its arguments): verbs win over file names. A word that is neither gets a
+    suggestion."""
     if argv and argv[0] in VERBS:
         return argv[0], list(argv[1:])
     word = argv[0] if argv else ""
-    if word and not word.startswith("-") and not any(c in word for c in "./:\\") and not os.path.exists(word):
+    if (
+        word
+        and not word.startswith("-")
+        and not any(c in word for c in "./:\\")
+        and not os.path.exists(word)
+    ):
         from models_zoo import presets
 
         models = presets()
         near = closest(word.partition(",")[0], [*VERBS, *models])
         near = near and f"did you mean {'zoo:' + near if near in models else near!r}?"
-        raise PlanError("P001", f"{word!r} is no file and no command of this version", help=[h for h in (near, f"commands: {', '.join(VERBS)}") if h])
+        raise PlanError(
+            "P001",
+            f"{word!r} is no file and no command of this version",
+            help=[h for h in (near, f"commands: {', '.join(VERBS)}") if h],
+        )
     return "make", list(argv)
 
 
@@ -195,7 +357,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             args = p.read(rest)
             module, _, name = VERBS[verb][0].partition(":")
             with seldom_collecting():
-                code: int = getattr(importlib.import_module(f"planner.commands.{module}"), name)(args)
+                code: int = getattr(importlib.import_module(f"planner.commands.{module}"), name)(
+                    args
+                )
             sys.stdout.flush()
             return code
         except BrokenPipeError:  # the reader of stdout has left: nobody to tell
@@ -206,14 +370,32 @@ def main(argv: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt as e:  # its text: what is left, where a verb says so
             print(f"\ninterrupted: {e or 'nothing was written'}", file=sys.stderr)
             return INTERRUPTED
-        except OSError as e:  # what the system says of a file that was named (too long a name, a disk that is full), or of the stream that a result goes to
+        except (
+            OSError
+            # what the system says of a file that was named (too long a name, a disk that is full),
+            # or of the stream that a result goes to
+        ) as e:
             if os.environ.get("MESHWRIGHT_DEBUG"):
                 raise
             if e.filename is None:
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left for it would fail once more at the end
-            what = f"{str(e.filename)!r} cannot be used" if e.filename is not None else "a file or stream cannot be used"
-            return _failed(PlanError("P006", f"{what}: {e.strerror or e}", help=["another file or folder, or room on the disk"]))
-        except Exception as e:  # nobody meant it to be raised: a fault of this program, reported as one
+                os.dup2(
+                    os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+                )  # what is left for it would fail once more at the end
+            what = (
+                f"{str(e.filename)!r} cannot be used"
+                if e.filename is not None
+                else "a file or stream cannot be used"
+            )
+            return _failed(
+                PlanError(
+                    "P006",
+                    f"{what}: {e.strerror or e}",
+                    help=["another file or folder, or room on the disk"],
+                )
+            )
+        except (
+            Exception
+        ) as e:  # nobody meant it to be raised: a fault of this program, reported as one
             if os.environ.get("MESHWRIGHT_DEBUG"):
                 raise
             return _failed(_missing(e) or _internal(e))
@@ -245,9 +427,19 @@ def _missing(error: Exception) -> PlanError | None:
         return None
     package = PACKAGES.get(root, root)
     gone = isinstance(error, ModuleNotFoundError)
-    what = f"the package {package!r} {'is not installed' if gone else 'cannot be imported'}, and this command needs it"
-    return PlanError("P078", what, detail=[] if gone else [str(error)[:300]], help=[
-        f"pip install {'' if gone else '--force-reinstall '}{package}", "pip install meshwright brings all that it needs"])  # fmt: skip
+    what = (
+        f"the package {package!r} {'is not installed' if gone else 'cannot be imported'}, and this"
+        " command needs it"
+    )
+    return PlanError(
+        "P078",
+        what,
+        detail=[] if gone else [str(error)[:300]],
+        help=[
+            f"pip install {'' if gone else '--force-reinstall '}{package}",
+            "pip install meshwright brings all that it needs",
+        ],
+    )
 
 
 def _internal(error: Exception) -> PlanError:
@@ -255,14 +447,23 @@ def _internal(error: Exception) -> PlanError:
     frame: Any = error.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next
-    where = f"{os.path.basename(frame.tb_frame.f_code.co_filename)}:{frame.tb_lineno}" if frame is not None else ""
-    help = ["this is a mistake in the planner, not in your input", "run again with MESHWRIGHT_DEBUG=1 for the traceback and report it"]
-    return PlanError("P000", f"internal error: {type(error).__name__}: {error}", detail=[where], help=help)
+    where = (
+        f"{os.path.basename(frame.tb_frame.f_code.co_filename)}:{frame.tb_lineno}"
+        if frame is not None
+        else ""
+    )
+    help = [
+        "this is a mistake in the planner, not in your input",
+        "run again with MESHWRIGHT_DEBUG=1 for the traceback and report it",
+    ]
+    return PlanError(
+        "P000", f"internal error: {type(error).__name__}: {error}", detail=[where], help=help
+    )
 
 
 def entry() -> NoReturn:
-    """The process `plan`. What a search made is not looked through for cycles once more when the collector is set back, nor while the interpreter ends: each took a
-    twentieth of a plan."""
+    """The process `plan`. What a search made is not looked through for cycles once more when the
+    collector is set back, nor while the interpreter ends: each took a twentieth of a plan."""
     with seldom_collecting():
         code = main()
         gc.freeze()

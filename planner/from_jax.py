@@ -1,12 +1,15 @@
 """`planner.from_jax`: a JAX function planned, and its shardings for `jax.jit`.
 
-    planned = planner.from_jax(loss, params, ids, labels, devices=8)     arrays or jax.ShapeDtypeStruct, in any pytrees
+    planned = planner.from_jax(loss, params, ids, labels, devices=8)     arrays or
+        jax.ShapeDtypeStruct, in any pytrees
     step = jax.jit(jax.value_and_grad(loss), in_shardings=planned.in_shardings)
     planned.strategy, planned.shardings(params), planned.shardings(optimizer_state, optimizer=True)
 
-The first argument holds the parameters; the leading dim of the first leaf of the others is the batch. A function with one number as its result is trained
-(that number is its loss), any other is run. The whole batch is one microbatch and nothing is computed again, because `jax.jit` runs the function as it is: the compiler
-places the collectives (runtime jax-jit) and keeps what `jax.checkpoint` says.
+The first argument holds the parameters; the leading dim of the first leaf of the others is the
+batch. A function with one number as its result is trained (that number is its loss), any other is
+run. The whole batch is one microbatch and nothing is computed again, because `jax.jit` runs the
+function as it is: the compiler places the collectives (runtime jax-jit) and keeps what
+`jax.checkpoint` says.
 """
 
 from __future__ import annotations
@@ -28,8 +31,9 @@ from planner.strategy.strategy import Strategy
 
 @dataclass(frozen=True)
 class Planned:
-    """A function's plan. rows: leaf of the parameters or of the other arguments -> its layout, as in a strategy's tensors. replicated: primitives without a
-    translation -> how many of them are planned whole on every device."""
+    """A function's plan. rows: leaf of the parameters or of the other arguments -> its layout, as
+    in a strategy's tensors. replicated: primitives without a translation -> how many of them are
+    planned whole on every device."""
 
     strategy: Strategy
     rows: Mapping[str, Mapping[str, Any]]
@@ -41,8 +45,17 @@ class Planned:
         return shardings(self.strategy, tree, optimizer=optimizer, rows=self.rows)
 
 
-def from_jax(fn: Callable[..., Any], params: Any, *inputs: Any, devices: int, pins: Any = None, runtime: str = "jax-jit", **options: Any) -> Planned:
-    """Plan a function of parameters and inputs (module docstring). options: those of `planner.plan`.
+def from_jax(
+    fn: Callable[..., Any],
+    params: Any,
+    *inputs: Any,
+    devices: int,
+    pins: Any = None,
+    runtime: str = "jax-jit",
+    **options: Any,
+) -> Planned:
+    """Plan a function of parameters and inputs (module docstring). options: those of
+    `planner.plan`.
 
     Raises PlanError: P195 for what cannot be traced, else as `planner.plan`.
     """
@@ -54,20 +67,44 @@ def from_jax(fn: Callable[..., Any], params: Any, *inputs: Any, devices: int, pi
     data = [v for v in leaves if not v.parameter]
     train = len(found) == 1 and prod(found[0].shape) == 1 and "loss" not in options
     if not data or not data[0].shape:
-        raise PlanError("P195", "the function takes no batch: its second argument has no dims", help=["from_jax(fn, params, batch, ...)"])
+        raise PlanError(
+            "P195",
+            "the function takes no batch: its second argument has no dims",
+            help=["from_jax(fn, params, batch, ...)"],
+        )
     proto = trace.model(data, found)
     if train:
-        options = {"workload": "train", "loss": f"output:{proto.graph.output[0].name}", "trainable": ("+*",), **options}
+        options = {
+            "workload": "train",
+            "loss": f"output:{proto.graph.output[0].name}",
+            "trainable": ("+*",),
+            **options,
+        }
     options = {"workload": "infer", **options} if not train and "loss" not in options else options
-    strategy = plan(proto, devices=devices, pins=_as_it_is(pins), runtime=runtime, batch=data[0].shape[0], **options)
+    strategy = plan(
+        proto,
+        devices=devices,
+        pins=_as_it_is(pins),
+        runtime=runtime,
+        batch=data[0].shape[0],
+        **options,
+    )
     rows = _rows(strategy, leaves, trace.stacked)
     mesh = mesh_of(strategy)
-    where = [partition(mesh, rows[v.parameter or v.name], dict(strategy.mesh_shape), False) for v in leaves]
-    return Planned(strategy, rows, tuple(jax.tree_util.tree_unflatten(tree, where)), dict(trace.replicated))
+    where = [
+        partition(mesh, rows[v.parameter or v.name], dict(strategy.mesh_shape), False)
+        for v in leaves
+    ]
+    return Planned(
+        strategy, rows, tuple(jax.tree_util.tree_unflatten(tree, where)), dict(trace.replicated)
+    )
 
 
-def traced(fn: Callable[..., Any], params: Any, *inputs: Any) -> tuple[Trace, list[Value], Any, list[Value]]:
-    """The trace of a function, its arguments' leaves, their tree, and its results. Raises PlanError P195."""
+def traced(
+    fn: Callable[..., Any], params: Any, *inputs: Any
+) -> tuple[Trace, list[Value], Any, list[Value]]:
+    """The trace of a function, its arguments' leaves, their tree, and its results. Raises PlanError
+    P195."""
     import jax
 
     shapes, tree = jax.tree_util.tree_flatten_with_path((params, *inputs))
@@ -75,10 +112,16 @@ def traced(fn: Callable[..., Any], params: Any, *inputs: Any) -> tuple[Trace, li
         closed = jax.make_jaxpr(fn)(params, *inputs)
     except Exception as e:  # the user's function may raise anything
         said = f"{type(e).__name__}: {e}".partition("\n")[0]
-        raise PlanError("P195", f"the function cannot be traced: {said}", help=["jax.make_jaxpr(fn)(params, ...) says more"]) from e
+        raise PlanError(
+            "P195",
+            f"the function cannot be traced: {said}",
+            help=["jax.make_jaxpr(fn)(params, ...) says more"],
+        ) from e
     words = list(inspect.signature(fn).parameters)
     trace = Trace(getattr(fn, "__name__", "function"))
-    leaves = [_leaf(path, aval, words) for (path, _), aval in zip(shapes, closed.in_avals, strict=True)]
+    leaves = [
+        _leaf(path, aval, words) for (path, _), aval in zip(shapes, closed.in_avals, strict=True)
+    ]
     return trace, leaves, tree, trace.jaxpr(closed.jaxpr, closed.consts, leaves)
 
 
@@ -89,38 +132,62 @@ def _as_it_is(pins: Any) -> Pins:
 
 
 def _leaf(path: Any, aval: Any, words: list[str]) -> Value:
-    """An argument's leaf: parameters are called by their path, inputs by the argument's name and their path."""
+    """An argument's leaf: parameters are called by their path, inputs by the argument's name and
+    their path."""
     first, *rest = (str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in path)
     number = int(first)
-    name = ".".join(rest) if number == 0 else ".".join([words[number] if number < len(words) else f"input{number}", *rest])
+    name = (
+        ".".join(rest)
+        if number == 0
+        else ".".join([words[number] if number < len(words) else f"input{number}", *rest])
+    )
     name = name or "parameters"
     try:
         import numpy as np
 
         dtype = np.dtype(aval.dtype)
     except TypeError as e:
-        raise PlanError("P195", f"argument {name!r} is of type {aval.dtype}, which is no array of numbers", help=["jax.random.key_data(key) is one"]) from e
+        raise PlanError(
+            "P195",
+            f"argument {name!r} is of type {aval.dtype}, which is no array of numbers",
+            help=["jax.random.key_data(key) is one"],
+        ) from e
     return Value(name, tuple(aval.shape), dtype, name if number == 0 else "")
 
 
-def _rows(strategy: Strategy, leaves: list[Value], stacked: Mapping[str, int]) -> dict[str, dict[str, Any]]:
-    """Leaf -> layout. Of stacked weights that of the first iteration, the stack's own dim whole; of what the plan has no use for, none."""
+def _rows(
+    strategy: Strategy, leaves: list[Value], stacked: Mapping[str, int]
+) -> dict[str, dict[str, Any]]:
+    """Leaf -> layout. Of stacked weights that of the first iteration, the stack's own dim whole; of
+    what the plan has no use for, none."""
     by_label = {row["label"]: row for row in strategy.tensors.values() if row.get("label")}
     out = {}
     for v in leaves:
         name = v.parameter or v.name
         row = by_label.get(name) or strategy.tensors.get(name)
         if name in stacked:
-            one = by_label.get(f"{name}.0") or strategy.tensors.get(f"{name}.0") or {"layout": [[]] * (len(v.shape) - 1)}
+            one = (
+                by_label.get(f"{name}.0")
+                or strategy.tensors.get(f"{name}.0")
+                or {"layout": [[]] * (len(v.shape) - 1)}
+            )
             zero = one.get("zero")
-            row = {"layout": [[], *one["layout"]], **({"zero": {**zero, "dim": zero["dim"] + 1}} if zero else {})}
+            row = {
+                "layout": [[], *one["layout"]],
+                **({"zero": {**zero, "dim": zero["dim"] + 1}} if zero else {}),
+            }
         usable = row is not None and len(row["layout"]) == len(v.shape)
-        out[name] = {**(row if usable and row is not None else {"layout": [[]] * len(v.shape)}), "shape": list(v.shape), "label": name}
+        out[name] = {
+            **(row if usable and row is not None else {"layout": [[]] * len(v.shape)}),
+            "shape": list(v.shape),
+            "label": name,
+        }
     return out
 
 
 class _Module(types.ModuleType):
-    """The public function has the name of its module: whichever of the two somebody holds, it can be called."""
+    """The public function has the name of its module: whichever of the two somebody holds, it can
+    be called."""
 
     __call__ = staticmethod(from_jax)
 

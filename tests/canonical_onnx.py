@@ -1,4 +1,5 @@
-"""A canonical Graph back to ONNX, so that onnxruntime can judge what the reader made of a file (tests only)."""
+"""A canonical Graph back to ONNX, so that onnxruntime can judge what the reader made of a file
+(tests only)."""
 
 from __future__ import annotations
 
@@ -12,9 +13,16 @@ from planner.graph.ir import Graph, Node
 from planner.workload.weights import load
 
 ELEMENT = {
-    "float32": TensorProto.FLOAT, "float64": TensorProto.DOUBLE, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16,
-    "int64": TensorProto.INT64, "int32": TensorProto.INT32, "int8": TensorProto.INT8, "uint8": TensorProto.UINT8, "bool": TensorProto.BOOL,
-}  # fmt: skip
+    "float32": TensorProto.FLOAT,
+    "float64": TensorProto.DOUBLE,
+    "float16": TensorProto.FLOAT16,
+    "bfloat16": TensorProto.BFLOAT16,
+    "int64": TensorProto.INT64,
+    "int32": TensorProto.INT32,
+    "int8": TensorProto.INT8,
+    "uint8": TensorProto.UINT8,
+    "bool": TensorProto.BOOL,
+}
 
 
 class Writer:
@@ -35,7 +43,9 @@ class Writer:
     def like(self, name: str, value: float) -> str:
         return self.const(np.asarray(value, np.dtype(self.graph.tensors[name].dtype)))
 
-    def node(self, op: str, inputs: list[str], outputs: list[str] | None = None, **attrs: Any) -> str:
+    def node(
+        self, op: str, inputs: list[str], outputs: list[str] | None = None, **attrs: Any
+    ) -> str:
         self.count += 1
         outputs = outputs or [f"__t{self.count}"]
         self.nodes.append(helper.make_node(op, inputs, outputs, f"__n{self.count}", **attrs))
@@ -46,7 +56,12 @@ class Writer:
         if rule is not None:
             rule(node, dict(node.attrs), list(node.inputs), list(node.outputs))
         else:
-            self.node(node.op, list(node.inputs), list(node.outputs), **{k: _plain(v) for k, v in node.attrs.items()})
+            self.node(
+                node.op,
+                list(node.inputs),
+                list(node.outputs),
+                **{k: _plain(v) for k, v in node.attrs.items()},
+            )
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self.graph.tensors[name].shape
@@ -58,7 +73,15 @@ class Writer:
         self.node("Cast", i, o, to=ELEMENT[a["to"]])
 
     def _Clip(self, node: Node, a: Any, i: Any, o: Any) -> None:
-        self.node("Clip", [i[0], self.like(i[0], a["min"]) if "min" in a else "", self.like(i[0], a["max"]) if "max" in a else ""], o)
+        self.node(
+            "Clip",
+            [
+                i[0],
+                self.like(i[0], a["min"]) if "min" in a else "",
+                self.like(i[0], a["max"]) if "max" in a else "",
+            ],
+            o,
+        )
 
     def _Dropout(self, node: Node, a: Any, i: Any, o: Any) -> None:
         self.node("Identity", i, o[:1])  # compared in evaluation mode
@@ -67,7 +90,11 @@ class Writer:
         sides = []
         for name, flag in zip(i, ("trans_a", "trans_b"), strict=True):
             n = len(self.shape(name))
-            sides.append(self.node("Transpose", [name], perm=[*range(n - 2), n - 1, n - 2]) if a.get(flag) else name)
+            sides.append(
+                self.node("Transpose", [name], perm=[*range(n - 2), n - 1, n - 2])
+                if a.get(flag)
+                else name
+            )
         self.node("MatMul", sides, o)
 
     def _reduce(self, node: Node, a: Any, i: Any, o: Any) -> None:
@@ -92,7 +119,13 @@ class Writer:
         ones = self.const(np.ones(a["num_groups"], np.float32))
         zeros = self.const(np.zeros(a["num_groups"], np.float32))
         flat = self.node("Reshape", [i[0], self.ints(x[0], a["num_groups"], -1)])
-        normed = self.node("Reshape", [self.node("InstanceNormalization", [flat, ones, zeros], epsilon=a["epsilon"]), self.ints(*x)])
+        normed = self.node(
+            "Reshape",
+            [
+                self.node("InstanceNormalization", [flat, ones, zeros], epsilon=a["epsilon"]),
+                self.ints(*x),
+            ],
+        )
         per_channel = self.ints(-1, *(1,) * (len(x) - 2))
         scaled = self.node("Mul", [normed, self.node("Reshape", [i[1], per_channel])])
         self.node("Add", [scaled, self.node("Reshape", [i[2], per_channel])], o)
@@ -104,14 +137,30 @@ class Writer:
         self.node("Expand", [i[0], self.ints(*self.shape(o[0]))], o)
 
     def _Split(self, node: Node, a: Any, i: Any, o: Any) -> None:
-        self.node("Split", [i[0], self.ints(*(self.shape(x)[a["axis"]] for x in o))], o, axis=a["axis"])
+        self.node(
+            "Split", [i[0], self.ints(*(self.shape(x)[a["axis"]] for x in o))], o, axis=a["axis"]
+        )
 
     def _Slice(self, node: Node, a: Any, i: Any, o: Any) -> None:
-        ends = [-(2**62) if s < 0 and e < 0 else e for e, s in zip(a["ends"], a["steps"], strict=True)]
-        self.node("Slice", [i[0], self.ints(*a["starts"]), self.ints(*ends), self.ints(*a["axes"]), self.ints(*a["steps"])], o)
+        ends = [
+            -(2**62) if s < 0 and e < 0 else e for e, s in zip(a["ends"], a["steps"], strict=True)
+        ]
+        self.node(
+            "Slice",
+            [
+                i[0],
+                self.ints(*a["starts"]),
+                self.ints(*ends),
+                self.ints(*a["axes"]),
+                self.ints(*a["steps"]),
+            ],
+            o,
+        )
 
     def _Pad(self, node: Node, a: Any, i: Any, o: Any) -> None:
-        self.node("Pad", [i[0], self.ints(*a["pads"]), self.like(i[0], a["value"])], o, mode=a["mode"])
+        self.node(
+            "Pad", [i[0], self.ints(*a["pads"]), self.like(i[0], a["value"])], o, mode=a["mode"]
+        )
 
     def _Tile(self, node: Node, a: Any, i: Any, o: Any) -> None:
         self.node("Tile", [i[0], self.ints(*a["repeats"])], o)
@@ -126,19 +175,44 @@ class Writer:
         self.node(node.op, i, o, **{k: _plain(v) for k, v in a.items() if k != "count_include_pad"})
 
     def _Resize(self, node: Node, a: Any, i: Any, o: Any) -> None:
-        exact = all(math.floor(n * s) == m for n, s, m in zip(self.shape(i[0]), a["scales"], self.shape(o[0]), strict=True))
-        goal = [self.const(np.asarray(a["scales"], np.float32))] if exact else ["", self.ints(*self.shape(o[0]))]
+        exact = all(
+            math.floor(n * s) == m
+            for n, s, m in zip(self.shape(i[0]), a["scales"], self.shape(o[0]), strict=True)
+        )
+        goal = (
+            [self.const(np.asarray(a["scales"], np.float32))]
+            if exact
+            else ["", self.ints(*self.shape(o[0]))]
+        )
         extra = {"cubic_coeff_a": a["cubic_coeff_a"]} if "cubic_coeff_a" in a else {}
         self.node(
-            "Resize", [i[0], "", *goal], o, mode=a["mode"], coordinate_transformation_mode=a["coordinate_mode"],
-            nearest_mode=a["nearest_mode"], **extra,
-        )  # fmt: skip
+            "Resize",
+            [i[0], "", *goal],
+            o,
+            mode=a["mode"],
+            coordinate_transformation_mode=a["coordinate_mode"],
+            nearest_mode=a["nearest_mode"],
+            **extra,
+        )
 
     def _TopK(self, node: Node, a: Any, i: Any, o: Any) -> None:
-        self.node("TopK", [i[0], self.ints(a["k"])], o, axis=a["axis"], largest=a["largest"], sorted=a["sorted"])
+        self.node(
+            "TopK",
+            [i[0], self.ints(a["k"])],
+            o,
+            axis=a["axis"],
+            largest=a["largest"],
+            sorted=a["sorted"],
+        )
 
     def _CumSum(self, node: Node, a: Any, i: Any, o: Any) -> None:
-        self.node("CumSum", [i[0], self.const(np.int64(a["axis"]))], o, exclusive=a["exclusive"], reverse=a["reverse"])
+        self.node(
+            "CumSum",
+            [i[0], self.const(np.int64(a["axis"]))],
+            o,
+            exclusive=a["exclusive"],
+            reverse=a["reverse"],
+        )
 
     def _OneHot(self, node: Node, a: Any, i: Any, o: Any) -> None:
         values = self.const(np.asarray([a["off_value"], a["on_value"]], np.dtype(a["dtype"])))
@@ -165,24 +239,41 @@ class Writer:
         (b, h, s, _), (_, g, t, _) = self.shape(q), self.shape(k)
         if g != h:
             k, v = (
-                self.node("Reshape", [
-                    self.node("Expand", [self.node("Unsqueeze", [x, self.ints(2)]), self.ints(b, g, h // g, t, self.shape(x)[3])]),
-                    self.ints(b, h, t, self.shape(x)[3]),
-                ])
+                self.node(
+                    "Reshape",
+                    [
+                        self.node(
+                            "Expand",
+                            [
+                                self.node("Unsqueeze", [x, self.ints(2)]),
+                                self.ints(b, g, h // g, t, self.shape(x)[3]),
+                            ],
+                        ),
+                        self.ints(b, h, t, self.shape(x)[3]),
+                    ],
+                )
                 for x in (k, v)
-            )  # fmt: skip
+            )
         scores = self.node("MatMul", [q, self.node("Transpose", [k], perm=[0, 1, 3, 2])])
         scores = self.node("Mul", [scores, self.like(i[0], a["scale"])])
         lowest = self.like(i[0], -math.inf)
         if len(i) > 3 and i[3]:
             boolean = self.graph.tensors[i[3]].dtype == "bool"
-            scores = self.node("Where", [i[3], scores, lowest]) if boolean else self.node("Add", [scores, i[3]])
+            scores = (
+                self.node("Where", [i[3], scores, lowest])
+                if boolean
+                else self.node("Add", [scores, i[3]])
+            )
         if a["causal"]:
             assert s == t
-            scores = self.node("Where", [self.const(np.tril(np.ones((s, t), bool))), scores, lowest])
+            scores = self.node(
+                "Where", [self.const(np.tril(np.ones((s, t), bool))), scores, lowest]
+            )
         weights = self.node("Softmax", [scores], axis=-1)
         if a.get("guard"):
-            weights = self.node("Where", [self.node("IsNaN", [weights]), self.like(i[0], 0.0), weights])
+            weights = self.node(
+                "Where", [self.node("IsNaN", [weights]), self.like(i[0], 0.0), weights]
+            )
         self.node("MatMul", [weights, v], o)
 
     def _RoutedExperts(self, node: Node, a: Any, i: Any, o: Any) -> None:
@@ -193,24 +284,54 @@ class Writer:
         def layer(rows: str, stack: str, bias: str, turned: int) -> str:
             weight = self.node("Transpose", [stack], perm=[0, 2, 1]) if turned else stack
             y = self.node("MatMul", [rows, self.node("Gather", [weight, i[1]])])
-            return self.node("Add", [y, self.node("Unsqueeze", [self.node("Gather", [bias, i[1]]), self.ints(rank)])]) if bias else y
+            return (
+                self.node(
+                    "Add",
+                    [
+                        y,
+                        self.node(
+                            "Unsqueeze", [self.node("Gather", [bias, i[1]]), self.ints(rank)]
+                        ),
+                    ],
+                )
+                if bias
+                else y
+            )
 
         x = self.node("Unsqueeze", [i[0], self.ints(rank - 1, rank)])
         up = layer(x, i[4], i[7], a.get("trans_in", 0))
         gate = layer(x, i[3], i[6], a.get("trans_in", 0)) if i[3] else up
-        acts = {"silu": lambda v: self.node("Mul", [v, self.node("Sigmoid", [v])]), "relu": lambda v: self.node("Relu", [v]), "tanh": lambda v: self.node("Tanh", [v]),
-                "gelu": lambda v: self.node("Gelu", [v]), "gelu_tanh": lambda v: self.node("Gelu", [v], approximate="tanh"), "identity": lambda v: v}  # fmt: skip
+        acts = {
+            "silu": lambda v: self.node("Mul", [v, self.node("Sigmoid", [v])]),
+            "relu": lambda v: self.node("Relu", [v]),
+            "tanh": lambda v: self.node("Tanh", [v]),
+            "gelu": lambda v: self.node("Gelu", [v]),
+            "gelu_tanh": lambda v: self.node("Gelu", [v], approximate="tanh"),
+            "identity": lambda v: v,
+        }
         if a["activation"] == "swiglu":
             if "limit" in a:
                 high, low = (self.like(i[0], c * a["limit"]) for c in (1, -1))
                 gate, up = self.node("Min", [gate, high]), self.node("Clip", [up, low, high])
-            opened = self.node("Mul", [gate, self.node("Sigmoid", [self.node("Mul", [gate, self.like(i[0], a["alpha"])])])])
+            opened = self.node(
+                "Mul",
+                [
+                    gate,
+                    self.node("Sigmoid", [self.node("Mul", [gate, self.like(i[0], a["alpha"])])]),
+                ],
+            )
             hidden = self.node("Mul", [opened, self.node("Add", [up, self.like(i[0], a["beta"])])])
         else:
             hidden = acts[a["activation"]](gate)
             hidden = self.node("Mul", [hidden, up]) if i[3] else hidden
         y = layer(hidden, i[5], i[8], a.get("trans_out", 0))
-        weighed = self.node("Mul", [self.node("Squeeze", [y, self.ints(rank)]), self.node("Unsqueeze", [self.node("CastLike", [i[2], y]), self.ints(rank)])])
+        weighed = self.node(
+            "Mul",
+            [
+                self.node("Squeeze", [y, self.ints(rank)]),
+                self.node("Unsqueeze", [self.node("CastLike", [i[2], y]), self.ints(rank)]),
+            ],
+        )
         self.node("ReduceSum", [weighed, self.ints(rank - 1)], o, keepdims=0)
 
 
@@ -225,11 +346,19 @@ def to_onnx(graph: Graph, folder: Any = None, seed: int = 0) -> ModelProto:
         writer.write(node)
     arrays = load(graph, folder, seed, seed_missing=folder is None)
     for name, label in graph.labels.items():
-        writer.initializers.append(numpy_helper.from_array(np.array(arrays[label], order="C"), name))
+        writer.initializers.append(
+            numpy_helper.from_array(np.array(arrays[label], order="C"), name)
+        )
     for name, array in graph.constants.items():
         writer.initializers.append(numpy_helper.from_array(np.array(array, order="C"), name))
-    inputs = [helper.make_tensor_value_info(n, ELEMENT[graph.tensors[n].dtype], graph.tensors[n].shape) for n in graph.inputs]
-    outputs = [helper.make_tensor_value_info(n, ELEMENT[graph.tensors[n].dtype], graph.tensors[n].shape) for n in graph.outputs]
+    inputs = [
+        helper.make_tensor_value_info(n, ELEMENT[graph.tensors[n].dtype], graph.tensors[n].shape)
+        for n in graph.inputs
+    ]
+    outputs = [
+        helper.make_tensor_value_info(n, ELEMENT[graph.tensors[n].dtype], graph.tensors[n].shape)
+        for n in graph.outputs
+    ]
     made = helper.make_graph(writer.nodes, "canonical", inputs, outputs, writer.initializers)
     return helper.make_model(made, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
 
@@ -248,7 +377,8 @@ def run(model: ModelProto | str, feeds: dict[str, np.ndarray]) -> list[np.ndarra
 
 
 def feeds_for(graph: Graph, seed: int = 0, high: int = 10) -> dict[str, np.ndarray]:
-    """Random inputs: token-like integers below `high`, floats normal; names with 'mask' are mostly ones, 'position' counts."""
+    """Random inputs: token-like integers below `high`, floats normal; names with 'mask' are mostly
+    ones, 'position' counts."""
     random = np.random.default_rng(seed)
     feeds: dict[str, np.ndarray] = {}
     for name in graph.inputs:
@@ -258,7 +388,9 @@ def feeds_for(graph: Graph, seed: int = 0, high: int = 10) -> dict[str, np.ndarr
             mask[: tensor.shape[0] // 2, -tensor.shape[1] // 4 :] = 0
             feeds[name] = mask
         elif "position" in name:
-            feeds[name] = np.broadcast_to(np.arange(tensor.shape[-1]), tensor.shape).astype(tensor.dtype)
+            feeds[name] = np.broadcast_to(np.arange(tensor.shape[-1]), tensor.shape).astype(
+                tensor.dtype
+            )
         elif tensor.is_float:
             feeds[name] = random.standard_normal(tensor.shape).astype(tensor.dtype)
         else:
@@ -268,4 +400,8 @@ def feeds_for(graph: Graph, seed: int = 0, high: int = 10) -> dict[str, np.ndarr
 
 def difference(a: np.ndarray, b: np.ndarray) -> float:
     """max |a - b| / max |b|."""
-    return float(np.abs(a.astype(np.float64) - b).max() / max(np.abs(b).max(), 1e-30)) if a.size else 0.0
+    return (
+        float(np.abs(a.astype(np.float64) - b).max() / max(np.abs(b).max(), 1e-30))
+        if a.size
+        else 0.0
+    )

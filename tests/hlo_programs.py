@@ -1,6 +1,8 @@
-"""Compiles small sharded programs on 8 virtual CPU devices and prints {name: HLO text} as JSON. Run as a process of its own.
+"""Compiles small sharded programs on 8 virtual CPU devices and prints {name: HLO text} as JSON. Run
+as a process of its own.
 
-The mesh is data=2 x model=4; every program is small enough that its payloads are computed by hand in test_hlo.py.
+The mesh is data=2 x model=4; every program is small enough that its payloads are computed by hand
+in test_hlo.py.
 """
 
 import json
@@ -27,26 +29,52 @@ def arg(*dims, dtype=F32):
 
 
 def spmd(body, in_specs, out_specs, *args):
-    return jax.jit(jax.shard_map(body, mesh=MESH, in_specs=in_specs, out_specs=out_specs)).lower(*args).compile()
+    return (
+        jax.jit(jax.shard_map(body, mesh=MESH, in_specs=in_specs, out_specs=out_specs))
+        .lower(*args)
+        .compile()
+    )
 
 
 def one_collective(found):
-    """Each kind over each axis and both; every device holds float32[24, 16] (1536 bytes) of the operand."""
+    """Each kind over each axis and both; every device holds float32[24, 16] (1536 bytes) of the
+    operand."""
     spec, x = P(BOTH), arg(8 * 24, 16)
     for label, axes in (("data", "data"), ("model", "model"), ("both", BOTH)):
         kept = tuple(a for a in BOTH if a not in axes) if axes != BOTH else ()
         found[f"psum {label}"] = spmd(lambda v, a=axes: lax.psum(v, a), spec, P(kept or None), x)
-        found[f"psum_scatter {label}"] = spmd(lambda v, a=axes: lax.psum_scatter(v, a, tiled=True), spec, P(BOTH), x)
-        found[f"all_gather {label}"] = spmd(lambda v, a=axes: lax.all_gather(v, a, tiled=True), spec, spec, x)
-        found[f"all_to_all {label}"] = spmd(lambda v, a=axes: lax.all_to_all(v, a, 1, 0, tiled=True), spec, spec, x)
+        found[f"psum_scatter {label}"] = spmd(
+            lambda v, a=axes: lax.psum_scatter(v, a, tiled=True), spec, P(BOTH), x
+        )
+        found[f"all_gather {label}"] = spmd(
+            lambda v, a=axes: lax.all_gather(v, a, tiled=True), spec, spec, x
+        )
+        found[f"all_to_all {label}"] = spmd(
+            lambda v, a=axes: lax.all_to_all(v, a, 1, 0, tiled=True), spec, spec, x
+        )
         size = {"data": 2, "model": 4, "both": 8}[label]
         ring = [(i, (i + 1) % size) for i in range(size)]
-        found[f"ppermute {label}"] = spmd(lambda v, a=axes, r=ring: lax.ppermute(v, a, r), spec, spec, x)
-    found["invarying"] = spmd(lambda v: lax.all_gather(v, "model", tiled=True, to="invarying"), P("model"), P(), arg(32, 16))
-    found["two sums"] = spmd(lambda v, w: lax.psum((v, w), "model"), (spec, spec), (P("data"), P("data")), x, arg(8 * 2, 4))
+        found[f"ppermute {label}"] = spmd(
+            lambda v, a=axes, r=ring: lax.ppermute(v, a, r), spec, spec, x
+        )
+    found["invarying"] = spmd(
+        lambda v: lax.all_gather(v, "model", tiled=True, to="invarying"),
+        P("model"),
+        P(),
+        arg(32, 16),
+    )
+    found["two sums"] = spmd(
+        lambda v, w: lax.psum((v, w), "model"),
+        (spec, spec),
+        (P("data"), P("data")),
+        x,
+        arg(8 * 2, 4),
+    )
     half = arg(8 * 24, 16, dtype=jnp.bfloat16)
     found["bf16"] = spmd(lambda v: lax.psum(v, "model"), spec, P("data"), half)
-    found["bf16 gather"] = spmd(lambda v: lax.all_gather(v * 2, "model", tiled=True), spec, spec, half)
+    found["bf16 gather"] = spmd(
+        lambda v: lax.all_gather(v * 2, "model", tiled=True), spec, spec, half
+    )
 
 
 def row_parallel(x, w):
@@ -68,21 +96,28 @@ def loops(found):
     args = (arg(2 * 32, 4 * 16), arg(4 * 16, 16))
     found["scan"] = spmd(scan, *specs, *args)
     found["nested scan"] = spmd(lambda x, w: scan(x, w, 3), *specs, *args)
-    found["fori"] = spmd(lambda x, w: lax.fori_loop(2, 9, lambda _, c: row_parallel(c, w), x), *specs, *args)
+    found["fori"] = spmd(
+        lambda x, w: lax.fori_loop(2, 9, lambda _, c: row_parallel(c, w), x), *specs, *args
+    )
 
     def dynamic(x, w, n):
-        return lax.while_loop(lambda s: s[0] < n, lambda s: (s[0] + 1, row_parallel(s[1], w)), (0, x))[1]
+        return lax.while_loop(
+            lambda s: s[0] < n, lambda s: (s[0] + 1, row_parallel(s[1], w)), (0, x)
+        )[1]
 
     found["dynamic"] = spmd(dynamic, (*specs[0], P()), specs[1], *args, arg(dtype=jnp.int32))
 
     def branch(x, w, n):
-        return lax.cond(n > 0, lambda: row_parallel(row_parallel(x, w), w), lambda: row_parallel(x, w))
+        return lax.cond(
+            n > 0, lambda: row_parallel(row_parallel(x, w), w), lambda: row_parallel(x, w)
+        )
 
     found["branch"] = spmd(branch, (*specs[0], P()), specs[1], *args, arg(dtype=jnp.int32))
 
 
 def training(found):
-    """Megatron's pair of products under value_and_grad, in shard_map and by the partitioner; a strided grouped convolution's gradient."""
+    """Megatron's pair of products under value_and_grad, in shard_map and by the partitioner; a
+    strided grouped convolution's gradient."""
 
     def step(x, w1, w2):
         def loss(params):
@@ -106,15 +141,27 @@ def training(found):
 
     shardings = (named(None, "model"), named("model", "data"))
     shapes = (arg(64, 32), arg(32, 128), arg(128, 16))
-    found["jit"] = jax.jit(plain, in_shardings=(named("data"), *shardings), out_shardings=shardings).lower(*shapes).compile()
+    found["jit"] = (
+        jax.jit(plain, in_shardings=(named("data"), *shardings), out_shardings=shardings)
+        .lower(*shapes)
+        .compile()
+    )
 
     def convolution(x, k):
         return lax.conv_general_dilated(x, k, (2, 2), [(1, 1), (1, 1)], feature_group_count=2)
 
     pair = (arg(4, 8, 16, 16), arg(32, 4, 3, 3))
     found["conv"] = jax.jit(convolution).lower(*pair).compile()
-    found["conv grad"] = jax.jit(jax.grad(lambda x, k: (convolution(x, k) ** 2).sum(), (0, 1))).lower(*pair).compile()
-    found["batched"] = jax.jit(lambda q, k: jnp.einsum("bhsd,bhtd->bhst", q, k)).lower(arg(2, 3, 8, 16), arg(2, 3, 24, 16)).compile()
+    found["conv grad"] = (
+        jax.jit(jax.grad(lambda x, k: (convolution(x, k) ** 2).sum(), (0, 1)))
+        .lower(*pair)
+        .compile()
+    )
+    found["batched"] = (
+        jax.jit(lambda q, k: jnp.einsum("bhsd,bhtd->bhst", q, k))
+        .lower(arg(2, 3, 8, 16), arg(2, 3, 24, 16))
+        .compile()
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Plans for the tests of the HTML report, hostile names for them, and a page's structure as plain data."""
+"""Plans for the tests of the HTML report, hostile names for them, and a page's structure as plain
+data."""
 
 from __future__ import annotations
 
@@ -16,20 +17,50 @@ from planner.strategy.strategy import Strategy
 
 SPEC = "zoo:gpt-tiny,hidden=256,layers=3"
 HOSTILE = (
-    "</script><script>window.pwned=1</script>", "<img src=x onerror=window.pwned=1>", "\"><svg onload='window.pwned=1'>", "' onmouseover='window.pwned=1",
-    "</style><b>", "<!--", "]]>", "&lt;b&gt; &amp;", "%%script%%", "%%body%%", "javascript:window.pwned=1", "\u202eesrever", "a\x00b\x1bc", "\ud800 lone", "名前/😀/ñ", "a" * 400,
-    "${pwned}", "{{7*7}}", "\\u003cscript\\u003e", "</title>", "</textarea>", "-->", "`",
-)  # fmt: skip
+    "</script><script>window.pwned=1</script>",
+    "<img src=x onerror=window.pwned=1>",
+    "\"><svg onload='window.pwned=1'>",
+    "' onmouseover='window.pwned=1",
+    "</style><b>",
+    "<!--",
+    "]]>",
+    "&lt;b&gt; &amp;",
+    "%%script%%",
+    "%%body%%",
+    "javascript:window.pwned=1",
+    "\u202eesrever",
+    "a\x00b\x1bc",
+    "\ud800 lone",
+    "名前/😀/ñ",
+    "a" * 400,
+    "${pwned}",
+    "{{7*7}}",
+    "\\u003cscript\\u003e",
+    "</title>",
+    "</textarea>",
+    "-->",
+    "`",
+)
 
 
 @cache
-def plan(pins: str = "", spec: str = SPEC, workload: str = "train", runtime: str = "jax-shard_map", devices: int = 8) -> Strategy:
+def plan(
+    pins: str = "",
+    spec: str = SPEC,
+    workload: str = "train",
+    runtime: str = "jax-shard_map",
+    devices: int = 8,
+) -> Strategy:
     """A small plan on 8 devices."""
-    return planner.plan(spec, devices=devices, batch=16, pins=pins or None, workload=workload, runtime=runtime)
+    return planner.plan(
+        spec, devices=devices, batch=16, pins=pins or None, workload=workload, runtime=runtime
+    )
 
 
 @cache
-def detail(pins: str = "", spec: str = SPEC, workload: str = "train", runtime: str = "jax-shard_map") -> Detail:
+def detail(
+    pins: str = "", spec: str = SPEC, workload: str = "train", runtime: str = "jax-shard_map"
+) -> Detail:
     """The same, worked out."""
     return work_out(priced(plan(pins, spec, workload, runtime), spec))
 
@@ -40,34 +71,72 @@ def view(pins: str = "", letter: str = "", spec: str = SPEC) -> View:
 
 
 def hostile_view(letter: str = "") -> View:
-    """A plan whose every name is hostile: of the file, the model, nodes, tensors, labels, mesh axes, levels, operators, assumptions."""
+    """A plan whose every name is hostile: of the file, the model, nodes, tensors, labels, mesh
+    axes, levels, operators, assumptions."""
     s, d = plan("tp=2,micro=2"), detail("tp=2,micro=2")
-    bad = lambda text, n: f"{text}{HOSTILE[n % len(HOSTILE)]}"  # noqa: E731
+    bad = lambda text, n: f"{text}{HOSTILE[n % len(HOSTILE)]}"
     axes = {a["name"]: bad(a["name"], n) for n, a in enumerate(s.mesh)}
 
     def swap(value: Any) -> Any:
         if isinstance(value, dict):
             return {axes.get(k, k): swap(v) for k, v in value.items()}
-        return [swap(v) for v in value] if isinstance(value, list | tuple) else axes.get(value, value) if isinstance(value, str) else value
+        return (
+            [swap(v) for v in value]
+            if isinstance(value, list | tuple)
+            else axes.get(value, value)
+            if isinstance(value, str)
+            else value
+        )
 
     ids = {n: bad(n, k) for k, n in enumerate(s.nodes)}
-    nodes = {ids[n]: {**swap(dict(row)), "op": bad(row["op"], k), "unsupported": bad("", k) if k == 3 else ""} for k, (n, row) in enumerate(s.nodes.items())}
-    tensors = {bad(n, k): {**swap(dict(row)), **({"label": bad(row["label"], k)} if "label" in row else {})} for k, (n, row) in enumerate(s.tensors.items())}
+    nodes = {
+        ids[n]: {
+            **swap(dict(row)),
+            "op": bad(row["op"], k),
+            "unsupported": bad("", k) if k == 3 else "",
+        }
+        for k, (n, row) in enumerate(s.nodes.items())
+    }
+    tensors = {
+        bad(n, k): {
+            **swap(dict(row)),
+            **({"label": bad(row["label"], k)} if "label" in row else {}),
+        }
+        for k, (n, row) in enumerate(s.tensors.items())
+    }
     strategy = replace(
-        s, model={**s.model, "name": bad("evil", 0), "sha256": HOSTILE[1]}, nodes=nodes, tensors=tensors,
+        s,
+        model={**s.model, "name": bad("evil", 0), "sha256": HOSTILE[1]},
+        nodes=nodes,
+        tensors=tensors,
         blocks=tuple({**b, "body": [ids[n] for n in b["body"]]} for b in s.blocks),
-        mesh=tuple({**a, "name": axes[a["name"]], "levels": [bad(x, 2) for x in a["levels"]]} for a in s.mesh), assumptions=HOSTILE,
-        topology={**s.topology, "device": bad("gpu", 3)}, provenance={**s.provenance, "date": HOSTILE[4], "cost_model": HOSTILE[5]},
-        baselines={bad(k, 6): v for k, v in s.baselines.items()}, techniques=swap(dict(s.techniques)),
-    )  # fmt: skip
-    rows = tuple(replace(r, id=bad(r.id, k), decided=ids[r.decided], op=bad(r.op, k), bound=bad(r.bound, k)) for k, r in enumerate(d.rows))
-    moves = tuple(replace(m, what=bad(m.what, k), axes=tuple(axes[a] for a in m.axes)) for k, m in enumerate(d.moves))
-    return View(letter, HOSTILE[0] + ".json", strategy, replace(d, rows=rows, moves=moves), HOSTILE[2])
+        mesh=tuple(
+            {**a, "name": axes[a["name"]], "levels": [bad(x, 2) for x in a["levels"]]}
+            for a in s.mesh
+        ),
+        assumptions=HOSTILE,
+        topology={**s.topology, "device": bad("gpu", 3)},
+        provenance={**s.provenance, "date": HOSTILE[4], "cost_model": HOSTILE[5]},
+        baselines={bad(k, 6): v for k, v in s.baselines.items()},
+        techniques=swap(dict(s.techniques)),
+    )
+    rows = tuple(
+        replace(r, id=bad(r.id, k), decided=ids[r.decided], op=bad(r.op, k), bound=bad(r.bound, k))
+        for k, r in enumerate(d.rows)
+    )
+    moves = tuple(
+        replace(m, what=bad(m.what, k), axes=tuple(axes[a] for a in m.axes))
+        for k, m in enumerate(d.moves)
+    )
+    return View(
+        letter, HOSTILE[0] + ".json", strategy, replace(d, rows=rows, moves=moves), HOSTILE[2]
+    )
 
 
 @dataclass
 class Page(HTMLParser):
-    """Elements in order as (tag, attributes), ids, the text outside scripts and styles, and what was wrong with the nesting."""
+    """Elements in order as (tag, attributes), ids, the text outside scripts and styles, and what
+    was wrong with the nesting."""
 
     elements: list[tuple[str, dict[str, str]]] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)

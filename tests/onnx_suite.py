@@ -1,4 +1,5 @@
-"""Runs onnx's own node tests through the reader (tests only): operands other than the first are baked in as constants."""
+"""Runs onnx's own node tests through the reader (tests only): operands other than the first are
+baked in as constants."""
 
 from __future__ import annotations
 
@@ -17,11 +18,15 @@ from planner.reader.draft.shapes import CANONICAL
 from tests.canonical_onnx import ELEMENT, run, to_onnx
 
 # onnxruntime differs from the standard here (its own exclusion list names them)
-KNOWN = {"test_resize_downsample_scales_linear_align_corners", "test_resize_downsample_scales_cubic_align_corners"}
+KNOWN = {
+    "test_resize_downsample_scales_linear_align_corners",
+    "test_resize_downsample_scales_cubic_align_corners",
+}
 
 
 def baked(model: onnx.ModelProto, arrays: list[np.ndarray]) -> onnx.ModelProto:
-    """The model with every input but the first as an initializer, and the first with a static shape."""
+    """The model with every input but the first as an initializer, and the first with a static
+    shape."""
     made = onnx.ModelProto()
     made.CopyFrom(model)
     inputs = list(made.graph.input)
@@ -37,7 +42,8 @@ def baked(model: onnx.ModelProto, arrays: list[np.ndarray]) -> onnx.ModelProto:
 
 
 def run_suite() -> tuple[collections.Counter[str], list[str]]:
-    """Counts of outcomes, and the cases whose outputs differ. Anything but a PlanError propagates."""
+    """Counts of outcomes, and the cases whose outputs differ. Anything but a PlanError
+    propagates."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from onnx.backend.test.loader import load_model_tests
@@ -48,7 +54,10 @@ def run_suite() -> tuple[collections.Counter[str], list[str]]:
     for case in cases:
         if not case.data_sets:
             continue
-        given, expected = ([np.asarray(x) if isinstance(x, np.generic) else x for x in side] for side in case.data_sets[0])
+        given, expected = (
+            [np.asarray(x) if isinstance(x, np.generic) else x for x in side]
+            for side in case.data_sets[0]
+        )
         if not all(isinstance(x, np.ndarray) for x in (*given, *expected)):
             counts["no tensors"] += 1
             continue
@@ -70,15 +79,24 @@ def judge(model: onnx.ModelProto, given: list[Any], expected: list[Any]) -> str:
         return "kept whole"
     if any(t.dtype not in ELEMENT for t in graph.tensors.values()):
         return "exotic type"
-    feeds = {name: np.asarray(x) for name, x in zip((i.name for i in model.graph.input), given, strict=False) if name in graph.inputs}
+    feeds = {
+        name: np.asarray(x)
+        for name, x in zip((i.name for i in model.graph.input), given, strict=False)
+        if name in graph.inputs
+    }
     try:
         found = run(to_onnx(graph), feeds)
     except Exception as error:  # onnxruntime raises classes of its own that it does not export
-        if any(text in str(error) for text in ("NOT_IMPLEMENTED", "bfloat16", "Numpy_type", "fmod", "Got: 0", "(z)")):
+        if any(
+            text in str(error)
+            for text in ("NOT_IMPLEMENTED", "bfloat16", "Numpy_type", "fmod", "Got: 0", "(z)")
+        ):
             return "onnxruntime cannot"
         raise
     same = all(
-        a.shape == b.shape and a.dtype == b.dtype and np.allclose(a.astype(float), b.astype(float), 1e-3, 1e-5, equal_nan=True)
+        a.shape == b.shape
+        and a.dtype == b.dtype
+        and np.allclose(a.astype(float), b.astype(float), 1e-3, 1e-5, equal_nan=True)
         for a, b in zip(found, expected, strict=False)
     )
     return "ok" if same else "wrong"

@@ -1,6 +1,8 @@
-"""Writes docs/operators.md from the tables of the reader, the rules and the backend: `python -m tests.operator_page > docs/operators.md`.
+"""Writes docs/operators.md from the tables of the reader, the rules and the backend: `python -m
+tests.operator_page > docs/operators.md`.
 
-The splits shown are those of the oracle's cases, so every line of the page is one that the oracle holds against the unsharded kernel.
+The splits shown are those of the oracle's cases, so every line of the page is one that the oracle
+holds against the unsharded kernel.
 """
 
 from __future__ import annotations
@@ -64,9 +66,9 @@ FACTS = """
 
 def spelled(rule: Rule) -> str:
     """A bound rule as the line it was parsed from."""
-    mark = lambda f: f + ("!" if f in rule.whole else "")  # noqa: E731
-    dim = lambda d: "1" if not d else mark(d[0]) if len(d) == 1 else f"({' '.join(map(mark, d))})"  # noqa: E731
-    side = lambda tensors: ", ".join(" ".join(map(dim, t)) or "·" for t in tensors)  # noqa: E731
+    mark = lambda f: f + ("!" if f in rule.whole else "")
+    dim = lambda d: "1" if not d else mark(d[0]) if len(d) == 1 else f"({' '.join(map(mark, d))})"
+    side = lambda tensors: ", ".join(" ".join(map(dim, t)) or "·" for t in tensors)
     pairs = "".join(f" ({name}: {' with '.join(members)})" for name, members in rule.paired.items())
     return f"{side(rule.operands)} -> {side(rule.results)}{pairs}"
 
@@ -77,14 +79,23 @@ def row(case: Case) -> str:
     node = graph.nodes[0]
     rule, reason = rule_of(node, graph)
     assert not reason, reason
-    differentiable = any(graph.tensors[o].is_float for o in node.outputs) and bool(graph.trainable) and node.op not in NO_GRADIENT
+    differentiable = (
+        any(graph.tensors[o].is_float for o in node.outputs)
+        and bool(graph.trainable)
+        and node.op not in NO_GRADIENT
+    )
     even = ", ".join(sorted(rule.no_pad & set(rule.factors)))
-    return f"| {case.op} | `{spelled(rule)}` | {even} | {'yes' if rule.linear else ''} | {'yes' if differentiable else 'none'} |"
+    return (
+        f"| {case.op} | `{spelled(rule)}` | {even} | {'yes' if rule.linear else ''} |"
+        f" {'yes' if differentiable else 'none'} |"
+    )
 
 
 def graph_rows() -> list[str]:
     """Distinct rows, operators in alphabetical order."""
-    return list(dict.fromkeys(row(case) for case in sorted(all_cases(), key=lambda c: (c.op, c.name))))
+    return list(
+        dict.fromkeys(row(case) for case in sorted(all_cases(), key=lambda c: (c.op, c.name)))
+    )
 
 
 def read_as(op: str, schema: defs.OpSchema) -> str:
@@ -100,7 +111,10 @@ def read_as(op: str, schema: defs.OpSchema) -> str:
     kinds = {str(t) for constraint in schema.type_constraints for t in constraint.allowed_type_strs}
     outputs = [t for o in schema.outputs for t in o.types]
     if outputs and all(not str(t).startswith("tensor") or "string" in str(t) for t in outputs):
-        return f"cannot be planned: {'sequences and optionals' if any('seq' in k or 'optional' in k for k in kinds) else 'text'}"
+        return (
+            "cannot be planned:"
+            f" {'sequences and optionals' if any('seq' in k or 'optional' in k for k in kinds) else 'text'}"
+        )
     return "whole"
 
 
@@ -127,7 +141,10 @@ def onnx_rows() -> list[str]:
     for op in sorted(versions):
         schema = defs.get_schema(op)
         if not schema.deprecated:
-            rows.append(f"| {op} | {', '.join(map(str, sorted(versions[op])))} | {read_as(op, schema)} | {run_by(op, schema)} |")
+            rows.append(
+                f"| {op} | {', '.join(map(str, sorted(versions[op])))} | {read_as(op, schema)} |"
+                f" {run_by(op, schema)} |"
+            )
     return rows
 
 
@@ -143,7 +160,9 @@ def counts(rows: Iterable[str]) -> str:
 def page() -> str:
     """The whole page."""
     rows = onnx_rows()
-    return "\n".join([HEAD, *graph_rows(), ONNX, *rows, "", f"Of {len(rows)}: {counts(rows)}.", FACTS])
+    return "\n".join(
+        [HEAD, *graph_rows(), ONNX, *rows, "", f"Of {len(rows)}: {counts(rows)}.", FACTS]
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """The oracle: an operator under any split equals the unsharded kernel, in outputs and in gradients.
 
-The text that is emitted is the text that is run here: one node goes through planner.execution.layout_flow and planner.emit.body, is compiled under shard_map on a
-2x4 mesh, and is compared with the same kernel on one device. All candidates of an operator compile in one function.
+The text that is emitted is the text that is run here: one node goes through
+planner.execution.layout_flow and planner.emit.body, is compiled under shard_map on a 2x4 mesh, and
+is compared with the same kernel on one device. All candidates of an operator compile in one
+function.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ MESH = (("data", 2), ("model", 4))
 
 @dataclass(frozen=True)
 class Case:
-    """One operator on given operands; `values` are float (normal), or explicit arrays for integers and booleans."""
+    """One operator on given operands; `values` are float (normal), or explicit arrays for integers
+    and booleans."""
 
     name: str
     op: str
@@ -49,7 +52,11 @@ def build(case: Case) -> tuple[Graph, dict[str, np.ndarray]]:
         if spec is None:
             names.append("")
             continue
-        array = rng.normal(size=spec).astype(np.float32) if isinstance(spec, tuple) else np.asarray(spec)
+        array = (
+            rng.normal(size=spec).astype(np.float32)
+            if isinstance(spec, tuple)
+            else np.asarray(spec)
+        )
         trained = array.dtype == np.float32 and i not in case.frozen
         role = "constant" if i in case.constants else "weight" if trained else "input"
         values[f"x{i}"] = array
@@ -60,9 +67,16 @@ def build(case: Case) -> tuple[Graph, dict[str, np.ndarray]]:
         tensors[o] = Tensor(o, shape, case.dtypes[i % len(case.dtypes)])
     node = Node("node", case.op, tuple(names), outs, case.attrs, bodies=case.bodies)
     weights = tuple(n for n in tensors if tensors[n].role == "weight")
-    graph = Graph("oracle", (node,), tensors, tuple(n for n in tensors if tensors[n].role == "input"), outs,
-                  weights=dict.fromkeys(weights), constants={n: values[n] for n in tensors if tensors[n].role == "constant"},
-                  trainable=frozenset(weights))  # fmt: skip
+    graph = Graph(
+        "oracle",
+        (node,),
+        tensors,
+        tuple(n for n in tensors if tensors[n].role == "input"),
+        outs,
+        weights=dict.fromkeys(weights),
+        constants={n: values[n] for n in tensors if tensors[n].role == "constant"},
+        trainable=frozenset(weights),
+    )
     return graph, values
 
 
@@ -85,11 +99,15 @@ def all_splits(case: Case) -> list[Split]:
     return found
 
 
-def program(case: Case, splits: list[Split], rule: Rule | None = None) -> tuple[str, Graph, dict[str, np.ndarray]]:
+def program(
+    case: Case, splits: list[Split], rule: Rule | None = None
+) -> tuple[str, Graph, dict[str, np.ndarray]]:
     """Source with one function per split: operands (padded, local) -> outputs and gradients."""
     graph, values = build(case)
     rules = (rule or rule_of(graph.nodes[0], graph)[0],)
-    grad = frozenset(n for n in graph.trainable) | frozenset(o for o in graph.outputs if graph.tensors[o].is_float)
+    grad = frozenset(n for n in graph.trainable) | frozenset(
+        o for o in graph.outputs if graph.tensors[o].is_float
+    )
     grad = grad if any(graph.tensors[o].is_float for o in graph.outputs) else frozenset()
     text, helpers = [], set()
     for i, split in enumerate(splits):
@@ -115,22 +133,41 @@ def program(case: Case, splits: list[Split], rule: Rule | None = None) -> tuple[
             if o in grad:
                 axes = tuple(a for a in ("data", "model") if any(a in d for d in layout.dims))
                 term = f"jnp.sum({results[k]} * cts[{k}])"
-                text.append(f"        total = total + ({f'lax.psum({term}, {axes!r})' if axes else term})")
+                text.append(
+                    f"        total = total + ({f'lax.psum({term}, {axes!r})' if axes else term})"
+                )
         text.append(f"        return total, ({', '.join(results)},)")
-        varied = ", ".join(f"lax.pcast({n}, {fans[n]!r}, to='varying')" if fans[n] else n for n in floats)
+        varied = ", ".join(
+            f"lax.pcast({n}, {fans[n]!r}, to='varying')" if fans[n] else n for n in floats
+        )
         if floats and grad:
             slots = tuple(range(len(floats)))
-            text.append(f"    (_, outs), grads = jax.value_and_grad(f, {slots}, has_aux=True)({varied})")
-            reduced = ", ".join(f"lax.psum(grads[{j}], {fans[n]!r})" if fans[n] else f"grads[{j}]" for j, n in enumerate(floats))
+            text.append(
+                f"    (_, outs), grads = jax.value_and_grad(f, {slots}, has_aux=True)({varied})"
+            )
+            reduced = ", ".join(
+                f"lax.psum(grads[{j}], {fans[n]!r})" if fans[n] else f"grads[{j}]"
+                for j, n in enumerate(floats)
+            )
             text.append(f"    return outs, ({reduced},)")
         else:
             text.append(f"    return f({varied})[1], ()")
         grads_spec = "".join(spec_text(specs[n]) + ", " for n in floats) if floats and grad else ""
-        text.append(f"run_{i} = (local_{i}, ({''.join(spec_text(specs[n]) + ', ' for n in names)}({''.join(spec_text(o) + ', ' for o in outs)})),"
-                    f" (({''.join(spec_text(o) + ', ' for o in outs)}), ({grads_spec})),"
-                    f" {[specs[n].dims for n in names]!r}, {[o.dims for o in outs]!r})")  # fmt: skip
-    header = ["import functools", "import jax", "import jax.numpy as jnp", "import numpy as np", "from jax import lax",
-              "from jax.ad_checkpoint import checkpoint_name", "from jax.sharding import PartitionSpec as P"]  # fmt: skip
+        text.append(
+            f"run_{i} = (local_{i},"
+            f" ({''.join(spec_text(specs[n]) + ', ' for n in names)}({''.join(spec_text(o) + ', ' for o in outs)})),"
+            f" (({''.join(spec_text(o) + ', ' for o in outs)}), ({grads_spec})),"
+            f" {[specs[n].dims for n in names]!r}, {[o.dims for o in outs]!r})"
+        )
+    header = [
+        "import functools",
+        "import jax",
+        "import jax.numpy as jnp",
+        "import numpy as np",
+        "from jax import lax",
+        "from jax.ad_checkpoint import checkpoint_name",
+        "from jax.sharding import PartitionSpec as P",
+    ]
     header += [user_function(n) for n in graph.nodes if n.op == "UserLoss"]
     return "\n".join([*header, *helper_sources(helpers), *text]), graph, values
 
@@ -139,11 +176,14 @@ def pad(array: np.ndarray, dims) -> np.ndarray:
     mesh = dict(MESH)
     if array.ndim == 0:
         return array
-    return np.pad(array, [(0, padded(s, a, mesh) - s) for s, a in zip(array.shape, dims, strict=True)])
+    return np.pad(
+        array, [(0, padded(s, a, mesh) - s) for s, a in zip(array.shape, dims, strict=True)]
+    )
 
 
 def mismatch(case: Case, splits: list[Split], rule: Rule | None = None) -> list[str]:
-    """Descriptions of every split whose outputs or gradients differ from the unsharded kernel (relative 1e-4); empty when all agree."""
+    """Descriptions of every split whose outputs or gradients differ from the unsharded kernel
+    (relative 1e-4); empty when all agree."""
     import jax
 
     text, graph, values = program(case, [Split(), *splits], rule)
@@ -157,8 +197,15 @@ def mismatch(case: Case, splits: list[Split], rule: Rule | None = None) -> list[
     for i in range(len(splits) + 1):
         local, in_specs, out_specs, in_dims, out_dims = space[f"run_{i}"]
         jobs.append(jax.shard_map(local, mesh=mesh, in_specs=in_specs, out_specs=out_specs))
-        feeds.append((*(pad(values[n], d) for n, d in zip(names, in_dims, strict=True)), tuple(pad(c, d) for c, d in zip(cts, out_dims, strict=True))))
-    results = jax.jit(lambda all_feeds: [job(*feed) for job, feed in zip(jobs, all_feeds, strict=True)])(feeds)
+        feeds.append(
+            (
+                *(pad(values[n], d) for n, d in zip(names, in_dims, strict=True)),
+                tuple(pad(c, d) for c, d in zip(cts, out_dims, strict=True)),
+            )
+        )
+    results = jax.jit(
+        lambda all_feeds: [job(*feed) for job, feed in zip(jobs, all_feeds, strict=True)]
+    )(feeds)
     results = jax.tree.map(np.asarray, results)
     floats = [n for n in names if n in graph.trainable]
     wrong = []
@@ -167,7 +214,10 @@ def mismatch(case: Case, splits: list[Split], rule: Rule | None = None) -> list[
     for split, (outs, grads) in zip(splits, rest, strict=True):
         for label, ref, got, floor in (
             *((o, r, g, 0.0) for o, r, g in zip(graph.outputs, ref_out, outs, strict=True)),
-            *((f"d{n}", r, g, 1e-3 * top) for n, r, g in zip(floats, ref_grad, grads, strict=False)),
+            *(
+                (f"d{n}", r, g, 1e-3 * top)
+                for n, r, g in zip(floats, ref_grad, grads, strict=False)
+            ),
         ):
             got = got[tuple(slice(0, s) for s in ref.shape)]
             scale = max(float(np.abs(ref.astype(np.float64)).max()), floor, 1e-30)

@@ -11,7 +11,8 @@ from planner.solvers.problem import FORBIDDEN, Problem, evaluate
 
 
 def random_problem(seed: int, nodes: int | None = None, most: int = 4, span: int = 1000) -> Problem:
-    """A small problem; over many seeds a tenth is infeasible, half has a binding limit, and all features occur."""
+    """A small problem; over many seeds a tenth is infeasible, half has a binding limit, and all
+    features occur."""
     rng = np.random.default_rng(seed)
     n = int(rng.integers(2, 8)) if nodes is None else nodes
     sizes = rng.integers(1, most + 1, n)
@@ -36,15 +37,24 @@ def random_problem(seed: int, nodes: int | None = None, most: int = 4, span: int
             span_of.append((lo, lo + int(rng.integers(0, 5))))
             usage.append(rng.integers(0, 50, sizes[i]))
     problem = Problem(
-        tuple(cost), np.array(edges, np.int64).reshape(-1, 2), np.array(picked, np.int64), tuple(tables),
-        np.array(live_node, np.int64), np.array(span_of, np.int64).reshape(-1, 2), tuple(usage), None,
-    )  # fmt: skip
+        tuple(cost),
+        np.array(edges, np.int64).reshape(-1, 2),
+        np.array(picked, np.int64),
+        tuple(tables),
+        np.array(live_node, np.int64),
+        np.array(span_of, np.int64).reshape(-1, 2),
+        tuple(usage),
+        None,
+    )
     kind = rng.random()
     if kind < 0.2:
         return problem
     from dataclasses import replace
 
-    peaks = [evaluate(problem, x).peak_usage for x in itertools.islice(itertools.product(*[range(s) for s in sizes]), 20_000)]
+    peaks = [
+        evaluate(problem, x).peak_usage
+        for x in itertools.islice(itertools.product(*[range(s) for s in sizes]), 20_000)
+    ]
     if kind < 0.3:
         return replace(problem, usage_limit=max(0, min(peaks) - 1))
     return replace(problem, usage_limit=int(np.quantile(peaks, rng.uniform(0, 0.5))))
@@ -61,7 +71,8 @@ def brute_force(problem: Problem) -> int | None:
 
 
 def least_with(problem: Problem) -> list[np.ndarray]:
-    """Per node the least cost of a choice that fits with each option, by trying everything; inf where there is none."""
+    """Per node the least cost of a choice that fits with each option, by trying everything; inf
+    where there is none."""
     found = [np.full(len(c), np.inf) for c in problem.cost]
     for x in itertools.product(*[range(len(c)) for c in problem.cost]):
         verdict = evaluate(problem, x)
@@ -75,11 +86,22 @@ def wide(seed: int, side: int = 5, strategies: int = 12) -> Problem:
     """A grid too wide for elimination, in little memory; few options of each node are good."""
     rng = np.random.default_rng(seed)
     n = side * side
-    ends = [(i, i + 1) for i in range(n) if (i + 1) % side] + [(i, i + side) for i in range(n - side)]
+    ends = [(i, i + 1) for i in range(n) if (i + 1) % side] + [
+        (i, i + side) for i in range(n - side)
+    ]
     cost = tuple(np.sort(rng.integers(0, 4000, strategies)) for _ in range(n))
     tables = tuple(rng.integers(0, 300, (strategies, strategies)) for _ in ends)
     usage = tuple(np.sort(rng.integers(0, 1000, strategies))[::-1].copy() for _ in range(n))
-    return Problem(cost, np.array(ends), np.arange(len(ends)), tables, np.arange(n), np.tile([0, 1], (n, 1)), usage, int(0.8 * sum(int(u.max()) for u in usage)))
+    return Problem(
+        cost,
+        np.array(ends),
+        np.arange(len(ends)),
+        tables,
+        np.arange(n),
+        np.tile([0, 1], (n, 1)),
+        usage,
+        int(0.8 * sum(int(u.max()) for u in usage)),
+    )
 
 
 def floors_hold(problem: Problem, passes: Passes) -> None:
@@ -92,4 +114,7 @@ def floors_hold(problem: Problem, passes: Passes) -> None:
     least = np.concatenate(least_with(problem))
     assert (found <= least + 1e-9 * np.maximum(1, least)).all()
     assert passes.best.bound <= least.min() + rounding(least.min())
-    assert passes.best.x is None or (evaluate(problem, passes.best.x).feasible and evaluate(problem, passes.best.x).cost == passes.best.cost)
+    assert passes.best.x is None or (
+        evaluate(problem, passes.best.x).feasible
+        and evaluate(problem, passes.best.x).cost == passes.best.cost
+    )

@@ -17,7 +17,8 @@ SHARED = Path(__file__).parents[2] / "shared" / "data"
 
 
 def model(text: str, opset: int = 20, **arrays: Any) -> onnx.ModelProto:
-    """`text` is "(inputs) => (outputs) {nodes}" in onnx's text syntax; arrays become initializers."""
+    """`text` is "(inputs) => (outputs) {nodes}" in onnx's text syntax; arrays become
+    initializers."""
     made = parser.parse_model(f'<ir_version: 10, opset_import: ["" : {opset}]> g {text}')
     for name, array in arrays.items():
         made.graph.initializer.append(numpy_helper.from_array(np.asarray(array), name))
@@ -29,8 +30,11 @@ def rand(*shape: int, seed: int = 0, dtype: str = "float32") -> np.ndarray:
     return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(dtype)
 
 
-def same(made: onnx.ModelProto, feeds: dict[str, np.ndarray], tolerance: float = 1e-5, **options: Any) -> Graph:
-    """Reads a model, asserts that onnxruntime gives the same for it and for what was read, and returns the Graph."""
+def same(
+    made: onnx.ModelProto, feeds: dict[str, np.ndarray], tolerance: float = 1e-5, **options: Any
+) -> Graph:
+    """Reads a model, asserts that onnxruntime gives the same for it and for what was read, and
+    returns the Graph."""
     graph = read_model(made, **options)
     expected = run(made, feeds)
     found = run(to_onnx(graph), feeds)

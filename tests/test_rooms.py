@@ -1,7 +1,8 @@
-"""The architecture: a row of rooms. A file imports from rooms below its own and from its own, and nothing imports in a circle.
+"""The architecture: a row of rooms. A file imports from rooms below its own and from its own, and
+nothing imports in a circle.
 
-Every import counts, those inside functions and under TYPE_CHECKING too: a circle that is put off is a circle.
-docs/architecture.md says what the rooms are for.
+Every import counts, those inside functions and under TYPE_CHECKING too: a circle that is put off is
+a circle. docs/architecture.md says what the rooms are for.
 """
 
 from __future__ import annotations
@@ -147,20 +148,32 @@ def test_the_root_of_planner_holds_its_doors_alone() -> None:
     root = ROOT / "planner"
     doors = {"__init__.py", "api.py", "cli.py", "errors.py", "from_jax.py", "py.typed"}
     assert {p.name for p in root.iterdir() if p.is_file()} - doors == {
-        "pins.schema.json", "strategy.schema.json", "topology.schema.json",
+        "pins.schema.json",
+        "strategy.schema.json",
+        "topology.schema.json",
     }
 
 
 def late() -> Iterator[str]:
     """Imports inside functions of what is neither ours nor slow to load."""
     for module, path in FILES.items():
-        if ".emit.runtime." in module:  # programs carry these functions, and say themselves what they need
+        if (
+            ".emit.runtime." in module
+        ):  # programs carry these functions, and say themselves what they need
             continue
         tree = ast.parse(path.read_text())
         for node in ast.walk(tree):
             if isinstance(node, ast.Import | ast.ImportFrom) and node not in tree.body:
-                names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""]
-                yield from (f"{module}: {n}" for n in names if n.partition(".")[0] not in PACKAGES and n.partition(".")[0] not in HEAVY)
+                names = (
+                    [a.name for a in node.names]
+                    if isinstance(node, ast.Import)
+                    else [node.module or ""]
+                )
+                yield from (
+                    f"{module}: {n}"
+                    for n in names
+                    if n.partition(".")[0] not in PACKAGES and n.partition(".")[0] not in HEAVY
+                )
 
 
 if __name__ == "__main__":  # what is left, for who moves things

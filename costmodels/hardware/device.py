@@ -1,4 +1,5 @@
-"""Devices as data: figures with units, each with a source; a figure that is a guess is listed as guessed.
+"""Devices as data: figures with units, each with a source; a figure that is a guess is listed as
+guessed.
 
 A TOML file in costmodels/hardware/devices (or the user's own):
 
@@ -9,28 +10,37 @@ A TOML file in costmodels/hardware/devices (or the user's own):
     aliases = ["h100"]                    # optional: other names it goes by; a shipped device only
     [peak]                                # dense arithmetic per device
     bfloat16 = "989 TFLOP/s"
-    [matmul]                              # sustained fraction of peak by FLOPs of one product: points, a power law between neighbours
+    [matmul]                              # sustained fraction of peak by FLOPs of one product:
+                                          points, a power law between neighbours
     flops = [1e8, 1e9, 1e10, 1e11, 1e12]
     efficiency = [0.05, 0.25, 0.55, 0.72, 0.76]
-    [attention]                           # optional: sustained fraction of peak of a fused attention kernel, when below that of products
+    [attention]                           # optional: sustained fraction of peak of a fused
+                                          attention kernel, when below that of products
     efficiency = 0.5
     [memory]
     capacity = "81008 MiB"                # as the runtime reports it
-    context = "600 MiB"                   # taken by the driver and the runtime before the first array
+    context = "600 MiB"                   # taken by the driver and the runtime before the first
+                                          array
     bandwidth = "3350 GB/s"
     efficiency = 0.84
     [kernel]
     launch = "4 us"
     [inner]                               # link inside a node, per device and direction
     bandwidth = "450 GB/s"; efficiency = 0.8; latency = "3 us"
-    kind = "switch"                       # or "mesh": a link to each other device of the node, bandwidth is then of one link; "memory": virtual devices of one host
-    all_reduce_bandwidth = "480 GB/s"     # optional: bus bandwidth with in-switch reduction (NVLS), as measured on a full node
-    all_reduce_latency = "70 us"          # with all_reduce_bandwidth: what such a reduction takes beside its bytes
-    torus_dims = 3                        # optional: the link forms a torus; bandwidth is then per link and direction
+    kind = "switch"                       # or "mesh": a link to each other device of the node,
+                                          bandwidth is then of one link; "memory": virtual devices
+                                          of one host
+    all_reduce_bandwidth = "480 GB/s"     # optional: bus bandwidth with in-switch reduction (NVLS),
+                                          as measured on a full node
+    all_reduce_latency = "70 us"          # with all_reduce_bandwidth: what such a reduction takes
+                                          beside its bytes
+    torus_dims = 3                        # optional: the link forms a torus; bandwidth is then per
+                                          link and direction
     torus_pod = [16, 16, 24]              # with torus_dims: sides of the largest slice
     [outer]                               # between nodes (or slices), per device
     bandwidth = "50 GB/s"; efficiency = 0.8; latency = "10 us"
-    [package]                             # optional: a chip that is several devices; they share the chip's torus links
+    [package]                             # optional: a chip that is several devices; they share the
+                                          chip's torus links
     size = 2; bandwidth = "600 GB/s"; efficiency = 0.8; latency = "1 us"
     [host]
     bandwidth = "55 GB/s"                 # device <-> host memory
@@ -40,9 +50,12 @@ A TOML file in costmodels/hardware/devices (or the user's own):
     device = "6.88 USD/h"                 # of one device with its share of the host and the network
     [sources]                             # "table.key" -> where the figure is from
     [guessed]                             # "table.key" -> why this value
-    [measured]                            # optional, of a calibrated file: host, device, devices, cores, jax, runs
-    [uncertainty]                         # optional: "table.key" -> relative standard error of a measured figure
-    [rates.megatron]                      # optional: what a runtime profile reaches of these figures, fitted to runs (costmodels.runtimes.Rates)
+    [measured]                            # optional, of a calibrated file: host, device, devices,
+                                          cores, jax, runs
+    [uncertainty]                         # optional: "table.key" -> relative standard error of a
+                                          measured figure
+    [rates.megatron]                      # optional: what a runtime profile reaches of these
+                                          figures, fitted to runs (costmodels.runtimes.Rates)
     memory = 0.9
 """
 
@@ -59,7 +72,15 @@ from typing import Any
 
 from costmodels.collectives import MEMORY
 from costmodels.hardware.intake import exists, read_toml
-from costmodels.hardware.units import UnitError, bandwidth_bytes_per_s, power_w, price_usd_per_h, rate_flops_per_s, size_bytes, time_s
+from costmodels.hardware.units import (
+    UnitError,
+    bandwidth_bytes_per_s,
+    power_w,
+    price_usd_per_h,
+    rate_flops_per_s,
+    size_bytes,
+    time_s,
+)
 from costmodels.runtimes import RUNTIMES, Rates
 
 DEVICES = Path(__file__).with_name("devices")
@@ -67,15 +88,46 @@ TOPOLOGIES = Path(__file__).with_name("topologies")
 
 
 _WIDER = {
-    "float8_e4m3fn": ("bfloat16", "float16"), "int8": ("bfloat16", "float16"), "float16": ("bfloat16",), "bfloat16": ("float16",),
-}  # fmt: skip
+    "float8_e4m3fn": ("bfloat16", "float16"),
+    "int8": ("bfloat16", "float16"),
+    "float16": ("bfloat16",),
+    "bfloat16": ("float16",),
+}
 _KEYS: dict[str, set[str]] = {
-    "matmul": {"flops", "efficiency"}, "attention": {"efficiency"}, "memory": {"capacity", "context", "bandwidth", "efficiency", "tile"}, "kernel": {"launch"},
-    "inner": {"bandwidth", "efficiency", "latency", "kind", "all_reduce_bandwidth", "all_reduce_latency", "torus_dims", "torus_pod"},
-    "outer": {"bandwidth", "efficiency", "latency"}, "package": {"size", "bandwidth", "efficiency", "latency"}, "host": {"bandwidth"},
-    "power": {"device"}, "price": {"device"},
-}  # fmt: skip
-_TOP = {"name", "kind", "node_size", "date", "aliases", "peak", "sources", "guessed", "measured", "uncertainty", "rates", *_KEYS}
+    "matmul": {"flops", "efficiency"},
+    "attention": {"efficiency"},
+    "memory": {"capacity", "context", "bandwidth", "efficiency", "tile"},
+    "kernel": {"launch"},
+    "inner": {
+        "bandwidth",
+        "efficiency",
+        "latency",
+        "kind",
+        "all_reduce_bandwidth",
+        "all_reduce_latency",
+        "torus_dims",
+        "torus_pod",
+    },
+    "outer": {"bandwidth", "efficiency", "latency"},
+    "package": {"size", "bandwidth", "efficiency", "latency"},
+    "host": {"bandwidth"},
+    "power": {"device"},
+    "price": {"device"},
+}
+_TOP = {
+    "name",
+    "kind",
+    "node_size",
+    "date",
+    "aliases",
+    "peak",
+    "sources",
+    "guessed",
+    "measured",
+    "uncertainty",
+    "rates",
+    *_KEYS,
+}
 
 
 class DeviceError(ValueError):
@@ -84,10 +136,12 @@ class DeviceError(ValueError):
 
 @dataclass(frozen=True)
 class Link:
-    """One kind of link: per device and direction. all_reduce_bytes_per_s: bus bandwidth of in-network reduction, 0 when there is none;
-    all_reduce_latency_s: what it takes beside its bytes.
+    """One kind of link: per device and direction. all_reduce_bytes_per_s: bus bandwidth of
+    in-network reduction, 0 when there is none; all_reduce_latency_s: what it takes beside its
+    bytes.
 
-    kind: switch, mesh (bandwidth of one of the links to each other device), torus (bandwidth per link and direction) or memory (virtual devices of a host).
+    kind: switch, mesh (bandwidth of one of the links to each other device), torus (bandwidth per
+    link and direction) or memory (virtual devices of a host).
     """
 
     bandwidth_bytes_per_s: float
@@ -138,26 +192,31 @@ class Device:
     uncertainty: Mapping[str, float] = field(default_factory=dict)
     """"table.key" -> relative standard error of a measured figure."""
     rates: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Runtime profile -> fields of costmodels.runtimes.Rates that were fitted to runs on this device."""
+    """Runtime profile -> fields of costmodels.runtimes.Rates that were fitted to runs on this
+    device."""
     tile: tuple[int, int] | None = None
-    """Rows and lanes that arrays are stored in whole tiles of (costmodels.capacity); None where they are packed."""
+    """Rows and lanes that arrays are stored in whole tiles of (costmodels.capacity); None where
+    they are packed."""
     file: str = ""
     """Where a device that does not ship was read from."""
 
     @property
     def source(self) -> str:
-        """What `load_device` makes this device from again: its file, or the name of one that ships."""
+        """What `load_device` makes this device from again: its file, or the name of one that
+        ships."""
         return self.file or self.name
 
     def peak(self, dtype: str) -> float:
-        """FLOP/s of a type; types without a figure of their own run at the nearest wider one's rate."""
+        """FLOP/s of a type; types without a figure of their own run at the nearest wider one's
+        rate."""
         for name in (dtype, *_WIDER.get(dtype, ())):
             if name in self.peak_flops_per_s:
                 return self.peak_flops_per_s[name]
         return self.peak_flops_per_s.get("float32") or min(self.peak_flops_per_s.values())
 
     def efficiency(self, flops: float) -> float:
-        """Sustained fraction of peak of one product of that many FLOPs: a power law between the points of the file, level outside them."""
+        """Sustained fraction of peak of one product of that many FLOPs: a power law between the
+        points of the file, level outside them."""
         xs, ys = self.matmul_flops, self.matmul_efficiency
         if flops <= xs[0]:
             return ys[0]
@@ -180,27 +239,34 @@ def aliases() -> Mapping[str, str]:
 
 
 def topology_names() -> tuple[str, ...]:
-    """Names of the machines that ship: topology files whose outermost size follows from the device count."""
+    """Names of the machines that ship: topology files whose outermost size follows from the device
+    count."""
     return tuple(sorted(p.stem for p in TOPOLOGIES.glob("*.toml")))
 
 
 @cache
 def load_device(name: str) -> Device:
-    """A shipped device by name or alias (in any case), or a device file by path. Raises DeviceError with the file and the key."""
+    """A shipped device by name or alias (in any case), or a device file by path. Raises DeviceError
+    with the file and the key."""
     lower = name.lower()
     shipped = lower if lower in device_names() else aliases().get(lower, "")
     path = DEVICES / f"{shipped}.toml" if shipped else Path(name)
     try:
         data = read_toml(path)
     except OSError as e:
-        raise DeviceError(f"{path} cannot be read: {e.strerror}" if exists(path) else f"no device {name!r} ships and there is no such file") from e
+        raise DeviceError(
+            f"{path} cannot be read: {e.strerror}"
+            if exists(path)
+            else f"no device {name!r} ships and there is no such file"
+        ) from e
     except ValueError as e:
         raise DeviceError(f"{path}: {e}") from e
     return replace(from_table(data, str(path)), file="" if shipped else str(path.resolve()))
 
 
 def from_table(data: Mapping[str, Any], where: str) -> Device:
-    """A Device from a parsed file. Raises DeviceError for missing or unknown keys, wrong units and impossible values."""
+    """A Device from a parsed file. Raises DeviceError for missing or unknown keys, wrong units and
+    impossible values."""
     try:
         _known(data)
         memory = data["memory"]
@@ -212,20 +278,49 @@ def from_table(data: Mapping[str, Any], where: str) -> Device:
         if package and not inner.torus_dims:
             raise ValueError("[package] describes chips of a torus; [inner] has no torus_dims")
         return Device(
-            str(data["name"]), _choice(data["kind"], ("gpu", "tpu", "cpu"), "kind"), count(data["node_size"], "node_size"), peak, points, values,
-            fraction(data["attention"]["efficiency"], "attention.efficiency") if "attention" in data else 1.0,
-            _above_zero(size_bytes(memory["capacity"]), "memory.capacity"), size_bytes(memory["context"]),
-            _above_zero(bandwidth_bytes_per_s(memory["bandwidth"]), "memory.bandwidth"), fraction(memory["efficiency"], "memory.efficiency"),
-            time_s(data["kernel"]["launch"]), inner, _link(data["outer"]), _above_zero(bandwidth_bytes_per_s(data["host"]["bandwidth"]), "host.bandwidth"),
-            _link(package) if package else None, count(package["size"], "package.size") if package else 1,
-            {str(k): str(v) for k, v in data.get("sources", {}).items()}, {str(k): str(v) for k, v in data.get("guessed", {}).items()},
-            str(data.get("date", "")), tuple(str(a) for a in data.get("aliases", ())),
-            _above_zero(power_w(data["power"]["device"]), "power.device") if "power" in data else None,
-            _above_zero(price_usd_per_h(data["price"]["device"]), "price.device") if "price" in data else None,
+            str(data["name"]),
+            _choice(data["kind"], ("gpu", "tpu", "cpu"), "kind"),
+            count(data["node_size"], "node_size"),
+            peak,
+            points,
+            values,
+            (
+                fraction(data["attention"]["efficiency"], "attention.efficiency")
+                if "attention" in data
+                else 1.0
+            ),
+            _above_zero(size_bytes(memory["capacity"]), "memory.capacity"),
+            size_bytes(memory["context"]),
+            _above_zero(bandwidth_bytes_per_s(memory["bandwidth"]), "memory.bandwidth"),
+            fraction(memory["efficiency"], "memory.efficiency"),
+            time_s(data["kernel"]["launch"]),
+            inner,
+            _link(data["outer"]),
+            _above_zero(bandwidth_bytes_per_s(data["host"]["bandwidth"]), "host.bandwidth"),
+            _link(package) if package else None,
+            count(package["size"], "package.size") if package else 1,
+            {str(k): str(v) for k, v in data.get("sources", {}).items()},
+            {str(k): str(v) for k, v in data.get("guessed", {}).items()},
+            str(data.get("date", "")),
+            tuple(str(a) for a in data.get("aliases", ())),
+            (
+                _above_zero(power_w(data["power"]["device"]), "power.device")
+                if "power" in data
+                else None
+            ),
+            (
+                _above_zero(price_usd_per_h(data["price"]["device"]), "price.device")
+                if "price" in data
+                else None
+            ),
             measured={str(k): str(v) for k, v in data.get("measured", {}).items()},
-            uncertainty={str(k): fraction(v, f"uncertainty of {k}") for k, v in data.get("uncertainty", {}).items()}, rates=_rates(data.get("rates", {})),
+            uncertainty={
+                str(k): fraction(v, f"uncertainty of {k}")
+                for k, v in data.get("uncertainty", {}).items()
+            },
+            rates=_rates(data.get("rates", {})),
             tile=_tile(memory["tile"]) if "tile" in memory else None,
-        )  # fmt: skip
+        )
     except KeyError as e:
         raise DeviceError(f"{where}: key {e.args[0]!r} is missing") from e
     except (UnitError, ValueError, TypeError, AttributeError) as e:
@@ -240,7 +335,10 @@ def _known(data: Mapping[str, Any]) -> None:
             raise ValueError(f"[{table}] is a table of keys, not {content!r}")
         for key in content:
             if key not in keys:
-                raise ValueError(f"key {f'{table}.{key}'.lstrip('.')!r} is not known here; known: {', '.join(sorted(keys))}")
+                raise ValueError(
+                    f"key {f'{table}.{key}'.lstrip('.')!r} is not known here; known:"
+                    f" {', '.join(sorted(keys))}"
+                )
 
 
 def _rates(table: Mapping[str, Any]) -> dict[str, dict[str, float]]:
@@ -249,19 +347,38 @@ def _rates(table: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     for runtime, row in table.items():
         for key, value in row.items():
             if runtime not in RUNTIMES or key not in names:
-                raise ValueError(f"key {f'rates.{runtime}.{key}'!r} is not known here; runtimes: {', '.join(RUNTIMES)}; rates: {', '.join(sorted(names))}")
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e3:
+                raise ValueError(
+                    f"key {f'rates.{runtime}.{key}'!r} is not known here; runtimes:"
+                    f" {', '.join(RUNTIMES)}; rates: {', '.join(sorted(names))}"
+                )
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, (int, float))
+                or not 0 <= value < 1e3
+            ):
                 raise ValueError(f"rates.{runtime}.{key} is a number at least 0, not {value!r}")
     return {str(runtime): {k: float(v) for k, v in row.items()} for runtime, row in table.items()}
 
 
 def _curve(table: Mapping[str, Any]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    points, values = tuple(float(x) for x in table["flops"]), tuple(float(x) for x in table["efficiency"])
-    if len(points) != len(values) or not points or list(points) != sorted(set(points)) or points[0] <= 0 or not all(0 < v <= 1 for v in values):
+    points, values = (
+        tuple(float(x) for x in table["flops"]),
+        tuple(float(x) for x in table["efficiency"]),
+    )
+    if (
+        len(points) != len(values)
+        or not points
+        or list(points) != sorted(set(points))
+        or points[0] <= 0
+        or not all(0 < v <= 1 for v in values)
+    ):
         raise ValueError("[matmul] needs as many efficiencies (0..1) as rising FLOPs")
     for (x0, y0), (x1, y1) in pairwise(zip(points, values, strict=True)):
         if not y0 <= y1 <= y0 * x1 / x0:
-            raise ValueError(f"[matmul] efficiency {y0:g} -> {y1:g} between {x0:g} and {x1:g} FLOPs: it must rise, and no faster than the FLOPs do")
+            raise ValueError(
+                f"[matmul] efficiency {y0:g} -> {y1:g} between {x0:g} and {x1:g} FLOPs: it must"
+                " rise, and no faster than the FLOPs do"
+            )
     return points, values
 
 
@@ -275,13 +392,29 @@ def _link(table: Mapping[str, Any]) -> Link:
     pod = tuple(sorted(count(n, "torus_pod") for n in table.get("torus_pod", ())))
     if dims not in (0, 2, 3) or len(pod) != dims:
         raise ValueError("a torus link has torus_dims = 2 or 3 and as many sides in torus_pod")
-    bus = _above_zero(bandwidth_bytes_per_s(table["all_reduce_bandwidth"]), "all_reduce_bandwidth") if "all_reduce_bandwidth" in table else 0.0
+    bus = (
+        _above_zero(bandwidth_bytes_per_s(table["all_reduce_bandwidth"]), "all_reduce_bandwidth")
+        if "all_reduce_bandwidth" in table
+        else 0.0
+    )
     delay = time_s(table["all_reduce_latency"]) if "all_reduce_latency" in table else 0.0
     if delay and not bus:
         raise ValueError("all_reduce_latency belongs to all_reduce_bandwidth")
-    kind = "torus" if dims else _choice(table.get("kind", "switch"), ("switch", "mesh", MEMORY), "link kind")
-    return Link(_above_zero(bandwidth_bytes_per_s(table["bandwidth"]), "bandwidth"), fraction(table["efficiency"], "efficiency"), time_s(table["latency"]),
-                kind, bus, dims, pod, delay)  # fmt: skip
+    kind = (
+        "torus"
+        if dims
+        else _choice(table.get("kind", "switch"), ("switch", "mesh", MEMORY), "link kind")
+    )
+    return Link(
+        _above_zero(bandwidth_bytes_per_s(table["bandwidth"]), "bandwidth"),
+        fraction(table["efficiency"], "efficiency"),
+        time_s(table["latency"]),
+        kind,
+        bus,
+        dims,
+        pod,
+        delay,
+    )
 
 
 def _above_zero(value: Any, what: str) -> Any:

@@ -1,7 +1,9 @@
-"""Files that users name, read so that none makes a command wait or takes its memory: looked at before they are opened, opened without waiting, looked at once more, and read
-only when they are regular files of a size that their kind may have.
+"""Files that users name, read so that none makes a command wait or takes its memory: looked at
+before they are opened, opened without waiting, looked at once more, and read only when they are
+regular files of a size that their kind may have.
 
-JSON and TOML are read strictly: a key once, no NaN and no Infinity, and no nesting that ends the interpreter. What is wrong is an OSError or a ValueError.
+JSON and TOML are read strictly: a key once, no NaN and no Infinity, and no nesting that ends the
+interpreter. What is wrong is an OSError or a ValueError.
 """
 
 from __future__ import annotations
@@ -19,13 +21,29 @@ TEXT_BYTES = 512 * 2**20
 SMALL_BYTES = 16 * 2**20
 """Of a file that people write by hand."""
 _PART_BYTES = 2**20
-_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
-_KINDS = ((stat.S_ISDIR, "it is a folder"), (stat.S_ISFIFO, "it is a pipe"), (stat.S_ISSOCK, "it is a socket"), (stat.S_ISCHR, "it is a device"), (stat.S_ISBLK, "it is a device"))
+_FLAGS = (
+    os.O_RDONLY
+    | getattr(os, "O_NONBLOCK", 0)
+    | getattr(os, "O_NOCTTY", 0)
+    | getattr(os, "O_BINARY", 0)
+    | getattr(os, "O_CLOEXEC", 0)
+)
+_KINDS = (
+    (stat.S_ISDIR, "it is a folder"),
+    (stat.S_ISFIFO, "it is a pipe"),
+    (stat.S_ISSOCK, "it is a socket"),
+    (stat.S_ISCHR, "it is a device"),
+    (stat.S_ISBLK, "it is a device"),
+)
 
 
 def irregular(mode: int) -> str:
     """What a file is that is no regular one, in words; "" for one that is."""
-    return "" if stat.S_ISREG(mode) else next((words for test, words in _KINDS if test(mode)), "it is no regular file")
+    return (
+        ""
+        if stat.S_ISREG(mode)
+        else next((words for test, words in _KINDS if test(mode)), "it is no regular file")
+    )
 
 
 def opened(path: str | os.PathLike[str]) -> BinaryIO:
@@ -50,9 +68,17 @@ def _refuse(mode: int, path: str | os.PathLike[str]) -> None:
 
 def read_bytes(path: str | os.PathLike[str], most: int = TEXT_BYTES) -> bytes:
     """The bytes of a regular file of at most so many. Raises OSError."""
-    data = bytearray()  # grown as it is read: room for the most would be taken at once, and a file's size need not be true
+    data = (
+        bytearray()
+        # grown as it is read: room for the most would be taken at once, and a file's size need not
+        # be true
+    )
     with opened(path) as file:
-        while len(data) <= most and os.fstat(file.fileno()).st_size <= most and (part := file.read(_PART_BYTES)):
+        while (
+            len(data) <= most
+            and os.fstat(file.fileno()).st_size <= most
+            and (part := file.read(_PART_BYTES))
+        ):
             data += part
         if len(data) > most or os.fstat(file.fileno()).st_size > most:
             raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", os.fspath(path))
@@ -109,11 +135,10 @@ def is_file(path: str | os.PathLike[str]) -> bool:
 
 
 def exists(path: str | os.PathLike[str]) -> bool:
-    """Whether anything is there; a name that the system refuses is nothing. (pathlib raises for one that is too long.)"""
+    """Whether anything is there; a name that the system refuses is nothing. (pathlib raises for one
+    that is too long.)"""
     try:
         os.stat(path)
     except (OSError, ValueError):
         return False
     return True
-
-

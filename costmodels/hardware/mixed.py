@@ -1,12 +1,15 @@
-"""Devices of several kinds that run one program together: at every figure the slowest, or the smallest, of them.
+"""Devices of several kinds that run one program together: at every figure the slowest, or the
+smallest, of them.
 
-A program of one mesh gives every device an equal share, and collectives wait for the last. So a kernel takes what it takes on the device that needs most:
+A program of one mesh gives every device an equal share, and collectives wait for the last. So a
+kernel takes what it takes on the device that needs most:
 
     time = max over devices of max(FLOPs / rate, bytes / bandwidth, launch)
          = max(FLOPs / least rate, bytes / least bandwidth, longest launch)
 
-and what fits is what fits in the smallest memory. The least rate changes from one size of products to another where curves of efficiency cross; it is taken at all points of
-all curves, for 16-bit products.
+and what fits is what fits in the smallest memory. The least rate changes from one size of products
+to another where curves of efficiency cross; it is taken at all points of all curves, for 16-bit
+products.
 """
 
 from __future__ import annotations
@@ -20,11 +23,14 @@ DTYPE = "bfloat16"
 
 
 def slowest(groups: Sequence[tuple[Device, int]]) -> Device:
-    """What (device, how many of it) amount to when each gets as much work as any other; watts and USD/h are means of all. Raises DeviceError for unlike kinds."""
+    """What (device, how many of it) amount to when each gets as much work as any other; watts and
+    USD/h are means of all. Raises DeviceError for unlike kinds."""
     devices = list(dict.fromkeys(d.source for d, _ in groups))
     every = [next(d for d, _ in groups if d.source == source) for source in devices]
     if len({d.kind for d in every}) > 1:
-        raise DeviceError(f"{' and '.join(f'{d.name} ({d.kind})' for d in every)} cannot run one program")
+        raise DeviceError(
+            f"{' and '.join(f'{d.name} ({d.kind})' for d in every)} cannot run one program"
+        )
     if len(every) == 1:
         return every[0]
     types = sorted({t for d in every for t in d.peak_flops_per_s})
@@ -32,17 +38,37 @@ def slowest(groups: Sequence[tuple[Device, int]]) -> Device:
     most = min(d.peak(DTYPE) for d in every)
     points = tuple(sorted({x for d in every for x in d.matmul_flops}))
     memory = min(every, key=lambda d: d.memory_bytes_per_s * d.memory_efficiency)
-    inner, outer = (min(links, key=lambda x: x.bandwidth_bytes_per_s * x.efficiency) for links in ([d.inner for d in every], [d.outer for d in every]))
+    inner, outer = (
+        min(links, key=lambda x: x.bandwidth_bytes_per_s * x.efficiency)
+        for links in ([d.inner for d in every], [d.outer for d in every])
+    )
     return Device(
-        "+".join(d.name for d in every), every[0].kind, min(d.node_size for d in every), peak, points,
+        "+".join(d.name for d in every),
+        every[0].kind,
+        min(d.node_size for d in every),
+        peak,
+        points,
         tuple(min(1.0, min(d.peak(DTYPE) * d.efficiency(x) for d in every) / most) for x in points),
-        min(1.0, min(d.peak(DTYPE) * d.attention_efficiency for d in every) / most), min(d.memory_bytes for d in every), max(d.context_bytes for d in every),
-        memory.memory_bytes_per_s, memory.memory_efficiency, max(d.launch_s for d in every), inner, outer, min(d.host_bytes_per_s for d in every),
-        watts=_mean([(d.watts, n) for d, n in groups]), usd_per_h=_mean([(d.usd_per_h, n) for d, n in groups]), tile=next((d.tile for d in every if d.tile), None),
-    )  # fmt: skip
+        min(1.0, min(d.peak(DTYPE) * d.attention_efficiency for d in every) / most),
+        min(d.memory_bytes for d in every),
+        max(d.context_bytes for d in every),
+        memory.memory_bytes_per_s,
+        memory.memory_efficiency,
+        max(d.launch_s for d in every),
+        inner,
+        outer,
+        min(d.host_bytes_per_s for d in every),
+        watts=_mean([(d.watts, n) for d, n in groups]),
+        usd_per_h=_mean([(d.usd_per_h, n) for d, n in groups]),
+        tile=next((d.tile for d in every if d.tile), None),
+    )
 
 
 def _mean(values: Sequence[tuple[float | None, int]]) -> float | None:
     """The mean of one figure over all devices; None where one of them has none."""
     known = [(v, n) for v, n in values if v is not None]
-    return sum(v * n for v, n in known) / sum(n for _, n in known) if len(known) == len(values) else None
+    return (
+        sum(v * n for v, n in known) / sum(n for _, n in known)
+        if len(known) == len(values)
+        else None
+    )

@@ -1,11 +1,22 @@
-"""Quantities with their units written out: "450 GB/s", "2 us", "80 GiB", "989 TFLOP/s", "700 W", "6.88 USD/h". GB (10^9) and GiB (2^30) are never mixed."""
+"""Quantities with their units written out: "450 GB/s", "2 us", "80 GiB", "989 TFLOP/s", "700 W",
+"6.88 USD/h". GB (10^9) and GiB (2^30) are never mixed."""
 
 from __future__ import annotations
 
 import math
 import re
 
-_SIZE = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_SIZE = {
+    "B": 1,
+    "kB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+}
 _BITS = {"Kb": 10**3 / 8, "Mb": 10**6 / 8, "Gb": 10**9 / 8, "Tb": 10**12 / 8}
 _TIME = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 _RATE = {"GFLOP/s": 10**9, "TFLOP/s": 10**12, "PFLOP/s": 10**15}
@@ -19,7 +30,9 @@ class UnitError(ValueError):
 def _split(text: object, kind: str, units: dict[str, float]) -> tuple[float, float]:
     match = _FORM.fullmatch(text) if isinstance(text, str) else None
     if not match:
-        raise UnitError(f"{text!r} is not a {kind}: write a number and a unit, one of {', '.join(units)}")
+        raise UnitError(
+            f"{text!r} is not a {kind}: write a number and a unit, one of {', '.join(units)}"
+        )
     number, unit = match.groups()
     if unit not in units:
         raise UnitError(f"{text!r}: {unit!r} is not a unit of {kind}: one of {', '.join(units)}")
@@ -77,5 +90,9 @@ def show_time(seconds: float) -> str:
     """A time for people: "12.3 ms"."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if abs(seconds) >= scale or unit == "us":
-            return f"{seconds / scale:.3g} {unit}" if abs(seconds) < 100 * scale else f"{seconds / scale:.0f} {unit}"
+            return (
+                f"{seconds / scale:.3g} {unit}"
+                if abs(seconds) < 100 * scale
+                else f"{seconds / scale:.0f} {unit}"
+            )
     raise AssertionError

@@ -1,4 +1,5 @@
-"""Which factor of each node carries the batch: followed from dim 0 of the inputs through the rules."""
+"""Which factor of each node carries the batch: followed from dim 0 of the inputs through the
+rules."""
 
 from __future__ import annotations
 
@@ -6,15 +7,20 @@ from planner.analysis.facts import Base
 
 
 def batch_factors(base: Base) -> tuple[str, ...]:
-    """Per node the factor that carries the batch, "" where none does (or where it would not stay in step).
+    """Per node the factor that carries the batch, "" where none does (or where it would not stay in
+    step).
 
-    A dim carries the batch when its major factor does; a node follows the first operand that carries it. Inputs whose dim 0 is not the batch
-    (positions, a mask [query, key]) carry none.
+    A dim carries the batch when its major factor does; a node follows the first operand that
+    carries it. Inputs whose dim 0 is not the batch (positions, a mask [query, key]) carry none.
     """
     graph = base.graph
     batch = graph.dims.get("batch")
-    leading = {name: graph.tensors[name].shape[0] for name in graph.inputs if graph.tensors[name].shape}
-    carried = {name: 0 for name, n in leading.items() if n == batch or batch not in leading.values()}
+    leading = {
+        name: graph.tensors[name].shape[0] for name in graph.inputs if graph.tensors[name].shape
+    }
+    carried = {
+        name: 0 for name, n in leading.items() if n == batch or batch not in leading.values()
+    }
     found = []
     for i, node in enumerate(graph.nodes):
         rule, factor = base.rules[i], ""

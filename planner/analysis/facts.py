@@ -1,4 +1,5 @@
-"""What a search knows about a graph before it looks at any mesh: rules, gradients, repeated blocks, and which nodes and tensors are alike."""
+"""What a search knows about a graph before it looks at any mesh: rules, gradients, repeated blocks,
+and which nodes and tensors are alike."""
 
 from __future__ import annotations
 
@@ -24,8 +25,25 @@ from planner.ops.lookup import gradient_tensors, rule_of
 from planner.ops.residuals import reads
 from planner.sharding.rule import PENDING, Rule, Split
 
-STRUCTURE = ("carried", "collected", "dealt", "demanded", "kept", "loops", "own", "passing", "repeated", "replayed", "savers", "stacks", "still", "tail", "wires")
-"""Derived parts of a Base that follow from the nodes and how they are wired, whatever the extents."""
+STRUCTURE = (
+    "carried",
+    "collected",
+    "dealt",
+    "demanded",
+    "kept",
+    "loops",
+    "own",
+    "passing",
+    "repeated",
+    "replayed",
+    "savers",
+    "stacks",
+    "still",
+    "tail",
+    "wires",
+)
+"""Derived parts of a Base that follow from the nodes and how they are wired, whatever the
+extents."""
 CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 
 
@@ -33,8 +51,9 @@ CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 class Wire:
     """Tensors that link the same classes of nodes in the same way.
 
-    name: the first of them. uses: (class of the reading node, operand slot, how many of its nodes read it there). made: class of the producer and which of its
-    results, None for inputs and weights. count: how many there are.
+    name: the first of them. uses: (class of the reading node, operand slot, how many of its nodes
+    read it there). made: class of the producer and which of its results, None for inputs and
+    weights. count: how many there are.
     """
 
     name: str
@@ -45,9 +64,11 @@ class Wire:
 
 @dataclass(frozen=True)
 class Base:
-    """What does not depend on the mesh: rules, gradients, repeated blocks, classes and multiplicities.
+    """What does not depend on the mesh: rules, gradients, repeated blocks, classes and
+    multiplicities.
 
-    shared: per node the node whose decision it takes (its class). times: class -> number of its nodes.
+    shared: per node the node whose decision it takes (its class). times: class -> number of its
+    nodes.
     """
 
     graph: Graph
@@ -71,13 +92,23 @@ class Base:
         return cls(graph, training, *_rules(graph, shared), grad, runs, shared, times)
 
     def at(self, graph: Graph) -> Base:
-        """The base of the same graph at another batch: only what its extents say is worked out again."""
-        found = Base(graph, self.training, *_rules(graph, self.shared), self.grad, self.runs, self.shared, self.times)
+        """The base of the same graph at another batch: only what its extents say is worked out
+        again."""
+        found = Base(
+            graph,
+            self.training,
+            *_rules(graph, self.shared),
+            self.grad,
+            self.runs,
+            self.shared,
+            self.times,
+        )
         vars(found).update({name: getattr(self, name) for name in STRUCTURE})
         return found
 
     def reachable(self, i: int, splits: tuple[Split, ...]) -> tuple[Split, ...]:
-        """Without splits that want a weight, an input or a constant as pending terms: only operators make those."""
+        """Without splits that want a weight, an input or a constant as pending terms: only
+        operators make those."""
         graph = self.graph
         if all(graph.nodes[i].inputs[slot] in graph.producer for slot in self.rules[i].linear):
             return splits
@@ -86,18 +117,31 @@ class Base:
     @cached_property
     def backward(self) -> Mapping[int, float]:
         """Node with products -> work of its backward pass as a multiple of its forward pass."""
-        alike: dict[int, float] = {}  # by id: nodes that are alike have their products in common, which `_dots` keeps
+        alike: dict[
+            int, float
+        ] = {}  # by id: nodes that are alike have their products in common, which `_dots` keeps
         for i, found in self._dots.items():
             if id(found) not in alike:
-                alike[id(found)] = float(sum(dot.flops * (dot.backward + dot.again) for dot in found) / Fraction(self.rules[i].flops))
+                alike[id(found)] = float(
+                    sum(dot.flops * (dot.backward + dot.again) for dot in found)
+                    / Fraction(self.rules[i].flops)
+                )
         return {i: alike[id(found)] for i, found in self._dots.items()}
 
     @cached_property
     def model_flops(self) -> Fraction:
-        """FLOPs of one microbatch over all devices when nothing is duplicated, padded or computed again."""
+        """FLOPs of one microbatch over all devices when nothing is duplicated, padded or computed
+        again."""
         alike = {id(found): found for found in self._dots.values()}  # by id, as for `backward`
         times = Counter(map(id, self._dots.values()))
-        return sum((times[key] * dot.flops * (1 + dot.backward) for key, found in alike.items() for dot in found), Fraction(0))
+        return sum(
+            (
+                times[key] * dot.flops * (1 + dot.backward)
+                for key, found in alike.items()
+                for dot in found
+            ),
+            Fraction(0),
+        )
 
     @cached_property
     def _dots(self) -> Mapping[int, tuple[Product, ...]]:
@@ -107,7 +151,11 @@ class Base:
         for i, rule in enumerate(self.rules):
             if rule.flops:
                 node = self.graph.nodes[i]
-                key = self.shared[i], tuple(map(self.grad.__contains__, node.inputs)), self.grad.isdisjoint(node.outputs)
+                key = (
+                    self.shared[i],
+                    tuple(map(self.grad.__contains__, node.inputs)),
+                    self.grad.isdisjoint(node.outputs),
+                )
                 if key not in alike:
                     alike[key] = dots(self.graph, i, rule, self.grad)
                 found[i] = alike[key]
@@ -115,26 +163,38 @@ class Base:
 
     @cached_property
     def still(self) -> frozenset[str]:
-        """Tensors outside repeated blocks that are the same in every microbatch: no input of the graph reaches them. Compilers take the forward
-        collectives of those out of the loop (`planner.execution.collectives`)."""
+        """Tensors outside repeated blocks that are the same in every microbatch: no input of the
+        graph reaches them. Compilers take the forward collectives of those out of the loop
+        (`planner.execution.collectives`)."""
         nodes = self.graph.nodes
-        made = {*self.graph.weights, *chain.from_iterable([node.outputs for i, node in enumerate(nodes) if i not in self.repeated])} - {""}
+        made = {
+            *self.graph.weights,
+            *chain.from_iterable(
+                [node.outputs for i, node in enumerate(nodes) if i not in self.repeated]
+            ),
+        } - {""}
         made.difference_update(*[nodes[i].inputs for i in self.repeated])
         return frozenset(made - self.graph.reached(self.graph.inputs))
 
     @cached_property
     def repeated(self) -> frozenset[int]:
         """Nodes of repeated blocks."""
-        return frozenset(i for first, period, repeats in self.runs for i in range(first, first + period * repeats))
+        return frozenset(
+            i
+            for first, period, repeats in self.runs
+            for i in range(first, first + period * repeats)
+        )
 
     @cached_property
     def loops(self) -> tuple[tuple[int, int, int], ...]:
-        """Those of `runs` that a loop serves; repeats that are put together differently share their decisions alone."""
+        """Those of `runs` that a loop serves; repeats that are put together differently share their
+        decisions alone."""
         return looping(self.graph, self.runs)
 
     @cached_property
     def carried(self) -> frozenset[str]:
-        """What the first repeats hand to the second ones: it is handed on as a loop does, nothing pending."""
+        """What the first repeats hand to the second ones: it is handed on as a loop does, nothing
+        pending."""
         return carried(self.graph, self.loops)
 
     @cached_property
@@ -144,11 +204,16 @@ class Base:
 
     @cached_property
     def replayed(self) -> frozenset[int]:
-        """Nodes of repeated blocks whose results the backward pass of a recomputed block makes again: those it reads, directly or on the way."""
+        """Nodes of repeated blocks whose results the backward pass of a recomputed block makes
+        again: those it reads, directly or on the way."""
         graph, found = self.graph, set[int]()
         for first, period, repeats in self.loops:
             made = {o: i for i in range(first, first + period) for o in graph.nodes[i].outputs if o}
-            wanted = [graph.nodes[i].inputs[slot] for i in range(first, first + period) for slot in reads(graph.nodes[i], self.grad).slots]
+            wanted = [
+                graph.nodes[i].inputs[slot]
+                for i in range(first, first + period)
+                for slot in reads(graph.nodes[i], self.grad).slots
+            ]
             again: set[int] = set()
             while wanted:
                 i = made.get(wanted.pop(), -1)
@@ -160,24 +225,38 @@ class Base:
 
     @cached_property
     def dealt(self) -> tuple[tuple[int, int, int], frozenset[int], frozenset[int]] | None:
-        """The run whose blocks pipeline stages share, as planner.execution.pipeline.dealt has it; None where it is too small a part of the graph (`SHARE`)."""
-        found, products = dealt(self.graph, self.runs), [i for i, rule in enumerate(self.rules) if rule.flops]
+        """The run whose blocks pipeline stages share, as planner.execution.pipeline.dealt has it;
+        None where it is too small a part of the graph (`SHARE`)."""
+        found, products = (
+            dealt(self.graph, self.runs),
+            [i for i, rule in enumerate(self.rules) if rule.flops],
+        )
         if found is None:
             return None
         first, period, repeats = found[0]
-        return found if sum(first <= i < first + period * repeats for i in products) >= SHARE * len(products) else None
+        return (
+            found
+            if sum(first <= i < first + period * repeats for i in products) >= SHARE * len(products)
+            else None
+        )
 
     @cached_property
     def places(self) -> Mapping[int, float]:
-        """Nodes before which unequal pipeline stages may begin, where no repeated block is dealt out, and how many elements are handed over there."""
+        """Nodes before which unequal pipeline stages may begin, where no repeated block is dealt
+        out, and how many elements are handed over there."""
         from planner.analysis.stage_places import places
 
-        return places(self) if self.training and self.dealt is None and not self.graph.hosted else {}
+        return (
+            places(self) if self.training and self.dealt is None and not self.graph.hosted else {}
+        )
 
     @cached_property
     def tail(self) -> frozenset[int]:
-        """Nodes after the last repeated block: what they keep is gone before the gradients of repeated blocks are there."""
-        return frozenset(range(max(self.repeated, default=len(self.graph.nodes)) + 1, len(self.graph.nodes)))
+        """Nodes after the last repeated block: what they keep is gone before the gradients of
+        repeated blocks are there."""
+        return frozenset(
+            range(max(self.repeated, default=len(self.graph.nodes)) + 1, len(self.graph.nodes))
+        )
 
     @cached_property
     def savers(self) -> dict[tuple[int, int], str]:
@@ -191,33 +270,51 @@ class Base:
 
     @cached_property
     def images(self) -> frozenset[tuple[int, ...]]:
-        """Shapes of what convolutions read and make: [batch, channels, *extents]. What lies between them has the same."""
-        found = {(node.inputs[0], *node.outputs) for node in self.graph.nodes if node.op in CONVOLUTIONS}
-        return frozenset(self.graph.tensors[name].shape for names in found for name in names if name)
+        """Shapes of what convolutions read and make: [batch, channels, *extents]. What lies between
+        them has the same."""
+        found = {
+            (node.inputs[0], *node.outputs) for node in self.graph.nodes if node.op in CONVOLUTIONS
+        }
+        return frozenset(
+            self.graph.tensors[name].shape for names in found for name in names if name
+        )
 
     @property
     def written_out(self) -> bool:
-        """Whether training programs of the graph have no loop over blocks: their memory is that of planner.pricing.backward_liveness."""
+        """Whether training programs of the graph have no loop over blocks: their memory is that of
+        planner.pricing.backward_liveness."""
         return self.training and not self.runs
 
     @cached_property
     def kept(self) -> Mapping[tuple[int, int], tuple[int, int, int, int]]:
-        """(class, slot as in `savers`) -> how many of the class's nodes keep it, those of the tail aside; how many of those keep what enters a repeat;
-        how many, in the first repeat, what is made in it; and how many are of the tail. Recomputed blocks keep all that enters and one repeat's own,
-        of one run at a time: the largest run's is counted."""
+        """(class, slot as in `savers`) -> how many of the class's nodes keep it, those of the tail
+        aside; how many of those keep what enters a repeat; how many, in the first repeat, what is
+        made in it; and how many are of the tail. Recomputed blocks keep all that enters and one
+        repeat's own, of one run at a time: the largest run's is counted."""
         largest = max(self.runs, key=lambda run: run[1], default=(-1, 1, 1))[0]
-        inside = {i: (first, period) for first, period, repeats in self.runs for i in range(first, first + period * repeats)}
+        inside = {
+            i: (first, period)
+            for first, period, repeats in self.runs
+            for i in range(first, first + period * repeats)
+        }
         found: dict[tuple[int, int], tuple[int, int, int, int]] = {}
         for (i, slot), name in self.savers.items():
             first, period = inside.get(i, (i, 1))
             made = self.graph.producer.get(name, -1)
-            enters = i not in inside or made < first or (i - first) // period != (made - first) // period
+            enters = (
+                i not in inside or made < first or (i - first) // period != (made - first) // period
+            )
             key = (self.shared[i], slot)
             a, b, c, d = found.get(key, (0, 0, 0, 0))
             if i in self.tail:
                 found[key] = a, b, c, d + 1
             else:
-                found[key] = a + 1, b + enters, c + (not enters and first == largest and i < first + period), d
+                found[key] = (
+                    a + 1,
+                    b + enters,
+                    c + (not enters and first == largest and i < first + period),
+                    d,
+                )
         return found
 
     @cached_property
@@ -226,15 +323,20 @@ class Base:
         return find_collected(self)
 
     def collected_bytes(self, i: int, itemsize: Callable[[str], float]) -> float:
-        """Bytes, over all devices and repeats, of what recomputed blocks surely keep of results of collectives where those of class i leave terms to be added up."""
+        """Bytes, over all devices and repeats, of what recomputed blocks surely keep of results of
+        collectives where those of class i leave terms to be added up."""
         repeats, ways = self.collected.get(i, (0, ()))
         tensors = self.graph.tensors
-        return repeats * sum(min(tensors[n].elements * itemsize(tensors[n].dtype) for n in way) for way in ways)
+        return repeats * sum(
+            min(tensors[n].elements * itemsize(tensors[n].dtype) for n in way) for way in ways
+        )
 
     @cached_property
     def regions(self) -> Mapping[int, Region]:
         """Nodes with bodies -> how their splits reach the nodes inside."""
-        return {i: region(node, self.graph) for i, node in enumerate(self.graph.nodes) if node.bodies}
+        return {
+            i: region(node, self.graph) for i, node in enumerate(self.graph.nodes) if node.bodies
+        }
 
     @cached_property
     def batch_factors(self) -> tuple[str, ...]:
@@ -252,12 +354,14 @@ class Base:
 
     @cached_property
     def own(self) -> frozenset[str]:
-        """Weights that a single node reads, in a single slot: they have no decision of their own."""
+        """Weights that a single node reads, in a single slot: they have no decision of their
+        own."""
         return frozenset(n for n in self.graph.weights if len(self.graph.consumers.get(n, ())) == 1)
 
     @cached_property
     def stacks(self) -> Mapping[str, tuple[int, int]]:
-        """Weights of repeated blocks -> (first node of the run, of how many repeats one array holds them)."""
+        """Weights of repeated blocks -> (first node of the run, of how many repeats one array holds
+        them)."""
         return stacks(self.graph, self.runs)
 
     @cached_property
@@ -270,35 +374,96 @@ class Base:
 
     @cached_property
     def reduced(self) -> Mapping[tuple[tuple[int, ...], int], int]:
-        """(shape, repeats of a block whose weights are one array) -> how many trained weights are so."""
-        return Counter((self.graph.tensors[n].shape, self.stacks.get(n, (0, 1))[1]) for n in self.graph.weights if n in self.grad)
+        """(shape, repeats of a block whose weights are one array) -> how many trained weights are
+        so."""
+        return Counter(
+            (self.graph.tensors[n].shape, self.stacks.get(n, (0, 1))[1])
+            for n in self.graph.weights
+            if n in self.grad
+        )
 
     @cached_property
     def kinds(self) -> Mapping[int, int]:
-        """class -> a number; nodes of equal numbers have the same splits at the same prices on every mesh."""
+        """class -> a number; nodes of equal numbers have the same splits at the same prices on
+        every mesh."""
         found, out = dict[tuple, int](), {}
         for i in self.times:
             node = self.graph.nodes[i]
-            slots = (*enumerate(node.inputs), *((-1 - k, o) for k, o in enumerate(o for o in node.outputs if o)))
-            counts = tuple([(self.kept.get((i, slot)), self.stacks.get(n) if slot >= 0 else None) for slot, n in slots if n])
-            out[i] = found.setdefault((self.content(i), counts, self.collected_bytes(i, float32_sizes)), len(found))
+            slots = (
+                *enumerate(node.inputs),
+                *((-1 - k, o) for k, o in enumerate(o for o in node.outputs if o)),
+            )
+            counts = tuple(
+                [
+                    (self.kept.get((i, slot)), self.stacks.get(n) if slot >= 0 else None)
+                    for slot, n in slots
+                    if n
+                ]
+            )
+            out[i] = found.setdefault(
+                (self.content(i), counts, self.collected_bytes(i, float32_sizes)), len(found)
+            )
         return out
 
     def content(self, i: int) -> tuple:
-        """What the splits of a class and their prices follow from, but for how often things are (how many of its nodes keep an operand, how many repeats a weight has); the
-        same in every process."""
+        """What the splits of a class and their prices follow from, but for how often things are
+        (how many of its nodes keep an operand, how many repeats a weight has); the same in every
+        process."""
         graph, rule, node = self.graph, self.rules[i], self.graph.nodes[i]
-        line = (rule.operands, rule.results, tuple(rule.sizes.items()), tuple(sorted(rule.whole)), tuple(sorted(rule.linear)), tuple(sorted(rule.no_pad)), rule.flops, rule.inner,
-                tuple(rule.paired.items()), tuple(rule.most.items()), tuple(rule.fringe.items()), rule.spatial)  # fmt: skip
-        cells = tuple([(graph.tensors[n].shape, graph.tensors[n].dtype, n in graph.weights, n in self.own, n in graph.producer, n in self.grad) if n else None
-                       for n in node.inputs])  # fmt: skip
-        outs = tuple([(graph.tensors[o].shape, graph.tensors[o].dtype, o in self.grad) for o in node.outputs if o])
+        line = (
+            rule.operands,
+            rule.results,
+            tuple(rule.sizes.items()),
+            tuple(sorted(rule.whole)),
+            tuple(sorted(rule.linear)),
+            tuple(sorted(rule.no_pad)),
+            rule.flops,
+            rule.inner,
+            tuple(rule.paired.items()),
+            tuple(rule.most.items()),
+            tuple(rule.fringe.items()),
+            rule.spatial,
+        )
+        cells = tuple(
+            [
+                (
+                    (
+                        graph.tensors[n].shape,
+                        graph.tensors[n].dtype,
+                        n in graph.weights,
+                        n in self.own,
+                        n in graph.producer,
+                        n in self.grad,
+                    )
+                    if n
+                    else None
+                )
+                for n in node.inputs
+            ]
+        )
+        outs = tuple(
+            [
+                (graph.tensors[o].shape, graph.tensors[o].dtype, o in self.grad)
+                for o in node.outputs
+                if o
+            ]
+        )
         attrs = tuple(sorted(node.attrs.items())) if node.bodies else None
-        return node.op, line, cells, outs, self.batch_factors[i], i in self.repeated, i in self.tail, attrs
+        return (
+            node.op,
+            line,
+            cells,
+            outs,
+            self.batch_factors[i],
+            i in self.repeated,
+            i in self.tail,
+            attrs,
+        )
 
     @cached_property
     def wires(self) -> tuple[Wire, ...]:
-        """The tensors that link decisions, alike ones together, in order of first use. Constants, inputs and weights with one reader link nothing."""
+        """The tensors that link decisions, alike ones together, in order of first use. Constants,
+        inputs and weights with one reader link nothing."""
         graph, shared = self.graph, self.shared
         count: dict[tuple, int] = {}
         first: dict[tuple, str] = {}
@@ -316,7 +481,15 @@ class Base:
                 count[key] += 1
             else:
                 count[key], first[key] = 1, name
-        return tuple(Wire(first[key], tuple((*use, times) for use, times in Counter(key[1]).items()), key[0] if isinstance(key[0], tuple) else None, n) for key, n in count.items())
+        return tuple(
+            Wire(
+                first[key],
+                tuple((*use, times) for use, times in Counter(key[1]).items()),
+                key[0] if isinstance(key[0], tuple) else None,
+                n,
+            )
+            for key, n in count.items()
+        )
 
 
 @cache
@@ -326,7 +499,8 @@ def _settled(splits: tuple[Split, ...]) -> tuple[Split, ...]:
 
 
 def _rules(graph: Graph, shared: Sequence[int]) -> tuple[tuple[Rule, ...], tuple[str, ...]]:
-    """The rule of each node, and why it has none of its own where that is so; nodes of a class have theirs in common."""
+    """The rule of each node, and why it has none of its own where that is so; nodes of a class have
+    theirs in common."""
     known: dict[int, tuple[Rule, str]] = {}
     for i, node in enumerate(graph.nodes):
         known[i] = known[shared[i]] if shared[i] in known else rule_of(node, graph)

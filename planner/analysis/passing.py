@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from planner.graph.ir import Graph
 
 
-
 LOOKUPS = frozenset({"Gather", "GatherND"})
 """Operators whose backward pass reads no table."""
 
 
 @dataclass(frozen=True)
 class Passing:
-    """Gradients of results that pass by operators. maker: node of each; first, last: the operators they pass by; readers: (row, node) of those in
-    between that read the result, where the working set has its gradient already."""
+    """Gradients of results that pass by operators. maker: node of each; first, last: the operators
+    they pass by; readers: (row, node) of those in between that read the result, where the working
+    set has its gradient already."""
 
     maker: np.ndarray
     first: np.ndarray
@@ -34,7 +34,12 @@ def find_passing(base: Base) -> Passing:
     graph = base.graph
     rows, rows_of, nodes = list[tuple[int, int, int]](), list[int](), list[int]()
     for i, node in enumerate(graph.nodes):
-        read = {j for name in node.outputs if name in base.grad for j, _ in graph.consumers.get(name, ())}
+        read = {
+            j
+            for name in node.outputs
+            if name in base.grad
+            for j, _ in graph.consumers.get(name, ())
+        }
         if read and max(read) > i + 1:
             inside = sorted(j for j in read if j < max(read))
             rows_of += [len(rows)] * len(inside)
@@ -46,8 +51,9 @@ def find_passing(base: Base) -> Passing:
 
 @dataclass(frozen=True)
 class Readers:
-    """Of each weight with a gradient: the first and the last operator that reads it, whether a loop carries its gradient, and whether an operator before the last one
-    reads it in its backward pass."""
+    """Of each weight with a gradient: the first and the last operator that reads it, whether a loop
+    carries its gradient, and whether an operator before the last one reads it in its backward
+    pass."""
 
     first: np.ndarray
     last: np.ndarray
@@ -64,6 +70,9 @@ def readers(graph: Graph, found: Sequence[Sequence[int]]) -> Readers:
 
 
 def puts_off(base: Base, i: int) -> bool:
-    """Whether node i is a product with a weight that has a gradient: compilers may put that gradient off."""
+    """Whether node i is a product with a weight that has a gradient: compilers may put that
+    gradient off."""
     node = base.graph.nodes[i]
-    return base.rules[i].flops > 0 and any(n in base.graph.weights and n in base.grad for n in node.inputs)
+    return base.rules[i].flops > 0 and any(
+        n in base.graph.weights and n in base.grad for n in node.inputs
+    )

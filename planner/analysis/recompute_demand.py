@@ -1,12 +1,18 @@
-"""What a recomputed block runs again where it keeps results of collectives (recompute=block-keep), as far as pairs of layouts say it.
+"""What a recomputed block runs again where it keeps results of collectives (recompute=block-keep),
+as far as pairs of layouts say it.
 
-A node runs again where its result, or what is made of it, is read backward and no collective lies on the way: what a collective made is kept, and nothing asks for what
-was before it (planner.execution.recompute). Of each node one way is looked at, the shortest inside its repeat to an operand that a gradient reads (`find_demanded`): the node is
-spared only if some hop of it has a collective, a hop being the conversion of one tensor from the layout that it is made in to the one that its next reader needs. So
+A node runs again where its result, or what is made of it, is read backward and no collective lies
+on the way: what a collective made is kept, and nothing asks for what was before it
+(planner.execution.recompute). Of each node one way is looked at, the shortest inside its repeat to
+an operand that a gradient reads (`find_demanded`): the node is spared only if some hop of it has a
+collective, a hop being the conversion of one tensor from the layout that it is made in to the one
+that its next reader needs. So
 
-    spared(node) <= its first hop has a collective, or the next node of its way runs again for its own readers and is spared
+    spared(node) <= its first hop has a collective, or the next node of its way runs again for its
+    own readers and is spared
 
-and which conversions have a collective forward the links of a space say. One over a hub is two hops; one that no link has may have a collective whatever the layouts.
+and which conversions have a collective forward the links of a space say. One over a hub is two
+hops; one that no link has may have a collective whatever the layouts.
 """
 
 from __future__ import annotations
@@ -22,7 +28,8 @@ if TYPE_CHECKING:
 
 
 class Hop(NamedTuple):
-    """A tensor on its way to a node that reads it; again: that node runs again if it is not spared, else its gradient reads it."""
+    """A tensor on its way to a node that reads it; again: that node runs again if it is not spared,
+    else its gradient reads it."""
 
     tensor: str
     reader: int
@@ -30,11 +37,16 @@ class Hop(NamedTuple):
 
 
 def find_demanded(base: Base) -> Mapping[int, Hop]:
-    """Node of a first repeat -> the first hop of a shortest way, inside the repeat, from its result to an operand that a gradient reads. Readers come before what they read."""
+    """Node of a first repeat -> the first hop of a shortest way, inside the repeat, from its result
+    to an operand that a gradient reads. Readers come before what they read."""
     graph, found = base.graph, dict[int, Hop]()
     for first, period, _ in base.loops if base.training else ():
         made = {o: i for i in range(first, first + period) for o in graph.nodes[i].outputs if o}
-        queue = deque(Hop(graph.nodes[i].inputs[slot], i, False) for i in range(first, first + period) for slot in sorted(reads(graph.nodes[i], base.grad).slots))
+        queue = deque(
+            Hop(graph.nodes[i].inputs[slot], i, False)
+            for i in range(first, first + period)
+            for slot in sorted(reads(graph.nodes[i], base.grad).slots)
+        )
         while queue:
             hop = queue.popleft()
             i = made.get(hop.tensor, -1)
@@ -42,13 +54,3 @@ def find_demanded(base: Base) -> Mapping[int, Hop]:
                 found[i] = hop
                 queue.extend(Hop(n, i, True) for n in graph.nodes[i].inputs if n)
     return found
-
-
-
-
-
-
-
-
-
-

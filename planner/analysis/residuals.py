@@ -1,4 +1,5 @@
-"""What the backward pass reads of the forward pass, and so is kept: which tensors, each because of one use."""
+"""What the backward pass reads of the forward pass, and so is kept: which tensors, each because of
+one use."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ COMPARING = frozenset({"Relu", "LeakyRelu", "Clip", "Abs"})
 
 
 def savers(base: Base) -> dict[tuple[int, int], str]:
-    """(node, slot) -> tensor kept for the backward pass because of that use; each tensor once, at its first such use. Results have slot -1 - k."""
+    """(node, slot) -> tensor kept for the backward pass because of that use; each tensor once, at
+    its first such use. Results have slot -1 - k."""
     return base.savers
 
 
@@ -45,11 +47,15 @@ def find_savers(base: Base) -> dict[tuple[int, int], str]:
     return without_derived(base, charged) if base.written_out else charged
 
 
-def without_derived(base: Base, charged: Mapping[tuple[int, int], str]) -> dict[tuple[int, int], str]:
-    """What of `charged` a program written out keeps: compilers make again, inside the fusion that reads it, what elementwise operators and norms made of
-    tensors that are kept anyway. Under a loop the backward pass only has what the forward pass handed over.
+def without_derived(
+    base: Base, charged: Mapping[tuple[int, int], str]
+) -> dict[tuple[int, int], str]:
+    """What of `charged` a program written out keeps: compilers make again, inside the fusion that
+    reads it, what elementwise operators and norms made of tensors that are kept anyway. Under a
+    loop the backward pass only has what the forward pass handed over.
 
-    A result that a product reads is stored for it, unless one comparison makes it again (Relu) where that product is a matrix product.
+    A result that a product reads is stored for it, unless one comparison makes it again (Relu)
+    where that product is a matrix product.
     """
     graph, kept = base.graph, set(charged.values())
     readers: dict[str, set[str]] = {}
@@ -65,7 +71,14 @@ def without_derived(base: Base, charged: Mapping[tuple[int, int], str]) -> dict[
         for name in node.outputs:
             by = readers.get(name, set())
             stored = {op for op in by if not (op in OPERATORS and OPERATORS[op].fusible)}
-            if name in kept and (not stored or (node.op in COMPARING and node.inputs[0] in kept and stored <= {"MatMul", "Einsum"})):
+            if name in kept and (
+                not stored
+                or (
+                    node.op in COMPARING
+                    and node.inputs[0] in kept
+                    and stored <= {"MatMul", "Einsum"}
+                )
+            ):
                 kept.discard(name)
             if name and name not in kept:
                 derived.add(name)

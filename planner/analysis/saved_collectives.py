@@ -1,9 +1,13 @@
-"""Results of collectives that a recomputed block surely keeps (recompute=block-keep), known before any layout is chosen.
+"""Results of collectives that a recomputed block surely keeps (recompute=block-keep), known before
+any layout is chosen.
 
-A product whose summed dims are cut leaves terms to be added up. Follow its result, inside one repeat of a block, to a node whose gradient reads it and which
-takes no pending terms: on that way some tensor is the first without pending terms, so a collective made it, and the backward pass finds the last of such results
-on the way kept (planner.execution.recompute). Of which tensor depends on the layouts; a device has at least its even share of the smallest one's elements. Ways that have no
-tensor in common keep one each, so that what is counted is below what the price of the whole plan has (planner.pricing.peak_memory.kept_collectives).
+A product whose summed dims are cut leaves terms to be added up. Follow its result, inside one
+repeat of a block, to a node whose gradient reads it and which takes no pending terms: on that way
+some tensor is the first without pending terms, so a collective made it, and the backward pass finds
+the last of such results on the way kept (planner.execution.recompute). Of which tensor depends on
+the layouts; a device has at least its even share of the smallest one's elements. Ways that have no
+tensor in common keep one each, so that what is counted is below what the price of the whole plan
+has (planner.pricing.peak_memory.kept_collectives).
 """
 
 from __future__ import annotations
@@ -22,7 +26,8 @@ Ways = tuple[tuple[str, ...], ...]
 
 
 def find_collected(base: Base) -> Mapping[int, tuple[int, Ways]]:
-    """Class of products in repeated blocks -> how many repeats there are, and the ways from its nodes of one repeat."""
+    """Class of products in repeated blocks -> how many repeats there are, and the ways from its
+    nodes of one repeat."""
     found: dict[int, tuple[int, Ways]] = {}
     for first, period, repeats in base.loops if base.training else ():
         taken = set[str]()
@@ -35,9 +40,12 @@ def find_collected(base: Base) -> Mapping[int, tuple[int, Ways]]:
 
 
 def _way(base: Base, i: int, inside: range, taken: set[str]) -> tuple[str, ...]:
-    """The fewest tensors from the result of node i on to one that a gradient reads without pending terms, none of them taken; () where there is no way."""
+    """The fewest tensors from the result of node i on to one that a gradient reads without pending
+    terms, none of them taken; () where there is no way."""
     graph = base.graph
-    queue: deque[tuple[str, ...]] = deque((o,) for o in graph.nodes[i].outputs[:1] if o in base.grad and o not in taken)
+    queue: deque[tuple[str, ...]] = deque(
+        (o,) for o in graph.nodes[i].outputs[:1] if o in base.grad and o not in taken
+    )
     seen = {way[0] for way in queue}
     while queue:
         way = queue.popleft()

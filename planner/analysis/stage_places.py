@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from planner.analysis.facts import Base
 
 
-
 def places(base: Base) -> dict[int, float]:
-    """Nodes before which the graph may be cut -> how many elements are handed over there (module docstring)."""
+    """Nodes before which the graph may be cut -> how many elements are handed over there (module
+    docstring)."""
     graph, again, n = base.graph, batch_only(base.graph), len(base.graph.nodes)
     barred, over = np.zeros(n + 1, np.int64), np.zeros(n + 1)
     for name, readers in graph.consumers.items():
@@ -29,4 +29,8 @@ def places(base: Base) -> dict[int, float]:
         sums[low + 1] += size
         sums[high + 1] -= size
     crossing, closed = np.cumsum(over), np.cumsum(barred)
-    return {i: float(crossing[i]) for i in range(1, n) if not closed[i] and i not in again and crossing[i] > 0}
+    return {
+        i: float(crossing[i])
+        for i in range(1, n)
+        if not closed[i] and i not in again and crossing[i] > 0
+    }

@@ -1,10 +1,13 @@
 """What earlier runs found, kept in a folder of the user's under a hash of all that it follows from.
 
-An entry is a file named by its key: a line with the digest of the rest, then JSON. It is written beside its place and renamed, so that processes may share a
-folder: a reader sees a whole entry or none. Whatever is wrong with an entry (cut short, edited, too large, of another user, writable by others) makes it no entry.
-A folder that cannot be written keeps nothing and stops nothing. Beyond `MOST_BYTES` the entries that were used least recently go.
+An entry is a file named by its key: a line with the digest of the rest, then JSON. It is written
+beside its place and renamed, so that processes may share a folder: a reader sees a whole entry or
+none. Whatever is wrong with an entry (cut short, edited, too large, of another user, writable by
+others) makes it no entry. A folder that cannot be written keeps nothing and stops nothing. Beyond
+`MOST_BYTES` the entries that were used least recently go.
 
-The folder: the option, else MESHWRIGHT_CACHE ("off": none), else `meshwright` in XDG_CACHE_HOME or ~/.cache.
+The folder: the option, else MESHWRIGHT_CACHE ("off": none), else `meshwright` in XDG_CACHE_HOME or
+~/.cache.
 """
 
 from __future__ import annotations
@@ -34,21 +37,25 @@ STRICT = "MESHWRIGHT_DEBUG"
 """Where this variable is set, what goes wrong in the cache is an error. Tests run so."""
 MOST_BYTES, MOST_ENTRY_BYTES = 256 * 2**20, 16 * 2**20
 MOST_TABLES_BYTES, TABLES = 128 * 2**20, ".tables"
-"""Files of tables, by the end of their names, take no more than a part: what spares a whole search stays longer."""
+"""Files of tables, by the end of their names, take no more than a part: what spares a whole search
+stays longer."""
 MOST_TOLD = 200
 """Letters of a fault, in a plan's file."""
 OURS = re.compile(r"\.?[0-9a-f]{32}(\.json|-[0-9a-f]{16}\.tables)(\..+)?")
-"""Names of entries and of files of tables (planner.cache.reshard_tables), and of those that a process did not finish."""
+"""Names of entries and of files of tables (planner.cache.reshard_tables), and of those that a
+process did not finish."""
 
 
 @dataclass
 class Faults:
-    """What went wrong in a cache that nobody expected: of each kind the first, in words. Without a cache there would be a plan, so there is one with it."""
+    """What went wrong in a cache that nobody expected: of each kind the first, in words. Without a
+    cache there would be a plan, so there is one with it."""
 
     told: list[str] = field(default_factory=list)
 
     def spare(self, what: str, work: Callable[[], T], otherwise: T) -> T:
-        """The result of work on the cache; where that fails, `otherwise`. Errors of users (PlanError) are those of the model, and go on."""
+        """The result of work on the cache; where that fails, `otherwise`. Errors of users
+        (PlanError) are those of the model, and go on."""
         try:
             return work()
         except PlanError:
@@ -64,19 +71,22 @@ class Faults:
 
 @dataclass
 class Cache:
-    """Entries of one folder. asked, found: how many were looked for in this process, and how many of these were there and held."""
+    """Entries of one folder. asked, found: how many were looked for in this process, and how many
+    of these were there and held."""
 
     folder: Path
     asked: int = 0
     found: int = 0
     alike: str = ""
-    """The model and date of a search before, of a model much like the one searched last (planner.search.incremental)."""
+    """The model and date of a search before, of a model much like the one searched last
+    (planner.search.incremental)."""
     faults: Faults = field(default_factory=Faults)
     _tables: dict[str, Tables] = field(default_factory=dict)
 
     @classmethod
     def chosen(cls, given: str | Path | None = None) -> Cache | None:
-        """The cache of an option's value, or of the environment; None where it is off or there is no home. Raises PlanError P056 for an option that names a file."""
+        """The cache of an option's value, or of the environment; None where it is off or there is
+        no home. Raises PlanError P056 for an option that names a file."""
         name = str(given) if given is not None else os.environ.get(VARIABLE, "")
         if name == OFF:
             return None
@@ -89,7 +99,12 @@ class Cache:
             except RuntimeError:  # no home
                 return None
         if given is not None and folder.exists() and not folder.is_dir():
-            raise PlanError("P056", f"cannot keep a cache in {name!r}", detail=["it is a file"], help=["--cache a folder, or --no-cache"])
+            raise PlanError(
+                "P056",
+                f"cannot keep a cache in {name!r}",
+                detail=["it is a file"],
+                help=["--cache a folder, or --no-cache"],
+            )
         return cls(folder)
 
     def get(self, key: str) -> Any:
@@ -136,22 +151,37 @@ class Cache:
 
     @property
     def priced(self) -> tuple[int, int]:
-        """How many different tables the searches of this process asked for, and how many of these were there."""
-        return sum(t.asked for t in self._tables.values()), sum(t.found for t in self._tables.values())
+        """How many different tables the searches of this process asked for, and how many of these
+        were there."""
+        return sum(t.asked for t in self._tables.values()), sum(
+            t.found for t in self._tables.values()
+        )
 
     def said(self) -> str:
         """For people: what was not searched for, or priced, again; "" where everything was."""
         tables, there = self.priced
-        parts = [f"{self.found} of {self.asked} search{'es' if self.asked > 1 else ''}"] * bool(self.found) + [f"{there:,} of {tables:,} tables of moves"] * bool(there)
-        return f"{' and '.join(parts)} from the cache {self.folder} (--no-cache {'searches' if self.found else 'makes all'} anew)" if parts else ""
+        parts = [f"{self.found} of {self.asked} search{'es' if self.asked > 1 else ''}"] * bool(
+            self.found
+        ) + [f"{there:,} of {tables:,} tables of moves"] * bool(there)
+        return (
+            f"{' and '.join(parts)} from the cache {self.folder} (--no-cache"
+            f" {'searches' if self.found else 'makes all'} anew)"
+            if parts
+            else ""
+        )
 
     def held(self) -> dict[str, list[int]]:
-        """Bytes of each file in the folder: of searches and what was read for them, and of tables."""
+        """Bytes of each file in the folder: of searches and what was read for them, and of
+        tables."""
         rows = self._rows()
-        return {"searches and readings": [size for _, size, path in rows if path.suffix != TABLES], "tables of moves": [size for _, size, path in rows if path.suffix == TABLES]}
+        return {
+            "searches and readings": [size for _, size, path in rows if path.suffix != TABLES],
+            "tables of moves": [size for _, size, path in rows if path.suffix == TABLES],
+        }
 
     def clear(self) -> tuple[int, int]:
-        """Remove what is the cache's in the folder: how many files, and their bytes. Raises OSError."""
+        """Remove what is the cache's in the folder: how many files, and their bytes. Raises
+        OSError."""
         rows = self._rows()
         for _, _, path in rows:
             path.unlink(missing_ok=True)
@@ -161,7 +191,8 @@ class Cache:
         return self.folder / f"{key}.json"
 
     def _rows(self) -> list[tuple[int, int, Path]]:
-        """When each file of the cache was used last, its size and place, in that order; none where there is no folder. Raises OSError."""
+        """When each file of the cache was used last, its size and place, in that order; none where
+        there is no folder. Raises OSError."""
         rows: list[tuple[int, int, Path]] = []
         if not self.folder.is_dir():
             return rows
@@ -174,9 +205,13 @@ class Cache:
         return sorted(rows)
 
     def _trim(self) -> None:
-        """Remove what was used least recently: of tables down to their part, then of everything down to the bound."""
+        """Remove what was used least recently: of tables down to their part, then of everything
+        down to the bound."""
         rows = self._rows()
-        for most, those in ((MOST_TABLES_BYTES, [r for r in rows if r[2].suffix == TABLES]), (MOST_BYTES, rows)):
+        for most, those in (
+            (MOST_TABLES_BYTES, [r for r in rows if r[2].suffix == TABLES]),
+            (MOST_BYTES, rows),
+        ):
             over = sum(size for _, size, _ in those) - most
             for row in those:
                 if over <= 0:
@@ -188,7 +223,9 @@ class Cache:
 
 def trusted(at: os.stat_result) -> bool:
     """Whether a file is one of the user's own that no other may write."""
-    return stat.S_ISREG(at.st_mode) and (os.name != "posix" or (at.st_uid == os.geteuid() and not at.st_mode & 0o022))
+    return stat.S_ISREG(at.st_mode) and (
+        os.name != "posix" or (at.st_uid == os.geteuid() and not at.st_mode & 0o022)
+    )
 
 
 def _digest(body: bytes) -> str:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     pass
 
 
-
 FOLDERS = tuple(str(Path(__file__).parents[2] / package) for package in ("planner", "costmodels"))
 """Whose sources say how is planned."""
 LIBRARIES = ("numpy", "highspy", "ortools", "numba", "scipy")
@@ -28,7 +27,12 @@ def program() -> str:
     known = hashlib.blake2b(digest_size=16)
     for folder in FOLDERS:
         for path in sorted(_sources(folder)):
-            with open(path, "rb", buffering=0) as file:  # four hundred files: what pathlib does beside reading them would take twice as long
+            with open(
+                path,
+                "rb",
+                buffering=0,
+                # four hundred files: what pathlib does beside reading them would take twice as long
+            ) as file:
                 body = file.read()
             _add(known, (path[len(folder) :], len(body)))
             known.update(body)
@@ -47,17 +51,23 @@ def _sources(folder: str) -> Iterator[str]:
 
 
 def installed(names: Sequence[str], places: Sequence[str] | None = None) -> tuple[str, ...]:
-    """Folders of the packages' metadata, which their versions are part of, in the places that modules are looked for in. importlib.metadata would take longer to load than
-    all else that a key needs."""
+    """Folders of the packages' metadata, which their versions are part of, in the places that
+    modules are looked for in. importlib.metadata would take longer to load than all else that a key
+    needs."""
     found = []
     for place in sys.path if places is None else places:
         with suppress(OSError):
-            found += [e for e in os.listdir(place or ".") if e.endswith((".dist-info", ".egg-info")) and e.partition("-")[0].lower() in names]
+            found += [
+                e
+                for e in os.listdir(place or ".")
+                if e.endswith((".dist-info", ".egg-info")) and e.partition("-")[0].lower() in names
+            ]
     return tuple(sorted(found))
 
 
 def digest(value: Any) -> str:
-    """Digest of a value made of plain types, tuples, lists, mappings, sets of plain values and dataclasses. Raises TypeError for anything else."""
+    """Digest of a value made of plain types, tuples, lists, mappings, sets of plain values and
+    dataclasses. Raises TypeError for anything else."""
     known = hashlib.blake2b(digest_size=16)
     _add(known, value)
     return known.hexdigest()

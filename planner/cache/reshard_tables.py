@@ -1,17 +1,21 @@
-"""Tables of conversion seconds that earlier searches made, kept beside their answers under what they follow from: those that a changed model has in common with one that
-was planned before are read, not derived and priced again.
+"""Tables of conversion seconds that earlier searches made, kept beside their answers under what
+they follow from: those that a changed model has in common with one that was planned before are
+read, not derived and priced again.
 
-A table (`planner.pricing.reshard.Conversions.table`) is an array of float64 under a digest of all that is in its numbers: the mesh, a tensor's shape and size of an element, the
-layouts of its rows and of its columns. Which operators those belong to, how often a layer is repeated, names and places in the graph are no part of it. Tables of one machine,
-runtime and version of the planner (`machine_key`) share files, one for each search that made some:
+A table (`planner.pricing.reshard.Conversions.table`) is an array of float64 under a digest of all
+that is in its numbers: the mesh, a tensor's shape and size of an element, the layouts of its rows
+and of its columns. Which operators those belong to, how often a layer is repeated, names and places
+in the graph are no part of it. Tables of one machine, runtime and version of the planner
+(`machine_key`) share files, one for each search that made some:
 
     bytes 0-31     digest of the index
     bytes 32-39    how many tables
     the index      per table its key, where it begins (bytes), its rows and columns, and a checksum
     the tables     row by row
 
-A file is mapped into memory: what is not asked for is not read, and a checksum is held against its table when that is asked for first. Whatever is wrong (cut short, edited,
-of another user) counts as not there.
+A file is mapped into memory: what is not asked for is not read, and a checksum is held against its
+table when that is asked for first. Whatever is wrong (cut short, edited, of another user) counts as
+not there.
 """
 
 from __future__ import annotations
@@ -43,20 +47,19 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 HEAD = 40
-ROW = np.dtype([("key", "V16"), ("at", "<u8"), ("rows", "<u4"), ("columns", "<u4"), ("check", "<u8")])
+ROW = np.dtype(
+    [("key", "V16"), ("at", "<u8"), ("rows", "<u4"), ("columns", "<u4"), ("check", "<u8")]
+)
 MOST_NEW_BYTES = 32 * 2**20
 """What one search adds at most."""
 MOST_FILES = 64
 """Of a machine that are looked into, those used last."""
 
 
-
-
-
-
 @dataclass
 class Tables:
-    """The tables of one machine in a folder. asked, found: how many different ones were asked for in this process, and how many of these were there."""
+    """The tables of one machine in a folder. asked, found: how many different ones were asked for
+    in this process, and how many of these were there."""
 
     folder: Path
     machine: str
@@ -73,7 +76,9 @@ class Tables:
     _used: set[int] = field(default_factory=set)
     _opened: bool = False
 
-    def array(self, key: bytes, rows: int, columns: int, make: Callable[[], np.ndarray]) -> np.ndarray:
+    def array(
+        self, key: bytes, rows: int, columns: int, make: Callable[[], np.ndarray]
+    ) -> np.ndarray:
         """The table of a key [rows, columns], not to be written to: as it was kept, or made."""
         table = self._known.get(key)
         if table is not None:
@@ -91,7 +96,8 @@ class Tables:
         return table
 
     def keep(self) -> bool:
-        """Write what was made since the last time, whether there was any; where writing fails it is not kept. What was read counts as used now."""
+        """Write what was made since the last time, whether there was any; where writing fails it is
+        not kept. What was read counts as used now."""
         for file in sorted(self._used):
             with contextlib.suppress(OSError):
                 os.utime(self._files[file][0])
@@ -153,12 +159,21 @@ class Tables:
             return
         index = np.frombuffer(mapped, ROW, count, HEAD)
         ends = index["at"] + 8 * index["rows"].astype(np.uint64) * index["columns"]
-        if count and (int(ends.max()) > size or int(index["at"].min()) < begin or (index["at"] % 8).any()):
+        if count and (
+            int(ends.max()) > size or int(index["at"].min()) < begin or (index["at"] % 8).any()
+        ):
             return
         whole, number = np.frombuffer(mapped, np.float64, size // 8), len(self._files)
         self._files.append((path, whole))
         firsts = (index["at"] // 8).tolist()
-        for key, first, rows, columns, check in zip(index["key"].tolist(), firsts, index["rows"].tolist(), index["columns"].tolist(), index["check"].tolist(), strict=True):
+        for key, first, rows, columns, check in zip(
+            index["key"].tolist(),
+            firsts,
+            index["rows"].tolist(),
+            index["columns"].tolist(),
+            index["check"].tolist(),
+            strict=True,
+        ):
             self._at.setdefault(key, (number, first, rows, columns, check))
 
 

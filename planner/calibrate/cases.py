@@ -1,15 +1,19 @@
 """What is measured, and the samples that come back.
 
-A case is a small kernel or collective that every device runs at once, again and again, each time on what it made the time before. Devices that share
-something (virtual devices a host's cores, a node's GPUs its switch) are measured sharing it.
+A case is a small kernel or collective that every device runs at once, again and again, each time on
+what it made the time before. Devices that share something (virtual devices a host's cores, a node's
+GPUs its switch) are measured sharing it.
 
     kind                  shape                     flops    size_bytes (of one device)
     matmul                m, k, k of a type         2 m k^2  operands and result
-    attention             8 heads, m rows, width k  32 m^2 k operands and result; scores are made and kept whole
+    attention             8 heads, m rows, width k  32 m^2 k operands and result; scores are made
+                          and kept whole
     stream                one array, x -> a x + b   0        read and written once
     reduce                one array -> a number     0        read once
-    tiny                  8 x 8 product             0        none that counts: what starting a kernel takes
-    a collective's kind   payload over a group      0        payload as costmodels.collectives counts it
+    tiny                  8 x 8 product             0        none that counts: what starting a
+                          kernel takes
+    a collective's kind   payload over a group      0        payload as costmodels.collectives
+                          counts it
 """
 
 from __future__ import annotations
@@ -22,7 +26,8 @@ from costmodels.collectives import KINDS
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 MAIN_DTYPE = {"cpu": "float32", "gpu": "bfloat16", "tpu": "bfloat16"}
-"""The type whose products make the curve of efficiency; other types are measured as a multiple of its rate."""
+"""The type whose products make the curve of efficiency; other types are measured as a multiple of
+its rate."""
 KIB, MIB = 2**10, 2**20
 HEADS = 8
 """Of the case `attention`."""
@@ -30,7 +35,8 @@ HEADS = 8
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to measure (module docstring). edge: k of a product; rows: its m. members, stride: of a collective's group: devices 0, stride, ... ."""
+    """One thing to measure (module docstring). edge: k of a product; rows: its m. members, stride:
+    of a collective's group: devices 0, stride, ... ."""
 
     kind: str
     dtype: str = "float32"
@@ -43,13 +49,17 @@ class Case:
     @property
     def flops(self) -> float:
         """FLOPs of one run on one device."""
-        return 4.0 * HEADS * self.rows**2 * self.edge if self.kind == "attention" else 2.0 * self.rows * self.edge**2
+        return (
+            4.0 * HEADS * self.rows**2 * self.edge
+            if self.kind == "attention"
+            else 2.0 * self.rows * self.edge**2
+        )
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A case with what it took: seconds of one run (planner.calibrate.worker.summary), and half the distance between the quartiles of the rounds as
-    a fraction."""
+    """A case with what it took: seconds of one run (planner.calibrate.worker.summary), and half the
+    distance between the quartiles of the rounds as a fraction."""
 
     case: Case
     time_s: float
@@ -67,7 +77,8 @@ class Sample:
 
 
 def groups(devices: int, node_size: int) -> list[tuple[int, int]]:
-    """(members, stride) of the groups that are measured: powers of two of neighbours inside a node, then one device of each node, then all of several nodes.
+    """(members, stride) of the groups that are measured: powers of two of neighbours inside a node,
+    then one device of each node, then all of several nodes.
 
     Groups of one span only: how spans are put together is the model's."""
     found = []
@@ -88,20 +99,39 @@ def groups(devices: int, node_size: int) -> list[tuple[int, int]]:
 
 
 def cases(devices: int, node_size: int, kind: str, quick: bool) -> list[Case]:
-    """Everything that is measured on `devices` of a kind (cpu, gpu, tpu). Virtual devices of a host get sizes that a host can work through."""
+    """Everything that is measured on `devices` of a kind (cpu, gpu, tpu). Virtual devices of a host
+    get sizes that a host can work through."""
     host = kind == "cpu"
     main, other = MAIN_DTYPE[kind], "bfloat16" if host else "float32"
-    edges: tuple[int, ...] = (32, 64, 128, 256, 512) if host else (128, 256, 512, 1024, 2048, 4096, 8192)
-    sizes: tuple[int, ...] = (64 * KIB, 256 * KIB, MIB, 4 * MIB) if host else (MIB, 16 * MIB, 64 * MIB, 256 * MIB)
-    payloads: tuple[int, ...] = (4 * KIB, 64 * KIB, MIB, 4 * MIB) if host else (16 * KIB, MIB, 16 * MIB, 128 * MIB)
+    edges: tuple[int, ...] = (
+        (32, 64, 128, 256, 512) if host else (128, 256, 512, 1024, 2048, 4096, 8192)
+    )
+    sizes: tuple[int, ...] = (
+        (64 * KIB, 256 * KIB, MIB, 4 * MIB) if host else (MIB, 16 * MIB, 64 * MIB, 256 * MIB)
+    )
+    payloads: tuple[int, ...] = (
+        (4 * KIB, 64 * KIB, MIB, 4 * MIB) if host else (16 * KIB, MIB, 16 * MIB, 128 * MIB)
+    )
     if quick:
         edges, sizes, payloads = edges[::2], sizes[::2], payloads[::2]
     found = [Case("tiny")]
-    products = [(main, e, e) for e in edges] + ([] if quick else [(main, 4 * e, e) for e in edges[:-1]]) + [(other, e, e) for e in edges[1:-1]]
+    products = (
+        [(main, e, e) for e in edges]
+        + ([] if quick else [(main, 4 * e, e) for e in edges[:-1]])
+        + [(other, e, e) for e in edges[1:-1]]
+    )
     found += [Case("matmul", t, ITEM_BYTES[t] * (2 * m * k + k * k), m, k) for t, m, k in products]
-    found += [Case("attention", main, ITEM_BYTES[main] * 4 * HEADS * r * 64, r, 64) for r in ((64, 256) if host else (1024, 4096))]
+    found += [
+        Case("attention", main, ITEM_BYTES[main] * 4 * HEADS * r * 64, r, 64)
+        for r in ((64, 256) if host else (1024, 4096))
+    ]
     found += [Case("stream", "float32", 2 * n) for n in sizes]
     found += [Case("reduce", "float32", n) for n in sizes]
     if devices > 1:
-        found += [Case(k, "float32", n, members=m, stride=s) for k in KINDS for m, s in groups(devices, node_size) for n in payloads]
+        found += [
+            Case(k, "float32", n, members=m, stride=s)
+            for k in KINDS
+            for m, s in groups(devices, node_size)
+            for n in payloads
+        ]
     return found

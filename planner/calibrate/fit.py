@@ -1,14 +1,18 @@
 """Samples -> the figures of a device file, each with its relative standard error.
 
-    products     efficiency(F) = F / time / peak at the measured sizes, joined by a monotone curve (below); other types: their rate over the main type's
+    products     efficiency(F) = F / time / peak at the measured sizes, joined by a monotone curve
+                 (below); other types: their rate over the main type's
     attention    geometric mean of rate / peak
     memory       geometric mean of bytes / time of the cases that a launch does not bound
     launch       time of a tiny kernel in a chain
-    a link       latency and bandwidth of costmodels.collectives' own formulas: robust least squares on log(measured / priced) over all collectives, group
-                 sizes and payloads of that link: a switch, or the memory that virtual devices of a CPU share
+    a link       latency and bandwidth of costmodels.collectives' own formulas: robust least squares
+                 on log(measured / priced) over all collectives, group sizes and payloads of that
+                 link: a switch, or the memory that virtual devices of a CPU share
 
-Standard errors: of a mean, the deviation of the logarithms / sqrt(n); of a link, from the curvature of the least squares. The curve: the rates at close
-sizes are pooled, neighbours that fall are pooled (the least-squares monotone curve), and no rate may fall in time: F grows no slower than the rate does.
+Standard errors: of a mean, the deviation of the logarithms / sqrt(n); of a link, from the curvature
+of the least squares. The curve: the rates at close sizes are pooled, neighbours that fall are
+pooled (the least-squares monotone curve), and no rate may fall in time: F grows no slower than the
+rate does.
 """
 
 from __future__ import annotations
@@ -26,11 +30,13 @@ from planner.errors import PlanError
 CLOSE = 1.5
 """Products whose FLOPs differ by less are one point of the curve."""
 LEAST_ERROR = 0.01
-"""No figure is said to be known better than this: clocks and caches change between runs by as much."""
+"""No figure is said to be known better than this: clocks and caches change between runs by as
+much."""
 LAUNCHES = 3.0
 """A pass over memory tells of bandwidth when it takes so many launches."""
 MOST_FALL = 3.0
-"""Rates of products that fall by more than this with size are no rates of a device: something else ran."""
+"""Rates of products that fall by more than this with size are no rates of a device: something else
+ran."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +50,12 @@ class Estimate:
 
 @dataclass(frozen=True)
 class LinkFit:
-    """A link: bytes per second of a device and seconds of a step. off: typical |log(measured / priced)|, by kind of collective.
+    """A link: bytes per second of a device and seconds of a step. off: typical |log(measured /
+    priced)|, by kind of collective.
 
-    bus, bus_latency: an all-reduce over the whole node that is faster than its rings, where there is one."""
+    bus, bus_latency: an all-reduce over the whole node that is faster than its rings, where there
+    is one.
+    """
 
     kind: str
     bandwidth: Estimate
@@ -58,7 +67,8 @@ class LinkFit:
 
 @dataclass(frozen=True)
 class Figures:
-    """What was measured. rate: FLOP/s of the main type's fastest products; curve: (FLOPs, FLOP/s) of products of that type, rising; others: type -> multiple of it.
+    """What was measured. rate: FLOP/s of the main type's fastest products; curve: (FLOPs, FLOP/s)
+    of products of that type, rising; others: type -> multiple of it.
 
     fastest_memory: best rate of any pass, bytes per second."""
 
@@ -74,31 +84,70 @@ class Figures:
 
 
 def fit(samples: Sequence[Sample], kind: str, devices: int, node_size: int) -> Figures:
-    """Figures of `devices` in nodes of `node_size`. Raises PlanError P180 for samples that no device can give."""
+    """Figures of `devices` in nodes of `node_size`. Raises PlanError P180 for samples that no
+    device can give."""
     for s in samples:
         if not (math.isfinite(s.time_s) and s.time_s > 0 and s.spread >= 0):
-            raise PlanError("P180", f"{_name(s)} took {s.time_s:g} s: that is no measurement", help=["run again when the machine does nothing else, without --quick"])
+            raise PlanError(
+                "P180",
+                f"{_name(s)} took {s.time_s:g} s: that is no measurement",
+                help=["run again when the machine does nothing else, without --quick"],
+            )
     launch = _mean([s.time_s for s in _of(samples, "tiny")])
     products = [s for s in _of(samples, "matmul") if s.case.dtype == MAIN_DTYPE[kind]]
     curve = monotone([(s.case.flops, s.case.flops / s.time_s) for s in products])
     spread = [math.log(s.case.flops / s.time_s / rate_at(curve, s.case.flops)) for s in products]
     rate = Estimate(curve[-1][1], _error(spread), len(products))
-    passes = [s.case.size_bytes / s.time_s for k in ("stream", "reduce") for s in _of(samples, k) if s.time_s > LAUNCHES * launch.value]
+    passes = [
+        s.case.size_bytes / s.time_s
+        for k in ("stream", "reduce")
+        for s in _of(samples, k)
+        if s.time_s > LAUNCHES * launch.value
+    ]
     if not passes:
-        raise PlanError("P180", "no pass over memory took longer than a few launches", help=["run without --quick"])
+        raise PlanError(
+            "P180",
+            "no pass over memory took longer than a few launches",
+            help=["run without --quick"],
+        )
     attention = [s.case.flops / s.time_s / rate.value for s in _of(samples, "attention")]
     others: dict[str, Estimate] = {}
     for dtype in dict.fromkeys(s.case.dtype for s in _of(samples, "matmul")):
         if dtype != MAIN_DTYPE[kind]:
-            others[dtype] = _mean([s.case.flops / s.time_s / rate_at(curve, s.case.flops) for s in _of(samples, "matmul") if s.case.dtype == dtype])
-    inside = [s for s in samples if s.case.kind in KINDS and s.case.stride == 1 and s.case.members <= node_size]
-    across = [s for s in samples if s.case.kind in KINDS and s.case.stride == node_size and node_size < devices]
+            others[dtype] = _mean(
+                [
+                    s.case.flops / s.time_s / rate_at(curve, s.case.flops)
+                    for s in _of(samples, "matmul")
+                    if s.case.dtype == dtype
+                ]
+            )
+    inside = [
+        s
+        for s in samples
+        if s.case.kind in KINDS and s.case.stride == 1 and s.case.members <= node_size
+    ]
+    across = [
+        s
+        for s in samples
+        if s.case.kind in KINDS and s.case.stride == node_size and node_size < devices
+    ]
     inner = fit_link(inside, MEMORY if kind == "cpu" else "switch", node_size)
-    return Figures(rate, curve, others, _mean(attention), _mean(passes), max(passes), launch, inner, fit_link(across, "switch", 0))
+    return Figures(
+        rate,
+        curve,
+        others,
+        _mean(attention),
+        _mean(passes),
+        max(passes),
+        launch,
+        inner,
+        fit_link(across, "switch", 0),
+    )
 
 
 def monotone(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
-    """(FLOPs, rate) points as a curve that rises, no faster than FLOPs do (module docstring). Raises PlanError P180 where they fall far."""
+    """(FLOPs, rate) points as a curve that rises, no faster than FLOPs do (module docstring).
+    Raises PlanError P180 where they fall far."""
     merged: list[list[tuple[float, float]]] = []
     for x, y in sorted(points):
         if merged and x < CLOSE * merged[-1][0][0]:
@@ -111,8 +160,12 @@ def monotone(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float]
     for x, y in zip(xs, ys, strict=True):
         top = max(top, y)
         if y * MOST_FALL < top:
-            raise PlanError("P180", f"products of {x:.3g} FLOPs run at {y / 1e9:.3g} GFLOP/s, smaller ones at {top / 1e9:.3g}: rates that fall are none of a device",
-                            help=["run again when the machine does nothing else"])  # fmt: skip
+            raise PlanError(
+                "P180",
+                f"products of {x:.3g} FLOPs run at {y / 1e9:.3g} GFLOP/s, smaller ones at"
+                f" {top / 1e9:.3g}: rates that fall are none of a device",
+                help=["run again when the machine does nothing else"],
+            )
     pools: list[list[float]] = []  # (sum of logs, count) of neighbours with one value
     for y in ys:
         pools.append([math.log(y), 1.0])
@@ -127,14 +180,16 @@ def monotone(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float]
 
 
 def rate_at(curve: Sequence[tuple[float, float]], flops: float) -> float:
-    """The curve between its points, as costmodels.hardware.device reads it: a power law, level outside."""
+    """The curve between its points, as costmodels.hardware.device reads it: a power law, level
+    outside."""
     xs, ys = [math.log(x) for x, _ in curve], [math.log(y) for _, y in curve]
     return float(np.exp(np.interp(math.log(flops), xs, ys)))
 
 
 def fit_link(samples: Sequence[Sample], kind: str, whole: int) -> LinkFit | None:
-    """The link of a kind (costmodels.collectives) that explains the collectives best; None without samples. whole: members of a full node, whose all-reduce may have a way
-    of its own where the kind is switch."""
+    """The link of a kind (costmodels.collectives) that explains the collectives best; None without
+    samples. whole: members of a full node, whose all-reduce may have a way of its own where the
+    kind is switch."""
     if not samples:
         return None
     from scipy.optimize import least_squares
@@ -143,7 +198,12 @@ def fit_link(samples: Sequence[Sample], kind: str, whole: int) -> LinkFit | None
 
     def left(theta: np.ndarray) -> np.ndarray:
         latency, rate = (float(x) for x in np.exp(theta))
-        priced = [collective_time_s(s.case.kind, s.case.size_bytes, (Span(s.case.members, rate, latency, kind=kind),)) for s in samples]
+        priced = [
+            collective_time_s(
+                s.case.kind, s.case.size_bytes, (Span(s.case.members, rate, latency, kind=kind),)
+            )
+            for s in samples
+        ]
         return np.asarray(np.log(priced) - measured)
 
     fast = max(samples, key=lambda s: s.case.size_bytes / s.time_s)
@@ -152,27 +212,51 @@ def fit_link(samples: Sequence[Sample], kind: str, whole: int) -> LinkFit | None
     residual = left(done.x)
     scale = float(np.mean(residual**2)) * len(samples) / max(1, len(samples) - 2)
     errors = np.sqrt(np.diag(np.linalg.pinv(done.jac.T @ done.jac)) * scale)
-    latency, rate = (Estimate(float(np.exp(x)), max(LEAST_ERROR, float(e)), len(samples)) for x, e in zip(done.x, errors, strict=True))
-    off = {k: float(np.median([abs(r) for s, r in zip(samples, residual, strict=True) if s.case.kind == k])) for k in KINDS if any(s.case.kind == k for s in samples)}
+    latency, rate = (
+        Estimate(float(np.exp(x)), max(LEAST_ERROR, float(e)), len(samples))
+        for x, e in zip(done.x, errors, strict=True)
+    )
+    off = {
+        k: float(
+            np.median([abs(r) for s, r in zip(samples, residual, strict=True) if s.case.kind == k])
+        )
+        for k in KINDS
+        if any(s.case.kind == k for s in samples)
+    }
     found = LinkFit(kind, rate, latency, off)
     return with_bus(found, samples, whole) if kind == "switch" else found
 
 
 def with_bus(link: LinkFit, samples: Sequence[Sample], whole: int) -> LinkFit:
-    """The link with an all-reduce of its own over a full node, where that is measured and clearly faster than rings and trees: reduction in the switch."""
-    mine = sorted((s for s in samples if s.case.kind == "all-reduce" and s.case.members == whole), key=lambda s: s.case.size_bytes)
+    """The link with an all-reduce of its own over a full node, where that is measured and clearly
+    faster than rings and trees: reduction in the switch."""
+    mine = sorted(
+        (s for s in samples if s.case.kind == "all-reduce" and s.case.members == whole),
+        key=lambda s: s.case.size_bytes,
+    )
     if len(mine) < 3:
         return link
     span = Span(whole, link.bandwidth.value, link.latency.value)
-    gains = [collective_time_s("all-reduce", s.case.size_bytes, (span,)) / s.time_s for s in mine[-2:]]
+    gains = [
+        collective_time_s("all-reduce", s.case.size_bytes, (span,)) / s.time_s for s in mine[-2:]
+    ]
     if min(gains) < 1.25:
         return link
-    payload, seconds = np.array([float(s.case.size_bytes) for s in mine]), np.array([s.time_s for s in mine])
-    delay, slope = (float(x) for x in np.polynomial.polynomial.polyfit(payload, seconds, 1, w=1 / seconds))
+    payload, seconds = (
+        np.array([float(s.case.size_bytes) for s in mine]),
+        np.array([s.time_s for s in mine]),
+    )
+    delay, slope = (
+        float(x) for x in np.polynomial.polynomial.polyfit(payload, seconds, 1, w=1 / seconds)
+    )
     if delay <= 0 or slope <= 0:
         return link
     error = _error([math.log((delay + slope * s.case.size_bytes) / s.time_s) for s in mine])
-    return replace(link, bus=Estimate(2 * (whole - 1) / whole / slope, error, len(mine)), bus_latency=Estimate(delay, error, len(mine)))
+    return replace(
+        link,
+        bus=Estimate(2 * (whole - 1) / whole / slope, error, len(mine)),
+        bus_latency=Estimate(delay, error, len(mine)),
+    )
 
 
 def _of(samples: Sequence[Sample], kind: str) -> list[Sample]:
@@ -181,7 +265,9 @@ def _of(samples: Sequence[Sample], kind: str) -> list[Sample]:
 
 def _name(s: Sample) -> str:
     c = s.case
-    return f"{c.kind} of {c.size_bytes} bytes" + (f" over {c.members} devices" if c.members > 1 else "")
+    return f"{c.kind} of {c.size_bytes} bytes" + (
+        f" over {c.members} devices" if c.members > 1 else ""
+    )
 
 
 def _geometric(values: Sequence[float]) -> float:
@@ -189,9 +275,16 @@ def _geometric(values: Sequence[float]) -> float:
 
 
 def _error(logs: Sequence[float]) -> float:
-    return max(LEAST_ERROR, float(np.std(logs, ddof=1)) / math.sqrt(len(logs)) if len(logs) > 1 else 0.5)
+    return max(
+        LEAST_ERROR, float(np.std(logs, ddof=1)) / math.sqrt(len(logs)) if len(logs) > 1 else 0.5
+    )
 
 
 def _mean(values: Sequence[float]) -> Estimate:
-    """Geometric mean. A single value's own error is taken from nothing better than LEAST_ERROR's tenfold."""
-    return Estimate(_geometric(values), _error([math.log(v) for v in values]) if len(values) > 1 else 10 * LEAST_ERROR, len(values))
+    """Geometric mean. A single value's own error is taken from nothing better than LEAST_ERROR's
+    tenfold."""
+    return Estimate(
+        _geometric(values),
+        _error([math.log(v) for v in values]) if len(values) > 1 else 10 * LEAST_ERROR,
+        len(values),
+    )

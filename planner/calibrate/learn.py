@@ -1,9 +1,13 @@
-"""`plan calibrate --runs FILE`: what a cluster reaches of its device's figures, learned from runs that were measured on it.
+"""`plan calibrate --runs FILE`: what a cluster reaches of its device's figures, learned from runs
+that were measured on it.
 
-Each line of the file is one run in the schema of docs/calibrate.md. A run becomes a model of the zoo and a plan (planner.calibrate.runs.rows) and is priced as its
-framework runs it; the rates of costmodels.runtimes.Rates are fitted to all runs of a framework at once (planner.calibrate.runs.fit), with a log-normal prior around
-what ships: few runs move what they tell of, and leave the rest. What is reported is the error on runs that a fit has not seen: each left out in turn, many in
-ten groups. Relative standard errors of the rates are those of the posterior, from the slopes of the prices at the fit.
+Each line of the file is one run in the schema of docs/calibrate.md. A run becomes a model of the
+zoo and a plan (planner.calibrate.runs.rows) and is priced as its framework runs it; the rates of
+costmodels.runtimes.Rates are fitted to all runs of a framework at once
+(planner.calibrate.runs.fit), with a log-normal prior around what ships: few runs move what they
+tell of, and leave the rest. What is reported is the error on runs that a fit has not seen: each
+left out in turn, many in ten groups. Relative standard errors of the rates are those of the
+posterior, from the slopes of the prices at the fit.
 """
 
 from __future__ import annotations
@@ -36,8 +40,8 @@ GIVEN = ("model", "hardware", "metric", "value")
 
 @dataclass(frozen=True)
 class Learned:
-    """The rates of one runtime profile. errors: relative standard errors. before, after: |priced / measured - 1| of each run, as shipped and by a fit that has not
-    seen it."""
+    """The rates of one runtime profile. errors: relative standard errors. before, after: |priced /
+    measured - 1| of each run, as shipped and by a fit that has not seen it."""
 
     runtime: str
     shipped: Rates
@@ -48,12 +52,18 @@ class Learned:
 
     def line(self) -> str:
         """What a user wants to know first."""
-        return (f"{self.runtime}: {len(self.before)} runs; median error of runs left out {median(self.after):.1%}, with the shipped rates {median(self.before):.1%} "
-                f"(worst {max(self.after):.1%}, {max(self.before):.1%})")  # fmt: skip
+        return (
+            f"{self.runtime}: {len(self.before)} runs; median error of runs left out"
+            f" {median(self.after):.1%}, with the shipped rates {median(self.before):.1%} (worst"
+            f" {max(self.after):.1%}, {max(self.before):.1%})"
+        )
 
     def rows(self) -> list[tuple[str, str]]:
         """(rate, "shipped -> learned +- error")."""
-        return [(k, f"{getattr(self.shipped, k):.3g} -> {getattr(self.rates, k):.3g} +- {e:.0%}") for k, e in self.errors.items()]
+        return [
+            (k, f"{getattr(self.shipped, k):.3g} -> {getattr(self.rates, k):.3g} +- {e:.0%}")
+            for k, e in self.errors.items()
+        ]
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -61,7 +71,9 @@ def read(path: Path) -> list[dict[str, Any]]:
     try:
         lines = read_text(path).splitlines()
     except (OSError, ValueError) as e:
-        raise PlanError("P185", f"cannot read {str(path)!r}: {getattr(e, 'strerror', None) or 'it is no text'}") from e
+        raise PlanError(
+            "P185", f"cannot read {str(path)!r}: {getattr(e, 'strerror', None) or 'it is no text'}"
+        ) from e
     rows = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -69,15 +81,30 @@ def read(path: Path) -> list[dict[str, Any]]:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as e:
-            raise PlanError("P185", f"{path}:{number} is no JSON: {e}", help=["one run a line; docs/calibrate.md lists the keys"]) from e
-        missing = [k for k in GIVEN if not isinstance(row, dict) or (row.get(k) is None and (k != "value" or row.get("metric") != "oom"))]
+            raise PlanError(
+                "P185",
+                f"{path}:{number} is no JSON: {e}",
+                help=["one run a line; docs/calibrate.md lists the keys"],
+            ) from e
+        missing = [
+            k
+            for k in GIVEN
+            if not isinstance(row, dict)
+            or (row.get(k) is None and (k != "value" or row.get("metric") != "oom"))
+        ]
         if missing:
-            raise PlanError("P185", f"{path}:{number} lacks {', '.join(missing)}", help=["docs/calibrate.md lists the keys of a run"])
+            raise PlanError(
+                "P185",
+                f"{path}:{number} lacks {', '.join(missing)}",
+                help=["docs/calibrate.md lists the keys of a run"],
+            )
         rows.append({"source": "", **row})
     return rows
 
 
-def prepared(rows: Sequence[Mapping[str, Any]], hardware: str) -> tuple[list[Prepared], Counter[str]]:
+def prepared(
+    rows: Sequence[Mapping[str, Any]], hardware: str
+) -> tuple[list[Prepared], Counter[str]]:
     """Runs priced, and why others are left out."""
     found, left = [], Counter[str]()
     for row in rows:
@@ -94,18 +121,28 @@ def prepared(rows: Sequence[Mapping[str, Any]], hardware: str) -> tuple[list[Pre
 
 
 def learn(rows: Sequence[Prepared], left: Mapping[str, int] = {}) -> list[Learned]:
-    """Rates of each runtime profile that has runs. Raises PlanError P186 where there are too few, or they ran on several devices."""
+    """Rates of each runtime profile that has runs. Raises PlanError P186 where there are too few,
+    or they ran on several devices."""
     devices = list(dict.fromkeys(row.case.topology.device.name for row in rows))
     if len(devices) > 1:
-        raise PlanError("P186", f"the runs are of {len(devices)} devices: {', '.join(devices)}", help=["one file a cluster, or --hardware NAME for all of its runs"])
+        raise PlanError(
+            "P186",
+            f"the runs are of {len(devices)} devices: {', '.join(devices)}",
+            help=["one file a cluster, or --hardware NAME for all of its runs"],
+        )
     by: dict[str, list[Prepared]] = {}
     for row in rows:
         by.setdefault(row.case.runtime.name, []).append(row)
     usable = {name: mine for name, mine in by.items() if len(mine) >= LEAST_RUNS}
     if not usable:
         reasons = [f"{n} left out: {why}" for why, n in left.items()]
-        raise PlanError("P186", f"{len(rows)} runs can be priced; {LEAST_RUNS} of one framework are the least to learn from", detail=reasons,
-                        help=["docs/calibrate.md says what a run needs"])  # fmt: skip
+        raise PlanError(
+            "P186",
+            f"{len(rows)} runs can be priced; {LEAST_RUNS} of one framework are the least to learn"
+            " from",
+            detail=reasons,
+            help=["docs/calibrate.md says what a run needs"],
+        )
     return [_learn(name, mine) for name, mine in usable.items()]
 
 
@@ -115,8 +152,13 @@ def _learn(runtime: str, rows: Sequence[Prepared]) -> Learned:
     rates = fitted(rows, shipped)
     numbers = {id(row.case): k for k, row in enumerate(rows)}
     unseen, _ = held_out(list(rows), shipped, lambda c: numbers[id(c)])
-    off = [[abs(s / measured(row.case) - 1) for s, row in zip(priced, rows, strict=True)] for priced in ([r.step_s() for r in rows], unseen)]
-    return Learned(runtime, shipped, rates, standard_errors(rows, rates), tuple(off[0]), tuple(off[1]))
+    off = [
+        [abs(s / measured(row.case) - 1) for s, row in zip(priced, rows, strict=True)]
+        for priced in ([r.step_s() for r in rows], unseen)
+    ]
+    return Learned(
+        runtime, shipped, rates, standard_errors(rows, rates), tuple(off[0]), tuple(off[1])
+    )
 
 
 def measured(case: Case) -> float:
@@ -126,14 +168,17 @@ def measured(case: Case) -> float:
 
 
 def standard_errors(rows: Sequence[Prepared], rates: Rates) -> dict[str, float]:
-    """Relative standard error of each fitted rate: sqrt of the diagonal of (J'J / s^2 + prior)^-1, J the slopes of log price by log rate."""
+    """Relative standard error of each fitted rate: sqrt of the diagonal of (J'J / s^2 + prior)^-1,
+    J the slopes of log price by log rate."""
     now = np.log([row.step_s(rates) for row in rows])
     slopes = []
     for name in WIDTHS:
         moved = Rates(**{**asdict(rates), name: getattr(rates, name) * float(np.exp(STEP))})
         slopes.append((np.log([row.step_s(moved) for row in rows]) - now) / STEP)
     jac = np.stack(slopes, 1)
-    covariance = np.linalg.inv(jac.T @ jac / SPREAD**2 + np.diag(np.array(list(WIDTHS.values())) ** -2.0))
+    covariance = np.linalg.inv(
+        jac.T @ jac / SPREAD**2 + np.diag(np.array(list(WIDTHS.values())) ** -2.0)
+    )
     return dict(zip(WIDTHS, (float(x) for x in np.sqrt(np.diag(covariance))), strict=True))
 
 
@@ -146,7 +191,14 @@ def table(learned: Sequence[Learned], hardware: str, name: str, runs: str) -> di
     kept = {k: dict(out.get(k, {})) for k in ("measured", "rates", "sources", "uncertainty")}
     kept["measured"]["runs"] = runs
     for x in learned:
-        kept["rates"][x.runtime] = {f.name: float(f"{getattr(x.rates, f.name):.5g}") for f in fields(Rates)}
-        kept["sources"][f"rates.{x.runtime}"] = f"fitted to {len(x.before)} runs; of runs left out the median error is {median(x.after):.1%}, {median(x.before):.1%} as shipped"
-        kept["uncertainty"] |= {f"rates.{x.runtime}.{k}": float(f"{min(e, 1.0):.2g}") for k, e in x.errors.items()}
+        kept["rates"][x.runtime] = {
+            f.name: float(f"{getattr(x.rates, f.name):.5g}") for f in fields(Rates)
+        }
+        kept["sources"][f"rates.{x.runtime}"] = (
+            f"fitted to {len(x.before)} runs; of runs left out the median error is"
+            f" {median(x.after):.1%}, {median(x.before):.1%} as shipped"
+        )
+        kept["uncertainty"] |= {
+            f"rates.{x.runtime}.{k}": float(f"{min(e, 1.0):.2g}") for k, e in x.errors.items()
+        }
     return out | kept

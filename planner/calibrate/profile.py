@@ -1,7 +1,10 @@
-"""Figures -> a device file. What was measured has its source and standard error; what one process cannot measure is taken from a device that ships, and says so.
+"""Figures -> a device file. What was measured has its source and standard error; what one process
+cannot measure is taken from a device that ships, and says so.
 
-On a known accelerator peaks and bandwidths stay those of the data sheet and what was measured becomes the share of them that is reached: more than all of a
-data sheet is an error (another device, or a clock that lies). A CPU has no data sheet: its best measured rates stand in, and the shares are of those.
+On a known accelerator peaks and bandwidths stay those of the data sheet and what was measured
+becomes the share of them that is reached: more than all of a data sheet is an error (another
+device, or a clock that lies). A CPU has no data sheet: its best measured rates stand in, and the
+shares are of those.
 """
 
 from __future__ import annotations
@@ -18,8 +21,21 @@ from planner.calibrate.fit import Estimate, Figures, LinkFit
 from planner.calibrate.measure import Measured
 from planner.errors import PlanError
 
-KNOWN = (("H100", "h100-sxm"), ("H200", "h200-sxm"), ("B200", "b200"), ("A100-SXM4-40GB", "a100-40gb"), ("A100", "a100-80gb"), ("V100", "v100-32gb"), ("MI300X", "mi300x"),
-         ("TPU v4", "tpu-v4"), ("TPU v5 lite", "tpu-v5e"), ("TPU v5", "tpu-v5p"), ("TPU v6", "tpu-v6e"), ("TPU7x", "tpu-v7x"), ("cpu", "cpu"))  # fmt: skip
+KNOWN = (
+    ("H100", "h100-sxm"),
+    ("H200", "h200-sxm"),
+    ("B200", "b200"),
+    ("A100-SXM4-40GB", "a100-40gb"),
+    ("A100", "a100-80gb"),
+    ("V100", "v100-32gb"),
+    ("MI300X", "mi300x"),
+    ("TPU v4", "tpu-v4"),
+    ("TPU v5 lite", "tpu-v5e"),
+    ("TPU v5", "tpu-v5p"),
+    ("TPU v6", "tpu-v6e"),
+    ("TPU7x", "tpu-v7x"),
+    ("cpu", "cpu"),
+)
 """Part of jax's name of a device -> the file that ships for it; the first match counts."""
 MOST_OF_SHEET = 1.05
 """Of a data sheet's figure: clocks above the nominal one reach a little more."""
@@ -27,70 +43,177 @@ Table = dict[str, Any]
 
 
 def shipped_name(device_kind: str) -> str:
-    """The shipped file of a device as jax names it. Raises PlanError P183 for one that is not known."""
+    """The shipped file of a device as jax names it. Raises PlanError P183 for one that is not
+    known."""
     for word, name in KNOWN:
         if word.lower() in device_kind.lower():
             return name
-    raise PlanError("P183", f"no file ships for {device_kind!r}", help=["--hardware NAME: the device whose data sheet it has (`plan hardware` lists them)"])
+    raise PlanError(
+        "P183",
+        f"no file ships for {device_kind!r}",
+        help=["--hardware NAME: the device whose data sheet it has (`plan hardware` lists them)"],
+    )
 
 
 def table(figures: Figures, measured: Measured, base: Device, name: str) -> Table:
-    """The content of a device file (costmodels.hardware.device). Raises PlanError P184 where figures exceed the data sheet of `base`."""
+    """The content of a device file (costmodels.hardware.device). Raises PlanError P184 where
+    figures exceed the data sheet of `base`."""
     host = measured.kind == "cpu"
-    main = next(k for k in (("float32",) if host else ("bfloat16", "float16", "float32")) if k in base.peak_flops_per_s)
+    main = next(
+        k
+        for k in (("float32",) if host else ("bfloat16", "float16", "float32"))
+        if k in base.peak_flops_per_s
+    )
     peak = figures.rate.value if host else base.peak_flops_per_s[main]
     memory = max(figures.fastest_memory, figures.memory.value) if host else base.memory_bytes_per_s
-    peaks = {main: peak} | {k: peak * e.value for k, e in figures.others.items()} if host else dict(base.peak_flops_per_s)
-    sources = {"node_size": "devices that were measured together", "matmul.efficiency": _said(figures.rate, "products of rising size, all devices at once"),
-               "attention.efficiency": _said(figures.attention, "softmax attention with scores kept whole"), "memory.efficiency": _said(figures.memory, "arrays scaled and summed"),
-               "kernel.launch": _said(figures.launch, "a chain of products of 8 x 8")}  # fmt: skip
+    peaks = (
+        {main: peak} | {k: peak * e.value for k, e in figures.others.items()}
+        if host
+        else dict(base.peak_flops_per_s)
+    )
+    sources = {
+        "node_size": "devices that were measured together",
+        "matmul.efficiency": _said(figures.rate, "products of rising size, all devices at once"),
+        "attention.efficiency": _said(
+            figures.attention, "softmax attention with scores kept whole"
+        ),
+        "memory.efficiency": _said(figures.memory, "arrays scaled and summed"),
+        "kernel.launch": _said(figures.launch, "a chain of products of 8 x 8"),
+    }
     guessed: dict[str, str] = {}
-    errors = {"matmul.efficiency": figures.rate, "attention.efficiency": figures.attention, "memory.efficiency": figures.memory, "kernel.launch": figures.launch}
+    errors = {
+        "matmul.efficiency": figures.rate,
+        "attention.efficiency": figures.attention,
+        "memory.efficiency": figures.memory,
+        "kernel.launch": figures.launch,
+    }
     sheet = "best measured rate" if host else f"as the file of {base.name}"
     sources |= {f"peak.{k}": sheet for k in peaks} | {"memory.bandwidth": sheet}
     for k, e in figures.others.items() if host else ():
-        sources[f"peak.{k}"], errors[f"peak.{k}"] = _said(e, f"its products beside those of {main}"), e
+        sources[f"peak.{k}"], errors[f"peak.{k}"] = (
+            _said(e, f"its products beside those of {main}"),
+            e,
+        )
     out: Table = {
-        "name": name, "kind": measured.kind, "node_size": measured.node_size, "date": time.strftime("%Y-%m-%d"),
-        "measured": {"host": socket.gethostname(), "device": measured.device, "devices": measured.devices, "cores": os.cpu_count() or 1, "jax": measured.jax},
+        "name": name,
+        "kind": measured.kind,
+        "node_size": measured.node_size,
+        "date": time.strftime("%Y-%m-%d"),
+        "measured": {
+            "host": socket.gethostname(),
+            "device": measured.device,
+            "devices": measured.devices,
+            "cores": os.cpu_count() or 1,
+            "jax": measured.jax,
+        },
         "peak": {k: _flops(v) for k, v in peaks.items()},
-        "matmul": {"flops": [float(f"{x:.6g}") for x, _ in figures.curve], "efficiency": [_share(y / peak, "products", base) for _, y in figures.curve]},
-        "attention": {"efficiency": _share(min(1.0, figures.attention.value * figures.rate.value / peak), "attention", base)},
-        "memory": {"capacity": _bytes(_capacity(measured, base)), "context": _bytes(base.context_bytes), "bandwidth": _rate(memory),
-                   "efficiency": _share(figures.memory.value / memory, "memory", base), **({"tile": list(base.tile)} if base.tile else {})},
+        "matmul": {
+            "flops": [float(f"{x:.6g}") for x, _ in figures.curve],
+            "efficiency": [_share(y / peak, "products", base) for _, y in figures.curve],
+        },
+        "attention": {
+            "efficiency": _share(
+                min(1.0, figures.attention.value * figures.rate.value / peak), "attention", base
+            )
+        },
+        "memory": {
+            "capacity": _bytes(_capacity(measured, base)),
+            "context": _bytes(base.context_bytes),
+            "bandwidth": _rate(memory),
+            "efficiency": _share(figures.memory.value / memory, "memory", base),
+            **({"tile": list(base.tile)} if base.tile else {}),
+        },
         "kernel": {"launch": _time(figures.launch.value)},
-    }  # fmt: skip
-    sources["memory.capacity"] = f"host memory / {measured.devices} devices" if host else "as the file of " + base.name
-    guessed |= {f"memory.{k}": f"as the file of {base.name}" for k in ("context", "tile") if k in out["memory"]}
-    for link, found, shipped in (("inner", figures.inner, base.inner), ("outer", figures.outer, base.outer)):
+    }
+    sources["memory.capacity"] = (
+        f"host memory / {measured.devices} devices" if host else "as the file of " + base.name
+    )
+    guessed |= {
+        f"memory.{k}": f"as the file of {base.name}"
+        for k in ("context", "tile")
+        if k in out["memory"]
+    }
+    for link, found, shipped in (
+        ("inner", figures.inner, base.inner),
+        ("outer", figures.outer, base.outer),
+    ):
         out[link], more, unsure = _link_table(link, found, shipped, base, host, figures.inner)
         errors |= more
-        sources |= {f"{link}.{k}": _said(e, "collectives over group sizes and payloads") for k, e in ((k.partition(".")[2], e) for k, e in more.items())}
+        sources |= {
+            f"{link}.{k}": _said(e, "collectives over group sizes and payloads")
+            for k, e in ((k.partition(".")[2], e) for k, e in more.items())
+        }
         guessed |= unsure
     out["host"] = {"bandwidth": _rate(memory if host else base.host_bytes_per_s)}
-    (sources if host else guessed)["host.bandwidth"] = "device memory is host memory" if host else f"as the file of {base.name}, not measured"
-    return out | {"sources": sources, "guessed": guessed, "uncertainty": {k: float(f"{e.error:.2g}") for k, e in errors.items()}}
+    (sources if host else guessed)["host.bandwidth"] = (
+        "device memory is host memory" if host else f"as the file of {base.name}, not measured"
+    )
+    return out | {
+        "sources": sources,
+        "guessed": guessed,
+        "uncertainty": {k: float(f"{e.error:.2g}") for k, e in errors.items()},
+    }
 
 
-def _link_table(name: str, found: LinkFit | None, shipped: Link, base: Device, host: bool, inner: LinkFit | None) -> tuple[Table, dict[str, Estimate], dict[str, str]]:
+def _link_table(
+    name: str, found: LinkFit | None, shipped: Link, base: Device, host: bool, inner: LinkFit | None
+) -> tuple[Table, dict[str, Estimate], dict[str, str]]:
     """(a link's table, estimates by "link.key", guesses by "link.key")."""
     if found is None or shipped.kind == "torus":
         same = host and inner is not None and name == "outer"
-        link = Link(inner.bandwidth.value, 1.0, inner.latency.value) if same and inner is not None else shipped
-        why = "one node was measured; as its inner link" if same else f"not measured; as the file of {base.name}"
-        out: Table = {"bandwidth": _rate(link.bandwidth_bytes_per_s), "efficiency": link.efficiency, "latency": _time(link.latency_s)}
+        link = (
+            Link(inner.bandwidth.value, 1.0, inner.latency.value)
+            if same and inner is not None
+            else shipped
+        )
+        why = (
+            "one node was measured; as its inner link"
+            if same
+            else f"not measured; as the file of {base.name}"
+        )
+        out: Table = {
+            "bandwidth": _rate(link.bandwidth_bytes_per_s),
+            "efficiency": link.efficiency,
+            "latency": _time(link.latency_s),
+        }
         if name == "inner":
-            out |= {"kind": link.kind} if link.kind != "torus" else {"torus_dims": link.torus_dims, "torus_pod": list(link.torus_pod)}
-        return out, {}, dict.fromkeys((f"{name}.bandwidth", f"{name}.efficiency", f"{name}.latency"), why)
+            out |= (
+                {"kind": link.kind}
+                if link.kind != "torus"
+                else {"torus_dims": link.torus_dims, "torus_pod": list(link.torus_pod)}
+            )
+        return (
+            out,
+            {},
+            dict.fromkeys((f"{name}.bandwidth", f"{name}.efficiency", f"{name}.latency"), why),
+        )
     sheet = found.bandwidth.value if host else shipped.bandwidth_bytes_per_s
-    out = {"bandwidth": _rate(sheet), "efficiency": _share(found.bandwidth.value / sheet, f"the {name} link", base), "latency": _time(found.latency.value)}
+    out = {
+        "bandwidth": _rate(sheet),
+        "efficiency": _share(found.bandwidth.value / sheet, f"the {name} link", base),
+        "latency": _time(found.latency.value),
+    }
     errors = {f"{name}.efficiency": found.bandwidth, f"{name}.latency": found.latency}
     if name == "inner":
         out["kind"] = found.kind
     if found.bus and found.bus_latency and name == "inner":
-        out |= {"all_reduce_bandwidth": _rate(found.bus.value), "all_reduce_latency": _time(found.bus_latency.value)}
-        errors |= {"inner.all_reduce_bandwidth": found.bus, "inner.all_reduce_latency": found.bus_latency}
-    return out, errors, {f"{name}.bandwidth": "what was measured, efficiency included" if host else f"as the file of {base.name}"}
+        out |= {
+            "all_reduce_bandwidth": _rate(found.bus.value),
+            "all_reduce_latency": _time(found.bus_latency.value),
+        }
+        errors |= {
+            "inner.all_reduce_bandwidth": found.bus,
+            "inner.all_reduce_latency": found.bus_latency,
+        }
+    return (
+        out,
+        errors,
+        {
+            f"{name}.bandwidth": (
+                "what was measured, efficiency included" if host else f"as the file of {base.name}"
+            )
+        },
+    )
 
 
 def _capacity(measured: Measured, base: Device) -> int:
@@ -101,7 +224,11 @@ def _capacity(measured: Measured, base: Device) -> int:
 
 def _share(value: float, what: str, base: Device) -> float:
     if not 0 < value <= MOST_OF_SHEET:
-        raise PlanError("P184", f"{what}: {value:.3g} of what the file of {base.name} calls all there is", help=["--hardware with the device that this is"])
+        raise PlanError(
+            "P184",
+            f"{what}: {value:.3g} of what the file of {base.name} calls all there is",
+            help=["--hardware with the device that this is"],
+        )
     return float(f"{min(value, 1.0):.4g}")
 
 
@@ -126,7 +253,8 @@ def _time(value: float) -> str:
 
 
 def text(content: Mapping[str, Any], title: str) -> str:
-    """A device file as TOML, checked by reading it back as `--hardware` does. Raises PlanError P180 for what no device can be."""
+    """A device file as TOML, checked by reading it back as `--hardware` does. Raises PlanError P180
+    for what no device can be."""
     lines = [f"# {title}"]
     lines += [f"{key} = {_value(v)}" for key, v in content.items() if not isinstance(v, Mapping)]
     for key, rows in content.items():
@@ -136,13 +264,22 @@ def text(content: Mapping[str, Any], title: str) -> str:
     try:
         from_table(tomllib.loads(out), "the profile")
     except DeviceError as e:
-        raise PlanError("P180", "what was measured makes no device file", detail=[str(e)], help=["run again when the machine does nothing else, without --quick"]) from e
+        raise PlanError(
+            "P180",
+            "what was measured makes no device file",
+            detail=[str(e)],
+            help=["run again when the machine does nothing else, without --quick"],
+        ) from e
     return out
 
 
 def _section(key: str, rows: Mapping[str, Any]) -> list[str]:
     inner = {k: v for k, v in rows.items() if isinstance(v, Mapping)}
-    plain = [f"{k if k.isidentifier() else _value(k)} = {_value(v)}" for k, v in rows.items() if k not in inner]
+    plain = [
+        f"{k if k.isidentifier() else _value(k)} = {_value(v)}"
+        for k, v in rows.items()
+        if k not in inner
+    ]
     lines = ["", f"[{key}]", *plain] if plain else []
     for k, v in inner.items():
         lines += _section(f"{key}.{k}", v)
@@ -155,4 +292,3 @@ def _value(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_value(v) for v in value) + "]"
     return repr(value)
-

@@ -1,10 +1,13 @@
-"""The cases as JAX programs: one `shard_map` over all devices whose body runs a case `turns` times, each on the result of the time before.
+"""The cases as JAX programs: one `shard_map` over all devices whose body runs a case `turns` times,
+each on the result of the time before.
 
     seconds of one run = (time of turns + 1 runs - time of 1 run) / turns
 
-so that dispatch and the way back to Python cancel. Virtual devices of a host are measured by what they take of its cores: when all of them work, one that waits for another
-leaves its core to a third, and what other processes take of the machine does not count. The number of turns is an argument of the compiled program. Values stay finite:
-products are with a matrix whose rows sum to one, sums over devices are of zeros.
+so that dispatch and the way back to Python cancel. Virtual devices of a host are measured by what
+they take of its cores: when all of them work, one that waits for another leaves its core to a
+third, and what other processes take of the machine does not count. The number of turns is an
+argument of the compiled program. Values stay finite: products are with a matrix whose rows sum to
+one, sums over devices are of zeros.
 """
 
 from __future__ import annotations
@@ -46,7 +49,8 @@ class Timed:
     """That virtual devices share; 0 for devices of their own."""
 
     def seconds(self, turns: int) -> float:
-        """Time of so many runs, dispatch included: on the clock, or what they take of the cores that virtual devices share."""
+        """Time of so many runs, dispatch included: on the clock, or what they take of the cores
+        that virtual devices share."""
         clock = time.process_time if self.cores else time.perf_counter
         start = clock()
         jax.block_until_ready(self.run(turns, *self.arguments))
@@ -61,15 +65,23 @@ class Timed:
 def build(case: Case, devices: list[Any]) -> Timed:
     """The program of a case over all the devices, compiled."""
     n = len(devices)
-    mesh = Mesh(np.array(devices).reshape(n // (case.members * case.stride), case.members, case.stride), ALL)
-    body, shape, other = _exchange(case) if case.kind in KINDS and devices[0].platform == "cpu" else _body(case)
+    mesh = Mesh(
+        np.array(devices).reshape(n // (case.members * case.stride), case.members, case.stride), ALL
+    )
+    body, shape, other = (
+        _exchange(case) if case.kind in KINDS and devices[0].platform == "cpu" else _body(case)
+    )
     spread = NamedSharding(mesh, P(ALL))
 
     def local(turns: Any, x: Any, w: Any) -> Any:
         x, w = x[0], w[0]
         return lax.fori_loop(0, turns, lambda _, y: body(y, w), x)[None]
 
-    program = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=(P(), P(ALL), P(ALL)), out_specs=P(ALL), check_vma=False))
+    program = jax.jit(
+        jax.shard_map(
+            local, mesh=mesh, in_specs=(P(), P(ALL), P(ALL)), out_specs=P(ALL), check_vma=False
+        )
+    )
     x = jax.device_put(jnp.zeros((n, *shape), case.dtype), spread)
     w = jax.device_put(jnp.broadcast_to(other, (n, *other.shape)).astype(case.dtype), spread)
     done = program.lower(jnp.int32(1), x, w).compile()
@@ -82,14 +94,26 @@ def _body(case: Case) -> tuple[Body, tuple[int, ...], Any]:
     if case.kind == "tiny":
         return _chain, (TINY, TINY), jnp.full((TINY, TINY), 1.0 / TINY)
     if case.kind == "matmul":
-        return lambda x, w: (x @ w).astype(x.dtype), (case.rows, case.edge), jnp.full((case.edge, case.edge), 1.0 / case.edge)
+        return (
+            lambda x, w: (x @ w).astype(x.dtype),
+            (case.rows, case.edge),
+            jnp.full((case.edge, case.edge), 1.0 / case.edge),
+        )
     if case.kind == "attention":
         return _attend, (HEADS, case.rows, case.edge), jnp.zeros((1,))
     item = ITEM_BYTES[case.dtype]
     if case.kind == "stream":
         return lambda x, w: x * w[0] + w[1], (case.size_bytes // 2 // item,), jnp.array([0.5, 1.0])
-    if case.kind == "reduce":  # the first element depends on the sum, so that no run can be left out or moved out of the loop
-        return lambda x, w: x.at[0].set(jnp.sum(jnp.maximum(x, x[0])) * w[0]), (case.size_bytes // item,), jnp.zeros(1)
+    if (
+        case.kind == "reduce"
+        # the first element depends on the sum, so that no run can be left out or moved out of the
+        # loop
+    ):
+        return (
+            lambda x, w: x.at[0].set(jnp.sum(jnp.maximum(x, x[0])) * w[0]),
+            (case.size_bytes // item,),
+            jnp.zeros(1),
+        )
     return _collective(case, case.size_bytes // item)
 
 
@@ -100,29 +124,40 @@ def _chain(x: Any, w: Any) -> Any:
 
 
 def _attend(x: Any, _: Any) -> Any:
-    scores = jnp.einsum("hsd,htd->hst", x, x, preferred_element_type=jnp.float32) * x.shape[-1] ** -0.5
+    scores = (
+        jnp.einsum("hsd,htd->hst", x, x, preferred_element_type=jnp.float32) * x.shape[-1] ** -0.5
+    )
     return jnp.einsum("hst,htd->hsd", jax.nn.softmax(scores, -1).astype(x.dtype), x)
 
 
 def _collective(case: Case, elements: int) -> tuple[Body, tuple[int, ...], Any]:
-    """A collective of that many elements of payload. Its result is put where the next run reads it."""
+    """A collective of that many elements of payload. Its result is put where the next run reads
+    it."""
     n = case.members
     elements -= elements % n
     piece, none = elements // n, jnp.zeros(1)
     bodies: dict[str, tuple[Body, int]] = {
         "all-reduce": (lambda x, _: lax.psum(x, "group"), elements),
         "all-gather": (lambda x, _: lax.all_gather(x, "group", tiled=True)[:piece], piece),
-        "reduce-scatter": (lambda x, _: x.at[:piece].set(lax.psum_scatter(x, "group", tiled=True)), elements),
+        "reduce-scatter": (
+            lambda x, _: x.at[:piece].set(lax.psum_scatter(x, "group", tiled=True)),
+            elements,
+        ),
         "all-to-all": (lambda x, _: lax.all_to_all(x, "group", 0, 0, tiled=True), elements),
-        "collective-permute": (lambda x, _: lax.ppermute(x, "group", [(i, (i + 1) % n) for i in range(n)]), elements),
+        "collective-permute": (
+            lambda x, _: lax.ppermute(x, "group", [(i, (i + 1) % n) for i in range(n)]),
+            elements,
+        ),
     }
     body, size = bodies[case.kind]
     return body, (size,), none
 
 
 def _exchange(case: Case) -> tuple[Body, tuple[int, ...], Any]:
-    """A collective between virtual devices, over the middle dim of [LEAD, rows, WIDTH] as programs have it between their layers: XLA's CPU back end puts the dim that is cut
-    first, and copies the payload for it. One element of the result goes where the next run reads it."""
+    """A collective between virtual devices, over the middle dim of [LEAD, rows, WIDTH] as programs
+    have it between their layers: XLA's CPU back end puts the dim that is cut first, and copies the
+    payload for it. One element of the result goes where the next run reads it.
+    """
     n = case.members
     lead = max(LEAD, n)
     width = max(1, min(WIDTH, case.size_bytes // ITEM_BYTES[case.dtype] // (lead * n)))
@@ -132,7 +167,9 @@ def _exchange(case: Case) -> tuple[Body, tuple[int, ...], Any]:
         "all-gather": lambda x: lax.all_gather(x, "group", axis=1, tiled=True),
         "reduce-scatter": lambda x: lax.psum_scatter(x, "group", scatter_dimension=1, tiled=True),
         "all-to-all": lambda x: lax.all_to_all(x, "group", 0, 1, tiled=True),
-        "collective-permute": lambda x: lax.ppermute(x, "group", [(i, (i + 1) % n) for i in range(n)]),
+        "collective-permute": lambda x: lax.ppermute(
+            x, "group", [(i, (i + 1) % n) for i in range(n)]
+        ),
     }
     shape = (lead, rows if case.kind == "all-gather" else rows * n, width)
     return lambda x, _: x.at[0, 0, 0].set(send[case.kind](x)[0, 0, 0]), shape, jnp.zeros(1)

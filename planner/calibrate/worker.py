@@ -1,5 +1,6 @@
-"""The process that measures: `python -m planner.calibrate.worker REQUEST ANSWER` (both JSON). Rounds go through all cases, so that a disturbance of the
-machine falls on a round of everything and not on one case; of each case the least of the rounds counts.
+"""The process that measures: `python -m planner.calibrate.worker REQUEST ANSWER` (both JSON).
+Rounds go through all cases, so that a disturbance of the machine falls on a round of everything and
+not on one case; of each case the least of the rounds counts.
 """
 
 from __future__ import annotations
@@ -18,26 +19,38 @@ LEAST_TURNS, MOST_TURNS = 4, 4096
 
 
 def prepare(program: Timed, target_s: float) -> None:
-    """Choose how often a case runs in one timing: such that the runs, and not what is around them, take about target_s. A pause of the machine makes one timing
-    long and not two: the shorter counts."""
+    """Choose how often a case runs in one timing: such that the runs, and not what is around them,
+    take about target_s. A pause of the machine makes one timing long and not two: the shorter
+    counts."""
     program.seconds(1)
     program.turns = LEAST_TURNS
     while program.turns < MOST_TURNS:
-        taken = min(program.seconds(1 + program.turns) for _ in range(2)) - min(program.seconds(1) for _ in range(2))
+        taken = min(program.seconds(1 + program.turns) for _ in range(2)) - min(
+            program.seconds(1) for _ in range(2)
+        )
         if taken > target_s / 2:
             break
         program.turns = min(MOST_TURNS, program.turns * (4 if taken < target_s / 8 else 2))
 
 
 def summary(program: Timed, short: list[float], long: list[float]) -> Sample:
-    """Seconds of one run: what many runs take less what one takes, of both the least of the rounds, since disturbances only add. Spread: half the distance between
-    the quartiles of the former over its median, which says how disturbed the machine was."""
+    """Seconds of one run: what many runs take less what one takes, of both the least of the rounds,
+    since disturbances only add. Spread: half the distance between the quartiles of the former over
+    its median, which says how disturbed the machine was."""
     low, middle, high = quantiles(long, n=4, method="inclusive")
-    return Sample(program.case, (min(long) - min(short)) / program.turns / program.kernels, (high - low) / 2 / middle, len(long))
+    return Sample(
+        program.case,
+        (min(long) - min(short)) / program.turns / program.kernels,
+        (high - low) / 2 / middle,
+        len(long),
+    )
 
 
-def measure(devices: list[Any], node_size: int, kind: str, quick: bool, deadline: float) -> list[Sample]:
-    """Samples of every case, after as many rounds as are asked for, or fewer (three at least) when time runs out."""
+def measure(
+    devices: list[Any], node_size: int, kind: str, quick: bool, deadline: float
+) -> list[Sample]:
+    """Samples of every case, after as many rounds as are asked for, or fewer (three at least) when
+    time runs out."""
     programs = [build(case, devices) for case in cases(len(devices), node_size, kind, quick)]
     for program in programs:
         prepare(program, 0.015 if quick else 0.05)
@@ -47,7 +60,10 @@ def measure(devices: list[Any], node_size: int, kind: str, quick: bool, deadline
         rounds = [(program.seconds(1), program.seconds(1 + program.turns)) for program in programs]
         short.append([s for s, _ in rounds])
         long.append([t for _, t in rounds])
-    return [summary(program, [times[i] for times in short], [times[i] for times in long]) for i, program in enumerate(programs)]
+    return [
+        summary(program, [times[i] for times in short], [times[i] for times in long])
+        for i, program in enumerate(programs)
+    ]
 
 
 def main(request: str, answer: str) -> None:
@@ -62,10 +78,19 @@ def main(request: str, answer: str) -> None:
     first = devices[0]
     kind = first.platform if first.platform in ("cpu", "tpu") else "gpu"
     node_size = asked["node_size"] or len(devices)
-    samples = measure(devices, node_size, kind, asked["quick"], time.monotonic() + asked["time_limit_s"])
+    samples = measure(
+        devices, node_size, kind, asked["quick"], time.monotonic() + asked["time_limit_s"]
+    )
     stats = first.memory_stats() or {} if kind != "cpu" else {}
-    told = {"kind": kind, "device": first.device_kind, "devices": len(devices), "node_size": node_size, "jax": jax.__version__,
-            "memory_bytes": int(stats.get("bytes_limit", 0)), "samples": [s.to_json() for s in samples]}  # fmt: skip
+    told = {
+        "kind": kind,
+        "device": first.device_kind,
+        "devices": len(devices),
+        "node_size": node_size,
+        "jax": jax.__version__,
+        "memory_bytes": int(stats.get("bytes_limit", 0)),
+        "samples": [s.to_json() for s in samples],
+    }
     Path(answer).write_text(json.dumps(told))
 
 

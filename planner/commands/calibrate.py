@@ -19,9 +19,21 @@ def run(args: argparse.Namespace) -> int:
     if target.exists() and not args.force:
         raise PlanError("P053", f"{target} exists", help=["-o another file, or --force"])
     if args.runs:
-        given = [name for name, value in (("--devices", args.devices), ("--node-size", args.node_size), ("--quick", args.quick)) if value]
+        given = [
+            name
+            for name, value in (
+                ("--devices", args.devices),
+                ("--node-size", args.node_size),
+                ("--quick", args.quick),
+            )
+            if value
+        ]
         if given:
-            raise PlanError("P182", f"--runs measures nothing here: {given[0]} says nothing to it", help=["leave it out"])
+            raise PlanError(
+                "P182",
+                f"--runs measures nothing here: {given[0]} says nothing to it",
+                help=["leave it out"],
+            )
         return _learn(args, target)
     return _measure(args, target)
 
@@ -37,13 +49,19 @@ def _measure(args: argparse.Namespace, target: Path) -> int:
     measured = measure(args.devices, args.node_size, args.quick, console.say)
     base = device(args.hardware or shipped_name(measured.device))
     figures = fit(measured.samples, measured.kind, measured.devices, measured.node_size)
-    content = text(table(figures, measured, base, target.stem), f"Measured by `plan calibrate`; docs/calibrate.md says how. {len(measured.samples)} samples.")
+    content = text(
+        table(figures, measured, base, target.stem),
+        f"Measured by `plan calibrate`; docs/calibrate.md says how. {len(measured.samples)}"
+        " samples.",
+    )
     write_atomically(target, content)
     console.data(describe(device(str(target)), console.width()))
     for name, link in (("inner", figures.inner), ("outer", figures.outer)):
         if link:
             console.say(_link_line(name, link))
-    console.say(f"wrote {target}   next: plan MODEL --devices {measured.devices} --hardware {target}")
+    console.say(
+        f"wrote {target}   next: plan MODEL --devices {measured.devices} --hardware {target}"
+    )
     return 0
 
 
@@ -60,11 +78,17 @@ def _learn(args: argparse.Namespace, target: Path) -> int:
     rows, left = prepared(read(Path(args.runs)), args.hardware or "")
     learned = learn(rows, left)
     name = args.hardware or rows[0].case.topology.device.name
-    content = text(table(learned, name, target.stem, Path(args.runs).name), "Learned by `plan calibrate --runs`; docs/calibrate.md says how.")
+    content = text(
+        table(learned, name, target.stem, Path(args.runs).name),
+        "Learned by `plan calibrate --runs`; docs/calibrate.md says how.",
+    )
     write_atomically(target, content)
     for x in learned:
         console.data("\n".join((x.line(), *(f"  {rate:<12}{change}" for rate, change in x.rows()))))
     for why, n in left.items():
         console.say(f"left out: {n} runs: {why}")
-    console.say(f"wrote {target}   next: plan MODEL --devices N --hardware {target} --runtime {learned[0].runtime}")
+    console.say(
+        f"wrote {target}   next: plan MODEL --devices N --hardware {target} --runtime"
+        f" {learned[0].runtime}"
+    )
     return 0

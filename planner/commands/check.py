@@ -18,10 +18,19 @@ FINDING = 1
 
 
 def refuse_missing(baseline: Strategy, source: str, against: str) -> None:
-    """Raises PlanError P101 where there is no such file and one beside it holds the baseline's model."""
-    if not source.startswith("zoo:") and not Path(source).exists() and (found := files.renamed(baseline, source)):
-        raise PlanError("P101", f"there is no file {source!r}", detail=[f"{found[0]!r} holds the model that {against} was made for"],
-                        help=[f"plan check {found[0]} --against {against}"])  # fmt: skip
+    """Raises PlanError P101 where there is no such file and one beside it holds the baseline's
+    model."""
+    if (
+        not source.startswith("zoo:")
+        and not Path(source).exists()
+        and (found := files.renamed(baseline, source))
+    ):
+        raise PlanError(
+            "P101",
+            f"there is no file {source!r}",
+            detail=[f"{found[0]!r} holds the model that {against} was made for"],
+            help=[f"plan check {found[0]} --against {against}"],
+        )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -35,8 +44,19 @@ def run(args: argparse.Namespace) -> int:
     allowed, known = tolerances(args.tolerance), cache(args)
     baseline = files.load(args.against)
     refuse_missing(baseline, args.model, args.against)
-    report = check(baseline, args.model, tolerance=allowed, budget=args.budget, baseline=args.against, cache=known)
-    said = text(report, console.width(), console.colour(sys.stdout)) if args.format == "text" else FORMATS[args.format](report)
+    report = check(
+        baseline,
+        args.model,
+        tolerance=allowed,
+        budget=args.budget,
+        baseline=args.against,
+        cache=known,
+    )
+    said = (
+        text(report, console.width(), console.colour(sys.stdout))
+        if args.format == "text"
+        else FORMATS[args.format](report)
+    )
     console.data(said)
     tell(known)
     return NO_PLAN if "best" in report.reasons else 0 if report.ok else FINDING

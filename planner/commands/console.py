@@ -1,4 +1,5 @@
-"""The terminal: stdout is data, stderr is talk; colour and the live line only where a person looks, and NO_COLOR is honoured."""
+"""The terminal: stdout is data, stderr is talk; colour and the live line only where a person looks,
+and NO_COLOR is honoured."""
 
 from __future__ import annotations
 
@@ -20,7 +21,11 @@ NARROWEST, WIDEST, USUAL = 60, 140, 100
 def width() -> int:
     """Columns to write for: the terminal's (or COLUMNS), within reason; 100 when nobody says."""
     known = sys.stdout.isatty() or os.environ.get("COLUMNS")
-    return max(NARROWEST, min(WIDEST, shutil.get_terminal_size((USUAL, 24)).columns)) if known else USUAL
+    return (
+        max(NARROWEST, min(WIDEST, shutil.get_terminal_size((USUAL, 24)).columns))
+        if known
+        else USUAL
+    )
 
 
 def colour(stream: TextIO) -> bool:
@@ -46,9 +51,11 @@ def _write(stream: TextIO, text: str) -> None:
 
 
 class Live:
-    """One line that tells how a search (or what else `doing` says) stands: incumbent, bound, gap and seconds. `report` is the search's progress callback.
+    """One line that tells how a search (or what else `doing` says) stands: incumbent, bound, gap
+    and seconds. `report` is the search's progress callback.
 
-    interrupted: whether Ctrl-C was pressed. The first one is the search's to catch; it writes the best plan so far.
+    interrupted: whether Ctrl-C was pressed. The first one is the search's to catch; it writes the
+    best plan so far.
     """
 
     def __init__(self, shown: bool, doing: str = "searching") -> None:

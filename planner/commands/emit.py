@@ -1,4 +1,5 @@
-"""`plan emit` writes the program of a plan and the weights beside it; `plan verify` compiles and runs it."""
+"""`plan emit` writes the program of a plan and the weights beside it; `plan verify` compiles and
+runs it."""
 
 from __future__ import annotations
 
@@ -24,8 +25,23 @@ if TYPE_CHECKING:
     from planner.strategy.strategy import Strategy
 
 MARK = "emitted by meshwright"
-_TYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8",
-          "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"}  # fmt: skip
+_TYPES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint64": "U64",
+    "uint32": "U32",
+    "uint16": "U16",
+    "uint8": "U8",
+    "bool": "BOOL",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+}
 FINDING = 1
 COMPUTE = {"plan": "", "bfloat16": "bfloat16", "float32": "float32"}
 """`--compute` -> dtype; "" is as the plan computes."""
@@ -45,30 +61,52 @@ def run(args: argparse.Namespace) -> int:
 
         made = program(strategy, source, backend=args.backend, unroll=args.unroll)
         if made.constants:
-            raise PlanError("P063", "this program reads constants from a file beside it, so it cannot go to stdout", help=["-o FILE.py"])
+            raise PlanError(
+                "P063",
+                "this program reads constants from a file beside it, so it cannot go to stdout",
+                help=["-o FILE.py"],
+            )
         console.data(made.text)
         return 0
     target = Path(args.output or f"{files.stem(source).replace('-', '_')}.py")
     written = write_program(strategy, source, target, args.backend, args.unroll, args.force)
     large = files.too_large(strategy)
-    run = f"plan verify {args.strategy} (a smaller copy: {large})" if large else f"python {target} --virtual-devices {strategy.topology['devices']}"
+    run = (
+        f"plan verify {args.strategy} (a smaller copy: {large})"
+        if large
+        else f"python {target} --virtual-devices {strategy.topology['devices']}"
+    )
     console.say(f"wrote {', '.join(written)}   next: {run}")
     return 0
 
 
-def write_program(strategy: Strategy, source: str, target: Path, backend: str, unroll: bool, force: bool) -> list[str]:
-    """Write the program and, when it has any, its constants and inline weights as `.safetensors` beside it. Returns the names written.
+def write_program(
+    strategy: Strategy, source: str, target: Path, backend: str, unroll: bool, force: bool
+) -> list[str]:
+    """Write the program and, when it has any, its constants and inline weights as `.safetensors`
+    beside it. Returns the names written.
 
-    Each file is written whole or not at all, the program last. A file that is not an emitted program is kept unless forced.
+    Each file is written whole or not at all, the program last. A file that is not an emitted
+    program is kept unless forced.
     """
     from planner.emit.from_strategy import program
     from planner.strategy.reopen import reopen
 
-    return write_files(lambda weights: program(strategy, source, backend=backend, unroll=unroll, weights_file=weights), lambda: reopen(strategy, source), target, force)
+    return write_files(
+        lambda weights: program(
+            strategy, source, backend=backend, unroll=unroll, weights_file=weights
+        ),
+        lambda: reopen(strategy, source),
+        target,
+        force,
+    )
 
 
-def write_files(make: Callable[[str], Any], open_model: Callable[[], Any], target: Path, force: bool) -> list[str]:
-    """Write a program, made for the name of the file of its weights, and beside it what of the model's weights it needs."""
+def write_files(
+    make: Callable[[str], Any], open_model: Callable[[], Any], target: Path, force: bool
+) -> list[str]:
+    """Write a program, made for the name of the file of its weights, and beside it what of the
+    model's weights it needs."""
     from planner.support.atomic_write import write_atomically
 
     refuse_other(target, force)
@@ -88,12 +126,25 @@ def write_files(make: Callable[[str], Any], open_model: Callable[[], Any], targe
 def refuse_other(target: Path, force: bool) -> None:
     """Refuse to write a program over a file that is none, or where none can be written."""
     if target.exists() and (what := irregular(target.stat().st_mode)):
-        raise PlanError("P056", f"cannot write {str(target)!r}", detail=[what], help=["a file in a folder that exists and is writable"])
+        raise PlanError(
+            "P056",
+            f"cannot write {str(target)!r}",
+            detail=[what],
+            help=["a file in a folder that exists and is writable"],
+        )
     if target.exists() and not force and not (target.is_file() and _ours(target)):
-        raise PlanError("P053", f"{target} exists and was not written by this command", help=["name another file, or --force"])
+        raise PlanError(
+            "P053",
+            f"{target} exists and was not written by this command",
+            help=["name another file, or --force"],
+        )
     if not (target.parent.is_dir() and os.access(target.parent, os.W_OK)):
-        raise PlanError("P056", f"cannot write {str(target)!r}", detail=[f"{target.parent} is no folder one may write in"],
-                        help=["a file in a folder that exists and is writable"])  # fmt: skip
+        raise PlanError(
+            "P056",
+            f"cannot write {str(target)!r}",
+            detail=[f"{target.parent} is no folder one may write in"],
+            help=["a file in a folder that exists and is writable"],
+        )
 
 
 def _ours(path: Path) -> bool:
@@ -105,16 +156,22 @@ def _ours(path: Path) -> bool:
 
 
 def inline_weights(graph: Graph, folder: Path | None) -> list[str]:
-    """Weights whose bytes travel with the program: those inside the model, and external ones that a program cannot read in place."""
+    """Weights whose bytes travel with the program: those inside the model, and external ones that a
+    program cannot read in place."""
     from planner.emit.external import in_place
     from planner.workload.weights import missing
 
     away = set(missing(graph, folder))
-    return [n for n in graph.weights if graph.labels.get(n, n) not in away and not in_place(graph, n)]
+    return [
+        n for n in graph.weights if graph.labels.get(n, n) not in away and not in_place(graph, n)
+    ]
 
 
-def _write_safetensors(path: Path, constants: Mapping[str, Any], graph: Graph, weights: list[str], folder: Path | None) -> None:
-    """The .safetensors format: 8 bytes of header length, the header in JSON, the arrays. One array is in memory at a time."""
+def _write_safetensors(
+    path: Path, constants: Mapping[str, Any], graph: Graph, weights: list[str], folder: Path | None
+) -> None:
+    """The .safetensors format: 8 bytes of header length, the header in JSON, the arrays. One array
+    is in memory at a time."""
     from planner.workload.weights import load_one
 
     def arrays() -> Iterator[tuple[str, np.ndarray]]:
@@ -123,7 +180,10 @@ def _write_safetensors(path: Path, constants: Mapping[str, Any], graph: Graph, w
         for name, value in constants.items():
             yield f"constant/{name}", np.asarray(value)
         for name in weights:
-            yield graph.labels.get(name, name), np.asarray(load_one(graph, name, folder))  # numbers stay without dims
+            yield (
+                graph.labels.get(name, name),
+                np.asarray(load_one(graph, name, folder)),
+            )  # numbers stay without dims
 
     header: dict[str, Any] = {}
     try:
@@ -131,7 +191,11 @@ def _write_safetensors(path: Path, constants: Mapping[str, Any], graph: Graph, w
             for name, array in arrays():
                 low = body.tell()
                 body.write(array.tobytes())
-                header[name] = {"dtype": _TYPES[str(array.dtype)], "shape": list(array.shape), "data_offsets": [low, body.tell()]}
+                header[name] = {
+                    "dtype": _TYPES[str(array.dtype)],
+                    "shape": list(array.shape),
+                    "data_offsets": [low, body.tell()],
+                }
             text = json.dumps(header).encode()
             text += b" " * (-len(text) % 8)
             with replacing(path) as out:
@@ -140,7 +204,11 @@ def _write_safetensors(path: Path, constants: Mapping[str, Any], graph: Graph, w
                 while chunk := body.read(1 << 24):
                     out.write(chunk)
     except OSError as e:
-        raise PlanError("P056", f"cannot write {str(path)!r}: {e.strerror}", help=["-o a file in a folder that exists and is writable"]) from e
+        raise PlanError(
+            "P056",
+            f"cannot write {str(path)!r}: {e.strerror}",
+            help=["-o a file in a folder that exists and is writable"],
+        ) from e
 
 
 def verify(args: argparse.Namespace) -> int:
@@ -153,9 +221,24 @@ def verify(args: argparse.Namespace) -> int:
     strategy = files.load(args.strategy)
     source = files.model_of(strategy, args.strategy, args.model)
     limit = args.time_limit or TIMEOUT_S
-    what = f"for {args.target}" if args.target != "cpu" else "on virtual devices" if args.no_run else "and running it on virtual devices"
+    what = (
+        f"for {args.target}"
+        if args.target != "cpu"
+        else "on virtual devices"
+        if args.no_run
+        else "and running it on virtual devices"
+    )
     with console.live(True, f"compiling the program {what} (at most {limit:.0f} s, --time-limit)"):
-        report = check(strategy, source, backend=args.backend, target=args.target, run=not args.no_run, tolerance=args.tolerance,
-                       compute=COMPUTE[args.compute], unroll=args.unroll, timeout_s=limit)  # fmt: skip
+        report = check(
+            strategy,
+            source,
+            backend=args.backend,
+            target=args.target,
+            run=not args.no_run,
+            tolerance=args.tolerance,
+            compute=COMPUTE[args.compute],
+            unroll=args.unroll,
+            timeout_s=limit,
+        )
     console.data(report.text(console.width(), console.colour(sys.stdout)))
     return 0 if report.ok else FINDING

@@ -1,4 +1,5 @@
-"""`plan export` writes a plan as another launcher's settings, `plan import` prices such settings."""
+"""`plan export` writes a plan as another launcher's settings, `plan import` prices such
+settings."""
 
 from __future__ import annotations
 
@@ -40,12 +41,16 @@ def export(args: argparse.Namespace) -> int:
     write_atomically(target, made.text)
     console.data(cost_of(made) + "\n")
     kind = "" if strategy.workload["kind"] == "train" else " --workload infer"
-    console.say(f"wrote {target}   next: plan import {target} --model {source} {_machine_of(strategy)}{kind}")
+    console.say(
+        f"wrote {target}   next: plan import {target} --model {source}"
+        f" {_machine_of(strategy)}{kind}"
+    )
     return 0
 
 
 def cost_of(made: Handover) -> str:
-    """What handing over costs, a line a rounding, each beside the one before; then what has no price."""
+    """What handing over costs, a line a rounding, each beside the one before; then what has no
+    price."""
     from planner.support.words import show_bytes, show_time, table
 
     rows, before = [["", "step", "change", "memory", "fits"]], 0.0
@@ -54,9 +59,19 @@ def cost_of(made: Handover) -> str:
             rows.append([row.says, "no price", "", "", row.why])
             continue
         step = float(row.cost["step_time_s"])
-        rows.append([row.says, show_time(step), f"{100 * (step / before - 1):+.1f} %" if before else "", show_bytes(row.cost["memory_per_device_bytes"]), row.cost["fit"]])
+        rows.append(
+            [
+                row.says,
+                show_time(step),
+                f"{100 * (step / before - 1):+.1f} %" if before else "",
+                show_bytes(row.cost["memory_per_device_bytes"]),
+                row.cost["fit"],
+            ]
+        )
         before = step
-    return "\n".join([*table(rows, right=(1, 2, 3)), *(f"not said there, not priced: {x}" for x in made.unsaid)])
+    return "\n".join(
+        [*table(rows, right=(1, 2, 3)), *(f"not said there, not priced: {x}" for x in made.unsaid)]
+    )
 
 
 def import_(args: argparse.Namespace) -> int:
@@ -75,22 +90,55 @@ def import_(args: argparse.Namespace) -> int:
     found = read_configuration(args.config, devices, args.kind, domain_of(request.topology))
     batch = found.settings.batch
     if args.batch not in (None, batch):
-        raise PlanError("P191", f"--batch {args.batch}, and {args.config} says {batch}", help=["leave --batch out"])
-    if args.workload != "train" and (found.launcher != hf.NAME or not found.settings.runs_inference):
-        raise PlanError("P191", f"{args.config} is a configuration of training", help=["--workload train"])
-    model = api.open_model(args.model, devices, **{**workload(args), "batch": batch, "tokens_per_step": None})
+        raise PlanError(
+            "P191",
+            f"--batch {args.batch}, and {args.config} says {batch}",
+            help=["leave --batch out"],
+        )
+    if args.workload != "train" and (
+        found.launcher != hf.NAME or not found.settings.runs_inference
+    ):
+        raise PlanError(
+            "P191", f"{args.config} is a configuration of training", help=["--workload train"]
+        )
+    model = api.open_model(
+        args.model, devices, **{**workload(args), "batch": batch, "tokens_per_step": None}
+    )
     _same_length(model, found, args.config)
     target = Path(args.output or f"{Path(args.config).stem}.plan.json")
     if target.exists() and not args.force:
         raise PlanError("P053", f"{target} exists", help=["-o another file, or --force"])
-    assumed = (f"configuration {Path(args.config).name} of {found.launcher}", *found.notes, *api.assumptions(model, request, args.hardware, args.topology))
+    assumed = (
+        f"configuration {Path(args.config).name} of {found.launcher}",
+        *found.notes,
+        *api.assumptions(model, request, args.hardware, args.topology),
+    )
     with console.live(not args.quiet) as line:
-        made = priced(model, replace(request, baselines=False), found.settings, _provenance(args, started), assumed, line.report)
-    made = replace(made, solver={**made.solver, "name": "import", "status": "feasible", "bound_s": None, "gap": None})
+        made = priced(
+            model,
+            replace(request, baselines=False),
+            found.settings,
+            _provenance(args, started),
+            assumed,
+            line.report,
+        )
+    made = replace(
+        made,
+        solver={
+            **made.solver,
+            "name": "import",
+            "status": "feasible",
+            "bound_s": None,
+            "gap": None,
+        },
+    )
     made.save(target)
     if not args.quiet:
         _say(args, made, found)
-    console.say(f"wrote {target}   next: plan {args.model} {_machine_of(made)} --batch {batch} -o best.json · plan diff {target} best.json")
+    console.say(
+        f"wrote {target}   next: plan {args.model} {_machine_of(made)} --batch {batch} -o best.json"
+        f" · plan diff {target} best.json"
+    )
     return 0
 
 
@@ -106,13 +154,29 @@ def annotate(args: argparse.Namespace) -> int:
         raise PlanError("P053", f"{target} exists", help=["-o another file, or --force"])
     made = annotated(strategy, source)
     write_atomically(target, made.model.SerializeToString())
-    said = [f"{_plural(made.pending, 'result')} pending, written as reduced"] if made.pending else []
-    said += [f"{_plural(len(made.beyond), 'split')} in the metadata alone: {', '.join(made.beyond[:3])}" + (" ..." if len(made.beyond) > 3 else "")] if made.beyond else []
-    if target.parent.resolve() != Path(source).parent.resolve() and any(t.external_data for t in made.model.graph.initializer):
-        said.append(f"its weights stay where they are: the file reads them beside itself, as {source} does")
+    said = (
+        [f"{_plural(made.pending, 'result')} pending, written as reduced"] if made.pending else []
+    )
+    said += (
+        [
+            f"{_plural(len(made.beyond), 'split')} in the metadata alone:"
+            f" {', '.join(made.beyond[:3])}" + (" ..." if len(made.beyond) > 3 else "")
+        ]
+        if made.beyond
+        else []
+    )
+    if target.parent.resolve() != Path(source).parent.resolve() and any(
+        t.external_data for t in made.model.graph.initializer
+    ):
+        said.append(
+            f"its weights stay where they are: the file reads them beside itself, as {source} does"
+        )
     for note in said:
         console.say(f"note: {note}")
-    console.say(f"wrote {target}: {made.nodes} nodes annotated   next: plan {target} {_machine_of(strategy)} --pin annotated")
+    console.say(
+        f"wrote {target}: {made.nodes} nodes annotated   next: plan {target}"
+        f" {_machine_of(strategy)} --pin annotated"
+    )
     return 0
 
 
@@ -124,7 +188,10 @@ def _machine_of(strategy: Strategy) -> str:
     """The options under which another plan is priced as this one was."""
     from planner.search.build_request import DEFAULT_HARDWARE, DEFAULT_RUNTIME
 
-    hardware, runtime = strategy.topology.get("hardware") or strategy.topology["device"], strategy.workload["runtime"]
+    hardware, runtime = (
+        strategy.topology.get("hardware") or strategy.topology["device"],
+        strategy.workload["runtime"],
+    )
     said = [f"--devices {strategy.topology['devices']}"]
     said += [f"--hardware {hardware}"] if hardware != DEFAULT_HARDWARE else []
     return " ".join([*said, *([f"--runtime {runtime}"] if runtime != DEFAULT_RUNTIME else [])])
@@ -135,8 +202,14 @@ def _provenance(args: argparse.Namespace, started: float) -> dict[str, Any]:
 
     from planner.search.to_strategy import COST_MODEL_VERSION, TOOL_VERSION
 
-    return {"tool": TOOL_VERSION, "cost_model": COST_MODEL_VERSION, "date": datetime.now(UTC).strftime("%Y-%m-%d"), "source": str(args.model),
-            "configuration": str(args.config), "read_s": round(time.monotonic() - started, 3)}  # fmt: skip
+    return {
+        "tool": TOOL_VERSION,
+        "cost_model": COST_MODEL_VERSION,
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "source": str(args.model),
+        "configuration": str(args.config),
+        "read_s": round(time.monotonic() - started, 3),
+    }
 
 
 def _same_length(model: Any, found: Configuration, path: str) -> None:
@@ -145,8 +218,11 @@ def _same_length(model: Any, found: Configuration, path: str) -> None:
 
     length = row_length(model.plain)
     if found.settings.length and length and length != found.settings.length:
-        raise PlanError("P191", f"{path} says rows of {found.settings.length} tokens, the model has rows of {length}",
-                        help=["--dim, zoo:NAME,seq=N, or an export of that length"])  # fmt: skip
+        raise PlanError(
+            "P191",
+            f"{path} says rows of {found.settings.length} tokens, the model has rows of {length}",
+            help=["--dim, zoo:NAME,seq=N, or an export of that length"],
+        )
 
 
 def _say(args: argparse.Namespace, made: Strategy, found: Configuration) -> None:
@@ -157,6 +233,9 @@ def _say(args: argparse.Namespace, made: Strategy, found: Configuration) -> None
         console.say(f"note: {note}")
     if found.left:
         more = f" and {len(found.left) - LISTED} more" if len(found.left) > LISTED else ""
-        console.say(f"note: {len(found.left)} keys of {args.config} were not read: {', '.join(found.left[:LISTED])}{more}")
+        console.say(
+            f"note: {len(found.left)} keys of {args.config} were not read:"
+            f" {', '.join(found.left[:LISTED])}{more}"
+        )
     if made.costs["fit"] == "no":
         console.say("note: by this price it does not fit; the plan is kept for comparison")

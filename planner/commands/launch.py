@@ -1,4 +1,5 @@
-"""`plan launch`: run the program of a plan here, on nodes that join, on listed hosts; or write the scripts that do."""
+"""`plan launch`: run the program of a plan here, on nodes that join, on listed hosts; or write the
+scripts that do."""
 
 from __future__ import annotations
 
@@ -45,22 +46,36 @@ def run(args: argparse.Namespace) -> int:
     with running(args, folder_of(args, files.model_of(strategy, args.strategy, args.model))):
         job = make_job(args, strategy, args.strategy, processes)
         if args.nnodes:
-            run_seat(args, job, take_seat(args, job.processes, [job.program.read_text(), job.arguments, job.processes]))
+            run_seat(
+                args,
+                job,
+                take_seat(
+                    args, job.processes, [job.program.read_text(), job.arguments, job.processes]
+                ),
+            )
             return said_ended(job)
-        own = args.local and (strategy.workload.get("training") or {}).get("tables") == "server" and "--tables" not in job.arguments
+        own = (
+            args.local
+            and (strategy.workload.get("training") or {}).get("tables") == "server"
+            and "--tables" not in job.arguments
+        )
         return supervised(args, job, hosts or local_hosts(job), job.processes if own else 0)
 
 
 @contextmanager
 def running(args: argparse.Namespace, folder: Path) -> Iterator[None]:
-    """A job of this folder. Nodes that join (--nnodes) may share it; otherwise one job at a time runs there. Ctrl-C says what is left."""
+    """A job of this folder. Nodes that join (--nnodes) may share it; otherwise one job at a time
+    runs there. Ctrl-C says what is left."""
     from planner.launch.processes import alone
 
     with nullcontext() if args.nnodes else alone(folder):
         try:
             yield
         except KeyboardInterrupt:
-            raise KeyboardInterrupt(f"the job was ended   program and logs: {folder}   with --checkpoints the same command goes on") from None
+            raise KeyboardInterrupt(
+                f"the job was ended   program and logs: {folder}   with --checkpoints the same"
+                " command goes on"
+            ) from None
 
 
 def folder_of(args: argparse.Namespace, source: str) -> Path:
@@ -69,20 +84,45 @@ def folder_of(args: argparse.Namespace, source: str) -> Path:
     try:
         folder.mkdir(exist_ok=True)
     except OSError as e:
-        raise PlanError("P056", f"cannot make the folder {str(folder)!r}: {e.strerror}", help=["-o a folder in one that exists and is writable"]) from e
+        raise PlanError(
+            "P056",
+            f"cannot make the folder {str(folder)!r}: {e.strerror}",
+            help=["-o a folder in one that exists and is writable"],
+        ) from e
     return folder
 
 
-def make_job(args: argparse.Namespace, strategy: Strategy, path: str | Path, processes: int, several: bool = False) -> Job:
-    """Write the program of a strategy and say how it runs. several: its device count is in its name, beside those of others."""
+def make_job(
+    args: argparse.Namespace,
+    strategy: Strategy,
+    path: str | Path,
+    processes: int,
+    several: bool = False,
+) -> Job:
+    """Write the program of a strategy and say how it runs. several: its device count is in its
+    name, beside those of others."""
     source = files.model_of(strategy, path, args.model)
     name, devices = files.stem(source), int(strategy.topology["devices"])
     folder = folder_of(args, source)
-    plain = re.sub(r"[^A-Za-z0-9_.]+", "_", name).lstrip(".") or "program"  # a key of a ConfigMap, and a word of scripts
+    plain = (
+        re.sub(r"[^A-Za-z0-9_.]+", "_", name).lstrip(".") or "program"
+    )  # a key of a ConfigMap, and a word of scripts
     program = folder / f"{plain}{f'_{devices}' * several}.py"
     write_program(strategy, source, program, args.backend, False, args.force)
-    own = () if source.startswith("zoo:") or "--model-folder" in args.arguments else ("--model-folder", str(Path(source).resolve().parent))
-    return Job(name, program, str(strategy.topology["device"]), devices, processes, bool(args.cpu or args.local), (*own, *args.arguments))
+    own = (
+        ()
+        if source.startswith("zoo:") or "--model-folder" in args.arguments
+        else ("--model-folder", str(Path(source).resolve().parent))
+    )
+    return Job(
+        name,
+        program,
+        str(strategy.topology["device"]),
+        devices,
+        processes,
+        bool(args.cpu or args.local),
+        (*own, *args.arguments),
+    )
 
 
 def said_ended(job: Job) -> int:
@@ -95,63 +135,113 @@ def check_ways(args: argparse.Namespace) -> None:
     """Refuse options of where to run that do not go together."""
     from planner.support.choices import choose
 
-    ways = [f"--{way}" for way in ("local", "nnodes", "to") if getattr(args, way)] or ["--hostfile"] * bool(args.hostfile)
+    ways = [f"--{way}" for way in ("local", "nnodes", "to") if getattr(args, way)] or [
+        "--hostfile"
+    ] * bool(args.hostfile)
     if len(ways) != 1:
         given = " and ".join(ways) or "none of them"
-        raise PlanError("P206", f"one of --local, --nnodes, --hostfile and --to says where to run; given: {given}", help=["plan launch model.plan.json --local 2"])
+        raise PlanError(
+            "P206",
+            f"one of --local, --nnodes, --hostfile and --to says where to run; given: {given}",
+            help=["plan launch model.plan.json --local 2"],
+        )
     if args.to:
         choose("to", args.to, SCHEDULERS)
     if bool(args.nnodes) != bool(args.coordinator):
-        raise PlanError("P206", "--nnodes and --coordinator go together", help=["--nnodes 8 --coordinator node0:29400, on every node"])
+        raise PlanError(
+            "P206",
+            "--nnodes and --coordinator go together",
+            help=["--nnodes 8 --coordinator node0:29400, on every node"],
+        )
     if args.hostfile and args.to not in (None, "mpirun"):
-        raise PlanError("P206", f"--hostfile is not for --to {args.to}", help=["leave it out, or --to mpirun"])
+        raise PlanError(
+            "P206", f"--hostfile is not for --to {args.to}", help=["leave it out, or --to mpirun"]
+        )
 
 
 def _check(args: argparse.Namespace, strategy: Strategy) -> tuple[Host, ...]:
     """Refuse what cannot run, before anything is written; returns the hosts of --hostfile."""
     check_ways(args)
     if args.nnodes and args.nnodes[0] != args.nnodes[1]:
-        raise PlanError("P206", f"--nnodes {args.nnodes[0]}..{args.nnodes[1]}: one plan has one number of nodes", help=["plan launch DIR --devices auto, DIR of plan sweep -o DIR"])
+        raise PlanError(
+            "P206",
+            f"--nnodes {args.nnodes[0]}..{args.nnodes[1]}: one plan has one number of nodes",
+            help=["plan launch DIR --devices auto, DIR of plan sweep -o DIR"],
+        )
     if args.slots:
-        raise PlanError("P206", "--slots is for --devices auto: a plan says how many devices its processes have", help=["leave it out"])
+        raise PlanError(
+            "P206",
+            "--slots is for --devices auto: a plan says how many devices its processes have",
+            help=["leave it out"],
+        )
     virtual = bool(args.cpu or args.local)
     if args.local or args.nnodes:
-        check_count(strategy, args.local or args.nnodes[1], virtual, f"--local {args.local}" if args.local else f"--nnodes {args.nnodes[1]}")
+        check_count(
+            strategy,
+            args.local or args.nnodes[1],
+            virtual,
+            f"--local {args.local}" if args.local else f"--nnodes {args.nnodes[1]}",
+        )
     if args.to in ("kubernetes", "gke-tpu") and not args.image:
-        raise PlanError("P206", f"--to {args.to} needs --image", help=["--image NAME of a container image with python3 and jax"])
+        raise PlanError(
+            "P206",
+            f"--to {args.to} needs --image",
+            help=["--image NAME of a container image with python3 and jax"],
+        )
     devices, slots = int(strategy.topology["devices"]), node_slots(strategy)
     if args.to and not args.hostfile and devices % slots:
         what = f"--to {args.to}: {devices} devices are no whole number of nodes of {slots}"
-        raise PlanError("P200", what, help=["plan for whole nodes, or describe the machine with --topology"])
+        raise PlanError(
+            "P200", what, help=["plan for whole nodes, or describe the machine with --topology"]
+        )
     hosts = read_hosts(Path(args.hostfile), strategy, virtual) if args.hostfile else ()
     check_meant(args, strategy)
     return hosts
 
 
 def check_meant(args: argparse.Namespace, strategy: Strategy) -> None:
-    """A program alone takes a few steps on random data, to be tried: nobody means that of a cluster, nor so few steps of data of theirs, so both say how far to train.
-    Raises PlanError P214."""
+    """A program alone takes a few steps on random data, to be tried: nobody means that of a
+    cluster, nor so few steps of data of theirs, so both say how far to train. Raises PlanError
+    P214."""
     said = {word.partition("=")[0] for word in args.arguments}
     trial = bool(args.cpu or args.local) and not args.to and "--data" not in said
     if strategy.workload["kind"] != "train" or "--steps" in said or trial:
         return
     way = next(f"--{way}" for way in ("to", "nnodes", "hostfile", "local") if getattr(args, way))
-    devices, on = int(strategy.topology["devices"]), "the data" if "--data" in said else "random data"
-    raise PlanError("P214", f"{way}: nothing behind -- says how far {devices} device{'s' * (devices > 1)} would train, which would be {TRIAL_STEPS} steps on {on}",
-                    help=["-- --data DIR --steps 10000 --checkpoints DIR", f"-- --steps {TRIAL_STEPS} where that is what you mean"])  # fmt: skip
+    devices, on = (
+        int(strategy.topology["devices"]),
+        ("the data" if "--data" in said else "random data"),
+    )
+    raise PlanError(
+        "P214",
+        f"{way}: nothing behind -- says how far {devices} device{'s' * (devices > 1)} would train,"
+        f" which would be {TRIAL_STEPS} steps on {on}",
+        help=[
+            "-- --data DIR --steps 10000 --checkpoints DIR",
+            f"-- --steps {TRIAL_STEPS} where that is what you mean",
+        ],
+    )
 
 
 def limit_s(args: argparse.Namespace, strategy: Strategy) -> int:
-    """Seconds after which a run is ended: --time; for SLURM else twice what its steps take at the slow end of the plan's range, and half an hour to come up. 0 for none."""
+    """Seconds after which a run is ended: --time; for SLURM else twice what its steps take at the
+    slow end of the plan's range, and half an hour to come up. 0 for none."""
     if args.time is not None or args.to != "slurm" or strategy.workload["kind"] != "train":
         return round(args.time or 0)
     words = [w for word in args.arguments for w in word.split("=", 1)]
     steps = words[words.index("--steps") + 1] if "--steps" in words[:-1] else str(TRIAL_STEPS)
-    return int(1800 + 2 * int(steps) * float(strategy.costs["step_time_range_s"][1])) if steps.isdecimal() else 0
+    return (
+        int(1800 + 2 * int(steps) * float(strategy.costs["step_time_range_s"][1]))
+        if steps.isdecimal()
+        else 0
+    )
 
 
-def write(jobs: Sequence[Job], args: argparse.Namespace, strategy: Strategy, hosts: tuple[Host, ...] = ()) -> int:
-    """Scripts or manifests beside the program. jobs: several for SLURM alone, which picks by its allocation."""
+def write(
+    jobs: Sequence[Job], args: argparse.Namespace, strategy: Strategy, hosts: tuple[Host, ...] = ()
+) -> int:
+    """Scripts or manifests beside the program. jobs: several for SLURM alone, which picks by its
+    allocation."""
     from planner.launch.kubernetes import Asked, manifests, on_volume
     from planner.launch.scripts import mpirun, plain_name, slurm
     from planner.support.atomic_write import write_atomically
@@ -162,16 +252,31 @@ def write(jobs: Sequence[Job], args: argparse.Namespace, strategy: Strategy, hos
     elif args.to == "mpirun":
         made = {"mpirun.sh": mpirun(job, python, hosts)}
     else:
-        asked = Asked(args.image, args.volume, args.to == "gke-tpu", args.rdma, tuple(args.node_label), limit_s(args, strategy))
+        asked = Asked(
+            args.image,
+            args.volume,
+            args.to == "gke-tpu",
+            args.rdma,
+            tuple(args.node_label),
+            limit_s(args, strategy),
+        )
         made = manifests(job, strategy, asked)
         if why := on_volume(job):
-            console.say(f"note: no ConfigMap holds the program ({why}): copy {job.program.parent}/ to {plain_name(job.name)}/ on the volume {args.volume}")
+            console.say(
+                f"note: no ConfigMap holds the program ({why}): copy {job.program.parent}/ to"
+                f" {plain_name(job.name)}/ on the volume {args.volume}"
+            )
     for file, text in made.items():
         write_atomically(job.program.parent / file, text)
     first = job.program.parent / next(iter(made))
     folder, file = shlex.quote(str(job.program.parent)), shlex.quote(str(first))
-    how = {"slurm": f"cd {folder} && sbatch {first.name}", "mpirun": f"bash {file}"}.get(args.to, f"kubectl apply -f {file}")
-    console.say(f"wrote {', '.join(str(j.program) for j in jobs)}, {', '.join(str(job.program.parent / f) for f in made)}   next: {how}")
+    how = {"slurm": f"cd {folder} && sbatch {first.name}", "mpirun": f"bash {file}"}.get(
+        args.to, f"kubectl apply -f {file}"
+    )
+    console.say(
+        f"wrote {', '.join(str(j.program) for j in jobs)},"
+        f" {', '.join(str(job.program.parent / f) for f in made)}   next: {how}"
+    )
     return 0
 
 
@@ -180,19 +285,40 @@ def local_hosts(job: Job) -> tuple[Host, ...]:
     return tuple(Host("localhost", job.slots) for _ in range(job.processes))
 
 
-def supervised(args: argparse.Namespace, job: Job, hosts: tuple[Host, ...], servers: int = 0) -> int:
-    """All processes started from here: those of other hosts through ssh, in the same folder there. servers: so many of the tables too, which end when the others have."""
+def supervised(
+    args: argparse.Namespace, job: Job, hosts: tuple[Host, ...], servers: int = 0
+) -> int:
+    """All processes started from here: those of other hosts through ssh, in the same folder there.
+    servers: so many of the tables too, which end when the others have."""
     from planner.launch.join import free_port
     from planner.launch.processes import Process, supervise
 
     local = [h.name in ("localhost", "127.0.0.1", socket.gethostname()) for h in hosts]
     coordinator = f"{'127.0.0.1' if all(local) else socket.gethostname() if local[0] else hosts[0].name.rpartition('@')[2]}:{free_port()}"
-    python, program, folder = args.python or sys.executable, str(job.program.resolve()), job.program.parent
+    python, program, folder = (
+        args.python or sys.executable,
+        str(job.program.resolve()),
+        job.program.parent,
+    )
     ports = [free_port() for _ in range(servers)]
-    serving = [Process(k, job.serving(python, program, k, servers, port), folder / f"server-{k}.log", role="server") for k, port in enumerate(ports)]
+    serving = [
+        Process(
+            k,
+            job.serving(python, program, k, servers, port),
+            folder / f"server-{k}.log",
+            role="server",
+        )
+        for k, port in enumerate(ports)
+    ]
     if servers:
-        job = replace(job, arguments=(*job.arguments, "--tables", ",".join(f"127.0.0.1:{port}" for port in ports)))
-        console.say(f"tables lie on {servers} server{'s' * (servers > 1)} here   logs: {folder}/server-*.log")
+        job = replace(
+            job,
+            arguments=(*job.arguments, "--tables", ",".join(f"127.0.0.1:{port}" for port in ports)),
+        )
+        console.say(
+            f"tables lie on {servers} server{'s' * (servers > 1)} here   logs:"
+            f" {folder}/server-*.log"
+        )
     made = []
     for i, host in enumerate(hosts):
         words, log = job.command(python, program, coordinator, str(i)), folder / f"rank-{i}.log"
@@ -201,28 +327,43 @@ def supervised(args: argparse.Namespace, job: Job, hosts: tuple[Host, ...], serv
             continue
         variables = [f"{k}={v}" for k, v in job.environment().items()]
         remote = f"cd {shlex.quote(str(Path.cwd()))} && exec env {shlex.join([*variables, *words])}"
-        made.append(Process(i, ("ssh", "-tt", "-o", "BatchMode=yes", host.name, remote), log, host.name))  # -tt: what runs there ends with the connection
+        made.append(
+            Process(i, ("ssh", "-tt", "-o", "BatchMode=yes", host.name, remote), log, host.name)
+        )  # -tt: what runs there ends with the connection
     supervise(made, _environment(job), args.timeout, console.data, servers=serving)
     return said_ended(job)
 
 
-def take_seat(args: argparse.Namespace, nodes: int, same: Any, suffice: Callable[[int], int] | None = None) -> Seat:
-    """This node's place among those that join at --coordinator. same: what must be equal on all of them."""
+def take_seat(
+    args: argparse.Namespace, nodes: int, same: Any, suffice: Callable[[int], int] | None = None
+) -> Seat:
+    """This node's place among those that join at --coordinator. same: what must be equal on all of
+    them."""
     from planner.launch.join import join
 
     digest = hashlib.sha256(repr(same).encode()).hexdigest()
-    return join(args.coordinator, nodes, digest, args.timeout, socket.gethostname(), console.say, suffice)
+    return join(
+        args.coordinator, nodes, digest, args.timeout, socket.gethostname(), console.say, suffice
+    )
 
 
 def run_seat(args: argparse.Namespace, job: Job, seat: Seat) -> None:
     """This node's process of a job whose nodes have joined."""
     from planner.launch.processes import Process, supervise
 
-    words = job.command(args.python or sys.executable, str(job.program.resolve()), seat.coordinator, str(seat.rank))
+    words = job.command(
+        args.python or sys.executable, str(job.program.resolve()), seat.coordinator, str(seat.rank)
+    )
     console.say(f"this node is rank {seat.rank} of {job.processes}")
     why = "was interrupted"
     try:
-        supervise([Process(seat.rank, words, job.program.parent / f"rank-{seat.rank}.log")], _environment(job), args.timeout, console.data, seat.stopped)
+        supervise(
+            [Process(seat.rank, words, job.program.parent / f"rank-{seat.rank}.log")],
+            _environment(job),
+            args.timeout,
+            console.data,
+            seat.stopped,
+        )
         why = ""
     except PlanError as e:
         why = f"failed: {e.what}"
@@ -233,4 +374,7 @@ def run_seat(args: argparse.Namespace, job: Job, seat: Seat) -> None:
 
 def _environment(job: Job) -> dict[str, str]:
     """The job's variables before those that are set."""
-    return {name: f"{value} {os.environ[name]}" if name in os.environ else value for name, value in job.environment().items()}
+    return {
+        name: f"{value} {os.environ[name]}" if name in os.environ else value
+        for name, value in job.environment().items()
+    }

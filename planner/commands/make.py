@@ -19,28 +19,62 @@ if TYPE_CHECKING:
     from planner.strategy.strategy import Strategy
 
 INTERRUPTED, FINDING = 130, 1
-RECORDED = ("devices", "hardware", "topology", "batch", "tokens_per_step", "memory_limit", "memory_reserve")
+RECORDED = (
+    "devices",
+    "hardware",
+    "topology",
+    "batch",
+    "tokens_per_step",
+    "memory_limit",
+    "memory_reserve",
+)
 """Options that a strategy file already answers."""
 ANSWERED = {
-    "workload": "train", "precision": "bf16-mixed", "runtime": "jax-shard_map", "optimizer": "adamw", "lr": 1e-4, "objective": "step", "solver": "auto",
-    "loss": "", "logits": "", "lora": "", "tables": "device", "ignore_index": None, "shift_labels": False, "incremental": False,
-    "dim": [], "shape": [], "trainable": [], "freeze": [], "tie": [],
-}  # fmt: skip
+    "workload": "train",
+    "precision": "bf16-mixed",
+    "runtime": "jax-shard_map",
+    "optimizer": "adamw",
+    "lr": 1e-4,
+    "objective": "step",
+    "solver": "auto",
+    "loss": "",
+    "logits": "",
+    "lora": "",
+    "tables": "device",
+    "ignore_index": None,
+    "shift_labels": False,
+    "incremental": False,
+    "dim": [],
+    "shape": [],
+    "trainable": [],
+    "freeze": [],
+    "tie": [],
+}
 """So are these, whose values stand for none given."""
 
 
 def arguments(args: argparse.Namespace) -> dict[str, Any]:
     """Keyword arguments of `planner.plan` from the options that the planning commands share."""
     return {
-        **machine(args), "mode": args.mode, "solver": getattr(args, "solver", "auto"), "pins": args.pin, "objective": args.objective,
-        "time_limit_s": args.time_limit, "seed": args.seed, "strict": args.strict, "cache": cache(args), **workload(args),
-    }  # fmt: skip
+        **machine(args),
+        "mode": args.mode,
+        "solver": getattr(args, "solver", "auto"),
+        "pins": args.pin,
+        "objective": args.objective,
+        "time_limit_s": args.time_limit,
+        "seed": args.seed,
+        "strict": args.strict,
+        "cache": cache(args),
+        **workload(args),
+    }
 
 
 def cache(args: argparse.Namespace) -> Cache | None:
     """Where searches are kept; None where the user wants none."""
     if args.no_cache and args.cache is not None:
-        raise PlanError("P003", "--cache and --no-cache contradict each other", help=["give one of them"])
+        raise PlanError(
+            "P003", "--cache and --no-cache contradict each other", help=["give one of them"]
+        )
     return None if args.no_cache else Cache.chosen(args.cache)
 
 
@@ -49,15 +83,23 @@ def tell(known: Cache | None) -> None:
     if known is not None and (said := known.said()):
         console.say(said)
     if known is not None and known.faults.told:
-        console.say(f"the cache failed and was left aside ({known.faults.told[0]}): a fault of the planner's, the plan stands; MESHWRIGHT_DEBUG=1 shows where")
+        console.say(
+            f"the cache failed and was left aside ({known.faults.told[0]}): a fault of the"
+            " planner's, the plan stands; MESHWRIGHT_DEBUG=1 shows where"
+        )
 
 
 def machine(args: argparse.Namespace) -> dict[str, Any]:
     """The options that say what it runs on, for `planner.api.make_request` and `planner.plan`."""
     return {
-        "devices": getattr(args, "devices", None), "hardware": args.hardware, "topology": getattr(args, "topology", None), "runtime": args.runtime,
-        "memory_limit_bytes": _size(args, "memory_limit"), "memory_reserve_bytes": _size(args, "memory_reserve"), "precision": args.precision,
-    }  # fmt: skip
+        "devices": getattr(args, "devices", None),
+        "hardware": args.hardware,
+        "topology": getattr(args, "topology", None),
+        "runtime": args.runtime,
+        "memory_limit_bytes": _size(args, "memory_limit"),
+        "memory_reserve_bytes": _size(args, "memory_reserve"),
+        "precision": args.precision,
+    }
 
 
 def workload(args: argparse.Namespace) -> dict[str, Any]:
@@ -66,11 +108,23 @@ def workload(args: argparse.Namespace) -> dict[str, Any]:
 
     choose("workload", args.workload, ("train", "infer"))
     return {
-        "workload": args.workload, "batch": args.batch, "tokens_per_step": args.tokens_per_step, "dims": {k: _whole("dim", v) for k, v in args.dim},
-        "shapes": {k: tuple(_whole("shape", n) for n in v.split(",")) for k, v in args.shape}, "loss": args.loss, "logits": args.logits,
-        "shift_labels": args.shift_labels, "trainable": tuple(args.trainable), "freeze": tuple(args.freeze), "tie": tuple(args.tie),
-        "ignore_index": args.ignore_index, "lora": args.lora, "optimizer": args.optimizer, "lr": args.lr, "tables": args.tables,
-    }  # fmt: skip
+        "workload": args.workload,
+        "batch": args.batch,
+        "tokens_per_step": args.tokens_per_step,
+        "dims": {k: _whole("dim", v) for k, v in args.dim},
+        "shapes": {k: tuple(_whole("shape", n) for n in v.split(",")) for k, v in args.shape},
+        "loss": args.loss,
+        "logits": args.logits,
+        "shift_labels": args.shift_labels,
+        "trainable": tuple(args.trainable),
+        "freeze": tuple(args.freeze),
+        "tie": tuple(args.tie),
+        "ignore_index": args.ignore_index,
+        "lora": args.lora,
+        "optimizer": args.optimizer,
+        "lr": args.lr,
+        "tables": args.tables,
+    }
 
 
 def _whole(option: str, text: str) -> int:
@@ -79,7 +133,9 @@ def _whole(option: str, text: str) -> int:
     try:
         return whole(text)
     except argparse.ArgumentTypeError as e:
-        raise PlanError("P003", f"--{option}: {e}", help=["--dim seq=4096 or --shape ids=8,128"]) from e
+        raise PlanError(
+            "P003", f"--{option}: {e}", help=["--dim seq=4096 or --shape ids=8,128"]
+        ) from e
 
 
 def _size(args: argparse.Namespace, name: str) -> int | None:
@@ -89,7 +145,9 @@ def _size(args: argparse.Namespace, name: str) -> int | None:
     try:
         return None if text is None else size_bytes(text)
     except UnitError as e:
-        raise PlanError("P003", f"--{name.replace('_', '-')}: {e}", help=["a number and a unit, such as 80GiB"]) from e
+        raise PlanError(
+            "P003", f"--{name.replace('_', '-')}: {e}", help=["a number and a unit, such as 80GiB"]
+        ) from e
 
 
 def run(args: argparse.Namespace) -> int:
@@ -106,12 +164,19 @@ def run(args: argparse.Namespace) -> int:
     serving = serve.asked(args)
     target = _target(args)
     if serving and args.confirm:
-        raise PlanError("P003", "--confirm compiles plans of a training step or of one forward pass, and a serving plan is neither", help=["leave out --confirm"])
+        raise PlanError(
+            "P003",
+            "--confirm compiles plans of a training step or of one forward pass, and a serving plan"
+            " is neither",
+            help=["leave out --confirm"],
+        )
     try:
         _refuse_others(args, target)
     except PlanError:
         if not serving:
-            _refuse_typed(args)  # what is wrong with what was typed is told first: --force would not help
+            _refuse_typed(
+                args
+            )  # what is wrong with what was typed is told first: --force would not help
         raise
     if serving:
         return serve.run(args, target)
@@ -121,8 +186,14 @@ def run(args: argparse.Namespace) -> int:
             if args.mode == "manual":
                 strategy = _manual(args)
             else:
-                strategy = api.plan(args.model, progress=line.report, backend=args.backend if args.emit else "", incremental=args.incremental,
-                                    confirm=args.confirm, **given)  # fmt: skip
+                strategy = api.plan(
+                    args.model,
+                    progress=line.report,
+                    backend=args.backend if args.emit else "",
+                    incremental=args.incremental,
+                    confirm=args.confirm,
+                    **given,
+                )
         except PlanError as e:
             if line.interrupted and e.code == "P026":
                 raise KeyboardInterrupt from e
@@ -140,30 +211,51 @@ def run(args: argparse.Namespace) -> int:
     if args.emit and not interrupted:
         from planner.commands.emit import write_program
 
-        written += write_program(strategy, args.model, Path(args.emit), args.backend, False, args.force)
+        written += write_program(
+            strategy, args.model, Path(args.emit), args.backend, False, args.force
+        )
     if not args.quiet and written:
-        console.say(("interrupted: " if interrupted else "") + f"wrote {', '.join(written)}" + (f"   {files.next_steps(target)}" if target and not args.emit else ""))
+        console.say(
+            ("interrupted: " if interrupted else "")
+            + f"wrote {', '.join(written)}"
+            + (f"   {files.next_steps(target)}" if target and not args.emit else "")
+        )
     if not args.quiet:
         tell(given["cache"])
         if (known := given["cache"]) is not None and known.alike and not args.incremental:
-            console.say(f"most operators are as in {known.alike}: --incremental keeps that plan for them and solves the rest, in less time")
-    return INTERRUPTED if interrupted else FINDING if strategy.confirmed and not strategy.confirmed["fits"] else 0
+            console.say(
+                f"most operators are as in {known.alike}: --incremental keeps that plan for them"
+                " and solves the rest, in less time"
+            )
+    return (
+        INTERRUPTED
+        if interrupted
+        else FINDING
+        if strategy.confirmed and not strategy.confirmed["fits"]
+        else 0
+    )
 
 
 def _target(args: argparse.Namespace) -> Path | None:
-    """Where the strategy goes; None with --json alone. What can be refused is refused before the search."""
+    """Where the strategy goes; None with --json alone. What can be refused is refused before the
+    search."""
     if args.json and not args.output:
         return None
     path = Path(args.output or f"{files.stem(args.model)}.plan.json")
     other = irregular(path.stat().st_mode) if path.exists() else ""
     if other or not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
-        raise PlanError("P056", f"cannot write {str(path)!r}", detail=[other or f"{path.parent} is no folder one may write in"],
-                        help=["-o a file in a folder that exists and is writable"])  # fmt: skip
+        raise PlanError(
+            "P056",
+            f"cannot write {str(path)!r}",
+            detail=[other or f"{path.parent} is no folder one may write in"],
+            help=["-o a file in a folder that exists and is writable"],
+        )
     return path
 
 
 def _refuse_others(args: argparse.Namespace, target: Path | None) -> None:
-    """Raises PlanError P053 where a file to be written is of another model, or of no plan at all."""
+    """Raises PlanError P053 where a file to be written is of another model, or of no plan at
+    all."""
     if args.emit:
         from planner.commands.emit import refuse_other
 
@@ -177,8 +269,17 @@ def _refuse_typed(args: argparse.Namespace) -> None:
     import planner.api as api
 
     if args.mode != "manual":
-        request = api.make_request(**machine(args), workload=args.workload, mode=args.mode, solver=args.solver, objective=args.objective, optimizer=args.optimizer,
-                                   pins=None if args.pin == "annotated" else args.pin, incremental=args.incremental, cache=cache(args))  # fmt: skip
+        request = api.make_request(
+            **machine(args),
+            workload=args.workload,
+            mode=args.mode,
+            solver=args.solver,
+            objective=args.objective,
+            optimizer=args.optimizer,
+            pins=None if args.pin == "annotated" else args.pin,
+            incremental=args.incremental,
+            cache=cache(args),
+        )
         api.open_model(args.model, request.topology.devices, **workload(args)).graph(1)
 
 
@@ -187,13 +288,25 @@ def _refuse_other(path: Path, args: argparse.Namespace) -> None:
     try:
         old = _recorded(path)
     except PlanError as e:
-        raise PlanError("P053", f"{path} exists and is not a strategy that this version reads", help=["-o another file, or --force"]) from e
+        raise PlanError(
+            "P053",
+            f"{path} exists and is not a strategy that this version reads",
+            help=["-o another file, or --force"],
+        ) from e
     mine = args.model if args.model.startswith("zoo:") else Path(args.model).name
     if old.model["name"] != mine:
-        raise PlanError("P053", f"{path} exists and is a strategy of {old.model['name']!r}, not of {mine!r}", help=["-o another file, or --force"])
+        raise PlanError(
+            "P053",
+            f"{path} exists and is a strategy of {old.model['name']!r}, not of {mine!r}",
+            help=["-o another file, or --force"],
+        )
     if not _same_model(old, args):
-        raise PlanError("P053", f"{path} exists and is a strategy of another {mine!r}", detail=[f"that of {old.provenance.get('source', 'an unknown place')}"],
-                        help=["-o another file, or --force"])  # fmt: skip
+        raise PlanError(
+            "P053",
+            f"{path} exists and is a strategy of another {mine!r}",
+            detail=[f"that of {old.provenance.get('source', 'an unknown place')}"],
+            help=["-o another file, or --force"],
+        )
 
 
 def _recorded(path: Path) -> Strategy:
@@ -204,31 +317,59 @@ def _recorded(path: Path) -> Strategy:
 
 
 def _same_model(old: Strategy, args: argparse.Namespace) -> bool:
-    """Whether a strategy is of the model to be planned, perhaps at other sizes, with other adapters or edited since. A zoo name says it all, and so does
-    the file it was made from; a file of the same name elsewhere is held to be the same when it has as many parameters."""
+    """Whether a strategy is of the model to be planned, perhaps at other sizes, with other adapters
+    or edited since. A zoo name says it all, and so does the file it was made from; a file of the
+    same name elsewhere is held to be the same when it has as many parameters.
+    """
     import planner.api as api
 
     source = str(old.provenance.get("source", ""))
-    if args.model.startswith("zoo:") or (source and Path(source).resolve() == Path(args.model).resolve()):
+    if args.model.startswith("zoo:") or (
+        source and Path(source).resolve() == Path(args.model).resolve()
+    ):
         return True
     adapted = args.lora or (old.workload.get("training") or {}).get("lora")
-    return bool(adapted) or bool(api.open_model(args.model, args.devices or 1, **workload(args)).plain.parameters == old.model["parameters"])
+    return bool(adapted) or bool(
+        api.open_model(args.model, args.devices or 1, **workload(args)).plain.parameters
+        == old.model["parameters"]
+    )
 
 
 def _manual(args: argparse.Namespace) -> Strategy:
     from planner.whatif.reprice import manual
 
     if args.confirm:
-        raise PlanError("P059", "--mode manual takes the plan as it is, and --confirm chooses among several", help=["plan verify STRATEGY --target " + args.confirm])
+        raise PlanError(
+            "P059",
+            "--mode manual takes the plan as it is, and --confirm chooses among several",
+            help=["plan verify STRATEGY --target " + args.confirm],
+        )
     if not args.pin:
-        raise PlanError("P059", "--mode manual checks and prices a given strategy: which one?", help=["--pin strategy.json"])
-    given = [name for name in RECORDED if getattr(args, name) is not None] + [name for name, value in ANSWERED.items() if getattr(args, name) != value]
+        raise PlanError(
+            "P059",
+            "--mode manual checks and prices a given strategy: which one?",
+            help=["--pin strategy.json"],
+        )
+    given = [name for name in RECORDED if getattr(args, name) is not None] + [
+        name for name, value in ANSWERED.items() if getattr(args, name) != value
+    ]
     if given:
-        raise PlanError("P059", f"--mode manual takes machine and workload from the strategy: --{given[0].replace('_', '-')} says them again",
-                        help=["change them in the strategy file, or plan again"])  # fmt: skip
+        raise PlanError(
+            "P059",
+            "--mode manual takes machine and workload from the strategy:"
+            f" --{given[0].replace('_', '-')} says them again",
+            help=["change them in the strategy file, or plan again"],
+        )
     given_plan = files.load(args.pin)
     made = manual(given_plan, args.model)
-    moved = [n for n, row in made.tensors.items() if n in given_plan.tensors and given_plan.tensors[n]["layout"] != row["layout"]]
+    moved = [
+        n
+        for n, row in made.tensors.items()
+        if n in given_plan.tensors and given_plan.tensors[n]["layout"] != row["layout"]
+    ]
     if moved and not args.quiet:
-        console.say(f"note: layouts follow from the splits of nodes; {len(moved)} in the file did not and are written anew, first {moved[0]}")
+        console.say(
+            f"note: layouts follow from the splits of nodes; {len(moved)} in the file did not and"
+            f" are written anew, first {moved[0]}"
+        )
     return made

@@ -1,4 +1,5 @@
-"""The options of every command, and how their values are read. Imported for `plan --help`: argparse and nothing else."""
+"""The options of every command, and how their values are read. Imported for `plan --help`: argparse
+and nothing else."""
 
 from __future__ import annotations
 
@@ -73,66 +74,244 @@ def positive(text: str) -> float:
 
 def add_model(p: argparse.ArgumentParser, many: bool = False) -> None:
     """What is planned. many: at several sizes."""
-    p.add_argument("model", metavar="FILE", help="an ONNX file, zoo:NAME[,key=value...], or a Hugging Face config.json")
+    p.add_argument(
+        "model",
+        metavar="FILE",
+        help="an ONNX file, zoo:NAME[,key=value...], or a Hugging Face config.json",
+    )
     add_workload(p, many)
 
 
 def add_workload(p: argparse.ArgumentParser, many: bool = False) -> None:
     """What is run. many: at several sizes."""
     g = p.add_argument_group("workload")
-    g.add_argument("--workload", metavar="KIND", default="train", help="train (default: forward, backward, gradient sync, optimizer) or infer")
+    g.add_argument(
+        "--workload",
+        metavar="KIND",
+        default="train",
+        help="train (default: forward, backward, gradient sync, optimizer) or infer",
+    )
     if many:
-        g.add_argument("--batch", metavar="LIST", help="global batches, 64,256..1024 (the dots double), or max: the largest that fits without accumulation")
-        g.add_argument("--dim", type=pair, action="append", default=[], metavar="NAME=LIST", help="sizes of a dimension, 4k,8k..128k; of zoo models any option")
-        g.add_argument("--scaling", metavar="KIND", help="over the devices: strong (the first one's batch stays) or weak (it grows with them)")
+        g.add_argument(
+            "--batch",
+            metavar="LIST",
+            help=(
+                "global batches, 64,256..1024 (the dots double), or max: the largest that fits"
+                " without accumulation"
+            ),
+        )
+        g.add_argument(
+            "--dim",
+            type=pair,
+            action="append",
+            default=[],
+            metavar="NAME=LIST",
+            help="sizes of a dimension, 4k,8k..128k; of zoo models any option",
+        )
+        g.add_argument(
+            "--scaling",
+            metavar="KIND",
+            help=(
+                "over the devices: strong (the first one's batch stays) or weak (it grows with"
+                " them)"
+            ),
+        )
     else:
-        g.add_argument("--batch", type=whole, metavar="N", help="global batch per optimizer step (default: the exported one, or the next multiple of the devices)")
-        g.add_argument("--dim", type=pair, action="append", default=[], metavar="NAME=VALUE", help="any other symbolic dimension")
-    g.add_argument("--tokens-per-step", type=whole, metavar="N", help="the batch in tokens" + (", held while dimensions change" if many else ""))
-    g.add_argument("--shape", type=pair, action="append", default=[], metavar="INPUT=4,8", help="shape of an input that has none")
-    g.add_argument("--loss", default="", metavar="LOSS",
-                   help="cross_entropy, mse, l1, bce, output:NAME, output:a+0.5*output:b or FILE.py:function (default: from the model's output)")  # fmt: skip
-    g.add_argument("--logits", default="", metavar="NAME", help="the output that the loss reads (default: the first)")
-    g.add_argument("--shift-labels", action="store_true", help="labels are the tokens: each position is held against the next one's")
-    g.add_argument("--ignore-index", type=int, metavar="N", help="label of positions that do not count in cross_entropy, such as -100")
-    g.add_argument("--trainable", action="append", default=[], metavar="GLOB", help="parameters to train and no others; +GLOB adds to those in trainable places")
-    g.add_argument("--freeze", action="append", default=[], metavar="GLOB", help="parameters to keep: no gradient, no optimizer state, no reduction")
-    g.add_argument("--tie", action="append", default=[], metavar="A=B", help="two parameters are one, such as an embedding and a head that the export parted")
-    g.add_argument("--lora", default="", metavar="SPEC", help="train adapters alone: rank=16,targets=GLOB[,alpha=32]")
-    g.add_argument("--tables", default="device", metavar="WHERE", help="large embedding tables: device (default), or host or server: rows pulled for a step (docs/tables.md)")
+        g.add_argument(
+            "--batch",
+            type=whole,
+            metavar="N",
+            help=(
+                "global batch per optimizer step (default: the exported one, or the next multiple"
+                " of the devices)"
+            ),
+        )
+        g.add_argument(
+            "--dim",
+            type=pair,
+            action="append",
+            default=[],
+            metavar="NAME=VALUE",
+            help="any other symbolic dimension",
+        )
+    g.add_argument(
+        "--tokens-per-step",
+        type=whole,
+        metavar="N",
+        help="the batch in tokens" + (", held while dimensions change" if many else ""),
+    )
+    g.add_argument(
+        "--shape",
+        type=pair,
+        action="append",
+        default=[],
+        metavar="INPUT=4,8",
+        help="shape of an input that has none",
+    )
+    g.add_argument(
+        "--loss",
+        default="",
+        metavar="LOSS",
+        help=(
+            "cross_entropy, mse, l1, bce, output:NAME, output:a+0.5*output:b or FILE.py:function"
+            " (default: from the model's output)"
+        ),
+    )
+    g.add_argument(
+        "--logits",
+        default="",
+        metavar="NAME",
+        help="the output that the loss reads (default: the first)",
+    )
+    g.add_argument(
+        "--shift-labels",
+        action="store_true",
+        help="labels are the tokens: each position is held against the next one's",
+    )
+    g.add_argument(
+        "--ignore-index",
+        type=int,
+        metavar="N",
+        help="label of positions that do not count in cross_entropy, such as -100",
+    )
+    g.add_argument(
+        "--trainable",
+        action="append",
+        default=[],
+        metavar="GLOB",
+        help="parameters to train and no others; +GLOB adds to those in trainable places",
+    )
+    g.add_argument(
+        "--freeze",
+        action="append",
+        default=[],
+        metavar="GLOB",
+        help="parameters to keep: no gradient, no optimizer state, no reduction",
+    )
+    g.add_argument(
+        "--tie",
+        action="append",
+        default=[],
+        metavar="A=B",
+        help="two parameters are one, such as an embedding and a head that the export parted",
+    )
+    g.add_argument(
+        "--lora",
+        default="",
+        metavar="SPEC",
+        help="train adapters alone: rank=16,targets=GLOB[,alpha=32]",
+    )
+    g.add_argument(
+        "--tables",
+        default="device",
+        metavar="WHERE",
+        help=(
+            "large embedding tables: device (default), or host or server: rows pulled for a step"
+            " (docs/tables.md)"
+        ),
+    )
     g.add_argument("--optimizer", default="adamw", metavar="NAME", help="adamw (default) or sgd")
-    g.add_argument("--lr", type=positive, default=1e-4, metavar="RATE", help="learning rate of the emitted program (default 1e-4)")
-    g.add_argument("--precision", default="bf16-mixed", metavar="RECIPE", help="bf16-mixed (default), fp32, bf16-pure, fp16, fp8, int8-weights")
+    g.add_argument(
+        "--lr",
+        type=positive,
+        default=1e-4,
+        metavar="RATE",
+        help="learning rate of the emitted program (default 1e-4)",
+    )
+    g.add_argument(
+        "--precision",
+        default="bf16-mixed",
+        metavar="RECIPE",
+        help="bf16-mixed (default), fp32, bf16-pure, fp16, fp8, int8-weights",
+    )
 
 
 def add_machine(p: argparse.ArgumentParser, many: bool = False) -> None:
     """What it runs on."""
     g = p.add_argument_group("machine")
     if many:
-        g.add_argument("--devices", metavar="LIST", help="counts: 8,16..512 (the dots double), or fewest: as few as fit")
-        g.add_argument("--hardware", metavar="NAME,...", help="devices, machines, TPU slices (v5e:4x8) or files, rows of each (default h100-sxm)")
+        g.add_argument(
+            "--devices",
+            metavar="LIST",
+            help="counts: 8,16..512 (the dots double), or fewest: as few as fit",
+        )
+        g.add_argument(
+            "--hardware",
+            metavar="NAME,...",
+            help=(
+                "devices, machines, TPU slices (v5e:4x8) or files, rows of each (default h100-sxm)"
+            ),
+        )
     else:
         g.add_argument("--devices", type=whole, metavar="N", help="number of devices")
-        g.add_argument("--hardware", metavar="NAME|FILE", help="a shipped device, a TPU slice such as v5e:4x8, or a file (default h100-sxm; `plan hardware` lists them)")
-        g.add_argument("--topology", metavar="NAME|FILE", help="device and link levels instead, or a shipped machine")
-    g.add_argument("--memory-limit", metavar="SIZE", help="bytes a plan may use on a device, such as 80GiB")
-    g.add_argument("--memory-reserve", metavar="SIZE", help="bytes of a device to keep free (default 2 GiB); emitted programs preallocate the rest on GPUs")
-    g.add_argument("--runtime", default="jax-shard_map", metavar="NAME", help="whose program is priced: jax-shard_map (default), jax-jit, megatron, fsdp")
+        g.add_argument(
+            "--hardware",
+            metavar="NAME|FILE",
+            help=(
+                "a shipped device, a TPU slice such as v5e:4x8, or a file (default h100-sxm; `plan"
+                " hardware` lists them)"
+            ),
+        )
+        g.add_argument(
+            "--topology",
+            metavar="NAME|FILE",
+            help="device and link levels instead, or a shipped machine",
+        )
+    g.add_argument(
+        "--memory-limit", metavar="SIZE", help="bytes a plan may use on a device, such as 80GiB"
+    )
+    g.add_argument(
+        "--memory-reserve",
+        metavar="SIZE",
+        help=(
+            "bytes of a device to keep free (default 2 GiB); emitted programs preallocate the rest"
+            " on GPUs"
+        ),
+    )
+    g.add_argument(
+        "--runtime",
+        default="jax-shard_map",
+        metavar="NAME",
+        help="whose program is priced: jax-shard_map (default), jax-jit, megatron, fsdp",
+    )
 
 
 def add_search(p: argparse.ArgumentParser, solver: bool = True) -> argparse._ArgumentGroup:
     """How it is searched; the group, for more options."""
     g = p.add_argument_group("search")
-    g.add_argument("--mode", default="auto", metavar="MODE",
-                   help="who decides: auto (default), data-parallel; with --pin: semi-auto, hybrid, propagate (docs/modes.md), manual (a strategy.json)")
+    g.add_argument(
+        "--mode",
+        default="auto",
+        metavar="MODE",
+        help=(
+            "who decides: auto (default), data-parallel; with --pin: semi-auto, hybrid, propagate"
+            " (docs/modes.md), manual (a strategy.json)"
+        ),
+    )
     if solver:
-        g.add_argument("--solver", default="auto", metavar="NAME", help="auto (default), dp, recursive, ilp")
-    g.add_argument("--pin", metavar="FILE|LIST",
-                   help="decisions to respect: a TOML file, `annotated` (those in the ONNX), or a list such as tp=4,pp=2,vpp=2,micro=16 of: tp, dp, ddp, fsdp (ZeRO-3 over so "
-                        "many), pp stages, vpp chunks a stage (interleaved), cp (context), ep (experts), sp=on (Megatron's, with tp), zero=0..3, micro, "
-                        "recompute=none|selective|full, schedule, offload=optimizer+parameters, bucket=25MB, copies=2 (docs/modes.md)")  # fmt: skip
-    g.add_argument("--objective", default="step", metavar="WHAT", help="step (time, default) or memory; of serving: throughput (default), ttft or tpot")
-    g.add_argument("--time-limit", type=seconds, metavar="S", help="seconds; the best plan so far is returned")
+        g.add_argument(
+            "--solver", default="auto", metavar="NAME", help="auto (default), dp, recursive, ilp"
+        )
+    g.add_argument(
+        "--pin",
+        metavar="FILE|LIST",
+        help=(
+            "decisions to respect: a TOML file, `annotated` (those in the ONNX), or a list such as"
+            " tp=4,pp=2,vpp=2,micro=16 of: tp, dp, ddp, fsdp (ZeRO-3 over so many), pp stages, vpp"
+            " chunks a stage (interleaved), cp (context), ep (experts), sp=on (Megatron's, with"
+            " tp), zero=0..3, micro, recompute=none|selective|full, schedule,"
+            " offload=optimizer+parameters, bucket=25MB, copies=2 (docs/modes.md)"
+        ),
+    )
+    g.add_argument(
+        "--objective",
+        default="step",
+        metavar="WHAT",
+        help="step (time, default) or memory; of serving: throughput (default), ttft or tpot",
+    )
+    g.add_argument(
+        "--time-limit", type=seconds, metavar="S", help="seconds; the best plan so far is returned"
+    )
     g.add_argument("--seed", type=int, default=0, metavar="N")
     g.add_argument("--strict", action="store_true", help="fail on an operator without a rule")
     add_cache(g)
@@ -141,33 +320,76 @@ def add_search(p: argparse.ArgumentParser, solver: bool = True) -> argparse._Arg
 
 def add_cache(p: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     """Where searches are kept."""
-    p.add_argument("--cache", metavar="DIR", help="where searches are kept and recalled from (default: MESHWRIGHT_CACHE, or ~/.cache/meshwright): --cache build/plans")
-    p.add_argument("--no-cache", action="store_true", help="search and price anew, and keep nothing")
+    p.add_argument(
+        "--cache",
+        metavar="DIR",
+        help=(
+            "where searches are kept and recalled from (default: MESHWRIGHT_CACHE, or"
+            " ~/.cache/meshwright): --cache build/plans"
+        ),
+    )
+    p.add_argument(
+        "--no-cache", action="store_true", help="search and price anew, and keep nothing"
+    )
 
 
 def add_serving(p: argparse.ArgumentParser) -> None:
     """What is served, with --workload infer."""
-    g = p.add_argument_group("serving", "a decoder exported with a cache: --workload infer --prompt 2048 --generate 256 --concurrency 64 (docs/serving.md)")
+    g = p.add_argument_group(
+        "serving",
+        "a decoder exported with a cache: --workload infer --prompt 2048 --generate 256"
+        " --concurrency 64 (docs/serving.md)",
+    )
     g.add_argument("--prompt", type=whole, metavar="N", help="tokens of a prompt")
     g.add_argument("--generate", type=whole, metavar="N", help="tokens generated for each")
     g.add_argument("--concurrency", type=whole, metavar="N", help="sequences at once")
-    g.add_argument("--prefill-tokens", type=whole, metavar="N", help="tokens of prompts that a replica passes at once (default 8k; at least one prompt)")
-    g.add_argument("--quantize", default="none", metavar="NAME", help="none (default), or int8: weights of products, a scale for each column")
+    g.add_argument(
+        "--prefill-tokens",
+        type=whole,
+        metavar="N",
+        help="tokens of prompts that a replica passes at once (default 8k; at least one prompt)",
+    )
+    g.add_argument(
+        "--quantize",
+        default="none",
+        metavar="NAME",
+        help="none (default), or int8: weights of products, a scale for each column",
+    )
 
 
 def make(p: argparse.ArgumentParser) -> None:
     """Options of the main verb."""
     add_model(p)
     add_machine(p)
-    add_search(p).add_argument("--incremental", action="store_true",
-                               help="keep what was decided for most of a model planned before (in the cache) and solve what changed; without it all is searched")
+    add_search(p).add_argument(
+        "--incremental",
+        action="store_true",
+        help=(
+            "keep what was decided for most of a model planned before (in the cache) and solve what"
+            " changed; without it all is searched"
+        ),
+    )
     add_serving(p)
-    p.add_argument("--confirm", default="", metavar="WHERE",
-                   help="gpu:h100 or tpu:v5e:4x4: compile the best plans (three at most) without the hardware and take the first that the compiler says fits")
+    p.add_argument(
+        "--confirm",
+        default="",
+        metavar="WHERE",
+        help=(
+            "gpu:h100 or tpu:v5e:4x4: compile the best plans (three at most) without the hardware"
+            " and take the first that the compiler says fits"
+        ),
+    )
     g = p.add_argument_group("output")
-    g.add_argument("-o", dest="output", metavar="FILE", help="strategy file (default: MODEL.plan.json)")
+    g.add_argument(
+        "-o", dest="output", metavar="FILE", help="strategy file (default: MODEL.plan.json)"
+    )
     g.add_argument("--emit", metavar="FILE.py", help="also write the program")
-    g.add_argument("--backend", default="shard_map", metavar="NAME", help="of --emit: shard_map (default) or jit")
+    g.add_argument(
+        "--backend",
+        default="shard_map",
+        metavar="NAME",
+        help="of --emit: shard_map (default) or jit",
+    )
     g.add_argument("--json", action="store_true", help="the strategy on stdout, no summary")
     g.add_argument("--quiet", action="store_true", help="no summary and no progress")
     g.add_argument("--force", action="store_true", help="overwrite files of other models")
@@ -176,26 +398,67 @@ def make(p: argparse.ArgumentParser) -> None:
 def saved(p: argparse.ArgumentParser) -> None:
     """A saved strategy and its model."""
     p.add_argument("strategy", metavar="STRATEGY.json", help="a saved plan")
-    p.add_argument("--model", metavar="FILE", help="the model (default: where the strategy found it)")
+    p.add_argument(
+        "--model", metavar="FILE", help="the model (default: where the strategy found it)"
+    )
 
 
 def show(p: argparse.ArgumentParser) -> None:
     """Options of `plan show`."""
     saved(p)
-    p.add_argument("other", nargs="?", metavar="OTHER.json", help="with --html: a second plan beside the first")
+    p.add_argument(
+        "other", nargs="?", metavar="OTHER.json", help="with --html: a second plan beside the first"
+    )
     p.add_argument("--json", action="store_true", help="the strategy as JSON")
     p.add_argument("--html", metavar="FILE.html", help="write one self-contained page")
-    p.add_argument("--trace", metavar="FILE.json", help="write one step as a Chrome trace for Perfetto (needs the model)")
-    p.add_argument("--png", metavar="FILE.png", help="write timeline and memory as a picture (needs the model and matplotlib)")
+    p.add_argument(
+        "--trace",
+        metavar="FILE.json",
+        help="write one step as a Chrome trace for Perfetto (needs the model)",
+    )
+    p.add_argument(
+        "--png",
+        metavar="FILE.png",
+        help="write timeline and memory as a picture (needs the model and matplotlib)",
+    )
 
 
 def explain(p: argparse.ArgumentParser) -> None:
     """Options of `plan explain`."""
     saved(p)
-    p.add_argument("node", nargs="?", metavar="NODE_OR_TENSOR", help="a node, tensor, parameter or part of its name (as the file has it; with --model priced anew)")
-    p.add_argument("--pins", action="store_true", help="what each pin that the plan was made under costs: a search without it each (needs the model)")
-    p.add_argument("--untied", action="store_true", help="what is lost because repeated blocks decide alike: what each deciding for itself could save (needs the model)")
-    p.add_argument("--minimal-pins", action="store_true", help="the fewest annotations that --mode propagate makes this plan of, as a file for --pin (needs the model)")
+    p.add_argument(
+        "node",
+        nargs="?",
+        metavar="NODE_OR_TENSOR",
+        help=(
+            "a node, tensor, parameter or part of its name (as the file has it; with --model priced"
+            " anew)"
+        ),
+    )
+    p.add_argument(
+        "--pins",
+        action="store_true",
+        help=(
+            "what each pin that the plan was made under costs: a search without it each (needs the"
+            " model)"
+        ),
+    )
+    p.add_argument(
+        "--untied",
+        action="store_true",
+        help=(
+            "what is lost because repeated blocks decide alike: what each deciding for itself could"
+            " save (needs the model)"
+        ),
+    )
+    p.add_argument(
+        "--minimal-pins",
+        action="store_true",
+        help=(
+            "the fewest annotations that --mode propagate makes this plan of, as a file for --pin"
+            " (needs the model)"
+        ),
+    )
 
 
 def diff(p: argparse.ArgumentParser) -> None:
@@ -207,46 +470,104 @@ def diff(p: argparse.ArgumentParser) -> None:
 def check(p: argparse.ArgumentParser) -> None:
     """Options of `plan check`."""
     p.add_argument("model", metavar="FILE", help="the model as it is now")
-    p.add_argument("--against", required=True, metavar="STRATEGY.json", help="the committed baseline")
-    p.add_argument("--tolerance", default="step=2%,memory=5%", metavar="LIST", help="largest growth allowed (default step=2%%,memory=5%%)")
-    p.add_argument("--budget", metavar="FILE.toml", help="absolute limits per model: step_time, memory, devices")
-    p.add_argument("--format", default="text", metavar="NAME", help="text (default), markdown, github, json, junit")
+    p.add_argument(
+        "--against", required=True, metavar="STRATEGY.json", help="the committed baseline"
+    )
+    p.add_argument(
+        "--tolerance",
+        default="step=2%,memory=5%",
+        metavar="LIST",
+        help="largest growth allowed (default step=2%%,memory=5%%)",
+    )
+    p.add_argument(
+        "--budget",
+        metavar="FILE.toml",
+        help="absolute limits per model: step_time, memory, devices",
+    )
+    p.add_argument(
+        "--format",
+        default="text",
+        metavar="NAME",
+        help="text (default), markdown, github, json, junit",
+    )
     add_cache(p)
 
 
 def emit(p: argparse.ArgumentParser) -> None:
     """Options of `plan emit`."""
     saved(p)
-    p.add_argument("--backend", default="shard_map", metavar="NAME", help="shard_map (default: explicit collectives) or jit")
-    p.add_argument("--unroll", action="store_true", help="repeated blocks as a loop in Python instead of lax.scan")
-    p.add_argument("-o", dest="output", metavar="FILE.py", help="default: MODEL.py here; - for stdout")
-    p.add_argument("--force", action="store_true", help="overwrite a file that this command did not write")
+    p.add_argument(
+        "--backend",
+        default="shard_map",
+        metavar="NAME",
+        help="shard_map (default: explicit collectives) or jit",
+    )
+    p.add_argument(
+        "--unroll",
+        action="store_true",
+        help="repeated blocks as a loop in Python instead of lax.scan",
+    )
+    p.add_argument(
+        "-o", dest="output", metavar="FILE.py", help="default: MODEL.py here; - for stdout"
+    )
+    p.add_argument(
+        "--force", action="store_true", help="overwrite a file that this command did not write"
+    )
 
 
 def annotate(p: argparse.ArgumentParser) -> None:
     """Options of `plan annotate`."""
     saved(p)
-    p.add_argument("-o", dest="output", metavar="FILE.onnx", help="default: MODEL.annotated.onnx here")
+    p.add_argument(
+        "-o", dest="output", metavar="FILE.onnx", help="default: MODEL.annotated.onnx here"
+    )
     p.add_argument("--force", action="store_true", help="overwrite the file")
 
 
 def export(p: argparse.ArgumentParser) -> None:
     """Options of `plan export`."""
     saved(p)
-    p.add_argument("--to", required=True, metavar="NAME", help="maxtext, hf, megatron or torchtitan")
-    p.add_argument("-o", dest="output", metavar="FILE", help="the settings (default: stdout, and their cost to stderr)")
+    p.add_argument(
+        "--to", required=True, metavar="NAME", help="maxtext, hf, megatron or torchtitan"
+    )
+    p.add_argument(
+        "-o",
+        dest="output",
+        metavar="FILE",
+        help="the settings (default: stdout, and their cost to stderr)",
+    )
     p.add_argument("--force", action="store_true", help="overwrite the file")
 
 
 def import_(p: argparse.ArgumentParser) -> None:
     """Options of `plan import`."""
-    p.add_argument("config", metavar="CONFIG", help="a configuration of Megatron or MaxText (YAML), of torchtitan (TOML), or a tp_plan of Hugging Face (JSON)")
-    p.add_argument("--model", required=True, metavar="FILE", help="what it trains: an ONNX file, zoo:NAME[,key=value...], or a Hugging Face config.json")
-    p.add_argument("--from", dest="kind", default="", metavar="NAME", help="megatron, maxtext, torchtitan or hf (default: by its keys)")
+    p.add_argument(
+        "config",
+        metavar="CONFIG",
+        help=(
+            "a configuration of Megatron or MaxText (YAML), of torchtitan (TOML), or a tp_plan of"
+            " Hugging Face (JSON)"
+        ),
+    )
+    p.add_argument(
+        "--model",
+        required=True,
+        metavar="FILE",
+        help="what it trains: an ONNX file, zoo:NAME[,key=value...], or a Hugging Face config.json",
+    )
+    p.add_argument(
+        "--from",
+        dest="kind",
+        default="",
+        metavar="NAME",
+        help="megatron, maxtext, torchtitan or hf (default: by its keys)",
+    )
     add_workload(p)
     add_machine(p)
     g = p.add_argument_group("output")
-    g.add_argument("-o", dest="output", metavar="FILE", help="strategy file (default: CONFIG.plan.json)")
+    g.add_argument(
+        "-o", dest="output", metavar="FILE", help="strategy file (default: CONFIG.plan.json)"
+    )
     g.add_argument("--quiet", action="store_true", help="no summary and no progress")
     g.add_argument("--force", action="store_true", help="overwrite the file")
 
@@ -254,26 +575,119 @@ def import_(p: argparse.ArgumentParser) -> None:
 def launch(p: argparse.ArgumentParser) -> None:
     """Options of `plan launch`; what follows -- is the program's."""
     saved(p)
-    p.add_argument("--devices", metavar="auto", help="STRATEGY is a folder of plan sweep -o DIR: the plan of most devices that fits those that came up")
+    p.add_argument(
+        "--devices",
+        metavar="auto",
+        help=(
+            "STRATEGY is a folder of plan sweep -o DIR: the plan of most devices that fits those"
+            " that came up"
+        ),
+    )
     g = p.add_argument_group("where (one of these)")
-    g.add_argument("--local", type=whole, metavar="N", help="N processes on this machine, on virtual CPU devices")
-    g.add_argument("--nnodes", type=span, metavar="N", help="this node is one of N that run this command (of 2..8 with --devices auto); ranks are given as they join")
-    g.add_argument("--hostfile", metavar="FILE", help="lines HOST slots=N [rank=I]: a process on each, through ssh")
-    g.add_argument("--to", metavar="KIND", help="write files instead: slurm, mpirun, kubernetes or gke-tpu")
+    g.add_argument(
+        "--local",
+        type=whole,
+        metavar="N",
+        help="N processes on this machine, on virtual CPU devices",
+    )
+    g.add_argument(
+        "--nnodes",
+        type=span,
+        metavar="N",
+        help=(
+            "this node is one of N that run this command (of 2..8 with --devices auto); ranks are"
+            " given as they join"
+        ),
+    )
+    g.add_argument(
+        "--hostfile",
+        metavar="FILE",
+        help="lines HOST slots=N [rank=I]: a process on each, through ssh",
+    )
+    g.add_argument(
+        "--to", metavar="KIND", help="write files instead: slurm, mpirun, kubernetes or gke-tpu"
+    )
     g = p.add_argument_group("how")
-    g.add_argument("--coordinator", metavar="HOST:PORT", help="with --nnodes: where nodes join, an address of one of them")
-    g.add_argument("--slots", type=whole, metavar="N", help="with --devices auto: devices of a process (default: those that are here, else a node of the plans)")
-    g.add_argument("--timeout", type=seconds, default=600.0, metavar="S", help="seconds for nodes to join, and for processes to write nothing (default 600)")
-    g.add_argument("--cpu", action="store_true", help="virtual CPU devices in place of the planned ones (--local implies it)")
-    g.add_argument("--backend", default="shard_map", metavar="NAME", help="of the program: shard_map (default) or jit")
-    g.add_argument("--python", metavar="FILE", help="the interpreter that runs it (default this one; python3 in scripts)")
-    g.add_argument("--image", default="", metavar="NAME", help="with --to kubernetes, gke-tpu: a container image with jax")
-    g.add_argument("--volume", default="", metavar="CLAIM", help="with --to kubernetes, gke-tpu: a PersistentVolumeClaim, at /data")
-    g.add_argument("--time", type=duration, metavar="T", help="with --to: a run's limit, such as 90m, 12h or 3d (default for slurm: twice what --steps take)")
-    g.add_argument("--node-label", action="append", default=[], metavar="KEY=VALUE", help="with --to kubernetes: of its nodes (default: the GPU's product)")
-    g.add_argument("--rdma", default="rdma/ib", metavar="NAME", help="with --to kubernetes: what GPUs of several nodes ask for, or none (default rdma/ib)")
-    g.add_argument("-o", dest="output", metavar="DIR", help="folder of program, logs and scripts (default MODEL.launch)")
-    g.add_argument("--force", action="store_true", help="overwrite a program that this command did not write")
+    g.add_argument(
+        "--coordinator",
+        metavar="HOST:PORT",
+        help="with --nnodes: where nodes join, an address of one of them",
+    )
+    g.add_argument(
+        "--slots",
+        type=whole,
+        metavar="N",
+        help=(
+            "with --devices auto: devices of a process (default: those that are here, else a node"
+            " of the plans)"
+        ),
+    )
+    g.add_argument(
+        "--timeout",
+        type=seconds,
+        default=600.0,
+        metavar="S",
+        help="seconds for nodes to join, and for processes to write nothing (default 600)",
+    )
+    g.add_argument(
+        "--cpu",
+        action="store_true",
+        help="virtual CPU devices in place of the planned ones (--local implies it)",
+    )
+    g.add_argument(
+        "--backend",
+        default="shard_map",
+        metavar="NAME",
+        help="of the program: shard_map (default) or jit",
+    )
+    g.add_argument(
+        "--python",
+        metavar="FILE",
+        help="the interpreter that runs it (default this one; python3 in scripts)",
+    )
+    g.add_argument(
+        "--image",
+        default="",
+        metavar="NAME",
+        help="with --to kubernetes, gke-tpu: a container image with jax",
+    )
+    g.add_argument(
+        "--volume",
+        default="",
+        metavar="CLAIM",
+        help="with --to kubernetes, gke-tpu: a PersistentVolumeClaim, at /data",
+    )
+    g.add_argument(
+        "--time",
+        type=duration,
+        metavar="T",
+        help=(
+            "with --to: a run's limit, such as 90m, 12h or 3d (default for slurm: twice what"
+            " --steps take)"
+        ),
+    )
+    g.add_argument(
+        "--node-label",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="with --to kubernetes: of its nodes (default: the GPU's product)",
+    )
+    g.add_argument(
+        "--rdma",
+        default="rdma/ib",
+        metavar="NAME",
+        help="with --to kubernetes: what GPUs of several nodes ask for, or none (default rdma/ib)",
+    )
+    g.add_argument(
+        "-o",
+        dest="output",
+        metavar="DIR",
+        help="folder of program, logs and scripts (default MODEL.launch)",
+    )
+    g.add_argument(
+        "--force", action="store_true", help="overwrite a program that this command did not write"
+    )
     p.set_defaults(arguments=())
 
 
@@ -281,23 +695,75 @@ def weights(p: argparse.ArgumentParser) -> None:
     """Options of `plan weights`."""
     add_model(p)
     g = p.add_argument_group("checkpoint")
-    g.add_argument("--from", dest="source", required=True, metavar="DIR", help="folder with model.safetensors, or its shards and index")
-    g.add_argument("--back", metavar="FILE", help="write DIR anew, as the folder -o, with the values that a program's --export wrote to this file")
-    g.add_argument("--partial", action="store_true", help="parameters that DIR lacks are left out: programs draw them anew")
-    g.add_argument("-o", dest="output", metavar="FILE.safetensors", help="what to write, for a program's --weights (default: only say what matches)")
+    g.add_argument(
+        "--from",
+        dest="source",
+        required=True,
+        metavar="DIR",
+        help="folder with model.safetensors, or its shards and index",
+    )
+    g.add_argument(
+        "--back",
+        metavar="FILE",
+        help=(
+            "write DIR anew, as the folder -o, with the values that a program's --export wrote to"
+            " this file"
+        ),
+    )
+    g.add_argument(
+        "--partial",
+        action="store_true",
+        help="parameters that DIR lacks are left out: programs draw them anew",
+    )
+    g.add_argument(
+        "-o",
+        dest="output",
+        metavar="FILE.safetensors",
+        help="what to write, for a program's --weights (default: only say what matches)",
+    )
     g.add_argument("--force", action="store_true", help="overwrite the file")
 
 
 def verify(p: argparse.ArgumentParser) -> None:
     """Options of `plan verify`."""
     saved(p)
-    p.add_argument("--backend", default="shard_map", metavar="NAME", help="shard_map (default) or jit, as for plan emit, whose program is what is compiled")
+    p.add_argument(
+        "--backend",
+        default="shard_map",
+        metavar="NAME",
+        help="shard_map (default) or jit, as for plan emit, whose program is what is compiled",
+    )
     p.add_argument("--unroll", action="store_true", help="the program of plan emit --unroll")
-    p.add_argument("--target", default="cpu", metavar="WHERE", help="cpu (virtual devices, default), gpu:h100 or tpu:v5e:4x4: compiled without the hardware")
-    p.add_argument("--compute", default="plan", metavar="TYPE", help="with another target than cpu: plan (default), bfloat16 or float32")
+    p.add_argument(
+        "--target",
+        default="cpu",
+        metavar="WHERE",
+        help=(
+            "cpu (virtual devices, default), gpu:h100 or tpu:v5e:4x4: compiled without the hardware"
+        ),
+    )
+    p.add_argument(
+        "--compute",
+        default="plan",
+        metavar="TYPE",
+        help="with another target than cpu: plan (default), bfloat16 or float32",
+    )
     p.add_argument("--no-run", action="store_true", help="compile and compare figures, run nothing")
-    p.add_argument("--tolerance", type=positive, metavar="X", help="cpu: largest error of outputs and gradients (default 1e-4); else: largest difference of a judged figure")
-    p.add_argument("--time-limit", type=seconds, metavar="S", help="seconds for compiling and running (default 900)")
+    p.add_argument(
+        "--tolerance",
+        type=positive,
+        metavar="X",
+        help=(
+            "cpu: largest error of outputs and gradients (default 1e-4); else: largest difference"
+            " of a judged figure"
+        ),
+    )
+    p.add_argument(
+        "--time-limit",
+        type=seconds,
+        metavar="S",
+        help="seconds for compiling and running (default 900)",
+    )
 
 
 def compare(p: argparse.ArgumentParser) -> None:
@@ -312,51 +778,147 @@ def sweep(p: argparse.ArgumentParser) -> None:
     add_model(p, many=True)
     add_machine(p, many=True)
     g = p.add_argument_group("a whole run")
-    g.add_argument("--tokens", type=amount, metavar="N", help="tokens (or samples) to train on, such as 2T: days, device-hours, cost and energy of each row")
-    g.add_argument("--price", metavar="P", help="USD per device-hour, 2.4/h or h100=2.4,v5e=1.1 (default: the dated list price of the hardware)")
-    g.add_argument("--deadline", type=duration, metavar="T", help="30d, 12h or 2w: which rows keep it, and which does so most cheaply")
-    g.add_argument("--budget", type=amount, metavar="USD", help="1M: which row is done first within it")
+    g.add_argument(
+        "--tokens",
+        type=amount,
+        metavar="N",
+        help=(
+            "tokens (or samples) to train on, such as 2T: days, device-hours, cost and energy of"
+            " each row"
+        ),
+    )
+    g.add_argument(
+        "--price",
+        metavar="P",
+        help=(
+            "USD per device-hour, 2.4/h or h100=2.4,v5e=1.1 (default: the dated list price of the"
+            " hardware)"
+        ),
+    )
+    g.add_argument(
+        "--deadline",
+        type=duration,
+        metavar="T",
+        help="30d, 12h or 2w: which rows keep it, and which does so most cheaply",
+    )
+    g.add_argument(
+        "--budget", type=amount, metavar="USD", help="1M: which row is done first within it"
+    )
     add_search(p)
-    p.add_argument("--pareto", action="store_true", help="the plans of each point that no other betters in both time and memory")
+    p.add_argument(
+        "--pareto",
+        action="store_true",
+        help="the plans of each point that no other betters in both time and memory",
+    )
     p.add_argument("--json", action="store_true", help="rows and answers as JSON")
-    p.add_argument("-o", dest="output", metavar="DIR", help="store the plan of each row there (made if need be): for plan show, emit, and launch --devices auto")
+    p.add_argument(
+        "-o",
+        dest="output",
+        metavar="DIR",
+        help=(
+            "store the plan of each row there (made if need be): for plan show, emit, and launch"
+            " --devices auto"
+        ),
+    )
 
 
 def ops(p: argparse.ArgumentParser) -> None:
     """Options of `plan ops`."""
     add_model(p)
-    p.add_argument("--parameters", action="store_true", help="the weights instead: labels, shapes, what they feed, whether they train")
+    p.add_argument(
+        "--parameters",
+        action="store_true",
+        help="the weights instead: labels, shapes, what they feed, whether they train",
+    )
 
 
 def hardware(p: argparse.ArgumentParser) -> None:
     """Options of `plan hardware`."""
-    p.add_argument("name", nargs="?", metavar="NAME", help="a shipped device or machine, or a device file: every figure with its source")
+    p.add_argument(
+        "name",
+        nargs="?",
+        metavar="NAME",
+        help="a shipped device or machine, or a device file: every figure with its source",
+    )
     p.add_argument("--json", action="store_true", help="the same as JSON, in base units")
 
 
 def solve(p: argparse.ArgumentParser) -> None:
     """Options of `plan solve`."""
-    p.add_argument("problem", metavar="PROBLEM.json", help="a problem in the IOPDDL contest's JSON, gzipped or not")
-    p.add_argument("--time-limit", type=seconds, default=60.0, metavar="S", help="seconds, reading included (default 60)")
-    p.add_argument("--solver", default="auto", metavar="NAME", help="auto (default), dp, recursive, ilp")
+    p.add_argument(
+        "problem",
+        metavar="PROBLEM.json",
+        help="a problem in the IOPDDL contest's JSON, gzipped or not",
+    )
+    p.add_argument(
+        "--time-limit",
+        type=seconds,
+        default=60.0,
+        metavar="S",
+        help="seconds, reading included (default 60)",
+    )
+    p.add_argument(
+        "--solver", default="auto", metavar="NAME", help="auto (default), dp, recursive, ilp"
+    )
     p.add_argument("--seed", type=int, default=0, metavar="N")
     p.add_argument("-o", dest="output", metavar="FILE", help="write the choice: one JSON array")
 
 
 def cache(p: argparse.ArgumentParser) -> None:
     """Options of `plan cache`."""
-    p.add_argument("--cache", metavar="DIR", help="the folder (default: MESHWRIGHT_CACHE, or ~/.cache/meshwright): --cache build/plans")
-    p.add_argument("--clear", action="store_true", help="remove what is kept there, and nothing else")
+    p.add_argument(
+        "--cache",
+        metavar="DIR",
+        help="the folder (default: MESHWRIGHT_CACHE, or ~/.cache/meshwright): --cache build/plans",
+    )
+    p.add_argument(
+        "--clear", action="store_true", help="remove what is kept there, and nothing else"
+    )
 
 
 def calibrate(p: argparse.ArgumentParser) -> None:
     """Options of `plan calibrate`."""
-    p.add_argument("-o", dest="output", required=True, metavar="FILE.toml", help="the device file to write, for --hardware")
-    p.add_argument("--hardware", metavar="NAME|FILE", help="the device whose data sheet this is (default: the shipped one that jax names); with --runs, the one to start from")
+    p.add_argument(
+        "-o",
+        dest="output",
+        required=True,
+        metavar="FILE.toml",
+        help="the device file to write, for --hardware",
+    )
+    p.add_argument(
+        "--hardware",
+        metavar="NAME|FILE",
+        help=(
+            "the device whose data sheet this is (default: the shipped one that jax names); with"
+            " --runs, the one to start from"
+        ),
+    )
     p.add_argument("--force", action="store_true", help="overwrite FILE.toml")
     g = p.add_argument_group("measure the devices here")
-    g.add_argument("--devices", type=whole, metavar="N", help="how many (default: all; on a CPU 8 virtual ones)")
-    g.add_argument("--node-size", type=whole, metavar="N", help="devices of a node, where they are of several: links are then measured inside nodes and between them")
-    g.add_argument("--quick", action="store_true", help="fewer sizes and rounds: seconds instead of a minute")
+    g.add_argument(
+        "--devices",
+        type=whole,
+        metavar="N",
+        help="how many (default: all; on a CPU 8 virtual ones)",
+    )
+    g.add_argument(
+        "--node-size",
+        type=whole,
+        metavar="N",
+        help=(
+            "devices of a node, where they are of several: links are then measured inside nodes and"
+            " between them"
+        ),
+    )
+    g.add_argument(
+        "--quick", action="store_true", help="fewer sizes and rounds: seconds instead of a minute"
+    )
     g = p.add_argument_group("or learn from runs that were measured")
-    g.add_argument("--runs", metavar="FILE.jsonl", help="one run a line (docs/calibrate.md): fits what a cluster reaches of the device's figures")
+    g.add_argument(
+        "--runs",
+        metavar="FILE.jsonl",
+        help=(
+            "one run a line (docs/calibrate.md): fits what a cluster reaches of the device's"
+            " figures"
+        ),
+    )

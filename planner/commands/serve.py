@@ -1,4 +1,5 @@
-"""`plan MODEL --workload infer --prompt N --generate N --concurrency N`: a serving plan; and what `plan show` and `plan emit` do with its file."""
+"""`plan MODEL --workload infer --prompt N --generate N --concurrency N`: a serving plan; and what
+`plan show` and `plan emit` do with its file."""
 
 from __future__ import annotations
 
@@ -16,30 +17,72 @@ if TYPE_CHECKING:
 
 EXAMPLE = "--workload infer --prompt 2048 --generate 256 --concurrency 64"
 OPTIONS = ("prompt", "generate", "concurrency")
-OTHERS: dict[str, Any] = {"batch": None, "tokens_per_step": None, "shape": [], "pin": None, "mode": "auto", "strict": False, "tie": [], "loss": "", "logits": "",
-                          "shift_labels": False, "ignore_index": None, "trainable": [], "freeze": [], "lora": "", "backend": "shard_map", "time_limit": None,
-                          "incremental": False}  # fmt: skip
+OTHERS: dict[str, Any] = {
+    "batch": None,
+    "tokens_per_step": None,
+    "shape": [],
+    "pin": None,
+    "mode": "auto",
+    "strict": False,
+    "tie": [],
+    "loss": "",
+    "logits": "",
+    "shift_labels": False,
+    "ignore_index": None,
+    "trainable": [],
+    "freeze": [],
+    "lora": "",
+    "backend": "shard_map",
+    "time_limit": None,
+    "incremental": False,
+}
 """Options that a serving plan does not take, with what they are where they are not given."""
 
 
 def asked(args: argparse.Namespace) -> bool:
-    """Whether the options ask for a serving plan. Raises PlanError P222 for a part of them, and for what does not go with them."""
+    """Whether the options ask for a serving plan. Raises PlanError P222 for a part of them, and for
+    what does not go with them."""
     given = [n for n in OPTIONS if getattr(args, n) is not None]
     if not given:
         from planner.serving.result import OBJECTIVES
 
-        alone = f"--objective {args.objective}" if args.objective in OBJECTIVES else f"--quantize {args.quantize}" if args.quantize != "none" else ""
+        alone = (
+            f"--objective {args.objective}"
+            if args.objective in OBJECTIVES
+            else f"--quantize {args.quantize}"
+            if args.quantize != "none"
+            else ""
+        )
         alone = alone or ("--prefill-tokens" if args.prefill_tokens is not None else "")
         if alone:
-            raise PlanError("P222", f"{alone} is said of serving, which needs a prompt, tokens to generate and sequences", help=[EXAMPLE])
+            raise PlanError(
+                "P222",
+                f"{alone} is said of serving, which needs a prompt, tokens to generate and"
+                " sequences",
+                help=[EXAMPLE],
+            )
         return False
     if args.workload != "infer":
-        raise PlanError("P222", f"--{given[0]} is said of serving, and the workload is {args.workload}", help=["--workload infer"])
+        raise PlanError(
+            "P222",
+            f"--{given[0]} is said of serving, and the workload is {args.workload}",
+            help=["--workload infer"],
+        )
     if missing := [n for n in OPTIONS if n not in given]:
-        raise PlanError("P222", f"--{given[0]} without --{missing[0]}", help=[f"{EXAMPLE}: tokens, tokens, and sequences at once"])
+        raise PlanError(
+            "P222",
+            f"--{given[0]} without --{missing[0]}",
+            help=[f"{EXAMPLE}: tokens, tokens, and sequences at once"],
+        )
     if other := [n for n, usual in OTHERS.items() if getattr(args, n) != usual]:
-        raise PlanError("P222", f"a serving plan does not take --{other[0].replace('_', '-')}",
-                        help=["leave it out", "leave out --prompt, --generate and --concurrency to plan one pass"])  # fmt: skip
+        raise PlanError(
+            "P222",
+            f"a serving plan does not take --{other[0].replace('_', '-')}",
+            help=[
+                "leave it out",
+                "leave out --prompt, --generate and --concurrency to plan one pass",
+            ],
+        )
     return True
 
 
@@ -53,9 +96,21 @@ def run(args: argparse.Namespace, target: Path | None) -> int:
         refuse_other(Path(args.emit), args.force)
     objective, known = "throughput" if args.objective == "step" else args.objective, cache(args)
     with console.live(not args.quiet) as line:
-        made = serve(args.model, prompt=args.prompt, generate=args.generate, concurrency=args.concurrency, objective=objective, quantize=args.quantize,
-                     prefill_tokens=args.prefill_tokens, **machine(args), dims=workload(args)["dims"], solver=args.solver,
-                     seed=args.seed, progress=line.report, cache=known)  # fmt: skip
+        made = serve(
+            args.model,
+            prompt=args.prompt,
+            generate=args.generate,
+            concurrency=args.concurrency,
+            objective=objective,
+            quantize=args.quantize,
+            prefill_tokens=args.prefill_tokens,
+            **machine(args),
+            dims=workload(args)["dims"],
+            solver=args.solver,
+            seed=args.seed,
+            progress=line.report,
+            cache=known,
+        )
     if target:
         made.save(target)
     if args.json:
@@ -66,7 +121,10 @@ def run(args: argparse.Namespace, target: Path | None) -> int:
     if args.emit:
         written += write(made, args.model, Path(args.emit), False, args.force)
     if not args.quiet and written:
-        console.say(f"wrote {', '.join(written)}" + (f"   next: plan emit {target}" if target and not args.emit else ""))
+        console.say(
+            f"wrote {', '.join(written)}"
+            + (f"   next: plan emit {target}" if target and not args.emit else "")
+        )
     if not args.quiet:
         tell(known)
     return 0
@@ -84,13 +142,20 @@ def show(args: argparse.Namespace) -> int:
 
     made = Serving.load(args.strategy)
     if other := next((n for n in ("trace", "png", "other") if getattr(args, n)), ""):
-        raise PlanError("P223", f"--{other} is of one step, and {args.strategy} is a serving plan", help=["--html FILE.html, --json, or no option"])
+        raise PlanError(
+            "P223",
+            f"--{other} is of one step, and {args.strategy} is a serving plan",
+            help=["--html FILE.html, --json, or no option"],
+        )
     if args.html:
         from planner.commands.show import spare, write_text
         from planner.report.html import View, page
 
         spare(Path(args.html), b"<!doctype html>")
-        views = [View(letter, what, s, None, "") for letter, what, s in (("A", "prompts", made.prompts), ("B", "step", made.step))]
+        views = [
+            View(letter, what, s, None, "")
+            for letter, what, s in (("A", "prompts", made.prompts), ("B", "step", made.step))
+        ]
         write_text(args.html, page(views), "open it in a browser")
     elif args.json:
         console.data(made.to_json())
@@ -105,13 +170,25 @@ def emit(args: argparse.Namespace) -> int:
 
     made = Serving.load(args.strategy)
     if args.backend != "shard_map":
-        raise PlanError("P224", f"serving programs are written for shard_map, not for {args.backend}", help=["leave out --backend"])
+        raise PlanError(
+            "P224",
+            f"serving programs are written for shard_map, not for {args.backend}",
+            help=["leave out --backend"],
+        )
     source = files.model_of(made.step, args.strategy, args.model)
     if args.output == "-":
-        raise PlanError("P063", "a serving program may read constants and weights from a file beside it, so it does not go to stdout", help=["-o FILE.py"])
+        raise PlanError(
+            "P063",
+            "a serving program may read constants and weights from a file beside it, so it does not"
+            " go to stdout",
+            help=["-o FILE.py"],
+        )
     target = Path(args.output or f"{files.stem(source).replace('-', '_')}.py")
     written = write(made, source, target, args.unroll, args.force)
-    console.say(f"wrote {', '.join(written)}   next: python {target} --virtual-devices {made.step.topology['devices']}")
+    console.say(
+        f"wrote {', '.join(written)}   next: python {target} --virtual-devices"
+        f" {made.step.topology['devices']}"
+    )
     return 0
 
 
@@ -120,6 +197,9 @@ def write(made: Serving, source: str, target: Path, unroll: bool, force: bool) -
     from planner.commands.emit import write_files
     from planner.serving.serve import program, reopened
 
-    return write_files(lambda weights: program(made, source, weights_file=weights, unroll=unroll), lambda: reopened(made, source, quantized=False)[0], target, force)
-
-
+    return write_files(
+        lambda weights: program(made, source, weights_file=weights, unroll=unroll),
+        lambda: reopened(made, source, quantized=False)[0],
+        target,
+        force,
+    )

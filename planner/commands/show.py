@@ -1,4 +1,5 @@
-"""`plan show`: read-only views of a saved plan: the summary, JSON, one HTML page, a Chrome trace, plots."""
+"""`plan show`: read-only views of a saved plan: the summary, JSON, one HTML page, a Chrome trace,
+plots."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
 
 def run(args: argparse.Namespace) -> int:
-    """The summary or the JSON on stdout; or files. Several kinds of files may be asked for at once."""
+    """The summary or the JSON on stdout; or files. Several kinds of files may be asked for at
+    once."""
     from planner.commands import serve
     from planner.serving.result import is_serving
 
@@ -27,10 +29,22 @@ def run(args: argparse.Namespace) -> int:
         return serve.show(args)
     strategy = files.load(args.strategy)
     if args.other and not args.html:
-        raise PlanError("P002", f"`plan show` does not understand {args.other!r}", help=["--html FILE shows two plans side by side", "plan diff tells what changed"])
+        raise PlanError(
+            "P002",
+            f"`plan show` does not understand {args.other!r}",
+            help=["--html FILE shows two plans side by side", "plan diff tells what changed"],
+        )
     if args.json and (args.html or args.trace or args.png):
-        raise PlanError("P003", "--json prints the strategy, and the other options write files", help=["one or the other"])
-    for path, start in ((args.html, b"<!doctype html>"), (args.trace, b'{\n"traceEvents"'), (args.png, b"\x89PNG")):
+        raise PlanError(
+            "P003",
+            "--json prints the strategy, and the other options write files",
+            help=["one or the other"],
+        )
+    for path, start in (
+        (args.html, b"<!doctype html>"),
+        (args.trace, b'{\n"traceEvents"'),
+        (args.png, b"\x89PNG"),
+    ):
         if path:
             spare(Path(path), start)
     if args.html:
@@ -38,7 +52,11 @@ def run(args: argparse.Namespace) -> int:
     if args.trace:
         from planner.report.trace import trace
 
-        write_text(args.trace, trace(_priced(args, strategy)), "open it in ui.perfetto.dev or chrome://tracing")
+        write_text(
+            args.trace,
+            trace(_priced(args, strategy)),
+            "open it in ui.perfetto.dev or chrome://tracing",
+        )
     if args.png:
         from planner.report.html.derive import work_out
         from planner.report.html.plots import png
@@ -56,14 +74,19 @@ def run(args: argparse.Namespace) -> int:
 
 
 def spare(path: Path, start: bytes) -> None:
-    """A file that holds something else than this command writes there, a plan perhaps, is left alone."""
+    """A file that holds something else than this command writes there, a plan perhaps, is left
+    alone."""
     try:
         with opened(path) as f:
             found = f.read(len(start))
     except OSError:
         return  # nothing there, or nothing that can be read: writing says what is wrong
     if found and found != start:
-        raise PlanError("P053", f"{path} exists and is not what this option writes", help=["name another file, or remove this one"])
+        raise PlanError(
+            "P053",
+            f"{path} exists and is not what this option writes",
+            help=["name another file, or remove this one"],
+        )
 
 
 def write_text(path: str, text: str, next_step: str) -> None:
@@ -92,7 +115,8 @@ def _html(args: argparse.Namespace, strategy: Strategy) -> None:
 
 
 def _view(letter: str, path: str, strategy: Strategy, model: str | None) -> View:
-    """A plan with its detail where the model is found and still the same; a model that was named must be."""
+    """A plan with its detail where the model is found and still the same; a model that was named
+    must be."""
     from planner.commands.views import priced
     from planner.report.html import View
     from planner.report.html.derive import work_out
@@ -103,7 +127,20 @@ def _view(letter: str, path: str, strategy: Strategy, model: str | None) -> View
         framework = e.code == "P069"
         if model and not framework:
             raise
-        why = f"{e.what}. Drawn from the file alone: operators on the timeline, the memory curve, the graph’s edges and what each reshard serves are left out."
-        console.say(f"note: {e.what}" + ("" if framework else "; --model FILE adds the graph's edges, the timeline of operators and the memory curve"))
+        why = (
+            f"{e.what}. Drawn from the file alone: operators on the timeline, the memory curve, the"
+            " graph’s edges and what each reshard serves are left out."
+        )
+        console.say(
+            f"note: {e.what}"
+            + (
+                ""
+                if framework
+                else (
+                    "; --model FILE adds the graph's edges, the timeline of operators and the"
+                    " memory curve"
+                )
+            )
+        )
         return View(letter, Path(path).name, strategy, None, why)
     return View(letter, Path(path).name, strategy, detail)

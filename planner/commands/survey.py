@@ -29,13 +29,22 @@ def compare(args: argparse.Namespace) -> int:
     from planner.report.tables import comparison
 
     if args.mode in ("manual", "propagate"):
-        raise PlanError("P018", f"--mode {args.mode!r}: there is nothing to compare solvers on", help=["one of auto, data-parallel, semi-auto, hybrid"])
+        raise PlanError(
+            "P018",
+            f"--mode {args.mode!r}: there is nothing to compare solvers on",
+            help=["one of auto, data-parallel, semi-auto, hybrid"],
+        )
     rows: list[tuple[str, Strategy | str]] = []
     common = arguments(args)
     for name in SOLVERS:
         with console.live(True) as line:
             try:
-                strategy = api.plan(args.model, progress=line.report, **{**common, "solver": name}, baselines=not rows)
+                strategy = api.plan(
+                    args.model,
+                    progress=line.report,
+                    **{**common, "solver": name},
+                    baselines=not rows,
+                )
             except PlanError as e:
                 if e.exit_code != NO_PLAN:
                     raise
@@ -50,7 +59,8 @@ def compare(args: argparse.Namespace) -> int:
 
 
 def ops(args: argparse.Namespace) -> int:
-    """Coverage: per operator how often, its rule or why it has none, and its share of the FLOPs. With --parameters: the weights and which of them train."""
+    """Coverage: per operator how often, its rule or why it has none, and its share of the FLOPs.
+    With --parameters: the weights and which of them train."""
     from planner.report.tables import coverage
     from planner.space.build import Base
 
@@ -66,7 +76,8 @@ def ops(args: argparse.Namespace) -> int:
 
 
 def _open_any_size(args: argparse.Namespace) -> Model:
-    """The model; symbolic dims that nobody gave are `ANY_SIZE`: which operators have rules depends on no size, and their shares hardly do."""
+    """The model; symbolic dims that nobody gave are `ANY_SIZE`: which operators have rules depends
+    on no size, and their shares hardly do."""
     import planner.api as api
 
     options = workload(args)
@@ -77,15 +88,29 @@ def _open_any_size(args: argparse.Namespace) -> Model:
         open_dims = [name for line in e.help for name in re.findall(r"--dim ([^\s=]+)=\?", line)]
         if e.code != "P140" or not open_dims:
             raise
-        model = api.open_model(args.model, 1, **{**options, "dims": {**options["dims"], **dict.fromkeys(open_dims, ANY_SIZE)}})
+        model = api.open_model(
+            args.model,
+            1,
+            **{**options, "dims": {**options["dims"], **dict.fromkeys(open_dims, ANY_SIZE)}},
+        )
         model.graph(1)
-        console.say(f"note: {', '.join(open_dims)} taken as {ANY_SIZE} ({' '.join(f'--dim {name}=N' for name in open_dims)})")
+        console.say(
+            f"note: {', '.join(open_dims)} taken as {ANY_SIZE}"
+            f" ({' '.join(f'--dim {name}=N' for name in open_dims)})"
+        )
     return model
 
 
 def hardware(args: argparse.Namespace) -> int:
     """The devices and machines that ship, or one with the source of every figure."""
-    from costmodels.hardware.describe import as_json, describe, describe_topology, library, overview, topology_table
+    from costmodels.hardware.describe import (
+        as_json,
+        describe,
+        describe_topology,
+        library,
+        overview,
+        topology_table,
+    )
     from costmodels.hardware.device import topology_names
     from planner.machine.topology import device
     from planner.machine.topology_file import from_file, is_topology

@@ -25,7 +25,8 @@ FEWEST, MAX = "fewest", "max"
 
 
 def series(text: str, option: str = "devices", example: str = "8,16..512") -> list[int]:
-    """Numbers of `8,16..512`, with k and M for thousands of 1024: the dots double the number before them up to the one after."""
+    """Numbers of `8,16..512`, with k and M for thousands of 1024: the dots double the number before
+    them up to the one after."""
     from planner.commands.options import whole
 
     found: list[int] = []
@@ -34,17 +35,31 @@ def series(text: str, option: str = "devices", example: str = "8,16..512") -> li
         try:
             n, end = whole(first), whole(last if dots else first)
         except argparse.ArgumentTypeError as e:
-            raise PlanError("P003", f"--{option}: {e}", help=[f"numbers and doublings, such as {example}"]) from e
+            raise PlanError(
+                "P003", f"--{option}: {e}", help=[f"numbers and doublings, such as {example}"]
+            ) from e
         if option == "devices" and end > MOST_DEVICES:
-            raise PlanError("P003", f"--devices: {end:,} are more than the {MOST_DEVICES:,} that are swept", help=["fewer devices: plan FILE --devices N takes any number"])
+            raise PlanError(
+                "P003",
+                f"--devices: {end:,} are more than the {MOST_DEVICES:,} that are swept",
+                help=["fewer devices: plan FILE --devices N takes any number"],
+            )
         if end < n:
-            raise PlanError("P003", f"--{option}: {part!r} runs backwards", help=[f"numbers and doublings, such as {example}"])
+            raise PlanError(
+                "P003",
+                f"--{option}: {part!r} runs backwards",
+                help=[f"numbers and doublings, such as {example}"],
+            )
         while n <= end:
             found.append(n)
             n *= 2
     found = list(dict.fromkeys(found))
     if len(found) > MOST_COUNTS:
-        raise PlanError("P003", f"--{option}: {len(found)} numbers are more than {MOST_COUNTS}", help=["fewer of them"])
+        raise PlanError(
+            "P003",
+            f"--{option}: {len(found)} numbers are more than {MOST_COUNTS}",
+            help=["fewer of them"],
+        )
     return found
 
 
@@ -55,7 +70,11 @@ def prices(text: str | None) -> dict[str, float]:
         name, _, value = part.strip().rpartition("=")
         match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)(?:\s*(?:USD)?/h)?", value.strip())
         if not match or not float(match[1]):
-            raise PlanError("P003", f"--price: {part!r} is not a price", help=["USD per device-hour: 2.4/h, or by hardware: h100=2.4,v5e=1.1"])
+            raise PlanError(
+                "P003",
+                f"--price: {part!r} is not a price",
+                help=["USD per device-hour: 2.4/h, or by hardware: h100=2.4,v5e=1.1"],
+            )
         found[name] = float(match[1])
     return found
 
@@ -70,9 +89,15 @@ def _by_hardware(paid: dict[str, float], hardware: list[str]) -> dict[str, float
         name = named_slice(name)[0]
         return aliases().get(name.lower(), name)
 
-    strange = next((name for name in paid if name and own(name) not in {own(h) for h in hardware}), "")
+    strange = next(
+        (name for name in paid if name and own(name) not in {own(h) for h in hardware}), ""
+    )
     if strange:
-        raise PlanError("P003", f"--price: {strange!r} is not among the hardware", help=[h for h in [did_you_mean(strange, hardware)] if h])
+        raise PlanError(
+            "P003",
+            f"--price: {strange!r} is not among the hardware",
+            help=[h for h in [did_you_mean(strange, hardware)] if h],
+        )
     found = {h: usd for h in hardware for name, usd in paid.items() if name and own(h) == own(name)}
     return found | {name: usd for name, usd in paid.items() if not name}
 
@@ -103,14 +128,21 @@ def run(args: argparse.Namespace) -> int:
         if stopped:
             raise KeyboardInterrupt
         raise next(r.error for r in rows if r.error is not None)
-    runs: list[Run | None] = [run_of(r, args.tokens, paid) if args.tokens and r.strategy is not None else None for r in rows]
+    runs: list[Run | None] = [
+        run_of(r, args.tokens, paid) if args.tokens and r.strategy is not None else None
+        for r in rows
+    ]
     if args.json:
         console.data(json.dumps(as_json(args.model, rows, runs, asked), indent=2, sort_keys=True))
     else:
-        console.data(sweep_text(args.model, rows, runs, asked, console.width(), console.colour(sys.stdout)))
+        console.data(
+            sweep_text(args.model, rows, runs, asked, console.width(), console.colour(sys.stdout))
+        )
         tell(sweeper.common["cache"])
     if ended and (done := len({r.point for r in rows})) < len(points):
-        console.say(f"--time-limit: {done} of {len(points)} points were planned in {args.time_limit:g} s")
+        console.say(
+            f"--time-limit: {done} of {len(points)} points were planned in {args.time_limit:g} s"
+        )
     if stopped:
         console.say("interrupted: these are the rows that were done")
         return INTERRUPTED
@@ -118,7 +150,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _keeper(args: argparse.Namespace) -> Callable[[Row], None]:
-    """What stores the plan of a row in the folder -o, by model, hardware, devices and sizes; nothing without a folder."""
+    """What stores the plan of a row in the folder -o, by model, hardware, devices and sizes;
+    nothing without a folder."""
     from planner.strategy.read import stem
 
     if args.output is None:
@@ -127,13 +160,26 @@ def _keeper(args: argparse.Namespace) -> Callable[[Row], None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as e:
-        raise PlanError("P056", f"cannot make the folder {str(folder)!r}: {e.strerror}", help=["-o a folder in one that exists and is writable"]) from e
+        raise PlanError(
+            "P056",
+            f"cannot make the folder {str(folder)!r}: {e.strerror}",
+            help=["-o a folder in one that exists and is writable"],
+        ) from e
 
     def keep(row: Row) -> None:
         if row.strategy is None:
             return
-        sizes = [f"{k}{v}" for k, v in row.point.dims] + ([f"batch{row.strategy.workload['batch']}"] if row.point.batch else [])
-        name = "-".join([stem(args.model), Path(row.point.hardware).stem.replace(":", "-"), str(row.devices), *sizes])
+        sizes = [f"{k}{v}" for k, v in row.point.dims] + (
+            [f"batch{row.strategy.workload['batch']}"] if row.point.batch else []
+        )
+        name = "-".join(
+            [
+                stem(args.model),
+                Path(row.point.hardware).stem.replace(":", "-"),
+                str(row.devices),
+                *sizes,
+            ]
+        )
         taken.append(name)
         again = taken.count(name)
         row.strategy.save(folder / f"{name}{f'-{again}' if again > 1 else ''}{SUFFIX}")
@@ -147,17 +193,26 @@ def _asked(args: argparse.Namespace) -> Any:
 
     for name in ("deadline", "budget", "price"):
         if getattr(args, name) is not None and args.tokens is None:
-            raise PlanError("P003", f"--{name} is about a whole run: how many tokens has it?", help=["--tokens 2T"])
+            raise PlanError(
+                "P003",
+                f"--{name} is about a whole run: how many tokens has it?",
+                help=["--tokens 2T"],
+            )
     return Asked(args.tokens, args.deadline, args.budget, args.pareto)
 
 
 def _common(args: argparse.Namespace) -> dict[str, Any]:
     """Keyword arguments of `planner.plan` that all points share."""
-    once = argparse.Namespace(**{**vars(args), "batch": None, "dim": [], "devices": None, "hardware": None})
+    once = argparse.Namespace(
+        **{**vars(args), "batch": None, "dim": [], "devices": None, "hardware": None}
+    )
     common = arguments(once)
     for name in ("devices", "hardware", "topology", "batch", "tokens_per_step"):
         common.pop(name)
-    return {**common, "dims": {k: series(v, "dim")[0] for k, v in args.dim if len(series(v, "dim")) == 1}}
+    return {
+        **common,
+        "dims": {k: series(v, "dim")[0] for k, v in args.dim if len(series(v, "dim")) == 1},
+    }
 
 
 def _points(args: argparse.Namespace) -> list[Point]:
@@ -168,38 +223,74 @@ def _points(args: argparse.Namespace) -> list[Point]:
     from planner.whatif.sweep import own_devices
     from planner.whatif.sweep_rows import Point
 
-    hardware = list(dict.fromkeys(h.strip() for h in (args.hardware or DEFAULT_HARDWARE).split(",") if h.strip()))
+    hardware = list(
+        dict.fromkeys(
+            h.strip() for h in (args.hardware or DEFAULT_HARDWARE).split(",") if h.strip()
+        )
+    )
     twice = next((k for i, (k, _) in enumerate(args.dim) if k in dict(args.dim[:i])), "")
     if twice:
-        raise PlanError("P003", f"--dim {twice} is given twice", help=[f"--dim {twice}={','.join(v for k, v in args.dim if k == twice)}"])
-    dims = [[(k, n) for n in found] for k, found in ((k, series(v, f"dim {k}", "4k,8k..128k")) for k, v in args.dim) if len(found) > 1]
-    batches: list[int | str | None] = [None] if args.batch is None else [MAX] if args.batch == MAX else [*series(args.batch, "batch", "64,256..1024")]
+        raise PlanError(
+            "P003",
+            f"--dim {twice} is given twice",
+            help=[f"--dim {twice}={','.join(v for k, v in args.dim if k == twice)}"],
+        )
+    dims = [
+        [(k, n) for n in found]
+        for k, found in ((k, series(v, f"dim {k}", "4k,8k..128k")) for k, v in args.dim)
+        if len(found) > 1
+    ]
+    batches: list[int | str | None] = (
+        [None]
+        if args.batch is None
+        else [MAX]
+        if args.batch == MAX
+        else [*series(args.batch, "batch", "64,256..1024")]
+    )
     fewest = args.devices == FEWEST
     counts: list[int | None] = [None] if fewest or args.devices is None else [*series(args.devices)]
     own = {h: own_devices(h) for h in hardware} if args.devices is None else {}
     if args.devices is None and not all(named_slice(h)[1] or own[h] for h in hardware):
         raise PlanError("P017", "how many devices?", help=["--devices 8,16..512, or fewest"])
     if args.devices is not None and all(named_slice(h)[1] for h in hardware):
-        raise PlanError("P014", f"--devices {args.devices}, but slices say how many devices they have: {', '.join(hardware)}", help=["leave --devices out"])
+        raise PlanError(
+            "P014",
+            f"--devices {args.devices}, but slices say how many devices they have:"
+            f" {', '.join(hardware)}",
+            help=["leave --devices out"],
+        )
     if args.scaling is not None:
         choose("scaling", args.scaling, ("strong", "weak"))
     largest = args.batch == MAX
-    clashes = {"--batch and --tokens-per-step": args.batch and args.tokens_per_step, "--devices fewest and --batch max": fewest and largest,
-               "--pareto and --batch max": args.pareto and largest, "--pareto and --devices fewest": args.pareto and fewest,
-               "--scaling and --batch max": args.scaling and largest, "--tokens-per-step and --batch max": args.tokens_per_step and largest}  # fmt: skip
+    clashes = {
+        "--batch and --tokens-per-step": args.batch and args.tokens_per_step,
+        "--devices fewest and --batch max": fewest and largest,
+        "--pareto and --batch max": args.pareto and largest,
+        "--pareto and --devices fewest": args.pareto and fewest,
+        "--scaling and --batch max": args.scaling and largest,
+        "--tokens-per-step and --batch max": args.tokens_per_step and largest,
+    }
     for what, both in clashes.items():
         if both:
             raise PlanError("P003", f"{what} contradict each other", help=["give one of them"])
     every = itertools.product(hardware, itertools.product(*dims), batches, counts)
-    points = [Point(h, None if named_slice(h)[1] else n or own.get(h), d, b, args.tokens_per_step) for h, d, b, n in every]
+    points = [
+        Point(h, None if named_slice(h)[1] else n or own.get(h), d, b, args.tokens_per_step)
+        for h, d, b, n in every
+    ]
     points = list(dict.fromkeys(points))
     if len(points) > MOST_POINTS:
-        raise PlanError("P003", f"{len(points)} points are more than {MOST_POINTS}", help=["fewer devices, sizes or batches"])
+        raise PlanError(
+            "P003",
+            f"{len(points)} points are more than {MOST_POINTS}",
+            help=["fewer devices, sizes or batches"],
+        )
     return points
 
 
 def _rows(sweeper: Any, points: list[Point], args: argparse.Namespace) -> Iterator[Row]:
-    """Rows as they are planned; under --scaling with the batch that follows from the first of their series."""
+    """Rows as they are planned; under --scaling with the batch that follows from the first of their
+    series."""
     from dataclasses import replace
 
     first: dict[tuple[Any, ...], tuple[int, int]] = {}

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 def priced(strategy: Strategy, source: str) -> Priced:
-    """A strategy on its model with the recorded machine. PlanError when the model is another one."""
+    """A strategy on its model with the recorded machine. PlanError when the model is another
+    one."""
     from planner.machine.topology import from_json
     from planner.whatif.reprice import own_model, reprice
 
@@ -41,24 +42,44 @@ def explain(args: argparse.Namespace) -> int:
         console.data(report.explain(strategy, columns, colour))
         return 0
     names = report.find_nodes(strategy, args.node)
-    console.data(report.explain_node(strategy, names[0], columns, colour, _detail(args, strategy, names[0]), args.node))
+    console.data(
+        report.explain_node(
+            strategy, names[0], columns, colour, _detail(args, strategy, names[0]), args.node
+        )
+    )
     if len(names) > 1:
-        console.say(f"{args.node!r} also means {', '.join(names[1:4])}" + (f" and {len(names) - 4} more" if len(names) > 4 else ""))
+        console.say(
+            f"{args.node!r} also means {', '.join(names[1:4])}"
+            + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+        )
     return 0
 
 
 def _detail(args: argparse.Namespace, strategy: Strategy, name: str) -> Mapping[str, Any] | None:
-    """What a node costs: as the file has it, unless --model asks for it anew or the file was edited since. None, with a word, where neither file nor model tells."""
+    """What a node costs: as the file has it, unless --model asks for it anew or the file was edited
+    since. None, with a word, where neither file nor model tells."""
     from planner.support.words import hang
 
-    if not args.model and name in strategy.details and strategy.provenance.get("decisions") == strategy.decisions():
+    if (
+        not args.model
+        and name in strategy.details
+        and strategy.provenance.get("decisions") == strategy.decisions()
+    ):
         return strategy.details[name]
     try:
         found = priced(strategy, files.model_of(strategy, args.strategy, args.model))
     except PlanError as e:
         if args.model or e.code != "P058":
             raise
-        console.say("\n".join(hang("note: ", f"{e.what}; --model FILE adds operands, kernels and collectives", console.width())))
+        console.say(
+            "\n".join(
+                hang(
+                    "note: ",
+                    f"{e.what}; --model FILE adds operands, kernels and collectives",
+                    console.width(),
+                )
+            )
+        )
         return None
     from planner.pricing.breakdown import details
 
@@ -90,7 +111,11 @@ def _untied(args: argparse.Namespace, strategy: Strategy) -> int:
 def _whole(args: argparse.Namespace, option: str) -> None:
     """Raises PlanError P003 where a node is named beside an option that is of the whole plan."""
     if args.node is not None:
-        raise PlanError("P003", f"{option} is of the whole plan, and {args.node!r} is one node", help=["one or the other"])
+        raise PlanError(
+            "P003",
+            f"{option} is of the whole plan, and {args.node!r} is one node",
+            help=["one or the other"],
+        )
 
 
 def _minimal_pins(args: argparse.Namespace, strategy: Strategy) -> int:
@@ -104,9 +129,14 @@ def _minimal_pins(args: argparse.Namespace, strategy: Strategy) -> int:
     base = found.base
     nodes = fewest(base, Mesh(found.mesh.inner), {c: found.flow.split(c) for c in base.times})
     console.data(pins_file(strategy, nodes).rstrip())
-    said = f"{len(nodes)} of {len(base.times)} decisions written: with this plan's options, propagation makes the others ({len(base.graph.nodes):,} nodes)"
+    said = (
+        f"{len(nodes)} of {len(base.times)} decisions written: with this plan's options,"
+        f" propagation makes the others ({len(base.graph.nodes):,} nodes)"
+    )
     console.say("\n".join(hang("", said, console.width())))
-    console.say(f"next: plan {strategy.provenance.get('source', 'MODEL')} --mode propagate --pin FILE.toml")
+    console.say(
+        f"next: plan {strategy.provenance.get('source', 'MODEL')} --mode propagate --pin FILE.toml"
+    )
     return 0
 
 
@@ -115,5 +145,11 @@ def diff(args: argparse.Namespace) -> int:
     from planner.report.diff import render
     from planner.strategy.diff import compare
 
-    console.data(render(compare(files.load(args.before), files.load(args.after)), console.width(), console.colour(sys.stdout)))
+    console.data(
+        render(
+            compare(files.load(args.before), files.load(args.after)),
+            console.width(),
+            console.colour(sys.stdout),
+        )
+    )
     return 0

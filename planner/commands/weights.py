@@ -1,4 +1,5 @@
-"""`plan weights`: a Hugging Face checkpoint as a program's --weights file, and a trained file as the checkpoint again."""
+"""`plan weights`: a Hugging Face checkpoint as a program's --weights file, and a trained file as
+the checkpoint again."""
 
 from __future__ import annotations
 
@@ -18,8 +19,16 @@ if TYPE_CHECKING:
     from planner.workload.model import Model
 
 _OFFSET, _PAIRS = "its positions begin at row 2 of their table", "its rotary pairs lie side by side"
-WRITTEN_OTHERWISE = {"gemma": "its norms multiply by 1 + weight", "roberta": _OFFSET, "camembert": _OFFSET, "xlm-roberta": _OFFSET, "deepseek_v2": _PAIRS, "deepseek_v3": _PAIRS}
-"""model_type -> in what the library's arithmetic is not the zoo's, which is written for sizes: the same weights would compute something else."""
+WRITTEN_OTHERWISE = {
+    "gemma": "its norms multiply by 1 + weight",
+    "roberta": _OFFSET,
+    "camembert": _OFFSET,
+    "xlm-roberta": _OFFSET,
+    "deepseek_v2": _PAIRS,
+    "deepseek_v3": _PAIRS,
+}
+"""model_type -> in what the library's arithmetic is not the zoo's, which is written for sizes: the
+same weights would compute something else."""
 _NUMBER = re.compile(r"(?<![A-Za-z0-9])\d+(?![A-Za-z0-9])")
 
 
@@ -28,7 +37,11 @@ def run(args: argparse.Namespace) -> int:
     from planner.interop.checkpoints import convert, match, store
 
     if args.back and not args.output:
-        raise PlanError("P003", "--back writes a folder: -o names it", help=["plan weights MODEL --from DIR --back trained.safetensors -o DIR2"])
+        raise PlanError(
+            "P003",
+            "--back writes a folder: -o names it",
+            help=["plan weights MODEL --from DIR --back trained.safetensors -o DIR2"],
+        )
     shards = store.open_folder(args.source)
     target = Path(args.output) if args.output else None
     if target is not None and not args.back and target.exists() and not args.force:
@@ -45,7 +58,10 @@ def run(args: argparse.Namespace) -> int:
     if args.back:
         given = Path(args.back)
         done = convert.back(graph, shards, found, given, target)
-        console.say(f"wrote {target}: {_files(shards)}, {done.written} tensors with the values of {given}, {done.kept} as they were")
+        console.say(
+            f"wrote {target}: {_files(shards)}, {done.written} tensors with the values of {given},"
+            f" {done.kept} as they were"
+        )
         _name("no tensor of the checkpoint, left out", done.homeless)
         return 0
     size = convert.to_program(graph, folder, shards, found, target)
@@ -66,10 +82,15 @@ def opened(args: argparse.Namespace) -> Model:
 
 
 def _refuse_other_arithmetic(model: Model, shards: Shards) -> None:
-    """Raises PlanError P213 where a zoo model would not compute what the checkpoint was trained for."""
+    """Raises PlanError P213 where a zoo model would not compute what the checkpoint was trained
+    for."""
     if model.proto.producer_name == "meshwright-zoo" and shards.kind in WRITTEN_OTHERWISE:
-        raise PlanError("P213", f"the zoo writes {shards.kind} for its sizes, not for its weights: {WRITTEN_OTHERWISE[shards.kind]}",
-                        help=["export the model: examples/export_hf.py (docs/exporting.md)"])  # fmt: skip
+        raise PlanError(
+            "P213",
+            f"the zoo writes {shards.kind} for its sizes, not for its weights:"
+            f" {WRITTEN_OTHERWISE[shards.kind]}",
+            help=["export the model: examples/export_hf.py (docs/exporting.md)"],
+        )
 
 
 def _buffers(graph: Graph, folder: Path | None) -> frozenset[str]:
@@ -77,24 +98,44 @@ def _buffers(graph: Graph, folder: Path | None) -> frozenset[str]:
     from planner.workload.weights import missing
 
     away = set(missing(graph, folder))
-    return frozenset(n for n in graph.weights if n not in graph.trainable and graph.labels[n] not in away)
+    return frozenset(
+        n for n in graph.weights if n not in graph.trainable and graph.labels[n] not in away
+    )
 
 
 def report(shards: Shards, found: Matching) -> str:
     """How many parameters come from where, and what is left on either side."""
     takes = [(m, t) for m in found.matches for t in m.takes]
-    parts = sum(t.size != (s.shape[t.axis] if (s := shards.tensors[t.source]).shape else 1) for _, t in takes)
-    ways = {"turned": sum(any(t.flip for t in m.takes) for m in found.matches), "stacked": sum(m.stacked for m in found.matches), "parts of fused ones": parts,
-            "padded": sum(m.rows > 0 for m in found.matches)}  # fmt: skip
+    parts = sum(
+        t.size != (s.shape[t.axis] if (s := shards.tensors[t.source]).shape else 1)
+        for _, t in takes
+    )
+    ways = {
+        "turned": sum(any(t.flip for t in m.takes) for m in found.matches),
+        "stacked": sum(m.stacked for m in found.matches),
+        "parts of fused ones": parts,
+        "padded": sum(m.rows > 0 for m in found.matches),
+    }
     told = ", ".join(f"{n} {what}" for what, n in ways.items() if n) or "all as they lie"
-    rows = [f"{len(found.matches)} of {len(found.matches) + len(found.missing) + len(found.misfits)} parameters from {len({t.source for _, t in takes})} of "
-            f"{len(shards.tensors)} tensors in {_files(shards)}: {told}"]  # fmt: skip
+    rows = [
+        f"{len(found.matches)} of {len(found.matches) + len(found.missing) + len(found.misfits)}"
+        f" parameters from {len({t.source for _, t in takes})} of {len(shards.tensors)} tensors in"
+        f" {_files(shards)}: {told}"
+    ]
     rows += [f"  tied: {copy} = {source}" for copy, source in found.copies.items()]
     readers: dict[tuple[str, int], list[str]] = {}
     for m, t in takes:
         readers.setdefault((t.source, t.start), []).append(m.label)
-    rows += [f"  tied: {' and '.join(sorted(labels))} are read from one tensor, {source}" for (source, _), labels in readers.items() if len(labels) > 1]
-    rows += [f"  padded: {m.label} from {m.rows} to {m.shape[m.axis]} rows, zeros" for m in found.matches if m.rows]
+    rows += [
+        f"  tied: {' and '.join(sorted(labels))} are read from one tensor, {source}"
+        for (source, _), labels in readers.items()
+        if len(labels) > 1
+    ]
+    rows += [
+        f"  padded: {m.label} from {m.rows} to {m.shape[m.axis]} rows, zeros"
+        for m in found.matches
+        if m.rows
+    ]
     rows += [f"  not in the checkpoint: {row}" for row in grouped(found.missing)]
     rows += [f"  not in the model: {row}" for row in grouped(found.unread)]
     return "\n".join(rows)

@@ -18,11 +18,15 @@ from planner.sharding.layout import STAGE
 KEEP = 'jax.checkpoint_policies.save_only_these_names("collective")'
 
 
-def write_block(w: Writer, bodies: Sequence[Body], run: Run, pipeline: Pipeline | None = None) -> None:
-    """One function for the block, then a scan over stacked weights (or a loop over the repeats when unrolled).
+def write_block(
+    w: Writer, bodies: Sequence[Body], run: Run, pipeline: Pipeline | None = None
+) -> None:
+    """One function for the block, then a scan over stacked weights (or a loop over the repeats when
+    unrolled).
 
-    bodies: one of every copy of the batch; the function takes all copies one block on.
-    pipeline: these blocks are dealt out over stages: the scan is over those of this stage, which begins with what it is handed.
+    bodies: one of every copy of the batch; the function takes all copies one block on. pipeline:
+    these blocks are dealt out over stages: the scan is over those of this stage, which begins with
+    what it is handed.
     """
     number, body = w.runs.index(run), bodies[0]
     flow, inside = w.flow, range(run.first, run.first + run.period)
@@ -30,22 +34,32 @@ def write_block(w: Writer, bodies: Sequence[Body], run: Run, pipeline: Pipeline 
     gathers = w.backend == "shard_map" and any(sharded(flow, names[0]) for names in run.weights)
     entering = [b.value(c.enters, c.layout) for b in bodies for c in run.carries]
     table = block_table(w, run, f"{w.prefix.upper()}BLOCK{number}")
-    inner = body.inner(inner_flow(body.flow, run), repeats=spoken(w.flow.graph, run), tie=w.unroll and gathers, name_collectives=bool(mode),
-                       weights={names[0]: f"w[{literal(table.short[names[0]])}]" for names in run.weights})  # fmt: skip
+    inner = body.inner(
+        inner_flow(body.flow, run),
+        repeats=spoken(w.flow.graph, run),
+        tie=w.unroll and gathers,
+        name_collectives=bool(mode),
+        weights={names[0]: f"w[{literal(table.short[names[0]])}]" for names in run.weights},
+    )
     inners = (inner, *(inner.again(b.own, b) for b in bodies[1:]))
     carries = [(each, carry) for each in inners for carry in run.carries]
     carried = tuple(inner.fresh("x") for _ in carries)
     for (each, carry), variable in zip(carries, carried, strict=True):
         each.bind(carry.enters, carry.layout, variable)
     away = "activations" in flow.plan.offload and mode in ("all", "keep")
-    inner.lines += [f'{variable} = checkpoint_name({variable}, "entering")' for variable in carried if away]
+    inner.lines += [
+        f'{variable} = checkpoint_name({variable}, "entering")' for variable in carried if away
+    ]
     inner.lines += ["w = brought(w)"] if any(names[0] in w.waiting for names in run.weights) else []
     for i in inside:
         for each in inners:
             each.node(i)
     inner.results += [each.value(c.leaves[0], c.layout) for each, c in carries]
     inner.results += [inner.value(row[0], handed_out(flow.source[row[0]])) for row in run.yields]
-    layouts = ", ".join(f"{v} {c.layout.spell([f'd{i}' for i in range(len(c.layout.dims))])}" for v, (_, c) in zip(carried, carries, strict=True))
+    layouts = ", ".join(
+        f"{v} {c.layout.spell([f'd{i}' for i in range(len(c.layout.dims))])}"
+        for v, (_, c) in zip(carried, carries, strict=True)
+    )
     what = comment(f"{table.what}, one of {run.repeats}; carries {layouts}", 160)
     block = Function(f"{w.prefix}block{number}", f"{what}.", inner, (*carried, "w"))
     w.functions.append(block)
@@ -56,15 +70,26 @@ def write_block(w: Writer, bodies: Sequence[Body], run: Run, pipeline: Pipeline 
     name = block.name
     if mode and not (w.backend == "jit" and mode == "part"):
         policy = {"all": "", "keep": f", policy={KEEP}", "part": ", policy=no_gathers"}[mode]
-        policy = f', policy=send_away({literal("collective") if mode == "keep" else ""})' if away else policy
+        policy = (
+            f", policy=send_away({literal('collective') if mode == 'keep' else ''})"
+            if away
+            else policy
+        )
         wrap = f"recompute({name}{policy})" if w.unroll else f"jax.checkpoint({name}{policy})"
         name = f"{w.prefix}kept{number}"
         body.lines.append(f"{name} = {wrap}")
     state = "x" if len(carried) == 1 else "*x"
 
-    more = lambda: "".join(f", {a}" for a in block.arguments[len(carried) + 1 :])  # noqa: E731
+    more = lambda: "".join(f", {a}" for a in block.arguments[len(carried) + 1 :])
     if pipeline:
-        _stage_loop(body, pipeline, table.all_repeats, lambda weights: f"{name}({state}, {weights}{more()})", f"{out}, _ = lax.scan", start)
+        _stage_loop(
+            body,
+            pipeline,
+            table.all_repeats,
+            lambda weights: f"{name}({state}, {weights}{more()})",
+            f"{out}, _ = lax.scan",
+            start,
+        )
     elif w.unroll:
         body.lines.append(f"{out} = {start}")
         rows = body.fresh("rows") if run.yields else ""
@@ -79,8 +104,12 @@ def write_block(w: Writer, bodies: Sequence[Body], run: Run, pipeline: Pipeline 
             _hand_out(w, body, run, lambda k, r: f"{rows}[{r}][{k}]")
     else:
         rows = body.fresh("rows") if run.yields else "_"
-        head = f"{out}, {rows} = lax.scan(lambda x, w: " + (f"apart({name}({state}, w" if run.yields else f"({name}({state}, w")
-        rest = (f"), {len(carried)})" if run.yields else "), None)") + f", {start}, {table.all_repeats}, length={run.repeats})"
+        head = f"{out}, {rows} = lax.scan(lambda x, w: " + (
+            f"apart({name}({state}, w" if run.yields else f"({name}({state}, w"
+        )
+        rest = (
+            f"), {len(carried)})" if run.yields else "), None)"
+        ) + f", {start}, {table.all_repeats}, length={run.repeats})"
         body.lines.append(lambda: f"{head}{more()}{rest}")
         if run.yields:
             body.helpers.add("apart")
@@ -99,7 +128,8 @@ def _hand_out(w: Writer, body: Body, run: Run, place: Callable[[int, int], str])
 
 
 def _handed(body: Body, entering: list[str], pipeline: Pipeline) -> list[str]:
-    """What this stage's blocks begin with: in the first stage (and its first chunk) what enters, elsewhere what the stage before hands on (the argument x)."""
+    """What this stage's blocks begin with: in the first stage (and its first chunk) what enters,
+    elsewhere what the stage before hands on (the argument x)."""
     given = [body.fresh("x") for _ in entering]
     body.helpers.add("pick")
     first = f"lax.axis_index({literal(STAGE)}) == 0"
@@ -108,16 +138,28 @@ def _handed(body: Body, entering: list[str], pipeline: Pipeline) -> list[str]:
     return given
 
 
-def _stage_loop(body: Body, pipeline: Pipeline, weights: str, call: Callable[[str], str], scan: str, start: str) -> None:
-    """The scan over this stage's blocks; call(weights): a block's new state. Where stages do not divide the repeats, blocks beyond the last hand on what they get."""
+def _stage_loop(
+    body: Body, pipeline: Pipeline, weights: str, call: Callable[[str], str], scan: str, start: str
+) -> None:
+    """The scan over this stage's blocks; call(weights): a block's new state. Where stages do not
+    divide the repeats, blocks beyond the last hand on what they get."""
     each, repeats = pipeline.per_tick, pipeline.repeats
     if pipeline.per_stage * pipeline.stages == repeats:
-        body.lines.append(lambda: f"{scan}(lambda x, w: ({call('w')}, None), {start}, {weights}, length={each})")
+        body.lines.append(
+            lambda: f"{scan}(lambda x, w: ({call('w')}, None), {start}, {weights}, length={each})"
+        )
         return
     real = body.fresh("real")
     body.helpers.add("pick")
-    body.lines.append(f"{real} = lax.axis_index({literal(STAGE)}) * {each} + jnp.arange({each}) < {repeats}")
-    body.lines.append(lambda: f"{scan}(lambda x, w: (pick(w[1], {call('w[0]')}, x), None), {start}, ({weights}, {real}), length={each})")
+    body.lines.append(
+        f"{real} = lax.axis_index({literal(STAGE)}) * {each} + jnp.arange({each}) < {repeats}"
+    )
+    body.lines.append(
+        lambda: (
+            f"{scan}(lambda x, w: (pick(w[1], {call('w[0]')}, x), None), {start}, ({weights},"
+            f" {real}), length={each})"
+        )
+    )
 
 
 def spoken(graph: Graph, run: Run) -> dict[str, str]:

@@ -1,6 +1,8 @@
-"""The statements of one function: one per node, with what planner.emit.values writes to bring its operands into the layouts it needs.
+"""The statements of one function: one per node, with what planner.emit.values writes to bring its
+operands into the layouts it needs.
 
-`Backend` says how layouts appear: "shard_map" (local shapes, explicit collectives) or "jit" (global shapes, sharding constraints).
+`Backend` says how layouts appear: "shard_map" (local shapes, explicit collectives) or "jit" (global
+shapes, sharding constraints).
 """
 
 from __future__ import annotations
@@ -44,28 +46,62 @@ class Body(Values):
             if needs[slot] is not None:
                 name = node.inputs[slot]
                 if name in graph.weights and self.tie:
-                    self.cause = next((a for a, n in zip(args, node.inputs, strict=True) if a.isidentifier() and graph.tensors[n].is_float), "")
+                    self.cause = next(
+                        (
+                            a
+                            for a, n in zip(args, node.inputs, strict=True)
+                            if a.isidentifier() and graph.tensors[n].is_float
+                        ),
+                        "",
+                    )
                 rounded = self._rounded(node, slot)
-                args[slot] = self._on_pieces(name, needs[slot], rounded) if pieces else (self.computed if rounded else self.value)(name, needs[slot])  # type: ignore[arg-type]
+                args[slot] = (
+                    self._on_pieces(name, needs[slot], rounded)  # type: ignore[arg-type]
+                    if pieces
+                    else (self.computed if rounded else self.value)(name, needs[slot])  # type: ignore[arg-type]
+                )
         results = [rule.result(k, split, self.flow.plan.order) for k in range(len(live))]
         whole = self.backend == "jit"
         if whole and node.op in CONVOLUTIONS:
             self._restate(node, needs, args)
-        local = lambda name, layout: graph.tensors[name].shape if whole and not pieces else local_shape(graph.tensors[name].shape, layout, self.mesh)  # noqa: E731
-        operands = self._masked(node, rule, split, [operand(self, index, k) if a else "" for k, a in enumerate(args)] if pieces else args)
+        local = lambda name, layout: (
+            graph.tensors[name].shape
+            if whole and not pieces
+            else local_shape(graph.tensors[name].shape, layout, self.mesh)
+        )
+        operands = self._masked(
+            node,
+            rule,
+            split,
+            [operand(self, index, k) if a else "" for k, a in enumerate(args)] if pieces else args,
+        )
         call = Call(
-            replace(node, attrs=short_floats(node.attrs)), rule, split, self.mesh, tuple(operands),
-            tuple(local(n, need) if need is not None else () for n, need in zip(node.inputs, needs, strict=True)),
+            replace(node, attrs=short_floats(node.attrs)),
+            rule,
+            split,
+            self.mesh,
+            tuple(operands),
+            tuple(
+                local(n, need) if need is not None else ()
+                for n, need in zip(node.inputs, needs, strict=True)
+            ),
             tuple(local(o, layout) for o, layout in zip(live, results, strict=True)),
-            graph.shapes(node.inputs), graph.shapes(live),
-            tuple(graph.tensors[n].dtype if n else "" for n in node.inputs), tuple(self._dtype(o) for o in live), self.helpers,
-        )  # fmt: skip
+            graph.shapes(node.inputs),
+            graph.shapes(live),
+            tuple(graph.tensors[n].dtype if n else "" for n in node.inputs),
+            tuple(self._dtype(o) for o in live),
+            self.helpers,
+        )
         if node.bodies:
             call = self._with_bodies(call)
         try:
             text = OPERATORS[node.op].kernel(call)
         except NoRule as reason:
-            raise PlanError("P066", f"no program can be written: node {node.id!r} ({node.op}) has {reason}", help=["the plan stands"]) from None
+            raise PlanError(
+                "P066",
+                f"no program can be written: node {node.id!r} ({node.op}) has {reason}",
+                help=["the plan stands"],
+            ) from None
         if pieces:
             text, results[0] = on_pieces(self, text, index, args, results[0])
         text = text[1:-1] if wrapped(text) else text
@@ -74,7 +110,9 @@ class Body(Values):
         pending = "".join(f" partial over {'+'.join(r.partial)}" for r in results[:1] if r.partial)
         spoken = self.repeats.get(node.id, node.id)
         what = spoken if node.op in spoken.rpartition("/")[2] else f"{node.op} {spoken}"
-        self.lines.append(f"{', '.join(names)} = {text}  # {comment(what, 88)} -> {comment(cells + pending, 120)}")
+        self.lines.append(
+            f"{', '.join(names)} = {text}  # {comment(what, 88)} -> {comment(cells + pending, 120)}"
+        )
         for name, variable, layout in zip(live, names, results, strict=True):
             full = full_shape(self, name, layout) if pieces else graph.tensors[name].shape
             if full != graph.tensors[name].shape:
@@ -91,11 +129,22 @@ class Body(Values):
         names: list[str] = []
         made: tuple[tuple[str, Axes], ...] = ()
         for body, splits in zip(node.bodies, found.splits(node, call.split), strict=True):
-            flow = derive(body, replace(self.flow.plan, splits=splits, weight_plans={}, zero=0, runs=()), training=False)
+            flow = derive(
+                body,
+                replace(self.flow.plan, splits=splits, weight_plans={}, zero=0, runs=()),
+                training=False,
+            )
             name = self.fresh("body")
             exact = any(o in self.precise for o in node.outputs)
-            inner = type(self)(flow, self.backend, helpers=self.helpers, arrays=self.arrays, counter=self.counter, stem=f"{name}c",
-                               float_dtype="" if exact else self.float_dtype)  # fmt: skip
+            inner = type(self)(
+                flow,
+                self.backend,
+                helpers=self.helpers,
+                arrays=self.arrays,
+                counter=self.counter,
+                stem=f"{name}c",
+                float_dtype="" if exact else self.float_dtype,
+            )
             arguments = [inner.fresh("x") for _ in body.inputs]
             for tensor, variable in zip(body.inputs, arguments, strict=True):
                 if tensor in flow.source:
@@ -104,10 +153,17 @@ class Body(Values):
                 inner.node(index)
             results = [inner.value(o, flow.source[o].stored) for o in body.outputs]
             head = f"def {name}({', '.join(arguments)}):  # {comment(self._spoken(node.id), 88)}"
-            self.lines += [head, *(f"    {line}" for line in inner.lines), f"    return ({', '.join(results)},)"]
+            self.lines += [
+                head,
+                *(f"    {line}" for line in inner.lines),
+                f"    return ({', '.join(results)},)",
+            ]
             names.append(name)
             kept = body.outputs[len(body.outputs) - len(found.made) :]
-            made = tuple((inner._dtype(o), axes) for o, axes in zip(kept, found.axes(call.split, self.flow.plan.order), strict=True))
+            made = tuple(
+                (inner._dtype(o), axes)
+                for o, axes in zip(kept, found.axes(call.split, self.flow.plan.order), strict=True)
+            )
         return replace(call, functions=tuple(names), made=made)
 
     def _on_pieces(self, tensor: str, need: Layout, rounded: bool) -> str:
@@ -120,24 +176,42 @@ class Body(Values):
         return variable if want == shape else self._resized(variable, shape, want)
 
     def _rounded(self, node: Node, slot: int) -> bool:
-        """Whether an operand is a precise float that must be brought to the type of the others. Losses and attention's scores are float32 themselves."""
-        if not self.float_dtype or node.inputs[slot] not in self.precise or any(o in self.precise for o in node.outputs):
+        """Whether an operand is a precise float that must be brought to the type of the others.
+        Losses and attention's scores are float32 themselves."""
+        if (
+            not self.float_dtype
+            or node.inputs[slot] not in self.precise
+            or any(o in self.precise for o in node.outputs)
+        ):
             return False
-        return node.op not in OWN_MASKS and not (node.op in ("Attention", "CachedAttention") and slot == len(node.inputs) - 1 > 2)
+        return node.op not in OWN_MASKS and not (
+            node.op in ("Attention", "CachedAttention") and slot == len(node.inputs) - 1 > 2
+        )
 
     def _restate(self, node: Node, needs: Sequence[Layout | None], args: list[str]) -> None:
-        """State how a convolution's operands lie where the plan converts them: the partitioner of jax 0.10 gets the gradient of the weight wrong when the
-        operand is cut along its image and the weight along the channels."""
+        """State how a convolution's operands lie where the plan converts them: the partitioner of
+        jax 0.10 gets the gradient of the weight wrong when the operand is cut along its image and
+        the weight along the channels."""
         for slot, need in enumerate(needs):
             name = node.inputs[slot]
             if need is not None and need != self.flow.source[name]:
-                args[slot] = f"at({args[slot]}, {spec_text(need, self.flow.graph.tensors[name].shape, self.mesh)})"
+                args[slot] = (
+                    f"at({args[slot]},"
+                    f" {spec_text(need, self.flow.graph.tensors[name].shape, self.mesh)})"
+                )
 
-    def _constrain(self, tensor: str, variable: str, layout: Layout, shape: tuple[int, ...]) -> None:
-        """jit programs: state how the value is cut; where a plan has a collective, its result is named for checkpoint policies."""
+    def _constrain(
+        self, tensor: str, variable: str, layout: Layout, shape: tuple[int, ...]
+    ) -> None:
+        """jit programs: state how the value is cut; where a plan has a collective, its result is
+        named for checkpoint policies."""
         spec = spec_text(layout, shape, self.mesh)
         text = variable if spec == "P()" else f"at({variable}, {spec})"
-        if self.name_collectives and tensor in self.flow.trees and any(s.forward for s in self.flow.trees[tensor].steps()):
+        if (
+            self.name_collectives
+            and tensor in self.flow.trees
+            and any(s.forward for s in self.flow.trees[tensor].steps())
+        ):
             text = f'checkpoint_name({text}, "collective")'
         if text != variable:
             self.lines.append(f"{variable} = {text}")
@@ -151,8 +225,16 @@ class Body(Values):
             for d, dim in enumerate(dims):
                 for f in dim:
                     axes = split.axes(f)
-                    if args[slot] and f in rule.summed and axes and rule.sizes[f] % group(axes, self.mesh):
+                    if (
+                        args[slot]
+                        and f in rule.summed
+                        and axes
+                        and rule.sizes[f] % group(axes, self.mesh)
+                    ):
                         piece = padded(rule.sizes[f], axes, self.mesh) // group(axes, self.mesh)
                         self.helpers.add("real_part")
-                        out[slot] = f"real_part({out[slot]}, {d}, lax.axis_index({axes_text(axes)}) * {piece}, {rule.sizes[f]})"
+                        out[slot] = (
+                            f"real_part({out[slot]}, {d}, lax.axis_index({axes_text(axes)}) *"
+                            f" {piece}, {rule.sizes[f]})"
+                        )
         return out

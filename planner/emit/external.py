@@ -1,4 +1,5 @@
-"""Where a program finds weights: external data of the model in place, everything else in a .safetensors beside the program."""
+"""Where a program finds weights: external data of the model in place, everything else in a
+.safetensors beside the program."""
 
 from __future__ import annotations
 
@@ -13,13 +14,20 @@ STEPS = frozenset({"reshape", "transpose"})
 
 
 def in_place(graph: Graph, name: str) -> bool:
-    """Whether a program can map the weight from the model's own data file: whole bytes, and rewrites a program knows."""
+    """Whether a program can map the weight from the model's own data file: whole bytes, and
+    rewrites a program knows."""
     ref = graph.weights[name]
-    return isinstance(ref, WeightRef) and ref.kind == "external" and DTYPE_BYTES[graph.tensors[name].dtype] >= 1 and all(k in STEPS for k, _ in ref.transform)
+    return (
+        isinstance(ref, WeightRef)
+        and ref.kind == "external"
+        and DTYPE_BYTES[graph.tensors[name].dtype] >= 1
+        and all(k in STEPS for k, _ in ref.transform)
+    )
 
 
 def external_table(w: Writer, model_folder: str) -> str:
-    """EXTERNAL and MODEL_FOLDER. Weights of repeated blocks share a row where they differ in their offsets alone."""
+    """EXTERNAL and MODEL_FOLDER. Weights of repeated blocks share a row where they differ in their
+    offsets alone."""
     graph = w.flow.graph
     used = {n for node in graph.nodes for n in node.inputs}
     inside = {names[0]: names for run in w.runs for names in run.weights}
@@ -30,22 +38,32 @@ def external_table(w: Writer, model_folder: str) -> str:
             names = inside.get(name, (name,))
             labels = [graph.labels.get(n, n) for n in names]
             key = template(labels) if len(names) > 1 else labels[0]
-            together = len(names) > 1 and [key.replace("*", str(i)) for i in range(len(names))] == labels and all(in_place(graph, n) for n in names)
+            together = (
+                len(names) > 1
+                and [key.replace("*", str(i)) for i in range(len(names))] == labels
+                and all(in_place(graph, n) for n in names)
+            )
             if not together or len({_row(graph, n) for n in names}) > 1:
                 names, key = (name,), labels[0]
             done.update(names)
             file, dtype, shape, steps = _row(graph, name)
-            offsets = _offsets([int(graph.weights[n].offset) for n in names])  # type: ignore[union-attr]
-            rows.append(f'    {literal(key)}: ({literal(file)}, "{dtype}", {offsets}, {shape}, {steps}),')
+            offsets = _offsets([int(graph.weights[n].offset) for n in names])
+            rows.append(
+                f'    {literal(key)}: ({literal(file)}, "{dtype}", {offsets}, {shape}, {steps}),'
+            )
     folder = f"MODEL_FOLDER = {literal(model_folder)}\n"
     if not rows:
         return f"EXTERNAL = {{}}\n{folder}"
-    note = "# name in the weights file (* counts repeats) -> (file in MODEL_FOLDER, dtype, offset of each repeat in bytes, shape, steps to the parameter)"
+    note = (
+        "# name in the weights file (* counts repeats) -> (file in MODEL_FOLDER, dtype, offset of"
+        " each repeat in bytes, shape, steps to the parameter)"
+    )
     return "\n".join([note, "EXTERNAL = {", *rows, "}", folder])
 
 
 def _row(graph: Graph, name: str) -> tuple[str, str, tuple[int, ...], str]:
-    """(file, dtype, shape as stored, steps from there): stored shapes are flat where there are steps."""
+    """(file, dtype, shape as stored, steps from there): stored shapes are flat where there are
+    steps."""
     ref, t = graph.weights[name], graph.tensors[name]
     assert isinstance(ref, WeightRef)
     if not ref.transform:
@@ -53,7 +71,12 @@ def _row(graph: Graph, name: str) -> tuple[str, str, tuple[int, ...], str]:
         return ref.location, t.dtype, (*rows, *t.shape[1:]), "()"
     steps = [f'("{kind}", {tuple(arg)})' for kind, arg in ref.transform]
     steps += [f'("reshape", {t.shape})'] if ref.transform[-1][0] != "reshape" else []
-    return ref.location, t.dtype, (int(ref.length // DTYPE_BYTES[t.dtype]),), f"({', '.join(steps)},)"
+    return (
+        ref.location,
+        t.dtype,
+        (int(ref.length // DTYPE_BYTES[t.dtype]),),
+        f"({', '.join(steps)},)",
+    )
 
 
 def _offsets(offsets: list[int]) -> str:

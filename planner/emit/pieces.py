@@ -1,13 +1,19 @@
-"""jit programs: nodes that run under shard_map, so that what they send is what the plan says; the partitioner places the collectives of all others.
+"""jit programs: nodes that run under shard_map, so that what they send is what the plan says; the
+partitioner places the collectives of all others.
 
-    lookups    the partitioner would gather their cotangents over the batch's axes, where the plan sums the table's gradient
+    lookups    the partitioner would gather their cotangents over the batch's axes, where the plan
+               sums the table's gradient
     sums       products whose result is a sum pending: it may sum whole where the plan scatters
-    gradients  products whose weight's gradient is scattered over some of the axes it is pending over, along a dim that axes cut already: it would sum over all
-    pieces     kernels that it would not divide, or divides wrongly: loops over rows sorted by data, kernels that send to their neighbours, images cut by rows
-    uneven     whatever reads or makes a value that axes do not divide evenly: the partitioner would keep it whole on every device
+    gradients  products whose weight's gradient is scattered over some of the axes it is pending
+               over, along a dim that axes cut already: it would sum over all
+    pieces     kernels that it would not divide, or divides wrongly: loops over rows sorted by data,
+               kernels that send to their neighbours, images cut by rows
+    uneven     whatever reads or makes a value that axes do not divide evenly: the partitioner would
+               keep it whole on every device
 
-Such a kernel is written as in a shard_map program. Sums pending in its result are taken in it, as every reader's way begins. Values cut unevenly are padded
-between such kernels, and weights between steps, as they are in a shard_map program; other readers get them without the padding.
+Such a kernel is written as in a shard_map program. Sums pending in its result are taken in it, as
+every reader's way begins. Values cut unevenly are padded between such kernels, and weights between
+steps, as they are in a shard_map program; other readers get them without the padding.
 """
 
 from __future__ import annotations
@@ -26,14 +32,17 @@ if TYPE_CHECKING:
     from planner.emit.values import Values
 
 BY_PIECE = frozenset({"RoutedExperts", "MaxPool"})
-"""Loops over rows sorted by data; and max pooling, whose positions wait for an element of their gradient, which the partitioner would sum over all devices."""
+"""Loops over rows sorted by data; and max pooling, whose positions wait for an element of their
+gradient, which the partitioner would sum over all devices."""
 CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 LOOKUPS = frozenset({"Gather", "GatherND"})
-"""Tables are not masked: the lookup never meets their padding, and masking would cost a copy of the table and one of its gradient."""
+"""Tables are not masked: the lookup never meets their padding, and masking would cost a copy of the
+table and one of its gradient."""
 
 
 def by_piece(body: Body, index: int) -> bool:
-    """Whether node `index` runs under shard_map (module docstring); only on several devices, and where no operand is a sum pending, which a jit program has nowhere."""
+    """Whether node `index` runs under shard_map (module docstring); only on several devices, and
+    where no operand is a sum pending, which a jit program has nowhere."""
     node, rule, split = body.flow.graph.nodes[index], body.flow.rules[index], body.flow.split(index)
     needs = [body.flow.need.get((index, k)) for k in range(len(node.inputs))]
     if prod(body.mesh.values()) == 1 or any(need is not None and need.partial for need in needs):
@@ -45,66 +54,113 @@ def by_piece(body: Body, index: int) -> bool:
     if node.bodies or sum(map(bool, node.outputs)) != 1:
         return False
     result = rule.result(0, split, body.flow.plan.order)
-    if rule.flops and (result.partial or any(_scattered(body, index, k, within=True) for k in range(len(node.inputs)))):
+    if rule.flops and (
+        result.partial
+        or any(_scattered(body, index, k, within=True) for k in range(len(node.inputs)))
+    ):
         return True
-    layouts = [(n, need) for n, need in zip(node.inputs, needs, strict=True) if n and need is not None]
-    return any(full_shape(body, n, layout) != body.flow.graph.tensors[n].shape for n, layout in [*layouts, (next(filter(None, node.outputs)), result)])
+    layouts = [
+        (n, need) for n, need in zip(node.inputs, needs, strict=True) if n and need is not None
+    ]
+    return any(
+        full_shape(body, n, layout) != body.flow.graph.tensors[n].shape
+        for n, layout in [*layouts, (next(filter(None, node.outputs)), result)]
+    )
 
 
 def full_shape(body: Values, tensor: str, layout: Layout) -> tuple[int, ...]:
     """Shape of a tensor whose dims are padded up to what their axes divide evenly."""
-    return tuple(padded(n, axes, body.mesh) for n, axes in zip(body.flow.graph.tensors[tensor].shape, layout.dims, strict=True))
+    return tuple(
+        padded(n, axes, body.mesh)
+        for n, axes in zip(body.flow.graph.tensors[tensor].shape, layout.dims, strict=True)
+    )
 
 
 def operand(body: Body, index: int, slot: int) -> str:
-    """An operand of a kernel of pieces, x and its number; the gradient of a weight is reduced as the plan has it."""
+    """An operand of a kernel of pieces, x and its number; the gradient of a weight is reduced as
+    the plan has it."""
     if found := _scattered(body, index, slot):
         axes, others, dim = found
         return f"scattered_first(x{slot}, {axes_text(axes)}, {axes_text(others)}, {dim})"
     return f"x{slot}"
 
 
-def on_pieces(body: Body, text: str, index: int, args: Sequence[str], result: Layout) -> tuple[str, Layout]:
-    """A kernel of pieces under shard_map, with the sums pending in its result, and the layout that the result then has."""
+def on_pieces(
+    body: Body, text: str, index: int, args: Sequence[str], result: Layout
+) -> tuple[str, Layout]:
+    """A kernel of pieces under shard_map, with the sums pending in its result, and the layout that
+    the result then has."""
     node = body.flow.graph.nodes[index]
     needs = [body.flow.need.get((index, slot)) for slot in range(len(node.inputs))]
-    given = [(f"x{k}", a, need) for k, (a, need) in enumerate(zip(args, needs, strict=True)) if a and need is not None]
+    given = [
+        (f"x{k}", a, need)
+        for k, (a, need) in enumerate(zip(args, needs, strict=True))
+        if a and need is not None
+    ]
     for step in _taken(body, node, result):
         text = body.step_text(text, step)
-        dims = tuple((*axes, *step.axes) if step.kind == "reduce-scatter" and d == step.dim else axes for d, axes in enumerate(result.dims))
+        dims = tuple(
+            (*axes, *step.axes) if step.kind == "reduce-scatter" and d == step.dim else axes
+            for d, axes in enumerate(result.dims)
+        )
         result = Layout(dims, tuple(a for a in result.partial if a not in step.axes))
     specs = ", ".join(spec_text(need) for _, _, need in given)
-    return f"by_piece(lambda {', '.join(x for x, _, _ in given)}: {text}, ({specs}), {spec_text(result)})({', '.join(a for _, a, _ in given)})", result
+    return (
+        (
+            f"by_piece(lambda {', '.join(x for x, _, _ in given)}: {text}, ({specs}),"
+            f" {spec_text(result)})({', '.join(a for _, a, _ in given)})"
+        ),
+        result,
+    )
 
 
 def _taken(body: Body, node: Node, result: Layout) -> Sequence[Step]:
-    """The steps that take a result's pending sums: those that begin every way to a reader, one sum where the ways differ."""
+    """The steps that take a result's pending sums: those that begin every way to a reader, one sum
+    where the ways differ."""
     if not result.partial:
         return ()
     tree = body.flow.trees.get(node.outputs[0])
     ways = ([tree.trunk] if tree.trunk else [*tree.branches.values()]) if tree else []
     steps = [steps[0] for steps in zip(*ways, strict=False) if len(set(steps)) == 1]
-    end = next((k for k, s in enumerate(steps) if s.kind not in ("reduce-scatter", "all-reduce")), len(steps))
+    end = next(
+        (k for k, s in enumerate(steps) if s.kind not in ("reduce-scatter", "all-reduce")),
+        len(steps),
+    )
     taken = {a for s in steps[:end] for a in s.axes}
     return steps[:end] if taken == set(result.partial) else (Step("all-reduce", result.partial),)
 
 
-def _scattered(body: Body, index: int, slot: int, within: bool = False) -> tuple[Axes, Axes, int] | None:
-    """(axes, others, dim) of a weight's gradient that the plan scatters along a dim over some of the axes it is pending over and sums over the others; None of
-    any other operand. within: only along a dim that axes cut already."""
+def _scattered(
+    body: Body, index: int, slot: int, within: bool = False
+) -> tuple[Axes, Axes, int] | None:
+    """(axes, others, dim) of a weight's gradient that the plan scatters along a dim over some of
+    the axes it is pending over and sums over the others; None of any other operand. within: only
+    along a dim that axes cut already."""
     name = body.flow.graph.nodes[index].inputs[slot]
     plan, need = body.flow.weights.get(name), body.flow.need.get((index, slot))
-    if plan is None or need is None or name not in body.flow.grad or not plan.zero or plan.dim < 0 or not set(plan.axes) < set(need.fan):
+    if (
+        plan is None
+        or need is None
+        or name not in body.flow.grad
+        or not plan.zero
+        or plan.dim < 0
+        or not set(plan.axes) < set(need.fan)
+    ):
         return None
     cut = plan.layout.dims[plan.dim]
-    if (within and not cut) or body.flow.graph.tensors[name].shape[plan.dim] % group(cut + plan.axes, body.mesh):
+    if (within and not cut) or body.flow.graph.tensors[name].shape[plan.dim] % group(
+        cut + plan.axes, body.mesh
+    ):
         return None
     return plan.axes, tuple(a for a in need.fan if a not in plan.axes), plan.dim
 
 
 def _exchanges(body: Body, index: int) -> bool:
-    """Whether a node's kernel is one of pieces that send to their neighbours, or a convolution of cut rows: the partitioner of jax 0.10 gets the gradient of
-    its weight wrong, and gathers what a ring passes on."""
+    """Whether a node's kernel is one of pieces that send to their neighbours, or a convolution of
+    cut rows: the partitioner of jax 0.10 gets the gradient of its weight wrong, and gathers what a
+    ring passes on."""
     rule, split, node = body.flow.rules[index], body.flow.split(index), body.flow.graph.nodes[index]
-    sends = any(i.kind == "collective-permute" and i.axes(split, body.flow.plan.order) for i in rule.inner)
+    sends = any(
+        i.kind == "collective-permute" and i.axes(split, body.flow.plan.order) for i in rule.inner
+    )
     return sends or (node.op in CONVOLUTIONS and any(split.axes(f) for f in rule.spatial))

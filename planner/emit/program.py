@@ -1,11 +1,15 @@
-"""A whole program: header, tables, forward, loss, gradients reduced once, optimizer, and a main that runs it anywhere.
+"""A whole program: header, tables, forward, loss, gradients reduced once, optimizer, and a main
+that runs it anywhere.
 
-Both back ends share every line but the layouts: shard_map programs see local shapes and write each collective; jit programs see global
-shapes and state shardings. Values of the model reach the text only through planner.emit.source.
+Both back ends share every line but the layouts: shard_map programs see local shapes and write each
+collective; jit programs see global shapes and state shardings. Values of the model reach the text
+only through planner.emit.source.
 
 Functions of the forward pass:
-    block     a repeated block, under lax.scan over stacked weights (or called in a loop, unrolled); wrapped as the plan recomputes
-    part      a stretch that gathers sharded weights (optimizer level 3): wrapped so that it gathers them again for its backward pass
+    block     a repeated block, under lax.scan over stacked weights (or called in a loop, unrolled);
+              wrapped as the plan recomputes
+    part      a stretch that gathers sharded weights (optimizer level 3): wrapped so that it gathers
+              them again for its backward pass
     stage     a long stretch of anything else, for the reader's sake
 """
 
@@ -40,28 +44,63 @@ __all__ = ["Backend", "Program", "Training", "Workload", "emit", "emitted_runs"]
 STAGE_NODES = 60
 
 
-def emit(graph: Graph, plan: Plan, *, workload: Workload, backend: Backend = "shard_map", unroll: bool = False,
-         training: Training = Training(), header: str = "", weights_file: str = "", compute: str = "float32", model_folder: str = ".",  # noqa: B008
-         gpu_memory: float | None = None) -> Program:  # fmt: skip
+def emit(
+    graph: Graph,
+    plan: Plan,
+    *,
+    workload: Workload,
+    backend: Backend = "shard_map",
+    unroll: bool = False,
+    training: Training = Training(),
+    header: str = "",
+    weights_file: str = "",
+    compute: str = "float32",
+    model_folder: str = ".",
+    gpu_memory: float | None = None,
+) -> Program:
     """Source text of the program for a plan.
 
-    graph: that of one microbatch; for training its first output is the scalar loss. compute: dtype of parameters and activations ("bfloat16"
-    keeps a float32 master copy beside the optimizer's moments; `--float32` switches a program back). weights_file: name of the .safetensors
-    beside the program; model_folder: where external data files lie, seen from the program; gpu_memory: share of a GPU's memory that JAX is to preallocate.
-    Raises PlanError when pinned layouts cannot be joined.
+    graph: that of one microbatch; for training its first output is the scalar loss. compute: dtype
+    of parameters and activations ("bfloat16" keeps a float32 master copy beside the optimizer's
+    moments; `--float32` switches a program back). weights_file: name of the .safetensors beside the
+    program; model_folder: where external data files lie, seen from the program; gpu_memory: share
+    of a GPU's memory that JAX is to preallocate. Raises PlanError when pinned layouts cannot be
+    joined.
     """
     check_kernels(graph)
     refuse_partitioned(plan, backend)
     if graph.hosted and plan.offload:
-        raise PlanError("P076", "tables on hosts and optimizer state there do not go together in a program", help=["pin offload=none, or --tables device"])
-    if unroll and (sent := [what for what in plan.offload if what in IN_LOOPS]):  # the GPU compiler holds more on the device then than it would without
-        raise PlanError("P076", f"blocks whose {' and '.join(sent)} wait in the host's memory are written as a loop only", help=["leave --unroll out"])
+        raise PlanError(
+            "P076",
+            "tables on hosts and optimizer state there do not go together in a program",
+            help=["pin offload=none, or --tables device"],
+        )
+    if unroll and (
+        sent := [what for what in plan.offload if what in IN_LOOPS]
+    ):  # the GPU compiler holds more on the device then than it would without
+        raise PlanError(
+            "P076",
+            f"blocks whose {' and '.join(sent)} wait in the host's memory are written as a loop"
+            " only",
+            help=["leave --unroll out"],
+        )
     flow = derive(graph, plan, training=workload == "train")
     stages = stages_of(flow)
     runs, reasons = emitted_runs(flow)
     counted = counted_rows(graph) if workload == "train" and plan.turns > 1 else ""
     pipeline = pipeline_of(graph, plan)
-    w = Writer(flow, backend, unroll and pipeline is None, training, runs, reasons=reasons, counted=counted, pipeline=pipeline, stages=stages, gpu_memory=gpu_memory)
+    w = Writer(
+        flow,
+        backend,
+        unroll and pipeline is None,
+        training,
+        runs,
+        reasons=reasons,
+        counted=counted,
+        pipeline=pipeline,
+        stages=stages,
+        gpu_memory=gpu_memory,
+    )
     collect_parameters(w)
     w.tables += [user_function(node) for node in graph.nodes if node.op == "UserLoss"]
     if w.pipeline or w.stages:
@@ -73,46 +112,78 @@ def emit(graph: Graph, plan: Plan, *, workload: Workload, backend: Backend = "sh
         body.results.append(body.value(w.counted, Layout(())))
     if more:
         _join_copies(w, body, more)
-    local = " on local pieces; equal on every device" if backend == "shard_map" and plan.mesh else ""
+    local = (
+        " on local pieces; equal on every device" if backend == "shard_map" and plan.mesh else ""
+    )
     rows = ", and the rows that count" if len(body.results) > 1 else ""
-    whose = f"{'Sum of the mean losses' if plan.turns > 1 and not w.counted else 'Mean loss'} of {plan.copies} microbatches at the same time" if more else ""
+    whose = (
+        f"{'Sum of the mean losses' if plan.turns > 1 and not w.counted else 'Mean loss'} of"
+        f" {plan.copies} microbatches at the same time"
+        if more
+        else ""
+    )
     whose = whose or f"Mean loss of one {'microbatch' if plan.microbatches > 1 else 'batch'}"
     doc = f"{whose}{rows}{local}." if workload == "train" else "The model."
-    w.functions.append(Function(name, doc, body, ("params", "frozen", "batch"), as_tuple=workload == "infer"))
+    w.functions.append(
+        Function(name, doc, body, ("params", "frozen", "batch"), as_tuple=workload == "infer")
+    )
     return _program(w, workload, header, weights_file, compute, model_folder)
 
 
 def refuse_partitioned(plan: Plan, backend: Backend) -> None:
-    """Refuse a plan whose collectives the compiler's partitioner cannot place. Plans searched for such a program are none."""
+    """Refuse a plan whose collectives the compiler's partitioner cannot place. Plans searched for
+    such a program are none."""
     if backend == "shard_map":
         return
-    only = {"what waits in the host's memory is": bool(plan.offload), "several copies of the batch at the same time are": plan.copies > 1,  # it would reduce each copy's gradient
-            "pipeline stages are": plan.stages > 1}  # fmt: skip
+    only = {
+        "what waits in the host's memory is": bool(plan.offload),
+        "several copies of the batch at the same time are": (
+            plan.copies > 1
+        ),  # it would reduce each copy's gradient
+        "pipeline stages are": plan.stages > 1,
+    }
     for what, there in only.items():
         if there:
-            raise PlanError("P068" if plan.stages > 1 else "P076", f"{what} written for shard_map only",
-                            help=["--backend shard_map", "plan MODEL --emit FILE.py --backend jit finds a plan without"])  # fmt: skip
+            raise PlanError(
+                "P068" if plan.stages > 1 else "P076",
+                f"{what} written for shard_map only",
+                help=[
+                    "--backend shard_map",
+                    "plan MODEL --emit FILE.py --backend jit finds a plan without",
+                ],
+            )
 
 
-def _program(w: Writer, workload: Workload, header: str, weights_file: str, compute: str, model_folder: str) -> Program:
+def _program(
+    w: Writer, workload: Workload, header: str, weights_file: str, compute: str, model_folder: str
+) -> Program:
     graph = w.flow.graph
     text = assemble(w, workload, header, weights_file, compute, model_folder)
-    labels = {p.key: tuple(graph.labels.get(t, t) for t in p.tensors) for p in w.parameters.values()}
-    labels = {b.key: tuple(graph.labels.get(p.name, p.name) for p in b.pieces) for b in w.packed} or labels
+    labels = {
+        p.key: tuple(graph.labels.get(t, t) for t in p.tensors) for p in w.parameters.values()
+    }
+    labels = {
+        b.key: tuple(graph.labels.get(p.name, p.name) for p in b.pieces) for b in w.packed
+    } or labels
     return Program(text, kept(w), labels, tuple(w.reasons))
 
 
 def check_kernels(graph: Graph) -> None:
-    """Refuse, all at once, the operators that cannot be written. They can be planned: their shapes are known."""
+    """Refuse, all at once, the operators that cannot be written. They can be planned: their shapes
+    are known."""
     bad = {n.op: n.id for n in reversed(graph.nodes) if n.op not in OPERATORS}
     if bad:
-        raise PlanError("P066", f"no program can be written: {len(bad)} operator(s) have no kernel",
-                        detail=[f"{op}: node {where!r}"[:160] for op, where in sorted(bad.items())],
-                        help=["the plan stands; docs/adding-an-operator.md shows how an operator is added"])  # fmt: skip
+        raise PlanError(
+            "P066",
+            f"no program can be written: {len(bad)} operator(s) have no kernel",
+            detail=[f"{op}: node {where!r}"[:160] for op, where in sorted(bad.items())],
+            help=["the plan stands; docs/adding-an-operator.md shows how an operator is added"],
+        )
 
 
 def emitted_runs(flow: Flow) -> tuple[list[Run], list[str]]:
-    """The repeated blocks that become one function, and why the others do not; none in unequal pipeline stages."""
+    """The repeated blocks that become one function, and why the others do not; none in unequal
+    pipeline stages."""
     runs: list[Run] = []
     reasons: list[str] = []
     for first, period, repeats in flow.plan.runs if not flow.plan.cuts else ():
@@ -125,13 +196,24 @@ def emitted_runs(flow: Flow) -> tuple[list[Run], list[str]]:
 
 
 def forward_bodies(w: Writer) -> tuple[Body, ...]:
-    """The body of the whole model, of every copy of the batch one; inner functions are added to the writer as they come."""
+    """The body of the whole model, of every copy of the batch one; inner functions are added to the
+    writer as they come."""
     graph, flow = w.flow.graph, w.flow
     for run in w.runs:
         flow = outer_flow(flow, run)
     own = {n for run in w.runs for names in run.weights for n in names}
-    body = Body(flow, w.backend, helpers=w.helpers, arrays=w.arrays, float_dtype="COMPUTE", precise=precise(graph), stem=f"{w.prefix}c")
-    body.weights = {t: f"{w.container(t)}[{literal(p.key)}]" for t, p in w.parameters.items() if t not in own}
+    body = Body(
+        flow,
+        w.backend,
+        helpers=w.helpers,
+        arrays=w.arrays,
+        float_dtype="COMPUTE",
+        precise=precise(graph),
+        stem=f"{w.prefix}c",
+    )
+    body.weights = {
+        t: f"{w.container(t)}[{literal(p.key)}]" for t, p in w.parameters.items() if t not in own
+    }
     body.weights |= {t: f"brought({text})" for t, text in body.weights.items() if t in w.waiting}
     copies = w.flow.plan.copies
     apart = of_each_copy(w.flow, w.runs) if copies > 1 else frozenset[str]()
@@ -139,10 +221,16 @@ def forward_bodies(w: Writer) -> tuple[Body, ...]:
     for k, b in enumerate(bodies):
         for name in graph.inputs:
             if name in flow.source:
-                b.bind(name, flow.source[name], f"batch[{literal(name)}]{f'[{k}]' if copies > 1 else ''}")
+                b.bind(
+                    name,
+                    flow.source[name],
+                    f"batch[{literal(name)}]{f'[{k}]' if copies > 1 else ''}",
+                )
     index = 0
     starts = {run.first: run for run in w.runs}
-    wrapped = {part.start: part for part in parts(w.flow, w.runs)} if w.backend == "shard_map" else {}
+    wrapped = (
+        {part.start: part for part in parts(w.flow, w.runs)} if w.backend == "shard_map" else {}
+    )
     stages = {stage.start: stage for stage in _stages(w, set(starts), set(wrapped))}
     while index < len(graph.nodes):
         if index in starts:
@@ -159,14 +247,19 @@ def forward_bodies(w: Writer) -> tuple[Body, ...]:
                 b.node(index)
             index += 1
     inside = {n for row in w.stacked for n in row} if w.prefix else set[str]()
-    body.results += [body.value(name, handed_out(flow.source[name])) for name in graph.outputs if name not in inside]
+    body.results += [
+        body.value(name, handed_out(flow.source[name]))
+        for name in graph.outputs
+        if name not in inside
+    ]
     body.results += list(w.stacked.values()) if w.prefix else []
     return bodies
 
 
 def _join_copies(w: Writer, body: Body, more: Sequence[Body]) -> None:
-    """Make the results of all copies of the batch one: the mean of their losses, or where several turns are added up the sum; of copies that count their rows, the mean over
-    all that count, with their number where there are several turns."""
+    """Make the results of all copies of the batch one: the mean of their losses, or where several
+    turns are added up the sum; of copies that count their rows, the mean over all that count, with
+    their number where there are several turns."""
     plan, loss = w.flow.plan, w.flow.graph.outputs[0]
     losses = [body.results[0], *(b.value(loss, handed_out(w.flow.source[loss])) for b in more)]
     counted = counted_rows(w.flow.graph)
@@ -176,8 +269,13 @@ def _join_copies(w: Writer, body: Body, more: Sequence[Body]) -> None:
         return
     rows = [b.value(counted, Layout(())) for b in (body, *more)]
     both, mean = body.fresh("rows"), body.fresh()
-    body.lines += [f"{both} = {' + '.join(rows)}",
-                   f"{mean} = ({' + '.join(f'{x} * {n}' for x, n in zip(losses, rows, strict=True))}) / jnp.maximum({both}, 1)"]  # fmt: skip
+    body.lines += [
+        f"{both} = {' + '.join(rows)}",
+        (
+            f"{mean} = ({' + '.join(f'{x} * {n}' for x, n in zip(losses, rows, strict=True))}) /"
+            f" jnp.maximum({both}, 1)"
+        ),
+    ]
     body.results[:] = [mean, both] if plan.turns > 1 else [mean]
 
 
@@ -190,9 +288,17 @@ def _stages(w: Writer, runs: set[int], wrapped: set[int]) -> list[range]:
     for stop, after in ends:
         while stop - first > STAGE_NODES:
             limit = min(first + STAGE_NODES, stop)
-            cuts = [i for i in range(first + STAGE_NODES // 2, limit) if nodes[i].scope != nodes[i - 1].scope]
+            cuts = [
+                i
+                for i in range(first + STAGE_NODES // 2, limit)
+                if nodes[i].scope != nodes[i - 1].scope
+            ]
             # the most even cut: where the shallowest scope changes, the later the better
-            best = max(cuts, key=lambda i: (-len(_shared_scope(nodes[i].scope, nodes[i - 1].scope)), i), default=limit)
+            best = max(
+                cuts,
+                key=lambda i: (-len(_shared_scope(nodes[i].scope, nodes[i - 1].scope)), i),
+                default=limit,
+            )
             found.append(range(first, best))
             first = best
         first = after
@@ -211,23 +317,41 @@ def _shared_scope(a: str, b: str) -> list[str]:
 def _part(w: Writer, bodies: Sequence[Body], part: range, name: str) -> None:
     """A function that gathers the weights of a few nodes, wrapped so that they are not kept."""
     graph, body = w.flow.graph, bodies[0]
-    mine = list(dict.fromkeys(n for i in part for n in graph.nodes[i].inputs if n and sharded(w.flow, n)))
-    inner = body.inner(tie=True, name_collectives=True, weights={n: f"w[{literal(w.parameters[n].key)}]" for n in mine})
+    mine = list(
+        dict.fromkeys(n for i in part for n in graph.nodes[i].inputs if n and sharded(w.flow, n))
+    )
+    inner = body.inner(
+        tie=True,
+        name_collectives=True,
+        weights={n: f"w[{literal(w.parameters[n].key)}]" for n in mine},
+    )
     _fill(bodies, inner, part)
     shards = ", ".join(f"{literal(w.parameters[n].key)}: {body.weights[n]}" for n in mine)
     function = Function(name, f"{_span(graph, part)}.", inner, ("w",))
     w.functions.append(function)
-    body.lines.append(lambda: function.call(through="recompute({}, no_gathers)", arguments=(f"{{{shards}}}", *function.arguments[1:])))
+    body.lines.append(
+        lambda: function.call(
+            through="recompute({}, no_gathers)",
+            arguments=(f"{{{shards}}}", *function.arguments[1:]),
+        )
+    )
 
 
 def _stage(w: Writer, bodies: Sequence[Body], stage: range, name: str) -> None:
     """A plain function for a stretch of nodes."""
     graph, body = w.flow.graph, bodies[0]
-    readers = {n: {i for i, _ in graph.consumers[n]} for i in stage for n in graph.nodes[i].inputs if n in body.weights}
+    readers = {
+        n: {i for i, _ in graph.consumers[n]}
+        for i in stage
+        for n in graph.nodes[i].inputs
+        if n in body.weights
+    }
     own = {n: body.weights[n] for n, nodes in readers.items() if nodes <= set(stage)}
     inner = body.inner(weights=own)
     _fill(bodies, inner, stage)
-    dicts = tuple(d for d in ("params", "frozen") if any(text.startswith(d) for text in own.values()))
+    dicts = tuple(
+        d for d in ("params", "frozen") if any(text.startswith(d) for text in own.values())
+    )
     function = Function(name, f"{_span(graph, stage)}.", inner, dicts)
     w.functions.append(function)
     body.lines.append(lambda: function.call())
@@ -243,4 +367,8 @@ def _fill(bodies: Sequence[Body], inner: Body, nodes: range) -> None:
 
 def _span(graph: Graph, nodes: range) -> str:
     first, last = graph.nodes[nodes.start], graph.nodes[nodes.stop - 1]
-    return comment(first.id, 70) if len(nodes) == 1 else f"{comment(first.id, 70)} to {comment(last.id, 70)}"
+    return (
+        comment(first.id, 70)
+        if len(nodes) == 1
+        else f"{comment(first.id, 70)} to {comment(last.id, 70)}"
+    )

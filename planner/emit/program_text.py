@@ -1,4 +1,5 @@
-"""The text of a program, put together: docstring, imports, tables, the functions it needs, the model, the step and main."""
+"""The text of a program, put together: docstring, imports, tables, the functions it needs, the
+model, the step and main."""
 
 from __future__ import annotations
 
@@ -6,7 +7,18 @@ import numpy as np
 
 from planner.emit.external import external_table
 from planner.emit.source import KERNELS, comment, imports_for, literal, names_in, parts_for, tail_of
-from planner.emit.tables import away_table, copies_table, fused_table, gradients_table, hosted_table, inputs_table, labels_table, mesh_line, outputs_line, parameter_table
+from planner.emit.tables import (
+    away_table,
+    copies_table,
+    fused_table,
+    gradients_table,
+    hosted_table,
+    inputs_table,
+    labels_table,
+    mesh_line,
+    outputs_line,
+    parameter_table,
+)
 from planner.emit.text import array_table, inlined
 from planner.emit.unequal import packed_tables
 from planner.emit.writer import Workload, Writer
@@ -14,11 +26,14 @@ from planner.execution.pipeline import INTERLEAVED
 from planner.execution.techniques import IN_LOOPS
 
 LOOPLESS = ("Conv", "ConvTranspose")
-"""Operators whose kernels of XLA's CPU back end are slow inside loops (planner/emit/runtime/step/loop_convolutions.py)."""
+"""Operators whose kernels of XLA's CPU back end are slow inside loops
+(planner/emit/runtime/step/loop_convolutions.py)."""
 DTYPES = {"float32": "jnp.float32", "bfloat16": "jnp.bfloat16"}
 
 
-def assemble(w: Writer, workload: Workload, header: str, weights_file: str, compute: str, model_folder: str) -> str:
+def assemble(
+    w: Writer, workload: Workload, header: str, weights_file: str, compute: str, model_folder: str
+) -> str:
     """The program's text."""
     train, sharded = workload == "train", w.backend == "shard_map"
     model = "\n\n\n".join(function.text() for function in w.functions)
@@ -27,20 +42,44 @@ def assemble(w: Writer, workload: Workload, header: str, weights_file: str, comp
     files = [*KERNELS, "frame", "fused_copies" if w.flow.plan.copies > 1 else "fused"]
     if train:
         passes = f"{'counted' if w.counted else 'accumulate' if many else 'once'}_{'away' if w.away else steps}"
-        how = "pipeline_unequal" if w.stages else f"pipeline_{w.pipeline.schedule}" if w.pipeline else passes
+        how = (
+            "pipeline_unequal"
+            if w.stages
+            else f"pipeline_{w.pipeline.schedule}"
+            if w.pipeline
+            else passes
+        )
         convolves = any(node.op in LOOPLESS for node in w.flow.graph.nodes)
         loop = f"loop_{'convolutions' if convolves else 'scan'}{'_copies' if w.flow.plan.copies > 1 else ''}"
         files += ["stages"] if w.pipeline or w.stages else [loop]
         files += ["chunks"] if w.stages or how == f"pipeline_{INTERLEAVED}" else []
-        state = [f"state_{'host' if 'optimizer' in w.flow.plan.offload else 'device'}"] if sharded else []
-        files += [w.training.optimizer, how, f"step_{steps}", *state, "feed", "checkpoint", "start", *(["hosted", "main_hosted"] if w.flow.graph.hosted else ["main_train"])]
+        state = (
+            [f"state_{'host' if 'optimizer' in w.flow.plan.offload else 'device'}"]
+            if sharded
+            else []
+        )
+        files += [
+            w.training.optimizer,
+            how,
+            f"step_{steps}",
+            *state,
+            "feed",
+            "checkpoint",
+            "start",
+            *(["hosted", "main_hosted"] if w.flow.graph.hosted else ["main_train"]),
+        ]
     else:
         files += ["infer_shard_map" if sharded else "step_jit", "main_infer"]
     roots = {"main", "make_gradients"} if train else {"main"}
     mentioned = names_in(model)
     sliced = any(what in IN_LOOPS for what in w.flow.plan.offload)
     parked = ["packed_host"] if w.stages and "optimizer" in w.flow.plan.offload else []
-    instead = (*(["packed"] if w.stages else []), *parked, *(["away"] if w.away else []), *(["slices"] if sliced else []))
+    instead = (
+        *(["packed"] if w.stages else []),
+        *parked,
+        *(["away"] if w.away else []),
+        *(["slices"] if sliced else []),
+    )
     functions = parts_for(roots | mentioned, files, instead)
     before = parts_for(mentioned, files)
     tables = _tables(w, workload, compute, model_folder)
@@ -60,7 +99,14 @@ def _tables(w: Writer, workload: Workload, compute: str, model_folder: str) -> s
     train = workload == "train"
     params = [p for p in w.parameters.values() if train and p.tensors[0] in w.flow.grad]
     frozen = [p for p in w.parameters.values() if p not in params]
-    parts = [mesh_line(w), f"COMPUTE = {DTYPES[compute]}\n", f"GPU_MEMORY = {w.gpu_memory}  # share of it that JAX takes at the start: what the plan may use; None: as it does\n"]
+    parts = [
+        mesh_line(w),
+        f"COMPUTE = {DTYPES[compute]}\n",
+        (
+            f"GPU_MEMORY = {w.gpu_memory}  # share of it that JAX takes at the start: what the plan"
+            " may use; None: as it does\n"
+        ),
+    ]
     if train:
         parts.append(f"LEARNING_RATE = {w.training.lr!r}\n")
         parts.append(f"MICROBATCHES = {w.flow.plan.microbatches}\n")
@@ -68,7 +114,9 @@ def _tables(w: Writer, workload: Workload, compute: str, model_folder: str) -> s
         parts.append(fused_table(w, compute))
     parts.append(inputs_table(w))
     if w.stages:
-        return "".join([*parts, *packed_tables(w), external_table(w, model_folder), *w.tables, *_small(w)])
+        return "".join(
+            [*parts, *packed_tables(w), external_table(w, model_folder), *w.tables, *_small(w)]
+        )
     parts.append(parameter_table(w, "PARAMS", "trained parameter", params))
     parts.append(parameter_table(w, "FROZEN", "weight that does not change", frozen))
     parts.append(hosted_table(w))

@@ -1,7 +1,8 @@
 """Source text: safe literals, clean comments, and the functions a program carries with it.
 
-Nothing from a model reaches a program except through `literal` (an ASCII-escaped repr) or `comment` (a cleaned single line).
-The functions of planner/emit/runtime are taken over as they are written there: those that the program's own text names, and those they name.
+Nothing from a model reaches a program except through `literal` (an ASCII-escaped repr) or `comment`
+(a cleaned single line). The functions of planner/emit/runtime are taken over as they are written
+there: those that the program's own text names, and those they name.
 """
 
 from __future__ import annotations
@@ -15,34 +16,85 @@ from pathlib import Path
 
 from planner.graph.ir import Node
 
-KERNELS = ("kernels", "nets", "recurrent", "quant", "rare", "control", "sample", "signal", "experts", "ring", "halo", "exchange")
+KERNELS = (
+    "kernels",
+    "nets",
+    "recurrent",
+    "quant",
+    "rare",
+    "control",
+    "sample",
+    "signal",
+    "experts",
+    "ring",
+    "halo",
+    "exchange",
+)
 IMPORTS = {
-    "argparse": ("", "argparse"), "functools": ("", "functools"), "json": ("", "json"), "math": ("", "math"), "os": ("", "os"), "runpy": ("", "runpy"),
-    "socket": ("", "socket"), "threading": ("", "threading"),
-    "time": ("", "time"), "zlib": ("", "zlib"), "bisect_right": ("bisect", "bisect_right"), "accumulate": ("itertools", "accumulate"), "Path": ("pathlib", "Path"),
-    "jax": ("", "jax"), "jnp": ("", "jax.numpy as jnp"), "np": ("", "numpy as np"), "lax": ("jax", "lax"), "checkpoint_name": ("jax.ad_checkpoint", "checkpoint_name"),
-    "AxisType": ("jax.sharding", "AxisType"), "NamedSharding": ("jax.sharding", "NamedSharding"), "P": ("jax.sharding", "PartitionSpec as P"),
-}  # fmt: skip
-STANDARD = frozenset({"argparse", "functools", "json", "math", "os", "runpy", "socket", "threading", "time", "zlib", "bisect_right", "accumulate", "Path"})
+    "argparse": ("", "argparse"),
+    "functools": ("", "functools"),
+    "json": ("", "json"),
+    "math": ("", "math"),
+    "os": ("", "os"),
+    "runpy": ("", "runpy"),
+    "socket": ("", "socket"),
+    "threading": ("", "threading"),
+    "time": ("", "time"),
+    "zlib": ("", "zlib"),
+    "bisect_right": ("bisect", "bisect_right"),
+    "accumulate": ("itertools", "accumulate"),
+    "Path": ("pathlib", "Path"),
+    "jax": ("", "jax"),
+    "jnp": ("", "jax.numpy as jnp"),
+    "np": ("", "numpy as np"),
+    "lax": ("jax", "lax"),
+    "checkpoint_name": ("jax.ad_checkpoint", "checkpoint_name"),
+    "AxisType": ("jax.sharding", "AxisType"),
+    "NamedSharding": ("jax.sharding", "NamedSharding"),
+    "P": ("jax.sharding", "PartitionSpec as P"),
+}
+STANDARD = frozenset(
+    {
+        "argparse",
+        "functools",
+        "json",
+        "math",
+        "os",
+        "runpy",
+        "socket",
+        "threading",
+        "time",
+        "zlib",
+        "bisect_right",
+        "accumulate",
+        "Path",
+    }
+)
 
 
 def literal(text: str) -> str:
-    """A Python string literal of any text, plain ASCII, double-quoted where that needs no escapes."""
+    """A Python string literal of any text, plain ASCII, double-quoted where that needs no
+    escapes."""
     quoted = ascii(text)
     return f'"{text}"' if quoted == f"'{text}'" and '"' not in text else quoted
 
 
 def comment(text: str, limit: int = 100) -> str:
-    """Text that may stand in a comment or a docstring: one line, plain characters, no quotes or backslashes, bounded."""
+    """Text that may stand in a comment or a docstring: one line, plain characters, no quotes or
+    backslashes, bounded."""
     clean = re.sub(r"[^A-Za-z0-9 _./:,;()\[\]{}+*=<>|-]", "_", text)
     return clean if len(clean) <= limit else clean[: limit - 3] + "..."
 
 
 def user_function(node: Node) -> str:
-    """The user's own loss as `user_loss`: their file inside a function, so that its names are its own."""
+    """The user's own loss as `user_loss`: their file inside a function, so that its names are its
+    own."""
     source, function = str(node.attrs["source"]), str(node.attrs["function"])
     head = '\ndef user_loss_file():\n    """The file of --loss, as it was written."""'
-    return f'{head}\n{textwrap.indent(source, "    ")}\n    return {function}\n\n\nuser_loss = user_loss_file()\n'
+    return (
+        f"{head}\n{textwrap.indent(source, '    ')}\n    return {function}\n\n\nuser_loss ="
+        " user_loss_file()\n"
+    )
 
 
 @cache
@@ -53,7 +105,8 @@ def _files() -> dict[str, Path]:
 
 @cache
 def _part(name: str) -> tuple[dict[str, str], str]:
-    """(source per function and per constant of a file of parts, in order; what follows the last function), read without importing."""
+    """(source per function and per constant of a file of parts, in order; what follows the last
+    function), read without importing."""
     text = _files()[name].read_text()
     lines = text.splitlines()
     sources: dict[str, str] = {}
@@ -78,7 +131,8 @@ def names_in(text: str) -> set[str]:
 
 @cache
 def _free_names(text: str) -> frozenset[str]:
-    """Names that a function or constant takes from outside: mentioned, but neither assigned nor an argument."""
+    """Names that a function or constant takes from outside: mentioned, but neither assigned nor an
+    argument."""
     own: set[str] = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
@@ -92,12 +146,19 @@ def _free_names(text: str) -> frozenset[str]:
 def _targets(text: str) -> tuple[str, ...]:
     """Names that a constant's source assigns."""
     tree = ast.parse(text).body[0]
-    return tuple(n.id for t in tree.targets for n in ast.walk(t) if isinstance(n, ast.Name)) if isinstance(tree, ast.Assign) else ()
+    return (
+        tuple(n.id for t in tree.targets for n in ast.walk(t) if isinstance(n, ast.Name))
+        if isinstance(tree, ast.Assign)
+        else ()
+    )
 
 
-def parts_for(wanted: Iterable[str], files: Sequence[str], instead: Sequence[str] = ()) -> list[str]:
-    """Sources of the wanted functions and constants and of those they mention, in file order; unknown names are ignored. instead: files whose functions
-    take the place of those of their names."""
+def parts_for(
+    wanted: Iterable[str], files: Sequence[str], instead: Sequence[str] = ()
+) -> list[str]:
+    """Sources of the wanted functions and constants and of those they mention, in file order;
+    unknown names are ignored. instead: files whose functions take the place of those of their
+    names."""
     known: dict[str, str] = {}
     for file in files:
         for name, text in _part(file)[0].items():
@@ -124,7 +185,8 @@ def tail_of(file: str) -> str:
 
 
 def helper_sources(names: set[str]) -> list[str]:
-    """Sources of the named kernel helpers and of those they call, in file order. KeyError for an unknown name (a bug of the operator table)."""
+    """Sources of the named kernel helpers and of those they call, in file order. KeyError for an
+    unknown name (a bug of the operator table)."""
     known = {name for file in KERNELS for name in _part(file)[0]}
     if names - known:
         raise KeyError(f"no such helper: {', '.join(sorted(names - known))}")
@@ -132,7 +194,8 @@ def helper_sources(names: set[str]) -> list[str]:
 
 
 def imports_for(text: str) -> str:
-    """The import lines that a program's text needs, standard library first; a renamed one on a line of its own."""
+    """The import lines that a program's text needs, standard library first; a renamed one on a line
+    of its own."""
     mentioned = names_in(text)
     used = [name for name in IMPORTS if name in mentioned]
     blocks = []
@@ -144,6 +207,14 @@ def imports_for(text: str) -> str:
             if (name in STANDARD) == first and not module:
                 lines.append(f"import {what}")
             elif (name in STANDARD) == first:
-                members.setdefault(f"{module} {what}" if " as " in what else module, []).append(what)
-        blocks.append(sorted(lines) + [f"from {m.split()[0]} import {', '.join(sorted(own))}" for m, own in sorted(members.items())])
+                members.setdefault(f"{module} {what}" if " as " in what else module, []).append(
+                    what
+                )
+        blocks.append(
+            sorted(lines)
+            + [
+                f"from {m.split()[0]} import {', '.join(sorted(own))}"
+                for m, own in sorted(members.items())
+            ]
+        )
     return "\n\n".join("\n".join(block) for block in blocks if block)

@@ -1,9 +1,13 @@
-"""The functions of a program with pipeline stages: what the blocks are given, the blocks of one stage, and what follows the last.
+"""The functions of a program with pipeline stages: what the blocks are given, the blocks of one
+stage, and what follows the last.
 
-    enter    (params, frozen, batch) -> carried tensors, and what else the blocks ask for (masks, positions)
-    trunk    (params, frozen, batch, x) -> carried tensors: this stage's blocks, on x or, in the first stage, on what `enter` gives; where a stage holds
-             several chunks of blocks also given the chunk's number, and of the blocks' parameters those of the chunk
-    finish   (params, frozen, batch, x) -> loss of one microbatch times its weight, and the weight
+enter    (params, frozen, batch) -> carried tensors, and what else the blocks ask for (masks,
+positions)
+trunk    (params, frozen, batch, x) -> carried tensors: this stage's blocks, on x or, in the first
+stage, on what `enter` gives; where a stage holds
+         several chunks of blocks also given the chunk's number, and of the blocks' parameters those
+         of the chunk
+finish   (params, frozen, batch, x) -> loss of one microbatch times its weight, and the weight
 """
 
 from __future__ import annotations
@@ -22,7 +26,8 @@ FIRST = ("params", "frozen", "batch")
 
 
 def write_stages(w: Writer) -> None:
-    """Adds the three functions to the writer. Raises PlanError where the blocks cannot be dealt out."""
+    """Adds the three functions to the writer. Raises PlanError where the blocks cannot be dealt
+    out."""
     graph, pipeline = w.flow.graph, w.pipeline
     assert pipeline is not None
     run = dealt_run(w.flow, w.runs, pipeline, w.reasons)
@@ -40,18 +45,36 @@ def write_stages(w: Writer) -> None:
             if o:
                 body.made_in[o] = given
     given.results = [given.value(c.enters, c.layout) for c in run.carries]
-    entering = Function("enter", "What the first stage's blocks are given, and what all blocks read beside parameters.", given, FIRST, as_tuple=True)
+    entering = Function(
+        "enter",
+        "What the first stage's blocks are given, and what all blocks read beside parameters.",
+        given,
+        FIRST,
+        as_tuple=True,
+    )
     w.functions.append(entering)
     body.lines.append(lambda: entering.call(f"{', '.join(given.results)},"))
     for c, variable in zip(run.carries, list(given.results), strict=True):
         body.bind(c.enters, c.layout, variable)
     write_block(w, (body,), run, pipeline)
     body.results = [body.value(c.leaves[-1], c.layout) for c in run.carries]
-    said, arguments = "The blocks of this stage on one microbatch, from what the stage before hands on", [*FIRST, "x"]
+    said, arguments = (
+        "The blocks of this stage on one microbatch, from what the stage before hands on",
+        [*FIRST, "x"],
+    )
     if pipeline.virtual > 1:
-        said, arguments = "One chunk of this stage's blocks on one microbatch, from what the chunk before hands on", [*FIRST, "x", "chunk"]
+        said, arguments = (
+            (
+                "One chunk of this stage's blocks on one microbatch, from what the chunk before"
+                " hands on"
+            ),
+            [*FIRST, "x", "chunk"],
+        )
         dealt = [literal(p.key) for p in w.parameters.values() if w.staged(p)]
-        w.tables.append(f"CHUNKS = {pipeline.virtual}  # of blocks that a stage holds\nDEALT = {{{', '.join(dealt)}}}  # parameters whose first dim they are\n")
+        w.tables.append(
+            f"CHUNKS = {pipeline.virtual}  # of blocks that a stage holds\nDEALT ="
+            f" {{{', '.join(dealt)}}}  # parameters whose first dim they are\n"
+        )
     w.functions.append(Function("trunk", f"{said}.", body, tuple(arguments), as_tuple=True))
     last = _body(w, flow)
     names = [last.fresh("x") for _ in run.carries]
@@ -60,7 +83,9 @@ def write_stages(w: Writer) -> None:
         last.bind(c.leaves[-1], c.layout, variable)
     arrived = {c.leaves[-1] for c in run.carries}
     results = [graph.outputs[0], *([w.counted] if w.counted else [])]
-    ends = needed(graph, [i for i in range(len(graph.nodes)) if i not in pipeline.nodes], results, arrived)
+    ends = needed(
+        graph, [i for i in range(len(graph.nodes)) if i not in pipeline.nodes], results, arrived
+    )
     _write(w, last, ends)
     loss = graph.outputs[0]
     source = flow.source[loss]
@@ -70,13 +95,33 @@ def write_stages(w: Writer) -> None:
         last.results = [f"{last.results[0]} * {rows}", rows]
     else:
         last.results.append("1.0")
-    what = "Sum of the losses of one microbatch and the rows that count" if w.counted else "Mean loss of one microbatch and its weight"
-    w.functions.append(Function("finish", f"{what}, from what leaves the last stage.", last, (*FIRST, "x")))
+    what = (
+        "Sum of the losses of one microbatch and the rows that count"
+        if w.counted
+        else "Mean loss of one microbatch and its weight"
+    )
+    w.functions.append(
+        Function("finish", f"{what}, from what leaves the last stage.", last, (*FIRST, "x"))
+    )
     w.tables.append(f"CARRIED = {len(carried)}  # tensors handed from stage to stage\n")
-    read: list[set[str]] = [{n for i in places for n in graph.nodes[i].inputs} for places in ([*nodes, *pipeline.nodes], ends)]
+    read: list[set[str]] = [
+        {n for i in places for n in graph.nodes[i].inputs}
+        for places in ([*nodes, *pipeline.nodes], ends)
+    ]
     for name, own, other in (("IN_TRUNK", read[0], read[1]), ("IN_FINISH", read[1], read[0])):
-        keys = [p.key for p in w.parameters.values() if set(p.tensors) & own and not set(p.tensors) & other and w.container(p.tensors[0]) == "params"]
-        w.tables.append(f"{name} = {{{', '.join(literal(k) for k in keys)}}}  # trained parameters that nothing else reads\n" if keys else f"{name} = set()\n")
+        keys = [
+            p.key
+            for p in w.parameters.values()
+            if set(p.tensors) & own
+            and not set(p.tensors) & other
+            and w.container(p.tensors[0]) == "params"
+        ]
+        w.tables.append(
+            f"{name} = {{{', '.join(literal(k) for k in keys)}}}  # trained parameters that nothing"
+            " else reads\n"
+            if keys
+            else f"{name} = set()\n"
+        )
 
 
 def _body(w: Writer, flow: Flow) -> Body:
@@ -84,8 +129,18 @@ def _body(w: Writer, flow: Flow) -> Body:
     own = {n for run in w.runs for names in run.weights for n in names}
     graph = flow.graph
     counter = w.counter
-    body = Body(flow, w.backend, helpers=w.helpers, arrays=w.arrays, counter=counter, float_dtype="COMPUTE", precise=precise(graph))
-    body.weights = {t: f"{w.container(t)}[{literal(p.key)}]" for t, p in w.parameters.items() if t not in own}
+    body = Body(
+        flow,
+        w.backend,
+        helpers=w.helpers,
+        arrays=w.arrays,
+        counter=counter,
+        float_dtype="COMPUTE",
+        precise=precise(graph),
+    )
+    body.weights = {
+        t: f"{w.container(t)}[{literal(p.key)}]" for t, p in w.parameters.items() if t not in own
+    }
     _inputs(body)
     return body
 

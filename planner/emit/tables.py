@@ -26,7 +26,8 @@ INTEGERS = {"int64": "int32", "uint64": "uint32"}
 
 @dataclass(frozen=True)
 class BlockTable:
-    """How a block's weights are named inside it (`short`, by first tensor), and expressions of the weights of all repeats and of repeat i."""
+    """How a block's weights are named inside it (`short`, by first tensor), and expressions of the
+    weights of all repeats and of repeat i."""
 
     short: Mapping[str, str]
     what: str
@@ -35,7 +36,8 @@ class BlockTable:
 
 
 def collect_parameters(w: Writer) -> None:
-    """One program parameter per weight; weights of a repeated block are stacked along a new first dim unless unrolled."""
+    """One program parameter per weight; weights of a repeated block are stacked along a new first
+    dim unless unrolled."""
     graph = w.flow.graph
     stacked = {names[0]: names for run in w.runs for names in run.weights} if not w.unroll else {}
     within = {n for names in stacked.values() for n in names}
@@ -45,7 +47,11 @@ def collect_parameters(w: Writer) -> None:
         if name not in used or (name in within and name not in stacked):
             continue
         names = stacked.get(name, (name,))
-        label = template([graph.labels.get(n, n) for n in names]) if name in stacked else graph.labels.get(name, name)
+        label = (
+            template([graph.labels.get(n, n) for n in names])
+            if name in stacked
+            else graph.labels.get(name, name)
+        )
         while label in taken:
             label += "'"
         taken.add(label)
@@ -53,7 +59,8 @@ def collect_parameters(w: Writer) -> None:
 
 
 def template(labels: list[str]) -> str:
-    """A common label with `*` where the repeats differ (layers.*.attn.q.weight); the first label when they do not line up."""
+    """A common label with `*` where the repeats differ (layers.*.attn.q.weight); the first label
+    when they do not line up."""
     rows = [label.split(".") for label in labels]
     if len({len(r) for r in rows}) != 1 or len(rows[0]) < 2:
         return labels[0] + " (stacked)"
@@ -77,31 +84,85 @@ def block_table(w: Writer, run: Run, name: str) -> BlockTable:
         regular = True
     else:
         keys = {names[0]: [w.parameters[n].key for n in names] for names in run.weights}
-        regular = all(patterns[t].replace("*", str(i)) == key for t, own in keys.items() for i, key in enumerate(own))
-        values = {t: literal(patterns[t]) if regular else "(" + ", ".join(literal(k) for k in keys[t]) + ")" for t in short}
-    rows = [f"# weights of block{name[-1]}: name inside -> parameter" + (" (* counts the repeats)" if regular and w.unroll else ""), f"{name} = {{"]
+        regular = all(
+            patterns[t].replace("*", str(i)) == key
+            for t, own in keys.items()
+            for i, key in enumerate(own)
+        )
+        values = {
+            t: (
+                literal(patterns[t])
+                if regular
+                else "(" + ", ".join(literal(k) for k in keys[t]) + ")"
+            )
+            for t in short
+        }
+    rows = [
+        f"# weights of block{name[-1]}: name inside -> parameter"
+        + (" (* counts the repeats)" if regular and w.unroll else ""),
+        f"{name} = {{",
+    ]
     rows += [f"    {literal(short[t])}: {values[t]}," for t in short]
     w.tables.append("\n".join([*rows, "}", ""]))
     kinds = {w.container(t) for t in short}
-    stored = "params" if kinds <= {"params"} else "frozen" if kinds == {"frozen"} else "(params | frozen)"
+    stored = (
+        "params"
+        if kinds <= {"params"}
+        else "frozen"
+        if kinds == {"frozen"}
+        else "(params | frozen)"
+    )
     index = 'v.replace("*", str(i))' if regular else "v[i]"
     return BlockTable(
-        short, prefix.rstrip(".") or "repeated block",
-        f"{{k: {stored}[v] for k, v in {name}.items()}}" if short else "{}", f"{{k: {stored}[{index}] for k, v in {name}.items()}}" if short else "{}",
-    )  # fmt: skip
+        short,
+        prefix.rstrip(".") or "repeated block",
+        f"{{k: {stored}[v] for k, v in {name}.items()}}" if short else "{}",
+        f"{{k: {stored}[{index}] for k, v in {name}.items()}}" if short else "{}",
+    )
 
 
 def hosted_table(w: Writer) -> str:
     """HOSTED, of programs that have any."""
-    found = [(p.key, w.flow.graph.hosted[p.tensors[0]]) for p in w.parameters.values() if p.tensors[0] in w.flow.graph.hosted]
-    rows = [f"    {literal(key)}: ({table.rows}, ({', '.join(literal(i) for i in table.ids)},))," for key, table in found]
-    return "\n".join(["# piece of a table elsewhere -> (rows of the table, inputs with their numbers)", "HOSTED = {", *rows, "}", ""]) if rows else ""
+    found = [
+        (p.key, w.flow.graph.hosted[p.tensors[0]])
+        for p in w.parameters.values()
+        if p.tensors[0] in w.flow.graph.hosted
+    ]
+    rows = [
+        f"    {literal(key)}: ({table.rows}, ({', '.join(literal(i) for i in table.ids)},)),"
+        for key, table in found
+    ]
+    return (
+        "\n".join(
+            [
+                "# piece of a table elsewhere -> (rows of the table, inputs with their numbers)",
+                "HOSTED = {",
+                *rows,
+                "}",
+                "",
+            ]
+        )
+        if rows
+        else ""
+    )
 
 
 def away_table(w: Writer) -> str:
     """AWAY, of programs in which any parameter waits in the host's memory."""
     rows = [f"    {literal(p.key)}," for p in w.parameters.values() if w.waits(p)]
-    return "\n".join(["# parameters that wait in the host's memory, with their gradients", "AWAY = {", *rows, "}", ""]) if w.away else ""
+    return (
+        "\n".join(
+            [
+                "# parameters that wait in the host's memory, with their gradients",
+                "AWAY = {",
+                *rows,
+                "}",
+                "",
+            ]
+        )
+        if w.away
+        else ""
+    )
 
 
 def _even(w: Writer, shape: tuple[int, ...]) -> tuple:
@@ -112,17 +173,28 @@ def _even(w: Writer, shape: tuple[int, ...]) -> tuple:
 def inputs_table(w: Writer) -> str:
     """INPUTS; with microbatches every input has a first dim that counts them."""
     graph, micro = w.flow.graph, w.flow.plan.microbatches if w.flow.training else 1
-    rows = ["# input -> (global shape, dtype, integers below this (0: not an index), how it is cut)"]
+    rows = [
+        "# input -> (global shape, dtype, integers below this (0: not an index), how it is cut)"
+    ]
     if micro > 1:
         rows[0] += "; the first dim counts microbatches"
     rows.append(f"{w.prefix.upper()}INPUTS = {{")
     for name in graph.inputs:
         if name in w.flow.source:
             t, layout = graph.tensors[name], w.flow.source[name]
-            shape, layout = ((micro, *t.shape), Layout(((), *layout.dims))) if micro > 1 else (t.shape, layout)
-            rows.append(f'    {literal(name)}: ({shape}, "{_kind(t.dtype)}", {index_limit(graph, name)}, {spec_text(layout, *_even(w, shape))}),')
+            shape, layout = (
+                ((micro, *t.shape), Layout(((), *layout.dims))) if micro > 1 else (t.shape, layout)
+            )
+            rows.append(
+                f'    {literal(name)}: ({shape}, "{_kind(t.dtype)}", {index_limit(graph, name)},'
+                f" {spec_text(layout, *_even(w, shape))}),"
+            )
     text = "\n".join([*rows, "}", ""])
-    return f"BATCH = {graph.dims.get('batch', 0) * micro}  # samples of a step\n{text}" if w.flow.training else text
+    return (
+        f"BATCH = {graph.dims.get('batch', 0) * micro}  # samples of a step\n{text}"
+        if w.flow.training
+        else text
+    )
 
 
 def _kind(dtype: str) -> str:
@@ -130,7 +202,8 @@ def _kind(dtype: str) -> str:
 
 
 def index_limit(graph: Graph, name: str) -> int:
-    """Exclusive upper bound of an integer input: the smallest table it looks up in, 0 when it looks up nothing (a mask, a length)."""
+    """Exclusive upper bound of an integer input: the smallest table it looks up in, 0 when it looks
+    up nothing (a mask, a length)."""
     if graph.tensors[name].is_float:
         return 0
     limits, queue, seen = [], [name], {name}
@@ -140,12 +213,26 @@ def index_limit(graph: Graph, name: str) -> int:
             node = graph.nodes[i]
             if node.op in ("Gather", "GatherElements", "CrossEntropyLoss") and slot == 1:
                 table = graph.hosted.get(node.inputs[0])
-                limits.append(table.rows if table else graph.tensors[node.inputs[0]].shape[int(node.attrs["axis"])])  # type: ignore[arg-type]
+                limits.append(
+                    table.rows
+                    if table
+                    else graph.tensors[node.inputs[0]].shape[int(node.attrs["axis"])]  # type: ignore[arg-type]
+                )
             elif node.op == "Dropout" and slot == 1:
                 limits.append(2**31 - 1)  # a seed may be anything
             elif node.op == "OneHot":
                 limits.append(int(node.attrs["depth"]))  # type: ignore[arg-type]
-            elif node.op in ("Cast", "Reshape", "Slice", "Pad", "Transpose", "Expand", "Identity", "Squeeze", "Concat"):
+            elif node.op in (
+                "Cast",
+                "Reshape",
+                "Slice",
+                "Pad",
+                "Transpose",
+                "Expand",
+                "Identity",
+                "Squeeze",
+                "Concat",
+            ):
                 for o in node.outputs:
                     if o not in seen and not graph.tensors[o].is_float:
                         seen.add(o)
@@ -156,22 +243,33 @@ def index_limit(graph: Graph, name: str) -> int:
 def parameter_table(w: Writer, name: str, what: str, parameters: list[Parameter]) -> str:
     """PARAMS or FROZEN."""
     graph = w.flow.graph
-    rows = [f"# {what} -> (shape, dtype, repeats stacked in it, mean of a fresh start, how it is cut)", f"{name} = {{"]
+    rows = [
+        f"# {what} -> (shape, dtype, repeats stacked in it, mean of a fresh start, how it is cut)",
+        f"{name} = {{",
+    ]
     for p in parameters:
         shape, layout = graph.tensors[p.tensors[0]].shape, stored_layout(p.plan)
         if p.stacked:
             shape, layout = _stacked(w, p, shape, layout)
         repeats = len(p.tensors) if p.stacked else 0
         dtype = _kind(graph.tensors[p.tensors[0]].dtype)
-        rows.append(f'    {literal(p.key)}: ({shape}, "{dtype}", {repeats}, {initial_mean(graph, p.tensors[0])}, {spec_text(layout)}),')
+        rows.append(
+            f'    {literal(p.key)}: ({shape}, "{dtype}", {repeats},'
+            f" {initial_mean(graph, p.tensors[0])}, {spec_text(layout)}),"
+        )
     return "\n".join([*rows, "}", ""]) if parameters else f"{name} = {{}}\n"
 
 
-def _stacked(w: Writer, p: Parameter, shape: tuple[int, ...], layout: Layout) -> tuple[tuple[int, ...], Layout]:
-    """Shape and layout of stacked weights: all repeats everywhere, or dealt out over pipeline stages, in chunks where a stage holds several: [chunks, repeats of each]."""
+def _stacked(
+    w: Writer, p: Parameter, shape: tuple[int, ...], layout: Layout
+) -> tuple[tuple[int, ...], Layout]:
+    """Shape and layout of stacked weights: all repeats everywhere, or dealt out over pipeline
+    stages, in chunks where a stage holds several: [chunks, repeats of each]."""
     chunks = w.chunks(p)
     first = (chunks, len(p.tensors) // chunks) if chunks > 1 else (len(p.tensors),)
-    return (*first, *shape), Layout((*([()] if chunks > 1 else []), (STAGE,) if w.staged(p) else (), *layout.dims))
+    return (*first, *shape), Layout(
+        (*([()] if chunks > 1 else []), (STAGE,) if w.staged(p) else (), *layout.dims)
+    )
 
 
 def labels_table(w: Writer) -> str:
@@ -184,26 +282,43 @@ def labels_table(w: Writer) -> str:
             rows.append(f"    {literal(p.key)}: ({', '.join(literal(x) for x in labels)},),")
     if not rows:
         return "LABELS = {}\n"
-    return "\n".join(["# parameter -> its names in the weights file, where they are others", "LABELS = {", *rows, "}", ""])
+    return "\n".join(
+        [
+            "# parameter -> its names in the weights file, where they are others",
+            "LABELS = {",
+            *rows,
+            "}",
+            "",
+        ]
+    )
 
 
 def initial_mean(graph: Graph, tensor: str) -> float:
     """Scales of normalisations and variances start around one."""
     for i, slot in graph.consumers.get(tensor, ()):
         op = graph.nodes[i].op
-        if (op.endswith("Normalization") and slot == 1) or (op == "BatchNormalization" and slot == 4):
+        if (op.endswith("Normalization") and slot == 1) or (
+            op == "BatchNormalization" and slot == 4
+        ):
             return 1.0
     return 0.0
 
 
 def _finer(w: Writer, plan: WeightPlan, shape: tuple[int, ...]) -> Layout:
-    """How a jit program cuts optimizer state: as the plan has it where this divides what the weight is padded to, else like the weight."""
+    """How a jit program cuts optimizer state: as the plan has it where this divides what the weight
+    is padded to, else like the weight."""
     kept, finer, mesh = stored_layout(plan), cut_layout(plan), dict(w.flow.plan.mesh)
-    return finer if padded(shape[plan.dim], kept.dims[plan.dim], mesh) % group(finer.dims[plan.dim], mesh) == 0 else kept
+    return (
+        finer
+        if padded(shape[plan.dim], kept.dims[plan.dim], mesh) % group(finer.dims[plan.dim], mesh)
+        == 0
+        else kept
+    )
 
 
 def gradients_table(w: Writer, parameters: list[Parameter]) -> str:
-    """GRADIENTS; for shard_map programs with microbatches also what is scattered and gathered in each."""
+    """GRADIENTS; for shard_map programs with microbatches also what is scattered and gathered in
+    each."""
     rows = []
     for p in parameters:
         plan = p.plan
@@ -211,35 +326,77 @@ def gradients_table(w: Writer, parameters: list[Parameter]) -> str:
         scatter = plan.axes if cut and plan.zero < 3 else ()
         rest = tuple(a for a in plan.fan if not (cut and a in plan.axes))
         shape = w.flow.graph.tensors[p.tensors[0]].shape
-        layout = (cut_layout(plan) if w.backend == "shard_map" else _finer(w, plan, shape)) if cut else plan.layout
+        layout = (
+            (cut_layout(plan) if w.backend == "shard_map" else _finer(w, plan, shape))
+            if cut
+            else plan.layout
+        )
         before = p.stacked + (w.chunks(p) > 1)  # dims of the repeats
         shape, layout = _stacked(w, p, shape, layout) if p.stacked else (shape, layout)
-        over = (STAGE,) if w.pipeline and not w.staged(p) else ()  # every stage holds it and adds to its gradient
+        over = (
+            (STAGE,) if w.pipeline and not w.staged(p) else ()
+        )  # every stage holds it and adds to its gradient
         rest = (*over, *rest)
         pending = tuple_text(rest if plan.zero == 3 else (*over, *plan.fan))
-        ways = f"{pending}, {tuple_text(rest)}, {tuple_text(scatter)}, {plan.dim + before if scatter else 0}, " if w.backend == "shard_map" else ""
+        ways = (
+            f"{pending}, {tuple_text(rest)}, {tuple_text(scatter)},"
+            f" {plan.dim + before if scatter else 0}, "
+            if w.backend == "shard_map"
+            else ""
+        )
         rows.append(f"    {literal(p.key)}: ({ways}{spec_text(layout)}{'' if ways else ','}),")
-    what = "axes its gradient is pending over, of these: summed over, scattered over; the dim scattered; " if w.backend == "shard_map" else ""
-    text = "\n".join([f"# parameter -> ({what}how its gradient and its optimizer state are cut)", "GRADIENTS = {", *rows, "}", ""])
+    what = (
+        "axes its gradient is pending over, of these: summed over, scattered over; the dim"
+        " scattered; "
+        if w.backend == "shard_map"
+        else ""
+    )
+    text = "\n".join(
+        [
+            f"# parameter -> ({what}how its gradient and its optimizer state are cut)",
+            "GRADIENTS = {",
+            *rows,
+            "}",
+            "",
+        ]
+    )
     if w.backend == "shard_map" and w.flow.plan.turns > 1:
         each = any(p.plan.zero == 2 and p.plan.dim >= 0 for p in parameters)
         own = {n for run in w.runs for names in run.weights for n in names}
-        loose = [p.key for p in parameters if sharded(w.flow, p.tensors[0]) and p.tensors[0] not in own]
+        loose = [
+            p.key for p in parameters if sharded(w.flow, p.tensors[0]) and p.tensors[0] not in own
+        ]
         text += f"SCATTER_EACH_MICROBATCH = {each}\n"
         text += _equal_table(w) if not w.pipeline else ""
-        text += f"GATHERED = {{{', '.join(literal(k) for k in loose)}}}  # parameters gathered outside repeated blocks\n" if loose else "GATHERED = set()\n"
+        text += (
+            f"GATHERED = {{{', '.join(literal(k) for k in loose)}}}  # parameters gathered outside"
+            " repeated blocks\n"
+            if loose
+            else "GATHERED = set()\n"
+        )
     return text
 
 
 def _equal_table(w: Writer) -> str:
     """EQUAL."""
-    pairs = [f"{literal(w.parameters[name].key)}: {literal(w.parameters[other].key)}" for name, other in around(w.flow, w.runs).once.gradients.items()]
-    return f"EQUAL = {{{', '.join(pairs)}}}  # parameters whose gradient is another's, which is reduced once for both\n"
+    pairs = [
+        f"{literal(w.parameters[name].key)}: {literal(w.parameters[other].key)}"
+        for name, other in around(w.flow, w.runs).once.gradients.items()
+    ]
+    return (
+        f"EQUAL = {{{', '.join(pairs)}}}  # parameters whose gradient is another's, which is"
+        " reduced once for both\n"
+    )
 
 
 def copies_table(plan: Plan) -> str:
     """COPIES, of programs in which several microbatches run at the same time."""
-    return f"COPIES = {plan.copies}  # microbatches at the same time: one's collectives may run under another's products\n" if plan.copies > 1 else ""
+    return (
+        f"COPIES = {plan.copies}  # microbatches at the same time: one's collectives may run under"
+        " another's products\n"
+        if plan.copies > 1
+        else ""
+    )
 
 
 def fused_table(w: Writer, compute: str) -> str:
@@ -249,18 +406,30 @@ def fused_table(w: Writer, compute: str) -> str:
     if plan.copies > 1:
         own = RUNTIMES["jax-shard_map"].bucket_bytes
         most = launch_bytes(collectives(w.flow, w.runs, item_sizes(compute)), dict(plan.mesh))
-        found |= {k: n for kind, n in most.items() if (k := kind.replace("-", "_")) in KINDS and n < found.get(k, own)}
+        found |= {
+            k: n
+            for kind, n in most.items()
+            if (k := kind.replace("-", "_")) in KINDS and n < found.get(k, own)
+        }
     sizes = ", ".join(f"{literal(kind)}: {found[kind]}" for kind in KINDS if kind in found)
-    return f"FUSED = {{{sizes}}}  # collectives that GPUs send together, up to so many bytes{'' if sizes else ': as the compiler does by itself'}\n"
+    return (
+        f"FUSED = {{{sizes}}}  # collectives that GPUs send together, up to so many"
+        f" bytes{'' if sizes else ': as the compiler does by itself'}\n"
+    )
 
 
 def mesh_line(w: Writer) -> str:
     """MESH."""
-    return f"MESH = {{{', '.join(f'{literal(a)}: {n}' for a, n in w.flow.plan.mesh)}}}  # axis: devices, outermost first\n"
+    return (
+        f"MESH = {{{', '.join(f'{literal(a)}: {n}' for a, n in w.flow.plan.mesh)}}}  # axis:"
+        " devices, outermost first\n"
+    )
 
 
 def outputs_line(w: Writer) -> str:
     """OUTPUT_SPECS, with the outputs' names."""
     graph, source = w.flow.graph, w.flow.source
-    specs = "".join(spec_text(source[o].stored, *_even(w, graph.tensors[o].shape)) + ", " for o in graph.outputs)
+    specs = "".join(
+        spec_text(source[o].stored, *_even(w, graph.tensors[o].shape)) + ", " for o in graph.outputs
+    )
     return f"OUTPUT_SPECS = ({specs.rstrip()})  # {comment(', '.join(graph.outputs), 120)}\n"

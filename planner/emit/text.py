@@ -15,7 +15,8 @@ from planner.sharding.rule import Rule, Split
 
 
 def small_literal(value: np.ndarray) -> str:
-    """A number as a literal (so that it adapts to its neighbour's dtype), or the flat list of an array's numbers."""
+    """A number as a literal (so that it adapts to its neighbour's dtype), or the flat list of an
+    array's numbers."""
     if value.ndim:
         return "[" + ", ".join(_number(v) for v in value.reshape(-1).tolist()) + "]"
     text = _number(value.item())
@@ -27,20 +28,39 @@ def _number(item: bool | int | float) -> str:
 
 
 def counted(value: np.ndarray) -> str:
-    """Arguments of the `arange` that makes an array of evenly spaced whole numbers along its one real dim; "" where there is none."""
+    """Arguments of the `arange` that makes an array of evenly spaced whole numbers along its one
+    real dim; "" where there is none."""
     flat = value.reshape(-1)
-    if value.dtype.kind not in "iuf" or flat.size < 3 or flat.size not in value.shape or not np.all(np.isfinite(flat)):
+    if (
+        value.dtype.kind not in "iuf"
+        or flat.size < 3
+        or flat.size not in value.shape
+        or not np.all(np.isfinite(flat))
+    ):
         return ""
     first, step = flat[0].item(), flat[1].item() - flat[0].item()
-    if not step or first != int(first) or step != int(step) or abs(flat).max() >= 2**24 or not np.array_equal(flat, first + step * np.arange(flat.size)):
+    if (
+        not step
+        or first != int(first)
+        or step != int(step)
+        or abs(flat).max() >= 2**24
+        or not np.array_equal(flat, first + step * np.arange(flat.size))
+    ):
         return ""
     first, step = int(first), int(step)
     end = first + step * flat.size
-    return str(end) if (first, step) == (0, 1) else f"{first}, {end}" if step == 1 else f"{first}, {end}, {step}"
+    return (
+        str(end)
+        if (first, step) == (0, 1)
+        else f"{first}, {end}"
+        if step == 1
+        else f"{first}, {end}, {step}"
+    )
 
 
 INLINE = 256
-"""Arrays of at most so many numbers stand in the text; longer ones lie in a file beside the program."""
+"""Arrays of at most so many numbers stand in the text; longer ones lie in a file beside the
+program."""
 
 
 def inlined(value: np.ndarray) -> bool:
@@ -49,16 +69,20 @@ def inlined(value: np.ndarray) -> bool:
 
 
 def array_table(name: str, value: np.ndarray) -> str:
-    """`NAME = np.array(...)`, a dozen numbers a line, floats as short as their type tells them apart."""
+    """`NAME = np.array(...)`, a dozen numbers a line, floats as short as their type tells them
+    apart."""
     flat = value.reshape(-1)
-    numbers = [str(v) if value.dtype.kind == "f" and np.isfinite(v) else _number(v.item()) for v in flat]
+    numbers = [
+        str(v) if value.dtype.kind == "f" and np.isfinite(v) else _number(v.item()) for v in flat
+    ]
     rows = ["    " + ", ".join(numbers[i : i + 12]) + ",\n" for i in range(0, len(numbers), 12)]
     shape = f".reshape({value.shape})" if value.ndim != 1 else ""
     return f'{name} = np.array([\n{"".join(rows)}], "{value.dtype}"){shape}\n'
 
 
 def short_floats(attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """Attributes with floats as short as float32 tells them apart: 1e-05 instead of 9.999999747378752e-06, which is the same float32."""
+    """Attributes with floats as short as float32 tells them apart: 1e-05 instead of
+    9.999999747378752e-06, which is the same float32."""
     return {k: _short(v) if isinstance(v, float) else v for k, v in attrs.items()}
 
 
@@ -68,11 +92,16 @@ def _short(value: float) -> float:
 
 
 def pattern(texts: Sequence[str]) -> str:
-    """One text for several that differ in numbers alone, with * for those that differ (layers.*.norm.weight); else the first."""
+    """One text for several that differ in numbers alone, with * for those that differ
+    (layers.*.norm.weight); else the first."""
     rows = [re.split(r"(\d+)", text) for text in texts]
-    if len({len(row) for row in rows}) > 1 or any(len(set(column)) > 1 for column in list(zip(*rows, strict=True))[::2]):
+    if len({len(row) for row in rows}) > 1 or any(
+        len(set(column)) > 1 for column in list(zip(*rows, strict=True))[::2]
+    ):
         return texts[0]
-    return "".join(column[0] if len(set(column)) == 1 else "*" for column in zip(*rows, strict=True))
+    return "".join(
+        column[0] if len(set(column)) == 1 else "*" for column in zip(*rows, strict=True)
+    )
 
 
 def rule_cells(rule: Rule, slot: int, split: Split) -> str:
@@ -84,8 +113,11 @@ def rule_cells(rule: Rule, slot: int, split: Split) -> str:
     return "[" + ", ".join(cells) + "]"
 
 
-def spec_text(layout: Layout, shape: tuple[int, ...] | None = None, mesh: Mapping[str, int] | None = None) -> str:
-    """A PartitionSpec literal; with `shape`, axes that do not divide their dim are left out (jit only shards evenly)."""
+def spec_text(
+    layout: Layout, shape: tuple[int, ...] | None = None, mesh: Mapping[str, int] | None = None
+) -> str:
+    """A PartitionSpec literal; with `shape`, axes that do not divide their dim are left out (jit
+    only shards evenly)."""
     cells = []
     for d, axes in enumerate(layout.dims):
         if shape is not None and mesh is not None and axes and shape[d] % group(axes, mesh):

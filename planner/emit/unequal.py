@@ -1,10 +1,13 @@
-"""The functions and tables of a program whose pipeline stages have no block in common (planner.execution.uneven_pipeline).
+"""The functions and tables of a program whose pipeline stages have no block in common
+(planner.execution.uneven_pipeline).
 
-    stage0, stage1, ...   (weights, frozen, batch, x) -> what is handed to the next stage; of the last [loss of one microbatch times its weight, the weight].
-                          Where stages hold several chunks of the model it is chunk0, chunk1, ...
+    stage0, stage1, ...   (weights, frozen, batch, x) -> what is handed to the next stage; of the
+                          last [loss of one microbatch times its weight, the weight]. Where stages
+                          hold several chunks of the model it is chunk0, chunk1, ...
     each_stage            () -> all of them
 
-Weights lie in flat buffers (planner.execution.stage_buffers), and so does what is handed over; the tables say where.
+Weights lie in flat buffers (planner.execution.stage_buffers), and so does what is handed over; the
+tables say where.
 """
 
 from __future__ import annotations
@@ -30,21 +33,44 @@ def write_unequal(w: Writer) -> None:
     stages, plan = w.stages, w.flow.plan
     assert stages is not None
     if w.backend != "shard_map":
-        raise PlanError("P068", "pipeline stages are written for shard_map only", help=["--backend shard_map"])
+        raise PlanError(
+            "P068", "pipeline stages are written for shard_map only", help=["--backend shard_map"]
+        )
     w.packed = buffers(w.flow, stages)
     rows = handed(w.flow, stages)
     for k in range(stages.count):
         _stage(w, stages, k)
     every = Body(w.flow, w.backend, results=[_name(stages, k) for k in range(stages.count)])
-    w.functions.append(Function("each_stage", "What the stages run, in the order of the model.", every))
+    w.functions.append(
+        Function("each_stage", "What the stages run, in the order of the model.", every)
+    )
     first = passing(w.flow).first_backward
-    cells = ["(" + "".join(f"({tuple_text(h.room)}, {h.first}, {h.shape}), " for h in row).rstrip() + ")" for row in rows]
+    cells = [
+        "(" + "".join(f"({tuple_text(h.room)}, {h.first}, {h.shape}), " for h in row).rstrip() + ")"
+        for row in rows
+    ]
     room = ", ".join(f"{tuple_text(axes)}: {size}" for axes, size in rooms(rows).items())
     w.tables.append(f"CHUNKS = {plan.virtual}  # of the model that a stage holds\n")
-    w.tables.append(f"PATHS = {stages.paths}  # per microbatch of a tick: the place along axis stage at which each stage runs it\n")
+    w.tables.append(
+        f"PATHS = {stages.paths}  # per microbatch of a tick: the place along axis stage at which"
+        " each stage runs it\n"
+    )
     w.tables.append(f"FIRST_BACKWARD = {first}  # tick of the first backward pass\n")
-    w.tables.append(f"ROOM = {{{room}}}  # axes over which devices hand on different values -> elements of the buffer that is handed on\n")
-    w.tables.append("\n".join(["# per chunk what it is given: (axes of the buffer, first element, shape)", "HANDED = (", *(f"    {c}," for c in cells), ")", ""]))
+    w.tables.append(
+        f"ROOM = {{{room}}}  # axes over which devices hand on different values -> elements of the"
+        " buffer that is handed on\n"
+    )
+    w.tables.append(
+        "\n".join(
+            [
+                "# per chunk what it is given: (axes of the buffer, first element, shape)",
+                "HANDED = (",
+                *(f"    {c}," for c in cells),
+                ")",
+                "",
+            ]
+        )
+    )
 
 
 def _name(stages: Stages, k: int) -> str:
@@ -54,8 +80,19 @@ def _name(stages: Stages, k: int) -> str:
 def _stage(w: Writer, stages: Stages, k: int) -> None:
     """One stage, or a chunk of one."""
     graph, flow = w.flow.graph, stage_flow(w.flow, stages, k)
-    body = Body(flow, w.backend, helpers=w.helpers, arrays=w.arrays, counter=w.counter, float_dtype="COMPUTE", precise=precise(graph))
-    body.weights = {t: f"{'w' if t in w.flow.grad else 'c'}[{literal(w.parameters[t].key)}]" for t in stages.weights(k)}
+    body = Body(
+        flow,
+        w.backend,
+        helpers=w.helpers,
+        arrays=w.arrays,
+        counter=w.counter,
+        float_dtype="COMPUTE",
+        precise=precise(graph),
+    )
+    body.weights = {
+        t: f"{'w' if t in w.flow.grad else 'c'}[{literal(w.parameters[t].key)}]"
+        for t in stages.weights(k)
+    }
     for name in graph.inputs:
         if name in flow.source:
             body.bind(name, flow.source[name], f"batch[{literal(name)}]")
@@ -66,10 +103,15 @@ def _stage(w: Writer, stages: Stages, k: int) -> None:
         body.bind(name, flow.source[name], variable)
     for i in stages.nodes[k]:
         body.node(i)
-    first, last = (comment(graph.nodes[i].id, 60) for i in (stages.starts[k], [*stages.starts, len(graph.nodes)][k + 1] - 1))
+    first, last = (
+        comment(graph.nodes[i].id, 60)
+        for i in (stages.starts[k], [*stages.starts, len(graph.nodes)][k + 1] - 1)
+    )
     if k + 1 < stages.count:
         handed_on = stages.leaving(k)
-        body.results = [body.value(name, stage_flow(w.flow, stages, k + 1).source[name]) for name in handed_on]
+        body.results = [
+            body.value(name, stage_flow(w.flow, stages, k + 1).source[name]) for name in handed_on
+        ]
         doc = f"{first} to {last}, on one microbatch: hands on {comment(', '.join(handed_on), 60)}."
         w.functions.append(Function(_name(stages, k), doc, body, FIRST, as_tuple=True))
         return
@@ -77,29 +119,70 @@ def _stage(w: Writer, stages: Stages, k: int) -> None:
     loss = body.value(graph.outputs[0], source.stored if source.partial else source)
     if w.counted:
         rows = body.value(w.counted, Layout(()))
-        body.results = [f"jnp.stack([({loss} * {rows}).astype(jnp.float32), {rows}.astype(jnp.float32)])"]
+        body.results = [
+            f"jnp.stack([({loss} * {rows}).astype(jnp.float32), {rows}.astype(jnp.float32)])"
+        ]
     else:
         body.results = [f"jnp.stack([{loss}.astype(jnp.float32), 1.0])"]
-    w.functions.append(Function(_name(stages, k), f"{first} to {last}, on one microbatch: its loss times its weight, and the weight.", body, FIRST))
+    w.functions.append(
+        Function(
+            _name(stages, k),
+            f"{first} to {last}, on one microbatch: its loss times its weight, and the weight.",
+            body,
+            FIRST,
+        )
+    )
 
 
 def packed_tables(w: Writer) -> list[str]:
     """PARAMS, FROZEN, LABELS, GRADIENTS and PACKED of a program with such stages."""
-    parts = [_table(w, "PARAMS", "buffer of trained parameters", [b for b in w.packed if b.trained])]
-    parts.append(_table(w, "FROZEN", "buffer of weights that do not change", [b for b in w.packed if not b.trained]))
-    rows = [f"    {literal(b.key)}: ({', '.join(literal(_label(w, p)) for p in b.pieces)},)," for b in w.packed]
-    parts.append("\n".join(["# buffer -> names in the weights file of what it holds", "LABELS = {", *rows, "}", ""]))
-    rows = ["# buffer -> its weights, in the order of LABELS: (its chunk, first element, a device's piece, whole shape, mean of a fresh start, how it is cut)", "PACKED = {"]
+    parts = [
+        _table(w, "PARAMS", "buffer of trained parameters", [b for b in w.packed if b.trained])
+    ]
+    parts.append(
+        _table(
+            w,
+            "FROZEN",
+            "buffer of weights that do not change",
+            [b for b in w.packed if not b.trained],
+        )
+    )
+    rows = [
+        f"    {literal(b.key)}: ({', '.join(literal(_label(w, p)) for p in b.pieces)},),"
+        for b in w.packed
+    ]
+    parts.append(
+        "\n".join(
+            ["# buffer -> names in the weights file of what it holds", "LABELS = {", *rows, "}", ""]
+        )
+    )
+    rows = [
+        (
+            "# buffer -> its weights, in the order of LABELS: (its chunk, first element, a device's"
+            " piece, whole shape, mean of a fresh start, how it is cut)"
+        ),
+        "PACKED = {",
+    ]
     for b in w.packed:
-        rows += [f"    {literal(b.key)}: (", *(f"        {_row(w, p)}," for p in b.pieces), "    ),"]
+        rows += [
+            f"    {literal(b.key)}: (",
+            *(f"        {_row(w, p)}," for p in b.pieces),
+            "    ),",
+        ]
     parts.append("\n".join([*rows, "}", ""]))
     return [*parts, _gradients(w)]
 
 
 def _table(w: Writer, name: str, what: str, own: list[Buffer]) -> str:
     rows = [f"# {what} -> (shape, dtype, 0, mean of a fresh start, how it is cut)", f"{name} = {{"]
-    kind = {b.key: "float" if w.flow.graph.tensors[b.pieces[0].name].is_float else b.dtype for b in own}
-    rows += [f'    {literal(b.key)}: ({_shape(w, b)}, "{kind[b.key]}", 0, 0.0, {spec_text(Layout(b.dims))}),' for b in own]
+    kind = {
+        b.key: "float" if w.flow.graph.tensors[b.pieces[0].name].is_float else b.dtype for b in own
+    }
+    rows += [
+        f'    {literal(b.key)}: ({_shape(w, b)}, "{kind[b.key]}", 0, 0.0,'
+        f" {spec_text(Layout(b.dims))}),"
+        for b in own
+    ]
     return "\n".join([*rows, "}", ""]) if own else f"{name} = {{}}\n"
 
 
@@ -110,7 +193,10 @@ def _shape(w: Writer, b: Buffer) -> tuple[int, ...]:
 
 def _row(w: Writer, p: Piece) -> str:
     graph = w.flow.graph
-    return f"({p.chunk}, {p.first}, {p.shape}, {graph.tensors[p.name].shape}, {initial_mean(graph, p.name)}, {spec_text(p.layout)})"
+    return (
+        f"({p.chunk}, {p.first}, {p.shape}, {graph.tensors[p.name].shape},"
+        f" {initial_mean(graph, p.name)}, {spec_text(p.layout)})"
+    )
 
 
 def _label(w: Writer, p: Piece) -> str:
@@ -118,14 +204,26 @@ def _label(w: Writer, p: Piece) -> str:
 
 
 def _gradients(w: Writer) -> str:
-    rows = ["# buffer -> (axes its gradient is pending over, of these: summed over, scattered over; the dim scattered; how its gradient and its optimizer state are cut)"]
+    rows = [
+        "# buffer -> (axes its gradient is pending over, of these: summed over, scattered over; the"
+        " dim scattered; how its gradient and its optimizer state are cut)"
+    ]
     rows.append("GRADIENTS = {")
     own = [b for b in w.packed if b.trained]
     for b in own:
         dims = (*b.dims[:-1], b.zero)
         dim = len(dims) - 1 if b.zero else 0
-        rows.append(f"    {literal(b.key)}: ({tuple_text(b.fan)}, {tuple_text(b.rest)}, {tuple_text(b.zero)}, {dim}, {spec_text(Layout(dims))}),")
+        rows.append(
+            f"    {literal(b.key)}: ({tuple_text(b.fan)}, {tuple_text(b.rest)},"
+            f" {tuple_text(b.zero)}, {dim}, {spec_text(Layout(dims))}),"
+        )
     each = any(b.level == 2 for b in own)
     if "optimizer" in w.flow.plan.offload:
-        rows = [f"PARTS = {PARTS}  # of a buffer, whose state is brought from the host's memory one after the other", *rows]
+        rows = [
+            (
+                f"PARTS = {PARTS}  # of a buffer, whose state is brought from the host's memory one"
+                " after the other"
+            ),
+            *rows,
+        ]
     return "\n".join([*rows, "}", f"SCATTER_EACH_MICROBATCH = {each}", ""])

@@ -1,10 +1,13 @@
-"""The values of one function: which variable holds a tensor in a layout, and the conversions between them, exactly those of the flow.
+"""The values of one function: which variable holds a tensor in a layout, and the conversions
+between them, exactly those of the flow.
 
-Functions nest. What an inner function lacks it asks of the one around it, and what it made is returned where someone outside asks; so
-arguments and results are found, not declared. Variable names come from one counter, hence mean the same thing everywhere.
+Functions nest. What an inner function lacks it asks of the one around it, and what it made is
+returned where someone outside asks; so arguments and results are found, not declared. Variable
+names come from one counter, hence mean the same thing everywhere.
 
-Floats are of the type the program computes in, except those made of constants and integers alone (`precise`): positions, rotary angles and masks
-stay float32, whatever the program computes in, and are rounded once, where they meet values that depend on the weights.
+Floats are of the type the program computes in, except those made of constants and integers alone
+(`precise`): positions, rotary angles and masks stay float32, whatever the program computes in, and
+are rounded once, where they meet values that depend on the weights.
 """
 
 from __future__ import annotations
@@ -40,16 +43,18 @@ def precise(graph: Graph) -> frozenset[str]:
 
 @dataclass
 class Values:
-    """The values of one function: `value(tensor, layout)` names a variable, writing what is missing to get it.
+    """The values of one function: `value(tensor, layout)` names a variable, writing what is missing
+    to get it.
 
-    arrays: `stem` and its number -> constant too long for a statement. held: (tensor, steps from its source) -> variable.
-    given: (tensor, layout) -> variable bound from outside in any layout.
-    padded: tensor -> (variable, its shape), in jit programs, of a value that is cut unevenly.
-    cast: (tensor, layout) -> variable of a precise value in the type the program computes in. repeats: names of the first repeat of a block ->
-    what to call them in a function that stands for all. weights: weight -> expression of it as it is kept. tie: whether gathers wait for the
-    operand beside them (unrolled programs).
-    name_collectives: whether results of collectives are named for checkpoint policies.
-    first: the same function of the first copy of the batch, whose statements these go among; own: tensors that this copy has of its own, all others are asked of it.
+    arrays: `stem` and its number -> constant too long for a statement. held: (tensor, steps from
+    its source) -> variable. given: (tensor, layout) -> variable bound from outside in any layout.
+    padded: tensor -> (variable, its shape), in jit programs, of a value that is cut unevenly. cast:
+    (tensor, layout) -> variable of a precise value in the type the program computes in. repeats:
+    names of the first repeat of a block -> what to call them in a function that stands for all.
+    weights: weight -> expression of it as it is kept. tie: whether gathers wait for the operand
+    beside them (unrolled programs). name_collectives: whether results of collectives are named for
+    checkpoint policies. first: the same function of the first copy of the batch, whose statements
+    these go among; own: tensors that this copy has of its own, all others are asked of it.
     """
 
     flow: Flow
@@ -83,12 +88,32 @@ class Values:
 
     def inner(self, flow: Flow | None = None, **changes: object) -> Self:
         """A function inside this one."""
-        return type(self)(flow or self.flow, self.backend, helpers=self.helpers, arrays=self.arrays, counter=self.counter, float_dtype=self.float_dtype,
-                    precise=self.precise, parent=self, **changes)  # type: ignore[arg-type]  # fmt: skip
+        return type(self)(
+            flow or self.flow,
+            self.backend,
+            helpers=self.helpers,
+            arrays=self.arrays,
+            counter=self.counter,
+            float_dtype=self.float_dtype,
+            precise=self.precise,
+            parent=self,
+            **changes,  # type: ignore[arg-type]
+        )
 
     def again(self, own: frozenset[str], parent: Self | None = None) -> Self:
-        """The same function for another copy of the batch, in whose variables the tensors in `own` are."""
-        return replace(self, parent=parent, first=self, own=own, held={}, given={}, padded={}, cast={}, made_in={})
+        """The same function for another copy of the batch, in whose variables the tensors in `own`
+        are."""
+        return replace(
+            self,
+            parent=parent,
+            first=self,
+            own=own,
+            held={},
+            given={},
+            padded={},
+            cast={},
+            made_in={},
+        )
 
     def fresh(self, stem: str = "t") -> str:
         """A new variable name from a fixed alphabet; never derived from the model."""
@@ -110,7 +135,8 @@ class Values:
         return () if self.backend == "jit" else self.flow.trees[tensor].path(layout)
 
     def value(self, tensor: str, layout: Layout) -> str:
-        """Variable (or literal) of the tensor in the layout, converting along the tensor's tree where needed."""
+        """Variable (or literal) of the tensor in the layout, converting along the tensor's tree
+        where needed."""
         if self.first is not None and tensor not in self.own:
             return self.first.value(tensor, layout)
         if (tensor, layout) in self.given:
@@ -118,7 +144,9 @@ class Values:
         way = self.way(tensor, layout)
         start = self._nearest(tensor, way)
         if start is not None and start < len(way) and tensor in self.made_in:
-            start = self._import(tensor, way)  # what made it may have gone further along this way than what was asked of it before
+            start = self._import(
+                tensor, way
+            )  # what made it may have gone further along this way than what was asked of it before
         if start is None:
             if tensor in self.flow.graph.constants:
                 text = self._constant(tensor)
@@ -139,11 +167,14 @@ class Values:
             start = self._nearest(tensor, way)
         assert start is not None
         for end in range(start + 1, len(way) + 1):
-            self.held[tensor, way[:end]] = self._step(self.held[tensor, way[: end - 1]], way[end - 1], tensor)
+            self.held[tensor, way[:end]] = self._step(
+                self.held[tensor, way[: end - 1]], way[end - 1], tensor
+            )
         return self.held[tensor, way]
 
     def computed(self, tensor: str, layout: Layout) -> str:
-        """`value` of a precise tensor in the type the program computes in, rounded where it is made: outside repeated blocks where it can be."""
+        """`value` of a precise tensor in the type the program computes in, rounded where it is
+        made: outside repeated blocks where it can be."""
         if tensor in self.flow.graph.constants and not self.flow.graph.tensors[tensor].shape:
             return self.value(tensor, layout)  # a literal has no type of its own
         if self.first is not None and tensor not in self.own:
@@ -161,11 +192,16 @@ class Values:
     def _nearest(self, tensor: str, way: Way) -> int | None:
         """Length of the longest beginning of the way that is at hand."""
         if tensor in self.padded and (tensor, ()) not in self.held:
-            self.held[tensor, ()] = self._resized(*self.padded[tensor], self.flow.graph.tensors[tensor].shape)
-        return next((end for end in range(len(way), -1, -1) if (tensor, way[:end]) in self.held), None)
+            self.held[tensor, ()] = self._resized(
+                *self.padded[tensor], self.flow.graph.tensors[tensor].shape
+            )
+        return next(
+            (end for end in range(len(way), -1, -1) if (tensor, way[:end]) in self.held), None
+        )
 
     def _import(self, tensor: str, way: Way) -> int:
-        """Have the inner function that made a tensor return it, as far along the way as it (or this one) got; how far that is."""
+        """Have the inner function that made a tensor return it, as far along the way as it (or this
+        one) got; how far that is."""
         maker = self.made_in[tensor]
         end, mine = maker._nearest(tensor, way), self._nearest(tensor, way)
         assert end is not None
@@ -185,10 +221,16 @@ class Values:
         variable = self.fresh()
         dtype = jnp_dtype(self._dtype(tensor))
         if run := counted(value):
-            self.lines.append(f"{variable} = jnp.arange({run}, dtype={dtype})" + (f".reshape({value.shape})" if value.ndim > 1 else ""))
+            self.lines.append(
+                f"{variable} = jnp.arange({run}, dtype={dtype})"
+                + (f".reshape({value.shape})" if value.ndim > 1 else "")
+            )
         elif value.size <= 16:
-            self.lines.append(f"{variable} = jnp.array({small_literal(value)}, {dtype}).reshape({value.shape})" if value.ndim > 1 or not value.size
-                              else f"{variable} = jnp.array({small_literal(value)}, {dtype})")  # fmt: skip
+            self.lines.append(
+                f"{variable} = jnp.array({small_literal(value)}, {dtype}).reshape({value.shape})"
+                if value.ndim > 1 or not value.size
+                else f"{variable} = jnp.array({small_literal(value)}, {dtype})"
+            )
         else:
             key = f"{self.stem}{list(self.flow.graph.constants).index(tensor)}"
             self.arrays[key] = value
@@ -203,12 +245,19 @@ class Values:
         if self.backend == "shard_map" and sharded(self.flow, tensor):
             variable = self.fresh("w")
             size = self.flow.graph.tensors[tensor].shape[plan.dim]
-            padding = f", {size}" if size % group(plan.layout.dims[plan.dim] + plan.axes, self.mesh) else ""
+            padding = (
+                f", {size}"
+                if size % group(plan.layout.dims[plan.dim] + plan.axes, self.mesh)
+                else ""
+            )
             where = f"{axes_text(plan.axes)}, {plan.dim}{padding}"
             cause = self.cause if self.tie else ""
             self.helpers.add("gather_after" if cause else "gather_weight")
             label = comment(self._spoken(tensor), 60)
-            self.lines.append(f"{variable} = {f'gather_after({cause}, ' if cause else 'gather_weight('}{text}, {where})  # {label}")
+            self.lines.append(
+                f"{variable} = {f'gather_after({cause}, ' if cause else 'gather_weight('}{text},"
+                f" {where})  # {label}"
+            )
             text = variable
         elif self.backend == "jit" and self._kept(tensor):
             return  # `_nearest` leaves the padding out
@@ -239,7 +288,9 @@ class Values:
         """A variable of a value that is padded, or cut back, to a shape."""
         for d, (n, size) in enumerate(zip(shape, want, strict=True)):
             if n != size:
-                text = self.step_text(text, Step("pad" if size > n else "unpad", (), dim=d, size=size))
+                text = self.step_text(
+                    text, Step("pad" if size > n else "unpad", (), dim=d, size=size)
+                )
         variable = self.fresh()
         self.lines.append(f"{variable} = {text}")
         return variable
@@ -273,7 +324,10 @@ class Values:
         if step.kind == "all-gather-invariant":
             return f'lax.all_gather({x}, {axes}, axis={step.dim}, tiled=True, to="invarying")'
         if step.kind == "all-to-all":
-            return f"lax.all_to_all({x}, {axes}, split_axis={step.to_dim}, concat_axis={step.dim}, tiled=True)"
+            return (
+                f"lax.all_to_all({x}, {axes}, split_axis={step.to_dim}, concat_axis={step.dim},"
+                " tiled=True)"
+            )
         if step.kind == "fan":
             return f'lax.pcast({x}, {axes}, to="varying")'
         if step.kind == "slice":
@@ -288,8 +342,15 @@ class Values:
         if step.kind in ("pad", "unpad"):
             return ""
         back = f"; backward {step.backward}" if step.backward and tensor in self.flow.grad else ""
-        what = {"fan": "same value, gradients pending", "slice": "own piece", "all-gather-invariant": "all-gather"}.get(step.kind, step.kind)
-        return f"  # {comment(what + ' over ' + '+'.join(step.axes) + back, 90)}: {comment(self._spoken(tensor), 60)}"
+        what = {
+            "fan": "same value, gradients pending",
+            "slice": "own piece",
+            "all-gather-invariant": "all-gather",
+        }.get(step.kind, step.kind)
+        return (
+            f"  # {comment(what + ' over ' + '+'.join(step.axes) + back, 90)}:"
+            f" {comment(self._spoken(tensor), 60)}"
+        )
 
     def _spoken(self, tensor: str) -> str:
         """What to call a tensor in a comment."""

@@ -32,18 +32,21 @@ class Training:
 
 @dataclass(frozen=True)
 class Program:
-    """The text and the arrays it reads from the .safetensors beside it (constants too long for the text)."""
+    """The text and the arrays it reads from the .safetensors beside it (constants too long for the
+    text)."""
 
     text: str
     constants: Mapping[str, np.ndarray]
     labels: Mapping[str, tuple[str, ...]]
-    """program parameter -> labels of the graph weights stacked in it (one when it is not stacked)."""
+    """program parameter -> labels of the graph weights stacked in it (one when it is not
+    stacked)."""
     unrolled_because: tuple[str, ...] = ()
 
 
 @dataclass
 class Parameter:
-    """One entry of the program's parameter dict: a weight, or the stacked weights of a repeated block."""
+    """One entry of the program's parameter dict: a weight, or the stacked weights of a repeated
+    block."""
 
     key: str
     tensors: tuple[str, ...]
@@ -53,7 +56,8 @@ class Parameter:
 
 @dataclass
 class Function:
-    """A function of the program. Its arguments and results are read from the body when the text is put together."""
+    """A function of the program. Its arguments and results are read from the body when the text is
+    put together."""
 
     name: str
     doc: str
@@ -68,7 +72,9 @@ class Function:
         """Names of all arguments."""
         return (*self.first, *(a for a in self.body.arguments if a not in self.first))
 
-    def call(self, outputs: str = "", through: str = "{}", arguments: tuple[str, ...] | None = None) -> str:
+    def call(
+        self, outputs: str = "", through: str = "{}", arguments: tuple[str, ...] | None = None
+    ) -> str:
         """The call: results assigned to the names they have inside, or to `outputs`."""
         given = ", ".join(arguments if arguments is not None else self.arguments)
         return f"{outputs or ', '.join(self.body.results)} = {through.format(self.name)}({given})"
@@ -98,11 +104,17 @@ class Writer:
     runs: list[Run] = field(default_factory=list)
     parameters: dict[str, Parameter] = field(default_factory=dict)  # by first tensor
     reasons: list[str] = field(default_factory=list)
-    counted: str = ""  # with microbatches: the tensor that counts the rows of each, where that is a part of the data
+    counted: (
+        str
+        # with microbatches: the tensor that counts the rows of each, where that is a part of the
+        # data
+    ) = ""
     pipeline: Pipeline | None = None
     stages: Stages | None = None  # unequal pipeline stages
     packed: tuple[Buffer, ...] = ()  # what the weights of unequal stages lie in
-    gpu_memory: float | None = None  # share of a GPU's memory that the plan may use, None where no GPU is planned for
+    gpu_memory: float | None = (
+        None  # share of a GPU's memory that the plan may use, None where no GPU is planned for
+    )
     tables: list[str] = field(default_factory=list)
     functions: list[Function] = field(default_factory=list)
     helpers: set[str] = field(default_factory=set)
@@ -116,7 +128,13 @@ class Writer:
 
     def staged(self, parameter: Parameter) -> bool:
         """Whether the parameter's repeats are dealt out over pipeline stages."""
-        return self.pipeline is not None and parameter.stacked and any(i in self.pipeline.nodes for i, _ in self.flow.graph.consumers[parameter.tensors[0]])
+        return (
+            self.pipeline is not None
+            and parameter.stacked
+            and any(
+                i in self.pipeline.nodes for i, _ in self.flow.graph.consumers[parameter.tensors[0]]
+            )
+        )
 
     def chunks(self, parameter: Parameter) -> int:
         """Chunks that a pipeline stage holds of the parameter's repeats."""

@@ -1,14 +1,19 @@
-"""How every value of a graph travels under a set of splits: in which layout it is made, needed, and converted in between.
+"""How every value of a graph travels under a set of splits: in which layout it is made, needed, and
+converted in between.
 
-One derivation, read by the cost model, the emitter and verification, so that what is priced is what runs:
+One derivation, read by the cost model, the emitter and verification, so that what is priced is what
+runs:
 
-    need[node, slot]   the layout the node's rule asks of an operand            (planner.sharding.rule)
+    need[node, slot]   the layout the node's rule asks of an operand
+                       (planner.sharding.rule)
     source[tensor]     the layout the producer leaves, or in which an input or a weight is stored
-    tree[tensor]       one conversion to a shared hub and one to each distinct need (planner.sharding.layout.distribute)
-    grad               tensors that carry a gradient: float, downstream of something trainable, upstream of the loss
+    tree[tensor]       one conversion to a shared hub and one to each distinct need
+                       (planner.sharding.layout.distribute)
+    grad               tensors that carry a gradient: float, downstream of something trainable,
+                       upstream of the loss
 
-Conversions are charged their transposes only for tensors in `grad`. A weight's gradient is partial over the fan axes of its hub; how it is
-reduced is the optimizer-sharding level of its `WeightPlan`.
+Conversions are charged their transposes only for tensors in `grad`. A weight's gradient is partial
+over the fan axes of its hub; how it is reduced is the optimizer-sharding level of its `WeightPlan`.
 """
 
 from __future__ import annotations
@@ -25,18 +30,19 @@ from planner.errors import PlanError
 from planner.execution.plan import Plan, WeightPlan
 from planner.graph.ir import Graph
 from planner.ops.lookup import gradient_tensors, rule_of
-from planner.sharding.layout import Axes, Layout, Tree, distribute, group, local_shape, replicated, wire_elements
+from planner.sharding.layout import (
+    Axes,
+    Layout,
+    Tree,
+    distribute,
+    group,
+    local_shape,
+    replicated,
+    wire_elements,
+)
 from planner.sharding.rule import Rule, Split
 
 WHOLE = Split()
-
-
-
-
-
-
-
-
 
 
 @dataclass(frozen=True)
@@ -58,15 +64,24 @@ class Flow:
         return self.plan.splits.get(self.graph.nodes[index].id, WHOLE)
 
 
-def derive(graph: Graph, plan: Plan, *, training: bool, rules: tuple[Rule, ...] | None = None, grad: frozenset[str] | None = None) -> Flow:
-    """Derive the flow of a whole graph. Raises PlanError where two layouts cannot be joined (only pins can cause it)."""
+def derive(
+    graph: Graph,
+    plan: Plan,
+    *,
+    training: bool,
+    rules: tuple[Rule, ...] | None = None,
+    grad: frozenset[str] | None = None,
+) -> Flow:
+    """Derive the flow of a whole graph. Raises PlanError where two layouts cannot be joined (only
+    pins can cause it)."""
     order = plan.order
     rules = rules or tuple(rule_of(n, graph)[0] for n in graph.nodes)
     grad = (gradient_tensors(graph) if training else frozenset()) if grad is None else grad
     need: dict[tuple[int, int], Layout] = {}
     source: dict[str, Layout] = {}
     needs: dict[str, list[Layout]] = {}
-    # Repeats share rules and splits, so each reading of a rule is made once and its layouts are shared objects: `known` keeps what they led to.
+    # Repeats share rules and splits, so each reading of a rule is made once and its layouts are
+    # shared objects: `known` keeps what they led to.
     read: dict[tuple[int, int], tuple[list[tuple[Layout, Layout]], list[Layout]]] = {}
     known: dict[tuple, Any] = {}
     for i, node in enumerate(graph.nodes):
@@ -80,21 +95,32 @@ def derive(graph: Graph, plan: Plan, *, training: bool, rules: tuple[Rule, ...] 
             )
         for slot, name in enumerate(node.inputs):
             if name:
-                layout = layouts[0][slot][0 if name in grad else 1]  # without a gradient a fan is just replicated
+                layout = layouts[0][slot][
+                    0 if name in grad else 1
+                ]  # without a gradient a fan is just replicated
                 need[i, slot] = layout
                 needs.setdefault(name, []).append(layout)
         source.update(zip(filter(None, node.outputs), layouts[1], strict=False))
     for name in graph.outputs:
-        made = source.get(name) or (needs[name][0].stored if name in needs else replicated(len(graph.tensors[name].shape)))
+        made = source.get(name) or (
+            needs[name][0].stored if name in needs else replicated(len(graph.tensors[name].shape))
+        )
         needs.setdefault(name, []).append(made.stored)
     weights: dict[str, WeightPlan] = {}
     for name in (*graph.inputs, *graph.constants):
         if name in needs and name not in source:
-            source[name] = needs[name][0].stored if name not in graph.constants else replicated(len(graph.tensors[name].shape))
+            source[name] = (
+                needs[name][0].stored
+                if name not in graph.constants
+                else replicated(len(graph.tensors[name].shape))
+            )
     for name in graph.weights:
         if name in needs:
             if name in plan.weight_plans:
-                kept = plan.weight_plans[name], replace(plan.weight_plans[name].layout, fan=plan.weight_plans[name].fan)
+                kept = (
+                    plan.weight_plans[name],
+                    replace(plan.weight_plans[name].layout, fan=plan.weight_plans[name].fan),
+                )
             else:
                 key = ("weight", graph.tensors[name].shape, name in grad, *map(id, needs[name]))
                 if key not in known:
@@ -107,17 +133,26 @@ def derive(graph: Graph, plan: Plan, *, training: bool, rules: tuple[Rule, ...] 
         key = ("tree", graph.tensors[name].shape, name in grad, id(source[name]), *map(id, targets))
         tree = known.get(key)
         if tree is None:
-            tree = known[key] = distribute(graph.tensors[name].shape, source[name], tuple(targets), plan.mesh, name in grad)
+            tree = known[key] = distribute(
+                graph.tensors[name].shape, source[name], tuple(targets), plan.mesh, name in grad
+            )
         if tree is None:
-            raise PlanError("P041", f"the layouts asked of tensor {name!r} cannot be joined", detail=[t.spell() for t in (source[name], *targets)],
-                            help=["remove the pin of one of its operators"])  # fmt: skip
+            raise PlanError(
+                "P041",
+                f"the layouts asked of tensor {name!r} cannot be joined",
+                detail=[t.spell() for t in (source[name], *targets)],
+                help=["remove the pin of one of its operators"],
+            )
         trees[name] = tree
     return Flow(graph, plan, rules, need, source, trees, weights, grad, training)
 
 
-def weight_plan(graph: Graph, name: str, targets: Iterable[Layout], plan: Plan, trained: bool) -> WeightPlan:
-    """Stored as its consumer cuts it (several: see `_storage`); with optimizer sharding, the state (and at level 3 the weight) is also cut
-    over the plan's zero axes among those its gradient is partial over (`level_dims`)."""
+def weight_plan(
+    graph: Graph, name: str, targets: Iterable[Layout], plan: Plan, trained: bool
+) -> WeightPlan:
+    """Stored as its consumer cuts it (several: see `_storage`); with optimizer sharding, the state
+    (and at level 3 the weight) is also cut over the plan's zero axes among those its gradient is
+    partial over (`level_dims`)."""
     targets = tuple(dict.fromkeys(targets))
     shape = graph.tensors[name].shape
     layout = targets[0].stored if len(targets) == 1 else _storage(shape, targets, plan, trained)
@@ -128,28 +163,42 @@ def weight_plan(graph: Graph, name: str, targets: Iterable[Layout], plan: Plan, 
     if not plan.zero or not axes:
         return WeightPlan(layout, fan=fan)
     sizes = dict(plan.mesh)
-    pieces = np.array([[group(dim, sizes) for dim in (*layout.dims, ())]])  # the last: of a scalar too
+    pieces = np.array(
+        [[group(dim, sizes) for dim in (*layout.dims, ())]]
+    )  # the last: of a scalar too
     d = int(level_dims(np.array([[*shape, 1]]), pieces, np.array([group(axes, sizes)]))[0])
-    return WeightPlan(layout, own_level(plan.zero, shape), axes, d, fan) if d >= 0 else WeightPlan(layout, fan=fan)
+    return (
+        WeightPlan(layout, own_level(plan.zero, shape), axes, d, fan)
+        if d >= 0
+        else WeightPlan(layout, fan=fan)
+    )
 
 
 def level_dims(shape: np.ndarray, pieces: np.ndarray, devices: np.ndarray) -> np.ndarray:
-    """The dim along which optimizer sharding over so many devices cuts each weight [weights]: the first that divides evenly, else the one of least padding among dims that
-    nothing else cuts (a piece of a piece that is padded too would not lie where the weight's own cut has it), -1 where padding would more than double all.
+    """The dim along which optimizer sharding over so many devices cuts each weight [weights]: the
+    first that divides evenly, else the one of least padding among dims that nothing else cuts (a
+    piece of a piece that is padded too would not lie where the weight's own cut has it), -1 where
+    padding would more than double all.
 
-    shape, pieces: extents of each dim, and into how many its own layout cuts it; dims of one element may follow. [weights, dims]
+    shape, pieces: extents of each dim, and into how many its own layout cuts it; dims of one
+    element may follow. [weights, dims]
     """
     local, n = -(-shape // pieces), devices[:, None]
     even = (shape % (pieces * n) == 0) & (local > 1)
-    waste = np.where((pieces == 1) & (2 * local > n), -(-local // n) * n / np.maximum(local, 1), np.inf)
+    waste = np.where(
+        (pieces == 1) & (2 * local > n), -(-local // n) * n / np.maximum(local, 1), np.inf
+    )
     least = np.where(np.isfinite(waste).any(axis=1), waste.argmin(axis=1), -1)
-    found: np.ndarray = np.where(devices > 1, np.where(even.any(axis=1), even.argmax(axis=1), least), -1)
+    found: np.ndarray = np.where(
+        devices > 1, np.where(even.any(axis=1), even.argmax(axis=1), least), -1
+    )
     return found
 
 
 def own_level(level: int, shape: tuple[int, ...]) -> int:
-    """The optimizer level of one weight under a plan's. Biases and scales, also those of channels ([32, 1, 1]), stay at level 1 under level 3: gathering one
-    costs a collective's latency in every block and pass, and saves nothing that counts."""
+    """The optimizer level of one weight under a plan's. Biases and scales, also those of channels
+    ([32, 1, 1]), stay at level 1 under level 3: gathering one costs a collective's latency in every
+    block and pass, and saves nothing that counts."""
     return 1 if level == 3 and sum(n > 1 for n in shape) <= 1 else level
 
 
@@ -159,12 +208,20 @@ def _pending(layout: Layout, targets: tuple[Layout, ...], plan: Plan) -> Axes:
     return tuple(a for a in plan.order if a not in cut and all(a in t.fan for t in targets))
 
 
-def _storage(shape: tuple[int, ...], targets: tuple[Layout, ...], plan: Plan, trained: bool) -> Layout:
-    """The layout, of those its uses want and of what two of them cut together, from which a weight reaches all its uses with the fewest bytes, the
-    reduction of what is pending of its gradient included; among equals the smallest piece."""
+def _storage(
+    shape: tuple[int, ...], targets: tuple[Layout, ...], plan: Plan, trained: bool
+) -> Layout:
+    """The layout, of those its uses want and of what two of them cut together, from which a weight
+    reaches all its uses with the fewest bytes, the reduction of what is pending of its gradient
+    included; among equals the smallest piece."""
     sizes, best = dict(plan.mesh), None
     wanted = dict.fromkeys(t.stored for t in targets)
-    for layout in dict.fromkeys((*wanted, *(both for a, b in combinations(wanted, 2) if (both := _cut_by_both(a, b)) is not None))):
+    for layout in dict.fromkeys(
+        (
+            *wanted,
+            *(both for a, b in combinations(wanted, 2) if (both := _cut_by_both(a, b)) is not None),
+        )
+    ):
         source = replace(layout, fan=_pending(layout, targets, plan)) if trained else layout
         tree = distribute(shape, source, targets, plan.mesh, trained)
         if tree is None:

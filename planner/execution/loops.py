@@ -1,4 +1,5 @@
-"""Repeated blocks as one function: what a block takes, carries on and hands over, checked against every repeat."""
+"""Repeated blocks as one function: what a block takes, carries on and hands over, checked against
+every repeat."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from planner.sharding.layout import Layout, Tree, convert, distribute
 
 @dataclass(frozen=True)
 class Carry:
-    """A tensor handed from repeat to repeat: `enters` the first, `leaves[r]` repeat r; `layout` is the one it travels in."""
+    """A tensor handed from repeat to repeat: `enters` the first, `leaves[r]` repeat r; `layout` is
+    the one it travels in."""
 
     enters: str
     leaves: tuple[str, ...]
@@ -25,8 +27,9 @@ class Carry:
 
 @dataclass(frozen=True)
 class Run:
-    """Nodes [first, first + period) repeated. weights: per slot the tensor of each repeat; shared: tensors every repeat reads; yields: results that every
-    repeat hands out of the program (a layer's new keys), the tensors of all repeats each."""
+    """Nodes [first, first + period) repeated. weights: per slot the tensor of each repeat; shared:
+    tensors every repeat reads; yields: results that every repeat hands out of the program (a
+    layer's new keys), the tensors of all repeats each."""
 
     first: int
     period: int
@@ -44,8 +47,10 @@ class Run:
 
 @dataclass(frozen=True)
 class _Wiring:
-    """How repeats are put together, whatever their splits. weights: as in `Run`, with a node that reads each; enters: (node of the block, which of its results) ->
-    what takes its place in the first repeat; leaves: the tensors of all repeats of each of those results."""
+    """How repeats are put together, whatever their splits. weights: as in `Run`, with a node that
+    reads each; enters: (node of the block, which of its results) -> what takes its place in the
+    first repeat; leaves: the tensors of all repeats of each of those results.
+    """
 
     weights: Mapping[tuple[str, ...], str]
     shared: tuple[str, ...]
@@ -66,24 +71,39 @@ def find_run(flow: Flow, first: int, period: int, repeats: int) -> Run | str:
     if isinstance(wiring, str):
         return wiring
     for names, reader in wiring.weights.items():
-        kept = {id(plan): plan for plan in map(flow.weights.__getitem__, names)}.values()  # most often one object
+        kept = {
+            id(plan): plan for plan in map(flow.weights.__getitem__, names)
+        }.values()  # most often one object
         if len(set(kept)) > 1 or len({n in flow.grad for n in names}) > 1:
             return f"weights of {reader} are kept differently in its repeats"
     carries = []
     for name, leaves in zip(wiring.enters.values(), wiring.leaves, strict=True):
         hub = flow.trees[leaves[0]].hub
-        if hub.partial or graph.tensors[name].shape != graph.tensors[leaves[0]].shape or (name in flow.grad) != (leaves[0] in flow.grad):
+        if (
+            hub.partial
+            or graph.tensors[name].shape != graph.tensors[leaves[0]].shape
+            or (name in flow.grad) != (leaves[0] in flow.grad)
+        ):
             return f"{name} cannot be carried from block to block"
         carries.append(Carry(name, leaves, hub))
-    return Run(first, period, repeats, tuple(carries), tuple(wiring.weights), wiring.shared, wiring.yields)
+    return Run(
+        first, period, repeats, tuple(carries), tuple(wiring.weights), wiring.shared, wiring.yields
+    )
 
 
 def stacks(graph: Graph, runs: Iterable[tuple[int, int, int]]) -> dict[str, tuple[int, int]]:
-    """Weights of repeated blocks -> (first node of the run, in how many repeats there is one): those of all repeats lie in one array."""
+    """Weights of repeated blocks -> (first node of the run, in how many repeats there is one):
+    those of all repeats lie in one array."""
     found = {}
     for run in runs:
         wiring = _wired(graph, *run)
-        found.update({n: (run[0], run[2]) for names in (wiring.weights if isinstance(wiring, _Wiring) else ()) for n in names})
+        found.update(
+            {
+                n: (run[0], run[2])
+                for names in (wiring.weights if isinstance(wiring, _Wiring) else ())
+                for n in names
+            }
+        )
     return found
 
 
@@ -94,7 +114,12 @@ def looping(graph: Graph, runs: Iterable[tuple[int, int, int]]) -> tuple[tuple[i
 
 def carried(graph: Graph, runs: Iterable[tuple[int, int, int]]) -> frozenset[str]:
     """What first repeats hand on to second ones."""
-    return frozenset(leaves[0] for run in runs if isinstance(wiring := _wired(graph, *run), _Wiring) for leaves in wiring.leaves)
+    return frozenset(
+        leaves[0]
+        for run in runs
+        if isinstance(wiring := _wired(graph, *run), _Wiring)
+        for leaves in wiring.leaves
+    )
 
 
 def _wired(graph: Graph, first: int, period: int, repeats: int) -> _Wiring | str:
@@ -133,24 +158,37 @@ def _wiring(graph: Graph, first: int, period: int, repeats: int) -> _Wiring | st
             else:
                 if name in made:  # inside the block
                     at, k = made[name]
-                    if [made.get(n) for n in names] != [(at + r * period, k) for r in range(repeats)]:
+                    if [made.get(n) for n in names] != [
+                        (at + r * period, k) for r in range(repeats)
+                    ]:
                         return f"{base.id} reads another place in a later repeat"
                     continue
                 later = [made.get(n) for n in names[1:]]
                 key = later[0]
                 if key is None or None in later:
                     return f"{base.id} reads different outside values in its repeats"
-                if later != [(key[0] + r * period, key[1]) for r in range(repeats - 1)] or enters.setdefault(key, name) != name:
+                if (
+                    later != [(key[0] + r * period, key[1]) for r in range(repeats - 1)]
+                    or enters.setdefault(key, name) != name
+                ):
                     return f"{base.id} reads another place in a later repeat"
     stacked = Counter(n for names in weights for n in names)
     for n, times in stacked.items():
         uses = graph.consumers[n]  # in node order
         if times > 1 or n in shared or uses[0][0] < first or uses[-1][0] >= places.stop:
             return f"{graph.labels.get(n, n)} is also used elsewhere, so it cannot be stacked"
-    rows = {o: tuple(nodes[first + r * period + j].outputs[k] for r in range(repeats)) for o, (j, k) in made.items() if j < period}
+    rows = {
+        o: tuple(nodes[first + r * period + j].outputs[k] for r in range(repeats))
+        for o, (j, k) in made.items()
+        if j < period
+    }
     leaves = tuple(rows[nodes[first + j].outputs[k]] for j, k in enters)
     last, first_leaves = {row[-1] for row in leaves}, {row[0] for row in leaves}
-    yields = tuple(rows[o] for o in graph.outputs if o in rows and o not in first_leaves and set(rows[o]) <= set(graph.outputs))
+    yields = tuple(
+        rows[o]
+        for o in graph.outputs
+        if o in rows and o not in first_leaves and set(rows[o]) <= set(graph.outputs)
+    )
     handed = {*last, *chain.from_iterable(yields)}
     returned = set(graph.outputs) - handed
     for o in made:
@@ -163,13 +201,17 @@ def _wiring(graph: Graph, first: int, period: int, repeats: int) -> _Wiring | st
 
 
 def of_each_copy(flow: Flow, runs: Iterable[Run]) -> frozenset[str]:
-    """Tensors of which every copy of the batch (Plan.copies) has its own: what depends on an input of the graph, or is handed from block to block. The copies share all else."""
-    return frozenset(flow.graph.reached((*flow.graph.inputs, *(c.enters for run in runs for c in run.carries))))
+    """Tensors of which every copy of the batch (Plan.copies) has its own: what depends on an input
+    of the graph, or is handed from block to block. The copies share all else."""
+    return frozenset(
+        flow.graph.reached((*flow.graph.inputs, *(c.enters for run in runs for c in run.carries)))
+    )
 
 
 def passes_of(flow: Flow, runs: Iterable[Run]) -> Callable[[str], int]:
-    """How often an optimizer step computes a tensor (or brings it to another layout), apart from repeats of blocks: for each microbatch, or where its copies share it for each
-    turn of the loop over them. Without pipeline stages."""
+    """How often an optimizer step computes a tensor (or brings it to another layout), apart from
+    repeats of blocks: for each microbatch, or where its copies share it for each turn of the loop
+    over them. Without pipeline stages."""
     plan = flow.plan
     if plan.copies == 1:
         times = plan.microbatches if flow.training else 1
@@ -183,13 +225,22 @@ def handed_out(layout: Layout) -> Layout:
     return layout.stored if layout.partial else layout
 
 
-def dealt_run(flow: Flow, runs: Iterable[Run], pipeline: Pipeline, reasons: Iterable[str] = ()) -> Run:
-    """The run whose blocks are dealt out over stages. Raises PlanError P068 where they cannot be."""
+def dealt_run(
+    flow: Flow, runs: Iterable[Run], pipeline: Pipeline, reasons: Iterable[str] = ()
+) -> Run:
+    """The run whose blocks are dealt out over stages. Raises PlanError P068 where they cannot
+    be."""
     run = next((r for r in runs if r.first == pipeline.first), None)
     why = "; ".join(reasons) or "its repeated blocks are not split alike"
     if run is not None:
         loose = [c.enters for c in run.carries if c.enters not in flow.grad]
-        why = f"{loose[0]} is handed from block to block without a gradient" if loose else "" if run.carries else "its blocks hand on nothing"
+        why = (
+            f"{loose[0]} is handed from block to block without a gradient"
+            if loose
+            else ""
+            if run.carries
+            else "its blocks hand on nothing"
+        )
     if run is None or why:
         raise PlanError("P068", f"this plan has no pipeline: {why}", help=["plan without stages"])
     return run
@@ -201,20 +252,31 @@ def inner_flow(flow: Flow, run: Run) -> Flow:
     inside = range(run.first, run.first + run.period)
     for carry in run.carries:
         source[carry.enters] = carry.layout
-        trees[carry.enters] = _tree(flow, carry.enters, carry.layout, _needs(flow, carry.enters, inside))
+        trees[carry.enters] = _tree(
+            flow, carry.enters, carry.layout, _needs(flow, carry.enters, inside)
+        )
         own = carry.leaves[0]
         trees[own] = _star(flow, own, flow.source[own], carry.layout, _needs(flow, own, inside))
     return replace(flow, source=source, trees=trees)
 
 
 def outer_flow(flow: Flow, run: Run) -> Flow:
-    """The flow around the run: what enters is brought to its travelling layout, and what the last repeat hands over is in it."""
+    """The flow around the run: what enters is brought to its travelling layout, and what the last
+    repeat hands over is in it."""
     source, trees = dict(flow.source), dict(flow.trees)
     before, after = range(run.first), range(run.end, len(flow.graph.nodes))
     for carry in run.carries:
         last, first = carry.leaves[-1], carry.enters
         source[last] = carry.layout
-        trees[last] = _tree(flow, last, carry.layout, [*_needs(flow, last, after), *([flow.source[last].stored] if last in flow.graph.outputs else [])])
+        trees[last] = _tree(
+            flow,
+            last,
+            carry.layout,
+            [
+                *_needs(flow, last, after),
+                *([flow.source[last].stored] if last in flow.graph.outputs else []),
+            ],
+        )
         outside = [*_needs(flow, first, before), *_needs(flow, first, after), carry.layout]
         trees[first] = _tree(flow, first, source[first], outside)
     return replace(flow, source=source, trees=trees)
@@ -226,7 +288,13 @@ def _needs(flow: Flow, name: str, nodes: range) -> list[Layout]:
 
 def _tree(flow: Flow, name: str, source: Layout, targets: list[Layout]) -> Tree:
     """The cheapest tree from a layout to the targets."""
-    tree = distribute(flow.graph.tensors[name].shape, source, tuple(dict.fromkeys(targets)), flow.plan.mesh, name in flow.grad)
+    tree = distribute(
+        flow.graph.tensors[name].shape,
+        source,
+        tuple(dict.fromkeys(targets)),
+        flow.plan.mesh,
+        name in flow.grad,
+    )
     if tree is None:
         raise AssertionError(f"{name}: no way from {source.spell()}")
     return tree
@@ -236,7 +304,9 @@ def _star(flow: Flow, name: str, source: Layout, hub: Layout, targets: list[Layo
     """The tree over a given hub."""
     shape, mesh = flow.graph.tensors[name].shape, flow.plan.mesh
     trunk = convert(shape, source, hub, mesh)
-    branches = {t: convert(shape, hub, t, mesh) for t in dict.fromkeys(targets) if t not in (hub, source)}
+    branches = {
+        t: convert(shape, hub, t, mesh) for t in dict.fromkeys(targets) if t not in (hub, source)
+    }
     if trunk is None or any(b is None for b in branches.values()):
         raise AssertionError(f"{name}: no way over {hub.spell()}")
     return Tree(hub, trunk, {t: b for t, b in branches.items() if b is not None})

@@ -1,22 +1,32 @@
-"""Pipeline stages: the repeats of one block dealt out along the mesh axis "stage", and how often each place of the graph runs in a step.
+"""Pipeline stages: the repeats of one block dealt out along the mesh axis "stage", and how often
+each place of the graph runs in a step.
 
-    before   what the blocks are given (embeddings, masks): every stage runs it for its own microbatch, so that only carried tensors travel
-    blocks   the repeats of the run with the most parameters: stage i holds repeats i * per_stage up to (i + 1) * per_stage
-    after    head and loss: every stage runs it on what leaves the last one; all but the last stage's result is dropped. What only it reads goes with it,
-             wherever the graph has it; what both it and the blocks read is made twice
+    before   what the blocks are given (embeddings, masks): every stage runs it for its own
+             microbatch, so that only carried tensors travel
+    blocks   the repeats of the run with the most parameters: stage i holds repeats i * per_stage up
+             to (i + 1) * per_stage
+    after    head and loss: every stage runs it on what leaves the last one; all but the last
+             stage's result is dropped. What only it reads goes with it, wherever the graph has it;
+             what both it and the blocks read is made twice
 
-Stages work in lock-step ticks. Stage i runs microbatch m forward in tick m + i; with S stages, m microbatches need m + S - 1 ticks, S - 1 of them a
-bubble. Schedules:
+Stages work in lock-step ticks. Stage i runs microbatch m forward in tick m + i; with S stages, m
+microbatches need m + S - 1 ticks, S - 1 of them a bubble. Schedules:
 
-    1f1b    backward in tick m + 2 (S - 1) - i: a stage has at most 2 S - 1 microbatches waiting for their backward pass, whose residuals are kept
-    gpipe   all forward ticks, then all backward: every tick's residuals are kept, head and loss are computed again
-    interleaved   1f1b in finer pieces: a stage holds V chunks of blocks, chunk v of stage i being number v S + i, so that a microbatch passes all stages
-            V times and a tick is a V-th as long. Microbatches go in groups of S, each group through one chunk after the other: work n of a stage is
-            microbatch s of group g in chunk v, n = g S V + v S + s, forward in tick n + i; its backward pass takes the chunks in reverse, in
-            tick g S V + (V - 1 - v) S + s + S V + S - 2 - i. At most S (V + 1) - 1 chunks' residuals wait. S divides m
+    1f1b    backward in tick m + 2 (S - 1) - i: a stage has at most 2 S - 1 microbatches waiting for
+            their backward pass, whose residuals are kept
+    gpipe   all forward ticks, then all backward: every tick's residuals are kept, head and loss are
+            computed again
+    interleaved   1f1b in finer pieces: a stage holds V chunks of blocks, chunk v of stage i being
+                  number v S + i, so that a microbatch passes all stages
+            V times and a tick is a V-th as long. Microbatches go in groups of S, each group through
+            one chunk after the other: work n of a stage is microbatch s of group g in chunk v, n =
+            g S V + v S + s, forward in tick n + i; its backward pass takes the chunks in reverse,
+            in tick g S V + (V - 1 - v) S + s + S V + S - 2 - i. At most S (V + 1) - 1 chunks'
+            residuals wait. S divides m
 
-With S stages and m microbatches 1f1b and gpipe need (m + S - 1) times a stage's forward and backward pass, interleaved (m + (S - 1) / V) times; what comes
-before the blocks runs in every tick. `after` runs m times, under gpipe in every tick.
+With S stages and m microbatches 1f1b and gpipe need (m + S - 1) times a stage's forward and
+backward pass, interleaved (m + (S - 1) / V) times; what comes before the blocks runs in every tick.
+`after` runs m times, under gpipe in every tick.
 """
 
 from __future__ import annotations
@@ -35,12 +45,15 @@ if TYPE_CHECKING:
 INTERLEAVED = "interleaved"
 SCHEDULES = ("1f1b", "gpipe", INTERLEAVED)
 MOST_LEVEL = {"1f1b": 2, "gpipe": 1, "interleaved": 2}
-"""Optimizer levels that go with stages: level 3 would gather weights anew in every tick, and under gpipe there is one backward pass for all microbatches."""
+"""Optimizer levels that go with stages: level 3 would gather weights anew in every tick, and under
+gpipe there is one backward pass for all microbatches."""
 
 SHARE = 1 / 3
-"""Of a graph's products: repeated blocks with fewer are not dealt out, as all others would run on every stage (planner.execution.uneven_pipeline has other stages for them)."""
+"""Of a graph's products: repeated blocks with fewer are not dealt out, as all others would run on
+every stage (planner.execution.uneven_pipeline has other stages for them)."""
 BESIDE = {"1f1b": 1.5, "gpipe": 0.0, "interleaved": 1.5}
-"""Ticks' residuals beside those that wait, measured with the GPU compiler on GPT-2 medium, 2 and 4 stages: 1.3 to 1.5."""
+"""Ticks' residuals beside those that wait, measured with the GPU compiler on GPT-2 medium, 2 and 4
+stages: 1.3 to 1.5."""
 
 
 BUBBLE = -1
@@ -49,7 +62,8 @@ BUBBLE = -1
 
 @dataclass(frozen=True)
 class Passing:
-    """How microbatches pass through stages (module docstring): what each stage runs in every tick. virtual: chunks that a stage holds."""
+    """How microbatches pass through stages (module docstring): what each stage runs in every tick.
+    virtual: chunks that a stage holds."""
 
     stages: int
     microbatches: int
@@ -63,7 +77,8 @@ class Passing:
 
     @property
     def read_ticks(self) -> int:
-        """Ticks whose forward passes are read. Of a single piece under 1F1B the last has none: its loop of one tick is unrolled, and compilers drop what nobody reads."""
+        """Ticks whose forward passes are read. Of a single piece under 1F1B the last has none: its
+        loop of one tick is unrolled, and compilers drop what nobody reads."""
         return self.ticks - (self.microbatches * self.virtual == 1 and self.schedule != "gpipe")
 
     @property
@@ -74,11 +89,16 @@ class Passing:
     @property
     def waiting(self) -> int:
         """Ticks for whose residuals a stage has room."""
-        return self.ticks if self.schedule == "gpipe" else min(self.stages * (self.virtual + 1) - 1, self.microbatches * self.virtual + 1)
+        return (
+            self.ticks
+            if self.schedule == "gpipe"
+            else min(self.stages * (self.virtual + 1) - 1, self.microbatches * self.virtual + 1)
+        )
 
     def piece(self, n: int) -> tuple[int, int]:
-        """(microbatch, turn) of the n-th piece of a stage's work: groups of microbatches, each through one chunk after the other. Beyond the first and the last piece
-        BUBBLE in the turn of these."""
+        """(microbatch, turn) of the n-th piece of a stage's work: groups of microbatches, each
+        through one chunk after the other. Beyond the first and the last piece BUBBLE in the turn of
+        these."""
         at = min(max(n, 0), self.microbatches * self.virtual - 1)
         group, rest = divmod(at, self.stages * self.virtual)
         return group * self.stages + rest % self.stages if at == n else BUBBLE, rest // self.stages
@@ -88,14 +108,16 @@ class Passing:
         return self.piece(tick - stage)
 
     def backward(self, stage: int, tick: int) -> tuple[int, int]:
-        """(microbatch, chunk) of a stage's backward pass; of gpipe that of unequal stages, which takes microbatches in their order."""
+        """(microbatch, chunk) of a stage's backward pass; of gpipe that of unequal stages, which
+        takes microbatches in their order."""
         m, turn = self.piece(tick - self.first_backward - (self.stages - 1) + stage)
         return m, self.virtual - 1 - turn
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A run of blocks (first node, nodes per block, repeats) on stages under a schedule, with this many microbatches a step."""
+    """A run of blocks (first node, nodes per block, repeats) on stages under a schedule, with this
+    many microbatches a step."""
 
     first: int
     period: int
@@ -142,7 +164,8 @@ class Pipeline:
 
     @property
     def kept_passes(self) -> float:
-        """How many ticks' residuals are in memory at most: those that wait, and beside the ring what is being made and read."""
+        """How many ticks' residuals are in memory at most: those that wait, and beside the ring
+        what is being made and read."""
         return self.waiting + BESIDE[self.schedule]
 
     @property
@@ -156,35 +179,47 @@ class Pipeline:
         return Fraction(self.per_stage, self.repeats)
 
     def turns(self, i: int) -> Fraction:
-        """How often a device that holds node i runs it forward in a step: its blocks once in as many ticks as it has chunks."""
+        """How often a device that holds node i runs it forward in a step: its blocks once in as
+        many ticks as it has chunks."""
         if self.late(i):
             return Fraction(self.after_times)
-        return Fraction(self.ticks, self.virtual) if i in self.nodes else Fraction(self.ticks + (self.after_times if i in self.twice else 0))
+        return (
+            Fraction(self.ticks, self.virtual)
+            if i in self.nodes
+            else Fraction(self.ticks + (self.after_times if i in self.twice else 0))
+        )
 
     def sums(self, readers: Iterable[int]) -> Fraction:
-        """How often a device adds to the gradient of a weight that it holds, by the nodes that read it: once for the blocks or what comes before them in each of
-        their turns, once for what follows them."""
-        places = frozenset(self.first if i in self.nodes else self.end if self.late(i) else -1 for i in readers)
+        """How often a device adds to the gradient of a weight that it holds, by the nodes that read
+        it: once for the blocks or what comes before them in each of their turns, once for what
+        follows them."""
+        places = frozenset(
+            self.first if i in self.nodes else self.end if self.late(i) else -1 for i in readers
+        )
         if places not in self._sums:
             self._sums[places] = sum((self.turns(i) for i in sorted(places)), Fraction(0))
         return self._sums[places]
 
     @cached_property
     def _sums(self) -> dict[frozenset[int], Fraction]:
-        """What `sums` found: weights of repeats are read in like places, and fractions take long."""
+        """What `sums` found: weights of repeats are read in like places, and fractions take
+        long."""
         return {}
 
     def wanted(self, i: int) -> int:
-        """Those of its turns that are for a microbatch: what comes before the blocks runs for each chunk."""
+        """Those of its turns that are for a microbatch: what comes before the blocks runs for each
+        chunk."""
         return self.microbatches * (1 if self.late(i) or i in self.nodes else self.virtual)
 
     def kept(self, i: int) -> float:
-        """Of how many microbatches node i, where a device holds it, keeps what its backward pass reads."""
+        """Of how many microbatches node i, where a device holds it, keeps what its backward pass
+        reads."""
         return self.kept_passes / (self.virtual if i in self.nodes else 1)
 
     @property
     def copies(self) -> Fraction:
-        """What part of its blocks' weights a stage has beside them: those of the chunks that the forward and the backward pass of a tick run."""
+        """What part of its blocks' weights a stage has beside them: those of the chunks that the
+        forward and the backward pass of a tick run."""
         return Fraction(2, self.virtual) if self.virtual > 1 else Fraction(0)
 
     def late(self, i: int) -> bool:
@@ -197,7 +232,11 @@ class Pipeline:
 
     def holder(self, i: int) -> int:
         """The stage that alone has node i, -1 where every stage has it."""
-        return (i - self.first) // self.period // self.per_tick % self.stages if i in self.nodes else -1
+        return (
+            (i - self.first) // self.period // self.per_tick % self.stages
+            if i in self.nodes
+            else -1
+        )
 
     @cached_property
     def nodes(self) -> range:
@@ -209,7 +248,12 @@ def pipelined_run(graph: Graph, runs: Iterable[Sequence[int]]) -> tuple[int, int
     """The run whose blocks are dealt out over stages: the one with the most parameters."""
     found: tuple[int, tuple[int, int, int]] | None = None
     for first, period, repeats in runs:
-        names = {n for i in range(first, first + period * repeats) for n in graph.nodes[i].inputs if n in graph.weights}
+        names = {
+            n
+            for i in range(first, first + period * repeats)
+            for n in graph.nodes[i].inputs
+            if n in graph.weights
+        }
         size = sum(graph.tensors[n].elements for n in names)
         if names and (found is None or size > found[0]):
             found = size, (first, period, repeats)
@@ -217,19 +261,29 @@ def pipelined_run(graph: Graph, runs: Iterable[Sequence[int]]) -> tuple[int, int
 
 
 def pipeline_of(graph: Graph, plan: Plan) -> Pipeline | None:
-    """The pipeline of a plan's repeated blocks, None where it has none (and of unequal stages: planner.execution.uneven_pipeline)."""
+    """The pipeline of a plan's repeated blocks, None where it has none (and of unequal stages:
+    planner.execution.uneven_pipeline)."""
     if plan.stages < 2 or plan.cuts:
         return None
     found = dealt(graph, plan.runs)
-    return Pipeline(*found[0], plan.stages, plan.microbatches, plan.schedule, *found[1:], plan.virtual) if found else None
+    return (
+        Pipeline(*found[0], plan.stages, plan.microbatches, plan.schedule, *found[1:], plan.virtual)
+        if found
+        else None
+    )
 
 
-def dealt(graph: Graph, runs: tuple[tuple[int, int, int], ...]) -> tuple[tuple[int, int, int], frozenset[int], frozenset[int]] | None:
-    """The run whose blocks stages share, with what `read_late` says of it; None where there is none."""
+def dealt(
+    graph: Graph, runs: tuple[tuple[int, int, int], ...]
+) -> tuple[tuple[int, int, int], frozenset[int], frozenset[int]] | None:
+    """The run whose blocks stages share, with what `read_late` says of it; None where there is
+    none."""
     if ("dealt", runs) not in graph.memo:
         run = pipelined_run(graph, runs)
         graph.memo["dealt", runs] = (run, *read_late(graph, run)) if run else None
-    found: tuple[tuple[int, int, int], frozenset[int], frozenset[int]] | None = graph.memo["dealt", runs]
+    found: tuple[tuple[int, int, int], frozenset[int], frozenset[int]] | None = graph.memo[
+        "dealt", runs
+    ]
     return found
 
 
@@ -237,12 +291,18 @@ def read_late(graph: Graph, run: tuple[int, int, int]) -> tuple[frozenset[int], 
     """`ending` and `twice` of a Pipeline."""
     first, period, repeats = run
     end = first + period * repeats
-    blocks = needed(graph, range(first), chain.from_iterable([node.inputs for node in graph.nodes[first:end]]))
-    after = needed(graph, range(first), chain(graph.outputs[:1], *[node.inputs for node in graph.nodes[end:]]))
+    blocks = needed(
+        graph, range(first), chain.from_iterable([node.inputs for node in graph.nodes[first:end]])
+    )
+    after = needed(
+        graph, range(first), chain(graph.outputs[:1], *[node.inputs for node in graph.nodes[end:]])
+    )
     return frozenset(after) - frozenset(blocks), frozenset(after) & frozenset(blocks)
 
 
-def needed(graph: Graph, nodes: Iterable[int], wanted: Iterable[str], given: Iterable[str] = ()) -> list[int]:
+def needed(
+    graph: Graph, nodes: Iterable[int], wanted: Iterable[str], given: Iterable[str] = ()
+) -> list[int]:
     """Those of the nodes that the wanted tensors are made by, given some."""
     made = {o: i for i in nodes for o in graph.nodes[i].outputs if o}
     for name in given:

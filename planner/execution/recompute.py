@@ -1,14 +1,17 @@
-"""What the backward pass reads, and so what a rematerialised function computes, gathers and communicates again.
+"""What the backward pass reads, and so what a rematerialised function computes, gathers and
+communicates again.
 
-A block (or part) that is wrapped keeps only some values from its forward pass; the rest of what its backward pass reads is computed again.
-Dead code is not: a sum of which only the shape mattered is not replayed. `replay` follows that demand through one function:
+A block (or part) that is wrapped keeps only some values from its forward pass; the rest of what its
+backward pass reads is computed again. Dead code is not: a sum of which only the shape mattered is
+not replayed. `replay` follows that demand through one function:
 
     mode "all"   ("block")       nothing but the arguments is kept
     mode "keep"  ("block-keep")  arguments and the results of collectives are kept
-    mode "part"  (optimizer level 3 without recomputation)  everything is kept except gathered weights
+    mode "part"  (optimizer level 3 without recomputation)  everything is kept except gathered
+                 weights
 
-`reads` is the one table of derivatives: which operands the gradient of an operator needs. Verified against compiled programs by
-benchmarks/compiler_truth.py.
+`reads` is the one table of derivatives: which operands the gradient of an operator needs. Verified
+against compiled programs by benchmarks/compiler_truth.py.
 """
 
 from __future__ import annotations
@@ -30,18 +33,12 @@ from planner.sharding.rule import Rule
 RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
 
 
-
-
-
-
-
-
-
-
 @dataclass
 class Replay:
-    """What runs a second time. steps: (tensor, beginning of a way) whose last step runs again; nodes: recomputed kernels (value: whether their
-    result, not only what they know inside, is needed); weights: gathered again; kept: results of collectives that are kept (mode "keep")."""
+    """What runs a second time. steps: (tensor, beginning of a way) whose last step runs again;
+    nodes: recomputed kernels (value: whether their result, not only what they know inside, is
+    needed); weights: gathered again; kept: results of collectives that are kept (mode "keep").
+    """
 
     steps: dict[tuple[str, tuple[Step, ...]], None] = field(default_factory=dict)
     nodes: dict[int, bool] = field(default_factory=dict)
@@ -50,9 +47,11 @@ class Replay:
 
 
 def replay(flow: Flow, inside: Sequence[int], mode: str, given: Iterable[str] = ()) -> Replay:
-    """The second run of nodes `inside`, wrapped as `mode` says. flow: as it is inside the function (`runs.inner_flow`).
+    """The second run of nodes `inside`, wrapped as `mode` says. flow: as it is inside the function
+    (`runs.inner_flow`).
 
-    given: tensors that arrive as arguments in their source layout and are converted inside (what a block carries on).
+    given: tensors that arrive as arguments in their source layout and are converted inside (what a
+    block carries on).
     """
     graph, again = flow.graph, Replay()
     made = {o: i for i in inside for o in graph.nodes[i].outputs if o}
@@ -82,8 +81,14 @@ def replay(flow: Flow, inside: Sequence[int], mode: str, given: Iterable[str] = 
             again.nodes.setdefault(i, False)
     while queue:
         name, way = queue.pop()
-        if name in graph.weights and name not in given and (mode == "all" or not any(step.forward for step in way)):
-            again.weights[name] = None  # what a collective made of a gathered weight has a name and is kept
+        if (
+            name in graph.weights
+            and name not in given
+            and (mode == "all" or not any(step.forward for step in way))
+        ):
+            again.weights[name] = (
+                None  # what a collective made of a gathered weight has a name and is kept
+            )
         if mode == "part" or (name not in made and name not in given and name not in graph.weights):
             continue
         kept = mode == "keep"
@@ -99,16 +104,21 @@ def replay(flow: Flow, inside: Sequence[int], mode: str, given: Iterable[str] = 
 
 
 def _exchanges(flow: Flow, i: int) -> bool:
-    """Whether the kernel brings in pieces of operands that nothing keeps: the backward pass, which reads them, brings them in again."""
-    return any(not inner.kept and inner.axes(flow.split(i), flow.plan.order) for inner in flow.rules[i].inner)
+    """Whether the kernel brings in pieces of operands that nothing keeps: the backward pass, which
+    reads them, brings them in again."""
+    return any(
+        not inner.kept and inner.axes(flow.split(i), flow.plan.order)
+        for inner in flow.rules[i].inner
+    )
 
 
 @dataclass(frozen=True)
 class Product:
-    """A dot of a node's kernel: FLOPs of one device's forward pass, how many dots as large its backward pass has, how many more it makes again
-    (attention's scores), and whether the backward pass needs the product itself, so that a recomputed node runs it even where nobody reads the
-    node's result. beyond: FLOPs of the backward pass for rows of the neighbours. multiplied: how many of the backward
-    pass are sums of one term, which compilers multiply: work, but no dots."""
+    """A dot of a node's kernel: FLOPs of one device's forward pass, how many dots as large its
+    backward pass has, how many more it makes again (attention's scores), and whether the backward
+    pass needs the product itself, so that a recomputed node runs it even where nobody reads the
+    node's result. beyond: FLOPs of the backward pass for rows of the neighbours. multiplied: how
+    many of the backward pass are sums of one term, which compilers multiply: work, but no dots."""
 
     flops: Fraction
     backward: int
@@ -122,7 +132,13 @@ def products(flow: Flow, i: int) -> tuple[Product, ...]:
     """The dots of node i on one device, padding included."""
     rule = flow.rules[i]
     local = rule.work(flow.split(i), dict(flow.plan.mesh)) if rule.flops else {}
-    found = dots(flow.graph, i, rule, flow.grad, {f: Fraction(local[f], n) for f, n in rule.sizes.items() if n and rule.flops})
+    found = dots(
+        flow.graph,
+        i,
+        rule,
+        flow.grad,
+        {f: Fraction(local[f], n) for f, n in rule.sizes.items() if n and rule.flops},
+    )
     if rule.fringe and flow.graph.nodes[i].inputs[0] in flow.grad:
         beyond = Fraction(rule.beyond(flow.split(i), dict(flow.plan.mesh)))
         found = tuple(replace(dot, beyond=dot.flops * beyond) for dot in found)
@@ -132,8 +148,15 @@ def products(flow: Flow, i: int) -> tuple[Product, ...]:
     return found
 
 
-def dots(graph: Graph, i: int, rule: Rule, grad: frozenset[str], share: Mapping[str, Fraction] | None = None) -> tuple[Product, ...]:
-    """The dots of node i. share: what part of each factor a device has (None: the whole). Backward: one dot per operand with a gradient."""
+def dots(
+    graph: Graph,
+    i: int,
+    rule: Rule,
+    grad: frozenset[str],
+    share: Mapping[str, Fraction] | None = None,
+) -> tuple[Product, ...]:
+    """The dots of node i. share: what part of each factor a device has (None: the whole). Backward:
+    one dot per operand with a gradient."""
     node = graph.nodes[i]
     if not rule.flops:
         return ()
@@ -141,60 +164,111 @@ def dots(graph: Graph, i: int, rule: Rule, grad: frozenset[str], share: Mapping[
     if node.bodies:
         return _inner_dots(graph, i, share, grad)
     whole = Fraction(rule.flops)
-    hot = {k for k, n in enumerate(node.inputs) if n in grad} if any(o in grad for o in node.outputs) else set()
+    hot = (
+        {k for k, n in enumerate(node.inputs) if n in grad}
+        if any(o in grad for o in node.outputs)
+        else set()
+    )
     shapes = graph.shapes(node.inputs)
-    if node.op == "Attention":  # scores = q k', whose share does not depend on how the values' width is cut, and their product with v
+    if (
+        node.op == "Attention"
+        # scores = q k', whose share does not depend on how the values' width is cut, and their
+        # product with v
+    ):
         d, e = shapes[0][-1], shapes[2][-1]
         of_scores = prod(share[f] for f in share if f != "e") * whole * Fraction(d, d + e)
         of_values = prod(share.values()) * whole * Fraction(e, d + e)
-        return Product(of_scores, len(hot & {0, 1}), int(bool(hot))), Product(of_values, (2 in hot) + bool(hot & {0, 1, 3}))
+        return Product(of_scores, len(hot & {0, 1}), int(bool(hot))), Product(
+            of_values, (2 in hot) + bool(hot & {0, 1, 3})
+        )
     everything = prod(share.values()) * whole
-    if node.op == "RoutedExperts":  # the first layer (made again in the backward pass), then the last, whose rows' gradient gives that of their shares
+    if (
+        node.op == "RoutedExperts"
+        # the first layer (made again in the backward pass), then the last, whose rows' gradient
+        # gives that of their shares
+    ):
         last = Fraction(1, 3 if node.inputs[3] else 2)
-        return (Product(everything * (1 - last), (0 in hot) + bool(hot & {3, 4}), int(bool(hot))),
-                Product(everything * last, bool(hot) + (5 in hot)))  # fmt: skip
-    if node.op in RECURRENT:  # the gates' product with the whole sequence, and with the hidden state at each step, which sums its weight's gradient over a device's rows
+        return (
+            Product(everything * (1 - last), (0 in hot) + bool(hot & {3, 4}), int(bool(hot))),
+            Product(everything * last, bool(hot) + (5 in hot)),
+        )
+    if (
+        node.op in RECURRENT
+        # the gates' product with the whole sequence, and with the hidden state at each step, which
+        # sums its weight's gradient over a device's rows
+    ):
         inputs, hidden = shapes[1][-1], shapes[2][-1]
         rows = shapes[0][1] * share.get("b", Fraction(1))
-        return (Product(everything * Fraction(inputs, inputs + hidden), len(hot & {0, 1})),
-                Product(everything * Fraction(hidden, inputs + hidden), (1 + (2 in hot)) if hot else 0, inside=True, multiplied=int(rows == 1 and 2 in hot)))  # fmt: skip
+        return (
+            Product(everything * Fraction(inputs, inputs + hidden), len(hot & {0, 1})),
+            Product(
+                everything * Fraction(hidden, inputs + hidden),
+                (1 + (2 in hot)) if hot else 0,
+                inside=True,
+                multiplied=int(rows == 1 and 2 in hot),
+            ),
+        )
     if node.op == "DeformConv":  # one product for all that makes the patches
         return (Product(everything, (1 in hot) + bool(hot - {1})),)
-    return (Product(everything, len(hot), multiplied=sum(_terms(rule, k, share) == 1 for k in hot) if node.op == "MatMul" else 0),)
+    return (
+        Product(
+            everything,
+            len(hot),
+            multiplied=sum(_terms(rule, k, share) == 1 for k in hot) if node.op == "MatMul" else 0,
+        ),
+    )
 
 
 def _terms(rule: Rule, slot: int, share: Mapping[str, Fraction]) -> Fraction:
-    """Over how many elements a device sums the gradient of an operand: one where a weight has one column, or a device one row."""
+    """Over how many elements a device sums the gradient of an operand: one where a weight has one
+    column, or a device one row."""
     own = {f for dim in rule.operands[slot] for f in dim}
-    return prod((n * share.get(f, Fraction(1)) for f, n in rule.sizes.items() if f not in own), start=Fraction(1))
+    return prod(
+        (n * share.get(f, Fraction(1)) for f, n in rule.sizes.items() if f not in own),
+        start=Fraction(1),
+    )
 
 
-def _inner_dots(graph: Graph, i: int, share: Mapping[str, Fraction], grad: frozenset[str]) -> tuple[Product, ...]:
+def _inner_dots(
+    graph: Graph, i: int, share: Mapping[str, Fraction], grad: frozenset[str]
+) -> tuple[Product, ...]:
     """The dots of the heaviest body of a node with bodies, in all its iterations."""
     node = graph.nodes[i]
     found = region(node, graph)
     b = max(range(len(node.bodies)), key=lambda k: sum(r.flops for r in found.rules[k]))
-    body, hot = node.bodies[b], inner_gradients(node, b, grad) if any(o in grad for o in node.outputs) else frozenset()
+    body, hot = (
+        node.bodies[b],
+        (inner_gradients(node, b, grad) if any(o in grad for o in node.outputs) else frozenset()),
+    )
     made = []
     for j, rule in enumerate(found.rules[b]):
         own = {f: share.get(found.inside[b][j].get(f, ""), Fraction(1)) for f in rule.sizes}
-        made += [replace(dot, flops=dot.flops * trips(node), inside=True) for dot in dots(body, j, rule, hot, own)]
+        made += [
+            replace(dot, flops=dot.flops * trips(node), inside=True)
+            for dot in dots(body, j, rule, hot, own)
+        ]
     return tuple(made)
 
 
 def repeated(flow: Flow, run: Run) -> Replay | None:
-    """The second run of one repeat of a block under the plan; None where nothing is wrapped. flow: inside the block."""
+    """The second run of one repeat of a block under the plan; None where nothing is wrapped. flow:
+    inside the block."""
     mode = block_mode(flow)
     if not mode:
         return None
-    return replay(flow, range(run.first, run.first + run.period), mode, [c.enters for c in run.carries])
+    return replay(
+        flow, range(run.first, run.first + run.period), mode, [c.enters for c in run.carries]
+    )
 
 
 def block_mode(flow: Flow) -> str:
-    """How the functions of repeated blocks are wrapped: "all", "keep", "part" or "" (not at all)."""
+    """How the functions of repeated blocks are wrapped: "all", "keep", "part" or "" (not at
+    all)."""
     if not flow.training:
         return ""
-    return {"block": "all", "block-keep": "keep"}.get(flow.plan.recompute, "part" if flow.plan.zero == 3 else "")
+    return {"block": "all", "block-keep": "keep"}.get(
+        flow.plan.recompute, "part" if flow.plan.zero == 3 else ""
+    )
 
 
 def sharded(flow: Flow, name: str) -> bool:
@@ -204,8 +278,10 @@ def sharded(flow: Flow, name: str) -> bool:
 
 
 def parts(flow: Flow, runs: Iterable[Run]) -> tuple[range, ...]:
-    """Stretches of nodes outside repeated blocks that gather weights: each becomes a function of its own, so that gathered weights live
-    no longer than it runs. A stretch begins at a node that reads a sharded weight, and a new one at the next that reads a matrix."""
+    """Stretches of nodes outside repeated blocks that gather weights: each becomes a function of
+    its own, so that gathered weights live no longer than it runs. A stretch begins at a node that
+    reads a sharded weight, and a new one at the next that reads a matrix.
+    """
     if not flow.training or flow.plan.zero != 3:
         return ()
     graph = flow.graph

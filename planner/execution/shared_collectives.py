@@ -1,8 +1,11 @@
-"""Conversions that compilers merge because they are equal: the same steps on equal values, forward, or on equal cotangents, backward.
+"""Conversions that compilers merge because they are equal: the same steps on equal values, forward,
+or on equal cotangents, backward.
 
-Values are numbered as a compiler's common-subexpression pass sees them: a step's result by (step, number of what it starts from), a node's
-by (operator, attributes, split, numbers of its operands). Cotangents are numbered the other way round: both operands of an addition get
-the cotangent of the sum; a value read in several places gets a sum of its own. Biases of what is summed up (a convolution and its shortcut) have one gradient.
+Values are numbered as a compiler's common-subexpression pass sees them: a step's result by (step,
+number of what it starts from), a node's by (operator, attributes, split, numbers of its operands).
+Cotangents are numbered the other way round: both operands of an addition get the cotangent of the
+sum; a value read in several places gets a sum of its own. Biases of what is summed up (a
+convolution and its shortcut) have one gradient.
 """
 
 from __future__ import annotations
@@ -16,7 +19,8 @@ from planner.graph.ir import Node
 from planner.sharding.layout import Step, Tree
 
 BIASES = frozenset({("Add", 0), ("Add", 1), ("BatchNormalization", 2)})
-"""(operator, operand) whose gradient is the result's, summed over the dims that the operand has not."""
+"""(operator, operand) whose gradient is the result's, summed over the dims that the operand has
+not."""
 Place = tuple[str, tuple[Step, ...]]
 """(tensor, beginning of its way): one version of a value."""
 
@@ -33,7 +37,8 @@ class Merged:
 
 @dataclass(frozen=True)
 class Around:
-    """What a program has around its repeated blocks: the flow there, its nodes, and of the tensors that are converted there their trees."""
+    """What a program has around its repeated blocks: the flow there, its nodes, and of the tensors
+    that are converted there their trees."""
 
     flow: Flow
     nodes: tuple[int, ...]
@@ -51,34 +56,59 @@ def around(flow: Flow, runs: Sequence[Run]) -> Around:
     own = {n for run in runs for names in run.weights for n in names}
     last = {c.leaves[-1] for run in runs for c in run.carries}
     nodes = tuple(i for i in range(len(graph.nodes)) if i not in inside)
-    trees = {n: t for n, t in outer.trees.items() if not ((n in made and n not in last) or n in own or n in graph.constants)}
-    return Around(outer, nodes, trees, merged(outer, nodes, trees, [n for run in runs for n in (*(c.enters for c in run.carries), *run.shared)]))
+    trees = {
+        n: t
+        for n, t in outer.trees.items()
+        if not ((n in made and n not in last) or n in own or n in graph.constants)
+    }
+    return Around(
+        outer,
+        nodes,
+        trees,
+        merged(
+            outer,
+            nodes,
+            trees,
+            [n for run in runs for n in (*(c.enters for c in run.carries), *run.shared)],
+        ),
+    )
 
 
-def merged(flow: Flow, nodes: Iterable[int], trees: Mapping[str, Tree], leaving: Iterable[str] = ()) -> Merged:
-    """Equal conversions among `trees` (those of one function), whose statements are `nodes`. leaving: values also read outside."""
+def merged(
+    flow: Flow, nodes: Iterable[int], trees: Mapping[str, Tree], leaving: Iterable[str] = ()
+) -> Merged:
+    """Equal conversions among `trees` (those of one function), whose statements are `nodes`.
+    leaving: values also read outside."""
     nodes = tuple(nodes)
     numbers: dict[object, int] = {}
 
     def number(key: object) -> int:
         return numbers.setdefault(key, len(numbers))
 
-    backward, gradients = _backward(flow, nodes, trees, frozenset(leaving), number) if flow.grad else (frozenset[Place](), dict[str, str]())
+    backward, gradients = (
+        _backward(flow, nodes, trees, frozenset(leaving), number)
+        if flow.grad
+        else (frozenset[Place](), dict[str, str]())
+    )
     return Merged(_forward(flow, nodes, trees, number), backward, gradients)
 
 
 def _key(step: Step) -> tuple:
-    """A step's forward instruction: a gather whose result varies and one whose result does not are the same."""
+    """A step's forward instruction: a gather whose result varies and one whose result does not are
+    the same."""
     kind = "all-gather" if step.kind == "all-gather-invariant" else step.kind
     return (kind, step.axes, step.dim, step.to_dim, step.size)
 
 
 def _back(step: Step) -> tuple:
-    """A step's backward instruction: the gradient of a slice and that of what was scattered are gathered alike."""
+    """A step's backward instruction: the gradient of a slice and that of what was scattered are
+    gathered alike."""
     return (step.backward, *_key(step)[1:]) if step.backward == "all-gather" else _key(step)
 
 
-def _forward(flow: Flow, nodes: tuple[int, ...], trees: Mapping[str, Tree], number) -> frozenset[Place]:  # type: ignore[no-untyped-def]
+def _forward(
+    flow: Flow, nodes: tuple[int, ...], trees: Mapping[str, Tree], number
+) -> frozenset[Place]:
     graph = flow.graph
     value: dict[str, int] = {}
     found: set[Place] = set()
@@ -105,14 +135,28 @@ def _forward(flow: Flow, nodes: tuple[int, ...], trees: Mapping[str, Tree], numb
             convert(name)
     for i in nodes:
         node = graph.nodes[i]
-        operands = tuple(version(n, flow.trees[n].path(flow.need[i, slot])) if n else -1 for slot, n in enumerate(node.inputs))
+        operands = tuple(
+            version(n, flow.trees[n].path(flow.need[i, slot])) if n else -1
+            for slot, n in enumerate(node.inputs)
+        )
         for k, name in enumerate(o for o in node.outputs if o):
-            value[name] = number((node.op, tuple(sorted(node.attrs.items())), flow.split(i), operands, k, graph.tensors[name].shape))
+            value[name] = number(
+                (
+                    node.op,
+                    tuple(sorted(node.attrs.items())),
+                    flow.split(i),
+                    operands,
+                    k,
+                    graph.tensors[name].shape,
+                )
+            )
             convert(name)
     return frozenset(found)
 
 
-def _backward(flow: Flow, nodes: tuple[int, ...], trees: Mapping[str, Tree], leaving: frozenset[str], number) -> tuple[frozenset[Place], dict[str, str]]:  # type: ignore[no-untyped-def]
+def _backward(
+    flow: Flow, nodes: tuple[int, ...], trees: Mapping[str, Tree], leaving: frozenset[str], number
+) -> tuple[frozenset[Place], dict[str, str]]:
     graph = flow.graph
     inside = frozenset(nodes)
     cotangent: dict[str, int] = {}  # of a value as its node makes it
@@ -128,20 +172,43 @@ def _backward(flow: Flow, nodes: tuple[int, ...], trees: Mapping[str, Tree], lea
         if (node.op in ("Add", "Identity") and same) or (node.op == "Sub" and same and slot == 0):
             return cotangent[out]
         if node.op in ("Reshape", "Transpose"):
-            return number(("back", node.op, tuple(sorted(node.attrs.items())), graph.tensors[name].shape, flow.split(i), cotangent[out]))
+            return number(
+                (
+                    "back",
+                    node.op,
+                    tuple(sorted(node.attrs.items())),
+                    graph.tensors[name].shape,
+                    flow.split(i),
+                    cotangent[out],
+                )
+            )
         if name in graph.weights and len(live) == 1 and (node.op, slot) in BIASES:
-            return number(("bias", node.op, slot, graph.tensors[name].shape, graph.tensors[out].shape, flow.split(i), cotangent[out]))
+            return number(
+                (
+                    "bias",
+                    node.op,
+                    slot,
+                    graph.tensors[name].shape,
+                    graph.tensors[out].shape,
+                    flow.split(i),
+                    cotangent[out],
+                )
+            )
         return number(("into", i, slot))
 
     def settle(name: str) -> None:
         """Number the cotangent of a value, walking its tree from the leaves."""
         tree = flow.trees[name]
-        uses: dict[tuple[Step, ...], list[int]] = {(): [number(("out", name))] if name in leaving else []}
+        uses: dict[tuple[Step, ...], list[int]] = {
+            (): [number(("out", name))] if name in leaving else []
+        }
         for path in tree.paths():
             uses.setdefault(path, [])
         for i, slot in graph.consumers.get(name, ()):
             if i in inside:
-                uses.setdefault(tree.path(flow.need[i, slot]), []).append(through(graph.nodes[i], i, slot))
+                uses.setdefault(tree.path(flow.need[i, slot]), []).append(
+                    through(graph.nodes[i], i, slot)
+                )
         for path in sorted((p for p in uses if p), key=len, reverse=True):
             if not uses[path]:
                 continue
@@ -167,9 +234,11 @@ def _backward(flow: Flow, nodes: tuple[int, ...], trees: Mapping[str, Tree], lea
             settle(name)
     first: dict[object, str] = {}
     weights = [n for n in trees if n in flow.weights and n in flow.grad]
-    leader = {name: first.setdefault((cotangent[name], flow.weights[name]), name) for name in weights}
+    leader = {
+        name: first.setdefault((cotangent[name], flow.weights[name]), name) for name in weights
+    }
     return frozenset(found), {name: other for name, other in leader.items() if other != name}
 
 
-def _sum(parts: list[int], number) -> int:  # type: ignore[no-untyped-def]
+def _sum(parts: list[int], number) -> int:
     return parts[0] if len(parts) == 1 else number(("sum", tuple(sorted(parts))))

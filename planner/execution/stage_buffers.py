@@ -1,7 +1,10 @@
-"""How unequal pipeline stages keep their weights: a flat buffer per kind of weight, as long as the fullest stage needs, of which every device has its stage's part.
+"""How unequal pipeline stages keep their weights: a flat buffer per kind of weight, as long as the
+fullest stage needs, of which every device has its stage's part.
 
-Weights are of one kind where devices of a stage hold different pieces of them over the same mesh axes, and terms of their gradients over the same others
-(and where they are of one type). A buffer is an array [stages, devices along each of those axes, elements]; the optimizer's state is cut along its elements.
+Weights are of one kind where devices of a stage hold different pieces of them over the same mesh
+axes, and terms of their gradients over the same others (and where they are of one type). A buffer
+is an array [stages, devices along each of those axes, elements]; the optimizer's state is cut along
+its elements.
 """
 
 from __future__ import annotations
@@ -16,12 +19,14 @@ from planner.graph.ir import FLOATS
 from planner.sharding.layout import STAGE, Axes, Layout, group, local_shape
 
 PARTS = 16
-"""What a device holds of a trained buffer's state divides into so many equal parts: those that are updated one by one where state waits in the host's memory."""
+"""What a device holds of a trained buffer's state divides into so many equal parts: those that are
+updated one by one where state waits in the host's memory."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A weight in a buffer: its tensor, the number of the chunk that reads it, place (in elements), and the shape of a device's piece (padded where its dims are)."""
+    """A weight in a buffer: its tensor, the number of the chunk that reads it, place (in elements),
+    and the shape of a device's piece (padded where its dims are)."""
 
     name: str
     chunk: int
@@ -37,8 +42,8 @@ class Piece:
 
 @dataclass(frozen=True)
 class Buffer:
-    """Weights of one kind. axes: over which devices of a stage differ; fan: over which gradients are pending; level: of optimizer sharding, over `zero`;
-    length: elements a device holds."""
+    """Weights of one kind. axes: over which devices of a stage differ; fan: over which gradients
+    are pending; level: of optimizer sharding, over `zero`; length: elements a device holds."""
 
     key: str
     dtype: str
@@ -66,7 +71,8 @@ class Buffer:
 
 
 def buffers(flow: Flow, stages: Stages) -> tuple[Buffer, ...]:
-    """The buffers of all weights of a plan, in the order in which the stages read the first of each."""
+    """The buffers of all weights of a plan, in the order in which the stages read the first of
+    each."""
     graph, mesh, order = flow.graph, dict(flow.plan.mesh), flow.plan.order
     kinds: dict[tuple[bool, str, Axes, Axes], list[Piece]] = {}
     ends: dict[tuple[int, tuple[bool, str, Axes, Axes]], int] = {}
@@ -74,14 +80,30 @@ def buffers(flow: Flow, stages: Stages) -> tuple[Buffer, ...]:
         for name in stages.weights(k):
             w, trained = flow.weights[name], name in flow.grad
             cut = {a for dim in w.layout.dims for a in dim}
-            kind = trained, "float" if graph.tensors[name].dtype in FLOATS else graph.tensors[name].dtype, tuple(a for a in order if a in cut), w.fan
-            piece = Piece(name, k, ends.get((stages.stage(k), kind), 0), local_shape(graph.tensors[name].shape, w.layout, mesh), w.layout)
+            kind = (
+                trained,
+                "float" if graph.tensors[name].dtype in FLOATS else graph.tensors[name].dtype,
+                tuple(a for a in order if a in cut),
+                w.fan,
+            )
+            piece = Piece(
+                name,
+                k,
+                ends.get((stages.stage(k), kind), 0),
+                local_shape(graph.tensors[name].shape, w.layout, mesh),
+                w.layout,
+            )
             kinds.setdefault(kind, []).append(piece)
             ends[stages.stage(k), kind] = piece.end
-    return tuple(_buffer(flow, kind, tuple(pieces), key) for (kind, pieces), key in zip(kinds.items(), _keys(list(kinds)), strict=True))
+    return tuple(
+        _buffer(flow, kind, tuple(pieces), key)
+        for (kind, pieces), key in zip(kinds.items(), _keys(list(kinds)), strict=True)
+    )
 
 
-def _buffer(flow: Flow, kind: tuple[bool, str, Axes, Axes], pieces: tuple[Piece, ...], key: str) -> Buffer:
+def _buffer(
+    flow: Flow, kind: tuple[bool, str, Axes, Axes], pieces: tuple[Piece, ...], key: str
+) -> Buffer:
     trained, dtype, axes, fan = kind
     plan, mesh = flow.plan, dict(flow.plan.mesh)
     zero = tuple(a for a in fan if a in plan.zero_axes) if trained and plan.zero else ()
@@ -93,8 +115,22 @@ def _buffer(flow: Flow, kind: tuple[bool, str, Axes, Axes], pieces: tuple[Piece,
 
 def _keys(kinds: list[tuple[bool, str, Axes, Axes]]) -> Iterator[str]:
     """What buffers are called: what sets them apart, in a word where that does."""
-    names = [" ".join(["stage", "weights" if trained else "frozen", *([] if dtype == "float" else [dtype]), *(["over", *axes] if axes else []),
-                       *(["pending", *fan] if fan else [])]) for trained, dtype, axes, fan in kinds]  # fmt: skip
+    names = [
+        " ".join(
+            [
+                "stage",
+                "weights" if trained else "frozen",
+                *([] if dtype == "float" else [dtype]),
+                *(["over", *axes] if axes else []),
+                *(["pending", *fan] if fan else []),
+            ]
+        )
+        for trained, dtype, axes, fan in kinds
+    ]
     for k, ((trained, *_), name) in enumerate(zip(kinds, names, strict=True)):
         short = f"stage {'weights' if trained else 'frozen'}"
-        yield name if len(kinds) > 2 or short in names or trained in [kind[0] for kind in kinds[:k]] else short
+        yield (
+            name
+            if len(kinds) > 2 or short in names or trained in [kind[0] for kind in kinds[:k]]
+            else short
+        )

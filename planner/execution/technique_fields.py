@@ -9,7 +9,6 @@ if TYPE_CHECKING:  # neither is needed to read a file and show it
     pass
 
 
-
 def schedule_of(techniques: Mapping[str, Any]) -> str:
     """The pipeline schedule of a file's techniques, "" for none."""
     found = str(techniques.get("schedule", "none"))

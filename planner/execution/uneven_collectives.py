@@ -1,8 +1,11 @@
-"""The exact communication, arithmetic and bytes of a program with unequal pipeline stages (planner.execution.uneven_pipeline), as planner.execution.collectives has them of other programs.
+"""The exact communication, arithmetic and bytes of a program with unequal pipeline stages
+(planner.execution.uneven_pipeline), as planner.execution.collectives has them of other programs.
 
-In a tick every device runs the forward pass of one of its stage's chunks, and the backward pass of one, or one of both. What is counted is the heaviest chunk's of
-either: the others wait for it. A chunk but the last runs what its backward pass reads a second time there; the last has its forward pass there alone, and but under
-1f1b nothing to do once its microbatches are through, S - 1 ticks before the others'.
+In a tick every device runs the forward pass of one of its stage's chunks, and the backward pass of
+one, or one of both. What is counted is the heaviest chunk's of either: the others wait for it. A
+chunk but the last runs what its backward pass reads a second time there; the last has its forward
+pass there alone, and but under 1f1b nothing to do once its microbatches are through, S - 1 ticks
+before the others'.
 """
 
 from __future__ import annotations
@@ -27,8 +30,9 @@ from planner.sharding.layout import STAGE, local_shape
 
 @dataclass(frozen=True)
 class Tick:
-    """What a place does in a tick with a chunk: `turns` microbatches. forward, backward: collectives of all of them; again: what the backward pass runs a second time, None of
-    the last chunk."""
+    """What a place does in a tick with a chunk: `turns` microbatches. forward, backward:
+    collectives of all of them; again: what the backward pass runs a second time, None of the last
+    chunk."""
 
     flow: Flow
     forward: tuple[Use, ...]
@@ -38,9 +42,15 @@ class Tick:
 
 
 def passing(flow: Flow) -> Passing:
-    """How microbatches pass through the stages of a plan; where stages take several places, as many microbatches as the widest has go together."""
+    """How microbatches pass through the stages of a plan; where stages take several places, as many
+    microbatches as the widest has go together."""
     plan = flow.plan
-    return Passing(len(plan.widths) or plan.stages, plan.microbatches // max(plan.widths, default=1), plan.schedule, plan.virtual)
+    return Passing(
+        len(plan.widths) or plan.stages,
+        plan.microbatches // max(plan.widths, default=1),
+        plan.schedule,
+        plan.virtual,
+    )
 
 
 def last_waits(p: Passing) -> int:
@@ -50,7 +60,8 @@ def last_waits(p: Passing) -> int:
 
 @dataclass(frozen=True)
 class Together:
-    """Ticks in which the same chunks run at the same time, one a stage: the way they run, whether it is the bubble that these ticks make, how many ticks."""
+    """Ticks in which the same chunks run at the same time, one a stage: the way they run, whether
+    it is the bubble that these ticks make, how many ticks."""
 
     forward: bool
     bubble: bool
@@ -59,21 +70,29 @@ class Together:
 
 
 def chunks_at(p: Passing, tick: int, *, forward: bool) -> tuple[int, ...]:
-    """The chunks that run a pass of a tick, by stage. The last one runs no backward pass of microbatches that do not exist."""
+    """The chunks that run a pass of a tick, by stage. The last one runs no backward pass of
+    microbatches that do not exist."""
     turns = p.forward if forward else p.backward
     numbers = (turns(stage, tick)[1] * p.stages + stage for stage in range(p.stages))
-    left_out = p.stages * p.virtual - 1 if not forward and p.schedule != "gpipe" and tick >= p.ticks else -1
+    left_out = (
+        p.stages * p.virtual - 1
+        if not forward and p.schedule != "gpipe" and tick >= p.ticks
+        else -1
+    )
     return tuple(k for k in numbers if k != left_out)
 
 
 @cache
 def together(p: Passing) -> tuple[Together, ...]:
-    """All ticks, forward and backward passes apart. The bubble is the first forward passes, and the last backward ones."""
+    """All ticks, forward and backward passes apart. The bubble is the first forward passes, and the
+    last backward ones."""
     found: Counter[tuple[bool, bool, tuple[int, ...]]] = Counter()
     for n in range(p.ticks):
         if n < p.read_ticks:
             found[True, n < p.stages - 1, chunks_at(p, n, forward=True)] += 1
-        found[False, n >= p.ticks - (p.stages - 1), chunks_at(p, p.first_backward + n, forward=False)] += 1
+        found[
+            False, n >= p.ticks - (p.stages - 1), chunks_at(p, p.first_backward + n, forward=False)
+        ] += 1
     return tuple(Together(*key, count) for key, count in found.items())
 
 
@@ -95,7 +114,11 @@ def _tick(flow: Flow, stages: Stages, k: int, size: ItemSize) -> Tick:
     graph = flow.graph
     made = [o for i in nodes for o in graph.nodes[i].outputs if o]
     read = [n for i in nodes for n in graph.nodes[i].inputs if n and n not in graph.constants]
-    trees = {n: own.trees[n] for n in dict.fromkeys((*stages.entering[k], *made, *read)) if n in own.trees}
+    trees = {
+        n: own.trees[n]
+        for n in dict.fromkeys((*stages.entering[k], *made, *read))
+        if n in own.trees
+    }
     once = merged(own, nodes, trees, stages.leaving(k))
     again = None if last else replay(own, nodes, "all", (*stages.entering[k], *graph.inputs))
     forward, backward = list[Use](), list[Use]()
@@ -110,35 +133,55 @@ def _tick(flow: Flow, stages: Stages, k: int, size: ItemSize) -> Tick:
         backward += [u for u in uses if u.phase != "forward"]
     backward += account.again_uses(own, again, "all", lambda name: 1, once, size, "blocks")
     turns = stages.turns(k)
-    ahead, back = (tuple(replace(u, count=u.count * turns) for u in uses if u.total_bytes) for uses in (forward, backward))
+    ahead, back = (
+        tuple(replace(u, count=u.count * turns) for u in uses if u.total_bytes)
+        for uses in (forward, backward)
+    )
     return Tick(own, ahead, back, again, turns)
 
 
 def collectives(flow: Flow, size: ItemSize) -> Iterator[Use]:
-    """Every collective of one optimizer step, of each pass that of the chunk that sends the most."""
+    """Every collective of one optimizer step, of each pass that of the chunk that sends the
+    most."""
     work, p, fewer = of_chunks(flow, size), passing(flow), last_waits(passing(flow))
     ahead, back = [t.forward for t in work], [t.backward for t in work]
     for of_each, times in ((ahead, p.read_ticks), (back, p.ticks - fewer), (back[:-1], fewer)):
-        yield from (replace(u, count=u.count * times) for u in max(of_each, key=lambda u: _wire(flow, u)) if times)
+        yield from (
+            replace(u, count=u.count * times)
+            for u in max(of_each, key=lambda u: _wire(flow, u))
+            if times
+        )
     yield from outside(flow, size)
 
 
 def outside(flow: Flow, size: ItemSize) -> Iterator[Use]:
-    """What stages hand to each other and back, the loss, and gradients of packed weights. Between two stages of one chunk the last way back is a loop of one tick,
-    which compilers unroll: nobody reads what it sends."""
+    """What stages hand to each other and back, the loss, and gradients of packed weights. Between
+    two stages of one chunk the last way back is a loop of one tick, which compilers unroll: nobody
+    reads what it sends."""
     stages, p = found(flow), passing(flow)
     n = p.ticks
     for axes, elements in rooms(handed(flow, stages)).items():
         what = "what stages hand on" + (f" ({'+'.join(axes)})" if axes else "")
         payload = int(elements * size("float32"))
-        yield Use("collective-permute", (STAGE,), payload, p.read_ticks * stages.together, "forward", what)
-        yield Use("collective-permute", (STAGE,), payload, (n - (p.schedule == "1f1b" and p.stages == 2)) * stages.together, "backward", what)
+        yield Use(
+            "collective-permute", (STAGE,), payload, p.read_ticks * stages.together, "forward", what
+        )
+        yield Use(
+            "collective-permute",
+            (STAGE,),
+            payload,
+            (n - (p.schedule == "1f1b" and p.stages == 2)) * stages.together,
+            "backward",
+            what,
+        )
     yield Use("all-reduce", (STAGE,), 8, 1, "forward", "loss and its weight")
     mesh = dict(flow.plan.mesh)
     for b in (b for b in buffers(flow, stages) if b.trained):
         full, piece = int(b.length * size(b.dtype)), int(b.state_length(mesh) * size(b.dtype))
         if b.level:
-            yield Use("reduce-scatter", b.zero, full, n if b.level == 2 else 1, "gradient", b.key, True)
+            yield Use(
+                "reduce-scatter", b.zero, full, n if b.level == 2 else 1, "gradient", b.key, True
+            )
             yield Use("all-gather", b.zero, full, 1, "optimizer", b.key, True)
         if b.rest:
             yield Use("all-reduce", b.rest, piece, 1, "gradient", b.key, True)
@@ -149,11 +192,14 @@ def outside(flow: Flow, size: ItemSize) -> Iterator[Use]:
 def _wire(flow: Flow, uses: tuple[Use, ...]) -> Fraction:
     """Bytes on the wire."""
     cells = account.traffic(uses, flow.plan.order, dict(flow.plan.mesh))
-    return sum((Fraction(cell["wire"]) for axes in cells.values() for cell in axes.values()), Fraction(0))
+    return sum(
+        (Fraction(cell["wire"]) for axes in cells.values() for cell in axes.values()), Fraction(0)
+    )
 
 
 def flops_by_index(flow: Flow, *, again: bool = True) -> dict[int, Fraction]:
-    """2MNK per node, device and step, of the heaviest chunk forward and the heaviest backward; without what is computed again of the stage that has the most."""
+    """2MNK per node, device and step, of the heaviest chunk forward and the heaviest backward;
+    without what is computed again of the stage that has the most."""
     stages, p = found(flow), passing(flow)
     fewer = last_waits(p)
     ahead, back = list[dict[int, Fraction]](), list[dict[int, Fraction]]()
@@ -162,18 +208,31 @@ def flops_by_index(flow: Flow, *, again: bool = True) -> dict[int, Fraction]:
         for i in stages.nodes[k]:
             dots = products(tick.flow, i)
             f = sum((dot.flops for dot in dots), Fraction(0))
-            b = sum((dot.flops * (dot.backward + again * (dot.again - dot.multiplied)) + dot.beyond for dot in dots), Fraction(0))
+            b = sum(
+                (
+                    dot.flops * (dot.backward + again * (dot.again - dot.multiplied)) + dot.beyond
+                    for dot in dots
+                ),
+                Fraction(0),
+            )
             if tick.again is None:
                 b += f
             else:
                 forward[i] = f * tick.turns
                 if again and i in tick.again.nodes:
-                    b += sum((dot.flops for dot in dots if tick.again.nodes[i] or dot.inside), Fraction(0))
+                    b += sum(
+                        (dot.flops for dot in dots if tick.again.nodes[i] or dot.inside),
+                        Fraction(0),
+                    )
             backward[i] = b * tick.turns
         ahead.append(forward)
         back.append(backward)
     if again:
-        passes = [(_heaviest(ahead), p.read_ticks), (_heaviest(back), p.ticks - fewer), (_heaviest(back[:-1]), fewer)]
+        passes = [
+            (_heaviest(ahead), p.read_ticks),
+            (_heaviest(back), p.ticks - fewer),
+            (_heaviest(back[:-1]), fewer),
+        ]
     else:
         each: list[list[tuple[dict[int, Fraction], int]]] = [[] for _ in range(p.stages)]
         for row in together(p):
@@ -192,15 +251,26 @@ def _heaviest(passes: list[dict[int, Fraction]]) -> dict[int, Fraction]:
 
 def parameter_bytes(flow: Flow, size: ItemSize, *, trained: bool = False) -> int:
     """Bytes of the buffers a device has its part of; of trained weights alone."""
-    return int(sum(b.length * size(b.dtype) for b in buffers(flow, found(flow)) if b.trained or not trained))
+    return int(
+        sum(
+            b.length * size(b.dtype) for b in buffers(flow, found(flow)) if b.trained or not trained
+        )
+    )
 
 
 def state_elements(flow: Flow) -> int:
     """Elements that a device has the optimizer's state of."""
-    return sum(b.state_length(dict(flow.plan.mesh)) for b in buffers(flow, found(flow)) if b.trained)
+    return sum(
+        b.state_length(dict(flow.plan.mesh)) for b in buffers(flow, found(flow)) if b.trained
+    )
 
 
 def opened_bytes(flow: Flow, stages: Stages, k: int, size: ItemSize) -> float:
-    """Bytes of chunk k's weights as its nodes read them, beside the buffers: XLA cuts each out of them."""
+    """Bytes of chunk k's weights as its nodes read them, beside the buffers: XLA cuts each out of
+    them."""
     mesh = dict(flow.plan.mesh)
-    return sum(prod(local_shape(flow.graph.tensors[n].shape, flow.weights[n].layout, mesh)) * size(flow.graph.tensors[n].dtype) for n in stages.weights(k))
+    return sum(
+        prod(local_shape(flow.graph.tensors[n].shape, flow.weights[n].layout, mesh))
+        * size(flow.graph.tensors[n].dtype)
+        for n in stages.weights(k)
+    )

@@ -1,20 +1,29 @@
-"""Pipeline stages that have no block in common: a graph cut at places in its order of nodes (ResNet, UNet), and where to cut it.
+"""Pipeline stages that have no block in common: a graph cut at places in its order of nodes
+(ResNet, UNet), and where to cut it.
 
-The graph is cut into chunks, one a stage, or under the interleaved schedule V a stage: chunk number c is on stage c mod S. Chunk c runs the nodes from its first
-to that of the next chunk. What those read that was made before is handed over, by the chunks in between where the maker is further away (a UNet's long
-skips): `entering[c]` is all that chunk c is given, whoever reads it. Values without a gradient are not handed over but made again, so a cut is only
-possible where such values depend on nothing but the batch and constants; and no cut lies between two readers of one weight, so that every weight has one chunk.
+The graph is cut into chunks, one a stage, or under the interleaved schedule V a stage: chunk number
+c is on stage c mod S. Chunk c runs the nodes from its first to that of the next chunk. What those
+read that was made before is handed over, by the chunks in between where the maker is further away
+(a UNet's long skips): `entering[c]` is all that chunk c is given, whoever reads it. Values without
+a gradient are not handed over but made again, so a cut is only possible where such values depend on
+nothing but the batch and constants; and no cut lies between two readers of one weight, so that
+every weight has one chunk.
 
-A stage keeps what its chunks are given, and runs a chunk's forward pass again in its backward pass; the last chunk runs both at once. With f, b the seconds of a
-microbatch's passes through a chunk and m microbatches on S stages a step takes
+A stage keeps what its chunks are given, and runs a chunk's forward pass again in its backward pass;
+the last chunk runs both at once. With f, b the seconds of a microbatch's passes through a chunk and
+m microbatches on S stages a step takes
 
-    (m V + S - 1) * (max f + max (f + b))        over chunks; the last has its f in its backward pass alone
+    (m V + S - 1) * (max f + max (f + b))        over chunks; the last has its f in its backward
+                                                 pass alone
 
-at most (but under gpipe the last chunk waits in the last S V - 1 ticks, and of several a stage not all run in every tick). Where to cut: planner.search.stage_cuts.
+at most (but under gpipe the last chunk waits in the last S V - 1 ticks, and of several a stage not
+all run in every tick). Where to cut: planner.search.stage_cuts.
 
-With one chunk a stage, a stage may take two places along the mesh's axis "stage", and others one (`widths`): then two microbatches make a tick, a place of a wide stage runs
-one of them and a place of the others both. A wide stage's weights lie at both of its places, which add up their gradients once a step. Each microbatch of a tick has its path
-through the places (`paths`), along which what stages hand on is sent.
+With one chunk a stage, a stage may take two places along the mesh's axis "stage", and others one
+(`widths`): then two microbatches make a tick, a place of a wide stage runs one of them and a place
+of the others both. A wide stage's weights lie at both of its places, which add up their gradients
+once a step. Each microbatch of a tick has its path through the places (`paths`), along which what
+stages hand on is sent.
 """
 
 from __future__ import annotations
@@ -35,15 +44,19 @@ if TYPE_CHECKING:
     from planner.graph.ir import Graph
 
 MOST_CHUNKS = 16
-"""Chunks, of all stages together, that a graph is cut into: every device's program holds the code of all of them."""
+"""Chunks, of all stages together, that a graph is cut into: every device's program holds the code
+of all of them."""
 WIDEST = 2
-"""Places that a stage takes at most. Fewer stages of two places have no shorter bubble than one place each: bounds of the one hold of the other (tests/execution/test_unequal.py)."""
+"""Places that a stage takes at most. Fewer stages of two places have no shorter bubble than one
+place each: bounds of the one hold of the other (tests/execution/test_unequal.py)."""
 
 
 @dataclass(frozen=True)
 class Stages:
-    """A graph cut into chunks for pipeline stages. starts: the first node of every chunk, 0 first. results: what the last one has to make; grad: tensors with a
-    gradient; virtual: chunks that a stage holds; widths: places that each stage takes, () one each."""
+    """A graph cut into chunks for pipeline stages. starts: the first node of every chunk, 0 first.
+    results: what the last one has to make; grad: tensors with a gradient; virtual: chunks that a
+    stage holds; widths: places that each stage takes, () one each.
+    """
 
     graph: Graph
     grad: frozenset[str]
@@ -75,17 +88,26 @@ class Stages:
         """Per microbatch of a tick the place at which each stage runs it."""
         widths = self.widths or (1,) * (self.count // self.virtual)
         first = [sum(widths[:k]) for k in range(len(widths))]
-        return tuple(tuple(at + u * w // self.together for at, w in zip(first, widths, strict=True)) for u in range(self.together))
+        return tuple(
+            tuple(at + u * w // self.together for at, w in zip(first, widths, strict=True))
+            for u in range(self.together)
+        )
 
     @cached_property
     def _parts(self) -> tuple[tuple[tuple[int, ...], tuple[str, ...]], ...]:
         """Per chunk its nodes and what it is given, found from the last one on."""
         graph, again, found = self.graph, batch_only(self.graph), []
         wanted: tuple[str, ...] = self.results
-        for start, end in reversed([*zip(self.starts, (*self.starts[1:], len(graph.nodes)), strict=True)]):
+        for start, end in reversed(
+            [*zip(self.starts, (*self.starts[1:], len(graph.nodes)), strict=True)]
+        ):
             nodes = tuple(needed(graph, again | set(range(start, end)), wanted))
             made = {o for i in nodes for o in graph.nodes[i].outputs if o}
-            given = {n for n in (*wanted, *(n for i in nodes for n in graph.nodes[i].inputs)) if n in graph.producer and n not in made}
+            given = {
+                n
+                for n in (*wanted, *(n for i in nodes for n in graph.nodes[i].inputs))
+                if n in graph.producer and n not in made
+            }
             wanted = tuple(sorted(given, key=lambda n: (graph.producer[n], n)))
             found.append((nodes, wanted))
         return tuple(reversed(found))
@@ -117,9 +139,15 @@ class Stages:
 def wrong_widths(widths: Sequence[int], places: int, microbatches: int, virtual: int) -> str:
     """What is wrong with the places that stages take, "" where nothing is."""
     if set(widths) != {1, WIDEST} or sum(widths) != places:
-        return f"widths {'+'.join(map(str, widths))} are not of 1 and {WIDEST}, both among them, {places} in all (the stage axis)"
+        return (
+            f"widths {'+'.join(map(str, widths))} are not of 1 and {WIDEST}, both among them,"
+            f" {places} in all (the stage axis)"
+        )
     if microbatches % WIDEST:
-        return f"{microbatches} microbatches do not go by {WIDEST}, as stages of widths {'+'.join(map(str, widths))} take them"
+        return (
+            f"{microbatches} microbatches do not go by {WIDEST}, as stages of widths"
+            f" {'+'.join(map(str, widths))} take them"
+        )
     return f"stages of {virtual} chunks take one place each" if virtual > 1 else ""
 
 
@@ -130,7 +158,14 @@ def stages_of(flow: Flow) -> Stages | None:
     if not flow.plan.cuts:
         return None
     counted = counted_rows(flow.graph)
-    return Stages(flow.graph, flow.grad, (0, *flow.plan.cuts), (flow.graph.outputs[0], *([counted] if counted else [])), flow.plan.virtual, flow.plan.widths)
+    return Stages(
+        flow.graph,
+        flow.grad,
+        (0, *flow.plan.cuts),
+        (flow.graph.outputs[0], *([counted] if counted else [])),
+        flow.plan.virtual,
+        flow.plan.widths,
+    )
 
 
 def batch_only(graph: Graph) -> frozenset[int]:
@@ -145,18 +180,24 @@ def batch_only(graph: Graph) -> frozenset[int]:
 
 
 def stage_flow(flow: Flow, stages: Stages, k: int) -> Flow:
-    """The flow inside chunk k: what it is given arrives in the layout that it travels in, and is brought from there to the chunk's readers alone.
+    """The flow inside chunk k: what it is given arrives in the layout that it travels in, and is
+    brought from there to the chunk's readers alone.
 
-    Raises PlanError P068 where one of them wants it as pending terms (planner.search.stage_cuts.unbroken).
+    Raises PlanError P068 where one of them wants it as pending terms
+    (planner.search.stage_cuts.unbroken).
     """
     own, entering, leaving = frozenset(stages.nodes[k]), stages.entering[k], stages.leaving(k)
     source, trees = dict(flow.source), dict(flow.trees)
     given = frozenset(entering)
     for name in given:
         source[name] = travels(flow, name)
-    for name in dict.fromkeys((*entering, *leaving, *(n for i in sorted(own) for n in flow.graph.nodes[i].inputs if n))):
+    for name in dict.fromkeys(
+        (*entering, *leaving, *(n for i in sorted(own) for n in flow.graph.nodes[i].inputs if n))
+    ):
         places = flow.graph.consumers.get(name, ())
-        if name in flow.graph.weights or (name not in given and name not in leaving and all(i in own for i, _ in places)):
+        if name in flow.graph.weights or (
+            name not in given and name not in leaving and all(i in own for i, _ in places)
+        ):
             continue
         asked = [flow.need[i, slot] for i, slot in places if i in own]
         if name in leaving:
@@ -172,21 +213,36 @@ def travels(flow: Flow, name: str) -> Layout:
 
 
 def _result(flow: Flow, name: str) -> Layout:
-    """The layout of what the last chunk makes: the loss as it is made, the rows that count equal everywhere."""
+    """The layout of what the last chunk makes: the loss as it is made, the rows that count equal
+    everywhere."""
     source = flow.source[name]
-    return source.stored if source.partial else source if name == flow.graph.outputs[0] else Layout(())
+    return (
+        source.stored if source.partial else source if name == flow.graph.outputs[0] else Layout(())
+    )
 
 
 def _tree(flow: Flow, name: str, source: Layout, targets: Sequence[Layout]) -> Tree:
-    tree = distribute(flow.graph.tensors[name].shape, source, tuple(dict.fromkeys(targets)), flow.plan.mesh, name in flow.grad)
+    tree = distribute(
+        flow.graph.tensors[name].shape,
+        source,
+        tuple(dict.fromkeys(targets)),
+        flow.plan.mesh,
+        name in flow.grad,
+    )
     if tree is None:
-        raise PlanError("P068", f"{name!r} is read as pending terms behind a cut between pipeline stages, and nothing pending is handed on", help=["other cuts, or plan again"])
+        raise PlanError(
+            "P068",
+            f"{name!r} is read as pending terms behind a cut between pipeline stages, and nothing"
+            " pending is handed on",
+            help=["other cuts, or plan again"],
+        )
     return tree
 
 
 @dataclass(frozen=True)
 class Handed:
-    """A tensor in the buffers between two chunks. room: mesh axes over which its buffer differs; first: its place there, in elements; shape: a device's piece."""
+    """A tensor in the buffers between two chunks. room: mesh axes over which its buffer differs;
+    first: its place there, in elements; shape: a device's piece."""
 
     name: str
     layout: Layout
@@ -196,7 +252,8 @@ class Handed:
 
 
 def handed(flow: Flow, stages: Stages) -> tuple[tuple[Handed, ...], ...]:
-    """Per chunk what it is given, laid out one behind the other in a flat buffer for every set of axes that tensors differ over."""
+    """Per chunk what it is given, laid out one behind the other in a flat buffer for every set of
+    axes that tensors differ over."""
     mesh, rows = dict(flow.plan.mesh), []
     for names in stages.entering:
         ends: dict[Axes, int] = {}
@@ -212,7 +269,8 @@ def handed(flow: Flow, stages: Stages) -> tuple[tuple[Handed, ...], ...]:
 
 
 def rooms(rows: Sequence[Sequence[Handed]]) -> dict[Axes, int]:
-    """Elements of every buffer between stages: what the fullest boundary needs, the others leave the rest empty."""
+    """Elements of every buffer between stages: what the fullest boundary needs, the others leave
+    the rest empty."""
     found: dict[Axes, int] = {}
     for h in (h for row in rows for h in row):
         found[h.room] = max(found.get(h.room, 0), h.first + prod(h.shape))
@@ -220,6 +278,7 @@ def rooms(rows: Sequence[Sequence[Handed]]) -> dict[Axes, int]:
 
 
 def differs(layout: Layout, order: Axes) -> Axes:
-    """Mesh axes over which devices hold different pieces of a value, or different terms of its gradient, in mesh order."""
+    """Mesh axes over which devices hold different pieces of a value, or different terms of its
+    gradient, in mesh order."""
     own = {a for dim in layout.dims for a in dim} | set(layout.fan)
     return tuple(a for a in order if a in own)

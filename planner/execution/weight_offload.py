@@ -1,17 +1,24 @@
-"""Weights that wait in the host's memory, with their gradients, of repeated blocks and embedding tables: which, and what a step moves over the host's link for them.
+"""Weights that wait in the host's memory, with their gradients, of repeated blocks and embedding
+tables: which, and what a step moves over the host's link for them.
 
-A block brings its weights when it begins, in the forward pass and again where the backward pass makes the block anew, and sends their gradients back. Of one weight
-of which a device holds s bytes, with a gradient of g bytes as its backward pass leaves it, a as it is added up over m microbatches and r reduced, the ways are
+A block brings its weights when it begins, in the forward pass and again where the backward pass
+makes the block anew, and sends their gradients back. Of one weight of which a device holds s bytes,
+with a gradient of g bytes as its backward pass leaves it, a as it is added up over m microbatches
+and r reduced, the ways are
 
-    each microbatch   2 s + g                                  and of several 2 a + g more: the sum and the new gradient here, the sum back
-    once a step       a + r   where anything is left to reduce or to divide
-                      r + s   and s more without a master copy: the gradient and the old parameter here, the new one back
+    each microbatch   2 s + g                                  and of several 2 a + g more: the sum
+                      and the new gradient here, the sum back
+    once a step       a + r   where anything is left to reduce or to divide r + s   and s more
+                      without a master copy: the gradient and the old parameter here, the new one
+                      back
 
-A table is brought once in a microbatch, s instead of 2 s, where it is looked up: the backward pass needs the numbers of its rows alone. Of several microbatches its
-gradient meets the sum on the device: 2 a, not 2 a + 2 g. Looking rows up where the table lies would spare s, a small part of what its update moves: AdamW moves every row's
-moments, looked up or not.
+A table is brought once in a microbatch, s instead of 2 s, where it is looked up: the backward pass
+needs the numbers of its rows alone. Of several microbatches its gradient meets the sum on the
+device: 2 a, not 2 a + 2 g. Looking rows up where the table lies would spare s, a small part of what
+its update moves: AdamW moves every row's moments, looked up or not.
 
-What does not change (adapters train beside it) is brought alike, and nothing goes back. Vectors stay on the device: they save nothing that counts, and a way is a latency.
+What does not change (adapters train beside it) is brought alike, and nothing goes back. Vectors
+stay on the device: they save nothing that counts, and a way is a latency.
 """
 
 from __future__ import annotations
@@ -34,25 +41,38 @@ def parks(graph: Graph, name: str) -> bool:
 
 def tables(graph: Graph) -> tuple[str, ...]:
     """Weights that a lookup reads and nothing else."""
-    uses = {n: graph.consumers.get(n, ()) for n in graph.weights if parks(graph, n) and n not in graph.hosted}
-    return tuple(n for n, by in uses.items() if len(by) == 1 and by[0][1] == 0 and graph.nodes[by[0][0]].op == "Gather" and graph.nodes[by[0][0]].attrs["axis"] == 0)
+    uses = {
+        n: graph.consumers.get(n, ())
+        for n in graph.weights
+        if parks(graph, n) and n not in graph.hosted
+    }
+    return tuple(
+        n
+        for n, by in uses.items()
+        if len(by) == 1
+        and by[0][1] == 0
+        and graph.nodes[by[0][0]].op == "Gather"
+        and graph.nodes[by[0][0]].attrs["axis"] == 0
+    )
 
 
 def parked(flow: Flow, runs: Sequence[Run]) -> frozenset[str]:
     """The weights, of all repeats, that wait in the host's memory under a plan."""
     stacks = [names for run in runs for names in run.weights if parks(flow.graph, names[0])]
     found = {n for names in stacks for n in names} if "parameters" in flow.plan.offload else set()
-    return frozenset(found | ({*tables(flow.graph)} - {n for names in stacks for n in names} if "embeddings" in flow.plan.offload else set()))
-
-
-
-
-
-
-
-
+    return frozenset(
+        found
+        | (
+            {*tables(flow.graph)} - {n for names in stacks for n in names}
+            if "embeddings" in flow.plan.offload
+            else set()
+        )
+    )
 
 
 def to_reduce(weight: WeightPlan, level: int, microbatches: int = 1) -> bool:
-    """Whether a pass over the gradient is left after the last microbatch: it is a sum still pending, or to be divided."""
-    return microbatches > 1 or (bool(set(weight.fan) - set(weight.axes)) if level == 3 else bool(weight.fan))
+    """Whether a pass over the gradient is left after the last microbatch: it is a sum still
+    pending, or to be divided."""
+    return microbatches > 1 or (
+        bool(set(weight.fan) - set(weight.axes)) if level == 3 else bool(weight.fan)
+    )

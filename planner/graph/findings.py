@@ -5,13 +5,29 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-
     pass
 
 
-KINDS = ("speed", "loss", "frozen", "tie", "experts", "training", "attention", "memory", "devices", "published", "batch", "operators", "tables", "padding", "note")
-"""From the gravest: a speed that nobody would accept; what changes the training (loss left out, weights frozen or untied, experts not recognised, layers in
-evaluation mode); what the plan costs more than it should, or may not hold; what is good to know."""
+KINDS = (
+    "speed",
+    "loss",
+    "frozen",
+    "tie",
+    "experts",
+    "training",
+    "attention",
+    "memory",
+    "devices",
+    "published",
+    "batch",
+    "operators",
+    "tables",
+    "padding",
+    "note",
+)
+"""From the gravest: a speed that nobody would accept; what changes the training (loss left out,
+weights frozen or untied, experts not recognised, layers in evaluation mode); what the plan costs
+more than it should, or may not hold; what is good to know."""
 
 
 TRAINING = frozenset({"loss", "frozen", "tie", "training"})

@@ -1,11 +1,14 @@
-"""Repeated blocks: maximal runs of nodes that recur at a fixed distance with the same operators, shapes and wiring.
+"""Repeated blocks: maximal runs of nodes that recur at a fixed distance with the same operators,
+shapes and wiring.
 
-Node i matches node i + p when operator, attributes, shapes and constants agree, the same operands can carry gradients, and every operand is either
-    made at the same distance before it (inside the block or in the repeat before; what enters the first repeat may come from anywhere earlier),
-    a weight of its own (same shape), or
-    the very same tensor (a mask, a rotary table) made before the run.
-A run (first, p, repeats) is a stretch where nodes first .. first + p * (repeats - 1) - 1 all match. Runs are disjoint, longest coverage first.
-Found from the distances between equal signatures, so the cost is linear in nodes times a handful of candidate periods.
+Node i matches node i + p when operator, attributes, shapes and constants agree, the same operands
+can carry gradients, and every operand is either
+    made at the same distance before it (inside the block or in the repeat before; what enters the
+    first repeat may come from anywhere earlier), a weight of its own (same shape), or the very same
+    tensor (a mask, a rotary table) made before the run.
+A run (first, p, repeats) is a stretch where nodes first .. first + p * (repeats - 1) - 1 all match.
+Runs are disjoint, longest coverage first. Found from the distances between equal signatures, so the
+cost is linear in nodes times a handful of candidate periods.
 """
 
 from __future__ import annotations
@@ -34,7 +37,8 @@ def _numbered(keys: Iterable[Hashable]) -> list[int]:
 
 @dataclass(frozen=True)
 class _Wiring:
-    """Nodes and their operands by number, so that a whole graph is compared with itself a period on in a few array operations."""
+    """Nodes and their operands by number, so that a whole graph is compared with itself a period on
+    in a few array operations."""
 
     kind: np.ndarray  # [nodes] equal numbers: the same work
     first: np.ndarray  # [nodes + 1] first of its operands
@@ -47,21 +51,44 @@ class _Wiring:
 
     @classmethod
     def of(cls, graph: Graph) -> _Wiring:
-        """Two nodes are of a kind when operator, attributes, shapes, dtypes, constants and roles of operands and results agree.
+        """Two nodes are of a kind when operator, attributes, shapes, dtypes, constants and roles of
+        operands and results agree.
 
-        A block that reads data has less to do backward than one that reads activations: what depends on something trainable is another role.
+        A block that reads data has less to do backward than one that reads activations: what
+        depends on something trainable is another role.
         """
         trained, nodes = graph.reached(graph.trainable), graph.nodes
         inputs, outputs = [node.inputs for node in nodes], [node.outputs for node in nodes]
         names = list(dict.fromkeys(chain([""], *inputs, *outputs)))
         number = dict(zip(names, range(len(names)), strict=True))
-        value = {name: value_bytes(array) for name, array in graph.constants.items() if name in number}
+        value = {
+            name: value_bytes(array) for name, array in graph.constants.items() if name in number
+        }
         found = zip(names[1:], map(graph.tensors.__getitem__, names[1:]), strict=True)
-        cells = _numbered([(t.shape, t.dtype, name in graph.weights, value.get(name), name in trained) for name, t in found])
+        cells = _numbered(
+            [
+                (t.shape, t.dtype, name in graph.weights, value.get(name), name in trained)
+                for name, t in found
+            ]
+        )
         cell = dict(zip(names, [NONE, *cells], strict=True)).__getitem__
-        kind = _numbered([(node.op, frozenset(node.attrs.items()) if node.attrs else None, *map(cell, node.inputs), None, *map(cell, node.outputs)) for node in nodes])
+        kind = _numbered(
+            [
+                (
+                    node.op,
+                    frozenset(node.attrs.items()) if node.attrs else None,
+                    *map(cell, node.inputs),
+                    None,
+                    *map(cell, node.outputs),
+                )
+                for node in nodes
+            ]
+        )
         taken, given = (np.cumsum([0, *map(len, each)]) for each in (inputs, outputs))
-        operand, made = (np.array(list(map(number.__getitem__, chain(*each))), np.int64) for each in (inputs, outputs))
+        operand, made = (
+            np.array(list(map(number.__getitem__, chain(*each))), np.int64)
+            for each in (inputs, outputs)
+        )
         by, result = np.full((2, len(names)), NONE)
         by[made] = np.repeat(np.arange(len(nodes)), np.diff(given))
         result[made] = np.arange(len(made)) - given[by[made]]
@@ -72,7 +99,16 @@ class _Wiring:
             found[[number[name] for name in some if name in number]] = True
             return found
 
-        return cls(np.array(kind, np.int64), taken, operand, by, result, among(graph.constants), among(graph.weights), among(graph.inputs))
+        return cls(
+            np.array(kind, np.int64),
+            taken,
+            operand,
+            by,
+            result,
+            among(graph.constants),
+            among(graph.weights),
+            among(graph.inputs),
+        )
 
     def match(self, p: int) -> _Match:
         """How each node corresponds to the one p further on."""
@@ -81,12 +117,19 @@ class _Wiring:
         count = self.first[nodes + 1] - self.first[nodes]
         node = np.repeat(nodes, count)  # per operand of those
         at = np.arange(len(node)) + np.repeat(self.first[nodes] - np.cumsum(count) + count, count)
-        a, b = self.operand[at], self.operand[at + np.repeat(self.first[nodes + p] - self.first[nodes], count)]
+        a, b = (
+            self.operand[at],
+            self.operand[at + np.repeat(self.first[nodes + p] - self.first[nodes], count)],
+        )
         equal = a == b  # the same outside value, the same constant, or both absent
-        open_ = ~(equal | self.constant[a] | (self.weight[a] & self.weight[b]))  # equal constants by their kind; a weight each
+        open_ = ~(
+            equal | self.constant[a] | (self.weight[a] & self.weight[b])
+        )  # equal constants by their kind; a weight each
         by_a, by_b = self.made[a], self.made[b]
         same[node[open_ & ((by_b < 0) | ((by_a < 0) & ~self.given[a]))]] = False
-        enters = open_ & ((by_a < 0) | (node - by_a != node + p - by_b) | (self.result[a] != self.result[b]))
+        enters = open_ & (
+            (by_a < 0) | (node - by_a != node + p - by_b) | (self.result[a] != self.result[b])
+        )
         shared = np.full(len(same), NONE)
         np.maximum.at(shared, node[equal], by_a[equal])
         return _Match(same, node[enters], by_a[enters], shared)
@@ -94,9 +137,10 @@ class _Wiring:
 
 @dataclass(frozen=True)
 class _Match:
-    """Where the operands of matching nodes come from. fits: whether a node matches. entering, made: nodes with operands that come from another relative
-    place than in the next repeat, which only a first repeat may have, an entry an operand, and their producers (-1: an input). shared: latest producer of
-    operands that are the same tensor in both (-1: none)."""
+    """Where the operands of matching nodes come from. fits: whether a node matches. entering, made:
+    nodes with operands that come from another relative place than in the next repeat, which only a
+    first repeat may have, an entry an operand, and their producers (-1: an input). shared: latest
+    producer of operands that are the same tensor in both (-1: none)."""
 
     fits: np.ndarray  # [nodes]
     entering: np.ndarray  # ascending
@@ -115,12 +159,17 @@ def find_runs(graph: Graph) -> tuple[tuple[int, int, int], ...]:
     for p in candidates:
         match = wiring.match(p)
         bounds = np.flatnonzero(np.diff(match.fits, prepend=False, append=False)).tolist()
-        for start, end in (part for a, b in zip(bounds[::2], bounds[1::2], strict=True) for part in _runnable(match, a, b, p)):
+        for start, end in (
+            part
+            for a, b in zip(bounds[::2], bounds[1::2], strict=True)
+            for part in _runnable(match, a, b, p)
+        ):
             repeats = (end - start) // p + 1
             if repeats >= MIN_REPEATS and p * (repeats - 1) >= MIN_SAVED:
                 found.append((repeats * p - p, start, p, repeats))
     runs: list[tuple[int, int, int]] = []
-    # The most work saved wins; among equals the shorter block (a block of two layers saves less than one of one).
+    # The most work saved wins; among equals the shorter block (a block of two layers saves less
+    # than one of one).
     for _, start, p, repeats in sorted(found, key=lambda f: (-f[0], f[2], f[1])):
         if all(start + p * repeats <= a or start >= a + q * r for a, q, r in runs):
             runs.append((start, p, repeats))
@@ -128,14 +177,18 @@ def find_runs(graph: Graph) -> tuple[tuple[int, int, int], ...]:
 
 
 def _runnable(match: _Match, begin: int, end: int, p: int) -> list[tuple[int, int]]:
-    """Parts of a stretch of matches in which operands from elsewhere occur only in the first repeat, and all outside operands come from before it."""
+    """Parts of a stretch of matches in which operands from elsewhere occur only in the first
+    repeat, and all outside operands come from before it."""
     if end - begin < p:
         return []  # no second repeat
     at = slice(*np.searchsorted(match.entering, (begin, end)))
     entering, made = match.entering[at], match.made[at]
     start = max(begin, int(entering[-1]) - p + 1) if len(entering) else begin
     while start < end:
-        late, shared = entering[(entering >= start) & (made >= start)], int(match.shared[start:end].max())
+        late, shared = (
+            entering[(entering >= start) & (made >= start)],
+            int(match.shared[start:end].max()),
+        )
         if not len(late) and shared < start:
             break
         start = max(int(late[-1]) if len(late) else start, shared) + 1
@@ -149,7 +202,8 @@ def _runnable(match: _Match, begin: int, end: int, p: int) -> list[tuple[int, in
 
 
 def classes(graph: Graph, runs: Sequence[tuple[int, int, int]]) -> list[int]:
-    """Per node the index of the node whose decision it shares: its counterpart in the first repeat, or itself."""
+    """Per node the index of the node whose decision it shares: its counterpart in the first repeat,
+    or itself."""
     shared = list(range(len(graph.nodes)))
     for first, p, repeats in runs:
         for i in range(first, first + p * repeats):
@@ -158,9 +212,11 @@ def classes(graph: Graph, runs: Sequence[tuple[int, int, int]]) -> list[int]:
 
 
 def hoist(graph: Graph) -> Graph:
-    """The same graph with work that training does not change (masks, positions) moved to the front, in order, so that it does not sit inside a block.
+    """The same graph with work that training does not change (masks, positions) moved to the front,
+    in order, so that it does not sit inside a block.
 
-    What is made of frozen weights and read in one place only (a decay rate of one layer) stays: moved, it would break its layer off the others.
+    What is made of frozen weights and read in one place only (a decay rate of one layer) stays:
+    moved, it would break its layer off the others.
     """
     heavy, frozen = set(graph.trainable or graph.weights), set(graph.weights)
     early: list[int] = []

@@ -1,12 +1,14 @@
 """The graph of one microbatch derived from readings at two other batches.
 
-A search asks for the same model at many batches, and reading is most of what it does per batch. Two readings, at batches a and b, may be equal but for
-integers (extents of tensors, integer attributes, entries of integer constants) that grow with the batch:
+A search asks for the same model at many batches, and reading is most of what it does per batch. Two
+readings, at batches a and b, may be equal but for integers (extents of tensors, integer attributes,
+entries of integer constants) that grow with the batch:
 
     value(a) / a = value(b) / b        so that at batch c there is        value(a) * c / a
 
-Where anything else differs (a node, a name, a number that is not proportional, a constant of another shape), nothing is derived. What two readings cannot show
-is that a third is like them: the graph of the plan that is chosen is read too, and held against the derived one (`same`).
+Where anything else differs (a node, a name, a number that is not proportional, a constant of
+another shape), nothing is derived. What two readings cannot show is that a third is like them: the
+graph of the plan that is chosen is read too, and held against the derived one (`same`).
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ class _Differs(Exception):
 
 @dataclass(frozen=True)
 class Scaled:
-    """A reading, and per part of it (a tensor, a node, a constant, what is done to a weight when it is loaded) which of its integers grow with the batch."""
+    """A reading, and per part of it (a tensor, a node, a constant, what is done to a weight when it
+    is loaded) which of its integers grow with the batch."""
 
     graph: Graph
     batch: int
@@ -49,7 +52,13 @@ class Scaled:
 
     def at(self, batch: int) -> Graph | None:
         """The graph at a batch; None where some integer of it would not be whole."""
-        graph, tensors, nodes, constants, weights = self.graph, dict(self.graph.tensors), list(self.graph.nodes), dict(self.graph.constants), dict(self.graph.weights)
+        graph, tensors, nodes, constants, weights = (
+            self.graph,
+            dict(self.graph.tensors),
+            list(self.graph.nodes),
+            dict(self.graph.constants),
+            dict(self.graph.weights),
+        )
 
         def times(value: int, grows: bool) -> int:
             found, rest = divmod(int(value) * batch, self.batch) if grows else (value, 0)
@@ -66,22 +75,39 @@ class Scaled:
                 tensors[name] = Tensor(name, shapes[t.shape, grows], t.dtype, t.role)
             for i, changed in self.attrs.items():
                 given = {k: nodes[i].attrs[k] for k in changed}
-                scaled = {k: tuple(map(times, v, changed[k])) if isinstance(v, tuple) else times(v, changed[k]) for k, v in given.items()}  # type: ignore[arg-type]
+                scaled = {
+                    k: tuple(map(times, v, changed[k]))  # type: ignore[arg-type]
+                    if isinstance(v, tuple)
+                    else times(v, changed[k])  # type: ignore[arg-type]
+                    for k, v in given.items()
+                }
                 nodes[i] = replace(nodes[i], attrs={**nodes[i].attrs, **scaled})
             for name, grows_at in self.constants.items():
                 value = constants[name].astype(np.int64)
                 if (value[grows_at] * batch % self.batch).any():
                     raise _Differs
-                constants[name] = np.where(grows_at, value * batch // self.batch, value).astype(constants[name].dtype)
+                constants[name] = np.where(grows_at, value * batch // self.batch, value).astype(
+                    constants[name].dtype
+                )
             for name, rows in self.weights.items():
-                steps = tuple((kind, tuple(map(times, given, grows))) for (kind, given), grows in zip(weights[name].transform, rows, strict=True))
+                steps = tuple(
+                    (kind, tuple(map(times, given, grows)))
+                    for (kind, given), grows in zip(weights[name].transform, rows, strict=True)
+                )
                 if any(kind == "rebatch" and given[2] == given[4] for kind, given in steps):
                     raise _Differs  # at the batch of the file nothing is lengthened
                 weights[name] = replace(weights[name], transform=steps)
             dims = {k: times(v, self.dims[k]) for k, v in graph.dims.items()}
         except _Differs:
             return None
-        return replace(graph, tensors=tensors, nodes=tuple(nodes), constants=constants, weights=weights, dims=dims)
+        return replace(
+            graph,
+            tensors=tensors,
+            nodes=tuple(nodes),
+            constants=constants,
+            weights=weights,
+            dims=dims,
+        )
 
 
 @dataclass(frozen=True)
@@ -112,15 +138,29 @@ class _Growth:
         if x.dtype != y.dtype or x.shape != y.shape:
             raise _Differs
         grows = x != y
-        if grows.any() and (x.dtype.kind not in "iu" or (x[grows].astype(object) * self.b != y[grows].astype(object) * self.a).any()):
+        if grows.any() and (
+            x.dtype.kind not in "iu"
+            or (x[grows].astype(object) * self.b != y[grows].astype(object) * self.a).any()
+        ):
             raise _Differs
         return np.asarray(grows)
 
 
 def _common(a: Graph, b: Graph, growth: _Growth) -> tuple[dict, dict, dict, dict, dict]:
     """The fields of Scaled that say what grows. Raises _Differs."""
-    fixed = a.name == b.name and a.inputs == b.inputs and a.outputs == b.outputs and a.labels == b.labels and a.trainable == b.trainable
-    tables = (a.tensors, b.tensors), (a.constants, b.constants), (a.weights, b.weights), (a.dims, b.dims)
+    fixed = (
+        a.name == b.name
+        and a.inputs == b.inputs
+        and a.outputs == b.outputs
+        and a.labels == b.labels
+        and a.trainable == b.trainable
+    )
+    tables = (
+        (a.tensors, b.tensors),
+        (a.constants, b.constants),
+        (a.weights, b.weights),
+        (a.dims, b.dims),
+    )
     if not fixed or len(a.nodes) != len(b.nodes) or any(list(x) != list(y) for x, y in tables):
         raise _Differs
     shapes, attrs, constants = {}, {}, {}
@@ -131,7 +171,12 @@ def _common(a: Graph, b: Graph, growth: _Growth) -> tuple[dict, dict, dict, dict
         if t.shape != u.shape:
             shapes[name] = growth.row(t.shape, u.shape)
     for i, (n, m) in enumerate(zip(a.nodes, b.nodes, strict=True)):
-        if (n.id, n.op, n.inputs, n.outputs, n.scope, n.members) != (m.id, m.op, m.inputs, m.outputs, m.scope, m.members) or n.bodies or m.bodies:
+        if (
+            (n.id, n.op, n.inputs, n.outputs, n.scope, n.members)
+            != (m.id, m.op, m.inputs, m.outputs, m.scope, m.members)
+            or n.bodies
+            or m.bodies
+        ):
             raise _Differs
         if n.attrs != m.attrs:
             attrs[i] = _attrs(n, m, growth)
@@ -139,13 +184,26 @@ def _common(a: Graph, b: Graph, growth: _Growth) -> tuple[dict, dict, dict, dict
         grows = growth.array(value, b.constants[name])
         if grows.any():
             constants[name] = grows
-    weights = {name: _steps(w, b.weights[name], growth) for name, w in a.weights.items() if not _same_weight(w, b.weights[name])}
-    return shapes, attrs, constants, weights, {k: growth.one(v, b.dims[k]) for k, v in a.dims.items()}
+    weights = {
+        name: _steps(w, b.weights[name], growth)
+        for name, w in a.weights.items()
+        if not _same_weight(w, b.weights[name])
+    }
+    return (
+        shapes,
+        attrs,
+        constants,
+        weights,
+        {k: growth.one(v, b.dims[k]) for k, v in a.dims.items()},
+    )
 
 
 def _steps(w: WeightRef, u: WeightRef, growth: _Growth) -> tuple[tuple[bool, ...], ...]:
-    """What grows of each step that loading a weight takes. Raises _Differs where the weights differ in more."""
-    if [kind for kind, _ in w.transform] != [kind for kind, _ in u.transform] or not _same_weight(w, replace(u, transform=w.transform)):
+    """What grows of each step that loading a weight takes. Raises _Differs where the weights differ
+    in more."""
+    if [kind for kind, _ in w.transform] != [kind for kind, _ in u.transform] or not _same_weight(
+        w, replace(u, transform=w.transform)
+    ):
         raise _Differs
     return tuple(growth.row(x, y) for (_, x), (_, y) in zip(w.transform, u.transform, strict=True))
 
@@ -161,7 +219,11 @@ def _attrs(n: Node, m: Node, growth: _Growth) -> dict[str, Any]:
             continue
         if isinstance(value, int) and isinstance(other, int):
             found[key] = growth.one(value, other)
-        elif isinstance(value, tuple) and isinstance(other, tuple) and all(isinstance(v, int) for v in (*value, *other)):
+        elif (
+            isinstance(value, tuple)
+            and isinstance(other, tuple)
+            and all(isinstance(v, int) for v in (*value, *other))
+        ):
             found[key] = growth.row(value, other)  # type: ignore[arg-type]
         else:
             raise _Differs
@@ -169,20 +231,30 @@ def _attrs(n: Node, m: Node, growth: _Growth) -> dict[str, Any]:
 
 
 def _same_weight(a: WeightRef, b: WeightRef) -> bool:
-    if (a.kind, a.location, a.offset, a.length, a.transform) != (b.kind, b.location, b.offset, b.length, b.transform):
+    if (a.kind, a.location, a.offset, a.length, a.transform) != (
+        b.kind,
+        b.location,
+        b.offset,
+        b.length,
+        b.transform,
+    ):
         return False
     if len(a.parts) != len(b.parts) or not all(map(_same_weight, a.parts, b.parts)):
         return False
     if a.proto is b.proto:
         return True
     if isinstance(a.proto, np.ndarray) or isinstance(b.proto, np.ndarray):
-        alike = type(a.proto) is type(b.proto) and (a.proto.dtype, a.proto.shape) == (b.proto.dtype, b.proto.shape)
+        alike = type(a.proto) is type(b.proto) and (a.proto.dtype, a.proto.shape) == (
+            b.proto.dtype,
+            b.proto.shape,
+        )
         return alike and np.array_equal(_stored(a.proto), _stored(b.proto))
     return bool(a.proto == b.proto)
 
 
 def _stored(array: np.ndarray) -> np.ndarray:
-    """What is in memory of an array that may repeat one value along dims: comparing all of it could take more than there is."""
+    """What is in memory of an array that may repeat one value along dims: comparing all of it could
+    take more than there is."""
     return array[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in array.strides)]
 
 

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 def value_bytes(value: np.ndarray) -> bytes:
     """An array's values as bytes that are equal for equal values, of every dtype that ONNX has.
 
-    ml_dtypes (bfloat16, float8, int4, float4) have no buffer of their own, and strings are objects whose buffer holds addresses."""
+    ml_dtypes (bfloat16, float8, int4, float4) have no buffer of their own, and strings are objects
+    whose buffer holds addresses.
+    """
     if value.dtype.hasobject:
         return repr(value.tolist()).encode()
     return value.tobytes()

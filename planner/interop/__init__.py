@@ -1,1 +1,2 @@
-"""Handing over: settings of other launchers from a plan and back as pins, and annotated ONNX files."""
+"""Handing over: settings of other launchers from a plan and back as pins, and annotated ONNX
+files."""

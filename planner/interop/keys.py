@@ -1,7 +1,9 @@
-"""Configuration files of launchers as flat keys: which are read, which contradict each other, which are left.
+"""Configuration files of launchers as flat keys: which are read, which contradict each other, which
+are left.
 
-Sections are folded: `model_parallel: {tensor_model_parallel_size: 8}`, `--tensor-model-parallel-size: 8` and the bare key are one. A key in two places with
-two values is an error. Tables whose keys are names of the user's (WHOLE) are values.
+Sections are folded: `model_parallel: {tensor_model_parallel_size: 8}`,
+`--tensor-model-parallel-size: 8` and the bare key are one. A key in two places with two values is
+an error. Tables whose keys are names of the user's (WHOLE) are values.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from planner.errors import PlanError
 
 DEEPEST = 4
 WHOLE = frozenset({"tp_plan", "base_model_tp_plan"})
-EXPECTED = "a configuration of Megatron or MaxText (YAML), of torchtitan (TOML) or Hugging Face (JSON)"
+EXPECTED = (
+    "a configuration of Megatron or MaxText (YAML), of torchtitan (TOML) or Hugging Face (JSON)"
+)
 LARGEST = 4 * 2**20
 """Bytes of a file: far above any configuration."""
 
@@ -51,7 +55,11 @@ def _json(text: str, path: Path) -> Any:
     try:
         return json.loads(text, object_pairs_hook=table)
     except (json.JSONDecodeError, RecursionError, ValueError) as e:
-        raise PlanError("P190", f"{path} is not JSON: {' '.join(str(e).split())[:200]}", help=["YAML and TOML are read from files named so"]) from e
+        raise PlanError(
+            "P190",
+            f"{path} is not JSON: {' '.join(str(e).split())[:200]}",
+            help=["YAML and TOML are read from files named so"],
+        ) from e
 
 
 def _once(pairs: Iterable[tuple[str, Any]], path: Path) -> dict[str, Any]:
@@ -59,7 +67,9 @@ def _once(pairs: Iterable[tuple[str, Any]], path: Path) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for name, value in pairs:
         if name in out and out[name] != value:
-            raise PlanError("P191", f"{path}: {name} is {out[name]!r} and {value!r}", help=["leave one of them"])
+            raise PlanError(
+                "P191", f"{path}: {name} is {out[name]!r} and {value!r}", help=["leave one of them"]
+            )
         out[name] = value
     return out
 
@@ -71,13 +81,23 @@ def _yaml(text: str, path: Path) -> Any:
         """Tables are read by `_once`."""
 
     def table(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[str, Any]:
-        return _once(((str(loader.construct_object(k, deep=True)), loader.construct_object(v, deep=True)) for k, v in node.value), path)
+        return _once(
+            (
+                (str(loader.construct_object(k, deep=True)), loader.construct_object(v, deep=True))
+                for k, v in node.value
+            ),
+            path,
+        )
 
     Strict.add_constructor("tag:yaml.org,2002:map", table)
     try:
         return yaml.load(text, Loader=Strict)
     except (yaml.YAMLError, RecursionError, ValueError) as e:
-        raise PlanError("P190", f"{path} is not YAML: {' '.join(str(e).split())[:200]}", help=["TOML (torchtitan's) is read from files named .toml"]) from e
+        raise PlanError(
+            "P190",
+            f"{path} is not YAML: {' '.join(str(e).split())[:200]}",
+            help=["TOML (torchtitan's) is read from files named .toml"],
+        ) from e
 
 
 class Keys:
@@ -93,12 +113,20 @@ class Keys:
         return name in self._values
 
     def get(self, *names: str) -> Any:
-        """Value of the first of several spellings that is there and not null. Raises PlanError P191 where they say different things."""
+        """Value of the first of several spellings that is there and not null. Raises PlanError P191
+        where they say different things."""
         self._read.update(names)
-        found = [(where, v) for name in names for where, v in self._values.get(name, ()) if v is not None]
+        found = [
+            (where, v) for name in names for where, v in self._values.get(name, ()) if v is not None
+        ]
         other = next((x for x in found[1:] if x[1] != found[0][1]), None)
         if other:
-            raise PlanError("P191", f"{found[0][0]} = {found[0][1]!r} and {other[0]} = {other[1]!r} contradict each other", help=["leave one of them"])
+            raise PlanError(
+                "P191",
+                f"{found[0][0]} = {found[0][1]!r} and {other[0]} = {other[1]!r} contradict each"
+                " other",
+                help=["leave one of them"],
+            )
         return found[0][1] if found else None
 
     def whole(self, default: int, *names: str, least: int = 1) -> int:
@@ -111,13 +139,19 @@ class Keys:
         if isinstance(value, str) and value.lstrip("-").isdigit():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise PlanError("P191", f"{names[0]} = {value!r} is no whole number of at least {least}")
+            raise PlanError(
+                "P191", f"{names[0]} = {value!r} is no whole number of at least {least}"
+            )
         return value
 
     def flag(self, default: bool, *names: str) -> bool:
         """True or false. Raises PlanError P191."""
         value = self.get(*names)
-        value = {"true": True, "false": False}.get(value.lower(), value) if isinstance(value, str) else value
+        value = (
+            {"true": True, "false": False}.get(value.lower(), value)
+            if isinstance(value, str)
+            else value
+        )
         if value is None or isinstance(value, bool):
             return default if value is None else value
         raise PlanError("P191", f"{names[0]} = {value!r} is neither true nor false")
@@ -133,7 +167,12 @@ class Keys:
 
     def left(self) -> tuple[str, ...]:
         """Keys that were not read, as they stand in the file."""
-        return tuple(where for name, places in self._values.items() if name not in self._read for where, _ in places)
+        return tuple(
+            where
+            for name, places in self._values.items()
+            if name not in self._read
+            for where, _ in places
+        )
 
 
 def plain(name: str) -> str:

@@ -1,6 +1,8 @@
-"""Settings of launchers, priced: what a plan loses when it is handed over, and what a configuration costs as it is.
+"""Settings of launchers, priced: what a plan loses when it is handed over, and what a configuration
+costs as it is.
 
-Both go the way of any pinned plan (planner.pins.pins, planner.search.search): the degrees are pins of the mesh, techniques are pinned, "tensor" cuts columns and rows.
+Both go the way of any pinned plan (planner.pins.pins, planner.search.search): the degrees are pins
+of the mesh, techniques are pinned, "tensor" cuts columns and rows.
 """
 
 from __future__ import annotations
@@ -25,15 +27,19 @@ if TYPE_CHECKING:
     from planner.workload.model import Model
 
 LAUNCHERS: dict[str, ModuleType] = {m.NAME: m for m in (maxtext, hf, megatron, torchtitan)}
-MARKS = {"maxtext": r"(ici|dcn)_\w+_parallelism|per_device_batch_size", "megatron": r"\w+_model_parallel_size|context_parallel_size|micro_batch_size",
-         "torchtitan": r"\w+_parallel_degree|data_parallel_(shard|replicate)_degree|local_batch_size",
-         "hf": r"(base_model_)?tp_plan|per_device_train_batch_size|dp_(replicate|shard)_size"}  # fmt: skip
+MARKS = {
+    "maxtext": r"(ici|dcn)_\w+_parallelism|per_device_batch_size",
+    "megatron": r"\w+_model_parallel_size|context_parallel_size|micro_batch_size",
+    "torchtitan": r"\w+_parallel_degree|data_parallel_(shard|replicate)_degree|local_batch_size",
+    "hf": r"(base_model_)?tp_plan|per_device_train_batch_size|dp_(replicate|shard)_size",
+}
 """Keys by which a configuration is known."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of what handing over costs. cost: as a strategy file's, None where it has no price, and why."""
+    """One line of what handing over costs. cost: as a strategy file's, None where it has no price,
+    and why."""
 
     says: str
     cost: Mapping[str, Any] | None
@@ -42,7 +48,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Handover:
-    """text: the settings; rows: the plan, the same under the splits that degrees mean, then rounding by rounding; unsaid: what has no word and no price."""
+    """text: the settings; rows: the plan, the same under the splits that degrees mean, then
+    rounding by rounding; unsaid: what has no word and no price."""
 
     text: str
     rows: tuple[Row, ...]
@@ -50,7 +57,8 @@ class Handover:
 
 
 def hand_over(strategy: Strategy, source: str | Path, to: str) -> Handover:
-    """A plan as another launcher's settings. Raises PlanError: P192 where it has no words at all, P051 for another model."""
+    """A plan as another launcher's settings. Raises PlanError: P192 where it has no words at all,
+    P051 for another model."""
     from planner.search.to_strategy import cost_table
     from planner.support.choices import choose
     from planner.whatif.reprice import machine_now, own_model, reprice
@@ -58,7 +66,11 @@ def hand_over(strategy: Strategy, source: str | Path, to: str) -> Handover:
     choose("to", to, tuple(LAUNCHERS))
     launcher = LAUNCHERS[to]
     if strategy.workload["kind"] != "train" and to != hf.NAME:
-        raise PlanError("P192", f"{to} trains; this is a plan of inference", help=["--to hf says how weights are cut"])
+        raise PlanError(
+            "P192",
+            f"{to} trains; this is a plan of inference",
+            help=["--to hf says how weights are cut"],
+        )
     model = own_model(strategy, source)
     topology, _ = machine_now(strategy)
     planned = reprice(strategy, model, topology)
@@ -78,16 +90,28 @@ def hand_over(strategy: Strategy, source: str | Path, to: str) -> Handover:
             rows.append(Row(says, None, e.what))
     settings = rounds.now
     if to == hf.NAME and last is not None and settings.tensor > 1:
-        settings = replace(settings, styles=hf.styles_of(last, Search(model, planned.request).base(settings.microbatches) or planned.base))
+        settings = replace(
+            settings,
+            styles=hf.styles_of(
+                last, Search(model, planned.request).base(settings.microbatches) or planned.base
+            ),
+        )
         named = priced(model, replace(planned.request, baselines=False), settings).costs
         if any(named[key] != last.costs[key] for key in ("step_time_s", "memory_per_device_bytes")):
             rows.append(Row("weights that no style of a module cuts are whole", named))
     return Handover(launcher.write(settings, facts), tuple(rows), tuple(unsaid))
 
 
-def priced(model: Model, request: Request, settings: Settings, provenance: Mapping[str, Any] | None = None, assumed: tuple[str, ...] = (),
-           progress: Progress | None = None) -> Strategy:  # fmt: skip
-    """The best plan under the pins of some settings; where none fits the smallest, whose `fit` is "no". Raises PlanError where there is none at all."""
+def priced(
+    model: Model,
+    request: Request,
+    settings: Settings,
+    provenance: Mapping[str, Any] | None = None,
+    assumed: tuple[str, ...] = (),
+    progress: Progress | None = None,
+) -> Strategy:
+    """The best plan under the pins of some settings; where none fits the smallest, whose `fit` is
+    "no". Raises PlanError where there is none at all."""
     from planner.search.to_strategy import compose
     from planner.whatif.no_plan import no_plan
 
@@ -95,7 +119,9 @@ def priced(model: Model, request: Request, settings: Settings, provenance: Mappi
     if settings.styles:
         base = Search(model, request).base(settings.microbatches)
         assert base is not None, "a pinned number of microbatches is read or an error"
-        request = replace(request, pins=replace(request.pins, nodes=hf.node_pins(settings.styles, base)))
+        request = replace(
+            request, pins=replace(request.pins, nodes=hf.node_pins(settings.styles, base))
+        )
     search = Search(model, request, progress)
     found = search.run()
     if found.best is None:
@@ -109,7 +135,8 @@ def priced(model: Model, request: Request, settings: Settings, provenance: Mappi
 
 @dataclass(frozen=True)
 class Configuration:
-    """A configuration as it was read. left: keys that say nothing to the planner or that it does not know."""
+    """A configuration as it was read. left: keys that say nothing to the planner or that it does
+    not know."""
 
     launcher: str
     settings: Settings
@@ -117,12 +144,21 @@ class Configuration:
     left: tuple[str, ...]
 
 
-def read_configuration(path: str | Path, devices: int, kind: str = "", domain: int = 0) -> Configuration:
-    """Read a launcher's file. kind: of LAUNCHERS, "" to tell by its keys; domain: devices on fast links, 0 for all. Raises PlanError P190, P191."""
+def read_configuration(
+    path: str | Path, devices: int, kind: str = "", domain: int = 0
+) -> Configuration:
+    """Read a launcher's file. kind: of LAUNCHERS, "" to tell by its keys; domain: devices on fast
+    links, 0 for all. Raises PlanError P190, P191."""
     keys = Keys(load(path))
     others = [k for k in _hits(keys) if k != kind] if kind else []
-    if others and kind not in _hits(keys):  # else its defaults would be priced, as if the file said them
-        raise PlanError("P190", f"{path} has keys of {' and '.join(others)}, none of {kind}", help=[f"--from {others[0]}"])
+    if others and kind not in _hits(
+        keys
+    ):  # else its defaults would be priced, as if the file said them
+        raise PlanError(
+            "P190",
+            f"{path} has keys of {' and '.join(others)}, none of {kind}",
+            help=[f"--from {others[0]}"],
+        )
     kind = kind or _kind(keys, path)
     read: Callable[[Keys, int, int], tuple[Settings, list[str]]] = LAUNCHERS[kind].read
     settings, notes = read(keys, devices, domain or devices)
@@ -132,11 +168,17 @@ def read_configuration(path: str | Path, devices: int, kind: str = "", domain: i
 def _kind(keys: Keys, path: str | Path) -> str:
     hits = _hits(keys)
     if len(hits) != 1:
-        said = f"keys of {' and '.join(hits)}" if hits else "no key of Megatron, MaxText, torchtitan or Hugging Face"
+        said = (
+            f"keys of {' and '.join(hits)}"
+            if hits
+            else "no key of Megatron, MaxText, torchtitan or Hugging Face"
+        )
         raise PlanError("P190", f"{path} has {said}", help=[f"--from {'|'.join(LAUNCHERS)}"])
     return hits[0]
 
 
 def _hits(keys: Keys) -> list[str]:
     """Launchers that a key is known of."""
-    return [k for k, marks in MARKS.items() if any(re.fullmatch(marks, name) for name in keys.names())]
+    return [
+        k for k, marks in MARKS.items() if any(re.fullmatch(marks, name) for name in keys.names())
+    ]

@@ -1,10 +1,12 @@
 """What every launcher of training says of a plan: degrees of parallelism and a few techniques.
 
-    devices = stage * data * expert * sequence * tensor      replicas of the dense weights: data * expert
+    devices = stage * data * expert * sequence * tensor      replicas of the dense weights: data *
+        expert
     batch   = replicas * microbatches * rows of a replica
 
-A plan says more: a split for every operator. What a launcher cannot say is a *rounding*: the settings after it, and a sentence. Roundings follow one
-another, so that each is priced under the pins of what is left (planner.interop.price).
+A plan says more: a split for every operator. What a launcher cannot say is a *rounding*: the
+settings after it, and a sentence. Roundings follow one another, so that each is priced under the
+pins of what is left (planner.interop.price).
 """
 
 from __future__ import annotations
@@ -30,9 +32,10 @@ AXES = (STAGE, "data", "expert", "sequence", "tensor")
 
 @dataclass(frozen=True)
 class Settings:
-    """Degrees, and techniques as the planner calls them. positions: what lies between products is cut along the sequence over "tensor" (Megatron's
-    sequence parallelism). length: tokens of a row, 0 where rows have none. virtual: chunks of blocks a stage holds. styles: how "tensor" cuts single modules,
-    pattern and style (planner.interop.launchers.hf); none: as it costs least."""
+    """Degrees, and techniques as the planner calls them. positions: what lies between products is
+    cut along the sequence over "tensor" (Megatron's sequence parallelism). length: tokens of a row,
+    0 where rows have none. virtual: chunks of blocks a stage holds. styles: how "tensor" cuts
+    single modules, pattern and style (planner.interop.launchers.hf); none: as it costs least."""
 
     batch: int
     stage: int = 1
@@ -78,9 +81,16 @@ class Settings:
         """Degrees and techniques as pins of a search."""
         from planner.pins.pins import Pins
 
-        techniques: dict[str, Any] = {"zero_stage": self.zero, "recompute": self.recompute, "microbatches": self.microbatches}
+        techniques: dict[str, Any] = {
+            "zero_stage": self.zero,
+            "recompute": self.recompute,
+            "microbatches": self.microbatches,
+        }
         if self.stage > 1:
-            techniques |= {"schedule": self.schedule, **({"virtual": self.virtual} if self.virtual > 1 else {})}
+            techniques |= {
+                "schedule": self.schedule,
+                **({"virtual": self.virtual} if self.virtual > 1 else {}),
+            }
         if self.tensor > 1:
             techniques["tensor"] = "megatron-sp" if self.positions else "megatron"
         return Pins({a: (n,) for a, n in self.mesh.items()}, techniques)
@@ -88,7 +98,8 @@ class Settings:
 
 @dataclass(frozen=True)
 class Facts:
-    """What launchers need to know beside the settings. layers: blocks that stages could be made of, 0 for none."""
+    """What launchers need to know beside the settings. layers: blocks that stages could be made of,
+    0 for none."""
 
     model: str
     topology: Topology
@@ -110,7 +121,8 @@ class Rounds:
             self.steps.append((new, says))
 
     def usual(self, launcher: str) -> None:
-        """What no launcher says: padded rows, results of collectives kept under recompute, sharding of an optimizer that has one holder."""
+        """What no launcher says: padded rows, results of collectives kept under recompute, sharding
+        of an optimizer that has one holder."""
         self.microbatches(launcher, 1)
         if self.now.recompute == "block-keep":
             self.to("recompute runs a block's collectives again", recompute="block")
@@ -118,59 +130,122 @@ class Rounds:
             self.to("no optimizer sharding where there is one replica", zero=0)
 
     def microbatches(self, launcher: str, multiple: int) -> None:
-        """As many microbatches as give every replica whole rows, a multiple of some number, the nearest to what the plan has."""
+        """As many microbatches as give every replica whole rows, a multiple of some number, the
+        nearest to what the plan has."""
         s = self.now
         each, rest = divmod(s.batch, s.replicas)
         if rest:
-            raise PlanError("P192", f"{launcher} has no word for a batch of {s.batch} on {s.replicas} replicas: every replica has as many rows",
-                            help=["plan a batch that the data axis divides"])  # fmt: skip
+            raise PlanError(
+                "P192",
+                f"{launcher} has no word for a batch of {s.batch} on {s.replicas} replicas: every"
+                " replica has as many rows",
+                help=["plan a batch that the data axis divides"],
+            )
         least = 2 if s.stage > 1 else 1
         fitting = [m for m in range(multiple, each + 1, multiple) if each % m == 0 and m >= least]
         if not fitting:
-            raise PlanError("P192", f"{launcher} deals {each} rows of a replica to a multiple of {multiple} microbatches, which does not go",
-                            help=["plan a larger batch, or fewer stages"])  # fmt: skip
+            raise PlanError(
+                "P192",
+                f"{launcher} deals {each} rows of a replica to a multiple of {multiple}"
+                " microbatches, which does not go",
+                help=["plan a larger batch, or fewer stages"],
+            )
         near = min(fitting, key=lambda m: (abs(log(m / s.microbatches)), m))
-        self.to(f"{near} microbatches for {s.microbatches}: whole rows on every replica" + (f", a multiple of {multiple}" if multiple > 1 else ""), microbatches=near)
+        self.to(
+            f"{near} microbatches for {s.microbatches}: whole rows on every replica"
+            + (f", a multiple of {multiple}" if multiple > 1 else ""),
+            microbatches=near,
+        )
 
 
 def settings_of(strategy: Strategy) -> Rounds:
-    """The settings nearest to a strategy, with what that leaves out. Raises PlanError P192: axes no launcher has a word for."""
+    """The settings nearest to a strategy, with what that leaves out. Raises PlanError P192: axes no
+    launcher has a word for."""
     degrees, several = dict.fromkeys(AXES, 1), []
     for name, size in strategy.mesh_shape:
         role = name if name == STAGE else role_named(name)
         if not role and size > 1:
-            idle = [f"its {size} devices do the same work: plan for fewer devices, or --pin dp={size} with a batch that it divides"] if name.startswith(REPLICATED) else []
-            raise PlanError("P192", f"no launcher has a word for the mesh axis {name!r}", help=[*idle, f"axes called {', '.join(AXES)}"])
+            idle = (
+                [
+                    f"its {size} devices do the same work: plan for fewer devices, or --pin"
+                    f" dp={size} with a batch that it divides"
+                ]
+                if name.startswith(REPLICATED)
+                else []
+            )
+            raise PlanError(
+                "P192",
+                f"no launcher has a word for the mesh axis {name!r}",
+                help=[*idle, f"axes called {', '.join(AXES)}"],
+            )
         if size > 1:
-            several += [f"{degrees[role]} and {size} of {role} as one axis"] if degrees[role] > 1 else []
+            several += (
+                [f"{degrees[role]} and {size} of {role} as one axis"] if degrees[role] > 1 else []
+            )
             degrees[role] *= size
     t = strategy.techniques
-    if t["zero_stage"] and {a for a, n in strategy.mesh_shape if n > 1 and a != STAGE} - set(t["zero_group"]):
+    if t["zero_stage"] and {a for a, n in strategy.mesh_shape if n > 1 and a != STAGE} - set(
+        t["zero_group"]
+    ):
         several.append("optimizer state cut over all replicas, not in groups of them")
-    several += ["optimizer state on the devices instead of in the host's memory"] if "optimizer" in offload_of(t) else []
+    several += (
+        ["optimizer state on the devices instead of in the host's memory"]
+        if "optimizer" in offload_of(t)
+        else []
+    )
     graph = strategy.graph
-    rounds = Rounds(Settings(int(strategy.workload["batch"]), **degrees, microbatches=int(t["microbatches"]), zero=int(t["zero_stage"]), recompute=str(t["recompute"]),
-                             schedule=str(t["schedule"]) if degrees[STAGE] > 1 else "", positions=degrees["tensor"] > 1 and cuts_positions(strategy),
-                             length=row_length(graph) if graph is not None else 0, virtual=virtual_of(t), styles=()))  # fmt: skip
+    rounds = Rounds(
+        Settings(
+            int(strategy.workload["batch"]),
+            **degrees,
+            microbatches=int(t["microbatches"]),
+            zero=int(t["zero_stage"]),
+            recompute=str(t["recompute"]),
+            schedule=str(t["schedule"]) if degrees[STAGE] > 1 else "",
+            positions=degrees["tensor"] > 1 and cuts_positions(strategy),
+            length=row_length(graph) if graph is not None else 0,
+            virtual=virtual_of(t),
+            styles=(),
+        )
+    )
     if several:
         rounds.steps.append((rounds.now, ", ".join(several)))
     return rounds
 
 
 def cuts_positions(strategy: Strategy) -> bool:
-    """Whether norms see part of the positions: what lies between products is cut along the sequence over "tensor"."""
-    rows = [strategy.tensors[o] for n in strategy.nodes.values() if n["op"] in ("LayerNormalization", "RMSNormalization") for o in n["outputs"] if o in strategy.tensors]
-    return any(role_named(a) == "tensor" for row in rows for dim in row["layout"][1:-1] for a in dim)
+    """Whether norms see part of the positions: what lies between products is cut along the sequence
+    over "tensor"."""
+    rows = [
+        strategy.tensors[o]
+        for n in strategy.nodes.values()
+        if n["op"] in ("LayerNormalization", "RMSNormalization")
+        for o in n["outputs"]
+        if o in strategy.tensors
+    ]
+    return any(
+        role_named(a) == "tensor" for row in rows for dim in row["layout"][1:-1] for a in dim
+    )
 
 
 def row_length(graph: Graph) -> int:
-    """Tokens of a row: the second dim of the first input of whole numbers [batch, positions], 0 where there is none."""
-    return next((t.shape[1] for n in graph.inputs if len((t := graph.tensors[n]).shape) == 2 and not t.is_float), 0)
+    """Tokens of a row: the second dim of the first input of whole numbers [batch, positions], 0
+    where there is none."""
+    return next(
+        (
+            t.shape[1]
+            for n in graph.inputs
+            if len((t := graph.tensors[n]).shape) == 2 and not t.is_float
+        ),
+        0,
+    )
 
 
 def fast_levels(topology: Topology) -> frozenset[int]:
     """The levels of links within a fast domain: the innermost, and on a torus all its dims."""
-    return frozenset(i for i, level in enumerate(topology.levels) if i == 0 or level.kind == "torus")
+    return frozenset(
+        i for i, level in enumerate(topology.levels) if i == 0 or level.kind == "torus"
+    )
 
 
 def domain_of(topology: Topology) -> int:

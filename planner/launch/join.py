@@ -1,11 +1,14 @@
 """Nodes that run one identical command find each other at HOST:PORT and get their ranks.
 
-The node that HOST is an address of binds PORT and serves; every node, this one too, connects and says what it runs. When all have come (or no more came for
-LAST_CALL_S and those that did suffice) they are
-ranked by the natural order of their host names (node-2 before node-10: neighbours in name are mostly neighbours on the links), and the first names the address of
-jax's coordinator. Connections stay open while the job runs: a node that fails, or whose connection breaks, ends it for all.
+The node that HOST is an address of binds PORT and serves; every node, this one too, connects and
+says what it runs. When all have come (or no more came for LAST_CALL_S and those that did suffice)
+they are ranked by the natural order of their host names (node-2 before node-10: neighbours in name
+are mostly neighbours on the links), and the first names the address of jax's coordinator.
+Connections stay open while the job runs: a node that fails, or whose connection breaks, ends it for
+all.
 
-Messages are lines of JSON: {program, host, port} to the server; {rank, coordinator, joined} or {refused} back; then {ended: "" or why} and {stop: why}.
+Messages are lines of JSON: {program, host, port} to the server; {rank, coordinator, joined} or
+{refused} back; then {ended: "" or why} and {stop: why}.
 """
 
 from __future__ import annotations
@@ -48,7 +51,9 @@ def address_of(text: str) -> tuple[str, int]:
     """(host, port) of HOST:PORT. PlanError P202 otherwise."""
     host, _, port = text.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise PlanError("P202", f"--coordinator {text!r} is not HOST:PORT", help=["--coordinator node0:29400"])
+        raise PlanError(
+            "P202", f"--coordinator {text!r} is not HOST:PORT", help=["--coordinator node0:29400"]
+        )
     return host.strip("[]"), int(port)
 
 
@@ -61,13 +66,23 @@ def free_port() -> int:
 
 def natural(name: str) -> tuple[tuple[int, str], ...]:
     """Key that sorts node-2 before node-10."""
-    return tuple((int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name))
+    return tuple(
+        (int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)
+    )
 
 
 class Server:
-    """Gathers nodes, `nodes` at most, ranks them, then passes on the first failure. One thread; ends with the job."""
+    """Gathers nodes, `nodes` at most, ranks them, then passes on the first failure. One thread;
+    ends with the job."""
 
-    def __init__(self, listener: socket.socket, nodes: int, program: str, timeout_s: float, suffice: Suffice | None = None) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        nodes: int,
+        program: str,
+        timeout_s: float,
+        suffice: Suffice | None = None,
+    ) -> None:
         self.listener, self.nodes, self.program = listener, nodes, program
         self.suffice = suffice or (lambda joined: joined if joined == nodes else 0)
         self.deadline = time.monotonic() + timeout_s
@@ -95,12 +110,18 @@ class Server:
                     self.selector.register(wire, selectors.EVENT_READ, _Member(wire, host, count))
                 else:
                     self._read(key.data)
-            if not self.ranked and time.monotonic() > min(self.joined_at + LAST_CALL_S, self.deadline):
+            if not self.ranked and time.monotonic() > min(
+                self.joined_at + LAST_CALL_S, self.deadline
+            ):
                 self._rank()
             if not self.ranked and time.monotonic() > self.deadline:
                 here = ", ".join(m.hello["host"] for m in self.members) or "none"
                 for m in list(self.members):
-                    self._refuse(m, f"{len(self.members)} of {self.nodes} nodes joined within {self.timeout_s:.0f} s: {here}")
+                    self._refuse(
+                        m,
+                        f"{len(self.members)} of {self.nodes} nodes joined within"
+                        f" {self.timeout_s:.0f} s: {here}",
+                    )
                 break
         for key in list(self.selector.get_map().values()):
             key.fileobj.close()  # type: ignore[union-attr]
@@ -128,11 +149,23 @@ class Server:
             if said["ended"]:
                 self._stop(m, str(said["ended"]))
             return
-        m.hello = {"program": str(said["program"]), "host": str(said["host"]), "port": int(said["port"])}
+        m.hello = {
+            "program": str(said["program"]),
+            "host": str(said["host"]),
+            "port": int(said["port"]),
+        }
         if self.ranked:
-            return self._refuse(m, f"all {len(self.members)} nodes have joined already: {', '.join(x.hello['host'] for x in self.members)}")
+            return self._refuse(
+                m,
+                f"all {len(self.members)} nodes have joined already:"
+                f" {', '.join(x.hello['host'] for x in self.members)}",
+            )
         if m.hello["program"] != self.program:
-            return self._refuse(m, "it has another program, other arguments, or another number of nodes than the coordinating one")
+            return self._refuse(
+                m,
+                "it has another program, other arguments, or another number of nodes than the"
+                " coordinating one",
+            )
         self.members.append(m)
         self.joined_at = time.monotonic()
         if len(self.members) == self.nodes:
@@ -140,7 +173,8 @@ class Server:
         return None
 
     def _rank(self) -> None:
-        """Give those that joined their ranks, where they suffice; those that are left over are told."""
+        """Give those that joined their ranks, where they suffice; those that are left over are
+        told."""
         joined = len(self.members)
         used = self.suffice(joined)
         if not used:
@@ -150,14 +184,23 @@ class Server:
         self.members, spare = self.members[:used], self.members[used:]
         first = self.members[0]
         for rank, x in enumerate(self.members):
-            self._send(x, {"rank": rank, "coordinator": f"{first.address}:{first.hello['port']}", "joined": joined})
+            self._send(
+                x,
+                {
+                    "rank": rank,
+                    "coordinator": f"{first.address}:{first.hello['port']}",
+                    "joined": joined,
+                },
+            )
         for x in spare:
             self._refuse(x, f"{joined} nodes joined, and the plan for them runs on {used}")
 
     def _stop(self, cause: _Member, why: str) -> None:
         for m in self.members:
             if m is not cause and not m.done:
-                self._send(m, {"stop": f"node {self.members.index(cause)} ({cause.hello['host']}) {why}"})
+                self._send(
+                    m, {"stop": f"node {self.members.index(cause)} ({cause.hello['host']}) {why}"}
+                )
 
     def _drop(self, m: _Member) -> None:
         self.selector.unregister(m.wire)
@@ -196,7 +239,10 @@ class Seat:
                 data = self.wire.recv(LONGEST_LINE_BYTES)
                 self.received += data
                 if b"\n" in self.received:
-                    self.broken = str(json.loads(self.received.partition(b"\n")[0])["stop"]) + "; the job was ended"
+                    self.broken = (
+                        str(json.loads(self.received.partition(b"\n")[0])["stop"])
+                        + "; the job was ended"
+                    )
                 elif not data:
                     self.broken = "the coordinating node is gone; the job was ended"
             except BlockingIOError:
@@ -219,19 +265,36 @@ LEAVE_S = 30.0
 """How long the serving node waits for the others to end after it has."""
 
 
-def join(coordinator: str, nodes: int, program: str, timeout_s: float, host: str, say: Callable[[str], None], suffice: Suffice | None = None) -> Seat:
-    """Serve where HOST is this machine and nobody serves yet, then join. program: digest of what runs, the same on every node. suffice: which numbers of nodes do
-    with fewer than `nodes`, by default none.
+def join(
+    coordinator: str,
+    nodes: int,
+    program: str,
+    timeout_s: float,
+    host: str,
+    say: Callable[[str], None],
+    suffice: Suffice | None = None,
+) -> Seat:
+    """Serve where HOST is this machine and nobody serves yet, then join. program: digest of what
+    runs, the same on every node. suffice: which numbers of nodes do with fewer than `nodes`, by
+    default none.
 
-    Raises PlanError: P202 when nobody answers at the address, P203 when the node is not wanted (surplus, another program) or others did not come.
+    Raises PlanError: P202 when nobody answers at the address, P203 when the node is not wanted
+    (surplus, another program) or others did not come.
     """
     where = address_of(coordinator)
     server = _serve(where, nodes, program, timeout_s, suffice)
     deadline = time.monotonic() + timeout_s
-    say(f"{'serving' if server else 'joining'} at {coordinator}, waiting for {'at most ' if suffice else ''}{nodes} nodes (at most {timeout_s:.0f} s, --timeout)")
+    say(
+        f"{'serving' if server else 'joining'} at {coordinator}, waiting for"
+        f" {'at most ' if suffice else ''}{nodes} nodes (at most {timeout_s:.0f} s, --timeout)"
+    )
     wire = _connect(where, deadline, coordinator, timeout_s)
-    wire.sendall(json.dumps({"program": program, "host": host, "port": free_port()}).encode() + b"\n")
-    wire.settimeout(max(deadline - time.monotonic(), 0) + 5)  # the server gives up first, and says who is missing
+    wire.sendall(
+        json.dumps({"program": program, "host": host, "port": free_port()}).encode() + b"\n"
+    )
+    wire.settimeout(
+        max(deadline - time.monotonic(), 0) + 5
+    )  # the server gives up first, and says who is missing
     received = b""
     try:
         while b"\n" not in received:
@@ -243,21 +306,38 @@ def join(coordinator: str, nodes: int, program: str, timeout_s: float, host: str
         answer = json.loads(line)
     except (OSError, ValueError) as e:
         wire.close()
-        help = ["start all nodes within --timeout of each other", "another port, where something else listens at this one"]
-        raise PlanError("P203", f"{coordinator} did not give this node a rank: {e}", help=help) from e
+        help = [
+            "start all nodes within --timeout of each other",
+            "another port, where something else listens at this one",
+        ]
+        raise PlanError(
+            "P203", f"{coordinator} did not give this node a rank: {e}", help=help
+        ) from e
     if "refused" in answer:
         wire.close()
-        raise PlanError("P203", f"this node ({host}) has no place in the job: {answer['refused']}", help=[f"the same command on {nodes} nodes, within --timeout of each other"])
+        raise PlanError(
+            "P203",
+            f"this node ({host}) has no place in the job: {answer['refused']}",
+            help=[f"the same command on {nodes} nodes, within --timeout of each other"],
+        )
     wire.setblocking(False)
-    return Seat(int(answer["rank"]), str(answer["coordinator"]), int(answer["joined"]), wire, server, rest)
+    return Seat(
+        int(answer["rank"]), str(answer["coordinator"]), int(answer["joined"]), wire, server, rest
+    )
 
 
-def _serve(where: tuple[str, int], nodes: int, program: str, timeout_s: float, suffice: Suffice | None) -> Server | None:
+def _serve(
+    where: tuple[str, int], nodes: int, program: str, timeout_s: float, suffice: Suffice | None
+) -> Server | None:
     """A server on the address, None where it is not this machine's or is served already."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(*where, type=socket.SOCK_STREAM)[0]
     except OSError as e:
-        raise PlanError("P202", f"--coordinator: the host {where[0]!r} cannot be found: {e.strerror}", help=["a name or address that every node resolves"]) from e
+        raise PlanError(
+            "P202",
+            f"--coordinator: the host {where[0]!r} cannot be found: {e.strerror}",
+            help=["a name or address that every node resolves"],
+        ) from e
     listener = socket.socket(family, kind)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -267,16 +347,27 @@ def _serve(where: tuple[str, int], nodes: int, program: str, timeout_s: float, s
         listener.close()
         if e.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
             return None
-        raise PlanError("P202", f"cannot serve at {where[0]}:{where[1]}: {e.strerror}", help=["another port of --coordinator, above 1023"]) from e
+        raise PlanError(
+            "P202",
+            f"cannot serve at {where[0]}:{where[1]}: {e.strerror}",
+            help=["another port of --coordinator, above 1023"],
+        ) from e
     return Server(listener, nodes, program, timeout_s, suffice)
 
 
-def _connect(where: tuple[str, int], deadline: float, coordinator: str, timeout_s: float) -> socket.socket:
+def _connect(
+    where: tuple[str, int], deadline: float, coordinator: str, timeout_s: float
+) -> socket.socket:
     while True:
         try:
-            return socket.create_connection(where, timeout=max(min(5.0, deadline - time.monotonic()), 0.1))
+            return socket.create_connection(
+                where, timeout=max(min(5.0, deadline - time.monotonic()), 0.1)
+            )
         except OSError as e:
             if time.monotonic() > deadline:
-                raise PlanError("P202", f"nobody answers at {coordinator} within {timeout_s:.0f} s: {e.strerror or e}",
-                                help=[f"run the same command on {where[0]}; --timeout S to wait longer"]) from e  # fmt: skip
+                raise PlanError(
+                    "P202",
+                    f"nobody answers at {coordinator} within {timeout_s:.0f} s: {e.strerror or e}",
+                    help=[f"run the same command on {where[0]}; --timeout S to wait longer"],
+                ) from e
             time.sleep(RETRY_S)

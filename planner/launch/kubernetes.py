@@ -1,12 +1,16 @@
-"""Kubernetes manifests: an indexed Job with its service, and a JobSet, for nodes of GPUs or hosts of a TPU slice.
+"""Kubernetes manifests: an indexed Job with its service, and a JobSet, for nodes of GPUs or hosts
+of a TPU slice.
 
-With tables on parameter servers (planner.workload.host_tables) the JobSet has three roles: as many servers as nodes, the scheduler (process 0, where jax's coordinator is), and the other
-workers; it has succeeded when scheduler and workers have.
+With tables on parameter servers (planner.workload.host_tables) the JobSet has three roles: as many
+servers as nodes, the scheduler (process 0, where jax's coordinator is), and the other workers; it
+has succeeded when scheduler and workers have.
 
-A pod a node. Its rank is its completion index; pods of an indexed Job are called NAME-0, NAME-1 ... in the domain of the headless service, so the coordinator's address
-is known beforehand. When a pod fails, the processes of the others end too: a Job replaces each of them, a JobSet starts all anew at once; they go on from the last whole
-checkpoint. Pods that a drained or preempted node took along are replaced without being counted.
-Field names: the Kubernetes API reference (batch/v1 Job, v1 Service, v1 ConfigMap) and jobset.x-k8s.io/v1alpha2.
+A pod a node. Its rank is its completion index; pods of an indexed Job are called NAME-0, NAME-1 ...
+in the domain of the headless service, so the coordinator's address is known beforehand. When a pod
+fails, the processes of the others end too: a Job replaces each of them, a JobSet starts all anew at
+once; they go on from the last whole checkpoint. Pods that a drained or preempted node took along
+are replaced without being counted. Field names: the Kubernetes API reference (batch/v1 Job, v1
+Service, v1 ConfigMap) and jobset.x-k8s.io/v1alpha2.
 """
 
 from __future__ import annotations
@@ -33,8 +37,9 @@ TABLES_PORT = PORT + 1
 
 @dataclass(frozen=True)
 class Asked:
-    """What the user says of a cluster. volume: a PersistentVolumeClaim mounted at /data, "" for none; rdma: the resource, or none; labels: of nodes, KEY=VALUE;
-    time_s: after which a job is ended, 0 for never."""
+    """What the user says of a cluster. volume: a PersistentVolumeClaim mounted at /data, "" for
+    none; rdma: the resource, or none; labels: of nodes, KEY=VALUE; time_s: after which a job is
+    ended, 0 for never."""
 
     image: str
     volume: str = ""
@@ -47,67 +52,163 @@ class Asked:
 def manifests(job: Job, strategy: Strategy, asked: Asked) -> dict[str, str]:
     """File name -> YAML: job.yaml (an indexed Job) and jobset.yaml.
 
-    Raises PlanError: P206 where the plan is for another kind of machine, P207 for a program that no ConfigMap holds.
+    Raises PlanError: P206 where the plan is for another kind of machine, P207 for a program that no
+    ConfigMap holds.
     """
     name, tpu = plain_name(job.name), asked.tpu
     slices = _slices(strategy) if tpu else 1
     program = [] if on_volume(job) else [_config(job, name)]
     if not program and not asked.volume:
-        raise PlanError("P207", f"the program cannot travel in a ConfigMap: {on_volume(job)}", help=[f"--volume CLAIM, its folder copied to {name}/ there; or --to slurm"])
-    service: dict[str, Any] = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name},
-                               "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {"job-name": name}}}  # fmt: skip
+        raise PlanError(
+            "P207",
+            f"the program cannot travel in a ConfigMap: {on_volume(job)}",
+            help=[f"--volume CLAIM, its folder copied to {name}/ there; or --to slurm"],
+        )
+    service: dict[str, Any] = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name},
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {"job-name": name},
+        },
+    }
     alone = _pod(job, strategy, asked, name, f"{name}-0.{name}")
-    single: dict[str, Any] = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": _job_spec(job.processes, alone, asked.time_s, RESTARTS)}
+    single: dict[str, Any] = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name},
+        "spec": _job_spec(job.processes, alone, asked.time_s, RESTARTS),
+    }
     # pods of a JobSet are NAME-workers-REPLICA-INDEX in the domain NAME
     inside = _pod(job, strategy, asked, "", f"{name}-workers-0-0.{name}")
-    topology = {"metadata": {"annotations": {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}}} if tpu else {}
+    topology = (
+        {
+            "metadata": {
+                "annotations": {
+                    "alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"
+                }
+            }
+        }
+        if tpu
+        else {}
+    )
     template = {**topology, "spec": _job_spec(job.processes // slices, inside, asked.time_s)}
     served = (strategy.workload.get("training") or {}).get("tables") == "server"
-    jobs = _roles(job, strategy, asked, name) if served else [{"name": "workers", "replicas": slices, "template": template}]
-    policy = {"successPolicy": {"operator": "All", "targetReplicatedJobs": [j["name"] for j in jobs if j["name"] != "servers"]}} if served else {}
-    spec = {"failurePolicy": {"maxRestarts": RESTARTS}, **policy, "network": {"enableDNSHostnames": True, "subdomain": name}, "replicatedJobs": jobs}
-    whole: dict[str, Any] = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": {"name": name}, "spec": spec}
+    jobs = (
+        _roles(job, strategy, asked, name)
+        if served
+        else [{"name": "workers", "replicas": slices, "template": template}]
+    )
+    policy = (
+        {
+            "successPolicy": {
+                "operator": "All",
+                "targetReplicatedJobs": [j["name"] for j in jobs if j["name"] != "servers"],
+            }
+        }
+        if served
+        else {}
+    )
+    spec = {
+        "failurePolicy": {"maxRestarts": RESTARTS},
+        **policy,
+        "network": {"enableDNSHostnames": True, "subdomain": name},
+        "replicatedJobs": jobs,
+    }
+    whole: dict[str, Any] = {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {"name": name},
+        "spec": spec,
+    }
     # pods of several slices, or roles, are told apart by a JobSet alone
-    files = {**({"job.yaml": [*program, service, single]} if slices == 1 and not served else {}), "jobset.yaml": [*program, whole]}
+    files = {
+        **({"job.yaml": [*program, service, single]} if slices == 1 and not served else {}),
+        "jobset.yaml": [*program, whole],
+    }
     return {file: _yaml(parts) for file, parts in files.items()}
 
 
 def _roles(job: Job, strategy: Strategy, asked: Asked, name: str) -> list[dict[str, Any]]:
-    """Replicated jobs of a plan with tables on servers: servers, scheduler, and workers where there are several nodes.
+    """Replicated jobs of a plan with tables on servers: servers, scheduler, and workers where there
+    are several nodes.
 
     Raises PlanError P206 for TPUs: their processes are numbered by the slice.
     """
     if asked.tpu:
-        raise PlanError("P206", "tables on servers are not written for TPU slices", help=["--to kubernetes for GPU nodes, or plan with --tables device"])
+        raise PlanError(
+            "P206",
+            "tables on servers are not written for TPU slices",
+            help=["--to kubernetes for GPU nodes, or plan with --tables device"],
+        )
     servers = job.processes
     tables = ",".join(f"{name}-servers-0-{i}.{name}:{TABLES_PORT}" for i in range(servers))
     reading = replace(job, arguments=("--tables", tables, *job.arguments))
     base = _pod(reading, strategy, asked, "", f"{name}-scheduler-0-0.{name}")
     own = ["--virtual-devices", str(job.slots)] if job.virtual else []
-    serving = ["python3", f"/program/{job.program.name}", *own, "--serve", f"$(RANK)/{servers}", "--port", str(TABLES_PORT)]
+    serving = [
+        "python3",
+        f"/program/{job.program.name}",
+        *own,
+        "--serve",
+        f"$(RANK)/{servers}",
+        "--port",
+        str(TABLES_PORT),
+    ]
 
     def role(role_name: str, pods: int, command: list[str], accelerated: bool) -> dict[str, Any]:
-        container = {**base["spec"]["containers"][0], "name": role_name, "command": command, "ports": [{"containerPort": PORT if accelerated else TABLES_PORT}]}
+        container = {
+            **base["spec"]["containers"][0],
+            "name": role_name,
+            "command": command,
+            "ports": [{"containerPort": PORT if accelerated else TABLES_PORT}],
+        }
         if not accelerated:
             for key in ("resources", "securityContext"):
                 container.pop(key, None)
-        around = {k: v for k, v in base["spec"].items() if accelerated or k not in ("nodeSelector", "tolerations")}
-        return {"name": role_name, "replicas": 1, "template": {"spec": _job_spec(pods, {"spec": {**around, "containers": [container]}}, asked.time_s)}}
+        around = {
+            k: v
+            for k, v in base["spec"].items()
+            if accelerated or k not in ("nodeSelector", "tolerations")
+        }
+        return {
+            "name": role_name,
+            "replicas": 1,
+            "template": {
+                "spec": _job_spec(
+                    pods, {"spec": {**around, "containers": [container]}}, asked.time_s
+                )
+            },
+        }
 
     command = base["spec"]["containers"][0]["command"]
-    later = ["bash", "-c", 'exec "$$@" --process "$$((RANK + 1))"', "worker", *command]  # the last --process counts
+    later = [
+        "bash",
+        "-c",
+        'exec "$$@" --process "$$((RANK + 1))"',
+        "worker",
+        *command,
+    ]  # the last --process counts
     found = [role("servers", servers, serving, False), role("scheduler", 1, command, True)]
     return [*found, role("workers", job.processes - 1, later, True)] if job.processes > 1 else found
 
 
 def _yaml(parts: list[dict[str, Any]]) -> str:
-    """The documents in the order of their keys, text of several lines as a literal block where YAML can hold it so."""
+    """The documents in the order of their keys, text of several lines as a literal block where YAML
+    can hold it so."""
     import yaml
 
     class Dumper(yaml.SafeDumper):
         """Its own, so that the representer is."""
 
-    Dumper.add_representer(str, lambda d, text: d.represent_scalar("tag:yaml.org,2002:str", text, style="|" if text.count("\n") > 1 else None))
+    Dumper.add_representer(
+        str,
+        lambda d, text: d.represent_scalar(
+            "tag:yaml.org,2002:str", text, style="|" if text.count("\n") > 1 else None
+        ),
+    )
     return str(yaml.dump_all(parts, Dumper=Dumper, sort_keys=False, width=160))
 
 
@@ -115,12 +216,19 @@ def _slices(strategy: Strategy) -> int:
     """TPU slices: what is not torus is the network between them."""
     device = str(strategy.topology["device"])
     if device not in SLICES:
-        raise PlanError("P206", f"the plan is for {device}, not for TPUs", help=[f"--to kubernetes, or plan for one of {', '.join(SLICES)}"])
-    return prod(int(level["size"]) for level in strategy.topology["levels"] if level["kind"] != "torus")
+        raise PlanError(
+            "P206",
+            f"the plan is for {device}, not for TPUs",
+            help=[f"--to kubernetes, or plan for one of {', '.join(SLICES)}"],
+        )
+    return prod(
+        int(level["size"]) for level in strategy.topology["levels"] if level["kind"] != "torus"
+    )
 
 
 def on_volume(job: Job) -> str:
-    """Why no ConfigMap holds a program, "" where one does: it must then lie in the folder NAME of the volume."""
+    """Why no ConfigMap holds a program, "" where one does: it must then lie in the folder NAME of
+    the volume."""
     beside, size = job.program.with_suffix(".safetensors"), job.program.stat().st_size
     if beside.exists():
         return f"{beside.name} ({beside.stat().st_size:,} bytes) lies beside it"
@@ -128,41 +236,98 @@ def on_volume(job: Job) -> str:
 
 
 def _config(job: Job, name: str) -> dict[str, Any]:
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {Path(job.program).name: job.program.read_text()}}
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": name},
+        "data": {Path(job.program).name: job.program.read_text()},
+    }
 
 
 def _job_spec(pods: int, pod: dict[str, Any], time_s: int, restarts: int = 0) -> dict[str, Any]:
     """An indexed Job. restarts: of all its pods, by itself; 0 where a JobSet restarts them."""
     limit = {"activeDeadlineSeconds": time_s} if time_s else {}
-    again = {"podReplacementPolicy": "Failed", "podFailurePolicy": {"rules": [{"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}]}}
-    return {"completions": pods, "parallelism": pods, "completionMode": "Indexed", "backoffLimit": restarts * pods, **(again if restarts else {}), **limit, "template": pod}
+    again = {
+        "podReplacementPolicy": "Failed",
+        "podFailurePolicy": {
+            "rules": [
+                {
+                    "action": "Ignore",
+                    "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+                }
+            ]
+        },
+    }
+    return {
+        "completions": pods,
+        "parallelism": pods,
+        "completionMode": "Indexed",
+        "backoffLimit": restarts * pods,
+        **(again if restarts else {}),
+        **limit,
+        "template": pod,
+    }
 
 
-def _pod(job: Job, strategy: Strategy, asked: Asked, subdomain: str, coordinator: str) -> dict[str, Any]:
-    """A pod template. TPU hosts find each other by what GKE puts into their environment; GPU nodes by rank and coordinator."""
+def _pod(
+    job: Job, strategy: Strategy, asked: Asked, subdomain: str, coordinator: str
+) -> dict[str, Any]:
+    """A pod template. TPU hosts find each other by what GKE puts into their environment; GPU nodes
+    by rank and coordinator."""
     own = plain_name(job.name)
-    there = {"name": "data", "mountPath": "/program", "subPath": own} if on_volume(job) else {"name": "program", "mountPath": "/program"}
+    there = (
+        {"name": "data", "mountPath": "/program", "subPath": own}
+        if on_volume(job)
+        else {"name": "program", "mountPath": "/program"}
+    )
     mounts = [there, {"name": "shm", "mountPath": "/dev/shm"}]
-    volumes: list[dict[str, Any]] = [*([] if on_volume(job) else [{"name": "program", "configMap": {"name": own}}]), {"name": "shm", "emptyDir": {"medium": "Memory"}}]
+    volumes: list[dict[str, Any]] = [
+        *([] if on_volume(job) else [{"name": "program", "configMap": {"name": own}}]),
+        {"name": "shm", "emptyDir": {"medium": "Memory"}},
+    ]
     if asked.volume:
         mounts.append({"name": "data", "mountPath": "/data"})
         volumes.append({"name": "data", "persistentVolumeClaim": {"claimName": asked.volume}})
-    words = job.command("python3", f"/program/{job.program.name}", "auto" if asked.tpu else f"{coordinator}:{PORT}", "RANK")
+    words = job.command(
+        "python3",
+        f"/program/{job.program.name}",
+        "auto" if asked.tpu else f"{coordinator}:{PORT}",
+        "RANK",
+    )
     last = len(words) - len(job.arguments)
     # $(NAME) in a command is a variable's value; $$ is a dollar sign
-    command = ["$(RANK)" if w == "RANK" and i < last else w.replace("$", "$$") for i, w in enumerate(words)]
-    rank = {"name": "RANK", "valueFrom": {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}}}
+    command = [
+        "$(RANK)" if w == "RANK" and i < last else w.replace("$", "$$") for i, w in enumerate(words)
+    ]
+    rank = {
+        "name": "RANK",
+        "valueFrom": {
+            "fieldRef": {
+                "fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+            }
+        },
+    }
     variables = [rank, *({"name": k, "value": v} for k, v in job.environment().items())]
     held = resources(job, strategy, asked.rdma)
     limits = {"resources": held} if held else {}
     if uses_rdma(job, asked.rdma):
         limits["securityContext"] = {"capabilities": {"add": ["IPC_LOCK"]}}  # RDMA pins memory
-    container = {"name": "worker", "image": asked.image, "command": command, "env": variables, "ports": [{"containerPort": PORT}], **limits, "volumeMounts": mounts}
+    container = {
+        "name": "worker",
+        "image": asked.image,
+        "command": command,
+        "env": variables,
+        "ports": [{"containerPort": PORT}],
+        **limits,
+        "volumeMounts": mounts,
+    }
     spec: dict[str, Any] = {"restartPolicy": "Never", "containers": [container], "volumes": volumes}
     if subdomain:
         spec["subdomain"] = subdomain
     if selector := labels(job, strategy, asked.labels):
         spec["nodeSelector"] = selector
     if kind := accelerator(job):
-        spec["tolerations"] = [{"key": kind, "operator": "Exists", "effect": "NoSchedule"}]  # nodes of accelerators are often kept for who asks for them
+        spec["tolerations"] = [
+            {"key": kind, "operator": "Exists", "effect": "NoSchedule"}
+        ]  # nodes of accelerators are often kept for who asks for them
     return {"spec": spec}

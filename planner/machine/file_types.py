@@ -8,7 +8,8 @@ from planner.support.table_types import GroupTable
 
 
 class TopologyLevel(TypedDict):
-    """One [[level]] of a topology file; quantities with their units ("450 GB/s", "2 us"). A torus has `shape` instead of `size`."""
+    """One [[level]] of a topology file; quantities with their units ("450 GB/s", "2 us"). A torus
+    has `shape` instead of `size`."""
 
     name: NotRequired[str]
     size: NotRequired[int]
@@ -24,7 +25,8 @@ class TopologyLevel(TypedDict):
 
 
 class TopologyFile(TypedDict):
-    """A topology file: a device, or groups of several, and the levels of links that join as many, innermost first."""
+    """A topology file: a device, or groups of several, and the levels of links that join as many,
+    innermost first."""
 
     device: NotRequired[str]
     group: NotRequired[list[GroupTable]]

@@ -1,4 +1,5 @@
-"""Logical meshes that fit a machine: every axis takes whole factors of link levels, neighbours first (planner.machine.topology says what an axis is)."""
+"""Logical meshes that fit a machine: every axis takes whole factors of link levels, neighbours
+first (planner.machine.topology says what an axis is)."""
 
 from __future__ import annotations
 
@@ -19,13 +20,19 @@ GROUPS = (2, 4)
 
 def divisors(n: int) -> list[int]:
     """All divisors, rising."""
-    return [d for d in range(1, n + 1) if n % d == 0] if n < 10_000 else sorted({x for d in range(1, int(n**0.5) + 1) if n % d == 0 for x in (d, n // d)})
+    return (
+        [d for d in range(1, n + 1) if n % d == 0]
+        if n < 10_000
+        else sorted({x for d in range(1, int(n**0.5) + 1) if n % d == 0 for x in (d, n // d)})
+    )
 
 
 def meshes(topology: Topology) -> tuple[Mesh, ...]:
-    """Candidate meshes: one axis ("data"), two ("data", "tensor"), and three ("data", "tensor", "tensor2") where the levels split naturally.
+    """Candidate meshes: one axis ("data"), two ("data", "tensor"), and three ("data", "tensor",
+    "tensor2") where the levels split naturally.
 
-    Inner axes take the innermost devices. A tensor axis larger than the inner levels spills over into the next.
+    Inner axes take the innermost devices. A tensor axis larger than the inner levels spills over
+    into the next.
     """
     n = topology.devices
     found = [Mesh((MeshAxis("data", _take(topology, n, 1)),))]
@@ -33,19 +40,34 @@ def meshes(topology: Topology) -> tuple[Mesh, ...]:
         if model > 1:
             inner = _take(topology, model, 1)
             if inner and (model == n or _take(topology, n // model, model)):
-                found.append(two_axes(topology, model) if model < n else Mesh((MeshAxis("tensor", inner),)))
+                found.append(
+                    two_axes(topology, model) if model < n else Mesh((MeshAxis("tensor", inner),))
+                )
     for second in divisors(n):
         for first in divisors(n // second):
             if second > 1 and first > 1 and first * second < n and second * first <= MOST_FINER:
                 outer = n // (first * second)
-                parts = _take(topology, second, 1), _take(topology, first, second), _take(topology, outer, first * second)
+                parts = (
+                    _take(topology, second, 1),
+                    _take(topology, first, second),
+                    _take(topology, outer, first * second),
+                )
                 if all(parts):
-                    found.append(Mesh((MeshAxis("data", parts[2]), MeshAxis("tensor", parts[1]), MeshAxis("tensor2", parts[0]))))
+                    found.append(
+                        Mesh(
+                            (
+                                MeshAxis("data", parts[2]),
+                                MeshAxis("tensor", parts[1]),
+                                MeshAxis("tensor2", parts[0]),
+                            )
+                        )
+                    )
     return tuple(found)
 
 
 def staged_meshes(topology: Topology, stages: int) -> tuple[Mesh, ...]:
-    """The meshes of one and two axes for each of so many pipeline stages, which are outermost: what they hand on is little, and goes over the slowest links."""
+    """The meshes of one and two axes for each of so many pipeline stages, which are outermost: what
+    they hand on is little, and goes over the slowest links."""
     each, rest = divmod(topology.devices, stages)
     outer = _take(topology, stages, each) if not rest else ()
     if stages < 2 or not outer:
@@ -60,32 +82,52 @@ def staged_meshes(topology: Topology, stages: int) -> tuple[Mesh, ...]:
 
 
 def finer_meshes(topology: Topology, mesh: Mesh) -> tuple[Mesh, ...]:
-    """A mesh of two axes (for each of its stages) with the inner one split in two, the most even ways first."""
+    """A mesh of two axes (for each of its stages) with the inner one split in two, the most even
+    ways first."""
     if len(mesh.inner) != 2 or mesh.inner[1].size > MOST_FINER:
         return ()
     model, found = mesh.inner[1].size, []
     for second in divisors(model)[1:-1]:
         parts = _take(topology, second, 1), _take(topology, model // second, second)
         if all(parts):
-            found.append(Mesh((*mesh.axes[:-1], MeshAxis("tensor", parts[1]), MeshAxis("tensor2", parts[0]))))
-    return tuple(sorted(found, key=lambda m: (abs(log(m.axes[-2].size / m.axes[-1].size)), m.axes[-2].size)))
+            found.append(
+                Mesh((*mesh.axes[:-1], MeshAxis("tensor", parts[1]), MeshAxis("tensor2", parts[0])))
+            )
+    return tuple(
+        sorted(found, key=lambda m: (abs(log(m.axes[-2].size / m.axes[-1].size)), m.axes[-2].size))
+    )
 
 
 def across(topology: Topology, stages: int) -> tuple[Mesh, ...]:
-    """Meshes of three axes (for each of so many stages): one of the innermost level's devices, one over a few such groups, and one over the rest. What a plan on two axes
-    would send over such a wide tensor axis is parted by how near its devices are: heads over one, positions over the other, say."""
+    """Meshes of three axes (for each of so many stages): one of the innermost level's devices, one
+    over a few such groups, and one over the rest. What a plan on two axes would send over such a
+    wide tensor axis is parted by how near its devices are: heads over one, positions over the
+    other, say.
+    """
     inner, each, found = topology.levels[0].size, topology.devices // stages, list[Mesh]()
     for groups in GROUPS:
         wide = groups * inner
         if inner > 1 and wide <= MOST_FINER and each % wide == 0 and each > wide:
             with suppress(PlanError):  # across the links
-                found.append(pinned_mesh(topology, {**({STAGE: stages} if stages > 1 else {}), "data": each // wide, "tensor": groups, "tensor2": inner}))
+                found.append(
+                    pinned_mesh(
+                        topology,
+                        {
+                            **({STAGE: stages} if stages > 1 else {}),
+                            "data": each // wide,
+                            "tensor": groups,
+                            "tensor2": inner,
+                        },
+                    )
+                )
     return tuple(found)
 
 
 def grouped(topology: Topology, mesh: Mesh, devices: int) -> Mesh | None:
-    """The mesh with optimizer sharding over groups of so many neighbours of a stage, each group with all of the state: the axis that crosses their edge
-    is split in two. None where groups of that size would not be made of whole axes, or of neighbours on the links."""
+    """The mesh with optimizer sharding over groups of so many neighbours of a stage, each group
+    with all of the state: the axis that crosses their edge is split in two. None where groups of
+    that size would not be made of whole axes, or of neighbours on the links.
+    """
     sizes, inside, have = dict[str, int](), list[str](), 1
     for axis in reversed(mesh.axes):
         part, rest = divmod(devices, have)
@@ -95,7 +137,15 @@ def grouped(topology: Topology, mesh: Mesh, devices: int) -> Mesh | None:
         elif rest or axis.size % cut:
             return None
         else:
-            name = axis.name if cut == axis.size else next(f"{axis.name}{k}" for k in range(2, 9) if f"{axis.name}{k}" not in (a.name for a in mesh.axes))
+            name = (
+                axis.name
+                if cut == axis.size
+                else next(
+                    f"{axis.name}{k}"
+                    for k in range(2, 9)
+                    if f"{axis.name}{k}" not in (a.name for a in mesh.axes)
+                )
+            )
             sizes[name], have = cut, have * cut
             inside.append(name)
             if cut < axis.size:
@@ -111,11 +161,17 @@ def grouped(topology: Topology, mesh: Mesh, devices: int) -> Mesh | None:
 
 def two_axes(topology: Topology, model: int) -> Mesh:
     """The mesh (data, tensor) with so many neighbours along the tensor axis."""
-    return Mesh((MeshAxis("data", _take(topology, topology.devices // model, model)), MeshAxis("tensor", _take(topology, model, 1))))
+    return Mesh(
+        (
+            MeshAxis("data", _take(topology, topology.devices // model, model)),
+            MeshAxis("tensor", _take(topology, model, 1)),
+        )
+    )
 
 
 def _take(topology: Topology, size: int, skip: int) -> tuple[tuple[int, int], ...]:
-    """`size` devices at stride `skip`, as parts of levels; () when the levels do not divide that way."""
+    """`size` devices at stride `skip`, as parts of levels; () when the levels do not divide that
+    way."""
     parts = []
     for i, level in enumerate(topology.levels):
         have = level.size
@@ -141,22 +197,38 @@ def _take(topology: Topology, size: int, skip: int) -> tuple[tuple[int, int], ..
 
 
 def pinned_mesh(topology: Topology, sizes: Mapping[str, int]) -> Mesh:
-    """A mesh with given axis sizes, outermost first as written. Raises PlanError when they do not multiply to the devices."""
+    """A mesh with given axis sizes, outermost first as written. Raises PlanError when they do not
+    multiply to the devices."""
     if prod(sizes.values()) != topology.devices:
-        raise PlanError("P015", f"mesh {dict(sizes)} has {prod(sizes.values())} devices, the topology {topology.devices}", help=["make the product equal"])
+        raise PlanError(
+            "P015",
+            f"mesh {dict(sizes)} has {prod(sizes.values())} devices, the topology"
+            f" {topology.devices}",
+            help=["make the product equal"],
+        )
     axes, skip = [], 1
     for name, n in reversed(list(sizes.items())):
         parts = _take(topology, n, skip) if n > 1 else ()
         if n > 1 and not parts:
-            raise PlanError("P015", f"mesh axis {name!r} of {n} does not align with the links ({' x '.join(str(x.size) for x in topology.levels)})",
-                            help=["sizes whose products divide the levels, innermost last"])  # fmt: skip
+            raise PlanError(
+                "P015",
+                f"mesh axis {name!r} of {n} does not align with the links"
+                f" ({' x '.join(str(x.size) for x in topology.levels)})",
+                help=["sizes whose products divide the levels, innermost last"],
+            )
         axes.append(MeshAxis(name, parts))
         skip *= n
     return Mesh(tuple(reversed(axes)))
 
 
-def mesh_on_levels(topology: Topology, sizes: Mapping[str, int], levels: Mapping[str, Sequence[str]], first: Sequence[str]) -> Mesh | None:
-    """The mesh whose axes run over the levels that are named for them, in one of the orders in which it does: `first`, that of `sizes`, any. None where none does."""
+def mesh_on_levels(
+    topology: Topology,
+    sizes: Mapping[str, int],
+    levels: Mapping[str, Sequence[str]],
+    first: Sequence[str],
+) -> Mesh | None:
+    """The mesh whose axes run over the levels that are named for them, in one of the orders in
+    which it does: `first`, that of `sizes`, any. None where none does."""
     for order in (tuple(a for a in first if a in sizes), tuple(sizes), *permutations(sizes)):
         if len(order) < len(sizes) or (STAGE in sizes and order[0] != STAGE):
             continue
@@ -164,6 +236,11 @@ def mesh_on_levels(topology: Topology, sizes: Mapping[str, int], levels: Mapping
             mesh = pinned_mesh(topology, {a: sizes[a] for a in order})
         except PlanError:  # across the links
             continue
-        if all(not axis.parts or {topology.levels[i].name for i, _ in axis.parts} == set(levels[axis.name]) for axis in mesh.axes if axis.name in levels):
+        if all(
+            not axis.parts
+            or {topology.levels[i].name for i, _ in axis.parts} == set(levels[axis.name])
+            for axis in mesh.axes
+            if axis.name in levels
+        ):
             return mesh
     return None

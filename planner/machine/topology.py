@@ -1,11 +1,15 @@
-"""The machine: device, link levels (innermost first), and what a group of a logical mesh spans on them. Files of machines: planner.machine.topology_file.
+"""The machine: device, link levels (innermost first), and what a group of a logical mesh spans on
+them. Files of machines: planner.machine.topology_file.
 
-A mesh axis takes a factor of one or more levels. Axes are ordered outermost first and devices are numbered row-major, so that the last axis holds
-neighbours: inner axes fall on inner links (planner.machine.mesh_choices).
+A mesh axis takes a factor of one or more levels. Axes are ordered outermost first and devices are
+numbered row-major, so that the last axis holds neighbours: inner axes fall on inner links
+(planner.machine.mesh_choices).
 
-A switch serves any subset of its members alike. A mesh level (a link between any two) gives n members n-1 links each. On a torus dim the members of a
-group that covers the whole wrapped dim form a ring (both directions), others a line (one direction, no way around the end); members `stride` apart share
-their links with the stride-1 groups between them, so that each gets 1/stride of the rate and a step takes stride hops.
+A switch serves any subset of its members alike. A mesh level (a link between any two) gives n
+members n-1 links each. On a torus dim the members of a group that covers the whole wrapped dim form
+a ring (both directions), others a line (one direction, no way around the end); members `stride`
+apart share their links with the stride-1 groups between them, so that each gets 1/stride of the
+rate and a step takes stride hops.
 """
 
 from __future__ import annotations
@@ -24,15 +28,16 @@ from planner.machine.tpu_slices import named_slice, part_of_host, real_slices, s
 from planner.sharding.layout import STAGE
 
 MIN_NODE_SHARE = 4
-"""A job of several nodes that leaves less than this many devices of a node in use is called irregular."""
+"""A job of several nodes that leaves less than this many devices of a node in use is called
+irregular."""
 
 
 @dataclass(frozen=True)
 class Level:
     """One link level: `size` groups of the level below are joined by it.
 
-    Bandwidth per device and direction as written by the vendor; of one link where kind is mesh (to each other member) or torus (to each neighbour).
-    wrap: the ends of a torus dim are joined.
+    Bandwidth per device and direction as written by the vendor; of one link where kind is mesh (to
+    each other member) or torus (to each neighbour). wrap: the ends of a torus dim are joined.
     """
 
     name: str
@@ -53,7 +58,8 @@ class Level:
 
 @dataclass(frozen=True)
 class MeshAxis:
-    """A logical axis: `parts` are (level index, size taken from it), innermost level first; size is their product."""
+    """A logical axis: `parts` are (level index, size taken from it), innermost level first; size is
+    their product."""
 
     name: str
     parts: tuple[tuple[int, int], ...]
@@ -66,14 +72,16 @@ class MeshAxis:
 
 @dataclass(frozen=True)
 class Mesh:
-    """Axes, outermost first. group: those that optimizer sharding cuts over, () for all that operators are cut over."""
+    """Axes, outermost first. group: those that optimizer sharding cuts over, () for all that
+    operators are cut over."""
 
     axes: tuple[MeshAxis, ...]
     group: tuple[str, ...] = ()
 
     @cached_property
     def stages(self) -> int:
-        """Pipeline stages: the size of axis "stage", which only planner.execution.pipeline uses; 1 without."""
+        """Pipeline stages: the size of axis "stage", which only planner.execution.pipeline uses; 1
+        without."""
         return next((a.size for a in self.axes if a.name == STAGE), 1)
 
     @cached_property
@@ -94,9 +102,11 @@ class Mesh:
 
 @dataclass(frozen=True)
 class Topology:
-    """A device and the levels that join `devices` of them; `notes` say what was assumed about the shape.
+    """A device and the levels that join `devices` of them; `notes` say what was assumed about the
+    shape.
 
-    groups: (device, how many) where they are of several kinds; `device` is then what they amount to together (costmodels.hardware.mixed).
+    groups: (device, how many) where they are of several kinds; `device` is then what they amount to
+    together (costmodels.hardware.mixed).
     """
 
     device: Device
@@ -106,14 +116,18 @@ class Topology:
 
     @classmethod
     def mixed(cls, groups: tuple[tuple[Device, int], ...], levels: tuple[Level, ...]) -> Topology:
-        """A machine of several kinds of device, which share the work evenly. Raises DeviceError for kinds that cannot run one program."""
+        """A machine of several kinds of device, which share the work evenly. Raises DeviceError for
+        kinds that cannot run one program."""
         from costmodels.hardware.mixed import slowest
         from costmodels.hardware.units import show_bytes
 
         chip = slowest(groups)
         said = " + ".join(f"{n} x {d.name}" for d, n in groups)
-        note = (f"{said} share the work evenly, as one program on one mesh does: kernels take what they take on the slowest, {show_bytes(chip.memory_bytes)} is the smallest "
-                "memory, MFU counts the peaks of all")  # fmt: skip
+        note = (
+            f"{said} share the work evenly, as one program on one mesh does: kernels take what they"
+            f" take on the slowest, {show_bytes(chip.memory_bytes)} is the smallest memory, MFU"
+            " counts the peaks of all"
+        )
         return cls(chip, levels, (note,), groups)
 
     def peak(self, dtype: str) -> float:
@@ -128,7 +142,8 @@ class Topology:
 
     @property
     def virtual(self) -> bool:
-        """Whether the devices are virtual ones of a host, whose programs XLA's CPU back end makes."""
+        """Whether the devices are virtual ones of a host, whose programs XLA's CPU back end
+        makes."""
         return self.levels[0].kind == MEMORY
 
     def group(self, mesh: Mesh, axes: tuple[str, ...]) -> tuple[Span, ...]:
@@ -136,7 +151,12 @@ class Topology:
         spans = []
         for i, level in enumerate(self.levels):
             n = reach = extent = 1
-            for name, size in ((axis.name, size) for axis in reversed(mesh.axes) for at, size in axis.parts if at == i):
+            for name, size in (
+                (axis.name, size)
+                for axis in reversed(mesh.axes)
+                for at, size in axis.parts
+                if at == i
+            ):
                 reach *= size
                 if name in axes:
                     n, extent = n * size, reach
@@ -147,16 +167,34 @@ class Topology:
     def to_json(self) -> dict[str, Any]:
         """The strategy file's `topology`."""
         return {
-            "device": self.device.name, **({"hardware": self.device.file} if self.device.file else {}), "devices": self.devices,
-            **({"groups": [{"device": d.source, "devices": n} for d, n in self.groups]} if self.groups else {}),
-            "levels": [{"name": x.name, "size": x.size, "bandwidth_bytes_per_s": x.bandwidth_bytes_per_s, "latency_s": x.latency_s, "kind": x.kind,
-                        "efficiency": x.efficiency, "all_reduce_bytes_per_s": x.all_reduce_bytes_per_s, "all_reduce_latency_s": x.all_reduce_latency_s,
-                        "wrap": x.wrap} for x in self.levels],
-        }  # fmt: skip
+            "device": self.device.name,
+            **({"hardware": self.device.file} if self.device.file else {}),
+            "devices": self.devices,
+            **(
+                {"groups": [{"device": d.source, "devices": n} for d, n in self.groups]}
+                if self.groups
+                else {}
+            ),
+            "levels": [
+                {
+                    "name": x.name,
+                    "size": x.size,
+                    "bandwidth_bytes_per_s": x.bandwidth_bytes_per_s,
+                    "latency_s": x.latency_s,
+                    "kind": x.kind,
+                    "efficiency": x.efficiency,
+                    "all_reduce_bytes_per_s": x.all_reduce_bytes_per_s,
+                    "all_reduce_latency_s": x.all_reduce_latency_s,
+                    "wrap": x.wrap,
+                }
+                for x in self.levels
+            ],
+        }
 
 
 def _span(level: Level, n: int, extent: int) -> Span:
-    """The span of n members of a level; extent: places of the level from the first member to the last, the gaps included."""
+    """The span of n members of a level; extent: places of the level from the first member to the
+    last, the gaps included."""
     rate, stride = level.effective_bytes_per_s, extent // n
     if level.kind == "mesh":
         return Span(n, rate * (n - 1), level.latency_s, 0.0, "mesh")
@@ -164,19 +202,44 @@ def _span(level: Level, n: int, extent: int) -> Span:
         return Span(n, rate, level.latency_s, 0.0, MEMORY)
     if level.kind == "torus":
         ring = level.wrap and extent == level.size
-        return Span(n, rate * (2 if ring else 1) / stride, level.latency_s * stride, 0.0, "ring" if ring else "line")
+        return Span(
+            n,
+            rate * (2 if ring else 1) / stride,
+            level.latency_s * stride,
+            0.0,
+            "ring" if ring else "line",
+        )
     if n < level.size:  # in-switch reduction is known for whole nodes only
         return Span(n, rate, level.latency_s)
-    return Span(n, rate, level.latency_s, level.all_reduce_bytes_per_s, bus_latency_s=level.all_reduce_latency_s)
+    return Span(
+        n,
+        rate,
+        level.latency_s,
+        level.all_reduce_bytes_per_s,
+        bus_latency_s=level.all_reduce_latency_s,
+    )
 
 
 def from_json(data: Mapping[str, Any]) -> Topology:
     """The topology a strategy file records. Its device must ship, or its file be where it was."""
-    levels = tuple(Level(x["name"], x["size"], x["bandwidth_bytes_per_s"], x["latency_s"], x["efficiency"], x["kind"], x["all_reduce_bytes_per_s"],
-                         x.get("wrap", False), x.get("all_reduce_latency_s", 0.0))
-                   for x in data["levels"])  # fmt: skip
+    levels = tuple(
+        Level(
+            x["name"],
+            x["size"],
+            x["bandwidth_bytes_per_s"],
+            x["latency_s"],
+            x["efficiency"],
+            x["kind"],
+            x["all_reduce_bytes_per_s"],
+            x.get("wrap", False),
+            x.get("all_reduce_latency_s", 0.0),
+        )
+        for x in data["levels"]
+    )
     if groups := data.get("groups"):
-        return Topology.mixed(tuple((device(g["device"]), int(g["devices"])) for g in groups), levels)
+        return Topology.mixed(
+            tuple((device(g["device"]), int(g["devices"])) for g in groups), levels
+        )
     return Topology(device(data.get("hardware") or data["device"]), levels)
 
 
@@ -200,18 +263,33 @@ def device(name: str) -> Device:
         return load_device(name)
     except DeviceError as e:
         if exists(name):
-            raise PlanError("P010", f"hardware file {name!r} cannot be used", detail=[str(e)], help=["docs/hardware.md describes the keys and units"]) from e
+            raise PlanError(
+                "P010",
+                f"hardware file {name!r} cannot be used",
+                detail=[str(e)],
+                help=["docs/hardware.md describes the keys and units"],
+            ) from e
         names = device_names()
-        near = f"{name} is a machine: --topology {name}" if name in topology_names() else did_you_mean(name.lower(), [*names, *aliases()])
+        near = (
+            f"{name} is a machine: --topology {name}"
+            if name in topology_names()
+            else did_you_mean(name.lower(), [*names, *aliases()])
+        )
         own = "any other device is a file of ten lines, --hardware mine.toml (docs/hardware.md)"
-        help = [h for h in (near, f"shipped: {', '.join(names)}", own if near else f"{own}:\n{OWN}") if h]
+        help = [
+            h
+            for h in (near, f"shipped: {', '.join(names)}", own if near else f"{own}:\n{OWN}")
+            if h
+        ]
         raise PlanError("P010", f"unknown hardware {name!r}", detail=[str(e)], help=help) from e
 
 
 def for_devices(hardware: str, devices: int | None = None) -> Topology:
-    """`devices` of a shipped or calibrated device: one level inside a node; beyond, nodes with the largest equal share g <= node size.
+    """`devices` of a shipped or calibrated device: one level inside a node; beyond, nodes with the
+    largest equal share g <= node size.
 
-    A slice of a torus may be named by its shape in chips (tpu-v5e:4x8), which also says how many devices there are.
+    A slice of a torus may be named by its shape in chips (tpu-v5e:4x8), which also says how many
+    devices there are.
     """
     name, shape = named_slice(hardware)
     chip = device(name)
@@ -225,34 +303,101 @@ def for_devices(hardware: str, devices: int | None = None) -> Topology:
         return _torus(chip, devices)
     inner, outer = chip.inner, chip.outer
     g = max(k for k in range(1, min(devices, chip.node_size) + 1) if devices % k == 0)
-    bus, delay = (inner.all_reduce_bytes_per_s, inner.all_reduce_latency_s) if g == chip.node_size else (0.0, 0.0)
-    inner_level = Level("node", g, inner.bandwidth_bytes_per_s, inner.latency_s, inner.efficiency, inner.kind, bus, all_reduce_latency_s=delay)
+    bus, delay = (
+        (inner.all_reduce_bytes_per_s, inner.all_reduce_latency_s)
+        if g == chip.node_size
+        else (0.0, 0.0)
+    )
+    inner_level = Level(
+        "node",
+        g,
+        inner.bandwidth_bytes_per_s,
+        inner.latency_s,
+        inner.efficiency,
+        inner.kind,
+        bus,
+        all_reduce_latency_s=delay,
+    )
     if g == devices:
         return Topology(chip, (inner_level,))
     if g < min(MIN_NODE_SHARE, chip.node_size):
-        near = sorted({devices // chip.node_size * chip.node_size, -(-devices // chip.node_size) * chip.node_size} - {0})
-        raise PlanError("P012", f"{devices} devices do not fill nodes of {chip.node_size} evenly: only {g} of each node would be used",
-                        help=[f"--devices {' or '.join(map(str, near))}", "or describe the machine with --topology FILE"])  # fmt: skip
-    notes = () if g == chip.node_size else (f"{devices} devices = {devices // g} nodes x {g} of {chip.node_size} devices each",)
-    return Topology(chip, (inner_level, Level("nodes", devices // g, outer.bandwidth_bytes_per_s, outer.latency_s, outer.efficiency, outer.kind)), notes)
+        near = sorted(
+            {
+                devices // chip.node_size * chip.node_size,
+                -(-devices // chip.node_size) * chip.node_size,
+            }
+            - {0}
+        )
+        raise PlanError(
+            "P012",
+            f"{devices} devices do not fill nodes of {chip.node_size} evenly: only {g} of each node"
+            " would be used",
+            help=[
+                f"--devices {' or '.join(map(str, near))}",
+                "or describe the machine with --topology FILE",
+            ],
+        )
+    notes = (
+        ()
+        if g == chip.node_size
+        else (f"{devices} devices = {devices // g} nodes x {g} of {chip.node_size} devices each",)
+    )
+    return Topology(
+        chip,
+        (
+            inner_level,
+            Level(
+                "nodes",
+                devices // g,
+                outer.bandwidth_bytes_per_s,
+                outer.latency_s,
+                outer.efficiency,
+                outer.kind,
+            ),
+        ),
+        notes,
+    )
 
 
 def _torus(chip: Device, devices: int) -> Topology:
-    """A slice of a torus, one level per dim, in its most even shape; beyond the largest slice, several of those joined by the outer link."""
+    """A slice of a torus, one level per dim, in its most even shape; beyond the largest slice,
+    several of those joined by the outer link."""
     link, per_chip = chip.inner, chip.package_size
     slices = slice_shapes(link.torus_pod)
     chips, rest = divmod(devices, per_chip)
     if devices == 1:  # one of a chip's devices
-        return Topology(chip, (Level("chip", 1, link.bandwidth_bytes_per_s, link.latency_s, link.efficiency, "torus"),))
+        return Topology(
+            chip,
+            (
+                Level(
+                    "chip", 1, link.bandwidth_bytes_per_s, link.latency_s, link.efficiency, "torus"
+                ),
+            ),
+        )
     most = prod(link.torus_pod)
     shape = slices.get(chips) or (link.torus_pod if chips and chips % most == 0 else None)
     if rest or shape is None:
         real = sorted(n for n, s in slices.items() if not part_of_host(s))
-        below = [n for n in real if n * per_chip < devices][-1:] if chips < most else [chips // most * most]
-        above = [n for n in real if n * per_chip > devices][:1] if chips < most else [(chips // most + 1) * most]
+        below = (
+            [n for n in real if n * per_chip < devices][-1:]
+            if chips < most
+            else [chips // most * most]
+        )
+        above = (
+            [n for n in real if n * per_chip > devices][:1]
+            if chips < most
+            else [(chips // most + 1) * most]
+        )
         near = " or ".join(str(n * per_chip) for n in below + above)
-        shapes = f"a {link.torus_dims}-D torus of at most {'x'.join(map(str, link.torus_pod))} chips" + (f", {per_chip} devices each" if per_chip > 1 else "")
-        raise PlanError("P012", f"{devices} devices are no slice of {chip.name} ({shapes})", help=[f"--devices {near}"])
+        shapes = (
+            f"a {link.torus_dims}-D torus of at most {'x'.join(map(str, link.torus_pod))} chips"
+            + (f", {per_chip} devices each" if per_chip > 1 else "")
+        )
+        raise PlanError(
+            "P012",
+            f"{devices} devices are no slice of {chip.name} ({shapes})",
+            help=[f"--devices {near}"],
+        )
     return _on_torus(chip, shape, chips // most if chips > most else 1)
 
 
@@ -261,12 +406,33 @@ def _slice(chip: Device, shape: tuple[int, ...], devices: int | None) -> Topolog
     said = "x".join(map(str, shape))
     real = real_slices(chip.inner.torus_pod) if chip.inner.torus_pod else []
     if shape not in real:
-        near = sorted((s for s in real if prod(shape) <= 2 * prod(s) <= 4 * prod(shape) and not part_of_host(s)), key=lambda s: (prod(s), s))
-        help = [f"one of {', '.join('x'.join(map(str, s)) for s in near[:8])}" if near else "--devices N instead of a shape"]
-        raise PlanError("P012", f"{said} is no slice of {chip.name}" + ("" if real else ": its devices form no torus"), help=help)
+        near = sorted(
+            (
+                s
+                for s in real
+                if prod(shape) <= 2 * prod(s) <= 4 * prod(shape) and not part_of_host(s)
+            ),
+            key=lambda s: (prod(s), s),
+        )
+        help = [
+            (
+                f"one of {', '.join('x'.join(map(str, s)) for s in near[:8])}"
+                if near
+                else "--devices N instead of a shape"
+            )
+        ]
+        raise PlanError(
+            "P012",
+            f"{said} is no slice of {chip.name}" + ("" if real else ": its devices form no torus"),
+            help=help,
+        )
     n = prod(shape) * chip.package_size
     if devices not in (None, n):
-        raise PlanError("P014", f"--devices {devices} but a slice {said} of {chip.name} has {n}", help=[f"--devices {n}, or leave --devices out"])
+        raise PlanError(
+            "P014",
+            f"--devices {devices} but a slice {said} of {chip.name} has {n}",
+            help=[f"--devices {n}, or leave --devices out"],
+        )
     return _on_torus(chip, shape, 1)
 
 
@@ -276,11 +442,26 @@ def _on_torus(chip: Device, shape: tuple[int, ...], slices: int) -> Topology:
     if chip.package:
         p = chip.package
         levels.append(Level("chip", per_chip, p.bandwidth_bytes_per_s, p.latency_s, p.efficiency))
-    levels += [Level(f"torus{i}", n, link.bandwidth_bytes_per_s / per_chip, link.latency_s, link.efficiency, "torus", wrap=wraps(shape, n))
-               for i, n in enumerate(s for s in shape if s > 1)]  # fmt: skip
-    notes = [f"slice {'x'.join(map(str, shape))}" + (" (part of a host's chips)" if part_of_host(shape) else "")]
+    levels += [
+        Level(
+            f"torus{i}",
+            n,
+            link.bandwidth_bytes_per_s / per_chip,
+            link.latency_s,
+            link.efficiency,
+            "torus",
+            wrap=wraps(shape, n),
+        )
+        for i, n in enumerate(s for s in shape if s > 1)
+    ]
+    notes = [
+        f"slice {'x'.join(map(str, shape))}"
+        + (" (part of a host's chips)" if part_of_host(shape) else "")
+    ]
     if slices > 1:
         out = chip.outer
-        levels.append(Level("slices", slices, out.bandwidth_bytes_per_s, out.latency_s, out.efficiency))
+        levels.append(
+            Level("slices", slices, out.bandwidth_bytes_per_s, out.latency_s, out.efficiency)
+        )
         notes[0] = f"{slices} slices {'x'.join(map(str, shape))}"
     return Topology(chip, tuple(levels), tuple(notes))

@@ -1,4 +1,5 @@
-"""Topology files (docs/hardware.md): a device by name, and a [[level]] table for each kind of link, innermost first; a torus gives one for all its dims."""
+"""Topology files (docs/hardware.md): a device by name, and a [[level]] table for each kind of link,
+innermost first; a torus gives one for all its dims."""
 
 from __future__ import annotations
 
@@ -27,25 +28,45 @@ def is_topology(path: str | Path) -> bool:
 
 
 def from_file(path: str | Path, devices: int | None = None) -> Topology:
-    """A topology file (docs/hardware.md), or one that ships by name. Its product must equal `devices` when both are given.
+    """A topology file (docs/hardware.md), or one that ships by name. Its product must equal
+    `devices` when both are given.
 
     The outermost level may leave its size open: `devices` gives it.
     """
-    path = TOPOLOGIES / f"{path}.toml" if str(path) in topology_names() and not exists(path) else Path(path)
+    path = (
+        TOPOLOGIES / f"{path}.toml"
+        if str(path) in topology_names() and not exists(path)
+        else Path(path)
+    )
     try:
         data = read_toml(path)
     except OSError as e:
         help = [f"shipped: {', '.join(topology_names())}"] if not exists(path) else []
-        raise PlanError("P013", f"cannot read topology file {str(path)!r}: {e.strerror}", help=help) from e
+        raise PlanError(
+            "P013", f"cannot read topology file {str(path)!r}: {e.strerror}", help=help
+        ) from e
     except ValueError as e:
         raise PlanError("P013", f"{path} is not TOML: {e}") from e
     unknown = [k for k in data if k not in ("device", "group", "level", "summary", "date")]
     if unknown:
-        raise PlanError("P013", f"{path}: key {unknown[0]!r} is not known here", help=["`device = NAME` (or [[group]] tables) and [[level]] tables, innermost first"])
+        raise PlanError(
+            "P013",
+            f"{path}: key {unknown[0]!r} is not known here",
+            help=["`device = NAME` (or [[group]] tables) and [[level]] tables, innermost first"],
+        )
     tables = data.get("level")
     groups = _groups(data["group"], path) if "group" in data and "device" not in data else ()
-    if not (groups or (isinstance(data.get("device"), str) and "group" not in data)) or not isinstance(tables, list) or not tables or not all(isinstance(t, dict) for t in tables):
-        raise PlanError("P013", f"{path}: a topology needs `device = NAME`, or [[group]] tables instead, and at least one [[level]]")
+    if (
+        not (groups or (isinstance(data.get("device"), str) and "group" not in data))
+        or not isinstance(tables, list)
+        or not tables
+        or not all(isinstance(t, dict) for t in tables)
+    ):
+        raise PlanError(
+            "P013",
+            f"{path}: a topology needs `device = NAME`, or [[group]] tables instead, and at least"
+            " one [[level]]",
+        )
     if not {"size", "shape"} & tables[-1].keys():
         tables[-1]["size"] = _open_size(path, tables[:-1], sum(n for _, n in groups) or devices)
         if tables[-1]["size"] == 1 and len(tables) > 1:
@@ -53,44 +74,83 @@ def from_file(path: str | Path, devices: int | None = None) -> Topology:
     levels = tuple(level for i, table in enumerate(tables) for level in _levels(table, path, i))
     topology = _mixed(groups, levels, path) if groups else Topology(device(data["device"]), levels)
     if devices is not None and topology.devices != devices:
-        raise PlanError("P014", f"--devices {devices} but {path} describes {topology.devices} ({' x '.join(str(x.size) for x in levels)})",
-                        help=[f"--devices {topology.devices}, or leave --devices out"])  # fmt: skip
+        raise PlanError(
+            "P014",
+            f"--devices {devices} but {path} describes {topology.devices}"
+            f" ({' x '.join(str(x.size) for x in levels)})",
+            help=[f"--devices {topology.devices}, or leave --devices out"],
+        )
     return topology
 
 
 def _groups(tables: Any, path: Path) -> tuple[tuple[Device, int], ...]:
     """The [[group]] tables: a device and how many of it each."""
-    if not isinstance(tables, list) or not all(isinstance(t, dict) and set(t) == {"device", "devices"} for t in tables):
-        raise PlanError("P013", f"{path}: a [[group]] has `device = NAME` and `devices = N`, and nothing else")
+    if not isinstance(tables, list) or not all(
+        isinstance(t, dict) and set(t) == {"device", "devices"} for t in tables
+    ):
+        raise PlanError(
+            "P013", f"{path}: a [[group]] has `device = NAME` and `devices = N`, and nothing else"
+        )
     try:
         return tuple((device(str(t["device"])), count(t["devices"], "devices")) for t in tables)
     except (TypeError, ValueError) as e:
         raise PlanError("P013", f"{path}: group: {e}") from e
 
 
-def _mixed(groups: tuple[tuple[Device, int], ...], levels: tuple[Level, ...], path: Path) -> Topology:
-    """Groups on their links. Raises PlanError P013 for kinds that run no program together, P014 where they are not as many as the levels join."""
+def _mixed(
+    groups: tuple[tuple[Device, int], ...], levels: tuple[Level, ...], path: Path
+) -> Topology:
+    """Groups on their links. Raises PlanError P013 for kinds that run no program together, P014
+    where they are not as many as the levels join."""
     said, joined = " + ".join(f"{n} x {d.name}" for d, n in groups), prod(x.size for x in levels)
     if (n := sum(n for _, n in groups)) != joined:
-        raise PlanError("P014", f"{path}: groups of {n} devices ({said}), levels that join {joined}", help=["as many devices as the sizes of the levels multiply to"])
+        raise PlanError(
+            "P014",
+            f"{path}: groups of {n} devices ({said}), levels that join {joined}",
+            help=["as many devices as the sizes of the levels multiply to"],
+        )
     try:
         return Topology.mixed(groups, levels)
     except DeviceError as e:
-        raise PlanError("P013", f"{path}: {e}", help=["devices of one kind: gpu, tpu or cpu"]) from e
+        raise PlanError(
+            "P013", f"{path}: {e}", help=["devices of one kind: gpu, tpu or cpu"]
+        ) from e
 
 
 def _open_size(path: Path, inner: list[dict[str, Any]], devices: int | None) -> int:
     """The size of an outermost level that leaves it open."""
     below = prod(level.size for i, table in enumerate(inner) for level in _levels(table, path, i))
     if devices is None:
-        raise PlanError("P014", f"{path} leaves the size of its outermost level open", help=[f"--devices N, a multiple of {below}"])
+        raise PlanError(
+            "P014",
+            f"{path} leaves the size of its outermost level open",
+            help=[f"--devices N, a multiple of {below}"],
+        )
     if devices < 1 or devices % below:
-        near = " or ".join(str(n) for n in (devices // below * below, (devices // below + 1) * below) if n > 0)
-        raise PlanError("P014", f"--devices {devices} but {path} joins groups of {below}", help=[f"--devices {near}"])
+        near = " or ".join(
+            str(n) for n in (devices // below * below, (devices // below + 1) * below) if n > 0
+        )
+        raise PlanError(
+            "P014",
+            f"--devices {devices} but {path} joins groups of {below}",
+            help=[f"--devices {near}"],
+        )
     return devices // below
 
 
-_LEVEL_KEYS = ("name", "size", "shape", "wrap", "kind", "bandwidth", "latency", "efficiency", "all_reduce_bandwidth", "all_reduce_latency", "source")
+_LEVEL_KEYS = (
+    "name",
+    "size",
+    "shape",
+    "wrap",
+    "kind",
+    "bandwidth",
+    "latency",
+    "efficiency",
+    "all_reduce_bandwidth",
+    "all_reduce_latency",
+    "source",
+)
 
 
 def _levels(table: Mapping[str, Any], path: Path, index: int) -> tuple[Level, ...]:
@@ -99,25 +159,54 @@ def _levels(table: Mapping[str, Any], path: Path, index: int) -> tuple[Level, ..
     try:
         unknown = [k for k in table if k not in _LEVEL_KEYS]
         if unknown:
-            raise ValueError(f"key {unknown[0]!r} is not known here; known: {', '.join(_LEVEL_KEYS)}")
-        kind, wrap = table.get("kind", "torus" if "shape" in table else "switch"), table.get("wrap", False)
+            raise ValueError(
+                f"key {unknown[0]!r} is not known here; known: {', '.join(_LEVEL_KEYS)}"
+            )
+        kind, wrap = (
+            table.get("kind", "torus" if "shape" in table else "switch"),
+            table.get("wrap", False),
+        )
         if kind not in ("switch", "mesh", "torus"):
             raise ValueError(f"kind {kind!r}: one of switch, mesh, torus")
         if kind != "torus" and ("shape" in table or wrap):
-            raise ValueError("shape and wrap belong to kind = \"torus\"")
+            raise ValueError('shape and wrap belong to kind = "torus"')
         if "shape" in table and "size" in table:
             raise ValueError("either size or shape")
         if not isinstance(wrap, bool):
             raise ValueError(f"wrap is true or false, not {wrap!r}")
         shape = table["shape"] if "shape" in table else [table["size"]]
-        sizes = [count(n, "size") for n in shape] if isinstance(shape, list) and shape else [count(shape, "shape")]
+        sizes = (
+            [count(n, "size") for n in shape]
+            if isinstance(shape, list) and shape
+            else [count(shape, "shape")]
+        )
         rate, latency = bandwidth_bytes_per_s(table["bandwidth"]), time_s(table["latency"])
-        bus = bandwidth_bytes_per_s(table["all_reduce_bandwidth"]) if "all_reduce_bandwidth" in table else 0.0
+        bus = (
+            bandwidth_bytes_per_s(table["all_reduce_bandwidth"])
+            if "all_reduce_bandwidth" in table
+            else 0.0
+        )
         delay = time_s(table["all_reduce_latency"]) if "all_reduce_latency" in table else 0.0
         if not rate:
             raise ValueError("bandwidth must be above 0")
-        name, share = str(table.get("name", f"level{index}")), fraction(table.get("efficiency", DEFAULT_EFFICIENCY), "efficiency")
-        return tuple(Level(name if len(sizes) == 1 else f"{name}{i}", n, rate, latency, share, kind, bus, wrap, delay) for i, n in enumerate(sizes))
+        name, share = (
+            str(table.get("name", f"level{index}")),
+            fraction(table.get("efficiency", DEFAULT_EFFICIENCY), "efficiency"),
+        )
+        return tuple(
+            Level(
+                name if len(sizes) == 1 else f"{name}{i}",
+                n,
+                rate,
+                latency,
+                share,
+                kind,
+                bus,
+                wrap,
+                delay,
+            )
+            for i, n in enumerate(sizes)
+        )
     except KeyError as e:
         raise PlanError("P013", f"{where}: key {e.args[0]!r} is missing") from e
     except (UnitError, TypeError, ValueError) as e:

@@ -13,7 +13,11 @@ NAMED = re.compile(r"(?P<device>.+):(?P<shape>\d{1,5}(?:x\d{1,5}){1,2})")
 def named_slice(hardware: str) -> tuple[str, tuple[int, ...]]:
     """("tpu-v5e", (4, 8)) of "tpu-v5e:8x4", sides rising; the shape is () where none is named."""
     match = NAMED.fullmatch(hardware)
-    return (match["device"], tuple(sorted(int(n) for n in match["shape"].split("x")))) if match else (hardware, ())
+    return (
+        (match["device"], tuple(sorted(int(n) for n in match["shape"].split("x"))))
+        if match
+        else (hardware, ())
+    )
 
 
 def slice_shapes(pod: tuple[int, ...]) -> dict[int, tuple[int, ...]]:
@@ -25,16 +29,22 @@ def slice_shapes(pod: tuple[int, ...]) -> dict[int, tuple[int, ...]]:
 
 
 def real_slices(pod: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """The slices that exist, sides rising, the most even first. 3-D: parts of a cube of 4, then whole cubes; 2-D: powers of two.
+    """The slices that exist, sides rising, the most even first. 3-D: parts of a cube of 4, then
+    whole cubes; 2-D: powers of two.
 
-    Source: Google Cloud's TPU configuration pages. (1, .., 2) is half a host, useful for small tests.
+    Source: Google Cloud's TPU configuration pages. (1, .., 2) is half a host, useful for small
+    tests.
     """
     shapes: list[tuple[int, ...]]
     if len(pod) == 3:
         shapes = [(1, 1, 1), (1, 1, 2), (1, 2, 2), (2, 2, 2), (2, 2, 4), (2, 4, 4)]
         shapes += itertools.combinations_with_replacement(range(4, pod[-1] + 1, 4), 3)
     else:
-        shapes = [s for s in ((1, 1), (1, 2), *itertools.combinations_with_replacement((2, 4, 8, 16), 2)) if s[-1] <= 2 * s[0]]
+        shapes = [
+            s
+            for s in ((1, 1), (1, 2), *itertools.combinations_with_replacement((2, 4, 8, 16), 2))
+            if s[-1] <= 2 * s[0]
+        ]
     fitting = (s for s in shapes if all(n <= most for n, most in zip(s, pod, strict=True)))
     return sorted(fitting, key=lambda s: (s[-1] / s[0], s))
 
@@ -45,6 +55,7 @@ def part_of_host(shape: tuple[int, ...]) -> bool:
 
 
 def wraps(shape: tuple[int, ...], n: int) -> bool:
-    """Whether a dim of n is joined at its ends: whole cubes in 3-D (optical switches; Google Cloud's page of v5p: slices of 4x4x4 and more are full tori),
-    a full side of 16 in 2-D (jax-ml/scaling-book, TPU chapter)."""
+    """Whether a dim of n is joined at its ends: whole cubes in 3-D (optical switches; Google
+    Cloud's page of v5p: slices of 4x4x4 and more are full tori), a full side of 16 in 2-D
+    (jax-ml/scaling-book, TPU chapter)."""
     return min(shape) >= 4 if len(shape) == 3 else n >= 16

@@ -1,8 +1,10 @@
-"""An ONNX backend (`onnx.backend.base`) over the kernels of emitted programs: what is planned is what is run here.
+"""An ONNX backend (`onnx.backend.base`) over the kernels of emitted programs: what is planned is
+what is run here.
 
-A model is read as planning reads it and run by the statements the emitter writes. What a static graph cannot hold - sequences,
-optionals, strings, loops, sizes that depend on data - is run node by node (planner.onnx_backend.machine). `python -m benchmarks.onnx_backend`
-runs the ONNX project's own suite over it.
+A model is read as planning reads it and run by the statements the emitter writes. What a static
+graph cannot hold - sequences, optionals, strings, loops, sizes that depend on data - is run node by
+node (planner.onnx_backend.machine). `python -m benchmarks.onnx_backend` runs the ONNX project's own
+suite over it.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ __all__ = ["Backend", "Prepared", "prepare", "run_model", "run_node", "supports_
 
 
 class Prepared(BackendRep):
-    """A model that can be run. `way` says how the last call was run: "graph" (statements of a program) or "nodes" (one by one)."""
+    """A model that can be run. `way` says how the last call was run: "graph" (statements of a
+    program) or "nodes" (one by one)."""
 
     def __init__(self, model: Any, folder: str | None = None) -> None:
         from planner.onnx_backend.machine import Machine
@@ -35,7 +38,8 @@ class Prepared(BackendRep):
         self.reason = ""
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Outputs in the model's order, as a named tuple. `inputs`: a sequence in the model's order, a mapping by name, or one array.
+        """Outputs in the model's order, as a named tuple. `inputs`: a sequence in the model's
+        order, a mapping by name, or one array.
 
         Raises PlanError when the number of inputs is wrong or a node cannot be run.
         """
@@ -56,12 +60,23 @@ class Prepared(BackendRep):
         else:
             given = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
             if len(given) > len(self.names):
-                raise PlanError("P172", f"{len(given)} inputs are given, the model has {len(self.names)}")
+                raise PlanError(
+                    "P172", f"{len(given)} inputs are given, the model has {len(self.names)}"
+                )
             found = dict(zip(self.names, given, strict=False))
         missing = [n for n in self.names if n not in found]
         if missing:
             raise PlanError("P172", f"input {missing[0]!r} is not given")
-        return {n: numpy_helper.to_array(v) if isinstance(v, TensorProto) else np.asarray(v) if isinstance(v, np.generic) else v for n, v in found.items()}
+        return {
+            n: (
+                numpy_helper.to_array(v)
+                if isinstance(v, TensorProto)
+                else np.asarray(v)
+                if isinstance(v, np.generic)
+                else v
+            )
+            for n, v in found.items()
+        }
 
 
 class Backend(_Backend):
@@ -75,13 +90,23 @@ class Backend(_Backend):
         return Prepared(model, kwargs.get("folder"))
 
     @classmethod
-    def run_model(cls, model: Any, inputs: Any, device: str = "CPU", **kwargs: Any) -> tuple[Any, ...]:
+    def run_model(
+        cls, model: Any, inputs: Any, device: str = "CPU", **kwargs: Any
+    ) -> tuple[Any, ...]:
         """Prepare a model and run it once."""
         return cls.prepare(model, device, **kwargs).run(inputs)
 
     @classmethod
-    def run_node(cls, node: Any, inputs: Any, device: str = "CPU", outputs_info: Sequence[tuple[Any, tuple[int, ...]]] | None = None, **kwargs: Any) -> tuple[Any, ...]:
-        """Run one NodeProto; `opset_version` (default: the newest) says which version of the operator it is."""
+    def run_node(
+        cls,
+        node: Any,
+        inputs: Any,
+        device: str = "CPU",
+        outputs_info: Sequence[tuple[Any, tuple[int, ...]]] | None = None,
+        **kwargs: Any,
+    ) -> tuple[Any, ...]:
+        """Run one NodeProto; `opset_version` (default: the newest) says which version of the
+        operator it is."""
         from onnx import defs, helper
 
         from planner.onnx_backend.machine import value_info
@@ -90,10 +115,21 @@ class Backend(_Backend):
         names = [n for n in dict.fromkeys(node.input) if n]
         if len(arrays) != len(names):
             raise PlanError("P172", f"{len(arrays)} inputs are given, the node has {len(names)}")
-        infos = [value_info(name, np.asarray(array)) for name, array in zip(names, arrays, strict=True)]
-        graph = helper.make_graph([node], "node", infos, [helper.make_empty_tensor_value_info(o) for o in node.output if o])
-        opset = helper.make_opsetid(node.domain, int(kwargs.get("opset_version", defs.onnx_opset_version())))
-        return cls.run_model(helper.make_model(graph, opset_imports=[opset]), [np.asarray(a) for a in arrays], device)
+        infos = [
+            value_info(name, np.asarray(array)) for name, array in zip(names, arrays, strict=True)
+        ]
+        graph = helper.make_graph(
+            [node],
+            "node",
+            infos,
+            [helper.make_empty_tensor_value_info(o) for o in node.output if o],
+        )
+        opset = helper.make_opsetid(
+            node.domain, int(kwargs.get("opset_version", defs.onnx_opset_version()))
+        )
+        return cls.run_model(
+            helper.make_model(graph, opset_imports=[opset]), [np.asarray(a) for a in arrays], device
+        )
 
     @classmethod
     def supports_device(cls, device: str) -> bool:

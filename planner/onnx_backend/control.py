@@ -16,7 +16,11 @@ def _truth(value: Value) -> bool:
 @handles("If")
 def if_(call: Call) -> tuple[Value, ...]:
     """One of two subgraphs."""
-    return tuple(call.machine.subgraph(call, call.attr("then_branch" if _truth(call.get(0)) else "else_branch"), ()))
+    return tuple(
+        call.machine.subgraph(
+            call, call.attr("then_branch" if _truth(call.get(0)) else "else_branch"), ()
+        )
+    )
 
 
 @handles("Loop")
@@ -31,14 +35,22 @@ def loop(call: Call) -> tuple[Value, ...]:
     stacked: list[list[np.ndarray]] = [[] for _ in range(count)]
     trip = 0
     while goes_on and (trips is None or trip < trips):
-        found = call.machine.subgraph(call, body, [np.asarray(trip, np.int64), np.asarray(goes_on), *carried])
+        found = call.machine.subgraph(
+            call, body, [np.asarray(trip, np.int64), np.asarray(goes_on), *carried]
+        )
         goes_on = _truth(found[0])
         carried = found[1 : 1 + len(carried)]
         for rows, row in zip(stacked, found[1 + len(carried) :], strict=True):
             rows.append(as_array(row))
         trip += 1
     outputs = body.output[1 + len(carried) :]
-    return (*carried, *(np.stack(rows) if rows else _no_rows(info) for rows, info in zip(stacked, outputs, strict=True)))
+    return (
+        *carried,
+        *(
+            np.stack(rows) if rows else _no_rows(info)
+            for rows, info in zip(stacked, outputs, strict=True)
+        ),
+    )
 
 
 def _no_rows(info: Any) -> np.ndarray:
@@ -51,35 +63,53 @@ def _no_rows(info: Any) -> np.ndarray:
 
 @handles("Scan", since=9)
 def scan(call: Call) -> tuple[Value, ...]:
-    """A subgraph along an axis of each scanned input; state goes round, scanned outputs are stacked along theirs."""
+    """A subgraph along an axis of each scanned input; state goes round, scanned outputs are stacked
+    along theirs."""
     body: Any = call.attr("body")
     scanned = int(call.attr("num_scan_inputs"))
     state = list(call.inputs[: len(call.inputs) - scanned])
     inputs = [as_array(v) for v in call.inputs[len(state) :]]
     count = len(body.output) - len(state)
-    axes = [a % x.ndim for a, x in zip(call.attr("scan_input_axes", [0] * scanned), inputs, strict=True)]
-    back_in, back_out = call.attr("scan_input_directions", [0] * scanned), call.attr("scan_output_directions", [0] * count)
+    axes = [
+        a % x.ndim for a, x in zip(call.attr("scan_input_axes", [0] * scanned), inputs, strict=True)
+    ]
+    back_in, back_out = (
+        call.attr("scan_input_directions", [0] * scanned),
+        call.attr("scan_output_directions", [0] * count),
+    )
     length = {x.shape[a] for x, a in zip(inputs, axes, strict=True)}
     if len(length) != 1:
         raise Refused(f"scanned inputs of lengths {sorted(length)}")
     trips = length.pop()
     rows: list[list[np.ndarray]] = [[] for _ in range(count)]
     for trip in range(trips):
-        picked = [np.take(x, trips - 1 - trip if back else trip, a) for x, a, back in zip(inputs, axes, back_in, strict=True)]
+        picked = [
+            np.take(x, trips - 1 - trip if back else trip, a)
+            for x, a, back in zip(inputs, axes, back_in, strict=True)
+        ]
         found = call.machine.subgraph(call, body, [*state, *picked])
         state = found[: len(state)]
         for own, row in zip(rows, found[len(state) :], strict=True):
             own.append(as_array(row))
     outputs = []
-    for own, info, axis, back in zip(rows, body.output[len(state) :], call.attr("scan_output_axes", [0] * count), back_out, strict=True):
+    for own, info, axis, back in zip(
+        rows,
+        body.output[len(state) :],
+        call.attr("scan_output_axes", [0] * count),
+        back_out,
+        strict=True,
+    ):
         own = own[::-1] if back else own
-        outputs.append(np.stack(own, axis if axis >= 0 else axis + own[0].ndim + 1) if own else _no_rows(info))
+        outputs.append(
+            np.stack(own, axis if axis >= 0 else axis + own[0].ndim + 1) if own else _no_rows(info)
+        )
     return (*state, *outputs)
 
 
 @handles("Scan", since=8)
 def scan_batched(call: Call) -> tuple[Value, ...]:
-    """The first version: inputs have a batch dim first, each sample may have a length of its own."""
+    """The first version: inputs have a batch dim first, each sample may have a length of its
+    own."""
     body: Any = call.attr("body")
     scanned = int(call.attr("num_scan_inputs"))
     lengths, *rest = call.inputs
@@ -93,11 +123,18 @@ def scan_batched(call: Call) -> tuple[Value, ...]:
         state: list[Value] = [s[b] for s in states]
         rows: list[list[np.ndarray]] = [[] for _ in range(len(body.output) - len(state))]
         for t in range(n):
-            found = call.machine.subgraph(call, body, [*state, *(x[b, n - 1 - t if r else t] for x, r in zip(inputs, back, strict=True))])
+            found = call.machine.subgraph(
+                call,
+                body,
+                [*state, *(x[b, n - 1 - t if r else t] for x, r in zip(inputs, back, strict=True))],
+            )
             state = found[: len(state)]
             for own, row in zip(rows, found[len(state) :], strict=True):
                 own.append(as_array(row))
-        padded = [np.concatenate([np.stack(r), np.zeros((longest - n, *r[0].shape), r[0].dtype)]) for r in rows]
+        padded = [
+            np.concatenate([np.stack(r), np.zeros((longest - n, *r[0].shape), r[0].dtype)])
+            for r in rows
+        ]
         for own, made in zip(outputs, [*(as_array(s) for s in state), *padded], strict=True):
             own.append(made)
     return tuple(np.stack(o) for o in outputs)

@@ -1,4 +1,5 @@
-"""Tensors without elements: reductions give their neutral element, element-wise operators nothing."""
+"""Tensors without elements: reductions give their neutral element, element-wise operators
+nothing."""
 
 from __future__ import annotations
 
@@ -25,8 +26,12 @@ def _highest(dtype: np.dtype) -> Any:
 _WAYS: dict[str, Callable[..., np.ndarray]] = {
     "ReduceSum": np.sum,
     "ReduceProd": np.prod,
-    "ReduceMax": lambda x, axis, keepdims: np.max(x, axis=axis, keepdims=keepdims, initial=_lowest(x.dtype)),
-    "ReduceMin": lambda x, axis, keepdims: np.min(x, axis=axis, keepdims=keepdims, initial=_highest(x.dtype)),
+    "ReduceMax": lambda x, axis, keepdims: np.max(
+        x, axis=axis, keepdims=keepdims, initial=_lowest(x.dtype)
+    ),
+    "ReduceMin": lambda x, axis, keepdims: np.min(
+        x, axis=axis, keepdims=keepdims, initial=_highest(x.dtype)
+    ),
     "ReduceL1": lambda x, axis, keepdims: np.sum(np.abs(x), axis=axis, keepdims=keepdims),
     "ReduceL2": lambda x, axis, keepdims: np.sqrt(np.sum(x * x, axis=axis, keepdims=keepdims)),
     "ReduceSumSquare": lambda x, axis, keepdims: np.sum(x * x, axis=axis, keepdims=keepdims),
@@ -46,7 +51,9 @@ def reduce(call: Call) -> Value:
         return x
     over = tuple(int(a) % x.ndim for a in axes) or tuple(range(x.ndim))
     with np.errstate(divide="ignore"):
-        return np.asarray(_WAYS[call.node.op_type](x, axis=over, keepdims=bool(call.attr("keepdims", 1)))).astype(x.dtype)
+        return np.asarray(
+            _WAYS[call.node.op_type](x, axis=over, keepdims=bool(call.attr("keepdims", 1)))
+        ).astype(x.dtype)
 
 
 @handles("Abs", "Add", "Div", "Exp", "Log", "Max", "Min", "Mul", "Neg", "Pow", "Sqrt", "Sub")

@@ -1,7 +1,8 @@
-"""A model run node by node, for what a static graph cannot hold: sequences, optionals, strings, loops, sizes that depend on data.
+"""A model run node by node, for what a static graph cannot hold: sequences, optionals, strings,
+loops, sizes that depend on data.
 
-Each node is tried in this order: a function of the model; the kernel that a program would use (the node as a graph of its own); a
-handler; the body by which ONNX defines the operator.
+Each node is tried in this order: a function of the model; the kernel that a program would use (the
+node as a graph of its own); a handler; the body by which ONNX defines the operator.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ DYNAMIC = frozenset({"Constant", "If", "Loop", "Scan", "Identity"})
 
 @dataclass
 class Scope:
-    """Names of one list of nodes; `parent` sees what is around a subgraph. `attrs`: attributes of the function that is being run."""
+    """Names of one list of nodes; `parent` sees what is around a subgraph. `attrs`: attributes of
+    the function that is being run."""
 
     values: dict[str, Value] = field(default_factory=dict)
     parent: Scope | None = None
@@ -54,7 +56,9 @@ class Machine:
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        self.functions = {(f.domain, f.name, getattr(f, "overload", "")): f for f in model.functions}
+        self.functions = {
+            (f.domain, f.name, getattr(f, "overload", "")): f for f in model.functions
+        }
         self.opsets = _opsets(model.opset_import)
         self.programs: dict[Any, Static] = {}
         self.ways: collections.Counter[str] = collections.Counter()
@@ -85,7 +89,9 @@ class Machine:
         for node in nodes:
             for name, value in zip(node.output, self.node(node, scope), strict=False):
                 if name:
-                    scope.values[name] = np.asarray(value) if isinstance(value, np.generic) else value
+                    scope.values[name] = (
+                        np.asarray(value) if isinstance(value, np.generic) else value
+                    )
 
     def node(self, node: Any, scope: Scope) -> list[Value]:
         """Outputs of one node."""
@@ -98,7 +104,15 @@ class Machine:
         opset = scope.opsets.get(domain, 0) or (1 if domain else scope.opsets.get("", 1))
         return self._known(node, domain, opset, inputs, attributes, scope)
 
-    def _known(self, node: Any, domain: str, opset: int, inputs: tuple[Value, ...], attributes: Mapping[str, Any], scope: Scope) -> list[Value]:
+    def _known(
+        self,
+        node: Any,
+        domain: str,
+        opset: int,
+        inputs: tuple[Value, ...],
+        attributes: Mapping[str, Any],
+        scope: Scope,
+    ) -> list[Value]:
         from planner.reader.lower.call import attribute_value
 
         reason = f"no way to run {node.op_type}"
@@ -111,7 +125,9 @@ class Machine:
                 reason = "; ".join([error.what, *(d.strip() for d in error.detail[:1])])
         handler = handler_of(domain, node.op_type, opset)
         if handler is not None:
-            values = {n: attribute_value(a) if a.type not in _RAW else a for n, a in attributes.items()}
+            values = {
+                n: attribute_value(a) if a.type not in _RAW else a for n, a in attributes.items()
+            }
             made = handler(Call(node, inputs, values, opset, self, scope))
             self.ways["handler"] += 1
             return list(made) if isinstance(made, tuple) else [made]
@@ -124,31 +140,54 @@ class Machine:
     def _planned(node: Any, domain: str, inputs: Sequence[Value]) -> bool:
         tensors = [v for v in inputs if v is not None]
         known = (domain, node.op_type) in TABLE or (domain == "" and node.op_type in OPERATORS)
-        return known and node.op_type not in DYNAMIC and bool(tensors) and fits(tensors) and all(v.size for v in tensors)
+        return (
+            known
+            and node.op_type not in DYNAMIC
+            and bool(tensors)
+            and fits(tensors)
+            and all(v.size for v in tensors)
+        )
 
-    def _kernel(self, node: Any, inputs: Sequence[Value], attributes: Mapping[str, Any], scope: Scope) -> list[Value]:
+    def _kernel(
+        self, node: Any, inputs: Sequence[Value], attributes: Mapping[str, Any], scope: Scope
+    ) -> list[Value]:
         """The node as a model of its own. Raises PlanError."""
-        key = (node.SerializeToString(), tuple(a.SerializeToString() for a in attributes.values()), tuple(sorted(scope.opsets.items())),
-               tuple((v.dtype.name, v.ndim) if v is not None else None for v in inputs))  # fmt: skip
+        key = (
+            node.SerializeToString(),
+            tuple(a.SerializeToString() for a in attributes.values()),
+            tuple(sorted(scope.opsets.items())),
+            tuple((v.dtype.name, v.ndim) if v is not None else None for v in inputs),
+        )
         if key not in self.programs:
             self.programs[key] = Static(_alone(node, inputs, attributes, scope.opsets))
         values = {f"x{k}": v for k, v in enumerate(inputs) if v is not None}
         made = iter(self.programs[key](values))
         return [next(made) if o else None for o in node.output]
 
-    def function(self, body: Any, inputs: Sequence[Value], attributes: Mapping[str, Any], scope: Scope, opset: int | None) -> list[Value]:
+    def function(
+        self,
+        body: Any,
+        inputs: Sequence[Value],
+        attributes: Mapping[str, Any],
+        scope: Scope,
+        opset: int | None,
+    ) -> list[Value]:
         """Outputs of a function body; `opset` is that of the operator it stands for, if any."""
         given = (*inputs, *[None] * len(body.input))
         attrs = {a.name: a for a in body.attribute_proto} | dict(attributes)
         opsets = _opsets(body.opset_import) or dict(scope.opsets)
-        inner = Scope(dict(zip(body.input, given, strict=False)), None, opsets, attrs, scope.depth + 1)
+        inner = Scope(
+            dict(zip(body.input, given, strict=False)), None, opsets, attrs, scope.depth + 1
+        )
         self.nodes(body.node, inner)
         return [inner.find(o) for o in body.output]
 
     def subgraph(self, call: Call, graph: Any, inputs: Sequence[Value]) -> list[Value]:
         """Outputs of a node's subgraph on given inputs."""
         given = [np.asarray(v) if isinstance(v, np.generic) else v for v in inputs]
-        return self.graph(graph, call.scope.inner(dict(zip((i.name for i in graph.input), given, strict=True))))
+        return self.graph(
+            graph, call.scope.inner(dict(zip((i.name for i in graph.input), given, strict=True)))
+        )
 
 
 _RAW = frozenset({11, 12, 13, 14})  # sparse tensors and types stay protos
@@ -169,7 +208,9 @@ def _attributes(node: Any, outer: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _alone(node: Any, inputs: Sequence[Value], attributes: Mapping[str, Any], opsets: Mapping[str, int]) -> Any:
+def _alone(
+    node: Any, inputs: Sequence[Value], attributes: Mapping[str, Any], opsets: Mapping[str, int]
+) -> Any:
     """A model that holds one node; its inputs are x0, x1, ..."""
     from onnx import NodeProto, helper
 
@@ -183,11 +224,20 @@ def _alone(node: Any, inputs: Sequence[Value], attributes: Mapping[str, Any], op
     infos = [value_info(f"x{k}", v) for k, v in enumerate(inputs) if v is not None]
     outputs = [helper.make_empty_tensor_value_info(o) for o in node.output if o]
     graph = helper.make_graph([one], "node", infos, outputs)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid(d, v) for d, v in opsets.items()])
+    return helper.make_model(
+        graph, opset_imports=[helper.make_opsetid(d, v) for d, v in opsets.items()]
+    )
 
 
-def schema_body(node: Any, domain: str, opset: int, inputs: Sequence[Value], attributes: dict[str, Any] | Mapping[str, Any]) -> Any:
-    """The FunctionProto by which ONNX defines an operator, defaults of its attributes added to `attribute_proto`; or None."""
+def schema_body(
+    node: Any,
+    domain: str,
+    opset: int,
+    inputs: Sequence[Value],
+    attributes: dict[str, Any] | Mapping[str, Any],
+) -> Any:
+    """The FunctionProto by which ONNX defines an operator, defaults of its attributes added to
+    `attribute_proto`; or None."""
     from onnx import FunctionProto, NodeProto, defs
 
     try:
@@ -205,7 +255,11 @@ def schema_body(node: Any, domain: str, opset: int, inputs: Sequence[Value], att
         versions = [v for v in schema.context_dependent_function_opset_versions if v <= opset]
         if versions:
             types = [_type(v).SerializeToString() if v is not None else b"" for v in inputs]
-            body.ParseFromString(schema.get_context_dependent_function_with_opset_version(versions[-1], concrete.SerializeToString(), types))
+            body.ParseFromString(
+                schema.get_context_dependent_function_with_opset_version(
+                    versions[-1], concrete.SerializeToString(), types
+                )
+            )
     if not body.node and schema.has_function:
         versions = [v for v in schema.function_opset_versions if v <= opset]
         if versions:
@@ -215,7 +269,11 @@ def schema_body(node: Any, domain: str, opset: int, inputs: Sequence[Value], att
         return None
     for name, attribute in schema.attributes.items():
         default = attribute.default_value
-        if default is not None and default.name and not any(a.name == name for a in body.attribute_proto):
+        if (
+            default is not None
+            and default.name
+            and not any(a.name == name for a in body.attribute_proto)
+        ):
             body.attribute_proto.add().CopyFrom(default)
             body.attribute_proto[-1].name = name
     return body
@@ -225,7 +283,9 @@ def _type(value: Value) -> Any:
     from onnx import helper
 
     if isinstance(value, list):
-        return helper.make_sequence_type_proto(_type(value[0]) if value else helper.make_tensor_type_proto(1, None))
+        return helper.make_sequence_type_proto(
+            _type(value[0]) if value else helper.make_tensor_type_proto(1, None)
+        )
     return helper.make_tensor_type_proto(element_code(value), value.shape)
 
 
@@ -240,14 +300,22 @@ def element_code(value: np.ndarray) -> int:
     """ONNX element type of an array; object and text arrays are strings."""
     from onnx import TensorProto, helper
 
-    return int(TensorProto.STRING) if value.dtype.kind in "OUS" else int(helper.np_dtype_to_tensor_dtype(value.dtype))
+    return (
+        int(TensorProto.STRING)
+        if value.dtype.kind in "OUS"
+        else int(helper.np_dtype_to_tensor_dtype(value.dtype))
+    )
 
 
 def dense(sparse: Any) -> np.ndarray:
     """A SparseTensorProto as a dense array."""
     from onnx import numpy_helper
 
-    values, indices, shape = numpy_helper.to_array(sparse.values), numpy_helper.to_array(sparse.indices), tuple(sparse.dims)
+    values, indices, shape = (
+        numpy_helper.to_array(sparse.values),
+        numpy_helper.to_array(sparse.indices),
+        tuple(sparse.dims),
+    )
     out = np.zeros(shape, values.dtype)
     where = tuple(indices.T) if indices.ndim == 2 else np.unravel_index(indices, shape)
     out[where] = values

@@ -13,7 +13,11 @@ def element_type(code: int) -> np.dtype:
     """numpy dtype of an ONNX element type; strings are objects."""
     from onnx import TensorProto, helper
 
-    return np.dtype(object) if code == TensorProto.STRING else np.dtype(helper.tensor_dtype_to_np_dtype(code))
+    return (
+        np.dtype(object)
+        if code == TensorProto.STRING
+        else np.dtype(helper.tensor_dtype_to_np_dtype(code))
+    )
 
 
 @handles("Constant")
@@ -61,7 +65,10 @@ def size(call: Call) -> Value:
 def steps(call: Call) -> Value:
     """start, start + delta, ... below the limit."""
     start, limit, delta = (as_array(v).reshape(()) for v in call.inputs)
-    first, last, step = ((v.astype(np.float64) if v.dtype.kind not in "iu" else v).item() for v in (start, limit, delta))
+    first, last, step = (
+        (v.astype(np.float64) if v.dtype.kind not in "iu" else v).item()
+        for v in (start, limit, delta)
+    )
     count = max(0, math.ceil((last - first) / step))
     return np.asarray([first + k * step for k in range(count)]).astype(start.dtype)
 
@@ -71,7 +78,9 @@ def eye(call: Call) -> Value:
     """Ones on a diagonal of a matrix as large as the operand."""
     x = as_array(call.get(0))
     rows, columns = x.shape
-    return np.eye(rows, columns, int(call.attr("k", 0))).astype(element_type(call.attr("dtype")) if "dtype" in call.attrs else x.dtype)
+    return np.eye(rows, columns, int(call.attr("k", 0))).astype(
+        element_type(call.attr("dtype")) if "dtype" in call.attrs else x.dtype
+    )
 
 
 def cast(x: np.ndarray, to: np.dtype, saturate: bool = True, mode: str = "up") -> np.ndarray:
@@ -79,8 +88,17 @@ def cast(x: np.ndarray, to: np.dtype, saturate: bool = True, mode: str = "up") -
     from onnx import numpy_helper
 
     if to.kind == "O":
-        return np.asarray([str(v) if not isinstance(v, float) else np.format_float_positional(v, unique=True, trim="0") for v in x.reshape(-1).tolist()],
-                          object).reshape(x.shape)  # fmt: skip
+        return np.asarray(
+            [
+                (
+                    str(v)
+                    if not isinstance(v, float)
+                    else np.format_float_positional(v, unique=True, trim="0")
+                )
+                for v in x.reshape(-1).tolist()
+            ],
+            object,
+        ).reshape(x.shape)
     if x.dtype.kind == "O":
         numbers = np.asarray([float(v) for v in x.reshape(-1)], np.float64).reshape(x.shape)
         return numbers.astype(to)
@@ -97,13 +115,23 @@ def cast(x: np.ndarray, to: np.dtype, saturate: bool = True, mode: str = "up") -
 @handles("Cast")
 def cast_to(call: Call) -> Value:
     """The operand in the type named by `to`."""
-    return cast(as_array(call.get(0)), element_type(call.attr("to")), bool(call.attr("saturate", 1)), str(call.attr("round_mode", "up")))
+    return cast(
+        as_array(call.get(0)),
+        element_type(call.attr("to")),
+        bool(call.attr("saturate", 1)),
+        str(call.attr("round_mode", "up")),
+    )
 
 
 @handles("CastLike")
 def cast_like(call: Call) -> Value:
     """The operand in another one's type."""
-    return cast(as_array(call.get(0)), as_array(call.get(1)).dtype, bool(call.attr("saturate", 1)), str(call.attr("round_mode", "up")))
+    return cast(
+        as_array(call.get(0)),
+        as_array(call.get(1)).dtype,
+        bool(call.attr("saturate", 1)),
+        str(call.attr("round_mode", "up")),
+    )
 
 
 @handles("BitCast")
@@ -125,19 +153,26 @@ def window(n: int, periodic: bool, terms: tuple[float, ...]) -> np.ndarray:
     return out
 
 
-_TERMS = {"HannWindow": (0.5, 0.5), "HammingWindow": (25 / 46, 21 / 46), "BlackmanWindow": (0.42, 0.5, 0.08)}
+_TERMS = {
+    "HannWindow": (0.5, 0.5),
+    "HammingWindow": (25 / 46, 21 / 46),
+    "BlackmanWindow": (0.42, 0.5, 0.08),
+}
 
 
 @handles(*_TERMS)
 def cosine_window(call: Call) -> Value:
     """Hann, Hamming and Blackman windows."""
-    made = window(int(as_array(call.get(0))), bool(call.attr("periodic", 1)), _TERMS[call.node.op_type])
+    made = window(
+        int(as_array(call.get(0))), bool(call.attr("periodic", 1)), _TERMS[call.node.op_type]
+    )
     return made.astype(element_type(call.attr("output_datatype", 1)))
 
 
 @handles("MelWeightMatrix")
 def mel(call: Call) -> Value:
-    """Triangular filters, equally spaced on the mel scale, over the bins of a spectrum: [bins, bands]."""
+    """Triangular filters, equally spaced on the mel scale, over the bins of a spectrum: [bins,
+    bands]."""
     bands, length, rate = (int(as_array(v)) for v in call.inputs[:3])
     low, high = (float(as_array(v)) for v in call.inputs[3:5])
     first_mel, last_mel = (2595 * np.log10(1 + hertz / 700) for hertz in (low, high))
@@ -149,9 +184,9 @@ def mel(call: Call) -> Value:
         if first == centre:
             out[centre, band] = 1
         else:
-            out[first : centre + 1, band] = (np.arange(first, centre + 1) - first) / (centre - first)
+            out[first : centre + 1, band] = (np.arange(first, centre + 1) - first) / (
+                centre - first
+            )
         if last > centre:
             out[centre:last, band] = (last - np.arange(centre, last)) / (last - centre)
     return out.astype(element_type(call.attr("output_datatype", 1)))
-
-

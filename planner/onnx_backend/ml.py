@@ -27,7 +27,11 @@ def binarize(call: Call) -> Value:
 def _side(call: Call, stem: str) -> tuple[list[Any], np.dtype] | None:
     from onnx import numpy_helper
 
-    for name, dtype in ((f"{stem}_int64s", np.int64), (f"{stem}_floats", np.float32), (f"{stem}_strings", object)):
+    for name, dtype in (
+        (f"{stem}_int64s", np.int64),
+        (f"{stem}_floats", np.float32),
+        (f"{stem}_strings", object),
+    ):
         if name in call.attrs:
             return list(call.attrs[name]), np.dtype(dtype)
     if f"{stem}_tensor" in call.attrs:
@@ -50,7 +54,11 @@ def encode(call: Call) -> Value:
     elif dtype.kind == "O":
         default = call.attr("default_string", "_Unused")
     else:
-        default = call.attr("default_int64", -1) if dtype.kind == "i" else call.attr("default_float", -0.0)
+        default = (
+            call.attr("default_int64", -1)
+            if dtype.kind == "i"
+            else call.attr("default_float", -0.0)
+        )
     table = dict(zip((_key(k) for k in keys[0]), values[0], strict=True))
     made = np.empty(x.size, dtype)
     made[:] = [table.get(_key(v), default) for v in x.reshape(-1).tolist()]
@@ -62,7 +70,14 @@ def _key(value: Any) -> Any:
     return "nan-key" if isinstance(value, float) and np.isnan(value) else value
 
 
-_COMPARE = {0: np.less_equal, 1: np.less, 2: np.greater_equal, 3: np.greater, 4: np.equal, 5: np.not_equal}
+_COMPARE = {
+    0: np.less_equal,
+    1: np.less,
+    2: np.greater_equal,
+    3: np.greater,
+    4: np.equal,
+    5: np.not_equal,
+}
 
 
 @handles("TreeEnsemble", domain=ML, since=5)
@@ -71,9 +86,11 @@ def trees(call: Call) -> Value:
     from onnx import numpy_helper
 
     x = as_array(call.get(0))
-    get = lambda name: numpy_helper.to_array(call.attr(name))  # noqa: E731
+    get = lambda name: numpy_helper.to_array(call.attr(name))
     modes, splits = get("nodes_modes"), get("nodes_splits")
-    features, yes, no = (call.attr(f"nodes_{k}") for k in ("featureids", "truenodeids", "falsenodeids"))
+    features, yes, no = (
+        call.attr(f"nodes_{k}") for k in ("featureids", "truenodeids", "falsenodeids")
+    )
     yes_leaf, no_leaf = call.attr("nodes_trueleafs"), call.attr("nodes_falseleafs")
     targets, weights = call.attr("leaf_targetids"), get("leaf_weights")
     members: list[set[float]] = [set()]
@@ -88,11 +105,17 @@ def trees(call: Call) -> Value:
             at, leaf = root, False
             while not leaf:
                 v = row[features[at]]
-                holds = v in members[own[at]] if modes[at] == 6 else bool(_COMPARE[int(modes[at])](v, splits[at]))
+                holds = (
+                    v in members[own[at]]
+                    if modes[at] == 6
+                    else bool(_COMPARE[int(modes[at])](v, splits[at]))
+                )
                 holds = holds or bool(missing[at] and np.isnan(v))
                 leaf, at = (bool(yes_leaf[at]), yes[at]) if holds else (bool(no_leaf[at]), no[at])
             sample[targets[at]].append(float(weights[at]))
-    join: Any = {0: np.mean, 1: np.sum, 2: np.min, 3: np.max}[int(call.attr("aggregate_function", 1))]
+    join: Any = {0: np.mean, 1: np.sum, 2: np.min, 3: np.max}[
+        int(call.attr("aggregate_function", 1))
+    ]
     made = np.asarray([[join(v) if v else 0.0 for v in sample] for sample in totals], x.dtype)
     if call.attr("post_transform", 0) != 0:
         raise Refused("a post-transform of scores")

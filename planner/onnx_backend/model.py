@@ -1,7 +1,9 @@
-"""A model made static for one call: input shapes are those of the values, and operands that shapes depend on are constants.
+"""A model made static for one call: input shapes are those of the values, and operands that shapes
+depend on are constants.
 
-ONNX lets shapes, axes and paddings be run-time inputs. A Graph is static, so such a call is read with them built in: first no
-input is, then small integers (the first input last), then all vectors and scalars. Whatever can be run without a value is.
+ONNX lets shapes, axes and paddings be run-time inputs. A Graph is static, so such a call is read
+with them built in: first no input is, then small integers (the first input last), then all vectors
+and scalars. Whatever can be run without a value is.
 """
 
 from __future__ import annotations
@@ -65,17 +67,25 @@ class Static:
         self.level = 0
 
     def __call__(self, values: Mapping[str, Any]) -> list[np.ndarray]:
-        """Outputs in the model's order. Raises PlanError when no graph holds the model at these values."""
+        """Outputs in the model's order. Raises PlanError when no graph holds the model at these
+        values."""
         if not fits(list(values.values())):
             raise PlanError("P170", "a value is no tensor, or of a type that cannot be planned")
         last: PlanError | None = None
         tried: set[tuple[str, ...]] = set()
         for level in range(self.level, len(LEVELS)):
-            built = tuple(n for k, (n, a) in enumerate(values.items()) if a.size <= SMALL and LEVELS[level](k, a))
+            built = tuple(
+                n
+                for k, (n, a) in enumerate(values.items())
+                if a.size <= SMALL and LEVELS[level](k, a)
+            )
             if built in tried:
                 continue
             tried.add(built)
-            key = (tuple((n, a.shape, a.dtype.name) for n, a in values.items()), tuple((n, value_bytes(values[n])) for n in built))
+            key = (
+                tuple((n, a.shape, a.dtype.name) for n, a in values.items()),
+                tuple((n, value_bytes(values[n])) for n in built),
+            )
             if key not in self.programs:
                 self.programs[key] = self._program(values, built)
             program = self.programs[key]
@@ -86,7 +96,9 @@ class Static:
         assert last is not None
         raise last
 
-    def _program(self, values: Mapping[str, np.ndarray], built: Sequence[str]) -> Callable[[Mapping[str, Any]], list[np.ndarray]] | PlanError:
+    def _program(
+        self, values: Mapping[str, np.ndarray], built: Sequence[str]
+    ) -> Callable[[Mapping[str, Any]], list[np.ndarray]] | PlanError:
         try:
             return compiled(read_model(static(self.model, values, built), self.folder), self.folder)
         except PlanError as error:

@@ -1,7 +1,8 @@
 """A Graph as a function: the statements the emitter writes for it, on one device.
 
-Programs hold 64-bit types in 32 bits, as accelerators do; ONNX compares types exactly. So the same statements are written with every
-dtype as a name (FLOAT64, INT64, ...) that is bound to the real one, and run with jax's 64-bit types on.
+Programs hold 64-bit types in 32 bits, as accelerators do; ONNX compares types exactly. So the same
+statements are written with every dtype as a name (FLOAT64, INT64, ...) that is bound to the real
+one, and run with jax's 64-bit types on.
 """
 
 from __future__ import annotations
@@ -30,10 +31,12 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name"""
 INDICES = ("int64", "uint64")
 EXACT = frozenset(DTYPE_BYTES) - {"float8_e4m3fn", "float8_e5m2", "int4", "uint4"}
-"""Types that kernels compute with as ONNX says; the smaller ones saturate and round in ways of their own."""
+"""Types that kernels compute with as ONNX says; the smaller ones saturate and round in ways of
+their own."""
 
 ONCE = {"xla_disable_hlo_passes": "fusion"}
-"""Fused code computes a value again for each of its readers, rounded in another order; here each statement is run once, as ONNX defines it."""
+"""Fused code computes a value again for each of its readers, rounded in another order; here each
+statement is run once, as ONNX defines it."""
 
 
 class ExactBody(Body):
@@ -48,11 +51,14 @@ class ExactBody(Body):
         for name in self.flow.graph.nodes[index].outputs:
             if name and self.flow.graph.tensors[name].dtype in INDICES:
                 variable = self.held[name, ()]
-                self.lines.append(f"{variable} = {variable}.astype({self.flow.graph.tensors[name].dtype.upper()})")
+                self.lines.append(
+                    f"{variable} = {variable}.astype({self.flow.graph.tensors[name].dtype.upper()})"
+                )
 
 
 def source(graph: Graph) -> tuple[str, dict[str, np.ndarray]]:
-    """(text of a function `run(inputs, weights)`, arrays it calls CONSTANTS). Raises PlanError for operators without a kernel."""
+    """(text of a function `run(inputs, weights)`, arrays it calls CONSTANTS). Raises PlanError for
+    operators without a kernel."""
     check_kernels(graph)
     odd = sorted({t.dtype for t in graph.tensors.values()} - EXACT)
     if odd:
@@ -70,22 +76,40 @@ def source(graph: Graph) -> tuple[str, dict[str, np.ndarray]]:
             body.node(index)
     except NoRule as reason:
         raise PlanError("P170", f"no kernel for this form of an operator: {reason}") from None
-    results = [f"jnp.asarray({body.value(o, flow.source[o].stored)}, {graph.tensors[o].dtype.upper()})" for o in graph.outputs]
+    results = [
+        f"jnp.asarray({body.value(o, flow.source[o].stored)}, {graph.tensors[o].dtype.upper()})"
+        for o in graph.outputs
+    ]
     lines = [line if isinstance(line, str) else line() for line in body.lines]
-    text = "\n".join(["def run(inputs, weights):", *(f"    {line}" for line in lines), f"    return [{', '.join(results)}]"])
+    text = "\n".join(
+        [
+            "def run(inputs, weights):",
+            *(f"    {line}" for line in lines),
+            f"    return [{', '.join(results)}]",
+        ]
+    )
     return "\n\n\n".join([HEADER, *helper_sources(body.helpers), text]), body.arrays
 
 
-def function_of(graph: Graph, folder: str | None = None) -> tuple[Callable[[Any, Any], list[Any]], dict[str, np.ndarray]]:
-    """The graph as a function `run(inputs, weights)` of arrays by name, and its weights. Raises PlanError."""
+def function_of(
+    graph: Graph, folder: str | None = None
+) -> tuple[Callable[[Any, Any], list[Any]], dict[str, np.ndarray]]:
+    """The graph as a function `run(inputs, weights)` of arrays by name, and its weights. Raises
+    PlanError."""
     text, arrays = source(graph)
-    space: dict[str, Any] = {name.upper(): numpy_dtype(name) for name in EXACT} | {"CONSTANTS": arrays, **{key.upper(): value for key, value in arrays.items()}}
+    space: dict[str, Any] = {name.upper(): numpy_dtype(name) for name in EXACT} | {
+        "CONSTANTS": arrays,
+        **{key.upper(): value for key, value in arrays.items()},
+    }
     exec(compile(text, f"<{graph.name[:40]!a}>", "exec"), space)
     return space["run"], {name: load_one(graph, name, folder) for name in graph.weights}
 
 
-def compiled(graph: Graph, folder: str | None = None) -> Callable[[Mapping[str, Any]], list[np.ndarray]]:
-    """The graph as a jitted function of its inputs by name; weights are loaded once. Raises PlanError."""
+def compiled(
+    graph: Graph, folder: str | None = None
+) -> Callable[[Mapping[str, Any]], list[np.ndarray]]:
+    """The graph as a jitted function of its inputs by name; weights are loaded once. Raises
+    PlanError."""
     import jax
 
     run, weights = function_of(graph, folder)

@@ -1,4 +1,5 @@
-"""Quantised tensors of the types that programs do not hold (eight-bit and four-bit floats, sub-byte integers), and blocks of scales."""
+"""Quantised tensors of the types that programs do not hold (eight-bit and four-bit floats, sub-byte
+integers), and blocks of scales."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ _RANGES = {"int4": (-8, 7), "uint4": (0, 15), "int2": (-2, 1), "uint2": (0, 3)}
 
 
 def _spread(scale: np.ndarray, x: np.ndarray, axis: int, block: int) -> np.ndarray:
-    """A scale or zero point against x: one number, one per index of an axis, or one per block of an axis."""
+    """A scale or zero point against x: one number, one per index of an axis, or one per block of an
+    axis."""
     if scale.ndim == 0 or scale.size == 1:
         return scale.reshape(())
     axis %= x.ndim
@@ -26,7 +28,8 @@ def _is_integer(dtype: np.dtype) -> bool:
 
 @handles("QuantizeLinear")
 def quantize(call: Call) -> Value:
-    """Rounded to even after division by the scale, moved by the zero point, and held within the type."""
+    """Rounded to even after division by the scale, moved by the zero point, and held within the
+    type."""
     x, scale = as_array(call.get(0)), as_array(call.get(1))
     zero = call.get(2)
     code = int(call.attr("output_dtype", 0))
@@ -46,8 +49,16 @@ def quantize(call: Call) -> Value:
 def dequantize(call: Call) -> Value:
     """(x - zero point) times the scale, in the scale's type unless another is asked for."""
     x, scale, zero = as_array(call.get(0)), as_array(call.get(1)), call.get(2)
-    axis, block, code = int(call.attr("axis", 1)), int(call.attr("block_size", 0)), int(call.attr("output_dtype", 0))
+    axis, block, code = (
+        int(call.attr("axis", 1)),
+        int(call.attr("block_size", 0)),
+        int(call.attr("output_dtype", 0)),
+    )
     wide = np.int32 if _is_integer(x.dtype) else np.float32
-    moved = x.astype(wide) if zero is None else x.astype(wide) - _spread(zero.astype(wide), x, axis, block)
+    moved = (
+        x.astype(wide)
+        if zero is None
+        else x.astype(wide) - _spread(zero.astype(wide), x, axis, block)
+    )
     to = element_type(code) if code else scale.dtype
     return (moved.astype(np.float32) * _spread(scale, x, axis, block).astype(np.float32)).astype(to)

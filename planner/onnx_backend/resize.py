@@ -1,6 +1,7 @@
 """Resize in full: any axes, cropping, antialiasing, cubic weights, aspect ratios kept.
 
-Along each axis the result is a matrix of weights applied to the operand: each row holds the weights of one output position.
+Along each axis the result is a matrix of weights applied to the operand: each row holds the weights
+of one output position.
 """
 
 from __future__ import annotations
@@ -32,10 +33,14 @@ def _cubic(a: float) -> Weights:
 
 def _rounded(at: np.ndarray, mode: str) -> np.ndarray:
     half_down, half_up = np.ceil(at - 0.5), np.floor(at + 0.5)
-    return {"floor": np.floor(at), "ceil": np.ceil(at), "round_prefer_ceil": half_up}.get(mode, half_down)
+    return {"floor": np.floor(at), "ceil": np.ceil(at), "round_prefer_ceil": half_up}.get(
+        mode, half_down
+    )
 
 
-def _positions(out: int, size: int, scale: float, roi: tuple[float, float], mode: str) -> np.ndarray:
+def _positions(
+    out: int, size: int, scale: float, roi: tuple[float, float], mode: str
+) -> np.ndarray:
     """Where each output index lies in the operand."""
     i = np.arange(out, dtype=np.float64)
     length = scale * size  # not rounded: what the scale says
@@ -51,22 +56,31 @@ def _positions(out: int, size: int, scale: float, roi: tuple[float, float], mode
     at = (i + 0.5) / scale - 0.5
     if mode == "pytorch_half_pixel" and length <= 1:
         return i * 0
-    if mode == "half_pixel_symmetric":  # the centre stays where it is though the output is rounded down
+    if (
+        mode == "half_pixel_symmetric"
+    ):  # the centre stays where it is though the output is rounded down
         at += size / 2 * (1 - out / length)
     return at
 
 
 def matrix(out: int, size: int, scale: float, roi: tuple[float, float], call: Call) -> np.ndarray:
-    """[out, size] weights of one axis; a row of NaN marks a position outside the operand that is to be filled."""
+    """[out, size] weights of one axis; a row of NaN marks a position outside the operand that is to
+    be filled."""
     coordinate = str(call.attr("coordinate_transformation_mode", "half_pixel"))
     mode = str(call.attr("mode", "nearest"))
     at = _positions(out, size, scale, roi, coordinate)
     rows = np.zeros((out, size))
     if mode == "nearest":
-        picked = np.clip(_rounded(at, str(call.attr("nearest_mode", "round_prefer_floor"))), 0, size - 1).astype(int)
+        picked = np.clip(
+            _rounded(at, str(call.attr("nearest_mode", "round_prefer_floor"))), 0, size - 1
+        ).astype(int)
         rows[np.arange(out), picked] = 1
     else:
-        kernel, reach = (_linear, 1) if mode == "linear" else (_cubic(float(call.attr("cubic_coeff_a", -0.75))), 2)
+        kernel, reach = (
+            (_linear, 1)
+            if mode == "linear"
+            else (_cubic(float(call.attr("cubic_coeff_a", -0.75))), 2)
+        )
         shrink = min(scale, 1.0) if call.attr("antialias", 0) else 1.0
         span = int(np.ceil(reach / shrink)) + 1
         taps = np.floor(at)[:, None] + np.arange(-span, span + 1)
@@ -80,7 +94,9 @@ def matrix(out: int, size: int, scale: float, roi: tuple[float, float], call: Ca
     return rows
 
 
-def _sizes(call: Call, shape: tuple[int, ...], axes: Sequence[int]) -> tuple[list[int], list[float]]:
+def _sizes(
+    call: Call, shape: tuple[int, ...], axes: Sequence[int]
+) -> tuple[list[int], list[float]]:
     """Output extent and scale per axis in `axes`."""
     scales, sizes = call.get(2), call.get(3)
     if scales is not None and as_array(scales).size:
@@ -103,10 +119,18 @@ def resize(call: Call) -> Value:
     x = as_array(call.get(0))
     axes = [a % x.ndim for a in call.attr("axes", range(x.ndim))]
     outs, scales = _sizes(call, x.shape, axes)
-    roi = [0.0] * len(axes) + [1.0] * len(axes) if call.get(1) is None or not as_array(call.get(1)).size else as_array(call.get(1)).tolist()
+    roi = (
+        [0.0] * len(axes) + [1.0] * len(axes)
+        if call.get(1) is None or not as_array(call.get(1)).size
+        else as_array(call.get(1)).tolist()
+    )
     made = x.astype(np.float64)
     for k, axis in enumerate(axes):
-        if outs[k] == x.shape[axis] and scales[k] == 1.0 and call.attr("coordinate_transformation_mode") != "tf_crop_and_resize":
+        if (
+            outs[k] == x.shape[axis]
+            and scales[k] == 1.0
+            and call.attr("coordinate_transformation_mode") != "tf_crop_and_resize"
+        ):
             continue
         weights = matrix(outs[k], x.shape[axis], scales[k], (roi[k], roi[k + len(axes)]), call)
         made = np.moveaxis(np.tensordot(weights, made, (1, axis)), 0, axis)

@@ -24,28 +24,44 @@ def compress(call: Call) -> Value:
 
 @handles("Unique")
 def unique(call: Call) -> tuple[Value, ...]:
-    """Distinct elements (or slices along an axis), where each first is, which each element equals, and how often each occurs."""
+    """Distinct elements (or slices along an axis), where each first is, which each element equals,
+    and how often each occurs."""
     x = as_array(call.get(0))
     axis = call.axis(x.ndim) if "axis" in call.attrs else None
-    values, first, inverse, counts = np.unique(x, return_index=True, return_inverse=True, return_counts=True, axis=axis)
+    values, first, inverse, counts = np.unique(
+        x, return_index=True, return_inverse=True, return_counts=True, axis=axis
+    )
     inverse = inverse.reshape(-1)
     if not call.attr("sorted", 1):
         order = np.argsort(first)
-        values, first, counts = np.take(values, order, 0 if axis is None else axis), first[order], counts[order]
+        values, first, counts = (
+            np.take(values, order, 0 if axis is None else axis),
+            first[order],
+            counts[order],
+        )
         inverse = np.argsort(order)[inverse]
     return values, *(v.astype(np.int64) for v in (first, inverse, counts))
 
 
 @handles("NonMaxSuppression")
 def non_max_suppression(call: Call) -> Value:
-    """Per sample and class, boxes by falling score that overlap no box taken before: rows of (sample, class, box)."""
+    """Per sample and class, boxes by falling score that overlap no box taken before: rows of
+    (sample, class, box)."""
     boxes, scores = as_array(call.get(0)), as_array(call.get(1))
-    most, overlap, least = (None if call.get(k) is None else as_array(call.get(k)).reshape(-1)[0] for k in (2, 3, 4))
+    most, overlap, least = (
+        None if call.get(k) is None else as_array(call.get(k)).reshape(-1)[0] for k in (2, 3, 4)
+    )
     if call.attr("center_point_box", 0):
         x, y, w, h = np.moveaxis(boxes, -1, 0)
         corners = np.stack([y - h / 2, x - w / 2, y + h / 2, x + w / 2], -1)
     else:
-        corners = np.concatenate([np.minimum(boxes[..., :2], boxes[..., 2:]), np.maximum(boxes[..., :2], boxes[..., 2:])], -1)
+        corners = np.concatenate(
+            [
+                np.minimum(boxes[..., :2], boxes[..., 2:]),
+                np.maximum(boxes[..., :2], boxes[..., 2:]),
+            ],
+            -1,
+        )
     rows: list[tuple[int, int, int]] = []
     for b in range(scores.shape[0]):
         for c in range(scores.shape[1]):
@@ -53,7 +69,9 @@ def non_max_suppression(call: Call) -> Value:
             for k in np.argsort(-scores[b, c], kind="stable"):
                 if len(taken) >= int(most or 0) or (least is not None and scores[b, c, k] <= least):
                     break
-                if all(_overlap(corners[b, k], corners[b, t]) <= float(overlap or 0.0) for t in taken):
+                if all(
+                    _overlap(corners[b, k], corners[b, t]) <= float(overlap or 0.0) for t in taken
+                ):
                     taken.append(int(k))
             rows += [(b, c, k) for k in taken]
     return np.asarray(rows, np.int64).reshape(-1, 3)

@@ -92,7 +92,9 @@ def over(call: Call) -> Value:
     rows: list[list[Value]] = [[] for _ in body.output]
     for k, element in enumerate(first):
         others = [v[k] if isinstance(v, list) else v for v in call.inputs[1:]]
-        for own, made in zip(rows, call.machine.subgraph(call, body, [element, *others]), strict=True):
+        for own, made in zip(
+            rows, call.machine.subgraph(call, body, [element, *others]), strict=True
+        ):
             own.append(made)
     return tuple(rows)
 
@@ -115,5 +117,9 @@ def split(call: Call) -> Value:
         pieces = np.split(x, size, axis)
         return (pieces if call.attr("keepdims", 1) else [p.squeeze(axis) for p in pieces],)
     lengths = as_array(given)
-    cuts = np.arange(int(lengths), size, int(lengths)) if lengths.ndim == 0 else np.cumsum(lengths)[:-1]
+    cuts = (
+        np.arange(int(lengths), size, int(lengths))
+        if lengths.ndim == 0
+        else np.cumsum(lengths)[:-1]
+    )
     return (np.split(x, cuts, axis),)

@@ -64,7 +64,9 @@ def slice_(call: Call) -> Value:
     axes = range(len(starts)) if call.get(3) is None else as_array(call.get(3)).tolist()
     steps = np.ones_like(starts) if call.get(4) is None else as_array(call.get(4))
     cut = [slice(None)] * x.ndim
-    for axis, start, end, step in zip(axes, starts.tolist(), ends.tolist(), steps.tolist(), strict=True):
+    for axis, start, end, step in zip(
+        axes, starts.tolist(), ends.tolist(), steps.tolist(), strict=True
+    ):
         n = x.shape[axis]
         last = None if step < 0 and end < -n else end
         cut[axis] = slice(start, last, step)

@@ -1,7 +1,7 @@
 """Handlers of operators that a Graph does not hold, by domain, name and the opset they appeared in.
 
-A handler sees one node with its values and returns its outputs: numpy arrays, lists (sequences), or None (an empty optional).
-The one with the greatest `since` not above the model's opset serves.
+A handler sees one node with its values and returns its outputs: numpy arrays, lists (sequences), or
+None (an empty optional). The one with the greatest `since` not above the model's opset serves.
 """
 
 from __future__ import annotations
@@ -17,7 +17,21 @@ if TYPE_CHECKING:
     from planner.onnx_backend.machine import Machine, Scope
 
 Value = Any
-FAMILIES = ("control", "sequence", "make", "select", "shape", "quant", "empty", "text", "vision", "resize", "ml", "training", "random")
+FAMILIES = (
+    "control",
+    "sequence",
+    "make",
+    "select",
+    "shape",
+    "quant",
+    "empty",
+    "text",
+    "vision",
+    "resize",
+    "ml",
+    "training",
+    "random",
+)
 
 
 class Refused(Exception):
@@ -26,7 +40,8 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Call:
-    """One node at run time: its values (None where an optional input is absent), attributes, and where its subgraphs look names up."""
+    """One node at run time: its values (None where an optional input is absent), attributes, and
+    where its subgraphs look names up."""
 
     node: Any
     inputs: tuple[Value, ...]
@@ -90,5 +105,7 @@ def handled() -> tuple[tuple[str, str], ...]:
 def as_array(value: Value) -> np.ndarray:
     """A tensor value. Raises Refused for sequences and empty optionals."""
     if not isinstance(value, np.ndarray):
-        raise Refused(f"a tensor is needed, not {'an empty optional' if value is None else 'a sequence'}")
+        raise Refused(
+            f"a tensor is needed, not {'an empty optional' if value is None else 'a sequence'}"
+        )
     return value

@@ -20,25 +20,32 @@ def _texts(values: Sequence[object], shape: tuple[int, ...]) -> np.ndarray:
 def concat(call: Call) -> Value:
     """Pairs joined, with broadcasting."""
     a, b = np.broadcast_arrays(as_array(call.get(0)), as_array(call.get(1)))
-    return _texts([str(x) + str(y) for x, y in zip(a.reshape(-1), b.reshape(-1), strict=True)], a.shape)
+    return _texts(
+        [str(x) + str(y) for x, y in zip(a.reshape(-1), b.reshape(-1), strict=True)], a.shape
+    )
 
 
 @handles("StringSplit")
 def split(call: Call) -> Value:
-    """Pieces of each text, filled up with empty ones to the longest list; and how many there were."""
+    """Pieces of each text, filled up with empty ones to the longest list; and how many there
+    were."""
     x = as_array(call.get(0))
     delimiter, most = call.attr("delimiter") or None, int(call.attr("maxsplit", -1))
     rows = [str(v).split(delimiter, most) if v or delimiter else [] for v in x.reshape(-1)]
     width = max(map(len, rows), default=0)
     pieces = [p for row in rows for p in (*row, *[""] * (width - len(row)))]
-    return _texts(pieces, (*x.shape, width)), np.asarray([len(r) for r in rows], np.int64).reshape(x.shape)
+    return _texts(pieces, (*x.shape, width)), np.asarray([len(r) for r in rows], np.int64).reshape(
+        x.shape
+    )
 
 
 @handles("RegexFullMatch")
 def match(call: Call) -> Value:
     """Whether each text as a whole matches a pattern."""
     x, pattern = as_array(call.get(0)), re.compile(call.attr("pattern"))
-    return np.asarray([pattern.fullmatch(str(v)) is not None for v in x.reshape(-1)], bool).reshape(x.shape)
+    return np.asarray([pattern.fullmatch(str(v)) is not None for v in x.reshape(-1)], bool).reshape(
+        x.shape
+    )
 
 
 @handles("StringNormalizer")
@@ -55,9 +62,12 @@ def normalize(call: Call) -> Value:
 
 @handles("TfIdfVectorizer")
 def tf_idf(call: Call) -> Value:
-    """Counts of n-grams of a pool, with up to `max_skip_count` elements skipped between; TF counts, IDF is the weight where present, TFIDF both."""
+    """Counts of n-grams of a pool, with up to `max_skip_count` elements skipped between; TF counts,
+    IDF is the weight where present, TFIDF both."""
     x = as_array(call.get(0))
-    low, high, skips = (int(call.attr(k)) for k in ("min_gram_length", "max_gram_length", "max_skip_count"))
+    low, high, skips = (
+        int(call.attr(k)) for k in ("min_gram_length", "max_gram_length", "max_skip_count")
+    )
     starts, places = call.attr("ngram_counts"), call.attr("ngram_indexes")
     pool: list[object] = list(call.attr("pool_strings") or call.attr("pool_int64s"))
     grams: dict[tuple[object, ...], int] = {}

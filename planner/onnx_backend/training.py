@@ -1,4 +1,5 @@
-"""The preview training operators: one step of an optimizer for any number of tensors, and gradients of the surrounding graph."""
+"""The preview training operators: one step of an optimizer for any number of tensors, and gradients
+of the surrounding graph."""
 
 from __future__ import annotations
 
@@ -14,12 +15,15 @@ Step = Callable[..., tuple[np.ndarray, ...]]
 
 
 def _each(call: Call, groups: int, step: Step) -> tuple[Value, ...]:
-    """`step(rate, count, x, gradient, state...)` per tensor; operands and results are ordered group by group."""
+    """`step(rate, count, x, gradient, state...)` per tensor; operands and results are ordered group
+    by group."""
     rate, count = (as_array(v) for v in call.inputs[:2])
     rest = [as_array(v) for v in call.inputs[2:]]
     n = len(rest) // groups
     made = [step(rate, int(count), *rest[k::n]) for k in range(n)]
-    return tuple(np.asarray(own[g]).astype(rest[0].dtype) for g in range(groups - 1) for own in made)
+    return tuple(
+        np.asarray(own[g]).astype(rest[0].dtype) for g in range(groups - 1) for own in made
+    )
 
 
 @handles("Momentum", domain=PREVIEW)
@@ -27,7 +31,9 @@ def momentum(call: Call) -> tuple[Value, ...]:
     """v' = alpha v + beta g; x' = x - r v' (or Nesterov's x - r (g + alpha v'))."""
     alpha, beta, decay, mode = (call.attr(k) for k in ("alpha", "beta", "norm_coefficient", "mode"))
 
-    def step(rate: np.ndarray, count: int, x: np.ndarray, g: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, ...]:
+    def step(
+        rate: np.ndarray, count: int, x: np.ndarray, g: np.ndarray, v: np.ndarray
+    ) -> tuple[np.ndarray, ...]:
         g = g + np.float32(decay) * x
         v = np.float32(alpha) * v + np.float32(beta if count > 0 else 1.0) * g
         return (x - rate * (g + np.float32(alpha) * v) if mode == "nesterov" else x - rate * v), v
@@ -38,9 +44,14 @@ def momentum(call: Call) -> tuple[Value, ...]:
 @handles("Adagrad", domain=PREVIEW)
 def adagrad(call: Call) -> tuple[Value, ...]:
     """h' = h + g^2; x' = x - r g / (sqrt(h') + epsilon)."""
-    fade, epsilon, decay = (call.attr(k, d) for k, d in (("decay_factor", 0.0), ("epsilon", 1e-6), ("norm_coefficient", 0.0)))
+    fade, epsilon, decay = (
+        call.attr(k, d)
+        for k, d in (("decay_factor", 0.0), ("epsilon", 1e-6), ("norm_coefficient", 0.0))
+    )
 
-    def step(rate: np.ndarray, count: int, x: np.ndarray, g: np.ndarray, h: np.ndarray) -> tuple[np.ndarray, ...]:
+    def step(
+        rate: np.ndarray, count: int, x: np.ndarray, g: np.ndarray, h: np.ndarray
+    ) -> tuple[np.ndarray, ...]:
         g = g + np.float32(decay) * x
         h = h + g * g
         return x - rate / (1 + count * np.float32(fade)) * g / (np.sqrt(h) + np.float32(epsilon)), h
@@ -51,12 +62,19 @@ def adagrad(call: Call) -> tuple[Value, ...]:
 @handles("Adam", domain=PREVIEW)
 def adam(call: Call) -> tuple[Value, ...]:
     """Moments of the gradient, the rate corrected for their start, then decay after the step."""
-    alpha, beta, epsilon = (call.attr(k, d) for k, d in (("alpha", 0.9), ("beta", 0.999), ("epsilon", 1e-6)))
+    alpha, beta, epsilon = (
+        call.attr(k, d) for k, d in (("alpha", 0.9), ("beta", 0.999), ("epsilon", 1e-6))
+    )
     before, after = call.attr("norm_coefficient", 0.0), call.attr("norm_coefficient_post", 0.0)
 
-    def step(rate: np.ndarray, count: int, x: np.ndarray, g: np.ndarray, m: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, ...]:
+    def step(
+        rate: np.ndarray, count: int, x: np.ndarray, g: np.ndarray, m: np.ndarray, v: np.ndarray
+    ) -> tuple[np.ndarray, ...]:
         g = g + np.float32(before) * x
-        m, v = np.float32(alpha) * m + np.float32(1 - alpha) * g, np.float32(beta) * v + np.float32(1 - beta) * g * g
+        m, v = (
+            np.float32(alpha) * m + np.float32(1 - alpha) * g,
+            np.float32(beta) * v + np.float32(1 - beta) * g * g,
+        )
         if count > 0:
             rate = rate * np.sqrt(1 - beta**count) / (1 - alpha**count)
         return np.float32(1 - after) * (x - rate * m / (np.sqrt(v) + np.float32(epsilon))), m, v
@@ -66,7 +84,8 @@ def adam(call: Call) -> tuple[Value, ...]:
 
 @handles("Gradient", domain=PREVIEW)
 def gradient(call: Call) -> tuple[Value, ...]:
-    """Derivatives of tensor `y` by the tensors `xs`, through the nodes of the graph around; `zs` are held fixed."""
+    """Derivatives of tensor `y` by the tensors `xs`, through the nodes of the graph around; `zs`
+    are held fixed."""
     import jax
 
     from planner.onnx_backend.machine import value_info
@@ -74,7 +93,9 @@ def gradient(call: Call) -> tuple[Value, ...]:
     from planner.reader import read_model
 
     names, target = list(call.attr("xs")), str(call.attr("y"))
-    values = dict(zip([*names, *call.attr("zs", [])], (as_array(v) for v in call.inputs), strict=True))
+    values = dict(
+        zip([*names, *call.attr("zs", [])], (as_array(v) for v in call.inputs), strict=True)
+    )
     model = _between(call.machine.model, values, target)
     del model.graph.input[:]
     model.graph.input.extend(value_info(name, value) for name, value in values.items())
@@ -90,7 +111,8 @@ def gradient(call: Call) -> tuple[Value, ...]:
 
 
 def _between(model: Any, values: dict[str, Value], target: str) -> Any:
-    """A copy of a model that keeps the nodes on the way from the given values to a target, which becomes its output."""
+    """A copy of a model that keeps the nodes on the way from the given values to a target, which
+    becomes its output."""
     from onnx import ModelProto, helper
 
     made = ModelProto()

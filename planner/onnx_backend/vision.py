@@ -12,8 +12,12 @@ from planner.onnx_backend.table import Call, Refused, Value, as_array, handles
 
 @handles("RoiAlign", since=16)
 def roi_align(call: Call) -> Value:
-    """Averages (or maxima) of bilinear samples in the cells of a grid over each region (x0, y0, x1, y1)."""
-    return _roi_align(call, 0.5 if call.attr("coordinate_transformation_mode", "half_pixel") == "half_pixel" else 0.0)
+    """Averages (or maxima) of bilinear samples in the cells of a grid over each region (x0, y0, x1,
+    y1)."""
+    return _roi_align(
+        call,
+        0.5 if call.attr("coordinate_transformation_mode", "half_pixel") == "half_pixel" else 0.0,
+    )
 
 
 @handles("RoiAlign", since=10)
@@ -25,9 +29,15 @@ def roi_align_10(call: Call) -> Value:
 def _roi_align(call: Call, shift: float) -> Value:
     x, regions, samples = (as_array(v) for v in call.inputs)
     rows, columns = int(call.attr("output_height", 1)), int(call.attr("output_width", 1))
-    scale, ratio, most = float(call.attr("spatial_scale", 1.0)), int(call.attr("sampling_ratio", 0)), call.attr("mode", "avg") == "max"
+    scale, ratio, most = (
+        float(call.attr("spatial_scale", 1.0)),
+        int(call.attr("sampling_ratio", 0)),
+        call.attr("mode", "avg") == "max",
+    )
     out = np.zeros((len(regions), x.shape[1], rows, columns), np.float64)
-    for own, region, sample in zip(out, regions.astype(np.float64) * scale - shift, samples.tolist(), strict=True):
+    for own, region, sample in zip(
+        out, regions.astype(np.float64) * scale - shift, samples.tolist(), strict=True
+    ):
         left, top, right, bottom = region
         width, height = right - left, bottom - top
         if not shift:
@@ -38,7 +48,9 @@ def _roi_align(call: Call, shift: float) -> Value:
         parts = []
         for (wy, iy), (wx, ix) in itertools.product(*_pairs(weights, pixels)):
             parts.append(x[sample][:, iy][:, :, :, ix] * (wy[:, :, None, None] * wx))
-        points = np.max(parts, 0) if most else np.sum(parts, 0)  # the maximum is over weighted neighbours, as ONNX defines it
+        points = (
+            np.max(parts, 0) if most else np.sum(parts, 0)
+        )  # the maximum is over weighted neighbours, as ONNX defines it
         own[:] = points.max((2, 4)) if most else points.mean((2, 4))
     return out.astype(x.dtype)
 
@@ -55,12 +67,16 @@ def _cell_points(start: float, length: float, cells: int, ratio: int) -> np.ndar
 
 
 def _corners(at: np.ndarray, size: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Weights and indices of the two neighbours of each position; positions beyond the border by more than one count as zero."""
+    """Weights and indices of the two neighbours of each position; positions beyond the border by
+    more than one count as zero."""
     outside = (at < -1) | (at > size)
     at = np.clip(at, 0, size - 1)
     low = np.floor(at).astype(int)
     part = at - low
-    return [np.where(outside, 0, 1 - part), np.where(outside, 0, part)], [low, np.minimum(low + 1, size - 1)]
+    return [np.where(outside, 0, 1 - part), np.where(outside, 0, part)], [
+        low,
+        np.minimum(low + 1, size - 1),
+    ]
 
 
 @handles("ImageDecoder")

@@ -1,9 +1,47 @@
-"""The operator table. A new operator = one line (its rule), a kernel text, and one line in the oracle's list (tests/ops/test_oracle.py)."""
+"""The operator table. A new operator = one line (its rule), a kernel text, and one line in the
+oracle's list (tests/ops/test_oracle.py)."""
 
-from planner.ops import attention, control, experts, index, linear, loss, norm, pointwise, pool, quant, random, rare, recurrent, reduce, sample, shape, signal
+from planner.ops import (
+    attention,
+    control,
+    experts,
+    index,
+    linear,
+    loss,
+    norm,
+    pointwise,
+    pool,
+    quant,
+    random,
+    rare,
+    recurrent,
+    reduce,
+    sample,
+    shape,
+    signal,
+)
 from planner.ops.base import OPERATORS, Call, NoRule, Operator
 
 __all__ = [
-    "OPERATORS", "Call", "NoRule", "Operator", "attention", "control", "experts", "index", "linear", "loss", "norm", "pointwise", "pool", "quant", "random", "rare", "recurrent",
-    "reduce", "sample", "shape", "signal",
-]  # fmt: skip
+    "OPERATORS",
+    "Call",
+    "NoRule",
+    "Operator",
+    "attention",
+    "control",
+    "experts",
+    "index",
+    "linear",
+    "loss",
+    "norm",
+    "pointwise",
+    "pool",
+    "quant",
+    "random",
+    "rare",
+    "recurrent",
+    "reduce",
+    "sample",
+    "shape",
+    "signal",
+]

@@ -1,7 +1,9 @@
 """Attention, rotary embedding and LSTM.
 
-Three ways to cut the positions of attention: queries alone (every device then needs all keys, gathered or fanned out by the layouts around it); queries
-and keys by the same axes, pieces of keys passing by on a ring ("ring"); or not at all, layouts around it turning cut positions into cut heads and back.
+Three ways to cut the positions of attention: queries alone (every device then needs all keys,
+gathered or fanned out by the layouts around it); queries and keys by the same axes, pieces of keys
+passing by on a ring ("ring"); or not at all, layouts around it turning cut positions into cut heads
+and back.
 """
 
 from __future__ import annotations
@@ -15,19 +17,22 @@ from planner.ops.recurrent import chosen, lstm_full, operands, recurrent_rule
 from planner.sharding.rule import Inner, Rule, parse
 
 QUERY_BLOCK = 1024
-"""Queries per block of the emitted kernel (planner/emit/runtime/kernels/kernels.py; a test holds the two together)."""
+"""Queries per block of the emitted kernel (planner/emit/runtime/kernels/kernels.py; a test holds
+the two together)."""
 
 
 def in_query_blocks(queries: int) -> bool:
-    """Whether the emitted kernel runs over blocks of queries and makes their scores again in the backward pass."""
+    """Whether the emitted kernel runs over blocks of queries and makes their scores again in the
+    backward pass."""
     return queries > QUERY_BLOCK and queries % QUERY_BLOCK == 0
 
 
 def _attention_rule(node: Node, graph: Graph) -> Rule:
-    """Batch, key-value heads, query heads per key-value head and query positions split; keys only together with the queries, on a ring.
+    """Batch, key-value heads, query heads per key-value head and query positions split; keys only
+    together with the queries, on a ring.
 
-    Splitting query positions alone leaves k and v fans; the kernel then needs its shard's first position for a causal mask. A mask has all keys (u) of
-    the queries it is cut to.
+    Splitting query positions alone leaves k and v fans; the kernel then needs its shard's first
+    position for a causal mask. A mask has all keys (u) of the queries it is cut to.
     """
     shapes = graph.shapes(node.inputs)
     q, k, v = shapes[:3]
@@ -48,23 +53,31 @@ def _attention_rule(node: Node, graph: Graph) -> Rule:
         mask = shapes[3]
         full = (out[0], heads, q[2], k[2])
         cells = [batch if batch != "1" else "1", h, "s", "u!"][4 - len(mask) :]
-        line += ", " + " ".join("1" if m == 1 and f != 1 else c for m, f, c in zip(mask, full[4 - len(mask) :], cells, strict=True))
+        line += ", " + " ".join(
+            "1" if m == 1 and f != 1 else c
+            for m, f, c in zip(mask, full[4 - len(mask) :], cells, strict=True)
+        )
     elif len(shapes) > 3:
         line += ", "
     rule = parse(f"{line} -> {batch} {h} s e", shapes, (out,), sizes=sizes, no_pad=frozenset({"s"}))
     if q[2] > 1 and k[2] > 1:
         rule = replace(rule, paired={"ring": ("s", "t")}, inner=_ring(rule))
-    # 2*B*H*S*T*(D+E), halved where the causal mask lets the kernel skip: counted in full here, as the emitted kernel computes it.
+    # 2*B*H*S*T*(D+E), halved where the causal mask lets the kernel skip: counted in full here, as
+    # the emitted kernel computes it.
     return replace(rule, flops=2.0 * out[0] * heads * q[2] * k[2] * (q[3] + v[3]))
 
 
 def _ring(rule: Rule) -> tuple[Inner, ...]:
-    """k and v pass every other device; in the backward pass once more, and their gradients in float32 as far and then home."""
+    """k and v pass every other device; in the backward pass once more, and their gradients in
+    float32 as far and then home."""
     found: list[Inner] = []
     for dims in rule.operands[1:3]:
         over = tuple(f for dim in dims for f in dim)
-        found += [Inner("ring", "collective-permute", over, 1, 1, 0, ring=True, kept=False), Inner("ring", "collective-permute", over, 0, 1, ring=True),
-                  Inner("ring", "collective-permute", over, 0, 1)]  # fmt: skip
+        found += [
+            Inner("ring", "collective-permute", over, 1, 1, 0, ring=True, kept=False),
+            Inner("ring", "collective-permute", over, 0, 1, ring=True),
+            Inner("ring", "collective-permute", over, 0, 1),
+        ]
     return tuple(found)
 
 
@@ -72,36 +85,63 @@ def _attention(call: Call) -> str:
     mask = call.args[3] if len(call.args) > 3 and call.args[3] else "None"
     start = call.start("s") if call.attr("causal", 0) and "s" in call.rule.sizes else "0"
     q, k, v = call.args[:3]
-    flags = f"{call.attr('scale')!r}, {bool(call.attr('causal', 0))}, {bool(call.attr('guard', 0))}, {start}"
+    flags = (
+        f"{call.attr('scale')!r}, {bool(call.attr('causal', 0))}, {bool(call.attr('guard', 0))},"
+        f" {start}"
+    )
     if call.split.axes("ring"):
-        return f"{call.use('ring_attention')}({q}, {k}, {v}, {mask}, {flags}, {call.axis_text('ring')})"
+        return (
+            f"{call.use('ring_attention')}({q}, {k}, {v}, {mask}, {flags},"
+            f" {call.axis_text('ring')})"
+        )
     return f"{call.use('attention')}({q}, {k}, {v}, {mask}, {flags})"
 
 
 def _cached_rule(node: Node, graph: Graph) -> Rule:
-    """Batch and heads as in attention; positions of the cache (t) may be cut too: each device then attends to its piece, and numerators, denominators and
-    the largest score are put together. The new tokens' own keys and values are whole on every device."""
+    """Batch and heads as in attention; positions of the cache (t) may be cut too: each device then
+    attends to its piece, and numerators, denominators and the largest score are put together. The
+    new tokens' own keys and values are whole on every device.
+    """
     shapes = graph.shapes(node.inputs)
     (q, k, v, past), mask = shapes[:4], shapes[5] if len(shapes) > 5 else ()
     heads, kv, batch = q[1], past[1], "b" if q[0] > 1 else "1"
-    h, g, sizes = ("(g r)", "g", {"g": kv, "r": heads // kv}) if kv not in (1, heads) else ("g", "g", {"g": kv}) if kv > 1 else ("r", "1", {"r": heads})
+    h, g, sizes = (
+        ("(g r)", "g", {"g": kv, "r": heads // kv})
+        if kv not in (1, heads)
+        else ("g", "g", {"g": kv})
+        if kv > 1
+        else ("r", "1", {"r": heads})
+    )
     if heads == 1:
         h, g, sizes = "1", "1", {}
-    line = f"{batch} {h} s! d!, {batch} {g} s! d!, {batch} {g} s! e, {batch} {g} t d!, {batch} {g} t e"
+    line = (
+        f"{batch} {h} s! d!, {batch} {g} s! d!, {batch} {g} s! e, {batch} {g} t d!, {batch} {g} t e"
+    )
     if mask:
         full, cells = (q[0], heads, q[2], past[2]), [batch, h, "s", "t"][4 - len(mask) :]
         line += ", " + " ".join("1" if m == 1 else c for m, c in zip(mask, cells, strict=True))
         assert all(m in (1, n) for m, n in zip(mask, full[4 - len(mask) :], strict=True))
-    rule = parse(f"{line} -> {batch} {h} s e", shapes, graph.shapes(node.outputs[:1]), sizes=sizes, no_pad=frozenset({"t"}))
+    rule = parse(
+        f"{line} -> {batch} {h} s e",
+        shapes,
+        graph.shapes(node.outputs[:1]),
+        sizes=sizes,
+        no_pad=frozenset({"t"}),
+    )
     rows = tuple(f for f in (batch, "g", "r", "s") if f in rule.sizes)
     joined = tuple(Inner("t", "all-reduce", over, 1, 0) for over in (rows, rows, (*rows, "e")))
-    return replace(rule, inner=joined, flops=2.0 * q[0] * heads * q[2] * (past[2] + k[2]) * (q[3] + v[3]))
+    return replace(
+        rule, inner=joined, flops=2.0 * q[0] * heads * q[2] * (past[2] + k[2]) * (q[3] + v[3])
+    )
 
 
 def _cached(call: Call) -> str:
     mask = call.args[5] if len(call.args) > 5 and call.args[5] else "None"
     axes = call.axis_text("t") if call.axes("t") else "()"
-    return f"{call.use('cached_attention')}({', '.join(call.args[:5])}, {mask}, {call.attr('scale')!r}, {axes})"
+    return (
+        f"{call.use('cached_attention')}({', '.join(call.args[:5])}, {mask},"
+        f" {call.attr('scale')!r}, {axes})"
+    )
 
 
 def _rotary_rule(node: Node, graph: Graph) -> Rule:
@@ -122,12 +162,23 @@ def _lstm(call: Call) -> str:
     x, w, r, b, lengths, h0, c0, peepholes = operands(call, 8)
     if (lengths, peepholes) != ("None", "None") or {"activations", "clip"} & set(call.node.attrs):
         return lstm_full(call)
-    return chosen(call, f"{call.use('lstm')}({x}, {w}, {r}, {b}, {h0}, {c0}, {call.attr('direction', 'forward')!r})", 3)
+    return chosen(
+        call,
+        f"{call.use('lstm')}({x}, {w}, {r}, {b}, {h0}, {c0},"
+        f" {call.attr('direction', 'forward')!r})",
+        3,
+    )
 
 
 register(
     Operator("Attention", _attention_rule, _attention, saves="in"),
     Operator("CachedAttention", _cached_rule, _cached, saves=""),
-    Operator("RotaryEmbedding", _rotary_rule, lambda c: f"{c.use('rotary')}({', '.join(c.args)})", saves="in1 in2", fusible=True),
+    Operator(
+        "RotaryEmbedding",
+        _rotary_rule,
+        lambda c: f"{c.use('rotary')}({', '.join(c.args)})",
+        saves="in1 in2",
+        fusible=True,
+    ),
     Operator("LSTM", recurrent_rule, _lstm, saves="in out"),
 )

@@ -1,7 +1,9 @@
-"""What an operator is to the planner: a rule, a kernel as source text, and what its backward pass keeps.
+"""What an operator is to the planner: a rule, a kernel as source text, and what its backward pass
+keeps.
 
-The kernel is an expression in `jnp`, `jax`, `lax` and the helpers of planner/emit/runtime; it is the text that is emitted,
-the text the oracle runs, and the text the ONNX backend runs. It sees local shapes only (padding included).
+The kernel is an expression in `jnp`, `jax`, `lax` and the helpers of planner/emit/runtime; it is
+the text that is emitted, the text the oracle runs, and the text the ONNX backend runs. It sees
+local shapes only (padding included).
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from planner.sharding.rule import Rule, Split
 
 
 class NoRule(Exception):
-    """This instance of the operator has no rule: it is planned replicated, and reported. `whole` may say what its work is all the same."""
+    """This instance of the operator has no rule: it is planned replicated, and reported. `whole`
+    may say what its work is all the same."""
 
     def __init__(self, why: str, whole: Rule | None = None) -> None:
         super().__init__(why)
@@ -40,7 +43,9 @@ def spelled(value: AttrValue) -> AttrValue:
     if isinstance(value, float) and not math.isfinite(value):
         return Special(value)
     if isinstance(value, tuple):
-        return tuple(Special(v) if isinstance(v, float) and not math.isfinite(v) else v for v in value)  # type: ignore[return-value]
+        return tuple(
+            Special(v) if isinstance(v, float) and not math.isfinite(v) else v for v in value
+        )  # type: ignore[return-value]
     return value
 
 
@@ -48,8 +53,9 @@ def spelled(value: AttrValue) -> AttrValue:
 class Call:
     """One kernel call: operand expressions and everything local about it.
 
-    args: operand expressions ("" for an absent optional). local: local size per factor. in_shapes / out_shapes: local shapes.
-    global_in / global_out: true global shapes. helpers: names of runtime helpers the text uses (filled by `use`).
+    args: operand expressions ("" for an absent optional). local: local size per factor. in_shapes /
+    out_shapes: local shapes. global_in / global_out: true global shapes. helpers: names of runtime
+    helpers the text uses (filled by `use`).
     """
 
     node: Node
@@ -65,11 +71,16 @@ class Call:
     out_dtypes: tuple[str, ...] = ()
     helpers: set[str] = field(default_factory=set)
     functions: tuple[str, ...] = ()
-    """Names of the functions that were written for the node's bodies; `made`: type of each of their results, and axes over which its pieces differ."""
+    """Names of the functions that were written for the node's bodies; `made`: type of each of their
+    results, and axes over which its pieces differ."""
     made: tuple[tuple[str, Axes], ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "node", replace(self.node, attrs={k: spelled(v) for k, v in self.node.attrs.items()}))
+        object.__setattr__(
+            self,
+            "node",
+            replace(self.node, attrs={k: spelled(v) for k, v in self.node.attrs.items()}),
+        )
 
     def attr(self, name: str, default: AttrValue | None = None) -> AttrValue:
         """Attribute value; KeyError when it is missing and has no default."""
@@ -89,7 +100,8 @@ class Call:
         return axes_text(self.axes(factor))
 
     def start(self, factor: str) -> str:
-        """Expression of the first global index of this device's piece of the factor ("0" when it is not cut)."""
+        """Expression of the first global index of this device's piece of the factor ("0" when it is
+        not cut)."""
         axes = self.axes(factor)
         if not axes:
             return "0"
@@ -105,7 +117,8 @@ JNP = {"float64": "float32", "int64": "int32", "uint64": "uint32", "bool": "bool
 
 
 def jnp_dtype(dtype: str) -> str:
-    """Expression of a dtype as jax holds it: 64-bit types as 32-bit ones; names of the program (COMPUTE) as they are."""
+    """Expression of a dtype as jax holds it: 64-bit types as 32-bit ones; names of the program
+    (COMPUTE) as they are."""
     return dtype if dtype.isupper() else f"jnp.{JNP.get(dtype, dtype)}"
 
 
@@ -122,10 +135,12 @@ def tuple_text(axes: Axes) -> str:
 
 @dataclass(frozen=True)
 class Operator:
-    """rule(node, graph) -> Rule (or raises NoRule); kernel(call) -> expression text (a tuple when there are several results).
+    """rule(node, graph) -> Rule (or raises NoRule); kernel(call) -> expression text (a tuple when
+    there are several results).
 
-    saves: what the backward pass reads: "in" operands, "out" results, or explicit slots such as "in0 in2"; "" nothing.
-    traffic: how many times results + operands cross memory, for memory-bound pricing (1 = each operand read, each result written once).
+    saves: what the backward pass reads: "in" operands, "out" results, or explicit slots such as
+    "in0 in2"; "" nothing. traffic: how many times results + operands cross memory, for memory-bound
+    pricing (1 = each operand read, each result written once).
     """
 
     name: str
@@ -134,7 +149,8 @@ class Operator:
     saves: str = "in"
     traffic: float = 1.0
     fusible: bool = False
-    """Whether a compiler fuses it into its neighbours (element-wise work): its operands are then not read again from memory."""
+    """Whether a compiler fuses it into its neighbours (element-wise work): its operands are then
+    not read again from memory."""
 
 
 OPERATORS: dict[str, Operator] = {}

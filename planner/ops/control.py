@@ -1,11 +1,14 @@
 """Control flow: nodes whose work is graphs of their own (planner.graph.ir: If, Scan, While).
 
-What may be split follows from the bodies. Dims that a node of a body links by one factor are one class, as are a state's dims where it enters and where it
-leaves an iteration; the class is a factor of the whole node. It may be cut where no node of any body sums over it, keeps it whole, or makes a compound dim
-with it: then every device runs the bodies on its pieces, without a collective inside. A result without the factor does not depend on anything cut by it; it
-must not carry a gradient of what is replicated either, so only results made of integers may lack one.
+What may be split follows from the bodies. Dims that a node of a body links by one factor are one
+class, as are a state's dims where it enters and where it leaves an iteration; the class is a factor
+of the whole node. It may be cut where no node of any body sums over it, keeps it whole, or makes a
+compound dim with it: then every device runs the bodies on its pieces, without a collective inside.
+A result without the factor does not depend on anything cut by it; it must not carry a gradient of
+what is replicated either, so only results made of integers may lack one.
 
-FLOPs: of the heavier branch; of one iteration times their number (that of a While is its limit, 1 where there is none).
+FLOPs: of the heavier branch; of one iteration times their number (that of a While is its limit, 1
+where there is none).
 """
 
 from __future__ import annotations
@@ -24,7 +27,8 @@ Element = tuple[int, str, int]
 
 @dataclass(frozen=True)
 class Region:
-    """A node's rule; per body and node of it: factor -> factor of the rule; per result of the bodies: factors of the rule (only those that may be cut)."""
+    """A node's rule; per body and node of it: factor -> factor of the rule; per result of the
+    bodies: factors of the rule (only those that may be cut)."""
 
     rule: Rule
     inside: tuple[tuple[Mapping[str, str], ...], ...]
@@ -32,13 +36,20 @@ class Region:
     rules: tuple[tuple[Rule, ...], ...]
 
     def axes(self, split: Split, order: Axes) -> tuple[Axes, ...]:
-        """Per result of the bodies (absent ones included): mesh axes that cut it under a split of the node."""
-        return tuple(tuple(a for a in order if any(a in split.axes(f) for f in factors)) for factors in self.made)
+        """Per result of the bodies (absent ones included): mesh axes that cut it under a split of
+        the node."""
+        return tuple(
+            tuple(a for a in order if any(a in split.axes(f) for f in factors))
+            for factors in self.made
+        )
 
     def splits(self, node: Node, split: Split) -> tuple[dict[str, Split], ...]:
         """Per body: the splits of its nodes under a split of the node."""
         return tuple(
-            {inner.id: Split.of({f: split.axes(c) for f, c in linked.items()}) for inner, linked in zip(body.nodes, found, strict=True)}
+            {
+                inner.id: Split.of({f: split.axes(c) for f, c in linked.items()})
+                for inner, linked in zip(body.nodes, found, strict=True)
+            }
             for body, found in zip(node.bodies, self.inside, strict=True)
         )
 
@@ -99,21 +110,49 @@ def region(node: Node, graph: Graph) -> Region:
             made.append((name,))
         return tuple(made)
 
-    operands = tuple(dims(places, graph.tensors[n].shape if n else ()) for places, n in zip(slots, node.inputs, strict=True))
+    operands = tuple(
+        dims(places, graph.tensors[n].shape if n else ())
+        for places, n in zip(slots, node.inputs, strict=True)
+    )
     results = tuple(dims(outs[k], graph.tensors[o].shape) for k, o in enumerate(node.outputs) if o)
     free = {name for root, name in names.items() if root in cut}
     even = {found.root(a) for a in found.even}
-    lacking = [f for f in names.values() if f in free and any(not any(f in dim for dim in r) for r in results)]
-    # An Inner that never runs says that a result lacking the factor is complete, not a term of a sum.
+    lacking = [
+        f
+        for f in names.values()
+        if f in free and any(not any(f in dim for dim in r) for r in results)
+    ]
+    # An Inner that never runs says that a result lacking the factor is complete, not a term of a
+    # sum.
     complete = tuple(Inner(f, "all-reduce", (), 0, 0) for f in lacking)
-    rule = Rule(operands, results, sizes, frozenset(sizes) - free, no_pad=frozenset(n for r, n in names.items() if r in even), flops=_flops(node, rules), inner=complete)
+    rule = Rule(
+        operands,
+        results,
+        sizes,
+        frozenset(sizes) - free,
+        no_pad=frozenset(n for r, n in names.items() if r in even),
+        flops=_flops(node, rules),
+        inner=complete,
+    )
     linked = tuple(
-        tuple({f: names[r] for f in one.factors if (r := found.root((b, j, f))) in cut and r in names} for j, one in enumerate(rules[b])) for b in range(len(rules))
+        tuple(
+            {f: names[r] for f in one.factors if (r := found.root((b, j, f))) in cut and r in names}
+            for j, one in enumerate(rules[b])
+        )
+        for b in range(len(rules))
     )
     leading = 1 if node.op == "While" else 0
     body = node.bodies[0]
-    roots = ([found.root((0, o, d)) for d in range(len(body.tensors[o].shape))] for o in body.outputs[leading:])
-    return Region(rule, linked, tuple(tuple(names[r] for r in own if r in cut and r in names) for own in roots), rules)
+    roots = (
+        [found.root((0, o, d)) for d in range(len(body.tensors[o].shape))]
+        for o in body.outputs[leading:]
+    )
+    return Region(
+        rule,
+        linked,
+        tuple(tuple(names[r] for r in own if r in cut and r in names) for own in roots),
+        rules,
+    )
 
 
 def _read(found: _Classes, b: int, j: int, node: Node, rule: Rule) -> None:
@@ -134,19 +173,28 @@ def _read(found: _Classes, b: int, j: int, node: Node, rule: Rule) -> None:
             found.even.add((b, j, f))
 
 
-def _outside(found: _Classes, node: Node, graph: Graph) -> tuple[list[tuple[object, ...]], list[tuple[object, ...]]]:
+def _outside(
+    found: _Classes, node: Node, graph: Graph
+) -> tuple[list[tuple[object, ...]], list[tuple[object, ...]]]:
     """Places of the dims of the node's operands and results, joined with those of its bodies."""
     first, own, states, scanned = (_count(node, k) for k in ("first", "own", "states", "scanned"))
     slots: list[tuple[object, ...]] = []
     for slot, name in enumerate(node.inputs):
-        places = tuple(("in", slot, d) for d in range(len(graph.tensors[name].shape) if name else 0))
+        places = tuple(
+            ("in", slot, d) for d in range(len(graph.tensors[name].shape) if name else 0)
+        )
         slots.append(places)
         if slot < first:
             found.whole.update(places)
             continue
         k = slot - first
         along = node.attrs["in_axes"][k - states] if states <= k < states + scanned else -1  # type: ignore[index]
-        _join_around(found, places, int(along), [(b, body.inputs[own + k]) for b, body in enumerate(node.bodies)])
+        _join_around(
+            found,
+            places,
+            int(along),
+            [(b, body.inputs[own + k]) for b, body in enumerate(node.bodies)],
+        )
     outs: list[tuple[object, ...]] = []
     leading = 1 if node.op == "While" else 0
     for k, name in enumerate(node.outputs):
@@ -165,7 +213,9 @@ def _outside(found: _Classes, node: Node, graph: Graph) -> tuple[list[tuple[obje
     return slots, outs
 
 
-def _join_around(found: _Classes, places: tuple[object, ...], along: int, inner: list[tuple[int, str]]) -> None:
+def _join_around(
+    found: _Classes, places: tuple[object, ...], along: int, inner: list[tuple[int, str]]
+) -> None:
     """Dims outside with those inside; dim `along` is the one that iterations go along."""
     rest = [p for d, p in enumerate(places) if d != along]
     found.whole.update(p for d, p in enumerate(places) if d == along)
@@ -177,15 +227,22 @@ def _join_around(found: _Classes, places: tuple[object, ...], along: int, inner:
 
 
 def _results(found: _Classes, b: int, body: Graph, node: Node) -> None:
-    """A float result, or one made of floats, must have every factor that is cut; constants cannot be cut where they are results themselves."""
+    """A float result, or one made of floats, must have every factor that is cut; constants cannot
+    be cut where they are results themselves."""
     floats = {n for n in body.inputs if body.tensors[n].is_float}
-    own, states, leading = _count(node, "own"), _count(node, "states"), 1 if node.op == "While" else 0
+    own, states, leading = (
+        _count(node, "own"),
+        _count(node, "states"),
+        1 if node.op == "While" else 0,
+    )
     for _ in range(1 + states):
         before = len(floats)
         for inner in body.nodes:
             if any(n in floats for n in inner.inputs):
                 floats.update(o for o in inner.outputs if o)
-        floats.update(body.inputs[own + k] for k in range(states) if body.outputs[leading + k] in floats)
+        floats.update(
+            body.inputs[own + k] for k in range(states) if body.outputs[leading + k] in floats
+        )
         if len(floats) == before:
             break
     for name in body.outputs:
@@ -202,7 +259,9 @@ def _flops(node: Node, rules: tuple[tuple[Rule, ...], ...]) -> float:
 
 def _region_rule(node: Node, graph: Graph) -> Rule:
     rule = region(node, graph).rule
-    if any(n > 1 for n in rule.sizes.values()) and not any(n > 1 and f not in rule.whole for f, n in rule.sizes.items()):
+    if any(n > 1 for n in rule.sizes.values()) and not any(
+        n > 1 and f not in rule.whole for f, n in rule.sizes.items()
+    ):
         raise NoRule("its bodies sum over, or look along, every dim", rule)
     return rule
 
@@ -217,15 +276,29 @@ def _tuple(items: list[str]) -> str:
 
 
 def inner_gradients(node: Node, b: int, grad: frozenset[str]) -> frozenset[str]:
-    """Tensors of body b through which a gradient flows when it flows through `grad` outside: downstream of such an operand or state."""
-    body, first, own, states = node.bodies[b], _count(node, "first"), _count(node, "own"), _count(node, "states")
-    hot = {inner for inner, outer in zip(body.inputs[own:], node.inputs[first:], strict=True) if outer in grad}
+    """Tensors of body b through which a gradient flows when it flows through `grad` outside:
+    downstream of such an operand or state."""
+    body, first, own, states = (
+        node.bodies[b],
+        _count(node, "first"),
+        _count(node, "own"),
+        _count(node, "states"),
+    )
+    hot = {
+        inner
+        for inner, outer in zip(body.inputs[own:], node.inputs[first:], strict=True)
+        if outer in grad
+    }
     for _ in range(1 + states):
         before = len(hot)
         for inner in body.nodes:
             if any(n in hot for n in inner.inputs):
                 hot.update(o for o in inner.outputs if o and body.tensors[o].is_float)
-        hot.update(enters for enters, leaves in zip(body.inputs[own : own + states], body.outputs, strict=False) if leaves in hot)
+        hot.update(
+            enters
+            for enters, leaves in zip(body.inputs[own : own + states], body.outputs, strict=False)
+            if leaves in hot
+        )
         if len(hot) == before:
             break
     return frozenset(hot)
@@ -233,7 +306,10 @@ def inner_gradients(node: Node, b: int, grad: frozenset[str]) -> frozenset[str]:
 
 def kept_elements(node: Node) -> int:
     """Elements that the bodies make in all iterations: what a backward pass may read of them."""
-    return trips(node) * max(sum(body.tensors[o].elements for inner in body.nodes for o in inner.outputs if o) for body in node.bodies)
+    return trips(node) * max(
+        sum(body.tensors[o].elements for inner in body.nodes for o in inner.outputs if o)
+        for body in node.bodies
+    )
 
 
 def _picked(call: Call, text: str) -> str:
@@ -246,16 +322,28 @@ def _picked(call: Call, text: str) -> str:
 
 def _if(call: Call) -> str:
     then, other = call.functions
-    text = f"{call.use('either')}({call.args[0]}, {then}, {other}, {_tuple(list(call.args[1:]))}, {_made(call)})"
+    text = (
+        f"{call.use('either')}({call.args[0]}, {then}, {other}, {_tuple(list(call.args[1:]))},"
+        f" {_made(call)})"
+    )
     return _picked(call, text)
 
 
 def _scan(call: Call) -> str:
     states, scanned = int(call.attr("states")), int(call.attr("scanned"))  # type: ignore[arg-type]
     args = list(call.args)
-    parts = ", ".join(_tuple(group) for group in (args[:states], args[states : states + scanned], args[states + scanned :]))
-    ways = ", ".join(repr(tuple(call.attr(k))) for k in ("in_axes", "in_reverse", "out_axes", "out_reverse"))  # type: ignore[arg-type]
-    text = f"{call.use('iterate')}({call.functions[0]}, {call.attr('trips')}, {parts}, {_made(call)}, {bool(call.attr('own'))}, {ways})"
+    parts = ", ".join(
+        _tuple(group)
+        for group in (args[:states], args[states : states + scanned], args[states + scanned :])
+    )
+    ways = ", ".join(
+        repr(tuple(call.attr(k)))  # type: ignore[arg-type]
+        for k in ("in_axes", "in_reverse", "out_axes", "out_reverse")
+    )
+    text = (
+        f"{call.use('iterate')}({call.functions[0]}, {call.attr('trips')}, {parts}, {_made(call)},"
+        f" {bool(call.attr('own'))}, {ways})"
+    )
     return _picked(call, text)
 
 
@@ -263,7 +351,10 @@ def _while(call: Call) -> str:
     states = int(call.attr("states"))  # type: ignore[arg-type]
     limit = call.args[0] or (repr(call.attr("limit")) if int(call.attr("limit")) >= 0 else "None")  # type: ignore[arg-type]
     args = list(call.args[2:])
-    text = f"{call.use('until')}({call.functions[0]}, {limit}, {call.args[1] or 'True'}, {_tuple(args[:states])}, {_tuple(args[states:])}, {_made(call)})"
+    text = (
+        f"{call.use('until')}({call.functions[0]}, {limit}, {call.args[1] or 'True'},"
+        f" {_tuple(args[:states])}, {_tuple(args[states:])}, {_made(call)})"
+    )
     return _picked(call, text)
 
 

@@ -1,12 +1,15 @@
-"""Routed experts: tokens, experts and the experts' hidden width split; by expert parallelism the same axes cut tokens and experts.
+"""Routed experts: tokens, experts and the experts' hidden width split; by expert parallelism the
+same axes cut tokens and experts.
 
     work     2 M N K of the chosen experts alone: tokens x choices x the weights of one expert
     e        each device runs its own experts on all tokens it sees: the result is partial
     f        every expert's hidden width is cut: the result is partial
-    expert-b, expert-s   axes cut tokens and experts together: rows travel to their experts and back inside the kernel
+    expert-b, expert-s   axes cut tokens and experts together: rows travel to their experts and back
+                         inside the kernel
 
-The kernel runs over blocks of rows of one expert, as many as the router's choices need. What is counted and compared with compilers is the
-work at balance; what is priced is IMBALANCE times that (blocks that are not full, devices that get more than their part).
+The kernel runs over blocks of rows of one expert, as many as the router's choices need. What is
+counted and compared with compilers is the work at balance; what is priced is IMBALANCE times that
+(blocks that are not full, devices that get more than their part).
 """
 
 from __future__ import annotations
@@ -22,23 +25,36 @@ from planner.ops.base import Call, NoRule, Operator, register, tuple_text
 from planner.sharding.rule import Inner, Rule, Split, parse
 
 IMBALANCE = 1.25
-"""Assumed: rows of the busiest device over the mean, and places of a round of expert parallelism over the rows it carries at balance."""
+"""Assumed: rows of the busiest device over the mean, and places of a round of expert parallelism
+over the rows it carries at balance."""
 BLOCK_ROWS = 512
 """Rows of a block are at most about so many, where experts get that many."""
 LEAST_ROWS = 128
 EXPERT = "expert-"
 """Names of pairs begin with it: tokens and experts cut by the same axes."""
 MIXES = {
-    "silu": "jax.nn.silu({0})", "relu": "jax.nn.relu({0})", "gelu": "jax.nn.gelu({0}, approximate=False)", "gelu_tanh": "jax.nn.gelu({0}, approximate=True)",
-    "sigmoid": "jax.nn.sigmoid({0})", "tanh": "jnp.tanh({0})", "identity": "{0}",
-}  # fmt: skip
-"""Activations by name. Beside them "swiglu" with attrs alpha, beta and limit: g * sigmoid(alpha g) * (u + beta), g and u bounded."""
+    "silu": "jax.nn.silu({0})",
+    "relu": "jax.nn.relu({0})",
+    "gelu": "jax.nn.gelu({0}, approximate=False)",
+    "gelu_tanh": "jax.nn.gelu({0}, approximate=True)",
+    "sigmoid": "jax.nn.sigmoid({0})",
+    "tanh": "jnp.tanh({0})",
+    "identity": "{0}",
+}
+"""Activations by name. Beside them "swiglu" with attrs alpha, beta and limit: g * sigmoid(alpha g)
+* (u + beta), g and u bounded."""
 
 
 def token_factors(node: Node, graph: Graph) -> tuple[str, ...]:
     """Factors of the token dims, "1" for those of size one."""
     lead = graph.tensors[node.inputs[0]].shape[:-1]
-    names = ("b", "s") if len(lead) == 2 else ("b",) if len(lead) == 1 else tuple(f"b{i}" for i in range(len(lead)))
+    names = (
+        ("b", "s")
+        if len(lead) == 2
+        else ("b",)
+        if len(lead) == 1
+        else tuple(f"b{i}" for i in range(len(lead)))
+    )
     return tuple(name if n > 1 else "1" for name, n in zip(names, lead, strict=True))
 
 
@@ -48,7 +64,10 @@ def _rule(node: Node, graph: Graph) -> Rule:
         raise NoRule(f"experts with the activation {node.attrs.get('activation')}")
     tokens = token_factors(node, graph)
     lead = " ".join(tokens)
-    into, out_of = ("e f h!" if node.attrs.get("trans_in") else "e h! f"), ("e h! f" if node.attrs.get("trans_out") else "e f h!")
+    into, out_of = (
+        ("e f h!" if node.attrs.get("trans_in") else "e h! f"),
+        ("e h! f" if node.attrs.get("trans_out") else "e f h!"),
+    )
     sides = (f"{lead} h!", f"{lead} k!", f"{lead} k!", into, into, out_of, "e f", "e f", "e h!")
     line = ",".join(side if name else "" for side, name in zip(sides, node.inputs, strict=False))
     rule = parse(f"{line} -> {lead} h!", shapes, outs, no_pad=frozenset({"e", "f"}))
@@ -59,13 +78,28 @@ def _rule(node: Node, graph: Graph) -> Rule:
 
 
 def _exchange(rule: Rule, pairs: tuple[str, ...]) -> tuple[Inner, ...]:
-    """What travels in a round: how many rounds there are, numbers of experts and rows, and results; backward rows, their gradients, shares and what is
-    gained by them (numbers of experts and shares in one)."""
+    """What travels in a round: how many rounds there are, numbers of experts and rows, and results;
+    backward rows, their gradients, shares and what is gained by them (numbers of experts and shares
+    in one)."""
     if not pairs:
         return ()
     rows = tuple(f for dim in rule.operands[1] for f in dim)
-    to = partial(Inner, "+".join(pairs), "all-to-all", rows=rows, slack=IMBALANCE, kept=False, for_result=True)
-    return (Inner("+".join(pairs), "all-reduce", (), 1, 0, kept=False), to((), 1, 0), to(("h",), 2, 3, 0), to((), 0, 1, 8), to((), 0, 1, 0))
+    to = partial(
+        Inner,
+        "+".join(pairs),
+        "all-to-all",
+        rows=rows,
+        slack=IMBALANCE,
+        kept=False,
+        for_result=True,
+    )
+    return (
+        Inner("+".join(pairs), "all-reduce", (), 1, 0, kept=False),
+        to((), 1, 0),
+        to(("h",), 2, 3, 0),
+        to((), 0, 1, 8),
+        to((), 0, 1, 0),
+    )
 
 
 def token_rows(rule: Rule, sizes: Mapping[str, int]) -> int:
@@ -82,12 +116,15 @@ def mean_rows(rule: Rule, split: Split, mesh: Mapping[str, int]) -> Fraction:
 def blocks(rule: Rule, split: Split, mesh: Mapping[str, int]) -> tuple[int, int]:
     """(rows of a block, blocks of one expert at balance) on one device."""
     mean = mean_rows(rule, split, mesh)
-    count = max(1, round(float(mean) / min(float(BLOCK_ROWS), max(float(LEAST_ROWS), float(mean) / 4))))
+    count = max(
+        1, round(float(mean) / min(float(BLOCK_ROWS), max(float(LEAST_ROWS), float(mean) / 4)))
+    )
     return max(1, ceil(mean / count)), count
 
 
 def filling(rule: Rule, split: Split, mesh: Mapping[str, int]) -> Fraction:
-    """Rows that blocks hold at balance over the rows there are: what rounding up adds to the work."""
+    """Rows that blocks hold at balance over the rows there are: what rounding up adds to the
+    work."""
     rows, count = blocks(rule, split, mesh)
     return rows * count / mean_rows(rule, split, mesh)
 
@@ -105,14 +142,22 @@ def said(graph: Graph) -> tuple[str, ...]:
     idle: Fraction = Fraction(0)
     for node in graph.nodes:
         if node.op == "RoutedExperts":
-            count, top = graph.tensors[node.inputs[4]].shape[0], graph.tensors[node.inputs[1]].shape[-1]
+            count, top = (
+                graph.tensors[node.inputs[4]].shape[0],
+                graph.tensors[node.inputs[1]].shape[-1],
+            )
             found[count, top] = found.get((count, top), 0) + 1
             stacks = sum(graph.tensors[n].elements for n in node.inputs[3:] if n)
             idle += stacks * (1 - Fraction(min(top, count), count))
     if not found:
         return ()
-    active = f"{short(graph.parameters - int(idle))} of {short(graph.parameters)} parameters work on a token"
-    each = [f"experts: {count}, top {top}, {layers} layers" for (count, top), layers in found.items()]
+    active = (
+        f"{short(graph.parameters - int(idle))} of {short(graph.parameters)} parameters work on a"
+        " token"
+    )
+    each = [
+        f"experts: {count}, top {top}, {layers} layers" for (count, top), layers in found.items()
+    ]
     return (f"{'; '.join(each)}; {active}; priced at imbalance {IMBALANCE} (assumed)",)
 
 
@@ -129,20 +174,34 @@ def _mix(call: Call, gated: bool) -> str:
 
 def _kernel(call: Call) -> str:
     x, index, share = call.args[:3]
-    gate, up, down, gate_bias, up_bias, down_bias = (*(a or "None" for a in call.args[3:]), *["None"] * (9 - len(call.args)))
+    gate, up, down, gate_bias, up_bias, down_bias = (
+        *(a or "None" for a in call.args[3:]),
+        *["None"] * (9 - len(call.args)),
+    )
     if down_bias != "None" and call.axes("f"):
         down_bias = f"jnp.where({call.start('f')} == 0, {down_bias}, 0)"
     mix = _mix(call, gate != "None")
-    into, out_of = ("rh,fh->rf" if call.attr("trans_in", 0) else "rh,hf->rf"), ("rf,hf->rh" if call.attr("trans_out", 0) else "rf,fh->rh")
+    into, out_of = (
+        ("rh,fh->rf" if call.attr("trans_in", 0) else "rh,hf->rf"),
+        ("rf,hf->rh" if call.attr("trans_out", 0) else "rf,fh->rh"),
+    )
     rows, count = blocks(call.rule, call.split, call.mesh)
     stacks = f"({gate}, {up}, {down}, {gate_bias}, {up_bias}, {down_bias})"
     how = f'(lambda g, u: {mix}, "{into}", "{out_of}", {rows}, {count})'
     joint = tuple(a for a in call.mesh if any(a in call.axes(name) for name in call.rule.paired))
     if not joint:
-        return f"{call.use('routed_experts')}({x}, {index}, {share}, {stacks}, {call.start('e')}, {how})"
-    places = call.rule.inner[1].places(call.rule.local(call.split, call.mesh), prod(call.mesh[a] for a in joint))
+        return (
+            f"{call.use('routed_experts')}({x}, {index}, {share}, {stacks}, {call.start('e')},"
+            f" {how})"
+        )
+    places = call.rule.inner[1].places(
+        call.rule.local(call.split, call.mesh), prod(call.mesh[a] for a in joint)
+    )
     pieces = tuple((a, call.mesh[a]) for a in call.axes("e"))
-    return f"{call.use('exchanged_experts')}({x}, {index}, {share}, {stacks}, {pieces!r}, {tuple_text(joint)}, {places}, {how})"
+    return (
+        f"{call.use('exchanged_experts')}({x}, {index}, {share}, {stacks}, {pieces!r},"
+        f" {tuple_text(joint)}, {places}, {how})"
+    )
 
 
 register(Operator("RoutedExperts", _rule, _kernel, saves="in"))

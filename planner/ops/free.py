@@ -8,5 +8,4 @@ if TYPE_CHECKING:
     pass
 
 
-
 FREE = frozenset({"Reshape", "Identity"})

@@ -1,4 +1,5 @@
-"""Lookups. A table cut along the looked-up dim gives zeros for rows held elsewhere, so the result is partial (vocabulary-parallel embedding)."""
+"""Lookups. A table cut along the looked-up dim gives zeros for rows held elsewhere, so the result
+is partial (vocabulary-parallel embedding)."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ def _gather_rule(node: Node, graph: Graph) -> Rule:
         names[axis] = "v!"
     ids = [f"i{i}" for i in range(len(indices))]
     left = f"{' '.join(names)}, {' '.join(ids)}"
-    return parse(f"{left} -> {' '.join([*names[:axis], *ids, *names[axis + 1 :]])}", (data, indices), (out,))
+    return parse(
+        f"{left} -> {' '.join([*names[:axis], *ids, *names[axis + 1 :]])}", (data, indices), (out,)
+    )
 
 
 def _gather(call: Call) -> str:
@@ -24,26 +27,39 @@ def _gather(call: Call) -> str:
     axis = call.attr("axis")
     if not call.axes("v"):
         return f"{call.use('take')}({data}, {indices}, {axis})"
-    return f"{call.use('take_shard')}({data}, {indices}, {axis}, {call.start('v')}, {call.rule.sizes['v']})"
+    return (
+        f"{call.use('take_shard')}({data}, {indices}, {axis}, {call.start('v')},"
+        f" {call.rule.sizes['v']})"
+    )
 
 
 def _gather_nd_rule(node: Node, graph: Graph) -> Rule:
-    """Indices into the leading dims: one leading dim may be cut (as Gather); the trailing dims pass through."""
+    """Indices into the leading dims: one leading dim may be cut (as Gather); the trailing dims pass
+    through."""
     data, indices = graph.shapes(node.inputs)
     (out,) = graph.shapes(node.outputs)
     batch, depth = int(node.attrs.get("batch_dims", 0)), indices[-1]  # type: ignore[arg-type]
     batch_names = [f"b{i}" for i in range(batch)]
     ids = [f"i{i}" for i in range(len(indices) - 1 - batch)]
-    looked = ["v" if depth == 1 and not batch and graph.tensors[node.inputs[0]].is_float else f"v{i}!" for i in range(depth)]
+    looked = [
+        "v" if depth == 1 and not batch and graph.tensors[node.inputs[0]].is_float else f"v{i}!"
+        for i in range(depth)
+    ]
     rest = [f"d{i}" for i in range(len(data) - batch - depth)]
-    line = f"{' '.join([*batch_names, *looked, *rest])}, {' '.join([*batch_names, *ids, 'z!'])} -> {' '.join([*batch_names, *ids, *rest])}"
+    line = (
+        f"{' '.join([*batch_names, *looked, *rest])}, {' '.join([*batch_names, *ids, 'z!'])} ->"
+        f" {' '.join([*batch_names, *ids, *rest])}"
+    )
     return parse(line, (data, indices), (out,))
 
 
 def _gather_nd(call: Call) -> str:
     data, indices = call.args
     if call.axes("v"):
-        return f"{call.use('take_shard')}({data}, {indices}[..., 0], 0, {call.start('v')}, {call.rule.sizes['v']})"
+        return (
+            f"{call.use('take_shard')}({data}, {indices}[..., 0], 0, {call.start('v')},"
+            f" {call.rule.sizes['v']})"
+        )
     return f"{call.use('gather_nd')}({data}, {indices}, {call.attr('batch_dims', 0)})"
 
 
@@ -61,7 +77,9 @@ def _gather_elements_rule(node: Node, graph: Graph) -> Rule:
         else:
             left.append(f"v{i}!")
             right.append(f"j{i}!")
-    return parse(f"{' '.join(left)}, {' '.join(right)} -> {' '.join(right)}", (data, indices), (indices,))
+    return parse(
+        f"{' '.join(left)}, {' '.join(right)} -> {' '.join(right)}", (data, indices), (indices,)
+    )
 
 
 def _gather_elements(call: Call) -> str:
@@ -81,7 +99,10 @@ def _scatter_rule(node: Node, graph: Graph) -> Rule:
 
 
 def _scatter(call: Call) -> str:
-    return f"{call.use('scatter_elements')}({', '.join(call.args)}, {call.attr('axis', 0)}, {call.attr('reduction', 'none')!r})"
+    return (
+        f"{call.use('scatter_elements')}({', '.join(call.args)}, {call.attr('axis', 0)},"
+        f" {call.attr('reduction', 'none')!r})"
+    )
 
 
 register(

@@ -24,7 +24,9 @@ def _matmul_rule(node: Node, graph: Graph) -> Rule:
         return " ".join(["1" if s == 1 else n for s, n in zip(shape, batch, strict=False)] + [last])
 
     line = f"{side(a, 'k m' if node.attrs.get('trans_a') else 'm k')},{side(b, 'n k' if node.attrs.get('trans_b') else 'k n')}"
-    result = " ".join(["1" if s == 1 else n for s, n in zip(out[:-2], names, strict=True)] + ["m n"])
+    result = " ".join(
+        ["1" if s == 1 else n for s, n in zip(out[:-2], names, strict=True)] + ["m n"]
+    )
     rule = parse(f"{line} -> {result}", (a, b), (out,))
     k = a[-2] if node.attrs.get("trans_a") else a[-1]
     return replace(rule, flops=2.0 * prod(out) * k)
@@ -35,7 +37,9 @@ def _matmul(call: Call) -> str:
     if call.node.attrs.get("trans_a"):
         a = f"jnp.swapaxes({a}, -1, -2)"
     if call.node.attrs.get("trans_b"):
-        if len(call.in_shapes[1]) == 2:  # no transposed copy: it would be kept for the backward pass in the weight's place
+        if (
+            len(call.in_shapes[1]) == 2
+        ):  # no transposed copy: it would be kept for the backward pass in the weight's place
             return f'jnp.einsum("...k,nk->...n", {a}, {b})'
         b = f"jnp.swapaxes({b}, -1, -2)"
     return f"jnp.matmul({a}, {b})"
@@ -59,7 +63,8 @@ def _einsum(call: Call) -> str:
 
 
 def _conv_rule(node: Node, graph: Graph) -> Rule:
-    """Batch, output channels, input channels (summed) and groups split, and rows where their pieces line up (planner.ops.space)."""
+    """Batch, output channels, input channels (summed) and groups split, and rows where their pieces
+    line up (planner.ops.space)."""
     x, w = graph.shapes(node.inputs[:2])
     (out,) = graph.shapes(node.outputs)
     groups = int(node.attrs.get("group", 1))  # type: ignore[arg-type]
@@ -90,7 +95,10 @@ def _conv(call: Call) -> str:
         padding[cut.dim] = (0, 0)
     local_groups = call.rule.local(call.split, call.mesh)["g"] if groups > 1 else 1
     helper = call.use("conv")
-    return f"{helper}({brought(call, cut)}, {call.args[1]}, {strides}, {padding}, {dilations}, {local_groups})"
+    return (
+        f"{helper}({brought(call, cut)}, {call.args[1]}, {strides}, {padding}, {dilations},"
+        f" {local_groups})"
+    )
 
 
 def _conv_transpose_rule(node: Node, graph: Graph) -> Rule:
@@ -115,7 +123,10 @@ def _conv_transpose(call: Call) -> str:
     cut = cut_of(call, kernel, transposed=True)
     if cut is not None:  # windows begin with the first row that is brought in
         pads = tuple(p + cut.before * cut.step if i == cut.dim else p for i, p in enumerate(pads))
-    return f"{call.use('conv_transpose')}({brought(call, cut)}, {call.args[1]}, {strides}, {pads}, {dilations}, {call.out_shapes[0][2:]}, {groups})"
+    return (
+        f"{call.use('conv_transpose')}({brought(call, cut)}, {call.args[1]}, {strides}, {pads},"
+        f" {dilations}, {call.out_shapes[0][2:]}, {groups})"
+    )
 
 
 register(

@@ -37,7 +37,8 @@ def rule_of(node: Node, graph: Graph) -> tuple[Rule, str]:
 
 
 def gradient_tensors(graph: Graph) -> frozenset[str]:
-    """Tensors through which a gradient flows: downstream of a trainable weight and upstream of the (scalar, first) output."""
+    """Tensors through which a gradient flows: downstream of a trainable weight and upstream of the
+    (scalar, first) output."""
     down, tensors = set(graph.trainable), graph.tensors
     for node in graph.nodes:
         if node.op not in NO_GRADIENT and not down.isdisjoint(node.inputs):

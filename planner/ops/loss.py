@@ -1,4 +1,5 @@
-"""Losses appended for training. Each result is the global mean: partial over the axes that cut the rows."""
+"""Losses appended for training. Each result is the global mean: partial over the axes that cut the
+rows."""
 
 from __future__ import annotations
 
@@ -10,20 +11,29 @@ from planner.ops.pointwise import letters
 from planner.sharding.rule import Inner, Rule, parse
 
 LOSS_ROWS = 512
-"""Rows per block of the emitted kernel (planner/emit/runtime/kernels/kernels.py; a test holds the two together)."""
+"""Rows per block of the emitted kernel (planner/emit/runtime/kernels/kernels.py; a test holds the
+two together)."""
 
 
 def _cross_entropy_rule(node: Node, graph: Graph) -> Rule:
-    """Rows and vocabulary split. With the vocabulary cut, the kernel reduces the row maximum, the sum of exponentials and the picked logit
-    forward (three float32 all-reduces of one value a row) and nothing backward. A third operand is the number of rows that count."""
+    """Rows and vocabulary split. With the vocabulary cut, the kernel reduces the row maximum, the
+    sum of exponentials and the picked logit forward (three float32 all-reduces of one value a row)
+    and nothing backward. A third operand is the number of rows that count.
+    """
     logits, labels = graph.shapes(node.inputs[:2])
     rows = letters(len(labels))
     inner = (Inner("v", "all-reduce", tuple(rows), 3, 0),)
-    # The axis of classes: 1 in ONNX's layout [N, C, d...], last otherwise; the reader of the loss says which.
+    # The axis of classes: 1 in ONNX's layout [N, C, d...], last otherwise; the reader of the loss
+    # says which.
     axis = int(node.attrs["axis"])  # type: ignore[arg-type]
     wide = [*rows[:axis], "v", *rows[axis:]]
     extra = len(node.inputs) - 2
-    return parse(f"{' '.join(wide)}, {' '.join(rows)}{', ' * extra} -> ", (logits, labels, *[()] * extra), ((),), inner=inner)
+    return parse(
+        f"{' '.join(wide)}, {' '.join(rows)}{', ' * extra} -> ",
+        (logits, labels, *[()] * extra),
+        ((),),
+        inner=inner,
+    )
 
 
 def _cross_entropy(call: Call) -> str:
@@ -39,19 +49,27 @@ def _cross_entropy(call: Call) -> str:
     if len(call.args) > 2:  # as a divisor outside: the kernel closes over its count
         count, total = 1, f" / {call.args[2]}"
     start = call.start("v")
-    # Without a split the rows are whole, or cut by a compiler's partitioner, which would gather them for every block.
+    # Without a split the rows are whole, or cut by a compiler's partitioner, which would gather
+    # them for every block.
     blocked = bool(call.split.pairs) or prod(call.mesh.values()) == 1
-    return f"{call.use('cross_entropy')}({call.args[0]}, {call.args[1]}, {axis}, {tuple_text(axes)}, {start}, {valid}, {mask}, {count}, {blocked}){total}"
+    return (
+        f"{call.use('cross_entropy')}({call.args[0]}, {call.args[1]}, {axis}, {tuple_text(axes)},"
+        f" {start}, {valid}, {mask}, {count}, {blocked}){total}"
+    )
 
 
 def row_mask(call: Call, rows: list[str]) -> str:
-    """Expression of a boolean array of the local rows that are real, or None when no row factor is padded."""
+    """Expression of a boolean array of the local rows that are real, or None when no row factor is
+    padded."""
     parts = []
     local = call.rule.local(call.split, call.mesh)
     for i, f in enumerate(rows):
         if call.padded(f):
             shape = tuple(local[f] if j == i else 1 for j in range(len(rows)))
-            parts.append(f"(({call.start(f)} + jnp.arange({local[f]})) < {call.rule.sizes[f]}).reshape({shape})")
+            parts.append(
+                f"(({call.start(f)} + jnp.arange({local[f]})) <"
+                f" {call.rule.sizes[f]}).reshape({shape})"
+            )
     return " & ".join(parts) if parts else "None"
 
 
@@ -77,25 +95,36 @@ def _elementwise(expression: str):
 def _user_rule(node: Node, graph: Graph) -> Rule:
     """The batch splits; a sample stays whole, since nobody knows what the function does with it."""
     shapes = graph.shapes(node.inputs)
-    sides = [" ".join(["b", *(f"o{k}x{i}!" for i in range(len(s) - 1))]) for k, s in enumerate(shapes)]
+    sides = [
+        " ".join(["b", *(f"o{k}x{i}!" for i in range(len(s) - 1))]) for k, s in enumerate(shapes)
+    ]
     return parse(", ".join(sides) + " -> ", shapes, ((),))
 
 
 def _user(call: Call) -> str:
     size, count = call.rule.local(call.split, call.mesh)["b"], call.rule.sizes["b"]
-    return f"{call.use('mean_of_samples')}(user_loss({', '.join(call.args)}), {size}, {row_mask(call, ['b'])}, {count})"
+    return (
+        f"{call.use('mean_of_samples')}(user_loss({', '.join(call.args)}), {size},"
+        f" {row_mask(call, ['b'])}, {count})"
+    )
 
 
 USER_PASSES = 4
-"""Times that a user's loss is taken to cross what it reads, forward (twice that backward): read for a maximum and for a sum, written and read in float32."""
+"""Times that a user's loss is taken to cross what it reads, forward (twice that backward): read for
+a maximum and for a sum, written and read in float32."""
 USER_BYTES = 12
-"""Bytes a value of the loss's first operand that it is taken to hold: three arrays in float32. Compiled on the CPU, cross-entropy written plainly holds 8,
-a focal loss 12, label smoothing 16."""
+"""Bytes a value of the loss's first operand that it is taken to hold: three arrays in float32.
+Compiled on the CPU, cross-entropy written plainly holds 8, a focal loss 12, label smoothing 16."""
 
 register(
     Operator("UserLoss", _user_rule, _user, saves="in", traffic=USER_PASSES),
     Operator("CrossEntropyLoss", _cross_entropy_rule, _cross_entropy, saves="in"),
     Operator("MSELoss", _same_shape_rule, _elementwise("jnp.square({0} - {1})"), saves="in"),
     Operator("L1Loss", _same_shape_rule, _elementwise("jnp.abs({0} - {1})"), saves="in"),
-    Operator("BCEWithLogitsLoss", _same_shape_rule, _elementwise("(jnp.maximum({0}, 0) - {0} * {1} + jnp.log1p(jnp.exp(-jnp.abs({0}))))"), saves="in"),
+    Operator(
+        "BCEWithLogitsLoss",
+        _same_shape_rule,
+        _elementwise("(jnp.maximum({0}, 0) - {0} * {1} + jnp.log1p(jnp.exp(-jnp.abs({0}))))"),
+        saves="in",
+    ),
 )

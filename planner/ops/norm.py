@@ -1,4 +1,5 @@
-"""Normalisations and softmax: the normalised dims stay whole; everything else splits. Live BatchNorm is global over its batch axes."""
+"""Normalisations and softmax: the normalised dims stay whole; everything else splits. Live
+BatchNorm is global over its batch axes."""
 
 from __future__ import annotations
 
@@ -20,12 +21,16 @@ def _axis_whole(node: Node, graph: Graph) -> Rule:
 
 
 def _regular(rule: Callable[[Node, Graph], Rule]) -> Callable[[Node, Graph], Rule]:
-    """Without an epsilon a row of padding (zeros) would be divided by 0: its dims are then cut only evenly."""
-    return lambda node, graph: rule(node, graph) if node.attrs.get("epsilon", 1e-5) else uneven_never(rule(node, graph), 0)
+    """Without an epsilon a row of padding (zeros) would be divided by 0: its dims are then cut only
+    evenly."""
+    return lambda node, graph: (
+        rule(node, graph) if node.attrs.get("epsilon", 1e-5) else uneven_never(rule(node, graph), 0)
+    )
 
 
 def _suffix_norm(node: Node, graph: Graph) -> Rule:
-    """LayerNormalization and RMSNormalization: dims from `axis` on are whole, in the scale and the bias too."""
+    """LayerNormalization and RMSNormalization: dims from `axis` on are whole, in the scale and the
+    bias too."""
     shapes = graph.shapes(node.inputs)
     x = shapes[0]
     axis = int(node.attrs.get("axis", len(x) - 1)) % len(x)  # type: ignore[arg-type]
@@ -35,7 +40,12 @@ def _suffix_norm(node: Node, graph: Graph) -> Rule:
     sides = [" ".join(names)]
     for shape in shapes[1:]:
         own = names[len(x) - len(shape) :] if shape else []
-        sides.append(" ".join("1" if s == 1 and x[len(x) - len(shape) + i] != 1 else n for i, (s, n) in enumerate(zip(shape, own, strict=True))))
+        sides.append(
+            " ".join(
+                "1" if s == 1 and x[len(x) - len(shape) + i] != 1 else n
+                for i, (s, n) in enumerate(zip(shape, own, strict=True))
+            )
+        )
     return parse(",".join(sides) + "->" + " ".join(names), shapes, (x,))
 
 
@@ -43,13 +53,19 @@ def _layer_norm(call: Call) -> str:
     rank = len(call.in_shapes[0])
     axes = tuple(range(int(call.attr("axis", rank - 1)) % rank, rank))  # type: ignore[arg-type]
     bias = call.args[2] if len(call.args) > 2 and call.args[2] else "None"
-    return f"{call.use('layer_norm')}({call.args[0]}, {call.args[1]}, {bias}, {axes}, {call.attr('epsilon', 1e-5)!r})"
+    return (
+        f"{call.use('layer_norm')}({call.args[0]}, {call.args[1]}, {bias}, {axes},"
+        f" {call.attr('epsilon', 1e-5)!r})"
+    )
 
 
 def _rms_norm(call: Call) -> str:
     rank = len(call.in_shapes[0])
     axes = tuple(range(int(call.attr("axis", rank - 1)) % rank, rank))  # type: ignore[arg-type]
-    return f"{call.use('rms_norm')}({call.args[0]}, {call.args[1]}, {axes}, {call.attr('epsilon', 1e-5)!r})"
+    return (
+        f"{call.use('rms_norm')}({call.args[0]}, {call.args[1]}, {axes},"
+        f" {call.attr('epsilon', 1e-5)!r})"
+    )
 
 
 def _space(rank: int) -> str:
@@ -58,9 +74,14 @@ def _space(rank: int) -> str:
 
 
 def _of_rows(rule: Rule, over: tuple[str, ...]) -> Rule:
-    """Statistics [over] of rows that may be cut: two sums in the forward pass, two at once in the backward pass."""
+    """Statistics [over] of rows that may be cut: two sums in the forward pass, two at once in the
+    backward pass."""
     inner = (Inner("y0", "all-reduce", over, 2, 0), Inner("y0", "all-reduce", over, 0, 1, units=2))
-    return replace(rule, inner=inner, no_pad=rule.no_pad | {"y0"}, spatial=frozenset({"y0"})) if "y0" in rule.sizes else rule
+    return (
+        replace(rule, inner=inner, no_pad=rule.no_pad | {"y0"}, spatial=frozenset({"y0"}))
+        if "y0" in rule.sizes
+        else rule
+    )
 
 
 def _instance_rule(node: Node, graph: Graph) -> Rule:
@@ -75,7 +96,12 @@ def _group_rule(node: Node, graph: Graph) -> Rule:
     if shapes[1] != (shapes[0][1],):
         raise NoRule("scale per group")
     line = f"n (g c!) {_space(len(shapes[0]) - 2)}"
-    rule = parse(f"{line}, (g c!), (g c!) -> {line}", shapes, (shapes[0],), sizes={"g": groups, "c": shapes[0][1] // groups})
+    rule = parse(
+        f"{line}, (g c!), (g c!) -> {line}",
+        shapes,
+        (shapes[0],),
+        sizes={"g": groups, "c": shapes[0][1] // groups},
+    )
     return _of_rows(rule, ("n", "g"))
 
 
@@ -96,7 +122,8 @@ def _normed(call: Call, groups: int) -> str:
 
 
 def _batch_rule(node: Node, graph: Graph) -> Rule:
-    """Inference: everything splits. Training: statistics are summed over the axes of the batch and of rows, forward and backward (two each)."""
+    """Inference: everything splits. Training: statistics are summed over the axes of the batch and
+    of rows, forward and backward (two each)."""
     shapes = graph.shapes(node.inputs)
     space = " ".join(f"y{i}" for i in range(len(shapes[0]) - 2))
     line = f"n c {space}"
@@ -105,8 +132,14 @@ def _batch_rule(node: Node, graph: Graph) -> Rule:
     live = tuple(o for o in node.outputs if o)
     line = f"n c {_space(len(shapes[0]) - 2)}"
     inner = (Inner("n+y0" if len(shapes[0]) > 2 else "n", "all-reduce", ("c",), 2, 2),)
-    return parse(f"{line}, c, c, c, c -> {line}{', c' * (len(live) - 1)}", shapes, graph.shapes(live), inner=inner, no_pad=frozenset({"n", "y0"}),
-                 spatial=frozenset({"y0"}))  # fmt: skip
+    return parse(
+        f"{line}, c, c, c, c -> {line}{', c' * (len(live) - 1)}",
+        shapes,
+        graph.shapes(live),
+        inner=inner,
+        no_pad=frozenset({"n", "y0"}),
+        spatial=frozenset({"y0"}),
+    )
 
 
 def _batch_norm(call: Call) -> str:
@@ -115,14 +148,29 @@ def _batch_norm(call: Call) -> str:
         return f"{call.use('batch_norm')}({args}, {eps!r})"
     axes = tuple(a for a in call.mesh if a in (*call.axes("n"), *call.axes("y0")))
     count = call.rule.sizes["n"] * prod(call.global_in[0][2:])
-    text = f"{call.use('batch_norm_live')}({args}, {eps!r}, {call.attr('momentum', 0.9)!r}, {count}, {tuple_text(axes)})"
+    text = (
+        f"{call.use('batch_norm_live')}({args}, {eps!r}, {call.attr('momentum', 0.9)!r}, {count},"
+        f" {tuple_text(axes)})"
+    )
     live = sum(1 for o in call.node.outputs if o)
     return text if live == 3 else f"{text}[0]" if live == 1 else f"{text}[:{live}]"
 
 
 register(
-    Operator("Softmax", _axis_whole, lambda c: f"jax.nn.softmax({c.args[0]}, axis={c.attr('axis')})", saves="out", traffic=1.5),
-    Operator("LogSoftmax", _axis_whole, lambda c: f"jax.nn.log_softmax({c.args[0]}, axis={c.attr('axis')})", saves="out", traffic=1.5),
+    Operator(
+        "Softmax",
+        _axis_whole,
+        lambda c: f"jax.nn.softmax({c.args[0]}, axis={c.attr('axis')})",
+        saves="out",
+        traffic=1.5,
+    ),
+    Operator(
+        "LogSoftmax",
+        _axis_whole,
+        lambda c: f"jax.nn.log_softmax({c.args[0]}, axis={c.attr('axis')})",
+        saves="out",
+        traffic=1.5,
+    ),
     Operator("LayerNormalization", _regular(_suffix_norm), _layer_norm, saves="in0"),
     Operator("RMSNormalization", _regular(_suffix_norm), _rms_norm, saves="in0"),
     Operator("InstanceNormalization", _regular(_instance_rule), _instance_norm, saves="in0"),

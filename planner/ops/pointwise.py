@@ -18,7 +18,8 @@ def letters(rank: int) -> list[str]:
 
 
 def broadcast_line(shapes: Sequence[tuple[int, ...]], out: tuple[int, ...]) -> str:
-    """The rule of a broadcasting operator: dims align from the right, a dim of size one has no factor."""
+    """The rule of a broadcasting operator: dims align from the right, a dim of size one has no
+    factor."""
     names = letters(len(out))
     sides = []
     for shape in shapes:
@@ -41,9 +42,11 @@ def _linear_in(*slots: int):
 
 
 def uneven_never(rule: Rule, slot: int) -> Rule:
-    """The same rule with the factors of one operand cut only evenly: for kernels whose value or slope is infinite at 0.
+    """The same rule with the factors of one operand cut only evenly: for kernels whose value or
+    slope is infinite at 0.
 
-    Padding holds zeros. Its results are cut off again, but the backward pass would first multiply their infinite slope by a zero: NaN.
+    Padding holds zeros. Its results are cut off again, but the backward pass would first multiply
+    their infinite slope by a zero: NaN.
     """
     return replace(rule, no_pad=rule.no_pad | {f for dim in rule.operands[slot] for f in dim})
 
@@ -56,12 +59,17 @@ def _pole(slot: int):
 def _power(node: Node, graph: Graph) -> Rule:
     """x ** y has a finite slope at x = 0 only for constant exponents of 1 and more (and 0)."""
     rule, exponent = pointwise_rule(node, graph), graph.constants.get(node.inputs[1])
-    smooth = exponent is not None and bool(np.all((exponent >= 1) | (exponent == 0))) and exponent.size == 1
+    smooth = (
+        exponent is not None
+        and bool(np.all((exponent >= 1) | (exponent == 0)))
+        and exponent.size == 1
+    )
     return rule if smooth else uneven_never(rule, 0)
 
 
 def _scaled(node: Node, graph: Graph) -> Rule:
-    """Mul and Div by a constant are linear in the other operand; a divisor is never padded (with zeros)."""
+    """Mul and Div by a constant are linear in the other operand; a divisor is never padded (with
+    zeros)."""
     if node.op == "Div" and graph.tensors[node.outputs[0]].is_float:
         return uneven_never(_linear_scale(node, graph), 1)
     return _linear_scale(node, graph)
@@ -94,7 +102,10 @@ def _cast(call: Call) -> str:
 
 
 def _gelu(call: Call) -> str:
-    return f"{call.use('lean')}(lambda x: jax.nn.gelu(x, approximate={call.attr('approximate', 'none') == 'tanh'}))({call.args[0]})"
+    return (
+        f"{call.use('lean')}(lambda x: jax.nn.gelu(x,"
+        f" approximate={call.attr('approximate', 'none') == 'tanh'}))({call.args[0]})"
+    )
 
 
 def _pow(call: Call) -> str:
@@ -108,29 +119,59 @@ def _div(call: Call) -> str:
 
 
 _UNARY = {
-    "Relu": "jax.nn.relu({0})", "Sigmoid": "jax.nn.sigmoid({0})", "Tanh": "jnp.tanh({0})", "Erf": "jax.lax.erf({0})", "Exp": "jnp.exp({0})",
-    "Log": "jnp.log({0})", "Sqrt": "jnp.sqrt({0})", "Reciprocal": "(1 / {0})", "Abs": "jnp.abs({0})", "Sin": "jnp.sin({0})", "Cos": "jnp.cos({0})",
+    "Relu": "jax.nn.relu({0})",
+    "Sigmoid": "jax.nn.sigmoid({0})",
+    "Tanh": "jnp.tanh({0})",
+    "Erf": "jax.lax.erf({0})",
+    "Exp": "jnp.exp({0})",
+    "Log": "jnp.log({0})",
+    "Sqrt": "jnp.sqrt({0})",
+    "Reciprocal": "(1 / {0})",
+    "Abs": "jnp.abs({0})",
+    "Sin": "jnp.sin({0})",
+    "Cos": "jnp.cos({0})",
     "Tan": "jnp.tan({0})",
-}  # fmt: skip
+}
 _COMPOSED = {
-    "Softplus": "jax.nn.softplus", "Silu": "jax.nn.silu", "Softsign": "jax.nn.soft_sign", "HardSwish": "jax.nn.hard_swish",
+    "Softplus": "jax.nn.softplus",
+    "Silu": "jax.nn.silu",
+    "Softsign": "jax.nn.soft_sign",
+    "HardSwish": "jax.nn.hard_swish",
     "Mish": "(lambda x: x * jnp.tanh(jax.nn.softplus(x)))",
-}  # fmt: skip
+}
 """Several steps each, of which nothing is kept but the operand."""
 _UNARY_NO_GRAD = {
-    "IsNaN": "jnp.isnan({0})", "Not": "jnp.logical_not({0})", "Floor": "jnp.floor({0})", "Ceil": "jnp.ceil({0})", "Round": "jnp.round({0})",
+    "IsNaN": "jnp.isnan({0})",
+    "Not": "jnp.logical_not({0})",
+    "Floor": "jnp.floor({0})",
+    "Ceil": "jnp.ceil({0})",
+    "Round": "jnp.round({0})",
     "Sign": "jnp.sign({0})",
-}  # fmt: skip
+}
 _BINARY = {"Max": "jnp.maximum({0}, {1})", "Min": "jnp.minimum({0}, {1})"}
 _COMPARE = {
-    "Equal": "({0} == {1})", "Less": "({0} < {1})", "LessOrEqual": "({0} <= {1})", "Greater": "({0} > {1})", "GreaterOrEqual": "({0} >= {1})",
-    "And": "jnp.logical_and({0}, {1})", "Or": "jnp.logical_or({0}, {1})", "Xor": "jnp.logical_xor({0}, {1})",
-}  # fmt: skip
+    "Equal": "({0} == {1})",
+    "Less": "({0} < {1})",
+    "LessOrEqual": "({0} <= {1})",
+    "Greater": "({0} > {1})",
+    "GreaterOrEqual": "({0} >= {1})",
+    "And": "jnp.logical_and({0}, {1})",
+    "Or": "jnp.logical_or({0}, {1})",
+    "Xor": "jnp.logical_xor({0}, {1})",
+}
 
 _POLES = frozenset({"Log", "Sqrt", "Reciprocal"})
 
 for _name, _pattern in _UNARY.items():
-    register(Operator(_name, _pole(0) if _name in _POLES else pointwise_rule, _text(_pattern), saves="in", fusible=True))
+    register(
+        Operator(
+            _name,
+            _pole(0) if _name in _POLES else pointwise_rule,
+            _text(_pattern),
+            saves="in",
+            fusible=True,
+        )
+    )
 for _name, _function in _COMPOSED.items():
     register(Operator(_name, pointwise_rule, _lean(_function), saves="in", fusible=True))
 for _name, _pattern in _UNARY_NO_GRAD.items():
@@ -147,17 +188,37 @@ register(
     Operator("Mul", _scaled, _text("({0} * {1})"), saves="in", fusible=True),
     Operator("Div", _scaled, _div, saves="in", fusible=True),
     Operator("Pow", _power, _pow, saves="in", fusible=True),
-    Operator("Mod", pointwise_rule, lambda c: f"jnp.{'fmod' if c.attr('fmod', 0) else 'mod'}({c.args[0]}, {c.args[1]})", saves="", fusible=True),
+    Operator(
+        "Mod",
+        pointwise_rule,
+        lambda c: f"jnp.{'fmod' if c.attr('fmod', 0) else 'mod'}({c.args[0]}, {c.args[1]})",
+        saves="",
+        fusible=True,
+    ),
     Operator("Where", pointwise_rule, _text("jnp.where({0}, {1}, {2})"), saves="in0", fusible=True),
     Operator("Cast", pointwise_rule, _cast, saves="", fusible=True),
     Operator("Clip", pointwise_rule, _clip, saves="in", fusible=True),
     Operator("Gelu", pointwise_rule, _gelu, saves="in", fusible=True),
-    Operator("Elu", pointwise_rule, lambda c: f"jax.nn.elu({c.args[0]}, {c.attr('alpha', 1.0)!r})", saves="in", fusible=True),
-    Operator("LeakyRelu", pointwise_rule, lambda c: f"jax.nn.leaky_relu({c.args[0]}, {c.attr('alpha', 0.01)!r})", saves="in", fusible=True),
+    Operator(
+        "Elu",
+        pointwise_rule,
+        lambda c: f"jax.nn.elu({c.args[0]}, {c.attr('alpha', 1.0)!r})",
+        saves="in",
+        fusible=True,
+    ),
+    Operator(
+        "LeakyRelu",
+        pointwise_rule,
+        lambda c: f"jax.nn.leaky_relu({c.args[0]}, {c.attr('alpha', 0.01)!r})",
+        saves="in",
+        fusible=True,
+    ),
     Operator(
         "HardSigmoid",
         pointwise_rule,
-        lambda c: f"jnp.clip({c.attr('alpha', 0.2)!r} * {c.args[0]} + {c.attr('beta', 0.5)!r}, 0, 1)",
+        lambda c: (
+            f"jnp.clip({c.attr('alpha', 0.2)!r} * {c.args[0]} + {c.attr('beta', 0.5)!r}, 0, 1)"
+        ),
         saves="in",
         fusible=True,
     ),

@@ -1,7 +1,9 @@
-"""Quantised operators: rules of their plain forms, with scales and zero points that are whole or cut with their channel.
+"""Quantised operators: rules of their plain forms, with scales and zero points that are whole or
+cut with their channel.
 
-Sums that are quantised again must be complete, so the summed dim of QLinearMatMul and QLinearConv stays whole; MatMulInteger and
-ConvInteger leave 32-bit sums that may be partial, cut evenly only (padding is not the zero point).
+Sums that are quantised again must be complete, so the summed dim of QLinearMatMul and QLinearConv
+stays whole; MatMulInteger and ConvInteger leave 32-bit sums that may be partial, cut evenly only
+(padding is not the zero point).
 """
 
 from __future__ import annotations
@@ -26,14 +28,22 @@ def _vector(shape: tuple[int, ...], factor: str, present: bool) -> str:
 
 
 def _per_axis(node: Node, graph: Graph) -> Rule:
-    """QuantizeLinear and DequantizeLinear: element-wise; a vector of scales is cut with its axis."""
+    """QuantizeLinear and DequantizeLinear: element-wise; a vector of scales is cut with its
+    axis."""
     shapes, (out,) = graph.shapes(node.inputs), graph.shapes(node.outputs)
     if node.attrs.get("block_size"):
         raise NoRule("scales per block")
     names = letters(len(out))
     line = " ".join(names)
-    factor = names[int(node.attrs.get("axis", 1)) % len(out)] if any(len(s) > 0 and s != (1,) for s in shapes[1:]) else ""  # type: ignore[arg-type]
-    sides = [line, *(_vector(s, factor, bool(n)) for s, n in zip(shapes[1:], node.inputs[1:], strict=True))]
+    factor = (
+        names[int(node.attrs.get("axis", 1)) % len(out)]  # type: ignore[arg-type]
+        if any(len(s) > 0 and s != (1,) for s in shapes[1:])
+        else ""
+    )
+    sides = [
+        line,
+        *(_vector(s, factor, bool(n)) for s, n in zip(shapes[1:], node.inputs[1:], strict=True)),
+    ]
     return parse(f"{','.join(sides)} -> {line}", shapes, (out,))
 
 
@@ -64,7 +74,10 @@ def _quantize(call: Call) -> str:
     if len(call.args) < 3 or not call.args[2]:
         raise NoRule("no zero point")
     _eight_bit(call, [2])
-    return f"{call.use('quantize')}({call.args[0]}, {_typed(call, 1)}, {_typed(call, 2)}, {_axis(call)})"
+    return (
+        f"{call.use('quantize')}({call.args[0]}, {_typed(call, 1)}, {_typed(call, 2)},"
+        f" {_axis(call)})"
+    )
 
 
 def _dequantize(call: Call) -> str:
@@ -72,10 +85,15 @@ def _dequantize(call: Call) -> str:
     _eight_bit(call, [0])
     if call.node.attrs.get("output_dtype"):
         raise NoRule("another result type")
-    return f"{call.use('dequantize')}({call.args[0]}, {_typed(call, 1)}, {_typed(call, 2)}, {_axis(call)})"
+    return (
+        f"{call.use('dequantize')}({call.args[0]}, {_typed(call, 1)}, {_typed(call, 2)},"
+        f" {_axis(call)})"
+    )
 
 
-def _matrix_sides(a: tuple[int, ...], b: tuple[int, ...], out: tuple[int, ...], k: str) -> tuple[str, str, str]:
+def _matrix_sides(
+    a: tuple[int, ...], b: tuple[int, ...], out: tuple[int, ...], k: str
+) -> tuple[str, str, str]:
     if len(a) < 2 or len(b) < 2:
         raise NoRule("a vector operand")
     batch = [f"b{i}" for i in range(len(out) - 2)]
@@ -90,10 +108,14 @@ def _matrix_sides(a: tuple[int, ...], b: tuple[int, ...], out: tuple[int, ...], 
 def _matmul_integer_rule(node: Node, graph: Graph) -> Rule:
     shapes, (out,) = graph.shapes(node.inputs), graph.shapes(node.outputs)
     left, right, result = _matrix_sides(shapes[0], shapes[1], out, "k")
-    zeros = [_vector(s, f, bool(n)) for s, f, n in zip(shapes[2:], "mn", node.inputs[2:], strict=False)]
+    zeros = [
+        _vector(s, f, bool(n)) for s, f, n in zip(shapes[2:], "mn", node.inputs[2:], strict=False)
+    ]
     if any(len(s) > 1 for s in shapes[2:]):
         raise NoRule("zero points per matrix")
-    rule = parse(",".join([left, right, *zeros]) + f" -> {result}", shapes, (out,), no_pad=frozenset({"k"}))
+    rule = parse(
+        ",".join([left, right, *zeros]) + f" -> {result}", shapes, (out,), no_pad=frozenset({"k"})
+    )
     return replace(rule, flops=2.0 * prod(out) * shapes[0][-1])
 
 
@@ -108,7 +130,10 @@ def _qlinear_matmul_rule(node: Node, graph: Graph) -> Rule:
     left, right, result = _matrix_sides(shapes[0], shapes[3], out, "k!")
     if any(len(shapes[k]) > 1 for k in (1, 2, 4, 5, 6, 7)):
         raise NoRule("scales per matrix")
-    vectors = [_vector(shapes[k], f, True) for k, f in ((1, "m"), (2, "m"), (4, "n"), (5, "n"), (6, "m"), (7, "m"))]
+    vectors = [
+        _vector(shapes[k], f, True)
+        for k, f in ((1, "m"), (2, "m"), (4, "n"), (5, "n"), (6, "m"), (7, "m"))
+    ]
     sides = [left, *vectors[:2], right, *vectors[2:]]
     rule = parse(f"{','.join(sides)} -> {result}", shapes, (out,))
     return replace(rule, flops=2.0 * prod(out) * shapes[0][-1])
@@ -120,14 +145,22 @@ def _qlinear_matmul(call: Call) -> str:
     return f"{call.use('qlinear_matmul')}({', '.join(args)})"
 
 
-def _conv_sides(x: tuple[int, ...], w: tuple[int, ...], groups: int, whole: bool) -> tuple[str, str, str, str, dict[str, int]]:
+def _conv_sides(
+    x: tuple[int, ...], w: tuple[int, ...], groups: int, whole: bool
+) -> tuple[str, str, str, str, dict[str, int]]:
     """Sides of x, w and the result, the factor of an output channel, and sizes."""
-    spread = lambda stem: " ".join(f"{stem}{i}!" for i in range(len(x) - 2))  # noqa: E731
+    spread = lambda stem: " ".join(f"{stem}{i}!" for i in range(len(x) - 2))
     if groups == 1:
         c = "c!" if whole else "c"
         return f"n {c} {spread('x')}", f"o {c} {spread('k')}", f"n o {spread('y')}", "o", {}
     sizes = {"g": groups, "c": x[1] // groups, "o": w[0] // groups}
-    return f"n (g c!) {spread('x')}", f"(g o!) c! {spread('k')}", f"n (g o!) {spread('y')}", "(g o!)", sizes
+    return (
+        f"n (g c!) {spread('x')}",
+        f"(g o!) c! {spread('k')}",
+        f"n (g o!) {spread('y')}",
+        "(g o!)",
+        sizes,
+    )
 
 
 def _groups(node: Node) -> int:
@@ -137,15 +170,24 @@ def _groups(node: Node) -> int:
 def _conv_integer_rule(node: Node, graph: Graph) -> Rule:
     shapes, (out,) = graph.shapes(node.inputs), graph.shapes(node.outputs)
     left, right, result, channel, sizes = _conv_sides(shapes[0], shapes[1], _groups(node), False)
-    zeros = [_vector(s, f, bool(n)) for s, f, n in zip(shapes[2:], ("", channel), node.inputs[2:], strict=False)]
-    rule = parse(",".join([left, right, *zeros]) + f" -> {result}", shapes, (out,), sizes=sizes, no_pad=frozenset({"c"}))
+    zeros = [
+        _vector(s, f, bool(n))
+        for s, f, n in zip(shapes[2:], ("", channel), node.inputs[2:], strict=False)
+    ]
+    rule = parse(
+        ",".join([left, right, *zeros]) + f" -> {result}",
+        shapes,
+        (out,),
+        sizes=sizes,
+        no_pad=frozenset({"c"}),
+    )
     return replace(rule, flops=2.0 * prod(out) * prod(shapes[1][1:]))
 
 
 def _qlinear_conv_rule(node: Node, graph: Graph) -> Rule:
     shapes, (out,) = graph.shapes(node.inputs), graph.shapes(node.outputs)
     left, right, result, channel, sizes = _conv_sides(shapes[0], shapes[3], _groups(node), True)
-    one = lambda k: _vector(shapes[k], channel, True)  # noqa: E731
+    one = lambda k: _vector(shapes[k], channel, True)
     sides = [left, one(1), one(2), right, one(4), one(5), one(6), one(7)]
     if len(shapes) > 8:
         sides.append(channel if node.inputs[8] else "")

@@ -1,4 +1,5 @@
-"""Operators of rarer models: inverse and hyperbolic functions, bits, windows over channels, slices written at indices."""
+"""Operators of rarer models: inverse and hyperbolic functions, bits, windows over channels, slices
+written at indices."""
 
 from __future__ import annotations
 
@@ -7,7 +8,15 @@ from planner.ops.base import Call, Operator, register
 from planner.ops.pointwise import letters, pointwise_rule, uneven_never
 from planner.sharding.rule import Rule, parse
 
-_FUNCTIONS = {"Acos": "arccos", "Asin": "arcsin", "Asinh": "arcsinh", "Atan": "arctan", "Atanh": "arctanh", "Cosh": "cosh", "Sinh": "sinh"}
+_FUNCTIONS = {
+    "Acos": "arccos",
+    "Asin": "arcsin",
+    "Asinh": "arcsinh",
+    "Atan": "arctan",
+    "Atanh": "arctanh",
+    "Cosh": "cosh",
+    "Sinh": "sinh",
+}
 _BITS = {"BitwiseAnd": "&", "BitwiseOr": "|", "BitwiseXor": "^"}
 
 
@@ -21,19 +30,31 @@ def _between(symbol: str):
 
 def _shift(call: Call) -> str:
     """Logical shifts; operands are unsigned."""
-    return f"jnp.{'left_shift' if call.attr('direction') == 'LEFT' else 'right_shift'}({call.args[0]}, {call.args[1]})"
+    return (
+        f"jnp.{'left_shift' if call.attr('direction') == 'LEFT' else 'right_shift'}({call.args[0]},"
+        f" {call.args[1]})"
+    )
 
 
 def _is_inf(call: Call) -> str:
-    return f"{call.use('is_inf')}({call.args[0]}, {bool(call.attr('detect_negative', 1))}, {bool(call.attr('detect_positive', 1))})"
+    return (
+        f"{call.use('is_inf')}({call.args[0]}, {bool(call.attr('detect_negative', 1))},"
+        f" {bool(call.attr('detect_positive', 1))})"
+    )
 
 
 def _shrink(call: Call) -> str:
-    return f"{call.use('shrink')}({call.args[0]}, {call.attr('bias', 0.0)!r}, {call.attr('lambd', 0.5)!r})"
+    return (
+        f"{call.use('shrink')}({call.args[0]}, {call.attr('bias', 0.0)!r},"
+        f" {call.attr('lambd', 0.5)!r})"
+    )
 
 
 def _selu(call: Call) -> str:
-    return f"({call.attr('gamma', 1.0507009873554805)!r} * jax.nn.elu({call.args[0]}, {call.attr('alpha', 1.6732632423543772)!r}))"
+    return (
+        f"({call.attr('gamma', 1.0507009873554805)!r} * jax.nn.elu({call.args[0]},"
+        f" {call.attr('alpha', 1.6732632423543772)!r}))"
+    )
 
 
 def _lrn_rule(node: Node, graph: Graph) -> Rule:
@@ -44,7 +65,10 @@ def _lrn_rule(node: Node, graph: Graph) -> Rule:
 
 
 def _lrn(call: Call) -> str:
-    numbers = f"{call.attr('size')!r}, {call.attr('alpha', 1e-4)!r}, {call.attr('beta', 0.75)!r}, {call.attr('bias', 1.0)!r}"
+    numbers = (
+        f"{call.attr('size')!r}, {call.attr('alpha', 1e-4)!r}, {call.attr('beta', 0.75)!r},"
+        f" {call.attr('bias', 1.0)!r}"
+    )
     return f"{call.use('local_response')}({call.args[0]}, {numbers})"
 
 
@@ -56,7 +80,9 @@ def _along_axis(node: Node, graph: Graph) -> Rule:
 
 
 def _lp_normalize(call: Call) -> str:
-    return f"{call.use('lp_normalize')}({call.args[0]}, {call.attr('axis', -1)}, {call.attr('p', 2)})"
+    return (
+        f"{call.use('lp_normalize')}({call.args[0]}, {call.attr('axis', -1)}, {call.attr('p', 2)})"
+    )
 
 
 def _hardmax(call: Call) -> str:
@@ -64,13 +90,18 @@ def _hardmax(call: Call) -> str:
 
 
 def _scatter_nd_rule(node: Node, graph: Graph) -> Rule:
-    """The dims that are indexed stay whole, and so do the index tuples; the dims of the slices pass through."""
+    """The dims that are indexed stay whole, and so do the index tuples; the dims of the slices pass
+    through."""
     data, indices, updates = graph.shapes(node.inputs)
     depth = indices[-1]
     rest = [f"d{i}" for i in range(len(data) - depth)]
     tuples = [f"i{i}!" for i in range(len(indices) - 1)]
     own = " ".join([*(f"v{i}!" for i in range(depth)), *rest])
-    return parse(f"{own}, {' '.join([*tuples, 'z!'])}, {' '.join([*tuples, *rest])} -> {own}", (data, indices, updates), (data,))
+    return parse(
+        f"{own}, {' '.join([*tuples, 'z!'])}, {' '.join([*tuples, *rest])} -> {own}",
+        (data, indices, updates),
+        (data,),
+    )
 
 
 def _scatter_nd(call: Call) -> str:
@@ -82,7 +113,13 @@ for _name, _jnp in _FUNCTIONS.items():
 for _name, _symbol in _BITS.items():
     register(Operator(_name, pointwise_rule, _between(_symbol), saves="", fusible=True))
 register(
-    Operator("Acosh", lambda node, graph: uneven_never(pointwise_rule(node, graph), 0), _function("arccosh"), saves="in", fusible=True),
+    Operator(
+        "Acosh",
+        lambda node, graph: uneven_never(pointwise_rule(node, graph), 0),
+        _function("arccosh"),
+        saves="in",
+        fusible=True,
+    ),
     Operator("BitwiseNot", pointwise_rule, lambda c: f"(~{c.args[0]})", saves="", fusible=True),
     Operator("BitShift", pointwise_rule, _shift, saves="", fusible=True),
     Operator("IsInf", pointwise_rule, _is_inf, saves="", fusible=True),

@@ -1,4 +1,5 @@
-"""GRU, RNN, and the forms of LSTM that the plain kernel lacks. Only the batch splits: a step needs the whole hidden state."""
+"""GRU, RNN, and the forms of LSTM that the plain kernel lacks. Only the batch splits: a step needs
+the whole hidden state."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ from planner.sharding.rule import Rule, parse
 _OPERANDS = ("s! b i!", "p! q! i!", "p! q! h!", "p! z!", "b", "p! b h!", "p! b h!", "p! y!")
 _RESULTS = ("s! p! b h!", "p! b h!", "p! b h!")
 STANDARD = {"LSTM": ("sigmoid", "tanh", "tanh"), "GRU": ("sigmoid", "tanh"), "RNN": ("tanh",)}
-KNOWN = frozenset({"relu", "tanh", "sigmoid", "softsign", "softplus", "affine", "hardsigmoid", "elu", "leakyrelu"})
+KNOWN = frozenset(
+    {"relu", "tanh", "sigmoid", "softsign", "softplus", "affine", "hardsigmoid", "elu", "leakyrelu"}
+)
 
 
 def recurrent_rule(node: Node, graph: Graph) -> Rule:
@@ -56,12 +59,16 @@ def _rnn(call: Call) -> str:
 
 def _gru(call: Call) -> str:
     after = bool(call.attr("linear_before_reset", 0))
-    return chosen(call, f"{call.use('gru')}({', '.join(operands(call, 6))}, {settings(call)}, {after})", 2)
+    return chosen(
+        call, f"{call.use('gru')}({', '.join(operands(call, 6))}, {settings(call)}, {after})", 2
+    )
 
 
 def lstm_full(call: Call) -> str:
     """The kernel of an LSTM with sequence lengths, peepholes, other activations or a bound."""
-    return chosen(call, f"{call.use('lstm_full')}({', '.join(operands(call, 8))}, {settings(call)})", 3)
+    return chosen(
+        call, f"{call.use('lstm_full')}({', '.join(operands(call, 8))}, {settings(call)})", 3
+    )
 
 
 register(

@@ -1,7 +1,9 @@
-"""Windows and samples of images: pools with other norms or with indices, grids, regions, deformable convolution, blocks added up.
+"""Windows and samples of images: pools with other norms or with indices, grids, regions, deformable
+convolution, blocks added up.
 
-What is sampled stays whole in space. The places where it is sampled (a grid's points, regions, offsets) split freely, as batch and channels do: an image
-that lacks their factor is equal on every device, and its gradient a sum still pending.
+What is sampled stays whole in space. The places where it is sampled (a grid's points, regions,
+offsets) split freely, as batch and channels do: an image that lacks their factor is equal on every
+device, and its gradient a sum still pending.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ def _numbered(stem: str, count: int, mark: str = "!") -> str:
     return " ".join(f"{stem}{i}{mark}" for i in range(count))
 
 
-def _shapes(node: Node, graph: Graph) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
+def _shapes(
+    node: Node, graph: Graph
+) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
     return graph.shapes(node.inputs), graph.shapes(tuple(o for o in node.outputs if o))
 
 
@@ -29,7 +33,10 @@ def _pool_rule(node: Node, graph: Graph) -> Rule:
 
 
 def _window(call: Call) -> str:
-    kernel, strides, pads, dilations = (tuple(call.attr(k)) for k in ("kernel_shape", "strides", "pads", "dilations"))  # type: ignore[arg-type]
+    kernel, strides, pads, dilations = (
+        tuple(call.attr(k))  # type: ignore[arg-type]
+        for k in ("kernel_shape", "strides", "pads", "dilations")
+    )
     return f"{kernel}, {strides}, {pads}, {dilations}, {call.out_shapes[0][2:]}"
 
 
@@ -41,7 +48,10 @@ def _max_pool_indices(call: Call) -> str:
     """Indices count in the whole tensor, so pieces need to know where they begin."""
     live = [k for k, o in enumerate(call.node.outputs) if o]
     dtype = jnp_dtype(call.out_dtypes[-1]) if 1 in live else "jnp.int32"
-    place = f"{call.start('n')}, {call.start('c')}, {call.global_in[0][1]}, {bool(call.attr('storage_order', 0))}, {dtype}"
+    place = (
+        f"{call.start('n')}, {call.start('c')}, {call.global_in[0][1]},"
+        f" {bool(call.attr('storage_order', 0))}, {dtype}"
+    )
     text = f"{call.use('max_pool_indices')}({call.args[0]}, {_window(call)}, {place})"
     return text if len(live) == 2 else f"{text}[{live[0]}]"
 
@@ -49,7 +59,9 @@ def _max_pool_indices(call: Call) -> str:
 def _unpool_rule(node: Node, graph: Graph) -> Rule:
     shapes, outs = _shapes(node, graph)
     n = len(shapes[0]) - 2
-    return parse(f"n c {_numbered('x', n)}, n c {_numbered('x', n)} -> n c {_numbered('y', n)}", shapes, outs)
+    return parse(
+        f"n c {_numbered('x', n)}, n c {_numbered('x', n)} -> n c {_numbered('y', n)}", shapes, outs
+    )
 
 
 def _max_unpool(call: Call) -> str:
@@ -59,7 +71,9 @@ def _max_unpool(call: Call) -> str:
 def _col2im_rule(node: Node, graph: Graph) -> Rule:
     shapes, outs = _shapes(node, graph)
     window = prod(node.attrs["block"])  # type: ignore[arg-type]
-    return parse(f"n (c k!) b! -> n c {_numbered('y', len(outs[0]) - 2)}", shapes, outs, sizes={"k": window})
+    return parse(
+        f"n (c k!) b! -> n c {_numbered('y', len(outs[0]) - 2)}", shapes, outs, sizes={"k": window}
+    )
 
 
 def _col2im(call: Call) -> str:
@@ -88,7 +102,10 @@ def _regions_rule(node: Node, graph: Graph) -> Rule:
 
 def _roi_align(call: Call) -> str:
     if int(call.attr("ratio")) <= 0:  # type: ignore[arg-type]
-        raise NoRule("as many samples per cell as the region is large (sampling_ratio 0): their number is run-time data")
+        raise NoRule(
+            "as many samples per cell as the region is large (sampling_ratio 0): their number is"
+            " run-time data"
+        )
     how = f"{tuple(call.attr('cells'))}, {call.attr('scale')!r}, {call.attr('ratio')}, {bool(call.attr('half_pixel'))}, {bool(call.attr('most'))}"  # type: ignore[arg-type]
     return f"{call.use('roi_align')}({', '.join(call.args)}, {how})"
 
@@ -98,7 +115,8 @@ def _max_roi_pool(call: Call) -> str:
 
 
 def _deform_rule(node: Node, graph: Graph) -> Rule:
-    """Filters, groups or channels, and the result's rows and columns split; channels that share offsets go together where there are several such groups."""
+    """Filters, groups or channels, and the result's rows and columns split; channels that share
+    offsets go together where there are several such groups."""
     shapes, outs = _shapes(node, graph)
     group, moved = int(node.attrs["group"]), int(node.attrs["offset_group"])  # type: ignore[arg-type]
     sizes: dict[str, int] = {}
@@ -117,13 +135,22 @@ def _deform_rule(node: Node, graph: Graph) -> Rule:
     if offset != "z!":
         sizes |= {"z": 2 * taps} | ({"t": taps} if len(shapes) > 3 else {})
     masked = f", n {mask} r s" if len(shapes) > 3 else ""
-    return parse(f"n {x} h! w!, {w} k0! k1!, n {offset} r s{masked} -> n {o} r s", shapes, outs, sizes=sizes, flops=2.0 * prod(outs[0]) * prod(shapes[1][1:]))
+    return parse(
+        f"n {x} h! w!, {w} k0! k1!, n {offset} r s{masked} -> n {o} r s",
+        shapes,
+        outs,
+        sizes=sizes,
+        flops=2.0 * prod(outs[0]) * prod(shapes[1][1:]),
+    )
 
 
 def _deform_conv(call: Call) -> str:
     window = ", ".join(repr(tuple(call.attr(k))) for k in ("strides", "pads", "dilations"))  # type: ignore[arg-type]
     mask = call.args[3] if len(call.args) > 3 else "None"
-    return f"{call.use('deform_conv')}({', '.join(call.args[:3])}, {mask}, {window}, {call.start('r')}, {call.start('s')})"
+    return (
+        f"{call.use('deform_conv')}({', '.join(call.args[:3])}, {mask}, {window},"
+        f" {call.start('r')}, {call.start('s')})"
+    )
 
 
 register(

@@ -1,4 +1,5 @@
-"""Operators that move or reshape data. Reshape's rule follows factors through merged and divided dims."""
+"""Operators that move or reshape data. Reshape's rule follows factors through merged and divided
+dims."""
 
 from __future__ import annotations
 
@@ -8,10 +9,14 @@ from planner.ops.pointwise import broadcast_line, letters
 from planner.sharding.rule import Rule, parse
 
 
-def reshape_factors(source: tuple[int, ...], target: tuple[int, ...]) -> tuple[list[list[str]], list[list[str]], dict[str, int], set[str]]:
-    """Common factors of both shapes: (factors per source dim, per target dim, sizes, those that must stay whole).
+def reshape_factors(
+    source: tuple[int, ...], target: tuple[int, ...]
+) -> tuple[list[list[str]], list[list[str]], dict[str, int], set[str]]:
+    """Common factors of both shapes: (factors per source dim, per target dim, sizes, those that
+    must stay whole).
 
-    Walks both shapes major first; where neither remaining extent divides the other, the rest of that group is opaque (whole).
+    Walks both shapes major first; where neither remaining extent divides the other, the rest of
+    that group is opaque (whole).
     """
     left: list[list[str]] = [[] for _ in source]
     right: list[list[str]] = [[] for _ in target]
@@ -66,8 +71,10 @@ def _reshape_rule(node: Node, graph: Graph) -> Rule:
     if 0 in source:
         raise NoRule("an empty tensor")
     left, right, sizes, whole = reshape_factors(source, target)
-    mark = lambda f: f + ("!" if f in whole else "")  # noqa: E731
-    side = lambda dims: " ".join("1" if not d else mark(d[0]) if len(d) == 1 else f"({' '.join(map(mark, d))})" for d in dims)  # noqa: E731
+    mark = lambda f: f + ("!" if f in whole else "")
+    side = lambda dims: " ".join(
+        "1" if not d else mark(d[0]) if len(d) == 1 else f"({' '.join(map(mark, d))})" for d in dims
+    )
     return parse(f"{side(left)} -> {side(right)}", (source,), (target,), sizes=sizes, linear=(0,))
 
 
@@ -75,7 +82,9 @@ def _transpose_rule(node: Node, graph: Graph) -> Rule:
     (shape,), (out,) = graph.shapes(node.inputs), graph.shapes(node.outputs)
     names = letters(len(shape))
     perm: tuple[int, ...] = tuple(node.attrs["perm"])  # type: ignore[arg-type]
-    return parse(f"{' '.join(names)} -> {' '.join(names[p] for p in perm)}", (shape,), (out,), linear=(0,))
+    return parse(
+        f"{' '.join(names)} -> {' '.join(names[p] for p in perm)}", (shape,), (out,), linear=(0,)
+    )
 
 
 def _expand_rule(node: Node, graph: Graph) -> Rule:
@@ -98,7 +107,9 @@ def _slice_rule(node: Node, graph: Graph) -> Rule:
 
 def _slice(call: Call) -> str:
     parts = [":"] * len(call.in_shapes[0])
-    for axis, start, end, step in zip(*(call.node.attrs[k] for k in ("axes", "starts", "ends", "steps")), strict=True):  # type: ignore[arg-type]
+    for axis, start, end, step in zip(
+        *(call.node.attrs[k] for k in ("axes", "starts", "ends", "steps")), strict=True
+    ):
         stop = "" if step < 0 and end < 0 else str(end)
         parts[int(axis)] = f"{start}:{stop}" + (f":{step}" if step != 1 else "")
     while parts and parts[-1] == ":":
@@ -108,7 +119,9 @@ def _slice(call: Call) -> str:
 
 def _pad_rule(node: Node, graph: Graph) -> Rule:
     (shape,), (out,) = graph.shapes(node.inputs[:1]), graph.shapes(node.outputs)
-    rule = _partly_whole(shape, out, {i for i, (s, o) in enumerate(zip(shape, out, strict=True)) if s != o})
+    rule = _partly_whole(
+        shape, out, {i for i, (s, o) in enumerate(zip(shape, out, strict=True)) if s != o}
+    )
     return rule if not node.attrs.get("value") else _not_linear(rule)
 
 
@@ -122,21 +135,31 @@ def _pad(call: Call) -> str:
     n = len(call.in_shapes[0])
     pads = call.node.attrs["pads"]
     widths = [(pads[i], pads[i + n]) for i in range(n)]  # type: ignore[index]
-    mode = {"constant": "", "reflect": ", mode='reflect'", "edge": ", mode='edge'", "wrap": ", mode='wrap'"}[str(call.attr("mode", "constant"))]
+    mode = {
+        "constant": "",
+        "reflect": ", mode='reflect'",
+        "edge": ", mode='edge'",
+        "wrap": ", mode='wrap'",
+    }[str(call.attr("mode", "constant"))]
     value = call.node.attrs.get("value", 0.0)
     return f"jnp.pad({call.args[0]}, {widths}{mode or f', constant_values={value!r}'})"
 
 
 def _tile_rule(node: Node, graph: Graph) -> Rule:
     (shape,), (out,) = graph.shapes(node.inputs[:1]), graph.shapes(node.outputs)
-    return _partly_whole(shape, out, {i for i, (s, o) in enumerate(zip(shape, out, strict=True)) if s != o})
+    return _partly_whole(
+        shape, out, {i for i, (s, o) in enumerate(zip(shape, out, strict=True)) if s != o}
+    )
 
 
 def _concat_rule(node: Node, graph: Graph) -> Rule:
     shapes, (out,) = graph.shapes(node.inputs), graph.shapes(node.outputs)
     axis = int(node.attrs["axis"])  # type: ignore[arg-type]
     names = letters(len(out))
-    sides = [" ".join(f"i{k}!" if i == axis else n for i, n in enumerate(names)) for k in range(len(shapes))]
+    sides = [
+        " ".join(f"i{k}!" if i == axis else n for i, n in enumerate(names))
+        for k in range(len(shapes))
+    ]
     right = " ".join("o!" if i == axis else n for i, n in enumerate(names))
     return parse(f"{','.join(sides)} -> {right}", shapes, (out,), linear=tuple(range(len(shapes))))
 
@@ -146,7 +169,10 @@ def _split_rule(node: Node, graph: Graph) -> Rule:
     axis = int(node.attrs["axis"])  # type: ignore[arg-type]
     names = letters(len(shape))
     left = " ".join("i!" if i == axis else n for i, n in enumerate(names))
-    sides = [" ".join(f"o{k}!" if i == axis else n for i, n in enumerate(names)) for k in range(len(outs))]
+    sides = [
+        " ".join(f"o{k}!" if i == axis else n for i, n in enumerate(names))
+        for k in range(len(outs))
+    ]
     return parse(f"{left} -> {','.join(sides)}", (shape,), outs, linear=(0,))
 
 
@@ -182,15 +208,52 @@ def _range(call: Call) -> str:
 
 
 register(
-    Operator("Reshape", _reshape_rule, lambda c: f"{c.args[0]}.reshape({c.out_shapes[0]})", saves="", fusible=True),
-    Operator("Transpose", _transpose_rule, lambda c: f"jnp.transpose({c.args[0]}, {tuple(c.attr('perm'))})", saves="", fusible=True),  # type: ignore[arg-type]
-    Operator("Expand", _expand_rule, lambda c: f"jnp.broadcast_to({c.args[0]}, {c.out_shapes[0]})", saves="", fusible=True),
+    Operator(
+        "Reshape",
+        _reshape_rule,
+        lambda c: f"{c.args[0]}.reshape({c.out_shapes[0]})",
+        saves="",
+        fusible=True,
+    ),
+    Operator(
+        "Transpose",
+        _transpose_rule,
+        lambda c: f"jnp.transpose({c.args[0]}, {tuple(c.attr('perm'))})",  # type: ignore[arg-type]
+        saves="",
+        fusible=True,
+    ),
+    Operator(
+        "Expand",
+        _expand_rule,
+        lambda c: f"jnp.broadcast_to({c.args[0]}, {c.out_shapes[0]})",
+        saves="",
+        fusible=True,
+    ),
     Operator("Slice", _slice_rule, _slice, saves="", fusible=True),
     Operator("Pad", _pad_rule, _pad, saves="", fusible=True),
-    Operator("Tile", _tile_rule, lambda c: f"jnp.tile({c.args[0]}, {tuple(c.attr('repeats'))})", saves="", fusible=True),  # type: ignore[arg-type]
-    Operator("Concat", _concat_rule, lambda c: f"jnp.concatenate([{', '.join(c.args)}], axis={c.attr('axis')})", saves=""),
+    Operator(
+        "Tile",
+        _tile_rule,
+        lambda c: f"jnp.tile({c.args[0]}, {tuple(c.attr('repeats'))})",  # type: ignore[arg-type]
+        saves="",
+        fusible=True,
+    ),
+    Operator(
+        "Concat",
+        _concat_rule,
+        lambda c: f"jnp.concatenate([{', '.join(c.args)}], axis={c.attr('axis')})",
+        saves="",
+    ),
     Operator("Split", _split_rule, _split, saves="", fusible=True),
     Operator("Range", _made_rule, _range, saves=""),
-    Operator("ConstantOfShape", _made_rule, lambda call: f"jnp.full({call.out_shapes[0]}, {call.attr('value')!r}, {jnp_dtype(call.out_dtypes[0])})", saves=""),
+    Operator(
+        "ConstantOfShape",
+        _made_rule,
+        lambda call: (
+            f"jnp.full({call.out_shapes[0]}, {call.attr('value')!r},"
+            f" {jnp_dtype(call.out_dtypes[0])})"
+        ),
+        saves="",
+    ),
     Operator("Trilu", _trilu_rule, _trilu, saves="", fusible=True),
 )

@@ -1,4 +1,5 @@
-"""Topology files and files of pins, which users write, as types. Keys that may be missing are `NotRequired`."""
+"""Topology files and files of pins, which users write, as types. Keys that may be missing are
+`NotRequired`."""
 
 from __future__ import annotations
 
@@ -24,9 +25,21 @@ class PinTechniques(TypedDict):
     virtual: NotRequired[int]
     widths: NotRequired[str | list[int]]
     zero_group: NotRequired[int]
-    offload: NotRequired[Literal["none", "optimizer", "activations", "optimizer+activations", "optimizer+parameters", "optimizer+embeddings", "optimizer+activations+parameters",
-                                 "optimizer+activations+embeddings", "optimizer+parameters+embeddings", "optimizer+activations+parameters+embeddings"]
-                         | list[Literal["optimizer", "activations", "parameters", "embeddings"]]]  # fmt: skip
+    offload: NotRequired[
+        Literal[
+            "none",
+            "optimizer",
+            "activations",
+            "optimizer+activations",
+            "optimizer+parameters",
+            "optimizer+embeddings",
+            "optimizer+activations+parameters",
+            "optimizer+activations+embeddings",
+            "optimizer+parameters+embeddings",
+            "optimizer+activations+parameters+embeddings",
+        ]
+        | list[Literal["optimizer", "activations", "parameters", "embeddings"]]
+    ]
     bucket: NotRequired[int | str]
     copies: NotRequired[Literal[1, 2]]
     tensor: NotRequired[Literal["any", "megatron", "megatron-sp"]]
@@ -39,7 +52,8 @@ class ForbidTable(TypedDict):
 
 
 class NodePin(TypedDict):
-    """The split of nodes, or the layout of their first result; the key is an id, a tensor, a scope or a glob of these."""
+    """The split of nodes, or the layout of their first result; the key is an id, a tensor, a scope
+    or a glob of these."""
 
     split: NotRequired[Split]
     layout: NotRequired[list[list[str]]]

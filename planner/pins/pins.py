@@ -1,22 +1,30 @@
-"""Decisions a user fixes: mesh axes, techniques, splits or layouts of nodes and tensors, and what is forbidden.
+"""Decisions a user fixes: mesh axes, techniques, splits or layouts of nodes and tensors, and what
+is forbidden.
 
     [mesh]        tensor = { size = 8 }       or  tensor = 8, data = [4, 8]  (a list: one of these)
-                  tensor = { size = 8, level = "nvlink" }     the links that an axis runs over, a name or a list
-                  stage = [1, 4]          pipeline stages; the other axes are those of one stage, found by the search where none is given
-    [techniques]  zero_stage = 3, recompute = "block", microbatches = 4, schedule = "interleaved", virtual = 2
-                  widths = [2, 1, 1]      places of the stage axis that each stage takes, of stages without a block in common (stage = 4)
-                  offload = ["optimizer"]   what waits in the host's memory ("none", or [], keeps all on the devices)
-                  bucket = "25 MB"        gradients and updated parameters are sent together up to that size ("auto": the best; "none": as the compiler does by itself)
-                  copies = 2              microbatches that run at the same time, the communication of one under the products of the other (1: one after the other)
-                  zero_group = 8          neighbouring devices that share one copy of what zero_stage cuts (all replicas where it is not said)
-                  tensor = "megatron"     what "tensor" cuts: columns and rows, never positions ("megatron-sp": positions too, outside products)
+                  tensor = { size = 8, level = "nvlink" }     the links that an axis runs over, a
+                  name or a list stage = [1, 4]          pipeline stages; the other axes are those
+                  of one stage, found by the search where none is given
+    [techniques]  zero_stage = 3, recompute = "block", microbatches = 4, schedule = "interleaved",
+                  virtual = 2 widths = [2, 1, 1]      places of the stage axis that each stage
+                  takes, of stages without a block in common (stage = 4) offload = ["optimizer"]
+                  what waits in the host's memory ("none", or [], keeps all on the devices) bucket =
+                  "25 MB"        gradients and updated parameters are sent together up to that size
+                  ("auto": the best; "none": as the compiler does by itself) copies = 2
+                  microbatches that run at the same time, the communication of one under the
+                  products of the other (1: one after the other) zero_group = 8
+                  neighbouring devices that share one copy of what zero_stage cuts (all replicas
+                  where it is not said) tensor = "megatron"     what "tensor" cuts: columns and
+                  rows, never positions ("megatron-sp": positions too, outside products)
     [forbid]      factors = ["s"]
     ["layers.*.mlp.up"]   split = { n = ["tensor"] }     ids, fused members, tensors or scope globs
-                          layout = [["data"], []]        of the first result, or of the parameter where the name is a parameter's
+                          layout = [["data"], []]        of the first result, or of the parameter
+                          where the name is a parameter's
 
-A split holds the factors it names, each cut by the axes listed and no others (`n = []`: left whole); the other axes are free to cut the other factors.
-Axes may have the names that planner.pins.dialects lists (`tp`, `dp`, `pp`, ...; `model`, which `tensor` was called before).
-A short form for the command line: `tp=8,pp=4,micro=8,recompute=block,zero=3,dp=8,offload=optimizer`.
+A split holds the factors it names, each cut by the axes listed and no others (`n = []`: left
+whole); the other axes are free to cut the other factors. Axes may have the names that
+planner.pins.dialects lists (`tp`, `dp`, `pp`, ...; `model`, which `tensor` was called before). A
+short form for the command line: `tp=8,pp=4,micro=8,recompute=block,zero=3,dp=8,offload=optimizer`.
 """
 
 from __future__ import annotations
@@ -51,8 +59,19 @@ if TYPE_CHECKING:
     from planner.analysis.facts import Base
 
 TENSOR = ("any", "megatron", "megatron-sp")
-TECHNIQUES = {"zero_stage": (0, 1, 2, 3), "recompute": ("none", "block", "block-keep"), "microbatches": None, "schedule": SCHEDULES, "tensor": TENSOR, "virtual": None,
-              "zero_group": None, "offload": ("none", *OFFLOAD), "bucket": ("none", AUTO), "copies": COPIES, "widths": None}  # fmt: skip
+TECHNIQUES = {
+    "zero_stage": (0, 1, 2, 3),
+    "recompute": ("none", "block", "block-keep"),
+    "microbatches": None,
+    "schedule": SCHEDULES,
+    "tensor": TENSOR,
+    "virtual": None,
+    "zero_group": None,
+    "offload": ("none", *OFFLOAD),
+    "bucket": ("none", AUTO),
+    "copies": COPIES,
+    "widths": None,
+}
 SECTIONS = ("mesh", "techniques", "forbid")
 """Tables of a TOML file that are no globs."""
 AXES = re.compile(r"stage|(data|fsdp|tensor|sequence|expert|replicated)\d*")
@@ -64,7 +83,8 @@ RECOMPUTE_WORDS = {"full": "block", "selective": "block-keep"}
 
 @dataclass(frozen=True)
 class Pins:
-    """Parsed pins. mesh: axis -> sizes to choose from; nodes: glob -> table; levels: axis -> names of the levels that it runs over."""
+    """Parsed pins. mesh: axis -> sizes to choose from; nodes: glob -> table; levels: axis -> names
+    of the levels that it runs over."""
 
     mesh: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     techniques: Mapping[str, Any] = field(default_factory=dict)
@@ -83,27 +103,63 @@ class Pins:
 
     def table(self) -> dict[str, Any]:
         """The pins as a TOML document holds them: `from_table` makes equal ones of it."""
-        mesh = {a: {"size": list(sizes), **({"level": list(self.levels[a])} if a in self.levels else {})} for a, sizes in self.mesh.items()}
+        mesh = {
+            a: {
+                "size": list(sizes),
+                **({"level": list(self.levels[a])} if a in self.levels else {}),
+            }
+            for a, sizes in self.mesh.items()
+        }
         plain = {"offload": list, "widths": list, "bucket": lambda size: size or "none"}
         techniques = {k: plain.get(k, lambda value: value)(v) for k, v in self.techniques.items()}
-        sections = {"mesh": mesh, "techniques": techniques, "forbid": {"factors": sorted(self.forbidden_factors)} if self.forbidden_factors else {}}
-        return {k: v for k, v in sections.items() if v} | {glob: dict(table) for glob, table in self.nodes.items()}
+        sections = {
+            "mesh": mesh,
+            "techniques": techniques,
+            "forbid": {"factors": sorted(self.forbidden_factors)} if self.forbidden_factors else {},
+        }
+        return {k: v for k, v in sections.items() if v} | {
+            glob: dict(table) for glob, table in self.nodes.items()
+        }
 
     def each(self) -> list[tuple[str, Pins]]:
         """Every single pin in words, and the pins without it."""
-        found = [(f"{a} = {' or '.join(map(str, sizes))}", replace(self, mesh=_without(self.mesh, a), levels=_without(self.levels, a))) for a, sizes in self.mesh.items()]
-        found += [(f"{k} = {spelled(k, v)}", replace(self, techniques=_without(self.techniques, k))) for k, v in self.techniques.items()]
-        found += [(f"forbid {f}", replace(self, forbidden_factors=self.forbidden_factors - {f})) for f in sorted(self.forbidden_factors)]
-        return found + [(f"{glob}: {placement(table)}", replace(self, nodes=_without(self.nodes, glob))) for glob, table in self.nodes.items()]
+        found = [
+            (
+                f"{a} = {' or '.join(map(str, sizes))}",
+                replace(self, mesh=_without(self.mesh, a), levels=_without(self.levels, a)),
+            )
+            for a, sizes in self.mesh.items()
+        ]
+        found += [
+            (f"{k} = {spelled(k, v)}", replace(self, techniques=_without(self.techniques, k)))
+            for k, v in self.techniques.items()
+        ]
+        found += [
+            (f"forbid {f}", replace(self, forbidden_factors=self.forbidden_factors - {f}))
+            for f in sorted(self.forbidden_factors)
+        ]
+        return found + [
+            (f"{glob}: {placement(table)}", replace(self, nodes=_without(self.nodes, glob)))
+            for glob, table in self.nodes.items()
+        ]
 
     @property
     def named(self) -> frozenset[str]:
         """Mesh axes the user named."""
-        return frozenset(self.mesh.keys() | {a for table in self.nodes.values() for axes in (*table.get("split", {}).values(), *table.get("layout", ())) for a in axes})
+        return frozenset(
+            self.mesh.keys()
+            | {
+                a
+                for table in self.nodes.values()
+                for axes in (*table.get("split", {}).values(), *table.get("layout", ()))
+                for a in axes
+            }
+        )
 
     @property
     def axes(self) -> frozenset[str]:
-        """Mesh axes that are held to their names: those the user named, and of a pinned mesh the one that takes what is left (next to stages alone none does)."""
+        """Mesh axes that are held to their names: those the user named, and of a pinned mesh the
+        one that takes what is left (next to stages alone none does)."""
         return self.named | ({"data", "tensor"} if self.mesh.keys() - {STAGE} else set())
 
     @property
@@ -112,7 +168,8 @@ class Pins:
         return str(self.techniques.get("tensor", TENSOR[0]))
 
     def mesh_choices(self, devices: int) -> list[dict[str, int]]:
-        """Every mesh the pins allow; an axis "data" (or "tensor") without a size takes what is left, next to stages alone one or both in all ways."""
+        """Every mesh the pins allow; an axis "data" (or "tensor") without a size takes what is
+        left, next to stages alone one or both in all ways."""
         names = list(self.mesh)
         found = []
         for sizes in itertools.product(*self.mesh.values()):
@@ -121,31 +178,59 @@ class Pins:
             if rest:
                 continue
             if names == [STAGE]:
-                found += [table | {a: n for a, n in (("data", left // k), ("tensor", k)) if n > 1} for k in divisors(left) if k < left or left == 1]
+                found += [
+                    table | {a: n for a, n in (("data", left // k), ("tensor", k)) if n > 1}
+                    for k in divisors(left)
+                    if k < left or left == 1
+                ]
                 continue
             if left > 1:
                 free = next((a for a in ("data", "tensor") if a not in table), None)
                 if free is None:
                     continue
                 table = {free: left, **table} if free == "data" else {**table, free: left}
-            order = sorted(table, key=lambda a: ORDER.index(plain) if (plain := a.rstrip("0123456789")) in ORDER else len(ORDER))  # stable: tensor before tensor2
+            order = sorted(
+                table,
+                key=lambda a: (
+                    ORDER.index(plain) if (plain := a.rstrip("0123456789")) in ORDER else len(ORDER)
+                ),
+            )  # stable: tensor before tensor2
             found.append({a: table[a] for a in order})
         if not found:
-            pinned = ", ".join(f"{a} {' or '.join(map(str, sizes))}" for a, sizes in self.mesh.items())
-            raise PlanError("P022", f"the pinned mesh ({pinned}) does not multiply to {devices} devices", help=["axis sizes that divide the devices"])
+            pinned = ", ".join(
+                f"{a} {' or '.join(map(str, sizes))}" for a, sizes in self.mesh.items()
+            )
+            raise PlanError(
+                "P022",
+                f"the pinned mesh ({pinned}) does not multiply to {devices} devices",
+                help=["axis sizes that divide the devices"],
+            )
         # One stage is none.
-        return [{a: n for a, n in table.items() if (a, n) != (STAGE, 1)} or {"data": 1} for table in found]
+        return [
+            {a: n for a, n in table.items() if (a, n) != (STAGE, 1)} or {"data": 1}
+            for table in found
+        ]
 
     def allowed(self, base: Base, mesh: Mapping[str, int]) -> dict[int, tuple[Split, ...]]:
-        """Per class of nodes the splits the pins leave. A glob that matches nothing, or a split that is not legal, is an error."""
+        """Per class of nodes the splits the pins leave. A glob that matches nothing, or a split
+        that is not legal, is an error."""
         graph = base.graph
         out: dict[int, tuple[Split, ...]] = {}
         by: dict[int, str] = {}  # class -> the pin that decided it so far
         for glob, table in self.nodes.items():
-            hits = [i for i, node in enumerate(graph.nodes) if node.id == glob] or [i for i, node in enumerate(graph.nodes) if _matches(glob, node, graph.labels)]
+            hits = [i for i, node in enumerate(graph.nodes) if node.id == glob] or [
+                i for i, node in enumerate(graph.nodes) if _matches(glob, node, graph.labels)
+            ]
             if not hits:
                 known = [n.id for n in graph.nodes] + [n.scope for n in graph.nodes if n.scope]
-                raise PlanError("P023", f"pin {glob!r} matches no node, tensor or scope", help=[did_you_mean(glob, known) or "`plan ops MODEL` prints the names of all operators"])
+                raise PlanError(
+                    "P023",
+                    f"pin {glob!r} matches no node, tensor or scope",
+                    help=[
+                        did_you_mean(glob, known)
+                        or "`plan ops MODEL` prints the names of all operators"
+                    ],
+                )
             usable = 0
             for i in hits:
                 splits = self._pinned(base, i, glob, table, mesh)
@@ -154,49 +239,92 @@ class Pins:
                     both = tuple(s for s in out.get(c, splits) if s in splits)
                     if not both:
                         other = by[c]
-                        raise PlanError("P024", f"pins {other!r} and {glob!r} contradict each other at {graph.nodes[i].id!r}",
-                                        detail=[f"{other!r}: {dict(self.nodes[other])}", f"{glob!r}: {dict(table)}"], help=["remove one of them"])  # fmt: skip
+                        raise PlanError(
+                            "P024",
+                            f"pins {other!r} and {glob!r} contradict each other at"
+                            f" {graph.nodes[i].id!r}",
+                            detail=[
+                                f"{other!r}: {dict(self.nodes[other])}",
+                                f"{glob!r}: {dict(table)}",
+                            ],
+                            help=["remove one of them"],
+                        )
                     out[c], by[c] = both, glob
                     usable += 1
             if not usable:
                 node = graph.nodes[hits[0]]
-                raise PlanError("P025", f"pin {glob!r}: {dict(table)} is not possible for {node.id!r} ({node.op})",
-                                detail=[f"factors {dict(base.rules[hits[0]].sizes)}, mesh {dict(mesh)}"], help=_instead(table, base.rules[hits[0]], mesh))  # fmt: skip
+                raise PlanError(
+                    "P025",
+                    f"pin {glob!r}: {dict(table)} is not possible for {node.id!r} ({node.op})",
+                    detail=[f"factors {dict(base.rules[hits[0]].sizes)}, mesh {dict(mesh)}"],
+                    help=_instead(table, base.rules[hits[0]], mesh),
+                )
         return out
 
-    def _pinned(self, base: Base, i: int, glob: str, table: Mapping[str, Any], mesh: Mapping[str, int]) -> tuple[Split, ...]:
+    def _pinned(
+        self, base: Base, i: int, glob: str, table: Mapping[str, Any], mesh: Mapping[str, int]
+    ) -> tuple[Split, ...]:
         rule = base.rules[i]
         if "split" in table:
             held = {str(f): tuple(a) for f, a in table["split"].items()}
             split = Split.of(held)
-            if not split.used <= set(mesh) or not all(f in rule.sizes or f in rule.paired or f == PENDING for f in held) or not legal(rule, split, mesh, Limits(waste=0.5)):
+            if (
+                not split.used <= set(mesh)
+                or not all(f in rule.sizes or f in rule.paired or f == PENDING for f in held)
+                or not legal(rule, split, mesh, Limits(waste=0.5))
+            ):
                 return ()
-            limits = Limits(forbidden=self.forbidden_factors | held.keys(), pending=PENDING not in held)
+            limits = Limits(
+                forbidden=self.forbidden_factors | held.keys(), pending=PENDING not in held
+            )
             rest = candidates(rule, {a: n for a, n in mesh.items() if a not in split.used}, limits)
             joined = (Split.of({**dict(split.pairs), **dict(r.pairs)}) for r in rest)
-            return base.reachable(i, tuple(s for s in joined if legal(rule, s, mesh, Limits(waste=0.5))))
+            return base.reachable(
+                i, tuple(s for s in joined if legal(rule, s, mesh, Limits(waste=0.5)))
+            )
         if "layout" in table:
             want = tuple(tuple(a) for a in table["layout"])
             slot = _weight_slot(glob, base.graph.nodes[i], base)
             if slot is not None:
-                return tuple(s for s in base.reachable(i, candidates(rule, mesh)) if rule.operand(slot, s, tuple(mesh)).dims == want)
-            return tuple(s for s in base.reachable(i, candidates(rule, mesh)) if rule.result(0, s, tuple(mesh)).dims == want)
+                return tuple(
+                    s
+                    for s in base.reachable(i, candidates(rule, mesh))
+                    if rule.operand(slot, s, tuple(mesh)).dims == want
+                )
+            return tuple(
+                s
+                for s in base.reachable(i, candidates(rule, mesh))
+                if rule.result(0, s, tuple(mesh)).dims == want
+            )
         return base.reachable(i, candidates(rule, mesh))
 
 
 def _instead(table: Mapping[str, Any], rule: Rule, mesh: Mapping[str, int]) -> list[str]:
-    """Help on axes that the mesh has not, factors that the operator has not or that are not cut so; else where to look."""
+    """Help on axes that the mesh has not, factors that the operator has not or that are not cut so;
+    else where to look."""
     split = table.get("split", {})
-    axes = dict.fromkeys(a for own in (*split.values(), *table.get("layout", [])) for a in own if a not in mesh)
+    axes = dict.fromkeys(
+        a for own in (*split.values(), *table.get("layout", [])) for a in own if a not in mesh
+    )
     found = [f"the mesh has no axis {a!r}: it has {', '.join(mesh) or 'none'}" for a in axes]
     for f, own in split.items():
         if f not in rule.sizes and f not in rule.paired and f != PENDING:
             found.append(f"the operator has no factor {f!r}: it has {', '.join(rule.sizes)}")
         elif not axes and not legal(rule, Split.of({f: tuple(own)}), mesh, Limits(waste=0.5)):
-            fits = [n for n in divisors(max(rule.sizes.get(m, 1) for m in rule.members(f))) if n > 1 and legal(rule, Split(((f, ("x",)),)), {"x": n}, Limits())]
+            fits = [
+                n
+                for n in divisors(max(rule.sizes.get(m, 1) for m in rule.members(f)))
+                if n > 1 and legal(rule, Split(((f, ("x",)),)), {"x": n}, Limits())
+            ]
             pieces = prod(mesh[a] for a in own)
-            found.append(f"{f!r} is not cut into {pieces} by {' + '.join(own)}: " + (f"it is into {' or '.join(map(str, fits[:6]))}" if fits else "it stays whole"))
-    return found or ["an axis cuts one dim of an operator: `plan ops MODEL` prints the factors of every operator, and which stay whole"]
+            found.append(
+                f"{f!r} is not cut into {pieces} by {' + '.join(own)}: "
+                + (f"it is into {' or '.join(map(str, fits[:6]))}" if fits else "it stays whole")
+            )
+    return found or [
+        "an axis cuts one dim of an operator: `plan ops MODEL` prints the factors of every"
+        " operator, and which stay whole"
+    ]
 
 
 def _without(table: Mapping[str, Any], key: str) -> dict[str, Any]:
@@ -205,15 +333,30 @@ def _without(table: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 def _weight_slot(glob: str, node: Any, base: Base) -> int | None:
     """The operand that a glob means where it is a parameter's name and not the node's own."""
-    if any(name and fnmatch.fnmatchcase(name, glob) for name in (node.id, node.scope, *node.members, *node.outputs)):
+    if any(
+        name and fnmatch.fnmatchcase(name, glob)
+        for name in (node.id, node.scope, *node.members, *node.outputs)
+    ):
         return None
     graph = base.graph
-    named = (k for k, n in enumerate(node.inputs) if n in graph.weights and any(fnmatch.fnmatchcase(x, glob) for x in (n, graph.labels.get(n, n))))
+    named = (
+        k
+        for k, n in enumerate(node.inputs)
+        if n in graph.weights
+        and any(fnmatch.fnmatchcase(x, glob) for x in (n, graph.labels.get(n, n)))
+    )
     return next(named, None)
 
 
 def _matches(glob: str, node: Any, labels: Mapping[str, str]) -> bool:
-    names = (node.id, node.scope, *node.members, *node.outputs, *node.inputs, *(labels.get(n, "") for n in node.inputs))
+    names = (
+        node.id,
+        node.scope,
+        *node.members,
+        *node.outputs,
+        *node.inputs,
+        *(labels.get(n, "") for n in node.inputs),
+    )
     return any(name and fnmatch.fnmatchcase(name, glob) for name in names)
 
 
@@ -226,31 +369,52 @@ def parse_pins(text: str | Path | None) -> Pins:
     try:
         data = read_toml(text)
     except OSError as e:
-        raise PlanError("P020", f"cannot read pins {str(text)!r}: {e.strerror}", help=["a TOML file, or the short form tp=8,micro=2"]) from e
+        raise PlanError(
+            "P020",
+            f"cannot read pins {str(text)!r}: {e.strerror}",
+            help=["a TOML file, or the short form tp=8,micro=2"],
+        ) from e
     except ValueError as e:
         raise PlanError("P020", f"{text} is not TOML: {e}") from e
     return from_table(data)
 
 
 def _spelled_out(data: Mapping[str, Any]) -> dict[str, Any]:
-    """A document in which axes have the names that those of the short form (`tp`, `dp`, `pp`) and of older files (`model`) stand for, in [mesh], splits and layouts."""
+    """A document in which axes have the names that those of the short form (`tp`, `dp`, `pp`) and
+    of older files (`model`) stand for, in [mesh], splits and layouts."""
     mesh = data.get("mesh", {})
     if not isinstance(mesh, dict):
         return dict(data)
     by: dict[str, str] = {}
     for axis in mesh:
         if (other := by.setdefault(axis_meant(axis), axis)) != axis:
-            raise PlanError("P020", f"[mesh] has both {other!r} and {axis!r}, which are one axis", help=["leave one of them"])
+            raise PlanError(
+                "P020",
+                f"[mesh] has both {other!r} and {axis!r}, which are one axis",
+                help=["leave one of them"],
+            )
 
     def full(axes: Any) -> Any:
-        return [axis_meant(a) if isinstance(a, str) else a for a in axes] if isinstance(axes, list) else axes
+        return (
+            [axis_meant(a) if isinstance(a, str) else a for a in axes]
+            if isinstance(axes, list)
+            else axes
+        )
 
     def placed(table: Any) -> Any:
         if not isinstance(table, dict):
             return table
         split, layout = table.get("split"), table.get("layout")
-        own = {"split": {f: full(axes) for f, axes in split.items()}} if isinstance(split, dict) else {}
-        return table | own | ({"layout": [full(axes) for axes in layout]} if isinstance(layout, list) else {})
+        own = (
+            {"split": {f: full(axes) for f, axes in split.items()}}
+            if isinstance(split, dict)
+            else {}
+        )
+        return (
+            table
+            | own
+            | ({"layout": [full(axes) for axes in layout]} if isinstance(layout, list) else {})
+        )
 
     found = {k: v if k in SECTIONS else placed(v) for k, v in data.items()}
     return found | ({"mesh": {axis_meant(a): v for a, v in mesh.items()}} if mesh else {})
@@ -261,21 +425,35 @@ def from_table(data: Mapping[str, Any]) -> Pins:
     data = _spelled_out(data)
     for section in SECTIONS:
         if not isinstance(data.get(section, {}), dict):
-            raise PlanError("P020", f"{section} = {data[section]!r} is no table", help=[f"[{section}], and below it a line each"])
+            raise PlanError(
+                "P020",
+                f"{section} = {data[section]!r} is no table",
+                help=[f"[{section}], and below it a line each"],
+            )
     mesh = {str(a): _sizes(a, v) for a, v in data.get("mesh", {}).items()}
-    levels = {str(a): _levels(a, v["level"]) for a, v in data.get("mesh", {}).items() if isinstance(v, dict) and "level" in v}
+    levels = {
+        str(a): _levels(a, v["level"])
+        for a, v in data.get("mesh", {}).items()
+        if isinstance(v, dict) and "level" in v
+    }
     techniques = {k: _technique(k, v) for k, v in data.get("techniques", {}).items()}
     forbidden = data.get("forbid", {}).get("factors", [])
     if not _words(forbidden):
-        raise PlanError("P020", f"[forbid] factors = {forbidden!r} is no list of factors", help=['factors = ["s"]'])
+        raise PlanError(
+            "P020",
+            f"[forbid] factors = {forbidden!r} is no list of factors",
+            help=['factors = ["s"]'],
+        )
     nodes = {k: v for k, v in data.items() if k not in SECTIONS}
     for glob, table in nodes.items():
         if not _placed(table):
-            raise PlanError("P020", f"pin {glob!r} needs `split = {{ factor = [axes] }}` or `layout = [[axes], ...]`", help=['split = { n = ["tensor"] }'])
+            raise PlanError(
+                "P020",
+                f"pin {glob!r} needs `split = {{ factor = [axes] }}` or `layout = [[axes], ...]`",
+                help=['split = { n = ["tensor"] }'],
+            )
     settle(mesh, techniques, {})
     return Pins(mesh, techniques, frozenset(forbidden), nodes, levels)
-
-
 
 
 def _words(value: Any) -> bool:
@@ -287,15 +465,25 @@ def _placed(table: Any) -> bool:
     if not isinstance(table, dict) or not set(table) <= {"split", "layout"}:
         return False
     split, layout = table.get("split", {}), table.get("layout", [])
-    return isinstance(split, dict) and isinstance(layout, list) and all(_words(axes) for axes in (*split.values(), *layout))
+    return (
+        isinstance(split, dict)
+        and isinstance(layout, list)
+        and all(_words(axes) for axes in (*split.values(), *layout))
+    )
 
 
 def _sizes(axis: str, value: Any) -> tuple[int, ...]:
     if isinstance(value, dict) and set(value) - {"size", "level"}:
-        raise PlanError("P020", f"[mesh] {axis} = {value!r}: unknown key", help=['{ size = 8 }, or { size = 8, level = "nvlink" }'])
+        raise PlanError(
+            "P020",
+            f"[mesh] {axis} = {value!r}: unknown key",
+            help=['{ size = 8 }, or { size = 8, level = "nvlink" }'],
+        )
     value = value.get("size") if isinstance(value, dict) else value
     sizes = value if isinstance(value, list) else [value]
-    if not sizes or not all(isinstance(s, int) and not isinstance(s, bool) and s > 0 for s in sizes):
+    if not sizes or not all(
+        isinstance(s, int) and not isinstance(s, bool) and s > 0 for s in sizes
+    ):
         raise PlanError("P020", f"[mesh] {axis} = {value!r}: a size, or a list of sizes")
     return tuple(sizes)
 
@@ -303,14 +491,20 @@ def _sizes(axis: str, value: Any) -> tuple[int, ...]:
 def _levels(axis: str, value: Any) -> tuple[str, ...]:
     names = [value] if isinstance(value, str) else value
     if not _words(names) or not names:
-        raise PlanError("P020", f"[mesh] {axis}: level = {value!r} is no name of a level", help=['level = "nvlink", or a list of names (plan hardware NAME lists them)'])
+        raise PlanError(
+            "P020",
+            f"[mesh] {axis}: level = {value!r} is no name of a level",
+            help=['level = "nvlink", or a list of names (plan hardware NAME lists them)'],
+        )
     return tuple(names)
 
 
 def _technique(key: str, value: Any) -> Any:
     if key not in TECHNIQUES:
         meant = [f"did you mean {SPOKEN_TECHNIQUES[key]!r}?"] if key in SPOKEN_TECHNIQUES else []
-        raise PlanError("P020", f"unknown technique {key!r}", help=[*meant, f"one of {', '.join(TECHNIQUES)}"])
+        raise PlanError(
+            "P020", f"unknown technique {key!r}", help=[*meant, f"one of {', '.join(TECHNIQUES)}"]
+        )
     if key == "offload":
         return _offload(value)
     if key == "bucket":
@@ -319,25 +513,60 @@ def _technique(key: str, value: Any) -> Any:
         return _widths(value)
     value = RECOMPUTE_WORDS.get(value, value) if key == "recompute" else value
     choices = TECHNIQUES[key]
-    if (choices is not None and value not in choices) or (choices is None and (not isinstance(value, int) or value < 1)):
-        raise PlanError("P020", f"{key} = {value!r} is not possible", help=[f"one of {', '.join(map(str, choices))}" if choices else "a positive number"])
+    if (choices is not None and value not in choices) or (
+        choices is None and (not isinstance(value, int) or value < 1)
+    ):
+        raise PlanError(
+            "P020",
+            f"{key} = {value!r} is not possible",
+            help=[f"one of {', '.join(map(str, choices))}" if choices else "a positive number"],
+        )
     return value
 
 
 def _offload(value: Any) -> tuple[str, ...]:
-    """What waits in the host's memory, in the order of OFFLOAD: a list, or words joined by +; "none" for nothing."""
-    words = value.split("+") if isinstance(value, str) and value != "none" else [] if value == "none" else value
+    """What waits in the host's memory, in the order of OFFLOAD: a list, or words joined by +;
+    "none" for nothing."""
+    words = (
+        value.split("+")
+        if isinstance(value, str) and value != "none"
+        else []
+        if value == "none"
+        else value
+    )
     if not _words(words) or set(words) - set(OFFLOAD) or len(set(words)) < len(words):
-        disk = ["there is no way to disks: what waits lies in the host's memory (docs/offload.md)"] if "disk" in str(value) else []
-        raise PlanError("P020", f"offload = {value!r} is not possible", help=[f"none, or of {', '.join(OFFLOAD)}, joined by +", *disk])
+        disk = (
+            ["there is no way to disks: what waits lies in the host's memory (docs/offload.md)"]
+            if "disk" in str(value)
+            else []
+        )
+        raise PlanError(
+            "P020",
+            f"offload = {value!r} is not possible",
+            help=[f"none, or of {', '.join(OFFLOAD)}, joined by +", *disk],
+        )
     return tuple(w for w in OFFLOAD if w in words)
 
 
 def _widths(value: Any) -> tuple[int, ...]:
     """Places that each stage takes: a list, or numbers joined by +."""
-    words = [int(w) if w.isdecimal() else 0 for w in value.split("+")] if isinstance(value, str) else value
-    if not isinstance(words, list | tuple) or not words or not all(type(n) is int and 1 <= n <= WIDEST for n in words):
-        raise PlanError("P020", f"widths = {value!r} is not possible", help=[f"1 to {WIDEST} places for each stage, joined by +: widths={WIDEST}+1+1 with pp=4"])
+    words = (
+        [int(w) if w.isdecimal() else 0 for w in value.split("+")]
+        if isinstance(value, str)
+        else value
+    )
+    if (
+        not isinstance(words, list | tuple)
+        or not words
+        or not all(type(n) is int and 1 <= n <= WIDEST for n in words)
+    ):
+        raise PlanError(
+            "P020",
+            f"widths = {value!r} is not possible",
+            help=[
+                f"1 to {WIDEST} places for each stage, joined by +: widths={WIDEST}+1+1 with pp=4"
+            ],
+        )
     return tuple(words)
 
 
@@ -346,11 +575,17 @@ def _bucket(value: Any) -> int | str:
     if value in ("none", AUTO):
         return 0 if value == "none" else AUTO
     try:
-        found = value if isinstance(value, int) and not isinstance(value, bool) else size_bytes(value)
+        found = (
+            value if isinstance(value, int) and not isinstance(value, bool) else size_bytes(value)
+        )
     except UnitError:
         found = 0
     if found < 1:
-        raise PlanError("P020", f"bucket = {value!r} is not possible", help=["a size such as 25MB or 32MiB, auto, or none"])
+        raise PlanError(
+            "P020",
+            f"bucket = {value!r} is not possible",
+            help=["a size such as 25MB or 32MiB, auto, or none"],
+        )
     return found
 
 
@@ -365,16 +600,48 @@ def _short(text: str) -> Pins:
         axis = AXES.fullmatch(key) is not None and plain not in TENSOR
         if key == "sequence" and isinstance(plain, str) and flag_meant(plain) is not None:
             key = "sp"  # Megatron's sequence_parallel is on or off
-        table = said if key in ("sp", "ddp") else mesh if isinstance(plain, int) and axis else techniques if key in TECHNIQUES and not axis else None
+        table = (
+            said
+            if key in ("sp", "ddp")
+            else (
+                mesh
+                if isinstance(plain, int) and axis
+                else techniques
+                if key in TECHNIQUES and not axis
+                else None
+            )
+        )
         if table is None:
-            words = [k for k in (*SPOKEN_TECHNIQUES, *TECHNIQUES, *SPOKEN_AXES, STAGE) if len(k) > 3]
-            near = did_you_mean(key, words, 0.7 if len(key) > 3 else 1)  # two letters are like any two others
+            words = [
+                k for k in (*SPOKEN_TECHNIQUES, *TECHNIQUES, *SPOKEN_AXES, STAGE) if len(k) > 3
+            ]
+            near = did_you_mean(
+                key, words, 0.7 if len(key) > 3 else 1
+            )  # two letters are like any two others
             if axis:
                 other = f", or one of {', '.join(TENSOR)}" if key == "tensor" else ""
-                raise PlanError("P020", f"{name.strip()} = {plain!r} is not possible", help=[f"a number of devices{other}"])
-            raise PlanError("P020", f"cannot read pin {part.strip()!r}", help=[h for h in (near, f"one of {SPOKEN}; or a TOML file (docs/modes.md)") if h])
+                raise PlanError(
+                    "P020",
+                    f"{name.strip()} = {plain!r} is not possible",
+                    help=[f"a number of devices{other}"],
+                )
+            raise PlanError(
+                "P020",
+                f"cannot read pin {part.strip()!r}",
+                help=[h for h in (near, f"one of {SPOKEN}; or a TOML file (docs/modes.md)") if h],
+            )
         if key in table:
-            raise PlanError("P020", f"{key} is pinned twice in {text!r}", help=["leave one of them, or a TOML file with a list of sizes to choose from"])
-        table[key] = _technique(key, plain) if table is techniques else _sizes(key, plain) if table is mesh else plain
+            raise PlanError(
+                "P020",
+                f"{key} is pinned twice in {text!r}",
+                help=["leave one of them, or a TOML file with a list of sizes to choose from"],
+            )
+        table[key] = (
+            _technique(key, plain)
+            if table is techniques
+            else _sizes(key, plain)
+            if table is mesh
+            else plain
+        )
     settle(mesh, techniques, said)
     return Pins(mesh, techniques)

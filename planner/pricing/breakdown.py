@@ -1,7 +1,9 @@
-"""What one operator costs and why, for every class of nodes: a strategy file keeps it, so that `plan explain FILE NODE` need not open the model.
+"""What one operator costs and why, for every class of nodes: a strategy file keeps it, so that
+`plan explain FILE NODE` need not open the model.
 
-A row holds the node's rule, the layouts of its operands and results under its split, the seconds of its kernels and what binds them, and the collectives
-on its tensors. What binds a kernel: arithmetic, memory bandwidth or the launch floor, whichever of the roofline's three sets its time.
+A row holds the node's rule, the layouts of its operands and results under its split, the seconds of
+its kernels and what binds them, and the collectives on its tensors. What binds a kernel:
+arithmetic, memory bandwidth or the launch floor, whichever of the roofline's three sets its time.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ Row = dict[str, Any]
 
 
 def details(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer) -> dict[str, Row]:
-    """Id of the first node of each class -> its row (planner.strategy.types.DetailTable). Seconds are of one pass in `kernels.forward_s` and `backward_s`, of a step elsewhere."""
+    """Id of the first node of each class -> its row (planner.strategy.types.DetailTable). Seconds
+    are of one pass in `kernels.forward_s` and `backward_s`, of a step elsewhere."""
     pipeline, again = pipeline_of(base.graph, flow.plan), made_again(flow, runs)
     held: dict[int, list[int]] = {}
     for i, first in enumerate(base.shared):
@@ -40,21 +43,44 @@ def details(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer) -> di
     for i, alike in held.items():
         node, rule, split = base.graph.nodes[i], base.rules[i], flow.split(i)
         late_again = pipeline is not None and pipeline.schedule == "gpipe" and pipeline.late(i)
-        rows[node.id] = {"rule": spell_rule(rule), "sizes": dict(rule.sizes), **_sides(base, node, rule, split, flow.plan.order),
-                         "kernels": _kernels(base, i, split, pricer, _turns(pipeline, alike, flow.plan.microbatches), i in again or late_again),
-                         "moves": _moves(base, node, uses, pricer)}  # fmt: skip
+        rows[node.id] = {
+            "rule": spell_rule(rule),
+            "sizes": dict(rule.sizes),
+            **_sides(base, node, rule, split, flow.plan.order),
+            "kernels": _kernels(
+                base,
+                i,
+                split,
+                pricer,
+                _turns(pipeline, alike, flow.plan.microbatches),
+                i in again or late_again,
+            ),
+            "moves": _moves(base, node, uses, pricer),
+        }
     return rows
 
 
 def _sides(base: Base, node: Node, rule: Rule, split: Split, order: Sequence[str]) -> Row:
     labels = base.graph.labels
-    operands = [_side(labels.get(t, t), rule.operands[slot], rule.operand(slot, split, tuple(order))) for slot, t in enumerate(node.inputs) if t]
-    results = [_side(t, rule.results[k], rule.result(k, split, tuple(order))) for k, t in enumerate(o for o in node.outputs if o)]
+    operands = [
+        _side(labels.get(t, t), rule.operands[slot], rule.operand(slot, split, tuple(order)))
+        for slot, t in enumerate(node.inputs)
+        if t
+    ]
+    results = [
+        _side(t, rule.results[k], rule.result(k, split, tuple(order)))
+        for k, t in enumerate(o for o in node.outputs if o)
+    ]
     return {"operands": operands, "results": results}
 
 
 def _side(name: str, dims: Sequence[Sequence[str]], layout: Layout) -> Row:
-    return {"tensor": name, "dims": [spell_dim(d) for d in dims], "layout": [list(a) for a in layout.dims], "partial": list(layout.partial)}
+    return {
+        "tensor": name,
+        "dims": [spell_dim(d) for d in dims],
+        "layout": [list(a) for a in layout.dims],
+        "partial": list(layout.partial),
+    }
 
 
 def _turns(pipeline: Pipeline | None, alike: Sequence[int], microbatches: int) -> tuple[int, float]:
@@ -62,18 +88,30 @@ def _turns(pipeline: Pipeline | None, alike: Sequence[int], microbatches: int) -
     if pipeline is None:
         return microbatches * len(alike), 0.0
     wanted = sum(pipeline.wanted(k) * pipeline.share(k) for k in alike)
-    return int(wanted), float(sum((pipeline.turns(k) - pipeline.wanted(k)) * pipeline.share(k) for k in alike))
+    return int(wanted), float(
+        sum((pipeline.turns(k) - pipeline.wanted(k)) * pipeline.share(k) for k in alike)
+    )
 
 
-def _kernels(base: Base, i: int, split: Split, pricer: Pricer, turns: tuple[int, float], again: bool) -> Row:
+def _kernels(
+    base: Base, i: int, split: Split, pricer: Pricer, turns: tuple[int, float], again: bool
+) -> Row:
     forward, backward = kernel_times(base, i, split, pricer)
     one = forward * (2 if again else 1) + backward
-    return {"forward_s": forward, "backward_s": backward, "again": again, "times": turns[0], "step_s": one * turns[0], "bubble_s": one * turns[1],
-            "bound_by": bound_by(base, i, split, pricer)}  # fmt: skip
+    return {
+        "forward_s": forward,
+        "backward_s": backward,
+        "again": again,
+        "times": turns[0],
+        "step_s": one * turns[0],
+        "bubble_s": one * turns[1],
+        "bound_by": bound_by(base, i, split, pricer),
+    }
 
 
 def bound_by(base: Base, i: int, split: Split, pricer: Pricer) -> str:
-    """What sets the time of a node's forward kernel: arithmetic, memory bandwidth, the launch of the kernel, or nothing (a view)."""
+    """What sets the time of a node's forward kernel: arithmetic, memory bandwidth, the launch of
+    the kernel, or nothing (a view)."""
     rule = base.rules[i]
     full, _ = kernel_times(base, i, split, pricer)
     if not full:
@@ -83,14 +121,19 @@ def bound_by(base: Base, i: int, split: Split, pricer: Pricer) -> str:
     local, share = rule.work(split, pricer.sizes), 1.0
     for f, n in rule.sizes.items():
         share *= local[f] / n if n else 1.0
-    arithmetic = pricer.kernel_s(rule.flops * share, 0.0, pricer.recipe.compute) if rule.flops else 0.0
+    arithmetic = (
+        pricer.kernel_s(rule.flops * share, 0.0, pricer.recipe.compute) if rule.flops else 0.0
+    )
     return "arithmetic" if arithmetic >= full * (1 - 1e-9) else "memory bandwidth"
 
 
-def _moves(base: Base, node: Node, uses: Mapping[str, Sequence[account.Use]], pricer: Pricer) -> list[Row]:
+def _moves(
+    base: Base, node: Node, uses: Mapping[str, Sequence[account.Use]], pricer: Pricer
+) -> list[Row]:
     """The collectives on a node's operands and results and inside its kernel, the costliest first.
 
-    A tensor that several nodes read is converted once for all of them: such a collective is listed at each.
+    A tensor that several nodes read is converted once for all of them: such a collective is listed
+    at each.
     """
     labels = base.graph.labels
     mine = dict.fromkeys([*(labels.get(t, t) for t in (*node.inputs, *node.outputs) if t), node.id])
@@ -98,9 +141,21 @@ def _moves(base: Base, node: Node, uses: Mapping[str, Sequence[account.Use]], pr
     for what in mine:
         for use in uses.get(what, ()):
             axes = "+".join(use.axes)
-            row = found.setdefault((use.kind, axes, use.phase, what),
-                                   {"kind": use.kind, "axes": axes, "phase": use.phase, "tensor": what, "count": 0, "payload_bytes": 0, "time_s": 0.0})  # fmt: skip
+            row = found.setdefault(
+                (use.kind, axes, use.phase, what),
+                {
+                    "kind": use.kind,
+                    "axes": axes,
+                    "phase": use.phase,
+                    "tensor": what,
+                    "count": 0,
+                    "payload_bytes": 0,
+                    "time_s": 0.0,
+                },
+            )
             row["count"] += use.count
             row["payload_bytes"] += use.total_bytes
             row["time_s"] += pricer.use_s(use)
-    return sorted(found.values(), key=lambda r: (-r["time_s"], r["phase"], r["kind"], r["axes"], r["tensor"]))
+    return sorted(
+        found.values(), key=lambda r: (-r["time_s"], r["phase"], r["kind"], r["axes"], r["tensor"])
+    )

@@ -1,16 +1,22 @@
-"""Communication fusion: the size up to which the GPU compiler sends collectives of a kind together, chosen instead of its own.
+"""Communication fusion: the size up to which the GPU compiler sends collectives of a kind together,
+chosen instead of its own.
 
-Gradients that are reduced, and updated parameters that are gathered, wait for nothing but each other; the compiler joins neighbours into one launch until the next would
-pass the size. With S bytes over the same axes in buckets of B <= S,
+Gradients that are reduced, and updated parameters that are gathered, wait for nothing but each
+other; the compiler joins neighbours into one launch until the next would pass the size. With S
+bytes over the same axes in buckets of B <= S,
 
     seconds = S / B * latency + S * s_per_byte             (an array of B or more pays one latency)
     hidden  = overlap * (seconds of the gradients - seconds of one bucket)
 
-as the last bucket leaves when the backward pass is over. A small bucket pays latencies, a large one shows in full: without overlap (profile jax-shard_map) larger is never
-slower, and the smallest of those that tie is taken. The weights of all repeats of a block are one array: of such models few launches are left to spare.
+as the last bucket leaves when the backward pass is over. A small bucket pays latencies, a large one
+shows in full: without overlap (profile jax-shard_map) larger is never slower, and the smallest of
+those that tie is taken. The weights of all repeats of a block are one array: of such models few
+launches are left to spare.
 
-Without a pin the compiler's own size (Runtime.bucket_bytes) stays unless another spares a plan a notable part of its step. What a size may spare is bounded before a mesh is
-searched: where that is too little for any plan on it, the search prices the compiler's size and is exact; elsewhere it prices the largest, so that what it proves holds for all.
+Without a pin the compiler's own size (Runtime.bucket_bytes) stays unless another spares a plan a
+notable part of its step. What a size may spare is bounded before a mesh is searched: where that is
+too little for any plan on it, the search prices the compiler's size and is exact; elsewhere it
+prices the largest, so that what it proves holds for all.
 """
 
 from __future__ import annotations
@@ -31,44 +37,69 @@ if TYPE_CHECKING:
     from planner.pricing.pricer import Pricer
 
 AUTO, OPEN = "auto", "open"
-"""A pinned choice: the best size, whatever it gains. No pin: the best where it gains something notable."""
+"""A pinned choice: the best size, whatever it gains. No pin: the best where it gains something
+notable."""
 SIZES = tuple(2**k * 2**20 for k in range(0, 11, 2))
 """Bytes of a bucket that are tried: 1 MiB to 1 GiB."""
 TIE = 1e-3
-"""Sizes whose reductions and gathers take no more than this beyond the least, as a fraction, are as good; the smallest is taken."""
+"""Sizes whose reductions and gathers take no more than this beyond the least, as a fraction, are as
+good; the smallest is taken."""
 NOTABLE = 1e-3
-"""Share of a plan's step that another size than the compiler's must spare to be chosen without a pin."""
+"""Share of a plan's step that another size than the compiler's must spare to be chosen without a
+pin."""
 PADDED = 2.0
-"""Times its bytes that a gradient takes at most where its pieces are padded (planner.execution.layout_flow); no launch is larger than all of them."""
+"""Times its bytes that a gradient takes at most where its pieces are padded
+(planner.execution.layout_flow); no launch is larger than all of them."""
 Way = tuple[str, Axes]
 KINDS = ("all_gather", "all_reduce", "reduce_scatter")
 """What the compiler has such a size for."""
 
 
 def kinds(zero: int) -> tuple[str, ...]:
-    """What is sent together under an optimizer level. Weights of level 3 are gathered, and their gradients scattered, where they are used: a size for those would be one of
-    how many whole weights wait in memory, and the compiler's own stays."""
+    """What is sent together under an optimizer level. Weights of level 3 are gathered, and their
+    gradients scattered, where they are used: a size for those would be one of how many whole
+    weights wait in memory, and the compiler's own stays."""
     return ("all_reduce",) if zero == 3 else KINDS
 
 
-
-
 def bounding(base: Base, pricer: Pricer, least_s: float) -> Pricer:
-    """What a mesh is searched by where sizes are open: the pricer itself, or where a size might be chosen for a plan of at least so many seconds one that is below all sizes."""
+    """What a mesh is searched by where sizes are open: the pricer itself, or where a size might be
+    chosen for a plan of at least so many seconds one that is below all sizes."""
     if spared_s(base, pricer) <= NOTABLE * least_s:
         return pricer
     counts = divisors(prod(pricer.sizes.values()))
-    most = {shape: min(PADDED, prod(max(-(-d // n) * n / d for n in counts if n < 2 * d) for d in shape)) for shape, _ in base.reduced}
-    every = _reduced_bytes(pricer) * sum(times * prod(shape) * most[shape] for (shape, _), times in base.reduced.items())
-    return replace(pricer, runtime=replace(pricer.runtime, bucket_bytes=min(SIZES[-1], every)), memo={})
+    most = {
+        shape: min(
+            PADDED, prod(max(-(-d // n) * n / d for n in counts if n < 2 * d) for d in shape)
+        )
+        for shape, _ in base.reduced
+    }
+    every = _reduced_bytes(pricer) * sum(
+        times * prod(shape) * most[shape] for (shape, _), times in base.reduced.items()
+    )
+    return replace(
+        pricer, runtime=replace(pricer.runtime, bucket_bytes=min(SIZES[-1], every)), memo={}
+    )
 
 
 def spared_s(base: Base, pricer: Pricer) -> float:
-    """No size spares a plan on the mesh more seconds: of the launches that whole gradients would be, of each kind all but one, at the longest latency of any axes."""
+    """No size spares a plan on the mesh more seconds: of the launches that whole gradients would
+    be, of each kind all but one, at the longest latency of any axes."""
     wide = _reduced_bytes(pricer)
-    launches = sum(times * min(1 / repeats, prod(shape) * wide / pricer.runtime.bucket_bytes) for (shape, repeats), times in base.reduced.items())
+    launches = sum(
+        times * min(1 / repeats, prod(shape) * wide / pricer.runtime.bucket_bytes)
+        for (shape, repeats), times in base.reduced.items()
+    )
     ways = [axes for k in range(len(pricer.sizes)) for axes in combinations(pricer.sizes, k + 1)]
-    latency = max((line[0] for axes in ways for kind in KINDS for line in pricer.lines(kind.replace("_", "-"), axes)), default=0.0)
+    latency = max(
+        (
+            line[0]
+            for axes in ways
+            for kind in KINDS
+            for line in pricer.lines(kind.replace("_", "-"), axes)
+        ),
+        default=0.0,
+    )
     return len(KINDS) * max(0.0, launches - 1) * latency
 
 
@@ -78,7 +109,8 @@ def _reduced_bytes(pricer: Pricer) -> float:
 
 
 def launched(uses: Iterable[Use], bucket_bytes: int) -> dict[Way, float]:
-    """(kind, axes) -> bytes of one launch of what travels together: no more than there are. bucket_bytes: a plan's; of 0 nothing is said, and the profile's size holds."""
+    """(kind, axes) -> bytes of one launch of what travels together: no more than there are.
+    bucket_bytes: a plan's; of 0 nothing is said, and the profile's size holds."""
     totals = _totals(use for use in uses if use.bucketed)
     return {way: min(total, bucket_bytes) for way, total in totals.items()} if bucket_bytes else {}
 
@@ -91,21 +123,45 @@ def _totals(uses: Iterable[Use]) -> dict[Way, float]:
 
 
 def _joined(uses: Iterable[Use]) -> tuple[Use, ...]:
-    """Equal collectives, as those of the repeats of a block, as one that runs as often as all of them: the same seconds but for rounding."""
+    """Equal collectives, as those of the repeats of a block, as one that runs as often as all of
+    them: the same seconds but for rounding."""
     alike: dict[tuple, list[Use]] = {}
     for use in uses:
-        alike.setdefault((use.kind, use.axes, use.payload_bytes, use.count, use.phase, use.bucketed, use.stacked, use.strided), []).append(use)
+        alike.setdefault(
+            (
+                use.kind,
+                use.axes,
+                use.payload_bytes,
+                use.count,
+                use.phase,
+                use.bucketed,
+                use.stacked,
+                use.strided,
+            ),
+            [],
+        ).append(use)
     return tuple(replace(same[0], count=same[0].count * len(same)) for same in alike.values())
 
 
-def seconds(uses: Iterable[Use], pricer: Pricer, sizes: Mapping[Way, float]) -> list[tuple[Use, float, float]]:
-    """Every collective with its seconds, and those of them that hide under the backward pass: the profile's share of the gradients', but for the last launch. Which axes
-    that is over is the compiler's choice: the one that takes longest."""
+def seconds(
+    uses: Iterable[Use], pricer: Pricer, sizes: Mapping[Way, float]
+) -> list[tuple[Use, float, float]]:
+    """Every collective with its seconds, and those of them that hide under the backward pass: the
+    profile's share of the gradients', but for the last launch. Which axes that is over is the
+    compiler's choice: the one that takes longest."""
     uses = tuple(uses)
     known: dict[tuple, float] = {}
     each = []
     for use in uses:
-        key = use.kind, use.axes, use.payload_bytes, use.count, use.bucketed, use.stacked, use.strided
+        key = (
+            use.kind,
+            use.axes,
+            use.payload_bytes,
+            use.count,
+            use.bucketed,
+            use.stacked,
+            use.strided,
+        )
         if key not in known:
             known[key] = pricer.use_s(use, sizes.get((use.kind, use.axes), 0.0))
         each.append((use, known[key]))
@@ -113,7 +169,10 @@ def seconds(uses: Iterable[Use], pricer: Pricer, sizes: Mapping[Way, float]) -> 
     share = pricer.runtime.overlap if whole else 0.0
     if share and sizes:
         late = _totals(use for use in uses if use.phase == "gradient" and use.bucketed)
-        last = max((pricer.collective_s(*way, min(total, sizes[way])) for way, total in late.items()), default=0.0)
+        last = max(
+            (pricer.collective_s(*way, min(total, sizes[way])) for way, total in late.items()),
+            default=0.0,
+        )
         share *= max(0.0, 1 - last / whole)
     return [(use, s, share * s if use.phase == "gradient" else 0.0) for use, s in each]
 
@@ -129,5 +188,3 @@ def launching_s(sent: Iterable[tuple[Use, float, float]], pricer: Pricer) -> flo
                 least[key] = pricer.use_s(use, math.inf)
             total += s - least[key]
     return total
-
-

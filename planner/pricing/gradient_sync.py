@@ -1,6 +1,8 @@
-"""What a weight costs that is needed in a layout: the reduction of its gradient, its share of the optimizer's state and pass, per optimizer level.
+"""What a weight costs that is needed in a layout: the reduction of its gradient, its share of the
+optimizer's state and pass, per optimizer level.
 
-Weights of many operators are priced together: a row is a weight in one layout, and figures are arrays over rows.
+Weights of many operators are priced together: a row is a weight in one layout, and figures are
+arrays over rows.
 """
 
 from __future__ import annotations
@@ -28,8 +30,10 @@ CELLS = (len(ZERO_LEVELS), 7)
 
 @dataclass(frozen=True)
 class _Weight:
-    """What the costs of a weight follow from, its layout aside. levels: its own under each of the plan's; stacked: of how many repeats a device has it in one array; beside:
-    how many whole ones level 3 has at a time; held: bytes of an element where it has no gradient."""
+    """What the costs of a weight follow from, its layout aside. levels: its own under each of the
+    plan's; stacked: of how many repeats a device has it in one array; beside: how many whole ones
+    level 3 has at a time; held: bytes of an element where it has no gradient.
+    """
 
     shape: tuple[int, ...]
     levels: tuple[int, ...]
@@ -42,18 +46,22 @@ class _Weight:
 
 
 class WeightCosts:
-    """Of one base on one mesh. Prices are kept in the pricer, for all bases and meshes of stages that share it."""
+    """Of one base on one mesh. Prices are kept in the pricer, for all bases and meshes of stages
+    that share it."""
 
     def __init__(self, base: Base, pricer: Pricer, zero_axes: Axes) -> None:
         self.base, self.pricer, self.zero_axes = base, pricer, zero_axes
         self.graph, self.sizes = base.graph, dict(pricer.sizes)
 
     def of(self, name: str, layouts: Sequence[int], twice: bool) -> np.ndarray:
-        """[layouts, levels, 7]: seconds once a step, seconds each microbatch, seconds each to add up gradients of several, state bytes, bytes of the sum over microbatches,
-        of the whole gradient and of the piece left of it, of one weight needed in each layout (numbers of the atlas), per optimizer level. State has a gradient where there
-        is a loop over blocks (planner.pricing.step_time).
+        """[layouts, levels, 7]: seconds once a step, seconds each microbatch, seconds each to add
+        up gradients of several, state bytes, bytes of the sum over microbatches, of the whole
+        gradient and of the piece left of it, of one weight needed in each layout (numbers of the
+        atlas), per optimizer level. State has a gradient where there is a loop over blocks
+        (planner.pricing.step_time).
 
-        twice: the backward pass reads the weight too, so that level 3 gathers it again. What it gathers of the heaviest run's repeats is part of the state.
+        twice: the backward pass reads the weight too, so that level 3 gathers it again. What it
+        gathers of the heaviest run's repeats is part of the state.
         """
         known = self._known(self._weight(name, twice))
         if any(n not in known for n in layouts):
@@ -61,7 +69,8 @@ class WeightCosts:
         return np.array([known[n] for n in layouts])
 
     def price(self, asked: Iterable[tuple[str, Sequence[int], bool]]) -> None:
-        """Work out what is not known of these weights, layouts and readings (as for `of`), all together."""
+        """Work out what is not known of these weights, layouts and readings (as for `of`), all
+        together."""
         new: dict[tuple[_Weight, int], None] = {}
         for name, layouts, twice in asked:
             weight = self._weight(name, twice)
@@ -76,49 +85,92 @@ class WeightCosts:
         if name not in self.base.own or not parks(self.graph, name):
             return False
         inside = self.graph.consumers[name][0][0] in self.base.repeated
-        return "parameters" in self.pricer.offload if inside else "embeddings" in self.pricer.offload and name in tables(self.graph)
+        return (
+            "parameters" in self.pricer.offload
+            if inside
+            else "embeddings" in self.pricer.offload and name in tables(self.graph)
+        )
 
     def _weight(self, name: str, twice: bool) -> _Weight:
         base, t, stacked = self.base, self.graph.tensors[name], self._stacked(name)
-        beside = self._gathered() / stacked if base.stacks.get(name, (-1, 1))[0] == base.heaviest else 0.0
+        beside = (
+            self._gathered() / stacked
+            if base.stacks.get(name, (-1, 1))[0] == base.heaviest
+            else 0.0
+        )
         held = self.pricer.recipe.parameter_bytes if t.is_float else self.pricer.itemsize(t.dtype)
-        return _Weight(t.shape, tuple([own_level(z, t.shape) for z in ZERO_LEVELS]), name in base.grad, twice, stacked, self.waits(name), beside, held)
+        return _Weight(
+            t.shape,
+            tuple([own_level(z, t.shape) for z in ZERO_LEVELS]),
+            name in base.grad,
+            twice,
+            stacked,
+            self.waits(name),
+            beside,
+            held,
+        )
 
     def _known(self, weight: _Weight) -> dict[int, np.ndarray]:
         """Layout -> what the weight costs in it, as far as it was asked for."""
-        known: dict[int, np.ndarray] = self.pricer.memo.setdefault(("weight", weight, self.zero_axes, self.base.written_out), {})
+        known: dict[int, np.ndarray] = self.pricer.memo.setdefault(
+            ("weight", weight, self.zero_axes, self.base.written_out), {}
+        )
         return known
 
     def _gathered(self) -> float:
-        """How many whole weights of one repeat level 3 has at a time: those of two, and a gradient before it is scattered, which frameworks count otherwise
-        (planner.pricing.peak_memory, planner.pricing.frameworks.peak_memory)."""
+        """How many whole weights of one repeat level 3 has at a time: those of two, and a gradient
+        before it is scattered, which frameworks count otherwise (planner.pricing.peak_memory,
+        planner.pricing.frameworks.peak_memory)."""
         runtime = self.pricer.runtime
         return (3 if runtime.kernels is None else 2) * (1 + runtime.memory_slack)
 
     def _stacked(self, name: str) -> int:
-        """Of how many repeats a device has a weight in one array: with stages those it holds (interleaved ones scatter fewer at once under level 2)."""
+        """Of how many repeats a device has a weight in one array: with stages those it holds
+        (interleaved ones scatter fewer at once under level 2)."""
         first, repeats = self.base.stacks.get(name, (-1, 1))
         dealt = self.base.dealt
-        return -(-repeats // self.pricer.mesh.stages) if dealt is not None and dealt[0][0] == first else repeats
+        return (
+            -(-repeats // self.pricer.mesh.stages)
+            if dealt is not None and dealt[0][0] == first
+            else repeats
+        )
 
     def _costs(self, weights: Sequence[_Weight], layouts: Sequence[int]) -> np.ndarray:
         """Of rows. [rows, levels, 7]"""
         price, rank = self.pricer, max(1, *(len(w.shape) for w in weights))
-        shape = np.array([w.shape + (1,) * (rank - len(w.shape)) for w in weights], np.int64).reshape(len(weights), rank)
+        shape = np.array(
+            [w.shape + (1,) * (rank - len(w.shape)) for w in weights], np.int64
+        ).reshape(len(weights), rank)
         pieces = price.conversions.pieces(layouts, rank)
         local = (-(-shape // pieces)).prod(axis=1).astype(np.float64)
-        trained, waits = (np.array([getattr(w, part) for w in weights]) for part in ("trained", "waits"))
+        trained, waits = (
+            np.array([getattr(w, part) for w in weights]) for part in ("trained", "waits")
+        )
         out = np.zeros((len(weights), *CELLS))
         held = local * np.array([w.held for w in weights])
         out[waits, :, 1] = price.host_s(2 * held[waits])[:, None]
         out[~waits, :, 3] = held[~waits, None]
         if trained.any():
             rows = np.flatnonzero(trained)
-            out[rows] = self._trained([weights[k] for k in rows.tolist()], [layouts[k] for k in rows.tolist()], shape[rows], pieces[rows], local[rows])
+            out[rows] = self._trained(
+                [weights[k] for k in rows.tolist()],
+                [layouts[k] for k in rows.tolist()],
+                shape[rows],
+                pieces[rows],
+                local[rows],
+            )
         return out
 
-    def _trained(self, weights: Sequence[_Weight], layouts: Sequence[int], shape: np.ndarray, pieces: np.ndarray, local: np.ndarray) -> np.ndarray:
-        """Of rows of weights with gradients. shape, pieces: of each dim [rows, dims]; local: elements of a device's piece. [rows, levels, 7]"""
+    def _trained(
+        self,
+        weights: Sequence[_Weight],
+        layouts: Sequence[int],
+        shape: np.ndarray,
+        pieces: np.ndarray,
+        local: np.ndarray,
+    ) -> np.ndarray:
+        """Of rows of weights with gradients. shape, pieces: of each dim [rows, dims]; local:
+        elements of a device's piece. [rows, levels, 7]"""
         price, recipe = self.pricer, self.pricer.recipe
         fans = [price.atlas.layouts[n].fan for n in layouts]
         distinct = list(dict.fromkeys(fans))
@@ -129,37 +181,89 @@ class WeightCosts:
         dim = level_dims(shape, pieces, devices)
         cut = dim >= 0
         pieces[cut, dim[cut]] *= devices[cut]
-        piece = (-(-shape // pieces)).prod(axis=1).astype(np.float64)  # padded where the group does not divide the dim
+        piece = (
+            (-(-shape // pieces)).prod(axis=1).astype(np.float64)
+        )  # padded where the group does not divide the dim
         stacked = np.array([w.stacked for w in weights])
-        shown = 1 - price.runtime.overlap  # of the gradients' reduction: the rest hides under the backward pass
-        resident = 0.0 if "optimizer" in price.offload else recipe.state_bytes  # what passes through the device while it is used is counted with the whole plan
+        shown = (
+            1 - price.runtime.overlap
+        )  # of the gradients' reduction: the rest hides under the backward pass
+        resident = (
+            0.0 if "optimizer" in price.offload else recipe.state_bytes
+        )  # what passes through the device while it is used is counted with the whole plan
         made = recipe.parameter_bytes + (0.0 if self.base.written_out else recipe.gradient_bytes)
 
         def step(own: np.ndarray, fan: list[Axes]) -> np.ndarray:
-            return shown * price.collectives_s("all-reduce", fan, of, own * recipe.reduction_bytes, True, stacked) + price.optimizer_s(own, price.offload)
+            return shown * price.collectives_s(
+                "all-reduce", fan, of, own * recipe.reduction_bytes, True, stacked
+            ) + price.optimizer_s(own, price.offload)
 
-        def row(level: int, own: np.ndarray, once: np.ndarray, scatter: np.ndarray | float, collect: np.ndarray | float) -> np.ndarray:
-            state = (own * made + beside * local * recipe.parameter_bytes if level == 3 else local * made) + own * resident
+        def row(
+            level: int,
+            own: np.ndarray,
+            once: np.ndarray,
+            scatter: np.ndarray | float,
+            collect: np.ndarray | float,
+        ) -> np.ndarray:
+            state = (
+                own * made + beside * local * recipe.parameter_bytes if level == 3 else local * made
+            ) + own * resident
             once = once + (scatter if level == 1 else 0.0) + (collect if level in (1, 2) else 0.0)
             added = (own if level >= 2 else local) * recipe.gradient_bytes
-            each = (scatter if level >= 2 else 0.0) + ((1 + twice) * collect if level == 3 else np.zeros(len(own)))
+            each = (scatter if level >= 2 else 0.0) + (
+                (1 + twice) * collect if level == 3 else np.zeros(len(own))
+            )
             summed = np.zeros(len(own)) if level == 3 and not self.base.written_out else added
-            found = np.stack([once, each, price.sum_s(added), state, summed, local * recipe.gradient_bytes, own * left_bytes(recipe, level)], axis=1)
-            for k in np.flatnonzero(away).tolist():  # what is on its way is counted with the whole plan
+            found = np.stack(
+                [
+                    once,
+                    each,
+                    price.sum_s(added),
+                    state,
+                    summed,
+                    local * recipe.gradient_bytes,
+                    own * left_bytes(recipe, level),
+                ],
+                axis=1,
+            )
+            for k in np.flatnonzero(
+                away
+            ).tolist():  # what is on its way is counted with the whole plan
                 pending = bool(rest[of[k]] if level == 3 else distinct[of[k]])
-                moved = ways(float((own if level == 3 else local)[k]), float(local[k]), float(own[k]), level, pending, recipe)
-                found[k] = (found[k, 0] + price.host_s(moved.once), found[k, 1] + price.host_s(moved.each), found[k, 2] + price.host_s(moved.added), own[k] * resident, 0, 0, 0)
+                moved = ways(
+                    float((own if level == 3 else local)[k]),
+                    float(local[k]),
+                    float(own[k]),
+                    level,
+                    pending,
+                    recipe,
+                )
+                found[k] = (
+                    found[k, 0] + price.host_s(moved.once),
+                    found[k, 1] + price.host_s(moved.each),
+                    found[k, 2] + price.host_s(moved.added),
+                    own[k] * resident,
+                    0,
+                    0,
+                    0,
+                )
             return found
 
-        twice, away, beside = (np.array([getattr(w, part) for w in weights]) for part in ("twice", "waits", "beside"))
+        twice, away, beside = (
+            np.array([getattr(w, part) for w in weights]) for part in ("twice", "waits", "beside")
+        )
         every = [row(0, local, step(local, distinct), 0.0, 0.0)]
         if not cut.any():
             return np.repeat(every[0][:, None], len(ZERO_LEVELS), axis=1)
         reduced, whole = step(piece, rest), piece * devices
         for level in ZERO_LEVELS[1:]:
             # Outside blocks, below level 3, collectives travel in buckets.
-            scatter = shown * price.collectives_s("reduce-scatter", over, of, whole * recipe.reduction_bytes, level < 3, stacked)
-            collect = price.collectives_s("all-gather", over, of, whole * recipe.parameter_bytes, level < 3, stacked)
+            scatter = shown * price.collectives_s(
+                "reduce-scatter", over, of, whole * recipe.reduction_bytes, level < 3, stacked
+            )
+            collect = price.collectives_s(
+                "all-gather", over, of, whole * recipe.parameter_bytes, level < 3, stacked
+            )
             every.append(row(level, piece, reduced, scatter, collect))
         levels = np.where(cut[:, None], [w.levels for w in weights], 0)
         found: np.ndarray = np.array(every)[levels, np.arange(len(local))[:, None]]

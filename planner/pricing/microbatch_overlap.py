@@ -1,19 +1,28 @@
 """Several microbatches at the same time: the communication of one under the products of another.
 
-A block of one microbatch is a chain: products wait for what is gathered, what is reduced waits for products. The chains of c microbatches (Plan.copies) wait for nothing of each
-other, and stand in one program, one statement of each in turn (planner.emit.program): a compiler that runs collectives beside kernels may put those of one under the kernels
-of another. Every stretch of a program (the passes of one repeat of a block; what stands between loops) is a chain of pieces, kernels k and collectives s by turns, and takes
+A block of one microbatch is a chain: products wait for what is gathered, what is reduced waits for
+products. The chains of c microbatches (Plan.copies) wait for nothing of each other, and stand in
+one program, one statement of each in turn (planner.emit.program): a compiler that runs collectives
+beside kernels may put those of one under the kernels of another. Every stretch of a program (the
+passes of one repeat of a block; what stands between loops) is a chain of pieces, kernels k and
+collectives s by turns, and takes
 
     alone     c (sum k + sum s)
-    together  t: one stream of kernels, one of collectives, of the chains that one goes on whose next piece can start first
+    together  t: one stream of kernels, one of collectives, of the chains that one goes on whose
+              next piece can start first
     hidden    h (alone - t)
 
-where h is the runtime's `copies_hidden`: collectives take units and bandwidth from the kernels beside them, and schedules are not perfect. Not hidden are collectives inside
-kernels (rings, exchanges of rows), which take both streams, and what copies share: weights that are gathered, their gradients. A loop's turn ends for all copies at once.
+where h is the runtime's `copies_hidden`: collectives take units and bandwidth from the kernels
+beside them, and schedules are not perfect. Not hidden are collectives inside kernels (rings,
+exchanges of rows), which take both streams, and what copies share: weights that are gathered, their
+gradients. A loop's turn ends for all copies at once.
 
-What it costs stands in the price as for any number of microbatches: kernels of fewer rows, as many launches and latencies as microbatches. Activations are kept of c
-microbatches, but a weight is gathered, and its gradient scattered, once for all of them. Compilers that join neighbouring collectives of a kind into one launch would
-join those of the copies, which then wait for each other: programs ask for smaller launches where two of the largest would fit into one (`launch_bytes`).
+What it costs stands in the price as for any number of microbatches: kernels of fewer rows, as many
+launches and latencies as microbatches. Activations are kept of c microbatches, but a weight is
+gathered, and its gradient scattered, once for all of them. Compilers that join neighbouring
+collectives of a kind into one launch would join those of the copies, which then wait for each
+other: programs ask for smaller launches where two of the largest would fit into one
+(`launch_bytes`).
 """
 
 from __future__ import annotations
@@ -41,7 +50,8 @@ Piece = tuple[tuple[int, ...], float]
 
 
 def together(chain: Sequence[Piece], copies: int) -> float:
-    """Seconds of so many equal chains on one stream of kernels and one of collectives (module docstring)."""
+    """Seconds of so many equal chains on one stream of kernels and one of collectives (module
+    docstring)."""
     streams, ready, at = [0.0, 0.0], [0.0] * copies, [0] * copies
 
     def start(k: int) -> float:
@@ -57,23 +67,28 @@ def together(chain: Sequence[Piece], copies: int) -> float:
 
 
 def launch_bytes(uses: Iterable[Use], mesh: Mapping[str, int]) -> dict[str, int]:
-    """Kind -> bytes of results up to which collectives may be sent together so that those of two copies are not: one less than two of the largest that kernels of blocks wait
-    for, or without blocks any kernels."""
+    """Kind -> bytes of results up to which collectives may be sent together so that those of two
+    copies are not: one less than two of the largest that kernels of blocks wait for, or without
+    blocks any kernels."""
     waits = [use for use in uses if use.place and not use.inside]
     largest: dict[str, int] = {}
     for use in [use for use in waits if use.place == "blocks"] or waits:
-        largest[use.kind] = max(largest.get(use.kind, 0), use.payload_bytes // per_launch(use.kind, use.axes, mesh))
+        largest[use.kind] = max(
+            largest.get(use.kind, 0), use.payload_bytes // per_launch(use.kind, use.axes, mesh)
+        )
     return {kind: 2 * size - 1 for kind, size in largest.items()}
 
 
 def per_launch(kind: str, axes: Axes, mesh: Mapping[str, int]) -> int:
-    """Payload of a collective over its result, which is what the GPU compiler counts of those it joins."""
+    """Payload of a collective over its result, which is what the GPU compiler counts of those it
+    joins."""
     return group(axes, mesh) if kind == "reduce-scatter" else 1
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """Nodes that run as one piece of a program. times: how often a microbatch passes them in a step (repeats of a block)."""
+    """Nodes that run as one piece of a program. times: how often a microbatch passes them in a step
+    (repeats of a block)."""
 
     nodes: range
     times: int
@@ -83,56 +98,93 @@ def stretches(flow: Flow, runs: Iterable[Run]) -> tuple[Stretch, ...]:
     """One repeat of every loop, and what stands between loops."""
     found, first = list[Stretch](), 0
     for run in sorted(runs, key=lambda r: r.first):
-        found += [Stretch(range(first, run.first), 1), Stretch(range(run.first, run.first + run.period), run.repeats)]
+        found += [
+            Stretch(range(first, run.first), 1),
+            Stretch(range(run.first, run.first + run.period), run.repeats),
+        ]
         first = run.end
     return tuple(s for s in (*found, Stretch(range(first, len(flow.graph.nodes)), 1)) if s.nodes)
 
 
-def hidden_shares(base: Base, flow: Flow, runs: tuple[Run, ...], sent: Sequence[tuple[Use, float]], again: frozenset[int], pricer: Pricer) -> list[float]:
-    """What part of each collective hides under other copies. sent: all collectives of a step with their seconds; again: nodes that run a second time."""
+def hidden_shares(
+    base: Base,
+    flow: Flow,
+    runs: tuple[Run, ...],
+    sent: Sequence[tuple[Use, float]],
+    again: frozenset[int],
+    pricer: Pricer,
+) -> list[float]:
+    """What part of each collective hides under other copies. sent: all collectives of a step with
+    their seconds; again: nodes that run a second time."""
     plan, shares = flow.plan, [0.0] * len(sent)
     if plan.copies == 1 or not pricer.copies_hidden:
         return shares
     every = stretches(flow, runs)
     home = _homes(flow, runs, every)
-    rows: dict[tuple[int, bool], list[int]] = {}  # stretch, whether backward -> numbers of its collectives
+    rows: dict[
+        tuple[int, bool], list[int]
+    ] = {}  # stretch, whether backward -> numbers of its collectives
     for k, (use, _) in enumerate(sent):
         if use.place and (at := home.get((use.place == "blocks", use.what))) is not None:
             rows.setdefault((at[0], use.phase != "forward"), []).append(k)
     for (number, backward), own in rows.items():
         stretch = every[number]
         once = plan.microbatches * stretch.times
-        events = [(home[use.place == "blocks", use.what][1], use, seconds / once) for use, seconds in (sent[k] for k in own)]
+        events = [
+            (home[use.place == "blocks", use.what][1], use, seconds / once)
+            for use, seconds in (sent[k] for k in own)
+        ]
         chain = _joined(_chain(base, flow, stretch.nodes, backward, events, again, pricer))
         shown = sum(s for where, s in chain if where == LINKS)
         if not shown:
             continue
         alone = plan.copies * sum(s for _, s in chain)
-        share = pricer.copies_hidden * (alone - together(chain, plan.copies)) / (plan.copies * shown)
+        share = (
+            pricer.copies_hidden * (alone - together(chain, plan.copies)) / (plan.copies * shown)
+        )
         for k in own:
             if not sent[k][0].inside:
                 shares[k] = share
     return shares
 
 
-def _homes(flow: Flow, runs: tuple[Run, ...], every: Sequence[Stretch]) -> dict[tuple[bool, str], tuple[int, int]]:
-    """(whether in a loop, what a collective of one copy serves) -> (number of its stretch, the node after which it runs forward and before which backward; -1: where the
-    stretch begins)."""
+def _homes(
+    flow: Flow, runs: tuple[Run, ...], every: Sequence[Stretch]
+) -> dict[tuple[bool, str], tuple[int, int]]:
+    """(whether in a loop, what a collective of one copy serves) -> (number of its stretch, the node
+    after which it runs forward and before which backward; -1: where the stretch begins)."""
     graph, own = flow.graph, of_each_copy(flow, runs)
     loops = {run.first: run for run in runs}
     found: dict[tuple[bool, str], tuple[int, int]] = {}
     for k, stretch in enumerate(every):
         run = loops.get(stretch.nodes.start)
-        entering = [c.enters for c in run.carries] if run is not None else [n for i in stretch.nodes for n in graph.nodes[i].inputs if n in own]
+        entering = (
+            [c.enters for c in run.carries]
+            if run is not None
+            else [n for i in stretch.nodes for n in graph.nodes[i].inputs if n in own]
+        )
         for i in stretch.nodes:
-            found |= {(run is not None, graph.labels.get(n, n)): (k, i) for n in (graph.nodes[i].id, *graph.nodes[i].outputs) if not own.isdisjoint(graph.nodes[i].outputs)}
+            found |= {
+                (run is not None, graph.labels.get(n, n)): (k, i)
+                for n in (graph.nodes[i].id, *graph.nodes[i].outputs)
+                if not own.isdisjoint(graph.nodes[i].outputs)
+            }
         for name in entering:
             found.setdefault((run is not None, graph.labels.get(name, name)), (k, -1))
     return found
 
 
-def _chain(base: Base, flow: Flow, nodes: range, backward: bool, events: Sequence[tuple[int, Use, float]], again: frozenset[int], pricer: Pricer) -> Iterator[Piece]:
-    """The pieces of one microbatch's pass through a stretch; the backward pass begins with what runs a second time."""
+def _chain(
+    base: Base,
+    flow: Flow,
+    nodes: range,
+    backward: bool,
+    events: Sequence[tuple[int, Use, float]],
+    again: frozenset[int],
+    pricer: Pricer,
+) -> Iterator[Piece]:
+    """The pieces of one microbatch's pass through a stretch; the backward pass begins with what
+    runs a second time."""
     at: dict[tuple[int, str], list[Piece]] = {}
     for i, use, seconds in events:
         at.setdefault((i, use.phase), []).append((BOTH if use.inside else LINKS, seconds))

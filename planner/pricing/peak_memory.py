@@ -2,15 +2,19 @@
 
     peak = parameters + gradients + optimizer state + kept activations + temporary
 
-There are two moments of most memory. When the backward pass of the last repeated block begins, what the tail behind it (head and loss) kept is gone,
-and the gradients of all repeats are there. While the tail's own backward pass runs it is the other way round. `temporary` is the larger of what
-lives in the first (working set of an operator) and in the second (what the tail keeps, its working set, less the gradients not there yet).
-A program without a loop over blocks is walked operator by operator (planner.pricing.backward_liveness); its parts are those of the peak.
+There are two moments of most memory. When the backward pass of the last repeated block begins, what
+the tail behind it (head and loss) kept is gone, and the gradients of all repeats are there. While
+the tail's own backward pass runs it is the other way round. `temporary` is the larger of what lives
+in the first (working set of an operator) and in the second (what the tail keeps, its working set,
+less the gradients not there yet). A program without a loop over blocks is walked operator by
+operator (planner.pricing.backward_liveness); its parts are those of the peak.
 
-A pipeline stage (planner.execution.pipeline) holds its own blocks and everything outside the blocks, and what several microbatches keep.
+A pipeline stage (planner.execution.pipeline) holds its own blocks and everything outside the
+blocks, and what several microbatches keep.
 
-Optimizer state that waits in the host's memory is read where it is used and written back parameter by parameter, of blocks repeat by repeat (PARKED_ARRAYS
-on their way), after the backward pass: it takes room only where those take more than activations and temporaries took before.
+Optimizer state that waits in the host's memory is read where it is used and written back parameter
+by parameter, of blocks repeat by repeat (PARKED_ARRAYS on their way), after the backward pass: it
+takes room only where those take more than activations and temporaries took before.
 """
 
 from __future__ import annotations
@@ -32,35 +36,53 @@ from planner.execution.pipeline import pipeline_of
 from planner.execution.plan import Plan
 from planner.execution.recompute import replays
 from planner.execution.weight_offload import parked
-from planner.pricing.backward_liveness import Operators, Walk, Weights, gradient_room, left_bytes, walk
+from planner.pricing.backward_liveness import (
+    Operators,
+    Walk,
+    Weights,
+    gradient_room,
+    left_bytes,
+    walk,
+)
 from planner.pricing.kernels import kept_beside, working_bytes
 from planner.pricing.pricer import Pricer
 from planner.pricing.weight_offload import parked_ways
 from planner.sharding.layout import Layout, group, local_shape
 
 PARKED_ARRAYS = 2
-"""Parameters (of blocks those of one repeat) whose new state is on its way to the host's memory at the same time: one that is written, one that is made.
-The GPU compiler's schedule of a step with twelve equal parameters has two."""
+"""Parameters (of blocks those of one repeat) whose new state is on its way to the host's memory at
+the same time: one that is written, one that is made. The GPU compiler's schedule of a step with
+twelve equal parameters has two."""
 
 
 def kept_collectives(flow: Flow, runs: tuple[Run, ...], pricer: Pricer) -> float:
     """Bytes of the results of collectives that recomputed blocks keep, of all repeats."""
     total, mesh, pipeline = 0.0, dict(flow.plan.mesh), pipeline_of(flow.graph, flow.plan)
     for run, replay in replays(flow, runs):
-        times = run.repeats if pipeline is None else pipeline.kept_passes * (pipeline.per_tick if run.first == pipeline.first else run.repeats)
+        times = (
+            run.repeats
+            if pipeline is None
+            else pipeline.kept_passes
+            * (pipeline.per_tick if run.first == pipeline.first else run.repeats)
+        )
         for name, way in replay.kept:
             step = way[-1]
             size = step.forward_elements * pricer.itemsize(flow.graph.tensors[name].dtype)
-            total += times * size / (group(step.axes, mesh) if step.forward == "reduce-scatter" else 1)
+            total += (
+                times * size / (group(step.axes, mesh) if step.forward == "reduce-scatter" else 1)
+            )
     return total * flow.plan.copies
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Bytes of a device that the two moments of most memory are made of (module docstring). late: gradients that the tail does not meet;
-    tail: activations that it keeps; work, end: the largest working set of an operator before the tail, and in it.
+    """Bytes of a device that the two moments of most memory are made of (module docstring). late:
+    gradients that the tail does not meet; tail: activations that it keeps; work, end: the largest
+    working set of an operator before the tail, and in it.
 
-    walk: of a program without a loop over blocks. `gradients` are then the sums of microbatches alone, `work` and `end` are nothing."""
+    walk: of a program without a loop over blocks. `gradients` are then the sums of microbatches
+    alone, `work` and `end` are nothing.
+    """
 
     parameters: float
     gradients: float
@@ -78,8 +100,20 @@ def memory(base: Base, flow: Flow, pricer: Pricer, runs: tuple[Run, ...] = ()) -
     m = moments(base, flow, pricer, runs)
     if m.walk is not None:
         i = m.walk.at
-        return Breakdown(int(m.parameters), int(m.gradients + m.walk.gradients[i]), int(m.state), int(m.walk.activations[i]), int(m.walk.temporary[i]))
-    return Breakdown(int(m.parameters), int(m.gradients), int(m.state), int(m.activations), int(max(m.work, m.tail + m.end - m.late)))
+        return Breakdown(
+            int(m.parameters),
+            int(m.gradients + m.walk.gradients[i]),
+            int(m.state),
+            int(m.walk.activations[i]),
+            int(m.walk.temporary[i]),
+        )
+    return Breakdown(
+        int(m.parameters),
+        int(m.gradients),
+        int(m.state),
+        int(m.activations),
+        int(max(m.work, m.tail + m.end - m.late)),
+    )
 
 
 def moments(base: Base, flow: Flow, pricer: Pricer, runs: tuple[Run, ...] = ()) -> Moments:
@@ -99,79 +133,174 @@ def moments(base: Base, flow: Flow, pricer: Pricer, runs: tuple[Run, ...] = ()) 
         t = graph.tensors[name]
         key = (t.shape, id(w))
         if key not in parts:
-            parts[key] = tuple(float(prod(local_shape(t.shape, x, mesh))) for x in (stored_layout(w), w.layout, cut_layout(w)))  # type: ignore[assignment]
+            parts[key] = tuple(
+                float(prod(local_shape(t.shape, x, mesh)))
+                for x in (stored_layout(w), w.layout, cut_layout(w))
+            )  # type: ignore[assignment]
         own, full, cut = parts[key]
         stored = own * (recipe.parameter_bytes if t.is_float else pricer.itemsize(t.dtype))
         parameters += stored * (name not in away)
-        if pipeline and pipeline.copies and any(i in pipeline.nodes for i, _ in graph.consumers[name]):
+        if (
+            pipeline
+            and pipeline.copies
+            and any(i in pipeline.nodes for i, _ in graph.consumers[name])
+        ):
             copied += stored * float(pipeline.copies)
         if name in flow.grad:
-            # The program takes all gradients, then scatters each: below level 3 the whole gradient exists, and microbatches add an accumulator.
+            # The program takes all gradients, then scatters each: below level 3 the whole gradient
+            # exists, and microbatches add an accumulator.
             level = w.zero if w.dim >= 0 else 0
             several = flow.plan.turns > 1
-            held = (cut if level >= 2 else full) if several and (level < 3 or base.written_out) else 0
-            gradients += (held + (0 if base.written_out else cut if level == 3 else full)) * recipe.gradient_bytes * (name not in away)
+            held = (
+                (cut if level >= 2 else full) if several and (level < 3 or base.written_out) else 0
+            )
+            gradients += (
+                (held + (0 if base.written_out else cut if level == 3 else full))
+                * recipe.gradient_bytes
+                * (name not in away)
+            )
             users = [i for i, _ in graph.consumers[name]]
-            if "optimizer" in flow.plan.offload:  # repeats of a block one by one, those of a chunk of a pipeline stage at once
-                on_way.append(cut * recipe.state_bytes * (pipeline.per_tick if pipeline and pipeline.virtual > 1 and users[0] in pipeline.nodes else 1))
+            if (
+                "optimizer" in flow.plan.offload
+            ):  # repeats of a block one by one, those of a chunk of a pipeline stage at once
+                on_way.append(
+                    cut
+                    * recipe.state_bytes
+                    * (
+                        pipeline.per_tick
+                        if pipeline and pipeline.virtual > 1 and users[0] in pipeline.nodes
+                        else 1
+                    )
+                )
             else:
                 state += cut * recipe.state_bytes
             reduced.append((users, full * recipe.gradient_bytes, cut * left_bytes(recipe, level)))
             for i, _ in graph.consumers[name]:
                 if w.zero == 3 and w.dim >= 0:
                     gathered[i] = gathered.get(i, 0.0) + full * recipe.parameter_bytes
-                if name in base.own and i in base.repeated and flow.plan.zero < 3 and name not in away:
+                if (
+                    name in base.own
+                    and i in base.repeated
+                    and flow.plan.zero < 3
+                    and name not in away
+                ):
                     late += full * recipe.gradient_bytes
-    if away:  # those of one repeat are here; in the optimizer's step rows of others take their place
+    if (
+        away
+    ):  # those of one repeat are here; in the optimizer's step rows of others take their place
         here = parked_ways(flow, runs, pricer)
         parameters, gradients = parameters + here.weights, gradients + here.gradients
     sending = "activations" in flow.plan.offload
-    activations, tail = kept_activations(base, flow, pricer, frozenset(n for run in runs for c in run.carries for n in (c.enters, *c.leaves)) if sending else frozenset())
+    activations, tail = kept_activations(
+        base,
+        flow,
+        pricer,
+        (
+            frozenset(n for run in runs for c in run.carries for n in (c.enters, *c.leaves))
+            if sending
+            else frozenset()
+        ),
+    )
     if sending:
         activations += PARKED_ARRAYS * flow.plan.copies * sent_activations(flow, pricer, runs)[1]
     activations += kept_collectives(flow, runs, pricer)
     slack = 1 + pricer.runtime.memory_slack
     if base.written_out:
         whole, piece = (np.array([row[k] for row in reduced], np.float64) for k in (1, 2))
-        weights = gradient_room(readers(graph, [row[0] for row in reduced]), whole, piece, recipe, flow.plan.zero, flow.plan.turns)
-        found = Moments(parameters, gradients, state, activations * slack, late, 0.0, 0.0, 0.0, _walk(base, flow, pricer, gathered, weights))
+        weights = gradient_room(
+            readers(graph, [row[0] for row in reduced]),
+            whole,
+            piece,
+            recipe,
+            flow.plan.zero,
+            flow.plan.turns,
+        )
+        found = Moments(
+            parameters,
+            gradients,
+            state,
+            activations * slack,
+            late,
+            0.0,
+            0.0,
+            0.0,
+            _walk(base, flow, pricer, gathered, weights),
+        )
     else:
         work, end = temporaries(base, flow, pricer, gathered)
-        found = Moments(parameters, gradients, state, activations * slack, late, tail * slack, work * slack + copied, end * slack + copied)
-    return replace(found, state=state + max(0.0, sum(sorted(on_way)[-PARKED_ARRAYS:]) - _given_back(found)))
+        found = Moments(
+            parameters,
+            gradients,
+            state,
+            activations * slack,
+            late,
+            tail * slack,
+            work * slack + copied,
+            end * slack + copied,
+        )
+    return replace(
+        found, state=state + max(0.0, sum(sorted(on_way)[-PARKED_ARRAYS:]) - _given_back(found))
+    )
 
 
 def _given_back(m: Moments) -> float:
     """Bytes of the peak that the optimizer's step has no more."""
-    return m.walk.peak - float(m.walk.gradients[0]) if m.walk is not None else m.activations + max(m.work, m.tail + m.end - m.late)
+    return (
+        m.walk.peak - float(m.walk.gradients[0])
+        if m.walk is not None
+        else m.activations + max(m.work, m.tail + m.end - m.late)
+    )
 
 
 def kept_tensors(base: Base, flow: Flow, pricer: Pricer) -> Iterator[tuple[int, str, float]]:
-    """(node, tensor, bytes) of what nodes are the first to keep for their backward pass, with what their kernels keep beside it; of all copies of the batch."""
+    """(node, tensor, bytes) of what nodes are the first to keep for their backward pass, with what
+    their kernels keep beside it; of all copies of the batch."""
     graph, mesh = base.graph, dict(flow.plan.mesh)
     sizes: dict[tuple, float] = {}
     for (i, slot), name in savers(base).items():
         layout, tensor = flow.need[i, slot] if slot >= 0 else flow.source[name], graph.tensors[name]
         key = (tensor.shape, tensor.dtype, id(layout))
         if key not in sizes:
-            sizes[key] = pricer.stored_bytes(local_shape(tensor.shape, layout, mesh), tensor.dtype, tensor.shape in base.images)
-        yield i, name, flow.plan.copies * (sizes[key] + kept_beside(base, i, slot, flow.split(i), pricer))
+            sizes[key] = pricer.stored_bytes(
+                local_shape(tensor.shape, layout, mesh), tensor.dtype, tensor.shape in base.images
+            )
+        yield (
+            i,
+            name,
+            flow.plan.copies * (sizes[key] + kept_beside(base, i, slot, flow.split(i), pricer)),
+        )
 
 
-def kept_activations(base: Base, flow: Flow, pricer: Pricer, sent: frozenset[str] = frozenset()) -> tuple[float, float]:
-    """Bytes the backward pass reads, and those of the tail apart: every kept tensor once, in the layout its first keeper needs it.
+def kept_activations(
+    base: Base, flow: Flow, pricer: Pricer, sent: frozenset[str] = frozenset()
+) -> tuple[float, float]:
+    """Bytes the backward pass reads, and those of the tail apart: every kept tensor once, in the
+    layout its first keeper needs it.
 
-    Under recompute a repeated block keeps what enters each repeat, and one repeat's own activations at a time. A pipeline stage keeps its part of the
-    blocks, and what comes before them, of all microbatches that wait for their backward pass. sent: what enters repeats and waits in the host's memory.
+    Under recompute a repeated block keeps what enters each repeat, and one repeat's own activations
+    at a time. A pipeline stage keeps its part of the blocks, and what comes before them, of all
+    microbatches that wait for their backward pass. sent: what enters repeats and waits in the
+    host's memory.
     """
     graph, plan = base.graph, flow.plan
     pipeline = pipeline_of(graph, plan)
     if not base.training:
         return 0.0, 0.0
-    inside = {i: (first, period) for first, period, repeats in plan.runs for i in range(first, first + period * repeats)}
+    inside = {
+        i: (first, period)
+        for first, period, repeats in plan.runs
+        for i in range(first, first + period * repeats)
+    }
     total = tail = 0.0
     transient: dict[int, float] = {}
-    many = {block: pipeline.kept(i) * float(pipeline.share(i)) for block, i in ((True, pipeline.first), (False, pipeline.end))} if pipeline else {}
+    many = (
+        {
+            block: pipeline.kept(i) * float(pipeline.share(i))
+            for block, i in ((True, pipeline.first), (False, pipeline.end))
+        }
+        if pipeline
+        else {}
+    )
     for i, name, size in kept_tensors(base, flow, pricer):
         times = many[i in pipeline.nodes] if pipeline else 1.0
         if i in base.tail:
@@ -192,13 +321,23 @@ def kept_activations(base: Base, flow: Flow, pricer: Pricer, sent: frozenset[str
 def sent_activations(flow: Flow, pricer: Pricer, runs: tuple[Run, ...]) -> tuple[float, float]:
     """Bytes of what enters recomputed blocks: of all repeats, and the most that enters one."""
     mesh, tensors = dict(flow.plan.mesh), flow.graph.tensors
-    each = [sum(prod(local_shape(tensors[c.enters].shape, c.layout, mesh)) * pricer.itemsize(tensors[c.enters].dtype) for c in run.carries) for run in runs]
-    return sum(run.repeats * size for run, size in zip(runs, each, strict=True)), max(each, default=0.0)
+    each = [
+        sum(
+            prod(local_shape(tensors[c.enters].shape, c.layout, mesh))
+            * pricer.itemsize(tensors[c.enters].dtype)
+            for c in run.carries
+        )
+        for run in runs
+    ]
+    return sum(run.repeats * size for run, size in zip(runs, each, strict=True)), max(
+        each, default=0.0
+    )
 
 
 @dataclass(frozen=True)
 class Pass:
-    """Bytes of a device while node i runs, of one class of nodes. ins, outs: of operands that are no weights and of results; made: of results with a gradient."""
+    """Bytes of a device while node i runs, of one class of nodes. ins, outs: of operands that are
+    no weights and of results; made: of results with a gradient."""
 
     i: int
     ins: float
@@ -208,21 +347,39 @@ class Pass:
 
 
 def passes(base: Base, flow: Flow, pricer: Pricer, gathered: Mapping[int, float]) -> Iterator[Pass]:
-    """Every class of nodes while it runs, in all copies of the batch. gathered: nodes whose weights are counted by the caller."""
+    """Every class of nodes while it runs, in all copies of the batch. gathered: nodes whose weights
+    are counted by the caller."""
     graph, mesh, copies = base.graph, dict(flow.plan.mesh), flow.plan.copies
 
     def local(name: str, layout: Layout) -> float:
         tensor = graph.tensors[name]
-        return (1 if name in graph.weights else copies) * pricer.stored_bytes(local_shape(tensor.shape, layout, mesh), tensor.dtype, tensor.shape in base.images)
+        return (1 if name in graph.weights else copies) * pricer.stored_bytes(
+            local_shape(tensor.shape, layout, mesh), tensor.dtype, tensor.shape in base.images
+        )
 
     for i, node in enumerate(graph.nodes):
         if base.shared[i] != i:
             continue
-        sizes = [(name in graph.weights, local(name, flow.need[i, slot])) for slot, name in enumerate(node.inputs) if name]
-        results = [(name in base.grad, local(name, flow.source[name])) for name in node.outputs if name]
-        ins, outs = sum(size for weight, size in sizes if not weight), sum(size for _, size in results)
+        sizes = [
+            (name in graph.weights, local(name, flow.need[i, slot]))
+            for slot, name in enumerate(node.inputs)
+            if name
+        ]
+        results = [
+            (name in base.grad, local(name, flow.source[name])) for name in node.outputs if name
+        ]
+        ins, outs = (
+            sum(size for weight, size in sizes if not weight),
+            sum(size for _, size in results),
+        )
         weights = 0.0 if gathered else sum(size for weight, size in sizes if weight)
-        yield Pass(i, ins, outs, sum(size for grad, size in results if grad), working_bytes(base, i, flow.split(i), ins, outs, weights, pricer))
+        yield Pass(
+            i,
+            ins,
+            outs,
+            sum(size for grad, size in results if grad),
+            working_bytes(base, i, flow.split(i), ins, outs, weights, pricer),
+        )
 
 
 def gathered_bytes(plan: Plan, gathered: Mapping[int, float]) -> float:
@@ -233,8 +390,11 @@ def gathered_bytes(plan: Plan, gathered: Mapping[int, float]) -> float:
     return 3 * max(layer.values(), default=0.0)
 
 
-def temporaries(base: Base, flow: Flow, pricer: Pricer, gathered: Mapping[int, float]) -> tuple[float, float]:
-    """The largest working set of one operator (planner.pricing.kernels), with gathered weights of two layers: before the tail, and in it."""
+def temporaries(
+    base: Base, flow: Flow, pricer: Pricer, gathered: Mapping[int, float]
+) -> tuple[float, float]:
+    """The largest working set of one operator (planner.pricing.kernels), with gathered weights of
+    two layers: before the tail, and in it."""
     largest = {False: 0.0, True: 0.0}
     for p in passes(base, flow, pricer, gathered):
         largest[p.i in base.tail] = max(largest[p.i in base.tail], p.work)
@@ -242,7 +402,9 @@ def temporaries(base: Base, flow: Flow, pricer: Pricer, gathered: Mapping[int, f
     return largest[False] + full, largest[True] + full
 
 
-def _walk(base: Base, flow: Flow, pricer: Pricer, gathered: Mapping[int, float], weights: Weights) -> Walk:
+def _walk(
+    base: Base, flow: Flow, pricer: Pricer, gathered: Mapping[int, float], weights: Weights
+) -> Walk:
     """The backward pass of a program without a loop over blocks."""
     graph, slack = base.graph, 1 + pricer.runtime.memory_slack
     kept, made, work, waits = np.zeros((4, len(graph.nodes)))
@@ -255,7 +417,12 @@ def _walk(base: Base, flow: Flow, pricer: Pricer, gathered: Mapping[int, float],
     for p in passes(base, flow, pricer, gathered):
         made[p.i], work[p.i] = p.made, p.work
         waits[p.i] = p.ins + p.outs if puts_off(base, p.i) else 0.0
-    own = Operators(kept * slack, made * slack, (work + gathered_bytes(flow.plan, gathered)) * slack, waits * slack)
+    own = Operators(
+        kept * slack,
+        made * slack,
+        (work + gathered_bytes(flow.plan, gathered)) * slack,
+        waits * slack,
+    )
     return walk(base.passing, own, weights, batch * slack)
 
 

@@ -1,6 +1,8 @@
-"""Prices on one mesh: what a collective over some axes, a product or a pass over memory costs, in seconds.
+"""Prices on one mesh: what a collective over some axes, a product or a pass over memory costs, in
+seconds.
 
-A thin reading of `costmodels` for the planner: it knows the mesh's axes, the machine under them, the runtime profile and the precision recipe.
+A thin reading of `costmodels` for the planner: it knows the mesh's axes, the machine under them,
+the runtime profile and the precision recipe.
 """
 
 from __future__ import annotations
@@ -39,14 +41,18 @@ class Pricer:
     runtime: Runtime
     recipe: Recipe
     atlas: Atlas = field(default_factory=Atlas)
-    """Derivations that do not depend on the sizes of axes: one atlas serves the pricers of many meshes."""
+    """Derivations that do not depend on the sizes of axes: one atlas serves the pricers of many
+    meshes."""
     offload: tuple[str, ...] = ()
     """What the plans of a space keep in the host's memory (planner.execution.plan.Plan.offload)."""
     memo: dict[tuple, Any] = field(default_factory=dict)
     """Prices of weights and local sizes on this mesh, kept by planner.space.build."""
     kept: Tables | None = field(default=None, compare=False, repr=False)
-    """Where tables of conversions of this machine are looked for and kept (planner.cache.reshard_tables); it changes none."""
-    _affine: dict[tuple[str, Axes, bool], tuple[tuple[float, float], ...]] = field(default_factory=dict)
+    """Where tables of conversions of this machine are looked for and kept
+    (planner.cache.reshard_tables); it changes none."""
+    _affine: dict[tuple[str, Axes, bool], tuple[tuple[float, float], ...]] = field(
+        default_factory=dict
+    )
     _sizes: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -56,17 +62,47 @@ class Pricer:
             self._sizes.update((a.name, a.size) for a in self.mesh.inner)
         return self._sizes
 
-    def collective_s(self, kind: str, axes: Axes, payload_bytes: float, *, bucketed: bool = False, bucket_bytes: float = 0.0, stacked: int = 1, strided: bool = False) -> float:
-        """Seconds of one collective over the axes; 0 when it moves nothing. bucketed: it travels with others of its kind, up to bucket_bytes (0: the runtime's), and
-        pays its share of a latency. stacked: so many like it are one array; where the runtime sends that whole, a launch is no smaller. strided: as in `lines`."""
+    def collective_s(
+        self,
+        kind: str,
+        axes: Axes,
+        payload_bytes: float,
+        *,
+        bucketed: bool = False,
+        bucket_bytes: float = 0.0,
+        stacked: int = 1,
+        strided: bool = False,
+    ) -> float:
+        """Seconds of one collective over the axes; 0 when it moves nothing. bucketed: it travels
+        with others of its kind, up to bucket_bytes (0: the runtime's), and pays its share of a
+        latency. stacked: so many like it are one array; where the runtime sends that whole, a
+        launch is no smaller. strided: as in `lines`.
+        """
         if not kind or not axes or not payload_bytes:
             return 0.0
-        together = kind == "all-reduce" or not self.topology.virtual  # XLA's CPU back end sends all-reduces together, nothing else
+        together = (
+            kind == "all-reduce" or not self.topology.virtual
+        )  # XLA's CPU back end sends all-reduces together, nothing else
         bucket = (bucket_bytes or self.runtime.bucket_bytes) if together else payload_bytes
-        share = min(1.0 / (stacked if self.runtime.stacked else 1), payload_bytes / bucket) if bucketed else 1.0
-        return min(latency * share + payload_bytes * slope for latency, slope in self.lines(kind, axes, strided))
+        share = (
+            min(1.0 / (stacked if self.runtime.stacked else 1), payload_bytes / bucket)
+            if bucketed
+            else 1.0
+        )
+        return min(
+            latency * share + payload_bytes * slope
+            for latency, slope in self.lines(kind, axes, strided)
+        )
 
-    def collectives_s(self, kind: str, ways: Sequence[Axes], of: np.ndarray, payload_bytes: np.ndarray, bucketed: bool, stacked: np.ndarray) -> np.ndarray:
+    def collectives_s(
+        self,
+        kind: str,
+        ways: Sequence[Axes],
+        of: np.ndarray,
+        payload_bytes: np.ndarray,
+        bucketed: bool,
+        stacked: np.ndarray,
+    ) -> np.ndarray:
         """`collective_s` of many: over the axes ways[of]. [collectives]"""
         lines = [self.lines(kind, axes) if axes else ((0.0, 0.0),) for axes in ways]
         wide = max(map(len, lines))
@@ -74,41 +110,67 @@ class Pricer:
         share = np.ones(len(of))
         if bucketed:
             together = kind == "all-reduce" or not self.topology.virtual
-            share = np.minimum(1.0 / stacked if self.runtime.stacked else 1.0, payload_bytes / self.runtime.bucket_bytes if together else 1.0)
-        seconds = (table[:, :, 0] * share[:, None] + payload_bytes[:, None] * table[:, :, 1]).min(axis=1)
+            share = np.minimum(
+                1.0 / stacked if self.runtime.stacked else 1.0,
+                payload_bytes / self.runtime.bucket_bytes if together else 1.0,
+            )
+        seconds = (table[:, :, 0] * share[:, None] + payload_bytes[:, None] * table[:, :, 1]).min(
+            axis=1
+        )
         return np.where(payload_bytes, seconds, 0.0)
 
     def use_s(self, use: Use, bucket_bytes: float = 0.0) -> float:
-        """Seconds a collective of a program takes in one optimizer step. bucket_bytes: as in `collective_s`."""
-        seconds = self.collective_s(use.kind, use.axes, use.payload_bytes, bucketed=use.bucketed, bucket_bytes=bucket_bytes, stacked=use.stacked, strided=use.strided)
+        """Seconds a collective of a program takes in one optimizer step. bucket_bytes: as in
+        `collective_s`."""
+        seconds = self.collective_s(
+            use.kind,
+            use.axes,
+            use.payload_bytes,
+            bucketed=use.bucketed,
+            bucket_bytes=bucket_bytes,
+            stacked=use.stacked,
+            strided=use.strided,
+        )
         return use.count * seconds
 
-    def lines(self, kind: str, axes: Axes, strided: bool = False) -> tuple[tuple[float, float], ...]:
-        """(latency_s, s_per_byte) lines whose minimum is the time of a collective over the axes. strided: its pieces lie along an inner dim of a tensor between operators. XLA's
-        CPU back end copies the payload such that this dim is the first, and back: virtual devices pay for that."""
+    def lines(
+        self, kind: str, axes: Axes, strided: bool = False
+    ) -> tuple[tuple[float, float], ...]:
+        """(latency_s, s_per_byte) lines whose minimum is the time of a collective over the axes.
+        strided: its pieces lie along an inner dim of a tensor between operators. XLA's CPU back end
+        copies the payload such that this dim is the first, and back: virtual devices pay for that.
+        """
         key = (kind, axes, strided)
         lines = self._affine.get(key)
         if lines is None:
             group = self._links.group(self.mesh, axes)
-            lines = (collectives.ring_lines if self.runtime.flat_rings else collectives.collective_lines)(kind, group)
+            lines = (
+                collectives.ring_lines if self.runtime.flat_rings else collectives.collective_lines
+            )(kind, group)
             if strided and kind in collectives.PIECEWISE and self.topology.virtual:
-                lines = tuple((latency, slope + compute.order_s_per_byte(self.topology.device)) for latency, slope in lines)
+                lines = tuple(
+                    (latency, slope + compute.order_s_per_byte(self.topology.device))
+                    for latency, slope in lines
+                )
             self._affine[key] = lines
         return lines
 
     @cached_property
     def place(self) -> bytes:
-        """The axes of the mesh, written out: all that prices of moves follow from beside the machine (planner.search.machine_key.machine_key), the tensor and its layouts."""
+        """The axes of the mesh, written out: all that prices of moves follow from beside the
+        machine (planner.search.machine_key.machine_key), the tensor and its layouts."""
         return repr(self.mesh.axes).encode()
 
     @property
     def copies_hidden(self) -> float:
-        """What part of the communication that can hide under other copies of the batch does. CPUs run one thing after the other."""
+        """What part of the communication that can hide under other copies of the batch does. CPUs
+        run one thing after the other."""
         return self.runtime.copies_hidden if self.topology.device.kind != "cpu" else 0.0
 
     @cached_property
     def rates(self) -> Rates:
-        """What the runtime reaches of this device; what was fitted to runs on it goes before what ships."""
+        """What the runtime reaches of this device; what was fitted to runs on it goes before what
+        ships."""
         device = self.topology.device
         if self.runtime.name in device.rates:
             return Rates(**device.rates[self.runtime.name])
@@ -123,7 +185,10 @@ class Pricer:
         levels = self.topology.levels
         inside = max(1, len(levels) - 1)
         inner = [replace(x, efficiency=x.efficiency * rates.inner) for x in levels[:inside]]
-        outer = [replace(x, efficiency=x.efficiency * rates.outer, latency_s=x.latency_s * rates.latency) for x in levels[inside:]]
+        outer = [
+            replace(x, efficiency=x.efficiency * rates.outer, latency_s=x.latency_s * rates.latency)
+            for x in levels[inside:]
+        ]
         return replace(self.topology, levels=(*inner, *outer))
 
     @cached_property
@@ -136,7 +201,8 @@ class Pricer:
         return compute.roofline_time_s(self.topology.device, flops, size_bytes, dtype)
 
     def itemsize(self, dtype: str) -> float:
-        """Bytes per element as computed with under the recipe: floats of the model take the recipe's type between products."""
+        """Bytes per element as computed with under the recipe: floats of the model take the
+        recipe's type between products."""
         if dtype in ("float32", "float64"):
             return DTYPE_BYTES[self.recipe.between]
         if dtype == "int64":
@@ -144,25 +210,43 @@ class Pricer:
         return DTYPE_BYTES[dtype]
 
     def stored_bytes(self, shape: tuple[int, ...], dtype: str, image: bool) -> float:
-        """Bytes that an array takes on the device. image: one that convolutions read or make (planner.analysis.facts.Base.images), in whole tiles where the device has those."""
+        """Bytes that an array takes on the device. image: one that convolutions read or make
+        (planner.analysis.facts.Base.images), in whole tiles where the device has those."""
         tile = self.topology.device.tile if image else None
         return (tiled_image(shape, tile) if tile else prod(shape)) * self.itemsize(dtype)
 
     def sum_s(self, size_bytes: Amount) -> Amount:
-        """Seconds to add a microbatch's gradients, so many bytes of a device, to the sums. Profiles of frameworks: nothing, their products add to the sums they write."""
-        return compute.sum_time_s(self.topology.device, size_bytes) if self.runtime.kernels is None else 0 * size_bytes
+        """Seconds to add a microbatch's gradients, so many bytes of a device, to the sums. Profiles
+        of frameworks: nothing, their products add to the sums they write."""
+        return (
+            compute.sum_time_s(self.topology.device, size_bytes)
+            if self.runtime.kernels is None
+            else 0 * size_bytes
+        )
 
     def loop_s(self, weights_bytes: float, kept_bytes: float = 0.0) -> float:
-        """Seconds that a microbatch's loops over repeated blocks take to copy weights and their gradients, and what is kept for the backward pass, out of stacks and into them.
-        Of virtual devices: XLA's CPU back end copies what other back ends read and write in place."""
-        return compute.loop_time_s(self.topology.device, weights_bytes, kept_bytes) if self.topology.virtual else 0.0
+        """Seconds that a microbatch's loops over repeated blocks take to copy weights and their
+        gradients, and what is kept for the backward pass, out of stacks and into them. Of virtual
+        devices: XLA's CPU back end copies what other back ends read and write in place.
+        """
+        return (
+            compute.loop_time_s(self.topology.device, weights_bytes, kept_bytes)
+            if self.topology.virtual
+            else 0.0
+        )
 
     def host_s(self, size_bytes: Amount) -> Amount:
         """Seconds of the way between a device and its host's memory."""
         return size_bytes / self.topology.device.host_bytes_per_s
 
     def optimizer_s(self, elements: Amount, offload: tuple[str, ...]) -> Amount:
-        """Seconds of the optimizer's pass over local parameters. State that waits in the host's memory is read from there and written back: two ways of the host's link, one
-        after the other, however much of that a device does at once."""
-        away = self.host_s(2 * elements * self.recipe.state_bytes) if "optimizer" in offload else 0.0
-        return compute.optimizer_time_s(self.topology.device, elements, self.runtime.optimizer_bytes) + away
+        """Seconds of the optimizer's pass over local parameters. State that waits in the host's
+        memory is read from there and written back: two ways of the host's link, one after the
+        other, however much of that a device does at once."""
+        away = (
+            self.host_s(2 * elements * self.recipe.state_bytes) if "optimizer" in offload else 0.0
+        )
+        return (
+            compute.optimizer_time_s(self.topology.device, elements, self.runtime.optimizer_bytes)
+            + away
+        )

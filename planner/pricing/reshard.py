@@ -1,6 +1,7 @@
 """Prices of conversions between layouts on one mesh, evaluated for many pairs at a time.
 
-What moves between two layouts is derived elsewhere (`planner.sharding.reshard_table`), once for all meshes. `Conversions` holds for one mesh all pairs met so far as flat arrays,
+What moves between two layouts is derived elsewhere (`planner.sharding.reshard_table`), once for all
+meshes. `Conversions` holds for one mesh all pairs met so far as flat arrays,
 
     seconds of a move = min over lines of  latency + size * (slope / product of the cutting axes)
 
@@ -37,12 +38,23 @@ class Conversions:
         self._lines: tuple[int, np.ndarray, np.ndarray] = 0, np.zeros((0, 1)), np.zeros((0, 1))
         self._devices = np.ones(1, np.int64)  # bits of axes -> devices along them
         self._local: dict[tuple[tuple[int, ...], tuple[int, ...]], np.ndarray] = {}
-        self._extents: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[np.ndarray, np.ndarray]] = {}
+        self._extents: dict[
+            tuple[tuple[int, ...], tuple[int, ...]], tuple[np.ndarray, np.ndarray]
+        ] = {}
 
-    def table(self, shape: tuple[int, ...], itemsize: float, rows: Sequence[int], columns: Sequence[int], grad: bool) -> tuple[np.ndarray, np.ndarray]:
-        """(forward, backward) seconds [rows, columns] of converting a tensor from each row's layout to each column's; infinite where there is no way.
+    def table(
+        self,
+        shape: tuple[int, ...],
+        itemsize: float,
+        rows: Sequence[int],
+        columns: Sequence[int],
+        grad: bool,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(forward, backward) seconds [rows, columns] of converting a tensor from each row's layout
+        to each column's; infinite where there is no way.
 
-        The backward part is 0 where the tensor carries no gradient. The arrays are of all who ask for them.
+        The backward part is 0 where the tensor carries no gradient. The arrays are of all who ask
+        for them.
         """
         asked = shape, itemsize, tuple(rows), tuple(columns), grad
         found = self._tables.get(asked)
@@ -50,24 +62,53 @@ class Conversions:
             found = self._tables[asked] = self._kept(*asked)
         return found
 
-    def _kept(self, shape: tuple[int, ...], itemsize: float, rows: tuple[int, ...], columns: tuple[int, ...], grad: bool) -> tuple[np.ndarray, np.ndarray]:
+    def _kept(
+        self,
+        shape: tuple[int, ...],
+        itemsize: float,
+        rows: tuple[int, ...],
+        columns: tuple[int, ...],
+        grad: bool,
+    ) -> tuple[np.ndarray, np.ndarray]:
         """`table`, as a search before made it where that is known."""
         kept = self.pricer.kept
         if kept is None:
             return self._made(shape, itemsize, rows, columns, grad)
-        key = key_of(self.pricer.place, repr((shape, itemsize, grad)).encode(), self.atlas.written(rows), self.atlas.written(columns))
-        found = kept.array(key, 2 * len(rows), len(columns), lambda: np.concatenate(self._made(shape, itemsize, rows, columns, grad)))
+        key = key_of(
+            self.pricer.place,
+            repr((shape, itemsize, grad)).encode(),
+            self.atlas.written(rows),
+            self.atlas.written(columns),
+        )
+        found = kept.array(
+            key,
+            2 * len(rows),
+            len(columns),
+            lambda: np.concatenate(self._made(shape, itemsize, rows, columns, grad)),
+        )
         return found[: len(rows)], found[len(rows) :]
 
-    def _made(self, shape: tuple[int, ...], itemsize: float, rows: tuple[int, ...], columns: tuple[int, ...], grad: bool) -> tuple[np.ndarray, np.ndarray]:
+    def _made(
+        self,
+        shape: tuple[int, ...],
+        itemsize: float,
+        rows: tuple[int, ...],
+        columns: tuple[int, ...],
+        grad: bool,
+    ) -> tuple[np.ndarray, np.ndarray]:
         """`table`, worked out."""
         grid = self.pairs.grid(rows, columns)
         forward, backward = self._prices(prod(shape) * itemsize)
         found = forward[grid], backward[grid] if grad else np.zeros(grid.shape)
-        (source, over), (target, beyond) = self._padded(shape, tuple(rows)), self._padded(shape, tuple(columns))
+        (source, over), (target, beyond) = (
+            self._padded(shape, tuple(rows)),
+            self._padded(shape, tuple(columns)),
+        )
         if over.any() or beyond.any():
             at = np.nonzero(over[:, None] | beyond[None, :])
-            self._pad(found, at, grid[at], shape, itemsize, rows, columns, source[at[0]], target[at[1]])
+            self._pad(
+                found, at, grid[at], shape, itemsize, rows, columns, source[at[0]], target[at[1]]
+            )
             if not grad:
                 found[1][at] = 0.0
         return found
@@ -77,7 +118,9 @@ class Conversions:
         key = shape, row.layouts
         found = self._local.get(key)
         if found is None:
-            found = self._local[key] = (-(-np.array(shape, np.int64) // self.pieces(row.layouts, len(shape)))).prod(axis=1)
+            found = self._local[key] = (
+                -(-np.array(shape, np.int64) // self.pieces(row.layouts, len(shape)))
+            ).prod(axis=1)
         return found
 
     def pieces(self, layouts: Sequence[int], rank: int) -> np.ndarray:
@@ -86,11 +129,16 @@ class Conversions:
         if len(self._devices) != 1 << len(self.atlas.axes):
             self._devices = np.ones(1, np.int64)
             for axis in self.atlas.axes:
-                self._devices = np.concatenate([self._devices, self._devices * self.sizes.get(axis, 1)])
+                self._devices = np.concatenate(
+                    [self._devices, self._devices * self.sizes.get(axis, 1)]
+                )
         return self._devices[cuts]
 
-    def _padded(self, shape: tuple[int, ...], layouts: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-        """The tensor's extents as each layout pads them, and whether it pads any. [layouts, dims], [layouts]"""
+    def _padded(
+        self, shape: tuple[int, ...], layouts: tuple[int, ...]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The tensor's extents as each layout pads them, and whether it pads any. [layouts, dims],
+        [layouts]"""
         key = shape, layouts
         found = self._extents.get(key)
         if found is None:
@@ -99,22 +147,48 @@ class Conversions:
             found = self._extents[key] = extents, (extents != whole).any(axis=1)
         return found
 
-    def _pad(self, found: tuple[np.ndarray, np.ndarray], at: tuple[np.ndarray, ...], pairs: np.ndarray, shape: tuple[int, ...], itemsize: float,
-             rows: Sequence[int], columns: Sequence[int], source: np.ndarray, target: np.ndarray) -> None:  # fmt: skip
-        """Fill in the cells `at` of a table, pairs of which a layout pads. source, target: extents as padded for each cell. [cells, dims]"""
+    def _pad(
+        self,
+        found: tuple[np.ndarray, np.ndarray],
+        at: tuple[np.ndarray, ...],
+        pairs: np.ndarray,
+        shape: tuple[int, ...],
+        itemsize: float,
+        rows: Sequence[int],
+        columns: Sequence[int],
+        source: np.ndarray,
+        target: np.ndarray,
+    ) -> None:
+        """Fill in the cells `at` of a table, pairs of which a layout pads. source, target: extents
+        as padded for each cell. [cells, dims]"""
         ways = self.pairs.ways
-        facts = ((source == target) + 2 * (source == shape) + 4 * (target == shape)) @ 8 ** np.arange(len(shape))
-        way = np.array([ways.find(rows[r], columns[c], code, shape, self.mesh) for code, r, c in zip(facts.tolist(), at[0].tolist(), at[1].tolist(), strict=True)])
+        facts = (
+            (source == target) + 2 * (source == shape) + 4 * (target == shape)
+        ) @ 8 ** np.arange(len(shape))
+        way = np.array(
+            [
+                ways.find(rows[r], columns[c], code, shape, self.mesh)
+                for code, r, c in zip(facts.tolist(), at[0].tolist(), at[1].tolist(), strict=True)
+            ]
+        )
         first, terms, backs, targets = ways.arrays
         times = (first[1:] - first[:-1])[way]
         cell = np.repeat(np.arange(len(way)), times)
-        move = np.arange(len(cell)) - np.repeat(np.cumsum(times) - times, times) + np.repeat(first[way], times)
+        move = (
+            np.arange(len(cell))
+            - np.repeat(np.cumsum(times) - times, times)
+            + np.repeat(first[way], times)
+        )
         late = (targets[move, None] >> np.arange(len(shape))) & 1
         size = np.where(late, target[cell], source[cell]).prod(axis=1) * itemsize
         latency, slope = self._of_terms()
         term, back = terms[move], backs[move]
         seconds = np.where(size, (latency[term] + size[:, None] * slope[term]).min(axis=1), 0.0)
-        found[0][at] = np.where(self.pairs.arrays[0][pairs], np.inf, np.bincount(cell, np.where(back, 0.0, seconds), len(way)))
+        found[0][at] = np.where(
+            self.pairs.arrays[0][pairs],
+            np.inf,
+            np.bincount(cell, np.where(back, 0.0, seconds), len(way)),
+        )
         found[1][at] = np.bincount(cell, np.where(back, seconds, 0.0), len(way))
 
     def _prices(self, size: float) -> tuple[np.ndarray, np.ndarray]:
@@ -124,7 +198,11 @@ class Conversions:
         known = self._priced.get(size)
         if known is None or known[0] != n:
             latency, slope = self._of_terms()
-            each = (latency + size * slope).min(axis=1) if size and len(latency) else np.zeros(len(latency))
+            each = (
+                (latency + size * slope).min(axis=1)
+                if size and len(latency)
+                else np.zeros(len(latency))
+            )
             impossible, whose, back, term = pairs.arrays
             seconds = each[term] if len(term) else np.zeros(0)
             # Without any moves bincount forgets the type of its weights.
@@ -135,7 +213,8 @@ class Conversions:
         return known[1], known[2]
 
     def _of_terms(self) -> tuple[np.ndarray, np.ndarray]:
-        """Latency and seconds per byte of the whole tensor of each term: [terms, lines], whose minimum is its time."""
+        """Latency and seconds per byte of the whole tensor of each term: [terms, lines], whose
+        minimum is its time."""
         if self._lines[0] != self.pairs.terms_met:
             terms = self.pairs.terms
             lines = [self.pricer.lines(kind, axes, True) for kind, axes, _ in terms]

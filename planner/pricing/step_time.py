@@ -1,12 +1,16 @@
 """The price of one whole plan, from its flow: time by part, memory by part, communication exactly.
 
-Every printed figure comes from here, for our plans and for the baselines alike. With m microbatches:
+Every printed figure comes from here, for our plans and for the baselines alike. With m
+microbatches:
 
-    step = m * (forward + backward + recomputed) + gradient reduction * (1 - overlap) + optimizer + bubble + pull and push of hosted tables
+    step = m * (forward + backward + recomputed) + gradient reduction * (1 - overlap) + optimizer +
+    bubble + pull and push of hosted tables
 
-The optimizer's time includes, of several microbatches, what adding each one's gradients to their sums moves.
+The optimizer's time includes, of several microbatches, what adding each one's gradients to their
+sums moves.
 
-The peak is planner.pricing.peak_memory's. With pipeline stages (planner.execution.pipeline) the step takes m + stages - 1 ticks; the arithmetic of stages - 1 of them is the bubble.
+The peak is planner.pricing.peak_memory's. With pipeline stages (planner.execution.pipeline) the
+step takes m + stages - 1 ticks; the arithmetic of stages - 1 of them is the bubble.
 """
 
 from __future__ import annotations
@@ -48,7 +52,8 @@ class Cost:
     communication_time_s: float
     exposed_communication_time_s: float
     optimizer_time_s: float
-    """The update, of several microbatches the sums of their gradients, and of virtual devices what loops over blocks copy (Pricer.loop_s)."""
+    """The update, of several microbatches the sums of their gradients, and of virtual devices what
+    loops over blocks copy (Pricer.loop_s)."""
     flops_per_device: int
     """2MNK of products forward and backward; what is computed again is left out."""
     memory: Breakdown
@@ -57,19 +62,22 @@ class Cost:
     """Share of the devices' arithmetic that is neither duplicated nor padding."""
     exposed_by_axes: Mapping[tuple[str, str], float]
     tables_time_s: float = 0.0
-    """Pulling rows of hosted tables before the step and pushing them after it (planner.workload.host_tables)."""
+    """Pulling rows of hosted tables before the step and pushing them after it
+    (planner.workload.host_tables)."""
     launch_time_s: float = 0.0
     """Launches of collectives that may go together (planner.pricing.bucketing)."""
 
 
 def price_plan(base: Base, plan: Plan, pricer: Pricer) -> tuple[Cost, Flow, tuple[Run, ...]]:
-    """Derive the flow of a plan and add up its price. Raises PlanError P068 where its blocks cannot be dealt out over pipeline stages."""
+    """Derive the flow of a plan and add up its price. Raises PlanError P068 where its blocks cannot
+    be dealt out over pipeline stages."""
     flow, runs = derived(base, plan)
     return price_flow(base, flow, runs, pricer), flow, runs
 
 
 def derived(base: Base, plan: Plan) -> tuple[Flow, tuple[Run, ...]]:
-    """The flow of a plan and its repeated blocks. Raises PlanError P068 where they cannot be dealt out over pipeline stages."""
+    """The flow of a plan and its repeated blocks. Raises PlanError P068 where they cannot be dealt
+    out over pipeline stages."""
     flow = derive(base.graph, plan, training=base.training, rules=base.rules, grad=base.grad)
     found = [find_run(flow, *run) for run in plan.runs] if not plan.cuts else []
     runs = tuple(r for r in found if isinstance(r, Run))
@@ -78,7 +86,13 @@ def derived(base: Base, plan: Plan) -> tuple[Flow, tuple[Run, ...]]:
     return flow, runs
 
 
-def price_flow(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer, uses: tuple[account.Use, ...] | None = None) -> Cost:
+def price_flow(
+    base: Base,
+    flow: Flow,
+    runs: tuple[Run, ...],
+    pricer: Pricer,
+    uses: tuple[account.Use, ...] | None = None,
+) -> Cost:
     """Price of a derived flow. uses: its collectives, where they are known."""
     if pricer.runtime.kernels is not None:
         from planner.pricing.frameworks.price import price
@@ -97,42 +111,90 @@ def price_flow(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer, us
         key = (base.shared[i], id(flow.split(i)), i in replayed, place)
         if key not in done:
             f, b = kernel_times(base, i, flow.split(i), pricer)
-            twice = f if i in replayed or (pipeline and pipeline.schedule == "gpipe" and pipeline.late(i)) else 0.0
+            twice = (
+                f
+                if i in replayed or (pipeline and pipeline.schedule == "gpipe" and pipeline.late(i))
+                else 0.0
+            )
             turn = (f + b + twice) * (float(pipeline.share(i)) if pipeline else 1.0)
             wanted = pipeline.wanted(i) if pipeline else micro
-            done[key] = wanted * turn, wanted * turn * twice / (f + b + twice or 1.0), float(pipeline.turns(i) - wanted) * turn if pipeline else 0.0
+            done[key] = (
+                wanted * turn,
+                wanted * turn * twice / (f + b + twice or 1.0),
+                float(pipeline.turns(i) - wanted) * turn if pipeline else 0.0,
+            )
         own, more, idle = done[key]
         compute, again, bubble = compute + own, again + more, bubble + idle
     uses = account.collectives(flow, runs, pricer.itemsize) if uses is None else uses
     sending = _sending(base, flow, runs, uses, pricer)
-    optimizer = _optimizer_s(flow, pipeline, pricer) + _loops_s(base, flow, runs, pipeline, pricer) if base.training else 0.0
+    optimizer = (
+        _optimizer_s(flow, pipeline, pricer) + _loops_s(base, flow, runs, pipeline, pricer)
+        if base.training
+        else 0.0
+    )
     if parked(flow, runs):
         moved = parked_ways(flow, runs, pricer)
         optimizer += pricer.host_s(micro * moved.added + moved.once)
     tables = pull_push_s(flow, pricer)
     flops = account.dot_flops(flow, again=False)
-    distinct = float(base.model_flops * (micro if base.training else 1) / (flops * max(plan.devices, 1))) if flops else 1.0
-    distinct = distinct if plan.copies == 1 else min(1.0, distinct)  # copies share products of weights alone
+    distinct = (
+        float(base.model_flops * (micro if base.training else 1) / (flops * max(plan.devices, 1)))
+        if flops
+        else 1.0
+    )
+    distinct = (
+        distinct if plan.copies == 1 else min(1.0, distinct)
+    )  # copies share products of weights alone
     assert distinct <= 1 + 1e-9, f"{distinct} of the devices' arithmetic is useful"
     return Cost(
-        compute + bubble + sending.exposed_s + optimizer + tables, compute, again, bubble, sending.exposed_s + sending.hidden_s, sending.exposed_s, optimizer, flops,
-        memory(base, flow, pricer, runs), account.traffic(uses, plan.order, mesh), distinct, sending.by_axes, tables, sending.launching_s,
-    )  # fmt: skip
+        compute + bubble + sending.exposed_s + optimizer + tables,
+        compute,
+        again,
+        bubble,
+        sending.exposed_s + sending.hidden_s,
+        sending.exposed_s,
+        optimizer,
+        flops,
+        memory(base, flow, pricer, runs),
+        account.traffic(uses, plan.order, mesh),
+        distinct,
+        sending.by_axes,
+        tables,
+        sending.launching_s,
+    )
 
 
-def price_resent(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer, uses: tuple[account.Use, ...], cost: Cost) -> Cost:
-    """Price of a flow from that of the same one whose collectives travel together up to another size: nothing but their times depends on it."""
+def price_resent(
+    base: Base,
+    flow: Flow,
+    runs: tuple[Run, ...],
+    pricer: Pricer,
+    uses: tuple[account.Use, ...],
+    cost: Cost,
+) -> Cost:
+    """Price of a flow from that of the same one whose collectives travel together up to another
+    size: nothing but their times depends on it."""
     if pricer.runtime.kernels is not None or flow.plan.cuts:
         return price_flow(base, flow, runs, pricer)
     sending = _sending(base, flow, runs, uses, pricer)
-    return replace(cost, step_time_s=cost.compute_time_s + cost.bubble_time_s + sending.exposed_s + cost.optimizer_time_s + cost.tables_time_s,
-                   communication_time_s=sending.exposed_s + sending.hidden_s, exposed_communication_time_s=sending.exposed_s, exposed_by_axes=sending.by_axes,
-                   launch_time_s=sending.launching_s)  # fmt: skip
+    return replace(
+        cost,
+        step_time_s=cost.compute_time_s
+        + cost.bubble_time_s
+        + sending.exposed_s
+        + cost.optimizer_time_s
+        + cost.tables_time_s,
+        communication_time_s=sending.exposed_s + sending.hidden_s,
+        exposed_communication_time_s=sending.exposed_s,
+        exposed_by_axes=sending.by_axes,
+        launch_time_s=sending.launching_s,
+    )
 
 
 @dataclass(frozen=True)
 class _Sending:
-    """Seconds of communication in a step, with the host too: what shows (of collectives also by kind and axes), what hides, and launches of what may go together."""
+    """Seconds of communication in a step, with the host too: what shows (of collectives also by
+    kind and axes), what hides, and launches of what may go together."""
 
     exposed_s: float
     hidden_s: float
@@ -140,7 +202,9 @@ class _Sending:
     launching_s: float
 
 
-def _sending(base: Base, flow: Flow, runs: tuple[Run, ...], uses: tuple[account.Use, ...], pricer: Pricer) -> _Sending:
+def _sending(
+    base: Base, flow: Flow, runs: tuple[Run, ...], uses: tuple[account.Use, ...], pricer: Pricer
+) -> _Sending:
     overlapped = exposed = 0.0
     by_axes: dict[tuple[str, str], float] = {}
     sent = sent_s(base, flow, runs, uses, pricer)
@@ -157,21 +221,39 @@ def _sending(base: Base, flow: Flow, runs: tuple[Run, ...], uses: tuple[account.
     return _Sending(exposed, overlapped, by_axes, launching_s(sent, pricer))
 
 
-def sent_s(base: Base, flow: Flow, runs: tuple[Run, ...], uses: tuple[account.Use, ...], pricer: Pricer) -> list[tuple[account.Use, float, float]]:
-    """Every collective with its seconds, and those of them that hide: of gradients under the backward pass, of a copy of the batch under other copies."""
+def sent_s(
+    base: Base, flow: Flow, runs: tuple[Run, ...], uses: tuple[account.Use, ...], pricer: Pricer
+) -> list[tuple[account.Use, float, float]]:
+    """Every collective with its seconds, and those of them that hide: of gradients under the
+    backward pass, of a copy of the batch under other copies."""
     sizes = launched(uses, flow.plan.bucket_bytes)
     if flow.plan.copies == 1:
         return seconds(uses, pricer, sizes)
     mesh = dict(flow.plan.mesh)
     most = launch_bytes(uses, mesh)
     ways = {(use.kind, use.axes) for use in uses if use.bucketed}
-    rows = seconds(uses, pricer, {way: min(sizes.get(way, pricer.runtime.bucket_bytes), most.get(way[0], np.inf) * per_launch(*way, mesh)) for way in ways})
-    shares = hidden_shares(base, flow, runs, [(use, s) for use, s, _ in rows], made_again(flow, runs), pricer)
-    return [(use, s, hidden + share * s) for (use, s, hidden), share in zip(rows, shares, strict=True)]
+    rows = seconds(
+        uses,
+        pricer,
+        {
+            way: min(
+                sizes.get(way, pricer.runtime.bucket_bytes),
+                most.get(way[0], np.inf) * per_launch(*way, mesh),
+            )
+            for way in ways
+        },
+    )
+    shares = hidden_shares(
+        base, flow, runs, [(use, s) for use, s, _ in rows], made_again(flow, runs), pricer
+    )
+    return [
+        (use, s, hidden + share * s) for (use, s, hidden), share in zip(rows, shares, strict=True)
+    ]
 
 
 def _optimizer_s(flow: Flow, pipeline: Pipeline | None, pricer: Pricer) -> float:
-    """Seconds of a device's update, and of the sums of gradients over several microbatches: of pieces where the optimizer level cuts them first."""
+    """Seconds of a device's update, and of the sums of gradients over several microbatches: of
+    pieces where the optimizer level cuts them first."""
     graph, mesh, turns, copies = flow.graph, dict(flow.plan.mesh), flow.plan.turns, flow.plan.copies
     elsewhere = account.of_other_stages(graph, pipeline) if pipeline else frozenset[str]()
     sizes: dict[tuple, tuple[int, int, int]] = {}
@@ -180,31 +262,57 @@ def _optimizer_s(flow: Flow, pipeline: Pipeline | None, pricer: Pricer) -> float
         if n in flow.grad and n not in elsewhere:
             shape = graph.tensors[n].shape
             if (shape, id(w)) not in sizes:
-                piece, whole = (prod(local_shape(shape, layout, mesh)) for layout in (cut_layout(w), w.layout))
+                piece, whole = (
+                    prod(local_shape(shape, layout, mesh)) for layout in (cut_layout(w), w.layout)
+                )
                 sizes[shape, id(w)] = piece, piece if w.zero >= 2 or w.dim < 0 else whole, whole
             piece, summed, whole = sizes[shape, id(w)]
             updated += piece
             if turns > 1:
-                added += summed * (float(pipeline.sums(i for i, _ in graph.consumers[n])) if pipeline else turns)
+                added += summed * (
+                    float(pipeline.sums(i for i, _ in graph.consumers[n])) if pipeline else turns
+                )
             added += whole * turns * (copies - 1)  # the copies' gradients of one turn
-    return pricer.optimizer_s(updated, flow.plan.offload) + pricer.sum_s(added * pricer.recipe.gradient_bytes)
+    return pricer.optimizer_s(updated, flow.plan.offload) + pricer.sum_s(
+        added * pricer.recipe.gradient_bytes
+    )
 
 
-def _loops_s(base: Base, flow: Flow, runs: tuple[Run, ...], pipeline: Pipeline | None, pricer: Pricer) -> float:
-    """Seconds that a device's loops over repeated blocks take to copy what lies in stacks (Pricer.loop_s), in all microbatches."""
+def _loops_s(
+    base: Base, flow: Flow, runs: tuple[Run, ...], pipeline: Pipeline | None, pricer: Pricer
+) -> float:
+    """Seconds that a device's loops over repeated blocks take to copy what lies in stacks
+    (Pricer.loop_s), in all microbatches."""
     if not runs or not pricer.topology.virtual:
         return 0.0
     mesh, weights = dict(flow.plan.mesh), 0.0
     for run in runs:
         for names in run.weights:
-            held = names[: pipeline.per_stage] if pipeline and run.first == pipeline.first else names
+            held = (
+                names[: pipeline.per_stage] if pipeline and run.first == pipeline.first else names
+            )
             shape = flow.graph.tensors[names[0]].shape
-            weights += len(held) * prod(local_shape(shape, stored_layout(flow.weights[names[0]]), mesh)) * (names[0] in flow.grad)
+            weights += (
+                len(held)
+                * prod(local_shape(shape, stored_layout(flow.weights[names[0]]), mesh))
+                * (names[0] in flow.grad)
+            )
     inside = {i for run in runs for i in range(run.first, run.end)}
-    kept = sum(size * (float(pipeline.share(i)) if pipeline else 1.0) for i, _, size in kept_tensors(base, flow, pricer) if i in inside)
+    kept = sum(
+        size * (float(pipeline.share(i)) if pipeline else 1.0)
+        for i, _, size in kept_tensors(base, flow, pricer)
+        if i in inside
+    )
     return flow.plan.microbatches * pricer.loop_s(weights * pricer.recipe.parameter_bytes, kept)
 
 
 def made_again(flow: Flow, runs: tuple[Run, ...]) -> frozenset[int]:
-    """Nodes, of all repeats, whose kernels run a second time in the backward pass of recomputed blocks."""
-    return frozenset(i + r * run.period for run, replay in replays(flow, runs) for i, result in replay.nodes.items() if result for r in range(run.repeats))
+    """Nodes, of all repeats, whose kernels run a second time in the backward pass of recomputed
+    blocks."""
+    return frozenset(
+        i + r * run.period
+        for run, replay in replays(flow, runs)
+        for i, result in replay.nodes.items()
+        if result
+        for r in range(run.repeats)
+    )

@@ -9,9 +9,6 @@ if TYPE_CHECKING:
     pass
 
 
-
 def key_of(*parts: bytes) -> bytes:
     """The key of a table that follows from these parts."""
     return hashlib.blake2b(b"\0".join(parts), digest_size=16).digest()
-
-

@@ -1,15 +1,22 @@
-"""The price of a plan with unequal pipeline stages (planner.execution.uneven_pipeline): time and memory of a device, as planner.pricing.step_time and planner.pricing.peak_memory have them of other plans.
+"""The price of a plan with unequal pipeline stages (planner.execution.uneven_pipeline): time and
+memory of a device, as planner.pricing.step_time and planner.pricing.peak_memory have them of other
+plans.
 
-    step = sum over the m V + S - 1 ticks with forward passes, and over as many with backward passes, of the longest pass of the chunks that run in it
+    step = sum over the m V + S - 1 ticks with forward passes, and over as many with backward
+    passes, of the longest pass of the chunks that run in it
            + handing on and back in each + reductions + optimizer
-    peak = parameters + gradients (of a microbatch, and their sums) + optimizer state + what waits in the ring + the chunk that needs most
+    peak = parameters + gradients (of a microbatch, and their sums) + optimizer state + what waits
+    in the ring + the chunk that needs most
 
-State that waits in the host's memory is on the device part by part, after the backward pass: it takes room only where that is more than ring and chunk took before.
+State that waits in the host's memory is on the device part by part, after the backward pass: it
+takes room only where that is more than ring and chunk took before.
 
-The first S - 1 forward passes and the last S - 1 backward ones are the bubble. The last chunk has no forward pass of its own, and but under gpipe none backward once forward
-passes are through. A chunk's forward pass cuts its weights out of the buffers they lie in, its backward pass does so again and puts their gradients together: copies of the
-chunk's weights, in time and in memory. The sums of gradients are those of all of a stage's chunks in every tick. While the backward pass of a chunk runs it keeps what a
-microbatch's passes need of it.
+The first S - 1 forward passes and the last S - 1 backward ones are the bubble. The last chunk has
+no forward pass of its own, and but under gpipe none backward once forward passes are through. A
+chunk's forward pass cuts its weights out of the buffers they lie in, its backward pass does so
+again and puts their gradients together: copies of the chunk's weights, in time and in memory. The
+sums of gradients are those of all of a stage's chunks in every tick. While the backward pass of a
+chunk runs it keeps what a microbatch's passes need of it.
 """
 
 from __future__ import annotations
@@ -35,7 +42,8 @@ SLOTS = 4
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass of one chunk in a tick: seconds of kernels, those of them made again, its collectives, and all of it together."""
+    """One pass of one chunk in a tick: seconds of kernels, those of them made again, its
+    collectives, and all of it together."""
 
     kernels_s: float
     again_s: float
@@ -43,13 +51,20 @@ class Pass:
     seconds: float
 
 
-def passes_of_chunks(base: Base, flow: Flow, pricer: Pricer) -> tuple[tuple[Pass, ...], tuple[Pass, ...]]:
+def passes_of_chunks(
+    base: Base, flow: Flow, pricer: Pricer
+) -> tuple[tuple[Pass, ...], tuple[Pass, ...]]:
     """Forward passes of all chunks but the last, which has none, and backward passes of all."""
     stages, known = unequal_account.found(flow), dict[tuple[int, object], tuple[float, float]]()
     ahead, back = list[Pass](), list[Pass]()
 
     def one(kernels_s: float, again_s: float, uses: tuple[account.Use, ...], turns: int) -> Pass:
-        return Pass(kernels_s * turns, again_s * turns, uses, kernels_s * turns + sum(shown_s(u, flow, pricer) for u in uses))
+        return Pass(
+            kernels_s * turns,
+            again_s * turns,
+            uses,
+            kernels_s * turns + sum(shown_s(u, flow, pricer) for u in uses),
+        )
 
     for k, tick in enumerate(unequal_account.of_chunks(flow, pricer.itemsize)):
         forward = backward = again = 0.0
@@ -60,7 +75,11 @@ def passes_of_chunks(base: Base, flow: Flow, pricer: Pricer) -> tuple[tuple[Pass
             f, b = known[key]
             forward, backward = forward + f, backward + b
             again += f if tick.again is not None and tick.again.nodes.get(i) else 0.0
-        opened = pricer.kernel_s(0.0, 2 * unequal_account.opened_bytes(flow, stages, k, pricer.itemsize), pricer.recipe.compute)
+        opened = pricer.kernel_s(
+            0.0,
+            2 * unequal_account.opened_bytes(flow, stages, k, pricer.itemsize),
+            pricer.recipe.compute,
+        )
         if tick.again is None:
             back.append(one(forward + backward + 2 * opened, 0.0, tick.backward, tick.turns))
         else:
@@ -71,7 +90,9 @@ def passes_of_chunks(base: Base, flow: Flow, pricer: Pricer) -> tuple[tuple[Pass
 
 def shown_s(use: account.Use, flow: Flow, pricer: Pricer) -> float:
     """Seconds of a collective that nothing hides."""
-    return pricer.use_s(use, flow.plan.bucket_bytes) * (1 - (pricer.runtime.overlap if use.phase == "gradient" else 0.0))
+    return pricer.use_s(use, flow.plan.bucket_bytes) * (
+        1 - (pricer.runtime.overlap if use.phase == "gradient" else 0.0)
+    )
 
 
 def longest(passes: Sequence[Pass], chunks: Sequence[int]) -> Pass:
@@ -83,33 +104,67 @@ def price(base: Base, flow: Flow, pricer: Pricer) -> Cost:
     """Price of a derived flow."""
     plan = flow.plan
     ahead, back = passes_of_chunks(base, flow, pricer)
-    slowest = [(longest(ahead if row.forward else back, row.chunks), row) for row in unequal_account.together(unequal_account.passing(flow))]
-    compute, bubble = (sum(p.kernels_s * row.ticks for p, row in slowest if row.bubble is idle) for idle in (False, True))
+    slowest = [
+        (longest(ahead if row.forward else back, row.chunks), row)
+        for row in unequal_account.together(unequal_account.passing(flow))
+    ]
+    compute, bubble = (
+        sum(p.kernels_s * row.ticks for p, row in slowest if row.bubble is idle)
+        for idle in (False, True)
+    )
     replayed = sum(p.again_s * row.ticks for p, row in slowest if not row.bubble)
     by_axes: dict[tuple[str, str], float] = {}
     exposed = hidden = 0.0
     outside = [*unequal_account.outside(flow, pricer.itemsize)]
-    for times, use in (*((row.ticks, u) for p, row in slowest for u in p.uses), *((1, u) for u in outside)):
+    for times, use in (
+        *((row.ticks, u) for p, row in slowest for u in p.uses),
+        *((1, u) for u in outside),
+    ):
         shown = times * shown_s(use, flow, pricer)
-        exposed, hidden = exposed + shown, hidden + times * pricer.use_s(use, plan.bucket_bytes) - shown
+        exposed, hidden = (
+            exposed + shown,
+            hidden + times * pricer.use_s(use, plan.bucket_bytes) - shown,
+        )
         label = use.kind, "+".join(use.axes)
         by_axes[label] = by_axes.get(label, 0.0) + shown
     optimizer = _optimizer_s(flow, pricer)
     flops = account.dot_flops(flow, again=False)
-    distinct = float(base.model_flops * plan.microbatches / (flops * plan.devices)) if flops else 1.0
+    distinct = (
+        float(base.model_flops * plan.microbatches / (flops * plan.devices)) if flops else 1.0
+    )
     assert distinct <= 1 + 1e-9, f"{distinct} of the devices' arithmetic is useful"
     uses = account.collectives(flow, (), pricer.itemsize)
-    return Cost(compute + bubble + exposed + optimizer, compute, replayed, bubble, exposed + hidden, exposed, optimizer, flops,
-                memory(base, flow, pricer), account.traffic(uses, plan.order, dict(plan.mesh)), distinct, by_axes)  # fmt: skip
+    return Cost(
+        compute + bubble + exposed + optimizer,
+        compute,
+        replayed,
+        bubble,
+        exposed + hidden,
+        exposed,
+        optimizer,
+        flops,
+        memory(base, flow, pricer),
+        account.traffic(uses, plan.order, dict(plan.mesh)),
+        distinct,
+        by_axes,
+    )
 
 
 def _optimizer_s(flow: Flow, pricer: Pricer) -> float:
     """Seconds of the update, and of adding each microbatch's gradients to their sums."""
     mesh = dict(flow.plan.mesh)
     stages = unequal_account.found(flow)
-    added = sum(b.state_length(mesh) if b.level == 2 else b.length for b in buffers(flow, stages) if b.trained)
+    added = sum(
+        b.state_length(mesh) if b.level == 2 else b.length
+        for b in buffers(flow, stages)
+        if b.trained
+    )
     within = sum(b.length for b in buffers(flow, stages) if b.trained) if stages.together > 1 else 0
-    sums = pricer.sum_s(unequal_account.passing(flow).ticks * (added + stages.together * within) * pricer.recipe.gradient_bytes)
+    sums = pricer.sum_s(
+        unequal_account.passing(flow).ticks
+        * (added + stages.together * within)
+        * pricer.recipe.gradient_bytes
+    )
     return pricer.optimizer_s(unequal_account.state_elements(flow), flow.plan.offload) + sums
 
 
@@ -118,7 +173,11 @@ def memory(base: Base, flow: Flow, pricer: Pricer) -> Breakdown:
     recipe, mesh, stages = pricer.recipe, dict(flow.plan.mesh), unequal_account.found(flow)
     parameters = gradients = state = on_way = 0.0
     for b in buffers(flow, stages):
-        parameters += b.length * (recipe.parameter_bytes if b.dtype.startswith(("float", "bfloat")) else pricer.itemsize(b.dtype))
+        parameters += b.length * (
+            recipe.parameter_bytes
+            if b.dtype.startswith(("float", "bfloat"))
+            else pricer.itemsize(b.dtype)
+        )
         if b.trained:
             piece = b.state_length(mesh)
             gradients += (b.length + (piece if b.level == 2 else b.length)) * recipe.gradient_bytes
@@ -126,7 +185,9 @@ def memory(base: Base, flow: Flow, pricer: Pricer) -> Breakdown:
                 on_way = max(on_way, PARKED_ARRAYS * piece / PARTS * recipe.state_bytes)
             else:
                 state += piece * recipe.state_bytes
-    boundary = sum(rooms(handed(flow, stages)).values()) * stages.together * pricer.itemsize("float32")
+    boundary = (
+        sum(rooms(handed(flow, stages)).values()) * stages.together * pricer.itemsize("float32")
+    )
     waiting = unequal_account.passing(flow).waiting
     slack, own = 1 + pricer.runtime.memory_slack, dict[int, list[float]]()
     kept, working = dict[int, float](), {p.i: p.work for p in passes(base, flow, pricer, {})}
@@ -134,7 +195,16 @@ def memory(base: Base, flow: Flow, pricer: Pricer) -> Breakdown:
         kept[i] = kept.get(i, 0.0) + size
     for k in range(stages.count):
         opened = unequal_account.opened_bytes(flow, stages, k, pricer.itemsize)
-        own[k] = [sum(kept.get(i, 0.0) for i in stages.nodes[k]), max(working[base.shared[i]] for i in stages.nodes[k]) + opened]
+        own[k] = [
+            sum(kept.get(i, 0.0) for i in stages.nodes[k]),
+            max(working[base.shared[i]] for i in stages.nodes[k]) + opened,
+        ]
     held, work = max(own.values(), key=sum)
     kept_bytes, temporary = (waiting * boundary + held) * slack, (work + SLOTS * boundary) * slack
-    return Breakdown(int(parameters), int(gradients), int(state + max(0.0, on_way - kept_bytes - temporary)), int(kept_bytes), int(temporary))
+    return Breakdown(
+        int(parameters),
+        int(gradients),
+        int(state + max(0.0, on_way - kept_bytes - temporary)),
+        int(kept_bytes),
+        int(temporary),
+    )

@@ -4,7 +4,8 @@
     check      structure: single assignment, no cycles, functions counted before they are entered
     dims       every input dim becomes an integer
     lower      one pass over the nodes: canonical operators, shapes, constants folded on the way
-    tidy, fuse views and no-ops removed; norms, activations, rotary embeddings and attention recognised
+    tidy, fuse views and no-ops removed; norms, activations, rotary embeddings and attention
+    recognised
     rebatch    another batch traced through a static export
     params     which leaves are weights, which of them train, and what they are called
 
@@ -41,19 +42,26 @@ def read(
     """Reads an ONNX file for planning.
 
     Args:
-        batch: global batch per step; default the exported one, rounded up to a multiple of `devices` where another batch can be traced through the graph.
-        dims: values of the other symbolic input dims, by name.
-        shapes: whole shapes of inputs, by name, for inputs that declare none.
-        tokens_per_step: instead of `batch`: tokens, divided by the sequence length.
+        batch: global batch per step; default the exported one, rounded up to a multiple of
+        `devices` where another batch can be traced through the graph. dims: values of the other
+        symbolic input dims, by name. shapes: whole shapes of inputs, by name, for inputs that
+        declare none. tokens_per_step: instead of `batch`: tokens, divided by the sequence length.
         devices: number of devices, for the default batch only.
 
-    Returns a Graph with every shape static. Raises PlanError for anything wrong with the file or the options.
+    Returns a Graph with every shape static. Raises PlanError for anything wrong with the file or
+    the options.
     """
     from planner.reader.onnx.check import Checked
     from planner.reader.onnx.file import load
 
     path = Path(path)
-    options: dict[str, Any] = {"batch": batch, "dims": dims, "shapes": shapes, "tokens_per_step": tokens_per_step, "devices": devices}
+    options: dict[str, Any] = {
+        "batch": batch,
+        "dims": dims,
+        "shapes": shapes,
+        "tokens_per_step": tokens_per_step,
+        "devices": devices,
+    }
     return _read(Checked.of(load(path), path.parent), path.parent, path.stem, **options)
 
 
@@ -67,13 +75,20 @@ def read_model(
     tokens_per_step: int | None = None,
     devices: int = 1,
 ) -> Graph:
-    """Reads an in-memory onnx.ModelProto, or a `planner.reader.onnx.check.Checked` one where it is read more than once; `folder` is where its external data
-    would be (None: nowhere). See `read`."""
+    """Reads an in-memory onnx.ModelProto, or a `planner.reader.onnx.check.Checked` one where it is
+    read more than once; `folder` is where its external data would be (None: nowhere). See
+    `read`."""
     from planner.reader.onnx.check import Checked
 
     folder = None if folder is None else Path(folder)
     given = model if isinstance(model, Checked) else Checked.of(model, folder)
-    options: dict[str, Any] = {"batch": batch, "dims": dims, "shapes": shapes, "tokens_per_step": tokens_per_step, "devices": devices}
+    options: dict[str, Any] = {
+        "batch": batch,
+        "dims": dims,
+        "shapes": shapes,
+        "tokens_per_step": tokens_per_step,
+        "devices": devices,
+    }
     return _read(given, folder, given.model.graph.name or "model", **options)
 
 
@@ -93,10 +108,20 @@ def _read(model: Checked, folder: Path | None, name: str, **options: Any) -> Gra
         except PlanError as e:
             if bound.exported is None:
                 return _read(model, folder, name, **options, direct=True)
-            if e.code != "P146" or options["batch"] is not None or options["tokens_per_step"] is not None:
+            if (
+                e.code != "P146"
+                or options["batch"] is not None
+                or options["tokens_per_step"] is not None
+            ):
                 raise
-            graph = _read(model, folder, name, **{**options, "batch": bound.exported})  # the other batch was a default, which nobody asked for
+            graph = _read(
+                model, folder, name, **{**options, "batch": bound.exported}
+            )  # the other batch was a default, which nobody asked for
             why = e.what.partition(": ")[2]
-            told = Finding("batch", f"batch {bound.exported}: the exported one, as another cannot be traced: {why}; export with a dynamic batch to set it")
+            told = Finding(
+                "batch",
+                f"batch {bound.exported}: the exported one, as another cannot be traced: {why};"
+                " export with a dynamic batch to set it",
+            )
             return replace(graph, notes=(told, *graph.notes))
     return finish(draft)

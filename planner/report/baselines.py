@@ -1,4 +1,5 @@
-"""The baselines that a plan stands beside: their names, what they were tuned over, what ties, and the table of them."""
+"""The baselines that a plan stands beside: their names, what they were tuned over, what ties, and
+the table of them."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ TIE = 1e-3
 """Share of a step below which plans are equal to a search (planner.search.request.TIE)."""
 TABLES = {"tables_host": "tables on hosts", "tables_server": "tables on servers"}
 WITH_ROOM = "with_room"
-"""The best plan that fits with room, beside one that fits tightly (planner.search.search.WITH_ROOM)."""
+"""The best plan that fits with room, beside one that fits tightly
+(planner.search.search.WITH_ROOM)."""
 AXES = {"model": "tensor", STAGE: "pipeline"}
 """What people who know Megatron call an axis."""
 
@@ -24,7 +26,13 @@ AXES = {"model": "tensor", STAGE: "pipeline"}
 def baseline_name(key: str, row: Mapping[str, Any]) -> str:
     """A baseline in words: `data parallel + ZeRO-1`, `tensor 8 x data 8`."""
     mesh = row["mesh"]
-    name = {"data_parallel": "data parallel", "zero3": "ZeRO-3", "replicated": "replicated", WITH_ROOM: "with room", **TABLES}.get(key, key)
+    name = {
+        "data_parallel": "data parallel",
+        "zero3": "ZeRO-3",
+        "replicated": "replicated",
+        WITH_ROOM: "with room",
+        **TABLES,
+    }.get(key, key)
     if key == "megatron":
         name = " x ".join(f"{AXES.get(a, a)} {n}" for a, n in reversed(list(mesh.items())))
     return name + (f" + ZeRO-{row['zero_stage']}" if row["zero_stage"] and key != "zero3" else "")
@@ -32,39 +40,58 @@ def baseline_name(key: str, row: Mapping[str, Any]) -> str:
 
 def pins_for(row: Mapping[str, Any]) -> str:
     """The mesh and the techniques of a plan beside the one of a file, as --pin takes them."""
-    pins = {**{a: n for a, n in row["mesh"].items() if n > 1}, "zero": row["zero_stage"], "recompute": row["recompute"], "micro": row["microbatches"]}
+    pins = {
+        **{a: n for a, n in row["mesh"].items() if n > 1},
+        "zero": row["zero_stage"],
+        "recompute": row["recompute"],
+        "micro": row["microbatches"],
+    }
     pins |= {"schedule": row["schedule"]} if row.get("schedule", "none") != "none" else {}
     pins |= {"virtual": row["virtual"]} if row.get("virtual", 1) > 1 else {}
     pins |= {"offload": "+".join(row["offload"])} if row.get("offload") else {}
     return ",".join(f"{k}={v}" for k, v in pins.items())
 
 
-
-
 def tuned_over(strategy: Strategy) -> str:
-    """`each tuned over microbatches, recompute and ZeRO stage`: of that what no pin decides for baselines, and what there are blocks for."""
+    """`each tuned over microbatches, recompute and ZeRO stage`: of that what no pin decides for
+    baselines, and what there are blocks for."""
     pinned = strategy.provenance.get("pins", {}).get("techniques", {})
     if strategy.workload["kind"] != "train":
         return ""
     level = strategy.topology["devices"] > 1
-    every = {"microbatches": "microbatches", "recompute": "recompute"} if strategy.blocks else {"microbatches": "microbatches"}
-    open_ = [word for key, word in every.items() if key not in pinned] + (["ZeRO stage"] if level else [])
+    every = (
+        {"microbatches": "microbatches", "recompute": "recompute"}
+        if strategy.blocks
+        else {"microbatches": "microbatches"}
+    )
+    open_ = [word for key, word in every.items() if key not in pinned] + (
+        ["ZeRO stage"] if level else []
+    )
     kept = [word for key, word in every.items() if key in pinned]
     words = [f"each tuned over {listed(open_)}"] if open_ else []
     return ", ".join([*words, *([f"with {listed(kept)} as pinned"] if kept else [])])
 
 
 def unheld(strategy: Strategy, own: Mapping[str, Any]) -> str:
-    """`; faster ones do not keep the pins`, where a baseline is faster than the best plan under them, of costs `own`: one that kept them would be the plan."""
+    """`; faster ones do not keep the pins`, where a baseline is faster than the best plan under
+    them, of costs `own`: one that kept them would be the plan."""
     said = strategy.provenance
     what = "pins" if "pins" in said else "mode" if said.get("mode", "auto") != "auto" else ""
-    faster = any(row["fit"] != "no" and row["step_time_s"] < own["step_time_s"] * (1 - TIE) for key, row in strategy.baselines.items() if key not in TABLES)
-    return f"; faster ones do not keep the {what}" if what and faster and said.get("objective", "step") == "step" else ""
+    faster = any(
+        row["fit"] != "no" and row["step_time_s"] < own["step_time_s"] * (1 - TIE)
+        for key, row in strategy.baselines.items()
+        if key not in TABLES
+    )
+    return (
+        f"; faster ones do not keep the {what}"
+        if what and faster and said.get("objective", "step") == "step"
+        else ""
+    )
 
 
 def ties(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
     """Whether each plan's step time lies in the other's range: the model cannot tell them apart."""
-    inside = lambda x, y: y["step_time_range_s"][0] <= x["step_time_s"] <= y["step_time_range_s"][1]  # noqa: E731
+    inside = lambda x, y: y["step_time_range_s"][0] <= x["step_time_s"] <= y["step_time_range_s"][1]
     return inside(a, b) and inside(b, a)
 
 
@@ -74,21 +101,47 @@ def comparison(strategy: Strategy, width: int, style: Style) -> list[str]:
         return []
     own = strategy.costs
     rows = [["", "step", "relative", "memory", "fits", ""]]
-    rows.append([style.bold("this plan"), show_time(own["step_time_s"]), "", show_bytes(own["memory_per_device_bytes"]), style.fit(own["fit"]), ""])
+    rows.append(
+        [
+            style.bold("this plan"),
+            show_time(own["step_time_s"]),
+            "",
+            show_bytes(own["memory_per_device_bytes"]),
+            style.fit(own["fit"]),
+            "",
+        ]
+    )
     notes: list[list[str]] = []
-    order = sorted(strategy.baselines.items(), key=lambda kv: (kv[1]["fit"] == "no", kv[1]["step_time_s"]))
+    order = sorted(
+        strategy.baselines.items(), key=lambda kv: (kv[1]["fit"] == "no", kv[1]["step_time_s"])
+    )
     for key, row in order:
         ratio = row["step_time_s"] / own["step_time_s"] if own["step_time_s"] else 1.0
         same = "tie" if row["fit"] != "no" and ties(own, row) else ""
         asked = f"with --tables {key.removeprefix('tables_')}" if key in TABLES else ""
         notes.append([t for t in (same, asked, *tuned_words(row).split(", ")) if t])
-        rows.append([baseline_name(key, row), show_time(row["step_time_s"]), f"{ratio:.2f}x", show_bytes(row["memory_per_device_bytes"]), style.fit(row["fit"]), ""])
+        rows.append(
+            [
+                baseline_name(key, row),
+                show_time(row["step_time_s"]),
+                f"{ratio:.2f}x",
+                show_bytes(row["memory_per_device_bytes"]),
+                style.fit(row["fit"]),
+                "",
+            ]
+        )
     room = width - visible(table([[*row[:5], "|"] for row in rows], right=(1, 2, 3))[0]) + 1
     for cells, words in zip(rows[2:], notes, strict=True):
         while words and len(", ".join(words)) > room:
             words.pop()  # a word that does not fit is left out; the first ("tie") goes last
         cells[5] = ", ".join(words)
     lines = table(rows, right=(1, 2, 3))
-    none = "; those that do not fit at their smallest" if any(row["fit"] == "no" for row in strategy.baselines.values()) else ""
-    note = f"{tuned_over(strategy)}{none}{unheld(strategy, own)}; tie: each within the other's range".removeprefix("; ")
+    none = (
+        "; those that do not fit at their smallest"
+        if any(row["fit"] == "no" for row in strategy.baselines.values())
+        else ""
+    )
+    note = f"{tuned_over(strategy)}{none}{unheld(strategy, own)}; tie: each within the other's range".removeprefix(
+        "; "
+    )
     return [*lines, *(style.dim(line) for line in hang("", note, width))]

@@ -23,7 +23,13 @@ HEAD = ("", "recorded", "re-priced", "", "best now", "", "allowed")
 
 def _cells(row: Row, style: Style, wide: bool = True) -> list[str]:
     def value(v: float | None) -> str:
-        return "-" if v is None else flops(v, 3) if row.unit == "FLOP" and not wide else quantity(v, row.unit)
+        return (
+            "-"
+            if v is None
+            else flops(v, 3)
+            if row.unit == "FLOP" and not wide
+            else quantity(v, row.unit)
+        )
 
     def change(v: float | None) -> str:
         c = row.change(v)
@@ -31,7 +37,15 @@ def _cells(row: Row, style: Style, wide: bool = True) -> list[str]:
         return style.bad(text) if row.beyond(v) else text
 
     allowed = "" if row.tolerance is None else f"+{100 * row.tolerance:g} %"
-    return [row.what, value(row.recorded), value(row.repriced), change(row.repriced), value(row.best), change(row.best), allowed]
+    return [
+        row.what,
+        value(row.recorded),
+        value(row.repriced),
+        change(row.repriced),
+        value(row.best),
+        change(row.best),
+        allowed,
+    ]
 
 
 def _limit(x: Limit) -> str:
@@ -41,12 +55,23 @@ def _limit(x: Limit) -> str:
 
 def _sentence(row: Row) -> str:
     """A judged figure where there is no table around it."""
+
     def value(name: str, v: float | None) -> list[str]:
         c = row.change(v)
-        return [] if v is None else [f"{name} {quantity(v, row.unit)}" + ("" if c is None else f" ({100 * c:+.1f} %)" if c else " (the same)")]
+        return (
+            []
+            if v is None
+            else [
+                f"{name} {quantity(v, row.unit)}"
+                + ("" if c is None else f" ({100 * c:+.1f} %)" if c else " (the same)")
+            ]
+        )
 
-    return f"{row.what}: {', '.join([f'recorded {quantity(row.recorded, row.unit)}', *value('re-priced', row.repriced), *value('best now', row.best)])}; " + (
-        f"{100 * (row.tolerance or 0):g} % more allowed")  # fmt: skip
+    return (
+        f"{row.what}:"
+        f" {', '.join([f'recorded {quantity(row.recorded, row.unit)}', *value('re-priced', row.repriced), *value('best now', row.best)])}; "
+        + f"{100 * (row.tolerance or 0):g} % more allowed"
+    )
 
 
 def _why(report: Report) -> str:
@@ -59,23 +84,44 @@ def _held(report: Report) -> str:
     if held is None:
         return ""
     free = f"{show_time(held.free_step_s)} a step and {show_bytes(held.free_memory_bytes)} without"
-    price = f"cost {show_time(held.cost_s)} a step ({100 * held.cost_s / held.free_step_s:+.1f} %)" if held.cost_s > 0 else "cost no time"
-    return f"best now keeps the pins ({'; '.join(held.pins)}), which {price}: {free}; plan explain {report.baseline or 'FILE'} --pins prices each"
+    price = (
+        f"cost {show_time(held.cost_s)} a step ({100 * held.cost_s / held.free_step_s:+.1f} %)"
+        if held.cost_s > 0
+        else "cost no time"
+    )
+    return (
+        f"best now keeps the pins ({'; '.join(held.pins)}), which {price}: {free}; plan explain"
+        f" {report.baseline or 'FILE'} --pins prices each"
+    )
 
 
 def _notes(report: Report) -> list[str]:
     """Causes, reasons and the next step, a sentence each."""
     out = [said] if (said := _held(report)) else []
-    out += [f"re-priced: not possible: {report.reasons['repriced']}"] if "repriced" in report.reasons else []
+    out += (
+        [f"re-priced: not possible: {report.reasons['repriced']}"]
+        if "repriced" in report.reasons
+        else []
+    )
     if report.cured:
         out.append("the baseline is stale: plan again and commit the new one")
     elif "best" in report.reasons:
-        out.append("plan with more devices or a smaller batch, and commit that, or keep the model as it was")
+        out.append(
+            "plan with more devices or a smaller batch, and commit that, or keep the model as"
+            " it was"
+        )
     elif report.regressions:
         out.append("if this is meant, plan again and commit the new baseline")
     if any(not x.ok for x in report.limits):
-        out.append("the budget is absolute: planning again keeps it only with other options, or raise it in its file")
-    if report.ok and any((r.change(r.best) or 0.0) < -(r.tolerance or 1.0) for r in report.rows if r.tolerance is not None):
+        out.append(
+            "the budget is absolute: planning again keeps it only with other options, or raise it"
+            " in its file"
+        )
+    if report.ok and any(
+        (r.change(r.best) or 0.0) < -(r.tolerance or 1.0)
+        for r in report.rows
+        if r.tolerance is not None
+    ):
         out.append("better than recorded past the tolerance: plan again to keep the gain")
     return out
 
@@ -84,7 +130,10 @@ def text(report: Report, width: int = 100, colour: bool = False) -> str:
     """The table and its verdict, for a terminal."""
     style = Style(colour)
     verdict = (style.good if report.ok else style.bad)("ok" if report.ok else "FAILED")
-    lines = [style.bold(f"{report.model} against {report.baseline}"), *_table(report, style, width >= WIDE)]
+    lines = [
+        style.bold(f"{report.model} against {report.baseline}"),
+        *_table(report, style, width >= WIDE),
+    ]
     lines += [style.bad(_limit(x)) if not x.ok else _limit(x) for x in report.limits]
     first, *more = hang("FAILED: " if not report.ok else "ok: ", report.verdict, width)
     lines += [first.replace("FAILED" if not report.ok else "ok", verdict, 1), *more]
@@ -92,14 +141,18 @@ def text(report: Report, width: int = 100, colour: bool = False) -> str:
 
 
 def _table(report: Report, style: Style, wide: bool) -> list[str]:
-    """The figures; on a narrow terminal a change stands close to its figure, and a long name takes two lines."""
+    """The figures; on a narrow terminal a change stands close to its figure, and a long name takes
+    two lines."""
     rows = [list(HEAD), *(_cells(r, style, wide) for r in report.rows)]
     if wide:
         return table(rows, right=(1, 2, 3, 4, 5, 6))
     joined: list[list[str]] = []
     beside = {i: max(visible(row[i]) for row in rows) for i in (3, 5)}
     for name, recorded, *pairs, allowed in rows:
-        cells = [f"{value} {' ' * (beside[i] - visible(change))}{change}" for i, value, change in zip((3, 5), pairs[::2], pairs[1::2], strict=True)]
+        cells = [
+            f"{value} {' ' * (beside[i] - visible(change))}{change}"
+            for i, value, change in zip((3, 5), pairs[::2], pairs[1::2], strict=True)
+        ]
         first, *more = textwrap.wrap(name, LABEL) or [""]
         joined += [[first, recorded, *cells, allowed], *([line, "", "", "", ""] for line in more)]
     return table(joined, right=(1, 2, 3, 4), gap="  ")
@@ -108,13 +161,26 @@ def _table(report: Report, style: Style, wide: bool) -> list[str]:
 def markdown(report: Report) -> str:
     """A comment for a pull request."""
     rows = [_cells(r, Style()) for r in report.rows]
-    lines = [f"### plan check: {_md(report.model)} {'✅' if report.ok else '❌'}", "", _md(report.verdict), "",
-             "| " + " | ".join(h or "change" for h in ("figure", *HEAD[1:])) + " |", "|:---|" + "---:|" * (len(HEAD) - 1)]  # fmt: skip
+    lines = [
+        f"### plan check: {_md(report.model)} {'✅' if report.ok else '❌'}",
+        "",
+        _md(report.verdict),
+        "",
+        "| " + " | ".join(h or "change" for h in ("figure", *HEAD[1:])) + " |",
+        "|:---|" + "---:|" * (len(HEAD) - 1),
+    ]
     lines += ["| " + " | ".join(_md(c) for c in row) + " |" for row in rows]
     if report.limits:
         lines += ["", *(f"- {_md(_limit(x))}" for x in report.limits)]
     notes = _notes(report)
-    return "\n".join([*lines, "", f"Baseline: `{report.baseline}`.", *(f"{_md(n[:1].upper() + n[1:])}." for n in notes)])
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"Baseline: `{report.baseline}`.",
+            *(f"{_md(n[:1].upper() + n[1:])}." for n in notes),
+        ]
+    )
 
 
 def _md(text_: str) -> str:
@@ -123,15 +189,32 @@ def _md(text_: str) -> str:
 
 def github(report: Report) -> str:
     """Workflow commands: an error per regression, or one notice. Escaped as the runner asks."""
-    def command(kind: str, title: str, message: str) -> str:
-        return f"::{kind} file={_property(report.baseline)},title={_property(title)}::{_escape(message)}"
 
-    lines = [command("error", f"plan check: {r.what}", f"{report.model}: {_sentence(r)}{_why(report)}") for r in report.regressions]
-    lines += [command("error", f"plan check: budget {x.name}", f"{report.model}: {_limit(x)}") for x in report.limits if not x.ok]
+    def command(kind: str, title: str, message: str) -> str:
+        return (
+            f"::{kind}"
+            f" file={_property(report.baseline)},title={_property(title)}::{_escape(message)}"
+        )
+
+    lines = [
+        command("error", f"plan check: {r.what}", f"{report.model}: {_sentence(r)}{_why(report)}")
+        for r in report.regressions
+    ]
+    lines += [
+        command("error", f"plan check: budget {x.name}", f"{report.model}: {_limit(x)}")
+        for x in report.limits
+        if not x.ok
+    ]
     if "best" in report.reasons:
         lines.append(command("error", "plan check: no plan", f"{report.model}: {report.verdict}"))
-    said = [command("notice", "plan check: pins", f"{report.model}: {_held(report)}")] if report.held is not None else []
-    return "\n".join([*(lines or [command("notice", "plan check", f"{report.model}: {report.verdict}")]), *said])
+    said = (
+        [command("notice", "plan check: pins", f"{report.model}: {_held(report)}")]
+        if report.held is not None
+        else []
+    )
+    return "\n".join(
+        [*(lines or [command("notice", "plan check", f"{report.model}: {report.verdict}")]), *said]
+    )
 
 
 def _escape(message: str) -> str:
@@ -144,33 +227,78 @@ def _property(value: str) -> str:
 
 def as_json(report: Report) -> str:
     """Plain data."""
+
     def figure(v: float | None) -> float | None:
         return None if v is None else round_figures(v)
 
-    rows = {r.what: {"unit": r.unit, "recorded": r.recorded, "repriced": figure(r.repriced), "best": figure(r.best), "tolerance": r.tolerance,
-                     "repriced_change": figure(r.change(r.repriced)), "best_change": figure(r.change(r.best))} for r in report.rows}  # fmt: skip
-    budget = {x.what: {"value": figure(x.value), "most": x.most, "unit": x.unit, "ok": x.ok} for x in report.limits}
-    data = {"ok": report.ok, "verdict": report.verdict, "model": report.model, "baseline": report.baseline, "causes": list(report.causes), "figures": rows,
-            "budget": budget, "reasons": dict(report.reasons), "pins": _held_figures(report.held)}  # fmt: skip
+    rows = {
+        r.what: {
+            "unit": r.unit,
+            "recorded": r.recorded,
+            "repriced": figure(r.repriced),
+            "best": figure(r.best),
+            "tolerance": r.tolerance,
+            "repriced_change": figure(r.change(r.repriced)),
+            "best_change": figure(r.change(r.best)),
+        }
+        for r in report.rows
+    }
+    budget = {
+        x.what: {"value": figure(x.value), "most": x.most, "unit": x.unit, "ok": x.ok}
+        for x in report.limits
+    }
+    data = {
+        "ok": report.ok,
+        "verdict": report.verdict,
+        "model": report.model,
+        "baseline": report.baseline,
+        "causes": list(report.causes),
+        "figures": rows,
+        "budget": budget,
+        "reasons": dict(report.reasons),
+        "pins": _held_figures(report.held),
+    }
     return json.dumps(data, indent=2, sort_keys=True)
 
 
 def _held_figures(held: Held | None) -> dict[str, Any] | None:
-    return None if held is None else {"held": list(held.pins), "cost_s": round_figures(held.cost_s), "free_step_time_s": round_figures(held.free_step_s),
-                                      "free_memory_per_device_bytes": held.free_memory_bytes}  # fmt: skip
+    return (
+        None
+        if held is None
+        else {
+            "held": list(held.pins),
+            "cost_s": round_figures(held.cost_s),
+            "free_step_time_s": round_figures(held.free_step_s),
+            "free_memory_per_device_bytes": held.free_memory_bytes,
+        }
+    )
 
 
 def junit(report: Report) -> str:
     """A test suite: a case per judged figure and budget line, and one for there being a plan."""
     cases: list[tuple[str, str]] = [("plan exists", report.reasons.get("best", ""))]
-    cases += [(r.what, _sentence(r) + _why(report) if r in report.regressions else "") for r in report.rows if r.tolerance is not None]
+    cases += [
+        (r.what, _sentence(r) + _why(report) if r in report.regressions else "")
+        for r in report.rows
+        if r.tolerance is not None
+    ]
     cases += [(f"budget {x.name}", "" if x.ok else _limit(x)) for x in report.limits]
     failed = sum(1 for _, why in cases if why)
-    lines = ['<?xml version="1.0" encoding="UTF-8"?>', "<testsuites>",
-             f'  <testsuite name={_xml("plan check " + report.model)} tests="{len(cases)}" failures="{failed}" errors="0">']  # fmt: skip
+    lines = [
+        '<?xml version="1.0" encoding="UTF-8"?>',
+        "<testsuites>",
+        (
+            f'  <testsuite name={_xml("plan check " + report.model)} tests="{len(cases)}"'
+            f' failures="{failed}" errors="0">'
+        ),
+    ]
     for name, why in cases:
-        head = f'    <testcase classname={_xml(report.model)} name={_xml(name)}'
-        lines.append(f'{head}><failure type="finding" message={_xml(why)}/></testcase>' if why else f"{head}/>")
+        head = f"    <testcase classname={_xml(report.model)} name={_xml(name)}"
+        lines.append(
+            f'{head}><failure type="finding" message={_xml(why)}/></testcase>'
+            if why
+            else f"{head}/>"
+        )
     return "\n".join([*lines, "  </testsuite>", "</testsuites>"])
 
 
@@ -179,4 +307,10 @@ def _xml(value: str) -> str:
     return quoteattr("".join(c for c in value if c >= " " or c in "\t\n"))
 
 
-FORMATS: Mapping[str, Callable[[Report], str]] = {"text": text, "markdown": markdown, "github": github, "json": as_json, "junit": junit}
+FORMATS: Mapping[str, Callable[[Report], str]] = {
+    "text": text,
+    "markdown": markdown,
+    "github": github,
+    "json": as_json,
+    "junit": junit,
+}

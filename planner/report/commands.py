@@ -18,7 +18,8 @@ STEPS = "-- --steps 1000"
 
 
 def reproduce(s: Strategy) -> str:
-    """`plan zoo:llama3-70b --devices 512 --batch 1024 --pin stage=4`: the options that the file records, those at their defaults left out."""
+    """`plan zoo:llama3-70b --devices 512 --batch 1024 --pin stage=4`: the options that the file
+    records, those at their defaults left out."""
     from planner.search.build_request import DEFAULT_HARDWARE, DEFAULT_PRECISION, DEFAULT_RUNTIME
     from planner.strategy.pins import pins_of
 
@@ -27,28 +28,58 @@ def reproduce(s: Strategy) -> str:
     out += _machine(s, DEFAULT_HARDWARE)
     out += ["--batch", str(w["batch"])]
     out += [part for k, v in w.get("dims", {}).items() for part in ("--dim", quote(f"{k}={v}"))]
-    out += [part for k, v in w.get("shapes", {}).items() for part in ("--shape", quote(f"{k}={','.join(map(str, v))}"))]
+    out += [
+        part
+        for k, v in w.get("shapes", {}).items()
+        for part in ("--shape", quote(f"{k}={','.join(map(str, v))}"))
+    ]
     usual: list[tuple[str, Any, Any]] = [
-        ("workload", w["kind"], "train"), ("precision", w["precision"], DEFAULT_PRECISION), ("runtime", w["runtime"], DEFAULT_RUNTIME),
-        ("optimizer", training.get("optimizer", "adamw"), "adamw"), ("lr", training.get("lr", 1e-4), 1e-4), ("loss", training.get("loss", ""), "cross_entropy"),
-        ("logits", training.get("logits", ""), ""), ("ignore-index", training.get("ignore_index"), None), ("lora", training.get("lora", ""), ""),
-        ("tables", training.get("tables", "device"), "device"), ("mode", said.get("mode", "auto"), "auto"), ("objective", said.get("objective", "step"), "step"),
-    ]  # fmt: skip
-    out += [part for option, value, default in usual if value != default and value != "" for part in (f"--{option}", quote(str(value)))]
+        ("workload", w["kind"], "train"),
+        ("precision", w["precision"], DEFAULT_PRECISION),
+        ("runtime", w["runtime"], DEFAULT_RUNTIME),
+        ("optimizer", training.get("optimizer", "adamw"), "adamw"),
+        ("lr", training.get("lr", 1e-4), 1e-4),
+        ("loss", training.get("loss", ""), "cross_entropy"),
+        ("logits", training.get("logits", ""), ""),
+        ("ignore-index", training.get("ignore_index"), None),
+        ("lora", training.get("lora", ""), ""),
+        ("tables", training.get("tables", "device"), "device"),
+        ("mode", said.get("mode", "auto"), "auto"),
+        ("objective", said.get("objective", "step"), "step"),
+    ]
+    out += [
+        part
+        for option, value, default in usual
+        if value != default and value != ""
+        for part in (f"--{option}", quote(str(value)))
+    ]
     out += ["--shift-labels"] if training.get("shift_labels") else []
-    out += [part for option in ("trainable", "freeze", "tie") for glob in training.get(option, ()) for part in (f"--{option}", quote(str(glob)))]
+    out += [
+        part
+        for option in ("trainable", "freeze", "tie")
+        for glob in training.get(option, ())
+        for part in (f"--{option}", quote(str(glob)))
+    ]
     out += ["--pin", quote(short_pins(pins))] if not (pins := pins_of(s)).empty else []
     return " ".join(out)
 
 
 def short_pins(pins: Pins) -> str:
     """Pins as `stage=4,microbatches=64`, or the name of a file where a line cannot hold them."""
-    if pins.nodes or pins.levels or pins.forbidden_factors or any(len(sizes) > 1 for sizes in pins.mesh.values()):
+    if (
+        pins.nodes
+        or pins.levels
+        or pins.forbidden_factors
+        or any(len(sizes) > 1 for sizes in pins.mesh.values())
+    ):
         return PINS
     from planner.errors import PlanError
     from planner.pins.pins import parse_pins, spelled
 
-    text = ",".join([f"{axis}={size}" for axis, (size,) in pins.mesh.items()] + [f"{k}={spelled(k, v)}" for k, v in pins.techniques.items()])
+    text = ",".join(
+        [f"{axis}={size}" for axis, (size,) in pins.mesh.items()]
+        + [f"{k}={spelled(k, v)}" for k, v in pins.techniques.items()]
+    )
     try:
         return text if parse_pins(text) == pins else PINS
     except PlanError:
@@ -56,23 +87,40 @@ def short_pins(pins: Pins) -> str:
 
 
 def _machine(s: Strategy, usual: str) -> list[str]:
-    """--devices and --hardware, or a topology file where the levels are not those that the device has by default."""
+    """--devices and --hardware, or a topology file where the levels are not those that the device
+    has by default."""
     from costmodels.hardware.device import topology_names
     from planner.errors import PlanError
     from planner.machine.topology import for_devices
 
-    devices, name = int(s.topology["devices"]), str(s.topology.get("hardware") or s.topology["device"])
+    devices, name = (
+        int(s.topology["devices"]),
+        str(s.topology.get("hardware") or s.topology["device"]),
+    )
     try:
         own = _links(for_devices(name, devices).to_json()) == _links(s.topology)
     except PlanError:
         own = True  # a file that is not here: it is named as it was
     if not own:
-        return ["--topology", next((t for t in topology_names() if _shipped(t, devices) == (s.topology["device"], _links(s.topology))), TOPOLOGY), "--devices", str(devices)]
+        return [
+            "--topology",
+            next(
+                (
+                    t
+                    for t in topology_names()
+                    if _shipped(t, devices) == (s.topology["device"], _links(s.topology))
+                ),
+                TOPOLOGY,
+            ),
+            "--devices",
+            str(devices),
+        ]
     return ["--devices", str(devices), *(["--hardware", quote(name)] if name != usual else [])]
 
 
 def _shipped(name: str, devices: int) -> tuple[str, list[tuple[Any, ...]]] | None:
-    """Device and links of so many devices of a machine that ships; None where it has not so many."""
+    """Device and links of so many devices of a machine that ships; None where it has not so
+    many."""
     from planner.errors import PlanError
     from planner.machine.topology_file import from_file
 
@@ -84,14 +132,20 @@ def _shipped(name: str, devices: int) -> tuple[str, list[tuple[Any, ...]]] | Non
 
 
 def _links(topology: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-    """What tells machines of one device apart: the name, size and rate of each level, as far as files keep digits."""
+    """What tells machines of one device apart: the name, size and rate of each level, as far as
+    files keep digits."""
     return [(x["name"], x["size"], f"{x['bandwidth_bytes_per_s']:.5g}") for x in topology["levels"]]
 
 
 def onward(s: Strategy, path: str) -> list[tuple[str, str]]:
-    """(what it does, command) after a plan: its program, the check of it, and the launch on its machine."""
+    """(what it does, command) after a plan: its program, the check of it, and the launch on its
+    machine."""
     file = quote(path)
     program = f"plan emit {file} -o program.py"
     if s.workload["kind"] != "train":
         return [("its program", program), ("check it here", f"plan verify {file}")]
-    return [("its program", program), ("check it here", f"plan verify {file}"), ("launch it", f"plan launch {file} --to slurm {STEPS}")]
+    return [
+        ("its program", program),
+        ("check it here", f"plan verify {file}"),
+        ("launch it", f"plan launch {file} --to slurm {STEPS}"),
+    ]

@@ -34,36 +34,64 @@ def render(d: Diff, width: int = 100, colour: bool = False) -> str:
     if not d.causes:
         return "no difference: the same decisions at the same price"
     names = d.names[0] if d.names[0] == d.names[1] else f"{d.names[0]} -> {d.names[1]}"
-    cause = {"search": "the search: model, workload, machine and cost model are the same"}.get(d.causes[0], listed(d.causes))
+    cause = {"search": "the search: model, workload, machine and cost model are the same"}.get(
+        d.causes[0], listed(d.causes)
+    )
     lines = hang("", f"{names}: the difference comes from {cause}", width)
     lines[0] = style.bold(lines[0])
     lines += [line for text in _gain(d) for line in hang("  ", text, width)]
     for section in dict.fromkeys(c.section for c in d.changes):
         own = [c for c in d.changes if c.section == section]
-        lines += ["", style.bold(section), *(line for c in own[:SHOWN] for line in _change(c, width))]
+        lines += [
+            "",
+            style.bold(section),
+            *(line for c in own[:SHOWN] for line in _change(c, width)),
+        ]
         if len(own) > SHOWN:
             lines.append(f"  and {len(own) - SHOWN} more")
     moved = [f for f in d.figures if f.before or f.after]
-    rows = [["", "before", "after", "change"], *([f.what, quantity(f.before, f.unit), quantity(f.after, f.unit), change(f)] for f in moved)]
+    rows = [
+        ["", "before", "after", "change"],
+        *(
+            [f.what, quantity(f.before, f.unit), quantity(f.after, f.unit), change(f)]
+            for f in moved
+        ),
+    ]
     return "\n".join([*lines, "", *table(rows, right=(1, 2, 3))])
 
 
 def _change(c: Change, width: int) -> list[str]:
     """A change; what does not fit on its line continues deeper than the next one begins."""
     first, *more = hang("  ", _words(c), width)
-    return [first, *hang("      ", " ".join(line.strip() for line in more), width)] if more else [first]
+    return (
+        [first, *hang("      ", " ".join(line.strip() for line in more), width)]
+        if more
+        else [first]
+    )
 
 
 def _gain(d: Diff) -> list[str]:
-    """What the second plan saves, of which parts of a step it comes, and how sure that is; nothing where the step times are equal."""
+    """What the second plan saves, of which parts of a step it comes, and how sure that is; nothing
+    where the step times are equal."""
     saved, parts = d.gain
     before = next(f.before for f in d.figures if f.what == "step")
     if not saved or not before:
         return []
-    moved = ", ".join(f"{f.what} {'-' if f.before > f.after else '+'}{show_time(abs(f.before - f.after))}" for f in parts if abs(f.before - f.after) >= 0.01 * abs(saved))
-    text = f"{'faster' if saved > 0 else 'slower'} by {show_time(abs(saved))} a step ({percent(abs(saved) / before)})" + (f": {moved}" if moved else "")
+    moved = ", ".join(
+        f"{f.what} {'-' if f.before > f.after else '+'}{show_time(abs(f.before - f.after))}"
+        for f in parts
+        if abs(f.before - f.after) >= 0.01 * abs(saved)
+    )
+    text = (
+        f"{'faster' if saved > 0 else 'slower'} by {show_time(abs(saved))} a step"
+        f" ({percent(abs(saved) / before)})" + (f": {moved}" if moved else "")
+    )
     a, b = (f"{show_time(low)} to {show_time(high)}" for low, high in d.ranges)
-    return [text, f"ranges {a} and {b} " + ("overlap: a tie by the nominal error of the cost model" if d.tie else "do not overlap")]
+    return [
+        text,
+        f"ranges {a} and {b} "
+        + ("overlap: a tie by the nominal error of the cost model" if d.tie else "do not overlap"),
+    ]
 
 
 def _words(c: Change) -> str:

@@ -1,4 +1,5 @@
-"""Why a plan is as it is, read from its file: the whole plan, or one node with what it costs (planner.pricing.breakdown)."""
+"""Why a plan is as it is, read from its file: the whole plan, or one node with what it costs
+(planner.pricing.breakdown)."""
 
 from __future__ import annotations
 
@@ -13,13 +14,33 @@ from planner.report.explain_stages import asked_repeat, named_repeat, on_stages,
 from planner.report.findings import finding_lines
 from planner.report.laid_out import layouts, traffic
 from planner.report.proof import covered, extent
-from planner.report.summary import assumed, breakdown, kept_words, machine, recompute_words, solver_words, techniques, title
+from planner.report.summary import (
+    assumed,
+    breakdown,
+    kept_words,
+    machine,
+    recompute_words,
+    solver_words,
+    techniques,
+    title,
+)
 from planner.report.verdict import of_plans
 from planner.sharding.notation import cells, spell_split
 from planner.strategy.stages import stages
 from planner.strategy.words import offload_words, tuned_words
 from planner.support.emphasis import one_line
-from planner.support.words import Style, hang, labelled, pack, percent, short, show_bytes, show_time, signed_time, table
+from planner.support.words import (
+    Style,
+    hang,
+    labelled,
+    pack,
+    percent,
+    short,
+    show_bytes,
+    show_time,
+    signed_time,
+    table,
+)
 
 if TYPE_CHECKING:
     from planner.strategy.strategy import Strategy
@@ -30,34 +51,76 @@ NEAR_FULL = 0.9
 
 
 def explain(strategy: Strategy, width: int = 100, colour: bool = False) -> str:
-    """The reasoning behind a plan: its mesh, what was tried, what binds, where the time goes, the closest calls, and each baseline's difference."""
+    """The reasoning behind a plan: its mesh, what was tried, what binds, where the time goes, the
+    closest calls, and each baseline's difference."""
     style = Style(colour)
-    parts = [_choice(strategy, width, style), _binds(strategy, width, style), labelled("stages", why_stages(strategy), width, style),
-             [*traffic(strategy.costs, width, style), *layouts(strategy, width, style)],
-             _costly(strategy, width, style), _calls(strategy, width, style), _others(strategy, width, style),
-             finding_lines(strategy, width, style), [line for text in assumed(strategy) for line in hang("assumed ", text, width)]]  # fmt: skip
+    parts = [
+        _choice(strategy, width, style),
+        _binds(strategy, width, style),
+        labelled("stages", why_stages(strategy), width, style),
+        [*traffic(strategy.costs, width, style), *layouts(strategy, width, style)],
+        _costly(strategy, width, style),
+        _calls(strategy, width, style),
+        _others(strategy, width, style),
+        finding_lines(strategy, width, style),
+        [line for text in assumed(strategy) for line in hang("assumed ", text, width)],
+    ]
     return "\n".join(line for part in parts if part for line in ("", *part)).lstrip("\n")
 
 
 def _choice(s: Strategy, width: int, style: Style) -> list[str]:
-    mesh = " x ".join(f"{a['name']} {a['size']} ({' + '.join(a['levels'])})" if a["levels"] else f"{a['name']} {a['size']}" for a in s.mesh)
+    mesh = " x ".join(
+        (
+            f"{a['name']} {a['size']} ({' + '.join(a['levels'])})"
+            if a["levels"]
+            else f"{a['name']} {a['size']}"
+        )
+        for a in s.mesh
+    )
     origin = str(s.solver.get("from", "plan"))
     lines = [style.bold(f"{title(s)} on {machine(s)}")]
     lines += labelled("chosen", [f"mesh {mesh}", *techniques(s)], width, style)
     if origin not in ("plan", "manual") and origin in s.baselines:
-        lines += labelled("", [f"this is the baseline `{baseline_name(origin, s.baselines[origin])}`: no searched plan was cheaper"], width, style)
+        lines += labelled(
+            "",
+            [
+                f"this is the baseline `{baseline_name(origin, s.baselines[origin])}`: no searched"
+                " plan was cheaper"
+            ],
+            width,
+            style,
+        )
     if s.provenance.get("pins"):
         from planner.strategy.pins import pins_of
 
-        lines += labelled("pins", [*(words for words, _ in pins_of(s).each()), "(--pins: what each costs)"], width, style)
+        lines += labelled(
+            "pins",
+            [*(words for words, _ in pins_of(s).each()), "(--pins: what each costs)"],
+            width,
+            style,
+        )
     lines += labelled("search", [solver_words(s)], width, style)
     if s.solver.get("bound_s") and s.solver["status"] != "optimal":
-        lines += labelled("", [f"no plan of {covered(s.solver)}{of_plans(s)} can be below {show_time(s.solver['bound_s'])}"], width, style)
+        lines += labelled(
+            "",
+            [
+                f"no plan of {covered(s.solver)}{of_plans(s)} can be below"
+                f" {show_time(s.solver['bound_s'])}"
+            ],
+            width,
+            style,
+        )
     lines += labelled("covers", said, width, style) if (said := extent(s.solver)) else []
-    return lines + (labelled("kept", kept_words(kept), width, style) if (kept := s.provenance.get("incremental")) else [])
+    return lines + (
+        labelled("kept", kept_words(kept), width, style)
+        if (kept := s.provenance.get("incremental"))
+        else []
+    )
 
 
-NOT_TAKEN = "it needs too much memory, or the solver's objective and the final price disagree about it"
+NOT_TAKEN = (
+    "it needs too much memory, or the solver's objective and the final price disagree about it"
+)
 """Why a split that is faster by itself is not in the plan."""
 
 
@@ -66,15 +129,30 @@ def binds(s: Strategy) -> list[str]:
     c = s.costs
     step = c["step_time_s"] or 1.0
     summed = " and sums of gradients over microbatches" if s.techniques["microbatches"] > 1 else ""
-    shares = [(c["compute_time_s"] / step, "compute"), (c["exposed_communication_time_s"] / step, "exposed communication"),
-              (c["optimizer_time_s"] / step, f"the optimizer{summed}"), (c["bubble_time_s"] / step, "pipeline bubbles")]  # fmt: skip
-    out = [f"{what} {percent(share)} of the step" for share, what in sorted(shares, key=lambda p: -p[0]) if share >= 0.005]
+    shares = [
+        (c["compute_time_s"] / step, "compute"),
+        (c["exposed_communication_time_s"] / step, "exposed communication"),
+        (c["optimizer_time_s"] / step, f"the optimizer{summed}"),
+        (c["bubble_time_s"] / step, "pipeline bubbles"),
+    ]
+    out = [
+        f"{what} {percent(share)} of the step"
+        for share, what in sorted(shares, key=lambda p: -p[0])
+        if share >= 0.005
+    ]
     exposed = sorted(c.get("exposed_s_by_collective", {}).items(), key=lambda kv: -kv[1])
     if exposed and exposed[0][1] / step >= 0.02:
         kind, _, axes = exposed[0][0].partition(" ")
-        levels = dict.fromkeys(level for a in s.mesh if a["name"] in axes.split("+") for level in a["levels"])
-        out.append(f"the largest collective, {kind} over {axes} ({' + '.join(levels)}), {percent(exposed[0][1] / step)}")
-    full = c["memory_per_device_bytes"] / c["memory_limit_bytes"] if c["memory_limit_bytes"] else 0.0
+        levels = dict.fromkeys(
+            level for a in s.mesh if a["name"] in axes.split("+") for level in a["levels"]
+        )
+        out.append(
+            f"the largest collective, {kind} over {axes} ({' + '.join(levels)}),"
+            f" {percent(exposed[0][1] / step)}"
+        )
+    full = (
+        c["memory_per_device_bytes"] / c["memory_limit_bytes"] if c["memory_limit_bytes"] else 0.0
+    )
     paid = [f"{stages(s)} pipeline stages"] if stages(s) > 1 else []
     if s.techniques["zero_stage"]:
         paid.append(f"ZeRO-{s.techniques['zero_stage']}")
@@ -84,8 +162,15 @@ def binds(s: Strategy) -> list[str]:
         paid.append(f"{s.techniques['microbatches']} microbatches")
     paid += offload_words(offload_of(s.techniques))
     what = max(breakdown(c), key=lambda p: p[1])
-    text = f"memory {f'{100 * full:.0f} %' if full >= 0.01 else 'under 1 %'} full, most of it {what[0]} ({show_bytes(what[1])})"
-    out.append(text + (f"; spent on it: {', '.join(paid)}" if paid else "") + ("" if full >= NEAR_FULL or paid else ": does not bind"))
+    text = (
+        f"memory {f'{100 * full:.0f} %' if full >= 0.01 else 'under 1 %'} full, most of it"
+        f" {what[0]} ({show_bytes(what[1])})"
+    )
+    out.append(
+        text
+        + (f"; spent on it: {', '.join(paid)}" if paid else "")
+        + ("" if full >= NEAR_FULL or paid else ": does not bind")
+    )
     return out
 
 
@@ -110,8 +195,14 @@ def _costly(s: Strategy, width: int, style: Style) -> list[str]:
     out = [["kernels of", "nodes", "a step", "share"]]
     out += [[op, f"{n:,}", show_time(t), percent(t / total)] for op, n, t in rows[:SHOWN]]
     if len(rows) > SHOWN:
-        out.append([f"{len(rows) - SHOWN} more", f"{sum(n for _, n, _ in rows[SHOWN:]):,}", show_time(sum(t for *_, t in rows[SHOWN:])),
-                    percent(sum(t for *_, t in rows[SHOWN:]) / total)])  # fmt: skip
+        out.append(
+            [
+                f"{len(rows) - SHOWN} more",
+                f"{sum(n for _, n, _ in rows[SHOWN:]):,}",
+                show_time(sum(t for *_, t in rows[SHOWN:])),
+                percent(sum(t for *_, t in rows[SHOWN:]) / total),
+            ]
+        )
     return table(out, right=(1, 2, 3))
 
 
@@ -121,8 +212,13 @@ def brief(split: Mapping[str, Sequence[str]]) -> str:
 
 
 def _calls(s: Strategy, width: int, style: Style) -> list[str]:
-    """Decisions with the cheapest alternatives: where the cost model's error could turn the choice."""
-    rows = [(row["runner_up"]["extra_s"], name, row) for name, row in s.nodes.items() if row.get("runner_up")]
+    """Decisions with the cheapest alternatives: where the cost model's error could turn the
+    choice."""
+    rows = [
+        (row["runner_up"]["extra_s"], name, row)
+        for name, row in s.nodes.items()
+        if row.get("runner_up")
+    ]
     if not rows:
         return []
     rows.sort(key=lambda r: (r[0], r[1]))
@@ -130,20 +226,37 @@ def _calls(s: Strategy, width: int, style: Style) -> list[str]:
     lines: list[str] = []
     if rows:
         out = [["split", "runner-up", "costs"]]
-        out += [[brief(row["split"]), brief(row["runner_up"]["split"]), signed_time(extra)] for extra, _, row in rows[:5]]
-        room = max(20, width - sum(max(len(row[i]) for row in out) + len(GAP) for i in range(3)))  # splits are facts and stay whole
+        out += [
+            [brief(row["split"]), brief(row["runner_up"]["split"]), signed_time(extra)]
+            for extra, _, row in rows[:5]
+        ]
+        room = max(
+            20, width - sum(max(len(row[i]) for row in out) + len(GAP) for i in range(3))
+        )  # splits are facts and stay whole
         names = ["closest calls", *(short(name, room) for _, name, _ in rows[:5])]
-        lines = table([[name, *row] for name, row in zip(names, out, strict=True)], right=(3,), gap=GAP)
+        lines = table(
+            [[name, *row] for name, row in zip(names, out, strict=True)], right=(3,), gap=GAP
+        )
     if kept:
         extra, name, row = kept[0]
-        lines += hang("", f"not taken though faster by {'themselves' if len(kept) > 1 else 'itself'}: {len(kept)} split{'s' * (len(kept) > 1)}, first {short(name, 40)} as "
-                      f"{brief(row['runner_up']['split'])} ({signed_time(extra)}): {NOT_TAKEN}", width)  # fmt: skip
+        lines += hang(
+            "",
+            f"not taken though faster by {'themselves' if len(kept) > 1 else 'itself'}: {len(kept)}"
+            f" split{'s' * (len(kept) > 1)}, first {short(name, 40)} as"
+            f" {brief(row['runner_up']['split'])} ({signed_time(extra)}): {NOT_TAKEN}",
+            width,
+        )
     # That leaving an axis idle costs much says nothing of the split.
     firm = [r for r in rows if _axes(r[2]["runner_up"]["split"]) >= _axes(r[2]["split"]) != set()]
     if firm:
         hard = max(firm, key=lambda r: r[0])
         other = brief(hard[2]["runner_up"]["split"])
-        lines += hang("", f"the firmest: {short(hard[1], width - len('the firmest: ,'))}, where the next split of as many axes, {other}, costs {signed_time(hard[0])}", width)
+        lines += hang(
+            "",
+            f"the firmest: {short(hard[1], width - len('the firmest: ,'))}, where the next split of"
+            f" as many axes, {other}, costs {signed_time(hard[0])}",
+            width,
+        )
     return lines
 
 
@@ -155,7 +268,14 @@ def _axes(split: Mapping[str, Sequence[str]]) -> set[str]:
 def difference(own: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """Where another plan's step and memory differ, the largest part first."""
     parts = ("compute", "exposed communication", "optimizer", "bubble")
-    deltas = sorted(((other[key] - own[key], name) for name in parts for key in [f"{name.replace(' ', '_')}_time_s"]), key=lambda d: -abs(d[0]))
+    deltas = sorted(
+        (
+            (other[key] - own[key], name)
+            for name in parts
+            for key in [f"{name.replace(' ', '_')}_time_s"]
+        ),
+        key=lambda d: -abs(d[0]),
+    )
     step = own["step_time_s"] or 1.0
     out = [f"{signed_time(d)} {name}" for d, name in deltas if abs(d) / step >= 0.001]
     again = other["recompute_time_s"] - own["recompute_time_s"]
@@ -169,9 +289,17 @@ def difference(own: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 
 def _others(s: Strategy, width: int, style: Style) -> list[str]:
     lines: list[str] = []
-    for key, row in sorted(s.baselines.items(), key=lambda kv: (kv[1]["fit"] == "no", kv[1]["step_time_s"])):
+    for key, row in sorted(
+        s.baselines.items(), key=lambda kv: (kv[1]["fit"] == "no", kv[1]["step_time_s"])
+    ):
         name = baseline_name(key, row) + (f" ({tuned_words(row)})" if tuned_words(row) else "")
-        verdict = "does not fit" if row["fit"] == "no" else "a tie: each within the other's range" if ties(s.costs, row) else ""
+        verdict = (
+            "does not fit"
+            if row["fit"] == "no"
+            else "a tie: each within the other's range"
+            if ties(s.costs, row)
+            else ""
+        )
         head = f"{name}: {show_time(row['step_time_s'])}"
         items = [*difference(s.costs, row), *([verdict] if verdict else [])]
         lines += [head, *("  " + line for line in pack(items, width - 2, 0, ", "))]
@@ -179,15 +307,18 @@ def _others(s: Strategy, width: int, style: Style) -> list[str]:
 
 
 def find_nodes(s: Strategy, text: str) -> list[str]:
-    """The nodes a name may mean, the best first: an id, a fused member, a result, else every id that holds it, else every node that reads a tensor (a parameter) of
-    which it is a part: exporters number their nodes and name the parameters. The costliest first.
+    """The nodes a name may mean, the best first: an id, a fused member, a result, else every id
+    that holds it, else every node that reads a tensor (a parameter) of which it is a part:
+    exporters number their nodes and name the parameters. The costliest first.
 
-    Dots and slashes are alike, and numbers match any where nothing else does: later repeats of a block are decided by its first one.
-    Raises PlanError P052 with a suggestion.
+    Dots and slashes are alike, and numbers match any where nothing else does: later repeats of a
+    block are decided by its first one. Raises PlanError P052 with a suggestion.
     """
     if text in s.nodes:
         return [text]
-    exact = [n for n, row in s.nodes.items() if text in row["outputs"] or text in row.get("members", ())]
+    exact = [
+        n for n, row in s.nodes.items() if text in row["outputs"] or text in row.get("members", ())
+    ]
     if exact:
         return exact
 
@@ -195,24 +326,51 @@ def find_nodes(s: Strategy, text: str) -> list[str]:
     read = {n: [x["tensor"] for x in row["operands"]] for n, row in s.details.items()}
     for names in ({n: [n] for n in s.nodes}, read):
         for form in (plain, lambda name: re.sub(r"\d+", "*", plain(name))):
-            hits = [n for n in names if wanted and any(form(wanted) in form(name) for name in names[n])]
+            hits = [
+                n for n in names if wanted and any(form(wanted) in form(name) for name in names[n])
+            ]
             if hits:
-                return sorted(hits, key=lambda n: (named_repeat(s, n, text) < 0, -s.nodes[n].get("time_s", 0.0)))
+                return sorted(
+                    hits,
+                    key=lambda n: (named_repeat(s, n, text) < 0, -s.nodes[n].get("time_s", 0.0)),
+                )
     # A part of a name is what people type: it is held against the parts of names, too.
     whole = [*s.nodes, *s.tensors]
-    near = did_you_mean(text, list(dict.fromkeys([*whole, *(part for name in whole for part in re.split(r"[./]+", name) if part)])))
-    raise PlanError("P052", f"no node or tensor named {text!r}", help=[h for h in (near, "a part of a name is enough: plan explain s.json mlp") if h])
+    near = did_you_mean(
+        text,
+        list(
+            dict.fromkeys(
+                [*whole, *(part for name in whole for part in re.split(r"[./]+", name) if part)]
+            )
+        ),
+    )
+    raise PlanError(
+        "P052",
+        f"no node or tensor named {text!r}",
+        help=[h for h in (near, "a part of a name is enough: plan explain s.json mlp") if h],
+    )
 
 
-def explain_node(s: Strategy, name: str, width: int = 100, colour: bool = False, detail: Mapping[str, Any] | None = None, asked: str = "") -> str:
-    """One node: its split, what the file knows, and with its row of `planner.pricing.breakdown` its rule, operands, kernels, collectives and what binds.
+def explain_node(
+    s: Strategy,
+    name: str,
+    width: int = 100,
+    colour: bool = False,
+    detail: Mapping[str, Any] | None = None,
+    asked: str = "",
+) -> str:
+    """One node: its split, what the file knows, and with its row of `planner.pricing.breakdown` its
+    rule, operands, kernels, collectives and what binds.
 
     asked: the name that was looked for, which may be of a later repeat.
     """
     style = Style(colour)
     row = s.nodes[name]
     times = row.get("times", 1)
-    lines = [style.bold(one_line(f"{name} ({row['op']})")) + (f", decided once for {times} equal nodes" if times > 1 else "")]
+    lines = [
+        style.bold(one_line(f"{name} ({row['op']})"))
+        + (f", decided once for {times} equal nodes" if times > 1 else "")
+    ]
     if stages(s) > 1:
         where = asked_repeat(s, name, asked)
         lines += labelled("stage", [on_stages(s, name), *([where] if where else [])], width, style)
@@ -220,43 +378,80 @@ def explain_node(s: Strategy, name: str, width: int = 100, colour: bool = False,
         lines += hang("  fused from ", ", ".join(row["members"]), width)
     lines += labelled("split", [spell_split(row["split"])], width, style)
     if row.get("unsupported"):
-        lines += labelled("", [style.warn(f"no rule: {row['unsupported']}; planned whole on every device")], width, style)
+        lines += labelled(
+            "",
+            [style.warn(f"no rule: {row['unsupported']}; planned whole on every device")],
+            width,
+            style,
+        )
     if detail is not None:
         lines += _detailed(detail, width, style)
     else:
         for out in row["outputs"]:
             t = s.tensors.get(out)
             if t:
-                lines += labelled("result", [_side({"tensor": out, "dims": [str(n) for n in t["shape"]], **t}, width)], width, style)
+                lines += labelled(
+                    "result",
+                    [_side({"tensor": out, "dims": [str(n) for n in t["shape"]], **t}, width)],
+                    width,
+                    style,
+                )
         if "time_s" in row:
-            lines += labelled("kernels", [f"{show_time(row['time_s'] * s.techniques['microbatches'])} a step"], width, style)
+            lines += labelled(
+                "kernels",
+                [f"{show_time(row['time_s'] * s.techniques['microbatches'])} a step"],
+                width,
+                style,
+            )
     if row["recompute"] and s.techniques["recompute"] != "none":
         lines += labelled("memory", [recompute_words(s.techniques)], width, style)
     other = row.get("runner_up")
     if other:
         why = f"; not taken: {NOT_TAKEN}" if other["extra_s"] < 0 else ""
-        lines += labelled("next", [f"{spell_split(other['split'])} would cost {signed_time(other['extra_s'])} a step, all else kept{why}"], width, style)
+        lines += labelled(
+            "next",
+            [
+                f"{spell_split(other['split'])} would cost {signed_time(other['extra_s'])} a step,"
+                f" all else kept{why}"
+            ],
+            width,
+            style,
+        )
     else:
-        lines += labelled("next", ["no other split was open, or the plan came from no search"], width, style)
+        lines += labelled(
+            "next", ["no other split was open, or the plan came from no search"], width, style
+        )
     return "\n".join(lines)
 
 
 def _detailed(d: Mapping[str, Any], width: int, style: Style) -> list[str]:
-    spelled = re.findall(r"\w+", d["rule"])  # files sort their keys: factors in the order of the rule again
-    sizes = sorted(d["sizes"].items(), key=lambda f: spelled.index(f[0]) if f[0] in spelled else len(spelled))
+    spelled = re.findall(
+        r"\w+", d["rule"]
+    )  # files sort their keys: factors in the order of the rule again
+    sizes = sorted(
+        d["sizes"].items(), key=lambda f: spelled.index(f[0]) if f[0] in spelled else len(spelled)
+    )
     lines = labelled("rule", [d["rule"], ", ".join(f"{f} {n:,}" for f, n in sizes)], width, style)
     for word, sides in (("operand", d["operands"]), ("result", d["results"])):
         for k, side in enumerate(sides):
             lines += labelled("" if k else word, [_side(side, width)], width, style)
     kernels = d["kernels"]
     forward = show_time(kernels["forward_s"])
-    items = [f"forward {forward}", *([f"again {forward}"] if kernels["again"] else []), *([f"backward {show_time(kernels['backward_s'])}"] if kernels["backward_s"] else []),
-             f"x {kernels['times']} = {show_time(kernels['step_s'])} a step", *([f"and {show_time(kernels['bubble_s'])} in bubbles"] if kernels["bubble_s"] else []),
-             f"bound by {kernels['bound_by']}"]  # fmt: skip
+    items = [
+        f"forward {forward}",
+        *([f"again {forward}"] if kernels["again"] else []),
+        *([f"backward {show_time(kernels['backward_s'])}"] if kernels["backward_s"] else []),
+        f"x {kernels['times']} = {show_time(kernels['step_s'])} a step",
+        *([f"and {show_time(kernels['bubble_s'])} in bubbles"] if kernels["bubble_s"] else []),
+        f"bound by {kernels['bound_by']}",
+    ]
     lines += labelled("kernels", items, width, style)
     for k, move in enumerate(d["moves"]):
         each = show_bytes(move["payload_bytes"] / move["count"])
-        text = f"{move['phase']}: {move['kind']} of {short(move['tensor'], 40)} over {move['axes']}, {move['count']} x {each}, {show_time(move['time_s'])}"
+        text = (
+            f"{move['phase']}: {move['kind']} of {short(move['tensor'], 40)} over {move['axes']},"
+            f" {move['count']} x {each}, {show_time(move['time_s'])}"
+        )
         lines += labelled("" if k else "moves", [text], width, style)
     return lines if d["moves"] else [*lines, *labelled("moves", ["no collective"], width, style)]
 

@@ -1,4 +1,5 @@
-"""Why a plan has pipeline stages, and which of them run a node: from the file, and with the model which stage holds a repeat that was asked for."""
+"""Why a plan has pipeline stages, and which of them run a node: from the file, and with the model
+which stage holds a repeat that was asked for."""
 
 from __future__ import annotations
 
@@ -22,25 +23,52 @@ def why_stages(s: Strategy) -> list[str]:
     if n < 2:
         return []
     step = c["step_time_s"] or 1.0
-    weights = [(prod(row["shape"]), row.get("stage")) for row in s.tensors.values() if "label" in row]
-    held, whole = sum(size for size, stage in weights if not stage), sum(size for size, _ in weights)
-    if cuts := s.techniques.get("cuts"):  # every weight has a stage, and each device room for those of the fullest
+    weights = [
+        (prod(row["shape"]), row.get("stage")) for row in s.tensors.values() if "label" in row
+    ]
+    held, whole = (
+        sum(size for size, stage in weights if not stage),
+        sum(size for size, _ in weights),
+    )
+    if cuts := s.techniques.get(
+        "cuts"
+    ):  # every weight has a stage, and each device room for those of the fullest
         held = max(sum(size for size, stage in weights if stage == k) for k in range(n))
-    sent = c["communication_bytes_per_device"].get("collective-permute", {}).get(STAGE, {"payload": 0})["payload"]
+    sent = (
+        c["communication_bytes_per_device"]
+        .get("collective-permute", {})
+        .get(STAGE, {"payload": 0})["payload"]
+    )
     seconds = c["exposed_s_by_collective"].get(f"collective-permute {STAGE}", 0.0)
     share = percent(c["bubble_time_s"] / step)
     among = f" in {ticks(s)} ticks: {n - 1} are a bubble" if lockstep(s) else ": bubbles"
-    out = [*([f"cut before {', '.join(cuts)}"] if cuts else []), f"each holds {count(held)} of {count(whole)} parameters",
-           f"{s.techniques['microbatches']} microbatches{among}, {show_time(c['bubble_time_s'])} ({share} of the step)",
-           f"{show_bytes(sent)} go from stage to stage, {show_time(seconds)} exposed"]  # fmt: skip
-    others = [(row["step_time_s"], key, row) for key, row in s.baselines.items() if row.get("schedule", "none") == "none"]
+    out = [
+        *([f"cut before {', '.join(cuts)}"] if cuts else []),
+        f"each holds {count(held)} of {count(whole)} parameters",
+        (
+            f"{s.techniques['microbatches']} microbatches{among}, {show_time(c['bubble_time_s'])}"
+            f" ({share} of the step)"
+        ),
+        f"{show_bytes(sent)} go from stage to stage, {show_time(seconds)} exposed",
+    ]
+    others = [
+        (row["step_time_s"], key, row)
+        for key, row in s.baselines.items()
+        if row.get("schedule", "none") == "none"
+    ]
     fitting = sorted((x for x in others if x[2]["fit"] != "no"), key=lambda x: x[:2])
     if fitting:
         seconds, key, row = fitting[0]
-        out.append(f"the fastest baseline without stages that fits, {baseline_name(key, row)}, takes {show_time(seconds)} ({100 * (seconds / step - 1):+.1f} %)")
+        out.append(
+            f"the fastest baseline without stages that fits, {baseline_name(key, row)}, takes"
+            f" {show_time(seconds)} ({100 * (seconds / step - 1):+.1f} %)"
+        )
     elif others:
         least = min(row["memory_per_device_bytes"] for *_, row in others)
-        out.append(f"no baseline without stages fits: the smallest takes {show_bytes(least)} of {show_bytes(c['memory_limit_bytes'])}")
+        out.append(
+            f"no baseline without stages fits: the smallest takes {show_bytes(least)} of"
+            f" {show_bytes(c['memory_limit_bytes'])}"
+        )
     return out
 
 
@@ -48,14 +76,25 @@ def on_stages(s: Strategy, name: str) -> str:
     """Which pipeline stages run a node: its repeats are dealt out, or every stage has it."""
     n, (each, whole), chunks = stages(s), dealt(s), virtual_of(s.techniques)
     if s.techniques.get("cuts"):
-        return f"stage {s.nodes[name]['stage']} of {n} runs it" + (", and other stages its repeats" if s.nodes[name]["times"] > 1 else "")
+        return f"stage {s.nodes[name]['stage']} of {n} runs it" + (
+            ", and other stages its repeats" if s.nodes[name]["times"] > 1 else ""
+        )
     if each and any("per_stage" in b and name in b["body"] for b in s.blocks):
         part = each // chunks  # of chunk v stage k holds those from (v * n + k) * part on
         starts = [[(v * n + k) * part for v in range(chunks)] for k in range(min(n, 2))]
-        first = ", ".join(f"stage {k}: repeats {' and '.join(f'{a} to {min(a + part, whole) - 1}' for a in own)}" for k, own in enumerate(starts) if own[0] < whole)
-        return f"{each} of its {whole} repeats on each of {n} stages ({first}{', ...' if n > 2 else ''})"
+        first = ", ".join(
+            f"stage {k}: repeats {' and '.join(f'{a} to {min(a + part, whole) - 1}' for a in own)}"
+            for k, own in enumerate(starts)
+            if own[0] < whole
+        )
+        return (
+            f"{each} of its {whole} repeats on each of {n} stages"
+            f" ({first}{', ...' if n > 2 else ''})"
+        )
     after = s.nodes[name]["stage"] == n - 1
-    return f"every one of {n} stages runs it" + (": what follows the blocks counts on the last only" if after else ", for its own microbatch")
+    return f"every one of {n} stages runs it" + (
+        ": what follows the blocks counts on the last only" if after else ", for its own microbatch"
+    )
 
 
 def plain(name: str) -> str:
@@ -64,8 +103,9 @@ def plain(name: str) -> str:
 
 
 def named_repeat(s: Strategy, name: str, text: str) -> int:
-    """The repeat of its block that a name means, of a node in the file: `layers.13.mlp` the 14th. -1 where it names none: no number, or names are not
-    told apart by one (planner.search.to_strategy.numbering)."""
+    """The repeat of its block that a name means, of a node in the file: `layers.13.mlp` the 14th.
+    -1 where it names none: no number, or names are not told apart by one
+    (planner.search.to_strategy.numbering)."""
     block = next((b for b in s.blocks if name in b["body"] and "step" in b), None)
     if block is None:
         return -1
@@ -73,7 +113,11 @@ def named_repeat(s: Strategy, name: str, text: str) -> int:
     form = re.sub(r"\\?\d+", lambda _: r"(\d+)", re.escape(plain(text)))
     for found in re.finditer(f"(?={form})", own):
         numbers = re.findall(r"\d+", plain(text))
-        moved = [(int(a), int(found[k])) for k, a in enumerate(numbers, 1) if found.start(k) == len(scope)]
+        moved = [
+            (int(a), int(found[k]))
+            for k, a in enumerate(numbers, 1)
+            if found.start(k) == len(scope)
+        ]
         fixed = all(a == found[k] for k, a in enumerate(numbers, 1) if found.start(k) != len(scope))
         if fixed and moved:
             repeat, rest = divmod(moved[0][0] - moved[0][1], block["step"])
@@ -83,7 +127,8 @@ def named_repeat(s: Strategy, name: str, text: str) -> int:
 
 
 def asked_repeat(s: Strategy, name: str, text: str) -> str:
-    """`repeat 13 of the block is on stage 2` where a name stands for one repeat of a block that is dealt out; "" else. name: its node in the file."""
+    """`repeat 13 of the block is on stage 2` where a name stands for one repeat of a block that is
+    dealt out; "" else. name: its node in the file."""
     repeat, (each, _) = named_repeat(s, name, text), dealt(s)
     if repeat < 0 or not any("per_stage" in b and name in b["body"] for b in s.blocks):
         return ""

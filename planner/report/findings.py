@@ -1,4 +1,5 @@
-"""What a reader of a plan should not miss: what was found when it was made (planner.search.findings), and what its file says by itself."""
+"""What a reader of a plan should not miss: what was found when it was made
+(planner.search.findings), and what its file says by itself."""
 
 from __future__ import annotations
 
@@ -20,38 +21,82 @@ DISTINCT = 0.995
 
 
 def unsupported(strategy: Strategy) -> list[tuple[str, int, float]]:
-    """(reason, nodes, seconds a step) per kind of operator that has no rule and so runs whole on every device."""
+    """(reason, nodes, seconds a step) per kind of operator that has no rule and so runs whole on
+    every device."""
     found: dict[str, tuple[int, float]] = {}
     for row in strategy.nodes.values():
         if row.get("unsupported"):
             n, s = found.get(row["unsupported"], (0, 0.0))
-            found[row["unsupported"]] = (n + row.get("times", 1), s + row.get("time_s", 0.0) * int(strategy.techniques["microbatches"]))
+            found[row["unsupported"]] = (
+                n + row.get("times", 1),
+                s + row.get("time_s", 0.0) * int(strategy.techniques["microbatches"]),
+            )
     return [(reason, n, s) for reason, (n, s) in found.items()]
 
 
 def findings(strategy: Strategy) -> list[Finding]:
     """What a reader should not miss, a sentence each, the gravest first."""
-    c, out = strategy.costs, [Finding(str(row["kind"]), str(row["text"])) for row in strategy.findings]
+    c, out = (
+        strategy.costs,
+        [Finding(str(row["kind"]), str(row["text"])) for row in strategy.findings],
+    )
     if c["distinct_work"] < DISTINCT:
-        beside = ", on padding or on no microbatch (bubbles)" if lockstep(strategy) else " or on padding"
-        out.append(Finding("devices", f"devices doing distinct work: {percent(c['distinct_work'])}: the rest of the arithmetic is done twice{beside}"))
+        beside = (
+            ", on padding or on no microbatch (bubbles)" if lockstep(strategy) else " or on padding"
+        )
+        out.append(
+            Finding(
+                "devices",
+                f"devices doing distinct work: {percent(c['distinct_work'])}: the rest of the"
+                f" arithmetic is done twice{beside}",
+            )
+        )
     low, high = c["memory_range_bytes"]
     if c["fit"] == "tight":
         over = show_bytes(high - c["memory_limit_bytes"])
-        out.append(Finding("memory", f"memory is tight: its range ends {over} above what is usable; {_safe(strategy)}; plan verify asks the compiler"))
+        out.append(
+            Finding(
+                "memory",
+                f"memory is tight: its range ends {over} above what is usable; {_safe(strategy)};"
+                " plan verify asks the compiler",
+            )
+        )
     if c["fit"] == "no":
-        perhaps = "; the lower end of its range would: plan verify asks the compiler" if low <= c["memory_limit_bytes"] else ""
+        perhaps = (
+            "; the lower end of its range would: plan verify asks the compiler"
+            if low <= c["memory_limit_bytes"]
+            else ""
+        )
         out.append(Finding("memory", "this plan does not fit in the memory of a device" + perhaps))
-    if not load_recipe(recipe := str(strategy.workload["precision"])).emitted and str(strategy.workload["runtime"]).startswith("jax"):
-        out.append(Finding("operators", f"{recipe} is priced, not emitted: plan emit writes no program of this plan; --precision bf16-mixed and fp32 are emitted"))
+    if not load_recipe(recipe := str(strategy.workload["precision"])).emitted and str(
+        strategy.workload["runtime"]
+    ).startswith("jax"):
+        out.append(
+            Finding(
+                "operators",
+                f"{recipe} is priced, not emitted: plan emit writes no program of this plan;"
+                " --precision bf16-mixed and fp32 are emitted",
+            )
+        )
     for reason, n, seconds in unsupported(strategy):
         share = f", {percent(seconds / c['step_time_s'])} of the step" if c["step_time_s"] else ""
-        out.append(Finding("operators", f"{n} node{'s' if n > 1 else ''} whole on every device ({reason}): {show_time(seconds)}{share}"))
+        out.append(
+            Finding(
+                "operators",
+                f"{n} node{'s' if n > 1 else ''} whole on every device ({reason}):"
+                f" {show_time(seconds)}{share}",
+            )
+        )
     out += table_findings(strategy)
     padded = [name for name, row in strategy.tensors.items() if row.get("padded")]
     if padded:
-        out.append(Finding("padding", f"{len(padded)} tensor{'s' if len(padded) > 1 else ''} padded to a multiple of {'their' if len(padded) > 1 else 'its'} axes, "
-                           f"first {short(padded[0], 40)}"))  # fmt: skip
+        out.append(
+            Finding(
+                "padding",
+                f"{len(padded)} tensor{'s' if len(padded) > 1 else ''} padded to a multiple of"
+                f" {'their' if len(padded) > 1 else 'its'} axes, first {short(padded[0], 40)}",
+            )
+        )
     return list(ordered(out))
 
 
@@ -60,9 +105,16 @@ def _safe(strategy: Strategy) -> str:
     c, row = strategy.costs, strategy.baselines.get(WITH_ROOM)
     if row is None:
         searched = strategy.solver["name"] not in GIVEN and not strategy.solver.get("stopped")
-        return "no plan that was found fits with room" if searched else "a search takes one that fits with room, where there is one"
+        return (
+            "no plan that was found fits with room"
+            if searched
+            else "a search takes one that fits with room, where there is one"
+        )
     spare = show_bytes(max(0, c["memory_limit_bytes"] - row["memory_range_bytes"][1]))
-    return f"the safe plan: {100 * (row['step_time_s'] / c['step_time_s'] - 1):.3g} % slower, {spare} to spare: --pin {pins_for(row)}"
+    return (
+        f"the safe plan: {100 * (row['step_time_s'] / c['step_time_s'] - 1):.3g} % slower, {spare}"
+        f" to spare: --pin {pins_for(row)}"
+    )
 
 
 def table_findings(strategy: Strategy) -> list[Finding]:
@@ -71,15 +123,32 @@ def table_findings(strategy: Strategy) -> list[Finding]:
     out: list[Finding] = []
     if c.get("host_memory_bytes"):
         n = len(strategy.techniques["hosted"])
-        out.append(Finding("tables", f"{n} table{'s' if n > 1 else ''} with their optimizer state take {show_bytes(c['host_memory_bytes'])} of the memory of all hosts "
-                           "together; rows that a step does not read keep their moments (docs/tables.md)"))  # fmt: skip
+        out.append(
+            Finding(
+                "tables",
+                f"{n} table{'s' if n > 1 else ''} with their optimizer state take"
+                f" {show_bytes(c['host_memory_bytes'])} of the memory of all hosts together; rows"
+                " that a step does not read keep their moments (docs/tables.md)",
+            )
+        )
     for key, name in TABLES.items():
         row = strategy.baselines.get(key)
         if row is not None and row["fit"] != "no" and not ties(c, row):
             ratio = c["step_time_s"] / row["step_time_s"]
-            faster, slower = f"{ratio:.2g} times as fast: plan again with --tables {key.removeprefix('tables_')}", f"{1 / ratio:.2g} times as slow: they stay on the devices"
-            sizes = f"{show_bytes(row['memory_per_device_bytes'])} a device instead of {show_bytes(c['memory_per_device_bytes'])}"
-            out.append(Finding("tables", f"{name} would be {faster if ratio > 1 else slower}; {sizes}"))
+            faster, slower = (
+                (
+                    f"{ratio:.2g} times as fast: plan again with --tables"
+                    f" {key.removeprefix('tables_')}"
+                ),
+                f"{1 / ratio:.2g} times as slow: they stay on the devices",
+            )
+            sizes = (
+                f"{show_bytes(row['memory_per_device_bytes'])} a device instead of"
+                f" {show_bytes(c['memory_per_device_bytes'])}"
+            )
+            out.append(
+                Finding("tables", f"{name} would be {faster if ratio > 1 else slower}; {sizes}")
+            )
     return out
 
 

@@ -1,4 +1,5 @@
-"""`plan explain --pins`: what each pin costs (planner.whatif.pin_prices), a row as each search ends."""
+"""`plan explain --pins`: what each pin costs (planner.whatif.pin_prices), a row as each search
+ends."""
 
 from __future__ import annotations
 
@@ -14,8 +15,11 @@ if TYPE_CHECKING:
     from planner.whatif.pin_prices import PinPrice
 
 
-def pin_prices(s: Strategy, rows: Iterable[PinPrice], width: int = 100, colour: bool = False) -> str:
-    """A table: each pin, what a step takes without it, what the pin costs, and the plan there would be."""
+def pin_prices(
+    s: Strategy, rows: Iterable[PinPrice], width: int = 100, colour: bool = False
+) -> str:
+    """A table: each pin, what a step takes without it, what the pin costs, and the plan there would
+    be."""
     style, out = Style(colour), [["without the pin", "step", "it costs", "memory", "the plan then"]]
     for row in rows:
         if row.without is None:
@@ -23,8 +27,32 @@ def pin_prices(s: Strategy, rows: Iterable[PinPrice], width: int = 100, colour: 
             continue
         c = row.without.costs
         price = style.warn(signed_time(row.saved_s)) if row.binds else "nothing"
-        plan = mesh_words(dict(row.without.mesh_shape)) + technique_words(row.without.techniques) if row.binds else "as it is, or no faster"
-        out.append([row.pin, show_time(c["step_time_s"]), price, show_bytes(c["memory_per_device_bytes"]), plan])
-    head = f"{title(s)} on {machine(s)}: {show_time(s.costs['step_time_s'])} a step, {show_bytes(s.costs['memory_per_device_bytes'])} a device, with its pins"
-    note = "each row is a search under all the other pins; prices do not add up, since one pin can hold what another does"
-    return "\n".join([*(style.bold(line) for line in hang("", head, width)), *fitted(out, width, (1, 2, 3)), *(style.dim(line) for line in hang("", note, width))])
+        plan = (
+            mesh_words(dict(row.without.mesh_shape)) + technique_words(row.without.techniques)
+            if row.binds
+            else "as it is, or no faster"
+        )
+        out.append(
+            [
+                row.pin,
+                show_time(c["step_time_s"]),
+                price,
+                show_bytes(c["memory_per_device_bytes"]),
+                plan,
+            ]
+        )
+    head = (
+        f"{title(s)} on {machine(s)}: {show_time(s.costs['step_time_s'])} a step,"
+        f" {show_bytes(s.costs['memory_per_device_bytes'])} a device, with its pins"
+    )
+    note = (
+        "each row is a search under all the other pins; prices do not add up, since one pin can"
+        " hold what another does"
+    )
+    return "\n".join(
+        [
+            *(style.bold(line) for line in hang("", head, width)),
+            *fitted(out, width, (1, 2, 3)),
+            *(style.dim(line) for line in hang("", note, width)),
+        ]
+    )

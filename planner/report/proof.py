@@ -1,4 +1,5 @@
-"""What is proven of a plan, and of which plans that is said: a bound covers the meshes that were tried."""
+"""What is proven of a plan, and of which plans that is said: a bound covers the meshes that were
+tried."""
 
 from __future__ import annotations
 
@@ -9,9 +10,16 @@ AXES = {1: "one axis", 2: "up to two axes", 3: "up to three axes"}
 
 
 def covered(solver: Mapping[str, Any]) -> str:
-    """`the 22 meshes tried`: what the bound of a strategy's `solver` holds for, as its file says; `the meshes tried` of files that do not."""
+    """`the 22 meshes tried`: what the bound of a strategy's `solver` holds for, as its file says;
+    `the meshes tried` of files that do not."""
     meshes = {name for row in solver.get("covers", ()) for name in row["meshes"]}
-    return "the one mesh tried" if len(meshes) == 1 else f"the {len(meshes)} meshes tried" if meshes else "the meshes tried"
+    return (
+        "the one mesh tried"
+        if len(meshes) == 1
+        else f"the {len(meshes)} meshes tried"
+        if meshes
+        else "the meshes tried"
+    )
 
 
 def extent(solver: Mapping[str, Any]) -> list[str]:
@@ -23,7 +31,10 @@ def extent(solver: Mapping[str, Any]) -> list[str]:
     for meshes, words in ((whole, "every split"), (some, "splits that good plans use")):
         names = sorted(meshes, key=_axes)
         if names:
-            said.append(f"{len(names)} mesh{'es' if len(names) > 1 else ''} of {AXES.get(_axes(names[-1]), 'several axes')}, {words}")
+            said.append(
+                f"{len(names)} mesh{'es' if len(names) > 1 else ''} of"
+                f" {AXES.get(_axes(names[-1]), 'several axes')}, {words}"
+            )
     micro = sorted({n for row in rows for n in row["microbatches"]})
     return [*said, f"microbatches {', '.join(map(str, micro))}"] if micro else said
 

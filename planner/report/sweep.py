@@ -1,6 +1,7 @@
 """`plan sweep` in words and as JSON: the plans, what a run costs at each, and the answers.
 
-Columns that hold one value throughout stand in the title instead; on narrow terminals the least telling columns go.
+Columns that hold one value throughout stand in the title instead; on narrow terminals the least
+telling columns go.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ LEFT = ("hardware", "how")
 
 @dataclass(frozen=True)
 class Asked:
-    """What a sweep is to answer: work in tokens or samples, a deadline in seconds, a budget in USD, and whether rows are fronts."""
+    """What a sweep is to answer: work in tokens or samples, a deadline in seconds, a budget in USD,
+    and whether rows are fronts."""
 
     work: float | None = None
     deadline_s: float | None = None
@@ -37,34 +39,76 @@ class Asked:
 
     def best(self, rows: Sequence[Row], runs: Sequence[Run | None]) -> int | None:
         """The row that answers; None where none does."""
-        return best_run(runs, None if self.deadline_s is None else self.deadline_s / DAY_S, self.budget_usd, [r.tight for r in rows])
+        return best_run(
+            runs,
+            None if self.deadline_s is None else self.deadline_s / DAY_S,
+            self.budget_usd,
+            [r.tight for r in rows],
+        )
 
 
-def sweep_text(model: str, rows: Sequence[Row], runs: Sequence[Run | None], asked: Asked, width: int, colour: bool) -> str:
+def sweep_text(
+    model: str,
+    rows: Sequence[Row],
+    runs: Sequence[Run | None],
+    asked: Asked,
+    width: int,
+    colour: bool,
+) -> str:
     """The tables and the answers, for people."""
     style = Style(colour)
     some = next(r.strategy for r in rows if r.strategy is not None)
     table, same = _hoisted([_cells(r, rows, unit_of_work(some), style) for r in rows], rows)
-    swept = {k for r in rows for k, _ in r.point.dims}  # an option of the spec that rows set anew is none of the title's
-    spec = ",".join(o for o in model.removeprefix("zoo:").split(",") if o.partition("=")[0] not in swept)
+    swept = {
+        k for r in rows for k, _ in r.point.dims
+    }  # an option of the spec that rows set anew is none of the title's
+    spec = ",".join(
+        o for o in model.removeprefix("zoo:").split(",") if o.partition("=")[0] not in swept
+    )
     name = f"{spec} (zoo)" if model.startswith("zoo:") else title(some)
     subject = ", ".join([name, some.workload["kind"], *same])
     lines = [*(style.bold(line) for line in hang("", subject, width)), *_fit(table, width)]
     if any(tied(r, rows) for r in rows if r.strategy is not None):
-        lines += [style.dim(line) for line in hang("", f"tie: the most {unit_of_work(some)} a second and these lie within each other's range", width)]
+        lines += [
+            style.dim(line)
+            for line in hang(
+                "",
+                f"tie: the most {unit_of_work(some)} a second and these lie within each other's"
+                " range",
+                width,
+            )
+        ]
     if asked.work:
-        lines += ["", *(style.bold(line) for line in hang("", f"{count(asked.work)} {unit_of_work(some)}", width)), *_fit(_run_table(rows, runs, table[0]), width)]
+        lines += [
+            "",
+            *(
+                style.bold(line)
+                for line in hang("", f"{count(asked.work)} {unit_of_work(some)}", width)
+            ),
+            *_fit(_run_table(rows, runs, table[0]), width),
+        ]
         lines += [style.dim(line) for line in hang("", _priced(rows, runs), width)]
     said = answers(rows, runs, asked)
-    return "\n".join([*lines, *([""] if said else []), *(line for text in said for line in hang("", text, width))])
+    return "\n".join(
+        [
+            *lines,
+            *([""] if said else []),
+            *(line for text in said for line in hang("", text, width)),
+        ]
+    )
 
 
 def _names(rows: Sequence[Row]) -> dict[str, list[str]]:
     """Column -> cell per row, of what tells rows apart."""
-    names = {"hardware": [r.point.hardware for r in rows], "devices": [f"{r.devices:,}" if r.devices else "-" for r in rows]}
+    names = {
+        "hardware": [r.point.hardware for r in rows],
+        "devices": [f"{r.devices:,}" if r.devices else "-" for r in rows],
+    }
     for k in dict.fromkeys(k for r in rows for k, _ in r.point.dims):
         names[k] = [f"{dict(r.point.dims)[k]:,}" for r in rows]
-    batches = [r.strategy.workload["batch"] if r.strategy is not None else r.point.batch for r in rows]
+    batches = [
+        r.strategy.workload["batch"] if r.strategy is not None else r.point.batch for r in rows
+    ]
     return {**names, "batch": [f"{b:,}" if isinstance(b, int) else "" for b in batches]}
 
 
@@ -73,35 +117,82 @@ def _cells(row: Row, rows: Sequence[Row], unit: str, style: Style) -> dict[str, 
     rate = f"{unit}/s/dev"
     if row.strategy is None:
         assert row.error is not None
-        return {"step": "-", rate: "", "efficiency": "", "MFU": "", "memory": "", "fits": style.bad("no"), "how": f"{row.error.code}: {row.error.what}"}
+        return {
+            "step": "-",
+            rate: "",
+            "efficiency": "",
+            "MFU": "",
+            "memory": "",
+            "fits": style.bad("no"),
+            "how": f"{row.error.code}: {row.error.what}",
+        }
     c = row.strategy.costs
-    first = next(r.strategy for r in rows if r.strategy is not None and r.point.hardware == row.point.hardware)
+    first = next(
+        r.strategy
+        for r in rows
+        if r.strategy is not None and r.point.hardware == row.point.hardware
+    )
     base = first.costs["tokens_per_s_per_device"]
     share = c["tokens_per_s_per_device"] / base if base else 1.0
-    how = mesh_words(dict(row.strategy.mesh_shape)) + technique_words(row.strategy.techniques) + (", tie" if tied(row, rows) else "")
-    return {"step": show_time(c["step_time_s"]), rate: count(c["tokens_per_s_per_device"]), "efficiency": f"{100 * share:.0f} %",
-            "MFU": percent(c["model_flops_utilization"]), "memory": show_bytes(c["memory_per_device_bytes"]), "fits": style.fit(c["fit"]), "how": how}  # fmt: skip
+    how = (
+        mesh_words(dict(row.strategy.mesh_shape))
+        + technique_words(row.strategy.techniques)
+        + (", tie" if tied(row, rows) else "")
+    )
+    return {
+        "step": show_time(c["step_time_s"]),
+        rate: count(c["tokens_per_s_per_device"]),
+        "efficiency": f"{100 * share:.0f} %",
+        "MFU": percent(c["model_flops_utilization"]),
+        "memory": show_bytes(c["memory_per_device_bytes"]),
+        "fits": style.fit(c["fit"]),
+        "how": how,
+    }
 
 
 def tied(row: Row, rows: Sequence[Row]) -> bool:
-    """Whether a row and the fastest of all that do the same work (other than itself) cannot be told apart: each one's time for a token lies in the other's range."""
-    each = [(r, [x / r.strategy.costs["tokens_per_step"] for x in (r.strategy.costs["step_time_s"], *r.strategy.costs["step_time_range_s"])])
-            for r in rows if r.strategy is not None and r.point.dims == row.point.dims]  # fmt: skip
+    """Whether a row and the fastest of all that do the same work (other than itself) cannot be told
+    apart: each one's time for a token lies in the other's range."""
+    each = [
+        (
+            r,
+            [
+                x / r.strategy.costs["tokens_per_step"]
+                for x in (r.strategy.costs["step_time_s"], *r.strategy.costs["step_time_range_s"])
+            ],
+        )
+        for r in rows
+        if r.strategy is not None and r.point.dims == row.point.dims
+    ]
     best, at = min(each, key=lambda pair: pair[1][0])
     mine = next((times for r, times in each if r is row), None)
-    return mine is not None and best is not row and at[1] <= mine[0] <= at[2] and mine[1] <= at[0] <= mine[2]
+    return (
+        mine is not None
+        and best is not row
+        and at[1] <= mine[0] <= at[2]
+        and mine[1] <= at[0] <= mine[2]
+    )
 
 
-def _hoisted(cells: Sequence[Mapping[str, str]], rows: Sequence[Row]) -> tuple[list[list[str]], list[str]]:
+def _hoisted(
+    cells: Sequence[Mapping[str, str]], rows: Sequence[Row]
+) -> tuple[list[list[str]], list[str]]:
     """The table, and what all rows have in common."""
     names = _names(rows)
     known = {k: {v for v in column if v} for k, column in names.items()}
     same = [k for k, values in known.items() if len(values) <= 1]
-    words = {"hardware": "{}", "devices": "{} device" if known["devices"] == {"1"} else "{} devices", "batch": "batch {}"}
+    words = {
+        "hardware": "{}",
+        "devices": "{} device" if known["devices"] == {"1"} else "{} devices",
+        "batch": "batch {}",
+    }
     said = [words.get(k, k + " {}").format(*known[k]) for k in same if known[k]]
     kept = [k for k in names if k not in same]
     head = [*kept, *cells[0]]
-    return [head, *([*(names[k][i] for k in kept), *row.values()] for i, row in enumerate(cells))], said
+    return [
+        head,
+        *([*(names[k][i] for k in kept), *row.values()] for i, row in enumerate(cells)),
+    ], said
 
 
 def _fit(table: list[list[str]], width: int) -> list[str]:
@@ -111,7 +202,11 @@ def _fit(table: list[list[str]], width: int) -> list[str]:
             at = table[0].index(name)
             table = [[c for i, c in enumerate(row) if i != at] for row in table]
     right = [i for i, name in enumerate(table[0]) if name not in LEFT]
-    return fitted(table, width, right) if "how" in table[0] else fitted([[*row, ""] for row in table], width, right)
+    return (
+        fitted(table, width, right)
+        if "how" in table[0]
+        else fitted([[*row, ""] for row in table], width, right)
+    )
 
 
 def _least(table: Sequence[Sequence[str]]) -> int:
@@ -119,13 +214,23 @@ def _least(table: Sequence[Sequence[str]]) -> int:
     return sum(wide) + 2 * len(wide) + HOW
 
 
-def _run_table(rows: Sequence[Row], runs: Sequence[Run | None], shown: Sequence[str]) -> list[list[str]]:
+def _run_table(
+    rows: Sequence[Row], runs: Sequence[Run | None], shown: Sequence[str]
+) -> list[list[str]]:
     names = {k: column for k, column in _names(rows).items() if k in shown}
     out = [[*names, "days", "device-hours", "USD/h", "USD", "MWh"]]
     for i, run in enumerate(runs):
         if run is not None:
             cost = ["-", "-"] if run.usd is None else [f"{run.usd_per_h:.2f}", amount(run.usd)]
-            out.append([*(column[i] for column in names.values()), days(run.days), amount(run.device_hours), *cost, "-" if run.kwh is None else f"{run.kwh / 1000:,.3g}"])
+            out.append(
+                [
+                    *(column[i] for column in names.values()),
+                    days(run.days),
+                    amount(run.device_hours),
+                    *cost,
+                    "-" if run.kwh is None else f"{run.kwh / 1000:,.3g}",
+                ]
+            )
     return out
 
 
@@ -136,7 +241,9 @@ def days(n: float) -> str:
 
 def span(n: float) -> str:
     """A time span of so many days, for people: "12.5 days", "2 hours", "8.9 minutes"."""
-    value, unit = (n, "day") if n >= 1 else (24 * n, "hour") if n >= 1 / 24 else (1440 * n, "minute")
+    value, unit = (
+        (n, "day") if n >= 1 else (24 * n, "hour") if n >= 1 / 24 else (1440 * n, "minute")
+    )
     said = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
     return f"{said} {unit}{'' if said == '1' else 's'}"
 
@@ -148,14 +255,28 @@ def amount(n: float) -> str:
 
 def _priced(rows: Sequence[Row], runs: Sequence[Run | None]) -> str:
     """Where prices are from, and what energy means."""
-    pairs = [(r, run) for r, run in zip(rows, runs, strict=True) if run is not None and r.device is not None]
-    dated = sorted({r.device.date for r, run in pairs if r.device is not None and run.usd_per_h is not None and run.usd_per_h == r.device.usd_per_h and r.device.date})
+    pairs = [
+        (r, run)
+        for r, run in zip(rows, runs, strict=True)
+        if run is not None and r.device is not None
+    ]
+    dated = sorted(
+        {
+            r.device.date
+            for r, run in pairs
+            if r.device is not None
+            and run.usd_per_h is not None
+            and run.usd_per_h == r.device.usd_per_h
+            and r.device.date
+        }
+    )
     said = [f"prices: list prices on demand as of {', '.join(dated)} (--price)"] if dated else []
     return "; ".join([*said, "MWh: the devices alone, at their limit; - not known"])
 
 
 def answers(rows: Sequence[Row], runs: Sequence[Run | None], asked: Asked) -> list[str]:
-    """Sentences: the row asked for, where it stops fitting and what would help, the fewest devices."""
+    """Sentences: the row asked for, where it stops fitting and what would help, the fewest
+    devices."""
     out = [_answer(rows, runs, asked)] if asked.question else []
     tried = {(r.point.hardware, r.point.dims) for r in rows if r.too_large}
     least = [f"{n} x {_where(*key)}" for key, n in fewest(rows).items() if key in tried]
@@ -164,7 +285,11 @@ def answers(rows: Sequence[Row], runs: Sequence[Run | None], asked: Asked) -> li
     if large is not None:
         out.append(f"first that no longer fits: {_count(large)}{_sizes(large)}")
     for r in rows:
-        would = [h for h in r.error.help if "re-priced" in h] if r.too_large and r.error is not None else []
+        would = (
+            [h for h in r.error.help if "re-priced" in h]
+            if r.too_large and r.error is not None
+            else []
+        )
         if would:
             out.append(f"what would make {_count(r)}{_sizes(r)} fit: {'; '.join(would)}")
     return out
@@ -178,7 +303,9 @@ def _sizes(row: Row) -> str:
 
 def _count(row: Row) -> str:
     """`64 x h100`; a slice's name says how many."""
-    return row.point.hardware if row.point.devices is None else f"{row.devices} x {row.point.hardware}"
+    return (
+        row.point.hardware if row.point.devices is None else f"{row.devices} x {row.point.hardware}"
+    )
 
 
 def _where(hardware: str, dims: Sequence[tuple[str, int]]) -> str:
@@ -193,35 +320,85 @@ def _answer(rows: Sequence[Row], runs: Sequence[Run | None], asked: Asked) -> st
     fastest, cheapest = best_run(runs, None, None, tight), best_run(runs, float("inf"), None, tight)
     if i is None:
         near = fastest if asked.deadline_s is not None else cheapest
-        return f"within {within}: none of these" + (f"; nearest is {_told(rows[near], runs[near])}" if near is not None else "")
+        return f"within {within}: none of these" + (
+            f"; nearest is {_told(rows[near], runs[near])}" if near is not None else ""
+        )
     if asked.deadline_s is not None or i == cheapest or cheapest is None:
         return f"cheapest within {within}: {_told(rows[i], runs[i])}"
-    return f"fastest within {within}: {_told(rows[i], runs[i])}; cheapest of all: {_told(rows[cheapest], runs[cheapest])}"
+    return (
+        f"fastest within {within}: {_told(rows[i], runs[i])}; cheapest of all:"
+        f" {_told(rows[cheapest], runs[cheapest])}"
+    )
 
 
 def _told(row: Row, run: Run | None) -> str:
     assert run is not None
     cost = "" if run.usd is None else f", {amount(run.usd)} USD"
     risk = ", tight in memory: it may run out" if row.tight else ""
-    return f"{row.devices} x {_where(row.point.hardware, row.point.dims)} in {span(run.days)}, {amount(run.device_hours)} device-hours{cost}{risk}"
+    return (
+        f"{row.devices} x {_where(row.point.hardware, row.point.dims)} in {span(run.days)},"
+        f" {amount(run.device_hours)} device-hours{cost}{risk}"
+    )
 
 
-def as_json(model: str, rows: Sequence[Row], runs: Sequence[Run | None], asked: Asked) -> dict[str, Any]:
+def as_json(
+    model: str, rows: Sequence[Row], runs: Sequence[Run | None], asked: Asked
+) -> dict[str, Any]:
     """The same for scripts: figures in the units their names say."""
     large, best = first_too_large(rows), asked.best(rows, runs) if asked.question else None
     least = [{"hardware": h, "dims": dict(d), "devices": n} for (h, d), n in fewest(rows).items()]
-    return {"model": model, "rows": [_row(r, run) for r, run in zip(rows, runs, strict=True)], "pareto": asked.pareto, "fewest_devices": least,
-            "first_too_large": None if large is None else rows.index(large), "best": best, "deadline_s": asked.deadline_s, "budget_usd": asked.budget_usd,
-            "work": asked.work, "best_is_tight": best is not None and rows[best].tight}  # fmt: skip
+    return {
+        "model": model,
+        "rows": [_row(r, run) for r, run in zip(rows, runs, strict=True)],
+        "pareto": asked.pareto,
+        "fewest_devices": least,
+        "first_too_large": None if large is None else rows.index(large),
+        "best": best,
+        "deadline_s": asked.deadline_s,
+        "budget_usd": asked.budget_usd,
+        "work": asked.work,
+        "best_is_tight": best is not None and rows[best].tight,
+    }
 
 
 def _row(row: Row, run: Run | None) -> dict[str, Any]:
     p = row.point
-    batch = row.strategy.workload["batch"] if row.strategy is not None else p.batch if isinstance(p.batch, int) else None
-    out: dict[str, Any] = {"hardware": p.hardware, "devices": row.devices, "dims": dict(p.dims), "batch": batch, "run": None if run is None else asdict(run)}
+    batch = (
+        row.strategy.workload["batch"]
+        if row.strategy is not None
+        else p.batch
+        if isinstance(p.batch, int)
+        else None
+    )
+    out: dict[str, Any] = {
+        "hardware": p.hardware,
+        "devices": row.devices,
+        "dims": dict(p.dims),
+        "batch": batch,
+        "run": None if run is None else asdict(run),
+    }
     if row.strategy is None:
         assert row.error is not None
-        return {**out, "error": {"code": row.error.code, "what": row.error.what, "help": list(row.error.help)}, "fit": "no"}
+        return {
+            **out,
+            "error": {"code": row.error.code, "what": row.error.what, "help": list(row.error.help)},
+            "fit": "no",
+        }
     c = row.strategy.costs
-    figures = ("step_time_s", "step_time_range_s", "tokens_per_s_per_device", "tokens_per_step", "model_flops_utilization", "memory_per_device_bytes", "memory_limit_bytes", "fit")
-    return {**out, **{k: c[k] for k in figures}, "mesh": dict(row.strategy.mesh_shape), "techniques": dict(row.strategy.techniques), "error": None}
+    figures = (
+        "step_time_s",
+        "step_time_range_s",
+        "tokens_per_s_per_device",
+        "tokens_per_step",
+        "model_flops_utilization",
+        "memory_per_device_bytes",
+        "memory_limit_bytes",
+        "fit",
+    )
+    return {
+        **out,
+        **{k: c[k] for k in figures},
+        "mesh": dict(row.strategy.mesh_shape),
+        "techniques": dict(row.strategy.techniques),
+        "error": None,
+    }

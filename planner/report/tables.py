@@ -14,7 +14,18 @@ from planner.report.verdict import of_plans
 from planner.sharding.notation import spell_rule
 from planner.strategy.stages import SCHEDULES
 from planner.strategy.words import offload_words, tuned_words
-from planner.support.words import RECOMPUTED, Style, count, flops, hang, percent, show_bytes, show_time, table, visible
+from planner.support.words import (
+    RECOMPUTED,
+    Style,
+    count,
+    flops,
+    hang,
+    percent,
+    show_bytes,
+    show_time,
+    table,
+    visible,
+)
 
 if TYPE_CHECKING:
     from planner.space.build import Base
@@ -34,7 +45,8 @@ def mesh_words(mesh: Mapping[str, int]) -> str:
 
 
 def comparison(rows: Sequence[tuple[str, Strategy | str]], width: int, colour: bool) -> str:
-    """Solvers, then baselines, with the gap each solver proves. `rows` hold a strategy, or why there is none."""
+    """Solvers, then baselines, with the gap each solver proves. `rows` hold a strategy, or why
+    there is none."""
     style = Style(colour)
     plans = [(name, s) for name, s in rows if not isinstance(s, str)]
     out = [["", "step", "relative", "memory", "fits", "MFU", "gap", "search", "how"]]
@@ -46,65 +58,135 @@ def comparison(rows: Sequence[tuple[str, Strategy | str]], width: int, colour: b
             continue
         gap = s.solver.get("gap")
         seconds = s.provenance.get("search_s")
-        same = next((other for other, p in plans if other in said and p.decisions() == s.decisions()), "")
-        how = f"as {same}" if same else mesh_words(dict(s.mesh_shape)) + technique_words(s.techniques)
+        same = next(
+            (other for other, p in plans if other in said and p.decisions() == s.decisions()), ""
+        )
+        how = (
+            f"as {same}" if same else mesh_words(dict(s.mesh_shape)) + technique_words(s.techniques)
+        )
         said.append(name)
-        proven = ["" if gap is None else f"{100 * gap:.1f} %", "" if seconds is None else show_time(seconds)]
+        proven = [
+            "" if gap is None else f"{100 * gap:.1f} %",
+            "" if seconds is None else show_time(seconds),
+        ]
         out.append([style.bold(name), *_cost(s.costs, best, style), *proven, how])
     lines: list[str] = []
     for _, s in plans[:1]:
-        lines.append(style.bold(f"{title(s)} on {machine(s)}, {s.workload['kind']}, batch {s.workload['batch']:,}"))
-        order = sorted(s.baselines.items(), key=lambda kv: (kv[1]["fit"] == "no", kv[1]["step_time_s"]))
+        lines.append(
+            style.bold(
+                f"{title(s)} on {machine(s)}, {s.workload['kind']}, batch {s.workload['batch']:,}"
+            )
+        )
+        order = sorted(
+            s.baselines.items(), key=lambda kv: (kv[1]["fit"] == "no", kv[1]["step_time_s"])
+        )
         top = min((p.costs for _, p in plans), key=lambda c: c["step_time_s"])
         for key, row in order:
-            how = ", ".join(t for t in (mesh_words(row["mesh"]), tuned_words(row), "tie" if ties(top, row) else "") if t)
+            how = ", ".join(
+                t
+                for t in (
+                    mesh_words(row["mesh"]),
+                    tuned_words(row),
+                    "tie" if ties(top, row) else "",
+                )
+                if t
+            )
             out.append([baseline_name(key, row), *_cost(row, best, style), "", "", how])
     drop = (5, 7) if width < WIDE else ()  # MFU and search time
     out = [[c for i, c in enumerate(row) if i not in drop] for row in out]
-    held = "".join(unheld(s, min((p.costs for _, p in plans), key=lambda c: c["step_time_s"])) for _, s in plans[:1])
+    held = "".join(
+        unheld(s, min((p.costs for _, p in plans), key=lambda c: c["step_time_s"]))
+        for _, s in plans[:1]
+    )
     among = of_plans(plans[0][1]) if plans else ""
-    note = f"gap: how far above what is proven of the meshes tried{among}; relative: to the best solver; tie: within each other's range; baselines are tuned too{held}"
+    note = (
+        f"gap: how far above what is proven of the meshes tried{among}; relative: to the best"
+        f" solver; tie: within each other's range; baselines are tuned too{held}"
+    )
     shown = roomy(out, width, (1, 2, 3, 5) if drop else (1, 2, 3, 5, 6, 7))
     return "\n".join([*lines, *shown, *(style.dim(line) for line in hang("", note, width))])
 
 
 def technique_words(t: Mapping[str, Any]) -> str:
     """`, ZeRO-1, 4 microbatches`: what is out of the ordinary, each after a comma."""
-    parts = ([f"ZeRO-{t['zero_stage']}"] if t["zero_stage"] else []) + ([f"{t['microbatches']} microbatches"] if t["microbatches"] > 1 else [])
-    parts += [SCHEDULES[schedule] + (f", {virtual_of(t)} chunks a stage" if virtual_of(t) > 1 else "")] if (schedule := schedule_of(t)) else []
-    parts += [RECOMPUTED.get(t["recompute"], f"recompute ({t['recompute']})")] if t["recompute"] != "none" else []
+    parts = ([f"ZeRO-{t['zero_stage']}"] if t["zero_stage"] else []) + (
+        [f"{t['microbatches']} microbatches"] if t["microbatches"] > 1 else []
+    )
+    parts += (
+        [SCHEDULES[schedule] + (f", {virtual_of(t)} chunks a stage" if virtual_of(t) > 1 else "")]
+        if (schedule := schedule_of(t))
+        else []
+    )
+    parts += (
+        [RECOMPUTED.get(t["recompute"], f"recompute ({t['recompute']})")]
+        if t["recompute"] != "none"
+        else []
+    )
     return "".join(f", {p}" for p in (*parts, *offload_words(offload_of(t)), *bucket_words(t)))
 
 
 def _cost(c: Mapping[str, Any], best: float, style: Style) -> list[str]:
     ratio = f"{c['step_time_s'] / best:.2f}x" if best else ""
-    return [show_time(c["step_time_s"]), ratio, show_bytes(c["memory_per_device_bytes"]), style.fit(c["fit"]), percent(c["model_flops_utilization"])]
+    return [
+        show_time(c["step_time_s"]),
+        ratio,
+        show_bytes(c["memory_per_device_bytes"]),
+        style.fit(c["fit"]),
+        percent(c["model_flops_utilization"]),
+    ]
 
 
-def roomy(rows: Sequence[Sequence[str]], width: int, right: Sequence[int], gap: str = "  ") -> list[str]:
-    """`fitted`, or where that would fold the last column into a narrow one, each row's last cell under the row."""
+def roomy(
+    rows: Sequence[Sequence[str]], width: int, right: Sequence[int], gap: str = "  "
+) -> list[str]:
+    """`fitted`, or where that would fold the last column into a narrow one, each row's last cell
+    under the row."""
     figures = table([row[:-1] for row in rows], right, gap)
     if width - visible(figures[0]) - len(gap) >= UNFOLDED:
         return fitted(rows, width, right, gap)
-    under = [[] if k == 0 else [f"    {line}" for line in textwrap.wrap(_AXIS.sub("\\1\u00a0\\2", row[-1]), width - 4, break_on_hyphens=False)] for k, row in enumerate(rows)]
-    return [line.replace("\u00a0", " ") for row, more in zip(figures, under, strict=True) for line in (row, *more)]
+    under = [
+        (
+            []
+            if k == 0
+            else [
+                f"    {line}"
+                for line in textwrap.wrap(
+                    _AXIS.sub("\\1\u00a0\\2", row[-1]), width - 4, break_on_hyphens=False
+                )
+            ]
+        )
+        for k, row in enumerate(rows)
+    ]
+    return [
+        line.replace("\u00a0", " ")
+        for row, more in zip(figures, under, strict=True)
+        for line in (row, *more)
+    ]
 
 
-def fitted(rows: Sequence[Sequence[str]], width: int, right: Sequence[int], gap: str = "  ") -> list[str]:
-    """A table whose last column is wrapped under itself where the terminal is too narrow, but not between the name of an axis and its size."""
+def fitted(
+    rows: Sequence[Sequence[str]], width: int, right: Sequence[int], gap: str = "  "
+) -> list[str]:
+    """A table whose last column is wrapped under itself where the terminal is too narrow, but not
+    between the name of an axis and its size."""
     rest = sum(max(visible(r[i]) for r in rows) + len(gap) for i in range(len(rows[0]) - 1))
     room = max(NARROWEST, width - rest)
     out: list[Sequence[str]] = []
     for row in rows:
         words = _AXIS.sub("\\1\u00a0\\2", row[-1])
-        lines = textwrap.wrap(words, room, break_long_words=False, break_on_hyphens=False) if visible(words) > room else [words]
+        lines = (
+            textwrap.wrap(words, room, break_long_words=False, break_on_hyphens=False)
+            if visible(words) > room
+            else [words]
+        )
         first, *more = (line.replace("\u00a0", " ") for line in lines)
         out += [[*row[:-1], first], *([*[""] * (len(row) - 1), line] for line in more)]
     return table(out, right, gap)
 
 
 def coverage(base: Base, width: int, colour: bool) -> str:
-    """Per operator: nodes, share of the forward FLOPs, and its rule (of the first such node) or the reason it is planned whole."""
+    """Per operator: nodes, share of the forward FLOPs, and its rule (of the first such node) or the
+    reason it is planned whole."""
     style = Style(colour)
     graph = base.graph
     total = sum(r.flops for r in base.rules)
@@ -114,13 +196,40 @@ def coverage(base: Base, width: int, colour: bool) -> str:
     rows = []
     for (op, reason), nodes in found.items():
         work = sum(base.rules[i].flops for i in nodes)
-        what = style.warn(f"no rule, whole on every device: {reason}") if reason else spell_rule(base.rules[nodes[0]])
-        rows.append((-work, -len(nodes), [op, f"{len(nodes):,}", percent(work / total) if work and total else "", what]))
-    out = [["operator", "nodes", "FLOPs", "rule (k! stays whole)"], *(row for _, _, row in sorted(rows, key=lambda r: (r[0], r[1], r[2][0])))]
+        what = (
+            style.warn(f"no rule, whole on every device: {reason}")
+            if reason
+            else spell_rule(base.rules[nodes[0]])
+        )
+        rows.append(
+            (
+                -work,
+                -len(nodes),
+                [op, f"{len(nodes):,}", percent(work / total) if work and total else "", what],
+            )
+        )
+    out = [
+        ["operator", "nodes", "FLOPs", "rule (k! stays whole)"],
+        *(row for _, _, row in sorted(rows, key=lambda r: (r[0], r[1], r[2][0]))),
+    ]
     bad = sum(1 for r in base.reasons if r)
     bad_work = sum(rule.flops for rule, r in zip(base.rules, base.reasons, strict=True) if r)
     share = f", {percent(bad_work / total)} of the FLOPs" if total and bad_work else ""
-    verdict = f"{bad} of {len(graph.nodes)} nodes have no rule{share}: they run whole on every device" if bad else f"all {len(graph.nodes)} nodes have a rule"
-    head = (f"{graph.name.removeprefix('zoo:')}: {len(graph.nodes):,} nodes, {count(graph.parameters)} parameters, {flops(total)} forward "
-            f"at batch {graph.dims.get('batch', 1)}")  # fmt: skip
-    return "\n".join([*hang("", head, width), "", *fitted(out, width, (1, 2)), "", (style.warn if bad else style.good)(verdict)])
+    verdict = (
+        f"{bad} of {len(graph.nodes)} nodes have no rule{share}: they run whole on every device"
+        if bad
+        else f"all {len(graph.nodes)} nodes have a rule"
+    )
+    head = (
+        f"{graph.name.removeprefix('zoo:')}: {len(graph.nodes):,} nodes, {count(graph.parameters)}"
+        f" parameters, {flops(total)} forward at batch {graph.dims.get('batch', 1)}"
+    )
+    return "\n".join(
+        [
+            *hang("", head, width),
+            "",
+            *fitted(out, width, (1, 2)),
+            "",
+            (style.warn if bad else style.good)(verdict),
+        ]
+    )

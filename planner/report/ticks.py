@@ -1,8 +1,11 @@
-"""What each pipeline stage does in every lock-step tick, as planner.execution.pipeline says and emitted programs do.
+"""What each pipeline stage does in every lock-step tick, as planner.execution.pipeline says and
+emitted programs do.
 
-    1f1b    stages - 1 ticks forward; microbatches ticks forward, head and loss, backward; stages - 1 ticks backward
-    interleaved   stages * chunks - 1 ticks forward; ticks forward and backward, with head and loss in the last `stages` of every stages * chunks; and so on
-    gpipe   microbatches + stages - 1 ticks forward with head and loss, and as many backward in reverse
+1f1b    stages - 1 ticks forward; microbatches ticks forward, head and loss, backward; stages - 1
+ticks backward
+interleaved   stages * chunks - 1 ticks forward; ticks forward and backward, with head and loss in
+the last `stages` of every stages * chunks; and so on
+gpipe   microbatches + stages - 1 ticks forward with head and loss, and as many backward in reverse
 """
 
 from __future__ import annotations
@@ -14,12 +17,14 @@ from itertools import groupby
 from planner.execution.pipeline import BUBBLE, Pipeline
 
 PASSES = ("forward", "late", "late_back", "backward")
-"""Of blocks and what comes before them: forward, backward; late: of what follows the blocks. In the order of a tick."""
+"""Of blocks and what comes before them: forward, backward; late: of what follows the blocks. In the
+order of a tick."""
 
 
 @dataclass(frozen=True)
 class Tick:
-    """Microbatch of each pass, BUBBLE where it is none that exists, None where the tick has no such pass."""
+    """Microbatch of each pass, BUBBLE where it is none that exists, None where the tick has no such
+    pass."""
 
     forward: int | None
     late: int | None
@@ -45,24 +50,43 @@ class Stretch:
 
 def ticks(p: Pipeline, stage: int) -> Iterator[Tick]:
     """The ticks of one stage, in order."""
+
     def real(m: int) -> int:
         return m if 0 <= m < p.microbatches else BUBBLE
 
     behind, first = p.stages - 1, p.passing.first_backward
     if p.schedule != "gpipe":
         for t in range(first + p.ticks):
-            ahead, back, leaving = p.passing.forward(stage, t), p.passing.backward(stage, t), p.passing.forward(behind, t)
-            m = leaving[0] if t < p.ticks and leaving[0] != BUBBLE and leaving[1] == p.virtual - 1 else None
-            yield Tick(ahead[0] if t < p.ticks else None, m, m, back[0] if t >= first else None, (ahead[1], back[1]))
+            ahead, back, leaving = (
+                p.passing.forward(stage, t),
+                p.passing.backward(stage, t),
+                p.passing.forward(behind, t),
+            )
+            m = (
+                leaving[0]
+                if t < p.ticks and leaving[0] != BUBBLE and leaving[1] == p.virtual - 1
+                else None
+            )
+            yield Tick(
+                ahead[0] if t < p.ticks else None,
+                m,
+                m,
+                back[0] if t >= first else None,
+                (ahead[1], back[1]),
+            )
     else:
         yield from (Tick(real(t - stage), real(t - behind), None, None) for t in range(p.ticks))
-        yield from (Tick(None, None, real(t - behind), real(t - stage)) for t in reversed(range(p.ticks)))
+        yield from (
+            Tick(None, None, real(t - behind), real(t - stage)) for t in reversed(range(p.ticks))
+        )
 
 
 def stretches(p: Pipeline, stage: int) -> tuple[Stretch, ...]:
     """The ticks of one stage, equal neighbours together."""
     out = []
-    for _, same in groupby(ticks(p, stage), key=lambda t: (t.chunks, *((name, m == BUBBLE) for name, m in t.passes))):
+    for _, same in groupby(
+        ticks(p, stage), key=lambda t: (t.chunks, *((name, m == BUBBLE) for name, m in t.passes))
+    ):
         found = list(same)
         out.append(Stretch(found[0], found[-1], len(found)))
     return tuple(out)

@@ -1,11 +1,14 @@
-"""One optimizer step as a Chrome trace (JSON): kernels on one track, collectives on another, in the order the program runs them.
+"""One optimizer step as a Chrome trace (JSON): kernels on one track, collectives on another, in the
+order the program runs them.
 
-The price has no overlap inside a step but the hidden share of gradient collectives, so the trace has none either: forward, backward, gradient
-reduction, optimizer. Its end is the step time of the strategy; what the runtime profile hides is left out.
-Equal microbatches are drawn once, with their count in the name.
+The price has no overlap inside a step but the hidden share of gradient collectives, so the trace
+has none either: forward, backward, gradient reduction, optimizer. Its end is the step time of the
+strategy; what the runtime profile hides is left out. Equal microbatches are drawn once, with their
+count in the name.
 
-With pipeline stages every stage is a process: per tick its passes by microbatch, bubbles by that name (where there are very many ticks, equal
-neighbours as one). What a full tick consists of, operator by operator, is a process of its own beside them; unequal stages have passes alone
+With pipeline stages every stage is a process: per tick its passes by microbatch, bubbles by that
+name (where there are very many ticks, equal neighbours as one). What a full tick consists of,
+operator by operator, is a process of its own beside them; unequal stages have passes alone
 (planner.report.trace_unequal). A process, too, is the memory of a device, as counters (bytes) by
 part over the last microbatch and what follows it, from time 0.
 """
@@ -38,19 +41,51 @@ class Track:
         self.events: list[dict[str, Any]] = []
         self.now, self.process = 0.0, process
         if name:
-            self.events += [{"name": "process_name", "ph": "M", "pid": process, "tid": 0, "args": {"name": name}},
-                            {"name": "process_sort_index", "ph": "M", "pid": process, "tid": 0, "args": {"sort_index": order}}]  # fmt: skip
-        self.events += [{"name": "thread_name", "ph": "M", "pid": process, "tid": t, "args": {"name": n}} for t, n in ((KERNELS, "kernels"), (LINKS, "collectives"))]
+            self.events += [
+                {
+                    "name": "process_name",
+                    "ph": "M",
+                    "pid": process,
+                    "tid": 0,
+                    "args": {"name": name},
+                },
+                {
+                    "name": "process_sort_index",
+                    "ph": "M",
+                    "pid": process,
+                    "tid": 0,
+                    "args": {"sort_index": order},
+                },
+            ]
+        self.events += [
+            {"name": "thread_name", "ph": "M", "pid": process, "tid": t, "args": {"name": n}}
+            for t, n in ((KERNELS, "kernels"), (LINKS, "collectives"))
+        ]
 
     def add(self, track: int, name: str, seconds: float, what: dict[str, Any]) -> None:
         start, end = (round(x * MICRO, 3) for x in (self.now, self.now + seconds))
         self.now += seconds
-        if end > start:  # ends and starts are rounded alike: a slice that ran into the next by a nanosecond would be nested in it
-            self.events.append({"name": name, "ph": "X", "pid": self.process, "tid": track, "ts": start, "dur": round(end - start, 3), "args": what})
+        if (
+            end > start
+            # ends and starts are rounded alike: a slice that ran into the next by a nanosecond
+            # would be nested in it
+        ):
+            self.events.append(
+                {
+                    "name": name,
+                    "ph": "X",
+                    "pid": self.process,
+                    "tid": track,
+                    "ts": start,
+                    "dur": round(end - start, 3),
+                    "args": what,
+                }
+            )
 
 
 def trace(p: Priced) -> str:
-    """The trace's JSON text; the sum of what is not hidden equals the step time, of every stage where there are several.
+    """The trace's JSON text; the sum of what is not hidden equals the step time, of every stage
+    where there are several.
 
     Raises PlanError P069 where the price is not made of single operators.
     """
@@ -68,12 +103,25 @@ def trace(p: Priced) -> str:
 
 
 def _memory(d: Detail, process: int) -> Iterator[dict[str, Any]]:
-    """Counters of what is held, a process of their own. Of two points of one time, a jump, the last counts for a viewer."""
+    """Counters of what is held, a process of their own. Of two points of one time, a jump, the last
+    counts for a viewer."""
     from planner.report.html.memory import series
 
     curve = series(d)
-    yield {"name": "process_name", "ph": "M", "pid": process, "tid": 0, "args": {"name": "memory of a device over the last microbatch"}}
-    yield {"name": "process_sort_index", "ph": "M", "pid": process, "tid": 0, "args": {"sort_index": process}}
+    yield {
+        "name": "process_name",
+        "ph": "M",
+        "pid": process,
+        "tid": 0,
+        "args": {"name": "memory of a device over the last microbatch"},
+    }
+    yield {
+        "name": "process_sort_index",
+        "ph": "M",
+        "pid": process,
+        "tid": 0,
+        "args": {"sort_index": process},
+    }
     for k, (seconds, total) in enumerate(zip(curve.times_s, curve.total_bytes, strict=True)):
         at = {"ph": "C", "pid": process, "tid": 0, "ts": round(seconds * MICRO, 3)}
         yield {"name": "total", **at, "args": {"bytes": round(total)}}
@@ -89,11 +137,14 @@ def _operators(p: Priced) -> Track:
         for t in (*node.inputs, *node.outputs):
             made.setdefault(graph.labels.get(t, t), i)
         made[node.id] = i
-    # A collective is drawn where its tensor is first seen; those of a repeated block stand for all repeats.
+    # A collective is drawn where its tensor is first seen; those of a repeated block stand for all
+    # repeats.
     at: dict[tuple[str, int], list[account.Use]] = {}
     for use in uses:
         at.setdefault((use.phase, made.get(use.what, 0)), []).append(use)
-    sent = {id(use): (s, hidden) for use, s, hidden in sent_s(p.base, p.flow, p.runs, uses, p.pricer)}
+    sent = {
+        id(use): (s, hidden) for use, s, hidden in sent_s(p.base, p.flow, p.runs, uses, p.pricer)
+    }
     times = [kernel_times(p.base, i, p.flow.split(i), p.pricer) for i in range(len(graph.nodes))]
     again = made_again(p.flow, p.runs)
     line = Track(name="a device")
@@ -102,17 +153,39 @@ def _operators(p: Priced) -> Track:
     def collectives(phase: str, i: int) -> None:
         for use in at.get((phase, i), ()):
             seconds, away = sent[id(use)]
-            line.add(LINKS, f"{use.kind} {'+'.join(use.axes)}", seconds - away, {"tensor": use.what, "bytes": use.payload_bytes, "count": use.count, "phase": phase})
+            line.add(
+                LINKS,
+                f"{use.kind} {'+'.join(use.axes)}",
+                seconds - away,
+                {
+                    "tensor": use.what,
+                    "bytes": use.payload_bytes,
+                    "count": use.count,
+                    "phase": phase,
+                },
+            )
 
     for i, node in enumerate(graph.nodes):
         collectives("forward", i)
-        line.add(KERNELS, f"{node.op}{note}", times[i][0] * micro, {"node": node.id, "phase": "forward"})
+        line.add(
+            KERNELS, f"{node.op}{note}", times[i][0] * micro, {"node": node.id, "phase": "forward"}
+        )
     for i in reversed(range(len(graph.nodes) if p.base.training else 0)):
         node = graph.nodes[i]
         collectives("recompute", i)
         if i in again:
-            line.add(KERNELS, f"{node.op} again{note}", times[i][0] * micro, {"node": node.id, "phase": "recompute"})
-        line.add(KERNELS, f"{node.op} backward{note}", times[i][1] * micro, {"node": node.id, "phase": "backward"})
+            line.add(
+                KERNELS,
+                f"{node.op} again{note}",
+                times[i][0] * micro,
+                {"node": node.id, "phase": "recompute"},
+            )
+        line.add(
+            KERNELS,
+            f"{node.op} backward{note}",
+            times[i][1] * micro,
+            {"node": node.id, "phase": "backward"},
+        )
         collectives("backward", i)
     for i in range(len(graph.nodes)):
         collectives("gradient", i)
@@ -123,7 +196,8 @@ def _operators(p: Priced) -> Track:
 
 
 def _stages(d: Detail) -> Iterator[Track]:
-    """A process per pipeline stage, then one with a full tick of any of them, operator by operator."""
+    """A process per pipeline stage, then one with a full tick of any of them, operator by
+    operator."""
     from planner.report.html.bars import ends_of, passes_of, total
     from planner.report.ticks import BUBBLE, PASSES, Stretch, stretches, ticks
 
@@ -131,18 +205,39 @@ def _stages(d: Detail) -> Iterator[Track]:
     assert p is not None
     passes = passes_of(d)
     sums = {name: total(parts) for name, parts in passes.items()}
-    names = {"forward": "forward", "late": "head and loss", "late_back": "head and loss backward", "backward": "backward"}
+    names = {
+        "forward": "forward",
+        "late": "head and loss",
+        "late_back": "head and loss backward",
+        "backward": "backward",
+    }
     single = p.stages * 2 * p.ticks <= MOST_TICKS
     for stage in range(p.stages):
         line = Track(stage, f"stage {stage}", stage)
         for s in [Stretch(t, t, 1) for t in ticks(p, stage)] if single else stretches(p, stage):
             for (name, m), (_, last) in zip(s.first.passes, s.last.passes, strict=True):
                 which = "" if m == BUBBLE else f" {m}" if m == last else f" {m} to {last}"
-                chunk = f" chunk {s.first.chunks[name == 'backward']}" if p.virtual > 1 and name in ("forward", "backward") else ""
+                chunk = (
+                    f" chunk {s.first.chunks[name == 'backward']}"
+                    if p.virtual > 1 and name in ("forward", "backward")
+                    else ""
+                )
                 words = "bubble" if m == BUBBLE else names[name] + which + chunk
-                work = s.count * sum(seconds for kind, seconds in sums[name].items() if kind != "comm")
-                line.add(KERNELS, words, work, {"pass": names[name], "microbatch": which.strip() or "none", "ticks": s.count})
-                line.add(LINKS, f"collectives of {names[name]}", s.count * sums[name].get("comm", 0.0), {"pass": names[name], "ticks": s.count})
+                work = s.count * sum(
+                    seconds for kind, seconds in sums[name].items() if kind != "comm"
+                )
+                line.add(
+                    KERNELS,
+                    words,
+                    work,
+                    {"pass": names[name], "microbatch": which.strip() or "none", "ticks": s.count},
+                )
+                line.add(
+                    LINKS,
+                    f"collectives of {names[name]}",
+                    s.count * sums[name].get("comm", 0.0),
+                    {"pass": names[name], "ticks": s.count},
+                )
         for part in ends_of(d):
             line.add(LINKS if "comm" in part.shares else KERNELS, part.label, part.time_s, {})
         yield line
@@ -159,4 +254,9 @@ def _inside(line: Track, d: Detail, part: Part, name: str) -> None:
 
     for piece in opened(d, part, name in ("late_back", "backward")):
         for kind, seconds in piece.shares.items():
-            line.add(LINKS if kind == "comm" else KERNELS, f"{piece.label}{f' x {part.repeats}' if part.repeats > 1 else ''}", seconds, {"what": piece.note, "kind": kind})
+            line.add(
+                LINKS if kind == "comm" else KERNELS,
+                f"{piece.label}{f' x {part.repeats}' if part.repeats > 1 else ''}",
+                seconds,
+                {"what": piece.note, "kind": kind},
+            )

@@ -1,6 +1,8 @@
-"""The verdict on a plan in one sentence: whether to run it, what it is better than and by how much, whether it fits with room, and how good it is known to be.
+"""The verdict on a plan in one sentence: whether to run it, what it is better than and by how much,
+whether it fits with room, and how good it is known to be.
 
-    Run this: 1.3 % faster than tensor 2 x data 4 + ZeRO-1, a tie; fits with 4.1 GiB to spare; proven the best of the 22 meshes tried
+Run this: 1.3 % faster than tensor 2 x data 4 + ZeRO-1, a tie; fits with 4.1 GiB to spare; proven
+the best of the 22 meshes tried
 """
 
 from __future__ import annotations
@@ -32,16 +34,25 @@ def verdict(s: Strategy) -> str:
     if c["fit"] == "no":
         lead, parts = "Do not run this", [fits(c), beside(s)]
     elif any(row["kind"] == "speed" for row in s.findings):
-        lead = f"Do not run this yet (MFU {percent(c['model_flops_utilization'])}: the first finding says why)"
+        lead = (
+            f"Do not run this yet (MFU {percent(c['model_flops_utilization'])}: the first finding"
+            " says why)"
+        )
     elif devices > 1 and c["distinct_work"] * devices < ALONE:
-        lead, parts = "One device does as well", [f"all {devices:,} do the same work", fits(c), proof(s)]
+        lead, parts = (
+            "One device does as well",
+            [f"all {devices:,} do the same work", fits(c), proof(s)],
+        )
     return f"{lead}: {'; '.join(part for part in parts if part)}"
 
 
 def beside(s: Strategy) -> str:
-    """`1.3 % faster than ZeRO-3, a tie`: held against the fastest baseline that fits; "" where the file has none."""
+    """`1.3 % faster than ZeRO-3, a tie`: held against the fastest baseline that fits; "" where the
+    file has none."""
     own = s.costs
-    rivals = {key: row for key, row in s.baselines.items() if key not in TABLES and key != WITH_ROOM}
+    rivals = {
+        key: row for key, row in s.baselines.items() if key not in TABLES and key != WITH_ROOM
+    }
     if not rivals or s.topology["devices"] < 2:
         return ""
     fitting = {key: row for key, row in rivals.items() if row["fit"] != "no"}
@@ -52,11 +63,21 @@ def beside(s: Strategy) -> str:
     if s.solver.get("from") == key:
         return f"it is {name}, and nothing that was searched is faster"
     rows = [(name, row)]
-    if key == "megatron" and (plain := {k: r for k, r in fitting.items() if k in PLAIN}):  # what most would run
-        rows += [(baseline_name(k, r), r) for k, r in [min(plain.items(), key=lambda kv: (kv[1]["step_time_s"], kv[0]))]]
+    if key == "megatron" and (
+        plain := {k: r for k, r in fitting.items() if k in PLAIN}
+    ):  # what most would run
+        rows += [
+            (baseline_name(k, r), r)
+            for k, r in [min(plain.items(), key=lambda kv: (kv[1]["step_time_s"], kv[0]))]
+        ]
     tied = [ties(own, r) for _, r in rows]
-    said = [f"{against(own, r)} {n}{_why_slower(s, r)}{', a tie,' if t and not all(tied) else ''}" for (n, r), t in zip(rows, tied, strict=True)]
-    return f"{' and '.join(said)}{'' if not all(tied) else TIED if len(rows) == 1 else TIES}".removesuffix(",")
+    said = [
+        f"{against(own, r)} {n}{_why_slower(s, r)}{', a tie,' if t and not all(tied) else ''}"
+        for (n, r), t in zip(rows, tied, strict=True)
+    ]
+    return f"{' and '.join(said)}{'' if not all(tied) else TIED if len(rows) == 1 else TIES}".removesuffix(
+        ","
+    )
 
 
 def against(own: Mapping[str, Any], other: Mapping[str, Any]) -> str:
@@ -68,7 +89,15 @@ def against(own: Mapping[str, Any], other: Mapping[str, Any]) -> str:
         return "as fast as"
     if ratio >= OFTEN:
         return f"{ratio:.3g} times as fast as"
-    return f"{percent(ratio - 1)} faster than" if ratio > 1 else f"{percent(1 / ratio - 1)} slower than" if ratio > 1 / OFTEN else f"{1 / ratio:.3g} times as slow as"
+    return (
+        f"{percent(ratio - 1)} faster than"
+        if ratio > 1
+        else (
+            f"{percent(1 / ratio - 1)} slower than"
+            if ratio > 1 / OFTEN
+            else f"{1 / ratio:.3g} times as slow as"
+        )
+    )
 
 
 def _why_slower(s: Strategy, row: Mapping[str, Any]) -> str:
@@ -86,7 +115,11 @@ def _why_slower(s: Strategy, row: Mapping[str, Any]) -> str:
 
 def fits(c: Mapping[str, Any]) -> str:
     """Whether it fits, and with how much room at the upper end of the range."""
-    limit, high, need = c["memory_limit_bytes"], c["memory_range_bytes"][1], c["memory_per_device_bytes"]
+    limit, high, need = (
+        c["memory_limit_bytes"],
+        c["memory_range_bytes"][1],
+        c["memory_per_device_bytes"],
+    )
     if c["fit"] == "yes":
         return f"fits with {show_bytes(max(0, limit - high))} to spare"
     if c["fit"] == "tight":
@@ -99,7 +132,11 @@ def repeated(s: Strategy) -> str:
     distinct = s.costs["distinct_work"]
     if distinct >= DISTINCT:
         return ""
-    return f"{percent(distinct)} of the work is distinct" + (", the rest bubbles, padding or done twice" if lockstep(s) else ", the rest padding or done twice")
+    return f"{percent(distinct)} of the work is distinct" + (
+        ", the rest bubbles, padding or done twice"
+        if lockstep(s)
+        else ", the rest padding or done twice"
+    )
 
 
 def proof(s: Strategy) -> str:
@@ -109,8 +146,17 @@ def proof(s: Strategy) -> str:
         return "priced as given"
     if found["status"] == "optimal":
         return f"proven the best of {covered(found)}{of_plans(s)}"
-    until = {"time": "best when the time was up", "interrupt": "best when it was interrupted"}.get(found.get("stopped", ""), "best found")
-    return until if found.get("gap") is None else f"{until}, within {percent(found['gap'])} of what is proven of {covered(found)}{of_plans(s)}"
+    until = {"time": "best when the time was up", "interrupt": "best when it was interrupted"}.get(
+        found.get("stopped", ""), "best found"
+    )
+    return (
+        until
+        if found.get("gap") is None
+        else (
+            f"{until}, within {percent(found['gap'])} of what is proven of"
+            f" {covered(found)}{of_plans(s)}"
+        )
+    )
 
 
 def of_plans(s: Strategy) -> str:

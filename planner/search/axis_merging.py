@@ -1,7 +1,10 @@
-"""Neighbouring axes that every decision uses as one, made one: plain ZeRO over a node and over nodes reads `data=64 (node + nodes)`, not as two axes.
+"""Neighbouring axes that every decision uses as one, made one: plain ZeRO over a node and over
+nodes reads `data=64 (node + nodes)`, not as two axes.
 
-A collective over both goes the same way over the same links as one over the axis they make, so nothing else changes. That is not trusted but asked: the plan is
-priced again, and stays on two axes where its price, its memory or the price of its problem is another, or where no file could say the mesh (planner.machine.mesh_choices).
+A collective over both goes the same way over the same links as one over the axis they make, so
+nothing else changes. That is not trusted but asked: the plan is priced again, and stays on two axes
+where its price, its memory or the price of its problem is another, or where no file could say the
+mesh (planner.machine.mesh_choices).
 """
 
 from __future__ import annotations
@@ -17,7 +20,13 @@ from planner.execution.plan import Plan
 from planner.machine.mesh_choices import pinned_mesh
 from planner.machine.topology import Mesh
 from planner.pricing.step_time import price_plan
-from planner.search.axis_names import Names, renamed_layout, renamed_mesh, renamed_plan, renamed_split
+from planner.search.axis_names import (
+    Names,
+    renamed_layout,
+    renamed_mesh,
+    renamed_plan,
+    renamed_split,
+)
 from planner.search.request import Candidate
 from planner.sharding.rule import Limits, Split
 from planner.solvers.problem import Problem, evaluate
@@ -32,12 +41,17 @@ SAME = 1e-9
 
 
 def used_alike(mesh: Mesh, plan: Plan, kept: Collection[str] = ()) -> Names:
-    """Axis -> the outermost of the neighbours that it is one with. kept: names that the user gave, which stay axes of their own."""
+    """Axis -> the outermost of the neighbours that it is one with. kept: names that the user gave,
+    which stay axes of their own."""
     splits = {id(s): s for s in plan.splits.values()}.values()
     names = {a.name: a.name for a in mesh.axes}
     for outer, inner in pairwise(mesh.inner):
         pair, both = (outer.name, inner.name), {outer.name, inner.name}
-        if not both & set(kept) and len(both & set(mesh.group)) != 1 and all(_beside(axes, pair) for s in splits for _, axes in s.pairs):
+        if (
+            not both & set(kept)
+            and len(both & set(mesh.group)) != 1
+            and all(_beside(axes, pair) for s in splits for _, axes in s.pairs)
+        ):
             names[inner.name] = names[outer.name]
     return names
 
@@ -47,8 +61,11 @@ def _beside(axes: tuple[str, ...], pair: tuple[str, str]) -> bool:
     return not set(pair) & set(axes) or pair in pairwise(axes)
 
 
-def joined(search: Search, best: Candidate, space: Space, choice: tuple[int, ...], problem: Problem) -> tuple[Candidate, Space, tuple[int, ...], Problem]:
-    """A plan, its space, choice and problem with axes that are used alike as one; as they are where there are none, or the price would be another."""
+def joined(
+    search: Search, best: Candidate, space: Space, choice: tuple[int, ...], problem: Problem
+) -> tuple[Candidate, Space, tuple[int, ...], Problem]:
+    """A plan, its space, choice and problem with axes that are used alike as one; as they are where
+    there are none, or the price would be another."""
     request, names = search.request, used_alike(best.mesh, best.plan, search.request.pins.named)
     as_is = best, space, choice, problem
     if all(a == b for a, b in names.items()):
@@ -58,10 +75,16 @@ def joined(search: Search, best: Candidate, space: Space, choice: tuple[int, ...
         if pinned_mesh(request.topology, dict(mesh.shape)).axes != mesh.axes:
             return as_is
         cost, _, _ = price_plan(space.base, plan, search.pricer(mesh))
-        if not isclose(cost.step_time_s, best.cost.step_time_s, rel_tol=SAME) or cost.memory != best.cost.memory:
+        if (
+            not isclose(cost.step_time_s, best.cost.step_time_s, rel_tol=SAME)
+            or cost.memory != best.cost.memory
+        ):
             return as_is
         one = _space(search, space, plan, mesh, names)
-        at = tuple(_place(v, names, w, k) for v, w, k in zip(one.variables, space.variables, choice, strict=True))
+        at = tuple(
+            _place(v, names, w, k)
+            for v, w, k in zip(one.variables, space.variables, choice, strict=True)
+        )
     except (PlanError, ValueError):  # across the links; a layout that is reached otherwise
         return as_is
     made = assemble(one, best.techniques, request.limit_bytes)
@@ -76,15 +99,29 @@ def _space(search: Search, space: Space, plan: Plan, mesh: Mesh, names: Names) -
     allowed: dict[int, tuple[Split, ...]] = {}
     for v in space.variables:
         if v.kind == "op":
-            left = (s for s in v.splits if all(_beside(axes, pair) for _, axes in s.pairs for pair in pairs))
+            left = (
+                s
+                for s in v.splits
+                if all(_beside(axes, pair) for _, axes in s.pairs for pair in pairs)
+            )
             allowed[v.node] = tuple(dict.fromkeys(renamed_split(s, names) for s in left))
     pricer = replace(search.space_pricer(mesh), offload=space.pricer.offload, memo={})
-    return build_space(space.base, pricer, limits=Limits(spatial=True), allowed=allowed, zero_axes=mesh.zero_axes, parts=plan.microbatches)
+    return build_space(
+        space.base,
+        pricer,
+        limits=Limits(spatial=True),
+        allowed=allowed,
+        zero_axes=mesh.zero_axes,
+        parts=plan.microbatches,
+    )
 
 
 def _place(v: Variable, names: Names, old: Variable, k: int) -> int:
-    """Where among the options of a variable of the joined space the old one's option k is. Raises ValueError where it is not."""
+    """Where among the options of a variable of the joined space the old one's option k is. Raises
+    ValueError where it is not."""
     if v.kind == "op":
         return v.splits.index(renamed_split(old.splits[k], names))
     here, made = old.layouts[k]
-    return v.layouts.index((renamed_layout(here, names), None if made is None else renamed_layout(made, names)))
+    return v.layouts.index(
+        (renamed_layout(here, names), None if made is None else renamed_layout(made, names))
+    )

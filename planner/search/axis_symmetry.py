@@ -1,8 +1,10 @@
 """Axes that only their place tells apart, in the order in which people expect them.
 
-Two axes of a mesh that take as much of the same levels of links cost the same, so that a plan and its mirror image, in which they change their parts,
-have one price and the search finds either. People look for the batch on the outermost axis and for tensor parallelism on the innermost, where other
-planners' programs have them and where links may be faster than the file of the machine knows: of mirror images the one in that order is given.
+Two axes of a mesh that take as much of the same levels of links cost the same, so that a plan and
+its mirror image, in which they change their parts, have one price and the search finds either.
+People look for the batch on the outermost axis and for tensor parallelism on the innermost, where
+other planners' programs have them and where links may be faster than the file of the machine knows:
+of mirror images the one in that order is given.
 """
 
 from __future__ import annotations
@@ -18,20 +20,32 @@ from planner.space.build import Space, Variable
 
 
 def exchanged(mesh: Mesh, roles: Names, kept: Collection[str] = ()) -> Names:
-    """Axis -> the axis that is to have its part, so that among axes alike data is outermost and model innermost; {} where they stand so already.
+    """Axis -> the axis that is to have its part, so that among axes alike data is outermost and
+    model innermost; {} where they stand so already.
 
-    roles: the axis' name by what it cuts (planner.search.axis_names.axis_names); kept: names that the user gave, which stay where they are."""
+    roles: the axis' name by what it cuts (planner.search.axis_names.axis_names); kept: names that
+    the user gave, which stay where they are.
+    """
     movable = [a for a in mesh.inner if a.name not in kept and role_named(roles[a.name])]
     found: dict[str, str] = {}
     for alike in dict.fromkeys((a.parts, a.name in mesh.group) for a in movable):
         names = [a.name for a in movable if (a.parts, a.name in mesh.group) == alike]
-        wanted = sorted(names, key=lambda name: ROLES.index(role_named(roles[name])))  # stable: those of one role keep their order
-        found.update((source, target) for source, target in zip(wanted, names, strict=True) if source != target)
+        wanted = sorted(
+            names, key=lambda name: ROLES.index(role_named(roles[name]))
+        )  # stable: those of one role keep their order
+        found.update(
+            (source, target)
+            for source, target in zip(wanted, names, strict=True)
+            if source != target
+        )
     return found
 
 
-def mirrored(space: Space, choice: Sequence[int], mesh: Mesh, swap: Mapping[str, str]) -> tuple[int, ...] | None:
-    """The choice with axes exchanged, None where the space does not offer it (a dim that two of them cut stands in one order only)."""
+def mirrored(
+    space: Space, choice: Sequence[int], mesh: Mesh, swap: Mapping[str, str]
+) -> tuple[int, ...] | None:
+    """The choice with axes exchanged, None where the space does not offer it (a dim that two of
+    them cut stands in one order only)."""
     order = {name: k for k, (name, _) in enumerate(mesh.shape)}
 
     def axes(old: Axes, by_place: bool) -> Axes:
@@ -39,7 +53,9 @@ def mirrored(space: Space, choice: Sequence[int], mesh: Mesh, swap: Mapping[str,
         return tuple(sorted(new, key=order.__getitem__) if by_place else new)
 
     def layout(old: Layout) -> Layout:
-        return Layout(tuple(axes(d, False) for d in old.dims), axes(old.partial, True), axes(old.fan, True))
+        return Layout(
+            tuple(axes(d, False) for d in old.dims), axes(old.partial, True), axes(old.fan, True)
+        )
 
     def split(old: Split) -> Split:
         return Split(tuple((factor, axes(a, False)) for factor, a in old.pairs))

@@ -17,15 +17,18 @@ from planner.pricing.bucketing import AUTO, NOTABLE, OPEN, SIZES, TIE, _joined, 
 
 
 def searched(runtime: Runtime, asked: int | str) -> Runtime:
-    """The profile that a search with a pinned bucket prices by: that of its size, or of the largest that AUTO tries, so that what is proven holds for all."""
+    """The profile that a search with a pinned bucket prices by: that of its size, or of the largest
+    that AUTO tries, so that what is proven holds for all."""
     if not asked or asked == OPEN:
         return runtime
     return replace(runtime, bucket_bytes=float(SIZES[-1] if asked == AUTO else asked))
 
 
 def priced(base: Base, plan: Plan, pricer: Pricer, asked: int | str) -> tuple[Plan, Cost]:
-    """The plan with buckets of the size asked for, and its price. Of AUTO the smallest size that ties with the best; of OPEN the same where it is notably faster than the
-    compiler's own. Raises PlanError P068 where its blocks cannot be dealt out over pipeline stages."""
+    """The plan with buckets of the size asked for, and its price. Of AUTO the smallest size that
+    ties with the best; of OPEN the same where it is notably faster than the compiler's own. Raises
+    PlanError P068 where its blocks cannot be dealt out over pipeline stages.
+    """
     from planner.pricing.step_time import derived, price_flow, price_plan, price_resent
 
     if isinstance(asked, int):
@@ -34,11 +37,26 @@ def priced(base: Base, plan: Plan, pricer: Pricer, asked: int | str) -> tuple[Pl
     flow, runs = derived(base, plan)
     uses = account.collectives(flow, runs, pricer.itemsize)
     cost = price_flow(base, flow, runs, pricer, uses)
-    if asked == OPEN and (plan.copies > 1 or cost.launch_time_s <= NOTABLE * cost.step_time_s):  # copies ask for launches of their own size (planner.pricing.microbatch_overlap)
+    if asked == OPEN and (
+        plan.copies > 1 or cost.launch_time_s <= NOTABLE * cost.step_time_s
+    ):  # copies ask for launches of their own size (planner.pricing.microbatch_overlap)
         return plan, cost
     few = _joined(uses)
-    times = {size: sum(s - hidden for use, s, hidden in seconds(few, pricer, launched(few, size)) if use.bucketed) for size in SIZES}
+    times = {
+        size: sum(
+            s - hidden
+            for use, s, hidden in seconds(few, pricer, launched(few, size))
+            if use.bucketed
+        )
+        for size in SIZES
+    }
     least = min(times.values())
-    sized = replace(plan, bucket_bytes=next(size for size in SIZES if times[size] <= least * (1 + TIE)))
+    sized = replace(
+        plan, bucket_bytes=next(size for size in SIZES if times[size] <= least * (1 + TIE))
+    )
     best = price_resent(base, replace(flow, plan=sized), runs, pricer, uses, cost)
-    return (plan, cost) if asked == OPEN and best.step_time_s >= cost.step_time_s * (1 - NOTABLE) else (sized, best)
+    return (
+        (plan, cost)
+        if asked == OPEN and best.step_time_s >= cost.step_time_s * (1 - NOTABLE)
+        else (sized, best)
+    )

@@ -17,16 +17,39 @@ DEFAULT_RUNTIME = "jax-shard_map"
 
 
 def asked(request: Any, objective: str, mode: str) -> dict[str, Any]:
-    """What of a request the plan alone does not tell, for its file: pins, and an objective or mode other than the usual one."""
+    """What of a request the plan alone does not tell, for its file: pins, and an objective or mode
+    other than the usual one."""
     pins = {} if request.pins.empty else {"pins": request.pins.table()}
-    return pins | ({"objective": objective} if objective != "step" else {}) | ({"mode": mode} if mode != "auto" else {})
+    return (
+        pins
+        | ({"objective": objective} if objective != "step" else {})
+        | ({"mode": mode} if mode != "auto" else {})
+    )
 
 
-def make_request(*, devices: int | None, hardware: str | None, topology: str | Path | None, workload: str = "train", mode: str = "auto", solver: str = "auto",
-                 pins: Any = None, objective: str = "step", memory_limit_bytes: int | None = None, memory_reserve_bytes: int | None = None,
-                 runtime: str = DEFAULT_RUNTIME, optimizer: str = "adamw", precision: str = DEFAULT_PRECISION, time_limit_s: float | None = None,
-                 seed: int = 0, fold: bool = True, baselines: bool = True,
-                 cache: Cache | str | Path | None = None, incremental: bool = False, backend: str = "") -> Any:  # fmt: skip
+def make_request(
+    *,
+    devices: int | None,
+    hardware: str | None,
+    topology: str | Path | None,
+    workload: str = "train",
+    mode: str = "auto",
+    solver: str = "auto",
+    pins: Any = None,
+    objective: str = "step",
+    memory_limit_bytes: int | None = None,
+    memory_reserve_bytes: int | None = None,
+    runtime: str = DEFAULT_RUNTIME,
+    optimizer: str = "adamw",
+    precision: str = DEFAULT_PRECISION,
+    time_limit_s: float | None = None,
+    seed: int = 0,
+    fold: bool = True,
+    baselines: bool = True,
+    cache: Cache | str | Path | None = None,
+    incremental: bool = False,
+    backend: str = "",
+) -> Any:
     """Check the options against what exists and build the search request."""
     from costmodels.capacity import capacity
     from costmodels.precision import OPTIMIZERS, load_recipe, recipe_names
@@ -39,10 +62,22 @@ def make_request(*, devices: int | None, hardware: str | None, topology: str | P
     from planner.space.propagation import MODES
 
     if incremental and cache is None:
-        raise PlanError("P003", "an incremental plan keeps decisions of one in the cache, and there is none", help=["--cache DIR and no --no-cache, or leave out --incremental"])
+        raise PlanError(
+            "P003",
+            "an incremental plan keeps decisions of one in the cache, and there is none",
+            help=["--cache DIR and no --no-cache, or leave out --incremental"],
+        )
     if topology is not None and hardware is not None:
-        raise PlanError("P016", "--topology and --hardware both describe the machine", help=["give one of them: a topology file names its own device"])
-    machine = from_file(topology, devices) if topology is not None else for_devices(hardware or DEFAULT_HARDWARE, devices)
+        raise PlanError(
+            "P016",
+            "--topology and --hardware both describe the machine",
+            help=["give one of them: a topology file names its own device"],
+        )
+    machine = (
+        from_file(topology, devices)
+        if topology is not None
+        else for_devices(hardware or DEFAULT_HARDWARE, devices)
+    )
     choose("precision", precision, recipe_names())
     choose("optimizer", optimizer, OPTIMIZERS)
     choose("runtime", runtime, tuple(RUNTIMES))
@@ -51,33 +86,85 @@ def make_request(*, devices: int | None, hardware: str | None, topology: str | P
     choose("objective", objective, ("step", "memory"))
     choose("workload", workload, ("train", "infer"))
     if mode == "manual":
-        raise PlanError("P059", "--mode manual prices one strategy file as it is, and here plans are searched for", help=["plan MODEL --mode manual --pin strategy.json"])
+        raise PlanError(
+            "P059",
+            "--mode manual prices one strategy file as it is, and here plans are searched for",
+            help=["plan MODEL --mode manual --pin strategy.json"],
+        )
     parsed = pins if isinstance(pins, Pins) else parse_pins(pins)
     if mode == "semi-auto" and parsed.empty:
-        raise PlanError("P059", "--mode semi-auto completes pins, and there are none", help=["--pin tp=8 or a TOML file, or --mode auto"])
+        raise PlanError(
+            "P059",
+            "--mode semi-auto completes pins, and there are none",
+            help=["--pin tp=8 or a TOML file, or --mode auto"],
+        )
     if mode in MODES:
         if not parsed.mesh or not parsed.nodes:
-            raise PlanError("P059", f"--mode {mode} takes the mesh and the splits of some operators from the user, and there are none",
-                            help=["--pin FILE.toml with [mesh] and a table per operator or parameter (docs/modes.md)"])  # fmt: skip
-        parsed = replace(parsed, techniques={"zero_stage": 0, "recompute": "none", "microbatches": parsed.techniques.get("copies", 1), "copies": 1, **parsed.techniques})
+            raise PlanError(
+                "P059",
+                f"--mode {mode} takes the mesh and the splits of some operators from the user, and"
+                " there are none",
+                help=[
+                    "--pin FILE.toml with [mesh] and a table per operator or parameter"
+                    " (docs/modes.md)"
+                ],
+            )
+        parsed = replace(
+            parsed,
+            techniques={
+                "zero_stage": 0,
+                "recompute": "none",
+                "microbatches": parsed.techniques.get("copies", 1),
+                "copies": 1,
+                **parsed.techniques,
+            },
+        )
     refuse_copies(parsed, workload, runtime)
     refuse_training(parsed, workload)
     partitioned = refuse_partitioned(parsed, runtime, backend)
     profile = searched(RUNTIMES[runtime], pinned_bucket(parsed, machine.device, workload, runtime))
-    return Request(machine, capacity(machine.device, machine.devices, memory_reserve_bytes), load_recipe(precision, optimizer, workload == "train"),
-                   profile, solver, mode, objective, parsed, memory_limit_bytes, time_limit_s, seed, fold, baselines,
-                   offload=pinned_offload(parsed, workload, runtime), cache=cache if isinstance(cache, Cache) or cache is None else Cache.chosen(cache),
-                   partitioned=partitioned, incremental=incremental)  # fmt: skip
+    return Request(
+        machine,
+        capacity(machine.device, machine.devices, memory_reserve_bytes),
+        load_recipe(precision, optimizer, workload == "train"),
+        profile,
+        solver,
+        mode,
+        objective,
+        parsed,
+        memory_limit_bytes,
+        time_limit_s,
+        seed,
+        fold,
+        baselines,
+        offload=pinned_offload(parsed, workload, runtime),
+        cache=cache if isinstance(cache, Cache) or cache is None else Cache.chosen(cache),
+        partitioned=partitioned,
+        incremental=incremental,
+    )
 
 
 def pinned_offload(pins: Any, workload: str, runtime: str) -> tuple[str, ...]:
-    """What the pins send to the host's memory. Raises PlanError P024 where no program that does so is written."""
+    """What the pins send to the host's memory. Raises PlanError P024 where no program that does so
+    is written."""
     from costmodels.runtimes import RUNTIMES
 
     offload: tuple[str, ...] = pins.techniques.get("offload", ())
-    why = "inference keeps no optimizer state" if workload != "train" else f"--runtime {runtime} is priced as that framework runs" if RUNTIMES[runtime].kernels is not None else ""
+    why = (
+        "inference keeps no optimizer state"
+        if workload != "train"
+        else (
+            f"--runtime {runtime} is priced as that framework runs"
+            if RUNTIMES[runtime].kernels is not None
+            else ""
+        )
+    )
     if offload and why:
-        raise PlanError("P024", f"pin offload = {'+'.join(offload)} contradicts the request: {why}", help=["remove the pin"])
+        raise PlanError(
+            "P024",
+            f"pin offload = {'+'.join(offload)} contradicts the request: {why}",
+            help=["remove the pin"],
+        )
     return offload
 
 
@@ -86,57 +173,111 @@ def refuse_copies(pins: Any, workload: str, runtime: str) -> None:
     from costmodels.runtimes import RUNTIMES
 
     copies = pins.techniques.get("copies", 1)
-    why = ("inference has no microbatches" if workload != "train" else f"--runtime {runtime} is priced as that framework runs" if RUNTIMES[runtime].kernels is not None
-           else "")  # fmt: skip
+    why = (
+        "inference has no microbatches"
+        if workload != "train"
+        else (
+            f"--runtime {runtime} is priced as that framework runs"
+            if RUNTIMES[runtime].kernels is not None
+            else ""
+        )
+    )
     if copies > 1 and why:
-        raise PlanError("P024", f"pin copies = {copies} contradicts the request: {why}", help=["remove the pin"])
+        raise PlanError(
+            "P024", f"pin copies = {copies} contradicts the request: {why}", help=["remove the pin"]
+        )
 
 
 def refuse_partitioned(pins: Any, runtime: str, backend: str) -> bool:
-    """Whether the program's collectives are placed by the compiler's partitioner. Raises PlanError P024 for pins that only programs with collectives of their own keep."""
+    """Whether the program's collectives are placed by the compiler's partitioner. Raises PlanError
+    P024 for pins that only programs with collectives of their own keep."""
     from planner.sharding.layout import STAGE
 
     if backend:
         choose("backend", backend, ("shard_map", "jit"))
-    asked = "--backend jit" if backend == "jit" else "--runtime jax-jit" if runtime == "jax-jit" else ""
+    asked = (
+        "--backend jit" if backend == "jit" else "--runtime jax-jit" if runtime == "jax-jit" else ""
+    )
     if not asked:
         return False
     techniques, stages = pins.techniques, min(pins.mesh.get(STAGE, (1,)))
-    pinned = {"copies": techniques.get("copies", 1), "offload": "+".join(techniques.get("offload", ())), "pp": stages,
-              "schedule": techniques.get("schedule", ""), "virtual": techniques.get("virtual", 1)}  # fmt: skip
+    pinned = {
+        "copies": techniques.get("copies", 1),
+        "offload": "+".join(techniques.get("offload", ())),
+        "pp": stages,
+        "schedule": techniques.get("schedule", ""),
+        "virtual": techniques.get("virtual", 1),
+    }
     for key, value in pinned.items():
         if value not in (1, ""):
-            what = {"copies": "several copies of the batch at the same time are", "offload": "what waits in the host's memory is"}.get(key, "pipeline stages are")
+            what = {
+                "copies": "several copies of the batch at the same time are",
+                "offload": "what waits in the host's memory is",
+            }.get(key, "pipeline stages are")
             instead = "--backend shard_map" if backend == "jit" else "--runtime jax-shard_map"
-            raise PlanError("P024", f"pin {key} = {value} contradicts {asked}: {what} written for shard_map only", help=[f"{instead}, or remove the pin"])
+            raise PlanError(
+                "P024",
+                f"pin {key} = {value} contradicts {asked}: {what} written for shard_map only",
+                help=[f"{instead}, or remove the pin"],
+            )
     return True
 
 
 def refuse_tables(offload: tuple[str, ...], tables: str) -> None:
-    """Raises PlanError P076 where optimizer state and tables are both sent to hosts, which no program does."""
+    """Raises PlanError P076 where optimizer state and tables are both sent to hosts, which no
+    program does."""
     if offload and tables != "device":
-        raise PlanError("P076", f"tables on hosts (--tables {tables}) and pin offload = {'+'.join(offload)} do not go together in a program",
-                        help=["pin offload=none, or --tables device"])  # fmt: skip
+        raise PlanError(
+            "P076",
+            f"tables on hosts (--tables {tables}) and pin offload = {'+'.join(offload)} do not go"
+            " together in a program",
+            help=["pin offload=none, or --tables device"],
+        )
 
 
 def refuse_training(pins: Any, workload: str) -> None:
-    """Raises PlanError P024 for what only a training step does where none is planned; its neutral values say nothing."""
-    neutral = {"zero_stage": 0, "zero_group": None, "recompute": "none", "microbatches": 1, "virtual": 1}
+    """Raises PlanError P024 for what only a training step does where none is planned; its neutral
+    values say nothing."""
+    neutral = {
+        "zero_stage": 0,
+        "zero_group": None,
+        "recompute": "none",
+        "microbatches": 1,
+        "virtual": 1,
+    }
     asked = next((k for k, v in pins.techniques.items() if k in neutral and v != neutral[k]), "")
     if workload != "train" and asked:
-        raise PlanError("P024", f"pin {asked} = {pins.techniques[asked]} contradicts the request: inference has no backward pass, and takes its batch at once",
-                        help=["remove the pin"])  # fmt: skip
+        raise PlanError(
+            "P024",
+            f"pin {asked} = {pins.techniques[asked]} contradicts the request: inference has no"
+            " backward pass, and takes its batch at once",
+            help=["remove the pin"],
+        )
 
 
 def pinned_bucket(pins: Any, device: Any, workload: str, runtime: str) -> int | str:
-    """The pinned size of what is sent together. Raises PlanError P024 where no program can be told of it."""
+    """The pinned size of what is sent together. Raises PlanError P024 where no program can be told
+    of it."""
     from costmodels.runtimes import RUNTIMES
 
     bucket: int | str = pins.techniques.get("bucket", 0)
-    why = (f"the compiler for {device.kind} has no such setting" if device.kind != "gpu" else "inference has nothing that waits to be sent together" if workload != "train"
-           else f"--runtime {runtime} is priced as that framework runs" if RUNTIMES[runtime].kernels is not None else "")  # fmt: skip
+    why = (
+        f"the compiler for {device.kind} has no such setting"
+        if device.kind != "gpu"
+        else (
+            "inference has nothing that waits to be sent together"
+            if workload != "train"
+            else (
+                f"--runtime {runtime} is priced as that framework runs"
+                if RUNTIMES[runtime].kernels is not None
+                else ""
+            )
+        )
+    )
     if bucket and why:
-        raise PlanError("P024", f"pin bucket = {bucket} contradicts the request: {why}", help=["remove the pin"])
+        raise PlanError(
+            "P024", f"pin bucket = {bucket} contradicts the request: {why}", help=["remove the pin"]
+        )
     return bucket
 
 
@@ -144,7 +285,12 @@ def refuse_unsupported(base: Any) -> None:
     """--strict: an operator without a rule is an error."""
     bad = sorted({r for r in base.reasons if r})
     if bad:
-        raise PlanError("P027", f"{len(bad)} kinds of operators have no rule and would be replicated", detail=bad, help=["leave --strict out to plan them replicated"])
+        raise PlanError(
+            "P027",
+            f"{len(bad)} kinds of operators have no rule and would be replicated",
+            detail=bad,
+            help=["leave --strict out to plan them replicated"],
+        )
 
 
 def assumptions(model: Any, request: Any, hardware: str | None, topology: Any) -> tuple[str, ...]:
@@ -166,20 +312,31 @@ def assumptions(model: Any, request: Any, hardware: str | None, topology: Any) -
     reserve = request.capacity.reserve / 2**30
     out.append(f"{reserve:.3g} GiB a device kept free (--memory-reserve)")
     if request.memory_limit_bytes is not None and request.limit_bytes < request.memory_limit_bytes:
-        out.append(f"--memory-limit {show_bytes(request.memory_limit_bytes)} is more than a device has: {show_bytes(request.limit_bytes)} are usable")
+        out.append(
+            f"--memory-limit {show_bytes(request.memory_limit_bytes)} is more than a device has:"
+            f" {show_bytes(request.limit_bytes)} are usable"
+        )
     if model.workload.batch is None and model.workload.tokens_per_step is None:
         out.append(f"batch {model.batch} (--batch)")
     out += model.said
     shape = () if request.topology.groups else request.topology.notes
-    return (*out, *said(model.plain), *shape, *(note for note in model.plain.notes if not isinstance(note, Finding)))
+    return (
+        *out,
+        *said(model.plain),
+        *shape,
+        *(note for note in model.plain.notes if not isinstance(note, Finding)),
+    )
 
 
 def _gpu_memory(strategy: Strategy) -> float | None:
-    """Share of a GPU's memory that the plan may use; None for other devices, and where the device's own file is not at hand."""
+    """Share of a GPU's memory that the plan may use; None for other devices, and where the device's
+    own file is not at hand."""
     from costmodels.capacity import preallocation
     from planner.machine.topology import from_json
 
     try:
-        return preallocation(from_json(strategy.topology).device, int(strategy.costs["memory_limit_bytes"]))
+        return preallocation(
+            from_json(strategy.topology).device, int(strategy.costs["memory_limit_bytes"])
+        )
     except PlanError:
         return None

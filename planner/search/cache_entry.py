@@ -1,11 +1,14 @@
 """What a search found, as an entry of the cache and back.
 
-An entry says what was decided, not what it costs: on the way back the graph is read, the winner and the baselines are priced anew, the winner's problem is built again
-from the splits that its space had, and its choice judged (`planner.solvers.problem.evaluate`). Where anything comes out other than it was, there is nothing to recall.
-So an entry can leave work out, but not make a plan look better than it is. Searches that were cut short, or found nothing, are not kept.
+An entry says what was decided, not what it costs: on the way back the graph is read, the winner and
+the baselines are priced anew, the winner's problem is built again from the splits that its space
+had, and its choice judged (`planner.solvers.problem.evaluate`). Where anything comes out other than
+it was, there is nothing to recall. So an entry can leave work out, but not make a plan look better
+than it is. Searches that were cut short, or found nothing, are not kept.
 
-Splits are written once each, as a list that rows of numbers point into; a row goes through the classes of nodes in order. No name of the model is in it: a model that is called
-otherwise has the same entry (planner.cache.content_digest).
+Splits are written once each, as a list that rows of numbers point into; a row goes through the
+classes of nodes in order. No name of the model is in it: a model that is called otherwise has the
+same entry (planner.cache.content_digest).
 """
 
 from __future__ import annotations
@@ -56,18 +59,39 @@ def kept(found: Found) -> dict[str, Any] | None:
 
     def candidate(c: Candidate, base: Base) -> dict[str, Any]:
         nodes = base.graph.nodes
-        return {"label": c.label, "mesh": [[a.name, a.parts] for a in c.mesh.axes], "group": c.mesh.group, "splits": row(c.plan.splits[nodes[i].id] for i in base.times),
-                "techniques": asdict(c.techniques), "offload": c.plan.offload, "copies": c.plan.copies, "objective_s": c.objective_s, "bound_s": c.bound_s, "status": c.status,
-                "step_time_s": c.cost.step_time_s, "memory_bytes": c.cost.memory.total}  # fmt: skip
+        return {
+            "label": c.label,
+            "mesh": [[a.name, a.parts] for a in c.mesh.axes],
+            "group": c.mesh.group,
+            "splits": row(c.plan.splits[nodes[i].id] for i in base.times),
+            "techniques": asdict(c.techniques),
+            "offload": c.plan.offload,
+            "copies": c.plan.copies,
+            "objective_s": c.objective_s,
+            "bound_s": c.bound_s,
+            "status": c.status,
+            "step_time_s": c.cost.step_time_s,
+            "memory_bytes": c.cost.memory.total,
+        }
 
     ops = [v for v in space.variables if v.kind == "op"]
-    others = [_pair(v, k) for v, k in zip(space.variables, found.choice, strict=True) if v.kind != "op"]
+    others = [
+        _pair(v, k) for v, k in zip(space.variables, found.choice, strict=True) if v.kind != "op"
+    ]
     return {
-        "best": candidate(best, found.base), "baselines": {label: candidate(c, found.base) for label, c in found.baselines.items()},
-        "space": [row(v.splits) for v in ops], "layouts": others, "offload": space.pricer.offload, "cost": evaluate(found.problem, found.choice).cost,
-        "bound_s": found.bound_s, "bound_bytes": found.bound_bytes, "bound_of_all_s": found.bound_of_all_s, "covers": [c.to_json() for c in found.covers],
-        "tried": found.tried, "palette": [s.pairs for s in palette],
-    }  # fmt: skip
+        "best": candidate(best, found.base),
+        "baselines": {label: candidate(c, found.base) for label, c in found.baselines.items()},
+        "space": [row(v.splits) for v in ops],
+        "layouts": others,
+        "offload": space.pricer.offload,
+        "cost": evaluate(found.problem, found.choice).cost,
+        "bound_s": found.bound_s,
+        "bound_bytes": found.bound_bytes,
+        "bound_of_all_s": found.bound_of_all_s,
+        "covers": [c.to_json() for c in found.covers],
+        "tried": found.tried,
+        "palette": [s.pairs for s in palette],
+    }
 
 
 def recalled(search: Search, entry: Any) -> Found | None:
@@ -81,25 +105,52 @@ def recalled(search: Search, entry: Any) -> Found | None:
 def _recalled(search: Search, entry: Mapping[str, Any]) -> Found:
     palette = _palette(entry)
     best = _candidate(search, entry["best"], palette)
-    baselines = {_text(label): _candidate(search, row, palette) for label, row in entry["baselines"].items()}
+    baselines = {
+        _text(label): _candidate(search, row, palette) for label, row in entry["baselines"].items()
+    }
     base = search.base(best.plan.microbatches)
-    if base is None or not search.confirmed(best.plan.microbatches) or best.cost.memory.total > search.request.limit_bytes:
+    if (
+        base is None
+        or not search.confirmed(best.plan.microbatches)
+        or best.cost.memory.total > search.request.limit_bytes
+    ):
         raise Stale
     space = _space(search, base, best, entry, palette)
     choice = _choice(space, best, entry["layouts"])
     problem = assemble(space, best.techniques, search.request.limit_bytes)
     bound, tried, of = _number(entry["bound_s"]), entry["tried"], entry["bound_bytes"]
-    if evaluate(problem, choice).cost != entry["cost"] or abs(entry["cost"] / PICO - best.objective_s) > 1e-6 * best.objective_s:
+    if (
+        evaluate(problem, choice).cost != entry["cost"]
+        or abs(entry["cost"] / PICO - best.objective_s) > 1e-6 * best.objective_s
+    ):
         raise Stale
-    if not 0 <= bound <= best.cost.step_time_s * (1 + 1e-6) or not isinstance(tried, int) or tried < 1 or not (of is None or type(of) is int):
+    if (
+        not 0 <= bound <= best.cost.step_time_s * (1 + 1e-6)
+        or not isinstance(tried, int)
+        or tried < 1
+        or not (of is None or type(of) is int)
+    ):
         raise Stale
     covers = tuple(map(Covered.from_json, entry["covers"]))
-    return Found(best, baselines, base, space, choice, problem, bound, tried, bound_bytes=of, bound_of_all_s=_number(entry["bound_of_all_s"]), covers=covers)
+    return Found(
+        best,
+        baselines,
+        base,
+        space,
+        choice,
+        problem,
+        bound,
+        tried,
+        bound_bytes=of,
+        bound_of_all_s=_number(entry["bound_of_all_s"]),
+        covers=covers,
+    )
 
 
 @dataclass(frozen=True)
 class Decided:
-    """What an entry's plan decided for each class of nodes, in their order, and in what circumstances. offload: what its search had in the host's memory."""
+    """What an entry's plan decided for each class of nodes, in their order, and in what
+    circumstances. offload: what its search had in the host's memory."""
 
     mesh: Mesh
     splits: tuple[Split, ...]
@@ -114,20 +165,37 @@ def decided(entry: Any, topology: Topology, classes: int) -> Decided | None:
         mesh = _mesh(entry["best"], topology)
         palette = _palette(entry)
         splits = tuple([palette[k] for k in entry["best"]["splits"]])
-        offload, copies, step = tuple(map(_text, entry["offload"])), int(entry["best"]["copies"]), _number(entry["best"]["step_time_s"])
+        offload, copies, step = (
+            tuple(map(_text, entry["offload"])),
+            int(entry["best"]["copies"]),
+            _number(entry["best"]["step_time_s"]),
+        )
     except UNHELD:
         return None
     axes = {a.name for a in mesh.inner}
-    return Decided(mesh, splits, offload, copies, step) if len(splits) == classes and all(s.used <= axes for s in splits) else None
+    return (
+        Decided(mesh, splits, offload, copies, step)
+        if len(splits) == classes and all(s.used <= axes for s in splits)
+        else None
+    )
 
 
 def _palette(entry: Mapping[str, Any]) -> tuple[Split, ...]:
-    return tuple(Split.of({_text(f): [_text(a) for a in axes] for f, axes in pairs}) for pairs in entry["palette"])
+    return tuple(
+        Split.of({_text(f): [_text(a) for a in axes] for f, axes in pairs})
+        for pairs in entry["palette"]
+    )
 
 
 def _mesh(row: Mapping[str, Any], topology: Topology) -> Mesh:
     """The mesh of a plan. Raises Stale where it is none of the machine."""
-    mesh = Mesh(tuple(MeshAxis(_text(name), tuple((int(at), int(n)) for at, n in parts)) for name, parts in row["mesh"]), tuple(map(_text, row["group"])))
+    mesh = Mesh(
+        tuple(
+            MeshAxis(_text(name), tuple((int(at), int(n)) for at, n in parts))
+            for name, parts in row["mesh"]
+        ),
+        tuple(map(_text, row["group"])),
+    )
     if not _lies_on(mesh, topology):
         raise Stale
     return mesh
@@ -140,24 +208,66 @@ def _candidate(search: Search, row: Mapping[str, Any], palette: tuple[Split, ...
     base = search.base(t.microbatches)
     if base is None:
         raise Stale
-    if row["copies"] not in COPIES or t.microbatches % row["copies"] or (row["copies"] > 1 and mesh.stages > 1):
+    if (
+        row["copies"] not in COPIES
+        or t.microbatches % row["copies"]
+        or (row["copies"] > 1 and mesh.stages > 1)
+    ):
         raise Stale
     inner, limits = dict(Mesh(mesh.inner).shape), Limits(spatial=True)
     splits = dict(zip(base.times, (palette[k] for k in row["splits"]), strict=True))
     if not all(legal(base.rules[i], s, inner, limits) for i, s in splits.items()):
         raise Stale
-    plan = Plan(mesh.shape, {node.id: splits[base.shared[i]] for i, node in enumerate(base.graph.nodes)}, t.zero, mesh.zero_axes, t.recompute, t.microbatches, base.runs,
-                schedule=t.schedule if mesh.stages > 1 else "", virtual=t.virtual, offload=tuple(map(_text, row["offload"])), copies=row["copies"])  # fmt: skip
-    pricer = Pricer(request.topology, mesh, request.runtime, request.recipe, offload=request.offload)
-    plan, cost = priced(base, with_cuts(base, plan, pricer, (request.limit_bytes, request.roomy_bytes), request.widths), pricer, request.bucket)
-    if cost.step_time_s != row["step_time_s"] or cost.memory.total != row["memory_bytes"] or row["status"] not in ("optimal", "feasible"):
+    plan = Plan(
+        mesh.shape,
+        {node.id: splits[base.shared[i]] for i, node in enumerate(base.graph.nodes)},
+        t.zero,
+        mesh.zero_axes,
+        t.recompute,
+        t.microbatches,
+        base.runs,
+        schedule=t.schedule if mesh.stages > 1 else "",
+        virtual=t.virtual,
+        offload=tuple(map(_text, row["offload"])),
+        copies=row["copies"],
+    )
+    pricer = Pricer(
+        request.topology, mesh, request.runtime, request.recipe, offload=request.offload
+    )
+    plan, cost = priced(
+        base,
+        with_cuts(base, plan, pricer, (request.limit_bytes, request.roomy_bytes), request.widths),
+        pricer,
+        request.bucket,
+    )
+    if (
+        cost.step_time_s != row["step_time_s"]
+        or cost.memory.total != row["memory_bytes"]
+        or row["status"] not in ("optimal", "feasible")
+    ):
         raise Stale
-    return Candidate(_text(row["label"]), mesh, plan, cost, t, _number(row["objective_s"]), _number(row["bound_s"]), row["status"])
+    return Candidate(
+        _text(row["label"]),
+        mesh,
+        plan,
+        cost,
+        t,
+        _number(row["objective_s"]),
+        _number(row["bound_s"]),
+        row["status"],
+    )
 
 
-def _techniques(zero: Any, recompute: Any, microbatches: Any, schedule: Any, virtual: Any) -> Techniques:
+def _techniques(
+    zero: Any, recompute: Any, microbatches: Any, schedule: Any, virtual: Any
+) -> Techniques:
     counted = type(zero) is int and all(type(n) is int and n > 0 for n in (microbatches, virtual))
-    if not counted or zero not in ZERO_LEVELS or recompute not in RECOMPUTE or schedule not in SCHEDULES:
+    if (
+        not counted
+        or zero not in ZERO_LEVELS
+        or recompute not in RECOMPUTE
+        or schedule not in SCHEDULES
+    ):
         raise Stale
     return Techniques(zero, recompute, microbatches, schedule, virtual)
 
@@ -166,25 +276,56 @@ def _lies_on(mesh: Mesh, topology: Topology) -> bool:
     """Whether the axes of a mesh, of different names, take every level of a machine whole."""
     parts, names = [part for a in mesh.axes for part in a.parts], [a.name for a in mesh.axes]
     sizes = [prod(n for at, n in parts if at == i) for i in range(len(topology.levels))]
-    return (len(set(names)) == len(names) and all(0 <= at < len(sizes) and n > 0 for at, n in parts) and sizes == [x.size for x in topology.levels]
-            and {*mesh.group} <= {a.name for a in mesh.inner})  # fmt: skip
+    return (
+        len(set(names)) == len(names)
+        and all(0 <= at < len(sizes) and n > 0 for at, n in parts)
+        and sizes == [x.size for x in topology.levels]
+        and {*mesh.group} <= {a.name for a in mesh.inner}
+    )
 
 
-def _space(search: Search, base: Base, best: Candidate, entry: Mapping[str, Any], palette: tuple[Split, ...]) -> Space:
+def _space(
+    search: Search,
+    base: Base,
+    best: Candidate,
+    entry: Mapping[str, Any],
+    palette: tuple[Split, ...],
+) -> Space:
     """The winner's space, of the splits that it had."""
-    allowed = {i: tuple(palette[k] for k in row) for i, row in zip(base.times, entry["space"], strict=True)}
-    pricer = replace(search.space_pricer(best.mesh), offload=tuple(map(_text, entry["offload"])), memo={})
+    allowed = {
+        i: tuple(palette[k] for k in row) for i, row in zip(base.times, entry["space"], strict=True)
+    }
+    pricer = replace(
+        search.space_pricer(best.mesh), offload=tuple(map(_text, entry["offload"])), memo={}
+    )
     inner, limits = dict(Mesh(best.mesh.inner).shape), Limits(spatial=True)
-    if not all(splits and all(legal(base.rules[i], s, inner, limits) for s in splits) for i, splits in allowed.items()):
+    if not all(
+        splits and all(legal(base.rules[i], s, inner, limits) for s in splits)
+        for i, splits in allowed.items()
+    ):
         raise Stale
-    return build_space(base, pricer, limits=limits, allowed=allowed, zero_axes=best.mesh.zero_axes, parts=best.plan.microbatches)
+    return build_space(
+        base,
+        pricer,
+        limits=limits,
+        allowed=allowed,
+        zero_axes=best.mesh.zero_axes,
+        parts=best.plan.microbatches,
+    )
 
 
 def _choice(space: Space, best: Candidate, layouts: Sequence[Any]) -> tuple[int, ...]:
-    """Where every variable's decision is among its options. layouts: of shared tensors, in the order of the variables."""
+    """Where every variable's decision is among its options. layouts: of shared tensors, in the
+    order of the variables."""
     nodes, others = space.base.graph.nodes, [v for v in space.variables if v.kind != "op"]
-    at = {v.name: [_pair(v, k) for k in range(len(v.layouts))].index(pair) for v, pair in zip(others, layouts, strict=True)}
-    return tuple(v.splits.index(best.plan.splits[nodes[v.node].id]) if v.kind == "op" else at[v.name] for v in space.variables)
+    at = {
+        v.name: [_pair(v, k) for k in range(len(v.layouts))].index(pair)
+        for v, pair in zip(others, layouts, strict=True)
+    }
+    return tuple(
+        v.splits.index(best.plan.splits[nodes[v.node].id]) if v.kind == "op" else at[v.name]
+        for v in space.variables
+    )
 
 
 def _pair(v: Variable, k: int) -> list[Any]:

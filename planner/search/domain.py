@@ -1,4 +1,5 @@
-"""What the outer search may choose from under a request: meshes, the splits that mode and pins leave, optimizer levels, recomputation, schedules, microbatches."""
+"""What the outer search may choose from under a request: meshes, the splits that mode and pins
+leave, optimizer levels, recomputation, schedules, microbatches."""
 
 from __future__ import annotations
 
@@ -12,7 +13,16 @@ from planner.execution.plan import Plan
 from planner.execution.techniques import RECOMPUTE, WEIGHTS
 from planner.execution.uneven_pipeline import MOST_CHUNKS
 from planner.execution.weight_offload import tables
-from planner.machine.mesh_choices import across, divisors, finer_meshes, grouped, mesh_on_levels, meshes, pinned_mesh, staged_meshes
+from planner.machine.mesh_choices import (
+    across,
+    divisors,
+    finer_meshes,
+    grouped,
+    mesh_on_levels,
+    meshes,
+    pinned_mesh,
+    staged_meshes,
+)
 from planner.machine.topology import Mesh, MeshAxis
 from planner.search.request import Candidate, Request
 from planner.sharding.candidates import candidates
@@ -25,13 +35,21 @@ from planner.workload.host_tables import PLACES
 from planner.workload.model import Model
 
 FINER = 2
-"""Three-axis meshes tried around the best plan: most of what more axes gain is in the most even ones."""
+"""Three-axis meshes tried around the best plan: most of what more axes gain is in the most even
+ones."""
 MOST_MICROBATCHES = 1024
 MICROBATCHES = (2, 4, 8, 16, 32, 64, 128, 256)
 CHUNKS = (2, 4)
-"""Chunks that a pipeline stage may hold: each takes the bubble down, and what they hand on, hold and begin with up."""
-MORE_OFFLOAD = (("optimizer",), ("optimizer", "activations"), ("optimizer", "activations", "parameters"), ("optimizer", "activations", "parameters", "embeddings"))
-"""What waits in the host's memory where nothing fits without: state first, which is read once a step; weights last, which every pass over a block reads, and tables."""
+"""Chunks that a pipeline stage may hold: each takes the bubble down, and what they hand on, hold
+and begin with up."""
+MORE_OFFLOAD = (
+    ("optimizer",),
+    ("optimizer", "activations"),
+    ("optimizer", "activations", "parameters"),
+    ("optimizer", "activations", "parameters", "embeddings"),
+)
+"""What waits in the host's memory where nothing fits without: state first, which is read once a
+step; weights last, which every pass over a block reads, and tables."""
 BATCH = ("data", "fsdp")
 """Axes that are named for cutting the batch."""
 Family = Callable[[Base, Mesh], Allowed]
@@ -39,41 +57,80 @@ Family = Callable[[Base, Mesh], Allowed]
 
 
 class Offered:
-    """The values of one request. base: rules and blocks at a number of microbatches (planner.search.search.Search.base); out_of_time: nothing more is offered."""
+    """The values of one request. base: rules and blocks at a number of microbatches
+    (planner.search.search.Search.base); out_of_time: nothing more is offered."""
 
-    def __init__(self, model: Model, request: Request, base: Callable[[int], Base | None], out_of_time: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        model: Model,
+        request: Request,
+        base: Callable[[int], Base | None],
+        out_of_time: Callable[[], bool],
+    ) -> None:
         self.model, self.request, self.base, self.out_of_time = model, request, base, out_of_time
         self.training = model.workload.kind == "train"
         self.free = request.mode == "auto" and request.pins.empty
         """Whether any plan will do, a baseline's too."""
         whole = {"tensor", "zero_group"} & request.pins.techniques.keys()
-        self.parts_axes = request.mode in ("auto", "semi-auto") and request.pins.axes <= {STAGE} and not request.pins.levels and not whole
-        """Whether meshes are tried whose tensor axis is two: where the user names no axis but stages."""
+        self.parts_axes = (
+            request.mode in ("auto", "semi-auto")
+            and request.pins.axes <= {STAGE}
+            and not request.pins.levels
+            and not whole
+        )
+        """Whether meshes are tried whose tensor axis is two: where the user names no axis but
+        stages."""
 
     def meshes(self) -> tuple[Mesh, ...]:
-        """Meshes of one and two axes, with and without stages, or those that pins and mode leave; of pins of a schedule those with stages. Raises PlanError P015, P022, P024."""
+        """Meshes of one and two axes, with and without stages, or those that pins and mode leave;
+        of pins of a schedule those with stages. Raises PlanError P015, P022, P024."""
         found, techniques = self._dividing(self._grouped()), self.request.pins.techniques
         if self.request.partitioned:  # of a list of pinned stages
             found = tuple(m for m in found if m.stages == 1)
-        asked = next((f"{k} = {techniques[k]!r}" for k in ("schedule", "virtual") if techniques.get(k, 1) != 1), "")
+        asked = next(
+            (
+                f"{k} = {techniques[k]!r}"
+                for k in ("schedule", "virtual")
+                if techniques.get(k, 1) != 1
+            ),
+            "",
+        )
         if asked and not any(m.stages > 1 for m in found):
-            other = f"a mesh of {', '.join(self.request.pins.mesh)}" if self.request.pins.mesh else "what else is asked for, which leaves no pipeline stages,"
-            raise PlanError("P024", f"pins {asked} and {other} contradict each other: it says how microbatches pass through stages", help=["remove one of them, or pp=2"])
+            other = (
+                f"a mesh of {', '.join(self.request.pins.mesh)}"
+                if self.request.pins.mesh
+                else "what else is asked for, which leaves no pipeline stages,"
+            )
+            raise PlanError(
+                "P024",
+                f"pins {asked} and {other} contradict each other: it says how microbatches pass"
+                " through stages",
+                help=["remove one of them, or pp=2"],
+            )
         return tuple(m for m in found if m.stages > 1) if asked else found
 
     def _dividing(self, found: tuple[Mesh, ...]) -> tuple[Mesh, ...]:
-        """Of meshes that were asked for those whose axes of the batch cut it, in the pinned number of microbatches: the devices of another would all do the same.
-        Raises PlanError P035."""
+        """Of meshes that were asked for those whose axes of the batch cut it, in the pinned number
+        of microbatches: the devices of another would all do the same. Raises PlanError P035."""
         pins, base, mode = self.request.pins, self.base(1), self.request.mode
         asked = mode == "data-parallel" or not pins.mesh.keys().isdisjoint(BATCH)
-        by_hand = mode in MODES or any(a in BATCH for row in pins.nodes.values() for axes in row.get("split", {}).values() for a in axes)
+        by_hand = mode in MODES or any(
+            a in BATCH
+            for row in pins.nodes.values()
+            for axes in row.get("split", {}).values()
+            for a in axes
+        )
         if not asked or by_hand or base is None or not any(base.batch_factors):
             return found
         micro = int(pins.techniques.get("microbatches", 1))
         if self.model.batch % micro:
             return found  # refused where microbatches are offered
         rows = self.model.batch // micro
-        kept = tuple(m for m in found if (n := prod(_over_batch(m).values())) == 1 or rows % n == 0 or _padded(rows, n))
+        kept = tuple(
+            m
+            for m in found
+            if (n := prod(_over_batch(m).values())) == 1 or rows % n == 0 or _padded(rows, n)
+        )
         if kept or not found:
             return kept
         axes = min(map(_over_batch, found), key=lambda sizes: prod(sizes.values()))
@@ -82,22 +139,54 @@ class Offered:
         near = " or ".join(str(b) for b in (below, above) if b)
         fewer = max(k for k in divisors(n) if rows % k == 0)
         what = f"batch {self.model.batch}" + (f" in {micro} microbatches" if micro > 1 else "")
-        over, one = " x ".join(f"{a}={k}" for a, k in axes.items()), next(iter(axes)) if len(axes) == 1 else ""
-        raise PlanError("P035", f"{what} does not divide over {over}: its devices would all compute the same rows", detail=[f"{rows} rows over {n} devices"],
-                        help=[f"--batch {near}", *([f"{one}={fewer}, and other axes for the rest of the devices"] if one in pins.mesh and fewer > 1 else []),
-                              "without the pin or the mode: the search then cuts something else"])  # fmt: skip
+        over, one = (
+            " x ".join(f"{a}={k}" for a, k in axes.items()),
+            (next(iter(axes)) if len(axes) == 1 else ""),
+        )
+        raise PlanError(
+            "P035",
+            f"{what} does not divide over {over}: its devices would all compute the same rows",
+            detail=[f"{rows} rows over {n} devices"],
+            help=[
+                f"--batch {near}",
+                *(
+                    [f"{one}={fewer}, and other axes for the rest of the devices"]
+                    if one in pins.mesh and fewer > 1
+                    else []
+                ),
+                "without the pin or the mode: the search then cuts something else",
+            ],
+        )
 
     def _grouped(self) -> tuple[Mesh, ...]:
         """The meshes, with the group that shares optimizer state where one is pinned."""
         request = self.request
         if n := request.pins.techniques.get("zero_group"):
-            every = tuple(m for mesh in self._ungrouped() if (m := grouped(request.topology, mesh, int(n))) is not None)
+            every = tuple(
+                m
+                for mesh in self._ungrouped()
+                if (m := grouped(request.topology, mesh, int(n))) is not None
+            )
             if not every:
-                raise PlanError("P022", f"no mesh has groups of {n} neighbouring devices to share optimizer state (zero_group)",
-                                help=["a number that the axes inside a stage multiply to, or a divisor of the data axis times those inside it"])  # fmt: skip
+                raise PlanError(
+                    "P022",
+                    f"no mesh has groups of {n} neighbouring devices to share optimizer state"
+                    " (zero_group)",
+                    help=[
+                        "a number that the axes inside a stage multiply to, or a divisor of the"
+                        " data axis times those inside it"
+                    ],
+                )
             return every
         if "fsdp" in request.pins.mesh:  # beside it, data is the copies of what it cuts
-            return tuple(Mesh(m.axes, tuple(a.name for a in m.inner if a.name != "data")) if "data" in dict(m.shape) else m for m in self._ungrouped())
+            return tuple(
+                (
+                    Mesh(m.axes, tuple(a.name for a in m.inner if a.name != "data"))
+                    if "data" in dict(m.shape)
+                    else m
+                )
+                for m in self._ungrouped()
+            )
         return self._ungrouped()
 
     def _ungrouped(self) -> tuple[Mesh, ...]:
@@ -109,7 +198,14 @@ class Offered:
         if request.mode == "data-parallel":
             return every[:1]
         # One axis of all devices is the same by either name.
-        return (*(m for m in every if len(m.axes) == 2 or m.shape[0] == ("data", request.topology.devices)), *self.staged())
+        return (
+            *(
+                m
+                for m in every
+                if len(m.axes) == 2 or m.shape[0] == ("data", request.topology.devices)
+            ),
+            *self.staged(),
+        )
 
     def _pinned(self) -> tuple[Mesh, ...]:
         """The meshes of the pins, on the levels that they name."""
@@ -117,11 +213,21 @@ class Offered:
         choices = pins.mesh_choices(topology.devices)
         if not pins.levels:
             return self._aligned(choices)
-        found = tuple(m for sizes in choices if (m := mesh_on_levels(topology, sizes, pins.levels, tuple(pins.mesh))) is not None)
+        found = tuple(
+            m
+            for sizes in choices
+            if (m := mesh_on_levels(topology, sizes, pins.levels, tuple(pins.mesh))) is not None
+        )
         if not found:
             wanted = ", ".join(f"{a} over {' + '.join(names)}" for a, names in pins.levels.items())
-            raise PlanError("P022", f"the pinned mesh does not lie so on the links: {wanted}",
-                            help=[f"levels here, innermost first: {', '.join(f'{x.name} of {x.size}' for x in topology.levels)}"])  # fmt: skip
+            raise PlanError(
+                "P022",
+                f"the pinned mesh does not lie so on the links: {wanted}",
+                help=[
+                    "levels here, innermost first:"
+                    f" {', '.join(f'{x.name} of {x.size}' for x in topology.levels)}"
+                ],
+            )
         return found
 
     def _aligned(self, choices: Sequence[dict[str, int]]) -> tuple[Mesh, ...]:
@@ -137,31 +243,62 @@ class Offered:
         return tuple(found)
 
     def finer(self, *best: Candidate | None, stages: Collection[int] = ()) -> tuple[Mesh, ...]:
-        """The meshes of good plans with the tensor axis split in two, the most even ways first: heads over one part and rows over the other, say; and for some numbers of
-        stages those whose wide tensor axis is parted where the links are (planner.machine.mesh_choices.across), though no plan with it in one piece need be good."""
+        """The meshes of good plans with the tensor axis split in two, the most even ways first:
+        heads over one part and rows over the other, say; and for some numbers of stages those whose
+        wide tensor axis is parted where the links are (planner.machine.mesh_choices.across), though
+        no plan with it in one piece need be good.
+        """
         if not self.parts_axes or self.out_of_time():
             return ()
         topology, good = self.request.topology, [c for c in best if c is not None]
         finer = [m for c in good for m in finer_meshes(topology, c.mesh)[:FINER]]
-        # Where optimizer state is worth cutting, once in every node: what it is reduced and gathered over is near, what is left to sum over nodes is a piece.
-        near = [grouped(topology, c.mesh, topology.levels[0].size) for c in good if c.plan.zero and len(c.mesh.inner) <= 2]
+        # Where optimizer state is worth cutting, once in every node: what it is reduced and
+        # gathered over is near, what is left to sum over nodes is a piece.
+        near = [
+            grouped(topology, c.mesh, topology.levels[0].size)
+            for c in good
+            if c.plan.zero and len(c.mesh.inner) <= 2
+        ]
         parted = [m for n in stages for m in across(topology, n)]
-        return tuple(dict.fromkeys([*finer, *parted, *(m for m in near if m is not None and len(m.group) < len(m.inner))]))
+        return tuple(
+            dict.fromkeys(
+                [
+                    *finer,
+                    *parted,
+                    *(m for m in near if m is not None and len(m.group) < len(m.inner)),
+                ]
+            )
+        )
 
     def by_name(self, meshes: Collection[Mesh]) -> tuple[Mesh, ...]:
-        """Of meshes of three axes those of an expert's usual plan: data, positions over the middle axis, columns and rows over the inner one (`named`)."""
+        """Of meshes of three axes those of an expert's usual plan: data, positions over the middle
+        axis, columns and rows over the inner one (`named`)."""
         if self.request.pins.nodes:
             return ()
-        named = (Mesh((*m.axes[:-2], MeshAxis("sequence", m.axes[-2].parts), MeshAxis("tensor", m.axes[-1].parts))) for m in meshes if len(m.inner) == 3 and not m.group)
+        named = (
+            Mesh(
+                (
+                    *m.axes[:-2],
+                    MeshAxis("sequence", m.axes[-2].parts),
+                    MeshAxis("tensor", m.axes[-1].parts),
+                )
+            )
+            for m in meshes
+            if len(m.inner) == 3 and not m.group
+        )
         return tuple(dict.fromkeys(named))
 
     def named(self, base: Base, mesh: Mesh) -> Allowed:
         """The splits of plans whose every axis does what it is called."""
-        limits = Limits(spatial=self.model.batch < self.request.topology.devices, forbidden=self.request.pins.forbidden_factors)
+        limits = Limits(
+            spatial=self.model.batch < self.request.topology.devices,
+            forbidden=self.request.pins.forbidden_factors,
+        )
         return as_named(base, mesh, [a.name for a in mesh.axes], {}, limits)
 
     def by_alphabet(self, mesh: Mesh) -> bool:
-        """Whether of a mesh only those splits are tried that cut what plans found before cut: three axes have too many."""
+        """Whether of a mesh only those splits are tried that cut what plans found before cut: three
+        axes have too many."""
         return self.parts_axes and len(mesh.inner) > 2
 
     def alphabet(self, base: Base, mesh: Mesh, plans: Collection[Plan]) -> Allowed:
@@ -170,29 +307,58 @@ class Offered:
         for i in base.times:
             name = base.graph.nodes[i].id
             used = {f for p in plans for f, _ in p.splits.get(name, Split()).pairs}
-            found[i] = base.reachable(i, tuple(s for s in candidates(base.rules[i], dict(mesh.shape)) if all(f in used for f, _ in s.pairs)))
+            found[i] = base.reachable(
+                i,
+                tuple(
+                    s
+                    for s in candidates(base.rules[i], dict(mesh.shape))
+                    if all(f in used for f, _ in s.pairs)
+                ),
+            )
         return found
 
     def staged(self) -> tuple[Mesh, ...]:
         """Meshes with pipeline stages, unless the user says what the mesh is."""
         base, pins, topology = self.base(1), self.request.pins, self.request.topology
         most = self.most_stages(base) if base is not None else 0
-        sent = "activations" in pins.techniques.get("offload", ()) or bool(set(WEIGHTS) & set(self.request.offload))
-        if not most or pins.axes or sent or self.request.partitioned or self.request.copies > 1 or self.request.mode == "data-parallel" or self.out_of_time():
+        sent = "activations" in pins.techniques.get("offload", ()) or bool(
+            set(WEIGHTS) & set(self.request.offload)
+        )
+        if (
+            not most
+            or pins.axes
+            or sent
+            or self.request.partitioned
+            or self.request.copies > 1
+            or self.request.mode == "data-parallel"
+            or self.out_of_time()
+        ):
             return ()
-        return tuple(m for n in divisors(topology.devices) if 1 < n <= most for m in staged_meshes(topology, n))
+        return tuple(
+            m
+            for n in divisors(topology.devices)
+            if 1 < n <= most
+            for m in staged_meshes(topology, n)
+        )
 
     def most_stages(self, base: Base) -> int:
-        """Pipeline stages that the graph may have at most: one for every repeated block, or where none is dealt out as many as it can be cut into."""
+        """Pipeline stages that the graph may have at most: one for every repeated block, or where
+        none is dealt out as many as it can be cut into."""
         if not self.training:
             return 0
         if base.dealt:
             return base.dealt[0][2]
-        return min(MOST_CHUNKS, len(base.places) + 1) if base.places and self.request.runtime.kernels is None else 0
+        return (
+            min(MOST_CHUNKS, len(base.places) + 1)
+            if base.places and self.request.runtime.kernels is None
+            else 0
+        )
 
     def allowed(self) -> Family | None:
         """What the mode leaves; None leaves everything the pins do."""
-        return (lambda b, m: batch_only(b, m.shape)) if self.request.mode == "data-parallel" else None
+        return (
+            (lambda b, m: batch_only(b, m.shape)) if self.request.mode == "data-parallel" else None
+        )
 
     def held(self, base: Base, mesh: Mesh, limits: Limits) -> Allowed:
         """What the pins and the names of pinned axes leave."""
@@ -200,7 +366,11 @@ class Offered:
         held = pins.allowed(base, dict(mesh.shape))
         if self.request.mode == "propagate":
             return propagated(base, mesh, held)
-        names = pins.axes | ({a for a, _ in mesh.shape if role_named(a) in (pins.axes or ("data",))} if "zero_group" in pins.techniques else frozenset())
+        names = pins.axes | (
+            {a for a, _ in mesh.shape if role_named(a) in (pins.axes or ("data",))}
+            if "zero_group" in pins.techniques
+            else frozenset()
+        )
         named = as_named(base, mesh, names, held, limits, pins.tensor) if names else held
         return by_hand(base, mesh, held, named) if self.request.mode == "hybrid" else named
 
@@ -209,9 +379,16 @@ class Offered:
         plan, mesh, base, request = c.plan, c.mesh, self.base(c.plan.microbatches), self.request
         if self.free:
             return True
-        if base is None or mesh not in self.meshes() or plan.zero not in self.levels() or plan.copies != max(1, request.copies):
+        if (
+            base is None
+            or mesh not in self.meshes()
+            or plan.zero not in self.levels()
+            or plan.copies != max(1, request.copies)
+        ):
             return False
-        if plan.recompute not in self.recomputes(base, mesh) or plan.microbatches not in self.microbatches(mesh):
+        if plan.recompute not in self.recomputes(
+            base, mesh
+        ) or plan.microbatches not in self.microbatches(mesh):
             return False
         if mesh.stages > 1 and (plan.schedule, plan.virtual) not in self.schedules(mesh):
             return False
@@ -222,23 +399,42 @@ class Offered:
             return False
         left = (held, family(base, inner)) if family is not None else (held,)
         each = ((i, plan.splits[base.graph.nodes[i].id]) for i in base.times)
-        return all(all(split in table.get(i, (split,)) for table in left) and not any(f in forbidden and axes for f, axes in split.pairs) for i, split in each)
+        return all(
+            all(split in table.get(i, (split,)) for table in left)
+            and not any(f in forbidden and axes for f, axes in split.pairs)
+            for i, split in each
+        )
 
     def offload(self) -> tuple[str, ...] | None:
-        """What is sent to the host's memory where nothing fits with what was; None where that is all, or for the user to say."""
+        """What is sent to the host's memory where nothing fits with what was; None where that is
+        all, or for the user to say."""
         request = self.request
-        own = request.mode in ("auto", "semi-auto", "data-parallel") and "offload" not in request.pins.techniques
-        if not own or not self.training or request.runtime.kernels is not None or not request.recipe.state_bytes:
+        own = (
+            request.mode in ("auto", "semi-auto", "data-parallel")
+            and "offload" not in request.pins.techniques
+        )
+        if (
+            not own
+            or not self.training
+            or request.runtime.kernels is not None
+            or not request.recipe.state_bytes
+        ):
             return None
         if request.partitioned or self.model.workload.tables != PLACES[0]:  # no program does so
             return None
-        levels = MORE_OFFLOAD if request.copies <= 1 else MORE_OFFLOAD[:2]  # weights are brought for one microbatch at a time
+        levels = (
+            MORE_OFFLOAD if request.copies <= 1 else MORE_OFFLOAD[:2]
+        )  # weights are brought for one microbatch at a time
         return next((more for more in levels if len(more) > len(request.offload)), None)
 
     def sent(self, base: Base, mesh: Mesh, recompute: str) -> tuple[str, ...]:
         """What of the request's a plan has in the host's memory."""
-        there = {"optimizer": True, "activations": recompute != "none" and mesh.stages == 1, "parameters": recompute != "none" and mesh.stages == 1,
-                 "embeddings": mesh.stages == 1 and bool(tables(base.graph))}  # fmt: skip
+        there = {
+            "optimizer": True,
+            "activations": recompute != "none" and mesh.stages == 1,
+            "parameters": recompute != "none" and mesh.stages == 1,
+            "embeddings": mesh.stages == 1 and bool(tables(base.graph)),
+        }
         return tuple(w for w in self.request.offload if there[w])
 
     def levels(self) -> tuple[int, ...]:
@@ -249,87 +445,156 @@ class Offered:
         return (0, 1, 2, 3) if self.training and self.request.topology.devices > 1 else (0,)
 
     def recomputes(self, base: Base, mesh: Mesh) -> tuple[str, ...]:
-        """Recomputation to consider, the least first. Unequal stages run their forward pass again."""
+        """Recomputation to consider, the least first. Unequal stages run their forward pass
+        again."""
         if mesh.stages > 1 and base.dealt is None:
             return ("block",)
         if not self.training or not base.loops:
             return ("none",)
         pinned = self.request.pins.techniques.get("recompute")
-        if pinned is None and ("activations" in self.request.pins.techniques.get("offload", ()) or "parameters" in self.request.offload):
+        if pinned is None and (
+            "activations" in self.request.pins.techniques.get("offload", ())
+            or "parameters" in self.request.offload
+        ):
             return tuple(r for r in RECOMPUTE if r != "none")
         return RECOMPUTE if pinned is None else (str(pinned),)
 
     def schedules(self, mesh: Mesh) -> tuple[tuple[str, int], ...]:
-        """(how microbatches pass through the stages of a mesh, chunks a stage) to consider: 1F1B, which takes GPipe's time and less memory, and in chunks."""
+        """(how microbatches pass through the stages of a mesh, chunks a stage) to consider: 1F1B,
+        which takes GPipe's time and less memory, and in chunks."""
         pins, base = self.request.pins.techniques, self.base(1)
         pinned, chunks = pins.get("schedule"), pins.get("virtual")
         if mesh.stages == 1:  # a baseline's, where a schedule is pinned
             return ((SCHEDULES[0], 1),)
 
         def enough(n: int) -> bool:
-            """Whether there are so many chunks, of equally many blocks each, or where none is dealt out of the graph."""
-            return base is not None and n <= self.most_stages(base) and (not base.dealt or base.dealt[0][2] % n == 0)
+            """Whether there are so many chunks, of equally many blocks each, or where none is dealt
+            out of the graph."""
+            return (
+                base is not None
+                and n <= self.most_stages(base)
+                and (not base.dealt or base.dealt[0][2] % n == 0)
+            )
 
         if self.request.runtime.kernels is not None and chunks is None and pinned is None:
             chunks = 1  # how many a framework has is the runtime's
-        finer = tuple((INTERLEAVED, v) for v in ((int(chunks),) if chunks else CHUNKS) if v > 1 and mesh.stages > 1 and enough(mesh.stages * v))
+        finer = tuple(
+            (INTERLEAVED, v)
+            for v in ((int(chunks),) if chunks else CHUNKS)
+            if v > 1 and mesh.stages > 1 and enough(mesh.stages * v)
+        )
         if pinned == INTERLEAVED or int(chunks or 1) > 1:
             return finer
-        return ((str(pinned), 1),) if pinned else ((SCHEDULES[0], 1), *(finer if chunks is None else ()))
+        return (
+            ((str(pinned), 1),)
+            if pinned
+            else ((SCHEDULES[0], 1), *(finer if chunks is None else ()))
+        )
 
     def microbatches(self, mesh: Mesh) -> tuple[int, ...]:
-        """Numbers of microbatches to consider on a mesh: with pipeline stages at least as many as keep half of the ticks busy, and one row a device."""
+        """Numbers of microbatches to consider on a mesh: with pipeline stages at least as many as
+        keep half of the ticks busy, and one row a device."""
         pinned = self.request.pins.techniques.get("microbatches")
         if pinned:
             if self.model.batch % int(pinned):
-                raise PlanError("P035", f"batch {self.model.batch} does not divide into {pinned} microbatches",
-                                help=[f"--batch {-(-self.model.batch // int(pinned)) * int(pinned)}, or micro={gcd(self.model.batch, int(pinned))}"])  # fmt: skip
+                raise PlanError(
+                    "P035",
+                    f"batch {self.model.batch} does not divide into {pinned} microbatches",
+                    help=[
+                        f"--batch {-(-self.model.batch // int(pinned)) * int(pinned)}, or"
+                        f" micro={gcd(self.model.batch, int(pinned))}"
+                    ],
+                )
             return (int(pinned),)
         batch = self.model.batch
         usual = (1, *(m for m in MICROBATCHES if batch % m == 0)) if self.training else (1,)
         if (copies := self.request.copies) > 1:
             usual = tuple(m for m in usual if m % copies == 0)
             if not usual:
-                raise PlanError("P035", f"batch {batch} does not divide into {copies} microbatches that run at the same time (copies)", help=["an even batch, or pin copies=1"])
+                raise PlanError(
+                    "P035",
+                    f"batch {batch} does not divide into {copies} microbatches that run at the same"
+                    " time (copies)",
+                    help=["an even batch, or pin copies=1"],
+                )
         if mesh.stages == 1:
             return usual
         sizes = dict(mesh.shape)
-        rows = [batch // data for data in (sizes.get("data", 1) * sizes.get("fsdp", 1),) if batch % data == 0 and batch // data <= MOST_MICROBATCHES]
+        rows = [
+            batch // data
+            for data in (sizes.get("data", 1) * sizes.get("fsdp", 1),)
+            if batch % data == 0 and batch // data <= MOST_MICROBATCHES
+        ]
         return tuple(m for m in sorted({*usual, *rows}) if m >= max(2, mesh.stages - 1))
 
     def unstaged(self, base: Base, mesh: Mesh) -> PlanError | None:
         """Why the model has no blocks for every stage of the mesh; None where it has."""
         if mesh.stages == 1:
             return None
-        run, techniques = base.dealt[0] if self.training and base.dealt else None, self.request.pins.techniques
-        schedule, chunks, micro = str(techniques.get("schedule", SCHEDULES[0])), int(techniques.get("virtual", 1)), int(techniques.get("microbatches", 0))
+        run, techniques = (
+            (base.dealt[0] if self.training and base.dealt else None),
+            self.request.pins.techniques,
+        )
+        schedule, chunks, micro = (
+            str(techniques.get("schedule", SCHEDULES[0])),
+            int(techniques.get("virtual", 1)),
+            int(techniques.get("microbatches", 0)),
+        )
         level, most = int(techniques.get("zero_stage", 0)), MOST_LEVEL[schedule]
         what, instead = "", list[str]()
         if self.most_stages(base) < mesh.stages:
             what = self._too_few(base)
         elif run is None and not self.schedules(mesh):
-            what = f"the model is cut into {self.most_stages(base)} chunks at most, {mesh.stages} stages of {chunks if chunks > 1 else ' or '.join(map(str, CHUNKS))} have more"
-            instead = [f"virtual={fewer}"] if (fewer := self.most_stages(base) // mesh.stages) > 1 else []
+            what = (
+                f"the model is cut into {self.most_stages(base)} chunks at most, {mesh.stages}"
+                f" stages of {chunks if chunks > 1 else ' or '.join(map(str, CHUNKS))} have more"
+            )
+            instead = (
+                [f"virtual={fewer}"] if (fewer := self.most_stages(base) // mesh.stages) > 1 else []
+            )
         elif run is None and techniques.get("recompute", "block") != "block":
-            what = f"stages without a block in common run their forward pass again (recompute=block), pinned is {techniques['recompute']}"
+            what = (
+                "stages without a block in common run their forward pass again (recompute=block),"
+                f" pinned is {techniques['recompute']}"
+            )
             instead = ["recompute=block"]
         elif level > most:
             what = f"under {schedule} the ZeRO stage is at most {most}, pinned is {level}"
             sharded = self.request.pins.mesh.get("fsdp", ())  # which is ZeRO-3 by its name
-            instead = [f"dp={sharded[0]},zero={most}" if sharded else f"zero={most}", *(f"schedule={s}" for s in SCHEDULES if level <= MOST_LEVEL[s])][:2]
+            instead = [
+                f"dp={sharded[0]},zero={most}" if sharded else f"zero={most}",
+                *(f"schedule={s}" for s in SCHEDULES if level <= MOST_LEVEL[s]),
+            ][:2]
         elif micro == 1:
             what = "they need at least two microbatches, pinned is one"
             instead = [f"micro={mesh.stages}"] if self.model.batch % mesh.stages == 0 else []
         elif run is not None and not self.schedules(mesh):
-            what = f"{run[2]} repeated blocks do not divide into {mesh.stages} stages of {chunks if chunks > 1 else ' or '.join(map(str, CHUNKS))} chunks"
-            other = next((v for v in range(2, run[2] // mesh.stages + 1) if run[2] % (mesh.stages * v) == 0), 0)
+            what = (
+                f"{run[2]} repeated blocks do not divide into {mesh.stages} stages of"
+                f" {chunks if chunks > 1 else ' or '.join(map(str, CHUNKS))} chunks"
+            )
+            other = next(
+                (v for v in range(2, run[2] // mesh.stages + 1) if run[2] % (mesh.stages * v) == 0),
+                0,
+            )
             instead = [f"virtual={other}"] if other else []
         elif (schedule == INTERLEAVED or chunks > 1) and micro % mesh.stages:
-            what = f"chunks are passed by groups of {mesh.stages} microbatches, and {micro} do not divide into them"
-            instead = [f"micro={m}" for m in (-(-micro // mesh.stages) * mesh.stages,) if self.model.batch % m == 0]
+            what = (
+                f"chunks are passed by groups of {mesh.stages} microbatches, and {micro} do not"
+                " divide into them"
+            )
+            instead = [
+                f"micro={m}"
+                for m in (-(-micro // mesh.stages) * mesh.stages,)
+                if self.model.batch % m == 0
+            ]
         if not what:
             return None
-        return PlanError("P068", f"{mesh.stages} pipeline stages are not possible: {what}", help=[*instead, "pin less, or other stages"] if self.most_stages(base) else [])
+        return PlanError(
+            "P068",
+            f"{mesh.stages} pipeline stages are not possible: {what}",
+            help=[*instead, "pin less, or other stages"] if self.most_stages(base) else [],
+        )
 
     def _too_few(self, base: Base) -> str:
         """Why the graph has too few places for stages."""
@@ -338,15 +603,21 @@ class Offered:
         if base.dealt:
             return f"the model has {base.dealt[0][2]} repeated blocks"
         most = self.most_stages(base)
-        return "the model has no repeated blocks" + (f", and is cut into {most} stages at most" if most else "")
+        return "the model has no repeated blocks" + (
+            f", and is cut into {most} stages at most" if most else ""
+        )
 
     def replicas(self) -> Mesh:
-        """The mesh of data parallelism: all devices, or where they do not divide the batch (a little padding aside) as many as do, the rest doing the same again."""
+        """The mesh of data parallelism: all devices, or where they do not divide the batch (a
+        little padding aside) as many as do, the rest doing the same again."""
         topology, batch = self.request.topology, self.model.batch
         n = topology.devices
         if batch >= n and (-(-batch // n) * n - batch) / batch > Limits().waste:
             for data in sorted((d for d in divisors(n) if batch % d == 0), reverse=True):
-                mesh = next((m for m in meshes(topology) if len(m.axes) == 2 and m.axes[0].size == data), None)
+                mesh = next(
+                    (m for m in meshes(topology) if len(m.axes) == 2 and m.axes[0].size == data),
+                    None,
+                )
                 if mesh is not None:
                     return mesh
         return pinned_mesh(topology, {"data": n})

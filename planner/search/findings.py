@@ -1,7 +1,9 @@
 """Findings: what a user should not miss of a plan, a sentence each, the gravest kind first.
 
-A note of a graph (Graph.notes) is an assumption, unless it is a Finding: then it leaves the assumptions and stands under the plan's figures. What is found of a
-whole plan joins in `of_plan`; what a strategy file says by itself (padding, a tight memory) is worked out by planner.report.findings when it is shown.
+A note of a graph (Graph.notes) is an assumption, unless it is a Finding: then it leaves the
+assumptions and stands under the plan's figures. What is found of a whole plan joins in `of_plan`;
+what a strategy file says by itself (padding, a tight memory) is worked out by
+planner.report.findings when it is shown.
 """
 
 from __future__ import annotations
@@ -19,41 +21,70 @@ if TYPE_CHECKING:
     from planner.workload.model import Model
 
 
-
-
-
 LEAST_MFU = 0.02
-"""Below this share of the devices' arithmetic a training plan of a large model is a mistake somewhere, and said so before anything else."""
+"""Below this share of the devices' arithmetic a training plan of a large model is a mistake
+somewhere, and said so before anything else."""
 LARGE = 1_000_000_000
 UNFUSED = 0.05
-"""Share of a step from which on it is said that attention is priced as a kernel that the emitted program does not have."""
+"""Share of a step from which on it is said that attention is priced as a kernel that the emitted
+program does not have."""
 
 
-def of_plan(model: Model, graph: Graph, costs: Mapping[str, Any], nodes: Mapping[str, Mapping[str, Any]], microbatches: int) -> tuple[Finding, ...]:
-    """What is found when a plan is put together: of the graph that is planned, its costs, and its nodes as the strategy file has them."""
+def of_plan(
+    model: Model,
+    graph: Graph,
+    costs: Mapping[str, Any],
+    nodes: Mapping[str, Mapping[str, Any]],
+    microbatches: int,
+) -> tuple[Finding, ...]:
+    """What is found when a plan is put together: of the graph that is planned, its costs, and its
+    nodes as the strategy file has them."""
     notes = tuple(note for note in model.plain.notes if isinstance(note, Finding))
-    slow = graph.parameters > LARGE and model.workload.kind == "train" and costs["model_flops_utilization"] < LEAST_MFU
+    slow = (
+        graph.parameters > LARGE
+        and model.workload.kind == "train"
+        and costs["model_flops_utilization"] < LEAST_MFU
+    )
     return ordered([*([_speed(notes, costs, nodes, microbatches)] if slow else []), *notes])
 
 
 def of_request(model: Model, request: Request) -> tuple[Finding, ...]:
-    """What is found of a question before it is answered: a plan that the file brings and nobody asked for, kinds of device that work at the pace of the slowest."""
+    """What is found of a question before it is answered: a plan that the file brings and nobody
+    asked for, kinds of device that work at the pace of the slowest."""
     found = [Finding("devices", note) for note in request.topology.notes if request.topology.groups]
     if model.proto.configuration and request.pins.empty:
         devices = ", ".join(str(c.num_devices) for c in model.proto.configuration)
-        found.append(Finding("note", f"the model's annotations for {devices} devices are not used (--pin annotated)"))
+        found.append(
+            Finding(
+                "note",
+                f"the model's annotations for {devices} devices are not used (--pin annotated)",
+            )
+        )
     return tuple(found)
 
 
-def unfused(request: Request, costs: Mapping[str, Any], nodes: Mapping[str, Mapping[str, Any]], microbatches: int) -> tuple[Finding, ...]:
-    """That attention is priced as a fused kernel, which programs for accelerators do not have yet (docs/how-a-plan-is-chosen.md, How sure it is)."""
+def unfused(
+    request: Request,
+    costs: Mapping[str, Any],
+    nodes: Mapping[str, Mapping[str, Any]],
+    microbatches: int,
+) -> tuple[Finding, ...]:
+    """That attention is priced as a fused kernel, which programs for accelerators do not have yet
+    (docs/how-a-plan-is-chosen.md, How sure it is)."""
     if request.runtime.kernels is not None or request.topology.device.kind == "cpu":
         return ()
-    share = _spent((row for row in nodes.values() if row["op"] == "Attention"), microbatches) / (costs["step_time_s"] or 1.0)
+    share = _spent((row for row in nodes.values() if row["op"] == "Attention"), microbatches) / (
+        costs["step_time_s"] or 1.0
+    )
     if share < UNFUSED:
         return ()
-    return (Finding("attention", f"attention, {100 * share:.0f} % of the step, is priced as a fused kernel; the program that plan emit writes sends its scores through memory "
-                                 "and takes longer there"),)  # fmt: skip
+    return (
+        Finding(
+            "attention",
+            f"attention, {100 * share:.0f} % of the step, is priced as a fused kernel; the program"
+            " that plan emit writes sends its scores through memory and takes longer there",
+        ),
+    )
 
 
 def _spent(rows: Iterable[Mapping[str, Any]], microbatches: int) -> float:
@@ -61,27 +92,63 @@ def _spent(rows: Iterable[Mapping[str, Any]], microbatches: int) -> float:
     return microbatches * sum(row.get("time_s", 0.0) for row in rows)
 
 
-def _speed(notes: Iterable[Finding], costs: Mapping[str, Any], nodes: Mapping[str, Mapping[str, Any]], microbatches: int) -> Finding:
+def _speed(
+    notes: Iterable[Finding],
+    costs: Mapping[str, Any],
+    nodes: Mapping[str, Mapping[str, Any]],
+    microbatches: int,
+) -> Finding:
     """Why a plan puts next to none of its devices' arithmetic to use, and what to do."""
     kinds, step = {n.kind for n in notes}, costs["step_time_s"] or 1.0
     whole = [row for row in nodes.values() if row.get("unsupported")]
-    shares = {"communication": costs["exposed_communication_time_s"] / step, "bubble": costs["bubble_time_s"] / step}
+    shares = {
+        "communication": costs["exposed_communication_time_s"] / step,
+        "bubble": costs["bubble_time_s"] / step,
+    }
     if "experts" in kinds:
-        why = "its experts were not recognised, so whole weights are copied for each token, or every expert works on every token"
+        why = (
+            "its experts were not recognised, so whole weights are copied for each token, or every"
+            " expert works on every token"
+        )
         help_ = "export them in a form that is (docs/exporting.md, Experts)"
     elif _spent(whole, microbatches) > step / 3:
-        why, help_ = f"{len(whole)} kinds of nodes have no rule and run whole on every device, first {whole[0]['unsupported']}", "plan ops FILE lists them"
+        why, help_ = (
+            (
+                f"{len(whole)} kinds of nodes have no rule and run whole on every device, first"
+                f" {whole[0]['unsupported']}"
+            ),
+            "plan ops FILE lists them",
+        )
     elif costs["distinct_work"] < 1 / 3:
-        why, help_ = f"devices repeat one another's work ({costs['distinct_work']:.1%} of it is distinct)", "a larger --batch, or fewer --devices"
+        why, help_ = (
+            f"devices repeat one another's work ({costs['distinct_work']:.1%} of it is distinct)",
+            "a larger --batch, or fewer --devices",
+        )
     elif shares["communication"] > 1 / 2:
-        why, help_ = f"{shares['communication']:.0%} of the step waits for communication", "a larger --batch, or fewer --devices"
+        why, help_ = (
+            f"{shares['communication']:.0%} of the step waits for communication",
+            "a larger --batch, or fewer --devices",
+        )
     elif shares["bubble"] > 1 / 2:
-        why, help_ = f"{shares['bubble']:.0%} of the step are pipeline bubbles", "a larger --batch, or fewer stages"
+        why, help_ = (
+            f"{shares['bubble']:.0%} of the step are pipeline bubbles",
+            "a larger --batch, or fewer stages",
+        )
     elif "attention" in kinds:
-        why, help_ = "its attention was not recognised, so scores pass through memory", "export it with attn_implementation='sdpa'"
+        why, help_ = (
+            "its attention was not recognised, so scores pass through memory",
+            "export it with attn_implementation='sdpa'",
+        )
     else:
-        why, help_ = "its operators move bytes rather than multiply: a device has too few rows at a time", "a larger --batch, or fewer --devices"
-    return Finding("speed", f"{costs['model_flops_utilization']:.2%} of the devices' arithmetic is put to use (MFU), which nobody would run: {why}; {help_}")
+        why, help_ = (
+            "its operators move bytes rather than multiply: a device has too few rows at a time",
+            "a larger --batch, or fewer --devices",
+        )
+    return Finding(
+        "speed",
+        f"{costs['model_flops_utilization']:.2%} of the devices' arithmetic is put to use (MFU),"
+        f" which nobody would run: {why}; {help_}",
+    )
 
 
 def ordered(findings: Iterable[Finding]) -> tuple[Finding, ...]:

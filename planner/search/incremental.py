@@ -1,12 +1,18 @@
-"""A plan from one before: of a model that changed a little, what was decided for the operators that did not change stays, and the others are solved.
+"""A plan from one before: of a model that changed a little, what was decided for the operators that
+did not change stays, and the others are solved.
 
-    before    of requests that differ in the model alone, the searches kept last (planner.cache.folder), each with the content of its operators in order
-    kept      the operators of both models that stand in one order, as many as can be; but not those beside a change, by a tensor or in the order
-    solved    all others, on the mesh of the plan before and with any techniques, by the same search as ever (planner.search.best_first)
+    before    of requests that differ in the model alone, the searches kept last
+              (planner.cache.folder), each with the content of its operators in order
+    kept      the operators of both models that stand in one order, as many as can be; but not those
+              beside a change, by a tensor or in the order
+    solved    all others, on the mesh of the plan before and with any techniques, by the same search
+              as ever (planner.search.best_first)
 
-Content says nothing of names, nor of how often a block is repeated: a model with a layer more keeps everything. An answer says what was kept, and proves nothing: other
-meshes and other splits of what was kept were not looked at. Where nothing like the model is known, most of it changed, nothing fits with room, or what does is slower for its
-work than the plan before (memory may bind now), there is none, and all is searched.
+Content says nothing of names, nor of how often a block is repeated: a model with a layer more keeps
+everything. An answer says what was kept, and proves nothing: other meshes and other splits of what
+was kept were not looked at. Where nothing like the model is known, most of it changed, nothing fits
+with room, or what does is slower for its work than the plan before (memory may bind now), there is
+none, and all is searched.
 """
 
 from __future__ import annotations
@@ -37,43 +43,85 @@ if TYPE_CHECKING:
 MOST_SEARCHES = 8
 """Searches of one history."""
 LEAST_KEPT = 0.5
-"""Share of the operators that must be kept: of a model that has less in common with one before, all is searched."""
+"""Share of the operators that must be kept: of a model that has less in common with one before, all
+is searched."""
 MUCH = 0.8
-"""Share of the operators that another model has too, from which on people are told that there is one to plan from."""
+"""Share of the operators that another model has too, from which on people are told that there is
+one to plan from."""
 SLOWER = 1.02
-"""Times what the plan before leads one to expect, by the FLOPs of both models, that an answer may take."""
+"""Times what the plan before leads one to expect, by the FLOPs of both models, that an answer may
+take."""
 MODES = ("auto", "semi-auto")
 """In the others little is left to search."""
 
 
 def contents(base: Base) -> tuple[str, ...]:
     """A digest of what each class of nodes is, in their order."""
-    return tuple([hashlib.blake2b(repr(base.content(i)).encode(), digest_size=8).hexdigest() for i in base.times])
+    return tuple(
+        [
+            hashlib.blake2b(repr(base.content(i)).encode(), digest_size=8).hexdigest()
+            for i in base.times
+        ]
+    )
 
 
 def remember(search: Search, key: str, found: Found) -> None:
-    """Add a search, kept under a key, to those that models like its own may be planned from; and tell the cache of the latest whose model is much like this one."""
+    """Add a search, kept under a key, to those that models like its own may be planned from; and
+    tell the cache of the latest whose model is much like this one."""
     cache, base, best = search.request.cache, search.base(1), found.best
-    if cache is None or base is None or best is None or base.shared != found.base.shared:  # an entry has what was decided for the classes of its own base
+    if (
+        cache is None or base is None or best is None or base.shared != found.base.shared
+    ):  # an entry has what was decided for the classes of its own base
         return
     at, own = history_key(search.model, search.request), contents(base)
-    row = {"key": key, "model": search.model.name, "date": datetime.now(UTC).strftime("%Y-%m-%d"), "contents": own, "flops": float(base.model_flops),
-           "other_s": best.cost.step_time_s - best.cost.compute_time_s}  # fmt: skip
+    row = {
+        "key": key,
+        "model": search.model.name,
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "contents": own,
+        "flops": float(base.model_flops),
+        "other_s": best.cost.step_time_s - best.cost.compute_time_s,
+    }
     others = [r for r in _rows(cache.get(at)) if r["key"] != key]
     cache.put(at, {"searches": [row, *others][:MOST_SEARCHES]})
-    cache.alike = next((f"{r['model']} on {r['date']}" for r in others if sum(map({*r["contents"]}.__contains__, own)) >= MUCH * len(own)), "")
+    cache.alike = next(
+        (
+            f"{r['model']} on {r['date']}"
+            for r in others
+            if sum(map({*r["contents"]}.__contains__, own)) >= MUCH * len(own)
+        ),
+        "",
+    )
 
 
 def _rows(entry: Any) -> list[dict[str, Any]]:
     """The searches of a history, the latest first; what is no such row is left out."""
     rows = entry.get("searches", []) if isinstance(entry, dict) else []
-    parts = {"key": str, "model": str, "date": str, "contents": list, "flops": float, "other_s": float}
-    good = [r for r in rows if isinstance(r, dict) and all(isinstance(r.get(k), kind) for k, kind in parts.items())] if isinstance(rows, list) else []
+    parts = {
+        "key": str,
+        "model": str,
+        "date": str,
+        "contents": list,
+        "flops": float,
+        "other_s": float,
+    }
+    good = (
+        [
+            r
+            for r in rows
+            if isinstance(r, dict) and all(isinstance(r.get(k), kind) for k, kind in parts.items())
+        ]
+        if isinstance(rows, list)
+        else []
+    )
     return [r for r in good if all(isinstance(c, str) for c in r["contents"])]
 
 
-def kept_places(old: Sequence[str], new: Sequence[str], linked: Mapping[int, frozenset[int]]) -> dict[int, int]:
-    """Place in a new order -> place in an old one, of operators that are in both and not beside a change. linked: places that share a tensor with each."""
+def kept_places(
+    old: Sequence[str], new: Sequence[str], linked: Mapping[int, frozenset[int]]
+) -> dict[int, int]:
+    """Place in a new order -> place in an old one, of operators that are in both and not beside a
+    change. linked: places that share a tensor with each."""
     pairs: dict[int, int] = {}
     beside: set[int] = set()
     for tag, a, b, c, d in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
@@ -87,23 +135,31 @@ def kept_places(old: Sequence[str], new: Sequence[str], linked: Mapping[int, fro
 
 
 def _linked(base: Base) -> dict[int, frozenset[int]]:
-    """Place of each class among the classes -> those of the classes that it hands a tensor to, or is handed one by."""
+    """Place of each class among the classes -> those of the classes that it hands a tensor to, or
+    is handed one by."""
     place = {c: k for k, c in enumerate(base.times)}
     found: dict[int, set[int]] = {}
     for wire in base.wires:
-        ends = {place[c] for c in (*(i for i, _, _ in wire.uses), *((wire.made[0],) if wire.made else ()))}
+        ends = {
+            place[c]
+            for c in (*(i for i, _, _ in wire.uses), *((wire.made[0],) if wire.made else ()))
+        }
         for k in ends:
             found.setdefault(k, set()).update(ends - {k})
     return {k: frozenset(others) for k, others in found.items()}
 
 
 def from_before(search: Search) -> tuple[Search, Candidate, Before] | None:
-    """The best plan that keeps what a search before decided for most of the model, the search that has its details, and what was kept; None where there is no such."""
+    """The best plan that keeps what a search before decided for most of the model, the search that
+    has its details, and what was kept; None where there is no such."""
     request, cache, base = search.request, search.request.cache, search.base(1)
     if cache is None or base is None or request.mode not in MODES or request.objective != "step":
         return None
     new, linked = contents(base), _linked(base)
-    rows = [(row, kept_places(row["contents"], new, linked)) for row in _rows(cache.get(history_key(search.model, request)))]
+    rows = [
+        (row, kept_places(row["contents"], new, linked))
+        for row in _rows(cache.get(history_key(search.model, request)))
+    ]
     for row, places in sorted(rows, key=lambda x: -len(x[1])):
         if len(places) < LEAST_KEPT * len(new):
             return None
@@ -112,25 +168,46 @@ def from_before(search: Search) -> tuple[Search, Candidate, Before] | None:
             classes = tuple(base.times)
             held = {classes[k]: found.splits[at] for k, at in places.items()}
             kept = sum(base.times[c] for c in held)
-            work = float(base.model_flops) / row["flops"] if row["flops"] > 0 and base.model_flops else 1.0
-            # Products take their share of the work; what else there is (communication, the optimizer) need not become less with it.
+            work = (
+                float(base.model_flops) / row["flops"]
+                if row["flops"] > 0 and base.model_flops
+                else 1.0
+            )
+            # Products take their share of the work; what else there is (communication, the
+            # optimizer) need not become less with it.
             expected = found.step_time_s * work + row["other_s"] * max(0.0, 1 - work)
             answer = _answer(search, found, held, SLOWER * expected)
-            return (*answer, Before(row["model"], row["date"], kept, len(base.graph.nodes) - kept)) if answer else None
+            return (
+                (*answer, Before(row["model"], row["date"], kept, len(base.graph.nodes) - kept))
+                if answer
+                else None
+            )
     return None
 
 
-def _answer(search: Search, before: Decided, held: Mapping[int, Split], most_s: float) -> tuple[Search, Candidate] | None:
-    """The best plan of at most so many seconds on the mesh of one before, with the splits that are held, and its search; where none fits, with as much in the host's memory
-    as that one had."""
+def _answer(
+    search: Search, before: Decided, held: Mapping[int, Split], most_s: float
+) -> tuple[Search, Candidate] | None:
+    """The best plan of at most so many seconds on the mesh of one before, with the splits that are
+    held, and its search; where none fits, with as much in the host's memory as that one had."""
     numbered = search.base(1)
     assert numbered is not None
     for offload in dict.fromkeys((search.request.offload, before.offload)):
         within = search if offload == search.request.offload else search.offloading(offload)
         limit = within.request.roomy_bytes
-        family = Explorer(within, "plan", (before.mesh,), partial(_allowed, within, numbered, held), within.offered.levels(), limit, alone=True)
+        family = Explorer(
+            within,
+            "plan",
+            (before.mesh,),
+            partial(_allowed, within, numbered, held),
+            within.offered.levels(),
+            limit,
+            alone=True,
+        )
         try:
-            best = family.run(most_s if before.copies == 1 else inf)  # without copies it may be slower
+            best = family.run(
+                most_s if before.copies == 1 else inf
+            )  # without copies it may be slower
         except PlanError:  # the mesh is none for this model, or pins cannot be followed on it
             return None
         best = in_copies(within, best, tuple(family.priced), limit) if best is not None else None
@@ -139,8 +216,17 @@ def _answer(search: Search, before: Decided, held: Mapping[int, Split], most_s: 
     return None
 
 
-def _allowed(search: Search, numbered: Base, held: Mapping[int, Split], base: Base, mesh: Mesh) -> Allowed:
+def _allowed(
+    search: Search, numbered: Base, held: Mapping[int, Split], base: Base, mesh: Mesh
+) -> Allowed:
     """What pins leave, and of operators that are kept the one split that they had."""
     pins = search.request.pins
-    left = {} if pins.empty else search.offered.held(base, mesh, Limits(forbidden=pins.forbidden_factors))
-    return {**left, **({i: (s,) for i, s in held.items()} if base.shared == numbered.shared else {})}
+    left = (
+        {}
+        if pins.empty
+        else search.offered.held(base, mesh, Limits(forbidden=pins.forbidden_factors))
+    )
+    return {
+        **left,
+        **({i: (s,) for i, s in held.items()} if base.shared == numbered.shared else {}),
+    }

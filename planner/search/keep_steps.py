@@ -12,13 +12,15 @@ if TYPE_CHECKING:
     from planner.space.variables import Space
 
 
-
 @dataclass(frozen=True)
 class Step:
-    """What spares a variable: that a conversion of the link takes time forward (-1: whatever it is), or that `after`, -1 for none, is spared.
+    """What spares a variable: that a conversion of the link takes time forward (-1: whatever it
+    is), or that `after`, -1 for none, is spared.
 
-    bytes: of the tensor, whole, of all repeats in a microbatch; where the conversion spares the variable, a device keeps what the layout converted to leaves of it, and
-    what is cut further after its last collective is no less. counted: bytes of it that what the problem counts of sums may stand for already (planner.analysis.saved_collectives).
+    bytes: of the tensor, whole, of all repeats in a microbatch; where the conversion spares the
+    variable, a device keeps what the layout converted to leaves of it, and what is cut further
+    after its last collective is no less. counted: bytes of it that what the problem counts of sums
+    may stand for already (planner.analysis.saved_collectives).
     """
 
     variable: int
@@ -29,7 +31,8 @@ class Step:
 
 
 def followed(space: Space) -> frozenset[int]:
-    """Variables of demanded nodes whose every way of being spared is a step's. Kernels that exchange something themselves may keep that."""
+    """Variables of demanded nodes whose every way of being spared is a step's. Kernels that
+    exchange something themselves may keep that."""
     return frozenset(space.op_of[i] for i in space.base.demanded if not space.base.rules[i].inner)
 
 
@@ -43,21 +46,41 @@ def steps_of(space: Space) -> tuple[Step, ...]:
         return slack * tensor.elements * price.itemsize(tensor.dtype)
 
     # Tensors that may be what is counted as kept of a sum, and how much of one that is.
-    sums = {name: min(map(size, way)) / prod(price.sizes.values())
-            for i, (_, ways) in base.collected.items() if space.op_of[i] not in known for way in ways for name in way}  # fmt: skip
+    sums = {
+        name: min(map(size, way)) / prod(price.sizes.values())
+        for i, (_, ways) in base.collected.items()
+        if space.op_of[i] not in known
+        for way in ways
+        for name in way
+    }
     at = {(link.name, link.a, link.b): n for n, link in enumerate(space.links)}
     hubs = {v.name: k for k, v in enumerate(space.variables) if v.kind == "hub"}
     for i, hop in base.demanded.items():
-        maker, reader, hub = space.op_of[i], space.op_of[base.shared[hop.reader]], hubs.get(hop.tensor, -1)
+        maker, reader, hub = (
+            space.op_of[i],
+            space.op_of[base.shared[hop.reader]],
+            hubs.get(hop.tensor, -1),
+        )
         after, times = reader if hop.again else -1, space.variables[maker].count
         # The hop itself, or over a hub that from the hub on and that to it.
-        for variable, target, then in ((hub, reader, after), (maker, hub, hub)) if hub >= 0 else ((maker, reader, after),):
-            found.append(Step(variable, at.get((hop.tensor, variable, target), -1), then, times * size(hop.tensor), times * sums.get(hop.tensor, 0.0)))
+        for variable, target, then in (
+            ((hub, reader, after), (maker, hub, hub)) if hub >= 0 else ((maker, reader, after),)
+        ):
+            found.append(
+                Step(
+                    variable,
+                    at.get((hop.tensor, variable, target), -1),
+                    then,
+                    times * size(hop.tensor),
+                    times * sums.get(hop.tensor, 0.0),
+                )
+            )
     return tuple(found)
 
 
 def without_hubs(space: Space, steps: tuple[Step, ...]) -> tuple[tuple[Step, ...], frozenset[int]]:
-    """The steps but those over hubs that spare no product, and the variables whose steps are left out."""
+    """The steps but those over hubs that spare no product, and the variables whose steps are left
+    out."""
     products = {k for i, k in space.op_of.items() if space.base.rules[i].flops}
     before: dict[int, list[int]] = {}
     for step in steps:
@@ -66,20 +89,33 @@ def without_hubs(space: Space, steps: tuple[Step, ...]) -> tuple[tuple[Step, ...
     def spared_through(k: int) -> set[int]:
         return {k}.union(*(spared_through(v) for v in before.get(k, ())))
 
-    found = (spared_through(step.variable) for step in steps if space.variables[step.variable].kind == "hub")
+    found = (
+        spared_through(step.variable)
+        for step in steps
+        if space.variables[step.variable].kind == "hub"
+    )
     left_out = frozenset[int]().union(*(group for group in found if products.isdisjoint(group)))
     return tuple(step for step in steps if step.variable not in left_out), left_out
 
 
 def charges(space: Space) -> np.ndarray:
-    """Seconds of one node that running again adds to every option of every variable in a row, where it is not spared. [options]"""
+    """Seconds of one node that running again adds to every option of every variable in a row, where
+    it is not spared. [options]"""
     base, graph, known = space.base, space.base.graph, followed(space)
-    # What a result is converted to for its own kind, or handed out in, stands with the node's time, and collectives of that are kept.
+    # What a result is converted to for its own kind, or handed out in, stands with the node's time,
+    # and collectives of that are kept.
     beside = {base.shared[graph.producer[o]] for o in graph.outputs if o in graph.producer}
     found = [np.zeros(len(v.kept_bytes)) for v in space.variables]
     for i in base.demanded:
         k = space.op_of[i]
         v = space.variables[k]
-        if i not in beside and not any(base.shared[reader] == i for o in graph.nodes[i].outputs if o for reader, _ in graph.consumers.get(o, ())):
-            found[k] = np.where(np.isfinite(v.forward_s), v.forward_s - (0.0 if k in known else v.spared_s), 0.0)
+        if i not in beside and not any(
+            base.shared[reader] == i
+            for o in graph.nodes[i].outputs
+            if o
+            for reader, _ in graph.consumers.get(o, ())
+        ):
+            found[k] = np.where(
+                np.isfinite(v.forward_s), v.forward_s - (0.0 if k in known else v.spared_s), 0.0
+            )
     return np.concatenate(found)

@@ -1,4 +1,5 @@
-"""A leaf of the outer search: a mesh and the techniques on it, with the stage that its bound has reached (planner.search.best_first says what each stage knows)."""
+"""A leaf of the outer search: a mesh and the techniques on it, with the stage that its bound has
+reached (planner.search.best_first says what each stage knows)."""
 
 from __future__ import annotations
 
@@ -38,17 +39,29 @@ class Leaf:
     def __lt__(self, other: Leaf) -> bool:
         if self.bound != other.bound:  # of nearly all pairs
             return self.bound < other.bound
-        return (self.recompute, self.micro, self.level, self.mesh) < (other.recompute, other.micro, other.level, other.mesh)
+        return (self.recompute, self.micro, self.level, self.mesh) < (
+            other.recompute,
+            other.micro,
+            other.level,
+            other.mesh,
+        )
 
     @property
     def keeps(self) -> bool:
-        """Whether its plans keep results of collectives in recomputed blocks: its bound is then one of those that keep sums alone (planner.space.assemble)."""
+        """Whether its plans keep results of collectives in recomputed blocks: its bound is then one
+        of those that keep sums alone (planner.space.assemble)."""
         return RECOMPUTE[self.recompute] == "block-keep"
 
     @cached_property
     def techniques(self) -> Techniques:
         """As the problem knows them."""
-        return Techniques(LEVEL_ORDER[self.level], RECOMPUTE[self.recompute], self.micro, self.schedule, self.virtual)
+        return Techniques(
+            LEVEL_ORDER[self.level],
+            RECOMPUTE[self.recompute],
+            self.micro,
+            self.schedule,
+            self.virtual,
+        )
 
 
 @dataclass

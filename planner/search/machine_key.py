@@ -13,5 +13,8 @@ from planner.cache.reshard_tables import FORMAT
 
 
 def machine_key(request: Request) -> str:
-    """What all tables of a search share: the program and the machine, as the runtime uses its links. Sizes of buckets are in no table."""
-    return digest(("tables", FORMAT, program(), request.topology, replace(request.runtime, bucket_bytes=0.0)))
+    """What all tables of a search share: the program and the machine, as the runtime uses its
+    links. Sizes of buckets are in no table."""
+    return digest(
+        ("tables", FORMAT, program(), request.topology, replace(request.runtime, bucket_bytes=0.0))
+    )

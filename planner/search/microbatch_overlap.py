@@ -1,7 +1,10 @@
-"""Good plans of a search once more, with two microbatches at the same time (planner.pricing.microbatch_overlap).
+"""Good plans of a search once more, with two microbatches at the same time
+(planner.pricing.microbatch_overlap).
 
-The search itself knows one microbatch at a time: what its bounds and solvers count as shown, copies would hide. So copies are tried on what it priced, with the same splits and
-with as many or twice as many microbatches (whose rows are half as many, so that activations take the room they took). A split that is good only in copies is not found.
+The search itself knows one microbatch at a time: what its bounds and solvers count as shown, copies
+would hide. So copies are tried on what it priced, with the same splits and with as many or twice as
+many microbatches (whose rows are half as many, so that activations take the room they took). A
+split that is good only in copies is not found.
 """
 
 from __future__ import annotations
@@ -25,33 +28,67 @@ FINALISTS = 3
 COPIES = 2
 
 
-def in_copies(search: Search, best: Candidate, priced: Sequence[Candidate], limit_bytes: int) -> Candidate:
-    """The best plan, or one of those priced in copies where that is worth it and takes so many bytes at most."""
+def in_copies(
+    search: Search, best: Candidate, priced: Sequence[Candidate], limit_bytes: int
+) -> Candidate:
+    """The best plan, or one of those priced in copies where that is worth it and takes so many
+    bytes at most."""
     request = search.request
-    if request.copies or request.partitioned or set(WEIGHTS) & set(request.offload) or not search.training:
+    if (
+        request.copies
+        or request.partitioned
+        or set(WEIGHTS) & set(request.offload)
+        or not search.training
+    ):
         return best
     if request.objective != "step" or request.mode not in ("auto", "semi-auto"):
         return best
     worth, found = best.cost.step_time_s * (1 - WORTH), best
-    least = {id(c): c.cost.step_time_s - search.pricer(c.mesh).copies_hidden * c.cost.exposed_communication_time_s for c in (best, *priced)}
-    # A plan that does not fit has none in copies that does; and one mesh may be another with an axis in two parts: equal plans are looked at once.
-    fitting = [c for c in (best, *priced) if c.mesh.stages == 1 and least[id(c)] <= worth and c.cost.memory.total <= limit_bytes]
-    could = {(c.techniques, f"{c.cost.step_time_s:.9g}", f"{least[id(c)]:.9g}"): c for c in reversed(fitting)}
+    least = {
+        id(c): (
+            c.cost.step_time_s
+            - search.pricer(c.mesh).copies_hidden * c.cost.exposed_communication_time_s
+        )
+        for c in (best, *priced)
+    }
+    # A plan that does not fit has none in copies that does; and one mesh may be another with an
+    # axis in two parts: equal plans are looked at once.
+    fitting = [
+        c
+        for c in (best, *priced)
+        if c.mesh.stages == 1 and least[id(c)] <= worth and c.cost.memory.total <= limit_bytes
+    ]
+    could = {
+        (c.techniques, f"{c.cost.step_time_s:.9g}", f"{least[id(c)]:.9g}"): c
+        for c in reversed(fitting)
+    }
     for c in sorted(could.values(), key=lambda c: least[id(c)])[:FINALISTS]:
         for micro in (c.plan.microbatches, 2 * c.plan.microbatches):
-            again = _copied(search, c, micro) if micro % COPIES == 0 and micro in search.offered.microbatches(c.mesh) else None
-            if again is not None and again.cost.memory.total <= limit_bytes and again.cost.step_time_s < min(found.cost.step_time_s, worth):
+            again = (
+                _copied(search, c, micro)
+                if micro % COPIES == 0 and micro in search.offered.microbatches(c.mesh)
+                else None
+            )
+            if (
+                again is not None
+                and again.cost.memory.total <= limit_bytes
+                and again.cost.step_time_s < min(found.cost.step_time_s, worth)
+            ):
                 found = again
     return found
 
 
 def _copied(search: Search, c: Candidate, micro: int) -> Candidate | None:
-    """A plan's splits with so many microbatches, COPIES at the same time; None where the batch does not divide that far."""
+    """A plan's splits with so many microbatches, COPIES at the same time; None where the batch does
+    not divide that far."""
     base = search.base(micro)
     if base is None or not all(node.id in c.plan.splits for node in base.graph.nodes):
         return None
     among: Allowed = {i: (c.plan.splits[base.graph.nodes[i].id],) for i in base.times}
-    space, techniques = search.space(c.mesh, micro, None, among=among), replace(c.techniques, microbatches=micro)
+    space, techniques = (
+        search.space(c.mesh, micro, None, among=among),
+        replace(c.techniques, microbatches=micro),
+    )
     solved = search.solve(assemble(space, techniques, None)) if space is not None else None
     if space is None or solved is None or not solved.choice:
         return None

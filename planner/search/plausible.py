@@ -1,4 +1,5 @@
-"""What of a plan calls for a word before it is believed or run: a count of devices that leaves nodes ragged, a speed above all that was published."""
+"""What of a plan calls for a word before it is believed or run: a count of devices that leaves
+nodes ragged, a speed above all that was published."""
 
 from __future__ import annotations
 
@@ -32,33 +33,63 @@ def published() -> dict[str, dict[str, Any]]:
 
 
 def too_fast(request: Request, cost: Cost) -> tuple[Finding, ...]:
-    """A mark on a plan that is priced faster for its work than any run that was published on its kind of device."""
+    """A mark on a plan that is priced faster for its work than any run that was published on its
+    kind of device."""
     best = published().get(request.topology.device.name)
     peak = request.topology.peak(request.recipe.compute)
-    mfu = cost.flops_per_device * cost.distinct_work / peak / cost.step_time_s if cost.step_time_s else 0.0
-    if best is None or request.topology.groups or request.recipe.compute not in COUNTED or mfu <= best["mfu"]:
+    mfu = (
+        cost.flops_per_device * cost.distinct_work / peak / cost.step_time_s
+        if cost.step_time_s
+        else 0.0
+    )
+    if (
+        best is None
+        or request.topology.groups
+        or request.recipe.compute not in COUNTED
+        or mfu <= best["mfu"]
+    ):
         return ()
-    return (Finding("published", f"MFU {100 * mfu:.1f} % is above the best that was published of training on {request.topology.device.name}, {100 * best['mfu']:.1f} % "
-                    f"({best['run']}; {best['source']}): expect a longer step"),)  # fmt: skip
+    return (
+        Finding(
+            "published",
+            f"MFU {100 * mfu:.1f} % is above the best that was published of training on"
+            f" {request.topology.device.name}, {100 * best['mfu']:.1f} % ({best['run']};"
+            f" {best['source']}): expect a longer step",
+        ),
+    )
 
 
 def ragged(request: Request, found: Found, model: Model) -> tuple[Finding, ...]:
-    """A count of devices that fills no node whole: the nearest that do, and what fewer of them take for the same batch, planned anew."""
+    """A count of devices that fills no node whole: the nearest that do, and what fewer of them take
+    for the same batch, planned anew."""
     now, chip, best = request.topology.devices, request.topology.device, found.best
     node = chip.node_size
     try:
         usual = for_devices(chip.source, now).levels == request.topology.levels
     except PlanError:
         usual = False
-    if best is None or not usual or chip.inner.torus_dims or len(request.topology.levels) < 2 or now % node == 0:
+    if (
+        best is None
+        or not usual
+        or chip.inner.torus_dims
+        or len(request.topology.levels) < 2
+        or now % node == 0
+    ):
         return ()
     fewer, more = now // node * node, -(-now // node) * node
     share = request.topology.levels[0].size
-    text = f"{now} devices are {now // share} nodes with {share} of their {node} devices, which no cluster has: {fewer} or {more} fill whole nodes"
+    text = (
+        f"{now} devices are {now // share} nodes with {share} of their {node} devices, which no"
+        f" cluster has: {fewer} or {more} fill whole nodes"
+    )
     other = _at(request, model, fewer)
     if other is not None:
         quicker = other < best.cost.step_time_s
-        text += f"; {fewer} take {show_time(other)} a step for the same batch, " + ("less time on fewer devices" if quicker else f"these {now} {show_time(best.cost.step_time_s)}")
+        text += f"; {fewer} take {show_time(other)} a step for the same batch, " + (
+            "less time on fewer devices"
+            if quicker
+            else f"these {now} {show_time(best.cost.step_time_s)}"
+        )
     return (Finding("devices", text),)
 
 
@@ -69,7 +100,11 @@ def _at(request: Request, model: Model, devices: int) -> float | None:
     topology = for_devices(request.topology.device.source, devices)
     room = capacity(topology.device, devices, request.capacity.reserve)
     try:
-        best = Search(model, replace(request, topology=topology, capacity=room, baselines=False)).run(how_close=False).best
+        best = (
+            Search(model, replace(request, topology=topology, capacity=room, baselines=False))
+            .run(how_close=False)
+            .best
+        )
     except PlanError:  # pins that so many devices have no place for
         return None
     return best.cost.step_time_s if best is not None else None

@@ -1,9 +1,13 @@
-"""Lower bounds of one space, many at a time: elimination compiled once, run for each choice of techniques.
+"""Lower bounds of one space, many at a time: elimination compiled once, run for each choice of
+techniques.
 
-The space is that of the whole batch or of large microbatches (`planner.space.assemble`, uncut): its optimum is below that of every multiple of their number.
-Techniques change only the costs of single options, and (when collectives are replayed) the tables of links, so at most two compiled eliminations serve a space.
+The space is that of the whole batch or of large microbatches (`planner.space.assemble`, uncut): its
+optimum is below that of every multiple of their number. Techniques change only the costs of single
+options, and (when collectives are replayed) the tables of links, so at most two compiled
+eliminations serve a space.
 
-Costs are picoseconds in float64, not rounded; what rounding in their sums can add to a bound is taken off it.
+Costs are picoseconds in float64, not rounded; what rounding in their sums can add to a bound is
+taken off it.
 """
 
 from __future__ import annotations
@@ -20,28 +24,45 @@ from planner.sharding.rule import Split
 from planner.solvers.exact.elimination import Scratch, Tree, compile_tree
 from planner.solvers.exact.minibucket import split_tree
 from planner.solvers.model import Model, restrict
-from planner.space.assemble import PICO, Techniques, bytes_of, least_working, link_scale, replayed, seconds_of, slowdown, ticking, unequal
+from planner.space.assemble import (
+    PICO,
+    Techniques,
+    bytes_of,
+    least_working,
+    link_scale,
+    replayed,
+    seconds_of,
+    slowdown,
+    ticking,
+    unequal,
+)
 from planner.space.build import Base, Space
 
 OWN = frozenset({"RoutedExperts"})
 """Operators whose time is not that of one product."""
 PRICES, FIRST_PRICE, RISE, WIDE_STEP, LEAST_STEP, CLOSE = 8, 0.05, 4.0, 8, 2, 1e-3
-"""Of memory in a bound: how many are tried at most, the first (in whole costs for what exceeds the limit), by what it rises while nothing fits; where variables were
-split the steps between two that are tried, largest and least (`Climb`); and what gain is not worth another."""
+"""Of memory in a bound: how many are tried at most, the first (in whole costs for what exceeds the
+limit), by what it rises while nothing fits; where variables were split the steps between two that
+are tried, largest and least (`Climb`); and what gain is not worth another."""
 FAR = 100.0
-"""Times the bound without a memory limit that one under it is raised to at most: where nothing fits in pieces that only bounds know of, it would rise without end."""
+"""Times the bound without a memory limit that one under it is raised to at most: where nothing fits
+in pieces that only bounds know of, it would rise without end."""
 FEWER = 0.9
-"""A bound of an elimination that would be too large is worked out again while no more than this part of the options is left."""
+"""A bound of an elimination that would be too large is worked out again while no more than this
+part of the options is left."""
 ROOM, WIDEST = 4e6, 2e4
-"""Entries of all tables that an elimination may have, and of each where it would need more and variables are split: many run, and what wide tables gain over narrow ones
-that costs are shifted between (`Tree.tighten`) is little."""
+"""Entries of all tables that an elimination may have, and of each where it would need more and
+variables are split: many run, and what wide tables gain over narrow ones that costs are shifted
+between (`Tree.tighten`) is little."""
 ROUNDING, STEP = 1e-11, 2.0
-"""What a bound may be too high by: relatively, and in picoseconds (solvers call a gap below one unit closed)."""
+"""What a bound may be too high by: relatively, and in picoseconds (solvers call a gap below one
+unit closed)."""
 
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """Seconds that the products of the whole batch would take one device, at the efficiency of the whole: of the blocks that stages share, and of the rest.
+    """Seconds that the products of the whole batch would take one device, at the efficiency of the
+    whole: of the blocks that stages share, and of the rest.
 
     A device of n takes at least an n-th of each: products lose efficiency as they shrink.
     """
@@ -53,8 +74,18 @@ class Arithmetic:
     @classmethod
     def of(cls, base: Base, pricer: Pricer) -> Arithmetic:
         """base: of the whole batch. repeats: 0 where stages may be cut anywhere."""
-        run = base.dealt[0] if base.dealt else (0, len(base.graph.nodes), 1) if base.places else (0, 0, 1)
-        inside, found, known = range(run[0], run[0] + run[1] * run[2]), [0.0, 0.0], dict[float, float]()
+        run = (
+            base.dealt[0]
+            if base.dealt
+            else (0, len(base.graph.nodes), 1)
+            if base.places
+            else (0, 0, 1)
+        )
+        inside, found, known = (
+            range(run[0], run[0] + run[1] * run[2]),
+            [0.0, 0.0],
+            dict[float, float](),
+        )
         for i, work in base.backward.items():
             node, flops = base.graph.nodes[i], base.rules[i].flops
             if node.op not in OWN and not node.bodies:
@@ -65,8 +96,9 @@ class Arithmetic:
         return cls(found[0], found[1], run[2] if base.dealt or not base.places else 0)
 
     def least(self, mesh: Mesh, microbatches: int, virtual: int = 1) -> float:
-        """No plan on the mesh with at most so many microbatches, and chunks of blocks a stage, is faster (seconds): every stage runs its blocks in as many
-        ticks as it has chunks, and the rest itself."""
+        """No plan on the mesh with at most so many microbatches, and chunks of blocks a stage, is
+        faster (seconds): every stage runs its blocks in as many ticks as it has chunks, and the
+        rest itself."""
         stages, devices = mesh.stages, prod(a.size for a in mesh.inner)
         part = -(-self.repeats // stages) / self.repeats if self.repeats else 1 / stages
         share = part * (1 + (stages - 1) / (microbatches * virtual)) if stages > 1 else 1.0
@@ -75,10 +107,11 @@ class Arithmetic:
 
 @dataclass
 class Climb:
-    """A bound under a memory limit where variables were split, on its way up over prices of a byte: `start` times powers of 2^(1/8).
+    """A bound under a memory limit where variables were split, on its way up over prices of a byte:
+    `start` times powers of 2^(1/8).
 
-    enough: the bound from which on none is needed; at: the power of the best so far; top: the bound there; step: how far off the next are; shift: of costs between parts at
-    the best.
+    enough: the bound from which on none is needed; at: the power of the best so far; top: the bound
+    there; step: how far off the next are; shift: of costs between parts at the best.
     """
 
     start: float
@@ -100,7 +133,8 @@ class Climb:
         return self.step < LEAST_STEP or self.top >= self.enough
 
     def go_on(self, height: Callable[[float], float]) -> None:
-        """Try the start, then a price above and one below the best; where that gains nothing the next are nearer."""
+        """Try the start, then a price above and one below the best; where that gains nothing the
+        next are nearer."""
         before = self.top
         for power in (self.at + self.step, self.at - self.step) if self._tried else (0,):
             if power not in self._tried:
@@ -116,7 +150,8 @@ class Climb:
 
 
 class Relaxed:
-    """Bounds of a space without a memory limit, or under one. The tree of the last call is overwritten by the next, of any that shares the scratch."""
+    """Bounds of a space without a memory limit, or under one. The tree of the last call is
+    overwritten by the next, of any that shares the scratch."""
 
     def __init__(self, space: Space, scratch: Scratch | None = None) -> None:
         self.space, self.scratch = space, scratch or Scratch()
@@ -125,11 +160,14 @@ class Relaxed:
         self.kept = np.arange(self.offset[-1])
         """Options that are looked at, of all those of the space in a row."""
         self._models: dict[tuple[bool, bool], Model] = {}
-        """Per set of replayed links (with or without what follows the blocks) the conversions of all options."""
+        """Per set of replayed links (with or without what follows the blocks) the conversions of
+        all options."""
         self._trees: dict[tuple[bool, bool], Tree] = {}
-        """Their elimination over the options that are looked at, or a bound of it where that is too wide."""
+        """Their elimination over the options that are looked at, or a bound of it where that is too
+        wide."""
         self._least = np.zeros(0), 0.0
-        """Costs of those options that no techniques are below, and what the elimination of `least` found under them (as a tree's)."""
+        """Costs of those options that no techniques are below, and what the elimination of `least`
+        found under them (as a tree's)."""
         self._tick: float | None = None
         self._waiting: dict[tuple[int, int], float] = {}
         """What `waiting` found."""
@@ -141,14 +179,19 @@ class Relaxed:
         """Of bounds under a memory limit where variables were split."""
 
     def least(self, levels: Sequence[int], below_s: float = np.inf) -> float:
-        """No plan of the space is faster (seconds): as few microbatches as it is of, nothing replayed, each weight at its cheapest optimizer level, no memory
-        limit. below_s: from now on bounds are of plans faster than that, options that none of them has are not looked at."""
+        """No plan of the space is faster (seconds): as few microbatches as it is of, nothing
+        replayed, each weight at its cheapest optimizer level, no memory limit. below_s: from now on
+        bounds are of plans faster than that, options that none of them has are not looked at.
+        """
         endless = [Techniques(z, microbatches=0) for z in levels]
         cost = _units(np.minimum.reduce([self._seconds(t) for t in endless]), 1.0)
         if np.isfinite(below_s):
-            # Before any table of conversions: what an option costs by itself, and every other variable at its cheapest.
+            # Before any table of conversions: what an option costs by itself, and every other
+            # variable at its cheapest.
             lowest = np.minimum.reduceat(cost, self.offset[:-1])
-            near = self._below(cost + np.repeat(lowest.sum() - lowest, np.diff(self.offset)), below_s)
+            near = self._below(
+                cost + np.repeat(lowest.sum() - lowest, np.diff(self.offset)), below_s
+            )
             if not np.logical_or.reduceat(near, self.offset[:-1]).all():
                 return below_s
             cost = self._keep(near, cost)
@@ -159,8 +202,12 @@ class Relaxed:
         while True:
             tree = self._compiled(endless[0])
             value, each = tree.marginals(cost)
-            # Of parts of variables each knows something else, so that the dearest of all variables may tell more than their sum.
-            value, self.exact = max(value, float(np.minimum.reduceat(each, self.offset[:-1]).max())), tree.exact
+            # Of parts of variables each knows something else, so that the dearest of all variables
+            # may tell more than their sum.
+            value, self.exact = (
+                max(value, float(np.minimum.reduceat(each, self.offset[:-1]).max())),
+                tree.exact,
+            )
             if (bound := self._proven(value)) >= below_s:
                 break
             near = self._below(each, below_s)
@@ -172,30 +219,39 @@ class Relaxed:
 
     @staticmethod
     def _below(each: np.ndarray, below_s: float) -> np.ndarray:
-        """Which options may be in a plan below that. each: what a plan with the option costs at least."""
+        """Which options may be in a plan below that. each: what a plan with the option costs at
+        least."""
         found: np.ndarray = each * (1 - ROUNDING) - STEP < below_s * PICO
         return found
 
     def _keep(self, near: np.ndarray, cost: np.ndarray) -> np.ndarray:
         """Look at these options only; their costs."""
-        self.kept, self.offset = self.kept[near], np.concatenate(([0], np.cumsum(np.add.reduceat(near, self.offset[:-1]))))
+        self.kept, self.offset = (
+            self.kept[near],
+            np.concatenate(([0], np.cumsum(np.add.reduceat(near, self.offset[:-1])))),
+        )
         self._trees, self._climbs = {}, {}
         return cost[near]
 
     def quick(self, techniques: Techniques, microbatches: int) -> float:
-        """No more than the bound of `free`, without an elimination: what `least` found, and of every variable the least that these techniques add to its options.
-        Only after `least`."""
+        """No more than the bound of `free`, without an elimination: what `least` found, and of
+        every variable the least that these techniques add to its options. Only after `least`."""
         at = replace(techniques, microbatches=microbatches)
         slow, (cheapest, value) = slowdown(self.space, at), self._least
         cost = _units(self._seconds(at), slow)
         more = np.subtract(cost, cheapest, out=np.full(len(cost), np.inf), where=np.isfinite(cost))
-        return self._proven((value + float(np.minimum.reduceat(more, self.offset[:-1]).sum())) * slow)
+        return self._proven(
+            (value + float(np.minimum.reduceat(more, self.offset[:-1]).sum())) * slow
+        )
 
     def as_chunked(self, techniques: Techniques, microbatches: int, virtual: int) -> float:
-        """What part of the bound of `free` for `virtual` chunks a pipeline stage is one for these techniques; 0 where it is none.
+        """What part of the bound of `free` for `virtual` chunks a pipeline stage is one for these
+        techniques; 0 where it is none.
 
-        Where ticks take a smaller part of a microbatch's time, everything becomes shorter by that part at most: what precedes repeated blocks runs the more often the more
-        chunks there are, reductions once. Of unequal stages nothing precedes, so that longer ticks make nothing shorter.
+        Where ticks take a smaller part of a microbatch's time, everything becomes shorter by that
+        part at most: what precedes repeated blocks runs the more often the more chunks there are,
+        reductions once. Of unequal stages nothing precedes, so that longer ticks make nothing
+        shorter.
         """
         at = replace(techniques, microbatches=microbatches)
         part = slowdown(self.space, at) / slowdown(self.space, replace(at, virtual=virtual))
@@ -207,11 +263,15 @@ class Relaxed:
         if len(self.kept) == self._all[-1]:
             return None
         rows = np.split(self.kept, self.offset[1:-1])
-        return {v.node: tuple(v.splits[k - first] for k in row.tolist())
-                for v, row, first in zip(self.space.variables, rows, self._all.tolist(), strict=False) if v.kind == "op"}  # fmt: skip
+        return {
+            v.node: tuple(v.splits[k - first] for k in row.tolist())
+            for v, row, first in zip(self.space.variables, rows, self._all.tolist(), strict=False)
+            if v.kind == "op"
+        }
 
     def waiting(self, microbatches: int, virtual: int = 1) -> float:
-        """What the bubble of a pipeline adds at least (seconds) to any bound for endless microbatches: its ticks, each at least as long as the shortest."""
+        """What the bubble of a pipeline adds at least (seconds) to any bound for endless
+        microbatches: its ticks, each at least as long as the shortest."""
         key = microbatches, virtual
         if key not in self._waiting:
             slow = slowdown(self.space, Techniques(microbatches=microbatches, virtual=virtual))
@@ -221,40 +281,61 @@ class Relaxed:
     def _shortest(self) -> float:
         """Seconds of all ticks at least, were there no bubble."""
         if self._tick is None:
-            # Everything that runs in ticks at its cheapest, and nothing else: reductions once a step, head and loss are left out.
+            # Everything that runs in ticks at its cheapest, and nothing else: reductions once a
+            # step, head and loss are left out.
             endless = Techniques(microbatches=0)
             found = self._run(ticking(self.space, endless)[self.kept], endless, ends=False)
             self._tick = 0.0 if found is None else found[1]
         return self._tick
 
     def free(self, techniques: Techniques, microbatches: int) -> tuple[np.ndarray, float] | None:
-        """A fastest choice and the bound (seconds) without a memory limit, for this many microbatches; None where none is possible."""
+        """A fastest choice and the bound (seconds) without a memory limit, for this many
+        microbatches; None where none is possible."""
         at = replace(techniques, microbatches=microbatches)
         return self._run(self._seconds(at), at)
 
     def again(self, recompute: str) -> float:
         """What recomputation adds at least (seconds) to any bound without it."""
         plain, more = (self._seconds(Techniques(0, r, 0)) for r in ("none", recompute))
-        return max(0.0, float(np.minimum.reduceat(more - plain, self.offset[:-1]).sum()) * (1 - ROUNDING))
+        return max(
+            0.0, float(np.minimum.reduceat(more - plain, self.offset[:-1]).sum()) * (1 - ROUNDING)
+        )
 
-    def limited(self, techniques: Techniques, limit_bytes: float, free: tuple[float, float], enough_s: float = np.inf) -> float:
-        """A bound (seconds) under a memory limit: the best over prices of a byte, or the first of at least `enough_s`. free: bound and bytes of the choice
-        without a limit, which exceeds it. Where variables were split it is a rough one (`tightened`).
+    def limited(
+        self,
+        techniques: Techniques,
+        limit_bytes: float,
+        free: tuple[float, float],
+        enough_s: float = np.inf,
+    ) -> float:
+        """A bound (seconds) under a memory limit: the best over prices of a byte, or the first of
+        at least `enough_s`. free: bound and bytes of the choice without a limit, which exceeds it.
+        Where variables were split it is a rough one (`tightened`).
 
-        At a price the cheapest choice is a line below the bound's height over all prices; where the lines of one that fits and one that does not meet is next.
+        At a price the cheapest choice is a line below the bound's height over all prices; where the
+        lines of one that fits and one that does not meet is next.
         """
-        slow, use, first = slowdown(self.space, techniques), self._bytes(techniques), self.offset[:-1]
+        slow, use, first = (
+            slowdown(self.space, techniques),
+            self._bytes(techniques),
+            self.offset[:-1],
+        )
         room = limit_bytes - least_working(self.space, techniques, uncut=True)
         if np.minimum.reduceat(use, first).sum() > room:
             return np.inf
-        cost, enough = _units(self._seconds(techniques), slow), min(enough_s, FAR * free[0]) * PICO / slow
+        cost, enough = (
+            _units(self._seconds(techniques), slow),
+            min(enough_s, FAR * free[0]) * PICO / slow,
+        )
         low = 0.0, free[0] * PICO / slow, free[1] - room  # price, height, slope
         high: tuple[float, float, float] | None = None
         best, price = low[1], self._price or low[1] * FIRST_PRICE / low[2]
         if np.isfinite(enough):
             price = max(price, (enough - low[1]) / low[2])
         if not self._compiled(techniques).exact:
-            climb = Climb(price, enough)  # bounds of split variables are no lines that a choice tells
+            climb = Climb(
+                price, enough
+            )  # bounds of split variables are no lines that a choice tells
             while not climb.over:
                 climb.go_on(lambda p: self._priced(techniques, cost, use, p)[0] - p * room)
             self._price = climb.price
@@ -267,25 +348,42 @@ class Relaxed:
                 best, self._price = height, price
             if not height < enough or not slope:
                 break
-            low, high = ((price, height, slope), high) if slope > 0 else (low, (price, height, slope))
+            low, high = (
+                ((price, height, slope), high) if slope > 0 else (low, (price, height, slope))
+            )
             if high is None:
                 price *= RISE
                 continue
             price = (low[1] - high[1] + high[2] * high[0] - low[2] * low[0]) / (high[2] - low[2])
-            if not low[0] < price < high[0] or low[1] + low[2] * (price - low[0]) <= best * (1 + CLOSE):
+            if not low[0] < price < high[0] or low[1] + low[2] * (price - low[0]) <= best * (
+                1 + CLOSE
+            ):
                 break
         return self._proven(best * slow)
 
     def rough(self, techniques: Techniques) -> bool:
-        """Whether what `limited` found of these techniques is a rough bound, which `tightened` may raise."""
+        """Whether what `limited` found of these techniques is a rough bound, which `tightened` may
+        raise."""
         return techniques in self._climbs
 
-    def tightened(self, techniques: Techniques, limit_bytes: float, enough_s: float = np.inf) -> tuple[float, bool]:
-        """A better bound than that of `limited`, after it, where variables were split, and whether another call may find a still better one: costs are shifted between
-        their parts (`Tree.tighten`), first at the price that was best, then at two around the best, nearer with each call that gains nothing."""
-        slow, use, climb = slowdown(self.space, techniques), self._bytes(techniques), self._climbs[techniques]
+    def tightened(
+        self, techniques: Techniques, limit_bytes: float, enough_s: float = np.inf
+    ) -> tuple[float, bool]:
+        """A better bound than that of `limited`, after it, where variables were split, and whether
+        another call may find a still better one: costs are shifted between their parts
+        (`Tree.tighten`), first at the price that was best, then at two around the best, nearer with
+        each call that gains nothing.
+        """
+        slow, use, climb = (
+            slowdown(self.space, techniques),
+            self._bytes(techniques),
+            self._climbs[techniques],
+        )
         room = limit_bytes - least_working(self.space, techniques, uncut=True)
-        cost, start = _units(self._seconds(techniques), slow), climb.shift or self._compiled(techniques).shift
+        cost, start = (
+            _units(self._seconds(techniques), slow),
+            climb.shift or self._compiled(techniques).shift,
+        )
         climb.enough = min(climb.enough, enough_s * PICO / slow)
 
         def height(price: float) -> float:
@@ -300,13 +398,16 @@ class Relaxed:
         self._compiled(techniques).shift = climb.shift
         return self._proven(climb.top * slow), not climb.over
 
-    def _priced(self, techniques: Techniques, cost: np.ndarray, use: np.ndarray, price: float) -> tuple[float, float]:
+    def _priced(
+        self, techniques: Techniques, cost: np.ndarray, use: np.ndarray, price: float
+    ) -> tuple[float, float]:
         """What is least under a price of a byte, and the bytes of the choice."""
         value, choice, _ = self._at(techniques, price).run(cost + price * use)
         return value, self._used(techniques, use, choice)
 
     def _at(self, techniques: Techniques, price: float) -> Tree:
-        """The elimination under a price of a byte of what pairs of options hold: of this space none does."""
+        """The elimination under a price of a byte of what pairs of options hold: of this space none
+        does."""
         return self._compiled(techniques)
 
     def _used(self, techniques: Techniques, use: np.ndarray, choice: np.ndarray) -> float:
@@ -323,8 +424,11 @@ class Relaxed:
     def _seconds(self, techniques: Techniques) -> np.ndarray:
         return seconds_of(self.space, techniques, uncut=True)[self.kept]
 
-    def _run(self, seconds: np.ndarray, techniques: Techniques, *, ends: bool = True) -> tuple[np.ndarray, float] | None:
-        # A pipeline's ticks slow everything alike but what follows the blocks (at most to half: `link_scale`), so one tree serves any number of microbatches.
+    def _run(
+        self, seconds: np.ndarray, techniques: Techniques, *, ends: bool = True
+    ) -> tuple[np.ndarray, float] | None:
+        # A pipeline's ticks slow everything alike but what follows the blocks (at most to half:
+        # `link_scale`), so one tree serves any number of microbatches.
         slow = slowdown(self.space, techniques)
         value, choice, _ = self._compiled(techniques, ends=ends).run(_units(seconds, slow))
         return (choice, self._proven(value * slow)) if np.isfinite(value) else None
@@ -339,31 +443,50 @@ class Relaxed:
         if key not in self._trees:
             if key not in self._models:
                 scale = link_scale(self.space, replace(techniques, microbatches=0), ends=ends)
-                self._models[key] = Model(self._all, np.zeros(self._all[-1]), self._pairs(twice, scale), None)
+                self._models[key] = Model(
+                    self._all, np.zeros(self._all[-1]), self._pairs(twice, scale), None
+                )
             self._trees[key] = self._tree(self._models[key])
         return self._trees[key]
 
-    def _pairs(self, twice: Sequence[bool], scale: Sequence[float]) -> dict[tuple[int, int], np.ndarray]:
-        """Conversions between variables, parallel links added up (picoseconds of ticks without a bubble). twice, scale: per link."""
+    def _pairs(
+        self, twice: Sequence[bool], scale: Sequence[float]
+    ) -> dict[tuple[int, int], np.ndarray]:
+        """Conversions between variables, parallel links added up (picoseconds of ticks without a
+        bubble). twice, scale: per link."""
         tables: dict[tuple, np.ndarray] = {}
         pairs: dict[tuple[int, int], np.ndarray] = {}
         for link, again, part in zip(self.space.links, twice, scale, strict=True):
             at = (id(link.forward_s), id(link.backward_s), link.count, again, part)
             if at not in tables:
                 seconds = link.forward_s * (2 if again else 1) + link.backward_s
-                tables[at] = part * PICO * self.space.parts * link.count * seconds if part else np.zeros_like(seconds)
-            pair, table = ((link.a, link.b), tables[at]) if link.a < link.b else ((link.b, link.a), tables[at].T)
+                tables[at] = (
+                    part * PICO * self.space.parts * link.count * seconds
+                    if part
+                    else np.zeros_like(seconds)
+                )
+            pair, table = (
+                ((link.a, link.b), tables[at])
+                if link.a < link.b
+                else ((link.b, link.a), tables[at].T)
+            )
             pairs[pair] = pairs[pair] + table if pair in pairs else table
         return pairs
 
     def _tree(self, model: Model) -> Tree:
         """The elimination of a model of the whole space over the options that are looked at."""
         if len(self.kept) < self._all[-1]:
-            model = restrict(model, np.split(self.kept - np.repeat(self._all[:-1], np.diff(self.offset)), self.offset[1:-1]))
+            model = restrict(
+                model,
+                np.split(
+                    self.kept - np.repeat(self._all[:-1], np.diff(self.offset)), self.offset[1:-1]
+                ),
+            )
         return self._eliminated(model)
 
     def _eliminated(self, model: Model) -> Tree:
-        """The elimination of a model of what is looked at: of the same variables and pairs as any before."""
+        """The elimination of a model of what is looked at: of the same variables and pairs as any
+        before."""
         like = next(iter(self._trees.values()), None)
         if like is not None:
             return like.with_pairs(model.pairs)

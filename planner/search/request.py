@@ -1,7 +1,9 @@
 """What a search is asked, and what it finds.
 
-Plans that fit with the upper end of their memory range go before those that do not, unless one of these is faster by more than the range of its step time is wide. Among
-either kind plans within a thousandth are ties: less memory first (by more than a hundredth), then the simpler mesh and techniques.
+Plans that fit with the upper end of their memory range go before those that do not, unless one of
+these is faster by more than the range of its step time is wide. Among either kind plans within a
+thousandth are ties: less memory first (by more than a hundredth), then the simpler mesh and
+techniques.
 """
 
 from __future__ import annotations
@@ -51,29 +53,37 @@ class Request:
     fold: bool = True
     baselines: bool = True
     partitioned: bool = False
-    """Whether the program is one whose collectives the compiler's partitioner places (jit): such have no pipeline stages, no copies, and nothing in the host's memory."""
+    """Whether the program is one whose collectives the compiler's partitioner places (jit): such
+    have no pipeline stages, no copies, and nothing in the host's memory."""
     offload: tuple[str, ...] = ()
-    """What waits in the host's memory in every plan of the search (planner.execution.techniques.OFFLOAD)."""
+    """What waits in the host's memory in every plan of the search
+    (planner.execution.techniques.OFFLOAD)."""
     cache: Cache | None = field(default=None, compare=False, repr=False)
     """Where answers are kept and looked for (planner.search.cache_entry); it changes none."""
     incremental: bool = field(default=False, compare=False)
-    """Whether what was decided for most of a model before may stay (planner.search.incremental). No part of a key: where all was searched before, that is the answer."""
+    """Whether what was decided for most of a model before may stay (planner.search.incremental). No
+    part of a key: where all was searched before, that is the answer."""
 
     @property
     def bucket(self) -> int | str:
-        """Bytes that collectives are sent together up to in every plan of the search; planner.pricing.bucketing.AUTO or OPEN for a choice, 0 for the compiler's own."""
-        opened = self.runtime.stacked and self.topology.device.kind == "gpu" and self.mode not in MODES
+        """Bytes that collectives are sent together up to in every plan of the search;
+        planner.pricing.bucketing.AUTO or OPEN for a choice, 0 for the compiler's own."""
+        opened = (
+            self.runtime.stacked and self.topology.device.kind == "gpu" and self.mode not in MODES
+        )
         asked: int | str = self.pins.techniques.get("bucket", OPEN if opened else 0)
         return asked
 
     @property
     def copies(self) -> int:
-        """Microbatches that run at the same time in every plan of the search; 0 where that is open."""
+        """Microbatches that run at the same time in every plan of the search; 0 where that is
+        open."""
         return int(self.pins.techniques.get("copies", 0))
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Pinned: places of the mesh that each pipeline stage takes, () where the search finds them."""
+        """Pinned: places of the mesh that each pipeline stage takes, () where the search finds
+        them."""
         return tuple(self.pins.techniques.get("widths", ()))
 
     @property
@@ -84,9 +94,18 @@ class Request:
 
     @property
     def roomy_bytes(self) -> int:
-        """Bytes a plan may be priced at so that the upper end of its printed range fits, too (`fit`: yes); the limit itself where the least memory is asked for."""
+        """Bytes a plan may be priced at so that the upper end of its printed range fits, too
+        (`fit`: yes); the limit itself where the least memory is asked for."""
         limit, more = self.limit_bytes, self.runtime.memory_spread[1]
-        return limit if self.objective == "memory" else next(n for n in range(int((limit + 1) / (1 + more)) + 1, 0, -1) if int(n * (1 + more)) <= limit)
+        return (
+            limit
+            if self.objective == "memory"
+            else next(
+                n
+                for n in range(int((limit + 1) / (1 + more)) + 1, 0, -1)
+                if int(n * (1 + more)) <= limit
+            )
+        )
 
     def roomy(self, cost: Cost) -> bool:
         """Whether a plan fits with the upper end of its range."""
@@ -107,16 +126,25 @@ class Candidate:
     status: str = "feasible"
 
     def key(self, request: Request) -> tuple:
-        """Order among plans that fit: the objective in steps of a tie, then memory in steps of its own, then the simpler mesh and techniques."""
+        """Order among plans that fit: the objective in steps of a tie, then memory in steps of its
+        own, then the simpler mesh and techniques."""
         main = self.cost.memory.total if request.objective == "memory" else self.cost.step_time_s
         simple = (self.plan.zero, RECOMPUTE.index(self.plan.recompute), self.plan.microbatches)
         size = self.cost.memory.total
-        return (round(np.log(max(main, 1e-12)) / TIE), round(np.log(max(size, 1)) / TIE_MEMORY), len(self.plan.mesh), simple, size, self.plan.mesh)
+        return (
+            round(np.log(max(main, 1e-12)) / TIE),
+            round(np.log(max(size, 1)) / TIE_MEMORY),
+            len(self.plan.mesh),
+            simple,
+            size,
+            self.plan.mesh,
+        )
 
 
 @dataclass(frozen=True)
 class Before:
-    """What an answer keeps of a search before (planner.search.incremental). name, date: of the model that was planned then, and when; kept, solved: operators of this model."""
+    """What an answer keeps of a search before (planner.search.incremental). name, date: of the
+    model that was planned then, and when; kept, solved: operators of this model."""
 
     name: str
     date: str
@@ -132,8 +160,10 @@ class Before:
 class Covered:
     """Plans that a bound holds for: those on these meshes with these numbers of microbatches.
 
-    meshes: sizes of their axes, outermost first, `8x8`, stages before a bar, `4|8x8`. all_splits: whether every split that pins and mode leave was among them, or those
-    that cut only what plans found before cut. What no such plan has, docs/how-a-plan-is-chosen.md lists."""
+    meshes: sizes of their axes, outermost first, `8x8`, stages before a bar, `4|8x8`. all_splits:
+    whether every split that pins and mode leave was among them, or those that cut only what plans
+    found before cut. What no such plan has, docs/how-a-plan-is-chosen.md lists.
+    """
 
     meshes: tuple[str, ...]
     microbatches: tuple[int, ...]
@@ -141,19 +171,29 @@ class Covered:
 
     def to_json(self) -> dict[str, Any]:
         """As in a strategy's `solver.covers`."""
-        return {"meshes": list(self.meshes), "microbatches": list(self.microbatches), "splits": "all" if self.all_splits else "some"}
+        return {
+            "meshes": list(self.meshes),
+            "microbatches": list(self.microbatches),
+            "splits": "all" if self.all_splits else "some",
+        }
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Covered:
         """The row that `to_json` made; anything else is a KeyError, TypeError or ValueError."""
-        if not all(isinstance(m, str) for m in row["meshes"]) or row["splits"] not in ("all", "some"):
+        if not all(isinstance(m, str) for m in row["meshes"]) or row["splits"] not in (
+            "all",
+            "some",
+        ):
             raise ValueError(row)
-        return cls(tuple(row["meshes"]), tuple(int(n) for n in row["microbatches"]), row["splits"] == "all")
+        return cls(
+            tuple(row["meshes"]), tuple(int(n) for n in row["microbatches"]), row["splits"] == "all"
+        )
 
 
 @dataclass
 class Found:
-    """What a search returns: the winner, the baselines (label -> best tuned variant, fitting or the smallest), the spaces used."""
+    """What a search returns: the winner, the baselines (label -> best tuned variant, fitting or the
+    smallest), the spaces used."""
 
     best: Candidate | None
     baselines: dict[str, Candidate]

@@ -1,11 +1,15 @@
-"""Bounds of plans whose recomputed blocks keep results of collectives, whichever those are (planner.analysis.recompute_demand).
+"""Bounds of plans whose recomputed blocks keep results of collectives, whichever those are
+(planner.analysis.recompute_demand).
 
-The search goes by the problem of plans that keep sums alone, as no other is solved: it never solves what it has no bytes for. What its bounds of such leaves say is
-therefore said of those plans, and what holds for all is worked out when it ends, for as few leaves as settle it.
+The search goes by the problem of plans that keep sums alone, as no other is solved: it never solves
+what it has no bytes for. What its bounds of such leaves say is therefore said of those plans, and
+what holds for all is worked out when it ends, for as few leaves as settle it.
 
-There what runs again is a decision too: a node of a block, or a hub on the way from it, has each option twice, and a pair of options is impossible where the first is not
-run again though the conversion between them has no collective and what comes next runs again. Where a collective spares it, its result is kept: what the layout converted
-to leaves a device of it at least, less what other bytes count (planner.analysis.saved_collectives).
+There what runs again is a decision too: a node of a block, or a hub on the way from it, has each
+option twice, and a pair of options is impossible where the first is not run again though the
+conversion between them has no collective and what comes next runs again. Where a collective spares
+it, its result is kept: what the layout converted to leaves a device of it at least, less what other
+bytes count (planner.analysis.saved_collectives).
 """
 
 from __future__ import annotations
@@ -31,7 +35,8 @@ from planner.space.variables import Link, Space
 class Sparing(Relaxed):
     """Bounds of the options that another looks at, all under recompute=block-keep.
 
-    narrow: nodes that are no products, and are spared by way of a hub, never run again and keep nothing: a lower bound with smaller tables.
+    narrow: nodes that are no products, and are spared by way of a hub, never run again and keep
+    nothing: a lower bound with smaller tables.
     """
 
     def __init__(self, relaxed: Relaxed, narrow: bool = False) -> None:
@@ -39,65 +44,123 @@ class Sparing(Relaxed):
         rows = np.split(relaxed.kept, relaxed.offset[1:-1])
         self._steps, self._charge_s = steps_of(self.space), charges(self.space)
         self._asked: list[tuple[Step, Step]] = []
-        """Of hubs of which nothing is said, that from there to a gradient that reads it, and that to there."""
+        """Of hubs of which nothing is said, that from there to a gradient that reads it, and that
+        to there."""
         if narrow:
             every = self._steps
             self._steps, left_out = without_hubs(self.space, every)
-            self._asked = [(on, to) for on in every for to in every if on.variable in left_out and on.after < 0 and to.after == on.variable and min(on.link, to.link) >= 0]
+            self._asked = [
+                (on, to)
+                for on in every
+                for to in every
+                if on.variable in left_out
+                and on.after < 0
+                and to.after == on.variable
+                and min(on.link, to.link) >= 0
+            ]
             for k in left_out:
                 self._charge_s[self._all[k] : self._all[k + 1]] = 0.0
         self._spared = [np.zeros(len(row), bool) for row in rows]
         for step in self._steps:
             k = step.variable
             self._spared[k], rows[k] = np.repeat((False, True), len(rows[k])), np.tile(rows[k], 2)
-        self.kept, self.offset = np.concatenate(rows), np.concatenate(([0], np.cumsum([len(row) for row in rows])))
+        self.kept, self.offset = (
+            np.concatenate(rows),
+            np.concatenate(([0], np.cumsum([len(row) for row in rows]))),
+        )
         self._rows = [row - first for row, first in zip(rows, self._all.tolist(), strict=False)]
 
     def _keep(self, near: np.ndarray, cost: np.ndarray) -> np.ndarray:
         left = np.split(near, self.offset[1:-1])
-        self._rows, self._spared = ([part[at] for part, at in zip(parts, left, strict=True)] for parts in (self._rows, self._spared))
+        self._rows, self._spared = (
+            [part[at] for part, at in zip(parts, left, strict=True)]
+            for parts in (self._rows, self._spared)
+        )
         self.__dict__.pop("_kept", None)
         return super()._keep(near, cost)
 
     def _seconds(self, techniques: Techniques) -> np.ndarray:
-        each = self.space.parts * dealt_parts(self.space, techniques)[0] * [v.count for v in self.space.variables]
+        each = (
+            self.space.parts
+            * dealt_parts(self.space, techniques)[0]
+            * [v.count for v in self.space.variables]
+        )
         again = np.repeat(each, np.diff(self.offset)) * self._charge_s[self.kept]
-        return super()._seconds(replace(techniques, recompute="none")) + np.where(np.concatenate(self._spared), 0.0, again)
+        return super()._seconds(replace(techniques, recompute="none")) + np.where(
+            np.concatenate(self._spared), 0.0, again
+        )
 
     def _bytes(self, techniques: Techniques) -> np.ndarray:
-        """What no pair of options tells: sums of variables that no step follows, and the least that a layout can leave where no link says what it is."""
+        """What no pair of options tells: sums of variables that no step follows, and the least that
+        a layout can leave where no link says what it is."""
         found, each = super()._bytes(techniques), self._each(techniques)
         sums = found - super()._bytes(replace(techniques, recompute="block"))
         for k in followed(self.space):
             found[self.offset[k] : self.offset[k + 1]] -= sums[self.offset[k] : self.offset[k + 1]]
         for step in (one for one in self._steps if one.link < 0 and one.after < 0):
-            k, more = step.variable, max(0.0, step.bytes / prod(self.space.pricer.sizes.values()) - step.counted)
-            found[self.offset[k] : self.offset[k + 1]] += np.where(self._spared[k], each[k] * more, 0.0)
+            k, more = (
+                step.variable,
+                max(0.0, step.bytes / prod(self.space.pricer.sizes.values()) - step.counted),
+            )
+            found[self.offset[k] : self.offset[k + 1]] += np.where(
+                self._spared[k], each[k] * more, 0.0
+            )
         return found
 
     def _each(self, techniques: Techniques) -> np.ndarray:
-        """Per variable how many of a microbatch of the graph a device holds results of, of all its nodes. [variables]"""
-        found: np.ndarray = self.space.parts / techniques.microbatches * dealt_parts(self.space, techniques)[1]
+        """Per variable how many of a microbatch of the graph a device holds results of, of all its
+        nodes. [variables]"""
+        found: np.ndarray = (
+            self.space.parts / techniques.microbatches * dealt_parts(self.space, techniques)[1]
+        )
         return found
 
     @cached_property
     def _kept(self) -> list[tuple[int, tuple[int, int], np.ndarray]]:
-        """(variable, pair, bytes) of what is kept where a conversion has a collective: its reader asks for it unless it is spared itself. [options of one, of the other]"""
+        """(variable, pair, bytes) of what is kept where a conversion has a collective: its reader
+        asks for it unless it is spared itself. [options of one, of the other]"""
         found = []
         for step in (one for one in self._steps if one.link >= 0):
             link = self.space.links[step.link]
             kept = np.maximum(0.0, step.bytes * link.share[self._rows[link.b]] - step.counted)
-            found.append((step.variable, *_ordered(link.a, link.b, np.where(self._converts(link) & ~self._beyond(step), kept, 0.0))))
+            found.append(
+                (
+                    step.variable,
+                    *_ordered(
+                        link.a,
+                        link.b,
+                        np.where(self._converts(link) & ~self._beyond(step), kept, 0.0),
+                    ),
+                )
+            )
         for on, to in self._asked:
-            # The last collective's result is kept, that of the way to the hub where none is on the way from it: what else there is counts instead, be it less.
+            # The last collective's result is kept, that of the way to the hub where none is on the
+            # way from it: what else there is counts instead, be it less.
             first, then = self.space.links[to.link], self.space.links[on.link]
             here, there = first.share[self._rows[first.b]], then.share[self._rows[then.b]]
-            found.append((on.variable, *_ordered(first.a, first.b, np.where(self._converts(first), on.bytes * here, 0.0))))
-            found.append((on.variable, *_ordered(then.a, then.b, np.where(self._converts(then), on.bytes * (there - here[:, None]), 0.0))))
+            found.append(
+                (
+                    on.variable,
+                    *_ordered(
+                        first.a, first.b, np.where(self._converts(first), on.bytes * here, 0.0)
+                    ),
+                )
+            )
+            found.append(
+                (
+                    on.variable,
+                    *_ordered(
+                        then.a,
+                        then.b,
+                        np.where(self._converts(then), on.bytes * (there - here[:, None]), 0.0),
+                    ),
+                )
+            )
         return found
 
     def _beyond(self, step: Step) -> np.ndarray:
-        """Which options of the second variable of a step's link say that it is spared, and so asks for nothing. [its options]"""
+        """Which options of the second variable of a step's link say that it is spared, and so asks
+        for nothing. [its options]"""
         k = self.space.links[step.link].b
         return self._spared[k] if step.after >= 0 else np.zeros(len(self._rows[k]), bool)
 
@@ -118,24 +181,35 @@ class Sparing(Relaxed):
 
     def _held(self, each: np.ndarray, choice: np.ndarray) -> float:
         """Bytes of what is kept by pairs of options."""
-        return sum(each[variable] * float(kept[choice[u], choice[v]]) for variable, (u, v), kept in self._kept)
+        return sum(
+            each[variable] * float(kept[choice[u], choice[v]])
+            for variable, (u, v), kept in self._kept
+        )
 
     def _compiled(self, techniques: Techniques, *, ends: bool = True) -> Tree:
         key = False, ends
         if key not in self._trees:
             scale = link_scale(self.space, replace(techniques, microbatches=0), ends=ends)
-            pairs = {(a, b): table[np.ix_(self._rows[a], self._rows[b])] for (a, b), table in self._pairs([False] * len(scale), scale).items()}
+            pairs = {
+                (a, b): table[np.ix_(self._rows[a], self._rows[b])]
+                for (a, b), table in self._pairs([False] * len(scale), scale).items()
+            }
             for step in self._steps:
                 self._let(step, pairs)
-            self._trees[key] = self._eliminated(Model(self.offset, np.zeros(self.offset[-1]), pairs, None))
+            self._trees[key] = self._eliminated(
+                Model(self.offset, np.zeros(self.offset[-1]), pairs, None)
+            )
         return self._trees[key]
 
     def _let(self, step: Step, pairs: dict[tuple[int, int], np.ndarray]) -> None:
-        """Forbid what the step does not spare, in the pairs of its link. What no link tells may be spared."""
+        """Forbid what the step does not spare, in the pairs of its link. What no link tells may be
+        spared."""
         if step.link < 0:
             return
         link = self.space.links[step.link]
-        more = np.where(self._spared[link.a][:, None] & ~self._converts(link) & ~self._beyond(step), np.inf, 0.0)
+        more = np.where(
+            self._spared[link.a][:, None] & ~self._converts(link) & ~self._beyond(step), np.inf, 0.0
+        )
         pair, more = _ordered(link.a, link.b, more)
         pairs[pair] = pairs[pair] + more
 
@@ -151,12 +225,23 @@ def freely(sparing: Sparing, techniques: Techniques) -> tuple[float, float]:
     return (np.inf, 0.0) if found is None else (found[1], sparing.usage(techniques, found[0]))
 
 
-def least_surely(leaves: Iterable[tuple[float, Leaf, Relaxed]], limit_bytes: float, bound: float, own: Callable[[Leaf], Space | None] | None) -> float:
-    """The bound, or less where one of the leaves, each with what is known of it, proves no more: the least is raised until it is one that has been as far as it can be.
-    own: the space of a leaf's own microbatches, None where nothing of it fits; without it leaves are raised by that of their mesh alone, and roughly."""
+def least_surely(
+    leaves: Iterable[tuple[float, Leaf, Relaxed]],
+    limit_bytes: float,
+    bound: float,
+    own: Callable[[Leaf], Space | None] | None,
+) -> float:
+    """The bound, or less where one of the leaves, each with what is known of it, proves no more:
+    the least is raised until it is one that has been as far as it can be. own: the space of a
+    leaf's own microbatches, None where nothing of it fits; without it leaves are raised by that of
+    their mesh alone, and roughly.
+    """
     known = [one for one in leaves if one[0] < bound]
     sparing = _Spared(known, limit_bytes, bound, own)
-    heap, ways = [(least, k) for k, (least, _, _) in enumerate(known)], [sparing.raised(leaf, relaxed) for _, leaf, relaxed in known]
+    heap, ways = (
+        [(least, k) for k, (least, _, _) in enumerate(known)],
+        [sparing.raised(leaf, relaxed) for _, leaf, relaxed in known],
+    )
     heapq.heapify(heap)
     while heap and heap[0][0] < bound:
         least, k = heap[0]
@@ -170,7 +255,13 @@ def least_surely(leaves: Iterable[tuple[float, Leaf, Relaxed]], limit_bytes: flo
 class _Spared:
     """The relaxed spaces that leaves are raised by, each made when it is first asked for."""
 
-    def __init__(self, leaves: Sequence[tuple[float, Leaf, Relaxed]], limit_bytes: float, bound: float, own: Callable[[Leaf], Space | None] | None) -> None:
+    def __init__(
+        self,
+        leaves: Sequence[tuple[float, Leaf, Relaxed]],
+        limit_bytes: float,
+        bound: float,
+        own: Callable[[Leaf], Space | None] | None,
+    ) -> None:
         self._limit, self._bound, self._own = limit_bytes, bound, own
         self._levels: dict[tuple[int, int], set[int]] = {}
         for _, leaf, _ in leaves:
@@ -179,17 +270,24 @@ class _Spared:
         self._known: dict[tuple[int, int], Sparing | None] = {}
 
     def raised(self, leaf: Leaf, relaxed: Relaxed) -> Iterator[float]:
-        """Bounds of a leaf, each after those that take less: first in the space that all leaves of its mesh share, where one elimination tells most of them apart
-        (`Relaxed.quick`), then in that of its own microbatches, without a memory limit before with it; rough ones are made tight last."""
+        """Bounds of a leaf, each after those that take less: first in the space that all leaves of
+        its mesh share, where one elimination tells most of them apart (`Relaxed.quick`), then in
+        that of its own microbatches, without a memory limit before with it; rough ones are made
+        tight last.
+        """
         at, rough = leaf.techniques, list[Sparing]()
-        for micro in (0, leaf.micro) if self._own is not None and leaf.micro != relaxed.space.parts else (0,):
+        for micro in (
+            (0, leaf.micro) if self._own is not None and leaf.micro != relaxed.space.parts else (0,)
+        ):
             space = self._own(leaf) if micro and self._own is not None else relaxed.space
             if space is None or least_usage(space, at, uncut=True) > self._limit:
                 yield np.inf
                 return
             if (leaf.mesh, micro) not in self._known:
                 levels = sorted(self._levels[leaf.mesh, micro])
-                self._known[leaf.mesh, micro] = near(Relaxed(space, relaxed.scratch) if micro else relaxed, levels, self._bound)
+                self._known[leaf.mesh, micro] = near(
+                    Relaxed(space, relaxed.scratch) if micro else relaxed, levels, self._bound
+                )
             spared = self._known[leaf.mesh, micro]
             if spared is None:
                 yield np.inf
@@ -208,7 +306,8 @@ class _Spared:
 
 
 def near(relaxed: Relaxed, levels: list[int], below_s: float) -> Sparing | None:
-    """The bounds of those options alone that plans below so many seconds may have; None where there is no such plan."""
+    """The bounds of those options alone that plans below so many seconds may have; None where there
+    is no such plan."""
     fewer = copy(relaxed)  # whose options the search goes on with
     if fewer.least(levels, below_s) >= below_s:
         return None

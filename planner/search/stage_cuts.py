@@ -1,9 +1,13 @@
-"""Where to cut a graph into pipeline stages that have no block in common (planner.execution.uneven_pipeline), and how many places of the mesh each takes.
+"""Where to cut a graph into pipeline stages that have no block in common
+(planner.execution.uneven_pipeline), and how many places of the mesh each takes.
 
-A tick is as long as the longest chunk: 2 f + b of a place's microbatches, of the last chunk f + b. The step takes as many as there are groups of microbatches and stages
-less one, so among all cuts those are sought with the shortest longest chunk, without handing much over: for some limits of what may be handed over the best cuts and widths
-(dynamic programming over the possible cuts, and over how many of the places are given away), and of those the cheapest with the messages counted.
-Stages that all take two places are those of a mesh with half as many and twice the replicas, and are left to it.
+A tick is as long as the longest chunk: 2 f + b of a place's microbatches, of the last chunk f + b.
+The step takes as many as there are groups of microbatches and stages less one, so among all cuts
+those are sought with the shortest longest chunk, without handing much over: for some limits of what
+may be handed over the best cuts and widths (dynamic programming over the possible cuts, and over
+how many of the places are given away), and of those the cheapest with the messages counted. Stages
+that all take two places are those of a mesh with half as many and twice the replicas, and are left
+to it.
 """
 
 from __future__ import annotations
@@ -32,38 +36,57 @@ LIMITS = 8
 
 @dataclass(frozen=True, order=True)
 class Cutting:
-    """price: seconds of a step's ticks, roughly; cuts: first nodes of the chunks after the first; widths: places that each stage takes, () one each."""
+    """price: seconds of a step's ticks, roughly; cuts: first nodes of the chunks after the first;
+    widths: places that each stage takes, () one each."""
 
     price: float
     cuts: tuple[int, ...]
     widths: tuple[int, ...]
 
 
-
-
 def unbroken(base: Base, plan: Plan) -> tuple[tuple[int, int], ...]:
-    """Maker and reader of what a plan's operators read as pending terms: no cut lies between them, as nothing pending is handed on."""
+    """Maker and reader of what a plan's operators read as pending terms: no cut lies between them,
+    as nothing pending is handed on."""
     graph, found = base.graph, []
     for i, node in enumerate(graph.nodes):
         split = plan.splits[node.id]
         if split.axes(PENDING):
-            found += [(graph.producer[node.inputs[slot]], i) for slot in sorted(base.rules[i].linear) if node.inputs[slot] in graph.producer]
+            found += [
+                (graph.producer[node.inputs[slot]], i)
+                for slot in sorted(base.rules[i].linear)
+                if node.inputs[slot] in graph.producer
+            ]
     return tuple(found)
 
 
-def with_cuts(base: Base, plan: Plan, pricer: Pricer, limits_bytes: tuple[int, ...] = (), widths: tuple[int, ...] = ()) -> Plan:
-    """The plan, where it has stages and no repeated block is dealt out over them with its graph cut.
+def with_cuts(
+    base: Base,
+    plan: Plan,
+    pricer: Pricer,
+    limits_bytes: tuple[int, ...] = (),
+    widths: tuple[int, ...] = (),
+) -> Plan:
+    """The plan, where it has stages and no repeated block is dealt out over them with its graph
+    cut.
 
-    base: of one microbatch. limits_bytes: of a device's memory, and what leaves room. widths: the places that stages have to take, () for the faster of one each and the best of
-    others, of those that keep most of the limits. Raises PlanError P068 where it cannot be cut.
+    base: of one microbatch. limits_bytes: of a device's memory, and what leaves room. widths: the
+    places that stages have to take, () for the faster of one each and the best of others, of those
+    that keep most of the limits. Raises PlanError P068 where it cannot be cut.
     """
     if plan.stages == 1 or base.dealt is not None:
         if set(widths) - {1}:
-            raise PlanError("P068", f"stages of widths {'+'.join(map(str, widths))} are not possible: repeated blocks are dealt out evenly, one place a stage", help=["pin less"])
+            raise PlanError(
+                "P068",
+                f"stages of widths {'+'.join(map(str, widths))} are not possible: repeated blocks"
+                " are dealt out evenly, one place a stage",
+                help=["pin less"],
+            )
         return plan
     if set(widths) - {1}:
         if wrong := wrong_widths(widths, plan.stages, plan.microbatches, plan.virtual):
-            raise PlanError("P068", f"such pipeline stages are not possible: {wrong}", help=["pin less"])
+            raise PlanError(
+                "P068", f"such pipeline stages are not possible: {wrong}", help=["pin less"]
+            )
         return _cut(plan, cutting(base, plan, pricer, len(widths), widths))
     even = cutting(base, plan, pricer, plan.stages * plan.virtual)
     uneven = None if widths else _uneven(base, plan, pricer)
@@ -95,32 +118,51 @@ def _uneven(base: Base, plan: Plan, pricer: Pricer) -> Cutting | None:
     return min(found, default=None)
 
 
-def cutting(base: Base, plan: Plan, pricer: Pricer, chunks: int, widths: tuple[int, ...] = ()) -> Cutting:
-    """The best cuts into so many chunks, on all places of the plan (module docstring). widths: the places that each has to take. Raises PlanError P068 where there are too few."""
+def cutting(
+    base: Base, plan: Plan, pricer: Pricer, chunks: int, widths: tuple[int, ...] = ()
+) -> Cutting:
+    """The best cuts into so many chunks, on all places of the plan (module docstring). widths: the
+    places that each has to take. Raises PlanError P068 where there are too few."""
     wide = plan.stages * plan.virtual - chunks
     together = WIDEST if wide else 1
-    ticks = Passing(chunks if wide else plan.stages, plan.microbatches // together, plan.schedule, plan.virtual).ticks
+    ticks = Passing(
+        chunks if wide else plan.stages, plan.microbatches // together, plan.schedule, plan.virtual
+    ).ticks
     whole = unbroken(base, plan)
     key = ("cuts", id(base), chunks, plan.stages, ticks, widths, whole)
     if key not in pricer.memo:
-        over = {i: size for i, size in base.places.items() if not any(made < i <= reader for made, reader in whole)}
+        over = {
+            i: size
+            for i, size in base.places.items()
+            if not any(made < i <= reader for made, reader in whole)
+        }
         (both, twice), devices = _seconds(base, pricer), prod(pricer.sizes.values())
         found = []
         for limit in _limits(over, chunks):
-            best = _balanced([i for i in over if over[i] <= limit], both, twice, chunks, wide, widths)
+            best = _balanced(
+                [i for i in over if over[i] <= limit], both, twice, chunks, wide, widths
+            )
             if best is not None:
                 sent = max(over[i] for i in best[1]) * pricer.itemsize("float32") / devices
-                messages_s = 2 * together * pricer.collective_s("collective-permute", (STAGE,), sent)
+                messages_s = (
+                    2 * together * pricer.collective_s("collective-permute", (STAGE,), sent)
+                )
                 found.append(Cutting(ticks * (best[0] + messages_s), best[1], best[2]))
         if not found:
-            raise PlanError("P068", f"{chunks} chunks of the model for pipeline stages are not possible: it can be cut at {len(over)} places", help=["fewer stages"])
+            raise PlanError(
+                "P068",
+                f"{chunks} chunks of the model for pipeline stages are not possible: it can be cut"
+                f" at {len(over)} places",
+                help=["fewer stages"],
+            )
         pricer.memo[key] = base, min(found)  # the base is kept, so that its id stays unique
     kept: Cutting = pricer.memo[key][1]
     return kept
 
 
 def _seconds(base: Base, pricer: Pricer) -> tuple[np.ndarray, np.ndarray]:
-    """Seconds on a place of a microbatch's passes through all nodes before each: f + b, and 2 f + b."""
+    """Seconds on a place of a microbatch's passes through all nodes before each: f + b, and 2 f +
+    b."""
     from planner.pricing.kernels import kernel_times
 
     key = "seconds before", id(base)
@@ -143,13 +185,24 @@ def _limits(over: Mapping[int, float], chunks: int) -> Iterator[float]:
     """Some sizes of what is handed over, the least first."""
     sizes = sorted(over.values())
     if len(sizes) >= chunks - 1:
-        yield from sorted({sizes[round(q)] for q in np.linspace(chunks - 2, len(sizes) - 1, LIMITS)})
+        yield from sorted(
+            {sizes[round(q)] for q in np.linspace(chunks - 2, len(sizes) - 1, LIMITS)}
+        )
 
 
-def _balanced(where: list[int], both: np.ndarray, twice: np.ndarray, chunks: int, wide: int = 0,
-              widths: tuple[int, ...] = ()) -> tuple[float, tuple[int, ...], tuple[int, ...]] | None:  # fmt: skip
-    """(seconds of a tick, first nodes of all chunks but the first, places of each) such that a tick is the shortest. both, twice: seconds of all nodes before each;
-    wide: of the chunks so many take two places, the others run a tick's two microbatches one after the other; widths: or those that each has to take."""
+def _balanced(
+    where: list[int],
+    both: np.ndarray,
+    twice: np.ndarray,
+    chunks: int,
+    wide: int = 0,
+    widths: tuple[int, ...] = (),
+) -> tuple[float, tuple[int, ...], tuple[int, ...]] | None:
+    """(seconds of a tick, first nodes of all chunks but the first, places of each) such that a tick
+    is the shortest. both, twice: seconds of all nodes before each; wide: of the chunks so many take
+    two places, the others run a tick's two microbatches one after the other; widths: or those that
+    each has to take.
+    """
     if len(where) < chunks - 1:
         return None
     at, turns = np.array(where), (WIDEST, 1) if wide else (1,)
@@ -157,10 +210,13 @@ def _balanced(where: list[int], both: np.ndarray, twice: np.ndarray, chunks: int
     span[np.tril_indices(len(at))] = np.inf
 
     def choices(k: int, used: int) -> list[int]:
-        """Places beside the first that chunk k may take, where `used` are taken up to and with it."""
+        """Places beside the first that chunk k may take, where `used` are taken up to and with
+        it."""
         return [w for w in range(len(turns)) if w <= used and (not widths or widths[k] == w + 1)]
 
-    longest = np.full((wide + 1, len(at)), np.inf)  # of the chunks before a cut at their best, by how many of them are wide
+    longest = np.full(
+        (wide + 1, len(at)), np.inf
+    )  # of the chunks before a cut at their best, by how many of them are wide
     for used in range(wide + 1):
         for w in choices(0, used):
             if w == used:
@@ -168,18 +224,28 @@ def _balanced(where: list[int], both: np.ndarray, twice: np.ndarray, chunks: int
     taken = []
     for k in range(1, chunks - 1):
         rows = np.full((wide + 1, len(at)), np.inf)
-        begin, width = np.zeros((wide + 1, len(at)), np.int64), np.zeros((wide + 1, len(at)), np.int64)
+        begin, width = (
+            np.zeros((wide + 1, len(at)), np.int64),
+            np.zeros((wide + 1, len(at)), np.int64),
+        )
         for used in range(wide + 1):
             for w in choices(k, used):
                 table = np.maximum(longest[used - w][:, None], turns[w] * span)
                 first = np.argmin(table, 0)
                 seconds = table[first, np.arange(len(at))]
                 better = seconds < rows[used]
-                rows[used], begin[used], width[used] = (np.where(better, new, old) for new, old in ((seconds, rows[used]), (first, begin[used]), (w, width[used])))
+                rows[used], begin[used], width[used] = (
+                    np.where(better, new, old)
+                    for new, old in ((seconds, rows[used]), (first, begin[used]), (w, width[used]))
+                )
         taken.append((begin, width))
         longest = rows
-    ends = [(float(whole[j]), w, int(j)) for w in choices(chunks - 1, wide) for whole in (np.maximum(longest[wide - w], turns[w] * (both[-1] - both[at])),)
-            for j in (np.argmin(whole),)]  # fmt: skip
+    ends = [
+        (float(whole[j]), w, int(j))
+        for w in choices(chunks - 1, wide)
+        for whole in (np.maximum(longest[wide - w], turns[w] * (both[-1] - both[at])),)
+        for j in (np.argmin(whole),)
+    ]
     seconds, w, j = min(ends, default=(np.inf, 0, 0))
     if not np.isfinite(seconds):
         return None

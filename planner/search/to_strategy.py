@@ -1,4 +1,5 @@
-"""From what a search found to a Strategy: nodes with their runner-ups, tensors with their layouts, costs, baselines, assumptions."""
+"""From what a search found to a Strategy: nodes with their runner-ups, tensors with their layouts,
+costs, baselines, assumptions."""
 
 from __future__ import annotations
 
@@ -35,10 +36,17 @@ TOOL_VERSION, COST_MODEL_VERSION = "0.1.0", "1"
 ALONG = ("LSTM", "GRU", "RNN", "Conv")
 """Operators that work along the positions of a sequence, beside attention."""
 ROUNDING_S = 10 / PICO
-"""What rounding can add up to per node of a graph: its own cost, its hubs' and its conversions', half a picosecond each."""
+"""What rounding can add up to per node of a graph: its own cost, its hubs' and its conversions',
+half a picosecond each."""
 
 
-def compose(model: Model, request: Request, found: Found, provenance: Mapping[str, Any], assumptions: tuple[str, ...]) -> Strategy:
+def compose(
+    model: Model,
+    request: Request,
+    found: Found,
+    provenance: Mapping[str, Any],
+    assumptions: tuple[str, ...],
+) -> Strategy:
     """The strategy of the best candidate (which must exist)."""
     best = found.best
     assert best is not None
@@ -46,13 +54,22 @@ def compose(model: Model, request: Request, found: Found, provenance: Mapping[st
     pricer = _pricer(request, best)
     pricer_cost, flow, runs = price_plan(base, best.plan, pricer)
     graph = base.graph
-    # The bound is over relaxed problems whose every cost is a whole picosecond: above the price by that rounding alone, it is the price itself.
+    # The bound is over relaxed problems whose every cost is a whole picosecond: above the price by
+    # that rounding alone, it is the price itself.
     step, rounding = best.cost.step_time_s, ROUNDING_S * len(graph.nodes)
     bound = min(found.bound_s, step) if found.bound_s <= step + rounding else 0.0
     gap = (best.cost.step_time_s - bound) / best.cost.step_time_s if bound else None
     status = "optimal" if gap is not None and gap <= 1e-6 and not found.stopped else "feasible"
-    solver: dict[str, Any] = {"name": request.solver, "status": status, "objective_s": best.objective_s, "bound_s": bound, "gap": gap,
-                              "plans_tried": found.tried, "problem_status": best.status, "from": best.label}  # fmt: skip
+    solver: dict[str, Any] = {
+        "name": request.solver,
+        "status": status,
+        "objective_s": best.objective_s,
+        "bound_s": bound,
+        "gap": gap,
+        "plans_tried": found.tried,
+        "problem_status": best.status,
+        "from": best.label,
+    }
     if bound and found.covers:
         solver["covers"] = [c.to_json() for c in found.covers]
     if found.stopped:
@@ -60,23 +77,61 @@ def compose(model: Model, request: Request, found: Found, provenance: Mapping[st
     if bound and found.bound_bytes is not None:
         solver["bound_memory_bytes"] = found.bound_bytes
     techniques: dict[str, Any] = {
-        "microbatches": best.plan.microbatches, "schedule": best.plan.schedule or "none", "zero_stage": best.plan.zero, "zero_group": list(best.plan.zero_axes),
-        "recompute": best.plan.recompute, "offload": list(best.plan.offload), "copies": best.plan.copies, "fused_collective_bytes": best.plan.bucket_bytes,
-    }  # fmt: skip
+        "microbatches": best.plan.microbatches,
+        "schedule": best.plan.schedule or "none",
+        "zero_stage": best.plan.zero,
+        "zero_group": list(best.plan.zero_axes),
+        "recompute": best.plan.recompute,
+        "offload": list(best.plan.offload),
+        "copies": best.plan.copies,
+        "fused_collective_bytes": best.plan.bucket_bytes,
+    }
     techniques |= chunks(best.plan) | places(best.plan, graph) | tables(graph)
-    workload = {**model.workload.to_json(model.plain, model.batch, model.loss), "precision": request.recipe.name, "runtime": request.runtime.name}
+    workload = {
+        **model.workload.to_json(model.plain, model.batch, model.loss),
+        "precision": request.recipe.name,
+        "runtime": request.runtime.name,
+    }
     nodes, costs = node_table(base, flow, found), cost_table(pricer_cost, request, base, model)
-    said = (*of_plan(model, graph, costs, nodes, best.plan.microbatches), *of_request(model, request), *unfused(request, costs, nodes, best.plan.microbatches))
+    said = (
+        *of_plan(model, graph, costs, nodes, best.plan.microbatches),
+        *of_request(model, request),
+        *unfused(request, costs, nodes, best.plan.microbatches),
+    )
     findings = rows(ordered((*said, *found.findings, *too_fast(request, best.cost))))
     made = Strategy(
-        {"name": model.name, "sha256": model.sha256(), "nodes": len(graph.nodes), "parameters": graph.parameters}, request.topology.to_json(), workload,
-        tuple({"name": a.name, "size": a.size, "levels": [request.topology.levels[level].name for level, _ in a.parts]} for a in best.mesh.axes),
-        nodes, block_table(graph, flow, base),
-        tensor_table(graph, flow, base), techniques, costs, solver,
-        {label: baseline_row(c, request, found.base, model) for label, c in sorted(found.baselines.items())}, assumptions,
-        findings, provenance,
-        details(base, flow, runs, pricer), graph,
-    )  # fmt: skip
+        {
+            "name": model.name,
+            "sha256": model.sha256(),
+            "nodes": len(graph.nodes),
+            "parameters": graph.parameters,
+        },
+        request.topology.to_json(),
+        workload,
+        tuple(
+            {
+                "name": a.name,
+                "size": a.size,
+                "levels": [request.topology.levels[level].name for level, _ in a.parts],
+            }
+            for a in best.mesh.axes
+        ),
+        nodes,
+        block_table(graph, flow, base),
+        tensor_table(graph, flow, base),
+        techniques,
+        costs,
+        solver,
+        {
+            label: baseline_row(c, request, found.base, model)
+            for label, c in sorted(found.baselines.items())
+        },
+        assumptions,
+        findings,
+        provenance,
+        details(base, flow, runs, pricer),
+        graph,
+    )
     return replace(made, provenance={**provenance, "decisions": made.decisions()})
 
 
@@ -91,8 +146,11 @@ def chunks(plan: Plan) -> dict[str, int]:
 
 
 def places(plan: Plan, graph: Graph) -> dict[str, list[str] | list[int]]:
-    """The entries of files for unequal pipeline stages: the node that each of their chunks begins with after the first, and how many places each takes."""
-    found: dict[str, list[str] | list[int]] = {"cuts": [graph.nodes[i].id for i in plan.cuts]} if plan.cuts else {}
+    """The entries of files for unequal pipeline stages: the node that each of their chunks begins
+    with after the first, and how many places each takes."""
+    found: dict[str, list[str] | list[int]] = (
+        {"cuts": [graph.nodes[i].id for i in plan.cuts]} if plan.cuts else {}
+    )
     return found | ({"widths": list(plan.widths)} if plan.widths else {})
 
 
@@ -103,7 +161,8 @@ def _pricer(request: Request, c: Candidate):
 
 
 def node_table(base: Base, flow: Flow, found: Found) -> dict[str, dict[str, Any]]:
-    """A row per class of nodes: operator, split, time of the node (all its repeats) and the best other split with what it would cost."""
+    """A row per class of nodes: operator, split, time of the node (all its repeats) and the best
+    other split with what it would cost."""
     from planner.pricing.pricer import Pricer
 
     rows = {}
@@ -111,13 +170,24 @@ def node_table(base: Base, flow: Flow, found: Found) -> dict[str, dict[str, Any]
     held = held_times(base, pipeline) if unequal is None else most_times(base, unequal)
     space, problem = found.space, found.problem
     pricer = space.pricer if space is not None else None
-    others = runner_ups(space, problem, found.choice) if space is not None and problem is not None else {}
+    others = (
+        runner_ups(space, problem, found.choice)
+        if space is not None and problem is not None
+        else {}
+    )
     for i, node in enumerate(base.graph.nodes):
         if base.shared[i] != i:
             continue
-        row: dict[str, Any] = {"op": node.op, "split": flow.split(i).as_dict(), "stage": stage_of(i, pipeline) if unequal is None else unequal.holder(i),
-                               "recompute": flow.plan.recompute != "none" and (unequal is not None or _inside(base, i)),
-                               "outputs": [o for o in node.outputs if o], "times": base.times[i]}  # fmt: skip
+        row: dict[str, Any] = {
+            "op": node.op,
+            "split": flow.split(i).as_dict(),
+            "stage": stage_of(i, pipeline) if unequal is None else unequal.holder(i),
+            "recompute": (
+                flow.plan.recompute != "none" and (unequal is not None or _inside(base, i))
+            ),
+            "outputs": [o for o in node.outputs if o],
+            "times": base.times[i],
+        }
         if node.members:
             row["members"] = list(node.members)
         if base.reasons[i]:
@@ -132,15 +202,19 @@ def node_table(base: Base, flow: Flow, found: Found) -> dict[str, dict[str, Any]
 
 
 def held_times(base: Base, pipeline: Pipeline | None) -> dict[int, float]:
-    """First node of a class -> how many of the class a device runs in a microbatch: of blocks on pipeline stages, those of one stage."""
+    """First node of a class -> how many of the class a device runs in a microbatch: of blocks on
+    pipeline stages, those of one stage."""
     found: dict[int, Fraction] = {}
     for i, first in enumerate(base.shared):
-        found[first] = found.get(first, Fraction(0)) + (pipeline.share(i) * pipeline.wanted(i) / pipeline.microbatches if pipeline else 1)
+        found[first] = found.get(first, Fraction(0)) + (
+            pipeline.share(i) * pipeline.wanted(i) / pipeline.microbatches if pipeline else 1
+        )
     return {i: float(n) for i, n in found.items()}
 
 
 def most_times(base: Base, unequal: Stages) -> dict[int, float]:
-    """First node of a class -> how many of the class the unequal stage with the most of them runs in a microbatch."""
+    """First node of a class -> how many of the class the unequal stage with the most of them runs
+    in a microbatch."""
     found: dict[int, Counter[int]] = {}
     for i, first in enumerate(base.shared):
         found.setdefault(first, Counter())[unequal.holder(i)] += 1
@@ -148,16 +222,25 @@ def most_times(base: Base, unequal: Stages) -> dict[int, float]:
 
 
 def block_table(graph: Graph, flow: Flow, base: Base) -> tuple[dict[str, Any], ...]:
-    """A row per run of repeats; of one that is dealt out over pipeline stages, how many repeats a stage holds; how names tell the repeats apart, where they do."""
+    """A row per run of repeats; of one that is dealt out over pipeline stages, how many repeats a
+    stage holds; how names tell the repeats apart, where they do."""
     pipeline = pipeline_of(graph, flow.plan)
-    return tuple({"first": f, "period": p, "repeats": r, "body": [n.id for n in graph.nodes[f : f + p]]}
-                 | ({"per_stage": pipeline.per_stage} if pipeline is not None and pipeline.first == f else {}) | numbering(graph, f, p, r)
-                 for f, p, r in base.runs)  # fmt: skip
+    return tuple(
+        {"first": f, "period": p, "repeats": r, "body": [n.id for n in graph.nodes[f : f + p]]}
+        | (
+            {"per_stage": pipeline.per_stage}
+            if pipeline is not None and pipeline.first == f
+            else {}
+        )
+        | numbering(graph, f, p, r)
+        for f, p, r in base.runs
+    )
 
 
 def numbering(graph: Graph, first: int, period: int, repeats: int) -> dict[str, Any]:
-    """{"scope": "/model/layers.", "step": 1} where the number behind one prefix rises by `step` from repeat to repeat in the ids of all of a block's nodes
-    and nothing else in them differs; nothing where ids are made otherwise."""
+    """{"scope": "/model/layers.", "step": 1} where the number behind one prefix rises by `step`
+    from repeat to repeat in the ids of all of a block's nodes and nothing else in them differs;
+    nothing where ids are made otherwise."""
     ids = [[graph.nodes[first + r * period + j].id for r in range(repeats)] for j in range(period)]
     other = ids[0][1]
     at = next((k for k, (a, b) in enumerate(zip(ids[0][0], other, strict=False)) if a != b), 0)
@@ -174,7 +257,8 @@ def numbering(graph: Graph, first: int, period: int, repeats: int) -> dict[str, 
 
 
 def stage_of(i: int, pipeline: Pipeline | None) -> int:
-    """The pipeline stage of a node: of blocks the first that has one of theirs (blocks follow in order), of what comes after them the last."""
+    """The pipeline stage of a node: of blocks the first that has one of theirs (blocks follow in
+    order), of what comes after them the last."""
     return pipeline.stages - 1 if pipeline is not None and pipeline.late(i) else 0
 
 
@@ -182,8 +266,11 @@ def _inside(base: Base, i: int) -> bool:
     return any(first <= i < first + period * repeats for first, period, repeats in base.runs)
 
 
-def runner_ups(space: Space, problem: Problem, choice: tuple[int, ...]) -> dict[int, dict[str, Any]]:
-    """Per class of nodes the cheapest other split with every other decision kept, and what it adds (seconds)."""
+def runner_ups(
+    space: Space, problem: Problem, choice: tuple[int, ...]
+) -> dict[int, dict[str, Any]]:
+    """Per class of nodes the cheapest other split with every other decision kept, and what it adds
+    (seconds)."""
     n = len(problem.cost)
     delta = [c.astype(np.float64).copy() for c in problem.cost]
     for (u, v), t in zip(problem.edges, problem.edge_table, strict=True):
@@ -204,20 +291,32 @@ def runner_ups(space: Space, problem: Problem, choice: tuple[int, ...]) -> dict[
 
 
 def tensor_table(graph: Graph, flow: Flow, base: Base) -> dict[str, dict[str, Any]]:
-    """Producer's layout per tensor; of repeated blocks only the first repeat's, except parameters, which are all listed."""
+    """Producer's layout per tensor; of repeated blocks only the first repeat's, except parameters,
+    which are all listed."""
     rows, pipeline, unequal = {}, pipeline_of(graph, flow.plan), stages_of(flow)
-    holder = {n: unequal.stage(k) for k in range(unequal.count) for n in unequal.weights(k)} if unequal is not None else {}
+    holder = (
+        {n: unequal.stage(k) for k in range(unequal.count) for n in unequal.weights(k)}
+        if unequal is not None
+        else {}
+    )
     for name, layout in flow.source.items():
         made = graph.producer.get(name)
         if name in graph.constants or (made is not None and base.shared[made] != made):
             continue
         t = graph.tensors[name]
-        row: dict[str, Any] = {"layout": [list(a) for a in layout.dims], "partial": list(layout.partial), "padded": _padded(t.shape, layout, flow),
-                               "memory": "device", "shape": list(t.shape)}  # fmt: skip
+        row: dict[str, Any] = {
+            "layout": [list(a) for a in layout.dims],
+            "partial": list(layout.partial),
+            "padded": _padded(t.shape, layout, flow),
+            "memory": "device",
+            "shape": list(t.shape),
+        }
         if name in flow.weights:
             row["label"] = graph.labels.get(name, name)
             w = flow.weights[name]
-            stages = {pipeline.holder(i) for i, _ in graph.consumers[name]} if pipeline else set[int]()
+            stages = (
+                {pipeline.holder(i) for i, _ in graph.consumers[name]} if pipeline else set[int]()
+            )
             if name in holder:
                 row["stage"] = holder[name]
             if len(stages) == 1 and -1 not in stages:
@@ -245,40 +344,85 @@ def cost_table(cost: Cost, request: Request, base: Base, model: Model) -> dict[s
     tokens = tokens_per_step(base.graph, model)
     ideal = cost.flops_per_device * cost.distinct_work
     return {
-        "step_time_s": step, "step_time_range_s": [step * (1 - faster), step * (1 + slower)],
-        "tokens_per_s_per_device": tokens / step / request.topology.devices if step else 0.0, "tokens_per_step": tokens,
-        "compute_time_s": cost.compute_time_s, "recompute_time_s": cost.recompute_time_s, "optimizer_time_s": cost.optimizer_time_s,
-        "communication_time_s": cost.communication_time_s, "exposed_communication_time_s": cost.exposed_communication_time_s, "bubble_time_s": cost.bubble_time_s,
-        "flops_per_device": cost.flops_per_device, "distinct_work": cost.distinct_work,
+        "step_time_s": step,
+        "step_time_range_s": [step * (1 - faster), step * (1 + slower)],
+        "tokens_per_s_per_device": tokens / step / request.topology.devices if step else 0.0,
+        "tokens_per_step": tokens,
+        "compute_time_s": cost.compute_time_s,
+        "recompute_time_s": cost.recompute_time_s,
+        "optimizer_time_s": cost.optimizer_time_s,
+        "communication_time_s": cost.communication_time_s,
+        "exposed_communication_time_s": cost.exposed_communication_time_s,
+        "bubble_time_s": cost.bubble_time_s,
+        "flops_per_device": cost.flops_per_device,
+        "distinct_work": cost.distinct_work,
         "model_flops_utilization": ideal / peak / step if step else 0.0,
-        "memory_per_device_bytes": total, "memory_range_bytes": [int(total * (1 - less)), high], "memory_limit_bytes": limit,
+        "memory_per_device_bytes": total,
+        "memory_range_bytes": [int(total * (1 - less)), high],
+        "memory_limit_bytes": limit,
         "fit": "no" if total > limit else "tight" if high > limit else "yes",
-        "memory_breakdown_bytes": {"parameters": cost.memory.parameters, "gradients": cost.memory.gradients, "optimizer": cost.memory.optimizer,
-                                   "activations": cost.memory.activations, "temporary": cost.memory.temporary},
-        "communication_bytes_per_device": {k: {a: {"payload": int(c["payload"]), "wire": float(c["wire"])} for a, c in sorted(axes.items())}  # type: ignore[call-overload, arg-type]
-                                           for k, axes in sorted(cost.traffic.items())},
-        "exposed_s_by_collective": {f"{k} {a}": s for (k, a), s in sorted(cost.exposed_by_axes.items())},
-        **({"tables_time_s": cost.tables_time_s, "host_memory_bytes": host_bytes(base.graph, request.recipe)} if base.graph.hosted else {}),
-    }  # fmt: skip
+        "memory_breakdown_bytes": {
+            "parameters": cost.memory.parameters,
+            "gradients": cost.memory.gradients,
+            "optimizer": cost.memory.optimizer,
+            "activations": cost.memory.activations,
+            "temporary": cost.memory.temporary,
+        },
+        "communication_bytes_per_device": {
+            k: {
+                a: {"payload": int(c["payload"]), "wire": float(c["wire"])}  # type: ignore[arg-type, call-overload]
+                for a, c in sorted(axes.items())
+            }
+            for k, axes in sorted(cost.traffic.items())
+        },
+        "exposed_s_by_collective": {
+            f"{k} {a}": s for (k, a), s in sorted(cost.exposed_by_axes.items())
+        },
+        **(
+            {
+                "tables_time_s": cost.tables_time_s,
+                "host_memory_bytes": host_bytes(base.graph, request.recipe),
+            }
+            if base.graph.hosted
+            else {}
+        ),
+    }
 
 
 def baseline_row(c: Candidate, request: Request, base: Base, model: Model) -> dict[str, Any]:
     """The same summary for a baseline, with its tuned techniques."""
     table = cost_table(c.cost, request, base, model)
-    return {**table, "mesh": dict(c.plan.mesh), "zero_stage": c.plan.zero, "recompute": c.plan.recompute, "microbatches": c.plan.microbatches,
-            "schedule": c.plan.schedule or "none"} | chunks(c.plan) | ({"offload": list(c.plan.offload)} if c.plan.offload else {})  # fmt: skip
+    return (
+        {
+            **table,
+            "mesh": dict(c.plan.mesh),
+            "zero_stage": c.plan.zero,
+            "recompute": c.plan.recompute,
+            "microbatches": c.plan.microbatches,
+            "schedule": c.plan.schedule or "none",
+        }
+        | chunks(c.plan)
+        | ({"offload": list(c.plan.offload)} if c.plan.offload else {})
+    )
 
 
 def tokens_per_step(graph: Graph, model: Model) -> int:
-    """Positions of an integer input [batch, positions] that is looked up whole in a table (token ids), else the batch.
+    """Positions of an integer input [batch, positions] that is looked up whole in a table (token
+    ids), else the batch.
 
-    Of an encoder and a decoder the first input counts. Columns of categories, looked up one by one, are not tokens; nor is a history whose rows are averaged before
-    anything is multiplied by them: its length is none of the model's work.
+    Of an encoder and a decoder the first input counts. Columns of categories, looked up one by one,
+    are not tokens; nor is a history whose rows are averaged before anything is multiplied by them:
+    its length is none of the model's work.
     """
     plain = model.plain
     for name in plain.inputs:
         t = plain.tensors[name]
-        if not t.is_float and len(t.shape) == 2 and _looked_up(plain, name) and _worked_on(plain, t.shape[0] * t.shape[1]):
+        if (
+            not t.is_float
+            and len(t.shape) == 2
+            and _looked_up(plain, name)
+            and _worked_on(plain, t.shape[0] * t.shape[1])
+        ):
             return t.shape[0] * t.shape[1]
     return model.batch
 
@@ -287,7 +431,13 @@ def _worked_on(graph: Graph, rows: int) -> bool:
     """Whether something works along positions, or a product on as many rows."""
     if any(node.op in ALONG or node.op.endswith("Attention") for node in graph.nodes):
         return True
-    read = (graph.tensors[n].shape for node in graph.nodes if node.op in ("MatMul", "Gemm") for n in node.inputs if n and n not in graph.weights)
+    read = (
+        graph.tensors[n].shape
+        for node in graph.nodes
+        if node.op in ("MatMul", "Gemm")
+        for n in node.inputs
+        if n and n not in graph.weights
+    )
     return any(prod(shape[:-1]) >= rows for shape in read)
 
 
@@ -297,6 +447,8 @@ def _looked_up(graph: Graph, name: str) -> bool:
         node = graph.nodes[i]
         if node.op == "Gather" and slot == 1 and node.inputs[0] in graph.weights:
             return True
-        if node.op in ("Cast", "Reshape", "Identity", "Clip") and _looked_up(graph, node.outputs[0]):
+        if node.op in ("Cast", "Reshape", "Identity", "Clip") and _looked_up(
+            graph, node.outputs[0]
+        ):
             return True
     return False

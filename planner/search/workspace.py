@@ -1,4 +1,5 @@
-"""What one search shares over its meshes and numbers of microbatches: graphs, pricers, spaces. Each is made once, when it is first asked for."""
+"""What one search shares over its meshes and numbers of microbatches: graphs, pricers, spaces. Each
+is made once, when it is first asked for."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ from planner.workload.model import Model
 class Spaces:
     """The graphs, pricers and spaces of a request. out_of_time: whether to make no more of them.
 
-    plans: those priced so far, whose cuts spaces of finer meshes take up. refused: why the last mesh that cannot be had was refused.
+    plans: those priced so far, whose cuts spaces of finer meshes take up. refused: why the last
+    mesh that cannot be had was refused.
     """
 
     def __init__(self, model: Model, request: Request, out_of_time: Callable[[], bool]) -> None:
@@ -41,22 +43,38 @@ class Spaces:
         self._arithmetic: Arithmetic | None = None
 
     def base(self, microbatches: int) -> Base | None:
-        """Rules, gradients and repeated blocks of the graph of one microbatch; None where the model cannot be read at that batch."""
+        """Rules, gradients and repeated blocks of the graph of one microbatch; None where the model
+        cannot be read at that batch."""
         if microbatches not in self._bases:
             try:
                 self._bases[microbatches] = self._base(microbatches)
             except PlanError as e:
-                # Static reshapes of a batch mixed with other dims cannot be read at a fraction of it; a live BatchNormalization must not be.
-                if e.code not in ("P037", "P146") or microbatches == 1 or "microbatches" in self.request.pins.techniques or self.request.copies > 1:
+                # Static reshapes of a batch mixed with other dims cannot be read at a fraction of
+                # it; a live BatchNormalization must not be.
+                if (
+                    e.code not in ("P037", "P146")
+                    or microbatches == 1
+                    or "microbatches" in self.request.pins.techniques
+                    or self.request.copies > 1
+                ):
                     raise
                 self._bases[microbatches] = None
         return self._bases[microbatches]
 
     def _base(self, microbatches: int) -> Base:
-        """Nodes that are alike in both graphs that another was derived from are alike in that one too."""
-        read = self.model.graph if "microbatches" in self.request.pins.techniques else self.model.sketch
+        """Nodes that are alike in both graphs that another was derived from are alike in that one
+        too."""
+        read = (
+            self.model.graph
+            if "microbatches" in self.request.pins.techniques
+            else self.model.sketch
+        )
         graph = read(microbatches)
-        whole, small = (self.base(m) for m in (1, self.model.small)) if self.model.derived(microbatches) else (None, None)
+        whole, small = (
+            (self.base(m) for m in (1, self.model.small))
+            if self.model.derived(microbatches)
+            else (None, None)
+        )
         if whole is not None and small is not None and whole.runs == small.runs:
             return whole.at(graph)
         return Base.of(graph, training=self.training, fold=self.request.fold)
@@ -64,22 +82,40 @@ class Spaces:
     def pricer(self, mesh: Mesh) -> Pricer:
         """One pricer a mesh: what it has priced serves every space on that mesh."""
         if mesh not in self._pricers:
-            self._pricers[mesh] = Pricer(self.request.topology, mesh, self.request.runtime, self.request.recipe, self._atlas, offload=self.request.offload, kept=self.tables)
+            self._pricers[mesh] = Pricer(
+                self.request.topology,
+                mesh,
+                self.request.runtime,
+                self.request.recipe,
+                self._atlas,
+                offload=self.request.offload,
+                kept=self.tables,
+            )
         return self._pricers[mesh]
 
     def space_pricer(self, mesh: Mesh) -> Pricer:
-        """What spaces of a mesh are priced by: below every plan's price, whatever is chosen after its splits."""
+        """What spaces of a mesh are priced by: below every plan's price, whatever is chosen after
+        its splits."""
         if self.request.bucket != OPEN or not self.training:
             return self.pricer(mesh)
         if mesh not in self._bounding:
             base, counts = self.base(1), self.offered.microbatches(mesh)
             assert base is not None
-            self._bounding[mesh] = bounding(base, self.pricer(mesh), self.floor(mesh, max(counts, default=1)))
+            self._bounding[mesh] = bounding(
+                base, self.pricer(mesh), self.floor(mesh, max(counts, default=1))
+            )
         return self._bounding[mesh]
 
-    def space(self, mesh: Mesh, micro: int, allowed: Family | None, pinned: bool = True, among: Allowed | None = None) -> Space | None:
-        """The space of a mesh, restricted to a family of plans; with the user's pins unless it is a baseline's. among: nothing but these splits, where pins
-        leave all."""
+    def space(
+        self,
+        mesh: Mesh,
+        micro: int,
+        allowed: Family | None,
+        pinned: bool = True,
+        among: Allowed | None = None,
+    ) -> Space | None:
+        """The space of a mesh, restricted to a family of plans; with the user's pins unless it is a
+        baseline's. among: nothing but these splits, where pins leave all."""
         base, pins, inner = self.base(micro), self.request.pins, Mesh(mesh.inner)
         if base is None:
             return None
@@ -87,13 +123,33 @@ class Spaces:
             self.refused = refused
             return None
         pinned = pinned and not pins.empty
-        key, limits = (mesh, micro, pinned), Limits(spatial=self.model.batch < self.request.topology.devices, forbidden=pins.forbidden_factors if pinned else frozenset())
+        key, limits = (
+            (mesh, micro, pinned),
+            Limits(
+                spatial=self.model.batch < self.request.topology.devices,
+                forbidden=pins.forbidden_factors if pinned else frozenset(),
+            ),
+        )
         if key in self._spaces or among is None:
             found = self._whole(key, base, limits)
             found = found if found is None or among is None else restrict(found, among)
         else:
-            left = {i: tuple(s for s in splits if legal(base.rules[i], s, dict(inner.shape), limits)) for i, splits in among.items()}
-            found = build_space(base, self.space_pricer(mesh), limits=limits, allowed=left, zero_axes=mesh.zero_axes, parts=micro) if all(left.values()) else None
+            left = {
+                i: tuple(s for s in splits if legal(base.rules[i], s, dict(inner.shape), limits))
+                for i, splits in among.items()
+            }
+            found = (
+                build_space(
+                    base,
+                    self.space_pricer(mesh),
+                    limits=limits,
+                    allowed=left,
+                    zero_axes=mesh.zero_axes,
+                    parts=micro,
+                )
+                if all(left.values())
+                else None
+            )
         return found if found is None or allowed is None else restrict(found, allowed(base, inner))
 
     def _whole(self, key: tuple[Mesh, int, bool], base: Base, limits: Limits) -> Space | None:
@@ -107,19 +163,37 @@ class Spaces:
                     fixed = self.offered.held(base, inner, limits)
                 if self.offered.by_alphabet(mesh):
                     seen = self.offered.alphabet(base, inner, self.plans)
-                    fixed = {i: tuple(s for s in splits if s in fixed[i]) or fixed[i] if fixed and i in fixed else splits for i, splits in seen.items()}
-                self._spaces[key] = build_space(base, self.space_pricer(mesh), limits=limits, allowed=fixed, zero_axes=mesh.zero_axes, parts=micro)
+                    fixed = {
+                        i: (
+                            tuple(s for s in splits if s in fixed[i]) or fixed[i]
+                            if fixed and i in fixed
+                            else splits
+                        )
+                        for i, splits in seen.items()
+                    }
+                self._spaces[key] = build_space(
+                    base,
+                    self.space_pricer(mesh),
+                    limits=limits,
+                    allowed=fixed,
+                    zero_axes=mesh.zero_axes,
+                    parts=micro,
+                )
             except PlanError as e:
-                # A pin that one mesh cannot follow (it has no such axis, or one too large) leaves the others.
+                # A pin that one mesh cannot follow (it has no such axis, or one too large) leaves
+                # the others.
                 if e.code != "P025":
                     raise
                 self.refused, self._spaces[key] = e, None
         return self._spaces[key]
 
     def floor(self, mesh: Mesh, microbatches: int) -> float:
-        """Seconds below which no plan on the mesh is, with at most so many microbatches: known without its space."""
+        """Seconds below which no plan on the mesh is, with at most so many microbatches: known
+        without its space."""
         if self._arithmetic is None:
             base = self.base(1)
             assert base is not None
             self._arithmetic = Arithmetic.of(base, self.pricer(mesh))
-        return self._arithmetic.least(mesh, microbatches, max((v for _, v in self.offered.schedules(mesh)), default=1))
+        return self._arithmetic.least(
+            mesh, microbatches, max((v for _, v in self.offered.schedules(mesh)), default=1)
+        )

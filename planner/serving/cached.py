@@ -1,9 +1,12 @@
-"""How a decoder was exported with its cache: which inputs are earlier keys and values, and which outputs are those and the new ones.
+"""How a decoder was exported with its cache: which inputs are earlier keys and values, and which
+outputs are those and the new ones.
 
-The form is that of transformers' exports with a past (models_zoo.cache writes it too). Layer i reads `past_key_values.i.key`, `.value` [batch, heads,
-past, width] and returns `present.i.key`, `.value`, the same with the new tokens' behind; other spellings are understood where numbers and the words key
-and value tell them apart. `attention_mask` says which of past and new tokens are real, `position_ids` where the new ones stand: with both, a cache of
-fixed length can be filled from the front, because nothing else in the graph depends on where a key lies.
+The form is that of transformers' exports with a past (models_zoo.cache writes it too). Layer i
+reads `past_key_values.i.key`, `.value` [batch, heads, past, width] and returns `present.i.key`,
+`.value`, the same with the new tokens' behind; other spellings are understood where numbers and the
+words key and value tell them apart. `attention_mask` says which of past and new tokens are real,
+`position_ids` where the new ones stand: with both, a cache of fixed length can be filled from the
+front, because nothing else in the graph depends on where a key lies.
 """
 
 from __future__ import annotations
@@ -15,14 +18,18 @@ from typing import Any
 
 from planner.errors import PlanError
 
-EXPORT = "export it with a cache: optimum-cli export onnx --task text-generation-with-past, or zoo:NAME,cache=1"
+EXPORT = (
+    "export it with a cache: optimum-cli export onnx --task text-generation-with-past, or"
+    " zoo:NAME,cache=1"
+)
 _PAST, _PRESENT = re.compile(r"past|cache", re.I), re.compile(r"present|new_cache|updated", re.I)
 _LEAD = re.compile(r"^(past_key_values?|past_kv|present_key_values?|past|present|cache)", re.I)
 
 
 @dataclass(frozen=True)
 class Form:
-    """Names in the model. pairs: (past, present) of layer 0's keys, layer 0's values, layer 1's keys ... sizes: (heads, width) of each, by past."""
+    """Names in the model. pairs: (past, present) of layer 0's keys, layer 0's values, layer 1's
+    keys ... sizes: (heads, width) of each, by past."""
 
     ids: str
     mask: str
@@ -43,23 +50,42 @@ class Form:
 
 
 def form_of(proto: Any, name: str) -> Form:
-    """The form of a model's cache. Raises PlanError P220 where it has none, P221 where it is wired in a way that is not understood."""
+    """The form of a model's cache. Raises PlanError P220 where it has none, P221 where it is wired
+    in a way that is not understood."""
     graph = proto.graph
     held = {t.name for t in graph.initializer}
     inputs = {i.name: i for i in graph.input if i.name not in held}
     pasts = {n: _place(n) for n in inputs if _PAST.search(n) and _rank(inputs[n]) == 4}
-    presents = {_place(o.name): o.name for o in graph.output if _PRESENT.search(o.name) or (_LEAD.match(o.name) and _rank(o) == 4)}
+    presents = {
+        _place(o.name): o.name
+        for o in graph.output
+        if _PRESENT.search(o.name) or (_LEAD.match(o.name) and _rank(o) == 4)
+    }
     if not pasts or not presents:
-        raise PlanError("P220", f"{name} has no cache: generating with it would compute every earlier token again", help=[EXPORT])
+        raise PlanError(
+            "P220",
+            f"{name} has no cache: generating with it would compute every earlier token again",
+            help=[EXPORT],
+        )
     loose = [n for n, place in pasts.items() if place is None or place not in presents]
     if loose or len(set(pasts.values())) < len(pasts) or "encoder" in " ".join(pasts):
         raise _unclear(name, f"which output continues {(loose or list(pasts))[0]!r}")
     order = sorted(pasts, key=lambda n: pasts[n] or (0, ""))
     rest = [n for n in inputs if n not in pasts]
-    mask, positions = (next((n for n in rest if word in n.lower()), "") for word in ("mask", "position"))
+    mask, positions = (
+        next((n for n in rest if word in n.lower()), "") for word in ("mask", "position")
+    )
     ids = next((n for n in rest if n not in (mask, positions) and _rank(inputs[n]) == 2), "")
     if not (ids and mask and positions):
-        missing = " and ".join(what for what, found in (("token ids", ids), ("an attention mask", mask), ("positions of tokens", positions)) if not found)
+        missing = " and ".join(
+            what
+            for what, found in (
+                ("token ids", ids),
+                ("an attention mask", mask),
+                ("positions of tokens", positions),
+            )
+            if not found
+        )
         raise _unclear(name, f"how a cache of fixed length is filled: the model takes no {missing}")
     if extra := [n for n in rest if n not in (ids, mask, positions)]:
         raise _unclear(name, f"what the input {extra[0]!r} is")
@@ -69,13 +95,23 @@ def form_of(proto: Any, name: str) -> Form:
 
 
 def _unclear(name: str, what: str) -> PlanError:
-    return PlanError("P221", f"{name}: it is not clear {what}", help=["inputs input_ids, attention_mask, position_ids and past_key_values.I.key, .value", EXPORT])
+    return PlanError(
+        "P221",
+        f"{name}: it is not clear {what}",
+        help=[
+            "inputs input_ids, attention_mask, position_ids and past_key_values.I.key, .value",
+            EXPORT,
+        ],
+    )
 
 
 def _place(name: str) -> tuple[int, str] | None:
     """(layer, key or value) that a name speaks of; None where it does not say."""
     rest = _LEAD.sub("", name).lower()
-    numbers, kind = re.findall(r"\d+", rest), "key" if re.search("k", rest) else "value" if re.search("v", rest) else ""
+    numbers, kind = (
+        re.findall(r"\d+", rest),
+        ("key" if re.search("k", rest) else "value" if re.search("v", rest) else ""),
+    )
     return (int(numbers[0]), kind) if len(numbers) == 1 and kind else None
 
 
@@ -86,7 +122,10 @@ def _rank(value: Any) -> int:
 def _size(value: Any, dim: int, name: str) -> int:
     size = int(value.type.tensor_type.shape.dim[dim].dim_value)
     if size < 1:
-        raise _unclear(name, f"how many {'heads' if dim == 1 else 'features a head'} the cache {value.name!r} has")
+        raise _unclear(
+            name,
+            f"how many {'heads' if dim == 1 else 'features a head'} the cache {value.name!r} has",
+        )
     return size
 
 

@@ -1,15 +1,18 @@
 """The search for a serving plan: both phases on one mesh, one layout of the weights.
 
-Weights are stored once, so the phases must agree on how each lies; all else each may choose for itself. With w a layout of all weights, P(w) and S(w) the
-least times of the pass over the prompts and of a step with the weights so, and V the value of the objective (least seconds),
+Weights are stored once, so the phases must agree on how each lies; all else each may choose for
+itself. With w a layout of all weights, P(w) and S(w) the least times of the pass over the prompts
+and of a step with the weights so, and V the value of the objective (least seconds),
 
     minimise over meshes (replicas x split) and w:   V(P(w), S(w))
 
-P(w) and S(w) are answers of the planner's own search with the weights' splits pinned (`solve`). The layouts w that are tried are those that each phase
-would choose alone, and the tensor-parallel ones people write by hand; V at the least P and S over all w bounds what any other could reach.
+P(w) and S(w) are answers of the planner's own search with the weights' splits pinned (`solve`). The
+layouts w that are tried are those that each phase would choose alone, and the tensor-parallel ones
+people write by hand; V at the least P and S over all w bounds what any other could reach.
 
-A mesh is data = replicas, model = devices a replica (model x model2 where these are more than the cache has heads): the batch is cut over the first
-and nothing else is; the others cut heads, columns, rows and the cache, along heads or positions. What a plan costs is priced as every plan is
+A mesh is data = replicas, model = devices a replica (model x model2 where these are more than the
+cache has heads): the batch is cut over the first and nothing else is; the others cut heads,
+columns, rows and the cache, along heads or positions. What a plan costs is priced as every plan is
 (planner.pricing.step_time), with what the loop adds: writing caches.
 """
 
@@ -68,17 +71,24 @@ class Priced:
 
     def value(self, objective: str) -> float:
         """What is minimised."""
-        return {"ttft": self.ttft_s, "tpot": self.tpot_s, "throughput": 1 / self.tokens_per_s_per_device}[objective]
+        return {
+            "ttft": self.ttft_s,
+            "tpot": self.tpot_s,
+            "throughput": 1 / self.tokens_per_s_per_device,
+        }[objective]
 
     def key(self, objective: str) -> tuple:
-        """Order among plans that fit: the objective to a thousandth, then the other figures, then fewer devices a replica."""
+        """Order among plans that fit: the objective to a thousandth, then the other figures, then
+        fewer devices a replica."""
         rest = [f"{v:.3g}" for v in (self.tpot_s, self.ttft_s)]
         return (float(f"{self.value(objective):.4g}"), *map(float, rest), self.split, self.label)
 
     def beats(self, other: Priced) -> bool:
         """Whether no figure is worse (to a thousandth) and one is better."""
         mine, theirs = (tuple(p.value(o) for o in OBJECTIVES) for p in (self, other))
-        return all(a <= b * 1.001 for a, b in zip(mine, theirs, strict=True)) and any(a < b * 0.999 for a, b in zip(mine, theirs, strict=True))
+        return all(a <= b * 1.001 for a, b in zip(mine, theirs, strict=True)) and any(
+            a < b * 0.999 for a, b in zip(mine, theirs, strict=True)
+        )
 
 
 @dataclass(frozen=True)
@@ -91,15 +101,32 @@ class Phase:
 
 
 class Joint:
-    """One search. prompts, step: the phases of the model; request: machine, runtime and precision (its pins hold no mesh).
+    """One search. prompts, step: the phases of the model; request: machine, runtime and precision
+    (its pins hold no mesh).
 
-    prefill_tokens: a replica passes as many prompts at once as have so many tokens, at least one, and as divide its sequences.
+    prefill_tokens: a replica passes as many prompts at once as have so many tokens, at least one,
+    and as divide its sequences.
     """
 
-    def __init__(self, prompts: PhaseModel, step: PhaseModel, request: Request, progress: Any = None, *, prefill_tokens: int = PREFILL_TOKENS) -> None:
-        self._prompts, self.step, self.progress, self.prefill_tokens = prompts, step, progress, prefill_tokens
+    def __init__(
+        self,
+        prompts: PhaseModel,
+        step: PhaseModel,
+        request: Request,
+        progress: Any = None,
+        *,
+        prefill_tokens: int = PREFILL_TOKENS,
+    ) -> None:
+        self._prompts, self.step, self.progress, self.prefill_tokens = (
+            prompts,
+            step,
+            progress,
+            prefill_tokens,
+        )
         self._waves: dict[int, PhaseModel] = {}
-        self.request = replace(request, baselines=False, solver=request.solver, mode="auto", objective="step")
+        self.request = replace(
+            request, baselines=False, solver=request.solver, mode="auto", objective="step"
+        )
         self.solved: dict[tuple, Found | None] = {}
         self.bounds: dict[tuple[int, int], dict[str, float]] = {}
         """mesh -> objective -> what no layout of the weights can go below"""
@@ -110,7 +137,8 @@ class Joint:
         return self.request.topology.devices
 
     def meshes(self) -> Iterator[tuple[int, int]]:
-        """(replicas, devices of each), the most replicas first; replicas have equally many sequences."""
+        """(replicas, devices of each), the most replicas first; replicas have equally many
+        sequences."""
         for split in divisors(self.devices):
             replicas = self.devices // split
             if self.step.service.concurrency % replicas == 0:
@@ -120,20 +148,28 @@ class Joint:
         """The pass over as many prompts as so many replicas take at once."""
         service = self._prompts.service
         rows = service.concurrency // replicas
-        wave = replicas * max((k for k in divisors(rows) if k * service.prompt <= self.prefill_tokens), default=1)
+        wave = replicas * max(
+            (k for k in divisors(rows) if k * service.prompt <= self.prefill_tokens), default=1
+        )
         if wave not in self._waves:
             self._waves[wave] = self._prompts.at(wave=wave)
         return self._waves[wave]
 
     def axes(self, replicas: int, split: int) -> dict[str, tuple[int, ...]]:
-        """The mesh's axes. Where a replica has more devices than the cache has heads, two axes: one for these, the other for query heads or positions."""
+        """The mesh's axes. Where a replica has more devices than the cache has heads, two axes: one
+        for these, the other for query heads or positions."""
         assert self.step.form is not None
         heads = gcd(split, *(h for h, _ in self.step.form.sizes.values()))
-        over = {"tensor": (heads,), "tensor2": (split // heads,)} if 1 < heads < split else {"tensor": (split,)}
+        over = (
+            {"tensor": (heads,), "tensor2": (split // heads,)}
+            if 1 < heads < split
+            else {"tensor": (split,)}
+        )
         return {"data": (replicas,), **over}
 
     def candidates(self, replicas: int, split: int) -> Iterator[Priced]:
-        """Pairs on one mesh: by hand ("tp=N"), and under the layouts that each phase would choose alone."""
+        """Pairs on one mesh: by hand ("tp=N"), and under the layouts that each phase would choose
+        alone."""
         mesh = self.axes(replicas, split)
         by_hand = Pins(mesh, {**TECHNIQUES, "tensor": "megatron"})
         hand = self.held(f"tp={split}", by_hand, replicas, split)
@@ -144,7 +180,9 @@ class Joint:
             self.bounds[replicas, split] = self._bound(alone[0], alone[1], prompts.rows)  # type: ignore[arg-type]
         tried: list[Mapping[str, Any]] = []
         others = (prompts, self.step)
-        for label, found, other in zip(("layout of a step", "layout of the prompts"), alone, others, strict=True):
+        for label, found, other in zip(
+            ("layout of a step", "layout of the prompts"), alone, others, strict=True
+        ):
             if found is not None and found.best is not None:
                 nodes = weight_pins(found.base, found.best.plan, other.graph(1))
                 if nodes not in tried:
@@ -157,27 +195,47 @@ class Joint:
     def _bound(self, step: Found, prompts: Found, wave: int) -> dict[str, float]:
         """The objectives at what bounds each phase alone on a mesh."""
         assert step.best is not None
-        launch_s = Pricer(self.request.topology, step.best.mesh, self.request.runtime, self.request.recipe).kernel_s(0.0, 0.0, self.request.recipe.compute)
-        first, each = prompts.bound_of_all_s + launch_s, step.bound_of_all_s + 2 * launch_s  # caches are written
+        launch_s = Pricer(
+            self.request.topology, step.best.mesh, self.request.runtime, self.request.recipe
+        ).kernel_s(0.0, 0.0, self.request.recipe.compute)
+        first, each = (
+            prompts.bound_of_all_s + launch_s,
+            step.bound_of_all_s + 2 * launch_s,
+        )  # caches are written
         return {"ttft": first, "tpot": each, "throughput": 1 / self.speed(first, each, wave)}
 
     def speed(self, ttft_s: float, tpot_s: float, wave: int) -> float:
         """Tokens a second and device: every prompt is passed, then all sequences generate."""
         s = self.step.service
-        return s.concurrency * s.generate / (s.concurrency // wave * ttft_s + (s.generate - 1) * tpot_s) / self.devices
+        return (
+            s.concurrency
+            * s.generate
+            / (s.concurrency // wave * ttft_s + (s.generate - 1) * tpot_s)
+            / self.devices
+        )
 
     def held(self, label: str, pins: Pins, replicas: int, split: int) -> Priced | None:
-        """The pair under pins, weights as one of the phases has them under those pins; None where the other cannot."""
-        for model, other in ((self.step, self.prompts(replicas)), (self.prompts(replicas), self.step)):
+        """The pair under pins, weights as one of the phases has them under those pins; None where
+        the other cannot."""
+        for model, other in (
+            (self.step, self.prompts(replicas)),
+            (self.prompts(replicas), self.step),
+        ):
             found = self.solve(model, pins)
             if found is not None and found.best is not None:
-                pair = self.pair(label, replace(pins, nodes=weight_pins(found.base, found.best.plan, other.graph(1))), replicas, split)
+                pair = self.pair(
+                    label,
+                    replace(pins, nodes=weight_pins(found.base, found.best.plan, other.graph(1))),
+                    replicas,
+                    split,
+                )
                 if pair:
                     return pair
         return None
 
     def pair(self, label: str, pins: Pins, replicas: int, split: int) -> Priced | None:
-        """Both phases under pins; None where one has no plan, or they differ in how a weight lies."""
+        """Both phases under pins; None where one has no plan, or they differ in how a weight
+        lies."""
         found = self.solve(self.step, pins), self.solve(self.prompts(replicas), pins)
         if any(f is None or f.best is None for f in found):
             return None
@@ -189,7 +247,14 @@ class Joint:
         if key not in self.solved:
             self.solved[key] = None
             # Where nothing fits, the plan that would be fastest still says how far off it is.
-            for request in (self.request, replace(self.request, memory_limit_bytes=None, capacity=replace(self.request.capacity, capacity=ENDLESS_BYTES))):
+            for request in (
+                self.request,
+                replace(
+                    self.request,
+                    memory_limit_bytes=None,
+                    capacity=replace(self.request.capacity, capacity=ENDLESS_BYTES),
+                ),
+            ):
                 try:
                     found = Search(model, replace(request, pins=pins)).run(how_close=False)
                 except PlanError as e:
@@ -203,19 +268,41 @@ class Joint:
                 self.progress("search", None, None)
         return self.solved[key]
 
-    def price(self, label: str, prompts: Found, step: Found, replicas: int, split: int) -> Priced | None:
+    def price(
+        self, label: str, prompts: Found, step: Found, replicas: int, split: int
+    ) -> Priced | None:
         """The pair's figures; None where the phases keep a weight in different layouts."""
         assert prompts.best is not None and step.best is not None
         first, each = self._phase(prompts.base, prompts.best), self._phase(step.base, step.best)
         if not same_weights(first.flow, each.flow, self.pasts):
             return None
-        service, compute, wave = self.step.service, self.request.recipe.compute, self.prompts(replicas).rows
+        service, compute, wave = (
+            self.step.service,
+            self.request.recipe.compute,
+            self.prompts(replicas).rows,
+        )
         cache = self.cache_bytes(each)
         ttft = first.cost.step_time_s + each.pricer.kernel_s(0.0, self._handed(each, wave), compute)
-        tpot = each.cost.step_time_s + 2 * each.pricer.kernel_s(0.0, 2 * cache / service.length, compute)
+        tpot = each.cost.step_time_s + 2 * each.pricer.kernel_s(
+            0.0, 2 * cache / service.length, compute
+        )
         peak = self.peak_bytes(first, each, wave)
         weights, fits = int(each.cost.memory.parameters - cache), peak <= self.request.limit_bytes
-        return Priced(label, replicas, split, wave, prompts, step, ttft, tpot, self.speed(ttft, tpot, wave), peak, int(cache), weights, fits)
+        return Priced(
+            label,
+            replicas,
+            split,
+            wave,
+            prompts,
+            step,
+            ttft,
+            tpot,
+            self.speed(ttft, tpot, wave),
+            peak,
+            int(cache),
+            weights,
+            fits,
+        )
 
     @property
     def pasts(self) -> tuple[str, ...]:
@@ -231,21 +318,37 @@ class Joint:
     def cache_bytes(self, step: Phase) -> float:
         """Bytes of the caches on a device."""
         tensors, mesh = step.flow.graph.tensors, dict(step.flow.plan.mesh)
-        return sum(prod(local_shape(tensors[p].shape, step.flow.weights[p].layout, mesh)) for p in self.pasts) * step.pricer.itemsize("float32")
+        return sum(
+            prod(local_shape(tensors[p].shape, step.flow.weights[p].layout, mesh))
+            for p in self.pasts
+        ) * step.pricer.itemsize("float32")
 
     def _handed(self, step: Phase, wave: int) -> float:
-        """Bytes on a device of a wave's keys and values, as they are made and with the room for what is generated: read, then written into the caches."""
+        """Bytes on a device of a wave's keys and values, as they are made and with the room for
+        what is generated: read, then written into the caches."""
         rows = dict(step.flow.graph.dims)["batch"]
-        return self.cache_bytes(step) * wave / rows * (1 + self.step.service.prompt / self.step.service.length)
+        return (
+            self.cache_bytes(step)
+            * wave
+            / rows
+            * (1 + self.step.service.prompt / self.step.service.length)
+        )
 
     def peak_bytes(self, prompts: Phase, step: Phase, wave: int) -> int:
-        """The larger peak of the two phases; while prompts are passed the caches are there, and the wave's keys and values beside them."""
-        return int(max(prompts.cost.memory.total + self.cache_bytes(step) + self._handed(step, wave), step.cost.memory.total))
+        """The larger peak of the two phases; while prompts are passed the caches are there, and the
+        wave's keys and values beside them."""
+        return int(
+            max(
+                prompts.cost.memory.total + self.cache_bytes(step) + self._handed(step, wave),
+                step.cost.memory.total,
+            )
+        )
 
     def most_sequences(self, pair: Priced) -> int:
         """The greatest concurrency that fits under the plan's splits, a multiple of a wave.
 
-        Memory grows with it almost along a line: each guess is on the line through what is known to fit and what is known not to, until they are neighbours.
+        Memory grows with it almost along a line: each guess is on the line through what is known to
+        fit and what is known not to, until they are neighbours.
         """
         limit, each = self.request.limit_bytes, pair.wave
         assert pair.prompts.best is not None and pair.step.best is not None
@@ -259,11 +362,15 @@ class Joint:
                 guess = min(max(guess, low + each), high - each)
             else:
                 growth = (sizes[low] - pair.weights_bytes) / low
-                guess = max(low + each, int((limit - pair.weights_bytes) / growth // each) * each + each)
+                guess = max(
+                    low + each, int((limit - pair.weights_bytes) / growth // each) * each + each
+                )
                 guess = min(guess, MOST_SEQUENCES // each * each)
             if guess <= low or guess in sizes:
                 break
-            base = Base.of(self.step.at(concurrency=guess).graph(1), training=False, fold=self.request.fold)
+            base = Base.of(
+                self.step.at(concurrency=guess).graph(1), training=False, fold=self.request.fold
+            )
             sizes[guess] = self.peak_bytes(first, self._phase(base, best), pair.wave)
             if sizes[guess] <= limit:
                 low = guess
@@ -279,7 +386,8 @@ class Joint:
         return [p for p in fitting if not any(q.beats(p) for q in fitting)]
 
     def run(self, objective: str) -> tuple[Priced, tuple[Priced, ...], float]:
-        """The best pair that fits, all that were priced, and by what part of its value no other can be better. Raises PlanError P021 where none fits."""
+        """The best pair that fits, all that were priced, and by what part of its value no other can
+        be better. Raises PlanError P021 where none fits."""
         found = [p for mesh in self.meshes() for p in self.candidates(*mesh)]
         fitting = [p for p in found if p.fits]
         if not fitting:
@@ -294,32 +402,66 @@ class Joint:
         sequences = self.step.service.concurrency
         least = min(found, key=lambda p: p.memory_bytes, default=None)
         if least is None:
-            return PlanError("P021", f"no plan is possible: no mesh of {self.devices} devices has replicas that divide {sequences} sequences", exit_code=NO_PLAN,
-                             help=["--concurrency with more divisors"])  # fmt: skip
-        help = ["more devices"] if self.step.service.quantize == "int8" else ["--quantize int8", "more devices"]
-        return PlanError("P021", f"no plan fits: {show_bytes(least.memory_bytes)} a device in the smallest plan priced, {show_bytes(self.request.limit_bytes)} usable",
-                         detail=[f"{least.replicas} replicas of {least.split}: weights {show_bytes(least.weights_bytes)}, cache {show_bytes(least.cache_bytes)}"],
-                         help=["fewer sequences at once (--concurrency)", *help], exit_code=NO_PLAN)  # fmt: skip
+            return PlanError(
+                "P021",
+                f"no plan is possible: no mesh of {self.devices} devices has replicas that divide"
+                f" {sequences} sequences",
+                exit_code=NO_PLAN,
+                help=["--concurrency with more divisors"],
+            )
+        help = (
+            ["more devices"]
+            if self.step.service.quantize == "int8"
+            else ["--quantize int8", "more devices"]
+        )
+        return PlanError(
+            "P021",
+            f"no plan fits: {show_bytes(least.memory_bytes)} a device in the smallest plan priced,"
+            f" {show_bytes(self.request.limit_bytes)} usable",
+            detail=[
+                f"{least.replicas} replicas of {least.split}: weights"
+                f" {show_bytes(least.weights_bytes)}, cache {show_bytes(least.cache_bytes)}"
+            ],
+            help=["fewer sequences at once (--concurrency)", *help],
+            exit_code=NO_PLAN,
+        )
 
 
 def weight_pins(base: Base, plan: Plan, other: Graph) -> dict[str, dict[str, Any]]:
-    """Pins that hold every weight where a plan has it, for both phases: of each operator that reads one, the factors of the weight, or, where the other
-    phase's graph has no such operator, the weight's layout. Caches are no weights."""
+    """Pins that hold every weight where a plan has it, for both phases: of each operator that reads
+    one, the factors of the weight, or, where the other phase's graph has no such operator, the
+    weight's layout. Caches are no weights."""
     graph = base.graph
     found: dict[str, dict[str, Any]] = {}
     there = {(n.id, n.op) for n in other.nodes}
     for i in base.times:
         node, rule, split = graph.nodes[i], base.rules[i], plan.splits[graph.nodes[i].id]
-        slots = [k for k, n in enumerate(node.inputs) if n in graph.weights and node.op != "CachedAttention"]
+        slots = [
+            k
+            for k, n in enumerate(node.inputs)
+            if n in graph.weights and node.op != "CachedAttention"
+        ]
         factors = {f for k in slots for dim in rule.operands[k] for f in dim} - rule.whole
         if factors and (node.id, node.op) in there:
-            found[glob.escape(node.id)] = {"split": {f: list(split.axes(f)) for f in sorted(factors)}}
+            found[glob.escape(node.id)] = {
+                "split": {f: list(split.axes(f)) for f in sorted(factors)}
+            }
         elif factors:
             layouts = {node.inputs[k]: rule.operand(k, split, plan.order).dims for k in slots}
-            found.update({glob.escape(n): {"layout": [list(axes) for axes in dims]} for n, dims in layouts.items() if n in other.weights})
+            found.update(
+                {
+                    glob.escape(n): {"layout": [list(axes) for axes in dims]}
+                    for n, dims in layouts.items()
+                    if n in other.weights
+                }
+            )
     return found
 
 
 def same_weights(a: Flow, b: Flow, caches: tuple[str, ...]) -> bool:
     """Whether two flows keep every weight alike."""
-    return all(b.weights[n].layout == w.layout for n, w in a.weights.items() if n not in caches and n in b.weights)
+    return all(
+        b.weights[n].layout == w.layout
+        for n, w in a.weights.items()
+        if n not in caches and n in b.weights
+    )

@@ -1,8 +1,10 @@
 """The two graphs of serving, each a model that the planner's search takes as it takes any other.
 
-    prompts   the whole prompts of all sequences, cache empty           step   one token of each, cache full
+    prompts   the whole prompts of all sequences, cache empty           step   one token of each,
+              cache full
 
-Both are read from one file at their own shapes. Prompts may be of several lengths: shorter ones are padded on the left, and the mask says so.
+Both are read from one file at their own shapes. Prompts may be of several lengths: shorter ones are
+padded on the left, and the mask says so.
 """
 
 from __future__ import annotations
@@ -32,14 +34,35 @@ class PhaseModel(Model):
 
     @classmethod
     def of(cls, model: Model, phase: Phase, service: Service) -> PhaseModel:
-        """A phase of a model that was opened. Raises PlanError P220, P221 where it has no cache that is understood."""
+        """A phase of a model that was opened. Raises PlanError P220, P221 where it has no cache
+        that is understood."""
         form = form_of(model.proto, model.name)
-        return cls(model.name, Workload("infer", dims=model.workload.dims), model.devices, model.folder, model.proto, model.lengths, phase=phase, service=service, form=form)
+        return cls(
+            model.name,
+            Workload("infer", dims=model.workload.dims),
+            model.devices,
+            model.folder,
+            model.proto,
+            model.lengths,
+            phase=phase,
+            service=service,
+            form=form,
+        )
 
     def at(self, **changes: int) -> PhaseModel:
         """The same under another service: concurrency or wave."""
         service = replace(self.service, **changes)  # type: ignore[arg-type]
-        return PhaseModel(self.name, self.workload, self.devices, self.folder, self.proto, self.lengths, phase=self.phase, service=service, form=self.form)
+        return PhaseModel(
+            self.name,
+            self.workload,
+            self.devices,
+            self.folder,
+            self.proto,
+            self.lengths,
+            phase=self.phase,
+            service=service,
+            form=self.form,
+        )
 
     @property
     def rows(self) -> int:
@@ -51,7 +74,12 @@ class PhaseModel(Model):
         form, s = self.form, self.service
         assert form is not None and batch in (None, self.rows)
         if self.phase == "prompts":
-            graph = prompt_graph(self._read(with_constants(self.proto, self._empty(form, self.rows)), s.prompt, s.prompt, ()), form)
+            graph = prompt_graph(
+                self._read(
+                    with_constants(self.proto, self._empty(form, self.rows)), s.prompt, s.prompt, ()
+                ),
+                form,
+            )
         else:
             graph = self._read(self.proto, 1, s.length + 1, form.pasts)
             check_sight(graph, form)
@@ -66,12 +94,28 @@ class PhaseModel(Model):
         form, batch = self.form, self.rows
         assert form is not None
         given = {i.name for i in proto.graph.input}
-        shapes: dict[str, tuple[int, ...]] = {form.ids: (batch, tokens), form.positions: (batch, tokens), form.mask: (batch, total)}
+        shapes: dict[str, tuple[int, ...]] = {
+            form.ids: (batch, tokens),
+            form.positions: (batch, tokens),
+            form.mask: (batch, total),
+        }
         shapes |= {p: (batch, form.sizes[p][0], total - 1, form.sizes[p][1]) for p in pasts}
-        return read_model(proto, self.folder, dims=self.workload.dims, shapes={n: shape for n, shape in shapes.items() if n in given}, devices=self.devices)
+        return read_model(
+            proto,
+            self.folder,
+            dims=self.workload.dims,
+            shapes={n: shape for n, shape in shapes.items() if n in given},
+            devices=self.devices,
+        )
 
     def _empty(self, form: Form, batch: int) -> list[tuple[str, np.ndarray]]:
         from onnx import helper
 
-        kinds = {i.name: helper.tensor_dtype_to_np_dtype(i.type.tensor_type.elem_type) for i in self.proto.graph.input}
-        return [(p, np.zeros((batch, heads, 0, width), kinds[p])) for p, (heads, width) in form.sizes.items()]
+        kinds = {
+            i.name: helper.tensor_dtype_to_np_dtype(i.type.tensor_type.elem_type)
+            for i in self.proto.graph.input
+        }
+        return [
+            (p, np.zeros((batch, heads, 0, width), kinds[p]))
+            for p, (heads, width) in form.sizes.items()
+        ]

@@ -1,4 +1,5 @@
-"""The program of a serving plan: both phases over one set of weights, caches updated in place, a loop that generates."""
+"""The program of a serving plan: both phases over one set of weights, caches updated in place, a
+loop that generates."""
 
 from __future__ import annotations
 
@@ -8,7 +9,13 @@ from planner.emit.external import external_table
 from planner.emit.program import check_kernels, emitted_runs, forward_bodies
 from planner.emit.program_text import DTYPES, kept
 from planner.emit.source import KERNELS, comment, imports_for, literal, names_in, parts_for, tail_of
-from planner.emit.tables import collect_parameters, inputs_table, labels_table, mesh_line, parameter_table
+from planner.emit.tables import (
+    collect_parameters,
+    inputs_table,
+    labels_table,
+    mesh_line,
+    parameter_table,
+)
 from planner.emit.text import array_table, inlined, spec_text
 from planner.emit.writer import Function, Parameter, Program, Training, Writer
 from planner.errors import PlanError
@@ -32,32 +39,106 @@ class Phased:
     plan: Plan
 
 
-def emit_serving(prompts: Phased, step: Phased, form: Form, service: Service, *, header: str = "", weights_file: str = "", compute: str = "float32",
-                 model_folder: str = ".", gpu_memory: float | None = None, unroll: bool = False) -> Program:  # fmt: skip
-    """Source text of the program. Raises PlanError P066 for operators without a kernel, P224 where the phases would keep a weight differently."""
+def emit_serving(
+    prompts: Phased,
+    step: Phased,
+    form: Form,
+    service: Service,
+    *,
+    header: str = "",
+    weights_file: str = "",
+    compute: str = "float32",
+    model_folder: str = ".",
+    gpu_memory: float | None = None,
+    unroll: bool = False,
+) -> Program:
+    """Source text of the program. Raises PlanError P066 for operators without a kernel, P224 where
+    the phases would keep a weight differently."""
     writers = []
     for name, phase in (("prompts", prompts), ("step", step)):
         check_kernels(phase.graph)
         flow = derive(phase.graph, phase.plan, training=False)
         runs, reasons = emitted_runs(flow)
-        writers.append(Writer(flow, "shard_map", unroll, Training(), runs, reasons=reasons, gpu_memory=gpu_memory, prefix=f"{name}_"))
+        writers.append(
+            Writer(
+                flow,
+                "shard_map",
+                unroll,
+                Training(),
+                runs,
+                reasons=reasons,
+                gpu_memory=gpu_memory,
+                prefix=f"{name}_",
+            )
+        )
         collect_parameters(writers[-1])
     first, second = writers
     caches = [p for p in second.parameters.values() if p.tensors[0] in form.pasts]
     weights = [p for p in second.parameters.values() if p not in caches]
     table = parameter_table(second, "FROZEN", "weight", weights)
-    if table != parameter_table(first, "FROZEN", "weight", [first.parameters[t] for t in (p.tensors[0] for p in weights) if t in first.parameters]):
+    if table != parameter_table(
+        first,
+        "FROZEN",
+        "weight",
+        [first.parameters[t] for t in (p.tensors[0] for p in weights) if t in first.parameters],
+    ):
         if unroll:
-            raise PlanError("P224", "the two phases of this plan keep the weights in different layouts", help=["plan again"])
-        return emit_serving(prompts, step, form, service, header=header, weights_file=weights_file, compute=compute, model_folder=model_folder, gpu_memory=gpu_memory, unroll=True)
-    for w, doc in ((first, "The pass over the prompts: the first tokens, and keys and values."), (second, "A step of generation: the next tokens, and their keys and values.")):
-        w.functions.append(Function(f"{w.prefix}forward", doc, forward_bodies(w)[0], ("params", "frozen", "batch"), as_tuple=True))
-    tables = [mesh_line(first), f"COMPUTE = {DTYPES[compute]}\n",
-              f"GPU_MEMORY = {gpu_memory}  # share of it that JAX takes at the start: what the plan may use; None: as it does\n",
-              f"PROMPT, GENERATE, VOCABULARY, ROWS, WAVE = {service.prompt}, {service.generate}, {_vocabulary(second)}, {service.concurrency}, {service.at_once}\n",
-              f"IDS, MASK, POSITIONS = {literal(form.ids)}, {literal(form.mask)}, {literal(form.positions)}\n",
-              inputs_table(first), inputs_table(second), table, parameter_table(second, "CACHE", "keys and values so far", caches), _new_cache(second, form, caches),
-              _merged_labels(first, second), _quantized(first), external_table(_as_stored(first), model_folder), _outputs(first), _outputs(second)]  # fmt: skip
+            raise PlanError(
+                "P224",
+                "the two phases of this plan keep the weights in different layouts",
+                help=["plan again"],
+            )
+        return emit_serving(
+            prompts,
+            step,
+            form,
+            service,
+            header=header,
+            weights_file=weights_file,
+            compute=compute,
+            model_folder=model_folder,
+            gpu_memory=gpu_memory,
+            unroll=True,
+        )
+    for w, doc in (
+        (first, "The pass over the prompts: the first tokens, and keys and values."),
+        (second, "A step of generation: the next tokens, and their keys and values."),
+    ):
+        w.functions.append(
+            Function(
+                f"{w.prefix}forward",
+                doc,
+                forward_bodies(w)[0],
+                ("params", "frozen", "batch"),
+                as_tuple=True,
+            )
+        )
+    tables = [
+        mesh_line(first),
+        f"COMPUTE = {DTYPES[compute]}\n",
+        (
+            f"GPU_MEMORY = {gpu_memory}  # share of it that JAX takes at the start: what the plan"
+            " may use; None: as it does\n"
+        ),
+        (
+            f"PROMPT, GENERATE, VOCABULARY, ROWS, WAVE = {service.prompt}, {service.generate},"
+            f" {_vocabulary(second)}, {service.concurrency}, {service.at_once}\n"
+        ),
+        (
+            f"IDS, MASK, POSITIONS = {literal(form.ids)}, {literal(form.mask)},"
+            f" {literal(form.positions)}\n"
+        ),
+        inputs_table(first),
+        inputs_table(second),
+        table,
+        parameter_table(second, "CACHE", "keys and values so far", caches),
+        _new_cache(second, form, caches),
+        _merged_labels(first, second),
+        _quantized(first),
+        external_table(_as_stored(first), model_folder),
+        _outputs(first),
+        _outputs(second),
+    ]
     return _assembled(writers, "".join(tables), header, weights_file)
 
 
@@ -71,7 +152,9 @@ def _new_cache(step: Writer, form: Form, caches: list[Parameter]) -> str:
     by_past = {t: p for p in caches for t in p.tensors}
     of = dict(zip(step.flow.graph.outputs[1:], form.pasts, strict=True))
     inside = {n for row in step.stacked for n in row}
-    names = [by_past[of[o]].key for o in step.flow.graph.outputs[1:] if o not in inside] + [by_past[of[row[0]]].key for row in step.stacked]
+    names = [by_past[of[o]].key for o in step.flow.graph.outputs[1:] if o not in inside] + [
+        by_past[of[row[0]]].key for row in step.stacked
+    ]
     return f"NEW_CACHE = ({''.join(literal(n) + ', ' for n in names).rstrip()})\n"
 
 
@@ -87,10 +170,20 @@ def _quantized(w: Writer) -> str:
     for weight, (scale, dim) in scales(w.flow.graph).items():
         if weight in w.parameters:
             p = w.parameters[weight]
-            rows.append(f"    {literal(p.key)}: ({literal(w.parameters[scale].key)}, {dim + p.stacked}),")
+            rows.append(
+                f"    {literal(p.key)}: ({literal(w.parameters[scale].key)}, {dim + p.stacked}),"
+            )
     if not rows:
         return "QUANTIZED = {}\n"
-    return "\n".join(["# int8 weight -> (its scales, the dim that each is taken over)", "QUANTIZED = {", *rows, "}", ""])
+    return "\n".join(
+        [
+            "# int8 weight -> (its scales, the dim that each is taken over)",
+            "QUANTIZED = {",
+            *rows,
+            "}",
+            "",
+        ]
+    )
 
 
 def _as_stored(w: Writer) -> Writer:
@@ -102,7 +195,10 @@ def _outputs(w: Writer) -> str:
     graph, inside = w.flow.graph, {n for row in w.stacked for n in row}
     layouts = [handed_out(w.flow.source[o]) for o in graph.outputs if o not in inside]
     layouts += [Layout(((), *handed_out(w.flow.source[row[0]]).dims)) for row in w.stacked]
-    return f"{w.prefix.upper()}OUTPUT_SPECS = ({''.join(spec_text(layout) + ', ' for layout in layouts).rstrip()})\n"
+    return (
+        f"{w.prefix.upper()}OUTPUT_SPECS ="
+        f" ({''.join(spec_text(layout) + ', ' for layout in layouts).rstrip()})\n"
+    )
 
 
 def _assembled(writers: list[Writer], tables: str, header: str, weights_file: str) -> Program:
@@ -113,13 +209,41 @@ def _assembled(writers: list[Writer], tables: str, header: str, weights_file: st
     before = parts_for(mentioned | ({"read_safetensors"} if constants else set()), FILES)
     functions = parts_for({"main", *mentioned}, FILES)
     if constants:
-        before.append(f'CONSTANTS = read_safetensors(Path(__file__).with_name({literal(weights_file or "program.safetensors")}), "constant/")')
-    small = [array_table(key.upper(), value) for w in writers for key, value in w.arrays.items() if inlined(value)]
+        before.append(
+            "CONSTANTS ="
+            f" read_safetensors(Path(__file__).with_name({literal(weights_file or 'program.safetensors')}),"
+            ' "constant/")'
+        )
+    small = [
+        array_table(key.upper(), value)
+        for w in writers
+        for key, value in w.arrays.items()
+        if inlined(value)
+    ]
     blocks = [t for w in writers for t in w.tables]
     after = [text for text in functions if text not in before]
-    code = "\n\n\n".join(["".join([tables, *blocks, *small]).rstrip("\n"), *before, model, *after, tail_of(FILES[-1])]) + "\n"
+    code = (
+        "\n\n\n".join(
+            [
+                "".join([tables, *blocks, *small]).rstrip("\n"),
+                *before,
+                model,
+                *after,
+                tail_of(FILES[-1]),
+            ]
+        )
+        + "\n"
+    )
     lines = [comment(line, 160) for line in header.splitlines()]
     graph = writers[0].flow.graph
-    labels = {p.key: tuple(graph.labels.get(t, t) for t in p.tensors) for p in writers[0].parameters.values()}
+    labels = {
+        p.key: tuple(graph.labels.get(t, t) for t in p.tensors)
+        for p in writers[0].parameters.values()
+    }
     reasons = tuple(dict.fromkeys(r for w in writers for r in w.reasons))
-    return Program(f'"""{chr(10).join(lines).rstrip()}\n"""\n\n{imports_for(code)}\n\n{code}', constants, labels, reasons)
+    return Program(
+        f'"""{chr(10).join(lines).rstrip()}\n"""\n\n{imports_for(code)}\n\n{code}',
+        constants,
+        labels,
+        reasons,
+    )

@@ -1,9 +1,11 @@
 """Weights of products as int8 with a scale for each column, exactly what the program computes with.
 
-    x W  ->  (x Q) * s        Q[k, n] = round(W[k, n] / s[n]),   s[n] = max over k of |W[k, n]| / 127
+    x W  ->  (x Q) * s        Q[k, n] = round(W[k, n] / s[n]),   s[n] = max over k of |W[k, n]| /
+         127
 
-Q is converted to the type computed in as it is read (exact: whole numbers up to 127), s is rounded to it. Activations, embeddings (and heads tied to them),
-norms, biases and the cache stay as they are. Programs make Q and s from the model's own weights when they load them.
+Q is converted to the type computed in as it is read (exact: whole numbers up to 127), s is rounded
+to it. Activations, embeddings (and heads tied to them), norms, biases and the cache stay as they
+are. Programs make Q and s from the model's own weights when they load them.
 """
 
 from __future__ import annotations
@@ -22,20 +24,36 @@ def scale_name(weight: str) -> str:
 
 def quantized(graph: Graph) -> Graph:
     """The graph with every weight that one product reads, as its second operand, in int8."""
-    tensors, weights, labels, nodes = dict(graph.tensors), dict(graph.weights), dict(graph.labels), []
+    tensors, weights, labels, nodes = (
+        dict(graph.tensors),
+        dict(graph.weights),
+        dict(graph.labels),
+        [],
+    )
     for node in graph.nodes:
         name = node.inputs[1] if node.op == "MatMul" else ""
         t = tensors.get(name)
-        if t is None or name not in weights or len(t.shape) != 2 or not t.is_float or len(graph.consumers[name]) > 1:
+        if (
+            t is None
+            or name not in weights
+            or len(t.shape) != 2
+            or not t.is_float
+            or len(graph.consumers[name]) > 1
+        ):
             nodes.append(node)
             continue
         scale, (out,) = scale_name(name), node.outputs
         before = f"{out}/unscaled"
         tensors[name] = replace(t, dtype=DTYPE)
-        tensors[scale] = Tensor(scale, (t.shape[0 if node.attrs.get("trans_b") else 1],), t.dtype, "weight")
+        tensors[scale] = Tensor(
+            scale, (t.shape[0 if node.attrs.get("trans_b") else 1],), t.dtype, "weight"
+        )
         tensors[before] = replace(tensors[out], name=before, role="activation")
         weights[scale], labels[scale] = WeightRef("absent"), scale_name(labels.get(name, name))
-        nodes += [replace(node, outputs=(before,)), Node(f"{node.id}/scale", "Mul", (before, scale), (out,), scope=node.scope)]
+        nodes += [
+            replace(node, outputs=(before,)),
+            Node(f"{node.id}/scale", "Mul", (before, scale), (out,), scope=node.scope),
+        ]
     return replace(graph, nodes=tuple(nodes), tensors=tensors, weights=weights, labels=labels)
 
 
@@ -44,11 +62,17 @@ def scales(graph: Graph) -> dict[str, tuple[str, int]]:
     found = {}
     for node in graph.nodes:
         if node.op == "MatMul" and scale_name(node.inputs[1]) in graph.weights:
-            found[node.inputs[1]] = scale_name(node.inputs[1]), 1 if node.attrs.get("trans_b") else 0
+            found[node.inputs[1]] = (
+                scale_name(node.inputs[1]),
+                (1 if node.attrs.get("trans_b") else 0),
+            )
     return found
 
 
 def as_stored(graph: Graph) -> Graph:
     """The graph with its weights as the model's files have them, for tables of where those lie."""
-    floats = {w: replace(graph.tensors[w], dtype=graph.tensors[s].dtype) for w, (s, _) in scales(graph).items()}
+    floats = {
+        w: replace(graph.tensors[w], dtype=graph.tensors[s].dtype)
+        for w, (s, _) in scales(graph).items()
+    }
     return replace(graph, tensors={**graph.tensors, **floats})

@@ -1,6 +1,7 @@
 """The terminal summary of a serving plan, from the file alone.
 
-    tokens/s/device = concurrency x generate / (concurrency / wave x ttft + (generate - 1) x tpot) / devices
+    tokens/s/device = concurrency x generate / (concurrency / wave x ttft + (generate - 1) x tpot) /
+    devices
 
 so the printed figures can be checked against each other.
 """
@@ -14,40 +15,81 @@ from planner.report.notation import extent_names, short_labels
 from planner.report.summary import machine, title
 from planner.sharding.notation import cells
 from planner.strategy.notation import spell_weight, weight_groups
-from planner.support.words import LONGEST, Style, count, hang, labelled, pack, short, show_bytes, show_time, table
+from planner.support.words import (
+    LONGEST,
+    Style,
+    count,
+    hang,
+    labelled,
+    pack,
+    short,
+    show_bytes,
+    show_time,
+    table,
+)
 
 if TYPE_CHECKING:
     from planner.serving.result import Serving
     from planner.strategy.strategy import Strategy
 
 SHOWN_WEIGHTS = 6
-AIMS = {"throughput": "most tokens a second", "ttft": "soonest first token", "tpot": "least time a token"}
+AIMS = {
+    "throughput": "most tokens a second",
+    "ttft": "soonest first token",
+    "tpot": "least time a token",
+}
 CACHE = "cache."
 
 
 def summary(serving: Serving, width: int = 100, colour: bool = False) -> str:
     """The summary, without a closing line break."""
     style = Style(colour)
-    parts = [_head(serving, width, style), _plan(serving, width, style), _figures(serving, width, style), _layouts(serving, width, style), _table(serving, width, style)]
+    parts = [
+        _head(serving, width, style),
+        _plan(serving, width, style),
+        _figures(serving, width, style),
+        _layouts(serving, width, style),
+        _table(serving, width, style),
+    ]
     return "\n".join(line for part in parts if part for line in ("", *part)).lstrip("\n")
 
 
 def _head(serving: Serving, width: int, style: Style) -> list[str]:
     s, strategy = serving.service, serving.step
-    items = [f"{count(strategy.model['parameters'] - cache_elements(strategy))} parameters", machine(strategy),
-             f"serve {s['concurrency']:,} sequences at once, {s['prompt']:,} + {s['generate']:,} tokens each"]  # fmt: skip
+    items = [
+        f"{count(strategy.model['parameters'] - cache_elements(strategy))} parameters",
+        machine(strategy),
+        (
+            f"serve {s['concurrency']:,} sequences at once, {s['prompt']:,} + {s['generate']:,}"
+            " tokens each"
+        ),
+    ]
     lines = pack([short(title(strategy), width), *items], width, 0, " · ")
-    said = [*strategy.assumptions, "all prompts are passed, then all sequences generate in step; every step reads the whole cache, filled or not"]
+    said = [
+        *strategy.assumptions,
+        (
+            "all prompts are passed, then all sequences generate in step; every step reads the"
+            " whole cache, filled or not"
+        ),
+    ]
     if s["quantize"] == "int8":
         said.append("int8 weights of products, a scale for each column")
-    return [style.bold(lines[0]), *lines[1:], *(style.dim(line) for line in hang("assumed: ", "; ".join(said), width))]
+    return [
+        style.bold(lines[0]),
+        *lines[1:],
+        *(style.dim(line) for line in hang("assumed: ", "; ".join(said), width)),
+    ]
 
 
 def cache_elements(strategy: Strategy) -> int:
     """Elements of the caches, which a strategy counts among its weights."""
     from math import prod
 
-    return sum(prod(row["shape"]) for row in strategy.tensors.values() if str(row.get("label", "")).startswith(CACHE))
+    return sum(
+        prod(row["shape"])
+        for row in strategy.tensors.values()
+        if str(row.get("label", "")).startswith(CACHE)
+    )
 
 
 def mesh_words(row: Mapping[str, Any]) -> str:
@@ -57,50 +99,147 @@ def mesh_words(row: Mapping[str, Any]) -> str:
 
 def _plan(serving: Serving, width: int, style: Style) -> list[str]:
     f, s = serving.figures, serving.service
-    replicas = f"{f['replicas']} replica{'s' if f['replicas'] > 1 else ''} of {f['split']} device{'s' if f['split'] > 1 else ''}"
-    lines = labelled("mesh", [style.bold(replicas), *(f"{a['name']}={a['size']} ({' + '.join(a['levels'])})" for a in serving.step.mesh if a["size"] > 1)], width, style)
+    replicas = (
+        f"{f['replicas']} replica{'s' if f['replicas'] > 1 else ''} of {f['split']}"
+        f" device{'s' if f['split'] > 1 else ''}"
+    )
+    lines = labelled(
+        "mesh",
+        [
+            style.bold(replicas),
+            *(
+                f"{a['name']}={a['size']} ({' + '.join(a['levels'])})"
+                for a in serving.step.mesh
+                if a["size"] > 1
+            ),
+        ],
+        width,
+        style,
+    )
     better = "better" if s["gap"] <= 1e-6 else f"more than {100 * s['gap']:.1f} % better"
     gap = f"no other layout of the weights on the meshes tried can be {better}"
     seconds = serving.provenance.get("search_s")
     aim = f"{AIMS[s['objective']]} (--objective {s['objective']})"
-    return lines + labelled("solver", [f"{aim}: best found, {gap}, {len(serving.rows)} plans priced" + (f", {show_time(seconds)}" if seconds is not None else "")], width, style)
+    return lines + labelled(
+        "solver",
+        [
+            f"{aim}: best found, {gap}, {len(serving.rows)} plans priced"
+            + (f", {show_time(seconds)}" if seconds is not None else "")
+        ],
+        width,
+        style,
+    )
 
 
 def _figures(serving: Serving, width: int, style: Style) -> list[str]:
     f, s, devices = serving.figures, serving.service, serving.step.topology["devices"]
-    spread = [tuple(x / p.costs["step_time_s"] for x in p.costs["step_time_range_s"]) for p in (serving.prompts, serving.step)]
+    spread = [
+        tuple(x / p.costs["step_time_s"] for x in p.costs["step_time_range_s"])
+        for p in (serving.prompts, serving.step)
+    ]
     lines = []
-    passed = f"to the first tokens of {f['wave']} prompt{'s' if f['wave'] > 1 else ''} passed at once"
+    passed = (
+        f"to the first tokens of {f['wave']} prompt{'s' if f['wave'] > 1 else ''} passed at once"
+    )
     phases = ("ttft", passed, serving.prompts), ("tpot", "a token after that", serving.step)
     for (label, what, strategy), (low, high) in zip(phases, spread, strict=True):
         c, seconds = strategy.costs, f[f"{label}_s"]
-        lines += labelled(label, [style.bold(show_time(seconds)) + f" {what}", f"(range {show_time(seconds * low)} to {show_time(seconds * high)})",
-                                  f"compute {show_time(c['compute_time_s'])}", f"exposed communication {show_time(c['exposed_communication_time_s'])}"], width, style)  # fmt: skip
+        lines += labelled(
+            label,
+            [
+                style.bold(show_time(seconds)) + f" {what}",
+                f"(range {show_time(seconds * low)} to {show_time(seconds * high)})",
+                f"compute {show_time(c['compute_time_s'])}",
+                f"exposed communication {show_time(c['exposed_communication_time_s'])}",
+            ],
+            width,
+            style,
+        )
     speed = f["tokens_per_s_per_device"]
-    lines += labelled("speed", [style.bold(f"{speed:,.0f} tokens/s/device"), f"{speed * devices:,.0f} tokens/s", f"{1 / f['tpot_s']:,.1f} tokens/s a sequence"], width, style)
+    lines += labelled(
+        "speed",
+        [
+            style.bold(f"{speed:,.0f} tokens/s/device"),
+            f"{speed * devices:,.0f} tokens/s",
+            f"{1 / f['tpot_s']:,.1f} tokens/s a sequence",
+        ],
+        width,
+        style,
+    )
     rest = f["memory_bytes"] - f["weights_bytes"] - f["cache_bytes"]
     fits = "fits: " + style.fit("yes" if f["fits"] else "no")
-    parts = [f"weights {show_bytes(f['weights_bytes'])}", f"cache {show_bytes(f['cache_bytes'])}", f"at work {show_bytes(rest)}"]
-    lines += labelled("memory", [style.bold(show_bytes(f["memory_bytes"])) + f" of {show_bytes(s['memory_limit_bytes'])} usable", fits, *parts], width, style)
-    return lines + labelled("room", [f"{s['most_sequences']:,} sequences at once fit under this plan"], width, style)
+    parts = [
+        f"weights {show_bytes(f['weights_bytes'])}",
+        f"cache {show_bytes(f['cache_bytes'])}",
+        f"at work {show_bytes(rest)}",
+    ]
+    lines += labelled(
+        "memory",
+        [
+            style.bold(show_bytes(f["memory_bytes"]))
+            + f" of {show_bytes(s['memory_limit_bytes'])} usable",
+            fits,
+            *parts,
+        ],
+        width,
+        style,
+    )
+    return lines + labelled(
+        "room", [f"{s['most_sequences']:,} sequences at once fit under this plan"], width, style
+    )
 
 
 def _layouts(serving: Serving, width: int, style: Style) -> list[str]:
     groups = [g for g in weight_groups(serving.step) if len(g.shape) > 1]
-    weights, caches = [g for g in groups if not g.label.startswith(CACHE)], [g for g in groups if g.label.startswith(CACHE)]
+    weights, caches = (
+        [g for g in groups if not g.label.startswith(CACHE)],
+        [g for g in groups if g.label.startswith(CACHE)],
+    )
     names, labels = extent_names(serving.prompts), short_labels([g.label for g in weights])
-    items = [f"{short(labels[g.label], LONGEST)} {spell_weight(g, names)}" for g in weights[:SHOWN_WEIGHTS]]
+    items = [
+        f"{short(labels[g.label], LONGEST)} {spell_weight(g, names)}"
+        for g in weights[:SHOWN_WEIGHTS]
+    ]
     items += [f"and {len(weights) - SHOWN_WEIGHTS} more"] if len(weights) > SHOWN_WEIGHTS else []
     lines = labelled("layouts", items, width, style)
-    cut = [f"{g.label.removeprefix(CACHE)} {cells(('b', 'heads', 't', 'd'), g.dims)}" for g in caches]
+    cut = [
+        f"{g.label.removeprefix(CACHE)} {cells(('b', 'heads', 't', 'd'), g.dims)}" for g in caches
+    ]
     return lines + labelled("cache", cut, width, style)
 
 
 def _table(serving: Serving, width: int, style: Style) -> list[str]:
     """Everything priced: the plan first, what is on the front marked."""
     rows = [["", "replicas x split", "ttft", "tpot", "tokens/s/device", "memory", "fits", ""]]
-    for row in sorted(serving.rows, key=lambda r: (not r["chosen"], not str(r["label"]).startswith("tp="), r["split"], str(r["label"]))):
-        shown = [mesh_words(row), show_time(row["ttft_s"]), show_time(row["tpot_s"]), f"{row['tokens_per_s_per_device']:,.0f}", show_bytes(row["memory_bytes"])]
+    for row in sorted(
+        serving.rows,
+        key=lambda r: (
+            not r["chosen"],
+            not str(r["label"]).startswith("tp="),
+            r["split"],
+            str(r["label"]),
+        ),
+    ):
+        shown = [
+            mesh_words(row),
+            show_time(row["ttft_s"]),
+            show_time(row["tpot_s"]),
+            f"{row['tokens_per_s_per_device']:,.0f}",
+            show_bytes(row["memory_bytes"]),
+        ]
         mark = "on the front" if row["front"] else ""
-        rows.append([style.bold("this plan") if row["chosen"] else short(row["label"], LONGEST), *shown, style.fit("yes" if row["fits"] else "no"), mark])
-    return [*table(rows, (1, 2, 3, 4, 5)), style.dim("front: no other is better in one of ttft, tpot and tokens/s/device and as good in the rest; tp=N: tensor parallelism alone")]
+        rows.append(
+            [
+                style.bold("this plan") if row["chosen"] else short(row["label"], LONGEST),
+                *shown,
+                style.fit("yes" if row["fits"] else "no"),
+                mark,
+            ]
+        )
+    return [
+        *table(rows, (1, 2, 3, 4, 5)),
+        style.dim(
+            "front: no other is better in one of ttft, tpot and tokens/s/device and as good in the"
+            " rest; tp=N: tensor parallelism alone"
+        ),
+    ]

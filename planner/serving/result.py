@@ -1,4 +1,5 @@
-"""A serving plan: two strategies over one layout of the weights, what they were weighed against, and the file that keeps them."""
+"""A serving plan: two strategies over one layout of the weights, what they were weighed against,
+and the file that keeps them."""
 
 from __future__ import annotations
 
@@ -15,15 +16,26 @@ from planner.support.atomic_write import write_atomically
 
 MARK = '{\n  "kind": "serving",'
 """How the file of a serving plan begins: so it is told from others without reading it all."""
-FIGURES = ("replicas", "split", "wave", "ttft_s", "tpot_s", "tokens_per_s_per_device", "memory_bytes", "cache_bytes", "weights_bytes", "fits")
+FIGURES = (
+    "replicas",
+    "split",
+    "wave",
+    "ttft_s",
+    "tpot_s",
+    "tokens_per_s_per_device",
+    "memory_bytes",
+    "cache_bytes",
+    "weights_bytes",
+    "fits",
+)
 OBJECTIVES = ("throughput", "ttft", "tpot")
 """What may be sought: tokens a second, seconds to the first tokens, seconds a token after them."""
 
 
 @dataclass(frozen=True)
 class Service:
-    """What is served: sequences at once, tokens of a prompt and tokens generated for each; quantize: "none" or "int8"; wave: sequences whose
-    prompts are passed at once (0: all)."""
+    """What is served: sequences at once, tokens of a prompt and tokens generated for each;
+    quantize: "none" or "int8"; wave: sequences whose prompts are passed at once (0: all)."""
 
     prompt: int
     generate: int
@@ -44,9 +56,11 @@ class Service:
 
 @dataclass(frozen=True)
 class Serving:
-    """service: what is served (prompt, generate, concurrency, objective, quantize, most_sequences: the greatest concurrency that fits). figures: of the plan.
+    """service: what is served (prompt, generate, concurrency, objective, quantize, most_sequences:
+    the greatest concurrency that fits). figures: of the plan.
 
-    rows: everything that was priced, with its label and whether it is on the front of (ttft, tpot, tokens/s/device). prompts, step: the two strategies.
+    rows: everything that was priced, with its label and whether it is on the front of (ttft, tpot,
+    tokens/s/device). prompts, step: the two strategies.
     """
 
     service: Mapping[str, Any]
@@ -60,14 +74,28 @@ class Serving:
     def shape(self) -> Service:
         """Prompt, tokens generated and sequences."""
         s = self.service
-        return Service(int(s["prompt"]), int(s["generate"]), int(s["concurrency"]), str(s["quantize"]), int(self.figures["wave"]))
+        return Service(
+            int(s["prompt"]),
+            int(s["generate"]),
+            int(s["concurrency"]),
+            str(s["quantize"]),
+            int(self.figures["wave"]),
+        )
 
     def to_json(self) -> str:
         """The file's text."""
-        plain = {"format_version": FORMAT_VERSION, "service": _plain(self.service), "figures": _plain(self.figures), "rows": _plain(self.rows),
-                 "provenance": _plain(self.provenance)}  # fmt: skip
+        plain = {
+            "format_version": FORMAT_VERSION,
+            "service": _plain(self.service),
+            "figures": _plain(self.figures),
+            "rows": _plain(self.rows),
+            "provenance": _plain(self.provenance),
+        }
         body = json.dumps(plain, sort_keys=True, indent=2).removeprefix("{\n").removesuffix("\n}")
-        parts = ",\n".join(f'  "{name}": {s.to_json().rstrip()}' for name, s in (("prompts", self.prompts), ("step", self.step)))
+        parts = ",\n".join(
+            f'  "{name}": {s.to_json().rstrip()}'
+            for name, s in (("prompts", self.prompts), ("step", self.step))
+        )
         return f"{MARK}\n{body},\n{parts}\n}}\n"
 
     def save(self, path: str | Path) -> None:
@@ -76,17 +104,31 @@ class Serving:
 
     @classmethod
     def load(cls, path: str | Path) -> Serving:
-        """Read a file. Raises PlanError P054, P055 or P057 for one that is no serving plan of this version."""
+        """Read a file. Raises PlanError P054, P055 or P057 for one that is no serving plan of this
+        version."""
         from planner.strategy.read import checked
 
         data = read(path)
         try:
-            prompts, step = (checked(Strategy.from_dict(data[k], path), path) for k in ("prompts", "step"))
-            made = cls(data["service"], data["figures"], tuple(data["rows"]), prompts, step, data["provenance"])
-            made.shape  # noqa: B018 - raises where a figure is missing
+            prompts, step = (
+                checked(Strategy.from_dict(data[k], path), path) for k in ("prompts", "step")
+            )
+            made = cls(
+                data["service"],
+                data["figures"],
+                tuple(data["rows"]),
+                prompts,
+                step,
+                data["provenance"],
+            )
+            made.shape  # noqa: B018
             [row[k] for row in (made.figures, *made.rows) for k in FIGURES]
         except (KeyError, TypeError, ValueError, AttributeError) as e:
-            raise PlanError("P057", f"{path} is not a usable serving plan: {type(e).__name__} {str(e)[:60]}", help=["plan again, or undo the last edit of the file"]) from e
+            raise PlanError(
+                "P057",
+                f"{path} is not a usable serving plan: {type(e).__name__} {str(e)[:60]}",
+                help=["plan again, or undo the last edit of the file"],
+            ) from e
         return made
 
     def __str__(self) -> str:

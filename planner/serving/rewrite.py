@@ -1,10 +1,14 @@
 """From the exported graph to what a serving program runs.
 
-    step     Attention(q, Concat(past_k, k), Concat(past_v, v), mask)  ->  CachedAttention(q, k, v, past_k, past_v, mask of the past): nothing is copied,
-             the new keys and values leave the graph as they are, and the caches are weights of the graph: stored, cut, and counted as such
-    both     logits -> the token they are greatest at, of the last position alone: what acts on rows (the head, the last norm) is done for that one
+    step     Attention(q, Concat(past_k, k), Concat(past_v, v), mask)  ->  CachedAttention(q, k, v,
+             past_k, past_v, mask of the past): nothing is copied, the new keys and values leave the
+             graph as they are, and the caches are weights of the graph: stored, cut, and counted as
+             such
+    both     logits -> the token they are greatest at, of the last position alone: what acts on rows
+             (the head, the last norm) is done for that one
 
-All are exact: a row of such an operator depends on the same row of its operand, and softmax does not depend on the order of keys.
+All are exact: a row of such an operator depends on the same row of its operand, and softmax does
+not depend on the order of keys.
 """
 
 from __future__ import annotations
@@ -30,18 +34,31 @@ def cache_label(past: str) -> str:
 
 
 def check_sight(graph: Graph, form: Form) -> None:
-    """Raises PlanError P221 unless a step sees every real key wherever it lies in the cache: with a sliding window, say, keys would have to lie at their
-    positions. graph: as read; its masks are computed for a mask of ones."""
-    known: dict[str, np.ndarray] = {**graph.constants, form.mask: np.ones(graph.tensors[form.mask].shape, np.int64)}
+    """Raises PlanError P221 unless a step sees every real key wherever it lies in the cache: with a
+    sliding window, say, keys would have to lie at their positions. graph: as read; its masks are
+    computed for a mask of ones."""
+    known: dict[str, np.ndarray] = {
+        **graph.constants,
+        form.mask: np.ones(graph.tensors[form.mask].shape, np.int64),
+    }
     if form.positions in graph.tensors:
-        known[form.positions] = np.full(graph.tensors[form.positions].shape, graph.tensors[form.mask].shape[-1] - 1)
+        known[form.positions] = np.full(
+            graph.tensors[form.positions].shape, graph.tensors[form.mask].shape[-1] - 1
+        )
     for node in graph.nodes:
         if node.op == "Attention" and len(node.inputs) > 3 and node.inputs[3]:
             mask = known.get(node.inputs[3])
             if mask is None or not (mask.all() if mask.dtype == bool else (mask == 0).all()):
-                raise PlanError("P221", f"{graph.name}: {node.id!r} does not see every earlier token, wherever it lies in the cache (a sliding window?)",
-                                help=["a model whose attention is full"])  # fmt: skip
-        elif all(n in known for n in node.inputs if n) and (made := _values(node, graph, known)) is not None:
+                raise PlanError(
+                    "P221",
+                    f"{graph.name}: {node.id!r} does not see every earlier token, wherever it lies"
+                    " in the cache (a sliding window?)",
+                    help=["a model whose attention is full"],
+                )
+        elif (
+            all(n in known for n in node.inputs if n)
+            and (made := _values(node, graph, known)) is not None
+        ):
             known.update(zip((o for o in node.outputs if o), made, strict=True))
 
 
@@ -53,13 +70,20 @@ def _values(node: Node, graph: Graph, known: Mapping[str, np.ndarray]) -> list[n
 
 
 def step_graph(graph: Graph, form: Form) -> Graph:
-    """The graph of one step of generation. Raises PlanError P221 where the cache is used in another way than attention's."""
+    """The graph of one step of generation. Raises PlanError P221 where the cache is used in another
+    way than attention's."""
     nodes, tensors = list(graph.nodes), dict(graph.tensors)
     joined: dict[str, tuple[str, str]] = {}  # present -> (past, new)
     for past, present in form.pairs:
         at = graph.producer.get(present)
         node = graph.nodes[at] if at is not None else None
-        if node is None or node.op != "Concat" or node.attrs["axis"] != 2 or len(node.inputs) != 2 or node.inputs[0] != past:
+        if (
+            node is None
+            or node.op != "Concat"
+            or node.attrs["axis"] != 2
+            or len(node.inputs) != 2
+            or node.inputs[0] != past
+        ):
             raise _other(graph, present, node)
         joined[present] = past, node.inputs[1]
     masks: dict[str, str] = {}
@@ -74,7 +98,12 @@ def step_graph(graph: Graph, form: Form) -> Graph:
             if mask not in masks:
                 masks[mask] = _before_last(mask, out, tensors, joined[node.inputs[1]][0])
             (past_k, k), (past_v, v) = (joined[n] for n in node.inputs[1:3])
-            node = replace(node, op="CachedAttention", inputs=(node.inputs[0], k, v, past_k, past_v, masks[mask]), attrs={"scale": node.attrs["scale"]})
+            node = replace(
+                node,
+                op="CachedAttention",
+                inputs=(node.inputs[0], k, v, past_k, past_v, masks[mask]),
+                attrs={"scale": node.attrs["scale"]},
+            )
         elif used := [n for n in node.inputs if n in joined]:
             raise _other(graph, used[0], node)
         out.append(node)
@@ -82,14 +111,30 @@ def step_graph(graph: Graph, form: Form) -> Graph:
     tensors.update({p: replace(tensors[p], role="weight") for p in form.pasts})
     labels = {**graph.labels, **{p: cache_label(p) for p in form.pasts}}
     outputs = (form.logits, *(joined[present][1] for present in form.presents))
-    made = replace(graph, nodes=tuple(out), tensors=tensors, weights=weights, labels=labels, inputs=tuple(n for n in graph.inputs if n not in form.pasts), outputs=outputs)
+    made = replace(
+        graph,
+        nodes=tuple(out),
+        tensors=tensors,
+        weights=weights,
+        labels=labels,
+        inputs=tuple(n for n in graph.inputs if n not in form.pasts),
+        outputs=outputs,
+    )
     return chosen_token(made)
 
 
 def _other(graph: Graph, present: str, node: Node | None) -> PlanError:
-    what = f"read by {node.op} {node.id!r}" if node is not None and present in node.inputs else "not the earlier keys with the new ones behind them"
-    return PlanError("P221", f"{graph.name}: the cache {present!r} is {what}: only attention over past and new keys under a mask is understood",
-                     help=["plan the model without --prompt and --generate: --workload infer"])  # fmt: skip
+    what = (
+        f"read by {node.op} {node.id!r}"
+        if node is not None and present in node.inputs
+        else "not the earlier keys with the new ones behind them"
+    )
+    return PlanError(
+        "P221",
+        f"{graph.name}: the cache {present!r} is {what}: only attention over past and new keys"
+        " under a mask is understood",
+        help=["plan the model without --prompt and --generate: --workload infer"],
+    )
 
 
 def _before_last(mask: str, out: list[Node], tensors: dict[str, Tensor], past: str) -> str:
@@ -99,51 +144,89 @@ def _before_last(mask: str, out: list[Node], tensors: dict[str, Tensor], past: s
     if t.shape[-1] == 1:
         return mask
     tensors[name] = replace(t, name=name, shape=(*t.shape[:-1], length), role="activation")
-    out.append(Node(name, "Slice", (mask,), (name,), {"axes": (axis,), "starts": (0,), "ends": (length,), "steps": (1,)}))
+    out.append(
+        Node(
+            name,
+            "Slice",
+            (mask,),
+            (name,),
+            {"axes": (axis,), "starts": (0,), "ends": (length,), "steps": (1,)},
+        )
+    )
     return name
 
 
 def prompt_graph(graph: Graph, form: Form) -> Graph:
-    """The graph of the pass over the prompts; the caches were read empty, so that what is present is new."""
+    """The graph of the pass over the prompts; the caches were read empty, so that what is present
+    is new."""
     return chosen_token(replace(graph, outputs=(form.logits, *form.presents)))
 
 
 def chosen_token(graph: Graph) -> Graph:
-    """The graph with the token of the greatest logit at the last position, int64 [batch, 1], in the place of its first output."""
+    """The graph with the token of the greatest logit at the last position, int64 [batch, 1], in the
+    place of its first output."""
     logits = graph.tensors[graph.outputs[0]]
     if len(logits.shape) != 3:
-        raise PlanError("P221", f"{graph.name}: logits of shape {list(logits.shape)} are not [batch, tokens, vocabulary]", help=["plan with --workload infer alone"])
+        raise PlanError(
+            "P221",
+            f"{graph.name}: logits of shape {list(logits.shape)} are not [batch, tokens,"
+            " vocabulary]",
+            help=["plan with --workload infer alone"],
+        )
     graph = _last_row(graph, graph.outputs[0])
     token = Tensor(TOKEN, (logits.shape[0], 1), "int64")
     node = Node(TOKEN, "ArgMax", (graph.outputs[0],), (TOKEN,), {"axis": 2, "keepdims": 0})
-    return replace(graph, nodes=(*graph.nodes, node), tensors={**graph.tensors, TOKEN: token}, outputs=(TOKEN, *graph.outputs[1:]))
+    return replace(
+        graph,
+        nodes=(*graph.nodes, node),
+        tensors={**graph.tensors, TOKEN: token},
+        outputs=(TOKEN, *graph.outputs[1:]),
+    )
 
 
 def _last_row(graph: Graph, logits: str) -> Graph:
-    """The graph with `logits` of the last position alone, cut out before everything that acts on rows."""
+    """The graph with `logits` of the last position alone, cut out before everything that acts on
+    rows."""
     rows = graph.tensors[logits].shape[1]
     if rows == 1:
         return graph
     chain: list[int] = []
     name = logits
-    while (at := graph.producer.get(name)) is not None and len(graph.consumers.get(name, ())) <= (name != logits) and _by_row(graph, graph.nodes[at]):
+    while (
+        (at := graph.producer.get(name)) is not None
+        and len(graph.consumers.get(name, ())) <= (name != logits)
+        and _by_row(graph, graph.nodes[at])
+    ):
         chain.append(at)
         name = graph.nodes[at].inputs[0]
     tensors = dict(graph.tensors)
     for made in {o for i in chain for o in graph.nodes[i].outputs if o}:
         tensors[made] = _one_row(tensors[made], made)
     cut = f"{name}/last"
-    # The cut tensor takes the place of `name` in the chain; where there is no chain `name` is the logits, and what made them makes the uncut ones.
+    # The cut tensor takes the place of `name` in the chain; where there is no chain `name` is the
+    # logits, and what made them makes the uncut ones.
     source, result = (name, cut) if chain else (cut, logits)
-    tensors[source], tensors[result] = replace(graph.tensors[name], name=source), _one_row(graph.tensors[name], result)
-    slice_ = Node(cut, "Slice", (source,), (result,), {"axes": (1,), "starts": (rows - 1,), "ends": (rows,), "steps": (1,)})
+    tensors[source], tensors[result] = (
+        replace(graph.tensors[name], name=source),
+        _one_row(graph.tensors[name], result),
+    )
+    slice_ = Node(
+        cut,
+        "Slice",
+        (source,),
+        (result,),
+        {"axes": (1,), "starts": (rows - 1,), "ends": (rows,), "steps": (1,)},
+    )
     nodes: list[Node] = []
     for i, node in enumerate(graph.nodes):
         if chain and i == chain[-1]:
             nodes.append(slice_)
             node = replace(node, inputs=(cut, *node.inputs[1:]))
         if not chain and logits in node.outputs:
-            nodes += [replace(node, outputs=tuple(cut if o == logits else o for o in node.outputs)), slice_]
+            nodes += [
+                replace(node, outputs=tuple(cut if o == logits else o for o in node.outputs)),
+                slice_,
+            ]
         else:
             nodes.append(node)
     return replace(graph, nodes=tuple(nodes), tensors=tensors)
@@ -154,8 +237,13 @@ def _one_row(t: Tensor, name: str) -> Tensor:
 
 
 def _by_row(graph: Graph, node: Node) -> bool:
-    """Whether row r of a node's result depends on row r of its first operand [batch, rows, features], and on nothing else that has rows."""
-    if len(graph.tensors[node.inputs[0]].shape) != 3 or len([o for o in node.outputs if o]) != 1 or node.inputs[0] in graph.weights:
+    """Whether row r of a node's result depends on row r of its first operand [batch, rows,
+    features], and on nothing else that has rows."""
+    if (
+        len(graph.tensors[node.inputs[0]].shape) != 3
+        or len([o for o in node.outputs if o]) != 1
+        or node.inputs[0] in graph.weights
+    ):
         return False
     others = [graph.tensors[n].shape for n in node.inputs[1:] if n]
     if node.op == "MatMul":

@@ -1,4 +1,5 @@
-"""All ways to cut an operator on a mesh: every split that its rule allows, found at once as arrays over splits."""
+"""All ways to cut an operator on a mesh: every split that its rule allows, found at once as arrays
+over splits."""
 
 from __future__ import annotations
 
@@ -13,13 +14,22 @@ from planner.sharding.rule import PENDING, USUAL, Limits, Rule, Split, fits_alon
 
 
 def candidates(rule: Rule, mesh: Mapping[str, int], limits: Limits = USUAL) -> tuple[Split, ...]:
-    """All legal splits of the rule over the mesh, the empty one first; axes of one factor keep mesh order.
+    """All legal splits of the rule over the mesh, the empty one first; axes of one factor keep mesh
+    order.
 
-    An axis of size 1 is never assigned. Legal: not a whole factor; padding within limits; minor factors of a compound dim
-    only where every factor before them is cut down to one; pending axes only for linear rules.
+    An axis of size 1 is never assigned. Legal: not a whole factor; padding within limits; minor
+    factors of a compound dim only where every factor before them is cut down to one; pending axes
+    only for linear rules.
     """
     axes = [a for a, n in mesh.items() if n > 1]
-    options = [f for f in rule.factors if f not in rule.whole and rule.sizes[f] > 1 and f not in limits.forbidden and (limits.spatial or f not in rule.spatial)]
+    options = [
+        f
+        for f in rule.factors
+        if f not in rule.whole
+        and rule.sizes[f] > 1
+        and f not in limits.forbidden
+        and (limits.spatial or f not in rule.spatial)
+    ]
     options += [f for f in rule.paired if f not in limits.forbidden]
     if rule.linear and limits.pending:
         options.append(PENDING)
@@ -39,13 +49,15 @@ def candidates(rule: Rule, mesh: Mapping[str, int], limits: Limits = USUAL) -> t
 
 @cache
 def _of(options: tuple[str, ...], axes: Axes, kept: bytes) -> tuple[Split, ...]:
-    """The splits of a menu that are kept (a byte each): the same object for the same ones, so that what is read of them is read once."""
+    """The splits of a menu that are kept (a byte each): the same object for the same ones, so that
+    what is read of them is read once."""
     return tuple(itertools.compress(_menu(options, axes)[0], kept))
 
 
 @cache
 def _menu(options: tuple[str, ...], axes: Axes) -> tuple[tuple[Split, ...], np.ndarray]:
-    """Every way to give each of the axes to an option or to none, the empty one first, and bits of the axes that each option gets. [options, splits]"""
+    """Every way to give each of the axes to an option or to none, the empty one first, and bits of
+    the axes that each option gets. [options, splits]"""
     each = list(itertools.product(range(-1, len(options)), repeat=len(axes)))
     bits = np.zeros((len(options) + 1, len(each)), np.int64)
     for k, options_of in enumerate(np.array(each, np.int64).reshape(len(each), len(axes)).T):

@@ -2,17 +2,21 @@
 
 Every mesh axis is, for a given tensor, in exactly one of four states:
 
-    state      forward value                       gradient (backward)              jax type (check_vma)
+    state      forward value                       gradient (backward)              jax type
+               (check_vma)
     sharded    a dim is cut over the axis          cut alike                        varying
     partial    per-device terms, sum pending       replicated                       varying
-    fan        equal on all devices                per-device terms, sum pending    varying   (lax.pcast to="varying")
+    fan        equal on all devices                per-device terms, sum pending    varying
+               (lax.pcast to="varying")
     replicated equal on all devices                equal on all devices             invarying
 
-`partial` and `fan` are each other's transpose: a row-parallel product leaves partial, the operand of a column-parallel one is a fan.
-`convert` gives the collectives between two layouts, forward and backward; cost model, emitter and verification all read it,
-so that what is priced is what is emitted.
+`partial` and `fan` are each other's transpose: a row-parallel product leaves partial, the operand
+of a column-parallel one is a fan. `convert` gives the collectives between two layouts, forward and
+backward; cost model, emitter and verification all read it, so that what is priced is what is
+emitted.
 
-A dim whose size its axes do not divide is padded up to the next multiple (`padded`), which the emitter masks where it matters.
+A dim whose size its axes do not divide is padded up to the next multiple (`padded`), which the
+emitter masks where it matters.
 """
 
 from __future__ import annotations
@@ -27,16 +31,34 @@ from planner.errors import PlanError
 
 Axes = tuple[str, ...]
 STAGE = "stage"
-"""The mesh axis of pipeline stages: blocks are dealt out along it, no operator is cut over it (planner.execution.pipeline)."""
-StepKind = Literal["all-reduce", "reduce-scatter", "all-gather", "all-gather-invariant", "slice", "all-to-all", "fan", "pad", "unpad"]
+"""The mesh axis of pipeline stages: blocks are dealt out along it, no operator is cut over it
+(planner.execution.pipeline)."""
+StepKind = Literal[
+    "all-reduce",
+    "reduce-scatter",
+    "all-gather",
+    "all-gather-invariant",
+    "slice",
+    "all-to-all",
+    "fan",
+    "pad",
+    "unpad",
+]
 _FORWARD = {"all-gather-invariant": "all-gather", "slice": "", "fan": "", "pad": "", "unpad": ""}
 """Collective of a step's forward pass where it is not called as the step is."""
-_BACKWARD = {"reduce-scatter": "all-gather", "all-gather": "reduce-scatter", "slice": "all-gather", "all-to-all": "all-to-all", "fan": "all-reduce"}
+_BACKWARD = {
+    "reduce-scatter": "all-gather",
+    "all-gather": "reduce-scatter",
+    "slice": "all-gather",
+    "all-to-all": "all-to-all",
+    "fan": "all-reduce",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Per dim the mesh axes that cut it (major first), then the partial axes and the fan axes (both in mesh order)."""
+    """Per dim the mesh axes that cut it (major first), then the partial axes and the fan axes (both
+    in mesh order)."""
 
     dims: tuple[Axes, ...]
     partial: Axes = ()
@@ -59,8 +81,15 @@ class Layout:
     def spell(self, names: Sequence[str] | None = None) -> str:
         """Plain notation such as `[b/data, d] partial over tensor`."""
         labels = names or ["" for _ in self.dims]
-        cells = [label + ("/" + "+".join(axes) if axes else "") if label or axes else "·" for label, axes in zip(labels, self.dims, strict=True)]
-        tail = "".join(f" {word} {'+'.join(axes)}" for word, axes in (("partial over", self.partial), ("fan over", self.fan)) if axes)
+        cells = [
+            label + ("/" + "+".join(axes) if axes else "") if label or axes else "·"
+            for label, axes in zip(labels, self.dims, strict=True)
+        ]
+        tail = "".join(
+            f" {word} {'+'.join(axes)}"
+            for word, axes in (("partial over", self.partial), ("fan over", self.fan))
+            if axes
+        )
         return "[" + ", ".join(cells) + "]" + tail
 
 
@@ -87,14 +116,17 @@ def padded(size: int, axes: Axes, mesh: Mapping[str, int]) -> int:
 
 def local_shape(shape: tuple[int, ...], layout: Layout, mesh: Mapping[str, int]) -> tuple[int, ...]:
     """Shape of one device's piece (padding included)."""
-    return tuple([-(-s // group(a, mesh)) if a else s for s, a in zip(shape, layout.dims, strict=True)])
+    return tuple(
+        [-(-s // group(a, mesh)) if a else s for s, a in zip(shape, layout.dims, strict=True)]
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """One collective (or free local step) of a conversion.
 
-    kind       forward                              backward                        payload of each, in elements of one device
+    kind       forward                              backward                        payload of each,
+    in elements of one device
     all-reduce psum                                 free                            operand
     reduce-scatter psum_scatter on `dim`            all-gather                      operand; result
     all-gather all_gather on `dim`, varying         reduce-scatter                  result; operand
@@ -153,7 +185,10 @@ class _Walk:
             self.local[to_dim] //= n
         gathered = kind in ("all-gather", "all-gather-invariant")
         payload = self.elements if gathered else before
-        forward, backward = payload if _FORWARD.get(kind, kind) else 0, payload if kind in _BACKWARD else 0
+        forward, backward = (
+            payload if _FORWARD.get(kind, kind) else 0,
+            (payload if kind in _BACKWARD else 0),
+        )
         self.steps.append(Step(kind, axes, dim, to_dim, 0, forward, backward))
 
     def resize(self, dim: int, size: int) -> None:
@@ -163,12 +198,16 @@ class _Walk:
             self.local[dim] = size
 
 
-def convert(shape: tuple[int, ...], source: Layout, target: Layout, mesh: tuple[tuple[str, int], ...]) -> tuple[Step, ...] | None:
-    """The steps from `source` to `target` for a tensor of global `shape`, or None where there is no way.
+def convert(
+    shape: tuple[int, ...], source: Layout, target: Layout, mesh: tuple[tuple[str, int], ...]
+) -> tuple[Step, ...] | None:
+    """The steps from `source` to `target` for a tensor of global `shape`, or None where there is no
+    way.
 
-    There is none from fan (a fan is made at the last moment and never left) and none into new partial axes.
-    Order: partial sums go first where they can scatter (smallest payload), then the rest is all-reduced, free cuts, all-to-alls,
-    gathers (minor axes first), late cuts, and fans at the end.
+    There is none from fan (a fan is made at the last moment and never left) and none into new
+    partial axes. Order: partial sums go first where they can scatter (smallest payload), then the
+    rest is all-reduced, free cuts, all-to-alls, gathers (minor axes first), late cuts, and fans at
+    the end.
     """
     if source == target:
         return ()
@@ -176,9 +215,13 @@ def convert(shape: tuple[int, ...], source: Layout, target: Layout, mesh: tuple[
 
 
 @lru_cache(maxsize=200_000)
-def _convert(shape: tuple[int, ...], source: Layout, target: Layout, mesh: tuple[tuple[str, int], ...]) -> tuple[Step, ...] | None:
+def _convert(
+    shape: tuple[int, ...], source: Layout, target: Layout, mesh: tuple[tuple[str, int], ...]
+) -> tuple[Step, ...] | None:
     sizes = dict(mesh)
-    if any(a not in target.fan for a in source.fan) or any(a not in source.partial for a in target.partial):
+    if any(a not in target.fan for a in source.fan) or any(
+        a not in source.partial for a in target.partial
+    ):
         return None
     walk = _Walk(shape, source, sizes)
     keep: list[int] = []  # per dim: how many leading axes are where they belong
@@ -220,7 +263,13 @@ def _convert(shape: tuple[int, ...], source: Layout, target: Layout, mesh: tuple
     for d, axes in enumerate(walk.dims):  # 4. moves of one axis group from a dim to another
         for t in wanting if len(axes) > keep[d] else ():
             leaving, arriving = axes[keep[d] :], ready(t)
-            if t != d and leaving and arriving and tuple(leaving) == arriving[: len(leaving)] and _even(walk, d, t, leaving, shape, target, sizes):
+            if (
+                t != d
+                and leaving
+                and arriving
+                and tuple(leaving) == arriving[: len(leaving)]
+                and _even(walk, d, t, leaving, shape, target, sizes)
+            ):
                 walk.add("all-to-all", leaving, d, t)
                 keep[t] += len(leaving)
     for d in range(len(shape)):  # 5. gathers, in runs that become fans or stay replicated
@@ -259,19 +308,33 @@ def _trailing(leaving: list[str], fan: bool, target: Layout) -> list[str]:
     return run
 
 
-def _even(walk: _Walk, d: int, t: int, axes: list[str], shape: tuple[int, ...], target: Layout, sizes: Mapping[str, int]) -> bool:
+def _even(
+    walk: _Walk,
+    d: int,
+    t: int,
+    axes: list[str],
+    shape: tuple[int, ...],
+    target: Layout,
+    sizes: Mapping[str, int],
+) -> bool:
     """Whether an all-to-all moves whole blocks: neither dim is padded, before or after."""
     n = group(tuple(axes), sizes)
-    unpadded = all(padded(shape[i], tuple(walk.dims[i]), sizes) == shape[i] == padded(shape[i], target.dims[i], sizes) for i in (d, t))
+    unpadded = all(
+        padded(shape[i], tuple(walk.dims[i]), sizes)
+        == shape[i]
+        == padded(shape[i], target.dims[i], sizes)
+        for i in (d, t)
+    )
     return unpadded and walk.local[t] % n == 0
 
 
 @dataclass(frozen=True)
 class Tree:
-    """How one value reaches all its consumers: producer -> hub by `trunk`, hub -> each distinct target by `branches`.
+    """How one value reaches all its consumers: producer -> hub by `trunk`, hub -> each distinct
+    target by `branches`.
 
-    Branches that begin with the same steps share them: each distinct beginning is computed once. A target equal to the producer's
-    own layout needs no branch.
+    Branches that begin with the same steps share them: each distinct beginning is computed once. A
+    target equal to the producer's own layout needs no branch.
     """
 
     hub: Layout
@@ -279,13 +342,15 @@ class Tree:
     branches: Mapping[Layout, tuple[Step, ...]]
 
     def path(self, target: Layout) -> tuple[Step, ...]:
-        """All steps from the producer to `target`; none when it is the producer's own layout (neither the hub nor a branch)."""
+        """All steps from the producer to `target`; none when it is the producer's own layout
+        (neither the hub nor a branch)."""
         if target == self.hub:
             return self.trunk
         return self.trunk + self.branches[target] if target in self.branches else ()
 
     def paths(self) -> tuple[tuple[Step, ...], ...]:
-        """Every distinct beginning of a way from the producer, each ending in the step it stands for; the trunk's first."""
+        """Every distinct beginning of a way from the producer, each ending in the step it stands
+        for; the trunk's first."""
         found: dict[tuple[Step, ...], None] = {}
         for way in (self.trunk, *(self.trunk + steps for steps in self.branches.values())):
             for end in range(1, len(way) + 1):
@@ -298,25 +363,40 @@ class Tree:
 
 
 def wire_elements(steps: Sequence[Step], mesh: Mapping[str, int], grad: bool) -> float:
-    """Ring bytes per device in elements, forward and (with grad) backward: the yardstick that picks hubs. Not a time."""
+    """Ring bytes per device in elements, forward and (with grad) backward: the yardstick that picks
+    hubs. Not a time."""
     total = 0.0
     for s in steps:
         n = group(s.axes, mesh)
-        for kind, elements in ((s.forward, s.forward_elements), (s.backward if grad else "", s.backward_elements)):
+        for kind, elements in (
+            (s.forward, s.forward_elements),
+            (s.backward if grad else "", s.backward_elements),
+        ):
             if kind:
                 total += elements * (n - 1) / n * (2 if kind == "all-reduce" else 1)
     return total
 
 
 @lru_cache(maxsize=50_000)
-def distribute(shape: tuple[int, ...], source: Layout, targets: tuple[Layout, ...], mesh: tuple[tuple[str, int], ...], grad: bool) -> Tree | None:
-    """The cheapest tree from `source` to all `targets`: each distinct target is converted to once, via one shared hub.
+def distribute(
+    shape: tuple[int, ...],
+    source: Layout,
+    targets: tuple[Layout, ...],
+    mesh: tuple[tuple[str, int], ...],
+    grad: bool,
+) -> Tree | None:
+    """The cheapest tree from `source` to all `targets`: each distinct target is converted to once,
+    via one shared hub.
 
-    Hubs tried: the source, every target, and every target with its fans undone; of equals the first, without pending sums before any with some, which a loop over
-    repeated blocks cannot hand on. None when some target cannot be reached.
+    Hubs tried: the source, every target, and every target with its fans undone; of equals the
+    first, without pending sums before any with some, which a loop over repeated blocks cannot hand
+    on. None when some target cannot be reached.
     """
     wanted = tuple(dict.fromkeys(targets))
-    hubs = sorted(dict.fromkeys((source, *wanted, *(Layout(t.dims, t.partial) for t in wanted))), key=lambda hub: bool(hub.partial))
+    hubs = sorted(
+        dict.fromkeys((source, *wanted, *(Layout(t.dims, t.partial) for t in wanted))),
+        key=lambda hub: bool(hub.partial),
+    )
     best: tuple[float, Tree] | None = None
     sizes = dict(mesh)
     for hub in hubs:
@@ -336,5 +416,9 @@ def distribute(shape: tuple[int, ...], source: Layout, targets: tuple[Layout, ..
 def require(steps: tuple[Step, ...] | None, what: str) -> tuple[Step, ...]:
     """The steps, or a PlanError naming the tensor whose layouts cannot be joined."""
     if steps is None:
-        raise PlanError("P040", f"no way between the layouts of {what}", help=("let the planner choose: remove the pins of its operators",))
+        raise PlanError(
+            "P040",
+            f"no way between the layouts of {what}",
+            help=("let the planner choose: remove the pins of its operators",),
+        )
     return steps

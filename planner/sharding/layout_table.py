@@ -1,4 +1,5 @@
-"""Layouts by number, one atlas for all meshes of a search: prices are then array operations over numbers."""
+"""Layouts by number, one atlas for all meshes of a search: prices are then array operations over
+numbers."""
 
 from __future__ import annotations
 
@@ -14,14 +15,16 @@ from planner.sharding.reshard_table import Pairs
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """Layouts in a row, one per option: the distinct ones, by number, and which of those each option has."""
+    """Layouts in a row, one per option: the distinct ones, by number, and which of those each
+    option has."""
 
     layouts: tuple[int, ...]
     of: np.ndarray
 
 
 class Atlas:
-    """Layouts by number, and what does not depend on the sizes of axes: readings of rules and moves between layouts."""
+    """Layouts by number, and what does not depend on the sizes of axes: readings of rules and moves
+    between layouts."""
 
     def __init__(self) -> None:
         self.layouts: list[Layout] = []
@@ -30,12 +33,14 @@ class Atlas:
         self._cuts = np.zeros((64, 4), np.int64)
         self._rows: dict[tuple[int, ...], Row] = {}
         self.memo: dict[tuple, dict] = {}
-        """Readings of rules, kept by planner.space.build: what is read -> split -> layout number."""
+        """Readings of rules, kept by planner.space.build: what is read -> split -> layout
+        number."""
         self._number: dict[Layout, int] = {}
         self._plain: dict[int, int] = {}
         self._written: dict[tuple[int, ...], bytes] = {}
         self._derived: dict[tuple, list[tuple] | None] = {}
-        """Moves of pairs that are alike: kind, numbers of axes and of cutting axes, and the rest."""
+        """Moves of pairs that are alike: kind, numbers of axes and of cutting axes, and the
+        rest."""
         self._pairs: dict[Axes, Pairs] = {}
 
     def pairs(self, order: Axes) -> Pairs:
@@ -53,7 +58,10 @@ class Atlas:
             room, rank = self._cuts.shape
             if n == room or len(layout.dims) > rank:
                 self._cuts = np.pad(self._cuts, ((0, room), (0, max(0, len(layout.dims) - rank))))
-            self._cuts[n, : len(layout.dims)] = [sum([self.axes.setdefault(a, 1 << len(self.axes)) for a in axes]) for axes in layout.dims]
+            self._cuts[n, : len(layout.dims)] = [
+                sum([self.axes.setdefault(a, 1 << len(self.axes)) for a in axes])
+                for axes in layout.dims
+            ]
         return n
 
     def row(self, numbers: tuple[int, ...]) -> Row:
@@ -83,13 +91,32 @@ class Atlas:
     def written(self, numbers: tuple[int, ...]) -> bytes:
         """Layouts, written out: the same in any atlas."""
         if numbers not in self._written:
-            self._written[numbers] = repr([(x.dims, x.partial, x.fan) for x in map(self.layouts.__getitem__, numbers)]).encode()
+            self._written[numbers] = repr(
+                [(x.dims, x.partial, x.fan) for x in map(self.layouts.__getitem__, numbers)]
+            ).encode()
         return self._written[numbers]
 
-    def derived(self, key: tuple, axes: Axes, derive: Callable[[], list[tuple] | None]) -> list[Any] | None:
-        """What `derive` finds, in the names of `axes`; it is asked once for all pairs of a form (the key)."""
+    def derived(
+        self, key: tuple, axes: Axes, derive: Callable[[], list[tuple] | None]
+    ) -> list[Any] | None:
+        """What `derive` finds, in the names of `axes`; it is asked once for all pairs of a form
+        (the key)."""
         if key not in self._derived:
             found, number = derive(), {axis: k for k, axis in enumerate(axes)}
-            self._derived[key] = None if found is None else [(kind, [number[x] for x in over], [number[x] for x in cut], rest) for kind, over, cut, *rest in found]
+            self._derived[key] = (
+                None
+                if found is None
+                else [
+                    (kind, [number[x] for x in over], [number[x] for x in cut], rest)
+                    for kind, over, cut, *rest in found
+                ]
+            )
         known = self._derived[key]
-        return None if known is None else [(kind, tuple([axes[k] for k in over]), tuple([axes[k] for k in cut]), *rest) for kind, over, cut, rest in known]
+        return (
+            None
+            if known is None
+            else [
+                (kind, tuple([axes[k] for k in over]), tuple([axes[k] for k in cut]), *rest)
+                for kind, over, cut, rest in known
+            ]
+        )

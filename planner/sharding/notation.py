@@ -9,10 +9,13 @@ if TYPE_CHECKING:
     from planner.sharding.rule import Rule
 
 
-
 def cells(names: Sequence[str], dims: Sequence[Sequence[str]]) -> str:
     """`[d, f/tensor]` of dim names and the axes that cut each."""
-    return "[" + ", ".join(n + ("/" + "+".join(a) if a else "") for n, a in zip(names, dims, strict=True)) + "]"
+    return (
+        "["
+        + ", ".join(n + ("/" + "+".join(a) if a else "") for n, a in zip(names, dims, strict=True))
+        + "]"
+    )
 
 
 def spell_dim(dim: Sequence[str], whole: frozenset[str] = frozenset()) -> str:
@@ -23,11 +26,17 @@ def spell_dim(dim: Sequence[str], whole: frozenset[str] = frozenset()) -> str:
 
 def spell_rule(rule: Rule) -> str:
     """The one-line rule: `b m k, k n -> b m n`."""
-    sides = [", ".join(" ".join(spell_dim(d, rule.whole) for d in dims) or "()" for dims in side) for side in (rule.operands, rule.results)]
+    sides = [
+        ", ".join(" ".join(spell_dim(d, rule.whole) for d in dims) or "()" for dims in side)
+        for side in (rule.operands, rule.results)
+    ]
     pairs = "".join(f" ({name}: {' with '.join(members)})" for name, members in rule.paired.items())
     return " -> ".join(sides) + pairs
 
 
 def spell_split(split: Mapping[str, Sequence[str]]) -> str:
     """`n/tensor` of a split; "whole on every device" when nothing is cut."""
-    return ", ".join(("pending sum" if f == "+" else f) + "/" + "+".join(a) for f, a in split.items()) or "whole on every device"
+    return (
+        ", ".join(("pending sum" if f == "+" else f) + "/" + "+".join(a) for f, a in split.items())
+        or "whole on every device"
+    )

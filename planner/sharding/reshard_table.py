@@ -1,11 +1,16 @@
-"""Moves between layouts, derived once per pair of layouts: which collectives, and which axes cut what each moves, whatever the sizes of the axes.
+"""Moves between layouts, derived once per pair of layouts: which collectives, and which axes cut
+what each moves, whatever the sizes of the axes.
 
-On a tensor that both layouts cut evenly the collectives between them depend on neither its shape nor the sizes of the axes, and the payload of each is the
-whole tensor divided by the sizes of some axes. Neither the dims that both layouts leave whole nor the names of axes make a difference, nor does an axis that
-keeps its place: it only divides what moves. Pairs that are alike up to those (`planner.sharding.layout_pairs`) share a derivation.
+On a tensor that both layouts cut evenly the collectives between them depend on neither its shape
+nor the sizes of the axes, and the payload of each is the whole tensor divided by the sizes of some
+axes. Neither the dims that both layouts leave whole nor the names of axes make a difference, nor
+does an axis that keeps its place: it only divides what moves. Pairs that are alike up to those
+(`planner.sharding.layout_pairs`) share a derivation.
 
-Where a layout pads a dim, the way depends on three facts per dim: whether both layouts pad it to the same extent, and whether each leaves it as it is. What
-moves is then a product over dims of the extent padded for one or the other layout, divided by the same axes: one derivation a pair (up to `_form`) and set of facts.
+Where a layout pads a dim, the way depends on three facts per dim: whether both layouts pad it to
+the same extent, and whether each leaves it as it is. What moves is then a product over dims of the
+extent padded for one or the other layout, divided by the same axes: one derivation a pair (up to
+`_form`) and set of facts.
 """
 
 from __future__ import annotations
@@ -32,37 +37,56 @@ Collective = tuple[str, Axes, Axes]
 
 @cache
 def _evenly(form: tuple[Axes, ...]) -> list[tuple[Collective, bool]] | None:
-    """Collectives of a pair of layouts of evenly cut tensors, and whether each is of the backward pass; None where there is no way. form: what they differ in
+    """Collectives of a pair of layouts of evenly cut tensors, and whether each is of the backward
+    pass; None where there is no way. form: what they differ in
     (`planner.sharding.layout_pairs.Rows`), axes by number (of NAMES) in order of appearance."""
     *dims, partial, fan, to_partial, to_fan = form
     mesh = tuple([(name, 2) for name in NAMES[: len({name for row in form for name in row})]])
     shape = (2 ** len(mesh),) * (len(dims) // 2)
     source = Layout(tuple(dims[::2]), partial, fan)
     steps = convert(shape, source, Layout(tuple(dims[1::2]), to_partial, to_fan), mesh)
-    return None if steps is None else [((kind, over, cut), back) for kind, over, cut, back, _ in _moves(steps, source, range(len(shape)))]
+    return (
+        None
+        if steps is None
+        else [
+            ((kind, over, cut), back)
+            for kind, over, cut, back, _ in _moves(steps, source, range(len(shape)))
+        ]
+    )
 
 
 def _form(source: Layout, target: Layout, order: Axes) -> tuple[tuple, Axes]:
-    """Two layouts without the dims that neither cuts, axes by number; and which axes they are. order: the mesh's."""
+    """Two layouts without the dims that neither cuts, axes by number; and which axes they are.
+    order: the mesh's."""
     dims = [pair for pair in zip(source.dims, target.dims, strict=True) if pair[0] or pair[1]]
-    rows = [*(row for pair in dims for row in pair), source.partial, source.fan, target.partial, target.fan]
+    rows = [
+        *(row for pair in dims for row in pair),
+        source.partial,
+        source.fan,
+        target.partial,
+        target.fan,
+    ]
     axes = tuple([a for a in order if any(a in row for row in rows)])
     number = {axis: k for k, axis in enumerate(axes)}
     return tuple([tuple([number[a] for a in row]) for row in rows]), axes
 
 
 class Pairs:
-    """The moves of pairs of layouts, in flat arrays that grow: the same for every mesh of the same axes."""
+    """The moves of pairs of layouts, in flat arrays that grow: the same for every mesh of the same
+    axes."""
 
     def __init__(self, atlas: Atlas, order: Axes) -> None:
         self.atlas, self.order = atlas, order
         self.differences = Differences(atlas.layouts, len(order))
         self._number: dict[bytes, int] = {}
         self._place: dict[int, int] = {}  # layout -> its row and column of `_of`
-        self._of = np.zeros((0, 0), np.intp)  # [layouts, layouts] number of the pair, UNKNOWN until asked
+        self._of = np.zeros(
+            (0, 0), np.intp
+        )  # [layouts, layouts] number of the pair, UNKNOWN until asked
         self._grids: dict[tuple[tuple[int, ...], tuple[int, ...]], np.ndarray] = {}
         self._renamed: dict[tuple[Axes, Axes], tuple[Axes, Axes]] = {}
-        """A row of axes after others -> the same by NAMES in order of appearance, and all that have appeared."""
+        """A row of axes after others -> the same by NAMES in order of appearance, and all that have
+        appeared."""
         self._terms: dict[tuple[str, Axes, Axes], int] = {}
         self._term_of: dict[tuple[Collective, Axes, int], int] = {}
         self.impossible: list[bool] = []  # [pairs]
@@ -76,7 +100,12 @@ class Pairs:
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """`impossible`, `pair`, `back` and `term` as arrays."""
         if self._flat is None or self._flat[0] != len(self.impossible):
-            flat = np.array(self.impossible, bool), np.array(self.pair, np.int64), np.array(self.back, bool), np.array(self.term, np.int64)
+            flat = (
+                np.array(self.impossible, bool),
+                np.array(self.pair, np.int64),
+                np.array(self.back, bool),
+                np.array(self.term, np.int64),
+            )
             self._flat = len(self.impossible), *flat
         return self._flat[1:]
 
@@ -91,18 +120,28 @@ class Pairs:
         return list(self._terms)
 
     def grid(self, rows: tuple[int, ...], columns: tuple[int, ...]) -> np.ndarray:
-        """Numbers of pairs [rows, columns], of which those with the same moves have one; new pairs are added."""
+        """Numbers of pairs [rows, columns], of which those with the same moves have one; new pairs
+        are added."""
         key = rows, columns
         grid = self._grids.get(key)
         if grid is None:
-            r, c = (np.array([self._place.setdefault(n, len(self._place)) for n in numbers], np.intp) for numbers in key)
+            r, c = (
+                np.array([self._place.setdefault(n, len(self._place)) for n in numbers], np.intp)
+                for numbers in key
+            )
             if len(self._place) > len(self._of):
                 more = 2 * len(self._place) - len(self._of)
                 self._of = np.pad(self._of, ((0, more), (0, more)), constant_values=UNKNOWN)
             grid = self._grids[key] = self._of[r[:, None], c]
             a, b = np.nonzero(grid == UNKNOWN)
             if len(a):
-                differences = [d for k in range(0, len(a), AT_ONCE) for d in self.differences.between(rows, columns, a[k : k + AT_ONCE], b[k : k + AT_ONCE])]
+                differences = [
+                    d
+                    for k in range(0, len(a), AT_ONCE)
+                    for d in self.differences.between(
+                        rows, columns, a[k : k + AT_ONCE], b[k : k + AT_ONCE]
+                    )
+                ]
                 if unknown := [k for k in dict.fromkeys(differences) if k not in self._number]:
                     self._derive(unknown)
                 grid[a, b] = self._of[r[a], c[b]] = list(map(self._number.__getitem__, differences))
@@ -129,7 +168,10 @@ class Pairs:
                 term = self._term_of.get((move, axes, stay))
                 if term is None:
                     of, (kind, over, cut) = dict(zip(NAMES, axes, strict=False)), move
-                    each = tuple([of[x] for x in over]), (*[of[x] for x in cut], *self.differences.staying(stay))
+                    each = (
+                        tuple([of[x] for x in over]),
+                        (*[of[x] for x in cut], *self.differences.staying(stay)),
+                    )
                     term = self._term_of[move, axes, stay] = self.number(kind, *each)
                 self.pair.append(k)
                 self.back.append(backward)
@@ -149,29 +191,45 @@ class Ways:
         self.first: list[int] = [0]  # [ways + 1] first of its moves
         self.term: list[int] = []  # [moves] which of the pairs' terms
         self.back: list[bool] = []  # [moves] of the backward pass
-        self.target: list[int] = []  # [moves] a bit per dim: whether its extent is the one padded for the target
+        self.target: list[
+            int
+        ] = []  # [moves] a bit per dim: whether its extent is the one padded for the target
         self._flat: tuple[int, np.ndarray, np.ndarray, np.ndarray, np.ndarray] | None = None
 
     @property
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """`first`, `term`, `back` and `target` as arrays."""
         if self._flat is None or self._flat[0] != len(self.first):
-            flat = np.array(self.first), np.array(self.term, np.int64), np.array(self.back, bool), np.array(self.target, np.int64)
+            flat = (
+                np.array(self.first),
+                np.array(self.term, np.int64),
+                np.array(self.back, bool),
+                np.array(self.target, np.int64),
+            )
             self._flat = len(self.first), *flat
         return self._flat[1:]
 
-    def find(self, a: int, b: int, facts: int, shape: tuple[int, ...], mesh: tuple[tuple[str, int], ...]) -> int:
-        """Number of the way of a pair of layouts under these facts, which hold of `shape` on `mesh`."""
+    def find(
+        self, a: int, b: int, facts: int, shape: tuple[int, ...], mesh: tuple[tuple[str, int], ...]
+    ) -> int:
+        """Number of the way of a pair of layouts under these facts, which hold of `shape` on
+        `mesh`."""
         key = a, b, facts
         n = self._index.get(key)
         if n is None:
             n = self._index[key] = len(self._index)
             atlas = self.pairs.atlas
             source, target = atlas.layouts[a], atlas.layouts[b]
-            used = [d for d, axes in enumerate(zip(source.dims, target.dims, strict=True)) if any(axes)]
+            used = [
+                d for d, axes in enumerate(zip(source.dims, target.dims, strict=True)) if any(axes)
+            ]
             form, axes_of = _form(source, target, self.pairs.order)
             padding = form, tuple([facts >> 3 * d & 7 for d in used])
-            found = atlas.derived(padding, axes_of, lambda: _moves(convert(shape, source, target, mesh) or (), source, used))
+            found = atlas.derived(
+                padding,
+                axes_of,
+                lambda: _moves(convert(shape, source, target, mesh) or (), source, used),
+            )
             for kind, axes, cut, back, late in found or ():
                 self.term.append(self.pairs.number(kind, axes, cut))
                 self.back.append(back)
@@ -181,8 +239,8 @@ class Ways:
 
 
 def _moves(steps: Sequence[Step], source: Layout, used: Sequence[int]) -> list[tuple]:
-    """Collectives of a way: kind, axes, the axes that cut the payload, whether of the backward pass, and which of the used dims (bits) are padded for the target
-    by then."""
+    """Collectives of a way: kind, axes, the axes that cut the payload, whether of the backward
+    pass, and which of the used dims (bits) are padded for the target by then."""
     held, target, found = [list(axes) for axes in source.dims], 0, []
     for s in steps:
         if s.kind in ("pad", "unpad"):

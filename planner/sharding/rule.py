@@ -1,18 +1,23 @@
 """One line declares how an operator may be split: `"b m k, k n -> b m n"`.
 
-Its letters are factors. A split assigns mesh axes to factors; everything else is a reading of the line:
+Its letters are factors. A split assigns mesh axes to factors; everything else is a reading of the
+line:
 
-    operand layout   each dim's factors -> their axes; an axis used on a factor the operand lacks makes it a *fan* over that axis:
-                     the forward value is equal everywhere, the gradient is a sum still pending
-    result layout    likewise; an axis used on a factor the result lacks leaves the result *partial* over it
+    operand layout   each dim's factors -> their axes; an axis used on a factor the operand lacks
+                     makes it a *fan* over that axis: the forward value is equal everywhere, the
+                     gradient is a sum still pending
+    result layout    likewise; an axis used on a factor the result lacks leaves the result *partial*
+                     over it
     work per device  product of local factor sizes
 
-Notation: `k!` stays whole · `(h d)` one dim made of two factors, major first (the minor one is cut only where the major one is cut down to 1)
-· `1` a dim of size one · `+` after the arrow's results marks the operands that may stay partial (linear operators): `"a b -> a b + 0"`.
-The pseudo-factor "+" of a split holds the axes over which those operands, and so the results, are partial.
+Notation: `k!` stays whole · `(h d)` one dim made of two factors, major first (the minor one is cut
+only where the major one is cut down to 1) · `1` a dim of size one · `+` after the arrow's results
+marks the operands that may stay partial (linear operators): `"a b -> a b + 0"`. The pseudo-factor
+"+" of a split holds the axes over which those operands, and so the results, are partial.
 
-A rule may also name *pairs*: factors cut together by the same axes, such as positions of queries and of keys ("ring": s and t). A split gives axes
-to the pair's name, so that an axis still serves one factor; in every layout they cut the dims of all members. A device then holds one piece of each
+A rule may also name *pairs*: factors cut together by the same axes, such as positions of queries
+and of keys ("ring": s and t). A split gives axes to the pair's name, so that an axis still serves
+one factor; in every layout they cut the dims of all members. A device then holds one piece of each
 member and meets the other pieces in turn: its share of the work is that of one member.
 """
 
@@ -34,13 +39,16 @@ Dim = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Inner:
-    """A collective inside a kernel, over the axes that cut `factor` ("x+y": either), run `forward` and `backward` times in each pass.
+    """A collective inside a kernel, over the axes that cut `factor` ("x+y": either), run `forward`
+    and `backward` times in each pass.
 
-    Its payload is the product of the local sizes of `over`, times `itemsize` bytes (statistics are float32; 0: the type computed in).
-    A round of an exchange carries up to `places` rows to each of the devices: `rows` (a product of local sizes) over their number, times
-    `slack`, rounded up. On a `ring` it runs so often for each other device of the axes. What is not `kept` runs again with a block that is computed
-    again, even where that keeps the results of collectives; what is `for_result` only where the kernel's result is asked for again. `units` multiplies the
-    payload; with `operand` the backward pass runs it only for the gradient of that operand.
+    Its payload is the product of the local sizes of `over`, times `itemsize` bytes (statistics are
+    float32; 0: the type computed in). A round of an exchange carries up to `places` rows to each of
+    the devices: `rows` (a product of local sizes) over their number, times `slack`, rounded up. On
+    a `ring` it runs so often for each other device of the axes. What is not `kept` runs again with
+    a block that is computed again, even where that keeps the results of collectives; what is
+    `for_result` only where the kernel's result is asked for again. `units` multiplies the payload;
+    with `operand` the backward pass runs it only for the gradient of that operand.
     """
 
     factor: str
@@ -72,17 +80,21 @@ class Inner:
         return math.ceil(self.slack * math.prod(local[f] for f in self.rows) / devices)
 
     def payload_bytes(self, local: Mapping[str, int], devices: int, compute: float) -> int:
-        """Bytes of one run on one device; `compute` is the size of an element of the type computed in."""
+        """Bytes of one run on one device; `compute` is the size of an element of the type computed
+        in."""
         count = self.places(local, devices) * devices if self.rows else 1
-        return int((self.itemsize or compute) * self.units * count * math.prod(local[f] for f in self.over))
+        return int(
+            (self.itemsize or compute) * self.units * count * math.prod(local[f] for f in self.over)
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class Rule:
     """A bound rule: factors per dim of each operand and result, with the factors' global sizes.
 
-    whole: factors that no axis may cut. no_pad: factors that may be cut only evenly (padding would corrupt the result).
-    linear: operand slots that may be partial (all of them together). at: factors whose kernels need the shard index.
+    whole: factors that no axis may cut. no_pad: factors that may be cut only evenly (padding would
+    corrupt the result). linear: operand slots that may be partial (all of them together). at:
+    factors whose kernels need the shard index.
     """
 
     operands: tuple[tuple[Dim, ...], ...]
@@ -92,17 +104,22 @@ class Rule:
     linear: tuple[int, ...] = ()
     no_pad: frozenset[str] = frozenset()
     flops: float = 0.0
-    """FLOPs of the forward pass, whole operator (2*M*N*K for products; 0 for memory-bound operators)."""
+    """FLOPs of the forward pass, whole operator (2*M*N*K for products; 0 for memory-bound
+    operators)."""
     inner: tuple[Inner, ...] = ()
-    """Collectives the kernel itself runs when a factor is cut; its results are complete over that factor."""
+    """Collectives the kernel itself runs when a factor is cut; its results are complete over that
+    factor."""
     paired: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Name of a pair -> the factors that its axes cut together, always evenly. A member that is also `whole` is cut in no other way."""
+    """Name of a pair -> the factors that its axes cut together, always evenly. A member that is
+    also `whole` is cut in no other way."""
     most: Mapping[str, int] = field(default_factory=dict)
     """Factor -> the most pieces it may be cut into (a halo is no wider than a piece)."""
     fringe: Mapping[str, float] = field(default_factory=dict)
-    """Factor -> how far pieces of operand 0 reach into their neighbours', in its units, when it is cut: its gradient is computed there too."""
+    """Factor -> how far pieces of operand 0 reach into their neighbours', in its units, when it is
+    cut: its gradient is computed there too."""
     spatial: frozenset[str] = frozenset()
-    """Factors whose cutting costs an exchange of rows where cutting the batch costs nothing: see `Limits.spatial`."""
+    """Factors whose cutting costs an exchange of rows where cutting the batch costs nothing: see
+    `Limits.spatial`."""
 
     @cached_property
     def factors(self) -> tuple[str, ...]:
@@ -120,29 +137,41 @@ class Rule:
         return self.paired.get(choice, (choice,))
 
     def axes(self, factor: str, split: Split, order: Sequence[str] = ()) -> Axes:
-        """Axes that cut a factor, alone or in a pair; where it is cut both ways they stand in the order of the mesh."""
+        """Axes that cut a factor, alone or in a pair; where it is cut both ways they stand in the
+        order of the mesh."""
         own = split.axes(factor)
         for name, members in self.paired.items():
             joint = split.axes(name) if factor in members else ()
-            own = tuple(sorted((*own, *joint), key=list(order).index)) if own and joint and order else (*own, *joint)
+            own = (
+                tuple(sorted((*own, *joint), key=list(order).index))
+                if own and joint and order
+                else (*own, *joint)
+            )
         return own
 
     @cached_property
     def compound(self) -> tuple[Dim, ...]:
         """Dims made of several factors, each once."""
-        return tuple(dict.fromkeys(dim for dims in (*self.operands, *self.results) for dim in dims if len(dim) > 1))
+        return tuple(
+            dict.fromkeys(
+                dim for dims in (*self.operands, *self.results) for dim in dims if len(dim) > 1
+            )
+        )
 
     @cached_property
     def summed(self) -> frozenset[str]:
         """Factors some result lacks."""
-        return frozenset(f for r in self.results for f in self.factors if not any(f in d for d in r))
+        return frozenset(
+            f for r in self.results for f in self.factors if not any(f in d for d in r)
+        )
 
     def local(self, split: Split, mesh: Mapping[str, int]) -> dict[str, int]:
         """Local size of each factor (padded)."""
         return self._divided(split, mesh, slice(None))
 
     def work(self, split: Split, mesh: Mapping[str, int]) -> dict[str, int]:
-        """Size of each factor that one device works through (padded): of a pair only the first member is divided, all pieces of the others pass by."""
+        """Size of each factor that one device works through (padded): of a pair only the first
+        member is divided, all pieces of the others pass by."""
         return self._divided(split, mesh, slice(1))
 
     def _divided(self, split: Split, mesh: Mapping[str, int], of: slice) -> dict[str, int]:
@@ -154,23 +183,40 @@ class Rule:
         return found
 
     def beyond(self, split: Split, mesh: Mapping[str, int]) -> float:
-        """By what part the gradient of operand 0 is more work than the forward pass: see `fringe`."""
+        """By what part the gradient of operand 0 is more work than the forward pass: see
+        `fringe`."""
         if not self.fringe:
             return 0.0
         local = self.local(split, mesh)
         return sum(n / local[f] for f, n in self.fringe.items() if split.axes(f))
 
     def operand(self, slot: int, split: Split, order: Sequence[str]) -> Layout:
-        """Layout in which operand `slot` is needed under `split`; `order` is the mesh's axis order."""
+        """Layout in which operand `slot` is needed under `split`; `order` is the mesh's axis
+        order."""
         return self._read(self.operands[slot], split, order, slot in self.linear, operand=True)
 
     def result(self, slot: int, split: Split, order: Sequence[str]) -> Layout:
         """Layout in which result `slot` is left under `split`."""
         return self._read(self.results[slot], split, order, True, operand=False)
 
-    def _read(self, dims: tuple[Dim, ...], split: Split, order: Sequence[str], linear: bool, operand: bool) -> Layout:
-        by = {f: self.axes(f, split, order) for f in self.factors} if self.paired else dict(split.pairs)
-        cut = tuple([by.get(dim[0], ()) if len(dim) == 1 else tuple([a for f in dim for a in by.get(f, ())]) for dim in dims])
+    def _read(
+        self, dims: tuple[Dim, ...], split: Split, order: Sequence[str], linear: bool, operand: bool
+    ) -> Layout:
+        by = (
+            {f: self.axes(f, split, order) for f in self.factors}
+            if self.paired
+            else dict(split.pairs)
+        )
+        cut = tuple(
+            [
+                (
+                    by.get(dim[0], ())
+                    if len(dim) == 1
+                    else tuple([a for f in dim for a in by.get(f, ())])
+                )
+                for dim in dims
+            ]
+        )
         here = {a for axes in cut for a in axes}
         away = [a for _, axes in split.pairs for a in axes if a not in here]
         if not away:
@@ -179,12 +225,17 @@ class Rule:
         if not operand:
             complete = {a for inner in self.inner for a in inner.axes(split, order)}
             return Layout(cut, partial=tuple(a for a in missing if a not in complete))
-        return Layout(cut, partial=tuple(a for a in missing if a in pending), fan=tuple(a for a in missing if a not in pending))
+        return Layout(
+            cut,
+            partial=tuple(a for a in missing if a in pending),
+            fan=tuple(a for a in missing if a not in pending),
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """factor -> mesh axes (major first), as sorted pairs; factors without axes are left out. "+" is the pending pseudo-factor."""
+    """factor -> mesh axes (major first), as sorted pairs; factors without axes are left out. "+" is
+    the pending pseudo-factor."""
 
     pairs: tuple[tuple[str, Axes], ...] = ()
 
@@ -211,18 +262,29 @@ class Split:
 _TOKEN = re.compile(r"\(([^)]*)\)|(\S+)")
 
 
-def parse(line: str, shapes: Sequence[Sequence[int]], results: Sequence[Sequence[int]] = (), *, sizes: Mapping[str, int] | None = None,
-          linear: tuple[int, ...] = (), flops: float = 0.0, **extra: object) -> Rule:  # fmt: skip
+def parse(
+    line: str,
+    shapes: Sequence[Sequence[int]],
+    results: Sequence[Sequence[int]] = (),
+    *,
+    sizes: Mapping[str, int] | None = None,
+    linear: tuple[int, ...] = (),
+    flops: float = 0.0,
+    **extra: object,
+) -> Rule:
     """Bind a rule line to operand and result shapes.
 
-    Raises ValueError when the line does not fit the shapes (a bug of the operator table, not of the user).
-    Sizes of factors in compound dims must come from another dim or from `sizes`.
+    Raises ValueError when the line does not fit the shapes (a bug of the operator table, not of the
+    user). Sizes of factors in compound dims must come from another dim or from `sizes`.
     """
     operands, outs, whole = _line(line)
     operands = operands if shapes else ()
     bound: dict[str, int] = dict(sizes or {})
     if len(operands) != len(shapes) or len(outs) != len(results):
-        raise ValueError(f"rule {line!r}: {len(operands)} -> {len(outs)} values, given {len(shapes)} -> {len(results)}")
+        raise ValueError(
+            f"rule {line!r}: {len(operands)} -> {len(outs)} values, given {len(shapes)} ->"
+            f" {len(results)}"
+        )
     for dims, shape in zip((*operands, *outs), (*shapes, *results), strict=True):
         if len(dims) != len(shape):
             raise ValueError(f"rule {line!r}: rank {len(dims)} for shape {tuple(shape)}")
@@ -237,9 +299,13 @@ def parse(line: str, shapes: Sequence[Sequence[int]], results: Sequence[Sequence
 
 
 @cache
-def _line(line: str) -> tuple[tuple[tuple[Dim, ...], ...], tuple[tuple[Dim, ...], ...], frozenset[str]]:
+def _line(
+    line: str,
+) -> tuple[tuple[tuple[Dim, ...], ...], tuple[tuple[Dim, ...], ...], frozenset[str]]:
     """Operands, results and the factors that stay whole, as a rule line has them."""
-    operands, outs = (tuple(_dims(part) for part in side.replace("!", "").split(",")) for side in line.split("->"))
+    operands, outs = (
+        tuple(_dims(part) for part in side.replace("!", "").split(",")) for side in line.split("->")
+    )
     return operands, outs, frozenset(re.findall(r"([A-Za-z_]\w*)!", line))
 
 
@@ -252,7 +318,8 @@ def _dims(text: str) -> tuple[Dim, ...]:
 
 @dataclass(frozen=True)
 class Limits:
-    """What candidates are generated: padding is tried up to `waste` (fraction of the padded size), pending axes and spatial factors only when asked."""
+    """What candidates are generated: padding is tried up to `waste` (fraction of the padded size),
+    pending axes and spatial factors only when asked."""
 
     waste: float = 0.2
     pending: bool = True
@@ -268,12 +335,24 @@ def legal(rule: Rule, split: Split, mesh: Mapping[str, int], limits: Limits = US
     axes = [a for _, each in split.pairs for a in each]
     if len(set(axes)) < len(axes):
         return False
-    if rule.inner and any(i.kind == "collective-permute" and i.axes(split, mesh) != split.axes(i.factor) for i in rule.inner):  # neighbours are counted along the mesh
+    if rule.inner and any(
+        i.kind == "collective-permute" and i.axes(split, mesh) != split.axes(i.factor)
+        for i in rule.inner
+    ):  # neighbours are counted along the mesh
         return False
-    if any(not rule.linear if f == PENDING else f not in rule.paired and (f not in rule.sizes or f in rule.whole) for f, _ in split.pairs):
+    if any(
+        (
+            not rule.linear
+            if f == PENDING
+            else f not in rule.paired and (f not in rule.sizes or f in rule.whole)
+        )
+        for f, _ in split.pairs
+    ):
         return False
     parts = {f: group(cut, mesh) for f, cut in split.pairs}
-    return all(fits_alone(rule, f, n, limits) for f, n in parts.items()) and bool(fits_together(rule, parts))
+    return all(fits_alone(rule, f, n, limits) for f, n in parts.items()) and bool(
+        fits_together(rule, parts)
+    )
 
 
 def fits_alone(rule: Rule, choice: str, n: int, limits: Limits) -> bool:
@@ -284,11 +363,14 @@ def fits_alone(rule: Rule, choice: str, n: int, limits: Limits) -> bool:
     if size is None:
         return True
     wide = -(-size // n) * n
-    return size >= n and (wide == size or (wide - size) / wide <= (-1.0 if choice in rule.no_pad else limits.waste))
+    return size >= n and (
+        wide == size or (wide - size) / wide <= (-1.0 if choice in rule.no_pad else limits.waste)
+    )
 
 
 def fits_together(rule: Rule, parts: Mapping[str, Any]) -> Any:
-    """Whether choices of a rule that share factors or dims may be cut into so many pieces: numbers, or arrays over splits."""
+    """Whether choices of a rule that share factors or dims may be cut into so many pieces: numbers,
+    or arrays over splits."""
     fit: Any = True
     for f, n in parts.items():
         for member in rule.paired.get(f, ()):

@@ -1,6 +1,8 @@
-"""Solvers of `planner.solvers.problem.Problem`: one file each, all with `solve(problem, budget, start=None) -> Solution`.
+"""Solvers of `planner.solvers.problem.Problem`: one file each, all with `solve(problem, budget,
+start=None) -> Solution`.
 
-Modules are imported when first used, so that planning with one solver does not load another's dependencies.
+Modules are imported when first used, so that planning with one solver does not load another's
+dependencies.
 """
 
 from __future__ import annotations
@@ -24,7 +26,12 @@ def solver(name: str) -> Solver:
     return importlib.import_module(SOLVERS[name]).solve
 
 
-def solve(problem: Problem, name: str = "auto", budget: Budget | None = None, start: tuple[int, ...] | None = None) -> Solution:
+def solve(
+    problem: Problem,
+    name: str = "auto",
+    budget: Budget | None = None,
+    start: tuple[int, ...] | None = None,
+) -> Solution:
     """Solve with the named solver ("auto": the portfolio)."""
     return solver(name)(problem, budget or Budget(), start)
 

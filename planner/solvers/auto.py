@@ -1,14 +1,21 @@
-"""`auto`: the portfolio. Exact elimination where the width allows, else two processes on the exactly reduced problem.
+"""`auto`: the portfolio. Exact elimination where the width allows, else two processes on the
+exactly reduced problem.
 
-1. Elimination (`dp`) on the problem as it is, when its tables are small; most planning problems end here.
+1. Elimination (`dp`) on the problem as it is, when its tables are small; most planning problems end
+   here.
 2. Exact reduction (`reduce`), and elimination again when the rest is narrow enough.
 3. Options that no better choice has are left out (`narrow`), and elimination again.
 4. Else, with a time limit, two processes:
-     here        memory prices by message passing, then descents by neighbourhoods of nearly every choice and annealing (`rounds`)
-     the other   HiGHS (`ilp`) while the rest is small enough for it to prove the optimum, else a second search at other temperatures
-     between     the choices that the runs of both ended with are mixed (`fuse`), and both go on from the best mixture
-   Without a time limit the same parts run one after the other under a work limit: same seed and work, same result.
-Without numba the search runs in numpy (`plainsearch`), without annealing; it is replaced by `recursive` and HiGHS on small problems and where there is no time limit.
+     here        memory prices by message passing, then descents by neighbourhoods of nearly every
+                 choice and annealing (`rounds`)
+     the other   HiGHS (`ilp`) while the rest is small enough for it to prove the optimum, else a
+                 second search at other temperatures
+     between     the choices that the runs of both ended with are mixed (`fuse`), and both go on
+                 from the best mixture
+   Without a time limit the same parts run one after the other under a work limit: same seed and
+   work, same result.
+Without numba the search runs in numpy (`plainsearch`), without annealing; it is replaced by
+`recursive` and HiGHS on small problems and where there is no time limit.
 """
 
 from __future__ import annotations
@@ -41,7 +48,8 @@ NARROW = 6e7
 PROVABLE = 250_000
 """Largest sum of edge tables (in entries) given to HiGHS."""
 NARROWING, FEWER = 2e9, 0.8
-"""Work given to leaving options out, and to eliminating the rest: some seconds; and the share of options left with which it is worth starting anew."""
+"""Work given to leaving options out, and to eliminating the rest: some seconds; and the share of
+options left with which it is worth starting anew."""
 FUSING, FUSED = 1e9, 0.03
 """Work of solving one mixture at most, and the part of the whole budget that it may take."""
 
@@ -56,19 +64,31 @@ def solve(problem: Problem, budget: Budget, start: tuple[int, ...] | None = None
     best = Solution((), "none", None, "auto")
     if budget.time_limit_s is not None:
         # what is left to do after the search: the way back, the exact cost
-        budget = replace(budget, time_limit_s=max(0.95 * budget.time_limit_s, budget.time_limit_s - 0.3 - 3e-5 * len(problem.cost)))
+        budget = replace(
+            budget,
+            time_limit_s=max(
+                0.95 * budget.time_limit_s, budget.time_limit_s - 0.3 - 3e-5 * len(problem.cost)
+            ),
+        )
     if start is not None and evaluate(problem, start).feasible:
         best = Solution(tuple(start), "feasible", None, "auto")
     try:
         if len(problem.cost) <= 5000:
-            best = _merge(problem, best, _eliminated(problem, build(problem), _left(budget, began), start))
+            best = _merge(
+                problem, best, _eliminated(problem, build(problem), _left(budget, began), start)
+            )
             if best.status != "none" and (best.status in ("optimal", "infeasible") or best.stopped):
                 return best
         reduction = reduce(problem)
         if reduction.problem is None:
             return Solution((), "infeasible", None, "auto")
         known = None if not best.choice else reduction.restrict(best.choice)
-        found = _reduced(reduction.problem, _left(budget, began), None if known is None else tuple(known.tolist()), best.bound)
+        found = _reduced(
+            reduction.problem,
+            _left(budget, began),
+            None if known is None else tuple(known.tolist()),
+            best.bound,
+        )
         if found.choice:
             found = replace(found, choice=tuple(reduction.expand(found.choice).tolist()))
         return _merge(problem, best, found)
@@ -95,10 +115,19 @@ def _merge(problem: Problem, a: Solution, b: Solution) -> Solution:
     optimal = bound is not None and cost - bound <= 1e-6 * max(1.0, abs(cost))
     status: Literal["optimal", "feasible"] = "optimal" if optimal else "feasible"
     bound = None if bound is None else min(bound, float(cost))
-    return Solution(best.choice, status, bound, "auto", a.work + b.work, b.stopped if not optimal or b.stopped == "interrupt" else "")
+    return Solution(
+        best.choice,
+        status,
+        bound,
+        "auto",
+        a.work + b.work,
+        b.stopped if not optimal or b.stopped == "interrupt" else "",
+    )
 
 
-def _eliminated(problem: Problem, model: Model, budget: Budget, start: tuple[int, ...] | None) -> Solution:
+def _eliminated(
+    problem: Problem, model: Model, budget: Budget, start: tuple[int, ...] | None
+) -> Solution:
     """`dp` when the tables are small, else nothing."""
     tree = compile_tree(model, total_limit=NARROW)
     if tree is None:
@@ -107,11 +136,21 @@ def _eliminated(problem: Problem, model: Model, budget: Budget, start: tuple[int
     return dp.claim(problem, dp.solve_model(model, clock, start), clock, "dp")
 
 
-def _reduced(problem: Problem, budget: Budget, start: tuple[int, ...] | None, bound: float | None, exact: bool = False) -> Solution:
+def _reduced(
+    problem: Problem,
+    budget: Budget,
+    start: tuple[int, ...] | None,
+    bound: float | None,
+    exact: bool = False,
+) -> Solution:
     """Solve what the reduction left. exact: by elimination and leaving options out, no further."""
     began = time.monotonic()
     model = build(problem)
-    first = _eliminated(problem, model, budget, start) if bound is None else Solution((), "none", bound, "dp")
+    first = (
+        _eliminated(problem, model, budget, start)
+        if bound is None
+        else Solution((), "none", bound, "dp")
+    )
     if first.status in ("optimal", "infeasible") or first.stopped:
         return first
     start = first.choice or start
@@ -124,35 +163,69 @@ def _reduced(problem: Problem, budget: Budget, start: tuple[int, ...] | None, bo
     if start is not None:
         state.fit(np.asarray(start, np.int64))
     left = _left(budget, began)
-    clock = Clock(min(NARROWING, 0.3 * float(budget.work or DEFAULT_WORK)), None if left.time_limit_s is None else time.monotonic() + 0.3 * left.time_limit_s)
+    clock = Clock(
+        min(NARROWING, 0.3 * float(budget.work or DEFAULT_WORK)),
+        None if left.time_limit_s is None else time.monotonic() + 0.3 * left.time_limit_s,
+    )
     kept = narrow.close(state, dp.exact(clock), NARROW / 3, clock)
     found = _answer(problem, state.best, "", int(clock.work))
     if found.status == "optimal":
         return _merge(problem, first, found)
-    left = replace(_left(budget, began), work=None if budget.work is None else max(1, int(budget.work - clock.work)))
+    left = replace(
+        _left(budget, began),
+        work=None if budget.work is None else max(1, int(budget.work - clock.work)),
+    )
     if kept is not None and sum(map(len, kept)) < FEWER * len(model.cost):
         return _merge(problem, first, _fewer(problem, kept, left, found, exact))
     if exact:
         return _merge(problem, first, found)
     if isinstance(state, Plain) or not (ground.compiled() or left.time_limit_s):
-        return _merge(problem, first, _merge(problem, found, _plain(problem, left, found.choice or None, provable)))
+        return _merge(
+            problem,
+            first,
+            _merge(problem, found, _plain(problem, left, found.choice or None, provable)),
+        )
     return _merge(problem, first, _searched(problem, state, left, provable))
 
 
-def _fewer(problem: Problem, kept: list[np.ndarray], budget: Budget, known: Solution, exact: bool) -> Solution:
-    """Solve with the options that may be in a choice better than the known one: of all others no bound is needed beyond its cost."""
+def _fewer(
+    problem: Problem, kept: list[np.ndarray], budget: Budget, known: Solution, exact: bool
+) -> Solution:
+    """Solve with the options that may be in a choice better than the known one: of all others no
+    bound is needed beyond its cost."""
     reduction = reduce(problem, only=kept)
     if reduction.problem is None:
         return known
     start = reduction.restrict(known.choice)
-    found = _reduced(reduction.problem, budget, None if start is None else tuple(start.tolist()), known.bound, exact)
+    found = _reduced(
+        reduction.problem,
+        budget,
+        None if start is None else tuple(start.tolist()),
+        known.bound,
+        exact,
+    )
     if found.choice:
         found = replace(found, choice=tuple(reduction.expand(found.choice).tolist()))
     cost = float(evaluate(problem, known.choice).cost)
-    return _merge(problem, known, replace(found, bound=cost if found.status == "infeasible" else None if found.bound is None else min(found.bound, cost)))
+    return _merge(
+        problem,
+        known,
+        replace(
+            found,
+            bound=(
+                cost
+                if found.status == "infeasible"
+                else None
+                if found.bound is None
+                else min(found.bound, cost)
+            ),
+        ),
+    )
 
 
-def _plain(problem: Problem, budget: Budget, start: tuple[int, ...] | None, provable: bool) -> Solution:
+def _plain(
+    problem: Problem, budget: Budget, start: tuple[int, ...] | None, provable: bool
+) -> Solution:
     """Without a search: `recursive`, then HiGHS for the rest of the time."""
     from planner.solvers import ilp, recursive
 
@@ -161,7 +234,13 @@ def _plain(problem: Problem, budget: Budget, start: tuple[int, ...] | None, prov
     if quick.status in ("optimal", "infeasible") or not (provable or budget.time_limit_s):
         return quick
     left = _left(budget, began)
-    return _merge(problem, quick, ilp.solve_reduced(problem, left if left.time_limit_s else replace(left, work=2000), quick.choice or None))
+    return _merge(
+        problem,
+        quick,
+        ilp.solve_reduced(
+            problem, left if left.time_limit_s else replace(left, work=2000), quick.choice or None
+        ),
+    )
 
 
 def _searched(problem: Problem, state: ground.Ground, budget: Budget, provable: bool) -> Solution:
@@ -182,9 +261,20 @@ def _searched(problem: Problem, state: ground.Ground, budget: Budget, provable: 
 
 def _mixing(problem: Problem, budget: Budget) -> Pool:
     """What runs end with, and how mixtures of it are solved: within a part of the budget each."""
-    work, limit = min(FUSING, FUSED * float(budget.work or DEFAULT_WORK)), None if budget.time_limit_s is None else FUSED * budget.time_limit_s
-    small, seeds = replace(budget, work=max(1, int(work)), time_limit_s=limit), count(budget.seed + 2)  # other random numbers after each
-    return Pool(problem, lambda rest, start: _reduced(rest, replace(small, seed=next(seeds)), start, None, exact=True))
+    work, limit = (
+        min(FUSING, FUSED * float(budget.work or DEFAULT_WORK)),
+        (None if budget.time_limit_s is None else FUSED * budget.time_limit_s),
+    )
+    small, seeds = (
+        replace(budget, work=max(1, int(work)), time_limit_s=limit),
+        count(budget.seed + 2),
+    )  # other random numbers after each
+    return Pool(
+        problem,
+        lambda rest, start: _reduced(
+            rest, replace(small, seed=next(seeds)), start, None, exact=True
+        ),
+    )
 
 
 def _by_work(problem: Problem, state: ground.Ground, budget: Budget) -> None:
@@ -211,7 +301,9 @@ def _by_work(problem: Problem, state: ground.Ground, budget: Budget) -> None:
 
     prices.raise_bound(state, go_on)
     if state.best.x is not None and not state.best.closed:
-        rounds.rounds(state, 0, done, rounds.Others(lambda: None, pool.add, mix), budget.seed, proposals=2_000)
+        rounds.rounds(
+            state, 0, done, rounds.Others(lambda: None, pool.add, mix), budget.seed, proposals=2_000
+        )
 
 
 def _together(problem: Problem, state: ground.Ground, budget: Budget, provable: bool) -> Solution:
@@ -221,8 +313,12 @@ def _together(problem: Problem, state: ground.Ground, budget: Budget, provable: 
     assert budget.time_limit_s is not None
     began, limit = time.monotonic(), budget.time_limit_s
     best, stopped = state.best, "time"
-    partner, pool = Partner(problem, "ilp" if provable else "search", limit, budget.seed + 1), _mixing(problem, budget)
+    partner, pool = (
+        Partner(problem, "ilp" if provable else "search", limit, budget.seed + 1),
+        _mixing(problem, budget),
+    )
     try:
+
         def sync() -> None:
             for x in partner.collect(best):
                 pool.add(x)
@@ -241,7 +337,13 @@ def _together(problem: Problem, state: ground.Ground, budget: Budget, provable: 
 
         prices.raise_bound(state, go_on)
         if best.x is not None and not best.closed:
-            rounds.rounds(state, 0, lambda _: (time.monotonic() - began) / limit, rounds.Others(sync, pool.add, mix), budget.seed)
+            rounds.rounds(
+                state,
+                0,
+                lambda _: (time.monotonic() - began) / limit,
+                rounds.Others(sync, pool.add, mix),
+                budget.seed,
+            )
         while not best.closed and time.monotonic() - began < limit and partner.alive():
             time.sleep(0.02)
             sync()
@@ -261,4 +363,11 @@ def _answer(problem: Problem, best: Incumbent, stopped: Stop, work: int) -> Solu
         return Solution((), "none", bound, "auto", work, stopped)
     cost = evaluate(problem, best.x).cost
     optimal = bound is not None and cost - bound <= 1e-6 * max(1.0, abs(cost))
-    return Solution(tuple(best.x.tolist()), "optimal" if optimal else "feasible", bound, "auto", work, stopped if not optimal or stopped == "interrupt" else "")
+    return Solution(
+        tuple(best.x.tolist()),
+        "optimal" if optimal else "feasible",
+        bound,
+        "auto",
+        work,
+        stopped if not optimal or stopped == "interrupt" else "",
+    )

@@ -1,13 +1,17 @@
 """`dp`: the exact optimum by variable elimination, memory limit included.
 
-1. Eliminate without memory (`elimination`). If the minimiser fits, it is the optimum. Where options that fit beside the smallest of all others fit in any
-   combination (a limit that nothing but the smallest choice keeps), eliminate those alone.
-2. Otherwise price the rows (`lagrange`): the best bound L(p), and feasible choices met on the way. Options whose least cost under these prices
-   is above the best known one are left out, and the prices found again.
+1. Eliminate without memory (`elimination`). If the minimiser fits, it is the optimum. Where options
+   that fit beside the smallest of all others fit in any combination (a limit that nothing but the
+   smallest choice keeps), eliminate those alone.
+2. Otherwise price the rows (`lagrange`): the best bound L(p), and feasible choices met on the way.
+   Options whose least cost under these prices is above the best known one are left out, and the
+   prices found again.
 3. Close what is left of the gap by growing some labels with Pareto dominance (`labels`).
-4. Else by branch and bound on memory (`branch`): exact, or a smaller proven gap when the work runs out.
-Where some table would be too large, the problem is reduced (`reduce`), and options that no better choice has are left out (`narrow`); where tables are too large
-even then, `minibucket` gives a bound and a decoded choice, and the status is "feasible".
+4. Else by branch and bound on memory (`branch`): exact, or a smaller proven gap when the work runs
+   out.
+Where some table would be too large, the problem is reduced (`reduce`), and options that no better
+choice has are left out (`narrow`); where tables are too large even then, `minibucket` gives a bound
+and a decoded choice, and the status is "feasible".
 
 Work unit: one table entry visited.
 """
@@ -34,12 +38,14 @@ from planner.solvers.reduce.reductions import reduce
 DEFAULT_WORK = 6e9
 CAPS = (500, 20_000)
 ROOM, LARGE = 2e7, 1e5
-"""Sums of elimination tables (in entries): the largest of what `narrow` leaves, and the least where looking for options to leave out pays."""
+"""Sums of elimination tables (in entries): the largest of what `narrow` leaves, and the least where
+looking for options to leave out pays."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a solve of a model found: `choice` None with `infeasible` is a proof, without it nothing was found."""
+    """What a solve of a model found: `choice` None with `infeasible` is a proof, without it nothing
+    was found."""
 
     choice: np.ndarray | None
     bound: float
@@ -47,7 +53,8 @@ class Outcome:
 
 
 def solve(problem: Problem, budget: Budget, start: tuple[int, ...] | None = None) -> Solution:
-    """Solve exactly where the width allows. See `planner.solvers.problem.Solution` for the claims made."""
+    """Solve exactly where the width allows. See `planner.solvers.problem.Solution` for the claims
+    made."""
     clock = clock_of(budget, DEFAULT_WORK)
     if not len(problem.cost):
         return Solution((), "optimal", 0.0, "dp")
@@ -57,20 +64,44 @@ def solve(problem: Problem, budget: Budget, start: tuple[int, ...] | None = None
         reduction = reduce(problem)
         if reduction.problem is None:
             return Solution((), "infeasible", None, "dp")
-        found = solve_model(build(reduction.problem), clock, None if start is None else reduction.restrict(start))
-        return claim(problem, found if found.choice is None else replace(found, choice=reduction.expand(found.choice)), clock, "dp")
-    return claim(problem, solve_model(model, clock, start, tree=tree, below=budget.below), clock, "dp")
+        found = solve_model(
+            build(reduction.problem), clock, None if start is None else reduction.restrict(start)
+        )
+        return claim(
+            problem,
+            (
+                found
+                if found.choice is None
+                else replace(found, choice=reduction.expand(found.choice))
+            ),
+            clock,
+            "dp",
+        )
+    return claim(
+        problem, solve_model(model, clock, start, tree=tree, below=budget.below), clock, "dp"
+    )
 
 
 def clock_of(budget: Budget, work: float) -> Clock:
     """A running clock for this budget; `work` where it names none."""
-    return Clock(float(budget.work or work), None if budget.time_limit_s is None else time.monotonic() + budget.time_limit_s)
+    return Clock(
+        float(budget.work or work),
+        None if budget.time_limit_s is None else time.monotonic() + budget.time_limit_s,
+    )
 
 
-def solve_model(model: Model, clock: Clock, start: tuple[int, ...] | np.ndarray | None = None, caps: tuple[int, ...] = CAPS,
-                prove: bool = True, tree: Tree | None = None, below: float = np.inf) -> Outcome:  # fmt: skip
-    """Optimum of a model, or the best choice and bound within the clock's limits. caps: labels grown, one number after the other; prove: branch on what they leave.
-    tree: the model's elimination where it is compiled already; below: as in `Budget`."""
+def solve_model(
+    model: Model,
+    clock: Clock,
+    start: tuple[int, ...] | np.ndarray | None = None,
+    caps: tuple[int, ...] = CAPS,
+    prove: bool = True,
+    tree: Tree | None = None,
+    below: float = np.inf,
+) -> Outcome:
+    """Optimum of a model, or the best choice and bound within the clock's limits. caps: labels
+    grown, one number after the other; prove: branch on what they leave. tree: the model's
+    elimination where it is compiled already; below: as in `Budget`."""
     tree = tree or compile_tree(model, integer=not model.exact and model.cost_int is not None)
     if tree is None:
         return _too_wide(model, clock, start, caps, prove, below)
@@ -86,7 +117,9 @@ def solve_model(model: Model, clock: Clock, start: tuple[int, ...] | np.ndarray 
     return _within_memory(model, tree, clock, start, caps, prove, below)
 
 
-def exact(clock: Clock, caps: tuple[int, ...] = CAPS, prove: bool = True, below: float = np.inf) -> narrow.Exact:
+def exact(
+    clock: Clock, caps: tuple[int, ...] = CAPS, prove: bool = True, below: float = np.inf
+) -> narrow.Exact:
     """The solver that `narrow` asks about what is left."""
 
     def solved(model: Model, start: np.ndarray | None) -> tuple[np.ndarray | None, float]:
@@ -96,7 +129,14 @@ def exact(clock: Clock, caps: tuple[int, ...] = CAPS, prove: bool = True, below:
     return solved
 
 
-def _too_wide(model: Model, clock: Clock, start: tuple[int, ...] | np.ndarray | None, caps: tuple[int, ...], prove: bool, below: float) -> Outcome:
+def _too_wide(
+    model: Model,
+    clock: Clock,
+    start: tuple[int, ...] | np.ndarray | None,
+    caps: tuple[int, ...],
+    prove: bool,
+    below: float,
+) -> Outcome:
     """Narrowed until its elimination has room; where it never has, a choice and a bound."""
     from planner.solvers.exact.minibucket import bounded
 
@@ -117,7 +157,15 @@ def _too_wide(model: Model, clock: Clock, start: tuple[int, ...] | np.ndarray | 
     return Outcome(choice, max(bound, floor), bound == np.inf)
 
 
-def _within_memory(model: Model, tree: Tree, clock: Clock, start: tuple[int, ...] | np.ndarray | None, caps: tuple[int, ...], prove: bool, below: float) -> Outcome:
+def _within_memory(
+    model: Model,
+    tree: Tree,
+    clock: Clock,
+    start: tuple[int, ...] | np.ndarray | None,
+    caps: tuple[int, ...],
+    prove: bool,
+    below: float,
+) -> Outcome:
     assert model.memory is not None
     if (model.memory.extreme(False) > model.memory.limit).any():
         return Outcome(None, np.inf, True)
@@ -127,7 +175,11 @@ def _within_memory(model: Model, tree: Tree, clock: Clock, start: tuple[int, ...
     left = restrict(model, kept)
     if (left.memory.extreme(True) <= left.memory.limit).all():  # type: ignore[union-attr]
         found = solve_model(left, clock)
-        return found if found.choice is None else replace(found, choice=narrow.chosen(kept, found.choice))
+        return (
+            found
+            if found.choice is None
+            else replace(found, choice=narrow.chosen(kept, found.choice))
+        )
     dual = Dual(model, tree, clock, best_cost=below)
     if start is not None:
         given = polish(model, np.asarray(start, np.int64))
@@ -141,25 +193,34 @@ def _within_memory(model: Model, tree: Tree, clock: Clock, start: tuple[int, ...
 
 
 def affordable(model: Model) -> list[np.ndarray]:
-    """Per node the options that some choice within the memory limit may have: those that fit beside the smallest of every other node."""
+    """Per node the options that some choice within the memory limit may have: those that fit beside
+    the smallest of every other node."""
     memory = model.memory
     assert memory is not None
     room = np.append(memory.limit - memory.extreme(False), np.inf)
-    least = np.minimum.reduceat(room, np.ravel([memory.row_lo, memory.row_hi], "F"))[::2]  # [intervals] over the rows of each
-    more = memory.use_value - np.repeat(np.minimum.reduceat(memory.use_value, memory.start[:-1]), np.diff(memory.start))
+    least = np.minimum.reduceat(room, np.ravel([memory.row_lo, memory.row_hi], "F"))[
+        ::2
+    ]  # [intervals] over the rows of each
+    more = memory.use_value - np.repeat(
+        np.minimum.reduceat(memory.use_value, memory.start[:-1]), np.diff(memory.start)
+    )
     fits = np.ones(len(model.cost), bool)
     fits[memory.use_at[more > np.repeat(least, np.diff(memory.start))]] = False
     return [np.flatnonzero(row) for row in np.split(fits, model.offset[1:-1])]
 
 
-def _close(model: Model, tree: Tree, dual: Dual, clock: Clock, caps: tuple[int, ...], prove: bool) -> Outcome:
+def _close(
+    model: Model, tree: Tree, dual: Dual, clock: Clock, caps: tuple[int, ...], prove: bool
+) -> Outcome:
     """Prices, then labels, then halves, until the gap is closed or the clock stops."""
     assert model.memory is not None
     maximise(dual)
     if dual.best is None and dual.closed:
         return Outcome(None, dual.bound)
     if dual.best is None:
-        mended = polish(model, tree.run(model.cost + model.memory.priced(dual.price, len(model.cost)))[1])
+        mended = polish(
+            model, tree.run(model.cost + model.memory.priced(dual.price, len(model.cost)))[1]
+        )
         if mended is not None:
             dual.offer(mended)
     if dual.best is None and cannot_fit(model, tree, clock):
@@ -178,22 +239,37 @@ def _close(model: Model, tree: Tree, dual: Dual, clock: Clock, caps: tuple[int, 
         branch(dual)
         if dual.best is None and dual.bound == np.inf:
             return Outcome(None, np.inf, True)
-    return Outcome(dual.best, dual.best_cost if dual.best is not None and dual.closed else dual.bound)
+    return Outcome(
+        dual.best, dual.best_cost if dual.best is not None and dual.closed else dual.bound
+    )
 
 
-def _fewer(model: Model, tree: Tree, dual: Dual, clock: Clock, caps: tuple[int, ...], prove: bool) -> Outcome | None:
-    """Solved with the options that may be in a better choice by what is least with each under the best prices; None where they are not far fewer."""
+def _fewer(
+    model: Model, tree: Tree, dual: Dual, clock: Clock, caps: tuple[int, ...], prove: bool
+) -> Outcome | None:
+    """Solved with the options that may be in a better choice by what is least with each under the
+    best prices; None where they are not far fewer."""
     if not np.isfinite(dual.best_cost) or dual.closed or clock.stopped or tree.entries < LARGE:
         return None
     assert model.memory is not None
-    least = tree.marginals(model.cost + model.memory.priced(dual.price, len(model.cost)))[1] - float(dual.price.sum()) * model.memory.limit
+    least = (
+        tree.marginals(model.cost + model.memory.priced(dual.price, len(model.cost)))[1]
+        - float(dual.price.sum()) * model.memory.limit
+    )
     clock.spend(2 * tree.entries)
     kept = narrow.options(model, least, dual.best_cost + prices.rounding(dual.best_cost))
     if 2 * sum(map(len, kept)) > len(model.cost):
         return None
     if not all(map(len, kept)):
         return Outcome(dual.best, dual.best_cost)
-    found = solve_model(restrict(model, kept), clock, None if dual.best is None else narrow.places(kept, dual.best), caps, prove, below=dual.best_cost)
+    found = solve_model(
+        restrict(model, kept),
+        clock,
+        None if dual.best is None else narrow.places(kept, dual.best),
+        caps,
+        prove,
+        below=dual.best_cost,
+    )
     if found.choice is not None:
         dual.offer(narrow.chosen(kept, found.choice))
     return Outcome(dual.best, max(dual.bound, min(found.bound, dual.best_cost)))
@@ -205,9 +281,18 @@ def claim(problem: Problem, found: Outcome, clock: Clock, name: str) -> Solution
     if found.choice is None:
         if found.infeasible:
             return Solution((), "infeasible", None, name, work)
-        return Solution((), "none", found.bound if np.isfinite(found.bound) else None, name, work, clock.stopped)
+        return Solution(
+            (), "none", found.bound if np.isfinite(found.bound) else None, name, work, clock.stopped
+        )
     verdict = evaluate(problem, found.choice)
     assert verdict.feasible, "a solver's choice must fit"
     optimal = verdict.cost - found.bound <= 1e-6 * max(1.0, abs(verdict.cost))
     bound = min(found.bound, float(verdict.cost)) if np.isfinite(found.bound) else None
-    return Solution(tuple(found.choice.tolist()), "optimal" if optimal else "feasible", bound, name, work, clock.stopped if not optimal or clock.stopped == "interrupt" else "")
+    return Solution(
+        tuple(found.choice.tolist()),
+        "optimal" if optimal else "feasible",
+        bound,
+        name,
+        work,
+        clock.stopped if not optimal or clock.stopped == "interrupt" else "",
+    )

@@ -1,14 +1,19 @@
 """`ilp`: the problem as a 0/1 program, given to HiGHS as sparse arrays.
 
-    x[i, k] in {0, 1}          sum_k x[i, k] = 1                                   one strategy per node
-    y[e, a, b] >= 0            sum_b y[e, a, b] = x[u, a],  sum_a y = x[v, b]      one entry per pair (marginals, integral for integral x)
-    row r of memory            sum of usage x <= limit                             maximal time points only
+    x[i, k] in {0, 1}          sum_k x[i, k] = 1                                   one strategy per
+                               node
+    y[e, a, b] >= 0            sum_b y[e, a, b] = x[u, a],  sum_a y = x[v, b]      one entry per
+                               pair (marginals, integral for integral x)
+    row r of memory            sum of usage x <= limit                             maximal time
+                               points only
     minimise                   cost x + table y,  divided by a common scale
 
-Forbidden entries have no variable. A table that is row + column sums needs no y at all: its parts go to the nodes. HiGHS works in
-doubles with tolerances, so the choice is judged by `evaluate`; one that overloads a row by rounding is cut off (the strategies
-chosen in that row cannot all be chosen together) and the program is solved again. Memory rows are lazy: some 200 to begin with, then
-those that a choice overloads. The bound is HiGHS' dual bound times the scale; with rows missing it is a bound all the same.
+Forbidden entries have no variable. A table that is row + column sums needs no y at all: its parts
+go to the nodes. HiGHS works in doubles with tolerances, so the choice is judged by `evaluate`; one
+that overloads a row by rounding is cut off (the strategies chosen in that row cannot all be chosen
+together) and the program is solved again. Memory rows are lazy: some 200 to begin with, then those
+that a choice overloads. The bound is HiGHS' dual bound times the scale; with rows missing it is a
+bound all the same.
 """
 
 from __future__ import annotations
@@ -26,12 +31,14 @@ from planner.solvers.problem import Budget, Problem, Solution, evaluate
 from planner.solvers.reduce.reductions import reduce
 
 LARGE = 250_000
-"""Largest sum of edge tables (in entries) whose program is solved in this process where there is a time limit."""
+"""Largest sum of edge tables (in entries) whose program is solved in this process where there is a
+time limit."""
 
 
 @dataclass
 class Program:
-    """Arrays of the 0/1 program; rows as triplets. The first `positions` columns are x, the others y."""
+    """Arrays of the 0/1 program; rows as triplets. The first `positions` columns are x, the others
+    y."""
 
     cost: np.ndarray
     positions: int
@@ -56,27 +63,42 @@ def solve(problem: Problem, budget: Budget, start: tuple[int, ...] | None = None
     if budget.time_limit_s is None:
         found = solve_reduced(reduction.problem, budget, known)
     else:
-        budget = replace(budget, time_limit_s=max(0.05, budget.time_limit_s - (time.monotonic() - began)))
-        large = sum(reduction.problem.tables[t].size for t in reduction.problem.edge_table.tolist()) > LARGE
+        budget = replace(
+            budget, time_limit_s=max(0.05, budget.time_limit_s - (time.monotonic() - began))
+        )
+        large = (
+            sum(reduction.problem.tables[t].size for t in reduction.problem.edge_table.tolist())
+            > LARGE
+        )
         found = (_apart if large else solve_reduced)(reduction.problem, budget, known)
     if not found.choice:
         return found
     choice = reduction.expand(found.choice)
-    if start is not None and evaluate(problem, start).feasible and evaluate(problem, start).cost < evaluate(problem, choice).cost:
+    if (
+        start is not None
+        and evaluate(problem, start).feasible
+        and evaluate(problem, start).cost < evaluate(problem, choice).cost
+    ):
         choice = np.asarray(start)
     return replace(found, choice=tuple(choice.tolist()))
 
 
 def _apart(problem: Problem, budget: Budget, start: np.ndarray | None) -> Solution:
-    """HiGHS in another process: in a large program it looks at no clock and hears no Ctrl-C. Meanwhile prices of memory bring a choice and a bound here."""
+    """HiGHS in another process: in a large program it looks at no clock and hears no Ctrl-C.
+    Meanwhile prices of memory bring a choice and a bound here."""
     from planner.solvers.bounds.messages import Incumbent, Rising, raise_bound
     from planner.solvers.dp import Outcome, claim
     from planner.solvers.neighbourhood import ground
     from planner.solvers.worker import Partner
 
     assert budget.time_limit_s is not None
-    model, clock = build(problem), Clock(np.inf, time.monotonic() + max(0.9 * budget.time_limit_s, budget.time_limit_s - 1.0))
-    partner = Partner(problem, "ilp", max(0.8 * budget.time_limit_s, budget.time_limit_s - 3.0), budget.seed)  # in time to tell, where it keeps to that
+    model, clock = (
+        build(problem),
+        Clock(np.inf, time.monotonic() + max(0.9 * budget.time_limit_s, budget.time_limit_s - 1.0)),
+    )
+    partner = Partner(
+        problem, "ilp", max(0.8 * budget.time_limit_s, budget.time_limit_s - 3.0), budget.seed
+    )  # in time to tell, where it keeps to that
     passes = ground.plain(model) if model.searchable else None
     best = Incumbent() if passes is None else passes.best
     rising = Rising(best, 0.5 * budget.time_limit_s)
@@ -97,14 +119,22 @@ def _apart(problem: Problem, budget: Budget, start: np.ndarray | None) -> Soluti
         clock.stopped = "interrupt"
     finally:
         partner.close()
-    return claim(problem, Outcome(best.x, best.bound, partner.infeasible and best.x is None), clock, "ilp")
+    return claim(
+        problem, Outcome(best.x, best.bound, partner.infeasible and best.x is None), clock, "ilp"
+    )
 
 
-def solve_reduced(problem: Problem, budget: Budget, start: tuple[int, ...] | np.ndarray | None = None) -> Solution:
+def solve_reduced(
+    problem: Problem, budget: Budget, start: tuple[int, ...] | np.ndarray | None = None
+) -> Solution:
     """`solve` without the reduction."""
     model = build(problem)
     deadline = None if budget.time_limit_s is None else time.monotonic() + budget.time_limit_s
-    known = np.asarray(start, np.int64) if start is not None and evaluate(problem, start).feasible else None
+    known = (
+        np.asarray(start, np.int64)
+        if start is not None and evaluate(problem, start).feasible
+        else None
+    )
     program = linearise(model)
     if program is None:
         return Solution((), "infeasible", None, "ilp")
@@ -129,12 +159,28 @@ def solve_reduced(problem: Problem, budget: Budget, start: tuple[int, ...] | np.
             break
     known = _better(problem, known, x)
     if known is None:
-        return Solution((), "none", bound if np.isfinite(bound) else None, "ilp", work, "time" if deadline is not None else "work")
+        return Solution(
+            (),
+            "none",
+            bound if np.isfinite(bound) else None,
+            "ilp",
+            work,
+            "time" if deadline is not None else "work",
+        )
     cost = evaluate(problem, known).cost
     optimal = cost - bound <= 1e-6 * max(1.0, abs(cost))
-    stop: Literal["", "time", "work"] = "" if optimal else ("time" if deadline is not None else "work")
+    stop: Literal["", "time", "work"] = (
+        "" if optimal else ("time" if deadline is not None else "work")
+    )
     status: Literal["optimal", "feasible"] = "optimal" if optimal else "feasible"
-    return Solution(tuple(known.tolist()), status, min(bound, float(cost)) if np.isfinite(bound) else None, "ilp", work, stop)
+    return Solution(
+        tuple(known.tolist()),
+        status,
+        min(bound, float(cost)) if np.isfinite(bound) else None,
+        "ilp",
+        work,
+        stop,
+    )
 
 
 def _first_rows(model: Model, known: np.ndarray | None, most: int = 200) -> set[int]:
@@ -148,7 +194,8 @@ def _first_rows(model: Model, known: np.ndarray | None, most: int = 200) -> set[
 
 
 def _add_rows(model: Model, rows: set[int], x: np.ndarray, most: int = 40) -> bool:
-    """Add the worst overloaded rows that the program does not hold yet, one per stretch of overload; False when there is none."""
+    """Add the worst overloaded rows that the program does not hold yet, one per stretch of
+    overload; False when there is none."""
     memory = model.memory
     assert memory is not None
     over = memory.load(x) - memory.limit
@@ -161,10 +208,13 @@ def _add_rows(model: Model, rows: set[int], x: np.ndarray, most: int = 40) -> bo
 
 
 def _infeasible_or(problem: Problem, known: np.ndarray | None, bound: float, work: int) -> Solution:
-    """HiGHS says infeasible. That is a proof for the program; a known choice can only contradict it through tolerances."""
+    """HiGHS says infeasible. That is a proof for the program; a known choice can only contradict it
+    through tolerances."""
     if known is None:
         return Solution((), "infeasible", None, "ilp", work)
-    return Solution(tuple(known.tolist()), "feasible", bound if np.isfinite(bound) else None, "ilp", work)
+    return Solution(
+        tuple(known.tolist()), "feasible", bound if np.isfinite(bound) else None, "ilp", work
+    )
 
 
 def _better(problem: Problem, a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:
@@ -197,7 +247,11 @@ def linearise(model: Model) -> Program | None:
     count, next_y = model.nodes, len(cost)
     for (u, v), table in model.pairs.items():
         at_u, at_v = int(model.offset[u]), int(model.offset[v])
-        finite = np.isfinite(table) & np.isfinite(model.node_cost(u))[:, None] & np.isfinite(model.node_cost(v))[None]
+        finite = (
+            np.isfinite(table)
+            & np.isfinite(model.node_cost(u))[:, None]
+            & np.isfinite(model.node_cost(v))[None]
+        )
         if not finite.any():
             return None
         part_u, part_v, rest = separate(table, finite)
@@ -216,22 +270,41 @@ def linearise(model: Model) -> Program | None:
         high.append(np.zeros(ku + kv))
         count, next_y = count + ku + kv, next_y + len(a)
     cost = np.where(np.isfinite(cost), cost, 0.0)
-    # what every choice pays goes to the constant: the program keeps differences only, where doubles are good
-    least = np.array([cost[a:b][upper[a:b] > 0].min(initial=np.inf) for a, b in zip(model.offset[:-1], model.offset[1:], strict=True)])
+    # what every choice pays goes to the constant: the program keeps differences only, where doubles
+    # are good
+    least = np.array(
+        [
+            cost[a:b][upper[a:b] > 0].min(initial=np.inf)
+            for a, b in zip(model.offset[:-1], model.offset[1:], strict=True)
+        ]
+    )
     if np.isinf(least).any():
         return None
     cost = np.where(upper > 0, cost - np.repeat(least, np.diff(model.offset)), 0.0)
     full = np.concatenate([cost, *y_cost])
-    scale = max(1.0, float(np.abs(full).max(initial=0)) / 1e6) if np.abs(full).max(initial=0) > 1e6 else 1.0
+    scale = (
+        max(1.0, float(np.abs(full).max(initial=0)) / 1e6)
+        if np.abs(full).max(initial=0) > 1e6
+        else 1.0
+    )
     upper = np.concatenate([upper, np.ones(next_y - len(cost))])
     return Program(
-        full / scale, len(cost), upper, np.concatenate(rows), np.concatenate(columns), np.concatenate(values),
-        np.concatenate(low), np.concatenate(high), float(least.sum()), scale,
-    )  # fmt: skip
+        full / scale,
+        len(cost),
+        upper,
+        np.concatenate(rows),
+        np.concatenate(columns),
+        np.concatenate(values),
+        np.concatenate(low),
+        np.concatenate(high),
+        float(least.sum()),
+        scale,
+    )
 
 
 def separate(table: np.ndarray, finite: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """table = part_u[:, None] + part_v[None] + rest with rest >= 0, on the finite entries; all integers stay integers."""
+    """table = part_u[:, None] + part_v[None] + rest with rest >= 0, on the finite entries; all
+    integers stay integers."""
     t = np.where(finite, table, np.inf)
     part_u = t.min(1)
     part_u = np.where(np.isfinite(part_u), part_u, 0.0)
@@ -241,8 +314,11 @@ def separate(table: np.ndarray, finite: np.ndarray) -> tuple[np.ndarray, np.ndar
     return part_u, part_v, np.where(finite, t - part_v[None], 0.0)
 
 
-def _memory_rows(model: Model, rows: list[int], first: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
-    """Triplets of the given memory rows, numbered from `first`, divided by the limit; and the right-hand side."""
+def _memory_rows(
+    model: Model, rows: list[int], first: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
+    """Triplets of the given memory rows, numbered from `first`, divided by the limit; and the
+    right-hand side."""
     memory = model.memory
     if memory is None or not rows:
         return np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0), 1.0
@@ -261,16 +337,24 @@ def _memory_rows(model: Model, rows: list[int], first: int) -> tuple[np.ndarray,
 
 
 def _highs(
-    model: Model, program: Program, rows: list[int], cuts: list[np.ndarray], time_s: float | None, budget: Budget
+    model: Model,
+    program: Program,
+    rows: list[int],
+    cuts: list[np.ndarray],
+    time_s: float | None,
+    budget: Budget,
 ) -> tuple[np.ndarray | None, float, bool, int]:
-    """Choice (or None), dual bound in program units, whether it is infeasible, and nodes of the search tree."""
+    """Choice (or None), dual bound in program units, whether it is infeasible, and nodes of the
+    search tree."""
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import csc_array
 
     base = len(program.low)
     more = _memory_rows(model, rows, base)
     count = base + len(rows)
-    row = np.concatenate([program.row, more[0], *(np.full(len(c), count + n) for n, c in enumerate(cuts))])
+    row = np.concatenate(
+        [program.row, more[0], *(np.full(len(c), count + n) for n, c in enumerate(cuts))]
+    )
     column = np.concatenate([program.column, more[1], *cuts])
     value = np.concatenate([program.value, more[2], *(np.ones(len(c)) for c in cuts)])
     matrix = csc_array((value, (row, column)), shape=(count + len(cuts), len(program.cost)))
@@ -284,14 +368,22 @@ def _highs(
     if budget.work is not None:
         options["node_limit"] = budget.work
     found = milp(
-        program.cost, integrality=kind, bounds=Bounds(0, program.upper), constraints=LinearConstraint(matrix, low, high), options=options
+        program.cost,
+        integrality=kind,
+        bounds=Bounds(0, program.upper),
+        constraints=LinearConstraint(matrix, low, high),
+        options=options,
     )
-    dual = -np.inf if getattr(found, "mip_dual_bound", None) is None else float(found.mip_dual_bound)
+    dual = (
+        -np.inf if getattr(found, "mip_dual_bound", None) is None else float(found.mip_dual_bound)
+    )
     work = int(getattr(found, "mip_node_count", None) or 0)
     if found.status == 2:
         return None, dual, True, work
     if found.x is None:
         return None, dual, False, work
     picks = found.x[: program.positions]
-    x = np.array([int(picks[a:b].argmax()) for a, b in zip(model.offset[:-1], model.offset[1:], strict=True)])
+    x = np.array(
+        [int(picks[a:b].argmax()) for a, b in zip(model.offset[:-1], model.offset[1:], strict=True)]
+    )
     return x, dual, False, work

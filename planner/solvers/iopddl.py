@@ -1,8 +1,10 @@
-"""The IOPDDL contest's JSON (ASPLOS/EuroSys 2025): read a problem, write a solution, and `plan solve`.
+"""The IOPDDL contest's JSON (ASPLOS/EuroSys 2025): read a problem, write a solution, and `plan
+solve`.
 
     {"problem": {"name": ..., "usage_limit": L,
-                 "nodes": {"intervals": [[lo, hi], ...], "costs": [[...], ...], "usages": [[...], ...]},
-                 "edges": {"nodes": [[u, v], ...], "costs": [[row-major, first endpoint slow], ...]}}}
+                 "nodes": {"intervals": [[lo, hi], ...], "costs": [[...], ...], "usages": [[...],
+                 ...]}, "edges": {"nodes": [[u, v], ...], "costs": [[row-major, first endpoint
+                 slow], ...]}}}
 
 A solution file is the contest's: one JSON array with a strategy index per node.
 """
@@ -39,7 +41,8 @@ def read_problem(path: str | Path) -> Problem:
     """Read a problem in the contest's JSON, gzipped or not.
 
     Raises:
-        PlanError: S001 the file cannot be read, S002 it is not such JSON, S003 its parts do not agree.
+        PlanError: S001 the file cannot be read, S002 it is not such JSON, S003 its parts do not
+        agree.
     """
     try:
         data = _read(path)
@@ -49,11 +52,15 @@ def read_problem(path: str | Path) -> Problem:
         loaded = json.loads(data)
     except (ValueError, RecursionError) as error:
         help = ["the IOPDDL contest's format is expected"]
-        raise PlanError("S002", f"{str(path)!r} is not JSON", detail=[str(error)], help=help) from error
+        raise PlanError(
+            "S002", f"{str(path)!r} is not JSON", detail=[str(error)], help=help
+        ) from error
     try:
         return problem_of(loaded)
     except _Malformed as error:
-        raise PlanError("S003", f"{str(path)!r} is not a valid problem", detail=[str(error)]) from error
+        raise PlanError(
+            "S003", f"{str(path)!r} is not a valid problem", detail=[str(error)]
+        ) from error
 
 
 class _Malformed(Exception):
@@ -61,9 +68,13 @@ class _Malformed(Exception):
 
 
 def problem_of(loaded: Any) -> Problem:
-    """The problem in loaded JSON. Self-edges go to the node's cost; equal tables are stored once."""
+    """The problem in loaded JSON. Self-edges go to the node's cost; equal tables are stored
+    once."""
     body = _field(loaded, "problem", dict, "the file")
-    nodes, edges = _field(body, "nodes", dict, "problem"), body.get("edges") or {"nodes": [], "costs": []}
+    nodes, edges = (
+        _field(body, "nodes", dict, "problem"),
+        body.get("edges") or {"nodes": [], "costs": []},
+    )
     raw_cost = _field(nodes, "costs", list, "problem.nodes")
     count = len(raw_cost)
     cost = [_numbers(c, f"costs of node {i}", -FORBIDDEN) for i, c in enumerate(raw_cost)]
@@ -80,16 +91,24 @@ def problem_of(loaded: Any) -> Problem:
     kept: list[tuple[int, int]] = []
     picked: list[int] = []
     for e, (pair, raw) in enumerate(zip(ends, raw_table, strict=True)):
-        if not (isinstance(pair, list) and len(pair) == 2 and all(type(i) is int and 0 <= i < count for i in pair)):
+        if not (
+            isinstance(pair, list)
+            and len(pair) == 2
+            and all(type(i) is int and 0 <= i < count for i in pair)
+        ):
             raise _Malformed(f"edge {e} must name two nodes from 0 to {count - 1}, not {pair!r}")
         u, v = pair
         table = _numbers(raw, f"costs of edge {e}", -FORBIDDEN)
         rows, columns = len(cost[u]), len(cost[v])
         if len(table) != rows * columns:
-            raise _Malformed(f"edge {e} ({u}, {v}) needs {rows} x {columns} costs, not {len(table)}")
+            raise _Malformed(
+                f"edge {e} ({u}, {v}) needs {rows} x {columns} costs, not {len(table)}"
+            )
         if u == v:
             own = np.diagonal(table.reshape(rows, rows))
-            cost[u] = np.where((cost[u] >= FORBIDDEN) | (own >= FORBIDDEN), FORBIDDEN, cost[u] + own)
+            cost[u] = np.where(
+                (cost[u] >= FORBIDDEN) | (own >= FORBIDDEN), FORBIDDEN, cost[u] + own
+            )
             continue
         key = (rows, table.tobytes())
         if key not in known:
@@ -101,20 +120,34 @@ def problem_of(loaded: Any) -> Problem:
     if limit is not None and (type(limit) is not int or not -HIGHEST < limit < HIGHEST):
         raise _Malformed(f"usage_limit must be an integer below 2^62, not {limit!r}")
     return Problem(
-        tuple(cost), np.array(kept, np.int64).reshape(-1, 2), np.array(picked, np.int64), tuple(tables),
-        live_node, live_span, live_usage, limit,
-    )  # fmt: skip
+        tuple(cost),
+        np.array(kept, np.int64).reshape(-1, 2),
+        np.array(picked, np.int64),
+        tuple(tables),
+        live_node,
+        live_span,
+        live_usage,
+        limit,
+    )
 
 
-def _intervals(nodes: dict[str, Any], sizes: list[int]) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, ...]]:
+def _intervals(
+    nodes: dict[str, Any], sizes: list[int]
+) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, ...]]:
     spans = nodes.get("intervals", [[0, 0]] * len(sizes))
     usages = nodes.get("usages", [[0] * s for s in sizes])
     for what, listed in (("intervals", spans), ("usages", usages)):
         if not isinstance(listed, list) or len(listed) != len(sizes):
-            raise _Malformed(f"problem.nodes.{what} must have one entry per node, {len(sizes)} of them")
+            raise _Malformed(
+                f"problem.nodes.{what} must have one entry per node, {len(sizes)} of them"
+            )
     live_node, live_span, live_usage = [], [], []
     for i, (span, raw) in enumerate(zip(spans, usages, strict=True)):
-        if not (isinstance(span, list) and len(span) == 2 and all(type(t) is int and abs(t) < HIGHEST for t in span)):
+        if not (
+            isinstance(span, list)
+            and len(span) == 2
+            and all(type(t) is int and abs(t) < HIGHEST for t in span)
+        ):
             raise _Malformed(f"interval of node {i} must be [start, end] in integers, not {span!r}")
         usage = _numbers(raw, f"usages of node {i}", 0)
         if len(usage) != sizes[i]:
@@ -123,17 +156,24 @@ def _intervals(nodes: dict[str, Any], sizes: list[int]) -> tuple[np.ndarray, np.
             live_node.append(i)
             live_span.append(span)
             live_usage.append(usage)
-    return np.array(live_node, np.int64), np.array(live_span, np.int64).reshape(-1, 2), tuple(live_usage)
+    return (
+        np.array(live_node, np.int64),
+        np.array(live_span, np.int64).reshape(-1, 2),
+        tuple(live_usage),
+    )
 
 
 def _field(where: Any, name: str, kind: type, place: str) -> Any:
     if not isinstance(where, dict) or not isinstance(where.get(name), kind):
-        raise _Malformed(f"{place} must hold {name!r}, a {'list' if kind is list else 'JSON object'}")
+        raise _Malformed(
+            f"{place} must hold {name!r}, a {'list' if kind is list else 'JSON object'}"
+        )
     return where[name]
 
 
 def _numbers(raw: Any, what: str, least: int) -> np.ndarray:
-    """A flat list of integers as int64; anything at or above FORBIDDEN becomes FORBIDDEN in costs only."""
+    """A flat list of integers as int64; anything at or above FORBIDDEN becomes FORBIDDEN in costs
+    only."""
     if not isinstance(raw, list):
         raise _Malformed(f"{what} must be a list of integers")
     try:
@@ -148,10 +188,13 @@ def _numbers(raw: Any, what: str, least: int) -> np.ndarray:
 
 
 def _read(path: str | Path) -> bytes:
-    """A file's content, unpacked where it is gzipped, of at most `MOST_BYTES`. Raises OSError, EOFError and zlib.error."""
+    """A file's content, unpacked where it is gzipped, of at most `MOST_BYTES`. Raises OSError,
+    EOFError and zlib.error."""
     data = read_bytes(path, MOST_BYTES)
     if data[:2] == b"\x1f\x8b":
-        with gzip.GzipFile(fileobj=io.BytesIO(data)) as packed:  # a few kilobytes may hold gigabytes of zeros
+        with gzip.GzipFile(
+            fileobj=io.BytesIO(data)
+        ) as packed:  # a few kilobytes may hold gigabytes of zeros
             data = packed.read(MOST_BYTES + 1)
         if len(data) > MOST_BYTES:
             raise OSError(errno.EFBIG, f"it holds more than {MOST_BYTES:,} bytes")
@@ -159,7 +202,8 @@ def _read(path: str | Path) -> bytes:
 
 
 def write_solution(choice: tuple[int, ...], path: str | Path) -> None:
-    """Write the choice as one JSON array, atomically: the file is complete or untouched. PlanError S001 when it cannot be written."""
+    """Write the choice as one JSON array, atomically: the file is complete or untouched. PlanError
+    S001 when it cannot be written."""
     target = Path(path)
     try:
         if exists(target) and (what := irregular(target.stat().st_mode)):
@@ -188,7 +232,11 @@ def read_solution(path: str | Path) -> tuple[int, ...]:
     except (ValueError, RecursionError) as error:
         raise PlanError("S002", f"{str(path)!r} is not JSON", detail=[str(error)]) from error
     if not isinstance(loaded, list) or not all(type(k) is int for k in loaded):
-        raise PlanError("S002", f"{str(path)!r} is not a solution", help=["one JSON array with a strategy index per node is expected"])
+        raise PlanError(
+            "S002",
+            f"{str(path)!r} is not a solution",
+            help=["one JSON array with a strategy index per node is expected"],
+        )
     return tuple(loaded)
 
 
@@ -228,7 +276,9 @@ class Solved:
             elif not v.feasible:
                 lines.append("FAILURE     the usage limit is exceeded")
         lines.append(f"bound       {bound}")
-        lines.append("gap         " + ("unknown" if self.gap is None else f"{100 * self.gap:.4f} %"))
+        lines.append(
+            "gap         " + ("unknown" if self.gap is None else f"{100 * self.gap:.4f} %")
+        )
         lines.append(f"time        {self.time_s:.1f} s")
         return "\n".join(lines)
 
@@ -241,9 +291,11 @@ def solve_file(
     seed: int = 0,
     out: TextIO | None = None,
 ) -> Solved:
-    """Solve a problem file, print cost, peak usage, bound and gap, and write the best choice; the time limit includes reading.
+    """Solve a problem file, print cost, peak usage, bound and gap, and write the best choice; the
+    time limit includes reading.
 
-    On time-out and on Ctrl-C the best choice so far counts. PlanError for a bad file, an unknown solver or a bad limit.
+    On time-out and on Ctrl-C the best choice so far counts. PlanError for a bad file, an unknown
+    solver or a bad limit.
     """
     from planner.solvers import SOLVERS, solve
     from planner.solvers.neighbourhood.ground import compiled
@@ -266,5 +318,9 @@ def solve_file(
     result = Solved(found, verdict, problem.usage_limit, time.monotonic() - began)
     print(result.text(), file=out or sys.stdout, flush=True)
     if solver == "auto" and found.status == "feasible" and not compiled():
-        print("note        the search ran in numpy; its compiled loops are three to ten times as fast: pip install 'meshwright[fast]'", file=sys.stderr)
+        print(
+            "note        the search ran in numpy; its compiled loops are three to ten times as"
+            " fast: pip install 'meshwright[fast]'",
+            file=sys.stderr,
+        )
     return result

@@ -1,15 +1,19 @@
-"""The solvers' own view of a `Problem`: parallel edges merged, memory written as rows, arrays laid out flat.
+"""The solvers' own view of a `Problem`: parallel edges merged, memory written as rows, arrays laid
+out flat.
 
     strategies of node i   flat positions offset[i] .. offset[i + 1] - 1
-    pair (u, v), u < v     one table, the exact sum of all parallel edges, with FORBIDDEN entries as +inf
+    pair (u, v), u < v     one table, the exact sum of all parallel edges, with FORBIDDEN entries as
+                           +inf
     memory row r           one maximal time point; only rows that can exceed the limit are kept
-    interval j             covers rows row_lo[j] .. row_hi[j] - 1; flat entries of its usage are `use_value`; those of a node are disjoint
+    interval j             covers rows row_lo[j] .. row_hi[j] - 1; flat entries of its usage are
+                           `use_value`; those of a node are disjoint
 
-A set of live intervals that is contained in another time point's set can never be the worse one, so only time points
-just before some interval ends (with a start since the last end) matter; the others are dropped (`maximal_times`).
+A set of live intervals that is contained in another time point's set can never be the worse one, so
+only time points just before some interval ends (with a start since the last end) matter; the others
+are dropped (`maximal_times`).
 
-Costs are float64: every sum of finite costs below 2**53 is exact. `Model.exact` says whether that holds; where it does not,
-`Model.as_int` gives the same arrays as int64 with `INF_INT` for +inf.
+Costs are float64: every sum of finite costs below 2**53 is exact. `Model.exact` says whether that
+holds; where it does not, `Model.as_int` gives the same arrays as int64 with `INF_INT` for +inf.
 """
 
 from __future__ import annotations
@@ -29,7 +33,8 @@ if TYPE_CHECKING:
 INF_INT = 1 << 60
 """+inf of the int64 arrays: two of them still add without overflow."""
 SEARCHABLE = 1e14
-"""The largest costs of all nodes and edges must add up below this: a forbidden entry stands as a number far above any choice."""
+"""The largest costs of all nodes and edges must add up below this: a forbidden entry stands as a
+number far above any choice."""
 
 
 @dataclass(frozen=True)
@@ -48,14 +53,18 @@ class Memory:
     def load(self, x: np.ndarray) -> np.ndarray:
         """Usage of every row under the choice x. [rows]"""
         picked = self.use_value[self.start[:-1] + x[self.node]]
-        steps = np.bincount(self.row_lo, picked, self.rows + 1) - np.bincount(self.row_hi, picked, self.rows + 1)
+        steps = np.bincount(self.row_lo, picked, self.rows + 1) - np.bincount(
+            self.row_hi, picked, self.rows + 1
+        )
         return steps.cumsum()[: self.rows]
 
     def priced(self, price: np.ndarray, positions: int) -> np.ndarray:
         """Cost of memory of every flat strategy position under a price per row. [positions]"""
         total = np.concatenate(([0.0], np.cumsum(price)))
         each = total[self.row_hi] - total[self.row_lo]
-        return np.bincount(self.use_at, self.use_value * np.repeat(each, np.diff(self.start)), positions)
+        return np.bincount(
+            self.use_at, self.use_value * np.repeat(each, np.diff(self.start)), positions
+        )
 
     def extreme(self, largest: bool) -> np.ndarray:
         """Sum over nodes of the smallest (or largest) usage, per row. [rows]"""
@@ -63,7 +72,9 @@ class Memory:
             return np.zeros(self.rows)
         pick = np.maximum if largest else np.minimum
         ends = pick.reduceat(self.use_value, self.start[:-1])
-        steps = np.bincount(self.row_lo, ends, self.rows + 1) - np.bincount(self.row_hi, ends, self.rows + 1)
+        steps = np.bincount(self.row_lo, ends, self.rows + 1) - np.bincount(
+            self.row_hi, ends, self.rows + 1
+        )
         return steps.cumsum()[: self.rows]
 
     def of_node(self, count: int) -> list[list[int]]:
@@ -80,7 +91,8 @@ class Memory:
 
 @dataclass(frozen=True)
 class Model:
-    """A problem in the form the solvers work on. `pairs[(u, v)]` has u < v and shape [strategies of u, strategies of v]."""
+    """A problem in the form the solvers work on. `pairs[(u, v)]` has u < v and shape [strategies of
+    u, strategies of v]."""
 
     offset: np.ndarray  # [nodes + 1]
     cost: np.ndarray  # [positions] float64, +inf when forbidden
@@ -111,10 +123,17 @@ class Model:
 
     @cached_property
     def searchable(self) -> bool:
-        """True when costs add up exactly, and to far less than what stands for a forbidden entry."""
+        """True when costs add up exactly, and to far less than what stands for a forbidden
+        entry."""
         cost = np.where(np.isfinite(self.cost), np.abs(self.cost), 0.0)
-        tables = sum(float(np.where(np.isfinite(t), np.abs(t), 0.0).max(initial=0.0)) for t in self.pairs.values())
-        return self.exact and float(np.maximum.reduceat(cost, self.offset[:-1]).sum()) + tables < SEARCHABLE
+        tables = sum(
+            float(np.where(np.isfinite(t), np.abs(t), 0.0).max(initial=0.0))
+            for t in self.pairs.values()
+        )
+        return (
+            self.exact
+            and float(np.maximum.reduceat(cost, self.offset[:-1]).sum()) + tables < SEARCHABLE
+        )
 
     @cached_property
     def changes(self) -> Changes:
@@ -140,9 +159,17 @@ def build(problem: Problem) -> Model:
     """The model of a problem; every array is new or read-only, the problem is not touched."""
     sizes = np.fromiter((len(c) for c in problem.cost), np.int64, len(problem.cost))
     offset = np.concatenate(([0], np.cumsum(sizes)))
-    raw = np.concatenate(problem.cost).astype(np.int64) if len(problem.cost) else np.zeros(0, np.int64)
+    raw = (
+        np.concatenate(problem.cost).astype(np.int64)
+        if len(problem.cost)
+        else np.zeros(0, np.int64)
+    )
     forbidden = raw >= FORBIDDEN
-    bound = float(np.maximum.reduceat(np.abs(np.where(forbidden, 0, raw)), offset[:-1]).sum()) if len(raw) else 0.0
+    bound = (
+        float(np.maximum.reduceat(np.abs(np.where(forbidden, 0, raw)), offset[:-1]).sum())
+        if len(raw)
+        else 0.0
+    )
     floats: dict[int, np.ndarray] = {}
     high: dict[int, float] = {}
     pairs: dict[tuple[int, int], np.ndarray] = {}
@@ -160,7 +187,9 @@ def build(problem: Problem) -> Model:
     memory = rows_of(problem, offset)
     if bound < 2.0**52:
         return Model(offset, cost, pairs, memory)
-    return Model(offset, cost, pairs, memory, False, np.where(forbidden, INF_INT, raw), _int_pairs(problem))
+    return Model(
+        offset, cost, pairs, memory, False, np.where(forbidden, INF_INT, raw), _int_pairs(problem)
+    )
 
 
 def _int_pairs(problem: Problem) -> dict[tuple[int, int], np.ndarray]:
@@ -173,8 +202,11 @@ def _int_pairs(problem: Problem) -> dict[tuple[int, int], np.ndarray]:
 
 
 def maximal_times(lo: np.ndarray, hi: np.ndarray) -> np.ndarray:
-    """Time points whose set of live intervals is contained in no other's, ascending. Intervals are half-open and not empty."""
-    starts, ends = (np.unique(x, return_counts=True)[0] for x in (lo, hi))  # numpy loads its masked arrays where counts are not asked for
+    """Time points whose set of live intervals is contained in no other's, ascending. Intervals are
+    half-open and not empty."""
+    starts, ends = (
+        np.unique(x, return_counts=True)[0] for x in (lo, hi)
+    )  # numpy loads its masked arrays where counts are not asked for
     following = np.append(starts[1:], np.iinfo(np.int64).max)
     ended = np.searchsorted(ends, following, "right") > np.searchsorted(ends, starts, "right")
     return starts[ended]
@@ -185,7 +217,9 @@ def rows_of(problem: Problem, offset: np.ndarray) -> Memory | None:
     if problem.usage_limit is None or not len(problem.live_node):
         return None
     lo, hi = problem.live_span[:, 0], problem.live_span[:, 1]
-    peak = np.fromiter((int(u.max(initial=0)) for u in problem.live_usage), np.int64, len(problem.live_usage))
+    peak = np.fromiter(
+        (int(u.max(initial=0)) for u in problem.live_usage), np.int64, len(problem.live_usage)
+    )
     real = np.flatnonzero((hi > lo) & (peak > 0))
     if not len(real):
         return None
@@ -202,7 +236,9 @@ def rows_of(problem: Problem, offset: np.ndarray) -> Memory | None:
     a, b = kept[a], kept[b]
     covers = np.flatnonzero(b > a)
     real, a, b = real[covers], a[covers], b[covers]
-    node, a, b, usage = disjoint(problem.live_node[real], a, b, [problem.live_usage[j] for j in real.tolist()])
+    node, a, b, usage = disjoint(
+        problem.live_node[real], a, b, [problem.live_usage[j] for j in real.tolist()]
+    )
     sizes = offset[node + 1] - offset[node]
     start = np.concatenate(([0], np.cumsum(sizes)))
     value = np.concatenate(usage).astype(np.float64)
@@ -213,7 +249,8 @@ def rows_of(problem: Problem, offset: np.ndarray) -> Memory | None:
 def disjoint(
     node: np.ndarray, lo: np.ndarray, hi: np.ndarray, usage: list[np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[np.ndarray]]:
-    """The same usage with each node's intervals made disjoint (overlaps add up), ordered by node, then by first row."""
+    """The same usage with each node's intervals made disjoint (overlaps add up), ordered by node,
+    then by first row."""
     by = np.lexsort((hi, lo, node))
     node, lo, hi = node[by], lo[by], hi[by]
     usage = [usage[j] for j in by.tolist()]
@@ -236,7 +273,8 @@ def disjoint(
 
 
 def restrict(model: Model, keep: list[np.ndarray]) -> Model:
-    """The model with only these strategies per node (ascending or not; the new index is the place in `keep`)."""
+    """The model with only these strategies per node (ascending or not; the new index is the place
+    in `keep`)."""
     sizes = np.fromiter((len(k) for k in keep), np.int64, len(keep))
     offset = np.concatenate(([0], np.cumsum(sizes)))
     flat = np.concatenate(keep)
@@ -251,4 +289,6 @@ def _restrict_memory(memory: Memory, flat: np.ndarray, offset: np.ndarray) -> Me
     start = np.concatenate(([0], np.cumsum(sizes)))
     at = np.arange(start[-1]) - np.repeat(start[:-1] - offset[memory.node], sizes)
     value = memory.use_value[flat[at] + np.repeat(memory.start[:-1], sizes)]
-    return Memory(memory.limit, memory.rows, memory.node, memory.row_lo, memory.row_hi, start, value, at)
+    return Memory(
+        memory.limit, memory.rows, memory.node, memory.row_lo, memory.row_hi, start, value, at
+    )

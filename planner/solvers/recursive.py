@@ -1,24 +1,30 @@
 """`recursive`: the double recursion, one mesh axis at a time, one node at a time.
 
-The outer recursion walks the mesh axes, the slowest link first. At one level every node holds a set of strategies that agree on
-the axes decided before. The inner recursion visits the nodes (heaviest first, then along the graph and against it), each choosing
-what this axis cuts:
+The outer recursion walks the mesh axes, the slowest link first. At one level every node holds a set
+of strategies that agree on the axes decided before. The inner recursion visits the nodes (heaviest
+first, then along the graph and against it), each choosing what this axis cuts:
 
-    score_i(k) = cost_i(k) + price . usage_i(k) + sum over neighbours j of  min over l open at j of [ table_ij(k, l) + lead_j(l) ]
+    score_i(k) = cost_i(k) + price . usage_i(k) + sum over neighbours j of  min over l open at j of
+        [ table_ij(k, l) + lead_j(l) ]
     lead_j(l)  = cost_j(l) - min over j's open strategies
 
-node i keeps the strategies that cut this axis as its best one does. Two or three sweeps revisit nodes whose neighbours changed,
-until a fixed point. Work: visits x axes, each of one vector-matrix minimum per edge: linear in nodes.
+node i keeps the strategies that cut this axis as its best one does. Two or three sweeps revisit
+nodes whose neighbours changed, until a fixed point. Work: visits x axes, each of one vector-matrix
+minimum per edge: linear in nodes.
 
-Each run leaves one whole choice. Two passes of sequential message passing over all strategies (`_reputation`, the tree-reweighted
-form) estimate what each strategy costs the whole problem. The strategies met, those of best reputation and the best single changes
-are each node's alphabet; `dp` on the alphabet mixes them exactly. When memory binds, all this is done under memory prices, up from
-none to one that fits; the alphabet then has strategies of best reputation on both sides of the limit, as the optimum has.
+Each run leaves one whole choice. Two passes of sequential message passing over all strategies
+(`_reputation`, the tree-reweighted form) estimate what each strategy costs the whole problem. The
+strategies met, those of best reputation and the best single changes are each node's alphabet; `dp`
+on the alphabet mixes them exactly. When memory binds, all this is done under memory prices, up from
+none to one that fits; the alphabet then has strategies of best reputation on both sides of the
+limit, as the optimum has.
 
-A problem of thousands of nodes without axes (the contest's) is reduced exactly first. Where an alphabet is too wide to mix exactly, the choices met are polished by one descent of
-neighbourhoods (`cutset`, in numpy) under memory prices of some passes of messages.
+A problem of thousands of nodes without axes (the contest's) is reduced exactly first. Where an
+alphabet is too wide to mix exactly, the choices met are polished by one descent of neighbourhoods
+(`cutset`, in numpy) under memory prices of some passes of messages.
 
-Based on the idea of the double recursive algorithm (Wang et al., Euro-Par 2021); costs, prices and the polish are ours.
+Based on the idea of the double recursive algorithm (Wang et al., Euro-Par 2021); costs, prices and
+the polish are ours.
 """
 
 from __future__ import annotations
@@ -53,7 +59,8 @@ HIGH = 1e17
 
 
 def solve(problem: Problem, budget: Budget, start: tuple[int, ...] | None = None) -> Solution:
-    """A good choice in near-linear time. No bound is claimed unless the exact polish had every strategy in its alphabet, or prices of memory gave one."""
+    """A good choice in near-linear time. No bound is claimed unless the exact polish had every
+    strategy in its alphabet, or prices of memory gave one."""
     if not len(problem.cost):
         return Solution((), "optimal", 0.0, "recursive")
     clock = clock_of(budget, DEFAULT_WORK)
@@ -63,11 +70,19 @@ def solve(problem: Problem, budget: Budget, start: tuple[int, ...] | None = None
     if reduction.problem is None:
         return Solution((), "infeasible", None, "recursive")
     known = None if start is None else reduction.restrict(start)
-    found = _solved(reduction.problem, budget, clock, None if known is None else tuple(known.tolist()))
-    return replace(found, choice=tuple(reduction.expand(found.choice).tolist())) if found.choice else found
+    found = _solved(
+        reduction.problem, budget, clock, None if known is None else tuple(known.tolist())
+    )
+    return (
+        replace(found, choice=tuple(reduction.expand(found.choice).tolist()))
+        if found.choice
+        else found
+    )
 
 
-def _solved(problem: Problem, budget: Budget, clock: Clock, start: tuple[int, ...] | None) -> Solution:
+def _solved(
+    problem: Problem, budget: Budget, clock: Clock, start: tuple[int, ...] | None
+) -> Solution:
     model = build(problem)
     levels = _levels(problem)
     heavy = _heaviest_first(problem, model)
@@ -83,7 +98,8 @@ def _solved(problem: Problem, budget: Budget, clock: Clock, start: tuple[int, ..
 
 
 def _levels(problem: Problem) -> list[list[np.ndarray]]:
-    """Per level and node the label of each strategy: what it cuts on that axis; last the strategies themselves."""
+    """Per level and node the label of each strategy: what it cuts on that axis; last the strategies
+    themselves."""
     whole = [np.arange(len(c)) for c in problem.cost]
     axes = problem.axis_choice[0].shape[1] if problem.axis_choice else 0
     return [[choice[:, a] for choice in problem.axis_choice] for a in range(axes)] + [whole]
@@ -97,13 +113,17 @@ def _heaviest_first(problem: Problem, model: Model) -> list[int]:
     return [int(i) for i in np.argsort(-np.asarray(weight, np.float64), kind="stable")]
 
 
-def _descend(model: Model, flat: np.ndarray, levels: list[list[np.ndarray]], order: list[int], clock: Clock) -> np.ndarray:
+def _descend(
+    model: Model, flat: np.ndarray, levels: list[list[np.ndarray]], order: list[int], clock: Clock
+) -> np.ndarray:
     """One run of the outer recursion under flat strategy costs. [nodes]"""
     offset = model.offset.tolist()
     cost = [flat[a:b] for a, b in pairwise(offset)]
     near = [list(d.items()) for d in model.adjacent]
     lead = [_lead(c) for c in cost]  # own cost over the open minimum, +inf where closed
-    told: list[dict[int, np.ndarray]] = [{} for _ in range(model.nodes)]  # told[i][j]: j's message to i, until j changes
+    told: list[dict[int, np.ndarray]] = [
+        {} for _ in range(model.nodes)
+    ]  # told[i][j]: j's message to i, until j changes
     for labels in levels:
         start = lead.copy()
         stale = [True] * model.nodes
@@ -141,11 +161,15 @@ def _lead(row: np.ndarray) -> np.ndarray:
 
 
 def _reputation(model: Model, flat: np.ndarray, clock: Clock, passes: int = 2) -> np.ndarray:
-    """Estimated cost of the whole problem given each strategy, up to a constant per node. Flat [positions]."""
+    """Estimated cost of the whole problem given each strategy, up to a constant per node. Flat
+    [positions]."""
     offset, n = model.offset.tolist(), model.nodes
     near = [list(d.items()) for d in model.adjacent]
     heard: list[dict[int, np.ndarray | float]] = [dict.fromkeys(d, 0.0) for d in model.adjacent]
-    share = [1.0 / max(1, sum(j < i for j in d), sum(j > i for j in d)) for i, d in enumerate(model.adjacent)]
+    share = [
+        1.0 / max(1, sum(j < i for j in d), sum(j > i for j in d))
+        for i, d in enumerate(model.adjacent)
+    ]
     flat = np.minimum(flat, HIGH)
     score = flat.copy()
     for turn in range(2 * passes):
@@ -164,9 +188,11 @@ def _reputation(model: Model, flat: np.ndarray, clock: Clock, passes: int = 2) -
 def _under_prices(
     model: Model, levels: list[list[np.ndarray]], order: list[int], free: np.ndarray, clock: Clock
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Choices under rising memory prices on the worst row, then between the last that overloads and the first that fits.
+    """Choices under rising memory prices on the worst row, then between the last that overloads and
+    the first that fits.
 
-    Also the flat costs under the last price that overloads (if only none) and the first that fits, where one does.
+    Also the flat costs under the last price that overloads (if only none) and the first that fits,
+    where one does.
     """
     memory = model.memory
     assert memory is not None
@@ -174,7 +200,11 @@ def _under_prices(
     price = np.zeros(memory.rows)
     over = float(memory.load(free)[row]) - memory.limit
     low, high = 0.0, None
-    rate = 0.1 * max(model.total(free) if np.isfinite(model.total(free)) else 1.0, 1.0) / max(over, 1.0)
+    rate = (
+        0.1
+        * max(model.total(free) if np.isfinite(model.total(free)) else 1.0, 1.0)
+        / max(over, 1.0)
+    )
     found: list[np.ndarray] = []
     below, above = model.cost, None
     for _ in range(5):
@@ -199,9 +229,11 @@ def _under_prices(
     return found, [below] if above is None else [below, above]
 
 
-def _mix(model: Model, met: list[np.ndarray], scores: list[np.ndarray], clock: Clock) -> Outcome | None:
-    """Exact solve on the alphabet of the choices met and of the best single changes around the best of them; None where that of many nodes is too wide.
-    scores: reputations, under each price."""
+def _mix(
+    model: Model, met: list[np.ndarray], scores: list[np.ndarray], clock: Clock
+) -> Outcome | None:
+    """Exact solve on the alphabet of the choices met and of the best single changes around the best
+    of them; None where that of many nodes is too wide. scores: reputations, under each price."""
     best: np.ndarray | None = None
     many = model.nodes > MANY and model.searchable
     rounds, extra, caps = (4, 4, (500, 10_000)) if model.nodes <= SMALL else (1, 2, (500,))
@@ -213,11 +245,15 @@ def _mix(model: Model, met: list[np.ndarray], scores: list[np.ndarray], clock: C
         tree = compile_tree(small) if many else None
         if many and tree is None:
             return None
-        found = solve_model(small, clock, None if best is None else _index(keep, best), caps, prove=False, tree=tree)
+        found = solve_model(
+            small, clock, None if best is None else _index(keep, best), caps, prove=False, tree=tree
+        )
         if found.choice is None:
             if whole:
                 return found
-            healed = next((h for h in (polish(model, x) for x in reversed(met)) if h is not None), None)
+            healed = next(
+                (h for h in (polish(model, x) for x in reversed(met)) if h is not None), None
+            )
             if healed is None:
                 return _least_memory(model, clock)
             met.append(healed)
@@ -244,7 +280,9 @@ def _polished(model: Model, met: list[np.ndarray], budget: Budget, clock: Clock)
         # With a time limit alone a descent has all of it: it ends by itself.
         clock.work += work
         in_time = clock.deadline is None or time.monotonic() < clock.deadline
-        enough = clock.work > clock.work_limit and (budget.work is not None or clock.deadline is None)
+        enough = clock.work > clock.work_limit and (
+            budget.work is not None or clock.deadline is None
+        )
         clock.stopped = "time" if not in_time else "work" if enough else ""
         return in_time and not enough
 
@@ -261,7 +299,8 @@ def _polished(model: Model, met: list[np.ndarray], budget: Budget, clock: Clock)
 
 
 def _least_memory(model: Model, clock: Clock) -> Outcome:
-    """Nothing on the alphabet fits: the exact solver on all strategies decides, within the clock."""
+    """Nothing on the alphabet fits: the exact solver on all strategies decides, within the
+    clock."""
     return solve_model(model, clock, None, (500,), prove=False)
 
 
@@ -269,8 +308,11 @@ def _index(keep: list[np.ndarray], x: np.ndarray) -> np.ndarray:
     return np.array([int(np.flatnonzero(k == c)[0]) for k, c in zip(keep, x, strict=True)])
 
 
-def _alphabet(model: Model, met: list[np.ndarray], around: np.ndarray, rated: list[np.ndarray], extra: int) -> list[np.ndarray]:
-    """Per node, ascending: the strategies met, and the `extra` best by each reputation and as single changes around one choice."""
+def _alphabet(
+    model: Model, met: list[np.ndarray], around: np.ndarray, rated: list[np.ndarray], extra: int
+) -> list[np.ndarray]:
+    """Per node, ascending: the strategies met, and the `extra` best by each reputation and as
+    single changes around one choice."""
     keep: list[np.ndarray] = []
     score = model.cost.copy()
     offset = model.offset
@@ -287,6 +329,8 @@ def _alphabet(model: Model, met: list[np.ndarray], around: np.ndarray, rated: li
             continue
         chosen.update(np.argpartition(own, extra)[:extra].tolist())
         for each in rated:
-            chosen.update(np.argpartition(each[offset[i] : offset[i + 1]], 2 * extra)[: 2 * extra].tolist())
+            chosen.update(
+                np.argpartition(each[offset[i] : offset[i + 1]], 2 * extra)[: 2 * extra].tolist()
+            )
         keep.append(np.array(sorted(chosen)))
     return keep

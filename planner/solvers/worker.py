@@ -1,8 +1,10 @@
 """The second process of `auto`: HiGHS, or another search; and the first process's end of the line.
 
-Run as `python -m planner.solvers.worker`. Messages are length-prefixed pickles between parent and child of the same program:
-to the child first (problem, kind, seconds, seed), then incumbents; to the parent incumbents (cost, x, bound, price), whether the
-problem was proven infeasible, and whether the choice is one that a run ended with. The child ignores Ctrl-C (the parent ends it) and ends when its input closes.
+Run as `python -m planner.solvers.worker`. Messages are length-prefixed pickles between parent and
+child of the same program: to the child first (problem, kind, seconds, seed), then incumbents; to
+the parent incumbents (cost, x, bound, price), whether the problem was proven infeasible, and
+whether the choice is one that a run ended with. The child ignores Ctrl-C (the parent ends it) and
+ends when its input closes.
 """
 
 from __future__ import annotations
@@ -81,7 +83,10 @@ class Partner:
     def __init__(self, problem: Problem, kind: str, time_s: float, seed: int) -> None:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "planner.solvers.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+            [sys.executable, "-m", "planner.solvers.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
         )
         assert self.process.stdin is not None and self.process.stdout is not None
         self.inbox = _Inbox(self.process.stdout)
@@ -142,7 +147,9 @@ def _serve_ilp(problem: Problem, time_s: float, sink: IO[bytes]) -> None:
     _put(sink, (cost, x, bound, np.zeros(0), found.status == "infeasible", False))
 
 
-def _serve_search(problem: Problem, time_s: float, seed: int, sink: IO[bytes], inbox: _Inbox) -> None:
+def _serve_search(
+    problem: Problem, time_s: float, seed: int, sink: IO[bytes], inbox: _Inbox
+) -> None:
     from planner.solvers.model import build
     from planner.solvers.neighbourhood import ground, rounds
 
@@ -176,12 +183,19 @@ def _serve_search(problem: Problem, time_s: float, seed: int, sink: IO[bytes], i
     raise_bound(state, go_on, patience=8)
     inbox.merge(best)
     tell()
+
     def ended(x: np.ndarray) -> None:
         _put(sink, (state.model.total(x), x, -np.inf, np.zeros(0), False, True))
         inbox.merge(best)
 
     if best.x is not None:
-        rounds.rounds(state, 1, lambda _: (time.monotonic() - began) / time_s, rounds.Others(sync, ended, lambda: None), seed)
+        rounds.rounds(
+            state,
+            1,
+            lambda _: (time.monotonic() - began) / time_s,
+            rounds.Others(sync, ended, lambda: None),
+            seed,
+        )
     tell()
 
 

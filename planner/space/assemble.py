@@ -1,14 +1,20 @@
 """From a space and a choice of techniques to the one problem every solver sees.
 
-    cost[option]  = times * (microbatches * (forward + backward + recomputed forward + reduction and sums each microbatch) + reduction once)   in picoseconds
-    usage[option] = state bytes + kept activations                                                                                     in bytes
-Everything that is kept is alive at the end of the last forward pass, so one live interval holds it all; what only lives inside one operator is
-reserved apart (planner.pricing.peak_memory). Under recompute a repeated block keeps only what is handed from block to block, and one block's activations at a time; with results
-of collectives kept, those that no layout avoids (planner.analysis.saved_collectives).
+    cost[option]  = times * (microbatches * (forward + backward + recomputed forward + reduction and
+                  sums each microbatch) + reduction once)   in picoseconds
+    usage[option] = state bytes + kept activations
+        in bytes
+Everything that is kept is alive at the end of the last forward pass, so one live interval holds it
+all; what only lives inside one operator is reserved apart (planner.pricing.peak_memory). Under
+recompute a repeated block keeps only what is handed from block to block, and one block's
+activations at a time; with results of collectives kept, those that no layout avoids
+(planner.analysis.saved_collectives).
 
-With pipeline stages (planner.execution.pipeline) a device runs and holds its part of the blocks, everything runs as often as there are ticks, and activations are kept of all
-microbatches that wait. What stages hand to each other is left to the price of the whole plan; so is, of unequal stages (planner.execution.uneven_pipeline), where the graph is cut and
-what runs again: here each takes an equal part of everything, which none of the longest can be below.
+With pipeline stages (planner.execution.pipeline) a device runs and holds its part of the blocks,
+everything runs as often as there are ticks, and activations are kept of all microbatches that wait.
+What stages hand to each other is left to the price of the whole plan; so is, of unequal stages
+(planner.execution.uneven_pipeline), where the graph is cut and what runs again: here each takes an
+equal part of everything, which none of the longest can be below.
 """
 
 from __future__ import annotations
@@ -29,13 +35,16 @@ from planner.space.option_arrays import Weights, costs_of
 
 PICO = 1e12
 MOST_SLOWDOWN = 2.0
-"""Ticks per microbatch of the shortest pipelines that are searched: at least stages - 1 microbatches."""
+"""Ticks per microbatch of the shortest pipelines that are searched: at least stages - 1
+microbatches."""
 
 
 @dataclass(frozen=True)
 class Techniques:
-    """Structural choices around one solve. recompute: none | block | block-keep (collective results kept). schedule, virtual: of pipeline stages, where the
-    space's mesh has some. microbatches: 0 stands for as many as would hide the bubble, in bounds."""
+    """Structural choices around one solve. recompute: none | block | block-keep (collective results
+    kept). schedule, virtual: of pipeline stages, where the space's mesh has some. microbatches: 0
+    stands for as many as would hide the bubble, in bounds.
+    """
 
     zero: int = 0
     recompute: str = "none"
@@ -49,14 +58,25 @@ class Techniques:
         return cls(plan.zero, plan.recompute, plan.microbatches, plan.schedule, plan.virtual)
 
 
-def assemble(space: Space, techniques: Techniques, limit_bytes: float | None, *, uncut: bool = False, unit_s: float = 1 / PICO, moments: bool = False) -> Problem:
-    """The problem in integers: `unit_s` (picoseconds) and bytes; impossible conversions are FORBIDDEN.
+def assemble(
+    space: Space,
+    techniques: Techniques,
+    limit_bytes: float | None,
+    *,
+    uncut: bool = False,
+    unit_s: float = 1 / PICO,
+    moments: bool = False,
+) -> Problem:
+    """The problem in integers: `unit_s` (picoseconds) and bytes; impossible conversions are
+    FORBIDDEN.
 
-    uncut: the space is that of the whole batch, or of larger microbatches (`Space.parts` of them, a divisor of their number). A microbatch takes at least its
-    share of a larger one's time and of the activations kept (kernels and collectives lose efficiency as they shrink, padding grows), so this problem's
-    optimum is a lower bound of the real one's.
-    moments: the limit is of every operator's working set beside what is kept, each at a time of its own, not of what is kept alone (where `has_moments`).
-    Under recompute=block-keep nodes are charged as if sums were all that is kept, as the problem knows no bytes of other results: plans that keep some are priced below
+    uncut: the space is that of the whole batch, or of larger microbatches (`Space.parts` of them, a
+    divisor of their number). A microbatch takes at least its share of a larger one's time and of
+    the activations kept (kernels and collectives lose efficiency as they shrink, padding grows), so
+    this problem's optimum is a lower bound of the real one's. moments: the limit is of every
+    operator's working set beside what is kept, each at a time of its own, not of what is kept alone
+    (where `has_moments`). Under recompute=block-keep nodes are charged as if sums were all that is
+    kept, as the problem knows no bytes of other results: plans that keep some are priced below
     their cost here, and bounded in planner.search.saved_collective_bounds.
     """
     ends = costs_of(space).first[1:]
@@ -71,19 +91,37 @@ def assemble(space: Space, techniques: Techniques, limit_bytes: float | None, *,
         key = (id(link.forward_s), id(link.backward_s), link.count, twice, part)
         if key not in index:
             index[key] = len(tables)
-            tables.append(_whole(part * share * link.count / unit_s * (link.forward_s * (2 if twice else 1) + link.backward_s)))
+            tables.append(
+                _whole(
+                    part
+                    * share
+                    * link.count
+                    / unit_s
+                    * (link.forward_s * (2 if twice else 1) + link.backward_s)
+                )
+            )
         edges.append((link.a, link.b))
         table_of.append(index[key])
     n = len(cost)
     working = _working(space, techniques) if moments else []
-    spans = [*[(0, max((at + 1 for at, _, _ in working), default=1))] * n, *((at, at + 1) for at, _, _ in working)]
+    spans = [
+        *[(0, max((at + 1 for at, _, _ in working), default=1))] * n,
+        *((at, at + 1) for at, _, _ in working),
+    ]
     return Problem(
-        cost=tuple(cost), edges=np.array(edges, np.int64).reshape(-1, 2), edge_table=np.array(table_of, np.int64), tables=tuple(tables),
-        live_node=np.array([*range(n), *(k for _, k, _ in working)]), live_span=np.array(spans, np.int64).reshape(-1, 2),
+        cost=tuple(cost),
+        edges=np.array(edges, np.int64).reshape(-1, 2),
+        edge_table=np.array(table_of, np.int64),
+        tables=tuple(tables),
+        live_node=np.array([*range(n), *(k for _, k, _ in working)]),
+        live_span=np.array(spans, np.int64).reshape(-1, 2),
         live_usage=(*usage, *(np.rint(each).astype(np.int64) for _, _, each in working)),
-        usage_limit=None if limit_bytes is None else int(limit_bytes), names=tuple(v.name for v in space.variables),
-        axis_choice=axis_choices(space), axis_size=tuple(space.pricer.sizes.values()), weight=np.array([v.flops for v in space.variables]),
-    )  # fmt: skip
+        usage_limit=None if limit_bytes is None else int(limit_bytes),
+        names=tuple(v.name for v in space.variables),
+        axis_choice=axis_choices(space),
+        axis_size=tuple(space.pricer.sizes.values()),
+        weight=np.array([v.flops for v in space.variables]),
+    )
 
 
 def has_moments(space: Space) -> bool:
@@ -92,12 +130,20 @@ def has_moments(space: Space) -> bool:
 
 
 def _working(space: Space, techniques: Techniques) -> list[tuple[int, int, np.ndarray]]:
-    """(time, variable, bytes of each option) of what lives only for a while: an operator's working set, one after the other, as far as it may be the largest; after
-    the repeated blocks with all that operators there keep, where there are no gradients yet to come that count less (`usage_of`)."""
+    """(time, variable, bytes of each option) of what lives only for a while: an operator's working
+    set, one after the other, as far as it may be the largest; after the repeated blocks with all
+    that operators there keep, where there are no gradients yet to come that count less
+    (`usage_of`).
+    """
     flat, found = costs_of(space), list[tuple[int, int, np.ndarray]]()
-    work, tail = (np.split(each, flat.first[1:]) for each in (flat.work[_bare(space, techniques)], flat.tail))
+    work, tail = (
+        np.split(each, flat.first[1:]) for each in (flat.work[_bare(space, techniques)], flat.tail)
+    )
     late = flat.after[flat.first]
-    least = max((float(each.min()) for each, after in zip(work, late, strict=True) if not after), default=0.0)
+    least = max(
+        (float(each.min()) for each, after in zip(work, late, strict=True) if not after),
+        default=0.0,
+    )
     for k, each in enumerate(work):
         if not late[k] and each.max() >= max(least, 1):
             found.append((len(found), k, each))
@@ -110,7 +156,8 @@ def _working(space: Space, techniques: Techniques) -> list[tuple[int, int, np.nd
 
 
 def least_usage(space: Space, techniques: Techniques, uncut: bool = False) -> float:
-    """Bytes that every plan of the space needs at least: each decision at its smallest, and what only lives for a while likewise.
+    """Bytes that every plan of the space needs at least: each decision at its smallest, and what
+    only lives for a while likewise.
 
     uncut: as in `assemble`.
     """
@@ -118,11 +165,14 @@ def least_usage(space: Space, techniques: Techniques, uncut: bool = False) -> fl
     bytes_ = bytes_of(space, techniques, uncut)
     if uncut and uncut_up_to(space) < techniques.microbatches:
         bytes_ = np.where(flat.pieces * space.parts < techniques.microbatches, np.inf, bytes_)
-    return least_working(space, techniques, uncut) + float(np.minimum.reduceat(bytes_, flat.first).sum())
+    return least_working(space, techniques, uncut) + float(
+        np.minimum.reduceat(bytes_, flat.first).sum()
+    )
 
 
 def least_working(space: Space, techniques: Techniques, uncut: bool = False) -> float:
-    """Bytes that no plan can use for what it keeps: what only lives for a while takes at least as much."""
+    """Bytes that no plan can use for what it keeps: what only lives for a while takes at least as
+    much."""
     flat, pieces = costs_of(space), techniques.microbatches / space.parts if uncut else 1.0
     if unequal(space):
         return 0.0
@@ -136,48 +186,77 @@ def uncut_up_to(space: Space) -> float:
 
 
 def seconds_of(space: Space, techniques: Techniques, uncut: bool = False) -> np.ndarray:
-    """Seconds of every option of every variable in a row, as in `assemble`; +inf where the batch does not divide that far. [options]"""
+    """Seconds of every option of every variable in a row, as in `assemble`; +inf where the batch
+    does not divide that far. [options]"""
     flat, micro = costs_of(space), techniques.microbatches
     each = flat.once
     if techniques.recompute != "none" and not unequal(space):
-        each = each + flat.again_keep_s if techniques.recompute == "block-keep" else each + flat.again_s
+        each = (
+            each + flat.again_keep_s
+            if techniques.recompute == "block-keep"
+            else each + flat.again_s
+        )
     dealt, least = _dealt(space, techniques), max(micro, space.parts if uncut else 1)
     weights = flat.each[techniques.zero] + (flat.sums[techniques.zero] if least > 1 else 0.0)
     seconds: np.ndarray = flat.count * ((space.parts if uncut else least) * each + least * weights)
     if dealt is not None:
         seconds = seconds * dealt.ratio
-    seconds = (seconds + flat.count * flat.reduce[techniques.zero]) * (dealt.share if dealt is not None else 1.0)
-    return np.where(flat.pieces * space.parts < micro, np.inf, seconds) if uncut and uncut_up_to(space) < micro else seconds
+    seconds = (seconds + flat.count * flat.reduce[techniques.zero]) * (
+        dealt.share if dealt is not None else 1.0
+    )
+    return (
+        np.where(flat.pieces * space.parts < micro, np.inf, seconds)
+        if uncut and uncut_up_to(space) < micro
+        else seconds
+    )
 
 
 def bytes_of(space: Space, techniques: Techniques, uncut: bool = False) -> np.ndarray:
-    """Bytes of state and kept activations of every option of every variable in a row, as in `assemble`. [options]"""
+    """Bytes of state and kept activations of every option of every variable in a row, as in
+    `assemble`. [options]"""
     flat, dealt = costs_of(space), _dealt(space, techniques)
     again = techniques.recompute != "none" and not unequal(space)
-    kept = flat.again + flat.collected if again and techniques.recompute == "block-keep" else flat.again if again else flat.kept
-    state = flat.state[techniques.zero] + flat.held[techniques.zero] if techniques.microbatches > 1 else flat.state[techniques.zero]
+    kept = (
+        flat.again + flat.collected
+        if again and techniques.recompute == "block-keep"
+        else flat.again
+        if again
+        else flat.kept
+    )
+    state = (
+        flat.state[techniques.zero] + flat.held[techniques.zero]
+        if techniques.microbatches > 1
+        else flat.state[techniques.zero]
+    )
     if dealt is not None:
         inner = flat.inner if again else 0.0
-        kept, state = dealt.kept * dealt.share * (kept - inner) + inner, dealt.share * (state + dealt.copies * flat.late)
+        kept, state = (
+            dealt.kept * dealt.share * (kept - inner) + inner,
+            dealt.share * (state + dealt.copies * flat.late),
+        )
     bytes_: np.ndarray = state + (kept * space.parts / techniques.microbatches if uncut else kept)
     return bytes_
 
 
 @dataclass(frozen=True)
 class _Dealt:
-    """Pipeline stages. share: what part of a variable's nodes a device holds; ratio: how often it runs them, per microbatch; links: both, per link."""
+    """Pipeline stages. share: what part of a variable's nodes a device holds; ratio: how often it
+    runs them, per microbatch; links: both, per link."""
 
     share: np.ndarray  # [options]
     ratio: np.ndarray  # [options]
     links: np.ndarray  # [links]
     kept: np.ndarray  # [options] microbatches whose activations are kept
-    copies: np.ndarray  # [options] of the block's weights, as long as their gradients, what part is there twice
+    copies: (
+        np.ndarray
+    )  # [options] of the block's weights, as long as their gradients, what part is there twice
     places: _Places
 
 
 @dataclass(frozen=True)
 class _Places:
-    """Where variables and links are in the pipelines of a space, of any number of microbatches. One node stands for all that are dealt out alike."""
+    """Where variables and links are in the pipelines of a space, of any number of microbatches. One
+    node stands for all that are dealt out alike."""
 
     nodes: list[int]
     of: np.ndarray  # [options] which of the nodes
@@ -191,47 +270,79 @@ def pipeline_in(space: Space, techniques: Techniques) -> Pipeline | None:
     if (stages := space.pricer.mesh.stages) < 2 or space.base.dealt is None:
         return None
     run, ending, twice = space.base.dealt
-    return Pipeline(*run, stages, techniques.microbatches, techniques.schedule, ending, twice, techniques.virtual)
+    return Pipeline(
+        *run,
+        stages,
+        techniques.microbatches,
+        techniques.schedule,
+        ending,
+        twice,
+        techniques.virtual,
+    )
 
 
 def unequal(space: Space) -> bool:
-    """Whether plans of the space have unequal pipeline stages (planner.execution.uneven_pipeline)."""
+    """Whether plans of the space have unequal pipeline stages
+    (planner.execution.uneven_pipeline)."""
     return space.pricer.mesh.stages > 1 and space.base.dealt is None
 
 
 def dealt_parts(space: Space, techniques: Techniques) -> tuple[np.ndarray, np.ndarray]:
-    """Per variable what part of its nodes a device runs in a microbatch, bubble included, and what part of what they keep for one it has at once (without `uncut`)."""
+    """Per variable what part of its nodes a device runs in a microbatch, bubble included, and what
+    part of what they keep for one it has at once (without `uncut`)."""
     dealt, at = _dealt(space, techniques), costs_of(space).first
-    return ((dealt.share * dealt.ratio)[at], (dealt.share * dealt.kept)[at]) if dealt is not None else (np.ones(len(at)), np.ones(len(at)))
+    return (
+        ((dealt.share * dealt.ratio)[at], (dealt.share * dealt.kept)[at])
+        if dealt is not None
+        else (np.ones(len(at)), np.ones(len(at)))
+    )
 
 
 def ticking(space: Space, techniques: Techniques) -> np.ndarray:
-    """Seconds of what a pipeline stage runs in every tick, over all microbatches and without recomputation (space: as for `uncut`). [options]"""
+    """Seconds of what a pipeline stage runs in every tick, over all microbatches and without
+    recomputation (space: as for `uncut`). [options]"""
     flat, dealt = costs_of(space), _dealt(space, techniques)
-    return space.parts * flat.count * flat.once * (dealt.share * ~dealt.places.late if dealt is not None else 0.0)
+    return (
+        space.parts
+        * flat.count
+        * flat.once
+        * (dealt.share * ~dealt.places.late if dealt is not None else 0.0)
+    )
 
 
 def link_scale(space: Space, techniques: Techniques, *, ends: bool = True) -> list[float]:
-    """Per link, what part of its conversions a device runs, times how often it does per microbatch; 1 without pipeline stages.
+    """Per link, what part of its conversions a device runs, times how often it does per microbatch;
+    1 without pipeline stages.
 
-    For any number of microbatches (0) what it is at least, as a part of the ticks. ends: what follows the blocks is counted.
+    For any number of microbatches (0) what it is at least, as a part of the ticks. ends: what
+    follows the blocks is counted.
     """
     dealt = _dealt(space, techniques)
     if dealt is None:
         return [1.0] * len(space.links)
-    found: list[float] = (dealt.links if ends else np.where(dealt.places.late_links, 0.0, dealt.links)).tolist()
+    found: list[float] = (
+        dealt.links if ends else np.where(dealt.places.late_links, 0.0, dealt.links)
+    ).tolist()
     return found
 
 
 def slowdown(space: Space, techniques: Techniques) -> float:
-    """How often a stage runs each of its blocks per microbatch, no more often than anything but what follows them; 1 without a pipeline."""
+    """How often a stage runs each of its blocks per microbatch, no more often than anything but
+    what follows them; 1 without a pipeline."""
     stages, micro = space.pricer.mesh.stages, techniques.microbatches
     if stages < 2 or not micro:
         return 1.0
     key = "slowdown", micro, techniques.schedule, techniques.virtual
     if key not in space.memo:
-        pipeline, passing = pipeline_in(space, techniques), Passing(stages, micro, techniques.schedule, techniques.virtual)
-        space.memo[key] = float(pipeline.turns(pipeline.first) / micro) if pipeline is not None else passing.ticks / (micro * techniques.virtual)
+        pipeline, passing = (
+            pipeline_in(space, techniques),
+            Passing(stages, micro, techniques.schedule, techniques.virtual),
+        )
+        space.memo[key] = (
+            float(pipeline.turns(pipeline.first) / micro)
+            if pipeline is not None
+            else passing.ticks / (micro * techniques.virtual)
+        )
     return float(space.memo[key])
 
 
@@ -246,11 +357,19 @@ def _dealt(space: Space, techniques: Techniques) -> _Dealt | None:
         assert pipeline is not None
         micro, places = techniques.microbatches, _places(space, pipeline)
         ratio = [float(pipeline.turns(i) / micro) if micro else 1.0 for i in places.nodes]
-        turns = [float(pipeline.turns(i) / micro) if micro else least for i, least in ((-1, 1.0), (pipeline.first, 1.0), (pipeline.end, 1 / MOST_SLOWDOWN))]
-        links = np.where(places.inside_links, float(pipeline.blocks_share), 1.0) * np.array(turns)[np.where(places.late_links, 2, places.inside_links)]
+        turns = [
+            float(pipeline.turns(i) / micro) if micro else least
+            for i, least in ((-1, 1.0), (pipeline.first, 1.0), (pipeline.end, 1 / MOST_SLOWDOWN))
+        ]
+        links = (
+            np.where(places.inside_links, float(pipeline.blocks_share), 1.0)
+            * np.array(turns)[np.where(places.late_links, 2, places.inside_links)]
+        )
         copies = [float(pipeline.copies) if i in pipeline.nodes else 0.0 for i in places.nodes]
         share, kept = ([float(f(i)) for i in places.nodes] for f in (pipeline.share, pipeline.kept))
-        share_of, ratio_of, kept_of, copies_of = np.array([share, ratio, kept, copies])[:, places.of]
+        share_of, ratio_of, kept_of, copies_of = np.array([share, ratio, kept, copies])[
+            :, places.of
+        ]
         space.memo[key] = _Dealt(share_of, ratio_of, links, kept_of, copies_of, places)
     found: _Dealt = space.memo[key]
     return found
@@ -260,39 +379,76 @@ def _in_parts(space: Space, techniques: Techniques) -> _Dealt:
     """Unequal stages as if each took an equal part of every variable and link."""
     options, links = sum(len(v.kept_bytes) for v in space.variables), len(space.links)
     share, ratio = 1 / space.pricer.mesh.stages, slowdown(space, techniques)
-    nowhere = _Places([], np.zeros(options, np.int64), np.zeros(options, bool), np.zeros(links, bool), np.zeros(links, bool))
-    return _Dealt(np.full(options, share), np.full(options, ratio), np.full(links, share * ratio), np.ones(options), np.zeros(options), nowhere)
+    nowhere = _Places(
+        [],
+        np.zeros(options, np.int64),
+        np.zeros(options, bool),
+        np.zeros(links, bool),
+        np.zeros(links, bool),
+    )
+    return _Dealt(
+        np.full(options, share),
+        np.full(options, ratio),
+        np.full(links, share * ratio),
+        np.ones(options),
+        np.zeros(options),
+        nowhere,
+    )
 
 
 def _places(space: Space, pipeline: Pipeline) -> _Places:
     if "places" not in space.memo:
         where = [_place(space, v, pipeline) for v in space.variables]
-        blocks, late = np.array([i in pipeline.nodes for i in where]), np.array([pipeline.late(i) for i in where])
-        alike = [(inside, after, i in pipeline.twice) for i, inside, after in zip(where, blocks.tolist(), late.tolist(), strict=True)]
+        blocks, late = (
+            np.array([i in pipeline.nodes for i in where]),
+            np.array([pipeline.late(i) for i in where]),
+        )
+        alike = [
+            (inside, after, i in pipeline.twice)
+            for i, inside, after in zip(where, blocks.tolist(), late.tolist(), strict=True)
+        ]
         kinds = list(dict.fromkeys(alike))
         sizes = [len(v.kept_bytes) for v in space.variables]
         a, b = np.array([(link.a, link.b) for link in space.links], np.int64).reshape(-1, 2).T
-        space.memo["places"] = _Places([where[alike.index(k)] for k in kinds], np.repeat([kinds.index(k) for k in alike], sizes), np.repeat(late, sizes),
-                                       blocks[a] & blocks[b], late[a] | late[b])  # fmt: skip
+        space.memo["places"] = _Places(
+            [where[alike.index(k)] for k in kinds],
+            np.repeat([kinds.index(k) for k in alike], sizes),
+            np.repeat(late, sizes),
+            blocks[a] & blocks[b],
+            late[a] | late[b],
+        )
     found: _Places = space.memo["places"]
     return found
 
 
 def _place(space: Space, v: Variable, pipeline: Pipeline) -> int:
-    """A node that a variable goes with: its own, or for a layout the maker's where its readers are in the blocks, else the first after or before them."""
+    """A node that a variable goes with: its own, or for a layout the maker's where its readers are
+    in the blocks, else the first after or before them."""
     if v.kind == "op":
         return v.node
     graph = space.base.graph
     made, readers = graph.producer.get(v.name, -1), [i for i, _ in graph.consumers[v.name]]
     blocks = [i for i in (made, *readers) if i in pipeline.nodes]
-    if blocks and (v.count > 1 or (made == blocks[0] != blocks[-1]) or (v.kind == "weight" and len({(i - pipeline.first) // pipeline.period for i in readers}) == 1)):
+    if blocks and (
+        v.count > 1
+        or (made == blocks[0] != blocks[-1])
+        or (
+            v.kind == "weight"
+            and len({(i - pipeline.first) // pipeline.period for i in readers}) == 1
+        )
+    ):
         return blocks[0]
-    return pipeline.end if (made >= 0 and pipeline.late(made)) or all(pipeline.late(i) for i in readers) else -1
+    return (
+        pipeline.end
+        if (made >= 0 and pipeline.late(made)) or all(pipeline.late(i) for i in readers)
+        else -1
+    )
 
 
 def replayed(space: Space, techniques: Techniques) -> list[bool]:
-    """Whether each link's conversion runs again in the backward pass: inside repeated blocks when their collectives are replayed, and only of what
-    the backward pass reads, directly or on the way."""
+    """Whether each link's conversion runs again in the backward pass: inside repeated blocks when
+    their collectives are replayed, and only of what the backward pass reads, directly or on the
+    way."""
     if techniques.recompute != "block" or unequal(space):
         return [False] * len(space.links)
     base, graph = space.base, space.base.graph
@@ -302,42 +458,82 @@ def replayed(space: Space, techniques: Techniques) -> list[bool]:
         if not {a.kind, b.kind} <= {"op"} or not {a.node, b.node} <= inside:
             return False
         slots = reads(graph.nodes[b.node], base.grad).slots
-        made = {slot: graph.producer.get(name, -1) for slot, name in enumerate(graph.nodes[b.node].inputs)}
-        return any((b.node in base.replayed or slot in slots) and i >= 0 and base.shared[i] == a.node for slot, i in made.items())
+        made = {
+            slot: graph.producer.get(name, -1)
+            for slot, name in enumerate(graph.nodes[b.node].inputs)
+        }
+        return any(
+            (b.node in base.replayed or slot in slots) and i >= 0 and base.shared[i] == a.node
+            for slot, i in made.items()
+        )
 
     return [wanted(space.variables[link.a], space.variables[link.b]) for link in space.links]
 
 
 def _bare(space: Space, techniques: Techniques) -> bool:
-    """Whether working sets are without weights: what is gathered of a block is counted with its state (planner.pricing.gradient_sync)."""
+    """Whether working sets are without weights: what is gathered of a block is counted with its
+    state (planner.pricing.gradient_sync)."""
     return techniques.zero == 3 and not space.base.written_out
 
 
-def _walked(space: Space, techniques: Techniques, choice: np.ndarray, pieces: float, weights: Weights) -> float:
+def _walked(
+    space: Space, techniques: Techniques, choice: np.ndarray, pieces: float, weights: Weights
+) -> float:
     """Bytes at the peak of a program without a loop, above the activations that are kept."""
     ops = [k for k, v in enumerate(space.variables) if v.kind == "op"]
     rows = np.array([space.variables[k].moment_bytes[choice[k]] for k in ops]) / pieces
     work = np.array([space.variables[k].work_bytes[choice[k]] for k in ops]) / pieces
-    room = np.array([space.variables[k].room_bytes[techniques.zero][choice[k]] for k in weights.rows]).reshape(-1, 2)
-    room_of = gradient_room(weights.read, room[:, 0], room[:, 1], space.pricer.recipe, techniques.zero, techniques.microbatches)
+    room = np.array(
+        [space.variables[k].room_bytes[techniques.zero][choice[k]] for k in weights.rows]
+    ).reshape(-1, 2)
+    room_of = gradient_room(
+        weights.read,
+        room[:, 0],
+        room[:, 1],
+        space.pricer.recipe,
+        techniques.zero,
+        techniques.microbatches,
+    )
     given = float(rows[:, 0].sum())
-    found = walk(space.base.passing, Operators(rows[:, 1], rows[:, 2], work, rows[:, 3]), room_of, given)
+    found = walk(
+        space.base.passing, Operators(rows[:, 1], rows[:, 2], work, rows[:, 3]), room_of, given
+    )
     return found.peak - given - float(rows[:, 1].sum())
 
 
-def usage_of(space: Space, techniques: Techniques, choice: Sequence[int] | np.ndarray, uncut: bool = False) -> tuple[float, float]:
-    """(state and kept activations, what lives only for a while) of a choice, in bytes, as in `assemble` and planner.pricing.peak_memory."""
+def usage_of(
+    space: Space, techniques: Techniques, choice: Sequence[int] | np.ndarray, uncut: bool = False
+) -> tuple[float, float]:
+    """(state and kept activations, what lives only for a while) of a choice, in bytes, as in
+    `assemble` and planner.pricing.peak_memory."""
     flat, pieces = costs_of(space), techniques.microbatches / space.parts if uncut else 1.0
     at = flat.first + np.asarray(choice, np.int64)
     if unequal(space):
-        return float(bytes_of(space, techniques, uncut)[at].sum()), float(flat.work[_bare(space, techniques)][at].max(initial=0.0)) / pieces
+        return (
+            float(bytes_of(space, techniques, uncut)[at].sum()),
+            float(flat.work[_bare(space, techniques)][at].max(initial=0.0)) / pieces,
+        )
     if flat.weights is not None:
-        return float(bytes_of(space, techniques, uncut)[at].sum()), _walked(space, techniques, np.asarray(choice, np.int64), pieces, flat.weights)
-    dealt, work, after = _dealt(space, techniques), flat.work[_bare(space, techniques)][at], flat.after[at]
-    late = float((flat.late[at] * (dealt.share[at] if dealt is not None else 1.0)).sum()) if techniques.zero < 3 else 0.0
+        return float(bytes_of(space, techniques, uncut)[at].sum()), _walked(
+            space, techniques, np.asarray(choice, np.int64), pieces, flat.weights
+        )
+    dealt, work, after = (
+        _dealt(space, techniques),
+        flat.work[_bare(space, techniques)][at],
+        flat.after[at],
+    )
+    late = (
+        float((flat.late[at] * (dealt.share[at] if dealt is not None else 1.0)).sum())
+        if techniques.zero < 3
+        else 0.0
+    )
     end = (float(flat.tail[at].sum()) + float(work[after].max(initial=0.0))) / pieces - late
-    return float(bytes_of(space, techniques, uncut)[at].sum()), max(float(work[~after].max(initial=0.0)) / pieces, end)
+    return float(bytes_of(space, techniques, uncut)[at].sum()), max(
+        float(work[~after].max(initial=0.0)) / pieces, end
+    )
 
 
 def _whole(values: np.ndarray) -> np.ndarray:
-    return np.where(np.isfinite(values), np.rint(np.where(np.isfinite(values), values, 0)), FORBIDDEN).astype(np.int64)
+    return np.where(
+        np.isfinite(values), np.rint(np.where(np.isfinite(values), values, 0)), FORBIDDEN
+    ).astype(np.int64)

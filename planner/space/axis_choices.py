@@ -1,4 +1,5 @@
-"""What each option of a space's variables cuts over each mesh axis: what the solver `recursive` decides level by level."""
+"""What each option of a space's variables cuts over each mesh axis: what the solver `recursive`
+decides level by level."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ def axis_choices(space: Space) -> tuple[np.ndarray, ...]:
 
 
 def _axis_choices(space: Space) -> tuple[np.ndarray, ...]:
-    """Per variable [options, axes] which factor (a small integer) each mesh axis cuts, -1 for none: what `recursive` decides level by level."""
+    """Per variable [options, axes] which factor (a small integer) each mesh axis cuts, -1 for none:
+    what `recursive` decides level by level."""
     axes = tuple(space.pricer.sizes)
     alike: dict[tuple, np.ndarray] = {}  # nodes of one kind share their splits
     out = []
@@ -32,7 +34,11 @@ def _axis_choices(space: Space) -> tuple[np.ndarray, ...]:
                 alike[key] = _cuts(v.splits, {f: k for k, f in enumerate(factors)}, axes)
             out.append(alike[key])
         else:
-            out.append(np.array([_states(hub, branch, axes) for hub, branch in v.layouts], np.int64).reshape(len(v.layouts), len(axes)))
+            out.append(
+                np.array(
+                    [_states(hub, branch, axes) for hub, branch in v.layouts], np.int64
+                ).reshape(len(v.layouts), len(axes))
+            )
     return tuple(out)
 
 

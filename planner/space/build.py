@@ -1,12 +1,16 @@
 """The space of plans on one mesh, and the arrays that price it.
 
 Decisions (variables of the problem):
-    op      one per class of nodes that share a decision (planner.graph.repeats): a split of its rule
-    hub     one per tensor read by several operators: the layout it is brought to once, possibly with one branch made from it
+    op      one per class of nodes that share a decision (planner.graph.repeats): a split of its
+            rule
+    hub     one per tensor read by several operators: the layout it is brought to once, possibly
+            with one branch made from it
     weight  one per weight read by several operators: the layout it is kept in
-Costs of an op are kernels forward and backward, collectives inside kernels, and the reduction of the gradients of weights only it reads.
-Costs between variables are conversions, forward and (where a gradient flows) backward, from planner.sharding.layout.
-Everything is kept apart (forward, backward, per sharding level) so that one space serves every choice of technique: planner.space.assemble adds up.
+Costs of an op are kernels forward and backward, collectives inside kernels, and the reduction of
+the gradients of weights only it reads. Costs between variables are conversions, forward and (where
+a gradient flows) backward, from planner.sharding.layout. Everything is kept apart (forward,
+backward, per sharding level) so that one space serves every choice of technique:
+planner.space.assemble adds up.
 """
 
 from __future__ import annotations
@@ -29,7 +33,15 @@ from planner.space.variables import Link, Space, Variable
 class _Builder:
     """Builds a Space. Layouts are numbers of the pricer's atlas."""
 
-    def __init__(self, base: Base, pricer: Pricer, limits: Limits, allowed: Mapping[int, tuple[Split, ...]], zero_axes: Axes, parts: int) -> None:
+    def __init__(
+        self,
+        base: Base,
+        pricer: Pricer,
+        limits: Limits,
+        allowed: Mapping[int, tuple[Split, ...]],
+        zero_axes: Axes,
+        parts: int,
+    ) -> None:
         self.base, self.pricer, self.parts = base, pricer, parts
         self.graph, self.atlas, self.tables = base.graph, pricer.atlas, pricer.conversions
         self.kinds = Kinds(base, pricer, limits, allowed, zero_axes)
@@ -52,17 +64,31 @@ class _Builder:
     def _op(self, i: int, kind: Kind) -> None:
         times, self.op_of[i] = self.base.times[i], len(self.variables)
         v = copy(kind.variable)
-        v.name, v.count, v.node, v.flops = self.graph.nodes[i].id, times, i, self.base.rules[i].flops * times
+        v.name, v.count, v.node, v.flops = (
+            self.graph.nodes[i].id,
+            times,
+            i,
+            self.base.rules[i].flops * times,
+        )
         self.variables.append(v)
 
     def _connect(self, wire: Wire) -> None:
-        """Link the producer of a tensor (or its storage) with its readers; the tables serve all tensors of the wire."""
+        """Link the producer of a tensor (or its storage) with its readers; the tables serve all
+        tensors of the wire."""
         (reader, slot, times), *others = wire.uses
         if times > 1 or others:
             self._hub(wire)
         else:
             assert wire.made is not None
-            self._link(wire, self.op_of[wire.made[0]], self._result(wire.made), (), self.op_of[reader], self._need(reader, slot), 1)
+            self._link(
+                wire,
+                self.op_of[wire.made[0]],
+                self._result(wire.made),
+                (),
+                self.op_of[reader],
+                self._need(reader, slot),
+                1,
+            )
 
     def _need(self, i: int, slot: int) -> Row:
         """Layouts of an operand that is there."""
@@ -75,50 +101,116 @@ class _Builder:
         return self._kind_of[made[0]].results[made[1]]
 
     def _hub(self, wire: Wire) -> None:
-        """A variable for the layout a shared tensor is brought to; options may hold a second layout made from the first."""
+        """A variable for the layout a shared tensor is brought to; options may hold a second layout
+        made from the first."""
         name, graph, atlas = wire.name, self.graph, self.atlas
         weight, t = name in graph.weights, graph.tensors[name]
         per_use = [(self.op_of[i], self._need(i, slot), times) for i, slot, times in wire.uses]
         wanted = dict.fromkeys(n for _, target, _ in per_use for n in target.layouts)
         plain = dict.fromkeys(atlas.plain(n) for n in wanted)
-        options = dict.fromkeys((n, -1) for n in (*plain, *wanted) if not (name in self.base.carried and atlas.layouts[n].partial)) or dict.fromkeys((n, -1) for n in plain)
+        options = dict.fromkeys(
+            (n, -1)
+            for n in (*plain, *wanted)
+            if not (name in self.base.carried and atlas.layouts[n].partial)
+        ) or dict.fromkeys((n, -1) for n in plain)
         if not weight:
-            options.update(dict.fromkeys((atlas.plain(n), n) for n in wanted if atlas.layouts[n].fan))
+            options.update(
+                dict.fromkeys((atlas.plain(n), n) for n in wanted if atlas.layouts[n].fan)
+            )
         hubs, branches = zip(*options, strict=True)
         source = atlas.row(hubs)
-        v = Variable(name, "weight" if weight else "hub", wire.count,
-                     layouts=tuple((atlas.layouts[h], atlas.layouts[b] if b >= 0 else None) for h, b in options))  # fmt: skip
-        # A branch costs its conversion from the hub; without one the diagonal, from the hub to itself, costs nothing.
+        v = Variable(
+            name,
+            "weight" if weight else "hub",
+            wire.count,
+            layouts=tuple(
+                (atlas.layouts[h], atlas.layouts[b] if b >= 0 else None) for h, b in options
+            ),
+        )
+        # A branch costs its conversion from the hub; without one the diagonal, from the hub to
+        # itself, costs nothing.
         made = atlas.row(tuple([h if b < 0 else b for h, b in options]))
-        inner = self.tables.table(t.shape, self.pricer.itemsize(t.dtype), source.layouts, made.layouts, name in self.base.grad)
-        v.forward_s, v.backward_s = inner[0][source.of, made.of] * self._each(name), inner[1][source.of, made.of]
+        inner = self.tables.table(
+            t.shape,
+            self.pricer.itemsize(t.dtype),
+            source.layouts,
+            made.layouts,
+            name in self.base.grad,
+        )
+        v.forward_s, v.backward_s = (
+            inner[0][source.of, made.of] * self._each(name),
+            inner[1][source.of, made.of],
+        )
         v.spared_s = v.forward_s
-        v.kept_bytes, v.again_bytes, v.collected_bytes, v.inner_bytes, v.work_bytes, v.bare_bytes, v.tail_bytes, v.late_bytes = np.zeros((8, len(options)))
+        (
+            v.kept_bytes,
+            v.again_bytes,
+            v.collected_bytes,
+            v.inner_bytes,
+            v.work_bytes,
+            v.bare_bytes,
+            v.tail_bytes,
+            v.late_bytes,
+        ) = np.zeros((8, len(options)))
         v.pieces = np.full(len(options), np.inf)
         found = no_weights(len(options))
         if weight:
-            twice = any(slot in reads(graph.nodes[i], self.base.grad).slots for i, slot, _ in wire.uses)
+            twice = any(
+                slot in reads(graph.nodes[i], self.base.grad).slots for i, slot, _ in wire.uses
+            )
             found = by_level(self.kinds.weights.of(name, hubs, twice))
         v.reduce_s, v.each_s, v.sum_s, v.state_bytes, v.held_bytes, v.room_bytes = found
         v.moment_bytes = np.zeros((len(options), 4))
         index = len(self.variables)
         self.variables.append(v)
         if wire.made is not None:
-            self._link(wire, self.op_of[wire.made[0]], self._result(wire.made), (), index, source, 1)
+            self._link(
+                wire, self.op_of[wire.made[0]], self._result(wire.made), (), index, source, 1
+            )
         for b, target, times in per_use:
             self._link(wire, index, source, branches, b, target, times)
 
-    def _link(self, wire: Wire, a: int, source: Row, branches: Sequence[int], b: int, target: Row, times: int) -> None:
-        """Add the table of conversions from each option of a (a layout, and where there are branches one already made from it, or -1) to each option of b, so many of
-        which read each tensor."""
-        t, grad, each = self.graph.tensors[wire.name], wire.name in self.base.grad, self._each(wire.name)
-        key = t.shape, t.dtype, grad, each, id(source), branches, id(target), wire.name in self.base.carried  # the atlas keeps rows, and the same row is the same object
+    def _link(
+        self,
+        wire: Wire,
+        a: int,
+        source: Row,
+        branches: Sequence[int],
+        b: int,
+        target: Row,
+        times: int,
+    ) -> None:
+        """Add the table of conversions from each option of a (a layout, and where there are
+        branches one already made from it, or -1) to each option of b, so many of which read each
+        tensor."""
+        t, grad, each = (
+            self.graph.tensors[wire.name],
+            wire.name in self.base.grad,
+            self._each(wire.name),
+        )
+        key = (
+            t.shape,
+            t.dtype,
+            grad,
+            each,
+            id(source),
+            branches,
+            id(target),
+            wire.name in self.base.carried,
+        )  # the atlas keeps rows, and the same row is the same object
         if key not in self._linked:
             place = source.of[:, None] * len(target.layouts) + target.of
-            found = self.tables.table(t.shape, self.pricer.itemsize(t.dtype), source.layouts, target.layouts, grad)
+            found = self.tables.table(
+                t.shape, self.pricer.itemsize(t.dtype), source.layouts, target.layouts, grad
+            )
             forward, backward = (part.take(place) for part in found)
             if wire.name in self.base.carried:
-                forward[:, np.array([bool(self.atlas.layouts[n].partial) for n in target.layouts])[target.of]] = np.inf
+                forward[
+                    :,
+                    np.array([bool(self.atlas.layouts[n].partial) for n in target.layouts])[
+                        target.of
+                    ],
+                ] = np.inf
             if branches:
                 ready = np.array(branches)[:, None] == np.array(target.layouts)[target.of]
                 forward[ready] = 0.0
@@ -131,7 +223,17 @@ class _Builder:
             self.variables[a].forward_s = self.variables[a].forward_s + share * np.diag(forward)
             self.variables[a].backward_s = self.variables[a].backward_s + share * np.diag(backward)
         else:
-            self.links.append(Link(a, b, forward, backward, wire.count * times, wire.name, self._share(target, len(t.shape))))
+            self.links.append(
+                Link(
+                    a,
+                    b,
+                    forward,
+                    backward,
+                    wire.count * times,
+                    wire.name,
+                    self._share(target, len(t.shape)),
+                )
+            )
 
     def _share(self, row: Row, rank: int) -> np.ndarray:
         """The part of a tensor that a device has in each layout, padding aside. [options]"""
@@ -140,7 +242,8 @@ class _Builder:
         return self._shares[id(row)]
 
     def _each(self, name: str) -> float:
-        """What part of its forward conversions a tensor needs in every microbatch: all, or its share of one where microbatches do not differ in it."""
+        """What part of its forward conversions a tensor needs in every microbatch: all, or its
+        share of one where microbatches do not differ in it."""
         return 1 / self.parts if name in self.base.still else 1.0
 
     def _outputs(self) -> None:
@@ -152,20 +255,41 @@ class _Builder:
                 continue
             c, k = self.base.shared[made], [o for o in graph.nodes[made].outputs if o].index(name)
             source = self._result((c, k))
-            columns = atlas.row(tuple([atlas.number(atlas.layouts[s].stored) for s in source.layouts]))
+            columns = atlas.row(
+                tuple([atlas.number(atlas.layouts[s].stored) for s in source.layouts])
+            )
             t = graph.tensors[name]
-            forward, _ = self.tables.table(t.shape, self.pricer.itemsize(t.dtype), source.layouts, columns.layouts, name in self.base.grad)
+            forward, _ = self.tables.table(
+                t.shape,
+                self.pricer.itemsize(t.dtype),
+                source.layouts,
+                columns.layouts,
+                name in self.base.grad,
+            )
             v = self.variables[self.op_of[c]]
             v.forward_s = v.forward_s + forward[source.of, columns.of[source.of]] / v.count
 
 
-def build_space(base: Base, pricer: Pricer, *, limits: Limits = Limits(), allowed: Mapping[int, tuple[Split, ...]] | None = None,  # noqa: B008
-                zero_axes: Axes = (), parts: int = 1) -> Space:  # fmt: skip
-    """The space of one mesh. `allowed` restricts nodes (by class) to given splits: pins. parts: microbatches, one of which the base's graph is."""
+def build_space(
+    base: Base,
+    pricer: Pricer,
+    *,
+    limits: Limits = Limits(),
+    allowed: Mapping[int, tuple[Split, ...]] | None = None,
+    zero_axes: Axes = (),
+    parts: int = 1,
+) -> Space:
+    """The space of one mesh. `allowed` restricts nodes (by class) to given splits: pins. parts:
+    microbatches, one of which the base's graph is."""
     return _Builder(base, pricer, limits, allowed or {}, zero_axes, parts).build()
 
 
 def splits_of(space: Space, choice: tuple[int, ...]) -> dict[str, Split]:
     """node id -> split, for every node (repeats take their class's)."""
     base = space.base
-    return {node.id: space.variables[space.op_of[base.shared[i]]].splits[choice[space.op_of[base.shared[i]]]] for i, node in enumerate(base.graph.nodes)}
+    return {
+        node.id: (
+            space.variables[space.op_of[base.shared[i]]].splits[choice[space.op_of[base.shared[i]]]]
+        )
+        for i, node in enumerate(base.graph.nodes)
+    }

@@ -1,4 +1,5 @@
-"""Families of plans that people write by hand: batch only, and Megatron's. They restrict a space; baselines are the best of each."""
+"""Families of plans that people write by hand: batch only, and Megatron's. They restrict a space;
+baselines are the best of each."""
 
 from __future__ import annotations
 
@@ -17,8 +18,11 @@ from planner.space.build import Link, Space, Variable
 Allowed = dict[int, tuple[Split, ...]]
 
 
-def batch_only(base: Base, mesh: Iterable[tuple[str, int]], axes: tuple[str, ...] | None = None) -> Allowed:
-    """Per class of nodes the one split that cuts the batch over the axes (as many of them as divide it)."""
+def batch_only(
+    base: Base, mesh: Iterable[tuple[str, int]], axes: tuple[str, ...] | None = None
+) -> Allowed:
+    """Per class of nodes the one split that cuts the batch over the axes (as many of them as divide
+    it)."""
     sizes = dict(mesh)
     used = [a for a in (tuple(sizes) if axes is None else axes) if sizes[a] > 1]
     out: Allowed = {}
@@ -34,52 +38,90 @@ def batch_only(base: Base, mesh: Iterable[tuple[str, int]], axes: tuple[str, ...
     return out
 
 
-def as_named(base: Base, mesh: Mesh, names: Collection[str], pinned: Allowed, limits: Limits, tensor: str = "any") -> Allowed:
-    """Splits under which the named axes do what they are called: see planner.analysis.axis_roles. `pinned`: classes with pins of their own.
+def as_named(
+    base: Base,
+    mesh: Mesh,
+    names: Collection[str],
+    pinned: Allowed,
+    limits: Limits,
+    tensor: str = "any",
+) -> Allowed:
+    """Splits under which the named axes do what they are called: see planner.analysis.axis_roles.
+    `pinned`: classes with pins of their own.
 
-    "data" and "sequence" cut that, wherever it can be cut, and nothing else; "expert" nothing else where there are experts; "tensor" anything but the batch;
-    "replicated" nothing.
-    tensor: "megatron" and "megatron-sp" hold "tensor" to columns, rows, heads and vocabulary wherever there are some; the latter lets it cut positions
-    between products. A pin of a node goes before a name: of the splits it leaves, a name keeps those that follow it,
-    or all where none does.
+    "data" and "sequence" cut that, wherever it can be cut, and nothing else; "expert" nothing else
+    where there are experts; "tensor" anything but the batch; "replicated" nothing. tensor:
+    "megatron" and "megatron-sp" hold "tensor" to columns, rows, heads and vocabulary wherever there
+    are some; the latter lets it cut positions between products. A pin of a node goes before a name:
+    of the splits it leaves, a name keeps those that follow it, or all where none does.
     """
     sizes, out = dict(mesh.shape), dict(pinned)
-    claims = {a: claim for a in sizes if a in names and sizes[a] > 1 and (claim := role_named(a) or (REPLICATED if a.startswith(REPLICATED) else ""))}
+    claims = {
+        a: claim
+        for a in sizes
+        if a in names
+        and sizes[a] > 1
+        and (claim := role_named(a) or (REPLICATED if a.startswith(REPLICATED) else ""))
+    }
     if not claims:
         return out
     roles = base.roles
     for i in base.times:
-        kept = list(pinned[i] if i in pinned else base.reachable(i, candidates(base.rules[i], sizes, limits)))
+        kept = list(
+            pinned[i]
+            if i in pinned
+            else base.reachable(i, candidates(base.rules[i], sizes, limits))
+        )
         for axis, claim in claims.items():
-            done = [next((roles[i].get(f, "") for f, axes in s.pairs if axis in axes), "") for s in kept]  # "" where it is idle, or only pending
+            done = [
+                next((roles[i].get(f, "") for f, axes in s.pairs if axis in axes), "") for s in kept
+            ]  # "" where it is idle, or only pending
             left = kept
             if claim == "tensor":
                 left = [s for s, role in zip(kept, done, strict=True) if role != "data"]
-                left = left if tensor == "any" else _columns_or_rows(base, i, axis, left, tensor == "megatron-sp")
+                left = (
+                    left
+                    if tensor == "any"
+                    else _columns_or_rows(base, i, axis, left, tensor == "megatron-sp")
+                )
             elif claim == REPLICATED:
                 left = [s for s in kept if axis not in s.used]
             elif claim != "expert" or "expert" in roles[i].values():
                 full = [s for s, role in zip(kept, done, strict=True) if role == claim]
-                left = full if full and claim != "expert" else [s for s, role in zip(kept, done, strict=True) if role in (claim, "")]
+                left = (
+                    full
+                    if full and claim != "expert"
+                    else [s for s, role in zip(kept, done, strict=True) if role in (claim, "")]
+                )
             kept = left if left or i not in pinned else kept
         out[i] = tuple(kept)
     return out
 
 
-def _columns_or_rows(base: Base, i: int, axis: str, splits: list[Split], positions: bool) -> list[Split]:
-    """Of a node's splits those of Megatron's tensor parallelism over an axis: products, attention, experts, embeddings and the loss are cut wherever they can
-    be and never along positions; other nodes along positions only where that is allowed."""
+def _columns_or_rows(
+    base: Base, i: int, axis: str, splits: list[Split], positions: bool
+) -> list[Split]:
+    """Of a node's splits those of Megatron's tensor parallelism over an axis: products, attention,
+    experts, embeddings and the loss are cut wherever they can be and never along positions; other
+    nodes along positions only where that is allowed."""
     node, roles = base.graph.nodes[i], base.roles[i]
-    held = any(n in base.graph.weights and len(base.graph.tensors[n].shape) > 1 for n in node.inputs)
+    held = any(
+        n in base.graph.weights and len(base.graph.tensors[n].shape) > 1 for n in node.inputs
+    )
     held = held or bool(base.rules[i].flops) or node.op == "CrossEntropyLoss"
     cut = [{roles.get(f, "") for f, axes in s.pairs if axis in axes} for s in splits]
-    left = [(s, c) for s, c in zip(splits, cut, strict=True) if "sequence" not in c or (positions and not held)]
+    left = [
+        (s, c)
+        for s, c in zip(splits, cut, strict=True)
+        if "sequence" not in c or (positions and not held)
+    ]
     full = [s for s, c in left if c & {"tensor", "expert"}] if held else []
     return full or [s for s, _ in left]
 
 
 def megatron_only(base: Base, mesh: Mesh) -> Allowed:
-    """Batch over "data"; over "tensor" anything but the batch (heads, columns, rows, vocabulary), nothing left pending."""
+    """Batch over "data"; over "tensor" anything but the batch (heads, columns, rows, vocabulary),
+    nothing left pending."""
     sizes = dict(mesh.shape)
     data = batch_only(base, mesh.shape, tuple(a for a in sizes if a == "data"))
     factors = base.batch_factors
@@ -87,9 +129,15 @@ def megatron_only(base: Base, mesh: Mesh) -> Allowed:
     for i, (fixed,) in data.items():
         rule = base.rules[i]
         kept = []
-        for s in candidates(rule, {a: n for a, n in sizes.items() if a != "data"}, Limits(pending=False, spatial=False)):
+        for s in candidates(
+            rule,
+            {a: n for a, n in sizes.items() if a != "data"},
+            Limits(pending=False, spatial=False),
+        ):
             both = {f: list(a) for f, a in fixed.pairs}
-            if any((f == factors[i] and f) or f in rule.paired for f, _ in s.pairs) or s.axes(PENDING):
+            if any((f == factors[i] and f) or f in rule.paired for f, _ in s.pairs) or s.axes(
+                PENDING
+            ):
                 continue
             for f, a in s.pairs:
                 both[f] = both.get(f, []) + list(a)
@@ -106,7 +154,8 @@ def no_split(base: Base) -> Allowed:
 
 
 def restrict(space: Space, allowed: Mapping[int, tuple[Split, ...]]) -> Space | None:
-    """The space with only the allowed splits of each class of nodes; None where one has none of them."""
+    """The space with only the allowed splits of each class of nodes; None where one has none of
+    them."""
     keep: dict[int, np.ndarray] = {}
     variables: list[Variable] = []
     for k, v in enumerate(space.variables):
@@ -126,20 +175,51 @@ def restrict(space: Space, allowed: Mapping[int, tuple[Split, ...]]) -> Space | 
         if rows is None and columns is None:
             links.append(link)
             continue
-        key = (id(link.forward_s), None if rows is None else rows.tobytes(), None if columns is None else columns.tobytes())
+        key = (
+            id(link.forward_s),
+            None if rows is None else rows.tobytes(),
+            None if columns is None else columns.tobytes(),
+        )
         if key not in cut:
-            place = np.ix_(np.arange(link.forward_s.shape[0]) if rows is None else rows, np.arange(link.forward_s.shape[1]) if columns is None else columns)
+            place = np.ix_(
+                np.arange(link.forward_s.shape[0]) if rows is None else rows,
+                np.arange(link.forward_s.shape[1]) if columns is None else columns,
+            )
             cut[key] = link.forward_s[place], link.backward_s[place]
-        links.append(Link(link.a, link.b, *cut[key], link.count, link.name, link.share if columns is None else link.share[columns]))
+        links.append(
+            Link(
+                link.a,
+                link.b,
+                *cut[key],
+                link.count,
+                link.name,
+                link.share if columns is None else link.share[columns],
+            )
+        )
     return Space(space.base, space.pricer, variables, links, space.op_of, space.parts)
 
 
 def _pick(v: Variable, at: np.ndarray) -> Variable:
     return replace(
-        v, splits=tuple(v.splits[j] for j in at.tolist()), forward_s=v.forward_s[at], backward_s=v.backward_s[at], spared_s=v.spared_s[at],
-        reduce_s={z: c[at] for z, c in v.reduce_s.items()}, each_s={z: c[at] for z, c in v.each_s.items()}, sum_s={z: c[at] for z, c in v.sum_s.items()},
-        state_bytes={z: c[at] for z, c in v.state_bytes.items()}, kept_bytes=v.kept_bytes[at],
-        again_bytes=v.again_bytes[at], collected_bytes=v.collected_bytes[at], inner_bytes=v.inner_bytes[at], pieces=v.pieces[at], work_bytes=v.work_bytes[at],
-        held_bytes={z: c[at] for z, c in v.held_bytes.items()}, tail_bytes=v.tail_bytes[at], late_bytes=v.late_bytes[at], moment_bytes=v.moment_bytes[at],
-        room_bytes={z: c[at] for z, c in v.room_bytes.items()}, bare_bytes=v.bare_bytes[at],
-    )  # fmt: skip
+        v,
+        splits=tuple(v.splits[j] for j in at.tolist()),
+        forward_s=v.forward_s[at],
+        backward_s=v.backward_s[at],
+        spared_s=v.spared_s[at],
+        reduce_s={z: c[at] for z, c in v.reduce_s.items()},
+        each_s={z: c[at] for z, c in v.each_s.items()},
+        sum_s={z: c[at] for z, c in v.sum_s.items()},
+        state_bytes={z: c[at] for z, c in v.state_bytes.items()},
+        kept_bytes=v.kept_bytes[at],
+        again_bytes=v.again_bytes[at],
+        collected_bytes=v.collected_bytes[at],
+        inner_bytes=v.inner_bytes[at],
+        pieces=v.pieces[at],
+        work_bytes=v.work_bytes[at],
+        held_bytes={z: c[at] for z, c in v.held_bytes.items()},
+        tail_bytes=v.tail_bytes[at],
+        late_bytes=v.late_bytes[at],
+        moment_bytes=v.moment_bytes[at],
+        room_bytes={z: c[at] for z, c in v.room_bytes.items()},
+        bare_bytes=v.bare_bytes[at],
+    )

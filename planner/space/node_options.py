@@ -1,6 +1,8 @@
-"""Kinds of nodes, priced alone: the splits that one may have, with their seconds and bytes, and the layouts in which each of them wants operands and leaves results.
+"""Kinds of nodes, priced alone: the splits that one may have, with their seconds and bytes, and the
+layouts in which each of them wants operands and leaves results.
 
-Nodes of one kind (`Base.kinds`) are priced once, all splits together: figures are arrays over options from the first.
+Nodes of one kind (`Base.kinds`) are priced once, all splits together: figures are arrays over
+options from the first.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ UNKEPT = (0, 0, 0, 0)
 
 @dataclass(frozen=True)
 class Kind:
-    """What nodes of one kind share: the priced variable, and the layouts of operands (None where there is none) and of results under each of its splits."""
+    """What nodes of one kind share: the priced variable, and the layouts of operands (None where
+    there is none) and of results under each of its splits."""
 
     variable: Variable
     needs: tuple[Row | None, ...]
@@ -49,7 +52,8 @@ class _Shape:
 
 @dataclass(frozen=True)
 class _Bytes:
-    """Bytes of one device's pieces. [options] each. ins, outs: of each operand and result; read, made: of all of them; weights: of operands that are weights."""
+    """Bytes of one device's pieces. [options] each. ins, outs: of each operand and result; read,
+    made: of all of them; weights: of operands that are weights."""
 
     ins: tuple[np.ndarray, ...]
     outs: tuple[np.ndarray, ...]
@@ -59,27 +63,49 @@ class _Bytes:
 
 
 class Kinds:
-    """The kinds of one base on one mesh. allowed: class of nodes -> the splits that are left of it."""
+    """The kinds of one base on one mesh. allowed: class of nodes -> the splits that are left of
+    it."""
 
-    def __init__(self, base: Base, pricer: Pricer, limits: Limits, allowed: Mapping[int, tuple[Split, ...]], zero_axes: Axes) -> None:
+    def __init__(
+        self,
+        base: Base,
+        pricer: Pricer,
+        limits: Limits,
+        allowed: Mapping[int, tuple[Split, ...]],
+        zero_axes: Axes,
+    ) -> None:
         self.base, self.pricer, self.limits, self.allowed = base, pricer, limits, allowed
-        self.graph, self.sizes, self.atlas, self.tables = base.graph, dict(pricer.sizes), pricer.atlas, pricer.conversions
+        self.graph, self.sizes, self.atlas, self.tables = (
+            base.graph,
+            dict(pricer.sizes),
+            pricer.atlas,
+            pricer.conversions,
+        )
         self.order = tuple(self.sizes)
         self.weights = WeightCosts(base, pricer, zero_axes)
 
     def every(self) -> dict[int, Kind]:
         """Class of nodes -> its kind."""
         alike: dict[tuple, int] = {}
-        like = {i: alike.setdefault((self.base.kinds[i], self.allowed.get(i)), i) for i in self.base.times}
+        like = {
+            i: alike.setdefault((self.base.kinds[i], self.allowed.get(i)), i)
+            for i in self.base.times
+        }
         shapes = {i: self._shaped(i) for i in alike.values()}
-        self.weights.price((name, row.layouts, twice) for i, shape in shapes.items() for name, row, twice in self._own(i, shape.needs))
+        self.weights.price(
+            (name, row.layouts, twice)
+            for i, shape in shapes.items()
+            for name, row, twice in self._own(i, shape.needs)
+        )
         known = {i: self._kind(i, shape) for i, shape in shapes.items()}
         return {i: known[k] for i, k in like.items()}
 
     def _shaped(self, i: int) -> _Shape:
         """The splits of a node, and what they ask of layouts."""
         rule = self.base.rules[i]
-        splits = self.allowed.get(i) or self.base.reachable(i, candidates(rule, self.sizes, self.limits))
+        splits = self.allowed.get(i) or self.base.reachable(
+            i, candidates(rule, self.sizes, self.limits)
+        )
         return _Shape(splits, *self._read(self.graph.nodes[i], rule, splits))
 
     def _kind(self, i: int, shape: _Shape) -> Kind:
@@ -91,58 +117,145 @@ class Kinds:
         forward, backward = times_of(base, i, cuts, size.read, size.made, self.pricer)
         spared = nothing
         if rule.inner:
-            inside, back, spared = np.array([inner_times(base, i, split, self.pricer) for split in splits]).T
+            inside, back, spared = np.array(
+                [inner_times(base, i, split, self.pricer) for split in splits]
+            ).T
             forward, backward = forward + inside, backward + np.where(backward, back, 0.0)
         partial = [self.atlas.partial(row) for row in results]
-        if results:  # what is read of partial results is their sum over devices, which is kept: nothing asks for the terms again
+        if (
+            results
+            # what is read of partial results is their sum over devices, which is kept: nothing asks
+            # for the terms again
+        ):
             spared = np.where(np.logical_and.reduce(partial), forward, spared)
         kept, again, inner, tail, given = self._kept(i, splits, size, slack)
-        work = bare = slack * working_of(base, i, cuts, size.read - size.weights, size.made, size.weights, self.pricer)
+        work = bare = slack * working_of(
+            base, i, cuts, size.read - size.weights, size.made, size.weights, self.pricer
+        )
         if size.weights.any():
-            bare = slack * working_of(base, i, cuts, size.read - size.weights, size.made, nothing, self.pricer)
+            bare = slack * working_of(
+                base, i, cuts, size.read - size.weights, size.made, nothing, self.pricer
+            )
         cells, late = self._own_weights(i, needs, len(splits))
         collected = nothing
         if results and (most := base.collected_bytes(i, self.pricer.itemsize)):
             collected = partial[0] * (slack * most / prod(self.sizes.values()))
         moment = np.zeros((len(splits), 4))
         if base.written_out:
-            made_grad = sum((x for name, x in zip((o for o in node.outputs if o), size.outs, strict=True) if name in base.grad), nothing)
-            moment = np.stack([given, kept - given, made_grad * slack, (size.read - size.weights + size.made) * slack if puts_off(base, i) else nothing], 1)
-        reduce, each, sums, state, held, room = by_level(cells) if cells is not None else no_weights(len(splits))
-        v = Variable("", "op", 0, i, splits, (), forward, backward, spared, reduce, each, sums, state, kept, again, collected, inner,
-                     _pieces(rule, cuts, base.batch_factors[i]), work, held, tail, late, moment, room, bare)  # fmt: skip
+            made_grad = sum(
+                (
+                    x
+                    for name, x in zip((o for o in node.outputs if o), size.outs, strict=True)
+                    if name in base.grad
+                ),
+                nothing,
+            )
+            moment = np.stack(
+                [
+                    given,
+                    kept - given,
+                    made_grad * slack,
+                    (
+                        (size.read - size.weights + size.made) * slack
+                        if puts_off(base, i)
+                        else nothing
+                    ),
+                ],
+                1,
+            )
+        reduce, each, sums, state, held, room = (
+            by_level(cells) if cells is not None else no_weights(len(splits))
+        )
+        v = Variable(
+            "",
+            "op",
+            0,
+            i,
+            splits,
+            (),
+            forward,
+            backward,
+            spared,
+            reduce,
+            each,
+            sums,
+            state,
+            kept,
+            again,
+            collected,
+            inner,
+            _pieces(rule, cuts, base.batch_factors[i]),
+            work,
+            held,
+            tail,
+            late,
+            moment,
+            room,
+            bare,
+        )
         return Kind(v, needs, results)
 
-    def _read(self, node: Node, rule: Rule, splits: Sequence[Split]) -> tuple[tuple[Row | None, ...], tuple[Row, ...]]:
-        """Layouts of operands and results under each split; without a gradient an operand's fan is plain replication."""
+    def _read(
+        self, node: Node, rule: Rule, splits: Sequence[Split]
+    ) -> tuple[tuple[Row | None, ...], tuple[Row, ...]]:
+        """Layouts of operands and results under each split; without a gradient an operand's fan is
+        plain replication."""
         grad = tuple([bool(name) and name in self.base.grad for name in node.inputs])
-        slots, count = [slot for slot, name in enumerate(node.inputs) if name], sum(map(bool, node.outputs))
+        slots, count = (
+            [slot for slot, name in enumerate(node.inputs) if name],
+            sum(map(bool, node.outputs)),
+        )
         paired, inside = tuple(rule.paired.items()), tuple([x.factor for x in rule.inner])
-        key = "rule", rule.operands, rule.results, rule.linear, paired, inside, self.order, grad, tuple(slots)
+        key = (
+            "rule",
+            rule.operands,
+            rule.results,
+            rule.linear,
+            paired,
+            inside,
+            self.order,
+            grad,
+            tuple(slots),
+        )
         memo, atlas = self.atlas.memo.setdefault(key, {}), self.atlas
         if (whole := memo.get(id(splits))) is not None:
             return whole[1:]
         if new := [s for s in splits if s not in memo]:
             wanted = [self._layouts(rule, slot, new, operand=True) for slot in slots]
-            wanted = [column if grad[slot] else list(map(atlas.plain, column)) for slot, column in zip(slots, wanted, strict=True)]
+            wanted = [
+                column if grad[slot] else list(map(atlas.plain, column))
+                for slot, column in zip(slots, wanted, strict=True)
+            ]
             left = [self._layouts(rule, k, new, operand=False) for k in range(count)]
             memo.update(zip(new, zip(*wanted, *left, strict=True), strict=True))
         rows = [atlas.row(column) for column in zip(*map(memo.__getitem__, splits), strict=True)]
         wants = dict(zip(slots, rows, strict=False))
-        memo[id(splits)] = splits, tuple([wants.get(slot) for slot in range(len(node.inputs))]), tuple(rows[len(slots) :])  # the splits are kept, so that ids stay unique
+        memo[id(splits)] = (
+            splits,
+            tuple([wants.get(slot) for slot in range(len(node.inputs))]),
+            tuple(rows[len(slots) :]),
+        )  # the splits are kept, so that ids stay unique
         return memo[id(splits)][1:]
 
     def _cuts(self, splits: Sequence[Split]) -> Cuts:
-        """What the splits cut into how many pieces; which axes cut what is read once for all meshes that offer the same splits."""
+        """What the splits cut into how many pieces; which axes cut what is read once for all meshes
+        that offer the same splits."""
         memo = self.atlas.memo.setdefault(("cuts",), {})
         if id(splits) not in memo:
             memo[id(splits)] = splits, Cuts.axes(splits)
         return Cuts.at(splits, memo[id(splits)][1], self.sizes)
 
-    def _layouts(self, rule: Rule, slot: int, splits: Sequence[Split], *, operand: bool) -> list[int]:
-        """Numbers of the layouts of an operand or result. What they depend on is which of its dims each axis cuts, whatever rule says so: each such case is read once. Of
-        choices that it lacks only pending terms of an operand and collectives inside the kernel of a result make a difference."""
-        dims, reading = (rule.operands[slot], rule.operand) if operand else (rule.results[slot], rule.result)
+    def _layouts(
+        self, rule: Rule, slot: int, splits: Sequence[Split], *, operand: bool
+    ) -> list[int]:
+        """Numbers of the layouts of an operand or result. What they depend on is which of its dims
+        each axis cuts, whatever rule says so: each such case is read once. Of choices that it lacks
+        only pending terms of an operand and collectives inside the kernel of a result make a
+        difference.
+        """
+        dims, reading = (
+            (rule.operands[slot], rule.operand) if operand else (rule.results[slot], rule.result)
+        )
         told = {PENDING} if slot in rule.linear else set()
         if not operand:
             told = {f for x in rule.inner for f in x.factor.split("+")}
@@ -150,8 +263,16 @@ class Kinds:
         for d, dim in enumerate(dims):
             for k, f in enumerate(dim):
                 at.setdefault(f, []).append((d, k))
-        place = {choice: tuple([p for f in rule.members(choice) for p in at.get(f, ())]) or choice in told for choice in (*rule.choices, PENDING)}
-        memo, found = self.atlas.memo.setdefault(("layouts", operand, len(dims), self.order), {}), []
+        place = {
+            choice: (
+                tuple([p for f in rule.members(choice) for p in at.get(f, ())]) or choice in told
+            )
+            for choice in (*rule.choices, PENDING)
+        }
+        memo, found = (
+            self.atlas.memo.setdefault(("layouts", operand, len(dims), self.order), {}),
+            [],
+        )
         for s in splits:
             case = tuple([(place[choice], axes) for choice, axes in s.pairs])
             n = memo.get(case)
@@ -160,23 +281,45 @@ class Kinds:
             found.append(n)
         return found
 
-    def _bytes(self, node: Node, needs: Sequence[Row | None], results: Sequence[Row], options: int) -> _Bytes:
+    def _bytes(
+        self, node: Node, needs: Sequence[Row | None], results: Sequence[Row], options: int
+    ) -> _Bytes:
         nothing = np.zeros(options)
-        ins = tuple([nothing if row is None else self._size(name, row) for name, row in zip(node.inputs, needs, strict=True)])
-        outs = tuple([self._size(name, row) for name, row in zip((o for o in node.outputs if o), results, strict=True)])
-        weights = [x for name, x in zip(node.inputs, ins, strict=True) if name in self.graph.weights]
+        ins = tuple(
+            [
+                nothing if row is None else self._size(name, row)
+                for name, row in zip(node.inputs, needs, strict=True)
+            ]
+        )
+        outs = tuple(
+            [
+                self._size(name, row)
+                for name, row in zip((o for o in node.outputs if o), results, strict=True)
+            ]
+        )
+        weights = [
+            x for name, x in zip(node.inputs, ins, strict=True) if name in self.graph.weights
+        ]
         return _Bytes(ins, outs, sum(ins, nothing), sum(outs, nothing), sum(weights, nothing))
 
     def _size(self, name: str, row: Row) -> np.ndarray:
         """Bytes of one device's piece in each layout."""
         t = self.graph.tensors[name]
         if self.pricer.topology.device.tile and t.shape in self.base.images:
-            each = [self.pricer.stored_bytes(local_shape(t.shape, self.atlas.layouts[n], self.sizes), t.dtype, True) for n in row.layouts]
+            each = [
+                self.pricer.stored_bytes(
+                    local_shape(t.shape, self.atlas.layouts[n], self.sizes), t.dtype, True
+                )
+                for n in row.layouts
+            ]
             return np.array(each)[row.of]
         return self.tables.local(t.shape, row)[row.of] * self.pricer.itemsize(t.dtype)
 
-    def _kept(self, i: int, splits: Sequence[Split], size: _Bytes, slack: float) -> tuple[np.ndarray, ...]:
-        """Bytes that the backward pass reads: in all, under recomputation, made in one repeat, after the blocks, and of inputs of the graph. [options] each"""
+    def _kept(
+        self, i: int, splits: Sequence[Split], size: _Bytes, slack: float
+    ) -> tuple[np.ndarray, ...]:
+        """Bytes that the backward pass reads: in all, under recomputation, made in one repeat,
+        after the blocks, and of inputs of the graph. [options] each"""
         base, node = self.base, self.graph.nodes[i]
         stays = "activations" not in self.pricer.offload
         kept = again = inner = tail = given = np.zeros(len(splits))
@@ -184,32 +327,50 @@ class Kinds:
             total, entering, first, after = base.kept.get((i, slot), UNKEPT)
             if total or after:
                 own = (own + kept_of(base, i, slot, splits, self.pricer)) * slack
-                kept, again, inner, tail = kept + total * own, again + (first + entering * stays) * own, inner + first * own, tail + after * own
-                given = given + total * own if slot >= 0 and node.inputs[slot] in self.graph.inputs else given
+                kept, again, inner, tail = (
+                    kept + total * own,
+                    again + (first + entering * stays) * own,
+                    inner + first * own,
+                    tail + after * own,
+                )
+                given = (
+                    given + total * own
+                    if slot >= 0 and node.inputs[slot] in self.graph.inputs
+                    else given
+                )
         return kept, again, inner, tail, given
 
     def _own(self, i: int, needs: Sequence[Row | None]) -> Iterator[tuple[str, Row, bool]]:
-        """The weights that no other node reads, their layouts, and whether the backward pass reads them."""
+        """The weights that no other node reads, their layouts, and whether the backward pass reads
+        them."""
         node = self.graph.nodes[i]
         backwards = reads(node, self.base.grad).slots
         for slot, (name, row) in enumerate(zip(node.inputs, needs, strict=True)):
             if row is not None and name in self.base.own:
                 yield name, row, slot in backwards
 
-    def _own_weights(self, i: int, needs: Sequence[Row | None], options: int) -> tuple[np.ndarray | None, np.ndarray]:
-        """What the weights cost that no other node reads, None without any [options, levels, 7]; and the bytes of gradients that are not there before a repeated block's
-        backward pass [options]."""
+    def _own_weights(
+        self, i: int, needs: Sequence[Row | None], options: int
+    ) -> tuple[np.ndarray | None, np.ndarray]:
+        """What the weights cost that no other node reads, None without any [options, levels, 7];
+        and the bytes of gradients that are not there before a repeated block's backward pass
+        [options]."""
         base, cells, late = self.base, None, np.zeros(options)
         for name, row, twice in self._own(i, needs):
             own = self.weights.of(name, row.layouts, twice)[row.of]
             cells = own if cells is None else cells + own
             if i in base.repeated and name in base.grad and not self.weights.waits(name):
-                late = late + self.tables.local(self.graph.tensors[name].shape, row)[row.of] * self.pricer.recipe.gradient_bytes
+                late = (
+                    late
+                    + self.tables.local(self.graph.tensors[name].shape, row)[row.of]
+                    * self.pricer.recipe.gradient_bytes
+                )
         return cells, late
 
 
 def _pieces(rule: Rule, cuts: Cuts, batch: str) -> np.ndarray:
-    """Into how many pieces what the graph is of may be cut with at least one row of the batch for each device that a split gives some. [options]"""
+    """Into how many pieces what the graph is of may be cut with at least one row of the batch for
+    each device that a split gives some. [options]"""
     parts = np.ones(len(cuts.splits))
     for choice, n in cuts.parts.items():
         if batch in rule.members(choice):
@@ -218,11 +379,14 @@ def _pieces(rule: Rule, cuts: Cuts, batch: str) -> np.ndarray:
 
 
 def by_level(cells: np.ndarray) -> tuple[dict[int, np.ndarray], ...]:
-    """[options, levels, 7] -> reduction once, reduction each microbatch, sums each microbatch, state bytes and bytes of sums: level -> [options]; and the whole gradient
-    with the piece left of it: level -> [options, 2]."""
+    """[options, levels, 7] -> reduction once, reduction each microbatch, sums each microbatch,
+    state bytes and bytes of sums: level -> [options]; and the whole gradient with the piece left of
+    it: level -> [options, 2]."""
     parts = np.ascontiguousarray(cells[:, :, :5].transpose(2, 1, 0))
     rooms = np.ascontiguousarray(cells[:, :, 5:].transpose(1, 0, 2))
-    return *(dict(zip(ZERO_LEVELS, part, strict=True)) for part in parts), dict(zip(ZERO_LEVELS, rooms, strict=True))
+    return *(dict(zip(ZERO_LEVELS, part, strict=True)) for part in parts), dict(
+        zip(ZERO_LEVELS, rooms, strict=True)
+    )
 
 
 @cache

@@ -1,4 +1,5 @@
-"""Times and bytes of all options of all variables of a space in a row, as planner.space.assemble adds them up. Derived once a space."""
+"""Times and bytes of all options of all variables of a space in a row, as planner.space.assemble
+adds them up. Derived once a space."""
 
 from __future__ import annotations
 
@@ -33,18 +34,26 @@ class OptionCosts:
     held: dict[int, np.ndarray]  # level -> bytes of the sums over microbatches
     tail: np.ndarray  # activations kept by nodes after the repeated blocks
     late: np.ndarray  # gradients of repeated blocks
-    work: dict[bool, np.ndarray]  # working set of one node, where weights are gathered (True) without them
+    work: dict[
+        bool, np.ndarray
+    ]  # working set of one node, where weights are gathered (True) without them
     after: np.ndarray  # whether that is after the repeated blocks
-    least: dict[bool, tuple[float, float]]  # as `work`: the largest of the operators' smallest, those after the repeated blocks aside; the least that is alive only at
+    least: dict[
+        bool, tuple[float, float]
+        # as `work`: the largest of the operators' smallest, those after the repeated blocks aside;
+        # the least that is alive only at
+    ]
     # the end of the forward pass
     most_late: float
     weights: Weights | None
-    """Of a graph without repeated blocks, whose memory is that of planner.pricing.backward_liveness."""
+    """Of a graph without repeated blocks, whose memory is that of
+    planner.pricing.backward_liveness."""
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Variables with weights that have gradients: which, and the operators that read each variable's."""
+    """Variables with weights that have gradients: which, and the operators that read each
+    variable's."""
 
     rows: np.ndarray
     read: Readers
@@ -55,7 +64,9 @@ def _weights(space: Space) -> Weights | None:
         return None
     graph, rows, found = space.base.graph, list[int](), list[list[int]]()
     for k, v in enumerate(space.variables):
-        if v.kind == "op" and any(n in space.base.own and n in space.base.grad for n in graph.nodes[v.node].inputs):
+        if v.kind == "op" and any(
+            n in space.base.own and n in space.base.grad for n in graph.nodes[v.node].inputs
+        ):
             rows.append(k)
             found.append([v.node])
         elif v.kind == "weight" and v.name in space.base.grad:
@@ -69,6 +80,7 @@ def costs_of(space: Space) -> OptionCosts:
     if "flat" not in space.memo:
         every, levels = space.variables, tuple(space.variables[0].state_bytes)
         sizes = np.array([len(v.kept_bytes) for v in every])
+
         def row(part: str) -> np.ndarray:
             return np.concatenate([getattr(v, part) for v in every])
 
@@ -76,27 +88,59 @@ def costs_of(space: Space) -> OptionCosts:
             return {z: np.concatenate([getattr(v, part)[z] for v in every]) for z in levels}
 
         count = np.repeat([v.count for v in every], sizes)
-        repeated = np.repeat([v.kind == "op" and v.node in space.base.replayed for v in every], sizes)
+        repeated = np.repeat(
+            [v.kind == "op" and v.node in space.base.replayed for v in every], sizes
+        )
         forward = row("forward_s")
         space.memo["flat"] = OptionCosts(
-            first=(first := np.concatenate([[0], np.cumsum(sizes)[:-1]])), count=count, once=forward + row("backward_s"), again_s=np.where(repeated, forward, 0.0),
-            again_keep_s=np.where(repeated, forward - row("spared_s"), 0.0), each=rows("each_s"), sums=rows("sum_s"), reduce=rows("reduce_s"),
-            state={z: count * x for z, x in rows("state_bytes").items()}, kept=row("kept_bytes"), again=row("again_bytes"), collected=row("collected_bytes"),
-            inner=row("inner_bytes"), pieces=(pieces := row("pieces")), least_pieces=float(pieces.min(initial=np.inf)),
-            held={z: count * x for z, x in rows("held_bytes").items()}, tail=(tail := row("tail_bytes")), late=count * row("late_bytes"),
-            work=(work := {False: row("work_bytes"), True: row("bare_bytes")}), after=np.repeat(after := np.array([v.node in space.base.tail for v in every]), sizes),
-            least={bare: _least_work(space, np.minimum.reduceat(each, first), after, np.minimum.reduceat(tail, first)) for bare, each in work.items()},
-            most_late=sum(v.count * float(v.late_bytes.max()) for v in every), weights=_weights(space),
-        )  # fmt: skip
+            first=(first := np.concatenate([[0], np.cumsum(sizes)[:-1]])),
+            count=count,
+            once=forward + row("backward_s"),
+            again_s=np.where(repeated, forward, 0.0),
+            again_keep_s=np.where(repeated, forward - row("spared_s"), 0.0),
+            each=rows("each_s"),
+            sums=rows("sum_s"),
+            reduce=rows("reduce_s"),
+            state={z: count * x for z, x in rows("state_bytes").items()},
+            kept=row("kept_bytes"),
+            again=row("again_bytes"),
+            collected=row("collected_bytes"),
+            inner=row("inner_bytes"),
+            pieces=(pieces := row("pieces")),
+            least_pieces=float(pieces.min(initial=np.inf)),
+            held={z: count * x for z, x in rows("held_bytes").items()},
+            tail=(tail := row("tail_bytes")),
+            late=count * row("late_bytes"),
+            work=(work := {False: row("work_bytes"), True: row("bare_bytes")}),
+            after=np.repeat(after := np.array([v.node in space.base.tail for v in every]), sizes),
+            least={
+                bare: _least_work(
+                    space, np.minimum.reduceat(each, first), after, np.minimum.reduceat(tail, first)
+                )
+                for bare, each in work.items()
+            },
+            most_late=sum(v.count * float(v.late_bytes.max()) for v in every),
+            weights=_weights(space),
+        )
     found: OptionCosts = space.memo["flat"]
     return found
 
 
-def _least_work(space: Space, least: np.ndarray, late: np.ndarray, tail: np.ndarray) -> tuple[float, float]:
-    """The largest of the operators' smallest working sets before the tail (of a program without a loop, what is left of it above all that is kept), and what is alive
-    only at the end of the forward pass. least, tail: the least of each variable's options; late: whether it is of the tail. [variables]"""
+def _least_work(
+    space: Space, least: np.ndarray, late: np.ndarray, tail: np.ndarray
+) -> tuple[float, float]:
+    """The largest of the operators' smallest working sets before the tail (of a program without a
+    loop, what is left of it above all that is kept), and what is alive only at the end of the
+    forward pass. least, tail: the least of each variable's options; late: whether it is of the
+    tail. [variables]
+    """
     end = sum(tail.tolist()) + float(least[late].max(initial=0.0))
     if space.base.written_out:
         ops = [k for k, v in enumerate(space.variables) if v.kind == "op" and not late[k]]
-        return work_above_kept(least[ops], np.array([space.variables[k].kept_bytes.max() for k in ops])), end
+        return (
+            work_above_kept(
+                least[ops], np.array([space.variables[k].kept_bytes.max() for k in ops])
+            ),
+            end,
+        )
     return float(least[~late].max(initial=0.0)), end

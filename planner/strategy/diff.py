@@ -1,6 +1,8 @@
-"""What changed between two strategies, and why: the model, the workload, the machine, the cost model, or the search.
+"""What changed between two strategies, and why: the model, the workload, the machine, the cost
+model, or the search.
 
-A cause is something that differs *before* any search ran; a plan that differs without a cause was found by another search.
+A cause is something that differs *before* any search ran; a plan that differs without a cause was
+found by another search.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ CAUSES = ("model", "workload", "machine", "cost model", "solver")
 
 @dataclass(frozen=True)
 class Change:
-    """One thing that differs. section: one of CAUSES, or mesh, techniques, splits, layouts, cost. before/after are texts ("" where absent)."""
+    """One thing that differs. section: one of CAUSES, or mesh, techniques, splits, layouts, cost.
+    before/after are texts ("" where absent)."""
 
     section: str
     what: str
@@ -60,7 +63,8 @@ class Diff:
 
     @property
     def gain(self) -> tuple[float, tuple[Figure, ...]]:
-        """Seconds of a step that the second plan saves, and the parts of a step that moved, the most first."""
+        """Seconds of a step that the second plan saves, and the parts of a step that moved, the
+        most first."""
         parts = [f for f in self.figures if f.what in PARTS and f.before != f.after]
         step = next((f.before - f.after for f in self.figures if f.what == "step"), 0.0)
         return step, tuple(sorted(parts, key=lambda f: -abs(f.before - f.after)))
@@ -73,7 +77,8 @@ class Diff:
 
     @property
     def causes(self) -> tuple[str, ...]:
-        """What differs before the search, of CAUSES; "search" when only decisions differ; () when nothing does."""
+        """What differs before the search, of CAUSES; "search" when only decisions differ; () when
+        nothing does."""
         found = tuple(c for c in CAUSES if any(x.section == c for x in self.changes))
         return found or (("search",) if self.changes or any(f.change for f in self.figures) else ())
 
@@ -81,8 +86,15 @@ class Diff:
 def compare(a: Strategy, b: Strategy) -> Diff:
     """Compare two strategies."""
     a, b = _named_now(a), _named_now(b)
-    changes = [*_model(a, b), *_table("workload", a.workload, b.workload), *_machine(a, b), *_cost_model(a, b)]
-    if a.solver["name"] != b.solver["name"] and not {a.solver["name"], b.solver["name"]} & set(GIVEN):
+    changes = [
+        *_model(a, b),
+        *_table("workload", a.workload, b.workload),
+        *_machine(a, b),
+        *_cost_model(a, b),
+    ]
+    if a.solver["name"] != b.solver["name"] and not {a.solver["name"], b.solver["name"]} & set(
+        GIVEN
+    ):
         changes.append(Change("solver", "name", a.solver["name"], b.solver["name"]))
     mesh = [" x ".join(f"{x['name']}={x['size']}" for x in s.mesh) for s in (a, b)]
     if mesh[0] != mesh[1]:
@@ -90,8 +102,12 @@ def compare(a: Strategy, b: Strategy) -> Diff:
     changes += _table("techniques", a.techniques, b.techniques)
     changes += _splits(a, b)
     changes += _layouts(a, b)
-    return Diff((str(a.model["name"]), str(b.model["name"])), tuple(changes), tuple(figures(a.costs, b.costs)),
-                (_range(a), _range(b)))  # fmt: skip
+    return Diff(
+        (str(a.model["name"]), str(b.model["name"])),
+        tuple(changes),
+        tuple(figures(a.costs, b.costs)),
+        (_range(a), _range(b)),
+    )
 
 
 def _named_now(s: Strategy) -> Strategy:
@@ -107,9 +123,16 @@ def _named_now(s: Strategy) -> Strategy:
         zero = {"zero": {**row["zero"], "axes": now(row["zero"]["axes"])}} if "zero" in row else {}
         return {**row, "layout": [now(axes) for axes in row["layout"]], **zero}
 
-    return replace(s, mesh=tuple({**a, "name": names[a["name"]]} for a in s.mesh), techniques={**s.techniques, "zero_group": now(s.techniques["zero_group"])},
-                   nodes={n: {**row, "split": {f: now(axes) for f, axes in row["split"].items()}} for n, row in s.nodes.items()},
-                   tensors={n: tensor(row) for n, row in s.tensors.items()})  # fmt: skip
+    return replace(
+        s,
+        mesh=tuple({**a, "name": names[a["name"]]} for a in s.mesh),
+        techniques={**s.techniques, "zero_group": now(s.techniques["zero_group"])},
+        nodes={
+            n: {**row, "split": {f: now(axes) for f, axes in row["split"].items()}}
+            for n, row in s.nodes.items()
+        },
+        tensors={n: tensor(row) for n, row in s.tensors.items()},
+    )
 
 
 def _range(s: Strategy) -> tuple[float, float]:
@@ -119,41 +142,102 @@ def _range(s: Strategy) -> tuple[float, float]:
 
 def figures(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Figure]:
     """The figures of two cost tables side by side."""
-    rows = [("step", "s", "step_time_s"), ("compute", "s", "compute_time_s"), ("exposed communication", "s", "exposed_communication_time_s"),
-            ("bubble", "s", "bubble_time_s"), ("optimizer", "s", "optimizer_time_s"), ("memory", "B", "memory_per_device_bytes"), ("FLOPs per device", "FLOP", "flops_per_device"),
-            ("MFU", "share", "model_flops_utilization"), ("distinct work", "share", "distinct_work")]  # fmt: skip
-    return [*(Figure(what, unit, float(a[key]), float(b[key])) for what, unit, key in rows), Figure("payload", "B", payload(a), payload(b))]
+    rows = [
+        ("step", "s", "step_time_s"),
+        ("compute", "s", "compute_time_s"),
+        ("exposed communication", "s", "exposed_communication_time_s"),
+        ("bubble", "s", "bubble_time_s"),
+        ("optimizer", "s", "optimizer_time_s"),
+        ("memory", "B", "memory_per_device_bytes"),
+        ("FLOPs per device", "FLOP", "flops_per_device"),
+        ("MFU", "share", "model_flops_utilization"),
+        ("distinct work", "share", "distinct_work"),
+    ]
+    return [
+        *(Figure(what, unit, float(a[key]), float(b[key])) for what, unit, key in rows),
+        Figure("payload", "B", payload(a), payload(b)),
+    ]
 
 
 def payload(cost: Mapping[str, Any]) -> float:
     """Bytes of all collectives of one device and step."""
-    return float(sum(cell["payload"] for axes in cost["communication_bytes_per_device"].values() for cell in axes.values()))
+    return float(
+        sum(
+            cell["payload"]
+            for axes in cost["communication_bytes_per_device"].values()
+            for cell in axes.values()
+        )
+    )
 
 
 def _model(a: Strategy, b: Strategy) -> list[Change]:
-    """Nothing for the same graph. Else what a reader can act on: counts, blocks that repeat more or less often, nodes that came and went."""
+    """Nothing for the same graph. Else what a reader can act on: counts, blocks that repeat more or
+    less often, nodes that came and went."""
     if a.model["sha256"] == b.model["sha256"]:
         return []
-    out = [Change("model", k, f"{a.model[k]:,}", f"{b.model[k]:,}") for k in ("nodes", "parameters") if a.model[k] != b.model[k]]
-    before, after = {tuple(x["body"]): x["repeats"] for x in a.blocks}, {tuple(x["body"]): x["repeats"] for x in b.blocks}
+    out = [
+        Change("model", k, f"{a.model[k]:,}", f"{b.model[k]:,}")
+        for k in ("nodes", "parameters")
+        if a.model[k] != b.model[k]
+    ]
+    before, after = (
+        {tuple(x["body"]): x["repeats"] for x in a.blocks},
+        {tuple(x["body"]): x["repeats"] for x in b.blocks},
+    )
     for body, repeats in before.items():
         if after.get(body, repeats) != repeats:
-            out.append(Change("model", f"repeats of the block of {len(body)} nodes from {body[0]}", str(repeats), str(after[body])))
+            out.append(
+                Change(
+                    "model",
+                    f"repeats of the block of {len(body)} nodes from {body[0]}",
+                    str(repeats),
+                    str(after[body]),
+                )
+            )
     gone = [n for n in a.nodes if n not in b.nodes]
     new = [n for n in b.nodes if n not in a.nodes]
     out += [Change("model", f"node {n} ({a.nodes[n]['op']})", "there", "") for n in gone]
     out += [Change("model", f"node {n} ({b.nodes[n]['op']})", "", "new") for n in new]
-    out += [Change("model", f"operator of {n}", a.nodes[n]["op"], b.nodes[n]["op"]) for n in a.nodes if n in b.nodes and a.nodes[n]["op"] != b.nodes[n]["op"]]
-    moved = [n for n, row in a.tensors.items() if n in b.tensors and row["shape"] != b.tensors[n]["shape"] and "label" in row]
-    out += [Change("model", f"shape of {a.tensors[n]['label']}", str(a.tensors[n]["shape"]), str(b.tensors[n]["shape"])) for n in moved]
+    out += [
+        Change("model", f"operator of {n}", a.nodes[n]["op"], b.nodes[n]["op"])
+        for n in a.nodes
+        if n in b.nodes and a.nodes[n]["op"] != b.nodes[n]["op"]
+    ]
+    moved = [
+        n
+        for n, row in a.tensors.items()
+        if n in b.tensors and row["shape"] != b.tensors[n]["shape"] and "label" in row
+    ]
+    out += [
+        Change(
+            "model",
+            f"shape of {a.tensors[n]['label']}",
+            str(a.tensors[n]["shape"]),
+            str(b.tensors[n]["shape"]),
+        )
+        for n in moved
+    ]
     if out or any(a.workload.get(k) != b.workload.get(k) for k in SHAPING):
         return out  # other sizes make another hash: the workload says it
-    return [Change("model", "graph (attributes or activations)", str(a.model["sha256"])[:12], str(b.model["sha256"])[:12])]
+    return [
+        Change(
+            "model",
+            "graph (attributes or activations)",
+            str(a.model["sha256"])[:12],
+            str(b.model["sha256"])[:12],
+        )
+    ]
 
 
 def _machine(a: Strategy, b: Strategy) -> list[Change]:
-    out = _table("machine", {k: v for k, v in a.topology.items() if k != "levels"}, {k: v for k, v in b.topology.items() if k != "levels"})
-    shapes = [" x ".join(f"{x['size']} ({x['name']})" for x in s.topology["levels"]) for s in (a, b)]
+    out = _table(
+        "machine",
+        {k: v for k, v in a.topology.items() if k != "levels"},
+        {k: v for k, v in b.topology.items() if k != "levels"},
+    )
+    shapes = [
+        " x ".join(f"{x['size']} ({x['name']})" for x in s.topology["levels"]) for s in (a, b)
+    ]
     if shapes[0] != shapes[1]:
         return [*out, Change("machine", "levels", *shapes)]
     for x, y in zip(a.topology["levels"], b.topology["levels"], strict=True):
@@ -162,13 +246,26 @@ def _machine(a: Strategy, b: Strategy) -> list[Change]:
 
 
 def _cost_model(a: Strategy, b: Strategy) -> list[Change]:
-    """By the recorded version; and by figures, where the same decisions on the same model and machine have another price."""
+    """By the recorded version; and by figures, where the same decisions on the same model and
+    machine have another price."""
     versions = [str(s.provenance.get("cost_model", "unknown")) for s in (a, b)]
     if versions[0] != versions[1]:
         return [Change("cost model", "version", *versions)]
-    same = a.model["sha256"] == b.model["sha256"] and a.topology == b.topology and a.workload == b.workload and a.mesh == b.mesh
+    same = (
+        a.model["sha256"] == b.model["sha256"]
+        and a.topology == b.topology
+        and a.workload == b.workload
+        and a.mesh == b.mesh
+    )
     if same and a.techniques == b.techniques and splits(a) == splits(b) and a.costs != b.costs:
-        return [Change("cost model", "prices of the same decisions", f"{a.costs['step_time_s']:.4g} s", f"{b.costs['step_time_s']:.4g} s")]
+        return [
+            Change(
+                "cost model",
+                "prices of the same decisions",
+                f"{a.costs['step_time_s']:.4g} s",
+                f"{b.costs['step_time_s']:.4g} s",
+            )
+        ]
     return []
 
 
@@ -177,7 +274,9 @@ def splits(s: Strategy) -> dict[str, Any]:
     return {n: row["split"] for n, row in s.nodes.items()}
 
 
-def _table(section: str, a: Mapping[str, Any], b: Mapping[str, Any], prefix: str = "") -> list[Change]:
+def _table(
+    section: str, a: Mapping[str, Any], b: Mapping[str, Any], prefix: str = ""
+) -> list[Change]:
     out: list[Change] = []
     for key in sorted({*a, *b}):
         x, y = a.get(key), b.get(key)
@@ -199,13 +298,29 @@ def _text(value: Any) -> str:
 def _splits(a: Strategy, b: Strategy) -> list[Change]:
     from planner.sharding.notation import spell_split
 
-    return [Change("splits", n, spell_split(a.nodes[n]["split"]), spell_split(b.nodes[n]["split"]))
-            for n in a.nodes if n in b.nodes and a.nodes[n]["split"] != b.nodes[n]["split"]]  # fmt: skip
+    return [
+        Change("splits", n, spell_split(a.nodes[n]["split"]), spell_split(b.nodes[n]["split"]))
+        for n in a.nodes
+        if n in b.nodes and a.nodes[n]["split"] != b.nodes[n]["split"]
+    ]
 
 
 def _layouts(a: Strategy, b: Strategy) -> list[Change]:
-    """Parameters that are kept otherwise: those have to be moved when a checkpoint changes plans. Layer numbers are starred."""
+    """Parameters that are kept otherwise: those have to be moved when a checkpoint changes plans.
+    Layer numbers are starred."""
     from planner.strategy.notation import spell_weight, weight_groups
 
-    before, after = ({(g.label, g.shape): spell_weight(g, {}) + (f" on one of {g.stages} stages" if g.stages > 1 else "") for g in weight_groups(s)} for s in (a, b))
-    return [Change("layouts", label, text, after[label, shape]) for (label, shape), text in before.items() if after.get((label, shape), text) != text]
+    before, after = (
+        {
+            (g.label, g.shape): (
+                spell_weight(g, {}) + (f" on one of {g.stages} stages" if g.stages > 1 else "")
+            )
+            for g in weight_groups(s)
+        }
+        for s in (a, b)
+    )
+    return [
+        Change("layouts", label, text, after[label, shape])
+        for (label, shape), text in before.items()
+        if after.get((label, shape), text) != text
+    ]

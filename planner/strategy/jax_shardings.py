@@ -1,10 +1,13 @@
-"""A strategy as jax shardings: for `jax.device_put`, `in_shardings` of `jax.jit`, and restoring checkpoints.
+"""A strategy as jax shardings: for `jax.device_put`, `in_shardings` of `jax.jit`, and restoring
+checkpoints.
 
-Any pytree will do: a flat dict by label, nested dicts, the state of an optimizer. The path to a leaf ends in the name of its parameter ("layers.3.mlp.up.weight",
-whatever holds the tree comes before); leaves of optimizer states that have no parameter's shape (step counters) are whole on every device.
+Any pytree will do: a flat dict by label, nested dicts, the state of an optimizer. The path to a
+leaf ends in the name of its parameter ("layers.3.mlp.up.weight", whatever holds the tree comes
+before); leaves of optimizer states that have no parameter's shape (step counters) are whole on
+every device.
 
-Arrays of jax are cut evenly. A dim that the plan pads is whole here, and so is, on every stage, a weight that one pipeline stage alone holds: the emitted
-program keeps both in forms of its own.
+Arrays of jax are cut evenly. A dim that the plan pads is whole here, and so is, on every stage, a
+weight that one pipeline stage alone holds: the emitted program keeps both in forms of its own.
 """
 
 from __future__ import annotations
@@ -20,21 +23,36 @@ if TYPE_CHECKING:
 
 
 def mesh_of(strategy: Strategy) -> Any:
-    """The jax.sharding.Mesh of a strategy; the compiler partitions along its axes. Raises PlanError P160 where there are too few devices."""
+    """The jax.sharding.Mesh of a strategy; the compiler partitions along its axes. Raises PlanError
+    P160 where there are too few devices."""
     import jax
     from jax.sharding import AxisType
 
     sizes = dict(strategy.mesh_shape)
     if len(jax.devices()) < prod(sizes.values()):
-        raise PlanError("P160", f"the plan is for {prod(sizes.values())} devices, jax has {len(jax.devices())}", help=["--xla_force_host_platform_device_count in XLA_FLAGS"])
-    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
+        raise PlanError(
+            "P160",
+            f"the plan is for {prod(sizes.values())} devices, jax has {len(jax.devices())}",
+            help=["--xla_force_host_platform_device_count in XLA_FLAGS"],
+        )
+    return jax.make_mesh(
+        tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes)
+    )
 
 
-def shardings(strategy: Strategy, tree: Any, *, optimizer: bool = False, rows: Mapping[str, Mapping[str, Any]] | None = None) -> Any:
-    """NamedSharding for every leaf of a pytree of parameters, or (optimizer) of an optimizer's state, in its structure.
+def shardings(
+    strategy: Strategy,
+    tree: Any,
+    *,
+    optimizer: bool = False,
+    rows: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Any:
+    """NamedSharding for every leaf of a pytree of parameters, or (optimizer) of an optimizer's
+    state, in its structure.
 
-    rows: parameter -> its row, where that is not the strategy's. Levels of the optimizer: its state is cut from level 1 on, parameters themselves at level 3.
-    Raises PlanError P052: no parameter of that name or shape.
+    rows: parameter -> its row, where that is not the strategy's. Levels of the optimizer: its state
+    is cut from level 1 on, parameters themselves at level 3. Raises PlanError P052: no parameter of
+    that name or shape.
     """
     import jax
     from jax.sharding import NamedSharding, PartitionSpec
@@ -53,8 +71,16 @@ def shardings(strategy: Strategy, tree: Any, *, optimizer: bool = False, rows: M
         if row is None and optimizer and shape is not None and prod(shape) <= 1:
             return NamedSharding(mesh, PartitionSpec())
         if row is None or shape not in (None, tuple(row["shape"])):
-            what = f"no parameter named {names[0] if names else ''!r}" if row is None else f"{row['label']} has shape {tuple(row['shape'])}, not {shape}"
-            raise PlanError("P052", what, help=[h for h in [did_you_mean(names[-1] if names else "", list(known))] if h])
+            what = (
+                f"no parameter named {names[0] if names else ''!r}"
+                if row is None
+                else f"{row['label']} has shape {tuple(row['shape'])}, not {shape}"
+            )
+            raise PlanError(
+                "P052",
+                what,
+                help=[h for h in [did_you_mean(names[-1] if names else "", list(known))] if h],
+            )
         return partition(mesh, row, sizes, optimizer)
 
     return jax.tree_util.tree_map_with_path(one, tree, is_leaf=lambda x: x is None)
@@ -64,16 +90,23 @@ def partition(mesh: Any, row: Mapping[str, Any], sizes: Mapping[str, int], optim
     """The NamedSharding of a row of a strategy's tensors."""
     from jax.sharding import NamedSharding, PartitionSpec
 
-    return NamedSharding(mesh, PartitionSpec(*(_axes(axes) for axes in _dims(row, sizes, optimizer))))
+    return NamedSharding(
+        mesh, PartitionSpec(*(_axes(axes) for axes in _dims(row, sizes, optimizer)))
+    )
 
 
-def _dims(row: Mapping[str, Any], sizes: Mapping[str, int], optimizer: bool) -> list[tuple[str, ...]]:
+def _dims(
+    row: Mapping[str, Any], sizes: Mapping[str, int], optimizer: bool
+) -> list[tuple[str, ...]]:
     """Mesh axes per dim, as far as they divide it."""
     dims = [tuple(a) for a in row["layout"]]
     zero = row.get("zero")
     if zero and (zero["level"] == 3 or optimizer):
         dims[zero["dim"]] += tuple(a for a in zero["axes"] if a not in dims[zero["dim"]])
-    return [axes if n % prod(sizes[a] for a in axes) == 0 else () for n, axes in zip(row["shape"], dims, strict=True)]
+    return [
+        axes if n % prod(sizes[a] for a in axes) == 0 else ()
+        for n, axes in zip(row["shape"], dims, strict=True)
+    ]
 
 
 def _axes(axes: tuple[str, ...]) -> Any:

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WeightGroup:
-    """Parameters that are alike: the same label but for layer numbers, the same shape and layout. `elements` counts all of them.
+    """Parameters that are alike: the same label but for layer numbers, the same shape and layout.
+    `elements` counts all of them.
 
     stages: pipeline stages that they are dealt out over, 1 where every device has a part of each.
     """
@@ -43,11 +44,25 @@ def weight_groups(strategy: Strategy) -> list[WeightGroup]:
     for name, row in strategy.tensors.items():
         if "label" in row:
             label = _NUMBER.sub("*", str(row["label"]) or name)
-            key = (label, tuple(row["shape"]), tuple(tuple(a) for a in stored_axes(row)), stages if "stage" in row else 1)
+            key = (
+                label,
+                tuple(row["shape"]),
+                tuple(tuple(a) for a in stored_axes(row)),
+                stages if "stage" in row else 1,
+            )
             found.setdefault(key, []).append(str(row["label"]) or name)
     groups = []
     for (label, shape, dims, dealt), names in found.items():
-        groups.append(WeightGroup(label if len(names) > 1 else names[0], shape, dims, len(names), len(names) * prod(shape), dealt))
+        groups.append(
+            WeightGroup(
+                label if len(names) > 1 else names[0],
+                shape,
+                dims,
+                len(names),
+                len(names) * prod(shape),
+                dealt,
+            )
+        )
     return sorted(groups, key=lambda g: -g.elements)
 
 
@@ -60,7 +75,8 @@ _NUMBER = re.compile(r"(?<=[./])\d+(?=[./])")
 
 
 def stored_axes(row: Mapping[str, Any]) -> list[list[str]]:
-    """Axes per dim of a tensor row as it is kept between steps: optimizer level 3 cuts the weight itself."""
+    """Axes per dim of a tensor row as it is kept between steps: optimizer level 3 cuts the weight
+    itself."""
     dims = [list(a) for a in row["layout"]]
     zero = row.get("zero")
     if zero and zero["level"] == 3:

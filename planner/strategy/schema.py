@@ -1,4 +1,5 @@
-"""The JSON Schemas of files, made from their types: python -m planner.strategy.schema KIND > planner/KIND.schema.json, KIND strategy, topology or pins.
+"""The JSON Schemas of files, made from their types: python -m planner.strategy.schema KIND >
+planner/KIND.schema.json, KIND strategy, topology or pins.
 
 Readers ignore keys that they do not know, so every object is open.
 """
@@ -8,15 +9,30 @@ from __future__ import annotations
 import json
 import sys
 from types import NoneType, UnionType
-from typing import Any, Literal, NotRequired, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import (
+    Any,
+    Literal,
+    NotRequired,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
 
 from planner.machine.file_types import TopologyFile
 from planner.pins.file_types import NodePin, PinsFile
 from planner.strategy.strategy import FORMAT_VERSION
 from planner.strategy.types import StrategyFile
 
-CLOSED: dict[str, Any] = {"TopologyFile": False, "TopologyLevel": False, "PinTechniques": False, "SizeTable": False, "NodePin": False,
-                          "PinsFile": {"$ref": "#/$defs/NodePin"}}  # fmt: skip
+CLOSED: dict[str, Any] = {
+    "TopologyFile": False,
+    "TopologyLevel": False,
+    "PinTechniques": False,
+    "SizeTable": False,
+    "NodePin": False,
+    "PinsFile": {"$ref": "#/$defs/NodePin"},
+}
 """Tables of files that users write: keys beside those named are mistakes, or all of one type."""
 
 _PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", NoneType: "null"}
@@ -35,7 +51,12 @@ def schema(kind: str = "strategy") -> dict[str, Any]:
         name, major = root["$ref"].rpartition("/")[2], FORMAT_VERSION.partition(".")[0]
         tables[name]["properties"]["format_version"]["pattern"] = rf"^{major}\.\d+$"
         title = f"Meshwright strategy, format {FORMAT_VERSION}"
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title, **root, "$defs": tables}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": title,
+        **root,
+        "$defs": tables,
+    }
 
 
 def _schema(of: Any, tables: dict[str, Any]) -> dict[str, Any]:
@@ -43,10 +64,16 @@ def _schema(of: Any, tables: dict[str, Any]) -> dict[str, Any]:
         if of.__name__ not in tables:
             tables[of.__name__] = {}
             hints = get_type_hints(of, include_extras=True)
-            wanted = {k: get_args(t)[0] if get_origin(t) is NotRequired else t for k, t in hints.items()}
+            wanted = {
+                k: get_args(t)[0] if get_origin(t) is NotRequired else t for k, t in hints.items()
+            }
             required = sorted(k for k, t in hints.items() if get_origin(t) is not NotRequired)
-            tables[of.__name__] = {"type": "object", "description": (of.__doc__ or "").split("\n")[0], "required": required,
-                                   "properties": {k: _schema(t, tables) for k, t in sorted(wanted.items())}}  # fmt: skip
+            tables[of.__name__] = {
+                "type": "object",
+                "description": (of.__doc__ or "").split("\n")[0],
+                "required": required,
+                "properties": {k: _schema(t, tables) for k, t in sorted(wanted.items())},
+            }
         return {"$ref": f"#/$defs/{of.__name__}"}
     origin, inner = get_origin(of), get_args(of)
     if origin is list:

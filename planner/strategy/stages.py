@@ -1,4 +1,5 @@
-"""Pipeline stages of a strategy, read from its file: how many, how many blocks and ticks each, and in words."""
+"""Pipeline stages of a strategy, read from its file: how many, how many blocks and ticks each, and
+in words."""
 
 from __future__ import annotations
 
@@ -21,20 +22,30 @@ def stages(strategy: Strategy) -> int:
 
 
 def ticks(strategy: Strategy) -> int:
-    """Lock-step ticks in which pipeline stages run forward: one a microbatch and chunk (with stages of two places one for two microbatches), and the bubble."""
+    """Lock-step ticks in which pipeline stages run forward: one a microbatch and chunk (with stages
+    of two places one for two microbatches), and the bubble."""
     t = strategy.techniques
-    return int(t["microbatches"]) // max(widths_of(t), default=1) * virtual_of(t) + stages(strategy) - 1
+    return (
+        int(t["microbatches"]) // max(widths_of(t), default=1) * virtual_of(t)
+        + stages(strategy)
+        - 1
+    )
 
 
 def lockstep(strategy: Strategy) -> bool:
-    """Whether the stages are priced tick by tick, as emitted programs run; frameworks let each run as soon as it can."""
+    """Whether the stages are priced tick by tick, as emitted programs run; frameworks let each run
+    as soon as it can."""
     runtime = RUNTIMES.get(str(strategy.workload.get("runtime")))
     return stages(strategy) > 1 and (runtime is None or runtime.kernels is None)
 
 
 def dealt(strategy: Strategy) -> tuple[int, int]:
-    """(blocks a pipeline stage holds, blocks in all) of the run that is dealt out; (0, 0) where the file names none."""
-    return next(((int(b["per_stage"]), int(b["repeats"])) for b in strategy.blocks if "per_stage" in b), (0, 0))
+    """(blocks a pipeline stage holds, blocks in all) of the run that is dealt out; (0, 0) where the
+    file names none."""
+    return next(
+        ((int(b["per_stage"]), int(b["repeats"])) for b in strategy.blocks if "per_stage" in b),
+        (0, 0),
+    )
 
 
 def stages_words(strategy: Strategy) -> str:
@@ -43,9 +54,15 @@ def stages_words(strategy: Strategy) -> str:
     if n < 2:
         return ""
     chunks = virtual_of(strategy.techniques)
-    many = f"{chunks} chunks of {each // chunks} block{'s' if each > chunks else ''}" if chunks > 1 else f"{each} block{'s' if each > 1 else ''}"
+    many = (
+        f"{chunks} chunks of {each // chunks} block{'s' if each > chunks else ''}"
+        if chunks > 1
+        else f"{each} block{'s' if each > 1 else ''}"
+    )
     held = f", {'' if each * n == whole else 'up to '}{many} each" if each else ""
     if strategy.techniques.get("cuts"):
         wide = "+".join(map(str, widths_of(strategy.techniques)))
-        held = (f", {chunks} chunks each" if chunks > 1 else f", on {wide} places" if wide else "") + ", cut where they balance"
+        held = (
+            f", {chunks} chunks each" if chunks > 1 else f", on {wide} places" if wide else ""
+        ) + ", cut where they balance"
     return f"{n} pipeline stages ({SCHEDULES[schedule_of(strategy.techniques)]}{held})"

@@ -1,6 +1,7 @@
 """The strategy: every decision and its price, as a file that is reviewed like a lock file.
 
-Sorted keys, one node a line, rounded floats; nothing outside `provenance` depends on the clock or on paths. Equality ignores provenance.
+Sorted keys, one node a line, rounded floats; nothing outside `provenance` depends on the clock or
+on paths. Equality ignores provenance.
 """
 
 from __future__ import annotations
@@ -15,7 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from costmodels.hardware.intake import exists, read_json
 from planner.errors import PlanError, did_you_mean, file_meant
-from planner.execution.technique_fields import bucket_of, copies_of, offload_of, schedule_of, virtual_of, widths_of
+from planner.execution.technique_fields import (
+    bucket_of,
+    copies_of,
+    offload_of,
+    schedule_of,
+    virtual_of,
+    widths_of,
+)
 from planner.sharding.layout import Layout
 from planner.sharding.rule import Split
 from planner.support.atomic_write import write_atomically
@@ -30,9 +38,11 @@ NODE_TABLES = ("details", "nodes", "tensors")
 
 @dataclass(frozen=True)
 class Strategy:
-    """Fields are the file's keys (planner/strategy/types.py, docs/stability.md). `graph` is the graph it was planned on, when it is at hand.
+    """Fields are the file's keys (planner/strategy/types.py, docs/stability.md). `graph` is the
+    graph it was planned on, when it is at hand.
 
-    details: what each class of nodes costs and why (planner.pricing.breakdown), of the decisions that `provenance.decisions` names; a plan is the same without.
+    details: what each class of nodes costs and why (planner.pricing.breakdown), of the decisions
+    that `provenance.decisions` names; a plan is the same without.
     """
 
     model: Mapping[str, Any]
@@ -50,10 +60,13 @@ class Strategy:
     findings: tuple[Mapping[str, Any], ...] = ()
     """What a user should not miss, the gravest first: {kind, text} (planner.search.findings)."""
     provenance: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    details: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, compare=False, repr=False)
+    details: Mapping[str, Mapping[str, Any]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
     graph: Graph | None = field(default=None, compare=False, repr=False)
     confirmed: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    """What a compiler said of the plan and of those before it (planner.verify.confirm); empty where none was asked."""
+    """What a compiler said of the plan and of those before it (planner.verify.confirm); empty where
+    none was asked."""
 
     @property
     def cost(self) -> SimpleNamespace:
@@ -66,21 +79,32 @@ class Strategy:
         return tuple((a["name"], a["size"]) for a in self.mesh)
 
     def decisions(self) -> str:
-        """A short hash of what was decided: another one after an edit by hand, whose costs the file does not know."""
-        made = [self.mesh_shape, self.techniques, {n: row["split"] for n, row in self.nodes.items()}]
+        """A short hash of what was decided: another one after an edit by hand, whose costs the file
+        does not know."""
+        made = [
+            self.mesh_shape,
+            self.techniques,
+            {n: row["split"] for n, row in self.nodes.items()},
+        ]
         return hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
     def plan(self) -> Plan:
-        """The decisions an emitted program depends on. Needs the graph for repeated blocks' node ids: see `plan_for`."""
+        """The decisions an emitted program depends on. Needs the graph for repeated blocks' node
+        ids: see `plan_for`."""
         if self.graph is None:
-            raise PlanError("P050", "this strategy has no graph at hand", help=["strategy.plan_for(graph), or planner.emit(strategy, model)"])
+            raise PlanError(
+                "P050",
+                "this strategy has no graph at hand",
+                help=["strategy.plan_for(graph), or planner.emit(strategy, model)"],
+            )
         return self.plan_for(self.graph)
 
     def plan_for(self, graph: Graph) -> Plan:
         """The plan on a graph read at the strategy's microbatch.
 
-        Raises PlanError: P051 when the graph is not the one it was made for, P060 and P061 when the file asks for what cannot be.
+        Raises PlanError: P051 when the graph is not the one it was made for, P060 and P061 when the
+        file asks for what cannot be.
         """
         from planner.execution.plan import Plan
         from planner.strategy.validate import check_mesh, check_splits
@@ -90,20 +114,49 @@ class Strategy:
         of = list(range(len(graph.nodes)))
         for first, period, repeats in runs:
             if first + period * repeats > len(graph.nodes):
-                raise PlanError("P051", "this strategy was made for another graph: its repeated blocks end past the last node", help=["plan again"])
+                raise PlanError(
+                    "P051",
+                    "this strategy was made for another graph: its repeated blocks end past the"
+                    " last node",
+                    help=["plan again"],
+                )
             for i in range(first, first + period * repeats):
                 of[i] = first + (i - first) % period
         splits = {}
         for i, node in enumerate(graph.nodes):
             row = self.nodes.get(node.id) or self.nodes.get(graph.nodes[of[i]].id)
             if row is None:
-                raise PlanError("P051", f"this strategy says nothing of node {node.id!r}: it was made for another graph",
-                                help=[h for h in (did_you_mean(node.id, list(self.nodes)), "plan again, or plan diff") if h])  # fmt: skip
+                raise PlanError(
+                    "P051",
+                    f"this strategy says nothing of node {node.id!r}: it was made for another"
+                    " graph",
+                    help=[
+                        h
+                        for h in (
+                            did_you_mean(node.id, list(self.nodes)),
+                            "plan again, or plan diff",
+                        )
+                        if h
+                    ],
+                )
             splits[node.id] = Split.of({f: tuple(a) for f, a in row["split"].items()})
         t = self.techniques
-        plan = Plan(self.mesh_shape, splits, int(t["zero_stage"]), tuple(t["zero_group"]), str(t["recompute"]), int(t["microbatches"]), runs,
-                    schedule=schedule_of(t), virtual=virtual_of(t), offload=offload_of(t), cuts=self.cuts(graph), widths=widths_of(t),
-                    bucket_bytes=bucket_of(t), copies=copies_of(t))  # fmt: skip
+        plan = Plan(
+            self.mesh_shape,
+            splits,
+            int(t["zero_stage"]),
+            tuple(t["zero_group"]),
+            str(t["recompute"]),
+            int(t["microbatches"]),
+            runs,
+            schedule=schedule_of(t),
+            virtual=virtual_of(t),
+            offload=offload_of(t),
+            cuts=self.cuts(graph),
+            widths=widths_of(t),
+            bucket_bytes=bucket_of(t),
+            copies=copies_of(t),
+        )
         check_splits(graph, plan)
         return plan
 
@@ -112,26 +165,42 @@ class Strategy:
         names = [str(n) for n in self.techniques.get("cuts", ())]
         index = {node.id: i for i, node in enumerate(graph.nodes)}
         if missing := next((n for n in names if n not in index), None):
-            raise PlanError("P051", f"a pipeline stage begins with node {missing!r}, which the graph has not: this strategy was made for another", help=["plan again"])
+            raise PlanError(
+                "P051",
+                f"a pipeline stage begins with node {missing!r}, which the graph has not: this"
+                " strategy was made for another",
+                help=["plan again"],
+            )
         found = tuple(index[n] for n in names)
         if found and found != tuple(sorted(set(found) - {0})):
-            raise PlanError("P060", f"this strategy cannot be: its pipeline stages begin with {', '.join(names)}, which do not follow one another", help=["plan again"])
+            raise PlanError(
+                "P060",
+                f"this strategy cannot be: its pipeline stages begin with {', '.join(names)}, which"
+                " do not follow one another",
+                help=["plan again"],
+            )
         return found
 
     def layout(self, name: str) -> Layout:
-        """Layout of a tensor, or of the first result of a node, by name or id (also by scope suffix such as "mlp.up")."""
+        """Layout of a tensor, or of the first result of a node, by name or id (also by scope suffix
+        such as "mlp.up")."""
         row = self.tensors.get(name)
         if row is None and name in self.nodes:
             row = self.tensors.get(self.nodes[name]["outputs"][0])
         if row is None:
             hits = [t for t in self.tensors if t.endswith(name) or name in t]
             if not hits:
-                raise PlanError("P052", f"no tensor or node named {name!r}", help=[h for h in [did_you_mean(name, [*self.tensors, *self.nodes])] if h])
+                raise PlanError(
+                    "P052",
+                    f"no tensor or node named {name!r}",
+                    help=[h for h in [did_you_mean(name, [*self.tensors, *self.nodes])] if h],
+                )
             row = self.tensors[hits[0]]
         return Layout(tuple(tuple(a) for a in row["layout"]), tuple(row["partial"]))
 
     def shardings(self, params: Any, *, optimizer: bool = False) -> Any:
-        """NamedSharding for every leaf of a pytree of parameters (by label), or of an optimizer's state: for device_put, jit and checkpoint restore. Imports jax."""
+        """NamedSharding for every leaf of a pytree of parameters (by label), or of an optimizer's
+        state: for device_put, jit and checkpoint restore. Imports jax."""
         from planner.strategy.jax_shardings import shardings
 
         return shardings(self, params, optimizer=optimizer)
@@ -149,8 +218,15 @@ class Strategy:
         for key in sorted(data):
             value = data[key]
             if key in NODE_TABLES:
-                rows = ",\n".join(f"    {json.dumps(k)}: {json.dumps(v, sort_keys=True)}" for k, v in value.items())
-                lines.append(f"  {json.dumps(key)}: {{\n{rows}\n  }}" if rows else f"  {json.dumps(key)}: {{}}")
+                rows = ",\n".join(
+                    f"    {json.dumps(k)}: {json.dumps(v, sort_keys=True)}"
+                    for k, v in value.items()
+                )
+                lines.append(
+                    f"  {json.dumps(key)}: {{\n{rows}\n  }}"
+                    if rows
+                    else f"  {json.dumps(key)}: {{}}"
+                )
             else:
                 body = json.dumps(value, sort_keys=True, indent=2).replace("\n", "\n  ")
                 lines.append(f"  {json.dumps(key)}: {body}")
@@ -158,12 +234,17 @@ class Strategy:
 
     def to_dict(self) -> dict[str, Any]:
         """The file's content as plain data."""
-        names = {f.name for f in fields(self)} - {"graph", "costs", *(name for name in ("details", "confirmed") if not getattr(self, name))}
+        names = {f.name for f in fields(self)} - {
+            "graph",
+            "costs",
+            *(name for name in ("details", "confirmed") if not getattr(self, name)),
+        }
         out = {name: _plain(getattr(self, name)) for name in names}
         return {**out, "cost": _plain(self.costs), "format_version": FORMAT_VERSION}
 
     def save(self, path: str | Path, force: bool = True) -> None:
-        """Write atomically. With force=False an existing file of another model is not overwritten."""
+        """Write atomically. With force=False an existing file of another model is not
+        overwritten."""
         path = Path(path)
         if path.exists() and not force:
             try:
@@ -171,38 +252,71 @@ class Strategy:
             except PlanError:
                 same = False
             if not same:
-                raise PlanError("P053", f"{path} exists and is not a strategy of this model", help=["-o another file, or --force"])
+                raise PlanError(
+                    "P053",
+                    f"{path} exists and is not a strategy of this model",
+                    help=["-o another file, or --force"],
+                )
         write_atomically(path, self.to_json())
 
     @classmethod
     def load(cls, path: str | Path) -> Strategy:
         """Read a file. Another major format version is refused; unknown keys are ignored."""
         path = Path(path)
-        model = [f"plan {path} --devices N plans this model, and writes its strategy"] if str(path).startswith("zoo:") or path.suffix == ".onnx" else []
+        model = (
+            [f"plan {path} --devices N plans this model, and writes its strategy"]
+            if str(path).startswith("zoo:") or path.suffix == ".onnx"
+            else []
+        )
         try:
             data = read_json(path)
         except OSError as e:
-            raise PlanError("P054", f"cannot read strategy {str(path)!r}: {e.strerror}", help=model or ([] if exists(path) else file_meant(str(path)))) from e
+            raise PlanError(
+                "P054",
+                f"cannot read strategy {str(path)!r}: {e.strerror}",
+                help=model or ([] if exists(path) else file_meant(str(path))),
+            ) from e
         except ValueError as e:
             raise PlanError("P054", f"{path} is not JSON: {e}", help=model) from e
         return cls.from_dict(data, path)
 
     @classmethod
     def from_dict(cls, data: Any, path: str | Path) -> Strategy:
-        """The strategy of a file's content; path: what to call it. Raises PlanError P054, P055, and P223 for a serving plan, which holds two."""
+        """The strategy of a file's content; path: what to call it. Raises PlanError P054, P055, and
+        P223 for a serving plan, which holds two."""
         if not isinstance(data, dict) or "format_version" not in data:
             raise PlanError("P054", f"{path} is not a strategy file: no format_version")
         if data.get("kind") == "serving":
-            raise PlanError("P223", f"{path} is a serving plan: two strategies, of the prompts and of a step",
-                            help=["plan show and plan emit read it; other commands take the plan of one step"])  # fmt: skip
+            raise PlanError(
+                "P223",
+                f"{path} is a serving plan: two strategies, of the prompts and of a step",
+                help=["plan show and plan emit read it; other commands take the plan of one step"],
+            )
         if str(data["format_version"]).split(".")[0] != FORMAT_VERSION.split(".")[0]:
-            raise PlanError("P055", f"{path} has format {data['format_version']}; this version reads {FORMAT_VERSION}", help=["plan again, or use the version that wrote it"])
+            raise PlanError(
+                "P055",
+                f"{path} has format {data['format_version']}; this version reads {FORMAT_VERSION}",
+                help=["plan again, or use the version that wrote it"],
+            )
         try:
             return cls(
-                data["model"], data["topology"], data["workload"], tuple(data["mesh"]), data["nodes"], tuple(data["blocks"]), data["tensors"],
-                data["techniques"], data["cost"], data["solver"], data["baselines"], tuple(data.get("assumptions", ())), tuple(data.get("findings", ())),
-                data.get("provenance", {}), data.get("details", {}), confirmed=data.get("confirmed", {}),
-            )  # fmt: skip
+                data["model"],
+                data["topology"],
+                data["workload"],
+                tuple(data["mesh"]),
+                data["nodes"],
+                tuple(data["blocks"]),
+                data["tensors"],
+                data["techniques"],
+                data["cost"],
+                data["solver"],
+                data["baselines"],
+                tuple(data.get("assumptions", ())),
+                tuple(data.get("findings", ())),
+                data.get("provenance", {}),
+                data.get("details", {}),
+                confirmed=data.get("confirmed", {}),
+            )
         except KeyError as e:
             raise PlanError("P054", f"{path}: key {e.args[0]!r} is missing") from e
 
@@ -210,18 +324,6 @@ class Strategy:
         from planner.report.summary import summary
 
         return summary(self)
-
-
-
-
-
-
-
-
-
-
-
-
 
 
 def _plain(value: Any) -> Any:
@@ -237,5 +339,3 @@ def _plain(value: Any) -> Any:
 def round_figures(value: float, digits: int = 6) -> float:
     """A float with six significant digits: costs are rounded when a strategy is made."""
     return float(f"{value:.{digits}g}")
-
-

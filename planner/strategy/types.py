@@ -30,10 +30,9 @@ class LevelTable(TypedDict):
     all_reduce_latency_s: NotRequired[float]
 
 
-
-
 class TopologyTable(TypedDict):
-    """The machine; levels innermost first. hardware: the file of a device that does not ship; groups: what devices of several kinds there are."""
+    """The machine; levels innermost first. hardware: the file of a device that does not ship;
+    groups: what devices of several kinds there are."""
 
     device: str
     hardware: NotRequired[str]
@@ -82,7 +81,8 @@ class RunnerUp(TypedDict):
 
 
 class NodeTable(TypedDict):
-    """One operator; `times`: how many nodes are like it, itself included; `time_s`: kernels of those a device runs, in one microbatch."""
+    """One operator; `times`: how many nodes are like it, itself included; `time_s`: kernels of
+    those a device runs, in one microbatch."""
 
     op: str
     split: Split
@@ -97,8 +97,10 @@ class NodeTable(TypedDict):
 
 
 class BlockTable(TypedDict):
-    """A run of nodes that recurs: the first repeat's body stands for all; `per_stage`: repeats a pipeline stage holds;
-    ids of a repeat's nodes have, behind `scope`, a number that is `step` higher than in the repeat before."""
+    """A run of nodes that recurs: the first repeat's body stands for all; `per_stage`: repeats a
+    pipeline stage holds; ids of a repeat's nodes have, behind `scope`, a number that is `step`
+    higher than in the repeat before.
+    """
 
     body: list[str]
     first: int
@@ -118,7 +120,8 @@ class ZeroTable(TypedDict):
 
 
 class TensorTable(TypedDict):
-    """The producer's layout: mesh axes per dim; `stage`: of a weight that one pipeline stage alone holds."""
+    """The producer's layout: mesh axes per dim; `stage`: of a weight that one pipeline stage alone
+    holds."""
 
     shape: list[int]
     layout: list[list[str]]
@@ -131,7 +134,8 @@ class TensorTable(TypedDict):
 
 
 class SideTable(TypedDict):
-    """An operand or result as its node has it: the factors of each dim, the mesh axes that cut it, the axes over which terms are still to be added."""
+    """An operand or result as its node has it: the factors of each dim, the mesh axes that cut it,
+    the axes over which terms are still to be added."""
 
     tensor: str
     dims: list[str]
@@ -140,7 +144,8 @@ class SideTable(TypedDict):
 
 
 class KernelTable(TypedDict):
-    """Seconds of a pass forward and backward (forward `again` where recomputed), passes a step, seconds a step, those in bubbles, and what binds."""
+    """Seconds of a pass forward and backward (forward `again` where recomputed), passes a step,
+    seconds a step, those in bubbles, and what binds."""
 
     forward_s: float
     backward_s: float
@@ -152,7 +157,8 @@ class KernelTable(TypedDict):
 
 
 class MoveTable(TypedDict):
-    """Collectives of one kind on one tensor: how many a step, their bytes and seconds together; axes joined by +."""
+    """Collectives of one kind on one tensor: how many a step, their bytes and seconds together;
+    axes joined by +."""
 
     kind: str
     axes: str
@@ -175,13 +181,16 @@ class DetailTable(TypedDict):
 
 
 class TechniqueTable(TypedDict):
-    """What was chosen beside the splits; `virtual`: chunks that a pipeline stage holds, where several. cuts: of stages without a block in common the node
-    that each begins with after the first; widths: how many places along the axis "stage" each of them takes, where not one each.
+    """What was chosen beside the splits; `virtual`: chunks that a pipeline stage holds, where
+    several. cuts: of stages without a block in common the node that each begins with after the
+    first; widths: how many places along the axis "stage" each of them takes, where not one each.
 
-    offload: what waits in the host's memory; "optimizer": moments and master copies; "activations": what enters recomputed blocks;
-    "parameters": their weights, with gradients; "embeddings": tables that are looked up, with theirs.
-    copies: microbatches that run at the same time.
-    fused_collective_bytes: GPUs send gradients, and updated parameters, together up to so many bytes; 0: as their compiler does by itself."""
+    offload: what waits in the host's memory; "optimizer": moments and master copies; "activations":
+    what enters recomputed blocks; "parameters": their weights, with gradients; "embeddings": tables
+    that are looked up, with theirs. copies: microbatches that run at the same time.
+    fused_collective_bytes: GPUs send gradients, and updated parameters, together up to so many
+    bytes; 0: as their compiler does by itself.
+    """
 
     microbatches: int
     schedule: str
@@ -254,19 +263,32 @@ class BaselineTable(CostTable):
 
 
 class CoveredTable(TypedDict):
-    """Plans that the bound holds for: meshes as sizes of their axes, outermost first, stages before a bar (`4|8x8`), with these numbers of microbatches. splits: "some" where
-    only those were tried that cut what plans found before cut."""
+    """Plans that the bound holds for: meshes as sizes of their axes, outermost first, stages before
+    a bar (`4|8x8`), with these numbers of microbatches. splits: "some" where only those were tried
+    that cut what plans found before cut."""
 
     meshes: list[str]
     microbatches: list[int]
     splits: Literal["all", "some"]
 
 
-# `from` is a keyword of the language. bound_memory_bytes: the bound is of plans that are priced at so many bytes at most, which fit with the upper end of their range; where
-# missing of all that fit.
-SolverTable = TypedDict("SolverTable", {"name": str, "status": Literal["optimal", "feasible"], "objective_s": float, "bound_s": NotRequired[float | None],
-                                        "gap": NotRequired[float | None], "plans_tried": int, "problem_status": str, "from": str,
-                                        "bound_memory_bytes": NotRequired[int], "covers": NotRequired[list[CoveredTable]]})  # fmt: skip
+# `from` is a keyword of the language. bound_memory_bytes: the bound is of plans that are priced at
+# so many bytes at most, which fit with the upper end of their range; where missing of all that fit.
+SolverTable = TypedDict(
+    "SolverTable",
+    {
+        "name": str,
+        "status": Literal["optimal", "feasible"],
+        "objective_s": float,
+        "bound_s": NotRequired[float | None],
+        "gap": NotRequired[float | None],
+        "plans_tried": int,
+        "problem_status": str,
+        "from": str,
+        "bound_memory_bytes": NotRequired[int],
+        "covers": NotRequired[list[CoveredTable]],
+    },
+)
 
 
 class FindingRow(TypedDict):
@@ -277,7 +299,8 @@ class FindingRow(TypedDict):
 
 
 class RejectedTable(TypedDict):
-    """A plan that the compiler said does not fit, or failed on: what tells it from others, and why."""
+    """A plan that the compiler said does not fit, or failed on: what tells it from others, and
+    why."""
 
     mesh: dict[str, int]
     zero_stage: int
@@ -291,7 +314,8 @@ class RejectedTable(TypedDict):
 
 
 class ConfirmedTable(TypedDict):
-    """What a compiler said when the plan was made (--confirm). fits: of the plan of this file, whose peak it is; flops_ratio: products as compiled by those planned."""
+    """What a compiler said when the plan was made (--confirm). fits: of the plan of this file,
+    whose peak it is; flops_ratio: products as compiled by those planned."""
 
     target: str
     fits: bool

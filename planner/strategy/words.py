@@ -17,15 +17,22 @@ if TYPE_CHECKING:
     pass
 
 
-
-OFFLOADED = {"optimizer": "optimizer state", "activations": "what enters blocks", "parameters": "blocks' weights and gradients",
-             "embeddings": "embedding tables"}  # fmt: skip
+OFFLOADED = {
+    "optimizer": "optimizer state",
+    "activations": "what enters blocks",
+    "parameters": "blocks' weights and gradients",
+    "embeddings": "embedding tables",
+}
 
 
 def offload_words(offload: Sequence[str]) -> list[str]:
     """What waits in the host's memory, a phrase; empty for nothing."""
     *more, last = [OFFLOADED[what] for what in offload] or [""]
-    return [f"{', '.join(more)}{' and ' if more else ''}{last} in the host's memory"] if offload else []
+    return (
+        [f"{', '.join(more)}{' and ' if more else ''}{last} in the host's memory"]
+        if offload
+        else []
+    )
 
 
 def tuned_words(row: Mapping[str, Any]) -> str:

@@ -16,8 +16,9 @@ from planner.errors import PlanError
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A new file that takes the place of `path` when the block ends: a reader sees the old file or the new one, and where the block fails the old one
-    stays and nothing else. A device, a pipe or a folder is not replaced. Raises OSError."""
+    """A new file that takes the place of `path` when the block ends: a reader sees the old file or
+    the new one, and where the block fails the old one stays and nothing else. A device, a pipe or a
+    folder is not replaced. Raises OSError."""
     if os.path.exists(path) and (what := irregular(os.stat(path).st_mode)):
         raise OSError(errno.EINVAL, what, str(path))
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -37,4 +38,8 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         with replacing(path) as out:
             out.write(content.encode() if isinstance(content, str) else content)
     except OSError as e:
-        raise PlanError("P056", f"cannot write {str(path)!r}: {e.strerror}", help=["-o a file in a folder that exists and is writable"]) from e
+        raise PlanError(
+            "P056",
+            f"cannot write {str(path)!r}: {e.strerror}",
+            help=["-o a file in a folder that exists and is writable"],
+        ) from e

@@ -10,4 +10,8 @@ from planner.errors import PlanError, did_you_mean
 def choose(option: str, value: str, known: Sequence[str]) -> None:
     """Raise PlanError unless the value is known."""
     if value not in known:
-        raise PlanError("P018", f"--{option} {value!r}: unknown", help=[h for h in (did_you_mean(value, known), f"one of {', '.join(known)}") if h])
+        raise PlanError(
+            "P018",
+            f"--{option} {value!r}: unknown",
+            help=[h for h in (did_you_mean(value, known), f"one of {', '.join(known)}") if h],
+        )

@@ -1,6 +1,7 @@
 """How figures, lines and tables are written in a terminal: every view shares these few functions.
 
-Text is made of plain strings; a `Style` adds ANSI codes only where colour is asked for, and widths are counted without them.
+Text is made of plain strings; a `Style` adds ANSI codes only where colour is asked for, and widths
+are counted without them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,23 @@ from dataclasses import dataclass
 from costmodels.hardware.units import show_bytes, show_time
 from planner.support.emphasis import ANSI, emphasised, one_line
 
-__all__ = ["Style", "bar", "count", "flops", "hang", "labelled", "listed", "pack", "percent", "short", "show_bytes", "show_time", "signed_time", "table", "visible"]
+__all__ = [
+    "Style",
+    "bar",
+    "count",
+    "flops",
+    "hang",
+    "labelled",
+    "listed",
+    "pack",
+    "percent",
+    "short",
+    "show_bytes",
+    "show_time",
+    "signed_time",
+    "table",
+    "visible",
+]
 
 _QUANTITY = re.compile(r"(\d) (%|[KMGT]?i?B\b|[mu]?s\b|[EPTGM]?FLOP\b)")
 _LARGE = ((1e12, "T"), (1e9, "B"), (1e6, "M"))
@@ -93,7 +110,8 @@ def signed_time(seconds: float) -> str:
 
 
 def short(text: str, width: int) -> str:
-    """A name cut in the middle to `width` columns, its two ends kept: they tell repeated names apart."""
+    """A name cut in the middle to `width` columns, its two ends kept: they tell repeated names
+    apart."""
     if len(text) <= width:
         return text
     head = max((width - 3) // 3, 0)
@@ -101,7 +119,8 @@ def short(text: str, width: int) -> str:
 
 
 def pack(items: Iterable[str], width: int, indent: int = LABEL, gap: str = "   ") -> list[str]:
-    """Items side by side on lines of at most `width` columns after `indent`; an item longer than a line is wrapped at spaces."""
+    """Items side by side on lines of at most `width` columns after `indent`; an item longer than a
+    line is wrapped at spaces."""
     room = max(width - indent, 20)
     lines: list[str] = []
     for item in map(one_line, items):
@@ -114,10 +133,15 @@ def pack(items: Iterable[str], width: int, indent: int = LABEL, gap: str = "   "
     return lines
 
 
-def labelled(label: str, items: Iterable[str], width: int, style: Style, gap: str = "   ") -> list[str]:
+def labelled(
+    label: str, items: Iterable[str], width: int, style: Style, gap: str = "   "
+) -> list[str]:
     """A label and its items, continued under the first item; nothing when there are no items."""
     lines = pack(items, width, LABEL, gap)
-    return [(style.bold(f"{label:<{LABEL}}") if i == 0 else " " * LABEL) + line for i, line in enumerate(lines)]
+    return [
+        (style.bold(f"{label:<{LABEL}}") if i == 0 else " " * LABEL) + line
+        for i, line in enumerate(lines)
+    ]
 
 
 def hang(label: str, text: str, width: int) -> list[str]:
@@ -128,7 +152,9 @@ def hang(label: str, text: str, width: int) -> list[str]:
 def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
     """Lines broken at spaces, but never between a number and its unit."""
     joined = _QUANTITY.sub("\\1\u00a0\\2", text)
-    lines = textwrap.wrap(joined, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
+    lines = textwrap.wrap(
+        joined, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
+    )
     return [line.replace("\u00a0", " ") for line in lines]
 
 
@@ -140,15 +166,20 @@ def table(rows: Sequence[Sequence[str]], right: Iterable[int] = (), gap: str = "
     widths = [max(visible(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = []
     for row in rows:
-        cells = [(" " * (w - visible(c)) + c) if i in right else (c + " " * (w - visible(c))) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
+        cells = [
+            (" " * (w - visible(c)) + c) if i in right else (c + " " * (w - visible(c)))
+            for i, (c, w) in enumerate(zip(row, widths, strict=True))
+        ]
         lines.append(gap.join(cells).rstrip())
     return lines
 
 
 def bar(parts: Sequence[tuple[float, str]], total: float, columns: int) -> str:
-    """Parts of a whole as a bar: each (value, one character) takes its share of the columns, the rest is dots.
+    """Parts of a whole as a bar: each (value, one character) takes its share of the columns, the
+    rest is dots.
 
-    Ends are rounded cumulatively, so that the bar never outgrows its columns and no rounding is lost.
+    Ends are rounded cumulatively, so that the bar never outgrows its columns and no rounding is
+    lost.
     """
     text, run = "", 0.0
     for value, mark in parts:

@@ -1,7 +1,9 @@
-"""A plan's program compiled for a target that is not there, predicted beside compiled. Runs in `plan verify`'s worker process.
+"""A plan's program compiled for a target that is not there, predicted beside compiled. Runs in
+`plan verify`'s worker process.
 
-Compiled from shapes alone: nothing is allocated on any device, and what the compiler itself needs of this host is estimated first.
-Where collectives or products differ, the program is compiled a second time with dumps after every pass, so that each difference is named by the pass.
+Compiled from shapes alone: nothing is allocated on any device, and what the compiler itself needs
+of this host is estimated first. Where collectives or products differ, the program is compiled a
+second time with dumps after every pass, so that each difference is named by the pass.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ if TYPE_CHECKING:
     from planner.graph.ir import Graph
 
 LARGE = 10**9
-"""Programs below this many bytes a device are not judged by their peak: what compilers keep for themselves is a large part of them."""
+"""Programs below this many bytes a device are not judged by their peak: what compilers keep for
+themselves is a large part of them."""
 PEAK_TOLERANCE = {"gpu": 0.10, "tpu": 0.25}
 TRAFFIC_TOLERANCE = 0.01
 ALL, DOTS = "all collectives", "dot FLOPs"
@@ -40,7 +43,8 @@ PADDING = "padding of products"
 PARKED = "arguments on the host"
 """The figure of arguments that wait there; it is there only where a plan sends any."""
 ASSIGNED = "*.after_optimizations_after_buffer_assignment.txt"
-"""The last dump before the TPU compiler makes machine code: the program, with all that was dumped about its buffers before it."""
+"""The last dump before the TPU compiler makes machine code: the program, with all that was dumped
+about its buffers before it."""
 POLL_S = 0.1
 SPOKEN = 3
 """Passes that a verdict names."""
@@ -49,21 +53,32 @@ FLOPS_TOLERANCE = {"cpu": 0.0, "gpu": 0.0, "tpu": 0.01}
 
 @dataclass(frozen=True)
 class Compiled(CompiledSizes):
-    """A program compiled for a target that is not there. host_argument_bytes, host_temporary_bytes: in the memory of a device's host, and in no other figure."""
+    """A program compiled for a target that is not there. host_argument_bytes, host_temporary_bytes:
+    in the memory of a device's host, and in no other figure."""
 
     assignment: Assignment
     host_argument_bytes: int = 0
     host_temporary_bytes: int = 0
 
 
-def compile_ahead(program: Program, workload: str, target: Target, compute: str, devices: int, passes: Path | None = None) -> Compiled:
-    """Compile the training step (or the forward pass) of a program for a target. passes: a folder for dumps after every pass.
+def compile_ahead(
+    program: Program,
+    workload: str,
+    target: Target,
+    compute: str,
+    devices: int,
+    passes: Path | None = None,
+) -> Compiled:
+    """Compile the training step (or the forward pass) of a program for a target. passes: a folder
+    for dumps after every pass.
 
     Needs jax and the target's environment. Whatever the compiler raises is left to the caller.
     """
     from planner.verify.numerics import load_program
 
-    lowered = lowered_for(load_program(program, compute=compute), workload, target.compile_devices(devices))
+    lowered = lowered_for(
+        load_program(program, compute=compute), workload, target.compile_devices(devices)
+    )
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = passes or Path(name)
         options = {"xla_dump_to": str(folder), "xla_dump_hlo_pass_re": ".*" if passes else ""}
@@ -71,22 +86,36 @@ def compile_ahead(program: Program, workload: str, target: Target, compute: str,
             return _until_buffers(lambda: lowered.compile(compiler_options=options), folder, target)
         done, held = lowered.compile(compiler_options=options), assignment_in(folder)
     stats = done.memory_analysis()
-    return Compiled(done.as_text(), stats.argument_size_in_bytes, stats.output_size_in_bytes, stats.alias_size_in_bytes, stats.temp_size_in_bytes, held,
-                    stats.host_argument_size_in_bytes, stats.host_temp_size_in_bytes)  # fmt: skip
+    return Compiled(
+        done.as_text(),
+        stats.argument_size_in_bytes,
+        stats.output_size_in_bytes,
+        stats.alias_size_in_bytes,
+        stats.temp_size_in_bytes,
+        held,
+        stats.host_argument_size_in_bytes,
+        stats.host_temp_size_in_bytes,
+    )
 
 
 def lowered_for(module: types.ModuleType, workload: str, devices: Sequence[Any]) -> Any:
     """A loaded program's training step (or forward pass), lowered for devices.
 
-    Devices that are only compiled for have no memories by name, and shardings over them forget the names: what a program keeps in the host's memory would be its
-    device's. Shardings over an abstract mesh keep them, and the devices are those of the mesh that is set.
+    Devices that are only compiled for have no memories by name, and shardings over them forget the
+    names: what a program keeps in the host's memory would be its device's. Shardings over an
+    abstract mesh keep them, and the devices are those of the mesh that is set.
     """
     import jax
     from jax.sharding import AxisType
 
     from planner.verify.compiled import lowered
 
-    mesh: Any = jax.make_mesh(tuple(module.MESH.values()), tuple(module.MESH), axis_types=(AxisType.Auto,) * len(module.MESH), devices=devices)
+    mesh: Any = jax.make_mesh(
+        tuple(module.MESH.values()),
+        tuple(module.MESH),
+        axis_types=(AxisType.Auto,) * len(module.MESH),
+        devices=devices,
+    )
     if not hasattr(module, "kept_at"):
         module.__dict__["make_mesh"] = lambda: mesh
         return lowered(module, workload, mesh)  # type: ignore[arg-type]
@@ -97,10 +126,14 @@ def lowered_for(module: types.ModuleType, workload: str, devices: Sequence[Any])
 
 
 def _until_buffers(compile: Callable[[], object], folder: Path, target: Target) -> Compiled:
-    """What the TPU compiler has settled once buffers are assigned, read from its dumps. The machine code that it makes then takes ten times as long and is not
-    looked at: it is left to a thread that ends with the process (`leave`), but for programs near what a device holds, of which the compiler is to speak itself.
+    """What the TPU compiler has settled once buffers are assigned, read from its dumps. The machine
+    code that it makes then takes ten times as long and is not looked at: it is left to a thread
+    that ends with the process (`leave`), but for programs near what a device holds, of which the
+    compiler is to speak itself.
 
-    Sizes are those of the assignment: what its memory analysis calls temporary counts the gaps between values twice."""
+    Sizes are those of the assignment: what its memory analysis calls temporary counts the gaps
+    between values twice.
+    """
     from costmodels.hardware.device import aliases, load_device
 
     failed: list[BaseException] = []
@@ -121,8 +154,17 @@ def _until_buffers(compile: Callable[[], object], folder: Path, target: Target) 
     if not dumps:
         raise RuntimeError("the TPU compiler wrote no dumps of its buffers")
     held = assignment_in(folder)
-    found = Compiled(dumps[-1].read_text(errors="replace"), sum(held.parameters.values()), held.given_bytes + held.result_bytes, held.given_bytes, held.arena_bytes, held)
-    if found.peak_bytes > 0.9 * (load_device(target.name).memory_bytes if target.name in aliases() else 0):
+    found = Compiled(
+        dumps[-1].read_text(errors="replace"),
+        sum(held.parameters.values()),
+        held.given_bytes + held.result_bytes,
+        held.given_bytes,
+        held.arena_bytes,
+        held,
+    )
+    if found.peak_bytes > 0.9 * (
+        load_device(target.name).memory_bytes if target.name in aliases() else 0
+    ):
         thread.join()
         if failed:
             raise failed[0]
@@ -139,38 +181,112 @@ def leave(code: int) -> NoReturn:
 def compiled_traffic(text: str, plan: Plan, exact: bool) -> Traffic:
     """(kind, axes) -> payload bytes of a compiled program."""
     found = traffic(text, plan.mesh, merge_ar_slice=not exact)
-    return {(kind, axes): int(cell["payload"]) for kind, by in found.items() for axes, cell in by.items()}
+    return {
+        (kind, axes): int(cell["payload"])
+        for kind, by in found.items()
+        for axes, cell in by.items()
+    }
 
 
-def figures(predicted: Predicted, compiled: Compiled, plan: Plan, target: Target, exact: bool, memory: Mapping[str, int], tolerance: float | None,
-            padded: Sequence[Padding] = ()) -> tuple[Figure, ...]:  # fmt: skip
-    """Predicted beside compiled. memory: the planned parts of a device's memory without an allowance for fragmentation; tolerance: instead of the
-    target's own for every judged figure; padded: what passes added to products, which has a line of its own and is no part of their FLOPs."""
+def figures(
+    predicted: Predicted,
+    compiled: Compiled,
+    plan: Plan,
+    target: Target,
+    exact: bool,
+    memory: Mapping[str, int],
+    tolerance: float | None,
+    padded: Sequence[Padding] = (),
+) -> tuple[Figure, ...]:
+    """Predicted beside compiled. memory: the planned parts of a device's memory without an
+    allowance for fragmentation; tolerance: instead of the target's own for every judged figure;
+    padded: what passes added to products, which has a line of its own and is no part of their
+    FLOPs.
+    """
     actual = compiled_traffic(compiled.text, plan, exact)
     rows = []
     for key in sorted({*predicted.traffic, *actual}):
-        rows.append(Figure(f"{key[0]} over {key[1]}", predicted.traffic.get(key, 0), actual.get(key, 0), judged=False, shown=True, of=TRAFFIC))
-    off = sum(abs(predicted.traffic.get(k, 0) - actual.get(k, 0)) for k in {*predicted.traffic, *actual})
+        rows.append(
+            Figure(
+                f"{key[0]} over {key[1]}",
+                predicted.traffic.get(key, 0),
+                actual.get(key, 0),
+                judged=False,
+                shown=True,
+                of=TRAFFIC,
+            )
+        )
+    off = sum(
+        abs(predicted.traffic.get(k, 0) - actual.get(k, 0)) for k in {*predicted.traffic, *actual}
+    )
     inside, results = differences.entry_bytes(compiled.text)
 
     def judged(what: str, a: int, b: int, own: float, **more: Any) -> Figure:
         return Figure(what, a, b, tolerance=own if tolerance is None else tolerance, **more)
 
-    rows.append(judged(ALL, sum(predicted.traffic.values()), sum(actual.values()), TRAFFIC_TOLERANCE, off=off, of=TRAFFIC))
+    rows.append(
+        judged(
+            ALL,
+            sum(predicted.traffic.values()),
+            sum(actual.values()),
+            TRAFFIC_TOLERANCE,
+            off=off,
+            of=TRAFFIC,
+        )
+    )
     added = sum(p.flops for p in padded)
-    rows.append(judged(DOTS, predicted.flops, dot_flops(compiled.text) - added, FLOPS_TOLERANCE[target.kind], unit="FLOPs", of=FLOPS))
+    rows.append(
+        judged(
+            DOTS,
+            predicted.flops,
+            dot_flops(compiled.text) - added,
+            FLOPS_TOLERANCE[target.kind],
+            unit="FLOPs",
+            of=FLOPS,
+        )
+    )
     if added:
-        rows.append(Figure(PADDING, None, added, "FLOPs", judged=False, of=FLOPS, note=f"beside them, by {', '.join(dict.fromkeys(p.by for p in padded))}"))
+        rows.append(
+            Figure(
+                PADDING,
+                None,
+                added,
+                "FLOPs",
+                judged=False,
+                of=FLOPS,
+                note=f"beside them, by {', '.join(dict.fromkeys(p.by for p in padded))}",
+            )
+        )
     rows.append(judged("argument bytes", predicted.argument_bytes, inside, 0.0))
     rows.append(judged("output bytes", predicted.output_bytes, results, 0.0))
     if predicted.host_argument_bytes and target.kind == "gpu":
-        rows.append(judged(PARKED, predicted.host_argument_bytes, compiled.host_argument_bytes, 0.0))
+        rows.append(
+            judged(PARKED, predicted.host_argument_bytes, compiled.host_argument_bytes, 0.0)
+        )
     if compiled.argument_bytes != inside - compiled.host_argument_bytes:
-        rows.append(Figure("arguments as stored", None, compiled.argument_bytes, judged=False, note="whole tiles"))
+        rows.append(
+            Figure(
+                "arguments as stored",
+                None,
+                compiled.argument_bytes,
+                judged=False,
+                note="whole tiles",
+            )
+        )
     total = sum(memory.values())
-    rows.append(Figure("temporaries", sum(_temporaries(predicted, memory)), compiled.temporary_bytes, judged=False, shown=True))
+    rows.append(
+        Figure(
+            "temporaries",
+            sum(_temporaries(predicted, memory)),
+            compiled.temporary_bytes,
+            judged=False,
+            shown=True,
+        )
+    )
     if plan.offload and target.kind == "gpu":
-        rows.append(Figure("temporaries on the host", None, compiled.host_temporary_bytes, judged=False))
+        rows.append(
+            Figure("temporaries on the host", None, compiled.host_temporary_bytes, judged=False)
+        )
     own = PEAK_TOLERANCE.get(target.kind)
     if own is None or (compiled.peak_bytes < LARGE and tolerance is None):
         rows.append(Figure(PEAK, total, compiled.peak_bytes, judged=False, shown=True))
@@ -180,22 +296,47 @@ def figures(predicted: Predicted, compiled: Compiled, plan: Plan, target: Target
 
 
 def _temporaries(predicted: Predicted, memory: Mapping[str, int]) -> tuple[int, int]:
-    """Bytes that the memory model has beside the arguments: activations, of which the batch is an argument; gradients and working memory."""
-    return max(0, memory["activations"] - predicted.batch_bytes), memory["gradients"] + memory["temporary"]
+    """Bytes that the memory model has beside the arguments: activations, of which the batch is an
+    argument; gradients and working memory."""
+    return (
+        max(0, memory["activations"] - predicted.batch_bytes),
+        memory["gradients"] + memory["temporary"],
+    )
 
 
-def explain(rows: tuple[Figure, ...], predicted: Predicted, text: str, plan: Plan, program: Program, exact: bool, folder: Path,
-            padded: Sequence[Padding] = ()) -> tuple[tuple[Figure, ...], tuple[str, ...]]:  # fmt: skip
-    """The figures with what the compiler's passes made of them on their own, and a line per tensor, operator and pass behind a difference of collectives or products.
-    folder: dumps after every pass, where there is one."""
+def explain(
+    rows: tuple[Figure, ...],
+    predicted: Predicted,
+    text: str,
+    plan: Plan,
+    program: Program,
+    exact: bool,
+    folder: Path,
+    padded: Sequence[Padding] = (),
+) -> tuple[tuple[Figure, ...], tuple[str, ...]]:
+    """The figures with what the compiler's passes made of them on their own, and a line per tensor,
+    operator and pass behind a difference of collectives or products. folder: dumps after every
+    pass, where there is one."""
     lines: list[str] = []
     if any(f.of == TRAFFIC and f.distance for f in rows):
         uses = as_spoken(predicted.flow.graph, predicted.runs, predicted.uses)
-        sent = differences.of_traffic(folder, plan.mesh, uses, compiled_traffic(text, plan, exact), program.text, exact)
+        sent = differences.of_traffic(
+            folder, plan.mesh, uses, compiled_traffic(text, plan, exact), program.text, exact
+        )
         lines += sent.lines
-        own = {ALL: sum(sent.own.values()), **{f"{kind} over {axes}": size for (kind, axes), size in sent.own.items()}}
+        own = {
+            ALL: sum(sent.own.values()),
+            **{f"{kind} over {axes}": size for (kind, axes), size in sent.own.items()},
+        }
         by = ", ".join(sent.by[:SPOKEN])
-        rows = tuple(replace(f, own=own.get(f.what, 0), by=by) if f.of == TRAFFIC and f.judged and f.distance else f for f in rows)
+        rows = tuple(
+            (
+                replace(f, own=own.get(f.what, 0), by=by)
+                if f.of == TRAFFIC and f.judged and f.distance
+                else f
+            )
+            for f in rows
+        )
     lines += map(str, padded)
     if any(f.of == FLOPS and f.distance for f in rows):
         by_node = flops_by_node(predicted.flow, predicted.runs)
@@ -204,17 +345,30 @@ def explain(rows: tuple[Figure, ...], predicted: Predicted, text: str, plan: Pla
         lines += [line] if line else []
         lines += differences.of_flops(nodes)
         words = differences.spoken(nodes, by_node, passes)
-        rows = tuple(replace(f, by=words) if f.of == FLOPS and f.judged and f.distance else f for f in rows)
+        rows = tuple(
+            replace(f, by=words) if f.of == FLOPS and f.judged and f.distance else f for f in rows
+        )
     return rows, tuple(lines)
 
 
-def planned_memory(graph: Graph, plan: Plan, compute: str, training: bool, runtime: str, optimizer: str, *, unroll: bool = False,
-                   kind: str = "cpu") -> dict[str, int]:  # fmt: skip
-    """The planner's memory of a device by part, as its cost model has it, without the allowance for fragmentation. Bytes depend on the machine by its tiles alone,
-    which all TPUs have in common. kind: of the target.
+def planned_memory(
+    graph: Graph,
+    plan: Plan,
+    compute: str,
+    training: bool,
+    runtime: str,
+    optimizer: str,
+    *,
+    unroll: bool = False,
+    kind: str = "cpu",
+) -> dict[str, int]:
+    """The planner's memory of a device by part, as its cost model has it, without the allowance for
+    fragmentation. Bytes depend on the machine by its tiles alone, which all TPUs have in common.
+    kind: of the target.
 
-    unroll: priced as a program without a loop over its blocks, a few blocks at most: of many, compilers put off more gradients than one, and the
-    price as a loop, which is the plan's own, is the nearer. Recomputed blocks and pipeline stages are priced as loops in any case.
+    unroll: priced as a program without a loop over its blocks, a few blocks at most: of many,
+    compilers put off more gradients than one, and the price as a loop, which is the plan's own, is
+    the nearer. Recomputed blocks and pipeline stages are priced as loops in any case.
     """
     from dataclasses import asdict, replace
 
@@ -228,28 +382,50 @@ def planned_memory(graph: Graph, plan: Plan, compute: str, training: bool, runti
     from planner.pricing.step_time import price_plan
 
     topology = for_devices("cpu", plan.devices)
-    topology = replace(topology, device=replace(topology.device, tile=load_device("tpu-v5e").tile)) if kind == "tpu" else topology
+    topology = (
+        replace(topology, device=replace(topology.device, tile=load_device("tpu-v5e").tile))
+        if kind == "tpu"
+        else topology
+    )
     mesh = pinned_mesh(topology, dict(plan.mesh))
     recipe = load_recipe("bf16-mixed" if compute == "bfloat16" else "fp32", optimizer, training)
     pricer = Pricer(topology, mesh, replace(RUNTIMES[runtime], memory_slack=0.0), recipe)
     if unroll and plan.recompute == "none" and plan.stages < 2:
-        return asdict(price_plan(Base.of(graph, training=training, fold=False), replace(plan, runs=()), pricer)[0].memory)
+        return asdict(
+            price_plan(
+                Base.of(graph, training=training, fold=False), replace(plan, runs=()), pricer
+            )[0].memory
+        )
     return asdict(price_plan(Base.of(graph, training=training), plan, pricer)[0].memory)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Figures of one program on one target, the lines behind their differences, and what was compiled."""
+    """Figures of one program on one target, the lines behind their differences, and what was
+    compiled."""
 
     figures: tuple[Figure, ...]
     differences: tuple[str, ...]
     compiled: Compiled
 
 
-def check(graph: Graph, plan: Plan, program: Program, target: Target, memory: Mapping[str, int], *, workload: str, backend: str, optimizer: str, compute: str,
-          tolerance: float | None = None, named: bool = True) -> Outcome:  # fmt: skip
-    """Compile and compare one program. named: what is behind differences, for which the program is compiled a second time (for TPU at once with all dumps, which
-    take less than that would). Needs jax and the target's environment."""
+def check(
+    graph: Graph,
+    plan: Plan,
+    program: Program,
+    target: Target,
+    memory: Mapping[str, int],
+    *,
+    workload: str,
+    backend: str,
+    optimizer: str,
+    compute: str,
+    tolerance: float | None = None,
+    named: bool = True,
+) -> Outcome:
+    """Compile and compare one program. named: what is behind differences, for which the program is
+    compiled a second time (for TPU at once with all dumps, which take less than that would). Needs
+    jax and the target's environment."""
     exact = backend == "shard_map"
     predicted = predict(graph, plan, workload=workload, optimizer=optimizer, compute=compute)
 
@@ -266,16 +442,29 @@ def check(graph: Graph, plan: Plan, program: Program, target: Target, memory: Ma
         if not at_once and (by[ALL].distance or by[DOTS].distance):
             build(folder)
         if by[DOTS].distance:
-            padded = paddings(folder, lambda text: Origins.of(text, program.text).name, placed=not exact)
+            padded = paddings(
+                folder, lambda text: Origins.of(text, program.text).name, placed=not exact
+            )
             rows = figures(predicted, compiled, plan, target, exact, memory, tolerance, padded)
         rows, lines = explain(rows, predicted, compiled.text, plan, program, exact, folder, padded)
-        return Outcome(rows, (*lines, *of_memory(predicted, compiled, by, program, memory)), compiled)
+        return Outcome(
+            rows, (*lines, *of_memory(predicted, compiled, by, program, memory)), compiled
+        )
 
 
-def of_memory(predicted: Predicted, compiled: Compiled, by: Mapping[str, Figure], program: Program, memory: Mapping[str, int]) -> tuple[str, ...]:
-    """A line per argument, value and moment behind a difference of memory. memory: as in `figures`."""
+def of_memory(
+    predicted: Predicted,
+    compiled: Compiled,
+    by: Mapping[str, Figure],
+    program: Program,
+    memory: Mapping[str, int],
+) -> tuple[str, ...]:
+    """A line per argument, value and moment behind a difference of memory. memory: as in
+    `figures`."""
     lines = [*differences.of_arguments(compiled.text, compiled.assignment)]
     if by["temporaries"].distance:
-        lines += differences.of_memory(compiled.text, program.text, compiled.assignment, *_temporaries(predicted, memory))
+        lines += differences.of_memory(
+            compiled.text, program.text, compiled.assignment, *_temporaries(predicted, memory)
+        )
         lines += differences.of_temporaries(compiled.text, program.text, compiled.assignment)
     return tuple(lines)

@@ -1,7 +1,9 @@
-"""GPUs whose compiler can be asked without one: what XLA needs to know of a chip, as its target description (a text protocol buffer).
+"""GPUs whose compiler can be asked without one: what XLA needs to know of a chip, as its target
+description (a text protocol buffer).
 
-Figures: NVIDIA's CUDA C++ Programming Guide (technical specifications by compute capability) and the chips' data sheets, read November 2026.
-They steer tiling, fusion and scheduling, so they move temporaries a little; collectives, arguments and outputs do not depend on them.
+Figures: NVIDIA's CUDA C++ Programming Guide (technical specifications by compute capability) and
+the chips' data sheets, read November 2026. They steer tiling, fusion and scheduling, so they move
+temporaries a little; collectives, arguments and outputs do not depend on them.
 """
 
 from __future__ import annotations
@@ -26,8 +28,11 @@ class Chip:
     clock_ghz: float
 
     def description(self, pool_bytes: int = 0) -> str:
-        """XLA's GpuTargetConfigProto of the chip, as text. pool_bytes: what a program takes of its memory at the start. With a GPU that is what XLA lets a step take before it
-        makes values again (jax tells it the allocator's limit); without one it goes by 80 % of the memory of the description, which then says so much more."""
+        """XLA's GpuTargetConfigProto of the chip, as text. pool_bytes: what a program takes of its
+        memory at the start. With a GPU that is what XLA lets a step take before it makes values
+        again (jax tells it the allocator's limit); without one it goes by 80 % of the memory of the
+        description, which then says so much more.
+        """
         major, minor = self.capability
         memory_bytes = pool_bytes * 100 // 80 or self.memory_bytes
         return f"""gpu_device_info {{
@@ -60,11 +65,48 @@ device_description_str: "{self.name}"
 
 _GB, _MIB = 10**9, 2**20
 CHIPS: Mapping[str, Chip] = {
-    "h100": Chip("NVIDIA H100 80GB HBM3", (9, 0), 132, 128, 233472, 232448, 50 * _MIB, 80 * 2**30, 3350 * _GB, 1.98),
-    "h200": Chip("NVIDIA H200", (9, 0), 132, 128, 233472, 232448, 50 * _MIB, 141 * _GB, 4800 * _GB, 1.98),
-    "a100": Chip("NVIDIA A100-SXM4-80GB", (8, 0), 108, 64, 167936, 166912, 40 * _MIB, 80 * 2**30, 2039 * _GB, 1.41),
-    "a100-40gb": Chip("NVIDIA A100-SXM4-40GB", (8, 0), 108, 64, 167936, 166912, 40 * _MIB, 40 * 2**30, 1555 * _GB, 1.41),
-    "b200": Chip("NVIDIA B200", (10, 0), 148, 128, 233472, 232448, 126 * _MIB, 180 * _GB, 8000 * _GB, 1.965),
+    "h100": Chip(
+        "NVIDIA H100 80GB HBM3",
+        (9, 0),
+        132,
+        128,
+        233472,
+        232448,
+        50 * _MIB,
+        80 * 2**30,
+        3350 * _GB,
+        1.98,
+    ),
+    "h200": Chip(
+        "NVIDIA H200", (9, 0), 132, 128, 233472, 232448, 50 * _MIB, 141 * _GB, 4800 * _GB, 1.98
+    ),
+    "a100": Chip(
+        "NVIDIA A100-SXM4-80GB",
+        (8, 0),
+        108,
+        64,
+        167936,
+        166912,
+        40 * _MIB,
+        80 * 2**30,
+        2039 * _GB,
+        1.41,
+    ),
+    "a100-40gb": Chip(
+        "NVIDIA A100-SXM4-40GB",
+        (8, 0),
+        108,
+        64,
+        167936,
+        166912,
+        40 * _MIB,
+        40 * 2**30,
+        1555 * _GB,
+        1.41,
+    ),
+    "b200": Chip(
+        "NVIDIA B200", (10, 0), 148, 128, 233472, 232448, 126 * _MIB, 180 * _GB, 8000 * _GB, 1.965
+    ),
 }
 """name -> chip, as in `--target gpu:NAME`."""
 

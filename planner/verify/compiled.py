@@ -1,7 +1,9 @@
-"""What an emitted program compiles to, beside what its flow predicts: collectives by kind and axes, products, argument bytes, temporaries.
+"""What an emitted program compiles to, beside what its flow predicts: collectives by kind and axes,
+products, argument bytes, temporaries.
 
-Compiles from shapes alone; nothing is allocated or run. Needs jax and as many (virtual) devices as the plan's mesh.
-Exact are payloads (`planner.execution.collectives.collectives`), dot FLOPs and argument bytes, for shard_map programs in float32; temporaries are the compiler's.
+Compiles from shapes alone; nothing is allocated or run. Needs jax and as many (virtual) devices as
+the plan's mesh. Exact are payloads (`planner.execution.collectives.collectives`), dot FLOPs and
+argument bytes, for shard_map programs in float32; temporaries are the compiler's.
 """
 
 from __future__ import annotations
@@ -45,29 +47,58 @@ class Truth:
             a, b = self.predicted.get(key, 0), self.compiled.get(key, 0)
             if a != b:
                 lines.append(f"{key[0]} over {key[1]}: predicted {a} bytes, compiled {b}")
-        for what, a, b in (("dot FLOPs", self.predicted_flops, self.compiled_flops), ("argument bytes", self.predicted_argument_bytes, self.compiled_argument_bytes)):
+        for what, a, b in (
+            ("dot FLOPs", self.predicted_flops, self.compiled_flops),
+            ("argument bytes", self.predicted_argument_bytes, self.compiled_argument_bytes),
+        ):
             if a != b:
                 lines.append(f"{what}: predicted {a}, compiled {b}")
         return tuple(lines)
 
 
-def truth(graph: Graph, plan: Plan, *, workload: Workload = "train", unroll: bool = True, optimizer: str = "adamw") -> Truth:
-    """Emit the shard_map program of a plan, compile it in float32 and put prediction and compiler side by side."""
+def truth(
+    graph: Graph,
+    plan: Plan,
+    *,
+    workload: Workload = "train",
+    unroll: bool = True,
+    optimizer: str = "adamw",
+) -> Truth:
+    """Emit the shard_map program of a plan, compile it in float32 and put prediction and compiler
+    side by side."""
     program = emit(graph, plan, workload=workload, unroll=unroll, training=Training(optimizer))
     predicted, flops, arguments = predict(graph, plan, workload=workload, optimizer=optimizer)
     compiled = compile_step(program, workload)
     text = compiled.as_text()
-    found = {(kind, axes): int(cell["payload"]) for kind, by in traffic(text, plan.mesh).items() for axes, cell in by.items()}
+    found = {
+        (kind, axes): int(cell["payload"])
+        for kind, by in traffic(text, plan.mesh).items()
+        for axes, cell in by.items()
+    }
     stats = compiled.memory_analysis()
-    return Truth(predicted, found, flops, dot_flops(text), arguments, stats.argument_size_in_bytes, stats.temp_size_in_bytes)
+    return Truth(
+        predicted,
+        found,
+        flops,
+        dot_flops(text),
+        arguments,
+        stats.argument_size_in_bytes,
+        stats.temp_size_in_bytes,
+    )
 
 
-def predict(graph: Graph, plan: Plan, *, workload: Workload = "train", optimizer: str = "adamw") -> tuple[Payloads, int, int]:
+def predict(
+    graph: Graph, plan: Plan, *, workload: Workload = "train", optimizer: str = "adamw"
+) -> tuple[Payloads, int, int]:
     """(payloads, dot FLOPs, argument bytes) of one device, without compiling anything."""
     flow = derive(graph, plan, training=workload == "train")
     runs, _ = emitted_runs(flow)
     by_kind = account.traffic(account.collectives(flow, runs), plan.order, dict(plan.mesh))
-    payloads = {(kind, axes): int(cell["payload"]) for kind, by in by_kind.items() for axes, cell in by.items()}
+    payloads = {
+        (kind, axes): int(cell["payload"])
+        for kind, by in by_kind.items()
+        for axes, cell in by.items()
+    }
     return payloads, account.dot_flops(flow, runs), account.argument_bytes(flow, optimizer)
 
 
@@ -80,33 +111,56 @@ class Room:
     gradients: int
     activations: int
     slices: int
-    """One layer's own pieces of weights, which a scan copies out of their stack; 0 in unrolled programs."""
+    """One layer's own pieces of weights, which a scan copies out of their stack; 0 in unrolled
+    programs."""
 
     @property
     def two_layers(self) -> int:
-        """Two layers of full weights, the gradients' pieces, a scan's slices and every activation."""
+        """Two layers of full weights, the gradients' pieces, a scan's slices and every
+        activation."""
         return 2 * self.layer + self.gradients + self.slices + self.activations
 
 
 def room(graph: Graph, plan: Plan, *, unroll: bool) -> Room:
-    """The room of a training plan in float32. Gradients' pieces count twice with microbatches: the sum, and the next."""
+    """The room of a training plan in float32. Gradients' pieces count twice with microbatches: the
+    sum, and the next."""
     flow = derive(graph, plan, training=True)
     runs, _ = emitted_runs(flow)
     mesh = dict(plan.mesh)
 
     def full(names: Iterable[str]) -> int:
-        return sum(4 * prod(local_shape(graph.tensors[n].shape, flow.weights[n].layout, mesh)) for n in dict.fromkeys(names))
+        return sum(
+            4 * prod(local_shape(graph.tensors[n].shape, flow.weights[n].layout, mesh))
+            for n in dict.fromkeys(names)
+        )
 
     def pieces_of(names: Iterable[str]) -> int:
-        return sum(4 * prod(local_shape(graph.tensors[n].shape, cut_layout(flow.weights[n]), mesh)) for n in names)
+        return sum(
+            4 * prod(local_shape(graph.tensors[n].shape, cut_layout(flow.weights[n]), mesh))
+            for n in names
+        )
 
     blocks = [full(names[0] for names in run.weights) for run in runs]
-    loose = [full(n for i in part for n in graph.nodes[i].inputs if n in flow.weights) for part in parts(flow, runs)]
+    loose = [
+        full(n for i in part for n in graph.nodes[i].inputs if n in flow.weights)
+        for part in parts(flow, runs)
+    ]
     pieces = pieces_of(n for n in flow.weights if n in flow.grad)
-    slices = 0 if unroll else max((pieces_of(names[0] for names in run.weights) for run in runs), default=0)
+    slices = (
+        0
+        if unroll
+        else max((pieces_of(names[0] for names in run.weights) for run in runs), default=0)
+    )
     made = [o for node in graph.nodes for o in node.outputs if o]
-    activations = sum(4 * prod(local_shape(graph.tensors[o].shape, flow.source[o], mesh)) for o in made)
-    return Room(max(blocks + loose, default=0), pieces * (2 if plan.microbatches > 1 else 1), activations, slices)
+    activations = sum(
+        4 * prod(local_shape(graph.tensors[o].shape, flow.source[o], mesh)) for o in made
+    )
+    return Room(
+        max(blocks + loose, default=0),
+        pieces * (2 if plan.microbatches > 1 else 1),
+        activations,
+        slices,
+    )
 
 
 def compile_step(program: Program, workload: Workload) -> Any:
@@ -127,18 +181,30 @@ def lowered(module: types.ModuleType, workload: Workload, mesh: Any) -> Any:
     if workload == "infer":
         return module.make_inference(mesh).lower(params, frozen, batch)
     masters = {key: jax.ShapeDtypeStruct(p.shape, "float32") for key, p in params.items()}
-    return module.make_step(mesh).lower(params, state_shapes(module, masters, mesh), frozen, batch, jax.ShapeDtypeStruct((), "float32"))
+    return module.make_step(mesh).lower(
+        params,
+        state_shapes(module, masters, mesh),
+        frozen,
+        batch,
+        jax.ShapeDtypeStruct((), "float32"),
+    )
 
 
 def state_shapes(module: types.ModuleType, masters: Mapping[str, Any], mesh: Any) -> dict[str, Any]:
-    """name -> abstract arrays of the optimizer's state, as its shards are padded. masters: the parameters it starts from."""
+    """name -> abstract arrays of the optimizer's state, as its shards are padded. masters: the
+    parameters it starts from."""
     import jax
 
     out = {}
     for key, arrays in jax.eval_shape(module.start_state, masters).items():
         spec = module.GRADIENTS[key][-1]
         sharding = module.state_at(mesh, spec)
-        out[key] = jax.tree.map(lambda s, spec=spec, sharding=sharding: jax.ShapeDtypeStruct(module.padded_shape(s.shape, spec), s.dtype, sharding=sharding), arrays)
+        out[key] = jax.tree.map(
+            lambda s, spec=spec, sharding=sharding: jax.ShapeDtypeStruct(
+                module.padded_shape(s.shape, spec), s.dtype, sharding=sharding
+            ),
+            arrays,
+        )
     return out
 
 
@@ -149,6 +215,12 @@ def shapes(module: types.ModuleType, table: str, mesh: Any) -> dict[str, Any]:
     out = {}
     for key, row in getattr(module, table).items():
         dtype = module.COMPUTE if row[1] == "float" else row[1]
-        sharding = module.kept_at(mesh, key, row[-1]) if hasattr(module, "kept_at") else jax.sharding.NamedSharding(mesh, row[-1])
-        out[key] = jax.ShapeDtypeStruct(module.padded_shape(row[0], row[-1]), dtype, sharding=sharding)
+        sharding = (
+            module.kept_at(mesh, key, row[-1])
+            if hasattr(module, "kept_at")
+            else jax.sharding.NamedSharding(mesh, row[-1])
+        )
+        out[key] = jax.ShapeDtypeStruct(
+            module.padded_shape(row[0], row[-1]), dtype, sharding=sharding
+        )
     return out

@@ -1,7 +1,10 @@
-"""`plan MODEL --confirm TARGET`: plans compiled ahead of time, best first, until the compiler says of one that it fits.
+"""`plan MODEL --confirm TARGET`: plans compiled ahead of time, best first, until the compiler says
+of one that it fits.
 
-At most `MOST` are compiled, in the worker of `plan verify`. After one that takes more than a device has, the next is the best that the memory model puts below it by at least what
-was too much: others would be refused alike. What the compiler said is kept in the strategy, and what it took in seconds in its provenance.
+At most `MOST` are compiled, in the worker of `plan verify`. After one that takes more than a device
+has, the next is the best that the memory model puts below it by at least what was too much: others
+would be refused alike. What the compiler said is kept in the strategy, and what it took in seconds
+in its provenance.
 """
 
 from __future__ import annotations
@@ -27,7 +30,8 @@ Smaller = Callable[[int], "Strategy | None"]
 
 
 def target_of(text: str, devices: int, kind: str, device: str = "") -> Target:
-    """The target of `--confirm` for a plan on devices of a kind, whose compiler is here. device: its name, which may be one that no compiler knows.
+    """The target of `--confirm` for a plan on devices of a kind, whose compiler is here. device:
+    its name, which may be one that no compiler knows.
 
     Raises PlanError P163 to P165."""
     from planner.verify.chips import chip
@@ -35,20 +39,43 @@ def target_of(text: str, devices: int, kind: str, device: str = "") -> Target:
 
     target = parse_target(text, devices, option="--confirm")
     if target.kind == "cpu":
-        raise PlanError("P164", "--confirm 'cpu': what the CPU's compiler takes for temporaries says nothing of a device's memory",
-                        help=["gpu:NAME or tpu:SLICE; plan verify compiles and runs on virtual CPU devices"])  # fmt: skip
+        raise PlanError(
+            "P164",
+            "--confirm 'cpu': what the CPU's compiler takes for temporaries says nothing of a"
+            " device's memory",
+            help=["gpu:NAME or tpu:SLICE; plan verify compiles and runs on virtual CPU devices"],
+        )
     if target.kind != kind:
-        raise PlanError("P165", f"--confirm {text} compiles for {target.machine.partition(',')[0]}, the plan is for devices of kind {kind}",
-                        help=["a target of the planned devices' kind, or another --hardware"])  # fmt: skip
+        raise PlanError(
+            "P165",
+            f"--confirm {text} compiles for {target.machine.partition(',')[0]}, the plan is for"
+            f" devices of kind {kind}",
+            help=["a target of the planned devices' kind, or another --hardware"],
+        )
     own = chip(device) if kind == "gpu" else device if device.startswith("tpu-") else None
-    if own is not None and own != (chip(target.name) if kind == "gpu" else f"tpu-{TPUS.get(target.name, target.name)}"):
-        raise PlanError("P165", f"--confirm {text} compiles for another device than the plan's, {device}", help=[f"the target of {device}, or another --hardware"])
+    if own is not None and own != (
+        chip(target.name) if kind == "gpu" else f"tpu-{TPUS.get(target.name, target.name)}"
+    ):
+        raise PlanError(
+            "P165",
+            f"--confirm {text} compiles for another device than the plan's, {device}",
+            help=[f"the target of {device}, or another --hardware"],
+        )
     require(target, "--confirm")
     return target
 
 
-def confirmed(best: Strategy, smaller: Smaller, source: Any, target: Target, *, backend: str = "shard_map", tell: Callable[[str], None] = lambda said: None) -> Strategy:
-    """The first plan that fits as compiled, else `best`; either with what the compiler said. Interrupted, `best` with what was said so far.
+def confirmed(
+    best: Strategy,
+    smaller: Smaller,
+    source: Any,
+    target: Target,
+    *,
+    backend: str = "shard_map",
+    tell: Callable[[str], None] = lambda said: None,
+) -> Strategy:
+    """The first plan that fits as compiled, else `best`; either with what the compiler said.
+    Interrupted, `best` with what was said so far.
 
     Raises PlanError P161, P162 or P166 where no plan could be compiled at all.
     """
@@ -61,12 +88,19 @@ def confirmed(best: Strategy, smaller: Smaller, source: Any, target: Target, *, 
             try:
                 said = _compiled(plan, source, target, backend)
             except PlanError as e:
-                failed, said = failed or e, {"peak_bytes": 0, "why": f"{e.what}{f': {e.detail[0]}' if e.detail else ''}"}
+                failed, said = (
+                    failed or e,
+                    {"peak_bytes": 0, "why": f"{e.what}{f': {e.detail[0]}' if e.detail else ''}"},
+                )
             if "why" not in said:
                 return _with(plan, target, rejected, begun, fits=True, **said)
             rejected.append({**_decisions(plan), **said})
             too_much = max(0, said["peak_bytes"] - int(plan.costs["memory_limit_bytes"]))
-            again = smaller(int(plan.costs["memory_per_device_bytes"]) - max(1, too_much)) if len(rejected) < MOST else None
+            again = (
+                smaller(int(plan.costs["memory_per_device_bytes"]) - max(1, too_much))
+                if len(rejected) < MOST
+                else None
+            )
             if again is None:
                 break
             plan = again
@@ -89,19 +123,40 @@ def _compiled(plan: Strategy, source: Any, target: Target, backend: str) -> dict
     said: dict[str, Any] = {"peak_bytes": peak.compiled}
     if dots is not None and dots.predicted and dots.compiled != dots.predicted:
         said["flops_ratio"] = round(dots.compiled / dots.predicted, 6)
-    return said if peak.compiled <= limit else {**said, "why": f"{show_bytes(peak.compiled)} of {show_bytes(limit)}"}
+    return (
+        said
+        if peak.compiled <= limit
+        else {**said, "why": f"{show_bytes(peak.compiled)} of {show_bytes(limit)}"}
+    )
 
 
 def _decisions(plan: Strategy) -> dict[str, Any]:
     """What tells a rejected plan from others."""
     t = plan.techniques
-    return {"mesh": dict(plan.mesh_shape), "zero_stage": t["zero_stage"], "recompute": t["recompute"], "microbatches": t["microbatches"],
-            "step_time_s": plan.costs["step_time_s"], "planned_bytes": plan.costs["memory_per_device_bytes"]}  # fmt: skip
+    return {
+        "mesh": dict(plan.mesh_shape),
+        "zero_stage": t["zero_stage"],
+        "recompute": t["recompute"],
+        "microbatches": t["microbatches"],
+        "step_time_s": plan.costs["step_time_s"],
+        "planned_bytes": plan.costs["memory_per_device_bytes"],
+    }
 
 
-def _with(plan: Strategy, target: Target, rejected: list[dict[str, Any]], begun: float, **said: Any) -> Strategy:
-    found = {"target": target.text, "limit_bytes": int(plan.costs["memory_limit_bytes"]), "rejected": rejected, **said}
-    return replace(plan, confirmed=found, provenance={**plan.provenance, "confirm_s": round(time.monotonic() - begun, 1)})
+def _with(
+    plan: Strategy, target: Target, rejected: list[dict[str, Any]], begun: float, **said: Any
+) -> Strategy:
+    found = {
+        "target": target.text,
+        "limit_bytes": int(plan.costs["memory_limit_bytes"]),
+        "rejected": rejected,
+        **said,
+    }
+    return replace(
+        plan,
+        confirmed=found,
+        provenance={**plan.provenance, "confirm_s": round(time.monotonic() - begun, 1)},
+    )
 
 
 def words(plan: Strategy) -> str:
@@ -112,15 +167,24 @@ def words(plan: Strategy) -> str:
     no = "; ".join(_row(row) for row in c["rejected"])
     before = f"; {len(c['rejected'])} before it did not ({no})" if no else ""
     if c.get("stopped"):
-        return f"{c['target']} not asked to the end (interrupted){f'; rejected: {no}' if no else ''}"
+        return (
+            f"{c['target']} not asked to the end (interrupted){f'; rejected: {no}' if no else ''}"
+        )
     if not c["fits"]:
         return f"{c['target']} says that it does not fit: {no}"
     more = c.get("flops_ratio", 1.0) - 1
     again = f", {100 * more:.1f} % of products computed again" if more > 0.0005 else ""
-    return f"{c['target']} says that it fits: {show_bytes(c['peak_bytes'])} of {show_bytes(c['limit_bytes'])} as compiled{again}{before}"
+    return (
+        f"{c['target']} says that it fits: {show_bytes(c['peak_bytes'])} of"
+        f" {show_bytes(c['limit_bytes'])} as compiled{again}{before}"
+    )
 
 
 def _row(row: Mapping[str, Any]) -> str:
     """A rejected plan in words."""
-    parts = [" x ".join(f"{a} {n}" for a, n in row["mesh"].items()), *([f"ZeRO-{row['zero_stage']}"] if row["zero_stage"] else []), *filter(None, [tuned_words(row)])]
+    parts = [
+        " x ".join(f"{a} {n}" for a, n in row["mesh"].items()),
+        *([f"ZeRO-{row['zero_stage']}"] if row["zero_stage"] else []),
+        *filter(None, [tuned_words(row)]),
+    ]
     return f"{', '.join(parts)}: {row['why']}"

@@ -1,10 +1,14 @@
-"""The tensors, operators and compiler passes behind every difference between a prediction and a compiled program, a line each.
+"""The tensors, operators and compiler passes behind every difference between a prediction and a
+compiled program, a line each.
 
-    collectives   the passes whose changes add up to the difference, and the arrays that no predicted use explains (and the reverse)
-    products      the passes that changed them, and nodes whose compiled dots are not those predicted, beside what passes padded (`paddings`)
-    arguments     parameters that take more memory than their elements (tiles of TPU layouts)
-    temporaries   the largest values of the compiler's buffer assignment, and what they serve
-    memory        what the difference of temporaries is made of when most of them are there: gaps, what came from the forward pass, what came after it
+collectives   the passes whose changes add up to the difference, and the arrays that no predicted
+use explains (and the reverse)
+products      the passes that changed them, and nodes whose compiled dots are not those predicted,
+beside what passes padded (`paddings`)
+arguments     parameters that take more memory than their elements (tiles of TPU layouts)
+temporaries   the largest values of the compiler's buffer assignment, and what they serve
+memory        what the difference of temporaries is made of when most of them are there: gaps, what
+came from the forward pass, what came after it
 """
 
 from __future__ import annotations
@@ -32,24 +36,37 @@ _FLOATS = ("bf16", "f16", "f32")
 
 @dataclass(frozen=True)
 class Sent:
-    """What is behind differences of traffic. own: (kind, axes) -> bytes of the difference that passes of the compiler made, and no part of the program as emitted;
-    by: the passes, the one that changed most first."""
+    """What is behind differences of traffic. own: (kind, axes) -> bytes of the difference that
+    passes of the compiler made, and no part of the program as emitted; by: the passes, the one that
+    changed most first."""
 
     lines: tuple[str, ...] = ()
     own: Mapping[tuple[str, str], int] = field(default_factory=dict)
     by: tuple[str, ...] = ()
 
 
-def of_traffic(folder: Path, mesh: MeshAxes, uses: Iterable[Use], compiled: Mapping[tuple[str, str], int], source: str, exact: bool) -> Sent:
-    """What is behind collectives that differ. folder: the compiler's dumps after each pass; compiled: the final program's totals; what no pass explains of
-    them is said; exact: the program writes its collectives out (shard_map)."""
-    seen = history(folder, mesh, lambda text: Origins.of(text, source).name, merge_ar_slice=not exact)
+def of_traffic(
+    folder: Path,
+    mesh: MeshAxes,
+    uses: Iterable[Use],
+    compiled: Mapping[tuple[str, str], int],
+    source: str,
+    exact: bool,
+) -> Sent:
+    """What is behind collectives that differ. folder: the compiler's dumps after each pass;
+    compiled: the final program's totals; what no pass explains of them is said; exact: the program
+    writes its collectives out (shard_map)."""
+    seen = history(
+        folder, mesh, lambda text: Origins.of(text, source).name, merge_ar_slice=not exact
+    )
     if seen is None:
         return Sent(("the compiler wrote no dumps after its passes, so no pass can be named",))
     wanted: dict[tuple[str, str], Counter[tuple[int, str]]] = {}
     for use in (u for u in uses if not u.merged):
         label = "+".join(a for a, _ in mesh if a in use.axes)
-        wanted.setdefault((use.kind, label), Counter())[use.payload_bytes, f"{use.phase} of {use.what}"] += use.count
+        wanted.setdefault((use.kind, label), Counter())[
+            use.payload_bytes, f"{use.phase} of {use.what}"
+        ] += use.count
     begun = totals(seen.first)
     rows = []
     own: dict[tuple[str, str], int] = {}
@@ -70,8 +87,17 @@ def of_traffic(folder: Path, mesh: MeshAxes, uses: Iterable[Use], compiled: Mapp
         by = {"as emitted" if exact else "partitioner": written, **by, "seen in no pass": unseen}
         passes = ", ".join(f"{name} {size:+,} B" for name, size in by.items() if size)
         what = _unexplained(wanted.get(key, Counter()), seen.settled.get(key, Counter()))
-        rows.append((-abs(delta), f"{key[0]} over {key[1]} {delta:+,} B by {passes}{f'; {what}' if what else ''}"))
-    return Sent(_limited([line for _, line in sorted(rows)]), own, tuple(name for name, _ in changed.most_common()))
+        rows.append(
+            (
+                -abs(delta),
+                f"{key[0]} over {key[1]} {delta:+,} B by {passes}{f'; {what}' if what else ''}",
+            )
+        )
+    return Sent(
+        _limited([line for _, line in sorted(rows)]),
+        own,
+        tuple(name for name, _ in changed.most_common()),
+    )
 
 
 def _unexplained(wanted: Counter[tuple[int, str]], found: Counter[tuple[str, int, str]]) -> str:
@@ -84,7 +110,9 @@ def _unexplained(wanted: Counter[tuple[int, str]], found: Counter[tuple[str, int
         here = min(n, sizes[size])
         sizes[size] -= here
         if n > here:
-            extra.append(f"{array}{f' x{n - here}' if n - here > 1 else ''}{f' of {what}' if what else ''}")
+            extra.append(
+                f"{array}{f' x{n - here}' if n - here > 1 else ''}{f' of {what}' if what else ''}"
+            )
     missing = []
     for (size, what), n in sorted(wanted.items(), key=lambda r: (-r[0][0], r[0])):
         here = min(n, sizes[size])
@@ -97,21 +125,35 @@ def _unexplained(wanted: Counter[tuple[int, str]], found: Counter[tuple[str, int
 
 def of_flops(nodes: Iterable[tuple[str, int, int]]) -> tuple[str, ...]:
     """Lines about nodes whose dots differ, as `apart` found them."""
-    return _limited([f"products of {name}: predicted {a:,} FLOPs, compiled {b:,}" for name, a, b in nodes])
+    return _limited(
+        [f"products of {name}: predicted {a:,} FLOPs, compiled {b:,}" for name, a, b in nodes]
+    )
 
 
-def spoken(nodes: Iterable[tuple[str, int, int]], predicted: Mapping[str, int], passes: Sequence[str]) -> str:
-    """What a verdict says is behind a difference of products: the operator that differs most, and the passes that changed any."""
+def spoken(
+    nodes: Iterable[tuple[str, int, int]], predicted: Mapping[str, int], passes: Sequence[str]
+) -> str:
+    """What a verdict says is behind a difference of products: the operator that differs most, and
+    the passes that changed any."""
     nodes = list(nodes)
     total = sum(b - a for _, a, b in nodes)
-    node = next((f"{name} {b - a:+,} FLOPs" for name, a, b in nodes if name in predicted and (b - a) * total > 0), "")
+    node = next(
+        (
+            f"{name} {b - a:+,} FLOPs"
+            for name, a, b in nodes
+            if name in predicted and (b - a) * total > 0
+        ),
+        "",
+    )
     by = f"by the compiler ({_few(passes, 3)})" if passes else ""
     return " ".join(filter(None, (node, by)))
 
 
-def apart(text: str, source: str, predicted: Mapping[str, int], padded: Iterable[Padding] = ()) -> list[tuple[str, int, int]]:
-    """(node, predicted, compiled) where dots differ, the furthest first. predicted: node id -> FLOPs (`predicted.flops_by_node`); padded: what passes added, left
-    out of what is compiled."""
+def apart(
+    text: str, source: str, predicted: Mapping[str, int], padded: Iterable[Padding] = ()
+) -> list[tuple[str, int, int]]:
+    """(node, predicted, compiled) where dots differ, the furthest first. predicted: node id ->
+    FLOPs (`predicted.flops_by_node`); padded: what passes added, left out of what is compiled."""
     origins = Origins.of(text, source)
     compiled: dict[str, int] = {}
     for one in padded:
@@ -119,29 +161,44 @@ def apart(text: str, source: str, predicted: Mapping[str, int], padded: Iterable
     for instruction, flops in dots(text):
         name = origins.name(instruction.attributes) or NAMELESS
         compiled[name] = compiled.get(name, 0) + flops
-    rows = [(name, predicted.get(name, 0), compiled.get(name, 0)) for name in {**predicted, **compiled}]
-    return sorted((row for row in rows if row[1] != row[2]), key=lambda row: (-abs(row[2] - row[1]), row))
+    rows = [
+        (name, predicted.get(name, 0), compiled.get(name, 0)) for name in {**predicted, **compiled}
+    ]
+    return sorted(
+        (row for row in rows if row[1] != row[2]), key=lambda row: (-abs(row[2] - row[1]), row)
+    )
 
 
-def by_passes(folder: Path, predicted: int, placed: bool, padded: Iterable[Padding] = ()) -> tuple[str, tuple[str, ...]]:
-    """A line about the passes whose changes add up to the difference of all products, and their names, the one that changed most first; "" where there are no dumps.
-    Paddings have lines of their own."""
+def by_passes(
+    folder: Path, predicted: int, placed: bool, padded: Iterable[Padding] = ()
+) -> tuple[str, tuple[str, ...]]:
+    """A line about the passes whose changes add up to the difference of all products, and their
+    names, the one that changed most first; "" where there are no dumps. Paddings have lines of
+    their own."""
     found = products(folder, placed)
     if found is None:
         return "", ()
     first, by = found
     for one in padded:
         by[one.by] = by.get(one.by, 0) - one.flops
-    by = {"partitioner" if placed else "as emitted": first - predicted, **dict(sorted(by.items(), key=lambda row: -abs(row[1])))}
+    by = {
+        "partitioner" if placed else "as emitted": first - predicted,
+        **dict(sorted(by.items(), key=lambda row: -abs(row[1]))),
+    }
     parts = [f"{name} {flops:+,}" for name, flops in by.items() if flops]
-    return f"dot FLOPs {sum(by.values()):+,} by {', '.join(parts)}", tuple(name for name, flops in list(by.items())[1:] if flops)
+    return f"dot FLOPs {sum(by.values()):+,} by {', '.join(parts)}", tuple(
+        name for name, flops in list(by.items())[1:] if flops
+    )
 
 
 def entry_bytes(text: str) -> tuple[int, int]:
-    """Bytes of the elements of a module's parameters and of its results, without padding and tables of pointers."""
+    """Bytes of the elements of a module's parameters and of its results, without padding and tables
+    of pointers."""
     module = parse(text)
     entry = module.computations[module.entry]
-    return sum(s.size_bytes for p in entry.parameters.values() for s in p.shapes), sum(s.size_bytes for s in entry.root.shapes)
+    return sum(s.size_bytes for p in entry.parameters.values() for s in p.shapes), sum(
+        s.size_bytes for s in entry.root.shapes
+    )
 
 
 def of_arguments(text: str, assignment: Assignment) -> tuple[str, ...]:
@@ -154,24 +211,46 @@ def of_arguments(text: str, assignment: Assignment) -> tuple[str, ...]:
         if stored > plain:
             shape = parameter.shapes[0]
             name = _argument(parameter) or parameter.name
-            rows.append((plain - stored, f"{name} {shape.dtype}[{','.join(map(str, shape.dims))}] {plain:,} B as {stored:,} B"))
+            rows.append(
+                (
+                    plain - stored,
+                    (
+                        f"{name} {shape.dtype}[{','.join(map(str, shape.dims))}] {plain:,} B as"
+                        f" {stored:,} B"
+                    ),
+                )
+            )
     if not rows:
         return ()
     total = -sum(extra for extra, _ in rows)
-    return (f"layout: {len(rows)} arguments are padded to whole tiles, {total:+,} B ({_few([line for _, line in sorted(rows)], 3)})",)
+    return (
+        (
+            f"layout: {len(rows)} arguments are padded to whole tiles, {total:+,} B"
+            f" ({_few([line for _, line in sorted(rows)], 3)})"
+        ),
+    )
 
 
-def of_temporaries(text: str, source: str, assignment: Assignment, most: int = LINES) -> tuple[str, ...]:
+def of_temporaries(
+    text: str, source: str, assignment: Assignment, most: int = LINES
+) -> tuple[str, ...]:
     """Lines about the largest temporary values, of 1 % of all or more, and what they serve."""
     every = assignment.moment.held if assignment.moment else assignment.temporaries
     whole = sum(h.size_bytes for h in every)
     serves = _Serves(parse(text), Origins.of(text, source))
-    return tuple(f"temporary: {serves.shown(h)}" for h in every[:most] if h.size_bytes >= whole / 100)
+    return tuple(
+        f"temporary: {serves.shown(h)}" for h in every[:most] if h.size_bytes >= whole / 100
+    )
 
 
-def of_memory(text: str, source: str, assignment: Assignment, kept: int, other: int) -> tuple[str, ...]:
-    """Lines about the moment when most of the temporary memory is in use: three sums that add up to the difference, and the values behind them. kept, other:
-    predicted bytes of activations, and of gradients and working memory, in tiles where those are priced. Nothing where the compiler wrote no lives of its values."""
+def of_memory(
+    text: str, source: str, assignment: Assignment, kept: int, other: int
+) -> tuple[str, ...]:
+    """Lines about the moment when most of the temporary memory is in use: three sums that add up to
+    the difference, and the values behind them. kept, other: predicted bytes of activations, and of
+    gradients and working memory, in tiles where those are priced. Nothing where the compiler wrote
+    no lives of its values.
+    """
     moment = assignment.moment
     if moment is None:
         return ()
@@ -182,13 +261,25 @@ def of_memory(text: str, source: str, assignment: Assignment, kept: int, other: 
     after = moment.used_bytes - forward
     gaps = assignment.arena_bytes - moment.used_bytes
     where = serves.who(moment.at) or "no line of the program"
-    lines = [f"temporaries {assignment.arena_bytes - kept - other:+,} B: gaps between values {gaps:+,} B, from the forward pass {forward - kept:+,} B, "
-             f"made later {after - other:+,} B",
-             f"most of them at {where} ({moment.at}): {moment.used_bytes:,} B in use of {assignment.arena_bytes:,} B, {forward:,} B from the forward pass "
-             f"({kept:,} B of activations predicted), {after:,} B made later ({other:,} B of gradients and working memory)"]  # fmt: skip
+    lines = [
+        (
+            f"temporaries {assignment.arena_bytes - kept - other:+,} B: gaps between values"
+            f" {gaps:+,} B, from the forward pass {forward - kept:+,} B, made later"
+            f" {after - other:+,} B"
+        ),
+        (
+            f"most of them at {where} ({moment.at}): {moment.used_bytes:,} B in use of"
+            f" {assignment.arena_bytes:,} B, {forward:,} B from the forward pass ({kept:,} B of"
+            f" activations predicted), {after:,} B made later ({other:,} B of gradients and working"
+            " memory)"
+        ),
+    ]
     padded = sorted((h for h in moment.held if h.tile_bytes), key=lambda h: -h.tile_bytes)
-    for what, values, total in (("beyond elements, to fill whole tiles", padded, tiles), ("beside them in on-chip memory", moment.on_chip, _sum(moment.on_chip)),
-                                ("beside them in the places of arguments", moment.donated, _sum(moment.donated))):  # fmt: skip
+    for what, values, total in (
+        ("beyond elements, to fill whole tiles", padded, tiles),
+        ("beside them in on-chip memory", moment.on_chip, _sum(moment.on_chip)),
+        ("beside them in the places of arguments", moment.donated, _sum(moment.donated)),
+    ):
         if total >= moment.used_bytes / 100:
             lines.append(f"{what}: {total:,} B ({_few([serves.shown(h) for h in values], 3)})")
     return tuple(lines)
@@ -235,11 +326,17 @@ class _Serves:
         return f"{held.shape} {held.size_bytes:,} B{f' of {what}' if what else ''} ({held.name})"
 
     def backward(self, schedule: Sequence[str]) -> int:
-        """Where the backward pass begins in a schedule: at the first array of floats that it makes (ids may be sorted for it long before, zeros filled in). The
-        schedule's length where there is none."""
+        """Where the backward pass begins in a schedule: at the first array of floats that it makes
+        (ids may be sorted for it long before, zeros filled in). The schedule's length where there
+        is none."""
         for at, name in enumerate(schedule):
             made = self._found.get(name)
-            if made and "transpose(" in made.op_name and made.opcode not in ("constant", "broadcast") and any(s.dims and s.dtype in _FLOATS for s in made.shapes):
+            if (
+                made
+                and "transpose(" in made.op_name
+                and made.opcode not in ("constant", "broadcast")
+                and any(s.dims and s.dtype in _FLOATS for s in made.shapes)
+            ):
                 return at
         return len(schedule)
 
@@ -249,4 +346,7 @@ def _few(names: Sequence[str], most: int = 4) -> str:
 
 
 def _limited(lines: Sequence[str]) -> tuple[str, ...]:
-    return (*lines[: 2 * LINES], *((f"and {len(lines) - 2 * LINES} more differences",) if len(lines) > 2 * LINES else ()))
+    return (
+        *lines[: 2 * LINES],
+        *((f"and {len(lines) - 2 * LINES} more differences",) if len(lines) > 2 * LINES else ()),
+    )

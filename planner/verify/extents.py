@@ -1,15 +1,18 @@
-"""Which extents of a graph must change together, and what a smaller choice of them does to the graph.
+"""Which extents of a graph must change together, and what a smaller choice of them does to the
+graph.
 
-Every dim of every tensor belongs to a class of equal extents: dims that a rule reads as the same factor are one class (union-find over
-`planner.ops.lookup.rule_of`). What ties different classes is a constraint, kept under every change:
+Every dim of every tensor belongs to a class of equal extents: dims that a rule reads as the same
+factor are one class (union-find over `planner.ops.lookup.rule_of`). What ties different classes is
+a constraint, kept under every change:
 
     Product   a dim that a rule reads as several factors            hidden = heads * head_dim
     Sum       Concat and Split along their axis                     q + k + v
     Window    Slice: bounds that give the wanted extent             2048 of 2049
     Shift     Pad                                                   n + 2
 
-`Extents.divide` divides classes and lets the change run through the constraints; None when it cannot be done, for example because a class is
-fixed: the batch, what an attribute counts (groups, k, kernel windows, hidden_size), everything around an operator without a rule.
+`Extents.divide` divides classes and lets the change run through the constraints; None when it
+cannot be done, for example because a class is fixed: the batch, what an attribute counts (groups,
+k, kernel windows, hidden_size), everything around an operator without a rule.
 """
 
 from __future__ import annotations
@@ -23,10 +26,38 @@ from planner.graph.ir import Graph, Node
 from planner.ops.lookup import rule_of
 from planner.sharding.rule import Rule
 
-_FREE_WHOLE = frozenset({"Softmax", "LogSoftmax", "LayerNormalization", "RMSNormalization", "Attention", "RotaryEmbedding", "Slice", "Split", "Concat", "Pad",
-                         "CumSum", "Trilu", "ReduceMax", "ReduceMin", "ReduceProd", "Gather", "GatherND", "RoutedExperts"})  # fmt: skip
-"""Operators whose whole factors are extents like any other; elsewhere a whole factor is a window, a count or a state size."""
-_COUNTED = {"Conv": "g", "ConvTranspose": "g", "GroupNormalization": "g", "OneHot": "v", "GatherND": "z", "RoutedExperts": "e"}
+_FREE_WHOLE = frozenset(
+    {
+        "Softmax",
+        "LogSoftmax",
+        "LayerNormalization",
+        "RMSNormalization",
+        "Attention",
+        "RotaryEmbedding",
+        "Slice",
+        "Split",
+        "Concat",
+        "Pad",
+        "CumSum",
+        "Trilu",
+        "ReduceMax",
+        "ReduceMin",
+        "ReduceProd",
+        "Gather",
+        "GatherND",
+        "RoutedExperts",
+    }
+)
+"""Operators whose whole factors are extents like any other; elsewhere a whole factor is a window, a
+count or a state size."""
+_COUNTED = {
+    "Conv": "g",
+    "ConvTranspose": "g",
+    "GroupNormalization": "g",
+    "OneHot": "v",
+    "GatherND": "z",
+    "RoutedExperts": "e",
+}
 """Factors that an attribute, or the meaning of the operator, counts."""
 PASSING = frozenset({"Cast", "Reshape", "Slice", "Transpose", "Expand", "Identity", "Concat"})
 """What integers pass through on their way to a table without changing value."""
@@ -70,7 +101,8 @@ class Shift:
 
 @dataclass(frozen=True)
 class Lookup:
-    """Stored indices into a dim: their values must stay below its extent. column: of the last dim, None: all values."""
+    """Stored indices into a dim: their values must stay below its extent. column: of the last dim,
+    None: all values."""
 
     leaf: str
     column: int | None
@@ -79,7 +111,8 @@ class Lookup:
 
 
 class Extents:
-    """Classes and constraints of one graph. `keep`: every extent stays divisible by what it shares with it."""
+    """Classes and constraints of one graph. `keep`: every extent stays divisible by what it shares
+    with it."""
 
     def __init__(self, graph: Graph, keep: int = 1) -> None:
         self.graph, self.keep = graph, keep
@@ -140,10 +173,16 @@ class Extents:
                 if len(dim) == 1:
                     self._union(atoms[dim[0]], self._element[name, axis])
                 elif dim:
-                    self.constraints.append(Product(self._element[name, axis], tuple(atoms[f] for f in dim)))
+                    self.constraints.append(
+                        Product(self._element[name, axis], tuple(atoms[f] for f in dim))
+                    )
         counted = _COUNTED.get(node.op, "")
         for f, atom in atoms.items():
-            if f == counted or f in rule.spatial or (f in rule.whole and node.op not in _FREE_WHOLE):
+            if (
+                f == counted
+                or f in rule.spatial
+                or (f in rule.whole and node.op not in _FREE_WHOLE)
+            ):
                 self.fixed.add(atom)
         self._special(node, rule)
 
@@ -154,18 +193,35 @@ class Extents:
         if node.op in ("Concat", "Split"):
             axis = int(attrs["axis"])  # type: ignore[arg-type]
             whole, parts = (live[0], node.inputs) if node.op == "Concat" else (node.inputs[0], live)
-            self.constraints.append(Sum(element[whole, axis], tuple(element[p, axis] for p in parts)))
+            self.constraints.append(
+                Sum(element[whole, axis], tuple(element[p, axis] for p in parts))
+            )
         elif node.op == "Slice":
-            for axis, *bounds in zip(*(attrs[k] for k in ("axes", "starts", "ends", "steps")), strict=True):  # type: ignore[arg-type]
-                self.constraints.append(Window(element[node.inputs[0], axis], element[live[0], axis], tuple(bounds)))  # type: ignore[arg-type]
+            for axis, *bounds in zip(
+                *(attrs[k] for k in ("axes", "starts", "ends", "steps")), strict=True
+            ):
+                self.constraints.append(
+                    Window(element[node.inputs[0], axis], element[live[0], axis], tuple(bounds))
+                )
         elif node.op == "Pad":
             pads: Sequence[int] = attrs["pads"]  # type: ignore[assignment]
             rank = len(pads) // 2
             for axis in range(rank):
                 if pads[axis] or pads[axis + rank]:
-                    self.constraints.append(Shift(element[node.inputs[0], axis], element[live[0], axis], pads[axis] + pads[axis + rank]))
-        elif node.op == "Attention" and len(node.inputs) > 3 and node.inputs[3]:  # the keys of a mask are those of k
-            self._union(element[node.inputs[3], len(graph.tensors[node.inputs[3]].shape) - 1], element[node.inputs[1], 2])
+                    self.constraints.append(
+                        Shift(
+                            element[node.inputs[0], axis],
+                            element[live[0], axis],
+                            pads[axis] + pads[axis + rank],
+                        )
+                    )
+        elif (
+            node.op == "Attention" and len(node.inputs) > 3 and node.inputs[3]
+        ):  # the keys of a mask are those of k
+            self._union(
+                element[node.inputs[3], len(graph.tensors[node.inputs[3]].shape) - 1],
+                element[node.inputs[1], 2],
+            )
         elif node.op == "CumSum":
             axis = int(attrs["axis"])  # type: ignore[arg-type]
             self._union(element[node.inputs[0], axis], element[live[0], axis])
@@ -175,7 +231,8 @@ class Extents:
             self._lookup_columns(node, graph)
 
     def _lookup(self, table: str, axis: int, indices: str) -> None:
-        """Where looked-up integers come from: inputs follow the table by themselves, stored ones are clipped, computed ones fix it."""
+        """Where looked-up integers come from: inputs follow the table by themselves, stored ones
+        are clipped, computed ones fix it."""
         graph, queue, found = self.graph, [indices], []
         while queue:
             name = queue.pop()
@@ -205,11 +262,16 @@ class Extents:
             return
         at = itertools.count(first)
         for leaf in leaves:
-            self.lookups += [Lookup(leaf, c, data, next(at)) for c in range(graph.tensors[leaf].shape[-1])]
+            self.lookups += [
+                Lookup(leaf, c, data, next(at)) for c in range(graph.tensors[leaf].shape[-1])
+            ]
 
     def _settle_roots(self) -> None:
-        """Fixed elements and constraints in terms of classes; extents of 1 broadcast and never change."""
-        self.fixed = {self.root(e) for e in self.fixed} | {self.root(e) for e, n in self.extent.items() if n == 1}
+        """Fixed elements and constraints in terms of classes; extents of 1 broadcast and never
+        change."""
+        self.fixed = {self.root(e) for e in self.fixed} | {
+            self.root(e) for e, n in self.extent.items() if n == 1
+        }
         renamed: dict[Product | Sum | Window | Shift, None] = {}
         for c in self.constraints:
             if isinstance(c, Product | Sum):
@@ -224,8 +286,11 @@ class Extents:
         """Classes that may change, in a fixed order."""
         return sorted({self.root(e) for e in self.extent} - self.fixed)
 
-    def divide(self, together: Sequence[int], by: int, now: Mapping[int, int]) -> dict[int, int] | None:
-        """Extents after dividing classes by `by` (a divisor of each), or None. now: class -> extent; so is what is returned, whole."""
+    def divide(
+        self, together: Sequence[int], by: int, now: Mapping[int, int]
+    ) -> dict[int, int] | None:
+        """Extents after dividing classes by `by` (a divisor of each), or None. now: class ->
+        extent; so is what is returned, whole."""
         change: dict[int, int] = {}
         if not all(self._set(change, now, c, now[c] // by) for c in together):
             return None
@@ -236,15 +301,28 @@ class Extents:
         if extent == change.get(c, now[c]):
             return True
         old = self.extent[c]
-        if c in self.fixed or c in change or extent < min(old, FLOOR) or math.gcd(extent, self.keep) != math.gcd(old, self.keep):
+        if (
+            c in self.fixed
+            or c in change
+            or extent < min(old, FLOOR)
+            or math.gcd(extent, self.keep) != math.gcd(old, self.keep)
+        ):
             return False
         change[c] = extent
         return True
 
     def _settle(self, change: dict[int, int], now: Mapping[int, int]) -> dict[int, int] | None:
-        """Repair violated constraints until none is left; where there is a choice of factors, the largest first."""
+        """Repair violated constraints until none is left; where there is a choice of factors, the
+        largest first."""
         while True:
-            repairs = next((r for r in (self._repairs(c, change, now) for c in self.constraints) if r is not None), None)
+            repairs = next(
+                (
+                    r
+                    for r in (self._repairs(c, change, now) for c in self.constraints)
+                    if r is not None
+                ),
+                None,
+            )
             if repairs is None:
                 return change
             for repair in repairs:
@@ -255,9 +333,12 @@ class Extents:
                         return settled
             return None
 
-    def _repairs(self, c: Product | Sum | Window | Shift, change: Mapping[int, int], now: Mapping[int, int]) -> list[list[tuple[int, int]]] | None:
-        """None when the constraint holds; else ways to mend it, each a list of (class, new extent); [] when there is none."""
-        at = lambda k: change.get(k, now[k])  # noqa: E731
+    def _repairs(
+        self, c: Product | Sum | Window | Shift, change: Mapping[int, int], now: Mapping[int, int]
+    ) -> list[list[tuple[int, int]]] | None:
+        """None when the constraint holds; else ways to mend it, each a list of (class, new extent);
+        [] when there is none."""
+        at = lambda k: change.get(k, now[k])
         if isinstance(c, Product):
             whole = math.prod(at(p) for p in c.parts)
             if whole == at(c.whole):
@@ -265,7 +346,10 @@ class Extents:
             if c.whole not in change:
                 return [[(c.whole, whole)]]
             by, rest = divmod(whole, at(c.whole))
-            free = sorted((p for p in c.parts if p not in change and at(p) % max(by, 1) == 0), key=lambda p: (-at(p), p))
+            free = sorted(
+                (p for p in c.parts if p not in change and at(p) % max(by, 1) == 0),
+                key=lambda p: (-at(p), p),
+            )
             return [[(p, at(p) // by)] for p in free] if not rest else []
         if isinstance(c, Sum):
             whole = sum(at(p) for p in c.parts)
@@ -278,7 +362,11 @@ class Extents:
         if isinstance(c, Shift):
             if at(c.source) + c.by == at(c.result):
                 return None
-            return [[(c.result, at(c.source) + c.by)]] if c.result not in change else [[(c.source, at(c.result) - c.by)]]
+            return (
+                [[(c.result, at(c.source) + c.by)]]
+                if c.result not in change
+                else [[(c.source, at(c.result) - c.by)]]
+            )
         old, new = (self.extent[c.source], self.extent[c.result]), (at(c.source), at(c.result))
         if window(c.bounds, old[0], *new) is not None:
             return None
@@ -289,10 +377,14 @@ class Extents:
         return [[(c.source, n)]] if not rest else [[(c.source, old[0] - old[1] + new[1])]]
 
 
-def window(bounds: tuple[int, int, int], old: int, extent: int, wanted: int) -> tuple[int, int] | None:
-    """Start and end of a Slice on an axis that went from `old` to `extent`, so that `wanted` elements are kept; None when there are none.
+def window(
+    bounds: tuple[int, int, int], old: int, extent: int, wanted: int
+) -> tuple[int, int] | None:
+    """Start and end of a Slice on an axis that went from `old` to `extent`, so that `wanted`
+    elements are kept; None when there are none.
 
-    Tried in turn for each bound: the same end of the axis, the same fraction, the same number, the same distance from the end.
+    Tried in turn for each bound: the same end of the axis, the same fraction, the same number, the
+    same distance from the end.
     """
     start, end, step = bounds
 
@@ -307,6 +399,11 @@ def window(bounds: tuple[int, int, int], old: int, extent: int, wanted: int) -> 
         yield extent - (old - v)
 
     for s, e in itertools.product(dict.fromkeys(places(start)), dict.fromkeys(places(end))):
-        if 0 <= s <= extent and -1 <= e <= extent and (e >= 0 or step < 0) and len(range(s, e, step)) == wanted:
+        if (
+            0 <= s <= extent
+            and -1 <= e <= extent
+            and (e >= 0 or step < 0)
+            and len(range(s, e, step)) == wanted
+        ):
             return s, e
     return None

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 HOST_BASE_BYTES = {"cpu": 600 * 10**6, "gpu": 600 * 10**6, "tpu": 1200 * 10**6}
 HOST_NODE_BYTES = 2 * 10**6
-"""Memory of this host that compiling takes: a base and so much per operator written out. Above every program measured (benchmarks/RESULTS.md)."""
+"""Memory of this host that compiling takes: a base and so much per operator written out. Above
+every program measured (benchmarks/RESULTS.md)."""
 
 
 def host_bytes() -> int:
@@ -47,5 +48,9 @@ def refuse_if_too_large(target: Target, nodes: int, available: int) -> None:
 
     need = host_need_bytes(target, nodes)
     if need > available:
-        raise PlanError("P166", f"compiling {nodes:,} operators takes about {show_bytes(need)} of this host, {show_bytes(available)} are free",
-                        help=["fewer layers (repeated blocks compare alike), or a host with more memory"])  # fmt: skip
+        raise PlanError(
+            "P166",
+            f"compiling {nodes:,} operators takes about {show_bytes(need)} of this host,"
+            f" {show_bytes(available)} are free",
+            help=["fewer layers (repeated blocks compare alike), or a host with more memory"],
+        )

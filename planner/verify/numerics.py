@@ -1,13 +1,16 @@
-"""Runs an emitted program and its unsharded twin on the same values and compares outputs, loss, every gradient and the update, in float32.
+"""Runs an emitted program and its unsharded twin on the same values and compares outputs, loss,
+every gradient and the update, in float32.
 
-Needs jax and as many (virtual) devices as the plan's mesh.
-Error of a tensor g against r: max|g - r| / max(max|r|, 1e-3 * max over all gradients of max|r|); for outputs max|o - r| / max|r|.
-A gradient the program does not have, has beside the twin's, or has in another shape is an infinite error.
-With microbatches the twin runs them one after another and takes the mean.
+Needs jax and as many (virtual) devices as the plan's mesh. Error of a tensor g against r: max|g -
+r| / max(max|r|, 1e-3 * max over all gradients of max|r|); for outputs max|o - r| / max|r|. A
+gradient the program does not have, has beside the twin's, or has in another shape is an infinite
+error. With microbatches the twin runs them one after another and takes the mean.
 
-Step: the program's own optimizer makes one step from zero moments; its first moment is a tenth of the gradient, which is read from there, and its
-update is held against AdamW's formula. With the usual epsilon a first update is the sign of the gradient, noise where gradients are noise: epsilon
-is set to the largest gradient, and the learning rate high enough that rounding of p - update hides nothing. Error of an update as of a gradient.
+Step: the program's own optimizer makes one step from zero moments; its first moment is a tenth of
+the gradient, which is read from there, and its update is held against AdamW's formula. With the
+usual epsilon a first update is the sign of the gradient, noise where gradients are noise: epsilon
+is set to the largest gradient, and the learning rate high enough that rounding of p - update hides
+nothing. Error of an update as of a gradient.
 """
 
 from __future__ import annotations
@@ -37,9 +40,11 @@ STEP_RATE = 1e3
 
 @dataclass(frozen=True)
 class Comparison:
-    """Largest errors found and where (a label or an output). update: of the parameters after one step, None when none was made.
+    """Largest errors found and where (a label or an output). update: of the parameters after one
+    step, None when none was made.
 
-    compared: gradients compared. blind: labels of those whose reference is so small (below BLIND of the largest gradient) that zeros would pass.
+    compared: gradients compared. blind: labels of those whose reference is so small (below BLIND of
+    the largest gradient) that zeros would pass.
     """
 
     outputs: float
@@ -52,8 +57,11 @@ class Comparison:
     blind: tuple[str, ...] = ()
 
 
-def load_program(program: Program, name: str = "emitted", compute: str = "float32") -> types.ModuleType:
-    """Execute a program's text as a module, computing in `compute`, with its constants in place of the file it would read."""
+def load_program(
+    program: Program, name: str = "emitted", compute: str = "float32"
+) -> types.ModuleType:
+    """Execute a program's text as a module, computing in `compute`, with its constants in place of
+    the file it would read."""
     import jax.numpy as jnp
 
     module = types.ModuleType(name)
@@ -67,35 +75,67 @@ def load_program(program: Program, name: str = "emitted", compute: str = "float3
 
 
 def seeded_values(graph: Graph, given: Values, seed: int = 0) -> dict[str, np.ndarray]:
-    """label -> array for every weight: given values where there are any, else seeded normal (norm scales and variances around one)."""
+    """label -> array for every weight: given values where there are any, else seeded normal (norm
+    scales and variances around one)."""
     rng = np.random.default_rng(seed)
     out = {}
     for name in graph.weights:
         label, t = graph.labels.get(name, name), graph.tensors[name]
-        fresh = rng.normal(0, 0.02, t.shape) + initial_mean(graph, name) if t.is_float else np.zeros(t.shape)
+        fresh = (
+            rng.normal(0, 0.02, t.shape) + initial_mean(graph, name)
+            if t.is_float
+            else np.zeros(t.shape)
+        )
         value = given.get(label)
-        out[label] = np.asarray(fresh if value is None else value).astype("float32" if t.is_float else {"int64": "int32"}.get(t.dtype, t.dtype))
+        out[label] = np.asarray(fresh if value is None else value).astype(
+            "float32" if t.is_float else {"int64": "int32"}.get(t.dtype, t.dtype)
+        )
     return out
 
 
 def seeded_batch(module: types.ModuleType, given: Values, seed: int = 0) -> dict[str, np.ndarray]:
     """The program's synthetic batch, with given inputs in place of synthetic ones."""
-    return {**module.synthetic_batch(seed), **{k: v for k, v in given.items() if k in module.INPUTS}}
+    return {
+        **module.synthetic_batch(seed),
+        **{k: v for k, v in given.items() if k in module.INPUTS},
+    }
 
 
-def compare(graph: Graph, plan: Plan, *, workload: str, backend: str, values: Values, batch: Values | None = None,
-            unroll: bool = False, twin: Twin | None = None, step: bool = False, program: Program | None = None) -> tuple[Comparison, list[np.ndarray]]:  # fmt: skip
-    """Compare one program with the unsharded one (`twin`: one made before from the same graph, workload and values, to compile it once).
+def compare(
+    graph: Graph,
+    plan: Plan,
+    *,
+    workload: str,
+    backend: str,
+    values: Values,
+    batch: Values | None = None,
+    unroll: bool = False,
+    twin: Twin | None = None,
+    step: bool = False,
+    program: Program | None = None,
+) -> tuple[Comparison, list[np.ndarray]]:
+    """Compare one program with the unsharded one (`twin`: one made before from the same graph,
+    workload and values, to compile it once).
 
-    values: label -> array of every weight. batch: input -> array (with microbatches, their count is the first dim); what is missing is seeded.
-    step: compile the whole training step and check what it does to the parameters, instead of gradients alone. program: the plan's, where it was emitted before.
-    Returns the errors and the program's outputs (inference), unpadded.
+    values: label -> array of every weight. batch: input -> array (with microbatches, their count is
+    the first dim); what is missing is seeded. step: compile the whole training step and check what
+    it does to the parameters, instead of gradients alone. program: the plan's, where it was emitted
+    before. Returns the errors and the program's outputs (inference), unpadded.
     """
-    program = program or emit(graph, plan, workload=workload, backend=backend, unroll=unroll, training=Training())  # type: ignore[arg-type]
+    program = program or emit(
+        graph,
+        plan,
+        workload=workload,  # type: ignore[arg-type]
+        backend=backend,  # type: ignore[arg-type]
+        unroll=unroll,
+        training=Training(),
+    )
     module = load_program(program)
     feeds = seeded_batch(module, batch or {})
     mesh = module.make_mesh()
-    params, frozen = (placed(module, program, table, values, mesh) for table in ("PARAMS", "FROZEN"))
+    params, frozen = (
+        placed(module, program, table, values, mesh) for table in ("PARAMS", "FROZEN")
+    )
     data = module.place(feeds, module.specs_of(module.INPUTS), mesh)
     plain = twin or Twin(graph, workload, values)
     if workload == "train":
@@ -108,10 +148,24 @@ def compare(graph: Graph, plan: Plan, *, workload: str, backend: str, values: Va
             loss, grads = module.make_gradients(mesh)(params, frozen, data)
             found = unstacked(module, program, grads, want)
         worst, where = worst_error(found, want)
-        blind = tuple(label for label, g in want.items() if g.size and float(np.abs(g).max()) <= BLIND * top)
+        blind = tuple(
+            label for label, g in want.items() if g.size and float(np.abs(g).max()) <= BLIND * top
+        )
         if update is not None and update[0] > worst:
             where = f"update of {update[1]}"
-        return Comparison(_error(np.asarray(loss), want_loss, 0.0), worst, where, float(loss), float(want_loss), update and update[0], len(want), blind), []
+        return (
+            Comparison(
+                _error(np.asarray(loss), want_loss, 0.0),
+                worst,
+                where,
+                float(loss),
+                float(want_loss),
+                update and update[0],
+                len(want),
+                blind,
+            ),
+            [],
+        )
     outs = [np.asarray(o) for o in module.make_inference(mesh)(params, frozen, data)]
     wanted = plain.outputs(feeds)
     errors = [_error(o, r, 0.0) for o, r in zip(outs, wanted, strict=True)]
@@ -121,19 +175,42 @@ def compare(graph: Graph, plan: Plan, *, workload: str, backend: str, values: Va
     return Comparison(worst, 0.0, where, 0.0, 0.0), cropped
 
 
-def _step(module: types.ModuleType, program: Program, given: tuple[Any, Any, Any], want: Values, top: float) -> tuple[Any, dict[str, np.ndarray], tuple[float, str]]:
-    """(loss, gradients by label, (error of the update, its label)) of one step; see the module docstring. Parameters are used up."""
+def _step(
+    module: types.ModuleType,
+    program: Program,
+    given: tuple[Any, Any, Any],
+    want: Values,
+    top: float,
+) -> tuple[Any, dict[str, np.ndarray], tuple[float, str]]:
+    """(loss, gradients by label, (error of the update, its label)) of one step; see the module
+    docstring. Parameters are used up."""
     import jax
     import jax.numpy as jnp
 
     params, frozen, data = given
-    mesh, old, epsilon = module.make_mesh(), unstacked(module, program, params, want), max(top, 1e-30)
-    module.__dict__.update(LEARNING_RATE=STEP_RATE, EPSILON=epsilon)  # read when the step is traced, below
+    mesh, old, epsilon = (
+        module.make_mesh(),
+        unstacked(module, program, params, want),
+        max(top, 1e-30),
+    )
+    module.__dict__.update(
+        LEARNING_RATE=STEP_RATE, EPSILON=epsilon
+    )  # read when the step is traced, below
     cuts = {key: module.state_at(mesh, row[-1]) for key, row in module.GRADIENTS.items()}
-    whole = {key: np.asarray(p)[tuple(slice(0, n) for n in module.PARAMS[key][0])] for key, p in params.items()}
-    state = jax.jit(module.start_state, out_shardings=cuts)(module.place(whole, module.specs_of(module.GRADIENTS), mesh))
+    whole = {
+        key: np.asarray(p)[tuple(slice(0, n) for n in module.PARAMS[key][0])]
+        for key, p in params.items()
+    }
+    state = jax.jit(module.start_state, out_shardings=cuts)(
+        module.place(whole, module.specs_of(module.GRADIENTS), mesh)
+    )
     new, moments, loss = module.make_step(mesh)(params, state, frozen, data, jnp.float32(1))
-    found = unstacked(module, program, {key: np.asarray(m[0]) / (1 - module.BETA1) for key, m in moments.items()}, want)
+    found = unstacked(
+        module,
+        program,
+        {key: np.asarray(m[0]) / (1 - module.BETA1) for key, m in moments.items()},
+        want,
+    )
     moved, wanted = {}, {}
     for label, p in unstacked(module, program, new, want).items():
         before, g = old[label].astype(np.float64), found[label].astype(np.float64)
@@ -151,32 +228,48 @@ class Twin:
         self.module = load_program(program, "unsharded")
         self.labels = {key: names[0] for key, names in program.labels.items()}
         self._compiled: Any = None
-        self.params, self.frozen = ({k: values[self.labels[k]] for k in getattr(self.module, table)} for table in ("PARAMS", "FROZEN"))
+        self.params, self.frozen = (
+            {k: values[self.labels[k]] for k in getattr(self.module, table)}
+            for table in ("PARAMS", "FROZEN")
+        )
 
     @property
     def trained(self) -> frozenset[str]:
         """Labels of the parameters that get a gradient."""
         return frozenset(self.labels[k] for k in self.module.PARAMS)
 
-    def gradients(self, feeds: Values, microbatches: int = 1) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    def gradients(
+        self, feeds: Values, microbatches: int = 1
+    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """(mean loss, label -> gradient)."""
         import jax
 
         run = self._compiled = self._compiled or jax.jit(jax.value_and_grad(self.module.loss_of))
-        pieces = [{k: v[i] if microbatches > 1 else v for k, v in feeds.items()} for i in range(microbatches)]
+        pieces = [
+            {k: v[i] if microbatches > 1 else v for k, v in feeds.items()}
+            for i in range(microbatches)
+        ]
         with jax.default_device(jax.devices()[0]):
-            results = [run(self.params, self.frozen, {k: p[k] for k in self.module.INPUTS}) for p in pieces]
+            results = [
+                run(self.params, self.frozen, {k: p[k] for k in self.module.INPUTS}) for p in pieces
+            ]
         weights = self._rows(pieces) if microbatches > 1 and counted_rows(self.graph) else None
-        loss, grads = jax.tree.map(lambda *parts: np.average([np.asarray(x) for x in parts], 0, weights), *results)
+        loss, grads = jax.tree.map(
+            lambda *parts: np.average([np.asarray(x) for x in parts], 0, weights), *results
+        )
         return loss, {self.labels[k]: g for k, g in grads.items()}
 
     def _rows(self, pieces: list[dict[str, np.ndarray]]) -> list[int]:
-        """Rows that count in the loss of each microbatch, by its labels (by numpy: the program has its own way). All 1 where none counts anywhere."""
+        """Rows that count in the loss of each microbatch, by its labels (by numpy: the program has
+        its own way). All 1 where none counts anywhere."""
         loss = self.graph.nodes[self.graph.producer[self.graph.outputs[0]]]
         name, first = loss.inputs[1], 0
         while name in self.graph.producer:  # shifted: the first label of a sequence is no row's
             name, first = self.graph.nodes[self.graph.producer[name]].inputs[0], 1
-        found = [int(((p[name][:, first:] if first else p[name]) != loss.attrs["ignore_index"]).sum()) for p in pieces]
+        found = [
+            int(((p[name][:, first:] if first else p[name]) != loss.attrs["ignore_index"]).sum())
+            for p in pieces
+        ]
         return found if any(found) else [1] * len(found)
 
     def outputs(self, feeds: Values) -> list[np.ndarray]:
@@ -185,24 +278,35 @@ class Twin:
 
         run = self._compiled = self._compiled or jax.jit(self.module.forward)
         with jax.default_device(jax.devices()[0]):
-            return [np.asarray(o) for o in run(self.params, self.frozen, {k: feeds[k] for k in self.module.INPUTS})]
+            return [
+                np.asarray(o)
+                for o in run(self.params, self.frozen, {k: feeds[k] for k in self.module.INPUTS})
+            ]
 
 
-def placed(module: types.ModuleType, program: Program, table: str, values: Values, mesh: Any) -> Any:
-    """The parameters of a program's table on its mesh, from label -> array; repeats of a block stacked, weights of unequal stages packed."""
+def placed(
+    module: types.ModuleType, program: Program, table: str, values: Values, mesh: Any
+) -> Any:
+    """The parameters of a program's table on its mesh, from label -> array; repeats of a block
+    stacked, weights of unequal stages packed."""
     rows = getattr(module, table)
     whole = {}
     for key, row in rows.items():
         if hasattr(module, "PACKED"):
-            whole[key] = module.packed(key, row, {label: values[label] for label in program.labels[key]})
+            whole[key] = module.packed(
+                key, row, {label: values[label] for label in program.labels[key]}
+            )
             continue
         arrays = [values[label] for label in program.labels[key]]
         whole[key] = np.stack(arrays).reshape(row[0]) if row[2] else arrays[0]
     return module.place(whole, module.specs_of(rows), mesh)
 
 
-def unstacked(module: types.ModuleType, program: Program, found: Mapping[str, Any], want: Values) -> dict[str, np.ndarray]:
-    """label -> array of a program's parameters or gradients: repeats and what is packed apart, padding left out where `want` says how large an array is."""
+def unstacked(
+    module: types.ModuleType, program: Program, found: Mapping[str, Any], want: Values
+) -> dict[str, np.ndarray]:
+    """label -> array of a program's parameters or gradients: repeats and what is packed apart,
+    padding left out where `want` says how large an array is."""
     out: dict[str, np.ndarray] = {}
     for key, value in found.items():
         if hasattr(module, "PACKED"):
@@ -212,10 +316,16 @@ def unstacked(module: types.ModuleType, program: Program, found: Mapping[str, An
         names, whole = program.labels[key], np.asarray(value)
         more = whole.ndim - want.get(names[0], whole).ndim
         stacked = len(names) > 1 or more > 0
-        whole = whole.reshape(-1, *whole.shape[2:]) if more > 1 else whole  # in chunks, each with a piece of every pipeline stage
-        for label, array in zip(names, whole[: len(names)] if stacked else [whole], strict=True):  # stages that do not divide the repeats pad them
+        whole = (
+            whole.reshape(-1, *whole.shape[2:]) if more > 1 else whole
+        )  # in chunks, each with a piece of every pipeline stage
+        for label, array in zip(
+            names, whole[: len(names)] if stacked else [whole], strict=True
+        ):  # stages that do not divide the repeats pad them
             shape = want.get(label, array).shape
-            out[label] = array[tuple(slice(0, n) for n in shape)] if array.ndim == len(shape) else array
+            out[label] = (
+                array[tuple(slice(0, n) for n in shape)] if array.ndim == len(shape) else array
+            )
     return out
 
 

@@ -1,9 +1,12 @@
-"""What a plan's flow says an emitted program will do, in the precision it is compiled in: traffic, products, and the bytes that enter and leave.
+"""What a plan's flow says an emitted program will do, in the precision it is compiled in: traffic,
+products, and the bytes that enter and leave.
 
     arguments = parameters as stored + optimizer state + batch + step count
-    outputs   = parameters as stored + optimizer state + loss + 8 bytes per array (the table of pointers of a tuple; not on TPU)
+    outputs   = parameters as stored + optimizer state + loss + 8 bytes per array (the table of
+              pointers of a tuple; not on TPU)
 
-In bfloat16 programs the optimizer keeps a float32 master copy beside its float32 moments, and the loss is float32.
+In bfloat16 programs the optimizer keeps a float32 master copy beside its float32 moments, and the
+loss is float32.
 """
 
 from __future__ import annotations
@@ -32,8 +35,10 @@ Traffic = Mapping[tuple[str, str], int]
 
 @dataclass(frozen=True)
 class Predicted:
-    """One device, one optimizer step (or one forward pass). output_bytes: without the table of pointers; batch_bytes: the part of the arguments that one
-    microbatch of inputs is; host_argument_bytes: the part of them that waits in the host's memory."""
+    """One device, one optimizer step (or one forward pass). output_bytes: without the table of
+    pointers; batch_bytes: the part of the arguments that one microbatch of inputs is;
+    host_argument_bytes: the part of them that waits in the host's memory.
+    """
 
     flow: Flow
     runs: tuple[Run, ...]
@@ -46,7 +51,9 @@ class Predicted:
     host_argument_bytes: int = 0
 
 
-def predict(graph: Graph, plan: Plan, *, workload: str, optimizer: str = "adamw", compute: str = "float32") -> Predicted:
+def predict(
+    graph: Graph, plan: Plan, *, workload: str, optimizer: str = "adamw", compute: str = "float32"
+) -> Predicted:
     """The exact prediction for a program that computes in `compute` (float32 or bfloat16)."""
     training = workload == "train"
     flow = derive(graph, plan, training=training)
@@ -54,19 +61,41 @@ def predict(graph: Graph, plan: Plan, *, workload: str, optimizer: str = "adamw"
     size = account.item_sizes(compute)
     uses = tuple(_loss_in_float32(flow, use, size) for use in account.collectives(flow, runs, size))
     cells = account.traffic(uses, plan.order, dict(plan.mesh))
-    totals = {(kind, axes): int(cell["payload"]) for kind, by in cells.items() for axes, cell in by.items()}
+    totals = {
+        (kind, axes): int(cell["payload"])
+        for kind, by in cells.items()
+        for axes, cell in by.items()
+    }
     state = _state_bytes(flow, optimizer, compute)
     extra = state - _state_bytes(flow, optimizer, "float32")
     arguments = account.argument_bytes(flow, optimizer, size) + extra
-    batch = sum(_bytes(flow, n, flow.source[n], size(graph.tensors[n].dtype)) for n in graph.inputs if graph.consumers.get(n))
-    return Predicted(flow, runs, uses, totals, account.dot_flops(flow, runs), arguments, _output_bytes(flow, size, state), batch,
-                     _parked_bytes(flow, runs, size) + (state if "optimizer" in plan.offload else 0))  # fmt: skip
+    batch = sum(
+        _bytes(flow, n, flow.source[n], size(graph.tensors[n].dtype))
+        for n in graph.inputs
+        if graph.consumers.get(n)
+    )
+    return Predicted(
+        flow,
+        runs,
+        uses,
+        totals,
+        account.dot_flops(flow, runs),
+        arguments,
+        _output_bytes(flow, size, state),
+        batch,
+        _parked_bytes(flow, runs, size) + (state if "optimizer" in plan.offload else 0),
+    )
 
 
 def flops_by_node(flow: Flow, runs: tuple[Run, ...]) -> dict[str, int]:
-    """Node -> 2MNK per device and step; the repeats of an emitted block count together, under the name that the program's function of all has for them."""
+    """Node -> 2MNK per device and step; the repeats of an emitted block count together, under the
+    name that the program's function of all has for them."""
     names = {old: new for run in runs for old, new in spoken(flow.graph, run).items()}
-    place = {i: run.first + (i - run.first) % run.period for run in runs for i in range(run.first, run.end)}
+    place = {
+        i: run.first + (i - run.first) % run.period
+        for run in runs
+        for i in range(run.first, run.end)
+    }
     total: dict[str, Fraction] = {}
     for i, flops in account.flops_by_index(flow, runs).items():
         name = flow.graph.nodes[place.get(i, i)].id
@@ -76,7 +105,8 @@ def flops_by_node(flow: Flow, runs: tuple[Run, ...]) -> dict[str, int]:
 
 
 def as_spoken(graph: Graph, runs: tuple[Run, ...], uses: Iterable[Use]) -> tuple[Use, ...]:
-    """Collectives by the names that the program has for what they serve: those of a block's repeats by one name (layers.*.up.weight)."""
+    """Collectives by the names that the program has for what they serve: those of a block's repeats
+    by one name (layers.*.up.weight)."""
     names = {old: new for run in runs for old, new in spoken(graph, run).items()}
     for run in runs:
         for weights in run.weights:
@@ -86,16 +116,23 @@ def as_spoken(graph: Graph, runs: tuple[Run, ...], uses: Iterable[Use]) -> tuple
 
 
 def _loss_in_float32(flow: Flow, use: Use, size: ItemSize) -> Use:
-    """The loss, one number, is summed in float32 whatever the rest computes in (and so are the rows inside its kernel, which say so themselves)."""
+    """The loss, one number, is summed in float32 whatever the rest computes in (and so are the rows
+    inside its kernel, which say so themselves)."""
     if not flow.training:
         return use
     loss = flow.graph.outputs[0]
     each = int(size(flow.graph.tensors[loss].dtype))
-    return replace(use, payload_bytes=4) if use.what == flow.graph.labels.get(loss, loss) and use.payload_bytes == each else use
+    return (
+        replace(use, payload_bytes=4)
+        if use.what == flow.graph.labels.get(loss, loss) and use.payload_bytes == each
+        else use
+    )
 
 
 def _bytes(flow: Flow, name: str, layout: Layout, itemsize: float) -> int:
-    return int(prod(local_shape(flow.graph.tensors[name].shape, layout, dict(flow.plan.mesh))) * itemsize)
+    return int(
+        prod(local_shape(flow.graph.tensors[name].shape, layout, dict(flow.plan.mesh))) * itemsize
+    )
 
 
 def _state_bytes(flow: Flow, optimizer: str, compute: str) -> int:
@@ -106,12 +143,19 @@ def _state_bytes(flow: Flow, optimizer: str, compute: str) -> int:
     if flow.plan.cuts:
         return each * unequal_account.state_elements(flow)
     elsewhere = _elsewhere(flow)
-    return sum(_bytes(flow, name, cut_layout(w), each) for name, w in flow.weights.items() if name in flow.grad and name not in elsewhere)
+    return sum(
+        _bytes(flow, name, cut_layout(w), each)
+        for name, w in flow.weights.items()
+        if name in flow.grad and name not in elsewhere
+    )
 
 
 def _parked_bytes(flow: Flow, runs: tuple[Run, ...], size: ItemSize) -> int:
     """Weights, as they are stored, that wait in the host's memory."""
-    return sum(_bytes(flow, name, stored_layout(flow.weights[name]), size(flow.graph.tensors[name].dtype)) for name in sorted(parked(flow, runs)))
+    return sum(
+        _bytes(flow, name, stored_layout(flow.weights[name]), size(flow.graph.tensors[name].dtype))
+        for name in sorted(parked(flow, runs))
+    )
 
 
 def _elsewhere(flow: Flow) -> frozenset[str]:
@@ -127,6 +171,10 @@ def _output_bytes(flow: Flow, size: ItemSize, state_bytes: int) -> int:
     if flow.training:
         elsewhere = _elsewhere(flow)
         mine = {n: w for n, w in flow.weights.items() if n in flow.grad and n not in elsewhere}
-        parameters = sum(_bytes(flow, n, stored_layout(w), size(graph.tensors[n].dtype)) for n, w in mine.items())
+        parameters = sum(
+            _bytes(flow, n, stored_layout(w), size(graph.tensors[n].dtype)) for n, w in mine.items()
+        )
         return parameters + state_bytes + 4
-    return sum(_bytes(flow, n, flow.source[n].stored, size(graph.tensors[n].dtype)) for n in graph.outputs)
+    return sum(
+        _bytes(flow, n, flow.source[n].stored, size(graph.tensors[n].dtype)) for n in graph.outputs
+    )

@@ -1,11 +1,16 @@
-"""What `plan verify` found: predicted beside compiled, figure by figure, how far the program's numbers are from the unsharded model's, and the verdicts.
+"""What `plan verify` found: predicted beside compiled, figure by figure, how far the program's
+numbers are from the unsharded model's, and the verdicts.
 
-A figure is *judged* when the prediction claims it: on virtual CPU devices payloads, dot FLOPs and argument bytes of shard_map programs, which must
-be equal; on other targets all collectives together, FLOPs, arguments, outputs and the peak of large programs, each within a tolerance.
-Others (compiler-placed collectives of jit programs, temporaries of the CPU compiler) are shown beside and decide nothing.
+A figure is *judged* when the prediction claims it: on virtual CPU devices payloads, dot FLOPs and
+argument bytes of shard_map programs, which must be equal; on other targets all collectives
+together, FLOPs, arguments, outputs and the peak of large programs, each within a tolerance. Others
+(compiler-placed collectives of jit programs, temporaries of the CPU compiler) are shown beside and
+decide nothing.
 
-Four verdicts are given, each with tolerances of its own: numbers, traffic, FLOPs and memory. Wrong numbers or traffic are a wrong program. FLOPs and memory
-are prices: where a compiler makes them others, it is said, and the program is as right as before. What compilers do on their own is told apart by their passes.
+Four verdicts are given, each with tolerances of its own: numbers, traffic, FLOPs and memory. Wrong
+numbers or traffic are a wrong program. FLOPs and memory are prices: where a compiler makes them
+others, it is said, and the program is as right as before. What compilers do on their own is told
+apart by their passes.
 """
 
 from __future__ import annotations
@@ -21,7 +26,8 @@ from planner.support.words import Style, hang
 
 NUMBERS, TRAFFIC, FLOPS, MEMORY = "numbers", "traffic", "FLOPs", "memory"
 OK, APART, WRONG, UNKNOWN = "ok", "apart", "wrong", "not judged"
-"""States of a verdict. apart: a price is further from the plan than its tolerance, or the compiler changed something on its own; the program is right."""
+"""States of a verdict. apart: a price is further from the plan than its tolerance, or the compiler
+changed something on its own; the program is right."""
 GAP = "  "
 PEAK = "peak"
 LEAST = 14
@@ -46,11 +52,13 @@ class CompiledSizes:
 
 @dataclass(frozen=True)
 class Figure:
-    """One quantity of one device and one step; `predicted` is None where the plan predicts nothing comparable.
+    """One quantity of one device and one step; `predicted` is None where the plan predicts nothing
+    comparable.
 
-    of: the verdict it belongs to. tolerance: largest distance allowed, as a fraction of what was compiled. off: the distance where it is not that of the two
-    totals (a sum of differences that could cancel). shown: the distance is printed though it is not judged. own: how much of the distance the compiler's passes
-    made on their own, which is allowed; by: what made it, in words.
+    of: the verdict it belongs to. tolerance: largest distance allowed, as a fraction of what was
+    compiled. off: the distance where it is not that of the two totals (a sum of differences that
+    could cancel). shown: the distance is printed though it is not judged. own: how much of the
+    distance the compiler's passes made on their own, which is allowed; by: what made it, in words.
     """
 
     what: str
@@ -69,12 +77,21 @@ class Figure:
     @property
     def distance(self) -> int:
         """How far apart, in the figure's unit."""
-        return self.off if self.off is not None else abs(self.compiled - self.predicted) if self.predicted is not None else 0
+        return (
+            self.off
+            if self.off is not None
+            else abs(self.compiled - self.predicted)
+            if self.predicted is not None
+            else 0
+        )
 
     @property
     def ok(self) -> bool:
         """Within the tolerance (equal where there is none), or not judged."""
-        return not self.judged or (self.predicted is not None and self.distance - self.own <= self.tolerance * self.compiled)
+        return not self.judged or (
+            self.predicted is not None
+            and self.distance - self.own <= self.tolerance * self.compiled
+        )
 
     @property
     def mark(self) -> str:
@@ -86,21 +103,42 @@ class Figure:
         if not self.judged:
             return self.apart
         if self.ok:
-            return f"{self.apart}, the compiler's own" if self.own else f"{self.apart}, within {100 * self.tolerance:.3g} %"
-        return f"DIFFERS {self.apart}" if self.of == TRAFFIC else f"{self.apart}{f', beyond {100 * self.tolerance:.3g} %' if self.tolerance else ''}"
+            return (
+                f"{self.apart}, the compiler's own"
+                if self.own
+                else f"{self.apart}, within {100 * self.tolerance:.3g} %"
+            )
+        return (
+            f"DIFFERS {self.apart}"
+            if self.of == TRAFFIC
+            else f"{self.apart}{f', beyond {100 * self.tolerance:.3g} %' if self.tolerance else ''}"
+        )
 
     @property
     def apart(self) -> str:
-        """The distance as a fraction of the prediction, or in the figure's unit where nothing was predicted; a sum of differences has no sign."""
-        sign = "sum of differences " if self.off is not None else "+" if self.compiled > (self.predicted or 0) else "-"
-        return sign + (f"{100 * self.distance / self.predicted:.2f} %" if self.predicted and self.distance < 10 * self.predicted else _number(self.distance, self.unit))
+        """The distance as a fraction of the prediction, or in the figure's unit where nothing was
+        predicted; a sum of differences has no sign."""
+        sign = (
+            "sum of differences "
+            if self.off is not None
+            else "+"
+            if self.compiled > (self.predicted or 0)
+            else "-"
+        )
+        return sign + (
+            f"{100 * self.distance / self.predicted:.2f} %"
+            if self.predicted and self.distance < 10 * self.predicted
+            else _number(self.distance, self.unit)
+        )
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """Errors of the program that ran against the unsharded model (semantics: error of a tensor); sizes say what ran.
+    """Errors of the program that ran against the unsharded model (semantics: error of a tensor);
+    sizes say what ran.
 
-    error: of the outputs (inference) or of the loss (training). gradients: the largest of all, None for inference; `worst` names it.
+    error: of the outputs (inference) or of the loss (training). gradients: the largest of all, None
+    for inference; `worst` names it.
     """
 
     size: str
@@ -113,7 +151,9 @@ class Numbers:
     @property
     def ok(self) -> bool:
         """Every error is a number within the tolerance."""
-        return all(math.isfinite(e) and e <= self.tolerance for e in (self.error, self.gradients or 0.0))
+        return all(
+            math.isfinite(e) and e <= self.tolerance for e in (self.error, self.gradients or 0.0)
+        )
 
 
 @dataclass(frozen=True)
@@ -128,7 +168,8 @@ class Verdict:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """Everything verified, and what was not: `not_run` says why there are no numbers when they were asked for."""
+    """Everything verified, and what was not: `not_run` says why there are no numbers when they were
+    asked for."""
 
     model: str
     program: str
@@ -151,15 +192,24 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """The program is right: traffic is as predicted, and the numbers, when asked for, were run and are within the tolerance."""
+        """The program is right: traffic is as predicted, and the numbers, when asked for, were run
+        and are within the tolerance."""
         return all(v.state != WRONG for v in self.verdicts)
 
     def _of_numbers(self) -> Verdict:
         n = self.numbers
         if n is None:
-            return Verdict(NUMBERS, WRONG if self.asked else UNKNOWN, f"not run ({self.not_run or 'not asked for'})")
+            return Verdict(
+                NUMBERS,
+                WRONG if self.asked else UNKNOWN,
+                f"not run ({self.not_run or 'not asked for'})",
+            )
         worst = max(n.error, n.gradients or 0.0) if n.ok else math.nan
-        return Verdict(NUMBERS, OK, f"equal within {worst:.1e}") if n.ok else Verdict(NUMBERS, WRONG, f"beyond {n.tolerance:g} of the unsharded model's")
+        return (
+            Verdict(NUMBERS, OK, f"equal within {worst:.1e}")
+            if n.ok
+            else Verdict(NUMBERS, WRONG, f"beyond {n.tolerance:g} of the unsharded model's")
+        )
 
     def _judged(self, verdict: str) -> list[Figure]:
         return [f for f in self.figures if f.of == verdict and f.judged]
@@ -170,36 +220,80 @@ class VerifyReport:
         if bad:
             return Verdict(TRAFFIC, WRONG, "; ".join(map(_beside, bad)))
         if not rows:
-            return Verdict(TRAFFIC, UNKNOWN, "placed by the compiler") if self.program == "jit" else Verdict(TRAFFIC, OK, "none")
+            return (
+                Verdict(TRAFFIC, UNKNOWN, "placed by the compiler")
+                if self.program == "jit"
+                else Verdict(TRAFFIC, OK, "none")
+            )
         far = [f for f in rows if f.distance]
-        says = "; ".join(f"{f.what} {f.apart}{f' by the compiler ({f.by})' if f.by else ''}" for f in far)
+        says = "; ".join(
+            f"{f.what} {f.apart}{f' by the compiler ({f.by})' if f.by else ''}" for f in far
+        )
         return Verdict(TRAFFIC, APART if any(f.own for f in far) else OK, says or "exact")
 
     def _of_flops(self) -> Verdict:
         rows = self._judged(FLOPS)
         bad = [f for f in rows if f.distance]
         if bad:
-            return Verdict(FLOPS, OK if all(f.ok for f in bad) else APART, "; ".join(f"{f.apart}{f', {f.by}' if f.by else ''}" for f in bad))
-        return Verdict(FLOPS, OK, "exact") if rows else Verdict(FLOPS, UNKNOWN, "placed by the compiler")
+            return Verdict(
+                FLOPS,
+                OK if all(f.ok for f in bad) else APART,
+                "; ".join(f"{f.apart}{f', {f.by}' if f.by else ''}" for f in bad),
+            )
+        return (
+            Verdict(FLOPS, OK, "exact")
+            if rows
+            else Verdict(FLOPS, UNKNOWN, "placed by the compiler")
+        )
 
     def _of_memory(self) -> Verdict:
         rows = self._judged(MEMORY)
         bad = [f for f in rows if not f.ok]
         if bad:
-            return Verdict(MEMORY, APART, "; ".join(f"{show_bytes(f.compiled)} where {show_bytes(f.predicted or 0)} were planned" if f.what == PEAK
-                                                    else f"{f.what} {f.apart}" for f in bad))  # fmt: skip
+            return Verdict(
+                MEMORY,
+                APART,
+                "; ".join(
+                    (
+                        f"{show_bytes(f.compiled)} where {show_bytes(f.predicted or 0)} were"
+                        " planned"
+                        if f.what == PEAK
+                        else f"{f.what} {f.apart}"
+                    )
+                    for f in bad
+                ),
+            )
         peak = next((f for f in rows if f.what == PEAK), None)
         if peak is not None:
-            return Verdict(MEMORY, OK, f"{show_bytes(peak.compiled)} where {show_bytes(peak.predicted or 0)} were planned, {peak.mark}")
-        return Verdict(MEMORY, OK, "arguments and outputs exact") if rows else Verdict(MEMORY, UNKNOWN, "placed by the compiler")
+            return Verdict(
+                MEMORY,
+                OK,
+                f"{show_bytes(peak.compiled)} where {show_bytes(peak.predicted or 0)} were planned,"
+                f" {peak.mark}",
+            )
+        return (
+            Verdict(MEMORY, OK, "arguments and outputs exact")
+            if rows
+            else Verdict(MEMORY, UNKNOWN, "placed by the compiler")
+        )
 
     def text(self, width: int = 100, colour: bool = False) -> str:
         """The report for people, in `width` columns."""
         style = Style(colour)
         mesh = ", ".join(f"{a}={n}" for a, n in self.mesh.items())
         devices = math.prod(self.mesh.values())
-        first, *more = hang("", f"{self.model}: {self.program} program, {self.workload}, on {devices} {self.machine} ({mesh})", width)
-        lines = [style.bold(first), *more, *hang("", f"compiled {self.compiled}; one device, one step:", width), *self._table(width, style)]
+        first, *more = hang(
+            "",
+            f"{self.model}: {self.program} program, {self.workload}, on {devices} {self.machine}"
+            f" ({mesh})",
+            width,
+        )
+        lines = [
+            style.bold(first),
+            *more,
+            *hang("", f"compiled {self.compiled}; one device, one step:", width),
+            *self._table(width, style),
+        ]
         lines += [line for text in self.differences for line in hang("  - ", text, width)]
         lines += hang("numbers ", self._numbers_text(), width)
         lines += [line for n in self.notes for line in hang("note: ", n, width)]
@@ -207,17 +301,27 @@ class VerifyReport:
         if self.ok:
             return "\n".join([*lines, style.good("verified")])
         first, *more = hang("NOT VERIFIED: ", "; ".join(self.findings()), width)
-        return "\n".join([*lines, first.replace("NOT VERIFIED", style.bad("NOT VERIFIED"), 1), *more])
+        return "\n".join(
+            [*lines, first.replace("NOT VERIFIED", style.bad("NOT VERIFIED"), 1), *more]
+        )
 
     def _table(self, width: int, style: Style) -> list[str]:
         """The figures; a mark that is too long for its line is continued under itself."""
-        rows = [("  ", "predicted", "compiled"), *(("  " + f.what, _number(f.predicted, f.unit), _number(f.compiled, f.unit)) for f in self.figures)]
+        rows = [
+            ("  ", "predicted", "compiled"),
+            *(
+                ("  " + f.what, _number(f.predicted, f.unit), _number(f.compiled, f.unit))
+                for f in self.figures
+            ),
+        ]
         columns = [max(len(row[i]) for row in rows) for i in range(3)]
         room = max(LEAST, width - sum(columns) - 3 * len(GAP))
         lines: list[str] = []
         for row, figure in zip(rows, (None, *self.figures), strict=True):
             first, *more = hang("", figure.mark, room) if figure and figure.mark else [""]
-            emphasis = style.bad if figure and not figure.ok else style.good if first == "exact" else str
+            emphasis = (
+                style.bad if figure and not figure.ok else style.good if first == "exact" else str
+            )
             cells = [row[0].ljust(columns[0]), row[1].rjust(columns[1]), row[2].rjust(columns[2])]
             lines.append(GAP.join([*cells, emphasis(first)]).rstrip())
             lines += [" " * (sum(columns) + 3 * len(GAP)) + emphasis(line) for line in more]
@@ -227,10 +331,17 @@ class VerifyReport:
         n = self.numbers
         if n is None:
             return f"not run ({self.not_run or 'not asked for'})"
-        what = f"loss {n.error:.1e}, gradients {n.gradients:.1e}" if n.gradients is not None else f"outputs {n.error:.1e}"
+        what = (
+            f"loss {n.error:.1e}, gradients {n.gradients:.1e}"
+            if n.gradients is not None
+            else f"outputs {n.error:.1e}"
+        )
         where = f" (worst: {n.worst})" if n.worst else ""
         verdict = "within" if n.ok else "BEYOND"
-        return f"against the unsharded model, {n.size}, {n.parameters:,} parameters, float32: error of {what}{where}, {verdict} {n.tolerance:g}"
+        return (
+            f"against the unsharded model, {n.size}, {n.parameters:,} parameters, float32: error of"
+            f" {what}{where}, {verdict} {n.tolerance:g}"
+        )
 
     def findings(self) -> tuple[str, ...]:
         """What is wrong, a phrase each; empty when `ok`."""
@@ -263,21 +374,53 @@ class VerifyReport:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> VerifyReport:
         """The inverse of `to_dict`; an error that was no number becomes NaN again."""
-        figures = tuple(Figure(**{k: v for k, v in row.items() if k != "ok"}) for row in data["figures"])
+        figures = tuple(
+            Figure(**{k: v for k, v in row.items() if k != "ok"}) for row in data["figures"]
+        )
         n = data["numbers"]
         numbers = None
         if n:
             training = data["workload"] == "train"
-            gradients = (math.nan if n["gradients"] is None else n["gradients"]) if training else None
-            numbers = Numbers(n["size"], n["parameters"], math.nan if n["error"] is None else n["error"], gradients, n["worst"], n["tolerance"])
-        plain = {key: data[key] for key in ("model", "program", "mesh", "workload", "compiled", "not_run", "asked", "machine")}
-        return cls(**plain, figures=figures, numbers=numbers, notes=tuple(data["notes"]), differences=tuple(data["differences"]))
+            gradients = (
+                (math.nan if n["gradients"] is None else n["gradients"]) if training else None
+            )
+            numbers = Numbers(
+                n["size"],
+                n["parameters"],
+                math.nan if n["error"] is None else n["error"],
+                gradients,
+                n["worst"],
+                n["tolerance"],
+            )
+        plain = {
+            key: data[key]
+            for key in (
+                "model",
+                "program",
+                "mesh",
+                "workload",
+                "compiled",
+                "not_run",
+                "asked",
+                "machine",
+            )
+        }
+        return cls(
+            **plain,
+            figures=figures,
+            numbers=numbers,
+            notes=tuple(data["notes"]),
+            differences=tuple(data["differences"]),
+        )
 
 
 def _beside(figure: Figure) -> str:
     """A figure that is not as predicted."""
     beyond = f", beyond {100 * figure.tolerance:.3g} %" if figure.tolerance else ""
-    return f"{figure.what} predicted {_number(figure.predicted, figure.unit)}, compiled {_number(figure.compiled, figure.unit)}{beyond}"
+    return (
+        f"{figure.what} predicted {_number(figure.predicted, figure.unit)}, compiled"
+        f" {_number(figure.compiled, figure.unit)}{beyond}"
+    )
 
 
 def _number(value: int | None, unit: str) -> str:

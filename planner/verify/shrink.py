@@ -1,12 +1,14 @@
 """A smaller model of the same kind: what runs when the model itself is too large to run.
 
-    repeats   of each repeated block (planner.graph.repeats.find_runs) the first two are kept; what read the last repeat reads the second
-    extents   the classes of equal extents (planner.verify.extents) whose division saves most are divided by a prime, until parameters and
-              activations are within the goals
+    repeats   of each repeated block (planner.graph.repeats.find_runs) the first two are kept; what
+              read the last repeat reads the second
+    extents   the classes of equal extents (planner.verify.extents) whose division saves most are
+              divided by a prime, until parameters and activations are within the goals
 
-The operators, their order inside a block and what is shared stay. The batch stays, and every extent stays divisible by what it shares with
-`keep` (or, with a plan, every split stays legal and as even as it was). Stored values are cropped, stored indices also kept inside their tables.
-A change after which a node does not fit its operands (planner.reader.draft.shapes) is not made.
+The operators, their order inside a block and what is shared stay. The batch stays, and every extent
+stays divisible by what it shares with `keep` (or, with a plan, every split stays legal and as even
+as it was). Stored values are cropped, stored indices also kept inside their tables. A change after
+which a node does not fit its operands (planner.reader.draft.shapes) is not made.
 """
 
 from __future__ import annotations
@@ -30,12 +32,21 @@ GOAL_PARAMETERS, GOAL_ELEMENTS = 1_000_000, 20_000_000
 """What a shrunk model may have: parameters, and elements of all activations together."""
 
 
-def shrink(graph: Graph, limit_parameters: float = 50e6, *, keep: int = 8, plan: Plan | None = None, folder: Path | None = None) -> Graph:
-    """The graph itself when it has at most `limit_parameters`; else a smaller one (module docstring), with a note of what changed.
+def shrink(
+    graph: Graph,
+    limit_parameters: float = 50e6,
+    *,
+    keep: int = 8,
+    plan: Plan | None = None,
+    folder: Path | None = None,
+) -> Graph:
+    """The graph itself when it has at most `limit_parameters`; else a smaller one (module
+    docstring), with a note of what changed.
 
-    keep: device count whose divisors of each extent are kept. plan: instead, the plan whose splits stay legal.
-    folder: where external data is, for stored integers (positions, index tables); float weights stored there are seeded instead.
-    Where nothing more can be divided, the result may be above the goals; node ids of what is left are those of the graph.
+    keep: device count whose divisors of each extent are kept. plan: instead, the plan whose splits
+    stay legal. folder: where external data is, for stored integers (positions, index tables); float
+    weights stored there are seeded instead. Where nothing more can be divided, the result may be
+    above the goals; node ids of what is left are those of the graph.
     """
     if graph.parameters <= limit_parameters:
         return graph
@@ -53,16 +64,31 @@ def shrink(graph: Graph, limit_parameters: float = 50e6, *, keep: int = 8, plan:
             stuck.add(together)
         else:
             break
-    changed = dict.fromkeys(f"{n} to {now[c]}" for c, n in sorted(extents.extent.items(), key=lambda e: (-e[1], e[0])) if c in now and now[c] != n)
-    parts = [*(f"repeats {r}" for r in repeats), *([f"extents {', '.join(changed)}"] if changed else [])]
-    note = f"shrunk from {graph.parameters:,} parameters to {best.parameters:,}: {'; '.join(parts) or 'nothing could be made smaller'}"
-    return replace(best, notes=(*graph.notes, note), dims={k: v for k, v in graph.dims.items() if k == "batch"})
+    changed = dict.fromkeys(
+        f"{n} to {now[c]}"
+        for c, n in sorted(extents.extent.items(), key=lambda e: (-e[1], e[0]))
+        if c in now and now[c] != n
+    )
+    parts = [
+        *(f"repeats {r}" for r in repeats),
+        *([f"extents {', '.join(changed)}"] if changed else []),
+    ]
+    note = (
+        f"shrunk from {graph.parameters:,} parameters to {best.parameters:,}:"
+        f" {'; '.join(parts) or 'nothing could be made smaller'}"
+    )
+    return replace(
+        best, notes=(*graph.notes, note), dims={k: v for k, v in graph.dims.items() if k == "batch"}
+    )
 
 
-def steps(extents: Extents, now: dict[int, int], graph: Graph, stuck: set[tuple[int, ...]]) -> list[tuple[tuple[int, ...], dict[int, int]]]:
+def steps(
+    extents: Extents, now: dict[int, int], graph: Graph, stuck: set[tuple[int, ...]]
+) -> list[tuple[tuple[int, ...], dict[int, int]]]:
     """Possible next steps, the one that saves most first: (classes to divide, extents after it).
 
-    Classes of equal extent that were equal from the start go together where they can: the width of queries stays that of values.
+    Classes of equal extent that were equal from the start go together where they can: the width of
+    queries stays that of values.
     """
     groups: dict[tuple[int, int], list[int]] = {}
     for c in extents.classes():
@@ -84,9 +110,14 @@ def steps(extents: Extents, now: dict[int, int], graph: Graph, stuck: set[tuple[
 
 def excess(graph: Graph, extents: Extents, now: dict[int, int]) -> float:
     """How far above the goals a graph would be: the product of both ratios, each at least 1."""
-    size = {name: prod(now[extents.of(name, a)] for a in range(len(t.shape))) for name, t in graph.tensors.items()}
+    size = {
+        name: prod(now[extents.of(name, a)] for a in range(len(t.shape)))
+        for name, t in graph.tensors.items()
+    }
     parameters = sum(size[n] for n in graph.weights)
-    return max(1.0, parameters / GOAL_PARAMETERS) * max(1.0, (sum(size.values()) - parameters) / GOAL_ELEMENTS)
+    return max(1.0, parameters / GOAL_PARAMETERS) * max(
+        1.0, (sum(size.values()) - parameters) / GOAL_ELEMENTS
+    )
 
 
 def within_goals(graph: Graph) -> bool:
@@ -117,24 +148,44 @@ def fewer_repeats(graph: Graph) -> tuple[Graph, list[str]]:
             renamed.update(zip(graph.nodes[i].outputs, twin.outputs, strict=True))
             if i >= end - period:
                 last.update(graph.nodes[i].outputs)
-    nodes = tuple(replace(n, inputs=tuple(renamed.get(x, x) for x in n.inputs)) for i, n in enumerate(graph.nodes) if i not in dropped)
-    # What a dropped repeat gave as an output of its own is gone, except what the last one gave, now the second's.
-    outputs = tuple(dict.fromkeys(renamed.get(o, o) for o in graph.outputs if o not in renamed or o in last))
+    nodes = tuple(
+        replace(n, inputs=tuple(renamed.get(x, x) for x in n.inputs))
+        for i, n in enumerate(graph.nodes)
+        if i not in dropped
+    )
+    # What a dropped repeat gave as an output of its own is gone, except what the last one gave, now
+    # the second's.
+    outputs = tuple(
+        dict.fromkeys(renamed.get(o, o) for o in graph.outputs if o not in renamed or o in last)
+    )
     outputs = outputs or tuple(renamed.get(o, o) for o in graph.outputs[:1])
     return prune(replace(graph, nodes=nodes, outputs=outputs)), said
 
 
-def resized(graph: Graph, extents: Extents, now: dict[int, int], folder: Path | None = None) -> Graph | None:
-    """The graph with the extents `now`: shapes, Slice bounds, stored values. None when a Slice has no bounds."""
-    shape = {n: tuple(now[extents.of(n, a)] for a in range(len(t.shape))) for n, t in graph.tensors.items()}
+def resized(
+    graph: Graph, extents: Extents, now: dict[int, int], folder: Path | None = None
+) -> Graph | None:
+    """The graph with the extents `now`: shapes, Slice bounds, stored values. None when a Slice has
+    no bounds."""
+    shape = {
+        n: tuple(now[extents.of(n, a)] for a in range(len(t.shape)))
+        for n, t in graph.tensors.items()
+    }
     tensors = {n: Tensor(n, shape[n], t.dtype, t.role) for n, t in graph.tensors.items()}
     nodes: list[Node] = []
     for node in graph.nodes:
         if node.op == "Slice":
             source, result = node.inputs[0], node.outputs[0]
             starts, ends = [], []
-            for axis, *bounds in zip(*(node.attrs[k] for k in ("axes", "starts", "ends", "steps")), strict=True):  # type: ignore[arg-type]
-                found = window(tuple(bounds), graph.tensors[source].shape[axis], shape[source][axis], shape[result][axis])  # type: ignore[arg-type]
+            for axis, *bounds in zip(
+                *(node.attrs[k] for k in ("axes", "starts", "ends", "steps")), strict=True
+            ):
+                found = window(
+                    tuple(bounds),
+                    graph.tensors[source].shape[axis],
+                    shape[source][axis],
+                    shape[result][axis],
+                )
                 if found is None:
                     return None
                 starts.append(found[0])
@@ -146,7 +197,9 @@ def resized(graph: Graph, extents: Extents, now: dict[int, int], folder: Path | 
     return replace(graph, nodes=tuple(nodes), tensors=tensors, constants=constants, weights=weights)
 
 
-def _stored(name: str, value: np.ndarray, shape: dict[str, tuple[int, ...]], extents: Extents) -> np.ndarray:
+def _stored(
+    name: str, value: np.ndarray, shape: dict[str, tuple[int, ...]], extents: Extents
+) -> np.ndarray:
     """Values cropped to the new shape, and indices kept inside what they look up."""
     value = np.ascontiguousarray(value[tuple(slice(0, n) for n in shape[name])])
     for look in extents.lookups:
@@ -157,7 +210,13 @@ def _stored(name: str, value: np.ndarray, shape: dict[str, tuple[int, ...]], ext
     return value
 
 
-def _reference(name: str, graph: Graph, shape: dict[str, tuple[int, ...]], extents: Extents, folder: Path | None) -> WeightRef:
+def _reference(
+    name: str,
+    graph: Graph,
+    shape: dict[str, tuple[int, ...]],
+    extents: Extents,
+    folder: Path | None,
+) -> WeightRef:
     ref, tensor = graph.weights[name], graph.tensors[name]
     looked = any(look.leaf == name for look in extents.lookups)
     if ref.kind == "absent" or (ref.kind == "external" and tensor.is_float):
@@ -166,11 +225,15 @@ def _reference(name: str, graph: Graph, shape: dict[str, tuple[int, ...]], exten
         return ref
     from planner.workload.weights import load_one
 
-    return WeightRef("inline", proto=_stored(name, load_one(graph, name, folder, seed_missing=True), shape, extents))
+    return WeightRef(
+        "inline",
+        proto=_stored(name, load_one(graph, name, folder, seed_missing=True), shape, extents),
+    )
 
 
 def fits(made: Graph, before: Graph, plan: Plan | None) -> bool:
-    """Whether every node fits its operands, and every split of the plan is legal and even where it was."""
+    """Whether every node fits its operands, and every split of the plan is legal and even where it
+    was."""
     from planner.reader.draft.shapes import ShapeError, infer
 
     for node, old in zip(made.nodes, before.nodes, strict=True):
@@ -200,16 +263,23 @@ def _still(rule: Rule, was: Rule, split: Split, mesh: dict[str, int]) -> bool:
     loose = Limits(waste=0.5)
     if legal(was, split, mesh, loose) and not legal(rule, split, mesh, loose):
         return False
-    even = lambda r, f, axes: r.sizes.get(f, 1) % int(np.prod([mesh[a] for a in axes], dtype=int)) == 0  # noqa: E731
+    even = lambda r, f, axes: (
+        r.sizes.get(f, 1) % int(np.prod([mesh[a] for a in axes], dtype=int)) == 0
+    )
     return all(even(rule, f, axes) for f, axes in split.pairs if even(was, f, axes))
 
 
 def follow(plan: Plan, graph: Graph, small: Graph) -> Plan:
-    """The plan of a graph on its shrunk form: the same splits, and the repeated blocks that are left."""
+    """The plan of a graph on its shrunk form: the same splits, and the repeated blocks that are
+    left."""
     place = {node.id: i for i, node in enumerate(small.nodes)}
     runs = []
     for first, period, repeats in plan.runs:
         ids = [graph.nodes[first + k].id for k in range(period * min(repeats, KEPT_REPEATS))]
-        if all(i in place for i in ids) and [place[i] - place[ids[0]] for i in ids] == list(range(len(ids))):
+        if all(i in place for i in ids) and [place[i] - place[ids[0]] for i in ids] == list(
+            range(len(ids))
+        ):
             runs.append((place[ids[0]], period, min(repeats, KEPT_REPEATS)))
-    return replace(plan, splits={k: s for k, s in plan.splits.items() if k in place}, runs=tuple(runs))
+    return replace(
+        plan, splits={k: s for k, s in plan.splits.items() if k in place}, runs=tuple(runs)
+    )

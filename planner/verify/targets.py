@@ -1,11 +1,13 @@
-"""Where a program is compiled: virtual CPU devices, or the compiler of a GPU or TPU that is not there (jax's ahead-of-time topologies).
+"""Where a program is compiled: virtual CPU devices, or the compiler of a GPU or TPU that is not
+there (jax's ahead-of-time topologies).
 
     cpu              virtual devices; programs are compiled in float32 and can be run
-    gpu:h100         the GPU compiler from jax's CUDA plugin wheels, one host per eight devices; compiled only
+    gpu:h100         the GPU compiler from jax's CUDA plugin wheels, one host per eight devices;
+                     compiled only
     tpu:v5e:4x4      the TPU compiler from libtpu, for a slice of that shape; compiled only
 
-Both compilers may end the process (unknown flags, internal checks), so they only ever run in a worker process. jax is imported in
-`Target.compile_devices` alone.
+Both compilers may end the process (unknown flags, internal checks), so they only ever run in a
+worker process. jax is imported in `Target.compile_devices` alone.
 """
 
 from __future__ import annotations
@@ -30,8 +32,10 @@ HOST_DEVICES = 8
 
 @dataclass(frozen=True)
 class Target:
-    """A compiler. kind: cpu, gpu or tpu; name: the chip of a GPU, the generation of a TPU; shape: a TPU slice's; pool_bytes: of a GPU, what the program takes of its
-    memory at the start, in which XLA keeps a step by making values again (0: as it does without a GPU)."""
+    """A compiler. kind: cpu, gpu or tpu; name: the chip of a GPU, the generation of a TPU; shape: a
+    TPU slice's; pool_bytes: of a GPU, what the program takes of its memory at the start, in which
+    XLA keeps a step by making values again (0: as it does without a GPU).
+    """
 
     kind: str
     name: str = ""
@@ -46,7 +50,11 @@ class Target:
     @property
     def machine(self) -> str:
         """What the devices are called in reports."""
-        return {"cpu": "virtual CPU devices", "gpu": f"{self.name} GPUs, compiled without them", "tpu": f"TPU {self.name} devices, compiled without them"}[self.kind]
+        return {
+            "cpu": "virtual CPU devices",
+            "gpu": f"{self.name} GPUs, compiled without them",
+            "tpu": f"TPU {self.name} devices, compiled without them",
+        }[self.kind]
 
     @property
     def devices(self) -> int:
@@ -59,30 +67,43 @@ class Target:
             return {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
         if self.kind == "tpu":
             # Nothing is run, so that several may compile at once.
-            return {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "TF_CPP_MIN_LOG_LEVEL": "2", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-                    "TPU_ACCELERATOR_TYPE": f"{_ACCELERATOR.get(self.name, self.name)}-{self.devices}"}  # fmt: skip
+            return {
+                "TPU_SKIP_MDS_QUERY": "1",
+                "TPU_WORKER_HOSTNAMES": "localhost",
+                "TF_CPP_MIN_LOG_LEVEL": "2",
+                "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+                "TPU_ACCELERATOR_TYPE": f"{_ACCELERATOR.get(self.name, self.name)}-{self.devices}",
+            }
         return {}
 
     def compile_devices(self, count: int) -> Sequence[Any]:
-        """jax devices to compile for: the host's for cpu, else those of a topology that nothing runs on. Needs jax and the target's environment."""
+        """jax devices to compile for: the host's for cpu, else those of a topology that nothing
+        runs on. Needs jax and the target's environment."""
         import jax
         from jax.experimental import topologies
 
         if self.kind == "cpu":
             return jax.devices()
         if self.kind == "tpu":
-            found = topologies.get_topology_desc(platform="tpu", topology_name=f"{self.name}:{'x'.join(map(str, self.shape))}").devices
+            found = topologies.get_topology_desc(
+                platform="tpu", topology_name=f"{self.name}:{'x'.join(map(str, self.shape))}"
+            ).devices
         else:
             known = chip(self.name)
             assert known is not None
             host = gcd(count, HOST_DEVICES)
-            found = topologies.get_topology_desc(platform="cuda", topology_name=self.name, topology=f"1x{count // host}x{host}",
-                                                 target_config=known.description(self.pool_bytes)).devices  # fmt: skip
+            found = topologies.get_topology_desc(
+                platform="cuda",
+                topology_name=self.name,
+                topology=f"1x{count // host}x{host}",
+                target_config=known.description(self.pool_bytes),
+            ).devices
         return list(found)
 
 
 def parse_target(text: str, devices: int, option: str = "--target") -> Target:
-    """Read `--target` (or another option) for a plan of that many devices. Raises PlanError P164 for an unknown target, P165 for a slice of another size."""
+    """Read `--target` (or another option) for a plan of that many devices. Raises PlanError P164
+    for an unknown target, P165 for a slice of another size."""
     kind, _, rest = text.partition(":")
     help = ["cpu", f"gpu:NAME with one of {', '.join(CHIPS)}", "tpu:SLICE such as tpu:v5e:4x4"]
     if kind == "cpu" and not rest:
@@ -92,26 +113,54 @@ def parse_target(text: str, devices: int, option: str = "--target") -> Target:
     if found := _TPU.fullmatch(rest) if kind == "tpu" else None:
         target = Target("tpu", found.group(1), tuple(int(n) for n in found.group(2).split("x")))
         if target.devices != devices:
-            raise PlanError("P165", f"{option} {text} has {target.devices} devices, the plan {devices}", help=["a slice of as many devices as the plan has"])
+            raise PlanError(
+                "P165",
+                f"{option} {text} has {target.devices} devices, the plan {devices}",
+                help=["a slice of as many devices as the plan has"],
+            )
         return target
     near = did_you_mean(text, ["cpu", *(f"gpu:{name}" for name in CHIPS)])
-    raise PlanError("P164", f"{option} {text!r}: no such target", help=[near, *help] if near else help)
+    raise PlanError(
+        "P164", f"{option} {text!r}: no such target", help=[near, *help] if near else help
+    )
 
 
 def require(target: Target, option: str = "--target") -> None:
-    """Raise PlanError unless what compiles for the target is installed: P160 for jax, P163 for the compiler. Imports neither."""
+    """Raise PlanError unless what compiles for the target is installed: P160 for jax, P163 for the
+    compiler. Imports neither."""
     if importlib.util.find_spec("jax") is None:
-        raise PlanError("P160", f"{'plan verify' if option == '--target' else option} compiles with jax, which is not installed", help=["pip install jax"])
-    if target.kind == "gpu" and not any(_found(f"jax_plugins.xla_cuda{n}") and _found(f"jax_cuda{n}_plugin") for n in (12, 13)):
+        raise PlanError(
+            "P160",
+            f"{'plan verify' if option == '--target' else option} compiles with jax, which is not"
+            " installed",
+            help=["pip install jax"],
+        )
+    if target.kind == "gpu" and not any(
+        _found(f"jax_plugins.xla_cuda{n}") and _found(f"jax_cuda{n}_plugin") for n in (12, 13)
+    ):
         version = _version("jax")
-        raise PlanError("P163", f"{option} {target.text} needs jax's CUDA plugin, which is not installed",
-                        detail=["a compiler only: no GPU and no CUDA libraries are needed"],
-                        help=["pip install 'meshwright[gpu-compiler]'",
-                              f"or, beside the jax that is here: pip install --no-deps jax-cuda12-plugin=={version} jax-cuda12-pjrt=={version}"])  # fmt: skip
+        raise PlanError(
+            "P163",
+            f"{option} {target.text} needs jax's CUDA plugin, which is not installed",
+            detail=["a compiler only: no GPU and no CUDA libraries are needed"],
+            help=[
+                "pip install 'meshwright[gpu-compiler]'",
+                (
+                    "or, beside the jax that is here: pip install --no-deps"
+                    f" jax-cuda12-plugin=={version} jax-cuda12-pjrt=={version}"
+                ),
+            ],
+        )
     if target.kind == "tpu" and not _found("libtpu"):
-        raise PlanError("P163", f"{option} {target.text} needs libtpu, which is not installed",
-                        detail=["a compiler only: no TPU is needed"],
-                        help=["pip install 'meshwright[tpu-compiler]'", f"or: pip install 'jax[tpu]=={_version('jax')}'"])  # fmt: skip
+        raise PlanError(
+            "P163",
+            f"{option} {target.text} needs libtpu, which is not installed",
+            detail=["a compiler only: no TPU is needed"],
+            help=[
+                "pip install 'meshwright[tpu-compiler]'",
+                f"or: pip install 'jax[tpu]=={_version('jax')}'",
+            ],
+        )
 
 
 def _found(module: str) -> bool:

@@ -1,14 +1,17 @@
 """`plan verify`: the emitted program compiled, and on virtual devices run, predicted beside actual.
 
-`verify` starts `python -m planner.verify.worker` with one virtual CPU device per device of the plan, so that the caller never imports jax and
-a crash, a hang or exhausted memory of the compiler is an error message. For a GPU or TPU target nothing is run: `planner.verify.ahead`.
-The worker writes its report after each phase:
+`verify` starts `python -m planner.verify.worker` with one virtual CPU device per device of the
+plan, so that the caller never imports jax and a crash, a hang or exhausted memory of the compiler
+is an error message. For a GPU or TPU target nothing is run: `planner.verify.ahead`. The worker
+writes its report after each phase:
 
     compile    the text that `plan emit` writes, from shapes alone, in float32: nothing is allocated
-    run        outputs or gradients against the unsharded program, on the full model when the host memory it would take (what the compiler says
-               each device needs, times devices, plus the unsharded model) is below half of what there is and it would end in time; else on
+    run        outputs or gradients against the unsharded program, on the full model when the host
+               memory it would take (what the compiler says each device needs, times devices, plus
+               the unsharded model) is below half of what there is and it would end in time; else on
                `planner.verify.shrink`'s smaller model under the same splits
-    explain    where collectives or products are not as predicted, the program compiled again with dumps: which pass changed them
+    explain    where collectives or products are not as predicted, the program compiled again with
+               dumps: which pass changed them
 """
 
 from __future__ import annotations
@@ -47,16 +50,31 @@ CORE_FLOPS_PER_S = 5e9
 """What one core is counted on to do; decides only whether the full model is run."""
 
 
-def verify(strategy: Strategy, source: str | Path, *, backend: str = "shard_map", target: str = "cpu", run: bool = True, tolerance: float | None = None,
-           compute: str = "", unroll: bool = False, named: bool = True, timeout_s: float = TIMEOUT_S) -> VerifyReport:  # fmt: skip
-    """Compile, and with `run` on virtual CPU devices execute, the program of a strategy, in a process of its own.
+def verify(
+    strategy: Strategy,
+    source: str | Path,
+    *,
+    backend: str = "shard_map",
+    target: str = "cpu",
+    run: bool = True,
+    tolerance: float | None = None,
+    compute: str = "",
+    unroll: bool = False,
+    named: bool = True,
+    timeout_s: float = TIMEOUT_S,
+) -> VerifyReport:
+    """Compile, and with `run` on virtual CPU devices execute, the program of a strategy, in a
+    process of its own.
 
-    source: the model the strategy was made for. target: cpu, gpu:NAME or tpu:SLICE (compiled only). tolerance: on cpu the largest error of outputs,
-    loss and gradients (a fraction, default TOLERANCE), else the largest difference of every judged figure instead of the target's own ones.
-    compute: float32 or bfloat16 on other targets than cpu, default as the plan computes. backend, unroll: as for `plan emit`, whose text is what is compiled.
-    named: on other targets than cpu also find what is behind differences, for which the program is compiled a second time.
-    Raises PlanError: another model, no jax or no compiler, an unknown target, devices that cannot be had, a host with too little memory, or a
-    compilation that fails or exceeds timeout_s. Running out of time after compiling is no error: the report says that numbers are missing.
+    source: the model the strategy was made for. target: cpu, gpu:NAME or tpu:SLICE (compiled only).
+    tolerance: on cpu the largest error of outputs, loss and gradients (a fraction, default
+    TOLERANCE), else the largest difference of every judged figure instead of the target's own ones.
+    compute: float32 or bfloat16 on other targets than cpu, default as the plan computes. backend,
+    unroll: as for `plan emit`, whose text is what is compiled. named: on other targets than cpu
+    also find what is behind differences, for which the program is compiled a second time. Raises
+    PlanError: another model, no jax or no compiler, an unknown target, devices that cannot be had,
+    a host with too little memory, or a compilation that fails or exceeds timeout_s. Running out of
+    time after compiling is no error: the report says that numbers are missing.
     """
     from planner.support.choices import choose
     from planner.verify.targets import parse_target, require
@@ -66,54 +84,114 @@ def verify(strategy: Strategy, source: str | Path, *, backend: str = "shard_map"
     place = parse_target(target, devices)
     require(place)
     with tempfile.TemporaryDirectory() as folder:
-        asked, answered, planned = (Path(folder, name) for name in ("request.json", "answer.json", "strategy.json"))
+        asked, answered, planned = (
+            Path(folder, name) for name in ("request.json", "answer.json", "strategy.json")
+        )
         strategy.save(planned)
-        request = {"strategy": str(planned), "source": str(source), "backend": backend, "run": run, "tolerance": tolerance, "timeout_s": timeout_s,
-                   "target": target, "compute": compute, "unroll": unroll, "named": named}  # fmt: skip
+        request = {
+            "strategy": str(planned),
+            "source": str(source),
+            "backend": backend,
+            "run": run,
+            "tolerance": tolerance,
+            "timeout_s": timeout_s,
+            "target": target,
+            "compute": compute,
+            "unroll": unroll,
+            "named": named,
+        }
         asked.write_text(json.dumps(request))
         late, log, code = False, "", 0
         try:
             command = [sys.executable, "-m", "planner.verify.worker", str(asked), str(answered)]
-            done = subprocess.run(command, env={**environment(devices, place.kind), **place.environment()}, timeout=timeout_s, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                                  stderr=subprocess.PIPE, text=True, errors="replace", check=False)  # fmt: skip
+            done = subprocess.run(
+                command,
+                env={**environment(devices, place.kind), **place.environment()},
+                timeout=timeout_s,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                check=False,
+            )
             log, code = done.stderr, done.returncode
         except subprocess.TimeoutExpired:
             late = True
         answer = json.loads(answered.read_text()) if answered.exists() else {}
     if "error" in answer:
         e = answer["error"]
-        raise PlanError(e["code"], e["what"], detail=e["detail"], help=e["help"], exit_code=e["exit_code"])
+        raise PlanError(
+            e["code"], e["what"], detail=e["detail"], help=e["help"], exit_code=e["exit_code"]
+        )
     if "report" not in answer:
-        raise _lost(late, timeout_s, code, log, place.text if place.kind != "cpu" else f"{devices} virtual devices")
+        raise _lost(
+            late,
+            timeout_s,
+            code,
+            log,
+            place.text if place.kind != "cpu" else f"{devices} virtual devices",
+        )
     report = VerifyReport.from_dict(answer["report"])
     if answer["phase"] == "done":
         return report
     if answer["phase"] == "ran":
         why = answer.get("failed") or f"not found within {timeout_s:g} s"
-        return replace(report, notes=(*report.notes, f"which passes of the compiler are behind the differences: {why}"))
-    return replace(report, not_run=f"not finished within {timeout_s:g} s" if late else answer.get("failed") or f"running {_died(code, log)}")
+        return replace(
+            report,
+            notes=(
+                *report.notes,
+                f"which passes of the compiler are behind the differences: {why}",
+            ),
+        )
+    return replace(
+        report,
+        not_run=(
+            f"not finished within {timeout_s:g} s"
+            if late
+            else answer.get("failed") or f"running {_died(code, log)}"
+        ),
+    )
 
 
 def environment(devices: int, kind: str = "cpu") -> dict[str, str]:
-    """Environment of a process able to import this package; on cpu with that many virtual devices and products in float32.
+    """Environment of a process able to import this package; on cpu with that many virtual devices
+    and products in float32.
 
-    NPROC, the number of XLA's threads, is well above that of devices: independent collectives of one device run at once, each holding a thread
-    until the other devices come, and with 8 threads for 8 devices they were seen to wait for one another for ever.
+    NPROC, the number of XLA's threads, is well above that of devices: independent collectives of
+    one device run at once, each holding a thread until the other devices come, and with 8 threads
+    for 8 devices they were seen to wait for one another for ever.
     """
     root = str(Path(__file__).resolve().parents[2])
-    flags = [f for f in os.environ.get("XLA_FLAGS", "").split() if "host_platform_device_count" not in f]
+    flags = [
+        f for f in os.environ.get("XLA_FLAGS", "").split() if "host_platform_device_count" not in f
+    ]
     path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p)
     if kind != "cpu":
-        return {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": " ".join(flags)}
-    return {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "JAX_DEFAULT_MATMUL_PRECISION": "float32",
-            "NPROC": os.environ.get("NPROC", str(min(32 * devices, 2048))),
-            "XLA_FLAGS": " ".join([f"--xla_force_host_platform_device_count={devices}", *flags])}  # fmt: skip
+        return {
+            **os.environ,
+            "PYTHONPATH": path,
+            "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": " ".join(flags),
+        }
+    return {
+        **os.environ,
+        "PYTHONPATH": path,
+        "JAX_PLATFORMS": "cpu",
+        "JAX_DEFAULT_MATMUL_PRECISION": "float32",
+        "NPROC": os.environ.get("NPROC", str(min(32 * devices, 2048))),
+        "XLA_FLAGS": " ".join([f"--xla_force_host_platform_device_count={devices}", *flags]),
+    }
 
 
 def _lost(late: bool, timeout_s: float, code: int, log: str, where: str) -> PlanError:
     """The error for a worker that left no report."""
     if late:
-        return PlanError("P161", f"compiling did not end within {timeout_s:g} s", help=["a smaller model or fewer devices"])
+        return PlanError(
+            "P161",
+            f"compiling did not end within {timeout_s:g} s",
+            help=["a smaller model or fewer devices"],
+        )
     return PlanError("P162", f"compiling for {where} {_died(code, log)}")
 
 
@@ -127,11 +205,14 @@ def _died(code: int, log: str) -> str:
 
 def written_out(graph: Graph, plan: Plan, unroll: bool) -> int:
     """How many operators a program has."""
-    return len(graph.nodes) - (0 if unroll else sum(period * (repeats - 1) for _, period, repeats in plan.runs))
+    return len(graph.nodes) - (
+        0 if unroll else sum(period * (repeats - 1) for _, period, repeats in plan.runs)
+    )
 
 
 def compile_program(program: Program, workload: str) -> CompiledSizes:
-    """Compile the training step (or the forward pass) from shapes alone, in float32. Needs jax and the plan's devices."""
+    """Compile the training step (or the forward pass) from shapes alone, in float32. Needs jax and
+    the plan's devices."""
     from planner.verify.compiled import compile_step
 
     return measured(compile_step(program, workload))  # type: ignore[arg-type]
@@ -140,11 +221,20 @@ def compile_program(program: Program, workload: str) -> CompiledSizes:
 def measured(done: Any) -> CompiledSizes:
     """What the compiler says of a compiled step."""
     stats = done.memory_analysis()
-    return CompiledSizes(done.as_text(), stats.argument_size_in_bytes, stats.output_size_in_bytes, stats.alias_size_in_bytes, stats.temp_size_in_bytes)
+    return CompiledSizes(
+        done.as_text(),
+        stats.argument_size_in_bytes,
+        stats.output_size_in_bytes,
+        stats.alias_size_in_bytes,
+        stats.temp_size_in_bytes,
+    )
 
 
-def figures(predicted: Predicted, plan: Plan, compiled: CompiledSizes, backend: str, planned_bytes: int) -> tuple[Figure, ...]:
-    """Predicted beside compiled. planned_bytes: memory per device the strategy claims, in its own precision."""
+def figures(
+    predicted: Predicted, plan: Plan, compiled: CompiledSizes, backend: str, planned_bytes: int
+) -> tuple[Figure, ...]:
+    """Predicted beside compiled. planned_bytes: memory per device the strategy claims, in its own
+    precision."""
     from planner.verify.ahead import DOTS, compiled_traffic
     from planner.verify.explain import entry_bytes
     from planner.verify.hlo.program import dot_flops
@@ -154,41 +244,113 @@ def figures(predicted: Predicted, plan: Plan, compiled: CompiledSizes, backend: 
     note = "" if exact else "placed by the compiler"
     rows = []
     for key in sorted({*predicted.traffic, *found}):
-        rows.append(Figure(f"{key[0]} over {key[1]}", predicted.traffic.get(key, 0), found.get(key, 0), judged=exact, note=note, of=TRAFFIC))
-    rows.append(Figure(DOTS, predicted.flops, dot_flops(compiled.text), "FLOPs", exact, note, of=FLOPS))
-    rows.append(Figure("argument bytes", predicted.argument_bytes, compiled.argument_bytes, judged=exact, note=note))
-    rows.append(Figure("output bytes", predicted.output_bytes, entry_bytes(compiled.text)[1], judged=exact, note=note))
-    rows.append(Figure("temporaries", None, compiled.temporary_bytes, judged=False, note="CPU, not representative"))
-    rows.append(Figure(PEAK, planned_bytes, compiled.peak_bytes, judged=False, note="planned for the target in its precision; CPU, not representative"))
+        rows.append(
+            Figure(
+                f"{key[0]} over {key[1]}",
+                predicted.traffic.get(key, 0),
+                found.get(key, 0),
+                judged=exact,
+                note=note,
+                of=TRAFFIC,
+            )
+        )
+    rows.append(
+        Figure(DOTS, predicted.flops, dot_flops(compiled.text), "FLOPs", exact, note, of=FLOPS)
+    )
+    rows.append(
+        Figure(
+            "argument bytes",
+            predicted.argument_bytes,
+            compiled.argument_bytes,
+            judged=exact,
+            note=note,
+        )
+    )
+    rows.append(
+        Figure(
+            "output bytes",
+            predicted.output_bytes,
+            entry_bytes(compiled.text)[1],
+            judged=exact,
+            note=note,
+        )
+    )
+    rows.append(
+        Figure(
+            "temporaries",
+            None,
+            compiled.temporary_bytes,
+            judged=False,
+            note="CPU, not representative",
+        )
+    )
+    rows.append(
+        Figure(
+            PEAK,
+            planned_bytes,
+            compiled.peak_bytes,
+            judged=False,
+            note="planned for the target in its precision; CPU, not representative",
+        )
+    )
     return tuple(rows)
 
 
-def explained(rows: tuple[Figure, ...], predicted: Predicted, plan: Plan, program: Program, workload: str) -> tuple[tuple[Figure, ...], tuple[str, ...]]:
-    """The figures and the lines behind their differences, for which the program is compiled again with dumps after every pass."""
+def explained(
+    rows: tuple[Figure, ...], predicted: Predicted, plan: Plan, program: Program, workload: str
+) -> tuple[tuple[Figure, ...], tuple[str, ...]]:
+    """The figures and the lines behind their differences, for which the program is compiled again
+    with dumps after every pass."""
     from planner.verify.ahead import compile_ahead, explain
 
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
-        text = compile_ahead(program, workload, Target("cpu"), "float32", plan.devices, Path(name)).text
+        text = compile_ahead(
+            program, workload, Target("cpu"), "float32", plan.devices, Path(name)
+        ).text
         return explain(rows, predicted, text, plan, program, True, Path(name))
 
 
-def too_large(graph: Graph, plan: Plan, compiled: CompiledSizes, training: bool, timeout_s: float) -> str:
-    """Why the full model is not run; "" when it is: its estimated memory is below half the host's, and its work ends in a quarter of the time."""
+def too_large(
+    graph: Graph, plan: Plan, compiled: CompiledSizes, training: bool, timeout_s: float
+) -> str:
+    """Why the full model is not run; "" when it is: its estimated memory is below half the host's,
+    and its work ends in a quarter of the time."""
     from costmodels.hardware.units import show_bytes
     from planner.ops.lookup import rule_of
 
-    whole = 4 * sum(t.elements for n, t in graph.tensors.items() if n not in graph.weights) * plan.microbatches
+    whole = (
+        4
+        * sum(t.elements for n, t in graph.tensors.items() if n not in graph.weights)
+        * plan.microbatches
+    )
     weights = 4 * graph.parameters
-    need = plan.devices * compiled.peak_bytes + (2 if training else 1) * (weights + whole) + 2 * weights
+    need = (
+        plan.devices * compiled.peak_bytes
+        + (2 if training else 1) * (weights + whole)
+        + 2 * weights
+    )
     if need > host_bytes() / 2:
         return f"it would take about {show_bytes(need)} of {show_bytes(host_bytes())} host memory"
-    work = sum(rule_of(n, graph)[0].flops for n in graph.nodes) * plan.microbatches * (3 if training else 1)
+    work = (
+        sum(rule_of(n, graph)[0].flops for n in graph.nodes)
+        * plan.microbatches
+        * (3 if training else 1)
+    )
     seconds = 2 * work / (CORE_FLOPS_PER_S * (os.cpu_count() or 1))
     return f"it would take about {seconds:.0f} s" if seconds > timeout_s / 4 else ""
 
 
-def numbers(model: Model, plan: Plan, program: Program, compiled: CompiledSizes, backend: str, tolerance: float, timeout_s: float) -> tuple[Numbers | None, str, tuple[str, ...]]:
-    """Run the program, full or shrunk, against the unsharded one: (numbers or None, why not, notes)."""
+def numbers(
+    model: Model,
+    plan: Plan,
+    program: Program,
+    compiled: CompiledSizes,
+    backend: str,
+    tolerance: float,
+    timeout_s: float,
+) -> tuple[Numbers | None, str, tuple[str, ...]]:
+    """Run the program, full or shrunk, against the unsharded one: (numbers or None, why not,
+    notes)."""
     from planner.verify.numerics import compare, seeded_values
     from planner.workload.weights import load
 
@@ -204,12 +366,19 @@ def numbers(model: Model, plan: Plan, program: Program, compiled: CompiledSizes,
         notes = tuple(n for n in small.notes if n not in graph.notes)
         if not within_goals(small):
             return None, f"at full size {reason}, and the model does not shrink far enough", notes
-        plan, size = replace(follow(plan, graph, small), microbatches=1), f"shrunk model ({reason} at full size)"
+        plan, size = (
+            replace(follow(plan, graph, small), microbatches=1),
+            f"shrunk model ({reason} at full size)",
+        )
         graph, own = small, None
     values = seeded_values(graph, load(graph, model.folder, seed_missing=True))
     found, _ = compare(graph, plan, workload=workload, backend=backend, values=values, program=own)
     gradients = found.gradients if workload == "train" else None
-    return Numbers(size, graph.parameters, found.outputs, gradients, found.worst, tolerance), "", notes
+    return (
+        Numbers(size, graph.parameters, found.outputs, gradients, found.worst, tolerance),
+        "",
+        notes,
+    )
 
 
 def work(request: Mapping[str, Any], write: Any) -> None:
@@ -226,24 +395,57 @@ def work(request: Mapping[str, Any], write: Any) -> None:
     try:
         have = len(jax.devices())
     except RuntimeError as e:
-        raise PlanError("P160", f"jax cannot make {devices} virtual CPU devices: {str(e).splitlines()[0]}") from e
+        raise PlanError(
+            "P160", f"jax cannot make {devices} virtual CPU devices: {str(e).splitlines()[0]}"
+        ) from e
     if have != devices:
-        raise PlanError("P160", f"jax made {have} virtual CPU devices instead of {devices}", help=["unset JAX settings in the environment"])
+        raise PlanError(
+            "P160",
+            f"jax made {have} virtual CPU devices instead of {devices}",
+            help=["unset JAX settings in the environment"],
+        )
     model = recorded_model(strategy, request["source"])
     kind, backend, unroll = model.workload.kind, request["backend"], request.get("unroll", False)
     graph = model.graph(int(strategy.techniques["microbatches"]))
     plan, program = strategy.plan_for(graph), emitted(strategy, request)
     refuse_if_too_large(Target("cpu"), written_out(graph, plan, unroll), free_bytes())
-    compiled, predicted = compile_program(program, kind), predict(graph, plan, workload=kind, optimizer=model.workload.optimizer)
+    compiled, predicted = (
+        compile_program(program, kind),
+        predict(graph, plan, workload=kind, optimizer=model.workload.optimizer),
+    )
     precision = strategy.workload.get("precision", "fp32")
-    notes = (f"the plan computes in {precision}; CPU collectives would widen it, so its float32 twin is verified",) if precision != "fp32" else ()
+    notes = (
+        (
+            (
+                f"the plan computes in {precision}; CPU collectives would widen it, so its float32"
+                " twin is verified"
+            ),
+        )
+        if precision != "fp32"
+        else ()
+    )
     notes = (*notes, *parked(plan, "cpu"), *at_balance(graph))
-    rows = figures(predicted, plan, compiled, backend, int(strategy.costs["memory_per_device_bytes"]))
-    report = VerifyReport(str(strategy.model["name"]), backend, dict(plan.mesh), kind, how(plan, unroll, "float32"), rows, None, "", request["run"], notes)
+    rows = figures(
+        predicted, plan, compiled, backend, int(strategy.costs["memory_per_device_bytes"])
+    )
+    report = VerifyReport(
+        str(strategy.model["name"]),
+        backend,
+        dict(plan.mesh),
+        kind,
+        how(plan, unroll, "float32"),
+        rows,
+        None,
+        "",
+        request["run"],
+        notes,
+    )
     write("compiled" if request["run"] else "ran", report)
     if request["run"]:
         tolerance = TOLERANCE if request["tolerance"] is None else request["tolerance"]
-        found, why, more = numbers(model, plan, program, compiled, backend, tolerance, request["timeout_s"])
+        found, why, more = numbers(
+            model, plan, program, compiled, backend, tolerance, request["timeout_s"]
+        )
         report = replace(report, numbers=found, not_run=why, notes=(*notes, *more))
         write("ran", report)
     if any(f.of in (TRAFFIC, FLOPS) and f.judged and f.distance for f in rows):
@@ -256,30 +458,51 @@ def emitted(strategy: Strategy, request: Mapping[str, Any]) -> Program:
     """The program that `plan emit` writes with the same options."""
     from planner.emit.from_strategy import program
 
-    made: Program = program(strategy, request["source"], backend=request["backend"], unroll=request.get("unroll", False))
+    made: Program = program(
+        strategy, request["source"], backend=request["backend"], unroll=request.get("unroll", False)
+    )
     return made
 
 
 def how(plan: Plan, unroll: bool, compute: str) -> str:
     """How the program was compiled, in words."""
-    return f"from shapes, {'' if not plan.runs else 'repeated blocks written out, ' if unroll else 'repeated blocks as loops, '}{compute}"
+    return (
+        "from shapes,"
+        f" {'' if not plan.runs else 'repeated blocks written out, ' if unroll else 'repeated blocks as loops, '}{compute}"
+    )
 
 
 def parked(plan: Plan, kind: str) -> tuple[str, ...]:
-    """What is said of a plan that sends something to the host's memory, of targets whose figures do not tell it from the devices'."""
+    """What is said of a plan that sends something to the host's memory, of targets whose figures do
+    not tell it from the devices'."""
     if not plan.offload or kind == "gpu":
         return ()
-    return (f"what the plan sends to the host's memory ({', '.join(plan.offload)}) is counted with the devices' here; --target gpu:NAME tells the two apart",)
+    return (
+        (
+            f"what the plan sends to the host's memory ({', '.join(plan.offload)}) is counted with"
+            " the devices' here; --target gpu:NAME tells the two apart"
+        ),
+    )
 
 
 def at_balance(graph: Graph) -> tuple[str, ...]:
     """What is said of loops whose length no compiler knows."""
     routed = any(n.op == "RoutedExperts" for n in graph.nodes)
-    return ("blocks of routed experts, and rounds of their exchange, are counted as often as they run when the router is balanced",) if routed else ()
+    return (
+        (
+            (
+                "blocks of routed experts, and rounds of their exchange, are counted as often as"
+                " they run when the router is balanced"
+            ),
+        )
+        if routed
+        else ()
+    )
 
 
 def recorded_model(strategy: Strategy, source: str) -> Model:
-    """The model under the strategy's workload. Raises PlanError P051 when its graph is another one."""
+    """The model under the strategy's workload. Raises PlanError P051 when its graph is another
+    one."""
     from planner.whatif.reprice import own_model
 
     return own_model(strategy, source)
@@ -291,21 +514,65 @@ def ahead_of_time(strategy: Strategy, request: Mapping[str, Any]) -> VerifyRepor
     from planner.verify.targets import parse_target
 
     model, backend = recorded_model(strategy, request["source"]), request["backend"]
-    kind, optimizer, precision = model.workload.kind, model.workload.optimizer, str(strategy.workload["precision"])
+    kind, optimizer, precision = (
+        model.workload.kind,
+        model.workload.optimizer,
+        str(strategy.workload["precision"]),
+    )
     compute = request["compute"] or ("bfloat16" if precision == "bf16-mixed" else "float32")
     graph = model.graph(int(strategy.techniques["microbatches"]))
     plan = strategy.plan_for(graph)
-    unroll, target = request.get("unroll", False), replace(parse_target(request["target"], plan.devices), pool_bytes=int(strategy.costs["memory_limit_bytes"]))
+    unroll, target = (
+        request.get("unroll", False),
+        replace(
+            parse_target(request["target"], plan.devices),
+            pool_bytes=int(strategy.costs["memory_limit_bytes"]),
+        ),
+    )
     refuse_if_too_large(target, written_out(graph, plan, unroll), free_bytes())
-    memory = ahead.planned_memory(graph, plan, compute, kind == "train", str(strategy.workload["runtime"]), optimizer, kind=target.kind)
-    found = ahead.check(graph, plan, emitted(strategy, request), target, memory, workload=kind, backend=backend, optimizer=optimizer, compute=compute,
-                        tolerance=request["tolerance"], named=request.get("named", True))  # fmt: skip
-    notes = ["peak and temporaries are predicted without the allowance for fragmentation that a plan adds"]
+    memory = ahead.planned_memory(
+        graph,
+        plan,
+        compute,
+        kind == "train",
+        str(strategy.workload["runtime"]),
+        optimizer,
+        kind=target.kind,
+    )
+    found = ahead.check(
+        graph,
+        plan,
+        emitted(strategy, request),
+        target,
+        memory,
+        workload=kind,
+        backend=backend,
+        optimizer=optimizer,
+        compute=compute,
+        tolerance=request["tolerance"],
+        named=request.get("named", True),
+    )
+    notes = [
+        "peak and temporaries are predicted without the allowance for fragmentation that a plan"
+        " adds"
+    ]
     if precision not in ("bf16-mixed", "fp32"):
         notes.append(f"the plan is priced in {precision}, which programs are not emitted in")
     notes += [*parked(plan, target.kind), *at_balance(graph)]
-    return VerifyReport(str(strategy.model["name"]), backend, dict(plan.mesh), kind, how(plan, unroll, compute), found.figures, None, f"{target.text} is only compiled for", False,
-                        tuple(notes), target.machine, found.differences)  # fmt: skip
+    return VerifyReport(
+        str(strategy.model["name"]),
+        backend,
+        dict(plan.mesh),
+        kind,
+        how(plan, unroll, compute),
+        found.figures,
+        None,
+        f"{target.text} is only compiled for",
+        False,
+        tuple(notes),
+        target.machine,
+        found.differences,
+    )
 
 
 def main(argv: list[str]) -> int:
@@ -329,13 +596,28 @@ def main(argv: list[str]) -> int:
         put({"error": _row(e)})
     except Exception as e:  # of the compiler, or of the program
         at = {"compiled": "running", "ran": "compiling again"}.get(str(kept.get("phase")))
-        failed = told(e, at or f"compiling for {request['target'] if request['target'] != 'cpu' else 'virtual devices'}", EMITTED)
-        put({**kept, "failed": "; ".join([failed.what, *failed.detail])} if kept else {"error": _row(failed)})
+        failed = told(
+            e,
+            at
+            or f"compiling for {request['target'] if request['target'] != 'cpu' else 'virtual devices'}",
+            EMITTED,
+        )
+        put(
+            {**kept, "failed": "; ".join([failed.what, *failed.detail])}
+            if kept
+            else {"error": _row(failed)}
+        )
     return 0
 
 
 def _row(e: PlanError) -> dict[str, Any]:
-    return {"code": e.code, "what": e.what, "detail": list(e.detail), "help": list(e.help), "exit_code": e.exit_code}
+    return {
+        "code": e.code,
+        "what": e.what,
+        "detail": list(e.detail),
+        "help": list(e.help),
+        "exit_code": e.exit_code,
+    }
 
 
 if __name__ == "__main__":

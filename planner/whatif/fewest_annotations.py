@@ -1,14 +1,18 @@
-"""The fewest annotations from which propagation (planner.space.propagation) makes a plan: what a person would have had to write by hand.
+"""The fewest annotations from which propagation (planner.space.propagation) makes a plan: what a
+person would have had to write by hand.
 
-One annotation decides one class of nodes. A set of annotations S works when propagation from S gives every class the split that the plan has. Wanted is
-the smallest S that works:
+One annotation decides one class of nodes. A set of annotations S works when propagation from S
+gives every class the split that the plan has. Wanted is the smallest S that works:
 
-    every set M that fails, and fails whichever class is added to it, leaves a rest R(M) = classes - M that S has to meet in one place at least;
-    S is the smallest set that meets every R found so far (a small integer program); when it fails too, it is grown until every class
-    that is added would make it work, and its rest joins the others.
+    every set M that fails, and fails whichever class is added to it, leaves a rest R(M) = classes -
+    M that S has to meet in one place at least; S is the smallest set that meets every R found so
+    far (a small integer program); when it fails too, it is grown until every class that is added
+    would make it work, and its rest joins the others.
 
-The last S works, as was seen by running it, and no smaller set meets all rests. That no smaller set works follows where a set that works still does with
-more of the plan's own splits added, which propagation does not promise where neighbours disagree; tests/whatif/test_annotations.py tries all smaller sets of small models.
+The last S works, as was seen by running it, and no smaller set meets all rests. That no smaller set
+works follows where a set that works still does with more of the plan's own splits added, which
+propagation does not promise where neighbours disagree; tests/whatif/test_annotations.py tries all
+smaller sets of small models.
 """
 
 from __future__ import annotations
@@ -32,14 +36,17 @@ Table = Mapping[str, Mapping[str, Mapping[str, list[str]]]]
 
 
 def fewest(base: Base, mesh: Mesh, splits: Mapping[int, Split]) -> Table:
-    """Annotations that give each class of nodes (base.times) its split of `splits`, as few as can be and at least one. mesh: without stages."""
+    """Annotations that give each class of nodes (base.times) its split of `splits`, as few as can
+    be and at least one. mesh: without stages."""
     spread = Spread(base, mesh)
 
     def wrong(chosen: Iterable[int]) -> list[int]:
         found = spread.run({c: (splits[c],) for c in chosen})
         return [c for c in base.times if found.get(c, Split()) != splits[c]]
 
-    held = _smallest(_by_preference(base), wrong) or [max(base.times, key=lambda c: base.rules[c].flops)]
+    held = _smallest(_by_preference(base), wrong) or [
+        max(base.times, key=lambda c: base.rules[c].flops)
+    ]
     tables = {c: _every_factor(base, c, splits[c]) for c in sorted(held)}
 
     def written() -> Table:
@@ -58,7 +65,14 @@ def fewest(base: Base, mesh: Mesh, splits: Mapping[int, Split]) -> Table:
 def _by_preference(base: Base) -> list[int]:
     """Classes, those first that people annotate: what reads parameters, then by work."""
     graph = base.graph
-    return sorted(base.times, key=lambda c: (not any(n in graph.weights for n in graph.nodes[c].inputs), -base.rules[c].flops, c))
+    return sorted(
+        base.times,
+        key=lambda c: (
+            not any(n in graph.weights for n in graph.nodes[c].inputs),
+            -base.rules[c].flops,
+            c,
+        ),
+    )
 
 
 def _smallest(classes: Sequence[int], wrong: Callable[[Iterable[int]], list[int]]) -> list[int]:
@@ -79,7 +93,8 @@ def _smallest(classes: Sequence[int], wrong: Callable[[Iterable[int]], list[int]
 
 
 def _meeting(classes: Sequence[int], rests: Sequence[Sequence[int]]) -> list[int]:
-    """The smallest set that has a class of every rest; of equal ones that of the classes named first."""
+    """The smallest set that has a class of every rest; of equal ones that of the classes named
+    first."""
     if not rests:
         return []
     import numpy as np
@@ -88,32 +103,72 @@ def _meeting(classes: Sequence[int], rests: Sequence[Sequence[int]]) -> list[int
     among = [c for c in classes if any(c in rest for rest in rests)]
     table = np.array([[c in rest for c in among] for rest in rests], float)
     cost = 1 + np.arange(len(among)) / (1 + len(among)) ** 2
-    found = milp(cost, constraints=LinearConstraint(table, lb=1), integrality=np.ones(len(among)), bounds=Bounds(0, 1), options={"mip_rel_gap": 0.0})
+    found = milp(
+        cost,
+        constraints=LinearConstraint(table, lb=1),
+        integrality=np.ones(len(among)),
+        bounds=Bounds(0, 1),
+        options={"mip_rel_gap": 0.0},
+    )
     return [c for c, x in zip(among, found.x, strict=True) if x > 0.5]
 
 
 def _every_factor(base: Base, c: int, split: Split) -> dict[str, list[str]]:
     """A split with the factors that it leaves whole."""
     rule = base.rules[c]
-    whole = [f for f in (*rule.factors, *rule.paired, *((PENDING,) if rule.linear else ())) if rule.sizes.get(f, 2) > 1]
+    whole = [
+        f
+        for f in (*rule.factors, *rule.paired, *((PENDING,) if rule.linear else ()))
+        if rule.sizes.get(f, 2) > 1
+    ]
     return {**{f: [] for f in whole}, **split.as_dict()}
 
 
 def pins_file(strategy: Strategy, nodes: Table) -> str:
-    """A file of pins (TOML): the strategy's mesh on its levels, its techniques, and the annotations."""
+    """A file of pins (TOML): the strategy's mesh on its levels, its techniques, and the
+    annotations."""
     t, inner = strategy.techniques, {a: n for a, n in strategy.mesh_shape if a != STAGE}
-    mesh = {a["name"]: {"size": a["size"], **({"level": a["levels"][0] if len(a["levels"]) == 1 else list(a["levels"])} if a["levels"] else {})} for a in strategy.mesh}
-    techniques = {k: t[k] for k in ("zero_stage", "recompute", "microbatches")} | ({"copies": copies} if (copies := copies_of(t)) > 1 else {})
-    techniques |= ({"bucket": bucket} if (bucket := bucket_of(t)) else {}) | ({"offload": list(away)} if (away := offload_of(t)) else {})
+    mesh = {
+        a["name"]: {
+            "size": a["size"],
+            **(
+                {"level": a["levels"][0] if len(a["levels"]) == 1 else list(a["levels"])}
+                if a["levels"]
+                else {}
+            ),
+        }
+        for a in strategy.mesh
+    }
+    techniques = {k: t[k] for k in ("zero_stage", "recompute", "microbatches")} | (
+        {"copies": copies} if (copies := copies_of(t)) > 1 else {}
+    )
+    techniques |= ({"bucket": bucket} if (bucket := bucket_of(t)) else {}) | (
+        {"offload": list(away)} if (away := offload_of(t)) else {}
+    )
     if t["zero_stage"] and set(t["zero_group"]) != set(inner):
         techniques["zero_group"] = prod(inner[a] for a in t["zero_group"])
     if len(inner) < len(mesh):
         techniques |= {"schedule": t["schedule"], "virtual": t.get("virtual", 1)}
-    sections = [("mesh", mesh), ("techniques", techniques), *((json.dumps(name), dict(table)) for name, table in nodes.items())]
-    return "\n".join(f"[{head}]\n" + "".join(f"{key} = {_toml(value)}\n" for key, value in table.items()) for head, table in sections)
+    sections = [
+        ("mesh", mesh),
+        ("techniques", techniques),
+        *((json.dumps(name), dict(table)) for name, table in nodes.items()),
+    ]
+    return "\n".join(
+        f"[{head}]\n" + "".join(f"{key} = {_toml(value)}\n" for key, value in table.items())
+        for head, table in sections
+    )
 
 
 def _toml(value: Any) -> str:
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{k if k.isidentifier() else json.dumps(k)} = {_toml(v)}" for k, v in value.items()) + " }" if value else "{}"
+        return (
+            "{ "
+            + ", ".join(
+                f"{k if k.isidentifier() else json.dumps(k)} = {_toml(v)}" for k, v in value.items()
+            )
+            + " }"
+            if value
+            else "{}"
+        )
     return json.dumps(value)

@@ -1,14 +1,18 @@
-"""`plan check`: does the model still cost what the committed plan says? Three columns answer it, and which cause it was.
+"""`plan check`: does the model still cost what the committed plan says? Three columns answer it,
+and which cause it was.
 
     recorded   what the baseline file says
     re-priced  the baseline's decisions on the model as it is now, with today's figures
-    best now   the best plan for the model now, as the baseline was asked for: workload, machine, memory limit, pins, mode and objective
+    best now   the best plan for the model now, as the baseline was asked for: workload, machine,
+               memory limit, pins, mode and objective
 
-    recorded -> re-priced    the model changed (its hash differs), or else the cost model did: nothing else is left
+    recorded -> re-priced    the model changed (its hash differs), or else the cost model did:
+                             nothing else is left
     re-priced -> best now    a better plan exists
 
-Step or memory past tolerance in `best now` is a regression that planning again does not cure; past tolerance in `re-priced` alone is one
-that it does. Both fail. The baseline is never rewritten. What its pins cost is said beside, and judged by nobody: they are the user's.
+Step or memory past tolerance in `best now` is a regression that planning again does not cure; past
+tolerance in `re-priced` alone is one that it does. Both fail. The baseline is never rewritten. What
+its pins cost is said beside, and judged by nobody: they are the user's.
 """
 
 from __future__ import annotations
@@ -30,7 +34,15 @@ if TYPE_CHECKING:
 
 TOLERANCES = {"step": 0.02, "memory": 0.05}
 KEYS = {"step": "step_time_s", "memory": "memory_per_device_bytes"}
-SHOWN = {"step": "s", "memory": "B", "compute": "s", "exposed communication": "s", "bubble": "s", "payload": "B", "FLOPs per device": "FLOP"}
+SHOWN = {
+    "step": "s",
+    "memory": "B",
+    "compute": "s",
+    "exposed communication": "s",
+    "bubble": "s",
+    "payload": "B",
+    "FLOPs per device": "FLOP",
+}
 NOISE = 1e-5
 """Strategies keep six significant digits: smaller differences are rounding."""
 TIE = 1e-3
@@ -39,7 +51,8 @@ TIE = 1e-3
 
 @dataclass(frozen=True)
 class Row:
-    """One figure; `repriced` and `best` are None where there is no such plan. tolerance: None for figures that are only shown."""
+    """One figure; `repriced` and `best` are None where there is no such plan. tolerance: None for
+    figures that are only shown."""
 
     what: str
     unit: str
@@ -83,7 +96,8 @@ class Limit:
 
 @dataclass(frozen=True)
 class Held:
-    """What a plan was held to by its user, and the best plan now without: its step (seconds), and its bytes a device."""
+    """What a plan was held to by its user, and the best plan now without: its step (seconds), and
+    its bytes a device."""
 
     pins: tuple[str, ...]
     step_s: float
@@ -92,13 +106,19 @@ class Held:
 
     @property
     def cost_s(self) -> float:
-        """Seconds that a step of the best plan is longer by under the pins; below 0 for what they are there for, a smaller plan."""
-        return 0.0 if abs(self.step_s - self.free_step_s) < TIE * self.step_s else self.step_s - self.free_step_s
+        """Seconds that a step of the best plan is longer by under the pins; below 0 for what they
+        are there for, a smaller plan."""
+        return (
+            0.0
+            if abs(self.step_s - self.free_step_s) < TIE * self.step_s
+            else self.step_s - self.free_step_s
+        )
 
 
 @dataclass(frozen=True)
 class Report:
-    """The outcome. reasons: why the baseline could not be re-priced or planned anew, by column; held: None where nothing was pinned, or nothing fits."""
+    """The outcome. reasons: why the baseline could not be re-priced or planned anew, by column;
+    held: None where nothing was pinned, or nothing fits."""
 
     model: str
     baseline: str
@@ -116,12 +136,18 @@ class Report:
     @property
     def ok(self) -> bool:
         """Nothing past tolerance, every budget kept, and a plan exists."""
-        return not self.regressions and all(x.ok for x in self.limits) and "best" not in self.reasons
+        return (
+            not self.regressions and all(x.ok for x in self.limits) and "best" not in self.reasons
+        )
 
     @property
     def cured(self) -> bool:
         """Whether planning again brings every regression back within tolerance."""
-        return bool(self.regressions) and not any(r.beyond(r.best) for r in self.rows) and "best" not in self.reasons
+        return (
+            bool(self.regressions)
+            and not any(r.beyond(r.best) for r in self.rows)
+            and "best" not in self.reasons
+        )
 
     @property
     def verdict(self) -> str:
@@ -133,11 +159,22 @@ class Report:
             return (reason if reason.startswith("no plan") else f"no plan: {reason}") + why
         text = []
         for r in self.regressions:
-            worst = max(c for c in (r.change(r.best) if r.beyond(r.best) else None, r.change(r.repriced) if r.beyond(r.repriced) else None) if c is not None)
+            worst = max(
+                c
+                for c in (
+                    r.change(r.best) if r.beyond(r.best) else None,
+                    r.change(r.repriced) if r.beyond(r.repriced) else None,
+                )
+                if c is not None
+            )
             text.append(f"{r.what} {100 * worst:+.1f} %, {100 * (r.tolerance or 0):g} % allowed")
         text += [f"{x.name} over its budget" for x in over]
         if text:
-            return "; ".join(text) + why + (": planning again cures it" if self.cured and not over else "")
+            return (
+                "; ".join(text)
+                + why
+                + (": planning again cures it" if self.cured and not over else "")
+            )
         return ("within tolerance" if self.causes else "nothing changed") + why
 
 
@@ -147,19 +184,35 @@ def tolerances(text: str) -> dict[str, float]:
     for part in (p.strip() for p in text.split(",") if p.strip()):
         name, eq, value = part.partition("=")
         try:
-            share = float(value.strip().removesuffix("%")) / (100 if value.strip().endswith("%") else 1) if eq else -1.0
+            share = (
+                float(value.strip().removesuffix("%")) / (100 if value.strip().endswith("%") else 1)
+                if eq
+                else -1.0
+            )
         except ValueError:
             share = -1.0
         if name.strip() not in out or not 0 <= share < 1000:
             near = did_you_mean(name.strip(), list(out))
-            raise PlanError("P064", f"--tolerance {part!r} is not a figure and a share", help=[h for h in (near, "step=2%,memory=5%") if h])
+            raise PlanError(
+                "P064",
+                f"--tolerance {part!r} is not a figure and a share",
+                help=[h for h in (near, "step=2%,memory=5%") if h],
+            )
         out[name.strip()] = share
     return out
 
 
-def check(strategy: Strategy, source: str, *, tolerance: Mapping[str, float] | None = None, budget: str | Path | None = None, baseline: str = "",
-          cache: Cache | None = None) -> Report:  # fmt: skip
-    """Check a model against its baseline. cache: where searches are kept and recalled from. Raises PlanError for a model that cannot be read, or a budget that is none."""
+def check(
+    strategy: Strategy,
+    source: str,
+    *,
+    tolerance: Mapping[str, float] | None = None,
+    budget: str | Path | None = None,
+    baseline: str = "",
+    cache: Cache | None = None,
+) -> Report:
+    """Check a model against its baseline. cache: where searches are kept and recalled from. Raises
+    PlanError for a model that cannot be read, or a budget that is none."""
     from planner.whatif.reprice import machine_now, open_recorded
 
     allowed = {**TOLERANCES, **(tolerance or {})}
@@ -178,13 +231,26 @@ def check(strategy: Strategy, source: str, *, tolerance: Mapping[str, float] | N
             continue  # none of the plans has pipeline stages
         rows.append(Row(what, unit, values[0] or 0.0, values[1], values[2], allowed.get(what)))
     causes = _causes(strategy, model, same, moved, rows, reasons)
-    limit, needed = int(strategy.costs["memory_limit_bytes"]), int(repriced["memory_per_device_bytes"]) if repriced is not None else 0
+    limit, needed = (
+        int(strategy.costs["memory_limit_bytes"]),
+        (int(repriced["memory_per_device_bytes"]) if repriced is not None else 0),
+    )
     if needed > limit:
         from costmodels.hardware.units import show_bytes
 
-        causes.append(f"the recorded plan fits no more: {show_bytes(needed)} of {show_bytes(limit)}")
+        causes.append(
+            f"the recorded plan fits no more: {show_bytes(needed)} of {show_bytes(limit)}"
+        )
     limits = _limits(limits_wanted, strategy, best) if best is not None else ()
-    return Report(model.name, baseline, tuple(rows), tuple(causes), limits, reasons, _held(strategy, model, topology, best, cache))
+    return Report(
+        model.name,
+        baseline,
+        tuple(rows),
+        tuple(causes),
+        limits,
+        reasons,
+        _held(strategy, model, topology, best, cache),
+    )
 
 
 def _figure(table: Mapping[str, Any], what: str) -> float:
@@ -197,17 +263,27 @@ def _figure(table: Mapping[str, Any], what: str) -> float:
     return float(table[KEYS.get(what, f"{what.replace(' ', '_')}_time_s")])
 
 
-def _repriced(strategy: Strategy, model: Model, topology: Topology, reasons: dict[str, str]) -> dict[str, Any] | None:
+def _repriced(
+    strategy: Strategy, model: Model, topology: Topology, reasons: dict[str, str]
+) -> dict[str, Any] | None:
     from planner.whatif.reprice import reprice
 
     try:
         return reprice(strategy, model, topology).table
-    except PlanError as e:  # the decisions do not carry over: a fact to report, not a failure of the check
+    except (
+        PlanError
+    ) as e:  # the decisions do not carry over: a fact to report, not a failure of the check
         reasons["repriced"] = e.what
         return None
 
 
-def _best(strategy: Strategy, model: Model, topology: Topology, reasons: dict[str, str], cache: Cache | None) -> Mapping[str, Any] | None:
+def _best(
+    strategy: Strategy,
+    model: Model,
+    topology: Topology,
+    reasons: dict[str, str],
+    cache: Cache | None,
+) -> Mapping[str, Any] | None:
     from planner.whatif.reprice import replan
 
     try:
@@ -219,21 +295,43 @@ def _best(strategy: Strategy, model: Model, topology: Topology, reasons: dict[st
         return None
 
 
-def _held(strategy: Strategy, model: Model, topology: Topology, best: Mapping[str, Any] | None, cache: Cache | None) -> Held | None:
+def _held(
+    strategy: Strategy,
+    model: Model,
+    topology: Topology,
+    best: Mapping[str, Any] | None,
+    cache: Cache | None,
+) -> Held | None:
     """What pins and mode cost now."""
     from planner.strategy.pins import pins_of
     from planner.whatif.reprice import unpinned
 
     mode = str(strategy.provenance.get("mode", "auto"))
-    words = [*([f"mode {mode}"] if mode not in ("auto", "semi-auto") else []), *(text for text, _ in pins_of(strategy).each())]
+    words = [
+        *([f"mode {mode}"] if mode not in ("auto", "semi-auto") else []),
+        *(text for text, _ in pins_of(strategy).each()),
+    ]
     if best is None or not words:
         return None
     free = unpinned(strategy, model, topology, cache).costs
-    return Held(tuple(words), float(best["step_time_s"]), float(free["step_time_s"]), int(free["memory_per_device_bytes"]))
+    return Held(
+        tuple(words),
+        float(best["step_time_s"]),
+        float(free["step_time_s"]),
+        int(free["memory_per_device_bytes"]),
+    )
 
 
-def _causes(strategy: Strategy, model: Model, same: bool, moved: str, rows: list[Row], reasons: Mapping[str, str]) -> list[str]:
-    """What differs from when the baseline was made, a phrase each, in the order model, machine, cost model, plan."""
+def _causes(
+    strategy: Strategy,
+    model: Model,
+    same: bool,
+    moved: str,
+    rows: list[Row],
+    reasons: Mapping[str, str],
+) -> list[str]:
+    """What differs from when the baseline was made, a phrase each, in the order model, machine,
+    cost model, plan."""
     from planner.search.to_strategy import COST_MODEL_VERSION
 
     out = []
@@ -241,7 +339,10 @@ def _causes(strategy: Strategy, model: Model, same: bool, moved: str, rows: list
     version = str(strategy.provenance.get("cost_model", ""))
     if not same:
         graph = model.graph(1)
-        more = {"nodes": len(graph.nodes) - strategy.model["nodes"], "parameters": graph.parameters - strategy.model["parameters"]}
+        more = {
+            "nodes": len(graph.nodes) - strategy.model["nodes"],
+            "parameters": graph.parameters - strategy.model["parameters"],
+        }
         grew = [f"{n:+,} {k}" for k, n in more.items() if n]
         out.append("the model changed" + (f": {', '.join(grew)}" if grew else ""))
     if moved:
@@ -249,9 +350,15 @@ def _causes(strategy: Strategy, model: Model, same: bool, moved: str, rows: list
     if version and version != COST_MODEL_VERSION:
         out.append(f"the cost model changed: version {version} to {COST_MODEL_VERSION}")
     elif same and not moved and any(changes.values()):
-        out.append("the cost model changed: the same decisions on the same model have another price")
+        out.append(
+            "the cost model changed: the same decisions on the same model have another price"
+        )
     step = next(r for r in rows if r.what == "step")
-    if step.best is not None and step.repriced is not None and step.best < step.repriced * (1 - NOISE):
+    if (
+        step.best is not None
+        and step.repriced is not None
+        and step.best < step.repriced * (1 - NOISE)
+    ):
         out.append(f"a better plan exists: {100 * (step.best / step.repriced - 1):+.1f} % step")
     elif "repriced" in reasons:
         out.append("the recorded decisions are not possible on the model as it is")
@@ -259,7 +366,8 @@ def _causes(strategy: Strategy, model: Model, same: bool, moved: str, rows: list
 
 
 def read_budget(path: str | Path, name: str) -> dict[str, float]:
-    """Limits for a model: every table of the file whose glob matches its name, later ones on top. Raises P065.
+    """Limits for a model: every table of the file whose glob matches its name, later ones on top.
+    Raises P065.
 
     ["zoo:llama3-8b"]   step_time = "1200 ms"   memory = "70 GiB"   devices = 64
     """
@@ -276,11 +384,19 @@ def read_budget(path: str | Path, name: str) -> dict[str, float]:
     hit = False
     for glob, table in data.items():
         if not isinstance(table, dict):
-            raise PlanError("P065", f"{path}: {glob!r} is no table", help=['["model.onnx"] and below it step_time = "50 ms"'])
+            raise PlanError(
+                "P065",
+                f"{path}: {glob!r} is no table",
+                help=['["model.onnx"] and below it step_time = "50 ms"'],
+            )
         for key, value in table.items():
             if key not in readers:
                 near = did_you_mean(key, list(readers))
-                raise PlanError("P065", f"{path}: [{glob}] {key}: unknown", help=[h for h in (near, f"one of {', '.join(readers)}") if h])
+                raise PlanError(
+                    "P065",
+                    f"{path}: [{glob}] {key}: unknown",
+                    help=[h for h in (near, f"one of {', '.join(readers)}") if h],
+                )
             try:
                 limit = float(readers[key](value))
             except (UnitError, ValueError) as e:
@@ -290,7 +406,11 @@ def read_budget(path: str | Path, name: str) -> dict[str, float]:
         hit = hit or fnmatch.fnmatchcase(name, glob)
     if not hit:
         near = did_you_mean(name, list(data))
-        raise PlanError("P065", f"{path} has no budget for {name!r}", help=[h for h in (near, "a table named like the model, or a glob") if h])
+        raise PlanError(
+            "P065",
+            f"{path} has no budget for {name!r}",
+            help=[h for h in (near, "a table named like the model, or a glob") if h],
+        )
     return out
 
 
@@ -300,6 +420,12 @@ def _devices(value: object) -> float:
     return float(value)
 
 
-def _limits(wanted: Mapping[str, float], strategy: Strategy, best: Mapping[str, Any]) -> tuple[Limit, ...]:
-    values = {"step_time": ("s", best["step_time_s"]), "memory": ("B", best["memory_per_device_bytes"]), "devices": ("", strategy.topology["devices"])}
+def _limits(
+    wanted: Mapping[str, float], strategy: Strategy, best: Mapping[str, Any]
+) -> tuple[Limit, ...]:
+    values = {
+        "step_time": ("s", best["step_time_s"]),
+        "memory": ("B", best["memory_per_device_bytes"]),
+        "devices": ("", strategy.topology["devices"]),
+    }
     return tuple(Limit(k, values[k][0], float(values[k][1]), most) for k, most in wanted.items())

@@ -1,8 +1,11 @@
-"""What each pin of a plan costs: the best plan under all the other pins, beside the one under all of them.
+"""What each pin of a plan costs: the best plan under all the other pins, beside the one under all
+of them.
 
-With one pin less there are all the plans that there are with it, and more: what the best is faster by is the price of that pin. (A search may look at others: without
-`data = 2` what is left of the mesh takes more. Where it finds none that is faster, the plan with the pin is the best without.) Pins can stand in for each other
-(without `tp = 8` a pinned split over its axis is still held), so prices do not add up; a last row is of the search without any.
+With one pin less there are all the plans that there are with it, and more: what the best is faster
+by is the price of that pin. (A search may look at others: without `data = 2` what is left of the
+mesh takes more. Where it finds none that is faster, the plan with the pin is the best without.)
+Pins can stand in for each other (without `tp = 8` a pinned split over its axis is still held), so
+prices do not add up; a last row is of the search without any.
 """
 
 from __future__ import annotations
@@ -26,13 +29,15 @@ if TYPE_CHECKING:
 
 ALL = "all of them"
 BINDING = 1e-3
-"""Share of the step that a plan without the pin must be faster by: searches call plans nearer than that equal (planner.search.request.TIE)."""
+"""Share of the step that a plan without the pin must be faster by: searches call plans nearer than
+that equal (planner.search.request.TIE)."""
 
 
 @dataclass(frozen=True)
 class PinPrice:
-    """without: the best plan where this pin is left out, None where none was found, refused then says why. saved_s: what its step is shorter by (seconds), 0 or more:
-    the plan with the pin is one of those without."""
+    """without: the best plan where this pin is left out, None where none was found, refused then
+    says why. saved_s: what its step is shorter by (seconds), 0 or more: the plan with the pin is
+    one of those without."""
 
     pin: str
     without: Strategy | None
@@ -42,20 +47,32 @@ class PinPrice:
     @property
     def binds(self) -> bool:
         """Whether leaving the pin out makes a step notably shorter."""
-        return self.without is not None and self.saved_s > BINDING * self.without.costs["step_time_s"]
+        return (
+            self.without is not None and self.saved_s > BINDING * self.without.costs["step_time_s"]
+        )
 
 
 def price_pins(strategy: Strategy, source: str | Path) -> Iterator[PinPrice]:
-    """Each pin, then all of them: a search each on the recorded machine, one after the other as they are asked for.
+    """Each pin, then all of them: a search each on the recorded machine, one after the other as
+    they are asked for.
 
-    Raises PlanError: P059 where there are no pins, or where the mode leaves nothing else to the search; P051 for another model.
+    Raises PlanError: P059 where there are no pins, or where the mode leaves nothing else to the
+    search; P051 for another model.
     """
     pins, mode = pins_of(strategy), str(strategy.provenance.get("mode", "auto"))
     if pins.empty:
-        raise PlanError("P059", "this plan was made without pins, so none has a price", help=["plan MODEL ... --pin tp=8 -o FILE, then explain that file"])
+        raise PlanError(
+            "P059",
+            "this plan was made without pins, so none has a price",
+            help=["plan MODEL ... --pin tp=8 -o FILE, then explain that file"],
+        )
     if mode in MODES:
-        raise PlanError("P059", f"under --mode {mode} the pins are the plan: without one of them there is nothing to search",
-                        help=["--mode semi-auto with the same pins, then explain that file"])  # fmt: skip
+        raise PlanError(
+            "P059",
+            f"under --mode {mode} the pins are the plan: without one of them there is nothing to"
+            " search",
+            help=["--mode semi-auto with the same pins, then explain that file"],
+        )
     model = own_model(strategy, source)
     held = _best(strategy, model, pins)
     step = held.costs["step_time_s"]
@@ -72,4 +89,6 @@ def price_pins(strategy: Strategy, source: str | Path) -> Iterator[PinPrice]:
 
 def _best(strategy: Strategy, model: Model, pins: Pins) -> Strategy:
     """The best plan under some pins, without baselines. Raises PlanError where there is none."""
-    return answered(model, replace(asked_again(strategy, from_json(strategy.topology), pins), baselines=False))
+    return answered(
+        model, replace(asked_again(strategy, from_json(strategy.topology), pins), baselines=False)
+    )

@@ -1,8 +1,11 @@
-"""A saved strategy priced again: on a model as it is now, with today's figures, and the best plan beside it.
+"""A saved strategy priced again: on a model as it is now, with today's figures, and the best plan
+beside it.
 
-    reprice   the recorded decisions on a graph, carried over by node id; nodes of further repeats of a block follow their block
-    replan    the search that the strategy answers, once more: its workload, machine, memory limit, pins, mode and objective
-    manual    a strategy edited by hand: every decision checked, then priced and written as any other
+reprice   the recorded decisions on a graph, carried over by node id; nodes of further repeats of a
+block follow their block
+replan    the search that the strategy answers, once more: its workload, machine, memory limit,
+pins, mode and objective
+manual    a strategy edited by hand: every decision checked, then priced and written as any other
 """
 
 from __future__ import annotations
@@ -18,7 +21,14 @@ from planner.cache.folder import Cache
 from planner.errors import NO_PLAN, PlanError, did_you_mean
 from planner.execution.layout_flow import Flow
 from planner.execution.plan import Plan
-from planner.execution.technique_fields import bucket_of, copies_of, offload_of, schedule_of, virtual_of, widths_of
+from planner.execution.technique_fields import (
+    bucket_of,
+    copies_of,
+    offload_of,
+    schedule_of,
+    virtual_of,
+    widths_of,
+)
 from planner.machine.mesh_choices import pinned_mesh
 from planner.machine.topology import Mesh, Topology, for_devices, from_json
 from planner.pins.pins import Pins
@@ -40,7 +50,8 @@ UNREAD = frozenset({"P070", "P071", "P072", "P101", "P102", "P103", "P104", "P10
 
 @dataclass(frozen=True)
 class Priced:
-    """The decisions of a strategy on a model, and their price. cost: of the whole plan; table: the same as the file's `cost`."""
+    """The decisions of a strategy on a model, and their price. cost: of the whole plan; table: the
+    same as the file's `cost`."""
 
     strategy: Strategy
     model: Model
@@ -62,7 +73,8 @@ class Priced:
 
 
 def machine_now(strategy: Strategy) -> tuple[Topology, str]:
-    """The recorded machine with today's figures where it is a shipped one of the same shape, else as recorded; and what changed, "" if nothing."""
+    """The recorded machine with today's figures where it is a shipped one of the same shape, else
+    as recorded; and what changed, "" if nothing."""
     recorded = from_json(strategy.topology)
     if recorded.groups:
         return recorded, ""
@@ -70,18 +82,25 @@ def machine_now(strategy: Strategy) -> tuple[Topology, str]:
         now = for_devices(recorded.device.source, recorded.devices)
     except PlanError:
         return recorded, ""
-    same = [(x.name, x.size, x.kind) for x in now.levels] == [(x.name, x.size, x.kind) for x in recorded.levels]
+    same = [(x.name, x.size, x.kind) for x in now.levels] == [
+        (x.name, x.size, x.kind) for x in recorded.levels
+    ]
     if not same:
         return recorded, ""
     # Files keep six significant digits.
-    pairs = [p for x, y in zip(now.levels, recorded.levels, strict=True) for p in zip(astuple(x), astuple(y), strict=True)]
+    pairs = [
+        p
+        for x, y in zip(now.levels, recorded.levels, strict=True)
+        for p in zip(astuple(x), astuple(y), strict=True)
+    ]
     if all(a == b or (isinstance(a, float) and math.isclose(a, b, rel_tol=1e-5)) for a, b in pairs):
         return now, ""
     return now, "figures of the links of " + recorded.device.name
 
 
 def request_of(strategy: Strategy, topology: Topology) -> Request:
-    """The request a strategy answers: its recipe, runtime, solver and memory limit, on a machine."""
+    """The request a strategy answers: its recipe, runtime, solver and memory limit, on a
+    machine."""
     from costmodels.capacity import capacity
     from costmodels.precision import load_recipe, recipe_names
     from costmodels.runtimes import RUNTIMES
@@ -93,9 +112,17 @@ def request_of(strategy: Strategy, topology: Topology) -> Request:
     choose("runtime", w["runtime"], tuple(RUNTIMES))
     room = capacity(topology.device, topology.devices)
     # The recorded limit says what the user kept free.
-    room = replace(room, reserve=room.reserve + room.usable - int(strategy.costs["memory_limit_bytes"]))
+    room = replace(
+        room, reserve=room.reserve + room.usable - int(strategy.costs["memory_limit_bytes"])
+    )
     solver = strategy.solver["name"] if strategy.solver["name"] in SOLVERS else "auto"
-    return Request(topology, room, load_recipe(w["precision"], training.get("optimizer", "adamw"), w["kind"] == "train"), RUNTIMES[w["runtime"]], solver)
+    return Request(
+        topology,
+        room,
+        load_recipe(w["precision"], training.get("optimizer", "adamw"), w["kind"] == "train"),
+        RUNTIMES[w["runtime"]],
+        solver,
+    )
 
 
 def open_recorded(strategy: Strategy, source: str | Path) -> Model:
@@ -108,8 +135,12 @@ def open_recorded(strategy: Strategy, source: str | Path) -> Model:
 
 
 def own_model(strategy: Strategy, source: str | Path) -> Model:
-    """The model under the strategy's workload. Raises PlanError P051 where it is another one, or has changed."""
-    own, given = str(strategy.model["name"]), str(source) if str(source).startswith("zoo:") else Path(source).name
+    """The model under the strategy's workload. Raises PlanError P051 where it is another one, or
+    has changed."""
+    own, given = (
+        str(strategy.model["name"]),
+        (str(source) if str(source).startswith("zoo:") else Path(source).name),
+    )
     another = f"{source} is another model: this strategy was made for {own!r}"
     try:
         model = open_recorded(strategy, source)
@@ -118,14 +149,30 @@ def own_model(strategy: Strategy, source: str | Path) -> Model:
     except PlanError as e:
         if own == given or e.code in UNREAD:
             raise
-        raise PlanError("P051", another, detail=[e.what], help=[f"--model with the file of {own!r}, or plan {source}"]) from e
+        raise PlanError(
+            "P051",
+            another,
+            detail=[e.what],
+            help=[f"--model with the file of {own!r}, or plan {source}"],
+        ) from e
     if own == given:
-        raise PlanError("P051", f"{source} is not the model this strategy was made for (its graph has changed)", help=["plan again, or plan check to see what changed"])
-    raise PlanError("P051", another, help=[f"--model with the file of {own!r}, plan check to see what differs, or plan {source}"])
+        raise PlanError(
+            "P051",
+            f"{source} is not the model this strategy was made for (its graph has changed)",
+            help=["plan again, or plan check to see what changed"],
+        )
+    raise PlanError(
+        "P051",
+        another,
+        help=[
+            f"--model with the file of {own!r}, plan check to see what differs, or plan {source}"
+        ],
+    )
 
 
 def plan_on(strategy: Strategy, base: Base) -> Plan:
-    """The recorded decisions on a graph. Nodes without one of their own follow their block; PlanError P051 when one has none at all."""
+    """The recorded decisions on a graph. Nodes without one of their own follow their block;
+    PlanError P051 when one has none at all."""
     splits, lost = {}, []
     for i, node in enumerate(base.graph.nodes):
         row = strategy.nodes.get(node.id) or strategy.nodes.get(base.graph.nodes[base.shared[i]].id)
@@ -134,19 +181,41 @@ def plan_on(strategy: Strategy, base: Base) -> Plan:
         else:
             splits[node.id] = Split.of({f: tuple(a) for f, a in row["split"].items()})
     if lost:
-        raise PlanError("P051", f"the strategy says nothing of {len(lost)} of {len(base.graph.nodes)} nodes: it was made for another graph",
-                        detail=[f"first: {lost[0]}"], help=[h for h in (did_you_mean(lost[0], list(strategy.nodes)), "plan again") if h])  # fmt: skip
+        raise PlanError(
+            "P051",
+            f"the strategy says nothing of {len(lost)} of {len(base.graph.nodes)} nodes: it was"
+            " made for another graph",
+            detail=[f"first: {lost[0]}"],
+            help=[h for h in (did_you_mean(lost[0], list(strategy.nodes)), "plan again") if h],
+        )
     t = strategy.techniques
-    return Plan(strategy.mesh_shape, splits, int(t["zero_stage"]), tuple(t["zero_group"]), str(t["recompute"]), int(t["microbatches"]),
-                base.runs if strategy.blocks else (), schedule=schedule_of(t), virtual=virtual_of(t), offload=offload_of(t), cuts=strategy.cuts(base.graph), widths=widths_of(t),
-                bucket_bytes=bucket_of(t), copies=copies_of(t))  # fmt: skip
+    return Plan(
+        strategy.mesh_shape,
+        splits,
+        int(t["zero_stage"]),
+        tuple(t["zero_group"]),
+        str(t["recompute"]),
+        int(t["microbatches"]),
+        base.runs if strategy.blocks else (),
+        schedule=schedule_of(t),
+        virtual=virtual_of(t),
+        offload=offload_of(t),
+        cuts=strategy.cuts(base.graph),
+        widths=widths_of(t),
+        bucket_bytes=bucket_of(t),
+        copies=copies_of(t),
+    )
 
 
 def reprice(strategy: Strategy, model: Model, topology: Topology) -> Priced:
-    """Price the recorded decisions. Raises PlanError: P051 another graph, P06x a decision that is not possible."""
+    """Price the recorded decisions. Raises PlanError: P051 another graph, P06x a decision that is
+    not possible."""
     check_mesh(strategy, topology.devices)
     request = request_of(strategy, topology)
-    base = Base.of(model.graph(int(strategy.techniques["microbatches"])), training=model.workload.kind == "train")
+    base = Base.of(
+        model.graph(int(strategy.techniques["microbatches"])),
+        training=model.workload.kind == "train",
+    )
     mesh = pinned_mesh(topology, dict(strategy.mesh_shape))
     pricer = Pricer(topology, mesh, request.runtime, request.recipe)
     plan = plan_on(strategy, base)
@@ -156,34 +225,55 @@ def reprice(strategy: Strategy, model: Model, topology: Topology) -> Priced:
 
 
 def asked_again(strategy: Strategy, topology: Topology, pins: Pins | None = None) -> Request:
-    """The request of the search that a strategy answers, with its mode and objective. pins: instead of those that it was searched under.
+    """The request of the search that a strategy answers, with its mode and objective. pins: instead
+    of those that it was searched under.
 
     Raises PlanError P020 for pins that cannot be read, P024 for some that no program follows.
     """
     from planner.search.build_request import pinned_bucket, pinned_offload
 
     pins = pins_of(strategy) if pins is None else pins
-    workload, runtime, said = str(strategy.workload["kind"]), str(strategy.workload["runtime"]), strategy.provenance
+    workload, runtime, said = (
+        str(strategy.workload["kind"]),
+        str(strategy.workload["runtime"]),
+        strategy.provenance,
+    )
     request = request_of(strategy, topology)
-    return replace(request, pins=pins, mode=str(said.get("mode", "auto")), objective=str(said.get("objective", "step")), offload=pinned_offload(pins, workload, runtime),
-                   runtime=searched(request.runtime, pinned_bucket(pins, topology.device, workload, runtime)))  # fmt: skip
+    return replace(
+        request,
+        pins=pins,
+        mode=str(said.get("mode", "auto")),
+        objective=str(said.get("objective", "step")),
+        offload=pinned_offload(pins, workload, runtime),
+        runtime=searched(request.runtime, pinned_bucket(pins, topology.device, workload, runtime)),
+    )
 
 
-def replan(strategy: Strategy, model: Model, topology: Topology, cache: Cache | None = None) -> Strategy:
-    """The best plan for the model now, as the strategy was asked for. cache: where it may be recalled from.
+def replan(
+    strategy: Strategy, model: Model, topology: Topology, cache: Cache | None = None
+) -> Strategy:
+    """The best plan for the model now, as the strategy was asked for. cache: where it may be
+    recalled from.
 
     Raises PlanError: exit 3 when nothing fits, P023 or P025 for pins that it has no place for.
     """
     return answered(model, replace(asked_again(strategy, topology), cache=cache))
 
 
-def unpinned(strategy: Strategy, model: Model, topology: Topology, cache: Cache | None = None) -> Strategy:
-    """The best plan were the user to decide nothing: no pins, mode "auto". Raises PlanError (exit 3) when nothing fits."""
-    return answered(model, replace(asked_again(strategy, topology, Pins()), mode="auto", baselines=False, cache=cache))
+def unpinned(
+    strategy: Strategy, model: Model, topology: Topology, cache: Cache | None = None
+) -> Strategy:
+    """The best plan were the user to decide nothing: no pins, mode "auto". Raises PlanError (exit
+    3) when nothing fits."""
+    return answered(
+        model,
+        replace(asked_again(strategy, topology, Pins()), mode="auto", baselines=False, cache=cache),
+    )
 
 
 def answered(model: Model, request: Request) -> Strategy:
-    """The best plan of a request. Raises PlanError (exit 3) when nothing fits; an interruption is handed on."""
+    """The best plan of a request. Raises PlanError (exit 3) when nothing fits; an interruption is
+    handed on."""
     from planner.search.to_strategy import compose
     from planner.whatif.no_plan import no_plan
 
@@ -196,7 +286,8 @@ def answered(model: Model, request: Request) -> Strategy:
 
 
 def manual(strategy: Strategy, source: str | Path) -> Strategy:
-    """A hand-edited strategy, checked and priced. Raises PlanError: another model, a decision that is not possible, or exit 3 when it does not fit."""
+    """A hand-edited strategy, checked and priced. Raises PlanError: another model, a decision that
+    is not possible, or exit 3 when it does not fit."""
     from planner.search.to_strategy import COST_MODEL_VERSION, TOOL_VERSION, compose
 
     started = time.monotonic()
@@ -206,19 +297,37 @@ def manual(strategy: Strategy, source: str | Path) -> Strategy:
     strange = [n for n in strategy.nodes if n not in known]
     if strange:
         near = did_you_mean(strange[0], sorted(known))
-        raise PlanError("P062", f"the strategy decides about {strange[0]!r}, which the model has not", help=[near] if near else [])
+        raise PlanError(
+            "P062",
+            f"the strategy decides about {strange[0]!r}, which the model has not",
+            help=[near] if near else [],
+        )
     c, limit = priced.cost, priced.request.limit_bytes
     if c.memory.total > limit:
         from costmodels.hardware.units import show_bytes
 
-        raise PlanError("P021", f"this plan does not fit: {show_bytes(c.memory.total)} a device, {show_bytes(limit)} usable", exit_code=NO_PLAN,
-                        help=["a higher zero_stage, recompute or more microbatches in the strategy file, or plan without --mode manual"])  # fmt: skip
+        raise PlanError(
+            "P021",
+            f"this plan does not fit: {show_bytes(c.memory.total)} a device, {show_bytes(limit)}"
+            " usable",
+            exit_code=NO_PLAN,
+            help=[
+                "a higher zero_stage, recompute or more microbatches in the strategy file, or plan"
+                " without --mode manual"
+            ],
+        )
     from planner.space.assemble import Techniques
 
-    best = Candidate("manual", priced.mesh, priced.plan, c, Techniques.of(priced.plan), c.step_time_s)
+    best = Candidate(
+        "manual", priced.mesh, priced.plan, c, Techniques.of(priced.plan), c.step_time_s
+    )
     baselines = Search(model, priced.request).tuned_baselines() if strategy.baselines else {}
     found = Found(best, baselines, priced.base, None, (), None, 0.0, 1)
-    provenance: Mapping[str, Any] = {"tool": TOOL_VERSION, "cost_model": COST_MODEL_VERSION, "source": str(source),
-                                     "search_s": round(time.monotonic() - started, 3)}  # fmt: skip
+    provenance: Mapping[str, Any] = {
+        "tool": TOOL_VERSION,
+        "cost_model": COST_MODEL_VERSION,
+        "source": str(source),
+        "search_s": round(time.monotonic() - started, 3),
+    }
     made = compose(model, priced.request, found, provenance, tuple(strategy.assumptions))
     return replace(made, solver={**made.solver, "name": "manual", "bound_s": None, "gap": None})

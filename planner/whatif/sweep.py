@@ -1,4 +1,5 @@
-"""Plans the points of a sweep (planner.whatif.sweep_rows), by whatever search each takes: for the largest batch, the fewest devices, the front of time and memory."""
+"""Plans the points of a sweep (planner.whatif.sweep_rows), by whatever search each takes: for the
+largest batch, the fewest devices, the front of time and memory."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ Watch = Callable[[str], AbstractContextManager[Any]]
 
 @dataclass
 class Sweeper:
-    """Plans a model at points. common: keyword arguments of `planner.plan` that all share; watch: wraps every plan with a line for people."""
+    """Plans a model at points. common: keyword arguments of `planner.plan` that all share; watch:
+    wraps every plan with a line for people."""
 
     source: str
     common: Mapping[str, Any]
@@ -40,7 +42,8 @@ class Sweeper:
         return None if limit is None else max(0.0, limit - (time.monotonic() - self._started))
 
     def row(self, point: Point) -> Row:
-        """The row of a point, by whatever search it takes. KeyboardInterrupt when the user stops it."""
+        """The row of a point, by whatever search it takes. KeyboardInterrupt when the user stops
+        it."""
         try:
             if point.devices is None and not _slice_named(point.hardware):
                 return self._fewest(point)
@@ -56,11 +59,25 @@ class Sweeper:
         small = self._plan(point, objective="memory")
         assert small.strategy is not None
         low, high = bytes_of(small), bytes_of(fast)
-        limits = [round(low * (high / low) ** (k / (FRONT + 1))) for k in range(1, FRONT + 1)] if high > low else []
-        return front([fast, small, *(self._plan(point, objective="step", memory_limit_bytes=limit, remedies=False) for limit in limits)])
+        limits = (
+            [round(low * (high / low) ** (k / (FRONT + 1))) for k in range(1, FRONT + 1)]
+            if high > low
+            else []
+        )
+        return front(
+            [
+                fast,
+                small,
+                *(
+                    self._plan(point, objective="step", memory_limit_bytes=limit, remedies=False)
+                    for limit in limits
+                ),
+            ]
+        )
 
     def _plan(self, point: Point, *, remedies: bool | None = None, **more: Any) -> Row:
-        """One plan. remedies: whether to look for what would help where nothing fits; by default once for each hardware."""
+        """One plan. remedies: whether to look for what would help where nothing fits; by default
+        once for each hardware."""
         import planner.api as api
 
         n: int | None = point.devices
@@ -68,12 +85,25 @@ class Sweeper:
         try:
             topology = _machine(point.hardware, n)
             n, chip = topology.devices, topology.device
-            where = {"topology": point.hardware} if _is_machine(point.hardware) else {"hardware": point.hardware}
+            where = (
+                {"topology": point.hardware}
+                if _is_machine(point.hardware)
+                else {"hardware": point.hardware}
+            )
             source, dims = sized(self.source, {**self.common["dims"], **dict(point.dims)})
             sizes = {"batch": point.batch, "tokens_per_step": point.tokens_per_step, "dims": dims}
             helping = point.hardware not in self._helped if remedies is None else remedies
             with self.watch(_said(point, n)) as line:
-                options = {**self.common, "time_limit_s": self.left_s, "hardware": None, "topology": None, **where, "devices": n, **sizes, **more}
+                options = {
+                    **self.common,
+                    "time_limit_s": self.left_s,
+                    "hardware": None,
+                    "topology": None,
+                    **where,
+                    "devices": n,
+                    **sizes,
+                    **more,
+                }
                 strategy = api.plan(source, progress=line.report, remedies=helping, **options)
         except PlanError as e:
             if e.code == "P026" and line.interrupted:
@@ -86,7 +116,8 @@ class Sweeper:
         return Row(point, n, replace(strategy, graph=None), device=chip)
 
     def _largest(self, point: Point) -> Row:
-        """The largest batch that fits in one go: doubled from one row a device until it does not, then halved towards that in steps of a row a device."""
+        """The largest batch that fits in one go: doubled from one row a device until it does not,
+        then halved towards that in steps of a row a device."""
         assert point.devices is not None or _slice_named(point.hardware)
         n = _machine(point.hardware, point.devices).devices
         once = self._once()
@@ -113,14 +144,27 @@ class Sweeper:
         return good
 
     def _fits(self, row: Row) -> bool:
-        """Whether a point has a plan that fits with room: on its devices alone, unless the user says what waits in the host's memory. With enough sent there nearly all does."""
+        """Whether a point has a plan that fits with room: on its devices alone, unless the user
+        says what waits in the host's memory. With enough sent there nearly all does."""
         from planner.pins.pins import Pins, parse_pins
 
         given = self.common["pins"]
-        pins = Pins() if given == "annotated" else given if isinstance(given, Pins) else parse_pins(given)
+        pins = (
+            Pins()
+            if given == "annotated"
+            else given
+            if isinstance(given, Pins)
+            else parse_pins(given)
+        )
         pinned = "offload" in pins.techniques
-        roomy = row.strategy is not None and (not row.tight or "with_room" in row.strategy.baselines)
-        return row.strategy is not None and roomy and (pinned or not row.strategy.techniques["offload"])
+        roomy = row.strategy is not None and (
+            not row.tight or "with_room" in row.strategy.baselines
+        )
+        return (
+            row.strategy is not None
+            and roomy
+            and (pinned or not row.strategy.techniques["offload"])
+        )
 
     def _once(self) -> dict[str, Any]:
         """Pins under which a training step takes its batch in one go."""
@@ -132,13 +176,20 @@ class Sweeper:
         pins = given if isinstance(given, Pins) else parse_pins(given)
         pinned = pins.techniques.get("microbatches", 1)
         if pinned != 1:
-            raise PlanError("P003", f"--batch max takes a step's batch in one go, and {pinned} microbatches are pinned", help=["leave micro out, or give the batch"])
+            raise PlanError(
+                "P003",
+                f"--batch max takes a step's batch in one go, and {pinned} microbatches are pinned",
+                help=["leave micro out, or give the batch"],
+            )
         return {"pins": replace(pins, techniques={**pins.techniques, "microbatches": 1})}
 
     def _fewest(self, point: Point) -> Row:
-        """The fewest devices that fit: doubled until they do, then fewer whole nodes (or slices) below that."""
+        """The fewest devices that fit: doubled until they do, then fewer whole nodes (or slices)
+        below that."""
         counts = device_counts(point.hardware)
-        row = Row(point, None, error=PlanError("P012", f"{point.hardware} comes in no number of devices"))
+        row = Row(
+            point, None, error=PlanError("P012", f"{point.hardware} comes in no number of devices")
+        )
         below = 0
         for n in (c for c in counts if c & (c - 1) == 0 or c == counts[0]):
             row = self._plan(replace(point, devices=n), remedies=False)
@@ -151,21 +202,30 @@ class Sweeper:
         while between:
             middle = between[len(between) // 2]
             trial = self._plan(replace(point, devices=middle), remedies=False)
-            row, between = (trial, [c for c in between if c < middle]) if self._fits(trial) else (row, [c for c in between if c > middle])
+            row, between = (
+                (trial, [c for c in between if c < middle])
+                if self._fits(trial)
+                else (row, [c for c in between if c > middle])
+            )
         return row
 
 
 def own_devices(hardware: str) -> int | None:
-    """As many devices as a topology file says there are; None where the file leaves that open, and for other hardware."""
+    """As many devices as a topology file says there are; None where the file leaves that open, and
+    for other hardware."""
     from costmodels.hardware.describe import topology_table
 
-    if not _is_machine(hardware) or not {"size", "shape"} & topology_table(hardware)["level"][-1].keys():
+    if (
+        not _is_machine(hardware)
+        or not {"size", "shape"} & topology_table(hardware)["level"][-1].keys()
+    ):
         return None
     return _machine(hardware, None).devices
 
 
 def device_counts(hardware: str) -> list[int]:
-    """Numbers that hardware is used in, rising: powers of two up to a node, then whole nodes by powers of two and quarters of these; real slices of a torus."""
+    """Numbers that hardware is used in, rising: powers of two up to a node, then whole nodes by
+    powers of two and quarters of these; real slices of a torus."""
     from costmodels.hardware.describe import topology_table
     from planner.machine.topology import device
     from planner.machine.tpu_slices import part_of_host, slice_shapes
@@ -180,9 +240,19 @@ def device_counts(hardware: str) -> list[int]:
         chip = device(hardware)
         if chip.inner.torus_dims:
             shapes = slice_shapes(chip.inner.torus_pod)
-            return sorted(n * chip.package_size for n, s in shapes.items() if not part_of_host(s) or n == 1)
-        node, inside = chip.node_size, [1 << k for k in range(chip.node_size.bit_length()) if 1 << k < chip.node_size]
-    beyond = {node * m * q // 4 for m in (1 << k for k in range(17)) for q in (4, 5, 6, 7) if m * q % 4 == 0}
+            return sorted(
+                n * chip.package_size for n, s in shapes.items() if not part_of_host(s) or n == 1
+            )
+        node, inside = (
+            chip.node_size,
+            [1 << k for k in range(chip.node_size.bit_length()) if 1 << k < chip.node_size],
+        )
+    beyond = {
+        node * m * q // 4
+        for m in (1 << k for k in range(17))
+        for q in (4, 5, 6, 7)
+        if m * q % 4 == 0
+    }
     return sorted({*inside, *(n for n in beyond if n <= MOST_DEVICES)})
 
 

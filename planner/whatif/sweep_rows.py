@@ -1,7 +1,9 @@
-"""One model planned at many points: devices, hardware, dims and batch; and what a whole training run costs at each.
+"""One model planned at many points: devices, hardware, dims and batch; and what a whole training
+run costs at each.
 
     days          work / (work per second and device * devices)
-    device-hours  hours * devices;   cost = device-hours * price;   energy = device-hours * power of the devices alone, at their limit
+    device-hours  hours * devices;   cost = device-hours * price;   energy = device-hours * power of
+                  the devices alone, at their limit
 
 Rows and the answers that are read off them; planner.whatif.sweep plans them.
 """
@@ -23,8 +25,9 @@ DAY_S = 86_400
 
 @dataclass(frozen=True)
 class Point:
-    """Where to plan. hardware: a device, slice, machine or file; devices None: the fewest that fit; batch None: the model's own default, "max": the largest
-    that fits at once, without gradient accumulation."""
+    """Where to plan. hardware: a device, slice, machine or file; devices None: the fewest that fit;
+    batch None: the model's own default, "max": the largest that fits at once, without gradient
+    accumulation."""
 
     hardware: str
     devices: int | None
@@ -35,7 +38,8 @@ class Point:
 
 @dataclass(frozen=True)
 class Row:
-    """A plan at a point (its graph dropped), or why there is none. device: None where the hardware is not known or does not come in that number."""
+    """A plan at a point (its graph dropped), or why there is none. device: None where the hardware
+    is not known or does not come in that number."""
 
     point: Point
     devices: int | None
@@ -72,27 +76,45 @@ class Run:
 
 
 def run_of(row: Row, work: float, prices: Mapping[str, float]) -> Run:
-    """What it takes to get through `work` tokens (or samples). prices: USD per device-hour by the point's hardware, "" for all; else the device's own."""
+    """What it takes to get through `work` tokens (or samples). prices: USD per device-hour by the
+    point's hardware, "" for all; else the device's own."""
     assert row.device is not None and row.devices is not None
     hours = work / row.per_s / 3600
     price = prices.get(row.point.hardware, prices.get("", row.device.usd_per_h))
     watts = row.device.watts
-    return Run(hours * 3600 / DAY_S, hours * row.devices, None if price is None else hours * row.devices * price,
-               None if watts is None else hours * row.devices * watts / 1000, price)  # fmt: skip
+    return Run(
+        hours * 3600 / DAY_S,
+        hours * row.devices,
+        None if price is None else hours * row.devices * price,
+        None if watts is None else hours * row.devices * watts / 1000,
+        price,
+    )
 
 
-def best_run(runs: Sequence[Run | None], days: float | None, usd: float | None, tight: Sequence[bool] = ()) -> int | None:
-    """The row that keeps the deadline most cheaply; without a deadline the one that is done first within the budget. None when none keeps both.
+def best_run(
+    runs: Sequence[Run | None], days: float | None, usd: float | None, tight: Sequence[bool] = ()
+) -> int | None:
+    """The row that keeps the deadline most cheaply; without a deadline the one that is done first
+    within the budget. None when none keeps both.
 
-    tight: of each row whether memory is; such rows come after those that fit with room. Rows without a price keep no budget and come last among those that keep the deadline.
+    tight: of each row whether memory is; such rows come after those that fit with room. Rows
+    without a price keep no budget and come last among those that keep the deadline.
     """
-    fits = [(i, r) for i, r in enumerate(runs) if r is not None and (days is None or r.days <= days) and (usd is None or (r.usd is not None and r.usd <= usd))]
+    fits = [
+        (i, r)
+        for i, r in enumerate(runs)
+        if r is not None
+        and (days is None or r.days <= days)
+        and (usd is None or (r.usd is not None and r.usd <= usd))
+    ]
     unpriced = float("inf")
 
     def key(item: tuple[int, Run]) -> tuple[float, ...]:
         i, r = item
         cost, risk = unpriced if r.usd is None else r.usd, i < len(tight) and tight[i]
-        return (risk, cost, r.device_hours, r.days, i) if days is not None else (risk, r.days, cost, i)
+        return (
+            (risk, cost, r.device_hours, r.days, i) if days is not None else (risk, r.days, cost, i)
+        )
 
     return min(fits, key=key)[0] if fits else None
 
@@ -108,8 +130,9 @@ def fewest(rows: Iterable[Row]) -> dict[tuple[str, tuple[tuple[str, int], ...]],
 
 
 def first_too_large(rows: Sequence[Row]) -> Row | None:
-    """The first row that memory stops after one of the same hardware fitted, on at most as many devices or with all else the same: fewer devices and a larger batch than
-    what fitted do not tell which of the two is too much."""
+    """The first row that memory stops after one of the same hardware fitted, on at most as many
+    devices or with all else the same: fewer devices and a larger batch than what fitted do not tell
+    which of the two is too much."""
     fitted: dict[str, list[Row]] = {}
     for row in rows:
         if row.strategy is not None:
@@ -120,13 +143,18 @@ def first_too_large(rows: Sequence[Row]) -> Row | None:
 
 
 def _tells(was: Row, row: Row) -> bool:
-    return (was.devices or 0) <= (row.devices or 0) or (was.point.dims, was.point.batch) == (row.point.dims, row.point.batch)
+    return (was.devices or 0) <= (row.devices or 0) or (was.point.dims, was.point.batch) == (
+        row.point.dims,
+        row.point.batch,
+    )
 
 
 def front(rows: Sequence[Row]) -> list[Row]:
     """The rows that no other betters in both step time and memory, the fastest first."""
     found: list[Row] = []
-    for row in sorted((r for r in rows if r.strategy is not None), key=lambda r: (step_s(r), bytes_of(r))):
+    for row in sorted(
+        (r for r in rows if r.strategy is not None), key=lambda r: (step_s(r), bytes_of(r))
+    ):
         if not found or bytes_of(row) < bytes_of(found[-1]):
             found.append(row)
     return found

@@ -1,8 +1,11 @@
-"""LoRA: y = x W becomes y = x W + (alpha / rank) (x A) B with W frozen, A [k, rank] seeded normal, B [rank, n] zero at the start.
+"""LoRA: y = x W becomes y = x W + (alpha / rank) (x A) B with W frozen, A [k, rank] seeded normal,
+B [rank, n] zero at the start.
 
-`--lora rank=16,targets=GLOB[,alpha=32]`. The adapters are nodes and weights of the graph like any others, so they are split, priced and emitted by
-the same rules. They are called `<label>.lora_A` and `<label>.lora_B`. Targets are the second operands of matrix products; weights of experts
-[e, k, n] get one adapter an expert. Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models" (2021).
+`--lora rank=16,targets=GLOB[,alpha=32]`. The adapters are nodes and weights of the graph like any
+others, so they are split, priced and emitted by the same rules. They are called `<label>.lora_A`
+and `<label>.lora_B`. Targets are the second operands of matrix products; weights of experts [e, k,
+n] get one adapter an expert. Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models"
+(2021).
 """
 
 from __future__ import annotations
@@ -18,7 +21,8 @@ from planner.graph.ir import Graph, Node, Tensor, WeightRef
 
 @dataclass(frozen=True)
 class Lora:
-    """rank: inner dim of every adapter. targets: globs over labels. alpha: the adapters' products are scaled by alpha / rank."""
+    """rank: inner dim of every adapter. targets: globs over labels. alpha: the adapters' products
+    are scaled by alpha / rank."""
 
     rank: int
     targets: tuple[str, ...]
@@ -34,7 +38,11 @@ def parse_lora(text: str) -> Lora:
         key, eq, value = part.partition("=")
         if not eq or key not in ("rank", "targets", "alpha") or not value:
             near = did_you_mean(key, ("rank", "targets", "alpha"))
-            raise PlanError("P039", f"--lora {text!r}: {part!r} is none of rank=, targets=, alpha=", help=[h for h in (near, *help) if h])
+            raise PlanError(
+                "P039",
+                f"--lora {text!r}: {part!r} is none of rank=, targets=, alpha=",
+                help=[h for h in (near, *help) if h],
+            )
         if key == "targets":
             targets.append(value)
         elif key in values:
@@ -43,7 +51,11 @@ def parse_lora(text: str) -> Lora:
             values[key] = value
     rank = values.get("rank", "")
     if not (rank.isascii() and rank.isdigit()) or not 1 <= int(rank) <= 1 << 16 or not targets:
-        raise PlanError("P039", f"--lora {text!r}: rank (a whole number of at least 1) and targets are needed", help=help)
+        raise PlanError(
+            "P039",
+            f"--lora {text!r}: rank (a whole number of at least 1) and targets are needed",
+            help=help,
+        )
     try:
         alpha = float(values.get("alpha", rank))
     except ValueError:
@@ -54,35 +66,62 @@ def parse_lora(text: str) -> Lora:
 
 
 def add_adapters(graph: Graph, text: str) -> Graph:
-    """The graph with an adapter beside every target, trained; the rest is as `graph.trainable` says. Raises PlanError when a glob has no target."""
+    """The graph with an adapter beside every target, trained; the rest is as `graph.trainable`
+    says. Raises PlanError when a glob has no target."""
     from planner.workload.trainable import matching
 
     spec = parse_lora(text)
     wanted = {n for glob in spec.targets for n in matching(graph, glob, "--lora")}
     targets = [n for n in graph.weights if n in wanted and _fits(graph, n)]
     if not targets:
-        raise PlanError("P039", f"--lora {text!r}: none of the {len(wanted)} parameters it names is multiplied by activations",
-                        detail=[f"{graph.labels.get(n, n)} {list(graph.tensors[n].shape)}" for n in sorted(wanted)[:4]], help=["targets: weights of linear layers"])  # fmt: skip
+        raise PlanError(
+            "P039",
+            f"--lora {text!r}: none of the {len(wanted)} parameters it names is multiplied by"
+            " activations",
+            detail=[
+                f"{graph.labels.get(n, n)} {list(graph.tensors[n].shape)}"
+                for n in sorted(wanted)[:4]
+            ],
+            help=["targets: weights of linear layers"],
+        )
     made = _Made(graph, spec)
     for node in graph.nodes:
         made.copy(node, targets)
     skipped = len(wanted) - len(targets)
     scale = f", scaled by {spec.alpha / spec.rank:g}" if spec.alpha != spec.rank else ""
-    note = f"adapters of rank {spec.rank} on {len(targets)} weights{scale}; everything else named by no --trainable is frozen"
+    note = (
+        f"adapters of rank {spec.rank} on {len(targets)} weights{scale}; everything else named by"
+        " no --trainable is frozen"
+    )
     if skipped:
         note += f"; {skipped} parameters that match are no weights of linear layers and have none"
-    return replace(graph, nodes=tuple(made.nodes), tensors=made.tensors, weights=made.weights, labels=made.labels, constants=made.constants,
-                   trainable=frozenset(graph.trainable | made.trained), notes=(*graph.notes, note))  # fmt: skip
+    return replace(
+        graph,
+        nodes=tuple(made.nodes),
+        tensors=made.tensors,
+        weights=made.weights,
+        labels=made.labels,
+        constants=made.constants,
+        trainable=frozenset(graph.trainable | made.trained),
+        notes=(*graph.notes, note),
+    )
 
 
 _STACKS = {3: "trans_in", 4: "trans_in", 5: "trans_out"}
-"""Operands of RoutedExperts that adapters fit, and the attribute that says whether they are stored [e, n, k]."""
+"""Operands of RoutedExperts that adapters fit, and the attribute that says whether they are stored
+[e, n, k]."""
 
 
 def _fits(graph: Graph, name: str) -> bool:
-    """Whether a weight is the second operand of matrix products, or a stack of experts, and nothing else takes part in them."""
+    """Whether a weight is the second operand of matrix products, or a stack of experts, and nothing
+    else takes part in them."""
     uses = [(graph.nodes[i], slot) for i, slot in graph.consumers.get(name, ())]
-    products = [n for n, slot in uses if (n.op == "MatMul" and slot == 1 and not n.attrs.get("trans_a")) or (n.op == "RoutedExperts" and slot in _STACKS)]
+    products = [
+        n
+        for n, slot in uses
+        if (n.op == "MatMul" and slot == 1 and not n.attrs.get("trans_a"))
+        or (n.op == "RoutedExperts" and slot in _STACKS)
+    ]
     return bool(products) and graph.tensors[name].is_float and len(graph.tensors[name].shape) >= 2
 
 
@@ -92,7 +131,12 @@ class _Made:
     def __init__(self, graph: Graph, spec: Lora) -> None:
         self.graph, self.spec = graph, spec
         self.nodes: list[Node] = []
-        self.tensors, self.weights, self.labels, self.constants = dict(graph.tensors), dict(graph.weights), dict(graph.labels), dict(graph.constants)
+        self.tensors, self.weights, self.labels, self.constants = (
+            dict(graph.tensors),
+            dict(graph.weights),
+            dict(graph.labels),
+            dict(graph.constants),
+        )
         self.ids = {n.id for n in graph.nodes}
         self.trained: set[str] = set()
         self.pairs: dict[str, tuple[str, str]] = {}
@@ -110,30 +154,65 @@ class _Made:
         out = self.tensors[y]
         base = self._tensor(f"{y}/base", out.shape, out.dtype)
         self.nodes.append(replace(node, outputs=(base,)))
-        inner = self._node(node, "lora_A", "MatMul", (x, a), (*out.shape[:-1], self.spec.rank), out.dtype)
+        inner = self._node(
+            node, "lora_A", "MatMul", (x, a), (*out.shape[:-1], self.spec.rank), out.dtype
+        )
         outer = self._node(node, "lora_B", "MatMul", (inner, b), out.shape, out.dtype)
         if self.spec.alpha != self.spec.rank:
-            outer = self._node(node, "lora_scale", "Mul", (outer, self._scale(out.dtype)), out.shape, out.dtype)
-        self.nodes.append(Node(self._id(node, "lora"), "Add", (base, outer), (y,), {}, node.scope, (node.id,)))
+            outer = self._node(
+                node, "lora_scale", "Mul", (outer, self._scale(out.dtype)), out.shape, out.dtype
+            )
+        self.nodes.append(
+            Node(self._id(node, "lora"), "Add", (base, outer), (y,), {}, node.scope, (node.id,))
+        )
 
     def _experts(self, node: Node, targets: Sequence[str]) -> None:
-        """Stacks of routed experts with what their adapters add: a row's expert is known inside the kernel alone."""
+        """Stacks of routed experts with what their adapters add: a row's expert is known inside the
+        kernel alone."""
         inputs = list(node.inputs)
         for slot, flag in _STACKS.items():
             if slot < len(inputs) and inputs[slot] in targets:
                 weight, turned = inputs[slot], bool(node.attrs.get(flag))
                 t = self.graph.tensors[weight]
                 pair = self._pair(weight, turned)
-                delta = self._node(node, f"lora_{slot}", "MatMul", pair[::-1] if turned else pair, t.shape, t.dtype, int(turned))
+                delta = self._node(
+                    node,
+                    f"lora_{slot}",
+                    "MatMul",
+                    pair[::-1] if turned else pair,
+                    t.shape,
+                    t.dtype,
+                    int(turned),
+                )
                 if self.spec.alpha != self.spec.rank:
-                    delta = self._node(node, f"lora_scale_{slot}", "Mul", (delta, self._scale(t.dtype)), t.shape, t.dtype)
-                inputs[slot] = self._node(node, f"lora_sum_{slot}", "Add", (weight, delta), t.shape, t.dtype)
+                    delta = self._node(
+                        node,
+                        f"lora_scale_{slot}",
+                        "Mul",
+                        (delta, self._scale(t.dtype)),
+                        t.shape,
+                        t.dtype,
+                    )
+                inputs[slot] = self._node(
+                    node, f"lora_sum_{slot}", "Add", (weight, delta), t.shape, t.dtype
+                )
         self.nodes.append(replace(node, inputs=tuple(inputs)))
 
-    def _node(self, like: Node, what: str, op: str, inputs: tuple[str, ...], shape: tuple[int, ...], dtype: str, turned: int = 0) -> str:
+    def _node(
+        self,
+        like: Node,
+        what: str,
+        op: str,
+        inputs: tuple[str, ...],
+        shape: tuple[int, ...],
+        dtype: str,
+        turned: int = 0,
+    ) -> str:
         made = self._tensor(f"{like.outputs[0]}/{what}", shape, dtype)
         attrs = {"trans_a": turned, "trans_b": turned} if op == "MatMul" else {}
-        self.nodes.append(Node(self._id(like, what), op, inputs, (made,), attrs, like.scope, (like.id,)))
+        self.nodes.append(
+            Node(self._id(like, what), op, inputs, (made,), attrs, like.scope, (like.id,))
+        )
         return made
 
     def _pair(self, weight: str, turned: bool) -> tuple[str, str]:
@@ -144,10 +223,17 @@ class _Made:
             *lead, rows, columns = t.shape
             k, n = (columns, rows) if turned else (rows, columns)
             pair = []
-            for what, shape in (("lora_A", (*lead, k, self.spec.rank)), ("lora_B", (*lead, self.spec.rank, n))):
+            for what, shape in (
+                ("lora_A", (*lead, k, self.spec.rank)),
+                ("lora_B", (*lead, self.spec.rank, n)),
+            ):
                 name = self._tensor(f"{label}.{what}", shape, t.dtype, weight=True)
-                zeros = np.broadcast_to(np.zeros((), np.float32), shape)  # no memory until it is written
-                self.weights[name] = WeightRef("absent") if what == "lora_A" else WeightRef("inline", proto=zeros)
+                zeros = np.broadcast_to(
+                    np.zeros((), np.float32), shape
+                )  # no memory until it is written
+                self.weights[name] = (
+                    WeightRef("absent") if what == "lora_A" else WeightRef("inline", proto=zeros)
+                )
                 self.labels[name] = name
                 self.trained.add(name)
                 pair.append(name)

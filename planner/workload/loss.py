@@ -1,13 +1,16 @@
-"""What training means for an exported graph: the loss that is appended, and what is pruned because the loss does not need it.
+"""What training means for an exported graph: the loss that is appended, and what is pruned because
+the loss does not need it.
 
-Losses: "cross_entropy" (labels int32, shape of the logits without the class dim), "mse", "l1", "bce" (from logits; targets like the output),
-"output:NAME" (a scalar output of the graph is the loss), sums of those
-("output:a+0.5*output:b") and "FILE.py:function" (planner.workload.user_loss). The default is cross_entropy when the output is
-logits of rank >= 2, else mse.
+Losses: "cross_entropy" (labels int32, shape of the logits without the class dim), "mse", "l1",
+"bce" (from logits; targets like the output), "output:NAME" (a scalar output of the graph is the
+loss), sums of those ("output:a+0.5*output:b") and "FILE.py:function" (planner.workload.user_loss).
+The default is cross_entropy when the output is logits of rank >= 2, else mse.
 
-Cross-entropy is the mean over the rows that count. shift_labels: labels are the tokens themselves; position t is held against label t + 1 and the last
-position of a sequence does not count. ignore_index: rows with this label do not count; their number is a part of the data, so the mean divides by a
-count made in the graph. With microbatches the loss is the mean of theirs; where they count rows (`counted_rows`), sums and counts are added up and divided once.
+Cross-entropy is the mean over the rows that count. shift_labels: labels are the tokens themselves;
+position t is held against label t + 1 and the last position of a sequence does not count.
+ignore_index: rows with this label do not count; their number is a part of the data, so the mean
+divides by a count made in the graph. With microbatches the loss is the mean of theirs; where they
+count rows (`counted_rows`), sums and counts are added up and divided once.
 """
 
 from __future__ import annotations
@@ -32,36 +35,65 @@ LABELS, TARGETS, LOSS = "labels", "targets", "loss"
 
 
 def default_loss(graph: Graph, logits: str = "") -> str:
-    """cross_entropy for an output that looks like logits (float, rank >= 2, not an image), else mse; output:NAME for a scalar output."""
+    """cross_entropy for an output that looks like logits (float, rank >= 2, not an image), else
+    mse; output:NAME for a scalar output."""
     out = graph.tensors[logits or graph.outputs[0]]
     if out.is_float and out.elements == 1 and not logits:
         return f"output:{out.name}"
     return "cross_entropy" if len(out.shape) in (2, 3) and out.shape[-1] > 1 else "mse"
 
 
-def add_loss(graph: Graph, loss: str = "", logits: str = "", shift_labels: bool = False, ignore_index: int | None = None) -> Graph:
+def add_loss(
+    graph: Graph,
+    loss: str = "",
+    logits: str = "",
+    shift_labels: bool = False,
+    ignore_index: int | None = None,
+) -> Graph:
     """The graph whose first (only) output is the scalar loss, pruned to what the loss needs.
 
-    logits: the output the loss reads (default: the first). shift_labels, ignore_index: see the module.
-    Raises PlanError for unknown losses, outputs that do not exist, and graphs without anything trainable.
+    logits: the output the loss reads (default: the first). shift_labels, ignore_index: see the
+    module. Raises PlanError for unknown losses, outputs that do not exist, and graphs without
+    anything trainable.
     """
     if logits and logits not in graph.outputs:
-        raise PlanError("P031", f"no output named {logits!r}", detail=[f"outputs: {', '.join(graph.outputs)}"],
-                        help=[did_you_mean(logits, graph.outputs) or "--logits with one of the outputs above"])  # fmt: skip
+        raise PlanError(
+            "P031",
+            f"no output named {logits!r}",
+            detail=[f"outputs: {', '.join(graph.outputs)}"],
+            help=[did_you_mean(logits, graph.outputs) or "--logits with one of the outputs above"],
+        )
     loss = ALIASES.get(loss, loss) or default_loss(graph, logits)
     source = graph.tensors[logits or graph.outputs[0]]
     if not source.elements:
-        raise PlanError("P033", f"output {source.name!r} of shape {list(source.shape)} has no elements: there is nothing to train on", help=["--logits with another output"])
+        raise PlanError(
+            "P033",
+            f"output {source.name!r} of shape {list(source.shape)} has no elements: there is"
+            " nothing to train on",
+            help=["--logits with another output"],
+        )
     if loss != "cross_entropy" and (shift_labels or ignore_index is not None):
         option = "--shift-labels" if shift_labels else "--ignore-index"
-        raise PlanError("P033", f"{option} is for cross_entropy; the loss is {loss}", help=["--loss cross_entropy"])
+        raise PlanError(
+            "P033",
+            f"{option} is for cross_entropy; the loss is {loss}",
+            help=["--loss cross_entropy"],
+        )
     if terms := own_outputs(graph, loss):
         return _checked(prune(_own_output(graph, loss, terms)))
     if not (loss in LOSSES or is_user_loss(loss)):
         known = f"one of {', '.join(LOSSES)}, output:NAME, output:a+0.5*output:b, FILE.py:function"
-        raise PlanError("P030", f"unknown loss {loss!r}", help=[h for h in (did_you_mean(loss, list(LOSSES)), known) if h])
+        raise PlanError(
+            "P030",
+            f"unknown loss {loss!r}",
+            help=[h for h in (did_you_mean(loss, list(LOSSES)), known) if h],
+        )
     if not source.is_float:
-        raise PlanError("P033", f"output {source.name!r} is {source.dtype}: a loss needs a float output", help=["--logits NAME"])
+        raise PlanError(
+            "P033",
+            f"output {source.name!r} is {source.dtype}: a loss needs a float output",
+            help=["--logits NAME"],
+        )
     made = _Loss(graph, source)
     if is_user_loss(loss):
         made.user(loss)
@@ -72,30 +104,53 @@ def add_loss(graph: Graph, loss: str = "", logits: str = "", shift_labels: bool 
     return _checked(prune(made.graph()))
 
 
-
-
 _TERM = re.compile(r"(?:([+-]?[\d.]+(?:[eE][+-]?\d+)?)\*)?output:(.+)", re.S)
 _BETWEEN = re.compile(r"\+(?=(?:[+-]?[\d.]+(?:[eE][+-]?\d+)?\*)?output:)")
 
 
 def own_outputs(graph: Graph, loss: str) -> tuple[tuple[float, str], ...]:
-    """(weight, output) of each term of `output:a+0.5*output:b`; () for any other loss. Raises PlanError for terms that are none."""
-    if loss.startswith("output:") and loss.removeprefix("output:") in graph.outputs:  # whatever is in its name
+    """(weight, output) of each term of `output:a+0.5*output:b`; () for any other loss. Raises
+    PlanError for terms that are none."""
+    if (
+        loss.startswith("output:") and loss.removeprefix("output:") in graph.outputs
+    ):  # whatever is in its name
         return ((1.0, loss.removeprefix("output:")),)
     matches = [_TERM.fullmatch(part.strip()) for part in _BETWEEN.split(loss)]
     if not any(matches) or is_user_loss(loss):
         return ()
-    wrong = [part for part, match in zip(_BETWEEN.split(loss), matches, strict=True) if match is None or match[2] not in graph.outputs]
+    wrong = [
+        part
+        for part, match in zip(_BETWEEN.split(loss), matches, strict=True)
+        if match is None or match[2] not in graph.outputs
+    ]
     if wrong:
-        names = [o for o in graph.outputs if graph.tensors[o].elements == 1 and graph.tensors[o].is_float]
+        names = [
+            o for o in graph.outputs if graph.tensors[o].elements == 1 and graph.tensors[o].is_float
+        ]
         near = did_you_mean(wrong[0].rpartition("output:")[2], names)
         form = "+".join(f"output:{n}" for n in (names[:2] if len(names) > 1 else ["a", "b"]))
-        raise PlanError("P032", f"--loss {loss}: the graph has no scalar float output of that name", detail=[f"not understood: {wrong[0]!r}", *_shapes(graph)],
-                        help=[h for h in (near, f"several losses are joined by +, with weights where wanted: {form}, output:a+0.5*output:b") if h])  # fmt: skip
+        raise PlanError(
+            "P032",
+            f"--loss {loss}: the graph has no scalar float output of that name",
+            detail=[f"not understood: {wrong[0]!r}", *_shapes(graph)],
+            help=[
+                h
+                for h in (
+                    near,
+                    (
+                        f"several losses are joined by +, with weights where wanted: {form},"
+                        " output:a+0.5*output:b"
+                    ),
+                )
+                if h
+            ],
+        )
     try:
         return tuple((float(m[1] or 1), m[2]) for m in matches if m)
     except ValueError:
-        raise PlanError("P032", f"--loss {loss}: a weight is no number", help=["output:a+0.5*output:b"]) from None
+        raise PlanError(
+            "P032", f"--loss {loss}: a weight is no number", help=["output:a+0.5*output:b"]
+        ) from None
 
 
 def _shapes(graph: Graph) -> list[str]:
@@ -104,8 +159,15 @@ def _shapes(graph: Graph) -> list[str]:
 
 def _own_output(graph: Graph, loss: str, terms: tuple[tuple[float, str], ...]) -> Graph:
     """The graph's own scalars, without dims, weighted and added up."""
-    if bad := [n for _, n in terms if graph.tensors[n].elements != 1 or not graph.tensors[n].is_float]:
-        raise PlanError("P032", f"--loss {loss}: output {bad[0]!r} is no scalar float", detail=_shapes(graph), help=["--loss cross_entropy, or another output"])
+    if bad := [
+        n for _, n in terms if graph.tensors[n].elements != 1 or not graph.tensors[n].is_float
+    ]:
+        raise PlanError(
+            "P032",
+            f"--loss {loss}: output {bad[0]!r} is no scalar float",
+            detail=_shapes(graph),
+            help=["--loss cross_entropy, or another output"],
+        )
     made = _Loss(graph, graph.tensors[terms[0][1]])
     plain = len(terms) == 1 and terms[0][0] == 1
     total = ""
@@ -116,31 +178,56 @@ def _own_output(graph: Graph, loss: str, terms: tuple[tuple[float, str], ...]) -
         if t.dtype != "float32" and not plain:
             name = made.node("Cast", (name,), "cast", (), "float32", to="float32")
         if weight != 1:
-            name = made.node("Mul", (name, made.constant("weight", weight, np.float32)), "weighted", (), "float32")
+            name = made.node(
+                "Mul",
+                (name, made.constant("weight", weight, np.float32)),
+                "weighted",
+                (),
+                "float32",
+            )
         total = made.node("Add", (total, name), "sum", (), "float32") if total else name
     return made.graph(total)
 
 
 def left_out(graph: Graph, loss: str, logits: str = "") -> tuple[Finding, ...]:
-    """Outputs that look like losses and are not in the loss that a plain graph will get: scalars called so, and scalars that alone read what trains."""
+    """Outputs that look like losses and are not in the loss that a plain graph will get: scalars
+    called so, and scalars that alone read what trains."""
     if logits and logits not in graph.outputs:
         return ()
-    scalars = [o for o in graph.outputs if graph.tensors[o].elements == 1 and graph.tensors[o].is_float]
+    scalars = [
+        o for o in graph.outputs if graph.tensors[o].elements == 1 and graph.tensors[o].is_float
+    ]
     loss = ALIASES.get(loss, loss) or default_loss(graph, logits)
     used = {n for _, n in own_outputs(graph, loss)}
     others = [o for o in scalars if o not in used]
     if not others or not graph.trainable:
         return ()
     kept = prune(replace(graph, outputs=tuple(used) or (logits or graph.outputs[0],))).trainable
-    alone = {o: sorted(graph.labels.get(w, w) for w in prune(replace(graph, outputs=(o,))).trainable - kept) for o in others}
+    alone = {
+        o: sorted(
+            graph.labels.get(w, w) for w in prune(replace(graph, outputs=(o,))).trainable - kept
+        )
+        for o in others
+    }
     like = [o for o in others if "loss" in o.lower() or alone[o]]
     if not like:
         return ()
     idle, several = sorted({w for o in like for w in alone[o]}), len(like) > 1
     are = "look like losses and are left out" if several else "looks like a loss and is left out"
-    lost = f"; {len(idle)} weights that {'they' if several else 'it'} alone read{'' if several else 's'} get no gradient: {', '.join(map(repr, idle[:3]))}" if idle else ""
+    lost = (
+        f"; {len(idle)} weights that {'they' if several else 'it'} alone"
+        f" read{'' if several else 's'} get no gradient: {', '.join(map(repr, idle[:3]))}"
+        if idle
+        else ""
+    )
     whole = "+".join(f"output:{n}" for n in [*(n for _, n in own_outputs(graph, loss)), *like])
-    return (Finding("loss", f"trained with {loss} alone: {', '.join(map(repr, like))} {are}{lost} (--loss '{whole}')"),)
+    return (
+        Finding(
+            "loss",
+            f"trained with {loss} alone: {', '.join(map(repr, like))} {are}{lost} (--loss"
+            f" '{whole}')",
+        ),
+    )
 
 
 class _Loss:
@@ -148,7 +235,11 @@ class _Loss:
 
     def __init__(self, graph: Graph, source: Tensor) -> None:
         self.before, self.source = graph, source
-        self.tensors, self.inputs, self.constants = dict(graph.tensors), list(graph.inputs), dict(graph.constants)
+        self.tensors, self.inputs, self.constants = (
+            dict(graph.tensors),
+            list(graph.inputs),
+            dict(graph.constants),
+        )
         self.nodes: list[Node] = []
 
     def input(self, name: str, shape: tuple[int, ...], dtype: str) -> str:
@@ -158,7 +249,15 @@ class _Loss:
         self.inputs.append(name)
         return name
 
-    def node(self, op: str, inputs: tuple[str, ...], what: str, shape: tuple[int, ...], dtype: str, **attrs: AttrValue) -> str:
+    def node(
+        self,
+        op: str,
+        inputs: tuple[str, ...],
+        what: str,
+        shape: tuple[int, ...],
+        dtype: str,
+        **attrs: AttrValue,
+    ) -> str:
         """A node before the loss; returns its output."""
         out = _free(f"{LOSS}/{what}", self.tensors)
         self.tensors[out] = Tensor(out, shape, dtype)
@@ -183,8 +282,14 @@ class _Loss:
         """Labels, what of them counts, and the loss."""
         shape, rank = self.source.shape, len(self.source.shape)
         if rank < 2:
-            raise PlanError("P033", f"cross_entropy needs logits of rank 2 or more; {self.source.name!r} has shape {list(shape)}", help=["--loss mse"])
-        # ONNX keeps classes at dim 1 for images [N, C, H, W]; language and classification logits end with them.
+            raise PlanError(
+                "P033",
+                f"cross_entropy needs logits of rank 2 or more; {self.source.name!r} has shape"
+                f" {list(shape)}",
+                help=["--loss mse"],
+            )
+        # ONNX keeps classes at dim 1 for images [N, C, H, W]; language and classification logits
+        # end with them.
         axis = 1 if rank >= 4 else rank - 1
         rows = tuple(s for d, s in enumerate(shape) if d != axis)
         labels = self.input(LABELS, rows, "int32")
@@ -192,19 +297,53 @@ class _Loss:
         extra: tuple[str, ...] = ()
         if shift:
             if rank != 3 or rows[1] < 2:
-                raise PlanError("P033", f"--shift-labels needs logits [batch, sequence, vocabulary]; {self.source.name!r} has shape {list(shape)}",
-                                help=["--logits NAME, or labels that are shifted in the data"])  # fmt: skip
+                raise PlanError(
+                    "P033",
+                    "--shift-labels needs logits [batch, sequence, vocabulary];"
+                    f" {self.source.name!r} has shape {list(shape)}",
+                    help=["--logits NAME, or labels that are shifted in the data"],
+                )
             last = IGNORED if ignore is None else ignore
             attrs["ignore_index"] = last
             attrs["count"] = rows[0] * (rows[1] - 1)
-            later = self.node("Slice", (labels,), "next", (rows[0], rows[1] - 1), "int32", axes=(1,), starts=(1,), ends=(rows[1],), steps=(1,))
-            labels = self.node("Pad", (later,), "shifted", rows, "int32", pads=(0, 0, 0, 1), mode="constant", value=last)
+            later = self.node(
+                "Slice",
+                (labels,),
+                "next",
+                (rows[0], rows[1] - 1),
+                "int32",
+                axes=(1,),
+                starts=(1,),
+                ends=(rows[1],),
+                steps=(1,),
+            )
+            labels = self.node(
+                "Pad",
+                (later,),
+                "shifted",
+                rows,
+                "int32",
+                pads=(0, 0, 0, 1),
+                mode="constant",
+                value=last,
+            )
         if ignore is not None:
             attrs["ignore_index"] = ignore
             attrs.pop("count", None)
-            same = self.node("Equal", (labels, self.constant("ignored", ignore)), "same", rows, "bool")
-            counts = self.node("Cast", (self.node("Not", (same,), "counts", rows, "bool"),), "rows", rows, "int32", to="int32")
-            count = self.node("ReduceSum", (counts,), "sum", (), "int32", axes=tuple(range(len(rows))), keepdims=0)
+            same = self.node(
+                "Equal", (labels, self.constant("ignored", ignore)), "same", rows, "bool"
+            )
+            counts = self.node(
+                "Cast",
+                (self.node("Not", (same,), "counts", rows, "bool"),),
+                "rows",
+                rows,
+                "int32",
+                to="int32",
+            )
+            count = self.node(
+                "ReduceSum", (counts,), "sum", (), "int32", axes=tuple(range(len(rows))), keepdims=0
+            )
             extra = (self.node("Max", (count, self.constant("least", 1)), "count", (), "int32"),)
         self.add(LOSSES["cross_entropy"], (self.source.name, labels, *extra), **attrs)
 
@@ -221,18 +360,38 @@ class _Loss:
             elif argument == TARGETS:
                 names.append(self.input(TARGETS, self.source.shape, self.source.dtype))
             else:
-                raise PlanError("P038", f"--loss {loss}: the function's argument {argument!r} is nothing that this graph has",
-                                help=[f"one of {', '.join(dict.fromkeys([*self.before.outputs, *self.before.inputs, LABELS, TARGETS]))}"])  # fmt: skip
+                raise PlanError(
+                    "P038",
+                    f"--loss {loss}: the function's argument {argument!r} is nothing that this"
+                    " graph has",
+                    help=[
+                        "one of"
+                        f" {', '.join(dict.fromkeys([*self.before.outputs, *self.before.inputs, LABELS, TARGETS]))}"
+                    ],
+                )
         batch = self.source.shape[:1]
-        bad = next((n for n in names if not self.tensors[n].shape or self.tensors[n].shape[:1] != batch), None)
+        bad = next(
+            (n for n in names if not self.tensors[n].shape or self.tensors[n].shape[:1] != batch),
+            None,
+        )
         if bad is not None:
-            raise PlanError("P038", f"--loss {loss}: {bad!r} of shape {list(self.tensors[bad].shape)} has not the batch in dim 0")
+            raise PlanError(
+                "P038",
+                f"--loss {loss}: {bad!r} of shape {list(self.tensors[bad].shape)} has not the batch"
+                " in dim 0",
+            )
         self.add("UserLoss", tuple(names), function=found.function, source=found.source)
 
     def graph(self, output: str = "") -> Graph:
         """The graph with the loss as its output: that of the last node unless it is named."""
-        return replace(self.before, nodes=(*self.before.nodes, *self.nodes), tensors=self.tensors, inputs=tuple(self.inputs), constants=self.constants,
-                       outputs=(output or self.nodes[-1].outputs[0],))  # fmt: skip
+        return replace(
+            self.before,
+            nodes=(*self.before.nodes, *self.nodes),
+            tensors=self.tensors,
+            inputs=tuple(self.inputs),
+            constants=self.constants,
+            outputs=(output or self.nodes[-1].outputs[0],),
+        )
 
 
 def prune(graph: Graph) -> Graph:
@@ -246,13 +405,22 @@ def prune(graph: Graph) -> Graph:
     # outputs nobody reads become absent, so that no kernel computes them
     nodes = tuple(part for n in reversed(kept) for part in _live_part(n, wanted, graph))
     live = {t for n in nodes for t in (*n.inputs, *n.outputs) if t} | set(graph.outputs)
-    pick = lambda table: {k: v for k, v in table.items() if k in live}  # noqa: E731
-    return replace(graph, nodes=nodes, tensors=pick(graph.tensors), inputs=tuple(i for i in graph.inputs if i in live), weights=pick(graph.weights),
-                   constants=pick(graph.constants), labels=pick(graph.labels), trainable=frozenset(graph.trainable & live))  # fmt: skip
+    pick = lambda table: {k: v for k, v in table.items() if k in live}
+    return replace(
+        graph,
+        nodes=nodes,
+        tensors=pick(graph.tensors),
+        inputs=tuple(i for i in graph.inputs if i in live),
+        weights=pick(graph.weights),
+        constants=pick(graph.constants),
+        labels=pick(graph.labels),
+        trainable=frozenset(graph.trainable & live),
+    )
 
 
 def _live_part(node: Node, wanted: set[str], graph: Graph) -> tuple[Node, ...]:
-    """The node without outputs nobody reads. A Split then becomes a Slice per output: its kernel needs every piece's extent."""
+    """The node without outputs nobody reads. A Split then becomes a Slice per output: its kernel
+    needs every piece's extent."""
     if all(o in wanted for o in node.outputs if o) and (node.op != "Split" or all(node.outputs)):
         return (node,)
     if node.op != "Split" or not all(node.outputs):
@@ -263,21 +431,48 @@ def _live_part(node: Node, wanted: set[str], graph: Graph) -> tuple[Node, ...]:
         end = at + graph.tensors[out].shape[axis]
         if out in wanted:
             name = f"{node.id}/{k}" if found else node.id
-            attrs: dict[str, AttrValue] = {"axes": (axis,), "starts": (at,), "ends": (end,), "steps": (1,)}
-            found.append(Node(name, "Slice", node.inputs[:1], (out,), attrs, node.scope, node.members or (node.id,)))
+            attrs: dict[str, AttrValue] = {
+                "axes": (axis,),
+                "starts": (at,),
+                "ends": (end,),
+                "steps": (1,),
+            }
+            found.append(
+                Node(
+                    name,
+                    "Slice",
+                    node.inputs[:1],
+                    (out,),
+                    attrs,
+                    node.scope,
+                    node.members or (node.id,),
+                )
+            )
         at = end
     return tuple(found)
 
 
 def _checked(graph: Graph) -> Graph:
     if not graph.trainable:
-        raise PlanError("P034", "nothing in this graph is trainable", help=["--trainable 'GLOB' names parameters to train", "--workload infer"])
+        raise PlanError(
+            "P034",
+            "nothing in this graph is trainable",
+            help=["--trainable 'GLOB' names parameters to train", "--workload infer"],
+        )
     open_ended = [node for node in graph.nodes if node.op == "While"]
     grad = gradient_tensors(graph) if open_ended else frozenset()
     for node in open_ended:
         if any(o in grad for o in node.outputs):
-            raise PlanError("P147", f"node {node.id!r} (Loop) runs until its data says stop: training cannot differentiate it",
-                            help=["--workload infer", "a loop with a constant number of iterations", "--freeze what is before it"])  # fmt: skip
+            raise PlanError(
+                "P147",
+                f"node {node.id!r} (Loop) runs until its data says stop: training cannot"
+                " differentiate it",
+                help=[
+                    "--workload infer",
+                    "a loop with a constant number of iterations",
+                    "--freeze what is before it",
+                ],
+            )
     return graph
 
 

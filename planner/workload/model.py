@@ -1,6 +1,8 @@
-"""Where a model comes from and what its workload is: a file, a zoo spec or a Hugging Face config, read at any batch.
+"""Where a model comes from and what its workload is: a file, a zoo spec or a Hugging Face config,
+read at any batch.
 
-`Model.graph(microbatches)` is the canonical graph of one microbatch, with its loss for training and shared work hoisted: what every later room plans.
+`Model.graph(microbatches)` is the canonical graph of one microbatch, with its loss for training and
+shared work hoisted: what every later room plans.
 """
 
 from __future__ import annotations
@@ -21,7 +23,18 @@ from planner.graph.value_digest import value_bytes
 if TYPE_CHECKING:
     from planner.reader.onnx.check import Checked
 
-TRAINING_ONLY = ("loss", "logits", "shift_labels", "ignore_index", "trainable", "freeze", "lora", "optimizer", "lr", "tables")
+TRAINING_ONLY = (
+    "loss",
+    "logits",
+    "shift_labels",
+    "ignore_index",
+    "trainable",
+    "freeze",
+    "lora",
+    "optimizer",
+    "lr",
+    "tables",
+)
 
 SMALL_PARTS = tuple(2**k for k in range(1, 9))
 """Parts of the batch that may be read beside the whole, to see what grows with it."""
@@ -29,7 +42,8 @@ SMALL_PARTS = tuple(2**k for k in range(1, 9))
 
 @dataclass(frozen=True)
 class Workload:
-    """What is run: kind "train" or "infer", the global batch (None: the exported one), other dims, and what training means."""
+    """What is run: kind "train" or "infer", the global batch (None: the exported one), other dims,
+    and what training means."""
 
     kind: str = "train"
     batch: int | None = None
@@ -49,23 +63,47 @@ class Workload:
     tables: str = "device"
 
     def __post_init__(self) -> None:
-        """Raises PlanError for inference with options that only training has: they would change nothing."""
+        """Raises PlanError for inference with options that only training has: they would change
+        nothing."""
         if self.kind != "infer":
             return
         defaults = {f.name: f.default for f in fields(self)}
-        given = ["--" + n.replace("_", "-") for n in TRAINING_ONLY if getattr(self, n) != defaults[n]]
+        given = [
+            "--" + n.replace("_", "-") for n in TRAINING_ONLY if getattr(self, n) != defaults[n]
+        ]
         if given:
-            raise PlanError("P028", f"{' and '.join(given)} {'say' if len(given) > 1 else 'says'} how to train, and the workload is infer",
-                            help=["leave it out" if len(given) == 1 else "leave them out", "--workload train"])  # fmt: skip
+            raise PlanError(
+                "P028",
+                f"{' and '.join(given)} {'say' if len(given) > 1 else 'says'} how to train, and the"
+                " workload is infer",
+                help=["leave it out" if len(given) == 1 else "leave them out", "--workload train"],
+            )
 
     def to_json(self, graph: Graph, batch: int, loss: str) -> dict[str, Any]:
         """The strategy file's `workload`, without precision and runtime."""
-        training = {"loss": loss, "logits": self.logits, "shift_labels": self.shift_labels, "trainable": list(self.trainable), "freeze": list(self.freeze),
-                    "optimizer": self.optimizer, "lr": self.lr}  # fmt: skip
-        given = {"ignore_index": self.ignore_index, "tie": list(self.tie), "lora": self.lora, "tables": self.tables}  # in the file only where they say something
+        training = {
+            "loss": loss,
+            "logits": self.logits,
+            "shift_labels": self.shift_labels,
+            "trainable": list(self.trainable),
+            "freeze": list(self.freeze),
+            "optimizer": self.optimizer,
+            "lr": self.lr,
+        }
+        given = {
+            "ignore_index": self.ignore_index,
+            "tie": list(self.tie),
+            "lora": self.lora,
+            "tables": self.tables,
+        }  # in the file only where they say something
         training |= {k: v for k, v in given.items() if v not in (None, [], "", "device")}
-        return {"kind": self.kind, "batch": batch, "dims": dict(sorted(self.dims.items())), "shapes": {k: list(v) for k, v in sorted(self.shapes.items())},
-                "training": training if self.kind == "train" else None}  # fmt: skip
+        return {
+            "kind": self.kind,
+            "batch": batch,
+            "dims": dict(sorted(self.dims.items())),
+            "shapes": {k: list(v) for k, v in sorted(self.shapes.items())},
+            "training": training if self.kind == "train" else None,
+        }
 
 
 @dataclass
@@ -90,7 +128,8 @@ class Model:
 
     @classmethod
     def open(cls, source: Any, workload: Workload, devices: int = 1) -> Model:
-        """A file, `zoo:SPEC`, a Hugging Face config.json, or a ModelProto. Raises PlanError for anything that cannot be read."""
+        """A file, `zoo:SPEC`, a Hugging Face config.json, or a ModelProto. Raises PlanError for
+        anything that cannot be read."""
         if not isinstance(source, str | Path):
             return cls(source.graph.name, workload, devices, None, source)
         text = str(source)
@@ -108,7 +147,15 @@ class Model:
                 workload = replace(workload, dims={**given, **workload.dims})
                 proto, taken, left = with_lengths(path, workload.dims)
                 said = tuple(f"{dim} {n:,} (--dim {dim}={n})" for dim, n in left.items())
-                return cls(path.name, workload, devices, path.parent, proto, lengths=frozenset(taken), said=said)
+                return cls(
+                    path.name,
+                    workload,
+                    devices,
+                    path.parent,
+                    proto,
+                    lengths=frozenset(taken),
+                    said=said,
+                )
         from planner.reader.onnx.file import load
 
         return cls(path.name, workload, devices, path.parent, load(path))
@@ -120,7 +167,15 @@ class Model:
         w = self.workload
         tokens = w.tokens_per_step if batch is None else None
         dims = {k: v for k, v in w.dims.items() if k not in self.lengths}
-        graph = read_model(self._checked, self.folder, batch=batch, dims=dims, shapes=w.shapes, tokens_per_step=tokens, devices=self.devices)
+        graph = read_model(
+            self._checked,
+            self.folder,
+            batch=batch,
+            dims=dims,
+            shapes=w.shapes,
+            tokens_per_step=tokens,
+            devices=self.devices,
+        )
         return replace(graph, name=self.name)
 
     @cached_property
@@ -138,8 +193,16 @@ class Model:
         w = self.workload
         graph = choose(graph, trainable=w.trainable, freeze=w.freeze, tie=w.tie, lora=w.lora)
         # Nothing trains in inference, and a model of the zoo parts what its family parts.
-        idle = TRAINING if w.kind == "infer" else {"tie"} if self.name.startswith("zoo:") else frozenset()
-        graph = replace(graph, notes=tuple(n for n in graph.notes if getattr(n, "kind", "") not in idle))
+        idle = (
+            TRAINING
+            if w.kind == "infer"
+            else {"tie"}
+            if self.name.startswith("zoo:")
+            else frozenset()
+        )
+        graph = replace(
+            graph, notes=tuple(n for n in graph.notes if getattr(n, "kind", "") not in idle)
+        )
         if w.kind == "infer":
             return graph
         if self.folder is not None and self.proto.producer_name:
@@ -161,7 +224,11 @@ class Model:
         """The graph with its tables where the workload has them."""
         from planner.workload.host_tables import hosted
 
-        return graph if self.workload.tables == "device" else hosted(graph, microbatches, self.workload.tables)
+        return (
+            graph
+            if self.workload.tables == "device"
+            else hosted(graph, microbatches, self.workload.tables)
+        )
 
     @property
     def batch(self) -> int:
@@ -172,14 +239,22 @@ class Model:
         """The graph of one microbatch. Raises PlanError when the batch does not divide."""
         if microbatches not in self._graphs:
             if self.batch % microbatches:
-                raise PlanError("P035", f"batch {self.batch} does not divide into {microbatches} microbatches")
-            plain = self.plain if microbatches == 1 else self._placed(self._chosen(self.read(self.batch // microbatches)), microbatches)
+                raise PlanError(
+                    "P035", f"batch {self.batch} does not divide into {microbatches} microbatches"
+                )
+            plain = (
+                self.plain
+                if microbatches == 1
+                else self._placed(self._chosen(self.read(self.batch // microbatches)), microbatches)
+            )
             if self.workload.kind == "train":
                 from planner.workload.loss import add_loss
                 from planner.workload.train_eval_mode import training
 
                 w = self.workload
-                plain = add_loss(training(plain, microbatches), w.loss, w.logits, w.shift_labels, w.ignore_index)
+                plain = add_loss(
+                    training(plain, microbatches), w.loss, w.logits, w.shift_labels, w.ignore_index
+                )
             else:
                 from planner.workload.loss import prune
                 from planner.workload.train_eval_mode import evaluation
@@ -189,8 +264,9 @@ class Model:
         return self._graphs[microbatches]
 
     def sketch(self, microbatches: int) -> Graph:
-        """`graph`, derived from readings of the whole batch and of a small part of it where these differ in nothing but the batch: for searches, which ask
-        for many and have the one they choose confirmed (`confirm`)."""
+        """`graph`, derived from readings of the whole batch and of a small part of it where these
+        differ in nothing but the batch: for searches, which ask for many and have the one they
+        choose confirmed (`confirm`)."""
         if microbatches in self._graphs:
             return self._graphs[microbatches]
         if microbatches not in self._sketches:
@@ -201,7 +277,8 @@ class Model:
         return self._sketches[microbatches]
 
     def _scaled_at(self, microbatches: int) -> Graph | None:
-        """The derived graph, None where it has to be read: a batch of one, say, loses its dim in many exports."""
+        """The derived graph, None where it has to be read: a batch of one, say, loses its dim in
+        many exports."""
         if self.batch % microbatches or self.batch // microbatches < 2:
             return None
         if self._derives is None:
@@ -210,19 +287,26 @@ class Model:
             except PlanError:  # no part can be read, or this one cannot
                 self._scaled = None
             self._derives = self._scaled is not None
-        return self._scaled.at(self.batch // microbatches) if self._derives and self._scaled is not None else None
+        return (
+            self._scaled.at(self.batch // microbatches)
+            if self._derives and self._scaled is not None
+            else None
+        )
 
     @property
     def small(self) -> int:
         """How many of the small parts that are read make the batch."""
-        return max((m for m in SMALL_PARTS if self.batch % m == 0 and self.batch // m >= 2), default=1)
+        return max(
+            (m for m in SMALL_PARTS if self.batch % m == 0 and self.batch // m >= 2), default=1
+        )
 
     def derived(self, microbatches: int) -> bool:
         """Whether `sketch` derived this graph from those of 1 and `small` microbatches."""
         return microbatches in self._sketches and microbatches not in self._graphs
 
     def confirm(self, microbatches: int) -> bool:
-        """Read what `sketch` derived: whether it was right. Where it was not, nothing is derived from now on."""
+        """Read what `sketch` derived: whether it was right. Where it was not, nothing is derived
+        from now on."""
         derived = self._sketches.get(microbatches)
         if derived is None or same(derived, self.graph(microbatches)):
             return True
@@ -235,10 +319,13 @@ class Model:
         """The loss as resolved."""
         from planner.workload.loss import default_loss
 
-        return self.workload.loss or (default_loss(self.plain, self.workload.logits) if self.workload.kind == "train" else "")
+        return self.workload.loss or (
+            default_loss(self.plain, self.workload.logits) if self.workload.kind == "train" else ""
+        )
 
     def sha256(self) -> str:
-        """Hash of the canonical graph without metadata: the same for a re-export that changes nothing."""
+        """Hash of the canonical graph without metadata: the same for a re-export that changes
+        nothing."""
         digest = hashlib.sha256()
         graph = self.plain
         index: dict[str, str] = {n: f"i{k}" for k, n in enumerate(graph.inputs)}
@@ -252,6 +339,11 @@ class Model:
             cells = [index[n] for n in node.inputs]
             for n in node.outputs:
                 index[n] = f"t{len(index)}"
-            row = (node.op, cells, sorted((k, repr(v)) for k, v in node.attrs.items()), [graph.tensors[o].shape for o in node.outputs if o])
+            row = (
+                node.op,
+                cells,
+                sorted((k, repr(v)) for k, v in node.attrs.items()),
+                [graph.tensors[o].shape for o in node.outputs if o],
+            )
             digest.update(repr(row).encode())
         return digest.hexdigest()

@@ -1,10 +1,14 @@
-"""Training and evaluation mode of operators that behave differently in each: Dropout and BatchNormalization.
+"""Training and evaluation mode of operators that behave differently in each: Dropout and
+BatchNormalization.
 
 evaluation   Dropout is the identity, BatchNormalization uses its running statistics.
-training     Dropout reads an integer seed beside its operand and hands the next one on: Dropout(x, seed) -> (y, seed + 1). The first seed is an
-             input of the graph, new in every step and microbatch. What is dropped is a function of the seed and the element's global index
-             (planner.emit.runtime.kernels.nets.dropout), so that it is the same under any split; a chain of seeds lets repeated blocks share one function
-             and drop differently. BatchNormalization uses the statistics of the whole batch, so its batch cannot come in microbatches.
+training     Dropout reads an integer seed beside its operand and hands the next one on: Dropout(x,
+seed) -> (y, seed + 1). The first seed is an
+             input of the graph, new in every step and microbatch. What is dropped is a function of
+             the seed and the element's global index (planner.emit.runtime.kernels.nets.dropout), so
+             that it is the same under any split; a chain of seeds lets repeated blocks share one
+             function and drop differently. BatchNormalization uses the statistics of the whole
+             batch, so its batch cannot come in microbatches.
 """
 
 from __future__ import annotations
@@ -19,7 +23,8 @@ SEED = "dropout_seed"
 
 
 def evaluation(graph: Graph) -> Graph:
-    """The graph as inference runs it. Running statistics asked for as outputs keep a BatchNormalization live."""
+    """The graph as inference runs it. Running statistics asked for as outputs keep a
+    BatchNormalization live."""
     read = {n for node in graph.nodes for n in node.inputs} | set(graph.outputs)
     renamed: dict[str, str] = {}
     nodes: list[Node] = []
@@ -30,18 +35,30 @@ def evaluation(graph: Graph) -> Graph:
             continue
         if _drops(node) and not _used(node, read):
             node = replace(node, op="Identity", attrs={}, outputs=node.outputs[:1])
-        elif node.op == "BatchNormalization" and node.attrs.get("training_mode") and not _used(node, read):
+        elif (
+            node.op == "BatchNormalization"
+            and node.attrs.get("training_mode")
+            and not _used(node, read)
+        ):
             node = replace(node, attrs={**node.attrs, "training_mode": 0}, outputs=node.outputs[:1])
         nodes.append(node)
     return replace(graph, nodes=tuple(nodes))
 
 
 def training(graph: Graph, microbatches: int = 1) -> Graph:
-    """The graph as a training step runs it. Raises PlanError for microbatches of a live BatchNormalization."""
-    live = next((n for n in graph.nodes if n.op == "BatchNormalization" and n.attrs.get("training_mode")), None)
+    """The graph as a training step runs it. Raises PlanError for microbatches of a live
+    BatchNormalization."""
+    live = next(
+        (n for n in graph.nodes if n.op == "BatchNormalization" and n.attrs.get("training_mode")),
+        None,
+    )
     if live is not None and microbatches > 1:
-        raise PlanError("P037", f"node {live.id!r} (BatchNormalization) uses statistics of the whole batch: {microbatches} microbatches would change them",
-                        help=["one microbatch, or an export in evaluation mode"])  # fmt: skip
+        raise PlanError(
+            "P037",
+            f"node {live.id!r} (BatchNormalization) uses statistics of the whole batch:"
+            f" {microbatches} microbatches would change them",
+            help=["one microbatch, or an export in evaluation mode"],
+        )
     read = {n for node in graph.nodes for n in node.inputs} | set(graph.outputs)
     if not any(_drops(n) and not _used(n, read) for n in graph.nodes):
         return graph
@@ -60,7 +77,8 @@ def training(graph: Graph, microbatches: int = 1) -> Graph:
 
 
 def mode_notes(graph: Graph) -> tuple[str, ...]:
-    """What training an export in evaluation mode means, a sentence; nothing for one in training mode."""
+    """What training an export in evaluation mode means, a sentence; nothing for one in training
+    mode."""
     norms = [n for n in graph.nodes if n.op == "BatchNormalization"]
     if any(_drops(n) for n in graph.nodes) or any(n.attrs.get("training_mode") for n in norms):
         return ()
@@ -70,7 +88,13 @@ def mode_notes(graph: Graph) -> tuple[str, ...]:
         kept = "BatchNormalization, where the model had any, is folded into its neighbours"
     else:
         return ("exported in evaluation mode, or without dropout: it trains without dropout",)
-    return (Finding("training", f"exported in evaluation mode, as far as its nodes show: it trains without dropout, and {kept}"),)
+    return (
+        Finding(
+            "training",
+            "exported in evaluation mode, as far as its nodes show: it trains without dropout, and"
+            f" {kept}",
+        ),
+    )
 
 
 def _drops(node: Node) -> bool:

@@ -1,9 +1,10 @@
 """Weight bytes, when something other than planning needs them.
 
-`load` resolves every `WeightRef` of a Graph: bytes inside the model, bytes in an external file (looked up and checked again: the file
-may have changed since planning, and a location must never lead outside the model's folder), or nothing at all. Absent weights
-are seeded: normal with standard deviation 0.02; norm scales and variances 1 plus small noise. Each value depends on the seed and
-the label alone, so that one weight can be made without the others.
+`load` resolves every `WeightRef` of a Graph: bytes inside the model, bytes in an external file
+(looked up and checked again: the file may have changed since planning, and a location must never
+lead outside the model's folder), or nothing at all. Absent weights are seeded: normal with standard
+deviation 0.02; norm scales and variances 1 plus small noise. Each value depends on the seed and the
+label alone, so that one weight can be made without the others.
 """
 
 from __future__ import annotations
@@ -33,16 +34,33 @@ _ONES = {
 """Slots whose absent weights are near 1: scales, and BatchNorm's variance."""
 
 
-def load(graph: Graph, folder: str | os.PathLike[str] | None, seed: int = 0, *, seed_missing: bool = False) -> dict[str, np.ndarray]:
+def load(
+    graph: Graph,
+    folder: str | os.PathLike[str] | None,
+    seed: int = 0,
+    *,
+    seed_missing: bool = False,
+) -> dict[str, np.ndarray]:
     """label -> array of every weight, in the graph's order, shaped and typed as the graph says.
 
-    External files are mapped read-only, not copied. A missing one is an error, or with `seed_missing` its weights are seeded
-    (`missing` lists them). Raises PlanError naming tensor and file when one is missing, too short, or outside `folder`.
+    External files are mapped read-only, not copied. A missing one is an error, or with
+    `seed_missing` its weights are seeded (`missing` lists them). Raises PlanError naming tensor and
+    file when one is missing, too short, or outside `folder`.
     """
-    return {graph.labels[name]: load_one(graph, name, folder, seed, seed_missing=seed_missing) for name in graph.weights}
+    return {
+        graph.labels[name]: load_one(graph, name, folder, seed, seed_missing=seed_missing)
+        for name in graph.weights
+    }
 
 
-def load_one(graph: Graph, name: str, folder: str | os.PathLike[str] | None, seed: int = 0, *, seed_missing: bool = False) -> np.ndarray:
+def load_one(
+    graph: Graph,
+    name: str,
+    folder: str | os.PathLike[str] | None,
+    seed: int = 0,
+    *,
+    seed_missing: bool = False,
+) -> np.ndarray:
     """The array of one weight, by tensor name. See `load`."""
     ref, tensor = graph.weights[name], graph.tensors[name]
     where = None if folder is None else Path(folder)
@@ -52,10 +70,13 @@ def load_one(graph: Graph, name: str, folder: str | os.PathLike[str] | None, see
 
 
 def _unstored(ref: WeightRef, where: Path | None, name: str, seed_missing: bool) -> bool:
-    """Whether a weight has no bytes, or (`seed_missing`) none that are there; one whose parts lack any has none."""
+    """Whether a weight has no bytes, or (`seed_missing`) none that are there; one whose parts lack
+    any has none."""
     if ref.kind == "external":
         return seed_missing and external_path(ref.location, where, name) is None
-    return ref.kind == "absent" or any(_unstored(part, where, name, seed_missing) for part in ref.parts)
+    return ref.kind == "absent" or any(
+        _unstored(part, where, name, seed_missing) for part in ref.parts
+    )
 
 
 def _stored(ref: WeightRef, name: str, dtype: str, where: Path | None) -> np.ndarray:
@@ -63,30 +84,48 @@ def _stored(ref: WeightRef, name: str, dtype: str, where: Path | None) -> np.nda
     if ref.kind == "joined":
         array = np.stack([_stored(part, name, dtype, where) for part in ref.parts])
     else:
-        array = _external(ref, name, dtype, where) if ref.kind == "external" else proto_array(ref.proto)
+        array = (
+            _external(ref, name, dtype, where) if ref.kind == "external" else proto_array(ref.proto)
+        )
     return transformed(array, ref.transform, name)
 
 
 def missing(graph: Graph, folder: str | os.PathLike[str] | None) -> tuple[str, ...]:
-    """Labels of the weights that have no bytes in the model or in `folder`. Raises PlanError for locations outside it."""
+    """Labels of the weights that have no bytes in the model or in `folder`. Raises PlanError for
+    locations outside it."""
     where = None if folder is None else Path(folder)
-    return tuple(graph.labels[name] for name, ref in graph.weights.items() if _unstored(ref, where, name, True))
+    return tuple(
+        graph.labels[name]
+        for name, ref in graph.weights.items()
+        if _unstored(ref, where, name, True)
+    )
 
 
 def _external(ref: WeightRef, name: str, dtype: str, folder: Path | None) -> np.ndarray:
     path = external_path(ref.location, folder, name)
     if path is None:
         raise PlanError(
-            "P151", f"weight {name!r} is stored in {ref.location!r}, which is not beside the model",
+            "P151",
+            f"weight {name!r} is stored in {ref.location!r}, which is not beside the model",
             help=["put the file beside the model"],
-        )  # fmt: skip
+        )
     size = path.stat().st_size
     if ref.offset < 0 or ref.length < 0 or ref.offset + ref.length > size:
-        raise PlanError("P134", f"weight {name!r} ends at byte {ref.offset + ref.length} of {ref.location!r}, which has {size}")
-    raw = np.memmap(path, np.uint8, "r", ref.offset, (ref.length,)) if ref.length else np.zeros(0, np.uint8)
+        raise PlanError(
+            "P134",
+            f"weight {name!r} ends at byte {ref.offset + ref.length} of {ref.location!r}, which has"
+            f" {size}",
+        )
+    raw = (
+        np.memmap(path, np.uint8, "r", ref.offset, (ref.length,))
+        if ref.length
+        else np.zeros(0, np.uint8)
+    )
     if DTYPE_BYTES[dtype] < 1:
         halves = np.stack([raw & 15, raw >> 4], -1).reshape(-1)
-        signed = np.where(halves > 7, halves.astype(np.int8) - 16, halves) if dtype == "int4" else halves
+        signed = (
+            np.where(halves > 7, halves.astype(np.int8) - 16, halves) if dtype == "int4" else halves
+        )
         return signed.astype(numpy_dtype(dtype))
     return raw.view(numpy_dtype(dtype))
 
@@ -94,8 +133,16 @@ def _external(ref: WeightRef, name: str, dtype: str, folder: Path | None) -> np.
 def _seeded(graph: Graph, name: str, seed: int) -> np.ndarray:
     tensor = graph.tensors[name]
     random = np.random.default_rng([seed, zlib.crc32(graph.labels[name].encode())])
-    near_one = any(slot in _ONES.get(graph.nodes[k].op, ()) for k, slot in graph.consumers.get(name, ()))
+    near_one = any(
+        slot in _ONES.get(graph.nodes[k].op, ()) for k, slot in graph.consumers.get(name, ())
+    )
     if not tensor.is_float:
         return np.zeros(tensor.shape, numpy_dtype(tensor.dtype))
-    array = random.standard_normal(math.prod(tensor.shape), np.float32) * np.float32(STANDARD_DEVIATION)
-    return (array + np.float32(1) if near_one else array).astype(numpy_dtype(tensor.dtype)).reshape(tensor.shape)
+    array = random.standard_normal(math.prod(tensor.shape), np.float32) * np.float32(
+        STANDARD_DEVIATION
+    )
+    return (
+        (array + np.float32(1) if near_one else array)
+        .astype(numpy_dtype(tensor.dtype))
+        .reshape(tensor.shape)
+    )

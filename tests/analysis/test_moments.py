@@ -16,20 +16,35 @@ WHOLE, PIECE = np.array([8.0, 8.0]), np.array([2.0, 2.0])
 
 def of(carried: bool) -> Readers:
     """Two weights: one read by operator 3, one by 1 and 4, products both."""
-    return Readers(np.array([3, 1]), np.array([3, 4]), np.array([carried, False]), np.array([False, True]))
+    return Readers(
+        np.array([3, 1]), np.array([3, 4]), np.array([carried, False]), np.array([False, True])
+    )
 
 
 def test_a_carried_gradient_stays_whole_from_its_operator_on() -> None:
     plain, carried = (gradient_room(of(c), WHOLE, PIECE, MIXED, 1, 1) for c in (False, True))
-    assert plain.whole.tolist() == [0, 8] and plain.piece.tolist() == [2, 2] and plain.first.tolist() == [3, 1]
-    assert carried.whole.tolist() == [8, 8] and carried.piece.tolist() == [0, 2] and carried.first.tolist() == [0, 1]
+    assert (
+        plain.whole.tolist() == [0, 8]
+        and plain.piece.tolist() == [2, 2]
+        and plain.first.tolist() == [3, 1]
+    )
+    assert (
+        carried.whole.tolist() == [8, 8]
+        and carried.piece.tolist() == [0, 2]
+        and carried.first.tolist() == [0, 1]
+    )
     assert carried.last.tolist() == plain.last.tolist() == [3, 4]
 
 
 def test_sums_of_microbatches_and_level_three_are_as_without_a_loop() -> None:
     for zero, micro in ((1, 2), (3, 1)):
-        plain, carried = (gradient_room(of(c), WHOLE, PIECE, MIXED, zero, micro) for c in (False, True))
-        assert all(np.array_equal(getattr(plain, k), getattr(carried, k)) for k in ("first", "last", "whole", "piece"))
+        plain, carried = (
+            gradient_room(of(c), WHOLE, PIECE, MIXED, zero, micro) for c in (False, True)
+        )
+        assert all(
+            np.array_equal(getattr(plain, k), getattr(carried, k))
+            for k in ("first", "last", "whole", "piece")
+        )
 
 
 def test_stacks_of_experts_are_carried() -> None:
@@ -40,7 +55,8 @@ def test_stacks_of_experts_are_carried() -> None:
 
 
 def test_the_gradient_of_a_tied_table_takes_the_table_s_place() -> None:
-    """A lookup's backward pass reads no table, so that the head is the last to read it; a bias that two sums read, or a weight of two products, is read again."""
+    """A lookup's backward pass reads no table, so that the head is the last to read it; a bias that
+    two sums read, or a weight of two products, is read again."""
     graph = read_model(models_zoo.build("zoo:gpt-tiny,layers=1,tied=1"), batch=8)
     uses: dict[str, list[int]] = {}
     for i, node in enumerate(graph.nodes):
@@ -50,5 +66,9 @@ def test_the_gradient_of_a_tied_table_takes_the_table_s_place() -> None:
     (table,) = [own for own in uses.values() if len(own) > 1]
     products = [i for i, node in enumerate(graph.nodes) if node.op == "MatMul"][:2]
     found = readers(graph, [table, products])
-    assert graph.nodes[table[0]].op == "Gather" and found.first.tolist() == [table[0], products[0]] and found.again.tolist() == [False, True]
+    assert (
+        graph.nodes[table[0]].op == "Gather"
+        and found.first.tolist() == [table[0], products[0]]
+        and found.again.tolist() == [False, True]
+    )
     assert gradient_room(found, WHOLE, PIECE, MIXED, 1, 1).whole.tolist() == [0, 8]

@@ -1,4 +1,5 @@
-"""The cache of searches: it changes no answer, knows what an answer follows from, and no file in its folder can do harm."""
+"""The cache of searches: it changes no answer, knows what an answer follows from, and no file in
+its folder can do harm."""
 
 from __future__ import annotations
 
@@ -38,14 +39,22 @@ def text(strategy: planner.Strategy) -> dict[str, Any]:
     return dict(found)
 
 
-def key_of(source: Any = GPT, *, devices: int = 8, batch: int = 16, loss: str = "", **more: Any) -> str:
+def key_of(
+    source: Any = GPT, *, devices: int = 8, batch: int = 16, loss: str = "", **more: Any
+) -> str:
     model = open_model(source, devices, batch=batch, loss=loss)
-    return search_key(model, model_key(model), make_request(devices=devices, hardware=None, topology=None, **more))
+    return search_key(
+        model, model_key(model), make_request(devices=devices, hardware=None, topology=None, **more)
+    )
 
 
 def entry_in(folder: Path) -> tuple[str, dict[str, Any]]:
-    """The one search in a folder and its key; beside it lies what models like its own are planned from."""
-    found = {path.stem: json.loads(path.read_bytes().partition(b"\n")[2]) for path in folder.glob("*.json")}
+    """The one search in a folder and its key; beside it lies what models like its own are planned
+    from."""
+    found = {
+        path.stem: json.loads(path.read_bytes().partition(b"\n")[2])
+        for path in folder.glob("*.json")
+    }
     ((key, entry),) = [(key, entry) for key, entry in found.items() if "best" in entry]
     return key, entry
 
@@ -55,14 +64,20 @@ PLANS: dict[str, tuple[str, dict[str, Any]]] = {
     "three axes": (GPT, {"devices": 16, "batch": 8}),
     "stages": (GPT, {"devices": 4, "batch": 16, "pins": "pp=2,micro=4"}),
     "pins": (GPT, {"devices": 8, "batch": 16, "pins": "tp=2,zero=3,micro=2,recompute=block"}),
-    "named axes": (GPT, {"devices": 8, "batch": 16, "pins": from_table({"mesh": {"mine": 2, "data": 4}})}),
+    "named axes": (
+        GPT,
+        {"devices": 8, "batch": 16, "pins": from_table({"mesh": {"mine": 2, "data": 4}})},
+    ),
     "not folded": ("zoo:resnet-tiny", {"devices": 4, "batch": 8}),
     "memory first": ("zoo:mlp-tiny", {"devices": 4, "batch": 8, "objective": "memory"}),
     "memory binds": ("zoo:mlp-tiny", {"devices": 4, "batch": 2**20, "memory_limit_bytes": 2**28}),
     "inference": ("zoo:bert-tiny", {"devices": 4, "batch": 8, "workload": "infer"}),
     "tables": ("zoo:dlrm-tiny", {"devices": 8, "batch": 64}),
     "experts": ("zoo:mixtral-tiny", {"devices": 4, "batch": 16, "solver": "recursive"}),
-    "state on the host": (GPT, {"devices": 8, "batch": 16, "pins": "dp=8,micro=1,zero=1,offload=optimizer"}),
+    "state on the host": (
+        GPT,
+        {"devices": 8, "batch": 16, "pins": "dp=8,micro=1,zero=1,offload=optimizer"},
+    ),
 }
 
 
@@ -72,7 +87,9 @@ def test_a_recalled_plan_is_the_plan(name: str, tmp_path: Path) -> None:
     known = Cache(tmp_path)
     alone = text(planner.plan(source, **options))
     assert text(planner.plan(source, **options, cache=known)) == alone
-    assert (known.found, known.asked) == (0, known.asked) and known.asked >= 1, "the first finds nothing"
+    assert (known.found, known.asked) == (0, known.asked) and known.asked >= 1, (
+        "the first finds nothing"
+    )
     again = Cache(tmp_path)
     assert text(planner.plan(source, **options, cache=again)) == alone
     assert again.found == again.asked == known.asked, "every search of the second is recalled"
@@ -82,7 +99,16 @@ def test_phases_of_serving_are_searches_too(tmp_path: Path) -> None:
     from planner.serving.serve import serve
 
     def served(cache: Cache | None) -> dict[str, Any]:
-        made = json.loads(serve("zoo:llama-tiny,cache=1,layers=1", devices=1, prompt=8, generate=4, concurrency=4, cache=cache).to_json())
+        made = json.loads(
+            serve(
+                "zoo:llama-tiny,cache=1,layers=1",
+                devices=1,
+                prompt=8,
+                generate=4,
+                concurrency=4,
+                cache=cache,
+            ).to_json()
+        )
         for part in (made, made["prompts"], made["step"]):
             del part["provenance"]
         return dict(made)
@@ -94,7 +120,9 @@ def test_phases_of_serving_are_searches_too(tmp_path: Path) -> None:
     assert again.found >= 2
 
 
-def test_what_is_recalled_is_not_searched_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_recalled_is_not_searched_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     planner.plan(GPT, devices=8, batch=16, cache=tmp_path)
 
     def searched(self: Search, how_close: bool) -> Any:
@@ -107,22 +135,61 @@ def test_what_is_recalled_is_not_searched_for(tmp_path: Path, monkeypatch: pytes
 
 
 def test_the_key_is_of_all_that_an_answer_follows_from(tmp_path: Path) -> None:
-    """Each of these may change a plan, so each has a key of its own; the same asked twice has the same."""
-    limits: list[dict[str, Any]] = [{"memory_limit_bytes": 2**33}, {"memory_reserve_bytes": 2**30}, {"objective": "memory"}, {"solver": "ilp"}, {"mode": "data-parallel"},
-              {"seed": 1}, {"pins": "tp=2"}, {"pins": "tp=4"}, {"pins": "zero=1"}, {"precision": "fp32"}, {"optimizer": "sgd"}, {"runtime": "jax-jit"}, {"fold": False},
-              {"baselines": False}, {"time_limit_s": 5.0}, {"devices": 4}, {"batch": 32}, {"loss": "mse"}]  # fmt: skip
-    sizes: list[dict[str, Any]] = [{"source": s} for s in ("zoo:gpt-tiny,layers=3", "zoo:gpt-tiny,hidden=128", "zoo:llama-tiny", "zoo:bert-tiny")]
+    """Each of these may change a plan, so each has a key of its own; the same asked twice has the
+    same."""
+    limits: list[dict[str, Any]] = [
+        {"memory_limit_bytes": 2**33},
+        {"memory_reserve_bytes": 2**30},
+        {"objective": "memory"},
+        {"solver": "ilp"},
+        {"mode": "data-parallel"},
+        {"seed": 1},
+        {"pins": "tp=2"},
+        {"pins": "tp=4"},
+        {"pins": "zero=1"},
+        {"precision": "fp32"},
+        {"optimizer": "sgd"},
+        {"runtime": "jax-jit"},
+        {"fold": False},
+        {"baselines": False},
+        {"time_limit_s": 5.0},
+        {"devices": 4},
+        {"batch": 32},
+        {"loss": "mse"},
+    ]
+    sizes: list[dict[str, Any]] = [
+        {"source": s}
+        for s in (
+            "zoo:gpt-tiny,layers=3",
+            "zoo:gpt-tiny,hidden=128",
+            "zoo:llama-tiny",
+            "zoo:bert-tiny",
+        )
+    ]
     keys = [key_of(**more) for more in ({}, *limits, *sizes)]
     assert len(set(keys)) == len(keys)
     assert key_of() == keys[0]
-    model, request = open_model(GPT, 8, batch=16), make_request(devices=8, hardware=None, topology=None)
-    other = replace(request, topology=replace(request.topology, device=replace(request.topology.device, memory_efficiency=0.5)))
+    model, request = (
+        open_model(GPT, 8, batch=16),
+        make_request(devices=8, hardware=None, topology=None),
+    )
+    other = replace(
+        request,
+        topology=replace(
+            request.topology, device=replace(request.topology.device, memory_efficiency=0.5)
+        ),
+    )
     known = model_key(model)
-    assert search_key(model, known, replace(request, cache=Cache(tmp_path))) == keys[0] != search_key(model, known, other)
+    assert (
+        search_key(model, known, replace(request, cache=Cache(tmp_path)))
+        == keys[0]
+        != search_key(model, known, other)
+    )
 
 
 def test_a_graph_is_confirmed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model as it was is not read again to see whether its graph was derived rightly, whatever else is asked; a model that changed is."""
+    """A model as it was is not read again to see whether its graph was derived rightly, whatever
+    else is asked; a model that changed is."""
     options: dict[str, Any] = {"devices": 2, "baselines": False}
     binding: dict[str, Any] = {"memory_limit_bytes": 2**28}
     tighter: dict[str, Any] = {"memory_limit_bytes": 2**28 - 2**20}
@@ -146,15 +213,26 @@ def test_a_graph_is_confirmed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_versions_of_libraries_are_found_where_modules_are(tmp_path: Path) -> None:
     for name in ("numpy-2.0.1.dist-info", "Scipy-1.9.egg-info", "numpydoc-1.0.dist-info", "numpy"):
         (tmp_path / name).mkdir()
-    assert installed(("numpy", "scipy"), [str(tmp_path), str(tmp_path / "none")]) == ("Scipy-1.9.egg-info", "numpy-2.0.1.dist-info")
-    assert any(found.startswith("numpy-") for found in installed(("numpy",))), "the one that is imported here"
+    assert installed(("numpy", "scipy"), [str(tmp_path), str(tmp_path / "none")]) == (
+        "Scipy-1.9.egg-info",
+        "numpy-2.0.1.dist-info",
+    )
+    assert any(found.startswith("numpy-") for found in installed(("numpy",))), (
+        "the one that is imported here"
+    )
 
 
 def test_the_program_is_all_of_its_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "deep").mkdir()
     monkeypatch.setattr("planner.cache.keys.FOLDERS", (str(tmp_path),))
     seen = []
-    for name, body in (("deep/a.py", b"x"), ("deep/a.py", b"y"), ("b.toml", b""), ("deep/c.json", b"1"), ("deep/c.txt", b"1")):
+    for name, body in (
+        ("deep/a.py", b"x"),
+        ("deep/a.py", b"y"),
+        ("b.toml", b""),
+        ("deep/c.json", b"1"),
+        ("deep/c.txt", b"1"),
+    ):
         (tmp_path / name).write_bytes(body)
         seen.append(program.__wrapped__())
     assert len(set(seen)) == 4 and seen[-1] == seen[-2], "what says nothing of plans is no part"
@@ -166,8 +244,14 @@ def test_the_key_is_of_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert key_of("zoo:mlp-tiny") != before
 
 
-PLAIN = st.recursive(st.none() | st.booleans() | st.integers(0, 3) | st.sampled_from([0.0, 1.0, -0.0, "", "0", "1", b"", b"0"]),
-                     lambda x: st.lists(x, max_size=3).map(tuple) | st.dictionaries(st.sampled_from("ab"), x), max_leaves=5)  # fmt: skip
+PLAIN = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(0, 3)
+    | st.sampled_from([0.0, 1.0, -0.0, "", "0", "1", b"", b"0"]),
+    lambda x: st.lists(x, max_size=3).map(tuple) | st.dictionaries(st.sampled_from("ab"), x),
+    max_leaves=5,
+)
 
 
 @given(PLAIN, PLAIN)
@@ -191,21 +275,37 @@ def entry(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dic
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Where there is something in nested JSON."""
-    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    inside = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     return [*([at] if at else []), *(p for k, v in inside for p in places(v, (*at, k)))]
 
 
 @given(data=st.data())
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_an_edited_entry_changes_no_price(data: st.DataObject, entry: tuple[dict[str, Any], dict[str, Any]], tmp_path: Path) -> None:
-    """Whatever stands in one place of an entry whose digest holds, the plan is the same: at worst all is searched anew."""
+def test_an_edited_entry_changes_no_price(
+    data: st.DataObject, entry: tuple[dict[str, Any], dict[str, Any]], tmp_path: Path
+) -> None:
+    """Whatever stands in one place of an entry whose digest holds, the plan is the same: at worst
+    all is searched anew."""
     known, made = json.loads(json.dumps(entry[0])), entry[1]
     at = data.draw(st.sampled_from(places(known)))
     held = known
     for k in at[:-1]:
         held = held[k]
-    held[at[-1]] = data.draw(st.sampled_from([None, -1, 0, 7, 2.5, float("nan"), float("inf"), "", "x", [], {}, [[]], 10**30, True]))
-    model, request = open_model("zoo:mlp-tiny", 4, batch=8), make_request(devices=4, hardware=None, topology=None, baselines=False)
+    held[at[-1]] = data.draw(
+        st.sampled_from(
+            [None, -1, 0, 7, 2.5, float("nan"), float("inf"), "", "x", [], {}, [[]], 10**30, True]
+        )
+    )
+    model, request = (
+        open_model("zoo:mlp-tiny", 4, batch=8),
+        make_request(devices=4, hardware=None, topology=None, baselines=False),
+    )
     Cache(tmp_path).put(search_key(model, model_key(model), request), known)
     found = text(planner.plan("zoo:mlp-tiny", devices=4, batch=8, baselines=False, cache=tmp_path))
     assert found["cost"] == made["cost"]
@@ -219,20 +319,37 @@ def test_layouts_that_are_none_of_a_tensors_are_no_entry(layouts: Any, tmp_path:
     alone = text(planner.plan(GPT, devices=4, batch=8, baselines=False, cache=tmp_path))
     key, entry = entry_in(tmp_path)
     assert entry["layouts"]
-    Cache(tmp_path).put(key, {**entry, "layouts": [[None, None]] * len(entry["layouts"]) if layouts == "none of them" else layouts})
+    Cache(tmp_path).put(
+        key,
+        {
+            **entry,
+            "layouts": (
+                [[None, None]] * len(entry["layouts"]) if layouts == "none of them" else layouts
+            ),
+        },
+    )
     again = Cache(tmp_path)
     assert text(planner.plan(GPT, devices=4, batch=8, baselines=False, cache=again)) == alone
     assert (again.asked, again.found) == (1, 0)
 
 
-@pytest.mark.parametrize("body", [b"", b"\n", b"{}", b"\xff\xfe\n{}", b"[" * 100_000, b'{"best":' * 5000], ids=["empty", "line", "no digest", "bytes", "deep", "deeper"])
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"\n", b"{}", b"\xff\xfe\n{}", b"[" * 100_000, b'{"best":' * 5000],
+    ids=["empty", "line", "no digest", "bytes", "deep", "deeper"],
+)
 def test_a_damaged_file_is_no_entry(body: bytes, tmp_path: Path) -> None:
     known = Cache(tmp_path)
     known.put(KEY, {"a": 1})
     (path,) = tmp_path.iterdir()
     assert known.get(KEY) == {"a": 1}
     whole = path.read_bytes()
-    for wrong in (body, whole[:-1], whole.replace(b"1", b"2"), planner.cache.folder._digest(body).encode() + b"\n" + body):
+    for wrong in (
+        body,
+        whole[:-1],
+        whole.replace(b"1", b"2"),
+        planner.cache.folder._digest(body).encode() + b"\n" + body,
+    ):
         path.write_bytes(wrong)
         assert known.get(KEY) is None or wrong.endswith(b"\n{}")
     path.write_bytes(whole)
@@ -258,7 +375,9 @@ def test_files_of_others_are_no_entries(tmp_path: Path) -> None:
         os.close(reader)
 
 
-def test_the_folder_is_bounded_and_what_was_used_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_is_bounded_and_what_was_used_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is not the cache's is left alone."""
     monkeypatch.setattr(planner.cache.folder, "MOST_BYTES", 5000)
     monkeypatch.setattr(planner.cache.folder, "MOST_ENTRY_BYTES", 3000)
@@ -291,7 +410,13 @@ def test_many_may_write_at_once(tmp_path: Path) -> None:
 
 def test_a_cache_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    made = planner.plan("zoo:mlp-tiny", devices=2, batch=8, baselines=False, cache=Cache(tmp_path / "file" / "below"))
+    made = planner.plan(
+        "zoo:mlp-tiny",
+        devices=2,
+        batch=8,
+        baselines=False,
+        cache=Cache(tmp_path / "file" / "below"),
+    )
     assert text(made) == text(planner.plan("zoo:mlp-tiny", devices=2, batch=8, baselines=False))
     with pytest.raises(PlanError, match="P056"):
         planner.plan("zoo:mlp-tiny", devices=2, batch=8, cache=tmp_path / "file")
@@ -314,33 +439,68 @@ def test_where_the_folder_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert folder() == tmp_path / "home" / ".cache" / "meshwright"
 
 
-def test_the_command_says_what_it_recalled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_says_what_it_recalled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
 
     def said(*words: str) -> str:
-        assert main(["zoo:mlp-tiny", "--devices", "2", "--batch", "8", "-o", "p.json", "--force", *words]) == 0
+        assert (
+            main(
+                [
+                    "zoo:mlp-tiny",
+                    "--devices",
+                    "2",
+                    "--batch",
+                    "8",
+                    "-o",
+                    "p.json",
+                    "--force",
+                    *words,
+                ]
+            )
+            == 0
+        )
         return capsys.readouterr().err
 
     assert "from the cache" not in said("--cache", "kept")
     assert "1 of 1 search from the cache kept (--no-cache searches anew)" in said("--cache", "kept")
     assert "from the cache" not in said("--no-cache")
     assert "from the cache" not in said("--cache", "kept", "--quiet")
-    assert main(["sweep", "zoo:mlp-tiny", "--devices", "2,4", "--batch", "8", "--cache", "kept"]) == 0
+    assert (
+        main(["sweep", "zoo:mlp-tiny", "--devices", "2,4", "--batch", "8", "--cache", "kept"]) == 0
+    )
     assert "1 of 2 searches from the cache" in capsys.readouterr().err
     assert main(["zoo:mlp-tiny", "--devices", "2", "--cache", "kept", "--no-cache"]) == 2
 
 
 def test_what_a_function_says_is_never_recalled(tmp_path: Path) -> None:
     """The loss of a file may call on others that no key knows."""
-    (tmp_path / "loss.py").write_text("import jax.numpy as jnp\n\n\ndef mine(output, labels):\n    return jnp.mean(output)\n")
+    (tmp_path / "loss.py").write_text(
+        "import jax.numpy as jnp\n\n\ndef mine(output, labels):\n    return jnp.mean(output)\n"
+    )
     known = Cache(tmp_path / "kept")
     for _ in range(2):
-        planner.plan("zoo:mlp-tiny", devices=2, batch=8, loss=f"{tmp_path / 'loss.py'}:mine", baselines=False, cache=known)
+        planner.plan(
+            "zoo:mlp-tiny",
+            devices=2,
+            batch=8,
+            loss=f"{tmp_path / 'loss.py'}:mine",
+            baselines=False,
+            cache=known,
+        )
     assert known.asked == 0
 
 
 def test_a_search_that_was_cut_short_is_not_kept(tmp_path: Path) -> None:
     known = Cache(tmp_path)
     with pytest.raises(PlanError, match="P021|P026"):
-        planner.plan("zoo:llama3-8b,layers=2", devices=2, batch=8, memory_limit_bytes=2**20, remedies=False, cache=known)
+        planner.plan(
+            "zoo:llama3-8b,layers=2",
+            devices=2,
+            batch=8,
+            memory_limit_bytes=2**20,
+            remedies=False,
+            cache=known,
+        )
     assert known.asked and not list(tmp_path.glob("*.json"))

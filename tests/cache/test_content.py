@@ -1,4 +1,5 @@
-"""What plans follow from in a model: no name is part of it, everything else is; and a search gives the same plan whatever things are called."""
+"""What plans follow from in a model: no name is part of it, everything else is; and a search gives
+the same plan whatever things are called."""
 
 from __future__ import annotations
 
@@ -32,13 +33,29 @@ def decided(strategy: planner.Strategy) -> tuple[Any, ...]:
     """What a strategy says without any name of the model."""
     found = json.loads(strategy.to_json())
     baselines = {k: row["step_time_s"] for k, row in found["baselines"].items()}
-    return found["mesh"], found["techniques"], found["cost"], baselines, [row["split"] for row in found["nodes"].values()], found["solver"]
+    return (
+        found["mesh"],
+        found["techniques"],
+        found["cost"],
+        baselines,
+        [row["split"] for row in found["nodes"].values()],
+        found["solver"],
+    )
 
 
 SOURCES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
-    **{name: (lambda name=name: models_zoo.build(f"zoo:{name}"), {"devices": 8, "batch": 16}) for name in ("gpt-tiny", "llama-tiny", "bert-tiny", "t5-tiny")},  # type: ignore[misc]
-    **{name: (lambda name=name: models_zoo.build(f"zoo:{name}"), {"devices": 4, "batch": 16}) for name in ("mixtral-tiny", "deepseek-tiny", "resnet-tiny", "mlp-tiny")},  # type: ignore[misc]
-    "three axes, stages": (lambda: models_zoo.build("zoo:gpt-tiny,layers=4"), {"devices": 16, "batch": 32, "pins": "pp=2"}),
+    **{
+        name: (lambda name=name: models_zoo.build(f"zoo:{name}"), {"devices": 8, "batch": 16})
+        for name in ("gpt-tiny", "llama-tiny", "bert-tiny", "t5-tiny")
+    },  # type: ignore[misc]
+    **{
+        name: (lambda name=name: models_zoo.build(f"zoo:{name}"), {"devices": 4, "batch": 16})
+        for name in ("mixtral-tiny", "deepseek-tiny", "resnet-tiny", "mlp-tiny")
+    },  # type: ignore[misc]
+    "three axes, stages": (
+        lambda: models_zoo.build("zoo:gpt-tiny,layers=4"),
+        {"devices": 16, "batch": 32, "pins": "pp=2"},
+    ),
     "branches": (branches, {"devices": 4, "workload": "infer"}),
     "loop": (lambda: counted_loop(3), {"devices": 4, "workload": "infer"}),
     "scan": (scan, {"devices": 4, "loss": "mse"}),
@@ -69,22 +86,29 @@ def same_whatever_it_is_called(proto: Any, options: dict[str, Any], folder: Path
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_model_called_otherwise_is_not_searched_again(name: str, tmp_path: Path) -> None:
-    """Its plan is the one that a search of it finds, and comes from the search of the model under its old names."""
+    """Its plan is the one that a search of it finds, and comes from the search of the model under
+    its old names."""
     make, options = SOURCES[name]
     same_whatever_it_is_called(make(), options, tmp_path)
 
 
 @pytest.mark.skipif(not MODELS.is_dir(), reason="no exported models here")
 @pytest.mark.parametrize("name", FILES)
-def test_an_exported_model_called_otherwise_is_not_searched_again(name: str, tmp_path: Path) -> None:
-    same_whatever_it_is_called(onnx.load(MODELS / name, load_external_data=False), {"devices": 4, **FILES[name]}, tmp_path)
+def test_an_exported_model_called_otherwise_is_not_searched_again(
+    name: str, tmp_path: Path
+) -> None:
+    same_whatever_it_is_called(
+        onnx.load(MODELS / name, load_external_data=False), {"devices": 4, **FILES[name]}, tmp_path
+    )
 
 
 @given(st.integers(0, 10**6))
 @settings(max_examples=10, deadline=None)
 def test_no_order_of_names_is_part_of_a_search(seed: int) -> None:
     proto = models_zoo.build("zoo:gpt-tiny,layers=1")
-    assert decided(planner.plan(called_otherwise(proto, seed), devices=4, batch=8, baselines=False)) == decided(planner.plan(proto, devices=4, batch=8, baselines=False))
+    assert decided(
+        planner.plan(called_otherwise(proto, seed), devices=4, batch=8, baselines=False)
+    ) == decided(planner.plan(proto, devices=4, batch=8, baselines=False))
 
 
 def _attribute(proto: Any) -> None:
@@ -111,7 +135,9 @@ def _shape(proto: Any) -> None:
 
 
 def _type(proto: Any) -> None:
-    next(t for t in proto.graph.initializer if t.data_type == onnx.TensorProto.FLOAT).data_type = onnx.TensorProto.FLOAT16
+    next(
+        t for t in proto.graph.initializer if t.data_type == onnx.TensorProto.FLOAT
+    ).data_type = onnx.TensorProto.FLOAT16
 
 
 def _number(proto: Any) -> None:
@@ -146,10 +172,29 @@ def _domain(proto: Any) -> None:
 
 
 def _output(proto: Any) -> None:
-    proto.graph.output.append(onnx.helper.make_tensor_value_info(proto.graph.node[2].output[0], onnx.TensorProto.FLOAT, None))
+    proto.graph.output.append(
+        onnx.helper.make_tensor_value_info(
+            proto.graph.node[2].output[0], onnx.TensorProto.FLOAT, None
+        )
+    )
 
 
-CHANGES = (_attribute, _float, _operands, _other_weight, _shape, _type, _number, _operator, _less, _order, _size, _opset, _domain, _output)
+CHANGES = (
+    _attribute,
+    _float,
+    _operands,
+    _other_weight,
+    _shape,
+    _type,
+    _number,
+    _operator,
+    _less,
+    _order,
+    _size,
+    _opset,
+    _domain,
+    _output,
+)
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda f: f.__name__.strip("_"))
@@ -162,9 +207,14 @@ def test_what_may_change_a_plan_changes_the_content(change: Callable[[Any], None
 
 
 def test_values_that_patterns_look_at_are_content() -> None:
-    """A weight that is all ones may be one that the reader leaves out; so a graph says what values say of it."""
+    """A weight that is all ones may be one that the reader leaves out; so a graph says what values
+    say of it."""
     small = onnx.helper.make_tensor("scale", onnx.TensorProto.FLOAT, [4], [1.0] * 4)
-    proto = onnx.helper.make_model(onnx.helper.make_graph([onnx.helper.make_node("Mul", ["x", "scale"], ["y"])], "g", [], [], [small]))
+    proto = onnx.helper.make_model(
+        onnx.helper.make_graph(
+            [onnx.helper.make_node("Mul", ["x", "scale"], ["y"])], "g", [], [], [small]
+        )
+    )
     before = file_content(proto, ()), file_content(proto, {"scale"})
     proto.graph.initializer[0].float_data[0] = 2.0
     assert file_content(proto, ()) != before[0]
@@ -175,7 +225,11 @@ def test_values_that_patterns_look_at_are_content() -> None:
 
 def test_values_too_large_to_be_folded_are_no_content() -> None:
     large = onnx.helper.make_tensor("w", onnx.TensorProto.FLOAT, [70_000], [1.0] * 70_000)
-    proto = onnx.helper.make_model(onnx.helper.make_graph([onnx.helper.make_node("Mul", ["x", "w"], ["y"])], "g", [], [], [large]))
+    proto = onnx.helper.make_model(
+        onnx.helper.make_graph(
+            [onnx.helper.make_node("Mul", ["x", "w"], ["y"])], "g", [], [], [large]
+        )
+    )
     before = file_content(proto, ())
     proto.graph.initializer[0].float_data[0] = 2.0
     assert file_content(proto, ()) == before
@@ -183,7 +237,9 @@ def test_values_too_large_to_be_folded_are_no_content() -> None:
     assert file_content(proto, ()) != before
 
 
-@pytest.mark.parametrize("make", [branches, lambda: counted_loop(3), scan], ids=["branches", "loop", "scan"])
+@pytest.mark.parametrize(
+    "make", [branches, lambda: counted_loop(3), scan], ids=["branches", "loop", "scan"]
+)
 def test_bodies_are_content(make: Callable[[], Any]) -> None:
     proto = make()
     before = content(proto, workload="infer")
@@ -197,11 +253,23 @@ def test_bodies_are_content(make: Callable[[], Any]) -> None:
 
 
 def test_a_body_may_call_its_own_what_is_called_so_around_it() -> None:
-    """A name that a body defines is another tensor than the one around it, whichever names both have."""
+    """A name that a body defines is another tensor than the one around it, whichever names both
+    have."""
 
     def made(inner: str, read: str) -> Any:
-        body = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], [inner]), onnx.helper.make_node("Neg", [read], ["z"])], "b", [], [onnx.ValueInfoProto(name="z")])
-        nodes = [onnx.helper.make_node("Abs", ["x"], ["t"]), onnx.helper.make_node("If", ["c"], ["y"], then_branch=body, else_branch=body)]
+        body = onnx.helper.make_graph(
+            [
+                onnx.helper.make_node("Relu", ["x"], [inner]),
+                onnx.helper.make_node("Neg", [read], ["z"]),
+            ],
+            "b",
+            [],
+            [onnx.ValueInfoProto(name="z")],
+        )
+        nodes = [
+            onnx.helper.make_node("Abs", ["x"], ["t"]),
+            onnx.helper.make_node("If", ["c"], ["y"], then_branch=body, else_branch=body),
+        ]
         return onnx.helper.make_model(onnx.helper.make_graph(nodes, "g", [], []))
 
     assert file_content(made("t", "t"), ()) == file_content(made("u", "u"), ())
@@ -214,12 +282,17 @@ def test_pins_that_name_nodes_are_of_one_set_of_names(tmp_path: Path) -> None:
     other = called_otherwise(proto)
 
     def key(source: Any, pins: Pins) -> str:
-        model, request = open_model(source, 8, batch=16), make_request(devices=8, hardware=None, topology=None, pins=pins)
+        model, request = (
+            open_model(source, 8, batch=16),
+            make_request(devices=8, hardware=None, topology=None, pins=pins),
+        )
         return search_key(model, model_key(model), request)
 
     by_name = from_table({"*mlp*": {"split": {"n": ["model"]}}})
     assert key(proto, by_name) != key(other, by_name)
-    assert key(proto, from_table({"mesh": {"model": 2}})) == key(other, from_table({"mesh": {"model": 2}}))
+    assert key(proto, from_table({"mesh": {"model": 2}})) == key(
+        other, from_table({"mesh": {"model": 2}})
+    )
 
 
 def test_how_far_a_step_goes_costs_nothing(tmp_path: Path) -> None:

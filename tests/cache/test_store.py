@@ -1,4 +1,5 @@
-"""Tables of moves that a changed model has in common with one planned before: they are read back, change no answer, and no file in their folder can do harm."""
+"""Tables of moves that a changed model has in common with one planned before: they are read back,
+change no answer, and no file in their folder can do harm."""
 
 from __future__ import annotations
 
@@ -81,9 +82,14 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_changed_model_has_the_plan_it_has_without(name: str, folders: Callable[[str], Path]) -> None:
+def test_a_changed_model_has_the_plan_it_has_without(
+    name: str, folders: Callable[[str], Path]
+) -> None:
     base, source, more = CHANGES[name]
-    options, source = BASES[base][1] | more | {"baselines": False}, source() if callable(source) else source
+    options, source = (
+        BASES[base][1] | more | {"baselines": False},
+        (source() if callable(source) else source),
+    )
     known = Cache(folders(base))
     made = planner.plan(source, **options, cache=known)
     assert text(made) == text(planner.plan(source, **options))
@@ -96,12 +102,17 @@ def test_a_changed_model_has_the_plan_it_has_without(name: str, folders: Callabl
         assert there > asked // 20
 
 
-def test_a_key_says_all_that_a_table_follows_from(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Whatever asks for a table of some key, under whatever model, mesh and machine, would make the same numbers."""
+def test_a_key_says_all_that_a_table_follows_from(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Whatever asks for a table of some key, under whatever model, mesh and machine, would make the
+    same numbers."""
     known: dict[tuple[str, bytes], np.ndarray] = {}
     again = 0
 
-    def checked(self: Tables, key: bytes, rows: int, columns: int, make: Callable[[], np.ndarray]) -> np.ndarray:
+    def checked(
+        self: Tables, key: bytes, rows: int, columns: int, make: Callable[[], np.ndarray]
+    ) -> np.ndarray:
         nonlocal again
         table, place = make(), (self.machine, key)
         again += place in known
@@ -110,25 +121,51 @@ def test_a_key_says_all_that_a_table_follows_from(monkeypatch: pytest.MonkeyPatc
         return table
 
     monkeypatch.setattr(Tables, "array", checked)
-    cases: list[tuple[str, dict[str, Any]]] = [("zoo:gpt-tiny", {}), ("zoo:gpt-tiny,layers=3", {"batch": 32}), ("zoo:llama-tiny", {}), ("zoo:t5-tiny", {}), ("zoo:resnet-tiny", {}),
-              ("zoo:gpt-tiny", {"precision": "fp32"}), ("zoo:gpt-tiny", {"hardware": "tpu-v5e"}),
-              ("zoo:gpt-tiny", {"hardware": "cpu"}), ("zoo:gpt-tiny", {"pins": "bucket=25MB"}),
-              ("zoo:gpt-tiny", {"pins": "pp=2"})]  # fmt: skip
+    cases: list[tuple[str, dict[str, Any]]] = [
+        ("zoo:gpt-tiny", {}),
+        ("zoo:gpt-tiny,layers=3", {"batch": 32}),
+        ("zoo:llama-tiny", {}),
+        ("zoo:t5-tiny", {}),
+        ("zoo:resnet-tiny", {}),
+        ("zoo:gpt-tiny", {"precision": "fp32"}),
+        ("zoo:gpt-tiny", {"hardware": "tpu-v5e"}),
+        ("zoo:gpt-tiny", {"hardware": "cpu"}),
+        ("zoo:gpt-tiny", {"pins": "bucket=25MB"}),
+        ("zoo:gpt-tiny", {"pins": "pp=2"}),
+    ]
     for source, options in cases:
-        planner.plan(source, **{"devices": 4, "batch": 16, "baselines": False, **options}, cache=tmp_path)
+        planner.plan(
+            source, **{"devices": 4, "batch": 16, "baselines": False, **options}, cache=tmp_path
+        )
     assert again > 100 and len({machine for machine, _ in known}) == 3
 
 
 def test_what_tables_share_is_of_the_machine_and_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their file is another for each of these; sizes of buckets, optimizers and limits are in no table."""
+    """Their file is another for each of these; sizes of buckets, optimizers and limits are in no
+    table."""
+
     def of(**more: Any) -> str:
-        return machine_key(make_request(**{"devices": 8, "hardware": None, "topology": None, **more}))
+        return machine_key(
+            make_request(**{"devices": 8, "hardware": None, "topology": None, **more})
+        )
 
     request = make_request(devices=8, hardware=None, topology=None)
-    slower = machine_key(replace(request, topology=replace(request.topology, levels=tuple(replace(x, latency_s=2 * x.latency_s) for x in request.topology.levels))))
+    slower = machine_key(
+        replace(
+            request,
+            topology=replace(
+                request.topology,
+                levels=tuple(
+                    replace(x, latency_s=2 * x.latency_s) for x in request.topology.levels
+                ),
+            ),
+        )
+    )
     keys = [of(), of(devices=16), of(hardware="a100-80gb"), of(runtime="jax-jit"), slower]
     assert len(set(keys)) == len(keys)
-    assert of() == of(optimizer="sgd") == of(memory_limit_bytes=2**30) == of(seed=1) == of(pins="tp=2")
+    assert (
+        of() == of(optimizer="sgd") == of(memory_limit_bytes=2**30) == of(seed=1) == of(pins="tp=2")
+    )
     monkeypatch.setattr("planner.cache.reshard_tables.program", lambda: "other code")
     assert of() != keys[0]
 
@@ -155,7 +192,10 @@ def there(folder: Path, k: int, shape: tuple[int, int] = (2, 3)) -> np.ndarray |
 
 
 def test_tables_come_back_to_the_bit(tmp_path: Path) -> None:
-    kept, odd = Tables(tmp_path, MACHINE), np.array([[np.inf, -0.0, 5e-324], [0.1 + 0.2, 1e308, -1.0]])
+    kept, odd = (
+        Tables(tmp_path, MACHINE),
+        np.array([[np.inf, -0.0, 5e-324], [0.1 + 0.2, 1e308, -1.0]]),
+    )
     kept.array(key(0), 2, 3, lambda: odd)
     kept.array(key(1), 3, 0, lambda: np.zeros((3, 0)))
     kept.keep()
@@ -164,7 +204,9 @@ def test_tables_come_back_to_the_bit(tmp_path: Path) -> None:
     assert not found.flags.writeable, "a table is of all who ask"
     assert there(tmp_path, 1, (3, 0)) is not None
     assert there(tmp_path, 0, (3, 2)) is None and there(tmp_path, 2) is None
-    assert Tables(tmp_path, "b" * 32).array(key(0), 2, 3, lambda: odd - 1)[1, 2] == -2, "of another machine"
+    assert Tables(tmp_path, "b" * 32).array(key(0), 2, 3, lambda: odd - 1)[1, 2] == -2, (
+        "of another machine"
+    )
 
 
 def test_a_file_is_added_for_what_is_new_and_all_are_read(tmp_path: Path) -> None:
@@ -180,10 +222,16 @@ def test_a_file_is_added_for_what_is_new_and_all_are_read(tmp_path: Path) -> Non
 
 
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
-    "empty": lambda b: b"", "short": lambda b: b[:20], "no index": lambda b: b[:HEAD], "cut": lambda b: b[:-8], "odd": lambda b: b[:-3],
-    "count": lambda b: b[:32] + struct.pack("<Q", 2**60) + b[HEAD:], "digest": lambda b: b"x" + b[1:], "index": lambda b: b[:HEAD] + b"x" + b[HEAD + 1 :],
+    "empty": lambda b: b"",
+    "short": lambda b: b[:20],
+    "no index": lambda b: b[:HEAD],
+    "cut": lambda b: b[:-8],
+    "odd": lambda b: b[:-3],
+    "count": lambda b: b[:32] + struct.pack("<Q", 2**60) + b[HEAD:],
+    "digest": lambda b: b"x" + b[1:],
+    "index": lambda b: b[:HEAD] + b"x" + b[HEAD + 1 :],
     "text": lambda b: b"{}" * 200,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", DAMAGE)
@@ -203,17 +251,24 @@ def test_a_damaged_table_is_no_table_and_the_others_are(tmp_path: Path) -> None:
         np.testing.assert_array_equal(there(tmp_path, k), rows[k])
 
 
-@given(at=st.integers(0, 2), name=st.sampled_from(["at", "rows", "columns", "check"]), value=st.one_of(st.integers(0, 400), st.just(2**32 - 1), st.just(2**63)))
+@given(
+    at=st.integers(0, 2),
+    name=st.sampled_from(["at", "rows", "columns", "check"]),
+    value=st.one_of(st.integers(0, 400), st.just(2**32 - 1), st.just(2**63)),
+)
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_an_index_that_lies_leads_nowhere(at: int, name: str, value: int, tmp_path: Path) -> None:
-    """Whatever one number of an index says whose digest holds: what is found is the table that was kept."""
+    """Whatever one number of an index says whose digest holds: what is found is the table that was
+    kept."""
     for old in tmp_path.iterdir():
         old.unlink()
     path, rows = filled(tmp_path)
     body = path.read_bytes()
     index = np.frombuffer(body, ROW, 3, HEAD).copy()
     index[name][at] = min(value, np.iinfo(index.dtype[name]).max)
-    path.write_bytes(_digest(index.tobytes()) + body[32:HEAD] + index.tobytes() + body[HEAD + index.nbytes :])
+    path.write_bytes(
+        _digest(index.tobytes()) + body[32:HEAD] + index.tobytes() + body[HEAD + index.nbytes :]
+    )
     for k in range(3):
         found = there(tmp_path, k)
         assert found is None or found.tobytes() == rows[k].tobytes()
@@ -236,7 +291,9 @@ def test_what_cannot_be_written_is_not_kept(tmp_path: Path) -> None:
     kept.keep()
 
 
-def test_the_room_for_tables_is_a_part_of_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_room_for_tables_is_a_part_of_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Those used least recently go; a search's entry stays, and so does what is not the cache's."""
     monkeypatch.setattr(planner.cache.folder, "MOST_TABLES_BYTES", 2500)
     monkeypatch.setattr(planner.cache.reshard_tables, "MOST_NEW_BYTES", 1000)
@@ -258,19 +315,49 @@ def test_the_room_for_tables_is_a_part_of_the_folder(tmp_path: Path, monkeypatch
     assert known.get("0" * 32) == {"a": 1} and (tmp_path / "mine.tables").stat().st_size == 9000
 
 
-def test_the_commands_say_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_say_what_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     for layers in (2, 3):
-        assert main([f"zoo:gpt-tiny,layers={layers}", "--devices", "2", "--batch", "8", "-o", "p.json", "--force", "--cache", "kept"]) == 0
+        assert (
+            main(
+                [
+                    f"zoo:gpt-tiny,layers={layers}",
+                    "--devices",
+                    "2",
+                    "--batch",
+                    "8",
+                    "-o",
+                    "p.json",
+                    "--force",
+                    "--cache",
+                    "kept",
+                ]
+            )
+            == 0
+        )
     err = capsys.readouterr().err
-    assert err.count("from the cache") == 1 and "tables of moves from the cache kept (--no-cache makes all anew)" in err
+    assert (
+        err.count("from the cache") == 1
+        and "tables of moves from the cache kept (--no-cache makes all anew)" in err
+    )
     (tmp_path / "kept" / "thesis.txt").write_text("mine")
     assert main(["cache", "--cache", "kept"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert rows[0] == ["kept"] and rows[2][:4] == ["searches", "and", "readings", "3"] and rows[3][:4] == ["tables", "of", "moves", "1"]
+    assert (
+        rows[0] == ["kept"]
+        and rows[2][:4] == ["searches", "and", "readings", "3"]
+        and rows[3][:4] == ["tables", "of", "moves", "1"]
+    )
     assert main(["cache", "--cache", "kept", "--clear"]) == 0
-    assert "removed 4 files (" in capsys.readouterr().err and [p.name for p in (tmp_path / "kept").iterdir()] == ["thesis.txt"]
+    assert "removed 4 files (" in capsys.readouterr().err and [
+        p.name for p in (tmp_path / "kept").iterdir()
+    ] == ["thesis.txt"]
     assert main(["cache", "--cache", "nothing there"]) == 0 and " 0 B" in capsys.readouterr().out
-    assert main(["cache"]) == 0 and "nothing is kept: MESHWRIGHT_CACHE is off" in capsys.readouterr().err
+    assert (
+        main(["cache"]) == 0
+        and "nothing is kept: MESHWRIGHT_CACHE is off" in capsys.readouterr().err
+    )
     (tmp_path / "file").write_text("")
     assert main(["cache", "--cache", "file"]) == 2

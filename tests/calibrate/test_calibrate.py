@@ -1,4 +1,5 @@
-"""`plan calibrate`: figures recovered from samples of a known machine, nonsense refused, and a measurement of this host from end to end."""
+"""`plan calibrate`: figures recovered from samples of a known machine, nonsense refused, and a
+measurement of this host from end to end."""
 
 from __future__ import annotations
 
@@ -30,22 +31,45 @@ def truth(case: Case, devices: int = 8, kind: str = "cpu", bus: float = 0.0) -> 
     if case.kind == "tiny":
         return LAUNCH
     if case.kind in ("matmul", "attention"):
-        reached = min(1.0, (case.flops / 1e8) ** 0.2) * (0.5 if case.kind == "attention" else 1.0) * (0.25 if case.dtype == "bfloat16" and kind == "cpu" else 1.0)
+        reached = (
+            min(1.0, (case.flops / 1e8) ** 0.2)
+            * (0.5 if case.kind == "attention" else 1.0)
+            * (0.25 if case.dtype == "bfloat16" and kind == "cpu" else 1.0)
+        )
         return case.flops / (RATE * reached) + LAUNCH / 10
     if case.kind in ("stream", "reduce"):
         return max(case.size_bytes / MEMORY, LAUNCH)
     if kind == "cpu" and case.stride == 1:
         return math.log2(case.members) * LATENCY + PASSES[case.kind] * case.size_bytes / LINK
     outer = 4.0 if case.stride > 1 else 1.0
-    return collective_time_s(case.kind, case.size_bytes, (Span(case.members, LINK / outer, LATENCY * outer, bus if case.members == devices else 0.0, bus_latency_s=LATENCY),))
+    return collective_time_s(
+        case.kind,
+        case.size_bytes,
+        (
+            Span(
+                case.members,
+                LINK / outer,
+                LATENCY * outer,
+                bus if case.members == devices else 0.0,
+                bus_latency_s=LATENCY,
+            ),
+        ),
+    )
 
 
-def samples(devices: int, node_size: int, kind: str = "cpu", noise: float = 0.0, bus: float = 0.0) -> list[Sample]:
+def samples(
+    devices: int, node_size: int, kind: str = "cpu", noise: float = 0.0, bus: float = 0.0
+) -> list[Sample]:
     rng = np.random.default_rng(5)
-    return [Sample(c, truth(c, devices, kind, bus) * math.exp(rng.normal(0, noise)), 0.1, 9) for c in cases(devices, node_size, kind, False)]
+    return [
+        Sample(c, truth(c, devices, kind, bus) * math.exp(rng.normal(0, noise)), 0.1, 9)
+        for c in cases(devices, node_size, kind, False)
+    ]
 
 
-def measured(found: list[Sample], devices: int, node_size: int, kind: str = "cpu", device: str = "cpu") -> Measured:
+def measured(
+    found: list[Sample], devices: int, node_size: int, kind: str = "cpu", device: str = "cpu"
+) -> Measured:
     return Measured(kind, device, devices, node_size, "0.0.0", 0, tuple(found))
 
 
@@ -57,10 +81,18 @@ def test_what_is_known_of_a_machine_is_found() -> None:
     found = figures(noise=0.05)
     assert found.inner is not None
     assert found.inner.kind == "memory"
-    for estimate, value in ((found.rate, RATE), (found.memory, MEMORY), (found.launch, LAUNCH), (found.inner.bandwidth, LINK), (found.inner.latency, LATENCY)):
+    for estimate, value in (
+        (found.rate, RATE),
+        (found.memory, MEMORY),
+        (found.launch, LAUNCH),
+        (found.inner.bandwidth, LINK),
+        (found.inner.latency, LATENCY),
+    ):
         assert abs(estimate.value / value - 1) < 0.1
         assert 0 < estimate.error < 0.12
-    assert found.attention.value == pytest.approx(0.5, rel=0.6), "small products of attention reach less"
+    assert found.attention.value == pytest.approx(0.5, rel=0.6), (
+        "small products of attention reach less"
+    )
     assert found.others["bfloat16"].value == pytest.approx(0.25, rel=0.1)
     assert found.outer is None
 
@@ -84,7 +116,8 @@ def test_links_inside_and_between_nodes_are_told_apart() -> None:
 
 
 def test_devices_that_share_a_memory_meet_once_and_copy() -> None:
-    """A switch leaves a third of what is measured unexplained; a shared memory is found to a thousandth."""
+    """A switch leaves a third of what is measured unexplained; a shared memory is found to a
+    thousandth."""
     found = [s for s in samples(8, 8) if s.case.kind in KINDS]
     link, other = fit_link(found, "memory", 8), fit_link(found, "switch", 8)
     assert link is not None
@@ -109,14 +142,22 @@ def test_reduction_in_the_switch_gets_figures_of_its_own() -> None:
 @given(st.lists(st.tuples(st.floats(1e4, 1e12), st.floats(0.6, 1.6)), min_size=1, max_size=30))
 def test_a_curve_rises_no_faster_than_flops(points: list[tuple[float, float]]) -> None:
     curve = monotone([(x, y * 1e10) for x, y in points])
-    assert all(y0 <= y1 * (1 + 1e-9) and y1 <= y0 * x1 / x0 * (1 + 1e-9) for (x0, y0), (x1, y1) in pairwise(curve))
+    assert all(
+        y0 <= y1 * (1 + 1e-9) and y1 <= y0 * x1 / x0 * (1 + 1e-9)
+        for (x0, y0), (x1, y1) in pairwise(curve)
+    )
     assert all(x1 >= x0 * 1.0 for (x0, _), (x1, _) in pairwise(curve))
     assert len(curve) <= 1 + math.log(1e8) / math.log(CLOSE) + len(points)
 
 
 def test_nonsense_is_refused() -> None:
     good = samples(8, 8)
-    for broken in (replace(good[0], time_s=0.0), replace(good[0], time_s=-1e-6), replace(good[0], time_s=math.nan), replace(good[0], time_s=math.inf)):
+    for broken in (
+        replace(good[0], time_s=0.0),
+        replace(good[0], time_s=-1e-6),
+        replace(good[0], time_s=math.nan),
+        replace(good[0], time_s=math.inf),
+    ):
         with pytest.raises(PlanError, match="P180"):
             fit([broken, *good[1:]], "cpu", 8, 8)
     with pytest.raises(PlanError, match="P180"):
@@ -125,57 +166,110 @@ def test_nonsense_is_refused() -> None:
 
 def test_a_file_is_read_back_with_its_errors_and_is_a_machine_for_plans(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
-    path.write_text(text(table(figures(noise=0.05), measured([], 8, 8), load_device("cpu"), "mine"), 'a "title"'))
+    path.write_text(
+        text(
+            table(figures(noise=0.05), measured([], 8, 8), load_device("cpu"), "mine"), 'a "title"'
+        )
+    )
     mine = load_device(str(path))
     assert mine.node_size == 8
     assert mine.memory_bytes_per_s * mine.memory_efficiency == pytest.approx(MEMORY, rel=0.1)
     assert mine.inner.bandwidth_bytes_per_s * mine.inner.efficiency == pytest.approx(LINK, rel=0.1)
     assert mine.peak("float32") * mine.efficiency(1e9) == pytest.approx(RATE, rel=0.1)
     assert mine.measured["jax"] == "0.0.0"
-    assert {"matmul.efficiency", "memory.efficiency", "kernel.launch", "inner.efficiency", "inner.latency"} <= mine.uncertainty.keys()
+    assert {
+        "matmul.efficiency",
+        "memory.efficiency",
+        "kernel.launch",
+        "inner.efficiency",
+        "inner.latency",
+    } <= mine.uncertainty.keys()
     assert mine.uncertainty.keys().isdisjoint(mine.guessed)
     assert "outer.latency" in mine.guessed
-    assert main(["zoo:mlp", "--devices", "8", "--hardware", str(path), "--precision", "fp32", "-o", str(tmp_path / "p.json"), "--quiet"]) == 0
+    assert (
+        main(
+            [
+                "zoo:mlp",
+                "--devices",
+                "8",
+                "--hardware",
+                str(path),
+                "--precision",
+                "fp32",
+                "-o",
+                str(tmp_path / "p.json"),
+                "--quiet",
+            ]
+        )
+        == 0
+    )
 
 
 def test_a_data_sheet_that_is_beaten_is_another_devices(tmp_path: Path) -> None:
     found = fit(samples(8, 8, "gpu"), "gpu", 8, 8)
     base = load_device("a100-80gb")
-    content = table(replace(found, memory=replace(found.memory, value=1.5e12), inner=None), measured([], 8, 8, "gpu", "NVIDIA A100-SXM4-80GB"), base, "a")
+    content = table(
+        replace(found, memory=replace(found.memory, value=1.5e12), inner=None),
+        measured([], 8, 8, "gpu", "NVIDIA A100-SXM4-80GB"),
+        base,
+        "a",
+    )
     made = from_table(tomllib.loads(text(content, "t")), "t")
     assert made.peak_flops_per_s == base.peak_flops_per_s
     assert made.memory_efficiency == pytest.approx(1.5e12 / base.memory_bytes_per_s, rel=1e-3)
     assert made.inner == replace(base.inner, kind=made.inner.kind)
     with pytest.raises(PlanError, match="P184"):
-        table(replace(found, memory=replace(found.memory, value=3e12), inner=None), measured([], 8, 8, "gpu"), base, "a")
+        table(
+            replace(found, memory=replace(found.memory, value=3e12), inner=None),
+            measured([], 8, 8, "gpu"),
+            base,
+            "a",
+        )
 
 
 def test_one_device_has_figures_without_links() -> None:
     found = fit(samples(1, 1), "cpu", 1, 1)
     assert found.inner is None
-    made = from_table(tomllib.loads(text(table(found, measured([], 1, 1), load_device("cpu"), "one"), "t")), "t")
+    made = from_table(
+        tomllib.loads(text(table(found, measured([], 1, 1), load_device("cpu"), "one"), "t")), "t"
+    )
     assert made.peak("float32") * made.efficiency(1e9) == pytest.approx(RATE, rel=0.1)
     assert made.inner == load_device("cpu").inner
     assert "inner.latency" in made.guessed
 
 
 def test_devices_are_known_by_what_jax_calls_them() -> None:
-    for kind, name in (("NVIDIA A100-SXM4-40GB", "a100-40gb"), ("NVIDIA A100-SXM4-80GB", "a100-80gb"), ("NVIDIA H100 80GB HBM3", "h100-sxm"), ("TPU v5 lite", "tpu-v5e"),
-                       ("TPU v5p", "tpu-v5p"), ("cpu", "cpu")):  # fmt: skip
+    for kind, name in (
+        ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80gb"),
+        ("NVIDIA H100 80GB HBM3", "h100-sxm"),
+        ("TPU v5 lite", "tpu-v5e"),
+        ("TPU v5p", "tpu-v5p"),
+        ("cpu", "cpu"),
+    ):
         assert shipped_name(kind) == name
     with pytest.raises(PlanError, match="P183"):
         shipped_name("Abacus")
 
 
-def test_node_sizes_that_do_not_divide_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["calibrate", "--devices", "4", "--node-size", "3", "-o", str(tmp_path / "x.toml")]) == 2
+def test_node_sizes_that_do_not_divide_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(["calibrate", "--devices", "4", "--node-size", "3", "-o", str(tmp_path / "x.toml")])
+        == 2
+    )
     assert "P182" in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_this_host_is_measured_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_this_host_is_measured_from_end_to_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     target = tmp_path / "here.toml"
-    assert main(["calibrate", "--devices", "4", "--node-size", "2", "--quick", "-o", str(target)]) == 0
+    assert (
+        main(["calibrate", "--devices", "4", "--node-size", "2", "--quick", "-o", str(target)]) == 0
+    )
     said = capsys.readouterr()
     assert "outer link as a switch" in said.err
     here = load_device(str(target))
@@ -187,10 +281,28 @@ def test_this_host_is_measured_from_end_to_end(tmp_path: Path, capsys: pytest.Ca
     assert 1e-6 < here.inner.latency_s < 1e-1
 
 
-def test_plans_made_with_a_file_know_it_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plans_made_with_a_file_know_it_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path, plan = tmp_path / "mine.toml", tmp_path / "p.json"
     path.write_text(text(table(figures(), measured([], 8, 8), load_device("cpu"), "mine"), "t"))
-    assert main(["zoo:mlp", "--devices", "8", "--hardware", str(path), "--precision", "fp32", "-o", str(plan), "--quiet"]) == 0
+    assert (
+        main(
+            [
+                "zoo:mlp",
+                "--devices",
+                "8",
+                "--hardware",
+                str(path),
+                "--precision",
+                "fp32",
+                "-o",
+                str(plan),
+                "--quiet",
+            ]
+        )
+        == 0
+    )
     anew = ["explain", str(plan), "/layers.0/linear/MatMul_output_0", "--model", "zoo:mlp"]
     assert main(anew) == 0
     path.unlink()

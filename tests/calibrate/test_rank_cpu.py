@@ -1,4 +1,5 @@
-"""The benchmarks that hold prices against this machine: what they draw, their scores, and strategies priced, emitted and run."""
+"""The benchmarks that hold prices against this machine: what they draw, their scores, and
+strategies priced, emitted and run."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ def priced(step_time_s: float) -> Any:
 def test_at_least_forty_strategies_of_three_models_are_ranked() -> None:
     assert len(MODELS) == 3
     assert DRAWN * len(MODELS) >= 40
-    assert all(len(set(combinations(model))) == len(combinations(model)) >= 2 * DRAWN for model in MODELS)
+    assert all(
+        len(set(combinations(model))) == len(combinations(model)) >= 2 * DRAWN for model in MODELS
+    )
     assert DEVICES == 8
 
 
@@ -39,7 +42,11 @@ def test_scores_of_known_orders() -> None:
     rows = [Row("a", str(k), k + 1.0, (10.0 * (k + 1), 99.0), (1.0,)) for k in range(4)]
     rows = [Row(r.model, r.pins, r.priced_s, r.wall_s, (9.0 - k,)) for k, r in enumerate(rows)]
     lines, reached = scores(rows)
-    assert [line.split()[:3] for line in lines[2:]] == [["a", "4", "1.00"], ["mean", "4", "1.00"], ["pooled", "4", "1.00"]]
+    assert [line.split()[:3] for line in lines[2:]] == [
+        ["a", "4", "1.00"],
+        ["mean", "4", "1.00"],
+        ["pooled", "4", "1.00"],
+    ]
     assert lines[2].split()[-1] == "-1.00"  # CPU time the other way round
     assert reached == pytest.approx(1.0)
     other = [Row("b", r.pins, r.priced_s, (1 / r.wall_s[0],), r.cpu_s) for r in rows]
@@ -49,8 +56,12 @@ def test_scores_of_known_orders() -> None:
 
 
 def case_of(**wall_s: float) -> Case:
-    """A case whose chosen plan takes a second a step in each of nine rounds, and the pinned ones what is given, all with a tenth more in every other round."""
-    rounds = {name: tuple(t * (1.1 if k % 2 else 1.0) for k in range(9)) for name, t in {CHOSEN: 1.0, **dict.fromkeys(PINNED, 2.0), **wall_s}.items()}
+    """A case whose chosen plan takes a second a step in each of nine rounds, and the pinned ones
+    what is given, all with a tenth more in every other round."""
+    rounds = {
+        name: tuple(t * (1.1 if k % 2 else 1.0) for k in range(9))
+        for name, t in {CHOSEN: 1.0, **dict.fromkeys(PINNED, 2.0), **wall_s}.items()
+    }
     return Case("m", 8, 8, "data=8", {}, rounds, rounds)
 
 
@@ -82,21 +93,33 @@ def test_intervals_of_medians_hold_them_19_times_in_20() -> None:
 
 
 def test_programs_of_the_same_instructions_are_told_by_them() -> None:
-    line = "  %dot.1 = f32[8,8]{{1,0}} dot(%a, %b), lhs_contracting_dims={{{0}}}, rhs_contracting_dims={{0}}, metadata={{op_name=\"dot\" stack_frame_id={1}}}"
-    here, there, other = (f'HloModule jit_step\n{line.format(*numbers)}\nFileNames\n3 "/tmp/{numbers}.py"' for numbers in ((1, 5), (1, 9), (0, 5)))
+    line = (
+        "  %dot.1 = f32[8,8]{{1,0}} dot(%a, %b), lhs_contracting_dims={{{0}}},"
+        ' rhs_contracting_dims={{0}}, metadata={{op_name="dot" stack_frame_id={1}}}'
+    )
+    here, there, other = (
+        f'HloModule jit_step\n{line.format(*numbers)}\nFileNames\n3 "/tmp/{numbers}.py"'
+        for numbers in ((1, 5), (1, 9), (0, 5))
+    )
     assert instructions(here) == instructions(there) != instructions(other)
 
 
-def test_without_a_gpu_nothing_is_held_against_one(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_gpu_nothing_is_held_against_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(one_device, "platform", lambda: "cpu")
     assert one_device.main([]) == 0
     assert "no GPU" in capsys.readouterr().out
 
 
 @pytest.mark.slow
-def test_strategies_are_priced_emitted_and_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strategies_are_priced_emitted_and_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(MODELS, "gpt", ("zoo:gpt-tiny", 8))
-    monkeypatch.setattr(rank_cpu, "combinations", lambda model: ["dp=8", "pp=8,zero=1"])  # two layers have no eight stages: no plan
+    monkeypatch.setattr(
+        rank_cpu, "combinations", lambda model: ["dp=8", "pp=8,zero=1"]
+    )  # two layers have no eight stages: no plan
     (row,) = rank_cpu.run_model("gpt", "cpu", 3, tmp_path)
     assert row.pins == "dp=8"
     assert len(row.wall_s) == len(row.cpu_s) == 3

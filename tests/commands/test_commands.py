@@ -24,19 +24,34 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("options", [
-    "", "--hardware a100-80gb --batch 32", "--workload infer", "--precision fp32 --optimizer sgd --lr 0.5", "--pin dp=4,tp=2,micro=2,zero=1,recompute=block",
-    "--freeze *wte* --freeze *wpe* --shift-labels --ignore-index -100", "--objective memory", "--mode data-parallel", "--runtime megatron",
-    "--devices 16 --topology gcp-a3-mega --batch 64",
-    "--pin offload=optimizer",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        "",
+        "--hardware a100-80gb --batch 32",
+        "--workload infer",
+        "--precision fp32 --optimizer sgd --lr 0.5",
+        "--pin dp=4,tp=2,micro=2,zero=1,recompute=block",
+        "--freeze *wte* --freeze *wpe* --shift-labels --ignore-index -100",
+        "--objective memory",
+        "--mode data-parallel",
+        "--runtime megatron",
+        "--devices 16 --topology gcp-a3-mega --batch 64",
+        "--pin offload=optimizer",
+    ],
+)
 def test_the_command_makes_the_same_plan(options: str) -> None:
     assert main([TINY, "--devices", "8", *options.split(), "--quiet", "-o", "a.json"]) == 0
     one = Strategy.load("a.json")
     command = shlex.split(reproduce(one))
     assert command[0] == "plan" and main([*command[1:], "--quiet", "-o", "b.json"]) == 0
     two = Strategy.load("b.json")
-    assert (two.decisions(), two.workload, two.topology, two.costs) == (one.decisions(), one.workload, one.topology, one.costs)
+    assert (two.decisions(), two.workload, two.topology, two.costs) == (
+        one.decisions(),
+        one.workload,
+        one.topology,
+        one.costs,
+    )
 
 
 def test_defaults_are_left_out_and_sizes_of_a_file_are_said() -> None:
@@ -48,13 +63,25 @@ def test_defaults_are_left_out_and_sizes_of_a_file_are_said() -> None:
 
 
 def test_a_machine_of_ones_own_is_a_file() -> None:
-    Path("t.toml").write_text('device = "h100-sxm"\n[[level]]\nname = "nvlink"\nsize = 4\nbandwidth = "400 GB/s"\nlatency = "2 us"\n')
+    Path("t.toml").write_text(
+        'device = "h100-sxm"\n[[level]]\nname = "nvlink"\nsize = 4\nbandwidth = "400 GB/s"\nlatency'
+        ' = "2 us"\n'
+    )
     s = planner.plan(TINY, topology="t.toml", batch=8, baselines=False)
     assert reproduce(s).startswith(f"plan {TINY} --topology TOPOLOGY.toml --devices 4 --batch 8")
 
 
-@pytest.mark.parametrize(("table", "short"), [({"mesh": {"model": {"size": [4]}}, "techniques": {"zero_stage": 3, "schedule": "1f1b"}}, "tensor=4,zero_stage=3,schedule=1f1b"),
-                                              ({"mesh": {"model": {"size": [2, 4]}}}, "PINS.toml"), ({"forbid": {"factors": ["k"]}}, "PINS.toml")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("table", "short"),
+    [
+        (
+            {"mesh": {"model": {"size": [4]}}, "techniques": {"zero_stage": 3, "schedule": "1f1b"}},
+            "tensor=4,zero_stage=3,schedule=1f1b",
+        ),
+        ({"mesh": {"model": {"size": [2, 4]}}}, "PINS.toml"),
+        ({"forbid": {"factors": ["k"]}}, "PINS.toml"),
+    ],
+)
 def test_pins_are_short_where_a_line_holds_them(table: dict[str, Any], short: str) -> None:
     from planner.pins.pins import from_table
 

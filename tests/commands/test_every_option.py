@@ -1,6 +1,7 @@
 """Every option of every command is used by a real call: of the table below, or of another test.
 
-What an option does is the business of its own tests; here it is read, passed on and harmless together with its neighbours.
+What an option does is the business of its own tests; here it is read, passed on and harmless
+together with its neighbours.
 """
 
 from __future__ import annotations
@@ -25,14 +26,20 @@ from tests.interop.test_pretrained import folder as checkpoint
 HERE = Path(__file__)
 ROOT = HERE.parents[2]
 SPEC = "zoo:llama-tiny,layers=1"
-TRAINING = "--loss cross_entropy --logits logits --shift-labels --ignore-index -100 --trainable '*' --freeze '*norm*' --optimizer sgd --lr 0.01 --precision fp32"
+TRAINING = (
+    "--loss cross_entropy --logits logits --shift-labels --ignore-index -100 --trainable '*'"
+    " --freeze '*norm*' --optimizer sgd --lr 0.01 --precision fp32"
+)
 TIED = "--workload train --tie lm_head.weight=model.embed_tokens.weight"
 LORA = "--lora 'rank=2,targets=*.q_proj.weight'"
 TABLES = "--tables device"
 SIZES = "--dim seq=4 --shape x=8,4,16 --batch 8 --workload infer"
 MACHINE = "--hardware h100-sxm --memory-limit 40GiB --memory-reserve 1GiB --runtime jax-jit"
 SEARCH = "--objective step --time-limit 100 --seed 7 --strict"
-CALLS = list(filter(None, f"""
+CALLS = list(
+    filter(
+        None,
+        f"""
 plan {SPEC} --devices 2 --batch 8 {TRAINING} {MACHINE} {SEARCH} --solver ilp --mode semi-auto --pin tp=2 -o a.json --emit a.py --backend jit --quiet --force
 plan {SPEC} --topology two.toml --tokens-per-step 128 {TIED} --json --cache kept
 plan {SPEC} --devices 2 --batch 8 --json --cache kept --incremental
@@ -78,34 +85,96 @@ ops {SPEC} {LORA} --batch 8
 ops free.onnx {SIZES} {TABLES}
 calibrate --runs none.jsonl --hardware a100-80gb-sxm -o mine.toml --force
 solve problem.json --seed 3
-""".splitlines()))  # fmt: skip
+""".splitlines(),
+    )
+)
 ENDS = {"calibrate --runs none.jsonl": 2, "launch p.json --model m.onnx --nnodes": 2}
-"""Calls that end in an error: what they are given cannot be used, and the option is read before that is known."""
+"""Calls that end in an error: what they are given cannot be used, and the option is read before
+that is known."""
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the calls read: a plan and its model, a model with open sizes, a machine, checkpoints, another launcher's file, a contest problem."""
+    """What the calls read: a plan and its model, a model with open sizes, a machine, checkpoints,
+    another launcher's file, a contest problem."""
     at = tmp_path_factory.mktemp("calls")
     onnx.save(models_zoo.build("zoo:mlp-tiny"), at / "m.onnx")
-    assert main([str(at / "m.onnx"), "--devices", "2", "--hardware", "cpu", "--precision", "fp32", "--batch", "8", "--pin", "tp=2", "--quiet", "-o", str(at / "p.json")]) == 0
-    (at / "two.toml").write_text('device = "h100-sxm"\n[[level]]\nname = "nvlink"\nsize = 2\nbandwidth = "450 GB/s"\nlatency = "2 us"\n')
-    weight, rows = numpy_helper.from_array(np.zeros((16, 16), np.float32), "w"), ["batch", "seq", 16]
-    x, z, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in (("x", None), ("z", rows), ("y", rows)))
-    steps = [helper.make_node("Add", ["x", "z"], ["s"]), helper.make_node("MatMul", ["s", "w"], ["h"]), helper.make_node("Tanh", ["h"], ["y"])]
-    onnx.save(helper.make_model(helper.make_graph(steps, "free", [x, z], [y], [weight]), opset_imports=[helper.make_opsetid("", 18)]), at / "free.onnx")
-    (at / "mega.yaml").write_text("tensor_model_parallel_size: 2\nmicro_batch_size: 8\nglobal_batch_size: 8\n")
-    (at / "dp.yaml").write_text("tensor_model_parallel_size: 1\nmicro_batch_size: 4\nglobal_batch_size: 8\n")
+    assert (
+        main(
+            [
+                str(at / "m.onnx"),
+                "--devices",
+                "2",
+                "--hardware",
+                "cpu",
+                "--precision",
+                "fp32",
+                "--batch",
+                "8",
+                "--pin",
+                "tp=2",
+                "--quiet",
+                "-o",
+                str(at / "p.json"),
+            ]
+        )
+        == 0
+    )
+    (at / "two.toml").write_text(
+        'device = "h100-sxm"\n[[level]]\nname = "nvlink"\nsize = 2\nbandwidth = "450 GB/s"\nlatency'
+        ' = "2 us"\n'
+    )
+    weight, rows = (
+        numpy_helper.from_array(np.zeros((16, 16), np.float32), "w"),
+        ["batch", "seq", 16],
+    )
+    x, z, y = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in (("x", None), ("z", rows), ("y", rows))
+    )
+    steps = [
+        helper.make_node("Add", ["x", "z"], ["s"]),
+        helper.make_node("MatMul", ["s", "w"], ["h"]),
+        helper.make_node("Tanh", ["h"], ["y"]),
+    ]
+    onnx.save(
+        helper.make_model(
+            helper.make_graph(steps, "free", [x, z], [y], [weight]),
+            opset_imports=[helper.make_opsetid("", 18)],
+        ),
+        at / "free.onnx",
+    )
+    (at / "mega.yaml").write_text(
+        "tensor_model_parallel_size: 2\nmicro_batch_size: 8\nglobal_batch_size: 8\n"
+    )
+    (at / "dp.yaml").write_text(
+        "tensor_model_parallel_size: 1\nmicro_batch_size: 4\nglobal_batch_size: 8\n"
+    )
     tensors = hub_tensors("llama")
-    checkpoint(at / "hub", "llama", {**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"]})
+    checkpoint(
+        at / "hub", "llama", {**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"]}
+    )
     checkpoint(at / "bare", "llama", {"w": np.zeros((16, 16), np.float32)})
     nodes = {"intervals": [[0, 1]], "costs": [[5, 1]], "usages": [[1, 9]]}
-    (at / "problem.json").write_text(json.dumps({"problem": {"name": "p", "nodes": nodes, "edges": {"nodes": [], "costs": []}, "usage_limit": 5}}))
+    (at / "problem.json").write_text(
+        json.dumps(
+            {
+                "problem": {
+                    "name": "p",
+                    "nodes": nodes,
+                    "edges": {"nodes": [], "costs": []},
+                    "usage_limit": 5,
+                }
+            }
+        )
+    )
     return at
 
 
 @pytest.mark.parametrize("line", CALLS)
-def test_the_call_works(line: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_call_works(
+    line: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(folder)
     words = shlex.split(line.removeprefix("plan "))
     code = main(words)
@@ -115,7 +184,8 @@ def test_the_call_works(line: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def _calls(path: Path) -> Iterator[list[str]]:
-    """The words of every list, tuple and call of a test's source that holds some, whatever stands between them."""
+    """The words of every list, tuple and call of a test's source that holds some, whatever stands
+    between them."""
 
     def words(parts: Sequence[ast.expr]) -> Iterator[str]:
         for part in parts:
@@ -130,15 +200,34 @@ def _calls(path: Path) -> Iterator[list[str]]:
 
 
 def test_every_option_of_every_command_is_used() -> None:
-    """Elsewhere a call is known by its first word, a command, or by --devices or --topology: it plans."""
+    """Elsewhere a call is known by its first word, a command, or by --devices or --topology: it
+    plans."""
     used: dict[str, set[str]] = {verb: set() for verb in VERBS}
-    others = (words for path in sorted(ROOT.glob("tests/**/test_*.py")) if path != HERE for words in _calls(path))
+    others = (
+        words
+        for path in sorted(ROOT.glob("tests/**/test_*.py"))
+        if path != HERE
+        for words in _calls(path)
+    )
     for words in (*(shlex.split(line.removeprefix("plan ")) for line in CALLS), *others):
         options = {word.partition("=")[0] for word in words if word.startswith("-")}
-        verb = words[0] if words and words[0] in VERBS else "make" if options & {"--devices", "--topology", "--version", "--completion"} else ""
+        verb = (
+            words[0]
+            if words and words[0] in VERBS
+            else (
+                "make" if options & {"--devices", "--topology", "--version", "--completion"} else ""
+            )
+        )
         if verb:
             used[verb] |= options
-    unused = {verb: [a.option_strings[-1] for a in options_of(verb) if a.dest != "help" and not used[verb].intersection(a.option_strings)] for verb in VERBS}
+    unused = {
+        verb: [
+            a.option_strings[-1]
+            for a in options_of(verb)
+            if a.dest != "help" and not used[verb].intersection(a.option_strings)
+        ]
+        for verb in VERBS
+    }
     assert not any(unused.values()), {verb: names for verb, names in unused.items() if names}
 
 
@@ -148,14 +237,29 @@ CONTRACT = ROOT.parent / "shared" / "design" / "interface.md"
 @pytest.mark.skipif(not CONTRACT.exists(), reason="the contract is not beside this checkout")
 def test_every_command_and_option_of_the_contract_exists() -> None:
     text = CONTRACT.read_text()
-    block, rest = text.split("## 1. The command `plan`")[1].split("## 2. Python")[0].split("```")[1:3]
+    block, rest = (
+        text.split("## 1. The command `plan`")[1].split("## 2. Python")[0].split("```")[1:3]
+    )
     asked: dict[str, set[str]] = {}
     for line in block.strip().splitlines():
         call = line.split("   ")[0].split()
-        asked.setdefault(call[1] if call[1] in VERBS else "make", set()).update(re.findall(r"--[a-z-]+", line.partition("# ")[0]))
-    for verb, options in re.findall(r"`plan (\w+)` (?:also )?(?:takes )?((?:`[^`]+`(?:, | and )?)+)", rest):
+        asked.setdefault(call[1] if call[1] in VERBS else "make", set()).update(
+            re.findall(r"--[a-z-]+", line.partition("# ")[0])
+        )
+    for verb, options in re.findall(
+        r"`plan (\w+)` (?:also )?(?:takes )?((?:`[^`]+`(?:, | and )?)+)", rest
+    ):
         asked.setdefault(verb, set()).update(re.findall(r"--[a-z-]+", options))
     table = rest.split("| option | meaning |")[1].split("\n\n")[0]
-    asked["make"].update(option for row in table.splitlines() if row.startswith("| `") for option in re.findall(r"--[a-z-]+", row.split(" | ")[0]))
+    asked["make"].update(
+        option
+        for row in table.splitlines()
+        if row.startswith("| `")
+        for option in re.findall(r"--[a-z-]+", row.split(" | ")[0])
+    )
     assert asked.keys() <= VERBS.keys() and len(asked) > 14 and len(asked["make"]) > 25
-    assert not {verb: lacking for verb, options in asked.items() if (lacking := options - {o for a in options_of(verb) for o in a.option_strings})}
+    assert not {
+        verb: lacking
+        for verb, options in asked.items()
+        if (lacking := options - {o for a in options_of(verb) for o in a.option_strings})
+    }

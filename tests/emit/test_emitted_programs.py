@@ -1,4 +1,5 @@
-"""Emitted programs where they used to break: what pipelines begin with, attention in blocks, options that no program has, files that are damaged, and what a failure says."""
+"""Emitted programs where they used to break: what pipelines begin with, attention in blocks,
+options that no program has, files that are damaged, and what a failure says."""
 
 from __future__ import annotations
 
@@ -33,7 +34,18 @@ RING = CUT.replace("s =", "ring =")
 
 
 def plan(source: str, pins: Any, **options: Any) -> planner.Strategy:
-    return planner.plan(source, **{"devices": 8, "hardware": "cpu", "batch": 16, "pins": pins, "baselines": False, "cache": None, **options})
+    return planner.plan(
+        source,
+        **{
+            "devices": 8,
+            "hardware": "cpu",
+            "batch": 16,
+            "pins": pins,
+            "baselines": False,
+            "cache": None,
+            **options,
+        },
+    )
 
 
 @pytest.fixture(scope="module")
@@ -44,18 +56,33 @@ def rotary(tmp_path_factory: pytest.TempPathFactory) -> str:
 
     rng = np.random.default_rng(0)
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [16, 4, 32]) for name in "xy")
-    nodes = [helper.make_node("Mul", ["x", "positions"], ["angles"]), helper.make_node("Cos", ["angles"], ["cos"]), helper.make_node("MatMul", ["x", "in"], ["h"])]
-    stored = {"positions": rng.random((4, 32), np.float32), "in": rng.normal(0, 0.1, (32, 32)).astype(np.float32)}
+    nodes = [
+        helper.make_node("Mul", ["x", "positions"], ["angles"]),
+        helper.make_node("Cos", ["angles"], ["cos"]),
+        helper.make_node("MatMul", ["x", "in"], ["h"]),
+    ]
+    stored = {
+        "positions": rng.random((4, 32), np.float32),
+        "in": rng.normal(0, 0.1, (32, 32)).astype(np.float32),
+    }
     for i in range(8):
         stored[f"layers.{i}.weight"] = rng.normal(0, 0.1, (32, 32)).astype(np.float32)
         before = f"h{i - 1}" if i else "h"
-        nodes += [helper.make_node("MatMul", [before, f"layers.{i}.weight"], [f"p{i}"], name=f"/layers.{i}/MatMul"),
-                  helper.make_node("Mul", [f"p{i}", "cos"], [f"r{i}"], name=f"/layers.{i}/Mul"),
-                  helper.make_node("Add", [before, f"r{i}"], [f"h{i}"], name=f"/layers.{i}/Add")]  # fmt: skip
+        nodes += [
+            helper.make_node(
+                "MatMul", [before, f"layers.{i}.weight"], [f"p{i}"], name=f"/layers.{i}/MatMul"
+            ),
+            helper.make_node("Mul", [f"p{i}", "cos"], [f"r{i}"], name=f"/layers.{i}/Mul"),
+            helper.make_node("Add", [before, f"r{i}"], [f"h{i}"], name=f"/layers.{i}/Add"),
+        ]
     nodes.append(helper.make_node("Relu", ["h7"], ["y"]))
-    graph = helper.make_graph(nodes, "g", [x], [y], [numpy_helper.from_array(v, k) for k, v in stored.items()])
+    graph = helper.make_graph(
+        nodes, "g", [x], [y], [numpy_helper.from_array(v, k) for k, v in stored.items()]
+    )
     path = tmp_path_factory.mktemp("rotary") / "rotary.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), path)
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), path
+    )
     return str(path)
 
 
@@ -64,7 +91,8 @@ def rotary(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved"])
 def test_what_blocks_are_given_is_made_by_enter_alone(rotary: str, schedule: str) -> None:
-    """The schedule calls `enter` too, with nothing but parameters and the batch: angles of float positions were asked of the function around it."""
+    """The schedule calls `enter` too, with nothing but parameters and the batch: angles of float
+    positions were asked of the function around it."""
     strategy = plan(rotary, f"pp=2,dp=4,micro=4,schedule={schedule}", loss="mse")
     text = program(strategy, rotary).text
     assert "def enter(params, frozen, batch):" in text and "jnp.cos(" in text
@@ -73,35 +101,70 @@ def test_what_blocks_are_given_is_made_by_enter_alone(rotary: str, schedule: str
     from planner.strategy.reopen import reopen
 
     graph = reopen(strategy, rotary).graph(4)
-    found, _ = compare(graph, strategy.plan_for(graph), workload="train", backend="shard_map", values=seeded_values(graph, {}))
+    found, _ = compare(
+        graph,
+        strategy.plan_for(graph),
+        workload="train",
+        backend="shard_map",
+        values=seeded_values(graph, {}),
+    )
     assert found.outputs < 1e-5 and found.gradients < 1e-4
 
 
 def test_buffers_of_stages_have_names_of_their_own() -> None:
-    """Two kinds of which the second has neither cuts nor pending gradients were both `stage weights`, and the first one's weights were gone."""
-    kinds = [(trained, dtype, axes, fan) for trained in (True, False) for dtype in ("float", "int32") for axes in ((), ("data",)) for fan in ((), ("data",))]
+    """Two kinds of which the second has neither cuts nor pending gradients were both `stage
+    weights`, and the first one's weights were gone."""
+    kinds = [
+        (trained, dtype, axes, fan)
+        for trained in (True, False)
+        for dtype in ("float", "int32")
+        for axes in ((), ("data",))
+        for fan in ((), ("data",))
+    ]
     for n in (1, 2, 3):
         for row in itertools.permutations(kinds, n):
             assert len(set(_keys(list(row)))) == n
-    assert list(_keys([kinds[0]])) == ["stage weights"] and list(_keys([kinds[1], kinds[0]])) == ["stage weights pending data", "stage weights"]
+    assert list(_keys([kinds[0]])) == ["stage weights"] and list(_keys([kinds[1], kinds[0]])) == [
+        "stage weights pending data",
+        "stage weights",
+    ]
 
 
 def test_frequencies_of_rotary_angles_are_not_rounded(tmp_path: Path) -> None:
-    """A stored `inv_freq` was a weight, and so in bfloat16, in which the positions 4,001 and 4,000 are one."""
+    """A stored `inv_freq` was a weight, and so in bfloat16, in which the positions 4,001 and 4,000
+    are one."""
     import onnx
     from onnx import TensorProto, helper, numpy_helper
 
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [16, 4, 32]) for name in "xy")
-    stored = {"positions": np.arange(3999, 4003, dtype=np.float32).reshape(4, 1), "m.rotary_emb.inv_freq": np.linspace(0.1, 1, 32, dtype=np.float32).reshape(1, 32),
-              "m.proj.weight": np.ones((32, 32), np.float32)}
-    nodes = [helper.make_node("Mul", ["positions", "m.rotary_emb.inv_freq"], ["a"]), helper.make_node("Cos", ["a"], ["c"]),
-             helper.make_node("MatMul", ["x", "m.proj.weight"], ["h"]), helper.make_node("Mul", ["h", "c"], ["y"])]  # fmt: skip
-    graph = helper.make_graph(nodes, "g", [x], [y], [numpy_helper.from_array(v, k) for k, v in stored.items()])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), tmp_path / "m.onnx")
+    stored = {
+        "positions": np.arange(3999, 4003, dtype=np.float32).reshape(4, 1),
+        "m.rotary_emb.inv_freq": np.linspace(0.1, 1, 32, dtype=np.float32).reshape(1, 32),
+        "m.proj.weight": np.ones((32, 32), np.float32),
+    }
+    nodes = [
+        helper.make_node("Mul", ["positions", "m.rotary_emb.inv_freq"], ["a"]),
+        helper.make_node("Cos", ["a"], ["c"]),
+        helper.make_node("MatMul", ["x", "m.proj.weight"], ["h"]),
+        helper.make_node("Mul", ["h", "c"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes, "g", [x], [y], [numpy_helper.from_array(v, k) for k, v in stored.items()]
+    )
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10),
+        tmp_path / "m.onnx",
+    )
     made = program(plan(str(tmp_path / "m.onnx"), "dp=8", loss="mse"), str(tmp_path / "m.onnx"))
-    assert "FROZEN = {}" in made.text and "jnp.float32)" in made.text and "astype(COMPUTE)" in made.text
+    assert (
+        "FROZEN = {}" in made.text
+        and "jnp.float32)" in made.text
+        and "astype(COMPUTE)" in made.text
+    )
     angles = np.cos(stored["positions"] * stored["m.rotary_emb.inv_freq"])
-    table = load_program(made, compute="bfloat16").C0 if not made.constants else made.constants["c0"]
+    table = (
+        load_program(made, compute="bfloat16").C0 if not made.constants else made.constants["c0"]
+    )
     np.testing.assert_allclose(np.asarray(table), angles, atol=1e-6)
 
 
@@ -116,30 +179,51 @@ def attention(pins: str, rows: int, folder: Path) -> types.ModuleType:
         pins = str(folder / "pins.toml")
     made = program(plan(source, pins, batch=4, precision="fp32"), source)
     assert made.text.count("QUERY_BLOCK = 1024") == 1 and "lax.scan(lambda x, w" in made.text
-    return load_program(Program(made.text.replace("QUERY_BLOCK = 1024", f"QUERY_BLOCK = {rows}"), made.constants, made.labels))
+    return load_program(
+        Program(
+            made.text.replace("QUERY_BLOCK = 1024", f"QUERY_BLOCK = {rows}"),
+            made.constants,
+            made.labels,
+        )
+    )
 
 
 def loss_of(m: types.ModuleType) -> tuple[float, dict[str, np.ndarray]]:
     """Loss and gradients of seeded parameters on a seeded batch."""
     mesh = m.make_mesh()
-    params, frozen = (m.place(m.initial_values(t, 0, {}), m.specs_of(t), mesh) for t in (m.PARAMS, m.FROZEN))
-    loss, grads = m.make_gradients(mesh)(params, frozen, m.place(m.synthetic_batch(0), m.specs_of(m.INPUTS), mesh))
+    params, frozen = (
+        m.place(m.initial_values(t, 0, {}), m.specs_of(t), mesh) for t in (m.PARAMS, m.FROZEN)
+    )
+    loss, grads = m.make_gradients(mesh)(
+        params, frozen, m.place(m.synthetic_batch(0), m.specs_of(m.INPUTS), mesh)
+    )
     return float(loss), {key: np.asarray(g) for key, g in grads.items()}
 
 
 def test_queries_that_are_cut_come_in_blocks_too(tmp_path: Path) -> None:
-    """A cut and several blocks, inside scanned layers: each block has to know where the device's queries begin."""
-    cut, whole = (loss_of(attention(pins, rows, tmp_path)) for pins, rows in ((CUT, 4), ("dp=4,tp=2", 1024)))
+    """A cut and several blocks, inside scanned layers: each block has to know where the device's
+    queries begin."""
+    cut, whole = (
+        loss_of(attention(pins, rows, tmp_path)) for pins, rows in ((CUT, 4), ("dp=4,tp=2", 1024))
+    )
     assert cut[0] == pytest.approx(whole[0], rel=1e-5)
     for key, g in whole[1].items():
         np.testing.assert_allclose(cut[1][key][tuple(slice(n) for n in g.shape)], g, atol=1e-5)
 
 
-@pytest.mark.parametrize(("pins", "own"), [(CUT, 8), ("dp=4,tp=2", 2), (RING, 8)], ids=["cut", "whole", "ring"])
+@pytest.mark.parametrize(
+    ("pins", "own"), [(CUT, 8), ("dp=4,tp=2", 2), (RING, 8)], ids=["cut", "whole", "ring"]
+)
 def test_masks_of_all_blocks_are_never_together(pins: str, own: int, tmp_path: Path) -> None:
-    """jax takes what no loop carries out of loops: masks of every block, for every head, were one array that lived through the step. own: heads and samples of a device."""
+    """jax takes what no loop carries out of loops: masks of every block, for every head, were one
+    array that lived through the step. own: heads and samples of a device."""
     m = attention(pins, 4, tmp_path)
-    masks = [[int(n) for n in dims.split("x") if n] for dims in re.findall(r"tensor<((?:\d+x)+)i1>", lowered(m, "train", m.make_mesh()).as_text())]
+    masks = [
+        [int(n) for n in dims.split("x") if n]
+        for dims in re.findall(
+            r"tensor<((?:\d+x)+)i1>", lowered(m, "train", m.make_mesh()).as_text()
+        )
+    ]
     masks = [dims for dims in masks if dims[-2:] == [4, 16 if pins == RING else 64]]
     assert masks and max(map(prod, masks)) <= own * prod(masks[0][-2:])
 
@@ -148,33 +232,65 @@ def test_masks_of_all_blocks_are_never_together(pins: str, own: int, tmp_path: P
 
 
 @pytest.mark.parametrize("precision", ["fp8", "fp16", "bf16-pure", "int8-weights"])
-def test_a_precision_that_is_only_priced_is_no_float32_program(precision: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_precision_that_is_only_priced_is_no_float32_program(
+    precision: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     workload = ["--workload", "infer"] if precision == "int8-weights" else []
-    options = [MLP, "--devices", "8", "--precision", precision, "-o", str(tmp_path / "p.json"), *workload]
+    options = [
+        MLP,
+        "--devices",
+        "8",
+        "--precision",
+        precision,
+        "-o",
+        str(tmp_path / "p.json"),
+        *workload,
+    ]
     assert main([*options, "--emit", str(tmp_path / "p.py")]) == 2
-    assert f"error[P077]: no program is written in {precision}" in (said := capsys.readouterr().err) and "bf16-mixed or fp32" in said
+    assert (
+        f"error[P077]: no program is written in {precision}" in (said := capsys.readouterr().err)
+        and "bf16-mixed or fp32" in said
+    )
     assert not list(tmp_path.iterdir())  # before the search
     assert main(options) == 0
-    assert any("priced, not emitted" in f for f in findings(planner.Strategy.load(tmp_path / "p.json")))
-    assert main(["emit", str(tmp_path / "p.json"), "-o", str(tmp_path / "p.py")]) == 2 and not (tmp_path / "p.py").exists()
+    assert any(
+        "priced, not emitted" in f for f in findings(planner.Strategy.load(tmp_path / "p.json"))
+    )
+    assert (
+        main(["emit", str(tmp_path / "p.json"), "-o", str(tmp_path / "p.py")]) == 2
+        and not (tmp_path / "p.py").exists()
+    )
 
 
 def test_long_ranges_are_made_where_they_are_used() -> None:
     """Too long to be worked out by the reader: positions of 131,072 tokens."""
     source = "zoo:llama-tiny,layers=1,seq=131072"
-    assert "jnp.arange(131072, dtype=jnp." in program(plan(source, "sequence=8", batch=1), source).text
+    assert (
+        "jnp.arange(131072, dtype=jnp." in program(plan(source, "sequence=8", batch=1), source).text
+    )
 
 
 @pytest.mark.parametrize("package", ["onnx", "numpy"])
-def test_a_missing_package_is_named(package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_missing_package_is_named(
+    package: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
     monkeypatch.delenv("MESHWRIGHT_DEBUG", raising=False)
     monkeypatch.setattr("planner.commands.make.run", lambda args: __import__(package))
     monkeypatch.setitem(sys.modules, package, None)
     assert main([MLP, "-o", str(tmp_path / "p.json")]) == 2
-    assert f"error[P078]: the package '{package}' is not installed" in (said := capsys.readouterr().err) and f"pip install {package}" in said
+    assert (
+        f"error[P078]: the package '{package}' is not installed"
+        in (said := capsys.readouterr().err)
+        and f"pip install {package}" in said
+    )
 
 
-def test_a_module_of_the_planner_that_is_missing_is_our_mistake(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_module_of_the_planner_that_is_missing_is_our_mistake(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.delenv("MESHWRIGHT_DEBUG", raising=False)
     monkeypatch.setattr("planner.commands.make.run", lambda args: __import__("planner.no_such"))
     assert main([MLP]) == 2 and "error[P000]" in capsys.readouterr().err
@@ -186,24 +302,41 @@ def test_a_module_of_the_planner_that_is_missing_is_our_mistake(monkeypatch: pyt
 def test_a_failed_compilation_says_what_and_where() -> None:
     import jax
 
-    text = "import jax\n\n\ndef step(x):\n    return jax.lax.scan(lambda c, _: (c + missing, None), x, None, length=2)  # the line\n"
+    text = (
+        "import jax\n\n\ndef step(x):\n    return jax.lax.scan(lambda c, _: (c + missing, None), x,"
+        " None, length=2)  # the line\n"
+    )
     space: dict[str, Any] = {}
     failure.remember("emitted.py", text)
     exec(compile(text, "emitted.py", "exec"), space)
     with pytest.raises(NameError) as error:
         jax.jit(space["step"])(1.0)
     found = failure.told(error.value, "compiling", "emitted.py")
-    assert str(found).startswith("error[P162]: compiling failed: NameError: name 'missing' is not defined\n  line 5 of the program: return jax.lax.scan(")
+    assert str(found).startswith(
+        "error[P162]: compiling failed: NameError: name 'missing' is not defined\n  line 5 of the"
+        " program: return jax.lax.scan("
+    )
     assert "JAX has removed" not in str(found)
-    log = "Traceback:\nTypeError: enter() missing 't2'\n--------------------\nFor simplicity, JAX has removed its internal frames from the traceback.\n"
+    log = (
+        "Traceback:\nTypeError: enter() missing 't2'\n--------------------\nFor simplicity, JAX has"
+        " removed its internal frames from the traceback.\n"
+    )
     assert failure.last_words(log) == "TypeError: enter() missing 't2'"
-    assert str(worker._lost(False, 1.0, 1, log, "8 virtual devices")) == "error[P162]: compiling for 8 virtual devices failed: TypeError: enter() missing 't2'"
-    assert "ended by signal 11" in str(worker._lost(False, 1.0, -11, "", "x")) and "most likely for memory" in str(worker._lost(False, 1.0, -9, "", "x"))
+    assert (
+        str(worker._lost(False, 1.0, 1, log, "8 virtual devices"))
+        == "error[P162]: compiling for 8 virtual devices failed: TypeError: enter() missing 't2'"
+    )
+    assert "ended by signal 11" in str(
+        worker._lost(False, 1.0, -11, "", "x")
+    ) and "most likely for memory" in str(worker._lost(False, 1.0, -9, "", "x"))
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_the_worker_tells_an_exception(compiled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before there is a report it is the command's error, after it the reason why nothing was run."""
+def test_the_worker_tells_an_exception(
+    compiled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before there is a report it is the command's error, after it the reason why nothing was
+    run."""
 
     def work(request: Any, write: Any) -> None:
         if compiled:
@@ -215,9 +348,16 @@ def test_the_worker_tells_an_exception(compiled: bool, tmp_path: Path, monkeypat
     assert worker.main([str(tmp_path / "asked.json"), str(tmp_path / "answer.json")]) == 0
     answer = json.loads((tmp_path / "answer.json").read_text())
     if compiled:
-        assert answer == {"phase": "compiled", "report": {"figures": 1}, "failed": "running failed: ValueError: two"}
+        assert answer == {
+            "phase": "compiled",
+            "report": {"figures": 1},
+            "failed": "running failed: ValueError: two",
+        }
     else:
-        assert answer["error"]["code"] == "P162" and answer["error"]["what"] == "compiling for virtual devices failed: ValueError: two"
+        assert (
+            answer["error"]["code"] == "P162"
+            and answer["error"]["what"] == "compiling for virtual devices failed: ValueError: two"
+        )
 
 
 # --- damaged files
@@ -239,17 +379,30 @@ ROW = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"root:x:0:0:root:/root:/bin/bash\n", "bytes of header follow, and 24 do"), (b"", "empty file"), (b"abc", "bytes of header follow"),
-        ((10**6).to_bytes(8, "little") + b"{}", "1000000 bytes of header follow, and 2 do"), (stored({"w": ROW}, b"1234"), "'w' ends 4 bytes behind the end"),
-        ((2).to_bytes(8, "little") + b"{]", "JSONDecodeError"), (stored([1]), "AttributeError"), (stored({"w": {**ROW, "dtype": "X9"}}, bytes(8)), "KeyError: 'X9'"),
-        (stored({"w": {**ROW, "shape": [3]}}, bytes(8)), "reshape"), (stored({"w": {**ROW, "data_offsets": [8, 0]}}, bytes(8)), "'w'"), (stored({"w": 1}), "TypeError"),
+        (b"root:x:0:0:root:/root:/bin/bash\n", "bytes of header follow, and 24 do"),
+        (b"", "empty file"),
+        (b"abc", "bytes of header follow"),
+        ((10**6).to_bytes(8, "little") + b"{}", "1000000 bytes of header follow, and 2 do"),
+        (stored({"w": ROW}, b"1234"), "'w' ends 4 bytes behind the end"),
+        ((2).to_bytes(8, "little") + b"{]", "JSONDecodeError"),
+        (stored([1]), "AttributeError"),
+        (stored({"w": {**ROW, "dtype": "X9"}}, bytes(8)), "KeyError: 'X9'"),
+        (stored({"w": {**ROW, "shape": [3]}}, bytes(8)), "reshape"),
+        (stored({"w": {**ROW, "data_offsets": [8, 0]}}, bytes(8)), "'w'"),
+        (stored({"w": 1}), "TypeError"),
     ],
-)  # fmt: skip
-def test_a_file_that_holds_no_weights_ends_in_a_line(mlp: types.ModuleType, tmp_path: Path, content: bytes, said: str) -> None:
+)
+def test_a_file_that_holds_no_weights_ends_in_a_line(
+    mlp: types.ModuleType, tmp_path: Path, content: bytes, said: str
+) -> None:
     (tmp_path / "w.safetensors").write_bytes(content)
     with pytest.raises(SystemExit) as end:
         mlp.read_safetensors(tmp_path / "w.safetensors")
-    assert str(end.value).startswith(f"{tmp_path}/w.safetensors cannot be read as .safetensors: ") and said in str(end.value) and "\n" not in str(end.value)
+    assert (
+        str(end.value).startswith(f"{tmp_path}/w.safetensors cannot be read as .safetensors: ")
+        and said in str(end.value)
+        and "\n" not in str(end.value)
+    )
 
 
 def test_other_weights_files(mlp: types.ModuleType, tmp_path: Path) -> None:
@@ -260,13 +413,18 @@ def test_other_weights_files(mlp: types.ModuleType, tmp_path: Path) -> None:
         with pytest.raises(SystemExit, match="no plain file"):
             mlp.read_safetensors(path)
     with pytest.raises(SystemExit, match="there is no such file"):
-        mlp.stored_weights(types.SimpleNamespace(weights=tmp_path / "typo.safetensors", model_folder=tmp_path), mlp.PARAMS)
+        mlp.stored_weights(
+            types.SimpleNamespace(weights=tmp_path / "typo.safetensors", model_folder=tmp_path),
+            mlp.PARAMS,
+        )
     name = mlp.labels_of(*next(iter(mlp.PARAMS.items())))[0]
     with pytest.raises(SystemExit, match=r"of another model: '.*' is \(3,\) in them"):
         mlp.initial_values(mlp.PARAMS, 0, {name: np.zeros(3, np.float32)})
 
 
-def test_only_checkpoints_need_orbax(mlp: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_checkpoints_need_orbax(
+    mlp: types.ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
     monkeypatch.setitem(sys.modules, "orbax", None)
     assert mlp.open_checkpoints(None, 3) is None and mlp.restore(None, mlp.make_mesh()) is None
@@ -274,28 +432,49 @@ def test_only_checkpoints_need_orbax(mlp: types.ModuleType, monkeypatch: pytest.
         mlp.open_checkpoints("ck", 3)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # orbax leaves coroutines behind when a read fails
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # orbax leaves coroutines behind when a read fails
 @pytest.mark.parametrize("damage", ["cut in half", "gone"])
-def test_a_damaged_checkpoint_offers_the_last_whole_one(mlp: types.ModuleType, tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_checkpoint_offers_the_last_whole_one(
+    mlp: types.ModuleType, tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     mesh, saved = mlp.make_mesh(), mlp.open_checkpoints(str(tmp_path), 9)
     _, params, state = mlp.begin(types.SimpleNamespace(seed=0), {}, mesh)
     for step in (2, 4, 6):
         mlp.save(saved, step, params, state)
     saved.wait_until_finished()
     for step in (4, 6):
-        largest = max((p for p in (tmp_path / str(step)).rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
-        largest.unlink() if damage == "gone" else largest.write_bytes(largest.read_bytes()[: largest.stat().st_size // 2])
+        largest = max(
+            (p for p in (tmp_path / str(step)).rglob("*") if p.is_file()),
+            key=lambda p: p.stat().st_size,
+        )
+        (
+            largest.unlink()
+            if damage == "gone"
+            else largest.write_bytes(largest.read_bytes()[: largest.stat().st_size // 2])
+        )
     before = sorted(str(p) for p in tmp_path.rglob("*"))
     with pytest.raises(SystemExit) as end:
         mlp.restore(saved, mesh)
-    assert re.match(rf"the checkpoint {tmp_path}/6 cannot be read: --resume-from 2 goes on from the last whole one.* Nothing was changed\.", str(end.value))
+    assert re.match(
+        rf"the checkpoint {tmp_path}/6 cannot be read: --resume-from 2 goes on from the last whole"
+        r" one.* Nothing was changed\.",
+        str(end.value),
+    )
     assert "\n" not in str(end.value) and sorted(str(p) for p in tmp_path.rglob("*")) == before
     with pytest.raises(SystemExit, match=r"--resume-from 3: .* has checkpoints \[2, 4, 6\]"):
         mlp.restore(saved, mesh, 3)
     capsys.readouterr()
     done, again, _ = mlp.restore(saved, mesh, 2)
-    assert done == 2 and all(np.array_equal(np.asarray(again[k]), np.asarray(p)) for k, p in params.items())
-    assert {p.name for p in tmp_path.iterdir()} == {"2", "aside-4", "aside-6"} and "aside-6" in capsys.readouterr().out
+    assert done == 2 and all(
+        np.array_equal(np.asarray(again[k]), np.asarray(p)) for k, p in params.items()
+    )
+    assert {p.name for p in tmp_path.iterdir()} == {
+        "2",
+        "aside-4",
+        "aside-6",
+    } and "aside-6" in capsys.readouterr().out
     mlp.save(saved, 6, params, state)
     saved.wait_until_finished()
     assert mlp.restore(saved, mesh)[0] == 6
@@ -309,17 +488,27 @@ def test_resuming_from_a_step_needs_a_folder(mlp: types.ModuleType) -> None:
         mlp.restore(None, mlp.make_mesh(), 2)
 
 
-def test_a_loss_that_is_not_a_number_is_said_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_loss_that_is_not_a_number_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     """With its step; and the checkpoints from before are not pushed out by later ones."""
     m = load_program(program(plan(MLP, "dp=8", precision="fp32"), MLP))
     monkeypatch.setitem(m.__dict__, "LEARNING_RATE", 1e38)
     monkeypatch.setitem(m.__dict__, "__file__", str(tmp_path / "m.py"))
-    monkeypatch.setattr(sys, "argv", ["m.py", "--steps", "5", "--checkpoints", str(tmp_path / "ck"), "--save-every", "1"])
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        ["m.py", "--steps", "5", "--checkpoints", str(tmp_path / "ck"), "--save-every", "1"],
+    )
     m.main()
     lines = capsys.readouterr().out.splitlines()
     told = [line for line in lines if "not a number" in line]
     first = next(i for i in range(5) if f"step {i}  loss nan" in "\n".join(lines))
-    assert len(told) == 1 and told[0].startswith(f"step {first}: the loss is not a number") and "no more checkpoints" in told[0]
+    assert (
+        len(told) == 1
+        and told[0].startswith(f"step {first}: the loss is not a number")
+        and "no more checkpoints" in told[0]
+    )
     assert sorted(int(p.name) for p in (tmp_path / "ck").iterdir()) == list(range(1, first + 1))
 
 

@@ -1,4 +1,5 @@
-"""The gradient of max pooling, written out: each window's goes to its first largest element, whatever strides, padding and dilation are."""
+"""The gradient of max pooling, written out: each window's goes to its first largest element,
+whatever strides, padding and dilation are."""
 
 from __future__ import annotations
 
@@ -22,13 +23,26 @@ WINDOWS: dict[str, Any] = {
 }
 
 
-def largest(x: np.ndarray, kernel: tuple[int, ...], strides: tuple[int, ...], pads: tuple[int, ...], dilations: tuple[int, ...],
-            out: tuple[int, ...], g: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+def largest(
+    x: np.ndarray,
+    kernel: tuple[int, ...],
+    strides: tuple[int, ...],
+    pads: tuple[int, ...],
+    dilations: tuple[int, ...],
+    out: tuple[int, ...],
+    g: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
     """Results, and the gradient of x, window by window."""
     y, back = np.empty(g.shape, x.dtype), np.zeros_like(x)
     for at in np.ndindex(*g.shape):
-        places = [at[:2] + tuple(o * s - p + k * d for o, s, p, k, d in zip(at[2:], strides, pads, taps, dilations, strict=False))
-                  for taps in product(*map(range, kernel))]  # fmt: skip
+        places = [
+            at[:2]
+            + tuple(
+                o * s - p + k * d
+                for o, s, p, k, d in zip(at[2:], strides, pads, taps, dilations, strict=False)
+            )
+            for taps in product(*map(range, kernel))
+        ]
         inside = [p for p in places if all(0 <= i < n for i, n in zip(p, x.shape, strict=True))]
         best = max(inside, key=lambda p: x[p])
         y[at] = x[best]
@@ -43,7 +57,10 @@ def test_gradients_go_to_the_first_largest_element(name: str, ties: bool) -> Non
 
     shape, kernel, strides, pads, dilations, out = WINDOWS[name]
     rng = np.random.default_rng(3)
-    x, g = rng.normal(size=shape).astype(np.float32), rng.normal(size=shape[:2] + out).astype(np.float32)
+    x, g = (
+        rng.normal(size=shape).astype(np.float32),
+        rng.normal(size=shape[:2] + out).astype(np.float32),
+    )
     x = np.round(x) if ties else x
     y, pull = jax.vjp(lambda x: max_pool(x, kernel, strides, pads, dilations, out), x)
     wanted, back = largest(x, kernel, strides, pads, dilations, out, g)
@@ -55,20 +72,28 @@ def test_integers_are_pooled_and_have_no_gradient() -> None:
     from planner.emit.runtime.kernels.nets import max_pool
 
     x = np.arange(-8, 8, dtype=np.int8).reshape(1, 1, 4, 4)
-    np.testing.assert_array_equal(max_pool(x, (2, 2), (2, 2), (1, 0, 0, 0), (1, 1), (2, 2)), [[[[-7, -5], [1, 3]]]])
+    np.testing.assert_array_equal(
+        max_pool(x, (2, 2), (2, 2), (1, 0, 0, 0), (1, 1), (2, 2)), [[[[-7, -5], [1, 3]]]]
+    )
 
 
 def test_positions_are_not_looked_up_before_their_gradient_is_there() -> None:
-    """What is written from the operand alone could be computed in the forward pass: everything of the backward pass reads the gradient, or what was made of it."""
+    """What is written from the operand alone could be computed in the forward pass: everything of
+    the backward pass reads the gradient, or what was made of it."""
     from planner.emit.runtime.kernels.nets import max_pool
 
     shape, kernel, strides, pads, dilations, out = WINDOWS["3x3 of a ResNet"]
     x, g = np.zeros(shape, np.float32), np.zeros(shape[:2] + out, np.float32)
-    traced = jax.make_jaxpr(lambda x, g: jax.vjp(lambda x: max_pool(x, kernel, strides, pads, dilations, out), x)[1](g))(x, g).jaxpr
+    traced = jax.make_jaxpr(
+        lambda x, g: jax.vjp(lambda x: max_pool(x, kernel, strides, pads, dilations, out), x)[1](g)
+    )(x, g).jaxpr
     late, early = {traced.invars[1]}, []
     for equation in traced.eqns:
         if any(v in late for v in equation.invars if not hasattr(v, "val")):
             late.update(equation.outvars)
         else:
             early.append(equation.primitive.name)
-    assert set(early) <= {"reduce_window_max", "reduce_window", "custom_vjp_call", "broadcast_in_dim"} and set(traced.outvars) <= late
+    assert (
+        set(early) <= {"reduce_window_max", "reduce_window", "custom_vjp_call", "broadcast_in_dim"}
+        and set(traced.outvars) <= late
+    )

@@ -1,4 +1,5 @@
-"""jit programs: which nodes run under shard_map, that programs stay equal, and (slow) that the GPU compiler then sends what the plan says."""
+"""jit programs: which nodes run under shard_map, that programs stay equal, and (slow) that the GPU
+compiler then sends what the plan says."""
 
 from __future__ import annotations
 
@@ -37,7 +38,15 @@ def hybrid(spec: str) -> tuple[Graph, Plan]:
     graph = model(spec)
     flat = (("data", 4), ("model", 2))
     splits = mlp_megatron(graph, flat) if "mlp" in spec else megatron(graph, flat)
-    wide = {n: Split.of({f: [b for a in axes for b in (("pod", "data") if a == "data" else (a,))] for f, axes in s.pairs}) for n, s in splits.items()}
+    wide = {
+        n: Split.of(
+            {
+                f: [b for a in axes for b in (("pod", "data") if a == "data" else (a,))]
+                for f, axes in s.pairs
+            }
+        )
+        for n, s in splits.items()
+    }
     return graph, replace(HYBRID, splits=wide)
 
 
@@ -54,7 +63,11 @@ def pieces(graph: Graph, plan: Plan) -> list[str]:
 
 def test_lookups_and_pending_products_scatter_where_every_reader_wants_pieces() -> None:
     found = pieces(*sequence("zoo:llama-tiny,layers=1"))
-    assert [line.rpartition("  # ")[2].split(" ")[0].rpartition("/")[2] for line in found] == ["Gather", "MatMul", "MatMul"]
+    assert [line.rpartition("  # ")[2].split(" ")[0].rpartition("/")[2] for line in found] == [
+        "Gather",
+        "MatMul",
+        "MatMul",
+    ]
     assert all("lax.psum_scatter(" in line and 'P("data", "model"))(' in line for line in found)
     assert "take_shard(" in found[0] and "o_proj" in found[1] and "down_proj" in found[2]
 
@@ -68,27 +81,41 @@ def test_sums_stay_whole_where_readers_differ() -> None:
 
 def test_gradients_over_some_of_the_axes_are_scattered_before_they_are_summed() -> None:
     found = pieces(*hybrid("zoo:gpt-tiny,layers=1"))
-    assert sum('scattered_first(x0, "data", "pod", 0)' in line for line in found) == 1  # the table, looked up
-    assert sum('scattered_first(x1, "data", "pod", 0)' in line for line in found) == 3  # its other use, and the two products cut by rows
+    assert (
+        sum('scattered_first(x0, "data", "pod", 0)' in line for line in found) == 1
+    )  # the table, looked up
+    assert (
+        sum('scattered_first(x1, "data", "pod", 0)' in line for line in found) == 3
+    )  # its other use, and the two products cut by rows
     assert len(found) == 4
-    assert not any("scattered_first" in line for line in pieces(*sequence("zoo:gpt-tiny,layers=1")))  # one axis: the partitioner does
+    assert not any(
+        "scattered_first" in line for line in pieces(*sequence("zoo:gpt-tiny,layers=1"))
+    )  # one axis: the partitioner does
 
 
-@pytest.mark.parametrize(("build", "spec"), [(sequence, "zoo:llama-tiny,layers=1"), (hybrid, "zoo:gpt-tiny,layers=1")])
+@pytest.mark.parametrize(
+    ("build", "spec"), [(sequence, "zoo:llama-tiny,layers=1"), (hybrid, "zoo:gpt-tiny,layers=1")]
+)
 def test_programs_stay_equal(build: object, spec: str) -> None:
     graph, plan = build(spec)  # type: ignore[operator]
-    found, _ = compare(graph, plan, workload="train", backend="jit", values=seeded_values(graph, {}))
+    found, _ = compare(
+        graph, plan, workload="train", backend="jit", values=seeded_values(graph, {})
+    )
     assert found.gradients < 1e-4 and found.loss == pytest.approx(found.reference_loss, rel=1e-5)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pins", ["dp=4,tp=2,zero=1,micro=1", "dp=4,tp=2,zero=1,zero_group=2,micro=1"])
+@pytest.mark.parametrize(
+    "pins", ["dp=4,tp=2,zero=1,micro=1", "dp=4,tp=2,zero=1,zero_group=2,micro=1"]
+)
 def test_the_gpu_compiler_sends_what_is_planned(pins: str) -> None:
     try:
         require(parse_target("gpu:h100", 8))
     except PlanError as e:
         pytest.skip(e.what)
-    strategy = planner.plan("zoo:gpt-tiny,layers=1", devices=8, batch=16, pins=parse_pins(pins), baselines=False)
+    strategy = planner.plan(
+        "zoo:gpt-tiny,layers=1", devices=8, batch=16, pins=parse_pins(pins), baselines=False
+    )
     report = worker.verify(strategy, "zoo:gpt-tiny,layers=1", target="gpu:h100", backend="jit")
     sent = next(f for f in report.figures if f.what == "all collectives")
     assert sent.predicted and sent.distance <= 0.01 * sent.predicted, report.text()

@@ -1,4 +1,5 @@
-"""Pipeline stages: what a tick costs, programs against unsharded ones and their compiled bytes, and the search that chooses them."""
+"""Pipeline stages: what a tick costs, programs against unsharded ones and their compiled bytes, and
+the search that chooses them."""
 
 from __future__ import annotations
 
@@ -35,12 +36,23 @@ EAGER = str(Path(__file__).parents[2] / "benchmarks" / "eager.toml")
 
 
 def plan(source: str, pins: str, batch: int = 16, **options: Any) -> planner.Strategy:
-    return planner.plan(source, devices=8, batch=batch, pins=parse_pins(pins), baselines=False, hardware=EAGER, **options)
+    return planner.plan(
+        source,
+        devices=8,
+        batch=batch,
+        pins=parse_pins(pins),
+        baselines=False,
+        hardware=EAGER,
+        **options,
+    )
 
 
 @given(st.integers(2, 12), st.integers(2, 40), st.integers(1, 60), st.sampled_from(SCHEDULES[:2]))
-def test_every_microbatch_meets_every_stage_once_each_way(stages: int, microbatches: int, repeats: int, schedule: str) -> None:
-    """The arithmetic of the ring: a place is taken again only after the backward pass of the microbatch in it."""
+def test_every_microbatch_meets_every_stage_once_each_way(
+    stages: int, microbatches: int, repeats: int, schedule: str
+) -> None:
+    """The arithmetic of the ring: a place is taken again only after the backward pass of the
+    microbatch in it."""
     p = Pipeline(0, 3, max(repeats, stages), stages, microbatches, schedule)
     assert p.per_stage * stages >= p.repeats > (p.per_stage - 1) * stages - stages
     if schedule == "gpipe":
@@ -48,7 +60,9 @@ def test_every_microbatch_meets_every_stage_once_each_way(stages: int, microbatc
     for stage in range(stages):
         forward = {m: m + stage for m in range(microbatches)}
         backward = {m: m + 2 * (stages - 1) - stage for m in range(microbatches)}
-        assert all(0 <= t < p.ticks for t in forward.values()) and all(stages - 1 <= t < stages - 1 + p.ticks for t in backward.values())
+        assert all(0 <= t < p.ticks for t in forward.values()) and all(
+            stages - 1 <= t < stages - 1 + p.ticks for t in backward.values()
+        )
         places = {m: m % p.waiting for m in range(microbatches)}
         for m in range(microbatches):
             later = [n for n in range(m + 1, microbatches) if places[n] == places[m]]
@@ -56,9 +70,12 @@ def test_every_microbatch_meets_every_stage_once_each_way(stages: int, microbatc
 
 
 @given(st.integers(2, 8), st.integers(1, 6), st.integers(2, 5))
-def test_chunks_wait_in_a_ring_of_the_size_that_is_priced(stages: int, groups: int, chunks: int) -> None:
-    """The places that the program gives to pieces of work: as many as the pipeline says, none taken before its piece's backward pass on any stage. What the
-    program runs as a piece is what the planner counts, beyond the first and the last as well."""
+def test_chunks_wait_in_a_ring_of_the_size_that_is_priced(
+    stages: int, groups: int, chunks: int
+) -> None:
+    """The places that the program gives to pieces of work: as many as the pipeline says, none taken
+    before its piece's backward pass on any stage. What the program runs as a piece is what the
+    planner counts, beyond the first and the last as well."""
     p = Pipeline(0, 1, stages * chunks, stages, stages * groups, "interleaved", virtual=chunks)
     pieces = p.microbatches * chunks
     with pytest.MonkeyPatch.context() as m:
@@ -67,36 +84,74 @@ def test_chunks_wait_in_a_ring_of_the_size_that_is_priced(stages: int, groups: i
         places = program.waiting_places(p.passing.first_backward, stages, stages * groups)
         microbatch, turn = program.piece_of(np.arange(-2, pieces + 2), stages, stages * groups)
     assert [p.passing.piece(n)[1] for n in range(-2, pieces + 2)] == [*turn]
-    assert [p.passing.piece(n)[0] for n in range(-2, pieces + 2)] == [BUBBLE] * 2 + [*microbatch][2:-2] + [BUBBLE] * 2
-    assert len(places) == pieces + 1 and max(places) + 1 == p.waiting and p.ticks == pieces + stages - 1
-    assert {p.holder(i) for i in p.nodes} == {*range(stages)} and [p.holder(i) for i in range(stages)] == [*range(stages)]
+    assert [p.passing.piece(n)[0] for n in range(-2, pieces + 2)] == [BUBBLE] * 2 + [*microbatch][
+        2:-2
+    ] + [BUBBLE] * 2
+    assert (
+        len(places) == pieces + 1
+        and max(places) + 1 == p.waiting
+        and p.ticks == pieces + stages - 1
+    )
+    assert {p.holder(i) for i in p.nodes} == {*range(stages)} and [
+        p.holder(i) for i in range(stages)
+    ] == [*range(stages)]
     for stage in range(stages):
         seen = [*ticks(p, stage)]
-        done = {(t.backward, t.chunks[1]): k for k, t in enumerate(seen) if t.backward not in (None, BUBBLE)}
+        done = {
+            (t.backward, t.chunks[1]): k
+            for k, t in enumerate(seen)
+            if t.backward not in (None, BUBBLE)
+        }
         taken: dict[int, int] = {}  # place -> tick from which it is free
-        for n, (k, t) in enumerate((k, t) for k, t in enumerate(seen) if t.forward not in (None, BUBBLE)):
+        for n, (k, t) in enumerate(
+            (k, t) for k, t in enumerate(seen) if t.forward not in (None, BUBBLE)
+        ):
             assert k == n + stage and taken.get(places[n], -1) < k
             taken[places[n]] = done[t.forward, t.chunks[0]]
-        assert taken.get(places[pieces], -1) < pieces + stage or stage == stages - 1  # where passes of pieces that do not exist write
+        assert (
+            taken.get(places[pieces], -1) < pieces + stage or stage == stages - 1
+        )  # where passes of pieces that do not exist write
 
 
 @pytest.mark.parametrize(
     ("source", "pins"),
     [
-        ("zoo:gpt-tiny,layers=4", "pp=2,tp=2,micro=4,schedule=1f1b"),  # with tensor and data parallelism
-        ("zoo:gpt-tiny,layers=5", "pp=4,dp=2,micro=8,zero=1,recompute=block"),  # stages of uneven length
+        (
+            "zoo:gpt-tiny,layers=4",
+            "pp=2,tp=2,micro=4,schedule=1f1b",
+        ),  # with tensor and data parallelism
+        (
+            "zoo:gpt-tiny,layers=5",
+            "pp=4,dp=2,micro=8,zero=1,recompute=block",
+        ),  # stages of uneven length
         ("zoo:gpt-tiny,layers=4", "pp=2,dp=4,micro=4,zero=2,schedule=1f1b"),
-        ("zoo:gpt-tiny,layers=4", "pp=4,tp=2,micro=8,zero=0,schedule=1f1b"),  # a tied table that the head alone brings together
-        ("zoo:gpt-tiny,layers=8,seq=32", "pp=2,tp=2,dp=2,micro=4,virtual=2,zero=2"),  # chunks, more than one group of microbatches
-        ("zoo:llama-tiny,layers=4", "pp=4,tp=2,micro=4,schedule=gpipe"),  # collectives after the blocks, run again in the backward pass
-        ("zoo:t5-tiny", "pp=2,tp=2,dp=2,micro=4,recompute=block-keep,schedule=1f1b"),  # the encoder before the stages, its result read by all of them
+        (
+            "zoo:gpt-tiny,layers=4",
+            "pp=4,tp=2,micro=8,zero=0,schedule=1f1b",
+        ),  # a tied table that the head alone brings together
+        (
+            "zoo:gpt-tiny,layers=8,seq=32",
+            "pp=2,tp=2,dp=2,micro=4,virtual=2,zero=2",
+        ),  # chunks, more than one group of microbatches
+        (
+            "zoo:llama-tiny,layers=4",
+            "pp=4,tp=2,micro=4,schedule=gpipe",
+        ),  # collectives after the blocks, run again in the backward pass
+        (
+            "zoo:t5-tiny",
+            "pp=2,tp=2,dp=2,micro=4,recompute=block-keep,schedule=1f1b",
+        ),  # the encoder before the stages, its result read by all of them
     ],
 )
 def test_programs_equal_the_unsharded_one_and_their_prediction(source: str, pins: str) -> None:
     strategy = plan(source, pins)
     report = worker.verify(strategy, source)
     assert report.ok and not report.findings(), report.text()
-    assert report.numbers is not None and report.numbers.gradients is not None and report.numbers.gradients < 1e-5
+    assert (
+        report.numbers is not None
+        and report.numbers.gradients is not None
+        and report.numbers.gradients < 1e-5
+    )
     assert any(f.what == "collective-permute over stage" and f.compiled for f in report.figures)
 
 
@@ -110,7 +165,9 @@ def test_1f1b_needs_less_memory_than_gpipe() -> None:
     """Of the compiled programs: temporaries at equal microbatches; and as predicted."""
     temporaries, predicted = {}, {}
     for schedule in ("1f1b", "gpipe"):
-        strategy = plan("zoo:gpt-tiny,layers=4,seq=64", f"pp=4,dp=2,micro=16,schedule={schedule}", batch=32)
+        strategy = plan(
+            "zoo:gpt-tiny,layers=4,seq=64", f"pp=4,dp=2,micro=16,schedule={schedule}", batch=32
+        )
         report = worker.verify(strategy, "zoo:gpt-tiny,layers=4,seq=64")
         temporaries[schedule] = next(f.compiled for f in report.figures if f.what == "temporaries")
         predicted[schedule] = strategy.cost.memory_breakdown_bytes["activations"]
@@ -118,17 +175,43 @@ def test_1f1b_needs_less_memory_than_gpipe() -> None:
     assert predicted["1f1b"] < 0.75 * predicted["gpipe"]
 
 
-def staged_search(source: str, devices: int, batch: int, stages: int, pins: Pins = Pins(), **workload: Any) -> tuple[Search, list]:  # noqa: B008 - frozen
+def staged_search(
+    source: str,
+    devices: int,
+    batch: int,
+    stages: int,
+    pins: Pins = Pins(),
+    **workload: Any,
+) -> tuple[Search, list]:
     model = Model.open(source, Workload("train", batch=batch, **workload), devices)
-    request = make_request(devices=devices, hardware="h100-sxm", topology=None, workload="train", mode="auto", solver="auto", pins=pins,
-                           precision="bf16-mixed", time_limit_s=None)  # fmt: skip
+    request = make_request(
+        devices=devices,
+        hardware="h100-sxm",
+        topology=None,
+        workload="train",
+        mode="auto",
+        solver="auto",
+        pins=pins,
+        precision="bf16-mixed",
+        time_limit_s=None,
+    )
     return Search(model, request), list(staged_meshes(request.topology, stages))
 
 
-@pytest.mark.parametrize("technique", [Techniques(1, "none", 8), Techniques(1, "none", 8, "interleaved", 3),
-                                       Techniques(0, "block", 16), Techniques(2, "block-keep", 8), Techniques(1, "none", 8, "gpipe")])  # fmt: skip
+@pytest.mark.parametrize(
+    "technique",
+    [
+        Techniques(1, "none", 8),
+        Techniques(1, "none", 8, "interleaved", 3),
+        Techniques(0, "block", 16),
+        Techniques(2, "block-keep", 8),
+        Techniques(1, "none", 8, "gpipe"),
+    ],
+)
 def test_bounds_are_below_what_is_solved_and_that_close_to_the_price(technique: Techniques) -> None:
-    pins = Pins(techniques={"bucket": 0})  # where sizes of buckets are open, spaces are priced below all of them
+    pins = Pins(
+        techniques={"bucket": 0}
+    )  # where sizes of buckets are open, spaces are priced below all of them
     search, meshes = staged_search("zoo:gpt2-small", 32, 64, 4, pins)
     for mesh in meshes[1:3]:
         whole, cut = search.space(mesh, 1, None), search.space(mesh, technique.microbatches, None)
@@ -139,14 +222,26 @@ def test_bounds_are_below_what_is_solved_and_that_close_to_the_price(technique: 
         free = relaxed.free(technique, technique.microbatches)
         assert free is not None and free[1] <= objective * (1 + 1e-9)
         endless = relaxed.free(technique, 0)
-        assert endless is not None and endless[1] + relaxed.waiting(technique.microbatches, technique.virtual) <= objective * (1 + 1e-9)
-        assert relaxed.least((technique.zero,)) + relaxed.waiting(technique.microbatches, technique.virtual) <= objective * (1 + 1e-9)
+        assert endless is not None and endless[1] + relaxed.waiting(
+            technique.microbatches, technique.virtual
+        ) <= objective * (1 + 1e-9)
+        assert relaxed.least((technique.zero,)) + relaxed.waiting(
+            technique.microbatches, technique.virtual
+        ) <= objective * (1 + 1e-9)
         candidate = search.price(cut, mesh, technique, solved, "plan")
         assert candidate is not None
-        # What stages hand on is not in the problem (chunks do so more often), nor is gpipe's second pass of the head; block-keep prices kept collectives a little differently.
-        assert 0.97 <= candidate.cost.step_time_s / objective <= (1.1 if technique.schedule == "1f1b" else 1.25)
+        # What stages hand on is not in the problem (chunks do so more often), nor is gpipe's second
+        # pass of the head; block-keep prices kept collectives a little differently.
+        assert (
+            0.97
+            <= candidate.cost.step_time_s / objective
+            <= (1.1 if technique.schedule == "1f1b" else 1.25)
+        )
         held, working = usage_of(cut, technique, solved.choice)
-        assert candidate.cost.memory.total <= 1.02 * (held + working) and least_usage(whole, technique, uncut=True) <= 1.001 * candidate.cost.memory.total
+        assert (
+            candidate.cost.memory.total <= 1.02 * (held + working)
+            and least_usage(whole, technique, uncut=True) <= 1.001 * candidate.cost.memory.total
+        )
 
 
 def test_a_pipeline_is_priced_as_what_its_stages_run() -> None:
@@ -161,7 +256,9 @@ def test_a_pipeline_is_priced_as_what_its_stages_run() -> None:
     assert pipeline is not None and (pipeline.per_stage, pipeline.ticks) == (3, 11)
     a, b = (price_plan(base, p, search.pricer(mesh))[0] for p in (flat, staged))
     inside = sum(base.rules[i].flops for i in pipeline.nodes) / sum(r.flops for r in base.rules)
-    assert b.flops_per_device == pytest.approx(a.flops_per_device * (inside * 11 / 8 / 4 + (1 - inside)), rel=1e-9)
+    assert b.flops_per_device == pytest.approx(
+        a.flops_per_device * (inside * 11 / 8 / 4 + (1 - inside)), rel=1e-9
+    )
     assert 0 < b.bubble_time_s < b.compute_time_s and b.memory.parameters < a.memory.parameters
     assert a.bubble_time_s == 0
 
@@ -170,7 +267,11 @@ def test_the_search_takes_stages_where_links_are_slow_and_the_model_large() -> N
     search, _ = staged_search("zoo:gpt3-175b,layers=24", 256, 384, 2)
     search.request = replace(search.request, baselines=False)
     found = search.run()
-    assert found.best is not None and found.best.mesh.stages > 1 and found.best.plan.schedule in ("1f1b", "interleaved")
+    assert (
+        found.best is not None
+        and found.best.mesh.stages > 1
+        and found.best.plan.schedule in ("1f1b", "interleaved")
+    )
     assert found.bound_s <= found.best.cost.step_time_s
 
 
@@ -179,9 +280,21 @@ def test_the_search_takes_stages_where_links_are_slow_and_the_model_large() -> N
     [
         ("zoo:gpt-tiny,layers=4", "pp=8,micro=16", "4 repeated blocks"),
         ("zoo:gpt-tiny,layers=4", "pp=4,zero=3", "at most 2"),
-        ("zoo:gpt-tiny,layers=4", "pp=2,micro=4,virtual=3", "4 repeated blocks do not divide into 2 stages of 3 chunks"),
-        ("zoo:gpt-tiny,layers=4", "pp=4,schedule=interleaved", "4 repeated blocks do not divide into 4 stages of 2 or 4 chunks"),
-        ("zoo:gpt-tiny,layers=8", "pp=4,micro=2,virtual=2", "groups of 4 microbatches, and 2 do not divide"),
+        (
+            "zoo:gpt-tiny,layers=4",
+            "pp=2,micro=4,virtual=3",
+            "4 repeated blocks do not divide into 2 stages of 3 chunks",
+        ),
+        (
+            "zoo:gpt-tiny,layers=4",
+            "pp=4,schedule=interleaved",
+            "4 repeated blocks do not divide into 4 stages of 2 or 4 chunks",
+        ),
+        (
+            "zoo:gpt-tiny,layers=8",
+            "pp=4,micro=2,virtual=2",
+            "groups of 4 microbatches, and 2 do not divide",
+        ),
         ("zoo:gpt-tiny,layers=4", "pp=4,zero=2,schedule=gpipe", "at most 1"),
         ("zoo:gpt-tiny,layers=4", "pp=4,micro=1", "at least two microbatches"),
         ("zoo:dit-tiny", "pp=2", "reads different outside values"),
@@ -203,7 +316,12 @@ def test_files_say_which_schedule(tmp_path: Path) -> None:
     made = back.plan_for(graph)
     assert (made.stages, made.schedule) == (4, "1f1b") and made == strategy.plan
     assert {row["stage"] for row in back.nodes.values()} == {0, 3}
-    for techniques in ({"schedule": "none"}, {"schedule": "2f2b"}, {"zero_stage": MOST_LEVEL["1f1b"] + 1}, {"microbatches": 1}):
+    for techniques in (
+        {"schedule": "none"},
+        {"schedule": "2f2b"},
+        {"zero_stage": MOST_LEVEL["1f1b"] + 1},
+        {"microbatches": 1},
+    ):
         with pytest.raises(PlanError) as e:
             replace(back, techniques={**back.techniques, **techniques}).plan_for(graph)
         assert e.value.code == "P060"
@@ -214,9 +332,16 @@ def test_files_say_how_many_chunks() -> None:
     assert (strategy.techniques["schedule"], strategy.techniques["virtual"]) == ("interleaved", 2)
     assert (strategy.plan.schedule, strategy.plan.virtual) == ("interleaved", 2)
     assert strategy.graph is not None
-    for techniques, said in (({"virtual": 1}, "virtual"), ({"virtual": 3}, "virtual"), ({"microbatches": 3}, "groups"), ({"schedule": "1f1b"}, "virtual")):
+    for techniques, said in (
+        ({"virtual": 1}, "virtual"),
+        ({"virtual": 3}, "virtual"),
+        ({"microbatches": 3}, "groups"),
+        ({"schedule": "1f1b"}, "virtual"),
+    ):
         with pytest.raises(PlanError) as e:
-            replace(strategy, techniques={**strategy.techniques, **techniques}).plan_for(strategy.graph)
+            replace(strategy, techniques={**strategy.techniques, **techniques}).plan_for(
+                strategy.graph
+            )
         assert e.value.code == "P060" and said in str(e.value)
 
 
@@ -226,8 +351,12 @@ def test_saved_chunks_are_read_back_as_any_stack() -> None:
     places = tuple(checkpoint.place_in((["w"] * 6, 2, [2, 3, 4]), j) for j in range(6))
     assert places[4] == (1, 1) and checkpoint.place_in((["w"], 0, [4]), 0) == ()
     for first in ((6,), (3, 2)):
-        assert np.array_equal(checkpoint.restacked([chunks] * 6, places, first), chunks.reshape(*first, 4))
-    assert np.array_equal(checkpoint.restacked([chunks] * 6, places, (8,))[6:], np.zeros((2, 4)))  # filled up to what stages need
+        assert np.array_equal(
+            checkpoint.restacked([chunks] * 6, places, first), chunks.reshape(*first, 4)
+        )
+    assert np.array_equal(
+        checkpoint.restacked([chunks] * 6, places, (8,))[6:], np.zeros((2, 4))
+    )  # filled up to what stages need
     assert np.array_equal(checkpoint.restacked([chunks], places[4:5], ()), chunks[1, 1])
 
 
@@ -242,7 +371,9 @@ def test_chunks_take_bubble_and_ring_down_and_messages_up() -> None:
     """At equal microbatches, in the price and in the compiled program."""
     found = {}
     for pins in ("schedule=1f1b", "virtual=2"):
-        strategy = plan("zoo:gpt-tiny,layers=8,seq=64", f"pp=4,dp=2,micro=8,zero=0,{pins}", batch=16)
+        strategy = plan(
+            "zoo:gpt-tiny,layers=8,seq=64", f"pp=4,dp=2,micro=8,zero=0,{pins}", batch=16
+        )
         report = worker.verify(strategy, "zoo:gpt-tiny,layers=8,seq=64", run=False)
         sent = next(f for f in report.figures if f.what == "collective-permute over stage")
         flops = next(f for f in report.figures if f.what == "dot FLOPs")
@@ -251,7 +382,10 @@ def test_chunks_take_bubble_and_ring_down_and_messages_up() -> None:
     (plain, sent, flops), (finer, more, fewer) = found["schedule=1f1b"], found["virtual=2"]
     assert more / sent == pytest.approx((8 * 2 + 3) / (8 + 3)) and fewer < flops
     assert finer.bubble_time_s < 0.6 * plain.bubble_time_s
-    assert finer.memory_breakdown_bytes["activations"] < 0.8 * plain.memory_breakdown_bytes["activations"]
+    assert (
+        finer.memory_breakdown_bytes["activations"]
+        < 0.8 * plain.memory_breakdown_bytes["activations"]
+    )
 
 
 def test_meshes_put_stages_outermost() -> None:

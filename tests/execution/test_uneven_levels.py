@@ -1,4 +1,5 @@
-"""Optimizer sharding of weights that the group does not divide: padded, the same result, the bytes that are predicted."""
+"""Optimizer sharding of weights that the group does not divide: padded, the same result, the bytes
+that are predicted."""
 
 from __future__ import annotations
 
@@ -22,15 +23,36 @@ MESH = (("data", 8),)
 
 
 def odd_model() -> Graph:
-    """Every dim but the batch leaves a remainder when it is divided by 8; the last has two columns, too few to cut 8 ways."""
-    return hoist(add_loss(read_model(models_zoo.build("mlp-tiny,layers=6,hidden=30,in=13,out=2"), batch=32)))
+    """Every dim but the batch leaves a remainder when it is divided by 8; the last has two columns,
+    too few to cut 8 ways."""
+    return hoist(
+        add_loss(read_model(models_zoo.build("mlp-tiny,layers=6,hidden=30,in=13,out=2"), batch=32))
+    )
 
 
-@pytest.mark.parametrize(("shape", "dim", "piece"), [
-    ((30, 13), 0, (4, 13)), ((13, 15), 1, (13, 2)), ((3, 64), 1, (3, 8)), ((2, 3), -1, (2, 3)), ((5,), 0, (1,)), ((4,), -1, (4,)),
-])  # fmt: skip
-def test_the_dim_of_least_padding_is_cut(shape: tuple[int, ...], dim: int, piece: tuple[int, ...]) -> None:
-    graph = Graph("one", (), {"w": Tensor("w", shape, "float32", "weight")}, (), (), weights={"w": None}, labels={"w": "w"})  # type: ignore[dict-item]
+@pytest.mark.parametrize(
+    ("shape", "dim", "piece"),
+    [
+        ((30, 13), 0, (4, 13)),
+        ((13, 15), 1, (13, 2)),
+        ((3, 64), 1, (3, 8)),
+        ((2, 3), -1, (2, 3)),
+        ((5,), 0, (1,)),
+        ((4,), -1, (4,)),
+    ],
+)
+def test_the_dim_of_least_padding_is_cut(
+    shape: tuple[int, ...], dim: int, piece: tuple[int, ...]
+) -> None:
+    graph = Graph(
+        "one",
+        (),
+        {"w": Tensor("w", shape, "float32", "weight")},
+        (),
+        (),
+        weights={"w": None},
+        labels={"w": "w"},
+    )  # type: ignore[dict-item]
     fan = Layout(((),) * len(shape), fan=("data",))
     kept = weight_plan(graph, "w", [fan], Plan(MESH, {}, 1, ("data",)), True)
     assert kept.dim == dim and local_shape(shape, cut_layout(kept), dict(MESH)) == piece
@@ -38,8 +60,18 @@ def test_the_dim_of_least_padding_is_cut(shape: tuple[int, ...], dim: int, piece
 
 def test_a_dim_that_the_split_cuts_is_not_padded() -> None:
     mesh = (("data", 4), ("model", 2))
-    graph = Graph("one", (), {"w": Tensor("w", (30, 2), "float32", "weight")}, (), (), weights={"w": None}, labels={"w": "w"})  # type: ignore[dict-item]
-    kept = weight_plan(graph, "w", [Layout((("model",), ()), fan=("data",))], Plan(mesh, {}, 1, ("data",)), True)
+    graph = Graph(
+        "one",
+        (),
+        {"w": Tensor("w", (30, 2), "float32", "weight")},
+        (),
+        (),
+        weights={"w": None},
+        labels={"w": "w"},
+    )  # type: ignore[dict-item]
+    kept = weight_plan(
+        graph, "w", [Layout((("model",), ()), fan=("data",))], Plan(mesh, {}, 1, ("data",)), True
+    )
     assert kept == WeightPlan(Layout((("model",), ())), fan=("data",))
 
 
@@ -47,11 +79,24 @@ def test_a_dim_that_the_split_cuts_is_not_padded() -> None:
 @pytest.mark.parametrize("unroll", [False, True])
 def test_programs_are_right_and_move_what_is_predicted(zero: int, micro: int, unroll: bool) -> None:
     graph = odd_model()
-    plan = Plan(MESH, data_parallel(graph, MESH), zero, ("data",), microbatches=micro, runs=find_runs(graph))
+    plan = Plan(
+        MESH, data_parallel(graph, MESH), zero, ("data",), microbatches=micro, runs=find_runs(graph)
+    )
     flow = derive(graph, plan, training=True)
     cut = [n for n, w in flow.weights.items() if w.zero]
-    assert any(graph.tensors[n].shape == (30, 30) for n in cut) and all(prod(graph.tensors[n].shape) <= 2 for n in flow.weights if n not in cut)
+    assert any(graph.tensors[n].shape == (30, 30) for n in cut) and all(
+        prod(graph.tensors[n].shape) <= 2 for n in flow.weights if n not in cut
+    )
     if not unroll:
-        result, _ = compare(graph, plan, workload="train", backend="shard_map", values=seeded_values(graph, {}), step=True)
-        assert result.outputs < 1e-5 and result.gradients < 1e-5 and (result.update or 0.0) < 1e-5, result
+        result, _ = compare(
+            graph,
+            plan,
+            workload="train",
+            backend="shard_map",
+            values=seeded_values(graph, {}),
+            step=True,
+        )
+        assert (
+            result.outputs < 1e-5 and result.gradients < 1e-5 and (result.update or 0.0) < 1e-5
+        ), result
     assert truth(graph, plan, unroll=unroll).differences() == ()

@@ -1,4 +1,5 @@
-"""Repeated blocks: what counts as the same work, what may enter from outside, and what is moved out of the way first."""
+"""Repeated blocks: what counts as the same work, what may enter from outside, and what is moved out
+of the way first."""
 
 from __future__ import annotations
 
@@ -27,8 +28,16 @@ class Net:
         return out
 
     def graph(self) -> Graph:
-        return Graph("net", tuple(self.nodes), self.tensors, ("x",), self.nodes[-1].outputs, weights=dict.fromkeys(self.weights),
-                     labels={w: w for w in self.weights}, trainable=frozenset(w for w in self.weights if "frozen" not in w))  # fmt: skip
+        return Graph(
+            "net",
+            tuple(self.nodes),
+            self.tensors,
+            ("x",),
+            self.nodes[-1].outputs,
+            weights=dict.fromkeys(self.weights),
+            labels={w: w for w in self.weights},
+            trainable=frozenset(w for w in self.weights if "frozen" not in w),
+        )
 
     def layer(self, x: str, extra: str = "") -> str:
         h = self.add("MatMul", x, self.weight())
@@ -48,7 +57,8 @@ def test_plain_layers_fold():
 
 
 def test_layer_that_reads_data_is_not_one_that_reads_activations():
-    # Its first product has no gradient of an operand to compute: pricing all repeats by it would forget a third of their work.
+    # Its first product has no gradient of an operand to compute: pricing all repeats by it would
+    # forget a third of their work.
     net, x = Net(), "x"
     for _ in range(5):
         x = net.layer(x)
@@ -57,7 +67,8 @@ def test_layer_that_reads_data_is_not_one_that_reads_activations():
 
 
 def test_value_made_inside_a_run_is_not_shared_by_it():
-    # Every layer adds the same tensor, made half way through the first layer that does: no block can be handed it from outside.
+    # Every layer adds the same tensor, made half way through the first layer that does: no block
+    # can be handed it from outside.
     net = Net()
     x = net.add("MatMul", "x", net.weight())
     same = ""

@@ -1,4 +1,5 @@
-"""What a search derives instead of working it out again: graphs and bases at other batches, bounds of meshes without their spaces."""
+"""What a search derives instead of working it out again: graphs and bases at other batches, bounds
+of meshes without their spaces."""
 
 from __future__ import annotations
 
@@ -24,7 +25,20 @@ from planner.space.build import Space, build_space
 from planner.workload.model import Model, Workload
 from tests.reader_models import model, rand
 
-MODELS = ("mlp-tiny", "gpt-tiny", "llama-tiny", "mixtral-tiny", "bert-tiny", "t5-tiny", "vit-tiny", "resnet-tiny", "unet-tiny", "dlrm-tiny", "ssm-tiny", "lstm-tiny")
+MODELS = (
+    "mlp-tiny",
+    "gpt-tiny",
+    "llama-tiny",
+    "mixtral-tiny",
+    "bert-tiny",
+    "t5-tiny",
+    "vit-tiny",
+    "resnet-tiny",
+    "unet-tiny",
+    "dlrm-tiny",
+    "ssm-tiny",
+    "lstm-tiny",
+)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -41,9 +55,16 @@ def test_derived_graphs_are_those_that_are_read(name: str) -> None:
 
 
 def test_what_lengthens_weights_of_static_exports_is_derived(tmp_path: Path) -> None:
-    """A mask beside the file, exported for two samples: it grows with the batch when it is loaded, and at two samples it is as it lies."""
-    made = model("(float[2,3,8] x) => (float[2,3,8] y) { h = MatMul(x, w) m = Add(h, mask) y = Relu(m) }", 13, w=rand(8, 8))
-    mask = onnx.TensorProto(name="mask", data_type=1, dims=[2, 3, 8], data_location=onnx.TensorProto.EXTERNAL)
+    """A mask beside the file, exported for two samples: it grows with the batch when it is loaded,
+    and at two samples it is as it lies."""
+    made = model(
+        "(float[2,3,8] x) => (float[2,3,8] y) { h = MatMul(x, w) m = Add(h, mask) y = Relu(m) }",
+        13,
+        w=rand(8, 8),
+    )
+    mask = onnx.TensorProto(
+        name="mask", data_type=1, dims=[2, 3, 8], data_location=onnx.TensorProto.EXTERNAL
+    )
     mask.external_data.add(key="location", value="mask.bin")
     made.graph.initializer.append(mask)
     onnx.save(made, tmp_path / "m.onnx")
@@ -53,12 +74,25 @@ def test_what_lengthens_weights_of_static_exports_is_derived(tmp_path: Path) -> 
         assert found.derived(parts) == (samples != 2 and parts != found.small)
         read = found.graph(parts)
         assert derived.weights == read.weights and same(derived, read) and found.confirm(parts)
-        assert derived.weights["mask"].transform == ((("reshape", (2, 3, 8)), ("rebatch", (0, 1, 2, 1, samples))) if samples != 2 else ())
-    other = replace(found.sketch(2).weights["mask"], transform=(("reshape", (2, 3, 8)), ("transpose", (0, 1, 2))))
-    assert Scaled.of(found.graph(1), replace(found.graph(2), weights={**found.graph(2).weights, "mask": other})) is None
+        assert derived.weights["mask"].transform == (
+            (("reshape", (2, 3, 8)), ("rebatch", (0, 1, 2, 1, samples))) if samples != 2 else ()
+        )
+    other = replace(
+        found.sketch(2).weights["mask"],
+        transform=(("reshape", (2, 3, 8)), ("transpose", (0, 1, 2))),
+    )
+    assert (
+        Scaled.of(
+            found.graph(1),
+            replace(found.graph(2), weights={**found.graph(2).weights, "mask": other}),
+        )
+        is None
+    )
 
 
-@pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny", "mixtral-tiny", "t5-tiny", "unet-tiny", "lstm-tiny"])
+@pytest.mark.parametrize(
+    "name", ["gpt-tiny", "llama-tiny", "mixtral-tiny", "t5-tiny", "unet-tiny", "lstm-tiny"]
+)
 def test_readings_of_one_file_leave_nothing_behind(name: str) -> None:
     model = Model.open(f"zoo:{name}", Workload(), 1)
     text = model.proto.SerializeToString(deterministic=True)
@@ -76,17 +110,34 @@ def test_a_count_in_the_loss_grows_with_the_batch() -> None:
 
 def graph(batch: int, *, rows: int, value: float = 0.5) -> Graph:
     """x [batch, 4] -> Reshape [rows, 4], with an attribute and two constants."""
-    tensors = {t.name: t for t in (Tensor("x", (batch, 4), "float32", "input"), Tensor("y", (rows, 4), "float32"),
-                                   Tensor("c", (2,), "int64", "constant"), Tensor("f", (1,), "float32", "constant"))}  # fmt: skip
+    tensors = {
+        t.name: t
+        for t in (
+            Tensor("x", (batch, 4), "float32", "input"),
+            Tensor("y", (rows, 4), "float32"),
+            Tensor("c", (2,), "int64", "constant"),
+            Tensor("f", (1,), "float32", "constant"),
+        )
+    }
     constants = {"c": np.array([rows, 7]), "f": np.array([value], np.float32)}
-    return Graph("g", (Node("n", "Reshape", ("x",), ("y",), {"ends": (rows, -1), "scale": value}),), tensors, ("x",), ("y",), constants=constants, dims={"batch": batch})
+    return Graph(
+        "g",
+        (Node("n", "Reshape", ("x",), ("y",), {"ends": (rows, -1), "scale": value}),),
+        tensors,
+        ("x",),
+        ("y",),
+        constants=constants,
+        dims={"batch": batch},
+    )
 
 
 def test_only_what_is_proportional_is_derived() -> None:
     found = Scaled.of(graph(8, rows=24), graph(2, rows=6))
     assert found is not None
     four = found.at(4)
-    assert four is not None and same(four, graph(4, rows=12)) and four.nodes == graph(4, rows=12).nodes
+    assert (
+        four is not None and same(four, graph(4, rows=12)) and four.nodes == graph(4, rows=12).nodes
+    )
     assert Scaled.of(graph(8, rows=9), graph(2, rows=3)) is None  # batch + 1
     assert Scaled.of(graph(8, rows=8, value=0.25), graph(2, rows=2, value=0.5)) is None
     assert Scaled.of(graph(8, rows=8), graph(8, rows=8)) is None
@@ -106,7 +157,15 @@ def searching(monkeypatch: pytest.MonkeyPatch, **workload: int) -> tuple[Search,
 
     monkeypatch.setattr(planner.reader, "read_model", counted)
     model = Model.open("zoo:gpt-tiny,layers=4", Workload(**workload), 8)  # type: ignore[arg-type]
-    request = make_request(devices=8, hardware="a100-80gb", topology=None, memory_limit_bytes=20_000_000, pins="recompute=none", mode="semi-auto", baselines=False)
+    request = make_request(
+        devices=8,
+        hardware="a100-80gb",
+        topology=None,
+        memory_limit_bytes=20_000_000,
+        pins="recompute=none",
+        mode="semi-auto",
+        baselines=False,
+    )
     return Search(model, request), batches
 
 
@@ -140,20 +199,48 @@ def test_weights_that_repeat_a_value_are_compared_by_it() -> None:
     # 512 GiB if it were made whole.
     def filled(value: float) -> Graph:
         shape = (8, 1 << 36)
-        tensors = {t.name: t for t in (Tensor("x", (4, 8), "float32", "input"), Tensor("w", shape, "float32", "weight"), Tensor("y", (4, 1 << 36), "float32"))}
+        tensors = {
+            t.name: t
+            for t in (
+                Tensor("x", (4, 8), "float32", "input"),
+                Tensor("w", shape, "float32", "weight"),
+                Tensor("y", (4, 1 << 36), "float32"),
+            )
+        }
         weight = WeightRef("inline", proto=np.broadcast_to(np.float32(value), shape))
-        return Graph("g", (Node("n", "MatMul", ("x", "w"), ("y",)),), tensors, ("x",), ("y",), weights={"w": weight}, labels={"w": "w"})
+        return Graph(
+            "g",
+            (Node("n", "MatMul", ("x", "w"), ("y",)),),
+            tensors,
+            ("x",),
+            ("y",),
+            weights={"w": weight},
+            labels={"w": "w"},
+        )
 
     assert same(filled(0.5), filled(0.5))
     assert not same(filled(0.5), filled(0.25))
 
 
-@pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny,layers=4", "mixtral-tiny", "unet-tiny", "lstm-tiny"])
+@pytest.mark.parametrize(
+    "name", ["gpt-tiny", "llama-tiny,layers=4", "mixtral-tiny", "unet-tiny", "lstm-tiny"]
+)
 def test_bases_of_other_batches_are_those_of_their_own(name: str) -> None:
     model = Model.open(f"zoo:{name}", Workload(batch=24), 1)
     graph = model.graph(4)
     moved, own = Base.of(model.graph(1), training=True).at(graph), Base.of(graph, training=True)
-    for part in ("reasons", "grad", "runs", "shared", "times", *(p for p in STRUCTURE if p != "passing"), "kinds", "batch_factors", "backward", "model_flops"):
+    for part in (
+        "reasons",
+        "grad",
+        "runs",
+        "shared",
+        "times",
+        *(p for p in STRUCTURE if p != "passing"),
+        "kinds",
+        "batch_factors",
+        "backward",
+        "model_flops",
+    ):
         assert getattr(moved, part) == getattr(own, part), part
     np.testing.assert_equal(astuple(moved.passing), astuple(own.passing))  # of arrays
     assert [r.sizes for r in moved.rules] == [r.sizes for r in own.rules]
@@ -162,7 +249,10 @@ def test_bases_of_other_batches_are_those_of_their_own(name: str) -> None:
 
 @pytest.mark.parametrize("source", ["zoo:gpt-tiny,layers=8", "zoo:mixtral-tiny,layers=4"])
 def test_products_alone_are_below_every_bound(source: str) -> None:
-    search = Search(Model.open(source, Workload(batch=64), 8), make_request(devices=8, hardware=None, topology=None))
+    search = Search(
+        Model.open(source, Workload(batch=64), 8),
+        make_request(devices=8, hardware=None, topology=None),
+    )
     checked = 0
     for mesh in search.offered.meshes():
         counts = search.offered.microbatches(mesh)
@@ -170,15 +260,20 @@ def test_products_alone_are_below_every_bound(source: str) -> None:
         if space is not None:
             relaxed = Relaxed(space)
             for micro in counts:
-                assert search.floor(mesh, micro) <= relaxed.least((0, 1, 2, 3)) + relaxed.waiting(micro)
+                assert search.floor(mesh, micro) <= relaxed.least((0, 1, 2, 3)) + relaxed.waiting(
+                    micro
+                )
                 free = relaxed.free(Techniques(1, "block", micro), micro)
-                assert free is None or relaxed.least((0, 1, 2)) + relaxed.again("block") <= free[1] * (1 + 1e-9)
+                assert free is None or relaxed.least((0, 1, 2)) + relaxed.again("block") <= free[
+                    1
+                ] * (1 + 1e-9)
                 checked += 1
     assert checked > 20
 
 
 def test_a_search_builds_few_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Meshes that products alone rule out have none built, and only leaves that are priced have one of their own."""
+    """Meshes that products alone rule out have none built, and only leaves that are priced have one
+    of their own."""
     built = list[tuple]()
 
     def counted(*a: Any, **k: Any) -> Space:
@@ -186,7 +281,10 @@ def test_a_search_builds_few_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
         return build_space(*a, **k)
 
     monkeypatch.setattr(planner.search.workspace, "build_space", counted)
-    search = Search(Model.open("zoo:llama3-8b", Workload(batch=512), 64), make_request(devices=64, hardware=None, topology=None))
+    search = Search(
+        Model.open("zoo:llama3-8b", Workload(batch=512), 64),
+        make_request(devices=64, hardware=None, topology=None),
+    )
     found = search.run()
     assert found.best is not None
     staged = search.offered.staged()

@@ -1,4 +1,5 @@
-"""The sbatch script under SLURM itself: a controller and two node daemons on this machine, in a folder of the test, with no users to tell apart."""
+"""The sbatch script under SLURM itself: a controller and two node daemons on this machine, in a
+folder of the test, with no users to tell apart."""
 
 from __future__ import annotations
 
@@ -19,7 +20,10 @@ from planner.launch.join import free_port
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(shutil.which("slurmctld") is None or shutil.which("slurmd") is None or os.getuid() != 0, reason="SLURM's daemons are not installed, or this is not root"),
+    pytest.mark.skipif(
+        shutil.which("slurmctld") is None or shutil.which("slurmd") is None or os.getuid() != 0,
+        reason="SLURM's daemons are not installed, or this is not root",
+    ),
 ]
 
 CONF = """ClusterName=test
@@ -54,12 +58,24 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for part in ("state", "spool.one", "spool.two"):
         (folder / part).mkdir(parents=True)
     conf = folder / "slurm.conf"
-    conf.write_text(CONF.format(host=socket.gethostname().split(".")[0], folder=folder, ports=[free_port() for _ in range(3)]))
+    conf.write_text(
+        CONF.format(
+            host=socket.gethostname().split(".")[0],
+            folder=folder,
+            ports=[free_port() for _ in range(3)],
+        )
+    )
     monkeypatch.setenv("SLURM_CONF", str(conf))
     monkeypatch.delenv("XLA_FLAGS", raising=False)
     monkeypatch.chdir(tmp_path)
-    daemons = [subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-               for words in (["slurmctld", "-D", "-f", conf], ["slurmd", "-D", "-N", "one", "-f", conf], ["slurmd", "-D", "-N", "two", "-f", conf])]  # fmt: skip
+    daemons = [
+        subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for words in (
+            ["slurmctld", "-D", "-f", conf],
+            ["slurmd", "-D", "-N", "one", "-f", conf],
+            ["slurmd", "-D", "-N", "two", "-f", conf],
+        )
+    ]
     try:
         waited("sinfo -h -o %T -t idle", "idle", 30)
         yield tmp_path
@@ -84,23 +100,57 @@ def waited(command: str, wanted: str, seconds: float) -> str:
 
 
 def submitted(folder: Path) -> str:
-    return subprocess.run(["sbatch", "--parsable", "job.sbatch"], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        ["sbatch", "--parsable", "job.sbatch"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
 
 
 def test_a_job_trains_fails_with_its_rank_and_goes_on(cluster: Path) -> None:
     pytest.importorskip("orbax.checkpoint")
-    planner.plan("zoo:mlp-tiny", devices=16, hardware="h100-sxm", precision="fp32", batch=16, pins="dp=8,tp=2", baselines=False).save(cluster / "s.json")
+    planner.plan(
+        "zoo:mlp-tiny",
+        devices=16,
+        hardware="h100-sxm",
+        precision="fp32",
+        batch=16,
+        pins="dp=8,tp=2",
+        baselines=False,
+    ).save(cluster / "s.json")
     rest = ["--", "--steps", "400", "--checkpoints", "saved", "--save-every", "2"]
-    assert main(["launch", "s.json", "--to", "slurm", "--cpu", "--python", sys.executable, "-o", "d", *rest]) == 0
+    assert (
+        main(
+            [
+                "launch",
+                "s.json",
+                "--to",
+                "slurm",
+                "--cpu",
+                "--python",
+                sys.executable,
+                "-o",
+                "d",
+                *rest,
+            ]
+        )
+        == 0
+    )
     folder = cluster / "d"
     script = folder / "job.sbatch"
     text = script.read_text()
     assert "head=$(scontrol" in text and "\nsrun" in text
-    script.write_text(text.replace("\nsrun", "\nhead=127.0.0.1\nsrun"))  # no name service knows these nodes
+    script.write_text(
+        text.replace("\nsrun", "\nhead=127.0.0.1\nsrun")
+    )  # no name service knows these nodes
     job = submitted(folder)
     waited(f"cat {folder / 'rank-0.log'}", "step 5 ", 200)
     assert (folder / "rank-1.log").exists()
-    subprocess.run(["pkill", "-9", "-n", "-f", "mlp_tiny.py --virtual-devices"], check=True)  # the newest: one of the two ranks
+    subprocess.run(
+        ["pkill", "-9", "-n", "-f", "mlp_tiny.py --virtual-devices"], check=True
+    )  # the newest: one of the two ranks
     waited(f"scontrol show job {job}", "JobState=FAILED", 60)
     last = max(int(p.name) for p in (folder / "saved").iterdir() if p.name.isdigit())
     script.write_text(script.read_text().replace("--steps 400", f"--steps {last + 2}"))

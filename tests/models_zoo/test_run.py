@@ -1,4 +1,5 @@
-"""The zoo's graphs in onnxruntime, with seeded weights: spellings agree, and pieces match plain definitions."""
+"""The zoo's graphs in onnxruntime, with seeded weights: spellings agree, and pieces match plain
+definitions."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ def session(model: onnx.ModelProto) -> ort.InferenceSession:
     quiet = ort.SessionOptions()
     quiet.log_severity_level = 3
     quiet.intra_op_num_threads = 1
-    return ort.InferenceSession(model.SerializeToString(), quiet, providers=["CPUExecutionProvider"])
+    return ort.InferenceSession(
+        model.SerializeToString(), quiet, providers=["CPUExecutionProvider"]
+    )
 
 
 def inputs(model: onnx.ModelProto, batch: int, seed: int = 0) -> Feeds:
@@ -71,7 +74,9 @@ def test_live_batch_norm_depends_on_the_batch_and_not_on_running_statistics() ->
     model = models_zoo.build("resnet-tiny,weights=inline,training=1")
     feeds = inputs(model, 4)
     whole = first(model, feeds)
-    assert np.abs(first(model, {"pixel_values": feeds["pixel_values"][:2]}) - whole[:2]).max() > 1e-2
+    assert (
+        np.abs(first(model, {"pixel_values": feeds["pixel_values"][:2]}) - whole[:2]).max() > 1e-2
+    )
     for tensor in model.graph.initializer:
         if ".running_" in tensor.name:
             tensor.raw_data = np.full(tensor.dims, 7.0, np.float32).tobytes()
@@ -116,7 +121,10 @@ def test_two_spellings_of_a_model_agree(spec: str, other: str) -> None:
 
 
 def test_a_full_expert_drops_tokens() -> None:
-    exact, dropped = (models_zoo.build(f"mixtral-tiny,weights=inline,form={f}") for f in ("dense", "capacity,capacity=0.3"))
+    exact, dropped = (
+        models_zoo.build(f"mixtral-tiny,weights=inline,form={f}")
+        for f in ("dense", "capacity,capacity=0.3")
+    )
     feeds = inputs(exact, 3)
     assert np.abs(first(exact, feeds) - first(dropped, feeds)).max() > 1e-2
 
@@ -131,7 +139,18 @@ def test_the_embedded_form_is_the_same_network() -> None:
     close(mean, logits.mean(dtype=np.float64), 1e-6)
 
 
-@pytest.mark.parametrize("spec", ["gpt-tiny", "llama-tiny", "llama-tiny,decomposed=1", "mixtral-tiny", "deepseek-tiny", "ssm-tiny,chunk=4", "t5-tiny"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "gpt-tiny",
+        "llama-tiny",
+        "llama-tiny,decomposed=1",
+        "mixtral-tiny",
+        "deepseek-tiny",
+        "ssm-tiny,chunk=4",
+        "t5-tiny",
+    ],
+)
 def test_later_tokens_do_not_change_earlier_logits(spec: str) -> None:
     model = models_zoo.build(f"{spec},weights=inline")
     run, feeds = session(model), inputs(model, 2)
@@ -167,15 +186,23 @@ def piece(write: Any, shapes: dict[str, tuple[int, ...]], out: tuple[int, ...]) 
 @given(st.integers(1, 4), st.integers(1, 5), st.integers(0, 10**6))
 @settings(max_examples=10, deadline=None)
 def test_the_chunked_state_space_is_the_recurrence(chunks: int, steps: int, seed: int) -> None:
-    c = ssm.SsmConfig(layers=1, hidden=6, vocab=8, seq=chunks * steps, state=3, head_dim=4, chunk=steps)
+    c = ssm.SsmConfig(
+        layers=1, hidden=6, vocab=8, seq=chunks * steps, state=3, head_dim=4, chunk=steps
+    )
     b, s, h, p, n = 2, c.seq, c.heads, c.head_dim, c.state
     shapes = {"x": (b, s, h, p), "a": (b, s, h), "b": (b, s, n), "k": (b, s, n)}
-    model = piece(lambda at, x, a, bb, k: ssm._scan(at, x, a, bb, k, c, *ssm._masks(at, c)), shapes, (b, s, h, p))
+    model = piece(
+        lambda at, x, a, bb, k: ssm._scan(at, x, a, bb, k, c, *ssm._masks(at, c)),
+        shapes,
+        (b, s, h, p),
+    )
     feeds = inputs(model, b, seed)
     feeds["a"] = -np.abs(feeds["a"])
     state, wanted = np.zeros((b, h, n, p)), np.zeros((b, s, h, p))
     for t in range(s):
-        state = state * np.exp(feeds["a"][:, t])[:, :, None, None] + np.einsum("bn,bhp->bhnp", feeds["b"][:, t], feeds["x"][:, t])
+        state = state * np.exp(feeds["a"][:, t])[:, :, None, None] + np.einsum(
+            "bn,bhp->bhnp", feeds["b"][:, t], feeds["x"][:, t]
+        )
         wanted[:, t] = np.einsum("bn,bhnp->bhp", feeds["k"][:, t], state)
     close(first(model, feeds), wanted)
 
@@ -190,7 +217,9 @@ def test_angles_are_positions_over_wave_lengths() -> None:
 def test_relative_position_buckets_follow_the_definition(both: bool) -> None:
     c = t5.T5Config(1, 8, 2, 4, 8, buckets=16, max_distance=40)
     length = 60
-    model = piece(lambda at: t5._relative_bias(at, c, length, both=both), {}, (1, 2, length, length))
+    model = piece(
+        lambda at: t5._relative_bias(at, c, length, both=both), {}, (1, 2, length, length)
+    )
 
     def bucket(distance: int) -> int:
         count, start = (8, 8 if distance > 0 else 0) if both else (16, 0)
@@ -198,10 +227,14 @@ def test_relative_position_buckets_follow_the_definition(both: bool) -> None:
         half = count // 2
         if far < half:
             return start + far
-        return start + min(count - 1, half + int(math.log(far / half) / math.log(40 / half) * (count - half)))
+        return start + min(
+            count - 1, half + int(math.log(far / half) / math.log(40 / half) * (count - half))
+        )
 
     table = weights(model)["part.relative_attention_bias.weight"]
-    wanted = np.array([[table[bucket(key - query)] for key in range(length)] for query in range(length)]).transpose(2, 0, 1)[None]
+    wanted = np.array(
+        [[table[bucket(key - query)] for key in range(length)] for query in range(length)]
+    ).transpose(2, 0, 1)[None]
     wrong = (np.abs(first(model, {}) - wanted) > 1e-6).any(axis=1).mean()
     assert wrong < 0.01  # a distance exactly on a logarithmic edge may round either way in float32
 
@@ -226,47 +259,122 @@ def test_experts_follow_the_definition(form: str) -> None:
 
 @pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
 def test_grouped_routing_follows_the_definition(scoring: str) -> None:
-    sizes: dict[str, Any] = {"experts": 8, "top": 3, "groups": 4, "group_top": 2, "scaling": 2.5, "scoring": scoring, "normalise": scoring == "sigmoid"}
+    sizes: dict[str, Any] = {
+        "experts": 8,
+        "top": 3,
+        "groups": 4,
+        "group_top": 2,
+        "scaling": 2.5,
+        "scoring": scoring,
+        "normalise": scoring == "sigmoid",
+    }
     c = moe.MoeConfig(1, 6, 1, 1, 10, 8, 7, **sizes)
     w = weights(piece(lambda at, x: moe._route(at, x, c)[0], {"x": (2, 7, 6)}, (2, 7, 3)))
     feeds = inputs(piece(lambda at, x: x, {"x": (2, 7, 6)}, (2, 7, 6)), 2)
     value = first(piece(lambda at, x: moe._route(at, x, c)[0], {"x": (2, 7, 6)}, (2, 7, 3)), feeds)
-    index = first(piece(lambda at, x: at.op("Cast", moe._route(at, x, c)[1], to=1), {"x": (2, 7, 6)}, (2, 7, 3)), feeds).astype(int)
+    index = first(
+        piece(
+            lambda at, x: at.op("Cast", moe._route(at, x, c)[1], to=1), {"x": (2, 7, 6)}, (2, 7, 3)
+        ),
+        feeds,
+    ).astype(int)
     for place in np.ndindex(2, 7):
         logits = feeds["x"][place].astype(np.float64) @ w["part.gate.weight"]
-        scores = np.exp(logits) / np.exp(logits).sum() if scoring == "softmax" else 1 / (1 + np.exp(-logits))
+        scores = (
+            np.exp(logits) / np.exp(logits).sum()
+            if scoring == "softmax"
+            else 1 / (1 + np.exp(-logits))
+        )
         biased = scores + (w["part.gate.e_score_correction_bias"] if scoring == "sigmoid" else 0)
-        rank = [np.sort(g)[-1 if scoring == "softmax" else -2 :].sum() for g in biased.reshape(4, 2)]
+        rank = [
+            np.sort(g)[-1 if scoring == "softmax" else -2 :].sum() for g in biased.reshape(4, 2)
+        ]
         allowed = [e for e in range(8) if e // 2 in np.argsort(rank)[-2:]]
         best = sorted(allowed, key=lambda e: -biased[e])[:3]
         assert index[place].tolist() == best
-        close(value[place], 2.5 * scores[best] / (scores[best].sum() if scoring == "sigmoid" else 1))
+        close(
+            value[place], 2.5 * scores[best] / (scores[best].sum() if scoring == "sigmoid" else 1)
+        )
 
 
 WIDTH, SWITCH, EVEN = st.integers(1, 3), st.integers(0, 1), st.sampled_from([2, 6])
 SMALL: dict[str, st.SearchStrategy[str]] = {
-    "mlp-tiny": st.builds("layers={},hidden={},in={},out={},mean={}".format, WIDTH, WIDTH, WIDTH, WIDTH, SWITCH),
-    "gpt-tiny": st.builds("heads={},hidden=12,seq={},layers={},ff=5,vocab=11,tied={}".format, WIDTH, WIDTH, WIDTH, SWITCH),
-    "llama-tiny": st.builds("heads={0},kv_heads={0},hidden=12,head_dim={1},seq={2},ff=5,vocab=7".format, WIDTH, EVEN, WIDTH),
-    "mixtral-tiny": st.builds(
-        "experts={},top=1,seq={},ff=5,form={}".format, WIDTH, WIDTH, st.sampled_from(["dense", "gathered", "capacity,capacity=3"])
+    "mlp-tiny": st.builds(
+        "layers={},hidden={},in={},out={},mean={}".format, WIDTH, WIDTH, WIDTH, WIDTH, SWITCH
     ),
-    "deepseek-tiny": st.builds("seq={},v_dim={},rope={},nope={},dense_layers={}".format, WIDTH, WIDTH, EVEN, WIDTH, st.integers(0, 2)),
-    "dit-tiny": st.builds("heads={},hidden=12,patch={},side=4,channels={},learned_sigma={}".format, WIDTH, st.sampled_from([1, 2, 4]), WIDTH, SWITCH),
-    "bert-tiny": st.builds("heads={},hidden=12,seq={},layers={},classes={}".format, WIDTH, WIDTH, WIDTH, WIDTH),
-    "vit-tiny": st.builds("heads={},hidden=12,image={},patch={},channels=1".format, WIDTH, st.sampled_from([4, 6, 7]), WIDTH),
-    "t5-tiny": st.builds("seq={},target={},layers={},decoder_layers={}".format, WIDTH, WIDTH, WIDTH, WIDTH),
+    "gpt-tiny": st.builds(
+        "heads={},hidden=12,seq={},layers={},ff=5,vocab=11,tied={}".format,
+        WIDTH,
+        WIDTH,
+        WIDTH,
+        SWITCH,
+    ),
+    "llama-tiny": st.builds(
+        "heads={0},kv_heads={0},hidden=12,head_dim={1},seq={2},ff=5,vocab=7".format,
+        WIDTH,
+        EVEN,
+        WIDTH,
+    ),
+    "mixtral-tiny": st.builds(
+        "experts={},top=1,seq={},ff=5,form={}".format,
+        WIDTH,
+        WIDTH,
+        st.sampled_from(["dense", "gathered", "capacity,capacity=3"]),
+    ),
+    "deepseek-tiny": st.builds(
+        "seq={},v_dim={},rope={},nope={},dense_layers={}".format,
+        WIDTH,
+        WIDTH,
+        EVEN,
+        WIDTH,
+        st.integers(0, 2),
+    ),
+    "dit-tiny": st.builds(
+        "heads={},hidden=12,patch={},side=4,channels={},learned_sigma={}".format,
+        WIDTH,
+        st.sampled_from([1, 2, 4]),
+        WIDTH,
+        SWITCH,
+    ),
+    "bert-tiny": st.builds(
+        "heads={},hidden=12,seq={},layers={},classes={}".format, WIDTH, WIDTH, WIDTH, WIDTH
+    ),
+    "vit-tiny": st.builds(
+        "heads={},hidden=12,image={},patch={},channels=1".format,
+        WIDTH,
+        st.sampled_from([4, 6, 7]),
+        WIDTH,
+    ),
+    "t5-tiny": st.builds(
+        "seq={},target={},layers={},decoder_layers={}".format, WIDTH, WIDTH, WIDTH, WIDTH
+    ),
     "resnet-tiny": st.builds(
-        "blocks={},block={},width={},image={}".format, st.sampled_from(["1", "2-1"]), st.sampled_from(["basic", "bottleneck"]), WIDTH,
+        "blocks={},block={},width={},image={}".format,
+        st.sampled_from(["1", "2-1"]),
+        st.sampled_from(["basic", "bottleneck"]),
+        WIDTH,
         st.sampled_from([8, 13]),
     ),
-    "dlrm-tiny": st.builds("rows={}-9,width=4,bottom={}-4,top=3-{},dense={}".format, st.integers(3, 5), WIDTH, WIDTH, WIDTH),
-    "lstm-tiny": st.builds("layers={},in={},hidden={},seq={}".format, WIDTH, WIDTH, WIDTH, WIDTH),
-    "ssm-tiny": st.builds("hidden=4,head_dim=4,state={},seq={},taps={}".format, WIDTH, st.sampled_from([1, 8, 16]), WIDTH),
-    "unet-tiny": st.builds(
-        "widths={},groups=2,heads=2,text_rows={},per_level=1,side=4".format, st.sampled_from(["4", "4-6", "2-4-2"]), WIDTH
+    "dlrm-tiny": st.builds(
+        "rows={}-9,width=4,bottom={}-4,top=3-{},dense={}".format,
+        st.integers(3, 5),
+        WIDTH,
+        WIDTH,
+        WIDTH,
     ),
-}  # fmt: skip
+    "lstm-tiny": st.builds("layers={},in={},hidden={},seq={}".format, WIDTH, WIDTH, WIDTH, WIDTH),
+    "ssm-tiny": st.builds(
+        "hidden=4,head_dim=4,state={},seq={},taps={}".format,
+        WIDTH,
+        st.sampled_from([1, 8, 16]),
+        WIDTH,
+    ),
+    "unet-tiny": st.builds(
+        "widths={},groups=2,heads=2,text_rows={},per_level=1,side=4".format,
+        st.sampled_from(["4", "4-6", "2-4-2"]),
+        WIDTH,
+    ),
+}
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -277,11 +385,18 @@ def test_small_sizes_are_valid_and_run(name: str, data: st.DataObject) -> None:
     shapes = checked(model)
     out = model.graph.output[0].name
     found = first(model, inputs(model, 3))
-    assert found.shape == tuple(3 if d == "batch" else d for d in shapes[out]) and np.isfinite(found).all()
+    assert (
+        found.shape == tuple(3 if d == "batch" else d for d in shapes[out])
+        and np.isfinite(found).all()
+    )
 
 
 def test_scopes_name_repeated_operators() -> None:
     net = Net("names")
     scope = Scope(net, "/a")
     x = net.input("x", ["batch"])
-    assert [scope.op("Neg", x), scope.op("Neg", x), scope.op("Abs", x)] == ["/a/Neg_output_0", "/a/Neg_1_output_0", "/a/Abs_output_0"]
+    assert [scope.op("Neg", x), scope.op("Neg", x), scope.op("Abs", x)] == [
+        "/a/Neg_output_0",
+        "/a/Neg_1_output_0",
+        "/a/Abs_output_0",
+    ]

@@ -68,21 +68,37 @@ PUBLISHED = {
 
 def parameters(model: onnx.ModelProto) -> int:
     """Elements of all weights but running statistics."""
-    return sum(math.prod(t.dims) for t in model.graph.initializer if "." in t.name and ".running_" not in t.name)
+    return sum(
+        math.prod(t.dims)
+        for t in model.graph.initializer
+        if "." in t.name and ".running_" not in t.name
+    )
 
 
 def checked(model: onnx.ModelProto) -> dict[str, tuple[int | str, ...]]:
-    """Shapes of all tensors, after the checker and strict shape inference; absent weights are declared as inputs."""
+    """Shapes of all tensors, after the checker and strict shape inference; absent weights are
+    declared as inputs."""
     declared = copy.deepcopy(model)
     kept = [t for t in declared.graph.initializer if not t.external_data]
     absent = [t for t in declared.graph.initializer if t.external_data]
-    declared.graph.input.extend(onnx.helper.make_tensor_value_info(t.name, t.data_type, list(t.dims)) for t in absent)
+    declared.graph.input.extend(
+        onnx.helper.make_tensor_value_info(t.name, t.data_type, list(t.dims)) for t in absent
+    )
     del declared.graph.initializer[:]
     declared.graph.initializer.extend(kept)
     onnx.checker.check_model(declared)
-    graph = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True).graph
-    found = [v for v in (*graph.input, *graph.value_info, *graph.output) if v.type.tensor_type.HasField("shape")]
-    return {v.name: tuple(d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim) for v in found}
+    graph = onnx.shape_inference.infer_shapes(
+        model, check_type=True, strict_mode=True, data_prop=True
+    ).graph
+    found = [
+        v
+        for v in (*graph.input, *graph.value_info, *graph.output)
+        if v.type.tensor_type.HasField("shape")
+    ]
+    return {
+        v.name: tuple(d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim)
+        for v in found
+    }
 
 
 @pytest.mark.parametrize("spec", PUBLISHED)
@@ -97,7 +113,10 @@ def test_every_preset_is_a_valid_shaped_model_without_weights(name: str) -> None
     shapes = checked(model)
     for node in graph.node:
         for out in node.output:
-            assert all(type(dim) is int or dim == "batch" for dim in shapes[out]), (node.name, shapes[out])
+            assert all(type(dim) is int or dim == "batch" for dim in shapes[out]), (
+                node.name,
+                shapes[out],
+            )
     assert all(dim != 0 for shape in shapes.values() for dim in shape)
     names = [node.name for node in graph.node]
     assert len(set(names)) == len(names) and all(n.startswith("/") for n in names)
@@ -116,13 +135,17 @@ def test_every_preset_is_a_valid_shaped_model_without_weights(name: str) -> None
 
 
 @pytest.mark.parametrize("spec", ["mlp-tiny", "resnet50,training=1", "llama-tiny"])
-def test_the_checker_accepts_the_file_beside_weights_of_that_length(spec: str, tmp_path: Path) -> None:
+def test_the_checker_accepts_the_file_beside_weights_of_that_length(
+    spec: str, tmp_path: Path
+) -> None:
     model = models_zoo.build(spec)
     onnx.save(model, str(tmp_path / "model.onnx"))
     with pytest.raises(onnx.checker.ValidationError):
         onnx.checker.check_model(str(tmp_path / "model.onnx"))
     with (tmp_path / WEIGHTS_FILE).open("wb") as file:
-        file.truncate(4 * sum(math.prod(t.dims) for t in model.graph.initializer if t.external_data))  # a hole: no disk is used
+        file.truncate(
+            4 * sum(math.prod(t.dims) for t in model.graph.initializer if t.external_data)
+        )  # a hole: no disk is used
     onnx.checker.check_model(str(tmp_path / "model.onnx"), full_check=True)
 
 
@@ -131,29 +154,49 @@ def test_a_trillion_parameters_cost_little_time_and_memory() -> None:
     code = (
         "import json, re, time, onnx, models_zoo\n"
         "from math import prod\n"
-        "start = time.process_time(); model = models_zoo.build('zoo:gpt-1t'); time_s = time.process_time() - start\n"
+        "start = time.process_time(); model = models_zoo.build('zoo:gpt-1t'); time_s ="
+        " time.process_time() - start\n"
         "count = sum(prod(t.dims) for t in model.graph.initializer if '.' in t.name)\n"
-        "peak = re.search(r'VmHWM:\\s+(\\d+) kB', open('/proc/self/status').read())\n"  # unlike ru_maxrss, not the parent's
+        # unlike ru_maxrss, not the parent's
+        "peak = re.search(r'VmHWM:\\s+(\\d+) kB', open('/proc/self/status').read())\n"
         "print(json.dumps([time_s, int(peak[1]) * 1024, count, model.ByteSize()]))"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
     time_s, peak_bytes, count, size_bytes = json.loads(done.stdout)
     assert count >= 1e12
     assert time_s < 2 and peak_bytes < 300e6 and size_bytes < 4e6
 
 
 def test_specs_and_presets_need_no_onnx() -> None:
-    code = "import sys, models_zoo as z; z.presets(); z.parse('zoo:gpt'); sys.exit('onnx' in sys.modules or 'jax' in sys.modules)"
+    code = (
+        "import sys, models_zoo as z; z.presets(); z.parse('zoo:gpt'); sys.exit('onnx' in"
+        " sys.modules or 'jax' in sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60, check=True)
 
 
 def test_parse_gives_family_preset_and_typed_overrides() -> None:
     assert models_zoo.parse("zoo:llama3-8b") == ("llama", "llama3-8b", {})
-    assert models_zoo.parse("zoo:llama3-70b,layers=8,seq=4k") == ("llama", "llama3-70b", {"layers": 8, "seq": 4096})
+    assert models_zoo.parse("zoo:llama3-70b,layers=8,seq=4k") == (
+        "llama",
+        "llama3-70b",
+        {"layers": 8, "seq": 4096},
+    )
     spec = "zoo:gpt,layers=24,hidden=4096,heads=32,seq=1024,batch=64,ff=16384,vocab=51200,tied=0"
     family, preset, options = models_zoo.parse(spec)
     assert (family, preset, options["batch"], options["tied"]) == ("gpt", "gpt", 64, False)
-    assert models_zoo.parse(" mlp-tiny , in=7, weights=inline ") == ("mlp", "mlp-tiny", {"in": 7, "weights": "inline"})
+    assert models_zoo.parse(" mlp-tiny , in=7, weights=inline ") == (
+        "mlp",
+        "mlp-tiny",
+        {"in": 7, "weights": "inline"},
+    )
 
 
 ERRORS = [
@@ -182,7 +225,12 @@ ERRORS = [
     ("resnet50,image=16", "P073", "image=16 is smaller than 32", ""),
     ("unet-tiny,side=9", "P073", "side=9 is not a multiple of 2", ""),
     ("dlrm-tiny,width=8", "P073", "bottom=32-16 ends in 16", "end it in 8"),
-    ("llama3-8b,weights=inline", "P072", "inline weights would pass 1073741824 bytes", "fewer layers"),
+    (
+        "llama3-8b,weights=inline",
+        "P072",
+        "inline weights would pass 1073741824 bytes",
+        "fewer layers",
+    ),
     ("gpt,hidden=1000000000,heads=1,layers=10000", "P072", "the weight file would pass", ""),
 ]
 
@@ -191,10 +239,21 @@ ERRORS = [
 def test_bad_specs_say_what_to_do(spec: str, code: str, what: str, help: str) -> None:
     with pytest.raises(PlanError) as caught:
         models_zoo.build(spec)
-    assert caught.value.code == code and what in caught.value.what and help in "\n".join(caught.value.help)
+    assert (
+        caught.value.code == code
+        and what in caught.value.what
+        and help in "\n".join(caught.value.help)
+    )
 
 
-@given(st.one_of(st.text(max_size=40), st.from_regex(r"zoo:(gpt|mlp-tiny|t5-tiny)(,[a-z]{1,6}=[0-9a-zk\-]{0,5}){0,3}", fullmatch=True)))
+@given(
+    st.one_of(
+        st.text(max_size=40),
+        st.from_regex(
+            r"zoo:(gpt|mlp-tiny|t5-tiny)(,[a-z]{1,6}=[0-9a-zk\-]{0,5}){0,3}", fullmatch=True
+        ),
+    )
+)
 @settings(max_examples=150, deadline=None)
 def test_any_text_is_a_spec_or_a_plan_error(text: str) -> None:
     try:
@@ -211,11 +270,27 @@ def test_a_given_batch_is_static() -> None:
         model = models_zoo.build(f"{name},batch=6")
         shapes = checked(model)
         assert all(type(d) is int for shape in shapes.values() for d in shape)
-        assert {shapes[i.name][0] for i in model.graph.input} == {6} and shapes[model.graph.output[0].name][0] == 6
+        assert {shapes[i.name][0] for i in model.graph.input} == {6} and shapes[
+            model.graph.output[0].name
+        ][0] == 6
     assert checked(models_zoo.build("gpt-tiny,embedding=0,tied=0"))["x"] == (4 * 16, 64)
 
 
-@pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny", "mixtral-tiny", "bert-tiny", "vit-tiny", "t5-tiny", "ssm-tiny", "lstm-tiny", "dit-tiny", "deepseek-tiny"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gpt-tiny",
+        "llama-tiny",
+        "mixtral-tiny",
+        "bert-tiny",
+        "vit-tiny",
+        "t5-tiny",
+        "ssm-tiny",
+        "lstm-tiny",
+        "dit-tiny",
+        "deepseek-tiny",
+    ],
+)
 def test_one_more_layer_keeps_every_other_name_and_weight(name: str) -> None:
     small, large = (models_zoo.build(f"{name},weights=inline,layers={n}").graph for n in (2, 3))
     assert {n.name for n in small.node} < {n.name for n in large.node}
@@ -225,12 +300,22 @@ def test_one_more_layer_keeps_every_other_name_and_weight(name: str) -> None:
 
 def test_names_carry_the_module() -> None:
     graph = models_zoo.build("llama-tiny").graph
-    nodes, weights = {n.name: n for n in graph.node}, {t.name: tuple(t.dims) for t in graph.initializer}
-    assert nodes["/model/layers.1/self_attn/k_proj/MatMul"].input[1] == "model.layers.1.self_attn.k_proj.weight"
+    nodes, weights = (
+        {n.name: n for n in graph.node},
+        {t.name: tuple(t.dims) for t in graph.initializer},
+    )
+    assert (
+        nodes["/model/layers.1/self_attn/k_proj/MatMul"].input[1]
+        == "model.layers.1.self_attn.k_proj.weight"
+    )
     assert weights["model.layers.1.self_attn.k_proj.weight"] == (64, 32)  # [in, out]
 
 
 def test_live_batch_norm_has_three_outputs() -> None:
     for training, outputs in (("1", 3), ("0", 1)):
-        norms = [n for n in models_zoo.build(f"resnet-tiny,training={training}").graph.node if n.op_type == "BatchNormalization"]
+        norms = [
+            n
+            for n in models_zoo.build(f"resnet-tiny,training={training}").graph.node
+            if n.op_type == "BatchNormalization"
+        ]
         assert norms and all(len(n.output) == outputs for n in norms)

@@ -1,4 +1,5 @@
-"""The oracle over the whole operator table; a seeded sample by default, every candidate in the slow suite; planted wrong rules must fail."""
+"""The oracle over the whole operator table; a seeded sample by default, every candidate in the slow
+suite; planted wrong rules must fail."""
 
 from __future__ import annotations
 
@@ -35,20 +36,56 @@ def test_every_candidate_equals_unsharded(case: Case) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_some_candidate_uses_the_whole_mesh(case: Case) -> None:
-    """A rule that lets nothing be split would pass every comparison; only opaque reshapes, and what is made from nothing, may leave devices idle."""
+    """A rule that lets nothing be split would pass every comparison; only opaque reshapes, and what
+    is made from nothing, may leave devices idle."""
     used = {len(s.used) for s in all_splits(case)}
     assert 2 in used or case.name == "reshape-opaque" or not case.inputs
 
 
 WRONG = {
-    "bias counted once per term": (Case("matmul", "MatMul", ((6, 8), (8, 12)), ((6, 12),), {}), "m k, k n -> n m"),
-    "softmax cut along its axis": (Case("softmax", "Softmax", ((8, 12),), ((8, 12),), {"axis": 1}), "a b -> a b"),
-    "norm cut along its axis": (Case("ln", "LayerNormalization", ((8, 12), (12,), (12,)), ((8, 12),), {"axis": 1, "epsilon": 1e-5}), "a b, b, b -> a b"),
-    "slice of a cut dim": (Case("slice", "Slice", ((8, 8),), ((8, 8),), {"axes": (1,), "starts": (7,), "ends": (-1,), "steps": (-1,)}), "a b -> a b"),
-    "cumulative sum of a cut dim": (Case("cs", "CumSum", ((8, 12),), ((8, 12),), {"axis": 1, "exclusive": 0, "reverse": 0}), "a b -> a b"),
-    "keys cut in attention": (Case("att", "Attention", ((4, 8, 6, 10), (4, 8, 12, 10), (4, 8, 12, 16)), ((4, 8, 6, 16),),
-                                   {"scale": 0.3, "causal": 0, "guard": 0}), "b g s d, b g t d, b g t e -> b g s e"),
-}  # fmt: skip
+    "bias counted once per term": (
+        Case("matmul", "MatMul", ((6, 8), (8, 12)), ((6, 12),), {}),
+        "m k, k n -> n m",
+    ),
+    "softmax cut along its axis": (
+        Case("softmax", "Softmax", ((8, 12),), ((8, 12),), {"axis": 1}),
+        "a b -> a b",
+    ),
+    "norm cut along its axis": (
+        Case(
+            "ln",
+            "LayerNormalization",
+            ((8, 12), (12,), (12,)),
+            ((8, 12),),
+            {"axis": 1, "epsilon": 1e-5},
+        ),
+        "a b, b, b -> a b",
+    ),
+    "slice of a cut dim": (
+        Case(
+            "slice",
+            "Slice",
+            ((8, 8),),
+            ((8, 8),),
+            {"axes": (1,), "starts": (7,), "ends": (-1,), "steps": (-1,)},
+        ),
+        "a b -> a b",
+    ),
+    "cumulative sum of a cut dim": (
+        Case("cs", "CumSum", ((8, 12),), ((8, 12),), {"axis": 1, "exclusive": 0, "reverse": 0}),
+        "a b -> a b",
+    ),
+    "keys cut in attention": (
+        Case(
+            "att",
+            "Attention",
+            ((4, 8, 6, 10), (4, 8, 12, 10), (4, 8, 12, 16)),
+            ((4, 8, 6, 16),),
+            {"scale": 0.3, "causal": 0, "guard": 0},
+        ),
+        "b g s d, b g t d, b g t e -> b g s e",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", WRONG)

@@ -1,4 +1,5 @@
-"""What a strategy says about itself: bounds, tokens, the batch, memory and arithmetic against hand counts."""
+"""What a strategy says about itself: bounds, tokens, the batch, memory and arithmetic against hand
+counts."""
 
 from __future__ import annotations
 
@@ -24,31 +25,72 @@ from planner.workload.open import open_model
 def test_tokens_are_looked_up_whole():
     assert tokens_per_step(None, open_model("zoo:gpt-tiny,layers=1", 8)) == 8 * 16  # type: ignore[arg-type]
     # Columns of categories are not positions of a sequence.
-    tensors = {"ids": Tensor("ids", (8, 3), "int64", "input"), "table": Tensor("table", (50, 4), "float32", "weight"),
-               "column": Tensor("column", (8, 1), "int64"), "row": Tensor("row", (8, 1, 4), "float32")}  # fmt: skip
-    nodes = (Node("cut", "Slice", ("ids",), ("column",), {"axes": (1,), "starts": (0,), "ends": (1,), "steps": (1,)}),
-             Node("look", "Gather", ("table", "column"), ("row",), {"axis": 0}))  # fmt: skip
+    tensors = {
+        "ids": Tensor("ids", (8, 3), "int64", "input"),
+        "table": Tensor("table", (50, 4), "float32", "weight"),
+        "column": Tensor("column", (8, 1), "int64"),
+        "row": Tensor("row", (8, 1, 4), "float32"),
+    }
+    nodes = (
+        Node(
+            "cut",
+            "Slice",
+            ("ids",),
+            ("column",),
+            {"axes": (1,), "starts": (0,), "ends": (1,), "steps": (1,)},
+        ),
+        Node("look", "Gather", ("table", "column"), ("row",), {"axis": 0}),
+    )
     graph = Graph("columns", nodes, tensors, ("ids",), ("row",), weights={"table": None})
     assert tokens_per_step(graph, SimpleNamespace(plain=graph, batch=8)) == 8  # type: ignore[arg-type]
 
 
 def test_a_history_that_is_averaged_is_no_sequence_of_tokens():
-    """Of a two-tower model the length of a history is none of the model's work, unless a product works on its rows."""
-    shapes = {"ids": (16, 20), "rows": (16, 20, 8), "mean": (16, 8), "scores": (16, 4), "each": (16, 20, 4)}
-    tensors = {n: Tensor(n, s, "int64" if n == "ids" else "float32", "input" if n == "ids" else "activation") for n, s in shapes.items()}
-    tensors |= {n: Tensor(n, s, "float32", "weight") for n, s in {"table": (50, 8), "w": (8, 4)}.items()}
+    """Of a two-tower model the length of a history is none of the model's work, unless a product
+    works on its rows."""
+    shapes = {
+        "ids": (16, 20),
+        "rows": (16, 20, 8),
+        "mean": (16, 8),
+        "scores": (16, 4),
+        "each": (16, 20, 4),
+    }
+    tensors = {
+        n: Tensor(
+            n, s, "int64" if n == "ids" else "float32", "input" if n == "ids" else "activation"
+        )
+        for n, s in shapes.items()
+    }
+    tensors |= {
+        n: Tensor(n, s, "float32", "weight") for n, s in {"table": (50, 8), "w": (8, 4)}.items()
+    }
     look = Node("look", "Gather", ("table", "ids"), ("rows",), {"axis": 0})
-    averaged = (look, Node("mean", "ReduceMean", ("rows",), ("mean",), {"axes": (1,), "keepdims": 0}), Node("dot", "MatMul", ("mean", "w"), ("scores",)))
+    averaged = (
+        look,
+        Node("mean", "ReduceMean", ("rows",), ("mean",), {"axes": (1,), "keepdims": 0}),
+        Node("dot", "MatMul", ("mean", "w"), ("scores",)),
+    )
     whole = (look, Node("dot", "MatMul", ("rows", "w"), ("each",)))
     for nodes, out, tokens in ((averaged, "scores", 16), (whole, "each", 16 * 20)):
-        graph = Graph("towers", nodes, tensors, ("ids",), (out,), weights={"table": None, "w": None})
+        graph = Graph(
+            "towers", nodes, tensors, ("ids",), (out,), weights={"table": None, "w": None}
+        )
         assert tokens_per_step(graph, SimpleNamespace(plain=graph, batch=16)) == tokens  # type: ignore[arg-type]
 
 
 def test_batch_is_not_looked_for_in_other_inputs():
     shapes = {"positions": (6, 4), "x": (8, 6, 4), "y": (8, 6, 4)}
-    tensors = {n: Tensor(n, s, "float32", "activation" if n == "y" else "input") for n, s in shapes.items()}
-    graph = Graph("g", (Node("add", "Add", ("positions", "x"), ("y",)),), tensors, ("positions", "x"), ("y",), dims={"batch": 8})
+    tensors = {
+        n: Tensor(n, s, "float32", "activation" if n == "y" else "input") for n, s in shapes.items()
+    }
+    graph = Graph(
+        "g",
+        (Node("add", "Add", ("positions", "x"), ("y",)),),
+        tensors,
+        ("positions", "x"),
+        ("y",),
+        dims={"batch": 8},
+    )
     assert batch_factors(Base.of(graph, training=False)) == ("d0",)
 
 
@@ -63,7 +105,10 @@ def llama():
     allowed = batch_only(base, mesh.shape)
     splits = {n.id: allowed[base.shared[i]][0] for i, n in enumerate(base.graph.nodes)}
     pricer = Pricer(request.topology, mesh, request.runtime, request.recipe)
-    return base, [price_plan(base, Plan(mesh.shape, splits, zero, ("data",), runs=base.runs), pricer)[0] for zero in range(4)]
+    return base, [
+        price_plan(base, Plan(mesh.shape, splits, zero, ("data",), runs=base.runs), pricer)[0]
+        for zero in range(4)
+    ]
 
 
 def test_memory_of_optimizer_levels_is_that_of_the_recipe(llama):
@@ -79,8 +124,12 @@ def test_memory_of_optimizer_levels_is_that_of_the_recipe(llama):
 def test_flops_are_six_per_parameter_and_token_and_attention(llama):
     _, costs = llama
     tokens, width, vocabulary, layers, sequence = 8 * 256, 4096, 128256, 2, 256
-    matrices = layers * (2 * width * width + 2 * width * 1024 + 3 * width * 14336) + width * vocabulary  # the lookup multiplies nothing
-    attention = 3 * 4 * tokens * sequence * width * layers  # scores and values, forward and twice that backward; what is made again left out
+    matrices = (
+        layers * (2 * width * width + 2 * width * 1024 + 3 * width * 14336) + width * vocabulary
+    )  # the lookup multiplies nothing
+    attention = (
+        3 * 4 * tokens * sequence * width * layers
+    )  # scores and values, forward and twice that backward; what is made again left out
     for cost in costs:
         assert cost.flops_per_device * 8 == 6 * matrices * tokens + attention
         assert cost.distinct_work == 1.0
@@ -90,8 +139,13 @@ def test_gradients_are_reduced_once_at_every_level(llama):
     base, costs = llama
     payload = 2 * base.graph.parameters
     for zero, cost in enumerate(costs):
-        moved = {kind: sum(int(c["payload"]) for c in axes.values()) for kind, axes in cost.traffic.items()}  # type: ignore[call-overload, misc]
-        assert sum(moved.get(k, 0) for k in ("all-reduce", "reduce-scatter")) == pytest.approx(payload, abs=64)
+        moved = {
+            kind: sum(int(c["payload"]) for c in axes.values())
+            for kind, axes in cost.traffic.items()
+        }  # type: ignore[call-overload, misc]
+        assert sum(moved.get(k, 0) for k in ("all-reduce", "reduce-scatter")) == pytest.approx(
+            payload, abs=64
+        )
         assert moved.get("all-gather", 0) == 0 if zero == 0 else moved["all-gather"] >= payload
 
 
@@ -109,7 +163,8 @@ def test_bound_above_the_price_by_rounding_is_the_price():
 
 @pytest.mark.parametrize(("zero", "recompute", "micro"), [(1, "none", 1), (2, "block", 2)])
 def test_predicted_peak_is_the_compiler_s(zero, recompute, micro):
-    """A GPT whose blocks and vocabulary both matter, 8 devices, data parallel: within 10 %, without the allowance for fragmentation."""
+    """A GPT whose blocks and vocabulary both matter, 8 devices, data parallel: within 10 %, without
+    the allowance for fragmentation."""
     from dataclasses import replace
 
     import models_zoo
@@ -120,21 +175,40 @@ def test_predicted_peak_is_the_compiler_s(zero, recompute, micro):
     from planner.verify.compiled import compile_step
     from planner.workload.loss import add_loss
 
-    graph = hoist(add_loss(read_model(models_zoo.build("zoo:gpt2-small,layers=6,hidden=512,heads=8,vocab=8192,seq=256"), batch=8 * 8)))
+    graph = hoist(
+        add_loss(
+            read_model(
+                models_zoo.build("zoo:gpt2-small,layers=6,hidden=512,heads=8,vocab=8192,seq=256"),
+                batch=8 * 8,
+            )
+        )
+    )
     base = Base.of(graph, training=True)
-    request = make_request(devices=8, hardware="h100-sxm", topology=None, baselines=False, precision="fp32")
+    request = make_request(
+        devices=8, hardware="h100-sxm", topology=None, baselines=False, precision="fp32"
+    )
     mesh = pinned_mesh(request.topology, {"data": 8})
-    plan = Plan(mesh.shape, data_parallel(graph, mesh.shape), zero, ("data",), recompute, micro, base.runs)
-    pricer = Pricer(request.topology, mesh, replace(request.runtime, memory_slack=0.0), request.recipe)
+    plan = Plan(
+        mesh.shape, data_parallel(graph, mesh.shape), zero, ("data",), recompute, micro, base.runs
+    )
+    pricer = Pricer(
+        request.topology, mesh, replace(request.runtime, memory_slack=0.0), request.recipe
+    )
     predicted = price_plan(base, plan, pricer)[0].memory.total
     found = compile_step(emit(graph, plan, workload="train"), "train").memory_analysis()
-    compiled = found.argument_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes + found.temp_size_in_bytes
+    compiled = (
+        found.argument_size_in_bytes
+        + found.output_size_in_bytes
+        - found.alias_size_in_bytes
+        + found.temp_size_in_bytes
+    )
     assert compiled > 100 * 2**20
     assert 0.9 * compiled < predicted < 1.1 * compiled, (predicted, compiled)
 
 
 def test_attention_works_beside_the_residual_stream_s_gradient():
-    """In a repeated block, trained: operands, result and their gradients, float32 scores, the weights and the scores' gradient as computed with, and the stream twice."""
+    """In a repeated block, trained: operands, result and their gradients, float32 scores, the
+    weights and the scores' gradient as computed with, and the stream twice."""
     import models_zoo
     from planner.graph.repeats import hoist
     from planner.pricing.kernels import working_bytes
@@ -143,12 +217,22 @@ def test_attention_works_beside_the_residual_stream_s_gradient():
     from planner.workload.loss import add_loss
 
     graph = hoist(add_loss(read_model(models_zoo.build("zoo:gpt-tiny,layers=2,seq=16"), batch=4)))
-    request = make_request(devices=1, hardware="h100-sxm", topology=None, baselines=False, precision="bf16-mixed")
-    pricer = Pricer(request.topology, pinned_mesh(request.topology, {"data": 1}), request.runtime, request.recipe)
+    request = make_request(
+        devices=1, hardware="h100-sxm", topology=None, baselines=False, precision="bf16-mixed"
+    )
+    pricer = Pricer(
+        request.topology,
+        pinned_mesh(request.topology, {"data": 1}),
+        request.runtime,
+        request.recipe,
+    )
     i = next(i for i, n in enumerate(graph.nodes) if n.op == "Attention")
     rows, heads, queries, _ = graph.tensors[graph.nodes[i].inputs[0]].shape
     ins, outs, scores = 3000.0, 1000.0, rows * heads * queries * 16
-    trained, frozen = (working_bytes(Base.of(graph, training=t), i, Split(), ins, outs, 0.0, pricer) for t in (True, False))
+    trained, frozen = (
+        working_bytes(Base.of(graph, training=t), i, Split(), ins, outs, 0.0, pricer)
+        for t in (True, False)
+    )
     assert i in Base.of(graph, training=True).repeated
     assert trained == 2 * (ins + outs) + scores * (4 + 2 + 2) + 2 * outs
     assert frozen == ins + outs + scores * (4 + 2)

@@ -1,6 +1,8 @@
-"""A few dozen published runs (facts with their source in each row) priced as the framework ran them: a change that makes estimates worse is seen here.
+"""A few dozen published runs (facts with their source in each row) priced as the framework ran
+them: a change that makes estimates worse is seen here.
 
-Rows of these sources set constants of the profiles, so the bounds are no claim about other runs; `benchmarks.published_runs` prints held-out figures.
+Rows of these sources set constants of the profiles, so the bounds are no claim about other runs;
+`benchmarks.published_runs` prints held-out figures.
 """
 
 from __future__ import annotations
@@ -12,19 +14,46 @@ from pathlib import Path
 import pytest
 
 from benchmarks.published_runs import main, outcomes, prepare_all
-from benchmarks.published_scores import Outcome, choice, covered, covered_held_out, errors, fitting, kendall, memory_spread, order, quantiles
+from benchmarks.published_scores import (
+    Outcome,
+    choice,
+    covered,
+    covered_held_out,
+    errors,
+    fitting,
+    kendall,
+    memory_spread,
+    order,
+    quantiles,
+)
 from costmodels.runtimes import Rates
 from planner.calibrate.runs.fit import Prepared, prepare
 from planner.calibrate.runs.keep import COUNTS, fitted_constants, held_out_bytes, priced_bytes
-from planner.calibrate.runs.rows import Left, case_of, custom, kernels_of, level, machine, runtime_of, sequence_parallel
+from planner.calibrate.runs.rows import (
+    Left,
+    case_of,
+    custom,
+    kernels_of,
+    level,
+    machine,
+    runtime_of,
+    sequence_parallel,
+)
 from planner.pricing.frameworks.peak_memory import in_flight, peak
 from planner.pricing.frameworks.step_time import handed_s
 from planner.pricing.pricer import Pricer
 
 ROWS = Path(__file__).parents[1].joinpath("golden") / "published_runs.jsonl"
-MOST = {"Hagemann": 0.05, "vTrain measured (multi": 0.135, "vTrain measured (single": 0.11, "mosaicml": 0.04, "torchtitan": 0.135,
-        "NVIDIA Megatron-Bridge": 0.07}  # fmt: skip
-"""Mean error of each source's rows. Two of vTrain's eight of several nodes, which took twice as long as their neighbours, make 0.10 of its. The last two set no constant."""
+MOST = {
+    "Hagemann": 0.05,
+    "vTrain measured (multi": 0.135,
+    "vTrain measured (single": 0.11,
+    "mosaicml": 0.04,
+    "torchtitan": 0.135,
+    "NVIDIA Megatron-Bridge": 0.07,
+}
+"""Mean error of each source's rows. Two of vTrain's eight of several nodes, which took twice as
+long as their neighbours, make 0.10 of its. The last two set no constant."""
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +64,12 @@ def prepared() -> list[Prepared]:
 
 
 @pytest.mark.parametrize("source", MOST)
-def test_estimates_of_published_runs_stay_as_good_as_they_are(prepared: list[Prepared], source: str) -> None:
-    mine = [p for p in prepared if str(p.case.row["source"]).startswith(source) and p.case.measured_s]
+def test_estimates_of_published_runs_stay_as_good_as_they_are(
+    prepared: list[Prepared], source: str
+) -> None:
+    mine = [
+        p for p in prepared if str(p.case.row["source"]).startswith(source) and p.case.measured_s
+    ]
     assert len(mine) >= 8
     assert errors(outcomes(mine, [p.step_s() for p in mine]))["mean"] <= MOST[source]
 
@@ -60,11 +93,24 @@ def test_runs_that_ran_are_said_to_fit(prepared: list[Prepared], source: str) ->
 
 
 def test_constants_of_memory_follow_the_runs(prepared: list[Prepared]) -> None:
-    """Rows said to have run out of memory, all that are priced above half of what is usable, drive every kept byte up; had all run, down."""
-    mine = [p for p in prepared if str(p.case.row["source"]).startswith("Hagemann") and p.cost.memory.total > 0.5 * p.case.usable_bytes]
-    least, most = (fitted_constants([replace(p, case=replace(p.case, measured_s=s)) for p in mine]) for s in (1.0, None))
+    """Rows said to have run out of memory, all that are priced above half of what is usable, drive
+    every kept byte up; had all run, down."""
+    mine = [
+        p
+        for p in prepared
+        if str(p.case.row["source"]).startswith("Hagemann")
+        and p.cost.memory.total > 0.5 * p.case.usable_bytes
+    ]
+    least, most = (
+        fitted_constants([replace(p, case=replace(p.case, measured_s=s)) for p in mine])
+        for s in (1.0, None)
+    )
     assert all(a <= b for a, b in zip(least, most, strict=True))
-    assert sum(priced_bytes(mine, least)) < sum(priced_bytes(mine, next(zip(*COUNTS.values(), strict=True)))) < sum(priced_bytes(mine, most))
+    assert (
+        sum(priced_bytes(mine, least))
+        < sum(priced_bytes(mine, next(zip(*COUNTS.values(), strict=True))))
+        < sum(priced_bytes(mine, most))
+    )
     unseen = held_out_bytes(mine, lambda c: c.row["seq"])
     first = [k for k, p in enumerate(mine) if p.case.row["seq"] == mine[0].case.row["seq"]]
     others = fitted_constants([p for p in mine if p.case.row["seq"] != mine[0].case.row["seq"]])
@@ -72,13 +118,26 @@ def test_constants_of_memory_follow_the_runs(prepared: list[Prepared]) -> None:
 
 
 def test_one_moment_of_the_backward_pass_stands_for_the_peak(prepared: list[Prepared]) -> None:
-    run = next(p for p in prepared if p.held.recompute != "none" and p.held.pieces and len(p.held.blocks) > 1)
+    run = next(
+        p
+        for p in prepared
+        if p.held.recompute != "none" and p.held.pieces and len(p.held.blocks) > 1
+    )
     assert run.cost.memory == peak(run.held, run.case.runtime)
     kernels = run.case.runtime.kernels
     assert kernels is not None
-    for more in (replace(kernels, logit_kept=40.0), replace(kernels, logit_kept=17.413, logit_gathered=30.0), replace(kernels, logit_piece=60.0)):
-        assert peak(run.held, replace(run.case.runtime, kernels=more)).temporary > run.cost.memory.temporary
-    assert peak(run.held, replace(run.case.runtime, pinned=1.0)).temporary > run.cost.memory.temporary
+    for more in (
+        replace(kernels, logit_kept=40.0),
+        replace(kernels, logit_kept=17.413, logit_gathered=30.0),
+        replace(kernels, logit_piece=60.0),
+    ):
+        assert (
+            peak(run.held, replace(run.case.runtime, kernels=more)).temporary
+            > run.cost.memory.temporary
+        )
+    assert (
+        peak(run.held, replace(run.case.runtime, pinned=1.0)).temporary > run.cost.memory.temporary
+    )
     once, twice = (peak(replace(run.held, microbatches=n), run.case.runtime) for n in (1, 2))
     assert once.gradients < twice.gradients == run.cost.memory.gradients
 
@@ -86,17 +145,43 @@ def test_one_moment_of_the_backward_pass_stands_for_the_peak(prepared: list[Prep
 def test_chunks_in_flight() -> None:
     assert [in_flight(s, 4, 100, 1) for s in range(4)] == [4, 3, 2, 1]
     assert in_flight(0, 4, 2, 1) == 2
-    assert [in_flight(s, 4, 100, 2) for s in range(4)] == [5.5, 4.5, 3.5, 2.5]  # 2 (p - 1 - s) + (v - 1) p + 1 chunks of half a stage
+    assert [in_flight(s, 4, 100, 2) for s in range(4)] == [
+        5.5,
+        4.5,
+        3.5,
+        2.5,
+    ]  # 2 (p - 1 - s) + (v - 1) p + 1 chunks of half a stage
     assert in_flight(0, 4, 4, 2) == 4
 
 
 def test_rows_are_read_with_what_their_framework_keeps() -> None:
-    row = json.loads(ROWS.read_text().splitlines()[0]) | {"kernel": None, "recompute": "none", "notes": "", "zero": None, "sequence_parallel": None}
-    megatron = row | {"source": "NVIDIA Megatron-Bridge performance summary", "hardware": "DGX-H100", "precision": "FP8"}
+    row = json.loads(ROWS.read_text().splitlines()[0]) | {
+        "kernel": None,
+        "recompute": "none",
+        "notes": "",
+        "zero": None,
+        "sequence_parallel": None,
+    }
+    megatron = row | {
+        "source": "NVIDIA Megatron-Bridge performance summary",
+        "hardware": "DGX-H100",
+        "precision": "FP8",
+    }
     assert kernels_of(row | {"hardware": "A100-80GB"}, 1) == "fused-norm"
-    assert (kernels_of(megatron, 1), kernels_of(megatron | {"precision": "bf16"}, 1)) == ("nvidia-fp8", "nvidia")
-    assert (level(megatron), sequence_parallel(megatron), level(megatron | {"zero": 0}), sequence_parallel(row)) == (1, True, 0, False)
-    selective, offloaded = (runtime_of(megatron | more, 1).kernels for more in ({"recompute": "selective"}, {"notes": "remat_policy=qkv_proj_offloaded"}))
+    assert (kernels_of(megatron, 1), kernels_of(megatron | {"precision": "bf16"}, 1)) == (
+        "nvidia-fp8",
+        "nvidia",
+    )
+    assert (
+        level(megatron),
+        sequence_parallel(megatron),
+        level(megatron | {"zero": 0}),
+        sequence_parallel(row),
+    ) == (1, True, 0, False)
+    selective, offloaded = (
+        runtime_of(megatron | more, 1).kernels
+        for more in ({"recompute": "selective"}, {"notes": "remat_policy=qkv_proj_offloaded"})
+    )
     assert selective is not None
     assert offloaded is not None
     assert "norm" not in selective.kept
@@ -110,27 +195,62 @@ def test_ranges_of_errors_left_out() -> None:
     def run(group: str, ratio: float) -> Outcome:
         return Outcome(group, ratio, 1.0, 1.0, 1.0)
 
-    rows = [run("a", 1.0 + 0.01 * k) for k in range(10)] + [run("b", 1.02 + 0.01 * k) for k in range(10)]
+    rows = [run("a", 1.0 + 0.01 * k) for k in range(10)] + [
+        run("b", 1.02 + 0.01 * k) for k in range(10)
+    ]
     assert covered(rows, (0.0, 0.045)) == pytest.approx(8 / 20)
     assert quantiles([float(k) for k in range(1, 20)]) == (2.0, 18.0)
-    # The ends of ten ratios are the least and the most: a's 1.00 to 1.09 hold eight of b's 1.02 to 1.11, and those eight of a's.
+    # The ends of ten ratios are the least and the most: a's 1.00 to 1.09 hold eight of b's 1.02 to
+    # 1.11, and those eight of a's.
     assert covered_held_out(rows, [o.group for o in rows]) == pytest.approx(16 / 20)
-    edge = [Outcome("g", None if k % 2 else 1.0, 1.0, 1 + 0.002 * k * (1 if k % 2 else -1), 1.0) for k in range(40)]
-    blurred = [Outcome("g", None if k % 4 == 1 else 1.0, 1.0, 1 + 0.002 * k * (1 if k % 2 else -1), 1.0) for k in range(40)]
+    edge = [
+        Outcome("g", None if k % 2 else 1.0, 1.0, 1 + 0.002 * k * (1 if k % 2 else -1), 1.0)
+        for k in range(40)
+    ]
+    blurred = [
+        Outcome("g", None if k % 4 == 1 else 1.0, 1.0, 1 + 0.002 * k * (1 if k % 2 else -1), 1.0)
+        for k in range(40)
+    ]
     assert memory_spread(edge) < 0.02 < memory_spread(blurred)
 
 
 def test_slower_parts_make_a_step_longer(prepared: list[Prepared]) -> None:
-    run = next(p for p in prepared if p.case.row["tp"] > 1 and p.case.row["pp"] > 1 and p.case.row["dp"] > 1 and p.case.measured_s)
+    run = next(
+        p
+        for p in prepared
+        if p.case.row["tp"] > 1
+        and p.case.row["pp"] > 1
+        and p.case.row["dp"] > 1
+        and p.case.measured_s
+    )
     as_is = run.step_s(Rates())
-    for slower in (Rates(matmul=0.8), Rates(memory=0.8), Rates(attention=0.8), Rates(inner=0.5), Rates(outer=0.2)):
+    for slower in (
+        Rates(matmul=0.8),
+        Rates(memory=0.8),
+        Rates(attention=0.8),
+        Rates(inner=0.5),
+        Rates(outer=0.2),
+    ):
         assert run.step_s(slower) > as_is
 
 
 def test_devices_that_hold_the_same_send_a_piece_each(prepared: list[Prepared]) -> None:
-    """Two of four stages in a node: one neighbour is reached inside. What tensor parallelism leaves whole is sent in pieces, which the receivers gather."""
-    row = next(p.case.row for p in prepared if p.case.measured_s and "LLaMA-13B" in p.case.row["model"])
-    row = {**row, "devices": 16, "tp": 4, "pp": 4, "dp": 1, "zero": 0, "microbatch": 1, "global_batch": 16, "recompute": "none"}
+    """Two of four stages in a node: one neighbour is reached inside. What tensor parallelism leaves
+    whole is sent in pieces, which the receivers gather."""
+    row = next(
+        p.case.row for p in prepared if p.case.measured_s and "LLaMA-13B" in p.case.row["model"]
+    )
+    row = {
+        **row,
+        "devices": 16,
+        "tp": 4,
+        "pp": 4,
+        "dp": 1,
+        "zero": 0,
+        "microbatch": 1,
+        "global_batch": 16,
+        "recompute": "none",
+    }
     whole, cut = (prepare(case_of({**row, "sequence_parallel": s})) for s in (False, True))
     (sent, same), (less, none) = whole.work.handed[0], cut.work.handed[0]
     assert (same, none) == (("model",), ())
@@ -139,12 +259,34 @@ def test_devices_that_hold_the_same_send_a_piece_each(prepared: list[Prepared]) 
     inner, outer = whole.case.topology.levels
     slow, fast = (less / (x.bandwidth_bytes_per_s * x.efficiency) for x in (outer, inner))
     assert handed_s(cut.work.handed, pricer) == pytest.approx(slow + fast, rel=0.01)
-    assert handed_s(whole.work.handed, pricer) == pytest.approx(slow + fast + 2 * pricer.collective_s("all-gather", ("model",), sent), rel=0.01)
+    assert handed_s(whole.work.handed, pricer) == pytest.approx(
+        slow + fast + 2 * pricer.collective_s("all-gather", ("model",), sent), rel=0.01
+    )
 
 
-TITAN = {"source": "torchtitan benchmarks", "model": "Llama 3.1 8B", "layers": 4, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "vocab": 128256, "seq": 2048,
-         "devices": 8, "hardware": "H100 96GB HBM2e 2.4TB/s, 500W (NVLink 8/node)", "tp": 1, "pp": 1, "dp": 8, "zero": 3, "microbatch": 1, "global_batch": 8,
-         "recompute": "none", "precision": "bf16", "metric": "step_time_s", "value": 1.0}  # fmt: skip
+TITAN = {
+    "source": "torchtitan benchmarks",
+    "model": "Llama 3.1 8B",
+    "layers": 4,
+    "hidden": 4096,
+    "heads": 32,
+    "kv_heads": 8,
+    "ffn": 14336,
+    "vocab": 128256,
+    "seq": 2048,
+    "devices": 8,
+    "hardware": "H100 96GB HBM2e 2.4TB/s, 500W (NVLink 8/node)",
+    "tp": 1,
+    "pp": 1,
+    "dp": 8,
+    "zero": 3,
+    "microbatch": 1,
+    "global_batch": 8,
+    "recompute": "none",
+    "precision": "bf16",
+    "metric": "step_time_s",
+    "value": 1.0,
+}
 
 
 def test_cards_are_those_that_a_row_describes() -> None:
@@ -159,12 +301,21 @@ def test_only_products_with_weights_are_eight_bit() -> None:
     types = {need.role: need.dtype for _, _, need in narrow.work.kernels if need.flops}
     assert types["attention"] == "bfloat16"
     assert {types["product"], types["into residual"]} == {"float8_e4m3fn"}
-    assert [(p, n, need.ins, need.outs) for p, n, need in narrow.work.kernels] == [(p, n, need.ins, need.outs) for p, n, need in wide.work.kernels]
+    assert [(p, n, need.ins, need.outs) for p, n, need in narrow.work.kernels] == [
+        (p, n, need.ins, need.outs) for p, n, need in wide.work.kernels
+    ]
     assert narrow.step_s() < wide.step_s()
 
 
 def test_selective_recompute_takes_time() -> None:
-    whole, kept, other = (prepare(case_of({**TITAN, **more})) for more in ({}, {"recompute": "selective"}, {"recompute": "selective", "source": "another"}))
+    whole, kept, other = (
+        prepare(case_of({**TITAN, **more}))
+        for more in (
+            {},
+            {"recompute": "selective"},
+            {"recompute": "selective", "source": "another"},
+        )
+    )
     assert whole.step_s() < other.step_s() < kept.step_s() < 1.3 * whole.step_s()
 
 
@@ -179,13 +330,23 @@ def test_scores_of_known_outcomes() -> None:
 
     rows = [run(1.0, 1.1, 5.0), run(2.0, 1.8, 9.6), run(None, 0.5, 9.0), run(None, 0.4, 12.0)]
     assert errors(rows)["mean"] == pytest.approx(0.1)
-    assert fitting(rows) == {"rows": 4, "out_of_memory": 2, "said": 1, "precision": 1.0, "recall": 0.5, "edge_rows": 1, "edge_right": 1.0}
+    assert fitting(rows) == {
+        "rows": 4,
+        "out_of_memory": 2,
+        "said": 1,
+        "precision": 1.0,
+        "recall": 0.5,
+        "edge_rows": 1,
+        "edge_right": 1.0,
+    }
     assert choice(rows)["picks_out_of_memory"] == 1
     assert kendall([1, 2, 3, 4], [1, 2, 4, 3]) == pytest.approx(4 / 6)
     assert kendall([1, 2, 3], [3, 2, 1]) == -1
 
 
-def test_the_command_prints_what_it_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_what_it_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = [json.loads(line) for line in ROWS.read_text().splitlines()][-2:]
     rows.append({**rows[0], "cp": 2})
     path = tmp_path / "runs.jsonl"
@@ -197,16 +358,41 @@ def test_the_command_prints_what_it_left_out(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_maxtext_counts_sequences_per_chip() -> None:
-    """Sixteen chips that share products with one sequence each run sixteen at once, not one after another."""
-    row = {"source": "MaxText README TPU v5e", "model": "MaxText-128B", "layers": 2, "hidden": 8192, "heads": 128, "ffn": 57344, "vocab": 32000, "seq": 2048, "hardware": "TPU v5e",
-           "devices": 256, "tp": 16, "pp": 1, "dp": 16, "zero": 3, "microbatch": 1, "global_batch": 256, "metric": "step_time_s", "value": 1.0}  # fmt: skip
+    """Sixteen chips that share products with one sequence each run sixteen at once, not one after
+    another."""
+    row = {
+        "source": "MaxText README TPU v5e",
+        "model": "MaxText-128B",
+        "layers": 2,
+        "hidden": 8192,
+        "heads": 128,
+        "ffn": 57344,
+        "vocab": 32000,
+        "seq": 2048,
+        "hardware": "TPU v5e",
+        "devices": 256,
+        "tp": 16,
+        "pp": 1,
+        "dp": 16,
+        "zero": 3,
+        "microbatch": 1,
+        "global_batch": 256,
+        "metric": "step_time_s",
+        "value": 1.0,
+    }
     assert case_of(row).microbatches == 16
     said = case_of({**row, "notes": "microbatch=per_device_batch_size"})
     assert (said.microbatches, said.graph_batch) == (1, 256)
 
 
 def test_policies_that_offload_make_the_rest_again() -> None:
-    row = {"source": "tpu-recipes", "hardware": "TPU v6e", "zero": 3, "recompute": "selective", "notes": "remat=custom offload; "}
+    row = {
+        "source": "tpu-recipes",
+        "hardware": "TPU v6e",
+        "zero": 3,
+        "recompute": "selective",
+        "notes": "remat=custom offload; ",
+    }
     plain = runtime_of({**row, "notes": ""}, 3).kernels
     offloaded = runtime_of(row, 3).kernels
     assert plain is not None
@@ -218,6 +404,17 @@ def test_policies_that_offload_make_the_rest_again() -> None:
 
 
 def test_a_network_that_no_source_states_is_one_adapter_a_node() -> None:
-    row = json.loads(ROWS.read_text().splitlines()[0]) | {"devices": 16, "dp": 16, "tp": 1, "pp": 1, "microbatch": 1, "global_batch": 16}
-    assert case_of(row | {"source": "Hagemann 2023"}).topology.levels[-1].bandwidth_bytes_per_s == pytest.approx(12.5e9 / 8)
-    assert case_of(row | {"source": "another"}).topology.levels[-1].bandwidth_bytes_per_s == pytest.approx(25e9)
+    row = json.loads(ROWS.read_text().splitlines()[0]) | {
+        "devices": 16,
+        "dp": 16,
+        "tp": 1,
+        "pp": 1,
+        "microbatch": 1,
+        "global_batch": 16,
+    }
+    assert case_of(row | {"source": "Hagemann 2023"}).topology.levels[
+        -1
+    ].bandwidth_bytes_per_s == pytest.approx(12.5e9 / 8)
+    assert case_of(row | {"source": "another"}).topology.levels[
+        -1
+    ].bandwidth_bytes_per_s == pytest.approx(25e9)

@@ -1,4 +1,5 @@
-"""Prices of virtual devices of one host: what XLA's CPU back end does beside is paid there, and nowhere else."""
+"""Prices of virtual devices of one host: what XLA's CPU back end does beside is paid there, and
+nowhere else."""
 
 from __future__ import annotations
 
@@ -58,13 +59,26 @@ def device(kind: str) -> Device:
 def pricer(kind: str, n: int = 8) -> Pricer:
     chip = device(kind)
     levels = (Level("node", n, chip.inner.bandwidth_bytes_per_s, chip.inner.latency_s, kind=kind),)
-    return Pricer(Topology(chip, levels), Mesh((MeshAxis("x", ((0, n),)),)), RUNTIMES["jax-shard_map"], load_recipe("fp32"))
+    return Pricer(
+        Topology(chip, levels),
+        Mesh((MeshAxis("x", ((0, n),)),)),
+        RUNTIMES["jax-shard_map"],
+        load_recipe("fp32"),
+    )
 
 
 def planned(tmp_path: Path, kind: str, pins: str) -> Strategy:
     file = tmp_path / f"{kind}.toml"
     file.write_text(HOST.replace("KIND", kind))
-    return planner.plan("zoo:gpt-tiny", devices=8, batch=32, hardware=str(file), pins=pins, precision="fp32", baselines=False)
+    return planner.plan(
+        "zoo:gpt-tiny",
+        devices=8,
+        batch=32,
+        hardware=str(file),
+        pins=pins,
+        precision="fp32",
+        baselines=False,
+    )
 
 
 def test_only_virtual_devices_pay_for_loops_and_orders() -> None:
@@ -73,9 +87,13 @@ def test_only_virtual_devices_pay_for_loops_and_orders() -> None:
     assert here.loop_s(0.0, 2**20) == pytest.approx(5 * 2**20 / 5e9)
     assert there.loop_s(2**20, 2**20) == 0.0
     for kind in ("all-gather", "reduce-scatter", "all-to-all", "all-reduce", "collective-permute"):
-        more = here.collective_s(kind, ("x",), 2**20, strided=True) - here.collective_s(kind, ("x",), 2**20)
+        more = here.collective_s(kind, ("x",), 2**20, strided=True) - here.collective_s(
+            kind, ("x",), 2**20
+        )
         assert more == pytest.approx(8 * 2**20 / 5e9 if kind in PIECEWISE else 0.0)
-        assert there.collective_s(kind, ("x",), 2**20, strided=True) == there.collective_s(kind, ("x",), 2**20)
+        assert there.collective_s(kind, ("x",), 2**20, strided=True) == there.collective_s(
+            kind, ("x",), 2**20
+        )
 
 
 def test_collectives_that_only_their_pieces_tell_apart_have_prices_of_their_own() -> None:
@@ -88,16 +106,26 @@ def test_collectives_that_only_their_pieces_tell_apart_have_prices_of_their_own(
 
 
 def test_virtual_devices_send_only_all_reduces_together() -> None:
-    """A small gradient of many pays its share of a latency where it travels with others, else all of it."""
+    """A small gradient of many pays its share of a latency where it travels with others, else all
+    of it."""
     here, there = pricer("memory"), pricer("switch")
     assert here.collective_s("all-reduce", ("x",), 1e3, bucketed=True) < 1e-6
     assert here.collective_s("reduce-scatter", ("x",), 1e3, bucketed=True) > 75e-6
     assert there.collective_s("reduce-scatter", ("x",), 1e3, bucketed=True) < 1e-6
 
 
-@pytest.mark.parametrize("pins", ["dp=8,zero=0,micro=1", "dp=4,tp=2,zero=1,micro=2", "pp=2,dp=4,micro=4", "dp=8,recompute=block"])
+@pytest.mark.parametrize(
+    "pins",
+    [
+        "dp=8,zero=0,micro=1",
+        "dp=4,tp=2,zero=1,micro=2",
+        "pp=2,dp=4,micro=4",
+        "dp=8,recompute=block",
+    ],
+)
 def test_what_solvers_add_up_bounds_the_price(tmp_path: Path, pins: str) -> None:
-    """Orders and lone gathers are in both. What loops copy, and what stages hand over, is in the price alone: whether blocks are a loop is known of whole plans only."""
+    """Orders and lone gathers are in both. What loops copy, and what stages hand over, is in the
+    price alone: whether blocks are a loop is known of whole plans only."""
     found = planned(tmp_path, "memory", pins)
     bound, price = found.solver["bound_s"], found.cost.step_time_s
     assert 0.7 * price < bound < price
@@ -106,7 +134,8 @@ def test_what_solvers_add_up_bounds_the_price(tmp_path: Path, pins: str) -> None
 
 
 def test_a_loop_over_blocks_costs_more_with_whole_weights(tmp_path: Path) -> None:
-    """Stacks of weights that are cut eightfold are an eighth of the copies; the same machine with a switch pays for none."""
+    """Stacks of weights that are cut eightfold are an eighth of the copies; the same machine with a
+    switch pays for none."""
 
     def beside(kind: str, zero: int) -> float:
         return planned(tmp_path, kind, f"dp=8,zero={zero},micro=1").cost.optimizer_time_s

@@ -26,7 +26,11 @@ def fails(made: Any, code: str, *parts: str, **options: Any) -> str:
 
 
 def test_unbound_dims_are_listed_once_and_outputs_never() -> None:
-    made = model("(float[batch, seq, width] x, float[batch, seq] z) => (float[a, b, c] y) { u = Unsqueeze(z, two) y = Add(x, u) }", **W)
+    made = model(
+        "(float[batch, seq, width] x, float[batch, seq] z) => (float[a, b, c] y) { u = Unsqueeze(z,"
+        " two) y = Add(x, u) }",
+        **W,
+    )
     text = fails(made, "P140", "seq, width", "--dim seq=? --dim width=?")
     assert "batch=?" not in text and " a=" not in text
     graph = read_model(made, dims={"seq": 4, "width": 6}, batch=2)
@@ -34,9 +38,13 @@ def test_unbound_dims_are_listed_once_and_outputs_never() -> None:
     assert graph.dims == {"batch": 2, "seq": 4, "width": 6}
 
 
-@pytest.mark.parametrize("symbol", ["batch", "N", "B", "batch_size", "dynamic_batch", "bsz", "whatever"])
+@pytest.mark.parametrize(
+    "symbol", ["batch", "N", "B", "batch_size", "dynamic_batch", "bsz", "whatever"]
+)
 def test_the_batch_is_found(symbol: str) -> None:
-    graph = read_model(model(f"(float[{symbol}, 4] x) => (float[{symbol}, 4] y) {{ y = Relu(x) }}"), batch=6)
+    graph = read_model(
+        model(f"(float[{symbol}, 4] x) => (float[{symbol}, 4] y) {{ y = Relu(x) }}"), batch=6
+    )
     assert graph.tensors["x"].shape == (6, 4) and graph.dims["batch"] == 6
 
 
@@ -50,7 +58,9 @@ def test_unnamed_first_dims_are_the_batch_and_others_are_asked_for() -> None:
     made = model("(float[n, 4, m] x, float[n, 4, 1] z) => (float[n, 4, m] y) { y = Add(x, z) }")
     for value in made.graph.input:
         value.type.tensor_type.shape.dim[0].ClearField("dim_param")
-    made.graph.input[0].type.tensor_type.shape.dim[2].dim_value = -1  # what some exporters write for unknown
+    made.graph.input[0].type.tensor_type.shape.dim[
+        2
+    ].dim_value = -1  # what some exporters write for unknown
     fails(made, "P140", "--dim x.2=?")
     assert read_model(made, dims={"x.2": 7}, batch=2).tensors["y"].shape == (2, 4, 7)
 
@@ -79,7 +89,12 @@ def test_tokens_per_step() -> None:
     assert read_model(made, dims={"seq": 16}, tokens_per_step=64).dims["batch"] == 4
     fails(made, "P145", "65", "16", dims={"seq": 16}, tokens_per_step=65)
     fails(made, "P142", dims={"seq": 16}, tokens_per_step=64, batch=2)
-    fails(model("(float[n, 4] x) => (float[n, 4] y) { y = Relu(x) }"), "P145", "token ids", tokens_per_step=64)
+    fails(
+        model("(float[n, 4] x) => (float[n, 4] y) { y = Relu(x) }"),
+        "P145",
+        "token ids",
+        tokens_per_step=64,
+    )
 
 
 def test_wrong_names_and_values() -> None:
@@ -96,7 +111,13 @@ def test_shapes_bind_symbols_and_may_not_contradict() -> None:
     graph = read_model(made, shapes={"ids": (3, 5)})
     assert graph.tensors["mask"].shape == (3, 5) and graph.dims["batch"] == 3
     fails(made, "P142", "seq", shapes={"ids": (3, 5), "mask": (3, 6)})
-    fails(model("(float[6, 4] x) => (float[6, 4] y) { y = Relu(x) }"), "P142", "contradicts", "--batch", shapes={"x": (8, 4)})
+    fails(
+        model("(float[6, 4] x) => (float[6, 4] y) { y = Relu(x) }"),
+        "P142",
+        "contradicts",
+        "--batch",
+        shapes={"x": (8, 4)},
+    )
 
 
 def test_inputs_without_a_shape() -> None:
@@ -107,7 +128,10 @@ def test_inputs_without_a_shape() -> None:
 
 
 def test_dims_that_are_formulas() -> None:
-    made = model('(float[batch, past] x, float[batch, total] z) => (float[a, b] y) { y = Concat <axis = 1> (x, z) }')
+    made = model(
+        "(float[batch, past] x, float[batch, total] z) => (float[a, b] y) { y = Concat <axis = 1>"
+        " (x, z) }"
+    )
     made.graph.input[1].type.tensor_type.shape.dim[1].dim_param = "past + 2*new"
     fails(made, "P140", "--dim new=? --dim past=?")
     graph = read_model(made, batch=2, dims={"past": 3, "new": 4})
@@ -115,7 +139,9 @@ def test_dims_that_are_formulas() -> None:
 
 
 def test_initializers_among_the_inputs_are_weights() -> None:
-    made = model("(float[2, 8] x, float[8, 8] w8) => (float[2, 8] y) { y = MatMul(x, w8) }", w8=rand(8, 8))
+    made = model(
+        "(float[2, 8] x, float[8, 8] w8) => (float[2, 8] y) { y = MatMul(x, w8) }", w8=rand(8, 8)
+    )
     made.ir_version = 3
     graph = read_model(made)
     assert graph.inputs == ("x",) and graph.trainable == {"w8"} and ops(graph) == ["MatMul"]
@@ -124,8 +150,8 @@ def test_initializers_among_the_inputs_are_weights() -> None:
 def test_one_sample_has_the_operators_of_many() -> None:
     """Dims of 1 look like no dims at all: a class token is expanded for one sample as for eight."""
     text = (
-        "(float[batch, 4, 8] x) => (float[batch, 5, 8] y) { s = Shape <end = 1> (x) t = Concat <axis = 0> (s, ones) e = Expand(cls, t)"
-        " y = Concat <axis = 1> (e, x) }"
+        "(float[batch, 4, 8] x) => (float[batch, 5, 8] y) { s = Shape <end = 1> (x) t = Concat"
+        " <axis = 0> (s, ones) e = Expand(cls, t) y = Concat <axis = 1> (e, x) }"
     )
     made = model(text, ones=np.array([1, 8]), cls=rand(1, 1, 8))
     graphs = [read_model(made, batch=b) for b in (1, 2, 8)]

@@ -1,4 +1,5 @@
-"""Patterns: recognised where they are exact, left alone where they are not; onnxruntime compares both ways."""
+"""Patterns: recognised where they are exact, left alone where they are not; onnxruntime compares
+both ways."""
 
 from __future__ import annotations
 
@@ -25,14 +26,29 @@ GELU = {
     "half_outside": "{ d = Div(x, r2) e = Erf(d) p = Add(e, one) m = Mul(x, p) y = Mul(m, half) }",
     "half_first": "{ h = Mul(half, x) d = Mul(x, ir2) e = Erf(d) p = Add(one, e) y = Mul(h, p) }",
     "half_inside": "{ d = Div(x, r2) e = Erf(d) p = Add(e, one) m = Mul(half, p) y = Mul(x, m) }",
-    "tanh_pow": "{ c = Pow(x, three) k = Mul(c, k3) s = Add(x, k) u = Mul(s, k1) t = Tanh(u) p = Add(t, one) h = Mul(x, half) y = Mul(h, p) }",
-    "tanh_products": "{ q = Mul(x, x) c = Mul(q, x) k = Mul(k3, c) s = Add(k, x) u = Mul(k1, s) t = Tanh(u) p = Add(one, t) m = Mul(half, p) y = Mul(x, m) }",
-    "tanh_factored": "{ q = Mul(x, x) k = Mul(q, k3) o = Add(k, one) s = Mul(x, o) u = Mul(s, k1) t = Tanh(u) p = Add(t, one) m = Mul(x, p) y = Div(m, two) }",
-}  # fmt: skip
+    "tanh_pow": (
+        "{ c = Pow(x, three) k = Mul(c, k3) s = Add(x, k) u = Mul(s, k1) t = Tanh(u) p = Add(t,"
+        " one) h = Mul(x, half) y = Mul(h, p) }"
+    ),
+    "tanh_products": (
+        "{ q = Mul(x, x) c = Mul(q, x) k = Mul(k3, c) s = Add(k, x) u = Mul(k1, s) t = Tanh(u) p ="
+        " Add(one, t) m = Mul(half, p) y = Mul(x, m) }"
+    ),
+    "tanh_factored": (
+        "{ q = Mul(x, x) k = Mul(q, k3) o = Add(k, one) s = Mul(x, o) u = Mul(s, k1) t = Tanh(u) p"
+        " = Add(t, one) m = Mul(x, p) y = Div(m, two) }"
+    ),
+}
 NUMBERS = {
-    "r2": F(math.sqrt(2)), "ir2": F(math.sqrt(0.5)), "one": F(1), "half": F(0.5), "three": F(3), "two": F(2), "k3": F(0.044715),
+    "r2": F(math.sqrt(2)),
+    "ir2": F(math.sqrt(0.5)),
+    "one": F(1),
+    "half": F(0.5),
+    "three": F(3),
+    "two": F(2),
+    "k3": F(0.044715),
     "k1": F(math.sqrt(2 / math.pi)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", sorted(GELU))
@@ -49,40 +65,111 @@ def test_gelu(name: str) -> None:
         (GELU["half_outside"], {"half": F(0.4)}),
         (GELU["half_outside"], {"r2": F(1.4)}),
         (GELU["tanh_pow"], {"k3": F(0.05)}),
-        ("{ d = Div(x, r2) e = Erf(d) p = Add(e, one) m = Mul(x, p) z = Mul(m, half) y = Add(z, e) }", {}),  # the curve is read elsewhere
-        ("{ d = Div(x, r2) e = Erf(d) p = Add(e, one) o = Exp(x) m = Mul(o, p) y = Mul(m, half) }", {}),  # another tensor outside
+        (
+            (
+                "{ d = Div(x, r2) e = Erf(d) p = Add(e, one) m = Mul(x, p) z = Mul(m, half) y ="
+                " Add(z, e) }"
+            ),
+            {},
+        ),  # the curve is read elsewhere
+        (
+            (
+                "{ d = Div(x, r2) e = Erf(d) p = Add(e, one) o = Exp(x) m = Mul(o, p) y = Mul(m,"
+                " half) }"
+            ),
+            {},
+        ),  # another tensor outside
     ],
 )
 def test_what_is_no_gelu(text: str, numbers: dict[str, np.ndarray]) -> None:
-    assert "Gelu" not in ops(same(model(f"{X} {text}", **{**NUMBERS, **numbers}), {"x": rand(2, 5, 8)}))
+    assert "Gelu" not in ops(
+        same(model(f"{X} {text}", **{**NUMBERS, **numbers}), {"x": rand(2, 5, 8)})
+    )
 
 
 def test_silu_either_way_round_and_not_when_the_gate_is_read() -> None:
-    assert ops(same(model(f"{X} {{ s = Sigmoid(x) y = Mul(s, x) }}"), {"x": rand(2, 5, 8)})) == ["Silu"]
+    assert ops(same(model(f"{X} {{ s = Sigmoid(x) y = Mul(s, x) }}"), {"x": rand(2, 5, 8)})) == [
+        "Silu"
+    ]
     kept = model("(float[2,3] x) => (float[2,3] y, float[2,3] s) { s = Sigmoid(x) y = Mul(x, s) }")
     assert ops(same(kept, {"x": rand(2, 3)})) == ["Sigmoid", "Mul"]
 
 
 # norms
 
-AXES = {"ax": np.array([-1]), "e": F(1e-5), "two": F(2), "one": F(1), "zero": F(0), "w": rand(8), "b": rand(8, seed=1)}
+AXES = {
+    "ax": np.array([-1]),
+    "e": F(1e-5),
+    "two": F(2),
+    "one": F(1),
+    "zero": F(0),
+    "w": rand(8),
+    "b": rand(8, seed=1),
+}
 NORMS = {
-    "rms_div": ("{ q = Pow(x, two) m = ReduceMean(q, ax) v = Add(m, e) s = Sqrt(v) n = Div(x, s) y = Mul(n, w) }", "RMSNormalization"),
-    "rms_reciprocal": ("{ q = Mul(x, x) m = ReduceMean(q, ax) v = Add(e, m) s = Sqrt(v) r = Reciprocal(s) n = Mul(r, x) y = Mul(w, n) }", "RMSNormalization"),
-    "rms_one_over": ("{ q = Mul(x, x) m = ReduceMean(q, ax) v = Add(m, e) s = Sqrt(v) r = Div(one, s) n = Mul(x, r) y = Mul(w, n) }", "RMSNormalization"),
-    "rms_pow": ("{ h = Constant <value_float = -0.5> () q = Mul(x, x) m = ReduceMean(q, ax) v = Add(m, e) r = Pow(v, h) n = Mul(x, r) y = Mul(w, n) }",
-                "RMSNormalization"),
-    "rms_bare": ("{ q = Mul(x, x) m = ReduceMean(q, ax) v = Add(m, e) s = Sqrt(v) y = Div(x, s) }", "RMSNormalization"),
-    "layer": ("{ "
-              "u = ReduceMean(x, ax) d = Sub(x, u) q = Pow(d, two) m = ReduceMean(q, ax) v = Add(m, e) s = Sqrt(v) n = Div(d, s) g = Mul(n, w) y = Add(g, b) }",
-              "LayerNormalization"),
-    "layer_no_bias": ("{ u = ReduceMean(x, ax) d = Sub(x, u) q = Mul(d, d) m = ReduceMean(q, ax) v = Add(m, e) s = Sqrt(v) n = Div(d, s) y = Mul(n, w) }",
-                      "LayerNormalization"),
-    "layer_centred_twice": ("{ u = ReduceMean(x, ax) d = Sub(x, u) u2 = ReduceMean(x, ax) d2 = Sub(x, u2) q = Mul(d2, d2) m = ReduceMean(q, ax) "
-                            "v = Add(m, e) s = Sqrt(v) n = Div(d, s) g = Mul(n, w) y = Add(b, g) }", "LayerNormalization"),
-    "layer_second_moment": ("{ u = ReduceMean(x, ax) d = Sub(x, u) q = Mul(x, x) m2 = ReduceMean(q, ax) u2 = Mul(u, u) r = Sub(m2, u2) c = Max(r, zero) "
-                            "v = Add(c, e) s = Sqrt(v) n = Div(d, s) g = Mul(n, w) y = Add(g, b) }", "LayerNormalization"),
-}  # fmt: skip
+    "rms_div": (
+        (
+            "{ q = Pow(x, two) m = ReduceMean(q, ax) v = Add(m, e) s = Sqrt(v) n = Div(x, s) y ="
+            " Mul(n, w) }"
+        ),
+        "RMSNormalization",
+    ),
+    "rms_reciprocal": (
+        (
+            "{ q = Mul(x, x) m = ReduceMean(q, ax) v = Add(e, m) s = Sqrt(v) r = Reciprocal(s) n ="
+            " Mul(r, x) y = Mul(w, n) }"
+        ),
+        "RMSNormalization",
+    ),
+    "rms_one_over": (
+        (
+            "{ q = Mul(x, x) m = ReduceMean(q, ax) v = Add(m, e) s = Sqrt(v) r = Div(one, s) n ="
+            " Mul(x, r) y = Mul(w, n) }"
+        ),
+        "RMSNormalization",
+    ),
+    "rms_pow": (
+        (
+            "{ h = Constant <value_float = -0.5> () q = Mul(x, x) m = ReduceMean(q, ax) v = Add(m,"
+            " e) r = Pow(v, h) n = Mul(x, r) y = Mul(w, n) }"
+        ),
+        "RMSNormalization",
+    ),
+    "rms_bare": (
+        "{ q = Mul(x, x) m = ReduceMean(q, ax) v = Add(m, e) s = Sqrt(v) y = Div(x, s) }",
+        "RMSNormalization",
+    ),
+    "layer": (
+        (
+            "{ u = ReduceMean(x, ax) d = Sub(x, u) q = Pow(d, two) m = ReduceMean(q, ax) v = Add(m,"
+            " e) s = Sqrt(v) n = Div(d, s) g = Mul(n, w) y = Add(g, b) }"
+        ),
+        "LayerNormalization",
+    ),
+    "layer_no_bias": (
+        (
+            "{ u = ReduceMean(x, ax) d = Sub(x, u) q = Mul(d, d) m = ReduceMean(q, ax) v = Add(m,"
+            " e) s = Sqrt(v) n = Div(d, s) y = Mul(n, w) }"
+        ),
+        "LayerNormalization",
+    ),
+    "layer_centred_twice": (
+        (
+            "{ u = ReduceMean(x, ax) d = Sub(x, u) u2 = ReduceMean(x, ax) d2 = Sub(x, u2) q ="
+            " Mul(d2, d2) m = ReduceMean(q, ax) v = Add(m, e) s = Sqrt(v) n = Div(d, s) g = Mul(n,"
+            " w) y = Add(b, g) }"
+        ),
+        "LayerNormalization",
+    ),
+    "layer_second_moment": (
+        (
+            "{ u = ReduceMean(x, ax) d = Sub(x, u) q = Mul(x, x) m2 = ReduceMean(q, ax) u2 = Mul(u,"
+            " u) r = Sub(m2, u2) c = Max(r, zero) v = Add(c, e) s = Sqrt(v) n = Div(d, s) g ="
+            " Mul(n, w) y = Add(g, b) }"
+        ),
+        "LayerNormalization",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", sorted(NORMS))
@@ -98,10 +185,22 @@ def test_norm(name: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "{ u = ReduceMean(x, a1) d = Sub(x, u) q = Mul(d, d) m = ReduceMean(q, a1) v = Add(m, e) s = Sqrt(v) y = Div(d, s) }",  # not the last dim
-        "{ q = Mul(x, x) m = ReduceMean(q, ax) v = Add(m, e) s = Sqrt(v) h = Exp(x) y = Div(h, s) }",  # another tensor over the root
-        "{ q = Mul(x, x) m = ReduceMean(q, ax) v = Add(m, e) s = Sqrt(v) n = Div(x, s) y = Add(n, s) }",  # the root is read twice
-        "{ u = ReduceMean(x, ax) d = Sub(x, u) q = Mul(x, x) m = ReduceMean(q, ax) v = Add(m, e) s = Sqrt(v) y = Div(d, s) }",  # uncentred square
+        (  # not the last dim
+            "{ u = ReduceMean(x, a1) d = Sub(x, u) q = Mul(d, d) m = ReduceMean(q, a1) v = Add(m,"
+            " e) s = Sqrt(v) y = Div(d, s) }"
+        ),
+        (  # another tensor over the root
+            "{ q = Mul(x, x) m = ReduceMean(q, ax) v = Add(m, e) s = Sqrt(v) h = Exp(x) y = Div(h,"
+            " s) }"
+        ),
+        (  # the root is read twice
+            "{ q = Mul(x, x) m = ReduceMean(q, ax) v = Add(m, e) s = Sqrt(v) n = Div(x, s) y ="
+            " Add(n, s) }"
+        ),
+        (  # uncentred square
+            "{ u = ReduceMean(x, ax) d = Sub(x, u) q = Mul(x, x) m = ReduceMean(q, ax) v = Add(m,"
+            " e) s = Sqrt(v) y = Div(d, s) }"
+        ),
     ],
 )
 def test_what_is_no_norm(text: str) -> None:
@@ -111,19 +210,31 @@ def test_what_is_no_norm(text: str) -> None:
 
 def test_casts_around_a_norm_are_part_of_it() -> None:
     text = (
-        "(float16[2,5,8] x) => (float16[2,5,8] y) { f = Cast <to = 1> (x) q = Pow(f, two) m = ReduceMean(q, ax) v = Add(m, e) s = Sqrt(v)"
-        " r = Reciprocal(s) n = Mul(f, r) h = Cast <to = 10> (n) y = Mul(w16, h) }"
+        "(float16[2,5,8] x) => (float16[2,5,8] y) { f = Cast <to = 1> (x) q = Pow(f, two) m ="
+        " ReduceMean(q, ax) v = Add(m, e) s = Sqrt(v) r = Reciprocal(s) n = Mul(f, r) h = Cast <to"
+        " = 10> (n) y = Mul(w16, h) }"
     )
-    graph = same(model(text, w16=rand(8, dtype="float16"), **AXES), {"x": rand(2, 5, 8, dtype="float16")}, 5e-3)
+    graph = same(
+        model(text, w16=rand(8, dtype="float16"), **AXES),
+        {"x": rand(2, 5, 8, dtype="float16")},
+        5e-3,
+    )
     assert ops(graph) == ["RMSNormalization"] and graph.trainable == {"w16"}
 
 
 def test_group_norm_of_old_exporters() -> None:
     text = (
-        "(float[2,6,4,4] x) => (float[2,6,4,4] y) { r = Reshape(x, g) n = InstanceNormalization <epsilon = 0.001> (r, ones, zeros)"
-        " s = Shape(x) o = Reshape(n, s) m = Mul(o, w) y = Add(m, b) }"
+        "(float[2,6,4,4] x) => (float[2,6,4,4] y) { r = Reshape(x, g) n = InstanceNormalization"
+        " <epsilon = 0.001> (r, ones, zeros) s = Shape(x) o = Reshape(n, s) m = Mul(o, w) y ="
+        " Add(m, b) }"
     )
-    arrays = {"g": np.array([0, 3, -1]), "ones": np.ones(3, F), "zeros": np.zeros(3, F), "w": rand(6, 1, 1), "b": rand(6, 1, 1, seed=1)}
+    arrays = {
+        "g": np.array([0, 3, -1]),
+        "ones": np.ones(3, F),
+        "zeros": np.zeros(3, F),
+        "w": rand(6, 1, 1),
+        "b": rand(6, 1, 1, seed=1),
+    }
     graph = same(model(text, **arrays), {"x": rand(2, 6, 4, 4)})
     assert ops(graph) == ["GroupNormalization"] and graph.nodes[0].attrs["num_groups"] == 3
     assert graph.trainable == {"w", "b"} and graph.tensors["w"].shape == (6,)
@@ -131,15 +242,28 @@ def test_group_norm_of_old_exporters() -> None:
 
 # rotary embeddings
 
-HALVES = {"z": np.array([0]), "h": np.array([4]), "n": np.array([2**62]), "l": np.array([-1]), "cos": np.cos(rand(5, 8)), "sin": np.sin(rand(5, 8))}
+HALVES = {
+    "z": np.array([0]),
+    "h": np.array([4]),
+    "n": np.array([2**62]),
+    "l": np.array([-1]),
+    "cos": np.cos(rand(5, 8)),
+    "sin": np.sin(rand(5, 8)),
+}
 ROTARY = "(float[2,3,5,8] x) => (float[2,3,5,8] y)"
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "{ a = Mul(x, cos) lo = Slice(x, z, h, l) hi = Slice(x, h, n, l) m = Neg(hi) t = Concat <axis = -1> (m, lo) c = Mul(t, sin) y = Add(a, c) }",
-        "{ lo, hi = Split <axis = 3, num_outputs = 2> (x) m = Neg(hi) t = Concat <axis = 3> (m, lo) c = Mul(sin, t) a = Mul(cos, x) y = Add(c, a) }",
+        (
+            "{ a = Mul(x, cos) lo = Slice(x, z, h, l) hi = Slice(x, h, n, l) m = Neg(hi) t = Concat"
+            " <axis = -1> (m, lo) c = Mul(t, sin) y = Add(a, c) }"
+        ),
+        (
+            "{ lo, hi = Split <axis = 3, num_outputs = 2> (x) m = Neg(hi) t = Concat <axis = 3> (m,"
+            " lo) c = Mul(sin, t) a = Mul(cos, x) y = Add(c, a) }"
+        ),
     ],
 )
 def test_rotary(text: str) -> None:
@@ -150,12 +274,20 @@ def test_rotary(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "{ a = Mul(x, cos) lo = Slice(x, z, h, l) hi = Slice(x, h, n, l) m = Neg(lo) t = Concat <axis = -1> (m, hi) c = Mul(t, sin) y = Add(a, c) }",
-        "{ a = Mul(x, cos) lo = Slice(x, z, h, l) hi = Slice(x, h, n, l) m = Neg(hi) t = Concat <axis = -1> (lo, m) c = Mul(t, sin) y = Add(a, c) }",
+        (
+            "{ a = Mul(x, cos) lo = Slice(x, z, h, l) hi = Slice(x, h, n, l) m = Neg(lo) t = Concat"
+            " <axis = -1> (m, hi) c = Mul(t, sin) y = Add(a, c) }"
+        ),
+        (
+            "{ a = Mul(x, cos) lo = Slice(x, z, h, l) hi = Slice(x, h, n, l) m = Neg(hi) t = Concat"
+            " <axis = -1> (lo, m) c = Mul(t, sin) y = Add(a, c) }"
+        ),
     ],
 )
 def test_other_rotations_stay(text: str) -> None:
-    assert "RotaryEmbedding" not in ops(same(model(f"{ROTARY} {text}", **HALVES), {"x": rand(2, 3, 5, 8)}))
+    assert "RotaryEmbedding" not in ops(
+        same(model(f"{ROTARY} {text}", **HALVES), {"x": rand(2, 3, 5, 8)})
+    )
 
 
 # attention
@@ -167,24 +299,90 @@ ADDED = np.where(CAUSAL, 0, -np.inf).astype(F)
 C = {"c": F(0.3), "r": F(math.sqrt(8)), "zero": F(0), "low": F(-np.inf), "lowest": np.finfo(F).min}
 KT = "t = Transpose <perm = [0,1,3,2]> (k)"
 ATTENTION = {
-    "scale_on_scores": (f"{{ {KT} s = MatMul(q, t) d = Div(s, r) p = Softmax <axis = -1> (d) y = MatMul(p, v) }}", 1 / math.sqrt(8), 0),
-    "scale_on_both": (f"{{ a = Mul(q, c) {KT} u = Mul(t, c) s = MatMul(a, u) p = Softmax <axis = 3> (s) y = MatMul(p, v) }}", 0.09, 0),
+    "scale_on_scores": (
+        f"{{ {KT} s = MatMul(q, t) d = Div(s, r) p = Softmax <axis = -1> (d) y = MatMul(p, v) }}",
+        1 / math.sqrt(8),
+        0,
+    ),
+    "scale_on_both": (
+        (
+            f"{{ a = Mul(q, c) {KT} u = Mul(t, c) s = MatMul(a, u) p = Softmax <axis = 3> (s) y ="
+            " MatMul(p, v) }"
+        ),
+        0.09,
+        0,
+    ),
     "no_scale": (f"{{ {KT} s = MatMul(q, t) p = Softmax(s) y = MatMul(p, v) }}", 1.0, 0),
-    "casts": (f"{{ {KT} s = MatMul(q, t) f = Cast <to = 11> (s) p = Softmax(f) g = Cast <to = 1> (p) y = MatMul(g, v) }}", 1.0, 0),
-    "causal_added": (f"{{ {KT} s = MatMul(q, t) d = Mul(s, c) m = Add(d, added) p = Softmax(m) y = MatMul(p, v) }}", 0.3, 1),
-    "causal_finite": (f"{{ {KT} s = MatMul(q, t) d = Mul(s, c) m = Add(finite, d) p = Softmax(m) y = MatMul(p, v) }}", 0.3, 1),
-    "causal_filled": (f"{{ {KT} s = MatMul(q, t) d = Mul(s, c) m = Where(causal, d, low) p = Softmax(m) y = MatMul(p, v) }}", 0.3, 1),
-    "causal_filled_inverted": (f"{{ {KT} s = MatMul(q, t) n = Not(causal) m = Where(n, lowest, s) p = Softmax(m) y = MatMul(p, v) }}", 1.0, 1),
-    "causal_by_positions": (f"{{ "
-                            f"w = LessOrEqual(row, column) f = Where(w, zero, low) {KT} s = MatMul(q, t) m = Add(s, f)"
-                            " p = Softmax(m) y = MatMul(p, v) }", 1.0, 1),
-    "guarded": (f"{{ {KT} s = MatMul(q, t) m = Add(s, added) p = Softmax(m) i = IsNaN(p) g = Where(i, zero, p) y = MatMul(g, v) }}", 1.0, 1),
-    "mask_of_zeros": (f"{{ {KT} s = MatMul(q, t) m = Add(s, nothing) p = Softmax(m) y = MatMul(p, v) }}", 1.0, 0),
-}  # fmt: skip
+    "casts": (
+        (
+            f"{{ {KT} s = MatMul(q, t) f = Cast <to = 11> (s) p = Softmax(f) g = Cast <to = 1> (p)"
+            " y = MatMul(g, v) }"
+        ),
+        1.0,
+        0,
+    ),
+    "causal_added": (
+        (
+            f"{{ {KT} s = MatMul(q, t) d = Mul(s, c) m = Add(d, added) p = Softmax(m) y = MatMul(p,"
+            " v) }"
+        ),
+        0.3,
+        1,
+    ),
+    "causal_finite": (
+        (
+            f"{{ {KT} s = MatMul(q, t) d = Mul(s, c) m = Add(finite, d) p = Softmax(m) y ="
+            " MatMul(p, v) }"
+        ),
+        0.3,
+        1,
+    ),
+    "causal_filled": (
+        (
+            f"{{ {KT} s = MatMul(q, t) d = Mul(s, c) m = Where(causal, d, low) p = Softmax(m) y ="
+            " MatMul(p, v) }"
+        ),
+        0.3,
+        1,
+    ),
+    "causal_filled_inverted": (
+        (
+            f"{{ {KT} s = MatMul(q, t) n = Not(causal) m = Where(n, lowest, s) p = Softmax(m) y ="
+            " MatMul(p, v) }"
+        ),
+        1.0,
+        1,
+    ),
+    "causal_by_positions": (
+        (
+            f"{{ w = LessOrEqual(row, column) f = Where(w, zero, low) {KT} s = MatMul(q, t) m ="
+            " Add(s, f) p = Softmax(m) y = MatMul(p, v) }"
+        ),
+        1.0,
+        1,
+    ),
+    "guarded": (
+        (
+            f"{{ {KT} s = MatMul(q, t) m = Add(s, added) p = Softmax(m) i = IsNaN(p) g = Where(i,"
+            " zero, p) y = MatMul(g, v) }"
+        ),
+        1.0,
+        1,
+    ),
+    "mask_of_zeros": (
+        f"{{ {KT} s = MatMul(q, t) m = Add(s, nothing) p = Softmax(m) y = MatMul(p, v) }}",
+        1.0,
+        0,
+    ),
+}
 MASKS = {
-    "added": ADDED, "finite": np.where(CAUSAL, 0, np.finfo(F).min).astype(F).reshape(1, 1, 6, 6), "causal": CAUSAL, "nothing": np.zeros((1, 6), F),
-    "row": np.arange(6).reshape(1, 1, 1, 6), "column": np.arange(6).reshape(1, 1, 6, 1),
-}  # fmt: skip
+    "added": ADDED,
+    "finite": np.where(CAUSAL, 0, np.finfo(F).min).astype(F).reshape(1, 1, 6, 6),
+    "causal": CAUSAL,
+    "nothing": np.zeros((1, 6), F),
+    "row": np.arange(6).reshape(1, 1, 1, 6),
+    "column": np.arange(6).reshape(1, 1, 6, 1),
+}
 
 
 @pytest.mark.parametrize("name", sorted(ATTENTION))
@@ -193,30 +391,39 @@ def test_attention(name: str) -> None:
     graph = same(model(f"{QKV} {text}", **C, **MASKS), FEEDS, 1e-5)
     node = one(graph, "Attention")
     assert ops(graph) == ["Attention"]
-    assert len(node.inputs) == 3 and node.attrs["causal"] == causal and node.attrs["scale"] == pytest.approx(scale)
+    assert (
+        len(node.inputs) == 3
+        and node.attrs["causal"] == causal
+        and node.attrs["scale"] == pytest.approx(scale)
+    )
     assert "guard" not in node.attrs and not graph.constants
 
 
 def test_padding_and_causal_mask_come_apart() -> None:
     """Conjunctions keep only what depends on data; rows masked everywhere still give zeros."""
     text = (
-        "(float[2,4,6,8] q, float[2,4,6,8] k, float[2,4,6,8] v, bool[2,6] pad) => (float[2,4,6,8] y) { u = Unsqueeze(pad, axes)"
-        f" b = And(causal, u) f = Where(b, zero, low) {KT} s = MatMul(q, t) m = Add(s, f) p = Softmax(m) i = IsNaN(p)"
-        " g = Where(i, zero, p) y = MatMul(g, v) }"
+        "(float[2,4,6,8] q, float[2,4,6,8] k, float[2,4,6,8] v, bool[2,6] pad) => (float[2,4,6,8]"
+        f" y) {{ u = Unsqueeze(pad, axes) b = And(causal, u) f = Where(b, zero, low) {KT} s ="
+        " MatMul(q, t) m = Add(s, f) p = Softmax(m) i = IsNaN(p) g = Where(i, zero, p) y ="
+        " MatMul(g, v) }"
     )
     pad = np.ones((2, 6), bool)
     pad[0, :2] = False  # the first rows of the first sample attend to nothing
     graph = same(model(text, axes=np.array([1, 2]), **C, **MASKS), {**FEEDS, "pad": pad})
     node = one(graph, "Attention")
     assert node.attrs["causal"] == 1 and node.attrs["guard"] == 1
-    assert graph.tensors[node.inputs[3]].shape == (2, 1, 1, 6) and graph.tensors[node.inputs[3]].dtype == "bool"
+    assert (
+        graph.tensors[node.inputs[3]].shape == (2, 1, 1, 6)
+        and graph.tensors[node.inputs[3]].dtype == "bool"
+    )
     assert "And" not in ops(graph) and "Where" not in ops(graph)
 
 
 def test_finite_masks_from_data_stay_additive() -> None:
     text = (
-        "(float[2,4,6,8] q, float[2,4,6,8] k, float[2,4,6,8] v, bool[2,1,1,6] pad) => (float[2,4,6,8] y)"
-        f"{{ f = Where(pad, zero, lowest) {KT} s = MatMul(q, t) m = Add(s, f) p = Softmax(m) y = MatMul(p, v) }}"
+        "(float[2,4,6,8] q, float[2,4,6,8] k, float[2,4,6,8] v, bool[2,1,1,6] pad) =>"
+        f" (float[2,4,6,8] y){{ f = Where(pad, zero, lowest) {KT} s = MatMul(q, t) m = Add(s, f) p"
+        " = Softmax(m) y = MatMul(p, v) }"
     )
     pad = np.ones((2, 1, 1, 6), bool)
     pad[0] = False  # everything masked: uniform weights, not zeros
@@ -225,7 +432,13 @@ def test_finite_masks_from_data_stay_additive() -> None:
     assert graph.tensors[node.inputs[3]].dtype == "float32" and "guard" not in node.attrs
 
 
-@pytest.mark.parametrize("mask", [np.tril(np.ones((6, 6), bool), 1), np.tril(np.ones((6, 6), bool), -1) | np.eye(6, dtype=bool)[::-1]])
+@pytest.mark.parametrize(
+    "mask",
+    [
+        np.tril(np.ones((6, 6), bool), 1),
+        np.tril(np.ones((6, 6), bool), -1) | np.eye(6, dtype=bool)[::-1],
+    ],
+)
 def test_other_triangles_are_not_causal(mask: np.ndarray) -> None:
     text = f"{{ {KT} s = MatMul(q, t) m = Where(other, s, low) p = Softmax(m) y = MatMul(p, v) }}"
     graph = same(model(f"{QKV} {text}", other=mask, **C), FEEDS)
@@ -238,12 +451,17 @@ def test_causal_needs_as_many_queries_as_keys() -> None:
         "(float[2,4,3,8] q, float[2,4,6,8] k, float[2,4,6,8] v) => (float[2,4,3,8] y)"
         f"{{ {KT} s = MatMul(q, t) m = Where(lower, s, low) p = Softmax(m) y = MatMul(p, v) }}"
     )
-    graph = same(model(text, lower=np.tril(np.ones((3, 6), bool)), **C), {**FEEDS, "q": rand(2, 4, 3, 8)})
+    graph = same(
+        model(text, lower=np.tril(np.ones((3, 6), bool)), **C), {**FEEDS, "q": rand(2, 4, 3, 8)}
+    )
     assert one(graph, "Attention").attrs["causal"] == 0
 
 
 def test_scores_that_are_read_elsewhere_prevent_fusing() -> None:
-    text = "(float[2,4,6,8] q, float[2,4,6,8] k, float[2,4,6,8] v) => (float[2,4,6,8] y, float[2,4,6,6] p)"
+    text = (
+        "(float[2,4,6,8] q, float[2,4,6,8] k, float[2,4,6,8] v) => (float[2,4,6,8] y,"
+        " float[2,4,6,6] p)"
+    )
     text += f"{{ {KT} s = MatMul(q, t) p = Softmax(s) y = MatMul(p, v) }}"
     graph = same(model(text), FEEDS)
     assert "Attention" not in ops(graph) and "Softmax" in ops(graph)
@@ -254,57 +472,87 @@ def test_scores_that_are_read_elsewhere_prevent_fusing() -> None:
 def test_projections_through_reshapes_and_transposes() -> None:
     """As torch spells it: keys reshaped, transposed and reshaped before they meet the queries."""
     text = (
-        "(float[2,6,32] x) => (float[2,6,32] y) { a = MatMul(x, wq) b = MatMul(x, wk) c3 = MatMul(x, wv)"
-        " ar = Reshape(a, heads) q = Transpose <perm = [0,2,1,3]> (ar) br = Reshape(b, heads) k0 = Transpose <perm = [0,2,1,3]> (br)"
-        " cr = Reshape(c3, heads) v = Transpose <perm = [0,2,1,3]> (cr)"
-        " k1 = Reshape(k0, flat) k2 = Transpose <perm = [0,2,1]> (k1) k3 = Reshape(k2, back)"
-        " qs = Mul(q, c) ks = Mul(k3, c) s = MatMul(qs, ks) p = Softmax(s) o = MatMul(p, v) ot = Transpose <perm = [0,2,1,3]> (o) y = Reshape(ot, out) }"
+        "(float[2,6,32] x) => (float[2,6,32] y) { a = MatMul(x, wq) b = MatMul(x, wk) c3 ="
+        " MatMul(x, wv) ar = Reshape(a, heads) q = Transpose <perm = [0,2,1,3]> (ar) br ="
+        " Reshape(b, heads) k0 = Transpose <perm = [0,2,1,3]> (br) cr = Reshape(c3, heads) v ="
+        " Transpose <perm = [0,2,1,3]> (cr) k1 = Reshape(k0, flat) k2 = Transpose <perm = [0,2,1]>"
+        " (k1) k3 = Reshape(k2, back) qs = Mul(q, c) ks = Mul(k3, c) s = MatMul(qs, ks) p ="
+        " Softmax(s) o = MatMul(p, v) ot = Transpose <perm = [0,2,1,3]> (o) y = Reshape(ot, out) }"
     )
     arrays = {
-        "heads": np.array([2, 6, 4, 8]), "flat": np.array([-1, 6, 8]), "back": np.array([2, 4, 8, 6]), "out": np.array([2, 6, 32]),
-        "wq": rand(32, 32), "wk": rand(32, 32, seed=1), "wv": rand(32, 32, seed=2), "c": F(0.6),
-    }  # fmt: skip
+        "heads": np.array([2, 6, 4, 8]),
+        "flat": np.array([-1, 6, 8]),
+        "back": np.array([2, 4, 8, 6]),
+        "out": np.array([2, 6, 32]),
+        "wq": rand(32, 32),
+        "wk": rand(32, 32, seed=1),
+        "wv": rand(32, 32, seed=2),
+        "c": F(0.6),
+    }
     graph = same(model(text, **arrays), {"x": rand(2, 6, 32)}, 1e-4)
-    assert ops(graph) == ["MatMul"] * 3 + ["Reshape", "Transpose"] * 3 + ["Attention", "Transpose", "Reshape"] or sorted(ops(graph)) == sorted(
-        ["MatMul"] * 3 + ["Reshape", "Transpose"] * 4 + ["Attention"]
-    )
+    assert ops(graph) == ["MatMul"] * 3 + ["Reshape", "Transpose"] * 3 + [
+        "Attention",
+        "Transpose",
+        "Reshape",
+    ] or sorted(ops(graph)) == sorted(["MatMul"] * 3 + ["Reshape", "Transpose"] * 4 + ["Attention"])
     assert len(graph.trainable) == 3
 
 
 @pytest.mark.parametrize("how", ["expand", "gather", "before_transpose"])
 def test_repeated_key_heads_go_in_unrepeated(how: str) -> None:
-    arrays = {"two": np.array([2]), "three": np.array([3]), "rep": np.array([2, 2, 2, 6, 8]), "join": np.array([2, 4, 6, 8]),
-              "rep2": np.array([2, 6, 2, 2, 8]), "join2": np.array([2, 6, 4, 8]), "index": np.array([0, 0, 1, 1])}  # fmt: skip
+    arrays = {
+        "two": np.array([2]),
+        "three": np.array([3]),
+        "rep": np.array([2, 2, 2, 6, 8]),
+        "join": np.array([2, 4, 6, 8]),
+        "rep2": np.array([2, 6, 2, 2, 8]),
+        "join2": np.array([2, 6, 4, 8]),
+        "index": np.array([0, 0, 1, 1]),
+    }
     shape = "2,6,2,8" if how == "before_transpose" else "2,2,6,8"
     one_side = {
         "expand": "{n}u = Unsqueeze({n}, two) {n}e = Expand({n}u, rep) {n}r = Reshape({n}e, join)",
         "gather": "{n}r = Gather <axis = 1> ({n}, index)",
-        "before_transpose": "{n}u = Unsqueeze({n}, three) {n}e = Expand({n}u, rep2) {n}j = Reshape({n}e, join2) {n}r = Transpose <perm = [0,2,1,3]> ({n}j)",
+        "before_transpose": (
+            "{n}u = Unsqueeze({n}, three) {n}e = Expand({n}u, rep2) {n}j = Reshape({n}e, join2)"
+            " {n}r = Transpose <perm = [0,2,1,3]> ({n}j)"
+        ),
     }[how]
     text = (
-        f"(float[2,4,6,8] q, float[{shape}] k, float[{shape}] v) => (float[2,4,6,8] y) {{ {one_side.format(n='k')} {one_side.format(n='v')}"
-        " t = Transpose <perm = [0,1,3,2]> (kr) s = MatMul(q, t) p = Softmax(s) y = MatMul(p, vr) }"
+        f"(float[2,4,6,8] q, float[{shape}] k, float[{shape}] v) => (float[2,4,6,8] y) {{"
+        f" {one_side.format(n='k')} {one_side.format(n='v')} t = Transpose <perm = [0,1,3,2]> (kr)"
+        " s = MatMul(q, t) p = Softmax(s) y = MatMul(p, vr) }"
     )
     dims = tuple(int(n) for n in shape.split(","))
-    graph = same(model(text, **arrays), {"q": FEEDS["q"], "k": rand(*dims, seed=1), "v": rand(*dims, seed=2)})
+    graph = same(
+        model(text, **arrays), {"q": FEEDS["q"], "k": rand(*dims, seed=1), "v": rand(*dims, seed=2)}
+    )
     node = one(graph, "Attention")
-    assert [graph.tensors[i].shape for i in node.inputs] == [(2, 4, 6, 8), (2, 2, 6, 8), (2, 2, 6, 8)]
+    assert [graph.tensors[i].shape for i in node.inputs] == [
+        (2, 4, 6, 8),
+        (2, 2, 6, 8),
+        (2, 2, 6, 8),
+    ]
     assert "Expand" not in ops(graph) and "Gather" not in ops(graph)
 
 
 def test_interleaved_repetition_is_kept() -> None:
     text = (
-        "(float[2,4,6,8] q, float[2,2,6,8] k, float[2,2,6,8] v) => (float[2,4,6,8] y) { kr = Gather <axis = 1> (k, i) vr = Gather <axis = 1> (v, i)"
-        " t = Transpose <perm = [0,1,3,2]> (kr) s = MatMul(q, t) p = Softmax(s) y = MatMul(p, vr) }"
+        "(float[2,4,6,8] q, float[2,2,6,8] k, float[2,2,6,8] v) => (float[2,4,6,8] y) { kr = Gather"
+        " <axis = 1> (k, i) vr = Gather <axis = 1> (v, i) t = Transpose <perm = [0,1,3,2]> (kr) s ="
+        " MatMul(q, t) p = Softmax(s) y = MatMul(p, vr) }"
     )
-    graph = same(model(text, i=np.array([0, 1, 0, 1])), {"q": FEEDS["q"], "k": rand(2, 2, 6, 8, seed=1), "v": rand(2, 2, 6, 8, seed=2)})
+    graph = same(
+        model(text, i=np.array([0, 1, 0, 1])),
+        {"q": FEEDS["q"], "k": rand(2, 2, 6, 8, seed=1), "v": rand(2, 2, 6, 8, seed=2)},
+    )
     assert graph.tensors[one(graph, "Attention").inputs[1]].shape == (2, 4, 6, 8)
 
 
 def test_attention_over_merged_heads() -> None:
     text = (
-        "(float[8,6,4] q, float[8,6,4] k, float[8,6,4] v) => (float[8,6,4] y)"
-        "{ t = Transpose <perm = [0,2,1]> (k) s = MatMul(q, t) d = Mul(s, c) p = Softmax(d) y = MatMul(p, v) }"
+        "(float[8,6,4] q, float[8,6,4] k, float[8,6,4] v) => (float[8,6,4] y){ t = Transpose <perm"
+        " = [0,2,1]> (k) s = MatMul(q, t) d = Mul(s, c) p = Softmax(d) y = MatMul(p, v) }"
     )
     graph = same(model(text, **C), {n: rand(8, 6, 4, seed=s) for s, n in enumerate("qkv")})
     node = one(graph, "Attention")
@@ -315,10 +563,17 @@ def test_attention_over_merged_heads() -> None:
 def test_flattened_dense_layers_keep_their_dims() -> None:
     """Reshape + Gemm + Reshape, as flax and GPT-2 exports spell a dense layer."""
     text = (
-        "(float[2,6,8] x) => (float[2,6,8] y) { f = Reshape(x, flat) a = Gemm(f, w1, b1) g = Relu(a) h = Gemm(g, w2, b2)"
-        " r = Reshape(h, back) y = Add(r, x) }"
+        "(float[2,6,8] x) => (float[2,6,8] y) { f = Reshape(x, flat) a = Gemm(f, w1, b1) g ="
+        " Relu(a) h = Gemm(g, w2, b2) r = Reshape(h, back) y = Add(r, x) }"
     )
-    arrays = {"flat": np.array([-1, 8]), "back": np.array([2, 6, 8]), "w1": rand(8, 16), "b1": rand(16), "w2": rand(16, 8), "b2": rand(8)}
+    arrays = {
+        "flat": np.array([-1, 8]),
+        "back": np.array([2, 6, 8]),
+        "w1": rand(8, 16),
+        "b1": rand(16),
+        "w2": rand(16, 8),
+        "b2": rand(8),
+    }
     graph = same(model(text, **arrays), {"x": rand(2, 6, 8)})
     assert ops(graph) == ["MatMul", "Add", "Relu", "MatMul", "Add", "Add"]
     assert all(len(graph.tensors[n.outputs[0]].shape) == 3 for n in graph.nodes)

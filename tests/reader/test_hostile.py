@@ -1,4 +1,5 @@
-"""Malformed, tricky and malicious files: a plan-ready graph or one clear PlanError, never a traceback, hang or allocation."""
+"""Malformed, tricky and malicious files: a plan-ready graph or one clear PlanError, never a
+traceback, hang or allocation."""
 
 from __future__ import annotations
 
@@ -26,10 +27,37 @@ from tests.reader_models import SHARED, model, rand
 HOSTILE = SHARED / "hostile"
 # file -> error code, or None when it must be read
 SHARED_FILES = {
-    "01": "P135", "03": None, "05": "P134", "07": "P112", "09": "P110", "11": "P111", "13": None, "15": "P133", "17": None, "19": "P144",
-    "21": "P115", "23": "P105", "25": None, "27": None, "29": "P120", "31": None, "33": "P130", "35": "P102", "37": "P136", "39": None,
-    "41": None, "43": None, "45": None, "47": "P102", "49": "P102", "51": "P104", "53": "P102", "55": None, "57": None, "59": None,
-}  # fmt: skip
+    "01": "P135",
+    "03": None,
+    "05": "P134",
+    "07": "P112",
+    "09": "P110",
+    "11": "P111",
+    "13": None,
+    "15": "P133",
+    "17": None,
+    "19": "P144",
+    "21": "P115",
+    "23": "P105",
+    "25": None,
+    "27": None,
+    "29": "P120",
+    "31": None,
+    "33": "P130",
+    "35": "P102",
+    "37": "P136",
+    "39": None,
+    "41": None,
+    "43": None,
+    "45": None,
+    "47": "P102",
+    "49": "P102",
+    "51": "P104",
+    "53": "P102",
+    "55": None,
+    "57": None,
+    "59": None,
+}
 
 
 @pytest.mark.skipif(not HOSTILE.exists(), reason="needs the shared files")
@@ -62,9 +90,15 @@ def read_in_little_memory(path: Path) -> tuple[int, str]:
     )
     limit = (3 << 29, 3 << 29)
     done = subprocess.run(
-        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[2],
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, limit), env={**os.environ, "OPENBLAS_NUM_THREADS": "1"}, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", code, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=Path(__file__).parents[2],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, limit),
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+        check=False,
+    )
     return done.returncode, done.stdout + done.stderr
 
 
@@ -98,10 +132,21 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     fails(huge, "P103", "save_as_external_data")
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(cut=st.floats(0, 1), flips=st.lists(st.tuples(st.floats(0, 0.999), st.integers(0, 255)), max_size=4))
-def test_damaged_files_never_crash(tmp_path: Path, cut: float, flips: list[tuple[float, int]]) -> None:
-    made = model("(float[2,4] x) => (float[2,3] y) { h = MatMul(x, w) y = Add(h, b) }", w=rand(4, 3), b=rand(3))
+@settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    cut=st.floats(0, 1),
+    flips=st.lists(st.tuples(st.floats(0, 0.999), st.integers(0, 255)), max_size=4),
+)
+def test_damaged_files_never_crash(
+    tmp_path: Path, cut: float, flips: list[tuple[float, int]]
+) -> None:
+    made = model(
+        "(float[2,4] x) => (float[2,3] y) { h = MatMul(x, w) y = Add(h, b) }",
+        w=rand(4, 3),
+        b=rand(3),
+    )
     data = bytearray(made.SerializeToString())
     for where, value in flips:
         data[int(where * len(data))] = value
@@ -128,7 +173,12 @@ def test_unsorted_nodes_and_repeated_names_are_legal() -> None:
 def test_structure_errors_name_the_culprits() -> None:
     fails(model("(float[2] x) => (float[2] nowhere) { y = Relu(x) }"), "P113", "'nowhere'")
     fails(model("(float[2] x) => (float[2] y) { y = Add(x, ghost) }"), "P111", "'ghost'", "Add")
-    fails(model("(float[2] x) => (float[2] y) { a = Add(x, b) b = Relu(a) y = Neg(b) }"), "P112", "'a'", "'b'")
+    fails(
+        model("(float[2] x) => (float[2] y) { a = Add(x, b) b = Relu(a) y = Neg(b) }"),
+        "P112",
+        "'a'",
+        "'b'",
+    )
     fails(model("(float[2] x) => (float[2] x2) { x = Relu(x2) x2 = Relu(x) }"), "P110", "'x'")
     twice = model("(float[2] x) => (float[2] y) { y = Add(x, w) }", w=rand(2))
     twice.graph.initializer.append(twice.graph.initializer[0])
@@ -154,13 +204,28 @@ def test_opsets() -> None:
 
 def test_wrong_operands_are_named() -> None:
     fails(model("(float[2,3] x) => (float[2] y) { y = MatMul(x) }"), "P116", "MatMul")
-    fails(model("(float[2,3] x) => (float[2,3] y) { n = Softmax <axis = 7> (x) y = Relu(n) }"), "P115", "axis 7")
-    fails(model("(float[2,3] x) => (float[2] y) { y = Reshape(x, s) }", s=np.array([4, 4])), "P115", "[2, 3]", "[4, 4]")
-    fails(model("(float[2,3] x, int64[2] s) => (float[a,b] y) { y = Reshape(x, s) }"), "P130", "run-time data")
+    fails(
+        model("(float[2,3] x) => (float[2,3] y) { n = Softmax <axis = 7> (x) y = Relu(n) }"),
+        "P115",
+        "axis 7",
+    )
+    fails(
+        model("(float[2,3] x) => (float[2] y) { y = Reshape(x, s) }", s=np.array([4, 4])),
+        "P115",
+        "[2, 3]",
+        "[4, 4]",
+    )
+    fails(
+        model("(float[2,3] x, int64[2] s) => (float[a,b] y) { y = Reshape(x, s) }"),
+        "P130",
+        "run-time data",
+    )
 
 
 def test_unsupported_operators_are_listed_together() -> None:
-    made = model("(float[2,3] x) => (float[2,3] y) { a = NoSuchOp(x) b = AlsoMissing(x) y = Add(a, b) }")
+    made = model(
+        "(float[2,3] x) => (float[2,3] y) { a = NoSuchOp(x) b = AlsoMissing(x) y = Add(a, b) }"
+    )
     text = fails(made, "P130", "NoSuchOp", "AlsoMissing", "2 operator(s)")
     assert "Add" not in text and "write these parts otherwise; export again" in text
 
@@ -183,9 +248,16 @@ def test_custom_operator_with_declared_shape_is_kept() -> None:
 
 
 def test_sequences_strings_and_optionals() -> None:
-    made = model("(float[2,3] x) => (float[2,3] y) { s = SequenceConstruct(x) i = Constant <value_int = 0> () y = SequenceAt(s, i) }")
+    made = model(
+        "(float[2,3] x) => (float[2,3] y) { s = SequenceConstruct(x) i = Constant <value_int = 0>"
+        " () y = SequenceAt(s, i) }"
+    )
     assert read_model(made).nodes
-    fails(model("(float[2,3] x) => (float[2,3] y) { s = SequenceConstruct(x) y = Relu(s) }"), "P130", "sequence")
+    fails(
+        model("(float[2,3] x) => (float[2,3] y) { s = SequenceConstruct(x) y = Relu(s) }"),
+        "P130",
+        "sequence",
+    )
     text = model("(float[2,3] x) => (float[2,3] y) { y = Relu(x) }")
     text.graph.input.append(helper.make_tensor_value_info("words", TensorProto.STRING, [2]))
     fails(text, "P143", "'words'", "string")
@@ -201,10 +273,19 @@ def test_function_bomb_and_recursion() -> None:
     made = model("(float[2] x) => (float[2] y) { y = local.f0(x) }")
     made.opset_import.append(helper.make_opsetid("local", 1))
     for k in range(30):
-        inner = [helper.make_node(f"f{k + 1}", ["a"], ["b"], domain="local"), helper.make_node(f"f{k + 1}", ["b"], ["c"], domain="local")]
-        made.functions.append(helper.make_function("local", f"f{k}", ["a"], ["c"], inner, [helper.make_opsetid("local", 1)]))
+        inner = [
+            helper.make_node(f"f{k + 1}", ["a"], ["b"], domain="local"),
+            helper.make_node(f"f{k + 1}", ["b"], ["c"], domain="local"),
+        ]
+        made.functions.append(
+            helper.make_function(
+                "local", f"f{k}", ["a"], ["c"], inner, [helper.make_opsetid("local", 1)]
+            )
+        )
     last = [helper.make_node("Relu", ["a"], ["c"])]
-    made.functions.append(helper.make_function("local", "f30", ["a"], ["c"], last, [helper.make_opsetid("", 20)]))
+    made.functions.append(
+        helper.make_function("local", "f30", ["a"], ["c"], last, [helper.make_opsetid("", 20)])
+    )
     made.graph.node[0].domain = "local"
     made.graph.node[0].op_type = "f0"
     fails(made, "P120", "1,073,741,824")
@@ -214,13 +295,27 @@ def test_function_bomb_and_recursion() -> None:
 
 def test_functions_are_inlined_with_their_attributes() -> None:
     made = model("(float[2,4] x) => (float[2,3] y) { y = Relu(h) }", w=rand(4, 3), b=rand(3))
-    made.graph.node.insert(0, helper.make_node("Lin", ["x", "w", "b"], ["h"], name="lin", domain="local", slope=0.3))
+    made.graph.node.insert(
+        0, helper.make_node("Lin", ["x", "w", "b"], ["h"], name="lin", domain="local", slope=0.3)
+    )
     made.opset_import.append(helper.make_opsetid("local", 1))
     leaky = helper.make_node("LeakyRelu", ["s"], ["out"])
     leaky.attribute.add(name="alpha", ref_attr_name="slope", type=onnx.AttributeProto.FLOAT)
-    body = [helper.make_node("MatMul", ["a", "w"], ["p"], name="mm"), helper.make_node("Add", ["p", "b"], ["s"]), leaky]
-    made.functions.append(helper.make_function("local", "Lin", ["a", "w", "b"], ["out"], body, [helper.make_opsetid("", 20)], ["slope"]))
-    made.functions.append(helper.make_function("local", "Unused", ["a"], ["z"], [helper.make_node("Nonsense", ["q"], ["z"])], []))
+    body = [
+        helper.make_node("MatMul", ["a", "w"], ["p"], name="mm"),
+        helper.make_node("Add", ["p", "b"], ["s"]),
+        leaky,
+    ]
+    made.functions.append(
+        helper.make_function(
+            "local", "Lin", ["a", "w", "b"], ["out"], body, [helper.make_opsetid("", 20)], ["slope"]
+        )
+    )
+    made.functions.append(
+        helper.make_function(
+            "local", "Unused", ["a"], ["z"], [helper.make_node("Nonsense", ["q"], ["z"])], []
+        )
+    )
     graph = read_model(made)
     assert [n.op for n in graph.nodes] == ["MatMul", "Add", "LeakyRelu", "Relu"]
     assert graph.nodes[0].id == "lin/mm" and graph.nodes[2].attrs["alpha"] == pytest.approx(0.3)
@@ -230,18 +325,44 @@ def bombs() -> dict[str, onnx.ModelProto]:
     """Small files that ask for terabytes or ages."""
     big = np.array([1 << 20, 1 << 20, 1 << 10])
     made = {
-        "constant_of_shape": model("(float[2] x) => (float[a] y) { c = ConstantOfShape(s) r = ReduceSum(c) y = Add(x, r) }", s=big),
-        "expand": model("(float[2] x) => (float[a] y) { c = Expand(one, s) r = ReduceSum(c) y = Add(x, r) }", s=big, one=np.float32(1)),
-        "range": model("(float[2] x) => (float[2] y) { r = Range(a, b, d) c = Cast <to = 1> (r) m = ReduceMax(c) y = Add(x, m) }",
-                       a=np.int64(0), b=np.int64(1 << 50), d=np.int64(1)),
-        "tile": model("(float[2] x) => (float[a] y) { c = Tile(one, s) m = ReduceMax(c) y = Add(x, m) }", one=np.ones((1, 1, 1), np.float32), s=big),
+        "constant_of_shape": model(
+            "(float[2] x) => (float[a] y) { c = ConstantOfShape(s) r = ReduceSum(c) y = Add(x,"
+            " r) }",
+            s=big,
+        ),
+        "expand": model(
+            "(float[2] x) => (float[a] y) { c = Expand(one, s) r = ReduceSum(c) y = Add(x, r) }",
+            s=big,
+            one=np.float32(1),
+        ),
+        "range": model(
+            "(float[2] x) => (float[2] y) { r = Range(a, b, d) c = Cast <to = 1> (r) m ="
+            " ReduceMax(c) y = Add(x, m) }",
+            a=np.int64(0),
+            b=np.int64(1 << 50),
+            d=np.int64(1),
+        ),
+        "tile": model(
+            "(float[2] x) => (float[a] y) { c = Tile(one, s) m = ReduceMax(c) y = Add(x, m) }",
+            one=np.ones((1, 1, 1), np.float32),
+            s=big,
+        ),
         "pad": model("(float[2] x) => (float[a] y) { y = Pad(x, s) }", s=np.array([1 << 45, 0])),
-        "onehot": model("(int64[2] x) => (float[a,b] y) { y = OneHot(x, d, v) }", d=np.int64(1 << 45), v=np.array([0, 1], np.float32)),
-        "outer": model("(float[2] x) => (float[2] y) { e = Einsum <equation = 'a,b,c->' > (u, u, u) y = Add(x, e) }".replace("'", '"'),
-                       u=np.ones(60_000, np.float32)),
-        "resize": model('(float[1,1,4,4] x) => (float[a,b,c,d] y) { y = Resize <mode = "nearest"> (x, , s) }',
-                        s=np.array([1, 1, 1e6, 1e6], np.float32)),
-    }  # fmt: skip
+        "onehot": model(
+            "(int64[2] x) => (float[a,b] y) { y = OneHot(x, d, v) }",
+            d=np.int64(1 << 45),
+            v=np.array([0, 1], np.float32),
+        ),
+        "outer": model(
+            "(float[2] x) => (float[2] y) { e = Einsum <equation = 'a,b,c->' > (u, u, u) y = Add(x,"
+            " e) }".replace("'", '"'),
+            u=np.ones(60_000, np.float32),
+        ),
+        "resize": model(
+            '(float[1,1,4,4] x) => (float[a,b,c,d] y) { y = Resize <mode = "nearest"> (x, , s) }',
+            s=np.array([1, 1, 1e6, 1e6], np.float32),
+        ),
+    }
     return made
 
 
@@ -265,32 +386,52 @@ def test_bombs_are_quick(name: str) -> None:
 
 def test_loops_of_absurd_length_are_refused() -> None:
     body = helper.make_graph(
-        [helper.make_node("Identity", ["c"], ["c2"]), helper.make_node("Relu", ["v"], ["v2"])], "body",
-        [helper.make_tensor_value_info("i", TensorProto.INT64, []), helper.make_tensor_value_info("c", TensorProto.BOOL, []),
-         helper.make_tensor_value_info("v", TensorProto.FLOAT, [2])],
-        [helper.make_tensor_value_info("c2", TensorProto.BOOL, []), helper.make_tensor_value_info("v2", TensorProto.FLOAT, [2])],
-    )  # fmt: skip
-    made = model("(float[2] x) => (float[2] y) { y = Relu(z) }", n=np.int64(1 << 62), go=np.array(True))
-    made.graph.node.insert(0, helper.make_node("Loop", ["n", "go", "x"], ["z"], name="loop", body=body))
+        [helper.make_node("Identity", ["c"], ["c2"]), helper.make_node("Relu", ["v"], ["v2"])],
+        "body",
+        [
+            helper.make_tensor_value_info("i", TensorProto.INT64, []),
+            helper.make_tensor_value_info("c", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("v", TensorProto.FLOAT, [2]),
+        ],
+        [
+            helper.make_tensor_value_info("c2", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("v2", TensorProto.FLOAT, [2]),
+        ],
+    )
+    made = model(
+        "(float[2] x) => (float[2] y) { y = Relu(z) }", n=np.int64(1 << 62), go=np.array(True)
+    )
+    made.graph.node.insert(
+        0, helper.make_node("Loop", ["n", "go", "x"], ["z"], name="loop", body=body)
+    )
     fails(made, "P130", "Loop", "'loop'")
 
 
 def branches(value: float) -> onnx.GraphProto:
     constant = helper.make_node("Constant", [], ["k"], value_float=value)
     out = helper.make_tensor_value_info("r", TensorProto.FLOAT, [2])
-    return helper.make_graph([constant, helper.make_node("Add", ["x", "k"], ["r"])], "branch", [], [out])
+    return helper.make_graph(
+        [constant, helper.make_node("Add", ["x", "k"], ["r"])], "branch", [], [out]
+    )
 
 
 def test_constant_if_takes_its_branch_and_others_keep_both() -> None:
     made = model("(float[2] x) => (float[2] y) { y = Relu(z) }", yes=np.array(True))
-    made.graph.node.insert(0, helper.make_node("If", ["yes"], ["z"], then_branch=branches(3.0), else_branch=branches(5.0)))
+    made.graph.node.insert(
+        0,
+        helper.make_node(
+            "If", ["yes"], ["z"], then_branch=branches(3.0), else_branch=branches(5.0)
+        ),
+    )
     graph = read_model(made)
     assert [n.op for n in graph.nodes] == ["Add", "Relu"]
     assert [float(c) for c in graph.constants.values()] == [3.0]
     del made.graph.initializer[:]
     made.graph.input.append(helper.make_tensor_value_info("yes", TensorProto.BOOL, []))
     kept = read_model(made).nodes
-    assert [n.op for n in kept] == ["If", "Relu"] and [[n.op for n in body.nodes] for body in kept[0].bodies] == [["Add"], ["Add"]]
+    assert [n.op for n in kept] == ["If", "Relu"] and [
+        [n.op for n in body.nodes] for body in kept[0].bodies
+    ] == [["Add"], ["Add"]]
 
 
 # tensors
@@ -333,7 +474,18 @@ def external(location: str, **entries: object) -> onnx.ModelProto:
     return made
 
 
-@pytest.mark.parametrize("location", ["/etc/passwd", "../w.bin", "a/../../w.bin", "C:\\w.bin", "..\\w.bin", "\\\\host\\w.bin", "a\0b"])
+@pytest.mark.parametrize(
+    "location",
+    [
+        "/etc/passwd",
+        "../w.bin",
+        "a/../../w.bin",
+        "C:\\w.bin",
+        "..\\w.bin",
+        "\\\\host\\w.bin",
+        "a\0b",
+    ],
+)
 def test_external_data_may_not_leave_the_folder(location: str, tmp_path: Path) -> None:
     fails(saved(external(location), tmp_path), "P135", "'w'")
 
@@ -354,7 +506,10 @@ def test_external_data_is_looked_at_but_not_opened(tmp_path: Path) -> None:
     fails(path, "P135", "symbolic link")
 
 
-@pytest.mark.parametrize("entries", [{"length": 10**18}, {"length": 255}, {"offset": -1}, {"offset": "x"}, {"length": "1e3"}])
+@pytest.mark.parametrize(
+    "entries",
+    [{"length": 10**18}, {"length": 255}, {"offset": -1}, {"offset": "x"}, {"length": "1e3"}],
+)
 def test_external_ranges_must_fit_the_dims(entries: dict[str, object], tmp_path: Path) -> None:
     fails(saved(external("w.bin", **entries), tmp_path), "P134", "'w'")
 
@@ -371,7 +526,9 @@ def sparse(shape: list[int], indices: list[int]) -> onnx.ModelProto:
     made = model("(float[2,4] x) => (float[2,4] y) { y = MatMul(x, w) }")
     values = numpy_helper.from_array(np.arange(1, len(indices) + 1, dtype=np.float32), "w")
     made.graph.sparse_initializer.append(
-        helper.make_sparse_tensor(values, numpy_helper.from_array(np.array(indices, np.int64), "w_indices"), shape)
+        helper.make_sparse_tensor(
+            values, numpy_helper.from_array(np.array(indices, np.int64), "w_indices"), shape
+        )
     )
     return made
 
@@ -396,7 +553,11 @@ def test_names_are_never_trusted() -> None:
 
 
 def test_types_that_cannot_be_planned_are_named() -> None:
-    fails(model("(float[2] x) => (float[2] y) { h = Cast <to = 20> (x) y = Cast <to = 1> (h) }"), "P130", "float8e5m2fnuz")
+    fails(
+        model("(float[2] x) => (float[2] y) { h = Cast <to = 20> (x) y = Cast <to = 1> (h) }"),
+        "P130",
+        "float8e5m2fnuz",
+    )
 
 
 def test_attributes_of_another_kind_are_refused() -> None:
@@ -408,56 +569,95 @@ def test_attributes_of_another_kind_are_refused() -> None:
 
 
 def test_operands_too_many_and_absent_ones() -> None:
-    fails(model("(float[3] x, bool[3] c) => (float[3] y) { y = Where(c, x, x, x) }"), "P116", "4 inputs")
-    made = model("(int16[3] x) => (int16[3] y) { y = BitShift <direction = \"LEFT\"> (x, x) }")
+    fails(
+        model("(float[3] x, bool[3] c) => (float[3] y) { y = Where(c, x, x, x) }"),
+        "P116",
+        "4 inputs",
+    )
+    made = model('(int16[3] x) => (int16[3] y) { y = BitShift <direction = "LEFT"> (x, x) }')
     made.graph.node[0].input[1] = ""
     fails(made, "P116", "absent")
 
 
 def test_declared_shapes_of_known_operators_are_not_believed() -> None:
-    made = model("(uint8[113] x) => (uint8[3] y) { y = BitShift <direction = \"LEFT\"> (x, x) }")
+    made = model('(uint8[113] x) => (uint8[3] y) { y = BitShift <direction = "LEFT"> (x, x) }')
     assert read_model(made, batch=113).tensors["y"].shape == (113,)
 
 
 def test_an_output_without_a_name_and_a_function_without_its_operand() -> None:
-    made = model("(float[2,4] x) => (float[2,2] y, float[2,2] z) { y, z = Split <axis = 1, num_outputs = 2> (x) }")
+    made = model(
+        "(float[2,4] x) => (float[2,2] y, float[2,2] z) { y, z = Split <axis = 1, num_outputs = 2>"
+        " (x) }"
+    )
     made.graph.output[1].name = made.graph.node[0].output[1] = ""
     fails(made, "P113", "''")
     made = model("(float[2] x) => (float[2] y) { z = Relu(x) }")
     made.graph.node.append(helper.make_node("Hand", ["x"], ["y"], domain="local"))
     made.opset_import.append(helper.make_opsetid("local", 1))
-    made.functions.append(helper.make_function("local", "Hand", ["a", "b"], ["b"], [helper.make_node("Relu", ["a"], ["c"])], [helper.make_opsetid("", 20)]))
+    made.functions.append(
+        helper.make_function(
+            "local",
+            "Hand",
+            ["a", "b"],
+            ["b"],
+            [helper.make_node("Relu", ["a"], ["c"])],
+            [helper.make_opsetid("", 20)],
+        )
+    )
     fails(made, "P130", "'y'")
 
 
 @pytest.mark.parametrize("groups", [0, -1, 4])
 def test_groups_must_divide_the_channels(groups: int) -> None:
-    made = model(f"(float[2,6,3] x) => (float[2,6,3] y) {{ y = GroupNormalization <num_groups = {groups}> (x, s, b) }}", opset=21, s=rand(6), b=rand(6))
+    made = model(
+        f"(float[2,6,3] x) => (float[2,6,3] y) {{ y = GroupNormalization <num_groups = {groups}>"
+        " (x, s, b) }",
+        opset=21,
+        s=rand(6),
+        b=rand(6),
+    )
     fails(made, "P115", f"{groups} groups of 6 channels")
 
 
 def test_a_batch_that_constants_cannot_follow_is_refused_at_once() -> None:
-    made = model("(float[4,3] x) => (float[4,3] y) { y = Add(x, c) }", c=np.ones((4, 3), np.float32))
+    made = model(
+        "(float[4,3] x) => (float[4,3] y) { y = Add(x, c) }", c=np.ones((4, 3), np.float32)
+    )
     fails(made, "P133", "batch", batch=1 << 52)
 
 
-@pytest.mark.parametrize("text", [
-    "y = LeakyRelu <alpha = 0.5> (x)", "a = Identity(x) y = Clip(a, low, high)", "p = Pad(x, pads, high) y = Slice(p, one, last)", "y = Selu <alpha = 0.5> (x)",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "y = LeakyRelu <alpha = 0.5> (x)",
+        "a = Identity(x) y = Clip(a, low, high)",
+        "p = Pad(x, pads, high) y = Slice(p, one, last)",
+        "y = Selu <alpha = 0.5> (x)",
+    ],
+)
 def test_infinities_are_written_as_expressions(text: str) -> None:
     import ast
 
     from planner.emit.program import emit
     from planner.execution.plan import Plan
 
-    made = model(f"(float[4] x) => (float[4] y) {{ {text} }}", low=np.float32("-inf"), high=np.float32("inf"), pads=np.array([1, 0]), one=np.array([1]),
-                 last=np.array([5]))  # fmt: skip
+    made = model(
+        f"(float[4] x) => (float[4] y) {{ {text} }}",
+        low=np.float32("-inf"),
+        high=np.float32("inf"),
+        pads=np.array([1, 0]),
+        one=np.array([1]),
+        last=np.array([5]),
+    )
     for attribute in made.graph.node[0].attribute:
         attribute.f = float("inf")
     program = emit(read_model(made), Plan((), {}), workload="infer").text
     names = {n.id for n in ast.walk(ast.parse(program)) if isinstance(n, ast.Name)}
     assert not names & {"inf", "nan"} and "inf" in program
-    exec(compile(program.replace('if __name__ == "__main__":', "if False:"), "program", "exec"), {"__name__": "program", "__file__": "program.py"})
+    exec(
+        compile(program.replace('if __name__ == "__main__":', "if False:"), "program", "exec"),
+        {"__name__": "program", "__file__": "program.py"},
+    )
 
 
 def test_operators_without_a_kernel_are_planned_and_not_emitted() -> None:
@@ -478,9 +678,16 @@ def test_a_weight_of_a_repeated_block_that_is_used_elsewhere() -> None:
     from planner.execution.plan import Plan
     from planner.graph.repeats import find_runs
 
-    layers = " ".join(f"m{k} = MatMul(h{k}, w{k}) a{k} = Add(m{k}, b{k}) r{k} = Relu(a{k}) s{k} = Mul(r{k}, c{k}) h{k + 1} = Add(h{k}, s{k})" for k in range(4))
-    made = model(f"(float[8,6] x) => (float[8,6] y) {{ h0 = Add(x, b2) {layers} y = Relu(h4) }}", **{f"w{k}": rand(6, 6, seed=k) for k in range(4)},
-                 **{f"{n}{k}": rand(6, seed=k) for k in range(4) for n in "bc"})  # fmt: skip
+    layers = " ".join(
+        f"m{k} = MatMul(h{k}, w{k}) a{k} = Add(m{k}, b{k}) r{k} = Relu(a{k}) s{k} = Mul(r{k}, c{k})"
+        f" h{k + 1} = Add(h{k}, s{k})"
+        for k in range(4)
+    )
+    made = model(
+        f"(float[8,6] x) => (float[8,6] y) {{ h0 = Add(x, b2) {layers} y = Relu(h4) }}",
+        **{f"w{k}": rand(6, 6, seed=k) for k in range(4)},
+        **{f"{n}{k}": rand(6, seed=k) for k in range(4) for n in "bc"},
+    )
     graph = read_model(made)
     runs = find_runs(graph)
     assert runs
@@ -491,22 +698,44 @@ def test_a_weight_of_a_repeated_block_that_is_used_elsewhere() -> None:
 def test_a_table_is_no_shape() -> None:
     start = time.perf_counter()
     for target in (np.full(2_000_000, 3), np.ones(3000, np.int64)):
-        fails(model("(float[2,3] x) => (float[a,b] y) { y = Reshape(x, s) }", s=target), "P115", str(target.size))
+        fails(
+            model("(float[2,3] x) => (float[a,b] y) { y = Reshape(x, s) }", s=target),
+            "P115",
+            str(target.size),
+        )
     assert time.perf_counter() - start < 5
 
 
 def test_bodies_inside_bodies_are_bounded() -> None:
-    """Both branches of an If nested alike: twice as many bodies with every level, of a few kilobytes each."""
+    """Both branches of an If nested alike: twice as many bodies with every level, of a few
+    kilobytes each."""
 
     def nested(depth: int) -> onnx.GraphProto:
-        made = [helper.make_node("Relu", ["m"], ["y"])] if not depth else [helper.make_node("If", ["c"], ["y"], then_branch=nested(depth - 1), else_branch=nested(depth - 1))]
+        made = (
+            [helper.make_node("Relu", ["m"], ["y"])]
+            if not depth
+            else [
+                helper.make_node(
+                    "If", ["c"], ["y"], then_branch=nested(depth - 1), else_branch=nested(depth - 1)
+                )
+            ]
+        )
         return helper.make_graph(made, "g", [], [helper.make_tensor_value_info("y", 1, [4, 8])])
 
-    inputs = [helper.make_tensor_value_info("x", 1, [4, 8]), helper.make_tensor_value_info("c", TensorProto.BOOL, [])]
+    inputs = [
+        helper.make_tensor_value_info("x", 1, [4, 8]),
+        helper.make_tensor_value_info("c", TensorProto.BOOL, []),
+    ]
 
     def of(depth: int) -> onnx.ModelProto:
         nodes = [helper.make_node("MatMul", ["x", "w"], ["m"]), *nested(depth).node]
-        graph = helper.make_graph(nodes, "g", inputs, [helper.make_tensor_value_info("y", 1, [4, 8])], [numpy_helper.from_array(rand(8, 8), "w")])
+        graph = helper.make_graph(
+            nodes,
+            "g",
+            inputs,
+            [helper.make_tensor_value_info("y", 1, [4, 8])],
+            [numpy_helper.from_array(rand(8, 8), "w")],
+        )
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
 
     started = time.process_time()
@@ -516,7 +745,8 @@ def test_bodies_inside_bodies_are_bounded() -> None:
 
 
 def test_tensors_of_many_dims_are_bounded() -> None:
-    """A dim more with every Expand: layouts, and pairs of them, are as many as dims to the power of the mesh's axes."""
+    """A dim more with every Expand: layouts, and pairs of them, are as many as dims to the power of
+    the mesh's axes."""
     import tracemalloc
 
     import planner
@@ -524,7 +754,10 @@ def test_tensors_of_many_dims_are_bounded() -> None:
     def of(last: int) -> onnx.ModelProto:
         sizes = {f"s{k}": np.array([2] * k) for k in range(1, last + 1)}
         steps = " ".join(f"e{k} = Expand(e{k - 1}, s{k})" for k in range(1, last + 1))
-        text = f"(float[8,16] x) => (float[a,b] y) {{ {steps} m = MatMul(x, w) r = ReduceSum <keepdims = 0> (e{last}) y = Add(m, r) }}"
+        text = (
+            f"(float[8,16] x) => (float[a,b] y) {{ {steps} m = MatMul(x, w) r = ReduceSum <keepdims"
+            f" = 0> (e{last}) y = Add(m, r) }}"
+        )
         return model(text, **sizes, w=rand(16, 16), e0=np.ones(1, np.float32))
 
     fails(of(40), "P115", "a tensor with 33 dims")
@@ -538,18 +771,33 @@ def test_tensors_of_many_dims_are_bounded() -> None:
 
 @pytest.mark.parametrize(
     ("text", "given", "said"),
-    [("y = Pad(m, p)", [-9, 0, 0, 0], r"pads \[-9, 0, 0, 0\] make \[-1, 8\]"), ("y = Tile(m, p)", [-2, 1], r"a tensor of shape \[-16, 8\]"),
-     ("c = ConstantOfShape(p) y = Add(m, c)", [-3], r"a filled tensor of shape \[-3\]"), ("y = Reshape(m, p)", [-2, 8], r"cannot reshape")],
-)  # fmt: skip
+    [
+        ("y = Pad(m, p)", [-9, 0, 0, 0], r"pads \[-9, 0, 0, 0\] make \[-1, 8\]"),
+        ("y = Tile(m, p)", [-2, 1], r"a tensor of shape \[-16, 8\]"),
+        ("c = ConstantOfShape(p) y = Add(m, c)", [-3], r"a filled tensor of shape \[-3\]"),
+        ("y = Reshape(m, p)", [-2, 8], r"cannot reshape"),
+    ],
+)
 def test_sizes_below_nothing_are_refused(text: str, given: list[int], said: str) -> None:
     with pytest.raises(PlanError, match=f"P115.*{said}"):
-        read_model(model(f"(float[8,8] x) => (float[a,b] y) {{ m = MatMul(x, w) {text} }}", p=np.array(given), w=rand(8, 8)))
+        read_model(
+            model(
+                f"(float[8,8] x) => (float[a,b] y) {{ m = MatMul(x, w) {text} }}",
+                p=np.array(given),
+                w=rand(8, 8),
+            )
+        )
 
 
 def test_an_output_of_nothing_cannot_be_trained_on() -> None:
     import planner
 
-    made = model("(float[8,8] x) => (float[a,b] y) { m = MatMul(x, w) y = Slice(m, s, e) }", s=np.array([5]), e=np.array([2]), w=rand(8, 8))
+    made = model(
+        "(float[8,8] x) => (float[a,b] y) { m = MatMul(x, w) y = Slice(m, s, e) }",
+        s=np.array([5]),
+        e=np.array([2]),
+        w=rand(8, 8),
+    )
     with pytest.raises(PlanError, match=r"P033.*of shape \[0, 8\] has no elements"):
         planner.plan(made, devices=2)
     assert planner.plan(made, devices=2, workload="infer").tensors["y"]["shape"] == [0, 8]
@@ -559,10 +807,18 @@ def test_a_file_that_contradicts_itself_is_told() -> None:
     """Declared shapes are not believed, and where they are false that is a finding."""
 
     def notes(shape: str, inner: str = "", batch: str = "4") -> list[str]:
-        made = model(f"(float[{batch},8] x) => (float[{shape}] y) {inner} {{ m = MatMul(x, w) y = Relu(m) }}", w=rand(8, 8))
+        made = model(
+            f"(float[{batch},8] x) => (float[{shape}] y) {inner} {{ m = MatMul(x, w) y ="
+            " Relu(m) }",
+            w=rand(8, 8),
+        )
         return [note for note in read_model(made).notes if "contradicts itself" in note]
 
-    assert notes("5,9") == ["the file contradicts itself: 'y' is declared [5, 9] and made [4, 8]; planned as made"]
+    assert notes("5,9") == [
+        "the file contradicts itself: 'y' is declared [5, 9] and made [4, 8]; planned as made"
+    ]
     assert notes("b,9", batch="b")[0].startswith("the file contradicts itself: 'y' is declared")
     assert "'m' is declared [5, 9]" in notes("4,8", "<float[5,9] m>")[0]
-    assert not notes("4,8") + notes("a,b") + notes("b,8", batch="b") + notes("4,8", "<float[4,8] m>")
+    assert (
+        not notes("4,8") + notes("a,b") + notes("b,8", batch="b") + notes("4,8", "<float[4,8] m>")
+    )

@@ -1,4 +1,5 @@
-"""Scales and biases that an exporter merged because their values are equal: parted by module, unless the model calls one module twice."""
+"""Scales and biases that an exporter merged because their values are equal: parted by module,
+unless the model calls one module twice."""
 
 from __future__ import annotations
 
@@ -11,21 +12,43 @@ from tests.reader_models import rand
 
 
 def traced(scopes: list[str], share_weight: bool, stored: tuple[str, ...] = ()) -> onnx.ModelProto:
-    """Products with a bias each, one after another, as the tracing exporter names them: one stored bias for all, copies of it under `stored`."""
-    weights = {f"{s}.weight": rand(4, 4, seed=k) for k, s in enumerate(scopes[:1] if share_weight else scopes)}
+    """Products with a bias each, one after another, as the tracing exporter names them: one stored
+    bias for all, copies of it under `stored`."""
+    weights = {
+        f"{s}.weight": rand(4, 4, seed=k)
+        for k, s in enumerate(scopes[:1] if share_weight else scopes)
+    }
     arrays = weights | {f"{scopes[0]}.bias": np.zeros(4, np.float32)}
-    nodes = [helper.make_node("Identity", [f"{scopes[0]}.bias"], [f"{name}.bias"], f"Identity_{k}") for k, name in enumerate(stored)]
+    nodes = [
+        helper.make_node("Identity", [f"{scopes[0]}.bias"], [f"{name}.bias"], f"Identity_{k}")
+        for k, name in enumerate(stored)
+    ]
     x = "x"
     for scope in scopes:
         path = "/" + scope.replace(".", "/")
         weight, bias = scopes[0] if share_weight else scope, scope if scope in stored else scopes[0]
-        nodes.append(helper.make_node("MatMul", [x, f"{weight}.weight"], [f"{path}/MatMul_output_0"], f"{path}/MatMul"))
-        nodes.append(helper.make_node("Add", [f"{bias}.bias", f"{path}/MatMul_output_0"], [f"{path}/Add_output_0"], f"{path}/Add"))
+        nodes.append(
+            helper.make_node(
+                "MatMul", [x, f"{weight}.weight"], [f"{path}/MatMul_output_0"], f"{path}/MatMul"
+            )
+        )
+        nodes.append(
+            helper.make_node(
+                "Add",
+                [f"{bias}.bias", f"{path}/MatMul_output_0"],
+                [f"{path}/Add_output_0"],
+                f"{path}/Add",
+            )
+        )
         x = f"{path}/Add_output_0"
     nodes.append(helper.make_node("Relu", [x], ["y"], "/Relu"))
     ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [2, 4]) for n in "xy"]
     tensors = [onnx.numpy_helper.from_array(a, n) for n, a in arrays.items()]
-    return helper.make_model(helper.make_graph(nodes, "g", ends[:1], ends[1:], tensors), opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return helper.make_model(
+        helper.make_graph(nodes, "g", ends[:1], ends[1:], tensors),
+        opset_imports=[helper.make_opsetid("", 17)],
+        ir_version=8,
+    )
 
 
 def biases(made: onnx.ModelProto) -> list[str]:
@@ -43,4 +66,7 @@ def test_one_module_called_twice_has_one_bias() -> None:
 
 
 def test_a_numbered_name_that_is_stored_is_a_module() -> None:
-    assert biases(traced(["m.fc", "m.fc_1"], share_weight=True, stored=("m.fc_1",))) == ["m.fc.bias", "m.fc_1.bias"]
+    assert biases(traced(["m.fc", "m.fc_1"], share_weight=True, stored=("m.fc_1",))) == [
+        "m.fc.bias",
+        "m.fc_1.bias",
+    ]

@@ -63,10 +63,18 @@ def test_shortest_form_moves_the_same_elements(case: tuple[tuple[int, ...], list
 @pytest.mark.parametrize(
     ("shape", "steps", "best"),
     [
-        ((8, 32, 64, 16), [("reshape", (256, 64, 16)), ("transpose", (0, 2, 1)), ("reshape", (8, 32, 16, 64))], [("transpose", (0, 1, 3, 2))]),
+        (
+            (8, 32, 64, 16),
+            [("reshape", (256, 64, 16)), ("transpose", (0, 2, 1)), ("reshape", (8, 32, 16, 64))],
+            [("transpose", (0, 1, 3, 2))],
+        ),
         ((2, 3), [("transpose", (1, 0)), ("transpose", (1, 0))], []),
         ((2, 6), [("reshape", (12,)), ("reshape", (3, 4))], [("reshape", (3, 4))]),
-        ((2, 4, 6), [("transpose", (1, 0, 2)), ("reshape", (4, 2, 1, 6))], [("reshape", (2, 4, 1, 6)), ("transpose", (1, 0, 2, 3))]),
+        (
+            (2, 4, 6),
+            [("transpose", (1, 0, 2)), ("reshape", (4, 2, 1, 6))],
+            [("reshape", (2, 4, 1, 6)), ("transpose", (1, 0, 2, 3))],
+        ),
     ],
 )
 def test_known_chains(shape: tuple[int, ...], steps: list[Step], best: list[Step]) -> None:
@@ -85,7 +93,10 @@ def test_repeating_values_repeat(old: int, new: int, major: int, minor: int) -> 
     base = np.random.default_rng(0).standard_normal((2, major, 1, minor, 3)).astype(np.float32)
     array = np.broadcast_to(base, (2, major, old, minor, 3)).reshape(2, -1, 3)
     found = lengthen(array, (1, major, old, minor, new), "c")
-    assert np.array_equal(found, np.broadcast_to(base, (2, major, new, minor, 3)).reshape(2, -1, 3)) and found.dtype == np.float32
+    assert (
+        np.array_equal(found, np.broadcast_to(base, (2, major, new, minor, 3)).reshape(2, -1, 3))
+        and found.dtype == np.float32
+    )
 
 
 @settings(max_examples=60, deadline=None)
@@ -98,7 +109,12 @@ def test_index_tables_go_on_counting(old: int, new: int, step: int, start: int) 
 
 @pytest.mark.parametrize(
     "array",
-    [np.array([1.0, 2.0, 3.0]), np.array([0, 1, 5]), np.array([True, False, True]), np.array([[0, 1], [1, 3], [2, 6]])],
+    [
+        np.array([1.0, 2.0, 3.0]),
+        np.array([0, 1, 5]),
+        np.array([True, False, True]),
+        np.array([[0, 1], [1, 3], [2, 6]]),
+    ],
 )
 def test_other_constants_are_an_error_that_names_them(array: np.ndarray) -> None:
     with pytest.raises(PlanError, match=r"(?s)'table'.*neither repeat nor count") as caught:
@@ -108,6 +124,10 @@ def test_other_constants_are_an_error_that_names_them(array: np.ndarray) -> None
 
 def test_two_samples_count_only_by_one() -> None:
     assert lengthen(np.array([0, 1]), (0, 1, 2, 1, 4), "c").tolist() == [0, 1, 2, 3]
-    assert lengthen(np.array([[0, 5], [1, 5]]), (0, 1, 2, 1, 3), "c").tolist() == [[0, 5], [1, 5], [2, 5]]
+    assert lengthen(np.array([[0, 5], [1, 5]]), (0, 1, 2, 1, 3), "c").tolist() == [
+        [0, 5],
+        [1, 5],
+        [2, 5],
+    ]
     with pytest.raises(PlanError):
         lengthen(np.array([0, 7]), (0, 1, 2, 1, 4), "c")

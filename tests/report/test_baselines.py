@@ -1,4 +1,5 @@
-"""The gate over our own estimates (`benchmarks.baselines`, a step of `make test`) fails when an estimate moves."""
+"""The gate over our own estimates (`benchmarks.baselines`, a step of `make test`) fails when an
+estimate moves."""
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ import pytest
 from benchmarks import baselines
 
 
-def test_a_moved_estimate_fails_the_gate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_moved_estimate_fails_the_gate(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     name = "resnet-tiny"
     path = tmp_path / "baselines" / f"{name}.plan.json"
     path.parent.mkdir()
@@ -27,7 +30,9 @@ def test_a_moved_estimate_fails_the_gate(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert f"FAILED  {name}" in capsys.readouterr().err
 
 
-def test_update_writes_what_the_gate_accepts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_update_writes_what_the_gate_accepts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(baselines, "FOLDER", tmp_path / "baselines")
     monkeypatch.setattr(baselines, "CASES", {"mlp": ("zoo:mlp-tiny", {"devices": 2})})
     for arguments in (["baselines", "--update"], ["baselines"]):
@@ -37,4 +42,6 @@ def test_update_writes_what_the_gate_accepts(monkeypatch: pytest.MonkeyPatch, tm
 
 
 def test_every_baseline_has_a_case() -> None:
-    assert {p.name for p in baselines.FOLDER.iterdir()} == {f"{name}.plan.json" for name in baselines.CASES}
+    assert {p.name for p in baselines.FOLDER.iterdir()} == {
+        f"{name}.plan.json" for name in baselines.CASES
+    }

@@ -1,7 +1,10 @@
-"""The HTML report in headless Chromium: it opens without a word on the console, is legible, and answers to pointer and keyboard.
+"""The HTML report in headless Chromium: it opens without a word on the console, is legible, and
+answers to pointer and keyboard.
 
-Needs `pip install "meshwright[report-test]"` and the programs chromium and chromedriver. Screenshots are kept in build/shots (or the folder named by
-MESHWRIGHT_SHOTS); those of GPT-3 175B, Llama-3 405B, ResNet-50 and two plans side by side are made by `pytest -m slow tests/report/test_html_browser.py`.
+Needs `pip install "meshwright[report-test]"` and the programs chromium and chromedriver.
+Screenshots are kept in build/shots (or the folder named by MESHWRIGHT_SHOTS); those of GPT-3 175B,
+Llama-3 405B, ResNet-50 and two plans side by side are made by `pytest -m slow
+tests/report/test_html_browser.py`.
 """
 
 from __future__ import annotations
@@ -20,16 +23,30 @@ import pytest
 from planner.report.html import View, page
 from tests.html_plans import hostile_view, view
 
-pytest.importorskip("selenium", reason="the browser tests of the report need selenium: pip install 'meshwright[report-test]'")
+pytest.importorskip(
+    "selenium",
+    reason="the browser tests of the report need selenium: pip install 'meshwright[report-test]'",
+)
 
-BROWSER = next((p for n in ("chromium", "chromium-browser", "google-chrome", "chrome") if (p := shutil.which(n))), None)
+BROWSER = next(
+    (
+        p
+        for n in ("chromium", "chromium-browser", "google-chrome", "chrome")
+        if (p := shutil.which(n))
+    ),
+    None,
+)
 DRIVER = shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(not BROWSER or not DRIVER, reason="the browser tests of the report need the programs chromium and chromedriver")
+pytestmark = pytest.mark.skipif(
+    not BROWSER or not DRIVER,
+    reason="the browser tests of the report need the programs chromium and chromedriver",
+)
 SHOTS = Path(__file__).parents[2] / "build" / "shots"
 DESKTOP, PHONE = 1280, 390
 STAGED, DEEP = "pp=4,dp=2,micro=8,schedule=1f1b", "zoo:gpt-tiny,hidden=256,layers=8"
 
-# Text that is drawn, its size, its contrast against the nearest painted background, and whether it sticks out of the window.
+# Text that is drawn, its size, its contrast against the nearest painted background, and whether it
+# sticks out of the window.
 LEGIBLE = """
 const lum = c => { const [r, g, b] = c.map(v => { v /= 255; return v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4; }); return .2126 * r + .7152 * g + .0722 * b; };
 const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
@@ -67,7 +84,10 @@ class Browser:
         """Load a page at a width under a colour scheme, with nothing remembered from before."""
         path = self.folder / f"{name}.html"
         path.write_text(source, "utf-8")
-        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False})
+        self.driver.execute_cdp_cmd(
+            "Emulation.setDeviceMetricsOverride",
+            {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False},
+        )
         self.scheme(scheme)
         self.driver.get(path.as_uri())
         self.js("localStorage.clear()")
@@ -75,7 +95,10 @@ class Browser:
 
     def scheme(self, scheme: str) -> None:
         """What the system prefers."""
-        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]})
+        self.driver.execute_cdp_cmd(
+            "Emulation.setEmulatedMedia",
+            {"features": [{"name": "prefers-color-scheme", "value": scheme}]},
+        )
 
     def js(self, code: str, *args: Any) -> Any:
         """Run a script on the page."""
@@ -95,7 +118,9 @@ class Browser:
         """The whole page as a picture."""
         width, height = self.js("return [innerWidth, document.documentElement.scrollHeight]")
         clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
-        data = self.driver.execute_cdp_cmd("Page.captureScreenshot", {"format": "png", "captureBeyondViewport": True, "clip": clip})["data"]
+        data = self.driver.execute_cdp_cmd(
+            "Page.captureScreenshot", {"format": "png", "captureBeyondViewport": True, "clip": clip}
+        )["data"]
         folder = Path(os.environ.get("MESHWRIGHT_SHOTS") or SHOTS)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{name}.png").write_bytes(base64.b64decode(data))
@@ -110,7 +135,14 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
     options = webdriver.ChromeOptions()
     options.binary_location = BROWSER or ""
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars", "--allow-file-access-from-files"):
+    for argument in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--hide-scrollbars",
+        "--allow-file-access-from-files",
+    ):
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     try:
@@ -126,16 +158,36 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def pages() -> dict[str, str]:
     a, b = view("tp=2,micro=2", "A"), view("dp=8,zero=3,recompute=block", "B")
-    return {"one": page([view("tp=2,micro=2")]), "two": page([a, b]), "bare": page([View("", "s.json", a.strategy, None, "no model")]), "hostile": page([hostile_view()]),
-            "hostile-two": page([hostile_view("A"), hostile_view("B")]), "staged": page([view(STAGED, "", DEEP)]),
-            "staged-two": page([view(STAGED, "A", DEEP), view("tp=2,micro=2", "B", DEEP)])}  # fmt: skip
+    return {
+        "one": page([view("tp=2,micro=2")]),
+        "two": page([a, b]),
+        "bare": page([View("", "s.json", a.strategy, None, "no model")]),
+        "hostile": page([hostile_view()]),
+        "hostile-two": page([hostile_view("A"), hostile_view("B")]),
+        "staged": page([view(STAGED, "", DEEP)]),
+        "staged-two": page([view(STAGED, "A", DEEP), view("tp=2,micro=2", "B", DEEP)]),
+    }
 
 
-@pytest.mark.parametrize(("name", "width", "scheme"), [
-    *((n, w, s) for n in ("one", "two", "staged") for w in (DESKTOP, PHONE) for s in ("light", "dark")),
-    *((n, w, s) for n in ("bare", "hostile", "hostile-two", "staged-two") for w, s in ((PHONE, "light"), (DESKTOP, "dark"))),
-])  # fmt: skip
-def test_opens_in_silence_and_is_legible(name: str, width: int, scheme: str, browser: Browser, pages: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("name", "width", "scheme"),
+    [
+        *(
+            (n, w, s)
+            for n in ("one", "two", "staged")
+            for w in (DESKTOP, PHONE)
+            for s in ("light", "dark")
+        ),
+        *(
+            (n, w, s)
+            for n in ("bare", "hostile", "hostile-two", "staged-two")
+            for w, s in ((PHONE, "light"), (DESKTOP, "dark"))
+        ),
+    ],
+)
+def test_opens_in_silence_and_is_legible(
+    name: str, width: int, scheme: str, browser: Browser, pages: dict[str, str]
+) -> None:
     browser.console()
     browser.open(pages[name], name, width, scheme)
     assert browser.console() == []
@@ -150,7 +202,7 @@ def test_opens_in_silence_and_is_legible(name: str, width: int, scheme: str, bro
 
 def test_colours_follow_the_system_and_the_button(browser: Browser, pages: dict[str, str]) -> None:
     browser.open(pages["one"], "one")
-    paper = lambda: browser.js("return getComputedStyle(document.body).backgroundColor")  # noqa: E731
+    paper = lambda: browser.js("return getComputedStyle(document.body).backgroundColor")
     light = paper()
     browser.scheme("dark")
     dark = paper()
@@ -177,13 +229,24 @@ def test_bars_answer_to_arrows_and_pointer(browser: Browser, pages: dict[str, st
     first = browser.js(say)
     browser.keys(Keys.ARROW_RIGHT)
     second = browser.js(say)
-    assert len({hint, first, second}) == 3 and browser.js("return document.activeElement.dataset.tip") == second
+    assert (
+        len({hint, first, second}) == 3
+        and browser.js("return document.activeElement.dataset.tip") == second
+    )
     browser.keys(Keys.END)
-    assert browser.js("return document.activeElement === [...document.querySelectorAll('#timeline .bar')[1].children].at(-1)")
-    assert browser.js("return [...document.querySelectorAll('#timeline .bar')].every(b => [...b.children].filter(p => p.tabIndex === 0).length === 1)")
+    assert browser.js(
+        "return document.activeElement === [...document.querySelectorAll('#timeline"
+        " .bar')[1].children].at(-1)"
+    )
+    assert browser.js(
+        "return [...document.querySelectorAll('#timeline .bar')].every(b =>"
+        " [...b.children].filter(p => p.tabIndex === 0).length === 1)"
+    )
     browser.js("document.activeElement.blur()")
     assert browser.js(say) == hint
-    ActionChains(browser.driver).move_to_element(browser.driver.find_element(By.CSS_SELECTOR, "#timeline .bar .part")).perform()
+    ActionChains(browser.driver).move_to_element(
+        browser.driver.find_element(By.CSS_SELECTOR, "#timeline .bar .part")
+    ).perform()
     assert "microbatches" in browser.js(say)
 
 
@@ -192,7 +255,10 @@ def test_bars_of_stages_say_which_microbatch(browser: Browser, pages: dict[str, 
 
     browser.open(pages["staged"], "staged")
     assert browser.js("return document.querySelectorAll('.stagerow .bar').length") == 4
-    widths = browser.js("return [...document.querySelectorAll('.stagerow .bar')].map(b => b.getBoundingClientRect().width)")
+    widths = browser.js(
+        "return [...document.querySelectorAll('.stagerow .bar')].map(b =>"
+        " b.getBoundingClientRect().width)"
+    )
     assert max(widths) - min(widths) < 0.5
     browser.js("document.querySelectorAll('.stagerow .bar')[1].querySelector('.part').focus()")
     say = "return document.querySelector('#timeline .readout').textContent"
@@ -208,9 +274,15 @@ def test_a_block_opens_its_own_bar(browser: Browser) -> None:
     from selenium.webdriver.common.keys import Keys
 
     browser.open(page([view("", "", "zoo:resnet50")]), "resnet50")
-    shown = "return [...document.querySelectorAll('[data-block]')].filter(b => !b.hidden).map(b => b.dataset.block)"
+    shown = (
+        "return [...document.querySelectorAll('[data-block]')].filter(b => !b.hidden).map(b =>"
+        " b.dataset.block)"
+    )
     assert len(browser.js(shown)) == 1
-    find = "const p = [...document.querySelectorAll('.part[data-run]')].find(p => p.dataset.run !== arguments[0]); p.focus(); return p.dataset.run"
+    find = (
+        "const p = [...document.querySelectorAll('.part[data-run]')].find(p => p.dataset.run !=="
+        " arguments[0]); p.focus(); return p.dataset.run"
+    )
     other = browser.js(find, browser.js(shown)[0])
     browser.keys(Keys.ENTER)
     assert browser.js(shown) == [other]
@@ -236,8 +308,14 @@ def test_lines_of_the_graph_open(browser: Browser, pages: dict[str, str]) -> Non
     browser.js("document.querySelector('.line > summary').focus()")
     assert not browser.js("return document.querySelector('.line').open")
     browser.keys(Keys.ENTER)
-    assert browser.js("return document.querySelector('.line').open && document.querySelector('.line .inside').checkVisibility()")
-    heights = "return ['.line > summary', '.line > summary > .slice'].map(q => document.querySelector(q).getBoundingClientRect().height)"
+    assert browser.js(
+        "return document.querySelector('.line').open && document.querySelector('.line"
+        " .inside').checkVisibility()"
+    )
+    heights = (
+        "return ['.line > summary', '.line > summary > .slice'].map(q =>"
+        " document.querySelector(q).getBoundingClientRect().height)"
+    )
     head, rails = browser.js(heights)
     assert rails == pytest.approx(head, abs=1)  # rails reach from line to line
 
@@ -246,19 +324,26 @@ def test_choosing_a_device_moves_its_pieces(browser: Browser, pages: dict[str, s
     from selenium.webdriver.common.keys import Keys
 
     browser.open(page([view("dp=8,zero=3,recompute=block")]), "cut")
-    where = "return [...document.querySelectorAll('.mine')].map(r => [+r.getAttribute('x'), +r.getAttribute('y')])"
+    where = (
+        "return [...document.querySelectorAll('.mine')].map(r => [+r.getAttribute('x'),"
+        " +r.getAttribute('y')])"
+    )
     start = browser.js(where)
     browser.js("document.querySelector('.slider input').focus()")
     browser.keys(Keys.END)
     moved = browser.js(where)
     assert start != moved and all(x >= 0 and y >= 0 for x, y in moved)
-    assert browser.js("return document.querySelector('.device').textContent") == browser.js("return document.querySelector('.devices .on').dataset.device")
+    assert browser.js("return document.querySelector('.device').textContent") == browser.js(
+        "return document.querySelector('.devices .on').dataset.device"
+    )
     inside = """return [...document.querySelectorAll('.mine')].every(r => { const w = r.parentElement.querySelector('.whole');
       const end = (e, k, n) => +e.getAttribute(k) + +e.getAttribute(n);
       return [['x', 'width'], ['y', 'height']].every(([k, n]) => end(r, k, n) <= end(w, k, n) + .01); })"""
     for device in range(8):
         browser.js("document.querySelector(`[data-device='${arguments[0]}']`).click()", device)
-        assert browser.js("return document.querySelector('.device').textContent") == str(device) and browser.js(inside)
+        assert browser.js("return document.querySelector('.device').textContent") == str(
+            device
+        ) and browser.js(inside)
 
 
 def test_everything_is_reached_by_the_tab_key(browser: Browser, pages: dict[str, str]) -> None:
@@ -269,16 +354,25 @@ def test_everything_is_reached_by_the_tab_key(browser: Browser, pages: dict[str,
     reached = set()
     for _ in range(150):
         browser.keys(Keys.TAB)
-        here = browser.js("""const e = document.activeElement; return !e || e === document.body ? null : [e.id, e.className.toString().split(' ')[0], e.tagName,
-          getComputedStyle(e).outlineStyle !== 'none' || e.type === 'range'];""")
+        here = browser.js(
+            """const e = document.activeElement; return !e || e === document.body ? null : [e.id, e.className.toString().split(' ')[0], e.tagName,
+          getComputedStyle(e).outlineStyle !== 'none' || e.type === 'range'];"""
+        )
         if here is None:
             break
         assert here[3], f"{here} shows no focus"
         reached.add(here[0] or here[1] or here[2])
-    assert {"skip", "theme", "part", "plot", "SUMMARY", "scroll"} <= reached and any(r.startswith("ax") for r in reached)
+    assert {"skip", "theme", "part", "plot", "SUMMARY", "scroll"} <= reached and any(
+        r.startswith("ax") for r in reached
+    )
 
 
-LARGE = {"gpt3-175b": (1024, 1536), "llama3-405b": (16384, 2048), "resnet50": (8, 256), "llama3-8b": (64, 512)}
+LARGE = {
+    "gpt3-175b": (1024, 1536),
+    "llama3-405b": (16384, 2048),
+    "resnet50": (8, 256),
+    "llama3-8b": (64, 512),
+}
 """Zoo model -> devices, batch."""
 
 
@@ -295,14 +389,19 @@ def large() -> dict[str, View]:
         return View(letter, file or f"{name}.plan.json", s, work_out(priced(s, f"zoo:{name}")))
 
     made = {name: planned(name) for name in ("gpt3-175b", "llama3-405b", "resnet50")}
-    return made | {"A": planned("llama3-8b", "A", "mine.json", pins="dp=8,tp=8", baselines=False), "B": planned("llama3-8b", "B", "best.json")}
+    return made | {
+        "A": planned("llama3-8b", "A", "mine.json", pins="dp=8,tp=8", baselines=False),
+        "B": planned("llama3-8b", "B", "best.json"),
+    }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [DESKTOP, PHONE])
 @pytest.mark.parametrize("name", ["gpt3-175b", "llama3-405b", "resnet50", "compared"])
-def test_large_models_open_in_two_seconds(name: str, width: int, scheme: str, browser: Browser, large: dict[str, View]) -> None:
+def test_large_models_open_in_two_seconds(
+    name: str, width: int, scheme: str, browser: Browser, large: dict[str, View]
+) -> None:
     views = [large["A"], large["B"]] if name == "compared" else [large[name]]
     browser.console()
     browser.open(page(views), name, width, scheme)
@@ -313,14 +412,27 @@ def test_large_models_open_in_two_seconds(name: str, width: int, scheme: str, br
 
 
 @pytest.mark.parametrize("width", [PHONE, DESKTOP])
-def test_pages_of_the_documentation_keep_to_the_window_and_switch_colours(browser: Browser, site: Path, width: int) -> None:
-    browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width == PHONE})
+def test_pages_of_the_documentation_keep_to_the_window_and_switch_colours(
+    browser: Browser, site: Path, width: int
+) -> None:
+    browser.driver.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride",
+        {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width == PHONE},
+    )
     for name in ("tutorial", "scaling", "readme"):
         browser.driver.get((site / f"{name}.html").as_uri())
         assert browser.js("return document.documentElement.scrollWidth") <= width, name
-        assert browser.js("document.querySelector('[data-bs-theme-value=dark]').click(); return document.documentElement.dataset.bsTheme") == "dark"
+        assert (
+            browser.js(
+                "document.querySelector('[data-bs-theme-value=dark]').click(); return"
+                " document.documentElement.dataset.bsTheme"
+            )
+            == "dark"
+        )
         browser.js("document.querySelector('[data-bs-theme-value=light]').click()")
-        assert not [said for said in browser.console() if "worker.js" not in said], name  # the search needs a server: browsers start no worker from a file
+        assert not [said for said in browser.console() if "worker.js" not in said], (
+            name
+        )  # the search needs a server: browsers start no worker from a file
     browser.shot(f"docs-readme-{width}")
 
 
@@ -328,5 +440,11 @@ def test_pages_of_the_documentation_keep_to_the_window_and_switch_colours(browse
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("mkdocs")
     folder = tmp_path_factory.mktemp("site")
-    subprocess.run([sys.executable, "-m", "mkdocs", "build", "-q", "--site-dir", str(folder)], cwd=SHOTS.parents[1], check=True, capture_output=True, timeout=120)
+    subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "-q", "--site-dir", str(folder)],
+        cwd=SHOTS.parents[1],
+        check=True,
+        capture_output=True,
+        timeout=120,
+    )
     return folder

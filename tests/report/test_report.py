@@ -1,4 +1,5 @@
-"""What people see: figures that must agree with each other, names that must be found, and the text helpers. Golden texts are in tests/report/test_terminal.py."""
+"""What people see: figures that must agree with each other, names that must be found, and the text
+helpers. Golden texts are in tests/report/test_terminal.py."""
 
 from __future__ import annotations
 
@@ -53,14 +54,31 @@ def with_findings(gpt: Strategy) -> Strategy:
     label = next(n for n, row in tensors.items() if "label" in row and len(row["shape"]) == 2)
     tensors[label].update(padded=True, zero={"level": 3, "dim": 0, "axes": ["data"]})
     limit = (gpt.costs["memory_per_device_bytes"] + gpt.costs["memory_range_bytes"][1]) // 2
-    costs = {**gpt.costs, "distinct_work": 0.91, "fit": "tight", "memory_limit_bytes": limit, "recompute_time_s": 2e-4, "bubble_time_s": 1e-5}
-    techniques = {**gpt.techniques, "zero_stage": 3, "zero_group": ["data"], "recompute": "block-keep", "microbatches": 4}
+    costs = {
+        **gpt.costs,
+        "distinct_work": 0.91,
+        "fit": "tight",
+        "memory_limit_bytes": limit,
+        "recompute_time_s": 2e-4,
+        "bubble_time_s": 1e-5,
+    }
+    techniques = {
+        **gpt.techniques,
+        "zero_stage": 3,
+        "zero_group": ["data"],
+        "recompute": "block-keep",
+        "microbatches": 4,
+    }
     solver = {**gpt.solver, "status": "feasible", "gap": 0.031, "stopped": "time"}
-    return replace(gpt, nodes=nodes, tensors=tensors, costs=costs, techniques=techniques, solver=solver)
+    return replace(
+        gpt, nodes=nodes, tensors=tensors, costs=costs, techniques=techniques, solver=solver
+    )
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 140])
-def test_lines_keep_to_the_width(gpt: Strategy, odd: Strategy, staged: Strategy, width: int) -> None:
+def test_lines_keep_to_the_width(
+    gpt: Strategy, odd: Strategy, staged: Strategy, width: int
+) -> None:
     for s in (gpt, odd, staged):
         for text in (summary(s, width, True), explain(s, width, True)):
             tables = 75  # columns of figures are never cut
@@ -72,8 +90,14 @@ def test_findings_name_everything(gpt: Strategy, odd: Strategy) -> None:
     text = "\n".join(findings(odd))
     assert "91.0 %" in text and "tight" in text and "NonZero" in text and "padded" in text
     low = gpt.costs["memory_range_bytes"][0]
-    over = {limit: findings(replace(gpt, costs={**gpt.costs, "fit": "no", "memory_limit_bytes": limit})) for limit in (low - 1, low)}
-    assert [("lower end" in lines[0], "does not fit" in lines[0]) for lines in over.values()] == [(False, True), (True, True)]
+    over = {
+        limit: findings(replace(gpt, costs={**gpt.costs, "fit": "no", "memory_limit_bytes": limit}))
+        for limit in (low - 1, low)
+    }
+    assert [("lower end" in lines[0], "does not fit" in lines[0]) for lines in over.values()] == [
+        (False, True),
+        (True, True),
+    ]
 
 
 def parse(text: str, pattern: str, units: dict[str, float]) -> float:
@@ -82,12 +106,19 @@ def parse(text: str, pattern: str, units: dict[str, float]) -> float:
     return float(match[1].replace(",", "")) * units[match[2]]
 
 
-SPECS = [("zoo:gpt-tiny,hidden=512,seq=256", 8, "train"), ("zoo:llama-tiny,hidden=256", 4, "infer"), ("zoo:mlp-tiny", 1, "train")]
+SPECS = [
+    ("zoo:gpt-tiny,hidden=512,seq=256", 8, "train"),
+    ("zoo:llama-tiny,hidden=256", 4, "infer"),
+    ("zoo:mlp-tiny", 1, "train"),
+]
 
 
 @pytest.mark.parametrize(("spec", "devices", "workload"), SPECS)
-def test_printed_flops_are_mfu_times_peak_times_devices_times_step(spec: str, devices: int, workload: str) -> None:
-    """The printed figures agree with each other, with the device file, and the FLOPs with a count over the graph's rules."""
+def test_printed_flops_are_mfu_times_peak_times_devices_times_step(
+    spec: str, devices: int, workload: str
+) -> None:
+    """The printed figures agree with each other, with the device file, and the FLOPs with a count
+    over the graph's rules."""
     from costmodels.hardware.device import load_device
     from planner.space.build import Base
     from planner.workload.open import open_model
@@ -95,20 +126,39 @@ def test_printed_flops_are_mfu_times_peak_times_devices_times_step(spec: str, de
     s = planner.plan(spec, devices=devices, workload=workload, batch=8, baselines=False)
     text = summary(s, 140)
     peak = load_device("h100-sxm").peak("bfloat16")
-    total = parse(text, r"([\d.,]+) ([EPTGM]?FLOP) a step", {"EFLOP": 1e18, "PFLOP": 1e15, "TFLOP": 1e12, "GFLOP": 1e9, "MFLOP": 1e6, "FLOP": 1})
+    total = parse(
+        text,
+        r"([\d.,]+) ([EPTGM]?FLOP) a step",
+        {"EFLOP": 1e18, "PFLOP": 1e15, "TFLOP": 1e12, "GFLOP": 1e9, "MFLOP": 1e6, "FLOP": 1},
+    )
     step = parse(text, r"step +([\d.]+) (s|ms|us)", {"s": 1, "ms": 1e-3, "us": 1e-6})
     mfu = float(re.search(r"MFU ([\d.e-]+) %", text)[1]) / 100  # type: ignore[index]
-    assert total == pytest.approx(mfu * peak * devices * step, rel=0.06)  # printed to two or three digits
+    assert total == pytest.approx(
+        mfu * peak * devices * step, rel=0.06
+    )  # printed to two or three digits
     exact = s.costs["model_flops_utilization"] * peak * devices * s.costs["step_time_s"]
-    assert exact == pytest.approx(s.costs["flops_per_device"] * s.costs["distinct_work"] * devices, rel=1e-4)
-    base = Base.of(open_model(spec, devices, workload=workload, batch=8).graph(1), training=workload == "train")
+    assert exact == pytest.approx(
+        s.costs["flops_per_device"] * s.costs["distinct_work"] * devices, rel=1e-4
+    )
+    base = Base.of(
+        open_model(spec, devices, workload=workload, batch=8).graph(1), training=workload == "train"
+    )
     counted = 0.0
     for node, rule in zip(base.graph.nodes, base.rules, strict=True):
-        hot = sum(n in base.grad for n in node.inputs) if any(o in base.grad for o in node.outputs) else 0
-        counted += rule.flops * (1 + (2 if hot and node.op == "Attention" else hot))  # two products forward, four backward
+        hot = (
+            sum(n in base.grad for n in node.inputs)
+            if any(o in base.grad for o in node.outputs)
+            else 0
+        )
+        counted += rule.flops * (
+            1 + (2 if hot and node.op == "Attention" else hot)
+        )  # two products forward, four backward
     assert exact == pytest.approx(counted, rel=0.05)  # long attention makes its scores again
-    assert float(re.search(r"([\d,]+) (?:tokens|samples)/s/device", text)[1].replace(",", "")) == pytest.approx(  # type: ignore[index]
-        s.costs["tokens_per_step"] / s.costs["step_time_s"] / devices, rel=1e-3, abs=1)
+    assert float(
+        re.search(r"([\d,]+) (?:tokens|samples)/s/device", text)[1].replace(",", "")
+    ) == pytest.approx(  # type: ignore[index]
+        s.costs["tokens_per_step"] / s.costs["step_time_s"] / devices, rel=1e-3, abs=1
+    )
 
 
 def test_memory_parts_add_up(gpt: Strategy) -> None:
@@ -122,7 +172,12 @@ def test_weight_groups_count_every_parameter(gpt: Strategy) -> None:
 
 
 def test_short_labels_stay_distinct() -> None:
-    labels = ["model.layers.*.self_attn.q_proj.weight", "model.layers.*.mlp.up.weight", "encoder.layers.*.mlp.up.weight", "x"]
+    labels = [
+        "model.layers.*.self_attn.q_proj.weight",
+        "model.layers.*.mlp.up.weight",
+        "encoder.layers.*.mlp.up.weight",
+        "x",
+    ]
     found = short_labels(labels)
     assert found["model.layers.*.self_attn.q_proj.weight"] == "q_proj"
     assert len(set(found.values())) == len(labels)
@@ -140,11 +195,25 @@ def test_names_find_nodes(gpt: Strategy) -> None:
         find_nodes(gpt, "c_prj")  # a part of a name, misspelt
 
 
-def test_narrow_comparisons_keep_the_tie_and_what_does_not_fit_ties_with_nothing(gpt: Strategy) -> None:
+def test_narrow_comparisons_keep_the_tie_and_what_does_not_fit_ties_with_nothing(
+    gpt: Strategy,
+) -> None:
     key, row = min(gpt.baselines.items(), key=lambda kv: kv[0])
-    row = {**row, "step_time_s": gpt.costs["step_time_s"], "step_time_range_s": gpt.costs["step_time_range_s"], "microbatches": 16, "recompute": "block-keep"}
+    row = {
+        **row,
+        "step_time_s": gpt.costs["step_time_s"],
+        "step_time_range_s": gpt.costs["step_time_range_s"],
+        "microbatches": 16,
+        "recompute": "block-keep",
+    }
     for width in (80, 120):
-        last = [line for line in summary(replace(gpt, baselines={key: {**row, "fit": "tight"}}), width).splitlines() if " tight " in line][-1]
+        last = [
+            line
+            for line in summary(
+                replace(gpt, baselines={key: {**row, "fit": "tight"}}), width
+            ).splitlines()
+            if " tight " in line
+        ][-1]
         assert "tie" in last and len(last) <= width
     text = summary(replace(gpt, baselines={key: {**row, "fit": "no"}}), 120)
     assert "   tie" not in text and "16 microbatches" in text
@@ -153,12 +222,16 @@ def test_narrow_comparisons_keep_the_tie_and_what_does_not_fit_ties_with_nothing
 def test_explain_with_the_model_shows_layouts_and_collectives() -> None:
     from planner.commands.views import priced
 
-    s = planner.plan("zoo:gpt-tiny,hidden=1024,seq=512", devices=8, batch=64, pins="tp=8", baselines=False)
+    s = planner.plan(
+        "zoo:gpt-tiny,hidden=1024,seq=512", devices=8, batch=64, pins="tp=8", baselines=False
+    )
     s = Strategy.load(saved(s))
     detail = priced(s, "zoo:gpt-tiny,hidden=1024,seq=512")
     name = next(n for n in s.nodes if n.endswith("mlp/c_fc/MatMul"))
     text = explain_node(s, name, 140, detail=s.details[name])
-    assert spell_rule(detail.base.rules[[n.id for n in detail.base.graph.nodes].index(name)]) in text
+    assert (
+        spell_rule(detail.base.rules[[n.id for n in detail.base.graph.nodes].index(name)]) in text
+    )
     assert "/tensor" in text and "over tensor" in text and "bound by arithmetic" in text
     assert detail.cost.step_time_s == pytest.approx(s.costs["step_time_s"], rel=1e-5)
 
@@ -185,20 +258,36 @@ def test_trace_is_as_long_as_the_step(pins: str) -> None:
 
 
 def test_diff_names_only_the_layer_that_was_added() -> None:
-    a, b = (planner.plan(f"zoo:gpt-tiny,layers={n}", devices=4, batch=4, baselines=False) for n in (2, 3))
+    a, b = (
+        planner.plan(f"zoo:gpt-tiny,layers={n}", devices=4, batch=4, baselines=False)
+        for n in (2, 3)
+    )
     d = compare(a, b)
     assert d.causes == ("model",)
     model = [c.what for c in d.changes if c.section == "model"]
-    assert [w for w in model if w.startswith("node ")] == [] and any("repeats of the block" in w for w in model)
+    assert [w for w in model if w.startswith("node ")] == [] and any(
+        "repeats of the block" in w for w in model
+    )
 
 
 def test_diff_tells_causes_apart(gpt: Strategy) -> None:
     assert compare(gpt, gpt).causes == ()
-    assert compare(gpt, replace(gpt, workload={**gpt.workload, "batch": 32}, model={**gpt.model, "sha256": "other"})).causes == ("workload",)
+    assert compare(
+        gpt,
+        replace(
+            gpt, workload={**gpt.workload, "batch": 32}, model={**gpt.model, "sha256": "other"}
+        ),
+    ).causes == ("workload",)
     assert compare(gpt, replace(gpt, model={**gpt.model, "sha256": "other"})).causes == ("model",)
-    assert compare(gpt, replace(gpt, topology={**gpt.topology, "device": "a100-80gb"})).causes == ("machine",)
-    assert compare(gpt, replace(gpt, provenance={**gpt.provenance, "cost_model": "0"})).causes == ("cost model",)
-    assert compare(gpt, replace(gpt, costs={**gpt.costs, "step_time_s": 1.0})).causes == ("cost model",)
+    assert compare(gpt, replace(gpt, topology={**gpt.topology, "device": "a100-80gb"})).causes == (
+        "machine",
+    )
+    assert compare(gpt, replace(gpt, provenance={**gpt.provenance, "cost_model": "0"})).causes == (
+        "cost model",
+    )
+    assert compare(gpt, replace(gpt, costs={**gpt.costs, "step_time_s": 1.0})).causes == (
+        "cost model",
+    )
     assert compare(gpt, replace(gpt, solver={**gpt.solver, "name": "ilp"})).causes == ("solver",)
     node = next(n for n, row in gpt.nodes.items() if row["split"])
     other = replace(gpt, nodes={**gpt.nodes, node: {**gpt.nodes[node], "split": {}}})
@@ -206,18 +295,28 @@ def test_diff_tells_causes_apart(gpt: Strategy) -> None:
     assert node in diff_report.render(compare(gpt, other))
 
 
-@given(st.lists(st.tuples(st.floats(0, 1e12), st.sampled_from("PGOAT")), max_size=6), st.floats(0, 1e12), st.integers(0, 60))
-def test_bars_fill_their_columns(parts: list[tuple[float, str]], total: float, columns: int) -> None:
+@given(
+    st.lists(st.tuples(st.floats(0, 1e12), st.sampled_from("PGOAT")), max_size=6),
+    st.floats(0, 1e12),
+    st.integers(0, 60),
+)
+def test_bars_fill_their_columns(
+    parts: list[tuple[float, str]], total: float, columns: int
+) -> None:
     assert len(bar(parts, total, columns)) == columns
 
 
 @given(st.text(max_size=60), st.integers(12, 60))
 def test_short_keeps_both_ends(text: str, width: int) -> None:
     cut = short(text, width)
-    assert len(cut) <= width and (cut == text or (cut.startswith(text[:3]) and cut.endswith(text[-3:])))
+    assert len(cut) <= width and (
+        cut == text or (cut.startswith(text[:3]) and cut.endswith(text[-3:]))
+    )
 
 
-@given(st.lists(st.lists(st.text("abc", max_size=8), min_size=3, max_size=3), min_size=1, max_size=6))
+@given(
+    st.lists(st.lists(st.text("abc", max_size=8), min_size=3, max_size=3), min_size=1, max_size=6)
+)
 def test_tables_align(rows: list[list[str]]) -> None:
     lines = table([[Style(True).bold(r[0]), r[1], f"|{r[2]}"] for r in rows], right=(1,))
     assert len({re.sub(r"\x1b\[[0-9;]*m", "", line).index("|") for line in lines}) == 1
@@ -245,25 +344,50 @@ def test_a_file_from_before_axes_were_called_tensor_differs_in_nothing(gpt: Stra
     assert [a["name"] for a in gpt.mesh] == ["data", "model"]
 
     def called(name: str) -> Strategy:
-        return Strategy.from_dict(json.loads(re.sub(r'"model"(?=\s*\])|(?<="name": )"model"', f'"{name}"', gpt.to_json())), name)
+        return Strategy.from_dict(
+            json.loads(
+                re.sub(r'"model"(?=\s*\])|(?<="name": )"model"', f'"{name}"', gpt.to_json())
+            ),
+            name,
+        )
 
     now, other = called("tensor"), called("x")
-    assert now.mesh_shape == (("data", 2), ("tensor", 4)) and now.nodes != gpt.nodes and now.tensors != gpt.tensors
+    assert (
+        now.mesh_shape == (("data", 2), ("tensor", 4))
+        and now.nodes != gpt.nodes
+        and now.tensors != gpt.tensors
+    )
     assert not compare(gpt, now).changes and not compare(now, gpt).changes
     assert any(c.section == "mesh" for c in compare(gpt, other).changes)
 
 
-def test_closest_calls_are_those_that_cost_and_the_firmest_leaves_no_axis_idle(gpt: Strategy) -> None:
-    """A split that is faster by itself and was not taken is told apart; that leaving an axis idle costs much says nothing."""
+def test_closest_calls_are_those_that_cost_and_the_firmest_leaves_no_axis_idle(
+    gpt: Strategy,
+) -> None:
+    """A split that is faster by itself and was not taken is told apart; that leaving an axis idle
+    costs much says nothing."""
     names = [n for n, row in gpt.nodes.items() if row.get("runner_up")][:3]
     own = {"b": ["data"], "n": ["model"]}
-    others = [({"b": ["data"], "k": ["model"]}, -0.1), ({"b": ["data", "model"]}, 0.02), ({"n": ["model"]}, 132.0)]
+    others = [
+        ({"b": ["data"], "k": ["model"]}, -0.1),
+        ({"b": ["data", "model"]}, 0.02),
+        ({"n": ["model"]}, 132.0),
+    ]
     rows = {n: {**row, "runner_up": None} for n, row in gpt.nodes.items()}
-    rows |= {n: {**gpt.nodes[n], "split": own, "runner_up": {"split": split, "extra_s": s}} for n, (split, s) in zip(names, others, strict=True)}
+    rows |= {
+        n: {**gpt.nodes[n], "split": own, "runner_up": {"split": split, "extra_s": s}}
+        for n, (split, s) in zip(names, others, strict=True)
+    }
     text = explain(replace(gpt, nodes=rows), 200)
     calls = text[text.index("closest calls") :]
-    assert "-100 ms" not in calls[: calls.index("not taken")] and "not taken though faster by itself: 1 split" in calls and "(-100 ms)" in calls
+    assert (
+        "-100 ms" not in calls[: calls.index("not taken")]
+        and "not taken though faster by itself: 1 split" in calls
+        and "(-100 ms)" in calls
+    )
     firm = next(line for line in calls.splitlines() if line.startswith("the firmest"))
     assert "+20 ms" in firm and "132" not in firm
-    assert "not taken: it needs too much memory" in explain_node(replace(gpt, nodes=rows), names[0], 400)
+    assert "not taken: it needs too much memory" in explain_node(
+        replace(gpt, nodes=rows), names[0], 400
+    )
     assert "not taken" not in explain_node(replace(gpt, nodes=rows), names[1], 400)

@@ -1,4 +1,5 @@
-"""Reports of plans with pipeline stages: what a stage does tick by tick, bars, curve, trace and file that add up to the price, and what is said."""
+"""Reports of plans with pipeline stages: what a stage does tick by tick, bars, curve, trace and
+file that add up to the price, and what is said."""
 
 from __future__ import annotations
 
@@ -30,40 +31,76 @@ from planner.strategy.strategy import Strategy
 from tests.html_plans import Page, detail, plan, view
 from tests.report.test_html import sound
 
-GPT, DEEP, LLAMA, T5 = "zoo:gpt-tiny,layers=5", "zoo:gpt-tiny,layers=8", "zoo:llama-tiny,layers=4", "zoo:t5-tiny"
-CASES = [  # uneven stages, both schedules, every recompute, gradients reduced in every tick, an encoder that every stage runs
-    (GPT, "pp=4,dp=2,micro=8,zero=1,recompute=block"), (GPT, "pp=2,dp=2,tp=2,micro=4,zero=2"), (DEEP, "pp=8,micro=2"), (LLAMA, "pp=4,tp=2,micro=4,schedule=gpipe"),
-    (T5, "pp=2,tp=2,dp=2,micro=4,recompute=block-keep"), (T5, "pp=2,dp=4,micro=4,schedule=gpipe"), (DEEP, "pp=2,dp=4,micro=4,virtual=2,zero=2"),
-]  # fmt: skip
+GPT, DEEP, LLAMA, T5 = (
+    "zoo:gpt-tiny,layers=5",
+    "zoo:gpt-tiny,layers=8",
+    "zoo:llama-tiny,layers=4",
+    "zoo:t5-tiny",
+)
+# uneven stages, both schedules, every recompute, gradients reduced in every tick, an encoder that
+# every stage runs
+CASES = [
+    (GPT, "pp=4,dp=2,micro=8,zero=1,recompute=block"),
+    (GPT, "pp=2,dp=2,tp=2,micro=4,zero=2"),
+    (DEEP, "pp=8,micro=2"),
+    (LLAMA, "pp=4,tp=2,micro=4,schedule=gpipe"),
+    (T5, "pp=2,tp=2,dp=2,micro=4,recompute=block-keep"),
+    (T5, "pp=2,dp=4,micro=4,schedule=gpipe"),
+    (DEEP, "pp=2,dp=4,micro=4,virtual=2,zero=2"),
+]
 
 
 @given(st.integers(2, 6), st.integers(1, 5), st.integers(2, 4))
-def test_every_stage_passes_every_chunk_once_each_way(stages: int, groups: int, chunks: int) -> None:
+def test_every_stage_passes_every_chunk_once_each_way(
+    stages: int, groups: int, chunks: int
+) -> None:
     p = Pipeline(0, 1, stages * chunks, stages, stages * groups, "interleaved", virtual=chunks)
     handed: dict[tuple[str, int, int], int] = {}
     for stage in range(stages):
         found = [*ticks(p, stage)]
-        assert len(found) == p.ticks + stages * chunks - 1 and sum(t.forward is not None for t in found) == sum(t.backward is not None for t in found) == p.ticks
-        assert [t.late for t in found if t.late is not None] == [*range(p.microbatches)] == [t.late_back for t in found if t.late_back is not None]
+        assert (
+            len(found) == p.ticks + stages * chunks - 1
+            and sum(t.forward is not None for t in found)
+            == sum(t.backward is not None for t in found)
+            == p.ticks
+        )
+        assert (
+            [t.late for t in found if t.late is not None]
+            == [*range(p.microbatches)]
+            == [t.late_back for t in found if t.late_back is not None]
+        )
         assert sum(s.count for s in stretches(p, stage)) == len(found)
         for k, t in enumerate(found):
-            for name, m, chunk in (("forward", t.forward, t.chunks[0]), ("backward", t.backward, t.chunks[1])):
+            for name, m, chunk in (
+                ("forward", t.forward, t.chunks[0]),
+                ("backward", t.backward, t.chunks[1]),
+            ):
                 if m not in (None, BUBBLE):
                     assert handed.setdefault((name, chunk * stages + stage, m), k) == k
             if t.late is not None:
                 handed["late", 0, t.late] = k
     assert len(handed) == p.microbatches * (2 * stages * chunks + 1)
-    for (name, c, m), k in handed.items():  # what a chunk makes is there a tick later at the next one
+    for (
+        name,
+        c,
+        m,
+    ), k in handed.items():  # what a chunk makes is there a tick later at the next one
         if name == "forward" and c:
             assert k == handed[name, c - 1, m] + 1
         if name == "backward":
-            assert k == (handed[name, c + 1, m] + 1 if c < stages * chunks - 1 else handed["late", 0, m]) and k >= handed["forward", c, m]
+            assert (
+                k
+                == (handed[name, c + 1, m] + 1 if c < stages * chunks - 1 else handed["late", 0, m])
+                and k >= handed["forward", c, m]
+            )
         if name == "late":
             assert k == handed["forward", stages * chunks - 1, m]
 
 
 @given(st.integers(2, 9), st.integers(2, 20), st.sampled_from(SCHEDULES[:2]))
-def test_every_stage_sees_every_microbatch_once_in_each_pass(stages: int, microbatches: int, schedule: str) -> None:
+def test_every_stage_sees_every_microbatch_once_in_each_pass(
+    stages: int, microbatches: int, schedule: str
+) -> None:
     p = Pipeline(0, 1, stages, stages, microbatches, schedule)
     handed: dict[tuple[str, int, int], int] = {}
     for stage in range(stages):
@@ -73,11 +110,20 @@ def test_every_stage_sees_every_microbatch_once_in_each_pass(stages: int, microb
             real = [m for m in seen if m != BUBBLE]
             assert sorted(real) == [*range(microbatches)]
             times = p.after_times if name.startswith("late") else p.ticks
-            assert len(seen) == times and (real == sorted(real)) != ((schedule == "gpipe" and name.endswith("back")) or (schedule == "gpipe" and name == "backward"))
-        handed |= {(name, stage, m): k for k, t in enumerate(found) for name, m in t.passes if m != BUBBLE}
+            assert len(seen) == times and (real == sorted(real)) != (
+                (schedule == "gpipe" and name.endswith("back"))
+                or (schedule == "gpipe" and name == "backward")
+            )
+        handed |= {
+            (name, stage, m): k for k, t in enumerate(found) for name, m in t.passes if m != BUBBLE
+        }
         together = [(t.first, t.last, t.count) for t in stretches(p, stage)]
         assert sum(n for *_, n in together) == len(found) and len(together) <= 9
-    for (name, stage, m), k in handed.items():  # what a stage makes is there a tick later at the next one
+    for (
+        name,
+        stage,
+        m,
+    ), k in handed.items():  # what a stage makes is there a tick later at the next one
         if name == "forward" and stage:
             assert k == handed[name, stage - 1, m] + 1
         if name == "backward" and stage < stages - 1:
@@ -90,21 +136,33 @@ def test_every_stage_sees_every_microbatch_once_in_each_pass(stages: int, microb
 def test_every_bar_of_every_stage_adds_up_to_the_step(spec: str, pins: str) -> None:
     s, d = plan(pins, spec), detail(pins, spec)
     t, c, p = timeline(d), s.costs, d.pipeline
-    assert p is not None and len(t.stages) == p.stages == dict(s.mesh_shape)["stage"] and c["bubble_time_s"] > 0
-    assert d.sum_s == pytest.approx(d.step_s, rel=1e-9) and d.step_s == pytest.approx(c["step_time_s"], rel=1e-5)
+    assert (
+        p is not None
+        and len(t.stages) == p.stages == dict(s.mesh_shape)["stage"]
+        and c["bubble_time_s"] > 0
+    )
+    assert d.sum_s == pytest.approx(d.step_s, rel=1e-9) and d.step_s == pytest.approx(
+        c["step_time_s"], rel=1e-5
+    )
     for stage in t.stages:
         kinds = total(stage)
         assert sum(x.time_s for x in stage) == pytest.approx(d.step_s, rel=1e-9)
         assert kinds["bubble"] == pytest.approx(c["bubble_time_s"], rel=1e-5)
         assert kinds["comm"] == pytest.approx(c["exposed_communication_time_s"], rel=1e-5)
-        assert kinds["forward"] + kinds["backward"] + kinds.get("again", 0.0) == pytest.approx(c["compute_time_s"], rel=1e-5)
+        assert kinds["forward"] + kinds["backward"] + kinds.get("again", 0.0) == pytest.approx(
+            c["compute_time_s"], rel=1e-5
+        )
         assert kinds.get("again", 0.0) == pytest.approx(c["recompute_time_s"], rel=1e-5)
     seconds = {name: sum(x.time_s for x in parts) for name, parts in passes_of(d).items()}
     assert sum(seconds.values()) == pytest.approx(sum(x.time_s for x in t.micro), rel=1e-9)
     late = seconds["late"] + seconds["late_back"]
-    assert p.ticks * (seconds["forward"] + seconds["backward"]) + p.after_times * late + t.ends_s == pytest.approx(d.step_s, rel=1e-9)
+    assert p.ticks * (
+        seconds["forward"] + seconds["backward"]
+    ) + p.after_times * late + t.ends_s == pytest.approx(d.step_s, rel=1e-9)
     dealt = next(b for b in t.blocks if b.dealt)
-    assert dealt.repeats == p.per_stage and dealt.total_s == pytest.approx(p.ticks * sum(x.time_s for x in t.micro if x.run == dealt.run), rel=1e-9)
+    assert dealt.repeats == p.per_stage and dealt.total_s == pytest.approx(
+        p.ticks * sum(x.time_s for x in t.micro if x.run == dealt.run), rel=1e-9
+    )
 
 
 @pytest.mark.parametrize(("spec", "pins"), CASES)
@@ -112,11 +170,18 @@ def test_the_curve_peaks_at_the_priced_memory(spec: str, pins: str) -> None:
     s, d = plan(pins, spec), detail(pins, spec)
     curve, p = series(d), d.pipeline
     assert p is not None
-    assert curve.total_bytes[curve.peak] == pytest.approx(d.memory_bytes, abs=8) and d.memory_bytes == s.costs["memory_per_device_bytes"]
+    assert (
+        curve.total_bytes[curve.peak] == pytest.approx(d.memory_bytes, abs=8)
+        and d.memory_bytes == s.costs["memory_per_device_bytes"]
+    )
     assert list(curve.times_s) == sorted(curve.times_s)
     kept = dict(curve.bands)["activations"]
     ring = sum(r.kept_bytes for r in d.rows if not r.tail)
-    assert kept[-1] == 0 and kept[0] == pytest.approx(0.0 if p.schedule == "gpipe" else ring) and max(kept) >= ring
+    assert (
+        kept[-1] == 0
+        and kept[0] == pytest.approx(0.0 if p.schedule == "gpipe" else ring)
+        and max(kept) >= ring
+    )
     parts = s.costs["memory_breakdown_bytes"]
     assert dict(curve.bands)["parameters"][0] == pytest.approx(parts["parameters"], abs=1)
 
@@ -127,17 +192,33 @@ def test_the_trace_has_a_process_per_stage_as_long_as_the_step(spec: str, pins: 
     events = json.loads(trace(priced(s, spec)))["traceEvents"]
     stages = dict(s.mesh_shape)["stage"]
     names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
-    assert names == {k: f"stage {k}" for k in range(stages)} | {stages: "inside a full tick, on any stage", stages + 1: "memory of a device over the last microbatch"}
+    assert names == {k: f"stage {k}" for k in range(stages)} | {
+        stages: "inside a full tick, on any stage",
+        stages + 1: "memory of a device over the last microbatch",
+    }
     for stage in range(stages):
-        mine = sorted((e["ts"], e["ts"] + e["dur"], e["name"]) for e in events if e["ph"] == "X" and e["pid"] == stage)
-        assert mine[-1][1] == pytest.approx(1e6 * s.costs["step_time_s"], rel=1e-4) and sum(b - a for a, b, _ in mine) == pytest.approx(mine[-1][1], rel=1e-4)
+        mine = sorted(
+            (e["ts"], e["ts"] + e["dur"], e["name"])
+            for e in events
+            if e["ph"] == "X" and e["pid"] == stage
+        )
+        assert mine[-1][1] == pytest.approx(1e6 * s.costs["step_time_s"], rel=1e-4) and sum(
+            b - a for a, b, _ in mine
+        ) == pytest.approx(mine[-1][1], rel=1e-4)
         assert all(a[1] <= b[0] + 0.01 for a, b in pairwise(mine))
         words = [w for *_, w in mine]
         chunks = s.techniques.get("virtual", 1)
-        passes = [f"{way} {m}" + (f" chunk {v}" if chunks > 1 else "") for way in ("forward", "backward") for m in range(s.techniques["microbatches"]) for v in range(chunks)]
+        passes = [
+            f"{way} {m}" + (f" chunk {v}" if chunks > 1 else "")
+            for way in ("forward", "backward")
+            for m in range(s.techniques["microbatches"])
+            for v in range(chunks)
+        ]
         assert all(words.count(each) == 1 for each in passes) and "bubble" in words
     tick = sum(e["dur"] for e in events if e["ph"] == "X" and e["pid"] == stages)
-    assert tick == pytest.approx(1e6 * sum(x.time_s for x in timeline(detail(pins, spec)).micro), rel=1e-3, abs=1)
+    assert tick == pytest.approx(
+        1e6 * sum(x.time_s for x in timeline(detail(pins, spec)).micro), rel=1e-3, abs=1
+    )
 
 
 def test_a_long_pipeline_has_a_short_trace(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +227,14 @@ def test_a_long_pipeline_has_a_short_trace(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("planner.report.trace.MOST_TICKS", 10)
     folded = trace(priced(plan(pins, spec), spec))
     assert len(folded) < len(whole)
-    ends = [max(e["ts"] + e["dur"] for e in json.loads(text)["traceEvents"] if e["ph"] == "X" and e["pid"] == 0) for text in (whole, folded)]
+    ends = [
+        max(
+            e["ts"] + e["dur"]
+            for e in json.loads(text)["traceEvents"]
+            if e["ph"] == "X" and e["pid"] == 0
+        )
+        for text in (whole, folded)
+    ]
     assert ends[0] == pytest.approx(ends[1], rel=1e-6)
 
 
@@ -158,22 +246,36 @@ def test_the_file_says_what_a_stage_holds(spec: str, pins: str) -> None:
     jsonschema.validate(json.loads(s.to_json()), schema.schema())
     assert [b["per_stage"] for b in s.blocks if "per_stage" in b] == [p.per_stage]
     seconds = sum(t for _, _, t in by_operator(s))
-    assert seconds + s.costs["recompute_time_s"] == pytest.approx(s.costs["compute_time_s"], rel=1e-4)
+    assert seconds + s.costs["recompute_time_s"] == pytest.approx(
+        s.costs["compute_time_s"], rel=1e-4
+    )
     held = [row for row in s.tensors.values() if "stage" in row]
-    assert {row["stage"] for row in held} == {p.holder(i) for i in p.nodes} and all("label" in row for row in held)
+    assert {row["stage"] for row in held} == {p.holder(i) for i in p.nodes} and all(
+        "label" in row for row in held
+    )
     rails = fold(d)
     assert sum(len(line.moves) for line in rails.lines) == len(d.moves)
     handed = [m for m in d.moves if m.when == "handed"]
-    assert {m.phase for m in handed} == {"forward", "backward"} and all(m.axes == ("stage",) for m in handed)
+    assert {m.phase for m in handed} == {"forward", "backward"} and all(
+        m.axes == ("stage",) for m in handed
+    )
 
 
 def test_pages_of_staged_plans_are_sound() -> None:
-    assert "blocks 1, 3" in sound(page([view("pp=2,dp=4,micro=4,virtual=2", "", "zoo:gpt-tiny,layers=4")])).text
+    assert (
+        "blocks 1, 3"
+        in sound(page([view("pp=2,dp=4,micro=4,virtual=2", "", "zoo:gpt-tiny,layers=4")])).text
+    )
     for spec, pins in (CASES[0], CASES[3]):
         v = view(pins, "", spec)
         source = page([v])
         text = sound(source).text
-        assert all(f"stage {k}" in text for k in range(4)) and "pipeline bubble" in text and "keep lock-step" in text and "to the next stage" in text
+        assert (
+            all(f"stage {k}" in text for k in range(4))
+            and "pipeline bubble" in text
+            and "keep lock-step" in text
+            and "to the next stage" in text
+        )
         assert "each on one of 4 pipeline stages" in text and "on each of 4 stages" in text
         both = sound(page([view(pins, "A", spec), view("tp=2,micro=2", "B")])).text
         assert "pipeline bubbles" in both and "No pipeline" in both
@@ -201,22 +303,52 @@ def test_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec, pins = "zoo:gpt-tiny,layers=4", "pp=2,tp=2,dp=2,micro=4,schedule=1f1b"
     s = planner.plan(spec, devices=8, batch=16, pins=pins)
     assert techniques(s)[0] == "2 pipeline stages (1F1B, 2 blocks each)"
-    assert "1 of 5 ticks" in summary(s, 100) and "2 pipeline stages" in explain(s, 100) and "1 are a bubble" in explain(s, 100)
+    assert (
+        "1 of 5 ticks" in summary(s, 100)
+        and "2 pipeline stages" in explain(s, 100)
+        and "1 are a bubble" in explain(s, 100)
+    )
     name = find_nodes(s, "h.3.mlp.c_fc")[0]
     text = explain_node(s, name, 140, detail=s.details[name], asked="h.3.mlp.c_fc.weight")
-    assert "2 of its 4 repeats on each of 2 stages" in text and "repeat 3 is on stage 1" in text and "in bubbles" in text
-    assert "counts on the last only" in explain_node(s, "loss", 140) and "its own microbatch" in explain_node(s, find_nodes(s, "wte")[0], 140)
+    assert (
+        "2 of its 4 repeats on each of 2 stages" in text
+        and "repeat 3 is on stage 1" in text
+        and "in bubbles" in text
+    )
+    assert "counts on the last only" in explain_node(
+        s, "loss", 140
+    ) and "its own microbatch" in explain_node(s, find_nodes(s, "wte")[0], 140)
     interleaved = planner.plan(spec, devices=8, batch=16, pins="pp=2,tp=2,dp=2,micro=4,virtual=2")
-    assert techniques(interleaved)[0] == "2 pipeline stages (interleaved 1F1B, 2 chunks of 1 block each)"
+    assert (
+        techniques(interleaved)[0]
+        == "2 pipeline stages (interleaved 1F1B, 2 chunks of 1 block each)"
+    )
     assert "1 of 9 ticks" in summary(interleaved, 100)
-    text = explain_node(interleaved, name, 140, detail=interleaved.details[name], asked="h.3.mlp.c_fc.weight")
+    text = explain_node(
+        interleaved, name, 140, detail=interleaved.details[name], asked="h.3.mlp.c_fc.weight"
+    )
     assert "stage 0: repeats 0 to 0 and 2 to 2" in text and "repeat 3 is on stage 1" in text
-    assert baseline_name("megatron", {"mesh": {"stage": 16, "data": 16, "tensor": 4}, "zero_stage": 1}) == "tensor 4 x data 16 x pipeline 16 + ZeRO-1"
+    assert (
+        baseline_name("megatron", {"mesh": {"stage": 16, "data": 16, "tensor": 4}, "zero_stage": 1})
+        == "tensor 4 x data 16 x pipeline 16 + ZeRO-1"
+    )
     s.save(tmp_path / "s.json")
     capsys.readouterr()
     assert main(["explain", str(tmp_path / "s.json"), "h.1.mlp.c_fc"]) == 0
     assert "repeat 1 is on stage 0" in capsys.readouterr().out
-    assert main(["check", spec, "--against", str(tmp_path / "s.json"), "--tolerance", "step=900%,memory=900%"]) == 0
+    assert (
+        main(
+            [
+                "check",
+                spec,
+                "--against",
+                str(tmp_path / "s.json"),
+                "--tolerance",
+                "step=900%,memory=900%",
+            ]
+        )
+        == 0
+    )
     assert "bubble" in capsys.readouterr().out
     assert main(["compare", spec, "--devices", "8", "--batch", "16", "--pin", pins]) == 0
     assert "1F1B" in capsys.readouterr().out
@@ -235,12 +367,15 @@ def test_unstaged_plans_say_nothing_of_stages() -> None:
     s: Strategy = plan("tp=2,micro=2")
     d: Detail = work_out(priced(s, "zoo:gpt-tiny,hidden=256,layers=3"))
     assert d.pipeline is None and timeline(d).stages == () and not any(r.bubble_s for r in d.rows)
-    assert "stages" not in explain(s, 100) and not any("stage" in row for row in s.tensors.values() if "label" in row)
+    assert "stages" not in explain(s, 100) and not any(
+        "stage" in row for row in s.tensors.values() if "label" in row
+    )
 
 
 @pytest.mark.parametrize("pins", ["pp=2,tp=2,dp=2,micro=4", "dp=4,tp=2,micro=4,recompute=block"])
 def test_differences_name_what_the_program_names(pins: str) -> None:
-    """Products and collectives of repeated blocks are called alike in predictions and in programs, which have one function for all repeats."""
+    """Products and collectives of repeated blocks are called alike in predictions and in programs,
+    which have one function for all repeats."""
     import re
 
     from planner.verify.hlo.origins import _COLLECTIVE, _NODE
@@ -248,10 +383,25 @@ def test_differences_name_what_the_program_names(pins: str) -> None:
 
     s = plan(pins, "zoo:gpt-tiny,layers=4")
     assert s.graph is not None
-    found, source = predict(s.graph, s.plan, workload="train"), planner.emit(s, "zoo:gpt-tiny,layers=4")
-    said = {m.group(1) for line in source.splitlines() if (m := _NODE.search(line) or _COLLECTIVE.search(line))}
+    found, source = (
+        predict(s.graph, s.plan, workload="train"),
+        planner.emit(s, "zoo:gpt-tiny,layers=4"),
+    )
+    said = {
+        m.group(1)
+        for line in source.splitlines()
+        if (m := _NODE.search(line) or _COLLECTIVE.search(line))
+    }
     flops = flops_by_node(found.flow, found.runs)
-    assert set(flops) <= said and sum(flops.values()) == found.flops and "/transformer/h.*/mlp/c_fc/MatMul" in flops
+    assert (
+        set(flops) <= said
+        and sum(flops.values()) == found.flops
+        and "/transformer/h.*/mlp/c_fc/MatMul" in flops
+    )
     uses = as_spoken(found.flow.graph, found.runs, found.uses)
-    assert not [u.what for u in uses if re.search(r"\bh\.\d", u.what)] and [u.total_bytes for u in uses] == [u.total_bytes for u in found.uses]
-    assert {u.what for u in uses if u.phase in ("forward", "backward") and u.axes == ("tensor",)} <= said
+    assert not [u.what for u in uses if re.search(r"\bh\.\d", u.what)] and [
+        u.total_bytes for u in uses
+    ] == [u.total_bytes for u in found.uses]
+    assert {
+        u.what for u in uses if u.phase in ("forward", "backward") and u.axes == ("tensor",)
+    } <= said

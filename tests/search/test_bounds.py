@@ -1,4 +1,5 @@
-"""What a search proves holds for every plan of its space: those of spaces drawn at random, and those that pins find."""
+"""What a search proves holds for every plan of its space: those of spaces drawn at random, and
+those that pins find."""
 
 from __future__ import annotations
 
@@ -31,25 +32,59 @@ ROUNDED = 1e-6
 
 
 def again_at_least(space: Space, at: Techniques) -> float:
-    """Seconds that run again at least in plans of a space: its bound where conversions cost next to nothing, above that without recomputation."""
-    light = replace(space, variables=[replace(v, backward_s=v.backward_s * 0) if v.kind == "hub" else v for v in space.variables],
-                    links=[replace(link, forward_s=link.forward_s * 1e-12, backward_s=link.backward_s * 0) for link in space.links], memo={})  # fmt: skip
-    more, plain = Sparing(Relaxed(light)).free(at, at.microbatches), Relaxed(light).free(replace(at, recompute="none"), at.microbatches)
+    """Seconds that run again at least in plans of a space: its bound where conversions cost next to
+    nothing, above that without recomputation."""
+    light = replace(
+        space,
+        variables=[
+            replace(v, backward_s=v.backward_s * 0) if v.kind == "hub" else v
+            for v in space.variables
+        ],
+        links=[
+            replace(link, forward_s=link.forward_s * 1e-12, backward_s=link.backward_s * 0)
+            for link in space.links
+        ],
+        memo={},
+    )
+    more, plain = (
+        Sparing(Relaxed(light)).free(at, at.microbatches),
+        Relaxed(light).free(replace(at, recompute="none"), at.microbatches),
+    )
     assert more is not None and plain is not None
     return more[1] - plain[1]
 
 
-@pytest.mark.parametrize("source, shape", [
-    ("zoo:gpt-tiny,layers=4", {"data": 2, "model": 4}), ("zoo:llama3-8b,layers=4", {"data": 2, "model": 4}), ("zoo:t5-tiny", {"data": 4, "model": 2}), ("zoo:t5-tiny", {"data": 8}),
-    ("zoo:mixtral-tiny", {"data": 2, "model": 4}), ("zoo:gpt-tiny,layers=4", {"stage": 2, "model": 4}),
-])  # fmt: skip
-def test_plans_that_keep_results_of_collectives_are_not_below_their_bound(source: str, shape: dict[str, int]) -> None:
-    """Drawn by random prices of options, with conversions free (many collectives), cheap and at their price (few); those cut along the batch alone among them.
+@pytest.mark.parametrize(
+    "source, shape",
+    [
+        ("zoo:gpt-tiny,layers=4", {"data": 2, "model": 4}),
+        ("zoo:llama3-8b,layers=4", {"data": 2, "model": 4}),
+        ("zoo:t5-tiny", {"data": 4, "model": 2}),
+        ("zoo:t5-tiny", {"data": 8}),
+        ("zoo:mixtral-tiny", {"data": 2, "model": 4}),
+        ("zoo:gpt-tiny,layers=4", {"stage": 2, "model": 4}),
+    ],
+)
+def test_plans_that_keep_results_of_collectives_are_not_below_their_bound(
+    source: str, shape: dict[str, int]
+) -> None:
+    """Drawn by random prices of options, with conversions free (many collectives), cheap and at
+    their price (few); those cut along the batch alone among them.
 
-    What is bounded is the plan's own splits: its time, in the memory that it takes, and what of it runs again. Some spare what the problem charges; none more than is known.
+    What is bounded is the plan's own splits: its time, in the memory that it takes, and what of it
+    runs again. Some spare what the problem charges; none more than is known.
     """
-    search = Search(Model.open(source, Workload("train", batch=32), 8), make_request(devices=8, hardware=None, topology=None))
-    mesh, rng, below, told, met = pinned_mesh(search.request.topology, shape), random.Random(2), 0, 0, 0
+    search = Search(
+        Model.open(source, Workload("train", batch=32), 8),
+        make_request(devices=8, hardware=None, topology=None),
+    )
+    mesh, rng, below, told, met = (
+        pinned_mesh(search.request.topology, shape),
+        random.Random(2),
+        0,
+        0,
+        0,
+    )
     micro = 4 if mesh.stages > 1 else 2
     space, at = search.space(mesh, micro, None), Techniques(1, "block-keep", micro)
     assert space is not None
@@ -57,29 +92,72 @@ def test_plans_that_keep_results_of_collectives_are_not_below_their_bound(source
     least, _ = freely(Sparing(Relaxed(space)), at)
     drawn = [splits_of(space, solve(problem, "dp", Budget(work=2_000_000)).choice)]
     for part in (0, 0, 0, 0, 0.1, 0.1, 0.1, 1):
-        costs = tuple(np.where(c >= FORBIDDEN, c, c + np.array([rng.randrange(int(np.median(c)) + 10**6) for _ in c])) for c in problem.cost)
-        tables = tuple(np.where(t >= FORBIDDEN, t, t * part).astype(np.int64) for t in problem.tables)
-        choice = solve(replace(problem, cost=costs, tables=tables), "dp", Budget(work=2_000_000)).choice
+        costs = tuple(
+            np.where(
+                c >= FORBIDDEN,
+                c,
+                c + np.array([rng.randrange(int(np.median(c)) + 10**6) for _ in c]),
+            )
+            for c in problem.cost
+        )
+        tables = tuple(
+            np.where(t >= FORBIDDEN, t, t * part).astype(np.int64) for t in problem.tables
+        )
+        choice = solve(
+            replace(problem, cost=costs, tables=tables), "dp", Budget(work=2_000_000)
+        ).choice
         assert evaluate(plain, choice).cost <= evaluate(problem, choice).cost
         drawn.append(splits_of(space, choice))
     for splits in drawn:
-        plan = Plan(mesh.shape, splits, 1, mesh.zero_axes, "block-keep", micro, space.base.runs, schedule="1f1b" if mesh.stages > 1 else "")
+        plan = Plan(
+            mesh.shape,
+            splits,
+            1,
+            mesh.zero_axes,
+            "block-keep",
+            micro,
+            space.base.runs,
+            schedule="1f1b" if mesh.stages > 1 else "",
+        )
         cost = price_plan(space.base, plan, search.pricer(mesh))[0]
         again = cost.recompute_time_s * slowdown(space, at)  # the bubble is apart
-        own = restrict(space, {i: (splits[space.base.graph.nodes[i].id],) for i in space.base.times})
+        own = restrict(
+            space, {i: (splits[space.base.graph.nodes[i].id],) for i in space.base.times}
+        )
         assert own is not None
-        known, charged = again_at_least(own, at), sum(float((seconds_of(own, at) - seconds_of(own, replace(at, recompute="none")))[k]) for k in first_of(own))
+        known, charged = (
+            again_at_least(own, at),
+            sum(
+                float((seconds_of(own, at) - seconds_of(own, replace(at, recompute="none")))[k])
+                for k in first_of(own)
+            ),
+        )
         assert known <= again * (1 + ROUNDED) + ROUNDED**2
         bounds = []
         for narrow in (True, False):
             sparing = Sparing(Relaxed(own), narrow)
             bound, usage = freely(sparing, at)
-            bounds += [bound, sparing.limited(at, cost.memory.total, (bound, usage)) if usage > cost.memory.total else bound]
-        # Equal conversions that compilers merge make the price of a plan less than its bound (docs/how-a-plan-is-chosen.md): by as much as without recomputation.
-        whole, unmerged = price_plan(space.base, replace(plan, recompute="none"), search.pricer(mesh))[0], Relaxed(own).free(replace(at, recompute="none"), micro)
+            bounds += [
+                bound,
+                (
+                    sparing.limited(at, cost.memory.total, (bound, usage))
+                    if usage > cost.memory.total
+                    else bound
+                ),
+            ]
+        # Equal conversions that compilers merge make the price of a plan less than its bound
+        # (docs/how-a-plan-is-chosen.md): by as much as without recomputation.
+        whole, unmerged = (
+            price_plan(space.base, replace(plan, recompute="none"), search.pricer(mesh))[0],
+            Relaxed(own).free(replace(at, recompute="none"), micro),
+        )
         assert unmerged is not None
         merged = max(0.0, unmerged[1] - whole.step_time_s)
-        assert least <= bounds[2] * (1 + ROUNDED) and bounds[0] <= bounds[2] * (1 + ROUNDED) and max(bounds) <= cost.step_time_s * (1 + ROUNDED) + merged
+        assert (
+            least <= bounds[2] * (1 + ROUNDED)
+            and bounds[0] <= bounds[2] * (1 + ROUNDED)
+            and max(bounds) <= cost.step_time_s * (1 + ROUNDED) + merged
+        )
         met += not merged
         below += again < charged * (1 - ROUNDED)
         told += known > again / 2 > 0
@@ -92,21 +170,43 @@ def first_of(space: Space) -> list[int]:
     return np.cumsum([0, *(len(v.kept_bytes) for v in space.variables)])[:-1].tolist()  # type: ignore[no-any-return]
 
 
-PINS: list[str] = ["bucket=1MiB", "bucket=1GiB", "micro=1", "micro=4", "recompute=block", "recompute=block-keep", "recompute=none", "zero=0", "zero=2", "zero=3", "tp=2", "pp=2"]
+PINS: list[str] = [
+    "bucket=1MiB",
+    "bucket=1GiB",
+    "micro=1",
+    "micro=4",
+    "recompute=block",
+    "recompute=block-keep",
+    "recompute=none",
+    "zero=0",
+    "zero=2",
+    "zero=3",
+    "tp=2",
+    "pp=2",
+]
 
 
-@pytest.mark.parametrize("source, machine, batch", [
-    ("zoo:gpt-tiny,layers=4", {"devices": 8}, 32), ("zoo:llama3-8b,layers=2", {"devices": 16, "memory_limit_bytes": 12 * 2**30}, 32),
-    ("zoo:resnet18", {"devices": 4, "hardware": "tpu-v5e"}, 64), ("zoo:mixtral-tiny", {"devices": 8, "hardware": "tpu-v4"}, 16),
-    ("zoo:mlp-tiny", {"devices": 4, "hardware": "cpu"}, 16),
-])  # fmt: skip
-def test_no_pin_finds_a_plan_below_the_bound(source: str, machine: dict[str, Any], batch: int) -> None:
+@pytest.mark.parametrize(
+    "source, machine, batch",
+    [
+        ("zoo:gpt-tiny,layers=4", {"devices": 8}, 32),
+        ("zoo:llama3-8b,layers=2", {"devices": 16, "memory_limit_bytes": 12 * 2**30}, 32),
+        ("zoo:resnet18", {"devices": 4, "hardware": "tpu-v5e"}, 64),
+        ("zoo:mixtral-tiny", {"devices": 8, "hardware": "tpu-v4"}, 16),
+        ("zoo:mlp-tiny", {"devices": 4, "hardware": "cpu"}, 16),
+    ],
+)
+def test_no_pin_finds_a_plan_below_the_bound(
+    source: str, machine: dict[str, Any], batch: int
+) -> None:
     """One level, two and a torus; what contradicts a machine is refused."""
     open_ = planner.plan(source, batch=batch, baselines=False, **machine)
     found = 0
     for pin in PINS:
         try:
-            pinned = planner.plan(source, batch=batch, baselines=False, remedies=False, pins=pin, **machine)
+            pinned = planner.plan(
+                source, batch=batch, baselines=False, remedies=False, pins=pin, **machine
+            )
         except planner.PlanError:
             continue
         found += 1
@@ -117,7 +217,8 @@ def test_no_pin_finds_a_plan_below_the_bound(source: str, machine: dict[str, Any
 
 
 TIGHT: dict[str, Any] = {"devices": 16, "memory_limit_bytes": 12 * 2**30}
-"""Of a machine for eight layers of Llama-3 8B: most plans that fit keep some results of collectives in recomputed blocks, or none."""
+"""Of a machine for eight layers of Llama-3 8B: most plans that fit keep some results of collectives
+in recomputed blocks, or none."""
 
 
 def tight_search() -> Search:
@@ -125,23 +226,42 @@ def tight_search() -> Search:
     return Search(Model.open("zoo:llama3-8b,layers=8", Workload("train", batch=64), 16), request)
 
 
-def test_a_leafs_own_space_proves_more_of_plans_that_keep_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is proven of such plans in the end, with and without the spaces of their own microbatches; and no such plan is below."""
+def test_a_leafs_own_space_proves_more_of_plans_that_keep_results(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is proven of such plans in the end, with and without the spaces of their own
+    microbatches; and no such plan is below."""
     found: list[tuple[float, float, float]] = []
 
-    def both(leaves: Iterable[tuple[float, Leaf, Relaxed]], limit: float, bound: float, own: Callable[[Leaf], Space | None] | None) -> float:
+    def both(
+        leaves: Iterable[tuple[float, Leaf, Relaxed]],
+        limit: float,
+        bound: float,
+        own: Callable[[Leaf], Space | None] | None,
+    ) -> float:
         every = list(leaves)
         assert own is not None
-        found.append((least_surely(every, limit, bound, None), least_surely(every, limit, bound, own), bound))
+        found.append(
+            (least_surely(every, limit, bound, None), least_surely(every, limit, bound, own), bound)
+        )
         return found[-1][1]
 
     monkeypatch.setattr("planner.search.best_first.least_surely", both)
     search = tight_search()
     bound = search.run().bound_s
-    assert all(shared <= own <= most for shared, own, most in found) and any(1.01 * shared < own for shared, own, _ in found)
+    assert all(shared <= own <= most for shared, own, most in found) and any(
+        1.01 * shared < own for shared, own, _ in found
+    )
     assert bound == min(own for _, own, _ in found)
     for pins in ("", ",micro=4", ",micro=16", ",zero=3", ",zero=1,micro=8"):
-        plan = planner.plan("zoo:llama3-8b,layers=8", batch=64, baselines=False, remedies=False, pins=f"recompute=block-keep{pins}", **TIGHT)
+        plan = planner.plan(
+            "zoo:llama3-8b,layers=8",
+            batch=64,
+            baselines=False,
+            remedies=False,
+            pins=f"recompute=block-keep{pins}",
+            **TIGHT,
+        )
         assert plan.costs["step_time_s"] >= bound * (1 - ROUNDED), pins
 
 
@@ -149,7 +269,13 @@ def test_a_bound_under_the_memory_limit_is_worked_out_once(monkeypatch: pytest.M
     asked: list[tuple[int, Techniques, float]] = []
     plain = Relaxed.limited
 
-    def counted(self: Relaxed, techniques: Techniques, limit_bytes: float, free: tuple[float, float], enough_s: float = np.inf) -> float:
+    def counted(
+        self: Relaxed,
+        techniques: Techniques,
+        limit_bytes: float,
+        free: tuple[float, float],
+        enough_s: float = np.inf,
+    ) -> float:
         asked.append((id(self), techniques, limit_bytes))
         return plain(self, techniques, limit_bytes, free, enough_s)
 
@@ -159,8 +285,11 @@ def test_a_bound_under_the_memory_limit_is_worked_out_once(monkeypatch: pytest.M
     assert len(asked) == len(set(asked)) > 20
 
 
-def test_bounds_of_leaves_that_were_given_up_are_raised_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As far as they are the least, with a pool of work; what is proven without one is less, and what is proven with one is no more than a patient search finds."""
+def test_bounds_of_leaves_that_were_given_up_are_raised_in_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As far as they are the least, with a pool of work; what is proven without one is less, and
+    what is proven with one is no more than a patient search finds."""
     patient = tight_search().run()
     for name in ("PATIENCE", "LONG_PATIENCE"):
         monkeypatch.setattr(f"planner.search.best_first.{name}", 1)
@@ -168,14 +297,23 @@ def test_bounds_of_leaves_that_were_given_up_are_raised_in_the_end(monkeypatch: 
     monkeypatch.setattr("planner.search.best_first.SETTLING", 0)
     rough = tight_search().run()
     assert patient.best is not None and hasty.best is not None and rough.best is not None
-    assert rough.bound_s < hasty.bound_s <= patient.best.cost.step_time_s <= hasty.best.cost.step_time_s
+    assert (
+        rough.bound_s
+        < hasty.bound_s
+        <= patient.best.cost.step_time_s
+        <= hasty.best.cost.step_time_s
+    )
 
 
 def test_meshes_that_were_never_looked_at_bound_what_was_given_up() -> None:
     """Whatever was seen of the meshes when patience ended, with and without memory for the aim."""
     for objective, patience in itertools.product(("step", "memory"), (0, 3)):
-        request = make_request(hardware=None, topology=None, baselines=False, objective=objective, **TIGHT)
-        search = Search(Model.open("zoo:llama3-8b,layers=8", Workload("train", batch=64), 16), request)
+        request = make_request(
+            hardware=None, topology=None, baselines=False, objective=objective, **TIGHT
+        )
+        search = Search(
+            Model.open("zoo:llama3-8b,layers=8", Workload("train", batch=64), 16), request
+        )
         explorer = search._main()
         with pytest.MonkeyPatch.context() as patch:
             for name in ("PATIENCE", "LONG_PATIENCE"):

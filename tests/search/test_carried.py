@@ -1,4 +1,5 @@
-"""What blocks hand on: nothing pending, so that every plan of a space has the loop that its techniques speak of."""
+"""What blocks hand on: nothing pending, so that every plan of a space has the loop that its
+techniques speak of."""
 
 from __future__ import annotations
 
@@ -21,7 +22,10 @@ from planner.workload.model import Model, Workload
 
 
 def _search(source: str, devices: int, batch: int) -> Search:
-    return Search(Model.open(source, Workload("train", batch=batch), devices), make_request(devices=devices, hardware=None, topology=None))
+    return Search(
+        Model.open(source, Workload("train", batch=batch), devices),
+        make_request(devices=devices, hardware=None, topology=None),
+    )
 
 
 @pytest.mark.parametrize("source", ["zoo:t5-tiny", "zoo:llama-tiny", "zoo:ssm-tiny"])
@@ -33,15 +37,25 @@ def test_plans_of_a_space_have_the_loops_of_its_blocks(source: str) -> None:
     assert space is not None and space.base.loops == space.base.runs and space.base.carried
     problem = assemble(space, Techniques(0, "block"), None)
     for _ in range(12):
-        drawn = tuple(np.where(c >= FORBIDDEN, c, rng.integers(0, 10**9, len(c))) for c in problem.cost)
+        drawn = tuple(
+            np.where(c >= FORBIDDEN, c, rng.integers(0, 10**9, len(c))) for c in problem.cost
+        )
         tables = tuple(np.where(t >= FORBIDDEN, t, 0) for t in problem.tables)
-        choice = solve(replace(problem, cost=drawn, tables=tables), "dp", Budget(work=2_000_000)).choice
-        _, runs = derived(space.base, Plan(mesh.shape, splits_of(space, choice), 0, mesh.zero_axes, "block", 1, space.base.runs))
+        choice = solve(
+            replace(problem, cost=drawn, tables=tables), "dp", Budget(work=2_000_000)
+        ).choice
+        _, runs = derived(
+            space.base,
+            Plan(
+                mesh.shape, splits_of(space, choice), 0, mesh.zero_axes, "block", 1, space.base.runs
+            ),
+        )
         assert [(run.first, run.period, run.repeats) for run in runs] == list(space.base.runs)
 
 
 def test_blocks_that_are_put_together_differently_are_not_recomputed() -> None:
-    """DiT's first block is normed by other values than the others: the blocks share their splits, no function serves them all, and no plan says that it computes them again."""
+    """DiT's first block is normed by other values than the others: the blocks share their splits,
+    no function serves them all, and no plan says that it computes them again."""
     search = _search("zoo:dit-tiny", 8, 64)
     base = search.base(1)
     assert base is not None and base.runs and not base.loops and not base.replayed
@@ -52,4 +66,6 @@ def test_of_equal_ways_one_that_leaves_nothing_pending_is_taken() -> None:
     mesh, pending = (("data", 2), ("model", 4)), Layout((("data",), (), ()), partial=("model",))
     cut = Layout((("data",), ("model",), ()))
     tree = distribute((8, 16, 32), pending, (cut,), mesh, True)
-    assert tree is not None and tree.hub == cut and [s.kind for s in tree.trunk] == ["reduce-scatter"]
+    assert (
+        tree is not None and tree.hub == cut and [s.kind for s in tree.trunk] == ["reduce-scatter"]
+    )

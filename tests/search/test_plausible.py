@@ -1,4 +1,5 @@
-"""Plans that need a word: a batch that the data axis does not divide, counts of devices that leave nodes ragged, speeds above all that was published."""
+"""Plans that need a word: a batch that the data axis does not divide, counts of devices that leave
+nodes ragged, speeds above all that was published."""
 
 from __future__ import annotations
 
@@ -19,12 +20,25 @@ from planner.workload.model import Model, Workload
 GPT = "zoo:gpt-tiny"
 
 
-@pytest.mark.parametrize("asked", [{"pins": "dp=8"}, {"mode": "data-parallel"}, {"pins": "dp=8,micro=3", "batch": 36}, {"pins": "fsdp=8"}, {"pins": "fsdp=4"}])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"pins": "dp=8"},
+        {"mode": "data-parallel"},
+        {"pins": "dp=8,micro=3", "batch": 36},
+        {"pins": "fsdp=8"},
+        {"pins": "fsdp=4"},
+    ],
+)
 def test_a_batch_that_does_not_divide_is_refused_with_the_nearest(asked: dict[str, Any]) -> None:
     with pytest.raises(PlanError) as e:
         planner.plan(GPT, devices=8, **{"batch": 12, **asked})
     assert e.value.code == "P035" and e.value.exit_code == 2
-    assert f"over {'data=2 x fsdp=4' if asked.get('pins') == 'fsdp=4' else 'fsdp=8' if 'fsdp' in asked.get('pins', '') else 'data=8'}:" in e.value.what
+    assert (
+        "over"
+        f" {'data=2 x fsdp=4' if asked.get('pins') == 'fsdp=4' else 'fsdp=8' if 'fsdp' in asked.get('pins', '') else 'data=8'}:"
+        in e.value.what
+    )
     near = e.value.help[0].removeprefix("--batch ").split(" or ")
     assert near == (["24", "48"] if "batch" in asked else ["8", "16"])
     for batch in map(int, near):
@@ -35,9 +49,13 @@ def test_a_batch_that_does_not_divide_is_refused_with_the_nearest(asked: dict[st
 def test_a_batch_that_is_padded_a_little_or_cut_by_hand_is_not_refused() -> None:
     padded = planner.plan("zoo:mlp-tiny", devices=8, batch=15, pins="dp=8", baselines=False)
     assert 0.9 < padded.costs["distinct_work"] < 1
-    free = planner.plan("zoo:gpt2-small,layers=2", devices=8, batch=12, baselines=False)  # nobody asked for data parallelism
+    free = planner.plan(
+        "zoo:gpt2-small,layers=2", devices=8, batch=12, baselines=False
+    )  # nobody asked for data parallelism
     assert free.costs["distinct_work"] > 0.4
-    several = planner.plan(GPT, devices=8, batch=12, pins=Pins(mesh={"data": (4, 8), "model": (1, 2)}), baselines=False)
+    several = planner.plan(
+        GPT, devices=8, batch=12, pins=Pins(mesh={"data": (4, 8), "model": (1, 2)}), baselines=False
+    )
     assert dict(several.mesh_shape)["data"] == 4
 
 
@@ -47,11 +65,20 @@ def test_a_count_that_leaves_nodes_ragged_is_said_with_the_nearest_and_what_fewe
     fewer = planner.plan(GPT, devices=8, batch=24)
     from planner.support.words import show_time
 
-    assert said.startswith("12 devices are 2 nodes with 6 of their 8 devices") and "8 or 16 fill whole nodes" in said
+    assert (
+        said.startswith("12 devices are 2 nodes with 6 of their 8 devices")
+        and "8 or 16 fill whole nodes" in said
+    )
     assert f"8 take {show_time(fewer.costs['step_time_s'])} a step for the same batch" in said
-    assert ("less time on fewer devices" in said) == (fewer.costs["step_time_s"] < made.costs["step_time_s"])
+    assert ("less time on fewer devices" in said) == (
+        fewer.costs["step_time_s"] < made.costs["step_time_s"]
+    )
     for devices in (6, 16):  # part of one node; whole nodes
-        assert not [row for row in planner.plan(GPT, devices=devices, batch=48, baselines=False).findings if row["kind"] == "devices"]
+        assert not [
+            row
+            for row in planner.plan(GPT, devices=devices, batch=48, baselines=False).findings
+            if row["kind"] == "devices"
+        ]
 
 
 def test_fewer_devices_that_are_faster_are_said() -> None:
@@ -64,7 +91,10 @@ def test_fewer_devices_that_are_faster_are_said() -> None:
 
 
 def test_a_speed_above_all_that_was_published_carries_a_mark() -> None:
-    found = Search(Model.open(GPT, Workload(batch=16), 8), make_request(devices=8, hardware="tpu-v5p", topology=None, baselines=False)).run()
+    found = Search(
+        Model.open(GPT, Workload(batch=16), 8),
+        make_request(devices=8, hardware="tpu-v5p", topology=None, baselines=False),
+    ).run()
     assert found.best is not None
     request, cost = make_request(devices=8, hardware="tpu-v5p", topology=None), found.best.cost
     assert too_fast(request, cost) == ()
@@ -72,10 +102,22 @@ def test_a_speed_above_all_that_was_published_carries_a_mark() -> None:
     best = published()["tpu-v5p"]["mfu"]
     assert too_fast(request, replace(cost, step_time_s=1.01 * work / best)) == ()
     (said,) = too_fast(request, replace(cost, step_time_s=0.99 * work / best))
-    assert said.kind == "published" and f"{100 * best:.1f} %" in said and published()["tpu-v5p"]["source"] in said
-    assert too_fast(make_request(devices=8, hardware="tpu-v5p", topology=None, precision="fp32"), replace(cost, step_time_s=1e-12)) == ()
+    assert (
+        said.kind == "published"
+        and f"{100 * best:.1f} %" in said
+        and published()["tpu-v5p"]["source"] in said
+    )
+    assert (
+        too_fast(
+            make_request(devices=8, hardware="tpu-v5p", topology=None, precision="fp32"),
+            replace(cost, step_time_s=1e-12),
+        )
+        == ()
+    )
 
 
 def test_published_figures_are_of_devices_that_ship_with_their_sources() -> None:
     assert set(published()) <= set(device_names())
-    assert all(0.3 < row["mfu"] < 0.8 and row["run"] and row["source"] for row in published().values())
+    assert all(
+        0.3 < row["mfu"] < 0.8 and row["run"] and row["source"] for row in published().values()
+    )

@@ -16,7 +16,10 @@ from planner.space.build import Space
 from planner.workload.model import Model, Workload
 
 
-@pytest.mark.parametrize(("source", "devices", "batch"), [("zoo:llama3-8b,layers=2", 16, 64), ("zoo:resnet18", 8, 64), ("zoo:bert-tiny", 6, 24)])
+@pytest.mark.parametrize(
+    ("source", "devices", "batch"),
+    [("zoo:llama3-8b,layers=2", 16, 64), ("zoo:resnet18", 8, 64), ("zoo:bert-tiny", 6, 24)],
+)
 def test_bounds_are_those_of_the_assembled_problem(source: str, devices: int, batch: int) -> None:
     request = make_request(devices=devices, hardware=None, topology=None)
     search = Search(Model.open(source, Workload("train", batch=batch), devices), request)
@@ -26,7 +29,12 @@ def test_bounds_are_those_of_the_assembled_problem(source: str, devices: int, ba
         assert space is not None
         relaxed = Relaxed(space)
         least = relaxed.least((0, 1, 2, 3))
-        for at in (Techniques(0, "none", 1), Techniques(2, "block", 2), Techniques(3, "block-keep", 4), Techniques(1, "none", batch)):
+        for at in (
+            Techniques(0, "none", 1),
+            Techniques(2, "block", 2),
+            Techniques(3, "block-keep", 4),
+            Techniques(1, "none", batch),
+        ):
             problem = assemble(space, at, None, uncut=True)
             exact = solve(problem, Budget())
             found = relaxed.free(at, at.microbatches)
@@ -37,15 +45,23 @@ def test_bounds_are_those_of_the_assembled_problem(source: str, devices: int, ba
             rounding = (len(problem.cost) + len(problem.edges)) / PICO
             assert found is not None and exact.status == "optimal"
             assert cost * (1 - 1e-9) - rounding <= found[1] <= cost + rounding
-            assert relaxed.usage(at, found[0]) == pytest.approx(usage_of(space, at, tuple(found[0].tolist()), uncut=True)[0])
+            assert relaxed.usage(at, found[0]) == pytest.approx(
+                usage_of(space, at, tuple(found[0].tolist()), uncut=True)[0]
+            )
             assert least <= found[1] + rounding
-            low, high = evaluate(problem, exact.choice).peak_usage, evaluate(problem, tuple(int(u.argmin()) for u in problem.live_usage)).peak_usage
+            low, high = (
+                evaluate(problem, exact.choice).peak_usage,
+                evaluate(problem, tuple(int(u.argmin()) for u in problem.live_usage)).peak_usage,
+            )
             for limit in (low, (low + high) // 2):
                 bounded = assemble(space, at, limit, uncut=True)
                 best = solve(bounded, Budget())
                 if best.status != "optimal":
                     continue
-                value, room = evaluate(bounded, best.choice).cost / PICO, limit + least_working(space, at, uncut=True)
+                value, room = (
+                    evaluate(bounded, best.choice).cost / PICO,
+                    limit + least_working(space, at, uncut=True),
+                )
                 free = found[1], relaxed.usage(at, found[0])
                 if free[1] <= limit:
                     continue
@@ -54,7 +70,11 @@ def test_bounds_are_those_of_the_assembled_problem(source: str, devices: int, ba
                 priced = solve(bounded, Budget(work=1)).bound  # a single price of memory
                 assert priced is not None and bound >= 0.99 * priced / PICO
                 enough = (found[1] + bound) / 2
-                assert bound + rounding >= relaxed.limited(at, room, free, enough) >= min(enough, bound) * (1 - 1e-9)
+                assert (
+                    bound + rounding
+                    >= relaxed.limited(at, room, free, enough)
+                    >= min(enough, bound) * (1 - 1e-9)
+                )
                 checked += 1
             assert relaxed.limited(at, 0, (found[1], 0.0)) == float("inf")
     assert checked >= 6
@@ -63,24 +83,45 @@ def test_bounds_are_those_of_the_assembled_problem(source: str, devices: int, ba
 def test_bounds_below_a_target_are_the_same_without_options_that_miss_it() -> None:
     request = make_request(devices=16, hardware=None, topology=None)
     search = Search(Model.open("zoo:llama3-8b,layers=2", Workload("train", batch=64), 16), request)
-    for mesh in (search.offered.meshes()[2], next(m for m in search.offered.meshes() if m.stages == 2 and len(m.axes) == 3)):
+    for mesh in (
+        search.offered.meshes()[2],
+        next(m for m in search.offered.meshes() if m.stages == 2 and len(m.axes) == 3),
+    ):
         space = search.space(mesh, 2, None)
         assert space is not None
         whole, narrow = Relaxed(space), Relaxed(space)
         target = 1.1 * whole.least((0, 1, 2))
         assert narrow.least((0, 1, 2), target) == pytest.approx(whole.least((0, 1, 2)), rel=1e-9)
-        assert whole.splits is None and narrow.splits is not None and len(narrow.kept) < 0.9 * len(whole.kept)
+        assert (
+            whole.splits is None
+            and narrow.splits is not None
+            and len(narrow.kept) < 0.9 * len(whole.kept)
+        )
         below = 0
-        for at in (Techniques(z, r, m) for z in (0, 1, 2) for r in ("none", "block", "block-keep") for m in (2, 8, 16)):
+        for at in (
+            Techniques(z, r, m)
+            for z in (0, 1, 2)
+            for r in ("none", "block", "block-keep")
+            for m in (2, 8, 16)
+        ):
             found, same = whole.free(at, at.microbatches), narrow.free(at, at.microbatches)
-            for relaxed, exact in ((whole, found), (narrow, same)):  # what is known without an elimination: no more, and not much less
+            for relaxed, exact in (
+                (whole, found),
+                (narrow, same),
+            ):  # what is known without an elimination: no more, and not much less
                 quick = relaxed.quick(at, at.microbatches)
                 assert exact is None or quick <= exact[1] * (1 + 1e-9)
                 assert relaxed is whole or quick >= 0.9 * target
-            assert whole.waiting(at.microbatches) == pytest.approx(narrow.waiting(at.microbatches), rel=1e-9) or mesh.stages > 1
+            assert (
+                whole.waiting(at.microbatches)
+                == pytest.approx(narrow.waiting(at.microbatches), rel=1e-9)
+                or mesh.stages > 1
+            )
             if found is not None and found[1] < target:
                 assert same is not None and same[1] == pytest.approx(found[1], rel=1e-9)
-                assert narrow.usage(at, same[0]) == pytest.approx(whole.usage(at, found[0]), rel=0.05)
+                assert narrow.usage(at, same[0]) == pytest.approx(
+                    whole.usage(at, found[0]), rel=0.05
+                )
                 below += 1
             else:
                 assert same is None or same[1] >= target * (1 - 1e-9)
@@ -102,12 +143,15 @@ def test_what_is_looked_at_below_a_target_is_what_some_plan_below_it_has() -> No
         assert narrow.least((0,), more * best) == pytest.approx(best, rel=1e-9)
         assert narrow.kept.tolist() == np.flatnonzero(each < more * best).tolist()
     for less in (0.5, 0.99):
-        assert Relaxed(space).least((0,), less * best) == less * best  # nothing more is known of what was left out
+        assert (
+            Relaxed(space).least((0,), less * best) == less * best
+        )  # nothing more is known of what was left out
 
 
 @pytest.mark.parametrize("source", ["zoo:resnet18", "zoo:gpt-tiny,layers=8,seq=32"])
 def test_a_bound_for_some_chunks_a_stage_bounds_others(source: str) -> None:
-    """Never above the bound itself, within a quarter of it from more to fewer chunks of unequal stages or from fewer to more; of blocks nothing from more to fewer."""
+    """Never above the bound itself, within a quarter of it from more to fewer chunks of unequal
+    stages or from fewer to more; of blocks nothing from more to fewer."""
     request = make_request(devices=8, hardware=None, topology=None)
     search = Search(Model.open(source, Workload("train", batch=64), 8), request)
     mesh = next(m for m in search.offered.meshes() if m.stages == 2 and len(m.axes) == 2)
@@ -116,8 +160,13 @@ def test_a_bound_for_some_chunks_a_stage_bounds_others(source: str) -> None:
     relaxed = Relaxed(space)
     relaxed.least((0, 1, 2))
     for level, micro in ((0, 4), (2, 8)):
-        at = {v: Techniques(level, "block", micro, "interleaved" if v > 1 else "1f1b", v) for v in (1, 2, 4)}
-        bounds = {v: found[1] for v, t in at.items() if (found := relaxed.free(t, micro)) is not None}
+        at = {
+            v: Techniques(level, "block", micro, "interleaved" if v > 1 else "1f1b", v)
+            for v in (1, 2, 4)
+        }
+        bounds = {
+            v: found[1] for v, t in at.items() if (found := relaxed.free(t, micro)) is not None
+        }
         assert bounds[1] > bounds[4]
         for v, t in at.items():
             for other in at:
@@ -146,23 +195,33 @@ def test_bounds_stand_where_tables_would_be_too_large(monkeypatch: pytest.Monkey
     monkeypatch.setattr("planner.search.relaxation.WIDEST", 64)
     narrow = Relaxed(space)
     found = narrow.free(at, 1)
-    assert found is not None and not narrow._compiled(at).exact and 0.9 * exact[1] < found[1] < exact[1]
+    assert (
+        found is not None
+        and not narrow._compiled(at).exact
+        and 0.9 * exact[1] < found[1] < exact[1]
+    )
     for part, best in bests.items():
         roughly, tight, more = narrow.limited(at, part * usage, (found[1], usage)), 0.0, True
         while more:
             before, (tight, more) = tight, narrow.tightened(at, part * usage)
             assert before <= tight
-        assert found[1] * (1 - 1e-7) <= roughly < tight <= best * (1 + 2e-3)  # prices of the best one are near the best of all
-        assert narrow.limited(at, part * usage, (found[1], usage)) and narrow.tightened(at, part * usage, 0.9 * tight) == (pytest.approx(tight, rel=2e-3), False)
+        assert (
+            found[1] * (1 - 1e-7) <= roughly < tight <= best * (1 + 2e-3)
+        )  # prices of the best one are near the best of all
+        assert narrow.limited(at, part * usage, (found[1], usage)) and narrow.tightened(
+            at, part * usage, 0.9 * tight
+        ) == (pytest.approx(tight, rel=2e-3), False)
         assert exact[1] <= best
-    # Of options that no plan below a target has fewer are known: none is left out that the whole elimination keeps.
+    # Of options that no plan below a target has fewer are known: none is left out that the whole
+    # elimination keeps.
     assert narrow.least((0,), target) <= least and whole.exact and not narrow.exact
     assert set(whole.kept) <= set(narrow.kept) and len(narrow.kept) < space_options(space)
 
 
 @pytest.mark.parametrize("best", [1.0, 3.7, 900.0, 1e-4])
 def test_a_climb_ends_near_the_top_or_where_it_is_enough(best: float) -> None:
-    """Over heights that rise up to some price and fall after it, no price tried twice; over such as rise without end up to what is enough."""
+    """Over heights that rise up to some price and fall after it, no price tried twice; over such as
+    rise without end up to what is enough."""
     tried: list[float] = []
 
     def hill(price: float) -> float:

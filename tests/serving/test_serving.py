@@ -1,4 +1,5 @@
-"""Serving: what is emitted generates the tokens of onnxruntime and of the model without a cache; what is priced adds up; what cannot be is refused."""
+"""Serving: what is emitted generates the tokens of onnxruntime and of the model without a cache;
+what is priced adds up; what cannot be is refused."""
 
 import subprocess
 import sys
@@ -20,7 +21,10 @@ from planner.serving.joint import TECHNIQUES, Joint, weight_pins
 from planner.serving.result import Serving
 from planner.serving.serve import program, reopened, serve
 
-LLAMA, GPT = "zoo:llama-tiny,cache=1,weights=inline,kv_heads=4", "zoo:gpt-tiny,cache=1,weights=inline,seq=64"
+LLAMA, GPT = (
+    "zoo:llama-tiny,cache=1,weights=inline,kv_heads=4",
+    "zoo:gpt-tiny,cache=1,weights=inline,seq=64",
+)
 
 
 def prompts(sequences: int, tokens: int) -> np.ndarray:
@@ -36,58 +40,124 @@ def greedy(model, ids: np.ndarray, count: int) -> np.ndarray:
 
     session = onnxruntime.InferenceSession(model.SerializeToString())
     real = np.cumsum(ids != 0, 1).clip(0, 1)
-    feed = {"input_ids": ids, "attention_mask": real, "position_ids": np.maximum(np.cumsum(real, 1) - 1, 0)}
-    feed |= {i.name: np.zeros((len(ids), i.shape[1], 0, i.shape[3]), np.float32) for i in session.get_inputs() if i.name.startswith("past")}
+    feed = {
+        "input_ids": ids,
+        "attention_mask": real,
+        "position_ids": np.maximum(np.cumsum(real, 1) - 1, 0),
+    }
+    feed |= {
+        i.name: np.zeros((len(ids), i.shape[1], 0, i.shape[3]), np.float32)
+        for i in session.get_inputs()
+        if i.name.startswith("past")
+    }
     tokens: list[np.ndarray] = []
     names = [o.name for o in session.get_outputs()]
     for _ in range(count):
         out = dict(zip(names, session.run(None, feed), strict=True))
         tokens.append(out["logits"][:, -1].argmax(-1)[:, None])
         real = np.concatenate([real, np.ones((len(ids), 1), np.int64)], 1)
-        feed = {"input_ids": tokens[-1], "attention_mask": real, "position_ids": real.sum(1, keepdims=True) - 1}
-        feed |= {n.replace("present", "past_key_values"): v for n, v in out.items() if n.startswith("present")}
+        feed = {
+            "input_ids": tokens[-1],
+            "attention_mask": real,
+            "position_ids": real.sum(1, keepdims=True) - 1,
+        }
+        feed |= {
+            n.replace("present", "past_key_values"): v
+            for n, v in out.items()
+            if n.startswith("present")
+        }
     return np.concatenate(tokens, 1)
 
 
 def generated(folder, name: str, ids: np.ndarray, *more: str) -> np.ndarray:
     """Tokens of an emitted program on eight virtual devices."""
     np.save(folder / "ids.npy", ids)
-    command = [sys.executable, str(folder / name), "--virtual-devices", "8", "--float32", "--prompts", str(folder / "ids.npy"), "--pad", "0", "--steps", "1"]
-    done = subprocess.run([*command, "--output", str(folder / "out.npy"), *more], capture_output=True, text=True, timeout=300, check=False)
+    command = [
+        sys.executable,
+        str(folder / name),
+        "--virtual-devices",
+        "8",
+        "--float32",
+        "--prompts",
+        str(folder / "ids.npy"),
+        "--pad",
+        "0",
+        "--steps",
+        "1",
+    ]
+    done = subprocess.run(
+        [*command, "--output", str(folder / "out.npy"), *more],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return np.load(folder / "out.npy")
 
 
 def emitted(folder, source: str, made: Serving, unroll: bool = False) -> str:
-    write_files(lambda weights: program(made, source, weights_file=weights, unroll=unroll), lambda: reopened(made, source, quantized=False)[0], folder / "serve.py", True)
+    write_files(
+        lambda weights: program(made, source, weights_file=weights, unroll=unroll),
+        lambda: reopened(made, source, quantized=False)[0],
+        folder / "serve.py",
+        True,
+    )
     return "serve.py"
 
 
-def on_mesh(source: str, replicas: int, split: int, *, quantize: str = "none", label: str = "tp", prefill_tokens: int = 8192) -> Serving:
+def on_mesh(
+    source: str,
+    replicas: int,
+    split: int,
+    *,
+    quantize: str = "none",
+    label: str = "tp",
+    prefill_tokens: int = 8192,
+) -> Serving:
     """A plan of one mesh, the one by hand or (label "") another, where there is one."""
-    made = serve(source, prompt=8, generate=6, concurrency=4, devices=8, quantize=quantize, prefill_tokens=prefill_tokens)
-    request = make_request(devices=8, hardware=None, topology=None, workload="infer", baselines=False)
+    made = serve(
+        source,
+        prompt=8,
+        generate=6,
+        concurrency=4,
+        devices=8,
+        quantize=quantize,
+        prefill_tokens=prefill_tokens,
+    )
+    request = make_request(
+        devices=8, hardware=None, topology=None, workload="infer", baselines=False
+    )
     prompts_, step = reopened(made, source)
     joint = Joint(prompts_, step, request, prefill_tokens=prefill_tokens)
     pair = next(p for p in joint.candidates(replicas, split) if p.label.startswith(label))
-    first, each = (compose(m, request, f, {}, ()) for m, f in ((joint.prompts(replicas), pair.prompts), (step, pair.step)))
+    first, each = (
+        compose(m, request, f, {}, ())
+        for m, f in ((joint.prompts(replicas), pair.prompts), (step, pair.step))
+    )
     return replace(made, figures=pair.figures(), prompts=first, step=each)
 
 
 def test_a_llama_generates_what_onnxruntime_does(tmp_path) -> None:
-    """Heads cut over four devices, two replicas, prompts passed two at once, one of them shorter; the file's plan is what is run."""
+    """Heads cut over four devices, two replicas, prompts passed two at once, one of them shorter;
+    the file's plan is what is run."""
     on_mesh(LLAMA, 2, 4, prefill_tokens=8).save(tmp_path / "plan.json")
     made = Serving.load(tmp_path / "plan.json")
-    assert {tuple(a) for t in made.step.tensors.values() if str(t.get("label", "")).endswith(".key") for a in t["layout"]} >= {("data",), ("tensor",)}
+    assert {
+        tuple(a)
+        for t in made.step.tensors.values()
+        if str(t.get("label", "")).endswith(".key")
+        for a in t["layout"]
+    } >= {("data",), ("tensor",)}
     assert main(["emit", str(tmp_path / "plan.json"), "-o", str(tmp_path / "serve.py")]) == 0
     ids = prompts(4, 8)
     assert (generated(tmp_path, "serve.py", ids) == greedy(models_zoo.build(LLAMA), ids, 6)).all()
 
 
-@pytest.mark.parametrize(("inputs", "code", "says"), [
-    ("zoo:llama-tiny", "P220", "has no cache"),
-    ("zoo:llama-tiny,cache=1", "", ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("inputs", "code", "says"),
+    [("zoo:llama-tiny", "P220", "has no cache"), ("zoo:llama-tiny,cache=1", "", "")],
+)
 def test_the_form_of_a_cache_is_read_or_refused(inputs, code, says) -> None:
     if code:
         with pytest.raises(PlanError, match=says) as e:
@@ -95,8 +165,20 @@ def test_the_form_of_a_cache_is_read_or_refused(inputs, code, says) -> None:
         assert e.value.code == code
         return
     form = form_of(models_zoo.build(inputs), inputs)
-    assert form.pairs[:2] == (("past_key_values.0.key", "present.0.key"), ("past_key_values.0.value", "present.0.value")) and len(form.pairs) == 4
-    assert (form.ids, form.mask, form.positions, form.logits) == ("input_ids", "attention_mask", "position_ids", "logits")
+    assert (
+        form.pairs[:2]
+        == (
+            ("past_key_values.0.key", "present.0.key"),
+            ("past_key_values.0.value", "present.0.value"),
+        )
+        and len(form.pairs) == 4
+    )
+    assert (form.ids, form.mask, form.positions, form.logits) == (
+        "input_ids",
+        "attention_mask",
+        "position_ids",
+        "logits",
+    )
 
 
 def test_a_model_without_positions_is_refused() -> None:
@@ -109,14 +191,45 @@ def test_a_model_without_positions_is_refused() -> None:
     assert e.value.code == "P221"
 
 
-@pytest.mark.parametrize(("options", "says"), [
-    (["--prompt", "8"], "--prompt is said of serving, and the workload is train"),
-    (["--workload", "infer", "--prompt", "8"], "--prompt without --generate"),
-    (["--workload", "infer", "--objective", "ttft"], "needs a prompt"),
-    (["--workload", "infer", "--quantize", "int8"], "needs a prompt"),
-    (["--workload", "infer", "--prompt", "8", "--generate", "8", "--concurrency", "8", "--batch", "8"], "does not take --batch"),
-    (["--workload", "infer", "--prompt", "8", "--generate", "8", "--concurrency", "8", "--objective", "memory"], "unknown"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--prompt", "8"], "--prompt is said of serving, and the workload is train"),
+        (["--workload", "infer", "--prompt", "8"], "--prompt without --generate"),
+        (["--workload", "infer", "--objective", "ttft"], "needs a prompt"),
+        (["--workload", "infer", "--quantize", "int8"], "needs a prompt"),
+        (
+            [
+                "--workload",
+                "infer",
+                "--prompt",
+                "8",
+                "--generate",
+                "8",
+                "--concurrency",
+                "8",
+                "--batch",
+                "8",
+            ],
+            "does not take --batch",
+        ),
+        (
+            [
+                "--workload",
+                "infer",
+                "--prompt",
+                "8",
+                "--generate",
+                "8",
+                "--concurrency",
+                "8",
+                "--objective",
+                "memory",
+            ],
+            "unknown",
+        ),
+    ],
+)
 def test_options_of_serving_go_together(options, says, capsys, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert main([LLAMA, "--devices", "8", *options]) == 2
@@ -129,25 +242,49 @@ def uncached(model, ids: np.ndarray, count: int) -> np.ndarray:
 
     for _ in range(count):
         source = models_zoo.build(f"{model},seq={ids.shape[1]},batch={len(ids)}")
-        logits = onnxruntime.InferenceSession(source.SerializeToString()).run(None, {"input_ids": ids})[0]
+        logits = onnxruntime.InferenceSession(source.SerializeToString()).run(
+            None, {"input_ids": ids}
+        )[0]
         ids = np.concatenate([ids, logits[:, -1].argmax(-1)[:, None]], 1)
     return ids[:, -count:]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("replicas", "split", "label", "unroll"), [(4, 2, "tp", False), (1, 8, "tp", False), (2, 4, "tp", True), (2, 4, "layout of a step", False)])
-def test_a_gpt_generates_what_the_model_without_a_cache_does(replicas, split, label, unroll, tmp_path) -> None:
+@pytest.mark.parametrize(
+    ("replicas", "split", "label", "unroll"),
+    [
+        (4, 2, "tp", False),
+        (1, 8, "tp", False),
+        (2, 4, "tp", True),
+        (2, 4, "layout of a step", False),
+    ],
+)
+def test_a_gpt_generates_what_the_model_without_a_cache_does(
+    replicas, split, label, unroll, tmp_path
+) -> None:
     made = on_mesh(GPT, replicas, split, label=label)
     ids = np.random.default_rng(2).integers(1, 500, (4, 8))
     tokens = generated(tmp_path, emitted(tmp_path, GPT, made, unroll), ids)
-    assert (tokens == uncached("zoo:gpt-tiny,weights=inline,positions=64", ids, 6)).all() and (tokens == greedy(models_zoo.build(GPT), ids, 6)).all()
+    assert (tokens == uncached("zoo:gpt-tiny,weights=inline,positions=64", ids, 6)).all() and (
+        tokens == greedy(models_zoo.build(GPT), ids, 6)
+    ).all()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", [LLAMA, "zoo:llama-tiny,cache=1,weights=inline,decomposed=1", "zoo:mixtral-tiny,cache=1,weights=inline"])
+@pytest.mark.parametrize(
+    "source",
+    [
+        LLAMA,
+        "zoo:llama-tiny,cache=1,weights=inline,decomposed=1",
+        "zoo:mixtral-tiny,cache=1,weights=inline",
+    ],
+)
 def test_grouped_heads_spread_attention_and_experts_generate_alike(source, tmp_path) -> None:
     made, ids = on_mesh(source, 1, 8), prompts(4, 8)
-    assert (generated(tmp_path, emitted(tmp_path, source, made), ids) == greedy(models_zoo.build(source), ids, 6)).all()
+    assert (
+        generated(tmp_path, emitted(tmp_path, source, made), ids)
+        == greedy(models_zoo.build(source), ids, 6)
+    ).all()
 
 
 @pytest.mark.slow
@@ -155,22 +292,42 @@ def test_a_cache_cut_along_positions_generates_alike(tmp_path) -> None:
     """Pinned: no search of so small a model would choose it."""
     made = serve(LLAMA, prompt=8, generate=8, concurrency=4, devices=8)
     models, mesh = reopened(made, LLAMA), {"data": (2,), "tensor": (4,)}
-    request = make_request(devices=8, hardware=None, topology=None, workload="infer", baselines=False)
+    request = make_request(
+        devices=8, hardware=None, topology=None, workload="infer", baselines=False
+    )
     joint = Joint(models[0], models[1], request)
-    step = joint.solve(models[1], Pins(mesh, TECHNIQUES, nodes={"*/self_attn/Attention": {"split": {"t": ["tensor"]}}}))
+    step = joint.solve(
+        models[1],
+        Pins(mesh, TECHNIQUES, nodes={"*/self_attn/Attention": {"split": {"t": ["tensor"]}}}),
+    )
     assert step is not None and step.best is not None
-    first = joint.solve(models[0], Pins(mesh, TECHNIQUES, nodes=weight_pins(step.base, step.best.plan, models[0].graph(1))))
+    first = joint.solve(
+        models[0],
+        Pins(mesh, TECHNIQUES, nodes=weight_pins(step.base, step.best.plan, models[0].graph(1))),
+    )
     assert first is not None
-    made = replace(made, prompts=compose(models[0], request, first, {}, ()), step=compose(models[1], request, step, {}, ()))
-    assert [["data"], [], ["tensor"], []] in [t["layout"] for t in made.step.tensors.values() if str(t.get("label", "")).startswith("cache.")]
+    made = replace(
+        made,
+        prompts=compose(models[0], request, first, {}, ()),
+        step=compose(models[1], request, step, {}, ()),
+    )
+    assert [["data"], [], ["tensor"], []] in [
+        t["layout"]
+        for t in made.step.tensors.values()
+        if str(t.get("label", "")).startswith("cache.")
+    ]
     ids = prompts(4, 8)
-    assert (generated(tmp_path, emitted(tmp_path, LLAMA, made), ids) == greedy(models_zoo.build(LLAMA), ids, 8)).all()
+    assert (
+        generated(tmp_path, emitted(tmp_path, LLAMA, made), ids)
+        == greedy(models_zoo.build(LLAMA), ids, 8)
+    ).all()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("source", [LLAMA, GPT])
 def test_int8_weights_are_what_the_page_says(source, tmp_path) -> None:
-    """The model with Q * s in the place of each product's weight, run by onnxruntime, generates the program's tokens; the search counts a byte a weight."""
+    """The model with Q * s in the place of each product's weight, run by onnxruntime, generates the
+    program's tokens; the search counts a byte a weight."""
     from onnx import numpy_helper
 
     model = models_zoo.build(source)
@@ -185,41 +342,91 @@ def test_int8_weights_are_what_the_page_says(source, tmp_path) -> None:
     made, ids = on_mesh(source, 2, 4, quantize="int8"), prompts(4, 8)
     whole = on_mesh(source, 2, 4)
     assert changed > 8 and made.figures["weights_bytes"] < 0.8 * whole.figures["weights_bytes"]
-    assert (generated(tmp_path, emitted(tmp_path, source, made), ids) == greedy(model, ids, 6)).all()
+    assert (
+        generated(tmp_path, emitted(tmp_path, source, made), ids) == greedy(model, ids, 6)
+    ).all()
 
 
 def test_figures_add_up_and_the_cache_is_what_a_hand_counts() -> None:
-    """Two layers of 4 heads of 16 features, keys and values, 32 tokens of 16 sequences in bf16; cut into replicas x heads."""
-    made = serve("zoo:llama-tiny,cache=1,kv_heads=4", prompt=24, generate=8, concurrency=16, devices=8, prefill_tokens=24)
+    """Two layers of 4 heads of 16 features, keys and values, 32 tokens of 16 sequences in bf16; cut
+    into replicas x heads."""
+    made = serve(
+        "zoo:llama-tiny,cache=1,kv_heads=4",
+        prompt=24,
+        generate=8,
+        concurrency=16,
+        devices=8,
+        prefill_tokens=24,
+    )
     total = 2 * 2 * 16 * 4 * 32 * 16 * 2
-    assert {r["split"] for r in made.rows} == {1, 2, 4, 8} and len([r for r in made.rows if r["label"].startswith("tp=")]) == 4
+    assert {r["split"] for r in made.rows} == {1, 2, 4, 8} and len(
+        [r for r in made.rows if r["label"].startswith("tp=")]
+    ) == 4
     for r in made.rows:
         passes = 16 // r["wave"]
         assert r["wave"] == r["replicas"] and r["replicas"] * r["split"] == 8
-        assert r["tokens_per_s_per_device"] == pytest.approx(16 * 8 / (passes * r["ttft_s"] + 7 * r["tpot_s"]) / 8)
-        assert total // 8 <= r["cache_bytes"] <= total // r["replicas"] and r["memory_bytes"] > r["cache_bytes"] + r["weights_bytes"]
+        assert r["tokens_per_s_per_device"] == pytest.approx(
+            16 * 8 / (passes * r["ttft_s"] + 7 * r["tpot_s"]) / 8
+        )
+        assert (
+            total // 8 <= r["cache_bytes"] <= total // r["replicas"]
+            and r["memory_bytes"] > r["cache_bytes"] + r["weights_bytes"]
+        )
     by_hand = next(r for r in made.rows if r["label"] == "tp=4")
     assert by_hand["cache_bytes"] == total // 8
     best = max((r for r in made.rows if r["fits"]), key=lambda r: r["tokens_per_s_per_device"])
-    assert made.figures["tokens_per_s_per_device"] == pytest.approx(best["tokens_per_s_per_device"], rel=2e-3) and [r["chosen"] for r in made.rows].count(True) == 1
+    assert (
+        made.figures["tokens_per_s_per_device"]
+        == pytest.approx(best["tokens_per_s_per_device"], rel=2e-3)
+        and [r["chosen"] for r in made.rows].count(True) == 1
+    )
     assert 0 <= made.service["gap"] < 1
 
 
 def test_each_objective_gets_the_best_of_what_was_priced_and_the_front_holds_it() -> None:
     kept: dict[str, Serving] = {}
-    for objective, figure, sign in (("ttft", "ttft_s", 1), ("tpot", "tpot_s", 1), ("throughput", "tokens_per_s_per_device", -1)):
-        made = kept[objective] = serve("zoo:llama3-8b,layers=2,cache=1", prompt=1024, generate=64, concurrency=32, devices=4, objective=objective)
+    for objective, figure, sign in (
+        ("ttft", "ttft_s", 1),
+        ("tpot", "tpot_s", 1),
+        ("throughput", "tokens_per_s_per_device", -1),
+    ):
+        made = kept[objective] = serve(
+            "zoo:llama3-8b,layers=2,cache=1",
+            prompt=1024,
+            generate=64,
+            concurrency=32,
+            devices=4,
+            objective=objective,
+        )
         least = min(sign * r[figure] for r in made.rows if r["fits"])
         assert sign * made.figures[figure] <= least + 2e-3 * abs(least)
         chosen = next(r for r in made.rows if r["chosen"])
-        better = [r for r in made.rows if r["fits"] and r["ttft_s"] < chosen["ttft_s"] * 0.998 and r["tpot_s"] < chosen["tpot_s"] * 0.998]
+        better = [
+            r
+            for r in made.rows
+            if r["fits"]
+            and r["ttft_s"] < chosen["ttft_s"] * 0.998
+            and r["tpot_s"] < chosen["tpot_s"] * 0.998
+        ]
         assert not better or objective == "throughput"
-    assert kept["tpot"].figures["split"] > kept["throughput"].figures["split"] or kept["tpot"].figures == kept["throughput"].figures
-    assert kept["ttft"].rows and [r["label"] for r in kept["ttft"].rows] == [r["label"] for r in kept["tpot"].rows]
+    assert (
+        kept["tpot"].figures["split"] > kept["throughput"].figures["split"]
+        or kept["tpot"].figures == kept["throughput"].figures
+    )
+    assert kept["ttft"].rows and [r["label"] for r in kept["ttft"].rows] == [
+        r["label"] for r in kept["tpot"].rows
+    ]
 
 
 def test_memory_limits_the_sequences_and_what_does_not_fit_says_how_far_off_it_is() -> None:
-    planned = partial(serve, "zoo:llama3-8b,layers=2,cache=1", prompt=512, generate=32, devices=2, hardware="a100-40gb")
+    planned = partial(
+        serve,
+        "zoo:llama3-8b,layers=2,cache=1",
+        prompt=512,
+        generate=32,
+        devices=2,
+        hardware="a100-40gb",
+    )
     made = planned(concurrency=8, memory_limit_bytes=8 << 30)
     most = made.service["most_sequences"]
     wave = made.figures["wave"]
@@ -259,7 +466,10 @@ def test_the_file_is_read_again_and_other_commands_say_what_it_is(tmp_path, caps
     assert again.to_json() == made.to_json() == path.read_text() and again.shape == made.shape
     assert main(["show", str(path)]) == 0
     assert "tokens/s/device" in capsys.readouterr().out
-    assert main(["show", str(path), "--html", str(tmp_path / "x.html")]) == 0 and "<!doctype html>" in (tmp_path / "x.html").read_text()
+    assert (
+        main(["show", str(path), "--html", str(tmp_path / "x.html")]) == 0
+        and "<!doctype html>" in (tmp_path / "x.html").read_text()
+    )
     capsys.readouterr()
     assert main(["explain", str(path)]) == 2 and "P223" in capsys.readouterr().err
     assert main(["emit", str(path), "--backend", "jit"]) == 2 and "P224" in capsys.readouterr().err

@@ -1,4 +1,5 @@
-"""Conversions between layouts: values and gradients on a 2x4 mesh, payloads, and the trees that serve several consumers."""
+"""Conversions between layouts: values and gradients on a 2x4 mesh, payloads, and the trees that
+serve several consumers."""
 
 from __future__ import annotations
 
@@ -21,23 +22,37 @@ UNEVEN = (7, 11)
 
 
 def layouts() -> list[Layout]:
-    """Every layout of a matrix over the mesh: each axis on a dim (both orders where they share one), partial, fan or nowhere."""
+    """Every layout of a matrix over the mesh: each axis on a dim (both orders where they share
+    one), partial, fan or nowhere."""
     found = []
     for states in itertools.product((0, 1, "partial", "fan", None), repeat=2):
         axes = dict(zip(("data", "model"), states, strict=True))
         dims = [[a for a, s in axes.items() if s == d] for d in (0, 1)]
         orders = [list(itertools.permutations(d)) for d in dims]
         for choice in itertools.product(*orders):
-            found.append(Layout(tuple(choice), tuple(a for a, s in axes.items() if s == "partial"), tuple(a for a, s in axes.items() if s == "fan")))
+            found.append(
+                Layout(
+                    tuple(choice),
+                    tuple(a for a, s in axes.items() if s == "partial"),
+                    tuple(a for a, s in axes.items() if s == "fan"),
+                )
+            )
     return found
 
 
-PAIRS = [(a, b) for a in layouts() for b in layouts() if not a.fan and convert(SHAPE, a, b, MESH) is not None]
+PAIRS = [
+    (a, b)
+    for a in layouts()
+    for b in layouts()
+    if not a.fan and convert(SHAPE, a, b, MESH) is not None
+]
 
 
 def test_every_layout_without_pending_terms_reaches_every_other() -> None:
     plain = [x for x in layouts() if not x.partial and not x.fan]
-    assert all(convert(SHAPE, a, b, MESH) is not None for a in plain for b in layouts() if not b.partial)
+    assert all(
+        convert(SHAPE, a, b, MESH) is not None for a in plain for b in layouts() if not b.partial
+    )
     assert len(PAIRS) > 150
 
 
@@ -48,7 +63,8 @@ def test_fans_are_never_left_and_partials_never_made() -> None:
 
 
 def run_pairs(pairs: list[tuple[Layout, Layout]], shape: tuple[int, int]) -> None:
-    """Each pair: make x in the source layout, convert, weigh with fixed terms, and compare the sum's value and the gradient of x."""
+    """Each pair: make x in the source layout, convert, weigh with fixed terms, and compare the
+    sum's value and the gradient of x."""
     import jax
     from jax.sharding import AxisType
 
@@ -61,21 +77,44 @@ def run_pairs(pairs: list[tuple[Layout, Layout]], shape: tuple[int, int]) -> Non
         body.helpers = helpers
         text.append(f"def local_{k}(x, w):")
         text.append("    def f(x):")
-        # partial source: every device holds an equal share of the sum (value / devices along the axes)
+        # partial source: every device holds an equal share of the sum (value / devices along the
+        # axes)
         if source.partial:
             n = int(np.prod([dict(MESH)[a] for a in source.partial]))
             text.append(f"        x = lax.pcast(x, {source.partial!r}, to='varying') / {n}")
-        text += [f"        x = {body.step_text('x', s)}" for s in convert(shape, source, target, MESH) or ()]
-        over = tuple(a for a in ("data", "model") if a in target.partial or a in target.fan or any(a in d for d in target.dims))
+        text += [
+            f"        x = {body.step_text('x', s)}"
+            for s in convert(shape, source, target, MESH) or ()
+        ]
+        over = tuple(
+            a
+            for a in ("data", "model")
+            if a in target.partial or a in target.fan or any(a in d for d in target.dims)
+        )
         text.append("        total = jnp.sum(x * w)")
-        # A fan's consumers make per-device terms; here each device contributes its share, so that the sum is the plain one.
+        # A fan's consumers make per-device terms; here each device contributes its share, so that
+        # the sum is the plain one.
         share = int(np.prod([dict(MESH)[a] for a in target.fan], dtype=int))
-        text.append(f"        return lax.psum(total / {share}, {over!r})" if over else "        return total")
+        text.append(
+            f"        return lax.psum(total / {share}, {over!r})"
+            if over
+            else "        return total"
+        )
         text.append("    return jax.value_and_grad(f)(x)")
         x_spec, w_spec = Layout(source.dims), Layout(target.dims)
-        text.append(f"run_{k} = (local_{k}, ({spec_text(x_spec)}, {spec_text(w_spec)}), (P(), {spec_text(x_spec)}), {x_spec.dims!r}, {w_spec.dims!r})")
-    head = ["import functools", "import jax", "import jax.numpy as jnp", "import numpy as np", "from jax import lax",
-            "from jax.ad_checkpoint import checkpoint_name", "from jax.sharding import PartitionSpec as P"]  # fmt: skip
+        text.append(
+            f"run_{k} = (local_{k}, ({spec_text(x_spec)}, {spec_text(w_spec)}), (P(),"
+            f" {spec_text(x_spec)}), {x_spec.dims!r}, {w_spec.dims!r})"
+        )
+    head = [
+        "import functools",
+        "import jax",
+        "import jax.numpy as jnp",
+        "import numpy as np",
+        "from jax import lax",
+        "from jax.ad_checkpoint import checkpoint_name",
+        "from jax.sharding import PartitionSpec as P",
+    ]
     space: dict = {}
     exec("\n".join([*head, *helper_sources(helpers), *text]), space)
     mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
@@ -83,12 +122,17 @@ def run_pairs(pairs: list[tuple[Layout, Layout]], shape: tuple[int, int]) -> Non
     for k in range(len(pairs)):
         local, in_specs, out_specs, x_dims, w_dims = space[f"run_{k}"]
         jobs.append(jax.shard_map(local, mesh=mesh, in_specs=in_specs, out_specs=out_specs))
-        grow = lambda a, dims: np.pad(a, [(0, padded(n, c, dict(MESH)) - n) for n, c in zip(shape, dims, strict=True)])  # noqa: E731
+        grow = lambda a, dims: np.pad(
+            a, [(0, padded(n, c, dict(MESH)) - n) for n, c in zip(shape, dims, strict=True)]
+        )
         feeds.append((grow(x, x_dims), grow(w, w_dims)))
     results = jax.jit(lambda f: [job(*a) for job, a in zip(jobs, f, strict=True)])(feeds)
     for (source, target), (value, gradient) in zip(pairs, results, strict=True):
         assert np.isclose(value, (x * w).sum(), rtol=1e-4, atol=1e-4), (source, target)
-        assert np.allclose(np.asarray(gradient)[: shape[0], : shape[1]], w, atol=1e-5), (source, target)
+        assert np.allclose(np.asarray(gradient)[: shape[0], : shape[1]], w, atol=1e-5), (
+            source,
+            target,
+        )
 
 
 def test_a_sample_of_conversions_is_exact_in_value_and_gradient() -> None:
@@ -109,7 +153,8 @@ def test_every_conversion_is_exact(shape: tuple[int, int]) -> None:
 
 @given(st.sampled_from(PAIRS))
 def test_payloads_are_those_of_the_local_shapes(pair: tuple[Layout, Layout]) -> None:
-    """Replaying the steps on local element counts gives the target's local shape, and every payload is what the step touches."""
+    """Replaying the steps on local element counts gives the target's local shape, and every payload
+    is what the step touches."""
     source, target = pair
     elements = int(np.prod(local_shape(SHAPE, source, dict(MESH))))
     sizes = dict(MESH)
@@ -128,7 +173,8 @@ def test_payloads_are_those_of_the_local_shapes(pair: tuple[Layout, Layout]) -> 
 
 
 def test_megatron_pair_is_one_all_reduce_each_way() -> None:
-    """Row-parallel result to a replicated residual, and its use by column-parallel products: g and f of Megatron."""
+    """Row-parallel result to a replicated residual, and its use by column-parallel products: g and
+    f of Megatron."""
     rest = (("data",), ())
     g = convert(SHAPE, Layout(rest, partial=("model",)), Layout(rest), MESH)
     f = convert(SHAPE, Layout(rest), Layout(rest, fan=("model",)), MESH)
@@ -137,16 +183,29 @@ def test_megatron_pair_is_one_all_reduce_each_way() -> None:
 
 
 def test_sequence_parallel_pair_is_scatter_and_gather() -> None:
-    g = convert(SHAPE, Layout((("data",), ()), partial=("model",)), Layout((("data",), ("model",))), MESH)
-    f = convert(SHAPE, Layout((("data",), ("model",))), Layout((("data",), ()), fan=("model",)), MESH)
-    assert g is not None and [(s.forward, s.backward) for s in g] == [("reduce-scatter", "all-gather")]
-    assert f is not None and [(s.forward, s.backward) for s in f] == [("all-gather", "reduce-scatter")]
+    g = convert(
+        SHAPE, Layout((("data",), ()), partial=("model",)), Layout((("data",), ("model",))), MESH
+    )
+    f = convert(
+        SHAPE, Layout((("data",), ("model",))), Layout((("data",), ()), fan=("model",)), MESH
+    )
+    assert g is not None and [(s.forward, s.backward) for s in g] == [
+        ("reduce-scatter", "all-gather")
+    ]
+    assert f is not None and [(s.forward, s.backward) for s in f] == [
+        ("all-gather", "reduce-scatter")
+    ]
 
 
 def test_several_consumers_share_one_conversion() -> None:
-    """q, k and v want the same fan: one pcast, one all-reduce backward; a residual beside them costs nothing more."""
+    """q, k and v want the same fan: one pcast, one all-reduce backward; a residual beside them
+    costs nothing more."""
     rest = (("data",), ())
-    source, plain, fan = Layout(rest, partial=("model",)), Layout(rest), Layout(rest, fan=("model",))
+    source, plain, fan = (
+        Layout(rest, partial=("model",)),
+        Layout(rest),
+        Layout(rest, fan=("model",)),
+    )
     tree = distribute(SHAPE, source, (fan, fan, fan, plain), MESH, True)
     assert tree is not None
     kinds = [k for s in tree.steps() for k in (s.forward, s.backward) if k]

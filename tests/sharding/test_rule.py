@@ -42,16 +42,34 @@ RULES = [
     matmul(),
     parse("a b -> a b", ((9, 10),), ((9, 10),), linear=(0,)),
     parse("(h d) k! -> h d k!", ((32, 6),), ((2, 16, 6),), sizes={"h": 2, "d": 16}),
-    parse("a h -> a h", ((24, 12),), ((24, 12),), no_pad=frozenset({"a"}), most={"h": 2}, paired={"both": ("a", "h")}),
+    parse(
+        "a h -> a h",
+        ((24, 12),),
+        ((24, 12),),
+        no_pad=frozenset({"a"}),
+        most={"h": 2},
+        paired={"both": ("a", "h")},
+    ),
 ]
 
 
-@given(st.sampled_from(RULES), st.lists(st.integers(1, 6), min_size=1, max_size=3), st.sampled_from([0.0, 0.2, 0.5]))
+@given(
+    st.sampled_from(RULES),
+    st.lists(st.integers(1, 6), min_size=1, max_size=3),
+    st.sampled_from([0.0, 0.2, 0.5]),
+)
 def test_candidates_are_all_that_is_legal(rule: Rule, sizes: list[int], waste: float) -> None:
     mesh, limits = dict(zip("xyz", sizes, strict=False)), Limits(waste=waste)
     axes = [a for a, n in mesh.items() if n > 1]
-    every = [Split.of({f: [a for a, g in zip(axes, given, strict=True) if g == f] for f in (*rule.choices, "+")})
-             for given in product(("", *rule.choices, "+"), repeat=len(axes))]  # fmt: skip
+    every = [
+        Split.of(
+            {
+                f: [a for a, g in zip(axes, given, strict=True) if g == f]
+                for f in (*rule.choices, "+")
+            }
+        )
+        for given in product(("", *rule.choices, "+"), repeat=len(axes))
+    ]
     assert set(candidates(rule, mesh, limits)) == {s for s in every if legal(rule, s, mesh, limits)}
 
 
@@ -75,7 +93,9 @@ def test_a_minor_factor_is_cut_only_below_a_major_one_cut_to_one() -> None:
 
 
 def test_pending_axes_only_for_linear_operators() -> None:
-    assert any(s.axes("+") for s in candidates(parse("a -> a", ((8,),), ((8,),), linear=(0,)), MESH))
+    assert any(
+        s.axes("+") for s in candidates(parse("a -> a", ((8,),), ((8,),), linear=(0,)), MESH)
+    )
     assert not any(s.axes("+") for s in candidates(parse("a -> a", ((8,),), ((8,),)), MESH))
 
 
@@ -87,7 +107,8 @@ def test_a_line_that_does_not_fit_its_shapes_is_refused(line: str) -> None:
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=4), st.randoms())
 def test_reshape_factors_multiply_back(source: list[int], random) -> None:
-    """Whatever the shapes, factors of each side multiply to its dims; shared factors appear on both sides in the same order."""
+    """Whatever the shapes, factors of each side multiply to its dims; shared factors appear on both
+    sides in the same order."""
     flat = [n for d in source for n in ([2, d // 2] if d % 2 == 0 and d > 2 else [d])]
     target, run = [], 1
     for n in flat:
@@ -108,7 +129,13 @@ def test_reshape_factors_multiply_back(source: list[int], random) -> None:
 
 
 def ring():
-    return parse("h s d!, h t! d! -> h s d!", ((6, 16, 4), (6, 16, 4)), ((6, 16, 4),), no_pad=frozenset({"s"}), paired={"ring": ("s", "t")})
+    return parse(
+        "h s d!, h t! d! -> h s d!",
+        ((6, 16, 4), (6, 16, 4)),
+        ((6, 16, 4),),
+        no_pad=frozenset({"s"}),
+        paired={"ring": ("s", "t")},
+    )
 
 
 def test_a_pair_cuts_all_its_members_by_the_same_axes() -> None:
@@ -118,7 +145,12 @@ def test_a_pair_cuts_all_its_members_by_the_same_axes() -> None:
     assert rule.operand(1, split, ORDER) == Layout((("data",), ("model",), ()))
     assert rule.result(0, split, ORDER) == Layout((("data",), ("model",), ()))
     assert rule.local(split, MESH) == {"h": 3, "s": 4, "t": 4, "d": 4}
-    assert rule.work(split, MESH) == {"h": 3, "s": 4, "t": 16, "d": 4}  # each piece of queries meets all keys
+    assert rule.work(split, MESH) == {
+        "h": 3,
+        "s": 4,
+        "t": 16,
+        "d": 4,
+    }  # each piece of queries meets all keys
 
 
 def test_a_member_cut_alone_and_in_a_pair_has_its_axes_in_mesh_order() -> None:
@@ -134,7 +166,11 @@ def test_candidates_offer_pairs_and_never_a_whole_member_alone() -> None:
     assert Split.of({"ring": ["data", "model"]}) in found
     assert Split.of({"ring": ["model"], "s": ["data"]}) in found
     assert not any(s.axes("t") for s in found)
-    assert len(found) == len(set(found)) == (1 + 3) ** 2 - 4  # each axis on h, s, ring or nothing; 6 rows of h are not cut into 4 or 8 (padding wastes too much)
+    assert (
+        len(found) == len(set(found)) == (1 + 3) ** 2 - 4
+        # each axis on h, s, ring or nothing; 6 rows of h are not cut into 4 or 8 (padding wastes too
+        # much)
+    )
 
 
 def test_a_pair_is_cut_evenly_in_every_member() -> None:

@@ -1,4 +1,5 @@
-"""The portfolio: the same answers as brute force, sound bounds, determinism, and the second process."""
+"""The portfolio: the same answers as brute force, sound bounds, determinism, and the second
+process."""
 
 from __future__ import annotations
 
@@ -24,25 +25,34 @@ from planner.solvers.neighbourhood import ground, local
 from planner.solvers.neighbourhood import search_numpy as plainsearch
 from planner.solvers.problem import Budget, Problem, evaluate
 from planner.solvers.reduce.reductions import Reduction, reduce
-
 from tests.problems import brute_force, floors_hold, random_problem, wide
 
 ROOT = Path(__file__).parents[2]
-needs_numba = pytest.mark.skipif(not ground.compiled(), reason="the optional extra 'fast' is not installed")
+needs_numba = pytest.mark.skipif(
+    not ground.compiled(), reason="the optional extra 'fast' is not installed"
+)
 
 
 def grid(seed: int, side: int, strategies: int, tight: float) -> Problem:
     """A grid too wide for elimination, with a binding memory limit."""
     rng = np.random.default_rng(seed)
     n = side * side
-    ends = [(i, i + 1) for i in range(n) if (i + 1) % side] + [(i, i + side) for i in range(n - side)]
+    ends = [(i, i + 1) for i in range(n) if (i + 1) % side] + [
+        (i, i + side) for i in range(n - side)
+    ]
     tables = tuple(rng.integers(0, 100, (strategies, strategies)) for _ in range(12))
     usage = tuple(rng.integers(0, 100, strategies) for _ in range(n))
     span = np.array([(i, i + side) for i in range(n)])
     problem = Problem(
-        tuple(rng.integers(0, 100, strategies) for _ in range(n)), np.array(ends), rng.integers(0, 12, len(ends)), tables,
-        np.arange(n), span, usage, None,
-    )  # fmt: skip
+        tuple(rng.integers(0, 100, strategies) for _ in range(n)),
+        np.array(ends),
+        rng.integers(0, 12, len(ends)),
+        tables,
+        np.arange(n),
+        span,
+        usage,
+        None,
+    )
     least = evaluate(problem, [int(u.argmin()) for u in usage]).peak_usage
     return replace(problem, usage_limit=int(least + tight * 50 * side))
 
@@ -57,7 +67,9 @@ def test_small_problems_are_solved_exactly() -> None:
 
 
 @needs_numba
-def test_the_search_is_deterministic_for_a_seed_and_work_and_its_bound_is_sound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_is_deterministic_for_a_seed_and_work_and_its_bound_is_sound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(auto, "PROVABLE", 0)
     monkeypatch.setattr(auto, "NARROW", 1)
     problem = grid(0, 5, 4, 0.3)
@@ -126,16 +138,27 @@ def test_a_numba_that_cannot_be_imported_is_none(monkeypatch: pytest.MonkeyPatch
 
 
 def test_without_numba_the_search_is_in_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under a time limit, where HiGHS is not asked: of the cost that it proves within a percent, and never over the limit by more than a neighbourhood."""
+    """Under a time limit, where HiGHS is not asked: of the cost that it proves within a percent,
+    and never over the limit by more than a neighbourhood."""
     problem = grid(1, 7, 4, 0.3)
     best = evaluate(problem, solve(problem, "ilp").choice).cost
-    for module, name, value in ((auto, "NARROW", 1), (auto, "PROVABLE", 0), (ground, "MANY", 0), (ground, "compiled", lambda: False)):
+    for module, name, value in (
+        (auto, "NARROW", 1),
+        (auto, "PROVABLE", 0),
+        (ground, "MANY", 0),
+        (ground, "compiled", lambda: False),
+    ):
         monkeypatch.setattr(module, name, value)
     began = time.monotonic()
     found = solve(problem, "auto", Budget(time_limit_s=4))
     assert time.monotonic() - began < 6
     verdict = evaluate(problem, found.choice)
-    assert verdict.feasible and best <= verdict.cost <= 1.01 * best and found.bound is not None and found.bound <= best
+    assert (
+        verdict.feasible
+        and best <= verdict.cost <= 1.01 * best
+        and found.bound is not None
+        and found.bound <= best
+    )
 
 
 def test_large_programs_are_solved_in_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,10 +172,16 @@ def test_large_programs_are_solved_in_another_process(monkeypatch: pytest.Monkey
     began = time.monotonic()
     found = solve(problem, "ilp", Budget(time_limit_s=2))
     assert time.monotonic() - began < 4
-    assert evaluate(problem, found.choice).feasible and found.bound is not None and found.bound <= evaluate(problem, found.choice).cost
+    assert (
+        evaluate(problem, found.choice).feasible
+        and found.bound is not None
+        and found.bound <= evaluate(problem, found.choice).cost
+    )
 
 
-def test_recursive_polishes_what_is_too_wide_to_mix_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recursive_polishes_what_is_too_wide_to_mix_exactly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     problem = grid(1, 7, 4, 0.3)
     best = evaluate(problem, solve(problem, "ilp").choice).cost
     for name, value in (("MANY", 0), ("LARGE", 0), ("compile_tree", lambda model: None)):
@@ -160,12 +189,18 @@ def test_recursive_polishes_what_is_too_wide_to_mix_exactly(monkeypatch: pytest.
     for budget in (Budget(work=100_000_000), Budget(time_limit_s=20)):
         found, again = (solve(problem, "recursive", budget) for _ in range(2))
         verdict = evaluate(problem, found.choice)
-        assert found.choice == again.choice and verdict.feasible and best <= verdict.cost <= 1.03 * best
+        assert (
+            found.choice == again.choice
+            and verdict.feasible
+            and best <= verdict.cost <= 1.03 * best
+        )
         assert found.bound is not None and found.bound <= best
 
 
 @pytest.mark.parametrize("name", ["recursive", "dp"])
-def test_an_interrupted_search_of_wide_problems_gives_its_best(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_search_of_wide_problems_gives_its_best(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     problem, passes = grid(1, 7, 4, 0.3), itertools.count()
     whole = plainsearch.PlainSearch.sweep
 
@@ -175,7 +210,12 @@ def test_an_interrupted_search_of_wide_problems_gives_its_best(name: str, monkey
         return whole(self, price)
 
     monkeypatch.setattr(plainsearch.PlainSearch, "sweep", sweep)
-    for module, what, value in ((recursive, "MANY", 0), (recursive, "compile_tree", lambda model: None), (dp, "compile_tree", lambda *_, **__: None), (ground, "MANY", 0)):
+    for module, what, value in (
+        (recursive, "MANY", 0),
+        (recursive, "compile_tree", lambda model: None),
+        (dp, "compile_tree", lambda *_, **__: None),
+        (ground, "MANY", 0),
+    ):
         monkeypatch.setattr(module, what, value)
     found = solve(problem, name, Budget(time_limit_s=20))
     assert found.stopped == "interrupt" and evaluate(problem, found.choice).feasible
@@ -184,8 +224,9 @@ def test_an_interrupted_search_of_wide_problems_gives_its_best(name: str, monkey
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 100_000))
 def test_choices_made_to_fit_node_by_node_and_by_array_operations(seed: int) -> None:
-    """Both fit and cost no more than before where that fitted. Array operations leave no change of one node that fits and costs less; steps node by node do not look again
-    at what others have made room for."""
+    """Both fit and cost no more than before where that fitted. Array operations leave no change of
+    one node that fits and costs less; steps node by node do not look again at what others have made
+    room for."""
     problem = random_problem(seed)
     model = build(problem)
     x = np.array([np.random.default_rng(seed).integers(s) for s in model.sizes])
@@ -196,7 +237,9 @@ def test_choices_made_to_fit_node_by_node_and_by_array_operations(seed: int) -> 
         if found is None or verdict is None or not verdict.feasible:
             assert not before.feasible
             continue
-        assert model.changes.cost(found) == verdict.cost and (not before.feasible or verdict.cost <= before.cost)
+        assert model.changes.cost(found) == verdict.cost and (
+            not before.feasible or verdict.cost <= before.cost
+        )
         for i, size in enumerate(model.sizes if every else ()):
             for k in range(size):
                 other = evaluate(problem, np.where(np.arange(len(x)) == i, k, found))
@@ -212,7 +255,9 @@ def test_many_nodes_are_repaired_by_array_operations(monkeypatch: pytest.MonkeyP
     many = local.polish(model, x)
     assert few is not None and many is not None
     costs = [evaluate(problem, y).cost for y in (few, many)]
-    assert all(evaluate(problem, y).feasible for y in (few, many)) and max(costs) <= 1.2 * min(costs)
+    assert all(evaluate(problem, y).feasible for y in (few, many)) and max(costs) <= 1.2 * min(
+        costs
+    )
 
 
 @needs_numba
@@ -237,17 +282,24 @@ def test_plain_and_compiled_passes_are_the_same() -> None:
             plain, compiled = Plain(model), search.start(model)
             price = np.full(0 if model.memory is None else model.memory.rows, 0.7)
             for _ in range(5):
-                assert plain.sweep(price) == pytest.approx(compiled.sweep(price), rel=1e-12, abs=1e-6)
+                assert plain.sweep(price) == pytest.approx(
+                    compiled.sweep(price), rel=1e-12, abs=1e-6
+                )
             np.testing.assert_allclose(plain.regret, compiled.regret, rtol=1e-9, atol=1e-6)
 
 
-def test_what_is_too_wide_for_elimination_is_proven_with_compiled_loops_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_too_wide_for_elimination_is_proven_with_compiled_loops_and_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     problem = wide(1, side=6)
     found, exact = solve(problem, "auto"), solve(problem, "dp")
     assert found.status == exact.status == "optimal" and solve(problem, "auto") == found
     assert evaluate(problem, found.choice).cost == evaluate(problem, exact.choice).cost
     monkeypatch.setattr(ground, "compiled", lambda: False)
-    assert evaluate(problem, solve(problem, "auto").choice).cost == evaluate(problem, exact.choice).cost
+    assert (
+        evaluate(problem, solve(problem, "auto").choice).cost
+        == evaluate(problem, exact.choice).cost
+    )
 
 
 @needs_numba
@@ -266,7 +318,11 @@ def test_what_has_no_room_is_given_on_with_fewer_options(monkeypatch: pytest.Mon
     verdict = evaluate(problem, found.choice)
     assert verdict.feasible and best <= verdict.cost <= 1.01 * best
     assert found.bound is not None and 0.97 * best <= found.bound <= best + prices.rounding(best)
-    assert handed[0] is None and handed[-1] is not None and sum(map(len, handed[-1])) < auto.FEWER * sum(map(len, problem.cost))
+    assert (
+        handed[0] is None
+        and handed[-1] is not None
+        and sum(map(len, handed[-1])) < auto.FEWER * sum(map(len, problem.cost))
+    )
 
 
 def test_the_benchmark_prints_a_table(tmp_path: Path) -> None:
@@ -275,29 +331,50 @@ def test_the_benchmark_prints_a_table(tmp_path: Path) -> None:
         "problem": {
             "usage_limit": 10**6,
             "nodes": {
-                "costs": [c.tolist() for c in problem.cost], "usages": [[0] * len(c) for c in problem.cost],
+                "costs": [c.tolist() for c in problem.cost],
+                "usages": [[0] * len(c) for c in problem.cost],
                 "intervals": [[0, 0] for _ in problem.cost],
             },
             "edges": {"nodes": [], "costs": []},
         }
-    }  # fmt: skip
+    }
     (tmp_path / "X.json").write_text(json.dumps(body))
     cost = sum(int(c.min()) for c in problem.cost)
-    (tmp_path / "ref.csv").write_text(f"instance,contest_seconds,best_known_cost\nX,20,{cost}\nY,20,1\n")
-    command = [sys.executable, "-m", "benchmarks.iopddl", "--instances", str(tmp_path), "--reference", str(tmp_path / "ref.csv")]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=os.environ, check=False)
+    (tmp_path / "ref.csv").write_text(
+        f"instance,contest_seconds,best_known_cost\nX,20,{cost}\nY,20,1\n"
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.iopddl",
+        "--instances",
+        str(tmp_path),
+        "--reference",
+        str(tmp_path / "ref.csv"),
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, env=os.environ, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert f"{cost}" in done.stdout and "1.00000" in done.stdout and "optimal" in done.stdout
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not (ROOT.parent / "shared" / "data" / "iopddl").exists(), reason="contest instances are not here")
+@pytest.mark.skipif(
+    not (ROOT.parent / "shared" / "data" / "iopddl").exists(),
+    reason="contest instances are not here",
+)
 @pytest.mark.parametrize(("name", "limit"), [("A", 60), ("C", 60), ("G", 120)])
 def test_contest_instances_are_proven_optimal(name: str, limit: int) -> None:
     from planner.solvers.iopddl import read_problem
 
     folder = ROOT.parent / "shared" / "data" / "iopddl"
-    reference = dict(line.split(",")[0::6][:2] for line in (folder / "reference.csv").read_text().splitlines()[1:])
+    reference = dict(
+        line.split(",")[0::6][:2]
+        for line in (folder / "reference.csv").read_text().splitlines()[1:]
+    )
     problem = read_problem(folder / f"{name}.json.gz")
     found = solve(problem, "auto", Budget(time_limit_s=limit))
-    assert found.status == "optimal" and evaluate(problem, found.choice).cost == int(reference[name])
+    assert found.status == "optimal" and evaluate(problem, found.choice).cost == int(
+        reference[name]
+    )

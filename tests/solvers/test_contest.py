@@ -14,7 +14,13 @@ import pytest
 
 from benchmarks.iopddl_varied import varied
 from planner.errors import PlanError
-from planner.solvers.iopddl import problem_of, read_problem, read_solution, solve_file, write_solution
+from planner.solvers.iopddl import (
+    problem_of,
+    read_problem,
+    read_solution,
+    solve_file,
+    write_solution,
+)
 from planner.solvers.problem import FORBIDDEN, Solution, evaluate
 from tests.problems import brute_force
 
@@ -49,12 +55,23 @@ def test_the_contest_example(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["p.json.gz", "s.json"]
 
 
-def test_without_numba_what_is_not_proven_says_what_would_be_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_numba_what_is_not_proven_says_what_would_be_faster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "p.json").write_text(json.dumps(EXAMPLE))
-    cases: list[tuple[Literal["optimal", "feasible"], bool, bool]] = [("feasible", False, True), ("feasible", True, False), ("optimal", False, False)]
+    cases: list[tuple[Literal["optimal", "feasible"], bool, bool]] = [
+        ("feasible", False, True),
+        ("feasible", True, False),
+        ("optimal", False, False),
+    ]
     for status, there, noted in cases:
-        monkeypatch.setattr("planner.solvers.solve", lambda *_, status=status: Solution((0, 0, 2, 1, 0), status, None, "auto"))
-        monkeypatch.setattr("planner.solvers.neighbourhood.ground.compiled", lambda there=there: there)
+        monkeypatch.setattr(
+            "planner.solvers.solve",
+            lambda *_, status=status: Solution((0, 0, 2, 1, 0), status, None, "auto"),
+        )
+        monkeypatch.setattr(
+            "planner.solvers.neighbourhood.ground.compiled", lambda there=there: there
+        )
         solve_file(tmp_path / "p.json", 20, out=io.StringIO())
         assert ("meshwright[fast]" in capsys.readouterr().err) == noted
 
@@ -71,7 +88,9 @@ def test_an_instance_under_other_numbers_has_the_same_optimum(seed: int) -> None
     assert again != EXAMPLE and brute_force(problem_of(again)) == 445
     other = varied(EXAMPLE["problem"], random.Random(seed), 0.5, 0.6, 0.9)
     assert other["usage_limit"] == 45 and len(other["edges"]["nodes"]) < 5
-    assert sorted(map(sum, other["nodes"]["costs"])) != sorted(map(sum, EXAMPLE["problem"]["nodes"]["costs"]))
+    assert sorted(map(sum, other["nodes"]["costs"])) != sorted(
+        map(sum, EXAMPLE["problem"]["nodes"]["costs"])
+    )
 
 
 def test_self_edges_go_to_the_node() -> None:
@@ -157,8 +176,13 @@ INSTANCES = Path(__file__).parents[3] / "shared" / "data" / "iopddl"
 
 @pytest.mark.slow
 @pytest.mark.skipif(not INSTANCES.exists(), reason="contest instances are not here")
-@pytest.mark.parametrize(("name", "cost"), [("M", 49916828783), ("N", 197740450806), ("S", 1511272720), ("U", 2141786579)])
+@pytest.mark.parametrize(
+    ("name", "cost"),
+    [("M", 49916828783), ("N", 197740450806), ("S", 1511272720), ("U", 2141786579)],
+)
 def test_the_kept_records_are_what_they_claim(name: str, cost: int) -> None:
-    choice = read_solution(Path(__file__).parents[2] / "benchmarks" / "records" / f"{name}.solution.json.gz")
+    choice = read_solution(
+        Path(__file__).parents[2] / "benchmarks" / "records" / f"{name}.solution.json.gz"
+    )
     verdict = evaluate(read_problem(INSTANCES / f"{name}.json.gz"), choice)
     assert verdict.feasible and verdict.cost == cost

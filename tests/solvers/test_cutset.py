@@ -1,4 +1,5 @@
-"""Neighbourhoods of nearly every choice: an elimination beside kept nodes finds what trying everything finds, tables keep within their limit, and descents only ever gain."""
+"""Neighbourhoods of nearly every choice: an elimination beside kept nodes finds what trying
+everything finds, tables keep within their limit, and descents only ever gain."""
 
 from __future__ import annotations
 
@@ -21,7 +22,15 @@ from planner.solvers.problem import Problem, evaluate
 from tests.problems import floors_hold, random_problem
 from tests.solvers.test_auto import grid
 
-ENGINES = ["plain", pytest.param("compiled", marks=pytest.mark.skipif(not ground.compiled(), reason="needs numba (pip install 'meshwright[fast]')"))]
+ENGINES = [
+    "plain",
+    pytest.param(
+        "compiled",
+        marks=pytest.mark.skipif(
+            not ground.compiled(), reason="needs numba (pip install 'meshwright[fast]')"
+        ),
+    ),
+]
 engines = pytest.mark.parametrize("engine", ENGINES)
 
 
@@ -35,7 +44,9 @@ def started(model: Model, engine: str) -> ground.Ground:
     return search.start(model)
 
 
-def eliminated(model: Model, x: np.ndarray, limit: float, seed: int, engine: str) -> tuple[np.ndarray, np.ndarray]:
+def eliminated(
+    model: Model, x: np.ndarray, limit: float, seed: int, engine: str
+) -> tuple[np.ndarray, np.ndarray]:
     """What a drawn cut makes of a choice, and which nodes it kept."""
     state, y = started(model, engine), x.copy()
     cut: Any = state.cut(limit, 1e8, np.random.default_rng(seed))
@@ -48,7 +59,10 @@ def eliminated(model: Model, x: np.ndarray, limit: float, seed: int, engine: str
         kept = np.flatnonzero(position < 0)
         for t, v in enumerate(order.tolist()):
             axes = scope[scope_first[t] : scope_first[t + 1]]
-            assert sizes[v] * sizes[axes].prod() <= limit * (1 + 1e-9) and (np.diff([t, *position[axes]]) > 0).all()
+            assert (
+                sizes[v] * sizes[axes].prod() <= limit * (1 + 1e-9)
+                and (np.diff([t, *position[axes]]) > 0).all()
+            )
     cut.eliminate(state.flat.cost, y)
     return y, kept
 
@@ -68,12 +82,22 @@ def test_nothing_beside_the_kept_nodes_is_less(engine: str, seed: int, limit: in
 
 
 def sparse(seed: int, nodes: int) -> Problem:
-    """A random problem of two strategies a node whose elimination joins many that were no neighbours."""
+    """A random problem of two strategies a node whose elimination joins many that were no
+    neighbours."""
     rng = np.random.default_rng(seed)
     edges = [sorted(rng.choice(nodes, 2, replace=False).tolist()) for _ in range(2 * nodes)]
     tables = tuple(rng.integers(0, 100, (2, 2)) for _ in edges)
     cost = tuple(rng.integers(0, 100, 2) for _ in range(nodes))
-    return Problem(cost, np.array(edges), np.arange(len(edges)), tables, np.zeros(0, np.int64), np.zeros((0, 2), np.int64), (), None)
+    return Problem(
+        cost,
+        np.array(edges),
+        np.arange(len(edges)),
+        tables,
+        np.zeros(0, np.int64),
+        np.zeros((0, 2), np.int64),
+        (),
+        None,
+    )
 
 
 @engines
@@ -101,7 +125,9 @@ def test_descents_fit_only_gain_and_are_the_same_for_a_seed(engine: str) -> None
         found = [descent.run(x, lambda work: work > 0) for x in (first, other)]
         for before, after in zip((first, other), found, strict=True):
             assert evaluate(problem, after).feasible
-            assert state.best.cost <= evaluate(problem, after).cost <= evaluate(problem, before).cost
+            assert (
+                state.best.cost <= evaluate(problem, after).cost <= evaluate(problem, before).cost
+            )
         ends.append(np.concatenate(found).tolist())
     assert ends[0] == ends[1]
 
@@ -124,8 +150,19 @@ def test_passes_by_colours_find_the_optimum_of_a_tree() -> None:
         edges = [(int(rng.integers(v)), v) for v in range(1, 30)]
         tables = tuple(rng.integers(0, 100, (4, 4)) for _ in edges)
         cost = tuple(rng.integers(0, 100, 4) for _ in range(30))
-        problem = Problem(cost, np.array(edges), np.arange(len(edges)), tables, np.zeros(0, np.int64), np.zeros((0, 2), np.int64), (), None)
+        problem = Problem(
+            cost,
+            np.array(edges),
+            np.arange(len(edges)),
+            tables,
+            np.zeros(0, np.int64),
+            np.zeros((0, 2), np.int64),
+            (),
+            None,
+        )
         state, tree = plainsearch.start(build(problem)), compile_tree(build(problem))
         assert tree is not None
         bounds = [state.sweep(np.zeros(0)) for _ in range(60)]
-        assert (np.diff(bounds) >= -1e-6).all() and bounds[-1] == pytest.approx(tree.run(np.concatenate(cost).astype(float))[0], rel=1e-9)
+        assert (np.diff(bounds) >= -1e-6).all() and bounds[-1] == pytest.approx(
+            tree.run(np.concatenate(cost).astype(float))[0], rel=1e-9
+        )

@@ -1,4 +1,5 @@
-"""Elimination's tables are bounded before they are made, and pair tables are not kept at the size of what they are added to."""
+"""Elimination's tables are bounded before they are made, and pair tables are not kept at the size
+of what they are added to."""
 
 from __future__ import annotations
 
@@ -16,8 +17,16 @@ from planner.solvers.neighbourhood.cuts_numpy import drawn
 def clique(nodes: int, options: int) -> Model:
     """Every two nodes share a table: one elimination table holds all their combinations."""
     random = np.random.default_rng(nodes * options)
-    pairs = {p: random.integers(0, 9, (options, options)).astype(float) for p in itertools.combinations(range(nodes), 2)}
-    return Model(np.arange(nodes + 1) * options, random.integers(0, 9, nodes * options).astype(float), pairs, None)
+    pairs = {
+        p: random.integers(0, 9, (options, options)).astype(float)
+        for p in itertools.combinations(range(nodes), 2)
+    }
+    return Model(
+        np.arange(nodes + 1) * options,
+        random.integers(0, 9, nodes * options).astype(float),
+        pairs,
+        None,
+    )
 
 
 def test_pair_tables_stay_small() -> None:
@@ -26,7 +35,9 @@ def test_pair_tables_stay_small() -> None:
     assert tree is not None and max(np.prod(s) for s in tree.shape) == 20**5
     assert sum(part.nbytes for parts in tree.base for part in parts) < 20**5 * 8 / 10
     value, choice, _ = tree.run(model.cost)
-    cost = sum(model.cost[v * 20 + x] for v, x in enumerate(choice)) + sum(t[choice[u], choice[v]] for (u, v), t in model.pairs.items())
+    cost = sum(model.cost[v * 20 + x] for v, x in enumerate(choice)) + sum(
+        t[choice[u], choice[v]] for (u, v), t in model.pairs.items()
+    )
     assert value == cost
 
 
@@ -41,7 +52,8 @@ def test_wide_models_are_refused_before_their_tables_are_made() -> None:
 
 
 def test_tables_have_no_more_dims_than_an_array() -> None:
-    """Operators with one split each add nothing to the entries of a table, but a dim: a clique of a hundred has one entry and a hundred dims."""
+    """Operators with one split each add nothing to the entries of a table, but a dim: a clique of a
+    hundred has one entry and a hundred dims."""
     model = clique(100, 1)
     cost = float(sum(model.cost)) + sum(float(t[0, 0]) for t in model.pairs.values())
     assert compile_tree(model) is None

@@ -1,4 +1,5 @@
-"""Fusion: the best mixture of choices is what trying every mixture finds, it fits, and it is never worse than the first."""
+"""Fusion: the best mixture of choices is what trying every mixture finds, it fits, and it is never
+worse than the first."""
 
 from __future__ import annotations
 
@@ -35,7 +36,10 @@ def test_the_best_mixture_is_found(seed: int) -> None:
     if not before.feasible:
         return
     x, cost = fused(problem, choices, exactly)
-    priced = [evaluate(problem, np.array(mixed)) for mixed in product(*(sorted(set(column)) for column in np.array(choices).T.tolist()))]
+    priced = [
+        evaluate(problem, np.array(mixed))
+        for mixed in product(*(sorted(set(column)) for column in np.array(choices).T.tolist()))
+    ]
     assert cost == min(p.cost for p in priced if p.feasible) <= before.cost
     assert evaluate(problem, x).feasible and evaluate(problem, x).cost == cost
 
@@ -61,13 +65,23 @@ def test_a_pool_keeps_the_last_and_updates_the_incumbent() -> None:
     best.x, best.cost = fitting[0], float(evaluate(problem, fitting[0]).cost)
     before = best.cost
     pool.fuse(best)
-    assert best.cost == evaluate(problem, best.x).cost <= min(before, *(evaluate(problem, x).cost for x in pool.choices))
+    assert (
+        best.cost
+        == evaluate(problem, best.x).cost
+        <= min(before, *(evaluate(problem, x).cost for x in pool.choices))
+    )
 
 
 def test_an_interruption_is_handed_on() -> None:
     problem, choices = roomy()
     with pytest.raises(KeyboardInterrupt):
-        fused(problem, choices, lambda rest, start: Solution(tuple([0] * len(rest.cost)), "feasible", None, stopped="interrupt"))
+        fused(
+            problem,
+            choices,
+            lambda rest, start: Solution(
+                tuple([0] * len(rest.cost)), "feasible", None, stopped="interrupt"
+            ),
+        )
 
 
 def test_a_bound_that_stands_still_is_not_raised_further(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,8 @@
-"""Leaving options out and halving on memory: sound floors and bounds, and the optimum of brute force at the end.
+"""Leaving options out and halving on memory: sound floors and bounds, and the optimum of brute
+force at the end.
 
-What needs compiled loops is tested in test_solvers_auto: compiling them takes twenty seconds, once for a file's process.
+What needs compiled loops is tested in test_solvers_auto: compiling them takes twenty seconds, once
+for a file's process.
 """
 
 from __future__ import annotations
@@ -21,7 +23,6 @@ from planner.solvers.exact.elimination import compile_tree
 from planner.solvers.model import build
 from planner.solvers.problem import FORBIDDEN, Budget, Problem, evaluate
 from planner.solvers.reduce.reductions import reduce
-
 from tests.problems import brute_force, floors_hold, random_problem, wide
 
 
@@ -30,7 +31,10 @@ def knapsack(seed: int, nodes: int = 14, bulk: int = 60) -> Problem:
     rng = np.random.default_rng(seed)
     cost = tuple(rng.integers(0, 100, 3) for _ in range(nodes))
     tables = tuple(rng.integers(0, 40, (3, 3)) for _ in range(nodes))
-    usage = tuple((bulk * rng.integers(0, 3, 3) + rng.integers(0, 3, 3)) * (8 if i < 2 else 1) for i in range(nodes))
+    usage = tuple(
+        (bulk * rng.integers(0, 3, 3) + rng.integers(0, 3, 3)) * (8 if i < 2 else 1)
+        for i in range(nodes)
+    )
     ends = np.array([(i, (i + 1) % nodes) for i in range(nodes)])
     span = np.tile([0, 1], (nodes, 1))
     least = sum(int(u.min()) for u in usage)
@@ -41,7 +45,9 @@ def knapsack(seed: int, nodes: int = 14, bulk: int = 60) -> Problem:
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 100_000))
-@example(25929)  # what stood for forbidden entries was so large that messages lost what costs differ by
+@example(
+    25929
+)  # what stood for forbidden entries was so large that messages lost what costs differ by
 @example(2004)
 def test_no_choice_with_an_option_costs_less_than_its_floor(seed: int) -> None:
     problem = random_problem(seed, nodes=5, most=3)
@@ -116,14 +122,27 @@ def test_what_is_too_wide_for_elimination_is_proven_after_narrowing() -> None:
 @given(st.integers(0, 100_000), st.data())
 def test_reducing_to_some_options_finds_the_best_of_them(seed: int, data: st.DataObject) -> None:
     problem = random_problem(seed, nodes=5)
-    only = [np.array(sorted(data.draw(st.sets(st.integers(0, len(c) - 1), min_size=1)))) for c in problem.cost]
-    best = brute_force(replace(problem, cost=tuple(np.where(np.isin(np.arange(len(c)), k), c, FORBIDDEN) for c, k in zip(problem.cost, only, strict=True))))
+    only = [
+        np.array(sorted(data.draw(st.sets(st.integers(0, len(c) - 1), min_size=1))))
+        for c in problem.cost
+    ]
+    best = brute_force(
+        replace(
+            problem,
+            cost=tuple(
+                np.where(np.isin(np.arange(len(c)), k), c, FORBIDDEN)
+                for c, k in zip(problem.cost, only, strict=True)
+            ),
+        )
+    )
     reduction = reduce(problem, only=only)
     found = None if reduction.problem is None else solve(reduction.problem, "dp")
     assert (best is None) == (found is None or found.status == "infeasible")
     if best is not None and found is not None:
         x = reduction.expand(found.choice)
-        assert evaluate(problem, x).cost == best and all(k in kept for k, kept in zip(x.tolist(), only, strict=True))
+        assert evaluate(problem, x).cost == best and all(
+            k in kept for k, kept in zip(x.tolist(), only, strict=True)
+        )
 
 
 def test_little_work_leaves_a_bound_and_the_same_answer() -> None:

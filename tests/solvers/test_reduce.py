@@ -11,12 +11,12 @@ import pytest
 from planner.solvers.problem import FORBIDDEN, Problem, evaluate
 from planner.solvers.reduce import pool
 from planner.solvers.reduce.reductions import reduce
-
 from tests.problems import brute_force, random_problem
 
 
 def structured(seed: int) -> Problem:
-    """A random problem with what the reductions look for: functional and separable edges, shared usage, dominated strategies."""
+    """A random problem with what the reductions look for: functional and separable edges, shared
+    usage, dominated strategies."""
     rng = np.random.default_rng(seed)
     problem = random_problem(seed, nodes=int(rng.integers(3, 7)), span=30)
     sizes = [len(c) for c in problem.cost]
@@ -35,8 +35,12 @@ def structured(seed: int) -> Problem:
         tables.append(table)
     usage = tuple(np.full(len(u), u[0]) if rng.random() < 0.4 else u for u in problem.live_usage)
     return replace(
-        problem, edges=np.array(edges, np.int64), edge_table=np.arange(len(edges)), tables=tuple(tables), live_usage=usage,
-    )  # fmt: skip
+        problem,
+        edges=np.array(edges, np.int64),
+        edge_table=np.arange(len(edges)),
+        tables=tuple(tables),
+        live_usage=usage,
+    )
 
 
 @pytest.mark.parametrize("dominance", [True, False])
@@ -52,7 +56,9 @@ def test_the_optimum_survives(make, dominance: bool) -> None:  # type: ignore[no
             continue
         assert brute_force(reduction.problem) == best, seed
         smaller += len(reduction.problem.cost) < len(problem.cost)
-        for x in itertools.islice(itertools.product(*[range(len(c)) for c in reduction.problem.cost]), 200):
+        for x in itertools.islice(
+            itertools.product(*[range(len(c)) for c in reduction.problem.cost]), 200
+        ):
             ours, judged = evaluate(reduction.problem, x), evaluate(problem, reduction.expand(x))
             assert ours.feasible == judged.feasible, seed
             if ours.feasible:
@@ -63,7 +69,13 @@ def test_the_optimum_survives(make, dominance: bool) -> None:  # type: ignore[no
 def test_large_tables_are_answered_for_as_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     def found(seed: int) -> tuple[bytes, ...] | None:
         left = reduce(random_problem(seed, nodes=9)).problem
-        return None if left is None else tuple(a.tobytes() for a in (*left.cost, left.edges, *left.tables, *left.live_usage))
+        return (
+            None
+            if left is None
+            else tuple(
+                a.tobytes() for a in (*left.cost, left.edges, *left.tables, *left.live_usage)
+            )
+        )
 
     small = [found(seed) for seed in range(150)]
     asked: list[int] = []
@@ -89,10 +101,21 @@ def test_a_chain_of_functions_becomes_one_node() -> None:
     usage = tuple(rng.integers(1, 9, 4) for _ in range(6))
     ends = np.array([(i, i + 1) if i % 2 else (i + 1, i) for i in range(5)])
     span = np.array([(i, i + 3) for i in range(6)])
-    problem = Problem(tuple(rng.integers(0, 9, 4) for _ in range(6)), ends, np.arange(5), tuple(tables), np.arange(6), span, usage, 14)
+    problem = Problem(
+        tuple(rng.integers(0, 9, 4) for _ in range(6)),
+        ends,
+        np.arange(5),
+        tuple(tables),
+        np.arange(6),
+        span,
+        usage,
+        14,
+    )
     reduction = reduce(problem)
     assert reduction.problem is None or len(reduction.problem.cost) <= 2
-    assert (brute_force(problem) is None) == (reduction.problem is None or brute_force(reduction.problem) is None)
+    assert (brute_force(problem) is None) == (
+        reduction.problem is None or brute_force(reduction.problem) is None
+    )
 
 
 def test_a_known_choice_can_be_carried_over() -> None:
@@ -102,7 +125,9 @@ def test_a_known_choice_can_be_carried_over() -> None:
         reduction = reduce(problem)
         if reduction.problem is None:
             continue
-        for x in itertools.islice(itertools.product(*[range(len(c)) for c in reduction.problem.cost]), 20):
+        for x in itertools.islice(
+            itertools.product(*[range(len(c)) for c in reduction.problem.cost]), 20
+        ):
             back = reduction.restrict(reduction.expand(x))
             assert back is not None and back.tolist() == list(x)
             carried += 1

@@ -1,4 +1,5 @@
-"""The scaling study: its page says what its saved figures say, and thinned problems are the same problem with fewer strategies."""
+"""The scaling study: its page says what its saved figures say, and thinned problems are the same
+problem with fewer strategies."""
 
 from __future__ import annotations
 
@@ -20,13 +21,19 @@ def test_the_page_shows_the_saved_figures() -> None:
     page = (ROOT / "docs/scaling.md").read_text()
     assert "\n".join(lines(rows)) in page
     for study in dict.fromkeys(r.study for r in rows):
-        assert f"images/scaling-{study}.svg" in page and (ROOT / f"docs/images/scaling-{study}.svg").exists()
+        assert (
+            f"images/scaling-{study}.svg" in page
+            and (ROOT / f"docs/images/scaling-{study}.svg").exists()
+        )
 
 
 def test_a_thinned_problem_prices_its_choices_as_the_whole_one_does() -> None:
     problem = replace(random_problem(3), axis_choice=())
     few = thinned(problem, 2)
-    kept = [np.unique(np.linspace(0, len(c) - 1, min(2, len(c))).round().astype(int)) for c in problem.cost]
+    kept = [
+        np.unique(np.linspace(0, len(c) - 1, min(2, len(c))).round().astype(int))
+        for c in problem.cost
+    ]
     assert max(map(len, few.cost)) == 2
     for pick in (0, 1):
         small = tuple(min(pick, len(k) - 1) for k in kept)

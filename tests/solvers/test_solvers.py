@@ -10,7 +10,6 @@ import pytest
 from planner.solvers import dp, solve
 from planner.solvers.exact.elimination import compile_tree
 from planner.solvers.problem import Budget, Problem, evaluate
-
 from tests.problems import brute_force, least_with, random_problem
 
 CASES = [random_problem(seed) for seed in range(200)]
@@ -19,8 +18,11 @@ BEST = [brute_force(problem) for problem in CASES]
 
 def test_the_cases_are_what_they_should_be() -> None:
     free = [solve(Problem(p.cost, p.edges, p.edge_table, p.tables), "dp") for p in CASES]
-    binding = sum(b is not None and s.choice != () and evaluate(p, s.choice).peak_usage > p.usage_limit
-                  for p, b, s in zip(CASES, BEST, free, strict=True) if p.usage_limit is not None)  # fmt: skip
+    binding = sum(
+        b is not None and s.choice != () and evaluate(p, s.choice).peak_usage > p.usage_limit
+        for p, b, s in zip(CASES, BEST, free, strict=True)
+        if p.usage_limit is not None
+    )
     infeasible = sum(b is None for b in BEST)
     assert infeasible >= 20
     assert binding + infeasible >= 100
@@ -41,9 +43,16 @@ def test_exact_solvers_find_the_optimum(name: str) -> None:
 
 
 @pytest.mark.parametrize("entries, often", [(6e7, 50), (20, 10)])
-def test_what_costs_as_much_is_not_looked_for(entries: float, often: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Below a level is the optimum, or nothing: then that is proven. Where tables have no room, too."""
-    monkeypatch.setattr(dp, "compile_tree", lambda model, integer=False: compile_tree(model, total_limit=entries, integer=integer))
+def test_what_costs_as_much_is_not_looked_for(
+    entries: float, often: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Below a level is the optimum, or nothing: then that is proven. Where tables have no room,
+    too."""
+    monkeypatch.setattr(
+        dp,
+        "compile_tree",
+        lambda model, integer=False: compile_tree(model, total_limit=entries, integer=integer),
+    )
     monkeypatch.setattr(dp, "ROOM", entries)
     ended = 0
     for seed, (problem, best) in enumerate(zip(CASES, BEST, strict=True)):
@@ -51,18 +60,27 @@ def test_what_costs_as_much_is_not_looked_for(entries: float, often: int, monkey
             continue
         for below in (best // 2, best, best + 1, 2 * best + 1):
             found = solve(problem, "dp", Budget(below=below))
-            assert found.bound is not None and found.bound <= best * (1 + 1e-9), (seed, below, found)
+            assert found.bound is not None and found.bound <= best * (1 + 1e-9), (
+                seed,
+                below,
+                found,
+            )
             if found.choice:
                 cost = evaluate(problem, found.choice).cost
                 assert cost == best if entries > 20 else cost >= best, (seed, below, found)
             elif entries > 20 or not found.stopped:
                 ended += 1
-                assert below <= best and (found.bound >= below - 1 or entries == 20), (seed, below, found)
+                assert below <= best and (found.bound >= below - 1 or entries == 20), (
+                    seed,
+                    below,
+                    found,
+                )
     assert ended >= often
 
 
 def chain_problem(seed: int, blocks: int, strategies: int, limited: float | None) -> Problem:
-    """A layered net with residual edges, weights live all the time, activations in nested intervals, and two mesh axes."""
+    """A layered net with residual edges, weights live all the time, activations in nested
+    intervals, and two mesh axes."""
     rng = np.random.default_rng(seed)
     n = 6 * blocks
     axes = np.stack(np.unravel_index(np.arange(strategies) % 9, (3, 3)), axis=1) - 1
@@ -73,12 +91,23 @@ def chain_problem(seed: int, blocks: int, strategies: int, limited: float | None
     ends = [(i, i + 1) for i in range(n - 1)] + [(i, i + 3) for i in range(0, n - 3, 3)]
     code = [(c[:, 0] + 1) * 3 + c[:, 1] + 1 for c in choice]
     tables = tuple(convert[code[u]][:, code[v]] for u, v in ends)
-    usage = [rng.choice([1, 2, 4, 8], strategies) * int(rng.integers(10**6, 10**8)) for _ in range(2 * n)]
+    usage = [
+        rng.choice([1, 2, 4, 8], strategies) * int(rng.integers(10**6, 10**8)) for _ in range(2 * n)
+    ]
     span = [(0, 2 * n)] * n + [(i, 2 * n - i) for i in range(n)]
     problem = Problem(
-        tuple(cost), np.array(ends), np.arange(len(ends)), tables, np.array([*range(n), *range(n)]), np.array(span), tuple(usage), None,
-        axis_choice=tuple(choice), axis_size=(4, 2), weight=rng.random(n),
-    )  # fmt: skip
+        tuple(cost),
+        np.array(ends),
+        np.arange(len(ends)),
+        tables,
+        np.array([*range(n), *range(n)]),
+        np.array(span),
+        tuple(usage),
+        None,
+        axis_choice=tuple(choice),
+        axis_size=(4, 2),
+        weight=rng.random(n),
+    )
     if limited is None:
         return problem
     free = evaluate(problem, solve(problem, "dp").choice).peak_usage
@@ -145,7 +174,8 @@ def test_the_least_cost_with_each_strategy_is_that_of_brute_force() -> None:
 
 
 def test_variables_in_parts_bound_the_optimum_and_what_each_strategy_costs() -> None:
-    """Of random problems without memory, tables of at most four entries: integers stay integers, shifts between parts only gain."""
+    """Of random problems without memory, tables of at most four entries: integers stay integers,
+    shifts between parts only gain."""
     from planner.solvers.exact.minibucket import split_tree
     from planner.solvers.model import build
 
@@ -160,13 +190,22 @@ def test_variables_in_parts_bound_the_optimum_and_what_each_strategy_costs() -> 
         assert np.isinf(value) or value == round(value)
         assert (least <= np.concatenate(exact)).all() and (least >= value).all()
         tight = tree.tighten(model.cost)
-        assert value <= tight <= best and tight == tree.tighten(model.cost)  # the second begins where the first ended
+        assert value <= tight <= best and tight == tree.tighten(
+            model.cost
+        )  # the second begins where the first ended
         dearer = {pair: 2.0 * table + 1.0 for pair, table in model.pairs.items()}
-        again, fresh = tree.with_pairs(dearer).marginals(model.cost), split_tree(replace(model, pairs=dearer), 4).marginals(model.cost)
+        again, fresh = (
+            tree.with_pairs(dearer).marginals(model.cost),
+            split_tree(replace(model, pairs=dearer), 4).marginals(model.cost),
+        )
         assert again[0] == fresh[0]
         np.testing.assert_array_equal(again[1], fresh[1])
         assert tree.exact == (not tree.parts) and (not tree.exact or value == best)
-        split, gained, total = split + (not tree.exact), gained + (value < tight), total + (value < best)
+        split, gained, total = (
+            split + (not tree.exact),
+            gained + (value < tight),
+            total + (value < best),
+        )
     assert split > 40 and gained > 10
     assert total > 10
 
@@ -182,13 +221,18 @@ def test_large_integers_stay_exact() -> None:
 
 def test_a_budget_of_work_is_deterministic_and_anytime() -> None:
     problem = chain_problem(3, 6, 18, 0.3)
-    first, again = solve(problem, "dp", Budget(work=200_000)), solve(problem, "dp", Budget(work=200_000))
+    first, again = (
+        solve(problem, "dp", Budget(work=200_000)),
+        solve(problem, "dp", Budget(work=200_000)),
+    )
     assert first == again
     assert first.status == "feasible" and first.stopped == "work"
     assert first.bound is not None and evaluate(problem, first.choice).cost >= first.bound
 
 
-def test_a_limit_that_only_the_smallest_options_keep_takes_eliminations_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_that_only_the_smallest_options_keep_takes_eliminations_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """What the smallest plan is found by. Problems whose smallest usage some choice has."""
     from planner.solvers import dp
     from planner.solvers.exact.elimination import compile_tree
@@ -206,9 +250,17 @@ def test_a_limit_that_only_the_smallest_options_keep_takes_eliminations_alone(mo
         each = [np.zeros(len(c), np.int64) for c in drawn.cost]
         for i, use in zip(drawn.live_node.tolist(), drawn.live_usage, strict=True):
             each[i] = each[i] + use
-        problem = replace(drawn, live_node=np.arange(len(each)), live_span=np.tile([[0, 1]], (len(each), 1)), live_usage=tuple(each), usage_limit=sum(int(u.min()) for u in each))
+        problem = replace(
+            drawn,
+            live_node=np.arange(len(each)),
+            live_span=np.tile([[0, 1]], (len(each), 1)),
+            live_usage=tuple(each),
+            usage_limit=sum(int(u.min()) for u in each),
+        )
         best, found = brute_force(problem), solve(problem, "dp")
-        assert (found.status, found.choice and evaluate(problem, found.choice).cost) == (("optimal", best) if best is not None else ("infeasible", ())), seed
+        assert (found.status, found.choice and evaluate(problem, found.choice).cost) == (
+            ("optimal", best) if best is not None else ("infeasible", ())
+        ), seed
         tree = compile_tree(build(problem))
         assert tree is not None and found.work <= 2 * tree.entries
         checked += best is not None
@@ -232,7 +284,8 @@ def test_options_that_no_choice_within_the_limit_has_are_known() -> None:
 
 
 def test_labels_grown_again_keep_what_a_narrow_beam_dropped() -> None:
-    """Regrets count from the value under the prices, also after an earlier beam raised the bound."""
+    """Regrets count from the value under the prices, also after an earlier beam raised the
+    bound."""
     from planner.solvers.dp import clock_of, solve_model
     from planner.solvers.model import build
 
@@ -244,7 +297,8 @@ def test_labels_grown_again_keep_what_a_narrow_beam_dropped() -> None:
 
 
 def test_recursive_is_near_the_optimum_where_memory_binds() -> None:
-    """An encoder and a decoder on 8 x 8 devices in half of the memory: its alphabet has to have strategies of both sides of the limit."""
+    """An encoder and a decoder on 8 x 8 devices in half of the memory: its alphabet has to have
+    strategies of both sides of the limit."""
     from benchmarks.own_problems import problem_on, searcher
     from planner.machine.mesh_choices import two_axes
 

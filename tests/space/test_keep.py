@@ -1,4 +1,5 @@
-"""What a recomputed block runs again when results of collectives are kept: the search charges what the price charges."""
+"""What a recomputed block runs again when results of collectives are kept: the search charges what
+the price charges."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from planner.workload.model import Model, Workload
 
 
 def test_products_behind_a_kept_sum_are_not_charged_again() -> None:
-    """Megatron's plan of a transformer: the row-parallel product of attention leaves a sum, whose result is kept."""
+    """Megatron's plan of a transformer: the row-parallel product of attention leaves a sum, whose
+    result is kept."""
     request = make_request(devices=8, hardware=None, topology=None)
     search = Search(Model.open("zoo:gpt-tiny", Workload("train", batch=32), 8), request)
     mesh = pinned_mesh(request.topology, {"data": 2, "model": 4})
@@ -24,8 +26,13 @@ def test_products_behind_a_kept_sum_are_not_charged_again() -> None:
     assert space is not None
     splits = megatron(space.base.graph, mesh.shape)
     rows = [v.splits.index(splits[v.name]) if v.kind == "op" else -1 for v in space.variables]
-    behind = [(v, k) for v, k in zip(space.variables, rows, strict=True) if v.kind == "op" and space.base.rules[v.node].result(0, v.splits[k], ("data", "model")).partial
-              and v.node in space.base.replayed]  # fmt: skip
+    behind = [
+        (v, k)
+        for v, k in zip(space.variables, rows, strict=True)
+        if v.kind == "op"
+        and space.base.rules[v.node].result(0, v.splits[k], ("data", "model")).partial
+        and v.node in space.base.replayed
+    ]
     assert behind and all(v.spared_s[k] == v.forward_s[k] > 0 for v, k in behind)
     plan = Plan(mesh.shape, splits, 0, ("data", "model"), "block-keep", 1, space.base.runs)
     _, flow, runs = price_plan(space.base, plan, space.pricer)
@@ -38,7 +45,9 @@ def test_keeping_more_is_charged_less() -> None:
     search = Search(Model.open("zoo:gpt-tiny", Workload("train", batch=32), 8), request)
     space = search.space(pinned_mesh(request.topology, {"data": 2, "model": 4}), 1, None)
     assert space is not None
-    none, keep, again = (assemble(space, Techniques(0, how, 1), None) for how in ("none", "block-keep", "block"))
+    none, keep, again = (
+        assemble(space, Techniques(0, how, 1), None) for how in ("none", "block-keep", "block")
+    )
     choice = tuple(int(np.argmax(v.spared_s)) for v in space.variables)
     costs = [evaluate(p, choice).cost for p in (none, keep, again)]
     assert costs[0] <= costs[1] < costs[2]

@@ -13,6 +13,7 @@ from costmodels.precision import load_recipe
 from costmodels.runtimes import RUNTIMES
 from planner.execution.layout_flow import cut_layout, weight_plan
 from planner.execution.plan import Plan
+from planner.execution.zero_stages import ZERO_LEVELS
 from planner.machine.mesh_choices import meshes
 from planner.machine.topology import for_devices
 from planner.pricing.gradient_sync import WeightCosts
@@ -25,49 +26,83 @@ from planner.sharding.rule import Limits
 from planner.solvers import solve
 from planner.solvers.problem import FORBIDDEN, Budget, evaluate
 from planner.space.assemble import PICO, Techniques, assemble, least_usage, usage_of
-from planner.execution.zero_stages import ZERO_LEVELS
 from planner.space.build import Base, Space, Variable, build_space, splits_of
 from planner.space.families import batch_only, restrict
 from planner.space.node_options import Kinds
 from planner.workload.model import Model, Workload
 
-MODELS = [("zoo:gpt2-small,layers=3", 8), ("zoo:llama3-8b,layers=3,seq=512", 16), ("zoo:resnet50", 32)]
+MODELS = [
+    ("zoo:gpt2-small,layers=3", 8),
+    ("zoo:llama3-8b,layers=3,seq=512", 16),
+    ("zoo:resnet50", 32),
+]
 
 
-def space_of(source: str, batch: int, devices: int = 8, model: int = 2, runtime: str = "jax-shard_map", fold: bool = True, atlas: Atlas | None = None,
-             hardware: str = "h100-sxm") -> Space:  # fmt: skip
+def space_of(
+    source: str,
+    batch: int,
+    devices: int = 8,
+    model: int = 2,
+    runtime: str = "jax-shard_map",
+    fold: bool = True,
+    atlas: Atlas | None = None,
+    hardware: str = "h100-sxm",
+) -> Space:
     topology = for_devices(hardware, devices)
-    mesh = next(m for m in meshes(topology) if [a.size for a in m.axes] == ([devices // model, model] if model > 1 else [devices]))
+    mesh = next(
+        m
+        for m in meshes(topology)
+        if [a.size for a in m.axes] == ([devices // model, model] if model > 1 else [devices])
+    )
     pricer = Pricer(topology, mesh, RUNTIMES[runtime], load_recipe("bf16-mixed"), atlas or Atlas())
-    base = Base.of(Model.open(source, Workload(batch=batch), devices).graph(1), training=True, fold=fold)
+    base = Base.of(
+        Model.open(source, Workload(batch=batch), devices).graph(1), training=True, fold=fold
+    )
     return build_space(base, pricer, zero_axes=tuple(pricer.sizes))
 
 
 def plan_of(space: Space, choice: tuple[int, ...], t: Techniques) -> Plan:
     shape = space.pricer.mesh.shape
-    return Plan(shape, splits_of(space, choice), t.zero, tuple(a for a, _ in shape), t.recompute, t.microbatches, space.base.runs)
+    return Plan(
+        shape,
+        splits_of(space, choice),
+        t.zero,
+        tuple(a for a, _ in shape),
+        t.recompute,
+        t.microbatches,
+        space.base.runs,
+    )
 
 
 @pytest.mark.parametrize(("source", "batch"), MODELS)
 @pytest.mark.parametrize("zero", [0, 1, 2])
-def test_objective_of_the_optimum_is_the_price_of_the_plan(source: str, batch: int, zero: int) -> None:
+def test_objective_of_the_optimum_is_the_price_of_the_plan(
+    source: str, batch: int, zero: int
+) -> None:
     space = space_of(source, batch)
     problem = assemble(space, Techniques(zero), None)
     found = solve(problem, "dp", Budget())
-    cost, _, _ = price_plan(space.base, plan_of(space, found.choice, Techniques(zero)), space.pricer)
+    cost, _, _ = price_plan(
+        space.base, plan_of(space, found.choice, Techniques(zero)), space.pricer
+    )
     assert evaluate(problem, found.choice).cost / PICO == pytest.approx(cost.step_time_s, rel=1e-6)
 
 
 @pytest.mark.parametrize(("source", "batch"), MODELS)
-@pytest.mark.parametrize("techniques", [Techniques(1), Techniques(2, "block-keep"), Techniques(0, "block")])
+@pytest.mark.parametrize(
+    "techniques", [Techniques(1), Techniques(2, "block-keep"), Techniques(0, "block")]
+)
 def test_usage_is_the_memory_of_the_plan(source: str, batch: int, techniques: Techniques) -> None:
     space = space_of(source, batch)
     choice = solve(assemble(space, techniques, None), "dp", Budget()).choice
     cost, _, _ = price_plan(space.base, plan_of(space, choice, techniques), space.pricer)
     held, working = usage_of(space, techniques, choice)
     kept = cost.memory.total - cost.memory.temporary
-    if techniques.recompute == "block-keep" or (techniques.recompute != "none" and len(space.base.runs) > 1):
-        # Results of collectives that are kept, and one repeat's activations at a time, of the run that has most: the problem counts the longest run's.
+    if techniques.recompute == "block-keep" or (
+        techniques.recompute != "none" and len(space.base.runs) > 1
+    ):
+        # Results of collectives that are kept, and one repeat's activations at a time, of the run
+        # that has most: the problem counts the longest run's.
         assert held <= kept + 8
     else:
         assert held == pytest.approx(kept, rel=1e-6, abs=8)
@@ -75,9 +110,16 @@ def test_usage_is_the_memory_of_the_plan(source: str, batch: int, techniques: Te
     assert least_usage(space, techniques) <= cost.memory.total
 
 
-@pytest.mark.parametrize(("source", "batch"), [("zoo:gpt2-small,layers=1", 8), ("zoo:resnet50,blocks=1-1-1-1", 32), ("zoo:mlp,layers=3", 64)])
-@pytest.mark.parametrize("techniques", [Techniques(0), Techniques(1), Techniques(2, microbatches=4)])
-def test_usage_without_a_loop_is_the_peak_of_the_walk(source: str, batch: int, techniques: Techniques) -> None:
+@pytest.mark.parametrize(
+    ("source", "batch"),
+    [("zoo:gpt2-small,layers=1", 8), ("zoo:resnet50,blocks=1-1-1-1", 32), ("zoo:mlp,layers=3", 64)],
+)
+@pytest.mark.parametrize(
+    "techniques", [Techniques(0), Techniques(1), Techniques(2, microbatches=4)]
+)
+def test_usage_without_a_loop_is_the_peak_of_the_walk(
+    source: str, batch: int, techniques: Techniques
+) -> None:
     """Random choices: the search's figure is the plan's, and never below what every plan needs."""
     space, rng = space_of(source, batch, fold=False), random.Random(3)
     assert space.base.written_out
@@ -94,31 +136,64 @@ def test_usage_without_a_loop_is_the_peak_of_the_walk(source: str, batch: int, t
 
 @pytest.mark.parametrize("fold", [True, False])
 def test_images_in_whole_tiles_cost_the_search_what_they_cost_the_plan(fold: bool) -> None:
-    """On a TPU a batch of 8 with 64 channels takes twice its bytes; programs without convolutions take what they take elsewhere."""
-    tpu, packed = (space_of("zoo:resnet50,blocks=2-1-1-1", 32, model=1, fold=fold, hardware=name) for name in ("tpu-v5e", "h100-sxm"))
+    """On a TPU a batch of 8 with 64 channels takes twice its bytes; programs without convolutions
+    take what they take elsewhere."""
+    tpu, packed = (
+        space_of("zoo:resnet50,blocks=2-1-1-1", 32, model=1, fold=fold, hardware=name)
+        for name in ("tpu-v5e", "h100-sxm")
+    )
     choice = solve(assemble(tpu, Techniques(1), None), "dp", Budget()).choice
     plan = plan_of(tpu, choice, Techniques(1))
-    cost, elsewhere = price_plan(tpu.base, plan, tpu.pricer)[0], price_plan(tpu.base, plan, replace(tpu.pricer, topology=packed.pricer.topology))[0]
-    assert sum(usage_of(tpu, Techniques(1), choice)) == pytest.approx(cost.memory.total, rel=1e-6, abs=16)
-    assert evaluate(assemble(tpu, Techniques(1), None), choice).cost / PICO == pytest.approx(cost.step_time_s, rel=1e-6)
-    assert (cost.memory.parameters, cost.memory.optimizer) == (elsewhere.memory.parameters, elsewhere.memory.optimizer)
-    assert 1.2 * elsewhere.memory.activations < cost.memory.activations < 2 * elsewhere.memory.activations
+    cost, elsewhere = (
+        price_plan(tpu.base, plan, tpu.pricer)[0],
+        price_plan(tpu.base, plan, replace(tpu.pricer, topology=packed.pricer.topology))[0],
+    )
+    assert sum(usage_of(tpu, Techniques(1), choice)) == pytest.approx(
+        cost.memory.total, rel=1e-6, abs=16
+    )
+    assert evaluate(assemble(tpu, Techniques(1), None), choice).cost / PICO == pytest.approx(
+        cost.step_time_s, rel=1e-6
+    )
+    assert (cost.memory.parameters, cost.memory.optimizer) == (
+        elsewhere.memory.parameters,
+        elsewhere.memory.optimizer,
+    )
+    assert (
+        1.2 * elsewhere.memory.activations
+        < cost.memory.activations
+        < 2 * elsewhere.memory.activations
+    )
     text = space_of("zoo:gpt2-small,layers=1", 8, hardware="tpu-v5e")
     assert not text.base.images
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2])
-def test_sums_of_gradients_over_microbatches_are_in_the_objective_and_in_the_price(zero: int) -> None:
+def test_sums_of_gradients_over_microbatches_are_in_the_objective_and_in_the_price(
+    zero: int,
+) -> None:
     space = space_of("zoo:gpt2-small,layers=3", 8)
     one, four = (assemble(space, Techniques(zero, microbatches=n), None) for n in (1, 4))
     choice = solve(four, "dp", Budget()).choice
-    (once, _, _), (often, flow, _) = (price_plan(space.base, plan_of(space, choice, Techniques(zero, microbatches=n)), space.pricer) for n in (1, 4))
+    (once, _, _), (often, flow, _) = (
+        price_plan(
+            space.base, plan_of(space, choice, Techniques(zero, microbatches=n)), space.pricer
+        )
+        for n in (1, 4)
+    )
     assert evaluate(four, choice).cost / PICO == pytest.approx(often.step_time_s, rel=1e-6)
     assert evaluate(one, choice).cost / PICO == pytest.approx(once.step_time_s, rel=1e-6)
     device, graph, mesh = space.pricer.topology.device, space.base.graph, dict(space.pricer.sizes)
-    held = sum(prod(local_shape(graph.tensors[n].shape, cut_layout(w) if zero == 2 else w.layout, mesh)) for n, w in flow.weights.items() if n in flow.grad)
-    moved = 3 * 4 * held * space.pricer.recipe.gradient_bytes  # sum and gradient read, the sum written, in each of four
-    assert often.optimizer_time_s - once.optimizer_time_s == pytest.approx(moved / (device.memory_bytes_per_s * device.memory_efficiency), rel=1e-9)
+    held = sum(
+        prod(local_shape(graph.tensors[n].shape, cut_layout(w) if zero == 2 else w.layout, mesh))
+        for n, w in flow.weights.items()
+        if n in flow.grad
+    )
+    moved = (
+        3 * 4 * held * space.pricer.recipe.gradient_bytes
+    )  # sum and gradient read, the sum written, in each of four
+    assert often.optimizer_time_s - once.optimizer_time_s == pytest.approx(
+        moved / (device.memory_bytes_per_s * device.memory_efficiency), rel=1e-9
+    )
 
 
 def test_overlap_of_the_runtime_is_in_the_objective() -> None:
@@ -131,7 +206,9 @@ def test_overlap_of_the_runtime_is_in_the_objective() -> None:
 
 @pytest.mark.parametrize("micro", [2, 4, 16])
 @pytest.mark.parametrize("zero", [0, 1, 2])
-def test_the_whole_batch_in_one_piece_bounds_any_number_of_microbatches(micro: int, zero: int) -> None:
+def test_the_whole_batch_in_one_piece_bounds_any_number_of_microbatches(
+    micro: int, zero: int
+) -> None:
     source, batch, t = "zoo:gpt2-small,layers=2", 32, Techniques(zero, "none", micro)
     whole, cut = space_of(source, batch), space_of(source, batch // micro)
     bound = solve(assemble(whole, t, None, uncut=True), "dp", Budget()).bound
@@ -153,8 +230,18 @@ def test_unfolded_repeats_cost_what_folded_ones_do() -> None:
 def test_conversions_priced_together_are_those_priced_one_by_one() -> None:
     topology, random_ = for_devices("h100-sxm", 16), random.Random(1)
     cells = [(), ("data",), ("tensor",), ("data", "tensor")]
-    layouts = [x for x in (Layout((a, b), p, f) for a in cells for b in cells for p in ((), ("tensor",)) for f in ((), ("data",)))
-               if len({*x.dims[0], *x.dims[1], *x.partial, *x.fan}) == len([*x.dims[0], *x.dims[1], *x.partial, *x.fan])]  # fmt: skip
+    layouts = [
+        x
+        for x in (
+            Layout((a, b), p, f)
+            for a in cells
+            for b in cells
+            for p in ((), ("tensor",))
+            for f in ((), ("data",))
+        )
+        if len({*x.dims[0], *x.dims[1], *x.partial, *x.fan})
+        == len([*x.dims[0], *x.dims[1], *x.partial, *x.fan])
+    ]
     atlas = Atlas()
     for mesh in [m for m in meshes(topology) if len(m.axes) == 2]:
         pricer = Pricer(topology, mesh, RUNTIMES["jax-shard_map"], load_recipe("bf16-mixed"), atlas)
@@ -162,13 +249,29 @@ def test_conversions_priced_together_are_those_priced_one_by_one() -> None:
         numbers = [atlas.number(x) for x in layouts]
         for shape in ((64, 4096), (48, 30), (7, 5)):  # cut evenly, partly so, and hardly ever
             forward, backward = tables.table(shape, 2, numbers, numbers, True)
-            for a, b in random_.sample([(a, b) for a in range(len(layouts)) for b in range(len(layouts))], 80):
+            for a, b in random_.sample(
+                [(a, b) for a in range(len(layouts)) for b in range(len(layouts))], 80
+            ):
                 steps = convert(shape, layouts[a], layouts[b], mesh.shape)
                 if steps is None:
                     assert np.isinf(forward[a, b])
                     continue
-                assert forward[a, b] == pytest.approx(sum(pricer.collective_s(s.forward, s.axes, 2 * s.forward_elements) for s in steps), rel=1e-9, abs=1e-18)
-                assert backward[a, b] == pytest.approx(sum(pricer.collective_s(s.backward, s.axes, 2 * s.backward_elements) for s in steps), rel=1e-9, abs=1e-18)
+                assert forward[a, b] == pytest.approx(
+                    sum(
+                        pricer.collective_s(s.forward, s.axes, 2 * s.forward_elements)
+                        for s in steps
+                    ),
+                    rel=1e-9,
+                    abs=1e-18,
+                )
+                assert backward[a, b] == pytest.approx(
+                    sum(
+                        pricer.collective_s(s.backward, s.axes, 2 * s.backward_elements)
+                        for s in steps
+                    ),
+                    rel=1e-9,
+                    abs=1e-18,
+                )
 
 
 def test_a_restricted_space_is_the_space_with_fewer_options() -> None:
@@ -176,84 +279,183 @@ def test_a_restricted_space_is_the_space_with_fewer_options() -> None:
     allowed = batch_only(space.base, space.pricer.mesh.shape)
     small = restrict(space, allowed)
     assert small is not None
-    built = build_space(space.base, space.pricer, allowed=allowed, zero_axes=tuple(space.pricer.sizes))
+    built = build_space(
+        space.base, space.pricer, allowed=allowed, zero_axes=tuple(space.pricer.sizes)
+    )
     costs = [solve(assemble(s, Techniques(1), None), "dp", Budget()) for s in (small, built)]
     assert costs[0].bound == costs[1].bound
     assert all(len(v.splits) == 1 for v in small.variables if v.kind == "op")
     assert all(c.min() < FORBIDDEN for c in assemble(small, Techniques(1), None).cost)
 
 
-@pytest.mark.parametrize(("source", "batch"), [("zoo:llama-tiny", 16), ("zoo:mixtral-tiny", 16), ("zoo:resnet-tiny", 12), ("zoo:lstm-tiny", 8)])
+@pytest.mark.parametrize(
+    ("source", "batch"),
+    [
+        ("zoo:llama-tiny", 16),
+        ("zoo:mixtral-tiny", 16),
+        ("zoo:resnet-tiny", 12),
+        ("zoo:lstm-tiny", 8),
+    ],
+)
 def test_splits_priced_together_are_those_priced_one_by_one(source: str, batch: int) -> None:
     space = space_of(source, batch)
-    rows = [f.name for f in fields(Variable) if f.name.endswith(("_s", "_bytes")) or f.name == "pieces"]
+    rows = [
+        f.name for f in fields(Variable) if f.name.endswith(("_s", "_bytes")) or f.name == "pieces"
+    ]
     rule_of, order = space.base.rules, tuple(space.pricer.sizes)
     every = Kinds(space.base, space.pricer, Limits(), {}, order).every()
     for k in range(max(len(kind.variable.splits) for kind in every.values())):
-        own = {i: (kind.variable.splits[k],) for i, kind in every.items() if k < len(kind.variable.splits)}
+        own = {
+            i: (kind.variable.splits[k],)
+            for i, kind in every.items()
+            if k < len(kind.variable.splits)
+        }
         rest = {i: kind.variable.splits[:1] for i, kind in every.items() if i not in own}
-        each = Kinds(space.base, replace(space.pricer, memo={}), Limits(), own | rest, order).every()
+        each = Kinds(
+            space.base, replace(space.pricer, memo={}), Limits(), own | rest, order
+        ).every()
         for i, (split,) in own.items():
             one = each[i]
             for name in rows:
                 alone, among = getattr(one.variable, name), getattr(every[i].variable, name)
-                same = [np.array_equal(alone[z][0], among[z][k]) for z in alone] if isinstance(alone, dict) else [np.array_equal(alone[0], among[k])]
+                same = (
+                    [np.array_equal(alone[z][0], among[z][k]) for z in alone]
+                    if isinstance(alone, dict)
+                    else [np.array_equal(alone[0], among[k])]
+                )
                 assert all(same), (space.base.graph.nodes[i].op, split, name)
             for slot, row in enumerate(one.needs):
                 if row is not None:
                     layout = rule_of[i].operand(slot, split, order)
                     has = space.base.graph.nodes[i].inputs[slot] in space.base.grad
-                    assert space.pricer.atlas.layouts[row.layouts[0]] == (layout if has else Layout(layout.dims, layout.partial))
+                    assert space.pricer.atlas.layouts[row.layouts[0]] == (
+                        layout if has else Layout(layout.dims, layout.partial)
+                    )
 
 
 @pytest.mark.parametrize("hardware", ["h100-sxm", "cpu"])
 @pytest.mark.parametrize("bucketed", [False, True])
-def test_collectives_priced_together_are_those_priced_one_by_one(hardware: str, bucketed: bool) -> None:
+def test_collectives_priced_together_are_those_priced_one_by_one(
+    hardware: str, bucketed: bool
+) -> None:
     pricer = space_of("zoo:gpt-tiny", 16, 16, 4, hardware=hardware).pricer
     rng, ways = np.random.default_rng(0), ((), ("data",), ("tensor",), ("data", "tensor"))
-    of, payload, stacked = rng.integers(0, 4, 60), np.floor(10 ** rng.uniform(-1, 10, 60)), rng.integers(1, 99, 60)
+    of, payload, stacked = (
+        rng.integers(0, 4, 60),
+        np.floor(10 ** rng.uniform(-1, 10, 60)),
+        rng.integers(1, 99, 60),
+    )
     for kind in ("all-reduce", "reduce-scatter", "all-gather"):
         for runtime in ("jax-shard_map", "jax-jit"):
             priced = replace(pricer, runtime=RUNTIMES[runtime], memo={})
-            alone = [priced.collective_s(kind, ways[k], size, bucketed=bucketed, stacked=n) for k, size, n in zip(of.tolist(), payload.tolist(), stacked.tolist(), strict=True)]
-            assert priced.collectives_s(kind, ways, of, payload, bucketed, stacked).tolist() == alone
+            alone = [
+                priced.collective_s(kind, ways[k], size, bucketed=bucketed, stacked=n)
+                for k, size, n in zip(of.tolist(), payload.tolist(), stacked.tolist(), strict=True)
+            ]
+            assert (
+                priced.collectives_s(kind, ways, of, payload, bucketed, stacked).tolist() == alone
+            )
 
 
 @pytest.mark.parametrize("source", ["zoo:gpt-tiny", "zoo:resnet-tiny", "zoo:mixtral-tiny,layers=2"])
 def test_what_a_weight_costs_is_what_its_own_plan_says(source: str) -> None:
-    """Level by level and layout by layout, of the weight's plan (planner.execution.layout_flow) and one collective after the other."""
+    """Level by level and layout by layout, of the weight's plan (planner.execution.layout_flow) and
+    one collective after the other."""
     space = space_of(source, 48, 24, 4)  # dims of 64 over six devices are padded
     base, pricer, sizes = space.base, space.pricer, dict(space.pricer.sizes)
-    recipe, costs, shown = pricer.recipe, WeightCosts(base, pricer, ("data",)), 1 - pricer.runtime.overlap
+    recipe, costs, shown = (
+        pricer.recipe,
+        WeightCosts(base, pricer, ("data",)),
+        1 - pricer.runtime.overlap,
+    )
     for v in space.variables:
         for slot, name in enumerate(base.graph.nodes[v.node].inputs if v.kind == "op" else ()):
             if name not in base.own or name not in base.grad:
                 continue
             t, stack = base.graph.tensors[name], base.stacks.get(name, (0, 1))[1]
-            wanted = tuple(pricer.atlas.number(base.rules[v.node].operand(slot, split, tuple(sizes))) for split in v.splits)
+            wanted = tuple(
+                pricer.atlas.number(base.rules[v.node].operand(slot, split, tuple(sizes)))
+                for split in v.splits
+            )
             for n, found in zip(wanted, costs.of(name, wanted, True), strict=True):
                 need = pricer.atlas.layouts[n]
                 for level, row in zip(ZERO_LEVELS, found, strict=True):
-                    w = weight_plan(base.graph, name, [need], Plan(tuple(sizes.items()), {}, level, ("data",)), True)
+                    w = weight_plan(
+                        base.graph,
+                        name,
+                        [need],
+                        Plan(tuple(sizes.items()), {}, level, ("data",)),
+                        True,
+                    )
                     zero = w.zero if w.dim >= 0 else 0
-                    full, piece = (prod(local_shape(t.shape, x, sizes)) for x in (w.layout, cut_layout(w)))
+                    full, piece = (
+                        prod(local_shape(t.shape, x, sizes)) for x in (w.layout, cut_layout(w))
+                    )
                     own, group = (piece if zero else full), prod(sizes[a] for a in w.axes)
-                    sent = [("all-reduce", tuple(a for a in w.fan if not zero or a not in w.axes), own * recipe.reduction_bytes, True, shown)]
-                    later = [("reduce-scatter", w.axes, own * group * recipe.reduction_bytes, zero < 3, shown)] if zero else []
-                    gathered = ("all-gather", w.axes, own * group * recipe.parameter_bytes, zero < 3, 1)
-                    once = sent + (later if zero == 1 else []) + ([gathered] if zero in (1, 2) else [])
-                    each = (later if zero >= 2 else []) + ([gathered, gathered] if zero == 3 else [])
-                    seconds = [sum(part * pricer.collective_s(kind, axes, size, bucketed=late, stacked=stack) for kind, axes, size, late, part in some) for some in (once, each)]
-                    assert row[0] == pytest.approx(seconds[0] + pricer.optimizer_s(own, ()), rel=1e-12)
+                    sent = [
+                        (
+                            "all-reduce",
+                            tuple(a for a in w.fan if not zero or a not in w.axes),
+                            own * recipe.reduction_bytes,
+                            True,
+                            shown,
+                        )
+                    ]
+                    later = (
+                        [
+                            (
+                                "reduce-scatter",
+                                w.axes,
+                                own * group * recipe.reduction_bytes,
+                                zero < 3,
+                                shown,
+                            )
+                        ]
+                        if zero
+                        else []
+                    )
+                    gathered = (
+                        "all-gather",
+                        w.axes,
+                        own * group * recipe.parameter_bytes,
+                        zero < 3,
+                        1,
+                    )
+                    once = (
+                        sent + (later if zero == 1 else []) + ([gathered] if zero in (1, 2) else [])
+                    )
+                    each = (later if zero >= 2 else []) + (
+                        [gathered, gathered] if zero == 3 else []
+                    )
+                    seconds = [
+                        sum(
+                            part
+                            * pricer.collective_s(kind, axes, size, bucketed=late, stacked=stack)
+                            for kind, axes, size, late, part in some
+                        )
+                        for some in (once, each)
+                    ]
+                    assert row[0] == pytest.approx(
+                        seconds[0] + pricer.optimizer_s(own, ()), rel=1e-12
+                    )
                     assert row[1] == pytest.approx(seconds[1], rel=1e-12)
-                    assert row[2] == pricer.sum_s((own if zero >= 2 else full) * recipe.gradient_bytes)
+                    assert row[2] == pricer.sum_s(
+                        (own if zero >= 2 else full) * recipe.gradient_bytes
+                    )
                     assert row[5] == full * recipe.gradient_bytes
 
 
 def test_all_nodes_of_a_class_that_read_a_tensor_alike_are_one_link() -> None:
     space = space_of("zoo:t5-tiny", 16)
-    graph, read = space.base.graph, {v.name: k for k, v in enumerate(space.variables) if v.kind == "hub"}
-    assert any(len(w.uses) < len(graph.consumers[w.name]) for w in space.base.wires)  # what the encoder makes for every decoder block
+    graph, read = (
+        space.base.graph,
+        {v.name: k for k, v in enumerate(space.variables) if v.kind == "hub"},
+    )
+    assert any(
+        len(w.uses) < len(graph.consumers[w.name]) for w in space.base.wires
+    )  # what the encoder makes for every decoder block
     for name, k in read.items():
         v = space.variables[k]
-        assert sum(link.count for link in space.links if link.a == k) == v.count * len(graph.consumers[name])
+        assert sum(link.count for link in space.links if link.a == k) == v.count * len(
+            graph.consumers[name]
+        )

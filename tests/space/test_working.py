@@ -1,4 +1,5 @@
-"""What lives only for a while, in the problem: each operator's working set at its time, and at level 3 what is gathered of a block."""
+"""What lives only for a while, in the problem: each operator's working set at its time, and at
+level 3 what is gathered of a block."""
 
 from __future__ import annotations
 
@@ -14,30 +15,49 @@ from planner.search.build_request import make_request
 from planner.search.search import Search
 from planner.solvers import solve
 from planner.solvers.problem import Budget, evaluate
-from planner.space.assemble import Techniques, assemble, has_moments, least_usage, least_working, usage_of
+from planner.space.assemble import (
+    Techniques,
+    assemble,
+    has_moments,
+    least_usage,
+    least_working,
+    usage_of,
+)
 from planner.space.build import Space, splits_of
 from planner.space.families import restrict
 from planner.workload.model import Model, Workload
 
-CASES = [("zoo:gpt-tiny,layers=4", {"data": 2, "model": 4}), ("zoo:llama-tiny,layers=4", {"data": 4, "model": 2}), ("zoo:t5-tiny", {"data": 4, "model": 2}),
-         ("zoo:mixtral-tiny", {"data": 2, "model": 4})]  # fmt: skip
+CASES = [
+    ("zoo:gpt-tiny,layers=4", {"data": 2, "model": 4}),
+    ("zoo:llama-tiny,layers=4", {"data": 4, "model": 2}),
+    ("zoo:t5-tiny", {"data": 4, "model": 2}),
+    ("zoo:mixtral-tiny", {"data": 2, "model": 4}),
+]
 DRAWN, ROUNDED = 12, 8.0
 """Choices of a case; bytes that a plan's parts are rounded down by together."""
 
 
 def opened(source: str, sizes: dict[str, int]) -> tuple[Search, Space]:
-    search = Search(Model.open(source, Workload("train", batch=32), 8), make_request(devices=8, hardware=None, topology=None))
+    search = Search(
+        Model.open(source, Workload("train", batch=32), 8),
+        make_request(devices=8, hardware=None, topology=None),
+    )
     space = search.space(pinned_mesh(search.request.topology, sizes), 2, None)
     assert space is not None
     return search, space
 
 
 @pytest.mark.parametrize(("source", "sizes"), CASES)
-def test_the_peak_over_moments_is_that_of_what_is_kept_and_the_largest_working_set(source: str, sizes: dict[str, int]) -> None:
-    """Exactly where level 3 counts no gradients to come, elsewhere no more; and never less than with the least that any operator needs."""
+def test_the_peak_over_moments_is_that_of_what_is_kept_and_the_largest_working_set(
+    source: str, sizes: dict[str, int]
+) -> None:
+    """Exactly where level 3 counts no gradients to come, elsewhere no more; and never less than
+    with the least that any operator needs."""
     _, space = opened(source, sizes)
     rng = np.random.default_rng(0)
-    for at in (Techniques(zero, recompute, 2) for zero in (0, 1, 3) for recompute in ("none", "block")):
+    for at in (
+        Techniques(zero, recompute, 2) for zero in (0, 1, 3) for recompute in ("none", "block")
+    ):
         assert has_moments(space)
         problem, plain = assemble(space, at, 10**15, moments=True), assemble(space, at, 10**15)
         for _ in range(DRAWN):
@@ -49,17 +69,31 @@ def test_the_peak_over_moments_is_that_of_what_is_kept_and_the_largest_working_s
 
 
 @pytest.mark.parametrize(("source", "sizes"), CASES)
-def test_what_level_3_gathers_is_counted_and_no_more_than_plans_hold(source: str, sizes: dict[str, int]) -> None:
-    """Drawn plans that are recomputed need at least the bytes of their problem, and where the heaviest layer is a block's nothing else."""
+def test_what_level_3_gathers_is_counted_and_no_more_than_plans_hold(
+    source: str, sizes: dict[str, int]
+) -> None:
+    """Drawn plans that are recomputed need at least the bytes of their problem, and where the
+    heaviest layer is a block's nothing else."""
     search, space = opened(source, sizes)
-    rng, at, mesh, shares = np.random.default_rng(1), Techniques(3, "block", 2), pinned_mesh(search.request.topology, sizes), list[float]()
+    rng, at, mesh, shares = (
+        np.random.default_rng(1),
+        Techniques(3, "block", 2),
+        pinned_mesh(search.request.topology, sizes),
+        list[float](),
+    )
     problem = assemble(space, at, None)
     for _ in range(DRAWN):
         costs = tuple(c + rng.integers(0, 10**10, len(c)) for c in problem.cost)
         choice = solve(replace(problem, cost=costs), "dp", Budget(work=2_000_000)).choice
         splits = splits_of(space, choice)
-        cost, _, runs = price_plan(space.base, Plan(mesh.shape, splits, 3, mesh.zero_axes, "block", 2, space.base.runs), search.pricer(mesh))
-        own = restrict(space, {i: (splits[space.base.graph.nodes[i].id],) for i in space.base.times})  # whatever its hubs
+        cost, _, runs = price_plan(
+            space.base,
+            Plan(mesh.shape, splits, 3, mesh.zero_axes, "block", 2, space.base.runs),
+            search.pricer(mesh),
+        )
+        own = restrict(
+            space, {i: (splits[space.base.graph.nodes[i].id],) for i in space.base.times}
+        )  # whatever its hubs
         if own is not None and len(runs) == len(space.base.runs):  # else blocks are written out
             shares.append((least_usage(own, at) - ROUNDED) / cost.memory.total)
     assert shares and 0.9 < max(shares) <= 1, shares

@@ -1,4 +1,5 @@
-"""strategy.shardings with the libraries it is for: device_put, jit, optax's states, Orbax's checkpoints. The step computes what one device computes."""
+"""strategy.shardings with the libraries it is for: device_put, jit, optax's states, Orbax's
+checkpoints. The step computes what one device computes."""
 
 from __future__ import annotations
 
@@ -19,12 +20,18 @@ PINS = "dp=4,tp=2,zero={zero},recompute=none,micro=1,tensor=megatron"
 
 
 def planned(zero: int = 1) -> planner.Strategy:
-    return planner.plan("zoo:mlp-tiny", devices=8, batch=16, pins=PINS.format(zero=zero), baselines=False)
+    return planner.plan(
+        "zoo:mlp-tiny", devices=8, batch=16, pins=PINS.format(zero=zero), baselines=False
+    )
 
 
 def parameters(s: planner.Strategy) -> dict[str, Any]:
     rng = np.random.default_rng(0)
-    return {r["label"]: rng.standard_normal(r["shape"]).astype(np.float32) * 0.1 for r in s.tensors.values() if r.get("label")}
+    return {
+        r["label"]: rng.standard_normal(r["shape"]).astype(np.float32) * 0.1
+        for r in s.tensors.values()
+        if r.get("label")
+    }
 
 
 def nested(flat: dict[str, Any]) -> dict[str, Any]:
@@ -50,11 +57,17 @@ def test_device_put_and_jit_take_a_nested_tree() -> None:
     params = nested(parameters(s))
     where = s.shardings({"params": params})["params"]
     placed = jax.device_put(params, where)
-    cut = [leaf for leaf in jax.tree.leaves(placed) if leaf.addressable_shards[0].data.shape != leaf.shape]
+    cut = [
+        leaf
+        for leaf in jax.tree.leaves(placed)
+        if leaf.addressable_shards[0].data.shape != leaf.shape
+    ]
     assert cut, "tensor parallelism cuts some weight"
     step = jax.jit(jax.grad(loss), in_shardings=(where, None), out_shardings=where)
     x = np.ones((4, 4), np.float32)
-    for got, want in zip(jax.tree.leaves(step(placed, x)), jax.tree.leaves(jax.grad(loss)(params, x)), strict=True):
+    for got, want in zip(
+        jax.tree.leaves(step(placed, x)), jax.tree.leaves(jax.grad(loss)(params, x)), strict=True
+    ):
         np.testing.assert_allclose(np.asarray(got), np.asarray(want), rtol=1e-5, atol=1e-6)
 
 
@@ -63,8 +76,16 @@ def test_optimizer_levels_cut_what_they_say(zero: int) -> None:
     s = planned(zero)
     flat = parameters(s)
     params, state = s.shardings(flat), s.shardings(flat, optimizer=True)
-    over_data = {label for label, x in params.items() if any("data" in (axes if isinstance(axes, tuple) else (axes,)) for axes in x.spec)}
-    state_over_data = {label for label, x in state.items() if any("data" in (axes if isinstance(axes, tuple) else (axes,)) for axes in x.spec)}
+    over_data = {
+        label
+        for label, x in params.items()
+        if any("data" in (axes if isinstance(axes, tuple) else (axes,)) for axes in x.spec)
+    }
+    state_over_data = {
+        label
+        for label, x in state.items()
+        if any("data" in (axes if isinstance(axes, tuple) else (axes,)) for axes in x.spec)
+    }
     assert bool(over_data) == (zero == 3) and bool(state_over_data) == (zero >= 1)
 
 
@@ -84,8 +105,13 @@ def test_optax_state_follows_its_parameters_and_a_step_is_that_of_one_device() -
 
     placed = jax.device_put(params, where)
     state = jax.jit(optimizer.init, out_shardings=state_where)(placed)
-    assert any("data" in str(leaf.sharding.spec) for leaf in jax.tree.leaves(state)), "level 1 cuts moments over data"
-    sharded, one = jax.jit(step, in_shardings=(where, state_where, None), out_shardings=(where, state_where)), jax.jit(step)
+    assert any("data" in str(leaf.sharding.spec) for leaf in jax.tree.leaves(state)), (
+        "level 1 cuts moments over data"
+    )
+    sharded, one = (
+        jax.jit(step, in_shardings=(where, state_where, None), out_shardings=(where, state_where)),
+        jax.jit(step),
+    )
     plain, plain_state = params, optimizer.init(params)
     for _ in range(3):
         placed, state = sharded(placed, state, x)
@@ -103,9 +129,13 @@ def test_orbax_restores_into_another_plan(tmp_path: Path) -> None:
         checkpointer.save(tmp_path / "step", placed)
         checkpointer.wait_until_finished()
         where = after.shardings(params)
-        target = jax.tree.map(lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to), params, where)
+        target = jax.tree.map(
+            lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to), params, where
+        )
         restored = checkpointer.restore(tmp_path / "step", target)
-    for got, want, to in zip(jax.tree.leaves(restored), jax.tree.leaves(params), jax.tree.leaves(where), strict=True):
+    for got, want, to in zip(
+        jax.tree.leaves(restored), jax.tree.leaves(params), jax.tree.leaves(where), strict=True
+    ):
         np.testing.assert_array_equal(np.asarray(got), want)
         assert got.sharding.is_equivalent_to(to, got.ndim)
 
@@ -117,7 +147,9 @@ def test_names_and_shapes_that_do_not_fit_are_errors() -> None:
         s.shardings({label: np.zeros((3, 3), np.float32)})
     with pytest.raises(PlanError, match="no parameter named"):
         s.shardings({"count": np.zeros((), np.int32)})
-    assert s.shardings({"count": np.zeros((), np.int32)}, optimizer=True)["count"].is_fully_replicated
+    assert s.shardings({"count": np.zeros((), np.int32)}, optimizer=True)[
+        "count"
+    ].is_fully_replicated
 
 
 def test_a_plan_for_more_devices_than_there_are() -> None:
@@ -128,4 +160,8 @@ def test_a_plan_for_more_devices_than_there_are() -> None:
 
 def test_a_notebook_shows_the_summary() -> None:
     s = planned()
-    assert s._repr_html_().startswith("<pre>mlp-tiny (zoo)") and "<script" not in s._repr_html_() and "memory" in s._repr_html_()
+    assert (
+        s._repr_html_().startswith("<pre>mlp-tiny (zoo)")
+        and "<script" not in s._repr_html_()
+        and "memory" in s._repr_html_()
+    )

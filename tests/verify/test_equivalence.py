@@ -17,7 +17,12 @@ SHARED = Path(__file__).parents[3] / "shared" / "data" / "models"
 NAMES = ("dp", "tensor-parallel")
 
 
-def rows(case: Case, workload: str, names: tuple[str, ...] = NAMES, backends: tuple[str, ...] = ("shard_map",)) -> list[Row]:
+def rows(
+    case: Case,
+    workload: str,
+    names: tuple[str, ...] = NAMES,
+    backends: tuple[str, ...] = ("shard_map",),
+) -> list[Row]:
     return [r for r in run_case(case, workload, names, backends) if isinstance(r, Row)]
 
 
@@ -26,10 +31,18 @@ def zoo(name: str) -> Case:
 
 
 def test_an_mlp_trains_and_infers_the_same_everywhere() -> None:
-    found = rows(zoo("mlp-tiny"), "train", backends=("shard_map", "jit")) + rows(zoo("mlp-tiny"), "infer")
+    found = rows(zoo("mlp-tiny"), "train", backends=("shard_map", "jit")) + rows(
+        zoo("mlp-tiny"), "infer"
+    )
     assert len(found) == 6 and all(r.ok for r in found), found
-    assert {r.strategy for r in found} == set(NAMES) and len({r.plan for r in found if r.workload == "train"}) == 2
-    assert all((r.gradients is not None) == (r.workload == "train") and (r.runtime is not None) == (r.workload == "infer") for r in found)
+    assert {r.strategy for r in found} == set(NAMES) and len(
+        {r.plan for r in found if r.workload == "train"}
+    ) == 2
+    assert all(
+        (r.gradients is not None) == (r.workload == "train")
+        and (r.runtime is not None) == (r.workload == "infer")
+        for r in found
+    )
 
 
 @pytest.mark.slow
@@ -38,7 +51,13 @@ def test_a_live_batch_norm_is_global() -> None:
     assert len(found) == 2 and all(r.ok for r in found), found
 
 
-@pytest.mark.parametrize("file", ["torch_cnn_bn_dynamo.onnx", pytest.param("torch_llama_tiny_op23_static_dynamo.onnx", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "file",
+    [
+        "torch_cnn_bn_dynamo.onnx",
+        pytest.param("torch_llama_tiny_op23_static_dynamo.onnx", marks=pytest.mark.slow),
+    ],
+)
 def test_exported_files_agree_with_onnxruntime(file: str) -> None:
     source = SHARED / file
     if not source.exists():
@@ -53,10 +72,14 @@ def test_a_wrong_collective_fails_its_row(monkeypatch: pytest.MonkeyPatch) -> No
 
     right = numerics.load_program
 
-    def wrong(program, name="emitted", compute="float32"):  # sums become means in the emitted program, not in its twin
+    def wrong(
+        program, name="emitted", compute="float32"
+    ):  # sums become means in the emitted program, not in its twin
         from dataclasses import replace
 
-        changed = program.text.replace("lax.psum(", "lax.pmean(") if name == "emitted" else program.text
+        changed = (
+            program.text.replace("lax.psum(", "lax.pmean(") if name == "emitted" else program.text
+        )
         return right(replace(program, text=changed), name, compute)
 
     monkeypatch.setattr(numerics, "load_program", wrong)
@@ -68,8 +91,20 @@ def test_a_row_passes_only_with_every_error_in_bounds() -> None:
     trained = Row("m", "train", "dp", "jit", "data=8", 1e-7, gradients=1e-6, update=1e-6)
     inferred = Row("m", "infer", "dp", "jit", "data=8", 1e-7, runtime=1e-6)
     nan = float("nan")
-    wrong = (("error", 2e-4), ("error", None), ("gradients", 2e-4), ("gradients", nan), ("gradients", None), ("update", 2e-4), ("update", None), ("failure", "it broke"))
-    for good, bad in ((trained, wrong), (inferred, (("runtime", 2e-3), ("runtime", None), ("error", nan)))):
+    wrong = (
+        ("error", 2e-4),
+        ("error", None),
+        ("gradients", 2e-4),
+        ("gradients", nan),
+        ("gradients", None),
+        ("update", 2e-4),
+        ("update", None),
+        ("failure", "it broke"),
+    )
+    for good, bad in (
+        (trained, wrong),
+        (inferred, (("runtime", 2e-3), ("runtime", None), ("error", nan))),
+    ):
         assert good.ok and "ok" in equivalence.table_line(good)
         for field, value in bad:
             row = Row(**{**good.__dict__, field: value})
@@ -77,9 +112,16 @@ def test_a_row_passes_only_with_every_error_in_bounds() -> None:
 
 
 def test_rows_left_out_are_noticed() -> None:
-    rows = [Row("m", w, s, b, "") for w in ("infer", "train") for s in equivalence.asked(w, False)[0] for b in equivalence.asked(w, False)[1]]
+    rows = [
+        Row("m", w, s, b, "")
+        for w in ("infer", "train")
+        for s in equivalence.asked(w, False)[0]
+        for b in equivalence.asked(w, False)[1]
+    ]
     assert len(rows) == 26 and not equivalence.missing_rows(rows, False)
-    assert not equivalence.missing_rows([r for r in rows if r.strategy != "exchange"], False)  # only of models whose kernels can exchange
+    assert not equivalence.missing_rows(
+        [r for r in rows if r.strategy != "exchange"], False
+    )  # only of models whose kernels can exchange
     assert equivalence.missing_rows(rows[1:], False) == ["infer data-parallel shard_map"]
 
 
@@ -88,9 +130,13 @@ def test_gradients_that_are_missing_or_of_another_shape_fail() -> None:
 
     right = {"a": np.ones((2, 3)), "b": np.full(3, 1e-6)}
     assert worst_error(right, right) == (0.0, "a")
-    assert worst_error({"a": right["a"]}, right) == (np.inf, "b") and worst_error(right, {"a": right["a"]}) == (np.inf, "b")
+    assert worst_error({"a": right["a"]}, right) == (np.inf, "b") and worst_error(
+        right, {"a": right["a"]}
+    ) == (np.inf, "b")
     assert worst_error({**right, "a": np.ones((1, 3))}, right) == (np.inf, "a")
-    assert worst_error({**right, "b": np.full(3, 2e-6)}, right)[0] == pytest.approx(1e-3)  # against a thousandth of the largest
+    assert worst_error({**right, "b": np.full(3, 2e-6)}, right)[0] == pytest.approx(
+        1e-3
+    )  # against a thousandth of the largest
     assert worst_error({**right, "b": np.full(3, np.nan)}, right) == (np.inf, "b")
     assert _error(np.ones((1,)), np.ones((5,)), 0.0) == np.inf
 
@@ -105,12 +151,21 @@ def test_an_update_that_skips_a_reduction_fails_its_row(monkeypatch: pytest.Monk
         from dataclasses import replace
 
         assert "w = w - LEARNING_RATE * (" in program.text or name == "unsharded"
-        changed = program.text.replace("w = w - LEARNING_RATE * (", "w = w - 0.5 * LEARNING_RATE * (") if name == "emitted" else program.text
+        changed = (
+            program.text.replace("w = w - LEARNING_RATE * (", "w = w - 0.5 * LEARNING_RATE * (")
+            if name == "emitted"
+            else program.text
+        )
         return right(replace(program, text=changed), name, compute)
 
     monkeypatch.setattr(numerics, "load_program", wrong)
     found = rows(zoo("mlp-tiny"), "train", names=("tensor-parallel",))
-    assert len(found) == 1 and not found[0].ok and found[0].gradients < 1e-4 and found[0].update == pytest.approx(0.5, rel=0.01)
+    assert (
+        len(found) == 1
+        and not found[0].ok
+        and found[0].gradients < 1e-4
+        and found[0].update == pytest.approx(0.5, rel=0.01)
+    )
 
 
 def test_an_axis_without_work_is_idle() -> None:
@@ -120,7 +175,10 @@ def test_an_axis_without_work_is_idle() -> None:
     graph = model.graph(1)
     plan = strategy.plan_for(graph)
     assert idle_axes(graph, plan) == ()
-    without = {k: Split.of({f: [a for a in axes if a != "tensor"] for f, axes in s.pairs}) for k, s in plan.splits.items()}
+    without = {
+        k: Split.of({f: [a for a in axes if a != "tensor"] for f, axes in s.pairs})
+        for k, s in plan.splits.items()
+    }
     assert idle_axes(graph, Plan(plan.mesh, without)) == ("tensor",)
 
 
@@ -132,7 +190,10 @@ def test_a_mesh_written_differently_is_the_same_strategy() -> None:
         return Plan(tuple(mesh.items()), {i: Split.of(cuts) for i in products})
 
     one, two = plan({"data": 8}, m=["data"]), plan({"data": 4, "data2": 2}, m=["data", "data2"])
-    turned, apart = plan({"data": 4, "data2": 2}, m=["data2", "data"]), plan({"data": 4, "data2": 2}, m=["data"], n=["data2"])
+    turned, apart = (
+        plan({"data": 4, "data2": 2}, m=["data2", "data"]),
+        plan({"data": 4, "data2": 2}, m=["data"], n=["data2"]),
+    )
     same = identity(graph, one, 0)
     assert identity(graph, two, 0) == same and identity(graph, two, 1) != identity(graph, one, 1)
     assert identity(graph, turned, 0) != same and identity(graph, apart, 0) != same
@@ -145,13 +206,18 @@ def test_hand_pinned_tensor_parallelism_cuts_weights() -> None:
     model = case.model("infer")
     graph = model.graph(1)
     plan = choose(case, model, attempts("tensor-parallel", 8, False, 8)[0]).plan_for(graph)
-    products = [n for n in graph.nodes if n.op == "MatMul" and any(x in graph.weights for x in n.inputs)]
+    products = [
+        n for n in graph.nodes if n.op == "MatMul" and any(x in graph.weights for x in n.inputs)
+    ]
     assert len(products) > 4
-    assert all("tensor" in (*plan.splits[n.id].axes("n"), *plan.splits[n.id].axes("k")) for n in products)
+    assert all(
+        "tensor" in (*plan.splits[n.id].axes("n"), *plan.splits[n.id].axes("k")) for n in products
+    )
 
 
 def test_missing_weights_are_written_once_for_both_readers(tmp_path: Path) -> None:
-    """A zoo model refers to an absent weights.bin: the copy has it, seeded, and onnxruntime agrees with the emitted program on its values."""
+    """A zoo model refers to an absent weights.bin: the copy has it, seeded, and onnxruntime agrees
+    with the emitted program on its values."""
     import onnx
 
     import models_zoo
@@ -175,8 +241,15 @@ def test_missing_weights_are_written_once_for_both_readers(tmp_path: Path) -> No
 def test_evaluation_mode_and_float32() -> None:
     case = zoo("resnet-tiny,training=1")
     model = case.model("infer")
-    assert any(a.i == 1 for n in model.proto.graph.node for a in n.attribute if a.name == "training_mode")
-    assert not any(a.i == 1 for n in evaluation(model.proto).graph.node for a in n.attribute if a.name == "training_mode")
+    assert any(
+        a.i == 1 for n in model.proto.graph.node for a in n.attribute if a.name == "training_mode"
+    )
+    assert not any(
+        a.i == 1
+        for n in evaluation(model.proto).graph.node
+        for a in n.attribute
+        if a.name == "training_mode"
+    )
     assert not any(n.attrs.get("training_mode") for n in model.graph(1).nodes)
     assert {t.dtype for t in in_float32(model.plain).tensors.values() if t.is_float} == {"float32"}
 
@@ -186,22 +259,35 @@ def test_no_folder_is_an_error(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert "no such folder" in capsys.readouterr().err
 
 
-def test_shrunk_models_have_the_same_weights_at_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shrunk_models_have_the_same_weights_at_every_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Microbatches of a shrunk model are shrunk too."""
     monkeypatch.setattr(equivalence_models, "LARGE", 1000)
     case = zoo("bert-tiny")
     model = case.model("train")
-    assert isinstance(model, equivalence_models.Shrunk) and any(n.startswith("shrunk from") for n in model.plain.notes)
-    assert equivalence_models.weight_shapes(model.graph(2)) == equivalence_models.weight_shapes(model.plain)
+    assert isinstance(model, equivalence_models.Shrunk) and any(
+        n.startswith("shrunk from") for n in model.plain.notes
+    )
+    assert equivalence_models.weight_shapes(model.graph(2)) == equivalence_models.weight_shapes(
+        model.plain
+    )
     assert model.graph(2).dims["batch"] == 4
 
 
 def test_virtual_devices_have_threads_to_wait_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With 8 threads for 8 devices, independent collectives of jit programs deadlock: every way to start virtual devices asks for more."""
+    """With 8 threads for 8 devices, independent collectives of jit programs deadlock: every way to
+    start virtual devices asks for more."""
     from planner.verify.numerics import emit
     from planner.verify.worker import environment
 
     monkeypatch.delenv("NPROC", raising=False)
-    assert int(environment(8)["NPROC"]) >= 64 and int(equivalence.quick_environment(8)["NPROC"]) >= 64
-    text = emit(zoo("mlp-tiny").model("infer").graph(1), Plan((("data", 8),), {}), workload="infer").text
-    assert text.index('os.environ.setdefault("NPROC"') < text.index('jax.config.update("jax_platforms", "cpu")')
+    assert (
+        int(environment(8)["NPROC"]) >= 64 and int(equivalence.quick_environment(8)["NPROC"]) >= 64
+    )
+    text = emit(
+        zoo("mlp-tiny").model("infer").graph(1), Plan((("data", 8),), {}), workload="infer"
+    ).text
+    assert text.index('os.environ.setdefault("NPROC"') < text.index(
+        'jax.config.update("jax_platforms", "cpu")'
+    )

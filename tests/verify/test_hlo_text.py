@@ -1,4 +1,5 @@
-"""GPU and TPU spellings, replica groups in all their notations, loops and library calls: short texts in the compilers' own notation."""
+"""GPU and TPU spellings, replica groups in all their notations, loops and library calls: short
+texts in the compilers' own notation."""
 
 import itertools
 import math
@@ -17,10 +18,14 @@ MESH = (("data", 2), ("model", 4))
 
 
 def module(body, before=""):
-    return f"HloModule m, is_scheduled=true\n\n{before}\nENTRY %main.1 (p: bf16[64,32]) -> bf16[64,32] {{\n{body}\n}}\n"
+    return (
+        f"HloModule m, is_scheduled=true\n\n{before}\nENTRY %main.1 (p: bf16[64,32]) -> bf16[64,32]"
+        f" {{\n{body}\n}}\n"
+    )
 
 
-GPU = module("""\
+GPU = module(
+    """\
   %p = bf16[64,32]{1,0} parameter(0), metadata={op_name="x"}
   %all-reduce-start = bf16[64,32]{1,0} all-reduce-start(%p), channel_id=1, replica_groups={{0,1,2,3},{4,5,6,7}}, \
 use_global_device_ids=true, to_apply=%add, metadata={op_name="jit(f)/psum" stack_frame_id=12}, \
@@ -37,7 +42,8 @@ replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_0'}, dimensions={0}, use_globa
   %two = f32[2]{0} constant({1, 2})
   %collective-permute-start = (bf16[16,32]{1,0}, bf16[16,32]{1,0}) collective-permute-start(%all-gather-done), channel_id=1, \
 source_target_pairs={{0,0},{0,4},{4,4}}
-  ROOT %collective-permute-done = bf16[16,32]{1,0} collective-permute-done(%collective-permute-start)""")
+  ROOT %collective-permute-done = bf16[16,32]{1,0} collective-permute-done(%collective-permute-start)"""
+)
 
 
 def test_gpu_start_and_done_count_once():
@@ -90,7 +96,8 @@ def tpu_async(suffix, chain):
 
 def calls(suffix):
     return "\n".join(
-        f"  %{name}{suffix} = (bf16[64,32]{{1,0:T(8,128)(2,1)}}) fusion(%half, %p), kind=kCustom, calls=%{name}{suffix}"
+        f"  %{name}{suffix} = (bf16[64,32]{{1,0:T(8,128)(2,1)}}) fusion(%half, %p), kind=kCustom,"
+        f" calls=%{name}{suffix}"
         for name in ("fused_computation.39", "async_collective_fusion.72", "fused_computation.41")
     )
 
@@ -98,8 +105,12 @@ def calls(suffix):
 def test_tpu_asynchronous_repeats_count_once_and_chains_stay_apart():
     head = "  %p = bf16[64,32]{1,0:T(8,128)(2,1)} parameter(0)\n"
     head += "  %half = bf16[32,32]{1,0:T(8,128)(2,1)S(1)} slice(%p), slice={[0:32], [0:32]}\n"
-    text = module(head + calls(".a") + "\n" + calls(".b"), tpu_async(".a", "0") + "\n" + tpu_async(".b", "1"))
-    assert traffic(text, MESH) == {"all-gather": {"data": {"payload": 2 * 4096, "wire": Fraction(4096)}}}
+    text = module(
+        head + calls(".a") + "\n" + calls(".b"), tpu_async(".a", "0") + "\n" + tpu_async(".b", "1")
+    )
+    assert traffic(text, MESH) == {
+        "all-gather": {"data": {"payload": 2 * 4096, "wire": Fraction(4096)}}
+    }
     assert dot_flops(text) == 2 * (2 * 64 * 64 * 32)
 
 
@@ -119,14 +130,25 @@ def test_tpu_all_reduce_scatter_is_a_reduce_scatter_even_with_a_channel_in_commo
   %fusion = bf16[18,32]{1,0:T(8,128)(2,1)S(1)} fusion(%p), kind=kCustom, calls=%all-reduce-scatter.3
   ROOT %ar = bf16[64,32]{1,0:T(8,128)(2,1)} all-reduce(%p), channel_id=2, replica_groups=[2,4]<=[8], to_apply=%add"""
     found = traffic(module(body, scatter), MESH)
-    assert found["reduce-scatter"]["model"]["payload"] == 72 * 32 * 2  # the padded rows are really sent
+    assert (
+        found["reduce-scatter"]["model"]["payload"] == 72 * 32 * 2
+    )  # the padded rows are really sent
     assert found["all-reduce"]["model"]["payload"] == 64 * 32 * 2
 
 
 def test_layouts_tuples_and_odd_types_are_read():
-    text = "((bf16[64,32]{1,0:T(8,128)(2,1)S(1)}, /*index=1*/s4[3]{0:T(128)E(4)}), u32[]{:S(2)}, f8e4m3fn[<=8,2]{1,0}, token[])"
+    text = (
+        "((bf16[64,32]{1,0:T(8,128)(2,1)S(1)}, /*index=1*/s4[3]{0:T(128)E(4)}), u32[]{:S(2)},"
+        " f8e4m3fn[<=8,2]{1,0}, token[])"
+    )
     shapes = parse_shapes(text)
-    assert shapes == (Shape("bf16", (64, 32)), Shape("s4", (3,)), Shape("u32", ()), Shape("f8e4m3fn", (8, 2)), Shape("token", ()))
+    assert shapes == (
+        Shape("bf16", (64, 32)),
+        Shape("s4", (3,)),
+        Shape("u32", ()),
+        Shape("f8e4m3fn", (8, 2)),
+        Shape("token", ()),
+    )
     assert [s.size_bytes for s in shapes] == [4096, 2, 4, 16, 0]
     with pytest.raises(ValueError, match="unknown HLO element type 'q7'"):
         _ = Shape("q7", (1,)).size_bytes
@@ -140,15 +162,27 @@ ENTRY main (x: f32[8]) -> f32[8] {
   ROOT ar = f32[8]{0} all-reduce(f32[8]{0} x), replica_groups={}, to_apply=add
 }
 """
-    assert traffic(text, MESH) == {"all-reduce": {"data+model": {"payload": 32, "wire": Fraction(56)}}}
+    assert traffic(text, MESH) == {
+        "all-reduce": {"data+model": {"payload": 32, "wire": Fraction(56)}}
+    }
 
 
 @pytest.mark.parametrize(
     ("target", "left", "config", "contracted"),
     [
         ("__onednn$matmul", "bf16[64,32]{1,0}", "", 32),
-        ("__onednn$matmul", "bf16[32,64]{1,0}", ', backend_config={"onednn_matmul_config":{"transpose_a":true}}', 32),
-        ("__cublas$gemm", "bf16[48,64]{1,0}", ', backend_config={"dot_dimension_numbers":{"lhs_contracting_dimensions":["0"]}}', 48),
+        (
+            "__onednn$matmul",
+            "bf16[32,64]{1,0}",
+            ', backend_config={"onednn_matmul_config":{"transpose_a":true}}',
+            32,
+        ),
+        (
+            "__cublas$gemm",
+            "bf16[48,64]{1,0}",
+            ', backend_config={"dot_dimension_numbers":{"lhs_contracting_dimensions":["0"]}}',
+            48,
+        ),
     ],
 )
 def test_library_products_count(target, left, config, contracted):
@@ -160,7 +194,8 @@ def test_library_products_count(target, left, config, contracted):
 
 
 def test_a_batched_product_written_as_a_dilated_convolution():
-    # Base 4 dilated by 4 under a window of 4 with stride 3: of the 16 (output, tap) pairs only the 4 diagonal ones meet data.
+    # Base 4 dilated by 4 under a window of 4 with stride 3: of the 16 (output, tap) pairs only the
+    # 4 diagonal ones meet data.
     body = """\
   %p = bf16[4,8,16]{2,1,0} parameter(0)
   %q = bf16[4,16,24]{2,1,0} parameter(1)
@@ -189,7 +224,13 @@ LOOP = """\
 """
 
 
-@given(st.integers(-5, 9), st.integers(-9, 40), st.integers(-3, 3), st.sampled_from(["LT", "LE", "GT", "GE"]), st.booleans())
+@given(
+    st.integers(-5, 9),
+    st.integers(-9, 40),
+    st.integers(-3, 3),
+    st.sampled_from(["LT", "LE", "GT", "GE"]),
+    st.booleans(),
+)
 def test_trip_counts_equal_running_the_loop(start, bound, step, direction, mirrored):
     test = {"LT": int.__lt__, "LE": int.__le__, "GT": int.__gt__, "GE": int.__ge__}[direction]
     i, trips = start, 0
@@ -206,7 +247,9 @@ def test_trip_counts_equal_running_the_loop(start, bound, step, direction, mirro
   ROOT %w = (s32[], bf16[64,32]{{1,0}}, s32[]) while(%init), condition=%cond, body=%body"""
     (found,) = collectives(module(body, loop), MESH)
     if found.unknown_loop:
-        assert step == 0 or (step < 0) == (direction in ("LT", "LE"))  # such a loop runs never or for ever
+        assert step == 0 or (step < 0) == (
+            direction in ("LT", "LE")
+        )  # such a loop runs never or for ever
     else:
         assert found.count == trips
 
@@ -228,7 +271,8 @@ def test_every_spelling_of_the_groups_of_any_axes_is_read(case, random):
     label = "+".join(f"m{k}" for k in picked if sizes[k] > 1)
     dims, perm = ",".join(map(str, sizes)), ",".join(map(str, [*rest, *picked]))
     listed = "{" + ",".join("{" + ",".join(map(str, row)) + "}" for row in rows) + "}"
-    # XLA may name the axes of a mesh whose ids are permuted: here its axes are ours in another order.
+    # XLA may name the axes of a mesh whose ids are permuted: here its axes are ours in another
+    # order.
     order = list(range(len(sizes)))
     random.shuffle(order)
     ids = np.arange(math.prod(sizes)).reshape(sizes).transpose(order).ravel()
@@ -237,8 +281,14 @@ def test_every_spelling_of_the_groups_of_any_axes_is_read(case, random):
     spellings = (
         f"replica_groups={listed}, dimensions={{0}}",
         f"replica_groups=[{len(rows)},{n}]<=[{dims}]T({perm}), use_global_device_ids=true",
-        f"replica_groups=mesh[{axes}], device_ids=([{dims}]T({','.join(map(str, order))})) {{{named}}}, to_apply=%add",
-        f"replica_groups=mesh[{axes}], device_ids=({','.join(map(str, ids))}) {{{named}}}, to_apply=%add",
+        (
+            f"replica_groups=mesh[{axes}], device_ids=([{dims}]T({','.join(map(str, order))}))"
+            f" {{{named}}}, to_apply=%add"
+        ),
+        (
+            f"replica_groups=mesh[{axes}], device_ids=({','.join(map(str, ids))}) {{{named}}},"
+            " to_apply=%add"
+        ),
     )
     for spelling in spellings:
         found = groups(f", channel_id=1, {spelling}", math.prod(sizes))
@@ -247,12 +297,18 @@ def test_every_spelling_of_the_groups_of_any_axes_is_read(case, random):
 
 
 def test_sub_axes_and_groups_that_no_axes_have():
-    # 'y':(2)2 is the minor half of an axis of 4: pairs of neighbours. On a 2x4 mesh no axis has these groups; on 2x2x2 the last has.
+    # 'y':(2)2 is the minor half of an axis of 4: pairs of neighbours. On a 2x4 mesh no axis has
+    # these groups; on 2x2x2 the last has.
     found = groups("replica_groups=mesh['x'=2,'y'=4] {'y':(2)2}", 8)
     assert found == ((0, 1), (2, 3), (4, 5), (6, 7))
     assert axes_label(found, MESH) == "irregular:{0,1}+3 more"
     assert axes_label(found, (("a", 2), ("b", 2), ("c", 2))) == "c"
-    assert groups("replica_groups=mesh['x'=2,'y'=4] {'y':(1)2}", 8) == ((0, 2), (1, 3), (4, 6), (5, 7))
+    assert groups("replica_groups=mesh['x'=2,'y'=4] {'y':(1)2}", 8) == (
+        (0, 2),
+        (1, 3),
+        (4, 6),
+        (5, 7),
+    )
     assert axes_label(((0, 1, 2, 3), (4, 5), (6, 7)), MESH) == "irregular:{0,1,2,3}+2 more"
 
 
@@ -260,7 +316,10 @@ def test_permuted_device_ids_and_permutes():
     ids = (0, 4, 1, 5, 2, 6, 3, 7)
     assert axes_label(((0, 4), (1, 5), (2, 6), (3, 7)), (("a", 4), ("b", 2)), ids) == "b"
     assert permute_label(((0, 5), (5, 0)), MESH) == "data+model"
-    body = "  %p = bf16[64,32]{1,0} parameter(0)\n  ROOT %c = bf16[64,32]{1,0} collective-permute(%p), source_target_pairs={{0,0},{1,1}}"
+    body = (
+        "  %p = bf16[64,32]{1,0} parameter(0)\n  ROOT %c = bf16[64,32]{1,0} collective-permute(%p),"
+        " source_target_pairs={{0,0},{1,1}}"
+    )
     assert collectives(module(body), MESH) == ()
 
 
@@ -275,5 +334,9 @@ def test_all_subsets_of_a_three_axis_mesh_have_their_own_label():
     for r in range(1, 4):
         for picked in itertools.combinations(range(3), r):
             rest = [k for k in range(3) if k not in picked]
-            rows = ids.transpose([*rest, *picked]).reshape(-1, math.prod(mesh[k][1] for k in picked))
-            assert axes_label(tuple(map(tuple, rows.tolist())), mesh) == "+".join(mesh[k][0] for k in picked)
+            rows = ids.transpose([*rest, *picked]).reshape(
+                -1, math.prod(mesh[k][1] for k in picked)
+            )
+            assert axes_label(tuple(map(tuple, rows.tolist())), mesh) == "+".join(
+                mesh[k][0] for k in picked
+            )

@@ -1,4 +1,5 @@
-"""Kernels that exchange with their neighbours equal the unsharded ones under every split that has them exchange."""
+"""Kernels that exchange with their neighbours equal the unsharded ones under every split that has
+them exchange."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ def exchanged(case: Case) -> str:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_exchange_equals_unsharded(case: Case) -> None:
-    """One split that exchanges, over both axes for every other case and over one beside whatever else is cut for the rest; all of them in the slow suite."""
+    """One split that exchanges, over both axes for every other case and over one beside whatever
+    else is cut for the rest; all of them in the slow suite."""
     factor = exchanged(case)
     wanted = 2 - [c.name for c in CASES].index(case.name) % 2
     splits = [s for s in all_splits(case) if len(s.axes(factor)) == wanted]
@@ -39,11 +41,19 @@ def test_every_split_equals_unsharded(case: Case) -> None:
 
 
 def planned(tmp_path: Path, inside: str) -> tuple[planner.Strategy, str]:
-    """A plan that keeps positions over "sequence" (4 devices) and cuts `inside` by it in attention, and its program."""
+    """A plan that keeps positions over "sequence" (4 devices) and cuts `inside` by it in attention,
+    and its program."""
     pins = tmp_path / "pins.toml"
-    pins.write_text(f'[mesh]\ndata = 2\nsequence = 4\n["*/attn/Attention"]\nsplit = {{ b = ["data"], {inside} = ["sequence"] }}\n')
-    strategy = planner.plan(MODEL, devices=8, batch=16, pins=pins, precision="fp32", baselines=False)
-    assert [row["split"] for row in strategy.nodes.values() if row["op"] == "Attention"] == [{"b": ["data"], inside: ["sequence"]}]
+    pins.write_text(
+        f'[mesh]\ndata = 2\nsequence = 4\n["*/attn/Attention"]\nsplit = {{ b = ["data"], {inside} ='
+        ' ["sequence"] }\n'
+    )
+    strategy = planner.plan(
+        MODEL, devices=8, batch=16, pins=pins, precision="fp32", baselines=False
+    )
+    assert [row["split"] for row in strategy.nodes.values() if row["op"] == "Attention"] == [
+        {"b": ["data"], inside: ["sequence"]}
+    ]
     return strategy, planner.emit(strategy, MODEL)
 
 
@@ -51,39 +61,55 @@ MODEL = "zoo:gpt-tiny,seq=64"
 
 
 def test_positions_become_heads_by_all_to_all(tmp_path: Path) -> None:
-    """Ulysses: q, k and v arrive cut along positions and leave cut along heads, the result the other way; nothing is gathered."""
+    """Ulysses: q, k and v arrive cut along positions and leave cut along heads, the result the
+    other way; nothing is gathered."""
     strategy, text = planned(tmp_path, "g")
     assert "all_to_all(" in text
     moved = strategy.costs["communication_bytes_per_device"]
     assert set(moved["all-to-all"]) == {"sequence"}
     one = 8 * 16 * 64 * 4  # positions, width: bytes of one device's activations [8, 16, 64]
-    assert moved["all-to-all"]["sequence"]["payload"] == 2 * 2 * 4 * one  # layers, passes, and q, k, v and the result
+    assert (
+        moved["all-to-all"]["sequence"]["payload"] == 2 * 2 * 4 * one
+    )  # layers, passes, and q, k, v and the result
+
 
 def test_keys_pass_by_on_a_ring(tmp_path: Path) -> None:
     strategy, text = planned(tmp_path, "ring")
-    assert text.count('= ring_attention(') == 1 and "all_to_all(" not in text  # one repeated block
+    assert text.count("= ring_attention(") == 1 and "all_to_all(" not in text  # one repeated block
     one = 8 * 16 * 64 * 4
     # k and v past 3 devices in each pass, their gradients past 3 and home.
-    assert strategy.costs["communication_bytes_per_device"]["collective-permute"]["sequence"]["payload"] == 2 * 2 * one * (3 + 3 + 4)
+    assert strategy.costs["communication_bytes_per_device"]["collective-permute"]["sequence"][
+        "payload"
+    ] == 2 * 2 * one * (3 + 3 + 4)
 
 
 @pytest.mark.parametrize("layers, recompute", [(1, "none"), (2, "block-keep")])
 def test_a_ring_of_two_devices_keeps_no_scores(layers: int, recompute: str) -> None:
-    """Where both passes stand in one computation (a block alone, or computed again) its loops run once: compilers made one loop of both, and kept a block's scores."""
+    """Where both passes stand in one computation (a block alone, or computed again) its loops run
+    once: compilers made one loop of both, and kept a block's scores."""
     from planner.verify.compiled import truth
     from planner.verify.worker import recorded_model
 
     source = f"zoo:gpt-tiny,layers={layers},seq=32"
     techniques = {"zero_stage": 0, "microbatches": 1, "recompute": recompute}
-    pins = from_table({"mesh": {"data": 4, "sequence": 2}, "techniques": techniques, "*Attention": {"split": {"ring": ["sequence"]}}})
-    strategy = planner.plan(source, devices=8, batch=16, pins=pins, precision="fp32", baselines=False)
+    pins = from_table(
+        {
+            "mesh": {"data": 4, "sequence": 2},
+            "techniques": techniques,
+            "*Attention": {"split": {"ring": ["sequence"]}},
+        }
+    )
+    strategy = planner.plan(
+        source, devices=8, batch=16, pins=pins, precision="fp32", baselines=False
+    )
     graph = recorded_model(strategy, source).graph(1)
     found = truth(graph, strategy.plan_for(graph), unroll=False)
     assert found.differences() == () and ("collective-permute", "sequence") in found.compiled
 
 
 def test_rows_travel_as_predicted() -> None:
-    """A residual network's rows over four devices: what neighbours send each other, in both passes, is what the compiled program sends."""
+    """A residual network's rows over four devices: what neighbours send each other, in both passes,
+    is what the compiled program sends."""
     import models_zoo
     from benchmarks.hand_plans import follow
     from planner.execution.plan import Plan
@@ -92,9 +118,20 @@ def test_rows_travel_as_predicted() -> None:
     from planner.verify.compiled import truth
     from planner.workload.loss import add_loss
 
-    graph, mesh = add_loss(read_model(models_zoo.build("zoo:resnet-tiny"), batch=4)), (("data", 2), ("model", 4))
+    graph, mesh = (
+        add_loss(read_model(models_zoo.build("zoo:resnet-tiny"), batch=4)),
+        (("data", 2), ("model", 4)),
+    )
     image = Layout((("data",), (), ("model",), ()))
-    splits = follow(graph, mesh, {n: image if len(graph.tensors[n].shape) == 4 else Layout((("data",),)) for n in graph.inputs}, {})
+    splits = follow(
+        graph,
+        mesh,
+        {
+            n: image if len(graph.tensors[n].shape) == 4 else Layout((("data",),))
+            for n in graph.inputs
+        },
+        {},
+    )
     result = truth(graph, Plan(mesh, splits))
     key = ("collective-permute", "model")
     assert result.predicted[key] == result.compiled[key] > 0

@@ -1,4 +1,5 @@
-"""The neutral judge: its bytes are the compiled program's, its devices, waste and state those one works out by hand."""
+"""The neutral judge: its bytes are the compiled program's, its devices, waste and state those one
+works out by hand."""
 
 from __future__ import annotations
 
@@ -30,19 +31,29 @@ def net(spec: str) -> Graph:
 
 
 def rows_table(graph: Graph, rows: int, heads: tuple[int, int, int]) -> dict[str, Cuts]:
-    """Rows cut everywhere, and (batch, heads, query positions) in attention; keys and values whole along positions: MindSpore's kind of plan."""
+    """Rows cut everywhere, and (batch, heads, query positions) in attention; keys and values whole
+    along positions: MindSpore's kind of plan."""
     b, h, s = heads
     table: dict[str, Cuts] = {}
     for node in graph.nodes:
         if node.op == "Attention":
             table[node.id] = [[b, h, s, 1], [b, h, 1, 1], [b, h, 1, 1]]
         elif node.op == "Transpose":
-            here = [b, h, s, 1] if node.id.endswith("attn/Transpose") else [b, s, h, 1] if "q_proj" in node.id else [b, 1, h, 1]
+            here = (
+                [b, h, s, 1]
+                if node.id.endswith("attn/Transpose")
+                else [b, s, h, 1]
+                if "q_proj" in node.id
+                else [b, 1, h, 1]
+            )
             table[node.id] = [here]
         elif node.op != "Reshape":
             shapes = graph.shapes(node.inputs)
             value = [n not in graph.weights for n in node.inputs]
-            table[node.id] = [[rows, *[1] * (len(s) - 1)] if v else [1] * len(s) for s, v in zip(shapes, value, strict=True)]
+            table[node.id] = [
+                [rows, *[1] * (len(s) - 1)] if v else [1] * len(s)
+                for s, v in zip(shapes, value, strict=True)
+            ]
     return table
 
 
@@ -50,12 +61,17 @@ def megatron_table(graph: Graph, model: int) -> dict[str, Cuts]:
     """Columns, heads and then rows of the weights cut, activations whole between blocks."""
     table: dict[str, Cuts] = {}
     for node in graph.nodes:
-        wide = any(part in node.id for part in ("q_proj", "k_proj", "v_proj", "c_fc", "mlp/Gelu", "lm_head", "ReduceMean"))
+        wide = any(
+            part in node.id
+            for part in ("q_proj", "k_proj", "v_proj", "c_fc", "mlp/Gelu", "lm_head", "ReduceMean")
+        )
         shapes = graph.shapes(node.inputs)
         if node.op == "Attention":
             table[node.id] = [[1, model, 1, 1]] * 3
         elif node.op == "Transpose":
-            table[node.id] = [[1, model, 1, 1] if node.id.endswith("attn/Transpose") else [1, 1, model, 1]]
+            table[node.id] = [
+                [1, model, 1, 1] if node.id.endswith("attn/Transpose") else [1, 1, model, 1]
+            ]
         elif node.op == "MatMul":
             table[node.id] = [[1, 1], [1, model]] if wide else [[1, model], [model, 1]]
         elif node.op != "Reshape":
@@ -70,21 +86,35 @@ def test_bytes_are_those_of_the_compiled_program(kind: str) -> None:
     from planner.verify.hlo.program import traffic
 
     graph = net(GPT.format(layers=1))
-    tables = {"rows": rows_table(graph, 8, (1, 1, 8)), "megatron": megatron_table(graph, 8), "four of eight": rows_table(graph, 4, (4, 2, 1))}
+    tables = {
+        "rows": rows_table(graph, 8, (1, 1, 8)),
+        "megatron": megatron_table(graph, 8),
+        "four of eight": rows_table(graph, 4, (4, 2, 1)),
+    }
     plan = lay(graph, tables.get(kind, tables["rows"]), 8)
     if kind == "sharded state":
         plan = replace(plan, zero=1, zero_axes=plan.order)
-    found = traffic(compile_step(emit(graph, plan, workload="train", unroll=True), "train").as_text(), plan.mesh)
+    found = traffic(
+        compile_step(emit(graph, plan, workload="train", unroll=True), "train").as_text(), plan.mesh
+    )
     compiled = sum(int(cell["payload"]) for by in found.values() for cell in by.values())
     assert judge(graph, plan).payload_bytes == compiled > 0
 
 
 def test_data_parallel_by_hand() -> None:
     graph = net("zoo:mlp-mindspore,layers=2,hidden=64,in=64,out=64,batch=32")
-    cuts = {"MatMul": [[8, 1], [1, 1]], "Add": [[8, 1], [1]], "Relu": [[8, 1]], "ReduceMean": [[8, 1]]}
+    cuts = {
+        "MatMul": [[8, 1], [1, 1]],
+        "Add": [[8, 1], [1]],
+        "Relu": [[8, 1]],
+        "ReduceMean": [[8, 1]],
+    }
     report = judge(graph, lay(graph, {n.id: cuts[n.op] for n in graph.nodes}, 8))
     weights = 2 * (64 * 64 + 64) * 4
-    assert report.by_phase == {"forward": 4, "gradient": weights}  # the scalar mean, and every gradient once
+    assert report.by_phase == {
+        "forward": 4,
+        "gradient": weights,
+    }  # the scalar mean, and every gradient once
     assert report.wire_bytes == 2 * 7 * (weights + 4) // 8
     assert (report.devices, report.state_bytes) == (8, 4 * weights)
     assert report.wasted == 0
@@ -92,7 +122,12 @@ def test_data_parallel_by_hand() -> None:
 
 def test_half_of_the_machine_repeats() -> None:
     graph = net("zoo:mlp-mindspore,layers=2,hidden=64,in=64,out=64,batch=32")
-    cuts = {"MatMul": [[4, 1], [1, 1]], "Add": [[4, 1], [1]], "Relu": [[4, 1]], "ReduceMean": [[4, 1]]}
+    cuts = {
+        "MatMul": [[4, 1], [1, 1]],
+        "Add": [[4, 1], [1]],
+        "Relu": [[4, 1]],
+        "ReduceMean": [[4, 1]],
+    }
     report = judge(graph, lay(graph, {n.id: cuts[n.op] for n in graph.nodes}, 8))
     assert report.devices == 4
     assert report.wasted == pytest.approx(0.5)
@@ -100,11 +135,16 @@ def test_half_of_the_machine_repeats() -> None:
 
 def test_padding_is_waste_and_sharded_state_is_divided() -> None:
     graph = net("zoo:mlp-mindspore,layers=2,hidden=64,in=64,out=64,batch=32")
-    rows = {n.id: Split.of({f: ["d"]}) for n in graph.nodes for f in [next(iter(rule_of(n, graph)[0].factors))]}
+    rows = {
+        n.id: Split.of({f: ["d"]})
+        for n in graph.nodes
+        for f in [next(iter(rule_of(n, graph)[0].factors))]
+    }
     plan = Plan((("d", 3),), rows)
     assert judge(graph, plan).wasted == pytest.approx(1 - 32 / 33)
     whole, cut = (judge(graph, Plan((("d", 4),), rows, zero, ("d",))) for zero in (0, 3))
-    # 8 bytes of weight and gradient, 8 of moments; the 128 biases are whole at level 3 but for their moments
+    # 8 bytes of weight and gradient, 8 of moments; the 128 biases are whole at level 3 but for
+    # their moments
     assert whole.state_bytes == 16 * 8320 and cut.state_bytes == 16 * 8192 // 4 + 128 * (8 + 8 // 4)
     assert cut.by_phase["gradient"] == whole.by_phase["gradient"]
 
@@ -115,7 +155,9 @@ def test_pieces_without_rows_are_no_devices() -> None:
     assert judge(graph, Plan((("d", 5),), rows)).devices == 3  # pieces of two rows: three hold some
 
 
-@pytest.mark.parametrize("split", [{"m": ["d"], "n": ["d"]}, {"m": ["elsewhere"]}, {"q": ["d"]}, {"+": ["d"]}])
+@pytest.mark.parametrize(
+    "split", [{"m": ["d"], "n": ["d"]}, {"m": ["elsewhere"]}, {"q": ["d"]}, {"+": ["d"]}]
+)
 def test_plans_that_no_machine_can_run_are_refused(split: dict[str, list[str]]) -> None:
     graph = net("zoo:mlp-mindspore,layers=1,hidden=64,in=64,out=64,batch=32")
     product = next(n.id for n in graph.nodes if n.op == "MatMul")
@@ -127,23 +169,39 @@ def test_plans_that_no_machine_can_run_are_refused(split: dict[str, list[str]]) 
 @pytest.mark.parametrize("table", ["rows", "megatron"])
 def test_the_reading_counts_what_the_judge_counts(table: str) -> None:
     graph = net(GPT.format(layers=2))
-    plan = lay(graph, rows_table(graph, 8, (4, 1, 2)) if table == "rows" else megatron_table(graph, 8), 8)
+    plan = lay(
+        graph, rows_table(graph, 8, (4, 1, 2)) if table == "rows" else megatron_table(graph, 8), 8
+    )
     rules = tuple(rule_of(n, graph)[0] for n in graph.nodes)
-    reading = Reading(graph, rules, [(plan.splits.get(n.id, Split()),) for n in graph.nodes], plan.mesh)
+    reading = Reading(
+        graph, rules, [(plan.splits.get(n.id, Split()),) for n in graph.nodes], plan.mesh
+    )
     assert reading.total() == judge(graph, plan).payload_bytes
 
 
 def test_axes_are_dealt_so_that_neighbours_agree() -> None:
-    """Rows cut 2 ways and columns 4 ways: dealings that differ from node to node move what the kindest one leaves in place."""
+    """Rows cut 2 ways and columns 4 ways: dealings that differ from node to node move what the
+    kindest one leaves in place."""
     graph = net("zoo:mlp-mindspore,layers=2,hidden=64,in=64,out=64,batch=32")
-    cuts = {"MatMul": [[2, 1], [1, 4]], "Add": [[2, 4], [4]], "Relu": [[2, 4]], "ReduceMean": [[2, 4]]}
+    cuts = {
+        "MatMul": [[2, 1], [1, 4]],
+        "Add": [[2, 4], [4]],
+        "Relu": [[2, 4]],
+        "ReduceMean": [[2, 4]],
+    }
     table = {n.id: cuts[n.op] for n in graph.nodes}
     kindest = judge(graph, lay(graph, table, 8)).payload_bytes
     rules = tuple(rule_of(n, graph)[0] for n in graph.nodes)
-    options = [placements(r, factor_cuts(r, table[n.id]), prime_mesh(8)) for n, r in zip(graph.nodes, rules, strict=True)]
+    options = [
+        placements(r, factor_cuts(r, table[n.id]), prime_mesh(8))
+        for n, r in zip(graph.nodes, rules, strict=True)
+    ]
     others = []
     for k in range(4):  # every node the same dealing, then dealings that differ from node to node
-        dealt = {n.id: own[(1 + i * k) % len(own)] for i, (n, own) in enumerate(zip(graph.nodes, options, strict=True))}
+        dealt = {
+            n.id: own[(1 + i * k) % len(own)]
+            for i, (n, own) in enumerate(zip(graph.nodes, options, strict=True))
+        }
         others.append(judge(graph, Plan(prime_mesh(8), dealt)).payload_bytes)
     assert kindest <= min(others) < max(others)
 
@@ -165,13 +223,20 @@ def test_every_dealing_has_the_cuts_asked_for(devices: int, data: st.DataObject)
             for a in axes:
                 sizes[f] *= dict(mesh)[a]
         assert sizes == cuts
-        assert len({a for _, axes in split.pairs for a in axes}) == sum(len(axes) for _, axes in split.pairs)
+        assert len({a for _, axes in split.pairs for a in axes}) == sum(
+            len(axes) for _, axes in split.pairs
+        )
 
 
-@pytest.mark.parametrize(("cuts", "what"), [
-    ([[8, 1], [1]], "an operand of rank 2"), ([[8, 1]], "2 operands"), ([[8, 2], [1, 1]], "cut into 2 and 1 pieces"),
-    ([[3, 1], [1, 1]], "3 pieces on 8 devices"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("cuts", "what"),
+    [
+        ([[8, 1], [1]], "an operand of rank 2"),
+        ([[8, 1]], "2 operands"),
+        ([[8, 2], [1, 1]], "cut into 2 and 1 pieces"),
+        ([[3, 1], [1, 1]], "3 pieces on 8 devices"),
+    ],
+)
 def test_tables_that_cannot_be_name_the_node(cuts: Cuts, what: str) -> None:
     graph = net("zoo:mlp-mindspore,layers=1,hidden=64,in=64,out=64,batch=32")
     table = {n.id: [[1] * len(s) for s in graph.shapes(n.inputs)] for n in graph.nodes}
@@ -183,7 +248,9 @@ def test_tables_that_cannot_be_name_the_node(cuts: Cuts, what: str) -> None:
         lay(graph, {k: v for k, v in table.items() if k != product}, 8)
 
 
-def _listing(layers: int, batch: int, *, small: bool = True, forward: bool = False) -> tuple[Case, Graph]:
+def _listing(
+    layers: int, batch: int, *, small: bool = True, forward: bool = False
+) -> tuple[Case, Graph]:
     """A plan cut by rows over 8 devices, written as MindSpore lists its own."""
     graph = net(GPT.format(layers=layers) if small else spec("gpt", layers, batch))
     b = min(8, batch)
@@ -201,7 +268,9 @@ def test_listings_are_read_in_both_orders(forward: bool) -> None:
     case, graph = _listing(2, 4, forward=forward)
     expected = rows_table(graph, 8, (4, 2, 1))
     found = table_of(case, graph)
-    assert {k: json.dumps(v) for k, v in found.items() if k in expected} == {k: json.dumps(v) for k, v in expected.items()}
+    assert {k: json.dumps(v) for k, v in found.items() if k in expected} == {
+        k: json.dumps(v) for k, v in expected.items()
+    }
 
 
 def test_a_listing_of_another_net_is_refused() -> None:
@@ -210,24 +279,37 @@ def test_a_listing_of_another_net_is_refused() -> None:
         table_of(case, net(GPT.format(layers=2)))
 
 
-def _plan(payload: int = 1, devices: int = 8, wasted: float = 0.0, state: int = 1, memory: int = 1) -> Ours:
+def _plan(
+    payload: int = 1, devices: int = 8, wasted: float = 0.0, state: int = 1, memory: int = 1
+) -> Ours:
     return Ours(Report(payload, payload, {}, devices, wasted, state), memory)
 
 
-@pytest.mark.parametrize(("mine", "kept"), [
-    (_plan(10**9), True), (_plan(2 * 10**9), False), (_plan(10**9, devices=7), False), (Ours(None, error="error[P021]: no plan fits"), False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("mine", "kept"),
+    [
+        (_plan(10**9), True),
+        (_plan(2 * 10**9), False),
+        (_plan(10**9, devices=7), False),
+        (Ours(None, error="error[P021]: no plan fits"), False),
+    ],
+)
 def test_half_the_payload_on_as_many_devices(mine: Ours, kept: bool) -> None:
     lines: list[str] = []
     case, graph = _listing(2, 4, small=False)
     gradients = 4 * sum(graph.tensors[n].elements for n in graph.trainable)
     marks = compare([case], lambda job: mine, lines.append)
     assert [m.kept for m in marks] == [kept]
-    assert 2 * 10**9 < gradients < 4 * 10**9  # what each data-parallel device reduces lies between the plans tried here
+    assert (
+        2 * 10**9 < gradients < 4 * 10**9
+    )  # what each data-parallel device reduces lies between the plans tried here
     assert mine.error in lines[-1]
 
 
-@pytest.mark.parametrize(("mine", "kept"), [(_plan(), True), (_plan(state=FITS_BYTES + 1), False), (_plan(memory=FITS_BYTES + 1), False)])
+@pytest.mark.parametrize(
+    ("mine", "kept"),
+    [(_plan(), True), (_plan(state=FITS_BYTES + 1), False), (_plan(memory=FITS_BYTES + 1), False)],
+)
 def test_what_fits(mine: Ours, kept: bool) -> None:
     (mark,) = compare([_listing(48, 64, small=False)[0]], lambda job: mine, lambda line: None)
     assert mark.kept == kept
@@ -235,7 +317,9 @@ def test_what_fits(mine: Ours, kept: bool) -> None:
 
 
 def test_devices_without_a_plan_of_theirs() -> None:
-    marks = unplanned(lambda job: _plan(wasted=0.2 if job.devices == 24 else 0.1), lambda line: None)
+    marks = unplanned(
+        lambda job: _plan(wasted=0.2 if job.devices == 24 else 0.1), lambda line: None
+    )
     assert [m.kept for m in marks] == [True, False, True]
 
 
@@ -246,11 +330,20 @@ def test_times_stand_beside_each_other(tmp_path: Path) -> None:
         'gpt,2,64,dynamic_programming,"{""fully_use_devices"": true}",64,4096,False,True,> 90,\n'
     )
     lines: list[str] = []
-    times(tmp_path / "times.csv", lambda job: Ours(None, process_cpu_s=1.5, search_cpu_s=0.25), lines.append)
-    assert [line.split()[-4:] for line in lines[1:]] == [["0.0264", "3.19", "0.25", "1.50"], [">", "90", "0.25", "1.50"]]
+    times(
+        tmp_path / "times.csv",
+        lambda job: Ours(None, process_cpu_s=1.5, search_cpu_s=0.25),
+        lines.append,
+    )
+    assert [line.split()[-4:] for line in lines[1:]] == [
+        ["0.0264", "3.19", "0.25", "1.50"],
+        [">", "90", "0.25", "1.50"],
+    ]
 
 
-def test_measurements_that_are_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_measurements_that_are_not_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["--data", str(tmp_path)]) == 2
     assert "--data" in capsys.readouterr().err
 

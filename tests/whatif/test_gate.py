@@ -1,4 +1,5 @@
-"""What the repository offers to other repositories: the steps of the GitHub action, run by a shell as a runner would, and the hook, installed and run by pre-commit."""
+"""What the repository offers to other repositories: the steps of the GitHub action, run by a shell
+as a runner would, and the hook, installed and run by pre-commit."""
 
 from __future__ import annotations
 
@@ -28,51 +29,98 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (at / "models").mkdir()
     for name, spec in (("model", "zoo:llama-tiny"), ("grown", "zoo:llama-tiny,layers=4")):
         onnx.save(models_zoo.build(spec), at / "models" / f"{name}.onnx")
-    planner.plan(str(at / "models" / "model.onnx"), devices=4, batch=16, baselines=False).save(at / "models" / "it's my.plan.json")
+    planner.plan(str(at / "models" / "model.onnx"), devices=4, batch=16, baselines=False).save(
+        at / "models" / "it's my.plan.json"
+    )
     (at / "budget.toml").write_text('["*"]\nstep_time = "1 us"\n')
     return at
 
 
-def step_runs(step: dict[str, Any], given: dict[str, str], project: Path, tmp_path: Path) -> tuple[subprocess.CompletedProcess[str], dict[str, str]]:
+def step_runs(
+    step: dict[str, Any], given: dict[str, str], project: Path, tmp_path: Path
+) -> tuple[subprocess.CompletedProcess[str], dict[str, str]]:
     """Run a step's script with its environment filled in; what it wrote to the runner's files."""
-    inputs = {name: str(given.get(name, spec.get("default", ""))) for name, spec in ACTION["inputs"].items()}
-    filled = {name: re.sub(r"\$\{\{ inputs\.([\w-]+) \}\}", lambda m: inputs[m[1]], value) for name, value in step.get("env", {}).items()}
+    inputs = {
+        name: str(given.get(name, spec.get("default", "")))
+        for name, spec in ACTION["inputs"].items()
+    }
+    filled = {
+        name: re.sub(r"\$\{\{ inputs\.([\w-]+) \}\}", lambda m: inputs[m[1]], value)
+        for name, value in step.get("env", {}).items()
+    }
     assert "${{" not in step["run"] and not any("${{" in value for value in filled.values())
     shims = tmp_path / "bin"
     shims.mkdir(exist_ok=True)
-    (shims / "plan").write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -m planner.cli "$@"\n')
+    (shims / "plan").write_text(
+        f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -m planner.cli "$@"\n'
+    )
     (shims / "python").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     for shim in shims.iterdir():
         shim.chmod(0o755)
     files = {"GITHUB_STEP_SUMMARY": tmp_path / "summary.md", "GITHUB_OUTPUT": tmp_path / "output"}
-    environment = {**os.environ, **filled, **{k: str(v) for k, v in files.items()}, "PATH": f"{shims}{os.pathsep}{os.environ['PATH']}"}
+    environment = {
+        **os.environ,
+        **filled,
+        **{k: str(v) for k, v in files.items()},
+        "PATH": f"{shims}{os.pathsep}{os.environ['PATH']}",
+    }
     script = tmp_path / "step.sh"
     script.write_text(step["run"])
-    command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", str(script)]  # how runners start `shell: bash`
-    done = subprocess.run(command, env=environment, cwd=project, capture_output=True, text=True, check=False, timeout=120)
+    command = [
+        "bash",
+        "--noprofile",
+        "--norc",
+        "-eo",
+        "pipefail",
+        str(script),
+    ]  # how runners start `shell: bash`
+    done = subprocess.run(
+        command,
+        env=environment,
+        cwd=project,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
     return done, {k: v.read_text() if v.exists() else "" for k, v in files.items()}
 
 
 CHECK = next(s for s in ACTION["runs"]["steps"] if s.get("id") == "check")
 
 
-@pytest.mark.parametrize(("given", "status", "said"), [
-    ({"model": "models/model.onnx"}, 0, "::notice file="), ({"model": "models/grown.onnx"}, 1, "::error file="),
-    ({"model": "models/model.onnx", "budget": "budget.toml"}, 1, "budget step time"), ({"model": "$(touch owned)`touch owned`"}, 2, ""),
-], ids=["fine", "grown", "budget", "hostile"])  # fmt: skip
-def test_the_action_checks_annotates_and_sums_up(given: dict[str, str], status: int, said: str, project: Path, tmp_path: Path) -> None:
-    done, files = step_runs(CHECK, {**given, "against": "models/it's my.plan.json"}, project, tmp_path)
+@pytest.mark.parametrize(
+    ("given", "status", "said"),
+    [
+        ({"model": "models/model.onnx"}, 0, "::notice file="),
+        ({"model": "models/grown.onnx"}, 1, "::error file="),
+        ({"model": "models/model.onnx", "budget": "budget.toml"}, 1, "budget step time"),
+        ({"model": "$(touch owned)`touch owned`"}, 2, ""),
+    ],
+    ids=["fine", "grown", "budget", "hostile"],
+)
+def test_the_action_checks_annotates_and_sums_up(
+    given: dict[str, str], status: int, said: str, project: Path, tmp_path: Path
+) -> None:
+    done, files = step_runs(
+        CHECK, {**given, "against": "models/it's my.plan.json"}, project, tmp_path
+    )
     assert done.returncode == status and files["GITHUB_OUTPUT"] == f"status={status}\n"
     assert said in done.stdout and not (project / "owned").exists()
     if status < 2:
-        assert files["GITHUB_STEP_SUMMARY"].startswith(f"### plan check: {Path(given['model']).name} {'✅' if status == 0 else '❌'}")
+        assert files["GITHUB_STEP_SUMMARY"].startswith(
+            f"### plan check: {Path(given['model']).name} {'✅' if status == 0 else '❌'}"
+        )
     else:
         assert "error[P" in done.stderr
 
 
 def test_the_action_installs_what_it_is_told_to(project: Path, tmp_path: Path) -> None:
     install = next(s for s in ACTION["runs"]["steps"] if "pip install" in s.get("run", ""))
-    for given, package in (({}, "meshwright"), ({"package": "./wheel; touch owned"}, "./wheel; touch owned")):
+    for given, package in (
+        ({}, "meshwright"),
+        ({"package": "./wheel; touch owned"}, "./wheel; touch owned"),
+    ):
         done, _ = step_runs(install, given, project, tmp_path)
         assert done.stdout.split("\n")[:-1] == ["-m", "pip", "install", "--quiet", package]
     assert ACTION["outputs"]["status"]["value"] == "${{ steps.check.outputs.status }}"
@@ -80,22 +128,44 @@ def test_the_action_installs_what_it_is_told_to(project: Path, tmp_path: Path) -
 
 @pytest.mark.slow
 def test_pre_commit_installs_and_runs_the_hook(project: Path, tmp_path: Path) -> None:
-    """The hook of this repository's last commit, in an environment of its own: it passes, then a model that grew fails it."""
+    """The hook of this repository's last commit, in an environment of its own: it passes, then a
+    model that grew fails it."""
     hooks, git = Path(sys.executable).with_name("pre-commit"), shutil.which("git")
     if not hooks.exists() or git is None:
         pytest.skip("pre-commit or git is not installed")
-    revision = subprocess.run([git, "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    revision = subprocess.run(
+        [git, "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     if revision.returncode:
         pytest.skip("not a checkout of the repository")
     other = tmp_path / "other"
     shutil.copytree(project, other)
-    config = {"repo": str(ROOT), "rev": revision.stdout.strip(),
-              "hooks": [{"id": "plan-check", "args": ["models/model.onnx", "--against", "models/it's my.plan.json"], "files": "^models/"}]}  # fmt: skip
+    config = {
+        "repo": str(ROOT),
+        "rev": revision.stdout.strip(),
+        "hooks": [
+            {
+                "id": "plan-check",
+                "args": ["models/model.onnx", "--against", "models/it's my.plan.json"],
+                "files": "^models/",
+            }
+        ],
+    }
     (other / ".pre-commit-config.yaml").write_text(yaml.safe_dump({"repos": [config]}))
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"PRE_COMMIT_HOME": str(tmp_path / "home")}
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {
+        "PRE_COMMIT_HOME": str(tmp_path / "home")
+    }
 
     def run(*command: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(command, cwd=other, env=environment, capture_output=True, text=True, check=False, timeout=900)
+        return subprocess.run(
+            command,
+            cwd=other,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=900,
+        )
 
     run(git, "init", "--quiet")
     run(git, "add", "-A")

@@ -19,26 +19,58 @@ from planner.whatif.pin_prices import ALL, price_pins
 MODEL = "zoo:gpt-tiny,layers=4"
 AXES = st.sampled_from(("data", "model", "sequence"))
 SIZES = st.integers(1, 8)
-MESH = st.dictionaries(AXES, st.one_of(SIZES, st.lists(SIZES, min_size=1, max_size=3), st.fixed_dictionaries({"size": SIZES, "level": st.just("node")})))
-TECHNIQUES = st.fixed_dictionaries({}, optional={
-    "zero_stage": st.integers(0, 3), "recompute": st.sampled_from(("none", "block", "selective")), "microbatches": st.integers(1, 8),
-    "offload": st.sampled_from(("none", "optimizer", ["optimizer", "activations"])), "bucket": st.sampled_from(("none", "auto", "25MB", 1024)), "tensor": st.just("megatron"),
-})  # fmt: skip
-PLACES: st.SearchStrategy[dict] = st.one_of(st.fixed_dictionaries({"split": st.dictionaries(st.sampled_from("mnk"), st.lists(AXES, max_size=2))}),
-                   st.fixed_dictionaries({"layout": st.lists(st.lists(AXES, max_size=1), max_size=3)}), st.just({}))  # fmt: skip
+MESH = st.dictionaries(
+    AXES,
+    st.one_of(
+        SIZES,
+        st.lists(SIZES, min_size=1, max_size=3),
+        st.fixed_dictionaries({"size": SIZES, "level": st.just("node")}),
+    ),
+)
+TECHNIQUES = st.fixed_dictionaries(
+    {},
+    optional={
+        "zero_stage": st.integers(0, 3),
+        "recompute": st.sampled_from(("none", "block", "selective")),
+        "microbatches": st.integers(1, 8),
+        "offload": st.sampled_from(("none", "optimizer", ["optimizer", "activations"])),
+        "bucket": st.sampled_from(("none", "auto", "25MB", 1024)),
+        "tensor": st.just("megatron"),
+    },
+)
+PLACES: st.SearchStrategy[dict] = st.one_of(
+    st.fixed_dictionaries(
+        {"split": st.dictionaries(st.sampled_from("mnk"), st.lists(AXES, max_size=2))}
+    ),
+    st.fixed_dictionaries({"layout": st.lists(st.lists(AXES, max_size=1), max_size=3)}),
+    st.just({}),
+)
 
 
 @settings(max_examples=100, deadline=None)
-@given(MESH, TECHNIQUES, st.lists(st.sampled_from("msn"), max_size=2), st.dictionaries(st.sampled_from(("*.up", "a/b", "head")), PLACES))
-def test_pins_come_back_from_their_table(mesh: dict, techniques: dict, forbidden: list[str], nodes: dict) -> None:
+@given(
+    MESH,
+    TECHNIQUES,
+    st.lists(st.sampled_from("msn"), max_size=2),
+    st.dictionaries(st.sampled_from(("*.up", "a/b", "head")), PLACES),
+)
+def test_pins_come_back_from_their_table(
+    mesh: dict, techniques: dict, forbidden: list[str], nodes: dict
+) -> None:
     try:
-        pins = from_table({"mesh": mesh, "techniques": techniques, "forbid": {"factors": forbidden}, **nodes})
+        pins = from_table(
+            {"mesh": mesh, "techniques": techniques, "forbid": {"factors": forbidden}, **nodes}
+        )
     except PlanError as e:  # techniques that contradict each other
         assert e.code == "P024"
         return
     assert from_table(pins.table()) == pins
     fewer = pins.each()
-    assert len(fewer) == len({words for words, _ in fewer}) == len(pins.mesh) + len(pins.techniques) + len(pins.forbidden_factors) + len(pins.nodes)
+    assert (
+        len(fewer)
+        == len({words for words, _ in fewer})
+        == len(pins.mesh) + len(pins.techniques) + len(pins.forbidden_factors) + len(pins.nodes)
+    )
     for _, left in fewer:
         assert left != pins and len(left.each()) == len(fewer) - 1
 
@@ -58,18 +90,32 @@ def test_each_price_is_what_a_search_without_the_pin_saves(pinned: Strategy) -> 
     rows = {row.pin: row for row in price_pins(pinned, MODEL)}
     assert set(rows) == {"tensor = 2", "microbatches = 2", "zero_stage = 1", ALL}
     step = pinned.costs["step_time_s"]
-    for pin, left in (("tensor = 2", "zero=1,micro=2"), ("microbatches = 2", "tp=2,zero=1"), ("zero_stage = 1", "tp=2,micro=2"), (ALL, "")):
-        without = planner.plan(MODEL, devices=8, batch=64, pins=left or None, baselines=False).costs["step_time_s"]
+    for pin, left in (
+        ("tensor = 2", "zero=1,micro=2"),
+        ("microbatches = 2", "tp=2,zero=1"),
+        ("zero_stage = 1", "tp=2,micro=2"),
+        (ALL, ""),
+    ):
+        without = planner.plan(
+            MODEL, devices=8, batch=64, pins=left or None, baselines=False
+        ).costs["step_time_s"]
         assert rows[pin].saved_s == pytest.approx(max(0.0, step - without), rel=1e-5, abs=1e-9), pin
     assert rows["microbatches = 2"].binds and rows[ALL].binds
     assert all(rows[ALL].saved_s >= row.saved_s * (1 - 1e-6) for row in rows.values())
 
 
-def test_a_table_says_it(pinned: Strategy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_says_it(
+    pinned: Strategy,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     monkeypatch.chdir(tmp_path)
     pinned.save("a.json")
     assert main(["explain", "a.json"]) == 0
-    assert "pins tensor = 2 microbatches = 2 zero_stage = 1 (--pins: what each costs)" in " ".join(capsys.readouterr().out.split())
+    assert "pins tensor = 2 microbatches = 2 zero_stage = 1 (--pins: what each costs)" in " ".join(
+        capsys.readouterr().out.split()
+    )
     assert main(["explain", "a.json", "--pins"]) == 0
     out = capsys.readouterr().out
     assert "without the pin" in out and "all of them" in out
@@ -83,7 +129,8 @@ def test_plans_without_pins_have_no_prices() -> None:
 
 
 def test_no_plan_without_a_pin_is_slower_than_the_one_with_it(tmp_path: Path) -> None:
-    """Without `data` what is left of this mesh is searched otherwise; the plan with the pin is still one of those without."""
+    """Without `data` what is left of this mesh is searched otherwise; the plan with the pin is
+    still one of those without."""
     path = tmp_path / "p.toml"
     path.write_text("[mesh]\ndata = [2, 4]\nstage = [1, 2]\n")
     made = planner.plan(MODEL, devices=8, batch=16, pins=path, baselines=False)

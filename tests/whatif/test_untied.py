@@ -24,13 +24,23 @@ from planner.whatif.reprice import Priced, open_recorded, reprice
 
 def planned(source: str, pins: str, batch: int = 64) -> tuple[Strategy, Priced]:
     strategy = planner.plan(source, devices=8, batch=batch, pins=pins, baselines=False)
-    return strategy, reprice(strategy, open_recorded(strategy, source), from_json(strategy.topology))
+    return strategy, reprice(
+        strategy, open_recorded(strategy, source), from_json(strategy.topology)
+    )
 
 
 def cost_of(priced: Priced, base: Base) -> int:
-    """Picoseconds of the plan's splits in the problem of a base, layouts of shared tensors chosen best."""
+    """Picoseconds of the plan's splits in the problem of a base, layouts of shared tensors chosen
+    best."""
     allowed = {i: (priced.plan.splits[base.graph.nodes[i].id],) for i in base.times}
-    space = build_space(base, replace(priced.pricer, memo={}), limits=Limits(), allowed=allowed, zero_axes=priced.mesh.zero_axes, parts=priced.plan.microbatches)
+    space = build_space(
+        base,
+        replace(priced.pricer, memo={}),
+        limits=Limits(),
+        allowed=allowed,
+        zero_axes=priced.mesh.zero_axes,
+        parts=priced.plan.microbatches,
+    )
     problem = assemble(space, Techniques.of(priced.plan), None)
     return evaluate(problem, solve(problem, "dp").choice).cost
 
@@ -54,11 +64,23 @@ def test_a_plan_costs_the_same_with_repeats_alike_and_apart(source: str, pins: s
     assert alike == pytest.approx(each, rel=1e-6)
 
 
-@pytest.mark.parametrize(("source", "pins"), [("zoo:gpt-tiny,layers=4", "tp=2"), ("zoo:llama-tiny,layers=4", "pp=2,tp=2,micro=4"), ("zoo:t5-tiny,layers=3", "")])
+@pytest.mark.parametrize(
+    ("source", "pins"),
+    [
+        ("zoo:gpt-tiny,layers=4", "tp=2"),
+        ("zoo:llama-tiny,layers=4", "pp=2,tp=2,micro=4"),
+        ("zoo:t5-tiny,layers=3", ""),
+    ],
+)
 def test_deciding_apart_is_bounded_by_what_is_found(source: str, pins: str) -> None:
     _, priced = planned(source, pins)
     found = untied(priced)
-    space = build_space(apart(priced.base), replace(priced.pricer, memo={}), zero_axes=priced.mesh.zero_axes, parts=priced.plan.microbatches)
+    space = build_space(
+        apart(priced.base),
+        replace(priced.pricer, memo={}),
+        zero_axes=priced.mesh.zero_axes,
+        parts=priced.plan.microbatches,
+    )
     cost_s, least_s = _solved(space, Techniques.of(priced.plan), priced.request.limit_bytes)
     assert 0 < least_s <= cost_s * (1 + 1e-6)
     assert found.decisions == len(priced.base.times) < found.untied == len(priced.base.graph.nodes)
@@ -78,9 +100,13 @@ def test_it_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     ("found", "least", "words"),
-    [(1.0, 1.0, "no choice is faster"), (0.98, 0.98, "0.98 s was found, 2.0 % less   none saves more"), (0.98, 0.97, "less   none saves more than 3.0 %"),
-     (1.0, 0.95, "no choice found is faster, and none saves more than 5.0 %")],
-)  # fmt: skip
+    [
+        (1.0, 1.0, "no choice is faster"),
+        (0.98, 0.98, "0.98 s was found, 2.0 % less   none saves more"),
+        (0.98, 0.97, "less   none saves more than 3.0 %"),
+        (1.0, 0.95, "no choice found is faster, and none saves more than 5.0 %"),
+    ],
+)
 def test_words_say_what_is_proven(found: float, least: float, words: str) -> None:
     strategy, _ = planned("zoo:gpt-tiny,layers=4", "tp=2")
     said = untied_words(strategy, Untied(32, 110, 1.0, found, least), width=200)

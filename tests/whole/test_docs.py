@@ -1,9 +1,13 @@
-"""README and docs tell the truth: what they show as a terminal session is run and compared, their Python runs, their links lead somewhere.
+"""README and docs tell the truth: what they show as a terminal session is run and compared, their
+Python runs, their links lead somewhere.
 
-A fenced block whose first line starts with "$ " is a session: every "$ " line is a command (plan, cat, sed and head only), followed by what it prints. A page's
-sessions and Python blocks run in order in one folder, which holds model.onnx, a small Llama. A block after the line `<!-- illustration -->` is shown, not run.
-What a machine's clock, rounding or CPU compiler decides is not compared: seconds of searches, dates, digits of rounding errors and where they are largest, and what the CPU
-compiler takes for temporaries. MESHWRIGHT_UPDATE_GOLDEN=1 rewrites the sessions with what was printed.
+A fenced block whose first line starts with "$ " is a session: every "$ " line is a command (plan,
+cat, sed and head only), followed by what it prints. A page's sessions and Python blocks run in
+order in one folder, which holds model.onnx, a small Llama. A block after the line `<!--
+illustration -->` is shown, not run. What a machine's clock, rounding or CPU compiler decides is not
+compared: seconds of searches, dates, digits of rounding errors and where they are largest, and what
+the CPU compiler takes for temporaries. MESHWRIGHT_UPDATE_GOLDEN=1 rewrites the sessions with what
+was printed.
 """
 
 import os
@@ -17,26 +21,43 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-BLOCK = re.compile(r"^(?P<mark><!-- illustration -->\n)?```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
-PRINTED_ELSEWHERE = {"jax-notes.md"}  # tests/verify/test_hlo_recipes.py runs them with eight devices
+BLOCK = re.compile(
+    r"^(?P<mark><!-- illustration -->\n)?```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.M | re.S
+)
+PRINTED_ELSEWHERE = {
+    "jax-notes.md"
+}  # tests/verify/test_hlo_recipes.py runs them with eight devices
 READERS = ("cat", "sed", "head")
 
 
 def sessions_of(page: Path) -> list[re.Match]:
-    return [m for m in BLOCK.finditer(page.read_text()) if m["text"].startswith("$ ") and not m["mark"]]
+    return [
+        m for m in BLOCK.finditer(page.read_text()) if m["text"].startswith("$ ") and not m["mark"]
+    ]
 
 
 def python_of(page: Path) -> list[str]:
-    return [m["text"] for m in BLOCK.finditer(page.read_text()) if m["kind"] == "python" and not m["mark"] and page.name not in PRINTED_ELSEWHERE]
+    return [
+        m["text"]
+        for m in BLOCK.finditer(page.read_text())
+        if m["kind"] == "python" and not m["mark"] and page.name not in PRINTED_ELSEWHERE
+    ]
 
 
 def masked(text: str) -> str:
     """Without what differs from run to run, or from one kind of CPU to another."""
-    text = re.sub(r"\n {8,}(?=\w)", " ", text)  # where a line is broken follows the length of what is masked below
+    text = re.sub(
+        r"\n {8,}(?=\w)", " ", text
+    )  # where a line is broken follows the length of what is masked below
     text = re.sub(r"plans? priced, [\d.]+ m?s", "plans priced, - s", text)
     text = re.sub(r"\b\d\.\de[+-]\d\d\b", "small", text)
     text = re.sub(r"\(worst:\s+[^)]*\)", "(worst: one)", text)
-    text = re.sub(r"^( *(?:temporaries|peak)\b.*?) +[\d,]+ B(?= +(?:CPU|planned))", r"\1 - B", text, flags=re.M)
+    text = re.sub(
+        r"^( *(?:temporaries|peak)\b.*?) +[\d,]+ B(?= +(?:CPU|planned))",
+        r"\1 - B",
+        text,
+        flags=re.M,
+    )
     return re.sub(r"\d{4}-\d\d-\d\d", "date", text).rstrip()
 
 
@@ -48,11 +69,22 @@ def commands_of(session: str) -> list[tuple[str, str]]:
 
 def run(command: str, folder: Path) -> str:
     words = shlex.split(command)
-    assert words[0] == "plan" or words[0] in READERS, f"sessions run plan and {READERS}, not {words[0]!r}"
+    assert words[0] == "plan" or words[0] in READERS, (
+        f"sessions run plan and {READERS}, not {words[0]!r}"
+    )
     program = [sys.executable, "-m", "planner.cli"] if words[0] == "plan" else [words[0]]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"}
     environment.pop("COLUMNS", None)
-    done = subprocess.run([*program, *words[1:]], cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [*program, *words[1:]],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert "Traceback" not in done.stdout, done.stdout[-2000:]
     return done.stdout
 
@@ -87,7 +119,15 @@ def test_python_of_a_page_runs(page, folder):
     script = folder / "page.py"
     script.write_text("\n\n".join(python_of(page)))
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"}
-    done = subprocess.run([sys.executable, str(script)], cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
 
 
@@ -97,30 +137,44 @@ def test_links_and_named_files_exist(page):
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text):
         if not target.startswith(("http:", "https:", "mailto:")):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
-    for named in re.findall(r"`((?:docs|planner|costmodels|models_zoo|benchmarks|tests|examples)/[\w./-]+\.\w+)`", text):
+    for named in re.findall(
+        r"`((?:docs|planner|costmodels|models_zoo|benchmarks|tests|examples)/[\w./-]+\.\w+)`", text
+    ):
         assert "NAME" in named or (ROOT / named).exists(), f"{page.name} names {named}"
 
 
 def test_every_page_is_in_the_index():
     """docs/index.md leads to every other page."""
     index = (ROOT / "docs" / "index.md").read_text()
-    missing = [p.name for p in (ROOT / "docs").glob("*.md") if p.name != "index.md" and f"]({p.name})" not in index]
+    missing = [
+        p.name
+        for p in (ROOT / "docs").glob("*.md")
+        if p.name != "index.md" and f"]({p.name})" not in index
+    ]
     assert not missing
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_commands_that_are_named_exist_with_their_options(page):
-    """In listings and in prose: the verb is one, and every option is one of its own. What follows two spaces says what a command of a listing is for."""
+    """In listings and in prose: the verb is one, and every option is one of its own. What follows
+    two spaces says what a command of a listing is for."""
     from planner.cli import choose_verb, parser
 
     text = page.read_text()
-    listed = [line for m in BLOCK.finditer(text) for line in m["text"].splitlines() if re.match(r"plan [a-z./-]", line)]
+    listed = [
+        line
+        for m in BLOCK.finditer(text)
+        for line in m["text"].splitlines()
+        if re.match(r"plan [a-z./-]", line)
+    ]
     for command in (*listed, *re.findall(r"`(plan [a-z./-][^`\n]*)`", BLOCK.sub("", text))):
         words = shlex.split(re.split(r"\s{2,}|\s#| · | > |\(", command)[0])[1:]
         verb, rest = choose_verb(words)
         options = {name for action in parser(verb)._actions for name in action.option_strings}
         ours = rest[: rest.index("--")] if "--" in rest else rest
-        assert not [w for w in ours if w.startswith("-") and w.partition("=")[0] not in options], f"{page.name}: {command}"
+        assert not [w for w in ours if w.startswith("-") and w.partition("=")[0] not in options], (
+            f"{page.name}: {command}"
+        )
 
 
 def test_files_that_pages_show_are_read(tmp_path):
@@ -129,14 +183,33 @@ def test_files_that_pages_show_are_read(tmp_path):
     from planner.machine.topology import device
     from planner.machine.topology_file import from_file
 
-    shown = {name: [m["text"] for m in BLOCK.finditer((ROOT / "docs" / name).read_text()) if m["kind"] == "toml"] for name in ("hardware.md", "modes.md")}
+    shown = {
+        name: [
+            m["text"]
+            for m in BLOCK.finditer((ROOT / "docs" / name).read_text())
+            if m["kind"] == "toml"
+        ]
+        for name in ("hardware.md", "modes.md")
+    }
     chip, machine, mixed = (tmp_path / f"{name}.toml" for name in ("chip", "machine", "mixed"))
     for path, text in zip((chip, machine, mixed), shown["hardware.md"], strict=True):
         path.write_text(text)
-    assert device(str(chip)).memory_bytes == device("h100-sxm").memory_bytes and from_file(machine).devices == 64
+    assert (
+        device(str(chip)).memory_bytes == device("h100-sxm").memory_bytes
+        and from_file(machine).devices == 64
+    )
     assert [(d.name, n) for d, n in from_file(mixed).groups] == [("h100-sxm", 8), ("a100-80gb", 8)]
-    for text, mode, devices in zip(shown["modes.md"], ("semi-auto", "propagate", "semi-auto"), (8, 8, 64), strict=True):
+    for text, mode, devices in zip(
+        shown["modes.md"], ("semi-auto", "propagate", "semi-auto"), (8, 8, 64), strict=True
+    ):
         path = tmp_path / "pins.toml"
         path.write_text(text if "[mesh]" in text else f"[mesh]\ndata = 2\nmodel = 4\n\n{text}")
-        found = plan("zoo:llama-tiny,heads=8,kv_heads=4", devices=devices, batch=64, mode=mode, pins=str(path), baselines=False)
+        found = plan(
+            "zoo:llama-tiny,heads=8,kv_heads=4",
+            devices=devices,
+            batch=64,
+            mode=mode,
+            pins=str(path),
+            baselines=False,
+        )
         assert dict(found.mesh_shape)["data"] in (2, 8)

@@ -1,7 +1,10 @@
-"""Every command that README and docs list is typed, from the top of the page to its end, in one folder, as a reader would: none ends in an error.
+"""Every command that README and docs list is typed, from the top of the page to its end, in one
+folder, as a reader would: none ends in an error.
 
-tests/whole/test_docs.py compares what pages show as sessions; here are the listings, which say what a command is for instead of what it prints. The folder of a page begins with what
-the page says a reader has: model.onnx, and what STAND_INS names. A command that needs what no test has (a cluster, a checkpoint, minutes) is left out by LEFT_OUT, each with why.
+tests/whole/test_docs.py compares what pages show as sessions; here are the listings, which say what
+a command is for instead of what it prints. The folder of a page begins with what the page says a
+reader has: model.onnx, and what STAND_INS names. A command that needs what no test has (a cluster,
+a checkpoint, minutes) is left out by LEFT_OUT, each with why.
 """
 
 from __future__ import annotations
@@ -23,8 +26,12 @@ LEFT_OUT = {
     r"\b(MODEL|DIR|DIR2|FILE|path/to)\b": "a placeholder",
     r"--target (gpu|tpu)": "compilers that are not installed (tests/verify/test_targets.py)",
     r"--nnodes|--hostfile": "several machines (tests/launch/test_launch.py)",
-    r"plan calibrate -o mine.toml +(measure|--node-size|$)|calibrate .*--node-size": "a minute and a half of measuring (tests/calibrate/test_calibrate.py)",
-    r"--local 2 --slots 4 -- --checkpoints": "plans that the page makes for a cluster (tests/launch/test_elastic.py)",
+    r"plan calibrate -o mine.toml +(measure|--node-size|$)|calibrate .*--node-size": (
+        "a minute and a half of measuring (tests/calibrate/test_calibrate.py)"
+    ),
+    r"--local 2 --slots 4 -- --checkpoints": (
+        "plans that the page makes for a cluster (tests/launch/test_elastic.py)"
+    ),
 }
 """A pattern of commands -> why they are not typed."""
 LONG = r"llama3-70b|405b|plan sweep|plan compare|seq=65536|dlrm-criteo|resnet50|unet|offload="
@@ -54,15 +61,24 @@ def _text(content: str) -> Callable[[Path], None]:
     return lambda path: path.write_text(content) and None
 
 
-MEGATRON = "tensor_model_parallel_size: 2\npipeline_model_parallel_size: 1\nmicro_batch_size: 1\nglobal_batch_size: 512\n"
+MEGATRON = (
+    "tensor_model_parallel_size: 2\npipeline_model_parallel_size: 1\nmicro_batch_size:"
+    " 1\nglobal_batch_size: 512\n"
+)
 TINY = ("model.onnx", "--devices", "8", "--batch", "16", "--hardware", "cpu", "--precision", "fp32")
 STAND_INS: dict[str, dict[str, Callable[[Path], None]]] = {
     "": {"model.onnx": _save("zoo:llama-tiny")},
     "serving.md": {"model.onnx": _save("zoo:llama-tiny,cache=1")},
-    "exchange.md": {"model.plan.json": _planned(*TINY, "--pin", "dp=4,tp=2"), "mine.yaml": _text(MEGATRON)},
+    "exchange.md": {
+        "model.plan.json": _planned(*TINY, "--pin", "dp=4,tp=2"),
+        "mine.yaml": _text(MEGATRON),
+    },
     "exporting.md": {"model.plan.json": _planned(*TINY)},
     "launch.md": {"model.plan.json": _planned(*TINY)},
-    "reading-a-report.md": {f"{name}.plan.json": _planned(*TINY, "--pin", pins) for name, pins in (("model", "dp=8"), ("a", "dp=8"), ("b", "dp=4,tp=2"))},
+    "reading-a-report.md": {
+        f"{name}.plan.json": _planned(*TINY, "--pin", pins)
+        for name, pins in (("model", "dp=8"), ("a", "dp=8"), ("b", "dp=4,tp=2"))
+    },
     "verify.md": {"s.json": _planned(*TINY)},
 }
 """Page -> file -> what makes it, in order; "": of every page."""
@@ -70,16 +86,34 @@ STAND_INS: dict[str, dict[str, Callable[[Path], None]]] = {
 
 def listed(page: Path) -> list[str]:
     """The `plan` lines of a page's listings, without what they are for."""
-    blocks = [m["text"] for m in BLOCK.finditer(page.read_text()) if not m["mark"] and not m["kind"] and not m["text"].startswith("$ ")]
-    lines = [line for text in blocks for line in text.splitlines() if re.match(r"plan [a-z./-]", line)]
+    blocks = [
+        m["text"]
+        for m in BLOCK.finditer(page.read_text())
+        if not m["mark"] and not m["kind"] and not m["text"].startswith("$ ")
+    ]
+    lines = [
+        line for text in blocks for line in text.splitlines() if re.match(r"plan [a-z./-]", line)
+    ]
     return [part for line in lines for part in re.split(r"\s{2,}|\s#", line)[0].split(" · ")]
 
 
 def _typed(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error", "MESHWRIGHT_CACHE": str(folder / ".cache")}
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "PYTHONWARNINGS": "error",
+        "MESHWRIGHT_CACHE": str(folder / ".cache"),
+    }
     for name in ("COLUMNS", "XLA_FLAGS"):  # the tests' own devices are none of the reader's
         environment.pop(name, None)
-    return subprocess.run([sys.executable, "-m", "planner.cli", *words[1:]], cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    return subprocess.run(
+        [sys.executable, "-m", "planner.cli", *words[1:]],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
 
 
 def walk(page: Path, folder: Path, long: bool) -> int:
@@ -88,10 +122,20 @@ def walk(page: Path, folder: Path, long: bool) -> int:
         make(folder / name)
     done = 0
     for command in listed(page):
-        if any(re.search(pattern, command) for pattern in LEFT_OUT) or (not long and re.search(LONG, command)):
+        if any(re.search(pattern, command) for pattern in LEFT_OUT) or (
+            not long and re.search(LONG, command)
+        ):
             continue
-        answer = _typed([*shlex.split(command), *(("--force",) if re.match(r"plan (\S+\.onnx|zoo:|emit)", command) else ())], folder)
-        assert answer.returncode == 0 and "Traceback" not in answer.stderr, f"{page.name}: {command}\n{answer.stderr[-2000:]}"
+        answer = _typed(
+            [
+                *shlex.split(command),
+                *(("--force",) if re.match(r"plan (\S+\.onnx|zoo:|emit)", command) else ()),
+            ],
+            folder,
+        )
+        assert answer.returncode == 0 and "Traceback" not in answer.stderr, (
+            f"{page.name}: {command}\n{answer.stderr[-2000:]}"
+        )
         done += 1
     return done
 

@@ -1,4 +1,5 @@
-"""JAX functions read, planned, and run under their shardings: the translation computes what the function computes, the sharded run what one device does."""
+"""JAX functions read, planned, and run under their shardings: the translation computes what the
+function computes, the sharded run what one device does."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ def gpt(p: Any, ids: Any, labels: Any) -> Any:
         y = norm(x, w["g1"])
         q, k, v = (heads(y @ w[n]) for n in ("q", "k", "v"))
         scores = jnp.einsum("bhsd,bhtd->bhst", q, k) / np.sqrt(WIDTH // HEADS)
-        scores = jnp.where(jnp.tril(jnp.ones((LENGTH, LENGTH), bool)), scores, jnp.finfo(scores.dtype).min)
+        scores = jnp.where(
+            jnp.tril(jnp.ones((LENGTH, LENGTH), bool)), scores, jnp.finfo(scores.dtype).min
+        )
         mixed = (jax.nn.softmax(scores, -1) @ v).swapaxes(1, 2).reshape(x.shape)
         x = x + mixed @ w["o"]
         return x + jax.nn.gelu(norm(x, w["g2"]) @ w["up"]) @ w["down"], None
@@ -49,7 +52,11 @@ def gpt_parameters() -> dict[str, Any]:
     def w(*shape: int) -> Any:
         return (rng.standard_normal(shape) * 0.2).astype(np.float32)
 
-    blocks = {"g1": w(LAYERS, WIDTH), "g2": w(LAYERS, WIDTH), **{n: w(LAYERS, WIDTH, WIDTH) for n in "qkvo"}}
+    blocks = {
+        "g1": w(LAYERS, WIDTH),
+        "g2": w(LAYERS, WIDTH),
+        **{n: w(LAYERS, WIDTH, WIDTH) for n in "qkvo"},
+    }
     blocks |= {"up": w(LAYERS, WIDTH, 4 * WIDTH), "down": w(LAYERS, 4 * WIDTH, WIDTH)}
     return {"wte": w(VOCAB, WIDTH), "wpe": w(LENGTH, WIDTH), "g": w(WIDTH), "blocks": blocks}
 
@@ -66,11 +73,17 @@ def onnx_of(fn: Callable[..., Any], params: Any, *inputs: Any) -> Any:
     from planner.from_jax import traced
 
     trace, leaves, _, found = traced(fn, params, *inputs)
-    values = {v.parameter: leaf for v, leaf in zip(leaves, jax.tree.leaves((params, *inputs)), strict=True) if v.parameter}
+    values = {
+        v.parameter: leaf
+        for v, leaf in zip(leaves, jax.tree.leaves((params, *inputs)), strict=True)
+        if v.parameter
+    }
     for name in list(trace.initializers):
         stem, _, i = name.rpartition(".")
         if name in values or stem in trace.stacked:
-            trace.initializers[name] = numpy_helper.from_array(np.asarray(values[name] if name in values else values[stem][int(i)]), name)
+            trace.initializers[name] = numpy_helper.from_array(
+                np.asarray(values[name] if name in values else values[stem][int(i)]), name
+            )
     return trace.model([v for v in leaves if not v.parameter], found)
 
 
@@ -78,7 +91,13 @@ def agrees(fn: Callable[..., Any], params: Any, *inputs: Any) -> None:
     ort = pytest.importorskip("onnxruntime")
     model = onnx_of(fn, params, *inputs)
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    got = session.run(None, {i.name: np.asarray(x) for i, x in zip(session.get_inputs(), jax.tree.leaves(inputs), strict=True)})
+    got = session.run(
+        None,
+        {
+            i.name: np.asarray(x)
+            for i, x in zip(session.get_inputs(), jax.tree.leaves(inputs), strict=True)
+        },
+    )
     for a, b in zip(got, jax.tree.leaves(jax.jit(fn)(params, *inputs)), strict=True):
         np.testing.assert_allclose(a, np.asarray(b), rtol=2e-4, atol=2e-5)
 
@@ -88,20 +107,89 @@ def f32(*shape: int) -> Any:
 
 
 CASES: dict[str, tuple[Callable[..., Any], Any, Any]] = {
-    "products": (lambda p, x: jnp.einsum("bik,jk->bij", x, p) + jnp.einsum("bik,bjk->bij", x, x).sum() + jnp.tensordot(p, x, ((1,), (2,))).sum(), f32(5, 4), f32(2, 3, 4)),
-    "a product summed over two dims": (lambda p, x: jnp.einsum("bij,ijk->bk", x, p), f32(3, 4, 6), f32(2, 3, 4)),
-    "pointwise": (lambda p, x: jax.nn.silu(x) + jax.nn.gelu(x, approximate=False) * p + jax.nn.softplus(x) + jnp.abs(x) ** 3 + jnp.clip(x, -0.5, 0.5), f32(4), f32(2, 4)),
-    "conditions": (lambda p, x: jnp.where((x > p) & ~(x > 1) | (x < -1), x, jnp.maximum(x, p)), f32(4), f32(2, 4)),
-    "reductions": (lambda p, x: (x * p).max(-1) + x.min(-1) + x.prod(-1) + x.mean((0, 1)).sum() + jax.nn.logsumexp(x, -1), f32(4), f32(2, 3, 4)),
-    "softmax over another axis": (lambda p, x: jax.nn.softmax(x * p, axis=1) + jax.nn.log_softmax(x, axis=0), f32(4), f32(2, 3, 4)),
-    "slices": (lambda p, x: jnp.concatenate([x[:, 1:], x[:, ::2], p[None, :, :].repeat(2, 0)], 1)[:, :, :3], f32(5, 4), f32(2, 6, 4)),
-    "pads and sums": (lambda p, x: jnp.cumsum(jnp.pad(x, ((0, 0), (1, 2)), constant_values=2.0), 1) + p, f32(7), f32(2, 4)),
-    "tables": (lambda p, x: p[jnp.argmax(x, -1)] + jnp.take(p, jnp.arange(2), axis=0), f32(4, 3), f32(2, 4)),
-    "convolution": (lambda p, x: jax.lax.conv_general_dilated(x, p, (2, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")), f32(3, 3, 4, 6), f32(2, 8, 7, 4)),
+    "products": (
+        lambda p, x: (
+            jnp.einsum("bik,jk->bij", x, p)
+            + jnp.einsum("bik,bjk->bij", x, x).sum()
+            + jnp.tensordot(p, x, ((1,), (2,))).sum()
+        ),
+        f32(5, 4),
+        f32(2, 3, 4),
+    ),
+    "a product summed over two dims": (
+        lambda p, x: jnp.einsum("bij,ijk->bk", x, p),
+        f32(3, 4, 6),
+        f32(2, 3, 4),
+    ),
+    "pointwise": (
+        lambda p, x: (
+            jax.nn.silu(x)
+            + jax.nn.gelu(x, approximate=False) * p
+            + jax.nn.softplus(x)
+            + jnp.abs(x) ** 3
+            + jnp.clip(x, -0.5, 0.5)
+        ),
+        f32(4),
+        f32(2, 4),
+    ),
+    "conditions": (
+        lambda p, x: jnp.where((x > p) & ~(x > 1) | (x < -1), x, jnp.maximum(x, p)),
+        f32(4),
+        f32(2, 4),
+    ),
+    "reductions": (
+        lambda p, x: (
+            (x * p).max(-1)
+            + x.min(-1)
+            + x.prod(-1)
+            + x.mean((0, 1)).sum()
+            + jax.nn.logsumexp(x, -1)
+        ),
+        f32(4),
+        f32(2, 3, 4),
+    ),
+    "softmax over another axis": (
+        lambda p, x: jax.nn.softmax(x * p, axis=1) + jax.nn.log_softmax(x, axis=0),
+        f32(4),
+        f32(2, 3, 4),
+    ),
+    "slices": (
+        lambda p, x: jnp.concatenate([x[:, 1:], x[:, ::2], p[None, :, :].repeat(2, 0)], 1)[
+            :, :, :3
+        ],
+        f32(5, 4),
+        f32(2, 6, 4),
+    ),
+    "pads and sums": (
+        lambda p, x: jnp.cumsum(jnp.pad(x, ((0, 0), (1, 2)), constant_values=2.0), 1) + p,
+        f32(7),
+        f32(2, 4),
+    ),
+    "tables": (
+        lambda p, x: p[jnp.argmax(x, -1)] + jnp.take(p, jnp.arange(2), axis=0),
+        f32(4, 3),
+        f32(2, 4),
+    ),
+    "convolution": (
+        lambda p, x: jax.lax.conv_general_dilated(
+            x, p, (2, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        ),
+        f32(3, 3, 4, 6),
+        f32(2, 8, 7, 4),
+    ),
     "a scan that hands rows on": (
-        lambda p, x: jax.lax.scan(lambda c, r: (jnp.tanh(c @ p["w"] + r), c * 2), x[:, 0], x.swapaxes(0, 1), reverse=True), {"w": f32(4, 4)}, f32(2, 3, 4)),
-    "types": (lambda p, x: (x * 3).astype(jnp.int32).astype(jnp.float32) + p.astype(jnp.int32), f32(4) * 5, f32(2, 4)),
-}  # fmt: skip
+        lambda p, x: jax.lax.scan(
+            lambda c, r: (jnp.tanh(c @ p["w"] + r), c * 2), x[:, 0], x.swapaxes(0, 1), reverse=True
+        ),
+        {"w": f32(4, 4)},
+        f32(2, 3, 4),
+    ),
+    "types": (
+        lambda p, x: (x * 3).astype(jnp.int32).astype(jnp.float32) + p.astype(jnp.int32),
+        f32(4) * 5,
+        f32(2, 4),
+    ),
+}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -114,8 +202,15 @@ def test_a_gpt_is_read_into_the_operators_of_any_other() -> None:
     agrees(gpt, gpt_parameters(), *tokens())
     planned = planner.from_jax(gpt, gpt_parameters(), *tokens(), devices=8)
     ops = [n.op for n in planned.strategy.graph.nodes]  # type: ignore[union-attr]
-    assert ops.count("Attention") == LAYERS and ops.count("LayerNormalization") == 2 * LAYERS + 1 and ops.count("Gelu") == LAYERS and not planned.replicated
-    assert planned.strategy.model["parameters"] == sum(x.size for x in jax.tree.leaves(gpt_parameters()))
+    assert (
+        ops.count("Attention") == LAYERS
+        and ops.count("LayerNormalization") == 2 * LAYERS + 1
+        and ops.count("Gelu") == LAYERS
+        and not planned.replicated
+    )
+    assert planned.strategy.model["parameters"] == sum(
+        x.size for x in jax.tree.leaves(gpt_parameters())
+    )
     (block,) = planned.strategy.blocks
     assert block["repeats"] in (LAYERS, LAYERS - 1)
 
@@ -123,12 +218,21 @@ def test_a_gpt_is_read_into_the_operators_of_any_other() -> None:
 one_device = jax.jit(jax.value_and_grad(gpt))
 
 
-@pytest.mark.parametrize("pins", ["dp=2,tp=4,zero=0,tensor=megatron", "dp=4,tp=2,zero=3", *(pytest.param(p, marks=pytest.mark.slow) for p in (None, "dp=8,zero=1"))])
+@pytest.mark.parametrize(
+    "pins",
+    [
+        "dp=2,tp=4,zero=0,tensor=megatron",
+        "dp=4,tp=2,zero=3",
+        *(pytest.param(p, marks=pytest.mark.slow) for p in (None, "dp=8,zero=1")),
+    ],
+)
 def test_a_gpt_trains_under_its_shardings_as_on_one_device(pins: str | None) -> None:
     params, data = gpt_parameters(), tokens()
     planned = planner.from_jax(gpt, params, *data, devices=8, pins=pins)
     where, *inputs = planned.in_shardings
-    step = jax.jit(jax.value_and_grad(gpt), in_shardings=planned.in_shardings, out_shardings=(None, where))
+    step = jax.jit(
+        jax.value_and_grad(gpt), in_shardings=planned.in_shardings, out_shardings=(None, where)
+    )
     placed = jax.device_put(params, where)
     loss, grads = step(placed, *(jax.device_put(x, to) for x, to in zip(data, inputs, strict=True)))
     want, want_grads = one_device(params, *data)
@@ -137,7 +241,12 @@ def test_a_gpt_trains_under_its_shardings_as_on_one_device(pins: str | None) -> 
         np.testing.assert_allclose(np.asarray(got), np.asarray(w), rtol=1e-3, atol=1e-5)
     specs = {n: str(x.spec) for n, x in where["blocks"].items()}
     if pins and "megatron" in pins:
-        assert "'tensor'" in specs["up"] and "'tensor'" in specs["down"] and specs["up"] != specs["down"] and placed["blocks"]["up"].addressable_shards[0].data.shape[0] == LAYERS
+        assert (
+            "'tensor'" in specs["up"]
+            and "'tensor'" in specs["down"]
+            and specs["up"] != specs["down"]
+            and placed["blocks"]["up"].addressable_shards[0].data.shape[0] == LAYERS
+        )
     if pins and "zero=3" in pins:
         assert "'data'" in specs["up"]
 
@@ -167,7 +276,9 @@ def test_a_flax_gpt_runs_as_on_one_device() -> None:
     class Model(nn.Module):  # type: ignore[name-defined, misc]
         @nn.compact  # type: ignore[untyped-decorator]
         def __call__(self, ids: Any) -> Any:
-            x = nn.Embed(VOCAB, WIDTH)(ids) + self.param("positions", nn.initializers.normal(), (LENGTH, WIDTH))
+            x = nn.Embed(VOCAB, WIDTH)(ids) + self.param(
+                "positions", nn.initializers.normal(), (LENGTH, WIDTH)
+            )
             for _ in range(2):
                 x = Block()(x)
             return nn.Dense(VOCAB, use_bias=False)(nn.LayerNorm()(x))
@@ -180,11 +291,15 @@ def test_a_flax_gpt_runs_as_on_one_device() -> None:
         return -jnp.take_along_axis(logp, labels[..., None], -1).mean()
 
     agrees(loss, params, ids, labels)
-    planned = planner.from_jax(loss, params, ids, labels, devices=8, pins="dp=2,tp=4,tensor=megatron")
+    planned = planner.from_jax(
+        loss, params, ids, labels, devices=8, pins="dp=2,tp=4,tensor=megatron"
+    )
     where = planned.in_shardings[0]
     cut = [x for x in jax.tree.leaves(where) if "tensor" in str(x.spec)]
     assert len(cut) >= 6, "columns and rows of both blocks"
-    got, grads = jax.jit(jax.value_and_grad(loss), in_shardings=planned.in_shardings)(jax.device_put(params, where), ids, labels)
+    got, grads = jax.jit(jax.value_and_grad(loss), in_shardings=planned.in_shardings)(
+        jax.device_put(params, where), ids, labels
+    )
     want, want_grads = jax.jit(jax.value_and_grad(loss))(params, ids, labels)
     np.testing.assert_allclose(got, want, rtol=1e-5)
     for a, b in zip(jax.tree.leaves(grads), jax.tree.leaves(want_grads), strict=True):
@@ -200,21 +315,41 @@ def test_what_has_no_translation_is_planned_whole() -> None:
     row = next(r for r in planned.strategy.nodes.values() if r["op"] == "jax::sort")
     assert row["split"] == {} and row["unsupported"]
     x, p = f32(8, 16), f32(16, 32)
-    np.testing.assert_allclose(jax.jit(fn, in_shardings=planned.in_shardings)(p, x), fn(p, x), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        jax.jit(fn, in_shardings=planned.in_shardings)(p, x), fn(p, x), rtol=1e-5, atol=1e-5
+    )
 
 
 def test_unused_parameters_are_whole() -> None:
-    planned = planner.from_jax(lambda p, x: x @ p["w"], {"w": S((16, 32), np.float32), "old": S((7,), np.float32)}, S((8, 16), np.float32), devices=4)
+    planned = planner.from_jax(
+        lambda p, x: x @ p["w"],
+        {"w": S((16, 32), np.float32), "old": S((7,), np.float32)},
+        S((8, 16), np.float32),
+        devices=4,
+    )
     assert planned.in_shardings[0]["old"].is_fully_replicated
 
 
-@pytest.mark.parametrize(("fn", "args", "said"), [
-    (lambda p, x: x @ p, (S((3, 4), np.float32), S((5, 7), np.float32)), "cannot be traced"),
-    (lambda p: (p * p).sum(), (S((3, 4), np.float32),), "takes no batch"),
-    (lambda p, x: jax.lax.scan(lambda c, _: (c @ p, None), x, None, length=300)[0], (S((4, 4), np.float32), S((8, 4), np.float32)), "more than 200 operations"),
-    (lambda p, k: jax.random.normal(k, (4,)) + p, (S((4,), np.float32), jax.random.key(0)), "no array of numbers"),
-])  # fmt: skip
-def test_what_cannot_be_planned_is_said(fn: Callable[..., Any], args: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("fn", "args", "said"),
+    [
+        (lambda p, x: x @ p, (S((3, 4), np.float32), S((5, 7), np.float32)), "cannot be traced"),
+        (lambda p: (p * p).sum(), (S((3, 4), np.float32),), "takes no batch"),
+        (
+            lambda p, x: jax.lax.scan(lambda c, _: (c @ p, None), x, None, length=300)[0],
+            (S((4, 4), np.float32), S((8, 4), np.float32)),
+            "more than 200 operations",
+        ),
+        (
+            lambda p, k: jax.random.normal(k, (4,)) + p,
+            (S((4,), np.float32), jax.random.key(0)),
+            "no array of numbers",
+        ),
+    ],
+)
+def test_what_cannot_be_planned_is_said(
+    fn: Callable[..., Any], args: Any, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("planner.reader.jax.trace.MOST_EQUATIONS", 200)
     with pytest.raises(PlanError, match=said) as e:
         planner.from_jax(fn, *args, devices=4)

@@ -19,28 +19,46 @@ GOOD = Outcome(1e-6, 1e-6, 1e-6, 4, {}, 100, "data=8", "2026-01-01")
 
 
 def test_the_page_is_that_of_the_records() -> None:
-    assert PAGE.read_text() == document(stored(techniques.RECORDS)), "python -m benchmarks.techniques --page docs/techniques.md"
+    assert PAGE.read_text() == document(stored(techniques.RECORDS)), (
+        "python -m benchmarks.techniques --page docs/techniques.md"
+    )
 
 
 def test_rows_are_told_apart_and_fill_the_machine() -> None:
     rows = [*ALONE, *drawn(30, 0), *mixed(39, 1), *mixed(39, 2)]
-    assert len({r.key for r in rows}) == len(rows) and list(drawn(30, 0)) == list(drawn(30, 0)) != list(drawn(30, 1))
-    assert {r.source for r in drawn(30, 0)} == set(MODELS) and {r.source for r in mixed(len(POOL), 1)} == {source for source, _ in POOL}
+    assert len({r.key for r in rows}) == len(rows) and list(drawn(30, 0)) == list(
+        drawn(30, 0)
+    ) != list(drawn(30, 1))
+    assert {r.source for r in drawn(30, 0)} == set(MODELS) and {
+        r.source for r in mixed(len(POOL), 1)
+    } == {source for source, _ in POOL}
     for row in rows:
         for mesh in parse_pins(row.pins).mesh_choices(DEVICES):
             assert prod(mesh.values()) == DEVICES, row
 
 
-@pytest.mark.parametrize(("outcome", "says"), [
-    (replace(GOOD, loss=2e-4), "error 2.0e-04"), (replace(GOOD, gradients=2e-4), "error 2.0e-04"), (replace(GOOD, parameters=float("inf")), "error inf"),
-    (replace(GOOD, judged=0), "error"), (replace(GOOD, differs={"all-reduce over data": (1, 2)}), "1 predicted, 2 compiled"),
-    (replace(GOOD, peak_bytes=101), "memory 1.01x"), (Outcome(refused="ended with code 1"), "ended with code 1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("outcome", "says"),
+    [
+        (replace(GOOD, loss=2e-4), "error 2.0e-04"),
+        (replace(GOOD, gradients=2e-4), "error 2.0e-04"),
+        (replace(GOOD, parameters=float("inf")), "error inf"),
+        (replace(GOOD, judged=0), "error"),
+        (replace(GOOD, differs={"all-reduce over data": (1, 2)}), "1 predicted, 2 compiled"),
+        (replace(GOOD, peak_bytes=101), "memory 1.01x"),
+        (Outcome(refused="ended with code 1"), "ended with code 1"),
+    ],
+)
 def test_a_wrong_row_fails(outcome: Outcome, says: str) -> None:
     row = next(r for r in ALONE if r.less)
-    other = next(r for r in ALONE if (r.what, r.source, r.batch) == (row.less, row.source, row.batch))
+    other = next(
+        r for r in ALONE if (r.what, r.source, r.batch) == (row.less, row.source, row.batch)
+    )
     assert says in verdict(row, {row.key: outcome, other.key: GOOD}, ALONE)[0]
-    assert verdict(row, {row.key: replace(GOOD, peak_bytes=99), other.key: GOOD}, ALONE) == ("", 0.99)
+    assert verdict(row, {row.key: replace(GOOD, peak_bytes=99), other.key: GOOD}, ALONE) == (
+        "",
+        0.99,
+    )
 
 
 def test_rows_that_hold_are_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,4 +74,6 @@ def test_rows_that_hold_are_not_run_again(tmp_path: Path, monkeypatch: pytest.Mo
     first = ran[0]
     ran[:] = [first]
     assert techniques.main(arguments) == 0 and ran == [first, first]
-    assert len([json.loads(line) for line in file.read_text().splitlines()]) == len(stored(file)) + 1
+    assert (
+        len([json.loads(line) for line in file.read_text().splitlines()]) == len(stored(file)) + 1
+    )

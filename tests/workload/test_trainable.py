@@ -1,4 +1,5 @@
-"""What trains: slots, globs, ties, adapters; and that what does not train costs nothing, in the price and in the program."""
+"""What trains: slots, globs, ties, adapters; and that what does not train costs nothing, in the
+price and in the program."""
 
 from __future__ import annotations
 
@@ -24,7 +25,13 @@ from planner.workload.weights import load
 from tests.reader_models import model, rand, same
 
 GPT = "zoo:gpt-tiny"
-MACHINE: dict = {"devices": 8, "hardware": "cpu", "precision": "fp32", "batch": 16, "baselines": False}
+MACHINE: dict = {
+    "devices": 8,
+    "hardware": "cpu",
+    "precision": "fp32",
+    "batch": 16,
+    "baselines": False,
+}
 
 
 def trained(graph: Graph) -> set[str]:
@@ -37,22 +44,34 @@ def trained(graph: Graph) -> set[str]:
 def test_mamba_trains_its_convolution_bias_a_and_d() -> None:
     graph = open_model("zoo:ssm-tiny", 1).plain
     assert len(graph.trainable) == len(graph.weights)
-    assert {f"backbone.layers.1.mixer.{n}" for n in ("conv1d.bias", "A_log", "D", "dt_bias")} <= trained(graph)
+    assert {
+        f"backbone.layers.1.mixer.{n}" for n in ("conv1d.bias", "A_log", "D", "dt_bias")
+    } <= trained(graph)
 
 
 def test_what_bounds_a_parameter_does_not_hide_it_and_masks_stay_constant() -> None:
-    made = model("(float[2,3,8] x) => (float[2,3,8] y) { e = Exp(a) n = Neg(e) h = Mul(x, n) m = Mul(h, mask) y = Add(m, table) }",
-                 a=rand(8), mask=np.tri(3, 8, dtype=np.float32), table=rand(3, 8))  # fmt: skip
+    made = model(
+        "(float[2,3,8] x) => (float[2,3,8] y) { e = Exp(a) n = Neg(e) h = Mul(x, n) m = Mul(h,"
+        " mask) y = Add(m, table) }",
+        a=rand(8),
+        mask=np.tri(3, 8, dtype=np.float32),
+        table=rand(3, 8),
+    )
     assert trained(read_model(made)) == {"a"}
 
 
-GRU = "h = Transpose <perm = [1, 0, 2]> (x) o, l = GRU <hidden_size = 4, linear_before_reset = 1> (h, W, R, B) p = Squeeze(l, zero) y = MatMul(p, head)"
+GRU = (
+    "h = Transpose <perm = [1, 0, 2]> (x) o, l = GRU <hidden_size = 4, linear_before_reset = 1> (h,"
+    " W, R, B) p = Squeeze(l, zero) y = MatMul(p, head)"
+)
 ORDER = {"r": (0, 4), "z": (4, 8), "n": (8, 12)}  # torch's order; ONNX's is z, r, n
 
 
 def cut(what: str) -> str:
     """A stored gate matrix or vector put into ONNX's order."""
-    parts = " ".join(f"{what}_{g} = Slice({what}, at{lo}, at{hi}, zero)" for g, (lo, hi) in ORDER.items())
+    parts = " ".join(
+        f"{what}_{g} = Slice({what}, at{lo}, at{hi}, zero)" for g, (lo, hi) in ORDER.items()
+    )
     return f"{parts} {what}_all = Concat <axis = 0> ({what}_z, {what}_r, {what}_n)"
 
 
@@ -60,16 +79,39 @@ def test_recurrent_weights_that_an_exporter_put_in_order_train_as_they_are_store
     short = {"wi": rand(12, 3), "wh": rand(12, 4), "bi": rand(12), "bh": rand(12, seed=1)}
     head, zero = rand(4, 5), np.array([0])
     at = {f"at{n}": np.array([n]) for n in (0, 4, 8, 12)}
-    ordered = f"{' '.join(map(cut, short))} b_all = Concat <axis = 0> (bi_all, bh_all) W = Unsqueeze(wi_all, zero) R = Unsqueeze(wh_all, zero) B = Unsqueeze(b_all, zero)"
-    made = model(f"(float[2,6,3] x) => (float[2,5] y) {{ {ordered} {GRU} }}", head=head, zero=zero, **at, **short)
+    ordered = (
+        f"{' '.join(map(cut, short))} b_all = Concat <axis = 0> (bi_all, bh_all) W ="
+        " Unsqueeze(wi_all, zero) R = Unsqueeze(wh_all, zero) B = Unsqueeze(b_all, zero)"
+    )
+    made = model(
+        f"(float[2,6,3] x) => (float[2,5] y) {{ {ordered} {GRU} }}",
+        head=head,
+        zero=zero,
+        **at,
+        **short,
+    )
     graph = same(made, {"x": rand(2, 6, 3)})
-    assert graph.trainable == {"wi", "wh", "bi", "bh", "head"} and not any("not trained" in n for n in graph.notes)
+    assert graph.trainable == {"wi", "wh", "bi", "bh", "head"} and not any(
+        "not trained" in n for n in graph.notes
+    )
 
     rows = np.r_[4:8, 0:4, 8:12]
     both = np.concatenate([short["bi"][rows], short["bh"][rows]])[None]
-    plain = model(f"(float[2,6,3] x) => (float[2,5] y) {{ {GRU} }}", head=head, zero=zero, W=short["wi"][rows][None], R=short["wh"][rows][None], B=both)
+    plain = model(
+        f"(float[2,6,3] x) => (float[2,5] y) {{ {GRU} }}",
+        head=head,
+        zero=zero,
+        W=short["wi"][rows][None],
+        R=short["wh"][rows][None],
+        B=both,
+    )
     mine, theirs = gradients(made), gradients(plain)
-    for name, whole in (("wi", theirs["W"][0]), ("wh", theirs["R"][0]), ("bi", theirs["B"][0, :12]), ("bh", theirs["B"][0, 12:])):
+    for name, whole in (
+        ("wi", theirs["W"][0]),
+        ("wh", theirs["R"][0]),
+        ("bi", theirs["B"][0, :12]),
+        ("bh", theirs["B"][0, 12:]),
+    ):
         assert np.abs(mine[name]).max() > 0 and np.allclose(mine[name][rows], whole, atol=1e-6)
 
 
@@ -82,9 +124,15 @@ def gradients(made: onnx.ModelProto) -> dict[str, np.ndarray]:
 
 
 def test_parts_of_packed_projections_train_the_whole() -> None:
-    text = "q = Slice(w, zero, eight, zero) k = Slice(w, eight, sixteen, zero) q1 = Transpose(q) k1 = Transpose(k) a = MatMul(x, q1) b = MatMul(x, k1) y = Add(a, b)"
+    text = (
+        "q = Slice(w, zero, eight, zero) k = Slice(w, eight, sixteen, zero) q1 = Transpose(q) k1 ="
+        " Transpose(k) a = MatMul(x, q1) b = MatMul(x, k1) y = Add(a, b)"
+    )
     bounds = {"zero": np.array([0]), "eight": np.array([8]), "sixteen": np.array([16])}
-    graph = same(model(f"(float[2,3,8] x) => (float[2,3,8] y) {{ {text} }}", w=rand(16, 8), **bounds), {"x": rand(2, 3, 8)})
+    graph = same(
+        model(f"(float[2,3,8] x) => (float[2,3,8] y) {{ {text} }}", w=rand(16, 8), **bounds),
+        {"x": rand(2, 3, 8)},
+    )
     assert graph.trainable == {"w"}
 
 
@@ -92,7 +140,12 @@ TOKENS = "c = Expand(cls_token, shape) j = Concat <axis = 1> (c, x) y = Add(j, t
 
 
 def tokens(table: str) -> Graph:
-    made = model(f"(float[2,3,8] x) => (float[2,4,8] y) {{ {TOKENS.replace('table', 'TABLE')} }}", cls_token=rand(1, 1, 8), TABLE=rand(1, 4, 8), shape=np.array([2, 1, 8]))
+    made = model(
+        f"(float[2,3,8] x) => (float[2,4,8] y) {{ {TOKENS.replace('table', 'TABLE')} }}",
+        cls_token=rand(1, 1, 8),
+        TABLE=rand(1, 4, 8),
+        shape=np.array([2, 1, 8]),
+    )
     for tensor in made.graph.initializer:
         tensor.name = table if tensor.name == "TABLE" else tensor.name
     made.graph.node[-1].input[1] = table
@@ -101,33 +154,66 @@ def tokens(table: str) -> Graph:
 
 def recorded(made: onnx.ModelProto, name: str, key: str, value: str) -> None:
     """An exporter's record on an initializer."""
-    entry = made.graph.value_info.add(name=name, type=onnx.helper.make_tensor_type_proto(1, None)).metadata_props.add()
+    entry = made.graph.value_info.add(
+        name=name, type=onnx.helper.make_tensor_type_proto(1, None)
+    ).metadata_props.add()
     entry.key, entry.value = key, value
 
 
-@pytest.mark.parametrize("name", ["pos_embed", "vit.embeddings.position_embeddings", "encoder.pos_embedding", "abs_pos_emb", "model.positional_embedding", "layers.0.rel_pos_bias"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "pos_embed",
+        "vit.embeddings.position_embeddings",
+        "encoder.pos_embedding",
+        "abs_pos_emb",
+        "model.positional_embedding",
+        "layers.0.rel_pos_bias",
+    ],
+)
 def test_what_modules_call_their_tables_trains_without_a_slot(name: str) -> None:
     assert tokens(name).trainable == {"cls_token", name}
 
 
 def test_the_exporter_s_record_decides_before_the_name() -> None:
     key = "pkg.torch.export.graph_signature.InputSpec.kind"
-    for name, kind, trains in (("anything", "PARAMETER", True), ("anything", "BUFFER", False), ("pos_embed", "BUFFER", False), ("anything", "", False)):
-        file = model(f"(float[2,4,8] x) => (float[2,4,8] y) {{ h = MatMul(x, w) y = Add(h, {name}) }}", w=rand(8, 8), **{name: rand(1, 4, 8)})
+    for name, kind, trains in (
+        ("anything", "PARAMETER", True),
+        ("anything", "BUFFER", False),
+        ("pos_embed", "BUFFER", False),
+        ("anything", "", False),
+    ):
+        file = model(
+            f"(float[2,4,8] x) => (float[2,4,8] y) {{ h = MatMul(x, w) y = Add(h, {name}) }}",
+            w=rand(8, 8),
+            **{name: rand(1, 4, 8)},
+        )
         if kind:
             recorded(file, name, key, kind)
         assert (name in read_model(file).trainable) == trains, (name, kind)
 
 
 def test_a_buffer_in_a_parameter_s_slot_is_not_trained() -> None:
-    made = model("(float[2,8] x) => (float[2,8] y) { s = Add(x, b) y = MatMul(s, w) }", w=rand(8, 8), b=rand(8))
+    made = model(
+        "(float[2,8] x) => (float[2,8] y) { s = Add(x, b) y = MatMul(s, w) }",
+        w=rand(8, 8),
+        b=rand(8),
+    )
     recorded(made, "b", "pkg.torch.export.graph_signature.InputSpec.kind", "BUFFER")
     assert read_model(made).trainable == {"w"}
 
 
 def test_temperatures_train_and_no_pattern_takes_them_for_constants() -> None:
-    text = "q = MatMul(x, wq) k = MatMul(x, wk) t = Transpose <perm = [0, 2, 1]> (k) s = MatMul(q, t) e = Exp(logit_scale) m = Mul(s, e) p = Softmax <axis = -1> (m)"
-    made = model(f"(float[2,3,8] x) => (float[2,3,8] y) {{ {text} y = MatMul(p, x) }}", wq=rand(8, 8) / 9, wk=rand(8, 8) / 9, logit_scale=np.float32(0.5))
+    text = (
+        "q = MatMul(x, wq) k = MatMul(x, wk) t = Transpose <perm = [0, 2, 1]> (k) s = MatMul(q, t)"
+        " e = Exp(logit_scale) m = Mul(s, e) p = Softmax <axis = -1> (m)"
+    )
+    made = model(
+        f"(float[2,3,8] x) => (float[2,3,8] y) {{ {text} y = MatMul(p, x) }}",
+        wq=rand(8, 8) / 9,
+        wk=rand(8, 8) / 9,
+        logit_scale=np.float32(0.5),
+    )
     graph = same(made, {"x": rand(2, 3, 8)})
     assert graph.trainable == {"wq", "wk", "logit_scale"}
     assert np.abs(gradients(made)["logit_scale"]).max() > 0
@@ -135,23 +221,39 @@ def test_temperatures_train_and_no_pattern_takes_them_for_constants() -> None:
 
 def test_copies_of_a_token_for_the_samples_of_the_export_are_one_token_again() -> None:
     copies = np.repeat(rand(1, 1, 8), 2, 0)
-    made = model("(float[2,3,8] x) => (float[2,4,8] y) { y = Concat <axis = 1> (expand, x) }", expand=copies)
+    made = model(
+        "(float[2,3,8] x) => (float[2,4,8] y) { y = Concat <axis = 1> (expand, x) }", expand=copies
+    )
     recorded(made, "expand", "pkg.onnxscript.optimizer.folded_from", "['vit.cls_token', 'val_6']")
     graph = same(made, {"x": rand(2, 3, 8)})
-    assert graph.trainable == {"vit.cls_token"} and graph.tensors["vit.cls_token"].shape == (1, 1, 8)
+    assert graph.trainable == {"vit.cls_token"} and graph.tensors["vit.cls_token"].shape == (
+        1,
+        1,
+        8,
+    )
     again = read_model(made, batch=6)
-    assert again.tensors["vit.cls_token"].shape == (1, 1, 8) and again.tensors[again.outputs[0]].shape == (6, 4, 8)
+    assert again.tensors["vit.cls_token"].shape == (1, 1, 8) and again.tensors[
+        again.outputs[0]
+    ].shape == (6, 4, 8)
 
 
 def test_parameters_that_the_exporter_computed_away_are_named() -> None:
-    made = model("(float[2,8] x) => (float[2,8] y) { h = MatMul(x, w) y = Mul(h, exp) }", w=rand(8, 8), exp=np.float32(3))
+    made = model(
+        "(float[2,8] x) => (float[2,8] y) { h = MatMul(x, w) y = Mul(h, exp) }",
+        w=rand(8, 8),
+        exp=np.float32(3),
+    )
     recorded(made, "exp", "pkg.onnxscript.optimizer.folded_from", "['model.logit_scale']")
     (note,) = (n for n in read_model(made).notes if n.startswith("not trained"))
     assert "'model.logit_scale'" in note and "optimize=False" in note
 
 
 def test_the_names_of_what_stays_frozen_come_with_the_option_that_trains_them() -> None:
-    made = model("(float[2,4,8] x) => (float[2,4,8] y) { h = MatMul(x, w) y = Add(h, t) }", w=rand(8, 8), t=rand(4, 8))
+    made = model(
+        "(float[2,4,8] x) => (float[2,4,8] y) { h = MatMul(x, w) y = Add(h, t) }",
+        w=rand(8, 8),
+        t=rand(4, 8),
+    )
     made.graph.initializer[1].name = made.graph.node[1].input[1] = "encoder.sinusoids"
     (note,) = (n for n in read_model(made).notes if n.startswith("not trained"))
     assert "'encoder.sinusoids'" in note and "--trainable '+*.sinusoids'" in note
@@ -178,10 +280,18 @@ def test_frozen_parameters_cost_nothing() -> None:
     graph = open_model(GPT, 8, batch=16, trainable=["transformer.h.1.*"]).plain
     elements = sum(graph.tensors[n].elements for n in graph.trainable)
     cost = part.costs["memory_breakdown_bytes"]
-    assert cost["gradients"] == pytest.approx(4 * elements, rel=1e-3) and cost["optimizer"] == pytest.approx(8 * elements, rel=1e-3)
+    assert cost["gradients"] == pytest.approx(4 * elements, rel=1e-3) and cost[
+        "optimizer"
+    ] == pytest.approx(8 * elements, rel=1e-3)
     assert cost["parameters"] == full.costs["memory_breakdown_bytes"]["parameters"]
-    assert part.costs["flops_per_device"] < 0.8 * full.costs["flops_per_device"]  # nothing before layer 1 has a backward pass
-    moved = sum(x["payload"] for kind in part.costs["communication_bytes_per_device"].values() for x in kind.values())
+    assert (
+        part.costs["flops_per_device"] < 0.8 * full.costs["flops_per_device"]
+    )  # nothing before layer 1 has a backward pass
+    moved = sum(
+        x["payload"]
+        for kind in part.costs["communication_bytes_per_device"].values()
+        for x in kind.values()
+    )
     assert 4 * elements <= moved < 4 * elements + 1000  # the gradients that exist, and the loss
     module = load_program(program(part, GPT))
     assert set(module.GRADIENTS) == set(module.PARAMS) == {graph.labels[n] for n in graph.trainable}
@@ -192,7 +302,11 @@ def test_frozen_parameters_cost_nothing() -> None:
 
 
 def tie_model() -> Graph:
-    made = model("(int64[2,3] ids) => (float[2,3,16] y) { h = Gather(embed, ids) y = MatMul(h, head) }", embed=rand(16, 8), head=rand(16, 8).T.copy())
+    made = model(
+        "(int64[2,3] ids) => (float[2,3,16] y) { h = Gather(embed, ids) y = MatMul(h, head) }",
+        embed=rand(16, 8),
+        head=rand(16, 8).T.copy(),
+    )
     graph = read_model(made)
     assert any("--tie" in n for n in graph.notes) and trained(graph) == {"embed", "head"}
     return graph
@@ -213,9 +327,16 @@ def test_impossible_ties_are_named(pair: str) -> None:
 
 
 def test_a_tie_of_other_operators_is_transposed_in_the_graph() -> None:
-    made = model("(int64[2] i, int64[2] j) => (float[2,8] y, float[2,16] z) { y = Gather(a, i) z = Gather(b, j) }", a=rand(16, 8), b=rand(8, 16))
+    made = model(
+        "(int64[2] i, int64[2] j) => (float[2,8] y, float[2,16] z) { y = Gather(a, i) z = Gather(b,"
+        " j) }",
+        a=rand(16, 8),
+        b=rand(8, 16),
+    )
     graph = choose(read_model(made), tie=["a=b"])
-    assert [n.op for n in graph.nodes] == ["Gather", "Transpose", "Gather"] and list(graph.weights) == ["a"]
+    assert [n.op for n in graph.nodes] == ["Gather", "Transpose", "Gather"] and list(
+        graph.weights
+    ) == ["a"]
 
 
 # adapters
@@ -225,14 +346,26 @@ LORA = "rank=4,targets=*.attn.q_proj.weight,targets=*.mlp.c_fc.weight,alpha=8"
 
 def test_adapters_are_the_only_parameters_that_train_and_are_priced() -> None:
     graph = open_model(GPT, 8, batch=16, lora=LORA).plain
-    assert trained(graph) == {f"transformer.h.{i}.{n}.weight.lora_{x}" for i in range(2) for n in ("attn.q_proj", "mlp.c_fc") for x in "AB"}
+    assert trained(graph) == {
+        f"transformer.h.{i}.{n}.weight.lora_{x}"
+        for i in range(2)
+        for n in ("attn.q_proj", "mlp.c_fc")
+        for x in "AB"
+    }
     elements = sum(graph.tensors[n].elements for n in graph.trainable)
-    full, part = plan(GPT, **MACHINE, pins="dp=8,zero=0"), plan(GPT, **MACHINE, pins="dp=8,zero=0", lora=LORA)
+    full, part = (
+        plan(GPT, **MACHINE, pins="dp=8,zero=0"),
+        plan(GPT, **MACHINE, pins="dp=8,zero=0", lora=LORA),
+    )
     assert part.model["parameters"] == full.model["parameters"] + elements
-    assert part.costs["memory_breakdown_bytes"]["optimizer"] == pytest.approx(8 * elements, rel=1e-3)
+    assert part.costs["memory_breakdown_bytes"]["optimizer"] == pytest.approx(
+        8 * elements, rel=1e-3
+    )
     assert part.workload["training"]["lora"] == LORA and "lora" not in full.workload["training"]
     table = parameter_table(graph, 120, False)
-    assert re.search(r"lora_B +x2 +4 x \d+ +float32 +[\d,]+ +yes", table) and re.search(r"wte.weight .* no ", table)
+    assert re.search(r"lora_B +x2 +4 x \d+ +float32 +[\d,]+ +yes", table) and re.search(
+        r"wte.weight .* no ", table
+    )
 
 
 def test_emitted_adapters_equal_the_unsharded_ones_and_leave_the_base_alone() -> None:
@@ -240,10 +373,20 @@ def test_emitted_adapters_equal_the_unsharded_ones_and_leave_the_base_alone() ->
     graph = open_model(GPT, 8, batch=16, lora=LORA).graph(2)
     plan_ = strategy.plan_for(graph)
     values = seeded_values(graph, {})  # B random: with B zero, gradients of A are zero
-    found, _ = compare(graph, plan_, workload="train", backend="shard_map", values=values, step=True)
-    assert found.compared == 8 and not found.blind and found.gradients < 1e-4 and found.update is not None and found.update < 1e-4
+    found, _ = compare(
+        graph, plan_, workload="train", backend="shard_map", values=values, step=True
+    )
+    assert (
+        found.compared == 8
+        and not found.blind
+        and found.gradients < 1e-4
+        and found.update is not None
+        and found.update < 1e-4
+    )
     module = load_program(program(strategy, GPT))
-    assert all(".lora_" in key for key in module.PARAMS) and all(key in module.PARAMS for key in module.GRADIENTS)
+    assert all(".lora_" in key for key in module.PARAMS) and all(
+        key in module.PARAMS for key in module.GRADIENTS
+    )
     assert any(key.endswith("wte.weight") for key in module.FROZEN)
 
 
@@ -260,18 +403,33 @@ def test_the_base_is_bit_for_bit_the_same_after_a_step_and_b_starts_at_zero() ->
     stored = {n: load_one(graph, n, None) for n in graph.trainable if n.endswith("lora_B")}
     start = module.initial_values(module.PARAMS, 0, stored)
     params = module.place(start, module.specs_of(module.PARAMS), mesh)
-    frozen = module.place(module.initial_values(module.FROZEN, 1, {}), module.specs_of(module.FROZEN), mesh)
+    frozen = module.place(
+        module.initial_values(module.FROZEN, 1, {}), module.specs_of(module.FROZEN), mesh
+    )
     before = {k: np.asarray(v).copy() for k, v in frozen.items()}
     state = module.start_state(module.place(start, module.specs_of(module.GRADIENTS), mesh))
     data = module.place(module.synthetic_batch(0), module.specs_of(module.INPUTS), mesh)
     new, _, loss = module.make_step(mesh)(params, state, frozen, data, jnp.float32(1))
     assert np.isfinite(float(loss)) and set(new) == set(module.PARAMS)
     assert all(np.array_equal(before[k], np.asarray(frozen[k])) for k in before) and before
-    assert all(np.asarray(v).any() for k, v in new.items() if k.endswith("lora_B"))  # B has left zero
+    assert all(
+        np.asarray(v).any() for k, v in new.items() if k.endswith("lora_B")
+    )  # B has left zero
 
 
 @pytest.mark.parametrize(
-    "spec", ["", "rank=4", "targets=*", "rank=0,targets=*", "rank=x,targets=*", "rank=4,rank=4,targets=*", "rank=4,targets=*,alpha=-1", "depth=3,targets=*", "rank=4,targets=*ln*"],
+    "spec",
+    [
+        "",
+        "rank=4",
+        "targets=*",
+        "rank=0,targets=*",
+        "rank=x,targets=*",
+        "rank=4,rank=4,targets=*",
+        "rank=4,targets=*,alpha=-1",
+        "depth=3,targets=*",
+        "rank=4,targets=*ln*",
+    ],
 )
 def test_impossible_adapters_are_named(spec: str) -> None:
     graph = open_model(GPT, 1).plain
@@ -293,27 +451,64 @@ def test_adapters_of_experts_and_of_heads_stored_transposed() -> None:
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("h = MatMul(x, w) y = Relu(h)", "trains without dropout"), ("y = Relu(c) c = Conv <pads = [1,1,1,1]> (x, w)", "folded into its neighbours"),
-     ("y = BatchNormalization(x, s, b, m, v)", "1 BatchNormalization nodes keep")],
-)  # fmt: skip
+    [
+        ("h = MatMul(x, w) y = Relu(h)", "trains without dropout"),
+        ("y = Relu(c) c = Conv <pads = [1,1,1,1]> (x, w)", "folded into its neighbours"),
+        ("y = BatchNormalization(x, s, b, m, v)", "1 BatchNormalization nodes keep"),
+    ],
+)
 def test_exports_in_evaluation_mode_say_so(text: str, words: str, tmp_path: Path) -> None:
     import onnx
 
-    made = model(f"(float[8,4,8,8] x) => (float[8,4,8,8] y) {{ {text} }}", **(
-        {"w": rand(4, 4, 3, 3)} if "Conv" in text else {"w": rand(8, 8)} if "MatMul" in text else {k: np.ones(4, np.float32) for k in "sbmv"}))  # fmt: skip
+    made = model(
+        f"(float[8,4,8,8] x) => (float[8,4,8,8] y) {{ {text} }}",
+        **(
+            {"w": rand(4, 4, 3, 3)}
+            if "Conv" in text
+            else (
+                {"w": rand(8, 8)}
+                if "MatMul" in text
+                else {k: np.ones(4, np.float32) for k in "sbmv"}
+            )
+        ),
+    )
     made.producer_name = "pytorch"
     onnx.save(made, tmp_path / "m.onnx")
     assert any(words in n for n in open_model(tmp_path / "m.onnx", 1).plain.notes)
-    assert not any("dropout" in n for n in open_model(tmp_path / "m.onnx", 1, workload="infer").plain.notes)
+    assert not any(
+        "dropout" in n for n in open_model(tmp_path / "m.onnx", 1, workload="infer").plain.notes
+    )
 
 
 def test_a_number_that_trains_is_written_without_dims(tmp_path: Path) -> None:
-    """The program holds stored weights to the model's shapes: CLIP's temperature was [1] in the file and refused."""
+    """The program holds stored weights to the model's shapes: CLIP's temperature was [1] in the
+    file and refused."""
     text = "q = MatMul(x, wq) s = Exp(logit_scale) y = Mul(q, s)"
-    onnx.save(model(f"(float[2,3,8] x) => (float[2,3,8] y) {{ {text} }}", wq=rand(8, 8), logit_scale=np.float32(0.5)), tmp_path / "m.onnx")
-    strategy = plan(tmp_path / "m.onnx", devices=2, hardware="cpu", precision="fp32", baselines=False)
+    onnx.save(
+        model(
+            f"(float[2,3,8] x) => (float[2,3,8] y) {{ {text} }}",
+            wq=rand(8, 8),
+            logit_scale=np.float32(0.5),
+        ),
+        tmp_path / "m.onnx",
+    )
+    strategy = plan(
+        tmp_path / "m.onnx", devices=2, hardware="cpu", precision="fp32", baselines=False
+    )
     strategy.save(tmp_path / "m.plan.json")
-    assert main(["emit", str(tmp_path / "m.plan.json"), "--model", str(tmp_path / "m.onnx"), "-o", str(tmp_path / "m.py")]) == 0
+    assert (
+        main(
+            [
+                "emit",
+                str(tmp_path / "m.plan.json"),
+                "--model",
+                str(tmp_path / "m.onnx"),
+                "-o",
+                str(tmp_path / "m.py"),
+            ]
+        )
+        == 0
+    )
     raw = (tmp_path / "m.safetensors").read_bytes()
     header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
     assert {name: row["shape"] for name, row in header.items()} == {"wq": [8, 8], "logit_scale": []}

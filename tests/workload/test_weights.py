@@ -17,12 +17,18 @@ from planner.workload.weights import load, load_one, missing
 from tests.reader_models import model, rand
 
 
-def external(tensor: onnx.TensorProto, folder: Path, location: str = "w.bin", offset: int = 0) -> None:
+def external(
+    tensor: onnx.TensorProto, folder: Path, location: str = "w.bin", offset: int = 0
+) -> None:
     """Moves a tensor's bytes to a file."""
     with (folder / location).open("r+b" if (folder / location).exists() else "wb") as file:
         file.seek(offset)
         file.write(tensor.raw_data)
-    for key, value in (("location", location), ("offset", offset), ("length", len(tensor.raw_data))):
+    for key, value in (
+        ("location", location),
+        ("offset", offset),
+        ("length", len(tensor.raw_data)),
+    ):
         tensor.external_data.add(key=key, value=str(value))
     tensor.ClearField("raw_data")
     tensor.data_location = onnx.TensorProto.EXTERNAL
@@ -30,17 +36,25 @@ def external(tensor: onnx.TensorProto, folder: Path, location: str = "w.bin", of
 
 def two_layers() -> onnx.ModelProto:
     return model(
-        "(float[2,3,8,8] x) => (float[2,4,8,8] y) { h = Conv <pads = [1,1,1,1]> (x, w, b) t = Transpose <perm = [1,0,2,3]> (v) y = Conv(h, t) }",
-        w=rand(5, 3, 3, 3), b=rand(5), v=rand(5, 4, 1, 1),
-    )  # fmt: skip
+        "(float[2,3,8,8] x) => (float[2,4,8,8] y) { h = Conv <pads = [1,1,1,1]> (x, w, b) t ="
+        " Transpose <perm = [1,0,2,3]> (v) y = Conv(h, t) }",
+        w=rand(5, 3, 3, 3),
+        b=rand(5),
+        v=rand(5, 4, 1, 1),
+    )
 
 
 def check(graph: Graph, arrays: dict[str, np.ndarray]) -> None:
     assert list(arrays) == [graph.labels[w] for w in graph.weights]
     for name, label in graph.labels.items():
-        assert arrays[label].shape == graph.tensors[name].shape and arrays[label].dtype.name == graph.tensors[name].dtype
+        assert (
+            arrays[label].shape == graph.tensors[name].shape
+            and arrays[label].dtype.name == graph.tensors[name].dtype
+        )
     assert np.array_equal(arrays["w"], rand(5, 3, 3, 3))
-    assert np.array_equal(arrays["b"], rand(5).reshape(5, 1, 1))  # the reshape is done on the stored bias
+    assert np.array_equal(
+        arrays["b"], rand(5).reshape(5, 1, 1)
+    )  # the reshape is done on the stored bias
     assert np.array_equal(arrays["v"], rand(5, 4, 1, 1).transpose(1, 0, 2, 3))
 
 
@@ -67,7 +81,9 @@ def test_missing_files_are_errors_unless_seeding_is_asked_for(tmp_path: Path) ->
         load(graph, tmp_path)
     assert caught.value.code == "P151"
     seeded = load(graph, tmp_path, 3, seed_missing=True)
-    assert abs(float(seeded["w"].std()) - 0.02) < 0.004 and np.array_equal(seeded["b"], rand(5).reshape(5, 1, 1))
+    assert abs(float(seeded["w"].std()) - 0.02) < 0.004 and np.array_equal(
+        seeded["b"], rand(5).reshape(5, 1, 1)
+    )
 
 
 def test_short_files_are_refused(tmp_path: Path) -> None:
@@ -80,8 +96,19 @@ def test_short_files_are_refused(tmp_path: Path) -> None:
 
 
 def absent() -> onnx.ModelProto:
-    made = model("(float[2,64] x) => (float[2,64] y) { n = LayerNormalization(x, g, b) m = MatMul(n, w) y = BatchNormalization(m, s, c, rm, rv) }")
-    for name, dims in (("g", [64]), ("b", [64]), ("w", [64, 64]), ("s", [64]), ("c", [64]), ("rm", [64]), ("rv", [64])):
+    made = model(
+        "(float[2,64] x) => (float[2,64] y) { n = LayerNormalization(x, g, b) m = MatMul(n, w) y ="
+        " BatchNormalization(m, s, c, rm, rv) }"
+    )
+    for name, dims in (
+        ("g", [64]),
+        ("b", [64]),
+        ("w", [64, 64]),
+        ("s", [64]),
+        ("c", [64]),
+        ("rm", [64]),
+        ("rv", [64]),
+    ):
         made.graph.initializer.append(onnx.TensorProto(name=name, data_type=1, dims=dims))
     return made
 
@@ -89,8 +116,12 @@ def absent() -> onnx.ModelProto:
 def test_absent_weights_are_seeded_by_label() -> None:
     graph = read_model(absent())
     one, again, other = load(graph, None, 1), load(graph, None, 1), load(graph, None, 2)
-    assert all(np.array_equal(one[k], again[k]) for k in one) and not np.array_equal(one["w"], other["w"])
-    assert np.array_equal(load_one(graph, "w", None, 1), one["w"])  # each on its own, whatever came before
+    assert all(np.array_equal(one[k], again[k]) for k in one) and not np.array_equal(
+        one["w"], other["w"]
+    )
+    assert np.array_equal(
+        load_one(graph, "w", None, 1), one["w"]
+    )  # each on its own, whatever came before
     for near_one in ("g", "s", "rv"):
         assert abs(float(one[near_one].mean()) - 1) < 0.02
     for near_zero in ("b", "c", "rm", "w"):
@@ -113,13 +144,24 @@ def test_float_types(dtype: str, tmp_path: Path) -> None:
     external(made.graph.initializer[0], tmp_path, offset=2)
     outside = load(read_model(made, tmp_path), tmp_path)["w"]
     assert inline.dtype == outside.dtype == kind
-    assert np.array_equal(inline.astype(float), values.astype(float)) and np.array_equal(outside.astype(float), values.astype(float))
+    assert np.array_equal(inline.astype(float), values.astype(float)) and np.array_equal(
+        outside.astype(float), values.astype(float)
+    )
 
 
 def test_half_byte_integers(tmp_path: Path) -> None:
     packed = helper.make_tensor("q", onnx.TensorProto.INT4, [4, 4], list(range(-8, 8)))
-    made = model("(float[2,4] x) => (float[2,4] y) { w = DequantizeLinear(q, s) y = MatMul(x, w) }", 21, s=np.float32(0.5))
-    raw = onnx.TensorProto(name="q", data_type=onnx.TensorProto.INT4, dims=[4, 4], raw_data=bytes((k % 16) | ((k + 1) % 16) << 4 for k in range(8, 24, 2)))
+    made = model(
+        "(float[2,4] x) => (float[2,4] y) { w = DequantizeLinear(q, s) y = MatMul(x, w) }",
+        21,
+        s=np.float32(0.5),
+    )
+    raw = onnx.TensorProto(
+        name="q",
+        data_type=onnx.TensorProto.INT4,
+        dims=[4, 4],
+        raw_data=bytes((k % 16) | ((k + 1) % 16) << 4 for k in range(8, 24, 2)),
+    )
     made.graph.initializer.append(raw)
     external(raw := made.graph.initializer[-1], tmp_path)
     graph = read_model(made, tmp_path)

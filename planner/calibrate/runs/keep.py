@@ -1,10 +1,13 @@
-"""A few constants of what a framework's kernels keep, fitted to which runs ran and which ran out of memory.
+"""A few constants of what a framework's kernels keep, fitted to which runs ran and which ran out of
+memory.
 
-    minimise   - sum over rows of log(e + (1 - e) P(row))  +  1/2 sum over constants of ((constant - count) / width)^2
+    minimise   - sum over rows of log(e + (1 - e) P(row))  +  1/2 sum over constants of ((constant -
+               count) / width)^2
     P(ran out) = 1 / (1 + exp(-log(priced / usable) / s))
 
-Each starts from a count of the tensors that have to be kept, and stays near it. e: a run may fail, or pass, for reasons that no model has. What is reported for a
-row comes from a fit that has not seen its group.
+Each starts from a count of the tensors that have to be kept, and stays near it. e: a run may fail,
+or pass, for reasons that no model has. What is reported for a row comes from a fit that has not
+seen its group.
 """
 
 from __future__ import annotations
@@ -20,15 +23,27 @@ from planner.calibrate.runs.rows import Case
 from planner.pricing.frameworks.peak_memory import peak
 
 COUNTS = {
-    "overhead_gb": (0.6, 0.18), "memory_slack": (0.03, 0.018), "pipeline_slack": (0.0, 0.024), "pinned": (0.0, 0.18), "fused norm": (2.0, 0.36), "eager norm": (6.0, 0.9),
-    "logit_kept": (16.0, 1.2), "logit_gathered": (4.0, 1.2), "fused scores": (4.0, 0.9), "eager scores": (6.0, 0.6),
-}  # fmt: skip
-"""Constant -> (count, width). Logits: as they come (2 bytes) and those of the microbatch before (2), whose buffer is written over only later, the logarithm of their
-softmax in float32 (4), its gradient (4) and theirs (4); gathered ones once as a list and once put together. Scores without a fused kernel: probabilities in float32 (4)
-and in bf16 (2). Norms in multiples of their result: operand and result, eager ones also float32 copies. The framework's code was published later
-(Aleph-Alpha/scaling: `cross_entropy.py`, `buffers.py`, `masked_softmax.py`), so what is counted in it is sure to about a tenth."""
+    "overhead_gb": (0.6, 0.18),
+    "memory_slack": (0.03, 0.018),
+    "pipeline_slack": (0.0, 0.024),
+    "pinned": (0.0, 0.18),
+    "fused norm": (2.0, 0.36),
+    "eager norm": (6.0, 0.9),
+    "logit_kept": (16.0, 1.2),
+    "logit_gathered": (4.0, 1.2),
+    "fused scores": (4.0, 0.9),
+    "eager scores": (6.0, 0.6),
+}
+"""Constant -> (count, width). Logits: as they come (2 bytes) and those of the microbatch before
+(2), whose buffer is written over only later, the logarithm of their softmax in float32 (4), its
+gradient (4) and theirs (4); gathered ones once as a list and once put together. Scores without a
+fused kernel: probabilities in float32 (4) and in bf16 (2). Norms in multiples of their result:
+operand and result, eager ones also float32 copies. The framework's code was published later
+(Aleph-Alpha/scaling: `cross_entropy.py`, `buffers.py`, `masked_softmax.py`), so what is counted in
+it is sure to about a tenth."""
 SCALES = (0.05, 0.035, 0.025, 0.025)
-"""s of the rounds: wide first, so that rows far from the limit pull too; no sharper than prices of groups left out are (standard deviation 4 to 5 %, 1.8 s)."""
+"""s of the rounds: wide first, so that rows far from the limit pull too; no sharper than prices of
+groups left out are (standard deviation 4 to 5 %, 1.8 s)."""
 ROUNDS = 5
 ODD = 0.02
 """e."""
@@ -41,10 +56,26 @@ def applied(runtime: Runtime, constants: Sequence[float]) -> Runtime:
     given, kernels = dict(zip(COUNTS, constants, strict=True)), runtime.kernels
     assert kernels is not None
     norm = given["eager norm" if kernels.passes["norm"][0] > 4 else "fused norm"]
-    scores = given["eager scores" if kernels.score_bytes[0] > 20 else "fused scores"] if not kernels.flash else 0.0
-    kernels = replace(kernels, kept={**kernels.kept, "norm": norm}, logit_kept=given["logit_kept"], logit_gathered=given["logit_gathered"], score_kept=scores)
-    return replace(runtime, kernels=kernels, overhead_bytes=given["overhead_gb"] * 1e9, memory_slack=given["memory_slack"], pipeline_slack=given["pipeline_slack"],
-                   pinned=given["pinned"])  # fmt: skip
+    scores = (
+        given["eager scores" if kernels.score_bytes[0] > 20 else "fused scores"]
+        if not kernels.flash
+        else 0.0
+    )
+    kernels = replace(
+        kernels,
+        kept={**kernels.kept, "norm": norm},
+        logit_kept=given["logit_kept"],
+        logit_gathered=given["logit_gathered"],
+        score_kept=scores,
+    )
+    return replace(
+        runtime,
+        kernels=kernels,
+        overhead_bytes=given["overhead_gb"] * 1e9,
+        memory_slack=given["memory_slack"],
+        pipeline_slack=given["pipeline_slack"],
+        pinned=given["pinned"],
+    )
 
 
 def priced_bytes(rows: Sequence[Prepared], constants: Sequence[float]) -> list[int]:
@@ -65,14 +96,25 @@ def fitted_constants(rows: Sequence[Prepared]) -> list[float]:
 
     def loss(at: np.ndarray, scale: float) -> float:
         right = 1 / (1 + np.exp(np.clip(-margins(at) / scale, -60, 60)))
-        return float(-np.log(ODD + (1 - ODD) * right).sum() + 0.5 * (((at - counts) / widths) ** 2).sum())
+        return float(
+            -np.log(ODD + (1 - ODD) * right).sum() + 0.5 * (((at - counts) / widths) ** 2).sum()
+        )
 
     theta = counts
     for scale in SCALES:
         best = loss(theta, scale)
         for _ in range(ROUNDS):
             now = margins(theta)
-            slopes = np.stack([(margins(theta + 0.1 * width * step) - now) / (0.1 * width) for step, width in zip(np.eye(len(widths)), widths, strict=True)], 1) / scale
+            slopes = (
+                np.stack(
+                    [
+                        (margins(theta + 0.1 * width * step) - now) / (0.1 * width)
+                        for step, width in zip(np.eye(len(widths)), widths, strict=True)
+                    ],
+                    1,
+                )
+                / scale
+            )
             right = 1 / (1 + np.exp(np.clip(-now / scale, -60, 60)))
             pull = (1 - ODD) * right * (1 - right) / (ODD + (1 - ODD) * right)
             normal = (slopes * (right * (1 - right))[:, None]).T @ slopes + np.diag(widths**-2.0)

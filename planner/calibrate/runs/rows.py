@@ -1,8 +1,10 @@
-"""Published runs as plans: the model of a row from the zoo, its configuration as the splits of Megatron (columns, then rows, of each pair of products) or
-of FSDP, on the machine it ran on, under the runtime profile of its framework.
+"""Published runs as plans: the model of a row from the zoo, its configuration as the splits of
+Megatron (columns, then rows, of each pair of products) or of FSDP, on the machine it ran on, under
+the runtime profile of its framework.
 
-Facts that a row lacks take the convention of its source: feed-forward width 4 hidden, vocabulary 51200 (Megatron's GPT). What cannot be expressed (experts,
-context parallelism, unknown hardware, missing shapes) is left out with a reason that the report counts.
+Facts that a row lacks take the convention of its source: feed-forward width 4 hidden, vocabulary
+51200 (Megatron's GPT). What cannot be expressed (experts, context parallelism, unknown hardware,
+missing shapes) is left out with a reason that the report counts.
 """
 
 from __future__ import annotations
@@ -30,18 +32,38 @@ from planner.space.families import batch_only
 from planner.workload.model import Model, Workload
 
 Row = Mapping[str, Any]
-HARDWARE = (("A100-40", "a100-40gb"), ("A100", "a100-80gb"), ("V100", "v100-32gb"), ("H200", "h200-sxm"), ("H100", "h100-sxm"), ("GB200", "gb200-nvl72"), ("B200", "b200"),
-            ("MI300X", "mi300x"), ("TPU v5e", "tpu-v5e"), ("TPU v5p", "tpu-v5p"), ("TPU v6e", "tpu-v6e"), ("TPU7x", "tpu-v7x"), ("TPU v4", "tpu-v4"))  # fmt: skip
+HARDWARE = (
+    ("A100-40", "a100-40gb"),
+    ("A100", "a100-80gb"),
+    ("V100", "v100-32gb"),
+    ("H200", "h200-sxm"),
+    ("H100", "h100-sxm"),
+    ("GB200", "gb200-nvl72"),
+    ("B200", "b200"),
+    ("MI300X", "mi300x"),
+    ("TPU v5e", "tpu-v5e"),
+    ("TPU v5p", "tpu-v5p"),
+    ("TPU v6e", "tpu-v6e"),
+    ("TPU7x", "tpu-v7x"),
+    ("TPU v4", "tpu-v4"),
+)
 GATED = ("llama", "mistral", "maxtext", "qwen", "yi-", "gemma")
 RECOMPUTE = {"none": "none", "full": "block", "selective": "none"}
 REPLICA = "replica"
 """The mesh axis over which sharded parameters are repeated."""
-KERNEL_WORDS = {"flash_attention2 + RMS kernel": "flash2-rms", "flash_attention2": "flash2", "flash_attention": "flash1", "flash_attentionv1.0.8": "flash1",
-                "fused": "fused", "torch": "torch"}  # fmt: skip
+KERNEL_WORDS = {
+    "flash_attention2 + RMS kernel": "flash2-rms",
+    "flash_attention2": "flash2",
+    "flash_attention": "flash1",
+    "flash_attentionv1.0.8": "flash1",
+    "fused": "fused",
+    "torch": "torch",
+}
 
 
 UNPUBLISHED = {"Hagemann": 12.5e9}
-"""Source -> bytes per second of a node's network, where no source says: one 100 Gb/s adapter for its eight devices, which is what its rows imply (2026-11)."""
+"""Source -> bytes per second of a node's network, where no source says: one 100 Gb/s adapter for
+its eight devices, which is what its rows imply (2026-11)."""
 
 
 class Left(Exception):
@@ -64,7 +86,8 @@ class Case:
 
     @property
     def group(self) -> tuple[str, int, int]:
-        """Runs that a planner would choose among: one model, sequence length and number of devices."""
+        """Runs that a planner would choose among: one model, sequence length and number of
+        devices."""
         return str(self.row["model"]), int(self.row["seq"]), int(self.row["devices"])
 
     @property
@@ -74,15 +97,20 @@ class Case:
 
 
 def case_of(row: Row, hardware: str = "") -> Case:
-    """The case of a row; on `hardware`, a device by name or file, instead of the one that the row names. Raises Left."""
+    """The case of a row; on `hardware`, a device by name or file, instead of the one that the row
+    names. Raises Left."""
     for key in ("layers", "hidden", "heads", "seq", "devices", "global_batch", "microbatch", "dp"):
         if not row.get(key):
             raise Left(f"no {key}")
     for key, what in (("cp", "context parallelism"), ("ep", "experts")):
         if int(row.get(key) or 1) > 1:
             raise Left(what)
-    tp, pp, dp, micro, batch = (int(row[k] or 1) for k in ("tp", "pp", "dp", "microbatch", "global_batch"))
-    if "per_device_batch_size" in str(row.get("notes", "")):  # MaxText counts sequences per chip: those of one replica go through together
+    tp, pp, dp, micro, batch = (
+        int(row[k] or 1) for k in ("tp", "pp", "dp", "microbatch", "global_batch")
+    )
+    if "per_device_batch_size" in str(
+        row.get("notes", "")
+    ):  # MaxText counts sequences per chip: those of one replica go through together
         micro *= tp * pp
     if tp * pp * dp != row["devices"]:
         raise Left("degrees do not multiply to the devices")
@@ -92,13 +120,22 @@ def case_of(row: Row, hardware: str = "") -> Case:
         raise Left("few parameters trained (LoRA)")
     if any(word in str(row["model"]).lower() for word in ("gemma2", "gemma3")):
         raise Left("attention within a window")
-    if any(word in str(row["model"]).lower() for word in ("mixtral", "moe", "a3b", "a22b", "deepseek", "oss", "kimi")):
+    if any(
+        word in str(row["model"]).lower()
+        for word in ("mixtral", "moe", "a3b", "a22b", "deepseek", "oss", "kimi")
+    ):
         raise Left("experts")
     zero = level(row)
     unpublished = next((n for word, n in UNPUBLISHED.items() if word in str(row["source"])), 0.0)
-    topology = machine(str(row["hardware"]), str(row.get("notes", "")), int(row["devices"]), hardware, unpublished)
+    topology = machine(
+        str(row["hardware"]), str(row.get("notes", "")), int(row["devices"]), hardware, unpublished
+    )
     copies = replicas(str(row.get("notes", "")), topology, dp) if zero == 3 else 1
-    sizes = {name: n for name, n in (("stage", pp), (REPLICA, copies), ("data", dp // copies), ("model", tp)) if n > 1} or {"data": 1}
+    sizes = {
+        name: n
+        for name, n in (("stage", pp), (REPLICA, copies), ("data", dp // copies), ("model", tp))
+        if n > 1
+    } or {"data": 1}
     try:
         mesh = pinned_mesh(topology, sizes)
     except PlanError as e:
@@ -106,12 +143,31 @@ def case_of(row: Row, hardware: str = "") -> Case:
     precision = str(row.get("precision") or "bf16").lower()
     if "fp4" in precision:
         raise Left("precision of 4 bits")
-    recipe = load_recipe("fp8" if precision.startswith(("fp8", "mxfp8")) else "bf16-pure" if "pure" in precision else "fp16" if precision == "fp16" else "bf16-mixed")
-    return Case(row, spec_of(row), topology, mesh, batch // (dp * micro), dp * micro, runtime_of(row, zero), weights(row, recipe), measured_s(row))
+    recipe = load_recipe(
+        "fp8"
+        if precision.startswith(("fp8", "mxfp8"))
+        else "bf16-pure"
+        if "pure" in precision
+        else "fp16"
+        if precision == "fp16"
+        else "bf16-mixed"
+    )
+    return Case(
+        row,
+        spec_of(row),
+        topology,
+        mesh,
+        batch // (dp * micro),
+        dp * micro,
+        runtime_of(row, zero),
+        weights(row, recipe),
+        measured_s(row),
+    )
 
 
 def kernels_of(row: Row, zero: int) -> str:
-    """A key of KERNELS: the set that the row names, else its framework's. Megatron's runs on V100 and A100 are those of before flash attention."""
+    """A key of KERNELS: the set that the row names, else its framework's. Megatron's runs on V100
+    and A100 are those of before flash attention."""
     word, source, hardware = (str(row.get(k) or "") for k in ("kernel", "source", "hardware"))
     if word in KERNEL_WORDS:
         return KERNEL_WORDS[word]
@@ -121,31 +177,47 @@ def kernels_of(row: Row, zero: int) -> str:
         return "mpt"
     if "TPU" in hardware or "MaxText" in source:
         return "maxtext"
-    return ("nvidia-fp8" if "fp8" in str(row.get("precision") or "").lower() else "nvidia") if zero < 3 or is_recipe(row) else "fsdp"
+    return (
+        ("nvidia-fp8" if "fp8" in str(row.get("precision") or "").lower() else "nvidia")
+        if zero < 3 or is_recipe(row)
+        else "fsdp"
+    )
 
 
 def level(row: Row) -> int:
-    """Optimizer level; where a row of NVIDIA's recipes is silent, FSDP if its notes say so, else their distributed optimizer."""
+    """Optimizer level; where a row of NVIDIA's recipes is silent, FSDP if its notes say so, else
+    their distributed optimizer."""
     if row.get("zero") is None and re.search(r"\bFSDP=[1-9]", str(row.get("notes", ""))):
         return 3
     return int(row.get("zero") or 0) if row.get("zero") is not None or not is_recipe(row) else 1
 
 
 def sequence_parallel(row: Row) -> bool:
-    """Whether what lies between products is cut along the sequence; NVIDIA's recipes do so wherever they cut products."""
+    """Whether what lies between products is cut along the sequence; NVIDIA's recipes do so wherever
+    they cut products."""
     given = row.get("sequence_parallel")
     return bool(given) if given is not None or not is_recipe(row) else True
 
 
 def custom(row: Row) -> bool:
-    """Whether a row's policy is MaxText's custom one: what enters a block goes to the host's memory, nearly all else is made again."""
+    """Whether a row's policy is MaxText's custom one: what enters a block goes to the host's
+    memory, nearly all else is made again."""
     return "remat=custom" in str(row.get("notes", ""))
 
 
 def replicas(notes: str, topology: Topology, data: int) -> int:
-    """How many copies of the sharded parameters there are: nodes or slices that each hold all of them."""
-    found = re.search(r"dcn_data_parallelism=(\d+)", notes) or re.search(r"(\d+) slice\(s\) x", notes)
-    copies = int(found[1]) if found else topology.levels[-1].size if "HSDP" in notes and len(topology.levels) > 1 else 1
+    """How many copies of the sharded parameters there are: nodes or slices that each hold all of
+    them."""
+    found = re.search(r"dcn_data_parallelism=(\d+)", notes) or re.search(
+        r"(\d+) slice\(s\) x", notes
+    )
+    copies = (
+        int(found[1])
+        if found
+        else topology.levels[-1].size
+        if "HSDP" in notes and len(topology.levels) > 1
+        else 1
+    )
     return copies if data % copies == 0 else 1
 
 
@@ -156,21 +228,47 @@ def runtime_of(row: Row, zero: int) -> Runtime:
     notes = str(row.get("notes", ""))
     if custom(row):
         kernels = replace(kernels, offloaded=True)
-    elif "offload" in notes.replace("cpu_offload False", ""):  # what blocks leave goes to the host's memory; times of such runs leave no room to make it again
+    elif "offload" in notes.replace(
+        "cpu_offload False",
+        "",
+        # what blocks leave goes to the host's memory; times of such runs leave no room to make it
+        # again
+    ):
         kernels = replace(kernels, kept={})
     elif row.get("recompute") == "selective" or "minimal_with_context" in notes:
-        # torchtitan's policy keeps every second product (torchtitan, activation checkpointing per operator).
+        # torchtitan's policy keeps every second product (torchtitan, activation checkpointing per
+        # operator).
         half = 0.5 if "torchtitan" in str(row["source"]) else 0.0
-        kept = {name: n * (1 - half if "attention" not in name else 1.0) for name, n in KEPT_PRODUCTS.items()}
-        kernels = replace(kernels, kept=kept, remade=(half, 1.0)) if kernels.flash else replace(kernels, again=True)
-    return as_run(row, zero, replace(profile, kernels=kernels, interleave=int(row.get("vpp") or 1), balance="Hagemann" in str(row["source"])))
+        kept = {
+            name: n * (1 - half if "attention" not in name else 1.0)
+            for name, n in KEPT_PRODUCTS.items()
+        }
+        kernels = (
+            replace(kernels, kept=kept, remade=(half, 1.0))
+            if kernels.flash
+            else replace(kernels, again=True)
+        )
+    return as_run(
+        row,
+        zero,
+        replace(
+            profile,
+            kernels=kernels,
+            interleave=int(row.get("vpp") or 1),
+            balance="Hagemann" in str(row["source"]),
+        ),
+    )
 
 
 @lru_cache(maxsize=256)
-def machine(hardware: str, notes: str, devices: int, given: str = "", node_bytes_per_s: float = 0.0) -> Topology:
-    """The machine of a row (of the device `given`, where that is), with the network between nodes that the source names, else of node_bytes_per_s where that is
-    above 0. Raises Left."""
-    name = given or next((device for word, device in HARDWARE if word.lower() in hardware.lower()), None)
+def machine(
+    hardware: str, notes: str, devices: int, given: str = "", node_bytes_per_s: float = 0.0
+) -> Topology:
+    """The machine of a row (of the device `given`, where that is), with the network between nodes
+    that the source names, else of node_bytes_per_s where that is above 0. Raises Left."""
+    name = given or next(
+        (device for word, device in HARDWARE if word.lower() in hardware.lower()), None
+    )
     if name is None:
         raise Left(f"hardware {hardware.split(' ')[0]}")
     try:
@@ -178,24 +276,41 @@ def machine(hardware: str, notes: str, devices: int, given: str = "", node_bytes
     except PlanError as e:
         raise Left("devices do not fill nodes") from e
     if own := re.search(r"H100 (\d+)GB HBM", hardware):
-        topology = replace(topology, device=replace(topology.device, memory_bytes=int(own[1]) * 10**9))
+        topology = replace(
+            topology, device=replace(topology.device, memory_bytes=int(own[1]) * 10**9)
+        )
     if own := re.search(r"([\d.]+)TB/s", hardware):
-        topology = replace(topology, device=replace(topology.device, memory_bytes_per_s=float(own[1]) * 1e12))
+        topology = replace(
+            topology, device=replace(topology.device, memory_bytes_per_s=float(own[1]) * 1e12)
+        )
     if own := re.search(r"(\d+)W\b", hardware):
         topology = replace(topology, device=capped(topology.device, float(own[1])))
-    per_device = re.search(r"(\d+) ?Gb/s (?:RDMA|CX-7|RoCE)?[^;,)]*per GPU", hardware) or re.search(r"RoCE (\d+)Gb/s per GPU", hardware)
-    per_node = re.search(r"(\d+) ?Gbps", hardware) or re.search(r"inter_node_bandwidth (\d+)", notes)
+    per_device = re.search(r"(\d+) ?Gb/s (?:RDMA|CX-7|RoCE)?[^;,)]*per GPU", hardware) or re.search(
+        r"RoCE (\d+)Gb/s per GPU", hardware
+    )
+    per_node = re.search(r"(\d+) ?Gbps", hardware) or re.search(
+        r"inter_node_bandwidth (\d+)", notes
+    )
     node = float(per_node[1]) / 8e-9 if per_node else node_bytes_per_s
     rate = float(per_device[1]) / 8e-9 if per_device else node / topology.device.node_size
     if rate and len(topology.levels) > 1 and topology.device.kind == "gpu":
-        topology = replace(topology, levels=(*topology.levels[:-1], replace(topology.levels[-1], bandwidth_bytes_per_s=rate)))
+        topology = replace(
+            topology,
+            levels=(
+                *topology.levels[:-1],
+                replace(topology.levels[-1], bandwidth_bytes_per_s=rate),
+            ),
+        )
     return topology
 
 
 def capped(device: Device, watts: float) -> Device:
-    """A device that may draw fewer watts than its file says: the clock falls with the voltage, so that power goes as its cube (CMOS logic); products and attention feel it."""
+    """A device that may draw fewer watts than its file says: the clock falls with the voltage, so
+    that power goes as its cube (CMOS logic); products and attention feel it."""
     clock = min(1.0, (watts / device.watts) ** (1 / 3)) if device.watts else 1.0
-    return replace(device, peak_flops_per_s={t: x * clock for t, x in device.peak_flops_per_s.items()})
+    return replace(
+        device, peak_flops_per_s={t: x * clock for t, x in device.peak_flops_per_s.items()}
+    )
 
 
 def spec_of(row: Row) -> str:
@@ -209,7 +324,10 @@ def spec_of(row: Row) -> str:
     width = hidden // heads
     if row.get("params"):  # heads wider than hidden / heads show in the number of parameters
         rest = float(row["params"]) - 2.0 * vocab * hidden - 3.0 * layers * hidden * ffn
-        width = min((width, 64, 128, 256), key=lambda w: abs(rest - 2.0 * layers * hidden * w * (heads + kv)))
+        width = min(
+            (width, 64, 128, 256),
+            key=lambda w: abs(rest - 2.0 * layers * hidden * w * (heads + kv)),
+        )
     return f"zoo:llama3-8b,layers={layers},hidden={hidden},heads={heads},kv_heads={kv},seq={seq},vocab={vocab},ff={ffn},head_dim={width}"
 
 
@@ -230,12 +348,20 @@ def measured_s(row: Row) -> float | None:
 
 
 def model_flops(row: Row) -> float:
-    """FLOPs of a step as sources count them: six per parameter of products and token, attention without a mask, nothing computed again."""
+    """FLOPs of a step as sources count them: six per parameter of products and token, attention
+    without a mask, nothing computed again."""
     layers, hidden, heads, seq = (int(row[k]) for k in ("layers", "hidden", "heads", "seq"))
-    kv, ffn, vocab = int(row.get("kv_heads") or heads), int(row.get("ffn") or 4 * hidden), int(row.get("vocab") or 51200)
+    kv, ffn, vocab = (
+        int(row.get("kv_heads") or heads),
+        int(row.get("ffn") or 4 * hidden),
+        int(row.get("vocab") or 51200),
+    )
     spec = spec_of(row)
     width = int(spec.rpartition("head_dim=")[2]) if "head_dim=" in spec else hidden // heads
-    products = layers * hidden * (2 * width * (heads + kv) + (3 if "head_dim=" in spec else 2) * ffn) + vocab * hidden
+    products = (
+        layers * hidden * (2 * width * (heads + kv) + (3 if "head_dim=" in spec else 2) * ffn)
+        + vocab * hidden
+    )
     return float(row["global_batch"]) * seq * (6.0 * products + 12.0 * layers * heads * width * seq)
 
 
@@ -249,33 +375,55 @@ def plan_of(case: Case) -> tuple[Base, Plan]:
     """The configuration of a row as a plan. Raises Left where a split is not possible."""
     row, base = case.row, base_of(case.spec, case.graph_batch)
     zero = level(row)
-    whole = "Hagemann" in str(row["source"])  # its loss takes whole rows of logits (kernels and memory of its runs say so)
+    whole = "Hagemann" in str(
+        row["source"]
+    )  # its loss takes whole rows of logits (kernels and memory of its runs say so)
     splits = splits_of(case.spec, case.graph_batch, case.mesh, sequence_parallel(row), whole)
     shape, data = case.mesh.shape, tuple(a for a, n in case.mesh.shape if a == "data" and n > 1)
-    recompute = "block" if custom(row) else RECOMPUTE.get(str(row.get("recompute") or "none"), "none")
-    return base, Plan(shape, splits, zero if data else 0, data if zero else (), recompute, case.microbatches, base.runs,
-                      schedule="1f1b" if case.mesh.stages > 1 else "")  # fmt: skip
+    recompute = (
+        "block" if custom(row) else RECOMPUTE.get(str(row.get("recompute") or "none"), "none")
+    )
+    return base, Plan(
+        shape,
+        splits,
+        zero if data else 0,
+        data if zero else (),
+        recompute,
+        case.microbatches,
+        base.runs,
+        schedule="1f1b" if case.mesh.stages > 1 else "",
+    )
 
 
 @lru_cache(maxsize=16)
-def splits_of(spec: str, batch: int, mesh: Mesh, sequence: bool, whole_logits: bool) -> Mapping[str, Split]:
+def splits_of(
+    spec: str, batch: int, mesh: Mesh, sequence: bool, whole_logits: bool
+) -> Mapping[str, Split]:
     """`megatron_splits` of a model, worked out once for the rows that share them."""
     return megatron_splits(base_of(spec, batch), mesh, sequence, whole_logits)
 
 
 def megatron_splits(base: Base, mesh: Mesh, sequence: bool, whole_logits: bool) -> dict[str, Split]:
-    """Node -> split: the batch over "data"; over "model" the columns of a block's first products, what follows from them, and the rows of its last.
+    """Node -> split: the batch over "data"; over "model" the columns of a block's first products,
+    what follows from them, and the rows of its last.
 
-    sequence: what lies between is cut along the sequence. whole_logits: the loss is not cut. Raises Left where sizes do not divide.
+    sequence: what lies between is cut along the sequence. whole_logits: the loss is not cut. Raises
+    Left where sizes do not divide.
     """
     graph, sizes = base.graph, dict(mesh.shape)
     inner = {a: n for a, n in sizes.items() if a != "stage"}
-    data = batch_only(base, tuple(inner.items()), tuple(a for a in inner if a in (REPLICA, "data") and inner[a] > 1))
+    data = batch_only(
+        base,
+        tuple(inner.items()),
+        tuple(a for a in inner if a in (REPLICA, "data") and inner[a] > 1),
+    )
     if inner.get("model", 1) == 1:
         return {node.id: data[base.shared[i]][0] for i, node in enumerate(graph.nodes)}
     at: dict[str, int] = {}  # tensor -> the dim cut over "model"
     out: dict[str, Split] = {}
-    made: dict[tuple[int, str], tuple[Split, tuple[int, ...]]] = {}  # repeats share the object, by which later readers know them
+    made: dict[
+        tuple[int, str], tuple[Split, tuple[int, ...]]
+    ] = {}  # repeats share the object, by which later readers know them
     for i, node in enumerate(graph.nodes):
         key = base.shared[i], _factor(base, graph, i, at, sequence, whole_logits)
         if key not in made:
@@ -285,27 +433,58 @@ def megatron_splits(base: Base, mesh: Mesh, sequence: bool, whole_logits: bool) 
             split = Split.of(both)
             if not legal(rule, split, inner, Limits(waste=0.5)):
                 raise Left(f"{node.op} cannot be cut into {inner['model']}")
-            cut = [[d for d, axes in enumerate(rule.result(k, split, tuple(inner)).dims) if "model" in axes] for k in range(len(rule.results))]
+            cut = [
+                [
+                    d
+                    for d, axes in enumerate(rule.result(k, split, tuple(inner)).dims)
+                    if "model" in axes
+                ]
+                for k in range(len(rule.results))
+            ]
             made[key] = split, tuple(dims[0] if dims else -1 for dims in cut)
         out[node.id], where = made[key]
         if node.op != "Gather":
-            at |= {name: dim for name, dim in zip((o for o in node.outputs if o), where, strict=False) if dim >= 0}
+            at |= {
+                name: dim
+                for name, dim in zip((o for o in node.outputs if o), where, strict=False)
+                if dim >= 0
+            }
     return out
 
 
-def _factor(base: Base, graph: Graph, i: int, at: Mapping[str, int], sequence: bool, whole_logits: bool) -> str:
+def _factor(
+    base: Base, graph: Graph, i: int, at: Mapping[str, int], sequence: bool, whole_logits: bool
+) -> str:
     """The factor of node i that is cut over "model", "" for none."""
     node, rule, kind = graph.nodes[i], base.rules[i], role(graph, i)
-    positions = next((f for f, r in base.roles.get(base.shared[i], {}).items() if r == "sequence" and f in rule.sizes), "") if sequence else ""
+    positions = (
+        next(
+            (
+                f
+                for f, r in base.roles.get(base.shared[i], {}).items()
+                if r == "sequence" and f in rule.sizes
+            ),
+            "",
+        )
+        if sequence
+        else ""
+    )
     block = i in base.repeated
     cut = [(slot, at[n]) for slot, n in enumerate(node.inputs) if n in at]
     if kind == "CrossEntropyLoss" and whole_logits:
         return ""
-    if kind == "product" and at.get(node.inputs[0], -1) != len(graph.tensors[node.inputs[0]].shape) - 1:
+    if (
+        kind == "product"
+        and at.get(node.inputs[0], -1) != len(graph.tensors[node.inputs[0]].shape) - 1
+    ):
         return "n"
     if node.op == "Gather" and not block:
         return "v" if any(n in graph.weights for n in node.inputs) and base.batch_factors[i] else ""
-    features = [(slot, d) for slot, d in cut if not (sequence and positions and d == _dim(rule, slot, positions))]
+    features = [
+        (slot, d)
+        for slot, d in cut
+        if not (sequence and positions and d == _dim(rule, slot, positions))
+    ]
     for f in rule.factors if features else ():
         if f not in rule.whole and all(_dim(rule, slot, f) == d for slot, d in features):
             return f

@@ -1,4 +1,5 @@
-"""Functions that emitted programs carry with them, as source (planner.emit.source reads these files; planning never imports them: they need jax).
+"""Functions that emitted programs carry with them, as source (planner.emit.source reads these
+files; planning never imports them: they need jax).
 
     tables       the names every program defines before them
     kernels, nets   one operator each, on local shapes

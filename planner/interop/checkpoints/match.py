@@ -1,13 +1,15 @@
 """Which tensors of a checkpoint are a graph's parameters, and how they lie in it.
 
-A parameter and a tensor belong together by scope: their names are equal once the words that wrap a whole model (model., transformer., bert.) are left out, or
-one follows from the other by a rule below. How it must be turned follows from the slot: the dim that a product sums over is the last one of a Linear's
-weight and the first one of GPT-2's Conv1D (`_sums_last`), so square weights are turned as surely as others. Shapes must then be
-equal but for dims of one.
+A parameter and a tensor belong together by scope: their names are equal once the words that wrap a
+whole model (model., transformer., bert.) are left out, or one follows from the other by a rule
+below. How it must be turned follows from the slot: the dim that a product sums over is the last one
+of a Linear's weight and the first one of GPT-2's Conv1D (`_sums_last`), so square weights are
+turned as surely as others. Shapes must then be equal but for dims of one.
 
     part      a third of GPT-2's c_attn, a half of an experts.gate_up_proj
     stack     experts.0.w1.weight, experts.1.w1.weight ... along a new first dim
-    tie       one of two names that a model ties; both, where the graph ties them: then their values must be equal
+    tie       one of two names that a model ties; both, where the graph ties them: then their values
+              must be equal
     padding   rows of zeros beyond the vocabulary that config.json gives
 """
 
@@ -24,30 +26,54 @@ WRAPPERS = frozenset({"model", "transformer", "bert", "roberta", "vit", "module"
 TIES = (
     ("wte.weight", "lm_head.weight"),
     ("embed_tokens.weight", "lm_head.weight"),
-    ("embeddings.word_embeddings.weight", "cls.predictions.decoder.weight", "lm_head.decoder.weight"),
+    (
+        "embeddings.word_embeddings.weight",
+        "cls.predictions.decoder.weight",
+        "lm_head.decoder.weight",
+    ),
     ("cls.predictions.bias", "cls.predictions.decoder.bias"),
     ("lm_head.bias", "lm_head.decoder.bias"),
-    ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"),
+    (
+        "shared.weight",
+        "encoder.embed_tokens.weight",
+        "decoder.embed_tokens.weight",
+        "lm_head.weight",
+    ),
 )
 """Names, without wrappers, that hold one value in a model that ties them."""
 _RENAMED = (
     (re.compile(r"(.*\battn)\.out_proj\.(weight|bias)"), r"\1.c_proj.\2"),
-    (re.compile(r"cls\.predictions\.(?:transform\.)?(dense\.weight|dense\.bias|bias)"), r"lm_head.\1"),  # RoBERTa
-    (re.compile(r"cls\.predictions\.transform\.LayerNorm\.(weight|bias)"), r"lm_head.layer_norm.\1"),
+    (
+        re.compile(r"cls\.predictions\.(?:transform\.)?(dense\.weight|dense\.bias|bias)"),
+        r"lm_head.\1",
+    ),  # RoBERTa
+    (
+        re.compile(r"cls\.predictions\.transform\.LayerNorm\.(weight|bias)"),
+        r"lm_head.layer_norm.\1",
+    ),
     (re.compile(r"(.*\bmlp)\.shared_experts\.(.*)"), r"\1.shared_expert.\2"),
     (re.compile(r"(.*\b)mlp\.gate\.weight"), r"\1block_sparse_moe.gate.weight"),
     (re.compile(r"(.*\b)block_sparse_moe\.gate\.weight"), r"\1mlp.gate.weight"),
 )
 _HEADS = re.compile(r"(.*\battn)\.([qkv])_proj\.(weight|bias)")
-_EXPERTS = re.compile(r"(.*\b)(?:mlp|block_sparse_moe)\.experts\.(gate_proj|up_proj|down_proj|w1|w2|w3|gate_up_proj\.gate|gate_up_proj\.up)(?:\.weight)?")
-_ROLES = {"gate_proj": "w1", "gate_up_proj.gate": "w1", "up_proj": "w3", "gate_up_proj.up": "w3", "down_proj": "w2"}
+_EXPERTS = re.compile(
+    r"(.*\b)(?:mlp|block_sparse_moe)\.experts\.(gate_proj|up_proj|down_proj|w1|w2|w3|gate_up_proj\.gate|gate_up_proj\.up)(?:\.weight)?"
+)
+_ROLES = {
+    "gate_proj": "w1",
+    "gate_up_proj.gate": "w1",
+    "up_proj": "w3",
+    "gate_up_proj.up": "w3",
+    "down_proj": "w2",
+}
 _PROJECTIONS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 _CONV1D = re.compile(r".*\b(c_attn|c_proj|c_fc|q_attn)\.weight")
 
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """A tensor of the checkpoint, or the part [start, start + size) of its dim `axis`; flip: its last two dims change places on the way."""
+    """A tensor of the checkpoint, or the part [start, start + size) of its dim `axis`; flip: its
+    last two dims change places on the way."""
 
     source: str
     axis: int
@@ -58,7 +84,8 @@ class Take:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A parameter by its label, its shape in the graph, and where its values are: several takes are stacked along a new first dim.
+    """A parameter by its label, its shape in the graph, and where its values are: several takes are
+    stacked along a new first dim.
 
     rows: how many the checkpoint has of its dim `axis`, where the graph has more.
     """
@@ -74,8 +101,10 @@ class Match:
 
 @dataclass(frozen=True)
 class Matching:
-    """What was found. kept: weights (names in the graph) that only the model has; missing: labels without a tensor; misfits: what does not fit, a line
-    each; copies: tensor -> the tied one that was read in its place; unread: tensors that are no parameter."""
+    """What was found. kept: weights (names in the graph) that only the model has; missing: labels
+    without a tensor; misfits: what does not fit, a line each; copies: tensor -> the tied one that
+    was read in its place; unread: tensors that are no parameter.
+    """
 
     matches: tuple[Match, ...]
     kept: tuple[str, ...]
@@ -103,16 +132,29 @@ def canonical(name: str) -> str:
 
 
 def match(graph: Graph, shards: Shards, buffers: Collection[str] = ()) -> Matching:
-    """Every parameter of the graph beside the tensors it is made of; both sides in their own order. buffers: weights that a checkpoint may lack."""
+    """Every parameter of the graph beside the tensors it is made of; both sides in their own order.
+    buffers: weights that a checkpoint may lack."""
     known, misfits = dict[str, str](), list[str]()
     for name in shards.tensors:
         if canonical(name) in known:
-            misfits.append(f"{known[canonical(name)]} and {name} are one name without their wrappers")
+            misfits.append(
+                f"{known[canonical(name)]} and {name} are one name without their wrappers"
+            )
         known.setdefault(canonical(name), name)
-    plain = any(name.endswith("attn.c_attn.weight") and t.shape[1:] == (3 * t.shape[0],) for name, t in shards.tensors.items())
+    plain = any(
+        name.endswith("attn.c_attn.weight") and t.shape[1:] == (3 * t.shape[0],)
+        for name, t in shards.tensors.items()
+    )
     matches, missing, kept = list[Match](), list[str](), list[str]()
     for name in graph.weights:
-        wants = next((w for w in _ways(canonical(graph.labels[name]), graph.tensors[name].shape) if all(x.name in known for x in w)), None)
+        wants = next(
+            (
+                w
+                for w in _ways(canonical(graph.labels[name]), graph.tensors[name].shape)
+                if all(x.name in known for x in w)
+            ),
+            None,
+        )
         if wants is None and name in buffers:
             kept.append(name)
             continue
@@ -127,13 +169,19 @@ def match(graph: Graph, shards: Shards, buffers: Collection[str] = ()) -> Matchi
     read = {take.source for m in matches for take in m.takes}
     copies = dict[str, str]()
     for source in sorted(read):
-        copies |= {known[tied]: source for tied in _ties(canonical(source)) if tied in known and known[tied] not in read}
+        copies |= {
+            known[tied]: source
+            for tied in _ties(canonical(source))
+            if tied in known and known[tied] not in read
+        }
     unread = tuple(n for n in shards.tensors if n not in read and n not in copies)
     return Matching(tuple(matches), tuple(kept), tuple(missing), tuple(misfits), copies, unread)
 
 
 def _ties(name: str) -> list[str]:
-    return list(dict.fromkeys(other for group in TIES if name in group for other in group if other != name))
+    return list(
+        dict.fromkeys(other for group in TIES if name in group for other in group if other != name)
+    )
 
 
 def _ways(name: str, shape: tuple[int, ...]) -> Iterator[list[_Want]]:
@@ -150,29 +198,55 @@ def _ways(name: str, shape: tuple[int, ...]) -> Iterator[list[_Want]]:
             at = f"{experts[1]}{scope}.experts"
             for word in (role, _PROJECTIONS[role]):
                 yield [_Want(f"{at}.{e}.{word}.weight") for e in range(shape[0])]
-            yield [_Want(f"{at}.down_proj") if role == "w2" else _Want(f"{at}.gate_up_proj", int(role == "w3"), 2)]
+            yield [
+                (
+                    _Want(f"{at}.down_proj")
+                    if role == "w2"
+                    else _Want(f"{at}.gate_up_proj", int(role == "w3"), 2)
+                )
+            ]
     for tied in _ties(name):
         yield [_Want(tied)]
 
 
-def _fitted(graph: Graph, name: str, wants: Sequence[tuple[str, _Want]], shards: Shards, plain: bool) -> Match | str:
-    """The match, or in words why it is none. plain: the checkpoint's Conv1D weights are [in, out]."""
+def _fitted(
+    graph: Graph, name: str, wants: Sequence[tuple[str, _Want]], shards: Shards, plain: bool
+) -> Match | str:
+    """The match, or in words why it is none. plain: the checkpoint's Conv1D weights are [in,
+    out]."""
     shape, label, sums_last = graph.tensors[name].shape, graph.labels[name], _sums_last(graph, name)
     sources = [shards.tensors[source] for source, _ in wants]
     stacked = len(shape) > len(sources[0].shape) and (len(wants) > 1 or shape[0] == 1)
     goal = shape[1:] if stacked else shape
-    if len({t.dtype for t in sources}) > 1 or sources[0].dtype not in FLOATS or not graph.tensors[name].is_float:
-        return f"{label} is {graph.tensors[name].dtype}, {wants[0][0]} {sources[0].dtype}" + (" and other types" if len({t.dtype for t in sources}) > 1 else "")
+    if (
+        len({t.dtype for t in sources}) > 1
+        or sources[0].dtype not in FLOATS
+        or not graph.tensors[name].is_float
+    ):
+        return f"{label} is {graph.tensors[name].dtype}, {wants[0][0]} {sources[0].dtype}" + (
+            " and other types" if len({t.dtype for t in sources}) > 1 else ""
+        )
     takes, rows, axis = list[Take](), 0, max(0, len(goal) - (2 if sums_last else 1))
     for (source, want), t in zip(wants, sources, strict=True):
         turned = plain and _CONV1D.fullmatch(source) is not None
         take = _take(source, want, t, turned, flip=len(t.shape) > 1 and turned == sums_last)
         given = _taken_shape(t, take)
-        if given != goal and shards.vocabulary and len(given) == len(goal) and given[axis] == shards.vocabulary < goal[axis] and not stacked and want.parts == 1:
+        if (
+            given != goal
+            and shards.vocabulary
+            and len(given) == len(goal)
+            and given[axis] == shards.vocabulary < goal[axis]
+            and not stacked
+            and want.parts == 1
+        ):
             rows, given = shards.vocabulary, (*given[:axis], goal[axis], *given[axis + 1 :])
-        if _wide(given) != _wide(goal) or t.shape[take.axis : take.axis + 1] != ((take.size * want.parts,) if t.shape else ()):
+        if _wide(given) != _wide(goal) or t.shape[take.axis : take.axis + 1] != (
+            (take.size * want.parts,) if t.shape else ()
+        ):
             part = f", part {want.part + 1} of {want.parts}," if want.parts > 1 else ""
-            return f"{label} is {list(goal)}, {source}{part} {list(t.shape)}" + (" turned" if take.flip else "")
+            return f"{label} is {list(goal)}, {source}{part} {list(t.shape)}" + (
+                " turned" if take.flip else ""
+            )
         takes.append(take)
     return Match(label, shape, sources[0].dtype, tuple(takes), stacked, axis, rows)
 
@@ -195,11 +269,16 @@ def _wide(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _sums_last(graph: Graph, name: str) -> bool:
-    """Whether products sum over a weight's last dim, as over that of a Linear; also true of tables, filters and what is in no product."""
+    """Whether products sum over a weight's last dim, as over that of a Linear; also true of tables,
+    filters and what is in no product."""
     for i, slot in graph.consumers.get(name, ()):
         node = graph.nodes[i]
         if node.op == "MatMul":
-            return bool(node.attrs.get("trans_b", 0)) if slot == 1 else not node.attrs.get("trans_a", 0)
+            return (
+                bool(node.attrs.get("trans_b", 0))
+                if slot == 1
+                else not node.attrs.get("trans_a", 0)
+            )
         if node.op == "RoutedExperts" and slot <= 5:
             return bool(node.attrs.get("trans_out" if slot == 5 else "trans_in", 0))
         if node.op == "Einsum":

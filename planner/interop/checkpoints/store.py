@@ -1,8 +1,10 @@
-"""A folder of .safetensors: one file, or shards with an index. Headers are read at once, tensors are mapped one at a time.
+"""A folder of .safetensors: one file, or shards with an index. Headers are read at once, tensors
+are mapped one at a time.
 
-A file is 8 bytes (the header's length, little endian), the header (JSON: name -> dtype, shape, data_offsets), and the tensors back to back
-(https://github.com/huggingface/safetensors, "Format"). Every header comes from a stranger: lengths and offsets are held to the file's size before
-anything is read, and names of files that would lead out of the folder are refused.
+A file is 8 bytes (the header's length, little endian), the header (JSON: name -> dtype, shape,
+data_offsets), and the tensors back to back (https://github.com/huggingface/safetensors, "Format").
+Every header comes from a stranger: lengths and offsets are held to the file's size before anything
+is read, and names of files that would lead out of the folder are refused.
 """
 
 from __future__ import annotations
@@ -25,9 +27,22 @@ if TYPE_CHECKING:
 
 INDEX, SINGLE, CONFIG = "model.safetensors.index.json", "model.safetensors", "config.json"
 TYPES: Mapping[str, str] = {
-    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "I64": "int64", "I32": "int32",
-    "I16": "int16", "I8": "int8", "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool",
-}  # fmt: skip
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U64": "uint64",
+    "U32": "uint32",
+    "U16": "uint16",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
 """dtype of a header -> name in `planner.graph.ir.DTYPE_BYTES`."""
 FLOATS = ("F64", "F32", "F16", "BF16")
 HEADER_LIMIT_BYTES, JSON_LIMIT_BYTES = 100_000_000, 64 << 20
@@ -51,13 +66,18 @@ class Stored:
 
         from planner.reader.draft.fold import numpy_dtype
 
-        raw = np.memmap(self.path, np.uint8, "r", self.offset, (self.size_bytes,)) if self.size_bytes else np.zeros(0, np.uint8)
+        raw = (
+            np.memmap(self.path, np.uint8, "r", self.offset, (self.size_bytes,))
+            if self.size_bytes
+            else np.zeros(0, np.uint8)
+        )
         return raw.view(numpy_dtype(TYPES[self.dtype])).reshape(self.shape)
 
 
 @dataclass(frozen=True)
 class Shards:
-    """The tensors of a folder by name, in the order of files and offsets; vocab_size (0: none) and model_type ("": none) of its config.json."""
+    """The tensors of a folder by name, in the order of files and offsets; vocab_size (0: none) and
+    model_type ("": none) of its config.json."""
 
     folder: Path
     files: tuple[Path, ...]
@@ -71,35 +91,62 @@ class Shards:
 
 
 def open_folder(folder: str | os.PathLike[str]) -> Shards:
-    """The shards that the index names; else model.safetensors; else every .safetensors by name. Raises PlanError P210."""
+    """The shards that the index names; else model.safetensors; else every .safetensors by name.
+    Raises PlanError P210."""
     home = Path(folder)
     if not home.is_dir():
         raise _bad(f"{home} is no folder", "the folder that holds model.safetensors or its index")
     if (home / INDEX).exists():
         table = _json(home / INDEX).get("weight_map")
-        if not isinstance(table, dict) or not table or not all(isinstance(v, str) for v in table.values()):
+        if (
+            not isinstance(table, dict)
+            or not table
+            or not all(isinstance(v, str) for v in table.values())
+        ):
             raise _bad(f"{home / INDEX} has no weight_map of tensors and files")
         names = list(dict.fromkeys(table.values()))
     else:
-        table, names = None, [SINGLE] if (home / SINGLE).exists() else sorted(p.name for p in home.glob("*.safetensors"))
+        table, names = (
+            None,
+            (
+                [SINGLE]
+                if (home / SINGLE).exists()
+                else sorted(p.name for p in home.glob("*.safetensors"))
+            ),
+        )
     if not names:
-        raise _bad(f"{home} holds no .safetensors file", "weights in other formats: transformers' save_pretrained writes .safetensors")
+        raise _bad(
+            f"{home} holds no .safetensors file",
+            "weights in other formats: transformers' save_pretrained writes .safetensors",
+        )
     files, tensors = tuple(inside(home, n) for n in names), dict[str, Stored]()
     for path in files:
         for name, stored in read_header(path).items():
             if name in tensors:
                 raise _bad(f"{name!r} is in {tensors[name].path.name} and in {path.name}")
             tensors[name] = stored
-    astray = [n for n, file in (table or {}).items() if n not in tensors or tensors[n].path.name != file]
+    astray = [
+        n for n, file in (table or {}).items() if n not in tensors or tensors[n].path.name != file
+    ]
     if astray:
-        raise _bad(f"{home / INDEX} places {len(astray)} tensors in files that lack them", detail=[f"{n}: {table[n]}" for n in astray[:8]] if table else ())
+        raise _bad(
+            f"{home / INDEX} places {len(astray)} tensors in files that lack them",
+            detail=[f"{n}: {table[n]}" for n in astray[:8]] if table else (),
+        )
     config = _json(home / CONFIG) if (home / CONFIG).exists() else {}
     size, kind = config.get("vocab_size"), config.get("model_type")
-    return Shards(home, files, tensors, size if type(size) is int and size > 0 else 0, kind if isinstance(kind, str) else "")
+    return Shards(
+        home,
+        files,
+        tensors,
+        size if type(size) is int and size > 0 else 0,
+        kind if isinstance(kind, str) else "",
+    )
 
 
 def inside(home: Path, name: str) -> Path:
-    """The file of a folder, by its plain name. A link must stay in the folder, or lead to the blobs of the hub's cache whose snapshot the folder is."""
+    """The file of a folder, by its plain name. A link must stay in the folder, or lead to the blobs
+    of the hub's cache whose snapshot the folder is."""
     path, real = home / name, home.resolve()
     if Path(name).name != name or name in (".", "..") or "\\" in name:
         raise _bad(f"{name!r} leads out of {home}")
@@ -112,27 +159,46 @@ def inside(home: Path, name: str) -> Path:
 
 
 def read_header(path: Path) -> dict[str, Stored]:
-    """The tensors of a file, in the order of their bytes. Raises PlanError P210 for anything that the format forbids."""
+    """The tensors of a file, in the order of their bytes. Raises PlanError P210 for anything that
+    the format forbids."""
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(size - 8, HEADER_LIMIT_BYTES):
-            raise _bad(f"{path} is no .safetensors file: its header would have {length} bytes, the file has {size}")
+            raise _bad(
+                f"{path} is no .safetensors file: its header would have {length} bytes, the file"
+                f" has {size}"
+            )
         header = _parsed(path, file.read(length))
     start, out = 8 + length, {}
     for name, row in header.items():
         if name == "__metadata__":
             continue
-        dtype, shape, span = (row.get(k) if isinstance(row, dict) else None for k in ("dtype", "shape", "data_offsets"))
-        if not isinstance(dtype, str) or dtype not in TYPES or not _wholes(shape) or not _wholes(span) or len(span) != 2:
-            raise _bad(f"{path}: {name!r} has dtype {dtype!r}, shape {shape!r}, offsets {span!r}", f"types that are read: {', '.join(TYPES)}")
+        dtype, shape, span = (
+            row.get(k) if isinstance(row, dict) else None
+            for k in ("dtype", "shape", "data_offsets")
+        )
+        if (
+            not isinstance(dtype, str)
+            or dtype not in TYPES
+            or not _wholes(shape)
+            or not _wholes(span)
+            or len(span) != 2
+        ):
+            raise _bad(
+                f"{path}: {name!r} has dtype {dtype!r}, shape {shape!r}, offsets {span!r}",
+                f"types that are read: {', '.join(TYPES)}",
+            )
         out[name] = Stored(path, dtype, tuple(shape), start + span[0], span[1] - span[0])
     out = dict(sorted(out.items(), key=lambda item: (item[1].offset, item[1].size_bytes)))
     at = start
     for name, t in out.items():
         need = math.prod(t.shape) * width_bytes(t.dtype)
         if t.offset != at or t.size_bytes != need:
-            raise _bad(f"{path}: {name!r} lies at byte {t.offset} with {t.size_bytes} bytes, and belongs at {at} with {need}")
+            raise _bad(
+                f"{path}: {name!r} lies at byte {t.offset} with {t.size_bytes} bytes, and belongs"
+                f" at {at} with {need}"
+            )
         at += need
     if at != size:
         raise _bad(f"{path} has {size} bytes, and its tensors end at {at}", "download it again")
@@ -174,17 +240,25 @@ def bytes_of(stored: Stored) -> Iterator[bytes]:
 
 
 def write(path: Path, header: bytes, pieces: Iterable[bytes | memoryview], size_bytes: int) -> None:
-    """A file of `size_bytes` in all, whole or not at all. Raises PlanError P056, before anything is written where the disk has no room."""
+    """A file of `size_bytes` in all, whole or not at all. Raises PlanError P056, before anything is
+    written where the disk has no room."""
     try:
         free = shutil.disk_usage(path.parent).free
         if free < size_bytes:
-            raise PlanError("P056", f"cannot write {str(path)!r}: it takes {size_bytes:,} bytes, and {free:,} are free")
+            raise PlanError(
+                "P056",
+                f"cannot write {str(path)!r}: it takes {size_bytes:,} bytes, and {free:,} are free",
+            )
         with replacing(path) as out:
             out.write(header)
             for piece in pieces:
                 out.write(piece)
     except OSError as e:
-        raise PlanError("P056", f"cannot write {str(path)!r}: {e.strerror}", help=["-o a place in a folder that exists and is writable"]) from e
+        raise PlanError(
+            "P056",
+            f"cannot write {str(path)!r}: {e.strerror}",
+            help=["-o a place in a folder that exists and is writable"],
+        ) from e
 
 
 def _json(path: Path) -> dict[str, Any]:

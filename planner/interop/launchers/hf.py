@@ -1,12 +1,19 @@
-"""Hugging Face transformers: a tensor-parallel plan per module, and the degrees and arguments of its Trainer, as JSON.
+"""Hugging Face transformers: a tensor-parallel plan per module, and the degrees and arguments of
+its Trainer, as JSON.
 
-    tp_plan                                      module pattern -> colwise, rowwise, colwise_gather_output (a head), embedding_rowwise (a vocabulary)
-    tp_size, cp_size, dp_replicate_size, dp_shard_size     model, sequence, data at level 0, data at levels 2 and 3
-    per_device_train_batch_size, gradient_accumulation_steps, gradient_checkpointing, fsdp_config.reshard_after_forward
+    tp_plan                                      module pattern -> colwise, rowwise,
+                                                 colwise_gather_output (a head), embedding_rowwise
+                                                 (a vocabulary)
+    tp_size, cp_size, dp_replicate_size, dp_shard_size     model, sequence, data at level 0, data at
+                                                           levels 2 and 3
+    per_device_train_batch_size, gradient_accumulation_steps, gradient_checkpointing,
+    fsdp_config.reshard_after_forward
 
-The styles are read from the layouts of the plan that is priced last: a weight whose cut dim is summed over is rowwise, one whose cut dim its result has colwise.
-A file is priced under its styles: modules that it does not name are whole. What the planner takes each style for is in CUTS.
-Source: docs/source/en/tensor_parallelism.md of huggingface/transformers and the `base_model_tp_plan` of its configurations; ParallelismConfig of huggingface/accelerate.
+The styles are read from the layouts of the plan that is priced last: a weight whose cut dim is
+summed over is rowwise, one whose cut dim its result has colwise. A file is priced under its styles:
+modules that it does not name are whole. What the planner takes each style for is in CUTS. Source:
+docs/source/en/tensor_parallelism.md of huggingface/transformers and the `base_model_tp_plan` of its
+configurations; ParallelismConfig of huggingface/accelerate.
 """
 
 from __future__ import annotations
@@ -29,8 +36,17 @@ if TYPE_CHECKING:
 NAME, SUFFIX = "hf", ".json"
 COLUMNS, ROWS, VOCABULARY, WHOLE = "colwise", "rowwise", "embedding_rowwise", "replicate"
 HEAD = "colwise_gather_output"
-CUTS = {COLUMNS: COLUMNS, "colwise_rep": COLUMNS, HEAD: COLUMNS, ROWS: ROWS, "rowwise_rep": ROWS, VOCABULARY: ROWS, WHOLE: WHOLE}
-"""Style -> which dim of a weight is cut: a product's columns, what it sums over (of a table its rows), or none. Whether results are gathered follows from what reads them."""
+CUTS = {
+    COLUMNS: COLUMNS,
+    "colwise_rep": COLUMNS,
+    HEAD: COLUMNS,
+    ROWS: ROWS,
+    "rowwise_rep": ROWS,
+    VOCABULARY: ROWS,
+    WHOLE: WHOLE,
+}
+"""Style -> which dim of a weight is cut: a product's columns, what it sums over (of a table its
+rows), or none. Whether results are gathered follows from what reads them."""
 PLANS = ("tp_plan", "base_model_tp_plan")
 LEVELS = {True: 3, False: 2}
 
@@ -39,9 +55,17 @@ def round_off(rounds: Rounds, facts: Facts) -> list[str]:
     """Rounds settings to what can be said here; returns what cannot be said and has no price."""
     s = rounds.now
     if s.stage > 1:
-        rounds.to("no pipeline stages: data parallel instead", data=s.data * s.stage, stage=1, schedule="", virtual=1)
+        rounds.to(
+            "no pipeline stages: data parallel instead",
+            data=s.data * s.stage,
+            stage=1,
+            schedule="",
+            virtual=1,
+        )
     if s.expert > 1:
-        rounds.to("experts are not cut apart: data parallel instead", data=rounds.now.replicas, expert=1)
+        rounds.to(
+            "experts are not cut apart: data parallel instead", data=rounds.now.replicas, expert=1
+        )
     rounds.usual("transformers")
     if rounds.now.zero == 1:
         rounds.to("sharded ranks scatter gradients too: ZeRO-2", zero=2)
@@ -55,32 +79,55 @@ def round_off(rounds: Rounds, facts: Facts) -> list[str]:
 def write(s: Settings, facts: Facts) -> str:
     """The settings as one JSON table."""
     table: dict[str, Any] = {
-        "distributed_config": {"tp_size": s.tensor}, "tp_plan": dict(s.styles),
-        "parallelism_config": {"dp_replicate_size": 1 if s.zero else s.data, "dp_shard_size": s.data if s.zero else 1, "cp_size": s.sequence, "tp_size": s.tensor},
-        "training_arguments": {"per_device_train_batch_size": s.rows, "gradient_accumulation_steps": s.microbatches, "gradient_checkpointing": s.recompute == "block"},
-    }  # fmt: skip
+        "distributed_config": {"tp_size": s.tensor},
+        "tp_plan": dict(s.styles),
+        "parallelism_config": {
+            "dp_replicate_size": 1 if s.zero else s.data,
+            "dp_shard_size": s.data if s.zero else 1,
+            "cp_size": s.sequence,
+            "tp_size": s.tensor,
+        },
+        "training_arguments": {
+            "per_device_train_batch_size": s.rows,
+            "gradient_accumulation_steps": s.microbatches,
+            "gradient_checkpointing": s.recompute == "block",
+        },
+    }
     if s.zero:
-        table["training_arguments"]["fsdp_config"] = {"fsdp_version": 2, "reshard_after_forward": s.zero == 3}
+        table["training_arguments"]["fsdp_config"] = {
+            "fsdp_version": 2,
+            "reshard_after_forward": s.zero == 3,
+        }
     return json.dumps(table, indent=2) + "\n"
 
 
 def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
-    """Settings of a configuration and what it says beyond them; it knows of no domains. Raises PlanError P191 where keys contradict each other."""
+    """Settings of a configuration and what it says beyond them; it knows of no domains. Raises
+    PlanError P191 where keys contradict each other."""
     notes: list[str] = []
     styles, auto = _tp_plan(keys)
     cp = keys.whole(1, "cp_size")
     replicate, shard = keys.whole(0, "dp_replicate_size"), keys.whole(0, "dp_shard_size")
-    tp = keys.whole(0, "tp_size") or (max(1, devices // ((replicate or 1) * (shard or 1) * cp)) if styles or auto else 1)
+    tp = keys.whole(0, "tp_size") or (
+        max(1, devices // ((replicate or 1) * (shard or 1) * cp)) if styles or auto else 1
+    )
     if not replicate and not shard:
         replicate = max(1, devices // (tp * cp))  # processes that no size speaks of are replicas
     replicate, shard = replicate or 1, shard or 1
     if replicate * shard * cp * tp != devices:
-        raise PlanError("P191", f"replicate {replicate} x shard {shard} x context {cp} x tensor {tp} is not {devices} devices",
-                        help=["--devices as many as the configuration runs on"])  # fmt: skip
+        raise PlanError(
+            "P191",
+            f"replicate {replicate} x shard {shard} x context {cp} x tensor {tp} is not {devices}"
+            " devices",
+            help=["--devices as many as the configuration runs on"],
+        )
     if replicate > 1 and shard > 1:
         notes.append("hybrid sharding is priced as sharding over all replicas")
     if tp > 1 and not styles:
-        notes.append("no tp_plan by module: weights are cut as it costs least" + (", not as the library's plan of the model says" if auto else ""))
+        notes.append(
+            "no tp_plan by module: weights are cut as it costs least"
+            + (", not as the library's plan of the model says" if auto else "")
+        )
     if styles and tp == 1:
         notes.append("the tp_plan says nothing where tp_size is 1")
     data = replicate * shard
@@ -88,9 +135,23 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
     fsdp = any(name in keys for name in ("fsdp_version", "reshard_after_forward"))
     keys.whole(2, "fsdp_version")
     reshard = keys.flag(True, "reshard_after_forward")
-    rows, turns = keys.whole(8, "per_device_train_batch_size"), keys.whole(1, "gradient_accumulation_steps")
-    return Settings(rows * data * turns, data=data, sequence=cp, tensor=tp, microbatches=turns, zero=LEVELS[reshard] if shard > 1 or (cp > 1 and fsdp) else 0,
-                    recompute="block" if keys.flag(False, "gradient_checkpointing") else "none", styles=styles if tp > 1 else ()), notes  # fmt: skip
+    rows, turns = (
+        keys.whole(8, "per_device_train_batch_size"),
+        keys.whole(1, "gradient_accumulation_steps"),
+    )
+    return (
+        Settings(
+            rows * data * turns,
+            data=data,
+            sequence=cp,
+            tensor=tp,
+            microbatches=turns,
+            zero=LEVELS[reshard] if shard > 1 or (cp > 1 and fsdp) else 0,
+            recompute="block" if keys.flag(False, "gradient_checkpointing") else "none",
+            styles=styles if tp > 1 else (),
+        ),
+        notes,
+    )
 
 
 def _tp_plan(keys: Keys) -> tuple[tuple[tuple[str, str], ...], bool]:
@@ -99,42 +160,83 @@ def _tp_plan(keys: Keys) -> tuple[tuple[tuple[str, str], ...], bool]:
     if found is None or found == "auto":
         return (), found == "auto"
     if not isinstance(found, Mapping):
-        raise PlanError("P191", f"tp_plan is {type(found).__name__} {str(found)[:40]!r}", help=['"auto", or a table of modules: {"model.layers.*.mlp.up_proj": "colwise"}'])
+        raise PlanError(
+            "P191",
+            f"tp_plan is {type(found).__name__} {str(found)[:40]!r}",
+            help=['"auto", or a table of modules: {"model.layers.*.mlp.up_proj": "colwise"}'],
+        )
     for pattern, style in found.items():
         if not isinstance(style, str) or style not in CUTS:
             near = did_you_mean(str(style), list(CUTS))
-            raise PlanError("P191", f"tp_plan: {pattern!r} has the style {str(style)[:40]!r}, which the planner has no layout for",
-                            help=[h for h in (near, f"styles: {', '.join(CUTS)}") if h])  # fmt: skip
+            raise PlanError(
+                "P191",
+                f"tp_plan: {pattern!r} has the style {str(style)[:40]!r}, which the planner has no"
+                " layout for",
+                help=[h for h in (near, f"styles: {', '.join(CUTS)}") if h],
+            )
     return tuple((str(k), str(v)) for k, v in found.items()), False
 
 
 def node_pins(styles: Iterable[tuple[str, str]], base: Base) -> dict[str, dict[str, Any]]:
-    """Pins of the products and tables that a plan by module decides: what it names is cut by "tensor" so, all other weights of products and tables are whole.
+    """Pins of the products and tables that a plan by module decides: what it names is cut by
+    "tensor" so, all other weights of products and tables are whole.
 
-    Raises PlanError P191: a pattern that is no module of the model, a style that its operator has no dim for, layers that are alike and cut differently.
+    Raises PlanError P191: a pattern that is no module of the model, a style that its operator has
+    no dim for, layers that are alike and cut differently.
     """
     graph, wanted, found, named = base.graph, list(styles), dict[int, dict[str, Any]](), set[str]()
-    forms = [(re.compile(r"(?:.*\.)?" + re.escape(p).replace(r"\*", r"\d+"), re.S), p, s) for p, s in wanted]
-    modules = {name: module for name in graph.weights for module, _, leaf in [graph.labels.get(name, name).rpartition(".")] if leaf == "weight"}
+    forms = [
+        (re.compile(r"(?:.*\.)?" + re.escape(p).replace(r"\*", r"\d+"), re.S), p, s)
+        for p, s in wanted
+    ]
+    modules = {
+        name: module
+        for name in graph.weights
+        for module, _, leaf in [graph.labels.get(name, name).rpartition(".")]
+        if leaf == "weight"
+    }
     for name, module in modules.items():
-        pattern, style = next(((p, s) for form, p, s in forms if form.fullmatch(module)), ("", WHOLE))
+        pattern, style = next(
+            ((p, s) for form, p, s in forms if form.fullmatch(module)), ("", WHOLE)
+        )
         i, slot = graph.consumers[name][0]
         op, dims = graph.nodes[i].op, base.rules[i].operands[slot]
         named.add(pattern)
         if op not in ("MatMul", "Gemm", "Gather") or not all(dims):
             if CUTS[style] != WHOLE:
-                raise PlanError("P191", f"tp_plan: {pattern!r} is {style}, and {module!r} is read by {op}: no product", help=["leave it out: it is whole then"])
+                raise PlanError(
+                    "P191",
+                    f"tp_plan: {pattern!r} is {style}, and {module!r} is read by {op}: no product",
+                    help=["leave it out: it is whole then"],
+                )
             continue
         if op == "Gather" and CUTS[style] == COLUMNS:
-            raise PlanError("P191", f"tp_plan: {pattern!r} is {style}, and {module!r} is a table", help=[f"{VOCABULARY}, or leave it out"])
-        pin = {"split": {dim[0]: ["tensor"] if CUTS[style] == (COLUMNS if kept else ROWS) else [] for dim in dims
-                         for kept in [any(dim[0] in result for result in base.rules[i].results[0])]}}  # fmt: skip
+            raise PlanError(
+                "P191",
+                f"tp_plan: {pattern!r} is {style}, and {module!r} is a table",
+                help=[f"{VOCABULARY}, or leave it out"],
+            )
+        pin = {
+            "split": {
+                dim[0]: ["tensor"] if CUTS[style] == (COLUMNS if kept else ROWS) else []
+                for dim in dims
+                for kept in [any(dim[0] in result for result in base.rules[i].results[0])]
+            }
+        }
         if found.setdefault(base.shared[i], pin) != pin:
-            raise PlanError("P191", f"tp_plan: {module!r} is {style}, and a layer that is alike is not", help=["one pattern with * for all layers"])
+            raise PlanError(
+                "P191",
+                f"tp_plan: {module!r} is {style}, and a layer that is alike is not",
+                help=["one pattern with * for all layers"],
+            )
     unknown = next((p for p, s in wanted if p not in named and CUTS[s] != WHOLE), "")
     if unknown:
         near = did_you_mean(unknown, list(dict.fromkeys(starred(m) for m in modules.values())))
-        raise PlanError("P191", f"tp_plan: {unknown!r} is no module of the model", help=[h for h in (near, "plan ops MODEL --parameters lists its parameters") if h])
+        raise PlanError(
+            "P191",
+            f"tp_plan: {unknown!r} is no module of the model",
+            help=[h for h in (near, "plan ops MODEL --parameters lists its parameters") if h],
+        )
     return {graph.nodes[i].id: pin for i, pin in found.items()}
 
 
@@ -144,11 +246,20 @@ def starred(module: str) -> str:
 
 
 def styles_of(strategy: Strategy, base: Base) -> tuple[tuple[str, str], ...]:
-    """Module pattern and style of the weights that "tensor" cuts; layer numbers starred, in the order of the graph."""
+    """Module pattern and style of the weights that "tensor" cuts; layer numbers starred, in the
+    order of the graph."""
     graph, found = base.graph, dict[str, str]()
     for name in graph.weights:
         row = strategy.tensors.get(name)
-        cut = [d for d, axes in enumerate(row["layout"]) if any(role_named(a) == "tensor" for a in axes)] if row else []
+        cut = (
+            [
+                d
+                for d, axes in enumerate(row["layout"])
+                if any(role_named(a) == "tensor" for a in axes)
+            ]
+            if row
+            else []
+        )
         label = graph.labels.get(name, name)
         module, _, leaf = label.rpartition(".")
         if not cut or leaf != "weight":
@@ -166,5 +277,3 @@ def styles_of(strategy: Strategy, base: Base) -> tuple[tuple[str, str], ...]:
         if style:
             found.setdefault(starred(module), style)
     return tuple(found.items())
-
-

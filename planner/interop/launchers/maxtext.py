@@ -1,12 +1,17 @@
 """MaxText: keys of its base.yml.
 
-    ici_*_parallelism, dcn_*_parallelism       degrees within a fast domain (node or slice) and between them, multiplied
-    data, fsdp, pipeline, expert               replicas without and with sharded parameters (levels 0 and 3), stage, expert
-    context (or sequence), tensor              sequence, tensor; tensor_sequence: tensor that cuts positions between products
+    ici_*_parallelism, dcn_*_parallelism       degrees within a fast domain (node or slice) and
+                                               between them, multiplied
+    data, fsdp, pipeline, expert               replicas without and with sharded parameters (levels
+                                               0 and 3), stage, expert
+    context (or sequence), tensor              sequence, tensor; tensor_sequence: tensor that cuts
+                                               positions between products
     shard_optimizer_over_data                  level 1
     per_device_batch_size                      rows of all devices of a microbatch / devices
-    gradient_accumulation_steps                microbatches; with stages num_pipeline_microbatches, a multiple of the stages
-    pipeline                                   one loop over all microbatches, derived by autodiff: GPipe
+    gradient_accumulation_steps                microbatches; with stages num_pipeline_microbatches,
+                                               a multiple of the stages
+    pipeline                                   one loop over all microbatches, derived by autodiff:
+                                               GPipe
     remat_policy                               full: every block again; none
 
 Source: src/MaxText/configs/base.yml of AI-Hypercomputer/maxtext.
@@ -24,7 +29,13 @@ from planner.interop.settings import AXES, Facts, Rounds, Settings, fast_levels
 from planner.machine.mesh_choices import pinned_mesh
 
 NAME, SUFFIX = "maxtext", ".yml"
-SUMS = {"stage": ("pipeline",), "data": ("data", "fsdp"), "expert": ("expert",), "sequence": ("context", "sequence"), "tensor": ("tensor", "tensor_sequence")}
+SUMS = {
+    "stage": ("pipeline",),
+    "data": ("data", "fsdp"),
+    "expert": ("expert",),
+    "sequence": ("context", "sequence"),
+    "tensor": ("tensor", "tensor_sequence"),
+}
 WRITTEN = ("data", "fsdp", "context", "tensor", "tensor_sequence", "pipeline", "expert")
 REMAT = {"none": "none", "full": "block"}
 
@@ -35,9 +46,18 @@ def round_off(rounds: Rounds, facts: Facts) -> list[str]:
     s, unsaid = rounds.now, []
     if s.stage > 1:
         if facts.layers % s.stage:
-            raise PlanError("P192", f"MaxText deals {facts.layers} blocks to {s.stage} stages only where they divide", help=["plan with another number of stages: --pin pp=N"])
+            raise PlanError(
+                "P192",
+                f"MaxText deals {facts.layers} blocks to {s.stage} stages only where they divide",
+                help=["plan with another number of stages: --pin pp=N"],
+            )
         rounds.microbatches("MaxText", s.stage)
-        rounds.to("every microbatch runs forward before the first runs backward (GPipe)", schedule="gpipe", virtual=1, zero=min(s.zero, MOST_LEVEL["gpipe"]))
+        rounds.to(
+            "every microbatch runs forward before the first runs backward (GPipe)",
+            schedule="gpipe",
+            virtual=1,
+            zero=min(s.zero, MOST_LEVEL["gpipe"]),
+        )
     if rounds.now.zero == 2:
         rounds.to("gradients are not scattered without parameters: ZeRO-1", zero=1)
     if s.zero == 3 and s.data == 1:
@@ -49,18 +69,38 @@ def round_off(rounds: Rounds, facts: Facts) -> list[str]:
 
 def write(s: Settings, facts: Facts) -> str:
     """The keys that the plan decides, to be merged into a configuration."""
-    named = {"pipeline": "stage", "fsdp" if s.zero == 3 else "data": "data", "expert": "expert", "context": "sequence",
-             "tensor_sequence" if s.positions else "tensor": "tensor"}  # fmt: skip
+    named = {
+        "pipeline": "stage",
+        "fsdp" if s.zero == 3 else "data": "data",
+        "expert": "expert",
+        "context": "sequence",
+        "tensor_sequence" if s.positions else "tensor": "tensor",
+    }
     inner = _inner(s, facts)
-    lines = [f"# {facts.model} on {s.devices} devices, {s.microbatches} microbatches. Merge into a configuration that starts from base.yml."]
+    lines = [
+        f"# {facts.model} on {s.devices} devices, {s.microbatches} microbatches. Merge into a"
+        " configuration that starts from base.yml."
+    ]
     for word, part in (("ici", 0), ("dcn", 1)):
-        lines += [f"{word}_{k}_parallelism: {inner[named[k]][part] if k in named else 1}" for k in WRITTEN]
+        lines += [
+            f"{word}_{k}_parallelism: {inner[named[k]][part] if k in named else 1}" for k in WRITTEN
+        ]
     # A step's rows on each device; with stages all microbatches are one step of the loop.
     steps = 1 if s.stage > 1 else s.microbatches
-    lines += [f"shard_optimizer_over_data: {s.zero == 1}", f"per_device_batch_size: {s.batch / (s.devices * steps):.12g}", f"gradient_accumulation_steps: {steps}"]
+    lines += [
+        f"shard_optimizer_over_data: {s.zero == 1}",
+        f"per_device_batch_size: {s.batch / (s.devices * steps):.12g}",
+        f"gradient_accumulation_steps: {steps}",
+    ]
     if s.stage > 1:
-        lines += [f"num_layers_per_pipeline_stage: {facts.layers // s.stage}", f"num_pipeline_microbatches: {s.microbatches}"]
-    lines += [*([f"max_target_length: {s.length}"] if s.length else []), f"remat_policy: '{'full' if s.recompute == 'block' else 'none'}'"]
+        lines += [
+            f"num_layers_per_pipeline_stage: {facts.layers // s.stage}",
+            f"num_pipeline_microbatches: {s.microbatches}",
+        ]
+    lines += [
+        *([f"max_target_length: {s.length}"] if s.length else []),
+        f"remat_policy: '{'full' if s.recompute == 'block' else 'none'}'",
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -69,19 +109,31 @@ def _inner(s: Settings, facts: Facts) -> dict[str, tuple[int, int]]:
     fast = fast_levels(facts.topology)
     mesh = {a.name: a for a in pinned_mesh(facts.topology, s.mesh).axes}
     parts = {a: mesh[a].parts if a in mesh else () for a in AXES}
-    return {a: (prod(n for i, n in p if i in fast), prod(n for i, n in p if i not in fast)) for a, p in parts.items()}
+    return {
+        a: (prod(n for i, n in p if i in fast), prod(n for i, n in p if i not in fast))
+        for a, p in parts.items()
+    }
 
 
 def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
-    """Settings of a configuration and what it says beyond them. Raises PlanError P191 where keys contradict each other."""
+    """Settings of a configuration and what it says beyond them. Raises PlanError P191 where keys
+    contradict each other."""
     notes: list[str] = []
     given = _degrees(keys, devices, domain)
     degrees = {axis: prod(given.get(k, 1) for k in words) for axis, words in SUMS.items()}
-    other = [k for k, n in given.items() if n > 1 and not any(k in words for words in SUMS.values())]
+    other = [
+        k for k, n in given.items() if n > 1 and not any(k in words for words in SUMS.values())
+    ]
     if other:
-        raise PlanError("P191", f"{', '.join(f'{k}_parallelism' for k in other)} above 1: the planner has no such axis", help=["fold it into fsdp or tensor"])
+        raise PlanError(
+            "P191",
+            f"{', '.join(f'{k}_parallelism' for k in other)} above 1: the planner has no such axis",
+            help=["fold it into fsdp or tensor"],
+        )
     if given.get("tensor", 1) > 1 and given.get("tensor_sequence", 1) > 1:
-        notes.append("tensor and tensor_sequence are priced as one axis that cuts positions between products")
+        notes.append(
+            "tensor and tensor_sequence are priced as one axis that cuts positions between products"
+        )
     level_1 = keys.flag(False, "shard_optimizer_over_data")
     zero = 3 if given.get("fsdp", 1) > 1 else int(level_1)
     if given.get("fsdp", 1) > 1 and given.get("data", 1) > 1:
@@ -97,27 +149,51 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
         micro = keys.whole(-1, "num_pipeline_microbatches", least=-1)
         micro = stages if micro == -1 else micro
         if steps > 1:
-            notes.append(f"{steps} rounds of the pipeline a step are priced as one: their bubbles are left out")
+            notes.append(
+                f"{steps} rounds of the pipeline a step are priced as one: their bubbles are"
+                " left out"
+            )
             micro *= steps
         keys.whole(1, "num_layers_per_pipeline_stage")
         if keys.whole(-1, "num_pipeline_repeats", least=-1) > 1:
             notes.append("interleaved stages are priced as plain ones: their bubble is smaller")
     if batch % (degrees["data"] * degrees["expert"] * micro):
-        raise PlanError("P191", f"a batch of {batch} does not divide into {micro} microbatches on {degrees['data'] * degrees['expert']} replicas")
+        raise PlanError(
+            "P191",
+            f"a batch of {batch} does not divide into {micro} microbatches on"
+            f" {degrees['data'] * degrees['expert']} replicas",
+        )
     remat = keys.word("full", "remat_policy")
     if remat not in REMAT:
-        notes.append(f"remat_policy {remat} is priced as none: it keeps the results of most products")
-    return Settings(batch, **degrees, microbatches=micro, zero=zero, recompute=REMAT.get(remat, "none"), schedule="gpipe" if stages > 1 else "",
-                    positions=given.get("tensor_sequence", 1) > 1, length=keys.whole(0, "max_target_length"), styles=()), notes  # fmt: skip
+        notes.append(
+            f"remat_policy {remat} is priced as none: it keeps the results of most products"
+        )
+    return (
+        Settings(
+            batch,
+            **degrees,
+            microbatches=micro,
+            zero=zero,
+            recompute=REMAT.get(remat, "none"),
+            schedule="gpipe" if stages > 1 else "",
+            positions=given.get("tensor_sequence", 1) > 1,
+            length=keys.whole(0, "max_target_length"),
+            styles=(),
+        ),
+        notes,
+    )
 
 
 def _degrees(keys: Keys, devices: int, domain: int) -> dict[str, int]:
-    """Axis of MaxText -> degree, both networks multiplied. One axis of a network may be -1: what is left, of all devices where only one is, else of its network's."""
+    """Axis of MaxText -> degree, both networks multiplied. One axis of a network may be -1: what is
+    left, of all devices where only one is, else of its network's."""
     found: dict[str, int] = {}
     open_: list[tuple[str, int]] = []  # axis, and what its network leaves it
     for network, size in (("ici", domain), ("dcn", devices // domain)):
         held, free = 1, []
-        for name in sorted(k for k in keys.names() if re.fullmatch(rf"{network}_\w+_parallelism", k)):
+        for name in sorted(
+            k for k in keys.names() if re.fullmatch(rf"{network}_\w+_parallelism", k)
+        ):
             axis = name.removeprefix(f"{network}_").removesuffix("_parallelism")
             n = keys.whole(1, name, least=-1)
             if n == 0:
@@ -129,13 +205,21 @@ def _degrees(keys: Keys, devices: int, domain: int) -> dict[str, int]:
         if network == "ici" and not any(k.startswith("ici_") for k in keys.names()):
             free.append("fsdp")  # base.yml
         if len(free) > 1:
-            raise PlanError("P191", f"{' and '.join(f'{network}_{k}_parallelism' for k in free)} are both -1", help=["one axis of a network takes what is left"])
+            raise PlanError(
+                "P191",
+                f"{' and '.join(f'{network}_{k}_parallelism' for k in free)} are both -1",
+                help=["one axis of a network takes what is left"],
+            )
         open_ += [(axis, size // held if size % held == 0 else 0) for axis in free]
     left, rest = divmod(devices, prod(found.values()))
     if len(open_) == 1:
         open_ = [(open_[0][0], left)]
     if rest or left != prod(n for _, n in open_):
-        raise PlanError("P191", f"degrees {found} do not multiply to {devices} devices, {domain} of them on fast links", help=["--devices as many as the configuration runs on"])
+        raise PlanError(
+            "P191",
+            f"degrees {found} do not multiply to {devices} devices, {domain} of them on fast links",
+            help=["--devices as many as the configuration runs on"],
+        )
     for axis, n in open_:
         found[axis] = found.get(axis, 1) * n
     return found
@@ -144,7 +228,13 @@ def _degrees(keys: Keys, devices: int, domain: int) -> dict[str, int]:
 def _batch(keys: Keys, devices: int, steps: int) -> int:
     value = keys.get("per_device_batch_size")
     value = 12.0 if value is None else value
-    rows = float(value) * devices * steps if isinstance(value, int | float) and not isinstance(value, bool) else -1.0
+    rows = (
+        float(value) * devices * steps
+        if isinstance(value, int | float) and not isinstance(value, bool)
+        else -1.0
+    )
     if rows < 1 or abs(rows - round(rows)) > 1e-6 * rows:
-        raise PlanError("P191", f"per_device_batch_size = {value!r} makes {rows:g} rows on {devices} devices")
+        raise PlanError(
+            "P191", f"per_device_batch_size = {value!r} makes {rows:g} rows on {devices} devices"
+        )
     return round(rows)

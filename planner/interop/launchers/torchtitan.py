@@ -1,11 +1,17 @@
 """torchtitan: tables [parallelism], [training] and [activation_checkpoint] of its TOML files.
 
-    tensor_parallel_degree, context_parallel_degree, pipeline_parallel_degree     tensor, sequence, stage
-    expert_parallel_degree                                                        expert: taken from the sharded data-parallel ranks
-    data_parallel_replicate_degree                                                data without sharding (level 0)
-    data_parallel_shard_degree, fsdp_reshard_after_forward                        data with parameters gathered: "never" again is level 2, "always" 3
-    local_batch_size, global_batch_size, pipeline_parallel_microbatch_size        rows and microbatches: gradients accumulate only without stages
-    mode of [activation_checkpoint]                                               full: every block again
+    tensor_parallel_degree, context_parallel_degree, pipeline_parallel_degree     tensor, sequence,
+        stage
+    expert_parallel_degree                                                        expert: taken from
+        the sharded data-parallel ranks
+    data_parallel_replicate_degree                                                data without
+        sharding (level 0)
+    data_parallel_shard_degree, fsdp_reshard_after_forward                        data with
+        parameters gathered: "never" again is level 2, "always" 3
+    local_batch_size, global_batch_size, pipeline_parallel_microbatch_size        rows and
+        microbatches: gradients accumulate only without stages
+    mode of [activation_checkpoint]                                               full: every block
+        again
 
 Source: torchtitan/config/job_config.py of pytorch/torchtitan.
 """
@@ -35,36 +41,81 @@ def round_off(rounds: Rounds, facts: Facts) -> list[str]:
         rounds.to("sharded ranks scatter gradients too: ZeRO-2", zero=level)
     if s.tensor > 1:
         rounds.to("tensor parallelism cuts positions between products", positions=True)
-    return [f"{facts.layers} blocks on {s.stage} stages: pipeline_parallel_layers_per_stage says how they are dealt"] if facts.layers % s.stage else []
+    return (
+        [
+            f"{facts.layers} blocks on {s.stage} stages: pipeline_parallel_layers_per_stage says"
+            " how they are dealt"
+        ]
+        if facts.layers % s.stage
+        else []
+    )
 
 
 def write(s: Settings, facts: Facts) -> str:
     """The keys that the plan decides, to be merged into a configuration."""
     local = s.rows * (s.microbatches if s.stage > 1 else 1)
-    lines = [f"# {facts.model} on {s.devices} devices, {s.microbatches} microbatches. Merge into a job's file.", "[training]", f"local_batch_size = {local}",
-             f"global_batch_size = {s.batch}", *([f"seq_len = {s.length}"] if s.length else []), "", "[parallelism]",
-             f"data_parallel_replicate_degree = {1 if s.zero else s.replicas}", f"data_parallel_shard_degree = {s.replicas if s.zero else 1}",
-             *([f'fsdp_reshard_after_forward = "{RESHARD[s.zero]}"'] if s.zero else []), f"tensor_parallel_degree = {s.tensor}",
-             f"context_parallel_degree = {s.sequence}", f"expert_parallel_degree = {s.expert}", f"pipeline_parallel_degree = {s.stage}"]  # fmt: skip
+    lines = [
+        (
+            f"# {facts.model} on {s.devices} devices, {s.microbatches} microbatches. Merge into a"
+            " job's file."
+        ),
+        "[training]",
+        f"local_batch_size = {local}",
+        f"global_batch_size = {s.batch}",
+        *([f"seq_len = {s.length}"] if s.length else []),
+        "",
+        "[parallelism]",
+        f"data_parallel_replicate_degree = {1 if s.zero else s.replicas}",
+        f"data_parallel_shard_degree = {s.replicas if s.zero else 1}",
+        *([f'fsdp_reshard_after_forward = "{RESHARD[s.zero]}"'] if s.zero else []),
+        f"tensor_parallel_degree = {s.tensor}",
+        f"context_parallel_degree = {s.sequence}",
+        f"expert_parallel_degree = {s.expert}",
+        f"pipeline_parallel_degree = {s.stage}",
+    ]
     if s.stage > 1:
-        lines += [f'pipeline_parallel_schedule = "{SCHEDULES[s.schedule]}"', f"pipeline_parallel_microbatch_size = {s.rows}"]
-    return "\n".join([*lines, "", "[activation_checkpoint]", f'mode = "{"full" if s.recompute == "block" else "none"}"']) + "\n"
+        lines += [
+            f'pipeline_parallel_schedule = "{SCHEDULES[s.schedule]}"',
+            f"pipeline_parallel_microbatch_size = {s.rows}",
+        ]
+    return (
+        "\n".join(
+            [
+                *lines,
+                "",
+                "[activation_checkpoint]",
+                f'mode = "{"full" if s.recompute == "block" else "none"}"',
+            ]
+        )
+        + "\n"
+    )
 
 
 def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
-    """Settings of a configuration and what it says beyond them; it knows of no domains. Raises PlanError P191 where keys contradict each other."""
+    """Settings of a configuration and what it says beyond them; it knows of no domains. Raises
+    PlanError P191 where keys contradict each other."""
     notes: list[str] = []
-    tp, cp, pp, ep = (keys.whole(1, f"{k}_parallel_degree") for k in ("tensor", "context", "pipeline", "expert"))
+    tp, cp, pp, ep = (
+        keys.whole(1, f"{k}_parallel_degree") for k in ("tensor", "context", "pipeline", "expert")
+    )
     copies = keys.whole(1, "data_parallel_replicate_degree")
     shard = keys.whole(-1, "data_parallel_shard_degree", least=-1)
     free, rest = divmod(devices, tp * cp * pp * copies)
     shard = free if shard == -1 else shard
     if rest or shard < 1 or tp * cp * pp * copies * shard != devices:
-        raise PlanError("P191", f"replicate {copies} x shard {shard} x tensor {tp} x context {cp} x pipeline {pp} is not {devices} devices",
-                        help=["--devices as many as the configuration runs on"])  # fmt: skip
+        raise PlanError(
+            "P191",
+            f"replicate {copies} x shard {shard} x tensor {tp} x context {cp} x pipeline {pp} is"
+            f" not {devices} devices",
+            help=["--devices as many as the configuration runs on"],
+        )
     replicas = copies * shard
     if replicas % ep:
-        raise PlanError("P191", f"expert_parallel_degree {ep} does not divide the {replicas} data-parallel ranks", help=["an expert axis beside the context axis is not built"])
+        raise PlanError(
+            "P191",
+            f"expert_parallel_degree {ep} does not divide the {replicas} data-parallel ranks",
+            help=["an expert axis beside the context axis is not built"],
+        )
     if copies > 1 and shard > 1:
         notes.append("hybrid sharding is priced as sharding over all replicas")
     schedule = _schedule(keys, notes) if pp > 1 else ""
@@ -74,16 +125,43 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
     batch = local * replicas if batch == -1 else batch
     turns, rest = divmod(batch, local * replicas)
     if rest or not turns:
-        raise PlanError("P191", f"global_batch_size {batch} is no multiple of local_batch_size {local} x {replicas} data-parallel ranks")
+        raise PlanError(
+            "P191",
+            f"global_batch_size {batch} is no multiple of local_batch_size {local} x {replicas}"
+            " data-parallel ranks",
+        )
     micro = turns
     if pp > 1:
         rows = keys.whole(1, "pipeline_parallel_microbatch_size")
         if local % rows:
-            raise PlanError("P191", f"local_batch_size {local} is no multiple of pipeline_parallel_microbatch_size {rows}")
+            raise PlanError(
+                "P191",
+                f"local_batch_size {local} is no multiple of pipeline_parallel_microbatch_size"
+                f" {rows}",
+            )
         micro *= local // rows
         if turns > 1:
-            notes.append(f"{turns} rounds of the pipeline a step are priced as one: their bubbles are left out")
-    return Settings(batch, pp, replicas // ep, ep, cp, tp, micro, zero, _recompute(keys, notes), schedule, tp > 1, keys.whole(0, "seq_len")), notes
+            notes.append(
+                f"{turns} rounds of the pipeline a step are priced as one: their bubbles are"
+                " left out"
+            )
+    return (
+        Settings(
+            batch,
+            pp,
+            replicas // ep,
+            ep,
+            cp,
+            tp,
+            micro,
+            zero,
+            _recompute(keys, notes),
+            schedule,
+            tp > 1,
+            keys.whole(0, "seq_len"),
+        ),
+        notes,
+    )
 
 
 def _schedule(keys: Keys, notes: list[str]) -> str:
@@ -97,7 +175,9 @@ def _schedule(keys: Keys, notes: list[str]) -> str:
 def _level(keys: Keys, stages: int, schedule: str, notes: list[str]) -> int:
     word = keys.word("default", "fsdp_reshard_after_forward")
     if word not in ("default", "always", "never"):
-        raise PlanError("P191", f"fsdp_reshard_after_forward = {word!r}", help=["default, always or never"])
+        raise PlanError(
+            "P191", f"fsdp_reshard_after_forward = {word!r}", help=["default, always or never"]
+        )
     level = 3 if word == "always" or (word == "default" and stages == 1) else 2
     if stages > 1 and level > MOST_LEVEL[schedule]:
         if level == 3:
@@ -109,7 +189,11 @@ def _level(keys: Keys, stages: int, schedule: str, notes: list[str]) -> int:
 def _recompute(keys: Keys, notes: list[str]) -> str:
     word = keys.word("selective", "mode")
     if word not in ("none", "full", "selective", "memory_budget"):
-        raise PlanError("P191", f"[activation_checkpoint] mode = {word!r}", help=["none, selective, full or memory_budget"])
+        raise PlanError(
+            "P191",
+            f"[activation_checkpoint] mode = {word!r}",
+            help=["none, selective, full or memory_budget"],
+        )
     option = keys.word("2", "selective_ac_option")
     if word == "full" or (word == "selective" and option == "1"):
         return "block"

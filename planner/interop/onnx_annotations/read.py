@@ -1,8 +1,10 @@
-"""ONNX multi-device annotations read and checked: `faults` holds them to the IR's rules, `pins_of` makes pins of them.
+"""ONNX multi-device annotations read and checked: `faults` holds them to the IR's rules, `pins_of`
+makes pins of them.
 
-The mesh is read from the devices' names where they are coordinates ("data=0,tensor=1"), else found: every sharded dim says which shard each device has, and
-one axis of the mesh is behind every way in which the devices are counted off, (device // stride) % size. Axes that are found are called by what they cut
-in the graph's inputs: data where it is their first dim, tensor elsewhere.
+The mesh is read from the devices' names where they are coordinates ("data=0,tensor=1"), else found:
+every sharded dim says which shard each device has, and one axis of the mesh is behind every way in
+which the devices are counted off, (device // stride) % size. Axes that are found are called by what
+they cut in the graph's inputs: data where it is their first dim, tensor elsewhere.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from planner.analysis.facts import Base
     from planner.graph.ir import Graph
 
+
 def faults(proto: Any) -> list[str]:
     """What is wrong with the annotations of a model, a sentence each; [] where nothing is."""
     out: list[str] = []
@@ -32,7 +35,9 @@ def faults(proto: Any) -> list[str]:
         if not c.name or c.name in configs:
             out.append(f"configuration {c.name!r}: no name of its own")
         if c.num_devices < 1 or (c.device and len(c.device) != c.num_devices):
-            out.append(f"configuration {c.name!r}: {c.num_devices} devices, {len(c.device)} of them named")
+            out.append(
+                f"configuration {c.name!r}: {c.num_devices} devices, {len(c.device)} of them named"
+            )
         configs[c.name] = c.num_devices
     ranks = shapes_of(proto)
     for node in proto.graph.node:
@@ -44,17 +49,34 @@ def faults(proto: Any) -> list[str]:
                 continue
             seen.add(of.configuration_id)
             tensors = [spec.tensor_name for spec in of.sharding_spec]
-            out += [f"{at}: {n!r} is none of its tensors, or annotated twice" for n in dict.fromkeys(tensors) if n not in (*node.input, *node.output) or tensors.count(n) > 1]
-            out += [f"{at}, {spec.tensor_name!r}: {x}" for spec in of.sharding_spec for x in _spec_faults(spec, ranks.get(spec.tensor_name), configs[of.configuration_id])]
+            out += [
+                f"{at}: {n!r} is none of its tensors, or annotated twice"
+                for n in dict.fromkeys(tensors)
+                if n not in (*node.input, *node.output) or tensors.count(n) > 1
+            ]
+            out += [
+                f"{at}, {spec.tensor_name!r}: {x}"
+                for spec in of.sharding_spec
+                for x in _spec_faults(
+                    spec, ranks.get(spec.tensor_name), configs[of.configuration_id]
+                )
+            ]
             if of.pipeline_stage < 0:
                 out.append(f"{at}: pipeline stage {of.pipeline_stage}")
-    if (proto.configuration or any(n.device_configurations for n in proto.graph.node)) and proto.ir_version < 11:
+    if (
+        proto.configuration or any(n.device_configurations for n in proto.graph.node)
+    ) and proto.ir_version < 11:
         out.append(f"IR version {proto.ir_version} has no annotations: 11 is the first")
     return out
 
 
 def _spec_faults(spec: Any, shape: tuple[int, ...] | None, devices: int) -> list[str]:
-    out, groups, shards, axes = [], {e.key: list(e.value) for e in spec.index_to_device_group_map}, 1, []
+    out, groups, shards, axes = (
+        [],
+        {e.key: list(e.value) for e in spec.index_to_device_group_map},
+        1,
+        [],
+    )
     for dim in spec.sharded_dim:
         n = prod(s.num_shards for s in dim.simple_sharding)
         shards *= n
@@ -65,7 +87,11 @@ def _spec_faults(spec: Any, shape: tuple[int, ...] | None, devices: int) -> list
             continue
         axes.append(dim.axis % len(shape) if shape is not None else dim.axis)
         size = shape[dim.axis] if shape is not None else 0
-        said = prod(s.dim_value for s in dim.simple_sharding) if all(s.HasField("dim_value") for s in dim.simple_sharding) else 0
+        said = (
+            prod(s.dim_value for s in dim.simple_sharding)
+            if all(s.HasField("dim_value") for s in dim.simple_sharding)
+            else 0
+        )
         if said and (n > said or (size > 0 and said != size)):
             out.append(f"axis {dim.axis} of {size} as {said} in {n} shards")
     if len(set(axes)) < len(axes):
@@ -88,42 +114,68 @@ def shapes_of(proto: Any) -> dict[str, tuple[int, ...]]:
 
 
 def pins_of(proto: Any, base: Base) -> Pins:
-    """The pins that annotations amount to: the mesh, the splits of nodes, and the techniques that our own metadata records.
+    """The pins that annotations amount to: the mesh, the splits of nodes, and the techniques that
+    our own metadata records.
 
-    Raises PlanError P193: no annotations, several configurations, faults, or shardings that no mesh and no split of the graph gives.
+    Raises PlanError P193: no annotations, several configurations, faults, or shardings that no mesh
+    and no split of the graph gives.
     """
     if len(proto.configuration) != 1:
-        raise PlanError("P193", f"the model has {len(proto.configuration) or 'no'} device configurations; pins are made of one", help=["plan annotate writes one"])
+        raise PlanError(
+            "P193",
+            f"the model has {len(proto.configuration) or 'no'} device configurations; pins are made"
+            " of one",
+            help=["plan annotate writes one"],
+        )
     wrong = faults(proto)
     if wrong:
-        raise PlanError("P193", f"the model's annotations are not valid: {wrong[0]}", detail=wrong[1:4])
+        raise PlanError(
+            "P193", f"the model's annotations are not valid: {wrong[0]}", detail=wrong[1:4]
+        )
     config = proto.configuration[0]
     mesh, splits = plan_of(proto, base)
     table: dict[str, Any] = {"mesh": dict(mesh) or {"data": 1}}
     ours = _ours(proto, config.name)
     number = {n.id: i for i, n in enumerate(base.graph.nodes)}
-    splits.update({base.shared[number[n]]: Split.of(split) for n, split in ours.get("splits", {}).items() if n in number})
+    splits.update(
+        {
+            base.shared[number[n]]: Split.of(split)
+            for n, split in ours.get("splits", {}).items()
+            if n in number
+        }
+    )
     for c, split in sorted(splits.items()):
         rule = base.rules[c]
-        held = {f: list(split.axes(f)) for f in (*rule.choices, PENDING) if f in rule.sizes or split.axes(f)}
+        held = {
+            f: list(split.axes(f))
+            for f in (*rule.choices, PENDING)
+            if f in rule.sizes or split.axes(f)
+        }
         table[glob.escape(base.graph.nodes[c].id)] = {"split": held}
     if base.training:
-        table["techniques"] = {k: v for k, v in ours.get("techniques", {}).items() if k != "schedule" or v != "none"}
+        table["techniques"] = {
+            k: v for k, v in ours.get("techniques", {}).items() if k != "schedule" or v != "none"
+        }
     return from_table(table)
 
 
 def plan_of(proto: Any, base: Base) -> tuple[tuple[tuple[str, int], ...], dict[int, Split]]:
-    """The mesh of the one configuration, and class of nodes -> split as far as annotations say it. Raises PlanError P193."""
+    """The mesh of the one configuration, and class of nodes -> split as far as annotations say it.
+    Raises PlanError P193."""
     config = proto.configuration[0]
     told = [(node, of) for node in proto.graph.node for of in node.device_configurations]
     stages = 1 + max((of.pipeline_stage for _, of in told), default=0)
-    read = [(node, {s.tensor_name: _shards(s, config.num_devices) for s in of.sharding_spec}) for node, of in told]
+    read = [
+        (node, {s.tensor_name: _shards(s, config.num_devices) for s in of.sharding_spec})
+        for node, of in told
+    ]
     mesh = _named(config) or _found(read, config.num_devices, stages, base.graph)
     return mesh, _splits(base, read, mesh)
 
 
 def _ours(proto: Any, name: str) -> dict[str, Any]:
-    """What `plan annotate` keeps beside the annotations; {} in files of others. Raises PlanError P193."""
+    """What `plan annotate` keeps beside the annotations; {} in files of others. Raises PlanError
+    P193."""
     text = next((p.value for p in proto.metadata_props if p.key == name), "{}")
     try:
         found = json.loads(text)
@@ -132,7 +184,11 @@ def _ours(proto: Any, name: str) -> dict[str, Any]:
         for split in found.get("splits", {}).values():
             Split.of(split)
     except (ValueError, AttributeError, TypeError) as e:
-        raise PlanError("P193", f"the model's metadata {name!r} is not what plan annotate writes", help=["plan annotate again"]) from e
+        raise PlanError(
+            "P193",
+            f"the model's metadata {name!r} is not what plan annotate writes",
+            help=["plan annotate again"],
+        ) from e
     return dict(found)
 
 
@@ -153,37 +209,66 @@ def _shards(spec: Any, devices: int) -> tuple[dict[int, tuple[int, ...]], int]:
 def _named(config: Any) -> tuple[tuple[str, int], ...]:
     """The mesh that devices' names spell, () where they spell none."""
     try:
-        places = [{a: int(i) for a, i in (part.split("=") for part in name.split(","))} for name in config.device]
+        places = [
+            {a: int(i) for a, i in (part.split("=") for part in name.split(","))}
+            for name in config.device
+        ]
     except ValueError:
         return ()
-    mesh = tuple((a, 1 + max(p[a] for p in places)) for a in places[0]) if places and all(p.keys() == places[0].keys() for p in places) else ()
+    mesh = (
+        tuple((a, 1 + max(p[a] for p in places)) for a in places[0])
+        if places and all(p.keys() == places[0].keys() for p in places)
+        else ()
+    )
     spelt = [tuple(p.values()) for p in places]
     return mesh if spelt == list(product(*(range(n) for _, n in mesh))) else ()
 
 
-def _found(read: list[tuple[Any, dict[str, Any]]], devices: int, stages: int, graph: Graph) -> tuple[tuple[str, int], ...]:
+def _found(
+    read: list[tuple[Any, dict[str, Any]]], devices: int, stages: int, graph: Graph
+) -> tuple[tuple[str, int], ...]:
     """The mesh behind shards of devices: an axis for every stride at which they are counted off."""
-    strides: dict[int, tuple[int, bool]] = {}  # stride -> size, and whether it cuts the first dim of an input
+    strides: dict[
+        int, tuple[int, bool]
+    ] = {}  # stride -> size, and whether it cuts the first dim of an input
     inner = devices // stages
     for _, specs in read:
         for name, (dims, _) in specs.items():
             for d, shards in dims.items():
                 mine = [k for k in shards if k >= 0]
                 size = 1 + max(mine)
-                stride = next((s for s in range(1, inner + 1) if mine == [(i // s) % size for i in range(len(mine))]), 0)
+                stride = next(
+                    (
+                        s
+                        for s in range(1, inner + 1)
+                        if mine == [(i // s) % size for i in range(len(mine))]
+                    ),
+                    0,
+                )
                 if size > 1 and stride:
                     old = strides.get(stride, (size, False))
-                    strides[stride] = (min(size, old[0]), old[1] or (name in graph.inputs and d == 0))
+                    strides[stride] = (
+                        min(size, old[0]),
+                        old[1] or (name in graph.inputs and d == 0),
+                    )
     axes: list[tuple[str, int]] = []
     at = 1
     for stride, (size, first) in sorted(strides.items()):
         if stride % at:
-            raise PlanError("P193", "the annotations follow no mesh of devices", detail=[f"devices counted off in {size} at {stride}"])
+            raise PlanError(
+                "P193",
+                "the annotations follow no mesh of devices",
+                detail=[f"devices counted off in {size} at {stride}"],
+            )
         axes += [("", stride // at)] if stride > at else []
         axes.append(("data" if first else "tensor", size))
         at = stride * size
     if inner % at:
-        raise PlanError("P193", "the annotations follow no mesh of devices", detail=[f"{inner} devices, axes of {at}"])
+        raise PlanError(
+            "P193",
+            "the annotations follow no mesh of devices",
+            detail=[f"{inner} devices, axes of {at}"],
+        )
     axes += [("", inner // at)] if inner > at else []
     used: dict[str, int] = {}
     named = []
@@ -194,7 +279,9 @@ def _found(read: list[tuple[Any, dict[str, Any]]], devices: int, stages: int, gr
     return (*(((STAGE, stages),) if stages > 1 else ()), *reversed(named))
 
 
-def _axes_of(shards: Mapping[int, tuple[int, ...]], rank: int, mesh: tuple[tuple[str, int], ...]) -> tuple[Axes, ...] | None:
+def _axes_of(
+    shards: Mapping[int, tuple[int, ...]], rank: int, mesh: tuple[tuple[str, int], ...]
+) -> tuple[Axes, ...] | None:
     """Layout behind the shards of a tensor, None where no order of axes gives it."""
     names, places = [a for a, _ in mesh], list(product(*(range(n) for _, n in mesh)))
     sizes, out = dict(mesh), list[Axes]()
@@ -205,9 +292,17 @@ def _axes_of(shards: Mapping[int, tuple[int, ...]], rank: int, mesh: tuple[tuple
             continue
         want = 1 + max(have)
         inner = [a for a in names if a != STAGE and sizes[a] > 1]
-        for axes in (p for k in range(1, len(inner) + 1) for p in permutations(inner, k) if prod(sizes[a] for a in p) == want):
+        for axes in (
+            p
+            for k in range(1, len(inner) + 1)
+            for p in permutations(inner, k)
+            if prod(sizes[a] for a in p) == want
+        ):
             at = [names.index(a) for a in axes]
-            if all(k < 0 or k == _number(tuple(place[j] for j in at), tuple(sizes[a] for a in axes)) for k, place in zip(have, places, strict=True)):
+            if all(
+                k < 0 or k == _number(tuple(place[j] for j in at), tuple(sizes[a] for a in axes))
+                for k, place in zip(have, places, strict=True)
+            ):
                 out.append(axes)
                 break
         else:
@@ -222,37 +317,89 @@ def _number(at: tuple[int, ...], sizes: tuple[int, ...]) -> int:
     return value
 
 
-def _splits(base: Base, read: list[tuple[Any, dict[str, Any]]], mesh: tuple[tuple[str, int], ...]) -> dict[int, Split]:
-    """Class of nodes -> the split that its annotations amount to. Nodes of the file that the planner put together say it together."""
-    graph, member = base.graph, {m: i for i, n in reversed(list(enumerate(base.graph.nodes))) for m in n.members}
+def _splits(
+    base: Base, read: list[tuple[Any, dict[str, Any]]], mesh: tuple[tuple[str, int], ...]
+) -> dict[int, Split]:
+    """Class of nodes -> the split that its annotations amount to. Nodes of the file that the
+    planner put together say it together."""
+    graph, member = (
+        base.graph,
+        {m: i for i, n in reversed(list(enumerate(base.graph.nodes))) for m in n.members},
+    )
     wanted: dict[int, dict[str, tuple[Axes, ...]]] = {}
     for onto, specs in read:
-        i = next((graph.producer[o] for o in onto.output if o in graph.producer), member.get(onto.name, -1))
+        i = next(
+            (graph.producer[o] for o in onto.output if o in graph.producer),
+            member.get(onto.name, -1),
+        )
         for name, (shards, _) in specs.items() if i >= 0 else ():
-            axes = _axes_of(shards, len(graph.tensors[name].shape), mesh) if name in graph.tensors else ()
+            axes = (
+                _axes_of(shards, len(graph.tensors[name].shape), mesh)
+                if name in graph.tensors
+                else ()
+            )
             if axes is None:
-                raise PlanError("P193", f"node {onto.name!r}: the shards of {name!r} follow no axes of the mesh {dict(mesh)}")
+                raise PlanError(
+                    "P193",
+                    f"node {onto.name!r}: the shards of {name!r} follow no axes of the mesh"
+                    f" {dict(mesh)}",
+                )
             wanted.setdefault(i, {})[name] = axes
     found: dict[int, Split] = {}
     by: dict[int, int] = {}
     known: dict[Any, Split] = {}
     for i in sorted(wanted):
         node, c = graph.nodes[i], base.shared[i]
-        slots = (*((slot, n) for slot, n in enumerate(node.inputs) if slot < len(base.rules[i].operands)), *((-1 - k, n) for k, n in enumerate(o for o in node.outputs if o)))
-        ask = tuple((slot, wanted[i][n]) for slot, n in {n: (s, n) for s, n in reversed(slots) if n in wanted[i]}.values())
+        slots = (
+            *(
+                (slot, n)
+                for slot, n in enumerate(node.inputs)
+                if slot < len(base.rules[i].operands)
+            ),
+            *((-1 - k, n) for k, n in enumerate(o for o in node.outputs if o)),
+        )
+        ask = tuple(
+            (slot, wanted[i][n])
+            for slot, n in {n: (s, n) for s, n in reversed(slots) if n in wanted[i]}.values()
+        )
         split = known.get((c, ask)) or known.setdefault((c, ask), _split(base, i, ask, mesh))
         if found.setdefault(c, split) != split:
-            raise PlanError("P193", f"nodes {graph.nodes[by[c]].id!r} and {node.id!r} are repeats of one another and annotated differently",
-                            help=["annotate the repeats of a block alike: they share their decisions"])  # fmt: skip
+            raise PlanError(
+                "P193",
+                f"nodes {graph.nodes[by[c]].id!r} and {node.id!r} are repeats of one another and"
+                " annotated differently",
+                help=["annotate the repeats of a block alike: they share their decisions"],
+            )
         by.setdefault(c, i)
     return found
 
 
-def _split(base: Base, i: int, ask: tuple[tuple[int, tuple[Axes, ...]], ...], mesh: tuple[tuple[str, int], ...]) -> Split:
-    """The split of node i under which its operands (by slot) and results (-1, -2, ...) lie as asked; of several the one that cuts least."""
+def _split(
+    base: Base,
+    i: int,
+    ask: tuple[tuple[int, tuple[Axes, ...]], ...],
+    mesh: tuple[tuple[str, int], ...],
+) -> Split:
+    """The split of node i under which its operands (by slot) and results (-1, -2, ...) lie as
+    asked; of several the one that cuts least."""
     node, rule, order = base.graph.nodes[i], base.rules[i], tuple(a for a, _ in mesh)
-    fits = [s for s in base.reachable(i, candidates(rule, {a: n for a, n in mesh if a != STAGE}, Limits(waste=0.5)))
-            if all((rule.operand(slot, s, order) if slot >= 0 else rule.result(-1 - slot, s, order)).dims == axes for slot, axes in ask)]  # fmt: skip
+    fits = [
+        s
+        for s in base.reachable(
+            i, candidates(rule, {a: n for a, n in mesh if a != STAGE}, Limits(waste=0.5))
+        )
+        if all(
+            (rule.operand(slot, s, order) if slot >= 0 else rule.result(-1 - slot, s, order)).dims
+            == axes
+            for slot, axes in ask
+        )
+    ]
     if not fits:
-        raise PlanError("P193", f"node {node.id!r} ({node.op}) cannot be split as annotated", detail=[f"{'operand' if k >= 0 else 'result'} {max(k, -1 - k)}: {x}" for k, x in ask])
-    return min(fits, key=lambda s: (bool(s.axes(PENDING)), sum(len(a) for _, a in s.pairs), s.pairs))
+        raise PlanError(
+            "P193",
+            f"node {node.id!r} ({node.op}) cannot be split as annotated",
+            detail=[f"{'operand' if k >= 0 else 'result'} {max(k, -1 - k)}: {x}" for k, x in ask],
+        )
+    return min(
+        fits, key=lambda s: (bool(s.axes(PENDING)), sum(len(a) for _, a in s.pairs), s.pairs)
+    )

@@ -1,10 +1,15 @@
-"""A strategy as ONNX multi-device annotations (IR version 11): `ModelProto.configuration`, and for every node how its operands and results lie.
+"""A strategy as ONNX multi-device annotations (IR version 11): `ModelProto.configuration`, and for
+every node how its operands and results lie.
 
-    configuration           one, "meshwright"; devices are numbered along the mesh, the last axis fastest, and called by their coordinates
-    sharding_spec           one for each operand and result that the file knows by the name and shape of the planner's graph. Shards are counted along the
-                            sharded dims, the last fastest; where several devices hold one shard the entry is negative and the map names them
+    configuration           one, "meshwright"; devices are numbered along the mesh, the last axis
+                            fastest, and called by their coordinates
+    sharding_spec           one for each operand and result that the file knows by the name and
+                            shape of the planner's graph. Shards are counted along the sharded dims,
+                            the last fastest; where several devices hold one shard the entry is
+                            negative and the map names them
     pipeline_stage          of nodes on stages; their devices are those of the stage
-    metadata "meshwright"   what annotations have no word for: techniques, and splits that layouts of the file's tensors do not tell, such as the loss's
+    metadata "meshwright"   what annotations have no word for: techniques, and splits that layouts
+                            of the file's tensors do not tell, such as the loss's
 
 Sums that stay pending are written as reduced.
 """
@@ -36,8 +41,8 @@ TECHNIQUES = ("microbatches", "zero_stage", "recompute", "schedule", "virtual")
 
 @dataclass(frozen=True)
 class Annotated:
-    """model: the annotated ModelProto. nodes: how many carry annotations; pending: results written as reduced; beyond: nodes whose splits
-    the layouts of the file's tensors do not tell."""
+    """model: the annotated ModelProto. nodes: how many carry annotations; pending: results written
+    as reduced; beyond: nodes whose splits the layouts of the file's tensors do not tell."""
 
     model: Any
     nodes: int
@@ -46,21 +51,34 @@ class Annotated:
 
 
 def annotate(strategy: Strategy, source: str | Path) -> Annotated:
-    """The model of a strategy with its annotations. Raises PlanError: P051 another model, P193 what our own checker finds wrong."""
+    """The model of a strategy with its annotations. Raises PlanError: P051 another model, P193 what
+    our own checker finds wrong."""
     import onnx
 
     from planner.analysis.facts import Base
     from planner.whatif.reprice import own_model, plan_on
 
     model = own_model(strategy, source)
-    base = Base.of(model.graph(int(strategy.techniques["microbatches"])), training=model.workload.kind == "train")
+    base = Base.of(
+        model.graph(int(strategy.techniques["microbatches"])),
+        training=model.workload.kind == "train",
+    )
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
     proto.ir_version = max(proto.ir_version, IR_VERSION)
-    made = _write(proto, base, plan_on(strategy, base), {t: strategy.techniques[t] for t in TECHNIQUES if t in strategy.techniques})
+    made = _write(
+        proto,
+        base,
+        plan_on(strategy, base),
+        {t: strategy.techniques[t] for t in TECHNIQUES if t in strategy.techniques},
+    )
     wrong = faults(proto)
     if wrong:
-        raise PlanError("P193", "the annotations are not valid: this is a mistake in the planner", detail=wrong[:4])
+        raise PlanError(
+            "P193",
+            "the annotations are not valid: this is a mistake in the planner",
+            detail=wrong[:4],
+        )
     return made
 
 
@@ -68,7 +86,10 @@ def _write(proto: Any, base: Base, plan: Plan, techniques: dict[str, Any]) -> An
     graph, mesh = base.graph, tuple(plan.mesh)
     del proto.configuration[:]
     config = proto.configuration.add(name=NAME, num_devices=prod(n for _, n in mesh))
-    config.device.extend(",".join(f"{a}={i}" for (a, _), i in zip(mesh, at, strict=True)) for at in product(*(range(n) for _, n in mesh)))
+    config.device.extend(
+        ",".join(f"{a}={i}" for (a, _), i in zip(mesh, at, strict=True))
+        for at in product(*(range(n) for _, n in mesh))
+    )
     for node in proto.graph.node:
         del node.device_configurations[:]
     places, pipeline, known = _places(proto, graph), pipeline_of(graph, plan), shapes_of(proto)
@@ -79,17 +100,32 @@ def _write(proto: Any, base: Base, plan: Plan, techniques: dict[str, Any]) -> An
         stage = _stage(i, pipeline)
         for k in places[i]:
             onto = proto.graph.node[k]
-            names = [n for n in dict.fromkeys((*onto.input, *onto.output)) if n in layouts and _same(graph, n, known)]
+            names = [
+                n
+                for n in dict.fromkeys((*onto.input, *onto.output))
+                if n in layouts and _same(graph, n, known)
+            ]
             if not names:
                 continue
             of = onto.device_configurations.add(configuration_id=NAME)
             if plan.stages > 1:
                 of.pipeline_stage = stage
             for name in names:
-                _spec(of.sharding_spec.add(tensor_name=name), known.get(name, graph.tensors[name].shape), graph.tensors[name].shape, layouts[name], mesh, stage)
+                _spec(
+                    of.sharding_spec.add(tensor_name=name),
+                    known.get(name, graph.tensors[name].shape),
+                    graph.tensors[name].shape,
+                    layouts[name],
+                    mesh,
+                    stage,
+                )
             marked.add(k)
     said = plan_of(proto, base)[1]
-    beyond = {graph.nodes[c].id: plan.splits[graph.nodes[c].id] for c in base.times if said.get(c) != plan.splits[graph.nodes[c].id]}
+    beyond = {
+        graph.nodes[c].id: plan.splits[graph.nodes[c].id]
+        for c in base.times
+        if said.get(c) != plan.splits[graph.nodes[c].id]
+    }
     kept = [p for p in proto.metadata_props if p.key != NAME]
     del proto.metadata_props[:]
     proto.metadata_props.extend(kept)
@@ -100,7 +136,12 @@ def _write(proto: Any, base: Base, plan: Plan, techniques: dict[str, Any]) -> An
 
 def _layouts(base: Base, plan: Plan, i: int) -> Iterator[tuple[str, Layout]]:
     """Tensor -> how node i takes or leaves it. Of an operand taken twice the first way counts."""
-    node, rule, split, order = base.graph.nodes[i], base.rules[i], plan.splits[base.graph.nodes[i].id], tuple(a for a, _ in plan.mesh)
+    node, rule, split, order = (
+        base.graph.nodes[i],
+        base.rules[i],
+        plan.splits[base.graph.nodes[i].id],
+        tuple(a for a, _ in plan.mesh),
+    )
     seen = set[str]()
     for slot, name in enumerate(node.inputs):
         if name and name not in seen and slot < len(rule.operands):
@@ -111,7 +152,8 @@ def _layouts(base: Base, plan: Plan, i: int) -> Iterator[tuple[str, Layout]]:
 
 
 def _places(proto: Any, graph: Graph) -> list[list[int]]:
-    """Per node of the graph the nodes of the file that it stands for: its members by name, and the one that makes its results."""
+    """Per node of the graph the nodes of the file that it stands for: its members by name, and the
+    one that makes its results."""
     by_name: dict[str, int] = {}
     by_output: dict[str, int] = {}
     for k, node in enumerate(proto.graph.node):
@@ -120,7 +162,9 @@ def _places(proto: Any, graph: Graph) -> list[list[int]]:
     taken: set[int] = set()
     out = []
     for node in graph.nodes:
-        mine = [by_name[m] for m in node.members if m in by_name] + [by_output[o] for o in node.outputs if o in by_output]
+        mine = [by_name[m] for m in node.members if m in by_name] + [
+            by_output[o] for o in node.outputs if o in by_output
+        ]
         mine = [k for k in dict.fromkeys(mine) if k not in taken]
         taken.update(mine)
         out.append(mine)
@@ -128,11 +172,14 @@ def _places(proto: Any, graph: Graph) -> list[list[int]]:
 
 
 def _same(graph: Graph, name: str, known: dict[str, tuple[int, ...]]) -> bool:
-    """Whether the graph's tensor is the file's: a weight that the reader transposed or joined is not."""
+    """Whether the graph's tensor is the file's: a weight that the reader transposed or joined is
+    not."""
     weight = graph.weights.get(name)
     if weight is None:
         return len(known.get(name, graph.tensors[name].shape)) == len(graph.tensors[name].shape)
-    return not weight.transform and not weight.parts and known.get(name) == graph.tensors[name].shape
+    return (
+        not weight.transform and not weight.parts and known.get(name) == graph.tensors[name].shape
+    )
 
 
 def _stage(i: int, pipeline: Pipeline | None) -> int:
@@ -141,8 +188,16 @@ def _stage(i: int, pipeline: Pipeline | None) -> int:
     return pipeline.stages - 1 if pipeline.late(i) else max(pipeline.holder(i), 0)
 
 
-def _spec(spec: Any, written: tuple[int, ...], shape: tuple[int, ...], layout: Layout, mesh: tuple[tuple[str, int], ...], stage: int) -> None:
-    """Fill in a ShardingSpecProto. written: the shape in the file, which may hold another batch: its dims are then left to the file."""
+def _spec(
+    spec: Any,
+    written: tuple[int, ...],
+    shape: tuple[int, ...],
+    layout: Layout,
+    mesh: tuple[tuple[str, int], ...],
+    stage: int,
+) -> None:
+    """Fill in a ShardingSpecProto. written: the shape in the file, which may hold another batch:
+    its dims are then left to the file."""
     sizes, names = dict(mesh), [a for a, _ in mesh]
     cut = [(d, axes) for d, axes in enumerate(layout.dims) if group(axes, sizes) > 1]
     for d, axes in cut:

@@ -1,14 +1,19 @@
-"""Seconds of a step as a training framework runs it (runtime profiles `megatron` and `fsdp`): what a plan does, and what that takes under given rates.
+"""Seconds of a step as a training framework runs it (runtime profiles `megatron` and `fsdp`): what
+a plan does, and what that takes under given rates.
 
 A stage s of p (p = 1 without a pipeline) takes, for each of m microbatches,
 
-    t_s = max(kernels, launches) + collectives inside, forward and backward        weights gathered meanwhile (optimizer level 3): `_beside`
-    step = m max t_s + (sum of t_s - max t_s) / interleave + gradient reduction (1 - overlap) + optimizer
+    t_s = max(kernels, launches) + collectives inside, forward and backward        weights gathered
+        meanwhile (optimizer level 3): `_beside`
+    step = m max t_s + (sum of t_s - max t_s) / interleave + gradient reduction (1 - overlap) +
+    optimizer
 
-The first stage has what comes before the blocks, the last what comes after them. Collectives of a block that is computed again run again, all of them.
-Kernels: products at the device's efficiency for their size, everything else by the bytes that `costmodels.runtimes.Kernels` says it moves.
+The first stage has what comes before the blocks, the last what comes after them. Collectives of a
+block that is computed again run again, all of them. Kernels: products at the device's efficiency
+for their size, everything else by the bytes that `costmodels.runtimes.Kernels` says it moves.
 
-A plan is read once (`Work`): what its kernels need does not depend on rates, so that many rates can be tried.
+A plan is read once (`Work`): what its kernels need does not depend on rates, so that many rates can
+be tried.
 """
 
 from __future__ import annotations
@@ -27,16 +32,18 @@ from planner.sharding.layout import STAGE, Axes
 from planner.sharding.rule import Split
 
 LARGE = 1e11
-"""FLOPs of a product beyond which the files' curves are level; what large ones still gain is the framework's."""
+"""FLOPs of a product beyond which the files' curves are level; what large ones still gain is the
+framework's."""
 FREE = frozenset({"Reshape", "Identity"})
 BEFORE, BLOCKS, AFTER = "before", "blocks", "after"
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a node's kernels need on one device. together: FLOPs of the products that run as one kernel with it. ins, outs: bytes of local operands and results.
-    elements: scores of attention, logits of a loss. backward: the backward pass of a product as a multiple of its forward pass (1 for other kernels), 0 where nothing
-    is trained."""
+    """What a node's kernels need on one device. together: FLOPs of the products that run as one
+    kernel with it. ins, outs: bytes of local operands and results. elements: scores of attention,
+    logits of a loss. backward: the backward pass of a product as a multiple of its forward pass (1
+    for other kernels), 0 where nothing is trained."""
 
     role: str
     dtype: str
@@ -51,7 +58,8 @@ class Need:
 
 @dataclass(frozen=True)
 class Deal:
-    """Which nodes the repeated blocks are (first, end, repeats), and how many blocks each stage has."""
+    """Which nodes the repeated blocks are (first, end, repeats), and how many blocks each stage
+    has."""
 
     first: int
     end: int
@@ -66,10 +74,12 @@ class Deal:
 
 @dataclass(frozen=True)
 class Work:
-    """What a plan does, whatever it costs: read from its flow once, priced under as many rates as are tried.
+    """What a plan does, whatever it costs: read from its flow once, priced under as many rates as
+    are tried.
 
-    kernels: (place, how many, what each needs); of the blocks, those of one. handed: bytes of each tensor that a device hands to the next stage, and the axes over which
-    devices hold the same of it. optimizer_elements: parameters that the fullest stage updates.
+    kernels: (place, how many, what each needs); of the blocks, those of one. handed: bytes of each
+    tensor that a device hands to the next stage, and the axes over which devices hold the same of
+    it. optimizer_elements: parameters that the fullest stage updates.
     """
 
     deal: Deal
@@ -97,13 +107,16 @@ class Step:
 
 @dataclass
 class Part:
-    """What one device does of one microbatch in one block, or before or after the blocks. launches: kernels of the forward pass; the backward pass starts
-    twice as many. sent_s: seconds of collectives that kernels wait for, by phase."""
+    """What one device does of one microbatch in one block, or before or after the blocks. launches:
+    kernels of the forward pass; the backward pass starts twice as many. sent_s: seconds of
+    collectives that kernels wait for, by phase."""
 
     forward_s: float = 0.0
     backward_s: float = 0.0
     launches: float = 0.0
-    sent_s: dict[str, float] = field(default_factory=lambda: {"forward": 0.0, "backward": 0.0, "recompute": 0.0})
+    sent_s: dict[str, float] = field(
+        default_factory=lambda: {"forward": 0.0, "backward": 0.0, "recompute": 0.0}
+    )
 
 
 def role(graph: Graph, i: int) -> str:
@@ -119,8 +132,14 @@ def role(graph: Graph, i: int) -> str:
         readers = [j for o in node.outputs for j, _ in graph.consumers.get(o, ())]
         for j in tuple(readers):
             if role(graph, j) == "bias":
-                readers += [k for o in graph.nodes[j].outputs for k, _ in graph.consumers.get(o, ())]
-        return "into residual" if any(graph.nodes[j].op == "Add" and role(graph, j) == "residual" for j in readers) else "product"
+                readers += [
+                    k for o in graph.nodes[j].outputs for k, _ in graph.consumers.get(o, ())
+                ]
+        return (
+            "into residual"
+            if any(graph.nodes[j].op == "Add" and role(graph, j) == "residual" for j in readers)
+            else "product"
+        )
     return node.op
 
 
@@ -130,15 +149,30 @@ def need_of(base: Base, i: int, split: Split, ins: float, outs: float, pricer: P
 
     graph, node, rule = base.graph, base.graph.nodes[i], base.rules[i]
     dtype = compute_type(graph, i, pricer.recipe)
-    share, trained = float(Cuts.of((split,), pricer.sizes).share(rule)[0]), base.training and any(o in base.grad for o in node.outputs)
+    share, trained = (
+        float(Cuts.of((split,), pricer.sizes).share(rule)[0]),
+        base.training and any(o in base.grad for o in node.outputs),
+    )
     flops, kind, elements, alike = rule.flops * share, role(graph, i), 0.0, 1
     if kind == "attention":
-        elements = flops / (2 * (graph.tensors[node.inputs[0]].shape[3] + graph.tensors[node.inputs[2]].shape[3]))
+        elements = flops / (
+            2 * (graph.tensors[node.inputs[0]].shape[3] + graph.tensors[node.inputs[2]].shape[3])
+        )
     elif kind == "CrossEntropyLoss":
         elements = prod(graph.tensors[node.inputs[0]].shape) * share
     elif flops:  # products of one operand run as one
         alike = sum(bool(base.rules[j].flops) for j, _ in graph.consumers.get(node.inputs[0], ()))
-    return Need(kind, dtype, flops, flops * alike, ins, outs, elements, base.backward.get(i, 1.0) if trained else 0.0, bool(node.attrs.get("causal")))
+    return Need(
+        kind,
+        dtype,
+        flops,
+        flops * alike,
+        ins,
+        outs,
+        elements,
+        base.backward.get(i, 1.0) if trained else 0.0,
+        bool(node.attrs.get("causal")),
+    )
 
 
 def seconds(need: Need, pricer: Pricer) -> tuple[float, float]:
@@ -152,26 +186,48 @@ def seconds(need: Need, pricer: Pricer) -> tuple[float, float]:
             forward, backward = flops / kernels.attention[0], 2.5 * flops / kernels.attention[1]
         else:
             product = need.flops / (peak * efficiency(pricer, need.flops / 2))
-            forward, backward = (n * product + need.elements * size / memory for n, size in zip((1, 2), kernels.score_bytes, strict=True))
+            forward, backward = (
+                n * product + need.elements * size / memory
+                for n, size in zip((1, 2), kernels.score_bytes, strict=True)
+            )
         return forward, (backward + forward * kernels.again) * trained
     if need.role == "CrossEntropyLoss":
-        return need.elements * kernels.logit_bytes[0] / memory, need.elements * kernels.logit_bytes[1] / memory * trained
+        return (
+            need.elements * kernels.logit_bytes[0] / memory,
+            need.elements * kernels.logit_bytes[1] / memory * trained,
+        )
     if need.flops:
-        forward = max(need.flops / (peak * efficiency(pricer, need.together)), (need.ins + need.outs) / memory)
+        forward = max(
+            need.flops / (peak * efficiency(pricer, need.together)), (need.ins + need.outs) / memory
+        )
         return forward, (need.backward + kernels.remade[0] * trained) * forward
-    f, b = kernels.passes.get(need.role, ((need.ins + need.outs) / need.outs if need.outs else 0.0, 2.0))
+    f, b = kernels.passes.get(
+        need.role, ((need.ins + need.outs) / need.outs if need.outs else 0.0, 2.0)
+    )
     return f * need.outs / memory, (b + f * kernels.remade[1]) * need.outs / memory * trained
 
 
-def times(base: Base, i: int, split: Split, ins: float, outs: float, pricer: Pricer) -> tuple[float, float]:
-    """(forward, backward) seconds of node i under a split. ins, outs: bytes of its local operands and results."""
-    return (0.0, 0.0) if base.graph.nodes[i].op in FREE else seconds(need_of(base, i, split, ins, outs, pricer), pricer)
+def times(
+    base: Base, i: int, split: Split, ins: float, outs: float, pricer: Pricer
+) -> tuple[float, float]:
+    """(forward, backward) seconds of node i under a split. ins, outs: bytes of its local operands
+    and results."""
+    return (
+        (0.0, 0.0)
+        if base.graph.nodes[i].op in FREE
+        else seconds(need_of(base, i, split, ins, outs, pricer), pricer)
+    )
 
 
 def efficiency(pricer: Pricer, flops: float) -> float:
     """Fraction of peak that a product of so many FLOPs reaches."""
     rates = pricer.rates
-    return min(1.0, pricer.topology.device.efficiency(flops) * rates.matmul * (max(flops, LARGE) / LARGE) ** rates.growth)
+    return min(
+        1.0,
+        pricer.topology.device.efficiency(flops)
+        * rates.matmul
+        * (max(flops, LARGE) / LARGE) ** rates.growth,
+    )
 
 
 def memory_rate(pricer: Pricer) -> float:
@@ -188,17 +244,43 @@ def step_time(work: Work, pricer: Pricer) -> Step:
     handed = handed_s(work.handed, pricer)
     turns, kernels, again = [], 0.0, 0.0
     for s, blocks in enumerate(deal.blocks):
-        mine = [(BLOCKS, blocks), *([(BEFORE, 1)] if s == 0 else []), *([(AFTER, 1)] if s == len(deal.blocks) - 1 else [])]
-        passes = [(n, _passes(parts[place], work.recompute if place == BLOCKS else "none", pricer.rates.launch_s)) for place, n in mine]
+        mine = [
+            (BLOCKS, blocks),
+            *([(BEFORE, 1)] if s == 0 else []),
+            *([(AFTER, 1)] if s == len(deal.blocks) - 1 else []),
+        ]
+        passes = [
+            (
+                n,
+                _passes(
+                    parts[place],
+                    work.recompute if place == BLOCKS else "none",
+                    pricer.rates.launch_s,
+                ),
+            )
+            for place, n in mine
+        ]
         forward, backward, busy, replayed = (sum(n * p[k] for n, p in passes) for k in range(4))
-        turns.append(_beside(forward, gathers["forward"], runtime.gather_overlap) + _beside(backward, gathers["backward"], runtime.gather_overlap) + handed)
+        turns.append(
+            _beside(forward, gathers["forward"], runtime.gather_overlap)
+            + _beside(backward, gathers["backward"], runtime.gather_overlap)
+            + handed
+        )
         kernels, again = max(kernels, busy), max(again, replayed)
     longest = max(turns)
     bubble = (sum(turns) - longest) / runtime.interleave
     optimizer = work.optimizer_elements * runtime.optimizer_bytes / memory_rate(pricer)
     hidden = once * runtime.overlap
-    return Step(micro * longest + bubble + once - hidden + optimizer, micro * kernels, micro * again, bubble, micro * (longest - kernels) + once - hidden, hidden, optimizer,
-                by_axes)  # fmt: skip
+    return Step(
+        micro * longest + bubble + once - hidden + optimizer,
+        micro * kernels,
+        micro * again,
+        bubble,
+        micro * (longest - kernels) + once - hidden,
+        hidden,
+        optimizer,
+        by_axes,
+    )
 
 
 def _parts(work: Work, pricer: Pricer) -> dict[str, Part]:
@@ -207,34 +289,58 @@ def _parts(work: Work, pricer: Pricer) -> dict[str, Part]:
     for place, n, need in work.kernels:
         forward, backward = seconds(need, pricer)
         part = parts[place]
-        part.forward_s, part.backward_s, part.launches = part.forward_s + n * forward, part.backward_s + n * backward, part.launches + n
+        part.forward_s, part.backward_s, part.launches = (
+            part.forward_s + n * forward,
+            part.backward_s + n * backward,
+            part.launches + n,
+        )
     return parts
 
 
 def _passes(part: Part, recompute: str, launch_s: float) -> tuple[float, float, float, float]:
-    """Seconds of the forward pass, of the backward pass, of the kernels in both, and of what is computed again."""
+    """Seconds of the forward pass, of the backward pass, of the kernels in both, and of what is
+    computed again."""
     forward = max(part.forward_s, part.launches * launch_s)
     replayed = forward if recompute != "none" else 0.0
     backward = max(part.backward_s, 2 * part.launches * launch_s)
-    sent_again = {"none": 0.0, "block": part.sent_s["forward"]}.get(recompute, part.sent_s["recompute"])
-    return forward + part.sent_s["forward"], replayed + backward + part.sent_s["backward"] + sent_again, forward + replayed + backward, replayed
+    sent_again = {"none": 0.0, "block": part.sent_s["forward"]}.get(
+        recompute, part.sent_s["recompute"]
+    )
+    return (
+        forward + part.sent_s["forward"],
+        replayed + backward + part.sent_s["backward"] + sent_again,
+        forward + replayed + backward,
+        replayed,
+    )
 
 
 def _beside(work_s: float, gather_s: float, overlap: float) -> float:
-    """Work with weights on their way: the longer, and of the shorter what does not hide under it."""
+    """Work with weights on their way: the longer, and of the shorter what does not hide under
+    it."""
     return max(work_s, gather_s) + (1 - overlap) * min(work_s, gather_s)
 
 
-def _communication(work: Work, parts: dict[str, Part], pricer: Pricer) -> tuple[dict[str, float], float, dict[tuple[str, str], float]]:
-    """Seconds of gathering weights and scattering gradients in each microbatch, and of what is sent once a step; what kernels wait for goes to the parts.
+def _communication(
+    work: Work, parts: dict[str, Part], pricer: Pricer
+) -> tuple[dict[str, float], float, dict[tuple[str, str], float]]:
+    """Seconds of gathering weights and scattering gradients in each microbatch, and of what is sent
+    once a step; what kernels wait for goes to the parts.
 
-    The flow's pipeline runs in lock-step and holds what is outside the blocks on every stage; here each stage runs its own part only. The weights of a block are
-    gathered as one, and so are those outside (PyTorch's FSDP: a unit's flat parameter).
+    The flow's pipeline runs in lock-step and holds what is outside the blocks on every stage; here
+    each stage runs its own part only. The weights of a block are gathered as one, and so are those
+    outside (PyTorch's FSDP: a unit's flat parameter).
     """
     gathers, once, by_axes = {"forward": 0.0, "backward": 0.0}, 0.0, dict[tuple[str, str], float]()
     deal, micro, pipeline = work.deal, work.microbatches, work.deal.pipeline
-    turns = {BEFORE: pipeline.ticks, BLOCKS: pipeline.ticks * pipeline.per_tick, AFTER: pipeline.after_times} if pipeline else {
-        BEFORE: micro, BLOCKS: micro * deal.repeats, AFTER: micro}  # fmt: skip
+    turns = (
+        {
+            BEFORE: pipeline.ticks,
+            BLOCKS: pipeline.ticks * pipeline.per_tick,
+            AFTER: pipeline.after_times,
+        }
+        if pipeline
+        else {BEFORE: micro, BLOCKS: micro * deal.repeats, AFTER: micro}
+    )
     together: dict[tuple[str, Axes, str], float] = {}
     for use in work.uses:
         axes = tuple(a for a in use.axes if a != STAGE)
@@ -244,7 +350,9 @@ def _communication(work: Work, parts: dict[str, Part], pricer: Pricer) -> tuple[
             key = use.kind, axes, "forward" if use.phase == "forward" else "backward"
             together[key] = together.get(key, 0.0) + use.count * use.payload_bytes
             continue
-        seconds = use.count * pricer.collective_s(use.kind, axes, use.payload_bytes, bucketed=use.bucketed)
+        seconds = use.count * pricer.collective_s(
+            use.kind, axes, use.payload_bytes, bucketed=use.bucketed
+        )
         if use.place:
             parts[use.place].sent_s[use.phase] += seconds / turns[use.place]
         else:
@@ -261,14 +369,19 @@ def _communication(work: Work, parts: dict[str, Part], pricer: Pricer) -> tuple[
 
 
 def handed_s(handed: tuple[tuple[float, Axes], ...], pricer: Pricer) -> float:
-    """Seconds a stage waits for one microbatch's values and gradients to reach its neighbours. One message at a time, so the links give what they can.
+    """Seconds a stage waits for one microbatch's values and gradients to reach its neighbours. One
+    message at a time, so the links give what they can.
 
-    Devices that hold the same send a piece each, which those that receive gather (Narayanan et al. 2021, section 4.1). Of a stage's two neighbours one is in the
-    same node where nodes hold several stages.
+    Devices that hold the same send a piece each, which those that receive gather (Narayanan et al.
+    2021, section 4.1). Of a stage's two neighbours one is in the same node where nodes hold several
+    stages.
     """
     group = pricer.topology.group(pricer.mesh, (STAGE,))
     total = 0.0
     for size, same in handed:
         copies = prod(dict(pricer.mesh.shape)[a] for a in same)
-        total += sum(collective_time_s("collective-permute", size / copies, way) for way in (group, group[:1])) + 2 * pricer.collective_s("all-gather", same, size)
+        total += sum(
+            collective_time_s("collective-permute", size / copies, way)
+            for way in (group, group[:1])
+        ) + 2 * pricer.collective_s("all-gather", same, size)
     return total

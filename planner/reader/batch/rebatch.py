@@ -1,9 +1,11 @@
 """Another batch for a static export.
 
-The batch is followed through the canonical draft as a factor of dims, from dim 0 of the inputs: a dim is a sequence of factors, major
-first, in which 0 stands for the batch (16384 = 8 * 2048 is (0, 2048)). Shapes are then written anew with the new batch. Constants that
-meet the batch are lengthened: they must repeat along it, or count along it as index tables do. What is neither is an error that names
-the constant; so is a batch that an operator splits, slices or contracts in a way that has no meaning at another size.
+The batch is followed through the canonical draft as a factor of dims, from dim 0 of the inputs: a
+dim is a sequence of factors, major first, in which 0 stands for the batch (16384 = 8 * 2048 is (0,
+2048)). Shapes are then written anew with the new batch. Constants that meet the batch are
+lengthened: they must repeat along it, or count along it as index tables do. What is neither is an
+error that names the constant; so is a batch that an operator splits, slices or contracts in a way
+that has no meaning at another size.
 """
 
 from __future__ import annotations
@@ -14,7 +16,14 @@ from dataclasses import replace
 from planner.errors import PlanError
 from planner.graph.ir import WeightRef
 from planner.reader.batch.trace import Demand, Dims, Marks, Tracer, behind, size
-from planner.reader.draft.draft import FOLD_ELEMENTS, LOOK_ELEMENTS, MOST_ELEMENTS, Draft, Op, ref_array
+from planner.reader.draft.draft import (
+    FOLD_ELEMENTS,
+    LOOK_ELEMENTS,
+    MOST_ELEMENTS,
+    Draft,
+    Op,
+    ref_array,
+)
 from planner.reader.draft.shapes import ShapeError, infer
 from planner.reader.draft.simplify import drop_dead
 from planner.reader.draft.weight_transforms import transformed
@@ -24,7 +33,8 @@ _ROUNDS = 12
 
 
 def rebatch(draft: Draft, bound: Bound) -> None:
-    """Rewrites the draft from the exported batch to the wanted one. Raises PlanError when the batch cannot be followed."""
+    """Rewrites the draft from the exported batch to the wanted one. Raises PlanError when the batch
+    cannot be followed."""
     old, new = bound.lowered, bound.batch
     assert old is not None
     exported = bound.exported or old
@@ -32,7 +42,14 @@ def rebatch(draft: Draft, bound: Bound) -> None:
     leaves: dict[str, Dims] = {}
     made: dict[int, Dims] = {}
     for _ in range(_ROUNDS):
-        tracer = Tracer(draft, old, {name: leaves[name] for name in leaves}, made, bound.traced, exported=exported)
+        tracer = Tracer(
+            draft,
+            old,
+            {name: leaves[name] for name in leaves},
+            made,
+            bound.traced,
+            exported=exported,
+        )
         tracer.run()
         if not tracer.demands:
             break
@@ -43,12 +60,21 @@ def rebatch(draft: Draft, bound: Bound) -> None:
     for name in draft.inputs:
         if name in leaves and bound.exported is not None:
             axes = [k for k, factors in enumerate(leaves[name]) if 0 in factors]
-            draft.notes.append(f"input {name!r} carries the batch in dim {axes[0]}: it meets the batch later")
-    grown = [_grow(draft, name, dims, old, new) for name, dims in sorted(leaves.items()) if name not in draft.inputs]
+            draft.notes.append(
+                f"input {name!r} carries the batch in dim {axes[0]}: it meets the batch later"
+            )
+    grown = [
+        _grow(draft, name, dims, old, new)
+        for name, dims in sorted(leaves.items())
+        if name not in draft.inputs
+    ]
     _write(draft, tracer.marks, tracer.expands, old, new)
     _verify(draft, exported)
     if bound.exported is not None:
-        draft.notes.append(f"rebatched from the exported {exported} to {new}" + (f"; lengthened {', '.join(grown[:6])}" if grown else ""))
+        draft.notes.append(
+            f"rebatched from the exported {exported} to {new}"
+            + (f"; lengthened {', '.join(grown[:6])}" if grown else "")
+        )
 
 
 def _error(what: str, old: int, detail: list[str]) -> PlanError:
@@ -60,8 +86,11 @@ def _error(what: str, old: int, detail: list[str]) -> PlanError:
     )
 
 
-def _satisfy(tracer: Tracer, demand: Demand, leaves: dict[str, Dims], made: dict[int, Dims]) -> None:
-    """Follows a demand for a batch dim back to the leaves, or to the operation that makes the dim."""
+def _satisfy(
+    tracer: Tracer, demand: Demand, leaves: dict[str, Dims], made: dict[int, Dims]
+) -> None:
+    """Follows a demand for a batch dim back to the leaves, or to the operation that makes the
+    dim."""
     draft, old = tracer.draft, tracer.batch
     stack = [(demand.tensor, demand.axis, demand.factors)]
     seen: set[tuple[str, int]] = set()
@@ -74,7 +103,11 @@ def _satisfy(tracer: Tracer, demand: Demand, leaves: dict[str, Dims], made: dict
         if 0 in tracer.dims(name)[axis]:
             continue
         if shape[axis] != size(factors, old):
-            raise _error(f"tensor {name!r} of shape {list(shape)} does not carry it", tracer.exported, [demand.why])
+            raise _error(
+                f"tensor {name!r} of shape {list(shape)} does not carry it",
+                tracer.exported,
+                [demand.why],
+            )
         op = draft.maker.get(name)
         if op is None:
             dims = leaves.get(name, tuple((n,) for n in shape))
@@ -90,16 +123,23 @@ def _satisfy(tracer: Tracer, demand: Demand, leaves: dict[str, Dims], made: dict
 
 
 def _grow(draft: Draft, name: str, dims: Dims, old: int, new: int) -> str:
-    """Lengthens a leaf along its batch factors; external ones when they are loaded. Returns how to name it in a note."""
+    """Lengthens a leaf along its batch factors; external ones when they are loaded. Returns how to
+    name it in a note."""
     shape = draft.shape(name)
     steps: list[tuple[str, tuple[int, ...]]] = []
     for axis, factors in enumerate(dims):
         if 0 in factors:
             k = factors.index(0)
-            steps.append(("rebatch", (axis, math.prod(factors[:k]), old, math.prod(factors[k + 1 :]), new)))
+            steps.append(
+                ("rebatch", (axis, math.prod(factors[:k]), old, math.prod(factors[k + 1 :]), new))
+            )
     grown = tuple(n // old * new if 0 in f else n for n, f in zip(shape, dims, strict=True))
     if math.prod(grown) > (LOOK_ELEMENTS * 8 if name in draft.values else MOST_ELEMENTS):
-        raise PlanError("P133", f"batch {new}: constant {name!r} of shape {list(shape)} would grow to {list(grown)}", help=["a smaller --batch"])
+        raise PlanError(
+            "P133",
+            f"batch {new}: constant {name!r} of shape {list(shape)} would grow to {list(grown)}",
+            help=["a smaller --batch"],
+        )
     if name in draft.values:
         value = transformed(draft.values[name], steps, name)
         draft.values[name] = value
@@ -109,16 +149,22 @@ def _grow(draft: Draft, name: str, dims: Dims, old: int, new: int) -> str:
     else:
         ref = draft.refs[name]
         if ref.kind == "inline" and (array := ref_array(ref, name)) is not None:
-            # complains now rather than when the weights are loaded; one sample more shows what any number would
+            # complains now rather than when the weights are loaded; one sample more shows what any
+            # number would
             transformed(array, [(kind, (*arg[:-1], old + 1)) for kind, arg in steps], name)
-        draft.refs[name] = replace(ref, transform=(*(ref.transform or (("reshape", shape),)), *steps))
+        draft.refs[name] = replace(
+            ref, transform=(*(ref.transform or (("reshape", shape),)), *steps)
+        )
         draft.types[name] = (grown, draft.dtype(name))
     draft.forget(name)
     return f"{name!r} {list(shape)}"
 
 
-def _write(draft: Draft, marks: dict[str, Marks], expands: list[tuple[Op, int, int]], old: int, new: int) -> None:
-    """New shapes everywhere, attributes that hold batch positions, and Expands where a single sample met a batch."""
+def _write(
+    draft: Draft, marks: dict[str, Marks], expands: list[tuple[Op, int, int]], old: int, new: int
+) -> None:
+    """New shapes everywhere, attributes that hold batch positions, and Expands where a single
+    sample met a batch."""
 
     def scaled(name: str) -> tuple[int, ...]:
         found = marks.get(name)
@@ -127,7 +173,11 @@ def _write(draft: Draft, marks: dict[str, Marks], expands: list[tuple[Op, int, i
             return shape
         grown = tuple(n // old * new if 0 in f else n for n, f in zip(shape, found, strict=True))
         if math.prod(grown) > MOST_ELEMENTS:
-            raise PlanError("P133", f"batch {new}: tensor {name!r} of shape {list(shape)} would grow to {list(grown)}", help=["a smaller --batch"])
+            raise PlanError(
+                "P133",
+                f"batch {new}: tensor {name!r} of shape {list(shape)} would grow to {list(grown)}",
+                help=["a smaller --batch"],
+            )
         return grown
 
     for name in draft.inputs:
@@ -138,7 +188,10 @@ def _write(draft: Draft, marks: dict[str, Marks], expands: list[tuple[Op, int, i
         found = marks.get(op.inputs[0]) if op.inputs else None
         if op.op == "Slice" and found is not None:
             for key in ("starts", "ends"):
-                op.attrs[key] = tuple(v // old * new if 0 in found[a] else v for v, a in zip(op.attrs[key], op.attrs["axes"], strict=True))
+                op.attrs[key] = tuple(
+                    v // old * new if 0 in found[a] else v
+                    for v, a in zip(op.attrs[key], op.attrs["axes"], strict=True)
+                )
         for o, shape in zip((o for o in op.outputs if o), targets[id(op)], strict=True):
             draft.types[o] = (shape, draft.dtype(o))
     for op, slot, axis in expands:
@@ -146,7 +199,9 @@ def _write(draft: Draft, marks: dict[str, Marks], expands: list[tuple[Op, int, i
         shape = draft.shape(name)
         made = draft.fresh(f"{name}/expand")
         draft.types[made] = ((*shape[:axis], new, *shape[axis + 1 :]), draft.dtype(name))
-        expand = Op("Expand", [name], [made], {}, f"{op.id}/expand.{slot}", op.scope, op.members or (op.id,))
+        expand = Op(
+            "Expand", [name], [made], {}, f"{op.id}/expand.{slot}", op.scope, op.members or (op.id,)
+        )
         draft.maker[made] = expand
         op.inputs[slot] = made
         added.setdefault(id(op), []).append(expand)
@@ -163,7 +218,13 @@ def _verify(draft: Draft, exported: int) -> None:
         except KeyError:
             continue
         except ShapeError as error:
-            raise _error(f"node {op.id!r} ({op.op}) no longer fits: {error}", exported, []) from None
-        wrong = [f"{list(a)} expected, {list(b)} found" for (a, _), b in zip(found, shapes, strict=False) if a != b]
+            raise _error(
+                f"node {op.id!r} ({op.op}) no longer fits: {error}", exported, []
+            ) from None
+        wrong = [
+            f"{list(a)} expected, {list(b)} found"
+            for (a, _), b in zip(found, shapes, strict=False)
+            if a != b
+        ]
         if wrong and all(op.outputs[: len(found)]):
             raise _error(f"node {op.id!r} ({op.op}) gets another shape", exported, wrong)

@@ -1,4 +1,5 @@
-"""How each canonical operator carries the batch from its operands' dims to its results' (see `planner.reader.batch.trace`)."""
+"""How each canonical operator carries the batch from its operands' dims to its results' (see
+`planner.reader.batch.trace`)."""
 
 from __future__ import annotations
 
@@ -67,22 +68,37 @@ def _reduce(t: Tracer, op: Op) -> list[Dims]:
 
 def _arg(t: Tracer, op: Op) -> list[Dims]:
     axis, dims = op.attrs["axis"], t.dims(op.inputs[0])
-    return [tuple((1,) if k == axis else f for k, f in enumerate(dims) if op.attrs["keepdims"] or k != axis)]
+    return [
+        tuple(
+            (1,) if k == axis else f
+            for k, f in enumerate(dims)
+            if op.attrs["keepdims"] or k != axis
+        )
+    ]
 
 
 def _reshape(t: Tracer, op: Op) -> list[Dims]:
     target = t.draft.shape(op.outputs[0])
-    groups = [[Atom(t.batch, True) if f == 0 else Atom(f) for f in factors] for factors in t.dims(op.inputs[0])]
+    groups = [
+        [Atom(t.batch, True) if f == 0 else Atom(f) for f in factors]
+        for factors in t.dims(op.inputs[0])
+    ]
     found = regroup(groups, target)
     if found is None and (whole := _one_batch(t.dims(op.inputs[0]), target, t.batch)) is not None:
         return [whole]
     if found is None:
         raise t.fail(op, f"splits the batch: {list(t.draft.shape(op.inputs[0]))} to {list(target)}")
-    return [tuple(tuple(0 if a.batch else a.size for a in group if a.batch or a.size > 1) or (1,) for group in found)]  # a squeezed 1 is no factor
+    return [
+        tuple(
+            tuple(0 if a.batch else a.size for a in group if a.batch or a.size > 1) or (1,)
+            for group in found
+        )
+    ]  # a squeezed 1 is no factor
 
 
 def _one_batch(dims: Dims, target: tuple[int, ...], batch: int) -> Dims | None:
-    """Where the batch goes when dims around it are cut anew: only the elements before and after it matter."""
+    """Where the batch goes when dims around it are cut anew: only the elements before and after it
+    matter."""
     factors = [f for dim in dims for f in dim]
     if factors.count(0) != 1:
         return None
@@ -104,7 +120,16 @@ def _transpose(t: Tracer, op: Op) -> list[Dims]:
 def _expand(t: Tracer, op: Op) -> list[Dims]:
     dims, target = t.dims(op.inputs[0]), t.draft.shape(op.outputs[0])
     lead = len(target) - len(dims)
-    return [tuple(dims[k - lead] if k >= lead and (0 in dims[k - lead] or n == size(dims[k - lead], t.batch)) else (n,) for k, n in enumerate(target))]
+    return [
+        tuple(
+            (
+                dims[k - lead]
+                if k >= lead and (0 in dims[k - lead] or n == size(dims[k - lead], t.batch))
+                else (n,)
+            )
+            for k, n in enumerate(target)
+        )
+    ]
 
 
 def _concat(t: Tracer, op: Op) -> list[Dims]:
@@ -147,10 +172,19 @@ def _split(t: Tracer, op: Op) -> list[Dims]:
 
 def _slice(t: Tracer, op: Op) -> list[Dims]:
     dims = list(t.dims(op.inputs[0]))
-    for axis, start, end, step in zip(*(op.attrs[k] for k in ("axes", "starts", "ends", "steps")), strict=True):
+    for axis, start, end, step in zip(
+        *(op.attrs[k] for k in ("axes", "starts", "ends", "steps")), strict=True
+    ):
         n = t.draft.shape(op.outputs[0])[axis]
         if 0 in dims[axis]:
-            if step != 1 or len(dims[axis]) != 2 or dims[axis][-1] != 0 or start % t.batch or end % t.batch or t.batch == 1:
+            if (
+                step != 1
+                or len(dims[axis]) != 2
+                or dims[axis][-1] != 0
+                or start % t.batch
+                or end % t.batch
+                or t.batch == 1
+            ):
                 raise t.fail(op, "takes part of the batch")
             dims[axis] = (n // t.batch, 0) if n != t.batch else (0,)
         else:
@@ -169,7 +203,9 @@ def _pad(t: Tracer, op: Op) -> list[Dims]:
 
 def _tile(t: Tracer, op: Op) -> list[Dims]:
     repeats = op.attrs["repeats"]
-    return [tuple((r, *f) if r != 1 else f for f, r in zip(t.dims(op.inputs[0]), repeats, strict=True))]
+    return [
+        tuple((r, *f) if r != 1 else f for f, r in zip(t.dims(op.inputs[0]), repeats, strict=True))
+    ]
 
 
 def _gather(t: Tracer, op: Op) -> list[Dims]:
@@ -202,7 +238,12 @@ def _gather_nd(t: Tracer, op: Op) -> list[Dims]:
         if len(places) != 1 or t.batch == 1:
             raise t.fail(op, f"picks samples of the batch by the indices {op.inputs[1]!r}")
         t.demand(op, op.inputs[1], places[0], (0,))
-    if any(0 in f for f in indices[b:]) and depth and not any(0 in f for f in data) and (t.draft.shape(op.inputs[0])[0] == t.batch > 1):
+    if (
+        any(0 in f for f in indices[b:])
+        and depth
+        and not any(0 in f for f in data)
+        and (t.draft.shape(op.inputs[0])[0] == t.batch > 1)
+    ):
         t.demand(op, op.inputs[0], 0, (0,))
     return [(*indices[:-1], *data[b + depth :])]
 
@@ -212,7 +253,14 @@ def _samples(t: Tracer, op: Op) -> list[Dims]:
     dims = t.dims(op.inputs[0])
     if any(0 in f for f in dims[1:]) or any(t.marks.get(i) is not None for i in op.inputs[1:] if i):
         raise t.fail(op, "has the batch in a dim that is not the first")
-    return [(dims[0], *((n,) for n in t.draft.shape(o)[1:])) if k == 0 else tuple((n,) for n in t.draft.shape(o)) for k, o in enumerate(op.outputs)]
+    return [
+        (
+            (dims[0], *((n,) for n in t.draft.shape(o)[1:]))
+            if k == 0
+            else tuple((n,) for n in t.draft.shape(o))
+        )
+        for k, o in enumerate(op.outputs)
+    ]
 
 
 def _top_k(t: Tracer, op: Op) -> list[Dims]:
@@ -230,19 +278,32 @@ def _one_hot(t: Tracer, op: Op) -> list[Dims]:
 def _recurrent(t: Tracer, op: Op) -> list[Dims]:
     steps, batch, _ = t.dims(op.inputs[0])
     for slot in (5, 6):
-        if slot < len(op.inputs) and op.inputs[slot] and 0 in batch and 0 not in t.dims(op.inputs[slot])[1]:
+        if (
+            slot < len(op.inputs)
+            and op.inputs[slot]
+            and 0 in batch
+            and 0 not in t.dims(op.inputs[slot])[1]
+        ):
             t.join(op, slot, 1, batch)
     if len(op.inputs) > 4 and op.inputs[4] and 0 in batch and 0 not in t.dims(op.inputs[4])[0]:
         t.demand(op, op.inputs[4], 0, batch)
     directions, hidden = (t.draft.shape(op.inputs[1])[0],), (int(op.attrs["hidden_size"]),)
-    return [(steps, directions, batch, hidden), (directions, batch, hidden), (directions, batch, hidden)]
+    return [
+        (steps, directions, batch, hidden),
+        (directions, batch, hidden),
+        (directions, batch, hidden),
+    ]
 
 
 def _attention(t: Tracer, op: Op) -> list[Dims]:
     q, k, v = (t.dims(i) for i in op.inputs[:3])
     if any(0 in f for f in (*q[1:], *k[1:], *v[1:])):
         raise t.fail(op, "has the batch in a dim that is not the first")
-    t.align(op, [(i, 0) for i in op.inputs[:3]], 4, ones=False) if q[0] == k[0] == v[0] == (0,) else _need_batch(t, op)
+    (
+        t.align(op, [(i, 0) for i in op.inputs[:3]], 4, ones=False)
+        if q[0] == k[0] == v[0] == (0,)
+        else _need_batch(t, op)
+    )
     if len(op.inputs) > 3 and op.inputs[3]:
         mask = op.inputs[3]
         shape = t.draft.shape(mask)
@@ -276,7 +337,8 @@ def _experts(t: Tracer, op: Op) -> list[Dims]:
 
 
 def _beside(t: Tracer, op: Op) -> list[Dims]:
-    """Per-sample operands beside the first: lengths, positions, grids, offsets. The result has the batch where the first operand has it."""
+    """Per-sample operands beside the first: lengths, positions, grids, offsets. The result has the
+    batch where the first operand has it."""
     dims = t.dims(op.inputs[0])
     at = int(op.attrs.get("batch_axis", 0))
     if any(0 in f for k, f in enumerate(dims) if k != at):
@@ -284,19 +346,51 @@ def _beside(t: Tracer, op: Op) -> list[Dims]:
     for slot, name in enumerate(op.inputs[1:], 1):
         if name and (op.op, slot) != ("DeformConv", 1) and 0 not in t.dims(name)[0]:
             t.demand(op, name, 0, dims[at])
-    return [tuple(dims[at] if k == at else (n,) for k, n in enumerate(t.draft.shape(o))) for o in op.outputs]
+    return [
+        tuple(dims[at] if k == at else (n,) for k, n in enumerate(t.draft.shape(o)))
+        for o in op.outputs
+    ]
 
 
-_IMAGES = words("Conv ConvTranspose MaxPool AveragePool Resize InstanceNormalization GroupNormalization BatchNormalization LpPool MaxPoolIndices Col2Im")
+_IMAGES = words(
+    "Conv ConvTranspose MaxPool AveragePool Resize InstanceNormalization GroupNormalization"
+    " BatchNormalization LpPool MaxPoolIndices Col2Im"
+)
 _BESIDE = words("ReverseSequence TensorScatter GridSample MaxUnpool DeformConv")
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(SAME - _BESIDE - {"ScatterElements", "ScatterND", "InstanceNormalization", "GroupNormalization"}, _same),
+    **dict.fromkeys(
+        SAME
+        - _BESIDE
+        - {"ScatterElements", "ScatterND", "InstanceNormalization", "GroupNormalization"},
+        _same,
+    ),
     **dict.fromkeys(("Cast", "IsNaN", "Not", "Dropout"), _same),
-    **dict.fromkeys(ARITHMETIC | COMPARE | LOGIC | {"Where"}, _broadcast), **dict.fromkeys(REDUCE, _reduce),
-    "MatMul": _matmul, "Einsum": _einsum, "ArgMax": _arg, "ArgMin": _arg, "Reshape": _reshape, "Transpose": _transpose,
-    "Expand": _expand, "Concat": _concat, "Split": _split, "Slice": _slice, "Pad": _pad, "Tile": _tile, "Gather": _gather,
-    "GatherElements": _elements, "ScatterElements": _elements, "GatherND": _gather_nd, "TopK": _top_k, "OneHot": _one_hot,
-    **dict.fromkeys(_IMAGES, _samples), **dict.fromkeys(_BESIDE, _beside),
-    "LSTM": _recurrent, "GRU": _recurrent, "RNN": _recurrent, "Attention": _attention, "RotaryEmbedding": _rotary,
+    **dict.fromkeys(ARITHMETIC | COMPARE | LOGIC | {"Where"}, _broadcast),
+    **dict.fromkeys(REDUCE, _reduce),
+    "MatMul": _matmul,
+    "Einsum": _einsum,
+    "ArgMax": _arg,
+    "ArgMin": _arg,
+    "Reshape": _reshape,
+    "Transpose": _transpose,
+    "Expand": _expand,
+    "Concat": _concat,
+    "Split": _split,
+    "Slice": _slice,
+    "Pad": _pad,
+    "Tile": _tile,
+    "Gather": _gather,
+    "GatherElements": _elements,
+    "ScatterElements": _elements,
+    "GatherND": _gather_nd,
+    "TopK": _top_k,
+    "OneHot": _one_hot,
+    **dict.fromkeys(_IMAGES, _samples),
+    **dict.fromkeys(_BESIDE, _beside),
+    "LSTM": _recurrent,
+    "GRU": _recurrent,
+    "RNN": _recurrent,
+    "Attention": _attention,
+    "RotaryEmbedding": _rotary,
     "RoutedExperts": _experts,
-}  # fmt: skip
+}

@@ -35,18 +35,38 @@ class Demand:
 
 
 class Tracer:
-    """One forward sweep. `leaves` and `made` hold the dims of constants, and of operations that make dims, found by earlier sweeps."""
+    """One forward sweep. `leaves` and `made` hold the dims of constants, and of operations that
+    make dims, found by earlier sweeps."""
 
-    def __init__(self, draft: Draft, batch: int, leaves: dict[str, Dims], made: dict[int, Dims], traced: Sequence[str], *, exported: int, by_size: bool = False) -> None:
-        self.draft, self.batch, self.made, self.exported, self.by_size = draft, batch, made, exported, by_size
+    def __init__(
+        self,
+        draft: Draft,
+        batch: int,
+        leaves: dict[str, Dims],
+        made: dict[int, Dims],
+        traced: Sequence[str],
+        *,
+        exported: int,
+        by_size: bool = False,
+    ) -> None:
+        self.draft, self.batch, self.made, self.exported, self.by_size = (
+            draft,
+            batch,
+            made,
+            exported,
+            by_size,
+        )
         self.marks: dict[str, Marks] = {**leaves}
         self.demands: list[Demand] = []
-        self.expands: list[tuple[Op, int, int]] = []  # operation, slot, axis: a 1 that must be repeated
+        self.expands: list[
+            tuple[Op, int, int]
+        ] = []  # operation, slot, axis: a 1 that must be repeated
         for name in traced:
             self.marks[name] = ((0,), *((n,) for n in draft.shape(name)[1:]))
 
     def run(self) -> None:
-        """Fills `marks`, `demands` and `expands`. Raises PlanError where the batch cannot be followed."""
+        """Fills `marks`, `demands` and `expands`. Raises PlanError where the batch cannot be
+        followed."""
         for op in self.draft.ops:
             self.step(op)
 
@@ -72,9 +92,11 @@ class Tracer:
         """The error for a batch that an operation loses."""
         inputs = "; ".join(f"{i!r} {list(self.draft.shape(i))}" for i in op.inputs if i)
         return PlanError(
-            "P146", f"cannot change the exported batch of {self.exported}: node {op.id!r} ({op.op}) {what}", detail=[f"inputs: {inputs}"],
+            "P146",
+            f"cannot change the exported batch of {self.exported}: node {op.id!r} ({op.op}) {what}",
+            detail=[f"inputs: {inputs}"],
             help=[f"plan with --batch {self.exported}, or export with a dynamic batch"],
-        )  # fmt: skip
+        )
 
     def dims(self, name: str) -> Dims:
         """The tensor's dims; plain ones when the batch is not in it."""
@@ -83,17 +105,27 @@ class Tracer:
             return found
         if self.by_size:  # no other dim is a multiple of the batch
             b = self.batch
-            return tuple((n,) if n % b or not n else (0,) if n == b else (0, n // b) for n in self.draft.shape(name))
+            return tuple(
+                (n,) if n % b or not n else (0,) if n == b else (0, n // b)
+                for n in self.draft.shape(name)
+            )
         return tuple((n,) for n in self.draft.shape(name))
 
     def demand(self, op: Op, name: str, axis: int, factors: Factors) -> None:
         """Records that a dim of an operand must carry the batch."""
-        self.demands.append(Demand(name, axis, factors, f"it meets the batch at node {op.id!r} ({op.op})"))
+        self.demands.append(
+            Demand(name, axis, factors, f"it meets the batch at node {op.id!r} ({op.op})")
+        )
 
     def join(self, op: Op, slot: int, axis: int, factors: Factors) -> None:
-        """An operand must have the batch in a dim and broadcasting does not help: a constant single sample is repeated, the rest demanded."""
+        """An operand must have the batch in a dim and broadcasting does not help: a constant single
+        sample is repeated, the rest demanded."""
         name = op.inputs[slot]
-        if self.draft.shape(name)[axis] == 1 and factors == (0,) and (self.batch > 1 or name not in self.data):
+        if (
+            self.draft.shape(name)[axis] == 1
+            and factors == (0,)
+            and (self.batch > 1 or name not in self.data)
+        ):
             self.expands.append((op, slot, axis))
         else:
             self.demand(op, name, axis, factors)
@@ -103,10 +135,14 @@ class Tracer:
         """Tensors that depend on an input."""
         return depends_on_data(self.draft)
 
-    def align(self, op: Op, operands: Sequence[tuple[str, int]], rank: int, *, ones: bool = True) -> Dims:
-        """Dims of operands laid over each other: (name, offset) puts dim k of the operand at dim k + offset of the result.
+    def align(
+        self, op: Op, operands: Sequence[tuple[str, int]], rank: int, *, ones: bool = True
+    ) -> Dims:
+        """Dims of operands laid over each other: (name, offset) puts dim k of the operand at dim k
+        + offset of the result.
 
-        Operands without the batch where others have it are demanded; a 1 broadcasts (`ones`), or is expanded.
+        Operands without the batch where others have it are demanded; a 1 broadcasts (`ones`), or is
+        expanded.
         """
         out: list[Factors] = [(1,)] * rank
         for name, offset in operands:
@@ -135,15 +171,20 @@ class Tracer:
             raise self.fail(op, "holds subgraphs, through which the batch is not followed")
         batched = [i for i in op.inputs if i and any(0 in factors for factors in self.dims(i))]
         outputs = [o for o in op.outputs if o]
-        if len(set(batched)) == 1 and all(self.draft.shape(o) == self.draft.shape(batched[0]) for o in outputs):
+        if len(set(batched)) == 1 and all(
+            self.draft.shape(o) == self.draft.shape(batched[0]) for o in outputs
+        ):
             for o in outputs:
                 self.marks[o] = self.dims(batched[0])
             return
         raise self.fail(op, "has no rule for the batch")
 
 
-def behind(draft: Draft, op: Op, name: str, axis: int, factors: tuple[int, ...], old: int) -> list[tuple[str, int, tuple[int, ...]]] | None:
-    """Where dim `axis` of an operation's result comes from; [] when the operation itself makes it, None when unknown."""
+def behind(
+    draft: Draft, op: Op, name: str, axis: int, factors: tuple[int, ...], old: int
+) -> list[tuple[str, int, tuple[int, ...]]] | None:
+    """Where dim `axis` of an operation's result comes from; [] when the operation itself makes it,
+    None when unknown."""
     rank = len(draft.shape(name))
     n = draft.shape(name)[axis]
     if op.op in BROADCASTING:
@@ -163,7 +204,11 @@ def behind(draft: Draft, op: Op, name: str, axis: int, factors: tuple[int, ...],
         return [(op.inputs[0], axis, factors)]
     if op.op == "Expand":
         at = axis - (rank - len(draft.shape(op.inputs[0])))
-        return [(op.inputs[0], at, factors)] if at >= 0 and draft.shape(op.inputs[0])[at] == n and n != 1 else []
+        return (
+            [(op.inputs[0], at, factors)]
+            if at >= 0 and draft.shape(op.inputs[0])[at] == n and n != 1
+            else []
+        )
     if op.op == "ConstantOfShape":
         return []
     if op.op == "Reshape":
@@ -174,7 +219,11 @@ def behind(draft: Draft, op: Op, name: str, axis: int, factors: tuple[int, ...],
                 return [(op.inputs[0], k, factors)]
         return None
     if op.op == "Gather":
-        data, indices, g = draft.shape(op.inputs[0]), draft.shape(op.inputs[1]), int(op.attrs["axis"])
+        data, indices, g = (
+            draft.shape(op.inputs[0]),
+            draft.shape(op.inputs[1]),
+            int(op.attrs["axis"]),
+        )
         if axis < g:
             return [(op.inputs[0], axis, factors)]
         if axis < g + len(indices):
@@ -183,6 +232,8 @@ def behind(draft: Draft, op: Op, name: str, axis: int, factors: tuple[int, ...],
     if op.op == "GatherND" and axis < len(draft.shape(op.inputs[1])) - 1:
         below = [(op.inputs[1], axis, factors)]
         if factors == (0,) and draft.shape(op.inputs[0])[0] == old:
-            below.append((op.inputs[0], 0, factors))  # an index that counts along the batch needs as many rows
+            below.append(
+                (op.inputs[0], 0, factors)
+            )  # an index that counts along the batch needs as many rows
         return below
     return None

@@ -1,8 +1,10 @@
-"""The graph while it is being made: mutable, name-keyed, with every shape known as soon as a tensor exists.
+"""The graph while it is being made: mutable, name-keyed, with every shape known as soon as a tensor
+exists.
 
-A tensor is one of: a graph input, a leaf (`values` for known arrays, `refs` for weight bytes not looked at), or the
-output of an operation in `ops`. `Draft.add` infers shapes, drops operations that do nothing, and folds what is constant.
-`Draft.value` looks a constant up, evaluating small constant subgraphs on demand.
+A tensor is one of: a graph input, a leaf (`values` for known arrays, `refs` for weight bytes not
+looked at), or the output of an operation in `ops`. `Draft.add` infers shapes, drops operations that
+do nothing, and folds what is constant. `Draft.value` looks a constant up, evaluating small constant
+subgraphs on demand.
 """
 
 from __future__ import annotations
@@ -26,14 +28,17 @@ FOLD_ELEMENTS = 65_536
 LOOK_ELEMENTS = 1 << 23
 """Most elements `value` evaluates when a pattern asks what a constant is."""
 MOST_DIMS = 32
-"""A tensor with more is refused: there are as many layouts as dims to the power of the mesh's axes, and pairs of them, and no model needs it."""
+"""A tensor with more is refused: there are as many layouts as dims to the power of the mesh's axes,
+and pairs of them, and no model needs it."""
 MOST_ELEMENTS = 1 << 53
-"""A tensor with more elements is refused: counts would no longer be exact, and no memory holds it."""
+"""A tensor with more elements is refused: counts would no longer be exact, and no memory holds
+it."""
 
 
 @dataclass(slots=True, eq=False)
 class Op:
-    """One operation of the draft. `id`, `scope` and `members` mean what they mean in `planner.graph.ir.Node`."""
+    """One operation of the draft. `id`, `scope` and `members` mean what they mean in
+    `planner.graph.ir.Node`."""
 
     op: str
     inputs: list[str]
@@ -65,9 +70,14 @@ class Draft:
     """Float leaves that may be parameters: looked up on demand, never folded away early."""
     records: Records = field(default_factory=Records)
     learned: set[str] = field(default_factory=set)
-    """Numbers that training changes (a temperature), and what is made of them alone: no pattern may take one for a constant."""
-    _ordinals: dict[str, int] = field(default_factory=dict)  # base -> a number below which `fresh` found all taken
-    _looked: dict[int, dict[str, np.ndarray | None]] = field(default_factory=dict)  # limit -> what `value` found
+    """Numbers that training changes (a temperature), and what is made of them alone: no pattern may
+    take one for a constant."""
+    _ordinals: dict[str, int] = field(
+        default_factory=dict
+    )  # base -> a number below which `fresh` found all taken
+    _looked: dict[int, dict[str, np.ndarray | None]] = field(
+        default_factory=dict
+    )  # limit -> what `value` found
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Static shape of a tensor."""
@@ -106,7 +116,8 @@ class Draft:
         return name in self.values or name in self.refs
 
     def value(self, name: str, limit: int = LOOK_ELEMENTS) -> np.ndarray | None:
-        """The array of a tensor that depends on constants alone, or None when it does not, or is too large."""
+        """The array of a tensor that depends on constants alone, or None when it does not, or is
+        too large."""
         known = self.values.get(name)
         if known is not None:
             return known
@@ -127,7 +138,8 @@ class Draft:
             looked.pop(name, None) if name is not None else looked.clear()
 
     def _evaluate(self, op: Op, looked: dict[str, np.ndarray | None], limit: int) -> None:
-        """Evaluates constant ancestors, iteratively (chains may be deeper than the recursion limit)."""
+        """Evaluates constant ancestors, iteratively (chains may be deeper than the recursion
+        limit)."""
         stack = [op]
         while stack:
             top = stack[-1]
@@ -147,8 +159,16 @@ class Draft:
             stack.pop()
             arrays = [self.values.get(i, looked.get(i)) if i else None for i in top.inputs]
             known = all(a is not None or not i for a, i in zip(arrays, top.inputs, strict=True))
-            cheap = all(math.prod(self.shape(o)) <= (FOLD_ELEMENTS if top.op == "MatMul" else limit) for o in top.outputs if o)
-            made = evaluate(top.op, top.attrs, arrays, [self.types[o] for o in top.outputs if o]) if known and cheap else None
+            cheap = all(
+                math.prod(self.shape(o)) <= (FOLD_ELEMENTS if top.op == "MatMul" else limit)
+                for o in top.outputs
+                if o
+            )
+            made = (
+                evaluate(top.op, top.attrs, arrays, [self.types[o] for o in top.outputs if o])
+                if known and cheap
+                else None
+            )
             for k, out in enumerate(o for o in top.outputs if o):
                 looked[out] = None if made is None else made[k]
 
@@ -169,10 +189,20 @@ class Draft:
         first = found.reshape(-1)[0]
         return float(first) if bool((found == first).all()) else None
 
-    def add(self, op: str, inputs: Sequence[str], attrs: dict[str, Any] | None = None, *, out: str = "", shape: Any = None) -> str:
-        """Adds an operation and returns its first output; `shape` gives what inputs do not determine.
+    def add(
+        self,
+        op: str,
+        inputs: Sequence[str],
+        attrs: dict[str, Any] | None = None,
+        *,
+        out: str = "",
+        shape: Any = None,
+    ) -> str:
+        """Adds an operation and returns its first output; `shape` gives what inputs do not
+        determine.
 
-        The returned name may differ from `out`: nothing is added where the operation does nothing or folds. Raises ShapeError.
+        The returned name may differ from `out`: nothing is added where the operation does nothing
+        or folds. Raises ShapeError.
         """
         attrs = dict(attrs or {})
         inputs = self._bypass(op, list(inputs), attrs)
@@ -181,35 +211,70 @@ class Draft:
             return same
         return self._append(op, inputs, attrs, [out], found)[0]
 
-    def add_many(self, op: str, inputs: Sequence[str], attrs: dict[str, Any], out: Sequence[str], shape: Any = None) -> list[str]:
-        """Like `add` for an operation with several outputs; '' marks one that nobody reads. Returns their names."""
-        return self._append(op, list(inputs), dict(attrs), out, infer(op, attrs, [self.types[i] if i else None for i in inputs], shape))
+    def add_many(
+        self,
+        op: str,
+        inputs: Sequence[str],
+        attrs: dict[str, Any],
+        out: Sequence[str],
+        shape: Any = None,
+    ) -> list[str]:
+        """Like `add` for an operation with several outputs; '' marks one that nobody reads. Returns
+        their names."""
+        return self._append(
+            op,
+            list(inputs),
+            dict(attrs),
+            out,
+            infer(op, attrs, [self.types[i] if i else None for i in inputs], shape),
+        )
 
-    def _append(self, op: str, inputs: list[str], attrs: dict[str, Any], out: Sequence[str], found: list[Type]) -> list[str]:
+    def _append(
+        self,
+        op: str,
+        inputs: list[str],
+        attrs: dict[str, Any],
+        out: Sequence[str],
+        found: list[Type],
+    ) -> list[str]:
         for shape, _ in found:
             if len(shape) > MOST_DIMS:
                 raise ShapeError(f"a tensor with {len(shape)} dims")
             if min(shape, default=0) < 0:
                 raise ShapeError(f"a tensor of shape {list(shape)}")
             if math.prod(shape) > MOST_ELEMENTS:
-                raise ShapeError(f"a tensor of shape {list(shape)} has {math.prod(shape)} elements, which no device memory holds")
+                raise ShapeError(
+                    f"a tensor of shape {list(shape)} has {math.prod(shape)} elements, which no"
+                    " device memory holds"
+                )
         if all(i in self.values and i not in self.keep_floats for i in inputs if i):
             folded = self._fold(op, inputs, attrs, found)
             if folded is not None:
-                return [self.leaf(self.fresh(n or op), a) if n or k == 0 else "" for k, (n, a) in enumerate(zip(out, folded, strict=False))]
-        made = [self.fresh(n or f"{inputs[0] if inputs else ''}/{op.lower()}") if n or k == 0 else "" for k, n in enumerate(out)]
+                return [
+                    self.leaf(self.fresh(n or op), a) if n or k == 0 else ""
+                    for k, (n, a) in enumerate(zip(out, folded, strict=False))
+                ]
+        made = [
+            self.fresh(n or f"{inputs[0] if inputs else ''}/{op.lower()}") if n or k == 0 else ""
+            for k, n in enumerate(out)
+        ]
         node = Op(op, inputs, made, attrs)
         for n, t in zip(made, found, strict=False):
             if n:
                 self.types[n] = t
                 self.maker[n] = node
-        if self.learned and not self.learned.isdisjoint(inputs) and all(not i or math.prod(self.shape(i)) == 1 for i in inputs):
+        if (
+            self.learned
+            and not self.learned.isdisjoint(inputs)
+            and all(not i or math.prod(self.shape(i)) == 1 for i in inputs)
+        ):
             self.learned.update(n for n in made if n)
         self.ops.append(node)
         return made
 
     def _bypass(self, op: str, inputs: list[str], attrs: dict[str, Any]) -> list[str]:
-        """Looks through a view that the new operation makes pointless (the old one dies if nothing else uses it)."""
+        """Looks through a view that the new operation makes pointless (the old one dies if nothing
+        else uses it)."""
         if op not in ("Reshape", "Cast", "Transpose", "Expand"):
             return inputs
         before = self.maker.get(inputs[0])
@@ -222,13 +287,16 @@ class Draft:
             return inputs
         return list(before.inputs)
 
-    def _fold(self, op: str, inputs: Sequence[str], attrs: dict[str, Any], found: list[Type]) -> Sequence[np.ndarray] | None:
+    def _fold(
+        self, op: str, inputs: Sequence[str], attrs: dict[str, Any], found: list[Type]
+    ) -> Sequence[np.ndarray] | None:
         if any(math.prod(s) > FOLD_ELEMENTS for s, _ in found):
             return None
         return evaluate(op, attrs, [self.values[i] if i else None for i in inputs], found)
 
     def _same(self, op: str, inputs: Sequence[str], attrs: dict[str, Any], found: Type) -> str:
-        """The existing tensor this operation would only copy, or ''. Views of views lose the one between."""
+        """The existing tensor this operation would only copy, or ''. Views of views lose the one
+        between."""
         if op in ("Reshape", "Expand", "Cast", "Transpose", "Slice", "Tile", "Concat", "Pad"):
             x = inputs[0]
             if found != self.types[x]:
@@ -244,13 +312,21 @@ class Draft:
             return x
         if op in ("And", "Or"):
             for x, other in ((inputs[0], inputs[1]), (inputs[1], inputs[0])):
-                if x not in self.values and self.types[x] == found and self.splat(other) == (op == "And"):
+                if (
+                    x not in self.values
+                    and self.types[x] == found
+                    and self.splat(other) == (op == "And")
+                ):
                     return x
         if op in ("Mul", "Div", "Add", "Sub", "Pow") and len(inputs) == 2:
             for x, other in ((inputs[0], inputs[1]), (inputs[1], inputs[0])):
                 if other == inputs[0] and op not in ("Mul", "Add"):
                     break
-                if other in self.values and self.types[x] == found and other not in self.keep_floats:
+                if (
+                    other in self.values
+                    and self.types[x] == found
+                    and other not in self.keep_floats
+                ):
                     neutral = 0.0 if op in ("Add", "Sub") else 1.0
                     if self.splat(other) == neutral and x not in self.values:
                         return x
@@ -260,19 +336,27 @@ class Draft:
 _WIDER = {
     "bool": "uint8 int8 uint16 int16 uint32 int32 uint64 int64 float16 bfloat16 float32 float64",
     "uint8": "uint16 int16 uint32 int32 uint64 int64 float16 bfloat16 float32 float64",
-    "int8": "int16 int32 int64 float16 bfloat16 float32 float64", "int16": "int32 int64 float32 float64",
-    "int32": "int64 float64", "float16": "float32 float64", "bfloat16": "float32 float64", "float32": "float64",
-}  # fmt: skip
+    "int8": "int16 int32 int64 float16 bfloat16 float32 float64",
+    "int16": "int32 int64 float32 float64",
+    "int32": "int64 float64",
+    "float16": "float32 float64",
+    "bfloat16": "float32 float64",
+    "float32": "float64",
+}
 
 
 def _lossless(narrow: str, wide: str) -> bool:
-    """True when every value of `narrow` is a value of `wide`, so that the cast between may be skipped."""
+    """True when every value of `narrow` is a value of `wide`, so that the cast between may be
+    skipped."""
     return wide in _WIDER.get(narrow, "").split()
 
 
 def ref_array(ref: WeightRef, name: str) -> np.ndarray | None:
-    """The array of an inline weight with the reader's rewrites applied; None for external or absent bytes."""
-    return transformed(proto_array(ref.proto), ref.transform, name) if ref.kind == "inline" else None
+    """The array of an inline weight with the reader's rewrites applied; None for external or absent
+    bytes."""
+    return (
+        transformed(proto_array(ref.proto), ref.transform, name) if ref.kind == "inline" else None
+    )
 
 
 def proto_array(proto: Any) -> np.ndarray:
@@ -284,4 +368,6 @@ def proto_array(proto: Any) -> np.ndarray:
     try:
         return numpy_helper.to_array(proto)
     except (ValueError, TypeError) as error:
-        raise PlanError("P131", f"tensor {proto.name!r} cannot be decoded", detail=[str(error)[:200]]) from error
+        raise PlanError(
+            "P131", f"tensor {proto.name!r} cannot be decoded", detail=[str(error)[:200]]
+        ) from error

@@ -1,7 +1,8 @@
 """Dense layers on [batch * seq, width] back to [batch, seq, width].
 
-Many exporters flatten the leading dims before each matrix product and restore them after it. The dims then appear merged to the
-planner, which can only cut them together. Nothing between the two Reshapes looks at the leading dims, so both go.
+Many exporters flatten the leading dims before each matrix product and restore them after it. The
+dims then appear merged to the planner, which can only cut them together. Nothing between the two
+Reshapes looks at the leading dims, so both go.
 """
 
 from __future__ import annotations
@@ -13,13 +14,18 @@ from planner.reader.draft.draft import Draft, Op
 from planner.reader.draft.shapes import ARITHMETIC, words
 from planner.reader.draft.simplify import OUTPUT, drop_dead, users
 
-_POINTWISE = words("Relu Sigmoid Tanh Erf Exp Log Sqrt Reciprocal Neg Abs Sin Cos Softplus Silu Elu LeakyRelu HardSigmoid Gelu Clip Cast Dropout")
+_POINTWISE = words(
+    "Relu Sigmoid Tanh Erf Exp Log Sqrt Reciprocal Neg Abs Sin Cos Softplus Silu Elu LeakyRelu"
+    " HardSigmoid Gelu Clip Cast Dropout"
+)
 _LAST = words("Softmax LogSoftmax LayerNormalization RMSNormalization")
 
 
 def unflatten(draft: Draft) -> None:
     """Lifts what lies between a Reshape that merges leading dims and one that splits them again."""
-    splits = [op for op in draft.ops if op.op == "Reshape" and len(draft.shape(op.inputs[0])) == 2]  # lifting makes no more of them
+    splits = [
+        op for op in draft.ops if op.op == "Reshape" and len(draft.shape(op.inputs[0])) == 2
+    ]  # lifting makes no more of them
     if splits:
         lift = _Lift(draft)
         for op in splits:
@@ -40,7 +46,8 @@ class _Lift:
         self.ids = {op.id for op in draft.ops}
 
     def try_at(self, end: Op) -> None:
-        """Lifts the tree above one Reshape that splits dim 0, when every path ends in a Reshape that can keep the dims."""
+        """Lifts the tree above one Reshape that splits dim 0, when every path ends in a Reshape
+        that can keep the dims."""
         draft = self.draft
         flat, target = draft.shape(end.inputs[0]), draft.shape(end.outputs[0])
         if len(flat) != 2:
@@ -51,7 +58,11 @@ class _Lift:
         lead = target[:k]
         actions: list[Callable[[], None]] = []
         gains: list[bool] = []
-        if not self._plan(end.inputs[0], lead, end, actions, gains, 0) or not any(gains) or not actions:
+        if (
+            not self._plan(end.inputs[0], lead, end, actions, gains, 0)
+            or not any(gains)
+            or not actions
+        ):
             return
         for action in actions:
             action()
@@ -62,8 +73,17 @@ class _Lift:
                 user.inputs[:] = [x if i == y else i for i in user.inputs]
             self.readers[x] = self.readers.get(y, [])
 
-    def _plan(self, name: str, lead: tuple[int, ...], user: Op, actions: list[Callable[[], None]], gains: list[bool], depth: int) -> bool:
-        """Records what makes `name` [lead, width] instead of [prod(lead), width]; False when it cannot be."""
+    def _plan(
+        self,
+        name: str,
+        lead: tuple[int, ...],
+        user: Op,
+        actions: list[Callable[[], None]],
+        gains: list[bool],
+        depth: int,
+    ) -> bool:
+        """Records what makes `name` [lead, width] instead of [prod(lead), width]; False when it
+        cannot be."""
         draft = self.draft
         op = draft.maker.get(name)
         if op is None or depth > 20 or len(draft.shape(name)) != 2:
@@ -80,7 +100,9 @@ class _Lift:
         if len(readers) != 1 or readers[0] is OUTPUT:
             return False
         slots = self._slots(op, name)
-        if slots is None or not all(self._plan(i, lead, op, actions, gains, depth + 1) for i in slots):
+        if slots is None or not all(
+            self._plan(i, lead, op, actions, gains, depth + 1) for i in slots
+        ):
             return False
 
         def widen() -> None:
@@ -94,7 +116,8 @@ class _Lift:
         return True
 
     def _slots(self, op: Op, name: str) -> list[str] | None:
-        """Inputs that must be lifted with the result, or None when the operation looks at the leading dims."""
+        """Inputs that must be lifted with the result, or None when the operation looks at the
+        leading dims."""
         draft = self.draft
         flat = draft.shape(name)
         if op.op == "MatMul":
@@ -116,7 +139,8 @@ class _Lift:
         return None
 
     def _rewire(self, user: Op, old: Op, source: str, shape: tuple[int, ...]) -> None:
-        """Lets `user` read the source with its leading dims kept, through a Reshape where the width was split too."""
+        """Lets `user` read the source with its leading dims kept, through a Reshape where the width
+        was split too."""
         draft = self.draft
         x = source
         if draft.shape(source) != shape:

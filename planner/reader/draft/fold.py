@@ -1,7 +1,8 @@
 """numpy values of canonical operators whose operands are all constant.
 
-Used for shape arithmetic, masks and position tables. Integer semantics are ONNX's: division truncates toward zero,
-Cast wraps. `evaluate` returns None for operators that are not worth folding; they stay in the graph.
+Used for shape arithmetic, masks and position tables. Integer semantics are ONNX's: division
+truncates toward zero, Cast wraps. `evaluate` returns None for operators that are not worth folding;
+they stay in the graph.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ Arrays = Sequence[Any]
 
 
 def numpy_dtype(name: str) -> np.dtype:
-    """numpy dtype of a dtype name of `planner.graph.ir.DTYPE_BYTES` (bfloat16, float8 and int4 come from ml_dtypes)."""
+    """numpy dtype of a dtype name of `planner.graph.ir.DTYPE_BYTES` (bfloat16, float8 and int4 come
+    from ml_dtypes)."""
     try:
         return np.dtype(name)
     except TypeError:
@@ -26,7 +28,9 @@ def numpy_dtype(name: str) -> np.dtype:
         return np.dtype(getattr(ml_dtypes, name))
 
 
-def evaluate(op: str, attrs: Mapping[str, Any], arrays: Arrays, types: Sequence[Type]) -> list[np.ndarray] | None:
+def evaluate(
+    op: str, attrs: Mapping[str, Any], arrays: Arrays, types: Sequence[Type]
+) -> list[np.ndarray] | None:
     """Values of all outputs (with the given types), or None when this operator is not folded."""
     rule = _RULES.get(op)
     if rule is None:
@@ -37,12 +41,17 @@ def evaluate(op: str, attrs: Mapping[str, Any], arrays: Arrays, types: Sequence[
         except (IndexError, ValueError, TypeError, ZeroDivisionError, OverflowError):
             return None  # e.g. an index out of range: the operator stays, and fails where it is run
         outputs = list(made) if isinstance(made, (list, tuple)) else [made]
-        return [_as(np.asarray(o), numpy_dtype(t[1])).reshape(t[0]) for o, t in zip(outputs, types, strict=False)]
+        return [
+            _as(np.asarray(o), numpy_dtype(t[1])).reshape(t[0])
+            for o, t in zip(outputs, types, strict=False)
+        ]
 
 
 def _as(a: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """Values in another type; of complex ones for a real type the real part."""
-    return (a.real if a.dtype.kind == "c" and dtype.kind != "c" and dtype != np.bool_ else a).astype(dtype, copy=False)
+    return (
+        a.real if a.dtype.kind == "c" and dtype.kind != "c" and dtype != np.bool_ else a
+    ).astype(dtype, copy=False)
 
 
 def _div(attrs: Mapping[str, Any], a: Arrays, types: Sequence[Type]) -> np.ndarray:
@@ -85,7 +94,9 @@ def _reduce(function: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
 
 def _slice(attrs: Mapping[str, Any], a: Arrays, types: Sequence[Type]) -> np.ndarray:
     index = [slice(None)] * a[0].ndim
-    for axis, start, end, step in zip(attrs["axes"], attrs["starts"], attrs["ends"], attrs["steps"], strict=True):
+    for axis, start, end, step in zip(
+        attrs["axes"], attrs["starts"], attrs["ends"], attrs["steps"], strict=True
+    ):
         index[axis] = slice(start, None if step < 0 and end < 0 else end, step)
     return a[0][tuple(index)]
 
@@ -99,7 +110,11 @@ def _pad(attrs: Mapping[str, Any], a: Arrays, types: Sequence[Type]) -> np.ndarr
     if attrs["mode"] != "constant" or min(attrs["pads"]) < 0:
         raise ValueError
     n = a[0].ndim
-    return np.pad(a[0], list(zip(attrs["pads"][:n], attrs["pads"][n:], strict=True)), constant_values=attrs["value"])
+    return np.pad(
+        a[0],
+        list(zip(attrs["pads"][:n], attrs["pads"][n:], strict=True)),
+        constant_values=attrs["value"],
+    )
 
 
 def _gather_nd(attrs: Mapping[str, Any], a: Arrays, types: Sequence[Type]) -> np.ndarray:
@@ -129,7 +144,9 @@ def _one_hot(attrs: Mapping[str, Any], a: Arrays, types: Sequence[Type]) -> np.n
     depth, axis = attrs["depth"], attrs["axis"]
     index = a[0].astype(np.int64)
     index = np.where(index < 0, index + depth, index)
-    hot = np.expand_dims(index, axis) == np.arange(depth).reshape([-1 if k == axis else 1 for k in range(index.ndim + 1)])
+    hot = np.expand_dims(index, axis) == np.arange(depth).reshape(
+        [-1 if k == axis else 1 for k in range(index.ndim + 1)]
+    )
     return np.where(hot, attrs["on_value"], attrs["off_value"])
 
 
@@ -153,7 +170,9 @@ def _softmax(attrs: Mapping[str, Any], a: Arrays, types: Sequence[Type]) -> np.n
 
 
 def _range(attrs: Mapping[str, Any], a: Arrays, types: Sequence[Type]) -> np.ndarray:
-    return (attrs["start"] + np.arange(types[0][0][0]) * attrs["delta"]).astype(numpy_dtype(types[0][1]))
+    return (attrs["start"] + np.arange(types[0][0][0]) * attrs["delta"]).astype(
+        numpy_dtype(types[0][1])
+    )
 
 
 def _simple(function: Any) -> Callable[..., Any]:
@@ -161,25 +180,77 @@ def _simple(function: Any) -> Callable[..., Any]:
 
 
 _RULES: dict[str, Callable[..., Any]] = {
-    **{name: _simple(f) for name, f in {
-        "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Pow": lambda x, y: np.power(x, y).astype(x.dtype), "Max": np.maximum,
-        "Min": np.minimum, "Equal": np.equal, "Less": np.less, "LessOrEqual": np.less_equal, "Greater": np.greater,
-        "GreaterOrEqual": np.greater_equal, "And": np.logical_and, "Or": np.logical_or, "Xor": np.logical_xor, "Not": np.logical_not,
-        "Neg": np.negative, "Abs": np.abs, "Sqrt": np.sqrt, "Exp": np.exp, "Log": np.log, "Sin": np.sin, "Cos": np.cos, "Tanh": np.tanh,
-        "Floor": np.floor, "Ceil": np.ceil, "Round": np.rint, "Sign": np.sign, "Relu": lambda x: np.maximum(x, 0), "IsNaN": np.isnan,
-        "Sigmoid": lambda x: 1 / (1 + np.exp(-x)), "Reciprocal": lambda x: 1 / x, "Where": np.where, "Identity": lambda x: x,
-    }.items()},
-    "Div": _div, "Mod": _mod, "Cast": _cast, "Clip": _clip, "MatMul": _matmul, "Softmax": _softmax,
-    "ReduceSum": _reduce(np.sum), "ReduceMean": _reduce(np.mean), "ReduceMax": _reduce(np.max), "ReduceMin": _reduce(np.min),
+    **{
+        name: _simple(f)
+        for name, f in {
+            "Add": np.add,
+            "Sub": np.subtract,
+            "Mul": np.multiply,
+            "Pow": lambda x, y: np.power(x, y).astype(x.dtype),
+            "Max": np.maximum,
+            "Min": np.minimum,
+            "Equal": np.equal,
+            "Less": np.less,
+            "LessOrEqual": np.less_equal,
+            "Greater": np.greater,
+            "GreaterOrEqual": np.greater_equal,
+            "And": np.logical_and,
+            "Or": np.logical_or,
+            "Xor": np.logical_xor,
+            "Not": np.logical_not,
+            "Neg": np.negative,
+            "Abs": np.abs,
+            "Sqrt": np.sqrt,
+            "Exp": np.exp,
+            "Log": np.log,
+            "Sin": np.sin,
+            "Cos": np.cos,
+            "Tanh": np.tanh,
+            "Floor": np.floor,
+            "Ceil": np.ceil,
+            "Round": np.rint,
+            "Sign": np.sign,
+            "Relu": lambda x: np.maximum(x, 0),
+            "IsNaN": np.isnan,
+            "Sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+            "Reciprocal": lambda x: 1 / x,
+            "Where": np.where,
+            "Identity": lambda x: x,
+        }.items()
+    },
+    "Div": _div,
+    "Mod": _mod,
+    "Cast": _cast,
+    "Clip": _clip,
+    "MatMul": _matmul,
+    "Softmax": _softmax,
+    "ReduceSum": _reduce(np.sum),
+    "ReduceMean": _reduce(np.mean),
+    "ReduceMax": _reduce(np.max),
+    "ReduceMin": _reduce(np.min),
     "ReduceProd": _reduce(np.prod),
-    "Reshape": lambda attrs, a, types: a[0], "Expand": lambda attrs, a, types: np.broadcast_to(a[0], types[0][0]),
+    "Reshape": lambda attrs, a, types: a[0],
+    "Expand": lambda attrs, a, types: np.broadcast_to(a[0], types[0][0]),
     "Transpose": lambda attrs, a, types: a[0].transpose(attrs["perm"]),
-    "Concat": lambda attrs, a, types: np.concatenate(a, axis=attrs["axis"]), "Split": _split, "Slice": _slice, "Pad": _pad,
+    "Concat": lambda attrs, a, types: np.concatenate(a, axis=attrs["axis"]),
+    "Split": _split,
+    "Slice": _slice,
+    "Pad": _pad,
     "Tile": lambda attrs, a, types: np.tile(a[0], attrs["repeats"]),
     "Trilu": lambda attrs, a, types: (np.triu if attrs["upper"] else np.tril)(a[0], attrs["k"]),
     "Gather": lambda attrs, a, types: np.take(a[0], a[1], axis=attrs["axis"]),
-    "GatherElements": lambda attrs, a, types: np.take_along_axis(a[0], a[1].astype(np.int64), attrs["axis"]),
-    "GatherND": _gather_nd, "ScatterND": _scatter_nd, "CumSum": _cumsum, "OneHot": _one_hot, "TopK": _top_k,
-    "ArgMax": _arg(np.argmax), "ArgMin": _arg(np.argmin), "Range": _range,
-    "ConstantOfShape": lambda attrs, a, types: np.full(types[0][0], attrs["value"], numpy_dtype(types[0][1])),
-}  # fmt: skip
+    "GatherElements": lambda attrs, a, types: np.take_along_axis(
+        a[0], a[1].astype(np.int64), attrs["axis"]
+    ),
+    "GatherND": _gather_nd,
+    "ScatterND": _scatter_nd,
+    "CumSum": _cumsum,
+    "OneHot": _one_hot,
+    "TopK": _top_k,
+    "ArgMax": _arg(np.argmax),
+    "ArgMin": _arg(np.argmin),
+    "Range": _range,
+    "ConstantOfShape": lambda attrs, a, types: np.full(
+        types[0][0], attrs["value"], numpy_dtype(types[0][1])
+    ),
+}

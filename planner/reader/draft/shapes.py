@@ -1,8 +1,9 @@
 """Shapes and dtypes of canonical operators.
 
-`infer(op, attrs, types, shape)` gives the outputs' (shape, dtype). `shape` carries what the inputs do not determine:
-the target of Reshape, Expand, ConstantOfShape and Range, and the outputs of Split. Attributes are those of `planner.graph.ir`,
-already normalised (axes non-negative). A contradiction raises ShapeError with both shapes in its text.
+`infer(op, attrs, types, shape)` gives the outputs' (shape, dtype). `shape` carries what the inputs
+do not determine: the target of Reshape, Expand, ConstantOfShape and Range, and the outputs of
+Split. Attributes are those of `planner.graph.ir`, already normalised (axes non-negative). A
+contradiction raises ShapeError with both shapes in its text.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ def words(text: str) -> frozenset[str]:
 
 
 SAME = words(
-    "Relu Sigmoid Tanh Erf Exp Log Sqrt Reciprocal Neg Abs Sin Cos Softplus Silu Floor Ceil Round Sign Elu LeakyRelu "
-    "HardSigmoid Gelu Clip Softmax LogSoftmax LayerNormalization RMSNormalization InstanceNormalization "
-    "GroupNormalization Hardmax Trilu CumSum CumProd ReverseSequence TensorScatter ScatterElements ScatterND Identity"
+    "Relu Sigmoid Tanh Erf Exp Log Sqrt Reciprocal Neg Abs Sin Cos Softplus Silu Floor Ceil Round"
+    " Sign Elu LeakyRelu HardSigmoid Gelu Clip Softmax LogSoftmax LayerNormalization"
+    " RMSNormalization InstanceNormalization GroupNormalization Hardmax Trilu CumSum CumProd"
+    " ReverseSequence TensorScatter ScatterElements ScatterND Identity"
 )
 ARITHMETIC = words("Add Sub Mul Div Pow Max Min Mod")
 COMPARE = words("Equal Less LessOrEqual Greater GreaterOrEqual")
@@ -35,12 +37,33 @@ LOGIC = words("And Or Xor")
 REDUCE = words("ReduceSum ReduceMean ReduceMax ReduceMin ReduceProd")
 
 
-_TWO = ARITHMETIC | COMPARE | LOGIC | words("MatMul Gather GatherElements GatherND Conv ConvTranspose RMSNormalization LayerNormalization "
-                                         "ReverseSequence TensorScatter GridSample MaxUnpool MaxRoiPool")
+_TWO = (
+    ARITHMETIC
+    | COMPARE
+    | LOGIC
+    | words(
+        "MatMul Gather GatherElements GatherND Conv ConvTranspose RMSNormalization"
+        " LayerNormalization ReverseSequence TensorScatter GridSample MaxUnpool MaxRoiPool"
+    )
+)
 _OPERANDS = {
-    "Where": 3, "ScatterElements": 3, "ScatterND": 3, "InstanceNormalization": 3, "GroupNormalization": 3, "BatchNormalization": 5,
-    "LSTM": 3, "GRU": 3, "RNN": 3, "Attention": 3, "RotaryEmbedding": 3, "RoutedExperts": 3, "RoiAlign": 3, "DeformConv": 3, "Range": 0, "ConstantOfShape": 0,
-}  # fmt: skip
+    "Where": 3,
+    "ScatterElements": 3,
+    "ScatterND": 3,
+    "InstanceNormalization": 3,
+    "GroupNormalization": 3,
+    "BatchNormalization": 5,
+    "LSTM": 3,
+    "GRU": 3,
+    "RNN": 3,
+    "Attention": 3,
+    "RotaryEmbedding": 3,
+    "RoutedExperts": 3,
+    "RoiAlign": 3,
+    "DeformConv": 3,
+    "Range": 0,
+    "ConstantOfShape": 0,
+}
 
 
 def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
@@ -52,7 +75,9 @@ def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
             if out[k] == 1:
                 out[k] = n
             elif n not in (1, out[k]):
-                raise ShapeError("shapes " + " and ".join(str(list(s)) for s in shapes) + " do not broadcast")
+                raise ShapeError(
+                    "shapes " + " and ".join(str(list(s)) for s in shapes) + " do not broadcast"
+                )
     return tuple(out)
 
 
@@ -76,7 +101,10 @@ def infer(op: str, attrs: Mapping[str, Any], types: Types, shape: Any = None) ->
     return rule(attrs, types, shape)
 
 
-_VECTORS = words("LayerNormalization RMSNormalization InstanceNormalization GroupNormalization BatchNormalization")
+_VECTORS = words(
+    "LayerNormalization RMSNormalization InstanceNormalization GroupNormalization"
+    " BatchNormalization"
+)
 
 
 def _check_vectors(op: str, attrs: Mapping[str, Any], types: Types) -> None:
@@ -91,7 +119,10 @@ def _check_vectors(op: str, attrs: Mapping[str, Any], types: Types) -> None:
         raise ShapeError(f"{groups} groups of {x[1]} channels")
     for t in types[1:]:
         if t is not None and t[0] != expected:
-            raise ShapeError(f"{op} of {list(x)} with a scale, bias or statistic of {list(t[0])}; {list(expected)} expected")
+            raise ShapeError(
+                f"{op} of {list(x)} with a scale, bias or statistic of {list(t[0])};"
+                f" {list(expected)} expected"
+            )
 
 
 def _two(types: Types) -> tuple[Type, Type]:
@@ -124,12 +155,17 @@ def _where(attrs: Mapping[str, Any], types: Types, shape: Any) -> list[Type]:
     return [(broadcast(c[0], a[0], b[0]), a[1])]
 
 
-def matmul_shape(a: tuple[int, ...], b: tuple[int, ...], trans_a: int = 0, trans_b: int = 0) -> tuple[int, ...]:
+def matmul_shape(
+    a: tuple[int, ...], b: tuple[int, ...], trans_a: int = 0, trans_b: int = 0
+) -> tuple[int, ...]:
     """[.., m, k] @ [.., k, n] with optional swaps of the last two dims."""
     m, k = (a[-1], a[-2]) if trans_a else (a[-2], a[-1])
     k2, n = (b[-1], b[-2]) if trans_b else (b[-2], b[-1])
     if k != k2:
-        raise ShapeError(f"inner sizes differ: {list(a)}{'ᵀ' if trans_a else ''} times {list(b)}{'ᵀ' if trans_b else ''}")
+        raise ShapeError(
+            f"inner sizes differ: {list(a)}{'ᵀ' if trans_a else ''} times"
+            f" {list(b)}{'ᵀ' if trans_b else ''}"
+        )
     return (*broadcast(a[:-2], b[:-2]), m, n)
 
 
@@ -178,7 +214,9 @@ def _expand(attrs: Mapping[str, Any], types: Types, shape: Any) -> list[Type]:
 def _transpose(attrs: Mapping[str, Any], types: Types, shape: Any) -> list[Type]:
     x, dtype = _x(types)
     if sorted(attrs["perm"]) != list(range(len(x))):
-        raise ShapeError(f"perm {list(attrs['perm'])} is not a permutation of the dims of {list(x)}")
+        raise ShapeError(
+            f"perm {list(attrs['perm'])} is not a permutation of the dims of {list(x)}"
+        )
     return [(tuple(x[k] for k in attrs["perm"]), dtype)]
 
 
@@ -197,7 +235,10 @@ def _concat(attrs: Mapping[str, Any], types: Types, shape: Any) -> list[Type]:
 def _split(attrs: Mapping[str, Any], types: Types, shape: Any) -> list[Type]:
     x, dtype = _x(types)
     if sum(s[attrs["axis"]] for s in shape) != x[attrs["axis"]]:
-        raise ShapeError(f"parts {[s[attrs['axis']] for s in shape]} do not add up to dim {attrs['axis']} of {list(x)}")
+        raise ShapeError(
+            f"parts {[s[attrs['axis']] for s in shape]} do not add up to dim {attrs['axis']} of"
+            f" {list(x)}"
+        )
     return [(tuple(s), dtype) for s in shape]
 
 
@@ -209,7 +250,9 @@ def slice_length(n: int, start: int, end: int, step: int) -> int:
 def _slice(attrs: Mapping[str, Any], types: Types, shape: Any) -> list[Type]:
     x, dtype = _x(types)
     out = list(x)
-    for axis, start, end, step in zip(attrs["axes"], attrs["starts"], attrs["ends"], attrs["steps"], strict=True):
+    for axis, start, end, step in zip(
+        attrs["axes"], attrs["starts"], attrs["ends"], attrs["steps"], strict=True
+    ):
         out[axis] = slice_length(x[axis], start, end, step)
     return [(tuple(out), dtype)]
 
@@ -257,10 +300,18 @@ def _conv(attrs: Mapping[str, Any], types: Types, shape: Any) -> list[Type]:
     (x, dtype), (w, _) = _two(types)
     n = len(x) - 2
     if len(w) != len(x) or x[1] != w[1] * attrs["group"]:
-        raise ShapeError(f"input {list(x)} and filter {list(w)} with {attrs['group']} groups do not fit")
+        raise ShapeError(
+            f"input {list(x)} and filter {list(w)} with {attrs['group']} groups do not fit"
+        )
     out = []
     for k in range(n):
-        extent = x[2 + k] + attrs["pads"][k] + attrs["pads"][n + k] - attrs["dilations"][k] * (w[2 + k] - 1) - 1
+        extent = (
+            x[2 + k]
+            + attrs["pads"][k]
+            + attrs["pads"][n + k]
+            - attrs["dilations"][k] * (w[2 + k] - 1)
+            - 1
+        )
         out.append(extent // attrs["strides"][k] + 1)
     if min(out, default=1) < 1:
         raise ShapeError(f"filter {list(w)} is larger than the padded input {list(x)}")
@@ -274,7 +325,12 @@ def _conv_transpose(attrs: Mapping[str, Any], types: Types, shape: Any) -> list[
         raise ShapeError(f"input {list(x)} and filter {list(w)} do not fit")
     out = []
     for k in range(n):
-        full = attrs["strides"][k] * (x[2 + k] - 1) + attrs["output_padding"][k] + attrs["dilations"][k] * (w[2 + k] - 1) + 1
+        full = (
+            attrs["strides"][k] * (x[2 + k] - 1)
+            + attrs["output_padding"][k]
+            + attrs["dilations"][k] * (w[2 + k] - 1)
+            + 1
+        )
         out.append(full - attrs["pads"][k] - attrs["pads"][n + k])
     return [((x[0], w[1] * attrs["group"], *out), dtype)]
 
@@ -286,13 +342,19 @@ def _pool(attrs: Mapping[str, Any], types: Types, shape: Any) -> list[Type]:
     for k in range(n):
         before, after = attrs["pads"][k], attrs["pads"][n + k]
         stride = attrs["strides"][k]
-        extent = x[2 + k] + before + after - attrs["dilations"][k] * (attrs["kernel_shape"][k] - 1) - 1
+        extent = (
+            x[2 + k] + before + after - attrs["dilations"][k] * (attrs["kernel_shape"][k] - 1) - 1
+        )
         size = extent // stride + 1
         if attrs["ceil_mode"] and extent % stride:
-            size += (size * stride) < x[2 + k] + before  # a window must start inside the input or its left padding
+            size += (size * stride) < x[
+                2 + k
+            ] + before  # a window must start inside the input or its left padding
         out.append(size)
     if min(out, default=1) < 1:
-        raise ShapeError(f"window {list(attrs['kernel_shape'])} is larger than the padded input {list(x)}")
+        raise ShapeError(
+            f"window {list(attrs['kernel_shape'])} is larger than the padded input {list(x)}"
+        )
     return [((x[0], x[1], *out), dtype)]
 
 
@@ -343,12 +405,23 @@ def _recurrent(gates: int) -> Callable[..., list[Type]]:
         (x, dtype), (w, _) = _two(types)
         hidden, dirs = attrs["hidden_size"], w[0]
         if len(x) != 3 or w[1] != gates * hidden or w[2] != x[2]:
-            raise ShapeError(f"input {list(x)} and weights {list(w)} do not fit {gates} gates of {hidden}")
+            raise ShapeError(
+                f"input {list(x)} and weights {list(w)} do not fit {gates} gates of {hidden}"
+            )
         state: Type = ((dirs, x[1], hidden), dtype)
-        wanted = {2: (dirs, gates * hidden, hidden), 3: (dirs, 2 * gates * hidden), 4: (x[1],), 5: state[0], 6: state[0], 7: (dirs, 3 * hidden)}
+        wanted = {
+            2: (dirs, gates * hidden, hidden),
+            3: (dirs, 2 * gates * hidden),
+            4: (x[1],),
+            5: state[0],
+            6: state[0],
+            7: (dirs, 3 * hidden),
+        }
         for slot, expected in wanted.items():
             t = types[slot] if slot < len(types) else None
-            single = (dirs, 1, hidden) if slot in (5, 6) else expected  # a state of one sample may still be repeated
+            single = (
+                (dirs, 1, hidden) if slot in (5, 6) else expected
+            )  # a state of one sample may still be repeated
             if t is not None and t[0] not in (expected, single):
                 raise ShapeError(f"operand {slot} is {list(t[0])}; {list(expected)} expected")
         return [((x[0], dirs, x[1], hidden), dtype), state] + ([state] if gates == 4 else [])
@@ -379,20 +452,57 @@ def _experts(attrs: Mapping[str, Any], types: Types, shape: Any) -> list[Type]:
     x, index, share, up, down = types[0], types[1], types[2], types[4], types[5]
     assert x and index and share and up and down
     if index[0] != share[0] or index[0][:-1] != x[0][:-1]:
-        raise ShapeError(f"tokens {list(x[0])}, choices {list(index[0])} and shares {list(share[0])} do not fit")
+        raise ShapeError(
+            f"tokens {list(x[0])}, choices {list(index[0])} and shares {list(share[0])} do not fit"
+        )
     if up[0][0] != down[0][0] or x[0][-1] not in up[0][1:] or x[0][-1] not in down[0][1:]:
-        raise ShapeError(f"tokens {list(x[0])} and experts {list(up[0])}, {list(down[0])} do not fit")
+        raise ShapeError(
+            f"tokens {list(x[0])} and experts {list(up[0])}, {list(down[0])} do not fit"
+        )
     return [x]
 
 
 _RULES: dict[str, Callable[[Mapping[str, Any], Types, Any], list[Type]]] = {
-    "IsNaN": _boolean, "Not": _boolean, "Cast": _cast, "Dropout": _dropout, "Where": _where, "MatMul": _matmul, "Einsum": _einsum,
-    **dict.fromkeys(REDUCE, _reduce), "Reshape": _reshape, "Expand": _expand, "Transpose": _transpose, "Concat": _concat,
-    "Split": _split, "Slice": _slice, "Pad": _pad, "Tile": _tile, "Gather": _gather, "GatherElements": _gather_elements,
-    "GatherND": _gather_nd, "Conv": _conv, "ConvTranspose": _conv_transpose, "MaxPool": _pool, "AveragePool": _pool,
-    "Resize": _given, "TopK": _top_k, "OneHot": _one_hot, "ArgMax": _arg, "ArgMin": _arg, "Range": _made, "ConstantOfShape": _made,
-    "BatchNormalization": _batch_norm, "LSTM": _recurrent(4), "GRU": _recurrent(3), "RNN": _recurrent(1), "Attention": _attention,
-    "RotaryEmbedding": _rotary, "MaxPoolIndices": _values_and_indices,
-    **dict.fromkeys(words("LpPool MaxUnpool Col2Im GridSample RoiAlign MaxRoiPool DeformConv DFT Det"), _given), "RoutedExperts": _experts,
-}  # fmt: skip
+    "IsNaN": _boolean,
+    "Not": _boolean,
+    "Cast": _cast,
+    "Dropout": _dropout,
+    "Where": _where,
+    "MatMul": _matmul,
+    "Einsum": _einsum,
+    **dict.fromkeys(REDUCE, _reduce),
+    "Reshape": _reshape,
+    "Expand": _expand,
+    "Transpose": _transpose,
+    "Concat": _concat,
+    "Split": _split,
+    "Slice": _slice,
+    "Pad": _pad,
+    "Tile": _tile,
+    "Gather": _gather,
+    "GatherElements": _gather_elements,
+    "GatherND": _gather_nd,
+    "Conv": _conv,
+    "ConvTranspose": _conv_transpose,
+    "MaxPool": _pool,
+    "AveragePool": _pool,
+    "Resize": _given,
+    "TopK": _top_k,
+    "OneHot": _one_hot,
+    "ArgMax": _arg,
+    "ArgMin": _arg,
+    "Range": _made,
+    "ConstantOfShape": _made,
+    "BatchNormalization": _batch_norm,
+    "LSTM": _recurrent(4),
+    "GRU": _recurrent(3),
+    "RNN": _recurrent(1),
+    "Attention": _attention,
+    "RotaryEmbedding": _rotary,
+    "MaxPoolIndices": _values_and_indices,
+    **dict.fromkeys(
+        words("LpPool MaxUnpool Col2Im GridSample RoiAlign MaxRoiPool DeformConv DFT Det"), _given
+    ),
+    "RoutedExperts": _experts,
+}
 CANONICAL = SAME | ARITHMETIC | COMPARE | LOGIC | frozenset(_RULES)

@@ -1,4 +1,5 @@
-"""Passes that make the draft smaller without recognising anything: dead code, chains of views, lazy Expand, transposed products."""
+"""Passes that make the draft smaller without recognising anything: dead code, chains of views, lazy
+Expand, transposed products."""
 
 from __future__ import annotations
 
@@ -13,7 +14,10 @@ from planner.reader.draft.shapes import ARITHMETIC, COMPARE, LOGIC, broadcast, w
 from planner.reader.draft.views import Step, shortest
 
 BROADCASTING = ARITHMETIC | COMPARE | LOGIC | {"Where"}
-ALONE = words("Relu Sigmoid Tanh Erf Exp Log Sqrt Reciprocal Neg Abs Sin Cos Softplus Silu IsNaN Not Floor Ceil Round Sign Elu LeakyRelu HardSigmoid Gelu Clip Cast")
+ALONE = words(
+    "Relu Sigmoid Tanh Erf Exp Log Sqrt Reciprocal Neg Abs Sin Cos Softplus Silu IsNaN Not Floor"
+    " Ceil Round Sign Elu LeakyRelu HardSigmoid Gelu Clip Cast"
+)
 
 
 def tidy(draft: Draft) -> None:
@@ -25,7 +29,8 @@ def tidy(draft: Draft) -> None:
 
 
 def users(draft: Draft) -> dict[str, list[Op]]:
-    """tensor -> operations that read it (once per slot). Graph outputs count as one more reader, marked by an Op ''."""
+    """tensor -> operations that read it (once per slot). Graph outputs count as one more reader,
+    marked by an Op ''."""
     found = defaultdict[str, list[Op]](list)
     for op in draft.ops:
         for name in op.inputs:
@@ -61,7 +66,8 @@ def replace_tensor(ops: Iterable[Op], old: str, new: str) -> None:
 
 
 class Scribe:
-    """Rebuilds the list of operations in one sweep; new ones take ids and scopes from the one they stand for."""
+    """Rebuilds the list of operations in one sweep; new ones take ids and scopes from the one they
+    stand for."""
 
     def __init__(self, draft: Draft) -> None:
         self.draft = draft
@@ -73,14 +79,25 @@ class Scribe:
         """Appends an operation unchanged."""
         self.draft.ops.append(op)
 
-    def add(self, like: Op, op: str, inputs: list[str], attrs: dict[str, Any] | None = None, *, out: str = "", shape: object = None) -> str:
+    def add(
+        self,
+        like: Op,
+        op: str,
+        inputs: list[str],
+        attrs: dict[str, Any] | None = None,
+        *,
+        out: str = "",
+        shape: object = None,
+    ) -> str:
         """Adds an operation in place of (part of) `like`; `out` may be a name `like` made."""
         draft = self.draft
         before = len(draft.ops)
         if out:
             draft.types.pop(out, None)
             draft.maker.pop(out, None)
-        made = draft.add(op, inputs, attrs, out=out or f"{like.outputs[0]}/{op.lower()}", shape=shape)
+        made = draft.add(
+            op, inputs, attrs, out=out or f"{like.outputs[0]}/{op.lower()}", shape=shape
+        )
         for new in draft.ops[before:]:
             self.name(new, like, bool(out))
         return made
@@ -97,7 +114,8 @@ class Scribe:
 
 
 def sink_expands(draft: Draft) -> bool:
-    """f(Expand(x), small) = Expand(f(x, small)): work on the small tensor, and drop the Expand where broadcasting does it anyway. Whether there was any."""
+    """f(Expand(x), small) = Expand(f(x, small)): work on the small tensor, and drop the Expand
+    where broadcasting does it anyway. Whether there was any."""
     if not any(op.op == "Expand" for op in draft.ops):
         return False
     scribe = Scribe(draft)
@@ -126,7 +144,8 @@ def sink_expands(draft: Draft) -> bool:
 
 
 def shorten_views(draft: Draft) -> bool:
-    """Replaces each chain of Reshape and Transpose by its shortest form. Whether one was replaced."""
+    """Replaces each chain of Reshape and Transpose by its shortest form. Whether one was
+    replaced."""
     readers, changed = users(draft), False
     scribe = Scribe(draft)
     for op in scribe.old:
@@ -136,7 +155,11 @@ def shorten_views(draft: Draft) -> bool:
         chain = [op]
         while True:
             before = draft.maker.get(chain[0].inputs[0])
-            if before is None or before.op not in ("Reshape", "Transpose") or len(readers[before.outputs[0]]) > 1:
+            if (
+                before is None
+                or before.op not in ("Reshape", "Transpose")
+                or len(readers[before.outputs[0]]) > 1
+            ):
                 break
             chain.insert(0, before)
         if len(chain) == 1:
@@ -154,7 +177,11 @@ def shorten_views(draft: Draft) -> bool:
         x, changed = source, True
         for k, (kind, arg) in enumerate(best):
             last = op.outputs[0] if k == len(best) - 1 else ""
-            y = scribe.add(op, "Reshape", [x], out=last, shape=arg) if kind == "reshape" else scribe.add(op, "Transpose", [x], {"perm": arg}, out=last)
+            y = (
+                scribe.add(op, "Reshape", [x], out=last, shape=arg)
+                if kind == "reshape"
+                else scribe.add(op, "Transpose", [x], {"perm": arg}, out=last)
+            )
             readers.setdefault(x, []).append(draft.maker.get(y, op))
             readers.setdefault(y, [op])
             x = y
@@ -180,7 +207,8 @@ def swaps_last_two(op: Op | None) -> bool:
 
 
 def fold_transposes(draft: Draft) -> bool:
-    """MatMul(a, Transpose(b)) -> MatMul(a, b; trans_b), and the reshapes and transposes of a weight done on the stored weight. Whether there was any."""
+    """MatMul(a, Transpose(b)) -> MatMul(a, b; trans_b), and the reshapes and transposes of a weight
+    done on the stored weight. Whether there was any."""
     changed = False
     for op in draft.ops:
         if op.op != "MatMul":
@@ -198,15 +226,24 @@ def fold_transposes(draft: Draft) -> bool:
     for op in draft.ops:
         x = op.inputs[0] if op.inputs else ""
         leaf = x in draft.refs or x in draft.keep_floats
-        if op.op in ("Reshape", "Transpose") and leaf and len(readers.get(x, [])) == 1 and op.outputs[0] not in draft.outputs:
+        if (
+            op.op in ("Reshape", "Transpose")
+            and leaf
+            and len(readers.get(x, [])) == 1
+            and op.outputs[0] not in draft.outputs
+        ):
             step = _step(draft, op)
             y = op.outputs[0]
             if x in draft.refs:
-                start = draft.refs[x].transform or ((("reshape", draft.shape(x)),) if step[0] == "transpose" else ())
+                start = draft.refs[x].transform or (
+                    (("reshape", draft.shape(x)),) if step[0] == "transpose" else ()
+                )
                 draft.refs[x] = replace(draft.refs[x], transform=(*start, step))
             else:
                 value = draft.values[x]
-                draft.values[x] = value.reshape(step[1]) if step[0] == "reshape" else value.transpose(step[1])
+                draft.values[x] = (
+                    value.reshape(step[1]) if step[0] == "reshape" else value.transpose(step[1])
+                )
             draft.forget(x)
             draft.types[x] = draft.types[y]
             replace_tensor(readers.get(y, []), y, x)
@@ -219,7 +256,8 @@ def fold_transposes(draft: Draft) -> bool:
 
 
 def drop_copies(draft: Draft) -> None:
-    """Removes Reshapes and Identities that change nothing, those that only give a graph output its name included."""
+    """Removes Reshapes and Identities that change nothing, those that only give a graph output its
+    name included."""
     readers = users(draft)
     kept: list[Op] = []
     for op in draft.ops:

@@ -1,7 +1,8 @@
 """Reshape and Transpose as moves of atoms: the factors that dims are made of.
 
-A tensor's dims are groups of atoms, major first. A Reshape regroups the same sequence of atoms (splitting some), a Transpose
-permutes groups. Two things follow: a chain of views has a shortest form, and a marked atom (the batch) can be followed.
+A tensor's dims are groups of atoms, major first. A Reshape regroups the same sequence of atoms
+(splitting some), a Transpose permutes groups. Two things follow: a chain of views has a shortest
+form, and a marked atom (the batch) can be followed.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def refresh(groups: Groups) -> Groups:
 
 
 def regroup(groups: Groups, target: Shape) -> Groups | None:
-    """The atoms of `groups` regrouped into dims `target`, splitting atoms where needed; None when they do not align."""
+    """The atoms of `groups` regrouped into dims `target`, splitting atoms where needed; None when
+    they do not align."""
     queue = [atom for group in refresh(groups) for atom in group]
     out: Groups = []
     at = 0
@@ -77,7 +79,8 @@ Step = tuple[str, Shape]
 
 
 def shortest(shape: Shape, steps: Sequence[Step]) -> Sequence[Step] | None:
-    """The fewest steps with the effect of `steps` on a tensor of this shape (at most reshape, transpose, reshape)."""
+    """The fewest steps with the effect of `steps` on a tensor of this shape (at most reshape,
+    transpose, reshape)."""
     return _shortest(shape, tuple(steps))
 
 
@@ -87,7 +90,11 @@ def _shortest(shape: Shape, steps: tuple[Step, ...]) -> Sequence[Step] | None:
     groups: Groups | None = source
     if all(kind == "reshape" for kind, _ in steps):
         return [] if steps[-1][1] == shape else [steps[-1]]
-    plain = [s for k, s in enumerate(steps) if s[0] != "reshape" or k + 1 == len(steps) or steps[k + 1][0] != "reshape"]
+    plain = [
+        s
+        for k, s in enumerate(steps)
+        if s[0] != "reshape" or k + 1 == len(steps) or steps[k + 1][0] != "reshape"
+    ]
     for kind, arg in plain:  # of reshapes in a row the last alone counts
         assert groups is not None
         groups = [groups[k] for k in arg] if kind == "transpose" else regroup(groups, arg)
@@ -110,7 +117,9 @@ def _shortest(shape: Shape, steps: tuple[Step, ...]) -> Sequence[Step] | None:
     if arranged == sorted(arranged):
         return [] if target == shape else [("reshape", target)]
     sizes = [math.prod(atom.size for atom in block) for block in blocks]
-    best = _steps(shape, target, [sizes[b] for b in arranged], [arranged.index(b) for b in range(len(blocks))])
+    best = _steps(
+        shape, target, [sizes[b] for b in arranged], [arranged.index(b) for b in range(len(blocks))]
+    )
     if [] in out:  # a new dim of 1 may ride along in the first reshape instead of needing a second
         padded, order_ = _with_ones(out, blocks, arranged, sizes)
         other = _steps(shape, target, padded, order_)
@@ -128,8 +137,11 @@ def _steps(shape: Shape, target: Shape, first: Sequence[int], perm: Sequence[int
     return steps
 
 
-def _with_ones(out: Groups, blocks: list[list[Atom]], arranged: list[int], sizes: list[int]) -> tuple[list[int], list[int]]:
-    """Block sizes in source order and the permutation, with a 1 for each empty output dim placed after its left neighbour."""
+def _with_ones(
+    out: Groups, blocks: list[list[Atom]], arranged: list[int], sizes: list[int]
+) -> tuple[list[int], list[int]]:
+    """Block sizes in source order and the permutation, with a 1 for each empty output dim placed
+    after its left neighbour."""
     slots: list[int | None] = []  # output order: block number, or None for a new 1
     b = 0
     for group in out:
@@ -154,4 +166,6 @@ def _with_ones(out: Groups, blocks: list[list[Atom]], arranged: list[int], sizes
         sequence.insert(lead, (lead, None))
         lead += 1
     where = {position: k for k, (position, _) in enumerate(sequence)}
-    return [1 if block is None else sizes[block] for _, block in sequence], [where[p] for p in range(len(slots))]
+    return [1 if block is None else sizes[block] for _, block in sequence], [
+        where[p] for p in range(len(slots))
+    ]

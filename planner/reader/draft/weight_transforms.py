@@ -3,7 +3,8 @@
 ("reshape", shape)                            the array in another shape
 ("transpose", perm)                           its dims permuted
 ("slice", (axis, start, stop, step))          a part of it along one dim
-("rebatch", (axis, major, old, minor, new))   lengthened along a dim of major * old * minor elements, old being a batch
+("rebatch", (axis, major, old, minor, new))   lengthened along a dim of major * old * minor
+elements, old being a batch
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ import numpy as np
 from planner.errors import PlanError
 
 
-def transformed(array: np.ndarray, steps: Iterable[tuple[str, tuple[int, ...]]], name: str) -> np.ndarray:
-    """The array after all steps. Raises PlanError for a constant that cannot follow another batch."""
+def transformed(
+    array: np.ndarray, steps: Iterable[tuple[str, tuple[int, ...]]], name: str
+) -> np.ndarray:
+    """The array after all steps. Raises PlanError for a constant that cannot follow another
+    batch."""
     for kind, arg in steps:
         if kind == "reshape":
             array = array.reshape(arg)
@@ -31,10 +35,12 @@ def transformed(array: np.ndarray, steps: Iterable[tuple[str, tuple[int, ...]]],
 
 
 def lengthen(array: np.ndarray, step: tuple[int, ...], name: str) -> np.ndarray:
-    """A constant for another batch: `step` is (axis, major, old, minor, new). Raises PlanError when it does not say how it goes on.
+    """A constant for another batch: `step` is (axis, major, old, minor, new). Raises PlanError when
+    it does not say how it goes on.
 
-    Repeating values repeat; integers that grow by one amount per sample go on growing, each at its own rate (index tables hold the
-    sample beside positions). From a batch of 2 only rates of 0 and 1 are believed.
+    Repeating values repeat; integers that grow by one amount per sample go on growing, each at its
+    own rate (index tables hold the sample beside positions). From a batch of 2 only rates of 0 and
+    1 are believed.
     """
     axis, major, old, minor, new = step
     shape = array.shape
@@ -53,8 +59,10 @@ def lengthen(array: np.ndarray, step: tuple[int, ...], name: str) -> np.ndarray:
             out = first + delta * np.arange(new).reshape(line)
     if out is None:
         raise PlanError(
-            "P146", f"cannot change the exported batch of {old}: constant {name!r} of shape {list(shape)} depends on it",
+            "P146",
+            f"cannot change the exported batch of {old}: constant {name!r} of shape {list(shape)}"
+            " depends on it",
             detail=[f"its dim {axis} holds the batch, and its values neither repeat nor count"],
             help=[f"plan with --batch {old}, or export with a dynamic batch"],
-        )  # fmt: skip
+        )
     return out.astype(array.dtype).reshape(*shape[:axis], major * new * minor, *shape[axis + 1 :])

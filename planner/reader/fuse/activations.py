@@ -28,8 +28,11 @@ def silus(find: Finder) -> None:
 Polynomial = dict[int, float]
 
 
-def polynomial(find: Finder, name: str, x: str, inside: list[Op], depth: int = 0) -> Polynomial | None:
-    """`name` as a polynomial in x (power -> coefficient), the operations it is made of added to `inside`; None when it is none."""
+def polynomial(
+    find: Finder, name: str, x: str, inside: list[Op], depth: int = 0
+) -> Polynomial | None:
+    """`name` as a polynomial in x (power -> coefficient), the operations it is made of added to
+    `inside`; None when it is none."""
     if name == x:
         return {1: 1.0}
     c = find.draft.scalar(name)
@@ -73,18 +76,31 @@ def gelus(find: Finder) -> None:
         if curve.op not in ("Erf", "Tanh") or id(curve) in find.gone:
             continue
         plus = find.only(curve.outputs[0], "Add")
-        if plus is None or not find.close(find.draft.scalar(find.other(plus, curve.outputs[0]) or ""), 1.0, curve.outputs[0]):
+        if plus is None or not find.close(
+            find.draft.scalar(find.other(plus, curve.outputs[0]) or ""), 1.0, curve.outputs[0]
+        ):
             continue
         for root, x, product in _products(find, plus):
             inside = [curve, plus, *product]
             outer: list[Op] = []
             factor = _outer(find, root, plus.outputs[0], x, outer)
             inner = polynomial(find, curve.inputs[0], x, inside)
-            if factor is None or inner is None or not _matches(find, inner, curve.op, x) or not find.close(factor, 0.5, x):
+            if (
+                factor is None
+                or inner is None
+                or not _matches(find, inner, curve.op, x)
+                or not find.close(factor, 0.5, x)
+            ):
                 continue
             inside += outer
             if find.closed(root, inside):
-                find.fuse(root, inside, "Gelu", [x], {"approximate": "none" if curve.op == "Erf" else "tanh"})
+                find.fuse(
+                    root,
+                    inside,
+                    "Gelu",
+                    [x],
+                    {"approximate": "none" if curve.op == "Erf" else "tanh"},
+                )
                 break
 
 
@@ -120,7 +136,8 @@ def _leaves(find: Finder, op: Op, skip: str) -> list[str]:
 
 
 def _outer(find: Finder, root: Op, special: str, x: str, inside: list[Op]) -> float | None:
-    """c when root = c * x * special, special appearing once; operations used are added to `inside`."""
+    """c when root = c * x * special, special appearing once; operations used are added to
+    `inside`."""
     coefficient, xs, specials = 1.0, 0, 0
     stack = [(root, 1)]
     while stack:
@@ -149,7 +166,11 @@ def _matches(find: Finder, inner: Polynomial, kind: str, x: str) -> bool:
     if kind == "Erf":
         return set(inner) == {1} and find.close(inner[1], math.sqrt(0.5), x)
     k = math.sqrt(2 / math.pi)
-    return set(inner) == {1, 3} and find.close(inner[1], k, x) and find.close(inner[3], k * 0.044715, x)
+    return (
+        set(inner) == {1, 3}
+        and find.close(inner[1], k, x)
+        and find.close(inner[3], k * 0.044715, x)
+    )
 
 
 def rotaries(find: Finder) -> None:
@@ -191,13 +212,20 @@ def _rotated(find: Finder, name: str) -> tuple[str, list[Op]] | None:
     neg = find.maker(join.inputs[0], "Neg")
     if neg is None:
         return None
-    high, low = find.maker(neg.inputs[0], "Slice", "Split"), find.maker(join.inputs[1], "Slice", "Split")
+    high, low = (
+        find.maker(neg.inputs[0], "Slice", "Split"),
+        find.maker(join.inputs[1], "Slice", "Split"),
+    )
     if high is None or low is None or high.inputs[0] != low.inputs[0]:
         return None
     x = high.inputs[0]
     n = draft.shape(x)[-1]
     if high.op == "Split":
-        if high is not low or high.attrs["axis"] != last or high.outputs != [join.inputs[1], neg.inputs[0]]:
+        if (
+            high is not low
+            or high.attrs["axis"] != last
+            or high.outputs != [join.inputs[1], neg.inputs[0]]
+        ):
             return None
         parts = [high]
     else:
@@ -210,4 +238,9 @@ def _rotated(find: Finder, name: str) -> tuple[str, list[Op]] | None:
 
 
 def _cut(op: Op, axis: int, start: int, end: int) -> bool:
-    return op.op == "Slice" and op.attrs == {"axes": (axis,), "starts": (start,), "ends": (end,), "steps": (1,)}
+    return op.op == "Slice" and op.attrs == {
+        "axes": (axis,),
+        "starts": (start,),
+        "ends": (end,),
+        "steps": (1,),
+    }

@@ -1,15 +1,18 @@
 """Attention from its parts.
 
-    scores  = MatMul(q * a, k^T * b) * c [+ bias] [+ mask | where(mask, ., lowest)]      scale = a b c
+    scores  = MatMul(q * a, k^T * b) * c [+ bias] [+ mask | where(mask, ., lowest)]      scale = a b
+            c
     weights = Softmax(scores) over the keys [zero where NaN: the guard for rows masked everywhere]
     output  = MatMul(weights, v)
 
-q, k, v keep [B, H, S, D]; three-dimensional ones get heads of 1. Casts of the scores to float32 and back belong to the operator.
-A mask that is a constant lower triangle becomes causal = 1; a boolean one ANDed with other conditions leaves only those.
-An additive mask of 0 and -inf is exactly a boolean one. Additive masks with finite lows stay additive: on rows that are masked
-everywhere they mean something else. Several that are added (ALiBi's slopes and a causal mask) are one, without those that are causal. Scores may be written
-with batch and heads in one dim. A factor that is no constant (a learned temperature) goes to the queries. Keys and values repeated over groups of heads go
-in unrepeated.
+q, k, v keep [B, H, S, D]; three-dimensional ones get heads of 1. Casts of the scores to float32 and
+back belong to the operator. A mask that is a constant lower triangle becomes causal = 1; a boolean
+one ANDed with other conditions leaves only those. An additive mask of 0 and -inf is exactly a
+boolean one. Additive masks with finite lows stay additive: on rows that are masked everywhere they
+mean something else. Several that are added (ALiBi's slopes and a causal mask) are one, without
+those that are causal. Scores may be written with batch and heads in one dim. A factor that is no
+constant (a learned temperature) goes to the queries. Keys and values repeated over groups of heads
+go in unrepeated.
 """
 
 from __future__ import annotations
@@ -27,11 +30,13 @@ from planner.reader.fuse.matcher import Finder
 _BEHIND = 10
 """Operations between a product and what is looked for behind it, at most."""
 _LOWEST = -1e30
-"""An additive mask at or below this absorbs any score it is added to, so replacing the score is the same as adding."""
+"""An additive mask at or below this absorbs any score it is added to, so replacing the score is the
+same as adding."""
 
 
 def attentions(find: Finder) -> None:
-    """Fuses every product of softmax weights and values whose scores are a product of queries and keys."""
+    """Fuses every product of softmax weights and values whose scores are a product of queries and
+    keys."""
     masks = Masks(find.draft)
     for root in list(find.draft.ops):
         if root.op == "MatMul" and id(root) not in find.gone:
@@ -50,28 +55,64 @@ def _unknown(find: Finder) -> None:
             continue
         name = root.inputs[0]
         for _ in range(_BEHIND):
-            op = find.maker(name, "Dropout", "Where", "Cast", "Mul", "Reshape", "Transpose", "Softmax")
+            op = find.maker(
+                name, "Dropout", "Where", "Cast", "Mul", "Reshape", "Transpose", "Softmax"
+            )
             if op is None or op.op == "Softmax":
                 break
             name = op.inputs[2 if op.op == "Where" else 0]
         else:
             op = None
-        if op is not None and op.op == "Softmax" and op.attrs["axis"] == len(draft.shape(name)) - 1 and _scored(find, op.inputs[0]):
+        if (
+            op is not None
+            and op.op == "Softmax"
+            and op.attrs["axis"] == len(draft.shape(name)) - 1
+            and _scored(find, op.inputs[0])
+        ):
             left.append((root, math.prod(draft.shape(name))))
     if left:
         first, scores = left[0]
-        which = f"attention {first.id!r} is" if len(left) == 1 else f"{len(left)} attentions (the first {first.id!r}) are"
-        draft.notes.append(Finding("attention", f"{which} of no known form: run and priced by parts, with {scores:,} scores a layer that pass through memory several times "
-                                                "(docs/exporting.md, Attention)"))  # fmt: skip
+        which = (
+            f"attention {first.id!r} is"
+            if len(left) == 1
+            else f"{len(left)} attentions (the first {first.id!r}) are"
+        )
+        draft.notes.append(
+            Finding(
+                "attention",
+                f"{which} of no known form: run and priced by parts, with {scores:,} scores a layer"
+                " that pass through memory several times (docs/exporting.md, Attention)",
+            )
+        )
 
 
 def _scored(find: Finder, name: str) -> bool:
-    """Whether a product of two tensors that are no weights lies behind what a softmax takes, through element-wise operations."""
+    """Whether a product of two tensors that are no weights lies behind what a softmax takes,
+    through element-wise operations."""
     left, seen = [(name, 0)], {name}
     while left:
         name, depth = left.pop()
         op = find.maker(name)
-        if op is None or depth > _BEHIND or op.op not in ("MatMul", "Add", "Sub", "Mul", "Div", "Where", "Cast", "Reshape", "Transpose", "Tanh", "Min", "Max", "Clip"):
+        if (
+            op is None
+            or depth > _BEHIND
+            or op.op
+            not in (
+                "MatMul",
+                "Add",
+                "Sub",
+                "Mul",
+                "Div",
+                "Where",
+                "Cast",
+                "Reshape",
+                "Transpose",
+                "Tanh",
+                "Min",
+                "Max",
+                "Clip",
+            )
+        ):
             continue
         if op.op == "MatMul":
             if not any(find.draft.is_leaf(i) for i in op.inputs):
@@ -91,35 +132,58 @@ class _Match:
         self.inside: list[Op] = []
         self.scale = 1.0
         self.guard = False
-        self.added: list[tuple[str, bool]] = []  # what is added to the scores, and whether to scores with batch and heads in one dim
+        self.added: list[
+            tuple[str, bool]
+        ] = []  # what is added to the scores, and whether to scores with batch and heads in one dim
         self.factors: list[str] = []
         self.split: tuple[int, ...] = ()  # batch and heads, where the scores hold them in one dim
-        self.masked_fill: tuple[str, float, bool] | None = None  # condition, fill, True when the condition attends
+        self.masked_fill: tuple[str, float, bool] | None = (
+            None  # condition, fill, True when the condition attends
+        )
         self.scores: Op | None = None
 
 
 def _attention(find: Finder, masks: Masks, root: Op) -> None:
     draft = find.draft
     rank = len(draft.shape(root.outputs[0]))
-    if root.attrs.get("trans_a") or rank not in (3, 4) or any(len(draft.shape(i)) != rank for i in root.inputs):
+    if (
+        root.attrs.get("trans_a")
+        or rank not in (3, 4)
+        or any(len(draft.shape(i)) != rank for i in root.inputs)
+    ):
         return
     match = _Match()
     softmax = _weights(find, root.inputs[0], match)
-    if softmax is None or softmax.attrs["axis"] != len(draft.shape(softmax.outputs[0])) - 1 or not _scores(find, softmax.inputs[0], match):
+    if (
+        softmax is None
+        or softmax.attrs["axis"] != len(draft.shape(softmax.outputs[0])) - 1
+        or not _scores(find, softmax.inputs[0], match)
+    ):
         return
     scores = match.scores
     assert scores is not None
-    whole = len(draft.shape(softmax.outputs[0]))  # the rank of the attention: 3 where nothing tells heads
+    whole = len(
+        draft.shape(softmax.outputs[0])
+    )  # the rank of the attention: 3 where nothing tells heads
     flat = len(draft.shape(scores.outputs[0]))
-    if scores.attrs.get("trans_a") or any(len(draft.shape(i)) != flat for i in scores.inputs) or (flat != whole and not match.split):
+    if (
+        scores.attrs.get("trans_a")
+        or any(len(draft.shape(i)) != flat for i in scores.inputs)
+        or (flat != whole and not match.split)
+    ):
         return
     q, k = (_unscaled(find, name, match) for name in scores.inputs)
-    if not find.closed(root, match.inside) or {draft.dtype(x) for x in (q, k, root.inputs[1])} != {draft.dtype(root.outputs[0])}:
+    if not find.closed(root, match.inside) or {draft.dtype(x) for x in (q, k, root.inputs[1])} != {
+        draft.dtype(root.outputs[0])
+    }:
         return
     if not scores.attrs.get("trans_b"):
         k = find.insert(root, "Transpose", [k], {"perm": (*range(flat - 2), flat - 1, flat - 2)})
     if match.split and flat != whole:
-        q, k = (find.insert(root, "Reshape", [x], shape=(*match.split, *draft.shape(x)[1:])) for x in (q, k))
+        q, k = (
+            find.insert(root, "Reshape", [x], shape=(*match.split, *draft.shape(x)[1:]))
+            for x in (q, k)
+        )
     v = root.inputs[1]
     if root.attrs.get("trans_b"):
         v = find.insert(root, "Transpose", [v], {"perm": (*range(rank - 2), rank - 1, rank - 2)})
@@ -135,12 +199,17 @@ def _attention(find: Finder, masks: Masks, root: Op) -> None:
     attrs: dict[str, Any] = {"scale": match.scale, "causal": 0}
     mask = _mask_operand(find, masks, root, match, attrs, shapes)
     if mask and whole == 3 and len(draft.shape(mask)) == 3:
-        mask = find.insert(root, "Reshape", [mask], shape=(draft.shape(mask)[0], 1, *draft.shape(mask)[1:]))
+        mask = find.insert(
+            root, "Reshape", [mask], shape=(draft.shape(mask)[0], 1, *draft.shape(mask)[1:])
+        )
     if match.guard and mask:
         attrs["guard"] = 1
     operands = [q, k, v]
     if whole == 3:
-        operands = [find.insert(root, "Reshape", [x], shape=(draft.shape(x)[0], 1, *draft.shape(x)[1:])) for x in operands]
+        operands = [
+            find.insert(root, "Reshape", [x], shape=(draft.shape(x)[0], 1, *draft.shape(x)[1:]))
+            for x in operands
+        ]
     if rank == 3:
         made = find.insert(root, "Attention", [*operands, *([mask] if mask else [])], attrs)
         find.fuse(root, match.inside, "Reshape", [made], {})
@@ -153,7 +222,15 @@ def _attention(find: Finder, masks: Masks, root: Op) -> None:
 
 def _fit(shapes: list[tuple[int, ...]]) -> bool:
     (b, h, _, d), (bk, g, t, dk), (bv, gv, tv, _) = shapes
-    return b == bk == bv and g == gv and t == tv and d == dk and g > 0 and h % g == 0 and (g == h or g == 1)
+    return (
+        b == bk == bv
+        and g == gv
+        and t == tv
+        and d == dk
+        and g > 0
+        and h % g == 0
+        and (g == h or g == 1)
+    )
 
 
 def _weights(find: Finder, name: str, match: _Match) -> Op | None:
@@ -186,7 +263,8 @@ def _weights(find: Finder, name: str, match: _Match) -> Op | None:
 
 
 def _scores(find: Finder, name: str, match: _Match) -> bool:
-    """Walks up from the Softmax to the product of queries and keys, taking in scale, mask and casts."""
+    """Walks up from the Softmax to the product of queries and keys, taking in scale, mask and
+    casts."""
     draft = find.draft
     full = draft.shape(name)
     for _ in range(8):
@@ -211,13 +289,24 @@ def _scores(find: Finder, name: str, match: _Match) -> bool:
             name = factor[0]
             match.factors.append(factor[1])
             continue
-        if op.op == "Reshape" and match.split in ((), full[:2]) and len(full) == 4 and draft.shape(op.inputs[0]) == (full[0] * full[1], *full[2:]):
+        if (
+            op.op == "Reshape"
+            and match.split in ((), full[:2])
+            and len(full) == 4
+            and draft.shape(op.inputs[0]) == (full[0] * full[1], *full[2:])
+        ):
             match.inside.append(op)
             match.split, name = full[:2], op.inputs[0]
             full = draft.shape(name)
             continue
-        if match.scale != 1.0 or match.factors or (match.added and op.op != "Add") or len(match.added) > 2:
-            return False  # a mask under the scale, or one that replaces what is masked after something was added
+        if (
+            match.scale != 1.0
+            or match.factors
+            or (match.added and op.op != "Add")
+            or len(match.added) > 2
+        ):
+            # a mask under the scale, or one that replaces what is masked after something was added
+            return False
         step = _masked(find, op, full, match)
         if step is None:
             return False
@@ -238,14 +327,20 @@ def _masked(find: Finder, op: Op, full: tuple[int, ...], match: _Match) -> str |
         for slot, attends in ((1, True), (2, False)):
             fill = draft.scalar(op.inputs[3 - slot])
             scores = op.inputs[slot]
-            if fill is not None and fill <= _LOWEST and draft.shape(scores) == full and _reaches(find, scores):
+            if (
+                fill is not None
+                and fill <= _LOWEST
+                and draft.shape(scores) == full
+                and _reaches(find, scores)
+            ):
                 match.masked_fill = (op.inputs[0], fill, attends)
                 return scores
     return None
 
 
 def _reaches(find: Finder, name: str) -> bool:
-    """True when a product of two tensors lies up the chain of scales, casts, what is added, and views."""
+    """True when a product of two tensors lies up the chain of scales, casts, what is added, and
+    views."""
     full = find.draft.shape(name)
     left = [(name, 0)]
     while left:
@@ -266,7 +361,12 @@ def _factor(find: Finder, op: Op, full: tuple[int, ...]) -> tuple[str, str] | No
         return None
     for scores, factor in (op.inputs, op.inputs[::-1]):
         shape = find.draft.shape(factor)
-        if find.draft.shape(scores) == full and len(shape) <= len(full) and set(shape[-2:]) <= {1} and _reaches(find, scores):
+        if (
+            find.draft.shape(scores) == full
+            and len(shape) <= len(full)
+            and set(shape[-2:]) <= {1}
+            and _reaches(find, scores)
+        ):
             return scores, factor
     return None
 
@@ -283,15 +383,25 @@ def _unscaled(find: Finder, name: str, match: _Match) -> str:
     return name
 
 
-def _mask_operand(find: Finder, masks: Masks, root: Op, match: _Match, attrs: dict[str, Any], shapes: list[tuple[int, ...]]) -> str:
-    """The operand for what was found: the additive mask itself, a boolean condition, or one made additive. Of several causal ones become an attribute."""
+def _mask_operand(
+    find: Finder,
+    masks: Masks,
+    root: Op,
+    match: _Match,
+    attrs: dict[str, Any],
+    shapes: list[tuple[int, ...]],
+) -> str:
+    """The operand for what was found: the additive mask itself, a boolean condition, or one made
+    additive. Of several causal ones become an attribute."""
     draft = find.draft
     s, t = shapes[0][-2], shapes[1][-2]
     added = [_parted(find, root, match, name) if flat else name for name, flat in match.added]
     if len(added) + (match.masked_fill is not None) > 1:
         kinds = [masks.kind(name, s, t) for name in added]
         attrs["causal"] = int("causal" in kinds)
-        added = [name for name, kind in zip(added, kinds, strict=True) if kind not in ("all", "causal")]
+        added = [
+            name for name, kind in zip(added, kinds, strict=True) if kind not in ("all", "causal")
+        ]
     bias = added[0] if added else ""
     for other in added[1:]:
         bias = find.insert(root, "Add", [bias, other])
@@ -307,11 +417,19 @@ def _mask_operand(find: Finder, masks: Masks, root: Op, match: _Match, attrs: di
         return condition
     dtype = np.dtype("float32")
     if bias:
-        dtype = np.dtype(draft.dtype(bias)) if draft.dtype(bias) in ("float16", "float64") else dtype
+        dtype = (
+            np.dtype(draft.dtype(bias)) if draft.dtype(bias) in ("float16", "float64") else dtype
+        )
         if draft.dtype(bias) != dtype.name:
             bias = find.insert(root, "Cast", [bias], {"to": "float32"})
-    low = draft.constant(f"{root.outputs[0]}/low", np.asarray(max(fill, float(np.finfo(dtype).min)), dtype))
-    return find.insert(root, "Where", [condition, bias or draft.constant(f"{root.outputs[0]}/zero", np.asarray(0.0, dtype)), low])
+    low = draft.constant(
+        f"{root.outputs[0]}/low", np.asarray(max(fill, float(np.finfo(dtype).min)), dtype)
+    )
+    return find.insert(
+        root,
+        "Where",
+        [condition, bias or draft.constant(f"{root.outputs[0]}/zero", np.asarray(0.0, dtype)), low],
+    )
 
 
 def _parted(find: Finder, root: Op, match: _Match, name: str) -> str:
@@ -328,7 +446,8 @@ def _parted(find: Finder, root: Op, match: _Match, name: str) -> str:
 
 
 def _simplify_mask(find: Finder, masks: Masks, op: Op, place: Op | None = None) -> None:
-    """Constant masks become causal = 1 or vanish; -inf masks become boolean; conjunctions lose their constant parts."""
+    """Constant masks become causal = 1 or vanish; -inf masks become boolean; conjunctions lose
+    their constant parts."""
     draft = find.draft
     if len(op.inputs) < 4 or not op.inputs[3]:
         return
@@ -345,7 +464,9 @@ def _simplify_mask(find: Finder, masks: Masks, op: Op, place: Op | None = None) 
         high, low = draft.scalar(where.inputs[1]), draft.scalar(where.inputs[2])
         if high == 0.0 and low is not None and low <= MASKED:
             if masks.kind(where.inputs[0], s, t) in ("all", "causal"):
-                op.attrs["causal"] = int(masks.kind(where.inputs[0], s, t) == "causal" or op.attrs["causal"] == 1)
+                op.attrs["causal"] = int(
+                    masks.kind(where.inputs[0], s, t) == "causal" or op.attrs["causal"] == 1
+                )
                 del op.inputs[3:]
                 op.attrs.pop("guard", None)
                 return
@@ -363,7 +484,9 @@ def _simplify_mask(find: Finder, masks: Masks, op: Op, place: Op | None = None) 
         op.attrs.pop("guard", None)
 
 
-def _reduce_conjunction(find: Finder, masks: Masks, op: Op, mask: str, s: int, t: int, place: Op) -> str:
+def _reduce_conjunction(
+    find: Finder, masks: Masks, op: Op, mask: str, s: int, t: int, place: Op
+) -> str:
     """And(causal, always, rest...) -> rest, with causal = 1."""
     parts: list[str] = []
     stack = [mask]
@@ -394,7 +517,8 @@ def _reduce_conjunction(find: Finder, masks: Masks, op: Op, mask: str, s: int, t
 
 
 def repeated_heads(find: Finder) -> None:
-    """Keys and values that an exporter repeated over groups of heads enter Attention with their own heads."""
+    """Keys and values that an exporter repeated over groups of heads enter Attention with their own
+    heads."""
     for op in list(find.draft.ops):
         if op.op != "Attention":
             continue
@@ -407,12 +531,17 @@ def repeated_heads(find: Finder) -> None:
             _, _, t, d = find.draft.shape(op.inputs[slot])
             source, _, swapped = each
             b = find.draft.shape(op.inputs[0])[0]
-            x = find.insert(op, "Reshape", [source], shape=(b, t, heads, d) if swapped else (b, heads, t, d))
-            op.inputs[slot] = find.insert(op, "Transpose", [x], {"perm": (0, 2, 1, 3)}) if swapped else x
+            x = find.insert(
+                op, "Reshape", [source], shape=(b, t, heads, d) if swapped else (b, heads, t, d)
+            )
+            op.inputs[slot] = (
+                find.insert(op, "Transpose", [x], {"perm": (0, 2, 1, 3)}) if swapped else x
+            )
 
 
 def _unrepeated(find: Finder, name: str) -> tuple[str, int, bool] | None:
-    """(source, G, swapped) when `name` [B, H, T, D] is a source of G heads with each repeated H/G times in a row.
+    """(source, G, swapped) when `name` [B, H, T, D] is a source of G heads with each repeated H/G
+    times in a row.
 
     swapped: the source is laid out [B, T, G, D].
     """
@@ -422,7 +551,11 @@ def _unrepeated(find: Finder, name: str) -> tuple[str, int, bool] | None:
     if gather is not None and gather.attrs["axis"] == 1 and len(draft.shape(gather.inputs[0])) == 4:
         g = draft.shape(gather.inputs[0])[1]
         index = draft.value(gather.inputs[1])
-        repeated = index is not None and h % g == 0 and bool((index == np.repeat(np.arange(g), h // g)).all())
+        repeated = (
+            index is not None
+            and h % g == 0
+            and bool((index == np.repeat(np.arange(g), h // g)).all())
+        )
         return (gather.inputs[0], g, False) if repeated else None
     swap = find.maker(name, "Transpose")
     if swap is not None:
@@ -435,7 +568,11 @@ def _unrepeated(find: Finder, name: str) -> tuple[str, int, bool] | None:
         return None
     axis = 3 if swap is not None else 2
     before, after = draft.shape(spread.inputs[0]), draft.shape(spread.outputs[0])
-    if len(before) != 5 or before[axis] != 1 or before[:axis] + before[axis + 1 :] != after[:axis] + after[axis + 1 :]:
+    if (
+        len(before) != 5
+        or before[axis] != 1
+        or before[:axis] + before[axis + 1 :] != after[:axis] + after[axis + 1 :]
+    ):
         return None
     g, r = after[axis - 1], after[axis]
     expected = (b, t, g, r, d) if swap is not None else (b, g, r, t, d)

@@ -1,15 +1,20 @@
 """RoutedExperts from the forms in which exporters write a mixture of experts.
 
-With x [T, H] (T: tokens, in any number of dims), index and share [T, K], and weights stacked over E experts, the result is
+With x [T, H] (T: tokens, in any number of dims), index and share [T, K], and weights stacked over E
+experts, the result is
 
-    sum over j of share[t, j] * down[index[t, j]] ( mix(gate[index[t, j]] x[t], up[index[t, j]] x[t]) )
+    sum over j of share[t, j] * down[index[t, j]] ( mix(gate[index[t, j]] x[t], up[index[t, j]]
+    x[t]) )
 
-    gathered   weights[index] and one product a row of [T, K]: a Gather of each stack by the same indices, the sum over K last
-    dense      every expert works on every token, and the results are weighed by share spread to [T, E]: a OneHot of the indices times share, summed over
-               K, or a ScatterElements of share into zeros; the sum over E last
+    gathered   weights[index] and one product a row of [T, K]: a Gather of each stack by the same
+               indices, the sum over K last
+    dense      every expert works on every token, and the results are weighed by share spread to [T,
+               E]: a OneHot of the indices times share, summed over K, or a ScatterElements of share
+               into zeros; the sum over E last
 
-Gate and up may be one stack whose result is cut in two (evenly, first halves or alternating). Indices must come from a TopK: they are then in range.
-Reshapes keep the order of elements, so a tensor of rows is known by its elements' order alone: tokens, choices, width.
+Gate and up may be one stack whose result is cut in two (evenly, first halves or alternating).
+Indices must come from a TopK: they are then in range. Reshapes keep the order of elements, so a
+tensor of rows is known by its elements' order alone: tokens, choices, width.
 """
 
 from __future__ import annotations
@@ -36,11 +41,25 @@ def experts(find: Finder) -> None:
 def _unknown(find: Finder) -> None:
     """A finding on stacks of matrices gathered by a router whose use is not recognised."""
     draft = find.draft
-    stacks = [op for op in draft.ops if op.op == "Gather" and id(op) not in find.gone and len(draft.shape(op.inputs[0])) == 3 and draft.is_leaf(op.inputs[0])]
-    left = [op for op in stacks if any(find.uses(o) for o in op.outputs if o) and routed(find, source(draft, op.inputs[1]))]
+    stacks = [
+        op
+        for op in draft.ops
+        if op.op == "Gather"
+        and id(op) not in find.gone
+        and len(draft.shape(op.inputs[0])) == 3
+        and draft.is_leaf(op.inputs[0])
+    ]
+    left = [
+        op
+        for op in stacks
+        if any(find.uses(o) for o in op.outputs if o) and routed(find, source(draft, op.inputs[1]))
+    ]
     if left:
-        text = (f"{len(left)} stacks of experts ({left[0].inputs[0]!r}) are gathered by a router, but what is done with them is not a known form of experts: "
-                "they are planned as gathered weights, one copy per chosen expert and token")  # fmt: skip
+        text = (
+            f"{len(left)} stacks of experts ({left[0].inputs[0]!r}) are gathered by a router, but"
+            " what is done with them is not a known form of experts: they are planned as gathered"
+            " weights, one copy per chosen expert and token"
+        )
         draft.notes.append(Finding("experts", text))
 
 
@@ -56,7 +75,11 @@ def _gathered(find: Finder, root: Op) -> bool:
     rows = form.tokens * form.choices
     for k in (0, 1):
         share, result = weigh.inputs[k], weigh.inputs[1 - k]
-        if prod(draft.shape(share)) != rows or prod(draft.shape(result)) != rows * width or not _per_row(draft, share, result, width):
+        if (
+            prod(draft.shape(share)) != rows
+            or prod(draft.shape(result)) != rows * width
+            or not _per_row(draft, share, result, width)
+        ):
             continue
         down = form.product(form.uncast(result))
         return down is not None and _build(find, root, form, source(draft, share), down)
@@ -98,7 +121,8 @@ def _dense(find: Finder, root: Op) -> bool:
 
 
 def _spread(find: Finder, form: Form, name: str, shape: tuple[int, ...]) -> tuple[str, str] | None:
-    """(index, share) behind a tensor [.., E, tokens] that holds share where the router chose and 0 elsewhere."""
+    """(index, share) behind a tensor [.., E, tokens] that holds share where the router chose and 0
+    elsewhere."""
     draft, experts_, tokens = find.draft, shape[-2], shape[-1]
     name = form.strip(name)
     if tokens != 1:
@@ -107,7 +131,11 @@ def _spread(find: Finder, form: Form, name: str, shape: tuple[int, ...]) -> tupl
             return None
         before, perm = draft.shape(turn.inputs[0]), tuple(turn.attrs["perm"])
         last = len(before) - 1
-        if before[-1] != experts_ or perm != (*range(last - 1), last, last - 1) or real_dims(draft.shape(name)) != real_dims(shape):
+        if (
+            before[-1] != experts_
+            or perm != (*range(last - 1), last, last - 1)
+            or real_dims(draft.shape(name)) != real_dims(shape)
+        ):
             return None
         form.inside.append(turn)
         name = turn.inputs[0]
@@ -115,14 +143,19 @@ def _spread(find: Finder, form: Form, name: str, shape: tuple[int, ...]) -> tupl
 
 
 def spread_share(find: Finder, form: Form, name: str, experts_: int) -> tuple[str, str] | None:
-    """(index, share) behind a tensor [tokens, E] that holds share where the router chose and 0 elsewhere."""
+    """(index, share) behind a tensor [tokens, E] that holds share where the router chose and 0
+    elsewhere."""
     draft, name = find.draft, form.strip(name)
     if draft.shape(name)[-1] != experts_:
         return None
     scatter = find.maker(name, "ScatterElements")
     if scatter is not None:
         data, index, share = scatter.inputs
-        if scatter.attrs["axis"] != len(draft.shape(name)) - 1 or scatter.attrs.get("reduction", "none") not in ("none", "add") or not zeros(draft, data):
+        if (
+            scatter.attrs["axis"] != len(draft.shape(name)) - 1
+            or scatter.attrs.get("reduction", "none") not in ("none", "add")
+            or not zeros(draft, data)
+        ):
             return None
         if prod(draft.shape(index)[:-1]) != form.tokens:
             return None
@@ -143,7 +176,12 @@ def spread_share(find: Finder, form: Form, name: str, experts_: int) -> tuple[st
             form.inside.append(hot)
             hot = find.maker(hot.inputs[0], "OneHot")
         share = times.inputs[1 - k]
-        if hot is None or hot.attrs["axis"] != rank or hot.attrs["depth"] != experts_ or (hot.attrs["off_value"], hot.attrs["on_value"]) != (0, 1):
+        if (
+            hot is None
+            or hot.attrs["axis"] != rank
+            or hot.attrs["depth"] != experts_
+            or (hot.attrs["off_value"], hot.attrs["on_value"]) != (0, 1)
+        ):
             continue
         if draft.shape(share) != (*draft.shape(hot.outputs[0])[:-1], 1):
             return None
@@ -154,9 +192,15 @@ def spread_share(find: Finder, form: Form, name: str, experts_: int) -> tuple[st
 
 
 def _build(find: Finder, root: Op, form: Form, share: str, down: Product) -> bool:
-    """Replaces a group by RoutedExperts, once its first layer is found too and nothing outside reads what it makes inside."""
+    """Replaces a group by RoutedExperts, once its first layer is found too and nothing outside
+    reads what it makes inside."""
     hidden = form.hidden(down.rows)
-    if hidden is None or down.part is not None or not form.index or not find.closed(root, form.inside):
+    if (
+        hidden is None
+        or down.part is not None
+        or not form.index
+        or not find.closed(root, form.inside)
+    ):
         return False
     gate, up, activation = hidden
     return fused(find, root, form, share, gate, up, down, activation)
@@ -165,4 +209,10 @@ def _build(find: Finder, root: Op, form: Form, share: str, down: Product) -> boo
 def zeros(draft: Draft, name: str) -> bool:
     """Whether a tensor is zero everywhere."""
     op = draft.maker.get(name)
-    return draft.splat(name) == 0 or (op is not None and ((op.op == "ConstantOfShape" and op.attrs["value"] == 0) or (op.op == "Expand" and zeros(draft, op.inputs[0]))))
+    return draft.splat(name) == 0 or (
+        op is not None
+        and (
+            (op.op == "ConstantOfShape" and op.attrs["value"] == 0)
+            or (op.op == "Expand" and zeros(draft, op.inputs[0]))
+        )
+    )

@@ -1,4 +1,5 @@
-"""RoutedExperts built from the parts that were found of one: stacks brought to [E, in, out] or [E, out, in], tokens and choices to the same leading dims."""
+"""RoutedExperts built from the parts that were found of one: stacks brought to [E, in, out] or [E,
+out, in], tokens and choices to the same leading dims."""
 
 from __future__ import annotations
 
@@ -15,24 +16,58 @@ _NAMES = ("", "", "", "gate", "up", "down", "gate_bias", "up_bias", "down_bias")
 """Parts by operand slot of RoutedExperts, as the weights cut from a stack are called."""
 
 
-def fused(find: Finder, root: Op, form: Form, share: str, gate: Product | None, up: Product, down: Product, activation: str) -> bool:
-    """Whether the parts of a mixture fit together; root becomes RoutedExperts then, and what is inside goes (which nothing else may read)."""
+def fused(
+    find: Finder,
+    root: Op,
+    form: Form,
+    share: str,
+    gate: Product | None,
+    up: Product,
+    down: Product,
+    activation: str,
+) -> bool:
+    """Whether the parts of a mixture fit together; root becomes RoutedExperts then, and what is
+    inside goes (which nothing else may read)."""
     draft = find.draft
     x = form.token_rows(up.rows)
     choices = prod(draft.shape(form.index)) // form.tokens
-    if (gate and (form.token_rows(gate.rows) != x or gate.turned != up.turned or (gate.part is None) != (up.part is None))) or (up.part and not gate):
+    if (
+        gate
+        and (
+            form.token_rows(gate.rows) != x
+            or gate.turned != up.turned
+            or (gate.part is None) != (up.part is None)
+        )
+    ) or (up.part and not gate):
         return False
-    if gate and gate.part and (gate.stack != up.stack or {gate.part, up.part} not in ({(0, 1), (_half(draft, up), 1)}, {(0, 2), (1, 2)})):
+    if (
+        gate
+        and gate.part
+        and (
+            gate.stack != up.stack
+            or {gate.part, up.part} not in ({(0, 1), (_half(draft, up), 1)}, {(0, 2), (1, 2)})
+        )
+    ):
         return False
-    width, out = prod(draft.shape(x)) // form.tokens, prod(draft.shape(root.outputs[0])) // form.tokens
+    width, out = (
+        prod(draft.shape(x)) // form.tokens,
+        prod(draft.shape(root.outputs[0])) // form.tokens,
+    )
     lead = _lead_of(draft.shape(x), form.tokens)
     if prod(draft.shape(x)) != form.tokens * width or lead is None or width != out:
         return False
-    if not _sizes_fit(draft, gate, up, down, width) or prod(draft.shape(share)) != form.tokens * choices:
+    if (
+        not _sizes_fit(draft, gate, up, down, width)
+        or prod(draft.shape(share)) != form.tokens * choices
+    ):
         return False
     x = _view(find, root, x, (*lead, width))
     views = [_view(find, root, name, (*lead, choices)) for name in (form.index, share)]
-    inputs = [x, *views, *(_part(find, root, p, what) for what in ("stack", "bias") for p in (gate, up, down))]
+    inputs = [
+        x,
+        *views,
+        *(_part(find, root, p, what) for what in ("stack", "bias") for p in (gate, up, down)),
+    ]
     while not inputs[-1]:
         inputs.pop()
     attrs = {"activation": activation, "trans_in": int(up.turned), "trans_out": int(down.turned)}
@@ -59,8 +94,14 @@ def _sizes_fit(draft: Draft, gate: Product | None, up: Product, down: Product, w
     experts_ = draft.shape(up.stack)[0]
     hidden = _half(draft, up) if up.part else draft.shape(up.stack)[1 if up.turned else 2]
     first = [p for p in (gate, up) if p is not None]
-    sides = [sorted(draft.shape(p.stack)) == sorted((experts_, width, 2 * hidden if p.part else hidden)) and draft.shape(p.stack)[2 if p.turned else 1] == width for p in first]
-    return all(sides) and draft.shape(down.stack) == ((experts_, width, hidden) if down.turned else (experts_, hidden, width))
+    sides = [
+        sorted(draft.shape(p.stack)) == sorted((experts_, width, 2 * hidden if p.part else hidden))
+        and draft.shape(p.stack)[2 if p.turned else 1] == width
+        for p in first
+    ]
+    return all(sides) and draft.shape(down.stack) == (
+        (experts_, width, hidden) if down.turned else (experts_, hidden, width)
+    )
 
 
 def _part(find: Finder, root: Op, product: Product | None, what: str) -> str:
@@ -78,25 +119,50 @@ def _part(find: Finder, root: Op, product: Product | None, what: str) -> str:
     axis = len(shape) - 1 if what == "bias" or not product.turned else 1
     half = shape[axis] // 2
     stop = start + half if step == 1 else shape[axis]
-    return find.insert(root, "Slice", [whole], {"axes": (axis,), "starts": (start,), "ends": (stop,), "steps": (step,)})
+    return find.insert(
+        root,
+        "Slice",
+        [whole],
+        {"axes": (axis,), "starts": (start,), "ends": (stop,), "steps": (step,)},
+    )
 
 
 def stored_parts(draft: Draft) -> None:
-    """Parts of stacks that experts read are cut on the stored weights: each becomes a weight of its own."""
+    """Parts of stacks that experts read are cut on the stored weights: each becomes a weight of its
+    own."""
     made: dict[tuple[Any, ...], str] = {}
     for op in draft.ops:
         for slot, name in enumerate(op.inputs if op.op == "RoutedExperts" else ()):
             cut = draft.maker.get(name)
-            if slot < 3 or cut is None or cut.op != "Slice" or len(cut.attrs["axes"]) != 1 or not draft.is_leaf(cut.inputs[0]):
+            if (
+                slot < 3
+                or cut is None
+                or cut.op != "Slice"
+                or len(cut.attrs["axes"]) != 1
+                or not draft.is_leaf(cut.inputs[0])
+            ):
                 continue
             whole = cut.inputs[0]
-            step = (cut.attrs["axes"][0], cut.attrs["starts"][0], cut.attrs["ends"][0], cut.attrs["steps"][0])
+            step = (
+                cut.attrs["axes"][0],
+                cut.attrs["starts"][0],
+                cut.attrs["ends"][0],
+                cut.attrs["steps"][0],
+            )
             if (whole, step) not in made:
-                own = made[whole, step] = draft.fresh(f"{whole}{'.' if '.' in whole else '_'}{_NAMES[slot]}")
+                own = made[whole, step] = draft.fresh(
+                    f"{whole}{'.' if '.' in whole else '_'}{_NAMES[slot]}"
+                )
                 draft.types[own] = draft.types[name]
                 if whole in draft.refs:
                     ref = draft.refs[whole]
-                    draft.refs[own] = replace(ref, transform=(*(ref.transform or (("reshape", draft.shape(whole)),)), ("slice", step)))
+                    draft.refs[own] = replace(
+                        ref,
+                        transform=(
+                            *(ref.transform or (("reshape", draft.shape(whole)),)),
+                            ("slice", step),
+                        ),
+                    )
                 else:
                     draft.values[own] = transformed(draft.values[whole], [("slice", step)], own)
                     draft.keep_floats.add(own)
@@ -105,12 +171,23 @@ def stored_parts(draft: Draft) -> None:
 
 def _view(find: Finder, root: Op, name: str, shape: tuple[int, ...]) -> str:
     """A tensor in a shape of as many elements, as it is where it has it."""
-    return name if find.draft.shape(name) == shape else find.insert(root, "Reshape", [name], shape=shape)
+    return (
+        name
+        if find.draft.shape(name) == shape
+        else find.insert(root, "Reshape", [name], shape=shape)
+    )
 
 
 def _lead_of(shape: tuple[int, ...], tokens: int) -> tuple[int, ...] | None:
     """Leading dims that hold the tokens, ones dropped, or None."""
-    k = next((k for k in range(len(shape) + 1) if prod(shape[:k]) == tokens and prod(shape[k:]) * tokens == prod(shape)), None)
+    k = next(
+        (
+            k
+            for k in range(len(shape) + 1)
+            if prod(shape[:k]) == tokens and prod(shape[k:]) * tokens == prod(shape)
+        ),
+        None,
+    )
     if k is None:
         return None
     return shape[:k] if 0 < k <= 2 else real_dims(shape[:k]) or (1,)

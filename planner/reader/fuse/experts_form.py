@@ -1,6 +1,8 @@
-"""What a mixture of experts is made of, as exporters write it: stacks of weights, products with them, the hidden layer, the rows of tokens.
+"""What a mixture of experts is made of, as exporters write it: stacks of weights, products with
+them, the hidden layer, the rows of tokens.
 
-Everything is found from a result backwards (planner.reader.fuse.experts starts at its roots); what was passed on the way goes when the mixture is fused.
+Everything is found from a result backwards (planner.reader.fuse.experts starts at its roots); what
+was passed on the way goes when the mixture is fused.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ _ACTIVATIONS = {"Silu": "silu", "Relu": "relu", "Sigmoid": "sigmoid", "Tanh": "t
 
 @dataclass(frozen=True)
 class Product:
-    """Rows times an expert's weight: the stack, whether it is stored [E, out, in], the operand, the stack of biases; which part (start, step) of the result."""
+    """Rows times an expert's weight: the stack, whether it is stored [E, out, in], the operand, the
+    stack of biases; which part (start, step) of the result."""
 
     stack: str
     turned: bool
@@ -50,15 +53,21 @@ class Form:
         return op
 
     def uncast(self, name: str) -> str:
-        """The result behind a cast to a wider float: routers are computed in float32, and what they weigh follows."""
+        """The result behind a cast to a wider float: routers are computed in float32, and what they
+        weigh follows."""
         op = self.find.maker(self.strip(name), "Cast")
-        if op is None or not self.draft.is_float(op.inputs[0]) or not self.draft.is_float(op.outputs[0]):
+        if (
+            op is None
+            or not self.draft.is_float(op.inputs[0])
+            or not self.draft.is_float(op.outputs[0])
+        ):
             return name
         self.inside.append(op)
         return op.inputs[0]
 
     def product(self, name: str) -> Product | None:
-        """Rows times weights chosen by the router, or times all of them, and a bias of each expert."""
+        """Rows times weights chosen by the router, or times all of them, and a bias of each
+        expert."""
         op, bias = self.take(name, "MatMul", "Add"), ""
         if op is not None and op.op == "Add":
             for k in (0, 1):
@@ -77,7 +86,11 @@ class Form:
         if op is None or op.attrs["axis"] != 0:
             return ""
         index = source(self.draft, op.inputs[1])
-        if not self.index and prod(self.draft.shape(index)) == self.tokens * self.choices and routed(self.find, index):
+        if (
+            not self.index
+            and prod(self.draft.shape(index)) == self.tokens * self.choices
+            and routed(self.find, index)
+        ):
             self.index = index
         return op.inputs[0] if index == self.index else ""
 
@@ -86,12 +99,25 @@ class Form:
         out = self.draft.shape(add.outputs[0])
         if self.choices:
             stack = self.chosen(source(self.draft, name))
-            return stack if stack and len(self.draft.shape(stack)) == 2 and prod(self.draft.shape(name)) == prod(out) else ""
+            return (
+                stack
+                if stack
+                and len(self.draft.shape(stack)) == 2
+                and prod(self.draft.shape(name)) == prod(out)
+                else ""
+            )
         shape = self.draft.shape(name)
         leaf = source(self.draft, name)
         each = self.draft.shape(leaf)
-        own = len(shape) >= 3 and len(out) >= 3 and shape[-3:] == (out[-3], 1, out[-1]) and prod(shape) == out[-3] * out[-1]
-        return leaf if own and self.draft.is_leaf(leaf) and each in (shape, (out[-3], out[-1])) else ""
+        own = (
+            len(shape) >= 3
+            and len(out) >= 3
+            and shape[-3:] == (out[-3], 1, out[-1])
+            and prod(shape) == out[-3] * out[-1]
+        )
+        return (
+            leaf if own and self.draft.is_leaf(leaf) and each in (shape, (out[-3], out[-1])) else ""
+        )
 
     def gathered(self, op: Op) -> Product | None:
         """One row a product: [.., 1, H] x chosen [.., H, F], or chosen [.., F, H] x [.., H, 1]."""
@@ -100,10 +126,17 @@ class Form:
             stack, other = self.chosen(op.inputs[k]), op.inputs[1 - k]
             if not stack or len(shape(stack)) != 3:
                 continue
-            swapped, own = (bool(op.attrs.get(flag)) for flag in (("trans_a", "trans_b") if k else ("trans_b", "trans_a")))
+            swapped, own = (
+                bool(op.attrs.get(flag))
+                for flag in (("trans_a", "trans_b") if k else ("trans_b", "trans_a"))
+            )
             batch, rest = shape(op.inputs[k])[:-2], shape(other)[:-2]
             rest = (1,) * (len(batch) - len(rest)) + rest
-            if shape(other)[-1 if swapped == bool(k) else -2] != 1 or rest not in (batch, (*batch[:-1], 1)) or (rest != batch and batch[-1] != self.choices):
+            if (
+                shape(other)[-1 if swapped == bool(k) else -2] != 1
+                or rest not in (batch, (*batch[:-1], 1))
+                or (rest != batch and batch[-1] != self.choices)
+            ):
                 return None  # tokens are repeated for their choices, in the last dim, or not at all
             return Product(stack, own == bool(k), other)
         return None
@@ -111,7 +144,12 @@ class Form:
     def every(self, op: Op) -> Product | None:
         """All experts: [.., 1, T, H] x stack [E, H, F]."""
         stack, out = op.inputs[1], self.draft.shape(op.outputs[0])
-        if op.attrs.get("trans_a") or len(self.draft.shape(stack)) != 3 or len(out) < 3 or out[-3] != self.draft.shape(stack)[0]:
+        if (
+            op.attrs.get("trans_a")
+            or len(self.draft.shape(stack)) != 3
+            or len(out) < 3
+            or out[-3] != self.draft.shape(stack)[0]
+        ):
             return None
         return Product(stack, bool(op.attrs.get("trans_b")), op.inputs[0])
 
@@ -156,7 +194,8 @@ class Form:
         return None
 
     def token_rows(self, name: str) -> str:
-        """The tensor of tokens [T, H] that rows of a product are taken from, '' where they are something else."""
+        """The tensor of tokens [T, H] that rows of a product are taken from, '' where they are
+        something else."""
         draft = self.draft
         while (op := self.find.maker(name, "Reshape", "Expand", "Tile", "Gather")) is not None:
             shape, before = draft.shape(name), draft.shape(op.inputs[0])
@@ -166,11 +205,23 @@ class Form:
                 if any(before[k] != 1 for k in at):
                     break
                 dense = not self.choices and at == [len(shape) - 3]
-                if not dense and not (len(at) == 1 and shape[at[0]] == self.choices and prod(shape[: at[0]]) == self.tokens):
+                if not dense and not (
+                    len(at) == 1
+                    and shape[at[0]] == self.choices
+                    and prod(shape[: at[0]]) == self.tokens
+                ):
                     break
             elif op.op == "Gather":
-                rows, want = draft.value(op.inputs[1]), np.repeat(np.arange(self.tokens), max(1, self.choices))
-                if op.attrs["axis"] != 0 or before[0] != self.tokens or rows is None or not np.array_equal(rows.reshape(-1), want):
+                rows, want = (
+                    draft.value(op.inputs[1]),
+                    np.repeat(np.arange(self.tokens), max(1, self.choices)),
+                )
+                if (
+                    op.attrs["axis"] != 0
+                    or before[0] != self.tokens
+                    or rows is None
+                    or not np.array_equal(rows.reshape(-1), want)
+                ):
                     break
             name = op.inputs[0]
         return name
@@ -178,7 +229,9 @@ class Form:
 
 def source(draft: Draft, name: str) -> str:
     """The tensor behind Reshapes and casts of whole numbers."""
-    while (op := draft.maker.get(name)) is not None and (op.op == "Reshape" or (op.op == "Cast" and not draft.is_float(name))):
+    while (op := draft.maker.get(name)) is not None and (
+        op.op == "Reshape" or (op.op == "Cast" and not draft.is_float(name))
+    ):
         name = op.inputs[0]
     return name
 
@@ -186,11 +239,18 @@ def source(draft: Draft, name: str) -> str:
 def routed(find: Finder, index: str) -> bool:
     """Whether indices are those of a TopK along its last dim."""
     op = find.maker(index, "TopK")
-    return op is not None and len(op.outputs) > 1 and op.outputs[1] == index and op.attrs["axis"] == len(find.draft.shape(index)) - 1
+    return (
+        op is not None
+        and len(op.outputs) > 1
+        and op.outputs[1] == index
+        and op.attrs["axis"] == len(find.draft.shape(index)) - 1
+    )
 
 
 def _activation(op: Op) -> str:
-    return _ACTIVATIONS.get(op.op) or ("gelu_tanh" if op.attrs.get("approximate") == "tanh" else "gelu")
+    return _ACTIVATIONS.get(op.op) or (
+        "gelu_tanh" if op.attrs.get("approximate") == "tanh" else "gelu"
+    )
 
 
 def real_dims(shape: tuple[int, ...]) -> tuple[int, ...]:

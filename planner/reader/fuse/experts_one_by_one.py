@@ -1,10 +1,13 @@
-"""RoutedExperts from experts that are written one by one, each with weights of its own, working on every token.
+"""RoutedExperts from experts that are written one by one, each with weights of its own, working on
+every token.
 
     y = sum over e of column(e) * expert(e, x)
 
-A column [T, 1] holds what the router gives expert e, 0 where it did not choose it. It is the sum over K of share where index = e (a product with the
-mask, or Where), or column e of a tensor [T, E] into which share is spread (`fuse_moe.spread_share`). The sum may begin with another tensor (zeros, or the
-result of shared experts). The experts' weights become stacks: weights whose parts are the stored ones.
+A column [T, 1] holds what the router gives expert e, 0 where it did not choose it. It is the sum
+over K of share where index = e (a product with the mask, or Where), or column e of a tensor [T, E]
+into which share is spread (`fuse_moe.spread_share`). The sum may begin with another tensor (zeros,
+or the result of shared experts). The experts' weights become stacks: weights whose parts are the
+stored ones.
 """
 
 from __future__ import annotations
@@ -31,16 +34,25 @@ class _One(Form):
     """One expert: its products are those of every token with weights of its own."""
 
     def product(self, name: str) -> Product | None:
-        """Rows times a weight [in, out] of this expert (stored [out, in] where turned), and a bias [out]."""
+        """Rows times a weight [in, out] of this expert (stored [out, in] where turned), and a bias
+        [out]."""
         op, bias = self.take(name, "MatMul", "Add"), ""
         if op is not None and op.op == "Add":
             for k in (0, 1):
                 leaf = source(self.draft, op.inputs[k])
-                if self.draft.is_leaf(leaf) and self.draft.shape(leaf) == self.draft.shape(op.outputs[0])[-1:]:
+                if (
+                    self.draft.is_leaf(leaf)
+                    and self.draft.shape(leaf) == self.draft.shape(op.outputs[0])[-1:]
+                ):
                     self.strip(op.inputs[k])
                     bias, op = leaf, self.take(op.inputs[1 - k], "MatMul")
                     break
-        if op is None or op.op != "MatMul" or op.attrs.get("trans_a") or len(self.draft.shape(op.inputs[1])) != 2:
+        if (
+            op is None
+            or op.op != "MatMul"
+            or op.attrs.get("trans_a")
+            or len(self.draft.shape(op.inputs[1])) != 2
+        ):
             return None
         weight, turned = op.inputs[1], bool(op.attrs.get("trans_b"))
         if (turn := self.find.maker(weight, "Transpose")) is not None:
@@ -49,14 +61,21 @@ class _One(Form):
         if self.draft.is_leaf(weight):
             return Product(weight, turned, op.inputs[0], bias)
         cut = self.find.maker(weight, "Gather")
-        if cut is None or cut.attrs["axis"] != 0 or len(self.draft.shape(cut.inputs[0])) != 3 or not self.draft.is_leaf(cut.inputs[0]) or self.draft.scalar(cut.inputs[1]) is None:
+        if (
+            cut is None
+            or cut.attrs["axis"] != 0
+            or len(self.draft.shape(cut.inputs[0])) != 3
+            or not self.draft.is_leaf(cut.inputs[0])
+            or self.draft.scalar(cut.inputs[1]) is None
+        ):
             return None
         self.inside.append(cut)
         return Product(weight, turned, op.inputs[0], bias)
 
 
 def experts_each(find: Finder) -> None:
-    """Fuses every sum over experts that are written one by one; says so where one is not recognised."""
+    """Fuses every sum over experts that are written one by one; says so where one is not
+    recognised."""
     if not any(op.op == "TopK" for op in find.draft.ops):
         return
     done: set[int] = set()  # Adds below a sum whose parts cannot do better than it
@@ -74,7 +93,12 @@ def _terms(find: Finder, root: Op) -> tuple[list[str], list[Op]]:
     while left:
         name = left.pop()
         op = find.maker(name, "Add", "Reshape")
-        if op is None or len(find.uses(name)) != 1 or name in find.draft.outputs or (op.op == "Reshape" and find.maker(source(find.draft, name), "Add") is None):
+        if (
+            op is None
+            or len(find.uses(name)) != 1
+            or name in find.draft.outputs
+            or (op.op == "Reshape" and find.maker(source(find.draft, name), "Add") is None)
+        ):
             terms.append(name)
             continue
         inside.append(op)
@@ -83,7 +107,8 @@ def _terms(find: Finder, root: Op) -> tuple[list[str], list[Op]]:
 
 
 def _sum(find: Finder, root: Op) -> set[int]:
-    """Fuses a root that is a sum over all experts of one router, and at most one other tensor. Returns the Adds below that need no look of their own."""
+    """Fuses a root that is a sum over all experts of one router, and at most one other tensor.
+    Returns the Adds below that need no look of their own."""
     draft = find.draft
     terms, inside = _terms(find, root)
     below = {id(op) for op in inside}
@@ -100,11 +125,18 @@ def _sum(find: Finder, root: Op) -> set[int]:
             continue
         expert, count, share, result = at
         count = count or _router(find, one.index)
-        if expert in found or (form.index and one.index != form.index) or count != _router(find, one.index):
+        if (
+            expert in found
+            or (form.index and one.index != form.index)
+            or count != _router(find, one.index)
+        ):
             return below if len(terms) > 2 * count + _OTHERS else set()
         form.index = one.index
         found[expert] = one, share, result
-    if sorted(found) != list(range(_router(find, form.index))) or len({share for _, share, _ in found.values()}) != 1:
+    if (
+        sorted(found) != list(range(_router(find, form.index)))
+        or len({share for _, share, _ in found.values()}) != 1
+    ):
         return below
     rest = [name for name in rest if not zeros(draft, name)]
     if len(rest) > 1 or (rest and draft.shape(rest[0]) != out):
@@ -127,7 +159,11 @@ def _term(find: Finder, one: _One, term: str) -> tuple[int, int, str, str] | Non
     shape = find.draft.shape
     for k in (0, 1):
         column, result = times.inputs[k], times.inputs[1 - k]
-        if shape(column)[-1:] != (1,) or prod(shape(column)) != one.tokens or prod(shape(result)[:-1]) != one.tokens:
+        if (
+            shape(column)[-1:] != (1,)
+            or prod(shape(column)) != one.tokens
+            or prod(shape(result)[:-1]) != one.tokens
+        ):
             continue
         before = list(one.inside)
         found = _column(find, one, column)
@@ -156,13 +192,21 @@ def _column(find: Finder, one: _One, name: str) -> tuple[int, int, str] | None:
     chosen = one.take(op.inputs[0], "Mul", "Where")
     if chosen is None:
         return None
-    masks = ((chosen.inputs[0], chosen.inputs[1]),) if chosen.op == "Where" else ((chosen.inputs[0], chosen.inputs[1]), (chosen.inputs[1], chosen.inputs[0]))
+    masks = (
+        ((chosen.inputs[0], chosen.inputs[1]),)
+        if chosen.op == "Where"
+        else ((chosen.inputs[0], chosen.inputs[1]), (chosen.inputs[1], chosen.inputs[0]))
+    )
     if chosen.op == "Where" and not zeros(draft, chosen.inputs[2]):
         return None
     for mask, share in masks:
         before = list(one.inside)
         expert = _mask(find, one, mask)
-        if expert is not None and draft.shape(share) == whole and prod(draft.shape(one.index)) == prod(whole):
+        if (
+            expert is not None
+            and draft.shape(share) == whole
+            and prod(draft.shape(one.index)) == prod(whole)
+        ):
             return expert, 0, source(draft, share)
         one.inside[:] = before
     return None
@@ -175,14 +219,19 @@ def _picked(draft: Draft, op: Op, inside: Sequence[Op], last: int) -> int | None
         return int(op.attrs["starts"][0]) if one else None
     if op.op == "Gather":
         at = draft.value(op.inputs[1])
-        return int(at.reshape(-1)[0]) % draft.shape(op.inputs[0])[last] if op.attrs["axis"] == last and at is not None and at.size == 1 else None
+        return (
+            int(at.reshape(-1)[0]) % draft.shape(op.inputs[0])[last]
+            if op.attrs["axis"] == last and at is not None and at.size == 1
+            else None
+        )
     name = next((o for user in inside for o in user.inputs if o in op.outputs), "")
     alone = op.attrs["axis"] == last and name and all(draft.shape(o)[last] == 1 for o in op.outputs)
     return op.outputs.index(name) if alone else None
 
 
 def _mask(find: Finder, one: _One, name: str) -> int | None:
-    """The expert e of a mask index = e [tokens, K]: Equal, or one of a OneHot's columns; sets the indices."""
+    """The expert e of a mask index = e [tokens, K]: Equal, or one of a OneHot's columns; sets the
+    indices."""
     kinds = ("Equal", "Cast", "Transpose", "Gather", "Slice")
     op = one.take(name, *kinds)
     while op is not None and op.op in ("Cast", "Transpose"):
@@ -198,20 +247,30 @@ def _mask(find: Finder, one: _One, name: str) -> int | None:
                 return int(expert)
         return None
     hot = one.take(op.inputs[0], "OneHot", "Cast", "Transpose")
-    last = len(find.draft.shape(op.inputs[0])) - 1  # where the experts are: last, or wherever a Transpose of all masks put them
+    last = (
+        len(find.draft.shape(op.inputs[0])) - 1
+    )  # where the experts are: last, or wherever a Transpose of all masks put them
     while hot is not None and hot.op != "OneHot":
         if hot.op == "Transpose":
             last = hot.attrs["perm"].index(len(hot.attrs["perm"]) - 1)
         hot = one.take(hot.inputs[0], "OneHot", "Cast")
     expert = _picked(find.draft, op, one.inside, last)
-    if expert is None or hot is None or (hot.attrs["off_value"], hot.attrs["on_value"]) != (0, 1) or hot.attrs["axis"] != len(find.draft.shape(hot.outputs[0])) - 1:
+    if (
+        expert is None
+        or hot is None
+        or (hot.attrs["off_value"], hot.attrs["on_value"]) != (0, 1)
+        or hot.attrs["axis"] != len(find.draft.shape(hot.outputs[0])) - 1
+    ):
         return None
     one.index = source(find.draft, hot.inputs[0])
     return expert if routed(find, one.index) else None
 
 
-def _join(find: Finder, root: Op, form: Form, found: Sequence[tuple[_One, str, str]], rest: Sequence[str]) -> bool:
-    """Replaces the sum by RoutedExperts once all experts are networks of one kind, reading the same rows."""
+def _join(
+    find: Finder, root: Op, form: Form, found: Sequence[tuple[_One, str, str]], rest: Sequence[str]
+) -> bool:
+    """Replaces the sum by RoutedExperts once all experts are networks of one kind, reading the same
+    rows."""
     layers: list[tuple[Product | None, Product, Product]] = []
     kinds: set[tuple[object, ...]] = set()
     share = found[0][1]
@@ -222,14 +281,29 @@ def _join(find: Finder, root: Op, form: Form, found: Sequence[tuple[_One, str, s
             return False
         gate, up, activation = hidden
         rows = (one.token_rows(up.rows), "" if gate is None else one.token_rows(gate.rows))
-        kinds.add((activation, *rows, *(None if p is None else (p.turned, p.part, bool(p.bias), find.draft.shape(p.stack)) for p in (gate, up, down))))
+        kinds.add(
+            (
+                activation,
+                *rows,
+                *(
+                    (
+                        None
+                        if p is None
+                        else (p.turned, p.part, bool(p.bias), find.draft.shape(p.stack))
+                    )
+                    for p in (gate, up, down)
+                ),
+            )
+        )
         layers.append((gate, up, down))
         form.inside += one.inside
     if len(kinds) != 1:
         return False
     group = {id(op) for op in form.inside} | {id(root)}
     leaves = {n for row in layers for p in row if p is not None for n in (p.stack, p.bias) if n}
-    own = len({p.stack for row in layers for p in row if p is not None}) == sum(len({p.stack for p in row if p is not None}) for row in layers)
+    own = len({p.stack for row in layers for p in row if p is not None}) == sum(
+        len({p.stack for p in row if p is not None}) for row in layers
+    )
     if not own or any(id(user) not in group for leaf in leaves for user in find.uses(leaf)):
         return False
     if not find.closed(root, form.inside):
@@ -242,19 +316,26 @@ def _join(find: Finder, root: Op, form: Form, found: Sequence[tuple[_One, str, s
     mixture = (share, first, second, last, str(next(iter(kinds))[0]))
     if not rest:
         return fused(find, root, form, *mixture)
-    made = find.insert(root, "Add", [rest[0], rest[0]])  # a place for the sum over experts, before the root that adds the other tensor
+    made = find.insert(
+        root, "Add", [rest[0], rest[0]]
+    )  # a place for the sum over experts, before the root that adds the other tensor
     if not fused(find, find.draft.maker[made], form, *mixture):
         return False
     find.fuse(root, [], "Add", [rest[0], made], {})
     return True
 
 
-def _stack(find: Finder, parts: Sequence[Product | None], made: dict[tuple[str, ...], str]) -> Product | None:
+def _stack(
+    find: Finder, parts: Sequence[Product | None], made: dict[tuple[str, ...], str]
+) -> Product | None:
     """The product with the experts' weights stacked, and their biases."""
     first = parts[0]
     if first is None:
         return None
-    stack, bias = (_joined(find.draft, [getattr(p, what) for p in parts if p is not None], made) for what in ("stack", "bias"))
+    stack, bias = (
+        _joined(find.draft, [getattr(p, what) for p in parts if p is not None], made)
+        for what in ("stack", "bias")
+    )
     return replace(first, stack=stack, bias=bias)
 
 
@@ -266,7 +347,15 @@ def _joined(draft: Draft, names: Sequence[str], made: dict[tuple[str, ...], str]
     cuts = [draft.maker[name] for name in names if name in draft.maker]
     if cuts:  # each expert's part of one stack
         whole = cuts[0].inputs[0] if len(cuts) == len(names) else ""
-        return whole if all(cut.inputs[0] == whole and draft.scalar(cut.inputs[1]) == e for e, cut in enumerate(cuts)) and draft.shape(whole)[0] == len(names) else ""
+        return (
+            whole
+            if all(
+                cut.inputs[0] == whole and draft.scalar(cut.inputs[1]) == e
+                for e, cut in enumerate(cuts)
+            )
+            and draft.shape(whole)[0] == len(names)
+            else ""
+        )
     refs = []
     for name in names:
         ref = draft.refs.get(name) or WeightRef("inline", proto=draft.values[name])
@@ -278,11 +367,16 @@ def _joined(draft: Draft, names: Sequence[str], made: dict[tuple[str, ...], str]
 
 
 def _common(names: Sequence[str]) -> str:
-    """A name for all: the path without what counts the experts, or the first name where paths do not differ by a count alone."""
+    """A name for all: the path without what counts the experts, or the first name where paths do
+    not differ by a count alone."""
     paths = [name.split(".") for name in names]
     if len({len(p) for p in paths}) == 1:
         at = [k for k in range(len(paths[0])) if len({p[k] for p in paths}) > 1]
-        if len(at) == 1 and len(paths[0]) > 1 and [p[at[0]] for p in paths] == [str(e) for e in range(len(names))]:
+        if (
+            len(at) == 1
+            and len(paths[0]) > 1
+            and [p[at[0]] for p in paths] == [str(e) for e in range(len(names))]
+        ):
             return ".".join(part for k, part in enumerate(paths[0]) if k != at[0])
     return f"{names[0]}_all"
 
@@ -295,10 +389,25 @@ def _unknown(find: Finder) -> None:
         if op.op != "Mul" or id(op) in find.gone or not find.uses(op.outputs[0]):
             continue
         for k in (0, 1):
-            column, rows = op.inputs[k], find.maker(source(draft, op.inputs[1 - k]), "MatMul", "Add")
+            column, rows = (
+                op.inputs[k],
+                find.maker(source(draft, op.inputs[1 - k]), "MatMul", "Add"),
+            )
             if rows is not None and rows.op == "Add":
-                rows = next((m for i in rows.inputs if (m := find.maker(source(draft, i), "MatMul")) is not None), None)
-            if shape(column)[-1:] == (1,) and rows is not None and len(shape(rows.inputs[1])) == 2 and draft.is_leaf(rows.inputs[1]):
+                rows = next(
+                    (
+                        m
+                        for i in rows.inputs
+                        if (m := find.maker(source(draft, i), "MatMul")) is not None
+                    ),
+                    None,
+                )
+            if (
+                shape(column)[-1:] == (1,)
+                and rows is not None
+                and len(shape(rows.inputs[1])) == 2
+                and draft.is_leaf(rows.inputs[1])
+            ):
                 choice = _chosen_by(find, column)
                 if choice:
                     found.setdefault(choice, []).append(rows.inputs[1])
@@ -306,14 +415,20 @@ def _unknown(find: Finder) -> None:
     several = {choice: weights for choice, weights in found.items() if len(weights) > 1}
     if several:
         choice, weights = next(iter(several.items()))
-        each = f"{sum(map(len, several.values()))} experts" + (f" behind {len(several)} routers" if len(several) > 1 else "")
-        text = (f"{each} (the first, behind {choice!r}, ends in {weights[0]!r}) are written one by one in a form that is not known: each is planned as a network that "
-                "works on every token, not only on those the router sends; export them stacked (docs/exporting.md)")  # fmt: skip
+        each = f"{sum(map(len, several.values()))} experts" + (
+            f" behind {len(several)} routers" if len(several) > 1 else ""
+        )
+        text = (
+            f"{each} (the first, behind {choice!r}, ends in {weights[0]!r}) are written one by one"
+            " in a form that is not known: each is planned as a network that works on every token,"
+            " not only on those the router sends; export them stacked (docs/exporting.md)"
+        )
         draft.notes.append(Finding("experts", text))
 
 
 def _chosen_by(find: Finder, name: str) -> str:
-    """Id of the TopK that a tensor comes from through operations without weights, '' where there is none near."""
+    """Id of the TopK that a tensor comes from through operations without weights, '' where there is
+    none near."""
     left, seen = [(name, 0)], {name}
     while left:
         name, depth = left.pop(0)

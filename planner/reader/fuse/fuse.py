@@ -16,9 +16,17 @@ from planner.reader.fuse.rows import bags
 
 
 def fuse(draft: Draft) -> None:
-    """Activations, norms, rotary embeddings, attention, routed experts; then the views they leave behind."""
+    """Activations, norms, rotary embeddings, attention, routed experts; then the views they leave
+    behind."""
     finder = Finder(draft)
-    for patterns in ((silus, gelus, bags), (norms, group_norms), (rotaries,), (attentions,), (repeated_heads,), (experts, experts_each)):
+    for patterns in (
+        (silus, gelus, bags),
+        (norms, group_norms),
+        (rotaries,),
+        (attentions,),
+        (repeated_heads,),
+        (experts, experts_each),
+    ):
         for pattern in patterns:
             pattern(finder)
         finder = finder.applied()

@@ -1,7 +1,8 @@
 """What a mask is, when it depends on constants alone.
 
-A mask of [B, H, S, T] booleans is large, but made by broadcasting small ones. `small` evaluates it with every dim along which it
-does not change kept at size 1; `causal` compares what is left with the lower triangle.
+A mask of [B, H, S, T] booleans is large, but made by broadcasting small ones. `small` evaluates it
+with every dim along which it does not change kept at size 1; `causal` compares what is left with
+the lower triangle.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class Masks:
         self.kinds: dict[tuple[str, int, int], str] = {}
 
     def small(self, name: str, depth: int = 0) -> np.ndarray | None:
-        """The tensor's value, of its rank, with unchanging dims of size 1; None when unknown or too large."""
+        """The tensor's value, of its rank, with unchanging dims of size 1; None when unknown or too
+        large."""
         if name not in self.known:
             self.known[name] = None
             self.known[name] = self._small(name, depth)
@@ -45,7 +47,9 @@ class Masks:
             return None
         if op.op == "Expand":
             inner = self.small(op.inputs[0], depth + 1)
-            return None if inner is None else inner.reshape((1,) * (rank - inner.ndim) + inner.shape)
+            return (
+                None if inner is None else inner.reshape((1,) * (rank - inner.ndim) + inner.shape)
+            )
         if op.op == "Transpose":
             inner = self.small(op.inputs[0], depth + 1)
             return None if inner is None else inner.transpose(op.attrs["perm"])
@@ -78,9 +82,11 @@ class Masks:
         return inner.reshape(tuple(1 if n == 1 else next(kept) for n in target))
 
     def kind(self, name: str, s: int, t: int) -> str:
-        """'all' (masks nothing), 'causal' (exactly the lower triangle), 'some' (another constant), or '' (not constant).
+        """'all' (masks nothing), 'causal' (exactly the lower triangle), 'some' (another constant),
+        or '' (not constant).
 
-        Booleans: True attends. Floats: 0 attends, MASKED or lower does not; other values make it 'some'.
+        Booleans: True attends. Floats: 0 attends, MASKED or lower does not; other values make it
+        'some'.
         """
         key = (name, s, t)
         if key not in self.kinds:
@@ -88,7 +94,8 @@ class Masks:
         return self.kinds[key]
 
     def _learned(self, name: str) -> bool:
-        """Whether a mask is made of a parameter, such as a table of relative positions: zeros in it are where training starts."""
+        """Whether a mask is made of a parameter, such as a table of relative positions: zeros in it
+        are where training starts."""
         draft, left, seen = self.draft, [name], {name}
         while left:
             top = left.pop()
@@ -117,13 +124,23 @@ class Masks:
         return triangle(collapse(value), s, t)
 
     def _compared(self, name: str, s: int, t: int) -> str | None:
-        """The lower triangle from comparing a row of positions with a column, without making the square."""
+        """The lower triangle from comparing a row of positions with a column, without making the
+        square."""
         op = self.draft.maker.get(name)
         if op is None or op.op not in ("LessOrEqual", "GreaterOrEqual") or s != t:
             return None
         key, query = op.inputs if op.op == "LessOrEqual" else op.inputs[::-1]
         k, q = self.small(key), self.small(query)
-        if k is None or q is None or k.size != t or q.size != s or s < 2 or k.shape[-1] != t or q.ndim < 2 or q.shape[-2] != s:
+        if (
+            k is None
+            or q is None
+            or k.size != t
+            or q.size != s
+            or s < 2
+            or k.shape[-1] != t
+            or q.ndim < 2
+            or q.shape[-2] != s
+        ):
             return None
         k, q = k.reshape(-1), q.reshape(-1)
         if bool((k <= q).all() and (q[:-1] < k[1:]).all() and (np.diff(k) > 0).all()):
@@ -135,7 +152,12 @@ def triangle(value: np.ndarray, s: int, t: int) -> str:
     """Kind of a boolean mask given with unchanging dims of size 1."""
     if bool(value.all()):
         return "all"
-    if s == t and math.prod(value.shape[:-2]) == 1 and value.shape[-2:] == (s, t) and bool((value.reshape(s, t) == np.tri(s, dtype=bool)).all()):
+    if (
+        s == t
+        and math.prod(value.shape[:-2]) == 1
+        and value.shape[-2:] == (s, t)
+        and bool((value.reshape(s, t) == np.tri(s, dtype=bool)).all())
+    ):
         return "causal"
     return "some"
 

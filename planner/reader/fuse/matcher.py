@@ -1,6 +1,8 @@
-"""What the fusing passes share: who makes and reads a tensor, and replacing a group of operations by one.
+"""What the fusing passes share: who makes and reads a tensor, and replacing a group of operations
+by one.
 
-A group may be fused only when nothing outside it reads what it makes inside (`Finder.closed`), so nothing is computed twice.
+A group may be fused only when nothing outside it reads what it makes inside (`Finder.closed`), so
+nothing is computed twice.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ _TOLERANCE = {"float64": 1e-6, "float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-
 
 
 class Finder:
-    """An index of the draft that stays valid while groups are replaced; go on with what `applied` returns."""
+    """An index of the draft that stays valid while groups are replaced; go on with what `applied`
+    returns."""
 
     def __init__(self, draft: Draft) -> None:
         self.draft = draft
@@ -30,7 +33,11 @@ class Finder:
     def maker(self, name: str, *kinds: str) -> Op | None:
         """The operation that makes a tensor, when it is one of `kinds` and not fused away."""
         op = self.draft.maker.get(name)
-        return op if op is not None and (not kinds or op.op in kinds) and id(op) not in self.gone else None
+        return (
+            op
+            if op is not None and (not kinds or op.op in kinds) and id(op) not in self.gone
+            else None
+        )
 
     def uses(self, name: str) -> list[Op]:
         """Live readers of a tensor, once per slot; the graph's output counts as one."""
@@ -44,11 +51,20 @@ class Finder:
     def closed(self, root: Op, inside: Iterable[Op]) -> bool:
         """True when only the group reads what the group makes, apart from the root's result."""
         group = {id(op) for op in inside} | {id(root)}
-        return all(id(user) in group for op in inside if op is not root for out in op.outputs if out for user in self.uses(out))
+        return all(
+            id(user) in group
+            for op in inside
+            if op is not root
+            for out in op.outputs
+            if out
+            for user in self.uses(out)
+        )
 
     def close(self, a: float | None, b: float, like: str) -> bool:
         """True when a equals b up to the rounding of the dtype of tensor `like`."""
-        return a is not None and abs(a - b) <= _TOLERANCE.get(self.draft.dtype(like), 0.0) * max(abs(b), 1e-12)
+        return a is not None and abs(a - b) <= _TOLERANCE.get(self.draft.dtype(like), 0.0) * max(
+            abs(b), 1e-12
+        )
 
     def other(self, op: Op, name: str) -> str | None:
         """The other operand of a two-operand operation, or None when `name` is neither."""
@@ -63,11 +79,24 @@ class Finder:
         for k in (1, 0) if op.op == "Mul" else (1,):
             c = self.draft.scalar(op.inputs[k])
             x = op.inputs[1 - k]
-            if c is not None and (op.op == "Mul" or c != 0) and self.draft.types[x] == self.draft.types[op.outputs[0]] and not self.draft.is_leaf(x):
+            if (
+                c is not None
+                and (op.op == "Mul" or c != 0)
+                and self.draft.types[x] == self.draft.types[op.outputs[0]]
+                and not self.draft.is_leaf(x)
+            ):
                 return x, (c if op.op == "Mul" else 1 / c)
         return None
 
-    def insert(self, root: Op, op: str, inputs: Sequence[str], attrs: dict[str, Any] | None = None, *, shape: object = None) -> str:
+    def insert(
+        self,
+        root: Op,
+        op: str,
+        inputs: Sequence[str],
+        attrs: dict[str, Any] | None = None,
+        *,
+        shape: object = None,
+    ) -> str:
         """A new operation placed before `root`, with an id derived from it."""
         draft, self.changed = self.draft, True
         kept, draft.ops = draft.ops, []
@@ -84,12 +113,16 @@ class Finder:
         self.before.setdefault(id(root), []).extend(new)
         return made
 
-    def fuse(self, root: Op, inside: Iterable[Op], op: str, inputs: Sequence[str], attrs: dict[str, Any]) -> None:
+    def fuse(
+        self, root: Op, inside: Iterable[Op], op: str, inputs: Sequence[str], attrs: dict[str, Any]
+    ) -> None:
         """Turns `root` into the fused operation; the rest of the group is dropped."""
-        group = sorted({id(o): o for o in [*inside, root]}.values(), key=lambda o: self.place.get(id(o), -1))
+        group = sorted(
+            {id(o): o for o in [*inside, root]}.values(), key=lambda o: self.place.get(id(o), -1)
+        )
         members: list[str] = []
         for each in group:
-            members.extend(m for m in (each.members or (each.id,)) if m not in members)
+            members.extend(m for m in each.members or (each.id,) if m not in members)
         root.members = tuple(members)
         for each in group:
             if each is not root:

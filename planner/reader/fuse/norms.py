@@ -1,13 +1,16 @@
 """RMSNormalization, LayerNormalization and GroupNormalization from their parts.
 
-The centre of each pattern is the root of a mean square: s = sqrt(mean(d^2) + epsilon) over the last dims.
+The centre of each pattern is the root of a mean square: s = sqrt(mean(d^2) + epsilon) over the last
+dims.
 
     RMS     d = x;             x / s * scale
-    Layer   d = x - mean(x);   d / s * scale [+ bias]     (also with mean(x^2) - mean(x)^2, clamped at 0, under the root)
-    Group   InstanceNormalization of [N, groups, rest] with unit scale between two Reshapes, then * scale[C] + bias[C]
+    Layer   d = x - mean(x);   d / s * scale [+ bias]     (also with mean(x^2) - mean(x)^2, clamped
+            at 0, under the root)
+    Group   InstanceNormalization of [N, groups, rest] with unit scale between two Reshapes, then *
+            scale[C] + bias[C]
 
-Division by s may be a product with its reciprocal. Casts to float32 before and back after are part of the definition of both
-operators (they compute in float32), so they are absorbed.
+Division by s may be a product with its reciprocal. Casts to float32 before and back after are part
+of the definition of both operators (they compute in float32), so they are absorbed.
 """
 
 from __future__ import annotations
@@ -93,11 +96,17 @@ def _mean(find: Finder, name: str) -> tuple[Op, str, tuple[int, ...]] | None:
     return op, op.inputs[0], tuple(op.attrs["axes"])
 
 
-def _variance(find: Finder, v: str, d: str, inside: list[Op]) -> tuple[str, str, tuple[int, ...]] | None:
+def _variance(
+    find: Finder, v: str, d: str, inside: list[Op]
+) -> tuple[str, str, tuple[int, ...]] | None:
     """(kind, x, axes) when v is the mean square that normalises d."""
     clamp = find.maker(v, "Max", "Relu")
     if clamp is not None:
-        zero = 0.0 if clamp.op == "Relu" else next((c for c in map(find.draft.scalar, clamp.inputs) if c is not None), None)
+        zero = (
+            0.0
+            if clamp.op == "Relu"
+            else next((c for c in map(find.draft.scalar, clamp.inputs) if c is not None), None)
+        )
         if zero != 0.0:
             return None
         inside.append(clamp)
@@ -109,7 +118,13 @@ def _variance(find: Finder, v: str, d: str, inside: list[Op]) -> tuple[str, str,
         if second is None or square_mean is None:
             return None
         square, mean = _square(find, second[1]), _mean(find, square_mean[1])
-        if square is None or mean is None or centred.inputs != [mean[1], square_mean[1]] or square[1] != mean[1] or second[2] != mean[2]:
+        if (
+            square is None
+            or mean is None
+            or centred.inputs != [mean[1], square_mean[1]]
+            or square[1] != mean[1]
+            or second[2] != mean[2]
+        ):
             return None
         inside += [spread, second[0], square_mean[0], square[0], mean[0], centred]
         return "LayerNormalization", mean[1], mean[2]
@@ -130,7 +145,8 @@ def _variance(find: Finder, v: str, d: str, inside: list[Op]) -> tuple[str, str,
 
 
 def _same_source(find: Finder, a: str, b: str, inside: list[Op]) -> bool:
-    """True when a and b are one tensor, or two equal Sub of the same operands (exporters centre twice)."""
+    """True when a and b are one tensor, or two equal Sub of the same operands (exporters centre
+    twice)."""
     if a == b:
         return True
     one, two = find.maker(a, "Sub"), find.maker(b, "Sub")
@@ -143,14 +159,21 @@ def _same_source(find: Finder, a: str, b: str, inside: list[Op]) -> bool:
     return True
 
 
-def _finish(find: Finder, kind: str, x: str, axis: int, epsilon: float, normed: Op, inside: list[Op]) -> None:
+def _finish(
+    find: Finder, kind: str, x: str, axis: int, epsilon: float, normed: Op, inside: list[Op]
+) -> None:
     """Takes in the casts, the scale and the bias, then fuses."""
     draft = find.draft
     normal = draft.shape(x)[axis:]
     last, dtype = normed, draft.dtype(x)
     before = find.maker(x, "Cast")
     after = find.only(normed.outputs[0], "Cast")
-    if before is not None and after is not None and dtype == "float32" and draft.dtype(after.outputs[0]) == draft.dtype(before.inputs[0]):
+    if (
+        before is not None
+        and after is not None
+        and dtype == "float32"
+        and draft.dtype(after.outputs[0]) == draft.dtype(before.inputs[0])
+    ):
         x, dtype, last = before.inputs[0], draft.dtype(before.inputs[0]), after
         if all(id(u) in {id(o) for o in inside} for u in find.uses(before.outputs[0])):
             inside.append(before)
@@ -159,13 +182,22 @@ def _finish(find: Finder, kind: str, x: str, axis: int, epsilon: float, normed: 
     product = find.only(last.outputs[0], "Mul")
     if product is not None:
         other = find.other(product, last.outputs[0])
-        if other and _is_vector(find, other, normal, dtype) and draft.types[product.outputs[0]] == draft.types[last.outputs[0]]:
+        if (
+            other
+            and _is_vector(find, other, normal, dtype)
+            and draft.types[product.outputs[0]] == draft.types[last.outputs[0]]
+        ):
             scale, last = other, product
             inside.append(product)
     if kind == "LayerNormalization" and scale:
         total = find.only(last.outputs[0], "Add")
         other = find.other(total, last.outputs[0]) if total is not None else None
-        if total is not None and other and _is_vector(find, other, normal, dtype) and draft.types[total.outputs[0]] == draft.types[last.outputs[0]]:
+        if (
+            total is not None
+            and other
+            and _is_vector(find, other, normal, dtype)
+            and draft.types[total.outputs[0]] == draft.types[last.outputs[0]]
+        ):
             bias, last = other, total
             inside.append(total)
     if not find.closed(last, inside):
@@ -179,11 +211,20 @@ def _finish(find: Finder, kind: str, x: str, axis: int, epsilon: float, normed: 
 def _is_vector(find: Finder, name: str, normal: tuple[int, ...], dtype: str) -> bool:
     shape = find.draft.shape(name)
     lead = len(shape) - len(normal)
-    return lead >= 0 and shape[lead:] == normal and math.prod(shape[:lead]) == 1 and find.draft.dtype(name) == dtype
+    return (
+        lead >= 0
+        and shape[lead:] == normal
+        and math.prod(shape[:lead]) == 1
+        and find.draft.dtype(name) == dtype
+    )
 
 
 def _vector(find: Finder, root: Op, name: str, normal: tuple[int, ...]) -> str:
-    return name if find.draft.shape(name) == normal else find.insert(root, "Reshape", [name], shape=normal)
+    return (
+        name
+        if find.draft.shape(name) == normal
+        else find.insert(root, "Reshape", [name], shape=normal)
+    )
 
 
 def group_norms(find: Finder) -> None:
@@ -193,17 +234,32 @@ def group_norms(find: Finder) -> None:
         if norm.op != "InstanceNormalization" or id(norm) in find.gone:
             continue
         first, second = find.maker(norm.inputs[0], "Reshape"), find.only(norm.outputs[0], "Reshape")
-        if first is None or second is None or draft.splat(norm.inputs[1]) != 1.0 or draft.splat(norm.inputs[2]) != 0.0:
+        if (
+            first is None
+            or second is None
+            or draft.splat(norm.inputs[1]) != 1.0
+            or draft.splat(norm.inputs[2]) != 0.0
+        ):
             continue
         x, shape = first.inputs[0], draft.shape(first.inputs[0])
         groups = draft.shape(norm.outputs[0])[1]
-        if draft.shape(second.outputs[0]) != shape or len(shape) < 3 or draft.shape(norm.outputs[0])[0] != shape[0] or shape[1] % groups:
+        if (
+            draft.shape(second.outputs[0]) != shape
+            or len(shape) < 3
+            or draft.shape(norm.outputs[0])[0] != shape[0]
+            or shape[1] % groups
+        ):
             continue
         inside, last, operands = [first, norm, second], second, []
         for op in ("Mul", "Add"):
             up = find.only(last.outputs[0], op)
             other = find.other(up, last.outputs[0]) if up is not None else None
-            if up is None or not other or math.prod(draft.shape(other)) != shape[1] or not _per_channel(draft.shape(other), len(shape)):
+            if (
+                up is None
+                or not other
+                or math.prod(draft.shape(other)) != shape[1]
+                or not _per_channel(draft.shape(other), len(shape))
+            ):
                 break
             operands.append(other)
             inside.append(up)

@@ -2,8 +2,8 @@
 
     Concat over k of Reduce(x[k L : (k + 1) L])   is   Reduce(Reshape(x, [bags, L, ..]))
 
-where all pieces have one length and cover x in order. A piece may also be rows that a table gives for such a piece of the numbers. The mean of one bag may
-be written as a sum divided by L.
+where all pieces have one length and cover x in order. A piece may also be rows that a table gives
+for such a piece of the numbers. The mean of one bag may be written as a sum divided by L.
 """
 
 from __future__ import annotations
@@ -17,7 +17,12 @@ _REDUCE = ("ReduceMean", "ReduceSum", "ReduceMax")
 def bags(find: Finder) -> None:
     """Fuses every Concat of reduced pieces."""
     for root in list(find.draft.ops):
-        if root.op == "Concat" and root.attrs["axis"] == 0 and len(root.inputs) > 1 and id(root) not in find.gone:
+        if (
+            root.op == "Concat"
+            and root.attrs["axis"] == 0
+            and len(root.inputs) > 1
+            and id(root) not in find.gone
+        ):
             _bags(find, root)
 
 
@@ -30,12 +35,21 @@ def _bags(find: Finder, root: Op) -> None:
             return
         kind, piece = found
         table = find.maker(piece, "Gather")
-        if table is not None and table.attrs["axis"] == 0 and len(draft.shape(table.inputs[1])) == 1:
+        if (
+            table is not None
+            and table.attrs["axis"] == 0
+            and len(draft.shape(table.inputs[1])) == 1
+        ):
             inside.append(table)
             piece = table.inputs[1]
         cut = find.maker(piece, "Slice")
         length = length or draft.shape(piece)[0]
-        if cut is None or (cut.attrs["axes"], cut.attrs["starts"], cut.attrs["ends"], cut.attrs["steps"]) != ((0,), (k * length,), ((k + 1) * length,), (1,)):
+        if cut is None or (
+            cut.attrs["axes"],
+            cut.attrs["starts"],
+            cut.attrs["ends"],
+            cut.attrs["steps"],
+        ) != ((0,), (k * length,), ((k + 1) * length,), (1,)):
             return
         inside.append(cut)
         kinds.add(kind)
@@ -61,7 +75,12 @@ def _reduced(find: Finder, name: str, inside: list[Op]) -> tuple[str, str] | Non
         inside.append(op)
         kind, divisor = "ReduceMean", find.draft.scalar(op.inputs[1])
         op = find.maker(op.inputs[0], "ReduceSum")
-    if op is None or tuple(op.attrs["axes"]) != (0,) or find.draft.shape(name)[0] != 1 or (kind and divisor != find.draft.shape(op.inputs[0])[0]):
+    if (
+        op is None
+        or tuple(op.attrs["axes"]) != (0,)
+        or find.draft.shape(name)[0] != 1
+        or (kind and divisor != find.draft.shape(op.inputs[0])[0])
+    ):
         return None
     inside.append(op)
     return kind or op.op, op.inputs[0]

@@ -1,6 +1,8 @@
-"""Primitives of JAX as ONNX operators: name -> function (trace, params, operands, avals of the results) -> results, None where a form has no translation.
+"""Primitives of JAX as ONNX operators: name -> function (trace, params, operands, avals of the
+results) -> results, None where a form has no translation.
 
-Softmax and its logarithm, which jaxprs spell out, are put together again; so are products, as MatMul with the contracted dims innermost.
+Softmax and its logarithm, which jaxprs spell out, are put together again; so are products, as
+MatMul with the contracted dims innermost.
 """
 
 from __future__ import annotations
@@ -24,16 +26,50 @@ def _same(op: str) -> Write:
     return lambda t, p, x, out: [t.node(op, t.bare(x, out[0].shape), out[0].shape, out[0].dtype)]
 
 
-for _jax, _onnx in {"add": "Add", "sub": "Sub", "mul": "Mul", "max": "Max", "min": "Min", "neg": "Neg", "exp": "Exp", "log": "Log", "tanh": "Tanh", "logistic": "Sigmoid",
-                    "sqrt": "Sqrt", "erf": "Erf", "abs": "Abs", "sin": "Sin", "cos": "Cos", "floor": "Floor", "ceil": "Ceil", "sign": "Sign", "pow": "Pow", "eq": "Equal",
-                    "lt": "Less", "le": "LessOrEqual", "gt": "Greater", "ge": "GreaterOrEqual", "add_any": "Add"}.items():  # fmt: skip
+for _jax, _onnx in {
+    "add": "Add",
+    "sub": "Sub",
+    "mul": "Mul",
+    "max": "Max",
+    "min": "Min",
+    "neg": "Neg",
+    "exp": "Exp",
+    "log": "Log",
+    "tanh": "Tanh",
+    "logistic": "Sigmoid",
+    "sqrt": "Sqrt",
+    "erf": "Erf",
+    "abs": "Abs",
+    "sin": "Sin",
+    "cos": "Cos",
+    "floor": "Floor",
+    "ceil": "Ceil",
+    "sign": "Sign",
+    "pow": "Pow",
+    "eq": "Equal",
+    "lt": "Less",
+    "le": "LessOrEqual",
+    "gt": "Greater",
+    "ge": "GreaterOrEqual",
+    "add_any": "Add",
+}.items():
     PRIMITIVES[_jax] = _same(_onnx)
-for _jax in ("stop_gradient", "copy", "copy_p", "optimization_barrier", "sharding_constraint", "name", "reduce_precision", "pvary"):
+for _jax in (
+    "stop_gradient",
+    "copy",
+    "copy_p",
+    "optimization_barrier",
+    "sharding_constraint",
+    "name",
+    "reduce_precision",
+    "pvary",
+):
     PRIMITIVES[_jax] = lambda t, p, x, out: list(x)
 
 
 def primitive(*names: str) -> Callable[[Write], Write]:
     """Registers a translation."""
+
     def register(f: Write) -> Write:
         PRIMITIVES.update(dict.fromkeys(names, f))
         return f
@@ -59,14 +95,28 @@ def _mean(t: Trace, total: Value, count: Value) -> Value | None:
     from onnx import numpy_helper
 
     summed = t.makers.get(_through(t, total.name, ("Reshape",)))
-    if summed is None or summed.op_type != "ReduceSum" or summed.input[0] not in t.types or count.name not in t.initializers or count.shape:
+    if (
+        summed is None
+        or summed.op_type != "ReduceSum"
+        or summed.input[0] not in t.types
+        or count.name not in t.initializers
+        or count.shape
+    ):
         return None
     source, axes = t.types[summed.input[0]], _axes(t, summed)
     kept = tuple(1 if d in axes else n for d, n in enumerate(source.shape))
     bare = tuple(n for d, n in enumerate(source.shape) if d not in axes)
-    if float(numpy_helper.to_array(t.initializers[count.name])) != prod(source.shape[d] for d in axes) or total.shape not in (kept, bare):
+    if float(numpy_helper.to_array(t.initializers[count.name])) != prod(
+        source.shape[d] for d in axes
+    ) or total.shape not in (kept, bare):
         return None
-    return t.node("ReduceMean", [source, t.constant(np.array(axes, np.int64))], total.shape, total.dtype, keepdims=int(total.shape == kept and kept != bare))
+    return t.node(
+        "ReduceMean",
+        [source, t.constant(np.array(axes, np.int64))],
+        total.shape,
+        total.dtype,
+        keepdims=int(total.shape == kept and kept != bare),
+    )
 
 
 @primitive("sub")
@@ -74,7 +124,12 @@ def _sub(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value] | None
     """x - m - log(sum(exp(x - m))) is the logarithm of softmax."""
     log = t.makers.get(x[1].name)
     shifted = t.makers.get(x[0].name)
-    if log is not None and log.op_type == "Log" and shifted is not None and shifted.op_type == "Sub":
+    if (
+        log is not None
+        and log.op_type == "Log"
+        and shifted is not None
+        and shifted.op_type == "Sub"
+    ):
         total = _through(t, log.input[0], ("Reshape",))
         summed = t.makers.get(total)
         if summed is not None and summed.op_type == "ReduceSum":
@@ -82,27 +137,42 @@ def _sub(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value] | None
             if made is not None and made.op_type == "Exp" and made.input[0] == x[0].name:
                 soft = _softmax(t, t.types[summed.input[0]], t.types[log.input[0]])
                 if soft is not None:
-                    return [t.node("LogSoftmax", [soft[0]], out[0].shape, out[0].dtype, axis=soft[1])]
+                    return [
+                        t.node("LogSoftmax", [soft[0]], out[0].shape, out[0].dtype, axis=soft[1])
+                    ]
     return [t.node("Sub", t.bare(x, out[0].shape), out[0].shape, out[0].dtype)]
 
 
 def _softmax(t: Trace, top: Value, bottom: Value) -> tuple[Value, int] | None:
     """(x, axis) where top is exp(x - max(x)) and bottom its sum over the axis."""
     exp, total = t.makers.get(top.name), t.makers.get(_through(t, bottom.name, ("Reshape",)))
-    if exp is None or exp.op_type != "Exp" or total is None or total.op_type != "ReduceSum" or total.input[0] != top.name:
+    if (
+        exp is None
+        or exp.op_type != "Exp"
+        or total is None
+        or total.op_type != "ReduceSum"
+        or total.input[0] != top.name
+    ):
         return None
     axes = _axes(t, total)
     minus = t.makers.get(exp.input[0])
     if minus is None or minus.op_type != "Sub" or len(axes) != 1:
         return None
     most = t.makers.get(_through(t, minus.input[1], ("Reshape", "Max")))
-    if most is None or most.op_type != "ReduceMax" or most.input[0] != minus.input[0] or _axes(t, most) != axes or minus.input[0] not in t.types:
+    if (
+        most is None
+        or most.op_type != "ReduceMax"
+        or most.input[0] != minus.input[0]
+        or _axes(t, most) != axes
+        or minus.input[0] not in t.types
+    ):
         return None
     return t.types[minus.input[0]], axes[0]
 
 
 def _through(t: Trace, name: str, ops: Sequence[str]) -> str:
-    """What a tensor is made of, behind operators that change nothing here (the maximum with -inf among them)."""
+    """What a tensor is made of, behind operators that change nothing here (the maximum with -inf
+    among them)."""
     while (node := t.makers.get(name)) is not None and node.op_type in ops:
         name = next((n for n in node.input if n in t.makers), "")
     return name
@@ -128,17 +198,30 @@ def _square(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value]:
 
 @primitive("rsqrt")
 def _rsqrt(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value]:
-    return [t.node("Reciprocal", [t.node("Sqrt", x, x[0].shape, x[0].dtype)], out[0].shape, out[0].dtype)]
+    return [
+        t.node(
+            "Reciprocal", [t.node("Sqrt", x, x[0].shape, x[0].dtype)], out[0].shape, out[0].dtype
+        )
+    ]
 
 
 @primitive("log1p")
 def _log1p(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value]:
-    return [t.node("Log", [t.node("Add", [x[0], _scalar(t, 1, x[0])], x[0].shape, x[0].dtype)], out[0].shape, out[0].dtype)]
+    return [
+        t.node(
+            "Log",
+            [t.node("Add", [x[0], _scalar(t, 1, x[0])], x[0].shape, x[0].dtype)],
+            out[0].shape,
+            out[0].dtype,
+        )
+    ]
 
 
 def _logic(op: str) -> Write:
     """Of truth values; bits of numbers are left whole."""
-    return lambda t, p, x, out: [t.node(op, x, out[0].shape, out[0].dtype)] if x[0].dtype == np.bool_ else None
+    return lambda t, p, x, out: (
+        [t.node(op, x, out[0].shape, out[0].dtype)] if x[0].dtype == np.bool_ else None
+    )
 
 
 PRIMITIVES.update({"and": _logic("And"), "or": _logic("Or"), "not": _logic("Not")})
@@ -146,7 +229,14 @@ PRIMITIVES.update({"and": _logic("And"), "or": _logic("Or"), "not": _logic("Not"
 
 @primitive("erfc")
 def _erfc(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value]:
-    return [t.node("Sub", [_scalar(t, 1, x[0]), t.node("Erf", x, x[0].shape, x[0].dtype)], out[0].shape, out[0].dtype)]
+    return [
+        t.node(
+            "Sub",
+            [_scalar(t, 1, x[0]), t.node("Erf", x, x[0].shape, x[0].dtype)],
+            out[0].shape,
+            out[0].dtype,
+        )
+    ]
 
 
 @primitive("ne")
@@ -157,7 +247,14 @@ def _unequal(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value]:
 @primitive("is_finite")
 def _finite(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value]:
     """A number less itself is 0 where it is finite, else not a number."""
-    return [t.node("Equal", [t.node("Sub", [x[0], x[0]], x[0].shape, x[0].dtype), _scalar(t, 0, x[0])], out[0].shape, np.bool_)]
+    return [
+        t.node(
+            "Equal",
+            [t.node("Sub", [x[0], x[0]], x[0].shape, x[0].dtype), _scalar(t, 0, x[0])],
+            out[0].shape,
+            np.bool_,
+        )
+    ]
 
 
 @primitive("select_n")
@@ -166,14 +263,24 @@ def _select(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value] | N
         return None
     if x[1].dtype == np.bool_:
         shape = out[0].shape
-        chosen = [t.node("And", [t.node("Not", [x[0]], x[0].shape, np.bool_), x[1]], shape, np.bool_), t.node("And", [x[0], x[2]], shape, np.bool_)]
+        chosen = [
+            t.node("And", [t.node("Not", [x[0]], x[0].shape, np.bool_), x[1]], shape, np.bool_),
+            t.node("And", [x[0], x[2]], shape, np.bool_),
+        ]
         return [t.node("Or", chosen, shape, np.bool_)]
     return [t.node("Where", t.bare([x[0], x[2], x[1]], out[0].shape), out[0].shape, out[0].dtype)]
 
 
 @primitive("clamp")
 def _clamp(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value]:
-    return [t.node("Min", [t.node("Max", [x[1], x[0]], out[0].shape, out[0].dtype), x[2]], out[0].shape, out[0].dtype)]
+    return [
+        t.node(
+            "Min",
+            [t.node("Max", [x[1], x[0]], out[0].shape, out[0].dtype), x[2]],
+            out[0].shape,
+            out[0].dtype,
+        )
+    ]
 
 
 @primitive("convert_element_type")
@@ -182,7 +289,15 @@ def _cast(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value]:
 
     if x[0].dtype == np.dtype(out[0].dtype):
         return x
-    return [t.node("Cast", x, out[0].shape, out[0].dtype, to=helper.np_dtype_to_tensor_dtype(np.dtype(out[0].dtype)))]
+    return [
+        t.node(
+            "Cast",
+            x,
+            out[0].shape,
+            out[0].dtype,
+            to=helper.np_dtype_to_tensor_dtype(np.dtype(out[0].dtype)),
+        )
+    ]
 
 
 @primitive("broadcast_in_dim")
@@ -202,7 +317,9 @@ def _reshape(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value]:
 def _transposed(t: Trace, x: Value, perm: Sequence[int]) -> Value:
     if tuple(perm) == tuple(range(len(x.shape))):
         return x
-    return t.node("Transpose", [x], [x.shape[d] for d in perm], x.dtype, perm=[int(d) for d in perm])
+    return t.node(
+        "Transpose", [x], [x.shape[d] for d in perm], x.dtype, perm=[int(d) for d in perm]
+    )
 
 
 @primitive("transpose")
@@ -211,10 +328,23 @@ def _transpose(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value]:
 
 
 def _reduce(op: str) -> Write:
-    return lambda t, p, x, out: [t.node(op, [x[0], t.constant(np.array(p["axes"], np.int64))], out[0].shape, out[0].dtype, keepdims=0)]
+    return lambda t, p, x, out: [
+        t.node(
+            op,
+            [x[0], t.constant(np.array(p["axes"], np.int64))],
+            out[0].shape,
+            out[0].dtype,
+            keepdims=0,
+        )
+    ]
 
 
-for _jax, _onnx in {"reduce_sum": "ReduceSum", "reduce_max": "ReduceMax", "reduce_min": "ReduceMin", "reduce_prod": "ReduceProd"}.items():
+for _jax, _onnx in {
+    "reduce_sum": "ReduceSum",
+    "reduce_max": "ReduceMax",
+    "reduce_min": "ReduceMin",
+    "reduce_prod": "ReduceProd",
+}.items():
     PRIMITIVES[_jax] = _reduce(_onnx)
 
 
@@ -223,28 +353,58 @@ def _argmax(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value]:
     from onnx import TensorProto
 
     index = t.node("ArgMax", x, out[0].shape, np.int64, axis=int(p["axes"][0]), keepdims=0)
-    return [index if np.dtype(out[0].dtype) == np.int64 else t.node("Cast", [index], out[0].shape, out[0].dtype, to=TensorProto.INT32)]
+    return [
+        (
+            index
+            if np.dtype(out[0].dtype) == np.int64
+            else t.node("Cast", [index], out[0].shape, out[0].dtype, to=TensorProto.INT32)
+        )
+    ]
 
 
 @primitive("dot_general")
 def _dot(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value]:
-    """MatMul of [batch, rows, contracted] and [batch, contracted, columns]; a product with a matrix of weights keeps its rows apart."""
+    """MatMul of [batch, rows, contracted] and [batch, contracted, columns]; a product with a matrix
+    of weights keeps its rows apart."""
     (left, right), (left_batch, right_batch) = p["dimension_numbers"]
     rows = [d for d in range(len(x[0].shape)) if d not in (*left, *left_batch)]
     columns = [d for d in range(len(x[1].shape)) if d not in (*right, *right_batch)]
-    a, b = _transposed(t, x[0], [*left_batch, *rows, *left]), _transposed(t, x[1], [*right_batch, *right, *columns])
+    a, b = (
+        _transposed(t, x[0], [*left_batch, *rows, *left]),
+        _transposed(t, x[1], [*right_batch, *right, *columns]),
+    )
     batch = [x[0].shape[d] for d in left_batch]
-    m, n, k = [x[0].shape[d] for d in rows], [x[1].shape[d] for d in columns], prod(x[0].shape[d] for d in left)
-    a, b = (_as(t, v, np.promote_types(x[0].dtype, x[1].dtype)) if x[0].dtype != x[1].dtype else v for v in (a, b))
-    apart = m if not batch and m else [prod(m)]  # the rows of a product without batch dims may have any rank
-    made = t.node("MatMul", [t.reshape(a, [*batch, *apart, k]), t.reshape(b, [*batch, k, prod(n)])], [*batch, *apart, prod(n)], a.dtype)
+    m, n, k = (
+        [x[0].shape[d] for d in rows],
+        [x[1].shape[d] for d in columns],
+        prod(x[0].shape[d] for d in left),
+    )
+    a, b = (
+        _as(t, v, np.promote_types(x[0].dtype, x[1].dtype)) if x[0].dtype != x[1].dtype else v
+        for v in (a, b)
+    )
+    apart = (
+        m if not batch and m else [prod(m)]
+    )  # the rows of a product without batch dims may have any rank
+    made = t.node(
+        "MatMul",
+        [t.reshape(a, [*batch, *apart, k]), t.reshape(b, [*batch, k, prod(n)])],
+        [*batch, *apart, prod(n)],
+        a.dtype,
+    )
     return [_as(t, t.reshape(made, out[0].shape), out[0].dtype)]
 
 
 def _as(t: Trace, x: Value, dtype: Any) -> Value:
     from onnx import helper
 
-    return x if x.dtype == np.dtype(dtype) else t.node("Cast", [x], x.shape, dtype, to=helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
+    return (
+        x
+        if x.dtype == np.dtype(dtype)
+        else t.node(
+            "Cast", [x], x.shape, dtype, to=helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+        )
+    )
 
 
 @primitive("conv_general_dilated")
@@ -255,8 +415,17 @@ def _conv(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value] | Non
     a, w = _transposed(t, x[0], spec.lhs_spec), _transposed(t, x[1], spec.rhs_spec)
     pads = [int(n) for side in (0, 1) for n in (pair[side] for pair in p["padding"])]
     shape = [out[0].shape[d] for d in spec.out_spec]
-    made = t.node("Conv", [a, w], shape, out[0].dtype, strides=[int(n) for n in p["window_strides"]], dilations=[int(n) for n in p["rhs_dilation"]], pads=pads,
-                  group=int(p["feature_group_count"]), kernel_shape=list(w.shape[2:]))  # fmt: skip
+    made = t.node(
+        "Conv",
+        [a, w],
+        shape,
+        out[0].dtype,
+        strides=[int(n) for n in p["window_strides"]],
+        dilations=[int(n) for n in p["rhs_dilation"]],
+        pads=pads,
+        group=int(p["feature_group_count"]),
+        kernel_shape=list(w.shape[2:]),
+    )
     return [_transposed(t, made, [list(spec.out_spec).index(d) for d in range(len(shape))])]
 
 
@@ -267,7 +436,11 @@ def _iota(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value]:
         at = [1] * len(shape)
         at[d] = shape[d]
         return [t.constant(np.broadcast_to(np.arange(shape[d], dtype=dtype).reshape(at), shape))]
-    line = t.constant(np.arange(shape[d], dtype=dtype).reshape([shape[d] if k == d else 1 for k in range(len(shape))]))
+    line = t.constant(
+        np.arange(shape[d], dtype=dtype).reshape(
+            [shape[d] if k == d else 1 for k in range(len(shape))]
+        )
+    )
     return [t.node("Expand", [line, t.constant(np.array(shape, np.int64))], shape, dtype)]
 
 
@@ -278,14 +451,26 @@ def _concat(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value]:
 
 @primitive("split")
 def _split(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value]:
-    return t.several("Split", [x[0], t.constant(np.array(p["sizes"], np.int64))], [(a.shape, a.dtype) for a in out], axis=int(p["axis"]))
+    return t.several(
+        "Split",
+        [x[0], t.constant(np.array(p["sizes"], np.int64))],
+        [(a.shape, a.dtype) for a in out],
+        axis=int(p["axis"]),
+    )
 
 
 @primitive("slice")
 def _slice(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value]:
     steps = p["strides"] or (1,) * len(x[0].shape)
     tables = (p["start_indices"], p["limit_indices"], range(len(x[0].shape)), steps)
-    return [t.node("Slice", [x[0], *(t.constant(np.array(list(v), np.int64)) for v in tables)], out[0].shape, out[0].dtype)]
+    return [
+        t.node(
+            "Slice",
+            [x[0], *(t.constant(np.array(list(v), np.int64)) for v in tables)],
+            out[0].shape,
+            out[0].dtype,
+        )
+    ]
 
 
 @primitive("pad")
@@ -299,14 +484,26 @@ def _pad(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value] | None
 
 @primitive("cumsum")
 def _cumsum(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value]:
-    return [t.node("CumSum", [x[0], t.constant(np.asarray(p["axis"], np.int64))], out[0].shape, out[0].dtype, reverse=int(p["reverse"]))]
+    return [
+        t.node(
+            "CumSum",
+            [x[0], t.constant(np.asarray(p["axis"], np.int64))],
+            out[0].shape,
+            out[0].dtype,
+            reverse=int(p["reverse"]),
+        )
+    ]
 
 
 @primitive("gather")
 def _gather(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value] | None:
     """Rows of a table by index (Gather), and one element of each row (GatherElements)."""
     d, sizes, (data, index) = p["dimension_numbers"], p["slice_sizes"], x
-    if len(d.start_index_map) != 1 or tuple(d.collapsed_slice_dims) != tuple(d.start_index_map) or index.shape[-1:] != (1,):
+    if (
+        len(d.start_index_map) != 1
+        or tuple(d.collapsed_slice_dims) != tuple(d.start_index_map)
+        or index.shape[-1:] != (1,)
+    ):
         return None
     axis, rank = d.start_index_map[0], len(data.shape)
     places = t.reshape(index, index.shape[:-1])
@@ -317,7 +514,18 @@ def _gather(t: Trace, p: Any, x: list[Value], out: list[Any]) -> list[Value] | N
             return None
         return [t.node("Gather", [data, places], out[0].shape, out[0].dtype, axis=axis)]
     batch = tuple(range(rank - 1))
-    if tuple(d.operand_batching_dims) != batch or tuple(d.start_indices_batching_dims) != batch or axis != rank - 1 or d.offset_dims or len(places.shape) not in (rank - 1, rank):
+    if (
+        tuple(d.operand_batching_dims) != batch
+        or tuple(d.start_indices_batching_dims) != batch
+        or axis != rank - 1
+        or d.offset_dims
+        or len(places.shape) not in (rank - 1, rank)
+    ):
         return None
     wide = t.reshape(places, (*data.shape[:-1], prod(places.shape[rank - 1 :])))
-    return [t.reshape(t.node("GatherElements", [data, wide], wide.shape, out[0].dtype, axis=axis), out[0].shape)]
+    return [
+        t.reshape(
+            t.node("GatherElements", [data, wide], wide.shape, out[0].dtype, axis=axis),
+            out[0].shape,
+        )
+    ]

@@ -1,8 +1,11 @@
-"""A jaxpr as an ONNX model, which the reader takes like any exporter's: one graph, one set of rules, whichever door a model comes in by.
+"""A jaxpr as an ONNX model, which the reader takes like any exporter's: one graph, one set of
+rules, whichever door a model comes in by.
 
     jit, remat, custom derivatives    entered
-    scan                              written out, an iteration after the other; a leaf of the parameters that is scanned becomes one weight an iteration
-                                      ("blocks.up" -> "blocks.up.0", "blocks.up.1", ...), so that iterations are repeats of a block with weights of their own
+    scan                              written out, an iteration after the other; a leaf of the
+                                      parameters that is scanned becomes one weight an iteration
+                                      ("blocks.up" -> "blocks.up.0", "blocks.up.1", ...), so that
+                                      iterations are repeats of a block with weights of their own
     anything without a translation    an operator of the domain "jax": planned whole on every device
 
 Weights hold no bytes.
@@ -23,12 +26,25 @@ from planner.graph.value_digest import value_bytes
 DOMAIN, OPSET, IR_VERSION = "jax", 18, 9
 MOST_EQUATIONS = 200_000
 """Equations after scans are written out."""
-INLINED = ("jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_lin")
+INLINED = (
+    "jit",
+    "pjit",
+    "closed_call",
+    "core_call",
+    "remat",
+    "remat2",
+    "checkpoint",
+    "custom_jvp_call",
+    "custom_vjp_call",
+    "custom_vjp_call_jaxpr",
+    "custom_lin",
+)
 
 
 @dataclass(frozen=True)
 class Value:
-    """A tensor of the model: name, shape, numpy dtype. parameter: its leaf of the parameters, "" for other tensors; it enters the model where it is read."""
+    """A tensor of the model: name, shape, numpy dtype. parameter: its leaf of the parameters, ""
+    for other tensors; it enters the model where it is read."""
 
     name: str
     shape: tuple[int, ...]
@@ -53,24 +69,49 @@ class Trace:
     _constants: dict[tuple, Value] = field(default_factory=dict)
     _equations: int = 0
 
-    # --- writing ------------------------------------------------------------------------------------------------------------------------------
+    # --- writing
+    # ------------------------------------------------------------------------------------------------------------------------------
 
     def fresh(self, base: str) -> str:
         """A name that is not in use."""
         k = self._counts[base] = self._counts.get(base, -1) + 1
         return f"{self.prefix}{base}_{k}"
 
-    def node(self, op: str, inputs: Sequence[Value], shape: Sequence[int], dtype: Any, domain: str = "", **attrs: Any) -> Value:
+    def node(
+        self,
+        op: str,
+        inputs: Sequence[Value],
+        shape: Sequence[int],
+        dtype: Any,
+        domain: str = "",
+        **attrs: Any,
+    ) -> Value:
         """One node with one result."""
         return self.several(op, inputs, [(shape, dtype)], domain, **attrs)[0]
 
-    def several(self, op: str, inputs: Sequence[Value], results: Sequence[tuple[Sequence[int], Any]], domain: str = "", **attrs: Any) -> list[Value]:
+    def several(
+        self,
+        op: str,
+        inputs: Sequence[Value],
+        results: Sequence[tuple[Sequence[int], Any]],
+        domain: str = "",
+        **attrs: Any,
+    ) -> list[Value]:
         """One node with some results, each (shape, dtype)."""
         from onnx import helper
 
         name = self.fresh(op)
-        out = [Value(name if len(results) == 1 else f"{name}.{k}", tuple(int(n) for n in shape), np.dtype(dtype)) for k, (shape, dtype) in enumerate(results)]
-        made = helper.make_node(op, [self.read(v) for v in inputs], [v.name for v in out], name, domain=domain, **attrs)
+        out = [
+            Value(
+                name if len(results) == 1 else f"{name}.{k}",
+                tuple(int(n) for n in shape),
+                np.dtype(dtype),
+            )
+            for k, (shape, dtype) in enumerate(results)
+        ]
+        made = helper.make_node(
+            op, [self.read(v) for v in inputs], [v.name for v in out], name, domain=domain, **attrs
+        )
         self.nodes.append(made)
         for v in out:
             self.types[v.name], self.makers[v.name] = v, made
@@ -99,28 +140,49 @@ class Trace:
         if name not in self.initializers:
             from onnx import TensorProto, helper
 
-            tensor = TensorProto(name=name, data_type=helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), dims=shape, data_location=TensorProto.EXTERNAL)
+            tensor = TensorProto(
+                name=name,
+                data_type=helper.np_dtype_to_tensor_dtype(np.dtype(dtype)),
+                dims=shape,
+                data_location=TensorProto.EXTERNAL,
+            )
             size = prod(shape) * np.dtype(dtype).itemsize
             for key, value in (("location", "weights.bin"), ("offset", 0), ("length", size)):
                 tensor.external_data.add(key=key, value=str(value))
             self.initializers[name] = tensor
 
-    # --- reading ------------------------------------------------------------------------------------------------------------------------------
+    # --- reading
+    # ------------------------------------------------------------------------------------------------------------------------------
 
     def jaxpr(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Value]) -> list[Value]:
         """The results of an open jaxpr."""
         from planner.reader.jax.primitives import PRIMITIVES
 
-        env: dict[Any, Value] = dict(zip(jaxpr.constvars, (c if isinstance(c, Value) else self.constant(c) for c in consts), strict=True))
+        env: dict[Any, Value] = dict(
+            zip(
+                jaxpr.constvars,
+                (c if isinstance(c, Value) else self.constant(c) for c in consts),
+                strict=True,
+            )
+        )
         env.update(zip(jaxpr.invars, args, strict=True))
 
         def value(atom: Any) -> Value:
-            return self.constant(np.asarray(atom.val, atom.aval.dtype)) if hasattr(atom, "val") else env[atom]
+            return (
+                self.constant(np.asarray(atom.val, atom.aval.dtype))
+                if hasattr(atom, "val")
+                else env[atom]
+            )
 
         for eqn in jaxpr.eqns:
             self._equations += 1
             if self._equations > MOST_EQUATIONS:
-                raise PlanError("P195", f"the function has more than {MOST_EQUATIONS} operations once its loops are written out", help=["fewer iterations"])
+                raise PlanError(
+                    "P195",
+                    f"the function has more than {MOST_EQUATIONS} operations once its loops are"
+                    " written out",
+                    help=["fewer iterations"],
+                )
             ins, name = [value(a) for a in eqn.invars], eqn.primitive.name
             outs = [v.aval for v in eqn.outvars]
             if name in INLINED:
@@ -129,7 +191,9 @@ class Trace:
                 made = self.scan(eqn.params, ins)
             else:
                 write: Callable[..., list[Value] | None] | None = PRIMITIVES.get(name)
-                made = (write(self, eqn.params, ins, outs) if write else None) or self._whole(name, ins, outs)
+                made = (write(self, eqn.params, ins, outs) if write else None) or self._whole(
+                    name, ins, outs
+                )
             env.update(zip(eqn.outvars, made, strict=True))
         return [value(v) for v in jaxpr.outvars]
 
@@ -145,18 +209,27 @@ class Trace:
     def scan(self, params: Any, ins: list[Value]) -> list[Value]:
         """A scan, written out."""
         n, body, length = params["num_consts"], params["jaxpr"], params["length"]
-        consts, carry, xs = ins[:n], ins[n : n + params["num_carry"]], ins[n + params["num_carry"] :]
+        consts, carry, xs = (
+            ins[:n],
+            ins[n : n + params["num_carry"]],
+            ins[n + params["num_carry"] :],
+        )
         kept: list[list[Value]] = []
         outer, loop = self.prefix, self.fresh("scan")
         for i in range(length - 1, -1, -1) if params["reverse"] else range(length):
             self.prefix, self._counts, held = f"{loop}.{i}/", {}, self._counts
-            out = self.jaxpr(body.jaxpr, body.consts, [*consts, *carry, *(self._item(x, i) for x in xs)])
+            out = self.jaxpr(
+                body.jaxpr, body.consts, [*consts, *carry, *(self._item(x, i) for x in xs)]
+            )
             self.prefix, self._counts = outer, held
             carry, ys = out[: len(carry)], out[len(carry) :]
             kept.append(ys)
         if params["reverse"]:
             kept.reverse()
-        return [*carry, *(self._stack([ys[k] for ys in kept]) for k in range(len(kept[0]) if kept else 0))]
+        return [
+            *carry,
+            *(self._stack([ys[k] for ys in kept]) for k in range(len(kept[0]) if kept else 0)),
+        ]
 
     def _item(self, x: Value, i: int) -> Value:
         """One iteration's part of what is scanned."""
@@ -165,7 +238,12 @@ class Trace:
             name = f"{x.parameter}.{i}"
             self._weight(name, x.shape[1:], x.dtype)
             return Value(name, x.shape[1:], x.dtype)
-        cut = self.node("Slice", [x, *(self.constant(np.array([k], np.int64)) for k in (i, i + 1, 0))], (1, *x.shape[1:]), x.dtype)
+        cut = self.node(
+            "Slice",
+            [x, *(self.constant(np.array([k], np.int64)) for k in (i, i + 1, 0))],
+            (1, *x.shape[1:]),
+            x.dtype,
+        )
         return self.reshape(cut, x.shape[1:])
 
     def _stack(self, parts: list[Value]) -> Value:
@@ -179,30 +257,53 @@ class Trace:
         return self.node("Reshape", [x, self.constant(np.array(shape, np.int64))], shape, x.dtype)
 
     def bare(self, values: Sequence[Value], shape: Sequence[int]) -> list[Value]:
-        """Operands of an element-wise operator as they were before jax spelt their broadcasting out, where the result's shape still follows."""
+        """Operands of an element-wise operator as they were before jax spelt their broadcasting
+        out, where the result's shape still follows."""
         out = list(values)
         for k, v in enumerate(values):
             made = self.makers.get(v.name)
             if made is not None and made.op_type == "Expand":
                 source = self._value(made.input[0])
-                if source is not None and np.broadcast_shapes(source.shape, *(o.shape for j, o in enumerate(out) if j != k)) == tuple(shape):
+                if source is not None and np.broadcast_shapes(
+                    source.shape, *(o.shape for j, o in enumerate(out) if j != k)
+                ) == tuple(shape):
                     out[k] = source
         return out
 
     def _value(self, name: str) -> Value | None:
         tensor = self.initializers.get(name)
-        return self.types.get(name) or next((c for c in self._constants.values() if tensor is not None and c.name == name), None)
+        return self.types.get(name) or next(
+            (c for c in self._constants.values() if tensor is not None and c.name == name), None
+        )
 
-    # --- the model ----------------------------------------------------------------------------------------------------------------------------
+    # --- the model
+    # ----------------------------------------------------------------------------------------------------------------------------
 
     def model(self, inputs: Sequence[Value], outputs: Sequence[Value]) -> Any:
         """The ModelProto. Results that are inputs or weights are passed through an Identity."""
         from onnx import helper
 
         def info(name: str, v: Value) -> Any:
-            return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(v.dtype)), v.shape)
+            return helper.make_tensor_value_info(
+                name, helper.np_dtype_to_tensor_dtype(np.dtype(v.dtype)), v.shape
+            )
 
-        ends = [v if v.name in self.makers else self.node("Identity", [v], v.shape, v.dtype) for v in outputs]
+        ends = [
+            v if v.name in self.makers else self.node("Identity", [v], v.shape, v.dtype)
+            for v in outputs
+        ]
         hints = [info(v.name, v) for v in self.types.values()]
-        graph = helper.make_graph(self.nodes, self.name, [info(v.name, v) for v in inputs], [info(v.name, v) for v in ends], list(self.initializers.values()), value_info=hints)
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, 1)], ir_version=IR_VERSION, producer_name="jax")
+        graph = helper.make_graph(
+            self.nodes,
+            self.name,
+            [info(v.name, v) for v in inputs],
+            [info(v.name, v) for v in ends],
+            list(self.initializers.values()),
+            value_info=hints,
+        )
+        return helper.make_model(
+            graph,
+            opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, 1)],
+            ir_version=IR_VERSION,
+            producer_name="jax",
+        )

@@ -1,8 +1,11 @@
-"""Subgraphs that stay subgraphs: the branches of an If and the bodies of loops, each a draft of its own.
+"""Subgraphs that stay subgraphs: the branches of an If and the bodies of loops, each a draft of its
+own.
 
-A body sees the names around it. A small value it reads is copied into it, so that shape arithmetic folds inside as it does outside; anything else it
-reads is *captured*: an input of the body and an operand of the node. Weights stored inside a body are moved out and captured too, so that they are
-weights of the graph like any other, with a label, a slot that says whether they train, and an optimizer.
+A body sees the names around it. A small value it reads is copied into it, so that shape arithmetic
+folds inside as it does outside; anything else it reads is *captured*: an input of the body and an
+operand of the node. Weights stored inside a body are moved out and captured too, so that they are
+weights of the graph like any other, with a label, a slot that says whether they train, and an
+optimizer.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ from planner.reader.lower.call import Call, Frame, Unsupported
 from planner.reader.onnx.check import order_nodes
 
 MOST_NESTED = 128
-"""Bodies inside bodies, of a whole model: every plan prices each once for each that it is in, and a file of a few kilobytes can double them with every level."""
+"""Bodies inside bodies, of a whole model: every plan prices each once for each that it is in, and a
+file of a few kilobytes can double them with every level."""
 
 
 class Captured(Frame):
@@ -56,12 +60,23 @@ class Captured(Frame):
 
 
 class Body:
-    """One subgraph as a draft. own: its leading inputs, which are not captures; captures: outer tensor -> its name inside."""
+    """One subgraph as a draft. own: its leading inputs, which are not captures; captures: outer
+    tensor -> its name inside."""
 
-    def __init__(self, call: Call, graph: Any, own: Sequence[Type], constants: dict[int, np.ndarray], what: str) -> None:
-        """Lowers the graph. own: types of its inputs, in order; constants: inputs whose value is known. Raises Unsupported and PlanError."""
+    def __init__(
+        self,
+        call: Call,
+        graph: Any,
+        own: Sequence[Type],
+        constants: dict[int, np.ndarray],
+        what: str,
+    ) -> None:
+        """Lowers the graph. own: types of its inputs, in order; constants: inputs whose value is
+        known. Raises Unsupported and PlanError."""
         if len(graph.input) != len(own) + len(constants):
-            raise TypeError(f"its {what} takes {len(graph.input)} inputs, not {len(own) + len(constants)}")
+            raise TypeError(
+                f"its {what} takes {len(graph.input)} inputs, not {len(own) + len(constants)}"
+            )
         self.draft = Draft(name=graph.name)
         self.frame = Captured(call.frame, call.draft, self.draft, f"{call.id}/", call.scope)
         given = iter(own)
@@ -103,7 +118,9 @@ class Body:
             try:
                 found = self.frame.find(output.name)
             except KeyError:
-                raise PlanError("P113", f"the {what} of node {call.id!r} never makes its output {output.name!r}") from None
+                raise PlanError(
+                    "P113", f"the {what} of node {call.id!r} never makes its output {output.name!r}"
+                ) from None
             if not found:
                 raise Unsupported(f"its {what} gives {output.name!r}, of which nothing is known")
             self.draft.outputs.append(found)
@@ -126,7 +143,8 @@ class Body:
             self.captures[made] = name
 
     def settle(self, captures: Sequence[str]) -> None:
-        """Fixes the inputs: its own, then one per capture (an unused one where this body does not read it)."""
+        """Fixes the inputs: its own, then one per capture (an unused one where this body does not
+        read it)."""
         inner = self.draft
         names = []
         for outer in captures:
@@ -147,8 +165,16 @@ def constant_output(body: Body, k: int) -> np.ndarray | None:
     return body.draft.value(body.draft.outputs[k], FOLD_ELEMENTS)
 
 
-def add_region(call: Call, op: str, operands: Sequence[str], bodies: Sequence[Body], outputs: Sequence[Type], attrs: dict[str, Any]) -> None:
-    """Adds the node: operands of its own, then what its bodies capture. Output k of the ONNX node is result k."""
+def add_region(
+    call: Call,
+    op: str,
+    operands: Sequence[str],
+    bodies: Sequence[Body],
+    outputs: Sequence[Type],
+    attrs: dict[str, Any],
+) -> None:
+    """Adds the node: operands of its own, then what its bodies capture. Output k of the ONNX node
+    is result k."""
     draft = call.draft
     captures = list(dict.fromkeys(name for body in bodies for name in body.captures))
     for body in bodies:
@@ -162,7 +188,9 @@ def add_region(call: Call, op: str, operands: Sequence[str], bodies: Sequence[Bo
             names.append(made)
         else:
             names.append("")
-    made_by = Op(op, [*operands, *captures], names, attrs, bodies=tuple(body.draft for body in bodies))
+    made_by = Op(
+        op, [*operands, *captures], names, attrs, bodies=tuple(body.draft for body in bodies)
+    )
     for name in names:
         if name:
             draft.maker[name] = made_by
@@ -176,11 +204,24 @@ def body_graph(draft: Draft) -> Graph:
     drop_copies(draft)
     drop_dead(draft)
     used = {i for op in draft.ops for i in op.inputs if i} | set(draft.outputs)
-    constants = {name: np.array(value, order="C") for name, value in draft.values.items() if name in used}
-    tensors = {name: Tensor(name, *_plain(draft.types[name]), role="input") for name in draft.inputs}
-    tensors |= {name: Tensor(name, *_plain(draft.types[name]), role="constant") for name in constants}
+    constants = {
+        name: np.array(value, order="C") for name, value in draft.values.items() if name in used
+    }
+    tensors = {
+        name: Tensor(name, *_plain(draft.types[name]), role="input") for name in draft.inputs
+    }
+    tensors |= {
+        name: Tensor(name, *_plain(draft.types[name]), role="constant") for name in constants
+    }
     tensors |= {o: Tensor(o, *_plain(draft.types[o])) for op in draft.ops for o in op.outputs if o}
-    return Graph(draft.name, tuple(map(frozen, draft.ops)), tensors, tuple(draft.inputs), tuple(draft.outputs), constants=constants)
+    return Graph(
+        draft.name,
+        tuple(map(frozen, draft.ops)),
+        tensors,
+        tuple(draft.inputs),
+        tuple(draft.outputs),
+        constants=constants,
+    )
 
 
 def _plain(type_: Type) -> Type:
@@ -188,10 +229,13 @@ def _plain(type_: Type) -> Type:
 
 
 def frozen(op: Op) -> Node:
-    """An operation as a Node; those with bodies carry a digest of them among their attributes, so that equal work is seen to be equal."""
+    """An operation as a Node; those with bodies carry a digest of them among their attributes, so
+    that equal work is seen to be equal."""
     bodies = tuple(body_graph(b) for b in op.bodies)
     attrs = {**op.attrs, "digest": digest(bodies)} if bodies else op.attrs
-    return Node(op.id, op.op, tuple(op.inputs), tuple(op.outputs), attrs, op.scope, op.members, bodies)
+    return Node(
+        op.id, op.op, tuple(op.inputs), tuple(op.outputs), attrs, op.scope, op.members, bodies
+    )
 
 
 def digest(bodies: Sequence[Graph]) -> str:
@@ -203,10 +247,25 @@ def digest(bodies: Sequence[Graph]) -> str:
             index[name] = hashlib.sha256(value_bytes(value)).hexdigest()[:16]
         for node in graph.nodes:
             index.update((o, f"t{len(index)}.{k}") for k, o in enumerate(node.outputs) if o)
-            rows = [(index[o], graph.tensors[o].shape, graph.tensors[o].dtype) for o in node.outputs if o]
-            made.update(repr((node.op, [index.get(i, "") for i in node.inputs], sorted(node.attrs.items()), rows)).encode())
+            rows = [
+                (index[o], graph.tensors[o].shape, graph.tensors[o].dtype)
+                for o in node.outputs
+                if o
+            ]
+            made.update(
+                repr(
+                    (
+                        node.op,
+                        [index.get(i, "") for i in node.inputs],
+                        sorted(node.attrs.items()),
+                        rows,
+                    )
+                ).encode()
+            )
         made.update(repr([(index[o], graph.tensors[o].shape) for o in graph.outputs]).encode())
-        made.update(repr([(graph.tensors[i].shape, graph.tensors[i].dtype) for i in graph.inputs]).encode())
+        made.update(
+            repr([(graph.tensors[i].shape, graph.tensors[i].dtype) for i in graph.inputs]).encode()
+        )
     return made.hexdigest()[:16]
 
 

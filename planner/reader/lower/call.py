@@ -1,4 +1,5 @@
-"""One ONNX node while it is lowered: its names, attributes and constant inputs, and ways to emit canonical operations."""
+"""One ONNX node while it is lowered: its names, attributes and constant inputs, and ways to emit
+canonical operations."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ class Unsupported(Exception):
 class Frame:
     """Names visible to a list of nodes: the main graph, a function body or a branch.
 
-    env maps ONNX names to draft tensors; None marks a tensor nothing is known about. Branches see their parent's names.
+    env maps ONNX names to draft tensors; None marks a tensor nothing is known about. Branches see
+    their parent's names.
     """
 
     env: dict[str, str | None]
@@ -49,10 +51,35 @@ class Frame:
 class Call:
     """One ONNX node being lowered: resolved inputs, attributes with defaults, and ways to emit."""
 
-    __slots__ = ("attrs", "draft", "frame", "id", "inputs", "lowering", "node", "op", "opset", "scope")
+    __slots__ = (
+        "attrs",
+        "draft",
+        "frame",
+        "id",
+        "inputs",
+        "lowering",
+        "node",
+        "op",
+        "opset",
+        "scope",
+    )
 
-    def __init__(self, lowering: Lowering, node: Statement, frame: Frame, id_: str, scope: str, inputs: list[str]) -> None:
-        self.lowering, self.node, self.frame, self.id, self.scope = lowering, node, frame, id_, scope
+    def __init__(
+        self,
+        lowering: Lowering,
+        node: Statement,
+        frame: Frame,
+        id_: str,
+        scope: str,
+        inputs: list[str],
+    ) -> None:
+        self.lowering, self.node, self.frame, self.id, self.scope = (
+            lowering,
+            node,
+            frame,
+            id_,
+            scope,
+        )
         self.draft, self.inputs, self.op = lowering.draft, inputs, node.op_type
         domain = "" if node.domain == "ai.onnx" else node.domain
         self.opset = frame.opsets.get(domain, frame.opsets.get("", 0))
@@ -92,7 +119,8 @@ class Call:
         return found
 
     def ints(self, k: int, what: str) -> list[int]:
-        """Input k as a flat list of ints: sizes, axes or bounds. Raises ShapeError for more of them than any tensor has dims or pieces."""
+        """Input k as a flat list of ints: sizes, axes or bounds. Raises ShapeError for more of them
+        than any tensor has dims or pieces."""
         found = self.const(k, what).reshape(-1)
         if found.size > MOST_INTS:
             raise ShapeError(f"{what} holds {found.size} numbers")
@@ -106,9 +134,20 @@ class Call:
             raise ShapeError(f"axis {axis} of a tensor with {rank} dims")
         return axis % rank if rank else 0
 
-    def emit(self, op: str, inputs: Sequence[str], attrs: dict[str, Any] | None = None, *, shape: Any = None, out: str = "") -> str:
-        """Adds a canonical operation; `out` names the result (default: derived from this node's first output)."""
-        return self.draft.add(op, inputs, attrs, out=out or f"{self.name(0)}/{op.lower()}", shape=shape)
+    def emit(
+        self,
+        op: str,
+        inputs: Sequence[str],
+        attrs: dict[str, Any] | None = None,
+        *,
+        shape: Any = None,
+        out: str = "",
+    ) -> str:
+        """Adds a canonical operation; `out` names the result (default: derived from this node's
+        first output)."""
+        return self.draft.add(
+            op, inputs, attrs, out=out or f"{self.name(0)}/{op.lower()}", shape=shape
+        )
 
     def name(self, k: int = 0) -> str:
         """Draft name for output k."""
@@ -119,11 +158,25 @@ class Call:
         if k < len(self.node.output) and self.node.output[k]:
             self.frame.env[self.node.output[k]] = tensor
 
-    def result(self, op: str, inputs: Sequence[str], attrs: dict[str, Any] | None = None, *, shape: Any = None) -> None:
+    def result(
+        self,
+        op: str,
+        inputs: Sequence[str],
+        attrs: dict[str, Any] | None = None,
+        *,
+        shape: Any = None,
+    ) -> None:
         """Emits the operation that makes the (only) output."""
         self.bind(self.draft.add(op, inputs, attrs, out=self.name(0), shape=shape))
 
-    def results(self, op: str, inputs: Sequence[str], attrs: dict[str, Any] | None = None, *, shape: Any = None) -> None:
+    def results(
+        self,
+        op: str,
+        inputs: Sequence[str],
+        attrs: dict[str, Any] | None = None,
+        *,
+        shape: Any = None,
+    ) -> None:
         """Emits an operation with several outputs, named after this node's."""
         names = [self.frame.prefix + o if o else "" for o in self.node.output]
         for k, made in enumerate(self.draft.add_many(op, inputs, attrs or {}, names, shape)):

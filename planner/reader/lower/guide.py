@@ -1,10 +1,12 @@
 """Lowering an export of one sample as if it had many.
 
-In a file exported with a batch of 1 the batch is a dim like any other 1, and squeezes and unsqueezes make it impossible to tell where
-it went. So the inputs get a batch that divides nothing else in the model, a prime, and the nodes are lowered with it: operators that
-name axes carry it along by themselves. Only constants still speak of one sample. Their meaning is worked out for one sample and the
-batch put back where it was: targets of Reshape, index grids, and operands that must agree in size. A node that loses the batch is an
-error, because every size that was overlooked contradicts another.
+In a file exported with a batch of 1 the batch is a dim like any other 1, and squeezes and
+unsqueezes make it impossible to tell where it went. So the inputs get a batch that divides nothing
+else in the model, a prime, and the nodes are lowered with it: operators that name axes carry it
+along by themselves. Only constants still speak of one sample. Their meaning is worked out for one
+sample and the batch put back where it was: targets of Reshape, index grids, and operands that must
+agree in size. A node that loses the batch is an error, because every size that was overlooked
+contradicts another.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ class CarriesBatch(Exception):
 
 
 def stand_in(graph: Any) -> int:
-    """The smallest prime from 5 on that divides no dim, and no entry of a small integer constant, of the model."""
+    """The smallest prime from 5 on that divides no dim, and no entry of a small integer constant,
+    of the model."""
     sizes: set[int] = set()
     tensors = list(graph.initializer)
     for node in graph.node:
@@ -42,7 +45,11 @@ def stand_in(graph: Any) -> int:
         sizes.update(d.dim_value for d in value.type.tensor_type.shape.dim)
     for tensor in tensors:
         sizes.update(tensor.dims)
-        if tensor.data_type in (6, 7) and tensor.data_location != 1 and math.prod(tensor.dims) <= _SMALL:
+        if (
+            tensor.data_type in (6, 7)
+            and tensor.data_location != 1
+            and math.prod(tensor.dims) <= _SMALL
+        ):
             sizes.update(int(v) for v in proto_array(tensor).reshape(-1))
     return next((p for p in PRIMES if not any(n and n % p == 0 for n in sizes)), 101)
 
@@ -55,7 +62,8 @@ class Guide:
         self.tracer = Tracer(draft, batch, {}, {}, (), exported=1, by_size=True)
 
     def step(self, start: int) -> None:
-        """Follows the batch through the operations added since `start`, and repeats single samples that meet many."""
+        """Follows the batch through the operations added since `start`, and repeats single samples
+        that meet many."""
         draft = self.draft
         added = draft.ops[start:]
         del draft.ops[start:]
@@ -64,14 +72,17 @@ class Guide:
             self.tracer.expands.clear()
             self.tracer.step(op)
             for demand in self.tracer.demands:
-                raise self.tracer.fail(op, f"needs the batch in {demand.tensor!r}, which does not have it")
+                raise self.tracer.fail(
+                    op, f"needs the batch in {demand.tensor!r}, which does not have it"
+                )
             for _, slot, axis in self.tracer.expands:
                 self.claim(op.inputs[slot], axis)
                 op.inputs[slot] = self.repeated(op.inputs[slot], axis)
             draft.ops.append(op)
 
     def claim(self, name: str, axis: int) -> None:
-        """Raises CarriesBatch when a single sample that meets many comes from an input: a state, say, that has one entry per sample."""
+        """Raises CarriesBatch when a single sample that meets many comes from an input: a state,
+        say, that has one entry per sample."""
         seen: set[str] = set()
         stack = [(name, axis)]
         while stack:
@@ -81,12 +92,19 @@ class Guide:
             op = self.draft.maker.get(at)
             if op is not None and at not in seen:
                 seen.add(at)
-                stack.extend((below, j) for below, j, _ in behind(self.draft, op, at, k, (1,), 1) or ())
+                stack.extend(
+                    (below, j) for below, j, _ in behind(self.draft, op, at, k, (1,), 1) or ()
+                )
 
     def repeated(self, name: str, axis: int) -> str:
         """The tensor with a dim of 1 expanded to the batch."""
         shape = self.draft.shape(name)
-        made = self.draft.add("Expand", [name], out=f"{name}/expand", shape=(*shape[:axis], self.batch, *shape[axis + 1 :]))
+        made = self.draft.add(
+            "Expand",
+            [name],
+            out=f"{name}/expand",
+            shape=(*shape[:axis], self.batch, *shape[axis + 1 :]),
+        )
         self.tracer.marks[made] = tuple((0,) if k == axis else (n,) for k, n in enumerate(shape))
         return made
 
@@ -96,10 +114,15 @@ class Guide:
 
     def speaks_of_one(self, index: Any, limit: int) -> bool:
         """True for constant indices written for one sample: not made from the stand-in batch."""
-        return not any(n % self.batch == 0 for n in index.shape if n) and bool(index.size) and int(index.max()) < limit
+        return (
+            not any(n % self.batch == 0 for n in index.shape if n)
+            and bool(index.size)
+            and int(index.max()) < limit
+        )
 
     def with_batch(self, name: str, target: tuple[int, ...]) -> tuple[int, ...]:
-        """A target shape meant for one sample, with the batch of `name` put where it belongs. Raises ShapeError."""
+        """A target shape meant for one sample, with the batch of `name` put where it belongs.
+        Raises ShapeError."""
         dims = self.tracer.dims(name)
         where = [k for k, factors in enumerate(dims) if 0 in factors]
         if not where:
@@ -115,14 +138,21 @@ class Guide:
         elif places:
             k = places[0]
         else:
-            inside = [k for k, end in enumerate(ends) if end <= before < end * target[k] and before % end == 0 and target[k] % (before // end) == 0]
+            inside = [
+                k
+                for k, end in enumerate(ends)
+                if end <= before < end * target[k]
+                and before % end == 0
+                and target[k] % (before // end) == 0
+            ]
             if not inside:
                 raise ShapeError(f"a reshape to {list(target)} cuts through the batch")
             k = inside[0]
         return tuple(n * self.batch if j == k else n for j, n in enumerate(target))
 
     def agreeing(self, names: Sequence[str], axis: int) -> list[str]:
-        """Operands of a Concat along `axis`: single samples are repeated where others have the batch."""
+        """Operands of a Concat along `axis`: single samples are repeated where others have the
+        batch."""
         out = list(names)
         for k in range(len(self.draft.shape(names[0]))):
             if k != axis and any(self.tracer.dims(n)[k] == (0,) for n in names):
@@ -135,6 +165,8 @@ def refused(error: PlanError) -> PlanError:
     if error.code == "P146":
         return error
     return PlanError(
-        "P146", f"cannot change the exported batch of 1: {error.what}", detail=error.detail,
+        "P146",
+        f"cannot change the exported batch of 1: {error.what}",
+        detail=error.detail,
         help=["plan with --batch 1, or export with a dynamic batch"],
-    )  # fmt: skip
+    )

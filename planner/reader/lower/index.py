@@ -25,10 +25,17 @@ def constant_node(call: Call) -> None:
         tensor = call.attr("value")
         call.lowering.add_initializer(call.frame, tensor, call.node.output[0])
         return
-    for key, dtype in (("value_int", np.int64), ("value_ints", np.int64), ("value_float", np.float32), ("value_floats", np.float32)):
+    for key, dtype in (
+        ("value_int", np.int64),
+        ("value_ints", np.int64),
+        ("value_float", np.float32),
+        ("value_floats", np.float32),
+    ):
         if key in call.attrs:
             array = np.asarray(call.attr(key), dtype)
-            call.lowering.add_ref(out, tuple(array.shape), array.dtype.name, WeightRef("inline", proto=array))
+            call.lowering.add_ref(
+                out, tuple(array.shape), array.dtype.name, WeightRef("inline", proto=array)
+            )
             call.bind(out)
             return
     if "sparse_value" in call.attrs:
@@ -58,7 +65,11 @@ def _gather(call: Call) -> None:
     guide = call.lowering.guide
     index = _known_index(call, 1, shape[axis])
     single = shape
-    if guide is not None and index is not None and guide.speaks_of_one(index, guide.single(x)[axis]):
+    if (
+        guide is not None
+        and index is not None
+        and guide.speaks_of_one(index, guide.single(x)[axis])
+    ):
         single = guide.single(x)
     if index is None or (call.draft.is_leaf(x) and x not in call.draft.values):
         call.result("Gather", [x, indices], {"axis": axis})
@@ -70,7 +81,12 @@ def _gather(call: Call) -> None:
         if len(flat) == single[axis] < shape[axis] and guide is not None:
             out = guide.with_batch(x, (*single[:axis], *index.shape, *single[axis + 1 :]))
         elif len(flat) < shape[axis]:
-            cut: dict[str, Any] = {"axes": (axis,), "starts": (first,), "ends": (first + len(flat),), "steps": (1,)}
+            cut: dict[str, Any] = {
+                "axes": (axis,),
+                "starts": (first,),
+                "ends": (first + len(flat),),
+                "steps": (1,),
+            }
             x = call.emit("Slice", [x], cut, out=call.name(0) if len(index.shape) == 1 else "")
         call.bind(call.emit("Reshape", [x], shape=out, out=call.name(0)))
         return
@@ -87,16 +103,32 @@ def _gather_nd(call: Call) -> None:
         guide = call.lowering.guide
         index = call.draft.value(call.arg(1), LOOK_ELEMENTS)
         single = data
-        if guide is not None and index is not None and guide.speaks_of_one(index, max(guide.single(call.arg(0)), default=1)):
+        if (
+            guide is not None
+            and index is not None
+            and guide.speaks_of_one(index, max(guide.single(call.arg(0)), default=1))
+        ):
             single = guide.single(call.arg(0))
         out = (*index_shape[:-1], *single[depth:])
         if index is not None and index.size == math.prod(single[:depth]) * depth and index.size:
-            wrapped = np.where(index < 0, index + np.asarray(single[:depth]), index).reshape(-1, depth)
+            wrapped = np.where(index < 0, index + np.asarray(single[:depth]), index).reshape(
+                -1, depth
+            )
             flat = np.zeros(len(wrapped), np.int64)
             for k in range(depth):
                 flat = flat * single[k] + wrapped[:, k]
-            if bool((flat == np.arange(len(flat))).all()):  # every element in order: exporters index by full grids
-                call.result("Reshape", [call.arg(0)], shape=guide.with_batch(call.arg(0), out) if guide is not None and single != data else out)
+            if bool(
+                (flat == np.arange(len(flat))).all()
+            ):  # every element in order: exporters index by full grids
+                call.result(
+                    "Reshape",
+                    [call.arg(0)],
+                    shape=(
+                        guide.with_batch(call.arg(0), out)
+                        if guide is not None and single != data
+                        else out
+                    ),
+                )
                 return
         if depth == 1:
             index_name = call.emit("Reshape", [call.arg(1)], shape=index_shape[:-1])
@@ -114,7 +146,11 @@ def _scatter_elements(call: Call) -> None:
     if added_back(call):
         return
     axis = call.axis(call.attr("axis", 0), len(call.shape()))
-    call.result("ScatterElements", call.inputs[:3], {"axis": axis, "reduction": call.attr("reduction", "none")})
+    call.result(
+        "ScatterElements",
+        call.inputs[:3],
+        {"axis": axis, "reduction": call.attr("reduction", "none")},
+    )
 
 
 def _scatter_nd(call: Call) -> None:
@@ -125,9 +161,15 @@ def _scatter_nd(call: Call) -> None:
 
 
 def _along(call: Call) -> tuple[int, np.ndarray] | None:
-    """(axis, places) where a ScatterND writes whole slices at known places of one dim: the first, or (indices of every element) the last."""
+    """(axis, places) where a ScatterND writes whole slices at known places of one dim: the first,
+    or (indices of every element) the last."""
     shape, indices = call.shape(), call.draft.value(call.arg(1))
-    if indices is None or not shape or not indices.size or (call.draft.value(call.arg(0)) is not None and call.draft.value(call.arg(2)) is not None):
+    if (
+        indices is None
+        or not shape
+        or not indices.size
+        or (call.draft.value(call.arg(0)) is not None and call.draft.value(call.arg(2)) is not None)
+    ):
         return None
     depth = indices.shape[-1]
     if depth == 1 and indices.ndim == 2:
@@ -145,10 +187,19 @@ def _along(call: Call) -> tuple[int, np.ndarray] | None:
 
 
 def _written(call: Call, axis: int, places: np.ndarray) -> None:
-    """Slices of one dim replaced: the others stay, each where it was, so that any other dim may grow."""
+    """Slices of one dim replaced: the others stay, each where it was, so that any other dim may
+    grow."""
     shape, count = call.shape(), len(places)
     whole = [n for n in range(shape[axis]) if n not in set(places.tolist())]
-    rest = call.emit("Gather", [call.arg(0), call.constant(np.asarray(whole, np.int64), "kept")], {"axis": axis}) if whole else ""
+    rest = (
+        call.emit(
+            "Gather",
+            [call.arg(0), call.constant(np.asarray(whole, np.int64), "kept")],
+            {"axis": axis},
+        )
+        if whole
+        else ""
+    )
     parts = [call.arg(2), *([rest] if rest else [])]
     joined = call.emit("Concat", parts, {"axis": axis}) if rest else call.arg(2)
     order = np.argsort(np.concatenate([places, np.asarray(whole, places.dtype)]))
@@ -162,29 +213,48 @@ def _shape_of(call: Call) -> None:
     shape, rank = call.shape(), len(call.shape())
     start, end = call.attr("start", 0), call.attr("end", rank)
     start, end = (max(0, v + rank) if v < 0 else min(v, rank) for v in (start, end))
-    call.bind(call.draft.leaf(call.draft.fresh(call.name()), np.asarray(shape[start : max(start, end)], np.int64)))
+    call.bind(
+        call.draft.leaf(
+            call.draft.fresh(call.name()), np.asarray(shape[start : max(start, end)], np.int64)
+        )
+    )
 
 
 def _size(call: Call) -> None:
-    call.bind(call.draft.leaf(call.draft.fresh(call.name()), np.asarray(math.prod(call.shape()), np.int64)))
+    call.bind(
+        call.draft.leaf(
+            call.draft.fresh(call.name()), np.asarray(math.prod(call.shape()), np.int64)
+        )
+    )
 
 
 def _fill(call: Call, shape: tuple[int, ...], array: np.ndarray) -> None:
-    """A tensor that repeats one value: known when small; a leaf when it may be a parameter; else made where it is run."""
+    """A tensor that repeats one value: known when small; a leaf when it may be a parameter; else
+    made where it is run."""
     elements = math.prod(shape)
     if min(shape, default=0) < 0 or elements > MOST_ELEMENTS:
-        raise ShapeError(f"a filled tensor of shape {list(shape)} has {elements} elements, which no device memory holds")
+        raise ShapeError(
+            f"a filled tensor of shape {list(shape)} has {elements} elements, which no device"
+            " memory holds"
+        )
     if array.dtype.name not in DTYPE_BYTES:
-        raise Unsupported(f"a tensor filled with {'strings' if array.dtype.hasobject else array.dtype.name}, which cannot be planned")
+        raise Unsupported(
+            f"a tensor filled with {'strings' if array.dtype.hasobject else array.dtype.name},"
+            " which cannot be planned"
+        )
     value = array.reshape(-1)[0]
     if array.dtype.kind not in "biu" and elements > 1:
         name = call.draft.fresh(call.name())
-        call.lowering.add_ref(name, shape, array.dtype.name, WeightRef("inline", proto=np.broadcast_to(value, shape)))
+        call.lowering.add_ref(
+            name, shape, array.dtype.name, WeightRef("inline", proto=np.broadcast_to(value, shape))
+        )
         call.bind(name)
     elif elements <= FOLD_ELEMENTS:
         call.bind(call.draft.leaf(call.draft.fresh(call.name()), np.full(shape, value)))
     else:
-        call.result("ConstantOfShape", [], {"value": value.item(), "dtype": array.dtype.name}, shape=shape)
+        call.result(
+            "ConstantOfShape", [], {"value": value.item(), "dtype": array.dtype.name}, shape=shape
+        )
 
 
 def _constant_of_shape(call: Call) -> None:
@@ -198,7 +268,11 @@ def _range(call: Call) -> None:
     if delta == 0:
         raise ShapeError("a range with step 0")
     count = max(0, math.ceil((limit.astype(object) - start.astype(object)) / delta.astype(object)))
-    attrs: dict[str, Any] = {"start": start.item(), "delta": delta.item(), "dtype": start.dtype.name}
+    attrs: dict[str, Any] = {
+        "start": start.item(),
+        "delta": delta.item(),
+        "dtype": start.dtype.name,
+    }
     call.result("Range", [], attrs, shape=(count,))
 
 
@@ -206,15 +280,27 @@ def _one_hot(call: Call) -> None:
     rank = len(call.shape()) + 1
     axis = call.axis(call.attr("axis", -1), rank)
     depth, values = call.ints(1, "the depth")[0], call.const(2, "the pair of values").reshape(-1)
-    attrs: dict[str, Any] = {"axis": axis, "depth": depth, "off_value": values[0].item(), "on_value": values[1].item()}
+    attrs: dict[str, Any] = {
+        "axis": axis,
+        "depth": depth,
+        "off_value": values[0].item(),
+        "on_value": values[1].item(),
+    }
     call.result("OneHot", [call.arg(0)], {**attrs, "dtype": values.dtype.name})
 
 
 def _top_k(call: Call) -> None:
     shape = call.shape()
     k = call.ints(1, "k")[0] if call.opset >= 10 else int(call.attr("k"))
-    flags: dict[str, Any] = {"largest": int(call.attr("largest", 1)), "sorted": int(call.attr("sorted", 1))}
-    call.results("TopK", [call.arg(0)], {"k": k, "axis": call.axis(call.attr("axis", -1), len(shape)), **flags})
+    flags: dict[str, Any] = {
+        "largest": int(call.attr("largest", 1)),
+        "sorted": int(call.attr("sorted", 1)),
+    }
+    call.results(
+        "TopK",
+        [call.arg(0)],
+        {"k": k, "axis": call.axis(call.attr("axis", -1), len(shape)), **flags},
+    )
 
 
 def _eye_like(call: Call) -> None:
@@ -231,12 +317,25 @@ def _non_zero(call: Call) -> None:
     if call.draft.value(call.arg(0)) is None and non_zero(call):
         return
     found = call.const(0, "its output size")
-    call.bind(call.draft.leaf(call.draft.fresh(call.name()), np.asarray(np.nonzero(found), np.int64)))
+    call.bind(
+        call.draft.leaf(call.draft.fresh(call.name()), np.asarray(np.nonzero(found), np.int64))
+    )
 
 
 INDEX: dict[str, Rule] = {
-    "Constant": constant_node, "Gather": _gather, "GatherND": _gather_nd, "GatherElements": _gather_elements,
-    "ScatterElements": _scatter_elements, "Scatter": _scatter_elements, "ScatterND": _scatter_nd, "Shape": _shape_of, "Size": _size,
-    "ConstantOfShape": _constant_of_shape, "Range": _range, "OneHot": _one_hot, "TopK": _top_k, "EyeLike": _eye_like,
+    "Constant": constant_node,
+    "Gather": _gather,
+    "GatherND": _gather_nd,
+    "GatherElements": _gather_elements,
+    "ScatterElements": _scatter_elements,
+    "Scatter": _scatter_elements,
+    "ScatterND": _scatter_nd,
+    "Shape": _shape_of,
+    "Size": _size,
+    "ConstantOfShape": _constant_of_shape,
+    "Range": _range,
+    "OneHot": _one_hot,
+    "TopK": _top_k,
+    "EyeLike": _eye_like,
     "NonZero": _non_zero,
-}  # fmt: skip
+}

@@ -24,14 +24,23 @@ def windows(call: Call, kernel: tuple[int, ...], sizes: tuple[int, ...]) -> dict
     dilations = tuple(call.attr("dilations", [1] * n))
     pads = list(call.attr("pads", [0] * (2 * n)))
     auto = call.attr("auto_pad", "NOTSET")
-    if len(strides) != n or len(dilations) != n or len(pads) != 2 * n or min(strides + dilations + kernel, default=1) < 1:
-        raise ShapeError(f"strides {strides}, dilations {dilations}, pads {pads} do not fit a window {kernel}")
+    if (
+        len(strides) != n
+        or len(dilations) != n
+        or len(pads) != 2 * n
+        or min(strides + dilations + kernel, default=1) < 1
+    ):
+        raise ShapeError(
+            f"strides {strides}, dilations {dilations}, pads {pads} do not fit a window {kernel}"
+        )
     if auto in ("SAME_UPPER", "SAME_LOWER"):
         for k in range(n):
             out = -(-sizes[k] // strides[k])
             total = max(0, (out - 1) * strides[k] + dilations[k] * (kernel[k] - 1) + 1 - sizes[k])
             less = total // 2
-            pads[k], pads[n + k] = (less, total - less) if auto == "SAME_UPPER" else (total - less, less)
+            pads[k], pads[n + k] = (
+                (less, total - less) if auto == "SAME_UPPER" else (total - less, less)
+            )
     elif auto == "VALID":
         pads = [0] * (2 * n)
     return {"strides": strides, "pads": tuple(pads), "dilations": dilations}
@@ -62,17 +71,32 @@ def _conv_transpose(call: Call) -> None:
     pads = list(call.attr("pads", [0] * (2 * n)))
     wanted = call.attr("output_shape")
     if wanted is not None or auto.startswith("SAME"):
-        goal = list(wanted)[-n:] if wanted is not None else [s * k for s, k in zip(sizes, strides, strict=True)]
+        goal = (
+            list(wanted)[-n:]
+            if wanted is not None
+            else [s * k for s, k in zip(sizes, strides, strict=True)]
+        )
         for k in range(n):
-            total = strides[k] * (sizes[k] - 1) + extra[k] + dilations[k] * (kernel[k] - 1) + 1 - goal[k]
+            total = (
+                strides[k] * (sizes[k] - 1)
+                + extra[k]
+                + dilations[k] * (kernel[k] - 1)
+                + 1
+                - goal[k]
+            )
             if total < 0:
                 extra[k], total = extra[k] - total, 0
             less = total // 2
-            pads[k], pads[n + k] = (total - less, less) if auto == "SAME_LOWER" else (less, total - less)
+            pads[k], pads[n + k] = (
+                (total - less, less) if auto == "SAME_LOWER" else (less, total - less)
+            )
     attrs: dict[str, Any] = {
-        "strides": tuple(strides), "pads": tuple(pads), "dilations": tuple(dilations), "group": int(call.attr("group", 1)),
+        "strides": tuple(strides),
+        "pads": tuple(pads),
+        "dilations": tuple(dilations),
+        "group": int(call.attr("group", 1)),
         "output_padding": tuple(extra),
-    }  # fmt: skip
+    }
     y = call.emit("ConvTranspose", [x, w], attrs, out="" if call.has(2) else call.name(0))
     call.bind(add_channel_bias(call, y, call.arg(2)) if call.has(2) else y)
 
@@ -91,7 +115,11 @@ def pool(call: Call) -> None:
 
 def _global_pool(call: Call) -> None:
     axes = tuple(range(2, len(call.shape())))
-    call.result("ReduceMean" if call.op == "GlobalAveragePool" else "ReduceMax", [call.arg(0)], {"axes": axes, "keepdims": 1})
+    call.result(
+        "ReduceMean" if call.op == "GlobalAveragePool" else "ReduceMax",
+        [call.arg(0)],
+        {"axes": axes, "keepdims": 1},
+    )
 
 
 def _layer_norm(call: Call) -> None:
@@ -101,8 +129,12 @@ def _layer_norm(call: Call) -> None:
     axis = call.axis(call.attr("axis", -1), len(call.shape()))
     attrs: dict[str, Any] = {"axis": axis, "epsilon": float(call.attr("epsilon", 1e-5))}
     simple = call.op in ("RMSNormalization", "SimplifiedLayerNormalization")
-    operands = [_spread(call, i, call.shape()[axis:]) for i in call.inputs[1 : 2 if simple else 3] if i]
-    call.result("RMSNormalization" if simple else "LayerNormalization", [call.arg(0), *operands], attrs)
+    operands = [
+        _spread(call, i, call.shape()[axis:]) for i in call.inputs[1 : 2 if simple else 3] if i
+    ]
+    call.result(
+        "RMSNormalization" if simple else "LayerNormalization", [call.arg(0), *operands], attrs
+    )
 
 
 def _spread(call: Call, name: str, normal: tuple[int, ...]) -> str:
@@ -114,7 +146,9 @@ def _spread(call: Call, name: str, normal: tuple[int, ...]) -> str:
 
 
 def _instance_norm(call: Call) -> None:
-    call.result("InstanceNormalization", call.inputs[:3], {"epsilon": float(call.attr("epsilon", 1e-5))})
+    call.result(
+        "InstanceNormalization", call.inputs[:3], {"epsilon": float(call.attr("epsilon", 1e-5))}
+    )
 
 
 def _group_norm(call: Call) -> None:
@@ -123,12 +157,25 @@ def _group_norm(call: Call) -> None:
     attrs: dict[str, Any] = {"num_groups": groups, "epsilon": float(call.attr("epsilon", 1e-5))}
     if call.opset < 21 and groups != channels:  # opset 18 gives one scale per group
         repeat = (groups, channels // groups)
-        scale, bias = (call.emit("Reshape", [call.emit("Expand", [call.emit("Reshape", [p], shape=(groups, 1))], shape=repeat)], shape=(channels,)) for p in (scale, bias))
+        scale, bias = (
+            call.emit(
+                "Reshape",
+                [call.emit("Expand", [call.emit("Reshape", [p], shape=(groups, 1))], shape=repeat)],
+                shape=(channels,),
+            )
+            for p in (scale, bias)
+        )
     call.result("GroupNormalization", [x, scale, bias], attrs)
 
 
 def _batch_norm(call: Call) -> None:
-    training = int(call.attr("training_mode", 0)) if call.opset >= 14 else int(not call.attr("is_test", 1)) if call.opset < 7 else 0
+    training = (
+        int(call.attr("training_mode", 0))
+        if call.opset >= 14
+        else int(not call.attr("is_test", 1))
+        if call.opset < 7
+        else 0
+    )
     if call.opset < 14 and any(call.wants(k) for k in range(1, 5)):
         training = 1
     if call.attr("spatial", 1) == 0:
@@ -138,8 +185,13 @@ def _batch_norm(call: Call) -> None:
     if not training:
         call.result("BatchNormalization", call.inputs[:5], attrs)
         return
-    names = [call.name(k) or f"{call.name(0)}/{what}" for k, what in enumerate(("y", "running_mean", "running_var"))]
-    for k, made in enumerate(call.draft.add_many("BatchNormalization", call.inputs[:5], attrs, names)):
+    names = [
+        call.name(k) or f"{call.name(0)}/{what}"
+        for k, what in enumerate(("y", "running_mean", "running_var"))
+    ]
+    for k, made in enumerate(
+        call.draft.add_many("BatchNormalization", call.inputs[:5], attrs, names)
+    ):
         call.bind(made, k)
 
 
@@ -155,12 +207,18 @@ def _dropout(call: Call) -> None:
         raise Unsupported("the ratio is computed from run-time data")
     if training and ratio > 0:
         names = [call.name(0), call.name(1) if call.wants(1) else ""]
-        for k, made in enumerate(call.draft.add_many("Dropout", [call.arg(0)], {"ratio": float(ratio), "training_mode": 1}, names)):
+        for k, made in enumerate(
+            call.draft.add_many(
+                "Dropout", [call.arg(0)], {"ratio": float(ratio), "training_mode": 1}, names
+            )
+        ):
             if made:
                 call.bind(made, k)
         return
     call.bind(call.arg(0))
-    if call.wants(1) and math.prod(call.shape()) <= FOLD_ELEMENTS:  # a larger mask is left unknown, an error where it is read
+    if (
+        call.wants(1) and math.prod(call.shape()) <= FOLD_ELEMENTS
+    ):  # a larger mask is left unknown, an error where it is read
         call.bind(call.draft.constant(call.name(1), np.ones(call.shape(), bool)), 1)
 
 
@@ -186,15 +244,30 @@ def _resize(call: Call) -> None:
             scales[axis], sizes[axis] = n / shape[axis], n
     else:
         raise Unsupported("neither scales nor sizes are given")
-    coordinate = "asymmetric" if upsample or call.opset < 11 else call.attr("coordinate_transformation_mode", "half_pixel")
-    nearest = "floor" if upsample or call.opset < 11 else call.attr("nearest_mode", "round_prefer_floor")
+    coordinate = (
+        "asymmetric"
+        if upsample or call.opset < 11
+        else call.attr("coordinate_transformation_mode", "half_pixel")
+    )
+    nearest = (
+        "floor" if upsample or call.opset < 11 else call.attr("nearest_mode", "round_prefer_floor")
+    )
     mode = call.attr("mode", "nearest")
-    if coordinate == "tf_crop_and_resize" or call.attr("antialias", 0) or call.attr("exclude_outside", 0):
+    if (
+        coordinate == "tf_crop_and_resize"
+        or call.attr("antialias", 0)
+        or call.attr("exclude_outside", 0)
+    ):
         raise Unsupported(f"cropping, antialias or exclude_outside ({coordinate})")
     if all(s == 1.0 for s in scales) and sizes == list(shape):
         call.bind(call.arg(0))
         return
-    attrs: dict[str, Any] = {"mode": mode, "coordinate_mode": coordinate, "nearest_mode": nearest, "scales": tuple(scales)}
+    attrs: dict[str, Any] = {
+        "mode": mode,
+        "coordinate_mode": coordinate,
+        "nearest_mode": nearest,
+        "scales": tuple(scales),
+    }
     if mode == "cubic":
         attrs["cubic_coeff_a"] = float(call.attr("cubic_coeff_a", -0.75))
     call.result("Resize", [call.arg(0)], attrs, shape=tuple(sizes))
@@ -208,8 +281,13 @@ def _recurrent(call: Call) -> None:
     direction = call.attr("direction", "forward")
     directions = 2 if direction == "bidirectional" else 1
     activations = call.attr("activations")
-    attrs: dict[str, Any] = {"hidden_size": int(call.attr("hidden_size", call.shape(2)[-1])), "direction": direction}
-    if activations and [a.lower() for a in activations] != [a.lower() for a in _STANDARD[call.op] * directions]:
+    attrs: dict[str, Any] = {
+        "hidden_size": int(call.attr("hidden_size", call.shape(2)[-1])),
+        "direction": direction,
+    }
+    if activations and [a.lower() for a in activations] != [
+        a.lower() for a in _STANDARD[call.op] * directions
+    ]:
         attrs["activations"] = tuple(activations)
     if "clip" in call.attrs:
         attrs["clip"] = float(call.attr("clip"))
@@ -234,7 +312,9 @@ def _recurrent(call: Call) -> None:
         return
     names = [f"{call.name(0)}/{what}" for what in ("y", "h", "c")[:count]]
     names = call.draft.add_many(call.op, inputs, attrs, names)
-    for k, (made, perm) in enumerate(zip(names, ((2, 0, 1, 3), (1, 0, 2), (1, 0, 2)), strict=False)):
+    for k, (made, perm) in enumerate(
+        zip(names, ((2, 0, 1, 3), (1, 0, 2), (1, 0, 2)), strict=False)
+    ):
         if call.wants(k):
             call.bind(call.emit("Transpose", [made], {"perm": perm}, out=call.name(k)), k)
 
@@ -244,11 +324,16 @@ def _split_heads(call: Call, x: str, heads: int) -> str:
     b, s, width = call.draft.shape(x)
     if heads < 1 or width % heads:
         raise ShapeError(f"{heads} heads do not divide the width of {[b, s, width]}")
-    return call.emit("Transpose", [call.emit("Reshape", [x], shape=(b, s, heads, width // heads))], {"perm": (0, 2, 1, 3)})
+    return call.emit(
+        "Transpose",
+        [call.emit("Reshape", [x], shape=(b, s, heads, width // heads))],
+        {"perm": (0, 2, 1, 3)},
+    )
 
 
 def _attention(call: Call) -> None:
-    """The Attention operator of opset 23 and later, in its 3-d and 4-d forms, with key/value caches concatenated."""
+    """The Attention operator of opset 23 and later, in its 3-d and 4-d forms, with key/value caches
+    concatenated."""
     windows = call.attr("left_window_size", -1) >= 0 or call.attr("right_window_size", -1) >= 0
     if call.attr("softcap", 0.0) or call.wants(3) or call.has(6) or windows:
         keep_or_expand(call, "")
@@ -257,9 +342,16 @@ def _attention(call: Call) -> None:
     flat = len(call.shape()) == 3
     if flat:
         heads, groups = int(call.attr("q_num_heads", 0)), int(call.attr("kv_num_heads", 0))
-        q, k, v = _split_heads(call, q, heads), _split_heads(call, k, groups), _split_heads(call, v, groups)
+        q, k, v = (
+            _split_heads(call, q, heads),
+            _split_heads(call, k, groups),
+            _split_heads(call, v, groups),
+        )
     if call.has(4):
-        k, v = call.emit("Concat", [call.arg(4), k], {"axis": 2}), call.emit("Concat", [call.arg(5), v], {"axis": 2})
+        k, v = (
+            call.emit("Concat", [call.arg(4), k], {"axis": 2}),
+            call.emit("Concat", [call.arg(5), v], {"axis": 2}),
+        )
     for slot, present in ((1, k), (2, v)):
         if call.wants(slot):
             call.bind(present, slot)
@@ -287,12 +379,18 @@ def _attention(call: Call) -> None:
     y = call.emit("Attention", [q, k, v, *mask], attrs, out="" if flat else call.name(0))
     if flat:
         b, h, _, e = call.draft.shape(y)
-        y = call.emit("Reshape", [call.emit("Transpose", [y], {"perm": (0, 2, 1, 3)})], shape=(b, s, h * e), out=call.name(0))
+        y = call.emit(
+            "Reshape",
+            [call.emit("Transpose", [y], {"perm": (0, 2, 1, 3)})],
+            shape=(b, s, h * e),
+            out=call.name(0),
+        )
     call.bind(y)
 
 
 def _rotary(call: Call) -> None:
-    """RotaryEmbedding of opset 23: caches of half width, gathered by position and doubled; [B, S, H*D] inputs are split."""
+    """RotaryEmbedding of opset 23: caches of half width, gathered by position and doubled; [B, S,
+    H*D] inputs are split."""
     if call.attr("interleaved", 0) or call.attr("rotary_embedding_dim", 0):
         keep_or_expand(call, "")
         return
@@ -310,14 +408,33 @@ def _rotary(call: Call) -> None:
     y = call.emit("RotaryEmbedding", [x, *tables], out="" if flat else call.name(0))
     if flat:
         b, s, width = call.shape()
-        y = call.emit("Reshape", [call.emit("Transpose", [y], {"perm": (0, 2, 1, 3)})], shape=(b, s, width), out=call.name(0))
+        y = call.emit(
+            "Reshape",
+            [call.emit("Transpose", [y], {"perm": (0, 2, 1, 3)})],
+            shape=(b, s, width),
+            out=call.name(0),
+        )
     call.bind(y)
 
 
 NETS: dict[str, Rule] = {
-    "Conv": _conv, "ConvTranspose": _conv_transpose, "AveragePool": pool, "GlobalAveragePool": _global_pool,
-    "GlobalMaxPool": _global_pool, "LayerNormalization": _layer_norm, "RMSNormalization": _layer_norm,
-    "SimplifiedLayerNormalization": _layer_norm, "InstanceNormalization": _instance_norm, "GroupNormalization": _group_norm,
-    "BatchNormalization": _batch_norm, "Dropout": _dropout, "Resize": _resize, "Upsample": _resize, "LSTM": _recurrent,
-    "GRU": _recurrent, "RNN": _recurrent, "Attention": _attention, "RotaryEmbedding": _rotary,
-}  # fmt: skip
+    "Conv": _conv,
+    "ConvTranspose": _conv_transpose,
+    "AveragePool": pool,
+    "GlobalAveragePool": _global_pool,
+    "GlobalMaxPool": _global_pool,
+    "LayerNormalization": _layer_norm,
+    "RMSNormalization": _layer_norm,
+    "SimplifiedLayerNormalization": _layer_norm,
+    "InstanceNormalization": _instance_norm,
+    "GroupNormalization": _group_norm,
+    "BatchNormalization": _batch_norm,
+    "Dropout": _dropout,
+    "Resize": _resize,
+    "Upsample": _resize,
+    "LSTM": _recurrent,
+    "GRU": _recurrent,
+    "RNN": _recurrent,
+    "Attention": _attention,
+    "RotaryEmbedding": _rotary,
+}

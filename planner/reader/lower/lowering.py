@@ -1,8 +1,9 @@
 """ONNX nodes to canonical operations, one pass in topological order.
 
-Dims are integers by now, so each node's output shapes follow at once from its inputs': shape arithmetic folds to constants
-on the way and never reaches the draft. Functions, constant Ifs and rare operators that ONNX defines by a body are entered
-through a `Frame` (a name table), never copied. What cannot be lowered is collected and reported in one error.
+Dims are integers by now, so each node's output shapes follow at once from its inputs': shape
+arithmetic folds to constants on the way and never reaches the draft. Functions, constant Ifs and
+rare operators that ONNX defines by a body are entered through a `Frame` (a name table), never
+copied. What cannot be lowered is collected and reported in one error.
 """
 
 from __future__ import annotations
@@ -24,15 +25,29 @@ from planner.reader.onnx.check import order_nodes
 from planner.reader.onnx.statement import Statement
 from planner.reader.onnx.tensors import check_tensor
 
-_OF_SEQUENCES = frozenset({"SequenceInsert", "SequenceErase", "SequenceAt", "SequenceLength", "ConcatFromSequence", "Loop", "If", "Identity"})
+_OF_SEQUENCES = frozenset(
+    {
+        "SequenceInsert",
+        "SequenceErase",
+        "SequenceAt",
+        "SequenceLength",
+        "ConcatFromSequence",
+        "Loop",
+        "If",
+        "Identity",
+    }
+)
 MAX_DEPTH = 64
 """Nested subgraphs and functions beyond this are refused."""
 
 
 class Lowering:
-    """Drives one model through the operator tables; `functions` maps (domain, name, overload) to FunctionProtos."""
+    """Drives one model through the operator tables; `functions` maps (domain, name, overload) to
+    FunctionProtos."""
 
-    def __init__(self, draft: Draft, functions: Mapping[tuple[str, str, str], Any], declared: dict[str, Type]) -> None:
+    def __init__(
+        self, draft: Draft, functions: Mapping[tuple[str, str, str], Any], declared: dict[str, Type]
+    ) -> None:
         from planner.reader.lower.table import TABLE
 
         self.draft, self.functions, self.declared, self.table = draft, functions, declared, TABLE
@@ -42,9 +57,13 @@ class Lowering:
         self.ids: set[str] = set()
         self.ordinals: dict[str, int] = {}
         self.guide: Guide | None = None
-        self.within, self.nested = False, [0]  # whether this is a body's; bodies inside bodies, of the whole model
+        self.within, self.nested = (
+            False,
+            [0],
+        )  # whether this is a body's; bodies inside bodies, of the whole model
         self.sequences: dict[str, tuple[str, ...]] = {}
-        """Sequences of tensors by their names, which are no tensors' (planner.reader.lower.sequence)."""
+        """Sequences of tensors by their names, which are no tensors'
+        (planner.reader.lower.sequence)."""
         self.selected: dict[str, Selected] = {}
         self.pairs: set[str] = set()
         self.columns: dict[str, str] = {}
@@ -66,7 +85,8 @@ class Lowering:
         return wanted
 
     def add_initializer(self, frame: Frame, tensor: Any, name: str) -> None:
-        """Registers a TensorProto of a body as a leaf: small known values, or a reference to bytes not looked at."""
+        """Registers a TensorProto of a body as a leaf: small known values, or a reference to bytes
+        not looked at."""
         self.add_leaf(frame, name, *check_tensor(tensor, name, None))
 
     def add_leaf(self, frame: Frame, name: str, type_: Type, ref: WeightRef) -> None:
@@ -81,7 +101,8 @@ class Lowering:
         frame.env[name] = made
 
     def add_ref(self, name: str, shape: tuple[int, ...], dtype: str, ref: WeightRef) -> None:
-        """Decides whether a leaf's value is known at once (integers, scalars) or may be a parameter."""
+        """Decides whether a leaf's value is known at once (integers, scalars) or may be a
+        parameter."""
         draft, elements = self.draft, int(np.prod(shape, dtype=object)) if shape else 1
         is_float = dtype.startswith(("float", "bfloat"))
         draft.types[name] = (shape, dtype)
@@ -116,7 +137,9 @@ class Lowering:
             wanted = f"{node.name}.{self.ordinals.setdefault('name:' + node.name, 0)}"
             self.ordinals["name:" + node.name] += 1
         else:
-            base = frame.prefix + (f"{scope}/{node.op_type}" if scope and not frame.prefix else node.op_type)
+            base = frame.prefix + (
+                f"{scope}/{node.op_type}" if scope and not frame.prefix else node.op_type
+            )
             k = self.ordinals.get("op:" + base, 0)
             self.ordinals["op:" + base] = k + 1
             wanted = f"{base}.{k}"
@@ -132,7 +155,11 @@ class Lowering:
             try:
                 found = frame.find(name)
             except KeyError:
-                raise PlanError("P111", f"tensor {name!r} is used by node {node.name!r} ({node.op_type}) but nothing makes it") from None
+                raise PlanError(
+                    "P111",
+                    f"tensor {name!r} is used by node {node.name!r} ({node.op_type}) but nothing"
+                    " makes it",
+                ) from None
             if found is None:
                 blocked = self.bad.get(name, "-")
             inputs.append(found or "")
@@ -149,7 +176,12 @@ class Lowering:
         start = len(self.draft.ops)
         try:
             pair = bool(self.selected) and of_pair(call)
-            if not pair and self.sequences and call.op not in _OF_SEQUENCES and not self.sequences.keys().isdisjoint(inputs):
+            if (
+                not pair
+                and self.sequences
+                and call.op not in _OF_SEQUENCES
+                and not self.sequences.keys().isdisjoint(inputs)
+            ):
                 raise Unsupported("it works on a sequence of tensors")
             if not pair:
                 self._lower(call)
@@ -166,11 +198,27 @@ class Lowering:
             return
         except ShapeError as reason:
             shapes = ", ".join(f"{i} {list(self.draft.shape(i))}" for i in inputs if i)
-            raise PlanError("P115", f"node {id_!r} ({node.op_type}): {reason}", detail=[f"inputs: {shapes}"]) from None
-        except (IndexError, KeyError, TypeError, ValueError, AttributeError, AssertionError, OverflowError, ZeroDivisionError) as error:
-            # inputs or attributes that the operator does not have: files are not trusted to be well-formed
+            raise PlanError(
+                "P115", f"node {id_!r} ({node.op_type}): {reason}", detail=[f"inputs: {shapes}"]
+            ) from None
+        except (
+            IndexError,
+            KeyError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            AssertionError,
+            OverflowError,
+            ZeroDivisionError,
+        ) as error:
+            # inputs or attributes that the operator does not have: files are not trusted to be
+            # well-formed
             what = f"{type(error).__name__}: {error}"[:200]
-            raise PlanError("P116", f"node {id_!r} ({_kind(node)}) has wrong inputs or attributes", detail=[what]) from error
+            raise PlanError(
+                "P116",
+                f"node {id_!r} ({_kind(node)}) has wrong inputs or attributes",
+                detail=[what],
+            ) from error
         for k, output in enumerate(node.output):
             if output and output not in frame.env:
                 if k == 0:
@@ -180,14 +228,22 @@ class Lowering:
         self._label(call, start)
 
     def _sound(self, start: int) -> None:
-        """What an operator table took over unread must still be of the kinds a Node may hold. Raises Unsupported and TypeError."""
+        """What an operator table took over unread must still be of the kinds a Node may hold.
+        Raises Unsupported and TypeError."""
         for op in self.draft.ops[start:]:
             for name in op.outputs:
                 if name and self.draft.dtype(name) not in DTYPE_BYTES:
-                    raise Unsupported(f"its result has type {self.draft.dtype(name)}, which cannot be planned")
+                    raise Unsupported(
+                        f"its result has type {self.draft.dtype(name)}, which cannot be planned"
+                    )
             for key, value in op.attrs.items():
-                if not all(isinstance(v, (int, float, str, np.number)) for v in (value if isinstance(value, tuple) else (value,))):
-                    raise TypeError(f"attribute {key!r} holds {type(value).__name__} {str(value)[:40]!r}")
+                if not all(
+                    isinstance(v, (int, float, str, np.number))
+                    for v in (value if isinstance(value, tuple) else (value,))
+                ):
+                    raise TypeError(
+                        f"attribute {key!r} holds {type(value).__name__} {str(value)[:40]!r}"
+                    )
 
     def _unknown(self, node: Statement, frame: Frame) -> None:
         for output in node.output:
@@ -195,7 +251,8 @@ class Lowering:
                 frame.env[output] = None
 
     def _label(self, call: Call, start: int) -> None:
-        """Ids of what one node became: its own when it became one operation, else suffixed by the operation."""
+        """Ids of what one node became: its own when it became one operation, else suffixed by the
+        operation."""
         made = [op for op in self.draft.ops[start:] if not op.id]
         for op in made:
             if len(made) == 1:
@@ -214,7 +271,9 @@ class Lowering:
         rule: Callable[[Call], None] | None = self.table.get((domain, node.op_type))
         if rule is not None:
             schema = schema_of(node.op_type, call.opset, domain)
-            if schema is not None and (len(node.input) > schema.max_input or len(node.output) > schema.max_output):
+            if schema is not None and (
+                len(node.input) > schema.max_input or len(node.output) > schema.max_output
+            ):
                 raise TypeError(f"{len(node.input)} inputs and {len(node.output)} outputs")
             rule(call)
             return
@@ -225,7 +284,9 @@ class Lowering:
         given = [*call.inputs, *[""] * len(function.input)]
         env: dict[str, str | None] = dict(zip(function.input, given, strict=False))
         attrs = {a.name: a for a in function.attribute_proto} | call.attrs
-        opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in function.opset_import} or call.frame.opsets
+        opsets = {
+            ("" if o.domain == "ai.onnx" else o.domain): o.version for o in function.opset_import
+        } or call.frame.opsets
         inner = Frame(env, opsets, None, attrs, f"{call.id}/", call.scope, call.frame.depth + 1)
         self.run(order_nodes(function.node, set(env), f"function {function.name!r}"), inner)
         for k, name in enumerate(function.output):
@@ -233,11 +294,21 @@ class Lowering:
                 try:
                     call.frame.env[call.node.output[k]] = inner.find(name)
                 except KeyError:
-                    raise PlanError("P113", f"function {function.name!r} never makes its output {name!r}") from None
+                    raise PlanError(
+                        "P113", f"function {function.name!r} never makes its output {name!r}"
+                    ) from None
 
     def branch(self, call: Call, graph: Any) -> None:
         """Lowers the taken branch of a constant If in place of it."""
-        inner = Frame({}, call.frame.opsets, call.frame, call.frame.attrs, f"{call.id}/", call.scope, call.frame.depth + 1)
+        inner = Frame(
+            {},
+            call.frame.opsets,
+            call.frame,
+            call.frame.attrs,
+            f"{call.id}/",
+            call.scope,
+            call.frame.depth + 1,
+        )
         for tensor in graph.initializer:
             self.add_initializer(inner, tensor, tensor.name)
         self.run(order_nodes(graph.node, None, f"branch of node {call.id!r}"), inner)
@@ -246,7 +317,10 @@ class Lowering:
                 try:
                     call.frame.env[call.node.output[k]] = inner.find(output.name)
                 except KeyError:
-                    raise PlanError("P113", f"a branch of node {call.id!r} never makes its output {output.name!r}") from None
+                    raise PlanError(
+                        "P113",
+                        f"a branch of node {call.id!r} never makes its output {output.name!r}",
+                    ) from None
 
     def remark(self, note: str) -> None:
         """A note for the user, once."""
@@ -258,10 +332,22 @@ class Lowering:
         if self.problems:
             shown = self.problems[:40]
             more = [f"... and {len(self.problems) - 40} more"] if len(self.problems) > 40 else []
-            looped = any(problem.startswith("NonZero") and "expert" in problem for problem in self.problems)
-            remedy = 'set config._experts_implementation = "batched_mm" before the model is made (a loop depends on data)' if looped else "write these parts otherwise"
+            looped = any(
+                problem.startswith("NonZero") and "expert" in problem for problem in self.problems
+            )
+            remedy = (
+                'set config._experts_implementation = "batched_mm" before the model is made (a loop'
+                " depends on data)"
+                if looped
+                else "write these parts otherwise"
+            )
             what = f"{len(self.problems)} operator(s) of the model cannot be planned"
-            raise PlanError("P130", what, detail=[*shown, *more], help=[f"{remedy}; export again (docs/exporting.md)"])
+            raise PlanError(
+                "P130",
+                what,
+                detail=[*shown, *more],
+                help=[f"{remedy}; export again (docs/exporting.md)"],
+            )
 
 
 def _kind(node: Statement) -> str:

@@ -21,13 +21,16 @@ def _unary(call: Call) -> None:
 
 def _with_floats(**defaults: float) -> Rule:
     def rule(call: Call) -> None:
-        call.result(call.op, [call.arg(0)], {k: float(call.attr(k, v)) for k, v in defaults.items()})
+        call.result(
+            call.op, [call.arg(0)], {k: float(call.attr(k, v)) for k, v in defaults.items()}
+        )
 
     return rule
 
 
 def legacy_broadcast(call: Call) -> list[str]:
-    """Operands of a binary operator; before opset 7 the second may be aligned to an axis by attributes."""
+    """Operands of a binary operator; before opset 7 the second may be aligned to an axis by
+    attributes."""
     a, b = call.arg(0), call.arg(1)
     if call.opset < 7 and call.attr("broadcast", 0) and "axis" in call.attrs:
         rank, shape = len(call.shape(0)), call.shape(1)
@@ -56,7 +59,8 @@ def _mod(call: Call) -> None:
 
 
 def chain(call: Call, op: str, operands: list[str]) -> str:
-    """A variadic operator as a left-leaning chain of two-operand ones, the last named as the output."""
+    """A variadic operator as a left-leaning chain of two-operand ones, the last named as the
+    output."""
     x = operands[0]
     for k, other in enumerate(operands[1:], 1):
         x = call.emit(op, [x, other], out=call.name(0) if k == len(operands) - 1 else "")
@@ -140,7 +144,10 @@ def _swish(call: Call) -> None:
     if alpha == 1.0:
         call.result("Silu", [x])
     else:
-        call.result("Mul", [x, call.emit("Sigmoid", [call.emit("Mul", [x, number(call, alpha, call.dtype())])])])
+        call.result(
+            "Mul",
+            [x, call.emit("Sigmoid", [call.emit("Mul", [x, number(call, alpha, call.dtype())])])],
+        )
 
 
 def _hard_swish(call: Call) -> None:
@@ -151,7 +158,9 @@ def _hard_swish(call: Call) -> None:
 def _prelu(call: Call) -> None:
     x, slope = call.arg(0), call.arg(1)
     if call.opset < 7 and len(call.shape(1)) == 1 and len(call.shape(0)) > 2:
-        slope = call.emit("Reshape", [slope], shape=(call.shape(1)[0], *(1,) * (len(call.shape(0)) - 2)))
+        slope = call.emit(
+            "Reshape", [slope], shape=(call.shape(1)[0], *(1,) * (len(call.shape(0)) - 2))
+        )
     zero = number(call, 0, call.dtype())
     negative = call.emit("Mul", [slope, call.emit("Min", [x, zero])])
     call.result("Add", [call.emit("Relu", [x]), negative])
@@ -163,7 +172,9 @@ def _softmax(call: Call) -> None:
     if call.opset >= 13 or axis == len(shape) - 1:
         call.result(call.op, [x], {"axis": axis})
         return
-    rows = int(np.prod(shape[:axis], dtype=object))  # before opset 13 everything from the axis on is one dim
+    rows = int(
+        np.prod(shape[:axis], dtype=object)
+    )  # before opset 13 everything from the axis on is one dim
     flat = call.emit("Reshape", [x], shape=(rows, int(np.prod(shape[axis:], dtype=object))))
     call.result("Reshape", [call.emit(call.op, [flat], {"axis": 1})], shape=shape)
 
@@ -185,7 +196,9 @@ def _reduce(call: Call) -> None:
     if axes is None or not call.shape():
         call.bind(call.arg(0))
     else:
-        call.result(call.op, [call.arg(0)], {"axes": axes, "keepdims": int(call.attr("keepdims", 1))})
+        call.result(
+            call.op, [call.arg(0)], {"axes": axes, "keepdims": int(call.attr("keepdims", 1))}
+        )
 
 
 def _reduce_by_parts(call: Call) -> None:
@@ -240,8 +253,15 @@ def _matmul(call: Call) -> None:
 def _fused_matmul(call: Call) -> None:
     if call.attr("transBatchA", 0) or call.attr("transBatchB", 0):
         raise Unsupported("FusedMatMul with batch transposes")
-    flags: dict[str, Any] = {"trans_a": int(call.attr("transA", 0)), "trans_b": int(call.attr("transB", 0))}
-    call.bind(scaled(call, call.emit("MatMul", [call.arg(0), call.arg(1)], flags), call.attr("alpha", 1.0)))
+    flags: dict[str, Any] = {
+        "trans_a": int(call.attr("transA", 0)),
+        "trans_b": int(call.attr("transB", 0)),
+    }
+    call.bind(
+        scaled(
+            call, call.emit("MatMul", [call.arg(0), call.arg(1)], flags), call.attr("alpha", 1.0)
+        )
+    )
 
 
 def scaled(call: Call, x: str, factor: float) -> str:
@@ -251,9 +271,15 @@ def scaled(call: Call, x: str, factor: float) -> str:
 
 def _gemm(call: Call) -> None:
     alpha, beta = call.attr("alpha", 1.0), call.attr("beta", 1.0)
-    flags: dict[str, Any] = {k: 1 for k, given in (("trans_a", "transA"), ("trans_b", "transB")) if call.attr(given, 0)}
+    flags: dict[str, Any] = {
+        k: 1 for k, given in (("trans_a", "transA"), ("trans_b", "transB")) if call.attr(given, 0)
+    }
     plain = alpha == 1.0 and not call.has(2)
-    x = scaled(call, call.emit("MatMul", [call.arg(0), call.arg(1)], flags, out=call.name(0) if plain else ""), alpha)
+    x = scaled(
+        call,
+        call.emit("MatMul", [call.arg(0), call.arg(1)], flags, out=call.name(0) if plain else ""),
+        alpha,
+    )
     if call.has(2) and beta != 0.0:
         x = call.emit("Add", [x, scaled(call, call.arg(2), beta)], out=call.name(0))
     call.bind(x)
@@ -271,7 +297,10 @@ def _einsum(call: Call) -> None:
         extra = [len(call.shape(k)) - len(t.replace("...", "")) for k, t in enumerate(terms)]
         most = max((n for n, t in zip(extra, terms, strict=True) if "..." in t), default=0)
         letters = "".join(free[:most])
-        terms = [t.replace("...", letters[most - n :] if n > 0 else "") for t, n in zip(terms, extra, strict=True)]
+        terms = [
+            t.replace("...", letters[most - n :] if n > 0 else "")
+            for t, n in zip(terms, extra, strict=True)
+        ]
         right = right.replace("...", letters) if "->" in equation else letters
         if "->" not in equation:
             right += _implicit(terms, letters)
@@ -286,22 +315,33 @@ def _einsum(call: Call) -> None:
 
 
 def _as_matmul(call: Call, terms: list[str], right: str) -> dict[str, Any] | None:
-    """Flags of the MatMul an einsum of two operands is: batch letters first and alike, then m k, k n and m n."""
+    """Flags of the MatMul an einsum of two operands is: batch letters first and alike, then m k, k
+    n and m n."""
     a, b = terms
     if min(len(a), len(b), len(right)) < 2 or any(len(set(t)) != len(t) for t in (a, b, right)):
         return None
     m, n = right[-2], right[-1]
     batch = right[:-2]
     inner = [c for c in a[-2:] if c != m]
-    if len(inner) != 1 or not all(t[:-2] in ("", batch) for t in (a, b)) or {a[:-2], b[:-2]} == {""} != {batch}:
+    if (
+        len(inner) != 1
+        or not all(t[:-2] in ("", batch) for t in (a, b))
+        or {a[:-2], b[:-2]} == {""} != {batch}
+    ):
         return None
     k = inner[0]
     if sorted(a[-2:]) != sorted((m, k)) or sorted(b[-2:]) != sorted((k, n)) or k in right:
         return None
-    sizes = [dict(zip(t, call.shape(i), strict=True)) for i, t in enumerate((a, b)) if len(t) == len(call.shape(i))]
+    sizes = [
+        dict(zip(t, call.shape(i), strict=True))
+        for i, t in enumerate((a, b))
+        if len(t) == len(call.shape(i))
+    ]
     if len(sizes) != 2 or sizes[0][k] != sizes[1][k]:
         return None
-    return {flag: 1 for flag, swapped in (("trans_a", a[-2] == k), ("trans_b", b[-2] == n)) if swapped}
+    return {
+        flag: 1 for flag, swapped in (("trans_a", a[-2] == k), ("trans_b", b[-2] == n)) if swapped
+    }
 
 
 def _implicit(terms: list[str], taken: str) -> str:
@@ -316,28 +356,62 @@ def _arg_reduce(call: Call) -> None:
         call.result(call.op, [call.arg(0)], attrs)
         return
     last = call.shape()[axis] - 1  # the last of equal elements is the first from the other end
-    back = call.emit("Slice", [call.arg(0)], {"axes": (axis,), "starts": (last,), "ends": (-1,), "steps": (-1,)})
+    back = call.emit(
+        "Slice", [call.arg(0)], {"axes": (axis,), "starts": (last,), "ends": (-1,), "steps": (-1,)}
+    )
     found = call.emit(call.op, [back], attrs)
     call.result("Sub", [number(call, last, call.draft.dtype(found)), found])
 
 
 def _cumsum(call: Call) -> None:
     axis = call.axis(call.ints(1, "the axis")[0], len(call.shape()))
-    flags: dict[str, Any] = {"exclusive": int(call.attr("exclusive", 0)), "reverse": int(call.attr("reverse", 0))}
+    flags: dict[str, Any] = {
+        "exclusive": int(call.attr("exclusive", 0)),
+        "reverse": int(call.attr("reverse", 0)),
+    }
     call.result("CumSum", [call.arg(0)], {"axis": axis, **flags})
 
 
-_PLAIN = words("Relu Sigmoid Tanh Erf Exp Log Sqrt Reciprocal Neg Abs Sin Cos Softplus IsNaN Not Floor Ceil Round Sign")
+_PLAIN = words(
+    "Relu Sigmoid Tanh Erf Exp Log Sqrt Reciprocal Neg Abs Sin Cos Softplus IsNaN Not Floor Ceil"
+    " Round Sign"
+)
 MATH: dict[str, Rule] = {
     **dict.fromkeys(_PLAIN, _unary),
-    "Elu": _with_floats(alpha=1.0), "LeakyRelu": _with_floats(alpha=0.01), "HardSigmoid": _with_floats(alpha=0.2, beta=0.5),
-    **dict.fromkeys(words("Add Sub Mul Div Equal Less LessOrEqual Greater GreaterOrEqual And Or Xor"), _binary),
+    "Elu": _with_floats(alpha=1.0),
+    "LeakyRelu": _with_floats(alpha=0.01),
+    "HardSigmoid": _with_floats(alpha=0.2, beta=0.5),
+    **dict.fromkeys(
+        words("Add Sub Mul Div Equal Less LessOrEqual Greater GreaterOrEqual And Or Xor"), _binary
+    ),
     "Where": _where,
-    "Pow": _pow, "Mod": _mod, "Max": _variadic("Max"), "Min": _variadic("Min"), "Sum": _variadic("Add"), "Mean": _mean,
-    "Clip": _clip, "Cast": _cast, "CastLike": _cast_like, "Identity": _identity, "Gelu": _gelu, "QuickGelu": _quick_gelu,
-    "Swish": _swish, "HardSwish": _hard_swish, "PRelu": _prelu, "Softmax": _softmax, "LogSoftmax": _softmax, "Hardmax": _softmax,
+    "Pow": _pow,
+    "Mod": _mod,
+    "Max": _variadic("Max"),
+    "Min": _variadic("Min"),
+    "Sum": _variadic("Add"),
+    "Mean": _mean,
+    "Clip": _clip,
+    "Cast": _cast,
+    "CastLike": _cast_like,
+    "Identity": _identity,
+    "Gelu": _gelu,
+    "QuickGelu": _quick_gelu,
+    "Swish": _swish,
+    "HardSwish": _hard_swish,
+    "PRelu": _prelu,
+    "Softmax": _softmax,
+    "LogSoftmax": _softmax,
+    "Hardmax": _softmax,
     **dict.fromkeys(words("ReduceSum ReduceMean ReduceMax ReduceMin ReduceProd"), _reduce),
-    **dict.fromkeys(words("ReduceL1 ReduceL2 ReduceSumSquare ReduceLogSum ReduceLogSumExp"), _reduce_by_parts),
-    "MatMul": _matmul, "FusedMatMul": _fused_matmul, "Gemm": _gemm, "Einsum": _einsum, "ArgMax": _arg_reduce, "ArgMin": _arg_reduce,
+    **dict.fromkeys(
+        words("ReduceL1 ReduceL2 ReduceSumSquare ReduceLogSum ReduceLogSumExp"), _reduce_by_parts
+    ),
+    "MatMul": _matmul,
+    "FusedMatMul": _fused_matmul,
+    "Gemm": _gemm,
+    "Einsum": _einsum,
+    "ArgMax": _arg_reduce,
+    "ArgMin": _arg_reduce,
     "CumSum": _cumsum,
-}  # fmt: skip
+}

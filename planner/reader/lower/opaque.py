@@ -1,7 +1,8 @@
-"""Operators without a canonical form: expanded by their ONNX body where there is one, else kept whole.
+"""Operators without a canonical form: expanded by their ONNX body where there is one, else kept
+whole.
 
-A kept operator is planned replicated. Its output shapes come from onnx's shape inference for that one node, or from the
-shapes the model declares (custom domains).
+A kept operator is planned replicated. Its output shapes come from onnx's shape inference for that
+one node, or from the shapes the model declares (custom domains).
 """
 
 from __future__ import annotations
@@ -16,10 +17,14 @@ from planner.reader.lower.call import Call, Unsupported
 from planner.reader.onnx.tensors import dtype_name
 
 _NEVER = {
-    "NonZero": "its output size depends on data (a boolean index writes it; docs/exporting.md says which loops over experts are read)",
-    "Unique": "its output size depends on data", "Compress": "its output size depends on data",
+    "NonZero": (
+        "its output size depends on data (a boolean index writes it; docs/exporting.md says which"
+        " loops over experts are read)"
+    ),
+    "Unique": "its output size depends on data",
+    "Compress": "its output size depends on data",
     "NonMaxSuppression": "its output size depends on data",
-}  # fmt: skip
+}
 
 
 def keep_or_expand(call: Call, domain: str) -> None:
@@ -36,7 +41,11 @@ def keep_or_expand(call: Call, domain: str) -> None:
         _check_call(call, schema)
     found = (_inferred(call, schema) if schema is not None else None) or _declared(call)
     if found is None:
-        raise Unsupported("custom operator without declared output shapes" if schema is None else "its output shapes are not known before running")
+        raise Unsupported(
+            "custom operator without declared output shapes"
+            if schema is None
+            else "its output shapes are not known before running"
+        )
     _keep(call, found)
 
 
@@ -61,7 +70,16 @@ def _body(call: Call, schema: Any) -> Any:
     if schema.has_context_dependent_function:
         from onnx import helper
 
-        types = [helper.make_tensor_type_proto(_code(call.dtype(k)), call.shape(k)).SerializeToString() if n else b"" for k, n in enumerate(call.inputs)]
+        types = [
+            (
+                helper.make_tensor_type_proto(
+                    _code(call.dtype(k)), call.shape(k)
+                ).SerializeToString()
+                if n
+                else b""
+            )
+            for k, n in enumerate(call.inputs)
+        ]
         node = NodeProto()
         node.CopyFrom(call.node.proto)
         del node.attribute[:]
@@ -70,7 +88,9 @@ def _body(call: Call, schema: Any) -> Any:
             node.attribute[-1].name = name
         for version in reversed(schema.context_dependent_function_opset_versions):
             if version <= call.opset:
-                made = schema.get_context_dependent_function_with_opset_version(version, node.SerializeToString(), types)
+                made = schema.get_context_dependent_function_with_opset_version(
+                    version, node.SerializeToString(), types
+                )
                 body = FunctionProto()
                 body.ParseFromString(made)
                 return _with_defaults(call, schema, body)
@@ -103,8 +123,12 @@ def _code(dtype: str) -> int:
 
 
 def _check_call(call: Call, schema: Any) -> None:
-    """Nobody looks at a kept operator before its kernel does. Raises TypeError for operands and attributes that are missing, too many or of another kind."""
-    if not schema.min_input <= len(call.inputs) <= schema.max_input or not schema.min_output <= len(call.node.output) <= schema.max_output:
+    """Nobody looks at a kept operator before its kernel does. Raises TypeError for operands and
+    attributes that are missing, too many or of another kind."""
+    if (
+        not schema.min_input <= len(call.inputs) <= schema.max_input
+        or not schema.min_output <= len(call.node.output) <= schema.max_output
+    ):
         raise TypeError(f"{len(call.inputs)} inputs and {len(call.node.output)} outputs")
     if not all(call.inputs[: schema.min_input]):
         raise TypeError("an operand that is needed is absent")
@@ -118,7 +142,11 @@ def _check_call(call: Call, schema: Any) -> None:
 
 def _declared(call: Call) -> list[Type] | None:
     found = [call.lowering.declared.get(o) for o in call.node.output if o]
-    return None if call.frame.prefix or any(t is None for t in found) else [t for t in found if t is not None]
+    return (
+        None
+        if call.frame.prefix or any(t is None for t in found)
+        else [t for t in found if t is not None]
+    )
 
 
 def _inferred(call: Call, schema: Any) -> list[Type] | None:
@@ -130,13 +158,17 @@ def _inferred(call: Call, schema: Any) -> list[Type] | None:
     for name, tensor in zip(call.node.input, call.inputs, strict=True):
         if not name:
             continue
-        types[name] = helper.make_tensor_type_proto(_code(call.draft.dtype(tensor)), call.draft.shape(tensor))
+        types[name] = helper.make_tensor_type_proto(
+            _code(call.draft.dtype(tensor)), call.draft.shape(tensor)
+        )
         value = call.draft.value(tensor, 65_536)
         if value is not None:
             data[name] = numpy_helper.from_array(value, name)
     imports = [helper.make_opsetid(d, v) for d, v in call.frame.opsets.items()]
     try:
-        made = shape_inference.infer_node_outputs(schema, call.node.proto, types, data, opset_imports=imports)
+        made = shape_inference.infer_node_outputs(
+            schema, call.node.proto, types, data, opset_imports=imports
+        )
     except Exception as error:  # InferenceError, or what the C++ side throws for odd attributes
         raise Unsupported(f"shape inference fails: {str(error)[:160]}") from None
     out: list[Type] = []
@@ -145,13 +177,23 @@ def _inferred(call: Call, schema: Any) -> list[Type] | None:
             continue
         t = made.get(name)
         if t is None or t.WhichOneof("value") != "tensor_type":
-            kind = (t.WhichOneof("value") or "").removesuffix("_type").capitalize() if t is not None else ""
-            raise Unsupported(f"its output {name!r} has {kind or 'unknown'} type" if kind else "its output shapes are not known before running")
+            kind = (
+                (t.WhichOneof("value") or "").removesuffix("_type").capitalize()
+                if t is not None
+                else ""
+            )
+            raise Unsupported(
+                f"its output {name!r} has {kind or 'unknown'} type"
+                if kind
+                else "its output shapes are not known before running"
+            )
         dims = t.tensor_type.shape.dim
         dtype = dtype_name(t.tensor_type.elem_type)
         if dtype not in DTYPE_BYTES:
             raise Unsupported(f"its output {name!r} has type {dtype}")
-        if not t.tensor_type.HasField("shape") or any(d.WhichOneof("value") != "dim_value" for d in dims):
+        if not t.tensor_type.HasField("shape") or any(
+            d.WhichOneof("value") != "dim_value" for d in dims
+        ):
             return None
         out.append((tuple(d.dim_value for d in dims), dtype))
     return out

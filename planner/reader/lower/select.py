@@ -1,13 +1,19 @@
-"""Tokens that a loop over experts looks up by NonZero, as the tracing exporter writes it, with sizes that are known.
+"""Tokens that a loop over experts looks up by NonZero, as the tracing exporter writes it, with
+sizes that are known.
 
-For expert e of a router's choices index [T, K], the file takes the places where index = e, runs the expert on those tokens, weighs each by its share and adds
-it back at the token's row. A router chooses an expert at most once a token: so every token has at most one place, and the same sum is had by running the
-expert on every token with a share of 0 where it was not chosen (planner.reader.fuse.experts_one_by_one makes routed experts of it again).
+For expert e of a router's choices index [T, K], the file takes the places where index = e, runs the
+expert on those tokens, weighs each by its share and adds it back at the token's row. A router
+chooses an expert at most once a token: so every token has at most one place, and the same sum is
+had by running the expert on every token with a share of 0 where it was not chosen
+(planner.reader.fuse.experts_one_by_one makes routed experts of it again).
 
-    NonZero of a mask [K, T]            (choice, token) per token; tokens count 0 .. T - 1, and what is gathered by them is all rows
+    NonZero of a mask [K, T]            (choice, token) per token; tokens count 0 .. T - 1, and what
+                                        is gathered by them is all rows
     share.flatten[choice + token * K]   the column sum over k of share * mask
-    rows added back at `token`          rows that were weighed by that column; others are masked first
-    NonZero of "was e chosen at all"    all experts: the file cuts it into as many parts, and so fails where one is missing
+    rows added back at `token`          rows that were weighed by that column; others are masked
+                                        first
+    NonZero of "was e chosen at all"    all experts: the file cuts it into as many parts, and so
+                                        fails where one is missing
 """
 
 from __future__ import annotations
@@ -26,7 +32,8 @@ _VIEWS = ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Expand", "Cast", "Ident
 
 @dataclass(frozen=True)
 class Selected:
-    """What a tensor holds of the tokens of one expert. part: 'choice', 'token', 'token * K' or 'place'; mask: [K, T]. 'expert': their numbers."""
+    """What a tensor holds of the tokens of one expert. part: 'choice', 'token', 'token * K' or
+    'place'; mask: [K, T]. 'expert': their numbers."""
 
     part: str
     mask: str
@@ -35,7 +42,8 @@ class Selected:
 
 
 def non_zero(call: Call) -> bool:
-    """Lowers a NonZero of one expert's mask, or of which experts were chosen. Whether it was one of those."""
+    """Lowers a NonZero of one expert's mask, or of which experts were chosen. Whether it was one of
+    those."""
     draft, name = call.draft, call.arg(0)
     found = _router(draft, name)
     if found is None:
@@ -47,11 +55,20 @@ def non_zero(call: Call) -> bool:
         call.lowering.selected[which] = Selected("expert", "", 0, experts)
         call.bind(which)
         return True
-    if len(shape) != 2 or prod(shape) != prod(draft.shape(index)) or shape[0] != draft.shape(index)[-1]:
+    if (
+        len(shape) != 2
+        or prod(shape) != prod(draft.shape(index))
+        or shape[0] != draft.shape(index)[-1]
+    ):
         return False
     choices, tokens = shape
     kind = call.emit("Cast", [name], {"to": "int32"})
-    parts = (call.emit("Reshape", [call.emit("ArgMax", [kind], {"axis": 0, "keepdims": 0})], shape=(tokens,)), call.constant(np.arange(tokens), "tokens"))
+    parts = (
+        call.emit(
+            "Reshape", [call.emit("ArgMax", [kind], {"axis": 0, "keepdims": 0})], shape=(tokens,)
+        ),
+        call.constant(np.arange(tokens), "tokens"),
+    )
     pair = draft.fresh(f"{call.name(0)}/places")
     call.lowering.sequences[pair] = parts
     call.lowering.pairs.add(pair)
@@ -62,7 +79,8 @@ def non_zero(call: Call) -> bool:
 
 
 def _router(draft: Draft, name: str) -> tuple[str, int] | None:
-    """(choices, experts) where a tensor says of each expert, or of one, where the router chose it."""
+    """(choices, experts) where a tensor says of each expert, or of one, where the router chose
+    it."""
     for _ in range(_BEHIND):
         op = draft.maker.get(name)
         if op is None:
@@ -72,19 +90,40 @@ def _router(draft: Draft, name: str) -> tuple[str, int] | None:
             while (view := draft.maker.get(index)) is not None and view.op in ("Reshape", "Cast"):
                 index = view.inputs[0]
             top = draft.maker.get(index)
-            return (index, draft.shape(top.inputs[0])[-1]) if top is not None and top.op == "TopK" and top.outputs[1:] == [index] else None
-        if op.op not in ("Cast", "Gather", "Slice", "Transpose", "Reshape", "ReduceSum", "Greater") or (op.op == "Gather" and draft.value(op.inputs[1]) is None):
+            return (
+                (index, draft.shape(top.inputs[0])[-1])
+                if top is not None and top.op == "TopK" and top.outputs[1:] == [index]
+                else None
+            )
+        if op.op not in (
+            "Cast",
+            "Gather",
+            "Slice",
+            "Transpose",
+            "Reshape",
+            "ReduceSum",
+            "Greater",
+        ) or (op.op == "Gather" and draft.value(op.inputs[1]) is None):
             return None
         name = op.inputs[0]
     return None
 
 
 def of_pair(call: Call) -> bool:
-    """Lowers what cuts a pair of (choice, token) in two. Whether it was that. Raises Unsupported where a trace did not see all experts."""
+    """Lowers what cuts a pair of (choice, token) in two. Whether it was that. Raises Unsupported
+    where a trace did not see all experts."""
     found = call.lowering.selected.get(call.arg(0))
-    if found is not None and found.part == "expert" and call.op == "Split" and len(call.node.output) != found.tokens:
-        raise Unsupported(f"only {len(call.node.output)} of {found.tokens} experts were chosen while the model was traced, and only those are in the file: "
-                          "trace it with more tokens, or with experts_implementation='batched_mm'")  # fmt: skip
+    if (
+        found is not None
+        and found.part == "expert"
+        and call.op == "Split"
+        and len(call.node.output) != found.tokens
+    ):
+        raise Unsupported(
+            f"only {len(call.node.output)} of {found.tokens} experts were chosen while the model"
+            " was traced, and only those are in the file: trace it with more tokens, or with"
+            " experts_implementation='batched_mm'"
+        )
     if call.arg(0) not in call.lowering.pairs:
         return False
     if call.op == "Transpose":
@@ -101,17 +140,27 @@ def of_pair(call: Call) -> bool:
 
 def follow(call: Call) -> None:
     """Remembers what the results of a node hold of the tokens of an expert."""
-    selected, out = call.lowering.selected, call.frame.env.get(call.node.output[0]) if call.node.output else None
+    selected, out = (
+        call.lowering.selected,
+        (call.frame.env.get(call.node.output[0]) if call.node.output else None),
+    )
     parts = [selected.get(i) for i in call.inputs]
     first = parts[0] if parts else None
     if not out or not any(parts):
         return
-    if (call.op in _VIEWS or (call.op == "Transpose" and first is not None and first.part == "expert")) and first is not None:
+    if (
+        call.op in _VIEWS
+        or (call.op == "Transpose" and first is not None and first.part == "expert")
+    ) and first is not None:
         selected[out] = first
     elif call.op == "Mul" and len(parts) == 2:
         for k in (0, 1):
             part = parts[k]
-            if part is not None and part.part == "token" and call.draft.scalar(call.inputs[1 - k]) == part.choices:
+            if (
+                part is not None
+                and part.part == "token"
+                and call.draft.scalar(call.inputs[1 - k]) == part.choices
+            ):
                 selected[out] = Selected("token * K", part.mask, part.choices, part.tokens)
     elif call.op == "Add" and len(parts) == 2 and all(parts):
         a, b = sorted((p for p in parts if p is not None), key=lambda p: p.part)
@@ -120,16 +169,28 @@ def follow(call: Call) -> None:
 
 
 def share_of(call: Call) -> bool:
-    """Lowers the shares gathered at an expert's places to a column over all tokens. Whether it was that."""
+    """Lowers the shares gathered at an expert's places to a column over all tokens. Whether it was
+    that."""
     found = call.lowering.selected.get(call.arg(1))
     if found is None or found.part in ("token", "token * K", "expert"):
         return False
     shape = call.shape()
-    if found.part != "place" or call.attr("axis", 0) != 0 or prod(shape) != found.tokens * found.choices or shape[0] != prod(shape):
-        raise Unsupported("it looks up something else than shares at the places that an expert was chosen at")
-    mask = call.emit("Cast", [call.emit("Transpose", [found.mask], {"perm": (1, 0)})], {"to": call.dtype()})
+    if (
+        found.part != "place"
+        or call.attr("axis", 0) != 0
+        or prod(shape) != found.tokens * found.choices
+        or shape[0] != prod(shape)
+    ):
+        raise Unsupported(
+            "it looks up something else than shares at the places that an expert was chosen at"
+        )
+    mask = call.emit(
+        "Cast", [call.emit("Transpose", [found.mask], {"perm": (1, 0)})], {"to": call.dtype()}
+    )
     share = call.emit("Reshape", [call.arg(0)], shape=(found.tokens, found.choices))
-    column = call.emit("ReduceSum", [call.emit("Mul", [share, mask])], {"axes": (1,), "keepdims": 1})
+    column = call.emit(
+        "ReduceSum", [call.emit("Mul", [share, mask])], {"axes": (1,), "keepdims": 1}
+    )
     call.bind(call.emit("Reshape", [column], shape=(*call.shape(1), *shape[1:]), out=call.name(0)))
     call.lowering.columns[column] = found.mask
     return True
@@ -142,12 +203,28 @@ def added_back(call: Call) -> bool:
         return False
     rows, base = call.arg(2), call.arg(0)
     nothing = draft.splat(base) == 0
-    if found.part != "token" or call.attr("axis", 0) != 0 or call.shape()[0] != found.tokens or call.shape() != draft.shape(rows) or draft.shape(call.arg(1)) != call.shape() \
-            or (call.attr("reduction", "none") != "add" and not nothing):  # fmt: skip
+    if (
+        found.part != "token"
+        or call.attr("axis", 0) != 0
+        or call.shape()[0] != found.tokens
+        or call.shape() != draft.shape(rows)
+        or draft.shape(call.arg(1)) != call.shape()
+        or (call.attr("reduction", "none") != "add" and not nothing)
+    ):
         raise Unsupported("it writes to the rows of an expert's tokens in another way than adding")
     if not _weighed(call, rows, found.mask):
-        kind = call.emit("ReduceMax", [call.emit("Cast", [found.mask], {"to": draft.dtype(rows)})], {"axes": (0,), "keepdims": 0})
-        rows = call.emit("Mul", [rows, call.emit("Reshape", [kind], shape=(found.tokens, *[1] * (len(call.shape()) - 1)))])
+        kind = call.emit(
+            "ReduceMax",
+            [call.emit("Cast", [found.mask], {"to": draft.dtype(rows)})],
+            {"axes": (0,), "keepdims": 0},
+        )
+        rows = call.emit(
+            "Mul",
+            [
+                rows,
+                call.emit("Reshape", [kind], shape=(found.tokens, *[1] * (len(call.shape()) - 1))),
+            ],
+        )
     call.bind(rows) if nothing else call.result("Add", [base, rows])
     return True
 

@@ -1,7 +1,7 @@
 """Sequences of tensors: known lists while a model is read, gone when it is read.
 
-A sequence is a name that stands for draft tensors (`Lowering.sequences`). Exporters write them for `chunk` and `split`, and for rows that a loop appends to
-(EmbeddingBag); the loop is then unrolled.
+A sequence is a name that stands for draft tensors (`Lowering.sequences`). Exporters write them for
+`chunk` and `split`, and for rows that a loop appends to (EmbeddingBag); the loop is then unrolled.
 """
 
 from __future__ import annotations
@@ -78,7 +78,10 @@ def _concat(call: Call) -> None:
     axis = call.axis(call.attr("axis"), rank)
     if new:
         shapes = [call.draft.shape(p) for p in parts]
-        parts = tuple(call.emit("Reshape", [p], shape=(*s[:axis], 1, *s[axis:])) for p, s in zip(parts, shapes, strict=True))
+        parts = tuple(
+            call.emit("Reshape", [p], shape=(*s[:axis], 1, *s[axis:]))
+            for p, s in zip(parts, shapes, strict=True)
+        )
     call.result("Concat", parts, {"axis": axis})
 
 
@@ -99,13 +102,25 @@ def _split(call: Call) -> None:
         raise ShapeError(f"parts {sizes[:8]} of a dim of {whole}")
     shapes = [(*shape[:axis], n, *shape[axis + 1 :]) for n in sizes]
     names = [f"{call.name(0)}/{k}" for k in range(len(sizes))]
-    parts = [call.arg(0)] if len(sizes) == 1 else call.draft.add_many("Split", [call.arg(0)], {"axis": axis}, names, shapes)
+    parts = (
+        [call.arg(0)]
+        if len(sizes) == 1
+        else call.draft.add_many("Split", [call.arg(0)], {"axis": axis}, names, shapes)
+    )
     if not keep:
-        parts = [call.emit("Reshape", [p], shape=(*shape[:axis], *shape[axis + 1 :])) for p in parts]
+        parts = [
+            call.emit("Reshape", [p], shape=(*shape[:axis], *shape[axis + 1 :])) for p in parts
+        ]
     _bind(call, tuple(parts))
 
 
 SEQUENCE: dict[str, Callable[[Call], None]] = {
-    "SequenceEmpty": lambda call: _bind(call, ()), "SequenceConstruct": _construct, "SequenceInsert": _insert, "SequenceErase": _erase,
-    "SequenceAt": _at, "SequenceLength": _length, "ConcatFromSequence": _concat, "SplitToSequence": _split,
-}  # fmt: skip
+    "SequenceEmpty": lambda call: _bind(call, ()),
+    "SequenceConstruct": _construct,
+    "SequenceInsert": _insert,
+    "SequenceErase": _erase,
+    "SequenceAt": _at,
+    "SequenceLength": _length,
+    "ConcatFromSequence": _concat,
+    "SplitToSequence": _split,
+}

@@ -1,4 +1,5 @@
-"""Operators that move, select or make data: constant operands become attributes or output shapes."""
+"""Operators that move, select or make data: constant operands become attributes or output
+shapes."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ Rule = Callable[[Call], None]
 
 
 def reshape_target(shape: tuple[int, ...], wanted: list[int], allow_zero: bool) -> tuple[int, ...]:
-    """The static target of an ONNX Reshape: 0 copies a dim, one -1 is inferred. Raises ShapeError."""
+    """The static target of an ONNX Reshape: 0 copies a dim, one -1 is inferred. Raises
+    ShapeError."""
     out = list(wanted)
     for k, n in enumerate(out):
         if n == 0 and not allow_zero:
@@ -35,7 +37,9 @@ def _reshape(call: Call) -> None:
     if guide is None or any(n > 0 and n % guide.batch == 0 for n in wanted):
         target = reshape_target(call.shape(), wanted, allow_zero)
     else:  # a target for one sample
-        target = guide.with_batch(call.arg(0), reshape_target(guide.single(call.arg(0)), wanted, allow_zero))
+        target = guide.with_batch(
+            call.arg(0), reshape_target(guide.single(call.arg(0)), wanted, allow_zero)
+        )
     call.result("Reshape", [call.arg(0)], shape=target)
 
 
@@ -54,10 +58,16 @@ def _axes(call: Call) -> list[int] | None:
 
 def _squeeze(call: Call) -> None:
     shape, axes = call.shape(), _axes(call)
-    drop = {k for k, n in enumerate(shape) if n == 1} if axes is None else {call.axis(a, len(shape)) for a in axes}
+    drop = (
+        {k for k, n in enumerate(shape) if n == 1}
+        if axes is None
+        else {call.axis(a, len(shape)) for a in axes}
+    )
     if any(shape[k] != 1 for k in drop):
         raise ShapeError(f"cannot squeeze dims {sorted(drop)} of {list(shape)}")
-    call.result("Reshape", [call.arg(0)], shape=tuple(n for k, n in enumerate(shape) if k not in drop))
+    call.result(
+        "Reshape", [call.arg(0)], shape=tuple(n for k, n in enumerate(shape) if k not in drop)
+    )
 
 
 def _unsqueeze(call: Call) -> None:
@@ -67,21 +77,31 @@ def _unsqueeze(call: Call) -> None:
     if len(new) != len(axes):
         raise ShapeError(f"axes {axes} repeat")
     left = iter(shape)
-    call.result("Reshape", [call.arg(0)], shape=tuple(1 if k in new else next(left) for k in range(rank)))
+    call.result(
+        "Reshape", [call.arg(0)], shape=tuple(1 if k in new else next(left) for k in range(rank))
+    )
 
 
 def _transpose(call: Call) -> None:
     rank = len(call.shape())
-    call.result("Transpose", [call.arg(0)], {"perm": tuple(call.attr("perm", list(range(rank))[::-1]))})
+    call.result(
+        "Transpose", [call.arg(0)], {"perm": tuple(call.attr("perm", list(range(rank))[::-1]))}
+    )
 
 
 def _expand(call: Call) -> None:
-    call.result("Expand", [call.arg(0)], shape=broadcast(call.shape(), tuple(call.ints(1, "the target shape"))))
+    call.result(
+        "Expand",
+        [call.arg(0)],
+        shape=broadcast(call.shape(), tuple(call.ints(1, "the target shape"))),
+    )
 
 
 def _concat(call: Call) -> None:
     axis = call.axis(call.attr("axis", 1), len(call.shape()))
-    kept = [x for x in call.inputs if call.draft.shape(x)[axis]] or call.inputs[:1]  # empty caches add nothing
+    kept = [x for x in call.inputs if call.draft.shape(x)[axis]] or call.inputs[
+        :1
+    ]  # empty caches add nothing
     if call.lowering.guide is not None:
         kept = call.lowering.guide.agreeing(kept, axis)
     call.result("Concat", kept, {"axis": axis})
@@ -106,7 +126,12 @@ def _split(call: Call) -> None:
     if outputs == 1:
         call.bind(call.arg(0))
         return
-    call.results("Split", [call.arg(0)], {"axis": axis}, shape=[(*shape[:axis], n, *shape[axis + 1 :]) for n in sizes])
+    call.results(
+        "Split",
+        [call.arg(0)],
+        {"axis": axis},
+        shape=[(*shape[:axis], n, *shape[axis + 1 :]) for n in sizes],
+    )
 
 
 def _slice(call: Call) -> None:
@@ -137,7 +162,9 @@ def _slice(call: Call) -> None:
         call.bind(call.arg(0))
         return
     axes_, starts_, ends_, steps_ = (tuple(column) for column in zip(*cuts, strict=True))
-    call.result("Slice", [call.arg(0)], {"axes": axes_, "starts": starts_, "ends": ends_, "steps": steps_})
+    call.result(
+        "Slice", [call.arg(0)], {"axes": axes_, "starts": starts_, "ends": ends_, "steps": steps_}
+    )
 
 
 def _pad(call: Call) -> None:
@@ -162,13 +189,24 @@ def _pad(call: Call) -> None:
     if min(left, default=0) < 0:
         raise ShapeError(f"pads {pads} make {left} of {list(shape)}")
     x = call.arg(0)
-    crop = [(k, max(0, -pads[k]), shape[k] + min(0, pads[rank + k])) for k in range(rank) if pads[k] < 0 or pads[rank + k] < 0]
+    crop = [
+        (k, max(0, -pads[k]), shape[k] + min(0, pads[rank + k]))
+        for k in range(rank)
+        if pads[k] < 0 or pads[rank + k] < 0
+    ]
     if crop:
         axes_, starts, ends = (tuple(column) for column in zip(*crop, strict=True))
-        x = call.emit("Slice", [x], {"axes": axes_, "starts": starts, "ends": ends, "steps": (1,) * len(crop)})
+        x = call.emit(
+            "Slice", [x], {"axes": axes_, "starts": starts, "ends": ends, "steps": (1,) * len(crop)}
+        )
     grow = tuple(max(0, p) for p in pads)
     if any(grow):
-        x = call.emit("Pad", [x], {"pads": grow, "mode": call.attr("mode", "constant"), "value": float(value)}, out=call.name(0))
+        x = call.emit(
+            "Pad",
+            [x],
+            {"pads": grow, "mode": call.attr("mode", "constant"), "value": float(value)},
+            out=call.name(0),
+        )
     call.bind(x)
 
 
@@ -190,7 +228,9 @@ def _depth_space(call: Call) -> None:
     depth_first = call.attr("mode", "DCR") == "DCR"
     if call.op == "SpaceToDepth":
         x = call.emit("Reshape", [x], shape=(b, c, h // k, k, w // k, k))
-        x = call.emit("Transpose", [x], {"perm": (0, 3, 5, 1, 2, 4) if depth_first else (0, 1, 3, 5, 2, 4)})
+        x = call.emit(
+            "Transpose", [x], {"perm": (0, 3, 5, 1, 2, 4) if depth_first else (0, 1, 3, 5, 2, 4)}
+        )
         call.result("Reshape", [x], shape=(b, c * k * k, h // k, w // k))
     elif depth_first:
         x = call.emit("Reshape", [x], shape=(b, k, k, c // (k * k), h, w))
@@ -203,7 +243,18 @@ def _depth_space(call: Call) -> None:
 
 
 SHAPE: dict[str, Rule] = {
-    "Reshape": _reshape, "Flatten": _flatten, "Squeeze": _squeeze, "Unsqueeze": _unsqueeze, "Transpose": _transpose,
-    "Expand": _expand, "Concat": _concat, "Split": _split, "Slice": _slice, "Pad": _pad, "Tile": _tile, "Trilu": _trilu,
-    "DepthToSpace": _depth_space, "SpaceToDepth": _depth_space,
-}  # fmt: skip
+    "Reshape": _reshape,
+    "Flatten": _flatten,
+    "Squeeze": _squeeze,
+    "Unsqueeze": _unsqueeze,
+    "Transpose": _transpose,
+    "Expand": _expand,
+    "Concat": _concat,
+    "Split": _split,
+    "Slice": _slice,
+    "Pad": _pad,
+    "Tile": _tile,
+    "Trilu": _trilu,
+    "DepthToSpace": _depth_space,
+    "SpaceToDepth": _depth_space,
+}

@@ -14,6 +14,13 @@ from planner.reader.lower.rare import RARE
 from planner.reader.lower.sequence import SEQUENCE
 from planner.reader.lower.shape import SHAPE
 
-TABLE: dict[tuple[str, str], Callable[[Call], None]] = {("", op): rule for rules in (MATH, SHAPE, INDEX, NETS, RARE, CONTROL, SEQUENCE) for op, rule in rules.items()}
-TABLE |= {("com.microsoft", op): TABLE["", op] for op in ("Gelu", "SimplifiedLayerNormalization", "FusedMatMul", "QuickGelu")}
+TABLE: dict[tuple[str, str], Callable[[Call], None]] = {
+    ("", op): rule
+    for rules in (MATH, SHAPE, INDEX, NETS, RARE, CONTROL, SEQUENCE)
+    for op, rule in rules.items()
+}
+TABLE |= {
+    ("com.microsoft", op): TABLE["", op]
+    for op in ("Gelu", "SimplifiedLayerNormalization", "FusedMatMul", "QuickGelu")
+}
 TABLE["com.microsoft", "MoE"] = moe

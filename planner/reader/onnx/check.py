@@ -1,7 +1,8 @@
 """Structural checks of graphs: every tensor written once, every use defined, no cycles.
 
-onnx's own checker accepts cycles of names in some modes and rejects valid planning input (absent external data, unused broken
-functions), so planning rests on these checks. Nodes may come in any order; `order_nodes` sorts them stably.
+onnx's own checker accepts cycles of names in some modes and rejects valid planning input (absent
+external data, unused broken functions), so planning rests on these checks. Nodes may come in any
+order; `order_nodes` sorts them stably.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from planner.reader.onnx.tensors import check_tensor
 def order_nodes(protos: Iterable[Any], defined: set[str] | None, where: str) -> list[Statement]:
     """Nodes in dependency order, the given order where possible.
 
-    `defined`: names known from outside (inputs, initializers); None when outer names may be used freely (branches: the
-    lowering reports undefined names there). Raises PlanError for names written twice, undefined or cyclic.
+    `defined`: names known from outside (inputs, initializers); None when outer names may be used
+    freely (branches: the lowering reports undefined names there). Raises PlanError for names
+    written twice, undefined or cyclic.
     """
     nodes = [Statement.of(proto) for proto in protos]
     maker: dict[str, int] = {}
@@ -34,9 +36,18 @@ def order_nodes(protos: Iterable[Any], defined: set[str] | None, where: str) -> 
                 continue
             if output in maker:
                 a, b = nodes[maker[output]], node
-                raise PlanError("P110", f"tensor {output!r} is written by two nodes of {where}", detail=[describe(a), describe(b)])
+                raise PlanError(
+                    "P110",
+                    f"tensor {output!r} is written by two nodes of {where}",
+                    detail=[describe(a), describe(b)],
+                )
             if defined is not None and output in defined:
-                raise PlanError("P110", f"tensor {output!r} is an input or initializer of {where} and also written by a node", detail=[describe(node)])
+                raise PlanError(
+                    "P110",
+                    f"tensor {output!r} is an input or initializer of {where} and also written by a"
+                    " node",
+                    detail=[describe(node)],
+                )
             maker[output] = k
     ordered = True
     needs: list[set[int]] = []
@@ -49,9 +60,11 @@ def order_nodes(protos: Iterable[Any], defined: set[str] | None, where: str) -> 
                 ordered &= made < k
             elif defined is not None and name not in defined and name in node.input:
                 raise PlanError(
-                    "P111", f"tensor {name!r} is used but nothing makes it", detail=[describe(node), f"in {where}"],
+                    "P111",
+                    f"tensor {name!r} is used but nothing makes it",
+                    detail=[describe(node), f"in {where}"],
                     help=["export the model again; a part of its graph is missing"],
-                )  # fmt: skip
+                )
         needs.append(need)
     return nodes if ordered else _sort(nodes, needs, where)
 
@@ -74,7 +87,11 @@ def _sort(nodes: Sequence[Statement], needs: list[set[int]], where: str) -> list
                 heapq.heappush(ready, user)
     if len(done) < len(nodes):
         loop = [describe(nodes[k]) for k in _cycle(needs, waiting)]
-        raise PlanError("P112", f"nodes of {where} form a cycle", detail=loop[:8] + (["..."] if len(loop) > 8 else []))
+        raise PlanError(
+            "P112",
+            f"nodes of {where} form a cycle",
+            detail=loop[:8] + (["..."] if len(loop) > 8 else []),
+        )
     return done
 
 
@@ -101,14 +118,24 @@ def _uses(node: Statement) -> Iterable[str]:
 
 def _captured(graph: Any) -> Iterable[str]:
     """Names a subgraph takes from around it; its own may be called as others are."""
-    own = {v.name for v in graph.input} | {t.name for t in graph.initializer} | {o for node in graph.node for o in node.output}
-    used = [name for node in graph.node for name in _uses(Statement.of(node))] + [o.name for o in graph.output]
+    own = (
+        {v.name for v in graph.input}
+        | {t.name for t in graph.initializer}
+        | {o for node in graph.node for o in node.output}
+    )
+    used = [name for node in graph.node for name in _uses(Statement.of(node))] + [
+        o.name for o in graph.output
+    ]
     yield from (name for name in used if name not in own)
 
 
 def describe(node: Statement) -> str:
     """A node in one line: its name or outputs, and operator."""
-    name = repr(node.name) if node.name else "unnamed, makes " + ", ".join(map(repr, list(node.output)[:3]))
+    name = (
+        repr(node.name)
+        if node.name
+        else "unnamed, makes " + ", ".join(map(repr, list(node.output)[:3]))
+    )
     return f"node {name[:120]} ({node.op_type[:60]})"
 
 
@@ -143,8 +170,8 @@ def check_graph(graph: Any) -> list[Statement]:
 
 @dataclass(frozen=True)
 class Checked:
-    """A ModelProto that was checked, and what of it is the same at every batch: its functions by (domain, name, overload), the nodes of its graph in
-    dependency order and its initializers."""
+    """A ModelProto that was checked, and what of it is the same at every batch: its functions by
+    (domain, name, overload), the nodes of its graph in dependency order and its initializers."""
 
     model: Any
     functions: Mapping[tuple[str, str, str], Any]
@@ -156,17 +183,24 @@ class Checked:
         """folder: where its external data would be; None: nowhere. Raises PlanError."""
         check_model(model, model.graph.name or "model")
         functions, nodes = check_functions(model), check_graph(model.graph)
-        return cls(model, functions, nodes, [(t.name, *check_tensor(t, t.name, folder)) for t in model.graph.initializer])
+        return cls(
+            model,
+            functions,
+            nodes,
+            [(t.name, *check_tensor(t, t.name, folder)) for t in model.graph.initializer],
+        )
 
 
 MAX_INLINED = 250_000
 
 
 def check_functions(model: Any) -> dict[tuple[str, str, str], Any]:
-    """Model-local functions by (domain, name, overload), after counting what inlining all calls would give.
+    """Model-local functions by (domain, name, overload), after counting what inlining all calls
+    would give.
 
-    The count runs once over the function DAG, never over the expansion: 2 kB of nested functions can mean 2^24 nodes.
-    Functions that are never called are left alone, broken or not. Raises PlanError past MAX_INLINED nodes or on recursion.
+    The count runs once over the function DAG, never over the expansion: 2 kB of nested functions
+    can mean 2^24 nodes. Functions that are never called are left alone, broken or not. Raises
+    PlanError past MAX_INLINED nodes or on recursion.
     """
     table = {(f.domain, f.name, getattr(f, "overload", "")): f for f in model.functions}
     if not table:
@@ -200,5 +234,9 @@ def check_functions(model: Any) -> dict[tuple[str, str, str], Any]:
 
     nodes = total(model.graph.node, 0)
     if nodes > MAX_INLINED:
-        raise PlanError("P120", f"inlining the model's functions would give {nodes:,} nodes; the limit is {MAX_INLINED:,}")
+        raise PlanError(
+            "P120",
+            f"inlining the model's functions would give {nodes:,} nodes; the limit is"
+            f" {MAX_INLINED:,}",
+        )
     return table

@@ -1,7 +1,8 @@
 """Binding dims: every input dim becomes an integer before anything else is read.
 
-The batch is the symbol named like one, else the symbol that all inputs share as dim 0. A static export has no symbol: its batch
-is dim 0 of its first input, and another batch is traced through the finished graph (`planner.reader.batch.rebatch`).
+The batch is the symbol named like one, else the symbol that all inputs share as dim 0. A static
+export has no symbol: its batch is dim 0 of its first input, and another batch is traced through the
+finished graph (`planner.reader.batch.rebatch`).
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ _BATCH = re.compile(r"(?i)^(b|n|bs|bsz|(\w+_)?batch(es)?(_?(size|dim|axis|num))?
 class Bound:
     """Inputs with static shapes, and what was decided about the batch.
 
-    lowered: the batch the inputs have, None when the model has none that can be traced. batch: the batch asked for.
-    traced: inputs whose dim 0 is the lowered batch. exported: the batch in the file, None when it is a symbol.
-    guided: the lowered batch stands in for a single exported sample (see `planner.reader.lower.guide`).
-    symbols: values of the symbolic dims as lowered; dims: as asked for.
+    lowered: the batch the inputs have, None when the model has none that can be traced. batch: the
+    batch asked for. traced: inputs whose dim 0 is the lowered batch. exported: the batch in the
+    file, None when it is a symbol. guided: the lowered batch stands in for a single exported sample
+    (see `planner.reader.lower.guide`). symbols: values of the symbolic dims as lowered; dims: as
+    asked for.
     """
 
     inputs: dict[str, Type]
@@ -54,11 +56,12 @@ def bind(
     direct: bool = False,
     carriers: Mapping[str, int] | None = None,
 ) -> Bound:
-    """Static input types from the graph's inputs and the user's options. Raises PlanError listing every dim still unbound.
+    """Static input types from the graph's inputs and the user's options. Raises PlanError listing
+    every dim still unbound.
 
-    A symbolic batch of 1 is read as 2 and traced back (unless `direct`): dims of 1 look like no dims at all, and the graph of one
-    sample should have the operators that the graph of many has. `carriers` are inputs of a guided lowering that hold the batch in
-    another dim than the first.
+    A symbolic batch of 1 is read as 2 and traced back (unless `direct`): dims of 1 look like no
+    dims at all, and the graph of one sample should have the operators that the graph of many has.
+    `carriers` are inputs of a guided lowering that hold the batch in another dim than the first.
     """
     declared = _declared(graph, shapes)
     known = {str(k): _positive(v, f"--dim {k}") for k, v in dims.items()}
@@ -67,7 +70,11 @@ def bind(
         for axis, n in enumerate(shape):
             if isinstance(n, str):
                 tree = _formula(n)
-                for part in [n] if tree is None else [t.id for t in ast.walk(tree) if isinstance(t, ast.Name)]:
+                for part in (
+                    [n]
+                    if tree is None
+                    else [t.id for t in ast.walk(tree) if isinstance(t, ast.Name)]
+                ):
                     symbols.setdefault(part, []).append((name, axis))
     _bind_shapes(declared, shapes, known)
     symbol = _batch_symbol(declared, symbols)
@@ -75,40 +82,66 @@ def bind(
         if key not in symbols and key != "batch":
             close = did_you_mean(key, sorted(symbols))
             raise PlanError(
-                "P141", f"no input of the model has a dim named {key!r}" + (f"; {close}" if close else ""),
-                detail=[_listing(declared)], help=["its dims are " + (", ".join(sorted(symbols)) or "all fixed")],
-            )  # fmt: skip
+                "P141",
+                f"no input of the model has a dim named {key!r}" + (f"; {close}" if close else ""),
+                detail=[_listing(declared)],
+                help=["its dims are " + (", ".join(sorted(symbols)) or "all fixed")],
+            )
     if "batch" in known and symbol != "batch":
         if symbol in known or (batch is not None and batch != known["batch"]):
-            raise PlanError("P142", "the batch is given twice with different values", detail=[f"--batch {batch}, --dim batch={known['batch']}"])
+            raise PlanError(
+                "P142",
+                "the batch is given twice with different values",
+                detail=[f"--batch {batch}, --dim batch={known['batch']}"],
+            )
         batch = known.pop("batch")
     batch = None if batch is None else _positive(batch, "--batch")
     if symbol is not None and symbol in known:
         if batch is not None and batch != known[symbol]:
-            raise PlanError("P142", f"the batch is given twice: --batch {batch} and {symbol}={known[symbol]}")
+            raise PlanError(
+                "P142", f"the batch is given twice: --batch {batch} and {symbol}={known[symbol]}"
+            )
         batch = known[symbol]
     exported, traced = (None, ()) if symbol is not None else _static_batch(declared)
     notes: list[str] = []
     missing = sorted(s for s in symbols if s not in known and s != symbol)
     if missing:
         raise PlanError(
-            "P140", "the model's inputs have dims without a value: " + ", ".join(missing),
-            detail=[_listing(declared)], help=["add " + " ".join(f"--dim {_quote(s)}=?" for s in missing)],
-        )  # fmt: skip
+            "P140",
+            "the model's inputs have dims without a value: " + ", ".join(missing),
+            detail=[_listing(declared)],
+            help=["add " + " ".join(f"--dim {_quote(s)}=?" for s in missing)],
+        )
     if tokens_per_step is not None:
         batch = _from_tokens(declared, known, symbol, tokens_per_step, batch)
     if batch is None:
         start = exported or 1
         batch = -(-start // max(1, devices)) * max(1, devices)
-        how = f"the exported {exported}" if exported == batch else f"the smallest multiple of {devices} devices from {start} on" if devices > 1 else "one sample"
+        how = (
+            f"the exported {exported}"
+            if exported == batch
+            else (
+                f"the smallest multiple of {devices} devices from {start} on"
+                if devices > 1
+                else "one sample"
+            )
+        )
         notes.append(f"batch {batch}: {how} (--batch sets it)")
     lowered = exported
     if symbol is not None:
         known[symbol] = batch
-        if batch == 1 and not direct and all(axis == 0 and declared[name][0][0] == symbol for name, axis in symbols[symbol]):
+        if (
+            batch == 1
+            and not direct
+            and all(axis == 0 and declared[name][0][0] == symbol for name, axis in symbols[symbol])
+        ):
             lowered = known[symbol] = 2
-            traced = tuple(name for name, (shape, _) in declared.items() if shape and shape[0] == symbol)
-    inputs = {name: (_static(name, shape, known), dtype) for name, (shape, dtype) in declared.items()}
+            traced = tuple(
+                name for name, (shape, _) in declared.items() if shape and shape[0] == symbol
+            )
+    inputs = {
+        name: (_static(name, shape, known), dtype) for name, (shape, dtype) in declared.items()
+    }
     asked = {**known, **({symbol: batch} if symbol is not None else {}), "batch": batch}
     guided = exported == 1 and batch != 1
     if guided:
@@ -119,7 +152,9 @@ def bind(
     return Bound(inputs, batch, lowered, traced, exported, guided, dict(known), asked, notes)
 
 
-def _declared(graph: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[tuple[int | str, ...], str]]:
+def _declared(
+    graph: Any, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, tuple[tuple[int | str, ...], str]]:
     """name -> (dims: ints or symbols, dtype) of the data inputs (those without an initializer)."""
     stored = {t.name for t in graph.initializer} | {s.values.name for s in graph.sparse_initializer}
     found: dict[str, tuple[tuple[int | str, ...], str]] = {}
@@ -128,22 +163,38 @@ def _declared(graph: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tu
             continue
         kind, dtype = input_type(value)
         if kind != "tensor":
-            raise PlanError("P143", f"input {value.name!r} has {kind} type; only tensors can be planned")
+            raise PlanError(
+                "P143", f"input {value.name!r} has {kind} type; only tensors can be planned"
+            )
         if dtype in ("string", "undefined") or dtype.startswith("unknown"):
-            raise PlanError("P143", f"input {value.name!r} holds {dtype} values; only numbers can be planned")
+            raise PlanError(
+                "P143", f"input {value.name!r} holds {dtype} values; only numbers can be planned"
+            )
         if value.type.tensor_type.HasField("shape"):
-            dims = tuple(_dim(value.name, k, d) for k, d in enumerate(value.type.tensor_type.shape.dim))
+            dims = tuple(
+                _dim(value.name, k, d) for k, d in enumerate(value.type.tensor_type.shape.dim)
+            )
         elif value.name in shapes:
             dims = tuple(f"{value.name}.{k}" for k in range(len(shapes[value.name])))
         else:
-            raise PlanError("P144", f"input {value.name!r} has no shape", help=[f"add --shape {_quote(value.name)}=4,8 with its dims"])
+            raise PlanError(
+                "P144",
+                f"input {value.name!r} has no shape",
+                help=[f"add --shape {_quote(value.name)}=4,8 with its dims"],
+            )
         found[value.name] = (dims, dtype)
     unknown = [name for name in shapes if name not in found]
     if unknown:
         close = did_you_mean(unknown[0], list(found))
-        raise PlanError("P141", f"the model has no input named {unknown[0]!r}" + (f"; {close}" if close else ""), detail=["inputs: " + ", ".join(found)])
+        raise PlanError(
+            "P141",
+            f"the model has no input named {unknown[0]!r}" + (f"; {close}" if close else ""),
+            detail=["inputs: " + ", ".join(found)],
+        )
     firsts = {name: dims[0] for name, (dims, _) in found.items() if dims}
-    if firsts and all(first == f"{name}.0" for name, first in firsts.items()):  # no input says its first dim: one batch
+    if firsts and all(
+        first == f"{name}.0" for name, first in firsts.items()
+    ):  # no input says its first dim: one batch
         for name in firsts:
             found[name] = (("batch", *found[name][0][1:]), found[name][1])
     return found
@@ -151,7 +202,13 @@ def _declared(graph: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tu
 
 def _dim(name: str, axis: int, dim: Any) -> int | str:
     kind = dim.WhichOneof("value")
-    if kind == "dim_param" and dim.dim_param.strip() not in ("", "?", "*", "-1", "None"):  # what some exporters write for unknown
+    if kind == "dim_param" and dim.dim_param.strip() not in (
+        "",
+        "?",
+        "*",
+        "-1",
+        "None",
+    ):  # what some exporters write for unknown
         text = dim.dim_param
         return int(text) if text.isdecimal() and int(text) > 0 else text
     if kind == "dim_value" and dim.dim_value > 0:
@@ -159,11 +216,18 @@ def _dim(name: str, axis: int, dim: Any) -> int | str:
     return f"{name}.{axis}"  # no value, 0, or the -1 that some exporters write: unknown
 
 
-def _bind_shapes(declared: Mapping[str, tuple[tuple[int | str, ...], str]], shapes: Mapping[str, tuple[int, ...]], known: dict[str, int]) -> None:
+def _bind_shapes(
+    declared: Mapping[str, tuple[tuple[int | str, ...], str]],
+    shapes: Mapping[str, tuple[int, ...]],
+    known: dict[str, int],
+) -> None:
     for name, given in shapes.items():
         dims = declared[name][0]
         if len(given) != len(dims):
-            raise PlanError("P142", f"--shape {name} has {len(given)} dims; the input has {len(dims)}: {list(dims)}")
+            raise PlanError(
+                "P142",
+                f"--shape {name} has {len(given)} dims; the input has {len(dims)}: {list(dims)}",
+            )
         for n, value in zip(dims, given, strict=True):
             value = _positive(value, f"--shape {name}")
             if isinstance(n, int):
@@ -177,7 +241,9 @@ def _bind_shapes(declared: Mapping[str, tuple[tuple[int | str, ...], str]], shap
                 raise PlanError("P142", f"dim {n!r} is given twice: {known[n]} and {value}")
 
 
-def _batch_symbol(declared: Mapping[str, tuple[tuple[int | str, ...], str]], symbols: Mapping[str, Any]) -> str | None:
+def _batch_symbol(
+    declared: Mapping[str, tuple[tuple[int | str, ...], str]], symbols: Mapping[str, Any]
+) -> str | None:
     for name in symbols:
         if _BATCH.match(name):
             return name
@@ -188,7 +254,9 @@ def _batch_symbol(declared: Mapping[str, tuple[tuple[int | str, ...], str]], sym
     return None
 
 
-def _static_batch(declared: Mapping[str, tuple[tuple[int | str, ...], str]]) -> tuple[int | None, tuple[str, ...]]:
+def _static_batch(
+    declared: Mapping[str, tuple[tuple[int | str, ...], str]],
+) -> tuple[int | None, tuple[str, ...]]:
     ranked = [(name, shape[0]) for name, (shape, _) in declared.items() if shape]
     if not ranked or not isinstance(ranked[0][1], int):
         return None, ()
@@ -196,17 +264,40 @@ def _static_batch(declared: Mapping[str, tuple[tuple[int | str, ...], str]]) -> 
     return first, tuple(name for name, n in ranked if n == first)
 
 
-def _from_tokens(declared: Mapping[str, tuple[tuple[int | str, ...], str]], known: Mapping[str, int], symbol: str | None, tokens: int, batch: int | None) -> int:
-    """The batch that makes `tokens` tokens a step; the sequence is dim 1 of the first two-dimensional integer input."""
-    tokens_of = [(n, shape) for n, (shape, dtype) in declared.items() if dtype.startswith(("int", "uint")) and len(shape) == 2]
+def _from_tokens(
+    declared: Mapping[str, tuple[tuple[int | str, ...], str]],
+    known: Mapping[str, int],
+    symbol: str | None,
+    tokens: int,
+    batch: int | None,
+) -> int:
+    """The batch that makes `tokens` tokens a step; the sequence is dim 1 of the first
+    two-dimensional integer input."""
+    tokens_of = [
+        (n, shape)
+        for n, (shape, dtype) in declared.items()
+        if dtype.startswith(("int", "uint")) and len(shape) == 2
+    ]
     if not tokens_of:
-        raise PlanError("P145", "--tokens-per-step needs an input of token ids [batch, sequence]; this model has none", help=["give --batch"])
+        raise PlanError(
+            "P145",
+            "--tokens-per-step needs an input of token ids [batch, sequence]; this model has none",
+            help=["give --batch"],
+        )
     name, dims = tokens_of[0]
     length = dims[1] if isinstance(dims[1], int) else known.get(dims[1], 0)
     if length < 1 or tokens < 1 or tokens % length:
-        raise PlanError("P145", f"--tokens-per-step {tokens} is no multiple of the sequence length {length} of input {name!r}")
+        raise PlanError(
+            "P145",
+            f"--tokens-per-step {tokens} is no multiple of the sequence length {length} of input"
+            f" {name!r}",
+        )
     if batch is not None and batch != tokens // length:
-        raise PlanError("P142", f"--batch {batch} and --tokens-per-step {tokens} (a batch of {tokens // length}) contradict each other")
+        raise PlanError(
+            "P142",
+            f"--batch {batch} and --tokens-per-step {tokens} (a batch of {tokens // length})"
+            " contradict each other",
+        )
     return tokens // length
 
 
@@ -217,16 +308,29 @@ def _static(name: str, shape: tuple[int | str, ...], known: Mapping[str, int]) -
             n = known[n] if n in known else _evaluate(n, known)
         out.append(n)
     if min(out, default=1) < 1:
-        raise PlanError("P140", f"input {name!r} gets the shape {out} from {list(shape)}", help=["choose dims that make every size positive"])
+        raise PlanError(
+            "P140",
+            f"input {name!r} gets the shape {out} from {list(shape)}",
+            help=["choose dims that make every size positive"],
+        )
     elements = 1
     for n in out:
         elements *= n
     if elements > MOST_ELEMENTS:
-        raise PlanError("P133", f"input {name!r} of shape {out} has {elements} elements, which does not fit in any device memory")
+        raise PlanError(
+            "P133",
+            f"input {name!r} of shape {out} has {elements} elements, which does not fit in any"
+            " device memory",
+        )
     return tuple(out)
 
 
-_OPS: dict[type, Any] = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv}
+_OPS: dict[type, Any] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+}
 
 
 def _formula(text: str) -> ast.expr | None:
@@ -268,7 +372,9 @@ def _positive(value: Any, what: str) -> int:
 
 
 def _listing(declared: Mapping[str, tuple[tuple[int | str, ...], str]]) -> str:
-    return "inputs: " + "; ".join(f"{name!r} [{', '.join(map(str, shape))}]" for name, (shape, _) in declared.items())
+    return "inputs: " + "; ".join(
+        f"{name!r} [{', '.join(map(str, shape))}]" for name, (shape, _) in declared.items()
+    )
 
 
 def _quote(name: str) -> str:

@@ -18,18 +18,29 @@ from planner.reader.draft.simplify import drop_copies, drop_dead
 from planner.reader.lower.bodies import frozen
 from planner.reader.onnx.params import STATE, Use, lost_ties, named, resolve_ties
 
-_GENERATED = re.compile(r"^(val_\d+|onnx::\w+|\d+|_tensor_constant\d+|.*Constant(_\d+)?_output_0|const_fold_opt_.*)$")
+_GENERATED = re.compile(
+    r"^(val_\d+|onnx::\w+|\d+|_tensor_constant\d+|.*Constant(_\d+)?_output_0|const_fold_opt_.*)$"
+)
 _SLOTS = {
     "BatchNormalization": {1: "weight", 2: "bias", 3: "running_mean", 4: "running_var"},
-    "LSTM": {1: "weight_ih", 2: "weight_hh", 3: "bias"}, "GRU": {1: "weight_ih", 2: "weight_hh", 3: "bias"},
-}  # fmt: skip
-_SLOTS["RoutedExperts"] = {3: "gate_proj", 4: "up_proj", 5: "down_proj", 6: "gate_bias", 7: "up_bias", 8: "down_bias"}
+    "LSTM": {1: "weight_ih", 2: "weight_hh", 3: "bias"},
+    "GRU": {1: "weight_ih", 2: "weight_hh", 3: "bias"},
+}
+_SLOTS["RoutedExperts"] = {
+    3: "gate_proj",
+    4: "up_proj",
+    5: "down_proj",
+    6: "gate_bias",
+    7: "up_bias",
+    8: "down_bias",
+}
 SHOWN = 4  # names in a note
 _BUFFERS = ("running_mean", "running_var", "inv_freq")
 
 
 def finish(draft: Draft) -> Graph:
-    """Decides what every leaf is and freezes the draft. Raises PlanError when nothing is left to plan."""
+    """Decides what every leaf is and freezes the draft. Raises PlanError when nothing is left to
+    plan."""
     drop_copies(draft)
     uses = resolve_ties(draft)
     trainable = {u.leaf for u in uses}
@@ -39,38 +50,66 @@ def finish(draft: Draft) -> Graph:
     if not draft.ops:
         raise PlanError("P114", "every output of the model is constant: there is nothing to plan")
     weights, constants = _roles(draft, trainable)
-    idle = [w for w in weights if named(w) and w not in trainable and draft.is_float(w) and not draft.records.buffer(w) and not w.endswith(_BUFFERS)]
+    idle = [
+        w
+        for w in weights
+        if named(w)
+        and w not in trainable
+        and draft.is_float(w)
+        and not draft.records.buffer(w)
+        and not w.endswith(_BUFFERS)
+    ]
     _name_ids(draft.ops)
     tensors = _tensors(draft, weights, constants)
     labels = _labels(draft, list(weights), uses)
     draft.notes.extend(lost_ties(draft, uses, labels))
     if idle:
-        draft.notes.append(Finding("frozen", _left_out([labels.get(w, w) for w in idle], [labels.get(w, w) for w in weights])))
+        draft.notes.append(
+            Finding(
+                "frozen",
+                _left_out([labels.get(w, w) for w in idle], [labels.get(w, w) for w in weights]),
+            )
+        )
     if computed := _computed(draft, trainable, constants):
         draft.notes.append(Finding("frozen", computed))
     nodes = tuple(map(frozen, draft.ops))
     return Graph(
-        name=draft.name, nodes=nodes, tensors=tensors, inputs=tuple(draft.inputs), outputs=tuple(draft.outputs), weights=weights,
-        constants=constants, labels=labels, trainable=frozenset(w for w in weights if w in trainable), dims=dict(draft.dims),
+        name=draft.name,
+        nodes=nodes,
+        tensors=tensors,
+        inputs=tuple(draft.inputs),
+        outputs=tuple(draft.outputs),
+        weights=weights,
+        constants=constants,
+        labels=labels,
+        trainable=frozenset(w for w in weights if w in trainable),
+        dims=dict(draft.dims),
         notes=tuple(draft.notes),
-    )  # fmt: skip
+    )
 
 
 def _left_out(idle: list[str], labels: list[str]) -> str:
-    """The finding that names weights training leaves out, with the options that train them: by their last name where no other weight has it."""
+    """The finding that names weights training leaves out, with the options that train them: by
+    their last name where no other weight has it."""
     globs: dict[str, None] = {}
     for label in idle:
         last = f"*.{label.rpartition('.')[2]}"
         alone = "." in label and all(other in idle for other in labels if fnmatchcase(other, last))
         globs[last if alone else label] = None
     more = f" and {len(idle) - SHOWN} more" if len(idle) > SHOWN else ""
-    options = " ".join(f"--trainable '+{glob}'" for glob in list(globs)[:SHOWN]) + (" ..." if len(globs) > SHOWN else "")
-    return (f"not trained: {', '.join(map(repr, idle[:SHOWN]))}{more}: added or joined rather than multiplied, and nothing says whether they are parameters or tables "
-            f"({options} trains them)")  # fmt: skip
+    options = " ".join(f"--trainable '+{glob}'" for glob in list(globs)[:SHOWN]) + (
+        " ..." if len(globs) > SHOWN else ""
+    )
+    return (
+        f"not trained: {', '.join(map(repr, idle[:SHOWN]))}{more}: added or joined rather than"
+        f" multiplied, and nothing says whether they are parameters or tables ({options} trains"
+        " them)"
+    )
 
 
 def _computed(draft: Draft, trainable: set[str], constants: Mapping[str, np.ndarray]) -> str:
-    """The finding on parameters that are in the file only as what the exporter computed from them, "" where there are none."""
+    """The finding on parameters that are in the file only as what the exporter computed from them,
+    "" where there are none."""
     lost: dict[str, str] = {}
     read = {n for op in draft.ops for n in op.inputs}
     for name, origins in draft.records.folded.items():
@@ -78,13 +117,24 @@ def _computed(draft: Draft, trainable: set[str], constants: Mapping[str, np.ndar
             lost |= {origin: name for origin in origins if name in read or not draft.shape(name)}
     if lost:
         more = f" and {len(lost) - SHOWN} more" if len(lost) > SHOWN else ""
-        return (f"not trained: {', '.join(map(repr, list(lost)[:SHOWN]))}{more}: the exporter computed {next(iter(lost.values()))!r} from {'them' if len(lost) > 1 else 'it'}, "
-                "and only that is in the file (torch.onnx.export(..., optimize=False) keeps what they are made of)")  # fmt: skip
-    tables = [n for n, a in constants.items() if n.startswith("onnx::Add_") and a.dtype.kind == "f" and a.ndim > 1 and not _mask(a)]
+        return (
+            f"not trained: {', '.join(map(repr, list(lost)[:SHOWN]))}{more}: the exporter computed"
+            f" {next(iter(lost.values()))!r} from {'them' if len(lost) > 1 else 'it'}, and only"
+            " that is in the file (torch.onnx.export(..., optimize=False) keeps what they are"
+            " made of)"
+        )
+    tables = [
+        n
+        for n, a in constants.items()
+        if n.startswith("onnx::Add_") and a.dtype.kind == "f" and a.ndim > 1 and not _mask(a)
+    ]
     if tables:
         more = f" and {len(tables) - 1} more" if len(tables) > 1 else ""
-        return (f"not trained: {tables[0]!r} {list(constants[tables[0]].shape)}{more}, which the exporter computed: parameters may be in it, such as position embeddings "
-                "(torch.onnx.export(..., do_constant_folding=False) keeps what it is made of)")  # fmt: skip
+        return (
+            f"not trained: {tables[0]!r} {list(constants[tables[0]].shape)}{more}, which the"
+            " exporter computed: parameters may be in it, such as position embeddings"
+            " (torch.onnx.export(..., do_constant_folding=False) keeps what it is made of)"
+        )
     return ""
 
 
@@ -94,15 +144,27 @@ def _mask(array: np.ndarray) -> bool:
 
 
 def _fold_rest(draft: Draft, trainable: set[str]) -> None:
-    """Float tables that turned out to be no parameters: small operations on them alone are done now (Expand is left lazy)."""
+    """Float tables that turned out to be no parameters: small operations on them alone are done now
+    (Expand is left lazy)."""
     known: set[str] = set(draft.values) - trainable
     for name, ref in draft.refs.items():
-        if ref.kind == "inline" and name not in trainable and not _of_the_model(name) and math.prod(draft.shape(name)) <= FOLD_ELEMENTS:
+        if (
+            ref.kind == "inline"
+            and name not in trainable
+            and not _of_the_model(name)
+            and math.prod(draft.shape(name)) <= FOLD_ELEMENTS
+        ):
             known.add(name)
     kept: list[Op] = []
     for op in draft.ops:
         small = all(math.prod(draft.shape(o)) <= FOLD_ELEMENTS for o in op.outputs if o)
-        if op.op != "Expand" and op.inputs and small and all(i in known for i in op.inputs if i) and len([o for o in op.outputs if o]) == 1:
+        if (
+            op.op != "Expand"
+            and op.inputs
+            and small
+            and all(i in known for i in op.inputs if i)
+            and len([o for o in op.outputs if o]) == 1
+        ):
             value = draft.value(op.outputs[0], FOLD_ELEMENTS)
             if value is not None:
                 draft.values[op.outputs[0]] = value
@@ -113,13 +175,15 @@ def _fold_rest(draft: Draft, trainable: set[str]) -> None:
 
 
 def _of_the_model(name: str) -> bool:
-    """Whether a leaf that is not trained is a weight by its name. Frequencies of rotary angles are none: as constants they and the angles stay float32, where a program that
-    computes in bfloat16 would round its weights, and with them position 4,001 to 4,000."""
+    """Whether a leaf that is not trained is a weight by its name. Frequencies of rotary angles are
+    none: as constants they and the angles stay float32, where a program that computes in bfloat16
+    would round its weights, and with them position 4,001 to 4,000."""
     return named(name) and not name.endswith("inv_freq")
 
 
 def _roles(draft: Draft, trainable: set[str]) -> tuple[dict[str, WeightRef], dict[str, np.ndarray]]:
-    """Leaves in order of first use: weights (parameters, state, large or unknown values) and small constants."""
+    """Leaves in order of first use: weights (parameters, state, large or unknown values) and small
+    constants."""
     weights: dict[str, WeightRef] = {}
     constants: dict[str, np.ndarray] = {}
     fills: dict[str, Op] = {}
@@ -128,7 +192,9 @@ def _roles(draft: Draft, trainable: set[str]) -> tuple[dict[str, WeightRef], dic
         if name in weights or name in constants or name in fills or not draft.is_leaf(name):
             continue
         state = (op.op, slot) in STATE
-        if name in draft.values and (draft.values[name].size > FOLD_ELEMENTS or name in trainable or state):
+        if name in draft.values and (
+            draft.values[name].size > FOLD_ELEMENTS or name in trainable or state
+        ):
             draft.refs[name] = WeightRef("inline", proto=draft.values.pop(name))
         ref = draft.refs.get(name)
         if ref is None:
@@ -159,7 +225,8 @@ def _fill(draft: Draft, name: str, array: np.ndarray) -> Op:
 
 
 def _name_ids(ops: list[Op]) -> None:
-    """Ids are unique by construction; one that is not (a user's name equal to a derived one) gets an ordinal."""
+    """Ids are unique by construction; one that is not (a user's name equal to a derived one) gets
+    an ordinal."""
     seen: set[str] = set()
     for op in ops:
         wanted, k = op.id or f"{op.op}", 1
@@ -171,7 +238,9 @@ def _name_ids(ops: list[Op]) -> None:
             op.members = ()
 
 
-def _tensors(draft: Draft, weights: dict[str, WeightRef], constants: dict[str, np.ndarray]) -> dict[str, Tensor]:
+def _tensors(
+    draft: Draft, weights: dict[str, WeightRef], constants: dict[str, np.ndarray]
+) -> dict[str, Tensor]:
     """Inputs, then leaves, then what each node makes."""
     found: dict[str, Tensor] = {}
 
@@ -193,13 +262,16 @@ def _tensors(draft: Draft, weights: dict[str, WeightRef], constants: dict[str, n
 
 
 def _labels(draft: Draft, weights: list[str], uses: list[Use]) -> dict[str, str]:
-    """A readable, unique name per weight: its own when it is a module path, else the scope of its first use and the slot."""
+    """A readable, unique name per weight: its own when it is a module path, else the scope of its
+    first use and the slot."""
     first: dict[str, tuple[Op, int, str]] = {}
     for use in uses:
         first.setdefault(use.leaf, (use.op, use.slot, use.kind))
     for op in draft.ops:
         for slot, name in enumerate(op.inputs):
-            first.setdefault(name, (op, slot, "buffer" if name and draft.types[name][1] in FLOATS else "table"))
+            first.setdefault(
+                name, (op, slot, "buffer" if name and draft.types[name][1] in FLOATS else "table")
+            )
     labels: dict[str, str] = {}
     taken: set[str] = set()
     for name in weights:

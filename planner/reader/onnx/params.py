@@ -1,22 +1,26 @@
 """Which leaves are parameters, and which of them were merged or copied by the exporter.
 
-A float leaf is a parameter when it feeds a parameter slot, directly or through Reshape, Transpose, Cast, Identity, a scalar factor, a function
-that keeps it within bounds (Exp, Neg, Softplus, Sigmoid, Tanh: Mamba's A is -exp(A_log)), or parts put together anew (Slice, Split, Concat, Expand, a Gather
-of rows that are known: the gates of a recurrent layer, which exporters re-order):
+A float leaf is a parameter when it feeds a parameter slot, directly or through Reshape, Transpose,
+Cast, Identity, a scalar factor, a function that keeps it within bounds (Exp, Neg, Softplus,
+Sigmoid, Tanh: Mamba's A is -exp(A_log)), or parts put together anew (Slice, Split, Concat, Expand,
+a Gather of rows that are known: the gates of a recurrent layer, which exporters re-order):
 
     MatMul, Einsum      either operand of rank >= 2, the other depending on data
     Conv, ConvTranspose filters;  LSTM, GRU, RNN  W, R, B;  Gather, GatherND  the table
     RoutedExperts       stacks of weights and of biases
     norms               scale and bias
-    Add, Mul            a vector as long as the last dim, or [C, 1, ..], of an operand that depends on data; [C, 1] behind a convolution;
-                        a named leaf [H, 1] that scales the heads of [B, .., H, D] (Mamba's D)
+    Add, Mul            a vector as long as the last dim, or [C, 1, ..], of an operand that depends
+                        on data; [C, 1] behind a convolution; a named leaf [H, 1] that scales the
+                        heads of [B, .., H, D] (Mamba's D)
 
-and anywhere, through arithmetic with others too (a norm of its own, a scalar factor), when the file says that it is a parameter: by the exporter's record,
-or by a name that modules give to nothing else (planner.reader.onnx.records: class tokens, position embeddings, tables of relative positions, temperatures).
+and anywhere, through arithmetic with others too (a norm of its own, a scalar factor), when the file
+says that it is a parameter: by the exporter's record, or by a name that modules give to nothing
+else (planner.reader.onnx.records: class tokens, position embeddings, tables of relative positions,
+temperatures).
 
-Not: what the file says is a buffer, running statistics, other scalars, other tables of rank two and more that are added or multiplied, anything quantised.
-Exporters merge initializers of equal value: scales of one and biases of zero that belong to
-different modules are parted again here.
+Not: what the file says is a buffer, running statistics, other scalars, other tables of rank two and
+more that are added or multiplied, anything quantised. Exporters merge initializers of equal value:
+scales of one and biases of zero that belong to different modules are parted again here.
 """
 
 from __future__ import annotations
@@ -35,8 +39,30 @@ _TRAINABLE = ("float64", "float32", "float16", "bfloat16")
 _NORMS = ("LayerNormalization", "RMSNormalization", "InstanceNormalization", "GroupNormalization")
 _THROUGH = ("Reshape", "Transpose", "Cast", "Identity", "Exp", "Neg", "Softplus", "Sigmoid", "Tanh")
 _PARTS = ("Slice", "Split", "Concat", "Expand", "Gather")
-_ARITHMETIC = (*_THROUGH, *_PARTS, "Add", "Sub", "Mul", "Div", "Pow", "Sqrt", "Reciprocal", "Log", "Abs", "Clip", "Softmax", "ReduceSum", "ReduceMean", "ReduceMax", "MatMul",
-               "Tile", "Pad", "Where", "Einsum", "Resize")  # fmt: skip
+_ARITHMETIC = (
+    *_THROUGH,
+    *_PARTS,
+    "Add",
+    "Sub",
+    "Mul",
+    "Div",
+    "Pow",
+    "Sqrt",
+    "Reciprocal",
+    "Log",
+    "Abs",
+    "Clip",
+    "Softmax",
+    "ReduceSum",
+    "ReduceMean",
+    "ReduceMax",
+    "MatMul",
+    "Tile",
+    "Pad",
+    "Where",
+    "Einsum",
+    "Resize",
+)
 """Operations behind which a leaf that the file says is a parameter is looked for."""
 _RECURRENT = {1: "weight_ih", 2: "weight_hh", 3: "bias"}
 _NUMBERED = re.compile(r"(.+)_(\d+)")
@@ -46,7 +72,8 @@ _MADE_UP = re.compile(r"^val_\d+$|/?Constant(_\d+)?_output_0$")
 
 @dataclass(frozen=True)
 class Use:
-    """A parameter slot that a leaf feeds. kind: 'weight', 'scale', 'bias', 'weight_ih', 'weight_hh'; direct: without views between."""
+    """A parameter slot that a leaf feeds. kind: 'weight', 'scale', 'bias', 'weight_ih',
+    'weight_hh'; direct: without views between."""
 
     leaf: str
     op: Op
@@ -90,8 +117,17 @@ def slot_kind(draft: Draft, op: Op, slot: int, data: set[str]) -> str:
     if kind in ("Add", "Mul") and others and others[0] in data:
         out = draft.shape(others[0])
         maker = draft.maker.get(others[0])
-        behind = kind == "Add" and maker is not None and maker.op in ("Conv", "ConvTranspose") and shape == (out[1], *[1] * (len(out) - 2))
-        if _vector(shape, out) or behind or (kind == "Mul" and named(op.inputs[slot]) and len(out) > 3 and shape == (out[-2], 1)):
+        behind = (
+            kind == "Add"
+            and maker is not None
+            and maker.op in ("Conv", "ConvTranspose")
+            and shape == (out[1], *[1] * (len(out) - 2))
+        )
+        if (
+            _vector(shape, out)
+            or behind
+            or (kind == "Mul" and named(op.inputs[slot]) and len(out) > 3 and shape == (out[-2], 1))
+        ):
             return "bias" if kind == "Add" else "scale"
     return ""
 
@@ -104,29 +140,46 @@ def _kind_inside(op: Op, slot: int, data: set[str]) -> str:
         names = body.inputs[own:]
         if slot < first:
             return ""
-        held = {n for k, (n, outer) in enumerate(zip(names, op.inputs[first:], strict=True)) if outer in data or k in states} | set(body.inputs[:own])
+        held = {
+            n
+            for k, (n, outer) in enumerate(zip(names, op.inputs[first:], strict=True))
+            if outer in data or k in states
+        } | set(body.inputs[:own])
         for inner in body.ops:
             if any(i in held for i in inner.inputs):
                 held.update(o for o in inner.outputs if o)
         for inner in body.ops:
             for k, name in enumerate(inner.inputs):
-                if name and name not in held and _origin(body, name)[0] == names[slot - first] and (kind := slot_kind(body, inner, k, held)):
+                if (
+                    name
+                    and name not in held
+                    and _origin(body, name)[0] == names[slot - first]
+                    and (kind := slot_kind(body, inner, k, held))
+                ):
                     return kind
     return ""
 
 
 def named(name: str) -> bool:
-    """True for a module path such as 'vit.embeddings.cls_token': whoever wants to train it must find it among the weights."""
+    """True for a module path such as 'vit.embeddings.cls_token': whoever wants to train it must
+    find it among the weights."""
     return "." in name and "::" not in name and "/" not in name
 
 
 def _vector(shape: tuple[int, ...], out: tuple[int, ...]) -> bool:
-    """True for [last dim], and for [C, 1, ..] or [1, C, 1, ..] aligned to dim 1 of a tensor of rank three or more."""
+    """True for [last dim], and for [C, 1, ..] or [1, C, 1, ..] aligned to dim 1 of a tensor of rank
+    three or more."""
     if len(shape) == 1:
         return bool(out) and shape[0] == out[-1]
     lead = len(out) - len(shape)
     channel = [k + lead for k, n in enumerate(shape) if n != 1]
-    return len(out) >= 3 and lead <= 1 and channel == [1] and len(shape) > 2 and shape[1 - lead] == out[1]
+    return (
+        len(out) >= 3
+        and lead <= 1
+        and channel == [1]
+        and len(shape) > 2
+        and shape[1 - lead] == out[1]
+    )
 
 
 def parameter_uses(draft: Draft) -> list[Use]:
@@ -136,12 +189,19 @@ def parameter_uses(draft: Draft) -> list[Use]:
     told: dict[str, tuple[str, ...]] = {}
     for op in draft.ops:
         for slot, name in enumerate(op.inputs):
-            if not name or name in data or draft.dtype(name) not in _TRAINABLE or (op.op, slot) in STATE:
+            if (
+                not name
+                or name in data
+                or draft.dtype(name) not in _TRAINABLE
+                or (op.op, slot) in STATE
+            ):
                 continue
             kind = slot_kind(draft, op, slot, data)
             leaves = _leaves(draft, name) if kind else []
             for leaf, direct in leaves:
-                if _may_train(draft, leaf) and not (kind in ("scale", "bias") and op.op in _NORMS and _made_up(draft, leaf, kind)):
+                if _may_train(draft, leaf) and not (
+                    kind in ("scale", "bias") and op.op in _NORMS and _made_up(draft, leaf, kind)
+                ):
                     found.append(Use(leaf, op, slot, kind, direct))
             if data.isdisjoint(op.outputs) or not draft.is_float(op.outputs[0]):
                 continue
@@ -152,8 +212,13 @@ def parameter_uses(draft: Draft) -> list[Use]:
 
 
 def _may_train(draft: Draft, leaf: str) -> bool:
-    """Whether nothing speaks against a leaf: it is a float, kept as stored, and no buffer by the exporter's record."""
-    return draft.dtype(leaf) in _TRAINABLE and (leaf not in draft.values or leaf in draft.keep_floats) and not draft.records.buffer(leaf)
+    """Whether nothing speaks against a leaf: it is a float, kept as stored, and no buffer by the
+    exporter's record."""
+    return (
+        draft.dtype(leaf) in _TRAINABLE
+        and (leaf not in draft.values or leaf in draft.keep_floats)
+        and not draft.records.buffer(leaf)
+    )
 
 
 def _told(draft: Draft, name: str, known: dict[str, tuple[str, ...]]) -> tuple[str, ...]:
@@ -165,7 +230,12 @@ def _told(draft: Draft, name: str, known: dict[str, tuple[str, ...]]) -> tuple[s
         if top in known:
             stack.pop()
         elif op is None or op.op not in _ARITHMETIC or op.bodies:
-            leaf = op is None and draft.is_leaf(top) and _may_train(draft, top) and draft.records.learned(top)
+            leaf = (
+                op is None
+                and draft.is_leaf(top)
+                and _may_train(draft, top)
+                and draft.records.learned(top)
+            )
             known[top] = (top,) if leaf else ()
             stack.pop()
         elif below := [i for i in op.inputs if i and i not in known]:
@@ -177,13 +247,15 @@ def _told(draft: Draft, name: str, known: dict[str, tuple[str, ...]]) -> tuple[s
 
 
 def _told_kind(draft: Draft, op: Op, leaf: str) -> str:
-    """What a leaf is that no slot names: exporters merge scales and biases of equal value, but what is one number may well have many readers."""
+    """What a leaf is that no slot names: exporters merge scales and biases of equal value, but what
+    is one number may well have many readers."""
     one = math.prod(draft.shape(leaf)) == 1
     return "weight" if one or op.op not in ("Add", "Mul") else "bias" if op.op == "Add" else "scale"
 
 
 def _leaves(draft: Draft, name: str) -> list[tuple[str, bool]]:
-    """The leaves that a tensor is a view or a function within bounds of, or is put together from, and whether it is the leaf itself."""
+    """The leaves that a tensor is a view or a function within bounds of, or is put together from,
+    and whether it is the leaf itself."""
     found: list[tuple[str, bool]] = []
     seen = {name}
     stack = [(name, True)]
@@ -194,7 +266,13 @@ def _leaves(draft: Draft, name: str) -> list[tuple[str, bool]]:
             found.append((origin, direct and alone))
             continue
         op = draft.maker.get(origin) if origin else None
-        for part in op.inputs[::-1] if op is not None and op.op == "Concat" else op.inputs[:1] if op is not None else []:
+        for part in (
+            op.inputs[::-1]
+            if op is not None and op.op == "Concat"
+            else op.inputs[:1]
+            if op is not None
+            else []
+        ):
             if part not in seen:
                 seen.add(part)
                 stack.append((part, False))
@@ -202,7 +280,8 @@ def _leaves(draft: Draft, name: str) -> list[tuple[str, bool]]:
 
 
 def _origin(draft: Draft, name: str) -> tuple[str, bool]:
-    """What a tensor is a view or a function within bounds of, and whether it is that itself; a tensor put together from parts is its own origin."""
+    """What a tensor is a view or a function within bounds of, and whether it is that itself; a
+    tensor put together from parts is its own origin."""
     direct = True
     while name in draft.maker:
         op = draft.maker[name]
@@ -226,7 +305,8 @@ def _made_up(draft: Draft, leaf: str, kind: str) -> bool:
 
 
 def resolve_ties(draft: Draft) -> list[Use]:
-    """Parts merged scales and biases, and joins the copies of anything else. All uses of parameters after that."""
+    """Parts merged scales and biases, and joins the copies of anything else. All uses of parameters
+    after that."""
     uses = parameter_uses(draft)
     by_leaf: dict[str, list[Use]] = {}
     for use in uses:
@@ -242,7 +322,9 @@ def resolve_ties(draft: Draft) -> list[Use]:
         for use in soft:
             scope = use.op.scope or use.op.id
             groups.setdefault(again.get(scope, scope), []).append(use)
-        keeper = next((scope for scope in groups if leaf.startswith(scope + ".")), next(iter(groups)))
+        keeper = next(
+            (scope for scope in groups if leaf.startswith(scope + ".")), next(iter(groups))
+        )
         for scope, group in groups.items():
             if scope != keeper:
                 _part(draft, leaf, scope, group)
@@ -250,15 +332,19 @@ def resolve_ties(draft: Draft) -> list[Use]:
             parted.append(leaf)
     if parted:
         shown = ", ".join(repr(p) for p in parted[:3]) + (", ..." if len(parted) > 3 else "")
-        draft.notes.append(f"scales and biases of different modules that the exporter had merged ({shown}) are separate parameters again")
+        draft.notes.append(
+            f"scales and biases of different modules that the exporter had merged ({shown}) are"
+            " separate parameters again"
+        )
     return parameter_uses(draft) if parted or joined else uses
 
 
 def _second_calls(draft: Draft, by_leaf: dict[str, list[Use]]) -> dict[str, str]:
     """Scope of a module's later call, such as 'ffn_1' -> the module, 'ffn'.
 
-    The tracing exporter numbers later calls of one module, and a module may be named that way. It is a later call when nothing is stored under the numbered
-    name, and the model does call modules twice: some matrix feeds a scope and its numbered one.
+    The tracing exporter numbers later calls of one module, and a module may be named that way. It
+    is a later call when nothing is stored under the numbered name, and the model does call modules
+    twice: some matrix feeds a scope and its numbered one.
     """
     called: set[str] = set()
     for uses in by_leaf.values():
@@ -268,7 +354,9 @@ def _second_calls(draft: Draft, by_leaf: dict[str, list[Use]]) -> dict[str, str]
         return {}
     stored = {name.rpartition(".")[0] for name in (*draft.refs, *draft.values, *draft.copy_of)}
     scopes = {u.op.scope for uses in by_leaf.values() for u in uses}
-    numbered = ((scope, m) for scope in sorted(scopes - stored) if (m := _NUMBERED.fullmatch(scope)))
+    numbered = (
+        (scope, m) for scope in sorted(scopes - stored) if (m := _NUMBERED.fullmatch(scope))
+    )
     return {scope: m[1] for scope, m in numbered if m[2] in called and m[1] in scopes}
 
 
@@ -293,7 +381,8 @@ def _part(draft: Draft, leaf: str, scope: str, group: list[Use]) -> None:
 
 
 def _join_copies(draft: Draft, by_leaf: dict[str, list[Use]]) -> bool:
-    """Initializers known under several names: one again, unless all of it is scales and biases that may be parted. Whether any was joined."""
+    """Initializers known under several names: one again, unless all of it is scales and biases that
+    may be parted. Whether any was joined."""
     families: dict[str, list[str]] = {}
     for name, origin in draft.copy_of.items():
         if name in draft.refs:
@@ -314,24 +403,47 @@ def _join_copies(draft: Draft, by_leaf: dict[str, list[Use]]) -> bool:
                 del draft.refs[name]
                 joined = True
     if kept:
-        draft.notes.append(f"{kept} scales and biases that the exporter stored once because their values are equal are separate parameters")
+        draft.notes.append(
+            f"{kept} scales and biases that the exporter stored once because their values are equal"
+            " are separate parameters"
+        )
     return joined
 
 
 def lost_ties(draft: Draft, uses: list[Use], labels: Mapping[str, str]) -> Iterator[Finding]:
-    """Embeddings and output layers that are equal copies: training would untie them. They are called by their labels, which --tie takes."""
+    """Embeddings and output layers that are equal copies: training would untie them. They are
+    called by their labels, which --tie takes."""
     tables = {u.leaf: u for u in uses if u.op.op == "Gather"}
     heads = {u.leaf: u for u in uses if u.op.op == "MatMul" and u.leaf not in tables}
     for table in tables:
         v, d = (*draft.shape(table), 0, 0)[:2]
         for head, use in heads.items():
             shape = draft.shape(head)
-            if len(draft.shape(table)) != 2 or v < 2 or tuple(sorted(shape)) != tuple(sorted((v, d))) or draft.dtype(head) != draft.dtype(table):
+            if (
+                len(draft.shape(table)) != 2
+                or v < 2
+                or tuple(sorted(shape)) != tuple(sorted((v, d)))
+                or draft.dtype(head) != draft.dtype(table)
+            ):
                 continue
             a, b = draft.value(table, 1 << 33), draft.value(head, 1 << 33)
             both = f"{labels.get(table, table)!r} and {labels.get(head, head)!r}"
             if a is not None and b is not None:
-                if (a.shape == b.shape and np.array_equal(a, b)) or (a.shape == b.T.shape and np.array_equal(a, b.T)):
-                    yield Finding("tie", f"{both} hold equal values: the tie was lost in the export, and training would untie them (--tie joins them)")
-            elif use.op.outputs[0] in draft.outputs and d and shape[0 if use.op.attrs.get("trans_b") else 1] == v:
-                yield Finding("tie", f"{both} have matching shapes: if they were tied before the export, training would untie them (--tie joins them)")
+                if (a.shape == b.shape and np.array_equal(a, b)) or (
+                    a.shape == b.T.shape and np.array_equal(a, b.T)
+                ):
+                    yield Finding(
+                        "tie",
+                        f"{both} hold equal values: the tie was lost in the export, and training"
+                        " would untie them (--tie joins them)",
+                    )
+            elif (
+                use.op.outputs[0] in draft.outputs
+                and d
+                and shape[0 if use.op.attrs.get("trans_b") else 1] == v
+            ):
+                yield Finding(
+                    "tie",
+                    f"{both} have matching shapes: if they were tied before the export, training"
+                    " would untie them (--tie joins them)",
+                )

@@ -39,18 +39,29 @@ def start(
     direct: bool = False,
     carriers: Mapping[str, int] | None = None,
 ) -> tuple[Draft, Bound]:
-    """The canonical draft of a model at its lowered batch (see `planner.reader.onnx.dims.bind`). Raises PlanError."""
+    """The canonical draft of a model at its lowered batch (see `planner.reader.onnx.dims.bind`).
+    Raises PlanError."""
     graph = checked.model.graph
-    options: dict[str, Any] = {"batch": batch, "tokens_per_step": tokens_per_step, "devices": devices}
-    bound = bind(graph, dims=dims or {}, shapes=shapes or {}, direct=direct, carriers=carriers, **options)
+    options: dict[str, Any] = {
+        "batch": batch,
+        "tokens_per_step": tokens_per_step,
+        "devices": devices,
+    }
+    bound = bind(
+        graph, dims=dims or {}, shapes=shapes or {}, direct=direct, carriers=carriers, **options
+    )
     draft = Draft(name=name, dims=bound.dims, notes=list(bound.notes), records=Records.of(graph))
     declared = _declared(graph, bound)
     lowering = Lowering(draft, checked.functions, declared)
-    opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in checked.model.opset_import}
+    opsets = {
+        ("" if o.domain == "ai.onnx" else o.domain): o.version for o in checked.model.opset_import
+    }
     frame = Frame({}, opsets)
     for input_, type_ in bound.inputs.items():
         if type_[1] not in DTYPE_BYTES:
-            raise PlanError("P143", f"input {input_!r} holds {type_[1]} values, which cannot be planned")
+            raise PlanError(
+                "P143", f"input {input_!r} holds {type_[1]} values, which cannot be planned"
+            )
         draft.types[input_] = type_
         draft.inputs.append(input_)
         frame.env[input_] = input_
@@ -62,7 +73,11 @@ def start(
         _add_sparse(lowering, frame, sparse, folder)
     for output in graph.output:
         if output.type.WhichOneof("value") not in ("tensor_type", None):
-            raise PlanError("P143", f"output {output.name!r} has {input_type(output)[0]} type; only tensors can be planned")
+            raise PlanError(
+                "P143",
+                f"output {output.name!r} has {input_type(output)[0]} type; only tensors can be"
+                " planned",
+            )
     try:
         lowering.run(checked.nodes, frame)
         lowering.report()
@@ -73,7 +88,16 @@ def start(
         if not bound.guided:
             raise
         others = {k: v for k, v in (dims or {}).items() if k != "batch"}
-        start(checked, folder, name, batch=1, dims=others, shapes=shapes, tokens_per_step=None, devices=1)  # a fault of the file itself?
+        start(
+            checked,
+            folder,
+            name,
+            batch=1,
+            dims=others,
+            shapes=shapes,
+            tokens_per_step=None,
+            devices=1,
+        )  # a fault of the file itself?
         raise refused(error) from None
     if bound.exported in (None, bound.lowered) and (false := _otherwise(declared, draft, frame)):
         draft.notes.append(Finding("note", false))
@@ -83,15 +107,24 @@ def start(
 
 
 def _declared(graph: Any, bound: Bound) -> dict[str, Type]:
-    """Shapes the file declares for inner tensors, where the bound dims make them static (custom operators need them)."""
+    """Shapes the file declares for inner tensors, where the bound dims make them static (custom
+    operators need them)."""
     found: dict[str, Type] = {}
     for value in [*graph.value_info, *graph.output]:
         kind, dtype = input_type(value)
-        if kind != "tensor" or dtype not in DTYPE_BYTES or not value.type.tensor_type.HasField("shape"):
+        if (
+            kind != "tensor"
+            or dtype not in DTYPE_BYTES
+            or not value.type.tensor_type.HasField("shape")
+        ):
             continue
         dims: list[int] = []
         for dim in value.type.tensor_type.shape.dim:
-            n = dim.dim_value if dim.WhichOneof("value") == "dim_value" else bound.symbols.get(dim.dim_param, -1)
+            n = (
+                dim.dim_value
+                if dim.WhichOneof("value") == "dim_value"
+                else bound.symbols.get(dim.dim_param, -1)
+            )
             dims.append(n)
         if min(dims, default=0) >= 0:
             found[value.name] = (tuple(dims), dtype)
@@ -99,15 +132,31 @@ def _declared(graph: Any, bound: Bound) -> dict[str, Type]:
 
 
 def _otherwise(declared: Mapping[str, Type], draft: Draft, frame: Frame) -> str:
-    """Tensors whose declared shape is not what their operators make of the inputs, in words; "" where all agree."""
-    made = {name: draft.types[found] for name in declared if (found := frame.env.get(name)) in draft.types}
-    false = [f"{name!r} is declared {list(declared[name][0])} and made {list(type_[0])}" for name, type_ in made.items() if type_[0] != declared[name][0]]
+    """Tensors whose declared shape is not what their operators make of the inputs, in words; ""
+    where all agree."""
+    made = {
+        name: draft.types[found]
+        for name in declared
+        if (found := frame.env.get(name)) in draft.types
+    }
+    false = [
+        f"{name!r} is declared {list(declared[name][0])} and made {list(type_[0])}"
+        for name, type_ in made.items()
+        if type_[0] != declared[name][0]
+    ]
     more = f", and {len(false) - SHOWN} more" if len(false) > SHOWN else ""
-    return f"the file contradicts itself: {'; '.join(false[:SHOWN])}{more}; planned as made" if false else ""
+    return (
+        f"the file contradicts itself: {'; '.join(false[:SHOWN])}{more}; planned as made"
+        if false
+        else ""
+    )
 
 
-def _add_stored(lowering: Lowering, frame: Frame, bound: Bound, name: str, type_: Type, ref: WeightRef) -> None:
-    """An initializer; one that the exporter made of a parameter's rows is that parameter, and copies for the samples of a batch are one again."""
+def _add_stored(
+    lowering: Lowering, frame: Frame, bound: Bound, name: str, type_: Type, ref: WeightRef
+) -> None:
+    """An initializer; one that the exporter made of a parameter's rows is that parameter, and
+    copies for the samples of a batch are one again."""
     draft, (shape, dtype) = lowering.draft, type_
     origin = draft.records.view_of(name)
     if not origin or ref.kind != "inline" or dtype not in FLOATS:
@@ -117,7 +166,12 @@ def _add_stored(lowering: Lowering, frame: Frame, bound: Bound, name: str, type_
     if len(shape) > 2 and shape[0] == bound.exported != 1:
         array = proto_array(ref.proto)
         if bool((array == array[:1]).all()):
-            lowering.add_ref(made, (1, *shape[1:]), dtype, replace(ref, transform=(*ref.transform, ("slice", (0, 0, 1, 1)))))
+            lowering.add_ref(
+                made,
+                (1, *shape[1:]),
+                dtype,
+                replace(ref, transform=(*ref.transform, ("slice", (0, 0, 1, 1)))),
+            )
             frame.env[name] = draft.add("Expand", [made], out=name, shape=shape)
             return
     lowering.add_ref(made, shape, dtype, ref)
@@ -125,16 +179,19 @@ def _add_stored(lowering: Lowering, frame: Frame, bound: Bound, name: str, type_
 
 
 def _add_sparse(lowering: Lowering, frame: Frame, sparse: Any, folder: Path | None) -> None:
-    """A small sparse initializer becomes dense; a large one is refused before anything is allocated."""
+    """A small sparse initializer becomes dense; a large one is refused before anything is
+    allocated."""
     name, shape = sparse.values.name, tuple(sparse.dims)
     elements = 1
     for n in shape:
         elements *= max(n, 0)
     if min(shape, default=0) < 0 or elements > FOLD_ELEMENTS:
         raise PlanError(
-            "P136", f"sparse initializer {name!r} of shape {list(shape)} stands for {elements} elements, too many to make dense",
+            "P136",
+            f"sparse initializer {name!r} of shape {list(shape)} stands for {elements} elements,"
+            " too many to make dense",
             help=["store it as a dense initializer"],
-        )  # fmt: skip
+        )
     (count, dtype), values = check_tensor(sparse.values, name, folder)
     (where, _), indices = check_tensor(sparse.indices, f"{name} (indices)", folder)
     if values.kind != "inline" or indices.kind != "inline" or dtype not in DTYPE_BYTES or not shape:
@@ -145,7 +202,11 @@ def _add_sparse(lowering: Lowering, frame: Frame, sparse: Any, folder: Path | No
         flat = np.ravel_multi_index(tuple(index.T), shape) if index.ndim == 2 else index
         dense[flat] = proto_array(values.proto)
     except (ValueError, IndexError) as error:
-        raise PlanError("P136", f"sparse initializer {name!r} has bad indices", detail=[str(error)[:200], f"{count} values, {where} indices"]) from None
+        raise PlanError(
+            "P136",
+            f"sparse initializer {name!r} has bad indices",
+            detail=[str(error)[:200], f"{count} values, {where} indices"],
+        ) from None
     made = lowering.draft.fresh(name)
     lowering.add_ref(made, shape, dtype, WeightRef("inline", proto=dense.reshape(shape)))
     frame.env[name] = made
@@ -159,10 +220,18 @@ def _name_outputs(draft: Draft, names: list[str], frame: Frame) -> None:
         if not tensor:  # nothing is known of it, or a function hands on an operand it was not given
             raise PlanError("P130", f"output {name!r} of the graph cannot be planned")
         tensor = renamed.get(tensor, tensor)
-        if tensor != name and name not in draft.types and tensor in draft.maker and tensor not in draft.outputs and tensor not in names:
+        if (
+            tensor != name
+            and name not in draft.types
+            and tensor in draft.maker
+            and tensor not in draft.outputs
+            and tensor not in names
+        ):
             rename(draft, tensor, name)
             renamed[tensor] = tensor = name
-        elif tensor != name or tensor in draft.inputs:  # an input, a constant, or a tensor that is already an output
+        elif (
+            tensor != name or tensor in draft.inputs
+        ):  # an input, a constant, or a tensor that is already an output
             tensor = draft.add("Identity", [tensor], out=name)
             if tensor in draft.maker and not draft.maker[tensor].id:
                 draft.maker[tensor].id = f"{tensor}/identity"

@@ -1,14 +1,18 @@
-"""The step as bars within bars: the step holds microbatches, a microbatch holds operators and repeated blocks, a block holds its own operators.
+"""The step as bars within bars: the step holds microbatches, a microbatch holds operators and
+repeated blocks, a block holds its own operators.
 
-A `Part` is a stretch of time. Where a part folds several things, `shares` says how its time divides among the kinds of work; the drawing gives each
-kind that share of the part's height, so that area is time at every level.
+A `Part` is a stretch of time. Where a part folds several things, `shares` says how its time divides
+among the kinds of work; the drawing gives each kind that share of the part's height, so that area
+is time at every level.
 
     step         m x (forward + backward), gradient reduction, optimizer
-    microbatch   forward in program order, backward in reverse; what is replayed comes before the backward pass of its block
+    microbatch   forward in program order, backward in reverse; what is replayed comes before the
+                 backward pass of its block
     block        one repeat: its forward pass, and its backward pass
 
-With pipeline stages the step is one bar a stage, made of lock-step ticks (planner.report.ticks), and what is opened is a tick with both passes instead
-of a microbatch. Collectives run in bubbles as well: their arithmetic alone is drawn as a bubble.
+With pipeline stages the step is one bar a stage, made of lock-step ticks (planner.report.ticks),
+and what is opened is a tick with both passes instead of a microbatch. Collectives run in bubbles as
+well: their arithmetic alone is drawn as a bubble.
 """
 
 from __future__ import annotations
@@ -27,7 +31,8 @@ SMALLEST = 0.002
 
 @dataclass(frozen=True)
 class Part:
-    """A stretch of a bar. shares: kind -> seconds. repeats: how many equal stretches it stands for; run: the block it opens into, -1 for none."""
+    """A stretch of a bar. shares: kind -> seconds. repeats: how many equal stretches it stands for;
+    run: the block it opens into, -1 for none."""
 
     label: str
     shares: Mapping[str, float]
@@ -43,8 +48,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Block:
-    """One repeat of a block: its operators forward and backward, and seconds of a step that all repeats take, bubbles included.
-    dealt: its repeats are those of one pipeline stage."""
+    """One repeat of a block: its operators forward and backward, and seconds of a step that all
+    repeats take, bubbles included. dealt: its repeats are those of one pipeline stage."""
 
     run: int
     name: str
@@ -57,9 +62,10 @@ class Block:
 
 @dataclass(frozen=True)
 class Timeline:
-    """Bars of one device. hidden_s: communication behind the backward pass, which takes no time of its own. stages: the step of each pipeline
-    stage, () without a pipeline; all are as long and have as much of every kind as `step`, the first one's. ends_s: seconds after
-    the last microbatch."""
+    """Bars of one device. hidden_s: communication behind the backward pass, which takes no time of
+    its own. stages: the step of each pipeline stage, () without a pipeline; all are as long and
+    have as much of every kind as `step`, the first one's. ends_s: seconds after the last
+    microbatch."""
 
     step: tuple[Part, ...]
     micro: tuple[Part, ...]
@@ -92,7 +98,10 @@ def block_name(d: Detail, run: int) -> str:
 def timeline(d: Detail) -> Timeline:
     """The bars of a plan that was worked out."""
     passes = passes_of(d)
-    forward, backward = [*passes["forward"], *passes["late"]], [*passes["late_back"], *passes["backward"]]
+    forward, backward = (
+        [*passes["forward"], *passes["late"]],
+        [*passes["late_back"], *passes["backward"]],
+    )
     whole = sum(p.time_s for p in (*forward, *backward))
     micro = (*small_together(forward, whole), *small_together(backward, whole))
     stages: list[list[Part]] = []
@@ -100,38 +109,77 @@ def timeline(d: Detail) -> Timeline:
         stages = [_stage(d.pipeline, passes, stage) for stage in range(d.pipeline.stages)]
         steps = stages[0]
     elif d.micro > 1:
-        steps = [Part("microbatches", {k: s * d.micro for k, s in total((*forward, *backward)).items()}, "forward and backward pass", d.micro)]
+        steps = [
+            Part(
+                "microbatches",
+                {k: s * d.micro for k, s in total((*forward, *backward)).items()},
+                "forward and backward pass",
+                d.micro,
+            )
+        ]
     else:
-        steps = [Part(name, total(parts)) for name, parts in (("forward pass", forward), ("backward pass", backward)) if parts]
+        steps = [
+            Part(name, total(parts))
+            for name, parts in (("forward pass", forward), ("backward pass", backward))
+            if parts
+        ]
     ends = ends_of(d)
     blocks = [_block(d, run, [r for r in d.rows if r.run == run]) for run in range(len(d.runs))]
     hidden = sum(m.hidden_s for m in d.moves)
-    return Timeline((*steps, *ends), micro, tuple(sorted(blocks, key=lambda b: (-b.total_s, b.run))), hidden, tuple((*s, *ends) for s in stages), sum(p.time_s for p in ends))
+    return Timeline(
+        (*steps, *ends),
+        micro,
+        tuple(sorted(blocks, key=lambda b: (-b.total_s, b.run))),
+        hidden,
+        tuple((*s, *ends) for s in stages),
+        sum(p.time_s for p in ends),
+    )
 
 
 def passes_of(d: Detail) -> dict[str, list[Part]]:
-    """Parts of the passes of one microbatch, in the order of planner.report.ticks.PASSES. late: in a pipeline, of what follows the blocks."""
+    """Parts of the passes of one microbatch, in the order of planner.report.ticks.PASSES. late: in
+    a pipeline, of what follows the blocks."""
     found: dict[str, list[Part]] = {name: [] for name in PASSES}
     groups = _groups(d)
     for run, rows in groups:
         found["late" if rows[0].late else "forward"].append(_fold(d, rows, run, False))
     for row in d.rows:
-        if row.twice and d.pipeline is not None:  # priced as bubbles: the blocks have run it already
+        if (
+            row.twice and d.pipeline is not None
+        ):  # priced as bubbles: the blocks have run it already
             again = row.bubble_s / float(d.pipeline.turns(row.index) - d.pipeline.wanted(row.index))
-            found["late"].append(Part(short_name(row.id, row.op), {"bubble": again}, "made again for what follows the blocks"))
+            found["late"].append(
+                Part(
+                    short_name(row.id, row.op),
+                    {"bubble": again},
+                    "made again for what follows the blocks",
+                )
+            )
     for run, rows in reversed(groups) if d.training else ():
         found["late_back" if rows[0].late else "backward"].append(_fold(d, rows, run, True))
     for name, phase in (("forward", "forward"), ("backward", "backward")):
         handed = [m for m in d.moves if m.when == "handed" and m.phase == phase]
         if d.pipeline is not None and any(m.exposed_s for m in handed):
-            found[name].append(Part(f"to the {'next' if name == 'forward' else 'previous'} stage", _exposed(handed, 1 / d.pipeline.ticks), "collective-permute over stage"))
+            found[name].append(
+                Part(
+                    f"to the {'next' if name == 'forward' else 'previous'} stage",
+                    _exposed(handed, 1 / d.pipeline.ticks),
+                    "collective-permute over stage",
+                )
+            )
     sync = [m for m in d.moves if m.when == "sync"]
     inside = [m for m in sync if d.pipeline is None or m.count >= d.pipeline.ticks]
     ending = [m for m in sync if d.pipeline is not None and m.count != d.pipeline.ticks]
     for name, moves in (("backward", inside), ("late_back", ending)):
         if moves:
             each = [m.exposed_s / (m.count if d.pipeline is not None else d.micro) for m in moves]
-            found[name].append(Part("gradient reduction", {"comm": sum(each)} if any(each) else {}, "each microbatch"))
+            found[name].append(
+                Part(
+                    "gradient reduction",
+                    {"comm": sum(each)} if any(each) else {},
+                    "each microbatch",
+                )
+            )
     return found
 
 
@@ -147,15 +195,32 @@ def _stage(p: Pipeline, passes: Mapping[str, list[Part]], stage: int) -> list[Pa
                 add(shares, "bubble" if m == BUBBLE and kind != "comm" else kind, seconds * s.count)
             if name in ("forward", "backward") and m != BUBBLE:
                 chunk = f", chunk {s.first.chunks[name == 'backward']}" if p.virtual > 1 else ""
-                words.append(f"{name} of microbatch{f'es {m} to {end}' if m != end else f' {m}'}{chunk}")
+                words.append(
+                    f"{name} of microbatch{f'es {m} to {end}' if m != end else f' {m}'}{chunk}"
+                )
         both = [name for name in ("forward", "backward") if any(w.startswith(name) for w in words)]
-        out.append(Part(" and ".join(both) or ("head and loss" if any(m != BUBBLE for _, m in s.first.passes) else "bubble"), shares, ", ".join(words) or "no microbatch", s.count))
+        out.append(
+            Part(
+                " and ".join(both)
+                or ("head and loss" if any(m != BUBBLE for _, m in s.first.passes) else "bubble"),
+                shares,
+                ", ".join(words) or "no microbatch",
+                s.count,
+            )
+        )
     return out
 
 
 def ends_of(d: Detail) -> list[Part]:
     """What comes once a step, after the backward pass."""
-    out, labels = [], {"forward": "sum of the loss", "gradient": "gradient reduction", "optimizer": "parameter gathering"}
+    out, labels = (
+        [],
+        {
+            "forward": "sum of the loss",
+            "gradient": "gradient reduction",
+            "optimizer": "parameter gathering",
+        },
+    )
     for phase, label in labels.items():
         if phase == "optimizer" and d.optimizer_s:
             out.append(Part("optimizer", {"optimizer": d.optimizer_s}))
@@ -177,13 +242,16 @@ def _groups(d: Detail) -> list[tuple[int, list[Row]]]:
 
 
 def opened(d: Detail, part: Part, back: bool) -> list[Part]:
-    """What a part of a pass folds: of a block its operators and their collectives, all repeats together; of anything else itself."""
+    """What a part of a pass folds: of a block its operators and their collectives, all repeats
+    together; of anything else itself."""
     if part.run < 0:
         return [part]
     rows = [r for r in d.rows if r.run == part.run]
     if not back:
         return [p for row in rows for p in _forward(d, row)]
-    return [p for row in rows for p in _replayed(d, row)] + [p for row in reversed(rows) for p in _backward(d, row)]
+    return [p for row in rows for p in _replayed(d, row)] + [
+        p for row in reversed(rows) for p in _backward(d, row)
+    ]
 
 
 def _fold(d: Detail, rows: list[Row], run: int, back: bool) -> Part:
@@ -196,24 +264,38 @@ def _fold(d: Detail, rows: list[Row], run: int, back: bool) -> Part:
 
 
 def _forward(d: Detail, row: Row, each: int = 1) -> list[Part]:
-    """Kernel and collectives of a row's forward pass: what is gathered for it, the kernel, conversions of its result. each: of how many repeats one."""
+    """Kernel and collectives of a row's forward pass: what is gathered for it, the kernel,
+    conversions of its result. each: of how many repeats one."""
     scale = 1 / (d.turns(row) * each)
     moves = [m for m in d.at.get(row.index, ()) if m.when == "forward"]
-    return [*_collectives(moves, True, scale), *_kernel(row, "forward", row.forward_s / (d.wanted(row) * each)), *_collectives(moves, False, scale)]
+    return [
+        *_collectives(moves, True, scale),
+        *_kernel(row, "forward", row.forward_s / (d.wanted(row) * each)),
+        *_collectives(moves, False, scale),
+    ]
 
 
 def _replayed(d: Detail, row: Row, each: int = 1) -> list[Part]:
     """What runs again before the backward pass of a recomputed block."""
     scale = 1 / (d.turns(row) * each)
     moves = [m for m in d.at.get(row.index, ()) if m.when == "again"]
-    return [*_collectives(moves, True, scale), *_kernel(row, "again", row.again_s / (d.wanted(row) * each)), *_collectives(moves, False, scale)]
+    return [
+        *_collectives(moves, True, scale),
+        *_kernel(row, "again", row.again_s / (d.wanted(row) * each)),
+        *_collectives(moves, False, scale),
+    ]
 
 
 def _backward(d: Detail, row: Row, each: int = 1) -> list[Part]:
-    """The backward pass of a row: its result's gradient arrives, the kernel, gradients of what was gathered for it leave."""
+    """The backward pass of a row: its result's gradient arrives, the kernel, gradients of what was
+    gathered for it leave."""
     scale = 1 / (d.turns(row) * each)
     moves = [m for m in d.at.get(row.index, ()) if m.when == "backward"]
-    return [*_collectives(moves, False, scale), *_kernel(row, "backward", row.backward_s / (d.wanted(row) * each)), *_collectives(moves, True, scale)]
+    return [
+        *_collectives(moves, False, scale),
+        *_kernel(row, "backward", row.backward_s / (d.wanted(row) * each)),
+        *_collectives(moves, True, scale),
+    ]
 
 
 def _kernel(row: Row, kind: str, seconds: float) -> list[Part]:
@@ -226,7 +308,14 @@ def _collectives(moves: Iterable[Move], stored: bool, scale: float) -> list[Part
     for m in moves:
         if m.stored == stored and m.exposed_s > 0:
             found.setdefault(f"{m.kind} {m.axes}", []).append(m)
-    return [Part(same[0].kind, {"comm": scale * sum(m.exposed_s for m in same)}, f"over {'+'.join(same[0].axes)}, for {same[0].what}") for same in found.values()]
+    return [
+        Part(
+            same[0].kind,
+            {"comm": scale * sum(m.exposed_s for m in same)},
+            f"over {'+'.join(same[0].axes)}, for {same[0].what}",
+        )
+        for same in found.values()
+    ]
 
 
 def _exposed(moves: Iterable[Move], scale: float) -> dict[str, float]:
@@ -238,14 +327,28 @@ def _block(d: Detail, run: int, rows: list[Row]) -> Block:
     """One repeat. Its backward pass first runs again, in program order, what is recomputed."""
     each = d.each(rows[0])
     forward = [p for row in rows for p in _forward(d, row, each)]
-    backward = [p for row in rows for p in _replayed(d, row, each)] + [p for row in reversed(rows) for p in _backward(d, row, each)] if d.training else []
+    backward = (
+        [p for row in rows for p in _replayed(d, row, each)]
+        + [p for row in reversed(rows) for p in _backward(d, row, each)]
+        if d.training
+        else []
+    )
     whole = sum(p.time_s for p in (*forward, *backward))
     dealt = d.pipeline is not None and d.runs[run][0] == d.pipeline.first
-    return Block(run, block_name(d, run), rows[0].repeats, small_together(forward, whole), small_together(backward, whole), whole * each * d.turns(rows[0]), dealt)
+    return Block(
+        run,
+        block_name(d, run),
+        rows[0].repeats,
+        small_together(forward, whole),
+        small_together(backward, whole),
+        whole * each * d.turns(rows[0]),
+        dealt,
+    )
 
 
 def small_together(parts: Iterable[Part], whole: float) -> tuple[Part, ...]:
-    """Parts in order, neighbours below the smallest share of `whole` merged, so that a bar of thousands of operators stays a bar."""
+    """Parts in order, neighbours below the smallest share of `whole` merged, so that a bar of
+    thousands of operators stays a bar."""
     out: list[Part] = []
     run: list[Part] = []
 
@@ -253,7 +356,11 @@ def small_together(parts: Iterable[Part], whole: float) -> tuple[Part, ...]:
         if len(run) == 1:
             out.append(run[0])
         elif run:
-            out.append(Part(f"{len(run)} small parts", total(run), f"from {run[0].label} to {run[-1].label}"))
+            out.append(
+                Part(
+                    f"{len(run)} small parts", total(run), f"from {run[0].label} to {run[-1].label}"
+                )
+            )
         run.clear()
 
     for part in parts:

@@ -1,8 +1,10 @@
-"""What the strategy file does not hold, worked out on the model: per operator its kernels, collectives and kept bytes, folded by repeated block.
+"""What the strategy file does not hold, worked out on the model: per operator its kernels,
+collectives and kept bytes, folded by repeated block.
 
-A `Row` stands for an operator and its equals in further repeats of its block; times and bytes are of all of them, over one optimizer step (training)
-or one forward pass, on one device; of blocks that are dealt out over pipeline stages, of those one stage has.
-They are the terms that planner.pricing.step_time adds up, by the same functions, so that the rows' sum is its price.
+A `Row` stands for an operator and its equals in further repeats of its block; times and bytes are
+of all of them, over one optimizer step (training) or one forward pass, on one device; of blocks
+that are dealt out over pipeline stages, of those one stage has. They are the terms that
+planner.pricing.step_time adds up, by the same functions, so that the rows' sum is its price.
 """
 
 from __future__ import annotations
@@ -34,15 +36,19 @@ if TYPE_CHECKING:
 Bodies = Sequence[tuple[Run, Flow]]
 """Repeated blocks, each with the flow inside it."""
 _LAYER = re.compile(r"(layers?|blocks?|h|stage\d*)?[._]?\d+")
-_FILLER = frozenset({"model", "transformer", "module", "encoder", "decoder", "layers", "blocks", ""})
+_FILLER = frozenset(
+    {"model", "transformer", "module", "encoder", "decoder", "layers", "blocks", ""}
+)
 
 
 @dataclass(frozen=True)
 class Move:
-    """A collective. row: the folded operator it is shown at. when: forward | again | backward | sync (each microbatch) | end (once a step) |
-    handed (from a pipeline stage to the next; phase says which way).
+    """A collective. row: the folded operator it is shown at. when: forward | again | backward |
+    sync (each microbatch) | end (once a step) | handed (from a pipeline stage to the next; phase
+    says which way).
 
-    stored: it serves a weight or an input, not the result of an operator. exposed_s, hidden_s: seconds a step; bytes are payload.
+    stored: it serves a weight or an input, not the result of an operator. exposed_s, hidden_s:
+    seconds a step; bytes are payload.
     """
 
     kind: str
@@ -65,10 +71,11 @@ class Move:
 
 @dataclass(frozen=True)
 class Row:
-    """An operator, folded. decided: its row in the strategy's nodes. run: which repeated block it is in, -1 for none. kept_bytes: what it adds to
-    the kept activations. product: its arithmetic is a matrix product, a convolution or the like.
-    tail: it comes after the repeated blocks. late: in a pipeline, it runs with what follows the blocks; twice: with that as well.
-    bubble_s: seconds of the runs that no microbatch needs, beside the others."""
+    """An operator, folded. decided: its row in the strategy's nodes. run: which repeated block it
+    is in, -1 for none. kept_bytes: what it adds to the kept activations. product: its arithmetic is
+    a matrix product, a convolution or the like. tail: it comes after the repeated blocks. late: in
+    a pipeline, it runs with what follows the blocks; twice: with that as well. bubble_s: seconds of
+    the runs that no microbatch needs, beside the others."""
 
     index: int
     id: str
@@ -95,7 +102,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Edge:
-    """A tensor on its way from an operator to another; total_bytes is what its conversions move between devices in a step (0: it stays put)."""
+    """A tensor on its way from an operator to another; total_bytes is what its conversions move
+    between devices in a step (0: it stays put)."""
 
     source: int
     target: int
@@ -105,8 +113,8 @@ class Edge:
 
 @dataclass(frozen=True)
 class Detail:
-    """A plan worked out. rows in program order; runs as (first row's node, nodes of a repeat, repeats); held: what memory is made of;
-    memory_bytes: its peak as priced."""
+    """A plan worked out. rows in program order; runs as (first row's node, nodes of a repeat,
+    repeats); held: what memory is made of; memory_bytes: its peak as priced."""
 
     rows: tuple[Row, ...]
     moves: tuple[Move, ...]
@@ -144,12 +152,18 @@ class Detail:
 
     @property
     def sum_s(self) -> float:
-        """Seconds of everything that is drawn: the step, unless the price has a term that is not."""
-        return sum(r.kernels_s + r.bubble_s for r in self.rows) + sum(m.exposed_s for m in self.moves) + self.optimizer_s
+        """Seconds of everything that is drawn: the step, unless the price has a term that is
+        not."""
+        return (
+            sum(r.kernels_s + r.bubble_s for r in self.rows)
+            + sum(m.exposed_s for m in self.moves)
+            + self.optimizer_s
+        )
 
 
 def short_name(node_id: str, op: str) -> str:
-    """`self_attn.q_proj` of /model/layers.0/self_attn/q_proj/MatMul; the operator's own name where nothing else is left."""
+    """`self_attn.q_proj` of /model/layers.0/self_attn/q_proj/MatMul; the operator's own name where
+    nothing else is left."""
     parts = [p for p in re.split(r"[/]+", node_id) if p]
     if len(parts) == 1:
         parts = [p for p in parts[0].split(".") if p]
@@ -160,12 +174,22 @@ def short_name(node_id: str, op: str) -> str:
 
 
 def work_out(p: Priced) -> Detail:
-    """The detail of a priced plan. Raises PlanError P069 where the price is not the sum of single operators: of a framework (planner.pricing.frameworks.price), of unequal
-    pipeline stages (planner.pricing.uneven_step)."""
+    """The detail of a priced plan. Raises PlanError P069 where the price is not the sum of single
+    operators: of a framework (planner.pricing.frameworks.price), of unequal pipeline stages
+    (planner.pricing.uneven_step)."""
     if p.pricer.runtime.kernels is not None:
-        raise PlanError("P069", f"plans priced as {p.pricer.runtime.name} runs them have no timeline of operators", help=["plan show FILE --html draws what the file holds"])
+        raise PlanError(
+            "P069",
+            f"plans priced as {p.pricer.runtime.name} runs them have no timeline of operators",
+            help=["plan show FILE --html draws what the file holds"],
+        )
     if p.plan.cuts:
-        raise PlanError("P069", "a step of unequal pipeline stages is the longest pass of any, not a sum over operators", help=["plan show FILE --html draws what the file holds"])
+        raise PlanError(
+            "P069",
+            "a step of unequal pipeline stages is the longest pass of any, not a sum over"
+            " operators",
+            help=["plan show FILE --html draws what the file holds"],
+        )
     runs = p.plan.runs
     home = list(range(len(p.base.graph.nodes)))
     where = [-1] * len(home)
@@ -177,8 +201,19 @@ def work_out(p: Priced) -> Detail:
         outer = outer_flow(outer, run)
     bodies = [(run, inner_flow(outer, run)) for run in p.runs]
     rows, moves = _rows(p, home, where, bodies), _moves(p, home)
-    return Detail(rows, moves, _edges(p, home, moves, outer, bodies), runs, p.plan.microbatches if p.base.training else 1, p.base.training, p.cost.optimizer_time_s,
-                  p.cost.step_time_s, moments(p.base, p.flow, p.pricer, p.runs), p.cost.memory.total, pipeline_of(p.base.graph, p.plan))  # fmt: skip
+    return Detail(
+        rows,
+        moves,
+        _edges(p, home, moves, outer, bodies),
+        runs,
+        p.plan.microbatches if p.base.training else 1,
+        p.base.training,
+        p.cost.optimizer_time_s,
+        p.cost.step_time_s,
+        moments(p.base, p.flow, p.pricer, p.runs),
+        p.cost.memory.total,
+        pipeline_of(p.base.graph, p.plan),
+    )
 
 
 def _rows(p: Priced, home: list[int], where: list[int], bodies: Bodies) -> tuple[Row, ...]:
@@ -198,45 +233,99 @@ def _rows(p: Priced, home: list[int], where: list[int], bodies: Bodies) -> tuple
         if key not in known:
             known[key] = kernel_times(p.base, i, p.flow.split(i), p.pricer)
         forward, backward = known[key]
-        again = forward if home[i] in twice or (pipeline and pipeline.schedule == "gpipe" and pipeline.late(i)) else 0.0
+        again = (
+            forward
+            if home[i] in twice or (pipeline and pipeline.schedule == "gpipe" and pipeline.late(i))
+            else 0.0
+        )
         cell = sums.setdefault(home[i], [0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
         share = float(pipeline.share(i)) if pipeline else 1.0
         wanted = pipeline.wanted(i) if pipeline else micro
-        bubble = float(pipeline.turns(i) - wanted) * (forward + backward + again) if pipeline else 0.0
-        for slot, value in enumerate((forward * wanted, backward * wanted, again * wanted, bubble, 1.0)):
+        bubble = (
+            float(pipeline.turns(i) - wanted) * (forward + backward + again) if pipeline else 0.0
+        )
+        for slot, value in enumerate(
+            (forward * wanted, backward * wanted, again * wanted, bubble, 1.0)
+        ):
             cell[slot] += value * share
         cell[5] += kept.get(i, 0.0)
-    return tuple(Row(i, nodes[i].id, nodes[p.base.shared[i]].id, nodes[i].op, where[i], round(n), f, b, again, k, bound_by(p.base, i, p.flow.split(i), p.pricer),
-                     p.base.rules[i].flops > 0, i in p.base.tail, pipeline is not None and pipeline.late(i), pipeline is not None and i in pipeline.twice, bubble)
-                 for i, (f, b, again, bubble, n, k) in sorted(sums.items()))
+    return tuple(
+        Row(
+            i,
+            nodes[i].id,
+            nodes[p.base.shared[i]].id,
+            nodes[i].op,
+            where[i],
+            round(n),
+            f,
+            b,
+            again,
+            k,
+            bound_by(p.base, i, p.flow.split(i), p.pricer),
+            p.base.rules[i].flops > 0,
+            i in p.base.tail,
+            pipeline is not None and pipeline.late(i),
+            pipeline is not None and i in pipeline.twice,
+            bubble,
+        )
+        for i, (f, b, again, bubble, n, k) in sorted(sums.items())
+    )
 
 
 def _kept_results(p: Priced, run: Run, flow: Flow, replay: Replay) -> Iterator[tuple[int, float]]:
-    """(node, bytes of all repeats) of the results of collectives that a recomputed block keeps, as planner.pricing.peak_memory.kept_collectives adds them up."""
-    slack, mesh, pipeline = 1 + p.pricer.runtime.memory_slack, dict(p.plan.mesh), pipeline_of(p.base.graph, p.plan)
-    times = run.repeats if pipeline is None else pipeline.kept_passes * (pipeline.per_tick if run.first == pipeline.first else run.repeats)
+    """(node, bytes of all repeats) of the results of collectives that a recomputed block keeps, as
+    planner.pricing.peak_memory.kept_collectives adds them up."""
+    slack, mesh, pipeline = (
+        1 + p.pricer.runtime.memory_slack,
+        dict(p.plan.mesh),
+        pipeline_of(p.base.graph, p.plan),
+    )
+    times = (
+        run.repeats
+        if pipeline is None
+        else pipeline.kept_passes
+        * (pipeline.per_tick if run.first == pipeline.first else run.repeats)
+    )
     for name, way in replay.kept:
         step = way[-1]
-        size = step.forward_elements * p.pricer.itemsize(flow.graph.tensors[name].dtype) / (group(step.axes, mesh) if step.forward == "reduce-scatter" else 1)
+        size = (
+            step.forward_elements
+            * p.pricer.itemsize(flow.graph.tensors[name].dtype)
+            / (group(step.axes, mesh) if step.forward == "reduce-scatter" else 1)
+        )
         made = flow.graph.producer.get(name, -1)
         yield made if made >= run.first else run.first, times * size * slack
 
 
 def kept_bytes(p: Priced) -> dict[int, float]:
-    """node -> bytes of activations it adds to those kept for the backward pass; under recompute only what enters a repeat is kept there."""
+    """node -> bytes of activations it adds to those kept for the backward pass; under recompute
+    only what enters a repeat is kept there."""
     graph, plan, mesh = p.base.graph, p.plan, dict(p.plan.mesh)
-    inside = {i: (first, period) for first, period, repeats in plan.runs for i in range(first, first + period * repeats)}
+    inside = {
+        i: (first, period)
+        for first, period, repeats in plan.runs
+        for i in range(first, first + period * repeats)
+    }
     pipeline = pipeline_of(graph, plan)
     slack, out = 1 + p.pricer.runtime.memory_slack, dict[int, float]()
     for (i, slot), name in savers(p.base).items():
-        layout, tensor = p.flow.need[i, slot] if slot >= 0 else p.flow.source[name], graph.tensors[name]
+        layout, tensor = (
+            p.flow.need[i, slot] if slot >= 0 else p.flow.source[name],
+            graph.tensors[name],
+        )
         if plan.recompute != "none" and i in inside:
             first, period = inside[i]
             made = graph.producer.get(name, -1)
             if made >= first and (i - first) // period == (made - first) // period:
                 continue
-        times = pipeline.kept(i) * float(pipeline.share(i)) if pipeline and i not in p.base.tail else 1.0
-        size = prod(local_shape(tensor.shape, layout, mesh)) * p.pricer.itemsize(tensor.dtype) + kept_beside(p.base, i, slot, p.flow.split(i), p.pricer)
+        times = (
+            pipeline.kept(i) * float(pipeline.share(i))
+            if pipeline and i not in p.base.tail
+            else 1.0
+        )
+        size = prod(local_shape(tensor.shape, layout, mesh)) * p.pricer.itemsize(
+            tensor.dtype
+        ) + kept_beside(p.base, i, slot, p.flow.split(i), p.pricer)
         out[i] = out.get(i, 0.0) + size * times * slack
     return out
 
@@ -244,7 +333,12 @@ def kept_bytes(p: Priced) -> dict[int, float]:
 def _moves(p: Priced, home: list[int]) -> tuple[Move, ...]:
     graph = p.base.graph
     pipeline = pipeline_of(graph, p.plan)
-    leaves = {c.enters: c.leaves[0] for run in p.runs if pipeline and run.first == pipeline.first for c in run.carries}
+    leaves = {
+        c.enters: c.leaves[0]
+        for run in p.runs
+        if pipeline and run.first == pipeline.first
+        for c in run.carries
+    }
     seen: dict[str, int] = {}
     made: set[str] = set()
     for i, node in enumerate(graph.nodes):
@@ -252,52 +346,96 @@ def _moves(p: Priced, home: list[int]) -> tuple[Move, ...]:
             seen.setdefault(graph.labels.get(t, t), i)
         seen.setdefault(node.id, i)
         made.update(node.outputs, (node.id,))
-    gathered = {graph.labels.get(n, n) for n, w in p.flow.weights.items() if w.zero == 3 and w.dim >= 0}
+    gathered = {
+        graph.labels.get(n, n) for n, w in p.flow.weights.items() if w.zero == 3 and w.dim >= 0
+    }
     out = []
     uses = account.collectives(p.flow, p.runs, p.pricer.itemsize)
     for use, seconds, hidden in sent_s(p.base, p.flow, p.runs, uses, p.pricer):
         if use.phase == "gradient":
-            when = "backward" if use.what in gathered and use.kind == "reduce-scatter" else "sync" if use.count >= p.plan.turns > 1 else "end"
+            when = (
+                "backward"
+                if use.what in gathered and use.kind == "reduce-scatter"
+                else "sync"
+                if use.count >= p.plan.turns > 1
+                else "end"
+            )
         else:
             when = {"recompute": "again", "optimizer": "end"}.get(use.phase, use.phase)
         what = use.what
         if pipeline and use.axes == (STAGE,) and use.phase in ("forward", "backward"):
-            # What a stage hands on is what its last block makes; the loss is summed over the stages once.
+            # What a stage hands on is what its last block makes; the loss is summed over the stages
+            # once.
             when, what = ("handed", leaves[what]) if what in leaves else ("end", what)
-        out.append(Move(use.kind, use.axes, use.phase, what, home[seen.get(what, 0)], when, what not in made, use.payload_bytes, use.count,
-                        seconds - hidden, hidden))  # fmt: skip
+        out.append(
+            Move(
+                use.kind,
+                use.axes,
+                use.phase,
+                what,
+                home[seen.get(what, 0)],
+                when,
+                what not in made,
+                use.payload_bytes,
+                use.count,
+                seconds - hidden,
+                hidden,
+            )
+        )
     return tuple(out)
 
 
-def _edges(p: Priced, home: list[int], moves: tuple[Move, ...], outer: Flow, bodies: Bodies) -> tuple[Edge, ...]:
-    """Links between folded operators. A tensor's bytes are given to the uses whose way has a collective, by the elements that its steps move;
-    steps that several uses share are counted at each. What enters a block is drawn at its first repeat, what leaves it at its last."""
+def _edges(
+    p: Priced, home: list[int], moves: tuple[Move, ...], outer: Flow, bodies: Bodies
+) -> tuple[Edge, ...]:
+    """Links between folded operators. A tensor's bytes are given to the uses whose way has a
+    collective, by the elements that its steps move; steps that several uses share are counted at
+    each. What enters a block is drawn at its first repeat, what leaves it at its last.
+    """
     graph = p.base.graph
     totals: dict[str, float] = {}
     for m in moves:
         if m.when in ("forward", "backward", "again") and not m.stored:
             totals[m.what] = totals.get(m.what, 0.0) + m.total_bytes
     links: dict[str, list[tuple[int, int, tuple[Step, ...], int]]] = {}
-    skip = {i for first, period, repeats in p.plan.runs for i in range(first + period, first + period * repeats)}
+    skip = {
+        i
+        for first, period, repeats in p.plan.runs
+        for i in range(first + period, first + period * repeats)
+    }
     for i, node in enumerate(graph.nodes):
         if i in skip:
             continue
-        flow, times = next(((f, run.repeats) for run, f in bodies if run.first <= i < run.first + run.period), (outer, 1))
+        flow, times = next(
+            ((f, run.repeats) for run, f in bodies if run.first <= i < run.first + run.period),
+            (outer, 1),
+        )
         for slot, name in enumerate(node.inputs):
             made = graph.producer.get(name)
             if made is not None and name in flow.trees:
-                links.setdefault(name, []).append((home[made], i, flow.trees[name].path(flow.need[i, slot]), times))
+                links.setdefault(name, []).append(
+                    (home[made], i, flow.trees[name].path(flow.need[i, slot]), times)
+                )
     out: dict[tuple[int, int, str], float] = {}
     for name, uses in links.items():
         back = name in p.flow.grad
-        steps = {(way[:k], n): _elements(way[k - 1], back) * n for _, _, way, n in uses for k in range(1, len(way) + 1)}
+        steps = {
+            (way[:k], n): _elements(way[k - 1], back) * n
+            for _, _, way, n in uses
+            for k in range(1, len(way) + 1)
+        }
         whole = sum(steps.values())
         for source, target, way, n in uses:
             mine = sum(_elements(s, back) * n for s in way)
             key = (source, target, name)
-            out[key] = max(out.get(key, 0.0), totals.get(graph.labels.get(name, name), 0.0) * mine / whole if whole else 0.0)
+            out[key] = max(
+                out.get(key, 0.0),
+                totals.get(graph.labels.get(name, name), 0.0) * mine / whole if whole else 0.0,
+            )
     return tuple(Edge(*key, size) for key, size in sorted(out.items(), key=lambda kv: kv[0]))
 
 
 def _elements(step: Step, back: bool) -> int:
-    return (step.forward_elements if step.forward else 0) + (step.backward_elements if back and step.backward else 0)
+    return (step.forward_elements if step.forward else 0) + (
+        step.backward_elements if back and step.backward else 0
+    )

@@ -1,4 +1,5 @@
-"""How figures are written on the page: the terminal's units, with a micro sign and tebibytes, and never a unit apart from its number."""
+"""How figures are written on the page: the terminal's units, with a micro sign and tebibytes, and
+never a unit apart from its number."""
 
 from __future__ import annotations
 
@@ -18,7 +19,11 @@ def prose(sentence: str) -> str:
 
 def time(seconds: float) -> str:
     """`6.02 s`, `197 ms`, `12 µs`."""
-    return "0 s" if seconds == 0 else words.show_time(seconds).replace(" us", " µs").replace(" ", NARROW)
+    return (
+        "0 s"
+        if seconds == 0
+        else words.show_time(seconds).replace(" us", " µs").replace(" ", NARROW)
+    )
 
 
 def size(size_bytes: float) -> str:
@@ -57,7 +62,11 @@ def change(before: float, after: float) -> str:
     ratio = after / before
     if ratio >= 2 or ratio <= 0:
         return f"×{ratio:.1f}" if ratio > 0 else "none"
-    return signed(ratio - 1, f"{abs(100 * (ratio - 1)):.1f}{NARROW}%") if abs(ratio - 1) >= 5e-4 else "≈"
+    return (
+        signed(ratio - 1, f"{abs(100 * (ratio - 1)):.1f}{NARROW}%")
+        if abs(ratio - 1) >= 5e-4
+        else "≈"
+    )
 
 
 def plural(n: int, one: str, many: str = "") -> str:

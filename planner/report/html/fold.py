@@ -1,7 +1,9 @@
-"""The graph as a list with rails: operators in program order, one line each, and what flows between them in lanes at their side.
+"""The graph as a list with rails: operators in program order, one line each, and what flows between
+them in lanes at their side.
 
-Chains fold into one line where nothing is lost: an operator joins its only reader when the tensor between them stays where it is and one of the two
-takes next to no time. Each line has a lane; a line takes over the leftmost lane that ends in it, so that a residual stream stays a straight rail.
+Chains fold into one line where nothing is lost: an operator joins its only reader when the tensor
+between them stays where it is and one of the two takes next to no time. Each line has a lane; a
+line takes over the leftmost lane that ends in it, so that a residual stream stays a straight rail.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ class Line:
     rows: list[Row]
     moves: list[Move]
     own_bytes: float = 0.0
-    """What collectives on its weights, inputs and inside its kernels, and what it hands to the next pipeline stage, move in a step."""
+    """What collectives on its weights, inputs and inside its kernels, and what it hands to the next
+    pipeline stage, move in a step."""
 
     @property
     def run(self) -> int:
@@ -72,13 +75,18 @@ class Rails:
     @property
     def widest_bytes(self) -> float:
         """The most that any one rail or stub moves."""
-        return max([b for r in self.rails if r for b in r.to.values()] + [line.own_bytes for line in self.lines], default=0.0)
+        return max(
+            [b for r in self.rails if r for b in r.to.values()]
+            + [line.own_bytes for line in self.lines],
+            default=0.0,
+        )
 
 
 def fold(d: Detail) -> Rails:
     """Fold and lay out the graph of a plan."""
     group = _join(d)
-    # Heads are rows that take in from outside their line, and what follows them hands on after them: every producer is above its readers.
+    # Heads are rows that take in from outside their line, and what follows them hands on after
+    # them: every producer is above its readers.
     order = sorted(set(group.values()))
     at = {g: k for k, g in enumerate(order)}
     lines = [Line([], []) for _ in order]
@@ -87,7 +95,13 @@ def fold(d: Detail) -> Rails:
         line.rows.append(r)
         line.moves += d.at.get(r.index, ())
     for line in lines:
-        line.own_bytes = float(sum(m.total_bytes for m in line.moves if m.stored or m.when == "handed" or m.what in {r.id for r in line.rows}))
+        line.own_bytes = float(
+            sum(
+                m.total_bytes
+                for m in line.moves
+                if m.stored or m.when == "handed" or m.what in {r.id for r in line.rows}
+            )
+        )
     to: list[dict[int, float]] = [{} for _ in lines]
     for e in d.edges:
         a, b = at[group[e.source]], at[group[e.target]]
@@ -116,7 +130,12 @@ def _join(d: Detail) -> dict[int, int]:
     moved: dict[int, int] = {}
     for g in sorted(whole, reverse=True):  # what only prepares for its reader joins it
         found = readers.get(g, {})
-        if g not in products and whole[g] <= LIGHT * d.step_s and len(found) == 1 and not next(iter(found.values())):
+        if (
+            g not in products
+            and whole[g] <= LIGHT * d.step_s
+            and len(found) == 1
+            and not next(iter(found.values()))
+        ):
             target = next(iter(found))
             if rows[target].run == rows[g].run:
                 moved[g] = moved.get(target, target)
@@ -129,14 +148,22 @@ def _join(d: Detail) -> dict[int, int]:
         kept = set(sorted(heads, key=lambda g: (-whole[g], g))[:MOST])
         into: dict[int, int] = {}
         for before, g in zip([None, *heads], heads, strict=False):
-            free = before is not None and g not in kept and into[before] not in kept and rows[into[before]].run == rows[g].run
+            free = (
+                before is not None
+                and g not in kept
+                and into[before] not in kept
+                and rows[into[before]].run == rows[g].run
+            )
             into[g] = into[before] if free and before is not None else g
         group = {i: into[g] for i, g in group.items()}
     return group
 
 
-def _links(d: Detail, group: dict[int, int]) -> tuple[dict[int, dict[int, float]], dict[int, dict[int, float]]]:
-    """Between groups: reader -> its producers, and producer -> its readers, with the bytes that move on the way."""
+def _links(
+    d: Detail, group: dict[int, int]
+) -> tuple[dict[int, dict[int, float]], dict[int, dict[int, float]]]:
+    """Between groups: reader -> its producers, and producer -> its readers, with the bytes that
+    move on the way."""
     sources: dict[int, dict[int, float]] = {}
     readers: dict[int, dict[int, float]] = {}
     for e in d.edges:
@@ -174,9 +201,18 @@ def _lay_out(lines: Sequence[Line], to: Sequence[dict[int, float]]) -> Rails:
 
 
 def merged(moves: Iterable[Move]) -> list[tuple[Move, int, float, float]]:
-    """(the first of them, times a step, bytes a step, exposed seconds a step) per kind, axes and phase, the costliest first."""
+    """(the first of them, times a step, bytes a step, exposed seconds a step) per kind, axes and
+    phase, the costliest first."""
     found: dict[tuple, list[Move]] = {}
     for m in moves:
         found.setdefault((m.kind, m.axes, m.phase), []).append(m)
-    rows = [(same[0], sum(m.count for m in same), float(sum(m.total_bytes for m in same)), sum(m.exposed_s for m in same)) for same in found.values()]
+    rows = [
+        (
+            same[0],
+            sum(m.count for m in same),
+            float(sum(m.total_bytes for m in same)),
+            sum(m.exposed_s for m in same),
+        )
+        for same in found.values()
+    ]
     return sorted(rows, key=lambda r: (-r[3], -r[2], r[0].kind))

@@ -1,11 +1,13 @@
 """Memory of a device over a step, as it is priced (planner.pricing.peak_memory).
 
-Parameters, optimizer state and the working set of the largest operator are priced as held all the time; kept activations grow through the forward
-pass and are released in reverse by the backward pass; gradients of the repeated blocks are there from their backward pass on. What follows the
-blocks (the tail: head and loss) has a working set of its own. Without repeated blocks every operator's backward pass has its own
-(planner.pricing.backward_liveness). With pipeline stages what the microbatches on their way keep is held through all
-ticks under 1F1B, and grows by one a tick under GPipe; a tick passes the tail as a microbatch does. So the peak lies in the tail or where the backward pass enters the blocks,
-and it is the figure of the verdict.
+Parameters, optimizer state and the working set of the largest operator are priced as held all the
+time; kept activations grow through the forward pass and are released in reverse by the backward
+pass; gradients of the repeated blocks are there from their backward pass on. What follows the
+blocks (the tail: head and loss) has a working set of its own. Without repeated blocks every
+operator's backward pass has its own (planner.pricing.backward_liveness). With pipeline stages what
+the microbatches on their way keep is held through all ticks under 1F1B, and grows by one a tick
+under GPipe; a tick passes the tail as a microbatch does. So the peak lies in the tail or where the
+backward pass enters the blocks, and it is the figure of the verdict.
 """
 
 from __future__ import annotations
@@ -31,8 +33,9 @@ ORDER = ("parameters", "optimizer", "gradients", "replay", "activations", "tempo
 
 @dataclass(frozen=True)
 class Series:
-    """Memory over the last microbatch and what follows it. bands: part -> bytes at each of times_s, stacked in this order; two points of one time are
-    a jump. turn_s: where the forward pass ends. largest: operators by what they keep."""
+    """Memory over the last microbatch and what follows it. bands: part -> bytes at each of times_s,
+    stacked in this order; two points of one time are a jump. turn_s: where the forward pass ends.
+    largest: operators by what they keep."""
 
     times_s: tuple[float, ...]
     bands: tuple[tuple[str, tuple[float, ...]], ...]
@@ -60,7 +63,8 @@ class Series:
 
 
 def series(d: Detail) -> Series:
-    """The curve of a plan that was worked out. Lengths follow the microbatch's bars, so that both drawings keep the same time."""
+    """The curve of a plan that was worked out. Lengths follow the microbatch's bars, so that both
+    drawings keep the same time."""
     groups: list[list[Row]] = []
     for row in d.rows:
         if row.run >= 0 and groups and groups[-1][0].run == row.run:
@@ -83,11 +87,27 @@ def series(d: Detail) -> Series:
         end = walk.times[-1] + sum(m.exposed_s for m in d.moves if m.when == "sync") / d.micro
         walk.point(_step_end(d, end))
     n = len(walk.times)
-    replay = 0.0 if h.walk is not None else max(h.activations - sum(r.kept_bytes for r in d.rows if not r.tail), 0.0)
-    shown = {"parameters": (h.parameters,) * n, "optimizer": (h.state,) * n, "gradients": tuple(walk.gradients),
-             "replay": (replay if replay > 1e-6 * h.activations else 0.0,) * n, "activations": tuple(walk.kept), "temporary": tuple(walk.work)}  # fmt: skip
+    replay = (
+        0.0
+        if h.walk is not None
+        else max(h.activations - sum(r.kept_bytes for r in d.rows if not r.tail), 0.0)
+    )
+    shown = {
+        "parameters": (h.parameters,) * n,
+        "optimizer": (h.state,) * n,
+        "gradients": tuple(walk.gradients),
+        "replay": (replay if replay > 1e-6 * h.activations else 0.0,) * n,
+        "activations": tuple(walk.kept),
+        "temporary": tuple(walk.work),
+    }
     largest = sorted((r for r in d.rows if r.kept_bytes), key=lambda r: (-r.kept_bytes, r.index))
-    return Series(tuple(walk.times), tuple((k, shown[k]) for k in ORDER if any(shown[k])), turn, tuple(largest), enters)
+    return Series(
+        tuple(walk.times),
+        tuple((k, shown[k]) for k in ORDER if any(shown[k])),
+        turn,
+        tuple(largest),
+        enters,
+    )
 
 
 def _step_end(d: Detail, now: float) -> float:
@@ -96,14 +116,26 @@ def _step_end(d: Detail, now: float) -> float:
 
 
 def _written_out(d: Detail, moments: Walk) -> tuple[_Walk, float]:
-    """The curve of a program without a loop, and the end of its forward pass: the forward pass keeps, each operator's backward pass has what is there then."""
+    """The curve of a program without a loop, and the end of its forward pass: the forward pass
+    keeps, each operator's backward pass has what is there then."""
     walk = _Walk(d)
     for row in d.rows:
         walk.step([row], _spans(d, [row])[0], 1)
     turn = walk.times[-1]
     for row in reversed(d.rows):
-        walk.moment(walk.times[-1], *(float(x[row.index]) for x in (moments.activations, moments.gradients, moments.temporary)))
-        walk.moment(walk.times[-1] + _spans(d, [row])[1], walk.kept[-1], walk.gradients[-1] - d.held.gradients, walk.work[-1])
+        walk.moment(
+            walk.times[-1],
+            *(
+                float(x[row.index])
+                for x in (moments.activations, moments.gradients, moments.temporary)
+            ),
+        )
+        walk.moment(
+            walk.times[-1] + _spans(d, [row])[1],
+            walk.kept[-1],
+            walk.gradients[-1] - d.held.gradients,
+            walk.work[-1],
+        )
     end = walk.times[-1] + sum(m.exposed_s for m in d.moves if m.when == "sync") / d.micro
     walk.moment(walk.times[-1], 0.0, walk.gradients[-1] - d.held.gradients, 0.0)
     walk.moment(_step_end(d, end), 0.0, walk.gradients[-1] - d.held.gradients, 0.0)
@@ -111,14 +143,17 @@ def _written_out(d: Detail, moments: Walk) -> tuple[_Walk, float]:
 
 
 def _staged(d: Detail, p: Pipeline) -> tuple[_Walk, float]:
-    """The curve with pipeline stages, and the end of its forward pass. 1F1B: the last full tick and what follows; GPipe: the step."""
+    """The curve with pipeline stages, and the end of its forward pass. 1F1B: the last full tick and
+    what follows; GPipe: the step."""
     spans = {name: sum(part.time_s for part in parts) for name, parts in passes_of(d).items()}
     ring = sum(r.kept_bytes for r in d.rows if not r.tail)
     tail = [r for r in d.rows if r.tail]
     one = p.schedule != "gpipe"
     walk = _Walk(d, ring if one else 0.0)
     walk.now = ring
-    walk.point(spans["forward"] if one else p.ticks * (spans["forward"] + spans["late"]) - spans["late"])
+    walk.point(
+        spans["forward"] if one else p.ticks * (spans["forward"] + spans["late"]) - spans["late"]
+    )
     if tail:
         walk.step(tail, spans["late"], 1)
     turn = walk.times[-1]
@@ -127,7 +162,11 @@ def _staged(d: Detail, p: Pipeline) -> tuple[_Walk, float]:
     walk.turned()
     if not one:
         walk.now = 0.0
-    walk.point(walk.times[-1] + spans["backward"] * (p.stages * p.virtual if one else p.ticks) + (0.0 if one else (p.ticks - 1) * spans["late_back"]))
+    walk.point(
+        walk.times[-1]
+        + spans["backward"] * (p.stages * p.virtual if one else p.ticks)
+        + (0.0 if one else (p.ticks - 1) * spans["late_back"])
+    )
     walk.now = 0.0
     walk.point(walk.times[-1])
     walk.point(walk.times[-1] + timeline(d).ends_s)
@@ -135,7 +174,8 @@ def _staged(d: Detail, p: Pipeline) -> tuple[_Walk, float]:
 
 
 class _Walk:
-    """Points of the curve in order. The tail is entered and left in no time: what differs there jumps."""
+    """Points of the curve in order. The tail is entered and left in no time: what differs there
+    jumps."""
 
     def __init__(self, d: Detail, now: float = 0.0) -> None:
         self.held, self.inside, self.late = d.held, False, False
@@ -190,41 +230,76 @@ def _spans(d: Detail, rows: list[Row]) -> tuple[float, float]:
 
 
 def curve_bytes(views: Sequence[View], scale_bytes: float) -> float:
-    """What fills the height of the curves: the limit, or where all plans stay far below it, a little more than the highest peak."""
+    """What fills the height of the curves: the limit, or where all plans stay far below it, a
+    little more than the highest peak."""
     peaks = [float(v.detail.memory_bytes) for v in views if v.detail is not None]
     most = max(peaks, default=0.0)
     return scale_bytes if most >= FAR * scale_bytes else 1.25 * most
 
 
 def memory(v: View, scale_bytes: float, curve: float) -> list[Markup]:
-    """The stack, and with the model the curve and what is kept; `scale_bytes` fills the width of the stack, `curve` the height of the curve."""
+    """The stack, and with the model the curve and what is kept; `scale_bytes` fills the width of
+    the stack, `curve` the height of the curve."""
     c = v.strategy.costs
     parts = [(k, n) for k, n in breakdown(c) if n]
-    out = [legend([(f"m-{k}", PART_NAMES[k], f.size(n)) for k, n in parts]), _stack(v, parts, scale_bytes)]
+    out = [
+        legend([(f"m-{k}", PART_NAMES[k], f.size(n)) for k, n in parts]),
+        _stack(v, parts, scale_bytes),
+    ]
     d = v.detail
     if d is None:
-        return [*out, note("The curve over the step, and what is kept for the backward pass, need the model.")]
+        return [
+            *out,
+            note(
+                "The curve over the step, and what is kept for the backward pass, need the model."
+            ),
+        ]
     if not d.training:
-        return [*out, note("Nothing is kept from one operator to the next but what is still to be read: a forward pass has no curve.")]
+        return [
+            *out,
+            note(
+                "Nothing is kept from one operator to the next but what is still to be read: a"
+                " forward pass has no curve."
+            ),
+        ]
     s = series(d)
     return [*out, _curve(v, s, curve, span_words(d)), _kept(s, d.pipeline)]
 
 
 def _stack(v: View, parts: Sequence[tuple[str, int]], scale: float) -> Markup:
     c = v.strategy.costs
-    cells = [el("i", class_=f"m-{k}", style=f"width:{100 * n / scale:.2f}%", title=f"{PART_NAMES[k]} {f.size(n)}") for k, n in parts]
+    cells = [
+        el(
+            "i",
+            class_=f"m-{k}",
+            style=f"width:{100 * n / scale:.2f}%",
+            title=f"{PART_NAMES[k]} {f.size(n)}",
+        )
+        for k, n in parts
+    ]
     low, high = (100 * min(x / scale, 1.0) for x in c["memory_range_bytes"])
     limit = 100 * min(c["memory_limit_bytes"] / scale, 1.0)
     words = ", ".join(f"{PART_NAMES[k]} {f.size(n)}" for k, n in parts)
-    return el("div", cells, el("s", class_="range", style=f"left:{low:.2f}%;width:{max(high - low, 0.2):.2f}%"), el("s", class_="limit", style=f"left:{limit:.2f}%"),
-              class_="stackbar", role="img", aria_label=f"memory of a device: {words}")  # fmt: skip
+    return el(
+        "div",
+        cells,
+        el("s", class_="range", style=f"left:{low:.2f}%;width:{max(high - low, 0.2):.2f}%"),
+        el("s", class_="limit", style=f"left:{limit:.2f}%"),
+        class_="stackbar",
+        role="img",
+        aria_label=f"memory of a device: {words}",
+    )
 
 
 def span_words(d: Detail) -> str:
     """What the curve is drawn over."""
     if d.pipeline is not None and d.pipeline.schedule != "gpipe":
         return "the last full tick and the end of the step"
-    return "the last microbatch and the end of the step" if d.pipeline is None and d.micro > 1 else "the step"
+    return (
+        "the last microbatch and the end of the step"
+        if d.pipeline is None and d.micro > 1
+        else "the step"
+    )
 
 
 def _curve(v: View, s: Series, scale: float, span: str) -> Markup:
@@ -232,11 +307,14 @@ def _curve(v: View, s: Series, scale: float, span: str) -> Markup:
     ticks_at = round_values(scale)
     whole, scale = s.times_s[-1] or 1.0, ROOM * scale
     x = [WIDTH * t / whole for t in s.times_s]
-    y = lambda b: HEIGHT * (1 - b / scale)  # noqa: E731
+    y = lambda b: HEIGHT * (1 - b / scale)
     shapes, floor = [], [0.0] * len(x)
     for part, band in s.bands:
         top = [a + b for a, b in zip(floor, band, strict=True)]
-        up, down = (" L".join(f"{a:.3f} {y(b):.3f}" for a, b in points) for points in (list(zip(x, top, strict=True)), list(zip(x, floor, strict=True))[::-1]))
+        up, down = (
+            " L".join(f"{a:.3f} {y(b):.3f}" for a, b in points)
+            for points in (list(zip(x, top, strict=True)), list(zip(x, floor, strict=True))[::-1])
+        )
         shapes.append(el("path", class_=f"m-{part}", d=f"M{up} L{down} Z"))
         floor = top
     limit = v.strategy.costs["memory_limit_bytes"]
@@ -247,18 +325,62 @@ def _curve(v: View, s: Series, scale: float, span: str) -> Markup:
     shapes.append(el("line", class_="peakline", x1=at, x2=at, y1=y(most), y2=HEIGHT))
     ticks = [el("span", f.size(b), style=f"top:{y(b):.2f}%") for b in ticks_at]
     grid = [el("line", class_="grid", x1=0.0, x2=WIDTH, y1=y(b), y2=y(b)) for b in ticks_at]
-    svg = el("svg", grid, shapes, viewBox=f"0 0 {WIDTH:.0f} {HEIGHT:.0f}", preserveAspectRatio="none", aria_hidden="true")
+    svg = el(
+        "svg",
+        grid,
+        shapes,
+        viewBox=f"0 0 {WIDTH:.0f} {HEIGHT:.0f}",
+        preserveAspectRatio="none",
+        aria_hidden="true",
+    )
     side = f"{' left' if at > 50 else ''}{' above' if y(most) > 30 else ''}"
-    peak = el("b", f"peak {f.size(most)}", el("small", s.peak_words), class_=f"peak{side}", style=f"--at:{at:.2f}%;top:{y(most):.2f}%")
-    marks = el("b", f"{f.size(limit)} usable" + (", far above" if off else ""), class_="limitname off" if off else "limitname", style=f"top:{0 if off else y(limit):.2f}%")
+    peak = el(
+        "b",
+        f"peak {f.size(most)}",
+        el("small", s.peak_words),
+        class_=f"peak{side}",
+        style=f"--at:{at:.2f}%;top:{y(most):.2f}%",
+    )
+    marks = el(
+        "b",
+        f"{f.size(limit)} usable" + (", far above" if off else ""),
+        class_="limitname off" if off else "limitname",
+        style=f"top:{0 if off else y(limit):.2f}%",
+    )
     ahead = el("span", "forward" if turn > 18 else "", style=f"width:{turn:.2f}%")
-    names = el("div", ahead, el("span", "backward, then the optimizer" if WIDTH - turn > 20 else ""), class_="axis-x")
+    names = el(
+        "div",
+        ahead,
+        el("span", "backward, then the optimizer" if WIDTH - turn > 20 else ""),
+        class_="axis-x",
+    )
     data = ";".join(f"{t:.6g},{b:.0f}" for t, b in zip(s.times_s, floor, strict=True))
-    plot = el("div", svg, marks, peak, el("i", class_="cursor", hidden=True), class_="plot", tabindex="0", role="img", data_points=data,
-              aria_label=f"memory over {span}: peak {f.size(most)}, {s.peak_words}")  # fmt: skip
+    plot = el(
+        "div",
+        svg,
+        marks,
+        peak,
+        el("i", class_="cursor", hidden=True),
+        class_="plot",
+        tabindex="0",
+        role="img",
+        data_points=data,
+        aria_label=f"memory over {span}: peak {f.size(most)}, {s.peak_words}",
+    )
     head = el("p", el("span", span), el("b", f.time(whole)), class_="cap")
-    return el("figure", head, el("div", el("div", ticks, class_="axis-y", aria_hidden="true"), plot, class_="chart"), names,
-              el("p", "Point at the curve, or focus it and use the arrow keys.", class_="readout", aria_live="polite"), class_="curve")  # fmt: skip
+    return el(
+        "figure",
+        head,
+        el("div", el("div", ticks, class_="axis-y", aria_hidden="true"), plot, class_="chart"),
+        names,
+        el(
+            "p",
+            "Point at the curve, or focus it and use the arrow keys.",
+            class_="readout",
+            aria_live="polite",
+        ),
+        class_="curve",
+    )
 
 
 def round_values(scale: float) -> list[float]:
@@ -271,17 +393,41 @@ def round_values(scale: float) -> list[float]:
 
 def _kept(s: Series, p: Pipeline | None) -> Markup:
     whole = sum(r.kept_bytes for r in s.largest)
-    rows = [[name(short_name(r.id, r.op)), r.op, f"× {r.repeats:,}" if r.repeats > 1 else "", f.size(r.kept_bytes)] for r in s.largest[:6]]
+    rows = [
+        [
+            name(short_name(r.id, r.op)),
+            r.op,
+            f"× {r.repeats:,}" if r.repeats > 1 else "",
+            f.size(r.kept_bytes),
+        ]
+        for r in s.largest[:6]
+    ]
     if len(s.largest) > 6:
         rest = el("span", f.plural(len(s.largest) - 6, "other operator"), class_="muted")
         rows.append([rest, "", "", f.size(sum(r.kept_bytes for r in s.largest[6:]))])
     replay = dict(s.bands).get("replay")
-    again = f", and one repeat that is run again takes {f.size(replay[0])} (the paler band)" if replay else ""
+    again = (
+        f", and one repeat that is run again takes {f.size(replay[0])} (the paler band)"
+        if replay
+        else ""
+    )
     staged = ""
     if p is not None:
-        beside = f" and {p.kept_passes - p.waiting:g} beside it" if p.kept_passes > p.waiting else ""
-        what = {"1f1b": "microbatches that may wait at a stage", "interleaved": "chunks of microbatches that may wait at a stage"}.get(p.schedule, "ticks")
+        beside = (
+            f" and {p.kept_passes - p.waiting:g} beside it" if p.kept_passes > p.waiting else ""
+        )
+        what = {
+            "1f1b": "microbatches that may wait at a stage",
+            "interleaved": "chunks of microbatches that may wait at a stage",
+        }.get(p.schedule, "ticks")
         staged = f", those of {p.waiting:,} {what}{beside} together"
-    what = el("p", f"Activations kept for the backward pass come to {f.size(whole)}{staged}{again}:", class_="small")
-    items = [el("li", el("span", n, " ", el("small", op), " ", el("small", times)), el("b", size)) for n, op, times, size in rows]
+    what = el(
+        "p",
+        f"Activations kept for the backward pass come to {f.size(whole)}{staged}{again}:",
+        class_="small",
+    )
+    items = [
+        el("li", el("span", n, " ", el("small", op), " ", el("small", times)), el("b", size))
+        for n, op, times, size in rows
+    ]
     return join(what, el("ul", items, class_="kept"))

@@ -1,4 +1,5 @@
-"""How each main tensor lies on the mesh: its first two cut dims as a rectangle, cut as the devices hold it, with the piece of one device marked."""
+"""How each main tensor lies on the mesh: its first two cut dims as a rectangle, cut as the devices
+hold it, with the piece of one device marked."""
 
 from __future__ import annotations
 
@@ -32,8 +33,8 @@ CELLS = 1024
 
 @dataclass(frozen=True)
 class Card:
-    """A tensor to draw: axes per dim as stored, and as the optimizer's state is cut (empty: the same). stages: pipeline stages that it and its equals
-    are dealt out over."""
+    """A tensor to draw: axes per dim as stored, and as the optimizer's state is cut (empty: the
+    same). stages: pipeline stages that it and its equals are dealt out over."""
 
     title: str
     notation: str
@@ -55,15 +56,44 @@ def cards(s: Strategy) -> list[Card]:
     out = []
     for g in groups[:TENSORS]:
         zero = by_key.get((g.shape, g.dims))
-        state = tuple((*a, *zero["axes"]) if zero and zero["level"] < 3 and i == zero["dim"] else a for i, a in enumerate(g.dims))
+        state = tuple(
+            (*a, *zero["axes"]) if zero and zero["level"] < 3 and i == zero["dim"] else a
+            for i, a in enumerate(g.dims)
+        )
         label = re.sub(r"[./]weight$", "", labels[g.label])
-        out.append(Card(label, "W" + cells([names.get(n, f"{n:,}") for n in g.shape], g.dims), g.shape, g.dims, () if state == g.dims else state, g.count, g.stages))
+        out.append(
+            Card(
+                label,
+                "W" + cells([names.get(n, f"{n:,}") for n in g.shape], g.dims),
+                g.shape,
+                g.dims,
+                () if state == g.dims else state,
+                g.count,
+                g.stages,
+            )
+        )
     x = residual(s, names)
     for block in s.blocks[:1]:
         last: Mapping[str, Any] = s.nodes.get(block["body"][-1], {}) if block["body"] else {}
-        row = next((s.tensors[o] for o in last.get("outputs", ()) if o in s.tensors and s.tensors[o]["shape"]), None)
+        row = next(
+            (
+                s.tensors[o]
+                for o in last.get("outputs", ())
+                if o in s.tensors and s.tensors[o]["shape"]
+            ),
+            None,
+        )
         if x and row is not None:
-            out.append(Card("between blocks", x, tuple(row["shape"]), tuple(tuple(a) for a in row["layout"]), (), 1))
+            out.append(
+                Card(
+                    "between blocks",
+                    x,
+                    tuple(row["shape"]),
+                    tuple(tuple(a) for a in row["layout"]),
+                    (),
+                    1,
+                )
+            )
     return out
 
 
@@ -76,24 +106,55 @@ def shards(v: View) -> list[Markup]:
 
 def _mesh(v: View, sizes: Mapping[str, int]) -> Markup:
     prefix = f"ax{v.letter.lower()}"
-    sliders = [el("label", el("span", name(a), " ", el("output", "0"), f" of {n:,}"), el("input", type="range", min="0", max=str(n - 1), value="0", step="1",
-                  data_axis=a, id=f"{prefix}{k}"), class_="slider") for k, (a, n) in enumerate(sizes.items()) if n > 1]  # fmt: skip
+    sliders = [
+        el(
+            "label",
+            el("span", name(a), " ", el("output", "0"), f" of {n:,}"),
+            el(
+                "input",
+                type="range",
+                min="0",
+                max=str(n - 1),
+                value="0",
+                step="1",
+                data_axis=a,
+                id=f"{prefix}{k}",
+            ),
+            class_="slider",
+        )
+        for k, (a, n) in enumerate(sizes.items())
+        if n > 1
+    ]
     devices = prod(sizes.values())
     grid = None
     if 1 < devices <= CELLS:
         inner = list(sizes.values())[-1]
         down = inner * inner < devices <= ACROSS * inner  # the longer side lies across
-        across = inner if down or devices // inner <= ACROSS >= inner else _across(list(sizes.values()))
+        across = (
+            inner if down or devices // inner <= ACROSS >= inner else _across(list(sizes.values()))
+        )
         cell = max(3.0, min(16.0, 560.0 / (devices // across if down else across)))
         marks = [el("i", data_device=str(k)) for k in range(devices)]
-        grid = el("div", marks, class_="devices down" if down else "devices", style=f"--cols:{across};--rows:{across};--cell:{cell:.1f}px", aria_hidden="true")
+        grid = el(
+            "div",
+            marks,
+            class_="devices down" if down else "devices",
+            style=f"--cols:{across};--rows:{across};--cell:{cell:.1f}px",
+            aria_hidden="true",
+        )
     pick = el("p", "Device ", el("b", "0", class_="device"), f" of {devices:,}", class_="cap")
-    return el("div", el("div", pick, sliders, class_="pick"), grid, class_="mesh", data_mesh=json.dumps([[a, n] for a, n in sizes.items()]))
+    return el(
+        "div",
+        el("div", pick, sliders, class_="pick"),
+        grid,
+        class_="mesh",
+        data_mesh=json.dumps([[a, n] for a, n in sizes.items()]),
+    )
 
 
 def _across(sizes: Sequence[int]) -> int:
-    """Devices in a row of a mesh that is too long for one axis a row: whole inner axes, then as much of the next as fits;
-    where next to nothing does, the rows are cut anywhere."""
+    """Devices in a row of a mesh that is too long for one axis a row: whole inner axes, then as
+    much of the next as fits; where next to nothing does, the rows are cut anywhere."""
     row = 1
     for n in reversed(sizes):
         part = max(k for k in range(1, n + 1) if n % k == 0 and (k == 1 or row * k <= ACROSS))
@@ -113,26 +174,58 @@ def _card(c: Card, sizes: Mapping[str, int]) -> Markup:
     pieces = prod(_pieces(n, a, sizes) for n, a in zip(c.shape, c.dims, strict=True))
     devices //= c.stages
     copies = devices // max(pieces, 1)
-    text = f"{' × '.join(f'{n:,}' for n in c.shape)}, of which a device holds {' × '.join(f'{n:,}' for n in local)}"
+    text = (
+        f"{' × '.join(f'{n:,}' for n in c.shape)}, of which a device holds"
+        f" {' × '.join(f'{n:,}' for n in local)}"
+    )
     whole = "whole on every device" + " of its stage" * (c.stages > 1)
-    held = whole if pieces == 1 and devices > 1 else f.plural(pieces, "piece") + (f", each on {copies:,} devices" if copies > 1 else ", each on one device")
+    held = (
+        whole
+        if pieces == 1 and devices > 1
+        else f.plural(pieces, "piece")
+        + (f", each on {copies:,} devices" if copies > 1 else ", each on one device")
+    )
     lines: list[Markup | None] = [el("p", held, class_="small")]
     if c.stages > 1:
         lines.append(el("p", f"each on one of {c.stages} pipeline stages", class_="small"))
     if c.state:
         n = prod(_pieces(n, a, sizes) for n, a in zip(c.shape, c.state, strict=True))
-        lines.append(el("p", el("i", class_="swatch m-optimizer"), f" optimizer state in {f.plural(n, 'piece')}", class_="small"))
+        lines.append(
+            el(
+                "p",
+                el("i", class_="swatch m-optimizer"),
+                f" optimizer state in {f.plural(n, 'piece')}",
+                class_="small",
+            )
+        )
     title = el("h3", name(c.title), el("small", f"× {c.count:,}") if c.count > 1 else None)
-    return el("article", title, el("p", name(c.notation), class_="notation"), _drawing(c, sizes), el("p", text, class_="small num"), lines, class_="card")
+    return el(
+        "article",
+        title,
+        el("p", name(c.notation), class_="notation"),
+        _drawing(c, sizes),
+        el("p", text, class_="small num"),
+        lines,
+        class_="card",
+    )
 
 
 def _drawing(c: Card, sizes: Mapping[str, int]) -> Markup:
-    """Rows and columns are the first two cut dims, else the largest ones; a single dim is a ribbon."""
-    order = sorted(range(len(c.shape)), key=lambda d: (not c.dims[d], not (c.state and c.state[d]), -c.shape[d], d))
-    down, across = (sorted(order[:2]) + [-1])[:2] if len(order) > 1 else (-1, order[0] if order else -1)
+    """Rows and columns are the first two cut dims, else the largest ones; a single dim is a
+    ribbon."""
+    order = sorted(
+        range(len(c.shape)),
+        key=lambda d: (not c.dims[d], not (c.state and c.state[d]), -c.shape[d], d),
+    )
+    down, across = (
+        (sorted(order[:2]) + [-1])[:2] if len(order) > 1 else (-1, order[0] if order else -1)
+    )
     rows, columns = (c.shape[d] if d >= 0 else 1 for d in (down, across))
     longest = max(rows, columns, 1)
-    h, w = (max(SIDE * n / longest, SIDE * 0.34 if d >= 0 else 18.0) for n, d in ((rows, down), (columns, across)))
+    h, w = (
+        max(SIDE * n / longest, SIDE * 0.34 if d >= 0 else 18.0)
+        for n, d in ((rows, down), (columns, across))
+    )
     shapes = [el("rect", x=0.5, y=0.5, width=w, height=h, class_="whole")]
     counts = [_pieces(0, c.dims[d], sizes) if d >= 0 else 1 for d in (down, across)]
     for n, length, other, flat in ((counts[0], h, w, True), (counts[1], w, h, False)):
@@ -140,14 +233,39 @@ def _drawing(c: Card, sizes: Mapping[str, int]) -> Markup:
     marks = [("mine", c.dims), ("state", c.state)] if c.state else [("mine", c.dims)]
     for kind, dims in marks:
         m, n = (_pieces(0, dims[d], sizes) if d >= 0 else 1 for d in (down, across))
-        # Each dim's axes, outermost first, and its length: the script moves the piece to the chosen device with them.
-        data = json.dumps([[list(dims[d]) if d >= 0 else [], side] for d, side in ((down, h), (across, w))] + [[[STAGE] if c.stages > 1 else [], 0]])
-        shapes.append(el("rect", x=0.5, y=0.5, width=max(w / n, LEAST[kind]), height=max(h / m, LEAST[kind]), class_=kind, data_piece=data))
+        # Each dim's axes, outermost first, and its length: the script moves the piece to the chosen
+        # device with them.
+        data = json.dumps(
+            [[list(dims[d]) if d >= 0 else [], side] for d, side in ((down, h), (across, w))]
+            + [[[STAGE] if c.stages > 1 else [], 0]]
+        )
+        shapes.append(
+            el(
+                "rect",
+                x=0.5,
+                y=0.5,
+                width=max(w / n, LEAST[kind]),
+                height=max(h / m, LEAST[kind]),
+                class_=kind,
+                data_piece=data,
+            )
+        )
     label = f"{c.title}: {counts[0]} by {counts[1]} pieces"
     hidden = [n for i, n in enumerate(c.shape) if i not in (down, across) and n > 1]
-    rest = el("p", f"further dims {', '.join(f'{n:,}' for n in hidden)}: whole", class_="small") if hidden and not any(
-        c.dims[i] for i in range(len(c.shape)) if i not in (down, across)) else None  # fmt: skip
-    svg = el("svg", shapes, viewBox=f"0 0 {w + 1:.0f} {h + 1:.0f}", width=f"{w + 1:.0f}", height=f"{h + 1:.0f}", role="img", aria_label=label)
+    rest = (
+        el("p", f"further dims {', '.join(f'{n:,}' for n in hidden)}: whole", class_="small")
+        if hidden and not any(c.dims[i] for i in range(len(c.shape)) if i not in (down, across))
+        else None
+    )
+    svg = el(
+        "svg",
+        shapes,
+        viewBox=f"0 0 {w + 1:.0f} {h + 1:.0f}",
+        width=f"{w + 1:.0f}",
+        height=f"{h + 1:.0f}",
+        role="img",
+        aria_label=label,
+    )
     return el("div", svg, rest, class_="drawing")
 
 
@@ -157,4 +275,7 @@ def _cuts(n: int, length: float, other: float, flat: bool) -> list[Markup]:
     n = int(length / APART) if dense else n
     at = [0.5 + length * k / n for k in range(1, n)]
     ends = [(0.5, other + 0.5, a, a) if flat else (a, a, 0.5, other + 0.5) for a in at]
-    return [el("line", class_="cut dense" if dense else "cut", x1=x1, x2=x2, y1=y1, y2=y2) for x1, x2, y1, y2 in ends]
+    return [
+        el("line", class_="cut dense" if dense else "cut", x1=x1, x2=x2, y1=y1, y2=y2)
+        for x1, x2, y1, y2 in ends
+    ]

@@ -2,9 +2,10 @@
 
     L(p) = min over x of  cost(x) + sum_r p_r (load_r(x) - limit)      p >= 0
 
-is a lower bound on the optimum for every p. Along one direction L is concave and piecewise linear, so its maximum is found
-exactly by intersecting the lines of two choices (one that overloads, one that does not); with several binding rows,
-projected subgradient steps of Polyak length follow. With all costs set to zero, L(p) > 0 proves that no choice fits.
+is a lower bound on the optimum for every p. Along one direction L is concave and piecewise linear,
+so its maximum is found exactly by intersecting the lines of two choices (one that overloads, one
+that does not); with several binding rows, projected subgradient steps of Polyak length follow. With
+all costs set to zero, L(p) > 0 proves that no choice fits.
 """
 
 from __future__ import annotations
@@ -52,11 +53,13 @@ class Dual:
     best_cost: float = np.inf
     best: np.ndarray | None = None
     above: np.ndarray | None = None
-    """The last minimiser that overloaded a row; `below`: the last that fitted. Around the best price of one row they are its two sides."""
+    """The last minimiser that overloaded a row; `below`: the last that fitted. Around the best
+    price of one row they are its two sides."""
     below: np.ndarray | None = None
 
     def oracle(self, price: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
-        """L(price), a minimiser and its overload per row. Keeps the best bound, and a feasible choice when it meets one."""
+        """L(price), a minimiser and its overload per row. Keeps the best bound, and a feasible
+        choice when it meets one."""
         memory = self.model.memory
         assert memory is not None
         value, x, _ = self.tree.run(self.model.cost + memory.priced(price, len(self.model.cost)))
@@ -89,8 +92,14 @@ def slack(cost: float) -> float:
     return min(0.5, 1e-12 * abs(cost)) if np.isfinite(cost) else 0.0
 
 
-def along(dual: Dual, origin: np.ndarray, direction: np.ndarray, first: tuple[float, np.ndarray, np.ndarray]) -> np.ndarray:
-    """Maximise L(origin + t direction) over t >= 0 exactly; returns the best prices met. `first` is the oracle at t = 0."""
+def along(
+    dual: Dual,
+    origin: np.ndarray,
+    direction: np.ndarray,
+    first: tuple[float, np.ndarray, np.ndarray],
+) -> np.ndarray:
+    """Maximise L(origin + t direction) over t >= 0 exactly; returns the best prices met. `first` is
+    the oracle at t = 0."""
     value0, _, over0 = first
     slope_low = float(direction @ over0)
     if slope_low <= 0:
@@ -150,7 +159,11 @@ def subgradient(dual: Dual, rounds: int, heal: Callable[[np.ndarray], None]) -> 
         norm = float(direction @ direction)
         if norm == 0:
             return
-        target = dual.best_cost if np.isfinite(dual.best_cost) else dual.bound + 0.05 * abs(dual.bound) + 1
+        target = (
+            dual.best_cost
+            if np.isfinite(dual.best_cost)
+            else dual.bound + 0.05 * abs(dual.bound) + 1
+        )
         price = np.maximum(0.0, price + gain * max(target - value, 1.0) / norm * direction)
 
 
@@ -182,13 +195,18 @@ def maximise(dual: Dual, rounds: int = 80) -> None:
             break
     if dual.best is not None:
         heal(dual.best)
-    others = (dual.model.memory.load(x) - memory.limit > 0) if dual.model.memory else np.zeros(0, bool)
-    if memory.rows > 1 and (int(others.sum()) > 1 or (others & (dual.price == 0)).any() or (dual.price > 0).sum() > 1):
+    others = (
+        (dual.model.memory.load(x) - memory.limit > 0) if dual.model.memory else np.zeros(0, bool)
+    )
+    if memory.rows > 1 and (
+        int(others.sum()) > 1 or (others & (dual.price == 0)).any() or (dual.price > 0).sum() > 1
+    ):
         subgradient(dual, rounds, heal)
 
 
 def cannot_fit(model: Model, tree: Tree, clock: Clock, rounds: int = 60) -> bool:
-    """Try to prove that no choice fits: prices p on the unit simplex with min_x p . load(x) > limit."""
+    """Try to prove that no choice fits: prices p on the unit simplex with min_x p . load(x) >
+    limit."""
     memory = model.memory
     assert memory is not None
     if (memory.extreme(False) > memory.limit).any():
@@ -214,4 +232,8 @@ def cannot_fit(model: Model, tree: Tree, clock: Clock, rounds: int = 60) -> bool
 def _without_costs(model: Model, tree: Tree) -> Tree:
     from dataclasses import replace
 
-    return replace(tree, tables=[], base=[[np.where(np.isinf(b), np.inf, 0.0) for b in parts] for parts in tree.base])
+    return replace(
+        tree,
+        tables=[],
+        base=[[np.where(np.isinf(b), np.inf, 0.0) for b in parts] for parts in tree.base],
+    )

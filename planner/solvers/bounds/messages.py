@@ -1,11 +1,16 @@
-"""Memory prices by message passing: a lower bound, choices met on the way, and what every single option costs at least.
+"""Memory prices by message passing: a lower bound, choices met on the way, and what every single
+option costs at least.
 
-    L(p, m) = (tree-reweighted bound under unary costs cost + p . usage) - limit * sum p       p >= 0 a price per row, m the messages
+    L(p, m) = (tree-reweighted bound under unary costs cost + p . usage) - limit * sum p       p >=
+        0 a price per row, m the messages
 
-bounds the cost of every choice that fits. `raise_bound` takes one sweep pair of messages and one Polyak step on p (deflected subgradient) at a time; `floors` holds
-p where the bound was best and asks the messages, which are then min-marginals of chains, how far the bound rises when one option is forced.
+bounds the cost of every choice that fits. `raise_bound` takes one sweep pair of messages and one
+Polyak step on p (deflected subgradient) at a time; `floors` holds p where the bound was best and
+asks the messages, which are then min-marginals of chains, how far the bound rises when one option
+is forced.
 
-Two sets of loops do the passes: `search.Search` (compiled, for problems of any size) and `plain.Plain` (numpy, always there). Work unit: one table entry read.
+Two sets of loops do the passes: `search.Search` (compiled, for problems of any size) and
+`plain.Plain` (numpy, always there). Work unit: one table entry read.
 """
 
 from __future__ import annotations
@@ -21,7 +26,8 @@ import numpy as np
 from planner.solvers.model import Model
 
 PACE, LITTLE, SETTLED = 0.2, 0.02, 600
-"""The part of its time that a bound's pace is taken over, the part of the gap that is little, and the passes before which no pace tells anything: prices start far off."""
+"""The part of its time that a bound's pace is taken over, the part of the gap that is little, and
+the passes before which no pace tells anything: prices start far off."""
 
 
 @dataclass
@@ -46,7 +52,8 @@ class Incumbent:
 
 @dataclass
 class Rising:
-    """Whether it is worth the time to raise a bound further: not when at its pace of late little of the gap would be closed in what is left of `seconds`."""
+    """Whether it is worth the time to raise a bound further: not when at its pace of late little of
+    the gap would be closed in what is left of `seconds`."""
 
     best: Incumbent
     seconds: float
@@ -60,7 +67,12 @@ class Rising:
         if not self._seen or now - self._seen[-1][0] > PACE * self.seconds / 4:
             self._seen = [*self._seen[-4:], (now, self.best.bound)]
         (then, before), gap = self._seen[0], self.best.cost - self.best.bound
-        if now > self.seconds or len(self._seen) < 5 or self._passes < SETTLED or not np.isfinite(gap):
+        if (
+            now > self.seconds
+            or len(self._seen) < 5
+            or self._passes < SETTLED
+            or not np.isfinite(gap)
+        ):
             return now <= self.seconds
         return bool((self.best.bound - before) / (now - then) * (self.seconds - now) > LITTLE * gap)
 
@@ -71,13 +83,18 @@ class Passes(Protocol):
     model: Model
     best: Incumbent
     x: np.ndarray  # [nodes] choice decoded from the last pass
-    regret: np.ndarray  # [positions] rise of the bound of the pass before (under the same prices) when an option is forced
+    regret: (
+        np.ndarray
+        # [positions] rise of the bound of the pass before (under the same prices) when an option is
+        # forced
+    )
 
     def sweep(self, price: np.ndarray) -> float:
         """One pass there and back under prices [rows] from the messages of the last; L."""
 
     def fit(self, x: np.ndarray) -> bool:
-        """Repair and descend a copy of x; True when it fits. The incumbent keeps it when it is the best."""
+        """Repair and descend a copy of x; True when it fits. The incumbent keeps it when it is the
+        best."""
 
 
 def rounding(cost: float) -> float:
@@ -122,15 +139,24 @@ def raise_bound(passes: Passes, go_on: Callable[[float], bool], patience: int = 
         step = np.where((price <= 0) & (direction < 0), 0.0, direction)
         norm = float(step @ step)
         if norm > 0:
-            target = best.cost if np.isfinite(best.cost) else best.bound + 0.1 * abs(best.bound) + 1.0
-            price = np.maximum(0.0, price + gain * max(target - value, 1e-6 * abs(value)) / norm * step)
+            target = (
+                best.cost if np.isfinite(best.cost) else best.bound + 0.1 * abs(best.bound) + 1.0
+            )
+            price = np.maximum(
+                0.0, price + gain * max(target - value, 1e-6 * abs(value)) / norm * step
+            )
     passes.fit(passes.x)
 
 
 def floors(passes: Passes, turns: int = 60) -> np.ndarray:
-    """What a choice that fits costs at least with each option, at the incumbent's prices (from no prices where it has none). [positions]"""
+    """What a choice that fits costs at least with each option, at the incumbent's prices (from no
+    prices where it has none). [positions]"""
     best, model = passes.best, passes.model
-    price = best.price if len(best.price) else np.zeros(0 if model.memory is None else model.memory.rows)
+    price = (
+        best.price
+        if len(best.price)
+        else np.zeros(0 if model.memory is None else model.memory.rows)
+    )
     least, value = np.full(len(model.cost), -np.inf), -np.inf
     for _ in range(turns):
         fresh = passes.sweep(price)

@@ -1,7 +1,9 @@
-"""Message passing in numpy for problems of thousands of nodes: no two nodes of a colour are neighbours, so all of them are passed at once.
+"""Message passing in numpy for problems of thousands of nodes: no two nodes of a colour are
+neighbours, so all of them are passed at once.
 
-The same passes as `kernels.message_pass`, in the order of the nodes' colours. Chains are short in that order (as many nodes as there are colours), so a bound takes some more
-passes than in the order of the nodes.
+The same passes as `kernels.message_pass`, in the order of the nodes' colours. Chains are short in
+that order (as many nodes as there are colours), so a bound takes some more passes than in the order
+of the nodes.
 """
 
 from __future__ import annotations
@@ -32,15 +34,20 @@ class _Sent:
 
 @dataclass(frozen=True)
 class _Colour:
-    """Nodes that are no neighbours of each other. Positions of its nodes, one node after the other, are its places."""
+    """Nodes that are no neighbours of each other. Positions of its nodes, one node after the other,
+    are its places."""
 
     nodes: np.ndarray
     positions: np.ndarray
     first: np.ndarray  # [nodes] place
     node: np.ndarray  # [places] which of the nodes
-    heard: tuple[np.ndarray, np.ndarray]  # [values] place in the messages, place here: of later nodes first
+    heard: tuple[
+        np.ndarray, np.ndarray
+    ]  # [values] place in the messages, place here: of later nodes first
     later: int  # values of later nodes
-    known: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # [values] of earlier nodes' tables: first row, options, neighbour, place here
+    known: tuple[
+        np.ndarray, np.ndarray, np.ndarray, np.ndarray
+    ]  # [values] of earlier nodes' tables: first row, options, neighbour, place here
     share: np.ndarray  # [places]
     sent: tuple[tuple[_Sent, ...], tuple[_Sent, ...]]  # to later and to earlier nodes
 
@@ -51,7 +58,8 @@ class _Colour:
 
 
 def coloured(flat: Flat) -> np.ndarray:
-    """A colour per node, none like a neighbour's: nodes with most neighbours choose first. [nodes]"""
+    """A colour per node, none like a neighbour's: nodes with most neighbours choose first.
+    [nodes]"""
     first, other = flat.first.tolist(), flat.other.tolist()
     found = [-1] * (len(first) - 1)
     for v in np.argsort(-np.diff(flat.first), kind="stable").tolist():
@@ -65,11 +73,17 @@ class Passes:
 
     def __init__(self, flat: Flat) -> None:
         self.flat, self.message = flat, np.zeros(int(flat.message[-1]))
-        self._owner, colour = np.repeat(np.arange(len(flat.first) - 1), np.diff(flat.first)), coloured(flat)
+        self._owner, colour = (
+            np.repeat(np.arange(len(flat.first) - 1), np.diff(flat.first)),
+            coloured(flat),
+        )
         before = colour[flat.other] < colour[self._owner]
         ends = [np.bincount(self._owner, way, len(colour)) for way in (before, ~before)]
         share = 1.0 / np.maximum(1, np.maximum(*ends))
-        self._colours = [self._colour(np.flatnonzero(colour == c), before, share) for c in range(int(colour.max(initial=-1)) + 1)]
+        self._colours = [
+            self._colour(np.flatnonzero(colour == c), before, share)
+            for c in range(int(colour.max(initial=-1)) + 1)
+        ]
 
     def _colour(self, nodes: np.ndarray, before: np.ndarray, share: np.ndarray) -> _Colour:
         f, sizes = self.flat, np.diff(self.flat.offset)
@@ -84,10 +98,25 @@ class Passes:
         heard = f.message[both][which] + number, place[self._owner[both]][which] + number
         which, number = _spread(sizes[self._owner[earlier]])
         a = earlier[which]
-        known = f.place[f.back[a]] + number, sizes[self._owner[a]], f.other[a], place[self._owner[a]] + number
+        known = (
+            f.place[f.back[a]] + number,
+            sizes[self._owner[a]],
+            f.other[a],
+            place[self._owner[a]] + number,
+        )
         sent = tuple(tuple(self._sent(way, place, sizes)) for way in (later, earlier))
         positions = np.arange(wide.sum()) - first[node] + f.offset[nodes][node]
-        return _Colour(nodes, positions, first, node, heard, int(sizes[self._owner[later]].sum()), known, share[nodes][node], sent)  # type: ignore[arg-type]
+        return _Colour(
+            nodes,
+            positions,
+            first,
+            node,
+            heard,
+            int(sizes[self._owner[later]].sum()),
+            known,
+            share[nodes][node],
+            sent,  # type: ignore[arg-type]
+        )
 
     def _sent(self, way: np.ndarray, place: np.ndarray, sizes: np.ndarray) -> list[_Sent]:
         f, found = self.flat, []
@@ -96,18 +125,28 @@ class Passes:
             a = way[(shape[0] == own) & (shape[1] == theirs)]
             rows, columns = np.arange(own)[:, None], np.arange(theirs)
             table = f.table[f.place[a][None, :, None] + rows[:, :, None] * theirs + columns]
-            found.append(_Sent(place[self._owner[a]] + rows, f.message[a] + rows, table, f.message[f.back[a]][:, None] + columns))
+            found.append(
+                _Sent(
+                    place[self._owner[a]] + rows,
+                    f.message[a] + rows,
+                    table,
+                    f.message[f.back[a]][:, None] + columns,
+                )
+            )
         return found
 
     def sweep(self, unary: np.ndarray, x: np.ndarray, regret: np.ndarray) -> float:
-        """One pass there and back under unary costs [positions]; the bound. x, regret: written as `kernels.message_pass` does."""
+        """One pass there and back under unary costs [positions]; the bound. x, regret: written as
+        `kernels.message_pass` does."""
         f, message, bound = self.flat, self.message, 0.0
         for c in self._colours:
             later = unary[c.positions] + c.told(message, slice(0, c.later))
             total = later + c.told(message, slice(c.later, None))
             regret[c.positions] = total - np.minimum.reduceat(total, c.first)[c.node]
             row, wide, neighbour, here = c.known
-            x[c.nodes] = _least(later + np.bincount(here, f.table[row + x[neighbour] * wide], len(later)), c)
+            x[c.nodes] = _least(
+                later + np.bincount(here, f.table[row + x[neighbour] * wide], len(later)), c
+            )
             for each in c.sent[0]:
                 each(total * c.share, message)
         for c in reversed(self._colours):
@@ -120,7 +159,9 @@ class Passes:
 
 def _spread(wide: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """So many values of each: whose, and which of its own. [values] both"""
-    return np.repeat(np.arange(len(wide)), wide), np.arange(wide.sum()) - np.repeat(np.cumsum(wide) - wide, wide)
+    return np.repeat(np.arange(len(wide)), wide), np.arange(wide.sum()) - np.repeat(
+        np.cumsum(wide) - wide, wide
+    )
 
 
 def _least(cost: np.ndarray, c: _Colour) -> np.ndarray:

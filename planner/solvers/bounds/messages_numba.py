@@ -1,7 +1,9 @@
-"""Compiled loops for large problems (numba): row loads, costs, and message passing. Moves on a choice are in `moves`.
+"""Compiled loops for large problems (numba): row loads, costs, and message passing. Moves on a
+choice are in `moves`.
 
-All take a `flat.Flat`. Row loads live in a segment tree with range-add and range-max: `top[1]` is the largest load of any row, so
-`top[1] <= limit` is the feasibility test after any change. A `State` is (x, top, lazy): the choice and that tree.
+All take a `flat.Flat`. Row loads live in a segment tree with range-add and range-max: `top[1]` is
+the largest load of any row, so `top[1] <= limit` is the feasibility test after any change. A
+`State` is (x, top, lazy): the choice and that tree.
 
 Costs are integers held in float64, so that running sums stay exact.
 """
@@ -13,7 +15,7 @@ from numba import njit
 
 
 @njit(cache=True)
-def range_add(top, lazy, leaves, lo, hi, value):  # type: ignore[no-untyped-def]
+def range_add(top, lazy, leaves, lo, hi, value):
     """Add to rows lo .. hi - 1."""
     a, b = lo + leaves, hi + leaves
     left, right = a, b - 1
@@ -39,7 +41,7 @@ def range_add(top, lazy, leaves, lo, hi, value):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def change(f, x, top, lazy, i, k):  # type: ignore[no-untyped-def]
+def change(f, x, top, lazy, i, k):
     """Set x[i] = k and account for its memory."""
     old = x[i]
     x[i] = k
@@ -50,7 +52,7 @@ def change(f, x, top, lazy, i, k):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def load_all(f, x, top, lazy):  # type: ignore[no-untyped-def]
+def load_all(f, x, top, lazy):
     """Fill the segment tree from the choice x. Leaves past the last row stay below everything."""
     top[:] = 0.0
     lazy[:] = 0.0
@@ -59,7 +61,7 @@ def load_all(f, x, top, lazy):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def total_cost(f, x):  # type: ignore[no-untyped-def]
+def total_cost(f, x):
     """Cost of the choice."""
     value = 0.0
     for i in range(len(x)):
@@ -72,7 +74,7 @@ def total_cost(f, x):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def marginal(f, x, i, out):  # type: ignore[no-untyped-def]
+def marginal(f, x, i, out):
     """Cost of each strategy of node i given its neighbours, into out."""
     k = f.offset[i + 1] - f.offset[i]
     for s in range(k):
@@ -84,11 +86,13 @@ def marginal(f, x, i, out):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def message_pass(f, unary, message, share, x, regret):  # type: ignore[no-untyped-def]
-    """One forward and one backward sweep of sequential tree-reweighted message passing under unary costs; returns the lower bound.
+def message_pass(f, unary, message, share, x, regret):
+    """One forward and one backward sweep of sequential tree-reweighted message passing under unary
+    costs; returns the lower bound.
 
-    The forward sweep also decodes a choice into x, and writes per position how much the bound of the pass before (same unary costs)
-    rises at least when that strategy is forced: the messages are then exact min-marginals of all chains through the node.
+    The forward sweep also decodes a choice into x, and writes per position how much the bound of
+    the pass before (same unary costs) rises at least when that strategy is forced: the messages are
+    then exact min-marginals of all chains through the node.
     """
     n = len(x)
     widest = 0
@@ -163,7 +167,7 @@ def message_pass(f, unary, message, share, x, regret):  # type: ignore[no-untype
 
 
 @njit(cache=True)
-def priced(f, price, unary):  # type: ignore[no-untyped-def]
+def priced(f, price, unary):
     """Unary costs under row prices, into unary."""
     running = np.zeros(len(price) + 1)
     for r in range(len(price)):

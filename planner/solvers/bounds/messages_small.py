@@ -1,6 +1,8 @@
-"""Message passing in numpy: the passes of `prices` for problems of some hundred nodes, without the compiled loops of `kernels`.
+"""Message passing in numpy: the passes of `prices` for problems of some hundred nodes, without the
+compiled loops of `kernels`.
 
-A node's tables are read whole, one neighbour at a time; with tables of a hundred strategies a side that is as fast as compiled loops.
+A node's tables are read whole, one neighbour at a time; with tables of a hundred strategies a side
+that is as fast as compiled loops.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from planner.solvers.neighbourhood.local import polish
 
 
 class Plain:
-    """Sequential tree-reweighted messages of a model (see `kernels.message_pass`), in the order of its nodes."""
+    """Sequential tree-reweighted messages of a model (see `kernels.message_pass`), in the order of
+    its nodes."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -22,21 +25,35 @@ class Plain:
         self.x, self.regret = np.zeros(model.nodes, np.int64), np.zeros(len(model.cost))
         forbidden = high_of(model)
         high = {pair: np.minimum(t, forbidden) for pair, t in model.pairs.items()}
-        self._high = Model(model.offset, np.minimum(model.cost, forbidden), high, model.memory)  # to be repaired, a choice may be forbidden at first
+        self._high = Model(
+            model.offset, np.minimum(model.cost, forbidden), high, model.memory
+        )  # to be repaired, a choice may be forbidden at first
         before: list[list[tuple[int, np.ndarray]]] = [[] for _ in range(model.nodes)]
         after: list[list[tuple[int, np.ndarray]]] = [[] for _ in range(model.nodes)]
         for u, v in sorted(high):
             after[u].append((v, high[u, v]))
             before[v].append((u, high[u, v].T))
-        self._before, self._after = before, after  # per node: neighbour, table with this node's strategies as rows
+        self._before, self._after = (
+            before,
+            after,
+        )  # per node: neighbour, table with this node's strategies as rows
         self._share = [1.0 / max(1, len(a), len(b)) for a, b in zip(before, after, strict=True)]
-        self._message = {(u, v): np.zeros(model.sizes[u]) for pair in high for u, v in (pair, pair[::-1])}  # to the first of the two
+        self._message = {
+            (u, v): np.zeros(model.sizes[u]) for pair in high for u, v in (pair, pair[::-1])
+        }  # to the first of the two
 
     def sweep(self, price: np.ndarray) -> float:
         """See `prices.Passes`."""
         memory, offset = self.model.memory, self.model.offset
-        unary = self._high.cost if memory is None else self._high.cost + memory.priced(price, len(self._high.cost))
-        bound, message = (0.0 if memory is None else -float(price.sum()) * memory.limit), self._message
+        unary = (
+            self._high.cost
+            if memory is None
+            else self._high.cost + memory.priced(price, len(self._high.cost))
+        )
+        bound, message = (
+            (0.0 if memory is None else -float(price.sum()) * memory.limit),
+            self._message,
+        )
         for i in range(self.model.nodes):
             a, b = offset[i], offset[i + 1]
             coming = np.sum([message[i, j] for j, _ in self._after[i]], axis=0) + unary[a:b]
@@ -45,7 +62,10 @@ class Plain:
             self.x[i] = (coming + sum(t[:, self.x[j]] for j, t in self._before[i])).argmin()
             self._send(i, total * self._share[i], self._after[i])
         for i in range(self.model.nodes - 1, -1, -1):
-            total = sum((message[i, j] for j, _ in (*self._before[i], *self._after[i])), unary[offset[i] : offset[i + 1]])
+            total = sum(
+                (message[i, j] for j, _ in (*self._before[i], *self._after[i])),
+                unary[offset[i] : offset[i + 1]],
+            )
             least = total.min()
             bound += float(least) + self._send(i, (total - least) * self._share[i], self._before[i])
         return bound

@@ -1,9 +1,11 @@
 """Branch and bound on memory: what is left where prices leave a gap that labels cannot close.
 
-Under the best prices two choices are cheapest, one that overloads and one that fits. The node whose priced usage differs most between them is split at the middle:
-its options that use less in one half, those that use more in the other. Neither half has both choices, so that both bounds rise. Halves are looked at lowest bound
-first; each drops the options that cost too much under its own prices (`Tree.marginals`) before it is split. When it ends the optimum is proven; stopped by the clock,
-the lowest bound of an open half is a bound.
+Under the best prices two choices are cheapest, one that overloads and one that fits. The node whose
+priced usage differs most between them is split at the middle: its options that use less in one
+half, those that use more in the other. Neither half has both choices, so that both bounds rise.
+Halves are looked at lowest bound first; each drops the options that cost too much under its own
+prices (`Tree.marginals`) before it is split. When it ends the optimum is proven; stopped by the
+clock, the lowest bound of an open half is a bound.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ Kept = list[np.ndarray]
 
 
 def branch(root: Dual) -> None:
-    """Halve until nothing better is left or the clock stops; updates the best choice and the bound."""
+    """Halve until nothing better is left or the clock stops; updates the best choice and the
+    bound."""
     model, clock = root.model, root.clock
     heap: list[tuple[float, int, Kept]] = [(root.bound, 0, [np.arange(s) for s in model.sizes])]
     number = 1
@@ -45,14 +48,18 @@ def branch(root: Dual) -> None:
 
 
 def _halves(root: Dual, kept: Kept, bound: float) -> list[tuple[float, Kept]]:
-    """What is still open of these options, in two halves with their bound; nothing when they hold no better choice."""
+    """What is still open of these options, in two halves with their bound; nothing when they hold
+    no better choice."""
     small = restrict(root.model, kept)
     memory, tree = small.memory, compile_tree(small)
     assert memory is not None
     if (memory.extreme(False) > memory.limit).any():
         return []
     if tree is None:  # the order found is larger than that for all options together
-        return [(bound, [k[c] for k, c in zip(kept, half, strict=True)]) for half in _split(small, [np.arange(s) for s in small.sizes], None)]
+        return [
+            (bound, [k[c] for k, c in zip(kept, half, strict=True)])
+            for half in _split(small, [np.arange(s) for s in small.sizes], None)
+        ]
     dual = Dual(small, tree, root.clock, best_cost=root.best_cost)
     if root.best is not None and (known := places(kept, root.best)) is not None:
         dual.best = known
@@ -65,16 +72,23 @@ def _halves(root: Dual, kept: Kept, bound: float) -> list[tuple[float, Kept]]:
         root.offer(chosen(kept, dual.best))
     if dual.closed or root.clock.stopped:
         return []
-    least = tree.marginals(small.cost + memory.priced(dual.price, len(small.cost)))[1] - float(dual.price.sum()) * memory.limit
+    least = (
+        tree.marginals(small.cost + memory.priced(dual.price, len(small.cost)))[1]
+        - float(dual.price.sum()) * memory.limit
+    )
     root.clock.spend(2 * tree.entries)
     inner = options(small, least, root.best_cost + rounding(root.best_cost))
     if not all(map(len, inner)):
         return []
-    return [(max(bound, dual.bound), [k[c] for k, c in zip(kept, half, strict=True)]) for half in _split(small, inner, dual)]
+    return [
+        (max(bound, dual.bound), [k[c] for k, c in zip(kept, half, strict=True)])
+        for half in _split(small, inner, dual)
+    ]
 
 
 def _split(model: Model, inner: Kept, dual: Dual | None) -> list[Kept]:
-    """Two halves of the options of the node whose usage differs most, by price where rows have one."""
+    """Two halves of the options of the node whose usage differs most, by price where rows have
+    one."""
     memory = model.memory
     assert memory is not None
     price = dual.price if dual is not None and dual.price.any() else np.ones(memory.rows)
@@ -91,4 +105,6 @@ def _split(model: Model, inner: Kept, dual: Dual | None) -> list[Kept]:
     if high[i] <= low[i]:
         i = int(np.argmax([len(k) for k in inner]))
         less = np.arange(len(inner[i])) < len(inner[i]) // 2
-    return [[*inner[:i], inner[i][which], *inner[i + 1 :]] for which in (less, ~less) if which.any()]
+    return [
+        [*inner[:i], inner[i][which], *inner[i + 1 :]] for which in (less, ~less) if which.any()
+    ]

@@ -2,14 +2,18 @@
 
 Eliminating variable v with neighbours S(v) makes the message
 
-    m_v(x_S) = min over x_v of [ unary_v(x_v) + sum over u in S(v) of table_vu(x_v, x_u) + messages received by v ]
+    m_v(x_S) = min over x_v of [ unary_v(x_v) + sum over u in S(v) of table_vu(x_v, x_u) + messages
+    received by v ]
 
-which is added to the neighbour that is eliminated next (its parent). The last value is the optimum; decoding in reverse order
-reads the minimisers. Axes of every table are ordered by elimination position, so that adding a message is a reshape, never a transpose.
+which is added to the neighbour that is eliminated next (its parent). The last value is the optimum;
+decoding in reverse order reads the minimisers. Axes of every table are ordered by elimination
+position, so that adding a message is a reshape, never a transpose.
 
-`Tree` is compiled once per model; `Tree.run` is repeated with other unary costs (memory prices change only those).
+`Tree` is compiled once per model; `Tree.run` is repeated with other unary costs (memory prices
+change only those).
 
-Where tables would be too large, a variable is eliminated in parts (`planner.solvers.exact.minibucket`): each minimises on its own, so that the value is a lower bound.
+Where tables would be too large, a variable is eliminated in parts
+(`planner.solvers.exact.minibucket`): each minimises on its own, so that the value is a lower bound.
 """
 
 from __future__ import annotations
@@ -25,15 +29,21 @@ from planner.solvers.model import INF_INT, Model
 SMALL = 4096
 """Pair tables are added up while their sum has no more entries."""
 MOST_DIMS = 32
-"""Of an array that numpy broadcasts: variables with one option add no entries to a table, but a dim each."""
+"""Of an array that numpy broadcasts: variables with one option add no entries to a table, but a dim
+each."""
 PASSES, STEP, CLOSE = 8, 0.5, 1e-4
-"""Of shifts between the parts of variables: passes at most, the part of what parts tell otherwise that is shifted at once, and the gain (relatively) that is not worth another."""
+"""Of shifts between the parts of variables: passes at most, the part of what parts tell otherwise
+that is shifted at once, and the gain (relatively) that is not worth another."""
 
 
-def order_of(sizes: list[int], adjacent: list[set[int]], limit: float) -> tuple[list[int], list[tuple[int, ...]], float] | None:
-    """An elimination order by least (fill, table size), the scope of each step, and the entries of all tables together.
+def order_of(
+    sizes: list[int], adjacent: list[set[int]], limit: float
+) -> tuple[list[int], list[tuple[int, ...]], float] | None:
+    """An elimination order by least (fill, table size), the scope of each step, and the entries of
+    all tables together.
 
-    Returns None when some table would have more than `limit` entries, or more dims than an array may. `adjacent` is consumed.
+    Returns None when some table would have more than `limit` entries, or more dims than an array
+    may. `adjacent` is consumed.
     """
     n = len(sizes)
     logs = [math.log(max(s, 1)) for s in sizes]
@@ -48,7 +58,9 @@ def order_of(sizes: list[int], adjacent: list[set[int]], limit: float) -> tuple[
             return int(b not in adjacent[a]), size
         if len(near) > 12:
             return len(near) ** 2, size
-        return (sum([len(near - adjacent[u]) for u in near]) - len(near)) // 2, size  # each pair is met twice, and each node misses itself
+        return (
+            sum([len(near - adjacent[u]) for u in near]) - len(near)
+        ) // 2, size  # each pair is met twice, and each node misses itself
 
     now = [score(v) for v in range(n)]
     heap = [(seen, v) for v, seen in enumerate(now)]
@@ -87,7 +99,8 @@ def order_of(sizes: list[int], adjacent: list[set[int]], limit: float) -> tuple[
 
 
 class Scratch:
-    """Room for the tables of one run, lent to one tree after the other: many trees are compiled for a search, and one runs at a time."""
+    """Room for the tables of one run, lent to one tree after the other: many trees are compiled for
+    a search, and one runs at a time."""
 
     def __init__(self) -> None:
         self._room = np.empty(0)
@@ -100,14 +113,19 @@ class Scratch:
         self.work += ends[-1]
         if len(self._room) < ends[-1]:
             self._room = np.empty(ends[-1])
-        return [self._room[a:b].reshape(shape) for a, b, shape in zip(ends, ends[1:], shapes, strict=False)]
+        return [
+            self._room[a:b].reshape(shape)
+            for a, b, shape in zip(ends, ends[1:], shapes, strict=False)
+        ]
 
 
 @dataclass
 class Tree:
-    """A compiled elimination of tables ("buckets"): bucket v is that of variable v, those beyond are further parts of variables that were split.
+    """A compiled elimination of tables ("buckets"): bucket v is that of variable v, those beyond
+    are further parts of variables that were split.
 
-    `scope[b]` is ordered by elimination position; `shape[b]` = (own strategies, scope's strategies...).
+    `scope[b]` is ordered by elimination position; `shape[b]` = (own strategies, scope's
+    strategies...).
     """
 
     model: Model
@@ -116,16 +134,29 @@ class Tree:
     parent: list[int]  # the bucket that takes what a bucket sends, -1 where its scope is empty
     entries: float
     home: dict[tuple[int, int], int]  # the bucket of each pair's table
-    base: list[list[np.ndarray]]  # per bucket: its pair tables, broadcastable to its shape; added up only where that makes none larger
+    base: list[
+        list[np.ndarray]
+        # per bucket: its pair tables, broadcastable to its shape; added up only where that makes
+        # none larger
+    ]
     shape: list[tuple[int, ...]]
-    message_shape: list[tuple[int, ...]]  # shape in which what a bucket sends is added to its parent's table
+    message_shape: list[
+        tuple[int, ...]
+    ]  # shape in which what a bucket sends is added to its parent's table
     children: list[list[int]]
-    parts: dict[int, list[int]] = field(default_factory=dict)  # all buckets of each variable that was split
-    shift: dict[int, np.ndarray] = field(default_factory=dict, repr=False)  # what `tighten` found best the last time
+    parts: dict[int, list[int]] = field(
+        default_factory=dict
+    )  # all buckets of each variable that was split
+    shift: dict[int, np.ndarray] = field(
+        default_factory=dict, repr=False
+    )  # what `tighten` found best the last time
     integer: bool = False
-    tables: list[np.ndarray] = field(default_factory=list, repr=False)  # of the last run; overwritten by the next
+    tables: list[np.ndarray] = field(
+        default_factory=list, repr=False
+    )  # of the last run; overwritten by the next
     scratch: Scratch | None = None
-    """Where tables are lent (float costs only): they are of the last run of all trees that share it."""
+    """Where tables are lent (float costs only): they are of the last run of all trees that share
+    it."""
 
     @property
     def exact(self) -> bool:
@@ -133,23 +164,30 @@ class Tree:
         return not self.parts
 
     def run(self, unary: np.ndarray) -> tuple[float, np.ndarray, list[np.ndarray]]:
-        """Minimum, a minimising choice, and every bucket's table, under flat unary costs [positions]; where variables were split a lower bound, and some choice.
+        """Minimum, a minimising choice, and every bucket's table, under flat unary costs
+        [positions]; where variables were split a lower bound, and some choice.
 
         The tables are those of this run until the next one.
 
-        The value is +inf (or >= INF_INT) when every choice is forbidden; the choice is then meaningless.
+        The value is +inf (or >= INF_INT) when every choice is forbidden; the choice is then
+        meaningless.
         """
         value, tables, _ = self._fill(unary)
         return value, self.decode(tables), tables
 
-    def _fill(self, unary: np.ndarray, *, keep: bool = False, shift: dict[int, np.ndarray] | None = None) -> tuple[float, list[np.ndarray], list[np.ndarray | None]]:
-        """Minimum, every bucket's table, and the messages that were sent (keep: all of them, else those that nobody has read). shift: per variable that was split the costs
-        that its parts have more than they are levelled to [parts, strategies]."""
+    def _fill(
+        self, unary: np.ndarray, *, keep: bool = False, shift: dict[int, np.ndarray] | None = None
+    ) -> tuple[float, list[np.ndarray], list[np.ndarray | None]]:
+        """Minimum, every bucket's table, and the messages that were sent (keep: all of them, else
+        those that nobody has read). shift: per variable that was split the costs that its parts
+        have more than they are levelled to [parts, strategies]."""
         offset = self.model.offset.tolist()
         if self.scratch is not None:
             self.tables = self.scratch.tables(self.shape)
         elif not self.tables:
-            self.tables.extend(np.empty(s, np.int64 if self.integer else np.float64) for s in self.shape)
+            self.tables.extend(
+                np.empty(s, np.int64 if self.integer else np.float64) for s in self.shape
+            )
         tables, least, parent = self.tables, np.minimum.reduce, self.parent
         messages: list[np.ndarray | None] = [None] * len(tables)
         value = 0 if self.integer else 0.0
@@ -159,7 +197,11 @@ class Tree:
                 table = tables[b]
                 first, *others = self.base[b]
                 if b == v:
-                    np.add(first, unary[offset[v] : offset[v + 1]].reshape(-1, *(1,) * (table.ndim - 1)), out=table)
+                    np.add(
+                        first,
+                        unary[offset[v] : offset[v + 1]].reshape(-1, *(1,) * (table.ndim - 1)),
+                        out=table,
+                    )
                 else:
                     table[...] = first
                 if self.integer:
@@ -183,16 +225,21 @@ class Tree:
         return value, tables, messages
 
     def marginals(self, unary: np.ndarray) -> tuple[float, np.ndarray]:
-        """Minimum, and of the choices with each strategy the least cost [positions]: messages go back from parents to children. Float costs only.
+        """Minimum, and of the choices with each strategy the least cost [positions]: messages go
+        back from parents to children. Float costs only.
 
-        Where variables were split both are lower bounds: of a strategy the largest that a part of its variable tells.
+        Where variables were split both are lower bounds: of a strategy the largest that a part of
+        its variable tells.
         """
         value, least, _ = self._told(unary, {})
         return value, least
 
     def tighten(self, unary: np.ndarray, enough: float = np.inf) -> float:
-        """Where variables were split a better bound than that of `run`: the best of some passes, each of which shifts costs between the parts of a variable towards telling
-        the same. The first begins where the last call ended: costs that are near take few. enough: the value from which on none is needed."""
+        """Where variables were split a better bound than that of `run`: the best of some passes,
+        each of which shifts costs between the parts of a variable towards telling the same. The
+        first begins where the last call ended: costs that are near take few. enough: the value from
+        which on none is needed.
+        """
         best, shift, told, step = -np.inf, self.shift, dict[int, np.ndarray](), STEP
         for _ in range(PASSES):
             value, _, found = self._told(unary, shift)
@@ -206,10 +253,17 @@ class Tree:
             shift = {v: _shifted(each, step, self.shift.get(v)) for v, each in told.items()}
         return best
 
-    def _told(self, unary: np.ndarray, shift: dict[int, np.ndarray]) -> tuple[float, np.ndarray, dict[int, np.ndarray]]:
-        """`marginals`, and what each part of the variables that were split tells. [parts, strategies]"""
+    def _told(
+        self, unary: np.ndarray, shift: dict[int, np.ndarray]
+    ) -> tuple[float, np.ndarray, dict[int, np.ndarray]]:
+        """`marginals`, and what each part of the variables that were split tells. [parts,
+        strategies]"""
         value, tables, messages = self._fill(unary, keep=True, shift=shift)
-        offset, least, told = self.model.offset.tolist(), np.full(len(unary), np.inf), dict[int, np.ndarray]()
+        offset, least, told = (
+            self.model.offset.tolist(),
+            np.full(len(unary), np.inf),
+            dict[int, np.ndarray](),
+        )
         if not np.isfinite(value):
             return value, least, told
         for v in reversed(self.order):
@@ -217,10 +271,16 @@ class Tree:
             for b in self.parts.get(v, (v,)):
                 table, scope, parent = tables[b], self.scope[b], self.parent[b]
                 if parent >= 0:
-                    away = tuple(axis for axis, u in enumerate((scope[0], *self.scope[parent])) if u not in scope)
+                    away = tuple(
+                        axis
+                        for axis, u in enumerate((scope[0], *self.scope[parent]))
+                        if u not in scope
+                    )
                     sent, rest = messages[b], tables[parent].min(axis=away)
                     assert sent is not None
-                    table += np.subtract(rest, sent, out=np.zeros_like(sent), where=np.isfinite(sent))
+                    table += np.subtract(
+                        rest, sent, out=np.zeros_like(sent), where=np.isfinite(sent)
+                    )
                 else:
                     table += value - table.min()
                 each.append(table.reshape(len(table), -1).min(axis=1))
@@ -232,7 +292,9 @@ class Tree:
     def with_pairs(self, pairs: dict[tuple[int, int], np.ndarray]) -> Tree:
         """The same elimination with other tables of the same pairs."""
         model = replace(self.model, pairs=pairs)
-        return replace(self, model=model, base=_bases(model, self.home, self.scope, self.integer), tables=[])
+        return replace(
+            self, model=model, base=_bases(model, self.home, self.scope, self.integer), tables=[]
+        )
 
     def decode(self, tables: list[np.ndarray]) -> np.ndarray:
         """The choice that reads each table's first minimum, last eliminated node first. [nodes]"""
@@ -246,8 +308,11 @@ class Tree:
 
 
 def _level(tables: list[np.ndarray], shift: np.ndarray | None) -> None:
-    """Shift costs between the parts of a variable so that each finds a strategy equally dear, but for what is known to be better: that raises the sum of their minima most
-    where nothing else is known of what they send. By whole units, so that integers stay exact. shift: [parts, strategies], of no sum."""
+    """Shift costs between the parts of a variable so that each finds a strategy equally dear, but
+    for what is known to be better: that raises the sum of their minima most where nothing else is
+    known of what they send. By whole units, so that integers stay exact. shift: [parts,
+    strategies], of no sum.
+    """
     least = np.stack([table.reshape(len(table), -1).min(axis=1) for table in tables])
     total = least.sum(axis=0)
     wanted = np.broadcast_to(np.floor(total / len(tables)), least.shape).copy()
@@ -261,7 +326,8 @@ def _level(tables: list[np.ndarray], shift: np.ndarray | None) -> None:
 
 
 def _shifted(told: np.ndarray, step: float, shift: np.ndarray | None) -> np.ndarray:
-    """A shift towards parts that all tell the same of each strategy. told, shift: [parts, strategies]"""
+    """A shift towards parts that all tell the same of each strategy. told, shift: [parts,
+    strategies]"""
     possible = np.isfinite(told).all(axis=0)
     more = np.zeros_like(told)
     known = told[:, possible]
@@ -270,8 +336,11 @@ def _shifted(told: np.ndarray, step: float, shift: np.ndarray | None) -> np.ndar
     return more if shift is None else shift + more
 
 
-def compile_tree(model: Model, table_limit: float = 3e7, total_limit: float = 6e7, integer: bool = False) -> Tree | None:
-    """An elimination tree, or None when its tables would pass the limits (in entries of 8 bytes, checked before any allocation)."""
+def compile_tree(
+    model: Model, table_limit: float = 3e7, total_limit: float = 6e7, integer: bool = False
+) -> Tree | None:
+    """An elimination tree, or None when its tables would pass the limits (in entries of 8 bytes,
+    checked before any allocation)."""
     adjacent: list[set[int]] = [set() for _ in range(model.nodes)]
     for u, v in model.pairs:
         adjacent[u].add(v)
@@ -282,7 +351,13 @@ def compile_tree(model: Model, table_limit: float = 3e7, total_limit: float = 6e
     return tree_of(model, *found, integer)
 
 
-def tree_of(model: Model, order: list[int], near: list[tuple[int, ...]], entries: float, integer: bool = False) -> Tree:
+def tree_of(
+    model: Model,
+    order: list[int],
+    near: list[tuple[int, ...]],
+    entries: float,
+    integer: bool = False,
+) -> Tree:
     """The tree of an elimination order, as `order_of` gives it."""
     n = model.nodes
     position = [0] * n
@@ -292,31 +367,62 @@ def tree_of(model: Model, order: list[int], near: list[tuple[int, ...]], entries
     for v, s in zip(order, near, strict=True):
         scope[v] = tuple(sorted(s, key=position.__getitem__))
     home = {(u, v): u if position[u] < position[v] else v for u, v in model.pairs}
-    return assembled(model, order, scope, [s[0] if s else -1 for s in scope], home, entries, integer=integer)
+    return assembled(
+        model, order, scope, [s[0] if s else -1 for s in scope], home, entries, integer=integer
+    )
 
 
-def assembled(model: Model, order: list[int], scope: list[tuple[int, ...]], parent: list[int], home: dict[tuple[int, int], int], entries: float,
-              parts: dict[int, list[int]] | None = None, integer: bool = False) -> Tree:  # fmt: skip
-    """The tree of buckets: what each has in its scope, which one takes what it sends, and which has each pair's table."""
+def assembled(
+    model: Model,
+    order: list[int],
+    scope: list[tuple[int, ...]],
+    parent: list[int],
+    home: dict[tuple[int, int], int],
+    entries: float,
+    parts: dict[int, list[int]] | None = None,
+    integer: bool = False,
+) -> Tree:
+    """The tree of buckets: what each has in its scope, which one takes what it sends, and which has
+    each pair's table."""
     owner = list(range(model.nodes)) + [0] * (len(scope) - model.nodes)
     for v, same in (parts or {}).items():
         for b in same:
             owner[b] = v
-    shape = [(model.sizes[v], *(model.sizes[u] for u in s)) for v, s in zip(owner, scope, strict=True)]
+    shape = [
+        (model.sizes[v], *(model.sizes[u] for u in s)) for v, s in zip(owner, scope, strict=True)
+    ]
     message_shape: list[tuple[int, ...]] = [()] * len(scope)
     children: list[list[int]] = [[] for _ in scope]
     for v in order:
         for b in (parts or {}).get(v, (v,)):
             if (to := parent[b]) >= 0:
                 inside = set(scope[b])
-                message_shape[b] = tuple(model.sizes[u] if u in inside else 1 for u in (owner[to], *scope[to]))
+                message_shape[b] = tuple(
+                    model.sizes[u] if u in inside else 1 for u in (owner[to], *scope[to])
+                )
                 children[to].append(b)
-    return Tree(model, order, scope, parent, entries, home, _bases(model, home, scope, integer), shape, message_shape, children, parts or {}, integer=integer)
+    return Tree(
+        model,
+        order,
+        scope,
+        parent,
+        entries,
+        home,
+        _bases(model, home, scope, integer),
+        shape,
+        message_shape,
+        children,
+        parts or {},
+        integer=integer,
+    )
 
 
-def _bases(model: Model, home: dict[tuple[int, int], int], scope: list[tuple[int, ...]], integer: bool) -> list[list[np.ndarray]]:
-    """Per bucket its pair tables, in the axes of its table (size 1 where a pair does not reach). Each joins the first one as large as their
-    sum: all together would be as large as the bucket's own table."""
+def _bases(
+    model: Model, home: dict[tuple[int, int], int], scope: list[tuple[int, ...]], integer: bool
+) -> list[list[np.ndarray]]:
+    """Per bucket its pair tables, in the axes of its table (size 1 where a pair does not reach).
+    Each joins the first one as large as their sum: all together would be as large as the bucket's
+    own table."""
     pairs = model.pairs_int if integer else model.pairs
     assert pairs is not None
     dtype = np.int64 if integer else np.float64

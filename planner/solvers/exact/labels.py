@@ -1,16 +1,21 @@
-"""Closing the Lagrangian gap exactly: all choices whose priced cost stays under the best known cost.
+"""Closing the Lagrangian gap exactly: all choices whose priced cost stays under the best known
+cost.
 
-After an elimination under prices p, the table of node v tells, for any partial choice made from the root down, how much the
-priced cost must rise at least when v takes strategy k: regret(v, k) = T_v[k, scope] - min_k T_v[k, scope]. A complete choice has
+After an elimination under prices p, the table of node v tells, for any partial choice made from the
+root down, how much the priced cost must rise at least when v takes strategy k: regret(v, k) =
+T_v[k, scope] - min_k T_v[k, scope]. A complete choice has
 
-    cost(x) >= cost(x) + sum_r p_r (load_r(x) - limit) = L(p) + sum of regrets        for every x that fits.
+    cost(x) >= cost(x) + sum_r p_r (load_r(x) - limit) = L(p) + sum of regrets        for every x
+        that fits.
 
 So partial choices (labels) are grown node by node, parents first, and dropped when
   1. L(p) + regrets so far cannot beat the best known cost,
   2. a row must overflow even with the least usage of all nodes still open, or
-  3. another label with the same values of the still-needed nodes costs no more and uses no more in every tracked row.
-Rule 3 keeps a Pareto front of (cost, usage) per state. When more than `cap` labels remain, those of largest regret are dropped
-and the bound falls to the least one dropped: the result is then a beam search with a proven bound.
+  3. another label with the same values of the still-needed nodes costs no more and uses no more in
+     every tracked row.
+Rule 3 keeps a Pareto front of (cost, usage) per state. When more than `cap` labels remain, those of
+largest regret are dropped and the bound falls to the least one dropped: the result is then a beam
+search with a proven bound.
 """
 
 from __future__ import annotations
@@ -37,19 +42,30 @@ class Labels:
 
     def keep(self, which: np.ndarray) -> Labels:
         """The labels at these positions."""
-        return Labels(self.cost[which], self.regret[which], self.load[which], {v: c[which] for v, c in self.column.items()})
+        return Labels(
+            self.cost[which],
+            self.regret[which],
+            self.load[which],
+            {v: c[which] for v, c in self.column.items()},
+        )
 
 
 def close_gap(dual: Dual, cap: int, clock: Clock) -> None:
-    """Enumerate below the best known cost; updates the dual's best choice and bound (equal to the cost when proven)."""
+    """Enumerate below the best known cost; updates the dual's best choice and bound (equal to the
+    cost when proven)."""
     memory = dual.model.memory
     assert memory is not None
-    value, x, tables = dual.tree.run(dual.model.cost + memory.priced(dual.price, len(dual.model.cost)))
-    load = memory.load(x) if dual.best is None else np.maximum(memory.load(x), memory.load(dual.best))
+    value, x, tables = dual.tree.run(
+        dual.model.cost + memory.priced(dual.price, len(dual.model.cost))
+    )
+    load = (
+        memory.load(x) if dual.best is None else np.maximum(memory.load(x), memory.load(dual.best))
+    )
     tracked = np.flatnonzero((dual.price > 0) | (load > memory.limit))
     if not len(tracked):
         tracked = np.array([int(load.argmax())])
-    # Regrets count from the value under these prices: the best bound may be above it, from labels grown before.
+    # Regrets count from the value under these prices: the best bound may be above it, from labels
+    # grown before.
     start, steps = value - float(dual.price.sum()) * memory.limit, _steps(dual.tree)
     for _ in range(memory.rows):
         found, floor, violated = _grow(dual, tables, steps, tracked, start, cap, clock)
@@ -63,13 +79,16 @@ def close_gap(dual: Dual, cap: int, clock: Clock) -> None:
 
 
 def _steps(tree: Tree) -> tuple[list[int], list[list[int]]]:
-    """Depth-first order from the roots (few states open at once), and which nodes are no longer needed after each step."""
+    """Depth-first order from the roots (few states open at once), and which nodes are no longer
+    needed after each step."""
     order: list[int] = []
     stack = [v for v in tree.order if not tree.scope[v]]
     while stack:
         v = stack.pop()
         order.append(v)
-        stack.extend(sorted(tree.children[v], key=lambda c: (tree.entries if tree.children[c] else 0, c)))
+        stack.extend(
+            sorted(tree.children[v], key=lambda c: (tree.entries if tree.children[c] else 0, c))
+        )
     last = {v: p for p, v in enumerate(order)}
     for p, v in enumerate(order):
         for u in tree.scope[v]:
@@ -89,19 +108,26 @@ def _grow(
     cap: int,
     clock: Clock,
 ) -> tuple[np.ndarray | None, float, int | None]:
-    """Best fitting choice met, a floor on all choices not met, and an untracked row that the cheapest choice overflows."""
+    """Best fitting choice met, a floor on all choices not met, and an untracked row that the
+    cheapest choice overflows."""
     model, tree, memory = dual.model, dual.tree, dual.model.memory
     assert memory is not None
     order, leaves = steps
     usage = _usage_columns(dual, tracked)
     least = np.array([u.min(0) for u in usage]).reshape(len(usage), len(tracked))
-    rest = least[order][::-1].cumsum(0)[::-1] - least[order]  # usage the nodes after each step cannot avoid
+    rest = (
+        least[order][::-1].cumsum(0)[::-1] - least[order]
+    )  # usage the nodes after each step cannot avoid
     floor = np.inf
     labels = Labels(np.zeros(1), np.zeros(1), np.zeros((1, len(tracked))), {})
     trail: list[tuple[np.ndarray, np.ndarray]] = []
     for p, v in enumerate(order):
         scope = tree.scope[v]
-        table = tables[v][(slice(None), *(labels.column[u] for u in scope))] if scope else tables[v][:, None]  # type: ignore[arg-type]
+        table = (
+            tables[v][(slice(None), *(labels.column[u] for u in scope))]  # type: ignore[arg-type]
+            if scope
+            else tables[v][:, None]
+        )
         regret = labels.regret[None] + (table - table.min(0))
         room = dual.best_cost - 1 + slack(dual.best_cost) - start
         strategy, parent = np.nonzero(regret <= room if np.isfinite(room) else np.isfinite(regret))
@@ -113,7 +139,10 @@ def _grow(
             return None, start, None
         own = model.node_cost(v)[strategy]
         for pair in tree.base[v]:
-            at = tuple(labels.column[u][parent] if pair.shape[a + 1] > 1 else np.zeros(1, np.int64) for a, u in enumerate(scope))
+            at = tuple(
+                labels.column[u][parent] if pair.shape[a + 1] > 1 else np.zeros(1, np.int64)
+                for a, u in enumerate(scope)
+            )
             own = own + pair[(strategy if pair.shape[0] > 1 else np.zeros(1, np.int64), *at)]
         column = {u: c[parent] for u, c in labels.column.items()}
         column[v] = strategy
@@ -133,9 +162,14 @@ def _grow(
 
 
 def _read(
-    dual: Dual, labels: Labels, order: list[int], trail: list[tuple[np.ndarray, np.ndarray]], floor: float
+    dual: Dual,
+    labels: Labels,
+    order: list[int],
+    trail: list[tuple[np.ndarray, np.ndarray]],
+    floor: float,
 ) -> tuple[np.ndarray | None, float, int | None]:
-    """The cheapest complete label that fits in every row; the first misfit's worst row when a cheaper one does not fit."""
+    """The cheapest complete label that fits in every row; the first misfit's worst row when a
+    cheaper one does not fit."""
     memory = dual.model.memory
     assert memory is not None
     violated = None
@@ -183,7 +217,9 @@ def _pareto(labels: Labels, sizes: list[int]) -> np.ndarray:
     group = np.cumsum(fresh) - 1
     if load.shape[1] == 1:
         rank = np.unique(load[:, 0], return_inverse=True)[1]
-        level = rank - group * (count + 1)  # a later group lies below every earlier one, so that one running minimum serves all
+        level = rank - group * (
+            count + 1
+        )  # a later group lies below every earlier one, so that one running minimum serves all
         before = np.append(np.iinfo(np.int64).max, np.minimum.accumulate(level)[:-1])
         return np.sort(by[fresh | (level < before)])
     alive = np.ones(count, bool)

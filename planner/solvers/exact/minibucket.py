@@ -1,8 +1,11 @@
 """A bound where exact elimination would need too large a table: mini-bucket elimination.
 
-The functions that meet in a variable's bucket are split into parts whose joint tables stay small, and each part is minimised on its own. Minimising a sum term by term
-can only lower it, so the result is a lower bound. Before, costs are shifted between the parts of a variable until all find its strategies equally dear (moment matching:
-Ihler, Flerova, Dechter, Otten, Join-graph based cost-shifting schemes, UAI 2012), which makes the bound tighter. The choice is decoded from all parts together.
+The functions that meet in a variable's bucket are split into parts whose joint tables stay small,
+and each part is minimised on its own. Minimising a sum term by term can only lower it, so the
+result is a lower bound. Before, costs are shifted between the parts of a variable until all find
+its strategies equally dear (moment matching: Ihler, Flerova, Dechter, Otten, Join-graph based
+cost-shifting schemes, UAI 2012), which makes the bound tighter. The choice is decoded from all
+parts together.
 """
 
 from __future__ import annotations
@@ -17,11 +20,13 @@ from planner.solvers.model import Model
 from planner.solvers.neighbourhood.local import polish
 
 MOST, TIMES = 4e6, 4.0
-"""Entries that all tables may have together, be it so many times those of the pairs; above that the limit of each is smaller, by that factor."""
+"""Entries that all tables may have together, be it so many times those of the pairs; above that the
+limit of each is smaller, by that factor."""
 
 
 def split_tree(model: Model, limit: float = 2e5) -> Tree:
-    """The elimination of a model with tables of at most `limit` entries (pairs' own tables may be larger), smaller ones where all together would have too many."""
+    """The elimination of a model with tables of at most `limit` entries (pairs' own tables may be
+    larger), smaller ones where all together would have too many."""
     adjacent: list[set[int]] = [set() for _ in range(model.nodes)]
     for u, v in model.pairs:
         adjacent[u].add(v)
@@ -40,8 +45,11 @@ def _split(model: Model, order: list[int], limit: float, most: float) -> Tree | 
     position = [0] * n
     for p, v in enumerate(order):
         position[v] = p
-    # What each variable's parts are made of: variables (itself first), entries, and the pair or the bucket that it comes from.
-    functions: list[list[tuple[tuple[int, ...], int, tuple[int, int] | int]]] = [[] for _ in range(n)]
+    # What each variable's parts are made of: variables (itself first), entries, and the pair or the
+    # bucket that it comes from.
+    functions: list[list[tuple[tuple[int, ...], int, tuple[int, int] | int]]] = [
+        [] for _ in range(n)
+    ]
     home: dict[tuple[int, int], int] = {}
     for u, v in model.pairs:
         first, second = (u, v) if position[u] < position[v] else (v, u)
@@ -52,10 +60,14 @@ def _split(model: Model, order: list[int], limit: float, most: float) -> Tree | 
     entries = 0.0
     for v in order:
         together: list[tuple[set[int], list[tuple[int, int] | int]]] = []
-        for inside, size, source in sorted(functions[v], key=lambda f: (-f[1], [position[u] for u in f[0]])):
+        for inside, size, source in sorted(
+            functions[v], key=lambda f: (-f[1], [position[u] for u in f[0]])
+        ):
             for variables, sources in together:
                 joined = variables.union(inside)
-                if len(joined) <= MOST_DIMS and math.prod(sizes[u] for u in joined) <= max(limit, size):
+                if len(joined) <= MOST_DIMS and math.prod(sizes[u] for u in joined) <= max(
+                    limit, size
+                ):
                     variables.update(inside)
                     sources.append(source)
                     break
@@ -66,7 +78,9 @@ def _split(model: Model, order: list[int], limit: float, most: float) -> Tree | 
             parts[v] = buckets
             scope += [()] * (len(together) - 1)
             parent += [-1] * (len(together) - 1)
-        for b, (variables, sources) in zip(buckets, together, strict=False):  # a variable without any functions has a bucket all the same
+        for b, (variables, sources) in zip(
+            buckets, together, strict=False
+        ):  # a variable without any functions has a bucket all the same
             scope[b] = tuple(sorted(variables - {v}, key=position.__getitem__))
             size = math.prod(sizes[u] for u in scope[b])
             entries += size * sizes[v]
@@ -82,8 +96,15 @@ def _split(model: Model, order: list[int], limit: float, most: float) -> Tree | 
     return assembled(model, order, scope, parent, home, entries, parts)
 
 
-def bounded(model: Model, clock: Clock, start: tuple[int, ...] | np.ndarray | None, limit: float = 2e5, below: float = np.inf) -> tuple[np.ndarray | None, float]:
-    """Best choice (or None) and lower bound without exact tables; a bound of +inf proves that nothing is feasible. below: as in `Budget`."""
+def bounded(
+    model: Model,
+    clock: Clock,
+    start: tuple[int, ...] | np.ndarray | None,
+    limit: float = 2e5,
+    below: float = np.inf,
+) -> tuple[np.ndarray | None, float]:
+    """Best choice (or None) and lower bound without exact tables; a bound of +inf proves that
+    nothing is feasible. below: as in `Budget`."""
     tree = split_tree(model, limit)
     dual = Dual(model, tree, clock, best_cost=below)
     if start is not None:

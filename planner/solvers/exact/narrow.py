@@ -1,11 +1,13 @@
 """Closing a gap by leaving options out: exact elimination of what may still be in a better choice.
 
-`prices.floors` tells of every option what a choice with it costs at least. For any level T, a choice either has only options with floors up to T, or costs more than T:
+`prices.floors` tells of every option what a choice with it costs at least. For any level T, a
+choice either has only options with floors up to T, or costs more than T:
 
     optimum  >=  min( optimum over the options with floors up to T,  T )
 
-With T the best known cost, and an exact solve of what is left, that is a proof. Where what is left is too wide for elimination, the highest level that is not gives a
-better choice and a better bound, and with the better choice the next proof has less to look at.
+With T the best known cost, and an exact solve of what is left, that is a proof. Where what is left
+is too wide for elimination, the highest level that is not gives a better choice and a better bound,
+and with the better choice the next proof has less to look at.
 """
 
 from __future__ import annotations
@@ -20,10 +22,12 @@ from planner.solvers.exact.elimination import order_of
 from planner.solvers.model import Model, restrict
 
 Exact = Callable[[Model, np.ndarray | None], tuple[np.ndarray | None, float]]
-"""An exact solver where tables allow: choice (None: none found) and bound (inf: none fits) of a model; the second argument is a choice to start from."""
+"""An exact solver where tables allow: choice (None: none found) and bound (inf: none fits) of a
+model; the second argument is a choice to start from."""
 ROUNDS, HALVINGS, TURNS, SHARE, PASSES = 4, 7, 150, 0.3, 40
-"""Of narrowing at most; of the way between bound and best known cost, to find the highest level that is narrow enough; passes for a bound, but for
-no more than a share of the clock's work; passes for the floors."""
+"""Of narrowing at most; of the way between bound and best known cost, to find the highest level
+that is narrow enough; passes for a bound, but for no more than a share of the clock's work; passes
+for the floors."""
 
 
 def worthwhile(model: Model, clock: Clock) -> bool:
@@ -32,9 +36,11 @@ def worthwhile(model: Model, clock: Clock) -> bool:
 
 
 def close(passes: Passes, exact: Exact, room: float, clock: Clock) -> list[np.ndarray] | None:
-    """Raise the bound of a model and solve what may be better exactly, where its elimination has at most `room` entries. Updates the incumbent.
+    """Raise the bound of a model and solve what may be better exactly, where its elimination has at
+    most `room` entries. Updates the incumbent.
 
-    Returns per node the options that may be in a choice as cheap as the best known, None where all may.
+    Returns per node the options that may be in a choice as cheap as the best known, None where all
+    may.
     """
     model, best, work = passes.model, passes.best, entries(passes.model)
     least = np.full(len(model.cost), -np.inf)
@@ -42,7 +48,7 @@ def close(passes: Passes, exact: Exact, room: float, clock: Clock) -> list[np.nd
         return None
     for turn in range(ROUNDS):
         share = clock.work + min(TURNS * work, SHARE * (clock.work_limit - clock.work) / (1 + turn))
-        raise_bound(passes, lambda more: clock.spend(more) and clock.work < share)  # noqa: B023 - called at once
+        raise_bound(passes, lambda more: clock.spend(more) and clock.work < share)
         if best.closed or clock.stopped:
             break
         least = np.maximum(least, floors(passes, PASSES))
@@ -59,7 +65,8 @@ def close(passes: Passes, exact: Exact, room: float, clock: Clock) -> list[np.nd
 
 
 def _solved(passes: Passes, least: np.ndarray, exact: Exact, room: float) -> bool:
-    """Solve what is at or below the highest level whose elimination has room; True when nothing is left to prove."""
+    """Solve what is at or below the highest level whose elimination has room; True when nothing is
+    left to prove."""
     best, model = passes.best, passes.model
     top = best.cost + rounding(best.cost) if np.isfinite(best.cost) else float(least.max())
     level = _level(model, least, best.bound, top, room)
@@ -75,7 +82,8 @@ def _solved(passes: Passes, least: np.ndarray, exact: Exact, room: float) -> boo
 
 
 def _level(model: Model, least: np.ndarray, low: float, top: float, room: float) -> float | None:
-    """The highest level up to `top` where the elimination of what is left has room, nearly; None where there is none above `low` with an option for each node."""
+    """The highest level up to `top` where the elimination of what is left has room, nearly; None
+    where there is none above `low` with an option for each node."""
     if _narrow(model, options(model, least, top), room):
         return top
     found, high = None, top
@@ -92,7 +100,10 @@ def _level(model: Model, least: np.ndarray, low: float, top: float, room: float)
 
 def options(model: Model, least: np.ndarray, level: float) -> list[np.ndarray]:
     """Per node the options with floors up to a level."""
-    return [np.flatnonzero(least[a:b] <= level) for a, b in zip(model.offset[:-1], model.offset[1:], strict=True)]
+    return [
+        np.flatnonzero(least[a:b] <= level)
+        for a, b in zip(model.offset[:-1], model.offset[1:], strict=True)
+    ]
 
 
 def places(kept: list[np.ndarray], x: np.ndarray) -> np.ndarray | None:

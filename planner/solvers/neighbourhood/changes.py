@@ -1,7 +1,9 @@
-"""Changes of a choice in numpy, for problems of thousands of nodes: what every option would cost is kept up to date, so that each change is found in a few array operations.
+"""Changes of a choice in numpy, for problems of thousands of nodes: what every option would cost is
+kept up to date, so that each change is found in a few array operations.
 
-The twin of the compiled `moves.repair` and `moves.descend`. The marginal of an option is its node's cost with it while every other node keeps its own; a change of one node
-changes the marginals of its neighbours alone.
+The twin of the compiled `moves.repair` and `moves.descend`. The marginal of an option is its node's
+cost with it while every other node keeps its own; a change of one node changes the marginals of its
+neighbours alone.
 """
 
 from __future__ import annotations
@@ -18,21 +20,36 @@ HELD = 3_000_000
 
 
 class Changes:
-    """Index arrays of a model, and what they make of a choice: its cost, marginals, loads, repair and descent."""
+    """Index arrays of a model, and what they make of a choice: its cost, marginals, loads, repair
+    and descent."""
 
     def __init__(self, flat: Flat, memory: Memory | None) -> None:
         n = len(flat.offset) - 1
         self.flat, self.memory, self.sizes = flat, memory, np.diff(flat.offset)
         self.owner = np.repeat(np.arange(n), np.diff(flat.first))  # [adjacency entries]
         wide = self.sizes[self.owner]
-        self.entry = np.repeat(np.arange(len(wide)), wide)  # [values told] of one entry after the other: one value per option of its node
+        self.entry = np.repeat(
+            np.arange(len(wide)), wide
+        )  # [values told] of one entry after the other: one value per option of its node
         within = np.arange(len(self.entry)) - np.repeat(np.cumsum(wide) - wide, wide)
         self.told = flat.offset[self.owner][self.entry] + within  # position
-        self.column = flat.place[flat.back][self.entry] + within  # place in the neighbour's table, first row
+        self.column = (
+            flat.place[flat.back][self.entry] + within
+        )  # place in the neighbour's table, first row
         self._later = np.flatnonzero(flat.other > self.owner)
-        self._near = [list(zip(*rows, strict=True)) for rows in self._rows((flat.other, flat.place), flat.first)]
-        self._lives = [list(zip(*rows, strict=True)) for rows in self._rows((flat.start[:-1], flat.lo, flat.hi), flat.interval)]
-        self._offset, self._live, self._held = flat.offset.tolist(), dict[int, tuple[np.ndarray, ...]](), 0
+        self._near = [
+            list(zip(*rows, strict=True))
+            for rows in self._rows((flat.other, flat.place), flat.first)
+        ]
+        self._lives = [
+            list(zip(*rows, strict=True))
+            for rows in self._rows((flat.start[:-1], flat.lo, flat.hi), flat.interval)
+        ]
+        self._offset, self._live, self._held = (
+            flat.offset.tolist(),
+            dict[int, tuple[np.ndarray, ...]](),
+            0,
+        )
 
     @staticmethod
     def _rows(columns: tuple[np.ndarray, ...], first: np.ndarray) -> list[list[list[int]]]:
@@ -47,20 +64,30 @@ class Changes:
         return float(f.cost[f.offset[:-1] + x].sum() + tables.sum())
 
     def beside(self, x: np.ndarray, told: np.ndarray | slice = slice(None)) -> np.ndarray:
-        """What tables add to each option beside the neighbours' choice: of all of them, or of some of the values told. [positions]"""
+        """What tables add to each option beside the neighbours' choice: of all of them, or of some
+        of the values told. [positions]"""
         f, entry = self.flat, self.entry[told]
-        return np.bincount(self.told[told], f.table[self.column[told] + x[f.other[entry]] * self.sizes[self.owner[entry]]], len(f.cost))
+        return np.bincount(
+            self.told[told],
+            f.table[self.column[told] + x[f.other[entry]] * self.sizes[self.owner[entry]]],
+            len(f.cost),
+        )
 
     def mended(self, x: np.ndarray, sweeps: int) -> np.ndarray | None:
         """A copy of x repaired and descended; None where it cannot be made to fit."""
         y = x.copy()
-        marginal, load = self.flat.cost + self.beside(y), np.zeros(0) if self.memory is None else self.memory.load(y)
+        marginal, load = (
+            self.flat.cost + self.beside(y),
+            (np.zeros(0) if self.memory is None else self.memory.load(y)),
+        )
         if not self._repaired(y, marginal, load):
             return None
         self._descend(y, marginal, load, sweeps)
         return y
 
-    def _change(self, x: np.ndarray, marginal: np.ndarray, load: np.ndarray, i: int, k: int) -> None:
+    def _change(
+        self, x: np.ndarray, marginal: np.ndarray, load: np.ndarray, i: int, k: int
+    ) -> None:
         """Set x[i] = k in place, with all that follows from it."""
         f, offset, old = self.flat, self._offset, int(x[i])
         x[i] = k
@@ -72,20 +99,31 @@ class Changes:
             load[lo:hi] += f.use[start + k] - f.use[start + old]
 
     def _at(self, row: int) -> tuple[np.ndarray, ...]:
-        """Intervals live at a row, and per option of one after the other: which interval, its usage, its position, its number."""
+        """Intervals live at a row, and per option of one after the other: which interval, its
+        usage, its position, its number."""
         if row not in self._live:
             f = self.flat
             live = np.flatnonzero((f.lo <= row) & (f.hi > row))
             wide = f.start[live + 1] - f.start[live]
-            which, number = np.repeat(np.arange(len(live)), wide), np.arange(wide.sum()) - np.repeat(np.cumsum(wide) - wide, wide)
+            which, number = (
+                np.repeat(np.arange(len(live)), wide),
+                np.arange(wide.sum()) - np.repeat(np.cumsum(wide) - wide, wide),
+            )
             self._held += len(which)
             if self._held > HELD:
                 self._live, self._held = {}, len(which)
-            self._live[row] = live, which, f.use[f.start[live][which] + number], f.offset[f.owner[live]][which] + number, number
+            self._live[row] = (
+                live,
+                which,
+                f.use[f.start[live][which] + number],
+                f.offset[f.owner[live]][which] + number,
+                number,
+            )
         return self._live[row]
 
     def _repaired(self, x: np.ndarray, marginal: np.ndarray, load: np.ndarray) -> bool:
-        """Lower the worst row by the change of least cost per usage saved until everything fits; options that were left are not taken again."""
+        """Lower the worst row by the change of least cost per usage saved until everything fits;
+        options that were left are not taken again."""
         f, left = self.flat, np.zeros(len(marginal), bool)
         for _ in range(STEPS + len(x) // 2):
             row = int(load.argmax()) if len(load) else -1
@@ -110,7 +148,9 @@ class Changes:
         first = self.flat.offset[:-1]
         for _ in range(sweeps):
             moved = False
-            for i in np.flatnonzero(np.minimum.reduceat(marginal, first) < marginal[first + x]).tolist():
+            for i in np.flatnonzero(
+                np.minimum.reduceat(marginal, first) < marginal[first + x]
+            ).tolist():
                 row, old = marginal[self._offset[i] : self._offset[i + 1]], int(x[i])
                 better = np.flatnonzero(row < row[old])
                 for k in better[np.argsort(row[better], kind="stable")].tolist():

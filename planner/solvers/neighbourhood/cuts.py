@@ -1,7 +1,9 @@
-"""Compiled loops of `cutset` (numba): which nodes keep their options, and the elimination of all others.
+"""Compiled loops of `cutset` (numba): which nodes keep their options, and the elimination of all
+others.
 
-All take a `flat.Flat`. A drawn cut is (order, position, scope_first, scope): free nodes in the order of their elimination, each node's place in it (-1: kept), and per step the
-later nodes that its table has axes for, next one first. A table's message has the same axes, the first one fastest.
+All take a `flat.Flat`. A drawn cut is (order, position, scope_first, scope): free nodes in the
+order of their elimination, each node's place in it (-1: kept), and per step the later nodes that
+its table has axes for, next one first. A table's message has the same axes, the first one fastest.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ PASSES = 10
 
 
 @njit(cache=True)
-def _drop(near, first, count, u, v):  # type: ignore[no-untyped-def]
+def _drop(near, first, count, u, v):
     """Take v off u's neighbours; whether it was there."""
     for a in range(first[u], first[u] + count[u]):
         if near[a] == v:
@@ -31,7 +33,7 @@ def _drop(near, first, count, u, v):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _has(near, first, count, u, v):  # type: ignore[no-untyped-def]
+def _has(near, first, count, u, v):
     for a in range(first[u], first[u] + count[u]):
         if near[a] == v:
             return True
@@ -39,7 +41,7 @@ def _has(near, first, count, u, v):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _settled(order, position, scope_first, scope):  # type: ignore[no-untyped-def]
+def _settled(order, position, scope_first, scope):
     """Scopes without what was kept later, next step first, in place; the entries that are left."""
     filled, begin = 0, 0
     for t in range(len(order)):
@@ -59,9 +61,12 @@ def _settled(order, position, scope_first, scope):  # type: ignore[no-untyped-de
 
 
 @njit(cache=True)
-def draw(f, most, room, luck, tie):  # type: ignore[no-untyped-def]
-    """A cut under which no table has more than `most` entries, nor all messages more than `room`: nodes go in the order of their tables' sizes; where a
-    table is too large, the node or neighbour with most neighbours times `luck` is kept. tie: of equal sizes, the least goes first. [nodes] both"""
+def draw(f, most, room, luck, tie):
+    """A cut under which no table has more than `most` entries, nor all messages more than `room`:
+    nodes go in the order of their tables' sizes; where a table is too large, the node or neighbour
+    with most neighbours times `luck` is kept. tie: of equal sizes, the least goes first. [nodes]
+    both
+    """
     n = len(f.offset) - 1
     logs = np.empty(n)
     for v in range(n):
@@ -137,11 +142,16 @@ def draw(f, most, room, luck, tie):  # type: ignore[no-untyped-def]
         if out != v:
             stamp[v] += 1
             heapq.heappush(heap, (size[v] + tie[v], v, stamp[v]))
-    return order[:steps], position, scope_first[: steps + 1], scope[: _settled(order[:steps], position, scope_first, scope)]
+    return (
+        order[:steps],
+        position,
+        scope_first[: steps + 1],
+        scope[: _settled(order[:steps], position, scope_first, scope)],
+    )
 
 
 @njit(cache=True)
-def room_of(f, order, scope_first, scope):  # type: ignore[no-untyped-def]
+def room_of(f, order, scope_first, scope):
     """Where each step's message starts, and where the last one ends. [steps + 1]"""
     first = np.zeros(len(order) + 1, np.int64)
     for t in range(len(order)):
@@ -153,7 +163,7 @@ def room_of(f, order, scope_first, scope):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def children_of(order, position, scope_first, scope):  # type: ignore[no-untyped-def]
+def children_of(order, position, scope_first, scope):
     """Per step the steps whose messages it reads: rows of (first [steps + 1], step)."""
     first = np.zeros(len(order) + 1, np.int64)
     for t in range(len(order)):
@@ -171,8 +181,22 @@ def children_of(order, position, scope_first, scope):  # type: ignore[no-untyped
 
 
 @njit(cache=True)
-def _decide(f, unary, x, order, position, scope_first, scope, child_first, child, message_first, message, own):  # type: ignore[no-untyped-def]
-    """Choices from messages, last step first: all that comes after is decided, so one row of each table is left. own: room for a row."""
+def _decide(
+    f,
+    unary,
+    x,
+    order,
+    position,
+    scope_first,
+    scope,
+    child_first,
+    child,
+    message_first,
+    message,
+    own,
+):
+    """Choices from messages, last step first: all that comes after is decided, so one row of each
+    table is left. own: room for a row."""
     for t in range(len(order) - 1, -1, -1):
         v = order[t]
         o = f.offset[v]
@@ -201,8 +225,28 @@ def _decide(f, unary, x, order, position, scope_first, scope, child_first, child
 
 
 @njit(cache=True)
-def _gathered(f, unary, x, t, order, position, scope_first, scope, child_first, child, message_first, message, own, single, taken, start, stride, extent):  # type: ignore[no-untyped-def]
-    """What a step's table is made of: `own` follows no axis, `single` one (where `taken`); how many messages follow more, which begin at `start` and go by `stride`."""
+def _gathered(
+    f,
+    unary,
+    x,
+    t,
+    order,
+    position,
+    scope_first,
+    scope,
+    child_first,
+    child,
+    message_first,
+    message,
+    own,
+    single,
+    taken,
+    start,
+    stride,
+    extent,
+):
+    """What a step's table is made of: `own` follows no axis, `single` one (where `taken`); how many
+    messages follow more, which begin at `start` and go by `stride`."""
     v = order[t]
     o = f.offset[v]
     d = f.offset[v + 1] - o
@@ -257,8 +301,11 @@ def _gathered(f, unary, x, t, order, position, scope_first, scope, child_first, 
 
 
 @njit(cache=True, fastmath={"nnan", "ninf", "nsz"})
-def _sent(d, k, at, many, own, single, taken, start, stride, extent, digit, lead, acc, row, message):  # type: ignore[no-untyped-def]
-    """Write a step's message at `at`: for each choice of the k axes, first one fastest, the least over its d options of what was gathered. digit, lead, acc, row: room."""
+def _sent(
+    d, k, at, many, own, single, taken, start, stride, extent, digit, lead, acc, row, message
+):
+    """Write a step's message at `at`: for each choice of the k axes, first one fastest, the least
+    over its d options of what was gathered. digit, lead, acc, row: room."""
     for i in range(k):
         digit[i] = 0
     while True:
@@ -311,8 +358,11 @@ def _sent(d, k, at, many, own, single, taken, start, stride, extent, digit, lead
 
 
 @njit(cache=True, fastmath={"nnan", "ninf", "nsz"})
-def eliminate(f, unary, x, order, position, scope_first, scope, child_first, child, message_first, message):  # type: ignore[no-untyped-def]
-    """Set all free nodes of x to what is least beside the kept ones under unary costs [positions]."""
+def eliminate(
+    f, unary, x, order, position, scope_first, scope, child_first, child, message_first, message
+):
+    """Set all free nodes of x to what is least beside the kept ones under unary costs
+    [positions]."""
     widest, pair, axes, parts = 1, 1, 1, 1
     for t in range(len(order)):
         own_size = f.offset[order[t] + 1] - f.offset[order[t]]
@@ -322,16 +372,71 @@ def eliminate(f, unary, x, order, position, scope_first, scope, child_first, chi
         for a in range(scope_first[t], scope_first[t + 1]):
             pair = max(pair, own_size * (f.offset[scope[a] + 1] - f.offset[scope[a]]))
     own, acc, row = np.empty(widest), np.empty(widest), np.empty(widest)
-    single, taken = np.empty((axes, pair)), np.zeros(axes, np.bool_)  # what follows one axis, added up
-    start, stride, lead = np.empty(parts, np.int64), np.zeros((parts, axes), np.int64), np.zeros(parts, np.int64)
+    single, taken = (
+        np.empty((axes, pair)),
+        np.zeros(axes, np.bool_),
+    )  # what follows one axis, added up
+    start, stride, lead = (
+        np.empty(parts, np.int64),
+        np.zeros((parts, axes), np.int64),
+        np.zeros(parts, np.int64),
+    )
     digit, extent = np.empty(axes, np.int64), np.empty(axes, np.int64)
     for t in range(len(order)):
         k = scope_first[t + 1] - scope_first[t]
-        many = _gathered(f, unary, x, t, order, position, scope_first, scope, child_first, child, message_first, message, own, single, taken, start, stride, extent)
+        many = _gathered(
+            f,
+            unary,
+            x,
+            t,
+            order,
+            position,
+            scope_first,
+            scope,
+            child_first,
+            child,
+            message_first,
+            message,
+            own,
+            single,
+            taken,
+            start,
+            stride,
+            extent,
+        )
         if k:
             d = f.offset[order[t] + 1] - f.offset[order[t]]
-            _sent(d, k, message_first[t], many, own, single, taken, start, stride, extent, digit, lead, acc, row, message)
-    _decide(f, unary, x, order, position, scope_first, scope, child_first, child, message_first, message, own)
+            _sent(
+                d,
+                k,
+                message_first[t],
+                many,
+                own,
+                single,
+                taken,
+                start,
+                stride,
+                extent,
+                digit,
+                lead,
+                acc,
+                row,
+                message,
+            )
+    _decide(
+        f,
+        unary,
+        x,
+        order,
+        position,
+        scope_first,
+        scope,
+        child_first,
+        child,
+        message_first,
+        message,
+        own,
+    )
 
 
 @dataclass(frozen=True)
@@ -355,8 +460,17 @@ class Cut:
 
 
 def drawn(flat: Flat, limit: float, room: float, random: np.random.Generator) -> Cut:
-    """A random cut under which no table has more than `limit` entries, nor all messages more than `room`."""
+    """A random cut under which no table has more than `limit` entries, nor all messages more than
+    `room`."""
     n = len(flat.offset) - 1
-    order, position, scope_first, scope = draw(flat, limit, room, random.random(n) ** 3, random.random(n))
+    order, position, scope_first, scope = draw(
+        flat, limit, room, random.random(n) ** 3, random.random(n)
+    )
     first = room_of(flat, order, scope_first, scope)
-    return Cut(flat, (order, position, scope_first, scope), children_of(order, position, scope_first, scope), first, np.empty(first[-1]))
+    return Cut(
+        flat,
+        (order, position, scope_first, scope),
+        children_of(order, position, scope_first, scope),
+        first,
+        np.empty(first[-1]),
+    )

@@ -1,4 +1,5 @@
-"""Neighbourhoods in numpy (`cutset`): which nodes keep their options, and the elimination of all others. The twin of the compiled `cuts`."""
+"""Neighbourhoods in numpy (`cutset`): which nodes keep their options, and the elimination of all
+others. The twin of the compiled `cuts`."""
 
 from __future__ import annotations
 
@@ -35,9 +36,19 @@ class Cut:
         return self.tree.entries
 
 
-def drawn(model: Model, changes: Changes, limit: float, room: float, random: np.random.Generator, scratch: Scratch) -> Cut:
-    """A random cut under which no table has more than `limit` entries, nor all of them more than `room`."""
-    order, scopes, entries = draw(changes.flat, limit, room, random.random(model.nodes) ** 3, random.random(model.nodes))
+def drawn(
+    model: Model,
+    changes: Changes,
+    limit: float,
+    room: float,
+    random: np.random.Generator,
+    scratch: Scratch,
+) -> Cut:
+    """A random cut under which no table has more than `limit` entries, nor all of them more than
+    `room`."""
+    order, scopes, entries = draw(
+        changes.flat, limit, room, random.random(model.nodes) ** 3, random.random(model.nodes)
+    )
     free = np.sort(np.array(order, np.int64))
     place = np.full(model.nodes, -1, np.int64)
     place[free] = np.arange(len(free))
@@ -45,16 +56,28 @@ def drawn(model: Model, changes: Changes, limit: float, room: float, random: np.
     told &= place[flat.other[changes.entry]] < 0
     positions = np.flatnonzero(np.repeat(place >= 0, changes.sizes))
     offset, new = np.concatenate(([0], np.cumsum(changes.sizes[free]))), place.tolist()
-    pairs = {(new[u], new[v]): t for (u, v), t in model.pairs.items() if new[u] >= 0 and new[v] >= 0}
+    pairs = {
+        (new[u], new[v]): t for (u, v), t in model.pairs.items() if new[u] >= 0 and new[v] >= 0
+    }
     rest = Model(offset, flat.cost[positions], pairs, None)
-    tree = tree_of(rest, [new[v] for v in order], [tuple(new[u] for u in s if new[u] >= 0) for s in scopes], entries)
+    tree = tree_of(
+        rest,
+        [new[v] for v in order],
+        [tuple(new[u] for u in s if new[u] >= 0) for s in scopes],
+        entries,
+    )
     tree.scratch = scratch
     return Cut(changes, free, positions, np.flatnonzero(told), tree)
 
 
-def draw(flat: Flat, limit: float, room: float, luck: np.ndarray, tie: np.ndarray) -> tuple[list[int], list[tuple[int, ...]], float]:
-    """Free nodes in the order of their elimination, the nodes that each table has axes for (some of which are kept later), and the entries of all tables. As `cuts.draw`: nodes go
-    in the order of their tables' sizes; where a table is too large, the node or neighbour with most neighbours times `luck` is kept. tie: of equal sizes, the least goes first."""
+def draw(
+    flat: Flat, limit: float, room: float, luck: np.ndarray, tie: np.ndarray
+) -> tuple[list[int], list[tuple[int, ...]], float]:
+    """Free nodes in the order of their elimination, the nodes that each table has axes for (some of
+    which are kept later), and the entries of all tables. As `cuts.draw`: nodes go in the order of
+    their tables' sizes; where a table is too large, the node or neighbour with most neighbours
+    times `luck` is kept. tie: of equal sizes, the least goes first.
+    """
     ends, other, chance = flat.first.tolist(), flat.other.tolist(), luck.tolist()
     near = [set(other[a:b]) for a, b in zip(ends, ends[1:], strict=False)]
     logs, most, total = np.log(np.diff(flat.offset)).tolist(), math.log(limit) + 1e-9, 0.0

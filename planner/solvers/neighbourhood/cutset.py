@@ -1,8 +1,11 @@
 """Neighbourhoods of nearly every choice: all nodes but a few are decided at once.
 
-Where a tenth or a twentieth of the nodes keep their options (a cutset, drawn at random, those with many neighbours rather than others), the tables that eliminate all the
-others are small. So the best of all choices that agree with the one at hand there comes from one elimination. Memory is priced, prices rise where it overflows and fall where
-there is room, as in `prices`, and what overflows all the same is repaired. Tables start small and grow where neighbourhoods bring nothing any more: fewer nodes are then kept.
+Where a tenth or a twentieth of the nodes keep their options (a cutset, drawn at random, those with
+many neighbours rather than others), the tables that eliminate all the others are small. So the best
+of all choices that agree with the one at hand there comes from one elimination. Memory is priced,
+prices rise where it overflows and fall where there is room, as in `prices`, and what overflows all
+the same is repaired. Tables start small and grow where neighbourhoods bring nothing any more: fewer
+nodes are then kept.
 
 A search (`ground`) draws the cuts and makes choices fit. Work unit: one column of a table read.
 """
@@ -22,18 +25,21 @@ LIMITS = (3e3, 1e4, 3e4, 1e5)
 ROOM = 3e7
 """Most entries of all messages of a neighbourhood (8 bytes each)."""
 TURNS, PACE = 8, 0.3
-"""Eliminations of a neighbourhood, each under other prices, and the part of a Polyak step that prices go."""
+"""Eliminations of a neighbourhood, each under other prices, and the part of a Polyak step that
+prices go."""
 NEAR = 0.01
 """Choices dearer than the one at hand by more than this are not made to fit."""
 PART, NOISE = (0.05, 1.0), (0.1, 1.0)
-"""Bounds of the part of all nodes whose costs have noise where a descent starts, and of the noise in units of what a node costs."""
+"""Bounds of the part of all nodes whose costs have noise where a descent starts, and of the noise
+in units of what a node costs."""
 PATIENCE, LITTLE = 4, 1e-5
 """How many neighbourhoods in a row may gain less than so much of the cost before tables grow."""
 
 
 @dataclass
 class Descent:
-    """Neighbourhoods of a choice that fits, one after the other. price: of memory, where the bound of the last neighbourhood was best. [rows]"""
+    """Neighbourhoods of a choice that fits, one after the other. price: of memory, where the bound
+    of the last neighbourhood was best. [rows]"""
 
     search: Ground
     random: np.random.Generator
@@ -42,7 +48,8 @@ class Descent:
     cost: float = np.inf
 
     def run(self, x: np.ndarray, go_on: Callable[[float], bool]) -> np.ndarray:
-        """What a choice that fits descends to, until neighbourhoods of the largest tables bring nothing any more or `go_on(work)` says no."""
+        """What a choice that fits descends to, until neighbourhoods of the largest tables bring
+        nothing any more or `go_on(work)` says no."""
         self.x, self.cost = x.copy(), self.search.cost(x)
         for limit in LIMITS:
             idle = 0
@@ -55,11 +62,16 @@ class Descent:
         return self.x
 
     def kicked(self, x: np.ndarray, unit: float) -> np.ndarray:
-        """Another choice that fits, the best of a neighbourhood where costs of some connected nodes have noise; the same one where that cannot be made to fit. unit: of costs."""
+        """Another choice that fits, the best of a neighbourhood where costs of some connected nodes
+        have noise; the same one where that cannot be made to fit. unit: of costs."""
         flat, y = self.search.flat, x.copy()
-        part, noise = (float(np.exp(self.random.uniform(*np.log(bounds)))) for bounds in (PART, NOISE))
+        part, noise = (
+            float(np.exp(self.random.uniform(*np.log(bounds)))) for bounds in (PART, NOISE)
+        )
         noisy = self._region(max(1, int(part * len(x))))
-        costs = self.random.exponential(noise * unit, len(flat.cost)) * np.repeat(noisy, np.diff(flat.offset))
+        costs = self.random.exponential(noise * unit, len(flat.cost)) * np.repeat(
+            noisy, np.diff(flat.offset)
+        )
         self._drawn(LIMITS[0]).eliminate(self._priced(self.price) + costs, y)
         mended, _ = self.search.mended(y)
         return x if mended is None else mended
@@ -88,7 +100,8 @@ class Descent:
         return cost if memory is None else cost + memory.priced(price, len(cost))
 
     def _looked(self, cut: Cut, go_on: Callable[[float], bool]) -> bool:
-        """Try what eliminations under some prices find beside what is kept; False once `go_on(work)` has said no."""
+        """Try what eliminations under some prices find beside what is kept; False once
+        `go_on(work)` has said no."""
         s, memory, beside = self.search, self.search.model.memory, self.x
         price, step, floor = self.price, np.zeros(len(self.price)), -np.inf
         for _ in range(TURNS):
@@ -112,7 +125,9 @@ class Descent:
             norm = float(up @ up)
             if floor >= self.cost - rounding(self.cost) or norm == 0:
                 break  # nothing better is in the neighbourhood
-            price = np.maximum(0.0, price + PACE * max(self.cost - value, 1e-6 * abs(value)) / norm * up)
+            price = np.maximum(
+                0.0, price + PACE * max(self.cost - value, 1e-6 * abs(value)) / norm * up
+            )
         return True
 
 
@@ -120,4 +135,8 @@ def start(search: Ground, seed: int) -> Descent:
     """Descents of a search from the prices that it found."""
     price = search.best.price
     memory = search.model.memory
-    return Descent(search, np.random.default_rng(seed), price if len(price) or memory is None else np.zeros(memory.rows))
+    return Descent(
+        search,
+        np.random.default_rng(seed),
+        price if len(price) or memory is None else np.zeros(memory.rows),
+    )

@@ -1,9 +1,10 @@
 """A model as flat arrays for compiled loops (`kernels`).
 
-Adjacency is in compressed rows: entry a of node i names a neighbour, the place of the table with i's strategies as rows, the place of
-the message that the neighbour sends to i, and the entry of the opposite direction. Equal tables share their place.
-Memory intervals are kept per node; `stab_*` lists, for every node of a segment tree over the rows, the intervals that it covers
-whole, so that the intervals live at one row are the lists from its leaf to the root.
+Adjacency is in compressed rows: entry a of node i names a neighbour, the place of the table with
+i's strategies as rows, the place of the message that the neighbour sends to i, and the entry of the
+opposite direction. Equal tables share their place. Memory intervals are kept per node; `stab_*`
+lists, for every node of a segment tree over the rows, the intervals that it covers whole, so that
+the intervals live at one row are the lists from its leaf to the root.
 """
 
 from __future__ import annotations
@@ -39,14 +40,23 @@ class Flat(NamedTuple):
 
 
 HIGH, ABOVE = 1e15, 1e4
-"""What stands for a forbidden entry (`high_of`): so many times what any choice costs, at most so much."""
+"""What stands for a forbidden entry (`high_of`): so many times what any choice costs, at most so
+much."""
 
 
 def high_of(model: Model) -> float:
-    """Stands for a forbidden entry of a model: no real cost comes near, nor a price of memory that pays; and not so much more that what is added to it and taken off again
-    (messages are) would lose what costs differ by."""
-    most = float(np.maximum.reduceat(np.where(np.isfinite(model.cost), np.abs(model.cost), 0.0), model.offset[:-1]).sum())
-    tables = {id(t): float(np.where(np.isfinite(t), np.abs(t), 0.0).max(initial=0.0)) for t in model.pairs.values()}
+    """Stands for a forbidden entry of a model: no real cost comes near, nor a price of memory that
+    pays; and not so much more that what is added to it and taken off again (messages are) would
+    lose what costs differ by."""
+    most = float(
+        np.maximum.reduceat(
+            np.where(np.isfinite(model.cost), np.abs(model.cost), 0.0), model.offset[:-1]
+        ).sum()
+    )
+    tables = {
+        id(t): float(np.where(np.isfinite(t), np.abs(t), 0.0).max(initial=0.0))
+        for t in model.pairs.values()
+    }
     return min(HIGH, ABOVE * (1.0 + most + sum(tables[id(t)] for t in model.pairs.values())))
 
 
@@ -59,7 +69,11 @@ def flatten(model: Model) -> Flat:
     rows: list[list[tuple[int, int]]] = [[] for _ in range(n)]
     for (u, v), table in sorted(model.pairs.items(), key=lambda item: item[0]):
         for i, j, turned in ((u, v, False), (v, u, True)):
-            base = table.base if table.base is not None and table.base.shape == table.T.shape else table
+            base = (
+                table.base
+                if table.base is not None and table.base.shape == table.T.shape
+                else table
+            )
             key = (id(base), turned != (base is not table))
             if key not in place_of:
                 oriented = np.minimum(table.T if turned else table, high)
@@ -78,14 +92,35 @@ def flatten(model: Model) -> Flat:
     message = np.concatenate(([0], np.cumsum(sizes[owner_of]))).astype(np.int64)
     cost = np.minimum(model.cost, high)
     table = np.concatenate(pool) if pool else np.zeros(1)
-    return Flat(model.offset.astype(np.int64), cost, first, other, place, message, back, table, *_memory(model, n))
+    return Flat(
+        model.offset.astype(np.int64),
+        cost,
+        first,
+        other,
+        place,
+        message,
+        back,
+        table,
+        *_memory(model, n),
+    )
 
 
 def _memory(model: Model, n: int) -> tuple:
     memory = model.memory
     none = np.zeros(0, np.int64)
     if memory is None:
-        return np.zeros(n + 1, np.int64), none, none, none, np.zeros(1, np.int64), np.zeros(0), np.zeros(3, np.int64), none, 1, np.inf
+        return (
+            np.zeros(n + 1, np.int64),
+            none,
+            none,
+            none,
+            np.zeros(1, np.int64),
+            np.zeros(0),
+            np.zeros(3, np.int64),
+            none,
+            1,
+            np.inf,
+        )
     interval = np.searchsorted(memory.node, np.arange(n + 1)).astype(np.int64)
     leaves = 1
     while leaves < memory.rows:
@@ -105,6 +140,14 @@ def _memory(model: Model, n: int) -> tuple:
     stab = np.concatenate(([0], np.cumsum([len(s) for s in lists]))).astype(np.int64)
     item = np.array([j for s in lists for j in s], np.int64)
     return (
-        interval, memory.row_lo.astype(np.int64), memory.row_hi.astype(np.int64), memory.node.astype(np.int64),
-        memory.start.astype(np.int64), memory.use_value, stab, item, leaves, memory.limit,
-    )  # fmt: skip
+        interval,
+        memory.row_lo.astype(np.int64),
+        memory.row_hi.astype(np.int64),
+        memory.node.astype(np.int64),
+        memory.start.astype(np.int64),
+        memory.use_value,
+        stab,
+        item,
+        leaves,
+        memory.limit,
+    )

@@ -1,8 +1,9 @@
 """Fusion: the best mixture of choices that were found apart.
 
-Where every node may take the option that any of some choices has, and no other, few differ: exact reduction fixes most of them, and what is left has small tables. So the
-best of all mixtures that fit, which takes each part from whichever choice does it best, comes from an exact solve (`auto`'s, without its search). It is never worse than the
-best of them.
+Where every node may take the option that any of some choices has, and no other, few differ: exact
+reduction fixes most of them, and what is left has small tables. So the best of all mixtures that
+fit, which takes each part from whichever choice does it best, comes from an exact solve (`auto`'s,
+without its search). It is never worse than the best of them.
 """
 
 from __future__ import annotations
@@ -47,8 +48,11 @@ class Pool:
         best.offer(x, cost)
 
 
-def fused(problem: Problem, choices: Sequence[np.ndarray], solve: Solve) -> tuple[np.ndarray, float]:
-    """The best mixture of choices of which the first fits, and its cost: that one where none is better. [nodes]"""
+def fused(
+    problem: Problem, choices: Sequence[np.ndarray], solve: Solve
+) -> tuple[np.ndarray, float]:
+    """The best mixture of choices of which the first fits, and its cost: that one where none is
+    better. [nodes]"""
     first = choices[0]
     cost = float(evaluate(problem, first).cost)
     kept = [np.unique(column) for column in np.array(choices).T]

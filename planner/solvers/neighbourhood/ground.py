@@ -1,4 +1,5 @@
-"""What descents stand on (`cutset`, `rounds`): a search over one wide problem, compiled (`search`, with numba) or in numpy (`plainsearch`)."""
+"""What descents stand on (`cutset`, `rounds`): a search over one wide problem, compiled (`search`,
+with numba) or in numpy (`plainsearch`)."""
 
 from __future__ import annotations
 
@@ -41,17 +42,20 @@ class Ground(Passes, Protocol):
         """Of a choice, far above all others where it is forbidden."""
 
     def mended(self, x: np.ndarray, sweeps: int = 6) -> tuple[np.ndarray | None, float]:
-        """A copy of x repaired and descended, and its cost; None where it cannot be made to fit. The incumbent keeps it when it is the best."""
+        """A copy of x repaired and descended, and its cost; None where it cannot be made to fit.
+        The incumbent keeps it when it is the best."""
 
     def cut(self, limit: float, room: float, random: np.random.Generator) -> Cut:
-        """A random cut under which no table has more than `limit` entries, nor all of them more than `room`."""
+        """A random cut under which no table has more than `limit` entries, nor all of them more
+        than `room`."""
 
 
 @cache
 def compiled() -> bool:
-    """Whether numba is there; one that cannot be imported (beside a numpy newer than it knows, say) is none."""
+    """Whether numba is there; one that cannot be imported (beside a numpy newer than it knows, say)
+    is none."""
     try:
-        import numba  # noqa: F401
+        import numba
     except ImportError:
         return False
     return True

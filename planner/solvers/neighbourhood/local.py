@@ -1,4 +1,5 @@
-"""Local steps on a complete choice: marginal costs, repair of an overload, and descent one node at a time; of problems of many nodes by `changes`.
+"""Local steps on a complete choice: marginal costs, repair of an overload, and descent one node at
+a time; of problems of many nodes by `changes`.
 
 The marginal of (i, k) is node i's cost with strategy k while every other node keeps its strategy.
 """
@@ -31,7 +32,8 @@ class Loads:
         self.load = model.memory.load(x)
 
     def overload_if(self, i: int, now: int) -> tuple[np.ndarray, np.ndarray]:
-        """Per strategy of node i: total overload over the rows it covers, and the worst row's. [strategies] each"""
+        """Per strategy of node i: total overload over the rows it covers, and the worst row's.
+        [strategies] each"""
         total = worst = np.zeros(1)
         for j in self.of_node[i]:
             a, b, use = self.memory.row_lo[j], self.memory.row_hi[j], self.memory.matrix(j)
@@ -53,7 +55,8 @@ class Loads:
 
 
 def polish(model: Model, x: np.ndarray, sweeps: int = 4) -> np.ndarray | None:
-    """Repair the memory overload greedily, then descend; None when the repair gets stuck or an entry is forbidden."""
+    """Repair the memory overload greedily, then descend; None when the repair gets stuck or an
+    entry is forbidden."""
     if model.nodes > MANY and model.searchable:
         wide = model.changes.mended(x, sweeps)
         return wide if wide is not None and np.isfinite(model.total(wide)) else None
@@ -113,7 +116,11 @@ def _repair(model: Model, x: np.ndarray, loads: Loads) -> bool:
             if saved.max() <= 0:
                 continue
             cost, here = marginals(model, x, i), marginal_of(model, x, i)
-            added = np.maximum(cost - here, 1e-9) if np.isfinite(here) else np.where(np.isfinite(cost), 1e-9, np.inf)  # out of what is forbidden at no price
+            added = (
+                np.maximum(cost - here, 1e-9)
+                if np.isfinite(here)
+                else np.where(np.isfinite(cost), 1e-9, np.inf)
+            )  # out of what is forbidden at no price
             rate = np.where(saved > 0, saved / added, 0.0)
             k = int(rate.argmax())
             if rate[k] > best:

@@ -1,6 +1,8 @@
-"""Compiled moves on a choice (numba): repair, descent, and annealing with single changes and exact tree moves.
+"""Compiled moves on a choice (numba): repair, descent, and annealing with single changes and exact
+tree moves.
 
-Every move is taken in place with a journal, so that it can be undone. See `kernels` for the row loads (top, lazy).
+Every move is taken in place with a journal, so that it can be undone. See `kernels` for the row
+loads (top, lazy).
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from planner.solvers.bounds.messages_numba import change, marginal
 
 
 @njit(cache=True)
-def worst_row(f, top):  # type: ignore[no-untyped-def]
+def worst_row(f, top):
     """Leaf (in the tree's numbering) of a row of largest load."""
     p = 1
     while p < f.leaves:
@@ -21,7 +23,7 @@ def worst_row(f, top):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def live_at(f, leaf, pick):  # type: ignore[no-untyped-def]
+def live_at(f, leaf, pick):
     """The pick-th interval that is live at a row; with pick < 0 minus how many there are."""
     count = 0
     p = leaf
@@ -35,11 +37,12 @@ def live_at(f, leaf, pick):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def repair(f, x, top, lazy, budget, steps, samples, journal, length, out):  # type: ignore[no-untyped-def]
-    """Lower the worst row by cheap changes until everything fits. Returns (fits, cost added, journal length).
+def repair(f, x, top, lazy, budget, steps, samples, journal, length, out):
+    """Lower the worst row by cheap changes until everything fits. Returns (fits, cost added,
+    journal length).
 
-    Gives up when the cost added passes the budget, or after `steps` changes. Each change: of `samples` random intervals live at the
-    worst row, the one with the least cost per usage saved.
+    Gives up when the cost added passes the budget, or after `steps` changes. Each change: of
+    `samples` random intervals live at the worst row, the one with the least cost per usage saved.
     """
     added = 0.0
     for _ in range(steps):
@@ -54,7 +57,9 @@ def repair(f, x, top, lazy, budget, steps, samples, journal, length, out):  # ty
         tries = min(samples, count)
         begin = np.random.randint(count)
         for t in range(tries):
-            j = live_at(f, leaf, (begin + t) % count if tries == count else np.random.randint(count))
+            j = live_at(
+                f, leaf, (begin + t) % count if tries == count else np.random.randint(count)
+            )
             i = f.owner[j]
             s0 = f.start[j]
             now = f.use[s0 + x[i]]
@@ -67,7 +72,11 @@ def repair(f, x, top, lazy, budget, steps, samples, journal, length, out):  # ty
                 saved = now - f.use[s0 + s]
                 if saved > 0.0:
                     extra = out[s] - base
-                    rate = extra / min(saved, excess) if extra > 0 else extra * min(saved, excess) - 1e-9
+                    rate = (
+                        extra / min(saved, excess)
+                        if extra > 0
+                        else extra * min(saved, excess) - 1e-9
+                    )
                     if rate < best:
                         best, node, pick, paid = rate, i, s, extra
         if node < 0:
@@ -83,15 +92,16 @@ def repair(f, x, top, lazy, budget, steps, samples, journal, length, out):  # ty
 
 
 @njit(cache=True)
-def undo(f, x, top, lazy, journal, length):  # type: ignore[no-untyped-def]
+def undo(f, x, top, lazy, journal, length):
     """Take back the journal's changes, last first."""
     for p in range(length - 1, -1, -1):
         change(f, x, top, lazy, journal[p, 0], journal[p, 1])
 
 
 @njit(cache=True)
-def descend(f, x, top, lazy, sweeps):  # type: ignore[no-untyped-def]
-    """Best single changes, node by node, within the limit (or without raising an overload). Returns the cost change."""
+def descend(f, x, top, lazy, sweeps):
+    """Best single changes, node by node, within the limit (or without raising an overload). Returns
+    the cost change."""
     n = len(x)
     widest = 0
     for i in range(n):
@@ -125,14 +135,15 @@ def descend(f, x, top, lazy, sweeps):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def seed(value):  # type: ignore[no-untyped-def]
+def seed(value):
     """Seed the random numbers of all kernels."""
     np.random.seed(value)
 
 
 @njit(cache=True)
-def grow_tree(f, size, mark, hits, stamp, nodes, parent, entry, frontier):  # type: ignore[no-untyped-def]
-    """A random induced tree: nodes in the order they were added, each with its parent's place and the parent's entry. Returns its size."""
+def grow_tree(f, size, mark, hits, stamp, nodes, parent, entry, frontier):
+    """A random induced tree: nodes in the order they were added, each with its parent's place and
+    the parent's entry. Returns its size."""
     count, waiting = 0, 0
     i, p, a = np.random.randint(len(mark)), -1, -1
     while True:
@@ -162,8 +173,26 @@ def grow_tree(f, size, mark, hits, stamp, nodes, parent, entry, frontier):  # ty
 
 
 @njit(cache=True)
-def solve_tree(f, x, count, mark, stamp, nodes, parent, entry, real, belief, arg, width, noise, weight, running, pick):  # type: ignore[no-untyped-def]
-    """Exact minimum over the tree's nodes with everything else fixed, under noise and memory prices; the change of real cost."""
+def solve_tree(
+    f,
+    x,
+    count,
+    mark,
+    stamp,
+    nodes,
+    parent,
+    entry,
+    real,
+    belief,
+    arg,
+    width,
+    noise,
+    weight,
+    running,
+    pick,
+):
+    """Exact minimum over the tree's nodes with everything else fixed, under noise and memory
+    prices; the change of real cost."""
     for t in range(count):
         i = nodes[t]
         o = f.offset[i]
@@ -214,17 +243,39 @@ def solve_tree(f, x, count, mark, stamp, nodes, parent, entry, real, belief, arg
             pick[t] = arg[t, pick[parent[t]]]
             up = nodes[parent[t]]
             k = f.offset[i + 1] - f.offset[i]
-            delta += f.table[f.place[entry[t]] + pick[parent[t]] * k + pick[t]] - f.table[f.place[entry[t]] + x[up] * k + x[i]]
+            delta += (
+                f.table[f.place[entry[t]] + pick[parent[t]] * k + pick[t]]
+                - f.table[f.place[entry[t]] + x[up] * k + x[i]]
+            )
         delta += real[t, pick[t]] - real[t, x[i]]
     return delta
 
 
 @njit(cache=True)
-def anneal(f, x, top, lazy, price, cost, best_x, best_cost, hot, cold, moves, share, tree_size, mark, hits, stamp):  # type: ignore[no-untyped-def]
-    """Metropolis over single changes and exact tree moves, from temperature hot to cold (geometric) in `moves` proposals.
+def anneal(
+    f,
+    x,
+    top,
+    lazy,
+    price,
+    cost,
+    best_x,
+    best_cost,
+    hot,
+    cold,
+    moves,
+    share,
+    tree_size,
+    mark,
+    hits,
+    stamp,
+):
+    """Metropolis over single changes and exact tree moves, from temperature hot to cold (geometric)
+    in `moves` proposals.
 
-    `share` of the proposals are tree moves of up to `tree_size` nodes. x must fit on entry and fits on return. best_x is updated.
-    Returns (cost, best cost, next stamp, work done in table entries read).
+    `share` of the proposals are tree moves of up to `tree_size` nodes. x must fit on entry and fits
+    on return. best_x is updated. Returns (cost, best cost, next stamp, work done in table entries
+    read).
     """
     n = len(x)
     widest = 0
@@ -272,7 +323,23 @@ def anneal(f, x, top, lazy, price, cost, best_x, best_cost, hot, cold, moves, sh
             noise = heat * np.random.random() * 2.0
             weight = np.random.random() * 1.5 if bound_by_memory else 0.0
             delta = solve_tree(
-                f, x, count, mark, stamp, nodes, parent, entry, real, belief, arg, widest, noise, weight, running, pick)
+                f,
+                x,
+                count,
+                mark,
+                stamp,
+                nodes,
+                parent,
+                entry,
+                real,
+                belief,
+                arg,
+                widest,
+                noise,
+                weight,
+                running,
+                pick,
+            )
             work += 1000.0 * count
             if delta > room and (not bound_by_memory or delta > room + heat * 20.0):
                 continue
@@ -285,7 +352,9 @@ def anneal(f, x, top, lazy, price, cost, best_x, best_cost, hot, cold, moves, sh
             if length == 0:
                 continue
         if bound_by_memory and top[1] > f.limit:
-            fits, added, length = repair(f, x, top, lazy, room - delta, 24, 32, journal, length, out)
+            fits, added, length = repair(
+                f, x, top, lazy, room - delta, 24, 32, journal, length, out
+            )
             work += 2000.0
             delta += added
             if not fits or delta > room:

@@ -1,6 +1,8 @@
-"""The search over large and tight problems, compiled: passes of messages for `prices`, and decoded choices repaired and descended. `annealing` goes on from its best choice.
+"""The search over large and tight problems, compiled: passes of messages for `prices`, and decoded
+choices repaired and descended. `annealing` goes on from its best choice.
 
-Needs numba (the optional extra "fast"); `plainsearch` is there without. Work unit: one table entry read.
+Needs numba (the optional extra "fast"); `plainsearch` is there without. Work unit: one table entry
+read.
 """
 
 from __future__ import annotations
@@ -48,13 +50,16 @@ class Search:
         return float(kernels.total_cost(self.flat, x))
 
     def mended(self, x: np.ndarray, sweeps: int = 6) -> tuple[np.ndarray | None, float]:
-        """A copy of x repaired and descended, and its cost; None where it cannot be made to fit. The incumbent keeps it when it is the best."""
+        """A copy of x repaired and descended, and its cost; None where it cannot be made to fit.
+        The incumbent keeps it when it is the best."""
         f, y = self.flat, x.copy()
         kernels.load_all(f, y, self.top, self.lazy)
         if self.rows and self.top[1] > f.limit:
             journal = np.empty((8 * len(y) + 256, 2), np.int64)
             out = np.empty(int(np.diff(f.offset).max()))
-            fits, _, _ = moves.repair(f, y, self.top, self.lazy, np.inf, len(journal), 256, journal, 0, out)
+            fits, _, _ = moves.repair(
+                f, y, self.top, self.lazy, np.inf, len(journal), 256, journal, 0, out
+            )
             if not fits:
                 return None, np.inf
         moves.descend(f, y, self.top, self.lazy, sweeps)
@@ -66,7 +71,8 @@ class Search:
         return y, cost
 
     def fit(self, x: np.ndarray) -> bool:
-        """Repair and descend a copy of x; True when it fits. The incumbent keeps it when it is the best."""
+        """Repair and descend a copy of x; True when it fits. The incumbent keeps it when it is the
+        best."""
         return self.mended(x)[0] is not None
 
     def cut(self, limit: float, room: float, random: np.random.Generator) -> cuts.Cut:
@@ -83,4 +89,17 @@ def start(model: Model) -> Search:
     share = 1.0 / np.maximum(1, np.maximum(earlier, later))
     top, lazy = np.zeros(2 * f.leaves), np.zeros(2 * f.leaves)
     best, message = Incumbent(price=np.zeros(rows)), np.zeros(int(f.message[-1]))
-    return Search(model, f, rows, best, top, lazy, f.cost.copy(), message, share, np.zeros(n, np.int64), np.zeros(len(f.cost)), high_of(model))
+    return Search(
+        model,
+        f,
+        rows,
+        best,
+        top,
+        lazy,
+        f.cost.copy(),
+        message,
+        share,
+        np.zeros(n, np.int64),
+        np.zeros(len(f.cost)),
+        high_of(model),
+    )

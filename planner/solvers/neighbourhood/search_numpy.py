@@ -1,6 +1,8 @@
-"""The search over large and tight problems in numpy: the twin of `search.Search`, without its annealing.
+"""The search over large and tight problems in numpy: the twin of `search.Search`, without its
+annealing.
 
-Passes of messages go colour by colour (`colours`) and take three to four times as long as compiled ones; a neighbourhood takes some ten times as long (`plaincuts`).
+Passes of messages go colour by colour (`colours`) and take three to four times as long as compiled
+ones; a neighbourhood takes some ten times as long (`plaincuts`).
 """
 
 from __future__ import annotations
@@ -38,7 +40,10 @@ class PlainSearch:
         memory, cost = self.model.memory, self.flat.cost
         if memory is None:
             return self.passes.sweep(cost, self.x, self.regret)
-        return self.passes.sweep(cost + memory.priced(price, len(cost)), self.x, self.regret) - float(price.sum()) * memory.limit
+        return (
+            self.passes.sweep(cost + memory.priced(price, len(cost)), self.x, self.regret)
+            - float(price.sum()) * memory.limit
+        )
 
     def cost(self, x: np.ndarray) -> float:
         """See `ground.Ground`."""
@@ -67,4 +72,13 @@ def start(model: Model) -> PlainSearch:
     """A search over a model with exact costs."""
     flat, rows = model.changes.flat, 0 if model.memory is None else model.memory.rows
     best, positions = Incumbent(price=np.zeros(rows)), len(model.cost)
-    return PlainSearch(model, flat, colours.Passes(flat), model.changes, best, np.zeros(model.nodes, np.int64), np.zeros(positions), high_of(model))
+    return PlainSearch(
+        model,
+        flat,
+        colours.Passes(flat),
+        model.changes,
+        best,
+        np.zeros(model.nodes, np.int64),
+        np.zeros(positions),
+        high_of(model),
+    )

@@ -4,8 +4,9 @@ Strategy a of a node falls to b when b uses no more and, with lead(a, b) = own[a
 
     lead(a, b) + sum over edges min_y (table[a, y] - table[b, y]) >= 0
 
-A minimum is no more than the difference at any one y. At the y where row a is least it costs one entry a pair instead of a row, and nearly
-all pairs fail it already; only those left are looked at in full. Nodes of repeated parts of a model are alike to the last number, and so is the answer.
+A minimum is no more than the difference at any one y. At the y where row a is least it costs one
+entry a pair instead of a row, and nearly all pairs fail it already; only those left are looked at
+in full. Nodes of repeated parts of a model are alike to the last number, and so is the answer.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from planner.solvers.reduce.pool import Pool
 
 
 def dominate(state: State) -> bool:
-    """One pass of dominance over the nodes that changed since the last. True when a strategy went."""
+    """One pass of dominance over the nodes that changed since the last. True when a strategy
+    went."""
     changed = False
     listed = sorted(state.unpruned)
     state.unpruned = set()
@@ -40,9 +42,13 @@ def dominate(state: State) -> bool:
     return changed
 
 
-def _undominated(pool: Pool, own: np.ndarray, use: np.ndarray | None, tables: tuple[int, ...]) -> np.ndarray | None:
-    """The strategies that no other dominates, or None when that is all. own: [strategies], use: [intervals, strategies]"""
-    # the tables have a zero in every row, so each edge can only lower the lead of one strategy over another
+def _undominated(
+    pool: Pool, own: np.ndarray, use: np.ndarray | None, tables: tuple[int, ...]
+) -> np.ndarray | None:
+    """The strategies that no other dominates, or None when that is all. own: [strategies], use:
+    [intervals, strategies]"""
+    # the tables have a zero in every row, so each edge can only lower the lead of one strategy over
+    # another
     lead = own[:, None] - own
     lead.ravel()[:: len(own) + 1] = -np.inf
     if use is not None:

@@ -1,4 +1,5 @@
-"""The problem under reduction: nodes, edges by table number, usage in rows. What may change it is in planner.solvers.reduce.reductions and `steps`."""
+"""The problem under reduction: nodes, edges by table number, usage in rows. What may change it is
+in planner.solvers.reduce.reductions and `steps`."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ class Infeasible(Exception):
 
 @dataclass
 class State:
-    """The problem under reduction. Alive nodes have a cost array; edges hold a table number in both directions."""
+    """The problem under reduction. Alive nodes have a cost array; edges hold a table number in both
+    directions."""
 
     pool: Pool
     cost: list[np.ndarray | None]
@@ -25,13 +27,19 @@ class State:
     usage: list[Usage | None]
     limit: int | None
     constant: float = 0.0
-    base: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # [rows] usage that no choice changes, but for `rise`
-    rise: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int64))  # [rows + 1] steps not yet added to it
+    base: np.ndarray = field(
+        default_factory=lambda: np.zeros(0, np.int64)
+    )  # [rows] usage that no choice changes, but for `rise`
+    rise: np.ndarray = field(
+        default_factory=lambda: np.zeros(1, np.int64)
+    )  # [rows + 1] steps not yet added to it
     trail: list[tuple] = field(default_factory=list)
     queue: list[int] = field(default_factory=list)
     queued: set[int] = field(default_factory=set)
     unpruned: set[int] = field(default_factory=set)
-    unread: list[list[int]] = field(default_factory=list)  # per node: neighbours whose table was set since `alive` read it
+    unread: list[list[int]] = field(
+        default_factory=list
+    )  # per node: neighbours whose table was set since `alive` read it
 
     def touch(self, i: int) -> None:
         """The node changed: it is looked at again."""
@@ -41,7 +49,8 @@ class State:
         self.unpruned.add(i)
 
     def alive(self, i: int) -> np.ndarray | None:
-        """The strategies of node i that have a finite cost and, in every table set since the last call, a finite partner; None when all have."""
+        """The strategies of node i that have a finite cost and, in every table set since the last
+        call, a finite partner; None when all have."""
         own, near, pool = self.own(i), self.near[i], self.pool
         keep = np.isfinite(own) if np.maximum.reduce(own) == np.inf else None
         for j in self.unread[i]:

@@ -1,7 +1,8 @@
 """Equal tables are stored once and every question about a table is answered once.
 
-Large problems have a hundred thousand edges and a thousand distinct tables. `Pool` gives each distinct table (and each index map) a
-number; results of operations are remembered by those numbers, so a pass over all edges costs dictionary look-ups.
+Large problems have a hundred thousand edges and a thousand distinct tables. `Pool` gives each
+distinct table (and each index map) a number; results of operations are remembered by those numbers,
+so a pass over all edges costs dictionary look-ups.
 """
 
 from __future__ import annotations
@@ -11,16 +12,20 @@ from dataclasses import dataclass, field
 import numpy as np
 
 SMALL = 1 << 13
-"""Steps between rows of a table (rows x rows x columns) up to which they are all answered at once: tens of microseconds."""
+"""Steps between rows of a table (rows x rows x columns) up to which they are all answered at once:
+tens of microseconds."""
 
 
 @dataclass
 class Pool:
-    """Interned tables (float64, +inf = forbidden) and index maps (int64), with remembered operations."""
+    """Interned tables (float64, +inf = forbidden) and index maps (int64), with remembered
+    operations."""
 
     tables: list[np.ndarray] = field(default_factory=list)
     maps: list[np.ndarray] = field(default_factory=list)
-    functions: dict[int, np.ndarray | None] = field(default_factory=dict)  # what `function` has answered
+    functions: dict[int, np.ndarray | None] = field(
+        default_factory=dict
+    )  # what `function` has answered
     _table_of: dict[tuple[tuple[int, ...], bytes], int] = field(default_factory=dict)
     _map_of: dict[bytes, int] = field(default_factory=dict)
     _taken: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -82,23 +87,30 @@ class Pool:
         return self._alive[t]
 
     def function(self, t: int) -> np.ndarray | None:
-        """The column of each row's one finite entry, or None when some row has another number of them."""
+        """The column of each row's one finite entry, or None when some row has another number of
+        them."""
         if t not in self.functions:
             finite = np.isfinite(self.tables[t])
             self.functions[t] = finite.argmax(axis=1) if (finite.sum(axis=1) == 1).all() else None
         return self.functions[t]
 
     def parts(self, t: int) -> tuple[np.ndarray, np.ndarray, int] | None:
-        """(row part, column part, rest's number or -1 when nothing is left); None when the table is its own rest.
+        """(row part, column part, rest's number or -1 when nothing is left); None when the table is
+        its own rest.
 
-        table = row[:, None] + column[None] + rest, rest >= 0 with a zero in every row and column that has a finite entry.
+        table = row[:, None] + column[None] + rest, rest >= 0 with a zero in every row and column
+        that has a finite entry.
         """
         if t not in self._parts:
             table = self.tables[t]
             row = _finite_min(table, 1)
             rest = table - row[:, None]
             column = _finite_min(rest, 0)
-            if not np.count_nonzero(row) and not np.count_nonzero(column) and np.count_nonzero(table):
+            if (
+                not np.count_nonzero(row)
+                and not np.count_nonzero(column)
+                and np.count_nonzero(table)
+            ):
                 self._parts[t] = None
             else:
                 rest = rest - column
@@ -111,7 +123,8 @@ class Pool:
         return self._parts[t]
 
     def leads(self, t: int) -> np.ndarray | None:
-        """`lead` of all pairs of rows, or None for a table too large to answer for pairs that nobody asks for. [rows, rows]"""
+        """`lead` of all pairs of rows, or None for a table too large to answer for pairs that
+        nobody asks for. [rows, rows]"""
         if t not in self._leads:
             table = self.tables[t]
             small = len(table) * table.size <= SMALL
@@ -119,18 +132,22 @@ class Pool:
         return self._leads[t]
 
     def most_leads(self, t: int) -> np.ndarray:
-        """An upper bound on `lead` of all pairs of rows: the step at the column where the first row is least. [rows, rows]"""
+        """An upper bound on `lead` of all pairs of rows: the step at the column where the first row
+        is least. [rows, rows]"""
         table = self.tables[t]
         at = table.argmin(axis=1)
         return self._steps(t, table[np.arange(len(at)), at][:, None], table[:, at].T)
 
     def lead(self, t: int, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        """Least of table[a, y] - table[b, y] over y for each pair of rows; y forbidden to a counts for nothing. [pairs]"""
+        """Least of table[a, y] - table[b, y] over y for each pair of rows; y forbidden to a counts
+        for nothing. [pairs]"""
         table = self.tables[t]
         found = np.empty(len(a))
         chunk = max(1, 4_000_000 // table.shape[1])
         for p in range(0, len(a), chunk):
-            found[p : p + chunk] = self._steps(t, table[a[p : p + chunk]], table[b[p : p + chunk]]).min(axis=1)
+            found[p : p + chunk] = self._steps(
+                t, table[a[p : p + chunk]], table[b[p : p + chunk]]
+            ).min(axis=1)
         return found
 
     def _steps(self, t: int, high: np.ndarray, low: np.ndarray) -> np.ndarray:

@@ -1,7 +1,9 @@
-"""Rows of memory under reduction: usage by maximal time points, what all strategies share, and which rows some choice can exceed.
+"""Rows of memory under reduction: usage by maximal time points, what all strategies share, and
+which rows some choice can exceed.
 
-Tens of thousands of nodes have one interval each, and each pass asks the same of all of them: what is asked of a node's arrays alone is
-asked of all nodes at once, laid end to end. Nodes with several intervals go by their number of strategies, in one matrix each number.
+Tens of thousands of nodes have one interval each, and each pass asks the same of all of them: what
+is asked of a node's arrays alone is asked of all nodes at once, laid end to end. Nodes with several
+intervals go by their number of strategies, in one matrix each number.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from planner.solvers.reduce.usage import Usage
 
 
 def set_rows(state: State, problem: Problem) -> None:
-    """Give the nodes their usage by maximal time points; what all strategies of an interval share is usage of no node."""
+    """Give the nodes their usage by maximal time points; what all strategies of an interval share
+    is usage of no node."""
     lo, hi = problem.live_span[:, 0], problem.live_span[:, 1]
     real = np.flatnonzero(hi > lo)
     if not len(real):
@@ -35,12 +38,20 @@ def set_rows(state: State, problem: Problem) -> None:
     varies = (np.maximum.reduceat(flat, first) > least) & (spans[:, 1] > spans[:, 0])
     flat -= np.repeat(least, size)
     by: dict[int, list[int]] = {}
-    for j, i in zip(np.flatnonzero(varies).tolist(), problem.live_node[real[varies]].tolist(), strict=True):
+    for j, i in zip(
+        np.flatnonzero(varies).tolist(), problem.live_node[real[varies]].tolist(), strict=True
+    ):
         by.setdefault(i, []).append(j)
     ends = np.append(first, len(flat)).tolist()
     for i, own in by.items():
-        use = np.stack([flat[ends[j] : ends[j + 1]] for j in own]) if len(own) > 1 else flat[ends[own[0]] : ends[own[0] + 1]][None]
-        state.usage[i] = Usage(spans[own] if len(own) > 1 else spans[own[0] : own[0] + 1], use, flat=True)
+        use = (
+            np.stack([flat[ends[j] : ends[j + 1]] for j in own])
+            if len(own) > 1
+            else flat[ends[own[0]] : ends[own[0] + 1]][None]
+        )
+        state.usage[i] = Usage(
+            spans[own] if len(own) > 1 else spans[own[0] : own[0] + 1], use, flat=True
+        )
 
 
 def add_rise(state: State) -> None:
@@ -69,7 +80,8 @@ def level(state: State, i: int) -> None:
 
 @dataclass
 class Sums:
-    """Steps of the largest and the least load of all nodes, and the largest rise and fall of each added up, at every boundary of rows. [rows + 1] each"""
+    """Steps of the largest and the least load of all nodes, and the largest rise and fall of each
+    added up, at every boundary of rows. [rows + 1] each"""
 
     top: np.ndarray
     low: np.ndarray
@@ -88,7 +100,12 @@ class Single:
 
     def count(self, sums: Sums) -> None:
         """Add what these nodes use."""
-        for total, sign, at in ((sums.top, 1, 0), (sums.top, -1, 1), (sums.grow, 1, 0), (sums.fall, 1, 1)):
+        for total, sign, at in (
+            (sums.top, 1, 0),
+            (sums.top, -1, 1),
+            (sums.grow, 1, 0),
+            (sums.fall, 1, 1),
+        ):
             np.add.at(total, self.span[:, at], sign * self.peak)
 
     def move(self, place: np.ndarray) -> None:
@@ -98,7 +115,9 @@ class Single:
 
     def give_back(self, state: State) -> None:
         """Give the nodes their usage in the rows that are left."""
-        for k, (i, usage, live) in enumerate(zip(self.node, self.usage, (self.peak > 0).tolist(), strict=True)):
+        for k, (i, usage, live) in enumerate(
+            zip(self.node, self.usage, (self.peak > 0).tolist(), strict=True)
+        ):
             state.usage[i] = Usage(self.span[k : k + 1], usage.use, usage.flat) if live else None
             if not live:
                 state.touch(i)
@@ -106,7 +125,8 @@ class Single:
 
 @dataclass
 class Several:
-    """Nodes of one number of strategies with several intervals each: their intervals one after the other."""
+    """Nodes of one number of strategies with several intervals each: their intervals one after the
+    other."""
 
     node: list[int]
     owner: np.ndarray  # [intervals] place in `node`, ascending
@@ -114,10 +134,14 @@ class Several:
     use: np.ndarray  # [intervals, strategies]
 
     def count(self, sums: Sums) -> None:
-        """Add what these nodes use: a node's load is the running sum of its steps, which ends at 0, so that one sum runs over all nodes."""
+        """Add what these nodes use: a node's load is the running sum of its steps, which ends at 0,
+        so that one sum runs over all nodes."""
         if not len(self.owner):
             return
-        at, owner = np.concatenate([self.span[:, 0], self.span[:, 1]]), np.concatenate([self.owner, self.owner])
+        at, owner = (
+            np.concatenate([self.span[:, 0], self.span[:, 1]]),
+            np.concatenate([self.owner, self.owner]),
+        )
         by = np.lexsort((at, owner))
         at, owner = at[by], owner[by]
         last = np.append((at[1:] != at[:-1]) | (owner[1:] != owner[:-1]), True)
@@ -130,7 +154,8 @@ class Several:
         np.add.at(sums.fall, at, (-step).max(axis=1))
 
     def move(self, place: np.ndarray) -> None:
-        """Rows were renumbered: row r is `place[r]` now. Intervals that are live in no row that is left are forgotten."""
+        """Rows were renumbered: row r is `place[r]` now. Intervals that are live in no row that is
+        left are forgotten."""
         span = place[self.span]
         some = span[:, 1] > span[:, 0]
         self.owner, self.span, self.use = self.owner[some], span[some], self.use[some]
@@ -147,7 +172,8 @@ class Several:
 
 
 def _sorted_out(state: State) -> tuple[Single, list[Several]]:
-    """The nodes that use rows: those with one interval, and the others by their number of strategies."""
+    """The nodes that use rows: those with one interval, and the others by their number of
+    strategies."""
     node: list[int] = []
     usage: list[Usage] = []
     many: dict[int, list[int]] = defaultdict(list)
@@ -171,7 +197,12 @@ def _sorted_out(state: State) -> tuple[Single, list[Several]]:
 def _together(state: State, node: list[int]) -> Several:
     parts = [own.whole() for i in node if (own := state.usage[i]) is not None]
     owner = np.repeat(np.arange(len(node)), [len(spans) for spans, _ in parts])
-    return Several(node, owner, np.concatenate([spans for spans, _ in parts]), np.concatenate([use for _, use in parts]))
+    return Several(
+        node,
+        owner,
+        np.concatenate([spans for spans, _ in parts]),
+        np.concatenate([use for _, use in parts]),
+    )
 
 
 def _end_to_end(arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -181,7 +212,8 @@ def _end_to_end(arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, n
 
 
 def drop_rows(state: State, turns: int = 4) -> None:
-    """Forget rows that no choice can exceed, and rows that a neighbour row always exceeds; a row above its least use is a proof."""
+    """Forget rows that no choice can exceed, and rows that a neighbour row always exceeds; a row
+    above its least use is a proof."""
     for i in range(len(state.usage)):
         level(state, i)
     limit, base = state.limit, state.base

@@ -1,4 +1,5 @@
-"""The single steps of planner.solvers.reduce.reductions, which says why each keeps an optimal choice. Each takes a node of the state."""
+"""The single steps of planner.solvers.reduce.reductions, which says why each keeps an optimal
+choice. Each takes a node of the state."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ def single(state: State, i: int) -> None:
 
 
 def fold(state: State, u: int) -> bool:
-    """Fold one neighbour that is a function of u into u (of a bijection, the one with fewer edges). True when something changed."""
+    """Fold one neighbour that is a function of u into u (of a bijection, the one with fewer edges).
+    True when something changed."""
     pool = state.pool
     answered = pool.functions  # hubs ask of each of their edges again and again
     for v, t in state.near[u].items():
@@ -65,7 +67,7 @@ def eliminate(state: State, i: int) -> None:
         state.trail.append(("value", i, int(own.argmin())))
         state.constant += float(own.min())
     elif len(around) == 1:
-        (u, t), = around
+        ((u, t),) = around
         total = own[:, None] + pool.tables[t]
         state.cut(i)
         state.trail.append(("map", i, u, total.argmin(axis=0)))

@@ -6,7 +6,8 @@ import numpy as np
 
 
 class Usage:
-    """Live intervals of one node, in rows. Parts that a node takes over from its neighbours are joined when they are asked for: hubs take over thousands."""
+    """Live intervals of one node, in rows. Parts that a node takes over from its neighbours are
+    joined when they are asked for: hubs take over thousands."""
 
     def __init__(self, spans: np.ndarray, use: np.ndarray, flat: bool = False) -> None:
         self._parts = [(spans, use)]
@@ -25,7 +26,10 @@ class Usage:
     def whole(self) -> tuple[np.ndarray, np.ndarray]:
         """`spans` and `use`."""
         if len(self._parts) > 1:
-            spans, use = np.concatenate([s for s, _ in self._parts]), np.concatenate([u for _, u in self._parts])
+            spans, use = (
+                np.concatenate([s for s, _ in self._parts]),
+                np.concatenate([u for _, u in self._parts]),
+            )
             code = spans[:, 0] * (1 << 31) + spans[:, 1]
             by = np.argsort(code, kind="stable")
             first = np.flatnonzero(np.append(True, np.diff(code[by]) != 0))

@@ -1,13 +1,18 @@
-"""Dot FLOPs of an optimised program: 2 M N K of every dot and convolution, loops multiplied, per device.
+"""Dot FLOPs of an optimised program: 2 M N K of every dot and convolution, loops multiplied, per
+device.
 
-    dot            2 * (elements of the result) * (product of the contracted dims of the left operand)
-    convolution    2 * (batch and feature elements of the result) * (input features per group) * product over spatial dims of taps
+    dot            2 * (elements of the result) * (product of the contracted dims of the left
+                   operand)
+    convolution    2 * (batch and feature elements of the result) * (input features per group) *
+                   product over spatial dims of taps
 
-`taps` counts pairs (output position, window position). Pairs that fall into the holes of a dilated base multiply nothing and are not
-counted, so that the gradient of a strided convolution costs what its forward does; padding is counted, as in M N K. Batched products that TPU
-writes as convolutions have a dim of the batch in place of a spatial one: each of its outputs meets the base once, and beyond that padding alone, which
-is not counted. Library calls (cuBLAS, cuDNN, oneDNN, Eigen)
-count as what they compute. Work that is no dot or convolution is not counted: XLA may turn a product with a vector into multiply and sum.
+`taps` counts pairs (output position, window position). Pairs that fall into the holes of a dilated
+base multiply nothing and are not counted, so that the gradient of a strided convolution costs what
+its forward does; padding is counted, as in M N K. Batched products that TPU writes as convolutions
+have a dim of the batch in place of a spatial one: each of its outputs meets the base once, and
+beyond that padding alone, which is not counted. Library calls (cuBLAS, cuDNN, oneDNN, Eigen) count
+as what they compute. Work that is no dot or convolution is not counted: XLA may turn a product with
+a vector into multiply and sum.
 """
 
 from __future__ import annotations
@@ -20,12 +25,17 @@ from planner.verify.hlo.trip_counts import walk
 
 _WINDOW = re.compile(r"\bwindow=\{([^}]*)\}")
 _LABELS = re.compile(r"\bdim_labels=(\w+)_(\w+)->(\w+)")
-_CUDNN = re.compile(r'custom_call_target="__cudnn\$conv(Forward|BackwardInput|BackwardFilter|BiasActivationForward)')
-_LIBRARY_DOT = re.compile(r'custom_call_target="(__onednn\$matmul|__cublas\$(?:gemm|lt\$matmul)[^"]*|__triton\$gemm)"')
+_CUDNN = re.compile(
+    r'custom_call_target="__cudnn\$conv(Forward|BackwardInput|BackwardFilter|BiasActivationForward)'
+)
+_LIBRARY_DOT = re.compile(
+    r'custom_call_target="(__onednn\$matmul|__cublas\$(?:gemm|lt\$matmul)[^"]*|__triton\$gemm)"'
+)
 
 
 def dot_flops(text: str) -> int:
-    """2 M N K summed over every dot and convolution of a compiled module, trip counts multiplied (unknown ones count once).
+    """2 M N K summed over every dot and convolution of a compiled module, trip counts multiplied
+    (unknown ones count once).
 
     Raises:
         ValueError: not HLO.
@@ -34,9 +44,12 @@ def dot_flops(text: str) -> int:
 
 
 def dots(text: str) -> tuple[tuple[Instruction, int], ...]:
-    """Every dot and convolution that totals count, in program order, with its FLOPs of a whole step. Raises ValueError as `dot_flops`."""
+    """Every dot and convolution that totals count, in program order, with its FLOPs of a whole
+    step. Raises ValueError as `dot_flops`."""
 
-    def select(instruction: Instruction, computation: Computation) -> tuple[Instruction, int] | None:
+    def select(
+        instruction: Instruction, computation: Computation
+    ) -> tuple[Instruction, int] | None:
         flops = _flops(instruction, computation)
         return None if flops is None else (instruction, flops)
 
@@ -64,22 +77,28 @@ def _dims(text: str) -> tuple[int, ...]:
 
 
 def _library_dot(instruction: Instruction, left: Shape) -> int:
-    """The contracted dims come from the backend's own config; without one the last dim of the left operand is contracted."""
+    """The contracted dims come from the backend's own config; without one the last dim of the left
+    operand is contracted."""
     listed = instruction.attribute(r'"lhs_contracting_dimensions":\[([^\]]*)\]')
     if listed:
         contracted = _dims(listed)
     else:
-        contracted = (len(left.dims) - (2 if '"transpose_a":true' in instruction.attributes else 1),)
+        contracted = (
+            len(left.dims) - (2 if '"transpose_a":true' in instruction.attributes else 1),
+        )
     return 2 * instruction.shapes[0].elements * math.prod(left.dims[d] for d in contracted)
 
 
 def _cudnn(kind: str, instruction: Instruction, operands: tuple[Shape, ...]) -> int:
-    """A cuDNN convolution and its gradients cost the same; labels and window are those of the forward one, whatever is asked for."""
+    """A cuDNN convolution and its gradients cost the same; labels and window are those of the
+    forward one, whatever is asked for."""
     labels = _LABELS.search(instruction.attributes)
     if labels is None:
         raise ValueError(f"no dim_labels in convolution {instruction.name}")
     result, first, second = instruction.shapes[0], operands[0], operands[1]
-    out, kernel = {"BackwardInput": (first, second), "BackwardFilter": (second, result)}.get(kind, (result, second))
+    out, kernel = {"BackwardInput": (first, second), "BackwardFilter": (second, result)}.get(
+        kind, (result, second)
+    )
     window = _WINDOW.search(instruction.attributes)
     fields = dict(part.split("=", 1) for part in window.group(1).split()) if window else {}
     taps = math.prod(int(n) for n in fields.get("size", "1").split("x"))
@@ -95,14 +114,20 @@ def _convolution(instruction: Instruction, operands: tuple[Shape, ...]) -> int:
     window = _WINDOW.search(instruction.attributes)
     fields = dict(part.split("=", 1) for part in window.group(1).split()) if window else {}
     spatial = sorted(c for c in result if c.isdigit())
-    taps = math.prod(_taps(out.dims[result.index(d)], operands[0].dims[base.index(d)], fields, k) for k, d in enumerate(spatial))
-    rest = math.prod(size for size, label in zip(out.dims, result, strict=True) if not label.isdigit())
+    taps = math.prod(
+        _taps(out.dims[result.index(d)], operands[0].dims[base.index(d)], fields, k)
+        for k, d in enumerate(spatial)
+    )
+    rest = math.prod(
+        size for size, label in zip(out.dims, result, strict=True) if not label.isdigit()
+    )
     return 2 * rest * operands[1].dims[kernel.index("i")] * taps
 
 
 def _taps(outputs: int, inputs: int, fields: dict[str, str], k: int) -> int:
-    """(output, window) pairs of one spatial dim that meet no hole: o*stride + w*dilate - pad is a multiple of the base's dilation. Of a dim of the batch,
-    whose outputs meet the base once each, those pairs alone."""
+    """(output, window) pairs of one spatial dim that meet no hole: o*stride + w*dilate - pad is a
+    multiple of the base's dilation. Of a dim of the batch, whose outputs meet the base once each,
+    those pairs alone."""
 
     def field(name: str, default: str) -> str:
         return fields[name].split("x")[k] if name in fields else default

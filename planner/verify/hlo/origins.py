@@ -1,8 +1,10 @@
-"""From a compiled instruction back to the line of the emitted program it came from, and so to the operator or tensor that line names.
+"""From a compiled instruction back to the line of the emitted program it came from, and so to the
+operator or tensor that line names.
 
-HLO text ends its metadata with `stack_frame_id=N`; the tables at its head lead from there to files, functions and lines. Every line of an
-emitted program says what it is for in a comment (`# /h.0/fc/MatMul -> [...]`, `# all-reduce over tensor: NAME`). Of a stack of frames the
-innermost one with such a line counts; optimizer and gradient code has none and is called by its functions' names.
+HLO text ends its metadata with `stack_frame_id=N`; the tables at its head lead from there to files,
+functions and lines. Every line of an emitted program says what it is for in a comment (`#
+/h.0/fc/MatMul -> [...]`, `# all-reduce over tensor: NAME`). Of a stack of frames the innermost one
+with such a line counts; optimizer and gradient code has none and is called by its functions' names.
 """
 
 from __future__ import annotations
@@ -51,12 +53,20 @@ class Origins:
         for i, row in tables["StackFrames"].items():
             f = {k: int(v) for k, v in _FIELD.findall(row)}
             frames[i] = (f["file_location_id"], f.get("parent_frame_id", 0))
-        if any(parent == i for i, (_, parent) in frames.items()):  # written one too high: no frame is its own parent
+        if any(
+            parent == i for i, (_, parent) in frames.items()
+        ):  # written one too high: no frame is its own parent
             frames = {i: (location, parent - 1) for i, (location, parent) in frames.items()}
-        return cls(tuple(source.splitlines()), {i: name.strip('"') for i, name in tables["FunctionNames"].items()}, locations, frames)
+        return cls(
+            tuple(source.splitlines()),
+            {i: name.strip('"') for i, name in tables["FunctionNames"].items()},
+            locations,
+            frames,
+        )
 
     def name(self, attributes: str) -> str:
-        """The node or tensor an instruction serves, from its attributes; else the emitted function it is in; "" where nothing tells."""
+        """The node or tensor an instruction serves, from its attributes; else the emitted function
+        it is in; "" where nothing tells."""
         function = ""
         for where, line in self._lines(attributes):
             text = self.source[line - 1] if 0 < line <= len(self.source) else ""
@@ -66,7 +76,8 @@ class Origins:
         return function
 
     def _lines(self, attributes: str) -> list[tuple[str, int]]:
-        """(function, line) of the frames of an instruction in the emitted program, innermost first."""
+        """(function, line) of the frames of an instruction in the emitted program, innermost
+        first."""
         found = _FRAME.search(attributes)
         frame, out, seen = int(found.group(1)) if found else 0, [], set()
         while frame in self.frames and frame not in seen:

@@ -1,12 +1,16 @@
-"""Products that a compiler pass made larger by padding their operands with zeros, read from the compiler's dumps after each pass.
+"""Products that a compiler pass made larger by padding their operands with zeros, read from the
+compiler's dumps after each pass.
 
-Matrix units want extents that are multiples of 8, and a sum that is split over several blocks wants equal pieces: such passes write operands into larger arrays
-of zeros and multiply these. The product is the same and its FLOPs are more, by the ratio of the extents:
+Matrix units want extents that are multiples of 8, and a sum that is split over several blocks wants
+equal pieces: such passes write operands into larger arrays of zeros and multiply these. The product
+is the same and its FLOPs are more, by the ratio of the extents:
 
-    bf16[64,1000] x bf16[1000,2048]  ->  bf16[64,1024] x bf16[1024,2048]     2 * 64 * 2048 * 24 FLOPs of padding
+    bf16[64,1000] x bf16[1000,2048]  ->  bf16[64,1024] x bf16[1024,2048]     2 * 64 * 2048 * 24
+                                     FLOPs of padding
 
-A pass is believed only where the arithmetic is: the operations of the very product before and after it stand as up to three extents of pads that the same pass
-wrote. Whatever else changes FLOPs (work done twice, work left out) is no padding and stays a difference.
+A pass is believed only where the arithmetic is: the operations of the very product before and after
+it stand as up to three extents of pads that the same pass wrote. Whatever else changes FLOPs (work
+done twice, work left out) is no padding and stays a difference.
 """
 
 from __future__ import annotations
@@ -31,7 +35,8 @@ Extent = tuple[int, int]
 
 @dataclass(frozen=True)
 class Padding:
-    """What one pass added to one product. by: the pass; what: the operator it serves; flops: more of them in a step, per device."""
+    """What one pass added to one product. by: the pass; what: the operator it serves; flops: more
+    of them in a step, per device."""
 
     by: str
     what: str
@@ -40,21 +45,29 @@ class Padding:
 
     def __str__(self) -> str:
         sizes = ", ".join(f"{was:,} to {now:,}" for was, now in self.extents)
-        return f"padding of products{f' of {self.what}' if self.what else ''} by {self.by}: {sizes}, {self.flops:+,} FLOPs"
+        return (
+            f"padding of products{f' of {self.what}' if self.what else ''} by {self.by}: {sizes},"
+            f" {self.flops:+,} FLOPs"
+        )
 
 
 @dataclass(frozen=True)
 class _Stage:
-    """Products by the operation they come from with the FLOPs of each, and how often extents are padded."""
+    """Products by the operation they come from with the FLOPs of each, and how often extents are
+    padded."""
 
     products: dict[tuple[str, str], Counter[int]]
     pads: Counter[Extent]
 
 
-def paddings(folder: Path, namer: Callable[[str], Callable[[str], str]], placed: bool) -> tuple[Padding, ...]:
-    """Every padding of the passes dumped into a folder, in their order; of equal ones the FLOPs are added up.
+def paddings(
+    folder: Path, namer: Callable[[str], Callable[[str], str]], placed: bool
+) -> tuple[Padding, ...]:
+    """Every padding of the passes dumped into a folder, in their order; of equal ones the FLOPs are
+    added up.
 
-    namer: text -> (attributes of an instruction -> what it serves); placed: a jit program, whose pieces are a device's from the partitioner's result on.
+    namer: text -> (attributes of an instruction -> what it serves); placed: a jit program, whose
+    pieces are a device's from the partitioner's result on.
     """
     found: dict[tuple[str, str, tuple[Extent, ...]], int] = {}
     before: _Stage | None = None
@@ -78,7 +91,9 @@ def paddings(folder: Path, namer: Callable[[str], Callable[[str], str]], placed:
 def _stage(text: str, name: Callable[[str], str]) -> _Stage:
     products: dict[tuple[str, str], Counter[int]] = {}
     for instruction, flops in dots(text):
-        products.setdefault((name(instruction.attributes), instruction.op_name), Counter())[flops] += 1
+        products.setdefault((name(instruction.attributes), instruction.op_name), Counter())[
+            flops
+        ] += 1
     return _Stage(products, Counter(_pads(parse(text))))
 
 
@@ -87,7 +102,10 @@ def _pads(module: Module) -> Iterator[Extent]:
     for computation in module.computations.values():
         for instruction in computation.instructions:
             if instruction.opcode == "pad":
-                was, now = computation.operand_shapes(instruction)[0].dims, instruction.shapes[0].dims
+                was, now = (
+                    computation.operand_shapes(instruction)[0].dims,
+                    instruction.shapes[0].dims,
+                )
                 yield from ((a, b) for a, b in zip(was, now, strict=True) if b > a > 0)
 
 

@@ -1,7 +1,9 @@
-"""Which compiler pass changed what a program communicates or multiplies, read from the compiler's own dumps after each pass (`xla_dump_hlo_pass_re`).
+"""Which compiler pass changed what a program communicates or multiplies, read from the compiler's
+own dumps after each pass (`xla_dump_hlo_pass_re`).
 
-From the program as emitted (shard_map) or the partitioner's result (jit) on, the payload by kind and axes is totalled after every pass whose
-text differs in its collectives; a pass that changes a total is named with its bytes. Combining and renaming keep the totals and stay silent.
+From the program as emitted (shard_map) or the partitioner's result (jit) on, the payload by kind
+and axes is totalled after every pass whose text differs in its collectives; a pass that changes a
+total is named with its bytes. Combining and renaming keep the totals and stay silent.
 """
 
 from __future__ import annotations
@@ -17,8 +19,12 @@ from planner.verify.hlo.groups import MeshAxes
 from planner.verify.hlo.program import collectives
 from planner.verify.hlo.text import parse
 
-_FILE = re.compile(r"(?P<module>module_\d+)\..*?\.(?P<index>\d{4,})\.(?P<pipeline>[^.]+)\.after_(?P<name>.+?)\.before_.*\.txt$")
-_LINE = re.compile(r"= .*?\b(?:all-reduce|all-gather|reduce-scatter|all-to-all|ragged-all-to-all|collective-permute)(?:-start)?\(")
+_FILE = re.compile(
+    r"(?P<module>module_\d+)\..*?\.(?P<index>\d{4,})\.(?P<pipeline>[^.]+)\.after_(?P<name>.+?)\.before_.*\.txt$"
+)
+_LINE = re.compile(
+    r"= .*?\b(?:all-reduce|all-gather|reduce-scatter|all-to-all|ragged-all-to-all|collective-permute)(?:-start)?\("
+)
 PRODUCT = re.compile(r"= .*?\b(?:dot|convolution|custom-call)\(")
 PARTITIONED = ("spmd-partitioning", "tpu-spmd-partitioning")
 
@@ -38,22 +44,30 @@ class Change:
 
 @dataclass(frozen=True)
 class History:
-    """What is sent at first (as emitted, or as partitioned), every later pass that changed a total, and the arrays of each kind and axes after the last such pass
-    (combined ones still apart, where combining keeps the total)."""
+    """What is sent at first (as emitted, or as partitioned), every later pass that changed a total,
+    and the arrays of each kind and axes after the last such pass (combined ones still apart, where
+    combining keeps the total)."""
 
     first: Pieces
     later: tuple[Change, ...]
     settled: Pieces
 
 
-def pieces(text: str, mesh: MeshAxes, name: Callable[[str], str], merge_ar_slice: bool = False) -> Pieces:
+def pieces(
+    text: str, mesh: MeshAxes, name: Callable[[str], str], merge_ar_slice: bool = False
+) -> Pieces:
     """Arrays sent by a module. name: from an instruction's attributes to what it serves.
 
     Raises:
         ValueError: not HLO, or groups outside the mesh.
     """
     module = parse(text)
-    where = {i.name: (i, c) for c in module.computations.values() for i in c.instructions if _LINE.search(f"= {i.line}")}
+    where = {
+        i.name: (i, c)
+        for c in module.computations.values()
+        for i in c.instructions
+        if _LINE.search(f"= {i.line}")
+    }
     out: Pieces = {}
     for found in collectives(text, mesh, merge_ar_slice=merge_ar_slice):
         if not found.heaviest:
@@ -66,8 +80,12 @@ def pieces(text: str, mesh: MeshAxes, name: Callable[[str], str], merge_ar_slice
         else:
             scale = 1
         cell = out.setdefault((found.kind, found.axes), Counter())
-        if scale * total != found.payload_bytes:  # only some operands are of this kind (a sum of which pieces are kept)
-            cell[f"{found.payload_bytes} B", found.payload_bytes, name(instruction.attributes)] += found.count
+        if (
+            scale * total != found.payload_bytes
+        ):  # only some operands are of this kind (a sum of which pieces are kept)
+            cell[f"{found.payload_bytes} B", found.payload_bytes, name(instruction.attributes)] += (
+                found.count
+            )
             continue
         for shape in shapes:
             array = f"{shape.dtype}[{','.join(map(str, shape.dims))}]"
@@ -81,7 +99,8 @@ def totals(found: Pieces) -> dict[tuple[str, str], int]:
 
 
 def stages(folder: Path, placed: bool = False) -> Iterator[tuple[str, str]]:
-    """(pass, text) of the dumps of the largest module in a folder, in order. placed: from the partitioner's result on."""
+    """(pass, text) of the dumps of the largest module in a folder, in order. placed: from the
+    partitioner's result on."""
     rows: dict[str, list[tuple[int, str, Path]]] = {}
     for path in sorted(folder.iterdir()):
         if found := _FILE.match(path.name):
@@ -95,12 +114,19 @@ def stages(folder: Path, placed: bool = False) -> Iterator[tuple[str, str]]:
             yield name, path.read_text(errors="replace")
 
 
-def history(folder: Path, mesh: MeshAxes, namer: Callable[[str], Callable[[str], str]], merge_ar_slice: bool = False) -> History | None:
-    """Follow the collectives through the dumps of a folder; None where there are none. namer: text -> (attributes -> what an array serves);
-    merge_ar_slice: a jit program, whose collectives begin with the partitioner's result.
+def history(
+    folder: Path,
+    mesh: MeshAxes,
+    namer: Callable[[str], Callable[[str], str]],
+    merge_ar_slice: bool = False,
+) -> History | None:
+    """Follow the collectives through the dumps of a folder; None where there are none. namer: text
+    -> (attributes -> what an array serves); merge_ar_slice: a jit program, whose collectives begin
+    with the partitioner's result.
 
-    A sum of which slices are kept counts as scattered once the text shows the slices. A pass that only makes them plain (by inlining a call, say) sends nothing else:
-    what it changes is reckoned to the beginning.
+    A sum of which slices are kept counts as scattered once the text shows the slices. A pass that
+    only makes them plain (by inlining a call, say) sends nothing else: what it changes is reckoned
+    to the beginning.
     """
     first: Pieces | None = None
     before: tuple[str, Pieces] = "", {}
@@ -135,7 +161,8 @@ def history(folder: Path, mesh: MeshAxes, namer: Callable[[str], Callable[[str],
 
 
 def products(folder: Path, placed: bool = False) -> tuple[int, dict[str, int]] | None:
-    """FLOPs of the products as emitted (placed: as partitioned), and by how much every later pass changed them; None where there are no dumps."""
+    """FLOPs of the products as emitted (placed: as partitioned), and by how much every later pass
+    changed them; None where there are no dumps."""
     first, before, by, lines = None, 0, dict[str, int](), list[str]()
     for name, text in stages(folder, placed):
         now = [line for line in text.splitlines() if PRODUCT.search(line)]

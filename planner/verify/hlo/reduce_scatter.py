@@ -1,7 +1,9 @@
-"""All-reduces that stand for reduce-scatters: each device keeps only the slice that belongs to its partition id.
+"""All-reduces that stand for reduce-scatters: each device keeps only the slice that belongs to its
+partition id.
 
-XLA's CPU partitioner has no reduce-scatter of its own. It writes  all-reduce -> dynamic-slice(offset from partition-id), with the
-slice often inside a fusion. An operand counts as scattered when everything that uses its sum does nothing else with it.
+XLA's CPU partitioner has no reduce-scatter of its own. It writes  all-reduce ->
+dynamic-slice(offset from partition-id), with the slice often inside a fusion. An operand counts as
+scattered when everything that uses its sum does nothing else with it.
 """
 
 from __future__ import annotations
@@ -15,22 +17,30 @@ _VIEWS = frozenset({"bitcast", "copy", "convert", "transpose", "reshape"})
 
 @dataclass(frozen=True)
 class _Frame:
-    """A computation and the call it is in, so that parameters can be traced to the caller's operands."""
+    """A computation and the call it is in, so that parameters can be traced to the caller's
+    operands."""
 
     computation: Computation
     call: Instruction | None = None
     caller: _Frame | None = None
 
 
-def sliced_by_partition(module: Module, computation: Computation, reduce: Instruction, size: int) -> tuple[bool, ...]:
-    """Per operand of the all-reduce: is 1/size of it all that each device keeps, chosen by its partition id?"""
+def sliced_by_partition(
+    module: Module, computation: Computation, reduce: Instruction, size: int
+) -> tuple[bool, ...]:
+    """Per operand of the all-reduce: is 1/size of it all that each device keeps, chosen by its
+    partition id?"""
     frame = _Frame(computation)
     if len(reduce.operands) == 1 and not reduce.line.startswith("("):
         return (_only_slices(module, frame, reduce.name, size),)
     keeps = []
     users = computation.users.get(reduce.name, ())
     for k in range(len(reduce.operands)):
-        taken = [u for u, _ in users if u.opcode == "get-tuple-element" and u.attribute(r"\bindex=(\d+)") == str(k)]
+        taken = [
+            u
+            for u, _ in users
+            if u.opcode == "get-tuple-element" and u.attribute(r"\bindex=(\d+)") == str(k)
+        ]
         keeps.append(bool(taken) and all(_only_slices(module, frame, u.name, size) for u in taken))
     return tuple(keeps)
 

@@ -1,8 +1,10 @@
-"""Optimised HLO as text -> computations, instructions and shapes. No jax: the text of `compiled.as_text()` is enough.
+"""Optimised HLO as text -> computations, instructions and shapes. No jax: the text of
+`compiled.as_text()` is enough.
 
-One line is one instruction:  `[ROOT] %name = type opcode(operands), attributes`. Everything after the type is read on demand, so that
-texts of tens of megabytes cost one regular expression per line. Tolerated: names with or without `%`, operands with or without types,
-layouts and tilings such as `{1,0:T(8,128)(2,1)S(1)}`, comments such as `/*index=5*/`, nested tuple types.
+One line is one instruction:  `[ROOT] %name = type opcode(operands), attributes`. Everything after
+the type is read on demand, so that texts of tens of megabytes cost one regular expression per line.
+Tolerated: names with or without `%`, operands with or without types, layouts and tilings such as
+`{1,0:T(8,128)(2,1)S(1)}`, comments such as `/*index=5*/`, nested tuple types.
 """
 
 from __future__ import annotations
@@ -14,9 +16,29 @@ from dataclasses import dataclass
 from functools import cached_property
 
 _BITS: Mapping[str, int] = {
-    "pred": 8, "s2": 2, "u2": 2, "s4": 4, "u4": 4, "s8": 8, "u8": 8, "s16": 16, "u16": 16, "s32": 32, "u32": 32, "s64": 64, "u64": 64,
-    "f4e2m1fn": 4, "f16": 16, "bf16": 16, "f32": 32, "f64": 64, "c64": 64, "c128": 128, "token": 0, "opaque": 0,
-}  # fmt: skip
+    "pred": 8,
+    "s2": 2,
+    "u2": 2,
+    "s4": 4,
+    "u4": 4,
+    "s8": 8,
+    "u8": 8,
+    "s16": 16,
+    "u16": 16,
+    "s32": 32,
+    "u32": 32,
+    "s64": 64,
+    "u64": 64,
+    "f4e2m1fn": 4,
+    "f16": 16,
+    "bf16": 16,
+    "f32": 32,
+    "f64": 64,
+    "c64": 64,
+    "c128": 128,
+    "token": 0,
+    "opaque": 0,
+}
 
 _HEADER = re.compile(r"(ENTRY\s+)?%?([\w.\-]+)\s*\(.*\)\s*->.*\{\s*$")
 _LINE = re.compile(r"\s*(ROOT\s+)?%?([\w.\-]+) = (.*)$")
@@ -59,12 +81,15 @@ def parse_shapes(text: str) -> tuple[Shape, ...]:
     found = []
     for dtype, dims in _LEAF.findall(text):
         # A bounded dynamic dim is written `<=8`; its bound is what is allocated and sent.
-        found.append(Shape(dtype, tuple(int(d.replace("<=", "")) for d in dims.split(",") if d.strip())))
+        found.append(
+            Shape(dtype, tuple(int(d.replace("<=", "")) for d in dims.split(",") if d.strip()))
+        )
     return tuple(found)
 
 
 def closing(text: str, start: int) -> int:
-    """Index of the bracket that closes the one at `start` (round brackets only, quotes respected)."""
+    """Index of the bracket that closes the one at `start` (round brackets only, quotes
+    respected)."""
     depth, quoted = 0, False
     for i in range(start, len(text)):
         char = text[i]
@@ -138,11 +163,16 @@ class Instruction:
 
     @cached_property
     def callees(self) -> tuple[str, ...]:
-        """Computations this runs, in the order they are written; reducers of collectives, sorts and reduces are left out."""
+        """Computations this runs, in the order they are written; reducers of collectives, sorts and
+        reduces are left out."""
         attributes = self.attributes.split(", metadata={")[0]
         found = [name for text in _CALLEES.findall(attributes) for name in _names(text)]
         if self.opcode in ("call", "map"):
-            found += [name for text in re.findall(r"\bto_apply=(%?[\w.\-]+)", attributes) for name in _names(text)]
+            found += [
+                name
+                for text in re.findall(r"\bto_apply=(%?[\w.\-]+)", attributes)
+                for name in _names(text)
+            ]
         return tuple(found)
 
 
@@ -206,7 +236,9 @@ def parse(text: str) -> Module:
         for line in lines:
             found = _LINE.match(line)
             if found:
-                instructions.append(Instruction(found.group(2), found.group(3), bool(found.group(1))))
+                instructions.append(
+                    Instruction(found.group(2), found.group(3), bool(found.group(1)))
+                )
         if instructions:
             computations[name] = Computation(name, tuple(instructions))
             entry = name if is_entry else entry

@@ -1,11 +1,15 @@
-"""How often each instruction runs: trip counts of loops, and a walk over the call graph that multiplies them.
+"""How often each instruction runs: trip counts of loops, and a walk over the call graph that
+multiplies them.
 
-A `while` runs its body n times and its condition n + 1 times. n is XLA's `known_trip_count` when written (CPU, GPU), else it is solved
-from the loop itself (TPU text): with an induction element of the carried tuple that starts at a constant, grows by a constant step and
-is compared with a bound, n = ceil((bound - start) / step). Loops whose length is data (blocks of routed experts) stand in a scope that says how often
-they run as planned, at balance: `planned_trips_3/while`. When nothing works the body counts once and is marked.
+A `while` runs its body n times and its condition n + 1 times. n is XLA's `known_trip_count` when
+written (CPU, GPU), else it is solved from the loop itself (TPU text): with an induction element of
+the carried tuple that starts at a constant, grows by a constant step and is compared with a bound,
+n = ceil((bound - start) / step). Loops whose length is data (blocks of routed experts) stand in a
+scope that says how often they run as planned, at balance: `planned_trips_3/while`. When nothing
+works the body counts once and is marked.
 
-Of a `conditional` one branch runs: each branch is walked, and the heaviest is marked as the one that totals should count.
+Of a `conditional` one branch runs: each branch is walked, and the heaviest is marked as the one
+that totals should count.
 """
 
 from __future__ import annotations
@@ -28,8 +32,9 @@ _MIRROR = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE", "NE": "NE", "EQ": "EQ
 class Site(Generic[T]):
     """What `select` found, and how often it runs.
 
-    unknown_loop: name of the innermost loop whose trip count could not be found (it counts once), or "".
-    branch: "conditional/branch" path, or "". heaviest: False in branches that totals leave out.
+    unknown_loop: name of the innermost loop whose trip count could not be found (it counts once),
+    or "". branch: "conditional/branch" path, or "". heaviest: False in branches that totals leave
+    out.
     """
 
     found: T
@@ -41,11 +46,15 @@ class Site(Generic[T]):
 
 
 def walk(
-    module: Module, select: Callable[[Instruction, Computation], T | None], weight: Callable[[T], Fraction | int]
+    module: Module,
+    select: Callable[[Instruction, Computation], T | None],
+    weight: Callable[[T], Fraction | int],
 ) -> tuple[Site[T], ...]:
-    """Every instruction for which `select` is not None, in program order, with its run count from the entry.
+    """Every instruction for which `select` is not None, in program order, with its run count from
+    the entry.
 
-    A selected instruction is not descended into. `weight` decides the heaviest branch of a conditional.
+    A selected instruction is not descended into. `weight` decides the heaviest branch of a
+    conditional.
     """
 
     def go(computation: Computation, count: int, unknown: str, branch: str) -> list[Site[T]]:
@@ -62,7 +71,12 @@ def walk(
             elif instruction.opcode == "conditional":
                 out += _heaviest(
                     [
-                        go(module.computations[name], count, unknown, f"{branch}{'.' if branch else ''}{instruction.name}/{k}")
+                        go(
+                            module.computations[name],
+                            count,
+                            unknown,
+                            f"{branch}{'.' if branch else ''}{instruction.name}/{k}",
+                        )
                         for k, name in enumerate(instruction.callees)
                     ],
                     weight,
@@ -82,10 +96,19 @@ def _loop_parts(loop: Instruction, trips: int) -> tuple[tuple[str, int], ...]:
     return ((condition, trips + 1), (body, trips))
 
 
-def _heaviest(branches: list[list[Site[T]]], weight: Callable[[T], Fraction | int]) -> list[Site[T]]:
-    totals = [sum(site.count * weight(site.found) for site in sites if site.heaviest) for sites in branches]
+def _heaviest(
+    branches: list[list[Site[T]]], weight: Callable[[T], Fraction | int]
+) -> list[Site[T]]:
+    totals = [
+        sum(site.count * weight(site.found) for site in sites if site.heaviest)
+        for sites in branches
+    ]
     best = totals.index(max(totals)) if totals else 0
-    return [site if k == best else replace(site, heaviest=False) for k, sites in enumerate(branches) for site in sites]
+    return [
+        site if k == best else replace(site, heaviest=False)
+        for k, sites in enumerate(branches)
+        for site in sites
+    ]
 
 
 def trip_count(module: Module, computation: Computation, loop: Instruction) -> int | None:
@@ -138,8 +161,11 @@ class Linear:
     offset: int
 
 
-def _linear(module: Module, computation: Computation, name: str, arguments: dict[int, Linear | None] | None) -> Linear | None:
-    """A scalar as a linear form of the carried tuple. `arguments`: forms of a fusion's parameters; None: parameter 0 is the tuple."""
+def _linear(
+    module: Module, computation: Computation, name: str, arguments: dict[int, Linear | None] | None
+) -> Linear | None:
+    """A scalar as a linear form of the carried tuple. `arguments`: forms of a fusion's parameters;
+    None: parameter 0 is the tuple."""
     instruction = computation.by_name[name]
     opcode = instruction.opcode
 
@@ -160,20 +186,32 @@ def _linear(module: Module, computation: Computation, name: str, arguments: dict
         return None
     if opcode in ("add", "subtract"):
         a, b = operand(0), operand(1)
-        if a is None or b is None or (opcode == "subtract" and b.element is not None) or None not in (a.element, b.element):
+        if (
+            a is None
+            or b is None
+            or (opcode == "subtract" and b.element is not None)
+            or None not in (a.element, b.element)
+        ):
             return None
         element = a.element if a.element is not None else b.element
         return Linear(element, a.offset + b.offset if opcode == "add" else a.offset - b.offset)
     if opcode in ("fusion", "call"):
         inner = module.computations[instruction.callees[0]]
-        return _linear(module, inner, inner.root.name, {k: operand(k) for k in range(len(instruction.operands))})
+        return _linear(
+            module,
+            inner,
+            inner.root.name,
+            {k: operand(k) for k in range(len(instruction.operands))},
+        )
     return None
 
 
 def _comparison(module: Module, condition: Computation) -> tuple[tuple[Linear, Linear], str] | None:
     root, computation, arguments = condition.root, condition, None
     if root.opcode in ("fusion", "call"):
-        arguments = {k: _linear(module, condition, name, None) for k, name in enumerate(root.operands)}
+        arguments = {
+            k: _linear(module, condition, name, None) for k, name in enumerate(root.operands)
+        }
         computation = module.computations[root.callees[0]]
         root = computation.root
     if root.opcode != "compare":
@@ -190,7 +228,9 @@ def _body_element(module: Module, body: Computation, element: int) -> Linear | N
     return _linear(module, body, body.root.operands[element], None)
 
 
-def _initial(module: Module, computation: Computation, loop: Instruction, element: int) -> int | None:
+def _initial(
+    module: Module, computation: Computation, loop: Instruction, element: int
+) -> int | None:
     start = computation.by_name[loop.operands[0]]
     if start.opcode != "tuple":
         return None

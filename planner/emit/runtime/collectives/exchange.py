@@ -8,32 +8,41 @@ from jax import lax
 
 
 def cut(x, axes, dim):
-    """This device's piece of `dim` of a value that is equal over the axes; the gradient is gathered (not summed: all hold the same)."""
+    """This device's piece of `dim` of a value that is equal over the axes; the gradient is gathered
+    (not summed: all hold the same)."""
     size = x.shape[dim] // lax.axis_size(axes)
 
     @jax.custom_vjp
     def piece(value):
-        return lax.dynamic_slice_in_dim(lax.pcast(value, axes, to="varying"), lax.axis_index(axes) * size, size, dim)
+        return lax.dynamic_slice_in_dim(
+            lax.pcast(value, axes, to="varying"), lax.axis_index(axes) * size, size, dim
+        )
 
-    piece.defvjp(lambda value: (piece(value), None), lambda _, g: (lax.all_gather(g, axes, axis=dim, tiled=True, to="invarying"),))
+    piece.defvjp(
+        lambda value: (piece(value), None),
+        lambda _, g: (lax.all_gather(g, axes, axis=dim, tiled=True, to="invarying"),),
+    )
     return piece(x)
 
 
 def gather_weight(shard, axes, dim, size=0):
-    """A weight from its shards; its gradient is scattered back over them. size: of `dim`, where the shards are padded."""
+    """A weight from its shards; its gradient is scattered back over them. size: of `dim`, where the
+    shards are padded."""
     whole = lax.all_gather(shard, axes, axis=dim, tiled=True)
     return lax.slice_in_dim(whole, 0, size, axis=dim) if size else whole
 
 
 def gather_after(cause, shard, axes, dim, size=0):
-    """A weight from its shards, not before `cause` is there: gathered weights then do not pile up ahead of their use."""
+    """A weight from its shards, not before `cause` is there: gathered weights then do not pile up
+    ahead of their use."""
     return gather_weight(after(shard, cause), axes, dim, size)
 
 
 def after(values, cause):
     """`values` unchanged, but computed after `cause`.
 
-    Values that vary over fewer mesh axes than `cause` are left alone: tying them would change their type.
+    Values that vary over fewer mesh axes than `cause` are left alone: tying them would change their
+    type.
     """
     cause = [c for c in jax.tree.leaves(cause) if c.dtype != jax.dtypes.float0 and c.size]
     if not cause:
@@ -47,8 +56,12 @@ def after(values, cause):
     def unless(no, v):
         return jnp.where(no, jnp.zeros((), v.dtype), v)
 
-    unless.defvjp(lambda no, v: (unless(no, v), None), lambda _, g: (None, g))  # a gradient does not wait for the cause
-    return jax.tree.map(lambda v: unless(no, v) if axes <= jax.typeof(v).manual_axis_type.varying else v, values)
+    unless.defvjp(
+        lambda no, v: (unless(no, v), None), lambda _, g: (None, g)
+    )  # a gradient does not wait for the cause
+    return jax.tree.map(
+        lambda v: unless(no, v) if axes <= jax.typeof(v).manual_axis_type.varying else v, values
+    )
 
 
 def never(x):
@@ -57,9 +70,11 @@ def never(x):
 
 
 def recompute(block, policy=None):
-    """jax.checkpoint for unrolled programs: what the policy does not save is computed again once the cotangent is there.
+    """jax.checkpoint for unrolled programs: what the policy does not save is computed again once
+    the cotangent is there.
 
-    Compilers merge a replay that could start early with the original. All differentiated values must be arguments of `block`.
+    Compilers merge a replay that could start early with the original. All differentiated values
+    must be arguments of `block`.
     """
     kept = jax.checkpoint(block, policy=policy)
 
@@ -67,47 +82,64 @@ def recompute(block, policy=None):
     def run(*args):
         return block(*args)
 
-    run.defvjp(lambda *args: jax.vjp(kept, *args), lambda pull, cotangent: after(pull, cotangent)(cotangent))
+    run.defvjp(
+        lambda *args: jax.vjp(kept, *args),
+        lambda pull, cotangent: after(pull, cotangent)(cotangent),
+    )
     return run
 
 
 def lean(function):
-    """A function of whose insides nothing is kept, whatever is said about the function around it: its backward pass begins with its operands.
+    """A function of whose insides nothing is kept, whatever is said about the function around it:
+    its backward pass begins with its operands.
 
-    Repeated blocks under lax.scan are held to this; where both passes stand in one computation, the compiler chooses.
+    Repeated blocks under lax.scan are held to this; where both passes stand in one computation, the
+    compiler chooses.
     """
 
     @jax.custom_vjp
     def run(*operands):
         return function(*operands)
 
-    run.defvjp(lambda *operands: (function(*operands), operands), lambda operands, g: jax.vjp(function, *operands)[1](g))
+    run.defvjp(
+        lambda *operands: (function(*operands), operands),
+        lambda operands, g: jax.vjp(function, *operands)[1](g),
+    )
     return run
 
 
 def send_away(*kept):
-    """Checkpoint policy: what enters a block waits in the host's memory; of the rest values of these names are kept."""
+    """Checkpoint policy: what enters a block waits in the host's memory; of the rest values of
+    these names are kept."""
     return jax.checkpoint_policies.save_and_offload_only_these_names(
-        names_which_can_be_saved=list(kept), names_which_can_be_offloaded=["entering"], offload_src="device", offload_dst="pinned_host"
+        names_which_can_be_saved=list(kept),
+        names_which_can_be_offloaded=["entering"],
+        offload_src="device",
+        offload_dst="pinned_host",
     )
 
 
 def no_gathers(primitive, *_, **__):
-    """Checkpoint policy: keep everything except what a gather made and views of anything, so that gathered weights are gathered again.
-    Collectives between activations are named, and names are kept."""
+    """Checkpoint policy: keep everything except what a gather made and views of anything, so that
+    gathered weights are gathered again. Collectives between activations are named, and names are
+    kept."""
     views = ("broadcast_in_dim", "convert_element_type", "reshape", "slice", "squeeze", "transpose")
     return primitive.name not in ("all_gather", "all_gather_invariant", *views)
 
 
 def pend(p, axes):
-    """The same parameter on all devices of the axes, its gradient a sum still to be taken over them."""
+    """The same parameter on all devices of the axes, its gradient a sum still to be taken over
+    them."""
     return lax.pcast(p, axes, to="varying") if axes else p
 
 
 def reduce_gradient(g, sum_axes, scatter_axes, dim):
-    """The one reduction of a gradient that is pending over mesh axes: summed, or scattered along `dim` first."""
+    """The one reduction of a gradient that is pending over mesh axes: summed, or scattered along
+    `dim` first."""
     if scatter_axes:
-        g = lax.psum_scatter(even(g, scatter_axes, dim), scatter_axes, scatter_dimension=dim, tiled=True)
+        g = lax.psum_scatter(
+            even(g, scatter_axes, dim), scatter_axes, scatter_dimension=dim, tiled=True
+        )
     return lax.psum(g, sum_axes) if sum_axes else g
 
 
@@ -123,7 +155,12 @@ def local_piece(x, axes, dim):
     size = x.shape[dim] // lax.axis_size(axes)
     there = jax.typeof(x).manual_axis_type.varying
     missing = tuple(a for a in ((axes,) if isinstance(axes, str) else axes) if a not in there)
-    return lax.dynamic_slice_in_dim(lax.pcast(x, missing, to="varying") if missing else x, lax.axis_index(axes) * size, size, dim)
+    return lax.dynamic_slice_in_dim(
+        lax.pcast(x, missing, to="varying") if missing else x,
+        lax.axis_index(axes) * size,
+        size,
+        dim,
+    )
 
 
 def pad_to(x, dim, size):
@@ -132,19 +169,28 @@ def pad_to(x, dim, size):
 
 
 def real_part(x, dim, start, size):
-    """x with padding (global index >= size along `dim`) set to zero, so that sums over `dim` are exact."""
+    """x with padding (global index >= size along `dim`) set to zero, so that sums over `dim` are
+    exact."""
     at = start + jnp.arange(x.shape[dim])
     return jnp.where((at < size).reshape((-1,) + (1,) * (x.ndim - dim - 1)), x, 0)
 
 
 def zeros_like_piece(x, axes, dim):
-    """Zeros of the shape and mesh type that x has once it is scattered over the axes along `dim`: the start of a sum of such gradients."""
+    """Zeros of the shape and mesh type that x has once it is scattered over the axes along `dim`:
+    the start of a sum of such gradients."""
     piece = local_piece(x, axes, dim) if axes else x
     varying = tuple(sorted(jax.typeof(piece).manual_axis_type.varying))
-    return lax.pcast(jnp.zeros(piece.shape, piece.dtype), varying, to="varying") if varying else jnp.zeros(piece.shape, piece.dtype)
+    return (
+        lax.pcast(jnp.zeros(piece.shape, piece.dtype), varying, to="varying")
+        if varying
+        else jnp.zeros(piece.shape, piece.dtype)
+    )
 
 
 def pass_on(values, axes, step=1):
-    """What the device `step` places before this one on the ring of the axes holds: its own goes on to the one `step` after it."""
+    """What the device `step` places before this one on the ring of the axes holds: its own goes on
+    to the one `step` after it."""
     n = lax.axis_size(axes)
-    return jax.tree.map(lambda x: lax.ppermute(x, axes, [(j, (j + step) % n) for j in range(n)]), values)
+    return jax.tree.map(
+        lambda x: lax.ppermute(x, axes, [(j, (j + step) % n) for j in range(n)]), values
+    )

@@ -1,4 +1,5 @@
-"""Checkpoints: saved by orbax as they lie on the devices, read back as any program of the model cuts, pads and stacks its parameters."""
+"""Checkpoints: saved by orbax as they lie on the devices, read back as any program of the model
+cuts, pads and stacks its parameters."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from planner.emit.runtime.step.state_device import state_at
 
 
 def open_checkpoints(folder, keep):
-    """Orbax's manager of a folder, None without one. A checkpoint is written aside, in the background, and gets its name when it is whole."""
+    """Orbax's manager of a folder, None without one. A checkpoint is written aside, in the
+    background, and gets its name when it is whole."""
     if not folder:
         return None
     try:
@@ -30,9 +32,13 @@ def open_checkpoints(folder, keep):
 
 
 def values_of(params, state):
-    """parameter -> [float32 value, moments...]: where parameters are kept in a shorter type, the value is the master copy."""
+    """parameter -> [float32 value, moments...]: where parameters are kept in a shorter type, the
+    value is the master copy."""
     master = jnp.dtype(COMPUTE).itemsize < 4
-    return {key: [state[key][-1], *state[key][:-1]] if master else [p, *state[key]] for key, p in params.items()}
+    return {
+        key: [state[key][-1], *state[key][:-1]] if master else [p, *state[key]]
+        for key, p in params.items()
+    }
 
 
 def packing():
@@ -41,35 +47,62 @@ def packing():
 
 
 def save(saved, done, params, state):
-    """Value and moments of every parameter after `done` steps, with its names in the model and its shape without padding."""
+    """Value and moments of every parameter after `done` steps, with its names in the model and its
+    shape without padding."""
     import orbax.checkpoint as ocp
 
     values = values_of(params, state)
     count = max(len(v) for v in values.values())
-    about = {"values": count, "parameters": [[list(labels_of(key, row)), repeat_dims(row), row[0]] for key, row in PARAMS.items()], "packed": packing()}
-    items = {f"value{k}": ocp.args.PyTreeSave({str(i): values[key][k] for i, key in enumerate(PARAMS)}) for k in range(count)}
+    about = {
+        "values": count,
+        "parameters": [
+            [list(labels_of(key, row)), repeat_dims(row), row[0]] for key, row in PARAMS.items()
+        ],
+        "packed": packing(),
+    }
+    items = {
+        f"value{k}": ocp.args.PyTreeSave({str(i): values[key][k] for i, key in enumerate(PARAMS)})
+        for k in range(count)
+    }
     saved.save(done, args=ocp.args.Composite(about=ocp.args.JsonSave(about), **items))
 
 
 def restore(saved, mesh, asked=None):
-    """(steps done, params, state) of the last checkpoint, or of that which is asked for, cut as this program cuts them; None where there is none.
+    """(steps done, params, state) of the last checkpoint, or of that which is asked for, cut as
+    this program cuts them; None where there is none.
 
-    Nothing is passed over in silence: a checkpoint that cannot be read ends the program, which names the last whole one before it. To go on from an earlier one
-    those behind it are renamed, not overwritten.
+    Nothing is passed over in silence: a checkpoint that cannot be read ends the program, which
+    names the last whole one before it. To go on from an earlier one those behind it are renamed,
+    not overwritten.
     """
     steps = sorted(saved.all_steps()) if saved else []
     if asked is not None and asked not in steps:
-        raise SystemExit(f"--resume-from {asked}: {f'{saved.directory} has checkpoints {steps}' if saved else 'it goes with --checkpoints'}")
+        there = (
+            f"{saved.directory} has checkpoints {steps}" if saved else "it goes with --checkpoints"
+        )
+        raise SystemExit(f"--resume-from {asked}: {there}")
     if not steps:
         return None
     done = steps[-1] if asked is None else asked
     try:
         found = restored(saved, done, mesh)
     except Exception as e:  # whatever orbax and the storage below it make of a damaged file
-        whole = next((step for step in reversed(steps) if step < done and is_whole(saved, step, mesh)), None)
-        offer = "no checkpoint before it is whole" if whole is None else f"--resume-from {whole} goes on from the last whole one, and renames those behind it"
+        whole = next(
+            (step for step in reversed(steps) if step < done and is_whole(saved, step, mesh)), None
+        )
+        offer = (
+            "no checkpoint before it is whole"
+            if whole is None
+            else (
+                f"--resume-from {whole} goes on from the last whole one, and renames those"
+                " behind it"
+            )
+        )
         why = f"{type(e).__name__}: {(str(e).splitlines() or [''])[0][:200]}"
-        raise SystemExit(f"the checkpoint {saved.directory / str(done)} cannot be read: {offer}. Nothing was changed. ({why})") from None
+        raise SystemExit(
+            f"the checkpoint {saved.directory / str(done)} cannot be read: {offer}. Nothing was"
+            f" changed. ({why})"
+        ) from None
     for step in [step for step in steps if step > done]:
         set_aside(saved, step)
     return found
@@ -84,12 +117,17 @@ def is_whole(saved, step, mesh):
 
 
 def set_aside(saved, step):
-    """Rename a checkpoint to a name that is no number, so that its own is free and it is kept. The first process does it, the others wait."""
+    """Rename a checkpoint to a name that is no number, so that its own is free and it is kept. The
+    first process does it, the others wait."""
     from jax.experimental import multihost_utils
 
     if jax.process_index() == 0:
         names = {path.name for path in saved.directory.iterdir()}
-        aside = next(name for name in (f"aside-{step}" + f"-{k}" * bool(k) for k in range(len(names) + 1)) if name not in names)
+        aside = next(
+            name
+            for name in (f"aside-{step}" + f"-{k}" * bool(k) for k in range(len(names) + 1))
+            if name not in names
+        )
         (saved.directory / str(step)).rename(saved.directory / aside)
         say(f"{saved.directory / str(step)} is now {aside}")
     multihost_utils.sync_global_devices(f"set aside {step}")
@@ -102,22 +140,37 @@ def restored(saved, done, mesh):
 
     about = saved.restore(done, args=ocp.args.Composite(about=ocp.args.JsonRestore()))["about"]
     here = [(labels_of(key, row), repeat_dims(row), row[0]) for key, row in PARAMS.items()]
-    there, own = ({tuple(names) for names, stacked, _ in rows if len(names) > 1 and not stacked} for rows in (about["parameters"], here))
-    if there != own or about.get("packed", {}) != packing():  # several weights that are no repeats: a buffer of unequal stages
-        raise SystemExit(f"the checkpoint of step {done} has weights in other buffers of pipeline stages than this program: --export where it was saved, --weights here")
+    there, own = (
+        {tuple(names) for names, stacked, _ in rows if len(names) > 1 and not stacked}
+        for rows in (about["parameters"], here)
+    )
+    if (
+        there != own or about.get("packed", {}) != packing()
+    ):  # several weights that are no repeats: a buffer of unequal stages
+        raise SystemExit(
+            f"the checkpoint of step {done} has weights in other buffers of pipeline stages than"
+            " this program: --export where it was saved, --weights here"
+        )
     master = jnp.dtype(COMPUTE).itemsize < 4
     shapes = {key: jax.ShapeDtypeStruct(row[0], jnp.float32) for key, row in PARAMS.items()}
     moments = max(len(leaves) for leaves in jax.eval_shape(start_state, shapes).values()) - master
     if moments != about["values"] - 1:
-        raise SystemExit(f"the checkpoint of step {done} has {about['values'] - 1} moments a parameter, this program's optimizer {moments}: it was saved by another")
+        raise SystemExit(
+            f"the checkpoint of step {done} has {about['values'] - 1} moments a parameter, this"
+            f" program's optimizer {moments}: it was saved by another"
+        )
     params = read(saved, done, about, 0, PARAMS, COMPUTE, mesh)
     cuts = {key: state_at(mesh, row[-1]) for key, row in GRADIENTS.items()}
-    rows = [jax.device_put(read(saved, done, about, k, GRADIENTS, jnp.float32, mesh), cuts) for k in [*range(1, moments + 1), *([0] if master else [])]]
+    rows = [
+        jax.device_put(read(saved, done, about, k, GRADIENTS, jnp.float32, mesh), cuts)
+        for k in [*range(1, moments + 1), *([0] if master else [])]
+    ]
     return done, params, {key: tuple(row[key] for row in rows) for key in params}
 
 
 def read(saved, done, about, k, table, dtype, mesh):
-    """Value k of every parameter, cut as `table` says; repeated blocks that the program which saved them stacked otherwise are stacked anew."""
+    """Value k of every parameter, cut as `table` says; repeated blocks that the program which saved
+    them stacked otherwise are stacked anew."""
     import orbax.checkpoint as ocp
 
     sources = {key: sources_of(key, done, about) for key in PARAMS}
@@ -131,7 +184,12 @@ def read(saved, done, about, k, table, dtype, mesh):
                 same[key] = str(i)
             else:
                 spec = (*[None] * stacked, *table[key][-1][repeat_dims(row) :])
-            way = ocp.ArrayRestoreArgs(sharding=NamedSharding(mesh, P(*spec)), global_shape=padded_shape(shape, spec), dtype=dtype, strict=False)
+            way = ocp.ArrayRestoreArgs(
+                sharding=NamedSharding(mesh, P(*spec)),
+                global_shape=padded_shape(shape, spec),
+                dtype=dtype,
+                strict=False,
+            )
             ways.setdefault(str(i), way)
     item = ocp.args.PyTreeRestore(dict.fromkeys(ways, 0), restore_args=ways, partial_restore=True)
     found = saved.restore(done, args=ocp.args.Composite(**{f"value{k}": item}))[f"value{k}"]
@@ -142,20 +200,32 @@ def read(saved, done, about, k, table, dtype, mesh):
             continue
         first = padded_shape(row[0], table[key][-1])[: repeat_dims(row)]
         places = tuple(place_in(about["parameters"][i], j) for i, j in sources[key])
-        stack = jax.jit(restacked, static_argnums=(1, 2), out_shardings=NamedSharding(mesh, table[key][-1]))
+        stack = jax.jit(
+            restacked, static_argnums=(1, 2), out_shardings=NamedSharding(mesh, table[key][-1])
+        )
         out[key] = stack([found[str(i)] for i, _ in sources[key]], places, first)
     return out
 
 
 def sources_of(key, done, about):
-    """Where a parameter, or each of its repeats, is in a checkpoint: (number of the saved array, place in its stack)."""
+    """Where a parameter, or each of its repeats, is in a checkpoint: (number of the saved array,
+    place in its stack)."""
     row = PARAMS[key]
-    where = {label: (i, j) for i, (names, _, _) in enumerate(about["parameters"]) for j, label in enumerate(names)}
+    where = {
+        label: (i, j)
+        for i, (names, _, _) in enumerate(about["parameters"])
+        for j, label in enumerate(names)
+    }
     for label in labels_of(key, row):
         here = list(row[0][repeat_dims(row) :])
-        _, stacked, shape = about["parameters"][where[label][0]] if label in where else (None, False, None)
+        _, stacked, shape = (
+            about["parameters"][where[label][0]] if label in where else (None, False, None)
+        )
         if shape is None or shape[stacked:] != here:
-            raise SystemExit(f"the checkpoint of step {done} is of another model: {label!r} is {shape and shape[stacked:]} in it, here {here}")
+            raise SystemExit(
+                f"the checkpoint of step {done} is of another model: {label!r} is"
+                f" {shape and shape[stacked:]} in it, here {here}"
+            )
     return [where[label] for label in labels_of(key, row)]
 
 
@@ -166,34 +236,53 @@ def place_in(saved, j):
 
 
 def restacked(arrays, places, first):
-    """Parameters of repeats, each at its place in an array, as one stack whose first dims are `first`, filled up to them; the only one where there are none."""
+    """Parameters of repeats, each at its place in an array, as one stack whose first dims are
+    `first`, filled up to them; the only one where there are none."""
     parts = [a[place] for a, place in zip(arrays, places, strict=True)]
     if not first:
         return parts[0]
-    stack = jnp.pad(jnp.stack(parts), [(0, int(np.prod(first)) - len(parts)), *[(0, 0)] * parts[0].ndim])
+    stack = jnp.pad(
+        jnp.stack(parts), [(0, int(np.prod(first)) - len(parts)), *[(0, 0)] * parts[0].ndim]
+    )
     return stack.reshape(*first, *stack.shape[1:])
 
 
 def export(path, params, state):
-    """Parameters in float32 by their names in the model, without padding, as .safetensors: what --weights reads."""
-    shapes = {label: row[0][repeat_dims(row) :] for key, row in PARAMS.items() for label in labels_of(key, row)}
+    """Parameters in float32 by their names in the model, without padding, as .safetensors: what
+    --weights reads."""
+    shapes = {
+        label: row[0][repeat_dims(row) :]
+        for key, row in PARAMS.items()
+        for label in labels_of(key, row)
+    }
     write_named(path, shapes, ([whole] for _, whole in wholes(params, state)))
 
 
 def wholes(params, state):
-    """(parameter, its value on every process, without padding), one after the other, in the order of PARAMS: what a compiled step returns is sorted by name."""
+    """(parameter, its value on every process, without padding), one after the other, in the order
+    of PARAMS: what a compiled step returns is sorted by name."""
     from jax.experimental import multihost_utils
 
     values = values_of(params, state)
     for key, row in PARAMS.items():
-        yield key, np.asarray(multihost_utils.process_allgather(values[key][0], tiled=True))[tuple(slice(n) for n in row[0])]
+        yield (
+            key,
+            np.asarray(multihost_utils.process_allgather(values[key][0], tiled=True))[
+                tuple(slice(n) for n in row[0])
+            ],
+        )
 
 
 def write_named(path, shapes, groups):
-    """A .safetensors file of float32 arrays with names and shapes, in the order in which the groups of arrays come. Written aside by the first process, then named."""
+    """A .safetensors file of float32 arrays with names and shapes, in the order in which the groups
+    of arrays come. Written aside by the first process, then named."""
     header, end = {}, 0
     for label, shape in shapes.items():
-        header[label] = {"dtype": "F32", "shape": shape, "data_offsets": [end, end + 4 * int(np.prod(shape, dtype=int))]}
+        header[label] = {
+            "dtype": "F32",
+            "shape": shape,
+            "data_offsets": [end, end + 4 * int(np.prod(shape, dtype=int))],
+        }
         end = header[label]["data_offsets"][1]
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)

@@ -14,7 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding
 
-from planner.emit.runtime.files.tables import COMPUTE, EXTERNAL, GPU_MEMORY, INPUTS, LABELS, MESH, MODEL_FOLDER
+from planner.emit.runtime.files.tables import (
+    COMPUTE,
+    EXTERNAL,
+    GPU_MEMORY,
+    INPUTS,
+    LABELS,
+    MESH,
+    MODEL_FOLDER,
+)
 
 
 @functools.cache
@@ -22,13 +30,28 @@ def make_mesh():
     """The planned mesh; refuses another number of devices."""
     need, have = int(np.prod(list(MESH.values()), dtype=int)), len(jax.devices())
     if have != need:
-        raise SystemExit(f"this program is planned for {need} devices and finds {have}: plan again with --devices {have}, or --virtual-devices {need}")
+        raise SystemExit(
+            f"this program is planned for {need} devices and finds {have}: plan again with"
+            f" --devices {have}, or --virtual-devices {need}"
+        )
     return jax.make_mesh(tuple(MESH.values()), tuple(MESH), axis_types=(AxisType.Auto,) * len(MESH))
 
 
 def read_safetensors(path, prefix=""):
-    """name -> array, memory-mapped, of the names that begin with `prefix`, which is left out. Leaves with a line on a file that is none, or not whole."""
-    kinds = {"F64": "f8", "F32": "f4", "F16": "f2", "BF16": jnp.bfloat16, "I64": "i8", "I32": "i4", "I16": "i2", "I8": "i1", "U8": "u1", "BOOL": "?"}
+    """name -> array, memory-mapped, of the names that begin with `prefix`, which is left out.
+    Leaves with a line on a file that is none, or not whole."""
+    kinds = {
+        "F64": "f8",
+        "F32": "f4",
+        "F16": "f2",
+        "BF16": jnp.bfloat16,
+        "I64": "i8",
+        "I32": "i4",
+        "I16": "i2",
+        "I8": "i1",
+        "U8": "u1",
+        "BOOL": "?",
+    }
     out = {}
     try:
         if not path.is_file():  # a pipe would never end
@@ -36,20 +59,36 @@ def read_safetensors(path, prefix=""):
         raw = np.memmap(path, np.uint8, "r")
         size = int.from_bytes(raw[:8].tobytes(), "little")
         if size > len(raw) - 8:
-            raise ValueError(f"its first 8 bytes say that {size} bytes of header follow, and {max(len(raw) - 8, 0)} do")
+            raise ValueError(
+                f"its first 8 bytes say that {size} bytes of header follow, and"
+                f" {max(len(raw) - 8, 0)} do"
+            )
         for name, entry in json.loads(raw[8 : 8 + size].tobytes()).items():
             if name != "__metadata__" and name.startswith(prefix):
-                (low, high), shape, kind = entry["data_offsets"], tuple(entry["shape"]), np.dtype(kinds[entry["dtype"]])
+                (low, high), shape, kind = (
+                    entry["data_offsets"],
+                    tuple(entry["shape"]),
+                    np.dtype(kinds[entry["dtype"]]),
+                )
                 if not 0 <= low <= high <= len(raw) - 8 - size:
-                    raise ValueError(f"{name!r} ends {8 + size + high - len(raw)} bytes behind the end of the file")
-                out[name.removeprefix(prefix)] = raw[8 + size + low : 8 + size + high].view(kind).reshape(shape)
+                    raise ValueError(
+                        f"{name!r} ends {8 + size + high - len(raw)} bytes behind the end of the"
+                        " file"
+                    )
+                out[name.removeprefix(prefix)] = (
+                    raw[8 + size + low : 8 + size + high].view(kind).reshape(shape)
+                )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
-        raise SystemExit(f"{path} cannot be read as .safetensors: {type(e).__name__ + ': ' if type(e) is not ValueError else ''}{e}") from None
+        raise SystemExit(
+            f"{path} cannot be read as .safetensors:"
+            f" {type(e).__name__ + ': ' if type(e) is not ValueError else ''}{e}"
+        ) from None
     return out
 
 
 def read_external(folder):
-    """name -> array, memory-mapped from the model's own data files, which must lie inside `folder`; files that are missing are left out."""
+    """name -> array, memory-mapped from the model's own data files, which must lie inside `folder`;
+    files that are missing are left out."""
     out, home = {}, folder.resolve()
     for key, (file, dtype, offsets, shape, steps) in EXTERNAL.items():
         path = (home / file).resolve()
@@ -59,9 +98,16 @@ def read_external(folder):
             continue
         for i, offset in enumerate(offsets):
             name = key.replace("*", str(i)) if len(offsets) > 1 else key
-            if path.stat().st_size < offset + int(np.prod(shape, dtype=int)) * np.dtype(dtype).itemsize:
+            if (
+                path.stat().st_size
+                < offset + int(np.prod(shape, dtype=int)) * np.dtype(dtype).itemsize
+            ):
                 raise SystemExit(f"{path} is too short for {name!r}")
-            array = np.memmap(path, dtype, "r", offset, shape) if np.prod(shape) else np.zeros(shape, dtype)
+            array = (
+                np.memmap(path, dtype, "r", offset, shape)
+                if np.prod(shape)
+                else np.zeros(shape, dtype)
+            )
             for kind, argument in steps:
                 array = array.reshape(argument) if kind == "reshape" else array.transpose(argument)
             out[name] = array
@@ -70,29 +116,47 @@ def read_external(folder):
 
 def labels_of(key, row):
     """Names in the weights file of a parameter: one, or one per repeat of a stacked block."""
-    return LABELS.get(key) or (tuple(key.replace("*", str(i)) for i in range(row[2])) if row[2] else (key,))
+    return LABELS.get(key) or (
+        tuple(key.replace("*", str(i)) for i in range(row[2])) if row[2] else (key,)
+    )
 
 
 def repeat_dims(row):
-    """How many first dims of a parameter count its repeats: none, one, or with chunks of a pipeline stage's blocks two."""
+    """How many first dims of a parameter count its repeats: none, one, or with chunks of a pipeline
+    stage's blocks two."""
     shape, _, repeats, *_ = row
     return (1 if shape[0] == repeats else 2) if repeats else 0
 
 
 def initial_value(key, row, seed, weights):
-    """A parameter's stored value, else seeded normal (norm scales around one), drawn by its names: the same under every plan. Floats as float32."""
+    """A parameter's stored value, else seeded normal (norm scales around one), drawn by its names:
+    the same under every plan. Floats as float32."""
     shape, dtype, repeats, mean, _ = row
     names = labels_of(key, row)
     if all(name in weights for name in names):
         parts = [weights[name] for name in names]
-        wrong = next((i for i, part in enumerate(parts) if part.shape != shape[repeat_dims(row) :]), None)
+        wrong = next(
+            (i for i, part in enumerate(parts) if part.shape != shape[repeat_dims(row) :]), None
+        )
         if wrong is not None:
-            raise SystemExit(f"the stored weights are of another model: {names[wrong]!r} is {parts[wrong].shape} in them, here {shape[repeat_dims(row) :]}")
+            raise SystemExit(
+                f"the stored weights are of another model: {names[wrong]!r} is {parts[wrong].shape}"
+                f" in them, here {shape[repeat_dims(row) :]}"
+            )
     elif dtype == "float":
-        parts = [mean + 0.02 * np.random.default_rng([seed, zlib.crc32(name.encode())]).standard_normal(shape[repeat_dims(row) :], np.float32) for name in names]
+        parts = [
+            mean
+            + 0.02
+            * np.random.default_rng([seed, zlib.crc32(name.encode())]).standard_normal(
+                shape[repeat_dims(row) :], np.float32
+            )
+            for name in names
+        ]
     else:
         return np.zeros(shape, dtype)
-    return (np.stack(parts).reshape(shape) if repeats else parts[0]).astype(np.float32 if dtype == "float" else dtype)
+    return (np.stack(parts).reshape(shape) if repeats else parts[0]).astype(
+        np.float32 if dtype == "float" else dtype
+    )
 
 
 def initial_values(table, seed, weights):
@@ -101,18 +165,30 @@ def initial_values(table, seed, weights):
 
 
 def place(values, specs, mesh):
-    """Arrays on the mesh under their PartitionSpecs, padded up to what their shards need; each process gives its devices' pieces."""
+    """Arrays on the mesh under their PartitionSpecs, padded up to what their shards need; each
+    process gives its devices' pieces."""
     out = {}
     for key, value in values.items():
         full = padded_shape(value.shape, specs[key])
-        value = np.pad(value, [(0, f - n) for f, n in zip(full, value.shape, strict=True)]) if full != value.shape else value
-        out[key] = jax.make_array_from_callback(full, NamedSharding(mesh, specs[key]), functools.partial(np.ndarray.__getitem__, np.asarray(value)))
+        value = (
+            np.pad(value, [(0, f - n) for f, n in zip(full, value.shape, strict=True)])
+            if full != value.shape
+            else value
+        )
+        out[key] = jax.make_array_from_callback(
+            full,
+            NamedSharding(mesh, specs[key]),
+            functools.partial(np.ndarray.__getitem__, np.asarray(value)),
+        )
     return out
 
 
 def padded_shape(shape, spec):
     """The shape rounded up to multiples of its shards."""
-    cells = [c if isinstance(c, tuple) else (c,) if c else () for c in (*spec, *[None] * (len(shape) - len(spec)))]
+    cells = [
+        c if isinstance(c, tuple) else (c,) if c else ()
+        for c in (*spec, *[None] * (len(shape) - len(spec)))
+    ]
     counts = [int(np.prod([MESH[a] for a in c], dtype=int)) for c in cells]
     return tuple(-(-n // k) * k for n, k in zip(shape, counts, strict=True))
 
@@ -129,11 +205,15 @@ def apart(results, carried):
 
 def computed(values):
     """Floats in the type the program computes in."""
-    return {key: v.astype(COMPUTE) if np.issubdtype(v.dtype, np.floating) else v for key, v in values.items()}
+    return {
+        key: v.astype(COMPUTE) if np.issubdtype(v.dtype, np.floating) else v
+        for key, v in values.items()
+    }
 
 
 def synthetic_batch(seed):
-    """Seeded data of the right shapes: integers below their tables, floats normal, masks all true."""
+    """Seeded data of the right shapes: integers below their tables, floats normal, masks all
+    true."""
     rng, out = np.random.default_rng(seed), {}
     for key, (shape, dtype, high, _) in INPUTS.items():
         if high:
@@ -146,31 +226,78 @@ def synthetic_batch(seed):
 
 
 def command_line(more=()):
-    """Options, `more` of them as (name, add_argument's keywords); sets up the devices, and joins the other processes, before jax first looks for devices."""
+    """Options, `more` of them as (name, add_argument's keywords); sets up the devices, and joins
+    the other processes, before jax first looks for devices."""
     global COMPUTE
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--virtual-devices", type=int, metavar="N", help="run on N virtual CPU devices, of this process")
+    parser.add_argument(
+        "--virtual-devices",
+        type=int,
+        metavar="N",
+        help="run on N virtual CPU devices, of this process",
+    )
     parser.add_argument("--float32", action="store_true", help="compute in float32 throughout")
-    parser.add_argument("--seed", type=int, default=0, help="of the data, and of weights that are stored nowhere")
-    parser.add_argument("--weights", type=Path, default=Path(__file__).with_suffix(".safetensors"), help="parameters by name, default beside this program")
-    parser.add_argument("--model-folder", type=Path, default=Path(__file__).parent / MODEL_FOLDER, help="where the model's own data files lie")
-    parser.add_argument("--coordinator", metavar="HOST:PORT", help="of process 0, where several processes run this program together; auto: as the cluster says")
-    parser.add_argument("--processes", type=int, metavar="N", help="with --coordinator: how many there are")
-    parser.add_argument("--process", type=int, metavar="I", help="with --coordinator: which of them this is, from 0")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the data, and of weights that are stored nowhere"
+    )
+    parser.add_argument(
+        "--weights",
+        type=Path,
+        default=Path(__file__).with_suffix(".safetensors"),
+        help="parameters by name, default beside this program",
+    )
+    parser.add_argument(
+        "--model-folder",
+        type=Path,
+        default=Path(__file__).parent / MODEL_FOLDER,
+        help="where the model's own data files lie",
+    )
+    parser.add_argument(
+        "--coordinator",
+        metavar="HOST:PORT",
+        help=(
+            "of process 0, where several processes run this program together; auto: as the cluster"
+            " says"
+        ),
+    )
+    parser.add_argument(
+        "--processes", type=int, metavar="N", help="with --coordinator: how many there are"
+    )
+    parser.add_argument(
+        "--process", type=int, metavar="I", help="with --coordinator: which of them this is, from 0"
+    )
     for name, keywords in more:
         parser.add_argument(name, **keywords)
     args = parser.parse_args()
     if args.virtual_devices:
-        os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={args.virtual_devices} " + os.environ.get("XLA_FLAGS", "")
-        # Threads of XLA: a device runs independent collectives at once, each holding a thread; with hardly more threads than devices they wait for ever.
+        os.environ["XLA_FLAGS"] = (
+            f"--xla_force_host_platform_device_count={args.virtual_devices} "
+            + os.environ.get("XLA_FLAGS", "")
+        )
+        # Threads of XLA: a device runs independent collectives at once, each holding a thread; with
+        # hardly more threads than devices they wait for ever.
         os.environ.setdefault("NPROC", str(min(32 * args.virtual_devices, 2048)))
         jax.config.update("jax_platforms", "cpu")
-    elif GPU_MEMORY and not {"XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"} & os.environ.keys():  # JAX refuses both at once
+    elif (
+        GPU_MEMORY
+        and not {"XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"} & os.environ.keys()
+    ):  # JAX refuses both at once
         os.environ["XLA_CLIENT_MEM_FRACTION"] = str(GPU_MEMORY)
     if args.coordinator:
-        # One that fails waits for the others when it leaves: not for long, so that whoever started it hears of it.
-        given = {} if args.coordinator == "auto" else {"coordinator_address": args.coordinator, "num_processes": args.processes, "process_id": args.process}
+        # One that fails waits for the others when it leaves: not for long, so that whoever started
+        # it hears of it.
+        given = (
+            {}
+            if args.coordinator == "auto"
+            else {
+                "coordinator_address": args.coordinator,
+                "num_processes": args.processes,
+                "process_id": args.process,
+            }
+        )
         jax.distributed.initialize(**given, shutdown_timeout_seconds=30)
     if args.float32:
         COMPUTE = jnp.float32
@@ -194,5 +321,8 @@ def stored_weights(args, *tables):
     found = sum(name in weights for name in names)
     rest = "" if found == len(names) else f", {len(names) - found} seeded normal"
     mesh = ", ".join(f"{axis}={size}" for axis, size in MESH.items()) or "one device"
-    say(f"mesh {mesh} on {jax.default_backend()}, {np.dtype(COMPUTE).name}; parameters: {found} of {len(names)} stored{rest}")
+    say(
+        f"mesh {mesh} on {jax.default_backend()}, {np.dtype(COMPUTE).name}; parameters: {found} of"
+        f" {len(names)} stored{rest}"
+    )
     return weights

@@ -1,7 +1,9 @@
-"""Tables that lie on hosts: the rows that a batch reads are pulled into the program's pieces before the step, with their moments, and pushed back after it.
+"""Tables that lie on hosts: the rows that a batch reads are pulled into the program's pieces before
+the step, with their moments, and pushed back after it.
 
-A table is kept in parts, row r in part r % parts: in this process (one part), or in the processes that run this program with --serve, one a part, to which --tables names
-the way. Messages are 8 bytes of length, a header in JSON, and arrays as they lie in memory; the port takes no password.
+A table is kept in parts, row r in part r % parts: in this process (one part), or in the processes
+that run this program with --serve, one a part, to which --tables names the way. Messages are 8
+bytes of length, a header in JSON, and arrays as they lie in memory; the port takes no password.
 """
 
 from __future__ import annotations
@@ -27,13 +29,20 @@ LONGEST_HEADER_BYTES = 1 << 12
 
 
 def first_rows(key, seed, weights, part, parts):
-    """Rows part, part + parts, ... of a table: stored, or drawn as a table on the devices is, a stretch of rows at a time."""
+    """Rows part, part + parts, ... of a table: stored, or drawn as a table on the devices is, a
+    stretch of rows at a time."""
     (rows, _), (_, width), (name,) = HOSTED[key], PARAMS[key][0], labels_of(key, PARAMS[key])
     if name in weights:
         return np.array(weights[name][part::parts], np.float32)
-    rng, mean, out = np.random.default_rng([seed, zlib.crc32(name.encode())]), PARAMS[key][3], np.empty((len(range(part, rows, parts)), width), np.float32)
+    rng, mean, out = (
+        np.random.default_rng([seed, zlib.crc32(name.encode())]),
+        PARAMS[key][3],
+        np.empty((len(range(part, rows, parts)), width), np.float32),
+    )
     for low in range(0, rows, ROWS_AT_ONCE):
-        drawn = mean + 0.02 * rng.standard_normal((min(ROWS_AT_ONCE, rows - low), width), np.float32)
+        drawn = mean + 0.02 * rng.standard_normal(
+            (min(ROWS_AT_ONCE, rows - low), width), np.float32
+        )
         mine = drawn[(part - low) % parts :: parts]
         first = -(-(low - part) // parts) if low > part else 0
         out[first : first + len(mine)] = mine
@@ -43,7 +52,10 @@ def first_rows(key, seed, weights, part, parts):
 def make_part(seed, weights, part, parts):
     """table -> [values, moments...] of the rows of a part."""
     masters = jnp.dtype(COMPUTE).itemsize < 4
-    moments = len(jax.eval_shape(start_state, {"": jax.ShapeDtypeStruct((1,), jnp.float32)})[""]) - masters
+    moments = (
+        len(jax.eval_shape(start_state, {"": jax.ShapeDtypeStruct((1,), jnp.float32)})[""])
+        - masters
+    )
     out = {}
     for key in HOSTED:
         value = first_rows(key, seed, weights, part, parts)
@@ -57,7 +69,8 @@ def read_part(arrays, at):
 
 
 def connect(address, timeout_s):
-    """A connection to the server at HOST:PORT. One that has no name or does not answer yet is asked again: servers and workers start in any order."""
+    """A connection to the server at HOST:PORT. One that has no name or does not answer yet is asked
+    again: servers and workers start in any order."""
     host, _, port = address.rpartition(":")
     until = time.monotonic() + timeout_s
     while True:
@@ -65,7 +78,9 @@ def connect(address, timeout_s):
             return socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s)
         except OSError as e:
             if time.monotonic() > until:
-                raise SystemExit(f"no server of tables at {address} within {timeout_s:g} s: {e}") from e
+                raise SystemExit(
+                    f"no server of tables at {address} within {timeout_s:g} s: {e}"
+                ) from e
             time.sleep(0.2)
 
 
@@ -74,20 +89,37 @@ def open_tables(args, weights):
     if args.tables:
         return [connect(address, args.tables_timeout) for address in args.tables.split(",")]
     if jax.process_count() > 1:
-        raise SystemExit("several processes share their tables through servers: --serve I/N on hosts that hold them, and --tables HOST:PORT,... here")
+        raise SystemExit(
+            "several processes share their tables through servers: --serve I/N on hosts that hold"
+            " them, and --tables HOST:PORT,... here"
+        )
     return [make_part(args.seed, weights, 0, 1)]
 
 
 def read_rows(tables, key, numbers):
-    """[values and moments, rows, width] of distinct rows of a table, asked of all parts before the first answer is awaited."""
+    """[values and moments, rows, width] of distinct rows of a table, asked of all parts before the
+    first answer is awaited."""
     parts = len(tables)
     chosen = [numbers[numbers % parts == i] // parts for i in range(parts)]
     for table, at in zip(tables, chosen, strict=True):
         if isinstance(table, socket.socket):
             send(table, {"do": "read", "table": key}, at.astype("<i8").tobytes())
-    answers = [np.frombuffer(receive(table)[1], "<f4") if isinstance(table, socket.socket) else read_part(table[key], at) for table, at in zip(tables, chosen, strict=True)]
-    answers = [a.reshape(-1, len(at), PARAMS[key][0][1]) if len(at) else None for a, at in zip(answers, chosen, strict=True)]
-    out = np.empty((next(len(a) for a in answers if a is not None), len(numbers), PARAMS[key][0][1]), np.float32)
+    answers = [
+        (
+            np.frombuffer(receive(table)[1], "<f4")
+            if isinstance(table, socket.socket)
+            else read_part(table[key], at)
+        )
+        for table, at in zip(tables, chosen, strict=True)
+    ]
+    answers = [
+        a.reshape(-1, len(at), PARAMS[key][0][1]) if len(at) else None
+        for a, at in zip(answers, chosen, strict=True)
+    ]
+    out = np.empty(
+        (next(len(a) for a in answers if a is not None), len(numbers), PARAMS[key][0][1]),
+        np.float32,
+    )
     for i, answer in enumerate(answers):
         if answer is not None:
             out[:, numbers % parts == i] = answer
@@ -100,8 +132,20 @@ def write_rows(tables, key, which, numbers, columns, values):
     for i, table in enumerate(tables):
         mine = numbers % parts == i
         if isinstance(table, socket.socket):
-            header = {"do": "write", "table": key, "which": which, "rows": int(mine.sum()), "from": columns.start, "to": columns.stop}
-            send(table, header, (numbers[mine] // parts).astype("<i8").tobytes() + np.ascontiguousarray(values[mine], "<f4").tobytes())
+            header = {
+                "do": "write",
+                "table": key,
+                "which": which,
+                "rows": int(mine.sum()),
+                "from": columns.start,
+                "to": columns.stop,
+            }
+            send(
+                table,
+                header,
+                (numbers[mine] // parts).astype("<i8").tobytes()
+                + np.ascontiguousarray(values[mine], "<f4").tobytes(),
+            )
             receive(table)
         else:
             table[key][which][numbers[mine] // parts, columns.start : columns.stop] = values[mine]
@@ -128,12 +172,16 @@ def places_of(ids):
             raise SystemExit(f"{inputs[0]!r} has an id of no row: the table {key!r} has {size}")
         rows[key], found = np.unique(every, return_inverse=True)
         ends = np.cumsum([0, *(ids[name].size for name in inputs)])
-        places |= {name: found[low:high].reshape(ids[name].shape).astype(INPUTS[name][1]) for name, low, high in zip(inputs, ends, ends[1:], strict=False)}
+        places |= {
+            name: found[low:high].reshape(ids[name].shape).astype(INPUTS[name][1])
+            for name, low, high in zip(inputs, ends, ends[1:], strict=False)
+        }
     return rows, places
 
 
 def pull(tables, rows, params, state, mesh):
-    """(params, state) with the pieces of tables holding these rows; what is left of a piece is zeros."""
+    """(params, state) with the pieces of tables holding these rows; what is left of a piece is
+    zeros."""
     params, state = dict(params), dict(state)
     for key, numbers in rows.items():
         read = read_rows(tables, key, numbers)
@@ -146,14 +194,24 @@ def pull(tables, rows, params, state, mesh):
 
 
 def push(tables, rows, params, state):
-    """The updated rows back to where they came from: each process those of its devices. When it returns, those of all processes are there."""
+    """The updated rows back to where they came from: each process those of its devices. When it
+    returns, those of all processes are there."""
     for key, values in values_of({key: params[key] for key in rows}, state).items():
         numbers, width = rows[key], PARAMS[key][0][1]
         for which, array in enumerate(values):
             for shard in array.addressable_shards:
-                down, across = (range(n)[s] for n, s in zip((len(numbers), width), shard.index, strict=True))
+                down, across = (
+                    range(n)[s] for n, s in zip((len(numbers), width), shard.index, strict=True)
+                )
                 if shard.replica_id == 0 and len(down) and len(across):
-                    write_rows(tables, key, which, numbers[down.start : down.stop], across, np.asarray(shard.data)[: len(down), : len(across)])
+                    write_rows(
+                        tables,
+                        key,
+                        which,
+                        numbers[down.start : down.stop],
+                        across,
+                        np.asarray(shard.data)[: len(down), : len(across)],
+                    )
     if jax.process_count() > 1:
         from jax.experimental import multihost_utils
 
@@ -196,17 +254,35 @@ def serve(args, weights):
                 header, payload = receive(wire)
                 arrays, width = tables[header["table"]], PARAMS[header["table"]][0][1]
                 if header["do"] == "read":
-                    send(wire, {}, np.ascontiguousarray(read_part(arrays, np.frombuffer(payload, "<i8")), "<f4").tobytes())
+                    send(
+                        wire,
+                        {},
+                        np.ascontiguousarray(
+                            read_part(arrays, np.frombuffer(payload, "<i8")), "<f4"
+                        ).tobytes(),
+                    )
                 else:
                     rows, low, high = header["rows"], header["from"], min(header["to"], width)
                     at = np.frombuffer(payload[: 8 * rows], "<i8")
-                    arrays[header["which"]][at, low:high] = np.frombuffer(payload[8 * rows :], "<f4").reshape(rows, high - low)
+                    arrays[header["which"]][at, low:high] = np.frombuffer(
+                        payload[8 * rows :], "<f4"
+                    ).reshape(rows, high - low)
                     send(wire, {})
-        except (ConnectionError, KeyError, ValueError, IndexError, TypeError) as e:  # its worker is gone, or it is none
+        except (
+            ConnectionError,
+            KeyError,
+            ValueError,
+            IndexError,
+            TypeError,
+        ) as e:  # its worker is gone, or it is none
             print(f"a connection ended: {e}", flush=True)
             wire.close()
 
     listener = socket.create_server(("", args.port))
-    print(f"part {part} of {parts}: {sum(a.nbytes for arrays in tables.values() for a in arrays):,} bytes at port {listener.getsockname()[1]}", flush=True)
+    print(
+        f"part {part} of {parts}: {sum(a.nbytes for arrays in tables.values() for a in arrays):,}"
+        f" bytes at port {listener.getsockname()[1]}",
+        flush=True,
+    )
     while True:
         threading.Thread(target=answer, args=(listener.accept()[0],), daemon=True).start()

@@ -8,18 +8,65 @@ import jax.numpy as jnp
 import numpy as np
 
 from planner.emit.runtime.files.feed import next_batch, open_data
-from planner.emit.runtime.files.frame import command_line, computed, initial_values, labels_of, make_mesh, place, say, specs_of, stored_weights
+from planner.emit.runtime.files.frame import (
+    command_line,
+    computed,
+    initial_values,
+    labels_of,
+    make_mesh,
+    place,
+    say,
+    specs_of,
+    stored_weights,
+)
 from planner.emit.runtime.files.hosted import ids_of, open_tables, places_of, pull, push, serve
 from planner.emit.runtime.files.start import begin, lost_at
 from planner.emit.runtime.files.tables import FROZEN, HOSTED, INPUTS, PARAMS
 from planner.emit.runtime.step.state_device import make_step
 
 TABLE_OPTIONS = (
-    ("--data", {"metavar": "WHERE", "help": "folder with .safetensors or INPUT.npy shards, or FILE.py:function that returns a dataset; default: seeded random"}),
-    ("--tables", {"metavar": "HOST:PORT,...", "help": "the servers of the tables, in the order of their parts; default: in this process, which must then be the only one"}),
-    ("--tables-timeout", {"type": float, "default": 600.0, "metavar": "S", "help": "seconds to wait for a server to come up, and for each answer (default 600)"}),
-    ("--serve", {"metavar": "I/N", "help": "be the server of part I of N of the tables, and nothing else"}),
-    ("--port", {"type": int, "default": 8477, "metavar": "PORT", "help": "with --serve: where (default 8477)"}),
+    (
+        "--data",
+        {
+            "metavar": "WHERE",
+            "help": (
+                "folder with .safetensors or INPUT.npy shards, or FILE.py:function that returns a"
+                " dataset; default: seeded random"
+            ),
+        },
+    ),
+    (
+        "--tables",
+        {
+            "metavar": "HOST:PORT,...",
+            "help": (
+                "the servers of the tables, in the order of their parts; default: in this process,"
+                " which must then be the only one"
+            ),
+        },
+    ),
+    (
+        "--tables-timeout",
+        {
+            "type": float,
+            "default": 600.0,
+            "metavar": "S",
+            "help": "seconds to wait for a server to come up, and for each answer (default 600)",
+        },
+    ),
+    (
+        "--serve",
+        {"metavar": "I/N", "help": "be the server of part I of N of the tables, and nothing else"},
+    ),
+    (
+        "--port",
+        {
+            "type": int,
+            "default": 8477,
+            "metavar": "PORT",
+            "help": "with --serve: where (default 8477)",
+        },
+    ),
 )
 
 
@@ -33,11 +80,22 @@ def main():
     weights = stored_weights(args, PARAMS, FROZEN)
     frozen = place(computed(initial_values(FROZEN, args.seed, weights)), specs_of(FROZEN), mesh)
     tables = open_tables(args, weights)
-    _, params, state = begin(args, weights | {name: np.zeros(PARAMS[key][0], np.float32) for key in HOSTED for name in labels_of(key, PARAMS[key])}, mesh)
+    _, params, state = begin(
+        args,
+        weights
+        | {
+            name: np.zeros(PARAMS[key][0], np.float32)
+            for key in HOSTED
+            for name in labels_of(key, PARAMS[key])
+        },
+        mesh,
+    )
     step, lost = make_step(mesh), False
     for i in range(args.steps):
         rows, places = places_of(ids_of(data, i, args.seed))
-        batch = next_batch(data, i, args.seed, mesh) | place(places, {key: INPUTS[key][-1] for key in places}, mesh)
+        batch = next_batch(data, i, args.seed, mesh) | place(
+            places, {key: INPUTS[key][-1] for key in places}, mesh
+        )
         start = time.perf_counter()
         params, state = pull(tables, rows, params, state, mesh)
         pulled = time.perf_counter()
@@ -46,7 +104,10 @@ def main():
         ended = time.perf_counter()
         push(tables, rows, params, state)
         spent = [1e3 * t for t in (pulled - start, ended - pulled, time.perf_counter() - ended)]
-        say(f"step {i}  loss {float(loss):.6f}  {sum(spent):.1f} ms: pull {spent[0]:.1f}, step {spent[1]:.1f}, push {spent[2]:.1f}")
+        say(
+            f"step {i}  loss {float(loss):.6f}  {sum(spent):.1f} ms: pull {spent[0]:.1f}, step"
+            f" {spent[1]:.1f}, push {spent[2]:.1f}"
+        )
         lost = lost or lost_at(i, float(loss))
 
 

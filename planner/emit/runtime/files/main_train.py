@@ -9,18 +9,67 @@ import jax.numpy as jnp
 
 from planner.emit.runtime.files.checkpoint import export, open_checkpoints, restore, save
 from planner.emit.runtime.files.feed import next_batch, open_data
-from planner.emit.runtime.files.frame import command_line, computed, initial_values, make_mesh, place, say, specs_of, stored_weights
+from planner.emit.runtime.files.frame import (
+    command_line,
+    computed,
+    initial_values,
+    make_mesh,
+    place,
+    say,
+    specs_of,
+    stored_weights,
+)
 from planner.emit.runtime.files.start import begin, lost_at
 from planner.emit.runtime.files.tables import FROZEN, PARAMS
 from planner.emit.runtime.step.state_device import make_step
 
 TRAINING_OPTIONS = (
-    ("--data", {"metavar": "WHERE", "help": "folder with .safetensors or INPUT.npy shards, or FILE.py:function that returns a dataset; default: seeded random"}),
-    ("--checkpoints", {"metavar": "DIR", "help": "save here, and go on from the last checkpoint that is here"}),
-    ("--resume-from", {"type": int, "metavar": "N", "help": "with --checkpoints: go on from checkpoint N instead of the last; those behind it are renamed, not overwritten"}),
-    ("--save-every", {"type": int, "default": 100, "metavar": "STEPS", "help": "with --checkpoints; the last step is saved too (default 100)"}),
-    ("--keep", {"type": int, "default": 3, "metavar": "N", "help": "checkpoints to keep (default 3)"}),
-    ("--export", {"type": Path, "metavar": "FILE.safetensors", "help": "write the parameters by name when done"}),
+    (
+        "--data",
+        {
+            "metavar": "WHERE",
+            "help": (
+                "folder with .safetensors or INPUT.npy shards, or FILE.py:function that returns a"
+                " dataset; default: seeded random"
+            ),
+        },
+    ),
+    (
+        "--checkpoints",
+        {"metavar": "DIR", "help": "save here, and go on from the last checkpoint that is here"},
+    ),
+    (
+        "--resume-from",
+        {
+            "type": int,
+            "metavar": "N",
+            "help": (
+                "with --checkpoints: go on from checkpoint N instead of the last; those behind it"
+                " are renamed, not overwritten"
+            ),
+        },
+    ),
+    (
+        "--save-every",
+        {
+            "type": int,
+            "default": 100,
+            "metavar": "STEPS",
+            "help": "with --checkpoints; the last step is saved too (default 100)",
+        },
+    ),
+    (
+        "--keep",
+        {"type": int, "default": 3, "metavar": "N", "help": "checkpoints to keep (default 3)"},
+    ),
+    (
+        "--export",
+        {
+            "type": Path,
+            "metavar": "FILE.safetensors",
+            "help": "write the parameters by name when done",
+        },
+    ),
 )
 
 

@@ -17,22 +17,29 @@ def lost_at(i, loss, saved=None):
     """Whether step i shows that training has come to nothing, which is said."""
     if math.isnan(loss):
         kept = "; no more checkpoints are saved, those before this step stay" if saved else ""
-        say(f"step {i}: the loss is not a number, and from here on neither are the weights: a lower LEARNING_RATE, other data, or --float32 to see whether it is rounding{kept}")
+        say(
+            f"step {i}: the loss is not a number, and from here on neither are the weights: a lower"
+            f" LEARNING_RATE, other data, or --float32 to see whether it is rounding{kept}"
+        )
     return math.isnan(loss)
 
 
 @functools.cache
 def first_state(sharding):
-    """state(master): of a parameter before the first step, compiled once for those of a shape and cut."""
+    """state(master): of a parameter before the first step, compiled once for those of a shape and
+    cut."""
     return jax.jit(lambda master: start_state({"": master})[""], out_shardings=sharding)
 
 
 def begin(args, weights, mesh):
-    """(0, params, state) from stored or seeded weights, one parameter at a time in the host's memory."""
+    """(0, params, state) from stored or seeded weights, one parameter at a time in the host's
+    memory."""
     params: dict = {}
     state: dict = {}
     for key, row in PARAMS.items():
         value = {key: initial_value(key, row, args.seed, weights)}
         params |= place(computed(value), specs_of(PARAMS), mesh)
-        state[key] = first_state(state_at(mesh, GRADIENTS[key][-1]))(place(value, specs_of(GRADIENTS), mesh)[key])
+        state[key] = first_state(state_at(mesh, GRADIENTS[key][-1]))(
+            place(value, specs_of(GRADIENTS), mesh)[key]
+        )
     return 0, params, state

@@ -1,33 +1,47 @@
-"""What every program defines before the functions of this folder: declared here with empty values, so that the functions can be read and checked.
-Programs are written without this file and bring every name themselves: what is raised here is met only by who calls a function of this folder outside a program.
+"""What every program defines before the functions of this folder: declared here with empty values,
+so that the functions can be read and checked. Programs are written without this file and bring
+every name themselves: what is raised here is met only by who calls a function of this folder
+outside a program.
 
     MESH              axis -> size, outermost first
     COMPUTE           dtype of parameters and activations
     GPU_MEMORY        share of a GPU's memory to preallocate, None where no GPU is planned for
     BATCH             samples of a step (0: inputs have no common first dim)
     INPUTS            name -> (global shape, dtype, integers below this or 0, PartitionSpec)
-    PARAMS, FROZEN    name -> (shape, dtype, repeats stacked along the first dim or 0, mean of a fresh start, PartitionSpec)
-    HOSTED            parameters that are pieces of tables elsewhere -> (rows of the table, inputs with their numbers)
-    LABELS            stacked parameter -> names in the weights file, where the repeats do not count from 0
-    EXTERNAL          name in the weights file (* counts repeats) -> (file, dtype, offset of each repeat, shape, steps) of the model's own data files
+    PARAMS, FROZEN    name -> (shape, dtype, repeats stacked along the first dim or 0, mean of a
+                      fresh start, PartitionSpec)
+    HOSTED            parameters that are pieces of tables elsewhere -> (rows of the table, inputs
+                      with their numbers)
+    LABELS            stacked parameter -> names in the weights file, where the repeats do not count
+                      from 0
+    EXTERNAL          name in the weights file (* counts repeats) -> (file, dtype, offset of each
+                      repeat, shape, steps) of the model's own data files
     MODEL_FOLDER      where the model's own data files lie, from the program's folder
-    GRADIENTS         parameter -> (axes over which its gradient is a sum still pending when the backward pass ends, the axes of these it is
-                      summed over, the axes it is scattered over, the dim scattered, PartitionSpec of reduced gradient and optimizer state);
-                      jit programs have the PartitionSpec alone
+    GRADIENTS         parameter -> (axes over which its gradient is a sum still pending when the
+                      backward pass ends, the axes of these it is summed over, the axes it is
+                      scattered over, the dim scattered, PartitionSpec of reduced gradient and
+                      optimizer state); jit programs have the PartitionSpec alone
     COPIES            microbatches that run at the same time, where they are several
     AWAY              parameters that wait in the host's memory, with their gradients
-    FUSED             collectives that GPUs send together -> up to so many bytes; none where that is left to the compiler
-    EQUAL             parameters whose gradient is another's, in programs with microbatches -> that other: it is reduced once for both
+    FUSED             collectives that GPUs send together -> up to so many bytes; none where that is
+                      left to the compiler
+    EQUAL             parameters whose gradient is another's, in programs with microbatches -> that
+                      other: it is reduced once for both
     GATHERED          parameters gathered outside repeated blocks, in programs with microbatches
     SCATTER_EACH_MICROBATCH   whether gradients are scattered in every microbatch
     CARRIED           tensors handed from one pipeline stage to the next
-    CHUNKS, DEALT     chunks of blocks (of unequal stages: of the model) that a stage holds, and the parameters whose first dim they are
+    CHUNKS, DEALT     chunks of blocks (of unequal stages: of the model) that a stage holds, and the
+                      parameters whose first dim they are
     IN_TRUNK, IN_FINISH   trained parameters that only `trunk`, or only `finish`, reads
-    PACKED            buffer of weights of unequal stages -> of each weight in it (number of its chunk, first element, shape of a device's piece, whole shape, mean of
-                      a fresh start, PartitionSpec), in the order of LABELS
-    PARTS             of buffers of weights, in which they are updated where the optimizer's state waits in the host's memory
-    HANDED, ROOM      per chunk what it is given: (axes, first element, shape) of each; axes -> elements of the buffer that is handed on
-    PATHS             per microbatch of a tick, of unequal stages: the place along axis stage at which each stage runs it
+    PACKED            buffer of weights of unequal stages -> of each weight in it (number of its
+                      chunk, first element, shape of a device's piece, whole shape, mean of a fresh
+                      start, PartitionSpec), in the order of LABELS
+    PARTS             of buffers of weights, in which they are updated where the optimizer's state
+                      waits in the host's memory
+    HANDED, ROOM      per chunk what it is given: (axes, first element, shape) of each; axes ->
+                      elements of the buffer that is handed on
+    PATHS             per microbatch of a tick, of unequal stages: the place along axis stage at
+                      which each stage runs it
     FIRST_BACKWARD    tick of the first backward pass of unequal stages
     OUTPUT_SPECS      PartitionSpecs of an inference program's outputs
 
@@ -36,8 +50,10 @@ and by programs that generate, whose two phases are `prompts` and `step`:
     ROWS, WAVE        sequences in all, and whose prompts are passed at once
     VOCABULARY        tokens that there are
     IDS, MASK, POSITIONS   inputs: token ids, which tokens are real, where they stand
-    PROMPTS_INPUTS, STEP_INPUTS, PROMPTS_OUTPUT_SPECS, STEP_OUTPUT_SPECS   as INPUTS and OUTPUT_SPECS
-    CACHE             the caches of keys and values, as FROZEN; the last dims are heads, positions, features
+    PROMPTS_INPUTS, STEP_INPUTS, PROMPTS_OUTPUT_SPECS, STEP_OUTPUT_SPECS   as INPUTS and
+        OUTPUT_SPECS
+    CACHE             the caches of keys and values, as FROZEN; the last dims are heads, positions,
+                      features
     QUANTIZED         int8 weight -> (its scales, the dim that each is taken over), both in FROZEN
     NEW_CACHE         the cache that each output after the first belongs to
 """
@@ -90,8 +106,9 @@ PATHS: tuple[tuple[int, ...], ...] = ((0,),)
 
 
 def loss_of(params: Any, frozen: Any, batch: Any) -> Any:
-    """The program's own: mean loss of one microbatch, and the number of rows that count where that is a part of the data. Of COPIES microbatches the sum of their losses, or
-    where rows count, or they are the whole batch, their common mean."""
+    """The program's own: mean loss of one microbatch, and the number of rows that count where that
+    is a part of the data. Of COPIES microbatches the sum of their losses, or where rows count, or
+    they are the whole batch, their common mean."""
     raise NotImplementedError
 
 
@@ -101,17 +118,20 @@ def enter(params: Any, frozen: Any, batch: Any) -> Any:
 
 
 def trunk(params: Any, frozen: Any, batch: Any, x: Any, chunk: Any = 0) -> Any:
-    """The program's own, with pipeline stages: the blocks of this stage, or of one chunk of them."""
+    """The program's own, with pipeline stages: the blocks of this stage, or of one chunk of
+    them."""
     raise NotImplementedError
 
 
 def finish(params: Any, frozen: Any, batch: Any, x: Any) -> Any:
-    """The program's own, with pipeline stages: loss of one microbatch times its weight, and the weight, from what leaves the last block."""
+    """The program's own, with pipeline stages: loss of one microbatch times its weight, and the
+    weight, from what leaves the last block."""
     raise NotImplementedError
 
 
 def each_stage() -> Any:
-    """The program's own, with unequal pipeline stages: the functions of their chunks, in the order of the model."""
+    """The program's own, with unequal pipeline stages: the functions of their chunks, in the order
+    of the model."""
     raise NotImplementedError
 
 
@@ -126,5 +146,6 @@ def prompts_forward(params: Any, frozen: Any, batch: Any) -> Any:
 
 
 def step_forward(params: Any, frozen: Any, batch: Any) -> Any:
-    """The program's own, where it generates: (next tokens, keys and values of the tokens given ...)."""
+    """The program's own, where it generates: (next tokens, keys and values of the tokens given
+    ...)."""
     raise NotImplementedError

@@ -1,8 +1,10 @@
-"""Routed experts: each token goes through the experts its router chose, in blocks of rows sorted by expert, and none is dropped.
+"""Routed experts: each token goes through the experts its router chose, in blocks of rows sorted by
+expert, and none is dropped.
 
-A stack is (gate, up, down, gate's bias, up's, down's), the experts in dim 0 of each, None where there is none. `how` is what the plan and the
-model fix: mix(gate's product, up's product), the hidden activation; the products "rows x weight" of the first and of the last layer; rows of a
-block; and blocks of an expert at balance, which is what readers of the compiled program count.
+A stack is (gate, up, down, gate's bias, up's, down's), the experts in dim 0 of each, None where
+there is none. `how` is what the plan and the model fix: mix(gate's product, up's product), the
+hidden activation; the products "rows x weight" of the first and of the last layer; rows of a block;
+and blocks of an expert at balance, which is what readers of the compiled program count.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from jax import lax
 
 
 def routed_experts(x, index, share, stacks, start, how):
-    """x [.., H], index and share [.., K] -> [.., H]: sum over j of share[j] * expert[index[j]](x), for the experts here, which begin at number `start`."""
+    """x [.., H], index and share [.., K] -> [.., H]: sum over j of share[j] * expert[index[j]](x),
+    for the experts here, which begin at number `start`."""
     x, share, stacks = alike((x, share.astype(x.dtype), stacks))
     count = stacks[1].shape[0]
     local = index.reshape(-1) - start
@@ -23,7 +26,9 @@ def routed_experts(x, index, share, stacks, start, how):
 
     def backward(kept, g):
         x, ids, share, stacks = kept
-        dx, dshare, dstacks = expert_gradients(how, x, ids, share, stacks, g, jax.tree.map(nothing, stacks))
+        dx, dshare, dstacks = expert_gradients(
+            how, x, ids, share, stacks, g, jax.tree.map(nothing, stacks)
+        )
         return dx, None, dshare, dstacks
 
     run.defvjp(lambda *operands: (expert_results(how, *operands), operands), backward)
@@ -31,10 +36,12 @@ def routed_experts(x, index, share, stacks, start, how):
 
 
 def exchanged_experts(x, index, share, stacks, pieces, joint, slots, how):
-    """routed_experts where the mesh axes `joint` cut tokens and experts alike: rows travel to their experts' devices and their results back.
+    """routed_experts where the mesh axes `joint` cut tokens and experts alike: rows travel to their
+    experts' devices and their results back.
 
-    pieces: (axis, size) of all axes that cut the experts, major first. A round carries up to `slots` rows from each device to each other; there
-    are as many rounds as the fullest pair of devices in the group needs, so that no row is dropped, and one where the router is balanced.
+    pieces: (axis, size) of all axes that cut the experts, major first. A round carries up to
+    `slots` rows from each device to each other; there are as many rounds as the fullest pair of
+    devices in the group needs, so that no row is dropped, and one where the router is balanced.
     """
     x, share, stacks = alike((x, share.astype(x.dtype), stacks))
     count, devices = stacks[1].shape[0], lax.axis_size(joint)
@@ -43,14 +50,16 @@ def exchanged_experts(x, index, share, stacks, pieces, joint, slots, how):
     for k, (axis, size) in enumerate(pieces):
         digit = piece // int(np.prod([n for _, n in pieces[k + 1 :]], dtype=int)) % size
         if axis in joint:
-            to = to + digit * int(np.prod([n for a, n in pieces if a in joint[joint.index(axis) + 1 :]], dtype=int))
+            to = to + digit * int(
+                np.prod([n for a, n in pieces if a in joint[joint.index(axis) + 1 :]], dtype=int)
+            )
         else:
             own = own & (digit == lax.axis_index(axis))
     to = jnp.where(own, to, devices)
     ids = index.reshape(-1) % count
     order, first = sorted_by(to, devices, slots)
     rounds = lax.pmax(jnp.max((first[1:] - first[:-1] + slots - 1) // slots), joint)
-    there = lambda v: lax.all_to_all(v, joint, 0, 0, tiled=True)  # noqa: E731
+    there = lambda v: lax.all_to_all(v, joint, 0, 0, tiled=True)
     choices = ids.shape[0] // (x.size // x.shape[-1])
 
     def packed(order, first, r):
@@ -75,24 +84,44 @@ def exchanged_experts(x, index, share, stacks, pieces, joint, slots, how):
         def one(r, carry):
             dx, dshare, dstacks = carry
             row, token, real = packed(order, first, r)
-            facts = there(jnp.where(real[:, None], jnp.stack([ids[row].astype(jnp.float32), share[row].astype(jnp.float32)], 1), jnp.array([count, 0.0])))
+            facts = there(
+                jnp.where(
+                    real[:, None],
+                    jnp.stack([ids[row].astype(jnp.float32), share[row].astype(jnp.float32)], 1),
+                    jnp.array([count, 0.0]),
+                )
+            )
             rows, gy = (there(jnp.where(real[:, None], v[token], 0)) for v in (x, g))
-            drows, worth, dstacks = expert_gradients(how, rows, facts[:, 0].astype(jnp.int32), facts[:, 1].astype(x.dtype), stacks, gy, dstacks)
+            drows, worth, dstacks = expert_gradients(
+                how,
+                rows,
+                facts[:, 0].astype(jnp.int32),
+                facts[:, 1].astype(x.dtype),
+                stacks,
+                gy,
+                dstacks,
+            )
             drows, worth = there(drows), there(worth)
             dx = dx.at[token].add(jnp.where(real[:, None], drows, 0))
             return dx, dshare.at[row].add(jnp.where(real, worth, 0)), dstacks
 
-        dx, dshare, dstacks = over(rounds, 1, one, (nothing(x), nothing(share), jax.tree.map(nothing, stacks)))
+        dx, dshare, dstacks = over(
+            rounds, 1, one, (nothing(x), nothing(share), jax.tree.map(nothing, stacks))
+        )
         return dx, None, dshare, dstacks, None, None, None
 
     run = jax.custom_vjp(results)
     run.defvjp(lambda *operands: (results(*operands), operands), backward)
-    return run(x.reshape(-1, x.shape[-1]), ids, share.reshape(-1), stacks, order, first, rounds).reshape(x.shape)
+    return run(
+        x.reshape(-1, x.shape[-1]), ids, share.reshape(-1), stacks, order, first, rounds
+    ).reshape(x.shape)
 
 
 def alike(values):
     """The same values, all varying over every mesh axis that any of them varies over."""
-    axes = frozenset().union(*(jax.typeof(v).manual_axis_type.varying for v in jax.tree.leaves(values)))
+    axes = frozenset().union(
+        *(jax.typeof(v).manual_axis_type.varying for v in jax.tree.leaves(values))
+    )
     return jax.tree.map(lambda v: vary(v, axes), values)
 
 
@@ -114,7 +143,8 @@ def over(times, planned, step, carry):
 
 
 def sorted_by(ids, count, spare):
-    """(order, first): places sorted by id, with `spare` more at the end, and where those of each id below `count` begin (count + 1 numbers)."""
+    """(order, first): places sorted by id, with `spare` more at the end, and where those of each id
+    below `count` begin (count + 1 numbers)."""
     order = jnp.argsort(ids)
     first = jnp.searchsorted(ids[order], jnp.arange(count + 1)).astype(jnp.int32)
     return jnp.concatenate([order, nothing(order[:1]).repeat(spare)]), first
@@ -139,7 +169,8 @@ def hidden_rows(x, stack, mix, form):
 
 
 def expert_results(how, x, ids, share, stacks):
-    """Sum of each token's experts, x [T, H], ids and share [T * K]; rows whose id is the number of experts here are for others. A block at a time."""
+    """Sum of each token's experts, x [T, H], ids and share [T * K]; rows whose id is the number of
+    experts here are for others. A block at a time."""
     mix, into, out_of, rows, planned = how
     choices, count = ids.shape[0] // x.shape[0], stacks[1].shape[0]
     order, first = sorted_by(ids, count, rows)
@@ -160,8 +191,9 @@ def expert_results(how, x, ids, share, stacks):
 
 
 def expert_gradients(how, x, ids, share, stacks, g, dstacks):
-    """Gradients of expert_results: of x, of share, and of the stacks, added to `dstacks`. Hidden activations are made again, a block at a time;
-    within an expert a weight's gradient is summed in float32."""
+    """Gradients of expert_results: of x, of share, and of the stacks, added to `dstacks`. Hidden
+    activations are made again, a block at a time; within an expert a weight's gradient is summed in
+    float32."""
     mix, into, out_of, rows, planned = how
     choices, count = ids.shape[0] // x.shape[0], stacks[1].shape[0]
     order, first = sorted_by(ids, count, rows)
@@ -175,20 +207,31 @@ def expert_gradients(how, x, ids, share, stacks, g, dstacks):
             dx, dshare, sums = carry
             row, token, real = expert_block(order, first, e, b, rows, choices)
             gy, part = jnp.where(real, g[token], 0), jnp.where(real, share[row][:, None], 0)
-            h, pull = jax.vjp(lambda v, s: hidden_rows(v, s, mix, into), jnp.where(real, x[token], 0), stack)
+            h, pull = jax.vjp(
+                lambda v, s: hidden_rows(v, s, mix, into), jnp.where(real, x[token], 0), stack
+            )
             dh = jax.vjp(lambda h: jnp.einsum(out_of, h, stack[2]), h)[1](gy)[0]
             ddown = jax.vjp(lambda w: jnp.einsum(out_of, h * part, w), stack[2])[1](gy)[0]
             drows, (dgate, dup, _, dgate_bias, dup_bias, _) = pull(dh * part)
             worth = jnp.sum((dh * h).astype(wide), -1)
             dbias = None
             if stack[5] is not None:
-                worth, dbias = worth + gy.astype(wide) @ stack[5].astype(wide), jnp.sum(gy * part, 0)
-            sums = jax.tree.map(lambda a, d: a + d.astype(wide), sums, (dgate, dup, ddown, dgate_bias, dup_bias, dbias))
+                worth, dbias = (
+                    worth + gy.astype(wide) @ stack[5].astype(wide),
+                    jnp.sum(gy * part, 0),
+                )
+            sums = jax.tree.map(
+                lambda a, d: a + d.astype(wide),
+                sums,
+                (dgate, dup, ddown, dgate_bias, dup_bias, dbias),
+            )
             dx = dx.at[token].add(jnp.where(real, drows, 0))
             return dx, dshare.at[row].add(jnp.where(real[:, 0], worth, 0).astype(share.dtype)), sums
 
         sums = jax.tree.map(lambda w: nothing(w, wide), stack)
-        dx, dshare, sums = over((first[e + 1] - first[e] + rows - 1) // rows, planned, step, (dx, dshare, sums))
+        dx, dshare, sums = over(
+            (first[e + 1] - first[e] + rows - 1) // rows, planned, step, (dx, dshare, sums)
+        )
         return dx, dshare, jax.tree.map(lambda d, s: d.at[e].add(s.astype(d.dtype)), dstacks, sums)
 
     return lax.fori_loop(0, count, expert, (nothing(x), nothing(share), dstacks))

@@ -1,4 +1,5 @@
-"""Operators as functions of local pieces; `start` is the global index of the first local element."""
+"""Operators as functions of local pieces; `start` is the global index of the first local
+element."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ def truncated_div(a, b):
 
 
 def layer_norm(x, scale, bias, axes, epsilon):
-    """Layer normalisation over `axes`, statistics in float32; kept for the backward pass are its operands."""
+    """Layer normalisation over `axes`, statistics in float32; kept for the backward pass are its
+    operands."""
 
     def norm(x, scale, bias):
         h = x.astype(jnp.promote_types(x.dtype, jnp.float32))
@@ -29,17 +31,21 @@ def layer_norm(x, scale, bias, axes, epsilon):
 
 
 def rms_norm(x, scale, axes, epsilon):
-    """Root-mean-square normalisation over `axes`, statistics in float32; kept for the backward pass are its operands."""
+    """Root-mean-square normalisation over `axes`, statistics in float32; kept for the backward pass
+    are its operands."""
 
     def norm(x, scale):
         h = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-        return (h * lax.rsqrt(jnp.mean(jnp.square(h), axes, keepdims=True) + epsilon)).astype(x.dtype) * scale
+        return (h * lax.rsqrt(jnp.mean(jnp.square(h), axes, keepdims=True) + epsilon)).astype(
+            x.dtype
+        ) * scale
 
     return lean(norm)(x, scale)
 
 
 def cumsum(x, axis, exclusive, reverse):
-    """Running sum along `axis`; exclusive leaves the element itself out; reverse runs from the end."""
+    """Running sum along `axis`; exclusive leaves the element itself out; reverse runs from the
+    end."""
     y = lax.cumsum(x, axis, reverse=reverse)
     return y - x if exclusive else y
 
@@ -47,7 +53,13 @@ def cumsum(x, axis, exclusive, reverse):
 def top_k(x, k, axis, largest):
     """The k extreme values along `axis`, sorted, and their indices."""
     moved = jnp.moveaxis(x, axis, -1)
-    turned = (lambda v: v) if largest else jnp.negative if jnp.issubdtype(x.dtype, jnp.floating) else jnp.invert
+    turned = (
+        (lambda v: v)
+        if largest
+        else jnp.negative
+        if jnp.issubdtype(x.dtype, jnp.floating)
+        else jnp.invert
+    )
     values, indices = lax.top_k(turned(moved), k)
     return jnp.moveaxis(turned(values), -1, axis), jnp.moveaxis(indices, -1, axis)
 
@@ -59,7 +71,8 @@ def take(table, indices, axis):
 
 
 def take_shard(table, indices, axis, start, size):
-    """Rows of a table of `size` rows of which this device holds those from `start`; zeros for rows held elsewhere, so that a sum over devices is the lookup."""
+    """Rows of a table of `size` rows of which this device holds those from `start`; zeros for rows
+    held elsewhere, so that a sum over devices is the lookup."""
     at = jnp.where(indices < 0, indices + size, indices)
     local = at - start
     here = (local >= 0) & (local < table.shape[axis]) & (at < size)
@@ -69,7 +82,8 @@ def take_shard(table, indices, axis, start, size):
 
 
 def gather_nd(data, indices, batch_dims):
-    """Slices of `data` at index tuples (the last dim of `indices`), the first `batch_dims` dims shared."""
+    """Slices of `data` at index tuples (the last dim of `indices`), the first `batch_dims` dims
+    shared."""
 
     def look(d, i):
         sizes = jnp.array(d.shape[: i.shape[-1]], i.dtype)
@@ -84,7 +98,9 @@ def gather_nd(data, indices, batch_dims):
 def gather_elements(data, indices, axis):
     """Elements of `data` picked along `axis`, other positions as those of `indices`."""
     indices = jnp.where(indices < 0, indices + data.shape[axis], indices)
-    within = data[tuple(slice(None) if i == axis else slice(0, n) for i, n in enumerate(indices.shape))]
+    within = data[
+        tuple(slice(None) if i == axis else slice(0, n) for i, n in enumerate(indices.shape))
+    ]
     return jnp.take_along_axis(within, indices, axis, mode="clip")
 
 
@@ -94,32 +110,50 @@ def scatter_elements(data, indices, updates, axis, reduction):
     where = list(jnp.meshgrid(*(jnp.arange(n) for n in indices.shape), indexing="ij"))
     where[axis] = indices
     at = data.at[tuple(where)]
-    return {"none": at.set, "add": at.add, "mul": at.multiply, "max": at.max, "min": at.min}[reduction](updates)
+    return {"none": at.set, "add": at.add, "mul": at.multiply, "max": at.max, "min": at.min}[
+        reduction
+    ](updates)
 
 
 QUERY_BLOCK = 1024
 
 
 def attention(q, k, v, mask, scale, causal, guard, start):
-    """attention_rows, a block of queries at a time where the sequence is long: no buffer of queries x keys lives beyond one block,
-    and the backward pass makes scores again instead of keeping them."""
+    """attention_rows, a block of queries at a time where the sequence is long: no buffer of queries
+    x keys lives beyond one block, and the backward pass makes scores again instead of keeping
+    them."""
     rows = q.shape[2]
     if rows <= QUERY_BLOCK or rows % QUERY_BLOCK:
-        return recompute(lambda q, k, v, mask, start: attention_rows(q, k, v, mask, scale, causal, guard, start))(q, k, v, mask, start)
+        return recompute(
+            lambda q, k, v, mask, start: attention_rows(q, k, v, mask, scale, causal, guard, start)
+        )(q, k, v, mask, start)
 
     def block(q, k, v, mask, at, start):
         piece = lax.dynamic_slice_in_dim(q, at, QUERY_BLOCK, 2)
-        cut = mask if mask is None or mask.shape[-2] == 1 else lax.dynamic_slice_in_dim(mask, at, QUERY_BLOCK, mask.ndim - 2)
+        cut = (
+            mask
+            if mask is None or mask.shape[-2] == 1
+            else lax.dynamic_slice_in_dim(mask, at, QUERY_BLOCK, mask.ndim - 2)
+        )
         return attention_rows(piece, k, v, cut, scale, causal, guard, start + at)
 
-    out = jnp.moveaxis(lax.map(lambda at: lean(block)(q, k, v, mask, at, start), jnp.arange(rows // QUERY_BLOCK) * QUERY_BLOCK), 0, 2)
+    out = jnp.moveaxis(
+        lax.map(
+            lambda at: lean(block)(q, k, v, mask, at, start),
+            jnp.arange(rows // QUERY_BLOCK) * QUERY_BLOCK,
+        ),
+        0,
+        2,
+    )
     return out.reshape(*out.shape[:2], rows, out.shape[-1])
 
 
 def attention_rows(q, k, v, mask, scale, causal, guard, start):
-    """Scaled dot-product attention, q [B, H, S, D], k [B, G, T, D], v [B, G, T, E], G dividing H; query 0 here is query `start` of the sequence.
+    """Scaled dot-product attention, q [B, H, S, D], k [B, G, T, D], v [B, G, T, E], G dividing H;
+    query 0 here is query `start` of the sequence.
 
-    mask: True = attend, or float terms added to the scores. Rows masked everywhere give zeros when `guard`.
+    mask: True = attend, or float terms added to the scores. Rows masked everywhere give zeros when
+    `guard`.
     """
     scores = attention_scores(q, k, mask, scale, causal, start, 0)
     if guard:
@@ -132,33 +166,62 @@ def attention_rows(q, k, v, mask, scale, causal, guard, start):
 
 
 def cached_attention(q, k, v, past_k, past_v, mask, scale, axes):
-    """Attention of new tokens, q [B, H, S, D], k [B, G, S, D], v [B, G, S, E], to a cache [B, G, T, ..] and, causally, to each other: the cache is read where
-    it lies. mask: of the cache's keys. axes: mesh axes over which the cache is cut along T; shares of the sums are then put together in float32."""
-    old, new = attention_scores(q, past_k, mask, scale, False, 0, 0), attention_scores(q, k, None, scale, True, 0, 0)
-    top = lax.stop_gradient(jnp.maximum(jnp.max(old, -1, keepdims=True), jnp.max(new, -1, keepdims=True)))
+    """Attention of new tokens, q [B, H, S, D], k [B, G, S, D], v [B, G, S, E], to a cache [B, G, T,
+    ..] and, causally, to each other: the cache is read where it lies. mask: of the cache's keys.
+    axes: mesh axes over which the cache is cut along T; shares of the sums are then put together in
+    float32.
+    """
+    old, new = (
+        attention_scores(q, past_k, mask, scale, False, 0, 0),
+        attention_scores(q, k, None, scale, True, 0, 0),
+    )
+    top = lax.stop_gradient(
+        jnp.maximum(jnp.max(old, -1, keepdims=True), jnp.max(new, -1, keepdims=True))
+    )
     top = lax.pmax(top, axes) if axes else top
-    old, new = jnp.exp(old - top), jnp.exp(new - top) * (lax.axis_index(axes) == 0 if axes else 1)  # the new tokens count once
-    total, out = jnp.sum(old, -1, keepdims=True) + jnp.sum(new, -1, keepdims=True), weighted_values(old, past_v) + weighted_values(new, v)
+    old, new = (
+        jnp.exp(old - top),
+        jnp.exp(new - top) * (lax.axis_index(axes) == 0 if axes else 1),
+    )  # the new tokens count once
+    total, out = (
+        jnp.sum(old, -1, keepdims=True) + jnp.sum(new, -1, keepdims=True),
+        weighted_values(old, past_v) + weighted_values(new, v),
+    )
     out = lax.psum(out, axes) / lax.psum(total, axes) if axes else out / total
     return out.reshape(out.shape[0], q.shape[1], *out.shape[3:]).astype(v.dtype)
 
 
 def weighted_values(weights, v):
     """Sums [B, G, R, S, E] in float32 of values [B, G, T, E] by weights [B, G, R, S, T]."""
-    return jnp.einsum("bgrst,bgte->bgrse", *same_batch(weights.astype(v.dtype), v), preferred_element_type=jnp.float32)
+    return jnp.einsum(
+        "bgrst,bgte->bgrse",
+        *same_batch(weights.astype(v.dtype), v),
+        preferred_element_type=jnp.float32,
+    )
 
 
 def attention_scores(q, k, mask, scale, causal, start, first):
-    """Masked scores [B, G, H / G, S, T] in float32; key 0 here is key `first` of the sequence. A mask is of these queries and keys."""
+    """Masked scores [B, G, H / G, S, T] in float32; key 0 here is key `first` of the sequence. A
+    mask is of these queries and keys."""
     if causal or mask is not None:
-        # A mask depends on nothing that a loop carries: jax would make those of all blocks and heads before the loops over blocks and layers, and keep them.
+        # A mask depends on nothing that a loop carries: jax would make those of all blocks and
+        # heads before the loops over blocks and layers, and keep them.
         q, mask, start, first = lax.optimization_barrier((q, mask, start, first))
     group = q.shape[1] // k.shape[1]
     grouped = q.reshape(q.shape[0], k.shape[1], group, *q.shape[2:])
     scores = query_key_products(grouped, k) * scale
     if mask is not None:
-        mask = jnp.broadcast_to(mask, (mask.shape[0] if mask.ndim == 4 else 1, q.shape[1] if mask.ndim > 2 and mask.shape[-3] > 1 else 1, *mask.shape[-2:]))
-        mask = mask.reshape(mask.shape[0], *((k.shape[1], group) if mask.shape[1] > 1 else (1, 1)), *mask.shape[2:])
+        mask = jnp.broadcast_to(
+            mask,
+            (
+                mask.shape[0] if mask.ndim == 4 else 1,
+                q.shape[1] if mask.ndim > 2 and mask.shape[-3] > 1 else 1,
+                *mask.shape[-2:],
+            ),
+        )
+        mask = mask.reshape(
+            mask.shape[0], *((k.shape[1], group) if mask.shape[1] > 1 else (1, 1)), *mask.shape[2:]
+        )
         scores = jnp.where(mask, scores, -jnp.inf) if mask.dtype == bool else scores + mask
     if causal:
         ahead = first + jnp.arange(k.shape[2])[None, :] > start + jnp.arange(q.shape[2])[:, None]
@@ -167,14 +230,19 @@ def attention_scores(q, k, mask, scale, causal, start, first):
 
 
 def query_key_products(q, k):
-    """Products of queries [B, G, R, S, D] and keys [B, G, T, D] in float32. Their gradient is rounded to the operands' type, so that the products of
-    the backward pass are of the same type as these: a float32 operand would take both out of the matrix units' fast path."""
+    """Products of queries [B, G, R, S, D] and keys [B, G, T, D] in float32. Their gradient is
+    rounded to the operands' type, so that the products of the backward pass are of the same type as
+    these: a float32 operand would take both out of the matrix units' fast path.
+    """
 
     def products(q, k, dtype=None):
         return jnp.einsum("bgrsd,bgtd->bgrst", *same_batch(q, k), preferred_element_type=dtype)
 
     run = jax.custom_vjp(lambda q, k: products(q, k, jnp.float32))
-    run.defvjp(lambda q, k: (run(q, k), (q, k)), lambda kept, g: jax.vjp(products, *kept)[1](g.astype(jnp.result_type(*kept))))
+    run.defvjp(
+        lambda q, k: (run(q, k), (q, k)),
+        lambda kept, g: jax.vjp(products, *kept)[1](g.astype(jnp.result_type(*kept))),
+    )
     return run(q, k)
 
 
@@ -185,7 +253,8 @@ def same_batch(a, b):
 
 
 def rotary(x, cos, sin):
-    """Rotary embedding of x [..., D], halves of D rotated into each other; cos and sin broadcast to x."""
+    """Rotary embedding of x [..., D], halves of D rotated into each other; cos and sin broadcast to
+    x."""
     a, b = jnp.split(x, 2, axis=-1)
     return x * cos + jnp.concatenate([-b, a], axis=-1) * sin
 
@@ -196,9 +265,10 @@ LOSS_ROWS = 512
 def cross_entropy(logits, labels, axis, vocab_axes, start, valid, mask, count, blocked):
     """Sum over local rows of -log softmax(logits)[label], divided by the global `count` of rows.
 
-    With `vocab_axes` the classes are cut: this device holds those from `start`. `valid`: number of real classes when the last piece is
-    padded. `mask`: real rows. `blocked`: a block of rows at a time, where rows are not cut any further. Float32 in passing: kept for the
-    backward pass are the logits as they are, whose place their gradient takes, and one number a row.
+    With `vocab_axes` the classes are cut: this device holds those from `start`. `valid`: number of
+    real classes when the last piece is padded. `mask`: real rows. `blocked`: a block of rows at a
+    time, where rows are not cut any further. Float32 in passing: kept for the backward pass are the
+    logits as they are, whose place their gradient takes, and one number a row.
     """
     shape, wide = labels.shape, jnp.promote_types(logits.dtype, jnp.float32)
     size = labels.size // row_blocks(labels.size) if blocked else labels.size
@@ -207,7 +277,11 @@ def cross_entropy(logits, labels, axis, vocab_axes, start, valid, mask, count, b
         return lax.dynamic_slice_in_dim(x, at, size, 0) if size < x.shape[0] else x
 
     def classes(x, start):
-        return x.astype(wide) if valid is None else jnp.where(start + jnp.arange(x.shape[-1]) < valid, x.astype(wide), -jnp.inf)
+        return (
+            x.astype(wide)
+            if valid is None
+            else jnp.where(start + jnp.arange(x.shape[-1]) < valid, x.astype(wide), -jnp.inf)
+        )
 
     def rows(x, labels, start, mask):
         def block(at):
@@ -215,13 +289,21 @@ def cross_entropy(logits, labels, axis, vocab_axes, start, valid, mask, count, b
             top = jnp.max(h, -1)
             here = (local >= 0) & (local < h.shape[-1])
             picked = jnp.take_along_axis(h, jnp.where(here, local, 0)[:, None], -1)[:, 0]
-            return top, jnp.sum(jnp.exp(h - jnp.where(top == -jnp.inf, 0, top)[:, None]), -1), jnp.where(here, picked, 0)
+            return (
+                top,
+                jnp.sum(jnp.exp(h - jnp.where(top == -jnp.inf, 0, top)[:, None]), -1),
+                jnp.where(here, picked, 0),
+            )
 
         at = jnp.arange(labels.size // size) * size
-        top, total, picked = (y.reshape(-1) for y in (lax.map(block, at) if len(at) > 1 else block(0)))
+        top, total, picked = (
+            y.reshape(-1) for y in (lax.map(block, at) if len(at) > 1 else block(0))
+        )
         if vocab_axes:
             own, top = top, checkpoint_name(lax.pmax(top, vocab_axes), "collective")
-            total, picked = checkpoint_name(lax.psum(jnp.stack([total * jnp.exp(own - top), picked]), vocab_axes), "collective")
+            total, picked = checkpoint_name(
+                lax.psum(jnp.stack([total * jnp.exp(own - top), picked]), vocab_axes), "collective"
+            )
         norm = jnp.log(total) + top
         loss = norm - picked
         return jnp.sum(loss if mask is None else jnp.where(mask, loss, 0)) / count, norm
@@ -238,13 +320,25 @@ def cross_entropy(logits, labels, axis, vocab_axes, start, valid, mask, count, b
         x, labels, start, mask, norm = kept
 
         def block(at, x):
-            h, hit = classes(piece(x, at), start), jnp.arange(x.shape[-1]) == (piece(labels, at) - start)[:, None]
+            h, hit = (
+                classes(piece(x, at), start),
+                jnp.arange(x.shape[-1]) == (piece(labels, at) - start)[:, None],
+            )
             d = (jnp.exp(h - piece(norm, at)[:, None]) - hit) * (g / count)
             d = (d if mask is None else jnp.where(piece(mask, at)[:, None], d, 0)).astype(x.dtype)
             return lax.dynamic_update_slice_in_dim(x, d, at, 0) if size < x.shape[0] else d
 
         blocks = labels.size // size
-        return lax.fori_loop(0, blocks, lambda i, x: block(i * size, x), x) if blocks > 1 else block(0, x), None, None, None
+        return (
+            (
+                lax.fori_loop(0, blocks, lambda i, x: block(i * size, x), x)
+                if blocks > 1
+                else block(0, x)
+            ),
+            None,
+            None,
+            None,
+        )
 
     loss.defvjp(forward, backward)
     mask = mask if mask is None else jnp.broadcast_to(mask, shape).reshape(-1)
@@ -253,15 +347,20 @@ def cross_entropy(logits, labels, axis, vocab_axes, start, valid, mask, count, b
 
 
 def row_blocks(rows):
-    """The least number of equal blocks of at most LOSS_ROWS rows, one where there is none within reason."""
+    """The least number of equal blocks of at most LOSS_ROWS rows, one where there is none within
+    reason."""
     least = -(-rows // LOSS_ROWS)
     return next((n for n in range(least, 8 * least) if rows % n == 0), 1)
 
 
 def mean_of_samples(values, size, mask, count):
-    """Sum over the `size` local samples of a loss with the batch first (mean over the rest), divided by their global `count`. `mask`: real samples."""
+    """Sum over the `size` local samples of a loss with the batch first (mean over the rest),
+    divided by their global `count`. `mask`: real samples."""
     values = jnp.asarray(values)
     if values.shape[:1] != (size,):
-        raise ValueError(f"the loss function returns {values.shape} for {size} samples: one value a sample is expected")
+        raise ValueError(
+            f"the loss function returns {values.shape} for {size} samples: one value a sample is"
+            " expected"
+        )
     each = jnp.mean(values.astype(jnp.float32).reshape(size, -1), 1)
     return jnp.sum(each if mask is None else jnp.where(mask, each, 0)) / count

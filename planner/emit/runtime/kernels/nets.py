@@ -13,24 +13,39 @@ from planner.emit.runtime.collectives.exchange import lean, never
 
 def conv(x, w, strides, pads, dilations, groups):
     """Convolution in ONNX's layout: x [N, C, ...], w [O, C/groups, ...]."""
-    return lax.conv_general_dilated(x, w, strides, pads, rhs_dilation=dilations, feature_group_count=groups)
+    return lax.conv_general_dilated(
+        x, w, strides, pads, rhs_dilation=dilations, feature_group_count=groups
+    )
 
 
 def conv_transpose(x, w, strides, pads, dilations, out, groups):
     """Transposed convolution, x [N, C, ...], w [C, O/groups, ...], to the spatial shape `out`."""
     n = len(strides)
     flipped = jnp.flip(w, tuple(range(2, 2 + n)))
-    flipped = flipped.reshape(groups, w.shape[0] // groups, *w.shape[1:]).swapaxes(1, 2).reshape(-1, w.shape[0] // groups, *w.shape[2:])
+    flipped = (
+        flipped.reshape(groups, w.shape[0] // groups, *w.shape[1:])
+        .swapaxes(1, 2)
+        .reshape(-1, w.shape[0] // groups, *w.shape[2:])
+    )
     padding = []
     for i in range(n):
         reach = dilations[i] * (w.shape[2 + i] - 1)
         low = reach - pads[i]
         padding.append((low, out[i] - ((x.shape[2 + i] - 1) * strides[i] + 1) - low + reach))
-    return lax.conv_general_dilated(x, flipped, (1,) * n, padding, lhs_dilation=strides, rhs_dilation=dilations, feature_group_count=groups)
+    return lax.conv_general_dilated(
+        x,
+        flipped,
+        (1,) * n,
+        padding,
+        lhs_dilation=strides,
+        rhs_dilation=dilations,
+        feature_group_count=groups,
+    )
 
 
 def group_norm(x, scale, bias, groups, epsilon):
-    """Normalisation of each of `groups` groups of channels over channels and space; x [N, C, ...]. Kept for the backward pass are its operands."""
+    """Normalisation of each of `groups` groups of channels over channels and space; x [N, C, ...].
+    Kept for the backward pass are its operands."""
 
     def norm(x, scale, bias):
         h = x.reshape(x.shape[0], groups, -1).astype(jnp.promote_types(x.dtype, jnp.float32))
@@ -47,11 +62,15 @@ def batch_norm(x, scale, bias, mean, variance, epsilon):
     """Batch normalisation with given statistics, in float32; x [N, C, ...]."""
     wide = (-1,) + (1,) * (x.ndim - 2)
     mean, variance = mean.astype(jnp.float32), variance.astype(jnp.float32)
-    return ((x - mean.reshape(wide)) * (scale * lax.rsqrt(variance + epsilon)).reshape(wide) + bias.reshape(wide)).astype(x.dtype)
+    return (
+        (x - mean.reshape(wide)) * (scale * lax.rsqrt(variance + epsilon)).reshape(wide)
+        + bias.reshape(wide)
+    ).astype(x.dtype)
 
 
 def batch_norm_live(x, scale, bias, mean, variance, epsilon, momentum, count, axes):
-    """Batch normalisation with the statistics of the global batch, in float32; returns y and the running mean and variance."""
+    """Batch normalisation with the statistics of the global batch, in float32; returns y and the
+    running mean and variance."""
     wide, rest = (-1,) + (1,) * (x.ndim - 2), (0, *range(2, x.ndim))
     h = x.astype(jnp.float32)
 
@@ -61,21 +80,31 @@ def batch_norm_live(x, scale, bias, mean, variance, epsilon, momentum, count, ax
 
     now_same, now = total(jnp.sum(h, rest) / count)
     spread_same, spread = total(jnp.sum(jnp.square(h - now.reshape(wide)), rest) / count)
-    y = (h - now.reshape(wide)) * (scale * lax.rsqrt(spread + epsilon)).reshape(wide) + bias.reshape(wide)
-    held = [lax.stop_gradient(momentum * old + (1 - momentum) * new).astype(old.dtype) for old, new in ((mean, now_same), (variance, spread_same))]
+    y = (h - now.reshape(wide)) * (scale * lax.rsqrt(spread + epsilon)).reshape(
+        wide
+    ) + bias.reshape(wide)
+    held = [
+        lax.stop_gradient(momentum * old + (1 - momentum) * new).astype(old.dtype)
+        for old, new in ((mean, now_same), (variance, spread_same))
+    ]
     return y.astype(x.dtype), *held
 
 
 def max_pool(x, kernel, strides, pads, dilations, out):
-    """Max pooling over the spatial dims of x [N, C, ...] to the spatial shape `out`. Of equal elements the first of a window gets its gradient.
+    """Max pooling over the spatial dims of x [N, C, ...] to the spatial shape `out`. Of equal
+    elements the first of a window gets its gradient.
 
-    Where the largest elements are is looked up when their gradient is there, dim by dim, and gradients are put there by padding. Left to themselves, compilers keep an
-    int32 for each dim of every result from the forward pass on, and make an array of zeros to write into whenever their schedule has time.
+    Where the largest elements are is looked up when their gradient is there, dim by dim, and
+    gradients are put there by padding. Left to themselves, compilers keep an int32 for each dim of
+    every result from the forward pass on, and make an array of zeros to write into whenever their
+    schedule has time.
     """
     window = _window(x, kernel, strides, pads, dilations, out)
     floating = jnp.issubdtype(x.dtype, jnp.floating)
     low = np.array(-np.inf if floating else jnp.iinfo(x.dtype).min, x.dtype)
-    along = [(2 + i, kernel[i], strides[i], *window[2][2 + i], dilations[i]) for i in range(len(kernel))]
+    along = [
+        (2 + i, kernel[i], strides[i], *window[2][2 + i], dilations[i]) for i in range(len(kernel))
+    ]
 
     def largest(x):
         return lax.reduce_window(x, low, lax.max, *window)
@@ -96,8 +125,15 @@ def max_pool(x, kernel, strides, pads, dilations, out):
 
 def _first_largest(x, low, dim, kernel, stride, before, behind, dilation):
     """The first largest element of each window along a dim: which tap it is, and itself."""
-    padded = lax.pad(x, low, [(before, behind, 0) if d == dim else (0, 0, 0) for d in range(x.ndim)])
-    taps = [lax.slice_in_dim(padded, k * dilation, padded.shape[dim] - (kernel - 1 - k) * dilation, stride, dim) for k in range(kernel)]
+    padded = lax.pad(
+        x, low, [(before, behind, 0) if d == dim else (0, 0, 0) for d in range(x.ndim)]
+    )
+    taps = [
+        lax.slice_in_dim(
+            padded, k * dilation, padded.shape[dim] - (kernel - 1 - k) * dilation, stride, dim
+        )
+        for k in range(kernel)
+    ]
     best, at = taps[0], jnp.zeros_like(taps[0], np.min_scalar_type(kernel - 1))
     for k, tap in enumerate(taps[1:], 1):
         best, at = jnp.maximum(best, tap), jnp.where(tap > best, k, at)
@@ -105,12 +141,19 @@ def _first_largest(x, low, dim, kernel, stride, before, behind, dilation):
 
 
 def _put(g, at, size, dim, kernel, stride, before, behind, dilation):
-    """Gradients of windows along a dim, at the taps `at`, summed up over an array with that size of the dim."""
+    """Gradients of windows along a dim, at the taps `at`, summed up over an array with that size of
+    the dim."""
     zero, placed = np.zeros((), g.dtype), []
     for k in range(kernel):
         first = k * dilation - before
         ends = (first, size - first - (g.shape[dim] - 1) * stride - 1, stride - 1)
-        placed.append(lax.pad(jnp.where(at == k, g, zero), zero, [ends if d == dim else (0, 0, 0) for d in range(g.ndim)]))
+        placed.append(
+            lax.pad(
+                jnp.where(at == k, g, zero),
+                zero,
+                [ends if d == dim else (0, 0, 0) for d in range(g.ndim)],
+            )
+        )
     return sum(placed[1:], placed[0])
 
 
@@ -118,7 +161,16 @@ def average_pool(x, kernel, strides, pads, dilations, out, count_include_pad):
     """Average pooling; padding counts in the divisor only where asked."""
     n, divisor = len(kernel), np.ones((), int)
     for i in range(n):
-        own = divisors(x.shape[2 + i], out[i], kernel[i], strides[i], pads[i], pads[i + n], dilations[i], count_include_pad)
+        own = divisors(
+            x.shape[2 + i],
+            out[i],
+            kernel[i],
+            strides[i],
+            pads[i],
+            pads[i + n],
+            dilations[i],
+            count_include_pad,
+        )
         divisor = divisor * own.reshape([-1 if k == i else 1 for k in range(n)])
     return window_sums(x, kernel, strides, pads, dilations, out) / divisor.astype(x.dtype)
 
@@ -138,13 +190,17 @@ def divisors(size, out, kernel, stride, low, high, dilation, count_include_pad):
 def _window(x, kernel, strides, pads, dilations, out):
     """Arguments of reduce_window; the end padding is what `out` needs (ceil mode included)."""
     n = len(kernel)
-    ends = [(out[i] - 1) * strides[i] + dilations[i] * (kernel[i] - 1) + 1 - x.shape[2 + i] - pads[i] for i in range(n)]
+    ends = [
+        (out[i] - 1) * strides[i] + dilations[i] * (kernel[i] - 1) + 1 - x.shape[2 + i] - pads[i]
+        for i in range(n)
+    ]
     padding = [(0, 0), (0, 0)] + [(pads[i], ends[i]) for i in range(n)]
     return (1, 1, *kernel), (1, 1, *strides), padding, None, (1, 1, *dilations)
 
 
 def resize(x, out, scales, mode, coordinate, nearest, slope=-0.75):
-    """Resize of the spatial dims of x [N, C, ...] to `out`, nearest, linear or cubic (Keys, of the given slope), dim by dim."""
+    """Resize of the spatial dims of x [N, C, ...] to `out`, nearest, linear or cubic (Keys, of the
+    given slope), dim by dim."""
     for i, (n, s) in enumerate(zip(out, scales, strict=True)):
         size, dim = x.shape[2 + i], 2 + i
         at = np.arange(n, dtype=np.float64)
@@ -155,25 +211,41 @@ def resize(x, out, scales, mode, coordinate, nearest, slope=-0.75):
         elif coordinate == "pytorch_half_pixel" and n == 1:
             at = at * 0
         else:
-            at = (at + 0.5) / s - 0.5 + (size / 2 * (1 - n / (s * size)) if coordinate == "half_pixel_symmetric" else 0)
+            at = (
+                (at + 0.5) / s
+                - 0.5
+                + (size / 2 * (1 - n / (s * size)) if coordinate == "half_pixel_symmetric" else 0)
+            )
         if mode == "nearest":
-            nearby = {"floor": np.floor(at), "ceil": np.ceil(at), "round_prefer_ceil": np.floor(at + 0.5)}.get(nearest, np.ceil(at - 0.5))
+            nearby = {
+                "floor": np.floor(at),
+                "ceil": np.ceil(at),
+                "round_prefer_ceil": np.floor(at + 0.5),
+            }.get(nearest, np.ceil(at - 0.5))
             x = jnp.take(x, np.clip(nearby, 0, size - 1).astype(np.int32), axis=dim)
         else:
             low = np.floor(at).astype(np.int32)
             t = at - low
             if mode == "cubic":
-                near, far = (lambda d: ((slope + 2) * d - (slope + 3)) * d * d + 1), (lambda d: ((d - 5) * d + 8) * d * slope - 4 * slope)
+                near, far = (
+                    (lambda d: ((slope + 2) * d - (slope + 3)) * d * d + 1),
+                    (lambda d: ((d - 5) * d + 8) * d * slope - 4 * slope),
+                )
                 taps = {-1: far(t + 1), 0: near(t), 1: near(1 - t), 2: far(2 - t)}
             else:
                 taps = {0: 1 - t, 1: t}
             wide = (-1,) + (1,) * (x.ndim - dim - 1)
-            x = sum(jnp.take(x, np.clip(low + k, 0, size - 1), axis=dim) * w.reshape(wide).astype(x.dtype) for k, w in taps.items())
+            x = sum(
+                jnp.take(x, np.clip(low + k, 0, size - 1), axis=dim)
+                * w.reshape(wide).astype(x.dtype)
+                for k, w in taps.items()
+            )
     return x
 
 
 def lstm(x, w, r, b, h0, c0, direction):
-    """ONNX LSTM (gates i, o, f, c), x [S, B, I], w [D, 4H, I], r [D, 4H, H]: y [S, D, B, H], y_h and y_c [D, B, H]."""
+    """ONNX LSTM (gates i, o, f, c), x [S, B, I], w [D, 4H, I], r [D, 4H, H]: y [S, D, B, H], y_h
+    and y_c [D, B, H]."""
     hidden = r.shape[2]
 
     def run(k, sequence):
@@ -193,7 +265,9 @@ def lstm(x, w, r, b, h0, c0, direction):
         return y, h, c
 
     outs = []
-    for k, backwards in enumerate({"forward": [False], "reverse": [True], "bidirectional": [False, True]}[direction]):
+    for k, backwards in enumerate(
+        {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[direction]
+    ):
         y, h, c = run(k, x[::-1] if backwards else x)
         outs.append((y[::-1] if backwards else y, h, c))
     ys, hs, cs = zip(*outs, strict=True)
@@ -203,7 +277,8 @@ def lstm(x, w, r, b, h0, c0, direction):
 def dropout(x, seed, ratio, starts, strides):
     """x with a fraction `ratio` of its elements dropped and the rest scaled up; and the next seed.
 
-    An element is dropped by a hash of the seed and of its global index (first local element at `starts`), so that pieces agree with the whole.
+    An element is dropped by a hash of the seed and of its global index (first local element at
+    `starts`), so that pieces agree with the whole.
     """
 
     def mixed(h):
@@ -213,6 +288,8 @@ def dropout(x, seed, ratio, starts, strides):
 
     index = jnp.uint32(0)
     for d, (start, stride) in enumerate(zip(starts, strides, strict=True)):
-        index = index + (jnp.uint32(start) + lax.broadcasted_iota(jnp.uint32, x.shape, d)) * jnp.uint32(stride)
+        index = index + (
+            jnp.uint32(start) + lax.broadcasted_iota(jnp.uint32, x.shape, d)
+        ) * jnp.uint32(stride)
     chance = mixed(mixed(index) + jnp.uint32(seed) * jnp.uint32(0x9E3779B9)) >> 8
     return jnp.where(chance >= jnp.uint32(ratio * 2**24), x / (1 - ratio), 0), seed + 1

@@ -8,7 +8,9 @@ from jax import lax
 
 def is_inf(x, negative, positive):
     """Whether each element is infinite, of the signs asked for."""
-    return (jnp.isneginf(x) if negative else False) | (jnp.isposinf(x) if positive else jnp.zeros(x.shape, bool))
+    return (jnp.isneginf(x) if negative else False) | (
+        jnp.isposinf(x) if positive else jnp.zeros(x.shape, bool)
+    )
 
 
 def shrink(x, bias, bound):
@@ -17,10 +19,18 @@ def shrink(x, bias, bound):
 
 
 def local_response(x, size, alpha, beta, bias):
-    """x / (bias + alpha / size * sum of squares over `size` neighbouring channels)^beta; x [N, C, ...]."""
+    """x / (bias + alpha / size * sum of squares over `size` neighbouring channels)^beta; x [N, C,
+    ...]."""
     low = (size - 1) // 2
     rest = [(0, 0)] * (x.ndim - 2)
-    total = lax.reduce_window(jnp.square(x), 0.0, lax.add, (1, size) + (1,) * (x.ndim - 2), (1,) * x.ndim, [(0, 0), (low, size - 1 - low), *rest])
+    total = lax.reduce_window(
+        jnp.square(x),
+        0.0,
+        lax.add,
+        (1, size) + (1,) * (x.ndim - 2),
+        (1,) * x.ndim,
+        [(0, 0), (low, size - 1 - low), *rest],
+    )
     return x / jnp.power(bias + alpha / size * total, beta)
 
 
@@ -42,4 +52,6 @@ def scatter_nd(data, indices, updates, reduction):
     sizes = jnp.array(data.shape[: indices.shape[-1]], indices.dtype)
     where = tuple(jnp.moveaxis(jnp.where(indices < 0, indices + sizes, indices), -1, 0))
     at = data.at[where]
-    return {"none": at.set, "add": at.add, "mul": at.multiply, "max": at.max, "min": at.min}[reduction](updates)
+    return {"none": at.set, "add": at.add, "mul": at.multiply, "max": at.max, "min": at.min}[
+        reduction
+    ](updates)

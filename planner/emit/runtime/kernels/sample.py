@@ -19,10 +19,23 @@ def lp_pool(x, p, kernel, strides, pads, dilations, out):
 
 
 def under_window(x, kernel, strides, pads, dilations, out, fill):
-    """What each tap of a window sees of x [N, C, ...], `fill` outside: one array [N, C, *out] per tap."""
+    """What each tap of a window sees of x [N, C, ...], `fill` outside: one array [N, C, *out] per
+    tap."""
     n = len(kernel)
-    ends = [max((out[k] - 1) * strides[k] + dilations[k] * (kernel[k] - 1) + 1 - x.shape[2 + k] - pads[k], 0) for k in range(n)]
-    wide = jnp.pad(x, [(0, 0), (0, 0), *((pads[k], ends[k]) for k in range(n))], constant_values=fill)
+    ends = [
+        max(
+            (out[k] - 1) * strides[k]
+            + dilations[k] * (kernel[k] - 1)
+            + 1
+            - x.shape[2 + k]
+            - pads[k],
+            0,
+        )
+        for k in range(n)
+    ]
+    wide = jnp.pad(
+        x, [(0, 0), (0, 0), *((pads[k], ends[k]) for k in range(n))], constant_values=fill
+    )
     taps = []
     for tap in np.ndindex(*kernel):
         first = [tap[k] * dilations[k] for k in range(n)]
@@ -31,21 +44,34 @@ def under_window(x, kernel, strides, pads, dilations, out, fill):
     return taps
 
 
-def max_pool_indices(x, kernel, strides, pads, dilations, out, sample, channel, channels, columns_first, dtype):
-    """Maxima under each window of x [N, C, ...] and where each is in the whole flat tensor, of which the piece's first sample and channel are given."""
-    low = np.array(-np.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min, x.dtype)
+def max_pool_indices(
+    x, kernel, strides, pads, dilations, out, sample, channel, channels, columns_first, dtype
+):
+    """Maxima under each window of x [N, C, ...] and where each is in the whole flat tensor, of
+    which the piece's first sample and channel are given."""
+    low = np.array(
+        -np.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min, x.dtype
+    )
     values = jnp.stack(under_window(x, kernel, strides, pads, dilations, out, low))
     sizes, places = x.shape[2:], []
     for tap in np.ndindex(*kernel):
-        axes = [np.arange(out[k]) * strides[k] - pads[k] + tap[k] * dilations[k] for k in range(len(kernel))]
-        grid = [np.clip(g, 0, s - 1) for g, s in zip(np.meshgrid(*axes, indexing="ij"), sizes, strict=True)]
+        axes = [
+            np.arange(out[k]) * strides[k] - pads[k] + tap[k] * dilations[k]
+            for k in range(len(kernel))
+        ]
+        grid = [
+            np.clip(g, 0, s - 1)
+            for g, s in zip(np.meshgrid(*axes, indexing="ij"), sizes, strict=True)
+        ]
         places.append(np.ravel_multi_index(grid, sizes, order="F" if columns_first else "C"))
     best = jnp.argmax(values, 0)
     found = jnp.take_along_axis(values, best[None], 0)[0]
     at = jnp.asarray(np.stack(places), dtype)[best, *np.indices(out)]
     row = jnp.arange(x.shape[0], dtype=dtype)[:, None] + sample
     plane = row * channels + jnp.arange(x.shape[1], dtype=dtype) + channel
-    return found, at + (plane * int(np.prod(sizes))).reshape(*x.shape[:2], *[1] * len(sizes)).astype(dtype)
+    return found, at + (plane * int(np.prod(sizes))).reshape(
+        *x.shape[:2], *[1] * len(sizes)
+    ).astype(dtype)
 
 
 def max_unpool(x, where, extents):
@@ -53,18 +79,30 @@ def max_unpool(x, where, extents):
     n, c = x.shape[:2]
     plane = int(np.prod(extents))
     flat = jnp.zeros((n, c, plane), x.dtype)
-    at = (jnp.arange(n)[:, None, None], jnp.arange(c)[None, :, None], where.reshape(n, c, -1) % plane)
+    at = (
+        jnp.arange(n)[:, None, None],
+        jnp.arange(c)[None, :, None],
+        where.reshape(n, c, -1) % plane,
+    )
     return flat.at[at].set(x.reshape(n, c, -1)).reshape(n, c, *extents)
 
 
 def col2im(x, image, block, blocks, strides, pads, dilations):
-    """Sliding blocks [N, C * block, blocks] added up into an image [N, C, ...]: the transpose of taking them apart."""
+    """Sliding blocks [N, C * block, blocks] added up into an image [N, C, ...]: the transpose of
+    taking them apart."""
     n = len(image)
     columns = x.reshape(x.shape[0], -1, *block, *blocks)
-    out = jnp.zeros((*columns.shape[:2], *(image[k] + pads[k] + pads[n + k] for k in range(n))), x.dtype)
+    out = jnp.zeros(
+        (*columns.shape[:2], *(image[k] + pads[k] + pads[n + k] for k in range(n))), x.dtype
+    )
     for tap in np.ndindex(*block):
-        where = tuple(slice(t * d, t * d + s * (b - 1) + 1, s) for t, d, s, b in zip(tap, dilations, strides, blocks, strict=True))
-        out = out.at[(slice(None), slice(None), *where)].add(columns[(slice(None), slice(None), *tap)])
+        where = tuple(
+            slice(t * d, t * d + s * (b - 1) + 1, s)
+            for t, d, s, b in zip(tap, dilations, strides, blocks, strict=True)
+        )
+        out = out.at[(slice(None), slice(None), *where)].add(
+            columns[(slice(None), slice(None), *tap)]
+        )
     return out[(slice(None), slice(None), *(slice(pads[k], pads[k] + image[k]) for k in range(n)))]
 
 
@@ -76,7 +114,8 @@ def reflected(at, low, high):
 
 
 def pixels(x, index, padding, corners):
-    """x [C, ...] at whole positions per spatial dim: [C, points...]; what lies outside is zero, the border, or reflected."""
+    """x [C, ...] at whole positions per spatial dim: [C, points...]; what lies outside is zero, the
+    border, or reflected."""
     inside, clipped = True, []
     for at, n in zip(index, x.shape[1:], strict=True):
         if padding == "reflection":
@@ -88,7 +127,8 @@ def pixels(x, index, padding, corners):
 
 
 def grid_sample(x, grid, mode, padding, corners):
-    """x [N, C, ...] at the positions of a grid [N, points..., dims], -1 and 1 being the ends; the grid's last dim runs from the innermost dim out."""
+    """x [N, C, ...] at the positions of a grid [N, points..., dims], -1 and 1 being the ends; the
+    grid's last dim runs from the innermost dim out."""
     sizes, slope = x.shape[2:], -0.75
     wide = grid.astype(jnp.promote_types(grid.dtype, jnp.float32))
 
@@ -111,58 +151,88 @@ def grid_sample(x, grid, mode, padding, corners):
             return pixels(image, [jnp.round(at) for at in places], padding, corners)
         first = [lax.stop_gradient(jnp.floor(at)) for at in places]
         parts = [at - low for at, low in zip(places, first, strict=True)]
-        taps = [[1 - t, t] if mode == "linear" else [far(t + 1), near(t), near(1 - t), far(2 - t)] for t in parts]
+        taps = [
+            [1 - t, t] if mode == "linear" else [far(t + 1), near(t), near(1 - t), far(2 - t)]
+            for t in parts
+        ]
         before, total = 0 if mode == "linear" else 1, 0
         for chosen in np.ndindex(*map(len, taps)):
             weight = 1
             for k, tap in enumerate(chosen):
                 weight = weight * taps[k][tap]
-            total = total + weight * pixels(image, [low + tap - before for low, tap in zip(first, chosen, strict=True)], padding, corners)
+            total = total + weight * pixels(
+                image,
+                [low + tap - before for low, tap in zip(first, chosen, strict=True)],
+                padding,
+                corners,
+            )
         return total
 
     return jax.vmap(one)(x, wide).astype(x.dtype)
 
 
 def roi_align(x, regions, images, cells, scale, ratio, half_pixel, most):
-    """Averages (or maxima) of bilinear samples, `ratio` by `ratio` per cell, over each region (x0, y0, x1, y1) of one of the images x [N, C, H, W]."""
+    """Averages (or maxima) of bilinear samples, `ratio` by `ratio` per cell, over each region (x0,
+    y0, x1, y1) of one of the images x [N, C, H, W]."""
     shift = 0.5 if half_pixel else 0.0
 
     def corners(start, length, count, size):
-        at = start + (jnp.arange(count)[:, None] + (jnp.arange(ratio) + 0.5) / ratio) * (length / count)
+        at = start + (jnp.arange(count)[:, None] + (jnp.arange(ratio) + 0.5) / ratio) * (
+            length / count
+        )
         outside = (at < -1) | (at > size)
         at = jnp.clip(at, 0, size - 1)
         low = lax.stop_gradient(jnp.floor(at))
         part, index = at - low, low.astype(jnp.int32)
-        return [(jnp.where(outside, 0, 1 - part), index), (jnp.where(outside, 0, part), jnp.minimum(index + 1, size - 1))]
+        return [
+            (jnp.where(outside, 0, 1 - part), index),
+            (jnp.where(outside, 0, part), jnp.minimum(index + 1, size - 1)),
+        ]
 
     def one(region, image):
-        left, top, right, bottom = region.astype(jnp.promote_types(region.dtype, jnp.float32)) * scale - shift
+        left, top, right, bottom = (
+            region.astype(jnp.promote_types(region.dtype, jnp.float32)) * scale - shift
+        )
         width, height = right - left, bottom - top
         if not half_pixel:
             width, height = jnp.maximum(width, 1.0), jnp.maximum(height, 1.0)
-        ys, xs = corners(top, height, cells[0], x.shape[2]), corners(left, width, cells[1], x.shape[3])
+        ys, xs = (
+            corners(top, height, cells[0], x.shape[2]),
+            corners(left, width, cells[1], x.shape[3]),
+        )
         own = x[image]
-        parts = [own[:, iy][:, :, :, ix] * (wy[:, :, None, None] * wx) for wy, iy in ys for wx, ix in xs]
+        parts = [
+            own[:, iy][:, :, :, ix] * (wy[:, :, None, None] * wx) for wy, iy in ys for wx, ix in xs
+        ]
         if not most:
             return jnp.mean(sum(parts), (2, 4))
-        return jnp.max(jnp.stack(parts), (0, 3, 5))  # the maximum is over weighted neighbours, as ONNX defines it
+        return jnp.max(
+            jnp.stack(parts), (0, 3, 5)
+        )  # the maximum is over weighted neighbours, as ONNX defines it
 
     return jax.vmap(one)(regions, images.astype(jnp.int32)).astype(x.dtype)
 
 
 def max_roi_pool(x, regions, cells, scale):
-    """Maxima in the cells of a grid over regions (image, x0, y0, x1, y1) rounded to whole pixels; empty cells are zero."""
+    """Maxima in the cells of a grid over regions (image, x0, y0, x1, y1) rounded to whole pixels;
+    empty cells are zero."""
 
     def within(first, last, count, size):
         step = jnp.maximum(last - first + 1, 1) / count
         k = jnp.arange(count)
-        low, high = (jnp.clip(edge + first, 0, size) for edge in (jnp.floor(k * step), jnp.ceil((k + 1) * step)))
+        low, high = (
+            jnp.clip(edge + first, 0, size)
+            for edge in (jnp.floor(k * step), jnp.ceil((k + 1) * step))
+        )
         at = jnp.arange(size)
         return (at >= low[:, None]) & (at < high[:, None])
 
     def one(region):
         left, top, right, bottom = jnp.floor(region[1:] * scale + 0.5)
-        rows, columns = within(top, bottom, cells[0], x.shape[2]), within(left, right, cells[1], x.shape[3])
+        rows, columns = (
+            within(top, bottom, cells[0], x.shape[2]),
+            within(left, right, cells[1], x.shape[3]),
+        )
         own = x[region[0].astype(jnp.int32)]
         tall = jnp.max(jnp.where(rows[:, None, :, None], own, -jnp.inf), 2)
         found = jnp.max(jnp.where(columns[:, None, None, :], tall, -jnp.inf), 3)
@@ -172,16 +242,25 @@ def max_roi_pool(x, regions, cells, scale):
 
 
 def deform_conv(x, w, offset, mask, strides, pads, dilations, row, column):
-    """Convolution whose taps are moved by offsets [N, groups * taps * 2, R, S], read bilinearly (zero outside) and scaled by a mask; the piece of the
-    result begins at the given row and column. x [N, C, H, W], w [O, C / groups, ...]."""
+    """Convolution whose taps are moved by offsets [N, groups * taps * 2, R, S], read bilinearly
+    (zero outside) and scaled by a mask; the piece of the result begins at the given row and column.
+    x [N, C, H, W], w [O, C / groups, ...]."""
     n, channels = x.shape[:2]
     kernel, (rows, columns) = w.shape[2:], offset.shape[2:]
     taps = kernel[0] * kernel[1]
     moved, groups = offset.shape[1] // (2 * taps), channels // w.shape[1]
     shift = offset.reshape(n, moved, taps, 2, rows, columns)
     i, j = (t.reshape(-1, 1, 1) for t in np.indices(kernel))
-    y = ((jnp.arange(rows) + row) * strides[0] - pads[0])[:, None] + i * dilations[0] + shift[:, :, :, 0]
-    z = ((jnp.arange(columns) + column) * strides[1] - pads[1])[None] + j * dilations[1] + shift[:, :, :, 1]
+    y = (
+        ((jnp.arange(rows) + row) * strides[0] - pads[0])[:, None]
+        + i * dilations[0]
+        + shift[:, :, :, 0]
+    )
+    z = (
+        ((jnp.arange(columns) + column) * strides[1] - pads[1])[None]
+        + j * dilations[1]
+        + shift[:, :, :, 1]
+    )
     low_y, low_z = lax.stop_gradient(jnp.floor(y)), lax.stop_gradient(jnp.floor(z))
     images = x.reshape(n, moved, channels // moved, *x.shape[2:])
     read = jax.vmap(jax.vmap(lambda image, a, b: image[:, a, b]))
@@ -190,7 +269,10 @@ def deform_conv(x, w, offset, mask, strides, pads, dilations, row, column):
         iy, iz = low_y + dy, low_z + dz
         inside = (iy >= 0) & (iy < x.shape[2]) & (iz >= 0) & (iz < x.shape[3])
         weight = jnp.where(inside, (1 - jnp.abs(y - iy)) * (1 - jnp.abs(z - iz)), 0)
-        at = [jnp.clip(v, 0, size - 1).astype(jnp.int32) for v, size in ((iy, x.shape[2]), (iz, x.shape[3]))]
+        at = [
+            jnp.clip(v, 0, size - 1).astype(jnp.int32)
+            for v, size in ((iy, x.shape[2]), (iz, x.shape[3]))
+        ]
         total = total + read(images, *at) * weight[:, :, None]
     if mask is not None:
         total = total * mask.reshape(n, moved, 1, taps, rows, columns)

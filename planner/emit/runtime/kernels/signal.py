@@ -8,8 +8,8 @@ from jax import lax
 
 
 def dft(x, axis, length, inverse, onesided):
-    """Discrete Fourier transform of pairs (or reals) in the last dim along `axis`, cut or filled with zeros to `length`; one-sided: half of the
-    frequencies come out, or, inverse, go in."""
+    """Discrete Fourier transform of pairs (or reals) in the last dim along `axis`, cut or filled
+    with zeros to `length`; one-sided: half of the frequencies come out, or, inverse, go in."""
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     real = x.shape[-1] == 1
     z = wide[..., 0] if real else lax.complex(wide[..., 0], wide[..., 1])
@@ -28,10 +28,15 @@ def dft(x, axis, length, inverse, onesided):
 
 
 def cumprod(x, axis, exclusive, reverse):
-    """Running product along `axis`; exclusive leaves the element itself out; reverse runs from the end."""
+    """Running product along `axis`; exclusive leaves the element itself out; reverse runs from the
+    end."""
     if exclusive:
         one = jnp.ones_like(lax.slice_in_dim(x, 0, 1, axis=axis))
-        rest = lax.slice_in_dim(x, 1, None, axis=axis) if reverse else lax.slice_in_dim(x, 0, x.shape[axis] - 1, axis=axis)
+        rest = (
+            lax.slice_in_dim(x, 1, None, axis=axis)
+            if reverse
+            else lax.slice_in_dim(x, 0, x.shape[axis] - 1, axis=axis)
+        )
         x = jnp.concatenate([rest, one] if reverse else [one, rest], axis)
     return lax.cumprod(x, axis, reverse=reverse)
 
@@ -44,8 +49,11 @@ def reverse_sequence(x, lengths, time, batch):
 
 
 def write_cache(past, update, where, axis, circular):
-    """A cache with new rows written per sample from an index on, around the end where it is circular."""
+    """A cache with new rows written per sample from an index on, around the end where it is
+    circular."""
     cache, rows = jnp.moveaxis(past, axis, 1), jnp.moveaxis(update, axis, 1)
-    at = jnp.arange(rows.shape[1])[None] + (jnp.zeros((cache.shape[0], 1), jnp.int32) if where is None else where[:, None])
+    at = jnp.arange(rows.shape[1])[None] + (
+        jnp.zeros((cache.shape[0], 1), jnp.int32) if where is None else where[:, None]
+    )
     at = at % cache.shape[1] if circular else at
     return jnp.moveaxis(cache.at[jnp.arange(cache.shape[0])[:, None], at].set(rows), 1, axis)

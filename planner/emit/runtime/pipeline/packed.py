@@ -1,4 +1,5 @@
-"""Weights of unequal pipeline stages, which lie in flat buffers. These functions take the place of those of their names in other files."""
+"""Weights of unequal pipeline stages, which lie in flat buffers. These functions take the place of
+those of their names in other files."""
 
 from __future__ import annotations
 
@@ -12,10 +13,16 @@ from planner.emit.runtime.files.tables import MESH, PACKED, PARAMS, PATHS
 
 
 def places_of(key, row):
-    """(label, place in the buffer, shape of a device's piece, place in the weight) of every device's piece of every weight in a buffer, padding of the weight left out."""
+    """(label, place in the buffer, shape of a device's piece, place in the weight) of every
+    device's piece of every weight in a buffer, padding of the weight left out."""
     axes = tuple(row[-1])[1 : len(row[0]) - 1]
-    for label, (chunk, first, piece, whole, _, spec) in zip(labels_of(key, row), PACKED[key], strict=True):
-        cells = [c if isinstance(c, tuple) else (c,) if c else () for c in (*spec, *[None] * (len(whole) - len(spec)))]
+    for label, (chunk, first, piece, whole, _, spec) in zip(
+        labels_of(key, row), PACKED[key], strict=True
+    ):
+        cells = [
+            c if isinstance(c, tuple) else (c,) if c else ()
+            for c in (*spec, *[None] * (len(whole) - len(spec)))
+        ]
         for index in np.ndindex(*(MESH[a] for a in axes)):
             where, starts = dict(zip(axes, index, strict=True)), []
             for cell, size in zip(cells, piece, strict=True):
@@ -23,9 +30,17 @@ def places_of(key, row):
                 for a in cell:
                     place = place * MESH[a] + where[a]
                 starts.append(place * size)
-            inside = tuple(slice(s, max(s, min(s + n, end))) for s, n, end in zip(starts, piece, whole, strict=True))
+            inside = tuple(
+                slice(s, max(s, min(s + n, end)))
+                for s, n, end in zip(starts, piece, whole, strict=True)
+            )
             for at in sorted({path[chunk % len(path)] for path in PATHS}):
-                yield label, (at, *index, slice(first, first + int(np.prod(piece, dtype=int)))), piece, inside
+                yield (
+                    label,
+                    (at, *index, slice(first, first + int(np.prod(piece, dtype=int)))),
+                    piece,
+                    inside,
+                )
 
 
 def packed(key, row, values):
@@ -33,31 +48,48 @@ def packed(key, row, values):
     out = np.zeros(row[0], next(iter(values.values())).dtype)
     for label, where, piece, inside in places_of(key, row):
         part = values[label][inside]
-        out[where] = np.pad(part, [(0, n - m) for n, m in zip(piece, part.shape, strict=True)]).ravel()
+        out[where] = np.pad(
+            part, [(0, n - m) for n, m in zip(piece, part.shape, strict=True)]
+        ).ravel()
     return out
 
 
 def unpacked(key, row, buffer):
     """label -> weight of what is in a buffer (of parameters, gradients or moments)."""
-    out = {label: np.zeros(whole, buffer.dtype) for label, (_, _, _, whole, *_) in zip(labels_of(key, row), PACKED[key], strict=True)}
+    out = {
+        label: np.zeros(whole, buffer.dtype)
+        for label, (_, _, _, whole, *_) in zip(labels_of(key, row), PACKED[key], strict=True)
+    }
     for label, where, piece, inside in places_of(key, row):
-        out[label][inside] = buffer[where].reshape(piece)[tuple(slice(0, s.stop - s.start) for s in inside)]
+        out[label][inside] = buffer[where].reshape(piece)[
+            tuple(slice(0, s.stop - s.start) for s in inside)
+        ]
     return out
 
 
 def packing():
-    """Buffer -> of each weight in it the places along axis "stage" that have it, its first element there, and the shape of a device's piece."""
-    return {key: [[sorted({path[chunk % len(path)] for path in PATHS}), first, list(piece)] for chunk, first, piece, *_ in PACKED[key]] for key in PARAMS}
+    """Buffer -> of each weight in it the places along axis "stage" that have it, its first element
+    there, and the shape of a device's piece."""
+    return {
+        key: [
+            [sorted({path[chunk % len(path)] for path in PATHS}), first, list(piece)]
+            for chunk, first, piece, *_ in PACKED[key]
+        ]
+        for key in PARAMS
+    }
 
 
 def initial_value(key, row, seed, weights):
-    """A buffer of stored values, else seeded normal (norm scales around one), drawn by their names: the same under every plan. Floats as float32."""
+    """A buffer of stored values, else seeded normal (norm scales around one), drawn by their names:
+    the same under every plan. Floats as float32."""
     values, dtype = {}, np.float32 if row[1] == "float" else row[1]
     for label, (_, _, _, whole, mean, _) in zip(labels_of(key, row), PACKED[key], strict=True):
         if label in weights:
             values[label] = np.asarray(weights[label]).astype(dtype)
         elif row[1] == "float":
-            values[label] = mean + np.float32(0.02) * np.random.default_rng([seed, zlib.crc32(label.encode())]).standard_normal(whole, np.float32)
+            values[label] = mean + np.float32(0.02) * np.random.default_rng(
+                [seed, zlib.crc32(label.encode())]
+            ).standard_normal(whole, np.float32)
         else:
             values[label] = np.zeros(whole, dtype)
     return packed(key, row, values)
@@ -65,5 +97,13 @@ def initial_value(key, row, seed, weights):
 
 def export(path, params, state):
     """Parameters in float32 by their names in the model, as .safetensors: what --weights reads."""
-    shapes = {label: place[3] for key, row in PARAMS.items() for label, place in zip(labels_of(key, row), PACKED[key], strict=True)}
-    write_named(path, shapes, (unpacked(key, PARAMS[key], whole).values() for key, whole in wholes(params, state)))
+    shapes = {
+        label: place[3]
+        for key, row in PARAMS.items()
+        for label, place in zip(labels_of(key, row), PACKED[key], strict=True)
+    }
+    write_named(
+        path,
+        shapes,
+        (unpacked(key, PARAMS[key], whole).values() for key, whole in wholes(params, state)),
+    )

@@ -1,4 +1,5 @@
-"""The optimizer's state of unequal pipeline stages in the host's memory. This function takes the place of that of its name in another file."""
+"""The optimizer's state of unequal pipeline stages in the host's memory. This function takes the
+place of that of its name in another file."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from planner.emit.runtime.step.adamw import update
 
 
 def update_away(_, p, gradient, state, count):
-    """`update` of a buffer whose state is in the host's memory: brought here and written back, a part of the buffer after the other."""
+    """`update` of a buffer whose state is in the host's memory: brought here and written back, a
+    part of the buffer after the other."""
 
     def one(_, row):
         p, g, away = row

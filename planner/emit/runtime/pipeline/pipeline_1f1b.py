@@ -1,4 +1,5 @@
-"""Loss and gradients through pipeline stages, each with one forward and one backward pass in hand."""
+"""Loss and gradients through pipeline stages, each with one forward and one backward pass in
+hand."""
 
 from __future__ import annotations
 
@@ -6,46 +7,86 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from planner.emit.runtime.collectives.exchange import pass_on, pend, reduce_gradient, zeros_like_piece
-from planner.emit.runtime.files.tables import CARRIED, GRADIENTS, IN_FINISH, IN_TRUNK, MESH, MICROBATCHES, SCATTER_EACH_MICROBATCH, enter, finish, trunk
+from planner.emit.runtime.collectives.exchange import (
+    pass_on,
+    pend,
+    reduce_gradient,
+    zeros_like_piece,
+)
+from planner.emit.runtime.files.tables import (
+    CARRIED,
+    GRADIENTS,
+    IN_FINISH,
+    IN_TRUNK,
+    MESH,
+    MICROBATCHES,
+    SCATTER_EACH_MICROBATCH,
+    enter,
+    finish,
+    trunk,
+)
 from planner.emit.runtime.pipeline.stages import microbatch_of, pick, zeros_of
 
 
 def gradients(params, frozen, batch):
-    """(loss, gradients) of MICROBATCHES microbatches, one forward and one backward pass a tick (1F1B).
+    """(loss, gradients) of MICROBATCHES microbatches, one forward and one backward pass a tick
+    (1F1B).
 
-    Stage i runs microbatch m forward in tick m + i and backward in tick m + 2 * (stages - 1) - i. In between, what its backward pass reads waits in
-    a ring of at most 2 * stages - 1 places, each taken again once its microbatch is done; parameters are read where they are. Head and loss follow
-    the last stage's forward pass in the same tick. Passes of microbatches that do not exist fill the bubble, and what they give is dropped.
+    Stage i runs microbatch m forward in tick m + i and backward in tick m + 2 * (stages - 1) - i.
+    In between, what its backward pass reads waits in a ring of at most 2 * stages - 1 places, each
+    taken again once its microbatch is done; parameters are read where they are. Head and loss
+    follow the last stage's forward pass in the same tick. Passes of microbatches that do not exist
+    fill the bubble, and what they give is dropped.
     """
     stages, stage = MESH["stage"], lax.axis_index("stage")
     last, places = stage == stages - 1, min(2 * stages - 1, MICROBATCHES + 1)
     pending = {key: pend(p, GRADIENTS[key][0]) for key, p in params.items()}
-    scatter = {key: (axes, dim) if SCATTER_EACH_MICROBATCH else ((), 0) for key, (_, _, axes, dim, _) in GRADIENTS.items()}
-    blocks, ends = ({key: p for key, p in pending.items() if key not in other} for other in (IN_FINISH, IN_TRUNK))
+    scatter = {
+        key: (axes, dim) if SCATTER_EACH_MICROBATCH else ((), 0)
+        for key, (_, _, axes, dim, _) in GRADIENTS.items()
+    }
+    blocks, ends = (
+        {key: p for key, p in pending.items() if key not in other}
+        for other in (IN_FINISH, IN_TRUNK)
+    )
     known = jax.tree.leaves((pending, frozen))
-    form: list = []  # of the residuals, known once a forward pass has been traced: their tree, and which are parameters
+    form: list = (
+        []
+        # of the residuals, known once a forward pass has been traced: their tree, and which are
+        # parameters
+    )
 
     def forward(x, tick):
         """What the stage hands on, and what its backward pass reads beside parameters."""
-        y, pull = jax.vjp(lambda p, x: trunk(p, frozen, microbatch_of(batch, tick - stage), x), blocks, x)
+        y, pull = jax.vjp(
+            lambda p, x: trunk(p, frozen, microbatch_of(batch, tick - stage), x), blocks, x
+        )
         leaves, tree = jax.tree.flatten(pull)
-        form[:] = tree, [next((k for k, p in enumerate(known) if p is leaf), None) for leaf in leaves]
+        form[:] = (
+            tree,
+            [next((k for k, p in enumerate(known) if p is leaf), None) for leaf in leaves],
+        )
         return y, [leaf for leaf, k in zip(leaves, form[1], strict=True) if k is None]
 
     def keep(ring, saved, tick):
         here = jnp.clip(tick - stage, 0, MICROBATCHES) % places
-        return [lax.dynamic_update_index_in_dim(r, s, here, 0) for r, s in zip(ring, saved, strict=True)]
+        return [
+            lax.dynamic_update_index_in_dim(r, s, here, 0) for r, s in zip(ring, saved, strict=True)
+        ]
 
     def backward(g, ring, total, tick):
         """Gradients added up, and that of what the stage was given sent back."""
         m = tick - 2 * (stages - 1) + stage
         saved = iter([lax.dynamic_index_in_dim(r, m % places, keepdims=False) for r in ring])
-        pull = jax.tree.unflatten(form[0], [next(saved) if k is None else known[k] for k in form[1]])
+        pull = jax.tree.unflatten(
+            form[0], [next(saved) if k is None else known[k] for k in form[1]]
+        )
         grads, g = pull(g)
         real = (m >= 0) & (m < MICROBATCHES)
         grads = {key: reduce_gradient(d, (), *scatter[key]) for key, d in grads.items()}
-        return pass_on(g, "stage", -1), total | {key: jnp.where(real, total[key] + d, total[key]) for key, d in grads.items()}
+        return pass_on(g, "stage", -1), total | {
+            key: jnp.where(real, total[key] + d, total[key]) for key, d in grads.items()
+        }
 
     def closing(p, now, y):
         loss, weight = finish(p, frozen, now, y)
@@ -60,7 +101,9 @@ def gradients(params, frozen, batch):
         x, g, ring, total, loss, weight = carry
         y, saved = forward(x, tick)
         ring, now = keep(ring, saved, tick), microbatch_of(batch, tick - (stages - 1))
-        (here, more), (own, g_y) = jax.value_and_grad(lambda p, y: closing(p, now, y), argnums=(0, 1), has_aux=True)(ends, y)
+        (here, more), (own, g_y) = jax.value_and_grad(
+            lambda p, y: closing(p, now, y), argnums=(0, 1), has_aux=True
+        )(ends, y)
         total |= {key: total[key] + reduce_gradient(d, (), *scatter[key]) for key, d in own.items()}
         g, total = backward(pick(last, g_y, g), ring, total, tick)
         return (pass_on(y, "stage"), g, ring, total, loss + here, weight + more), None
@@ -69,13 +112,23 @@ def gradients(params, frozen, batch):
         return backward(carry[0], ring, carry[1], tick), None
 
     x = zeros_of(jax.eval_shape(lambda: enter(pending, frozen, microbatch_of(batch, 0)))[:CARRIED])
-    ring = zeros_of(jax.eval_shape(lambda: [jnp.broadcast_to(s, (places, *s.shape)) for s in forward(x, 0)[1]]))
+    ring = zeros_of(
+        jax.eval_shape(lambda: [jnp.broadcast_to(s, (places, *s.shape)) for s in forward(x, 0)[1]])
+    )
     total = {key: zeros_like_piece(p, *scatter[key]) for key, p in pending.items()}
     (y, ring), _ = lax.scan(warm_up, (x, ring), jnp.arange(stages - 1))
     start = y, x, ring, total, lax.pcast(jnp.zeros(()), "stage", to="varying"), jnp.zeros(())
-    (_, g, ring, total, loss, weight), _ = lax.scan(steady, start, jnp.arange(stages - 1, stages - 1 + MICROBATCHES))
-    (_, total), _ = lax.scan(cool_down, (g, total), jnp.arange(stages - 1 + MICROBATCHES, 2 * (stages - 1) + MICROBATCHES))
-    loss, grads = jax.tree.map(lambda t: t / jnp.maximum(weight, 1).astype(t.dtype), (lax.psum(loss, "stage"), total))
+    (_, g, ring, total, loss, weight), _ = lax.scan(
+        steady, start, jnp.arange(stages - 1, stages - 1 + MICROBATCHES)
+    )
+    (_, total), _ = lax.scan(
+        cool_down,
+        (g, total),
+        jnp.arange(stages - 1 + MICROBATCHES, 2 * (stages - 1) + MICROBATCHES),
+    )
+    loss, grads = jax.tree.map(
+        lambda t: t / jnp.maximum(weight, 1).astype(t.dtype), (lax.psum(loss, "stage"), total)
+    )
     for key, (_, rest, axes, dim, _) in GRADIENTS.items():
         grads[key] = reduce_gradient(grads[key], rest, () if SCATTER_EACH_MICROBATCH else axes, dim)
     return loss, grads

@@ -7,15 +7,24 @@ import jax.numpy as jnp
 from jax import lax
 
 from planner.emit.runtime.collectives.exchange import pass_on, pend, reduce_gradient
-from planner.emit.runtime.files.tables import CARRIED, GRADIENTS, MESH, MICROBATCHES, enter, finish, trunk
+from planner.emit.runtime.files.tables import (
+    CARRIED,
+    GRADIENTS,
+    MESH,
+    MICROBATCHES,
+    enter,
+    finish,
+    trunk,
+)
 from planner.emit.runtime.pipeline.stages import microbatch_of, zeros_of
 
 
 def gradients(params, frozen, batch):
-    """(loss, gradients) of MICROBATCHES microbatches (GPipe): stage i runs microbatch m in tick m + i, and the backward pass of all ticks follows.
+    """(loss, gradients) of MICROBATCHES microbatches (GPipe): stage i runs microbatch m in tick m +
+    i, and the backward pass of all ticks follows.
 
-    Head and loss are computed again in the backward pass, so that no tick keeps logits. Passes of microbatches that do not exist fill the bubble, and
-    what they give is dropped.
+    Head and loss are computed again in the backward pass, so that no tick keeps logits. Passes of
+    microbatches that do not exist fill the bubble, and what they give is dropped.
     """
     stages, stage = MESH["stage"], lax.axis_index("stage")
     pending = {key: pend(p, GRADIENTS[key][0]) for key, p in params.items()}
@@ -27,10 +36,20 @@ def gradients(params, frozen, batch):
             y = trunk(pending, frozen, microbatch_of(batch, t - stage), x)
             m = t - (stages - 1)
             loss, more = tail(pending, microbatch_of(batch, m), y)
-            return (pass_on(y, "stage"), total + jnp.where((stage == stages - 1) & (m >= 0), loss, 0), weight + jnp.where(m >= 0, more, 0)), None
+            return (
+                pass_on(y, "stage"),
+                total + jnp.where((stage == stages - 1) & (m >= 0), loss, 0),
+                weight + jnp.where(m >= 0, more, 0),
+            ), None
 
-        x = zeros_of(jax.eval_shape(lambda: enter(pending, frozen, microbatch_of(batch, 0)))[:CARRIED])
-        (_, total, weight), _ = lax.scan(tick, (x, lax.pcast(jnp.zeros(()), "stage", to="varying"), jnp.zeros(())), jnp.arange(stages - 1 + MICROBATCHES))
+        x = zeros_of(
+            jax.eval_shape(lambda: enter(pending, frozen, microbatch_of(batch, 0)))[:CARRIED]
+        )
+        (_, total, weight), _ = lax.scan(
+            tick,
+            (x, lax.pcast(jnp.zeros(()), "stage", to="varying"), jnp.zeros(())),
+            jnp.arange(stages - 1 + MICROBATCHES),
+        )
         return lax.psum(total, "stage") / jnp.maximum(weight, 1)
 
     loss, grads = jax.value_and_grad(mean_loss)(pending)

@@ -10,7 +10,20 @@ from jax import lax
 
 from planner.emit.runtime.collectives.exchange import pend, reduce_gradient, zeros_like_piece
 from planner.emit.runtime.files.frame import labels_of
-from planner.emit.runtime.files.tables import CHUNKS, FIRST_BACKWARD, FROZEN, GRADIENTS, HANDED, MICROBATCHES, PACKED, PARAMS, PATHS, ROOM, SCATTER_EACH_MICROBATCH, each_stage
+from planner.emit.runtime.files.tables import (
+    CHUNKS,
+    FIRST_BACKWARD,
+    FROZEN,
+    GRADIENTS,
+    HANDED,
+    MICROBATCHES,
+    PACKED,
+    PARAMS,
+    PATHS,
+    ROOM,
+    SCATTER_EACH_MICROBATCH,
+    each_stage,
+)
 from planner.emit.runtime.pipeline.chunks import piece_of, waiting_places
 from planner.emit.runtime.pipeline.stages import microbatch_of
 
@@ -22,34 +35,58 @@ def varying(x, axes):
 
 
 def joined(values, pieces, room):
-    """Flat buffers, as `room` says: key -> (elements, dtype, axes they differ over), with values one behind the other and zeros around them.
-    pieces: (key, first element, shape) of each."""
+    """Flat buffers, as `room` says: key -> (elements, dtype, axes they differ over), with values
+    one behind the other and zeros around them. pieces: (key, first element, shape) of each."""
     out = {}
     for key, (size, dtype, axes) in room.items():
-        own = [varying(v.reshape(-1).astype(dtype), axes) for v, piece in zip(values, pieces, strict=True) if piece[0] == key]
+        own = [
+            varying(v.reshape(-1).astype(dtype), axes)
+            for v, piece in zip(values, pieces, strict=True)
+            if piece[0] == key
+        ]
         before = next((first for other, first, _ in pieces if other == key), 0)
-        around = [varying(jnp.zeros(n, dtype), axes) for n in (before, size - before - sum(v.size for v in own))]
+        around = [
+            varying(jnp.zeros(n, dtype), axes)
+            for n in (before, size - before - sum(v.size for v in own))
+        ]
         own = [v for v in (around[0], *own, around[1]) if v.size]
         out[key] = jnp.concatenate(own) if len(own) > 1 else own[0]
     return out
 
 
 def apart_in(flat, pieces):
-    """The values of flat buffers. Their gradients are joined in one pass, not each put into zeros as long as the buffer."""
-    room = {key: (x.size, x.dtype, jax.typeof(x).manual_axis_type.varying) for key, x in flat.items()}
+    """The values of flat buffers. Their gradients are joined in one pass, not each put into zeros
+    as long as the buffer."""
+    room = {
+        key: (x.size, x.dtype, jax.typeof(x).manual_axis_type.varying) for key, x in flat.items()
+    }
 
     @jax.custom_vjp
     def cut(flat):
-        return [lax.slice_in_dim(flat[key], first, first + math.prod(shape)).reshape(shape) for key, first, shape in pieces]
+        return [
+            lax.slice_in_dim(flat[key], first, first + math.prod(shape)).reshape(shape)
+            for key, first, shape in pieces
+        ]
 
-    cut.defvjp(lambda flat: (cut(flat), None), lambda _, gradients: (joined(gradients, pieces, room),))
+    cut.defvjp(
+        lambda flat: (cut(flat), None), lambda _, gradients: (joined(gradients, pieces, room),)
+    )
     return cut(flat)
 
 
 def weights_at(k, buffers, table):
-    """label -> weight of chunk k from a device's part of the buffers; of other chunks' numbers only for the gradient's sake."""
-    own = [(key, label, place) for key in buffers for label, place in zip(labels_of(key, table[key]), PACKED[key], strict=True) if place[0] == k]
-    arrays = apart_in({key: p.reshape(-1) for key, p in buffers.items()}, [(key, place[1], place[2]) for key, _, place in own])
+    """label -> weight of chunk k from a device's part of the buffers; of other chunks' numbers only
+    for the gradient's sake."""
+    own = [
+        (key, label, place)
+        for key in buffers
+        for label, place in zip(labels_of(key, table[key]), PACKED[key], strict=True)
+        if place[0] == k
+    ]
+    arrays = apart_in(
+        {key: p.reshape(-1) for key, p in buffers.items()},
+        [(key, place[1], place[2]) for key, _, place in own],
+    )
     return dict(zip((label for _, label, _ in own), arrays, strict=True))
 
 
@@ -68,16 +105,22 @@ def stage_here():
     place = lax.axis_index("stage")
     if len(PATHS) == 1:
         return place, 0
-    every, holder = range(lax.axis_size("stage")), {at: k for path in PATHS for k, at in enumerate(path)}
+    every, holder = (
+        range(lax.axis_size("stage")),
+        {at: k for path in PATHS for k, at in enumerate(path)},
+    )
     first = [min(u for u, path in enumerate(PATHS) if at in path) for at in every]
     return jnp.array([holder[at] for at in every])[place], jnp.array(first)[place]
 
 
 def along_paths(values, step=1):
-    """What was made at the place `step` stages before this one's, for every microbatch of a tick (first dim): each goes its path through the stages."""
+    """What was made at the place `step` stages before this one's, for every microbatch of a tick
+    (first dim): each goes its path through the stages."""
 
     def sent(v):
-        ways = ([(path[j], path[(j + step) % len(path)]) for j in range(len(path))] for path in PATHS)
+        ways = (
+            [(path[j], path[(j + step) % len(path)]) for j in range(len(path))] for path in PATHS
+        )
         return jnp.stack([lax.ppermute(v[u], "stage", pairs) for u, pairs in enumerate(ways)])
 
     return jax.tree.map(sent, values)
@@ -87,14 +130,22 @@ def over_places(x):
     """The sum of what the places of this device's stage hold."""
     total, shared = x, [held_at(k) for k in range(len(PATHS[0]))]
     for step in range(1, len(PATHS)):
-        pairs = [(own[j], own[(j + step) % len(own)]) for own in shared if step < len(own) for j in range(len(own))]
+        pairs = [
+            (own[j], own[(j + step) % len(own)])
+            for own in shared
+            if step < len(own)
+            for j in range(len(own))
+        ]
         total = total + lax.ppermute(x, "stage", pairs)
     return total
 
 
 def each_microbatch(one, own, first, start):
-    """Of the `own` microbatches that a place runs in a tick, by one(i): (terms of sums, what it makes). Returns the sums, from `start` on, and what was made along a first
-    dim of all microbatches of the tick, where the place's are the `first` and those after it, the others' zeros."""
+    """Of the `own` microbatches that a place runs in a tick, by one(i): (terms of sums, what it
+    makes). Returns the sums, from `start` on, and what was made along a first dim of all
+    microbatches of the tick, where the place's are the `first` and those after it, the others'
+    zeros.
+    """
 
     def turn(total, i):
         terms, made = one(i)
@@ -103,7 +154,9 @@ def each_microbatch(one, own, first, start):
     def among(v):
         if own == len(PATHS):
             return v
-        empty = varying(jnp.zeros((len(PATHS), *v.shape[1:]), v.dtype), jax.typeof(v).manual_axis_type.varying)
+        empty = varying(
+            jnp.zeros((len(PATHS), *v.shape[1:]), v.dtype), jax.typeof(v).manual_axis_type.varying
+        )
         return lax.dynamic_update_slice_in_dim(empty, v, first, 0)
 
     if own > 1:
@@ -120,34 +173,50 @@ def one_of(x, at):
 
 
 def averaged(total, loss):
-    """(loss, gradients) of a step from a place's sums of gradients, and of loss times weight and weight."""
+    """(loss, gradients) of a step from a place's sums of gradients, and of loss times weight and
+    weight."""
     loss = lax.psum(loss, "stage")
     weight = jnp.maximum(loss[1], 1)
     grads = {key: t / weight.astype(t.dtype) for key, t in total.items()}
     for key, (_, rest, axes, dim, _) in GRADIENTS.items():
-        grads[key] = over_places(reduce_gradient(grads[key], rest, () if SCATTER_EACH_MICROBATCH else axes, dim))
+        grads[key] = over_places(
+            reduce_gradient(grads[key], rest, () if SCATTER_EACH_MICROBATCH else axes, dim)
+        )
     return loss[0] / weight, grads
 
 
 def gradients(params, frozen, batch):
-    """(loss, gradients) of MICROBATCHES microbatches, which pass through CHUNKS chunks of the model on every stage: chunk c of stage i is number c * stages + i.
+    """(loss, gradients) of MICROBATCHES microbatches, which pass through CHUNKS chunks of the model
+    on every stage: chunk c of stage i is number c * stages + i.
 
-    Stage i runs piece n of its work forward in tick n + i, and piece n of the backward pass in tick FIRST_BACKWARD + n + stages - 1 - i. A stage keeps what each piece is
-    given, in a ring, and runs its forward pass again in its backward pass; the last chunk runs both at once. Every device holds the code of all chunks and runs
-    those of its own. Pieces that do not exist fill the bubble, and what they give is dropped; once forward passes are through, no microbatch is left for the last
-    chunk but under gpipe, and it waits. A piece is len(PATHS) microbatches: a stage with one place runs them all, one with several shares them out.
+    Stage i runs piece n of its work forward in tick n + i, and piece n of the backward pass in tick
+    FIRST_BACKWARD + n + stages - 1 - i. A stage keeps what each piece is given, in a ring, and runs
+    its forward pass again in its backward pass; the last chunk runs both at once. Every device
+    holds the code of all chunks and runs those of its own. Pieces that do not exist fill the
+    bubble, and what they give is dropped; once forward passes are through, no microbatch is left
+    for the last chunk but under gpipe, and it waits. A piece is len(PATHS) microbatches: a stage
+    with one place runs them all, one with several shares them out.
     """
     together, stages = len(PATHS), len(PATHS[0])
     stage, first = stage_here()
     groups, depth = MICROBATCHES // together, stages * CHUNKS
-    pieces, ticks, rooms = groups * CHUNKS, groups * CHUNKS + stages - 1, waiting_places(FIRST_BACKWARD, stages, groups)
+    pieces, ticks, rooms = (
+        groups * CHUNKS,
+        groups * CHUNKS + stages - 1,
+        waiting_places(FIRST_BACKWARD, stages, groups),
+    )
     pending = {key: pend(p, GRADIENTS[key][0]) for key, p in params.items()}
-    scatter = {key: (axes, dim) if SCATTER_EACH_MICROBATCH else ((), 0) for key, (_, _, axes, dim, _) in GRADIENTS.items()}
+    scatter = {
+        key: (axes, dim) if SCATTER_EACH_MICROBATCH else ((), 0)
+        for key, (_, _, axes, dim, _) in GRADIENTS.items()
+    }
     kind = next((p.dtype for p in pending.values()), jnp.float32)
     room = {axes: (size, kind, ("stage", *axes)) for axes, size in ROOM.items()}
 
     def run(k, p, x, now):
-        return each_stage()[k](weights_at(k, p, PARAMS), weights_at(k, frozen, FROZEN), now, apart_in(x, HANDED[k]))
+        return each_stage()[k](
+            weights_at(k, p, PARAMS), weights_at(k, frozen, FROZEN), now, apart_in(x, HANDED[k])
+        )
 
     def handing_on(k, now):
         return lambda p, x: joined(run(k, p, x, now), HANDED[k + 1], room)
@@ -157,18 +226,35 @@ def gradients(params, frozen, batch):
         m, chunk = piece_of(tick - stage, stages, groups)
 
         def inner(p, x, m, k):
-            return each_microbatch(lambda i: ((), handing_on(k, microbatch_of(batch, m + i))(p, one_of(x, first + i))), own_of(k), first, ())[1]
+            return each_microbatch(
+                lambda i: ((), handing_on(k, microbatch_of(batch, m + i))(p, one_of(x, first + i))),
+                own_of(k),
+                first,
+                (),
+            )[1]
 
-        ways = [*(lambda p, x, m, k=k: inner(p, x, m, k) for k in range(depth - 1)), lambda p, x, m: x]
+        ways = [
+            *(lambda p, x, m, k=k: inner(p, x, m, k) for k in range(depth - 1)),
+            lambda p, x, m: x,
+        ]
         return lax.switch(chunk * stages + stage, ways, pending, x, m * together + first)
 
     def backward(chunk, x, g, m, waits):
-        """(gradients of the chunk's weights, loss times weight and weight of the last chunk, where it does not wait), gradients of what it was given."""
-        none = jax.tree.map(lambda w: varying(jnp.zeros_like(w), jax.typeof(w).manual_axis_type.varying), pending), varying(jnp.zeros(2), ("stage",))
+        """(gradients of the chunk's weights, loss times weight and weight of the last chunk, where
+        it does not wait), gradients of what it was given."""
+        none = (
+            jax.tree.map(
+                lambda w: varying(jnp.zeros_like(w), jax.typeof(w).manual_axis_type.varying),
+                pending,
+            ),
+            varying(jnp.zeros(2), ("stage",)),
+        )
 
         def inner(p, x, g, m, k):
             def one(i):
-                grads, given = jax.vjp(handing_on(k, microbatch_of(batch, m + i)), p, one_of(x, first + i))[1](one_of(g, first + i))
+                grads, given = jax.vjp(
+                    handing_on(k, microbatch_of(batch, m + i)), p, one_of(x, first + i)
+                )[1](one_of(g, first + i))
                 return (grads, none[1]), given
 
             return each_microbatch(one, own_of(k), first, none)
@@ -179,12 +265,17 @@ def gradients(params, frozen, batch):
                     both = varying(run(depth - 1, p, x, microbatch_of(batch, m + i)), ("stage",))
                     return both[0], both
 
-                (grads, given), both = jax.grad(total, argnums=(0, 1), has_aux=True)(p, one_of(x, first + i))
+                (grads, given), both = jax.grad(total, argnums=(0, 1), has_aux=True)(
+                    p, one_of(x, first + i)
+                )
                 return (grads, both), given
 
             return each_microbatch(one, own_of(depth - 1), first, none)
 
-        ways = [*(lambda p, x, g, m, k=k: inner(p, x, g, m, k) for k in range(depth - 1)), (lambda p, x, g, m: (none, g)) if waits else end]
+        ways = [
+            *(lambda p, x, g, m, k=k: inner(p, x, g, m, k) for k in range(depth - 1)),
+            (lambda p, x, g, m: (none, g)) if waits else end,
+        ]
         return lax.switch(chunk * stages + stage, ways, pending, x, g, m)
 
     def ahead(carry, tick):
@@ -210,12 +301,24 @@ def gradients(params, frozen, batch):
         (x, ring), _ = ahead(carry[:2], tick)
         return (x, ring, *behind(carry[2:], tick, ring)), None
 
-    x = {axes: varying(jnp.zeros((together, size), dtype), over) for axes, (size, dtype, over) in room.items()}
-    ring = {axes: varying(jnp.zeros((max(rooms) + 1, together, size), dtype), over) for axes, (size, dtype, over) in room.items()}
+    x = {
+        axes: varying(jnp.zeros((together, size), dtype), over)
+        for axes, (size, dtype, over) in room.items()
+    }
+    ring = {
+        axes: varying(jnp.zeros((max(rooms) + 1, together, size), dtype), over)
+        for axes, (size, dtype, over) in room.items()
+    }
     total = {key: zeros_like_piece(p, *scatter[key]) for key, p in pending.items()}
     g, loss = x, varying(jnp.zeros(2), ("stage",))
     (x, ring), _ = lax.scan(ahead, (x, ring), jnp.arange(FIRST_BACKWARD))
-    (x, ring, *rest), _ = lax.scan(steady, (x, ring, g, total, loss), jnp.arange(FIRST_BACKWARD, ticks))
+    (x, ring, *rest), _ = lax.scan(
+        steady, (x, ring, g, total, loss), jnp.arange(FIRST_BACKWARD, ticks)
+    )
     waits = ticks > FIRST_BACKWARD  # under gpipe no backward pass has run yet
-    (_, total, loss), _ = lax.scan(lambda c, tick: (behind(c, tick, ring, waits), None), tuple(rest), jnp.arange(ticks, FIRST_BACKWARD + ticks))
+    (_, total, loss), _ = lax.scan(
+        lambda c, tick: (behind(c, tick, ring, waits), None),
+        tuple(rest),
+        jnp.arange(ticks, FIRST_BACKWARD + ticks),
+    )
     return averaged(total, loss)

@@ -1,4 +1,5 @@
-"""Generation: the pass over the prompts, the loop of steps, and what a serving program does when it is run."""
+"""Generation: the pass over the prompts, the loop of steps, and what a serving program does when it
+is run."""
 
 from __future__ import annotations
 
@@ -11,15 +12,48 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding
 
-from planner.emit.runtime.files.frame import command_line, computed, initial_value, make_mesh, padded_shape, place, say, specs_of, stored_weights
-from planner.emit.runtime.files.tables import CACHE, COMPUTE, FROZEN, GENERATE, IDS, MASK, MESH, NEW_CACHE, POSITIONS, PROMPT, PROMPTS_INPUTS, PROMPTS_OUTPUT_SPECS, QUANTIZED, ROWS, STEP_INPUTS, STEP_OUTPUT_SPECS, VOCABULARY, WAVE, prompts_forward, step_forward
+from planner.emit.runtime.files.frame import (
+    command_line,
+    computed,
+    initial_value,
+    make_mesh,
+    padded_shape,
+    place,
+    say,
+    specs_of,
+    stored_weights,
+)
+from planner.emit.runtime.files.tables import (
+    CACHE,
+    COMPUTE,
+    FROZEN,
+    GENERATE,
+    IDS,
+    MASK,
+    MESH,
+    NEW_CACHE,
+    POSITIONS,
+    PROMPT,
+    PROMPTS_INPUTS,
+    PROMPTS_OUTPUT_SPECS,
+    QUANTIZED,
+    ROWS,
+    STEP_INPUTS,
+    STEP_OUTPUT_SPECS,
+    VOCABULARY,
+    WAVE,
+    prompts_forward,
+    step_forward,
+)
 
 
 def on_pieces(mesh, forward, inputs, outputs, weights):
     """A phase's model on arrays of the mesh: run(weights, batch) -> its outputs."""
     names = {**specs_of(FROZEN), **specs_of(CACHE)}
     specs = {key: names[key] for key in weights}, specs_of(inputs)
-    return jax.shard_map(lambda w, b: forward({}, w, b), mesh=mesh, in_specs=specs, out_specs=outputs)
+    return jax.shard_map(
+        lambda w, b: forward({}, w, b), mesh=mesh, in_specs=specs, out_specs=outputs
+    )
 
 
 def taken(values, table):
@@ -34,10 +68,16 @@ def resized(x, shape):
 
 
 def batch_pieces():
-    """Into how many pieces the caches' sequences are cut: neighbouring rows of a cache are neighbours in a piece."""
-    (shape, *_, spec) = CACHE[NEW_CACHE[0]]
+    """Into how many pieces the caches' sequences are cut: neighbouring rows of a cache are
+    neighbours in a piece."""
+    shape, *_, spec = CACHE[NEW_CACHE[0]]
     cells = spec[len(shape) - 4] if len(spec) > len(shape) - 4 else None
-    return int(np.prod([MESH[a] for a in (cells if isinstance(cells, tuple) else (cells,) if cells else ())], dtype=int))
+    return int(
+        np.prod(
+            [MESH[a] for a in (cells if isinstance(cells, tuple) else (cells,) if cells else ())],
+            dtype=int,
+        )
+    )
 
 
 def rows_of(wave):
@@ -48,26 +88,46 @@ def rows_of(wave):
 
 def make_caches(mesh):
     """Empty caches on the mesh."""
-    shapes = {key: (padded_shape(row[0], row[-1]), NamedSharding(mesh, row[-1])) for key, row in CACHE.items()}
-    return jax.jit(lambda: {key: jnp.zeros(shape, COMPUTE) for key, (shape, _) in shapes.items()}, out_shardings={key: on for key, (_, on) in shapes.items()})()
+    shapes = {
+        key: (padded_shape(row[0], row[-1]), NamedSharding(mesh, row[-1]))
+        for key, row in CACHE.items()
+    }
+    return jax.jit(
+        lambda: {key: jnp.zeros(shape, COMPUTE) for key, (shape, _) in shapes.items()},
+        out_shardings={key: on for key, (_, on) in shapes.items()},
+    )()
 
 
 def make_prefill(mesh):
-    """prefill(weights, caches, ids [WAVE, PROMPT], real likewise, wave) -> (first token of each, caches), compiled once; caches are written in place, for the
-    sequences rows_of(wave). real: 1, and 0 where a shorter prompt is padded, which is on its left."""
+    """prefill(weights, caches, ids [WAVE, PROMPT], real likewise, wave) -> (first token of each,
+    caches), compiled once; caches are written in place, for the sequences rows_of(wave). real: 1,
+    and 0 where a shorter prompt is padded, which is on its left.
+    """
     specs = specs_of(CACHE)
 
     def fill(key, cache, new, wave):
         shape, dim = padded_shape(CACHE[key][0], specs[key]), cache.ndim - 4
         new = resized(new, (*shape[:dim], WAVE, *shape[dim + 1 :])).astype(COMPUTE)
-        start = lambda n, wave: tuple(wave * n if d == dim else 0 for d in range(cache.ndim))  # noqa: E731
-        piece = lambda cache, new, wave: lax.dynamic_update_slice(cache, new, start(new.shape[dim], wave))  # noqa: E731
-        return jax.shard_map(piece, mesh=mesh, in_specs=(specs[key], specs[key], type(specs[key])()), out_specs=specs[key])(cache, new, wave)
+        start = lambda n, wave: tuple(wave * n if d == dim else 0 for d in range(cache.ndim))
+        piece = lambda cache, new, wave: lax.dynamic_update_slice(
+            cache, new, start(new.shape[dim], wave)
+        )
+        return jax.shard_map(
+            piece,
+            mesh=mesh,
+            in_specs=(specs[key], specs[key], type(specs[key])()),
+            out_specs=specs[key],
+        )(cache, new, wave)
 
     def prefill(weights, caches, ids, real, wave):
         where = jnp.maximum(jnp.cumsum(real, 1) - 1, 0)
-        token, *new = on_pieces(mesh, prompts_forward, PROMPTS_INPUTS, PROMPTS_OUTPUT_SPECS, weights)(weights, taken({IDS: ids, MASK: real, POSITIONS: where}, PROMPTS_INPUTS))
-        return token, {**caches, **{key: fill(key, caches[key], x, wave) for key, x in zip(NEW_CACHE, new, strict=True)}}
+        token, *new = on_pieces(
+            mesh, prompts_forward, PROMPTS_INPUTS, PROMPTS_OUTPUT_SPECS, weights
+        )(weights, taken({IDS: ids, MASK: real, POSITIONS: where}, PROMPTS_INPUTS))
+        return token, {
+            **caches,
+            **{key: fill(key, caches[key], x, wave) for key, x in zip(NEW_CACHE, new, strict=True)},
+        }
 
     return jax.jit(prefill, donate_argnums=1)
 
@@ -86,8 +146,9 @@ def pass_prompts(prefill, weights, caches, ids, real):
 
 
 def make_generate(mesh):
-    """generate(weights, caches, token, real, count, end) -> (tokens [sequences, GENERATE], how many, caches), compiled once: steps until there are `count`
-    tokens, or every sequence has met the token `end`. Caches are updated in place."""
+    """generate(weights, caches, token, real, count, end) -> (tokens [sequences, GENERATE], how
+    many, caches), compiled once: steps until there are `count` tokens, or every sequence has met
+    the token `end`. Caches are updated in place."""
 
     def generate(weights, caches, token, real, count, end):
         tokens = jnp.zeros((token.shape[0], GENERATE), jnp.int32).at[:, 0].set(token[:, 0])
@@ -99,9 +160,19 @@ def make_generate(mesh):
         def step(state):
             made, token, caches, tokens, _ = state
             mask = jnp.where((at >= PROMPT) & (at < PROMPT + made - 1), 1, filled)
-            batch = {IDS: token, MASK: jnp.pad(mask, [(0, 0), (0, 1)], constant_values=1), POSITIONS: lengths + made - 1}
+            batch = {
+                IDS: token,
+                MASK: jnp.pad(mask, [(0, 0), (0, 1)], constant_values=1),
+                POSITIONS: lengths + made - 1,
+            }
             token, *new = run({**weights, **caches}, taken(batch, STEP_INPUTS))
-            caches = {**caches, **{key: write(mesh, key, caches[key], x, PROMPT + made - 1) for key, x in zip(NEW_CACHE, new, strict=True)}}
+            caches = {
+                **caches,
+                **{
+                    key: write(mesh, key, caches[key], x, PROMPT + made - 1)
+                    for key, x in zip(NEW_CACHE, new, strict=True)
+                },
+            }
             tokens = lax.dynamic_update_slice(tokens, token.astype(jnp.int32), (0, made))
             return made + 1, token, caches, tokens, jnp.all(jnp.any(tokens == end, 1))
 
@@ -113,7 +184,8 @@ def make_generate(mesh):
 
 
 def write(mesh, key, cache, new, at):
-    """The cache with the new keys (or values) at position `at`, written where the cache lies; it may be cut along positions."""
+    """The cache with the new keys (or values) at position `at`, written where the cache lies; it
+    may be cut along positions."""
     (shape, *_, spec), axes = CACHE[key], ()
     dim = len(shape) - 2
     if len(spec) > dim and spec[dim] is not None:
@@ -124,40 +196,70 @@ def write(mesh, key, cache, new, at):
         local = at - lax.axis_index(axes) * size if axes else at
         start = tuple(jnp.clip(local, 0, size - 1) if d == dim else 0 for d in range(cache.ndim))
         old = lax.dynamic_slice(cache, start, new.shape)
-        return lax.dynamic_update_slice(cache, jnp.where((local >= 0) & (local < size), new, old), start)
+        return lax.dynamic_update_slice(
+            cache, jnp.where((local >= 0) & (local < size), new, old), start
+        )
 
     whole = padded_shape(shape, spec)
     new = resized(new, (*whole[:dim], 1, whole[-1])).astype(cache.dtype)
     rows = type(spec)(*(None if d == dim else cell for d, cell in enumerate(spec)))
-    return jax.shard_map(piece, mesh=mesh, in_specs=(spec, rows, type(spec)()), out_specs=spec)(cache, new, at)
+    return jax.shard_map(piece, mesh=mesh, in_specs=(spec, rows, type(spec)()), out_specs=spec)(
+        cache, new, at
+    )
 
 
 def load_weights(args, mesh):
-    """The stored or seeded weights on the mesh, in the type computed in, one at a time; those of QUANTIZED as int8 and scales."""
+    """The stored or seeded weights on the mesh, in the type computed in, one at a time; those of
+    QUANTIZED as int8 and scales."""
     made = {scale for scale, _ in QUANTIZED.values()}
     weights = stored_weights(args, {key: row for key, row in FROZEN.items() if key not in made})
     out: dict = {}
     for key, (shape, dtype, *rest, spec) in FROZEN.items():
         if key in made:
             continue
-        values = {key: initial_value(key, (shape, "float" if key in QUANTIZED else dtype, *rest, spec), args.seed, weights)}
+        values = {
+            key: initial_value(
+                key,
+                (shape, "float" if key in QUANTIZED else dtype, *rest, spec),
+                args.seed,
+                weights,
+            )
+        }
         if key in QUANTIZED:
             scale, dim = QUANTIZED[key]
-            each = np.maximum(np.abs(values[key]).max(dim, keepdims=True), np.finfo(np.float32).tiny) / 127
+            each = (
+                np.maximum(np.abs(values[key]).max(dim, keepdims=True), np.finfo(np.float32).tiny)
+                / 127
+            )
             values = {key: np.round(values[key] / each).astype(np.int8), scale: each.squeeze(dim)}
         out |= place(computed(values), {k: FROZEN[k][-1] for k in values}, mesh)
     return out
 
 
 def load_prompts(args):
-    """(ids, real) [sequences, PROMPT]: of --prompts, an .npy of token ids [any number up to the planned, up to PROMPT], 0 on the left where a prompt
-    is shorter and --pad says that 0 is no token; seeded otherwise."""
+    """(ids, real) [sequences, PROMPT]: of --prompts, an .npy of token ids [any number up to the
+    planned, up to PROMPT], 0 on the left where a prompt is shorter and --pad says that 0 is no
+    token; seeded otherwise."""
     if not args.prompts:
-        ids = np.random.default_rng(args.seed).integers(0, VOCABULARY, (ROWS, PROMPT)).astype(np.int32)
+        ids = (
+            np.random.default_rng(args.seed)
+            .integers(0, VOCABULARY, (ROWS, PROMPT))
+            .astype(np.int32)
+        )
         return ids, np.ones_like(ids)
     given = np.load(args.prompts)
-    if given.ndim != 2 or given.dtype.kind not in "iu" or given.shape[0] > ROWS or given.shape[1] > PROMPT or given.min() < 0 or given.max() >= VOCABULARY:
-        raise SystemExit(f"{args.prompts}: whole numbers below {VOCABULARY}, at most [{ROWS}, {PROMPT}], are wanted; found {given.dtype} {list(given.shape)}")
+    if (
+        given.ndim != 2
+        or given.dtype.kind not in "iu"
+        or given.shape[0] > ROWS
+        or given.shape[1] > PROMPT
+        or given.min() < 0
+        or given.max() >= VOCABULARY
+    ):
+        raise SystemExit(
+            f"{args.prompts}: whole numbers below {VOCABULARY}, at most [{ROWS}, {PROMPT}], are"
+            f" wanted; found {given.dtype} {list(given.shape)}"
+        )
     ids, real = np.zeros((2, ROWS, PROMPT), np.int32)
     ids[: len(given), PROMPT - given.shape[1] :] = given
     real[:, -1] = 1  # sequences that nobody asked for
@@ -169,11 +271,36 @@ def load_prompts(args):
 
 
 def main():
-    """Generate for --steps batches of prompts and say how long the first token and the others took."""
-    more = [("--prompts", {"type": Path, "metavar": "FILE.npy", "help": "token ids [sequences, tokens]; default: seeded"}),
-            ("--pad", {"type": int, "metavar": "ID", "help": "token of --prompts that pads shorter ones on the left"}),
-            ("--end", {"type": int, "default": -1, "metavar": "ID", "help": "stop when every sequence has met this token"}),
-            ("--output", {"type": Path, "metavar": "FILE.npy", "help": "write the tokens generated"})]  # fmt: skip
+    """Generate for --steps batches of prompts and say how long the first token and the others
+    took."""
+    more = [
+        (
+            "--prompts",
+            {
+                "type": Path,
+                "metavar": "FILE.npy",
+                "help": "token ids [sequences, tokens]; default: seeded",
+            },
+        ),
+        (
+            "--pad",
+            {
+                "type": int,
+                "metavar": "ID",
+                "help": "token of --prompts that pads shorter ones on the left",
+            },
+        ),
+        (
+            "--end",
+            {
+                "type": int,
+                "default": -1,
+                "metavar": "ID",
+                "help": "stop when every sequence has met this token",
+            },
+        ),
+        ("--output", {"type": Path, "metavar": "FILE.npy", "help": "write the tokens generated"}),
+    ]
     args = command_line(more)
     mesh = make_mesh()
     weights = load_weights(args, mesh)
@@ -183,11 +310,16 @@ def main():
         start = time.perf_counter()
         token, caches = jax.block_until_ready(pass_prompts(prefill, weights, caches, ids, real))
         first = time.perf_counter()
-        tokens, made, caches = jax.block_until_ready(generate(weights, caches, token, real, GENERATE, args.end))
+        tokens, made, caches = jax.block_until_ready(
+            generate(weights, caches, token, real, GENERATE, args.end)
+        )
         made, rest = int(made), time.perf_counter() - first
         each = f"{1e3 * rest / (made - 1):.2f} ms a token after it" if made > 1 else "no more"
         waves = f"prompts in {1e3 * (first - start):.1f} ms ({ROWS // WAVE} x {WAVE} at once)"
-        say(f"batch {i}  {made} tokens of {ROWS} sequences: {waves}, {each}" + ("  (compiling included)" if not i else ""))
+        say(
+            f"batch {i}  {made} tokens of {ROWS} sequences: {waves}, {each}"
+            + ("  (compiling included)" if not i else "")
+        )
     if args.output and jax.process_index() == 0:
         np.save(args.output, np.asarray(tokens)[:, :made])
 

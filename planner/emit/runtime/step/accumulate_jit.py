@@ -13,7 +13,10 @@ def gradients(params, frozen, batch):
     """(loss, gradients) of MICROBATCHES batches one after another."""
 
     def one(total, piece):
-        return jax.tree.map(jnp.add, total, jax.value_and_grad(loss_of)(params, frozen, piece)), None
+        return (
+            jax.tree.map(jnp.add, total, jax.value_and_grad(loss_of)(params, frozen, piece)),
+            None,
+        )
 
     total = over_microbatches(one, (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params)), batch)
     return jax.tree.map(lambda t: t / MICROBATCHES, total)

@@ -10,9 +10,17 @@ BETA1, BETA2, EPSILON, WEIGHT_DECAY = 0.9, 0.999, 1e-8, 0.01
 
 
 def start_state(masters):
-    """Two moments per parameter, and the master copy where parameters are kept in a shorter type."""
+    """Two moments per parameter, and the master copy where parameters are kept in a shorter
+    type."""
     master = jnp.dtype(COMPUTE).itemsize < 4
-    return {key: (jnp.zeros_like(p), jnp.zeros_like(p), p) if master else (jnp.zeros_like(p), jnp.zeros_like(p)) for key, p in masters.items()}
+    return {
+        key: (
+            (jnp.zeros_like(p), jnp.zeros_like(p), p)
+            if master
+            else (jnp.zeros_like(p), jnp.zeros_like(p))
+        )
+        for key, p in masters.items()
+    }
 
 
 def update(p, gradient, state, count):

@@ -1,4 +1,5 @@
-"""The loop over microbatches of which several run at the same time, of a model with convolutions."""
+"""The loop over microbatches of which several run at the same time, of a model with
+convolutions."""
 
 from __future__ import annotations
 
@@ -9,8 +10,10 @@ from planner.emit.runtime.files.tables import COPIES, MICROBATCHES
 
 
 def over_microbatches(one, start, batch):
-    """What `one` leaves after every COPIES microbatches of the batch in turn. Written out where the program is compiled for a CPU: XLA brings convolutions into the
-    form of its fast kernels only outside loops, inside one they were measured 20 to 100 times slower."""
+    """What `one` leaves after every COPIES microbatches of the batch in turn. Written out where the
+    program is compiled for a CPU: XLA brings convolutions into the form of its fast kernels only
+    outside loops, inside one they were measured 20 to 100 times slower.
+    """
     groups = jax.tree.map(lambda x: x.reshape(-1, COPIES, *x.shape[1:]), batch)
 
     def loop(steps):

@@ -10,4 +10,6 @@ from planner.emit.runtime.files.tables import COPIES
 
 def over_microbatches(one, start, batch):
     """What `one` leaves after every COPIES microbatches of the batch in turn."""
-    return lax.scan(one, start, jax.tree.map(lambda x: x.reshape(-1, COPIES, *x.shape[1:]), batch))[0]
+    return lax.scan(one, start, jax.tree.map(lambda x: x.reshape(-1, COPIES, *x.shape[1:]), batch))[
+        0
+    ]

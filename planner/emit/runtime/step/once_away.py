@@ -1,4 +1,5 @@
-"""Loss and gradients of one batch under shard_map, of which those of repeated blocks go to the host's memory."""
+"""Loss and gradients of one batch under shard_map, of which those of repeated blocks go to the
+host's memory."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from planner.emit.runtime.step.away import reduced
 
 
 def gradients(params, frozen, batch):
-    """(loss, gradients) of a batch: contributions stay sums per device until the one reduction of each parameter."""
+    """(loss, gradients) of a batch: contributions stay sums per device until the one reduction of
+    each parameter."""
     pending = {key: pend(p, GRADIENTS[key][0]) for key, p in params.items()}
     loss, grads = jax.value_and_grad(loss_of)(pending, frozen, batch)
     return loss, {key: reduced(key, g, *GRADIENTS[key][1:4]) for key, g in grads.items()}

@@ -9,7 +9,8 @@ from planner.emit.runtime.files.tables import GRADIENTS, loss_of
 
 
 def gradients(params, frozen, batch):
-    """(loss, gradients) of a batch: contributions stay sums per device until the one reduction of each parameter."""
+    """(loss, gradients) of a batch: contributions stay sums per device until the one reduction of
+    each parameter."""
     pending = {key: pend(p, GRADIENTS[key][0]) for key, p in params.items()}
     loss, grads = jax.value_and_grad(loss_of)(pending, frozen, batch)
     return loss, {key: reduce_gradient(g, *GRADIENTS[key][1:4]) for key, g in grads.items()}

@@ -21,18 +21,24 @@ def state_at(mesh, spec):
 
 
 def local_step(params, state, frozen, batch, count):
-    """One optimizer step on local pieces. Where the optimizer's state is cut, each device updates its piece, and the parameter is gathered."""
+    """One optimizer step on local pieces. Where the optimizer's state is cut, each device updates
+    its piece, and the parameter is gathered."""
     loss, grads = gradients(params, frozen, batch)
     new_params, new_state = {}, {}
     for key, p in params.items():
         _, _, axes, dim, _ = GRADIENTS[key]
-        piece, new_state[key] = update(local_piece(p, axes, dim) if axes else p, grads[key], state[key], count)
+        piece, new_state[key] = update(
+            local_piece(p, axes, dim) if axes else p, grads[key], state[key], count
+        )
         new_params[key] = collected(piece, p, axes, dim)
     return new_params, new_state, loss
 
 
 def make_step(mesh):
-    """step(params, state, frozen, batch, count) -> (params, state, loss), compiled once; params and state are updated in place."""
+    """step(params, state, frozen, batch, count) -> (params, state, loss), compiled once; params and
+    state are updated in place."""
     p, state, f, b = specs_of(PARAMS), specs_of(GRADIENTS), specs_of(FROZEN), specs_of(INPUTS)
-    step = jax.shard_map(local_step, mesh=mesh, in_specs=(p, state, f, b, P()), out_specs=(p, state, P()))
+    step = jax.shard_map(
+        local_step, mesh=mesh, in_specs=(p, state, f, b, P()), out_specs=(p, state, P())
+    )
     return jax.jit(step, donate_argnums=(0, 1), compiler_options=fused(mesh))

@@ -19,12 +19,14 @@ from planner.emit.runtime.step.step_shard_map import collected
 
 
 def state_at(mesh, spec):
-    """How optimizer state that is cut as `spec` says lies between steps: in the host's memory, page-locked."""
+    """How optimizer state that is cut as `spec` says lies between steps: in the host's memory,
+    page-locked."""
     return NamedSharding(mesh, spec, memory_kind="pinned_host")
 
 
 def update_away(repeats, p, gradient, state, count):
-    """`update` of a parameter whose state is in the host's memory: brought here and written back, of repeats of a block one after the other."""
+    """`update` of a parameter whose state is in the host's memory: brought here and written back,
+    of repeats of a block one after the other."""
 
     def one(_, row):
         p, g, away = row
@@ -36,7 +38,8 @@ def update_away(repeats, p, gradient, state, count):
 
 
 def updated_cut(how, axes, dim, p, gradient, state, count):
-    """A parameter and its state after `how`, an update. Where the state is cut, each device updates its piece, and the parameter is gathered."""
+    """A parameter and its state after `how`, an update. Where the state is cut, each device updates
+    its piece, and the parameter is gathered."""
     piece, new = how(local_piece(p, axes, dim) if axes else p, gradient, state, count)
     return collected(piece, p, axes, dim), new
 
@@ -44,7 +47,9 @@ def updated_cut(how, axes, dim, p, gradient, state, count):
 def updated(key, p, gradient, state, count):
     """A parameter and its state after the step."""
     _, _, axes, dim, _ = GRADIENTS[key]
-    return updated_cut(functools.partial(update_away, PARAMS[key][2]), axes, dim, p, gradient, state, count)
+    return updated_cut(
+        functools.partial(update_away, PARAMS[key][2]), axes, dim, p, gradient, state, count
+    )
 
 
 def local_step(params, state, frozen, batch, count):
@@ -55,8 +60,8 @@ def local_step(params, state, frozen, batch, count):
 
 
 def on_device(mesh, spec):
-    """How what is cut as `spec` says lies on the devices. Their memory is named: where one name is missing JAX leaves them all out when it looks for arguments whose places
-    results may take."""
+    """How what is cut as `spec` says lies on the devices. Their memory is named: where one name is
+    missing JAX leaves them all out when it looks for arguments whose places results may take."""
     return NamedSharding(mesh, spec, memory_kind="device")
 
 
@@ -66,9 +71,24 @@ def kept_at(mesh, key, spec):
 
 
 def make_step(mesh):
-    """step(params, state, frozen, batch, count) -> (params, state, loss), compiled once; params and state are updated in place."""
+    """step(params, state, frozen, batch, count) -> (params, state, loss), compiled once; params and
+    state are updated in place."""
     p, state, f, b = specs_of(PARAMS), specs_of(GRADIENTS), specs_of(FROZEN), specs_of(INPUTS)
-    step = jax.shard_map(local_step, mesh=mesh, in_specs=(p, state, f, b, P()), out_specs=(p, state, P()))
-    own, fixed = ({key: kept_at(mesh, key, spec) for key, spec in specs.items()} for specs in (p, f))
-    there, batches, one = {key: state_at(mesh, spec) for key, spec in state.items()}, {key: on_device(mesh, spec) for key, spec in b.items()}, on_device(mesh, P())
-    return jax.jit(step, in_shardings=(own, there, fixed, batches, one), out_shardings=(own, there, one), donate_argnums=(0, 1), compiler_options=fused(mesh))
+    step = jax.shard_map(
+        local_step, mesh=mesh, in_specs=(p, state, f, b, P()), out_specs=(p, state, P())
+    )
+    own, fixed = (
+        {key: kept_at(mesh, key, spec) for key, spec in specs.items()} for specs in (p, f)
+    )
+    there, batches, one = (
+        {key: state_at(mesh, spec) for key, spec in state.items()},
+        {key: on_device(mesh, spec) for key, spec in b.items()},
+        on_device(mesh, P()),
+    )
+    return jax.jit(
+        step,
+        in_shardings=(own, there, fixed, batches, one),
+        out_shardings=(own, there, one),
+        donate_argnums=(0, 1),
+        compiler_options=fused(mesh),
+    )

@@ -9,7 +9,14 @@ from jax.sharding import PartitionSpec as P
 
 from planner.emit.runtime.collectives.fused import fused
 from planner.emit.runtime.files.frame import make_mesh, specs_of
-from planner.emit.runtime.files.tables import FROZEN, GRADIENTS, INPUTS, OUTPUT_SPECS, PARAMS, forward
+from planner.emit.runtime.files.tables import (
+    FROZEN,
+    GRADIENTS,
+    INPUTS,
+    OUTPUT_SPECS,
+    PARAMS,
+    forward,
+)
 from planner.emit.runtime.step.adamw import update
 from planner.emit.runtime.step.once_jit import gradients
 
@@ -25,8 +32,9 @@ def by_piece(kernel, specs, result):
 
 
 def scattered_first(w, axes, others, dim):
-    """w under shard_map; its gradient is scattered along `dim` over some axes, then summed over the others. It is gathered again because it must be as whole as w:
-    the step keeps a piece, and the compiler leaves the gathering out."""
+    """w under shard_map; its gradient is scattered along `dim` over some axes, then summed over the
+    others. It is gathered again because it must be as whole as w: the step keeps a piece, and the
+    compiler leaves the gathering out."""
 
     @jax.custom_vjp
     def same(value):
@@ -56,9 +64,14 @@ def whole_step(params, state, frozen, batch, count):
 
 
 def whole_products(mesh):
-    """Compiler options: on TPU products stay whole. Left to itself it makes loops of smaller products and sends of those whose operands it gathers or whose results it
-    scatters, and everything they read waits for them in memory."""
-    return {"xla_jf_spmd_threshold_for_windowed_einsum_mib": 1_000_000} if mesh.devices.flat[0].platform == "tpu" else {}
+    """Compiler options: on TPU products stay whole. Left to itself it makes loops of smaller
+    products and sends of those whose operands it gathers or whose results it scatters, and
+    everything they read waits for them in memory."""
+    return (
+        {"xla_jf_spmd_threshold_for_windowed_einsum_mib": 1_000_000}
+        if mesh.devices.flat[0].platform == "tpu"
+        else {}
+    )
 
 
 def state_at(mesh, spec):
@@ -67,21 +80,38 @@ def state_at(mesh, spec):
 
 
 def make_step(mesh):
-    """step(params, state, frozen, batch, count) -> (params, state, loss), compiled once; params and state are updated in place."""
-    p, state, f, b = (on(mesh, specs) for specs in map(specs_of, (PARAMS, GRADIENTS, FROZEN, INPUTS)))
+    """step(params, state, frozen, batch, count) -> (params, state, loss), compiled once; params and
+    state are updated in place."""
+    p, state, f, b = (
+        on(mesh, specs) for specs in map(specs_of, (PARAMS, GRADIENTS, FROZEN, INPUTS))
+    )
     scalar = NamedSharding(mesh, P())
-    return jax.jit(whole_step, in_shardings=(p, state, f, b, scalar), out_shardings=(p, state, scalar), donate_argnums=(0, 1),
-                   compiler_options=whole_products(mesh) | fused(mesh))
+    return jax.jit(
+        whole_step,
+        in_shardings=(p, state, f, b, scalar),
+        out_shardings=(p, state, scalar),
+        donate_argnums=(0, 1),
+        compiler_options=whole_products(mesh) | fused(mesh),
+    )
 
 
 def make_gradients(mesh):
     """gradients(params, frozen, batch) -> (loss, gradients): for checks against another program."""
     p, f, b = (on(mesh, specs_of(table)) for table in (PARAMS, FROZEN, INPUTS))
-    return jax.jit(gradients, in_shardings=(p, f, b), out_shardings=(NamedSharding(mesh, P()), on(mesh, specs_of(GRADIENTS))),
-                   compiler_options=whole_products(mesh) | fused(mesh))
+    return jax.jit(
+        gradients,
+        in_shardings=(p, f, b),
+        out_shardings=(NamedSharding(mesh, P()), on(mesh, specs_of(GRADIENTS))),
+        compiler_options=whole_products(mesh) | fused(mesh),
+    )
 
 
 def make_inference(mesh):
     """run(params, frozen, batch) -> outputs, compiled once."""
     p, f, b = (on(mesh, specs_of(table)) for table in (PARAMS, FROZEN, INPUTS))
-    return jax.jit(forward, in_shardings=(p, f, b), out_shardings=on(mesh, OUTPUT_SPECS), compiler_options=whole_products(mesh))
+    return jax.jit(
+        forward,
+        in_shardings=(p, f, b),
+        out_shardings=on(mesh, OUTPUT_SPECS),
+        compiler_options=whole_products(mesh),
+    )

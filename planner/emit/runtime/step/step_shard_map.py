@@ -15,10 +15,17 @@ from planner.emit.runtime.step.once_shard_map import gradients
 def collected(piece, p, axes, dim):
     """A new parameter like p from the pieces that the devices along the axes have made."""
     whole = lax.all_gather(piece, axes, axis=dim, tiled=True, to="invarying") if axes else piece
-    return whole if whole.shape == p.shape else lax.slice_in_dim(whole, 0, p.shape[dim], axis=dim)  # padded to be cut
+    return (
+        whole if whole.shape == p.shape else lax.slice_in_dim(whole, 0, p.shape[dim], axis=dim)
+    )  # padded to be cut
 
 
 def make_gradients(mesh):
     """gradients(params, frozen, batch) -> (loss, gradients): for checks against another program."""
     p, f, b = specs_of(PARAMS), specs_of(FROZEN), specs_of(INPUTS)
-    return jax.jit(jax.shard_map(gradients, mesh=mesh, in_specs=(p, f, b), out_specs=(P(), specs_of(GRADIENTS))), compiler_options=fused(mesh))
+    return jax.jit(
+        jax.shard_map(
+            gradients, mesh=mesh, in_specs=(p, f, b), out_specs=(P(), specs_of(GRADIENTS))
+        ),
+        compiler_options=fused(mesh),
+    )
