@@ -46,7 +46,7 @@ from planner.sharding.rule import Split
 from planner.workload.loss import add_loss
 
 if TYPE_CHECKING:
-    from planner.emit.program import Program
+    from planner.emit.writer import Program
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared" / "data" / "models"

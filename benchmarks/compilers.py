@@ -29,7 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.hand_plans import data_parallel, megatron, mlp_megatron
-from planner.emit.program import Training, emit
+from planner.emit.program import emit
+from planner.emit.writer import Training
 from planner.errors import PlanError
 from planner.execution.plan import Plan
 from planner.graph.ir import Graph

@@ -231,7 +231,7 @@ def missing_rows(rows: list[Row], quick: bool) -> list[str]:
 
 def table_line(r: Row) -> str:
     """One row as text."""
-    number = lambda e: "-" if e is None else f"{e:.1e}"
+    number = lambda e: "-" if e is None else f"{e:.1e}"  # noqa: E731
     result = "ok" if r.ok else f"FAILED {r.failure or r.worst}"
     return (
         f"{r.model[:44]:44} {r.workload:8} {r.strategy:15} {r.backend:9} {r.plan[:51]:51}"

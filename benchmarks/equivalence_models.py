@@ -160,7 +160,7 @@ def _entry(tensor: Any) -> dict[str, str]:
 
 def in_float32(graph: Graph) -> Graph:
     """The same graph with every float of another type made float32."""
-    single = lambda dtype: "float32" if dtype in FLOATS else dtype
+    single = lambda dtype: "float32" if dtype in FLOATS else dtype  # noqa: E731
     tensors = {n: Tensor(n, t.shape, single(t.dtype), t.role) for n, t in graph.tensors.items()}
     nodes = tuple(
         replace(n, attrs={**n.attrs, "to": single(str(n.attrs["to"]))}) if n.op == "Cast" else n

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.equivalence_models import Case, Shrunk, feeds_for, onnxruntime_outputs
-from planner.analysis.facts import Base
+from planner.analysis.facts import GraphFacts
 from planner.errors import PlanError
 from planner.execution.plan import Plan
 from planner.graph.ir import Graph
@@ -310,7 +310,7 @@ def strategies(
 def describe(plan: Plan, attempt: Attempt) -> str:
     """Mesh and techniques, `*` after what was pinned; "without" the factors that were forbidden."""
     pins = attempt.pins
-    star = lambda key: "*" if key in pins.techniques else ""
+    star = lambda key: "*" if key in pins.techniques else ""  # noqa: E731
     mesh = ",".join(f"{a}={n}" for a, n in plan.mesh) + ("*" if pins.mesh else "")
     parts = [
         f"zero={plan.zero}{star('zero_stage')}" if plan.zero else "",
@@ -399,7 +399,7 @@ def run_case(
     said = False
     if workload == "train":
         yield from trained(model, graph, twins[1].trained)
-    base = Base.of(graph, training=workload == "train")
+    base = GraphFacts.of(graph, training=workload == "train")
     if EXCHANGE in names and not any(
         exchanges(base, {a: n for a, (n,) in t.pins.mesh.items()})
         for t in attempts(EXCHANGE, case.devices, False, case.batch)

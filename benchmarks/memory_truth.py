@@ -101,7 +101,7 @@ def check(case: Case, devices: int, target: Target) -> dict[str, Any]:
     """Price and compile one case."""
     from costmodels.precision import load_recipe
     from costmodels.runtimes import RUNTIMES
-    from planner.analysis.facts import Base
+    from planner.analysis.facts import GraphFacts
     from planner.emit.program import emit
     from planner.machine.mesh_choices import pinned_mesh
     from planner.machine.topology import for_devices
@@ -111,7 +111,7 @@ def check(case: Case, devices: int, target: Target) -> dict[str, Any]:
 
     start = time.perf_counter()
     graph = graph_of(case, devices)
-    base = Base.of(graph, training=True)
+    base = GraphFacts.of(graph, training=True)
     shape = {"data": devices} if case.split == "data" else {"data": 2, "model": devices // 2}
     topology = for_devices("h100-sxm", devices)
     mesh = pinned_mesh(topology, shape)

@@ -28,9 +28,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from planner.execution.collectives import Use, collectives, traffic
+from planner.execution.collectives import CollectiveUse, collectives, traffic
 from planner.execution.layout_flow import Flow, cut_layout, derive, stored_layout
-from planner.execution.loops import Run, find_run
+from planner.execution.loops import RepeatedBlock, find_run
 from planner.execution.plan import Plan
 from planner.graph.ir import Graph
 from planner.ops.lookup import rule_of
@@ -99,11 +99,11 @@ def refuse_impossible(graph: Graph, plan: Plan, rules: Sequence[Rule]) -> None:
             )
 
 
-def step_collectives(flow: Flow) -> tuple[Use, ...]:
+def step_collectives(flow: Flow) -> tuple[CollectiveUse, ...]:
     """Every collective of one optimizer step of the emitted program, repeated blocks under scan
     where they can be."""
     found = [find_run(flow, *run) for run in flow.plan.runs]
-    return collectives(flow, [run for run in found if isinstance(run, Run)])
+    return collectives(flow, [run for run in found if isinstance(run, RepeatedBlock)])
 
 
 def distinct_devices(flow: Flow) -> int:

@@ -104,7 +104,7 @@ def built(study: str, value: int) -> Problem:
     from planner.pricing.pricer import Pricer
     from planner.search.build_request import make_request
     from planner.search.search import Search
-    from planner.sharding.layout_table import Atlas
+    from planner.sharding.layout_table import LayoutTable
     from planner.sharding.rule import Limits
     from planner.space.assemble import Techniques, assemble
     from planner.space.build import build_space
@@ -138,7 +138,7 @@ def built(study: str, value: int) -> Problem:
     # on two suggest.
     space = build_space(
         base,
-        Pricer(request.topology, mesh, request.runtime, request.recipe, Atlas()),
+        Pricer(request.topology, mesh, request.runtime, request.recipe, LayoutTable()),
         limits=Limits(),
         allowed=None,
         zero_axes=mesh.zero_axes,

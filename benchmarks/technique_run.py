@@ -135,7 +135,8 @@ def compare(
 
 def main(strategy_file: str, source: str, answer: str) -> int:
     """Figures, peak and errors of one strategy, written as JSON."""
-    from planner.emit.program import Training, emit
+    from planner.emit.program import emit
+    from planner.emit.writer import Training
     from planner.strategy.strategy import Strategy
     from planner.verify.compiled import compile_module
     from planner.verify.numerics import load_program, seeded_batch, seeded_values

@@ -75,7 +75,8 @@ def auto(source: str, batch: int) -> dict[str, float]:
     from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
     import planner
-    from planner.emit.program import Training, emit
+    from planner.emit.program import emit
+    from planner.emit.writer import Training
     from planner.verify.numerics import load_program
     from planner.verify.targets import parse_target
     from planner.workload.model import Model, Workload
@@ -150,7 +151,8 @@ def auto(source: str, batch: int) -> dict[str, float]:
 
 def ours(source: str, batch: int, file: str, backend: str) -> dict[str, float]:
     """A plan's program compiled. Runs in a process of its own with the same libtpu."""
-    from planner.emit.program import Training, emit
+    from planner.emit.program import emit
+    from planner.emit.writer import Training
     from planner.strategy.strategy import Strategy
     from planner.verify.ahead import compile_ahead
     from planner.verify.hlo.program import traffic

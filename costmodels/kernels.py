@@ -58,13 +58,13 @@ def order_s_per_byte(device: Device) -> float:
     return 8 / (device.memory_bytes_per_s * device.memory_efficiency)
 
 
-def loop_time_s(device: Device, weights_bytes: float, kept_bytes: float) -> float:
+def loop_time_s(device: Device, weights_bytes: float, saved_bytes: float) -> float:
     """Seconds that a loop over blocks takes beside its blocks where stacks are copied
     (memory-bound). Weights are cut out of theirs forward and backward, a stack is filled with zeros
     and gradients are put into it: three copies and a pass that writes. What is kept for the
     backward pass is put and cut out once: one copy less.
     """
-    return (7 * weights_bytes + 5 * kept_bytes) / (
+    return (7 * weights_bytes + 5 * saved_bytes) / (
         device.memory_bytes_per_s * device.memory_efficiency
     )
 

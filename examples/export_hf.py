@@ -81,7 +81,7 @@ def example_inputs(model: Any, batch: int, seq: int) -> dict[str, Any]:
     """Inputs of the wanted sizes, by name."""
     import torch
 
-    ids = lambda: torch.zeros(batch, seq, dtype=torch.int64)
+    ids = lambda: torch.zeros(batch, seq, dtype=torch.int64)  # noqa: E731
     if model.main_input_name == "pixel_values":
         size = model.config.image_size
         height, width = size if isinstance(size, list | tuple) else (size, size)
@@ -180,7 +180,7 @@ def export(model: Any, inputs: dict[str, Any], opset: int) -> Any:
             verbose=False,
         )
     made, parameters = program.model, parameter_names(model)
-    keep = lambda node: (
+    keep = lambda node: (  # noqa: E731
         False if any(v is not None and v.name in parameters for v in node.inputs) else None
     )
     fold_constants(

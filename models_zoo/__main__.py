@@ -27,7 +27,7 @@ EXAMPLES = """examples:
   python -m models_zoo                                          every preset with parameters and FLOPs
   python -m models_zoo llama3-8b,layers=4,seq=2k -o small.onnx  write a model without weights
   python -m models_zoo gpt-tiny,weights=inline -o tiny.onnx     with seeded weights
-  python -m models_zoo config.json -o model.onnx                from a Hugging Face configuration"""
+  python -m models_zoo config.json -o model.onnx                from a Hugging Face configuration"""  # noqa: E501
 
 
 def parser() -> Parser:

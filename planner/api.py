@@ -244,7 +244,9 @@ def target_of(confirm: str, source: Any, request: Any) -> Any:
 def annotated_pins(model: Any) -> Any:
     """What the model's own multi-device annotations fix (planner.interop.onnx_annotations.read).
     Raises PlanError P193."""
-    from planner.analysis.facts import Base
+    from planner.analysis.facts import GraphFacts
     from planner.interop.onnx_annotations.read import pins_of
 
-    return pins_of(model.proto, Base.of(model.graph(1), training=model.workload.kind == "train"))
+    return pins_of(
+        model.proto, GraphFacts.of(model.graph(1), training=model.workload.kind == "train")
+    )

@@ -29,7 +29,7 @@ START = """plan spreads a deep-learning model over many devices; it searches her
   plan emit model.plan.json -o program.py       the sharded JAX program
   plan verify model.plan.json                   compile that program here and check it
 
-plan --help: every option and command   plan hardware: machines   python -m models_zoo: models"""
+plan --help: every option and command   plan hardware: machines   python -m models_zoo: models"""  # noqa: E501
 Add = Callable[[argparse.ArgumentParser], None]
 
 

@@ -74,7 +74,7 @@ def hostile_view(letter: str = "") -> View:
     """A plan whose every name is hostile: of the file, the model, nodes, tensors, labels, mesh
     axes, levels, operators, assumptions."""
     s, d = plan("tp=2,micro=2"), detail("tp=2,micro=2")
-    bad = lambda text, n: f"{text}{HOSTILE[n % len(HOSTILE)]}"
+    bad = lambda text, n: f"{text}{HOSTILE[n % len(HOSTILE)]}"  # noqa: E731
     axes = {a["name"]: bad(a["name"], n) for n, a in enumerate(s.mesh)}
 
     def swap(value: Any) -> Any:

@@ -66,9 +66,9 @@ FACTS = """
 
 def spelled(rule: Rule) -> str:
     """A bound rule as the line it was parsed from."""
-    mark = lambda f: f + ("!" if f in rule.whole else "")
-    dim = lambda d: "1" if not d else mark(d[0]) if len(d) == 1 else f"({' '.join(map(mark, d))})"
-    side = lambda tensors: ", ".join(" ".join(map(dim, t)) or "·" for t in tensors)
+    mark = lambda f: f + ("!" if f in rule.whole else "")  # noqa: E731
+    dim = lambda d: "1" if not d else mark(d[0]) if len(d) == 1 else f"({' '.join(map(mark, d))})"  # noqa: E731
+    side = lambda tensors: ", ".join(" ".join(map(dim, t)) or "·" for t in tensors)  # noqa: E731
     pairs = "".join(f" ({name}: {' with '.join(members)})" for name, members in rule.paired.items())
     return f"{side(rule.operands)} -> {side(rule.results)}{pairs}"
 

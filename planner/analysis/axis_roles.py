@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from planner.analysis.facts import Base
+from planner.analysis.facts import GraphFacts
 
 if TYPE_CHECKING:
     pass
@@ -58,7 +58,7 @@ class _Ties:
         self.up[self.top(a)] = self.top(b)
 
 
-def purposes(base: Base) -> dict[int, dict[str, str]]:
+def purposes(base: GraphFacts) -> dict[int, dict[str, str]]:
     """Class of nodes -> factor -> role of an axis that cuts it."""
     graph, ties = base.graph, _Ties()
 

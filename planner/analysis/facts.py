@@ -42,7 +42,7 @@ STRUCTURE = (
     "tail",
     "wires",
 )
-"""Derived parts of a Base that follow from the nodes and how they are wired, whatever the
+"""Derived parts of a GraphFacts that follow from the nodes and how they are wired, whatever the
 extents."""
 CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 
@@ -63,7 +63,7 @@ class Wire:
 
 
 @dataclass(frozen=True)
-class Base:
+class GraphFacts:
     """What does not depend on the mesh: rules, gradients, repeated blocks, classes and
     multiplicities.
 
@@ -81,7 +81,7 @@ class Base:
     times: Mapping[int, int]
 
     @classmethod
-    def of(cls, graph: Graph, *, training: bool, fold: bool = True) -> Base:
+    def of(cls, graph: Graph, *, training: bool, fold: bool = True) -> GraphFacts:
         """Derive once per graph; `fold=False` gives every node its own decision."""
         runs = find_runs(graph) if fold else ()
         shared = tuple(classes(graph, runs))
@@ -91,10 +91,10 @@ class Base:
         grad = gradient_tensors(graph) if training else frozenset()
         return cls(graph, training, *_rules(graph, shared), grad, runs, shared, times)
 
-    def at(self, graph: Graph) -> Base:
+    def at(self, graph: Graph) -> GraphFacts:
         """The base of the same graph at another batch: only what its extents say is worked out
         again."""
-        found = Base(
+        found = GraphFacts(
             graph,
             self.training,
             *_rules(graph, self.shared),
@@ -322,7 +322,7 @@ class Base:
         """See planner.analysis.saved_collectives."""
         return find_collected(self)
 
-    def collected_bytes(self, i: int, itemsize: Callable[[str], float]) -> float:
+    def saved_collective_bytes(self, i: int, itemsize: Callable[[str], float]) -> float:
         """Bytes, over all devices and repeats, of what recomputed blocks surely keep of results of
         collectives where those of class i leave terms to be added up."""
         repeats, ways = self.collected.get(i, (0, ()))
@@ -401,7 +401,7 @@ class Base:
                 ]
             )
             out[i] = found.setdefault(
-                (self.content(i), counts, self.collected_bytes(i, float32_sizes)), len(found)
+                (self.content(i), counts, self.saved_collective_bytes(i, float32_sizes)), len(found)
             )
         return out
 

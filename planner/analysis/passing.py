@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from planner.analysis.facts import Base
+    from planner.analysis.facts import GraphFacts
     from planner.graph.ir import Graph
 
 
@@ -29,8 +29,8 @@ class Passing:
     readers: tuple[np.ndarray, np.ndarray]
 
 
-def find_passing(base: Base) -> Passing:
-    """What `Base.passing` holds."""
+def find_passing(base: GraphFacts) -> Passing:
+    """What `GraphFacts.passing` holds."""
     graph = base.graph
     rows, rows_of, nodes = list[tuple[int, int, int]](), list[int](), list[int]()
     for i, node in enumerate(graph.nodes):
@@ -69,7 +69,7 @@ def readers(graph: Graph, found: Sequence[Sequence[int]]) -> Readers:
     return Readers(first, last, np.array(carried, bool), np.array(again, bool))
 
 
-def puts_off(base: Base, i: int) -> bool:
+def puts_off(base: GraphFacts, i: int) -> bool:
     """Whether node i is a product with a weight that has a gradient: compilers may put that
     gradient off."""
     node = base.graph.nodes[i]

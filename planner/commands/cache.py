@@ -12,7 +12,8 @@ from planner.errors import PlanError
 
 def run(args: argparse.Namespace) -> int:
     """The sizes go to stdout; what was removed to the terminal. Raises PlanError P056."""
-    from planner.support.words import show_bytes, table
+    from costmodels.hardware.units import show_bytes
+    from planner.support.words import table
 
     known = Cache.chosen(args.cache)
     if known is None:

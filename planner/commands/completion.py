@@ -54,7 +54,7 @@ _plan() {{
     fi
 }}
 complete -o filenames -F _plan plan
-"""
+"""  # noqa: E501
 
 
 def _zsh(verbs: Verbs, models: Sequence[str], values: Values) -> str:

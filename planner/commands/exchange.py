@@ -51,7 +51,8 @@ def export(args: argparse.Namespace) -> int:
 def cost_of(made: Handover) -> str:
     """What handing over costs, a line a rounding, each beside the one before; then what has no
     price."""
-    from planner.support.words import show_bytes, show_time, table
+    from costmodels.hardware.units import show_bytes, show_time
+    from planner.support.words import table
 
     rows, before = [["", "step", "change", "memory", "fits"]], 0.0
     for row in made.rows:

@@ -294,7 +294,7 @@ def supervised(
     from planner.launch.processes import Process, supervise
 
     local = [h.name in ("localhost", "127.0.0.1", socket.gethostname()) for h in hosts]
-    coordinator = f"{'127.0.0.1' if all(local) else socket.gethostname() if local[0] else hosts[0].name.rpartition('@')[2]}:{free_port()}"
+    coordinator = f"{'127.0.0.1' if all(local) else socket.gethostname() if local[0] else hosts[0].name.rpartition('@')[2]}:{free_port()}"  # noqa: E501
     python, program, folder = (
         args.python or sys.executable,
         str(job.program.resolve()),

@@ -61,8 +61,8 @@ def compare(args: argparse.Namespace) -> int:
 def ops(args: argparse.Namespace) -> int:
     """Coverage: per operator how often, its rule or why it has none, and its share of the FLOPs.
     With --parameters: the weights and which of them train."""
+    from planner.analysis.facts import GraphFacts
     from planner.report.tables import coverage
-    from planner.space.build import Base
 
     model = _open_any_size(args)
     if args.parameters:
@@ -70,7 +70,7 @@ def ops(args: argparse.Namespace) -> int:
 
         console.data(parameter_table(model.plain, console.width(), console.colour(sys.stdout)))
         return 0
-    base = Base.of(model.graph(1), training=args.workload == "train")
+    base = GraphFacts.of(model.graph(1), training=args.workload == "train")
     console.data(coverage(base, console.width(), console.colour(sys.stdout)))
     return 0
 

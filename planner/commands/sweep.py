@@ -17,7 +17,7 @@ from planner.errors import PlanError
 from planner.launch.elastic import SUFFIX
 
 if TYPE_CHECKING:
-    from planner.whatif.sweep_rows import Point, Row, Run
+    from planner.whatif.sweep_rows import Point, Row, TrainingRun
 
 MOST_COUNTS, MOST_POINTS, MOST_DEVICES = 64, 256, 1_048_576
 FINDING, INTERRUPTED = 1, 130
@@ -128,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
         if stopped:
             raise KeyboardInterrupt
         raise next(r.error for r in rows if r.error is not None)
-    runs: list[Run | None] = [
+    runs: list[TrainingRun | None] = [
         run_of(r, args.tokens, paid) if args.tokens and r.strategy is not None else None
         for r in rows
     ]

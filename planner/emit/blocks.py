@@ -9,7 +9,7 @@ from planner.emit.source import comment, literal
 from planner.emit.tables import block_table
 from planner.emit.text import pattern
 from planner.emit.writer import Function, Writer
-from planner.execution.loops import Run, handed_out, inner_flow
+from planner.execution.loops import RepeatedBlock, handed_out, inner_flow
 from planner.execution.pipeline import Pipeline
 from planner.execution.recompute import block_mode, sharded
 from planner.graph.ir import Graph
@@ -19,7 +19,7 @@ KEEP = 'jax.checkpoint_policies.save_only_these_names("collective")'
 
 
 def write_block(
-    w: Writer, bodies: Sequence[Body], run: Run, pipeline: Pipeline | None = None
+    w: Writer, bodies: Sequence[Body], run: RepeatedBlock, pipeline: Pipeline | None = None
 ) -> None:
     """One function for the block, then a scan over stacked weights (or a loop over the repeats when
     unrolled).
@@ -80,7 +80,7 @@ def write_block(
         body.lines.append(f"{name} = {wrap}")
     state = "x" if len(carried) == 1 else "*x"
 
-    more = lambda: "".join(f", {a}" for a in block.arguments[len(carried) + 1 :])
+    more = lambda: "".join(f", {a}" for a in block.arguments[len(carried) + 1 :])  # noqa: E731
     if pipeline:
         _stage_loop(
             body,
@@ -120,7 +120,7 @@ def write_block(
         b.bind(carry.leaves[-1], carry.layout, out if len(leaving) == 1 else f"{out}[{i}]")
 
 
-def _hand_out(w: Writer, body: Body, run: Run, place: Callable[[int, int], str]) -> None:
+def _hand_out(w: Writer, body: Body, run: RepeatedBlock, place: Callable[[int, int], str]) -> None:
     """Say where the results are that every repeat hands out: place(which, repeat)."""
     for k, row in enumerate(run.yields):
         for r, name in enumerate(row):
@@ -162,7 +162,7 @@ def _stage_loop(
     )
 
 
-def spoken(graph: Graph, run: Run) -> dict[str, str]:
+def spoken(graph: Graph, run: RepeatedBlock) -> dict[str, str]:
     """What node ids, tensors and labels of the first repeat are called in the function of all."""
     out = {}
     for names in run.weights:

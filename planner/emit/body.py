@@ -64,7 +64,7 @@ class Body(Values):
         whole = self.backend == "jit"
         if whole and node.op in CONVOLUTIONS:
             self._restate(node, needs, args)
-        local = lambda name, layout: (
+        local = lambda name, layout: (  # noqa: E731
             graph.tensors[name].shape
             if whole and not pieces
             else local_shape(graph.tensors[name].shape, layout, self.mesh)

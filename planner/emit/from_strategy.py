@@ -22,7 +22,8 @@ def program(
     """The emitted program (text and constants) of a strategy on a model. Raises PlanError when the
     model is another one."""
     from planner.emit.header import header
-    from planner.emit.program import Training, emit
+    from planner.emit.program import emit
+    from planner.emit.writer import Training
     from planner.whatif.reprice import own_model
 
     choose("backend", backend, ("shard_map", "jit"))

@@ -28,7 +28,7 @@ from planner.emit.values import Backend, precise
 from planner.emit.writer import Function, Program, Training, Workload, Writer
 from planner.errors import PlanError
 from planner.execution.layout_flow import Flow, derive
-from planner.execution.loops import Run, find_run, handed_out, of_each_copy, outer_flow
+from planner.execution.loops import RepeatedBlock, find_run, handed_out, of_each_copy, outer_flow
 from planner.execution.pipeline import pipeline_of
 from planner.execution.plan import Plan
 from planner.execution.recompute import parts, sharded
@@ -51,7 +51,7 @@ def emit(
     workload: Workload,
     backend: Backend = "shard_map",
     unroll: bool = False,
-    training: Training = Training(),
+    training: Training = Training(),  # noqa: B008
     header: str = "",
     weights_file: str = "",
     compute: str = "float32",
@@ -181,10 +181,10 @@ def check_kernels(graph: Graph) -> None:
         )
 
 
-def emitted_runs(flow: Flow) -> tuple[list[Run], list[str]]:
+def emitted_runs(flow: Flow) -> tuple[list[RepeatedBlock], list[str]]:
     """The repeated blocks that become one function, and why the others do not; none in unequal
     pipeline stages."""
-    runs: list[Run] = []
+    runs: list[RepeatedBlock] = []
     reasons: list[str] = []
     for first, period, repeats in flow.plan.runs if not flow.plan.cuts else ():
         run = find_run(flow, first, period, repeats)

@@ -41,7 +41,7 @@ def assemble(
     many = train and w.flow.plan.turns > 1
     files = [*KERNELS, "frame", "fused_copies" if w.flow.plan.copies > 1 else "fused"]
     if train:
-        passes = f"{'counted' if w.counted else 'accumulate' if many else 'once'}_{'away' if w.away else steps}"
+        passes = f"{'counted' if w.counted else 'accumulate' if many else 'once'}_{'away' if w.away else steps}"  # noqa: E501
         how = (
             "pipeline_unequal"
             if w.stages
@@ -50,7 +50,7 @@ def assemble(
             else passes
         )
         convolves = any(node.op in LOOPLESS for node in w.flow.graph.nodes)
-        loop = f"loop_{'convolutions' if convolves else 'scan'}{'_copies' if w.flow.plan.copies > 1 else ''}"
+        loop = f"loop_{'convolutions' if convolves else 'scan'}{'_copies' if w.flow.plan.copies > 1 else ''}"  # noqa: E501
         files += ["stages"] if w.pipeline or w.stages else [loop]
         files += ["chunks"] if w.stages or how == f"pipeline_{INTERLEAVED}" else []
         state = (

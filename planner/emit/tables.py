@@ -11,7 +11,7 @@ from planner.emit.text import spec_text
 from planner.emit.writer import Parameter, Writer
 from planner.execution.collectives import collectives, item_sizes
 from planner.execution.layout_flow import cut_layout, stored_layout
-from planner.execution.loops import Run
+from planner.execution.loops import RepeatedBlock
 from planner.execution.plan import Plan, WeightPlan
 from planner.execution.recompute import sharded
 from planner.execution.shared_collectives import around
@@ -67,7 +67,7 @@ def template(labels: list[str]) -> str:
     return ".".join(c[0] if len(set(c)) == 1 else "*" for c in zip(*rows, strict=True))
 
 
-def block_table(w: Writer, run: Run, name: str) -> BlockTable:
+def block_table(w: Writer, run: RepeatedBlock, name: str) -> BlockTable:
     """Writes the block's table of weights; see `BlockTable`."""
     graph = w.flow.graph
     labels = {names[0]: [graph.labels.get(n, n) for n in names] for names in run.weights}

@@ -21,7 +21,7 @@ from planner.emit.writer import Function, Writer
 from planner.errors import PlanError
 from planner.execution.stage_buffers import PARTS, Buffer, Piece, buffers
 from planner.execution.uneven_collectives import passing
-from planner.execution.uneven_pipeline import Stages, handed, rooms, stage_flow
+from planner.execution.uneven_pipeline import UnevenPipeline, handed, rooms, stage_flow
 from planner.ops.base import tuple_text
 from planner.sharding.layout import STAGE, Layout
 
@@ -73,11 +73,11 @@ def write_unequal(w: Writer) -> None:
     )
 
 
-def _name(stages: Stages, k: int) -> str:
+def _name(stages: UnevenPipeline, k: int) -> str:
     return f"{'chunk' if stages.virtual > 1 else 'stage'}{k}"
 
 
-def _stage(w: Writer, stages: Stages, k: int) -> None:
+def _stage(w: Writer, stages: UnevenPipeline, k: int) -> None:
     """One stage, or a chunk of one."""
     graph, flow = w.flow.graph, stage_flow(w.flow, stages, k)
     body = Body(

@@ -12,11 +12,11 @@ import numpy as np
 from planner.emit.body import Body
 from planner.emit.values import Backend, Line
 from planner.execution.layout_flow import Flow
-from planner.execution.loops import Run
+from planner.execution.loops import RepeatedBlock
 from planner.execution.pipeline import Pipeline
 from planner.execution.plan import WeightPlan
 from planner.execution.stage_buffers import Buffer
-from planner.execution.uneven_pipeline import Stages
+from planner.execution.uneven_pipeline import UnevenPipeline
 from planner.execution.weight_offload import parked
 
 Workload = Literal["train", "infer"]
@@ -101,7 +101,7 @@ class Writer:
     backend: Backend
     unroll: bool
     training: Training
-    runs: list[Run] = field(default_factory=list)
+    runs: list[RepeatedBlock] = field(default_factory=list)
     parameters: dict[str, Parameter] = field(default_factory=dict)  # by first tensor
     reasons: list[str] = field(default_factory=list)
     counted: (
@@ -110,7 +110,7 @@ class Writer:
         # data
     ) = ""
     pipeline: Pipeline | None = None
-    stages: Stages | None = None  # unequal pipeline stages
+    stages: UnevenPipeline | None = None  # unequal pipeline stages
     packed: tuple[Buffer, ...] = ()  # what the weights of unequal stages lie in
     gpu_memory: float | None = (
         None  # share of a GPU's memory that the plan may use, None where no GPU is planned for

@@ -1,10 +1,10 @@
 """The exact communication, arithmetic and bytes of an emitted program, read from its flow (never
 from a cost model).
 
-One `Use` per collective: kind, axes, payload of one device, how often it runs in an optimizer step,
+One `CollectiveUse` per collective: kind, axes, payload of one device, how often it runs in an optimizer step,
 and why. Payload is what semantics call it: operand bytes for all-reduce, reduce-scatter, all-to-all
 and collective-permute, result bytes for all-gather. `traffic` adds them up by kind and axes.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -15,7 +15,14 @@ from fractions import Fraction
 from math import prod
 
 from planner.execution.layout_flow import Flow, cut_layout, stored_layout
-from planner.execution.loops import Carry, Run, dealt_run, inner_flow, outer_flow, passes_of
+from planner.execution.loops import (
+    Carry,
+    RepeatedBlock,
+    dealt_run,
+    inner_flow,
+    outer_flow,
+    passes_of,
+)
 from planner.execution.pipeline import Pipeline, pipeline_of
 from planner.execution.plan import WeightPlan
 from planner.execution.recompute import (
@@ -36,7 +43,7 @@ ItemSize = Callable[[str], float]
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class CollectiveUse:
     """A collective of the program: `payload_bytes` each time, `count` times per optimizer step."""
 
     kind: str
@@ -71,8 +78,8 @@ class Use:
 
 
 def collectives(
-    flow: Flow, runs: Iterable[Run] = (), itemsize: ItemSize | None = None
-) -> tuple[Use, ...]:
+    flow: Flow, runs: Iterable[RepeatedBlock] = (), itemsize: ItemSize | None = None
+) -> tuple[CollectiveUse, ...]:
     """Every collective of one optimizer step (training) or one forward pass. `runs` as emitted
     (none: every node by itself)."""
     size = itemsize or float32_sizes
@@ -117,7 +124,7 @@ def _plain(dtype: str) -> float:
     return DTYPE_BYTES[dtype]
 
 
-def _uses(flow: Flow, runs: tuple[Run, ...], size: ItemSize) -> Iterator[Use]:
+def _uses(flow: Flow, runs: tuple[RepeatedBlock, ...], size: ItemSize) -> Iterator[CollectiveUse]:
     micro = flow.plan.microbatches if flow.training else 1
     graph, pipeline = flow.graph, pipeline_of(flow.graph, flow.plan)
     ticks, ends = (pipeline.ticks, pipeline.after_times) if pipeline else (micro, micro)
@@ -243,7 +250,7 @@ def _uses(flow: Flow, runs: tuple[Run, ...], size: ItemSize) -> Iterator[Use]:
             for carry in run.carries:
                 yield from _handed(flow, carry, pipeline, size)
             loss = graph.outputs[0]
-            yield Use(
+            yield CollectiveUse(
                 "all-reduce",
                 (STAGE,),
                 int(size(graph.tensors[loss].dtype)),
@@ -262,7 +269,7 @@ def _uses(flow: Flow, runs: tuple[Run, ...], size: ItemSize) -> Iterator[Use]:
             ends = {pipeline.late(i) for i, _ in graph.consumers[name]}
             return (ticks if False in ends else 0) + (pipeline.after_times if True in ends else 0)
 
-        known: dict[tuple, tuple[Use, ...]] = {}  # weights of repeats are reduced alike
+        known: dict[tuple, tuple[CollectiveUse, ...]] = {}  # weights of repeats are reduced alike
         for name, plan in flow.weights.items():
             if name in flow.grad and name not in elsewhere:
                 tensor = graph.tensors[name]
@@ -300,7 +307,7 @@ def _uses(flow: Flow, runs: tuple[Run, ...], size: ItemSize) -> Iterator[Use]:
                     yield (
                         use
                         if use.what == what
-                        else Use(
+                        else CollectiveUse(
                             use.kind,
                             use.axes,
                             use.payload_bytes,
@@ -355,7 +362,9 @@ def _late(graph: Graph, name: str, pipeline: Pipeline, last: Iterable[str]) -> b
     )
 
 
-def _handed(flow: Flow, carry: Carry, pipeline: Pipeline, size: ItemSize) -> Iterator[Use]:
+def _handed(
+    flow: Flow, carry: Carry, pipeline: Pipeline, size: ItemSize
+) -> Iterator[CollectiveUse]:
     """A carried tensor on its way to the next stage, and its gradient on the way back. Between two
     stages the last way back is a loop of one tick, which compilers unroll: nobody reads what it
     sends."""
@@ -364,8 +373,10 @@ def _handed(flow: Flow, carry: Carry, pipeline: Pipeline, size: ItemSize) -> Ite
         prod(local_shape(tensor.shape, carry.layout, dict(flow.plan.mesh))) * size(tensor.dtype)
     )
     back = pipeline.ticks - (pipeline.schedule == "1f1b" and pipeline.stages == 2)
-    yield Use("collective-permute", (STAGE,), payload, pipeline.ticks, "forward", carry.enters)
-    yield Use("collective-permute", (STAGE,), payload, back, "backward", carry.enters)
+    yield CollectiveUse(
+        "collective-permute", (STAGE,), payload, pipeline.ticks, "forward", carry.enters
+    )
+    yield CollectiveUse("collective-permute", (STAGE,), payload, back, "backward", carry.enters)
 
 
 def of_other_stages(graph: Graph, pipeline: Pipeline) -> frozenset[str]:
@@ -408,7 +419,7 @@ def made_by(graph: Graph, i: int) -> str:
 
 def _tree(
     flow: Flow, name: str, tree: Tree, times: int, once: Merged, size: ItemSize, where: str
-) -> Iterator[Use]:
+) -> Iterator[CollectiveUse]:
     for path in tree.paths():
         yield from way_uses(flow, name, path, times, times, once, size, where)
 
@@ -422,7 +433,7 @@ def way_uses(
     once: Merged,
     size: ItemSize,
     where: str,
-) -> Iterator[Use]:
+) -> Iterator[CollectiveUse]:
     """The collectives of the last step of a way: backward so many times, forward so many."""
     yield from _step(
         flow,
@@ -444,11 +455,11 @@ def _step(
     size: ItemSize,
     where: str,
     forward_phase: str = "forward",
-) -> Iterator[Use]:
+) -> Iterator[CollectiveUse]:
     tensor = flow.graph.tensors[name]
     what = flow.graph.labels.get(name, name)
     if step.forward and forward_times:
-        yield Use(
+        yield CollectiveUse(
             step.forward,
             step.axes,
             int(step.forward_elements * size(tensor.dtype)),
@@ -459,7 +470,7 @@ def _step(
             place=where,
         )
     if step.backward and times and name in flow.grad:
-        yield Use(
+        yield CollectiveUse(
             step.backward,
             step.axes,
             int(step.backward_elements * size(tensor.dtype)),
@@ -479,7 +490,7 @@ def again_uses(
     once: Merged,
     size: ItemSize,
     where: str,
-) -> Iterator[Use]:
+) -> Iterator[CollectiveUse]:
     """Collectives of a function's forward pass that its backward pass runs again. mode: how it is
     wrapped (planner.execution.recompute); times: how often what a tensor needs runs."""
     if again is None:
@@ -491,7 +502,7 @@ def again_uses(
     for i, wanted in again.nodes.items() if mode in ("all", "keep") else ():
         for use in kernel_uses(flow, i, times(made_by(flow.graph, i)), size, where, mode, wanted):
             if use.phase == "forward":
-                yield Use(
+                yield CollectiveUse(
                     use.kind,
                     use.axes,
                     use.payload_bytes,
@@ -505,7 +516,7 @@ def again_uses(
 
 def kernel_uses(
     flow: Flow, i: int, times: int, size: ItemSize, where: str, again: str = "", wanted: bool = True
-) -> Iterator[Use]:
+) -> Iterator[CollectiveUse]:
     """Collectives inside a node's kernel. again: how its function is wrapped, for what its second
     run has; wanted: whether that makes the node's result."""
     rule, split, node = flow.rules[i], flow.split(i), flow.graph.nodes[i]
@@ -519,7 +530,7 @@ def kernel_uses(
                 inner.payload_bytes(local, devices, size("float32")),
                 inner.times(devices),
             )
-            yield Use(
+            yield CollectiveUse(
                 inner.kind,
                 axes,
                 payload,
@@ -530,7 +541,7 @@ def kernel_uses(
                 inside=True,
             )
             if differentiated and (inner.operand < 0 or node.inputs[inner.operand] in flow.grad):
-                yield Use(
+                yield CollectiveUse(
                     inner.kind,
                     axes,
                     payload,
@@ -552,7 +563,7 @@ def _reduction(
     over: Axes,
     alike: bool,
     stacked: tuple[int, int],
-) -> Iterator[Use]:
+) -> Iterator[CollectiveUse]:
     """The reduction of one weight's gradient (alike: equal to another's, which is reduced once for
     both) and, with sharded state, the gathering of the parameter. stacked: of how many repeats it
     is one array when the optimizer runs, and in each microbatch."""
@@ -566,7 +577,7 @@ def _reduction(
     full = piece * group(plan.axes, mesh) if level else piece  # padded where the pieces are
     rest = (*over, *(a for a in plan.fan if not level or a not in plan.axes))
     if level == 3:
-        yield Use(
+        yield CollectiveUse(
             "all-gather",
             plan.axes,
             full,
@@ -574,7 +585,7 @@ def _reduction(
             "forward",
             what,
         )
-        yield Use(
+        yield CollectiveUse(
             "all-gather",
             plan.axes,
             full,
@@ -582,9 +593,11 @@ def _reduction(
             "recompute",
             what,
         )
-        yield Use("reduce-scatter", plan.axes, full, micro * len(gathered), "gradient", what)
+        yield CollectiveUse(
+            "reduce-scatter", plan.axes, full, micro * len(gathered), "gradient", what
+        )
     elif level:
-        yield Use(
+        yield CollectiveUse(
             "reduce-scatter",
             plan.axes,
             full,
@@ -595,13 +608,15 @@ def _reduction(
             alike,
             stacked[level == 2],
         )
-        yield Use("all-gather", plan.axes, full, 1, "optimizer", what, True, stacked=stacked[0])
+        yield CollectiveUse(
+            "all-gather", plan.axes, full, 1, "optimizer", what, True, stacked=stacked[0]
+        )
     if rest:
-        yield Use("all-reduce", rest, piece, 1, "gradient", what, True, alike, stacked[0])
+        yield CollectiveUse("all-reduce", rest, piece, 1, "gradient", what, True, alike, stacked[0])
 
 
 def traffic(
-    uses: Iterable[Use], order: Axes, mesh: Mapping[str, int]
+    uses: Iterable[CollectiveUse], order: Axes, mesh: Mapping[str, int]
 ) -> dict[str, dict[str, dict[str, int | Fraction]]]:
     """kind -> axes (names in mesh order joined by +) -> {payload, wire} bytes per device and
     optimizer step; wire is the exact ring figure."""
@@ -621,7 +636,7 @@ def traffic(
     return out
 
 
-def dot_flops(flow: Flow, runs: Iterable[Run] = (), *, again: bool = True) -> int:
+def dot_flops(flow: Flow, runs: Iterable[RepeatedBlock] = (), *, again: bool = True) -> int:
     """2MNK of every product per device and step: forward and backward. again: as compiled, with
     what kernels and blocks in `runs` compute again and without what is multiplied."""
     found = flops_by_index(flow, runs, again=again).values()
@@ -630,7 +645,7 @@ def dot_flops(flow: Flow, runs: Iterable[Run] = (), *, again: bool = True) -> in
 
 
 def flops_by_index(
-    flow: Flow, runs: Iterable[Run] = (), *, again: bool = True
+    flow: Flow, runs: Iterable[RepeatedBlock] = (), *, again: bool = True
 ) -> dict[int, Fraction]:
     """2MNK per node, as in `dot_flops`; of blocks on pipeline stages what one stage runs, spread
     over all repeats."""

@@ -26,7 +26,7 @@ class Carry:
 
 
 @dataclass(frozen=True)
-class Run:
+class RepeatedBlock:
     """Nodes [first, first + period) repeated. weights: per slot the tensor of each repeat; shared:
     tensors every repeat reads; yields: results that every repeat hands out of the program (a
     layer's new keys), the tensors of all repeats each."""
@@ -47,10 +47,10 @@ class Run:
 
 @dataclass(frozen=True)
 class _Wiring:
-    """How repeats are put together, whatever their splits. weights: as in `Run`, with a node that
+    """How repeats are put together, whatever their splits. weights: as in `RepeatedBlock`, with a node that
     reads each; enters: (node of the block, which of its results) -> what takes its place in the
     first repeat; leaves: the tensors of all repeats of each of those results.
-    """
+    """  # noqa: E501
 
     weights: Mapping[tuple[str, ...], str]
     shared: tuple[str, ...]
@@ -59,7 +59,7 @@ class _Wiring:
     yields: tuple[tuple[str, ...], ...]
 
 
-def find_run(flow: Flow, first: int, period: int, repeats: int) -> Run | str:
+def find_run(flow: Flow, first: int, period: int, repeats: int) -> RepeatedBlock | str:
     """The run, or the reason why these repeats cannot share one function under this flow."""
     graph, nodes = flow.graph, flow.graph.nodes
     for j in range(first, first + period):
@@ -86,7 +86,7 @@ def find_run(flow: Flow, first: int, period: int, repeats: int) -> Run | str:
         ):
             return f"{name} cannot be carried from block to block"
         carries.append(Carry(name, leaves, hub))
-    return Run(
+    return RepeatedBlock(
         first, period, repeats, tuple(carries), tuple(wiring.weights), wiring.shared, wiring.yields
     )
 
@@ -200,7 +200,7 @@ def _wiring(graph: Graph, first: int, period: int, repeats: int) -> _Wiring | st
     return _Wiring(weights, tuple(shared), enters, leaves, yields)
 
 
-def of_each_copy(flow: Flow, runs: Iterable[Run]) -> frozenset[str]:
+def of_each_copy(flow: Flow, runs: Iterable[RepeatedBlock]) -> frozenset[str]:
     """Tensors of which every copy of the batch (Plan.copies) has its own: what depends on an input
     of the graph, or is handed from block to block. The copies share all else."""
     return frozenset(
@@ -208,7 +208,7 @@ def of_each_copy(flow: Flow, runs: Iterable[Run]) -> frozenset[str]:
     )
 
 
-def passes_of(flow: Flow, runs: Iterable[Run]) -> Callable[[str], int]:
+def passes_of(flow: Flow, runs: Iterable[RepeatedBlock]) -> Callable[[str], int]:
     """How often an optimizer step computes a tensor (or brings it to another layout), apart from
     repeats of blocks: for each microbatch, or where its copies share it for each turn of the loop
     over them. Without pipeline stages."""
@@ -226,8 +226,8 @@ def handed_out(layout: Layout) -> Layout:
 
 
 def dealt_run(
-    flow: Flow, runs: Iterable[Run], pipeline: Pipeline, reasons: Iterable[str] = ()
-) -> Run:
+    flow: Flow, runs: Iterable[RepeatedBlock], pipeline: Pipeline, reasons: Iterable[str] = ()
+) -> RepeatedBlock:
     """The run whose blocks are dealt out over stages. Raises PlanError P068 where they cannot
     be."""
     run = next((r for r in runs if r.first == pipeline.first), None)
@@ -246,7 +246,7 @@ def dealt_run(
     return run
 
 
-def inner_flow(flow: Flow, run: Run) -> Flow:
+def inner_flow(flow: Flow, run: RepeatedBlock) -> Flow:
     """The flow inside the block: carried tensors arrive in their travelling layout."""
     source, trees = dict(flow.source), dict(flow.trees)
     inside = range(run.first, run.first + run.period)
@@ -260,7 +260,7 @@ def inner_flow(flow: Flow, run: Run) -> Flow:
     return replace(flow, source=source, trees=trees)
 
 
-def outer_flow(flow: Flow, run: Run) -> Flow:
+def outer_flow(flow: Flow, run: RepeatedBlock) -> Flow:
     """The flow around the run: what enters is brought to its travelling layout, and what the last
     repeat hands over is in it."""
     source, trees = dict(flow.source), dict(flow.trees)

@@ -61,7 +61,7 @@ BUBBLE = -1
 
 
 @dataclass(frozen=True)
-class Passing:
+class Schedule:
     """How microbatches pass through stages (module docstring): what each stage runs in every tick.
     virtual: chunks that a stage holds."""
 
@@ -148,9 +148,9 @@ class Pipeline:
         return self.per_stage // self.virtual
 
     @cached_property
-    def passing(self) -> Passing:
+    def passing(self) -> Schedule:
         """How microbatches pass through it."""
-        return Passing(self.stages, self.microbatches, self.schedule, self.virtual)
+        return Schedule(self.stages, self.microbatches, self.schedule, self.virtual)
 
     @property
     def ticks(self) -> int:

@@ -22,7 +22,7 @@ from fractions import Fraction
 from math import prod
 
 from planner.execution.layout_flow import Flow
-from planner.execution.loops import Run, inner_flow, outer_flow
+from planner.execution.loops import RepeatedBlock, inner_flow, outer_flow
 from planner.graph.ir import Graph
 from planner.ops.control import inner_gradients, region, trips
 from planner.ops.experts import filling
@@ -250,7 +250,7 @@ def _inner_dots(
     return tuple(made)
 
 
-def repeated(flow: Flow, run: Run) -> Replay | None:
+def repeated(flow: Flow, run: RepeatedBlock) -> Replay | None:
     """The second run of one repeat of a block under the plan; None where nothing is wrapped. flow:
     inside the block."""
     mode = block_mode(flow)
@@ -277,7 +277,7 @@ def sharded(flow: Flow, name: str) -> bool:
     return plan is not None and plan.zero == 3 and plan.dim >= 0
 
 
-def parts(flow: Flow, runs: Iterable[Run]) -> tuple[range, ...]:
+def parts(flow: Flow, runs: Iterable[RepeatedBlock]) -> tuple[range, ...]:
     """Stretches of nodes outside repeated blocks that gather weights: each becomes a function of
     its own, so that gathered weights live no longer than it runs. A stretch begins at a node that
     reads a sharded weight, and a new one at the next that reads a matrix.
@@ -300,7 +300,7 @@ def parts(flow: Flow, runs: Iterable[Run]) -> tuple[range, ...]:
     return tuple(found)
 
 
-def replays(flow: Flow, runs: tuple[Run, ...]) -> Iterator[tuple[Run, Replay]]:
+def replays(flow: Flow, runs: tuple[RepeatedBlock, ...]) -> Iterator[tuple[RepeatedBlock, Replay]]:
     """What recomputed blocks run a second time, for one repeat of each."""
     outer = flow
     for run in runs:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.execution.layout_flow import Flow
-from planner.execution.loops import Run, outer_flow
+from planner.execution.loops import RepeatedBlock, outer_flow
 from planner.graph.ir import Node
 from planner.sharding.layout import Step, Tree
 
@@ -46,7 +46,7 @@ class Around:
     once: Merged
 
 
-def around(flow: Flow, runs: Sequence[Run]) -> Around:
+def around(flow: Flow, runs: Sequence[RepeatedBlock]) -> Around:
     """The program around `runs`, the repeated blocks that became one function."""
     graph, outer = flow.graph, flow
     for run in runs:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import prod
 
 from planner.execution.layout_flow import Flow
-from planner.execution.uneven_pipeline import Stages
+from planner.execution.uneven_pipeline import UnevenPipeline
 from planner.graph.ir import FLOATS
 from planner.sharding.layout import STAGE, Axes, Layout, group, local_shape
 
@@ -70,7 +70,7 @@ class Buffer:
         return self.length // group(self.zero, mesh)
 
 
-def buffers(flow: Flow, stages: Stages) -> tuple[Buffer, ...]:
+def buffers(flow: Flow, stages: UnevenPipeline) -> tuple[Buffer, ...]:
     """The buffers of all weights of a plan, in the order in which the stages read the first of
     each."""
     graph, mesh, order = flow.graph, dict(flow.plan.mesh), flow.plan.order

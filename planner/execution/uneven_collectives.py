@@ -18,13 +18,13 @@ from functools import cache
 from math import prod
 
 from planner.execution import collectives as account
-from planner.execution.collectives import ItemSize, Use
+from planner.execution.collectives import CollectiveUse, ItemSize
 from planner.execution.layout_flow import Flow
-from planner.execution.pipeline import Passing
+from planner.execution.pipeline import Schedule
 from planner.execution.recompute import Replay, products, replay
 from planner.execution.shared_collectives import merged
 from planner.execution.stage_buffers import buffers
-from planner.execution.uneven_pipeline import Stages, handed, rooms, stage_flow, stages_of
+from planner.execution.uneven_pipeline import UnevenPipeline, handed, rooms, stage_flow, stages_of
 from planner.sharding.layout import STAGE, local_shape
 
 
@@ -35,17 +35,17 @@ class Tick:
     chunk."""
 
     flow: Flow
-    forward: tuple[Use, ...]
-    backward: tuple[Use, ...]
+    forward: tuple[CollectiveUse, ...]
+    backward: tuple[CollectiveUse, ...]
     again: Replay | None
     turns: int
 
 
-def passing(flow: Flow) -> Passing:
+def passing(flow: Flow) -> Schedule:
     """How microbatches pass through the stages of a plan; where stages take several places, as many
     microbatches as the widest has go together."""
     plan = flow.plan
-    return Passing(
+    return Schedule(
         len(plan.widths) or plan.stages,
         plan.microbatches // max(plan.widths, default=1),
         plan.schedule,
@@ -53,7 +53,7 @@ def passing(flow: Flow) -> Passing:
     )
 
 
-def last_waits(p: Passing) -> int:
+def last_waits(p: Schedule) -> int:
     """Ticks with backward passes in which the last chunk runs none."""
     return 0 if p.schedule == "gpipe" else p.first_backward
 
@@ -69,7 +69,7 @@ class Together:
     ticks: int
 
 
-def chunks_at(p: Passing, tick: int, *, forward: bool) -> tuple[int, ...]:
+def chunks_at(p: Schedule, tick: int, *, forward: bool) -> tuple[int, ...]:
     """The chunks that run a pass of a tick, by stage. The last one runs no backward pass of
     microbatches that do not exist."""
     turns = p.forward if forward else p.backward
@@ -83,7 +83,7 @@ def chunks_at(p: Passing, tick: int, *, forward: bool) -> tuple[int, ...]:
 
 
 @cache
-def together(p: Passing) -> tuple[Together, ...]:
+def together(p: Schedule) -> tuple[Together, ...]:
     """All ticks, forward and backward passes apart. The bubble is the first forward passes, and the
     last backward ones."""
     found: Counter[tuple[bool, bool, tuple[int, ...]]] = Counter()
@@ -102,14 +102,14 @@ def of_chunks(flow: Flow, size: ItemSize) -> tuple[Tick, ...]:
     return tuple(_tick(flow, stages, k, size) for k in range(stages.count))
 
 
-def found(flow: Flow) -> Stages:
+def found(flow: Flow) -> UnevenPipeline:
     """The stages of a plan that has some."""
     stages = stages_of(flow)
     assert stages is not None
     return stages
 
 
-def _tick(flow: Flow, stages: Stages, k: int, size: ItemSize) -> Tick:
+def _tick(flow: Flow, stages: UnevenPipeline, k: int, size: ItemSize) -> Tick:
     own, nodes, last = stage_flow(flow, stages, k), stages.nodes[k], k + 1 == stages.count
     graph = flow.graph
     made = [o for i in nodes for o in graph.nodes[i].outputs if o]
@@ -121,7 +121,7 @@ def _tick(flow: Flow, stages: Stages, k: int, size: ItemSize) -> Tick:
     }
     once = merged(own, nodes, trees, stages.leaving(k))
     again = None if last else replay(own, nodes, "all", (*stages.entering[k], *graph.inputs))
-    forward, backward = list[Use](), list[Use]()
+    forward, backward = list[CollectiveUse](), list[CollectiveUse]()
     for name, tree in trees.items():
         for path in tree.paths():
             if not last:
@@ -140,7 +140,7 @@ def _tick(flow: Flow, stages: Stages, k: int, size: ItemSize) -> Tick:
     return Tick(own, ahead, back, again, turns)
 
 
-def collectives(flow: Flow, size: ItemSize) -> Iterator[Use]:
+def collectives(flow: Flow, size: ItemSize) -> Iterator[CollectiveUse]:
     """Every collective of one optimizer step, of each pass that of the chunk that sends the
     most."""
     work, p, fewer = of_chunks(flow, size), passing(flow), last_waits(passing(flow))
@@ -154,7 +154,7 @@ def collectives(flow: Flow, size: ItemSize) -> Iterator[Use]:
     yield from outside(flow, size)
 
 
-def outside(flow: Flow, size: ItemSize) -> Iterator[Use]:
+def outside(flow: Flow, size: ItemSize) -> Iterator[CollectiveUse]:
     """What stages hand to each other and back, the loss, and gradients of packed weights. Between
     two stages of one chunk the last way back is a loop of one tick, which compilers unroll: nobody
     reads what it sends."""
@@ -163,10 +163,10 @@ def outside(flow: Flow, size: ItemSize) -> Iterator[Use]:
     for axes, elements in rooms(handed(flow, stages)).items():
         what = "what stages hand on" + (f" ({'+'.join(axes)})" if axes else "")
         payload = int(elements * size("float32"))
-        yield Use(
+        yield CollectiveUse(
             "collective-permute", (STAGE,), payload, p.read_ticks * stages.together, "forward", what
         )
-        yield Use(
+        yield CollectiveUse(
             "collective-permute",
             (STAGE,),
             payload,
@@ -174,22 +174,24 @@ def outside(flow: Flow, size: ItemSize) -> Iterator[Use]:
             "backward",
             what,
         )
-    yield Use("all-reduce", (STAGE,), 8, 1, "forward", "loss and its weight")
+    yield CollectiveUse("all-reduce", (STAGE,), 8, 1, "forward", "loss and its weight")
     mesh = dict(flow.plan.mesh)
     for b in (b for b in buffers(flow, stages) if b.trained):
         full, piece = int(b.length * size(b.dtype)), int(b.state_length(mesh) * size(b.dtype))
         if b.level:
-            yield Use(
+            yield CollectiveUse(
                 "reduce-scatter", b.zero, full, n if b.level == 2 else 1, "gradient", b.key, True
             )
-            yield Use("all-gather", b.zero, full, 1, "optimizer", b.key, True)
+            yield CollectiveUse("all-gather", b.zero, full, 1, "optimizer", b.key, True)
         if b.rest:
-            yield Use("all-reduce", b.rest, piece, 1, "gradient", b.key, True)
+            yield CollectiveUse("all-reduce", b.rest, piece, 1, "gradient", b.key, True)
         if stages.together > 1:
-            yield Use("collective-permute", (STAGE,), piece, stages.together - 1, "gradient", b.key)
+            yield CollectiveUse(
+                "collective-permute", (STAGE,), piece, stages.together - 1, "gradient", b.key
+            )
 
 
-def _wire(flow: Flow, uses: tuple[Use, ...]) -> Fraction:
+def _wire(flow: Flow, uses: tuple[CollectiveUse, ...]) -> Fraction:
     """Bytes on the wire."""
     cells = account.traffic(uses, flow.plan.order, dict(flow.plan.mesh))
     return sum(
@@ -265,7 +267,7 @@ def state_elements(flow: Flow) -> int:
     )
 
 
-def opened_bytes(flow: Flow, stages: Stages, k: int, size: ItemSize) -> float:
+def opened_bytes(flow: Flow, stages: UnevenPipeline, k: int, size: ItemSize) -> float:
     """Bytes of chunk k's weights as its nodes read them, beside the buffers: XLA cuts each out of
     them."""
     mesh = dict(flow.plan.mesh)

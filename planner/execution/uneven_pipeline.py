@@ -52,7 +52,7 @@ place each: bounds of the one hold of the other (tests/execution/test_unequal.py
 
 
 @dataclass(frozen=True)
-class Stages:
+class UnevenPipeline:
     """A graph cut into chunks for pipeline stages. starts: the first node of every chunk, 0 first.
     results: what the last one has to make; grad: tensors with a gradient; virtual: chunks that a
     stage holds; widths: places that each stage takes, () one each.
@@ -151,14 +151,14 @@ def wrong_widths(widths: Sequence[int], places: int, microbatches: int, virtual:
     return f"stages of {virtual} chunks take one place each" if virtual > 1 else ""
 
 
-def stages_of(flow: Flow) -> Stages | None:
+def stages_of(flow: Flow) -> UnevenPipeline | None:
     """The unequal stages of a plan, None where it has none."""
     from planner.graph.queries import counted_rows
 
     if not flow.plan.cuts:
         return None
     counted = counted_rows(flow.graph)
-    return Stages(
+    return UnevenPipeline(
         flow.graph,
         flow.grad,
         (0, *flow.plan.cuts),
@@ -179,7 +179,7 @@ def batch_only(graph: Graph) -> frozenset[int]:
     return frozenset(found)
 
 
-def stage_flow(flow: Flow, stages: Stages, k: int) -> Flow:
+def stage_flow(flow: Flow, stages: UnevenPipeline, k: int) -> Flow:
     """The flow inside chunk k: what it is given arrives in the layout that it travels in, and is
     brought from there to the chunk's readers alone.
 
@@ -251,7 +251,7 @@ class Handed:
     shape: tuple[int, ...]
 
 
-def handed(flow: Flow, stages: Stages) -> tuple[tuple[Handed, ...], ...]:
+def handed(flow: Flow, stages: UnevenPipeline) -> tuple[tuple[Handed, ...], ...]:
     """Per chunk what it is given, laid out one behind the other in a flat buffer for every set of
     axes that tensors differ over."""
     mesh, rows = dict(flow.plan.mesh), []

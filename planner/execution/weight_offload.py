@@ -31,7 +31,7 @@ from planner.execution.plan import WeightPlan
 from planner.graph.ir import Graph
 
 if TYPE_CHECKING:
-    from planner.execution.loops import Run
+    from planner.execution.loops import RepeatedBlock
 
 
 def parks(graph: Graph, name: str) -> bool:
@@ -56,7 +56,7 @@ def tables(graph: Graph) -> tuple[str, ...]:
     )
 
 
-def parked(flow: Flow, runs: Sequence[Run]) -> frozenset[str]:
+def parked(flow: Flow, runs: Sequence[RepeatedBlock]) -> frozenset[str]:
     """The weights, of all repeats, that wait in the host's memory under a plan."""
     stacks = [names for run in runs for names in run.weights if parks(flow.graph, names[0])]
     found = {n for names in stacks for n in names} if "parameters" in flow.plan.offload else set()

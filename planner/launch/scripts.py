@@ -57,7 +57,7 @@ cd "${{SLURM_SUBMIT_DIR:-.}}"
 {EXPANDED}
 srun --kill-on-bad-exit=1 --nodes="$nodes" --ntasks="$nodes" --distribution=block --label --output="rank-%t.log" \\
   bash -c {_inner(job, python, '"$SLURM_PROCID"')} \\
-  rank "$head:{PORT}" "$program" "$nodes" {_rest(job)}"""
+  rank "$head:{PORT}" "$program" "$nodes" {_rest(job)}"""  # noqa: E501
     return "\n".join(head) + "\n\n" + body.rstrip() + "\n"
 
 
@@ -114,7 +114,7 @@ cd "$(dirname "$0")"
 {EXPANDED}
 mpirun -np {job.processes} {" ".join([*where, how])} --bind-to none --tag-output {variables}\\
   bash -c {_inner(job, python, '"$OMPI_COMM_WORLD_RANK"')} \\
-  rank "$coordinator:{PORT}" {shlex.quote(job.program.name)} {job.processes} {_rest(job)}"""
+  rank "$coordinator:{PORT}" {shlex.quote(job.program.name)} {job.processes} {_rest(job)}"""  # noqa: E501
     return body.rstrip() + "\n"
 
 

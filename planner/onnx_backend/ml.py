@@ -86,7 +86,7 @@ def trees(call: Call) -> Value:
     from onnx import numpy_helper
 
     x = as_array(call.get(0))
-    get = lambda name: numpy_helper.to_array(call.attr(name))
+    get = lambda name: numpy_helper.to_array(call.attr(name))  # noqa: E731
     modes, splits = get("nodes_modes"), get("nodes_splits")
     features, yes, no = (
         call.attr(f"nodes_{k}") for k in ("featureids", "truenodeids", "falsenodeids")

@@ -14,7 +14,7 @@ from planner.graph.ir import Graph, Node
 from planner.ops.base import Call, NoRule, Operator, register
 from planner.ops.pointwise import letters
 from planner.ops.recurrent import chosen, lstm_full, operands, recurrent_rule
-from planner.sharding.rule import Inner, Rule, parse
+from planner.sharding.rule import KernelCollective, Rule, parse
 
 QUERY_BLOCK = 1024
 """Queries per block of the emitted kernel (planner/emit/runtime/kernels/kernels.py; a test holds
@@ -67,16 +67,16 @@ def _attention_rule(node: Node, graph: Graph) -> Rule:
     return replace(rule, flops=2.0 * out[0] * heads * q[2] * k[2] * (q[3] + v[3]))
 
 
-def _ring(rule: Rule) -> tuple[Inner, ...]:
+def _ring(rule: Rule) -> tuple[KernelCollective, ...]:
     """k and v pass every other device; in the backward pass once more, and their gradients in
     float32 as far and then home."""
-    found: list[Inner] = []
+    found: list[KernelCollective] = []
     for dims in rule.operands[1:3]:
         over = tuple(f for dim in dims for f in dim)
         found += [
-            Inner("ring", "collective-permute", over, 1, 1, 0, ring=True, kept=False),
-            Inner("ring", "collective-permute", over, 0, 1, ring=True),
-            Inner("ring", "collective-permute", over, 0, 1),
+            KernelCollective("ring", "collective-permute", over, 1, 1, 0, ring=True, kept=False),
+            KernelCollective("ring", "collective-permute", over, 0, 1, ring=True),
+            KernelCollective("ring", "collective-permute", over, 0, 1),
         ]
     return tuple(found)
 
@@ -129,7 +129,9 @@ def _cached_rule(node: Node, graph: Graph) -> Rule:
         no_pad=frozenset({"t"}),
     )
     rows = tuple(f for f in (batch, "g", "r", "s") if f in rule.sizes)
-    joined = tuple(Inner("t", "all-reduce", over, 1, 0) for over in (rows, rows, (*rows, "e")))
+    joined = tuple(
+        KernelCollective("t", "all-reduce", over, 1, 0) for over in (rows, rows, (*rows, "e"))
+    )
     return replace(
         rule, inner=joined, flops=2.0 * q[0] * heads * q[2] * (past[2] + k[2]) * (q[3] + v[3])
     )

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from planner.graph.ir import Graph, Node
 from planner.ops.base import Call, NoRule, Operator, jnp_dtype, register
 from planner.sharding.layout import Axes
-from planner.sharding.rule import Dim, Inner, Rule, Split
+from planner.sharding.rule import Dim, KernelCollective, Rule, Split
 
 Element = tuple[int, str, int]
 """(body, tensor, dim)"""
@@ -122,9 +122,9 @@ def region(node: Node, graph: Graph) -> Region:
         for f in names.values()
         if f in free and any(not any(f in dim for dim in r) for r in results)
     ]
-    # An Inner that never runs says that a result lacking the factor is complete, not a term of a
+    # An KernelCollective that never runs says that a result lacking the factor is complete, not a term of a  # noqa: E501
     # sum.
-    complete = tuple(Inner(f, "all-reduce", (), 0, 0) for f in lacking)
+    complete = tuple(KernelCollective(f, "all-reduce", (), 0, 0) for f in lacking)
     rule = Rule(
         operands,
         results,

@@ -22,7 +22,7 @@ from math import ceil, prod
 
 from planner.graph.ir import Graph, Node
 from planner.ops.base import Call, NoRule, Operator, register, tuple_text
-from planner.sharding.rule import Inner, Rule, Split, parse
+from planner.sharding.rule import KernelCollective, Rule, Split, parse
 
 IMBALANCE = 1.25
 """Assumed: rows of the busiest device over the mean, and places of a round of expert parallelism
@@ -77,7 +77,7 @@ def _rule(node: Node, graph: Graph) -> Rule:
     return replace(rule, flops=flops, paired=paired, inner=_exchange(rule, tuple(paired)))
 
 
-def _exchange(rule: Rule, pairs: tuple[str, ...]) -> tuple[Inner, ...]:
+def _exchange(rule: Rule, pairs: tuple[str, ...]) -> tuple[KernelCollective, ...]:
     """What travels in a round: how many rounds there are, numbers of experts and rows, and results;
     backward rows, their gradients, shares and what is gained by them (numbers of experts and shares
     in one)."""
@@ -85,7 +85,7 @@ def _exchange(rule: Rule, pairs: tuple[str, ...]) -> tuple[Inner, ...]:
         return ()
     rows = tuple(f for dim in rule.operands[1] for f in dim)
     to = partial(
-        Inner,
+        KernelCollective,
         "+".join(pairs),
         "all-to-all",
         rows=rows,
@@ -94,7 +94,7 @@ def _exchange(rule: Rule, pairs: tuple[str, ...]) -> tuple[Inner, ...]:
         for_result=True,
     )
     return (
-        Inner("+".join(pairs), "all-reduce", (), 1, 0, kept=False),
+        KernelCollective("+".join(pairs), "all-reduce", (), 1, 0, kept=False),
         to((), 1, 0),
         to(("h",), 2, 3, 0),
         to((), 0, 1, 8),

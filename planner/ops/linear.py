@@ -23,7 +23,7 @@ def _matmul_rule(node: Node, graph: Graph) -> Rule:
         batch = names[len(names) - (len(shape) - 2) :] if len(shape) > 2 else []
         return " ".join(["1" if s == 1 else n for s, n in zip(shape, batch, strict=False)] + [last])
 
-    line = f"{side(a, 'k m' if node.attrs.get('trans_a') else 'm k')},{side(b, 'n k' if node.attrs.get('trans_b') else 'k n')}"
+    line = f"{side(a, 'k m' if node.attrs.get('trans_a') else 'm k')},{side(b, 'n k' if node.attrs.get('trans_b') else 'k n')}"  # noqa: E501
     result = " ".join(
         ["1" if s == 1 else n for s, n in zip(out[:-2], names, strict=True)] + ["m n"]
     )

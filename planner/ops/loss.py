@@ -8,7 +8,7 @@ from math import prod
 from planner.graph.ir import Graph, Node
 from planner.ops.base import Call, Operator, register, tuple_text
 from planner.ops.pointwise import letters
-from planner.sharding.rule import Inner, Rule, parse
+from planner.sharding.rule import KernelCollective, Rule, parse
 
 LOSS_ROWS = 512
 """Rows per block of the emitted kernel (planner/emit/runtime/kernels/kernels.py; a test holds the
@@ -22,7 +22,7 @@ def _cross_entropy_rule(node: Node, graph: Graph) -> Rule:
     """
     logits, labels = graph.shapes(node.inputs[:2])
     rows = letters(len(labels))
-    inner = (Inner("v", "all-reduce", tuple(rows), 3, 0),)
+    inner = (KernelCollective("v", "all-reduce", tuple(rows), 3, 0),)
     # The axis of classes: 1 in ONNX's layout [N, C, d...], last otherwise; the reader of the loss
     # says which.
     axis = int(node.attrs["axis"])  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from math import prod
 from planner.graph.ir import Graph, Node
 from planner.ops.base import Call, NoRule, Operator, register, tuple_text
 from planner.ops.pointwise import letters, uneven_never
-from planner.sharding.rule import Inner, Rule, parse
+from planner.sharding.rule import KernelCollective, Rule, parse
 
 
 def _axis_whole(node: Node, graph: Graph) -> Rule:
@@ -76,7 +76,10 @@ def _space(rank: int) -> str:
 def _of_rows(rule: Rule, over: tuple[str, ...]) -> Rule:
     """Statistics [over] of rows that may be cut: two sums in the forward pass, two at once in the
     backward pass."""
-    inner = (Inner("y0", "all-reduce", over, 2, 0), Inner("y0", "all-reduce", over, 0, 1, units=2))
+    inner = (
+        KernelCollective("y0", "all-reduce", over, 2, 0),
+        KernelCollective("y0", "all-reduce", over, 0, 1, units=2),
+    )
     return (
         replace(rule, inner=inner, no_pad=rule.no_pad | {"y0"}, spatial=frozenset({"y0"}))
         if "y0" in rule.sizes
@@ -131,7 +134,7 @@ def _batch_rule(node: Node, graph: Graph) -> Rule:
         return parse(f"{line}, c, c, c, c -> {line}", shapes, (shapes[0],))
     live = tuple(o for o in node.outputs if o)
     line = f"n c {_space(len(shapes[0]) - 2)}"
-    inner = (Inner("n+y0" if len(shapes[0]) > 2 else "n", "all-reduce", ("c",), 2, 2),)
+    inner = (KernelCollective("n+y0" if len(shapes[0]) > 2 else "n", "all-reduce", ("c",), 2, 2),)
     return parse(
         f"{line}, c, c, c, c -> {line}{', c' * (len(live) - 1)}",
         shapes,

@@ -149,7 +149,7 @@ def _conv_sides(
     x: tuple[int, ...], w: tuple[int, ...], groups: int, whole: bool
 ) -> tuple[str, str, str, str, dict[str, int]]:
     """Sides of x, w and the result, the factor of an output channel, and sizes."""
-    spread = lambda stem: " ".join(f"{stem}{i}!" for i in range(len(x) - 2))
+    spread = lambda stem: " ".join(f"{stem}{i}!" for i in range(len(x) - 2))  # noqa: E731
     if groups == 1:
         c = "c!" if whole else "c"
         return f"n {c} {spread('x')}", f"o {c} {spread('k')}", f"n o {spread('y')}", "o", {}
@@ -187,7 +187,7 @@ def _conv_integer_rule(node: Node, graph: Graph) -> Rule:
 def _qlinear_conv_rule(node: Node, graph: Graph) -> Rule:
     shapes, (out,) = graph.shapes(node.inputs), graph.shapes(node.outputs)
     left, right, result, channel, sizes = _conv_sides(shapes[0], shapes[3], _groups(node), True)
-    one = lambda k: _vector(shapes[k], channel, True)
+    one = lambda k: _vector(shapes[k], channel, True)  # noqa: E731
     sides = [left, one(1), one(2), right, one(4), one(5), one(6), one(7)]
     if len(shapes) > 8:
         sides.append(channel if node.inputs[8] else "")

@@ -8,7 +8,7 @@ from math import prod
 from planner.graph.ir import Graph, Node
 from planner.ops.base import Call, NoRule, Operator, register
 from planner.ops.pointwise import letters
-from planner.sharding.rule import Inner, Rule, parse
+from planner.sharding.rule import KernelCollective, Rule, parse
 
 
 def _dropout_rule(node: Node, graph: Graph) -> Rule:
@@ -19,9 +19,9 @@ def _dropout_rule(node: Node, graph: Graph) -> Rule:
         raise NoRule("a mask as output")
     factors = letters(len(shapes[0]))
     names = " ".join(factors)
-    # An Inner that never runs says that a result lacking the factor is complete, not a term of a
+    # An KernelCollective that never runs says that a result lacking the factor is complete, not a term of a  # noqa: E501
     # sum.
-    inner = tuple(Inner(f, "all-reduce", (), 0, 0) for f in factors)
+    inner = tuple(KernelCollective(f, "all-reduce", (), 0, 0) for f in factors)
     live = [i for i, o in enumerate(node.outputs) if o]
     return parse(
         f"{names}, -> {', '.join((names, '')[i] for i in live)}",

@@ -26,7 +26,7 @@ def _reduce_rule(node: Node, graph: Graph) -> Rule:
 
 def _reduce(function: str):
     def kernel(call: Call) -> str:
-        return f"{function}({call.args[0]}, axis={tuple(call.attr('axes'))}, keepdims={bool(call.attr('keepdims', 1))})"  # type: ignore[arg-type]
+        return f"{function}({call.args[0]}, axis={tuple(call.attr('axes'))}, keepdims={bool(call.attr('keepdims', 1))})"  # type: ignore[arg-type]  # noqa: E501
 
     return kernel
 

@@ -78,7 +78,7 @@ def _col2im_rule(node: Node, graph: Graph) -> Rule:
 
 def _col2im(call: Call) -> str:
     keys = ("image", "block", "blocks", "strides", "pads", "dilations")
-    return f"{call.use('col2im')}({call.args[0]}, {', '.join(repr(tuple(call.attr(k))) for k in keys)})"  # type: ignore[arg-type]
+    return f"{call.use('col2im')}({call.args[0]}, {', '.join(repr(tuple(call.attr(k))) for k in keys)})"  # type: ignore[arg-type]  # noqa: E501
 
 
 def _grid_rule(node: Node, graph: Graph) -> Rule:
@@ -106,12 +106,12 @@ def _roi_align(call: Call) -> str:
             "as many samples per cell as the region is large (sampling_ratio 0): their number is"
             " run-time data"
         )
-    how = f"{tuple(call.attr('cells'))}, {call.attr('scale')!r}, {call.attr('ratio')}, {bool(call.attr('half_pixel'))}, {bool(call.attr('most'))}"  # type: ignore[arg-type]
+    how = f"{tuple(call.attr('cells'))}, {call.attr('scale')!r}, {call.attr('ratio')}, {bool(call.attr('half_pixel'))}, {bool(call.attr('most'))}"  # type: ignore[arg-type]  # noqa: E501
     return f"{call.use('roi_align')}({', '.join(call.args)}, {how})"
 
 
 def _max_roi_pool(call: Call) -> str:
-    return f"{call.use('max_roi_pool')}({', '.join(call.args)}, {tuple(call.attr('cells'))}, {call.attr('scale')!r})"  # type: ignore[arg-type]
+    return f"{call.use('max_roi_pool')}({', '.join(call.args)}, {tuple(call.attr('cells'))}, {call.attr('scale')!r})"  # type: ignore[arg-type]  # noqa: E501
 
 
 def _deform_rule(node: Node, graph: Graph) -> Rule:

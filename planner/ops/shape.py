@@ -71,8 +71,8 @@ def _reshape_rule(node: Node, graph: Graph) -> Rule:
     if 0 in source:
         raise NoRule("an empty tensor")
     left, right, sizes, whole = reshape_factors(source, target)
-    mark = lambda f: f + ("!" if f in whole else "")
-    side = lambda dims: " ".join(
+    mark = lambda f: f + ("!" if f in whole else "")  # noqa: E731
+    side = lambda dims: " ".join(  # noqa: E731
         "1" if not d else mark(d[0]) if len(d) == 1 else f"({' '.join(map(mark, d))})" for d in dims
     )
     return parse(f"{side(left)} -> {side(right)}", (source,), (target,), sizes=sizes, linear=(0,))

@@ -13,7 +13,7 @@ def _dft_rule(node: Node, graph: Graph) -> Rule:
     """The transformed axis and the pairs stay whole."""
     (shape,), (out,) = graph.shapes(node.inputs), graph.shapes(node.outputs)
     axis, last = int(node.attrs["axis"]), len(shape) - 1  # type: ignore[arg-type]
-    side = lambda i, p: " ".join(
+    side = lambda i, p: " ".join(  # noqa: E731
         i if k == axis else p if k == last else n for k, n in enumerate(letters(len(shape)))
     )
     return parse(f"{side('i!', 'p!')} -> {side('o!', 'q!')}", (shape,), (out,))
@@ -64,7 +64,7 @@ def _cache_rule(node: Node, graph: Graph) -> Rule:
     """The axis that is written along stays whole."""
     shapes = graph.shapes(node.inputs)
     names = letters(len(shapes[0]))
-    side = lambda s: " ".join(s if k == node.attrs["axis"] else n for k, n in enumerate(names))
+    side = lambda s: " ".join(s if k == node.attrs["axis"] else n for k, n in enumerate(names))  # noqa: E731
     where = f", {names[0]}" if len(shapes) > 2 else ""
     return parse(f"{side('s!')}, {side('u!')}{where} -> {side('s!')}", shapes, (shapes[0],))
 

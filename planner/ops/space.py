@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 from planner.graph.ir import AttrValue
 from planner.ops.base import Call
-from planner.sharding.rule import Inner, Rule
+from planner.sharding.rule import KernelCollective, Rule
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,9 @@ def with_rows(rule: Rule, cut: Reach | None) -> Rule:
     rows = rule.sizes[cut.factor] * (1 if cut.wide else cut.step)
     over = tuple(f for d, dim in enumerate(rule.operands[0]) if d != 2 + cut.dim for f in dim)
     inner = tuple(
-        Inner(cut.factor, "collective-permute", over, 1, 1, 0, units=n, kept=False, operand=0)
+        KernelCollective(
+            cut.factor, "collective-permute", over, 1, 1, 0, units=n, kept=False, operand=0
+        )
         for n in (cut.before, cut.after)
         if n
     )

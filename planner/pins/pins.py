@@ -56,7 +56,7 @@ from planner.sharding.layout import STAGE
 from planner.sharding.rule import PENDING, Limits, Rule, Split, legal
 
 if TYPE_CHECKING:
-    from planner.analysis.facts import Base
+    from planner.analysis.facts import GraphFacts
 
 TENSOR = ("any", "megatron", "megatron-sp")
 TECHNIQUES = {
@@ -211,7 +211,7 @@ class Pins:
             for table in found
         ]
 
-    def allowed(self, base: Base, mesh: Mapping[str, int]) -> dict[int, tuple[Split, ...]]:
+    def allowed(self, base: GraphFacts, mesh: Mapping[str, int]) -> dict[int, tuple[Split, ...]]:
         """Per class of nodes the splits the pins leave. A glob that matches nothing, or a split
         that is not legal, is an error."""
         graph = base.graph
@@ -262,7 +262,7 @@ class Pins:
         return out
 
     def _pinned(
-        self, base: Base, i: int, glob: str, table: Mapping[str, Any], mesh: Mapping[str, int]
+        self, base: GraphFacts, i: int, glob: str, table: Mapping[str, Any], mesh: Mapping[str, int]
     ) -> tuple[Split, ...]:
         rule = base.rules[i]
         if "split" in table:
@@ -331,7 +331,7 @@ def _without(table: Mapping[str, Any], key: str) -> dict[str, Any]:
     return {k: v for k, v in table.items() if k != key}
 
 
-def _weight_slot(glob: str, node: Any, base: Base) -> int | None:
+def _weight_slot(glob: str, node: Any, base: GraphFacts) -> int | None:
     """The operand that a glob means where it is a parameter's name and not the node's own."""
     if any(
         name and fnmatch.fnmatchcase(name, glob)

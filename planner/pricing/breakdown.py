@@ -18,9 +18,9 @@ from planner.pricing.step_time import made_again
 from planner.sharding.notation import spell_dim, spell_rule
 
 if TYPE_CHECKING:
-    from planner.analysis.facts import Base
+    from planner.analysis.facts import GraphFacts
     from planner.execution.layout_flow import Flow
-    from planner.execution.loops import Run
+    from planner.execution.loops import RepeatedBlock
     from planner.graph.ir import Node
     from planner.pricing.pricer import Pricer
     from planner.sharding.layout import Layout
@@ -29,14 +29,16 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 
 
-def details(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer) -> dict[str, Row]:
+def details(
+    base: GraphFacts, flow: Flow, runs: tuple[RepeatedBlock, ...], pricer: Pricer
+) -> dict[str, Row]:
     """Id of the first node of each class -> its row (planner.strategy.types.DetailTable). Seconds
     are of one pass in `kernels.forward_s` and `backward_s`, of a step elsewhere."""
     pipeline, again = pipeline_of(base.graph, flow.plan), made_again(flow, runs)
     held: dict[int, list[int]] = {}
     for i, first in enumerate(base.shared):
         held.setdefault(first, []).append(i)
-    uses: dict[str, list[account.Use]] = {}
+    uses: dict[str, list[account.CollectiveUse]] = {}
     for use in account.collectives(flow, runs, pricer.itemsize):
         uses.setdefault(use.what, []).append(use)
     rows = {}
@@ -60,7 +62,7 @@ def details(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer) -> di
     return rows
 
 
-def _sides(base: Base, node: Node, rule: Rule, split: Split, order: Sequence[str]) -> Row:
+def _sides(base: GraphFacts, node: Node, rule: Rule, split: Split, order: Sequence[str]) -> Row:
     labels = base.graph.labels
     operands = [
         _side(labels.get(t, t), rule.operands[slot], rule.operand(slot, split, tuple(order)))
@@ -94,7 +96,7 @@ def _turns(pipeline: Pipeline | None, alike: Sequence[int], microbatches: int) -
 
 
 def _kernels(
-    base: Base, i: int, split: Split, pricer: Pricer, turns: tuple[int, float], again: bool
+    base: GraphFacts, i: int, split: Split, pricer: Pricer, turns: tuple[int, float], again: bool
 ) -> Row:
     forward, backward = kernel_times(base, i, split, pricer)
     one = forward * (2 if again else 1) + backward
@@ -109,7 +111,7 @@ def _kernels(
     }
 
 
-def bound_by(base: Base, i: int, split: Split, pricer: Pricer) -> str:
+def bound_by(base: GraphFacts, i: int, split: Split, pricer: Pricer) -> str:
     """What sets the time of a node's forward kernel: arithmetic, memory bandwidth, the launch of
     the kernel, or nothing (a view)."""
     rule = base.rules[i]
@@ -128,7 +130,10 @@ def bound_by(base: Base, i: int, split: Split, pricer: Pricer) -> str:
 
 
 def _moves(
-    base: Base, node: Node, uses: Mapping[str, Sequence[account.Use]], pricer: Pricer
+    base: GraphFacts,
+    node: Node,
+    uses: Mapping[str, Sequence[account.CollectiveUse]],
+    pricer: Pricer,
 ) -> list[Row]:
     """The collectives on a node's operands and results and inside its kernel, the costliest first.
 

@@ -32,8 +32,8 @@ from planner.machine.mesh_choices import divisors
 from planner.sharding.layout import Axes
 
 if TYPE_CHECKING:
-    from planner.analysis.facts import Base
-    from planner.execution.collectives import Use
+    from planner.analysis.facts import GraphFacts
+    from planner.execution.collectives import CollectiveUse
     from planner.pricing.pricer import Pricer
 
 AUTO, OPEN = "auto", "open"
@@ -62,10 +62,10 @@ def kinds(zero: int) -> tuple[str, ...]:
     return ("all_reduce",) if zero == 3 else KINDS
 
 
-def bounding(base: Base, pricer: Pricer, least_s: float) -> Pricer:
+def bounding(base: GraphFacts, pricer: Pricer, least_s: float) -> Pricer:
     """What a mesh is searched by where sizes are open: the pricer itself, or where a size might be
     chosen for a plan of at least so many seconds one that is below all sizes."""
-    if spared_s(base, pricer) <= NOTABLE * least_s:
+    if not_recomputed_s(base, pricer) <= NOTABLE * least_s:
         return pricer
     counts = divisors(prod(pricer.sizes.values()))
     most = {
@@ -82,7 +82,7 @@ def bounding(base: Base, pricer: Pricer, least_s: float) -> Pricer:
     )
 
 
-def spared_s(base: Base, pricer: Pricer) -> float:
+def not_recomputed_s(base: GraphFacts, pricer: Pricer) -> float:
     """No size spares a plan on the mesh more seconds: of the launches that whole gradients would
     be, of each kind all but one, at the longest latency of any axes."""
     wide = _reduced_bytes(pricer)
@@ -108,24 +108,24 @@ def _reduced_bytes(pricer: Pricer) -> float:
     return max(pricer.recipe.reduction_bytes, pricer.recipe.parameter_bytes)
 
 
-def launched(uses: Iterable[Use], bucket_bytes: int) -> dict[Way, float]:
+def launched(uses: Iterable[CollectiveUse], bucket_bytes: int) -> dict[Way, float]:
     """(kind, axes) -> bytes of one launch of what travels together: no more than there are.
     bucket_bytes: a plan's; of 0 nothing is said, and the profile's size holds."""
     totals = _totals(use for use in uses if use.bucketed)
     return {way: min(total, bucket_bytes) for way, total in totals.items()} if bucket_bytes else {}
 
 
-def _totals(uses: Iterable[Use]) -> dict[Way, float]:
+def _totals(uses: Iterable[CollectiveUse]) -> dict[Way, float]:
     sums: dict[Way, float] = {}
     for use in uses:
         sums[use.kind, use.axes] = sums.get((use.kind, use.axes), 0.0) + use.total_bytes
     return sums
 
 
-def _joined(uses: Iterable[Use]) -> tuple[Use, ...]:
+def _joined(uses: Iterable[CollectiveUse]) -> tuple[CollectiveUse, ...]:
     """Equal collectives, as those of the repeats of a block, as one that runs as often as all of
     them: the same seconds but for rounding."""
-    alike: dict[tuple, list[Use]] = {}
+    alike: dict[tuple, list[CollectiveUse]] = {}
     for use in uses:
         alike.setdefault(
             (
@@ -144,8 +144,8 @@ def _joined(uses: Iterable[Use]) -> tuple[Use, ...]:
 
 
 def seconds(
-    uses: Iterable[Use], pricer: Pricer, sizes: Mapping[Way, float]
-) -> list[tuple[Use, float, float]]:
+    uses: Iterable[CollectiveUse], pricer: Pricer, sizes: Mapping[Way, float]
+) -> list[tuple[CollectiveUse, float, float]]:
     """Every collective with its seconds, and those of them that hide under the backward pass: the
     profile's share of the gradients', but for the last launch. Which axes that is over is the
     compiler's choice: the one that takes longest."""
@@ -177,7 +177,7 @@ def seconds(
     return [(use, s, share * s if use.phase == "gradient" else 0.0) for use, s in each]
 
 
-def launching_s(sent: Iterable[tuple[Use, float, float]], pricer: Pricer) -> float:
+def launching_s(sent: Iterable[tuple[CollectiveUse, float, float]], pricer: Pricer) -> float:
     """Of what `seconds` found, those of launches of what travels together: no size spares more."""
     least: dict[tuple[str, Axes, int, int], float] = {}
     total = 0.0

@@ -21,7 +21,7 @@ from planner.pricing.weight_offload import ways
 from planner.sharding.layout import Axes, group
 
 if TYPE_CHECKING:
-    from planner.analysis.facts import Base
+    from planner.analysis.facts import GraphFacts
     from planner.pricing.pricer import Pricer
 
 CELLS = (len(ZERO_LEVELS), 7)
@@ -49,7 +49,7 @@ class WeightCosts:
     """Of one base on one mesh. Prices are kept in the pricer, for all bases and meshes of stages
     that share it."""
 
-    def __init__(self, base: Base, pricer: Pricer, zero_axes: Axes) -> None:
+    def __init__(self, base: GraphFacts, pricer: Pricer, zero_axes: Axes) -> None:
         self.base, self.pricer, self.zero_axes = base, pricer, zero_axes
         self.graph, self.sizes = base.graph, dict(pricer.sizes)
 
@@ -218,7 +218,7 @@ class WeightCosts:
                 [
                     once,
                     each,
-                    price.sum_s(added),
+                    price.grad_accumulate_s(added),
                     state,
                     summed,
                     local * recipe.gradient_bytes,

@@ -1,6 +1,6 @@
 """Time of one node's kernels under a split, what its backward pass keeps and what it needs while it
-runs: shared by the space, which asks for all splits of a node at once (`Cuts`), and by the price of
-whole plans."""
+runs: shared by the space, which asks for all splits of a node at once (`SplitArrays`), and by the price of
+whole plans."""  # noqa: E501
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from planner.sharding.rule import Rule, Split
 
 if TYPE_CHECKING:
     from costmodels.precision import Recipe
-    from planner.analysis.facts import Base
+    from planner.analysis.facts import GraphFacts
     from planner.pricing.pricer import Pricer
 
 ALIGNED = 8
@@ -32,7 +32,7 @@ RINGED = "Attention"
 
 
 @dataclass(frozen=True)
-class Cuts:
+class SplitArrays:
     """Splits of one rule on one mesh. parts: choice of the rule -> into how many pieces each split
     cuts it [splits]; choices that none cuts are left out."""
 
@@ -40,7 +40,7 @@ class Cuts:
     parts: Mapping[str, np.ndarray]
 
     @classmethod
-    def of(cls, splits: Sequence[Split], mesh: Mapping[str, int]) -> Cuts:
+    def of(cls, splits: Sequence[Split], mesh: Mapping[str, int]) -> SplitArrays:
         """Read off the splits; choices by name, as in each of them."""
         return cls.at(splits, cls.axes(splits), mesh)
 
@@ -65,7 +65,7 @@ class Cuts:
         splits: Sequence[Split],
         axes: Mapping[str, tuple[tuple[Axes, ...], np.ndarray]],
         mesh: Mapping[str, int],
-    ) -> Cuts:
+    ) -> SplitArrays:
         """On one mesh. axes: of these splits."""
         return cls(
             splits,
@@ -88,7 +88,7 @@ class Cuts:
         return share
 
 
-def kernel_times(base: Base, i: int, split: Split, pricer: Pricer) -> tuple[float, float]:
+def kernel_times(base: GraphFacts, i: int, split: Split, pricer: Pricer) -> tuple[float, float]:
     """(forward, backward) seconds of the node's kernels on its local pieces, collectives excluded.
 
     Products: one kernel forward, one as large per operand with a gradient; attention makes its
@@ -97,12 +97,12 @@ def kernel_times(base: Base, i: int, split: Split, pricer: Pricer) -> tuple[floa
     """
     ins, outs = local_bytes(base, i, split, pricer)
     forward, backward = times_of(
-        base, i, Cuts.of((split,), pricer.sizes), np.array([ins]), np.array([outs]), pricer
+        base, i, SplitArrays.of((split,), pricer.sizes), np.array([ins]), np.array([outs]), pricer
     )
     return float(forward[0]), float(backward[0])
 
 
-def local_bytes(base: Base, i: int, split: Split, pricer: Pricer) -> tuple[float, float]:
+def local_bytes(base: GraphFacts, i: int, split: Split, pricer: Pricer) -> tuple[float, float]:
     """Bytes of the node's local operands and of its results."""
     graph, node, rule = base.graph, base.graph.nodes[i], base.rules[i]
     mesh, order = pricer.sizes, tuple(pricer.sizes)
@@ -127,7 +127,7 @@ def local_bytes(base: Base, i: int, split: Split, pricer: Pricer) -> tuple[float
 
 
 def times_of(
-    base: Base, i: int, cuts: Cuts, ins: np.ndarray, outs: np.ndarray, pricer: Pricer
+    base: GraphFacts, i: int, cuts: SplitArrays, ins: np.ndarray, outs: np.ndarray, pricer: Pricer
 ) -> tuple[np.ndarray, np.ndarray]:
     """`kernel_times` of several splits. ins, outs: bytes of the node's local operands and results.
     [splits] each"""
@@ -197,7 +197,7 @@ def _bodies_s(
         seconds = fused = 0.0
         for inner, rule in zip(body.nodes, rules, strict=True):
             own, operator = splits[inner.id], OPERATORS.get(inner.op)
-            share = float(Cuts.of((own,), pricer.sizes).share(rule)[0])
+            share = float(SplitArrays.of((own,), pricer.sizes).share(rule)[0])
             made = share * sum(
                 body.tensors[o].elements * pricer.itemsize(body.tensors[o].dtype)
                 for o in inner.outputs
@@ -218,7 +218,7 @@ def _bodies_s(
     return trips(node) * slowest
 
 
-def _experts_s(base: Base, i: int, split: Split, pricer: Pricer, dtype: str) -> float:
+def _experts_s(base: GraphFacts, i: int, split: Split, pricer: Pricer, dtype: str) -> float:
     """Seconds of routed experts' forward pass: their blocks one after the other (a gather and a
     scatter of rows, two or three products), on the busiest device."""
     rule, mesh = base.rules[i], pricer.sizes
@@ -237,7 +237,7 @@ def _experts_s(base: Base, i: int, split: Split, pricer: Pricer, dtype: str) -> 
 
 
 def working_bytes(
-    base: Base, i: int, split: Split, ins: float, outs: float, weights: float, pricer: Pricer
+    base: GraphFacts, i: int, split: Split, ins: float, outs: float, weights: float, pricer: Pricer
 ) -> float:
     """Bytes that live only while the node runs, where it needs most: training, its backward pass.
     ins, outs, weights: bytes of its local operands, results and weights."""
@@ -245,7 +245,7 @@ def working_bytes(
         working_of(
             base,
             i,
-            Cuts.of((split,), pricer.sizes),
+            SplitArrays.of((split,), pricer.sizes),
             np.array([ins]),
             np.array([outs]),
             np.array([weights]),
@@ -255,9 +255,9 @@ def working_bytes(
 
 
 def working_of(
-    base: Base,
+    base: GraphFacts,
     i: int,
-    cuts: Cuts,
+    cuts: SplitArrays,
     ins: np.ndarray,
     outs: np.ndarray,
     weights: np.ndarray,
@@ -313,7 +313,7 @@ def working_of(
     return size
 
 
-def _copied(base: Base, i: int, splits: Sequence[Split], pricer: Pricer) -> np.ndarray:
+def _copied(base: GraphFacts, i: int, splits: Sequence[Split], pricer: Pricer) -> np.ndarray:
     """Whether a product's weights are copied: compilers pad odd extents of a product's operands
     (vocabularies). [splits]"""
     graph, rule, order = base.graph, base.rules[i], tuple(pricer.sizes)
@@ -335,10 +335,10 @@ def _copied(base: Base, i: int, splits: Sequence[Split], pricer: Pricer) -> np.n
 
 
 def _attention_bytes(
-    base: Base, i: int, split: Split, share: float, outs: float, trained: bool, pricer: Pricer
+    base: GraphFacts, i: int, split: Split, share: float, outs: float, trained: bool, pricer: Pricer
 ) -> float:
     """Bytes that attention takes beside operands and results: scores and their gradient in float32,
-    the weights as computed with. share: of the scores (`Cuts.share`)."""
+    the weights as computed with. share: of the scores (`SplitArrays.share`)."""
     graph, node, rule, itemsize = (
         base.graph,
         base.graph.nodes[i],
@@ -369,7 +369,7 @@ def _attention_bytes(
     )  # the residual stream's gradient, as wide as the result, as carried and as added to
 
 
-def _experts_bytes(base: Base, i: int, split: Split, trained: bool, pricer: Pricer) -> float:
+def _experts_bytes(base: GraphFacts, i: int, split: Split, trained: bool, pricer: Pricer) -> float:
     """Bytes that routed experts take beside operands and results: one expert's weights (in the
     backward pass their gradients in float32 too), a block of rows, and the rows of a round under
     way: sent, received, worked on and returned."""
@@ -396,7 +396,7 @@ def _experts_bytes(base: Base, i: int, split: Split, trained: bool, pricer: Pric
     return size
 
 
-def _positions(base: Base, i: int, split: Split, pricer: Pricer) -> float:
+def _positions(base: GraphFacts, i: int, split: Split, pricer: Pricer) -> float:
     """Bytes of where the largest elements of max pooling are: one a window, along one dim after the
     other from the last."""
     graph, node, rule, order = base.graph, base.graph.nodes[i], base.rules[i], tuple(pricer.sizes)
@@ -409,7 +409,9 @@ def _positions(base: Base, i: int, split: Split, pricer: Pricer) -> float:
     return float(sum(prod(given[:d] + made[d:]) for d in range(2, len(made))))
 
 
-def inner_times(base: Base, i: int, split: Split, pricer: Pricer) -> tuple[float, float, float]:
+def inner_times(
+    base: GraphFacts, i: int, split: Split, pricer: Pricer
+) -> tuple[float, float, float]:
     """Seconds of the collectives inside the node's kernel: forward, backward, and those of the
     forward pass whose results a block may keep."""
     rule, mesh = base.rules[i], pricer.sizes
@@ -430,12 +432,12 @@ def inner_times(base: Base, i: int, split: Split, pricer: Pricer) -> tuple[float
     return forward, backward if base.training else 0.0, kept
 
 
-def _bytes(base: Base, pricer: Pricer, name: str, shape: tuple[int, ...]) -> float:
+def _bytes(base: GraphFacts, pricer: Pricer, name: str, shape: tuple[int, ...]) -> float:
     tensor = base.graph.tensors[name]
     return pricer.stored_bytes(shape, tensor.dtype, tensor.shape in base.images)
 
 
-def _keys(base: Base, i: int, split: Split, pricer: Pricer) -> float:
+def _keys(base: GraphFacts, i: int, split: Split, pricer: Pricer) -> float:
     """Bytes of the local keys and values of an attention."""
     rule, node, order = base.rules[i], base.graph.nodes[i], tuple(pricer.sizes)
     return sum(
@@ -453,7 +455,7 @@ def _keys(base: Base, i: int, split: Split, pricer: Pricer) -> float:
     )
 
 
-def kept_of(base: Base, i: int, slot: int, splits: Sequence[Split], pricer: Pricer) -> Any:
+def kept_of(base: GraphFacts, i: int, slot: int, splits: Sequence[Split], pricer: Pricer) -> Any:
     """`kept_beside` of several splits. [splits], or 0 where none keeps anything"""
     return (
         np.array([kept_beside(base, i, slot, split, pricer) for split in splits])
@@ -462,7 +464,7 @@ def kept_of(base: Base, i: int, slot: int, splits: Sequence[Split], pricer: Pric
     )
 
 
-def kept_beside(base: Base, i: int, slot: int, split: Split, pricer: Pricer) -> float:
+def kept_beside(base: GraphFacts, i: int, slot: int, split: Split, pricer: Pricer) -> float:
     """Bytes that a kernel keeps for its backward pass beside operands and results of the graph,
     counted with its operand `slot`.
 

@@ -36,10 +36,10 @@ from planner.pricing.kernels import kernel_times
 from planner.sharding.layout import Axes, group
 
 if TYPE_CHECKING:
-    from planner.analysis.facts import Base
-    from planner.execution.collectives import Use
+    from planner.analysis.facts import GraphFacts
+    from planner.execution.collectives import CollectiveUse
     from planner.execution.layout_flow import Flow
-    from planner.execution.loops import Run
+    from planner.execution.loops import RepeatedBlock
     from planner.pricing.pricer import Pricer
 
 COPIES = (1, 2)
@@ -66,7 +66,7 @@ def together(chain: Sequence[Piece], copies: int) -> float:
     return max(ready)
 
 
-def launch_bytes(uses: Iterable[Use], mesh: Mapping[str, int]) -> dict[str, int]:
+def launch_bytes(uses: Iterable[CollectiveUse], mesh: Mapping[str, int]) -> dict[str, int]:
     """Kind -> bytes of results up to which collectives may be sent together so that those of two
     copies are not: one less than two of the largest that kernels of blocks wait for, or without
     blocks any kernels."""
@@ -94,7 +94,7 @@ class Stretch:
     times: int
 
 
-def stretches(flow: Flow, runs: Iterable[Run]) -> tuple[Stretch, ...]:
+def stretches(flow: Flow, runs: Iterable[RepeatedBlock]) -> tuple[Stretch, ...]:
     """One repeat of every loop, and what stands between loops."""
     found, first = list[Stretch](), 0
     for run in sorted(runs, key=lambda r: r.first):
@@ -107,10 +107,10 @@ def stretches(flow: Flow, runs: Iterable[Run]) -> tuple[Stretch, ...]:
 
 
 def hidden_shares(
-    base: Base,
+    base: GraphFacts,
     flow: Flow,
-    runs: tuple[Run, ...],
-    sent: Sequence[tuple[Use, float]],
+    runs: tuple[RepeatedBlock, ...],
+    sent: Sequence[tuple[CollectiveUse, float]],
     again: frozenset[int],
     pricer: Pricer,
 ) -> list[float]:
@@ -149,7 +149,7 @@ def hidden_shares(
 
 
 def _homes(
-    flow: Flow, runs: tuple[Run, ...], every: Sequence[Stretch]
+    flow: Flow, runs: tuple[RepeatedBlock, ...], every: Sequence[Stretch]
 ) -> dict[tuple[bool, str], tuple[int, int]]:
     """(whether in a loop, what a collective of one copy serves) -> (number of its stretch, the node
     after which it runs forward and before which backward; -1: where the stretch begins)."""
@@ -175,11 +175,11 @@ def _homes(
 
 
 def _chain(
-    base: Base,
+    base: GraphFacts,
     flow: Flow,
     nodes: range,
     backward: bool,
-    events: Sequence[tuple[int, Use, float]],
+    events: Sequence[tuple[int, CollectiveUse, float]],
     again: frozenset[int],
     pricer: Pricer,
 ) -> Iterator[Piece]:

@@ -26,12 +26,12 @@ from math import prod
 import numpy as np
 
 from costmodels.capacity import Breakdown
-from planner.analysis.facts import Base
+from planner.analysis.facts import GraphFacts
 from planner.analysis.passing import puts_off, readers
 from planner.analysis.residuals import savers
 from planner.execution import collectives as account
 from planner.execution.layout_flow import Flow, cut_layout, stored_layout
-from planner.execution.loops import Run
+from planner.execution.loops import RepeatedBlock
 from planner.execution.pipeline import pipeline_of
 from planner.execution.plan import Plan
 from planner.execution.recompute import replays
@@ -55,7 +55,7 @@ the same time: one that is written, one that is made. The GPU compiler's schedul
 twelve equal parameters has two."""
 
 
-def kept_collectives(flow: Flow, runs: tuple[Run, ...], pricer: Pricer) -> float:
+def kept_collectives(flow: Flow, runs: tuple[RepeatedBlock, ...], pricer: Pricer) -> float:
     """Bytes of the results of collectives that recomputed blocks keep, of all repeats."""
     total, mesh, pipeline = 0.0, dict(flow.plan.mesh), pipeline_of(flow.graph, flow.plan)
     for run, replay in replays(flow, runs):
@@ -95,7 +95,9 @@ class Moments:
     walk: Walk | None = None
 
 
-def memory(base: Base, flow: Flow, pricer: Pricer, runs: tuple[Run, ...] = ()) -> Breakdown:
+def memory(
+    base: GraphFacts, flow: Flow, pricer: Pricer, runs: tuple[RepeatedBlock, ...] = ()
+) -> Breakdown:
     """Peak memory by part, in bytes of the recipe."""
     m = moments(base, flow, pricer, runs)
     if m.walk is not None:
@@ -116,7 +118,9 @@ def memory(base: Base, flow: Flow, pricer: Pricer, runs: tuple[Run, ...] = ()) -
     )
 
 
-def moments(base: Base, flow: Flow, pricer: Pricer, runs: tuple[Run, ...] = ()) -> Moments:
+def moments(
+    base: GraphFacts, flow: Flow, pricer: Pricer, runs: tuple[RepeatedBlock, ...] = ()
+) -> Moments:
     """What is held when, in bytes of the recipe."""
     graph, mesh, recipe = base.graph, dict(flow.plan.mesh), pricer.recipe
     parameters = gradients = state = late = copied = 0.0
@@ -252,7 +256,7 @@ def _given_back(m: Moments) -> float:
     )
 
 
-def kept_tensors(base: Base, flow: Flow, pricer: Pricer) -> Iterator[tuple[int, str, float]]:
+def kept_tensors(base: GraphFacts, flow: Flow, pricer: Pricer) -> Iterator[tuple[int, str, float]]:
     """(node, tensor, bytes) of what nodes are the first to keep for their backward pass, with what
     their kernels keep beside it; of all copies of the batch."""
     graph, mesh = base.graph, dict(flow.plan.mesh)
@@ -272,7 +276,7 @@ def kept_tensors(base: Base, flow: Flow, pricer: Pricer) -> Iterator[tuple[int, 
 
 
 def kept_activations(
-    base: Base, flow: Flow, pricer: Pricer, sent: frozenset[str] = frozenset()
+    base: GraphFacts, flow: Flow, pricer: Pricer, sent: frozenset[str] = frozenset()
 ) -> tuple[float, float]:
     """Bytes the backward pass reads, and those of the tail apart: every kept tensor once, in the
     layout its first keeper needs it.
@@ -318,7 +322,9 @@ def kept_activations(
     return total + max(transient.values(), default=0.0), tail
 
 
-def sent_activations(flow: Flow, pricer: Pricer, runs: tuple[Run, ...]) -> tuple[float, float]:
+def sent_activations(
+    flow: Flow, pricer: Pricer, runs: tuple[RepeatedBlock, ...]
+) -> tuple[float, float]:
     """Bytes of what enters recomputed blocks: of all repeats, and the most that enters one."""
     mesh, tensors = dict(flow.plan.mesh), flow.graph.tensors
     each = [
@@ -346,7 +352,9 @@ class Pass:
     work: float
 
 
-def passes(base: Base, flow: Flow, pricer: Pricer, gathered: Mapping[int, float]) -> Iterator[Pass]:
+def passes(
+    base: GraphFacts, flow: Flow, pricer: Pricer, gathered: Mapping[int, float]
+) -> Iterator[Pass]:
     """Every class of nodes while it runs, in all copies of the batch. gathered: nodes whose weights
     are counted by the caller."""
     graph, mesh, copies = base.graph, dict(flow.plan.mesh), flow.plan.copies
@@ -391,7 +399,7 @@ def gathered_bytes(plan: Plan, gathered: Mapping[int, float]) -> float:
 
 
 def temporaries(
-    base: Base, flow: Flow, pricer: Pricer, gathered: Mapping[int, float]
+    base: GraphFacts, flow: Flow, pricer: Pricer, gathered: Mapping[int, float]
 ) -> tuple[float, float]:
     """The largest working set of one operator (planner.pricing.kernels), with gathered weights of
     two layers: before the tail, and in it."""
@@ -403,7 +411,7 @@ def temporaries(
 
 
 def _walk(
-    base: Base, flow: Flow, pricer: Pricer, gathered: Mapping[int, float], weights: Weights
+    base: GraphFacts, flow: Flow, pricer: Pricer, gathered: Mapping[int, float], weights: Weights
 ) -> Walk:
     """The backward pass of a program without a loop over blocks."""
     graph, slack = base.graph, 1 + pricer.runtime.memory_slack

@@ -21,12 +21,12 @@ from costmodels.capacity import tiled_image
 from costmodels.kernels import Amount
 from costmodels.precision import Recipe
 from costmodels.runtimes import Rates, Runtime
-from planner.execution.collectives import Use
+from planner.execution.collectives import CollectiveUse
 from planner.graph.ir import DTYPE_BYTES
 from planner.machine.topology import Mesh, Topology
 from planner.pricing.reshard import Conversions
 from planner.sharding.layout import Axes
-from planner.sharding.layout_table import Atlas
+from planner.sharding.layout_table import LayoutTable
 
 if TYPE_CHECKING:
     from planner.cache.reshard_tables import Tables
@@ -40,7 +40,7 @@ class Pricer:
     mesh: Mesh
     runtime: Runtime
     recipe: Recipe
-    atlas: Atlas = field(default_factory=Atlas)
+    atlas: LayoutTable = field(default_factory=LayoutTable)
     """Derivations that do not depend on the sizes of axes: one atlas serves the pricers of many
     meshes."""
     offload: tuple[str, ...] = ()
@@ -119,7 +119,7 @@ class Pricer:
         )
         return np.where(payload_bytes, seconds, 0.0)
 
-    def use_s(self, use: Use, bucket_bytes: float = 0.0) -> float:
+    def use_s(self, use: CollectiveUse, bucket_bytes: float = 0.0) -> float:
         """Seconds a collective of a program takes in one optimizer step. bucket_bytes: as in
         `collective_s`."""
         seconds = self.collective_s(
@@ -211,11 +211,11 @@ class Pricer:
 
     def stored_bytes(self, shape: tuple[int, ...], dtype: str, image: bool) -> float:
         """Bytes that an array takes on the device. image: one that convolutions read or make
-        (planner.analysis.facts.Base.images), in whole tiles where the device has those."""
+        (planner.analysis.facts.GraphFacts.images), in whole tiles where the device has those."""
         tile = self.topology.device.tile if image else None
         return (tiled_image(shape, tile) if tile else prod(shape)) * self.itemsize(dtype)
 
-    def sum_s(self, size_bytes: Amount) -> Amount:
+    def grad_accumulate_s(self, size_bytes: Amount) -> Amount:
         """Seconds to add a microbatch's gradients, so many bytes of a device, to the sums. Profiles
         of frameworks: nothing, their products add to the sums they write."""
         return (
@@ -224,13 +224,13 @@ class Pricer:
             else 0 * size_bytes
         )
 
-    def loop_s(self, weights_bytes: float, kept_bytes: float = 0.0) -> float:
+    def loop_s(self, weights_bytes: float, saved_bytes: float = 0.0) -> float:
         """Seconds that a microbatch's loops over repeated blocks take to copy weights and their
         gradients, and what is kept for the backward pass, out of stacks and into them. Of virtual
         devices: XLA's CPU back end copies what other back ends read and write in place.
         """
         return (
-            compute.loop_time_s(self.topology.device, weights_bytes, kept_bytes)
+            compute.loop_time_s(self.topology.device, weights_bytes, saved_bytes)
             if self.topology.virtual
             else 0.0
         )

@@ -18,7 +18,7 @@ import numpy as np
 
 from planner.pricing.table_key import key_of
 from planner.sharding.layout import group
-from planner.sharding.layout_table import Atlas, Row
+from planner.sharding.layout_table import LayoutColumn, LayoutTable
 
 if TYPE_CHECKING:
     from planner.pricing.pricer import Pricer
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class Conversions:
     """Tables of conversion seconds on one mesh."""
 
-    def __init__(self, atlas: Atlas, pricer: Pricer) -> None:
+    def __init__(self, atlas: LayoutTable, pricer: Pricer) -> None:
         self.atlas, self.pricer = atlas, pricer
         self.sizes = dict(pricer.sizes)
         self.order = tuple(self.sizes)
@@ -113,7 +113,7 @@ class Conversions:
                 found[1][at] = 0.0
         return found
 
-    def local(self, shape: tuple[int, ...], row: Row) -> np.ndarray:
+    def local(self, shape: tuple[int, ...], row: LayoutColumn) -> np.ndarray:
         """Elements of one device's piece, padding included, in each distinct layout of a row."""
         key = shape, row.layouts
         found = self._local.get(key)

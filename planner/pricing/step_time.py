@@ -22,10 +22,10 @@ from math import prod
 import numpy as np
 
 from costmodels.capacity import Breakdown
-from planner.analysis.facts import Base
+from planner.analysis.facts import GraphFacts
 from planner.execution import collectives as account
 from planner.execution.layout_flow import Flow, cut_layout, derive, stored_layout
-from planner.execution.loops import Run, dealt_run, find_run
+from planner.execution.loops import RepeatedBlock, dealt_run, find_run
 from planner.execution.pipeline import Pipeline, pipeline_of
 from planner.execution.plan import Plan
 from planner.execution.recompute import replays
@@ -68,30 +68,32 @@ class Cost:
     """Launches of collectives that may go together (planner.pricing.bucketing)."""
 
 
-def price_plan(base: Base, plan: Plan, pricer: Pricer) -> tuple[Cost, Flow, tuple[Run, ...]]:
+def price_plan(
+    base: GraphFacts, plan: Plan, pricer: Pricer
+) -> tuple[Cost, Flow, tuple[RepeatedBlock, ...]]:
     """Derive the flow of a plan and add up its price. Raises PlanError P068 where its blocks cannot
     be dealt out over pipeline stages."""
     flow, runs = derived(base, plan)
     return price_flow(base, flow, runs, pricer), flow, runs
 
 
-def derived(base: Base, plan: Plan) -> tuple[Flow, tuple[Run, ...]]:
+def derived(base: GraphFacts, plan: Plan) -> tuple[Flow, tuple[RepeatedBlock, ...]]:
     """The flow of a plan and its repeated blocks. Raises PlanError P068 where they cannot be dealt
     out over pipeline stages."""
     flow = derive(base.graph, plan, training=base.training, rules=base.rules, grad=base.grad)
     found = [find_run(flow, *run) for run in plan.runs] if not plan.cuts else []
-    runs = tuple(r for r in found if isinstance(r, Run))
+    runs = tuple(r for r in found if isinstance(r, RepeatedBlock))
     if pipeline := pipeline_of(base.graph, plan):
         dealt_run(flow, runs, pipeline, [r for r in found if isinstance(r, str)])
     return flow, runs
 
 
 def price_flow(
-    base: Base,
+    base: GraphFacts,
     flow: Flow,
-    runs: tuple[Run, ...],
+    runs: tuple[RepeatedBlock, ...],
     pricer: Pricer,
-    uses: tuple[account.Use, ...] | None = None,
+    uses: tuple[account.CollectiveUse, ...] | None = None,
 ) -> Cost:
     """Price of a derived flow. uses: its collectives, where they are known."""
     if pricer.runtime.kernels is not None:
@@ -165,11 +167,11 @@ def price_flow(
 
 
 def price_resent(
-    base: Base,
+    base: GraphFacts,
     flow: Flow,
-    runs: tuple[Run, ...],
+    runs: tuple[RepeatedBlock, ...],
     pricer: Pricer,
-    uses: tuple[account.Use, ...],
+    uses: tuple[account.CollectiveUse, ...],
     cost: Cost,
 ) -> Cost:
     """Price of a flow from that of the same one whose collectives travel together up to another
@@ -203,7 +205,11 @@ class _Sending:
 
 
 def _sending(
-    base: Base, flow: Flow, runs: tuple[Run, ...], uses: tuple[account.Use, ...], pricer: Pricer
+    base: GraphFacts,
+    flow: Flow,
+    runs: tuple[RepeatedBlock, ...],
+    uses: tuple[account.CollectiveUse, ...],
+    pricer: Pricer,
 ) -> _Sending:
     overlapped = exposed = 0.0
     by_axes: dict[tuple[str, str], float] = {}
@@ -222,8 +228,12 @@ def _sending(
 
 
 def sent_s(
-    base: Base, flow: Flow, runs: tuple[Run, ...], uses: tuple[account.Use, ...], pricer: Pricer
-) -> list[tuple[account.Use, float, float]]:
+    base: GraphFacts,
+    flow: Flow,
+    runs: tuple[RepeatedBlock, ...],
+    uses: tuple[account.CollectiveUse, ...],
+    pricer: Pricer,
+) -> list[tuple[account.CollectiveUse, float, float]]:
     """Every collective with its seconds, and those of them that hide: of gradients under the
     backward pass, of a copy of the batch under other copies."""
     sizes = launched(uses, flow.plan.bucket_bytes)
@@ -273,13 +283,17 @@ def _optimizer_s(flow: Flow, pipeline: Pipeline | None, pricer: Pricer) -> float
                     float(pipeline.sums(i for i, _ in graph.consumers[n])) if pipeline else turns
                 )
             added += whole * turns * (copies - 1)  # the copies' gradients of one turn
-    return pricer.optimizer_s(updated, flow.plan.offload) + pricer.sum_s(
+    return pricer.optimizer_s(updated, flow.plan.offload) + pricer.grad_accumulate_s(
         added * pricer.recipe.gradient_bytes
     )
 
 
 def _loops_s(
-    base: Base, flow: Flow, runs: tuple[Run, ...], pipeline: Pipeline | None, pricer: Pricer
+    base: GraphFacts,
+    flow: Flow,
+    runs: tuple[RepeatedBlock, ...],
+    pipeline: Pipeline | None,
+    pricer: Pricer,
 ) -> float:
     """Seconds that a device's loops over repeated blocks take to copy what lies in stacks
     (Pricer.loop_s), in all microbatches."""
@@ -306,7 +320,7 @@ def _loops_s(
     return flow.plan.microbatches * pricer.loop_s(weights * pricer.recipe.parameter_bytes, kept)
 
 
-def made_again(flow: Flow, runs: tuple[Run, ...]) -> frozenset[int]:
+def made_again(flow: Flow, runs: tuple[RepeatedBlock, ...]) -> frozenset[int]:
     """Nodes, of all repeats, whose kernels run a second time in the backward pass of recomputed
     blocks."""
     return frozenset(

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from costmodels.capacity import Breakdown
-from planner.analysis.facts import Base
+from planner.analysis.facts import GraphFacts
 from planner.execution import collectives as account
 from planner.execution import uneven_collectives as unequal_account
 from planner.execution.layout_flow import Flow
@@ -47,18 +47,20 @@ class Pass:
 
     kernels_s: float
     again_s: float
-    uses: tuple[account.Use, ...]
+    uses: tuple[account.CollectiveUse, ...]
     seconds: float
 
 
 def passes_of_chunks(
-    base: Base, flow: Flow, pricer: Pricer
+    base: GraphFacts, flow: Flow, pricer: Pricer
 ) -> tuple[tuple[Pass, ...], tuple[Pass, ...]]:
     """Forward passes of all chunks but the last, which has none, and backward passes of all."""
     stages, known = unequal_account.found(flow), dict[tuple[int, object], tuple[float, float]]()
     ahead, back = list[Pass](), list[Pass]()
 
-    def one(kernels_s: float, again_s: float, uses: tuple[account.Use, ...], turns: int) -> Pass:
+    def one(
+        kernels_s: float, again_s: float, uses: tuple[account.CollectiveUse, ...], turns: int
+    ) -> Pass:
         return Pass(
             kernels_s * turns,
             again_s * turns,
@@ -88,7 +90,7 @@ def passes_of_chunks(
     return tuple(ahead), tuple(back)
 
 
-def shown_s(use: account.Use, flow: Flow, pricer: Pricer) -> float:
+def shown_s(use: account.CollectiveUse, flow: Flow, pricer: Pricer) -> float:
     """Seconds of a collective that nothing hides."""
     return pricer.use_s(use, flow.plan.bucket_bytes) * (
         1 - (pricer.runtime.overlap if use.phase == "gradient" else 0.0)
@@ -100,7 +102,7 @@ def longest(passes: Sequence[Pass], chunks: Sequence[int]) -> Pass:
     return max((passes[k] for k in chunks if k < len(passes)), key=lambda p: p.seconds)
 
 
-def price(base: Base, flow: Flow, pricer: Pricer) -> Cost:
+def price(base: GraphFacts, flow: Flow, pricer: Pricer) -> Cost:
     """Price of a derived flow."""
     plan = flow.plan
     ahead, back = passes_of_chunks(base, flow, pricer)
@@ -160,7 +162,7 @@ def _optimizer_s(flow: Flow, pricer: Pricer) -> float:
         if b.trained
     )
     within = sum(b.length for b in buffers(flow, stages) if b.trained) if stages.together > 1 else 0
-    sums = pricer.sum_s(
+    sums = pricer.grad_accumulate_s(
         unequal_account.passing(flow).ticks
         * (added + stages.together * within)
         * pricer.recipe.gradient_bytes
@@ -168,7 +170,7 @@ def _optimizer_s(flow: Flow, pricer: Pricer) -> float:
     return pricer.optimizer_s(unequal_account.state_elements(flow), flow.plan.offload) + sums
 
 
-def memory(base: Base, flow: Flow, pricer: Pricer) -> Breakdown:
+def memory(base: GraphFacts, flow: Flow, pricer: Pricer) -> Breakdown:
     """Peak memory by part, in bytes of the recipe."""
     recipe, mesh, stages = pricer.recipe, dict(flow.plan.mesh), unequal_account.found(flow)
     parameters = gradients = state = on_way = 0.0
@@ -200,11 +202,11 @@ def memory(base: Base, flow: Flow, pricer: Pricer) -> Breakdown:
             max(working[base.shared[i]] for i in stages.nodes[k]) + opened,
         ]
     held, work = max(own.values(), key=sum)
-    kept_bytes, temporary = (waiting * boundary + held) * slack, (work + SLOTS * boundary) * slack
+    saved_bytes, temporary = (waiting * boundary + held) * slack, (work + SLOTS * boundary) * slack
     return Breakdown(
         int(parameters),
         int(gradients),
-        int(state + max(0.0, on_way - kept_bytes - temporary)),
-        int(kept_bytes),
+        int(state + max(0.0, on_way - saved_bytes - temporary)),
+        int(saved_bytes),
         int(temporary),
     )

@@ -12,7 +12,7 @@ from planner.sharding.layout import local_shape
 
 if TYPE_CHECKING:
     from costmodels.precision import Recipe
-    from planner.execution.loops import Run
+    from planner.execution.loops import RepeatedBlock
     from planner.pricing.pricer import Pricer
 from planner.execution.weight_offload import parked, to_reduce
 
@@ -64,7 +64,7 @@ class Parked:
     gradients: float
 
 
-def parked_ways(flow: Flow, runs: Sequence[Run], pricer: Pricer) -> Parked:
+def parked_ways(flow: Flow, runs: Sequence[RepeatedBlock], pricer: Pricer) -> Parked:
     """What a plan's parked weights move and take."""
     mesh, recipe, micro = dict(flow.plan.mesh), pricer.recipe, flow.plan.microbatches
     each = added = once = 0.0

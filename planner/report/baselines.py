@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from costmodels.hardware.units import show_bytes, show_time
 from planner.sharding.layout import STAGE
 from planner.strategy.words import tuned_words
-from planner.support.words import Style, hang, listed, show_bytes, show_time, table, visible
+from planner.support.words import Style, hang, listed, table, visible
 
 if TYPE_CHECKING:
     from planner.strategy.strategy import Strategy
@@ -91,7 +92,7 @@ def unheld(strategy: Strategy, own: Mapping[str, Any]) -> str:
 
 def ties(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
     """Whether each plan's step time lies in the other's range: the model cannot tell them apart."""
-    inside = lambda x, y: y["step_time_range_s"][0] <= x["step_time_s"] <= y["step_time_range_s"][1]
+    inside = lambda x, y: y["step_time_range_s"][0] <= x["step_time_s"] <= y["step_time_range_s"][1]  # noqa: E731
     return inside(a, b) and inside(b, a)
 
 
@@ -141,7 +142,7 @@ def comparison(strategy: Strategy, width: int, style: Style) -> list[str]:
         if any(row["fit"] == "no" for row in strategy.baselines.values())
         else ""
     )
-    note = f"{tuned_over(strategy)}{none}{unheld(strategy, own)}; tie: each within the other's range".removeprefix(
+    note = f"{tuned_over(strategy)}{none}{unheld(strategy, own)}; tie: each within the other's range".removeprefix(  # noqa: E501
         "; "
     )
     return [*lines, *(style.dim(line) for line in hang("", note, width))]

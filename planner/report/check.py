@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import quoteattr
 
+from costmodels.hardware.units import show_bytes, show_time
 from planner.report.diff import quantity
 from planner.strategy.strategy import round_figures
-from planner.support.words import Style, flops, hang, show_bytes, show_time, table, visible
+from planner.support.words import Style, flops, hang, table, visible
 
 if TYPE_CHECKING:
     from planner.whatif.gate import Held, Limit, Report, Row
@@ -69,7 +70,7 @@ def _sentence(row: Row) -> str:
 
     return (
         f"{row.what}:"
-        f" {', '.join([f'recorded {quantity(row.recorded, row.unit)}', *value('re-priced', row.repriced), *value('best now', row.best)])}; "
+        f" {', '.join([f'recorded {quantity(row.recorded, row.unit)}', *value('re-priced', row.repriced), *value('best now', row.best)])}; "  # noqa: E501
         + f"{100 * (row.tolerance or 0):g} % more allowed"
     )
 

@@ -74,7 +74,8 @@ def short_pins(pins: Pins) -> str:
     ):
         return PINS
     from planner.errors import PlanError
-    from planner.pins.pins import parse_pins, spelled
+    from planner.pins.conflicts import spelled
+    from planner.pins.pins import parse_pins
 
     text = ",".join(
         [f"{axis}={size}" for axis, (size,) in pins.mesh.items()]

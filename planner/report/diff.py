@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from planner.support.words import Style, hang, listed, percent, show_bytes, show_time, table
+from costmodels.hardware.units import show_bytes, show_time
+from planner.support.words import Style, hang, listed, percent, table
 
 if TYPE_CHECKING:
     from planner.strategy.diff import Change, Diff, Figure

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from costmodels.hardware.units import show_bytes, show_time
 from planner.errors import PlanError, did_you_mean
 from planner.execution.technique_fields import offload_of
 from planner.report.baselines import baseline_name, ties
@@ -29,18 +30,7 @@ from planner.sharding.notation import cells, spell_split
 from planner.strategy.stages import stages
 from planner.strategy.words import offload_words, tuned_words
 from planner.support.emphasis import one_line
-from planner.support.words import (
-    Style,
-    hang,
-    labelled,
-    pack,
-    percent,
-    short,
-    show_bytes,
-    show_time,
-    signed_time,
-    table,
-)
+from planner.support.words import Style, hang, labelled, pack, percent, short, signed_time, table
 
 if TYPE_CHECKING:
     from planner.strategy.strategy import Strategy

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from costmodels.hardware.units import show_bytes, show_time
 from costmodels.precision import load_recipe
 from planner.graph.findings import Finding
 from planner.report.baselines import TABLES, WITH_ROOM, pins_for, ties
 from planner.search.findings import ordered
 from planner.strategy.diff import GIVEN
 from planner.strategy.stages import lockstep
-from planner.support.words import Style, hang, percent, short, show_bytes, show_time
+from planner.support.words import Style, hang, percent, short
 
 if TYPE_CHECKING:
     from planner.strategy.strategy import Strategy

@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from costmodels.hardware.units import show_bytes, show_time
 from planner.report.summary import machine, title
 from planner.report.tables import fitted, mesh_words, technique_words
-from planner.support.words import Style, hang, show_bytes, show_time, signed_time
+from planner.support.words import Style, hang, signed_time
 
 if TYPE_CHECKING:
     from planner.strategy.strategy import Strategy

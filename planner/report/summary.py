@@ -16,6 +16,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from costmodels.hardware.units import show_bytes, show_time
 from planner.execution.technique_fields import bucket_of, copies_of, offload_of
 from planner.report.baselines import comparison
 from planner.report.findings import finding_lines
@@ -34,8 +35,6 @@ from planner.support.words import (
     pack,
     percent,
     short,
-    show_bytes,
-    show_time,
 )
 
 if TYPE_CHECKING:

@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from costmodels.hardware.units import show_bytes, show_time
 from planner.report.summary import title, unit_of_work
 from planner.report.tables import fitted, mesh_words, technique_words
-from planner.support.words import Style, count, hang, percent, show_bytes, show_time, visible
-from planner.whatif.sweep_rows import DAY_S, Row, Run, best_run, fewest, first_too_large
+from planner.support.words import Style, count, hang, percent, visible
+from planner.whatif.sweep_rows import DAY_S, Row, TrainingRun, best_run, fewest, first_too_large
 
 SPARED = ("efficiency", "step", "fits", "MFU")
 """Columns that narrow terminals go without, the first to go first."""
@@ -37,7 +38,7 @@ class Asked:
         """Whether one row is asked for."""
         return self.deadline_s is not None or self.budget_usd is not None
 
-    def best(self, rows: Sequence[Row], runs: Sequence[Run | None]) -> int | None:
+    def best(self, rows: Sequence[Row], runs: Sequence[TrainingRun | None]) -> int | None:
         """The row that answers; None where none does."""
         return best_run(
             runs,
@@ -50,7 +51,7 @@ class Asked:
 def sweep_text(
     model: str,
     rows: Sequence[Row],
-    runs: Sequence[Run | None],
+    runs: Sequence[TrainingRun | None],
     asked: Asked,
     width: int,
     colour: bool,
@@ -215,7 +216,7 @@ def _least(table: Sequence[Sequence[str]]) -> int:
 
 
 def _run_table(
-    rows: Sequence[Row], runs: Sequence[Run | None], shown: Sequence[str]
+    rows: Sequence[Row], runs: Sequence[TrainingRun | None], shown: Sequence[str]
 ) -> list[list[str]]:
     names = {k: column for k, column in _names(rows).items() if k in shown}
     out = [[*names, "days", "device-hours", "USD/h", "USD", "MWh"]]
@@ -253,7 +254,7 @@ def amount(n: float) -> str:
     return f"{n:.3g}" if n < 99.5 else count(n)
 
 
-def _priced(rows: Sequence[Row], runs: Sequence[Run | None]) -> str:
+def _priced(rows: Sequence[Row], runs: Sequence[TrainingRun | None]) -> str:
     """Where prices are from, and what energy means."""
     pairs = [
         (r, run)
@@ -274,7 +275,7 @@ def _priced(rows: Sequence[Row], runs: Sequence[Run | None]) -> str:
     return "; ".join([*said, "MWh: the devices alone, at their limit; - not known"])
 
 
-def answers(rows: Sequence[Row], runs: Sequence[Run | None], asked: Asked) -> list[str]:
+def answers(rows: Sequence[Row], runs: Sequence[TrainingRun | None], asked: Asked) -> list[str]:
     """Sentences: the row asked for, where it stops fitting and what would help, the fewest
     devices."""
     out = [_answer(rows, runs, asked)] if asked.question else []
@@ -312,7 +313,7 @@ def _where(hardware: str, dims: Sequence[tuple[str, int]]) -> str:
     return hardware + "".join(f" at {k} {n:,}" for k, n in dims)
 
 
-def _answer(rows: Sequence[Row], runs: Sequence[Run | None], asked: Asked) -> str:
+def _answer(rows: Sequence[Row], runs: Sequence[TrainingRun | None], asked: Asked) -> str:
     limits = [span(asked.deadline_s / DAY_S)] if asked.deadline_s is not None else []
     limits += [f"{amount(asked.budget_usd)} USD"] if asked.budget_usd is not None else []
     i, within = asked.best(rows, runs), " and ".join(limits)
@@ -331,7 +332,7 @@ def _answer(rows: Sequence[Row], runs: Sequence[Run | None], asked: Asked) -> st
     )
 
 
-def _told(row: Row, run: Run | None) -> str:
+def _told(row: Row, run: TrainingRun | None) -> str:
     assert run is not None
     cost = "" if run.usd is None else f", {amount(run.usd)} USD"
     risk = ", tight in memory: it may run out" if row.tight else ""
@@ -342,7 +343,7 @@ def _told(row: Row, run: Run | None) -> str:
 
 
 def as_json(
-    model: str, rows: Sequence[Row], runs: Sequence[Run | None], asked: Asked
+    model: str, rows: Sequence[Row], runs: Sequence[TrainingRun | None], asked: Asked
 ) -> dict[str, Any]:
     """The same for scripts: figures in the units their names say."""
     large, best = first_too_large(rows), asked.best(rows, runs) if asked.question else None
@@ -361,7 +362,7 @@ def as_json(
     }
 
 
-def _row(row: Row, run: Run | None) -> dict[str, Any]:
+def _row(row: Row, run: TrainingRun | None) -> dict[str, Any]:
     p = row.point
     batch = (
         row.strategy.workload["batch"]

@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from costmodels.hardware.units import show_bytes, show_time
 from planner.execution.technique_fields import offload_of, schedule_of, virtual_of
 from planner.report.baselines import baseline_name, ties, unheld
 from planner.report.summary import bucket_words, machine, title
@@ -14,21 +15,10 @@ from planner.report.verdict import of_plans
 from planner.sharding.notation import spell_rule
 from planner.strategy.stages import SCHEDULES
 from planner.strategy.words import offload_words, tuned_words
-from planner.support.words import (
-    RECOMPUTED,
-    Style,
-    count,
-    flops,
-    hang,
-    percent,
-    show_bytes,
-    show_time,
-    table,
-    visible,
-)
+from planner.support.words import RECOMPUTED, Style, count, flops, hang, percent, table, visible
 
 if TYPE_CHECKING:
-    from planner.space.build import Base
+    from planner.analysis.facts import GraphFacts
     from planner.strategy.strategy import Strategy
 
 WIDE = 100
@@ -184,7 +174,7 @@ def fitted(
     return table(out, right, gap)
 
 
-def coverage(base: Base, width: int, colour: bool) -> str:
+def coverage(base: GraphFacts, width: int, colour: bool) -> str:
     """Per operator: nodes, share of the forward FLOPs, and its rule (of the first such node) or the
     reason it is planned whole."""
     style = Style(colour)

@@ -139,7 +139,7 @@ def _operators(p: Priced) -> Track:
         made[node.id] = i
     # A collective is drawn where its tensor is first seen; those of a repeated block stand for all
     # repeats.
-    at: dict[tuple[str, int], list[account.Use]] = {}
+    at: dict[tuple[str, int], list[account.CollectiveUse]] = {}
     for use in uses:
         at.setdefault((use.phase, made.get(use.what, 0)), []).append(use)
     sent = {
@@ -198,8 +198,9 @@ def _operators(p: Priced) -> Track:
 def _stages(d: Detail) -> Iterator[Track]:
     """A process per pipeline stage, then one with a full tick of any of them, operator by
     operator."""
+    from planner.execution.pipeline import BUBBLE
     from planner.report.html.bars import ends_of, passes_of, total
-    from planner.report.ticks import BUBBLE, PASSES, Stretch, stretches, ticks
+    from planner.report.ticks import PASSES, Stretch, stretches, ticks
 
     p = d.pipeline
     assert p is not None

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from costmodels.hardware.units import show_bytes, show_time
 from planner.report.summary import machine, title
-from planner.support.words import Style, hang, labelled, percent, show_bytes, show_time
+from planner.support.words import Style, hang, labelled, percent
 
 if TYPE_CHECKING:
     from planner.strategy.strategy import Strategy

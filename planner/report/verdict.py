@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from costmodels.hardware.units import show_bytes
 from planner.report.baselines import TABLES, TIE, WITH_ROOM, baseline_name, ties
 from planner.report.findings import DISTINCT
 from planner.report.proof import covered
 from planner.strategy.stages import lockstep
-from planner.support.words import percent, show_bytes
+from planner.support.words import percent
 
 if TYPE_CHECKING:
     from planner.strategy.strategy import Strategy
@@ -75,7 +76,7 @@ def beside(s: Strategy) -> str:
         f"{against(own, r)} {n}{_why_slower(s, r)}{', a tie,' if t and not all(tied) else ''}"
         for (n, r), t in zip(rows, tied, strict=True)
     ]
-    return f"{' and '.join(said)}{'' if not all(tied) else TIED if len(rows) == 1 else TIES}".removesuffix(
+    return f"{' and '.join(said)}{'' if not all(tied) else TIED if len(rows) == 1 else TIES}".removesuffix(  # noqa: E501
         ","
     )
 

@@ -31,7 +31,8 @@ from planner.search.request import Candidate
 from planner.sharding.rule import Limits, Split
 from planner.solvers.problem import Problem, evaluate
 from planner.space.assemble import assemble
-from planner.space.build import Space, Variable, build_space
+from planner.space.build import build_space
+from planner.space.variables import Space, Variable
 
 if TYPE_CHECKING:
     from planner.search.search import Search

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from planner.analysis.facts import Base
+from planner.analysis.facts import GraphFacts
 from planner.machine.topology import Mesh
 from planner.sharding.layout import Layout
 from planner.sharding.rule import Split
@@ -22,7 +22,7 @@ from planner.machine.topology import MeshAxis
 from planner.pricing.step_time import Cost
 from planner.sharding.layout import STAGE, Axes
 from planner.sharding.rule import PENDING
-from planner.space.build import Space
+from planner.space.variables import Space
 
 if TYPE_CHECKING:
     pass
@@ -32,7 +32,7 @@ Names = Mapping[str, str]
 """Axis -> its new name; neighbours that become one axis have the same."""
 
 
-def axis_names(base: Base, plan: Plan, kept: Collection[str] = ()) -> dict[str, str]:
+def axis_names(base: GraphFacts, plan: Plan, kept: Collection[str] = ()) -> dict[str, str]:
     """Axis of the plan -> its name by what it does. kept: those that the user named."""
     work = {a: dict.fromkeys(ROLES, 0.0) for a, _ in plan.mesh}
     for i, factors in base.roles.items():

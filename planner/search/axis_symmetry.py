@@ -16,7 +16,7 @@ from planner.machine.topology import Mesh
 from planner.search.axis_names import Names
 from planner.sharding.layout import Axes, Layout
 from planner.sharding.rule import Split
-from planner.space.build import Space, Variable
+from planner.space.variables import Space, Variable
 
 
 def exchanged(mesh: Mesh, roles: Names, kept: Collection[str] = ()) -> Names:

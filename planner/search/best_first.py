@@ -31,12 +31,13 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from typing import TYPE_CHECKING
 
+from planner.analysis.facts import GraphFacts
 from planner.execution.pipeline import MOST_LEVEL
 from planner.execution.techniques import RECOMPUTE
 from planner.machine.topology import Mesh
 from planner.search.leaf import BOUNDED, LEVEL_ORDER, MESH, PRICED, UNSEEN, Asked, Leaf
 from planner.search.leaf_bounds import SAME, LeafBounds
-from planner.search.relaxation import Relaxed
+from planner.search.relaxation import Relaxation
 from planner.search.saved_collective_bounds import least_surely
 from planner.solvers.problem import evaluate
 from planner.space.assemble import (
@@ -48,7 +49,7 @@ from planner.space.assemble import (
     least_working,
     usage_of,
 )
-from planner.space.build import Base, Space
+from planner.space.variables import Space
 
 if TYPE_CHECKING:
     from planner.search.request import Candidate
@@ -75,7 +76,7 @@ DEEPER, POOL = 200, 1_000_000_000
 first, until a family has spent so many units on that."""
 
 
-class Explorer:
+class BestFirst:
     """One family: its meshes, the splits it allows (None: all), its optimizer levels. pinned: the
     user's pins hold for it (not for baselines). alone: no other family has its spaces, which are
     made of what it allows and nothing else."""
@@ -85,7 +86,7 @@ class Explorer:
         search: Search,
         label: str,
         meshes: Sequence[Mesh],
-        allowed: Callable[[Base, Mesh], dict] | None,
+        allowed: Callable[[GraphFacts, Mesh], dict] | None,
         levels: Sequence[int],
         limit_bytes: int | None = None,
         *,
@@ -286,7 +287,7 @@ class Explorer:
         (planner.search.saved_collective_bounds)."""
         return leaf.bound if self.memory_first or not leaf.keeps else math.inf
 
-    def _keeping(self) -> Iterator[tuple[float, Leaf, Relaxed]]:
+    def _keeping(self) -> Iterator[tuple[float, Leaf, Relaxation]]:
         """Leaves that keep results of collectives, with what is known of them all the same: that of
         their mesh, and of the same without recomputation."""
         plain = {(m, z, k, n): v for m, z, r, k, n, v in self._bounds.known if r == 0}
@@ -355,7 +356,7 @@ class Explorer:
         space = self._first[index] = self._large(self.meshes[index])
         if space is None:
             return
-        self._bounds.relaxed[index] = Relaxed(space, self.search.scratch)
+        self._bounds.relaxed[index] = Relaxation(space, self.search.scratch)
         levels = sorted(LEVEL_ORDER[k] for k in self._levels(self.meshes[index]))
         bound = self._bounds.least[index] = (
             0.0

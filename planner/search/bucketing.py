@@ -9,7 +9,7 @@ from costmodels.runtimes import Runtime
 from planner.execution import collectives as account
 
 if TYPE_CHECKING:
-    from planner.analysis.facts import Base
+    from planner.analysis.facts import GraphFacts
     from planner.execution.plan import Plan
     from planner.pricing.pricer import Pricer
     from planner.pricing.step_time import Cost
@@ -24,7 +24,7 @@ def searched(runtime: Runtime, asked: int | str) -> Runtime:
     return replace(runtime, bucket_bytes=float(SIZES[-1] if asked == AUTO else asked))
 
 
-def priced(base: Base, plan: Plan, pricer: Pricer, asked: int | str) -> tuple[Plan, Cost]:
+def priced(base: GraphFacts, plan: Plan, pricer: Pricer, asked: int | str) -> tuple[Plan, Cost]:
     """The plan with buckets of the size asked for, and its price. Of AUTO the smallest size that
     ties with the best; of OPEN the same where it is notably faster than the compiler's own. Raises
     PlanError P068 where its blocks cannot be dealt out over pipeline stages.

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from math import isfinite, prod
 from typing import TYPE_CHECKING, Any
 
+from planner.analysis.facts import GraphFacts
 from planner.errors import PlanError
 from planner.execution.pipeline import SCHEDULES
 from planner.execution.plan import Plan
@@ -33,7 +34,8 @@ from planner.sharding.layout import Layout
 from planner.sharding.rule import Limits, Split, legal
 from planner.solvers.problem import evaluate
 from planner.space.assemble import PICO, Techniques, assemble
-from planner.space.build import Base, Space, Variable, build_space
+from planner.space.build import build_space
+from planner.space.variables import Space, Variable
 
 if TYPE_CHECKING:
     from planner.search.search import Search
@@ -57,7 +59,7 @@ def kept(found: Found) -> dict[str, Any] | None:
     def row(splits: Any) -> list[int]:
         return [palette.setdefault(s, len(palette)) for s in splits]
 
-    def candidate(c: Candidate, base: Base) -> dict[str, Any]:
+    def candidate(c: Candidate, base: GraphFacts) -> dict[str, Any]:
         nodes = base.graph.nodes
         return {
             "label": c.label,
@@ -286,7 +288,7 @@ def _lies_on(mesh: Mesh, topology: Topology) -> bool:
 
 def _space(
     search: Search,
-    base: Base,
+    base: GraphFacts,
     best: Candidate,
     entry: Mapping[str, Any],
     palette: tuple[Split, ...],

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from math import gcd, prod
 
 from planner.analysis.axis_roles import role_named
+from planner.analysis.facts import GraphFacts
 from planner.errors import PlanError
 from planner.execution.pipeline import INTERLEAVED, MOST_LEVEL, SCHEDULES
 from planner.execution.plan import Plan
@@ -28,7 +29,6 @@ from planner.search.request import Candidate, Request
 from planner.sharding.candidates import candidates
 from planner.sharding.layout import STAGE
 from planner.sharding.rule import Limits, Split
-from planner.space.build import Base
 from planner.space.families import Allowed, as_named, batch_only
 from planner.space.propagation import MODES, by_hand, propagated
 from planner.workload.host_tables import PLACES
@@ -52,11 +52,11 @@ MORE_OFFLOAD = (
 step; weights last, which every pass over a block reads, and tables."""
 BATCH = ("data", "fsdp")
 """Axes that are named for cutting the batch."""
-Family = Callable[[Base, Mesh], Allowed]
+Family = Callable[[GraphFacts, Mesh], Allowed]
 """The splits that a base's operators may have on a mesh."""
 
 
-class Offered:
+class SearchDomain:
     """The values of one request. base: rules and blocks at a number of microbatches
     (planner.search.search.Search.base); out_of_time: nothing more is offered."""
 
@@ -64,7 +64,7 @@ class Offered:
         self,
         model: Model,
         request: Request,
-        base: Callable[[int], Base | None],
+        base: Callable[[int], GraphFacts | None],
         out_of_time: Callable[[], bool],
     ) -> None:
         self.model, self.request, self.base, self.out_of_time = model, request, base, out_of_time
@@ -288,7 +288,7 @@ class Offered:
         )
         return tuple(dict.fromkeys(named))
 
-    def named(self, base: Base, mesh: Mesh) -> Allowed:
+    def named(self, base: GraphFacts, mesh: Mesh) -> Allowed:
         """The splits of plans whose every axis does what it is called."""
         limits = Limits(
             spatial=self.model.batch < self.request.topology.devices,
@@ -301,7 +301,7 @@ class Offered:
         axes have too many."""
         return self.parts_axes and len(mesh.inner) > 2
 
-    def alphabet(self, base: Base, mesh: Mesh, plans: Collection[Plan]) -> Allowed:
+    def alphabet(self, base: GraphFacts, mesh: Mesh, plans: Collection[Plan]) -> Allowed:
         """Per class of nodes the splits over more axes that cut only what some of the plans cut."""
         found: Allowed = {}
         for i in base.times:
@@ -341,7 +341,7 @@ class Offered:
             for m in staged_meshes(topology, n)
         )
 
-    def most_stages(self, base: Base) -> int:
+    def most_stages(self, base: GraphFacts) -> int:
         """Pipeline stages that the graph may have at most: one for every repeated block, or where
         none is dealt out as many as it can be cut into."""
         if not self.training:
@@ -360,7 +360,7 @@ class Offered:
             (lambda b, m: batch_only(b, m.shape)) if self.request.mode == "data-parallel" else None
         )
 
-    def held(self, base: Base, mesh: Mesh, limits: Limits) -> Allowed:
+    def held(self, base: GraphFacts, mesh: Mesh, limits: Limits) -> Allowed:
         """What the pins and the names of pinned axes leave."""
         pins = self.request.pins
         held = pins.allowed(base, dict(mesh.shape))
@@ -427,7 +427,7 @@ class Offered:
         )  # weights are brought for one microbatch at a time
         return next((more for more in levels if len(more) > len(request.offload)), None)
 
-    def sent(self, base: Base, mesh: Mesh, recompute: str) -> tuple[str, ...]:
+    def sent(self, base: GraphFacts, mesh: Mesh, recompute: str) -> tuple[str, ...]:
         """What of the request's a plan has in the host's memory."""
         there = {
             "optimizer": True,
@@ -444,7 +444,7 @@ class Offered:
             return (int(pinned),)
         return (0, 1, 2, 3) if self.training and self.request.topology.devices > 1 else (0,)
 
-    def recomputes(self, base: Base, mesh: Mesh) -> tuple[str, ...]:
+    def recomputes(self, base: GraphFacts, mesh: Mesh) -> tuple[str, ...]:
         """Recomputation to consider, the least first. Unequal stages run their forward pass
         again."""
         if mesh.stages > 1 and base.dealt is None:
@@ -527,7 +527,7 @@ class Offered:
         ]
         return tuple(m for m in sorted({*usual, *rows}) if m >= max(2, mesh.stages - 1))
 
-    def unstaged(self, base: Base, mesh: Mesh) -> PlanError | None:
+    def unstaged(self, base: GraphFacts, mesh: Mesh) -> PlanError | None:
         """Why the model has no blocks for every stage of the mesh; None where it has."""
         if mesh.stages == 1:
             return None
@@ -596,7 +596,7 @@ class Offered:
             help=[*instead, "pin less, or other stages"] if self.most_stages(base) else [],
         )
 
-    def _too_few(self, base: Base) -> str:
+    def _too_few(self, base: GraphFacts) -> str:
         """Why the graph has too few places for stages."""
         if not self.training:
             return "it is run, not trained"

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from planner.errors import PlanError
 from planner.machine.topology import Mesh
-from planner.search.best_first import Explorer
+from planner.search.best_first import BestFirst
 from planner.search.cache_entry import Decided, decided
 from planner.search.keys import history_key
 from planner.search.microbatch_overlap import in_copies
@@ -36,7 +36,7 @@ from planner.sharding.rule import Limits, Split
 from planner.space.families import Allowed
 
 if TYPE_CHECKING:
-    from planner.analysis.facts import Base
+    from planner.analysis.facts import GraphFacts
     from planner.search.request import Candidate, Found
     from planner.search.search import Search
 
@@ -55,7 +55,7 @@ MODES = ("auto", "semi-auto")
 """In the others little is left to search."""
 
 
-def contents(base: Base) -> tuple[str, ...]:
+def contents(base: GraphFacts) -> tuple[str, ...]:
     """A digest of what each class of nodes is, in their order."""
     return tuple(
         [
@@ -134,7 +134,7 @@ def kept_places(
     return {k: at for k, at in pairs.items() if k not in beside}
 
 
-def _linked(base: Base) -> dict[int, frozenset[int]]:
+def _linked(base: GraphFacts) -> dict[int, frozenset[int]]:
     """Place of each class among the classes -> those of the classes that it hands a tensor to, or
     is handed one by."""
     place = {c: k for k, c in enumerate(base.times)}
@@ -195,7 +195,7 @@ def _answer(
     for offload in dict.fromkeys((search.request.offload, before.offload)):
         within = search if offload == search.request.offload else search.offloading(offload)
         limit = within.request.roomy_bytes
-        family = Explorer(
+        family = BestFirst(
             within,
             "plan",
             (before.mesh,),
@@ -217,7 +217,7 @@ def _answer(
 
 
 def _allowed(
-    search: Search, numbered: Base, held: Mapping[int, Split], base: Base, mesh: Mesh
+    search: Search, numbered: GraphFacts, held: Mapping[int, Split], base: GraphFacts, mesh: Mesh
 ) -> Allowed:
     """What pins leave, and of operators that are kept the one split that they had."""
     pins = search.request.pins

@@ -9,7 +9,7 @@ import numpy as np
 
 from planner.search.domain import CHUNKS
 from planner.search.leaf import FITTING, FREE, LEVEL_ORDER, Leaf
-from planner.search.relaxation import Relaxed
+from planner.search.relaxation import Relaxation
 from planner.space.assemble import uncut_up_to
 
 SAME = 1e-7
@@ -21,7 +21,7 @@ class LeafBounds:
 
     def __init__(self, limit_bytes: float) -> None:
         self.limit_bytes = limit_bytes
-        self.relaxed: dict[int, Relaxed] = {}
+        self.relaxed: dict[int, Relaxation] = {}
         """Mesh -> its space, relaxed; of meshes that were expanded."""
         self.least: dict[int, float] = {}
         """Mesh -> bound of all its leaves (seconds)."""

@@ -18,6 +18,7 @@ from math import prod
 
 import numpy as np
 
+from planner.analysis.facts import GraphFacts
 from planner.machine.topology import Mesh
 from planner.pricing.pricer import Pricer
 from planner.sharding.rule import Split
@@ -36,14 +37,14 @@ from planner.space.assemble import (
     ticking,
     unequal,
 )
-from planner.space.build import Base, Space
+from planner.space.variables import Space
 
 OWN = frozenset({"RoutedExperts"})
 """Operators whose time is not that of one product."""
 PRICES, FIRST_PRICE, RISE, WIDE_STEP, LEAST_STEP, CLOSE = 8, 0.05, 4.0, 8, 2, 1e-3
 """Of memory in a bound: how many are tried at most, the first (in whole costs for what exceeds the
 limit), by what it rises while nothing fits; where variables were split the steps between two that
-are tried, largest and least (`Climb`); and what gain is not worth another."""
+are tried, largest and least (`PriceLineSearch`); and what gain is not worth another."""
 FAR = 100.0
 """Times the bound without a memory limit that one under it is raised to at most: where nothing fits
 in pieces that only bounds know of, it would rise without end."""
@@ -72,7 +73,7 @@ class Arithmetic:
     repeats: int
 
     @classmethod
-    def of(cls, base: Base, pricer: Pricer) -> Arithmetic:
+    def of(cls, base: GraphFacts, pricer: Pricer) -> Arithmetic:
         """base: of the whole batch. repeats: 0 where stages may be cut anywhere."""
         run = (
             base.dealt[0]
@@ -106,7 +107,7 @@ class Arithmetic:
 
 
 @dataclass
-class Climb:
+class PriceLineSearch:
     """A bound under a memory limit where variables were split, on its way up over prices of a byte:
     `start` times powers of 2^(1/8).
 
@@ -149,13 +150,15 @@ class Climb:
         return float(self.start * 2 ** (power / 8))
 
 
-class Relaxed:
+class Relaxation:
     """Bounds of a space without a memory limit, or under one. The tree of the last call is
     overwritten by the next, of any that shares the scratch."""
 
     def __init__(self, space: Space, scratch: Scratch | None = None) -> None:
         self.space, self.scratch = space, scratch or Scratch()
-        self.offset = np.concatenate(([0], np.cumsum([len(v.kept_bytes) for v in space.variables])))
+        self.offset = np.concatenate(
+            ([0], np.cumsum([len(v.saved_bytes) for v in space.variables]))
+        )
         self._all = self.offset
         self.kept = np.arange(self.offset[-1])
         """Options that are looked at, of all those of the space in a row."""
@@ -175,7 +178,7 @@ class Relaxed:
         """Whether what `least` found is of an exact elimination: tables were not too large."""
         self._price = 0.0
         """Of a byte, in the last bound under a memory limit: the next is near."""
-        self._climbs: dict[Techniques, Climb] = {}
+        self._climbs: dict[Techniques, PriceLineSearch] = {}
         """Of bounds under a memory limit where variables were split."""
 
     def least(self, levels: Sequence[int], below_s: float = np.inf) -> float:
@@ -333,13 +336,13 @@ class Relaxed:
         if np.isfinite(enough):
             price = max(price, (enough - low[1]) / low[2])
         if not self._compiled(techniques).exact:
-            climb = Climb(
+            climb = PriceLineSearch(
                 price, enough
             )  # bounds of split variables are no lines that a choice tells
             while not climb.over:
                 climb.go_on(lambda p: self._priced(techniques, cost, use, p)[0] - p * room)
             self._price = climb.price
-            self._climbs[techniques] = Climb(self._price, enough)
+            self._climbs[techniques] = PriceLineSearch(self._price, enough)
             return self._proven(max(best, climb.top) * slow)
         for _ in range(PRICES):
             value, used = self._priced(techniques, cost, use, price)

@@ -17,6 +17,7 @@ import numpy as np
 from costmodels.capacity import Capacity
 from costmodels.precision import Recipe
 from costmodels.runtimes import Runtime
+from planner.analysis.facts import GraphFacts
 from planner.cache.folder import Cache
 from planner.execution.plan import Plan
 from planner.execution.techniques import RECOMPUTE
@@ -27,8 +28,8 @@ from planner.pricing.bucketing import OPEN
 from planner.pricing.step_time import Cost
 from planner.solvers.problem import Problem
 from planner.space.assemble import Techniques
-from planner.space.build import Base, Space
 from planner.space.propagation import MODES
+from planner.space.variables import Space
 
 TIE, TIE_MEMORY = 1e-3, 1e-2
 Progress = Callable[[str, float | None, float | None], None]
@@ -197,7 +198,7 @@ class Found:
 
     best: Candidate | None
     baselines: dict[str, Candidate]
-    base: Base
+    base: GraphFacts
     space: Space | None
     choice: tuple[int, ...]
     problem: Problem | None

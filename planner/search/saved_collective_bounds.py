@@ -25,21 +25,21 @@ import numpy as np
 
 from planner.search.keep_steps import Step, charges, followed, steps_of, without_hubs
 from planner.search.leaf import Leaf
-from planner.search.relaxation import Relaxed
+from planner.search.relaxation import Relaxation
 from planner.solvers.exact.elimination import Tree
 from planner.solvers.model import Model
 from planner.space.assemble import Techniques, dealt_parts, least_usage, link_scale
 from planner.space.variables import Link, Space
 
 
-class Sparing(Relaxed):
+class SavedCollectiveRelaxation(Relaxation):
     """Bounds of the options that another looks at, all under recompute=block-keep.
 
     narrow: nodes that are no products, and are spared by way of a hub, never run again and keep
     nothing: a lower bound with smaller tables.
     """
 
-    def __init__(self, relaxed: Relaxed, narrow: bool = False) -> None:
+    def __init__(self, relaxed: Relaxation, narrow: bool = False) -> None:
         super().__init__(relaxed.space, relaxed.scratch)
         rows = np.split(relaxed.kept, relaxed.offset[1:-1])
         self._steps, self._charge_s = steps_of(self.space), charges(self.space)
@@ -219,14 +219,14 @@ def _ordered(a: int, b: int, table: np.ndarray) -> tuple[tuple[int, int], np.nda
     return ((a, b), table) if a < b else ((b, a), table.T)
 
 
-def freely(sparing: Sparing, techniques: Techniques) -> tuple[float, float]:
+def freely(sparing: SavedCollectiveRelaxation, techniques: Techniques) -> tuple[float, float]:
     """A bound (seconds) without a memory limit, and bytes of the choice that has it."""
     found = sparing.free(techniques, techniques.microbatches)
     return (np.inf, 0.0) if found is None else (found[1], sparing.usage(techniques, found[0]))
 
 
 def least_surely(
-    leaves: Iterable[tuple[float, Leaf, Relaxed]],
+    leaves: Iterable[tuple[float, Leaf, Relaxation]],
     limit_bytes: float,
     bound: float,
     own: Callable[[Leaf], Space | None] | None,
@@ -257,7 +257,7 @@ class _Spared:
 
     def __init__(
         self,
-        leaves: Sequence[tuple[float, Leaf, Relaxed]],
+        leaves: Sequence[tuple[float, Leaf, Relaxation]],
         limit_bytes: float,
         bound: float,
         own: Callable[[Leaf], Space | None] | None,
@@ -267,15 +267,15 @@ class _Spared:
         for _, leaf, _ in leaves:
             for micro in (0, leaf.micro):
                 self._levels.setdefault((leaf.mesh, micro), set()).add(leaf.techniques.zero)
-        self._known: dict[tuple[int, int], Sparing | None] = {}
+        self._known: dict[tuple[int, int], SavedCollectiveRelaxation | None] = {}
 
-    def raised(self, leaf: Leaf, relaxed: Relaxed) -> Iterator[float]:
+    def raised(self, leaf: Leaf, relaxed: Relaxation) -> Iterator[float]:
         """Bounds of a leaf, each after those that take less: first in the space that all leaves of
-        its mesh share, where one elimination tells most of them apart (`Relaxed.quick`), then in
+        its mesh share, where one elimination tells most of them apart (`Relaxation.quick`), then in
         that of its own microbatches, without a memory limit before with it; rough ones are made
         tight last.
         """
-        at, rough = leaf.techniques, list[Sparing]()
+        at, rough = leaf.techniques, list[SavedCollectiveRelaxation]()
         for micro in (
             (0, leaf.micro) if self._own is not None and leaf.micro != relaxed.space.parts else (0,)
         ):
@@ -286,7 +286,7 @@ class _Spared:
             if (leaf.mesh, micro) not in self._known:
                 levels = sorted(self._levels[leaf.mesh, micro])
                 self._known[leaf.mesh, micro] = near(
-                    Relaxed(space, relaxed.scratch) if micro else relaxed, levels, self._bound
+                    Relaxation(space, relaxed.scratch) if micro else relaxed, levels, self._bound
                 )
             spared = self._known[leaf.mesh, micro]
             if spared is None:
@@ -305,14 +305,16 @@ class _Spared:
                 yield seconds
 
 
-def near(relaxed: Relaxed, levels: list[int], below_s: float) -> Sparing | None:
+def near(
+    relaxed: Relaxation, levels: list[int], below_s: float
+) -> SavedCollectiveRelaxation | None:
     """The bounds of those options alone that plans below so many seconds may have; None where there
     is no such plan."""
     fewer = copy(relaxed)  # whose options the search goes on with
     if fewer.least(levels, below_s) >= below_s:
         return None
     for narrow in (False, True):
-        found = Sparing(fewer, narrow)
+        found = SavedCollectiveRelaxation(fewer, narrow)
         if found.least(levels, below_s) >= below_s:
             return None
         if found.exact:

@@ -31,7 +31,7 @@ from planner.pricing.step_time import derived
 from planner.search.axis_merging import joined
 from planner.search.axis_names import axis_names, renamed_candidate, renamed_mesh, renamed_space
 from planner.search.axis_symmetry import exchanged, mirrored
-from planner.search.best_first import WIDE_GAP, Explorer
+from planner.search.best_first import WIDE_GAP, BestFirst
 from planner.search.bucketing import priced
 from planner.search.cache_entry import kept, recalled
 from planner.search.domain import Family
@@ -41,12 +41,13 @@ from planner.search.machine_key import machine_key
 from planner.search.microbatch_overlap import in_copies
 from planner.search.request import TIE, TIE_MEMORY, Candidate, Covered, Found, Progress, Request
 from planner.search.stage_cuts import with_cuts
-from planner.search.workspace import Spaces
+from planner.search.workspace import Workspace
 from planner.solvers.exact.elimination import Scratch
 from planner.solvers.problem import FORBIDDEN, Budget, Problem, Solution, evaluate
 from planner.space.assemble import PICO, Techniques, assemble, least_working, usage_of
-from planner.space.build import Space, splits_of
+from planner.space.build import splits_of
 from planner.space.families import batch_only, megatron_only, no_split
+from planner.space.variables import Space
 from planner.workload.model import Model
 from planner.workload.user_loss import is_user_loss
 
@@ -77,7 +78,7 @@ class Reached:
     """
 
     best: Candidate | None
-    main: Explorer
+    main: BestFirst
     smallest: Candidate | None
     bound_s: float
     bound_of_all_s: float
@@ -85,7 +86,7 @@ class Reached:
     covers: tuple[Covered, ...] = ()
 
 
-class Search(Spaces):
+class Search(Workspace):
     """One search. Deterministic unless the time limit cuts it."""
 
     def __init__(self, model: Model, request: Request, progress: Progress | None = None) -> None:
@@ -247,11 +248,11 @@ class Search(Spaces):
         main, (finer, wider) = (
             self._main(limit_bytes),
             (
-                Explorer(self, "plan", (), None, self.offered.levels(), limit_bytes)
+                BestFirst(self, "plan", (), None, self.offered.levels(), limit_bytes)
                 for _ in range(2)
             ),
         )
-        named = Explorer(
+        named = BestFirst(
             self, "plan", (), self.offered.named, self.offered.levels(), limit_bytes, alone=True
         )
         every = (main, finer, wider, named)
@@ -317,7 +318,7 @@ class Search(Spaces):
         best = self._plainest(best) if best is not None else None
         bound, of_all = (
             min(map(proven, (e for e in every if e.meshes)))
-            for proven in (Explorer.bound, Explorer.bound_of_all)
+            for proven in (BestFirst.bound, BestFirst.bound_of_all)
         )
         of = None if of_all >= bound or limit_bytes >= request.limit_bytes else limit_bytes
         return Reached(
@@ -476,9 +477,9 @@ class Search(Spaces):
             search = search.offloading(more)
         return search.run(how_close=False).best
 
-    def _main(self, limit_bytes: int | None = None) -> Explorer:
+    def _main(self, limit_bytes: int | None = None) -> BestFirst:
         """The search of all that the request allows, within so many bytes."""
-        return Explorer(
+        return BestFirst(
             self,
             "plan",
             self.offered.meshes(),
@@ -556,7 +557,7 @@ class Search(Spaces):
             key=lambda c: c.cost.memory.total,
             default=None,
         )
-        finer = Explorer(self, "plan", self.offered.finer(around), None, self.offered.levels())
+        finer = BestFirst(self, "plan", self.offered.finer(around), None, self.offered.levels())
         finer.run()
         return min(
             [*sizes, *(c for c in (finer.smallest(),) if c is not None)],
@@ -671,7 +672,7 @@ class Search(Spaces):
             self.progress(self._at, candidate.cost.step_time_s, self._bound)
 
     # --- solving and pricing
-    # ------------------------------------------------------------------------------------------------------------------
+    # ------------------------------------------------------------------------------------------------------------------  # noqa: E501
 
     def solve(self, problem: Problem, deeper: int = 1, below: float = np.inf) -> Solution:
         """The requested solver's answer; its choice may be empty. deeper: times the usual work
@@ -712,12 +713,12 @@ class Search(Spaces):
         """Which mesh is looked at now, for those who watch."""
         self._at = (
             f"mesh {number} of {of}"
-            f" ({' x '.join(f'{name} {size}' for name, size in mesh.shape if size > 1) or 'one device'})"
+            f" ({' x '.join(f'{name} {size}' for name, size in mesh.shape if size > 1) or 'one device'})"  # noqa: E501
         )
         if self.progress and self._best is not None:
             self.progress(self._at, self._best.cost.step_time_s, self._bound)
 
-    def bounded(self, bound_s: float, family: Explorer) -> None:
+    def bounded(self, bound_s: float, family: BestFirst) -> None:
         """What a family has proven, for those who watch: no plan of it is below."""
         self._bounds[id(family)] = bound_s
         if self.progress and self._best is not None:
@@ -821,7 +822,7 @@ class Search(Spaces):
         return candidate
 
     # --- baselines
-    # ----------------------------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------------------------------------  # noqa: E501
 
     def tuned_baselines(self) -> dict[str, Candidate]:
         """The baselines alone, for a plan that was not searched for."""
@@ -856,7 +857,7 @@ class Search(Spaces):
         if n > 1 and (inner or staged):
             families.append(("megatron", inner + staged, megatron_only, levels))
         for label, on, allowed, at in families:
-            explorer = Explorer(
+            explorer = BestFirst(
                 self, label, on, allowed, at, self.request.roomy_bytes, pinned=False
             )
             try:
@@ -867,7 +868,7 @@ class Search(Spaces):
                     < best.cost.memory.total
                     <= self.request.limit_bytes
                 ):
-                    explorer = Explorer(self, label, on, allowed, at, pinned=False)
+                    explorer = BestFirst(self, label, on, allowed, at, pinned=False)
                     best = explorer.run() or best
             except KeyboardInterrupt:
                 if explorer.best is not None:  # it may have been reported

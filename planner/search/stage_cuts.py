@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.errors import PlanError
-from planner.execution.pipeline import Passing
+from planner.execution.pipeline import Schedule
 from planner.execution.uneven_pipeline import WIDEST, wrong_widths
 from planner.sharding.layout import STAGE
 from planner.sharding.rule import PENDING, Split
 
 if TYPE_CHECKING:
-    from planner.analysis.facts import Base
+    from planner.analysis.facts import GraphFacts
     from planner.execution.plan import Plan
     from planner.pricing.pricer import Pricer
 
@@ -44,7 +44,7 @@ class Cutting:
     widths: tuple[int, ...]
 
 
-def unbroken(base: Base, plan: Plan) -> tuple[tuple[int, int], ...]:
+def unbroken(base: GraphFacts, plan: Plan) -> tuple[tuple[int, int], ...]:
     """Maker and reader of what a plan's operators read as pending terms: no cut lies between them,
     as nothing pending is handed on."""
     graph, found = base.graph, []
@@ -60,7 +60,7 @@ def unbroken(base: Base, plan: Plan) -> tuple[tuple[int, int], ...]:
 
 
 def with_cuts(
-    base: Base,
+    base: GraphFacts,
     plan: Plan,
     pricer: Pricer,
     limits_bytes: tuple[int, ...] = (),
@@ -105,7 +105,7 @@ def _cut(plan: Plan, found: Cutting) -> Plan:
     return replace(plan, cuts=found.cuts, widths=found.widths)
 
 
-def _uneven(base: Base, plan: Plan, pricer: Pricer) -> Cutting | None:
+def _uneven(base: GraphFacts, plan: Plan, pricer: Pricer) -> Cutting | None:
     """The best with stages of one place and of two."""
     if plan.virtual > 1 or plan.microbatches % WIDEST:
         return None
@@ -119,13 +119,13 @@ def _uneven(base: Base, plan: Plan, pricer: Pricer) -> Cutting | None:
 
 
 def cutting(
-    base: Base, plan: Plan, pricer: Pricer, chunks: int, widths: tuple[int, ...] = ()
+    base: GraphFacts, plan: Plan, pricer: Pricer, chunks: int, widths: tuple[int, ...] = ()
 ) -> Cutting:
     """The best cuts into so many chunks, on all places of the plan (module docstring). widths: the
     places that each has to take. Raises PlanError P068 where there are too few."""
     wide = plan.stages * plan.virtual - chunks
     together = WIDEST if wide else 1
-    ticks = Passing(
+    ticks = Schedule(
         chunks if wide else plan.stages, plan.microbatches // together, plan.schedule, plan.virtual
     ).ticks
     whole = unbroken(base, plan)
@@ -160,7 +160,7 @@ def cutting(
     return kept
 
 
-def _seconds(base: Base, pricer: Pricer) -> tuple[np.ndarray, np.ndarray]:
+def _seconds(base: GraphFacts, pricer: Pricer) -> tuple[np.ndarray, np.ndarray]:
     """Seconds on a place of a microbatch's passes through all nodes before each: f + b, and 2 f +
     b."""
     from planner.pricing.kernels import kernel_times

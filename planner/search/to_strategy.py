@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from planner.analysis.facts import GraphFacts
 from planner.execution.layout_flow import Flow
 from planner.execution.pipeline import Pipeline, pipeline_of
 from planner.execution.plan import Plan
-from planner.execution.uneven_pipeline import Stages, stages_of
+from planner.execution.uneven_pipeline import UnevenPipeline, stages_of
 from planner.graph.ir import Graph
 from planner.pricing.breakdown import details
 from planner.pricing.host_tables import host_bytes
@@ -28,7 +29,7 @@ from planner.search.plausible import too_fast
 from planner.search.request import Candidate, Found, Request
 from planner.solvers.problem import FORBIDDEN, Problem
 from planner.space.assemble import PICO
-from planner.space.build import Base, Space
+from planner.space.variables import Space
 from planner.strategy.strategy import Strategy
 from planner.workload.model import Model
 
@@ -160,7 +161,7 @@ def _pricer(request: Request, c: Candidate):
     return Pricer(request.topology, c.mesh, request.runtime, request.recipe)
 
 
-def node_table(base: Base, flow: Flow, found: Found) -> dict[str, dict[str, Any]]:
+def node_table(base: GraphFacts, flow: Flow, found: Found) -> dict[str, dict[str, Any]]:
     """A row per class of nodes: operator, split, time of the node (all its repeats) and the best
     other split with what it would cost."""
     from planner.pricing.pricer import Pricer
@@ -201,7 +202,7 @@ def node_table(base: Base, flow: Flow, found: Found) -> dict[str, dict[str, Any]
     return rows
 
 
-def held_times(base: Base, pipeline: Pipeline | None) -> dict[int, float]:
+def held_times(base: GraphFacts, pipeline: Pipeline | None) -> dict[int, float]:
     """First node of a class -> how many of the class a device runs in a microbatch: of blocks on
     pipeline stages, those of one stage."""
     found: dict[int, Fraction] = {}
@@ -212,7 +213,7 @@ def held_times(base: Base, pipeline: Pipeline | None) -> dict[int, float]:
     return {i: float(n) for i, n in found.items()}
 
 
-def most_times(base: Base, unequal: Stages) -> dict[int, float]:
+def most_times(base: GraphFacts, unequal: UnevenPipeline) -> dict[int, float]:
     """First node of a class -> how many of the class the unequal stage with the most of them runs
     in a microbatch."""
     found: dict[int, Counter[int]] = {}
@@ -221,7 +222,7 @@ def most_times(base: Base, unequal: Stages) -> dict[int, float]:
     return {first: float(max(counts.values())) for first, counts in found.items()}
 
 
-def block_table(graph: Graph, flow: Flow, base: Base) -> tuple[dict[str, Any], ...]:
+def block_table(graph: Graph, flow: Flow, base: GraphFacts) -> tuple[dict[str, Any], ...]:
     """A row per run of repeats; of one that is dealt out over pipeline stages, how many repeats a
     stage holds; how names tell the repeats apart, where they do."""
     pipeline = pipeline_of(graph, flow.plan)
@@ -262,7 +263,7 @@ def stage_of(i: int, pipeline: Pipeline | None) -> int:
     return pipeline.stages - 1 if pipeline is not None and pipeline.late(i) else 0
 
 
-def _inside(base: Base, i: int) -> bool:
+def _inside(base: GraphFacts, i: int) -> bool:
     return any(first <= i < first + period * repeats for first, period, repeats in base.runs)
 
 
@@ -290,7 +291,7 @@ def runner_ups(
     return out
 
 
-def tensor_table(graph: Graph, flow: Flow, base: Base) -> dict[str, dict[str, Any]]:
+def tensor_table(graph: Graph, flow: Flow, base: GraphFacts) -> dict[str, dict[str, Any]]:
     """Producer's layout per tensor; of repeated blocks only the first repeat's, except parameters,
     which are all listed."""
     rows, pipeline, unequal = {}, pipeline_of(graph, flow.plan), stages_of(flow)
@@ -334,7 +335,7 @@ def _padded(shape: tuple[int, ...], layout: Any, flow: Flow) -> bool:
     return any(padded(n, a, sizes) != n for n, a in zip(shape, layout.dims, strict=True))
 
 
-def cost_table(cost: Cost, request: Request, base: Base, model: Model) -> dict[str, Any]:
+def cost_table(cost: Cost, request: Request, base: GraphFacts, model: Model) -> dict[str, Any]:
     """The file's `cost`."""
     (faster, slower), (less, more) = request.runtime.time_spread, request.runtime.memory_spread
     total, limit = cost.memory.total, request.limit_bytes
@@ -389,7 +390,7 @@ def cost_table(cost: Cost, request: Request, base: Base, model: Model) -> dict[s
     }
 
 
-def baseline_row(c: Candidate, request: Request, base: Base, model: Model) -> dict[str, Any]:
+def baseline_row(c: Candidate, request: Request, base: GraphFacts, model: Model) -> dict[str, Any]:
     """The same summary for a baseline, with its tuned techniques."""
     table = cost_table(c.cost, request, base, model)
     return (

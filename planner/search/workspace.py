@@ -5,23 +5,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from planner.analysis.facts import GraphFacts
 from planner.cache.reshard_tables import Tables
 from planner.errors import PlanError
 from planner.execution.plan import Plan
 from planner.machine.topology import Mesh
 from planner.pricing.bucketing import OPEN, bounding
 from planner.pricing.pricer import Pricer
-from planner.search.domain import Family, Offered
+from planner.search.domain import Family, SearchDomain
 from planner.search.relaxation import Arithmetic
 from planner.search.request import Request
-from planner.sharding.layout_table import Atlas
+from planner.sharding.layout_table import LayoutTable
 from planner.sharding.rule import Limits, legal
-from planner.space.build import Base, Space, build_space
+from planner.space.build import build_space
 from planner.space.families import Allowed, restrict
+from planner.space.variables import Space
 from planner.workload.model import Model
 
 
-class Spaces:
+class Workspace:
     """The graphs, pricers and spaces of a request. out_of_time: whether to make no more of them.
 
     plans: those priced so far, whose cuts spaces of finer meshes take up. refused: why the last
@@ -34,15 +36,15 @@ class Spaces:
         self.plans: list[Plan] = []
         self.refused: PlanError | None = None
         self.tables: Tables | None = None
-        self.offered = Offered(model, request, self.base, out_of_time)
-        self._bases: dict[int, Base | None] = {}
+        self.offered = SearchDomain(model, request, self.base, out_of_time)
+        self._bases: dict[int, GraphFacts | None] = {}
         self._spaces: dict[tuple, Space | None] = {}
         self._pricers: dict[Mesh, Pricer] = {}
         self._bounding: dict[Mesh, Pricer] = {}
-        self._atlas = Atlas()
+        self._atlas = LayoutTable()
         self._arithmetic: Arithmetic | None = None
 
-    def base(self, microbatches: int) -> Base | None:
+    def base(self, microbatches: int) -> GraphFacts | None:
         """Rules, gradients and repeated blocks of the graph of one microbatch; None where the model
         cannot be read at that batch."""
         if microbatches not in self._bases:
@@ -61,7 +63,7 @@ class Spaces:
                 self._bases[microbatches] = None
         return self._bases[microbatches]
 
-    def _base(self, microbatches: int) -> Base:
+    def _base(self, microbatches: int) -> GraphFacts:
         """Nodes that are alike in both graphs that another was derived from are alike in that one
         too."""
         read = (
@@ -77,7 +79,7 @@ class Spaces:
         )
         if whole is not None and small is not None and whole.runs == small.runs:
             return whole.at(graph)
-        return Base.of(graph, training=self.training, fold=self.request.fold)
+        return GraphFacts.of(graph, training=self.training, fold=self.request.fold)
 
     def pricer(self, mesh: Mesh) -> Pricer:
         """One pricer a mesh: what it has priced serves every space on that mesh."""
@@ -152,7 +154,7 @@ class Spaces:
             )
         return found if found is None or allowed is None else restrict(found, allowed(base, inner))
 
-    def _whole(self, key: tuple[Mesh, int, bool], base: Base, limits: Limits) -> Space | None:
+    def _whole(self, key: tuple[Mesh, int, bool], base: GraphFacts, limits: Limits) -> Space | None:
         """The space of a mesh and number of microbatches, with the user's pins or without."""
         mesh, micro, pinned = key
         inner = Mesh(mesh.inner)

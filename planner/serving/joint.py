@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from math import gcd, prod
 from typing import Any
 
+from planner.analysis.facts import GraphFacts
 from planner.errors import NO_PLAN, PlanError
 from planner.execution.layout_flow import Flow
 from planner.execution.plan import Plan
@@ -37,7 +38,6 @@ from planner.search.search import Search
 from planner.serving.phases import PhaseModel
 from planner.serving.result import FIGURES, OBJECTIVES
 from planner.sharding.layout import local_shape
-from planner.space.build import Base
 
 PREFILL_TOKENS = 8192
 GUESSES, MOST_SEQUENCES = 8, 1 << 20
@@ -310,7 +310,7 @@ class Joint:
         assert self.step.form is not None
         return self.step.form.pasts
 
-    def _phase(self, base: Base, best: Candidate) -> Phase:
+    def _phase(self, base: GraphFacts, best: Candidate) -> Phase:
         pricer = Pricer(self.request.topology, best.mesh, self.request.runtime, self.request.recipe)
         cost, flow, _ = price_plan(base, best.plan, pricer)
         return Phase(cost, flow, pricer)
@@ -368,7 +368,7 @@ class Joint:
                 guess = min(guess, MOST_SEQUENCES // each * each)
             if guess <= low or guess in sizes:
                 break
-            base = Base.of(
+            base = GraphFacts.of(
                 self.step.at(concurrency=guess).graph(1), training=False, fold=self.request.fold
             )
             sizes[guess] = self.peak_bytes(first, self._phase(base, best), pair.wave)
@@ -427,7 +427,7 @@ class Joint:
         )
 
 
-def weight_pins(base: Base, plan: Plan, other: Graph) -> dict[str, dict[str, Any]]:
+def weight_pins(base: GraphFacts, plan: Plan, other: Graph) -> dict[str, dict[str, Any]]:
     """Pins that hold every weight where a plan has it, for both phases: of each operator that reads
     one, the factors of the weight, or, where the other phase's graph has no such operator, the
     weight's layout. Caches are no weights."""

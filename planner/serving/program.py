@@ -211,7 +211,7 @@ def _assembled(writers: list[Writer], tables: str, header: str, weights_file: st
     if constants:
         before.append(
             "CONSTANTS ="
-            f" read_safetensors(Path(__file__).with_name({literal(weights_file or 'program.safetensors')}),"
+            f" read_safetensors(Path(__file__).with_name({literal(weights_file or 'program.safetensors')}),"  # noqa: E501
             ' "constant/")'
         )
     small = [

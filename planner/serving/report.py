@@ -11,22 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from costmodels.hardware.units import show_bytes, show_time
 from planner.report.notation import extent_names, short_labels
 from planner.report.summary import machine, title
 from planner.sharding.notation import cells
 from planner.strategy.notation import spell_weight, weight_groups
-from planner.support.words import (
-    LONGEST,
-    Style,
-    count,
-    hang,
-    labelled,
-    pack,
-    short,
-    show_bytes,
-    show_time,
-    table,
-)
+from planner.support.words import LONGEST, Style, count, hang, labelled, pack, short, table
 
 if TYPE_CHECKING:
     from planner.serving.result import Serving

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from planner.sharding.layout import Axes, Layout
-from planner.sharding.reshard_table import Pairs
+from planner.sharding.reshard_table import ReshardTable
 
 
 @dataclass(frozen=True, eq=False)
-class Row:
+class LayoutColumn:
     """Layouts in a row, one per option: the distinct ones, by number, and which of those each
     option has."""
 
@@ -22,7 +22,7 @@ class Row:
     of: np.ndarray
 
 
-class Atlas:
+class LayoutTable:
     """Layouts by number, and what does not depend on the sizes of axes: readings of rules and moves
     between layouts."""
 
@@ -31,7 +31,7 @@ class Atlas:
         self.axes: dict[str, int] = {}
         """Bit of each axis in `cuts`."""
         self._cuts = np.zeros((64, 4), np.int64)
-        self._rows: dict[tuple[int, ...], Row] = {}
+        self._rows: dict[tuple[int, ...], LayoutColumn] = {}
         self.memo: dict[tuple, dict] = {}
         """Readings of rules, kept by planner.space.build: what is read -> split -> layout
         number."""
@@ -41,12 +41,12 @@ class Atlas:
         self._derived: dict[tuple, list[tuple] | None] = {}
         """Moves of pairs that are alike: kind, numbers of axes and of cutting axes, and the
         rest."""
-        self._pairs: dict[Axes, Pairs] = {}
+        self._pairs: dict[Axes, ReshardTable] = {}
 
-    def pairs(self, order: Axes) -> Pairs:
+    def pairs(self, order: Axes) -> ReshardTable:
         """The moves of pairs of layouts on meshes of these axes."""
         if order not in self._pairs:
-            self._pairs[order] = Pairs(self, order)
+            self._pairs[order] = ReshardTable(self, order)
         return self._pairs[order]
 
     def number(self, layout: Layout) -> int:
@@ -64,16 +64,16 @@ class Atlas:
             ]
         return n
 
-    def row(self, numbers: tuple[int, ...]) -> Row:
+    def row(self, numbers: tuple[int, ...]) -> LayoutColumn:
         """The same object for the same numbers."""
         row = self._rows.get(numbers)
         if row is None:
             index: dict[int, int] = {}
             of = np.array([index.setdefault(n, len(index)) for n in numbers], np.intp)
-            row = self._rows[numbers] = Row(tuple(index), of)
+            row = self._rows[numbers] = LayoutColumn(tuple(index), of)
         return row
 
-    def partial(self, row: Row) -> np.ndarray:
+    def partial(self, row: LayoutColumn) -> np.ndarray:
         """Whether each option's layout is partial. [options]"""
         return np.array([bool(self.layouts[n].partial) for n in row.layouts])[row.of]
 

@@ -4,14 +4,14 @@ what each moves, whatever the sizes of the axes.
 On a tensor that both layouts cut evenly the collectives between them depend on neither its shape
 nor the sizes of the axes, and the payload of each is the whole tensor divided by the sizes of some
 axes. Neither the dims that both layouts leave whole nor the names of axes make a difference, nor
-does an axis that keeps its place: it only divides what moves. Pairs that are alike up to those
+does an axis that keeps its place: it only divides what moves. ReshardTable that are alike up to those
 (`planner.sharding.layout_pairs`) share a derivation.
 
 Where a layout pads a dim, the way depends on three facts per dim: whether both layouts pad it to
 the same extent, and whether each leaves it as it is. What moves is then a product over dims of the
 extent padded for one or the other layout, divided by the same axes: one derivation a pair (up to
 `_form`) and set of facts.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from planner.sharding.layout import Axes, Layout, Step, convert
 from planner.sharding.layout_pairs import UNKNOWN, Differences
 
 if TYPE_CHECKING:
-    from planner.sharding.layout_table import Atlas
+    from planner.sharding.layout_table import LayoutTable
 
 NAMES = tuple("abcdefghijklmnopqrstuvwxyz")
 """What axes are called where only how many there are makes a difference."""
@@ -71,11 +71,11 @@ def _form(source: Layout, target: Layout, order: Axes) -> tuple[tuple, Axes]:
     return tuple([tuple([number[a] for a in row]) for row in rows]), axes
 
 
-class Pairs:
+class ReshardTable:
     """The moves of pairs of layouts, in flat arrays that grow: the same for every mesh of the same
     axes."""
 
-    def __init__(self, atlas: Atlas, order: Axes) -> None:
+    def __init__(self, atlas: LayoutTable, order: Axes) -> None:
         self.atlas, self.order = atlas, order
         self.differences = Differences(atlas.layouts, len(order))
         self._number: dict[bytes, int] = {}
@@ -185,7 +185,7 @@ class Pairs:
 class Ways:
     """Ways of pairs of layouts on tensors that one of them pads, in flat arrays that grow."""
 
-    def __init__(self, pairs: Pairs) -> None:
+    def __init__(self, pairs: ReshardTable) -> None:
         self.pairs = pairs
         self._index: dict[tuple[int, int, int], int] = {}
         self.first: list[int] = [0]  # [ways + 1] first of its moves

@@ -38,7 +38,7 @@ Dim = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Inner:
+class KernelCollective:
     """A collective inside a kernel, over the axes that cut `factor` ("x+y": either), run `forward`
     and `backward` times in each pass.
 
@@ -106,7 +106,7 @@ class Rule:
     flops: float = 0.0
     """FLOPs of the forward pass, whole operator (2*M*N*K for products; 0 for memory-bound
     operators)."""
-    inner: tuple[Inner, ...] = ()
+    inner: tuple[KernelCollective, ...] = ()
     """Collectives the kernel itself runs when a factor is cut; its results are complete over that
     factor."""
     paired: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -24,14 +24,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.execution.pipeline import Passing, Pipeline
+from planner.execution.pipeline import Pipeline, Schedule
 from planner.execution.plan import Plan
 from planner.ops.residuals import reads
 from planner.pricing.backward_liveness import Operators, gradient_room, walk
 from planner.solvers.problem import FORBIDDEN, Problem
 from planner.space.axis_choices import axis_choices
-from planner.space.build import Space, Variable
 from planner.space.option_arrays import Weights, costs_of
+from planner.space.variables import Space, Variable
 
 PICO = 1e12
 MOST_SLOWDOWN = 2.0
@@ -336,7 +336,7 @@ def slowdown(space: Space, techniques: Techniques) -> float:
     if key not in space.memo:
         pipeline, passing = (
             pipeline_in(space, techniques),
-            Passing(stages, micro, techniques.schedule, techniques.virtual),
+            Schedule(stages, micro, techniques.schedule, techniques.virtual),
         )
         space.memo[key] = (
             float(pipeline.turns(pipeline.first) / micro)
@@ -377,7 +377,7 @@ def _dealt(space: Space, techniques: Techniques) -> _Dealt | None:
 
 def _in_parts(space: Space, techniques: Techniques) -> _Dealt:
     """Unequal stages as if each took an equal part of every variable and link."""
-    options, links = sum(len(v.kept_bytes) for v in space.variables), len(space.links)
+    options, links = sum(len(v.saved_bytes) for v in space.variables), len(space.links)
     share, ratio = 1 / space.pricer.mesh.stages, slowdown(space, techniques)
     nowhere = _Places(
         [],
@@ -408,7 +408,7 @@ def _places(space: Space, pipeline: Pipeline) -> _Places:
             for i, inside, after in zip(where, blocks.tolist(), late.tolist(), strict=True)
         ]
         kinds = list(dict.fromkeys(alike))
-        sizes = [len(v.kept_bytes) for v in space.variables]
+        sizes = [len(v.saved_bytes) for v in space.variables]
         a, b = np.array([(link.a, link.b) for link in space.links], np.int64).reshape(-1, 2).T
         space.memo["places"] = _Places(
             [where[alike.index(k)] for k in kinds],
@@ -481,10 +481,10 @@ def _walked(
 ) -> float:
     """Bytes at the peak of a program without a loop, above the activations that are kept."""
     ops = [k for k, v in enumerate(space.variables) if v.kind == "op"]
-    rows = np.array([space.variables[k].moment_bytes[choice[k]] for k in ops]) / pieces
-    work = np.array([space.variables[k].work_bytes[choice[k]] for k in ops]) / pieces
+    rows = np.array([space.variables[k].liveness_bytes[choice[k]] for k in ops]) / pieces
+    work = np.array([space.variables[k].workspace_bytes[choice[k]] for k in ops]) / pieces
     room = np.array(
-        [space.variables[k].room_bytes[techniques.zero][choice[k]] for k in weights.rows]
+        [space.variables[k].grad_buffer_bytes[techniques.zero][choice[k]] for k in weights.rows]
     ).reshape(-1, 2)
     room_of = gradient_room(
         weights.read,

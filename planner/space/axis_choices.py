@@ -9,7 +9,7 @@ import numpy as np
 
 from planner.sharding.layout import Layout
 from planner.sharding.rule import Split
-from planner.space.build import Space
+from planner.space.variables import Space
 
 
 def axis_choices(space: Space) -> tuple[np.ndarray, ...]:

@@ -20,13 +20,13 @@ from copy import copy
 
 import numpy as np
 
-from planner.analysis.facts import Base, Wire
+from planner.analysis.facts import GraphFacts, Wire
 from planner.ops.residuals import reads
 from planner.pricing.pricer import Pricer
 from planner.sharding.layout import Axes
-from planner.sharding.layout_table import Row
+from planner.sharding.layout_table import LayoutColumn
 from planner.sharding.rule import Limits, Split
-from planner.space.node_options import Kind, Kinds, by_level, no_weights
+from planner.space.node_options import Kinds, NodeOptions, by_level, no_weights
 from planner.space.variables import Link, Space, Variable
 
 
@@ -35,7 +35,7 @@ class _Builder:
 
     def __init__(
         self,
-        base: Base,
+        base: GraphFacts,
         pricer: Pricer,
         limits: Limits,
         allowed: Mapping[int, tuple[Split, ...]],
@@ -48,7 +48,7 @@ class _Builder:
         self.variables: list[Variable] = []
         self.links: list[Link] = []
         self.op_of: dict[int, int] = {}
-        self._kind_of: Mapping[int, Kind] = {}
+        self._kind_of: Mapping[int, NodeOptions] = {}
         self._linked: dict[tuple, tuple[np.ndarray, np.ndarray]] = {}
         self._shares: dict[int, np.ndarray] = {}
 
@@ -61,7 +61,7 @@ class _Builder:
         self._outputs()
         return Space(self.base, self.pricer, self.variables, self.links, self.op_of, self.parts)
 
-    def _op(self, i: int, kind: Kind) -> None:
+    def _op(self, i: int, kind: NodeOptions) -> None:
         times, self.op_of[i] = self.base.times[i], len(self.variables)
         v = copy(kind.variable)
         v.name, v.count, v.node, v.flops = (
@@ -90,13 +90,13 @@ class _Builder:
                 1,
             )
 
-    def _need(self, i: int, slot: int) -> Row:
+    def _need(self, i: int, slot: int) -> LayoutColumn:
         """Layouts of an operand that is there."""
         row = self._kind_of[i].needs[slot]
         assert row is not None
         return row
 
-    def _result(self, made: tuple[int, int]) -> Row:
+    def _result(self, made: tuple[int, int]) -> LayoutColumn:
         """Layouts of a class's result."""
         return self._kind_of[made[0]].results[made[1]]
 
@@ -141,16 +141,16 @@ class _Builder:
             inner[0][source.of, made.of] * self._each(name),
             inner[1][source.of, made.of],
         )
-        v.spared_s = v.forward_s
+        v.not_recomputed_s = v.forward_s
         (
-            v.kept_bytes,
-            v.again_bytes,
-            v.collected_bytes,
-            v.inner_bytes,
-            v.work_bytes,
-            v.bare_bytes,
-            v.tail_bytes,
-            v.late_bytes,
+            v.saved_bytes,
+            v.saved_bytes_remat,
+            v.saved_collective_bytes,
+            v.saved_bytes_one_repeat,
+            v.workspace_bytes,
+            v.workspace_without_weights_bytes,
+            v.saved_bytes_epilogue,
+            v.block_grad_bytes,
         ) = np.zeros((8, len(options)))
         v.pieces = np.full(len(options), np.inf)
         found = no_weights(len(options))
@@ -159,8 +159,15 @@ class _Builder:
                 slot in reads(graph.nodes[i], self.base.grad).slots for i, slot, _ in wire.uses
             )
             found = by_level(self.kinds.weights.of(name, hubs, twice))
-        v.reduce_s, v.each_s, v.sum_s, v.state_bytes, v.held_bytes, v.room_bytes = found
-        v.moment_bytes = np.zeros((len(options), 4))
+        (
+            v.grad_reduce_per_step_s,
+            v.grad_reduce_per_microbatch_s,
+            v.grad_accumulate_s,
+            v.state_bytes,
+            v.grad_accumulator_bytes,
+            v.grad_buffer_bytes,
+        ) = found
+        v.liveness_bytes = np.zeros((len(options), 4))
         index = len(self.variables)
         self.variables.append(v)
         if wire.made is not None:
@@ -174,10 +181,10 @@ class _Builder:
         self,
         wire: Wire,
         a: int,
-        source: Row,
+        source: LayoutColumn,
         branches: Sequence[int],
         b: int,
-        target: Row,
+        target: LayoutColumn,
         times: int,
     ) -> None:
         """Add the table of conversions from each option of a (a layout, and where there are
@@ -235,7 +242,7 @@ class _Builder:
                 )
             )
 
-    def _share(self, row: Row, rank: int) -> np.ndarray:
+    def _share(self, row: LayoutColumn, rank: int) -> np.ndarray:
         """The part of a tensor that a device has in each layout, padding aside. [options]"""
         if id(row) not in self._shares:
             self._shares[id(row)] = (1 / self.tables.pieces(row.layouts, rank).prod(axis=1))[row.of]
@@ -271,10 +278,10 @@ class _Builder:
 
 
 def build_space(
-    base: Base,
+    base: GraphFacts,
     pricer: Pricer,
     *,
-    limits: Limits = Limits(),
+    limits: Limits = Limits(),  # noqa: B008
     allowed: Mapping[int, tuple[Split, ...]] | None = None,
     zero_axes: Axes = (),
     parts: int = 1,

@@ -9,17 +9,17 @@ from dataclasses import replace
 import numpy as np
 
 from planner.analysis.axis_roles import REPLICATED, role_named
-from planner.analysis.facts import Base
+from planner.analysis.facts import GraphFacts
 from planner.machine.topology import Mesh
 from planner.sharding.candidates import candidates
 from planner.sharding.rule import PENDING, Limits, Split, legal
-from planner.space.build import Link, Space, Variable
+from planner.space.variables import Link, Space, Variable
 
 Allowed = dict[int, tuple[Split, ...]]
 
 
 def batch_only(
-    base: Base, mesh: Iterable[tuple[str, int]], axes: tuple[str, ...] | None = None
+    base: GraphFacts, mesh: Iterable[tuple[str, int]], axes: tuple[str, ...] | None = None
 ) -> Allowed:
     """Per class of nodes the one split that cuts the batch over the axes (as many of them as divide
     it)."""
@@ -39,7 +39,7 @@ def batch_only(
 
 
 def as_named(
-    base: Base,
+    base: GraphFacts,
     mesh: Mesh,
     names: Collection[str],
     pinned: Allowed,
@@ -99,7 +99,7 @@ def as_named(
 
 
 def _columns_or_rows(
-    base: Base, i: int, axis: str, splits: list[Split], positions: bool
+    base: GraphFacts, i: int, axis: str, splits: list[Split], positions: bool
 ) -> list[Split]:
     """Of a node's splits those of Megatron's tensor parallelism over an axis: products, attention,
     experts, embeddings and the loss are cut wherever they can be and never along positions; other
@@ -119,7 +119,7 @@ def _columns_or_rows(
     return full or [s for s, _ in left]
 
 
-def megatron_only(base: Base, mesh: Mesh) -> Allowed:
+def megatron_only(base: GraphFacts, mesh: Mesh) -> Allowed:
     """Batch over "data"; over "tensor" anything but the batch (heads, columns, rows, vocabulary),
     nothing left pending."""
     sizes = dict(mesh.shape)
@@ -148,7 +148,7 @@ def megatron_only(base: Base, mesh: Mesh) -> Allowed:
     return out
 
 
-def no_split(base: Base) -> Allowed:
+def no_split(base: GraphFacts) -> Allowed:
     """Every device does everything."""
     return {i: (Split(),) for i in base.times}
 
@@ -205,21 +205,21 @@ def _pick(v: Variable, at: np.ndarray) -> Variable:
         splits=tuple(v.splits[j] for j in at.tolist()),
         forward_s=v.forward_s[at],
         backward_s=v.backward_s[at],
-        spared_s=v.spared_s[at],
-        reduce_s={z: c[at] for z, c in v.reduce_s.items()},
-        each_s={z: c[at] for z, c in v.each_s.items()},
-        sum_s={z: c[at] for z, c in v.sum_s.items()},
+        not_recomputed_s=v.not_recomputed_s[at],
+        grad_reduce_per_step_s={z: c[at] for z, c in v.grad_reduce_per_step_s.items()},
+        grad_reduce_per_microbatch_s={z: c[at] for z, c in v.grad_reduce_per_microbatch_s.items()},
+        grad_accumulate_s={z: c[at] for z, c in v.grad_accumulate_s.items()},
         state_bytes={z: c[at] for z, c in v.state_bytes.items()},
-        kept_bytes=v.kept_bytes[at],
-        again_bytes=v.again_bytes[at],
-        collected_bytes=v.collected_bytes[at],
-        inner_bytes=v.inner_bytes[at],
+        saved_bytes=v.saved_bytes[at],
+        saved_bytes_remat=v.saved_bytes_remat[at],
+        saved_collective_bytes=v.saved_collective_bytes[at],
+        saved_bytes_one_repeat=v.saved_bytes_one_repeat[at],
         pieces=v.pieces[at],
-        work_bytes=v.work_bytes[at],
-        held_bytes={z: c[at] for z, c in v.held_bytes.items()},
-        tail_bytes=v.tail_bytes[at],
-        late_bytes=v.late_bytes[at],
-        moment_bytes=v.moment_bytes[at],
-        room_bytes={z: c[at] for z, c in v.room_bytes.items()},
-        bare_bytes=v.bare_bytes[at],
+        workspace_bytes=v.workspace_bytes[at],
+        grad_accumulator_bytes={z: c[at] for z, c in v.grad_accumulator_bytes.items()},
+        saved_bytes_epilogue=v.saved_bytes_epilogue[at],
+        block_grad_bytes=v.block_grad_bytes[at],
+        liveness_bytes=v.liveness_bytes[at],
+        grad_buffer_bytes={z: c[at] for z, c in v.grad_buffer_bytes.items()},
+        workspace_without_weights_bytes=v.workspace_without_weights_bytes[at],
     )

@@ -1,7 +1,7 @@
 """Kinds of nodes, priced alone: the splits that one may have, with their seconds and bytes, and the
 layouts in which each of them wants operands and leaves results.
 
-Nodes of one kind (`Base.kinds`) are priced once, all splits together: figures are arrays over
+Nodes of one kind (`GraphFacts.kinds`) are priced once, all splits together: figures are arrays over
 options from the first.
 """
 
@@ -14,17 +14,17 @@ from math import prod
 
 import numpy as np
 
-from planner.analysis.facts import Base
+from planner.analysis.facts import GraphFacts
 from planner.analysis.passing import puts_off
 from planner.execution.zero_stages import ZERO_LEVELS
 from planner.graph.ir import Node
 from planner.ops.residuals import reads
 from planner.pricing.gradient_sync import CELLS, WeightCosts
-from planner.pricing.kernels import Cuts, inner_times, kept_of, times_of, working_of
+from planner.pricing.kernels import SplitArrays, inner_times, kept_of, times_of, working_of
 from planner.pricing.pricer import Pricer
 from planner.sharding.candidates import candidates
 from planner.sharding.layout import Axes, local_shape
-from planner.sharding.layout_table import Row
+from planner.sharding.layout_table import LayoutColumn
 from planner.sharding.rule import PENDING, Limits, Rule, Split
 from planner.space.variables import Variable
 
@@ -32,13 +32,13 @@ UNKEPT = (0, 0, 0, 0)
 
 
 @dataclass(frozen=True)
-class Kind:
+class NodeOptions:
     """What nodes of one kind share: the priced variable, and the layouts of operands (None where
     there is none) and of results under each of its splits."""
 
     variable: Variable
-    needs: tuple[Row | None, ...]
-    results: tuple[Row, ...]
+    needs: tuple[LayoutColumn | None, ...]
+    results: tuple[LayoutColumn, ...]
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class _Shape:
     """The splits of a kind, and the layouts of operands and results under each."""
 
     splits: tuple[Split, ...]
-    needs: tuple[Row | None, ...]
-    results: tuple[Row, ...]
+    needs: tuple[LayoutColumn | None, ...]
+    results: tuple[LayoutColumn, ...]
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Kinds:
 
     def __init__(
         self,
-        base: Base,
+        base: GraphFacts,
         pricer: Pricer,
         limits: Limits,
         allowed: Mapping[int, tuple[Split, ...]],
@@ -84,7 +84,7 @@ class Kinds:
         self.order = tuple(self.sizes)
         self.weights = WeightCosts(base, pricer, zero_axes)
 
-    def every(self) -> dict[int, Kind]:
+    def every(self) -> dict[int, NodeOptions]:
         """Class of nodes -> its kind."""
         alike: dict[tuple, int] = {}
         like = {
@@ -108,7 +108,7 @@ class Kinds:
         )
         return _Shape(splits, *self._read(self.graph.nodes[i], rule, splits))
 
-    def _kind(self, i: int, shape: _Shape) -> Kind:
+    def _kind(self, i: int, shape: _Shape) -> NodeOptions:
         """All that is priced of a node alone."""
         base, rule, node = self.base, self.base.rules[i], self.graph.nodes[i]
         splits, needs, results = shape.splits, shape.needs, shape.results
@@ -138,7 +138,7 @@ class Kinds:
             )
         cells, late = self._own_weights(i, needs, len(splits))
         collected = nothing
-        if results and (most := base.collected_bytes(i, self.pricer.itemsize)):
+        if results and (most := base.saved_collective_bytes(i, self.pricer.itemsize)):
             collected = partial[0] * (slack * most / prod(self.sizes.values()))
         moment = np.zeros((len(splits), 4))
         if base.written_out:
@@ -193,11 +193,11 @@ class Kinds:
             room,
             bare,
         )
-        return Kind(v, needs, results)
+        return NodeOptions(v, needs, results)
 
     def _read(
         self, node: Node, rule: Rule, splits: Sequence[Split]
-    ) -> tuple[tuple[Row | None, ...], tuple[Row, ...]]:
+    ) -> tuple[tuple[LayoutColumn | None, ...], tuple[LayoutColumn, ...]]:
         """Layouts of operands and results under each split; without a gradient an operand's fan is
         plain replication."""
         grad = tuple([bool(name) and name in self.base.grad for name in node.inputs])
@@ -237,13 +237,13 @@ class Kinds:
         )  # the splits are kept, so that ids stay unique
         return memo[id(splits)][1:]
 
-    def _cuts(self, splits: Sequence[Split]) -> Cuts:
+    def _cuts(self, splits: Sequence[Split]) -> SplitArrays:
         """What the splits cut into how many pieces; which axes cut what is read once for all meshes
         that offer the same splits."""
         memo = self.atlas.memo.setdefault(("cuts",), {})
         if id(splits) not in memo:
-            memo[id(splits)] = splits, Cuts.axes(splits)
-        return Cuts.at(splits, memo[id(splits)][1], self.sizes)
+            memo[id(splits)] = splits, SplitArrays.axes(splits)
+        return SplitArrays.at(splits, memo[id(splits)][1], self.sizes)
 
     def _layouts(
         self, rule: Rule, slot: int, splits: Sequence[Split], *, operand: bool
@@ -282,7 +282,11 @@ class Kinds:
         return found
 
     def _bytes(
-        self, node: Node, needs: Sequence[Row | None], results: Sequence[Row], options: int
+        self,
+        node: Node,
+        needs: Sequence[LayoutColumn | None],
+        results: Sequence[LayoutColumn],
+        options: int,
     ) -> _Bytes:
         nothing = np.zeros(options)
         ins = tuple(
@@ -302,7 +306,7 @@ class Kinds:
         ]
         return _Bytes(ins, outs, sum(ins, nothing), sum(outs, nothing), sum(weights, nothing))
 
-    def _size(self, name: str, row: Row) -> np.ndarray:
+    def _size(self, name: str, row: LayoutColumn) -> np.ndarray:
         """Bytes of one device's piece in each layout."""
         t = self.graph.tensors[name]
         if self.pricer.topology.device.tile and t.shape in self.base.images:
@@ -340,7 +344,9 @@ class Kinds:
                 )
         return kept, again, inner, tail, given
 
-    def _own(self, i: int, needs: Sequence[Row | None]) -> Iterator[tuple[str, Row, bool]]:
+    def _own(
+        self, i: int, needs: Sequence[LayoutColumn | None]
+    ) -> Iterator[tuple[str, LayoutColumn, bool]]:
         """The weights that no other node reads, their layouts, and whether the backward pass reads
         them."""
         node = self.graph.nodes[i]
@@ -350,7 +356,7 @@ class Kinds:
                 yield name, row, slot in backwards
 
     def _own_weights(
-        self, i: int, needs: Sequence[Row | None], options: int
+        self, i: int, needs: Sequence[LayoutColumn | None], options: int
     ) -> tuple[np.ndarray | None, np.ndarray]:
         """What the weights cost that no other node reads, None without any [options, levels, 7];
         and the bytes of gradients that are not there before a repeated block's backward pass
@@ -368,7 +374,7 @@ class Kinds:
         return cells, late
 
 
-def _pieces(rule: Rule, cuts: Cuts, batch: str) -> np.ndarray:
+def _pieces(rule: Rule, cuts: SplitArrays, batch: str) -> np.ndarray:
     """Into how many pieces what the graph is of may be cut with at least one row of the batch for
     each device that a split gives some. [options]"""
     parts = np.ones(len(cuts.splits))

@@ -9,7 +9,7 @@ import numpy as np
 
 from planner.analysis.passing import Readers, readers
 from planner.pricing.backward_liveness import work_above_kept
-from planner.space.build import Space
+from planner.space.variables import Space
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def costs_of(space: Space) -> OptionCosts:
     """Those of a space, kept in its memo."""
     if "flat" not in space.memo:
         every, levels = space.variables, tuple(space.variables[0].state_bytes)
-        sizes = np.array([len(v.kept_bytes) for v in every])
+        sizes = np.array([len(v.saved_bytes) for v in every])
 
         def row(part: str) -> np.ndarray:
             return np.concatenate([getattr(v, part) for v in every])
@@ -97,21 +97,26 @@ def costs_of(space: Space) -> OptionCosts:
             count=count,
             once=forward + row("backward_s"),
             again_s=np.where(repeated, forward, 0.0),
-            again_keep_s=np.where(repeated, forward - row("spared_s"), 0.0),
-            each=rows("each_s"),
-            sums=rows("sum_s"),
-            reduce=rows("reduce_s"),
+            again_keep_s=np.where(repeated, forward - row("not_recomputed_s"), 0.0),
+            each=rows("grad_reduce_per_microbatch_s"),
+            sums=rows("grad_accumulate_s"),
+            reduce=rows("grad_reduce_per_step_s"),
             state={z: count * x for z, x in rows("state_bytes").items()},
-            kept=row("kept_bytes"),
-            again=row("again_bytes"),
-            collected=row("collected_bytes"),
-            inner=row("inner_bytes"),
+            kept=row("saved_bytes"),
+            again=row("saved_bytes_remat"),
+            collected=row("saved_collective_bytes"),
+            inner=row("saved_bytes_one_repeat"),
             pieces=(pieces := row("pieces")),
             least_pieces=float(pieces.min(initial=np.inf)),
-            held={z: count * x for z, x in rows("held_bytes").items()},
-            tail=(tail := row("tail_bytes")),
-            late=count * row("late_bytes"),
-            work=(work := {False: row("work_bytes"), True: row("bare_bytes")}),
+            held={z: count * x for z, x in rows("grad_accumulator_bytes").items()},
+            tail=(tail := row("saved_bytes_epilogue")),
+            late=count * row("block_grad_bytes"),
+            work=(
+                work := {
+                    False: row("workspace_bytes"),
+                    True: row("workspace_without_weights_bytes"),
+                }
+            ),
             after=np.repeat(after := np.array([v.node in space.base.tail for v in every]), sizes),
             least={
                 bare: _least_work(
@@ -119,7 +124,7 @@ def costs_of(space: Space) -> OptionCosts:
                 )
                 for bare, each in work.items()
             },
-            most_late=sum(v.count * float(v.late_bytes.max()) for v in every),
+            most_late=sum(v.count * float(v.block_grad_bytes.max()) for v in every),
             weights=_weights(space),
         )
     found: OptionCosts = space.memo["flat"]
@@ -139,7 +144,7 @@ def _least_work(
         ops = [k for k, v in enumerate(space.variables) if v.kind == "op" and not late[k]]
         return (
             work_above_kept(
-                least[ops], np.array([space.variables[k].kept_bytes.max() for k in ops])
+                least[ops], np.array([space.variables[k].saved_bytes.max() for k in ops])
             ),
             end,
         )

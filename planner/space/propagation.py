@@ -16,7 +16,7 @@ from __future__ import annotations
 from math import prod
 
 from planner.analysis.axis_roles import role_named
-from planner.analysis.facts import Base
+from planner.analysis.facts import GraphFacts
 from planner.machine.topology import Mesh
 from planner.sharding.candidates import candidates
 from planner.sharding.rule import Limits, Split
@@ -26,7 +26,7 @@ Dims = tuple[tuple[str, ...], ...]
 MODES = ("hybrid", "propagate")
 
 
-def by_hand(base: Base, mesh: Mesh, pinned: Allowed, named: Allowed) -> Allowed:
+def by_hand(base: GraphFacts, mesh: Mesh, pinned: Allowed, named: Allowed) -> Allowed:
     """Hybrid: of the splits that the names of axes leave (planner.space.families.as_named),
     operators that read a parameter no pin speaks of use data axes alone."""
     weights = set(base.graph.weights)
@@ -38,13 +38,13 @@ def by_hand(base: Base, mesh: Mesh, pinned: Allowed, named: Allowed) -> Allowed:
     return out
 
 
-def propagated(base: Base, mesh: Mesh, pinned: Allowed) -> Allowed:
+def propagated(base: GraphFacts, mesh: Mesh, pinned: Allowed) -> Allowed:
     """Propagate: one split for every class of nodes."""
     found = Spread(base, mesh).run(pinned)
     return {c: (found.get(c, Split()),) for c in base.times}
 
 
-def _unlike(base: Base) -> tuple[int, ...]:
+def _unlike(base: GraphFacts) -> tuple[int, ...]:
     """One node of each class and surroundings: the others of repeated blocks meet the same
     neighbours, and would decide the same."""
     graph, shared = base.graph, base.shared
@@ -67,7 +67,7 @@ def _unlike(base: Base) -> tuple[int, ...]:
 class Spread:
     """Propagation on one mesh, from any annotations."""
 
-    def __init__(self, base: Base, mesh: Mesh) -> None:
+    def __init__(self, base: GraphFacts, mesh: Mesh) -> None:
         self.base, self.sizes, self.order = base, dict(mesh.shape), tuple(a for a, _ in mesh.shape)
         self._nodes = _unlike(base)
         self._open = dict[

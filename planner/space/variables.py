@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.analysis.facts import Base
+from planner.analysis.facts import GraphFacts
 from planner.pricing.pricer import Pricer
 from planner.sharding.layout import Layout
 from planner.sharding.rule import Split
@@ -27,59 +27,59 @@ class Variable:
     layouts: tuple[tuple[Layout, Layout | None], ...] = ()
     forward_s: np.ndarray = field(default_factory=lambda: np.zeros(0))
     backward_s: np.ndarray = field(default_factory=lambda: np.zeros(0))
-    spared_s: np.ndarray = field(
+    not_recomputed_s: np.ndarray = field(
         default_factory=lambda: np.zeros(0)
     )  # of the forward pass, not run again where results of collectives are kept
-    reduce_s: dict[int, np.ndarray] = field(
+    grad_reduce_per_step_s: dict[int, np.ndarray] = field(
         default_factory=dict
     )  # zero level -> seconds once per optimizer step
-    each_s: dict[int, np.ndarray] = field(
+    grad_reduce_per_microbatch_s: dict[int, np.ndarray] = field(
         default_factory=dict
     )  # zero level -> seconds per microbatch
-    sum_s: dict[int, np.ndarray] = field(
+    grad_accumulate_s: dict[int, np.ndarray] = field(
         default_factory=dict
     )  # zero level -> seconds per microbatch, of several, to add up gradients
     state_bytes: dict[int, np.ndarray] = field(
         default_factory=dict
     )  # zero level -> parameters + gradients + optimizer
-    kept_bytes: np.ndarray = field(
+    saved_bytes: np.ndarray = field(
         default_factory=lambda: np.zeros(0)
     )  # activations the backward pass reads, of all its nodes
-    again_bytes: np.ndarray = field(
+    saved_bytes_remat: np.ndarray = field(
         default_factory=lambda: np.zeros(0)
     )  # the same when repeated blocks are recomputed
-    collected_bytes: np.ndarray = field(
+    saved_collective_bytes: np.ndarray = field(
         default_factory=lambda: np.zeros(0)
     )  # what such blocks keep beside it at least, where they keep results of collectives
-    inner_bytes: np.ndarray = field(
+    saved_bytes_one_repeat: np.ndarray = field(
         default_factory=lambda: np.zeros(0)
     )  # what of that is made in one repeat and alive while its backward pass runs
     pieces: np.ndarray = field(
         default_factory=lambda: np.zeros(0)
     )  # into how many the graph's batch may be cut on and leave a row for every device of the split
-    work_bytes: np.ndarray = field(
+    workspace_bytes: np.ndarray = field(
         default_factory=lambda: np.zeros(0)
     )  # what lives only while one of its nodes runs
-    held_bytes: dict[int, np.ndarray] = field(
+    grad_accumulator_bytes: dict[int, np.ndarray] = field(
         default_factory=dict
     )  # zero level -> sums of gradients that microbatches add up
-    tail_bytes: np.ndarray = field(
+    saved_bytes_epilogue: np.ndarray = field(
         default_factory=lambda: np.zeros(0)
     )  # activations kept by nodes after the repeated blocks
-    late_bytes: np.ndarray = field(
+    block_grad_bytes: np.ndarray = field(
         default_factory=lambda: np.zeros(0)
     )  # gradients of one node of a repeated block: not there before its backward pass
-    moment_bytes: np.ndarray = field(
+    liveness_bytes: np.ndarray = field(
         default_factory=lambda: np.zeros((0, 4))
         # [options, 4] as in planner.pricing.backward_liveness: kept inputs of the graph, kept
         # results, made, waits
     )
-    room_bytes: dict[int, np.ndarray] = field(
+    grad_buffer_bytes: dict[int, np.ndarray] = field(
         default_factory=dict
     )  # zero level -> [options, 2] the whole gradient of its weights, and the piece left of it
-    bare_bytes: np.ndarray = field(
+    workspace_without_weights_bytes: np.ndarray = field(
         default_factory=lambda: np.zeros(0)
-    )  # work_bytes where weights are gathered, which state_bytes has of a block
+    )  # workspace_bytes where weights are gathered, which state_bytes has of a block
     flops: float = 0.0
 
 
@@ -102,7 +102,7 @@ class Link:
 class Space:
     """All variables and links of one mesh."""
 
-    base: Base
+    base: GraphFacts
     pricer: Pricer
     variables: list[Variable]
     links: list[Link]

@@ -35,7 +35,7 @@ MOST_FILES, MOST_READ = 8, 1 << 28
 was."""
 PARTS = ("parameters", "gradients", "optimizer", "activations", "temporary")
 _SUMMARY = """step_time_s step_time_range_s compute_time_s recompute_time_s optimizer_time_s communication_time_s exposed_communication_time_s bubble_time_s flops_per_device
-              distinct_work model_flops_utilization memory_per_device_bytes memory_limit_bytes memory_range_bytes fit memory_breakdown_bytes communication_bytes_per_device"""
+              distinct_work model_flops_utilization memory_per_device_bytes memory_limit_bytes memory_range_bytes fit memory_breakdown_bytes communication_bytes_per_device"""  # noqa: E501
 NEEDED = {
     "StrategyFile": (
         "model topology workload mesh nodes blocks tensors techniques cost solver baselines"

@@ -20,15 +20,16 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from planner.verify import explain as differences
 from planner.verify.hlo.buffers import Assignment, assignment_in
+from planner.verify.hlo.flops import dot_flops
 from planner.verify.hlo.origins import Origins
 from planner.verify.hlo.paddings import Padding, paddings
-from planner.verify.hlo.program import dot_flops, traffic
+from planner.verify.hlo.program import traffic
 from planner.verify.predicted import Predicted, Traffic, as_spoken, flops_by_node, predict
 from planner.verify.report import FLOPS, PEAK, TRAFFIC, CompiledSizes, Figure
 from planner.verify.targets import Target
 
 if TYPE_CHECKING:
-    from planner.emit.program import Program
+    from planner.emit.writer import Program
     from planner.execution.plan import Plan
     from planner.graph.ir import Graph
 
@@ -375,7 +376,7 @@ def planned_memory(
     from costmodels.hardware.device import load_device
     from costmodels.precision import load_recipe
     from costmodels.runtimes import RUNTIMES
-    from planner.analysis.facts import Base
+    from planner.analysis.facts import GraphFacts
     from planner.machine.mesh_choices import pinned_mesh
     from planner.machine.topology import for_devices
     from planner.pricing.pricer import Pricer
@@ -393,10 +394,10 @@ def planned_memory(
     if unroll and plan.recompute == "none" and plan.stages < 2:
         return asdict(
             price_plan(
-                Base.of(graph, training=training, fold=False), replace(plan, runs=()), pricer
+                GraphFacts.of(graph, training=training, fold=False), replace(plan, runs=()), pricer
             )[0].memory
         )
-    return asdict(price_plan(Base.of(graph, training=training), plan, pricer)[0].memory)
+    return asdict(price_plan(GraphFacts.of(graph, training=training), plan, pricer)[0].memory)
 
 
 @dataclass(frozen=True)

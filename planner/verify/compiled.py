@@ -14,14 +14,16 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from planner.emit.program import Program, Training, Workload, emit, emitted_runs
+from planner.emit.program import emit, emitted_runs
+from planner.emit.writer import Program, Training, Workload
 from planner.execution import collectives as account
 from planner.execution.layout_flow import cut_layout, derive
 from planner.execution.plan import Plan
 from planner.execution.recompute import parts
 from planner.graph.ir import Graph
 from planner.sharding.layout import local_shape
-from planner.verify.hlo.program import dot_flops, traffic
+from planner.verify.hlo.flops import dot_flops
+from planner.verify.hlo.program import traffic
 from planner.verify.numerics import load_program
 
 Payloads = Mapping[tuple[str, str], int]

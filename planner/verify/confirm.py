@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from costmodels.hardware.units import show_bytes
 from planner.errors import PlanError
 from planner.strategy.words import tuned_words
-from planner.support.words import show_bytes
 
 if TYPE_CHECKING:
     from planner.strategy.strategy import Strategy

@@ -338,7 +338,7 @@ class Extents:
     ) -> list[list[tuple[int, int]]] | None:
         """None when the constraint holds; else ways to mend it, each a list of (class, new extent);
         [] when there is none."""
-        at = lambda k: change.get(k, now[k])
+        at = lambda k: change.get(k, now[k])  # noqa: E731
         if isinstance(c, Product):
             whole = math.prod(at(p) for p in c.parts)
             if whole == at(c.whole):

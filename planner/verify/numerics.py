@@ -23,8 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from planner.emit.program import Program, Training, emit
+from planner.emit.program import emit
 from planner.emit.tables import initial_mean
+from planner.emit.writer import Program, Training
 from planner.execution.plan import Plan
 from planner.graph.ir import Graph
 from planner.graph.queries import counted_rows

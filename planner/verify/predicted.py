@@ -20,9 +20,9 @@ from planner.emit.blocks import spoken
 from planner.emit.program import emitted_runs
 from planner.execution import collectives as account
 from planner.execution import uneven_collectives as unequal_account
-from planner.execution.collectives import ItemSize, Use
+from planner.execution.collectives import CollectiveUse, ItemSize
 from planner.execution.layout_flow import Flow, cut_layout, derive, stored_layout
-from planner.execution.loops import Run
+from planner.execution.loops import RepeatedBlock
 from planner.execution.pipeline import pipeline_of
 from planner.execution.plan import Plan
 from planner.execution.weight_offload import parked
@@ -41,8 +41,8 @@ class Predicted:
     """
 
     flow: Flow
-    runs: tuple[Run, ...]
-    uses: tuple[Use, ...]
+    runs: tuple[RepeatedBlock, ...]
+    uses: tuple[CollectiveUse, ...]
     traffic: Traffic
     flops: int
     argument_bytes: int
@@ -87,7 +87,7 @@ def predict(
     )
 
 
-def flops_by_node(flow: Flow, runs: tuple[Run, ...]) -> dict[str, int]:
+def flops_by_node(flow: Flow, runs: tuple[RepeatedBlock, ...]) -> dict[str, int]:
     """Node -> 2MNK per device and step; the repeats of an emitted block count together, under the
     name that the program's function of all has for them."""
     names = {old: new for run in runs for old, new in spoken(flow.graph, run).items()}
@@ -104,7 +104,9 @@ def flops_by_node(flow: Flow, runs: tuple[Run, ...]) -> dict[str, int]:
     return {name: int(flops) for name, flops in total.items()}
 
 
-def as_spoken(graph: Graph, runs: tuple[Run, ...], uses: Iterable[Use]) -> tuple[Use, ...]:
+def as_spoken(
+    graph: Graph, runs: tuple[RepeatedBlock, ...], uses: Iterable[CollectiveUse]
+) -> tuple[CollectiveUse, ...]:
     """Collectives by the names that the program has for what they serve: those of a block's repeats
     by one name (layers.*.up.weight)."""
     names = {old: new for run in runs for old, new in spoken(graph, run).items()}
@@ -115,7 +117,7 @@ def as_spoken(graph: Graph, runs: tuple[Run, ...], uses: Iterable[Use]) -> tuple
     return tuple(replace(use, what=names.get(use.what, use.what)) for use in uses)
 
 
-def _loss_in_float32(flow: Flow, use: Use, size: ItemSize) -> Use:
+def _loss_in_float32(flow: Flow, use: CollectiveUse, size: ItemSize) -> CollectiveUse:
     """The loss, one number, is summed in float32 whatever the rest computes in (and so are the rows
     inside its kernel, which say so themselves)."""
     if not flow.training:
@@ -150,7 +152,7 @@ def _state_bytes(flow: Flow, optimizer: str, compute: str) -> int:
     )
 
 
-def _parked_bytes(flow: Flow, runs: tuple[Run, ...], size: ItemSize) -> int:
+def _parked_bytes(flow: Flow, runs: tuple[RepeatedBlock, ...], size: ItemSize) -> int:
     """Weights, as they are stored, that wait in the host's memory."""
     return sum(
         _bytes(flow, name, stored_layout(flow.weights[name]), size(flow.graph.tensors[name].dtype))

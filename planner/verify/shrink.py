@@ -263,7 +263,7 @@ def _still(rule: Rule, was: Rule, split: Split, mesh: dict[str, int]) -> bool:
     loose = Limits(waste=0.5)
     if legal(was, split, mesh, loose) and not legal(rule, split, mesh, loose):
         return False
-    even = lambda r, f, axes: (
+    even = lambda r, f, axes: (  # noqa: E731
         r.sizes.get(f, 1) % int(np.prod([mesh[a] for a in axes], dtype=int)) == 0
     )
     return all(even(rule, f, axes) for f, axes in split.pairs if even(was, f, axes))

@@ -35,7 +35,7 @@ from planner.verify.report import FLOPS, PEAK, TRAFFIC, CompiledSizes, Figure, N
 from planner.verify.targets import Target
 
 if TYPE_CHECKING:
-    from planner.emit.program import Program
+    from planner.emit.writer import Program
     from planner.execution.plan import Plan
     from planner.graph.ir import Graph
     from planner.strategy.strategy import Strategy
@@ -237,7 +237,7 @@ def figures(
     precision."""
     from planner.verify.ahead import DOTS, compiled_traffic
     from planner.verify.explain import entry_bytes
-    from planner.verify.hlo.program import dot_flops
+    from planner.verify.hlo.flops import dot_flops
 
     exact = backend == "shard_map"
     found = compiled_traffic(compiled.text, plan, exact)
@@ -468,7 +468,7 @@ def how(plan: Plan, unroll: bool, compute: str) -> str:
     """How the program was compiled, in words."""
     return (
         "from shapes,"
-        f" {'' if not plan.runs else 'repeated blocks written out, ' if unroll else 'repeated blocks as loops, '}{compute}"
+        f" {'' if not plan.runs else 'repeated blocks written out, ' if unroll else 'repeated blocks as loops, '}{compute}"  # noqa: E501
     )
 
 
@@ -599,7 +599,7 @@ def main(argv: list[str]) -> int:
         failed = told(
             e,
             at
-            or f"compiling for {request['target'] if request['target'] != 'cpu' else 'virtual devices'}",
+            or f"compiling for {request['target'] if request['target'] != 'cpu' else 'virtual devices'}",  # noqa: E501
             EMITTED,
         )
         put(

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
 from typing import Any
 
-from planner.analysis.facts import Base
+from planner.analysis.facts import GraphFacts
 from planner.execution.technique_fields import bucket_of, copies_of, offload_of
 from planner.machine.topology import Mesh
 from planner.pins.pins import Pins
@@ -35,7 +35,7 @@ Table = Mapping[str, Mapping[str, Mapping[str, list[str]]]]
 """Node id -> {"split": factor -> axes}, as in a file of pins."""
 
 
-def fewest(base: Base, mesh: Mesh, splits: Mapping[int, Split]) -> Table:
+def fewest(base: GraphFacts, mesh: Mesh, splits: Mapping[int, Split]) -> Table:
     """Annotations that give each class of nodes (base.times) its split of `splits`, as few as can
     be and at least one. mesh: without stages."""
     spread = Spread(base, mesh)
@@ -62,7 +62,7 @@ def fewest(base: Base, mesh: Mesh, splits: Mapping[int, Split]) -> Table:
     return written()
 
 
-def _by_preference(base: Base) -> list[int]:
+def _by_preference(base: GraphFacts) -> list[int]:
     """Classes, those first that people annotate: what reads parameters, then by work."""
     graph = base.graph
     return sorted(
@@ -113,7 +113,7 @@ def _meeting(classes: Sequence[int], rests: Sequence[Sequence[int]]) -> list[int
     return [c for c, x in zip(among, found.x, strict=True) if x > 0.5]
 
 
-def _every_factor(base: Base, c: int, split: Split) -> dict[str, list[str]]:
+def _every_factor(base: GraphFacts, c: int, split: Split) -> dict[str, list[str]]:
     """A split with the factors that it leaves whole."""
     rule = base.rules[c]
     whole = [

@@ -16,17 +16,18 @@ from typing import TYPE_CHECKING
 
 from planner.errors import PlanError
 from planner.machine.topology import Mesh
-from planner.search.domain import Offered
-from planner.search.relaxation import Relaxed
+from planner.search.domain import SearchDomain
+from planner.search.relaxation import Relaxation
 from planner.sharding.rule import Limits
 from planner.solvers import solve
 from planner.solvers.problem import Budget, evaluate
 from planner.space.assemble import PICO, Techniques, assemble, least_working
-from planner.space.build import Space, build_space
+from planner.space.build import build_space
 from planner.space.families import Allowed
+from planner.space.variables import Space
 
 if TYPE_CHECKING:
-    from planner.analysis.facts import Base
+    from planner.analysis.facts import GraphFacts
     from planner.whatif.reprice import Priced
 
 WORK = 20_000_000
@@ -56,7 +57,7 @@ class Untied:
         return max(0.0, 1 - self.found_s / self.tied_s)
 
 
-def apart(base: Base) -> Base:
+def apart(base: GraphFacts) -> GraphFacts:
     """The base with every node in a class of its own; repeated blocks are as they were."""
     nodes = range(len(base.graph.nodes))
     return replace(base, shared=tuple(nodes), times=dict.fromkeys(nodes, 1))
@@ -72,12 +73,12 @@ def untied(priced: Priced) -> Untied:
             "no blocks of this model are repeated, so every node decides for itself already",
             help=["plan explain FILE says what else was there"],
         )
-    offered = Offered(priced.model, priced.request, lambda _: base, lambda: False)
+    offered = SearchDomain(priced.model, priced.request, lambda _: base, lambda: False)
     few = offered.alphabet(base, inner, (plan,)) if len(inner.axes) > 2 else None
     limits = Limits(spatial=priced.model.batch < priced.request.topology.devices)
     pricer = replace(priced.pricer, offload=plan.offload, memo={})
 
-    def space(of: Base, allowed: Allowed | None) -> Space:
+    def space(of: GraphFacts, allowed: Allowed | None) -> Space:
         splits = {i: allowed[base.shared[i]] for i in of.times} if allowed else None
         return build_space(
             of,
@@ -115,7 +116,7 @@ def _solved(
     bytes of what is kept that are there at least."""
     limit_bytes = max(limit_bytes, room + least_working(space, techniques))
     problem = assemble(space, techniques, limit_bytes - least_working(space, techniques))
-    solved, relaxed = solve(problem, "dp", Budget(work=WORK)), Relaxed(space)
+    solved, relaxed = solve(problem, "dp", Budget(work=WORK)), Relaxation(space)
     least = (solved.bound or 0.0) / PICO
     if (free := relaxed.free(techniques, techniques.microbatches)) is not None:
         usage = relaxed.usage(techniques, free[0])

@@ -106,7 +106,7 @@ def _devices(request: Request, found: Found, model: Model, most_s: float = inf) 
             defaulted = model.workload.batch is None and model.workload.tokens_per_step is None
             return (
                 f"{n} devices fit (re-priced:"
-                f" {show_time(best.cost.step_time_s)}{f' with --batch {model.batch}' if defaulted else ''})"
+                f" {show_time(best.cost.step_time_s)}{f' with --batch {model.batch}' if defaulted else ''})"  # noqa: E501
             )
     return ""
 

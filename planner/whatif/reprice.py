@@ -17,6 +17,7 @@ from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from planner.analysis.facts import GraphFacts
 from planner.cache.folder import Cache
 from planner.errors import NO_PLAN, PlanError, did_you_mean
 from planner.execution.layout_flow import Flow
@@ -38,7 +39,6 @@ from planner.search.bucketing import searched
 from planner.search.request import Candidate, Found, Request
 from planner.search.search import Search
 from planner.sharding.rule import Split
-from planner.space.build import Base
 from planner.strategy.pins import pins_of
 from planner.strategy.strategy import Strategy
 from planner.strategy.validate import check_mesh, check_splits
@@ -56,7 +56,7 @@ class Priced:
     strategy: Strategy
     model: Model
     request: Request
-    base: Base
+    base: GraphFacts
     plan: Plan
     mesh: Mesh
     flow: Flow
@@ -170,7 +170,7 @@ def own_model(strategy: Strategy, source: str | Path) -> Model:
     )
 
 
-def plan_on(strategy: Strategy, base: Base) -> Plan:
+def plan_on(strategy: Strategy, base: GraphFacts) -> Plan:
     """The recorded decisions on a graph. Nodes without one of their own follow their block;
     PlanError P051 when one has none at all."""
     splits, lost = {}, []
@@ -212,7 +212,7 @@ def reprice(strategy: Strategy, model: Model, topology: Topology) -> Priced:
     not possible."""
     check_mesh(strategy, topology.devices)
     request = request_of(strategy, topology)
-    base = Base.of(
+    base = GraphFacts.of(
         model.graph(int(strategy.techniques["microbatches"])),
         training=model.workload.kind == "train",
     )

@@ -65,7 +65,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Run:
+class TrainingRun:
     """A training run at a point; None where the price or the power is not known."""
 
     days: float
@@ -75,14 +75,14 @@ class Run:
     usd_per_h: float | None
 
 
-def run_of(row: Row, work: float, prices: Mapping[str, float]) -> Run:
+def run_of(row: Row, work: float, prices: Mapping[str, float]) -> TrainingRun:
     """What it takes to get through `work` tokens (or samples). prices: USD per device-hour by the
     point's hardware, "" for all; else the device's own."""
     assert row.device is not None and row.devices is not None
     hours = work / row.per_s / 3600
     price = prices.get(row.point.hardware, prices.get("", row.device.usd_per_h))
     watts = row.device.watts
-    return Run(
+    return TrainingRun(
         hours * 3600 / DAY_S,
         hours * row.devices,
         None if price is None else hours * row.devices * price,
@@ -92,7 +92,10 @@ def run_of(row: Row, work: float, prices: Mapping[str, float]) -> Run:
 
 
 def best_run(
-    runs: Sequence[Run | None], days: float | None, usd: float | None, tight: Sequence[bool] = ()
+    runs: Sequence[TrainingRun | None],
+    days: float | None,
+    usd: float | None,
+    tight: Sequence[bool] = (),
 ) -> int | None:
     """The row that keeps the deadline most cheaply; without a deadline the one that is done first
     within the budget. None when none keeps both.
@@ -109,7 +112,7 @@ def best_run(
     ]
     unpriced = float("inf")
 
-    def key(item: tuple[int, Run]) -> tuple[float, ...]:
+    def key(item: tuple[int, TrainingRun]) -> tuple[float, ...]:
         i, r = item
         cost, risk = unpriced if r.usd is None else r.usd, i < len(tight) and tight[i]
         return (

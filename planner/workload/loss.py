@@ -366,7 +366,7 @@ class _Loss:
                     " graph has",
                     help=[
                         "one of"
-                        f" {', '.join(dict.fromkeys([*self.before.outputs, *self.before.inputs, LABELS, TARGETS]))}"
+                        f" {', '.join(dict.fromkeys([*self.before.outputs, *self.before.inputs, LABELS, TARGETS]))}"  # noqa: E501
                     ],
                 )
         batch = self.source.shape[:1]
@@ -405,7 +405,7 @@ def prune(graph: Graph) -> Graph:
     # outputs nobody reads become absent, so that no kernel computes them
     nodes = tuple(part for n in reversed(kept) for part in _live_part(n, wanted, graph))
     live = {t for n in nodes for t in (*n.inputs, *n.outputs) if t} | set(graph.outputs)
-    pick = lambda table: {k: v for k, v in table.items() if k in live}
+    pick = lambda table: {k: v for k, v in table.items() if k in live}  # noqa: E731
     return replace(
         graph,
         nodes=nodes,

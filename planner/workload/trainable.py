@@ -144,7 +144,7 @@ def tied(graph: Graph, pair: str) -> Graph:
             )
         )
     del tensors[drop]
-    without = lambda table: {k: v for k, v in table.items() if k != drop}
+    without = lambda table: {k: v for k, v in table.items() if k != drop}  # noqa: E731
     outputs = graph.outputs
     if drop in outputs:
         raise PlanError("P036", f"--tie {pair!r}: {right!r} is an output of the graph")

@@ -31,9 +31,10 @@ import models_zoo
 import planner
 from benchmarks.hand_plans import data_parallel, megatron, mlp_megatron
 from planner.commands.emit import write_program
-from planner.emit.program import emit, precise
+from planner.emit.program import emit
 from planner.emit.source import comment, literal
 from planner.emit.text import array_table, counted, inlined, pattern, short_floats
+from planner.emit.values import precise
 from planner.emit.writer import Program
 from planner.errors import PlanError
 from planner.execution.layout_flow import derive

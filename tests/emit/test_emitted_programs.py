@@ -20,7 +20,7 @@ import pytest
 import planner
 from planner.cli import main
 from planner.emit.from_strategy import program
-from planner.emit.program import Program
+from planner.emit.writer import Program
 from planner.errors import PlanError
 from planner.execution.stage_buffers import _keys
 from planner.report.findings import findings

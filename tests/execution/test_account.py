@@ -28,7 +28,7 @@ from benchmarks.compiler_truth import (
 )
 from planner.emit.program import emit, emitted_runs
 from planner.execution import collectives as account
-from planner.execution.collectives import Use, traffic
+from planner.execution.collectives import CollectiveUse, traffic
 from planner.execution.layout_flow import derive, own_level
 from planner.execution.plan import Plan
 from planner.execution.recompute import Replay
@@ -83,7 +83,7 @@ def test_predictions_are_what_is_compiled(case: Case) -> None:
     )
 
 
-def half_reduced(*args: Any) -> list[Use]:
+def half_reduced(*args: Any) -> list[CollectiveUse]:
     """Gradients are reduced for two weights of three."""
     uses = list(REDUCTION(*args))
     return uses if len(args[1]) % 3 else []
@@ -208,9 +208,9 @@ def test_unwrapping_takes_every_wrapping_off() -> None:
 def test_wire_bytes_of_a_ring_are_exact() -> None:
     mesh = {"data": 2, "model": 3}
     uses = [
-        Use("all-reduce", ("model",), 10, 2, "forward", "x"),
-        Use("all-gather", ("data", "model"), 7, 1, "forward", "y"),
-        Use("all-to-all", ("data",), 8, 1, "backward", "z"),
+        CollectiveUse("all-reduce", ("model",), 10, 2, "forward", "x"),
+        CollectiveUse("all-gather", ("data", "model"), 7, 1, "forward", "y"),
+        CollectiveUse("all-to-all", ("data",), 8, 1, "backward", "z"),
     ]
     found = traffic(uses, ("data", "model"), mesh)
     assert found["all-reduce"]["model"] == {"payload": 20, "wire": Fraction(80, 3)}

@@ -20,7 +20,7 @@ def graph(
 ) -> Graph:
     """A graph of float32 tensors, from shapes by name."""
     constants = constants or {}
-    role = lambda n: (
+    role = lambda n: (  # noqa: E731
         "input"
         if n in inputs
         else "weight"

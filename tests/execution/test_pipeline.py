@@ -16,15 +16,22 @@ import planner
 from planner.emit.runtime.files import checkpoint
 from planner.emit.runtime.pipeline import chunks as program
 from planner.errors import PlanError
-from planner.execution.pipeline import MOST_LEVEL, SCHEDULES, Pipeline, pipeline_of, pipelined_run
+from planner.execution.pipeline import (
+    BUBBLE,
+    MOST_LEVEL,
+    SCHEDULES,
+    Pipeline,
+    pipeline_of,
+    pipelined_run,
+)
 from planner.execution.plan import Plan
 from planner.machine.mesh_choices import staged_meshes
 from planner.machine.topology import for_devices
 from planner.pins.pins import Pins, parse_pins
 from planner.pricing.step_time import price_plan
-from planner.report.ticks import BUBBLE, ticks
+from planner.report.ticks import ticks
 from planner.search.build_request import make_request
-from planner.search.relaxation import Relaxed
+from planner.search.relaxation import Relaxation
 from planner.search.search import Search
 from planner.solvers import solve
 from planner.solvers.problem import Budget, evaluate
@@ -176,12 +183,7 @@ def test_1f1b_needs_less_memory_than_gpipe() -> None:
 
 
 def staged_search(
-    source: str,
-    devices: int,
-    batch: int,
-    stages: int,
-    pins: Pins = Pins(),
-    **workload: Any,
+    source: str, devices: int, batch: int, stages: int, pins: Pins = Pins(), **workload: Any
 ) -> tuple[Search, list]:
     model = Model.open(source, Workload("train", batch=batch, **workload), devices)
     request = make_request(
@@ -216,7 +218,7 @@ def test_bounds_are_below_what_is_solved_and_that_close_to_the_price(technique: 
     for mesh in meshes[1:3]:
         whole, cut = search.space(mesh, 1, None), search.space(mesh, technique.microbatches, None)
         assert whole is not None and cut is not None
-        relaxed, problem = Relaxed(whole), assemble(cut, technique, None)
+        relaxed, problem = Relaxation(whole), assemble(cut, technique, None)
         solved = solve(problem, "dp", Budget())
         objective = evaluate(problem, solved.choice).cost / 1e12
         free = relaxed.free(technique, technique.microbatches)

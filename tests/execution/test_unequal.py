@@ -17,15 +17,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import planner
-from planner.analysis.facts import Base
+from planner.analysis.facts import GraphFacts
 from planner.analysis.stage_places import places
 from planner.emit.from_strategy import program
 from planner.errors import PlanError
-from planner.execution.pipeline import Passing
+from planner.execution.pipeline import Schedule
 from planner.execution.plan import Plan
 from planner.execution.stage_buffers import PARTS, buffers
 from planner.execution.uneven_collectives import chunks_at, together
-from planner.execution.uneven_pipeline import Stages, handed, rooms, stages_of
+from planner.execution.uneven_pipeline import UnevenPipeline, handed, rooms, stages_of
 from planner.machine.mesh_choices import pinned_mesh
 from planner.machine.topology import from_json
 from planner.pins.pins import parse_pins
@@ -62,8 +62,10 @@ def plan(source: str, pins: str, devices: int = 4, **options: Any) -> planner.St
 
 
 @cache
-def based(source: str) -> Base:
-    return Base.of(Model.open(source, Workload(kind="train", batch=16), 8).graph(1), training=True)
+def based(source: str) -> GraphFacts:
+    return GraphFacts.of(
+        Model.open(source, Workload(kind="train", batch=16), 8).graph(1), training=True
+    )
 
 
 @pytest.mark.parametrize(("source", "count"), [(RESNET, 2), (RESNET, 4), (UNET, 2), (UNET, 5)])
@@ -75,7 +77,7 @@ def test_every_node_and_weight_has_one_stage_and_what_it_reads_reaches_it(
     base = based(source)
     graph, where = base.graph, sorted(base.places)
     starts = (0, *(where[len(where) * k // count] for k in range(1, count)))
-    stages = Stages(graph, base.grad, starts, graph.outputs[:1])
+    stages = UnevenPipeline(graph, base.grad, starts, graph.outputs[:1])
     for k in range(count):
         made = {o for i in stages.nodes[k] for o in graph.nodes[i].outputs}
         has = made | {*stages.entering[k], *graph.inputs, *graph.constants, *stages.weights(k), ""}
@@ -102,7 +104,7 @@ def test_long_skips_are_handed_through_the_stages_between() -> None:
     second, and counts at both boundaries."""
     base = based(UNET)
     where = sorted(base.places)
-    stages = Stages(
+    stages = UnevenPipeline(
         base.graph,
         base.grad,
         (0, where[len(where) // 3], where[2 * len(where) // 3]),
@@ -120,7 +122,7 @@ def test_long_skips_are_handed_through_the_stages_between() -> None:
 
 def test_a_weight_that_two_places_read_is_not_cut_between_them() -> None:
     """A table read first and last leaves no place for a cut, two tied layers none between them."""
-    tied = Base.of(
+    tied = GraphFacts.of(
         Model.open("zoo:gpt-tiny,layers=1,seq=32", Workload(kind="train", batch=8), 8).graph(1),
         training=True,
     )
@@ -203,9 +205,9 @@ def test_stages_of_two_places_have_no_shorter_bubble_and_no_smaller_ring(
 ) -> None:
     """In microbatches: what bounds of one place each rest on. Every microbatch of a tick has its
     own way, and each place its share of them."""
-    one, two = Passing(sum(widths), 2 * groups, "1f1b"), Passing(len(widths), groups, "1f1b")
+    one, two = Schedule(sum(widths), 2 * groups, "1f1b"), Schedule(len(widths), groups, "1f1b")
     assert 2 * two.ticks >= one.ticks and 2 * two.waiting >= one.waiting
-    paths = Stages(
+    paths = UnevenPipeline(
         based(RESNET).graph, frozenset(), tuple(range(len(widths))), (), widths=tuple(widths)
     ).paths
     runs = Counter((k, at) for path in paths for k, at in enumerate(path))
@@ -283,7 +285,7 @@ def test_a_boundary_is_as_wide_as_its_widest() -> None:
     """What is sent in every tick is what the widest boundary needs."""
     s = plan(UNET, "pp=4,micro=4,recompute=block,schedule=1f1b", solver="recursive")
     graph = reopen(s, UNET).graph(4)
-    flow, _ = derived(Base.of(graph, training=True), s.plan_for(graph))
+    flow, _ = derived(GraphFacts.of(graph, training=True), s.plan_for(graph))
     stages = stages_of(flow)
     assert stages is not None and stages.count == 4
     rows = handed(flow, stages)
@@ -344,7 +346,7 @@ def test_a_last_stage_without_microbatches_waits(
     """Five equal products, one in every chunk but the last: forward ticks have one, backward ones
     those of the last chunk as long as it has microbatches.
 
-    Stages begin with a product: the gradient that the last would hand back for no microbatch was in
+    UnevenPipeline begin with a product: the gradient that the last would hand back for no microbatch was in
     the prediction and not in the program.
     """
     from planner.verify.compiled import truth
@@ -543,7 +545,7 @@ def test_together_all_chunks_run_every_microbatch_once_each_way(
     """Of the ticks in which the same chunks run: every stage runs one, every chunk is run for each
     microbatch, and the rest of the passes fill the bubble."""
     gpipe = gpipe and virtual == 1
-    p = Passing(
+    p = Schedule(
         stages,
         stages * groups,
         "gpipe" if gpipe else "interleaved" if virtual > 1 else "1f1b",
@@ -698,7 +700,7 @@ def test_state_waits_in_the_hosts_memory() -> None:
     graph = model.graph(4)
     lengths = []
     for s in (here, away):
-        flow, _ = derived(Base.of(graph, training=True), s.plan_for(graph))
+        flow, _ = derived(GraphFacts.of(graph, training=True), s.plan_for(graph))
         stages = stages_of(flow)
         assert stages is not None
         lengths.append([b.length for b in buffers(flow, stages)])

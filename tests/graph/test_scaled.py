@@ -14,14 +14,15 @@ import pytest
 
 import planner.reader
 import planner.search.workspace
-from planner.analysis.facts import STRUCTURE, Base
+from planner.analysis.facts import STRUCTURE, GraphFacts
 from planner.graph.ir import Graph, Node, Tensor, WeightRef
 from planner.graph.rescale import Scaled, same
 from planner.search.build_request import make_request
-from planner.search.relaxation import Relaxed
+from planner.search.relaxation import Relaxation
 from planner.search.search import Search
 from planner.space.assemble import Techniques
-from planner.space.build import Space, build_space
+from planner.space.build import build_space
+from planner.space.variables import Space
 from planner.workload.model import Model, Workload
 from tests.reader_models import model, rand
 
@@ -228,7 +229,10 @@ def test_weights_that_repeat_a_value_are_compared_by_it() -> None:
 def test_bases_of_other_batches_are_those_of_their_own(name: str) -> None:
     model = Model.open(f"zoo:{name}", Workload(batch=24), 1)
     graph = model.graph(4)
-    moved, own = Base.of(model.graph(1), training=True).at(graph), Base.of(graph, training=True)
+    moved, own = (
+        GraphFacts.of(model.graph(1), training=True).at(graph),
+        GraphFacts.of(graph, training=True),
+    )
     for part in (
         "reasons",
         "grad",
@@ -258,7 +262,7 @@ def test_products_alone_are_below_every_bound(source: str) -> None:
         counts = search.offered.microbatches(mesh)
         space = search.space(mesh, math.gcd(*counts), None)
         if space is not None:
-            relaxed = Relaxed(space)
+            relaxed = Relaxation(space)
             for micro in counts:
                 assert search.floor(mesh, micro) <= relaxed.least((0, 1, 2, 3)) + relaxed.waiting(
                     micro

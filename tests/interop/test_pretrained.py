@@ -294,7 +294,7 @@ def test_training_reaches_every_place(tmp_path: Path, capsys: pytest.CaptureFixt
     )
     assert "29 tensors with the values" in capsys.readouterr().err
     back = load(tmp_path / "again" / "model.safetensors")
-    step = lambda name: back[name].astype(np.float32) - (tensors[name].astype(np.float32) + 1)
+    step = lambda name: back[name].astype(np.float32) - (tensors[name].astype(np.float32) + 1)  # noqa: E731
     assert np.array_equal(back["lm_head.weight"], back["wte.weight"])
     assert all(
         np.array_equal(back[f"h.{i}.attn.bias"], tensors[f"h.{i}.attn.bias"]) for i in range(L)

@@ -79,7 +79,7 @@ def test_an_export_without_weights_is_the_configured_model(
     found, wanted = read(target), read_model(from_config(tmp_path / "config.json"))
     assert found.parameters == wanted.parameters
     assert all(ref.kind == "external" for n, ref in found.weights.items() if n in found.trainable)
-    shapes = lambda g: sorted(
+    shapes = lambda g: sorted(  # noqa: E731
         tuple(sorted(d for d in g.tensors[n].shape if d > 1))
         for n in g.weights
         if len(g.tensors[n].shape) > 1

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import planner
-from planner.analysis.facts import Base
+from planner.analysis.facts import GraphFacts
 from planner.graph.ir import Graph, Node, Tensor
 from planner.ops.experts import BLOCK_ROWS, IMBALANCE, blocks, filling
 from planner.ops.lookup import rule_of
@@ -65,7 +65,7 @@ def compiled(experts: int, top: int):  # type: ignore[no-untyped-def]
             jnp.square(routed_experts(x, index, share, (*stacks, None, None, None), 0, how))
         )
 
-    f = lambda *s: jax.ShapeDtypeStruct(s, jnp.float32)
+    f = lambda *s: jax.ShapeDtypeStruct(s, jnp.float32)  # noqa: E731
     stacks = (f(experts, HIDDEN, WIDTH), f(experts, HIDDEN, WIDTH), f(experts, WIDTH, HIDDEN))
     index = jax.ShapeDtypeStruct((TOKENS, top), jnp.int32)
     return (
@@ -140,7 +140,7 @@ def test_a_router_of_any_kind_loses_no_token() -> None:
 def test_work_is_that_of_the_chosen_experts_in_every_form() -> None:
     flops = {
         spec: float(
-            Base.of(
+            GraphFacts.of(
                 open_model(f"{TINY},{spec}", 8, workload="infer", batch=8).graph(1), training=False
             ).model_flops
         )

@@ -25,7 +25,7 @@ from planner.execution.plan import Plan
 from planner.machine.mesh_choices import pinned_mesh
 from planner.machine.topology import for_devices
 from planner.pins.pins import from_table, parse_pins
-from planner.pricing.bucketing import AUTO, NOTABLE, SIZES, bounding, spared_s
+from planner.pricing.bucketing import AUTO, NOTABLE, SIZES, bounding, not_recomputed_s
 from planner.pricing.pricer import Pricer
 from planner.pricing.step_time import price_plan
 from planner.search.bucketing import priced as sized
@@ -259,7 +259,7 @@ def test_no_size_spares_more_than_is_bounded(source: str, axes: dict[str, int]) 
         chosen, cost = sized(base, plan, exact, AUTO)
         assert chosen.bucket_bytes in SIZES and cost == price_plan(base, chosen, exact)[0]
         spared = plain.step_time_s - least
-        assert spared <= min(plain.launch_time_s, spared_s(base, exact)) + 1e-12
+        assert spared <= min(plain.launch_time_s, not_recomputed_s(base, exact)) + 1e-12
         assert evaluate(problem, choice).cost - evaluate(lower, choice).cost >= max(
             0.0, spared
         ) * PICO - len(space.variables)

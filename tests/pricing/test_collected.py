@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.analysis.facts import Base
+from planner.analysis.facts import GraphFacts
 from planner.execution.plan import Plan
 from planner.machine.mesh_choices import pinned_mesh
 from planner.pricing.peak_memory import kept_collectives
@@ -18,7 +18,8 @@ from planner.search.build_request import make_request
 from planner.solvers import solve
 from planner.solvers.problem import FORBIDDEN
 from planner.space.assemble import Techniques, assemble
-from planner.space.build import Space, build_space, splits_of
+from planner.space.build import build_space, splits_of
+from planner.space.variables import Space
 from planner.workload.model import Model, Workload
 
 DRAWN = 12
@@ -26,7 +27,9 @@ DRAWN = 12
 
 def space_of(source: str, sizes: dict[str, int]) -> Space:
     request = make_request(devices=8, hardware=None, topology=None)
-    base = Base.of(Model.open(source, Workload(kind="train", batch=16), 8).graph(1), training=True)
+    base = GraphFacts.of(
+        Model.open(source, Workload(kind="train", batch=16), 8).graph(1), training=True
+    )
     mesh = pinned_mesh(request.topology, sizes)
     return build_space(
         base,
@@ -60,7 +63,9 @@ def test_what_a_problem_counts_is_below_what_plans_keep(source: str, sizes: dict
         )  # every second time what leaves terms to be added up is free, and nothing drawn
         cost = [
             np.where(
-                (v.collected_bytes > 0) & (height == 0), 0, c + rng.integers(0, height + 1, len(c))
+                (v.saved_collective_bytes > 0) & (height == 0),
+                0,
+                c + rng.integers(0, height + 1, len(c)),
             )
             for v, c in zip(space.variables, problem.cost, strict=True)
         ]
@@ -75,7 +80,7 @@ def test_what_a_problem_counts_is_below_what_plans_keep(source: str, sizes: dict
         assert len(runs) == len(space.base.runs)
         kept = kept_collectives(flow, runs, space.pricer) * slack
         counted = sum(
-            float(v.collected_bytes[k]) for v, k in zip(space.variables, choice, strict=True)
+            float(v.saved_collective_bytes[k]) for v, k in zip(space.variables, choice, strict=True)
         )
         assert counted <= kept * (1 + 1e-9)
         shares.append(counted / kept if kept else 0.0)
@@ -85,7 +90,7 @@ def test_what_a_problem_counts_is_below_what_plans_keep(source: str, sizes: dict
 def test_ways_lead_to_what_a_gradient_reads() -> None:
     """Of a block of Llama: projections reach attention, the first products of the MLP what they are
     put through; the last product is handed on, and is not kept."""
-    base = Base.of(
+    base = GraphFacts.of(
         Model.open("zoo:llama-tiny,layers=3", Workload(kind="train", batch=16), 8).graph(1),
         training=True,
     )

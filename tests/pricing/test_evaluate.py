@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from planner.analysis.batch_factor import batch_factors
-from planner.analysis.facts import Base
+from planner.analysis.facts import GraphFacts
 from planner.execution.plan import Plan
 from planner.graph.ir import Graph, Node, Tensor
 from planner.machine.mesh_choices import pinned_mesh
@@ -91,7 +91,7 @@ def test_batch_is_not_looked_for_in_other_inputs():
         ("y",),
         dims={"batch": 8},
     )
-    assert batch_factors(Base.of(graph, training=False)) == ("d0",)
+    assert batch_factors(GraphFacts.of(graph, training=False)) == ("d0",)
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +183,7 @@ def test_predicted_peak_is_the_compiler_s(zero, recompute, micro):
             )
         )
     )
-    base = Base.of(graph, training=True)
+    base = GraphFacts.of(graph, training=True)
     request = make_request(
         devices=8, hardware="h100-sxm", topology=None, baselines=False, precision="fp32"
     )
@@ -230,9 +230,9 @@ def test_attention_works_beside_the_residual_stream_s_gradient():
     rows, heads, queries, _ = graph.tensors[graph.nodes[i].inputs[0]].shape
     ins, outs, scores = 3000.0, 1000.0, rows * heads * queries * 16
     trained, frozen = (
-        working_bytes(Base.of(graph, training=t), i, Split(), ins, outs, 0.0, pricer)
+        working_bytes(GraphFacts.of(graph, training=t), i, Split(), ins, outs, 0.0, pricer)
         for t in (True, False)
     )
-    assert i in Base.of(graph, training=True).repeated
+    assert i in GraphFacts.of(graph, training=True).repeated
     assert trained == 2 * (ins + outs) + scores * (4 + 2 + 2) + 2 * outs
     assert frozen == ins + outs + scores * (4 + 2)

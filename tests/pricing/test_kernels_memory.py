@@ -117,7 +117,7 @@ def test_a_cut_table_is_looked_up_without_a_masked_copy():
     )  # beyond the table: nobody's row, not that of the padding
 
 
-def kept_bytes(function, *operands):
+def saved_bytes(function, *operands):
     """Bytes of the largest array between the forward and the backward pass."""
     kept = jax.tree.leaves(jax.eval_shape(lambda *a: jax.vjp(function, *a)[1], *operands))
     return max(x.size * x.dtype.itemsize for x in kept if x.dtype != jax.dtypes.float0)
@@ -129,7 +129,7 @@ def test_no_float32_copy_of_logits_is_kept():
         jnp.zeros((2 * LOSS_ROWS,), jnp.int32),
     )
     assert (
-        kept_bytes(lambda x: cross_entropy(x, labels, 1, (), 0, None, None, 4, True), logits)
+        saved_bytes(lambda x: cross_entropy(x, labels, 1, (), 0, None, None, 4, True), logits)
         == logits.nbytes
     )
 
@@ -150,7 +150,7 @@ def test_norms_and_activations_keep_their_operands_whatever_is_said_around_them(
 def test_no_scores_are_kept(queries):
     q = jnp.zeros((1, 2, queries, 4))
     assert (
-        kept_bytes(lambda q, k, v: attention(q, k, v, None, 1.0, True, False, 0), q, q, q)
+        saved_bytes(lambda q, k, v: attention(q, k, v, None, 1.0, True, False, 0), q, q, q)
         == q.nbytes
     )
 

@@ -15,7 +15,7 @@ from costmodels.collectives import PIECEWISE
 from costmodels.hardware.device import Device, from_table
 from costmodels.precision import load_recipe
 from costmodels.runtimes import RUNTIMES
-from planner.execution.collectives import Use
+from planner.execution.collectives import CollectiveUse
 from planner.machine.topology import Level, Mesh, MeshAxis, Topology
 from planner.pricing.bucketing import seconds
 from planner.pricing.pricer import Pricer
@@ -98,7 +98,7 @@ def test_only_virtual_devices_pay_for_loops_and_orders() -> None:
 
 def test_collectives_that_only_their_pieces_tell_apart_have_prices_of_their_own() -> None:
     here = pricer("memory")
-    plain = Use("all-gather", ("x",), 2**20, 1, "forward", "tensor")
+    plain = CollectiveUse("all-gather", ("x",), 2**20, 1, "forward", "tensor")
     uses = [plain, replace(plain, strided=True), plain]
     prices = [s for _, s, _ in seconds(uses, here, {})]
     assert prices == [here.use_s(use) for use in uses]

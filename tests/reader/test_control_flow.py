@@ -11,7 +11,7 @@ from onnx import helper
 
 from costmodels.precision import load_recipe
 from costmodels.runtimes import RUNTIMES
-from planner.analysis.facts import Base
+from planner.analysis.facts import GraphFacts
 from planner.errors import PlanError
 from planner.execution.plan import Plan
 from planner.machine.mesh_choices import meshes
@@ -23,7 +23,7 @@ from planner.pricing.pricer import Pricer
 from planner.reader import read_model
 from planner.reader.lower import control as lower_control
 from planner.sharding.candidates import candidates
-from planner.sharding.layout_table import Atlas
+from planner.sharding.layout_table import LayoutTable
 from planner.sharding.rule import Split
 from planner.space.build import build_space
 from planner.verify.numerics import compare, seeded_values
@@ -162,7 +162,7 @@ def test_a_heavy_branch_and_every_iteration_are_priced() -> None:
         (models.counted_loop(60), 60 * 2 * 8 * 16 * 16),
         (models.scan(), 12 * 2 * 8 * 16 * 16),
     ):
-        base = Base.of(read_model(made), training=False)
+        base = GraphFacts.of(read_model(made), training=False)
         assert sum(r.flops for r in base.rules) == flops == base.model_flops
 
 
@@ -183,11 +183,15 @@ def test_bodies_that_let_nothing_be_cut_are_reported_with_their_work() -> None:
 def test_every_iteration_pays_its_launches() -> None:
     topology = for_devices("h100-sxm", 8)
     pricer = Pricer(
-        topology, meshes(topology)[0], RUNTIMES["jax-shard_map"], load_recipe("bf16-mixed"), Atlas()
+        topology,
+        meshes(topology)[0],
+        RUNTIMES["jax-shard_map"],
+        load_recipe("bf16-mixed"),
+        LayoutTable(),
     )
     times = []
     for trips in (50, 100):
-        base = Base.of(read_model(models.counted_loop(trips)), training=False)
+        base = GraphFacts.of(read_model(models.counted_loop(trips)), training=False)
         i = next(i for i, n in enumerate(base.graph.nodes) if n.bodies)
         times.append(kernel_times(base, i, Split(), pricer)[0])
     assert times[1] == pytest.approx(2 * times[0]) and times[0] >= 50 * 2 * topology.device.launch_s
@@ -196,9 +200,13 @@ def test_every_iteration_pays_its_launches() -> None:
 def test_recurrences_that_differ_inside_alone_are_priced_apart() -> None:
     topology = for_devices("h100-sxm", 4)
     pricer = Pricer(
-        topology, meshes(topology)[0], RUNTIMES["jax-shard_map"], load_recipe("bf16-mixed"), Atlas()
+        topology,
+        meshes(topology)[0],
+        RUNTIMES["jax-shard_map"],
+        load_recipe("bf16-mixed"),
+        LayoutTable(),
     )
-    space = build_space(Base.of(read_model(models.two_scans()), training=False), pricer)
+    space = build_space(GraphFacts.of(read_model(models.two_scans()), training=False), pricer)
     found = {
         v.name: [kernel_times(space.base, v.node, split, pricer)[0] for split in v.splits]
         for v in space.variables

@@ -202,7 +202,7 @@ def test_opens_in_silence_and_is_legible(
 
 def test_colours_follow_the_system_and_the_button(browser: Browser, pages: dict[str, str]) -> None:
     browser.open(pages["one"], "one")
-    paper = lambda: browser.js("return getComputedStyle(document.body).backgroundColor")
+    paper = lambda: browser.js("return getComputedStyle(document.body).backgroundColor")  # noqa: E731
     light = paper()
     browser.scheme("dark")
     dark = paper()

@@ -120,7 +120,7 @@ def test_printed_flops_are_mfu_times_peak_times_devices_times_step(
     """The printed figures agree with each other, with the device file, and the FLOPs with a count
     over the graph's rules."""
     from costmodels.hardware.device import load_device
-    from planner.space.build import Base
+    from planner.analysis.facts import GraphFacts
     from planner.workload.open import open_model
 
     s = planner.plan(spec, devices=devices, workload=workload, batch=8, baselines=False)
@@ -140,7 +140,7 @@ def test_printed_flops_are_mfu_times_peak_times_devices_times_step(
     assert exact == pytest.approx(
         s.costs["flops_per_device"] * s.costs["distinct_work"] * devices, rel=1e-4
     )
-    base = Base.of(
+    base = GraphFacts.of(
         open_model(spec, devices, workload=workload, batch=8).graph(1), training=workload == "train"
     )
     counted = 0.0

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import planner
 from planner.cli import main
 from planner.commands.views import priced
-from planner.execution.pipeline import SCHEDULES, Pipeline
+from planner.execution.pipeline import BUBBLE, SCHEDULES, Pipeline
 from planner.report.baselines import baseline_name
 from planner.report.explain import by_operator, explain, explain_node, find_nodes
 from planner.report.html import View, page
@@ -24,7 +24,7 @@ from planner.report.html.derive import Detail, work_out
 from planner.report.html.fold import fold
 from planner.report.html.memory import series
 from planner.report.summary import summary, techniques
-from planner.report.ticks import BUBBLE, PASSES, stretches, ticks
+from planner.report.ticks import PASSES, stretches, ticks
 from planner.report.trace import trace
 from planner.strategy import schema
 from planner.strategy.strategy import Strategy
@@ -141,7 +141,7 @@ def test_every_bar_of_every_stage_adds_up_to_the_step(spec: str, pins: str) -> N
         and len(t.stages) == p.stages == dict(s.mesh_shape)["stage"]
         and c["bubble_time_s"] > 0
     )
-    assert d.sum_s == pytest.approx(d.step_s, rel=1e-9) and d.step_s == pytest.approx(
+    assert d.grad_accumulate_s == pytest.approx(d.step_s, rel=1e-9) and d.step_s == pytest.approx(
         c["step_time_s"], rel=1e-5
     )
     for stage in t.stages:
@@ -176,7 +176,7 @@ def test_the_curve_peaks_at_the_priced_memory(spec: str, pins: str) -> None:
     )
     assert list(curve.times_s) == sorted(curve.times_s)
     kept = dict(curve.bands)["activations"]
-    ring = sum(r.kept_bytes for r in d.rows if not r.tail)
+    ring = sum(r.saved_bytes for r in d.rows if not r.tail)
     assert (
         kept[-1] == 0
         and kept[0] == pytest.approx(0.0 if p.schedule == "gpipe" else ring)

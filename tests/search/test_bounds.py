@@ -18,14 +18,15 @@ from planner.machine.mesh_choices import pinned_mesh
 from planner.pricing.step_time import price_plan
 from planner.search.build_request import make_request
 from planner.search.leaf import Leaf
-from planner.search.relaxation import Relaxed
-from planner.search.saved_collective_bounds import Sparing, freely, least_surely
+from planner.search.relaxation import Relaxation
+from planner.search.saved_collective_bounds import SavedCollectiveRelaxation, freely, least_surely
 from planner.search.search import Search
 from planner.solvers import solve
 from planner.solvers.problem import FORBIDDEN, Budget, evaluate
 from planner.space.assemble import PICO, Techniques, assemble, seconds_of, slowdown
-from planner.space.build import Space, splits_of
+from planner.space.build import splits_of
 from planner.space.families import restrict
+from planner.space.variables import Space
 from planner.workload.model import Model, Workload
 
 ROUNDED = 1e-6
@@ -47,8 +48,8 @@ def again_at_least(space: Space, at: Techniques) -> float:
         memo={},
     )
     more, plain = (
-        Sparing(Relaxed(light)).free(at, at.microbatches),
-        Relaxed(light).free(replace(at, recompute="none"), at.microbatches),
+        SavedCollectiveRelaxation(Relaxation(light)).free(at, at.microbatches),
+        Relaxation(light).free(replace(at, recompute="none"), at.microbatches),
     )
     assert more is not None and plain is not None
     return more[1] - plain[1]
@@ -89,7 +90,7 @@ def test_plans_that_keep_results_of_collectives_are_not_below_their_bound(
     space, at = search.space(mesh, micro, None), Techniques(1, "block-keep", micro)
     assert space is not None
     problem, plain = assemble(space, at, None), assemble(space, replace(at, recompute="none"), None)
-    least, _ = freely(Sparing(Relaxed(space)), at)
+    least, _ = freely(SavedCollectiveRelaxation(Relaxation(space)), at)
     drawn = [splits_of(space, solve(problem, "dp", Budget(work=2_000_000)).choice)]
     for part in (0, 0, 0, 0, 0.1, 0.1, 0.1, 1):
         costs = tuple(
@@ -135,7 +136,7 @@ def test_plans_that_keep_results_of_collectives_are_not_below_their_bound(
         assert known <= again * (1 + ROUNDED) + ROUNDED**2
         bounds = []
         for narrow in (True, False):
-            sparing = Sparing(Relaxed(own), narrow)
+            sparing = SavedCollectiveRelaxation(Relaxation(own), narrow)
             bound, usage = freely(sparing, at)
             bounds += [
                 bound,
@@ -149,7 +150,7 @@ def test_plans_that_keep_results_of_collectives_are_not_below_their_bound(
         # (docs/how-a-plan-is-chosen.md): by as much as without recomputation.
         whole, unmerged = (
             price_plan(space.base, replace(plan, recompute="none"), search.pricer(mesh))[0],
-            Relaxed(own).free(replace(at, recompute="none"), micro),
+            Relaxation(own).free(replace(at, recompute="none"), micro),
         )
         assert unmerged is not None
         merged = max(0.0, unmerged[1] - whole.step_time_s)
@@ -167,7 +168,7 @@ def test_plans_that_keep_results_of_collectives_are_not_below_their_bound(
 
 def first_of(space: Space) -> list[int]:
     """The first option of each variable."""
-    return np.cumsum([0, *(len(v.kept_bytes) for v in space.variables)])[:-1].tolist()  # type: ignore[no-any-return]
+    return np.cumsum([0, *(len(v.saved_bytes) for v in space.variables)])[:-1].tolist()  # type: ignore[no-any-return]
 
 
 PINS: list[str] = [
@@ -234,7 +235,7 @@ def test_a_leafs_own_space_proves_more_of_plans_that_keep_results(
     found: list[tuple[float, float, float]] = []
 
     def both(
-        leaves: Iterable[tuple[float, Leaf, Relaxed]],
+        leaves: Iterable[tuple[float, Leaf, Relaxation]],
         limit: float,
         bound: float,
         own: Callable[[Leaf], Space | None] | None,
@@ -267,10 +268,10 @@ def test_a_leafs_own_space_proves_more_of_plans_that_keep_results(
 
 def test_a_bound_under_the_memory_limit_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, Techniques, float]] = []
-    plain = Relaxed.limited
+    plain = Relaxation.limited
 
     def counted(
-        self: Relaxed,
+        self: Relaxation,
         techniques: Techniques,
         limit_bytes: float,
         free: tuple[float, float],
@@ -279,7 +280,7 @@ def test_a_bound_under_the_memory_limit_is_worked_out_once(monkeypatch: pytest.M
         asked.append((id(self), techniques, limit_bytes))
         return plain(self, techniques, limit_bytes, free, enough_s)
 
-    monkeypatch.setattr(Relaxed, "limited", counted)
+    monkeypatch.setattr(Relaxation, "limited", counted)
     search = tight_search()
     assert search.run().best is not None
     assert len(asked) == len(set(asked)) > 20

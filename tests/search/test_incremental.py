@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import planner
-from planner.analysis.facts import Base
+from planner.analysis.facts import GraphFacts
 from planner.cache.folder import Cache
 from planner.cli import main
 from planner.errors import PlanError
@@ -83,15 +83,15 @@ def test_what_is_kept_is_in_both_in_one_order_and_not_beside_a_change(
 
 def test_contents_know_no_names_and_no_repeats(tmp_path: Path) -> None:
     def of(source: str) -> tuple[str, ...]:
-        return contents(Base.of(open_model(source, 8, batch=64).graph(1), training=True))
+        return contents(GraphFacts.of(open_model(source, 8, batch=64).graph(1), training=True))
 
     assert of(GPT) == of(GPT + ",layers=5")
     other, wider = of(GPT + ",vocab=320"), of(GPT + ",hidden=192")
     same = set(of(GPT))
     assert 0 < len(same - set(other)) < len(same) / 4 and len(same & set(wider)) < len(same) / 4
     program = (
-        "from planner.api import open_model; from planner.analysis.facts import Base; from"
-        f" planner.search.incremental import contents; print(contents(Base.of(open_model({GPT!r},"
+        "from planner.api import open_model; from planner.analysis.facts import GraphFacts; from"
+        f" planner.search.incremental import contents; print(contents(GraphFacts.of(open_model({GPT!r},"
         " 8, batch=64).graph(1), training=True)))"
     )
     said = {

@@ -15,7 +15,7 @@ from planner.pricing.pricer import Pricer
 from planner.pricing.step_time import price_plan
 from planner.search.axis_merging import joined, used_alike
 from planner.search.axis_names import axis_names, renamed_cost, renamed_mesh, renamed_plan
-from planner.search.best_first import Explorer
+from planner.search.best_first import BestFirst
 from planner.search.build_request import make_request
 from planner.search.request import Found
 from planner.search.search import Search
@@ -150,7 +150,7 @@ def test_neighbours_that_every_decision_uses_as_one_are_one_axis_of_the_same_pri
     search = Search(
         Model.open("zoo:gpt2-small,layers=2,seq=64", Workload("train", batch=64), 16), request
     )
-    two = Explorer(
+    two = BestFirst(
         search,
         "plan",
         (pinned_mesh(request.topology, sizes),),
@@ -252,7 +252,7 @@ def test_of_plans_as_fast_and_as_small_the_one_without_a_second_axis_of_its_kind
     )
 
     def best(sizes: dict[str, int]) -> Any:
-        return Explorer(
+        return BestFirst(
             search,
             "plan",
             (pinned_mesh(request.topology, sizes),),

@@ -63,7 +63,7 @@ def test_a_count_that_leaves_nodes_ragged_is_said_with_the_nearest_and_what_fewe
     made = planner.plan(GPT, devices=12, batch=24)
     said = next(row["text"] for row in made.findings if row["kind"] == "devices")
     fewer = planner.plan(GPT, devices=8, batch=24)
-    from planner.support.words import show_time
+    from costmodels.hardware.units import show_time
 
     assert (
         said.startswith("12 devices are 2 nodes with 6 of their 8 devices")

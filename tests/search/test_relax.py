@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from planner.search.build_request import make_request
-from planner.search.relaxation import Climb, Relaxed
+from planner.search.relaxation import PriceLineSearch, Relaxation
 from planner.search.search import Search
 from planner.solvers.dp import solve
 from planner.solvers.exact.elimination import Tree
 from planner.solvers.problem import Budget, evaluate
 from planner.space.assemble import PICO, Techniques, assemble, least_working, usage_of
-from planner.space.build import Space
+from planner.space.variables import Space
 from planner.workload.model import Model, Workload
 
 
@@ -27,7 +27,7 @@ def test_bounds_are_those_of_the_assembled_problem(source: str, devices: int, ba
     for mesh in search.offered.meshes()[1:3]:
         space = search.space(mesh, 1, None)
         assert space is not None
-        relaxed = Relaxed(space)
+        relaxed = Relaxation(space)
         least = relaxed.least((0, 1, 2, 3))
         for at in (
             Techniques(0, "none", 1),
@@ -89,7 +89,7 @@ def test_bounds_below_a_target_are_the_same_without_options_that_miss_it() -> No
     ):
         space = search.space(mesh, 2, None)
         assert space is not None
-        whole, narrow = Relaxed(space), Relaxed(space)
+        whole, narrow = Relaxation(space), Relaxation(space)
         target = 1.1 * whole.least((0, 1, 2))
         assert narrow.least((0, 1, 2), target) == pytest.approx(whole.least((0, 1, 2)), rel=1e-9)
         assert (
@@ -133,18 +133,18 @@ def test_what_is_looked_at_below_a_target_is_what_some_plan_below_it_has() -> No
     search = Search(Model.open("zoo:llama3-8b,layers=2", Workload("train", batch=64), 16), request)
     space = search.space(search.offered.meshes()[2], 1, None)
     assert space is not None
-    first = Relaxed(space)
+    first = Relaxation(space)
     best = first.least((0,))
     tree = first._compiled(Techniques(0, microbatches=0))
     assert isinstance(tree, Tree)
     each = tree.marginals(first._least[0])[1] / PICO
     for more in (1.001, 1.02, 1.3, 3.0):
-        narrow = Relaxed(space)
+        narrow = Relaxation(space)
         assert narrow.least((0,), more * best) == pytest.approx(best, rel=1e-9)
         assert narrow.kept.tolist() == np.flatnonzero(each < more * best).tolist()
     for less in (0.5, 0.99):
         assert (
-            Relaxed(space).least((0,), less * best) == less * best
+            Relaxation(space).least((0,), less * best) == less * best
         )  # nothing more is known of what was left out
 
 
@@ -157,7 +157,7 @@ def test_a_bound_for_some_chunks_a_stage_bounds_others(source: str) -> None:
     mesh = next(m for m in search.offered.meshes() if m.stages == 2 and len(m.axes) == 2)
     space = search.space(mesh, 2, None)
     assert space is not None
-    relaxed = Relaxed(space)
+    relaxed = Relaxation(space)
     relaxed.least((0, 1, 2))
     for level, micro in ((0, 4), (2, 8)):
         at = {
@@ -183,7 +183,7 @@ def test_bounds_stand_where_tables_would_be_too_large(monkeypatch: pytest.Monkey
     search = Search(Model.open("zoo:bert-tiny", Workload("train", batch=24), 8), request)
     space = search.space(search.offered.meshes()[1], 1, None)
     assert space is not None
-    whole, at = Relaxed(space), Techniques()
+    whole, at = Relaxation(space), Techniques()
     exact = whole.free(at, 1)
     assert exact is not None
     usage, bests = whole.usage(at, exact[0]), {}
@@ -193,7 +193,7 @@ def test_bounds_stand_where_tables_would_be_too_large(monkeypatch: pytest.Monkey
     least = whole.least((0,), target)
     monkeypatch.setattr("planner.search.relaxation.ROOM", 0)
     monkeypatch.setattr("planner.search.relaxation.WIDEST", 64)
-    narrow = Relaxed(space)
+    narrow = Relaxation(space)
     found = narrow.free(at, 1)
     assert (
         found is not None
@@ -228,16 +228,16 @@ def test_a_climb_ends_near_the_top_or_where_it_is_enough(best: float) -> None:
         tried.append(price)
         return 100.0 - abs(np.log(price / best))
 
-    climb = Climb(1.0, np.inf)
+    climb = PriceLineSearch(1.0, np.inf)
     while not climb.over:
         climb.go_on(hill)
     assert len(tried) == len(set(tried)) and climb.top == hill(climb.price)
     assert abs(np.log2(climb.price / best)) <= 0.25
-    endless = Climb(best, 1e6)
+    endless = PriceLineSearch(best, 1e6)
     while not endless.over:
         endless.go_on(lambda price: price)
     assert 1e6 <= endless.top <= 2e6
 
 
 def space_options(space: Space) -> int:
-    return sum(len(v.kept_bytes) for v in space.variables)
+    return sum(len(v.saved_bytes) for v in space.variables)

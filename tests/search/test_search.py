@@ -18,7 +18,7 @@ from costmodels.hardware.units import show_bytes, show_time
 from planner.errors import PlanError
 from planner.machine.mesh_choices import across
 from planner.search.build_request import make_request
-from planner.search.domain import Offered
+from planner.search.domain import SearchDomain
 from planner.search.request import Found
 from planner.search.search import Search
 from planner.space.assemble import usage_of
@@ -167,13 +167,13 @@ def test_more_meshes_are_refined_where_the_bound_is_far(monkeypatch: pytest.Monk
     near = search(source, devices, batch)
     monkeypatch.setattr("planner.search.search.WIDE_GAP", -1.0)  # any bound is called far
     monkeypatch.setattr("planner.search.search.BEHIND", 10.0)
-    asked, finer = list[tuple[str, ...]](), Offered.finer
+    asked, finer = list[tuple[str, ...]](), SearchDomain.finer
 
-    def told(self: Offered, *best: Any, **k: Any) -> Any:
+    def told(self: SearchDomain, *best: Any, **k: Any) -> Any:
         asked.append(tuple(str(c.mesh.shape) for c in best))
         return finer(self, *best, **k)
 
-    monkeypatch.setattr(Offered, "finer", told)
+    monkeypatch.setattr(SearchDomain, "finer", told)
     far = search(source, devices, batch)
     assert near.best is not None and far.best is not None
     assert len(asked) == 2 and asked[1] and not set(asked[0]) & set(asked[1])

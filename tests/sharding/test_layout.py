@@ -122,7 +122,7 @@ def run_pairs(pairs: list[tuple[Layout, Layout]], shape: tuple[int, int]) -> Non
     for k in range(len(pairs)):
         local, in_specs, out_specs, x_dims, w_dims = space[f"run_{k}"]
         jobs.append(jax.shard_map(local, mesh=mesh, in_specs=in_specs, out_specs=out_specs))
-        grow = lambda a, dims: np.pad(
+        grow = lambda a, dims: np.pad(  # noqa: E731
             a, [(0, padded(n, c, dict(MESH)) - n) for n, c in zip(shape, dims, strict=True)]
         )
         feeds.append((grow(x, x_dims), grow(w, w_dims)))

@@ -11,6 +11,7 @@ import pytest
 
 from costmodels.precision import load_recipe
 from costmodels.runtimes import RUNTIMES
+from planner.analysis.facts import GraphFacts
 from planner.execution.layout_flow import cut_layout, weight_plan
 from planner.execution.plan import Plan
 from planner.execution.zero_stages import ZERO_LEVELS
@@ -21,14 +22,15 @@ from planner.pricing.pricer import Pricer
 from planner.pricing.reshard import Conversions
 from planner.pricing.step_time import price_plan
 from planner.sharding.layout import Layout, convert, local_shape
-from planner.sharding.layout_table import Atlas
+from planner.sharding.layout_table import LayoutTable
 from planner.sharding.rule import Limits
 from planner.solvers import solve
 from planner.solvers.problem import FORBIDDEN, Budget, evaluate
 from planner.space.assemble import PICO, Techniques, assemble, least_usage, usage_of
-from planner.space.build import Base, Space, Variable, build_space, splits_of
+from planner.space.build import build_space, splits_of
 from planner.space.families import batch_only, restrict
 from planner.space.node_options import Kinds
+from planner.space.variables import Space, Variable
 from planner.workload.model import Model, Workload
 
 MODELS = [
@@ -45,7 +47,7 @@ def space_of(
     model: int = 2,
     runtime: str = "jax-shard_map",
     fold: bool = True,
-    atlas: Atlas | None = None,
+    atlas: LayoutTable | None = None,
     hardware: str = "h100-sxm",
 ) -> Space:
     topology = for_devices(hardware, devices)
@@ -54,8 +56,10 @@ def space_of(
         for m in meshes(topology)
         if [a.size for a in m.axes] == ([devices // model, model] if model > 1 else [devices])
     )
-    pricer = Pricer(topology, mesh, RUNTIMES[runtime], load_recipe("bf16-mixed"), atlas or Atlas())
-    base = Base.of(
+    pricer = Pricer(
+        topology, mesh, RUNTIMES[runtime], load_recipe("bf16-mixed"), atlas or LayoutTable()
+    )
+    base = GraphFacts.of(
         Model.open(source, Workload(batch=batch), devices).graph(1), training=True, fold=fold
     )
     return build_space(base, pricer, zero_axes=tuple(pricer.sizes))
@@ -242,7 +246,7 @@ def test_conversions_priced_together_are_those_priced_one_by_one() -> None:
         if len({*x.dims[0], *x.dims[1], *x.partial, *x.fan})
         == len([*x.dims[0], *x.dims[1], *x.partial, *x.fan])
     ]
-    atlas = Atlas()
+    atlas = LayoutTable()
     for mesh in [m for m in meshes(topology) if len(m.axes) == 2]:
         pricer = Pricer(topology, mesh, RUNTIMES["jax-shard_map"], load_recipe("bf16-mixed"), atlas)
         tables = Conversions(atlas, pricer)
@@ -439,7 +443,7 @@ def test_what_a_weight_costs_is_what_its_own_plan_says(source: str) -> None:
                         seconds[0] + pricer.optimizer_s(own, ()), rel=1e-12
                     )
                     assert row[1] == pytest.approx(seconds[1], rel=1e-12)
-                    assert row[2] == pricer.sum_s(
+                    assert row[2] == pricer.grad_accumulate_s(
                         (own if zero >= 2 else full) * recipe.gradient_bytes
                     )
                     assert row[5] == full * recipe.gradient_bytes

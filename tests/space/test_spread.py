@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 import planner
+from planner.analysis.facts import GraphFacts
 from planner.cli import main
 from planner.errors import PlanError
 from planner.machine.mesh_choices import pinned_mesh
 from planner.machine.topology import for_devices
 from planner.pins.pins import Pins, from_table
-from planner.space.build import Base
 from planner.space.propagation import propagated
 from planner.strategy.strategy import Strategy
 
@@ -89,10 +89,10 @@ def test_two_annotations_spread_to_megatron_s_plan(hybrid: Strategy) -> None:
     )
 
 
-def _base(source: str) -> Base:
+def _base(source: str) -> GraphFacts:
     from planner.workload.open import open_model
 
-    return Base.of(open_model(source, 8, batch=16).graph(1), training=True)
+    return GraphFacts.of(open_model(source, 8, batch=16).graph(1), training=True)
 
 
 @pytest.mark.parametrize("source", [LLAMA, "zoo:gpt-tiny", "zoo:t5-tiny", "zoo:mlp-tiny"])

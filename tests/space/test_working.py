@@ -23,8 +23,9 @@ from planner.space.assemble import (
     least_working,
     usage_of,
 )
-from planner.space.build import Space, splits_of
+from planner.space.build import splits_of
 from planner.space.families import restrict
+from planner.space.variables import Space
 from planner.workload.model import Model, Workload
 
 CASES = [

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from planner.verify.hlo.flops import dot_flops
 from planner.verify.hlo.memory import largest_buffers
-from planner.verify.hlo.program import collectives, dot_flops, traffic
+from planner.verify.hlo.program import collectives, traffic
 
 MESH = (("data", 2), ("model", 4))
 SIZES = {"data": ("data", 2), "model": ("model", 4), "both": ("data+model", 8)}

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner.verify.hlo.flops import dot_flops
 from planner.verify.hlo.groups import axes_label, groups, permute_label
-from planner.verify.hlo.program import collectives, dot_flops, traffic
+from planner.verify.hlo.program import collectives, traffic
 from planner.verify.hlo.text import Shape, parse_shapes
 
 MESH = (("data", 2), ("model", 4))

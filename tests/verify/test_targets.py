@@ -20,7 +20,7 @@ import pytest
 
 import planner
 from planner.errors import PlanError
-from planner.execution.collectives import Use
+from planner.execution.collectives import CollectiveUse
 from planner.pins.pins import Pins
 from planner.verify import ahead, host, worker
 from planner.verify import explain as differences
@@ -437,10 +437,10 @@ def test_a_pass_that_makes_slices_plain_is_not_said_to_scatter(tmp_path: Path) -
 
 def test_lines_about_collectives_add_up_or_say_so() -> None:
     uses = [
-        Use("all-gather", ("data",), 112, 1, "optimizer", "w"),
-        Use("reduce-scatter", ("data",), 100, 1, "gradient", "w"),
-        Use("all-reduce", ("data",), 4, 1, "forward", "loss"),
-        Use("all-reduce", ("model",), 64, 1, "forward", "h"),
+        CollectiveUse("all-gather", ("data",), 112, 1, "optimizer", "w"),
+        CollectiveUse("reduce-scatter", ("data",), 100, 1, "gradient", "w"),
+        CollectiveUse("all-reduce", ("data",), 4, 1, "forward", "loss"),
+        CollectiveUse("all-reduce", ("model",), 64, 1, "forward", "h"),
     ]
     final = {("all-reduce", "model"): 64, ("all-reduce", "data"): 132, ("all-gather", "data"): 96}
     sent = differences.of_traffic(

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import planner
-from planner.analysis.facts import Base
+from planner.analysis.facts import GraphFacts
 from planner.cli import main
 from planner.commands.views import priced
 from planner.errors import PlanError
@@ -110,7 +110,7 @@ def test_no_smaller_set_makes_it(seed: int) -> None:
     """Of what two annotations give, with up to two classes decided otherwise: every smaller set of
     annotations is tried."""
     base, mesh, draw = (
-        Base.of(open_model("zoo:mlp-tiny", 8, batch=16).graph(1), training=True),
+        GraphFacts.of(open_model("zoo:mlp-tiny", 8, batch=16).graph(1), training=True),
         pinned_mesh(for_devices("h100", 8), MESH),
         random.Random(seed),
     )
@@ -202,13 +202,13 @@ def test_axes_lie_on_the_levels_that_are_named(tmp_path: Path) -> None:
 
 
 def test_a_node_s_own_name_means_that_node_alone() -> None:
-    base = Base.of(open_model("zoo:mlp-tiny", 8, batch=16).graph(1), training=True)
+    base = GraphFacts.of(open_model("zoo:mlp-tiny", 8, batch=16).graph(1), training=True)
     read = next(n for n in base.graph.nodes if n.outputs[0] in base.graph.consumers)
     graph = replace(
         base.graph,
         nodes=tuple(replace(n, id=n.outputs[0]) if n is read else n for n in base.graph.nodes),
     )
-    renamed = Base.of(graph, training=True)
+    renamed = GraphFacts.of(graph, training=True)
     assert list(from_table({read.outputs[0]: {"split": {}}}).allowed(renamed, MESH)) == [
         renamed.shared[graph.nodes.index(next(n for n in graph.nodes if n.id == read.outputs[0]))]
     ]

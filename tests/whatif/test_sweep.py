@@ -26,7 +26,7 @@ from planner.whatif.sweep import Sweeper, device_counts, sized
 from planner.whatif.sweep_rows import (
     Point,
     Row,
-    Run,
+    TrainingRun,
     best_run,
     fewest,
     first_too_large,
@@ -114,7 +114,7 @@ def test_a_run_costs_what_its_device_hours_do(some: Strategy) -> None:
 
 dollars = st.floats(1, 1e6)
 run = st.builds(
-    lambda d, h, u: Run(d, h, u, None, 1.0),
+    lambda d, h, u: TrainingRun(d, h, u, None, 1.0),
     st.floats(0.1, 100),
     st.floats(1, 1e6),
     st.one_of(st.none(), dollars),
@@ -124,7 +124,7 @@ runs = st.lists(st.one_of(st.none(), run), max_size=8)
 
 @given(runs, st.floats(0.1, 100), st.floats(1, 1e6))
 def test_the_answer_keeps_its_limits_and_none_that_keeps_them_is_better(
-    found: list[Run | None], days: float, usd: float
+    found: list[TrainingRun | None], days: float, usd: float
 ) -> None:
     for limits in ((days, None), (None, usd), (days, usd)):
         i = best_run(found, *limits)
@@ -577,7 +577,7 @@ def test_an_answer_prefers_rows_that_fit_with_room_and_flags_one_that_does_not()
         devices=4,
         strategy=replace(roomy.strategy, costs={**roomy.strategy.costs, "fit": "tight"}),
     )
-    runs = [Run(1.0, 10.0, 20.0, None, 2.0), Run(2.0, 20.0, 40.0, None, 2.0)]
+    runs = [TrainingRun(1.0, 10.0, 20.0, None, 2.0), TrainingRun(2.0, 20.0, 40.0, None, 2.0)]
     asked = Asked(1e6, deadline_s=3 * 86_400.0)
     assert (
         asked.best([tight, roomy], runs) == 1 and asked.best([tight, roomy], [runs[0], None]) == 0

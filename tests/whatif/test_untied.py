@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import planner
+from planner.analysis.facts import GraphFacts
 from planner.cli import main
 from planner.errors import PlanError
 from planner.machine.topology import from_json
@@ -16,7 +17,7 @@ from planner.sharding.rule import Limits
 from planner.solvers import solve
 from planner.solvers.problem import evaluate
 from planner.space.assemble import Techniques, assemble
-from planner.space.build import Base, build_space
+from planner.space.build import build_space
 from planner.strategy.strategy import Strategy
 from planner.whatif.per_layer import Untied, _solved, apart, untied
 from planner.whatif.reprice import Priced, open_recorded, reprice
@@ -29,7 +30,7 @@ def planned(source: str, pins: str, batch: int = 64) -> tuple[Strategy, Priced]:
     )
 
 
-def cost_of(priced: Priced, base: Base) -> int:
+def cost_of(priced: Priced, base: GraphFacts) -> int:
     """Picoseconds of the plan's splits in the problem of a base, layouts of shared tensors chosen
     best."""
     allowed = {i: (priced.plan.splits[base.graph.nodes[i].id],) for i in base.times}

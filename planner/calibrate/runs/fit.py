@@ -18,7 +18,7 @@ import numpy as np
 
 from costmodels.runtimes import Rates
 from planner.calibrate.runs.rows import Case, plan_of
-from planner.pricing.frameworks.peak_memory import Held, held_of
+from planner.pricing.frameworks.peak_memory import FrameworkMemory, held_of
 from planner.pricing.frameworks.price import price_work, work_of
 from planner.pricing.frameworks.step_time import Work, step_time
 from planner.pricing.pricer import Pricer
@@ -49,7 +49,7 @@ class Prepared:
     case: Case
     work: Work
     cost: Cost
-    held: Held
+    held: FrameworkMemory
 
     def step_s(self, rates: Rates | None = None) -> float:
         """Seconds of a step; under other rates than the profile's where given."""

@@ -19,7 +19,7 @@ from costmodels.capacity import capacity
 from costmodels.hardware.device import Device
 from costmodels.precision import Recipe, load_recipe
 from costmodels.runtimes import KEPT_PRODUCTS, KERNELS, RUNTIMES, Runtime
-from planner.analysis.facts import Base
+from planner.analysis.facts import GraphFacts
 from planner.calibrate.runs.nvidia import as_run, is_recipe, weights
 from planner.errors import PlanError
 from planner.execution.plan import Plan
@@ -319,7 +319,7 @@ def spec_of(row: Row) -> str:
     vocab = int(row.get("vocab") or 51200)
     ffn = int(row.get("ffn") or 4 * hidden)
     if not any(word in str(row["model"]).lower() for word in GATED):
-        return f"zoo:gpt,layers={layers},hidden={hidden},heads={heads},seq={seq},vocab={vocab},ff={ffn}"
+        return f"zoo:gpt,layers={layers},hidden={hidden},heads={heads},seq={seq},vocab={vocab},ff={ffn}"  # noqa: E501
     kv = int(row.get("kv_heads") or heads)
     width = hidden // heads
     if row.get("params"):  # heads wider than hidden / heads show in the number of parameters
@@ -328,7 +328,7 @@ def spec_of(row: Row) -> str:
             (width, 64, 128, 256),
             key=lambda w: abs(rest - 2.0 * layers * hidden * w * (heads + kv)),
         )
-    return f"zoo:llama3-8b,layers={layers},hidden={hidden},heads={heads},kv_heads={kv},seq={seq},vocab={vocab},ff={ffn},head_dim={width}"
+    return f"zoo:llama3-8b,layers={layers},hidden={hidden},heads={heads},kv_heads={kv},seq={seq},vocab={vocab},ff={ffn},head_dim={width}"  # noqa: E501
 
 
 def measured_s(row: Row) -> float | None:
@@ -366,12 +366,12 @@ def model_flops(row: Row) -> float:
 
 
 @lru_cache(maxsize=64)
-def base_of(spec: str, batch: int) -> Base:
+def base_of(spec: str, batch: int) -> GraphFacts:
     """What a price needs to know of a model at the batch of one microbatch."""
-    return Base.of(Model.open(spec, Workload(batch=batch)).graph(1), training=True)
+    return GraphFacts.of(Model.open(spec, Workload(batch=batch)).graph(1), training=True)
 
 
-def plan_of(case: Case) -> tuple[Base, Plan]:
+def plan_of(case: Case) -> tuple[GraphFacts, Plan]:
     """The configuration of a row as a plan. Raises Left where a split is not possible."""
     row, base = case.row, base_of(case.spec, case.graph_batch)
     zero = level(row)
@@ -403,7 +403,9 @@ def splits_of(
     return megatron_splits(base_of(spec, batch), mesh, sequence, whole_logits)
 
 
-def megatron_splits(base: Base, mesh: Mesh, sequence: bool, whole_logits: bool) -> dict[str, Split]:
+def megatron_splits(
+    base: GraphFacts, mesh: Mesh, sequence: bool, whole_logits: bool
+) -> dict[str, Split]:
     """Node -> split: the batch over "data"; over "model" the columns of a block's first products,
     what follows from them, and the rows of its last.
 
@@ -453,7 +455,12 @@ def megatron_splits(base: Base, mesh: Mesh, sequence: bool, whole_logits: bool) 
 
 
 def _factor(
-    base: Base, graph: Graph, i: int, at: Mapping[str, int], sequence: bool, whole_logits: bool
+    base: GraphFacts,
+    graph: Graph,
+    i: int,
+    at: Mapping[str, int],
+    sequence: bool,
+    whole_logits: bool,
 ) -> str:
     """The factor of node i that is cut over "model", "" for none."""
     node, rule, kind = graph.nodes[i], base.rules[i], role(graph, i)

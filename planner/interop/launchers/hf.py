@@ -30,7 +30,7 @@ from planner.interop.keys import Keys
 from planner.interop.settings import Facts, Rounds, Settings
 
 if TYPE_CHECKING:
-    from planner.analysis.facts import Base
+    from planner.analysis.facts import GraphFacts
     from planner.strategy.strategy import Strategy
 
 NAME, SUFFIX = "hf", ".json"
@@ -177,7 +177,7 @@ def _tp_plan(keys: Keys) -> tuple[tuple[tuple[str, str], ...], bool]:
     return tuple((str(k), str(v)) for k, v in found.items()), False
 
 
-def node_pins(styles: Iterable[tuple[str, str]], base: Base) -> dict[str, dict[str, Any]]:
+def node_pins(styles: Iterable[tuple[str, str]], base: GraphFacts) -> dict[str, dict[str, Any]]:
     """Pins of the products and tables that a plan by module decides: what it names is cut by
     "tensor" so, all other weights of products and tables are whole.
 
@@ -245,7 +245,7 @@ def starred(module: str) -> str:
     return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", module)
 
 
-def styles_of(strategy: Strategy, base: Base) -> tuple[tuple[str, str], ...]:
+def styles_of(strategy: Strategy, base: GraphFacts) -> tuple[tuple[str, str], ...]:
     """Module pattern and style of the weights that "tensor" cuts; layer numbers starred, in the
     order of the graph."""
     graph, found = base.graph, dict[str, str]()

@@ -23,7 +23,7 @@ from planner.sharding.layout import STAGE, Axes
 from planner.sharding.rule import PENDING, Limits, Split
 
 if TYPE_CHECKING:
-    from planner.analysis.facts import Base
+    from planner.analysis.facts import GraphFacts
     from planner.graph.ir import Graph
 
 
@@ -113,7 +113,7 @@ def shapes_of(proto: Any) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def pins_of(proto: Any, base: Base) -> Pins:
+def pins_of(proto: Any, base: GraphFacts) -> Pins:
     """The pins that annotations amount to: the mesh, the splits of nodes, and the techniques that
     our own metadata records.
 
@@ -159,7 +159,7 @@ def pins_of(proto: Any, base: Base) -> Pins:
     return from_table(table)
 
 
-def plan_of(proto: Any, base: Base) -> tuple[tuple[tuple[str, int], ...], dict[int, Split]]:
+def plan_of(proto: Any, base: GraphFacts) -> tuple[tuple[tuple[str, int], ...], dict[int, Split]]:
     """The mesh of the one configuration, and class of nodes -> split as far as annotations say it.
     Raises PlanError P193."""
     config = proto.configuration[0]
@@ -318,7 +318,7 @@ def _number(at: tuple[int, ...], sizes: tuple[int, ...]) -> int:
 
 
 def _splits(
-    base: Base, read: list[tuple[Any, dict[str, Any]]], mesh: tuple[tuple[str, int], ...]
+    base: GraphFacts, read: list[tuple[Any, dict[str, Any]]], mesh: tuple[tuple[str, int], ...]
 ) -> dict[int, Split]:
     """Class of nodes -> the split that its annotations amount to. Nodes of the file that the
     planner put together say it together."""
@@ -375,7 +375,7 @@ def _splits(
 
 
 def _split(
-    base: Base,
+    base: GraphFacts,
     i: int,
     ask: tuple[tuple[int, tuple[Axes, ...]], ...],
     mesh: tuple[tuple[str, int], ...],

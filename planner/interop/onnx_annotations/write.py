@@ -30,7 +30,7 @@ from planner.interop.onnx_annotations.read import faults, plan_of, shapes_of
 from planner.sharding.layout import STAGE, Layout, group
 
 if TYPE_CHECKING:
-    from planner.analysis.facts import Base
+    from planner.analysis.facts import GraphFacts
     from planner.execution.plan import Plan
     from planner.graph.ir import Graph
     from planner.strategy.strategy import Strategy
@@ -55,11 +55,11 @@ def annotate(strategy: Strategy, source: str | Path) -> Annotated:
     our own checker finds wrong."""
     import onnx
 
-    from planner.analysis.facts import Base
+    from planner.analysis.facts import GraphFacts
     from planner.whatif.reprice import own_model, plan_on
 
     model = own_model(strategy, source)
-    base = Base.of(
+    base = GraphFacts.of(
         model.graph(int(strategy.techniques["microbatches"])),
         training=model.workload.kind == "train",
     )
@@ -82,7 +82,7 @@ def annotate(strategy: Strategy, source: str | Path) -> Annotated:
     return made
 
 
-def _write(proto: Any, base: Base, plan: Plan, techniques: dict[str, Any]) -> Annotated:
+def _write(proto: Any, base: GraphFacts, plan: Plan, techniques: dict[str, Any]) -> Annotated:
     graph, mesh = base.graph, tuple(plan.mesh)
     del proto.configuration[:]
     config = proto.configuration.add(name=NAME, num_devices=prod(n for _, n in mesh))
@@ -134,7 +134,7 @@ def _write(proto: Any, base: Base, plan: Plan, techniques: dict[str, Any]) -> An
     return Annotated(proto, len(marked), pending, tuple(beyond))
 
 
-def _layouts(base: Base, plan: Plan, i: int) -> Iterator[tuple[str, Layout]]:
+def _layouts(base: GraphFacts, plan: Plan, i: int) -> Iterator[tuple[str, Layout]]:
     """Tensor -> how node i takes or leaves it. Of an operand taken twice the first way counts."""
     node, rule, split, order = (
         base.graph.nodes[i],

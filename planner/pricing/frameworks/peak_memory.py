@@ -24,7 +24,7 @@ from math import prod
 
 from costmodels.capacity import Breakdown
 from costmodels.runtimes import Runtime
-from planner.analysis.facts import Base
+from planner.analysis.facts import GraphFacts
 from planner.execution.layout_flow import Flow, cut_layout, stored_layout
 from planner.pricing.frameworks.price import of_stage, stage_sums
 from planner.pricing.frameworks.step_time import AFTER, BEFORE, BLOCKS, Deal, role
@@ -33,7 +33,7 @@ from planner.sharding.layout import Layout, local_shape
 
 
 @dataclass(frozen=True)
-class Held:
+class FrameworkMemory:
     """What a device holds of a plan, whatever its kernels keep.
 
     blocks, parameters, gradients, state: of each stage, the last three in bytes. gathered: bytes of
@@ -59,7 +59,7 @@ class Held:
     recompute: str
 
 
-def held_of(base: Base, flow: Flow, deal: Deal, pricer: Pricer) -> Held:
+def held_of(base: GraphFacts, flow: Flow, deal: Deal, pricer: Pricer) -> FrameworkMemory:
     """Read a flow; of the pricer only types and mesh matter."""
     graph, mesh, recipe = base.graph, dict(flow.plan.mesh), pricer.recipe
     own, gradients, state = dict[str, float](), dict[str, float](), dict[str, float]()
@@ -117,7 +117,7 @@ def held_of(base: Base, flow: Flow, deal: Deal, pricer: Pricer) -> Held:
             scores[place] = scores.get(place, 0.0) + q[0] * q[1] * q[2] * k[2]
         if place == BLOCKS and kind == "residual":
             entering = size
-    return Held(
+    return FrameworkMemory(
         deal.blocks,
         parameters,
         grads,
@@ -134,7 +134,7 @@ def held_of(base: Base, flow: Flow, deal: Deal, pricer: Pricer) -> Held:
     )
 
 
-def _gathered(base: Base, flow: Flow, deal: Deal, pricer: Pricer) -> float:
+def _gathered(base: GraphFacts, flow: Flow, deal: Deal, pricer: Pricer) -> float:
     """Bytes of the weights that optimizer level 3 brings together at a time: one block's, or those
     outside."""
     found: dict[str, float] = {}
@@ -166,7 +166,7 @@ def in_flight(s: int, stages: int, microbatches: int, chunks: int) -> float:
     return min(microbatches * chunks, 2 * (stages - 1 - s) + (chunks - 1) * stages + 1) / chunks
 
 
-def peak(held: Held, runtime: Runtime) -> Breakdown:
+def peak(held: FrameworkMemory, runtime: Runtime) -> Breakdown:
     """Peak memory of the stage that needs the most."""
     kernels = runtime.kernels
     assert kernels is not None

@@ -15,10 +15,10 @@ from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING
 
-from planner.analysis.facts import Base
+from planner.analysis.facts import GraphFacts
 from planner.execution import collectives as account
 from planner.execution.layout_flow import Flow, cut_layout
-from planner.execution.loops import Run, dealt_run
+from planner.execution.loops import RepeatedBlock, dealt_run
 from planner.execution.pipeline import Pipeline, pipeline_of
 from planner.pricing.frameworks.step_time import (
     AFTER,
@@ -38,10 +38,10 @@ from planner.sharding.layout import STAGE, Axes, local_shape
 from planner.sharding.rule import Split
 
 if TYPE_CHECKING:
-    from planner.pricing.frameworks.peak_memory import Held
+    from planner.pricing.frameworks.peak_memory import FrameworkMemory
 
 
-def deal_of(base: Base, flow: Flow, balance: bool) -> Deal:
+def deal_of(base: GraphFacts, flow: Flow, balance: bool) -> Deal:
     """Of a plan: the pipeline's blocks, else those of its longest run, all in one stage. balance:
     stages have even numbers of parameters, not of blocks."""
     pipeline = pipeline_of(flow.graph, flow.plan)
@@ -61,7 +61,7 @@ def deal_of(base: Base, flow: Flow, balance: bool) -> Deal:
     )
 
 
-def balanced(base: Base, pipeline: Pipeline) -> tuple[int, ...]:
+def balanced(base: GraphFacts, pipeline: Pipeline) -> tuple[int, ...]:
     """Blocks of each stage such that the most parameters of a stage are the fewest, what is outside
     the blocks included; () where a stage would have none."""
     graph, period = base.graph, (pipeline.end - pipeline.first) // pipeline.repeats
@@ -82,7 +82,7 @@ def balanced(base: Base, pipeline: Pipeline) -> tuple[int, ...]:
     return tuple(blocks) if all(blocks) else ()
 
 
-def price(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer) -> Cost:
+def price(base: GraphFacts, flow: Flow, runs: tuple[RepeatedBlock, ...], pricer: Pricer) -> Cost:
     """Price of a derived flow as the framework runs it."""
     from planner.pricing.frameworks.peak_memory import held_of
 
@@ -90,7 +90,9 @@ def price(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer) -> Cost
     return price_work(base, flow, work, held_of(base, flow, work.deal, pricer), pricer)
 
 
-def price_work(base: Base, flow: Flow, work: Work, held: Held, pricer: Pricer) -> Cost:
+def price_work(
+    base: GraphFacts, flow: Flow, work: Work, held: FrameworkMemory, pricer: Pricer
+) -> Cost:
     """Price of a flow whose work and what it holds are read already."""
     from planner.pricing.frameworks.peak_memory import peak
 
@@ -117,7 +119,7 @@ def price_work(base: Base, flow: Flow, work: Work, held: Held, pricer: Pricer) -
     )
 
 
-def work_of(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer) -> Work:
+def work_of(base: GraphFacts, flow: Flow, runs: tuple[RepeatedBlock, ...], pricer: Pricer) -> Work:
     """Read a flow. pricer: for the bytes of types and how stages are dealt blocks; no rate of it
     matters."""
     deal, counts = (
@@ -147,7 +149,7 @@ def work_of(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer) -> Wo
         elements = max(stage_sums(base, flow, deal, local))
     kernels = tuple((place, n, need) for (place, need), n in needs.items())
     uses: dict[
-        account.Use, int
+        account.CollectiveUse, int
     ] = {}  # whom they serve does not matter: those of all repeats are one
     for use in account.collectives(flow, runs, pricer.itemsize):
         alike = replace(use, what="", count=0)
@@ -164,7 +166,7 @@ def work_of(base: Base, flow: Flow, runs: tuple[Run, ...], pricer: Pricer) -> Wo
 
 
 def _handed(
-    flow: Flow, runs: tuple[Run, ...], deal: Deal, pricer: Pricer
+    flow: Flow, runs: tuple[RepeatedBlock, ...], deal: Deal, pricer: Pricer
 ) -> tuple[tuple[float, Axes], ...]:
     """Work.handed: what blocks carry from one to the next."""
     if deal.pipeline is None:
@@ -188,7 +190,7 @@ def _handed(
     return tuple(found)
 
 
-def of_stage(base: Base, flow: Flow, deal: Deal) -> list[tuple[str, str]]:
+def of_stage(base: GraphFacts, flow: Flow, deal: Deal) -> list[tuple[str, str]]:
     """(weight, place) of every weight, a block's once: a weight read in two places (a tied table)
     belongs to the first."""
     found, period = [], (deal.end - deal.first) // deal.repeats
@@ -199,7 +201,7 @@ def of_stage(base: Base, flow: Flow, deal: Deal) -> list[tuple[str, str]]:
     return found
 
 
-def stage_sums(base: Base, flow: Flow, deal: Deal, sizes: Mapping[str, float]) -> list[float]:
+def stage_sums(base: GraphFacts, flow: Flow, deal: Deal, sizes: Mapping[str, float]) -> list[float]:
     """What each stage has of a figure per weight."""
     sums = {
         place: sum(sizes[n] for n, at in of_stage(base, flow, deal) if at == place)

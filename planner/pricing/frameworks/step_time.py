@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from costmodels.collectives import collective_time_s
-from planner.analysis.facts import Base
+from planner.analysis.facts import GraphFacts
 from planner.execution import collectives as account
 from planner.execution.pipeline import Pipeline
 from planner.graph.ir import Graph
@@ -84,7 +84,7 @@ class Work:
 
     deal: Deal
     kernels: tuple[tuple[str, float, Need], ...]
-    uses: tuple[account.Use, ...]
+    uses: tuple[account.CollectiveUse, ...]
     handed: tuple[tuple[float, Axes], ...]
     optimizer_elements: float
     microbatches: int
@@ -143,14 +143,16 @@ def role(graph: Graph, i: int) -> str:
     return node.op
 
 
-def need_of(base: Base, i: int, split: Split, ins: float, outs: float, pricer: Pricer) -> Need:
+def need_of(
+    base: GraphFacts, i: int, split: Split, ins: float, outs: float, pricer: Pricer
+) -> Need:
     """What node i needs under a split. ins, outs: bytes of its local operands and results."""
-    from planner.pricing.kernels import Cuts, compute_type
+    from planner.pricing.kernels import SplitArrays, compute_type
 
     graph, node, rule = base.graph, base.graph.nodes[i], base.rules[i]
     dtype = compute_type(graph, i, pricer.recipe)
     share, trained = (
-        float(Cuts.of((split,), pricer.sizes).share(rule)[0]),
+        float(SplitArrays.of((split,), pricer.sizes).share(rule)[0]),
         base.training and any(o in base.grad for o in node.outputs),
     )
     flops, kind, elements, alike = rule.flops * share, role(graph, i), 0.0, 1
@@ -208,7 +210,7 @@ def seconds(need: Need, pricer: Pricer) -> tuple[float, float]:
 
 
 def times(
-    base: Base, i: int, split: Split, ins: float, outs: float, pricer: Pricer
+    base: GraphFacts, i: int, split: Split, ins: float, outs: float, pricer: Pricer
 ) -> tuple[float, float]:
     """(forward, backward) seconds of node i under a split. ins, outs: bytes of its local operands
     and results."""

@@ -20,9 +20,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from planner.execution.pipeline import Pipeline
+from planner.execution.pipeline import BUBBLE, Pipeline
 from planner.report.html.derive import Detail, Move, Row, short_name
-from planner.report.ticks import BUBBLE, PASSES, stretches
+from planner.report.ticks import PASSES, stretches
 
 KINDS = ("forward", "backward", "again", "comm", "optimizer", "bubble")
 SMALLEST = 0.002

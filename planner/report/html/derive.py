@@ -20,7 +20,7 @@ from planner.analysis.residuals import savers
 from planner.errors import PlanError
 from planner.execution import collectives as account
 from planner.execution.layout_flow import Flow
-from planner.execution.loops import Run, inner_flow, outer_flow
+from planner.execution.loops import RepeatedBlock, inner_flow, outer_flow
 from planner.execution.pipeline import Pipeline, pipeline_of
 from planner.execution.recompute import Replay, repeated
 from planner.pricing.breakdown import bound_by
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from planner.sharding.layout import Step
     from planner.whatif.reprice import Priced
 
-Bodies = Sequence[tuple[Run, Flow]]
+Bodies = Sequence[tuple[RepeatedBlock, Flow]]
 """Repeated blocks, each with the flow inside it."""
 _LAYER = re.compile(r"(layers?|blocks?|h|stage\d*)?[._]?\d+")
 _FILLER = frozenset(
@@ -72,10 +72,10 @@ class Move:
 @dataclass(frozen=True)
 class Row:
     """An operator, folded. decided: its row in the strategy's nodes. run: which repeated block it
-    is in, -1 for none. kept_bytes: what it adds to the kept activations. product: its arithmetic is
+    is in, -1 for none. saved_bytes: what it adds to the kept activations. product: its arithmetic is
     a matrix product, a convolution or the like. tail: it comes after the repeated blocks. late: in
     a pipeline, it runs with what follows the blocks; twice: with that as well. bubble_s: seconds of
-    the runs that no microbatch needs, beside the others."""
+    the runs that no microbatch needs, beside the others."""  # noqa: E501
 
     index: int
     id: str
@@ -86,7 +86,7 @@ class Row:
     forward_s: float
     backward_s: float
     again_s: float
-    kept_bytes: float
+    saved_bytes: float
     bound: str
     product: bool
     tail: bool
@@ -151,7 +151,7 @@ class Detail:
         return {k: tuple(v) for k, v in found.items()}
 
     @property
-    def sum_s(self) -> float:
+    def grad_accumulate_s(self) -> float:
         """Seconds of everything that is drawn: the step, unless the price has a term that is
         not."""
         return (
@@ -218,7 +218,7 @@ def work_out(p: Priced) -> Detail:
 
 def _rows(p: Priced, home: list[int], where: list[int], bodies: Bodies) -> tuple[Row, ...]:
     nodes, micro = p.base.graph.nodes, p.plan.microbatches if p.base.training else 1
-    kept, pipeline = kept_bytes(p), pipeline_of(p.base.graph, p.plan)
+    kept, pipeline = saved_bytes(p), pipeline_of(p.base.graph, p.plan)
     twice: set[int] = set()
     for run, flow in bodies if p.plan.recompute != "none" else ():
         replay = repeated(flow, run)
@@ -272,7 +272,9 @@ def _rows(p: Priced, home: list[int], where: list[int], bodies: Bodies) -> tuple
     )
 
 
-def _kept_results(p: Priced, run: Run, flow: Flow, replay: Replay) -> Iterator[tuple[int, float]]:
+def _kept_results(
+    p: Priced, run: RepeatedBlock, flow: Flow, replay: Replay
+) -> Iterator[tuple[int, float]]:
     """(node, bytes of all repeats) of the results of collectives that a recomputed block keeps, as
     planner.pricing.peak_memory.kept_collectives adds them up."""
     slack, mesh, pipeline = (
@@ -297,7 +299,7 @@ def _kept_results(p: Priced, run: Run, flow: Flow, replay: Replay) -> Iterator[t
         yield made if made >= run.first else run.first, times * size * slack
 
 
-def kept_bytes(p: Priced) -> dict[int, float]:
+def saved_bytes(p: Priced) -> dict[int, float]:
     """node -> bytes of activations it adds to those kept for the backward pass; under recompute
     only what enters a repeat is kept there."""
     graph, plan, mesh = p.base.graph, p.plan, dict(p.plan.mesh)

@@ -90,7 +90,7 @@ def series(d: Detail) -> Series:
     replay = (
         0.0
         if h.walk is not None
-        else max(h.activations - sum(r.kept_bytes for r in d.rows if not r.tail), 0.0)
+        else max(h.activations - sum(r.saved_bytes for r in d.rows if not r.tail), 0.0)
     )
     shown = {
         "parameters": (h.parameters,) * n,
@@ -100,7 +100,7 @@ def series(d: Detail) -> Series:
         "activations": tuple(walk.kept),
         "temporary": tuple(walk.work),
     }
-    largest = sorted((r for r in d.rows if r.kept_bytes), key=lambda r: (-r.kept_bytes, r.index))
+    largest = sorted((r for r in d.rows if r.saved_bytes), key=lambda r: (-r.saved_bytes, r.index))
     return Series(
         tuple(walk.times),
         tuple((k, shown[k]) for k in ORDER if any(shown[k])),
@@ -146,7 +146,7 @@ def _staged(d: Detail, p: Pipeline) -> tuple[_Walk, float]:
     """The curve with pipeline stages, and the end of its forward pass. 1F1B: the last full tick and
     what follows; GPipe: the step."""
     spans = {name: sum(part.time_s for part in parts) for name, parts in passes_of(d).items()}
-    ring = sum(r.kept_bytes for r in d.rows if not r.tail)
+    ring = sum(r.saved_bytes for r in d.rows if not r.tail)
     tail = [r for r in d.rows if r.tail]
     one = p.schedule != "gpipe"
     walk = _Walk(d, ring if one else 0.0)
@@ -213,7 +213,7 @@ class _Walk:
         if here != self.inside or (self.late and self.gradients[-1] != self.held.gradients):
             self.inside = here
             self.point(self.times[-1])
-        self.now = max(0.0, self.now + sign * sum(r.kept_bytes for r in rows))
+        self.now = max(0.0, self.now + sign * sum(r.saved_bytes for r in rows))
         self.point(self.times[-1] + seconds)
 
 
@@ -307,7 +307,7 @@ def _curve(v: View, s: Series, scale: float, span: str) -> Markup:
     ticks_at = round_values(scale)
     whole, scale = s.times_s[-1] or 1.0, ROOM * scale
     x = [WIDTH * t / whole for t in s.times_s]
-    y = lambda b: HEIGHT * (1 - b / scale)
+    y = lambda b: HEIGHT * (1 - b / scale)  # noqa: E731
     shapes, floor = [], [0.0] * len(x)
     for part, band in s.bands:
         top = [a + b for a, b in zip(floor, band, strict=True)]
@@ -392,19 +392,19 @@ def round_values(scale: float) -> list[float]:
 
 
 def _kept(s: Series, p: Pipeline | None) -> Markup:
-    whole = sum(r.kept_bytes for r in s.largest)
+    whole = sum(r.saved_bytes for r in s.largest)
     rows = [
         [
             name(short_name(r.id, r.op)),
             r.op,
             f"× {r.repeats:,}" if r.repeats > 1 else "",
-            f.size(r.kept_bytes),
+            f.size(r.saved_bytes),
         ]
         for r in s.largest[:6]
     ]
     if len(s.largest) > 6:
         rest = el("span", f.plural(len(s.largest) - 6, "other operator"), class_="muted")
-        rows.append([rest, "", "", f.size(sum(r.kept_bytes for r in s.largest[6:]))])
+        rows.append([rest, "", "", f.size(sum(r.saved_bytes for r in s.largest[6:]))])
     replay = dict(s.bands).get("replay")
     again = (
         f", and one repeat that is run again takes {f.size(replay[0])} (the paler band)"

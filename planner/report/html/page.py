@@ -84,7 +84,8 @@ def body(views: Sequence[View]) -> Markup:
     """Everything between the bar at the top and the foot of the page."""
     one = len(views) == 1
     step_s = max(
-        max(v.strategy.costs["step_time_s"], v.detail.sum_s if v.detail else 0.0) for v in views
+        max(v.strategy.costs["step_time_s"], v.detail.grad_accumulate_s if v.detail else 0.0)
+        for v in views
     )
     bytes_ = (
         max(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from costmodels.hardware.units import show_bytes, show_time
 from planner.errors import PlanError
 from planner.report.html.bars import KINDS, Part, timeline
 from planner.report.html.lens import STAGES, TICK
@@ -15,7 +16,6 @@ from planner.report.html.tags import clean
 from planner.report.html.view import KIND_NAMES, PART_NAMES
 from planner.report.summary import machine, title
 from planner.support.atomic_write import replacing
-from planner.support.words import show_bytes, show_time
 
 if TYPE_CHECKING:
     from planner.report.html.derive import Detail

@@ -305,8 +305,8 @@ def _operator(v: View, r: Row) -> Markup:
                 ("result", name(cells([f"{n:,}" for n in t["shape"]], t["layout"]) + partial))
             )
     facts.append(("kernels", f"{kernels} a step, bound by {r.bound}" if kernels else r.bound))
-    if r.kept_bytes:
-        facts.append(("keeps", f"{f.size(r.kept_bytes)} for the backward pass"))
+    if r.saved_bytes:
+        facts.append(("keeps", f"{f.size(r.saved_bytes)} for the backward pass"))
     if row.get("unsupported"):
         facts.append(("no rule", f"{row['unsupported']}; whole on every device"))
     other = runner_up(row)

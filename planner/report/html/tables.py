@@ -239,7 +239,7 @@ def baselines(v: View) -> Markup:
                 else el(
                     "s",
                     style=(
-                        f"left:{100 * low / most:.2f}%;width:{100 * (min(high, most) - low) / most:.2f}%"
+                        f"left:{100 * low / most:.2f}%;width:{100 * (min(high, most) - low) / most:.2f}%"  # noqa: E501
                     ),
                 )
             ),

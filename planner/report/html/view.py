@@ -150,11 +150,11 @@ def table(
     """A table in a box that scrolls sideways by itself. right: columns of numbers. main: the column
     of the figure that ranks the rows; with one, rows of a narrow table become entries of two lines,
     the name and that figure first."""
-    cls = lambda i: (
+    cls = lambda i: (  # noqa: E731
         " ".join(c for c, on in (("num", i in right), ("main", main and i == main)) if on) or None
     )
     top = el("tr", [el("th", h, scope="col", class_=cls(i)) for i, h in enumerate(head)])
-    label = lambda i: str(head[i]) if main and i and i != main and head[i] else None
+    label = lambda i: str(head[i]) if main and i and i != main and head[i] else None  # noqa: E731
     body = [
         el(
             "tr",

@@ -55,7 +55,7 @@ def compiled() -> bool:
     """Whether numba is there; one that cannot be imported (beside a numpy newer than it knows, say)
     is none."""
     try:
-        import numba
+        import numba  # noqa: F401
     except ImportError:
         return False
     return True

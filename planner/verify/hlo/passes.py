@@ -23,7 +23,7 @@ _FILE = re.compile(
     r"(?P<module>module_\d+)\..*?\.(?P<index>\d{4,})\.(?P<pipeline>[^.]+)\.after_(?P<name>.+?)\.before_.*\.txt$"
 )
 _LINE = re.compile(
-    r"= .*?\b(?:all-reduce|all-gather|reduce-scatter|all-to-all|ragged-all-to-all|collective-permute)(?:-start)?\("
+    r"= .*?\b(?:all-reduce|all-gather|reduce-scatter|all-to-all|ragged-all-to-all|collective-permute)(?:-start)?\("  # noqa: E501
 )
 PRODUCT = re.compile(r"= .*?\b(?:dot|convolution|custom-call)\(")
 PARTITIONED = ("spmd-partitioning", "tpu-spmd-partitioning")

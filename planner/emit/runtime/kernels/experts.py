@@ -59,7 +59,7 @@ def exchanged_experts(x, index, share, stacks, pieces, joint, slots, how):
     ids = index.reshape(-1) % count
     order, first = sorted_by(to, devices, slots)
     rounds = lax.pmax(jnp.max((first[1:] - first[:-1] + slots - 1) // slots), joint)
-    there = lambda v: lax.all_to_all(v, joint, 0, 0, tiled=True)
+    there = lambda v: lax.all_to_all(v, joint, 0, 0, tiled=True)  # noqa: E731
     choices = ids.shape[0] // (x.size // x.shape[-1])
 
     def packed(order, first, r):

@@ -108,8 +108,8 @@ def make_prefill(mesh):
     def fill(key, cache, new, wave):
         shape, dim = padded_shape(CACHE[key][0], specs[key]), cache.ndim - 4
         new = resized(new, (*shape[:dim], WAVE, *shape[dim + 1 :])).astype(COMPUTE)
-        start = lambda n, wave: tuple(wave * n if d == dim else 0 for d in range(cache.ndim))
-        piece = lambda cache, new, wave: lax.dynamic_update_slice(
+        start = lambda n, wave: tuple(wave * n if d == dim else 0 for d in range(cache.ndim))  # noqa: E731
+        piece = lambda cache, new, wave: lax.dynamic_update_slice(  # noqa: E731
             cache, new, start(new.shape[dim], wave)
         )
         return jax.shard_map(
