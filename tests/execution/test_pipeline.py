@@ -183,7 +183,12 @@ def test_1f1b_needs_less_memory_than_gpipe() -> None:
 
 
 def staged_search(
-    source: str, devices: int, batch: int, stages: int, pins: Pins = Pins(), **workload: Any
+    source: str,
+    devices: int,
+    batch: int,
+    stages: int,
+    pins: Pins = Pins(),
+    **workload: Any,  # noqa: B008
 ) -> tuple[Search, list]:
     model = Model.open(source, Workload("train", batch=batch, **workload), devices)
     request = make_request(
