@@ -275,7 +275,7 @@ VERBS: dict[str, tuple[str, Add, str, str]] = {
         "plan calibrate -o mine.toml",
     ),
     "cache": (
-        "kept:run",
+        "cache:run",
         options.cache,
         "what earlier runs left in the cache of searches, and its size; --clear removes it",
         "plan cache",

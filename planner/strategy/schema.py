@@ -59,6 +59,11 @@ def schema(kind: str = "strategy") -> dict[str, Any]:
     }
 
 
+def first_paragraph(of: Any) -> str:
+    """What a type's docstring says before its first empty line, as one line."""
+    return " ".join(str(of.__doc__ or "").partition("\n\n")[0].split())
+
+
 def _schema(of: Any, tables: dict[str, Any]) -> dict[str, Any]:
     if is_typeddict(of):
         if of.__name__ not in tables:
@@ -70,7 +75,7 @@ def _schema(of: Any, tables: dict[str, Any]) -> dict[str, Any]:
             required = sorted(k for k, t in hints.items() if get_origin(t) is not NotRequired)
             tables[of.__name__] = {
                 "type": "object",
-                "description": (of.__doc__ or "").split("\n")[0],
+                "description": first_paragraph(of),
                 "required": required,
                 "properties": {k: _schema(t, tables) for k, t in sorted(wanted.items())},
             }

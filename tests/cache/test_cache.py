@@ -240,7 +240,7 @@ def test_the_program_is_all_of_its_sources(tmp_path: Path, monkeypatch: pytest.M
 
 def test_the_key_is_of_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = key_of("zoo:mlp-tiny")
-    monkeypatch.setattr("planner.cache.keys.program", lambda: "other code")
+    monkeypatch.setattr("planner.search.keys.program", lambda: "other code")
     assert key_of("zoo:mlp-tiny") != before
 
 

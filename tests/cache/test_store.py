@@ -166,7 +166,7 @@ def test_what_tables_share_is_of_the_machine_and_the_code(monkeypatch: pytest.Mo
     assert (
         of() == of(optimizer="sgd") == of(memory_limit_bytes=2**30) == of(seed=1) == of(pins="tp=2")
     )
-    monkeypatch.setattr("planner.cache.reshard_tables.program", lambda: "other code")
+    monkeypatch.setattr("planner.search.machine_key.program", lambda: "other code")
     assert of() != keys[0]
 
 

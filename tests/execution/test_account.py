@@ -93,7 +93,7 @@ REDUCTION = account._reduction
 WRONG: list[tuple[str, str, str, Callable[..., Any]]] = [
     (
         "gpt/megatron/block",
-        "planner.ops.residuals.reads",
+        "planner.execution.recompute.reads",
         "dot FLOPs",
         lambda *_: Reads(),
     ),  # a backward pass that reads nothing replays nothing

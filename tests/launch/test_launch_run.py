@@ -320,7 +320,7 @@ import pathlib
 import numpy as np
 
 def rows():
-    read = lambda key: np.concatenate([np.load(p) for p in sorted((pathlib.Path(__file__).parents[1] / "d").glob(key + "-*.npy"))])
+    read = lambda key: np.concatenate([np.load(p) for p in sorted((pathlib.Path(__file__).parent / "d").glob(key + "-*.npy"))])
     return [{"input_ids": a, "labels": b} for a, b in zip(read("input_ids"), read("labels"))]
 
 def shuffled():

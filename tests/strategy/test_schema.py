@@ -36,7 +36,7 @@ def test_the_shipped_file_is_current(kind: str) -> None:
 
 def test_shipped_topologies_are_accepted_and_faults_are_not() -> None:
     table = {}
-    for path in sorted((ROOT / "costmodels" / "topologies").glob("*.toml")):
+    for path in sorted((ROOT / "costmodels" / "hardware" / "topologies").glob("*.toml")):
         table = tomllib.loads(path.read_text())
         jsonschema.validate(table, schema.schema("topology"))
     level = table["level"][0]

@@ -134,8 +134,8 @@ def stands(number: str, unit: str, source: str) -> bool:
     """Whether a source has a figure, in letters or as a constant."""
     near = rf"(?<![\d.,]){re.escape(number)}(?![\d.]*\d)"
     between = rf"(?: ?to [\d.,]+| and [\d.,]+|, [\d.,]+)* ?{re.escape(unit)}" if unit else ""
-    if re.search(near + between, source.replace("**", "")):
-        return True
+    if re.search(near + between, re.sub(r"\n[\s#]*", " ", source.replace("**", ""))):
+        return True  # a figure may stand at the end of a line, its unit on the next
     value = float(number.replace(",", "")) * SCALE[unit]
     return any(abs(value - c) <= 1e-9 * value for c in constants(source)) or (
         unit in ("s", "CPU-seconds", "") and rounded(number, source)
