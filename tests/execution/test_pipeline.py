@@ -39,6 +39,7 @@ from planner.space.assemble import Techniques, assemble, least_usage, usage_of
 from planner.verify import worker
 from planner.workload.model import Model, Workload
 
+NO_PINS = Pins()
 EAGER = str(Path(__file__).parents[2] / "benchmarks" / "eager.toml")
 
 
@@ -183,12 +184,7 @@ def test_1f1b_needs_less_memory_than_gpipe() -> None:
 
 
 def staged_search(
-    source: str,
-    devices: int,
-    batch: int,
-    stages: int,
-    pins: Pins = Pins(),
-    **workload: Any,  # noqa: B008
+    source: str, devices: int, batch: int, stages: int, pins: Pins = NO_PINS, **workload: Any
 ) -> tuple[Search, list]:
     model = Model.open(source, Workload("train", batch=batch, **workload), devices)
     request = make_request(
