@@ -8,6 +8,7 @@ from typing import Any
 
 from planner.cache.folder import Cache
 from planner.errors import PlanError
+from planner.solvers import SOLVERS
 from planner.strategy.strategy import Strategy
 from planner.support.choices import choose
 
@@ -81,7 +82,7 @@ def make_request(
     choose("precision", precision, recipe_names())
     choose("optimizer", optimizer, OPTIMIZERS)
     choose("runtime", runtime, tuple(RUNTIMES))
-    choose("solver", solver, ("auto", "dp", "recursive", "ilp"))
+    choose("solver", solver, tuple(SOLVERS))
     choose("mode", mode, ("auto", "data-parallel", "hybrid", "semi-auto", "propagate", "manual"))
     choose("objective", objective, ("step", "memory"))
     choose("workload", workload, ("train", "infer"))
