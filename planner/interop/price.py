@@ -27,13 +27,8 @@ if TYPE_CHECKING:
     from planner.workload.model import Model
 
 LAUNCHERS: dict[str, ModuleType] = {m.NAME: m for m in (maxtext, hf, megatron, torchtitan)}
-MARKS = {
-    "maxtext": r"(ici|dcn)_\w+_parallelism|per_device_batch_size",
-    "megatron": r"\w+_model_parallel_size|context_parallel_size|micro_batch_size",
-    "torchtitan": r"\w+_parallel_degree|data_parallel_(shard|replicate)_degree|local_batch_size",
-    "hf": r"(base_model_)?tp_plan|per_device_train_batch_size|dp_(replicate|shard)_size",
-}
-"""Keys by which a configuration is known."""
+"""Name -> the module that writes and reads its settings. MARKS of a module: keys by which a
+configuration of it is known."""
 
 
 @dataclass(frozen=True)
@@ -180,5 +175,7 @@ def _kind(keys: Keys, path: str | Path) -> str:
 def _hits(keys: Keys) -> list[str]:
     """Launchers that a key is known of."""
     return [
-        k for k, marks in MARKS.items() if any(re.fullmatch(marks, name) for name in keys.names())
+        name
+        for name, launcher in LAUNCHERS.items()
+        if any(re.fullmatch(launcher.MARKS, key) for key in keys.names())
     ]

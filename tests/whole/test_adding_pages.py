@@ -4,7 +4,7 @@ to a copy of the project, and then the commands at its end work.
 A page holds, in order, under a line that names a file:
 
     `path`, a new file:         the block below it is that file
-    `path`, lines to add:       a diff: lines with `+` are added behind the lines before them
+    `path`, lines to change:       a diff, its parts divided by `@@`
 
 Blocks of kind `sh` are what is typed afterwards, in a folder beside the copy; a line `# prints TEXT`
 below a command says what must be in its output.
@@ -23,39 +23,29 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted((ROOT / "docs").glob("adding-*.md"))
+PAGES = [p for p in sorted((ROOT / "docs").glob("adding-*.md")) if "```sh" in p.read_text()]
 COPIED = ("planner", "costmodels", "models_zoo", "tests", "pyproject.toml")
 EDIT = re.compile(
-    r"^`(?P<path>[\w./-]+)`, (?P<how>a new file|lines to add):\n\n(?:<!-- illustration -->\n)?"
+    r"^`(?P<path>[\w./-]+)`, (?P<how>a new file|lines to change):\n\n(?:<!-- illustration -->\n)?"
     r"```\w+\n(?P<text>.*?)^```$",
     re.M | re.S,
 )
 TYPED = re.compile(r"^```sh\n(?P<text>.*?)^```$", re.M | re.S)
 
 
-def add(text: str, diff: str) -> str:
-    """A file with a diff's lines added. The lines without a sign must stand in it, once."""
-    lines = text.split("\n")
-    context: list[str] = []
-    new: list[str] = []
-
-    def place() -> None:
-        n = len(context)
-        found = [i + n for i in range(len(lines) - n + 1) if lines[i : i + n] == context]
-        assert len(found) == 1, f"stands {len(found)} times in the file: {context}"
-        lines[found[0] : found[0]] = new
-
-    for line in diff.rstrip("\n").split("\n"):
-        if line.startswith("+"):
-            new.append(line[1:])
-            continue
-        if new:
-            place()
-            context, new = [], []
-        context.append(line[1:] if line.startswith(" ") else line)
-    if new:
-        place()
-    return "\n".join(lines)
+def changed(text: str, diff: str) -> str:
+    """A file under a diff whose parts are divided by `@@`: what a part takes away or leaves must
+    stand in the file, together and once."""
+    for part in diff.rstrip("\n").split("\n@@\n"):
+        lines = part.split("\n")
+        old = [line[1:] for line in lines if not line.startswith("+")]
+        new = [line[1:] for line in lines if not line.startswith("-")]
+        within = text.split("\n")
+        n = len(old)
+        at = [i for i in range(len(within) - n + 1) if within[i : i + n] == old]
+        assert len(at) == 1, f"stands {len(at)} times in the file: {old}"
+        text = "\n".join([*within[: at[0]], *new, *within[at[0] + n :]])
+    return text
 
 
 def follow(page: Path, copy: Path) -> int:
@@ -68,7 +58,7 @@ def follow(page: Path, copy: Path) -> int:
             assert not path.exists(), f"{path} is there already"
             path.write_text(edit["text"])
         else:
-            path.write_text(add(path.read_text(), edit["text"]))
+            path.write_text(changed(path.read_text(), edit["text"]))
     return len(touched)
 
 
@@ -118,6 +108,7 @@ def test_what_a_page_shows_is_enough(page: Path, tmp_path: Path) -> None:
 
 
 def test_a_diff_is_put_where_its_lines_stand() -> None:
-    assert add("a\nb\nc\n", " b\n+x\n c\n") == "a\nb\nx\nc\n"
+    assert changed("a\nb\nc\n", " b\n+x\n c\n") == "a\nb\nx\nc\n"
+    assert changed("a\nb\nc\n", "-a\n+x\n@@\n-c\n+z\n") == "x\nb\nz\n"
     with pytest.raises(AssertionError):
-        add("a\na\n", " a\n+x\n")
+        changed("a\na\n", " a\n+x\n")

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from planner.strategy.strategy import Strategy
 
 NAME, SUFFIX = "hf", ".json"
+MARKS = r"(base_model_)?tp_plan|per_device_train_batch_size|dp_(replicate|shard)_size"
 COLUMNS, ROWS, VOCABULARY, WHOLE = "colwise", "rowwise", "embedding_rowwise", "replicate"
 HEAD = "colwise_gather_output"
 CUTS = {

@@ -29,6 +29,7 @@ from planner.interop.settings import AXES, Facts, Rounds, Settings, fast_levels
 from planner.machine.mesh_choices import pinned_mesh
 
 NAME, SUFFIX = "maxtext", ".yml"
+MARKS = r"(ici|dcn)_\w+_parallelism|per_device_batch_size"
 SUMS = {
     "stage": ("pipeline",),
     "data": ("data", "fsdp"),

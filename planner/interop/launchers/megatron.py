@@ -22,6 +22,7 @@ from planner.interop.keys import Keys
 from planner.interop.settings import Facts, Rounds, Settings
 
 NAME, SUFFIX = "megatron", ".yaml"
+MARKS = r"\w+_model_parallel_size|context_parallel_size|micro_batch_size"
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 
 

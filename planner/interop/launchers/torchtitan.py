@@ -24,6 +24,7 @@ from planner.interop.keys import Keys
 from planner.interop.settings import Facts, Rounds, Settings
 
 NAME, SUFFIX = "torchtitan", ".toml"
+MARKS = r"\w+_parallel_degree|data_parallel_(shard|replicate)_degree|local_batch_size"
 SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe"}
 RESHARD = {1: "never", 2: "never", 3: "always"}
 
