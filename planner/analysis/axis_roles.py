@@ -19,12 +19,7 @@ what they say (planner.space.families).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from planner.analysis.facts import GraphFacts
-
-if TYPE_CHECKING:
-    pass
 
 ROLES = ("data", "sequence", "expert", "tensor")
 TELLING = ("expert", "sequence", "data", "tensor")

@@ -10,11 +10,7 @@ from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    pass
-
+from typing import Any
 
 FOLDERS = tuple(str(Path(__file__).parents[2] / package) for package in ("planner", "costmodels"))
 """Whose sources say how is planned."""

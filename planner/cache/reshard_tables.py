@@ -20,13 +20,8 @@ not there.
 
 from __future__ import annotations
 
-import hashlib
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
-
 import contextlib
+import hashlib
 import mmap
 import os
 import struct
@@ -34,16 +29,12 @@ import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from costmodels.hardware.intake import opened
 from planner.cache.folder import TABLES, Faults, trusted
 from planner.support.atomic_write import replacing
-
-if TYPE_CHECKING:
-    pass
 
 FORMAT = 1
 HEAD = 40

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:  # neither is needed to read a file and show it
-    pass
+from typing import Any
 
 
 def schedule_of(techniques: Mapping[str, Any]) -> str:

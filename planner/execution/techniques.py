@@ -7,11 +7,6 @@ check_splits    every node's split, against its operator's rule
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
-
 RECOMPUTE = ("none", "block-keep", "block")
 """What a plan may compute again: nothing, blocks with the results of collectives kept, or blocks
 whole. The dearer in memory first."""

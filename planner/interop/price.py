@@ -21,9 +21,11 @@ from planner.interop.launchers import hf, maxtext, megatron, torchtitan
 from planner.interop.settings import Facts, Settings, settings_of
 from planner.search.request import Progress, Request
 from planner.search.search import Search
+from planner.strategy.strategy import Strategy
+from planner.support.choices import choose
+from planner.whatif.no_plan import no_plan
 
 if TYPE_CHECKING:
-    from planner.strategy.strategy import Strategy
     from planner.workload.model import Model
 
 LAUNCHERS: dict[str, ModuleType] = {m.NAME: m for m in (maxtext, hf, megatron, torchtitan)}
@@ -55,7 +57,6 @@ def hand_over(strategy: Strategy, source: str | Path, to: str) -> Handover:
     """A plan as another launcher's settings. Raises PlanError: P192 where it has no words at all,
     P051 for another model."""
     from planner.search.to_strategy import cost_table
-    from planner.support.choices import choose
     from planner.whatif.reprice import machine_now, own_model, reprice
 
     choose("to", to, tuple(LAUNCHERS))
@@ -108,7 +109,6 @@ def priced(
     """The best plan under the pins of some settings; where none fits the smallest, whose `fit` is
     "no". Raises PlanError where there is none at all."""
     from planner.search.to_strategy import compose
-    from planner.whatif.no_plan import no_plan
 
     request = replace(request, pins=settings.pins(), mode="semi-auto")
     if settings.styles:

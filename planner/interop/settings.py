@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 from planner.analysis.axis_roles import REPLICATED, role_named
 from planner.errors import PlanError
 from planner.execution.technique_fields import offload_of, virtual_of
+from planner.graph.ir import Graph
+from planner.machine.topology import Topology
 from planner.sharding.layout import STAGE
+from planner.strategy.strategy import Strategy
 
 if TYPE_CHECKING:
-    from planner.graph.ir import Graph
-    from planner.machine.topology import Topology
     from planner.pins.pins import Pins
-    from planner.strategy.strategy import Strategy
 
 AXES = (STAGE, "data", "expert", "sequence", "tensor")
 """Mesh axes, outermost first."""

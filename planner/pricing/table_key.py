@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
 
 
 def key_of(*parts: bytes) -> bytes:

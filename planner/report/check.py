@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from xml.sax.saxutils import quoteattr
 
 from costmodels.hardware.units import show_bytes, show_time
 from planner.report.diff import quantity
 from planner.strategy.strategy import round_figures
 from planner.support.words import Style, flops, hang, table, visible
-
-if TYPE_CHECKING:
-    from planner.whatif.gate import Held, Limit, Report, Row
+from planner.whatif.gate import Held, Limit, Report, Row
 
 WIDE = 100
 """Columns from which counts of FLOPs are written out, and names stay on one line."""

@@ -6,9 +6,15 @@ from collections.abc import Mapping
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
+from costmodels.hardware.device import topology_names
+from planner.errors import PlanError
+from planner.machine.topology import for_devices
+from planner.machine.topology_file import from_file
+from planner.pins.conflicts import spelled
+from planner.strategy.strategy import Strategy
+
 if TYPE_CHECKING:
     from planner.pins.pins import Pins
-    from planner.strategy.strategy import Strategy
 
 PINS = "PINS.toml"
 """A file of pins that a command line cannot hold; `plan explain` lists them."""
@@ -73,8 +79,6 @@ def short_pins(pins: Pins) -> str:
         or any(len(sizes) > 1 for sizes in pins.mesh.values())
     ):
         return PINS
-    from planner.errors import PlanError
-    from planner.pins.conflicts import spelled
     from planner.pins.pins import parse_pins
 
     text = ",".join(
@@ -90,9 +94,6 @@ def short_pins(pins: Pins) -> str:
 def _machine(s: Strategy, usual: str) -> list[str]:
     """--devices and --hardware, or a topology file where the levels are not those that the device
     has by default."""
-    from costmodels.hardware.device import topology_names
-    from planner.errors import PlanError
-    from planner.machine.topology import for_devices
 
     devices, name = (
         int(s.topology["devices"]),
@@ -122,8 +123,6 @@ def _machine(s: Strategy, usual: str) -> list[str]:
 def _shipped(name: str, devices: int) -> tuple[str, list[tuple[Any, ...]]] | None:
     """Device and links of so many devices of a machine that ships; None where it has not so
     many."""
-    from planner.errors import PlanError
-    from planner.machine.topology_file import from_file
 
     try:
         found = from_file(name, devices).to_json()

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from costmodels.hardware.units import show_bytes, show_time
+from planner.strategy.diff import Change, Diff, Figure
 from planner.support.words import Style, hang, listed, percent, table
-
-if TYPE_CHECKING:
-    from planner.strategy.diff import Change, Diff, Figure
 
 SHOWN = 12
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from costmodels.hardware.units import show_bytes, show_time
 from planner.errors import PlanError, did_you_mean
@@ -28,12 +28,10 @@ from planner.report.summary import (
 from planner.report.verdict import of_plans
 from planner.sharding.notation import cells, spell_split
 from planner.strategy.stages import stages
+from planner.strategy.strategy import Strategy
 from planner.strategy.words import offload_words, tuned_words
 from planner.support.emphasis import one_line
 from planner.support.words import Style, hang, labelled, pack, percent, short, signed_time, table
-
-if TYPE_CHECKING:
-    from planner.strategy.strategy import Strategy
 
 SHOWN = 8
 GAP = "   "

@@ -5,17 +5,14 @@ from __future__ import annotations
 
 import re
 from math import prod
-from typing import TYPE_CHECKING
 
 from costmodels.hardware.units import show_bytes, show_time
 from planner.execution.technique_fields import virtual_of
 from planner.report.baselines import baseline_name
 from planner.sharding.layout import STAGE
 from planner.strategy.stages import dealt, lockstep, stages, ticks
+from planner.strategy.strategy import Strategy
 from planner.support.words import count, percent
-
-if TYPE_CHECKING:
-    from planner.strategy.strategy import Strategy
 
 
 def why_stages(s: Strategy) -> list[str]:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from costmodels.hardware.units import show_bytes, show_time
 from planner.report.notation import extent_names, residual, short_labels
 from planner.strategy.notation import spell_weight, weight_groups
+from planner.strategy.strategy import Strategy
 from planner.support.words import LONGEST, Style, labelled, short
-
-if TYPE_CHECKING:
-    from planner.strategy.strategy import Strategy
 
 SHOWN_WEIGHTS = 6
 

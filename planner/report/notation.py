@@ -11,14 +11,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from planner.sharding.notation import cells
 from planner.strategy.notation import weight_groups
-
-if TYPE_CHECKING:
-    from planner.strategy.strategy import Strategy
-
+from planner.strategy.strategy import Strategy
 
 FACTORS = {
     "MatMul": {"m": "rows", "n": "columns", "k": "sums"},

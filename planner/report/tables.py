@@ -14,12 +14,12 @@ from planner.report.summary import bucket_words, machine, title
 from planner.report.verdict import of_plans
 from planner.sharding.notation import spell_rule
 from planner.strategy.stages import SCHEDULES
+from planner.strategy.strategy import Strategy
 from planner.strategy.words import offload_words, tuned_words
 from planner.support.words import RECOMPUTED, Style, count, flops, hang, percent, table, visible
 
 if TYPE_CHECKING:
     from planner.analysis.facts import GraphFacts
-    from planner.strategy.strategy import Strategy
 
 WIDE = 100
 _AXIS = re.compile(r"\b([a-z]\w*) (\d+)\b")

@@ -20,67 +20,19 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from planner.execution import collectives as account
+from planner.execution.pipeline import BUBBLE
 from planner.pricing.kernels import kernel_times
 from planner.pricing.step_time import made_again, sent_s
+from planner.report.ticks import PASSES, Stretch, stretches, ticks
+from planner.report.trace_tracks import KERNELS, LINKS, MICRO, Track
 
 if TYPE_CHECKING:
     from planner.report.html.bars import Part
     from planner.report.html.derive import Detail
     from planner.whatif.reprice import Priced
 
-KERNELS, LINKS = 0, 1
-MICRO = 1e6  # trace times are microseconds
 MOST_TICKS = 20_000
 """Ticks of all stages up to which each is drawn by itself."""
-
-
-class Track:
-    """Events of one process; `now` is where the next one starts, in seconds."""
-
-    def __init__(self, process: int = 0, name: str = "", order: int = 0) -> None:
-        self.events: list[dict[str, Any]] = []
-        self.now, self.process = 0.0, process
-        if name:
-            self.events += [
-                {
-                    "name": "process_name",
-                    "ph": "M",
-                    "pid": process,
-                    "tid": 0,
-                    "args": {"name": name},
-                },
-                {
-                    "name": "process_sort_index",
-                    "ph": "M",
-                    "pid": process,
-                    "tid": 0,
-                    "args": {"sort_index": order},
-                },
-            ]
-        self.events += [
-            {"name": "thread_name", "ph": "M", "pid": process, "tid": t, "args": {"name": n}}
-            for t, n in ((KERNELS, "kernels"), (LINKS, "collectives"))
-        ]
-
-    def add(self, track: int, name: str, seconds: float, what: dict[str, Any]) -> None:
-        start, end = (round(x * MICRO, 3) for x in (self.now, self.now + seconds))
-        self.now += seconds
-        if (
-            end > start
-            # ends and starts are rounded alike: a slice that ran into the next by a nanosecond
-            # would be nested in it
-        ):
-            self.events.append(
-                {
-                    "name": name,
-                    "ph": "X",
-                    "pid": self.process,
-                    "tid": track,
-                    "ts": start,
-                    "dur": round(end - start, 3),
-                    "args": what,
-                }
-            )
 
 
 def trace(p: Priced) -> str:
@@ -198,9 +150,7 @@ def _operators(p: Priced) -> Track:
 def _stages(d: Detail) -> Iterator[Track]:
     """A process per pipeline stage, then one with a full tick of any of them, operator by
     operator."""
-    from planner.execution.pipeline import BUBBLE
     from planner.report.html.bars import ends_of, passes_of, total
-    from planner.report.ticks import PASSES, Stretch, stretches, ticks
 
     p = d.pipeline
     assert p is not None

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from planner.execution import uneven_collectives as unequal_account
 from planner.execution.pipeline import BUBBLE
 from planner.pricing.uneven_step import Pass, longest, passes_of_chunks, shown_s
-from planner.report.trace import KERNELS, LINKS, Track
+from planner.report.trace_tracks import KERNELS, LINKS, Track
 
 if TYPE_CHECKING:
     from planner.whatif.reprice import Priced

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from costmodels.hardware.units import show_bytes, show_time
 from planner.report.summary import machine, title
+from planner.strategy.strategy import Strategy
 from planner.support.words import Style, hang, labelled, percent
 
 if TYPE_CHECKING:
-    from planner.strategy.strategy import Strategy
     from planner.whatif.per_layer import Untied
 
 SAME = 1e-4

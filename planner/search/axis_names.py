@@ -17,16 +17,13 @@ from collections.abc import Collection, Mapping
 from math import prod
 from typing import TYPE_CHECKING
 
+from planner.analysis.axis_roles import REPLICATED, ROLES
 from planner.execution.plan import Plan
 from planner.machine.topology import MeshAxis
 from planner.pricing.step_time import Cost
 from planner.sharding.layout import STAGE, Axes
 from planner.sharding.rule import PENDING
 from planner.space.variables import Space
-
-if TYPE_CHECKING:
-    pass
-from planner.analysis.axis_roles import REPLICATED, ROLES
 
 Names = Mapping[str, str]
 """Axis -> its new name; neighbours that become one axis have the same."""

@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from planner.support.words import RECOMPUTED
-
-if TYPE_CHECKING:
-    pass
-
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
-
 
 OFFLOADED = {
     "optimizer": "optimizer state",

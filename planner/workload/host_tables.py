@@ -26,13 +26,9 @@ are those that this one updates. S = H here: as many servers as nodes.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from planner.errors import PlanError
 from planner.graph.ir import Graph, Hosted
-
-if TYPE_CHECKING:
-    pass
 
 PLACES = ("device", "host", "server")
 WORTH = 0.5

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from costmodels.hardware.intake import read_bytes
 from planner.errors import PlanError
+from planner.graph.ir import DTYPE_BYTES
 from planner.support.atomic_write import replacing
 
 if TYPE_CHECKING:
@@ -207,7 +208,6 @@ def read_header(path: Path) -> dict[str, Stored]:
 
 def width_bytes(dtype: str) -> int:
     """Bytes of an element."""
-    from planner.graph.ir import DTYPE_BYTES
 
     return int(DTYPE_BYTES[TYPES[dtype]])
 

@@ -28,10 +28,10 @@ from planner.analysis.axis_roles import role_named
 from planner.errors import PlanError, did_you_mean
 from planner.interop.keys import Keys
 from planner.interop.settings import Facts, Rounds, Settings
+from planner.strategy.strategy import Strategy
 
 if TYPE_CHECKING:
     from planner.analysis.facts import GraphFacts
-    from planner.strategy.strategy import Strategy
 
 NAME, SUFFIX = "hf", ".json"
 MARKS = r"(base_model_)?tp_plan|per_device_train_batch_size|dp_(replicate|shard)_size"

@@ -17,6 +17,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import PlanError
+from planner.graph.ir import Graph
 from planner.pins.pins import Pins, from_table
 from planner.sharding.candidates import candidates
 from planner.sharding.layout import STAGE, Axes
@@ -24,7 +25,6 @@ from planner.sharding.rule import PENDING, Limits, Split
 
 if TYPE_CHECKING:
     from planner.analysis.facts import GraphFacts
-    from planner.graph.ir import Graph
 
 
 def faults(proto: Any) -> list[str]:

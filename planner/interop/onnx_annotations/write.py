@@ -26,14 +26,14 @@ from typing import TYPE_CHECKING, Any
 
 from planner.errors import PlanError
 from planner.execution.pipeline import Pipeline, pipeline_of
+from planner.execution.plan import Plan
+from planner.graph.ir import Graph
 from planner.interop.onnx_annotations.read import faults, plan_of, shapes_of
 from planner.sharding.layout import STAGE, Layout, group
+from planner.strategy.strategy import Strategy
 
 if TYPE_CHECKING:
     from planner.analysis.facts import GraphFacts
-    from planner.execution.plan import Plan
-    from planner.graph.ir import Graph
-    from planner.strategy.strategy import Strategy
 
 NAME, IR_VERSION = "meshwright", 11
 TECHNIQUES = ("microbatches", "zero_stage", "recompute", "schedule", "virtual")

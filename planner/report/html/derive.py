@@ -27,10 +27,9 @@ from planner.pricing.breakdown import bound_by
 from planner.pricing.kernels import kept_beside, kernel_times
 from planner.pricing.peak_memory import Moments, moments
 from planner.pricing.step_time import sent_s
-from planner.sharding.layout import STAGE, group, local_shape
+from planner.sharding.layout import STAGE, Step, group, local_shape
 
 if TYPE_CHECKING:
-    from planner.sharding.layout import Step
     from planner.whatif.reprice import Priced
 
 Bodies = Sequence[tuple[RepeatedBlock, Flow]]

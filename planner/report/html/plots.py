@@ -15,11 +15,11 @@ from planner.report.html.memory import FAR, round_values, series, span_words
 from planner.report.html.tags import clean
 from planner.report.html.view import KIND_NAMES, PART_NAMES
 from planner.report.summary import machine, title
+from planner.strategy.strategy import Strategy
 from planner.support.atomic_write import replacing
 
 if TYPE_CHECKING:
     from planner.report.html.derive import Detail
-    from planner.strategy.strategy import Strategy
 
 COLOURS = {
     "forward": "#5d91c4",

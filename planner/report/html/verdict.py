@@ -21,6 +21,7 @@ from planner.report.summary import (
     unit_of_work,
 )
 from planner.report.verdict import of_plans, verdict
+from planner.strategy.diff import compare
 
 FITS = {"yes": ("good", "fits"), "tight": ("warn", "fits, tightly"), "no": ("bad", "does not fit")}
 
@@ -260,7 +261,6 @@ def double(views: Sequence[View]) -> Markup:
 def told(views: Sequence[View]) -> Markup:
     """Which of two plans is faster, by how much, and whether that is more than the model's error:
     as `plan diff` says it."""
-    from planner.strategy.diff import compare
 
     d = compare(views[0].strategy, views[1].strategy)
     (saved, _), before = d.gain, views[0].strategy.costs["step_time_s"]
@@ -281,7 +281,6 @@ def told(views: Sequence[View]) -> Markup:
 
 def changes(views: Sequence[View]) -> Markup:
     """What changed between two plans and why: the same findings as `plan diff`."""
-    from planner.strategy.diff import compare
 
     d = compare(views[0].strategy, views[1].strategy)
     if not d.changes:
