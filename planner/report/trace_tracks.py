@@ -1,4 +1,4 @@
-"""Tracks of a trace: events one behind the other, kernels on one line and collectives on another."""
+"""Tracks of a trace: events one behind the other, kernels on one line, collectives on the other."""
 
 from __future__ import annotations
 
