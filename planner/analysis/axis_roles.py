@@ -19,7 +19,9 @@ what they say (planner.space.families).
 
 from __future__ import annotations
 
-from planner.analysis.facts import GraphFacts
+from collections.abc import Sequence
+
+from planner.analysis.basics import BasicFacts
 
 ROLES = ("data", "sequence", "expert", "tensor")
 TELLING = ("expert", "sequence", "data", "tensor")
@@ -53,7 +55,7 @@ class _Ties:
         self.up[self.top(a)] = self.top(b)
 
 
-def purposes(base: GraphFacts) -> dict[int, dict[str, str]]:
+def purposes(base: BasicFacts, batch_factors: Sequence[str]) -> dict[int, dict[str, str]]:
     """Class of nodes -> factor -> role of an axis that cuts it."""
     graph, ties = base.graph, _Ties()
 
@@ -103,7 +105,7 @@ def purposes(base: GraphFacts) -> dict[int, dict[str, str]]:
         i: {
             f: (
                 "data"
-                if f == base.batch_factors[i]
+                if f == batch_factors[i]
                 else role_of.get(ties.top(("factor", i, f)), "tensor")
             )
             for f in base.rules[i].factors

@@ -3,10 +3,10 @@ rules."""
 
 from __future__ import annotations
 
-from planner.analysis.facts import GraphFacts
+from planner.analysis.basics import BasicFacts
 
 
-def batch_factors(base: GraphFacts) -> tuple[str, ...]:
+def batch_factors(base: BasicFacts) -> tuple[str, ...]:
     """Per node the factor that carries the batch, "" where none does (or where it would not stay in
     step).
 

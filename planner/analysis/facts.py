@@ -10,12 +10,16 @@ from fractions import Fraction
 from functools import cache, cached_property
 from itertools import chain
 
+from planner.analysis.axis_roles import purposes
+from planner.analysis.basics import BasicFacts
+from planner.analysis.batch_factor import batch_factors
 from planner.analysis.passing import Passing, find_passing
 from planner.analysis.recompute_demand import Hop, find_demanded
 from planner.analysis.residuals import find_savers
 from planner.analysis.saved_collectives import Ways, find_collected
+from planner.analysis.stage_places import places
 from planner.execution.collectives import float32_sizes
-from planner.execution.loops import carried, looping, stacks
+from planner.execution.loops import carried, stacks
 from planner.execution.pipeline import SHARE, dealt
 from planner.execution.recompute import Product, dots
 from planner.graph.ir import Graph
@@ -63,22 +67,9 @@ class Wire:
 
 
 @dataclass(frozen=True)
-class GraphFacts:
-    """What does not depend on the mesh: rules, gradients, repeated blocks, classes and
-    multiplicities.
-
-    shared: per node the node whose decision it takes (its class). times: class -> number of its
-    nodes.
-    """
-
-    graph: Graph
-    training: bool
-    rules: tuple[Rule, ...]
-    reasons: tuple[str, ...]
-    grad: frozenset[str]
-    runs: tuple[tuple[int, int, int], ...]
-    shared: tuple[int, ...]
-    times: Mapping[int, int]
+class GraphFacts(BasicFacts):
+    """What does not depend on the mesh: what the analyses of this room find, each worked out when
+    it is first asked for."""
 
     @classmethod
     def of(cls, graph: Graph, *, training: bool, fold: bool = True) -> GraphFacts:
@@ -186,12 +177,6 @@ class GraphFacts:
         )
 
     @cached_property
-    def loops(self) -> tuple[tuple[int, int, int], ...]:
-        """Those of `runs` that a loop serves; repeats that are put together differently share their
-        decisions alone."""
-        return looping(self.graph, self.runs)
-
-    @cached_property
     def carried(self) -> frozenset[str]:
         """What the first repeats hand to the second ones: it is handed on as a loop does, nothing
         pending."""
@@ -244,8 +229,6 @@ class GraphFacts:
     def places(self) -> Mapping[int, float]:
         """Nodes before which unequal pipeline stages may begin, where no repeated block is dealt
         out, and how many elements are handed over there."""
-        from planner.analysis.stage_places import places
-
         return (
             places(self) if self.training and self.dealt is None and not self.graph.hosted else {}
         )
@@ -278,12 +261,6 @@ class GraphFacts:
         return frozenset(
             self.graph.tensors[name].shape for names in found for name in names if name
         )
-
-    @property
-    def written_out(self) -> bool:
-        """Whether training programs of the graph have no loop over blocks: their memory is that of
-        planner.pricing.backward_liveness."""
-        return self.training and not self.runs
 
     @cached_property
     def kept(self) -> Mapping[tuple[int, int], tuple[int, int, int, int]]:
@@ -341,16 +318,12 @@ class GraphFacts:
     @cached_property
     def batch_factors(self) -> tuple[str, ...]:
         """See planner.analysis.batch_factor."""
-        from planner.analysis.batch_factor import batch_factors
-
         return batch_factors(self)
 
     @cached_property
     def roles(self) -> Mapping[int, Mapping[str, str]]:
         """See planner.analysis.axis_roles.purposes."""
-        from planner.analysis.axis_roles import purposes
-
-        return purposes(self)
+        return purposes(self, self.batch_factors)
 
     @cached_property
     def own(self) -> frozenset[str]:

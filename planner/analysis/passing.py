@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from planner.graph.ir import Graph
+
 if TYPE_CHECKING:
-    from planner.analysis.facts import GraphFacts
-    from planner.graph.ir import Graph
+    from planner.analysis.basics import BasicFacts
 
 
 LOOKUPS = frozenset({"Gather", "GatherND"})
@@ -29,7 +30,7 @@ class Passing:
     readers: tuple[np.ndarray, np.ndarray]
 
 
-def find_passing(base: GraphFacts) -> Passing:
+def find_passing(base: BasicFacts) -> Passing:
     """What `GraphFacts.passing` holds."""
     graph = base.graph
     rows, rows_of, nodes = list[tuple[int, int, int]](), list[int](), list[int]()
@@ -69,7 +70,7 @@ def readers(graph: Graph, found: Sequence[Sequence[int]]) -> Readers:
     return Readers(first, last, np.array(carried, bool), np.array(again, bool))
 
 
-def puts_off(base: GraphFacts, i: int) -> bool:
+def puts_off(base: BasicFacts, i: int) -> bool:
     """Whether node i is a product with a weight that has a gradient: compilers may put that
     gradient off."""
     node = base.graph.nodes[i]

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from planner.ops.residuals import reads
 
 if TYPE_CHECKING:
-    from planner.analysis.facts import GraphFacts
+    from planner.analysis.basics import BasicFacts
 
 
 class Hop(NamedTuple):
@@ -36,7 +36,7 @@ class Hop(NamedTuple):
     again: bool
 
 
-def find_demanded(base: GraphFacts) -> Mapping[int, Hop]:
+def find_demanded(base: BasicFacts) -> Mapping[int, Hop]:
     """Node of a first repeat -> the first hop of a shortest way, inside the repeat, from its result
     to an operand that a gradient reads. Readers come before what they read."""
     graph, found = base.graph, dict[int, Hop]()

@@ -11,20 +11,15 @@ from planner.ops.free import FREE
 from planner.ops.residuals import NORMS, reads
 
 if TYPE_CHECKING:
-    from planner.analysis.facts import GraphFacts
+    from planner.analysis.basics import BasicFacts
 
 COMPARING = frozenset({"Relu", "LeakyRelu", "Clip", "Abs"})
 """Operators whose result a matrix product's kernel makes of their operand as it reads it."""
 
 
-def savers(base: GraphFacts) -> dict[tuple[int, int], str]:
+def find_savers(base: BasicFacts) -> dict[tuple[int, int], str]:
     """(node, slot) -> tensor kept for the backward pass because of that use; each tensor once, at
     its first such use. Results have slot -1 - k."""
-    return base.savers
-
-
-def find_savers(base: GraphFacts) -> dict[tuple[int, int], str]:
-    """What `savers` returns, worked out."""
     graph = base.graph
     charged: dict[tuple[int, int], str] = {}
     seen = {*graph.weights, *graph.constants}  # they are there anyway
@@ -48,7 +43,7 @@ def find_savers(base: GraphFacts) -> dict[tuple[int, int], str]:
 
 
 def without_derived(
-    base: GraphFacts, charged: Mapping[tuple[int, int], str]
+    base: BasicFacts, charged: Mapping[tuple[int, int], str]
 ) -> dict[tuple[int, int], str]:
     """What of `charged` a program written out keeps: compilers make again, inside the fusion that
     reads it, what elementwise operators and norms made of tensors that are kept anyway. Under a

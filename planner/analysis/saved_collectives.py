@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING
 from planner.ops.residuals import reads
 
 if TYPE_CHECKING:
-    from planner.analysis.facts import GraphFacts
+    from planner.analysis.basics import BasicFacts
 
 Ways = tuple[tuple[str, ...], ...]
 """Tensors of each way, those of the first repeat."""
 
 
-def find_collected(base: GraphFacts) -> Mapping[int, tuple[int, Ways]]:
+def find_collected(base: BasicFacts) -> Mapping[int, tuple[int, Ways]]:
     """Class of products in repeated blocks -> how many repeats there are, and the ways from its
     nodes of one repeat."""
     found: dict[int, tuple[int, Ways]] = {}
@@ -39,7 +39,7 @@ def find_collected(base: GraphFacts) -> Mapping[int, tuple[int, Ways]]:
     return found
 
 
-def _way(base: GraphFacts, i: int, inside: range, taken: set[str]) -> tuple[str, ...]:
+def _way(base: BasicFacts, i: int, inside: range, taken: set[str]) -> tuple[str, ...]:
     """The fewest tensors from the result of node i on to one that a gradient reads without pending
     terms, none of them taken; () where there is no way."""
     graph = base.graph

@@ -9,10 +9,10 @@ import numpy as np
 from planner.execution.uneven_pipeline import batch_only
 
 if TYPE_CHECKING:
-    from planner.analysis.facts import GraphFacts
+    from planner.analysis.basics import BasicFacts
 
 
-def places(base: GraphFacts) -> dict[int, float]:
+def places(base: BasicFacts) -> dict[int, float]:
     """Nodes before which the graph may be cut -> how many elements are handed over there (module
     docstring)."""
     graph, again, n = base.graph, batch_only(base.graph), len(base.graph.nodes)

@@ -28,7 +28,6 @@ import numpy as np
 from costmodels.capacity import Breakdown
 from planner.analysis.facts import GraphFacts
 from planner.analysis.passing import puts_off, readers
-from planner.analysis.residuals import savers
 from planner.execution import collectives as account
 from planner.execution.layout_flow import Flow, cut_layout, stored_layout
 from planner.execution.loops import RepeatedBlock
@@ -261,7 +260,7 @@ def kept_tensors(base: GraphFacts, flow: Flow, pricer: Pricer) -> Iterator[tuple
     their kernels keep beside it; of all copies of the batch."""
     graph, mesh = base.graph, dict(flow.plan.mesh)
     sizes: dict[tuple, float] = {}
-    for (i, slot), name in savers(base).items():
+    for (i, slot), name in base.savers.items():
         layout, tensor = flow.need[i, slot] if slot >= 0 else flow.source[name], graph.tensors[name]
         key = (tensor.shape, tensor.dtype, id(layout))
         if key not in sizes:

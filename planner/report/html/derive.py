@@ -16,7 +16,6 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING
 
-from planner.analysis.residuals import savers
 from planner.errors import PlanError
 from planner.execution import collectives as account
 from planner.execution.layout_flow import Flow
@@ -309,7 +308,7 @@ def saved_bytes(p: Priced) -> dict[int, float]:
     }
     pipeline = pipeline_of(graph, plan)
     slack, out = 1 + p.pricer.runtime.memory_slack, dict[int, float]()
-    for (i, slot), name in savers(p.base).items():
+    for (i, slot), name in p.base.savers.items():
         layout, tensor = (
             p.flow.need[i, slot] if slot >= 0 else p.flow.source[name],
             graph.tensors[name],
