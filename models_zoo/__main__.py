@@ -16,6 +16,9 @@ from typing import TYPE_CHECKING
 
 from planner.cli import Parser
 from planner.errors import PlanError
+from planner.support.atomic_write import write_atomically
+from planner.support.words import count as spelled
+from planner.support.words import flops
 
 if TYPE_CHECKING:
     import onnx
@@ -88,7 +91,6 @@ def _model(name: str) -> onnx.ModelProto:
 
 
 def _write(args: argparse.Namespace) -> int:
-    from planner.support.atomic_write import write_atomically
 
     path: Path = args.output
     if path.is_dir():
@@ -113,8 +115,6 @@ def _list(args: argparse.Namespace) -> int:
     from models_zoo.count import as_json, count
     from planner.commands import console
     from planner.report.tables import fitted
-    from planner.support.words import count as spelled
-    from planner.support.words import flops
 
     if args.name is not None and args.name.endswith(".json"):
         raise PlanError(

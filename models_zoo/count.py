@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from models_zoo.spec import Family, Preset, Value, make
-
-if TYPE_CHECKING:
-    from planner.graph.ir import Graph
+from planner.graph.ir import Graph
+from planner.ops.lookup import rule_of
+from planner.reader import read_model
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,6 @@ def count(family: Family, name: str, preset: Preset, values: dict[str, Value]) -
 
 def _measure(model: Any) -> tuple[tuple[int, ...], str]:
     """(parameters, FLOPs, FLOPs of attention) of a model at batch 1, and its sample."""
-    from planner.ops.lookup import rule_of
-    from planner.reader import read_model
 
     graph = read_model(model, batch=1)
     work = [(node.op, rule_of(node, graph)[0].flops) for node in graph.nodes]

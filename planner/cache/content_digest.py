@@ -16,12 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from planner.graph.ir import Graph
 from planner.graph.value_digest import _hash, value_bytes
-
-if TYPE_CHECKING:
-    from planner.graph.ir import Graph
 
 TENSOR, GRAPH, GRAPHS, EXTERNAL = 4, 5, 10, 1
 """AttributeProto's types of values, TensorProto's place of values."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from costmodels.precision import load_recipe, recipe_names
 from planner.errors import PlanError
 from planner.search.build_request import _gpu_memory
 from planner.strategy.strategy import Strategy
@@ -49,7 +50,6 @@ def program(
 def computed_in(precision: str) -> str:
     """The type that programs of a recipe compute in. Raises PlanError P077 for recipes that are
     priced, not emitted."""
-    from costmodels.precision import load_recipe, recipe_names
 
     choose("precision", precision, recipe_names())
     recipe = load_recipe(precision)

@@ -36,7 +36,7 @@ from planner.execution.recompute import (
     sharded,
 )
 from planner.execution.shared_collectives import Merged, around, merged
-from planner.graph.ir import Graph
+from planner.graph.ir import DTYPE_BYTES, Graph
 from planner.sharding.layout import STAGE, Axes, Layout, Step, Tree, group, local_shape
 
 ItemSize = Callable[[str], float]
@@ -119,7 +119,6 @@ def item_sizes(compute: str) -> ItemSize:
 
 
 def _plain(dtype: str) -> float:
-    from planner.graph.ir import DTYPE_BYTES
 
     return DTYPE_BYTES[dtype]
 

@@ -36,11 +36,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from planner.execution.plan import Plan
-    from planner.graph.ir import Graph
+from planner.execution.plan import Plan
+from planner.graph.ir import Graph
 
 INTERLEAVED = "interleaved"
 SCHEDULES = ("1f1b", "gpipe", INTERLEAVED)

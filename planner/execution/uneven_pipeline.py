@@ -37,11 +37,12 @@ from typing import TYPE_CHECKING
 
 from planner.errors import PlanError
 from planner.execution.pipeline import needed
+from planner.graph.ir import Graph
+from planner.graph.queries import counted_rows
 from planner.sharding.layout import Axes, Layout, Tree, distribute, local_shape
 
 if TYPE_CHECKING:
     from planner.execution.layout_flow import Flow
-    from planner.graph.ir import Graph
 
 MOST_CHUNKS = 16
 """Chunks, of all stages together, that a graph is cut into: every device's program holds the code
@@ -153,7 +154,6 @@ def wrong_widths(widths: Sequence[int], places: int, microbatches: int, virtual:
 
 def stages_of(flow: Flow) -> UnevenPipeline | None:
     """The unequal stages of a plan, None where it has none."""
-    from planner.graph.queries import counted_rows
 
     if not flow.plan.cuts:
         return None

@@ -13,13 +13,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from planner.errors import PlanError
 from planner.launch.job import node_slots
-
-if TYPE_CHECKING:
-    from planner.strategy.strategy import Strategy
+from planner.strategy.strategy import Strategy
 
 SUFFIX = ".plan.json"
 

@@ -12,13 +12,10 @@ import re
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from costmodels.hardware.intake import SMALL_BYTES, read_text
 from planner.errors import PlanError
-
-if TYPE_CHECKING:
-    from planner.strategy.strategy import Strategy
+from planner.strategy.strategy import Strategy
 
 TPU_HOST_CHIPS = 4
 """Chips of a host in a TPU slice of several hosts (all generations from v4 on)."""

@@ -18,15 +18,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from planner.errors import PlanError
 from planner.launch.job import Job
 from planner.launch.nodes import RDMA, SLICES, accelerator, labels, resources, uses_rdma
 from planner.launch.scripts import PORT, plain_name
-
-if TYPE_CHECKING:
-    from planner.strategy.strategy import Strategy
+from planner.strategy.strategy import Strategy
 
 LARGEST_PROGRAM_BYTES = 900_000
 """A ConfigMap holds 1 MiB with everything around it."""

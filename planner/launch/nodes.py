@@ -9,13 +9,11 @@ cluster's own choice, most often rdma/ib (--rdma says otherwise).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from planner.errors import PlanError
-
-if TYPE_CHECKING:
-    from planner.launch.job import Job
-    from planner.strategy.strategy import Strategy
+from planner.launch.job import Job
+from planner.strategy.strategy import Strategy
 
 NVIDIA, AMD, TPU = "nvidia.com/gpu", "amd.com/gpu", "google.com/tpu"
 OTHERS = {

@@ -23,6 +23,8 @@ from typing import Any
 from costmodels import Device, DeviceError, aliases, device_names, load_device, topology_names
 from costmodels.collectives import MEMORY, Span
 from costmodels.hardware.intake import exists
+from costmodels.hardware.mixed import slowest
+from costmodels.hardware.units import show_bytes
 from planner.errors import PlanError, did_you_mean
 from planner.machine.tpu_slices import named_slice, part_of_host, real_slices, slice_shapes, wraps
 from planner.sharding.layout import STAGE
@@ -118,8 +120,6 @@ class Topology:
     def mixed(cls, groups: tuple[tuple[Device, int], ...], levels: tuple[Level, ...]) -> Topology:
         """A machine of several kinds of device, which share the work evenly. Raises DeviceError for
         kinds that cannot run one program."""
-        from costmodels.hardware.mixed import slowest
-        from costmodels.hardware.units import show_bytes
 
         chip = slowest(groups)
         said = " + ".join(f"{n} x {d.name}" for d, n in groups)

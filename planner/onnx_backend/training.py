@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from planner.onnx_backend.table import Call, Value, as_array, handles
+from planner.reader import read_model
 
 PREVIEW = "ai.onnx.preview.training"
 Step = Callable[..., tuple[np.ndarray, ...]]
@@ -90,7 +91,6 @@ def gradient(call: Call) -> tuple[Value, ...]:
 
     from planner.onnx_backend.machine import value_info
     from planner.onnx_backend.program import function_of
-    from planner.reader import read_model
 
     names, target = list(call.attr("xs")), str(call.attr("y"))
     values = dict(

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from planner.graph.ir import Graph, Node
 from planner.ops.base import Call, NoRule, Operator, jnp_dtype, register
+from planner.ops.lookup import rule_of
 from planner.sharding.layout import Axes
 from planner.sharding.rule import Dim, KernelCollective, Rule, Split
 
@@ -88,7 +89,6 @@ class _Classes:
 
 def region(node: Node, graph: Graph) -> Region:
     """The rule of a node with bodies (module docstring)."""
-    from planner.ops.lookup import rule_of
 
     found = _Classes()
     rules = tuple(tuple(rule_of(inner, body)[0] for inner in body.nodes) for body in node.bodies)

@@ -23,6 +23,7 @@ from math import ceil, prod
 from planner.graph.ir import Graph, Node
 from planner.ops.base import Call, NoRule, Operator, register, tuple_text
 from planner.sharding.rule import KernelCollective, Rule, Split, parse
+from planner.support.words import count as short
 
 IMBALANCE = 1.25
 """Assumed: rows of the busiest device over the mean, and places of a round of expert parallelism
@@ -136,7 +137,6 @@ def exchanges(rule: Rule, split: Split) -> bool:
 
 def said(graph: Graph) -> tuple[str, ...]:
     """What a plan takes for granted about routed experts, a phrase for each size of them."""
-    from planner.support.words import count as short
 
     found: dict[tuple[int, int], int] = {}
     idle: Fraction = Fraction(0)

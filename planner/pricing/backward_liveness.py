@@ -30,14 +30,11 @@ and their stacked activations are whole as long as the loop runs (planner.pricin
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from costmodels.precision import Recipe
 from planner.analysis.passing import Passing, Readers
-
-if TYPE_CHECKING:
-    from costmodels.precision import Recipe
 
 
 @dataclass(frozen=True)

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 from planner.execution import collectives as account
 from planner.execution.pipeline import Pipeline, pipeline_of
+from planner.graph.ir import Node
 from planner.pricing.kernels import kernel_times
 from planner.pricing.step_time import made_again
+from planner.sharding.layout import Layout
 from planner.sharding.notation import spell_dim, spell_rule
+from planner.sharding.rule import Rule, Split
 
 if TYPE_CHECKING:
     from planner.analysis.facts import GraphFacts
     from planner.execution.layout_flow import Flow
     from planner.execution.loops import RepeatedBlock
-    from planner.graph.ir import Node
     from planner.pricing.pricer import Pricer
-    from planner.sharding.layout import Layout
-    from planner.sharding.rule import Rule, Split
 
 Row = dict[str, Any]
 

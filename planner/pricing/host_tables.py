@@ -5,10 +5,11 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING
 
+from costmodels.precision import Recipe
 from planner.graph.ir import Graph
+from planner.sharding.layout import local_shape
 
 if TYPE_CHECKING:
-    from costmodels.precision import Recipe
     from planner.execution.layout_flow import Flow
     from planner.pricing.pricer import Pricer
 
@@ -37,7 +38,6 @@ def pull_push_s(flow: Flow, pricer: Pricer) -> float:
     """Seconds that pulling and pushing add to a step, 0 without hosted tables. An upper figure:
     every id of a batch is taken to be another row."""
     from planner.execution.layout_flow import stored_layout
-    from planner.sharding.layout import local_shape
 
     graph = flow.graph
     if not graph.hosted:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from costmodels.precision import Recipe
 from planner.graph.ir import Graph, Node
 from planner.ops import OPERATORS, experts
 from planner.ops.attention import QUERY_BLOCK, in_query_blocks
@@ -21,7 +22,6 @@ from planner.sharding.layout import Axes, group, local_shape
 from planner.sharding.rule import Rule, Split
 
 if TYPE_CHECKING:
-    from costmodels.precision import Recipe
     from planner.analysis.facts import GraphFacts
     from planner.pricing.pricer import Pricer
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
+from costmodels.precision import Recipe
 from planner.execution.layout_flow import Flow, cut_layout, stored_layout
 from planner.sharding.layout import local_shape
 
 if TYPE_CHECKING:
-    from costmodels.precision import Recipe
     from planner.execution.loops import RepeatedBlock
     from planner.pricing.pricer import Pricer
 from planner.execution.weight_offload import parked, to_reduce

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from planner.errors import PlanError
 from planner.graph.findings import Finding
 from planner.graph.ir import Graph
+from planner.reader.onnx.file import load
 
 if TYPE_CHECKING:
     from planner.reader.onnx.check import Checked
@@ -52,7 +53,6 @@ def read(
     the options.
     """
     from planner.reader.onnx.check import Checked
-    from planner.reader.onnx.file import load
 
     path = Path(path)
     options: dict[str, Any] = {

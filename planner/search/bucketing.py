@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from costmodels.runtimes import Runtime
 from planner.execution import collectives as account
+from planner.execution.plan import Plan
 
 if TYPE_CHECKING:
     from planner.analysis.facts import GraphFacts
-    from planner.execution.plan import Plan
     from planner.pricing.pricer import Pricer
     from planner.pricing.step_time import Cost
 from planner.pricing.bucketing import AUTO, NOTABLE, OPEN, SIZES, TIE, _joined, launched, seconds

@@ -6,11 +6,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from costmodels.capacity import capacity, preallocation
+from costmodels.hardware.units import show_bytes
+from costmodels.precision import OPTIMIZERS, load_recipe, recipe_names
+from costmodels.runtimes import RUNTIMES
 from planner.cache.folder import Cache
 from planner.errors import PlanError
+from planner.graph.findings import Finding
+from planner.machine.topology import for_devices, from_json
+from planner.machine.topology_file import from_file
+from planner.ops.experts import said
+from planner.sharding.layout import STAGE
 from planner.solvers import SOLVERS
 from planner.strategy.strategy import Strategy
 from planner.support.choices import choose
+from planner.workload.user_loss import is_user_loss, priced
 
 DEFAULT_HARDWARE = "h100-sxm"
 DEFAULT_PRECISION = "bf16-mixed"
@@ -52,11 +62,6 @@ def make_request(
     backend: str = "",
 ) -> Any:
     """Check the options against what exists and build the search request."""
-    from costmodels.capacity import capacity
-    from costmodels.precision import OPTIMIZERS, load_recipe, recipe_names
-    from costmodels.runtimes import RUNTIMES
-    from planner.machine.topology import for_devices
-    from planner.machine.topology_file import from_file
     from planner.pins.pins import Pins, parse_pins
     from planner.search.bucketing import searched
     from planner.search.request import Request
@@ -148,7 +153,6 @@ def make_request(
 def pinned_offload(pins: Any, workload: str, runtime: str) -> tuple[str, ...]:
     """What the pins send to the host's memory. Raises PlanError P024 where no program that does so
     is written."""
-    from costmodels.runtimes import RUNTIMES
 
     offload: tuple[str, ...] = pins.techniques.get("offload", ())
     why = (
@@ -171,7 +175,6 @@ def pinned_offload(pins: Any, workload: str, runtime: str) -> tuple[str, ...]:
 
 def refuse_copies(pins: Any, workload: str, runtime: str) -> None:
     """Raises PlanError P024 where no program runs several copies of the batch at the same time."""
-    from costmodels.runtimes import RUNTIMES
 
     copies = pins.techniques.get("copies", 1)
     why = (
@@ -192,7 +195,6 @@ def refuse_copies(pins: Any, workload: str, runtime: str) -> None:
 def refuse_partitioned(pins: Any, runtime: str, backend: str) -> bool:
     """Whether the program's collectives are placed by the compiler's partitioner. Raises PlanError
     P024 for pins that only programs with collectives of their own keep."""
-    from planner.sharding.layout import STAGE
 
     if backend:
         choose("backend", backend, ("shard_map", "jit"))
@@ -259,7 +261,6 @@ def refuse_training(pins: Any, workload: str) -> None:
 def pinned_bucket(pins: Any, device: Any, workload: str, runtime: str) -> int | str:
     """The pinned size of what is sent together. Raises PlanError P024 where no program can be told
     of it."""
-    from costmodels.runtimes import RUNTIMES
 
     bucket: int | str = pins.techniques.get("bucket", 0)
     why = (
@@ -296,10 +297,6 @@ def refuse_unsupported(base: Any) -> None:
 
 def assumptions(model: Any, request: Any, hardware: str | None, topology: Any) -> tuple[str, ...]:
     """What was taken for granted, a phrase each, for the first lines of the summary."""
-    from costmodels.hardware.units import show_bytes
-    from planner.graph.findings import Finding
-    from planner.ops.experts import said
-    from planner.workload.user_loss import is_user_loss, priced
 
     out = []
     if hardware is None and topology is None:
@@ -332,8 +329,6 @@ def assumptions(model: Any, request: Any, hardware: str | None, topology: Any) -
 def _gpu_memory(strategy: Strategy) -> float | None:
     """Share of a GPU's memory that the plan may use; None for other devices, and where the device's
     own file is not at hand."""
-    from costmodels.capacity import preallocation
-    from planner.machine.topology import from_json
 
     try:
         return preallocation(

@@ -12,11 +12,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from planner.graph.findings import KINDS, Finding
+from planner.graph.ir import Graph
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from planner.graph.ir import Graph
     from planner.search.request import Request
     from planner.workload.model import Model
 

@@ -21,13 +21,13 @@ import numpy as np
 
 from planner.errors import PlanError
 from planner.execution.pipeline import Schedule
+from planner.execution.plan import Plan
 from planner.execution.uneven_pipeline import WIDEST, wrong_widths
 from planner.sharding.layout import STAGE
 from planner.sharding.rule import PENDING, Split
 
 if TYPE_CHECKING:
     from planner.analysis.facts import GraphFacts
-    from planner.execution.plan import Plan
     from planner.pricing.pricer import Pricer
 
 LIMITS = 8

@@ -27,6 +27,7 @@ from planner.pricing.step_time import Cost, price_plan
 from planner.search.findings import of_plan, of_request, ordered, rows, unfused
 from planner.search.plausible import too_fast
 from planner.search.request import Candidate, Found, Request
+from planner.sharding.layout import padded
 from planner.solvers.problem import FORBIDDEN, Problem
 from planner.space.assemble import PICO
 from planner.space.variables import Space
@@ -329,7 +330,6 @@ def tensor_table(graph: Graph, flow: Flow, base: GraphFacts) -> dict[str, dict[s
 
 
 def _padded(shape: tuple[int, ...], layout: Any, flow: Flow) -> bool:
-    from planner.sharding.layout import padded
 
     sizes = dict(flow.plan.mesh)
     return any(padded(n, a, sizes) != n for n, a in zip(shape, layout.dims, strict=True))

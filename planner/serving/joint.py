@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from math import gcd, prod
 from typing import Any
 
+from costmodels.hardware.units import show_bytes
 from planner.analysis.facts import GraphFacts
 from planner.errors import NO_PLAN, PlanError
 from planner.execution.layout_flow import Flow
@@ -397,7 +398,6 @@ class Joint:
         return best, tuple(found), max(0.0, 1 - least / best.value(objective))
 
     def _nothing_fits(self, found: Sequence[Priced]) -> PlanError:
-        from costmodels.hardware.units import show_bytes
 
         sequences = self.step.service.concurrency
         least = min(found, key=lambda p: p.memory_bytes, default=None)

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from planner.graph.ir import Graph
+from planner.reader import read_model
 from planner.serving.cached import Form, form_of, with_constants
 from planner.serving.quantize import quantized
 from planner.serving.result import Service
@@ -89,7 +90,6 @@ class PhaseModel(Model):
         return replace(graph, name=self.name, dims={**graph.dims, "batch": self.rows}, notes=notes)
 
     def _read(self, proto: Any, tokens: int, total: int, pasts: tuple[str, ...]) -> Graph:
-        from planner.reader import read_model
 
         form, batch = self.form, self.rows
         assert form is not None

@@ -16,11 +16,11 @@ from planner.report.notation import extent_names, short_labels
 from planner.report.summary import machine, title
 from planner.sharding.notation import cells
 from planner.strategy.notation import spell_weight, weight_groups
+from planner.strategy.strategy import Strategy
 from planner.support.words import LONGEST, Style, count, hang, labelled, pack, short, table
 
 if TYPE_CHECKING:
     from planner.serving.result import Serving
-    from planner.strategy.strategy import Strategy
 
 SHOWN_WEIGHTS = 6
 AIMS = {

@@ -11,6 +11,7 @@ from typing import Any
 
 from costmodels.hardware.intake import opened, read_json
 from planner.errors import PlanError
+from planner.strategy.read import checked
 from planner.strategy.strategy import FORMAT_VERSION, Strategy, _plain
 from planner.support.atomic_write import write_atomically
 
@@ -106,7 +107,6 @@ class Serving:
     def load(cls, path: str | Path) -> Serving:
         """Read a file. Raises PlanError P054, P055 or P057 for one that is no serving plan of this
         version."""
-        from planner.strategy.read import checked
 
         data = read(path)
         try:

@@ -14,6 +14,8 @@ from planner.cache.folder import Cache
 from planner.errors import PlanError
 from planner.serving.result import OBJECTIVES, Service, Serving
 from planner.strategy.strategy import Strategy
+from planner.support.choices import choose
+from planner.workload.open import open_model
 
 QUANTIZE = ("none", "int8")
 """As the precision keeps them, or the products' as int8 with a scale for each column."""
@@ -59,8 +61,6 @@ def serve(
     from planner.search.to_strategy import COST_MODEL_VERSION, TOOL_VERSION, compose
     from planner.serving.joint import PREFILL_TOKENS, Joint
     from planner.serving.phases import PhaseModel
-    from planner.support.choices import choose
-    from planner.workload.open import open_model
 
     started = time.monotonic()
     choose("objective", objective, OBJECTIVES)
@@ -158,7 +158,6 @@ def reopened(serving: Serving, source: str | Path, quantized: bool = True) -> li
     """The phases of a plan's model; quantized: with the plan's weights, else with the model's
     own."""
     from planner.serving.phases import PhaseModel
-    from planner.workload.open import open_model
 
     model = open_model(
         source,

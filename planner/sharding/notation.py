@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from planner.sharding.rule import Rule
+from planner.sharding.rule import Rule
 
 
 def cells(names: Sequence[str], dims: Sequence[Sequence[str]]) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from planner.pins.dialects import axis_meant
+from planner.sharding.notation import spell_split
 from planner.strategy.strategy import Strategy
 
 SHAPING = ("kind", "batch", "dims", "shapes", "training")
@@ -296,7 +297,6 @@ def _text(value: Any) -> str:
 
 
 def _splits(a: Strategy, b: Strategy) -> list[Change]:
-    from planner.sharding.notation import spell_split
 
     return [
         Change("splits", n, spell_split(a.nodes[n]["split"]), spell_split(b.nodes[n]["split"]))

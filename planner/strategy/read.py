@@ -12,7 +12,6 @@ from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import (
-    TYPE_CHECKING,
     Any,
     Literal,
     NotRequired,
@@ -23,12 +22,11 @@ from typing import (
     is_typeddict,
 )
 
+from costmodels.hardware.units import show_bytes
 from planner.errors import PlanError
 from planner.execution.techniques import OFFLOAD
+from planner.strategy.strategy import Strategy
 from planner.strategy.types import StrategyFile
-
-if TYPE_CHECKING:
-    from planner.strategy.strategy import Strategy
 
 MOST_FILES, MOST_READ = 8, 1 << 28
 """How many files, and of how many bytes at most, are looked into for a model that is not where it
@@ -92,7 +90,6 @@ time or exactly."""
 def load(path: str | Path) -> Strategy:
     """A strategy file, refused with its first wrong key when its content has not the types of a
     strategy."""
-    from planner.strategy.strategy import Strategy
 
     try:
         strategy = Strategy.load(path)
@@ -308,7 +305,6 @@ def next_steps(path: str | Path) -> str:
 def too_large(strategy: Strategy) -> str:
     """What the program of a plan needs where this host is to be all of its devices, beside what the
     host has; "" where that is enough."""
-    from costmodels.hardware.units import show_bytes
 
     need = int(strategy.costs["memory_per_device_bytes"]) * int(strategy.topology["devices"])
     try:

@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from costmodels.hardware.intake import exists, read_json
 from planner.errors import PlanError, did_you_mean, file_meant
+from planner.execution.plan import Plan
 from planner.execution.technique_fields import (
     bucket_of,
     copies_of,
@@ -24,13 +25,10 @@ from planner.execution.technique_fields import (
     virtual_of,
     widths_of,
 )
+from planner.graph.ir import Graph
 from planner.sharding.layout import Layout
 from planner.sharding.rule import Split
 from planner.support.atomic_write import write_atomically
-
-if TYPE_CHECKING:  # neither is needed to read a file and show it
-    from planner.execution.plan import Plan
-    from planner.graph.ir import Graph
 
 FORMAT_VERSION = "1.0"
 NODE_TABLES = ("details", "nodes", "tensors")
@@ -106,7 +104,6 @@ class Strategy:
         Raises PlanError: P051 when the graph is not the one it was made for, P060 and P061 when the
         file asks for what cannot be.
         """
-        from planner.execution.plan import Plan
         from planner.strategy.validate import check_mesh, check_splits
 
         check_mesh(self, int(self.topology["devices"]))

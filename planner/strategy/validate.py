@@ -9,10 +9,20 @@ from typing import TYPE_CHECKING
 from planner.errors import PlanError
 from planner.execution.pipeline import INTERLEAVED, MOST_LEVEL, SCHEDULES
 from planner.execution.plan import Plan
+from planner.execution.technique_fields import (
+    bucket_of,
+    copies_of,
+    offload_of,
+    schedule_of,
+    virtual_of,
+    widths_of,
+)
 from planner.execution.techniques import OFFLOAD
+from planner.execution.uneven_pipeline import wrong_widths
 from planner.graph.ir import Graph
 from planner.ops.lookup import rule_of
 from planner.sharding.layout import STAGE
+from planner.sharding.notation import spell_rule, spell_split
 from planner.sharding.rule import Limits, Rule, legal
 
 if TYPE_CHECKING:
@@ -27,15 +37,6 @@ def check_mesh(strategy: Strategy, devices: int) -> None:
     """Axis names are distinct and multiply to the devices; techniques are known ones on existing
     axes. Raises P060."""
     names, sizes = [a for a, _ in strategy.mesh_shape], [n for _, n in strategy.mesh_shape]
-    from planner.execution.technique_fields import (
-        bucket_of,
-        copies_of,
-        offload_of,
-        schedule_of,
-        virtual_of,
-        widths_of,
-    )
-    from planner.execution.uneven_pipeline import wrong_widths
 
     t = strategy.techniques
     wrong, schedule = "", schedule_of(t)
@@ -176,8 +177,6 @@ def check_splits(graph: Graph, plan: Plan, rules: Sequence[Rule] = ()) -> None:
         elif not legal(rule, split, sizes, Limits(waste=PADDING)):
             wrong = "the rule does not allow it"
         if wrong:
-            from planner.sharding.notation import spell_rule, spell_split
-
             detail = [f"rule {spell_rule(rule)}", f"sizes {dict(rule.sizes)}, mesh {sizes}"]
             raise PlanError(
                 "P061",

@@ -18,6 +18,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from costmodels.hardware.device import aliases, load_device
+from costmodels.precision import load_recipe
+from costmodels.runtimes import RUNTIMES
+from planner.execution.plan import Plan
+from planner.graph.ir import Graph
+from planner.machine.mesh_choices import pinned_mesh
+from planner.machine.topology import for_devices
 from planner.verify import explain as differences
 from planner.verify.hlo.buffers import Assignment, assignment_in
 from planner.verify.hlo.flops import dot_flops
@@ -30,8 +37,6 @@ from planner.verify.targets import Target
 
 if TYPE_CHECKING:
     from planner.emit.writer import Program
-    from planner.execution.plan import Plan
-    from planner.graph.ir import Graph
 
 LARGE = 10**9
 """Programs below this many bytes a device are not judged by their peak: what compilers keep for
@@ -135,7 +140,6 @@ def _until_buffers(compile: Callable[[], object], folder: Path, target: Target) 
     Sizes are those of the assignment: what its memory analysis calls temporary counts the gaps
     between values twice.
     """
-    from costmodels.hardware.device import aliases, load_device
 
     failed: list[BaseException] = []
 
@@ -373,12 +377,7 @@ def planned_memory(
     """
     from dataclasses import asdict, replace
 
-    from costmodels.hardware.device import load_device
-    from costmodels.precision import load_recipe
-    from costmodels.runtimes import RUNTIMES
     from planner.analysis.facts import GraphFacts
-    from planner.machine.mesh_choices import pinned_mesh
-    from planner.machine.topology import for_devices
     from planner.pricing.pricer import Pricer
     from planner.pricing.step_time import price_plan
 

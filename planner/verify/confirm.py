@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any
 from costmodels.hardware.units import show_bytes
 from planner.errors import PlanError
 from planner.strategy.words import tuned_words
+from planner.verify.chips import chip
+from planner.verify.report import FLOPS, PEAK
+from planner.verify.targets import Target, parse_target, require
 
 if TYPE_CHECKING:
     from planner.strategy.strategy import Strategy
-    from planner.verify.targets import Target
 
 MOST = 3
 TPUS = {"tpu7x": "v7x"}
@@ -34,8 +36,6 @@ def target_of(text: str, devices: int, kind: str, device: str = "") -> Target:
     its name, which may be one that no compiler knows.
 
     Raises PlanError P163 to P165."""
-    from planner.verify.chips import chip
-    from planner.verify.targets import parse_target, require
 
     target = parse_target(text, devices, option="--confirm")
     if target.kind == "cpu":
@@ -113,7 +113,6 @@ def confirmed(
 
 def _compiled(plan: Strategy, source: Any, target: Target, backend: str) -> dict[str, Any]:
     """What the compiler says of a plan; `why` where it does not fit."""
-    from planner.verify.report import FLOPS, PEAK
     from planner.verify.worker import verify
 
     report = verify(plan, source, backend=backend, target=target.text, run=False, named=False)

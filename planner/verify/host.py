@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from costmodels.hardware.units import show_bytes
 from planner.errors import PlanError
-
-if TYPE_CHECKING:
-    from planner.verify.targets import Target
+from planner.verify.targets import Target
 
 HOST_BASE_BYTES = {"cpu": 600 * 10**6, "gpu": 600 * 10**6, "tpu": 1200 * 10**6}
 HOST_NODE_BYTES = 2 * 10**6
@@ -44,7 +42,6 @@ def host_need_bytes(target: Target, nodes: int) -> int:
 
 def refuse_if_too_large(target: Target, nodes: int, available: int) -> None:
     """Raise PlanError P166 when compiling would take more memory than this host has free."""
-    from costmodels.hardware.units import show_bytes
 
     need = host_need_bytes(target, nodes)
     if need > available:

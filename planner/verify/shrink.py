@@ -23,6 +23,7 @@ from planner.execution.plan import Plan
 from planner.graph.ir import Graph, Node, Tensor, WeightRef
 from planner.graph.repeats import find_runs
 from planner.ops.lookup import rule_of
+from planner.reader.draft.shapes import ShapeError, infer
 from planner.sharding.rule import Limits, Rule, Split, legal
 from planner.verify.extents import Extents, window
 from planner.workload.loss import prune
@@ -234,7 +235,6 @@ def _reference(
 def fits(made: Graph, before: Graph, plan: Plan | None) -> bool:
     """Whether every node fits its operands, and every split of the plan is legal and even where it
     was."""
-    from planner.reader.draft.shapes import ShapeError, infer
 
     for node, old in zip(made.nodes, before.nodes, strict=True):
         live = [o for o in node.outputs if o]

@@ -27,17 +27,21 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from costmodels.hardware.units import show_bytes
 from planner.errors import PlanError
+from planner.execution.plan import Plan
+from planner.graph.ir import Graph
+from planner.ops.lookup import rule_of
+from planner.support.choices import choose
 from planner.verify.failure import last_words, told
+from planner.verify.hlo.flops import dot_flops
 from planner.verify.host import free_bytes, host_bytes, refuse_if_too_large
 from planner.verify.predicted import predict
 from planner.verify.report import FLOPS, PEAK, TRAFFIC, CompiledSizes, Figure, Numbers, VerifyReport
-from planner.verify.targets import Target
+from planner.verify.targets import Target, parse_target, require
 
 if TYPE_CHECKING:
     from planner.emit.writer import Program
-    from planner.execution.plan import Plan
-    from planner.graph.ir import Graph
     from planner.strategy.strategy import Strategy
     from planner.verify.predicted import Predicted
     from planner.workload.model import Model
@@ -76,8 +80,6 @@ def verify(
     a host with too little memory, or a compilation that fails or exceeds timeout_s. Running out of
     time after compiling is no error: the report says that numbers are missing.
     """
-    from planner.support.choices import choose
-    from planner.verify.targets import parse_target, require
 
     choose("backend", backend, ("shard_map", "jit"))
     devices = prod(n for _, n in strategy.mesh_shape)
@@ -237,7 +239,6 @@ def figures(
     precision."""
     from planner.verify.ahead import DOTS, compiled_traffic
     from planner.verify.explain import entry_bytes
-    from planner.verify.hlo.flops import dot_flops
 
     exact = backend == "shard_map"
     found = compiled_traffic(compiled.text, plan, exact)
@@ -315,8 +316,6 @@ def too_large(
 ) -> str:
     """Why the full model is not run; "" when it is: its estimated memory is below half the host's,
     and its work ends in a quarter of the time."""
-    from costmodels.hardware.units import show_bytes
-    from planner.ops.lookup import rule_of
 
     whole = (
         4
@@ -511,7 +510,6 @@ def recorded_model(strategy: Strategy, source: str) -> Model:
 def ahead_of_time(strategy: Strategy, request: Mapping[str, Any]) -> VerifyReport:
     """The report for a target that is not there."""
     from planner.verify import ahead
-    from planner.verify.targets import parse_target
 
     model, backend = recorded_model(strategy, request["source"]), request["backend"]
     kind, optimizer, precision = (

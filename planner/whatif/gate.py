@@ -24,12 +24,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from costmodels.hardware.intake import read_toml
+from costmodels.hardware.units import UnitError, show_bytes, size_bytes, time_s
+from planner.cache.folder import Cache
 from planner.errors import NO_PLAN, PlanError, did_you_mean
+from planner.machine.topology import Topology
+from planner.strategy.diff import payload
+from planner.strategy.strategy import Strategy
 
 if TYPE_CHECKING:
-    from planner.cache.folder import Cache
-    from planner.machine.topology import Topology
-    from planner.strategy.strategy import Strategy
     from planner.workload.model import Model
 
 TOLERANCES = {"step": 0.02, "memory": 0.05}
@@ -236,8 +238,6 @@ def check(
         (int(repriced["memory_per_device_bytes"]) if repriced is not None else 0),
     )
     if needed > limit:
-        from costmodels.hardware.units import show_bytes
-
         causes.append(
             f"the recorded plan fits no more: {show_bytes(needed)} of {show_bytes(limit)}"
         )
@@ -254,7 +254,6 @@ def check(
 
 
 def _figure(table: Mapping[str, Any], what: str) -> float:
-    from planner.strategy.diff import payload
 
     if what == "payload":
         return payload(table)
@@ -371,7 +370,6 @@ def read_budget(path: str | Path, name: str) -> dict[str, float]:
 
     ["zoo:llama3-8b"]   step_time = "1200 ms"   memory = "70 GiB"   devices = 64
     """
-    from costmodels.hardware.units import UnitError, size_bytes, time_s
 
     try:
         data = read_toml(path)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from costmodels.hardware.units import show_bytes
 from planner.errors import NO_PLAN, PlanError
+from planner.strategy.words import offload_words
+from planner.whatif.remedies import fewer_pins, remedies
 
 
 def no_plan(request: Any, found: Any, model: Any = None) -> PlanError:
     """Nothing fits: how close it came, where the memory goes, and (given the model) remedies that
     were planned anew."""
-    from costmodels.hardware.units import show_bytes
-    from planner.strategy.words import offload_words
-    from planner.whatif.remedies import fewer_pins, remedies
 
     close = found.smallest
     limit = show_bytes(request.limit_bytes)

@@ -18,13 +18,13 @@ from planner.machine.topology import from_json
 from planner.pins.pins import Pins
 from planner.space.propagation import MODES
 from planner.strategy.pins import pins_of
+from planner.strategy.strategy import Strategy
 from planner.whatif.reprice import answered, asked_again, own_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from planner.strategy.strategy import Strategy
     from planner.workload.model import Model
 
 ALL = "all of them"

@@ -13,6 +13,7 @@ from costmodels.capacity import capacity
 from costmodels.hardware.units import show_time
 from planner.errors import PlanError
 from planner.machine.topology import for_devices
+from planner.workload.host_tables import PLACES, worth
 
 if TYPE_CHECKING:
     from planner.search.request import Candidate, Found, Request
@@ -161,7 +162,6 @@ def _batch(request: Request, model: Model) -> str:
 def elsewhere(request: Request, model: Model) -> dict[str, Candidate]:
     """ "tables_host", "tables_server" -> the best plan with the tables there; nothing where they
     are no large part of the model, or are there already."""
-    from planner.workload.host_tables import PLACES, worth
 
     if (
         model.workload.kind != "train"

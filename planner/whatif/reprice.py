@@ -17,6 +17,10 @@ from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from costmodels.capacity import capacity
+from costmodels.hardware.units import show_bytes
+from costmodels.precision import load_recipe, recipe_names
+from costmodels.runtimes import RUNTIMES
 from planner.analysis.facts import GraphFacts
 from planner.cache.folder import Cache
 from planner.errors import NO_PLAN, PlanError, did_you_mean
@@ -42,6 +46,8 @@ from planner.sharding.rule import Split
 from planner.strategy.pins import pins_of
 from planner.strategy.strategy import Strategy
 from planner.strategy.validate import check_mesh, check_splits
+from planner.support.choices import choose
+from planner.whatif.no_plan import no_plan
 from planner.workload.model import Model
 
 UNREAD = frozenset({"P070", "P071", "P072", "P101", "P102", "P103", "P104", "P105"})
@@ -101,11 +107,7 @@ def machine_now(strategy: Strategy) -> tuple[Topology, str]:
 def request_of(strategy: Strategy, topology: Topology) -> Request:
     """The request a strategy answers: its recipe, runtime, solver and memory limit, on a
     machine."""
-    from costmodels.capacity import capacity
-    from costmodels.precision import load_recipe, recipe_names
-    from costmodels.runtimes import RUNTIMES
     from planner.solvers import SOLVERS
-    from planner.support.choices import choose
 
     w, training = strategy.workload, strategy.workload.get("training") or {}
     choose("precision", w["precision"], recipe_names())
@@ -275,7 +277,6 @@ def answered(model: Model, request: Request) -> Strategy:
     """The best plan of a request. Raises PlanError (exit 3) when nothing fits; an interruption is
     handed on."""
     from planner.search.to_strategy import compose
-    from planner.whatif.no_plan import no_plan
 
     found = Search(model, request).run()
     if found.stopped:
@@ -304,8 +305,6 @@ def manual(strategy: Strategy, source: str | Path) -> Strategy:
         )
     c, limit = priced.cost, priced.request.limit_bytes
     if c.memory.total > limit:
-        from costmodels.hardware.units import show_bytes
-
         raise PlanError(
             "P021",
             f"this plan does not fit: {show_bytes(c.memory.total)} a device, {show_bytes(limit)}"

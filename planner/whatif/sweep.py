@@ -8,13 +8,15 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from costmodels.hardware.describe import topology_table
+from costmodels.hardware.device import topology_names
 from planner.errors import PlanError
+from planner.machine.topology import Topology, device, for_devices
+from planner.machine.topology_file import from_file, is_topology
+from planner.machine.tpu_slices import named_slice, part_of_host, slice_shapes
 from planner.whatif.sweep_rows import Point, Row, bytes_of, front
-
-if TYPE_CHECKING:
-    from planner.machine.topology import Topology
 
 MOST_DEVICES = 65_536
 MOST_DOUBLINGS = 14
@@ -213,7 +215,6 @@ class Sweeper:
 def own_devices(hardware: str) -> int | None:
     """As many devices as a topology file says there are; None where the file leaves that open, and
     for other hardware."""
-    from costmodels.hardware.describe import topology_table
 
     if (
         not _is_machine(hardware)
@@ -226,9 +227,6 @@ def own_devices(hardware: str) -> int | None:
 def device_counts(hardware: str) -> list[int]:
     """Numbers that hardware is used in, rising: powers of two up to a node, then whole nodes by
     powers of two and quarters of these; real slices of a torus."""
-    from costmodels.hardware.describe import topology_table
-    from planner.machine.topology import device
-    from planner.machine.tpu_slices import part_of_host, slice_shapes
 
     if _is_machine(hardware):
         levels = topology_table(hardware)["level"]
@@ -266,22 +264,17 @@ def sized(source: str, dims: Mapping[str, int]) -> tuple[str, dict[str, int]]:
 
 
 def _machine(hardware: str, devices: int | None) -> Topology:
-    from planner.machine.topology import for_devices
-    from planner.machine.topology_file import from_file
 
     return from_file(hardware, devices) if _is_machine(hardware) else for_devices(hardware, devices)
 
 
 def _is_machine(hardware: str) -> bool:
     """Whether it names a topology, shipped or a file, and not a device."""
-    from costmodels.hardware.device import topology_names
-    from planner.machine.topology_file import is_topology
 
     return is_topology(hardware) or hardware in topology_names()
 
 
 def _slice_named(hardware: str) -> bool:
-    from planner.machine.tpu_slices import named_slice
 
     return bool(named_slice(hardware)[1])
 

@@ -12,13 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from costmodels import Device
 from planner.errors import PlanError
-
-if TYPE_CHECKING:
-    from costmodels import Device
-    from planner.strategy.strategy import Strategy
+from planner.strategy.strategy import Strategy
 
 DAY_S = 86_400
 

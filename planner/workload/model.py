@@ -15,10 +15,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import PlanError
+from planner.graph.findings import TRAINING
 from planner.graph.ir import Graph
 from planner.graph.repeats import hoist
 from planner.graph.rescale import Scaled, same
 from planner.graph.value_digest import value_bytes
+from planner.reader import read_model
+from planner.reader.onnx.file import load
+from planner.workload.host_tables import hosted
+from planner.workload.train_eval_mode import evaluation, mode_notes
+from planner.workload.trainable import choose
 
 if TYPE_CHECKING:
     from planner.reader.onnx.check import Checked
@@ -156,13 +162,11 @@ class Model:
                     lengths=frozenset(taken),
                     said=said,
                 )
-        from planner.reader.onnx.file import load
 
         return cls(path.name, workload, devices, path.parent, load(path))
 
     def read(self, batch: int | None) -> Graph:
         """The plain canonical graph at a batch (no loss)."""
-        from planner.reader import read_model
 
         w = self.workload
         tokens = w.tokens_per_step if batch is None else None
@@ -187,8 +191,6 @@ class Model:
 
     def _chosen(self, graph: Graph) -> Graph:
         """The graph with ties, adapters and the choice of what trains."""
-        from planner.graph.findings import TRAINING
-        from planner.workload.trainable import choose
 
         w = self.workload
         graph = choose(graph, trainable=w.trainable, freeze=w.freeze, tie=w.tie, lora=w.lora)
@@ -206,8 +208,6 @@ class Model:
         if w.kind == "infer":
             return graph
         if self.folder is not None and self.proto.producer_name:
-            from planner.workload.train_eval_mode import mode_notes
-
             graph = replace(graph, notes=(*graph.notes, *mode_notes(graph)))
         from planner.workload.loss import left_out
 
@@ -222,7 +222,6 @@ class Model:
 
     def _placed(self, graph: Graph, microbatches: int) -> Graph:
         """The graph with its tables where the workload has them."""
-        from planner.workload.host_tables import hosted
 
         return (
             graph
@@ -257,7 +256,6 @@ class Model:
                 )
             else:
                 from planner.workload.loss import prune
-                from planner.workload.train_eval_mode import evaluation
 
                 plain = prune(evaluation(plain))
             self._graphs[microbatches] = hoist(plain)

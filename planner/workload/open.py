@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from planner.support.choices import choose
+from planner.workload.host_tables import PLACES
 
 
 def open_model(source: Any, devices: int, **workload: Any) -> Any:
     """Open a model for a workload."""
-    from planner.workload.host_tables import PLACES
     from planner.workload.model import Model, Workload
 
     kind = workload.pop("workload", "train")

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from planner.reader.draft.shapes import ShapeError
+from planner.reader.onnx.statement import Statement
 
 if TYPE_CHECKING:
     from planner.reader.lower.lowering import Lowering
-    from planner.reader.onnx.statement import Statement
 
 
 MOST_INTS = 4096
