@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from planner import emit
-    from planner.api import plan
+    from planner.api import Strategy, plan
     from planner.errors import PlanError
     from planner.from_jax import from_jax
-    from planner.strategy.strategy import Strategy
 
 __all__ = ["PlanError", "Strategy", "emit", "from_jax", "plan"]
 _HOMES = {
     "plan": "planner.api",
-    "Strategy": "planner.strategy.strategy",
+    "Strategy": "planner.api",
     "PlanError": "planner.errors",
     "from_jax": "planner.from_jax",
 }

@@ -21,10 +21,19 @@ from planner.search.build_request import (
     refuse_tables,
     refuse_unsupported,
 )
-from planner.strategy.strategy import Strategy
+from planner.strategy.strategy import PRINTERS, Strategy
 from planner.support.gc_pause import seldom_collecting
 from planner.whatif.no_plan import no_plan
 from planner.workload.open import open_model
+
+
+def _in_words(strategy: Strategy) -> str:
+    from planner.report.summary import summary
+
+    return summary(strategy)
+
+
+PRINTERS.append(_in_words)
 
 
 @seldom_collecting()

@@ -7,9 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from planner.commands import console
+from planner.commands import console, files
 from planner.errors import NO_PLAN, PlanError
-from planner.strategy import read as files
 
 if TYPE_CHECKING:
     from planner.strategy.strategy import Strategy

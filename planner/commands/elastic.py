@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from planner.commands import console
+from planner.commands import console, files
 from planner.commands.launch import (
     check_meant,
     check_ways,
@@ -23,7 +23,6 @@ from planner.commands.launch import (
 from planner.errors import PlanError
 from planner.launch.elastic import SUFFIX, Choice, Stored, choose, chosen, devices_here, table
 from planner.launch.job import Job, parse_hosts
-from planner.strategy import read as files
 
 
 def run(args: argparse.Namespace) -> int:

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from costmodels.hardware.intake import irregular, opened
-from planner.commands import console
+from planner.commands import console, files
 from planner.errors import PlanError
-from planner.strategy import read as files
 from planner.support.atomic_write import replacing
 
 if TYPE_CHECKING:

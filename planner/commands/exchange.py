@@ -10,9 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from planner.commands import console
+from planner.commands import console, files
 from planner.errors import PlanError
-from planner.strategy import read as files
 from planner.support.choices import choose
 
 if TYPE_CHECKING:

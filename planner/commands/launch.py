@@ -16,11 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from planner.commands import console
+from planner.commands import console, files
 from planner.commands.emit import write_program
 from planner.errors import PlanError
 from planner.launch.job import Host, Job, check_count, node_slots, read_hosts
-from planner.strategy import read as files
 
 if TYPE_CHECKING:
     from planner.launch.join import Seat

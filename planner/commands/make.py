@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from costmodels.hardware.intake import irregular
 from planner.cache.folder import Cache
-from planner.commands import console
+from planner.commands import console, files
 from planner.errors import PlanError
-from planner.strategy import read as files
 from planner.support.choices import choose
 
 if TYPE_CHECKING:

@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from planner.commands import console
+from planner.commands import console, files
 from planner.errors import PlanError
-from planner.strategy import read as files
 
 if TYPE_CHECKING:
     from planner.serving.result import Serving

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from costmodels.hardware.intake import opened
-from planner.commands import console
+from planner.commands import console, files
 from planner.errors import PlanError
-from planner.strategy import read as files
 
 if TYPE_CHECKING:
     from planner.report.html import View

@@ -152,7 +152,7 @@ def run(args: argparse.Namespace) -> int:
 def _keeper(args: argparse.Namespace) -> Callable[[Row], None]:
     """What stores the plan of a row in the folder -o, by model, hardware, devices and sizes;
     nothing without a folder."""
-    from planner.strategy.read import stem
+    from planner.commands.files import stem
 
     if args.output is None:
         return lambda row: None

@@ -7,9 +7,8 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from planner.commands import console
+from planner.commands import console, files
 from planner.errors import PlanError
-from planner.strategy import read as files
 
 if TYPE_CHECKING:
     from planner.strategy.strategy import Strategy

@@ -4,15 +4,12 @@ collective with its bytes."""
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from planner.emit.source import comment
 from planner.emit.text import pattern
 from planner.execution.technique_fields import offload_of
+from planner.strategy.strategy import Strategy
 from planner.strategy.words import offload_words
-
-if TYPE_CHECKING:
-    from planner.strategy.strategy import Strategy
 
 SHOWN = 24
 

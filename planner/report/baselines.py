@@ -4,15 +4,13 @@ the table of them."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from costmodels.hardware.units import show_bytes, show_time
 from planner.sharding.layout import STAGE
+from planner.strategy.strategy import Strategy
 from planner.strategy.words import tuned_words
 from planner.support.words import Style, hang, listed, table, visible
-
-if TYPE_CHECKING:
-    from planner.strategy.strategy import Strategy
 
 TIE = 1e-3
 """Share of a step below which plans are equal to a search (planner.search.request.TIE)."""

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from costmodels.hardware.units import show_bytes, show_time
 from costmodels.precision import load_recipe
 from planner.graph.findings import Finding
@@ -12,10 +10,8 @@ from planner.report.baselines import TABLES, WITH_ROOM, pins_for, ties
 from planner.search.findings import ordered
 from planner.strategy.diff import GIVEN
 from planner.strategy.stages import lockstep
+from planner.strategy.strategy import Strategy
 from planner.support.words import Style, hang, percent, short
-
-if TYPE_CHECKING:
-    from planner.strategy.strategy import Strategy
 
 DISTINCT = 0.995
 """Share of distinct work above which nothing is done twice, but for what rounding says."""

@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from costmodels.hardware.units import show_bytes, show_time
 from planner.execution.technique_fields import bucket_of, copies_of, offload_of
@@ -23,6 +23,7 @@ from planner.report.findings import finding_lines
 from planner.report.proof import covered
 from planner.report.verdict import of_plans, verdict
 from planner.strategy.stages import lockstep, stages, stages_words, ticks
+from planner.strategy.strategy import Strategy
 from planner.strategy.words import offload_words
 from planner.support.words import (
     LABEL,
@@ -36,9 +37,6 @@ from planner.support.words import (
     percent,
     short,
 )
-
-if TYPE_CHECKING:
-    from planner.strategy.strategy import Strategy
 
 BAR = 40
 STAGES_AGAIN = "each stage's forward pass runs again in its backward pass"

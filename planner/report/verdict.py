@@ -8,17 +8,15 @@ the best of the 22 meshes tried
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from costmodels.hardware.units import show_bytes
 from planner.report.baselines import TABLES, TIE, WITH_ROOM, baseline_name, ties
 from planner.report.findings import DISTINCT
 from planner.report.proof import covered
 from planner.strategy.stages import lockstep
+from planner.strategy.strategy import Strategy
 from planner.support.words import percent
-
-if TYPE_CHECKING:
-    from planner.strategy.strategy import Strategy
 
 PLAIN = ("data_parallel", "zero3")
 TIED, TIES = ", a tie within the model's error", ", ties within the model's error"

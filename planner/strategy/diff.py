@@ -13,6 +13,7 @@ from typing import Any
 
 from planner.pins.dialects import axis_meant
 from planner.sharding.notation import spell_split
+from planner.strategy.notation import spell_weight, weight_groups
 from planner.strategy.strategy import Strategy
 
 SHAPING = ("kind", "batch", "dims", "shapes", "training")
@@ -308,7 +309,6 @@ def _splits(a: Strategy, b: Strategy) -> list[Change]:
 def _layouts(a: Strategy, b: Strategy) -> list[Change]:
     """Parameters that are kept otherwise: those have to be moved when a checkpoint changes plans.
     Layer numbers are starred."""
-    from planner.strategy.notation import spell_weight, weight_groups
 
     before, after = (
         {

@@ -14,15 +14,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from planner.errors import PlanError, did_you_mean
 
-if TYPE_CHECKING:
-    from planner.strategy.strategy import Strategy
+
+class Placed(Protocol):
+    """What shardings need of a strategy."""
+
+    @property
+    def mesh_shape(self) -> tuple[tuple[str, int], ...]:
+        """(axis, size) pairs, outermost first."""
+
+    @property
+    def tensors(self) -> Mapping[str, Mapping[str, Any]]:
+        """The file's table of tensors."""
 
 
-def mesh_of(strategy: Strategy) -> Any:
+def mesh_of(strategy: Placed) -> Any:
     """The jax.sharding.Mesh of a strategy; the compiler partitions along its axes. Raises PlanError
     P160 where there are too few devices."""
     import jax
@@ -41,7 +50,7 @@ def mesh_of(strategy: Strategy) -> Any:
 
 
 def shardings(
-    strategy: Strategy,
+    strategy: Placed,
     tree: Any,
     *,
     optimizer: bool = False,

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from math import prod
-from typing import TYPE_CHECKING, Any
-
-from planner.sharding.notation import cells
-
-if TYPE_CHECKING:
-    from planner.strategy.strategy import Strategy
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from math import prod
+from typing import Any
 
 from planner.sharding.layout import STAGE
-
-if TYPE_CHECKING:
-    from planner.strategy.strategy import Strategy
+from planner.sharding.notation import cells
+from planner.strategy.strategy import Strategy
 
 
 @dataclass(frozen=True)

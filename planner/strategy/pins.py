@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from planner.strategy.strategy import Strategy
 from planner.pins.pins import Pins, from_table
+from planner.strategy.strategy import Strategy
 
 
 def pins_of(strategy: Strategy) -> Pins:

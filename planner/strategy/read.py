@@ -1,11 +1,9 @@
-"""Files that commands read and write: strategies (checked before use), the model a strategy was
-made for, and default names."""
+"""Strategy files, checked before they are used: every key of the right type, and nothing that no
+plan can have."""
 
 from __future__ import annotations
 
 import math
-import os
-import re
 from collections.abc import Mapping
 from dataclasses import fields
 from functools import cache
@@ -22,15 +20,11 @@ from typing import (
     is_typeddict,
 )
 
-from costmodels.hardware.units import show_bytes
 from planner.errors import PlanError
 from planner.execution.techniques import OFFLOAD
 from planner.strategy.strategy import Strategy
 from planner.strategy.types import StrategyFile
 
-MOST_FILES, MOST_READ = 8, 1 << 28
-"""How many files, and of how many bytes at most, are looked into for a model that is not where it
-was."""
 PARTS = ("parameters", "gradients", "optimizer", "activations", "temporary")
 _SUMMARY = """step_time_s step_time_range_s compute_time_s recompute_time_s optimizer_time_s communication_time_s exposed_communication_time_s bubble_time_s flops_per_device
               distinct_work model_flops_utilization memory_per_device_bytes memory_limit_bytes memory_range_bytes fit memory_breakdown_bytes communication_bytes_per_device"""  # noqa: E501
@@ -259,85 +253,3 @@ def impossible(s: Strategy) -> str:
         "",
     )
     return f"details of {uneven}: dims and layout differ in length" if uneven else ""
-
-
-def stem(source: str) -> str:
-    """`llama3-8b-seq4096` of zoo:llama3-8b,seq=4096, so that plans of two sizes lie side by side;
-    `model` of folder/model.onnx."""
-    if source.startswith("zoo:"):
-        return re.sub(r"[^\w.-]", "", source.removeprefix("zoo:").replace(",", "-"))
-    return Path(source).stem
-
-
-def renamed(strategy: Strategy, path: str | Path) -> list[str]:
-    """Files beside a path where there is none that hold the very model of a strategy, the most
-    alike by name first: it was renamed."""
-    import difflib
-
-    from planner.whatif.reprice import open_recorded
-
-    gone = Path(path)
-    try:
-        beside = [
-            p
-            for p in gone.parent.iterdir()
-            if p.suffix == gone.suffix and p.is_file() and p.stat().st_size <= MOST_READ
-        ]
-    except OSError:
-        return []
-    found = []
-    for other in sorted(
-        beside, key=lambda p: -difflib.SequenceMatcher(None, p.name, gone.name).ratio()
-    )[:MOST_FILES]:
-        try:
-            if open_recorded(strategy, other).sha256() == strategy.model["sha256"]:
-                found.append(str(other))
-        except PlanError:
-            continue  # another kind of file, or a model that needs other options
-    return found
-
-
-def next_steps(path: str | Path) -> str:
-    """What to do with a plan that was just seen."""
-    return f"next: plan explain {path} · plan emit {path}"
-
-
-def too_large(strategy: Strategy) -> str:
-    """What the program of a plan needs where this host is to be all of its devices, beside what the
-    host has; "" where that is enough."""
-
-    need = int(strategy.costs["memory_per_device_bytes"]) * int(strategy.topology["devices"])
-    try:
-        have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):  # a system that does not say
-        return ""
-    return (
-        f"all devices together hold {show_bytes(need)}, this host {show_bytes(have)}"
-        if need > have
-        else ""
-    )
-
-
-def model_of(strategy: Strategy, path: str | Path, given: str | None) -> str:
-    """Where the model of a strategy is: as given, as recorded, or beside the strategy. PlanError
-    when it is nowhere."""
-    if given:
-        return given
-    name, recorded = str(strategy.model["name"]), str(strategy.provenance.get("source", ""))
-    if name.startswith("zoo:"):
-        return name
-    places = [Path(recorded)] if recorded else []
-    places.append(Path(path).parent / name)
-    for place in places:
-        if place.is_file():
-            return str(place)
-    there = [
-        f"{found} holds the same model: --model {found}"
-        for found in renamed(strategy, places[-1])[:1]
-    ]
-    raise PlanError(
-        "P058",
-        f"the model {name!r} of {path} is not where it was",
-        detail=[f"looked for {p}" for p in places],
-        help=there or ["--model FILE"],
-    )

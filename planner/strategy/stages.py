@@ -3,14 +3,10 @@ in words."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from costmodels.runtimes import RUNTIMES
 from planner.execution.technique_fields import schedule_of, virtual_of, widths_of
 from planner.sharding.layout import STAGE
-
-if TYPE_CHECKING:
-    from planner.strategy.strategy import Strategy
+from planner.strategy.strategy import Strategy
 
 SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "interleaved 1F1B"}
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from html import escape
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +29,8 @@ from planner.execution.technique_fields import (
 from planner.graph.ir import Graph
 from planner.sharding.layout import Layout
 from planner.sharding.rule import Split
+from planner.strategy.jax_shardings import shardings
+from planner.strategy.validate import check_mesh, check_splits
 from planner.support.atomic_write import write_atomically
 
 FORMAT_VERSION = "1.0"
@@ -104,7 +107,6 @@ class Strategy:
         Raises PlanError: P051 when the graph is not the one it was made for, P060 and P061 when the
         file asks for what cannot be.
         """
-        from planner.strategy.validate import check_mesh, check_splits
 
         check_mesh(self, int(self.topology["devices"]))
         runs = tuple((int(b["first"]), int(b["period"]), int(b["repeats"])) for b in self.blocks)
@@ -198,14 +200,11 @@ class Strategy:
     def shardings(self, params: Any, *, optimizer: bool = False) -> Any:
         """NamedSharding for every leaf of a pytree of parameters (by label), or of an optimizer's
         state: for device_put, jit and checkpoint restore. Imports jax."""
-        from planner.strategy.jax_shardings import shardings
 
         return shardings(self, params, optimizer=optimizer)
 
     def _repr_html_(self) -> str:
         """The summary, for notebooks."""
-        from html import escape
-
         return f"<pre>{escape(str(self))}</pre>"
 
     def to_json(self) -> str:
@@ -318,9 +317,15 @@ class Strategy:
             raise PlanError("P054", f"{path}: key {e.args[0]!r} is missing") from e
 
     def __str__(self) -> str:
-        from planner.report.summary import summary
+        if PRINTERS:
+            return PRINTERS[-1](self)
+        devices, device = self.topology["devices"], self.topology["device"]
+        return f"strategy of {self.model['name']} on {devices} x {device}"
 
-        return summary(self)
+
+PRINTERS: list[Callable[[Strategy], str]] = []
+"""How a strategy is shown in words: reports stand above this room, and say so when they are there
+(planner.api)."""
 
 
 def _plain(value: Any) -> Any:

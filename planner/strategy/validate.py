@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from planner.errors import PlanError
 from planner.execution.pipeline import INTERLEAVED, MOST_LEVEL, SCHEDULES
@@ -17,7 +17,7 @@ from planner.execution.technique_fields import (
     virtual_of,
     widths_of,
 )
-from planner.execution.techniques import OFFLOAD
+from planner.execution.techniques import IN_LOOPS, OFFLOAD, RECOMPUTE, WEIGHTS
 from planner.execution.uneven_pipeline import wrong_widths
 from planner.graph.ir import Graph
 from planner.ops.lookup import rule_of
@@ -25,15 +25,27 @@ from planner.sharding.layout import STAGE
 from planner.sharding.notation import spell_rule, spell_split
 from planner.sharding.rule import Limits, Rule, legal
 
-if TYPE_CHECKING:
-    from planner.strategy.strategy import Strategy
-from planner.execution.techniques import IN_LOOPS, RECOMPUTE, WEIGHTS
-
 PADDING = 0.5
 """Share of a dim that a recorded split may pad: what pins may ask for."""
 
 
-def check_mesh(strategy: Strategy, devices: int) -> None:
+class Decided(Protocol):
+    """What is checked of a strategy before there is a graph."""
+
+    @property
+    def mesh_shape(self) -> tuple[tuple[str, int], ...]:
+        """(axis, size) pairs, outermost first."""
+
+    @property
+    def techniques(self) -> Mapping[str, Any]:
+        """The file's table of techniques."""
+
+    @property
+    def blocks(self) -> tuple[Mapping[str, Any], ...]:
+        """The file's repeated blocks."""
+
+
+def check_mesh(strategy: Decided, devices: int) -> None:
     """Axis names are distinct and multiply to the devices; techniques are known ones on existing
     axes. Raises P060."""
     names, sizes = [a for a, _ in strategy.mesh_shape], [n for _, n in strategy.mesh_shape]

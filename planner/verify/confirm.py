@@ -12,17 +12,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from costmodels.hardware.units import show_bytes
 from planner.errors import PlanError
+from planner.strategy.strategy import Strategy
 from planner.strategy.words import tuned_words
 from planner.verify.chips import chip
 from planner.verify.report import FLOPS, PEAK
 from planner.verify.targets import Target, parse_target, require
-
-if TYPE_CHECKING:
-    from planner.strategy.strategy import Strategy
 
 MOST = 3
 TPUS = {"tpu7x": "v7x"}

@@ -32,6 +32,7 @@ from planner.errors import PlanError
 from planner.execution.plan import Plan
 from planner.graph.ir import Graph
 from planner.ops.lookup import rule_of
+from planner.strategy.strategy import Strategy
 from planner.support.choices import choose
 from planner.verify.failure import last_words, told
 from planner.verify.hlo.flops import dot_flops
@@ -42,7 +43,6 @@ from planner.verify.targets import Target, parse_target, require
 
 if TYPE_CHECKING:
     from planner.emit.writer import Program
-    from planner.strategy.strategy import Strategy
     from planner.verify.predicted import Predicted
     from planner.workload.model import Model
 
@@ -383,8 +383,6 @@ def numbers(
 def work(request: Mapping[str, Any], write: Any) -> None:
     """The worker's two phases; `write(phase, report)` after each."""
     import jax
-
-    from planner.strategy.strategy import Strategy
 
     strategy = Strategy.load(request["strategy"])
     devices = prod(n for _, n in strategy.mesh_shape)

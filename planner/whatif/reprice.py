@@ -44,6 +44,7 @@ from planner.search.request import Candidate, Found, Request
 from planner.search.search import Search
 from planner.sharding.rule import Split
 from planner.strategy.pins import pins_of
+from planner.strategy.reopen import reopen
 from planner.strategy.strategy import Strategy
 from planner.strategy.validate import check_mesh, check_splits
 from planner.support.choices import choose
@@ -129,7 +130,6 @@ def request_of(strategy: Strategy, topology: Topology) -> Request:
 
 def open_recorded(strategy: Strategy, source: str | Path) -> Model:
     """The model under the strategy's workload."""
-    from planner.strategy.reopen import reopen
 
     model = reopen(strategy, source)
     assert isinstance(model, Model)

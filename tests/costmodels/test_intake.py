@@ -238,7 +238,7 @@ def test_a_key_that_stands_twice_is_refused(
 def test_a_strategy_of_an_earlier_version_may_lack_what_was_added_since(
     text: str, tmp_path: Path
 ) -> None:
-    from planner.strategy import read as files
+    from planner.commands import files
 
     data = json.loads(text)
     del (
