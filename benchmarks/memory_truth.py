@@ -105,8 +105,8 @@ def check(case: Case, devices: int, target: Target) -> dict[str, Any]:
     from planner.emit.program import emit
     from planner.machine.mesh_choices import pinned_mesh
     from planner.machine.topology import for_devices
+    from planner.pricing.plan_price import price_plan
     from planner.pricing.pricer import Pricer
-    from planner.pricing.step_time import price_plan
     from planner.verify.ahead import compile_ahead
 
     start = time.perf_counter()

@@ -4,22 +4,21 @@ whole plans."""  # noqa: E501
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from costmodels.precision import Recipe
 from planner.graph.ir import Graph, Node
 from planner.ops import OPERATORS, experts
 from planner.ops.attention import QUERY_BLOCK, in_query_blocks
 from planner.ops.control import Region, kept_elements, region, trips
 from planner.ops.free import FREE
 from planner.ops.loss import LOSS_ROWS, USER_BYTES
-from planner.sharding.layout import Axes, group, local_shape
-from planner.sharding.rule import Rule, Split
+from planner.pricing.split_arrays import SplitArrays, compute_type
+from planner.sharding.layout import group, local_shape
+from planner.sharding.rule import Split
 
 if TYPE_CHECKING:
     from planner.analysis.facts import GraphFacts
@@ -29,63 +28,6 @@ ALIGNED = 8
 """Elements that extents of products are padded to on matrix units."""
 RINGED = "Attention"
 """The operator whose operands may pass by on a ring."""
-
-
-@dataclass(frozen=True)
-class SplitArrays:
-    """Splits of one rule on one mesh. parts: choice of the rule -> into how many pieces each split
-    cuts it [splits]; choices that none cuts are left out."""
-
-    splits: Sequence[Split]
-    parts: Mapping[str, np.ndarray]
-
-    @classmethod
-    def of(cls, splits: Sequence[Split], mesh: Mapping[str, int]) -> SplitArrays:
-        """Read off the splits; choices by name, as in each of them."""
-        return cls.at(splits, cls.axes(splits), mesh)
-
-    @staticmethod
-    def axes(splits: Sequence[Split]) -> dict[str, tuple[tuple[Axes, ...], np.ndarray]]:
-        """By name, each choice that some split cuts: the ways to, and which of them is each split's
-        [splits]."""
-        found: dict[str, tuple[dict[Axes, int], list[int]]] = {}
-        for k, split in enumerate(splits):
-            for choice, axes in split.pairs:
-                if choice not in found:
-                    found[choice] = {(): 0}, [0] * len(splits)
-                ways, each = found[choice]
-                each[k] = ways.setdefault(axes, len(ways))
-        return {
-            choice: (tuple(ways), np.array(each)) for choice, (ways, each) in sorted(found.items())
-        }
-
-    @classmethod
-    def at(
-        cls,
-        splits: Sequence[Split],
-        axes: Mapping[str, tuple[tuple[Axes, ...], np.ndarray]],
-        mesh: Mapping[str, int],
-    ) -> SplitArrays:
-        """On one mesh. axes: of these splits."""
-        return cls(
-            splits,
-            {
-                choice: np.array([group(way, mesh) for way in ways])[each]
-                for choice, (ways, each) in axes.items()
-            },
-        )
-
-    def share(self, rule: Rule, without: str = "") -> np.ndarray:
-        """What part of all index tuples of the rule's factors one device has, padding included;
-        `without` a factor. [splits]"""
-        share = np.ones(len(self.splits))
-        for f, parts in self.parts.items():
-            n = rule.sizes.get(f)
-            if f in rule.paired:  # even, and the work is divided once
-                share /= parts
-            elif n and f != without:
-                share *= -(-n // parts) * parts / parts / n
-        return share
 
 
 def kernel_times(base: GraphFacts, i: int, split: Split, pricer: Pricer) -> tuple[float, float]:
@@ -139,7 +81,7 @@ def times_of(
         cuts.splits,
     )
     if pricer.runtime.kernels is not None:
-        from planner.pricing.frameworks.step_time import times
+        from planner.pricing.frameworks.kernels import times
 
         forward, backward = np.array(
             [
@@ -174,15 +116,6 @@ def times_of(
     if rule.flops and rule.fringe and node.inputs[0] in base.grad:
         return forward, (more + np.array([rule.beyond(split, mesh) for split in splits])) * forward
     return forward, more * forward
-
-
-def compute_type(graph: Graph, i: int, recipe: Recipe) -> str:
-    """The type that a node computes with: that of products where weights are multiplied (linear
-    layers, experts), else that of what lies between them."""
-    node = graph.nodes[i]
-    if not graph.tensors[node.outputs[0] or next(o for o in node.outputs if o)].is_float:
-        return "float32"
-    return recipe.between if graph.weights.keys().isdisjoint(node.inputs) else recipe.compute
 
 
 def _bodies_s(

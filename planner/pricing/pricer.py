@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -25,11 +25,9 @@ from planner.execution.collectives import CollectiveUse
 from planner.graph.ir import DTYPE_BYTES
 from planner.machine.topology import Mesh, Topology
 from planner.pricing.reshard import Conversions
+from planner.pricing.table_key import TableStore
 from planner.sharding.layout import Axes
 from planner.sharding.layout_table import LayoutTable
-
-if TYPE_CHECKING:
-    from planner.cache.reshard_tables import Tables
 
 
 @dataclass
@@ -47,7 +45,7 @@ class Pricer:
     """What the plans of a space keep in the host's memory (planner.execution.plan.Plan.offload)."""
     memo: dict[tuple, Any] = field(default_factory=dict)
     """Prices of weights and local sizes on this mesh, kept by planner.space.build."""
-    kept: Tables | None = field(default=None, compare=False, repr=False)
+    kept: TableStore | None = field(default=None, compare=False, repr=False)
     """Where tables of conversions of this machine are looked for and kept
     (planner.cache.reshard_tables); it changes none."""
     _affine: dict[tuple[str, Axes, bool], tuple[tuple[float, float], ...]] = field(

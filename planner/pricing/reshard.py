@@ -10,24 +10,40 @@ and prices a table of pairs for a tensor of a given size with a few array operat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
-from planner.pricing.table_key import key_of
-from planner.sharding.layout import group
+from planner.pricing.table_key import TableStore, key_of
+from planner.sharding.layout import Axes, group
 from planner.sharding.layout_table import LayoutColumn, LayoutTable
 
-if TYPE_CHECKING:
-    from planner.pricing.pricer import Pricer
+
+class LinePrices(Protocol):
+    """What conversions need of the prices of one mesh (planner.pricing.pricer.Pricer)."""
+
+    kept: TableStore | None
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """axis -> size, of axes that operators may be cut over."""
+
+    @property
+    def place(self) -> bytes:
+        """What prices on the mesh follow from, as bytes."""
+
+    def lines(
+        self, kind: str, axes: Axes, strided: bool = False
+    ) -> tuple[tuple[float, float], ...]:
+        """(latency_s, s_per_byte) lines whose minimum is the time of a collective."""
 
 
 class Conversions:
     """Tables of conversion seconds on one mesh."""
 
-    def __init__(self, atlas: LayoutTable, pricer: Pricer) -> None:
+    def __init__(self, atlas: LayoutTable, pricer: LinePrices) -> None:
         self.atlas, self.pricer = atlas, pricer
         self.sizes = dict(pricer.sizes)
         self.order = tuple(self.sizes)

@@ -21,7 +21,6 @@ from math import prod
 
 import numpy as np
 
-from costmodels.capacity import Breakdown
 from planner.analysis.facts import GraphFacts
 from planner.execution import collectives as account
 from planner.execution.layout_flow import Flow, cut_layout, derive, stored_layout
@@ -31,6 +30,7 @@ from planner.execution.plan import Plan
 from planner.execution.recompute import replays
 from planner.execution.weight_offload import parked
 from planner.pricing.bucketing import launched, launching_s, seconds
+from planner.pricing.cost import Cost
 from planner.pricing.host_tables import pull_push_s
 from planner.pricing.kernels import kernel_times
 from planner.pricing.microbatch_overlap import hidden_shares, launch_bytes, per_launch
@@ -38,43 +38,6 @@ from planner.pricing.peak_memory import kept_tensors, memory, sent_activations
 from planner.pricing.pricer import Pricer
 from planner.pricing.weight_offload import parked_ways
 from planner.sharding.layout import local_shape
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Price of a plan on one device, per optimizer step (training) or forward pass."""
-
-    step_time_s: float
-    compute_time_s: float
-    recompute_time_s: float
-    bubble_time_s: float
-    """Arithmetic of ticks in which a pipeline stage has no microbatch of its own."""
-    communication_time_s: float
-    exposed_communication_time_s: float
-    optimizer_time_s: float
-    """The update, of several microbatches the sums of their gradients, and of virtual devices what
-    loops over blocks copy (Pricer.loop_s)."""
-    flops_per_device: int
-    """2MNK of products forward and backward; what is computed again is left out."""
-    memory: Breakdown
-    traffic: Mapping[str, Mapping[str, Mapping[str, object]]]
-    distinct_work: float
-    """Share of the devices' arithmetic that is neither duplicated nor padding."""
-    exposed_by_axes: Mapping[tuple[str, str], float]
-    tables_time_s: float = 0.0
-    """Pulling rows of hosted tables before the step and pushing them after it
-    (planner.workload.host_tables)."""
-    launch_time_s: float = 0.0
-    """Launches of collectives that may go together (planner.pricing.bucketing)."""
-
-
-def price_plan(
-    base: GraphFacts, plan: Plan, pricer: Pricer
-) -> tuple[Cost, Flow, tuple[RepeatedBlock, ...]]:
-    """Derive the flow of a plan and add up its price. Raises PlanError P068 where its blocks cannot
-    be dealt out over pipeline stages."""
-    flow, runs = derived(base, plan)
-    return price_flow(base, flow, runs, pricer), flow, runs
 
 
 def derived(base: GraphFacts, plan: Plan) -> tuple[Flow, tuple[RepeatedBlock, ...]]:
@@ -88,22 +51,15 @@ def derived(base: GraphFacts, plan: Plan) -> tuple[Flow, tuple[RepeatedBlock, ..
     return flow, runs
 
 
-def price_flow(
+def price(
     base: GraphFacts,
     flow: Flow,
     runs: tuple[RepeatedBlock, ...],
     pricer: Pricer,
     uses: tuple[account.CollectiveUse, ...] | None = None,
 ) -> Cost:
-    """Price of a derived flow. uses: its collectives, where they are known."""
-    if pricer.runtime.kernels is not None:
-        from planner.pricing.frameworks.price import price
-
-        return price(base, flow, runs, pricer)
-    if flow.plan.cuts:
-        from planner.pricing import uneven_step as unequal_cost
-
-        return unequal_cost.price(base, flow, pricer)
+    """Price of a derived flow of the emitted program, its stages equal or none. uses: its
+    collectives, where they are known."""
     plan, graph, mesh = flow.plan, flow.graph, dict(flow.plan.mesh)
     micro, pipeline = plan.microbatches, pipeline_of(graph, plan)
     compute = again = bubble = 0.0
@@ -166,7 +122,7 @@ def price_flow(
     )
 
 
-def price_resent(
+def resent(
     base: GraphFacts,
     flow: Flow,
     runs: tuple[RepeatedBlock, ...],
@@ -176,8 +132,6 @@ def price_resent(
 ) -> Cost:
     """Price of a flow from that of the same one whose collectives travel together up to another
     size: nothing but their times depends on it."""
-    if pricer.runtime.kernels is not None or flow.plan.cuts:
-        return price_flow(base, flow, runs, pricer)
     sending = _sending(base, flow, runs, uses, pricer)
     return replace(
         cost,

@@ -31,10 +31,10 @@ from planner.execution import uneven_collectives as unequal_account
 from planner.execution.layout_flow import Flow
 from planner.execution.stage_buffers import PARTS, buffers
 from planner.execution.uneven_pipeline import handed, rooms
+from planner.pricing.cost import Cost
 from planner.pricing.kernels import kernel_times
 from planner.pricing.peak_memory import PARKED_ARRAYS, kept_tensors, passes
 from planner.pricing.pricer import Pricer
-from planner.pricing.step_time import Cost
 
 SLOTS = 4
 """Buffers of what is handed on, beside the ring: what comes and goes, forward and backward."""

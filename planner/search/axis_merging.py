@@ -19,7 +19,7 @@ from planner.errors import PlanError
 from planner.execution.plan import Plan
 from planner.machine.mesh_choices import pinned_mesh
 from planner.machine.topology import Mesh
-from planner.pricing.step_time import price_plan
+from planner.pricing.plan_price import price_plan
 from planner.search.axis_names import (
     Names,
     renamed_layout,

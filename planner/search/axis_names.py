@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from planner.analysis.axis_roles import REPLICATED, ROLES
 from planner.execution.plan import Plan
 from planner.machine.topology import MeshAxis
-from planner.pricing.step_time import Cost
+from planner.pricing.cost import Cost
 from planner.sharding.layout import STAGE, Axes
 from planner.sharding.rule import PENDING
 from planner.space.variables import Space

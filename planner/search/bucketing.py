@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from costmodels.runtimes import Runtime
 from planner.execution import collectives as account
 from planner.execution.plan import Plan
+from planner.pricing.cost import Cost
 
 if TYPE_CHECKING:
     from planner.analysis.facts import GraphFacts
     from planner.pricing.pricer import Pricer
-    from planner.pricing.step_time import Cost
 from planner.pricing.bucketing import AUTO, NOTABLE, OPEN, SIZES, TIE, _joined, launched, seconds
 
 
@@ -29,7 +29,8 @@ def priced(base: GraphFacts, plan: Plan, pricer: Pricer, asked: int | str) -> tu
     ties with the best; of OPEN the same where it is notably faster than the compiler's own. Raises
     PlanError P068 where its blocks cannot be dealt out over pipeline stages.
     """
-    from planner.pricing.step_time import derived, price_flow, price_plan, price_resent
+    from planner.pricing.plan_price import price_flow, price_plan, price_resent
+    from planner.pricing.step_time import derived
 
     if isinstance(asked, int):
         sized = replace(plan, bucket_bytes=asked)

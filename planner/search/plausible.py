@@ -14,9 +14,9 @@ from costmodels.hardware.units import show_time
 from planner.errors import PlanError
 from planner.graph.findings import Finding
 from planner.machine.topology import for_devices
+from planner.pricing.cost import Cost
 
 if TYPE_CHECKING:
-    from planner.pricing.step_time import Cost
     from planner.search.request import Found, Request
     from planner.workload.model import Model
 

@@ -25,7 +25,7 @@ from planner.graph.findings import Finding
 from planner.machine.topology import Mesh, Topology
 from planner.pins.pins import Pins
 from planner.pricing.bucketing import OPEN
-from planner.pricing.step_time import Cost
+from planner.pricing.cost import Cost
 from planner.solvers.problem import Problem
 from planner.space.assemble import Techniques
 from planner.space.propagation import MODES

@@ -92,7 +92,7 @@ def with_cuts(
     uneven = None if widths else _uneven(base, plan, pricer)
     if uneven is None or uneven.price >= even.price:
         return _cut(plan, even)
-    from planner.pricing.step_time import price_plan
+    from planner.pricing.plan_price import price_plan
 
     def worth(found: Plan) -> tuple[int, float]:
         cost = price_plan(base, found, pricer)[0]

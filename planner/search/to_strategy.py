@@ -21,9 +21,10 @@ from planner.execution.plan import Plan
 from planner.execution.uneven_pipeline import UnevenPipeline, stages_of
 from planner.graph.ir import Graph
 from planner.pricing.breakdown import details
+from planner.pricing.cost import Cost
 from planner.pricing.host_tables import host_bytes
 from planner.pricing.kernels import kernel_times
-from planner.pricing.step_time import Cost, price_plan
+from planner.pricing.plan_price import price_plan
 from planner.search.findings import of_plan, of_request, ordered, rows, unfused
 from planner.search.plausible import too_fast
 from planner.search.request import Candidate, Found, Request

@@ -32,8 +32,9 @@ from planner.execution.plan import Plan
 from planner.graph.ir import Graph
 from planner.machine.mesh_choices import divisors
 from planner.pins.pins import Pins
+from planner.pricing.cost import Cost
+from planner.pricing.plan_price import price_plan
 from planner.pricing.pricer import Pricer
-from planner.pricing.step_time import Cost, price_plan
 from planner.search.request import Candidate, Found, Request
 from planner.search.search import Search
 from planner.serving.phases import PhaseModel

@@ -20,8 +20,9 @@ from planner.execution.zero_stages import ZERO_LEVELS
 from planner.graph.ir import Node
 from planner.ops.residuals import reads
 from planner.pricing.gradient_sync import CELLS, WeightCosts
-from planner.pricing.kernels import SplitArrays, inner_times, kept_of, times_of, working_of
+from planner.pricing.kernels import inner_times, kept_of, times_of, working_of
 from planner.pricing.pricer import Pricer
+from planner.pricing.split_arrays import SplitArrays
 from planner.sharding.candidates import candidates
 from planner.sharding.layout import Axes, local_shape
 from planner.sharding.layout_table import LayoutColumn

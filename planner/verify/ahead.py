@@ -378,8 +378,8 @@ def planned_memory(
     from dataclasses import asdict, replace
 
     from planner.analysis.facts import GraphFacts
+    from planner.pricing.plan_price import price_plan
     from planner.pricing.pricer import Pricer
-    from planner.pricing.step_time import price_plan
 
     topology = for_devices("cpu", plan.devices)
     topology = (

@@ -37,8 +37,9 @@ from planner.execution.technique_fields import (
 from planner.machine.mesh_choices import pinned_mesh
 from planner.machine.topology import Mesh, Topology, for_devices, from_json
 from planner.pins.pins import Pins
+from planner.pricing.cost import Cost
+from planner.pricing.plan_price import price_plan
 from planner.pricing.pricer import Pricer
-from planner.pricing.step_time import Cost, price_plan
 from planner.search.bucketing import searched
 from planner.search.request import Candidate, Found, Request
 from planner.search.search import Search

@@ -28,7 +28,7 @@ from planner.execution.plan import Plan
 from planner.machine.mesh_choices import staged_meshes
 from planner.machine.topology import for_devices
 from planner.pins.pins import Pins, parse_pins
-from planner.pricing.step_time import price_plan
+from planner.pricing.plan_price import price_plan
 from planner.report.ticks import ticks
 from planner.search.build_request import make_request
 from planner.search.relaxation import Relaxation

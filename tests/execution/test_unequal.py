@@ -29,7 +29,8 @@ from planner.execution.uneven_pipeline import UnevenPipeline, handed, rooms, sta
 from planner.machine.mesh_choices import pinned_mesh
 from planner.machine.topology import from_json
 from planner.pins.pins import parse_pins
-from planner.pricing.step_time import derived, price_plan
+from planner.pricing.plan_price import price_plan
+from planner.pricing.step_time import derived
 from planner.report.explain import explain, explain_node
 from planner.report.trace import trace
 from planner.search.build_request import make_request

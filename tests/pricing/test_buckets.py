@@ -26,8 +26,8 @@ from planner.machine.mesh_choices import pinned_mesh
 from planner.machine.topology import for_devices
 from planner.pins.pins import from_table, parse_pins
 from planner.pricing.bucketing import AUTO, NOTABLE, SIZES, bounding, not_recomputed_s
+from planner.pricing.plan_price import price_plan
 from planner.pricing.pricer import Pricer
-from planner.pricing.step_time import price_plan
 from planner.search.bucketing import priced as sized
 from planner.search.bucketing import searched
 from planner.search.build_request import make_request

@@ -30,7 +30,8 @@ from planner.pricing.microbatch_overlap import (
     launch_bytes,
     together,
 )
-from planner.pricing.step_time import made_again, price_plan
+from planner.pricing.plan_price import price_plan
+from planner.pricing.step_time import made_again
 from planner.search.build_request import make_request
 from planner.search.microbatch_overlap import in_copies
 from planner.search.request import Candidate

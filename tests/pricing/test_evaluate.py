@@ -13,8 +13,8 @@ from planner.analysis.facts import GraphFacts
 from planner.execution.plan import Plan
 from planner.graph.ir import Graph, Node, Tensor
 from planner.machine.mesh_choices import pinned_mesh
+from planner.pricing.plan_price import price_plan
 from planner.pricing.pricer import Pricer
-from planner.pricing.step_time import price_plan
 from planner.search.build_request import make_request
 from planner.search.search import Search
 from planner.search.to_strategy import compose, tokens_per_step

@@ -11,8 +11,8 @@ import pytest
 import planner
 from planner.analysis.axis_roles import ROLES, role_named
 from planner.machine.mesh_choices import pinned_mesh
+from planner.pricing.plan_price import price_plan
 from planner.pricing.pricer import Pricer
-from planner.pricing.step_time import price_plan
 from planner.search.axis_merging import joined, used_alike
 from planner.search.axis_names import axis_names, renamed_cost, renamed_mesh, renamed_plan
 from planner.search.best_first import BestFirst

@@ -8,7 +8,8 @@ import numpy as np
 from benchmarks.hand_plans import megatron
 from planner.execution.plan import Plan
 from planner.machine.mesh_choices import pinned_mesh
-from planner.pricing.step_time import made_again, price_plan
+from planner.pricing.plan_price import price_plan
+from planner.pricing.step_time import made_again
 from planner.search.build_request import make_request
 from planner.search.search import Search
 from planner.solvers.problem import evaluate

@@ -18,9 +18,9 @@ from planner.execution.zero_stages import ZERO_LEVELS
 from planner.machine.mesh_choices import meshes
 from planner.machine.topology import for_devices
 from planner.pricing.gradient_sync import WeightCosts
+from planner.pricing.plan_price import price_plan
 from planner.pricing.pricer import Pricer
 from planner.pricing.reshard import Conversions
-from planner.pricing.step_time import price_plan
 from planner.sharding.layout import Layout, convert, local_shape
 from planner.sharding.layout_table import LayoutTable
 from planner.sharding.rule import Limits

@@ -10,7 +10,7 @@ import pytest
 
 from planner.execution.plan import Plan
 from planner.machine.mesh_choices import pinned_mesh
-from planner.pricing.step_time import price_plan
+from planner.pricing.plan_price import price_plan
 from planner.search.build_request import make_request
 from planner.search.search import Search
 from planner.solvers import solve

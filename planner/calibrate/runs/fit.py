@@ -18,11 +18,12 @@ import numpy as np
 
 from costmodels.runtimes import Rates
 from planner.calibrate.runs.rows import Case, plan_of
+from planner.pricing.cost import Cost
 from planner.pricing.frameworks.peak_memory import FrameworkMemory, held_of
 from planner.pricing.frameworks.price import price_work, work_of
 from planner.pricing.frameworks.step_time import Work, step_time
 from planner.pricing.pricer import Pricer
-from planner.pricing.step_time import Cost, derived
+from planner.pricing.step_time import derived
 
 WIDTHS = {
     "matmul": 0.15,

@@ -26,7 +26,7 @@ from planner.execution.plan import Plan
 from planner.graph.ir import Graph
 from planner.machine.mesh_choices import pinned_mesh
 from planner.machine.topology import Mesh, Topology, for_devices
-from planner.pricing.frameworks.step_time import role
+from planner.pricing.frameworks.kernels import role
 from planner.sharding.rule import Limits, Split, legal
 from planner.space.families import batch_only
 from planner.workload.model import Model, Workload

@@ -26,8 +26,9 @@ from costmodels.capacity import Breakdown
 from costmodels.runtimes import Runtime
 from planner.analysis.facts import GraphFacts
 from planner.execution.layout_flow import Flow, cut_layout, stored_layout
-from planner.pricing.frameworks.price import of_stage, stage_sums
-from planner.pricing.frameworks.step_time import AFTER, BEFORE, BLOCKS, Deal, role
+from planner.pricing.frameworks.kernels import role
+from planner.pricing.frameworks.stages import of_stage, stage_sums
+from planner.pricing.frameworks.step_time import AFTER, BEFORE, BLOCKS, Deal
 from planner.pricing.pricer import Pricer
 from planner.sharding.layout import Layout, local_shape
 

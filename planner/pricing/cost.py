@@ -1,0 +1,36 @@
+"""TODO."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from costmodels.capacity import Breakdown
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Price of a plan on one device, per optimizer step (training) or forward pass."""
+
+    step_time_s: float
+    compute_time_s: float
+    recompute_time_s: float
+    bubble_time_s: float
+    """Arithmetic of ticks in which a pipeline stage has no microbatch of its own."""
+    communication_time_s: float
+    exposed_communication_time_s: float
+    optimizer_time_s: float
+    """The update, of several microbatches the sums of their gradients, and of virtual devices what
+    loops over blocks copy (Pricer.loop_s)."""
+    flops_per_device: int
+    """2MNK of products forward and backward; what is computed again is left out."""
+    memory: Breakdown
+    traffic: Mapping[str, Mapping[str, Mapping[str, object]]]
+    distinct_work: float
+    """Share of the devices' arithmetic that is neither duplicated nor padding."""
+    exposed_by_axes: Mapping[tuple[str, str], float]
+    tables_time_s: float = 0.0
+    """Pulling rows of hosted tables before the step and pushing them after it
+    (planner.workload.host_tables)."""
+    launch_time_s: float = 0.0
+    """Launches of collectives that may go together (planner.pricing.bucketing)."""

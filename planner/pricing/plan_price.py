@@ -1,0 +1,54 @@
+"""The price of a whole plan, and the one place that chooses how it is found: as a framework runs
+the plan, as uneven pipeline stages do, or as every other emitted program does."""
+
+from __future__ import annotations
+
+from planner.analysis.facts import GraphFacts
+from planner.execution import collectives as account
+from planner.execution.layout_flow import Flow
+from planner.execution.loops import RepeatedBlock
+from planner.execution.plan import Plan
+from planner.pricing import step_time, uneven_step
+from planner.pricing.cost import Cost
+from planner.pricing.frameworks import price as frameworks
+from planner.pricing.pricer import Pricer
+from planner.pricing.step_time import derived
+
+
+def price_plan(
+    base: GraphFacts, plan: Plan, pricer: Pricer
+) -> tuple[Cost, Flow, tuple[RepeatedBlock, ...]]:
+    """Derive the flow of a plan and add up its price. Raises PlanError P068 where its blocks cannot
+    be dealt out over pipeline stages."""
+    flow, runs = derived(base, plan)
+    return price_flow(base, flow, runs, pricer), flow, runs
+
+
+def price_flow(
+    base: GraphFacts,
+    flow: Flow,
+    runs: tuple[RepeatedBlock, ...],
+    pricer: Pricer,
+    uses: tuple[account.CollectiveUse, ...] | None = None,
+) -> Cost:
+    """Price of a derived flow. uses: its collectives, where they are known."""
+    if pricer.runtime.kernels is not None:
+        return frameworks.price(base, flow, runs, pricer)
+    if flow.plan.cuts:
+        return uneven_step.price(base, flow, pricer)
+    return step_time.price(base, flow, runs, pricer, uses)
+
+
+def price_resent(
+    base: GraphFacts,
+    flow: Flow,
+    runs: tuple[RepeatedBlock, ...],
+    pricer: Pricer,
+    uses: tuple[account.CollectiveUse, ...],
+    cost: Cost,
+) -> Cost:
+    """Price of a flow from that of the same one whose collectives travel together up to another
+    size: nothing but their times depends on it."""
+    if pricer.runtime.kernels is not None or flow.plan.cuts:
+        return price_flow(base, flow, runs, pricer)
+    return step_time.resent(base, flow, runs, pricer, uses, cost)
