@@ -23,7 +23,7 @@ from math import gcd, prod
 import numpy as np
 
 from benchmarks.neutral import ANY_PADDING
-from planner.execution.collectives import float32_sizes
+from planner.execution.collective import float32_sizes
 from planner.execution.layout_flow import weight_plan
 from planner.execution.plan import Plan
 from planner.graph.ir import Graph

@@ -28,7 +28,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from planner.execution.collectives import CollectiveUse, collectives, traffic
+from planner.execution.collective import CollectiveUse, traffic
+from planner.execution.collectives import collectives
 from planner.execution.layout_flow import Flow, cut_layout, derive, stored_layout
 from planner.execution.loops import RepeatedBlock, find_run
 from planner.execution.plan import Plan

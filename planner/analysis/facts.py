@@ -18,7 +18,7 @@ from planner.analysis.recompute_demand import Hop, find_demanded
 from planner.analysis.residuals import find_savers
 from planner.analysis.saved_collectives import Ways, find_collected
 from planner.analysis.stage_places import places
-from planner.execution.collectives import float32_sizes
+from planner.execution.collective import float32_sizes
 from planner.execution.loops import carried, stacks
 from planner.execution.pipeline import SHARE, dealt
 from planner.execution.recompute import Product, dots

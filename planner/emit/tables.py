@@ -9,7 +9,8 @@ from costmodels.runtimes import RUNTIMES
 from planner.emit.source import comment, literal
 from planner.emit.text import spec_text
 from planner.emit.writer import Parameter, Writer
-from planner.execution.collectives import collectives, item_sizes
+from planner.execution.collective import item_sizes
+from planner.execution.collectives import collectives
 from planner.execution.layout_flow import cut_layout, stored_layout
 from planner.execution.loops import RepeatedBlock
 from planner.execution.plan import Plan, WeightPlan

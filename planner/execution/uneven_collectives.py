@@ -17,8 +17,15 @@ from fractions import Fraction
 from functools import cache
 from math import prod
 
-from planner.execution import collectives as account
-from planner.execution.collectives import CollectiveUse, ItemSize
+from planner.execution.collective import (
+    CollectiveUse,
+    ItemSize,
+    again_uses,
+    float32_sizes,
+    kernel_uses,
+    traffic,
+    way_uses,
+)
 from planner.execution.layout_flow import Flow
 from planner.execution.pipeline import Schedule
 from planner.execution.recompute import Replay, products, replay
@@ -125,13 +132,13 @@ def _tick(flow: Flow, stages: UnevenPipeline, k: int, size: ItemSize) -> Tick:
     for name, tree in trees.items():
         for path in tree.paths():
             if not last:
-                forward += account.way_uses(own, name, path, 0, 1, once, size, "blocks")
-            backward += account.way_uses(own, name, path, 1, int(last), once, size, "blocks")
+                forward += way_uses(own, name, path, 0, 1, once, size, "blocks")
+            backward += way_uses(own, name, path, 1, int(last), once, size, "blocks")
     for i in nodes:
-        uses = [*account.kernel_uses(own, i, 1, size, "blocks")]
+        uses = [*kernel_uses(own, i, 1, size, "blocks")]
         (backward if last else forward).extend(u for u in uses if u.phase == "forward")
         backward += [u for u in uses if u.phase != "forward"]
-    backward += account.again_uses(own, again, "all", lambda name: 1, once, size, "blocks")
+    backward += again_uses(own, again, "all", lambda name: 1, once, size, "blocks")
     turns = stages.turns(k)
     ahead, back = (
         tuple(replace(u, count=u.count * turns) for u in uses if u.total_bytes)
@@ -193,7 +200,7 @@ def outside(flow: Flow, size: ItemSize) -> Iterator[CollectiveUse]:
 
 def _wire(flow: Flow, uses: tuple[CollectiveUse, ...]) -> Fraction:
     """Bytes on the wire."""
-    cells = account.traffic(uses, flow.plan.order, dict(flow.plan.mesh))
+    cells = traffic(uses, flow.plan.order, dict(flow.plan.mesh))
     return sum(
         (Fraction(cell["wire"]) for axes in cells.values() for cell in axes.values()), Fraction(0)
     )
@@ -205,7 +212,7 @@ def flops_by_index(flow: Flow, *, again: bool = True) -> dict[int, Fraction]:
     stages, p = found(flow), passing(flow)
     fewer = last_waits(p)
     ahead, back = list[dict[int, Fraction]](), list[dict[int, Fraction]]()
-    for k, tick in enumerate(of_chunks(flow, account.float32_sizes)):
+    for k, tick in enumerate(of_chunks(flow, float32_sizes)):
         forward, backward = dict[int, Fraction](), dict[int, Fraction]()
         for i in stages.nodes[k]:
             dots = products(tick.flow, i)

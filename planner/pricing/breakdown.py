@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from planner.execution import collectives as account
+from planner.execution import collectives
+from planner.execution.collective import CollectiveUse
 from planner.execution.pipeline import Pipeline, pipeline_of
 from planner.graph.ir import Node
 from planner.pricing.kernels import kernel_times
@@ -38,8 +39,8 @@ def details(
     held: dict[int, list[int]] = {}
     for i, first in enumerate(base.shared):
         held.setdefault(first, []).append(i)
-    uses: dict[str, list[account.CollectiveUse]] = {}
-    for use in account.collectives(flow, runs, pricer.itemsize):
+    uses: dict[str, list[CollectiveUse]] = {}
+    for use in collectives.collectives(flow, runs, pricer.itemsize):
         uses.setdefault(use.what, []).append(use)
     rows = {}
     for i, alike in held.items():
@@ -130,10 +131,7 @@ def bound_by(base: GraphFacts, i: int, split: Split, pricer: Pricer) -> str:
 
 
 def _moves(
-    base: GraphFacts,
-    node: Node,
-    uses: Mapping[str, Sequence[account.CollectiveUse]],
-    pricer: Pricer,
+    base: GraphFacts, node: Node, uses: Mapping[str, Sequence[CollectiveUse]], pricer: Pricer
 ) -> list[Row]:
     """The collectives on a node's operands and results and inside its kernel, the costliest first.
 

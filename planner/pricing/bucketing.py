@@ -33,7 +33,7 @@ from planner.sharding.layout import Axes
 
 if TYPE_CHECKING:
     from planner.analysis.facts import GraphFacts
-    from planner.execution.collectives import CollectiveUse
+    from planner.execution.collective import CollectiveUse
     from planner.pricing.pricer import Pricer
 
 AUTO, OPEN = "auto", "open"

@@ -37,7 +37,7 @@ from planner.sharding.layout import Axes, group
 
 if TYPE_CHECKING:
     from planner.analysis.facts import GraphFacts
-    from planner.execution.collectives import CollectiveUse
+    from planner.execution.collective import CollectiveUse
     from planner.execution.layout_flow import Flow
     from planner.execution.loops import RepeatedBlock
     from planner.pricing.pricer import Pricer

@@ -28,7 +28,7 @@ import numpy as np
 from costmodels.capacity import Breakdown
 from planner.analysis.facts import GraphFacts
 from planner.analysis.passing import puts_off, readers
-from planner.execution import collectives as account
+from planner.execution.even_collectives import of_other_stages
 from planner.execution.layout_flow import Flow, cut_layout, stored_layout
 from planner.execution.loops import RepeatedBlock
 from planner.execution.pipeline import pipeline_of
@@ -128,7 +128,7 @@ def moments(
     reduced: list[tuple[list[int], float, float]] = []
     parts: dict[tuple, tuple[float, float, float]] = {}
     pipeline = pipeline_of(graph, flow.plan)
-    elsewhere = account.of_other_stages(graph, pipeline) if pipeline else frozenset[str]()
+    elsewhere = of_other_stages(graph, pipeline) if pipeline else frozenset[str]()
     away = parked(flow, runs)
     for name, w in flow.weights.items():
         if name in elsewhere:

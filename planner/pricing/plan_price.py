@@ -4,7 +4,7 @@ the plan, as uneven pipeline stages do, or as every other emitted program does."
 from __future__ import annotations
 
 from planner.analysis.facts import GraphFacts
-from planner.execution import collectives as account
+from planner.execution.collective import CollectiveUse
 from planner.execution.layout_flow import Flow
 from planner.execution.loops import RepeatedBlock
 from planner.execution.plan import Plan
@@ -29,7 +29,7 @@ def price_flow(
     flow: Flow,
     runs: tuple[RepeatedBlock, ...],
     pricer: Pricer,
-    uses: tuple[account.CollectiveUse, ...] | None = None,
+    uses: tuple[CollectiveUse, ...] | None = None,
 ) -> Cost:
     """Price of a derived flow. uses: its collectives, where they are known."""
     if pricer.runtime.kernels is not None:
@@ -44,7 +44,7 @@ def price_resent(
     flow: Flow,
     runs: tuple[RepeatedBlock, ...],
     pricer: Pricer,
-    uses: tuple[account.CollectiveUse, ...],
+    uses: tuple[CollectiveUse, ...],
     cost: Cost,
 ) -> Cost:
     """Price of a flow from that of the same one whose collectives travel together up to another

@@ -21,7 +21,7 @@ from costmodels.capacity import tiled_image
 from costmodels.kernels import Amount
 from costmodels.precision import Recipe
 from costmodels.runtimes import Rates, Runtime
-from planner.execution.collectives import CollectiveUse
+from planner.execution.collective import CollectiveUse
 from planner.graph.ir import DTYPE_BYTES
 from planner.machine.topology import Mesh, Topology
 from planner.pricing.reshard import Conversions

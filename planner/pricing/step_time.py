@@ -22,7 +22,9 @@ from math import prod
 import numpy as np
 
 from planner.analysis.facts import GraphFacts
-from planner.execution import collectives as account
+from planner.execution import collectives
+from planner.execution.collective import CollectiveUse, traffic
+from planner.execution.even_collectives import of_other_stages
 from planner.execution.layout_flow import Flow, cut_layout, derive, stored_layout
 from planner.execution.loops import RepeatedBlock, dealt_run, find_run
 from planner.execution.pipeline import Pipeline, pipeline_of
@@ -56,7 +58,7 @@ def price(
     flow: Flow,
     runs: tuple[RepeatedBlock, ...],
     pricer: Pricer,
-    uses: tuple[account.CollectiveUse, ...] | None = None,
+    uses: tuple[CollectiveUse, ...] | None = None,
 ) -> Cost:
     """Price of a derived flow of the emitted program, its stages equal or none. uses: its
     collectives, where they are known."""
@@ -83,7 +85,7 @@ def price(
             )
         own, more, idle = done[key]
         compute, again, bubble = compute + own, again + more, bubble + idle
-    uses = account.collectives(flow, runs, pricer.itemsize) if uses is None else uses
+    uses = collectives.collectives(flow, runs, pricer.itemsize) if uses is None else uses
     sending = _sending(base, flow, runs, uses, pricer)
     optimizer = (
         _optimizer_s(flow, pipeline, pricer) + _loops_s(base, flow, runs, pipeline, pricer)
@@ -94,7 +96,7 @@ def price(
         moved = parked_ways(flow, runs, pricer)
         optimizer += pricer.host_s(micro * moved.added + moved.once)
     tables = pull_push_s(flow, pricer)
-    flops = account.dot_flops(flow, again=False)
+    flops = collectives.dot_flops(flow, again=False)
     distinct = (
         float(base.model_flops * (micro if base.training else 1) / (flops * max(plan.devices, 1)))
         if flops
@@ -114,7 +116,7 @@ def price(
         optimizer,
         flops,
         memory(base, flow, pricer, runs),
-        account.traffic(uses, plan.order, mesh),
+        traffic(uses, plan.order, mesh),
         distinct,
         sending.by_axes,
         tables,
@@ -127,7 +129,7 @@ def resent(
     flow: Flow,
     runs: tuple[RepeatedBlock, ...],
     pricer: Pricer,
-    uses: tuple[account.CollectiveUse, ...],
+    uses: tuple[CollectiveUse, ...],
     cost: Cost,
 ) -> Cost:
     """Price of a flow from that of the same one whose collectives travel together up to another
@@ -162,7 +164,7 @@ def _sending(
     base: GraphFacts,
     flow: Flow,
     runs: tuple[RepeatedBlock, ...],
-    uses: tuple[account.CollectiveUse, ...],
+    uses: tuple[CollectiveUse, ...],
     pricer: Pricer,
 ) -> _Sending:
     overlapped = exposed = 0.0
@@ -185,9 +187,9 @@ def sent_s(
     base: GraphFacts,
     flow: Flow,
     runs: tuple[RepeatedBlock, ...],
-    uses: tuple[account.CollectiveUse, ...],
+    uses: tuple[CollectiveUse, ...],
     pricer: Pricer,
-) -> list[tuple[account.CollectiveUse, float, float]]:
+) -> list[tuple[CollectiveUse, float, float]]:
     """Every collective with its seconds, and those of them that hide: of gradients under the
     backward pass, of a copy of the batch under other copies."""
     sizes = launched(uses, flow.plan.bucket_bytes)
@@ -219,7 +221,7 @@ def _optimizer_s(flow: Flow, pipeline: Pipeline | None, pricer: Pricer) -> float
     """Seconds of a device's update, and of the sums of gradients over several microbatches: of
     pieces where the optimizer level cuts them first."""
     graph, mesh, turns, copies = flow.graph, dict(flow.plan.mesh), flow.plan.turns, flow.plan.copies
-    elsewhere = account.of_other_stages(graph, pipeline) if pipeline else frozenset[str]()
+    elsewhere = of_other_stages(graph, pipeline) if pipeline else frozenset[str]()
     sizes: dict[tuple, tuple[int, int, int]] = {}
     updated = added = 0.0
     for n, w in flow.weights.items():

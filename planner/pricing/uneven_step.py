@@ -26,8 +26,8 @@ from dataclasses import dataclass
 
 from costmodels.capacity import Breakdown
 from planner.analysis.facts import GraphFacts
-from planner.execution import collectives as account
-from planner.execution import uneven_collectives as unequal_account
+from planner.execution import collectives, uneven_collectives
+from planner.execution.collective import CollectiveUse, traffic
 from planner.execution.layout_flow import Flow
 from planner.execution.stage_buffers import PARTS, buffers
 from planner.execution.uneven_pipeline import handed, rooms
@@ -47,7 +47,7 @@ class Pass:
 
     kernels_s: float
     again_s: float
-    uses: tuple[account.CollectiveUse, ...]
+    uses: tuple[CollectiveUse, ...]
     seconds: float
 
 
@@ -55,12 +55,10 @@ def passes_of_chunks(
     base: GraphFacts, flow: Flow, pricer: Pricer
 ) -> tuple[tuple[Pass, ...], tuple[Pass, ...]]:
     """Forward passes of all chunks but the last, which has none, and backward passes of all."""
-    stages, known = unequal_account.found(flow), dict[tuple[int, object], tuple[float, float]]()
+    stages, known = uneven_collectives.found(flow), dict[tuple[int, object], tuple[float, float]]()
     ahead, back = list[Pass](), list[Pass]()
 
-    def one(
-        kernels_s: float, again_s: float, uses: tuple[account.CollectiveUse, ...], turns: int
-    ) -> Pass:
+    def one(kernels_s: float, again_s: float, uses: tuple[CollectiveUse, ...], turns: int) -> Pass:
         return Pass(
             kernels_s * turns,
             again_s * turns,
@@ -68,7 +66,7 @@ def passes_of_chunks(
             kernels_s * turns + sum(shown_s(u, flow, pricer) for u in uses),
         )
 
-    for k, tick in enumerate(unequal_account.of_chunks(flow, pricer.itemsize)):
+    for k, tick in enumerate(uneven_collectives.of_chunks(flow, pricer.itemsize)):
         forward = backward = again = 0.0
         for i in stages.nodes[k]:
             key = base.shared[i], flow.split(i)
@@ -79,7 +77,7 @@ def passes_of_chunks(
             again += f if tick.again is not None and tick.again.nodes.get(i) else 0.0
         opened = pricer.kernel_s(
             0.0,
-            2 * unequal_account.opened_bytes(flow, stages, k, pricer.itemsize),
+            2 * uneven_collectives.opened_bytes(flow, stages, k, pricer.itemsize),
             pricer.recipe.compute,
         )
         if tick.again is None:
@@ -90,7 +88,7 @@ def passes_of_chunks(
     return tuple(ahead), tuple(back)
 
 
-def shown_s(use: account.CollectiveUse, flow: Flow, pricer: Pricer) -> float:
+def shown_s(use: CollectiveUse, flow: Flow, pricer: Pricer) -> float:
     """Seconds of a collective that nothing hides."""
     return pricer.use_s(use, flow.plan.bucket_bytes) * (
         1 - (pricer.runtime.overlap if use.phase == "gradient" else 0.0)
@@ -108,7 +106,7 @@ def price(base: GraphFacts, flow: Flow, pricer: Pricer) -> Cost:
     ahead, back = passes_of_chunks(base, flow, pricer)
     slowest = [
         (longest(ahead if row.forward else back, row.chunks), row)
-        for row in unequal_account.together(unequal_account.passing(flow))
+        for row in uneven_collectives.together(uneven_collectives.passing(flow))
     ]
     compute, bubble = (
         sum(p.kernels_s * row.ticks for p, row in slowest if row.bubble is idle)
@@ -117,7 +115,7 @@ def price(base: GraphFacts, flow: Flow, pricer: Pricer) -> Cost:
     replayed = sum(p.again_s * row.ticks for p, row in slowest if not row.bubble)
     by_axes: dict[tuple[str, str], float] = {}
     exposed = hidden = 0.0
-    outside = [*unequal_account.outside(flow, pricer.itemsize)]
+    outside = [*uneven_collectives.outside(flow, pricer.itemsize)]
     for times, use in (
         *((row.ticks, u) for p, row in slowest for u in p.uses),
         *((1, u) for u in outside),
@@ -130,12 +128,12 @@ def price(base: GraphFacts, flow: Flow, pricer: Pricer) -> Cost:
         label = use.kind, "+".join(use.axes)
         by_axes[label] = by_axes.get(label, 0.0) + shown
     optimizer = _optimizer_s(flow, pricer)
-    flops = account.dot_flops(flow, again=False)
+    flops = collectives.dot_flops(flow, again=False)
     distinct = (
         float(base.model_flops * plan.microbatches / (flops * plan.devices)) if flops else 1.0
     )
     assert distinct <= 1 + 1e-9, f"{distinct} of the devices' arithmetic is useful"
-    uses = account.collectives(flow, (), pricer.itemsize)
+    uses = collectives.collectives(flow, (), pricer.itemsize)
     return Cost(
         compute + bubble + exposed + optimizer,
         compute,
@@ -146,7 +144,7 @@ def price(base: GraphFacts, flow: Flow, pricer: Pricer) -> Cost:
         optimizer,
         flops,
         memory(base, flow, pricer),
-        account.traffic(uses, plan.order, dict(plan.mesh)),
+        traffic(uses, plan.order, dict(plan.mesh)),
         distinct,
         by_axes,
     )
@@ -155,7 +153,7 @@ def price(base: GraphFacts, flow: Flow, pricer: Pricer) -> Cost:
 def _optimizer_s(flow: Flow, pricer: Pricer) -> float:
     """Seconds of the update, and of adding each microbatch's gradients to their sums."""
     mesh = dict(flow.plan.mesh)
-    stages = unequal_account.found(flow)
+    stages = uneven_collectives.found(flow)
     added = sum(
         b.state_length(mesh) if b.level == 2 else b.length
         for b in buffers(flow, stages)
@@ -163,16 +161,16 @@ def _optimizer_s(flow: Flow, pricer: Pricer) -> float:
     )
     within = sum(b.length for b in buffers(flow, stages) if b.trained) if stages.together > 1 else 0
     sums = pricer.grad_accumulate_s(
-        unequal_account.passing(flow).ticks
+        uneven_collectives.passing(flow).ticks
         * (added + stages.together * within)
         * pricer.recipe.gradient_bytes
     )
-    return pricer.optimizer_s(unequal_account.state_elements(flow), flow.plan.offload) + sums
+    return pricer.optimizer_s(uneven_collectives.state_elements(flow), flow.plan.offload) + sums
 
 
 def memory(base: GraphFacts, flow: Flow, pricer: Pricer) -> Breakdown:
     """Peak memory by part, in bytes of the recipe."""
-    recipe, mesh, stages = pricer.recipe, dict(flow.plan.mesh), unequal_account.found(flow)
+    recipe, mesh, stages = pricer.recipe, dict(flow.plan.mesh), uneven_collectives.found(flow)
     parameters = gradients = state = on_way = 0.0
     for b in buffers(flow, stages):
         parameters += b.length * (
@@ -190,13 +188,13 @@ def memory(base: GraphFacts, flow: Flow, pricer: Pricer) -> Breakdown:
     boundary = (
         sum(rooms(handed(flow, stages)).values()) * stages.together * pricer.itemsize("float32")
     )
-    waiting = unequal_account.passing(flow).waiting
+    waiting = uneven_collectives.passing(flow).waiting
     slack, own = 1 + pricer.runtime.memory_slack, dict[int, list[float]]()
     kept, working = dict[int, float](), {p.i: p.work for p in passes(base, flow, pricer, {})}
     for i, _, size in kept_tensors(base, flow, pricer):
         kept[i] = kept.get(i, 0.0) + size
     for k in range(stages.count):
-        opened = unequal_account.opened_bytes(flow, stages, k, pricer.itemsize)
+        opened = uneven_collectives.opened_bytes(flow, stages, k, pricer.itemsize)
         own[k] = [
             sum(kept.get(i, 0.0) for i in stages.nodes[k]),
             max(working[base.shared[i]] for i in stages.nodes[k]) + opened,

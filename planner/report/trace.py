@@ -19,7 +19,8 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from planner.execution import collectives as account
+from planner.execution.collective import CollectiveUse
+from planner.execution.collectives import collectives as census
 from planner.execution.pipeline import BUBBLE
 from planner.pricing.kernels import kernel_times
 from planner.pricing.step_time import made_again, sent_s
@@ -83,7 +84,7 @@ def _memory(d: Detail, process: int) -> Iterator[dict[str, Any]]:
 def _operators(p: Priced) -> Track:
     """The step of a plan without a pipeline, operator by operator."""
     graph, micro = p.base.graph, p.plan.microbatches
-    uses = account.collectives(p.flow, p.runs, p.pricer.itemsize)
+    uses = census(p.flow, p.runs, p.pricer.itemsize)
     made: dict[str, int] = {}
     for i, node in enumerate(graph.nodes):
         for t in (*node.inputs, *node.outputs):
@@ -91,7 +92,7 @@ def _operators(p: Priced) -> Track:
         made[node.id] = i
     # A collective is drawn where its tensor is first seen; those of a repeated block stand for all
     # repeats.
-    at: dict[tuple[str, int], list[account.CollectiveUse]] = {}
+    at: dict[tuple[str, int], list[CollectiveUse]] = {}
     for use in uses:
         at.setdefault((use.phase, made.get(use.what, 0)), []).append(use)
     sent = {

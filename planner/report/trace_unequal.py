@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from planner.execution import uneven_collectives as unequal_account
+from planner.execution import uneven_collectives
 from planner.execution.pipeline import BUBBLE
 from planner.pricing.uneven_step import Pass, longest, passes_of_chunks, shown_s
 from planner.report.trace_tracks import KERNELS, LINKS, Track
@@ -27,12 +27,12 @@ def unequal_tracks(p: Priced) -> Iterator[Track]:
     flow, pricer, passing, found = (
         p.flow,
         p.pricer,
-        unequal_account.passing(p.flow),
-        unequal_account.found(p.flow),
+        uneven_collectives.passing(p.flow),
+        uneven_collectives.found(p.flow),
     )
     stages = passing.stages
     ahead, back = passes_of_chunks(p.base, flow, pricer)
-    outside = [*unequal_account.outside(flow, pricer.itemsize)]
+    outside = [*uneven_collectives.outside(flow, pricer.itemsize)]
     handing = {
         way: [u for u in outside if u.kind == "collective-permute" and u.phase == way]
         for way in ("forward", "backward")
@@ -46,7 +46,7 @@ def unequal_tracks(p: Priced) -> Iterator[Track]:
         ) -> None:
             """A pass, and the wait for the longest one."""
             forward = name == "forward"
-            chunks = unequal_account.chunks_at(passing, tick, forward=forward)
+            chunks = uneven_collectives.chunks_at(passing, tick, forward=forward)
             microbatch, turn = (passing.forward if forward else passing.backward)(stage, tick)
             k, whole_s = turn * stages + stage, longest(passes, chunks).seconds
             own = passes[k] if k in chunks and k < len(passes) else None

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from costmodels.runtimes import Runtime
-from planner.execution import collectives as account
+from planner.execution import collectives
 from planner.execution.plan import Plan
 from planner.pricing.cost import Cost
 
@@ -36,7 +36,7 @@ def priced(base: GraphFacts, plan: Plan, pricer: Pricer, asked: int | str) -> tu
         sized = replace(plan, bucket_bytes=asked)
         return sized, price_plan(base, sized, pricer)[0]
     flow, runs = derived(base, plan)
-    uses = account.collectives(flow, runs, pricer.itemsize)
+    uses = collectives.collectives(flow, runs, pricer.itemsize)
     cost = price_flow(base, flow, runs, pricer, uses)
     if asked == OPEN and (
         plan.copies > 1 or cost.launch_time_s <= NOTABLE * cost.step_time_s

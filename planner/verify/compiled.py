@@ -16,7 +16,8 @@ from typing import Any
 
 from planner.emit.program import emit, emitted_runs
 from planner.emit.writer import Program, Training, Workload
-from planner.execution import collectives as account
+from planner.execution import collectives
+from planner.execution.collective import traffic as predicted_traffic
 from planner.execution.layout_flow import cut_layout, derive
 from planner.execution.plan import Plan
 from planner.execution.recompute import parts
@@ -95,13 +96,13 @@ def predict(
     """(payloads, dot FLOPs, argument bytes) of one device, without compiling anything."""
     flow = derive(graph, plan, training=workload == "train")
     runs, _ = emitted_runs(flow)
-    by_kind = account.traffic(account.collectives(flow, runs), plan.order, dict(plan.mesh))
+    by_kind = predicted_traffic(collectives.collectives(flow, runs), plan.order, dict(plan.mesh))
     payloads = {
         (kind, axes): int(cell["payload"])
         for kind, by in by_kind.items()
         for axes, cell in by.items()
     }
-    return payloads, account.dot_flops(flow, runs), account.argument_bytes(flow, optimizer)
+    return payloads, collectives.dot_flops(flow, runs), collectives.argument_bytes(flow, optimizer)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from planner.execution.collectives import CollectiveUse
+from planner.execution.collective import CollectiveUse
 from planner.verify.hlo.buffers import Assignment, Held
 from planner.verify.hlo.flops import dots
 from planner.verify.hlo.groups import MeshAxes

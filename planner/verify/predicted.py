@@ -18,9 +18,9 @@ from math import prod
 
 from planner.emit.blocks import spoken
 from planner.emit.program import emitted_runs
-from planner.execution import collectives as account
-from planner.execution import uneven_collectives as unequal_account
-from planner.execution.collectives import CollectiveUse, ItemSize
+from planner.execution import collectives, uneven_collectives
+from planner.execution.collective import CollectiveUse, ItemSize, item_sizes, traffic
+from planner.execution.even_collectives import of_other_stages
 from planner.execution.layout_flow import Flow, cut_layout, derive, stored_layout
 from planner.execution.loops import RepeatedBlock
 from planner.execution.pipeline import pipeline_of
@@ -58,9 +58,11 @@ def predict(
     training = workload == "train"
     flow = derive(graph, plan, training=training)
     runs = tuple(emitted_runs(flow)[0])
-    size = account.item_sizes(compute)
-    uses = tuple(_loss_in_float32(flow, use, size) for use in account.collectives(flow, runs, size))
-    cells = account.traffic(uses, plan.order, dict(plan.mesh))
+    size = item_sizes(compute)
+    uses = tuple(
+        _loss_in_float32(flow, use, size) for use in collectives.collectives(flow, runs, size)
+    )
+    cells = traffic(uses, plan.order, dict(plan.mesh))
     totals = {
         (kind, axes): int(cell["payload"])
         for kind, by in cells.items()
@@ -68,7 +70,7 @@ def predict(
     }
     state = _state_bytes(flow, optimizer, compute)
     extra = state - _state_bytes(flow, optimizer, "float32")
-    arguments = account.argument_bytes(flow, optimizer, size) + extra
+    arguments = collectives.argument_bytes(flow, optimizer, size) + extra
     batch = sum(
         _bytes(flow, n, flow.source[n], size(graph.tensors[n].dtype))
         for n in graph.inputs
@@ -79,7 +81,7 @@ def predict(
         runs,
         uses,
         totals,
-        account.dot_flops(flow, runs),
+        collectives.dot_flops(flow, runs),
         arguments,
         _output_bytes(flow, size, state),
         batch,
@@ -97,7 +99,7 @@ def flops_by_node(flow: Flow, runs: tuple[RepeatedBlock, ...]) -> dict[str, int]
         for i in range(run.first, run.end)
     }
     total: dict[str, Fraction] = {}
-    for i, flops in account.flops_by_index(flow, runs).items():
+    for i, flops in collectives.flops_by_index(flow, runs).items():
         name = flow.graph.nodes[place.get(i, i)].id
         name = names.get(name, name)
         total[name] = total.get(name, Fraction(0)) + flops
@@ -143,7 +145,7 @@ def _state_bytes(flow: Flow, optimizer: str, compute: str) -> int:
         return 0
     each = (8 if optimizer == "adamw" else 0) + (0 if compute == "float32" else 4)
     if flow.plan.cuts:
-        return each * unequal_account.state_elements(flow)
+        return each * uneven_collectives.state_elements(flow)
     elsewhere = _elsewhere(flow)
     return sum(
         _bytes(flow, name, cut_layout(w), each)
@@ -163,13 +165,13 @@ def _parked_bytes(flow: Flow, runs: tuple[RepeatedBlock, ...], size: ItemSize) -
 def _elsewhere(flow: Flow) -> frozenset[str]:
     """Weights that other pipeline stages hold."""
     pipeline = pipeline_of(flow.graph, flow.plan)
-    return account.of_other_stages(flow.graph, pipeline) if pipeline else frozenset()
+    return of_other_stages(flow.graph, pipeline) if pipeline else frozenset()
 
 
 def _output_bytes(flow: Flow, size: ItemSize, state_bytes: int) -> int:
     graph = flow.graph
     if flow.plan.cuts:
-        return unequal_account.parameter_bytes(flow, size, trained=True) + state_bytes + 4
+        return uneven_collectives.parameter_bytes(flow, size, trained=True) + state_bytes + 4
     if flow.training:
         elsewhere = _elsewhere(flow)
         mine = {n: w for n, w in flow.weights.items() if n in flow.grad and n not in elsewhere}

@@ -27,8 +27,9 @@ from benchmarks.compiler_truth import (
     plan_of,
 )
 from planner.emit.program import emit, emitted_runs
-from planner.execution import collectives as account
-from planner.execution.collectives import CollectiveUse, traffic
+from planner.execution import collectives
+from planner.execution.collective import CollectiveUse, traffic
+from planner.execution.even_collectives import _reduction
 from planner.execution.layout_flow import derive, own_level
 from planner.execution.plan import Plan
 from planner.execution.recompute import Replay
@@ -89,7 +90,7 @@ def half_reduced(*args: Any) -> list[CollectiveUse]:
     return uses if len(args[1]) % 3 else []
 
 
-REDUCTION = account._reduction
+REDUCTION = _reduction
 WRONG: list[tuple[str, str, str, Callable[..., Any]]] = [
     (
         "gpt/megatron/block",
@@ -99,13 +100,13 @@ WRONG: list[tuple[str, str, str, Callable[..., Any]]] = [
     ),  # a backward pass that reads nothing replays nothing
     (
         "gpt/megatron/block",
-        "planner.execution.collectives.repeated",
+        "planner.execution.even_collectives.repeated",
         "all-reduce over model",
         lambda *_: Replay(),
     ),
     (
         "gpt-block/data/zero3",
-        "planner.execution.collectives.parts",
+        "planner.execution.even_collectives.parts",
         "all-gather",
         lambda *_: (),
     ),  # weights that nobody gathers
@@ -117,19 +118,19 @@ WRONG: list[tuple[str, str, str, Callable[..., Any]]] = [
     ),  # weights kept whole
     (
         "gpt-block/megatron/plain",
-        "planner.execution.collectives._reduction",
+        "planner.execution.even_collectives._reduction",
         "all-reduce over data",
         half_reduced,
     ),
     (
         "gpt-block/megatron/plain",
-        "planner.execution.collectives.products",
+        "planner.execution.even_flops.products",
         "dot FLOPs",
         lambda flow, i: (),
     ),
     (
         "gpt-block/sequence/zero3-keep-micro2",
-        "planner.execution.collectives.differing",
+        "planner.execution.even_collectives.differing",
         "over data",
         lambda flow: frozenset(),
     ),
@@ -185,7 +186,7 @@ def test_equal_conversions_of_equal_values_are_counted_once(
     plan = Plan((("data", 8),), {n.id: cut if n.id in "ab" else Split() for n in nodes})
     right = truth(graph, plan, workload="infer", optimizer="")
     assert right.differences() == () and right.compiled == {("all-gather", "data"): 4 * 64}
-    for module in ("planner.execution.collectives", "planner.execution.shared_collectives"):
+    for module in ("planner.execution.even_collectives", "planner.execution.shared_collectives"):
         monkeypatch.setattr(f"{module}.merged", lambda *_: Merged(frozenset(), frozenset(), {}))
     assert predict(graph, plan, workload="infer")[0] == {("all-gather", "data"): 2 * 4 * 64}
 
@@ -249,7 +250,7 @@ def resnet(microbatches: int) -> tuple[Graph, Plan]:
 
 def test_biases_of_one_sum_have_one_gradient() -> None:
     flow, label = derive(*resnet(1), training=True), "layer2.0.downsample.bn.bias"
-    uses = [u for u in account.collectives(flow) if u.phase == "gradient"]
+    uses = [u for u in collectives.collectives(flow) if u.phase == "gradient"]
     assert [u.what for u in uses if u.merged] == [label]
     (one,) = (u for u in uses if u.what == label)
     every = traffic([replace(u, merged=False) for u in uses], flow.plan.order, dict(flow.plan.mesh))
@@ -263,7 +264,7 @@ def test_biases_of_one_sum_have_one_gradient() -> None:
     summed, scattered = (
         [
             u
-            for u in account.collectives(
+            for u in collectives.collectives(
                 derive(graph, replace(plan, zero=zero, zero_axes=("data",)), training=True)
             )
             if u.merged
@@ -335,7 +336,7 @@ def test_equal_gradients_of_microbatches_are_reduced_once(op: str, zero: int) ->
         (("data", 8),), splits, microbatches=2, zero=zero, zero_axes=("data",) if zero else ()
     )
     assert 'EQUAL = {"c": "b"}' in emit(graph, plan, workload="train").text
-    (one,) = [u for u in account.collectives(derive(graph, plan, training=True)) if u.merged]
+    (one,) = [u for u in collectives.collectives(derive(graph, plan, training=True)) if u.merged]
     assert (one.what, one.kind) == ("c", "reduce-scatter" if zero else "all-reduce")
     assert not truth(graph, plan).differences()
     found, _ = compare(
@@ -369,7 +370,7 @@ def test_gradients_that_are_sums_of_one_term_are_no_products(
     )
     found = truth(graph, plan)
     assert not found.differences() and found.compiled_flops == dots
-    assert account.dot_flops(derive(graph, plan, training=True), again=False) == work
+    assert collectives.dot_flops(derive(graph, plan, training=True), again=False) == work
 
 
 @pytest.mark.parametrize("rows", [8, 16])
@@ -442,7 +443,7 @@ def counts(graph: Graph, plan: Plan, kind: str, what: str) -> dict[str, int]:
     flow = derive(graph, plan, training=True)
     found = [
         u
-        for u in account.collectives(flow, emitted_runs(flow)[0])
+        for u in collectives.collectives(flow, emitted_runs(flow)[0])
         if u.kind == kind and u.what == what
     ]
     return {

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 import planner
 from planner.emit.program import emit
 from planner.errors import PlanError
-from planner.execution import collectives as account
+from planner.execution import collectives
+from planner.execution.collective import item_sizes
 from planner.graph.ir import Graph
 from planner.machine.topology import for_devices
 from planner.pricing.microbatch_overlap import (
@@ -107,7 +108,7 @@ def test_only_what_a_copy_waits_for_hides_and_no_more_than_the_runtime_says() ->
     now = priced("dp=2,tp=4,tensor=megatron-sp,zero=1,micro=4,copies=2")
     sent = [
         (use, now.pricer.use_s(use))
-        for use in account.collectives(now.flow, now.runs, now.pricer.itemsize)
+        for use in collectives.collectives(now.flow, now.runs, now.pricer.itemsize)
     ]
     shares = hidden_shares(
         now.base, now.flow, now.runs, sent, made_again(now.flow, now.runs), now.pricer
@@ -212,7 +213,7 @@ def test_a_file_that_cannot_be_is_refused() -> None:
 def bytes_of(s: Strategy, phases: set[str]) -> dict[tuple[str, tuple[str, ...]], int]:
     found = priced_of(s)
     totals: dict[tuple[str, tuple[str, ...]], int] = {}
-    for use in account.collectives(found.flow, found.runs):
+    for use in collectives.collectives(found.flow, found.runs):
         if use.phase in phases:
             totals[use.kind, use.axes] = totals.get((use.kind, use.axes), 0) + use.total_bytes
     return totals
@@ -273,7 +274,7 @@ def test_launches_of_both_are_not_joined() -> None:
     unless that is above the compiler's own size."""
     s = planned("dp=2,tp=4,tensor=megatron,zero=1,micro=2,copies=2")
     now = priced_of(s)
-    uses = account.collectives(now.flow, now.runs, account.item_sizes("bfloat16"))
+    uses = collectives.collectives(now.flow, now.runs, item_sizes("bfloat16"))
     most = launch_bytes(uses, dict(now.plan.mesh))
     text = emit(graph_of(s), plan_of(s), workload="train", compute="bfloat16").text
     (table,) = re.findall(r"^FUSED = (\{.*\})", text, re.M)

@@ -15,7 +15,7 @@ from costmodels.collectives import PIECEWISE
 from costmodels.hardware.device import Device, from_table
 from costmodels.precision import load_recipe
 from costmodels.runtimes import RUNTIMES
-from planner.execution.collectives import CollectiveUse
+from planner.execution.collective import CollectiveUse
 from planner.machine.topology import Level, Mesh, MeshAxis, Topology
 from planner.pricing.bucketing import seconds
 from planner.pricing.pricer import Pricer

@@ -20,7 +20,7 @@ import pytest
 
 import planner
 from planner.errors import PlanError
-from planner.execution.collectives import CollectiveUse
+from planner.execution.collective import CollectiveUse
 from planner.pins.pins import Pins
 from planner.verify import ahead, host, worker
 from planner.verify import explain as differences

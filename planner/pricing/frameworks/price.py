@@ -15,7 +15,8 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from planner.analysis.facts import GraphFacts
-from planner.execution import collectives as account
+from planner.execution import collectives
+from planner.execution.collective import CollectiveUse, traffic
 from planner.execution.layout_flow import Flow, cut_layout
 from planner.execution.loops import RepeatedBlock, dealt_run
 from planner.pricing.cost import Cost
@@ -46,7 +47,7 @@ def price_work(
     from planner.pricing.frameworks.peak_memory import peak
 
     plan, step = flow.plan, step_time(work, pricer)
-    flops = account.dot_flops(flow, again=False)
+    flops = collectives.dot_flops(flow, again=False)
     distinct = (
         float(base.model_flops * work.microbatches / (flops * max(plan.devices, 1)))
         if flops
@@ -62,7 +63,7 @@ def price_work(
         step.optimizer,
         flops,
         peak(held, pricer.runtime),
-        account.traffic(work.uses, plan.order, dict(plan.mesh)),
+        traffic(work.uses, plan.order, dict(plan.mesh)),
         distinct,
         step.by_axes,
     )
@@ -98,9 +99,9 @@ def work_of(base: GraphFacts, flow: Flow, runs: tuple[RepeatedBlock, ...], price
         elements = max(stage_sums(base, flow, deal, local))
     kernels = tuple((place, n, need) for (place, need), n in needs.items())
     uses: dict[
-        account.CollectiveUse, int
+        CollectiveUse, int
     ] = {}  # whom they serve does not matter: those of all repeats are one
-    for use in account.collectives(flow, runs, pricer.itemsize):
+    for use in collectives.collectives(flow, runs, pricer.itemsize):
         alike = replace(use, what="", count=0)
         uses[alike] = uses.get(alike, 0) + use.count
     return Work(

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from costmodels.collectives import collective_time_s
-from planner.execution import collectives as account
+from planner.execution.collective import CollectiveUse
 from planner.execution.pipeline import Pipeline
 from planner.pricing.frameworks.kernels import Need, memory_rate, seconds
 from planner.pricing.pricer import Pricer
@@ -60,7 +60,7 @@ class Work:
 
     deal: Deal
     kernels: tuple[tuple[str, float, Need], ...]
-    uses: tuple[account.CollectiveUse, ...]
+    uses: tuple[CollectiveUse, ...]
     handed: tuple[tuple[float, Axes], ...]
     optimizer_elements: float
     microbatches: int

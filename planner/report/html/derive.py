@@ -17,7 +17,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from planner.errors import PlanError
-from planner.execution import collectives as account
+from planner.execution import collectives
 from planner.execution.layout_flow import Flow
 from planner.execution.loops import RepeatedBlock, inner_flow, outer_flow
 from planner.execution.pipeline import Pipeline, pipeline_of
@@ -350,7 +350,7 @@ def _moves(p: Priced, home: list[int]) -> tuple[Move, ...]:
         graph.labels.get(n, n) for n, w in p.flow.weights.items() if w.zero == 3 and w.dim >= 0
     }
     out = []
-    uses = account.collectives(p.flow, p.runs, p.pricer.itemsize)
+    uses = collectives.collectives(p.flow, p.runs, p.pricer.itemsize)
     for use, seconds, hidden in sent_s(p.base, p.flow, p.runs, uses, p.pricer):
         if use.phase == "gradient":
             when = (
