@@ -17,56 +17,28 @@ import hashlib
 import json
 import os
 import re
-import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from costmodels.hardware.intake import opened
+from planner.cache.faults import TABLES, Faults, trusted
 from planner.errors import PlanError
 from planner.support.atomic_write import replacing
 
 if TYPE_CHECKING:
     from planner.cache.reshard_tables import Tables
 
-T = TypeVar("T")
 
 VARIABLE, OFF, NAME = "MESHWRIGHT_CACHE", "off", "meshwright"
-STRICT = "MESHWRIGHT_DEBUG"
-"""Where this variable is set, what goes wrong in the cache is an error. Tests run so."""
 MOST_BYTES, MOST_ENTRY_BYTES = 256 * 2**20, 16 * 2**20
-MOST_TABLES_BYTES, TABLES = 128 * 2**20, ".tables"
+MOST_TABLES_BYTES = 128 * 2**20
 """Files of tables, by the end of their names, take no more than a part: what spares a whole search
 stays longer."""
-MOST_TOLD = 200
-"""Letters of a fault, in a plan's file."""
 OURS = re.compile(r"\.?[0-9a-f]{32}(\.json|-[0-9a-f]{16}\.tables)(\..+)?")
 """Names of entries and of files of tables (planner.cache.reshard_tables), and of those that a
 process did not finish."""
-
-
-@dataclass
-class Faults:
-    """What went wrong in a cache that nobody expected: of each kind the first, in words. Without a
-    cache there would be a plan, so there is one with it."""
-
-    told: list[str] = field(default_factory=list)
-
-    def spare(self, what: str, work: Callable[[], T], otherwise: T) -> T:
-        """The result of work on the cache; where that fails, `otherwise`. Errors of users
-        (PlanError) are those of the model, and go on."""
-        try:
-            return work()
-        except PlanError:
-            raise
-        except Exception as e:
-            if os.environ.get(STRICT):
-                raise
-            said = f"{what}: {type(e).__name__}: {e}"[:MOST_TOLD]
-            if said not in self.told:
-                self.told.append(said)
-            return otherwise
 
 
 @dataclass
@@ -219,13 +191,6 @@ class Cache:
                 row[2].unlink(missing_ok=True)
                 rows.remove(row)
                 over -= row[1]
-
-
-def trusted(at: os.stat_result) -> bool:
-    """Whether a file is one of the user's own that no other may write."""
-    return stat.S_ISREG(at.st_mode) and (
-        os.name != "posix" or (at.st_uid == os.geteuid() and not at.st_mode & 0o022)
-    )
 
 
 def _digest(body: bytes) -> str:

@@ -33,7 +33,7 @@ from pathlib import Path
 import numpy as np
 
 from costmodels.hardware.intake import opened
-from planner.cache.folder import TABLES, Faults, trusted
+from planner.cache.faults import TABLES, Faults, trusted
 from planner.support.atomic_write import replacing
 
 FORMAT = 1

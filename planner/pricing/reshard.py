@@ -19,6 +19,7 @@ import numpy as np
 from planner.pricing.table_key import TableStore, key_of
 from planner.sharding.layout import Axes, group
 from planner.sharding.layout_table import LayoutColumn, LayoutTable
+from planner.sharding.reshard_table import reshard_table
 
 
 class LinePrices(Protocol):
@@ -48,7 +49,7 @@ class Conversions:
         self.sizes = dict(pricer.sizes)
         self.order = tuple(self.sizes)
         self.mesh = tuple(self.sizes.items())
-        self.pairs = atlas.pairs(self.order)
+        self.pairs = reshard_table(atlas, self.order)
         self._priced: dict[float, tuple[int, np.ndarray, np.ndarray]] = {}
         self._tables: dict[tuple, tuple[np.ndarray, np.ndarray]] = {}
         self._lines: tuple[int, np.ndarray, np.ndarray] = 0, np.zeros((0, 1)), np.zeros((0, 1))

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from planner.sharding.layout import Axes, Layout
-from planner.sharding.reshard_table import ReshardTable
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,13 +40,8 @@ class LayoutTable:
         self._derived: dict[tuple, list[tuple] | None] = {}
         """Moves of pairs that are alike: kind, numbers of axes and of cutting axes, and the
         rest."""
-        self._pairs: dict[Axes, ReshardTable] = {}
-
-    def pairs(self, order: Axes) -> ReshardTable:
-        """The moves of pairs of layouts on meshes of these axes."""
-        if order not in self._pairs:
-            self._pairs[order] = ReshardTable(self, order)
-        return self._pairs[order]
+        self.reshard: dict[Axes, Any] = {}
+        """Tables of pairs of layouts by axes of meshes, kept by planner.sharding.reshard_table."""
 
     def number(self, layout: Layout) -> int:
         """The layout's number."""

@@ -4,28 +4,25 @@ what each moves, whatever the sizes of the axes.
 On a tensor that both layouts cut evenly the collectives between them depend on neither its shape
 nor the sizes of the axes, and the payload of each is the whole tensor divided by the sizes of some
 axes. Neither the dims that both layouts leave whole nor the names of axes make a difference, nor
-does an axis that keeps its place: it only divides what moves. ReshardTable that are alike up to those
+does an axis that keeps its place: it only divides what moves. Pairs that are alike up to those
 (`planner.sharding.layout_pairs`) share a derivation.
 
 Where a layout pads a dim, the way depends on three facts per dim: whether both layouts pad it to
 the same extent, and whether each leaves it as it is. What moves is then a product over dims of the
 extent padded for one or the other layout, divided by the same axes: one derivation a pair (up to
 `_form`) and set of facts.
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from planner.sharding.layout import Axes, Layout, Step, convert
 from planner.sharding.layout_pairs import UNKNOWN, Differences
-
-if TYPE_CHECKING:
-    from planner.sharding.layout_table import LayoutTable
+from planner.sharding.layout_table import LayoutTable
 
 NAMES = tuple("abcdefghijklmnopqrstuvwxyz")
 """What axes are called where only how many there are makes a difference."""
@@ -69,6 +66,13 @@ def _form(source: Layout, target: Layout, order: Axes) -> tuple[tuple, Axes]:
     axes = tuple([a for a in order if any(a in row for row in rows)])
     number = {axis: k for k, axis in enumerate(axes)}
     return tuple([tuple([number[a] for a in row]) for row in rows]), axes
+
+
+def reshard_table(table: LayoutTable, order: Axes) -> ReshardTable:
+    """The moves between pairs of a table's layouts on meshes of these axes; made once."""
+    if order not in table.reshard:
+        table.reshard[order] = ReshardTable(table, order)
+    return table.reshard[order]
 
 
 class ReshardTable:

@@ -17,6 +17,7 @@ import numpy as np
 
 from planner.errors import PlanError, did_you_mean
 from planner.graph.ir import Graph, Node, Tensor, WeightRef
+from planner.workload.weight_globs import matching
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,6 @@ def parse_lora(text: str) -> Lora:
 def add_adapters(graph: Graph, text: str) -> Graph:
     """The graph with an adapter beside every target, trained; the rest is as `graph.trainable`
     says. Raises PlanError when a glob has no target."""
-    from planner.workload.trainable import matching
 
     spec = parse_lora(text)
     wanted = {n for glob in spec.targets for n in matching(graph, glob, "--lora")}

@@ -12,12 +12,12 @@ emitted program: both derive them from `Graph.trainable`.
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Sequence
 from dataclasses import replace
 
 from planner.errors import PlanError, did_you_mean
 from planner.graph.ir import Graph, Node, Tensor
+from planner.workload.weight_globs import matching
 
 
 def choose(
@@ -59,27 +59,6 @@ def choose(
         if n in chosen
     }  # named: trained beside the adapters
     return add_adapters(replace(graph, trainable=frozenset(kept)), lora)
-
-
-def matching(graph: Graph, glob: str, option: str) -> set[str]:
-    """Weights whose label or name matches. Raises PlanError when none does."""
-    names = {n: graph.labels.get(n, n) for n in graph.weights}
-    found = {
-        n
-        for n, label in names.items()
-        if fnmatch.fnmatchcase(label, glob) or fnmatch.fnmatchcase(n, glob)
-    }
-    if not found:
-        parts = dict.fromkeys(part for label in names.values() for part in label.split("."))
-        near = did_you_mean(glob, [*names.values(), *names]) or did_you_mean(
-            glob.strip("*."), list(parts)
-        )
-        raise PlanError(
-            "P036",
-            f"{option} {glob!r} matches no parameter",
-            help=[near or "`plan ops FILE --parameters` lists them"],
-        )
-    return found
 
 
 def _one(graph: Graph, name: str) -> str:

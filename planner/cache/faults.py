@@ -1,0 +1,58 @@
+"""What goes wrong in a cache costs time and no plan: faults are noted, and files of others are not
+read."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+from planner.errors import PlanError
+
+if TYPE_CHECKING:
+    pass
+
+
+TABLES = ".tables"
+"""How the names of files of tables end."""
+T = TypeVar("T")
+
+
+STRICT = "MESHWRIGHT_DEBUG"
+"""Where this variable is set, what goes wrong in the cache is an error. Tests run so."""
+
+
+MOST_TOLD = 200
+"""Letters of a fault, in a plan's file."""
+
+
+@dataclass
+class Faults:
+    """What went wrong in a cache that nobody expected: of each kind the first, in words. Without a
+    cache there would be a plan, so there is one with it."""
+
+    told: list[str] = field(default_factory=list)
+
+    def spare(self, what: str, work: Callable[[], T], otherwise: T) -> T:
+        """The result of work on the cache; where that fails, `otherwise`. Errors of users
+        (PlanError) are those of the model, and go on."""
+        try:
+            return work()
+        except PlanError:
+            raise
+        except Exception as e:
+            if os.environ.get(STRICT):
+                raise
+            said = f"{what}: {type(e).__name__}: {e}"[:MOST_TOLD]
+            if said not in self.told:
+                self.told.append(said)
+            return otherwise
+
+
+def trusted(at: os.stat_result) -> bool:
+    """Whether a file is one of the user's own that no other may write."""
+    return stat.S_ISREG(at.st_mode) and (
+        os.name != "posix" or (at.st_uid == os.geteuid() and not at.st_mode & 0o022)
+    )
