@@ -192,11 +192,10 @@ def late() -> list[str]:
         tree = ast.parse(path.read_text())
         for node in ast.walk(tree):
             if isinstance(node, ast.Import | ast.ImportFrom) and node not in tree.body:
-                names = (
-                    [a.name for a in node.names]
-                    if isinstance(node, ast.Import)
-                    else [node.module or ""]
-                )
+                names = [a.name for a in node.names]
+                if isinstance(node, ast.ImportFrom):
+                    whole = [f"{node.module}.{name}" for name in names]
+                    names = [n for n in whole if n in FILES] or [node.module or ""]
                 if not any(n in slow or n.partition(".")[0] in HEAVY for n in names):
                     out += [f"{module}: {n}" for n in names if n.partition(".")[0] in PACKAGES]
     return sorted(out)

@@ -308,7 +308,7 @@ def _by_work(problem: Problem, state: ground.Ground, budget: Budget) -> None:
 
 def _together(problem: Problem, state: ground.Ground, budget: Budget, provable: bool) -> Solution:
     from planner.solvers.neighbourhood import rounds
-    from planner.solvers.worker import Partner
+    from planner.solvers.partner import Partner
 
     assert budget.time_limit_s is not None
     began, limit = time.monotonic(), budget.time_limit_s

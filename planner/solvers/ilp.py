@@ -89,7 +89,7 @@ def _apart(problem: Problem, budget: Budget, start: np.ndarray | None) -> Soluti
     from planner.solvers.bounds.messages import Incumbent, Rising, raise_bound
     from planner.solvers.dp import Outcome, claim
     from planner.solvers.neighbourhood import ground
-    from planner.solvers.worker import Partner
+    from planner.solvers.partner import Partner
 
     assert budget.time_limit_s is not None
     model, clock = (

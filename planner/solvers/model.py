@@ -21,14 +21,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
 from planner.solvers.problem import FORBIDDEN, Problem
-
-if TYPE_CHECKING:
-    from planner.solvers.neighbourhood.changes import Changes
 
 INF_INT = 1 << 60
 """+inf of the int64 arrays: two of them still add without overflow."""
@@ -101,6 +98,8 @@ class Model:
     exact: bool = True
     cost_int: np.ndarray | None = None
     pairs_int: dict[tuple[int, int], np.ndarray] | None = field(default=None, repr=False)
+    memo: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    """What neighbourhoods derive once per model."""
 
     @property
     def nodes(self) -> int:
@@ -134,14 +133,6 @@ class Model:
             self.exact
             and float(np.maximum.reduceat(cost, self.offset[:-1]).sum()) + tables < SEARCHABLE
         )
-
-    @cached_property
-    def changes(self) -> Changes:
-        """Index arrays for changes of a choice; of a searchable model."""
-        from planner.solvers.neighbourhood.changes import Changes
-        from planner.solvers.neighbourhood.flat import flatten
-
-        return Changes(flatten(self), self.memory)
 
     def node_cost(self, i: int) -> np.ndarray:
         """Own cost of node i's strategies. [strategies]"""

@@ -11,6 +11,7 @@ import numpy as np
 from planner.solvers.exact.elimination import MOST_DIMS, Scratch, compile_tree
 from planner.solvers.exact.minibucket import split_tree
 from planner.solvers.model import Model
+from planner.solvers.neighbourhood.changes import changes_of
 from planner.solvers.neighbourhood.cuts_numpy import drawn
 
 
@@ -61,5 +62,5 @@ def test_tables_have_no_more_dims_than_an_array() -> None:
     assert max(map(len, tree.shape)) <= MOST_DIMS
     value, choice, _ = tree.run(model.cost)
     assert (value, tuple(choice)) == (cost, (0,) * 100)
-    cut = drawn(model, model.changes, 1e6, 1e6, np.random.default_rng(0), Scratch())
+    cut = drawn(model, changes_of(model), 1e6, 1e6, np.random.default_rng(0), Scratch())
     assert 0 < len(cut.free) < 100 and max(map(len, cut.tree.shape)) <= MOST_DIMS

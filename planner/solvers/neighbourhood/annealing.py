@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from planner.solvers.bounds import messages_numba as kernels
-from planner.solvers.neighbourhood import cutset, moves, rounds
+from planner.solvers.neighbourhood import cutset, moves
+from planner.solvers.neighbourhood.ground import Others, unit_of
 from planner.solvers.neighbourhood.search import Search
 
 TREES, TREE_PART = (100, 1000), 0.2
@@ -117,7 +118,7 @@ def anneal(
     state: Search,
     role: int,
     done: Callable[[float], float],
-    others: rounds.Others,
+    others: Others,
     descent: cutset.Descent,
     proposals: int,
 ) -> None:
@@ -128,7 +129,7 @@ def anneal(
     would only be spoilt by it. Under 1,000 nodes each run is from hot to cold: restarts.
     """
     best, n = state.best, state.model.nodes
-    annealer = Annealer(state, rounds.unit_of(state), tree_size=int(np.clip(TREE_PART * n, *TREES)))
+    annealer = Annealer(state, unit_of(state), tree_size=int(np.clip(TREE_PART * n, *TREES)))
     gap = (best.cost - best.bound) / max(abs(best.bound), 1.0) if np.isfinite(best.bound) else 1.0
     base = float(np.clip(HEAT * gap, *HEATS))
     plan = (

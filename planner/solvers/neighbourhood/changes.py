@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.solvers.model import Memory
-from planner.solvers.neighbourhood.flat import Flat
+from planner.solvers.model import Memory, Model
+from planner.solvers.neighbourhood.flat import Flat, flatten
 
 STEPS = 256
 """Changes that a repair may take, beside half as many as there are nodes."""
@@ -168,3 +168,11 @@ class Changes:
             if more > 0 and load[lo:hi].max() + more > f.limit:
                 return False
         return True
+
+
+def changes_of(model: Model) -> Changes:
+    """Index arrays for changes of a choice; of a searchable model. Made once per model."""
+    if "changes" not in model.memo:
+        model.memo["changes"] = Changes(flatten(model), model.memory)
+    found: Changes = model.memo["changes"]
+    return found

@@ -3,6 +3,8 @@ with numba) or in numpy (`plainsearch`)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Protocol
 
@@ -12,6 +14,7 @@ from planner.solvers.bounds.messages import Incumbent, Passes
 from planner.solvers.model import Model
 from planner.solvers.neighbourhood.flat import Flat
 from planner.solvers.neighbourhood.local import MANY
+from planner.solvers.neighbourhood.search_numpy import PlainSearch
 
 if TYPE_CHECKING:
     from planner.solvers.bounds.messages_small import Plain
@@ -79,3 +82,18 @@ def start(model: Model, seed: int) -> Ground:
 
     moves.seed(seed)
     return search.start(model)
+
+
+@dataclass(frozen=True)
+class Others:
+    """What is done with the rest of the portfolio: take over what it found, tell it what a run
+    ended with, and try mixtures."""
+
+    sync: Callable[[], None]
+    share: Callable[[np.ndarray], None]
+    mix: Callable[[], None]
+
+
+def unit_of(state: Ground) -> float:
+    """What a node costs at least, about."""
+    return max(abs(state.best.bound), 1e-3 * abs(state.best.cost), 1.0) / state.model.nodes

@@ -14,13 +14,10 @@ processes).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import count
 
-import numpy as np
-
 from planner.solvers.neighbourhood import cutset
-from planner.solvers.neighbourhood.ground import Ground
+from planner.solvers.neighbourhood.ground import Ground, Others, unit_of
 from planner.solvers.neighbourhood.search_numpy import PlainSearch
 
 FIRST, FRUITLESS, MIXED = (0.3, 0.9), 16, 4
@@ -28,16 +25,6 @@ FIRST, FRUITLESS, MIXED = (0.3, 0.9), 16, 4
 choice may bring nothing; and after how many mixtures are tried."""
 LINE, LINES, APART = 6, 8, 0.5
 """Descents of a line, most lines, and the part of the time for descents that they have."""
-
-
-@dataclass(frozen=True)
-class Others:
-    """What is done with the rest of the portfolio: take over what it found, tell it what a run
-    ended with, and try mixtures."""
-
-    sync: Callable[[], None]
-    share: Callable[[np.ndarray], None]
-    mix: Callable[[], None]
 
 
 def rounds(
@@ -83,8 +70,3 @@ def rounds(
         from planner.solvers.neighbourhood.annealing import anneal
 
         anneal(state, role, done, others, descent, proposals)  # type: ignore[arg-type]
-
-
-def unit_of(state: Ground) -> float:
-    """What a node costs at least, about."""
-    return max(abs(state.best.bound), 1e-3 * abs(state.best.cost), 1.0) / state.model.nodes

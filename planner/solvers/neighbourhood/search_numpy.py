@@ -16,7 +16,7 @@ from planner.solvers.bounds.messages import Incumbent
 from planner.solvers.exact.elimination import Scratch
 from planner.solvers.model import Model
 from planner.solvers.neighbourhood import cuts_numpy as plaincuts
-from planner.solvers.neighbourhood.changes import Changes
+from planner.solvers.neighbourhood.changes import Changes, changes_of
 from planner.solvers.neighbourhood.flat import Flat, high_of
 
 
@@ -70,13 +70,13 @@ class PlainSearch:
 
 def start(model: Model) -> PlainSearch:
     """A search over a model with exact costs."""
-    flat, rows = model.changes.flat, 0 if model.memory is None else model.memory.rows
+    flat, rows = changes_of(model).flat, 0 if model.memory is None else model.memory.rows
     best, positions = Incumbent(price=np.zeros(rows)), len(model.cost)
     return PlainSearch(
         model,
         flat,
         colours.Passes(flat),
-        model.changes,
+        changes_of(model),
         best,
         np.zeros(model.nodes, np.int64),
         np.zeros(positions),
