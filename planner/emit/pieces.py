@@ -18,18 +18,15 @@ steps, as they are in a shard_map program; other readers get them without the pa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from planner.emit.text import spec_text
+from planner.execution.layout_flow import Flow
 from planner.graph.ir import Node
 from planner.ops.base import axes_text
 from planner.sharding.layout import Axes, Layout, Step, group, padded
-
-if TYPE_CHECKING:
-    from planner.emit.body import Body
-    from planner.emit.values import Values
 
 BY_PIECE = frozenset({"RoutedExperts", "MaxPool"})
 """Loops over rows sorted by data; and max pooling, whose positions wait for an element of their
@@ -40,7 +37,20 @@ LOOKUPS = frozenset({"Gather", "GatherND"})
 table and one of its gradient."""
 
 
-def by_piece(body: Body, index: int) -> bool:
+class Statements(Protocol):
+    """What kernels of pieces need of the function that is being written (planner.emit.values)."""
+
+    flow: Flow
+
+    @property
+    def mesh(self) -> Mapping[str, int]:
+        """axis -> size."""
+
+    def step_text(self, x: str, step: Step) -> str:
+        """The expression of one step of a conversion."""
+
+
+def by_piece(body: Statements, index: int) -> bool:
     """Whether node `index` runs under shard_map (module docstring); only on several devices, and
     where no operand is a sum pending, which a jit program has nowhere."""
     node, rule, split = body.flow.graph.nodes[index], body.flow.rules[index], body.flow.split(index)
@@ -68,7 +78,7 @@ def by_piece(body: Body, index: int) -> bool:
     )
 
 
-def full_shape(body: Values, tensor: str, layout: Layout) -> tuple[int, ...]:
+def full_shape(body: Statements, tensor: str, layout: Layout) -> tuple[int, ...]:
     """Shape of a tensor whose dims are padded up to what their axes divide evenly."""
     return tuple(
         padded(n, axes, body.mesh)
@@ -76,7 +86,7 @@ def full_shape(body: Values, tensor: str, layout: Layout) -> tuple[int, ...]:
     )
 
 
-def operand(body: Body, index: int, slot: int) -> str:
+def operand(body: Statements, index: int, slot: int) -> str:
     """An operand of a kernel of pieces, x and its number; the gradient of a weight is reduced as
     the plan has it."""
     if found := _scattered(body, index, slot):
@@ -86,7 +96,7 @@ def operand(body: Body, index: int, slot: int) -> str:
 
 
 def on_pieces(
-    body: Body, text: str, index: int, args: Sequence[str], result: Layout
+    body: Statements, text: str, index: int, args: Sequence[str], result: Layout
 ) -> tuple[str, Layout]:
     """A kernel of pieces under shard_map, with the sums pending in its result, and the layout that
     the result then has."""
@@ -114,7 +124,7 @@ def on_pieces(
     )
 
 
-def _taken(body: Body, node: Node, result: Layout) -> Sequence[Step]:
+def _taken(body: Statements, node: Node, result: Layout) -> Sequence[Step]:
     """The steps that take a result's pending sums: those that begin every way to a reader, one sum
     where the ways differ."""
     if not result.partial:
@@ -131,7 +141,7 @@ def _taken(body: Body, node: Node, result: Layout) -> Sequence[Step]:
 
 
 def _scattered(
-    body: Body, index: int, slot: int, within: bool = False
+    body: Statements, index: int, slot: int, within: bool = False
 ) -> tuple[Axes, Axes, int] | None:
     """(axes, others, dim) of a weight's gradient that the plan scatters along a dim over some of
     the axes it is pending over and sums over the others; None of any other operand. within: only
@@ -155,7 +165,7 @@ def _scattered(
     return plan.axes, tuple(a for a in need.fan if a not in plan.axes), plan.dim
 
 
-def _exchanges(body: Body, index: int) -> bool:
+def _exchanges(body: Statements, index: int) -> bool:
     """Whether a node's kernel is one of pieces that send to their neighbours, or a convolution of
     cut rows: the partitioner of jax 0.10 gets the gradient of its weight wrong, and gathers what a
     ring passes on."""

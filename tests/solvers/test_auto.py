@@ -23,6 +23,7 @@ from planner.solvers.bounds.messages_small import Plain
 from planner.solvers.model import build
 from planner.solvers.neighbourhood import ground, local
 from planner.solvers.neighbourhood import search_numpy as plainsearch
+from planner.solvers.neighbourhood.changes import changes_of
 from planner.solvers.problem import Budget, Problem, evaluate
 from planner.solvers.reduce.reductions import Reduction, reduce
 from tests.problems import brute_force, floors_hold, random_problem, wide
@@ -231,13 +232,16 @@ def test_choices_made_to_fit_node_by_node_and_by_array_operations(seed: int) -> 
     model = build(problem)
     x = np.array([np.random.default_rng(seed).integers(s) for s in model.sizes])
     before = evaluate(problem, x)
-    for found, every in ((local.polish(model, x, 50), False), (model.changes.mended(x, 50), True)):
+    for found, every in (
+        (local.polish(model, x, 50), False),
+        (changes_of(model).mended(x, 50), True),
+    ):
         verdict = None if found is None else evaluate(problem, found)
         assert verdict is not None or not before.feasible
         if found is None or verdict is None or not verdict.feasible:
             assert not before.feasible
             continue
-        assert model.changes.cost(found) == verdict.cost and (
+        assert changes_of(model).cost(found) == verdict.cost and (
             not before.feasible or verdict.cost <= before.cost
         )
         for i, size in enumerate(model.sizes if every else ()):
