@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from onnx import defs
 
-from planner.onnx_backend.table import handled
+from planner.onnx_backend.handlers import handled
 from planner.ops import OPERATORS
 from planner.ops.lookup import NO_GRADIENT, rule_of
 from planner.reader.lower.opaque import _NEVER

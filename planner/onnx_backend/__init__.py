@@ -109,7 +109,7 @@ class Backend(_Backend):
         operator it is."""
         from onnx import defs, helper
 
-        from planner.onnx_backend.machine import value_info
+        from planner.onnx_backend.values import value_info
 
         arrays = list(inputs.values()) if isinstance(inputs, Mapping) else list(inputs)
         names = [n for n in dict.fromkeys(node.input) if n]

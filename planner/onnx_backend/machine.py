@@ -9,46 +9,23 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from planner.errors import PlanError
+from planner.onnx_backend.definitions import schema_body, single_node
+from planner.onnx_backend.handlers import handler_of
 from planner.onnx_backend.model import Static
 from planner.onnx_backend.program import fits
-from planner.onnx_backend.table import Call, Refused, Value, handler_of
+from planner.onnx_backend.table import Call, Refused, Scope, Value
+from planner.onnx_backend.values import dense
 from planner.ops import OPERATORS
 from planner.reader.lower.table import TABLE
 
 MAX_DEPTH = 64
 DYNAMIC = frozenset({"Constant", "If", "Loop", "Scan", "Identity"})
 """Operators that are never worth a program of their own, or hold subgraphs."""
-
-
-@dataclass
-class Scope:
-    """Names of one list of nodes; `parent` sees what is around a subgraph. `attrs`: attributes of
-    the function that is being run."""
-
-    values: dict[str, Value] = field(default_factory=dict)
-    parent: Scope | None = None
-    opsets: Mapping[str, int] = field(default_factory=dict)
-    attrs: Mapping[str, Any] = field(default_factory=dict)
-    depth: int = 0
-
-    def find(self, name: str) -> Value:
-        """The value of a name. Raises Refused."""
-        scope: Scope | None = self
-        while scope is not None:
-            if name in scope.values:
-                return scope.values[name]
-            scope = scope.parent
-        raise Refused(f"tensor {name!r} is used but nothing makes it")
-
-    def inner(self, values: dict[str, Value]) -> Scope:
-        """The scope of a subgraph."""
-        return Scope(values, self, self.opsets, self.attrs, self.depth + 1)
 
 
 class Machine:
@@ -159,7 +136,7 @@ class Machine:
             tuple((v.dtype.name, v.ndim) if v is not None else None for v in inputs),
         )
         if key not in self.programs:
-            self.programs[key] = Static(_alone(node, inputs, attributes, scope.opsets))
+            self.programs[key] = Static(single_node(node, inputs, attributes, scope.opsets))
         values = {f"x{k}": v for k, v in enumerate(inputs) if v is not None}
         made = iter(self.programs[key](values))
         return [next(made) if o else None for o in node.output]
@@ -206,117 +183,3 @@ def _attributes(node: Any, outer: Mapping[str, Any]) -> dict[str, Any]:
         elif a.ref_attr_name in outer:
             found[a.name] = outer[a.ref_attr_name]
     return found
-
-
-def _alone(
-    node: Any, inputs: Sequence[Value], attributes: Mapping[str, Any], opsets: Mapping[str, int]
-) -> Any:
-    """A model that holds one node; its inputs are x0, x1, ..."""
-    from onnx import NodeProto, helper
-
-    one = NodeProto()
-    one.CopyFrom(node)
-    del one.attribute[:], one.input[:]
-    for name, attribute in attributes.items():
-        one.attribute.add().CopyFrom(attribute)
-        one.attribute[-1].name = name
-    one.input.extend(f"x{k}" if v is not None else "" for k, v in enumerate(inputs))
-    infos = [value_info(f"x{k}", v) for k, v in enumerate(inputs) if v is not None]
-    outputs = [helper.make_empty_tensor_value_info(o) for o in node.output if o]
-    graph = helper.make_graph([one], "node", infos, outputs)
-    return helper.make_model(
-        graph, opset_imports=[helper.make_opsetid(d, v) for d, v in opsets.items()]
-    )
-
-
-def schema_body(
-    node: Any,
-    domain: str,
-    opset: int,
-    inputs: Sequence[Value],
-    attributes: dict[str, Any] | Mapping[str, Any],
-) -> Any:
-    """The FunctionProto by which ONNX defines an operator, defaults of its attributes added to
-    `attribute_proto`; or None."""
-    from onnx import FunctionProto, NodeProto, defs
-
-    try:
-        schema: Any = defs.get_schema(node.op_type, opset, domain)
-    except defs.SchemaError:
-        return None
-    body = FunctionProto()
-    if schema.has_context_dependent_function:
-        concrete = NodeProto()
-        concrete.CopyFrom(node)
-        del concrete.attribute[:]
-        for name, attribute in attributes.items():
-            concrete.attribute.add().CopyFrom(attribute)
-            concrete.attribute[-1].name = name
-        versions = [v for v in schema.context_dependent_function_opset_versions if v <= opset]
-        if versions:
-            types = [_type(v).SerializeToString() if v is not None else b"" for v in inputs]
-            body.ParseFromString(
-                schema.get_context_dependent_function_with_opset_version(
-                    versions[-1], concrete.SerializeToString(), types
-                )
-            )
-    if not body.node and schema.has_function:
-        versions = [v for v in schema.function_opset_versions if v <= opset]
-        if versions:
-            made = schema.get_function_with_opset_version(versions[-1])
-            body.ParseFromString(made if isinstance(made, bytes) else made.SerializeToString())
-    if not body.node:
-        return None
-    for name, attribute in schema.attributes.items():
-        default = attribute.default_value
-        if (
-            default is not None
-            and default.name
-            and not any(a.name == name for a in body.attribute_proto)
-        ):
-            body.attribute_proto.add().CopyFrom(default)
-            body.attribute_proto[-1].name = name
-    return body
-
-
-def _type(value: Value) -> Any:
-    from onnx import helper
-
-    if isinstance(value, list):
-        return helper.make_sequence_type_proto(
-            _type(value[0]) if value else helper.make_tensor_type_proto(1, None)
-        )
-    return helper.make_tensor_type_proto(element_code(value), value.shape)
-
-
-def value_info(name: str, value: np.ndarray) -> Any:
-    """ValueInfoProto of an array."""
-    from onnx import helper
-
-    return helper.make_tensor_value_info(name, element_code(value), value.shape)
-
-
-def element_code(value: np.ndarray) -> int:
-    """ONNX element type of an array; object and text arrays are strings."""
-    from onnx import TensorProto, helper
-
-    return (
-        int(TensorProto.STRING)
-        if value.dtype.kind in "OUS"
-        else int(helper.np_dtype_to_tensor_dtype(value.dtype))
-    )
-
-
-def dense(sparse: Any) -> np.ndarray:
-    """A SparseTensorProto as a dense array."""
-    from onnx import numpy_helper
-
-    values, indices, shape = (
-        numpy_helper.to_array(sparse.values),
-        numpy_helper.to_array(sparse.indices),
-        tuple(sparse.dims),
-    )
-    out = np.zeros(shape, values.dtype)
-    where = tuple(indices.T) if indices.ndim == 2 else np.unravel_index(indices, shape)
-    out[where] = values
-    return out

@@ -25,7 +25,7 @@ def constant(call: Call) -> Value:
     """The value of whichever attribute is given."""
     from onnx import numpy_helper
 
-    from planner.onnx_backend.machine import dense
+    from planner.onnx_backend.values import dense
 
     (name,) = call.attrs
     value = call.attrs[name]

@@ -1,4 +1,5 @@
-"""Handlers of operators that a Graph does not hold, by domain, name and the opset they appeared in.
+"""The table of handlers of operators that a Graph does not hold, by domain, name and the opset they
+appeared in; `handlers` fills it.
 
 A handler sees one node with its values and returns its outputs: numpy arrays, lists (sequences), or
 None (an empty optional). The one with the greatest `since` not above the model's opset serves.
@@ -6,36 +7,51 @@ None (an empty optional). The one with the greatest `since` not above the model'
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from planner.onnx_backend.machine import Machine, Scope
-
 Value = Any
-FAMILIES = (
-    "control",
-    "sequence",
-    "make",
-    "select",
-    "shape",
-    "quant",
-    "empty",
-    "text",
-    "vision",
-    "resize",
-    "ml",
-    "training",
-    "random",
-)
 
 
 class Refused(Exception):
     """This node cannot be run; the text says why."""
+
+
+@dataclass
+class Scope:
+    """Names of one list of nodes; `parent` sees what is around a subgraph. `attrs`: attributes of
+    the function that is being run."""
+
+    values: dict[str, Value] = field(default_factory=dict)
+    parent: Scope | None = None
+    opsets: Mapping[str, int] = field(default_factory=dict)
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    depth: int = 0
+
+    def find(self, name: str) -> Value:
+        """The value of a name. Raises Refused."""
+        scope: Scope | None = self
+        while scope is not None:
+            if name in scope.values:
+                return scope.values[name]
+            scope = scope.parent
+        raise Refused(f"tensor {name!r} is used but nothing makes it")
+
+    def inner(self, values: dict[str, Value]) -> Scope:
+        """The scope of a subgraph."""
+        return Scope(values, self, self.opsets, self.attrs, self.depth + 1)
+
+
+class Runner(Protocol):
+    """What a handler may ask of the machine that runs its node."""
+
+    model: Any
+
+    def subgraph(self, call: Call, graph: Any, inputs: Sequence[Value]) -> list[Value]:
+        """Outputs of a node's subgraph on given inputs."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +63,7 @@ class Call:
     inputs: tuple[Value, ...]
     attrs: Mapping[str, Any]
     opset: int
-    machine: Machine
+    machine: Runner
     scope: Scope
 
     def get(self, slot: int) -> Value:
@@ -71,7 +87,8 @@ class Call:
 
 
 Handler = Callable[[Call], Value]
-_HANDLERS: dict[tuple[str, str], list[tuple[int, Handler]]] = {}
+HANDLERS: dict[tuple[str, str], list[tuple[int, Handler]]] = {}
+"""Domain and operator -> (opset from which it serves, handler), ascending; `handlers` fills it."""
 
 
 def handles(*ops: str, since: int = 1, domain: str = "") -> Callable[[Handler], Handler]:
@@ -79,27 +96,12 @@ def handles(*ops: str, since: int = 1, domain: str = "") -> Callable[[Handler], 
 
     def register(handler: Handler) -> Handler:
         for op in ops:
-            found = _HANDLERS.setdefault((domain, op), [])
+            found = HANDLERS.setdefault((domain, op), [])
             found.append((since, handler))
             found.sort(key=lambda pair: pair[0])
         return handler
 
     return register
-
-
-def handler_of(domain: str, op: str, opset: int) -> Handler | None:
-    """The handler that serves an operator at an opset, or None."""
-    for family in FAMILIES:
-        import_module(f"planner.onnx_backend.{family}")
-    serving = [h for since, h in _HANDLERS.get((domain, op), []) if since <= opset]
-    return serving[-1] if serving else None
-
-
-def handled() -> tuple[tuple[str, str], ...]:
-    """(domain, operator) of everything in the table, sorted."""
-    for family in FAMILIES:
-        import_module(f"planner.onnx_backend.{family}")
-    return tuple(sorted(_HANDLERS))
 
 
 def as_array(value: Value) -> np.ndarray:

@@ -89,8 +89,8 @@ def gradient(call: Call) -> tuple[Value, ...]:
     are held fixed."""
     import jax
 
-    from planner.onnx_backend.machine import value_info
     from planner.onnx_backend.program import function_of
+    from planner.onnx_backend.values import value_info
 
     names, target = list(call.attr("xs")), str(call.attr("y"))
     values = dict(

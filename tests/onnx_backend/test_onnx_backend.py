@@ -18,7 +18,7 @@ import planner.onnx_backend
 from benchmarks.onnx_backend import MARKS, Outcome, draws, missed, reason_of, report, run_suite
 from planner.errors import PlanError
 from planner.onnx_backend import Backend
-from planner.onnx_backend.table import handled, handler_of
+from planner.onnx_backend.handlers import handled, handler_of
 
 STEP = 37
 """Every so many-th case of the suite's node tests is run by default."""

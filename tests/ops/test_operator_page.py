@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from planner.onnx_backend.table import handled
+from planner.onnx_backend.handlers import handled
 from planner.ops import OPERATORS
 from tests.operator_page import onnx_rows, page
 
