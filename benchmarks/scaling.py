@@ -175,7 +175,7 @@ def cell(study: str, value: int, limit: str, solver: str) -> Row:
     """One figure, in this process."""
     import resource
 
-    from planner.search.search import WORK
+    from planner.search.solving import WORK
     from planner.solvers import solve
 
     began = time.process_time()

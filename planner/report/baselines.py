@@ -17,7 +17,7 @@ TIE = 1e-3
 TABLES = {"tables_host": "tables on hosts", "tables_server": "tables on servers"}
 WITH_ROOM = "with_room"
 """The best plan that fits with room, beside one that fits tightly
-(planner.search.search.WITH_ROOM)."""
+(planner.search.canonical_form.WITH_ROOM)."""
 AXES = {"model": "tensor", STAGE: "pipeline"}
 """What people who know Megatron call an axis."""
 

@@ -35,7 +35,7 @@ from planner.space.build import build_space
 from planner.space.variables import Space, Variable
 
 if TYPE_CHECKING:
-    from planner.search.search import Search
+    from planner.search.solving import Solving
 
 SAME = 1e-9
 """Of two prices of one plan: sums of the same parts in another order."""
@@ -63,7 +63,7 @@ def _beside(axes: tuple[str, ...], pair: tuple[str, str]) -> bool:
 
 
 def joined(
-    search: Search, best: Candidate, space: Space, choice: tuple[int, ...], problem: Problem
+    search: Solving, best: Candidate, space: Space, choice: tuple[int, ...], problem: Problem
 ) -> tuple[Candidate, Space, tuple[int, ...], Problem]:
     """A plan, its space, choice and problem with axes that are used alike as one; as they are where
     there are none, or the price would be another."""
@@ -94,7 +94,7 @@ def joined(
     return replace(best, mesh=mesh, plan=plan, cost=cost), one, at, made
 
 
-def _space(search: Search, space: Space, plan: Plan, mesh: Mesh, names: Names) -> Space:
+def _space(search: Solving, space: Space, plan: Plan, mesh: Mesh, names: Names) -> Space:
     """The space of the joined mesh, of the splits that use its axes as one."""
     pairs = [(outer, inner) for outer, inner in pairwise(names) if names[outer] == names[inner]]
     allowed: dict[int, tuple[Split, ...]] = {}

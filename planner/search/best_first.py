@@ -53,7 +53,7 @@ from planner.space.variables import Space
 
 if TYPE_CHECKING:
     from planner.search.request import Candidate
-    from planner.search.search import Search
+    from planner.search.solving import Solving
 
 LONG_S = 5.0
 """Steps longer than this are bounded in nanoseconds."""
@@ -83,7 +83,7 @@ class BestFirst:
 
     def __init__(
         self,
-        search: Search,
+        search: Solving,
         label: str,
         meshes: Sequence[Mesh],
         allowed: Callable[[GraphFacts, Mesh], dict] | None,

@@ -38,7 +38,7 @@ from planner.space.build import build_space
 from planner.space.variables import Space, Variable
 
 if TYPE_CHECKING:
-    from planner.search.search import Search
+    from planner.search.solving import Solving
 
 
 class Stale(Exception):
@@ -96,7 +96,7 @@ def kept(found: Found) -> dict[str, Any] | None:
     }
 
 
-def recalled(search: Search, entry: Any) -> Found | None:
+def recalled(search: Solving, entry: Any) -> Found | None:
     """What the search would find, from an entry; None where it does not hold."""
     try:
         return _recalled(search, entry)
@@ -104,7 +104,7 @@ def recalled(search: Search, entry: Any) -> Found | None:
         return None
 
 
-def _recalled(search: Search, entry: Mapping[str, Any]) -> Found:
+def _recalled(search: Solving, entry: Mapping[str, Any]) -> Found:
     palette = _palette(entry)
     best = _candidate(search, entry["best"], palette)
     baselines = {
@@ -203,7 +203,7 @@ def _mesh(row: Mapping[str, Any], topology: Topology) -> Mesh:
     return mesh
 
 
-def _candidate(search: Search, row: Mapping[str, Any], palette: tuple[Split, ...]) -> Candidate:
+def _candidate(search: Solving, row: Mapping[str, Any], palette: tuple[Split, ...]) -> Candidate:
     """A candidate priced anew. Raises Stale where it is not possible, or no longer at its price."""
     request, t = search.request, _techniques(**row["techniques"])
     mesh = _mesh(row, request.topology)
@@ -287,7 +287,7 @@ def _lies_on(mesh: Mesh, topology: Topology) -> bool:
 
 
 def _space(
-    search: Search,
+    search: Solving,
     base: GraphFacts,
     best: Candidate,
     entry: Mapping[str, Any],

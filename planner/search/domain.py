@@ -58,7 +58,7 @@ Family = Callable[[GraphFacts, Mesh], Allowed]
 
 class SearchDomain:
     """The values of one request. base: rules and blocks at a number of microbatches
-    (planner.search.search.Search.base); out_of_time: nothing more is offered."""
+    (planner.search.workspace.Workspace.base); out_of_time: nothing more is offered."""
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 from difflib import SequenceMatcher
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from planner.errors import PlanError
 from planner.machine.topology import Mesh
@@ -38,7 +38,7 @@ from planner.space.families import Allowed
 if TYPE_CHECKING:
     from planner.analysis.facts import GraphFacts
     from planner.search.request import Candidate, Found
-    from planner.search.search import Search
+    from planner.search.solving import Solving
 
 MOST_SEARCHES = 8
 """Searches of one history."""
@@ -51,6 +51,7 @@ one to plan from."""
 SLOWER = 1.02
 """Times what the plan before leads one to expect, by the FLOPs of both models, that an answer may
 take."""
+S = TypeVar("S", bound="Solving")
 MODES = ("auto", "semi-auto")
 """In the others little is left to search."""
 
@@ -65,7 +66,7 @@ def contents(base: GraphFacts) -> tuple[str, ...]:
     )
 
 
-def remember(search: Search, key: str, found: Found) -> None:
+def remember(search: Solving, key: str, found: Found) -> None:
     """Add a search, kept under a key, to those that models like its own may be planned from; and
     tell the cache of the latest whose model is much like this one."""
     cache, base, best = search.request.cache, search.base(1), found.best
@@ -149,7 +150,7 @@ def _linked(base: GraphFacts) -> dict[int, frozenset[int]]:
     return {k: frozenset(others) for k, others in found.items()}
 
 
-def from_before(search: Search) -> tuple[Search, Candidate, Before] | None:
+def from_before(search: S) -> tuple[S, Candidate, Before] | None:
     """The best plan that keeps what a search before decided for most of the model, the search that
     has its details, and what was kept; None where there is no such."""
     request, cache, base = search.request, search.request.cache, search.base(1)
@@ -186,8 +187,8 @@ def from_before(search: Search) -> tuple[Search, Candidate, Before] | None:
 
 
 def _answer(
-    search: Search, before: Decided, held: Mapping[int, Split], most_s: float
-) -> tuple[Search, Candidate] | None:
+    search: S, before: Decided, held: Mapping[int, Split], most_s: float
+) -> tuple[S, Candidate] | None:
     """The best plan of at most so many seconds on the mesh of one before, with the splits that are
     held, and its search; where none fits, with as much in the host's memory as that one had."""
     numbered = search.base(1)
@@ -217,7 +218,7 @@ def _answer(
 
 
 def _allowed(
-    search: Search, numbered: GraphFacts, held: Mapping[int, Split], base: GraphFacts, mesh: Mesh
+    search: Solving, numbered: GraphFacts, held: Mapping[int, Split], base: GraphFacts, mesh: Mesh
 ) -> Allowed:
     """What pins leave, and of operators that are kept the one split that they had."""
     pins = search.request.pins

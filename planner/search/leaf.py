@@ -13,7 +13,7 @@ from planner.solvers.problem import Problem, Solution
 from planner.space.assemble import Techniques
 
 if TYPE_CHECKING:
-    from planner.search.search import Search
+    from planner.search.solving import Solving
 
 LEVEL_ORDER = (2, 1, 0, 3)
 """Of equal bounds the level that needs less memory goes first; level 3 costs time."""
@@ -68,7 +68,7 @@ class Leaf:
 class Asked:
     """The solves of one leaf: the work they took, and whether the work limit cut one."""
 
-    search: Search
+    search: Solving
     deeper: int
     work: int = 0
     cut: bool = False

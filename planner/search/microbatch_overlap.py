@@ -19,7 +19,7 @@ from planner.space.families import Allowed
 
 if TYPE_CHECKING:
     from planner.search.request import Candidate
-    from planner.search.search import Search
+    from planner.search.solving import Solving
 
 WORTH = 0.05
 """Copies are taken where they make a step shorter by this share at least: what hides is a guess."""
@@ -29,7 +29,7 @@ COPIES = 2
 
 
 def in_copies(
-    search: Search, best: Candidate, priced: Sequence[Candidate], limit_bytes: int
+    search: Solving, best: Candidate, priced: Sequence[Candidate], limit_bytes: int
 ) -> Candidate:
     """The best plan, or one of those priced in copies where that is worth it and takes so many
     bytes at most."""
@@ -78,7 +78,7 @@ def in_copies(
     return found
 
 
-def _copied(search: Search, c: Candidate, micro: int) -> Candidate | None:
+def _copied(search: Solving, c: Candidate, micro: int) -> Candidate | None:
     """A plan's splits with so many microbatches, COPIES at the same time; None where the batch does
     not divide that far."""
     base = search.base(micro)

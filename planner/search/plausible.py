@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import costmodels
 from costmodels.capacity import capacity
 from costmodels.hardware.units import show_time
 from planner.errors import PlanError
@@ -27,7 +28,6 @@ COUNTED = ("bfloat16", "float16")
 @cache
 def published() -> dict[str, dict[str, Any]]:
     """Device -> the best published MFU of a training run, which run, and where."""
-    import costmodels
 
     return tomllib.loads((Path(costmodels.__file__).parent / "published.toml").read_text())
 

@@ -13,48 +13,30 @@ What may be chosen is planner.search.domain's, what is asked and found planner.s
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 
-from planner.analysis.axis_roles import role_named
 from planner.cache.folder import Cache
-from planner.errors import PlanError
-from planner.execution.plan import Plan
-from planner.machine.mesh_choices import meshes, pinned_mesh
 from planner.machine.topology import Mesh
-from planner.pricing.step_time import derived
 from planner.search.axis_merging import joined
-from planner.search.axis_names import axis_names, renamed_candidate, renamed_mesh, renamed_space
-from planner.search.axis_symmetry import exchanged, mirrored
+from planner.search.baselines import tune_baselines
 from planner.search.best_first import WIDE_GAP, BestFirst
-from planner.search.bucketing import priced
 from planner.search.cache_entry import kept, recalled
-from planner.search.domain import Family
+from planner.search.canonical_form import WITH_ROOM, called, named, on_fewer_axes, plainest
 from planner.search.incremental import from_before, remember
-from planner.search.keys import incremental_key, model_key, reading_key, search_key
+from planner.search.keys import incremental_key, search_key
 from planner.search.machine_key import machine_key
 from planner.search.microbatch_overlap import in_copies
-from planner.search.request import TIE, TIE_MEMORY, Candidate, Covered, Found, Progress, Request
-from planner.search.stage_cuts import with_cuts
-from planner.search.workspace import Workspace
-from planner.solvers.exact.elimination import Scratch
-from planner.solvers.problem import FORBIDDEN, Budget, Problem, Solution, evaluate
-from planner.space.assemble import PICO, Techniques, assemble, least_working, usage_of
-from planner.space.build import splits_of
-from planner.space.families import batch_only, megatron_only, no_split
+from planner.search.request import Candidate, Covered, Found
+from planner.search.solving import Solving
+from planner.solvers.problem import Problem
+from planner.space.assemble import assemble
 from planner.space.variables import Space
-from planner.workload.model import Model
 from planner.workload.user_loss import is_user_loss
 
-WORK = {"dp": 2_000_000, "auto": 2_000_000}
-"""Work units (table entries visited) of one solve: a hundredth of a second on tables of repeated
-blocks. What it cuts keeps its bound, and the best of it is solved again
-(planner.search.best_first)."""
 BEHIND, LEADERS = 1.1, 3
 """The best plan with stages and the best without are both refined, unless one takes this many times
 the other's; where the bound is far, those of so many meshes. Meshes whose wide axis is parted where
@@ -62,11 +44,6 @@ the links are have as many stages as these."""
 FAR = 1.5
 """Where the smallest plan found takes this many times the limit, none that fits is looked for (it
 is found by bounds that are not tight)."""
-
-
-WITH_ROOM = "with_room"
-"""Key of the best plan that fits with the upper end of its memory range, among the baselines of one
-that fits tightly."""
 
 
 @dataclass(frozen=True)
@@ -86,21 +63,8 @@ class Reached:
     covers: tuple[Covered, ...] = ()
 
 
-class Search(Workspace):
+class Search(Solving):
     """One search. Deterministic unless the time limit cuts it."""
-
-    def __init__(self, model: Model, request: Request, progress: Progress | None = None) -> None:
-        super().__init__(model, request, self.out_of_time)
-        self.progress = progress
-        self.started = time.monotonic()
-        self.stopped = ""
-        self.scratch = Scratch()
-        self._details: dict[
-            int, tuple[Candidate, Space, tuple[int, ...], Problem]
-        ] = {}  # by id; the candidate is kept, so that ids stay unique
-        self._best: Candidate | None = None
-        self._at = "search"
-        self._bounds: dict[int, float] = {}  # by id of an explorer
 
     def run(self, *, how_close: bool = True) -> Found:
         """Search everything the request allows, or recall what such a search found before.
@@ -145,36 +109,8 @@ class Search(Workspace):
         within, best, before = answer
         if not self.confirmed(best.plan.microbatches):
             return None
-        found = within._complete(within._plainest(best), {}, 0.0)
+        found = within._complete(plainest(within, best), {}, 0.0)
         return replace(found, before=before)
-
-    @cached_property
-    def _key(self) -> str:
-        """What all that is kept of the model is kept under."""
-        return model_key(self.model)
-
-    def confirmed(self, microbatches: int) -> bool:
-        """Whether a graph was derived rightly (`Model.confirm`): read once, then known to the cache
-        for all searches of the model as it is."""
-        cache = self.request.cache
-        if (
-            cache is None
-            or is_user_loss(self.model.workload.loss)
-            or not self.model.derived(microbatches)
-        ):
-            return self.model.confirm(microbatches)
-        spare, right = cache.faults.spare, {"derived": "rightly"}
-        if spare(
-            "readings", lambda: cache.get(reading_key(self._key, microbatches)) == right, False
-        ):
-            return True
-        if found := self.model.confirm(microbatches):
-            spare(
-                "readings kept",
-                lambda: cache.put(reading_key(self._key, microbatches), right),
-                None,
-            )
-        return found
 
     def _searched(self, how_close: bool) -> Found:
         """The best plan that fits with room; one that fits tightly where none with room is within
@@ -224,10 +160,10 @@ class Search(Workspace):
             and np.isfinite(reached.bound_s)
             and (best is None or best.plan.copies == 1)
         )
-        holder = search if best is not None and id(best) in search._details else self
+        holder = search if best is not None and id(best) in search.details else self
         found = holder._complete(best, baselines, reached.bound_s if sure else 0.0, smallest)
         tried, stopped = (
-            len(self._details.keys() | search._details.keys()),
+            len(self.details.keys() | search.details.keys()),
             self.stopped or search.stopped,
         )
         return replace(
@@ -260,7 +196,7 @@ class Search(Workspace):
             # Baselines first: small searches, and what they reach is what the large one has to
             # beat.
             if request.baselines and not baselines:
-                self._baselines(baselines)
+                tune_baselines(self, baselines)
             main.run(
                 min((self.value(c) for c in self._eligible(baselines, limit_bytes)), default=np.inf)
                 if np.isinf(worth)
@@ -309,13 +245,13 @@ class Search(Workspace):
                 if c.cost.memory.total <= limit_bytes and self.value(c) < beaten
             ),
         )
-        best = self._on_fewer_axes(best, tried) if best is not None else None
+        best = on_fewer_axes(self, best, tried) if best is not None else None
         best = (
             in_copies(self, best, tuple(c for e in every for c in e.priced), limit_bytes)
             if best is not None and not self.stopped
             else best
         )
-        best = self._plainest(best) if best is not None else None
+        best = plainest(self, best) if best is not None else None
         bound, of_all = (
             min(map(proven, (e for e in every if e.meshes)))
             for proven in (BestFirst.bound, BestFirst.bound_of_all)
@@ -324,29 +260,6 @@ class Search(Workspace):
         return Reached(
             best, main, near, bound, of_all, of, self._covered([m for e in every for m in e.meshes])
         )
-
-    def _on_fewer_axes(self, best: Candidate, others: Sequence[Candidate]) -> Candidate:
-        """The plan, or where two of its axes do the same (data, data2) one on fewer axes that is as
-        fast and as small: what one odd operator gains by a second axis of the batch is less than a
-        tie."""
-        base = self.base(best.plan.microbatches)
-        assert base is not None
-        roles = [
-            role
-            for name in axis_names(base, best.plan, self.request.pins.named).values()
-            if (role := role_named(name))
-        ]
-        if len(set(roles)) == len(roles):
-            return best
-        close = (
-            c
-            for c in others
-            if len(c.mesh.axes) < len(best.mesh.axes)
-            and self.value(c) <= (1 + TIE) * self.value(best)
-            and c.cost.step_time_s <= (1 + TIE) * best.cost.step_time_s
-            and c.cost.memory.total <= (1 + TIE_MEMORY) * best.cost.memory.total
-        )
-        return min(close, key=lambda c: c.key(self.request), default=best)
 
     def _covered(self, meshes: Sequence[Mesh]) -> tuple[Covered, ...]:
         """What a bound over these meshes holds for."""
@@ -415,18 +328,18 @@ class Search(Workspace):
         space, choice, problem = self._among_all(best) if best else (None, (), None)
         if best is not None and space is not None and problem is not None:
             best, space, choice, problem = joined(self, best, space, choice, problem)
-            best, space = self._named(best, space)
+            best, space = named(self, best, space)
         base = self.base(best.plan.microbatches if best else 1)
         assert base is not None
         return Found(
             best,
-            self._called(baselines),
+            called(self, baselines),
             base,
             space,
             choice,
             problem,
             bound_s,
-            len(self._details),
+            len(self.details),
             self.stopped,
             smallest,
         )
@@ -453,13 +366,13 @@ class Search(Workspace):
         smallest = most._smallest(found, baselines) if how_close else near
         return Found(
             None,
-            self._called(baselines),
+            called(self, baselines),
             base,
             None,
             (),
             None,
             0.0,
-            len(self._details),
+            len(self.details),
             "",
             smallest,
         )
@@ -488,19 +401,6 @@ class Search(Workspace):
             limit_bytes,
         )
 
-    def offloading(self, offload: tuple[str, ...]) -> Search:
-        """The same search with so much in the host's memory, in the time that is left."""
-        left = self.request.time_limit_s and max(
-            0.0, self.request.time_limit_s - (time.monotonic() - self.started)
-        )
-        again = Search(
-            self.model,
-            replace(self.request, offload=offload, baselines=False, time_limit_s=left),
-            self.progress,
-        )
-        again._bases, again._atlas = self._bases, self._atlas
-        return again
-
     def _offloaded(
         self,
         offload: tuple[str, ...],
@@ -513,8 +413,8 @@ class Search(Workspace):
         found = self.offloading(offload).run(how_close=how_close)
         return replace(
             found,
-            baselines=self._called(baselines),
-            tried=found.tried + len(self._details),
+            baselines=called(self, baselines),
+            tried=found.tried + len(self.details),
             bound_s=min(bound, found.bound_s),
         )  # both searches covered the same
 
@@ -568,7 +468,7 @@ class Search(Workspace):
     def _among_all(self, best: Candidate) -> tuple[Space, tuple[int, ...], Problem]:
         """A plan's space, choice and problem; where any plan would have done, beside every split of
         its mesh, so that what else was there can be said."""
-        _, space, choice, problem = self._details[id(best)]
+        _, space, choice, problem = self.details[id(best)]
         whole = (
             self.space(best.mesh, best.plan.microbatches, None, pinned=False)
             if self.offered.free
@@ -587,70 +487,6 @@ class Search(Workspace):
             return space, choice, problem
         return whole, at, assemble(whole, best.techniques, self.request.limit_bytes)
 
-    def _plainest(self, best: Candidate) -> Candidate:
-        """The plan, or one that is told apart from it by nothing that costs, where it is no dearer:
-        without an optimizer level that finds nothing to cut, and of the mirror images in which axes
-        that cost the same change places (planner.search.axis_symmetry) the usual one.
-        """
-        _, space, choice, _ = self._details[id(best)]
-        pins, techniques = self.request.pins, best.techniques
-        swap = exchanged(best.mesh, axis_names(space.base, best.plan, pins.axes), pins.axes)
-        image = (mirrored(space, choice, best.mesh, swap) if swap else None) or choice
-        if (
-            best.plan.zero
-            and "zero_stage" not in pins.techniques
-            and not any(w.zero for w in derived(space.base, best.plan)[0].weights.values())
-        ):
-            techniques = replace(techniques, zero=0)
-        if (image, techniques) == (choice, best.techniques):
-            return best
-        other = self.price(
-            space,
-            best.mesh,
-            techniques,
-            Solution(image, "feasible"),
-            best.label,
-            copies=best.plan.copies,
-        )
-        if other is None or other.key(self.request) > best.key(self.request):
-            return best
-        proven = replace(
-            other, bound_s=best.bound_s, status=best.status
-        )  # of the problem that offers both
-        self._details[id(proven)] = proven, *self._details[id(other)][1:]
-        return proven
-
-    def _named(self, best: Candidate, space: Space) -> tuple[Candidate, Space]:
-        """A plan and its space with axes called by what they do; names the user gave stay."""
-        names = axis_names(space.base, best.plan, self.request.pins.named)
-        if all(a == b for a, b in names.items()):
-            return best, space
-        mesh = renamed_mesh(best.mesh, names)
-        return renamed_candidate(best, mesh, names), renamed_space(space, mesh, names)
-
-    def _called(self, baselines: Mapping[str, Candidate]) -> dict[str, Candidate]:
-        """Baselines, and the plan with room, with axes called by what they do."""
-        found: dict[str, Candidate] = {}
-        for label, c in baselines.items():
-            base = self.base(c.plan.microbatches)
-            assert base is not None
-            names = axis_names(base, c.plan, self.request.pins.named if label == WITH_ROOM else ())
-            found[label] = renamed_candidate(c, renamed_mesh(c.mesh, names), names)
-        return found
-
-    def out_of_time(self) -> bool:
-        """Whether the time limit has passed (remembered as `stopped`)."""
-        limit = self.request.time_limit_s
-        if limit is not None and time.monotonic() - self.started > limit:
-            self.stopped = "time"
-        return bool(self.stopped)
-
-    def value(self, c: Candidate | None) -> float:
-        """What is minimised: seconds, or bytes."""
-        if c is None:
-            return np.inf
-        return c.cost.memory.total if self.request.objective == "memory" else c.cost.step_time_s
-
     def _eligible(self, baselines: Mapping[str, Candidate], limit_bytes: int) -> list[Candidate]:
         """Baselines that may be the answer: they take so many bytes at most, and keep pins and
         mode."""
@@ -660,219 +496,8 @@ class Search(Workspace):
             if c.cost.memory.total <= limit_bytes and self.offered.keeps(c)
         ]
 
-    def report(self, candidate: Candidate, pinned: bool) -> None:
-        """Tell the caller about a better plan that may be the answer. pinned: it respects the
-        user's pins and mode."""
-        if (
-            self.progress
-            and (pinned or self.offered.free)
-            and (self._best is None or self.value(candidate) < self.value(self._best))
-        ):
-            self._best = candidate
-            self.progress(self._at, candidate.cost.step_time_s, self._bound)
-
-    # --- solving and pricing
-    # ------------------------------------------------------------------------------------------------------------------  # noqa: E501
-
-    def solve(self, problem: Problem, deeper: int = 1, below: float = np.inf) -> Solution:
-        """The requested solver's answer; its choice may be empty. deeper: times the usual work
-        limit; below: as in `Budget`."""
-        left = None
-        if self.request.time_limit_s is not None:
-            left = max(0.05, self.request.time_limit_s - (time.monotonic() - self.started))
-        name = self.request.solver if self.request.solver != "auto" else "dp"
-        return self._ask(
-            problem,
-            name,
-            Budget(
-                time_limit_s=left,
-                work=deeper * WORK[name] if name in WORK else None,
-                seed=self.request.seed,
-                below=below,
-            ),
-        )
-
-    @staticmethod
-    def _ask(problem: Problem, name: str, budget: Budget) -> Solution:
-        """A solver's answer; one that was interrupted hands the interruption on."""
-        from planner.solvers import solve
-
-        solution = solve(problem, name, budget)
-        if solution.stopped == "interrupt":
-            raise KeyboardInterrupt
-        return solution
-
-    @staticmethod
-    def proven(problem: Problem, solution: Solution, unit_s: float = 1 / PICO) -> float:
-        """A solver's bound in seconds, less what rounding to whole units may have added."""
-        return max(
-            0.0, ((solution.bound or 0.0) - 0.5 * (len(problem.cost) + len(problem.edges))) * unit_s
-        )
-
-    def looking(self, mesh: Mesh, number: int, of: int) -> None:
-        """Which mesh is looked at now, for those who watch."""
-        self._at = (
-            f"mesh {number} of {of}"
-            f" ({' x '.join(f'{name} {size}' for name, size in mesh.shape if size > 1) or 'one device'})"  # noqa: E501
-        )
-        if self.progress and self._best is not None:
-            self.progress(self._at, self._best.cost.step_time_s, self._bound)
-
-    def bounded(self, bound_s: float, family: BestFirst) -> None:
-        """What a family has proven, for those who watch: no plan of it is below."""
-        self._bounds[id(family)] = bound_s
-        if self.progress and self._best is not None:
-            self.progress(self._at, self._best.cost.step_time_s, self._bound)
-
-    @property
-    def _bound(self) -> float | None:
-        """The least of what the families so far have proven, no more than the best plan takes; None
-        before."""
-        least = min(self._bounds.values(), default=0.0)
-        return min(least, self._best.cost.step_time_s) if least and self._best is not None else None
-
-    def price_smallest(
-        self,
-        space: Space,
-        mesh: Mesh,
-        techniques: Techniques,
-        label: str,
-        copies: int = 1,
-        below: float = np.inf,
-    ) -> Candidate | None:
-        """The fastest of the plans that need the least memory under these techniques; None where
-        that is not below so many bytes."""
-        problem = assemble(space, techniques, None)
-        by_size = replace(
-            problem,
-            cost=tuple(
-                u + np.where(c >= FORBIDDEN, c, 0)
-                for c, u in zip(problem.cost, problem.live_usage, strict=True)
-            ),
-            tables=tuple(np.where(t >= FORBIDDEN, t, 0) for t in problem.tables),
-        )
-        solved = self.solve(by_size)
-        if not solved.choice:
-            return None
-        least = evaluate(problem, solved.choice).peak_usage
-        if least + least_working(space, techniques) >= below:
-            return None
-        fastest = self.solve(replace(problem, usage_limit=least))
-        found = fastest if fastest.choice else replace(solved, bound=None)
-        if (
-            sum(usage_of(space, techniques, found.choice)) >= below
-        ):  # known before the whole plan is priced
-            return None
-        return self.price(space, mesh, techniques, found, label, copies=copies)
-
-    def price(
-        self,
-        space: Space,
-        mesh: Mesh,
-        techniques: Techniques,
-        solved: Solution,
-        label: str,
-        unit_s: float = 1 / PICO,
-        copies: int = 1,
-    ) -> Candidate | None:
-        """Price a solution as a whole plan; None where its blocks cannot be dealt out to stages.
-        unit_s: of the solution's bound; copies: Plan.copies."""
-        problem = assemble(space, techniques, self.request.limit_bytes)
-        choice = tuple(int(x) for x in solved.choice)
-        objective = evaluate(problem, choice).cost / PICO
-        plan = Plan(
-            mesh.shape,
-            splits_of(space, choice),
-            techniques.zero,
-            mesh.zero_axes,
-            techniques.recompute,
-            techniques.microbatches,
-            space.base.runs,
-            schedule=techniques.schedule if mesh.stages > 1 else "",
-            virtual=techniques.virtual,
-            offload=self.offered.sent(space.base, mesh, techniques.recompute),
-            copies=copies,
-        )
-        try:
-            plan = with_cuts(
-                space.base,
-                plan,
-                space.pricer,
-                (self.request.limit_bytes, self.request.roomy_bytes),
-                self.request.widths,
-            )
-            plan, cost = priced(space.base, plan, self.pricer(mesh), self.request.bucket)
-        except PlanError as e:
-            if e.code != "P068":
-                raise
-            self.refused = e
-            return None
-        candidate = Candidate(
-            label,
-            mesh,
-            plan,
-            cost,
-            techniques,
-            objective,
-            self.proven(problem, solved, unit_s),
-            solved.status,
-        )
-        self._details[id(candidate)] = candidate, space, choice, problem
-        self.plans.append(plan)
-        return candidate
-
-    # --- baselines
-    # ----------------------------------------------------------------------------------------------------------------------------  # noqa: E501
-
     def tuned_baselines(self) -> dict[str, Candidate]:
         """The baselines alone, for a plan that was not searched for."""
         found: dict[str, Candidate] = {}
-        self._baselines(found)
-        return self._called(found)
-
-    def _baselines(self, found: dict[str, Candidate]) -> None:
-        """Adds data_parallel, zero3, megatron and replicated, each tuned over microbatches,
-        recompute and optimizer level under the same limits: with room where it fits so."""
-        topology, n = self.request.topology, self.request.topology.devices
-        one = (self.offered.replicas(),)
-        node = topology.levels[0].size
-        inner = tuple(
-            m
-            for m in meshes(topology)
-            if len(m.axes) <= 2 and m.axes[-1].name == "tensor" and m.axes[-1].size <= node
-        )
-        levels = (0, 1) if self.training else (0,)
-        families: list[tuple[str, tuple[Mesh, ...], Family, tuple[int, ...]]] = [
-            ("data_parallel", one, lambda b, m: batch_only(b, m.shape, ("data",)), levels),
-            ("replicated", (pinned_mesh(topology, {"data": n}),), lambda b, m: no_split(b), (0,)),
-        ]
-        if self.training:
-            families.append(("zero3", one, lambda b, m: batch_only(b, m.shape, ("data",)), (3,)))
-        base = self.base(1)
-        staged = (
-            tuple(m for m in self.offered.staged() if dict(m.shape).get("tensor", 1) <= node)
-            if base is not None and base.dealt
-            else ()
-        )
-        if n > 1 and (inner or staged):
-            families.append(("megatron", inner + staged, megatron_only, levels))
-        for label, on, allowed, at in families:
-            explorer = BestFirst(
-                self, label, on, allowed, at, self.request.roomy_bytes, pinned=False
-            )
-            try:
-                best = explorer.run() or explorer.smallest()
-                if (
-                    best is not None
-                    and self.request.roomy_bytes
-                    < best.cost.memory.total
-                    <= self.request.limit_bytes
-                ):
-                    explorer = BestFirst(self, label, on, allowed, at, pinned=False)
-                    best = explorer.run() or best
-            except KeyboardInterrupt:
-                if explorer.best is not None:  # it may have been reported
-                    found[label] = explorer.best
-                raise
-            if best is not None:
-                found[label] = best
+        tune_baselines(self, found)
+        return called(self, found)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from planner.whatif.reprice import Priced
 
 WORK = 20_000_000
-"""Work units of the search for a better choice (planner.search.search.WORK): less than a second."""
+"""Work units of the search for a better choice (planner.search.solving.WORK): less than a second."""  # noqa: E501
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,8 @@ from planner.search.axis_merging import joined, used_alike
 from planner.search.axis_names import axis_names, renamed_cost, renamed_mesh, renamed_plan
 from planner.search.best_first import BestFirst
 from planner.search.build_request import make_request
+from planner.search.canonical_form import named as named_by_use
+from planner.search.canonical_form import on_fewer_axes
 from planner.search.request import Found
 from planner.search.search import Search
 from planner.sharding.rule import PENDING
@@ -175,7 +177,7 @@ def test_neighbours_that_every_decision_uses_as_one_are_one_axis_of_the_same_pri
         for kind, rows in two.cost.traffic.items()
     }
     assert len(choice) == len(space.variables) == len(problem.cost)
-    named, _ = search._named(one, space)
+    named, _ = named_by_use(search, one, space)
     assert named.mesh.shape == ((("fsdp" if zero == 3 else "data"), 16),)
 
 
@@ -268,11 +270,12 @@ def test_of_plans_as_fast_and_as_small_the_one_without_a_second_axis_of_its_kind
         one.cost.memory, activations=one.cost.memory.activations + two.cost.memory.total // 50
     )
     assert (
-        search._on_fewer_axes(two, [two, one]) is one
-        and search._on_fewer_axes(one, [two, one]) is one
+        on_fewer_axes(search, two, [two, one]) is one
+        and on_fewer_axes(search, one, [two, one]) is one
     )
     assert (
-        search._on_fewer_axes(
+        on_fewer_axes(
+            search,
             two,
             [
                 two,

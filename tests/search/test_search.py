@@ -81,7 +81,7 @@ def test_an_unstaged_plan_costs_no_less_than_its_solver_said(
     request = make_request(devices=devices, hardware=None, topology=None)
     made = Search(Model.open(source, Workload(batch=batch), devices), request)
     made.run()
-    priced = [c for c, *_ in made._details.values() if c.mesh.stages == 1]
+    priced = [c for c, *_ in made.details.values() if c.mesh.stages == 1]
     assert len(priced) >= 3
     for c in priced:
         assert c.objective_s <= c.cost.step_time_s * (1 + 1e-9), (
@@ -233,7 +233,7 @@ def test_for_memory_no_plan_is_priced_that_is_known_to_be_larger() -> None:
         made.run().best,
         [
             (c.cost.memory.total, sum(usage_of(space, c.techniques, choice)))
-            for c, space, choice, _ in made._details.values()
+            for c, space, choice, _ in made.details.values()
         ],
     )
     assert best is not None and all(known <= total + 1 for total, known in sizes)

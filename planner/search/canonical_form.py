@@ -1,0 +1,98 @@
+"""Of plans that cost the same, the one to show: on few axes, without what changes nothing, and with
+axes called by what they do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from planner.analysis.axis_roles import role_named
+from planner.pricing.step_time import derived
+from planner.search.axis_names import axis_names, renamed_candidate, renamed_mesh, renamed_space
+from planner.search.axis_symmetry import exchanged, mirrored
+from planner.search.request import TIE, TIE_MEMORY, Candidate
+from planner.search.solving import Solving
+from planner.solvers.problem import Solution
+from planner.space.variables import Space
+
+WITH_ROOM = "with_room"
+"""Key of the best plan that fits with the upper end of its memory range, among the baselines of one
+that fits tightly."""
+
+
+def on_fewer_axes(search: Solving, best: Candidate, others: Sequence[Candidate]) -> Candidate:
+    """The plan, or where two of its axes do the same (data, data2) one on fewer axes that is as
+    fast and as small: what one odd operator gains by a second axis of the batch is less than a
+    tie."""
+    base = search.base(best.plan.microbatches)
+    assert base is not None
+    roles = [
+        role
+        for name in axis_names(base, best.plan, search.request.pins.named).values()
+        if (role := role_named(name))
+    ]
+    if len(set(roles)) == len(roles):
+        return best
+    close = (
+        c
+        for c in others
+        if len(c.mesh.axes) < len(best.mesh.axes)
+        and search.value(c) <= (1 + TIE) * search.value(best)
+        and c.cost.step_time_s <= (1 + TIE) * best.cost.step_time_s
+        and c.cost.memory.total <= (1 + TIE_MEMORY) * best.cost.memory.total
+    )
+    return min(close, key=lambda c: c.key(search.request), default=best)
+
+
+def plainest(search: Solving, best: Candidate) -> Candidate:
+    """The plan, or one that is told apart from it by nothing that costs, where it is no dearer:
+    without an optimizer level that finds nothing to cut, and of the mirror images in which axes
+    that cost the same change places (planner.search.axis_symmetry) the usual one.
+    """
+    _, space, choice, _ = search.details[id(best)]
+    pins, techniques = search.request.pins, best.techniques
+    swap = exchanged(best.mesh, axis_names(space.base, best.plan, pins.axes), pins.axes)
+    image = (mirrored(space, choice, best.mesh, swap) if swap else None) or choice
+    if (
+        best.plan.zero
+        and "zero_stage" not in pins.techniques
+        and not any(w.zero for w in derived(space.base, best.plan)[0].weights.values())
+    ):
+        techniques = replace(techniques, zero=0)
+    if (image, techniques) == (choice, best.techniques):
+        return best
+    other = search.price(
+        space,
+        best.mesh,
+        techniques,
+        Solution(image, "feasible"),
+        best.label,
+        copies=best.plan.copies,
+    )
+    if other is None or other.key(search.request) > best.key(search.request):
+        return best
+    proven = replace(
+        other, bound_s=best.bound_s, status=best.status
+    )  # of the problem that offers both
+    search.details[id(proven)] = proven, *search.details[id(other)][1:]
+    return proven
+
+
+def named(search: Solving, best: Candidate, space: Space) -> tuple[Candidate, Space]:
+    """A plan and its space with axes called by what they do; names the user gave stay."""
+    names = axis_names(space.base, best.plan, search.request.pins.named)
+    if all(a == b for a, b in names.items()):
+        return best, space
+    mesh = renamed_mesh(best.mesh, names)
+    return renamed_candidate(best, mesh, names), renamed_space(space, mesh, names)
+
+
+def called(search: Solving, baselines: Mapping[str, Candidate]) -> dict[str, Candidate]:
+    """Baselines, and the plan with room, with axes called by what they do."""
+    found: dict[str, Candidate] = {}
+    for label, c in baselines.items():
+        base = search.base(c.plan.microbatches)
+        assert base is not None
+        names = axis_names(base, c.plan, search.request.pins.named if label == WITH_ROOM else ())
+        found[label] = renamed_candidate(c, renamed_mesh(c.mesh, names), names)
+    return found

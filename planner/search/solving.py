@@ -1,0 +1,264 @@
+"""Solutions of solvers as whole, priced plans; time, progress and what has been proven so far.
+
+What explores (planner.search.best_first and its neighbours) is given one of these; the outer search
+(planner.search.search) is one.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+
+from planner.errors import PlanError
+from planner.execution.plan import Plan
+from planner.machine.topology import Mesh
+from planner.search.bucketing import priced
+from planner.search.keys import model_key, reading_key
+from planner.search.request import Candidate, Progress, Request
+from planner.search.stage_cuts import with_cuts
+from planner.search.workspace import Workspace
+from planner.solvers.exact.elimination import Scratch
+from planner.solvers.problem import FORBIDDEN, Budget, Problem, Solution, evaluate
+from planner.space.assemble import PICO, Techniques, assemble, least_working, usage_of
+from planner.space.build import splits_of
+from planner.space.variables import Space
+from planner.workload.model import Model
+from planner.workload.user_loss import is_user_loss
+
+WORK = {"dp": 2_000_000, "auto": 2_000_000}
+"""Work units (table entries visited) of one solve: a hundredth of a second on tables of repeated
+blocks. What it cuts keeps its bound, and the best of it is solved again
+(planner.search.best_first)."""
+
+
+class Solving(Workspace):
+    """Asks solvers, prices what they answer, and says so to whoever watches."""
+
+    def __init__(self, model: Model, request: Request, progress: Progress | None = None) -> None:
+        super().__init__(model, request, self.out_of_time)
+        self.progress = progress
+        self.started = time.monotonic()
+        self.stopped = ""
+        self.scratch = Scratch()
+        self.details: dict[
+            int, tuple[Candidate, Space, tuple[int, ...], Problem]
+        ] = {}  # by id; the candidate is kept, so that ids stay unique
+        self._best: Candidate | None = None
+        self._at = "search"
+        self._bounds: dict[int, float] = {}  # by id of an explorer
+
+    @cached_property
+    def _key(self) -> str:
+        """What all that is kept of the model is kept under."""
+        return model_key(self.model)
+
+    def confirmed(self, microbatches: int) -> bool:
+        """Whether a graph was derived rightly (`Model.confirm`): read once, then known to the cache
+        for all searches of the model as it is."""
+        cache = self.request.cache
+        if (
+            cache is None
+            or is_user_loss(self.model.workload.loss)
+            or not self.model.derived(microbatches)
+        ):
+            return self.model.confirm(microbatches)
+        spare, right = cache.faults.spare, {"derived": "rightly"}
+        if spare(
+            "readings", lambda: cache.get(reading_key(self._key, microbatches)) == right, False
+        ):
+            return True
+        if found := self.model.confirm(microbatches):
+            spare(
+                "readings kept",
+                lambda: cache.put(reading_key(self._key, microbatches), right),
+                None,
+            )
+        return found
+
+    def out_of_time(self) -> bool:
+        """Whether the time limit has passed (remembered as `stopped`)."""
+        limit = self.request.time_limit_s
+        if limit is not None and time.monotonic() - self.started > limit:
+            self.stopped = "time"
+        return bool(self.stopped)
+
+    def value(self, c: Candidate | None) -> float:
+        """What is minimised: seconds, or bytes."""
+        if c is None:
+            return np.inf
+        return c.cost.memory.total if self.request.objective == "memory" else c.cost.step_time_s
+
+    def report(self, candidate: Candidate, pinned: bool) -> None:
+        """Tell the caller about a better plan that may be the answer. pinned: it respects the
+        user's pins and mode."""
+        if (
+            self.progress
+            and (pinned or self.offered.free)
+            and (self._best is None or self.value(candidate) < self.value(self._best))
+        ):
+            self._best = candidate
+            self.progress(self._at, candidate.cost.step_time_s, self._bound)
+
+    def solve(self, problem: Problem, deeper: int = 1, below: float = np.inf) -> Solution:
+        """The requested solver's answer; its choice may be empty. deeper: times the usual work
+        limit; below: as in `Budget`."""
+        left = None
+        if self.request.time_limit_s is not None:
+            left = max(0.05, self.request.time_limit_s - (time.monotonic() - self.started))
+        name = self.request.solver if self.request.solver != "auto" else "dp"
+        return self._ask(
+            problem,
+            name,
+            Budget(
+                time_limit_s=left,
+                work=deeper * WORK[name] if name in WORK else None,
+                seed=self.request.seed,
+                below=below,
+            ),
+        )
+
+    @staticmethod
+    def _ask(problem: Problem, name: str, budget: Budget) -> Solution:
+        """A solver's answer; one that was interrupted hands the interruption on."""
+        from planner.solvers import solve
+
+        solution = solve(problem, name, budget)
+        if solution.stopped == "interrupt":
+            raise KeyboardInterrupt
+        return solution
+
+    @staticmethod
+    def proven(problem: Problem, solution: Solution, unit_s: float = 1 / PICO) -> float:
+        """A solver's bound in seconds, less what rounding to whole units may have added."""
+        return max(
+            0.0, ((solution.bound or 0.0) - 0.5 * (len(problem.cost) + len(problem.edges))) * unit_s
+        )
+
+    def looking(self, mesh: Mesh, number: int, of: int) -> None:
+        """Which mesh is looked at now, for those who watch."""
+        self._at = (
+            f"mesh {number} of {of}"
+            f" ({' x '.join(f'{name} {size}' for name, size in mesh.shape if size > 1) or 'one device'})"  # noqa: E501
+        )
+        if self.progress and self._best is not None:
+            self.progress(self._at, self._best.cost.step_time_s, self._bound)
+
+    def bounded(self, bound_s: float, family: object) -> None:
+        """What a family has proven, for those who watch: no plan of it is below."""
+        self._bounds[id(family)] = bound_s
+        if self.progress and self._best is not None:
+            self.progress(self._at, self._best.cost.step_time_s, self._bound)
+
+    @property
+    def _bound(self) -> float | None:
+        """The least of what the families so far have proven, no more than the best plan takes; None
+        before."""
+        least = min(self._bounds.values(), default=0.0)
+        return min(least, self._best.cost.step_time_s) if least and self._best is not None else None
+
+    def offloading(self, offload: tuple[str, ...]) -> Self:
+        """The same search with so much in the host's memory, in the time that is left."""
+        left = self.request.time_limit_s and max(
+            0.0, self.request.time_limit_s - (time.monotonic() - self.started)
+        )
+        again = type(self)(
+            self.model,
+            replace(self.request, offload=offload, baselines=False, time_limit_s=left),
+            self.progress,
+        )
+        again._bases, again._atlas = self._bases, self._atlas
+        return again
+
+    def price_smallest(
+        self,
+        space: Space,
+        mesh: Mesh,
+        techniques: Techniques,
+        label: str,
+        copies: int = 1,
+        below: float = np.inf,
+    ) -> Candidate | None:
+        """The fastest of the plans that need the least memory under these techniques; None where
+        that is not below so many bytes."""
+        problem = assemble(space, techniques, None)
+        by_size = replace(
+            problem,
+            cost=tuple(
+                u + np.where(c >= FORBIDDEN, c, 0)
+                for c, u in zip(problem.cost, problem.live_usage, strict=True)
+            ),
+            tables=tuple(np.where(t >= FORBIDDEN, t, 0) for t in problem.tables),
+        )
+        solved = self.solve(by_size)
+        if not solved.choice:
+            return None
+        least = evaluate(problem, solved.choice).peak_usage
+        if least + least_working(space, techniques) >= below:
+            return None
+        fastest = self.solve(replace(problem, usage_limit=least))
+        found = fastest if fastest.choice else replace(solved, bound=None)
+        if (
+            sum(usage_of(space, techniques, found.choice)) >= below
+        ):  # known before the whole plan is priced
+            return None
+        return self.price(space, mesh, techniques, found, label, copies=copies)
+
+    def price(
+        self,
+        space: Space,
+        mesh: Mesh,
+        techniques: Techniques,
+        solved: Solution,
+        label: str,
+        unit_s: float = 1 / PICO,
+        copies: int = 1,
+    ) -> Candidate | None:
+        """Price a solution as a whole plan; None where its blocks cannot be dealt out to stages.
+        unit_s: of the solution's bound; copies: Plan.copies."""
+        problem = assemble(space, techniques, self.request.limit_bytes)
+        choice = tuple(int(x) for x in solved.choice)
+        objective = evaluate(problem, choice).cost / PICO
+        plan = Plan(
+            mesh.shape,
+            splits_of(space, choice),
+            techniques.zero,
+            mesh.zero_axes,
+            techniques.recompute,
+            techniques.microbatches,
+            space.base.runs,
+            schedule=techniques.schedule if mesh.stages > 1 else "",
+            virtual=techniques.virtual,
+            offload=self.offered.sent(space.base, mesh, techniques.recompute),
+            copies=copies,
+        )
+        try:
+            plan = with_cuts(
+                space.base,
+                plan,
+                space.pricer,
+                (self.request.limit_bytes, self.request.roomy_bytes),
+                self.request.widths,
+            )
+            plan, cost = priced(space.base, plan, self.pricer(mesh), self.request.bucket)
+        except PlanError as e:
+            if e.code != "P068":
+                raise
+            self.refused = e
+            return None
+        candidate = Candidate(
+            label,
+            mesh,
+            plan,
+            cost,
+            techniques,
+            objective,
+            self.proven(problem, solved, unit_s),
+            solved.status,
+        )
+        self.details[id(candidate)] = candidate, space, choice, problem
+        self.plans.append(plan)
+        return candidate
