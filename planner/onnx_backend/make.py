@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from planner.onnx_backend.table import Call, Refused, Value, as_array, handles
+from planner.onnx_backend.values import dense
 
 
 def element_type(code: int) -> np.dtype:
@@ -24,8 +25,6 @@ def element_type(code: int) -> np.dtype:
 def constant(call: Call) -> Value:
     """The value of whichever attribute is given."""
     from onnx import numpy_helper
-
-    from planner.onnx_backend.values import dense
 
     (name,) = call.attrs
     value = call.attrs[name]

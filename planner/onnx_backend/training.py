@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from planner.onnx_backend.program import function_of
 from planner.onnx_backend.table import Call, Value, as_array, handles
+from planner.onnx_backend.values import value_info
 from planner.reader import read_model
 
 PREVIEW = "ai.onnx.preview.training"
@@ -88,9 +90,6 @@ def gradient(call: Call) -> tuple[Value, ...]:
     """Derivatives of tensor `y` by the tensors `xs`, through the nodes of the graph around; `zs`
     are held fixed."""
     import jax
-
-    from planner.onnx_backend.program import function_of
-    from planner.onnx_backend.values import value_info
 
     names, target = list(call.attr("xs")), str(call.attr("y"))
     values = dict(

@@ -23,24 +23,23 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from itertools import count
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
-from planner.solvers import dp
+from planner.solvers import dp, ilp, recursive
 from planner.solvers.bounds import messages as prices
 from planner.solvers.bounds.lagrangian import Clock
+from planner.solvers.bounds.messages import Incumbent
 from planner.solvers.bounds.messages_small import Plain
 from planner.solvers.exact import narrow
 from planner.solvers.exact.elimination import compile_tree
 from planner.solvers.model import Model, build
-from planner.solvers.neighbourhood import ground
+from planner.solvers.neighbourhood import ground, rounds
 from planner.solvers.neighbourhood.fuse import Pool
+from planner.solvers.partner import Partner
 from planner.solvers.problem import Budget, Problem, Solution, evaluate
 from planner.solvers.reduce.reductions import reduce
-
-if TYPE_CHECKING:
-    from planner.solvers.bounds.messages import Incumbent
 
 DEFAULT_WORK = 1e10
 NARROW = 6e7
@@ -227,8 +226,6 @@ def _plain(
     problem: Problem, budget: Budget, start: tuple[int, ...] | None, provable: bool
 ) -> Solution:
     """Without a search: `recursive`, then HiGHS for the rest of the time."""
-    from planner.solvers import ilp, recursive
-
     began = time.monotonic()
     quick = _merge(problem, Solution((), "none", None), recursive.solve(problem, budget, start))
     if quick.status in ("optimal", "infeasible") or not (provable or budget.time_limit_s):
@@ -249,8 +246,6 @@ def _searched(problem: Problem, state: ground.Ground, budget: Budget, provable: 
         return _together(problem, state, budget, provable)
     work = float(budget.work or DEFAULT_WORK)
     if provable:
-        from planner.solvers import ilp
-
         _by_work(problem, state, replace(budget, work=int(work / 4)))
         known = None if state.best.x is None else state.best.x
         exact = ilp.solve_reduced(problem, replace(budget, work=max(1, int(work / 5e6))), known)
@@ -279,8 +274,6 @@ def _mixing(problem: Problem, budget: Budget) -> Pool:
 
 def _by_work(problem: Problem, state: ground.Ground, budget: Budget) -> None:
     """Prices for 30 % of the work, descents and annealing for the rest."""
-    from planner.solvers.neighbourhood import rounds
-
     assert budget.work is not None
     spent, work, pool = 0.0, float(budget.work), _mixing(problem, budget)
 
@@ -307,9 +300,6 @@ def _by_work(problem: Problem, state: ground.Ground, budget: Budget) -> None:
 
 
 def _together(problem: Problem, state: ground.Ground, budget: Budget, provable: bool) -> Solution:
-    from planner.solvers.neighbourhood import rounds
-    from planner.solvers.partner import Partner
-
     assert budget.time_limit_s is not None
     began, limit = time.monotonic(), budget.time_limit_s
     best, stopped = state.best, "time"

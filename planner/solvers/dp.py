@@ -29,6 +29,7 @@ from planner.solvers.exact import narrow
 from planner.solvers.exact.branch import branch
 from planner.solvers.exact.elimination import Tree, compile_tree
 from planner.solvers.exact.labels import close_gap
+from planner.solvers.exact.minibucket import bounded
 from planner.solvers.model import INF_INT, Model, build, restrict
 from planner.solvers.neighbourhood import ground
 from planner.solvers.neighbourhood.local import polish
@@ -138,8 +139,6 @@ def _too_wide(
     below: float,
 ) -> Outcome:
     """Narrowed until its elimination has room; where it never has, a choice and a bound."""
-    from planner.solvers.exact.minibucket import bounded
-
     floor = -np.inf
     if model.searchable and narrow.worthwhile(model, clock):
         passes = ground.plain(model)

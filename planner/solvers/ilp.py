@@ -25,8 +25,12 @@ from typing import Literal
 import numpy as np
 
 from planner.solvers.bounds.lagrangian import Clock
+from planner.solvers.bounds.messages import Incumbent, Rising, raise_bound
+from planner.solvers.dp import Outcome, claim
 from planner.solvers.model import Model, build
+from planner.solvers.neighbourhood import ground
 from planner.solvers.neighbourhood.local import polish
+from planner.solvers.partner import Partner
 from planner.solvers.problem import Budget, Problem, Solution, evaluate
 from planner.solvers.reduce.reductions import reduce
 
@@ -86,11 +90,6 @@ def solve(problem: Problem, budget: Budget, start: tuple[int, ...] | None = None
 def _apart(problem: Problem, budget: Budget, start: np.ndarray | None) -> Solution:
     """HiGHS in another process: in a large program it looks at no clock and hears no Ctrl-C.
     Meanwhile prices of memory bring a choice and a bound here."""
-    from planner.solvers.bounds.messages import Incumbent, Rising, raise_bound
-    from planner.solvers.dp import Outcome, claim
-    from planner.solvers.neighbourhood import ground
-    from planner.solvers.partner import Partner
-
     assert budget.time_limit_s is not None
     model, clock = (
         build(problem),

@@ -14,9 +14,12 @@ from typing import IO
 
 import numpy as np
 
+from planner.solvers import ilp
 from planner.solvers.bounds.messages import Rising, raise_bound
+from planner.solvers.model import build
+from planner.solvers.neighbourhood import ground, rounds
 from planner.solvers.partner import Inbox, get, put
-from planner.solvers.problem import Budget, Problem
+from planner.solvers.problem import Budget, Problem, evaluate
 
 
 def main() -> None:
@@ -34,9 +37,6 @@ def main() -> None:
 
 
 def _serve_ilp(problem: Problem, time_s: float, sink: IO[bytes]) -> None:
-    from planner.solvers import ilp
-    from planner.solvers.problem import evaluate
-
     found = ilp.solve_reduced(problem, Budget(time_limit_s=time_s))
     x = np.array(found.choice, np.int64) if found.choice else None
     cost = float(evaluate(problem, found.choice).cost) if found.choice else np.inf
@@ -47,9 +47,6 @@ def _serve_ilp(problem: Problem, time_s: float, sink: IO[bytes]) -> None:
 def _serve_search(
     problem: Problem, time_s: float, seed: int, sink: IO[bytes], inbox: Inbox
 ) -> None:
-    from planner.solvers.model import build
-    from planner.solvers.neighbourhood import ground, rounds
-
     began, told = time.monotonic(), np.inf
     state = ground.start(build(problem), seed)
     best = state.best

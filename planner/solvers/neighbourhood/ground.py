@@ -6,19 +6,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from planner.solvers.bounds.messages import Incumbent, Passes
+from planner.solvers.bounds.messages_small import Plain
 from planner.solvers.model import Model
+from planner.solvers.neighbourhood import search_numpy
 from planner.solvers.neighbourhood.flat import Flat
 from planner.solvers.neighbourhood.local import MANY
-from planner.solvers.neighbourhood.search_numpy import PlainSearch
-
-if TYPE_CHECKING:
-    from planner.solvers.bounds.messages_small import Plain
-    from planner.solvers.neighbourhood.search_numpy import PlainSearch
 
 
 class Cut(Protocol):
@@ -64,20 +61,15 @@ def compiled() -> bool:
     return True
 
 
-def plain(model: Model) -> Plain | PlainSearch:
+def plain(model: Model) -> Plain | search_numpy.PlainSearch:
     """Passes in numpy: of few nodes one by one."""
-    from planner.solvers.bounds.messages_small import Plain
-    from planner.solvers.neighbourhood import search_numpy as plainsearch
-
-    return plainsearch.start(model) if model.nodes > MANY else Plain(model)
+    return search_numpy.start(model) if model.nodes > MANY else Plain(model)
 
 
 def start(model: Model, seed: int) -> Ground:
     """A search over a model with exact costs."""
     if not compiled():
-        from planner.solvers.neighbourhood import search_numpy as plainsearch
-
-        return plainsearch.start(model)
+        return search_numpy.start(model)
     from planner.solvers.neighbourhood import moves, search
 
     moves.seed(seed)

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Exact reduction: a smaller problem with the same optimum, and the way back."""
