@@ -24,6 +24,7 @@ from typing import Any
 
 from planner.errors import PlanError
 from planner.pins.pins import Pins, parse_pins
+from planner.reader.jax.primitives import PRIMITIVES
 from planner.reader.jax.trace import Trace, Value
 from planner.strategy.jax_shardings import mesh_of, partition, shardings
 from planner.strategy.strategy import Strategy
@@ -118,7 +119,7 @@ def traced(
             help=["jax.make_jaxpr(fn)(params, ...) says more"],
         ) from e
     words = list(inspect.signature(fn).parameters)
-    trace = Trace(getattr(fn, "__name__", "function"))
+    trace = Trace(getattr(fn, "__name__", "function"), primitives=PRIMITIVES)
     leaves = [
         _leaf(path, aval, words) for (path, _), aval in zip(shapes, closed.in_avals, strict=True)
     ]

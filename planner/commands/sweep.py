@@ -104,13 +104,14 @@ def _by_hardware(paid: dict[str, float], hardware: list[str]) -> dict[str, float
 
 def run(args: argparse.Namespace) -> int:
     """One row per point; a point that does not work says why and is no failure of the others."""
+    import planner.api as api
     from planner.report.sweep import as_json, sweep_text
     from planner.whatif.sweep import Sweeper
     from planner.whatif.sweep_rows import run_of
 
     asked, points = _asked(args), _points(args)
     paid = _by_hardware(prices(args.price), [p.hardware for p in points])
-    sweeper = Sweeper(args.model, _common(args), lambda said: console.live(True, said))
+    sweeper = Sweeper(args.model, _common(args), lambda said: console.live(True, said), api.plan)
     rows: list[Row] = []
     stopped = ended = False
     keep = _keeper(args)

@@ -9,6 +9,9 @@ report   the summary and the page                                    program  on
 loop that generates
 """
 
-from planner.serving.result import Serving
+from planner.serving.report import summary
+from planner.serving.result import PRINTERS, Serving
+
+PRINTERS.append(summary)
 
 __all__ = ["Serving"]

@@ -4,7 +4,7 @@ and the file that keeps them."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -132,9 +132,11 @@ class Serving:
         return made
 
     def __str__(self) -> str:
-        from planner.serving.report import summary
+        return PRINTERS[-1](self) if PRINTERS else f"serving plan of {self.step.model['name']}"
 
-        return summary(self)
+
+PRINTERS: list[Callable[[Serving], str]] = []
+"""How a serving plan is shown in words: planner.serving, which has the report too, says so."""
 
 
 def read(path: str | Path) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from planner.errors import PlanError
 from planner.machine.topology import Topology, device, for_devices
 from planner.machine.topology_file import from_file, is_topology
 from planner.machine.tpu_slices import named_slice, part_of_host, slice_shapes
+from planner.strategy.strategy import Strategy
 from planner.whatif.sweep_rows import Point, Row, bytes_of, front
 
 MOST_DEVICES = 65_536
@@ -28,11 +29,12 @@ Watch = Callable[[str], AbstractContextManager[Any]]
 @dataclass
 class Sweeper:
     """Plans a model at points. common: keyword arguments of `planner.plan` that all share; watch:
-    wraps every plan with a line for people."""
+    wraps every plan with a line for people; plan: `planner.plan`."""
 
     source: str
     common: Mapping[str, Any]
     watch: Watch
+    plan: Callable[..., Strategy]
     scaling: str = ""
     _helped: set[str] = field(default_factory=set)
     _started: float = field(default_factory=time.monotonic)
@@ -80,8 +82,6 @@ class Sweeper:
     def _plan(self, point: Point, *, remedies: bool | None = None, **more: Any) -> Row:
         """One plan. remedies: whether to look for what would help where nothing fits; by default
         once for each hardware."""
-        import planner.api as api
-
         n: int | None = point.devices
         chip = None
         try:
@@ -106,7 +106,7 @@ class Sweeper:
                     **sizes,
                     **more,
                 }
-                strategy = api.plan(source, progress=line.report, remedies=helping, **options)
+                strategy = self.plan(source, progress=line.report, remedies=helping, **options)
         except PlanError as e:
             if e.code == "P026" and line.interrupted:
                 raise KeyboardInterrupt from e

@@ -92,7 +92,7 @@ def unwatched(said: str) -> Iterator[console.Live]:
 
 def sweeper(source: str, **more: Any) -> Sweeper:
     common = {"workload": "train", "pins": None, "dims": {}, **more}
-    return Sweeper(source, common, unwatched)
+    return Sweeper(source, common, unwatched, planner.api.plan)
 
 
 # --- runs and answers
@@ -603,5 +603,5 @@ def test_a_sweep_is_bounded_in_devices_and_keeps_its_time_for_all_points(
         "--time-limit: 1 of 3 points were planned in 60 s" in shown.err and "2 devices" in shown.out
     )
     monkeypatch.undo()
-    assert Sweeper(MLP, {"time_limit_s": 0.0}, lambda said: contextlib.nullcontext()).left_s == 0.0
-    assert Sweeper(MLP, {}, lambda said: contextlib.nullcontext()).left_s is None
+    assert Sweeper(MLP, {"time_limit_s": 0.0}, lambda said: contextlib.nullcontext(), planner.api.plan).left_s == 0.0
+    assert Sweeper(MLP, {}, lambda said: contextlib.nullcontext(), planner.api.plan).left_s is None

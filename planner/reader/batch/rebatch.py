@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from planner.errors import PlanError
 from planner.graph.ir import WeightRef
+from planner.reader.batch.rules import RULES
 from planner.reader.batch.trace import Demand, Dims, Marks, Tracer, behind, size
 from planner.reader.draft.draft import (
     FOLD_ELEMENTS,
@@ -48,6 +49,7 @@ def rebatch(draft: Draft, bound: Bound) -> None:
             {name: leaves[name] for name in leaves},
             made,
             bound.traced,
+            rules=RULES,
             exported=exported,
         )
         tracer.run()

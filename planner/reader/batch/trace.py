@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -46,6 +46,7 @@ class Tracer:
         made: dict[int, Dims],
         traced: Sequence[str],
         *,
+        rules: Mapping[str, Callable[[Tracer, Op], list[Dims]]],
         exported: int,
         by_size: bool = False,
     ) -> None:
@@ -56,6 +57,7 @@ class Tracer:
             exported,
             by_size,
         )
+        self.rules = rules
         self.marks: dict[str, Marks] = {**leaves}
         self.demands: list[Demand] = []
         self.expands: list[
@@ -72,15 +74,13 @@ class Tracer:
 
     def step(self, op: Op) -> None:
         """Follows the batch through one operation."""
-        from planner.reader.batch.rules import RULES
-
         forced = self.made.get(id(op))
         if forced is not None:
             self.marks[op.outputs[0]] = forced
             return
         if not any(0 in factors for i in op.inputs if i for factors in self.dims(i)):
             return
-        rule = RULES.get(op.op)
+        rule = self.rules.get(op.op)
         if rule is None:
             self._other(op)
             return

@@ -13,7 +13,7 @@ Weights hold no bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -64,6 +64,8 @@ class Trace:
     stacked: dict[str, int] = field(default_factory=dict)
     whole: set[str] = field(default_factory=set)
     replicated: dict[str, int] = field(default_factory=dict)
+    primitives: Mapping[str, Any] = field(default_factory=dict)
+    """Name of a primitive -> what writes it (planner.reader.jax.primitives)."""
     prefix: str = ""
     _counts: dict[str, int] = field(default_factory=dict)
     _constants: dict[tuple, Value] = field(default_factory=dict)
@@ -156,8 +158,6 @@ class Trace:
 
     def jaxpr(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Value]) -> list[Value]:
         """The results of an open jaxpr."""
-        from planner.reader.jax.primitives import PRIMITIVES
-
         env: dict[Any, Value] = dict(
             zip(
                 jaxpr.constvars,
@@ -190,7 +190,7 @@ class Trace:
             elif name == "scan":
                 made = self.scan(eqn.params, ins)
             else:
-                write: Callable[..., list[Value] | None] | None = PRIMITIVES.get(name)
+                write: Callable[..., list[Value] | None] | None = self.primitives.get(name)
                 made = (write(self, eqn.params, ins, outs) if write else None) or self._whole(
                     name, ins, outs
                 )

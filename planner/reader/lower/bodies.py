@@ -25,10 +25,6 @@ from planner.reader.draft.shapes import Type
 from planner.reader.lower.call import Call, Frame, Unsupported
 from planner.reader.onnx.check import order_nodes
 
-MOST_NESTED = 128
-"""Bodies inside bodies, of a whole model: every plan prices each once for each that it is in, and a
-file of a few kilobytes can double them with every level."""
-
 
 class Captured(Frame):
     """Names of a body: its own, then those around it, which become captures of its draft."""
@@ -98,16 +94,9 @@ class Body:
     def _lower(self, call: Call, graph: Any, what: str) -> None:
         from planner.reader.draft.simplify import tidy
         from planner.reader.fuse.fuse import fuse
-        from planner.reader.lower.lowering import Lowering
 
         outer = call.lowering
-        lowering = Lowering(self.draft, outer.functions, {})
-        lowering.problems, lowering.bad, lowering.ids = outer.problems, outer.bad, outer.ids
-        lowering.expanded, lowering.notes = outer.expanded, outer.notes
-        lowering.within, lowering.nested = True, outer.nested
-        outer.nested[0] += outer.within
-        if outer.nested[0] > MOST_NESTED:
-            raise Unsupported(f"more than {MOST_NESTED} bodies inside bodies of control flow")
+        lowering = outer.of_body(self.draft)
         before = len(outer.problems)
         for tensor in graph.initializer:
             lowering.add_initializer(self.frame, tensor, tensor.name)

@@ -3,18 +3,17 @@ canonical operations."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from planner.reader.draft.shapes import ShapeError
+from planner.graph.ir import WeightRef
+from planner.reader.draft.draft import Draft
+from planner.reader.draft.shapes import ShapeError, Type
+from planner.reader.lower.guide import Guide
 from planner.reader.onnx.statement import Statement
-
-if TYPE_CHECKING:
-    from planner.reader.lower.lowering import Lowering
-
 
 MOST_INTS = 4096
 
@@ -48,6 +47,44 @@ class Frame:
         return self.parent.find(name)
 
 
+class Driver(Protocol):
+    """What rules ask of the lowering that drives them (planner.reader.lower.lowering)."""
+
+    draft: Draft
+    functions: Mapping[tuple[str, str, str], Any]
+    declared: dict[str, Type]
+    problems: list[str]
+    bad: dict[str, str]
+    guide: Guide | None
+    nested: list[int]
+    expanded: list[int]
+    sequences: dict[str, tuple[str, ...]]
+    selected: dict[str, Any]
+    pairs: set[str]
+    columns: dict[str, str]
+
+    def of_body(self, draft: Draft) -> Driver:
+        """The lowering of a body of control flow."""
+
+    def add_initializer(self, frame: Frame, tensor: Any, name: str) -> None:
+        """Registers a TensorProto of a body as a leaf."""
+
+    def add_ref(self, name: str, shape: tuple[int, ...], dtype: str, ref: WeightRef) -> None:
+        """Decides whether a leaf's value is known at once or may be a parameter."""
+
+    def run(self, nodes: Sequence[Statement], frame: Frame) -> None:
+        """Lowers nodes in dependency order within a frame."""
+
+    def enter(self, call: Call, function: Any) -> None:
+        """Lowers a function body in place of its call."""
+
+    def branch(self, call: Call, graph: Any) -> None:
+        """Lowers the taken branch of a constant If in place of it."""
+
+    def remark(self, note: str) -> None:
+        """A note for the user, once."""
+
+
 class Call:
     """One ONNX node being lowered: resolved inputs, attributes with defaults, and ways to emit."""
 
@@ -66,7 +103,7 @@ class Call:
 
     def __init__(
         self,
-        lowering: Lowering,
+        lowering: Driver,
         node: Statement,
         frame: Frame,
         id_: str,

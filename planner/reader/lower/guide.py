@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from planner.errors import PlanError
+from planner.reader.batch.rules import RULES
 from planner.reader.batch.trace import Tracer, behind
 from planner.reader.draft.draft import Draft, proto_array
 from planner.reader.draft.shapes import ShapeError
@@ -59,7 +60,7 @@ class Guide:
 
     def __init__(self, draft: Draft, batch: int) -> None:
         self.draft, self.batch = draft, batch
-        self.tracer = Tracer(draft, batch, {}, {}, (), exported=1, by_size=True)
+        self.tracer = Tracer(draft, batch, {}, {}, (), rules=RULES, exported=1, by_size=True)
 
     def step(self, start: int) -> None:
         """Follows the batch through the operations added since `start`, and repeats single samples

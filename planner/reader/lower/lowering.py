@@ -39,6 +39,9 @@ _OF_SEQUENCES = frozenset(
 )
 MAX_DEPTH = 64
 """Nested subgraphs and functions beyond this are refused."""
+MOST_NESTED = 128
+"""Bodies inside bodies, of a whole model: every plan prices each once for each that it is in, and a
+file of a few kilobytes can double them with every level."""
 
 
 class Lowering:
@@ -46,11 +49,13 @@ class Lowering:
     FunctionProtos."""
 
     def __init__(
-        self, draft: Draft, functions: Mapping[tuple[str, str, str], Any], declared: dict[str, Type]
+        self,
+        draft: Draft,
+        functions: Mapping[tuple[str, str, str], Any],
+        declared: dict[str, Type],
+        table: Mapping[tuple[str, str], Callable[[Call], None]],
     ) -> None:
-        from planner.reader.lower.table import TABLE
-
-        self.draft, self.functions, self.declared, self.table = draft, functions, declared, TABLE
+        self.draft, self.functions, self.declared, self.table = draft, functions, declared, table
         self.problems: list[str] = []
         self.notes = draft.notes
         self.bad: dict[str, str] = {}
@@ -72,6 +77,18 @@ class Lowering:
         """Nodes that unrolled loops became; one list for the model and its bodies."""
 
     # names and leaves
+
+    def of_body(self, draft: Draft) -> Lowering:
+        """The lowering of a body of control flow, which shares what the model has once. Raises
+        Unsupported where bodies are nested too often."""
+        inner = Lowering(draft, self.functions, {}, self.table)
+        inner.problems, inner.bad, inner.ids = self.problems, self.bad, self.ids
+        inner.expanded, inner.notes = self.expanded, self.notes
+        inner.within, inner.nested = True, self.nested
+        self.nested[0] += self.within
+        if self.nested[0] > MOST_NESTED:
+            raise Unsupported(f"more than {MOST_NESTED} bodies inside bodies of control flow")
+        return inner
 
     def unique_id(self, wanted: str) -> str:
         """`wanted`, or with an ordinal when taken."""
@@ -266,7 +283,7 @@ class Lowering:
         domain = "" if node.domain == "ai.onnx" else node.domain
         body = self.functions.get((node.domain, node.op_type, node.overload))
         if body is not None:
-            self._enter(call, body)
+            self.enter(call, body)
             return
         rule: Callable[[Call], None] | None = self.table.get((domain, node.op_type))
         if rule is not None:
@@ -279,7 +296,7 @@ class Lowering:
             return
         keep_or_expand(call, domain)
 
-    def _enter(self, call: Call, function: Any) -> None:
+    def enter(self, call: Call, function: Any) -> None:
         """Lowers a function body in place of its call."""
         given = [*call.inputs, *[""] * len(function.input)]
         env: dict[str, str | None] = dict(zip(function.input, given, strict=False))

@@ -35,7 +35,7 @@ def keep_or_expand(call: Call, domain: str) -> None:
     if schema is None and domain == "":
         raise Unsupported(f"opset {call.opset} has no such operator")
     if schema is not None and (body := _body(call, schema)) is not None:
-        call.lowering._enter(call, body)
+        call.lowering.enter(call, body)
         return
     if schema is not None:
         _check_call(call, schema)

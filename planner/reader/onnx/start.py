@@ -17,6 +17,7 @@ from planner.reader.draft.shapes import Type
 from planner.reader.lower.call import Frame
 from planner.reader.lower.guide import CarriesBatch, Guide, refused
 from planner.reader.lower.lowering import Lowering
+from planner.reader.lower.table import TABLE
 from planner.reader.onnx.check import Checked
 from planner.reader.onnx.dims import Bound, bind
 from planner.reader.onnx.records import Records
@@ -52,7 +53,7 @@ def start(
     )
     draft = Draft(name=name, dims=bound.dims, notes=list(bound.notes), records=Records.of(graph))
     declared = _declared(graph, bound)
-    lowering = Lowering(draft, checked.functions, declared)
+    lowering = Lowering(draft, checked.functions, declared, TABLE)
     opsets = {
         ("" if o.domain == "ai.onnx" else o.domain): o.version for o in checked.model.opset_import
     }
