@@ -118,7 +118,7 @@ def checked(name: str, strategy: Strategy, folder: Path) -> tuple[int, int]:
     """(documents, scripts) that were written and passed. Raises whatever is wrong with one."""
     import yaml
 
-    from planner.commands.emit import write_program
+    from planner.commands.programs import write_program
     from planner.launch.job import Job, node_slots
     from planner.launch.kubernetes import Asked, manifests
     from planner.launch.scripts import mpirun, slurm

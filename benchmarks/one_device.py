@@ -21,7 +21,7 @@ from statistics import median
 
 import planner
 from planner.calibrate.measure import platform
-from planner.commands.emit import write_program
+from planner.commands.programs import write_program
 
 MARK = 0.10
 TIMEOUT_S = 1800.0

@@ -32,7 +32,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 import planner
-from planner.commands.emit import write_program
+from planner.commands.programs import write_program
 from planner.errors import PlanError
 from planner.machine.topology import device
 from planner.verify.worker import environment

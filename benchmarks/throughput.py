@@ -28,7 +28,7 @@ from statistics import median
 from typing import Any
 
 import planner
-from planner.commands.emit import write_program
+from planner.commands.programs import write_program
 
 DEVICES, PINS, MARK = 4, "dp=2,tp=2,zero=0,micro=1,recompute=none", 1.05
 SKIPPED = 2

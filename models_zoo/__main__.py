@@ -14,11 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from planner.cli import Parser
 from planner.errors import PlanError
+from planner.support import console
 from planner.support.atomic_write import write_atomically
+from planner.support.command_line import Parser
 from planner.support.words import count as spelled
-from planner.support.words import flops
+from planner.support.words import fitted, flops
 
 if TYPE_CHECKING:
     import onnx
@@ -36,11 +37,10 @@ EXAMPLES = """examples:
 def parser() -> Parser:
     """The options."""
     p = Parser(
-        "models_zoo",
+        "python -m models_zoo",
         "List the models of the zoo, or write one as an ONNX file whose weights are nowhere.",
         EXAMPLES,
     )
-    p.prog = "python -m models_zoo"
     p.add_argument(
         "name",
         nargs="?",
@@ -113,8 +113,6 @@ def _list(args: argparse.Namespace) -> int:
 
     import models_zoo
     from models_zoo.count import as_json, count
-    from planner.commands import console
-    from planner.report.tables import fitted
 
     if args.name is not None and args.name.endswith(".json"):
         raise PlanError(

@@ -16,7 +16,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from planner.commands import options
-from planner.errors import PlanError, closest, did_you_mean
+from planner.errors import PlanError, closest
+from planner.support.command_line import Parser
 from planner.support.gc_pause import seldom_collecting
 
 INTERRUPTED = 130
@@ -31,57 +32,6 @@ START = """plan spreads a deep-learning model over many devices; it searches her
 
 plan --help: every option and command   plan hardware: machines   python -m models_zoo: models"""  # noqa: E501
 Add = Callable[[argparse.ArgumentParser], None]
-
-
-class Parser(argparse.ArgumentParser):
-    """Usage errors become PlanErrors; an unknown option gets a suggestion."""
-
-    def __init__(self, verb: str, about: str, example: str) -> None:
-        super().__init__(
-            prog="plan" if verb == "make" else f"plan {verb}",
-            description=about,
-            epilog=example,
-            allow_abbrev=False,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-
-    def error(self, message: str) -> NoReturn:
-        """argparse's message as a PlanError."""
-        raise PlanError("P003", message.removeprefix("argument "), help=[f"{self.prog} --help"])
-
-    def read(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Parse; unknown options are named before anything else is complained about. A verb with
-        `arguments` hands on what follows --."""
-        passed = (
-            list(argv)[list(argv).index("--") + 1 :]
-            if self.get_default("arguments") is not None and "--" in argv
-            else None
-        )
-        if passed is not None:
-            argv = list(argv)[: list(argv).index("--")]
-        known = list(self._option_string_actions)
-        for word in argv[: list(argv).index("--")] if "--" in argv else argv:
-            name = word.partition("=")[0]
-            if name.startswith("--") and name not in known:
-                near = _as_pin(word) if "--pin" in known else ""
-                near = near or did_you_mean(name, [k for k in known if k != "--help"])
-                raise PlanError(
-                    "P002",
-                    f"`{self.prog}` has no option {name}",
-                    help=[h for h in (near, f"{self.prog} --help lists the options") if h],
-                )
-        args, extra = self.parse_known_intermixed_args(
-            list(argv)
-        )  # positionals may stand on both sides of an option
-        if extra:
-            raise PlanError(
-                "P002",
-                f"`{self.prog}` does not understand {' '.join(extra)!r}",
-                help=[f"{self.prog} --help"],
-            )
-        if passed is not None:
-            args.arguments = tuple(passed)
-        return args
 
 
 def _as_pin(word: str) -> str:
@@ -297,7 +247,7 @@ def parser(verb: str) -> Parser:
         about = f"plan FILE: {about}."
         rows = "\n".join(f"  plan {name:<9} {text}" for name, (_, _, text, _) in VERBS.items())
         epilog += f"\n\ncommands (plan COMMAND --help tells more):\n{rows}"
-    p = Parser(verb, about, epilog)
+    p = Parser("plan" if verb == "make" else f"plan {verb}", about, epilog, _as_pin)
     add(p)
     if verb == "make":
         p.add_argument("--version", action=Version, help="print the version and leave")
@@ -404,7 +354,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _failed(error: PlanError) -> int:
-    from planner.commands import console
+    from planner.support import console
     from planner.support.emphasis import emphasised
 
     text = str(error)

@@ -6,8 +6,8 @@ from __future__ import annotations
 import argparse
 
 from planner.cache.folder import MOST_BYTES, MOST_TABLES_BYTES, VARIABLE, Cache
-from planner.commands import console
 from planner.errors import PlanError
+from planner.support import console
 
 
 def run(args: argparse.Namespace) -> int:

@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from planner.commands import console
 from planner.errors import PlanError
+from planner.support import console
 
 if TYPE_CHECKING:
     from planner.calibrate.fit import LinkFit

@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from planner.commands import console, files
+from planner.commands import files
 from planner.errors import NO_PLAN, PlanError
+from planner.support import console
 
 if TYPE_CHECKING:
     from planner.strategy.strategy import Strategy
@@ -34,7 +35,7 @@ def refuse_missing(baseline: Strategy, source: str, against: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exit 1 past tolerance or budget, 3 when nothing fits any more."""
-    from planner.commands.make import cache, tell
+    from planner.commands.common import cache, tell
     from planner.report.check import FORMATS, text
     from planner.support.choices import choose
     from planner.whatif.gate import check, tolerances

@@ -6,8 +6,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from planner.commands import console, files
-from planner.commands.launch import (
+from planner.commands import files
+from planner.commands.launching import (
     check_meant,
     check_ways,
     folder_of,
@@ -23,6 +23,7 @@ from planner.commands.launch import (
 from planner.errors import PlanError
 from planner.launch.elastic import SUFFIX, Choice, Stored, choose, chosen, devices_here, table
 from planner.launch.job import Job, parse_hosts
+from planner.support import console
 
 
 def run(args: argparse.Namespace) -> int:

@@ -10,8 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from planner.commands import console, files
+from planner.commands import files
 from planner.errors import PlanError
+from planner.support import console
 from planner.support.choices import choose
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def cost_of(made: Handover) -> str:
 def import_(args: argparse.Namespace) -> int:
     """`plan import`: a launcher's configuration as a priced strategy."""
     import planner.api as api
-    from planner.commands.make import machine, workload
+    from planner.commands.common import machine, workload
     from planner.interop.launchers import hf
     from planner.interop.price import LAUNCHERS, priced, read_configuration
     from planner.interop.settings import domain_of

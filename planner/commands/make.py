@@ -6,12 +6,13 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from costmodels.hardware.intake import irregular
-from planner.cache.folder import Cache
-from planner.commands import console, files
+from planner.commands import files
+from planner.commands.common import arguments, cache, machine, tell, workload
 from planner.errors import PlanError
+from planner.support import console
 from planner.support.choices import choose
 
 if TYPE_CHECKING:
@@ -50,103 +51,6 @@ ANSWERED = {
     "tie": [],
 }
 """So are these, whose values stand for none given."""
-
-
-def arguments(args: argparse.Namespace) -> dict[str, Any]:
-    """Keyword arguments of `planner.plan` from the options that the planning commands share."""
-    return {
-        **machine(args),
-        "mode": args.mode,
-        "solver": getattr(args, "solver", "auto"),
-        "pins": args.pin,
-        "objective": args.objective,
-        "time_limit_s": args.time_limit,
-        "seed": args.seed,
-        "strict": args.strict,
-        "cache": cache(args),
-        **workload(args),
-    }
-
-
-def cache(args: argparse.Namespace) -> Cache | None:
-    """Where searches are kept; None where the user wants none."""
-    if args.no_cache and args.cache is not None:
-        raise PlanError(
-            "P003", "--cache and --no-cache contradict each other", help=["give one of them"]
-        )
-    return None if args.no_cache else Cache.chosen(args.cache)
-
-
-def tell(known: Cache | None) -> None:
-    """Say which searches were spared."""
-    if known is not None and (said := known.said()):
-        console.say(said)
-    if known is not None and known.faults.told:
-        console.say(
-            f"the cache failed and was left aside ({known.faults.told[0]}): a fault of the"
-            " planner's, the plan stands; MESHWRIGHT_DEBUG=1 shows where"
-        )
-
-
-def machine(args: argparse.Namespace) -> dict[str, Any]:
-    """The options that say what it runs on, for `planner.api.make_request` and `planner.plan`."""
-    return {
-        "devices": getattr(args, "devices", None),
-        "hardware": args.hardware,
-        "topology": getattr(args, "topology", None),
-        "runtime": args.runtime,
-        "memory_limit_bytes": _size(args, "memory_limit"),
-        "memory_reserve_bytes": _size(args, "memory_reserve"),
-        "precision": args.precision,
-    }
-
-
-def workload(args: argparse.Namespace) -> dict[str, Any]:
-    """The options that say what is run, for `planner.api.open_model` and `planner.plan`."""
-    from planner.support.choices import choose
-
-    choose("workload", args.workload, ("train", "infer"))
-    return {
-        "workload": args.workload,
-        "batch": args.batch,
-        "tokens_per_step": args.tokens_per_step,
-        "dims": {k: _whole("dim", v) for k, v in args.dim},
-        "shapes": {k: tuple(_whole("shape", n) for n in v.split(",")) for k, v in args.shape},
-        "loss": args.loss,
-        "logits": args.logits,
-        "shift_labels": args.shift_labels,
-        "trainable": tuple(args.trainable),
-        "freeze": tuple(args.freeze),
-        "tie": tuple(args.tie),
-        "ignore_index": args.ignore_index,
-        "lora": args.lora,
-        "optimizer": args.optimizer,
-        "lr": args.lr,
-        "tables": args.tables,
-    }
-
-
-def _whole(option: str, text: str) -> int:
-    from planner.commands.options import whole
-
-    try:
-        return whole(text)
-    except argparse.ArgumentTypeError as e:
-        raise PlanError(
-            "P003", f"--{option}: {e}", help=["--dim seq=4096 or --shape ids=8,128"]
-        ) from e
-
-
-def _size(args: argparse.Namespace, name: str) -> int | None:
-    from costmodels.hardware.units import UnitError, size_bytes
-
-    text = getattr(args, name)
-    try:
-        return None if text is None else size_bytes(text)
-    except UnitError as e:
-        raise PlanError(
-            "P003", f"--{name.replace('_', '-')}: {e}", help=["a number and a unit, such as 80GiB"]
-        ) from e
 
 
 def run(args: argparse.Namespace) -> int:
@@ -208,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
         console.data(summary(strategy, console.width(), console.colour(sys.stdout)) + "\n")
     written = [str(target)] if target else []
     if args.emit and not interrupted:
-        from planner.commands.emit import write_program
+        from planner.commands.programs import write_program
 
         written += write_program(
             strategy, args.model, Path(args.emit), args.backend, False, args.force
@@ -256,7 +160,7 @@ def _refuse_others(args: argparse.Namespace, target: Path | None) -> None:
     """Raises PlanError P053 where a file to be written is of another model, or of no plan at
     all."""
     if args.emit:
-        from planner.commands.emit import refuse_other
+        from planner.commands.programs import refuse_other
 
         refuse_other(Path(args.emit), args.force)
     if target is not None and target.exists() and not args.force:

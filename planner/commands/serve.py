@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from planner.commands import console, files
+from planner.commands import files
 from planner.errors import PlanError
+from planner.support import console
 
 if TYPE_CHECKING:
     from planner.serving.result import Serving
@@ -87,8 +88,8 @@ def asked(args: argparse.Namespace) -> bool:
 
 def run(args: argparse.Namespace, target: Path | None) -> int:
     """Search, print the summary, write the plan (and the program)."""
-    from planner.commands.emit import refuse_other
-    from planner.commands.make import cache, machine, tell, workload
+    from planner.commands.common import cache, machine, tell, workload
+    from planner.commands.programs import refuse_other
     from planner.serving.serve import serve
 
     if args.emit:
@@ -147,7 +148,7 @@ def show(args: argparse.Namespace) -> int:
             help=["--html FILE.html, --json, or no option"],
         )
     if args.html:
-        from planner.commands.show import spare, write_text
+        from planner.commands.common import spare, write_text
         from planner.report.html import View, page
 
         spare(Path(args.html), b"<!doctype html>")
@@ -193,7 +194,7 @@ def emit(args: argparse.Namespace) -> int:
 
 def write(made: Serving, source: str, target: Path, unroll: bool, force: bool) -> list[str]:
     """Write the program and what it needs beside it; the names written."""
-    from planner.commands.emit import write_files
+    from planner.commands.programs import write_files
     from planner.serving.serve import program, reopened
 
     return write_files(

@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from costmodels.hardware.intake import opened
-from planner.commands import console, files
+from planner.commands import files
+from planner.commands.common import spare, write_text
 from planner.errors import PlanError
+from planner.support import console
 
 if TYPE_CHECKING:
     from planner.report.html import View
@@ -70,30 +71,6 @@ def run(args: argparse.Namespace) -> int:
         console.data(summary(strategy, console.width(), console.colour(sys.stdout)) + "\n")
         console.say(files.next_steps(args.strategy))
     return 0
-
-
-def spare(path: Path, start: bytes) -> None:
-    """A file that holds something else than this command writes there, a plan perhaps, is left
-    alone."""
-    try:
-        with opened(path) as f:
-            found = f.read(len(start))
-    except OSError:
-        return  # nothing there, or nothing that can be read: writing says what is wrong
-    if found and found != start:
-        raise PlanError(
-            "P053",
-            f"{path} exists and is not what this option writes",
-            help=["name another file, or remove this one"],
-        )
-
-
-def write_text(path: str, text: str, next_step: str) -> None:
-    """Write a file and say what to do with it."""
-    from planner.support.atomic_write import write_atomically
-
-    write_atomically(Path(path), text)
-    console.say(f"wrote {path}   {next_step}")
 
 
 def _priced(args: argparse.Namespace, strategy: Strategy) -> Priced:

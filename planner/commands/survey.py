@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from planner.commands import console
-from planner.commands.make import arguments, tell, workload
+from planner.commands.common import arguments, tell, workload
 from planner.errors import PlanError
+from planner.support import console
 
 if TYPE_CHECKING:
     from planner.strategy.strategy import Strategy

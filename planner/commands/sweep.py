@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from planner.commands import console
-from planner.commands.make import arguments, tell
+from planner.commands.common import arguments, tell
 from planner.errors import PlanError
 from planner.launch.elastic import SUFFIX
+from planner.support import console
 
 if TYPE_CHECKING:
     from planner.whatif.sweep_rows import Point, Row, TrainingRun

@@ -7,8 +7,9 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from planner.commands import console, files
+from planner.commands import files
 from planner.errors import PlanError
+from planner.support import console
 
 if TYPE_CHECKING:
     from planner.strategy.strategy import Strategy

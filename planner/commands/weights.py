@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from planner.commands import console
 from planner.errors import PlanError
+from planner.support import console
 
 if TYPE_CHECKING:
     from planner.graph.ir import Graph
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 def opened(args: argparse.Namespace) -> Model:
     """The model; what it leaves out of the original is said."""
     import planner.api as api
-    from planner.commands.make import workload
+    from planner.commands.common import workload
 
     model: Model = api.open_model(args.model, 1, **workload(args))
     for note in (p.value for p in model.proto.metadata_props if p.key == "notes"):

@@ -6,8 +6,7 @@ from __future__ import annotations
 import re
 
 from planner.graph.ir import Graph
-from planner.report.tables import fitted
-from planner.support.words import Style, count, hang, percent
+from planner.support.words import Style, count, fitted, hang, percent
 
 _NUMBER = re.compile(r"(?<![A-Za-z0-9])\d+(?![A-Za-z0-9])")
 SLOTS = {

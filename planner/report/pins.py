@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from costmodels.hardware.units import show_bytes, show_time
 from planner.report.summary import machine, title
-from planner.report.tables import fitted, mesh_words, technique_words
+from planner.report.tables import mesh_words, technique_words
 from planner.strategy.strategy import Strategy
-from planner.support.words import Style, hang, signed_time
+from planner.support.words import Style, fitted, hang, signed_time
 
 if TYPE_CHECKING:
     from planner.whatif.pin_prices import PinPrice

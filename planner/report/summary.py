@@ -37,6 +37,7 @@ from planner.support.words import (
     percent,
     short,
 )
+from planner.verify.confirm import words as confirm_words
 
 BAR = 40
 STAGES_AGAIN = "each stage's forward pass runs again in its backward pass"
@@ -145,9 +146,7 @@ def _plan(strategy: Strategy, width: int, style: Style) -> list[str]:
 
 def _compiled(strategy: Strategy, width: int, style: Style) -> list[str]:
     """What a compiler said of the plan, where one was asked."""
-    from planner.verify.confirm import words
-
-    said = words(strategy)
+    said = confirm_words(strategy)
     return labelled("confirm", [said], width, style) if said else []
 
 

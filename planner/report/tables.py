@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,17 +15,25 @@ from planner.sharding.notation import spell_rule
 from planner.strategy.stages import SCHEDULES
 from planner.strategy.strategy import Strategy
 from planner.strategy.words import offload_words, tuned_words
-from planner.support.words import RECOMPUTED, Style, count, flops, hang, percent, table, visible
+from planner.support.words import (
+    _AXIS,
+    RECOMPUTED,
+    Style,
+    count,
+    fitted,
+    flops,
+    hang,
+    percent,
+    table,
+    visible,
+)
 
 if TYPE_CHECKING:
     from planner.analysis.facts import GraphFacts
 
 WIDE = 100
-_AXIS = re.compile(r"\b([a-z]\w*) (\d+)\b")
 UNFOLDED = 40
 """Columns that how a plan is made needs so as not to be folded small."""
-NARROWEST = 14
-"""Columns the last column of a table keeps, however narrow the terminal."""
 
 
 def mesh_words(mesh: Mapping[str, int]) -> str:
@@ -152,26 +159,6 @@ def roomy(
         for row, more in zip(figures, under, strict=True)
         for line in (row, *more)
     ]
-
-
-def fitted(
-    rows: Sequence[Sequence[str]], width: int, right: Sequence[int], gap: str = "  "
-) -> list[str]:
-    """A table whose last column is wrapped under itself where the terminal is too narrow, but not
-    between the name of an axis and its size."""
-    rest = sum(max(visible(r[i]) for r in rows) + len(gap) for i in range(len(rows[0]) - 1))
-    room = max(NARROWEST, width - rest)
-    out: list[Sequence[str]] = []
-    for row in rows:
-        words = _AXIS.sub("\\1\u00a0\\2", row[-1])
-        lines = (
-            textwrap.wrap(words, room, break_long_words=False, break_on_hyphens=False)
-            if visible(words) > room
-            else [words]
-        )
-        first, *more = (line.replace("\u00a0", " ") for line in lines)
-        out += [[*row[:-1], first], *([*[""] * (len(row) - 1), line] for line in more)]
-    return table(out, right, gap)
 
 
 def coverage(base: GraphFacts, width: int, colour: bool) -> str:

@@ -9,18 +9,16 @@ so the printed figures can be checked against each other.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from costmodels.hardware.units import show_bytes, show_time
 from planner.report.notation import extent_names, short_labels
 from planner.report.summary import machine, title
+from planner.serving.result import Serving
 from planner.sharding.notation import cells
 from planner.strategy.notation import spell_weight, weight_groups
 from planner.strategy.strategy import Strategy
 from planner.support.words import LONGEST, Style, count, hang, labelled, pack, short, table
-
-if TYPE_CHECKING:
-    from planner.serving.result import Serving
 
 SHOWN_WEIGHTS = 6
 AIMS = {

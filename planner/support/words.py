@@ -191,3 +191,30 @@ def bar(parts: Sequence[tuple[float, str]], total: float, columns: int) -> str:
 def listed(names: Sequence[str]) -> str:
     """`model, workload and machine`."""
     return " and ".join(x for x in (", ".join(names[:-1]), names[-1]) if x)
+
+
+def fitted(
+    rows: Sequence[Sequence[str]], width: int, right: Sequence[int], gap: str = "  "
+) -> list[str]:
+    """A table whose last column is wrapped under itself where the terminal is too narrow, but not
+    between the name of an axis and its size."""
+    rest = sum(max(visible(r[i]) for r in rows) + len(gap) for i in range(len(rows[0]) - 1))
+    room = max(NARROWEST, width - rest)
+    out: list[Sequence[str]] = []
+    for row in rows:
+        words = _AXIS.sub("\\1\u00a0\\2", row[-1])
+        lines = (
+            textwrap.wrap(words, room, break_long_words=False, break_on_hyphens=False)
+            if visible(words) > room
+            else [words]
+        )
+        first, *more = (line.replace("\u00a0", " ") for line in lines)
+        out += [[*row[:-1], first], *([*[""] * (len(row) - 1), line] for line in more)]
+    return table(out, right, gap)
+
+
+_AXIS = re.compile(r"\b([a-z]\w*) (\d+)\b")
+
+
+NARROWEST = 14
+"""Columns the last column of a table keeps, however narrow the terminal."""

@@ -24,6 +24,7 @@ from planner.reader import read_model
 from planner.reader.onnx.file import load
 from planner.workload.host_tables import hosted
 from planner.workload.train_eval_mode import evaluation, mode_notes
+from planner.workload.train_eval_mode import training as training_mode
 from planner.workload.trainable import choose
 
 if TYPE_CHECKING:
@@ -248,11 +249,14 @@ class Model:
             )
             if self.workload.kind == "train":
                 from planner.workload.loss import add_loss
-                from planner.workload.train_eval_mode import training
 
                 w = self.workload
                 plain = add_loss(
-                    training(plain, microbatches), w.loss, w.logits, w.shift_labels, w.ignore_index
+                    training_mode(plain, microbatches),
+                    w.loss,
+                    w.logits,
+                    w.shift_labels,
+                    w.ignore_index,
                 )
             else:
                 from planner.workload.loss import prune

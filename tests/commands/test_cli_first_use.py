@@ -11,8 +11,8 @@ import pytest
 import models_zoo
 import planner.api
 from planner.cli import main
-from planner.commands.console import Live
 from planner.errors import PlanError
+from planner.support.console import Live
 from planner.whatif.reprice import manual
 
 TINY = "zoo:llama-tiny"

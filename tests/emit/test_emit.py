@@ -30,7 +30,7 @@ from onnx import TensorProto, helper
 import models_zoo
 import planner
 from benchmarks.hand_plans import data_parallel, megatron, mlp_megatron
-from planner.commands.emit import write_program
+from planner.commands.programs import write_program
 from planner.emit.program import emit
 from planner.emit.source import comment, literal
 from planner.emit.text import array_table, counted, inlined, pattern, short_floats

@@ -202,7 +202,7 @@ def emitted(
 ) -> types.ModuleType:
     """A program of two tables of 500 and 900 rows beside small ones, on 8 virtual devices, in
     float32."""
-    from planner.commands.emit import write_program
+    from planner.commands.programs import write_program
 
     spec = "zoo:dlrm-tiny,rows=500-7-33-900"
     s = planner.plan(

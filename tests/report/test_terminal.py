@@ -280,7 +280,7 @@ def shown(
         screen = Screen()
         m.setattr("sys.stdout", screen)
         m.setattr(
-            "planner.commands.console.Live._tick", lambda _: None
+            "planner.support.console.Live._tick", lambda _: None
         )  # the line that comes and goes
         m.setattr("sys.stderr", screen)
         main([*typed])

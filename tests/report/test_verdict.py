@@ -303,7 +303,7 @@ def test_beside_tensor_parallelism_the_plain_way_is_named_too(gpt: Strategy) -> 
 
 
 def test_the_progress_line_says_which_mesh_of_how_many() -> None:
-    from planner.commands.console import Live
+    from planner.support.console import Live
 
     line, seen = Live(False), []
 

@@ -11,7 +11,7 @@ import pytest
 
 import models_zoo
 from planner.cli import main
-from planner.commands.emit import write_files
+from planner.commands.programs import write_files
 from planner.errors import PlanError
 from planner.pins.pins import Pins
 from planner.search.build_request import make_request

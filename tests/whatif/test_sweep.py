@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 import planner
 from costmodels import load_device
 from planner.cli import main
-from planner.commands import console
 from planner.commands.sweep import prices
 from planner.errors import PlanError
 from planner.report.sweep import Asked, answers, as_json
 from planner.strategy.strategy import Strategy
+from planner.support import console
 from planner.whatif.sweep import Sweeper, device_counts, sized
 from planner.whatif.sweep_rows import (
     Point,
@@ -603,5 +603,10 @@ def test_a_sweep_is_bounded_in_devices_and_keeps_its_time_for_all_points(
         "--time-limit: 1 of 3 points were planned in 60 s" in shown.err and "2 devices" in shown.out
     )
     monkeypatch.undo()
-    assert Sweeper(MLP, {"time_limit_s": 0.0}, lambda said: contextlib.nullcontext(), planner.api.plan).left_s == 0.0
+    assert (
+        Sweeper(
+            MLP, {"time_limit_s": 0.0}, lambda said: contextlib.nullcontext(), planner.api.plan
+        ).left_s
+        == 0.0
+    )
     assert Sweeper(MLP, {}, lambda said: contextlib.nullcontext(), planner.api.plan).left_s is None

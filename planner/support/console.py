@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from typing import TextIO
 
+from costmodels.hardware.units import show_time
 from planner.support.emphasis import printable
 
 NARROWEST, WIDEST, USUAL = 60, 140, 100
@@ -75,7 +76,6 @@ class Live:
 
     def line(self) -> str:
         """The line as it stands."""
-        from costmodels.hardware.units import show_time
 
         parts = [f"{self.doing} {time.monotonic() - self._started:.0f} s"]
         if self._best is not None:

@@ -1,0 +1,142 @@
+"""TODO."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from costmodels.hardware.intake import opened
+from planner.errors import PlanError
+from planner.support import console
+
+if TYPE_CHECKING:
+    pass
+
+from typing import TYPE_CHECKING, Any
+
+from planner.cache.folder import Cache
+from planner.support.choices import choose
+
+if TYPE_CHECKING:
+    pass
+
+
+def arguments(args: argparse.Namespace) -> dict[str, Any]:
+    """Keyword arguments of `planner.plan` from the options that the planning commands share."""
+    return {
+        **machine(args),
+        "mode": args.mode,
+        "solver": getattr(args, "solver", "auto"),
+        "pins": args.pin,
+        "objective": args.objective,
+        "time_limit_s": args.time_limit,
+        "seed": args.seed,
+        "strict": args.strict,
+        "cache": cache(args),
+        **workload(args),
+    }
+
+
+def cache(args: argparse.Namespace) -> Cache | None:
+    """Where searches are kept; None where the user wants none."""
+    if args.no_cache and args.cache is not None:
+        raise PlanError(
+            "P003", "--cache and --no-cache contradict each other", help=["give one of them"]
+        )
+    return None if args.no_cache else Cache.chosen(args.cache)
+
+
+def tell(known: Cache | None) -> None:
+    """Say which searches were spared."""
+    if known is not None and (said := known.said()):
+        console.say(said)
+    if known is not None and known.faults.told:
+        console.say(
+            f"the cache failed and was left aside ({known.faults.told[0]}): a fault of the"
+            " planner's, the plan stands; MESHWRIGHT_DEBUG=1 shows where"
+        )
+
+
+def machine(args: argparse.Namespace) -> dict[str, Any]:
+    """The options that say what it runs on, for `planner.api.make_request` and `planner.plan`."""
+    return {
+        "devices": getattr(args, "devices", None),
+        "hardware": args.hardware,
+        "topology": getattr(args, "topology", None),
+        "runtime": args.runtime,
+        "memory_limit_bytes": _size(args, "memory_limit"),
+        "memory_reserve_bytes": _size(args, "memory_reserve"),
+        "precision": args.precision,
+    }
+
+
+def workload(args: argparse.Namespace) -> dict[str, Any]:
+    """The options that say what is run, for `planner.api.open_model` and `planner.plan`."""
+
+    choose("workload", args.workload, ("train", "infer"))
+    return {
+        "workload": args.workload,
+        "batch": args.batch,
+        "tokens_per_step": args.tokens_per_step,
+        "dims": {k: _whole("dim", v) for k, v in args.dim},
+        "shapes": {k: tuple(_whole("shape", n) for n in v.split(",")) for k, v in args.shape},
+        "loss": args.loss,
+        "logits": args.logits,
+        "shift_labels": args.shift_labels,
+        "trainable": tuple(args.trainable),
+        "freeze": tuple(args.freeze),
+        "tie": tuple(args.tie),
+        "ignore_index": args.ignore_index,
+        "lora": args.lora,
+        "optimizer": args.optimizer,
+        "lr": args.lr,
+        "tables": args.tables,
+    }
+
+
+def _whole(option: str, text: str) -> int:
+    from planner.commands.options import whole
+
+    try:
+        return whole(text)
+    except argparse.ArgumentTypeError as e:
+        raise PlanError(
+            "P003", f"--{option}: {e}", help=["--dim seq=4096 or --shape ids=8,128"]
+        ) from e
+
+
+def _size(args: argparse.Namespace, name: str) -> int | None:
+    from costmodels.hardware.units import UnitError, size_bytes
+
+    text = getattr(args, name)
+    try:
+        return None if text is None else size_bytes(text)
+    except UnitError as e:
+        raise PlanError(
+            "P003", f"--{name.replace('_', '-')}: {e}", help=["a number and a unit, such as 80GiB"]
+        ) from e
+
+
+def spare(path: Path, start: bytes) -> None:
+    """A file that holds something else than this command writes there, a plan perhaps, is left
+    alone."""
+    try:
+        with opened(path) as f:
+            found = f.read(len(start))
+    except OSError:
+        return  # nothing there, or nothing that can be read: writing says what is wrong
+    if found and found != start:
+        raise PlanError(
+            "P053",
+            f"{path} exists and is not what this option writes",
+            help=["name another file, or remove this one"],
+        )
+
+
+def write_text(path: str, text: str, next_step: str) -> None:
+    """Write a file and say what to do with it."""
+    from planner.support.atomic_write import write_atomically
+
+    write_atomically(Path(path), text)
+    console.say(f"wrote {path}   {next_step}")

@@ -1,0 +1,311 @@
+"""TODO."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import re
+import shlex
+import socket
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from planner.commands import files
+from planner.commands.programs import write_program
+from planner.errors import PlanError
+from planner.launch.job import Host, Job
+from planner.support import console
+
+if TYPE_CHECKING:
+    from planner.launch.join import Seat
+    from planner.strategy.strategy import Strategy
+
+
+TRIAL_STEPS = 3
+"""What a program takes that is not told how many."""
+
+
+SCHEDULERS = ("slurm", "mpirun", "kubernetes", "gke-tpu")
+
+
+@contextmanager
+def running(args: argparse.Namespace, folder: Path) -> Iterator[None]:
+    """A job of this folder. Nodes that join (--nnodes) may share it; otherwise one job at a time
+    runs there. Ctrl-C says what is left."""
+    from planner.launch.processes import alone
+
+    with nullcontext() if args.nnodes else alone(folder):
+        try:
+            yield
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(
+                f"the job was ended   program and logs: {folder}   with --checkpoints the same"
+                " command goes on"
+            ) from None
+
+
+def folder_of(args: argparse.Namespace, source: str) -> Path:
+    """The folder of a job, made where there is none."""
+    folder = Path(args.output or f"{files.stem(source)}.launch")
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as e:
+        raise PlanError(
+            "P056",
+            f"cannot make the folder {str(folder)!r}: {e.strerror}",
+            help=["-o a folder in one that exists and is writable"],
+        ) from e
+    return folder
+
+
+def make_job(
+    args: argparse.Namespace,
+    strategy: Strategy,
+    path: str | Path,
+    processes: int,
+    several: bool = False,
+) -> Job:
+    """Write the program of a strategy and say how it runs. several: its device count is in its
+    name, beside those of others."""
+    source = files.model_of(strategy, path, args.model)
+    name, devices = files.stem(source), int(strategy.topology["devices"])
+    folder = folder_of(args, source)
+    plain = (
+        re.sub(r"[^A-Za-z0-9_.]+", "_", name).lstrip(".") or "program"
+    )  # a key of a ConfigMap, and a word of scripts
+    program = folder / f"{plain}{f'_{devices}' * several}.py"
+    write_program(strategy, source, program, args.backend, False, args.force)
+    own = (
+        ()
+        if source.startswith("zoo:") or "--model-folder" in args.arguments
+        else ("--model-folder", str(Path(source).resolve().parent))
+    )
+    return Job(
+        name,
+        program,
+        str(strategy.topology["device"]),
+        devices,
+        processes,
+        bool(args.cpu or args.local),
+        (*own, *args.arguments),
+    )
+
+
+def said_ended(job: Job) -> int:
+    """The last line of a job that ended well."""
+    console.say(f"all {job.processes} processes have ended   logs: {job.program.parent}/rank-*.log")
+    return 0
+
+
+def check_ways(args: argparse.Namespace) -> None:
+    """Refuse options of where to run that do not go together."""
+    from planner.support.choices import choose
+
+    ways = [f"--{way}" for way in ("local", "nnodes", "to") if getattr(args, way)] or [
+        "--hostfile"
+    ] * bool(args.hostfile)
+    if len(ways) != 1:
+        given = " and ".join(ways) or "none of them"
+        raise PlanError(
+            "P206",
+            f"one of --local, --nnodes, --hostfile and --to says where to run; given: {given}",
+            help=["plan launch model.plan.json --local 2"],
+        )
+    if args.to:
+        choose("to", args.to, SCHEDULERS)
+    if bool(args.nnodes) != bool(args.coordinator):
+        raise PlanError(
+            "P206",
+            "--nnodes and --coordinator go together",
+            help=["--nnodes 8 --coordinator node0:29400, on every node"],
+        )
+    if args.hostfile and args.to not in (None, "mpirun"):
+        raise PlanError(
+            "P206", f"--hostfile is not for --to {args.to}", help=["leave it out, or --to mpirun"]
+        )
+
+
+def check_meant(args: argparse.Namespace, strategy: Strategy) -> None:
+    """A program alone takes a few steps on random data, to be tried: nobody means that of a
+    cluster, nor so few steps of data of theirs, so both say how far to train. Raises PlanError
+    P214."""
+    said = {word.partition("=")[0] for word in args.arguments}
+    trial = bool(args.cpu or args.local) and not args.to and "--data" not in said
+    if strategy.workload["kind"] != "train" or "--steps" in said or trial:
+        return
+    way = next(f"--{way}" for way in ("to", "nnodes", "hostfile", "local") if getattr(args, way))
+    devices, on = (
+        int(strategy.topology["devices"]),
+        ("the data" if "--data" in said else "random data"),
+    )
+    raise PlanError(
+        "P214",
+        f"{way}: nothing behind -- says how far {devices} device{'s' * (devices > 1)} would train,"
+        f" which would be {TRIAL_STEPS} steps on {on}",
+        help=[
+            "-- --data DIR --steps 10000 --checkpoints DIR",
+            f"-- --steps {TRIAL_STEPS} where that is what you mean",
+        ],
+    )
+
+
+def limit_s(args: argparse.Namespace, strategy: Strategy) -> int:
+    """Seconds after which a run is ended: --time; for SLURM else twice what its steps take at the
+    slow end of the plan's range, and half an hour to come up. 0 for none."""
+    if args.time is not None or args.to != "slurm" or strategy.workload["kind"] != "train":
+        return round(args.time or 0)
+    words = [w for word in args.arguments for w in word.split("=", 1)]
+    steps = words[words.index("--steps") + 1] if "--steps" in words[:-1] else str(TRIAL_STEPS)
+    return (
+        int(1800 + 2 * int(steps) * float(strategy.costs["step_time_range_s"][1]))
+        if steps.isdecimal()
+        else 0
+    )
+
+
+def write(
+    jobs: Sequence[Job], args: argparse.Namespace, strategy: Strategy, hosts: tuple[Host, ...] = ()
+) -> int:
+    """Scripts or manifests beside the program. jobs: several for SLURM alone, which picks by its
+    allocation."""
+    from planner.launch.kubernetes import Asked, manifests, on_volume
+    from planner.launch.scripts import mpirun, plain_name, slurm
+    from planner.support.atomic_write import write_atomically
+
+    python, job = args.python or "python3", jobs[0]
+    if args.to == "slurm":
+        made = {"job.sbatch": slurm(jobs, python, limit_s(args, strategy))}
+    elif args.to == "mpirun":
+        made = {"mpirun.sh": mpirun(job, python, hosts)}
+    else:
+        asked = Asked(
+            args.image,
+            args.volume,
+            args.to == "gke-tpu",
+            args.rdma,
+            tuple(args.node_label),
+            limit_s(args, strategy),
+        )
+        made = manifests(job, strategy, asked)
+        if why := on_volume(job):
+            console.say(
+                f"note: no ConfigMap holds the program ({why}): copy {job.program.parent}/ to"
+                f" {plain_name(job.name)}/ on the volume {args.volume}"
+            )
+    for file, text in made.items():
+        write_atomically(job.program.parent / file, text)
+    first = job.program.parent / next(iter(made))
+    folder, file = shlex.quote(str(job.program.parent)), shlex.quote(str(first))
+    how = {"slurm": f"cd {folder} && sbatch {first.name}", "mpirun": f"bash {file}"}.get(
+        args.to, f"kubectl apply -f {file}"
+    )
+    console.say(
+        f"wrote {', '.join(str(j.program) for j in jobs)},"
+        f" {', '.join(str(job.program.parent / f) for f in made)}   next: {how}"
+    )
+    return 0
+
+
+def local_hosts(job: Job) -> tuple[Host, ...]:
+    """All processes of a job on this machine."""
+    return tuple(Host("localhost", job.slots) for _ in range(job.processes))
+
+
+def supervised(
+    args: argparse.Namespace, job: Job, hosts: tuple[Host, ...], servers: int = 0
+) -> int:
+    """All processes started from here: those of other hosts through ssh, in the same folder there.
+    servers: so many of the tables too, which end when the others have."""
+    from planner.launch.join import free_port
+    from planner.launch.processes import Process, supervise
+
+    local = [h.name in ("localhost", "127.0.0.1", socket.gethostname()) for h in hosts]
+    coordinator = f"{'127.0.0.1' if all(local) else socket.gethostname() if local[0] else hosts[0].name.rpartition('@')[2]}:{free_port()}"  # noqa: E501
+    python, program, folder = (
+        args.python or sys.executable,
+        str(job.program.resolve()),
+        job.program.parent,
+    )
+    ports = [free_port() for _ in range(servers)]
+    serving = [
+        Process(
+            k,
+            job.serving(python, program, k, servers, port),
+            folder / f"server-{k}.log",
+            role="server",
+        )
+        for k, port in enumerate(ports)
+    ]
+    if servers:
+        job = replace(
+            job,
+            arguments=(*job.arguments, "--tables", ",".join(f"127.0.0.1:{port}" for port in ports)),
+        )
+        console.say(
+            f"tables lie on {servers} server{'s' * (servers > 1)} here   logs:"
+            f" {folder}/server-*.log"
+        )
+    made = []
+    for i, host in enumerate(hosts):
+        words, log = job.command(python, program, coordinator, str(i)), folder / f"rank-{i}.log"
+        if local[i]:
+            made.append(Process(i, words, log))
+            continue
+        variables = [f"{k}={v}" for k, v in job.environment().items()]
+        remote = f"cd {shlex.quote(str(Path.cwd()))} && exec env {shlex.join([*variables, *words])}"
+        made.append(
+            Process(i, ("ssh", "-tt", "-o", "BatchMode=yes", host.name, remote), log, host.name)
+        )  # -tt: what runs there ends with the connection
+    supervise(made, _environment(job), args.timeout, console.data, servers=serving)
+    return said_ended(job)
+
+
+def take_seat(
+    args: argparse.Namespace, nodes: int, same: Any, suffice: Callable[[int], int] | None = None
+) -> Seat:
+    """This node's place among those that join at --coordinator. same: what must be equal on all of
+    them."""
+    from planner.launch.join import join
+
+    digest = hashlib.sha256(repr(same).encode()).hexdigest()
+    return join(
+        args.coordinator, nodes, digest, args.timeout, socket.gethostname(), console.say, suffice
+    )
+
+
+def run_seat(args: argparse.Namespace, job: Job, seat: Seat) -> None:
+    """This node's process of a job whose nodes have joined."""
+    from planner.launch.processes import Process, supervise
+
+    words = job.command(
+        args.python or sys.executable, str(job.program.resolve()), seat.coordinator, str(seat.rank)
+    )
+    console.say(f"this node is rank {seat.rank} of {job.processes}")
+    why = "was interrupted"
+    try:
+        supervise(
+            [Process(seat.rank, words, job.program.parent / f"rank-{seat.rank}.log")],
+            _environment(job),
+            args.timeout,
+            console.data,
+            seat.stopped,
+        )
+        why = ""
+    except PlanError as e:
+        why = f"failed: {e.what}"
+        raise
+    finally:
+        seat.leave(why)
+
+
+def _environment(job: Job) -> dict[str, str]:
+    """The job's variables before those that are set."""
+    return {
+        name: f"{value} {os.environ[name]}" if name in os.environ else value
+        for name, value in job.environment().items()
+    }

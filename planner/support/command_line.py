@@ -1,0 +1,64 @@
+"""Command lines whose mistakes are errors with a next step."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from planner.errors import PlanError, did_you_mean
+
+
+class Parser(argparse.ArgumentParser):
+    """Usage errors become PlanErrors; an unknown option gets a suggestion."""
+
+    def __init__(
+        self, prog: str, about: str, example: str, meant: Callable[[str], str] = lambda word: ""
+    ) -> None:
+        """meant: of an option that `--pin` might stand for, how that is typed; "" for none."""
+        super().__init__(
+            prog=prog,
+            description=about,
+            epilog=example,
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        self.meant = meant
+
+    def error(self, message: str) -> NoReturn:
+        """argparse's message as a PlanError."""
+        raise PlanError("P003", message.removeprefix("argument "), help=[f"{self.prog} --help"])
+
+    def read(self, argv: Sequence[str]) -> argparse.Namespace:
+        """Parse; unknown options are named before anything else is complained about. A verb with
+        `arguments` hands on what follows --."""
+        passed = (
+            list(argv)[list(argv).index("--") + 1 :]
+            if self.get_default("arguments") is not None and "--" in argv
+            else None
+        )
+        if passed is not None:
+            argv = list(argv)[: list(argv).index("--")]
+        known = list(self._option_string_actions)
+        for word in argv[: list(argv).index("--")] if "--" in argv else argv:
+            name = word.partition("=")[0]
+            if name.startswith("--") and name not in known:
+                near = self.meant(word) if "--pin" in known else ""
+                near = near or did_you_mean(name, [k for k in known if k != "--help"])
+                raise PlanError(
+                    "P002",
+                    f"`{self.prog}` has no option {name}",
+                    help=[h for h in (near, f"{self.prog} --help lists the options") if h],
+                )
+        args, extra = self.parse_known_intermixed_args(
+            list(argv)
+        )  # positionals may stand on both sides of an option
+        if extra:
+            raise PlanError(
+                "P002",
+                f"`{self.prog}` does not understand {' '.join(extra)!r}",
+                help=[f"{self.prog} --help"],
+            )
+        if passed is not None:
+            args.arguments = tuple(passed)
+        return args
