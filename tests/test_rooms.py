@@ -167,7 +167,13 @@ def top_level(path: Path) -> set[str]:
             names |= {a.name for a in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names |= {node.module, *(f"{node.module}.{a.name}" for a in node.names)}
-    return names
+    return names | {parent for name in names for parent in packages_of(name)}
+
+
+def packages_of(name: str) -> list[str]:
+    """The packages that a module lies in: they are loaded before it."""
+    parts = name.split(".")
+    return [".".join(parts[:k]) for k in range(1, len(parts))]
 
 
 def heavy() -> set[str]:

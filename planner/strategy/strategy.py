@@ -30,7 +30,6 @@ from planner.graph.ir import Graph
 from planner.sharding.layout import Layout
 from planner.sharding.rule import Split
 from planner.strategy.jax_shardings import shardings
-from planner.strategy.validate import check_mesh, check_splits
 from planner.support.atomic_write import write_atomically
 
 FORMAT_VERSION = "1.0"
@@ -107,6 +106,8 @@ class Strategy:
         Raises PlanError: P051 when the graph is not the one it was made for, P060 and P061 when the
         file asks for what cannot be.
         """
+
+        from planner.strategy.validate import check_mesh, check_splits
 
         check_mesh(self, int(self.topology["devices"]))
         runs = tuple((int(b["first"]), int(b["period"]), int(b["repeats"])) for b in self.blocks)
