@@ -132,13 +132,13 @@ VERBS: dict[str, tuple[str, Add, str, str]] = {
         "plan show model.plan.json --html report.html",
     ),
     "explain": (
-        "views:explain",
+        "explain:explain",
         options.explain,
         "why this plan; with a node: its split, costs and runner-up",
         "plan explain model.plan.json mlp.up_proj",
     ),
     "diff": (
-        "views:diff",
+        "diff:diff",
         options.diff,
         "what changed between two plans, and why",
         "plan diff old.json new.json",
@@ -189,13 +189,13 @@ VERBS: dict[str, tuple[str, Add, str, str]] = {
         "plan weights zoo:llama3-8b --from DIR -o llama.safetensors",
     ),
     "verify": (
-        "emit:verify",
+        "verify:verify",
         options.verify,
         "compile and run the program on virtual devices, predicted beside actual",
         "plan verify model.plan.json",
     ),
     "compare": (
-        "survey:compare",
+        "compare:compare",
         options.compare,
         "all solvers and the baselines in one table",
         "plan compare model.onnx --devices 64",
@@ -207,13 +207,13 @@ VERBS: dict[str, tuple[str, Add, str, str]] = {
         "plan sweep model.onnx --devices 64..512 --batch 512 --tokens 2T",
     ),
     "ops": (
-        "survey:ops",
+        "ops:ops",
         options.ops,
         "operator coverage before planning; --parameters: what trains",
         "plan ops model.onnx",
     ),
     "hardware": (
-        "survey:hardware",
+        "hardware:hardware",
         options.hardware,
         "the devices and machines that ship, with their figures and sources",
         "plan hardware h100-sxm",
@@ -231,7 +231,7 @@ VERBS: dict[str, tuple[str, Add, str, str]] = {
         "plan cache",
     ),
     "solve": (
-        "survey:solve",
+        "solve:solve",
         options.solve,
         "solve a bare strategy-selection problem",
         "plan solve problem.json --time-limit 60 -o choice.json",

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 from typing import Any
 
 import planner
-from planner.commands.views import priced
+from planner.commands.common import priced
 from planner.report.html import View
 from planner.report.html.derive import Detail, work_out
 from planner.report.html.tags import VOID

@@ -1,25 +1,22 @@
-"""TODO."""
+"""What several commands share: keyword arguments of `planner.plan` from parsed options, the cache
+that the user chose, a saved plan priced anew, and text files written for the user.
+"""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from costmodels.hardware.intake import opened
-from planner.errors import PlanError
-from planner.support import console
-
-if TYPE_CHECKING:
-    pass
-
 from typing import TYPE_CHECKING, Any
 
+from costmodels.hardware.intake import opened
 from planner.cache.folder import Cache
+from planner.errors import PlanError
+from planner.support import console
 from planner.support.choices import choose
 
 if TYPE_CHECKING:
-    pass
+    from planner.strategy.strategy import Strategy
+    from planner.whatif.reprice import Priced
 
 
 def arguments(args: argparse.Namespace) -> dict[str, Any]:
@@ -140,3 +137,13 @@ def write_text(path: str, text: str, next_step: str) -> None:
 
     write_atomically(Path(path), text)
     console.say(f"wrote {path}   {next_step}")
+
+
+def priced(strategy: Strategy, source: str) -> Priced:
+    """A strategy on its model with the recorded machine. PlanError when the model is another
+    one."""
+    from planner.machine.topology import from_json
+    from planner.whatif.reprice import own_model, reprice
+
+    model = own_model(strategy, source)
+    return reprice(strategy, model, from_json(strategy.topology))

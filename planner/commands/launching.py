@@ -1,4 +1,5 @@
-"""TODO."""
+"""What starting a job and writing scripts for a cluster share: its folder, its program, its number
+of processes and its limits of time."""
 
 from __future__ import annotations
 

@@ -1,23 +1,17 @@
-"""TODO."""
+"""Emitted programs as files: the program, and the constants and weights that lie beside it."""
 
 from __future__ import annotations
-
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-from planner.errors import PlanError
-from planner.support import console
-
-if TYPE_CHECKING:
-    pass
 
 import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from costmodels.hardware.intake import irregular, opened
+from planner.errors import PlanError
+from planner.support import console
 from planner.support.atomic_write import replacing
 
 if TYPE_CHECKING:

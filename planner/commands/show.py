@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _priced(args: argparse.Namespace, strategy: Strategy) -> Priced:
-    from planner.commands.views import priced
+    from planner.commands.common import priced
 
     return priced(strategy, files.model_of(strategy, args.strategy, args.model))
 
@@ -93,7 +93,7 @@ def _html(args: argparse.Namespace, strategy: Strategy) -> None:
 def _view(letter: str, path: str, strategy: Strategy, model: str | None) -> View:
     """A plan with its detail where the model is found and still the same; a model that was named
     must be."""
-    from planner.commands.views import priced
+    from planner.commands.common import priced
     from planner.report.html import View
     from planner.report.html.derive import work_out
 

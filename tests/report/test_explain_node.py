@@ -14,7 +14,7 @@ import pytest
 
 import planner
 from planner.cli import main
-from planner.commands.views import priced
+from planner.commands.common import priced
 from planner.pricing.breakdown import details
 from planner.report.explain import explain_node, find_nodes
 from planner.report.explain_stages import named_repeat

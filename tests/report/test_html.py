@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.cli import main
-from planner.commands.views import priced
+from planner.commands.common import priced
 from planner.report.html import View, page
 from planner.report.html import figures as f
 from planner.report.html.bars import Part, small_together, timeline, total
@@ -673,7 +673,7 @@ def test_a_large_model_stays_small_and_quick(tmp_path: Path) -> None:
     import time
 
     import planner
-    from planner.commands.views import priced
+    from planner.commands.common import priced
 
     s = planner.plan("zoo:llama3-405b", devices=512, batch=256)
     started = time.process_time()

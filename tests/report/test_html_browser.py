@@ -380,7 +380,7 @@ LARGE = {
 def large() -> dict[str, View]:
     """Plans of large models with their detail; A and B are two ways to train one."""
     import planner
-    from planner.commands.views import priced
+    from planner.commands.common import priced
     from planner.report.html.derive import work_out
 
     def planned(name: str, letter: str = "", file: str = "", **how: Any) -> View:

@@ -220,7 +220,7 @@ def test_narrow_comparisons_keep_the_tie_and_what_does_not_fit_ties_with_nothing
 
 
 def test_explain_with_the_model_shows_layouts_and_collectives() -> None:
-    from planner.commands.views import priced
+    from planner.commands.common import priced
 
     s = planner.plan(
         "zoo:gpt-tiny,hidden=1024,seq=512", devices=8, batch=64, pins="tp=8", baselines=False
@@ -246,7 +246,7 @@ def saved(s: Strategy) -> Path:
 
 @pytest.mark.parametrize("pins", ["tp=2,micro=2", "dp=8,zero=3,recompute=block"])
 def test_trace_is_as_long_as_the_step(pins: str) -> None:
-    from planner.commands.views import priced
+    from planner.commands.common import priced
     from planner.report.trace import trace
 
     spec = "zoo:gpt-tiny,hidden=256,layers=3"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import planner
 from planner.cli import main
-from planner.commands.views import priced
+from planner.commands.common import priced
 from planner.execution.pipeline import BUBBLE, SCHEDULES, Pipeline
 from planner.report.baselines import baseline_name
 from planner.report.explain import by_operator, explain, explain_node, find_nodes

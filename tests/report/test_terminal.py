@@ -21,7 +21,8 @@ from typing import Any
 import pytest
 
 import planner.api
-import planner.commands.views as views
+import planner.commands.common as common
+import planner.commands.explain as explain
 import planner.verify.worker
 import planner.whatif.gate
 from planner.cli import main
@@ -233,7 +234,7 @@ def once() -> Any:
     return functools.cache(lambda path, source: _priced(Strategy.load(path), source))
 
 
-_priced = views.priced
+_priced = common.priced
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -268,13 +269,16 @@ def shown(
         m.setenv("COLUMNS", str(width))
         m.setenv("TERM", "xterm")
         m.setenv("NO_COLOR", "" if colour else "1")
-        m.setattr(
-            views,
-            "priced",
-            lambda _, source: (
-                once(STAGED, source) if source.startswith("zoo:gpt2-medium") else _priced(_, source)
-            ),
-        )
+        for module in (common, explain):
+            m.setattr(
+                module,
+                "priced",
+                lambda _, source: (
+                    once(STAGED, source)
+                    if source.startswith("zoo:gpt2-medium")
+                    else _priced(_, source)
+                ),
+            )
         if given:
             given(m)
         screen = Screen()

@@ -16,7 +16,7 @@ import pytest
 import planner
 from planner.analysis.facts import GraphFacts
 from planner.cli import main
-from planner.commands.views import priced
+from planner.commands.common import priced
 from planner.errors import PlanError
 from planner.machine.mesh_choices import pinned_mesh
 from planner.machine.topology import Mesh, for_devices

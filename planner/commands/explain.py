@@ -1,4 +1,4 @@
-"""`plan explain` and `plan diff`: why a saved plan is as it is, and what changed between two."""
+"""`plan explain`: why a saved plan is as it is, for the whole plan or one node."""
 
 from __future__ import annotations
 
@@ -8,22 +8,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from planner.commands import files
+from planner.commands.common import priced
 from planner.errors import PlanError
 from planner.support import console
 
 if TYPE_CHECKING:
     from planner.strategy.strategy import Strategy
-    from planner.whatif.reprice import Priced
-
-
-def priced(strategy: Strategy, source: str) -> Priced:
-    """A strategy on its model with the recorded machine. PlanError when the model is another
-    one."""
-    from planner.machine.topology import from_json
-    from planner.whatif.reprice import own_model, reprice
-
-    model = own_model(strategy, source)
-    return reprice(strategy, model, from_json(strategy.topology))
 
 
 def explain(args: argparse.Namespace) -> int:
@@ -136,20 +126,5 @@ def _minimal_pins(args: argparse.Namespace, strategy: Strategy) -> int:
     console.say("\n".join(hang("", said, console.width())))
     console.say(
         f"next: plan {strategy.provenance.get('source', 'MODEL')} --mode propagate --pin FILE.toml"
-    )
-    return 0
-
-
-def diff(args: argparse.Namespace) -> int:
-    """What changed between two plans, and why."""
-    from planner.report.diff import render
-    from planner.strategy.diff import compare
-
-    console.data(
-        render(
-            compare(files.load(args.before), files.load(args.after)),
-            console.width(),
-            console.colour(sys.stdout),
-        )
     )
     return 0
