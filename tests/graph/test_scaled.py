@@ -12,8 +12,8 @@ import numpy as np
 import onnx
 import pytest
 
-import planner.reader
 import planner.search.workspace
+import planner.workload.model
 from planner.analysis.facts import STRUCTURE, GraphFacts
 from planner.graph.ir import Graph, Node, Tensor, WeightRef
 from planner.graph.rescale import Scaled, same
@@ -150,13 +150,13 @@ def test_only_what_is_proportional_is_derived() -> None:
 
 def searching(monkeypatch: pytest.MonkeyPatch, **workload: int) -> tuple[Search, list[int]]:
     """A search for a small model on eight devices, and the batches that are read for it."""
-    read, batches = planner.reader.read_model, list[int]()
+    read, batches = planner.workload.model.read_model, list[int]()
 
     def counted(*a: Any, **k: Any) -> Graph:
         batches.append(k["batch"])
         return read(*a, **k)
 
-    monkeypatch.setattr(planner.reader, "read_model", counted)
+    monkeypatch.setattr(planner.workload.model, "read_model", counted)
     model = Model.open("zoo:gpt-tiny,layers=4", Workload(**workload), 8)  # type: ignore[arg-type]
     request = make_request(
         devices=8,

@@ -29,7 +29,7 @@ def compiler(
     """Puts a function of (plan, how many came before) -> bytes in the compiler's place; the plans
     it is asked about."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(targets, "require", lambda target, option: None)
+    monkeypatch.setattr(confirm, "require", lambda target, option: None)
 
     def of(peak: Peak) -> list[planner.Strategy]:
         asked: list[planner.Strategy] = []
