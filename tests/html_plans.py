@@ -10,9 +10,9 @@ from typing import Any
 
 import planner
 from planner.commands.common import priced
-from planner.report.html import View
 from planner.report.html.derive import Detail, work_out
 from planner.report.html.tags import VOID
+from planner.report.html.view import View
 from planner.strategy.strategy import Strategy
 
 SPEC = "zoo:gpt-tiny,hidden=256,layers=3"

@@ -149,7 +149,8 @@ def show(args: argparse.Namespace) -> int:
         )
     if args.html:
         from planner.commands.common import spare, write_text
-        from planner.report.html import View, page
+        from planner.report.html.page import page
+        from planner.report.html.view import View
 
         spare(Path(args.html), b"<!doctype html>")
         views = [

@@ -14,7 +14,7 @@ from planner.errors import PlanError
 from planner.support import console
 
 if TYPE_CHECKING:
-    from planner.report.html import View
+    from planner.report.html.view import View
     from planner.strategy.strategy import Strategy
     from planner.whatif.reprice import Priced
 
@@ -80,7 +80,7 @@ def _priced(args: argparse.Namespace, strategy: Strategy) -> Priced:
 
 
 def _html(args: argparse.Namespace, strategy: Strategy) -> None:
-    from planner.report.html import page
+    from planner.report.html.page import page
 
     views = [_view("A" if args.other else "", args.strategy, strategy, args.model)]
     if args.other:
@@ -94,8 +94,8 @@ def _view(letter: str, path: str, strategy: Strategy, model: str | None) -> View
     """A plan with its detail where the model is found and still the same; a model that was named
     must be."""
     from planner.commands.common import priced
-    from planner.report.html import View
     from planner.report.html.derive import work_out
+    from planner.report.html.view import View
 
     try:
         detail = work_out(priced(strategy, files.model_of(strategy, path, model)))

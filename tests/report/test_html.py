@@ -20,15 +20,16 @@ from hypothesis import strategies as st
 
 from planner.cli import main
 from planner.commands.common import priced
-from planner.report.html import View, page
 from planner.report.html import figures as f
 from planner.report.html.bars import Part, small_together, timeline, total
 from planner.report.html.derive import short_name, work_out
 from planner.report.html.fold import _lay_out, fold
 from planner.report.html.memory import series
+from planner.report.html.page import page
 from planner.report.html.tables import baselines
 from planner.report.html.tags import clean, el, join, name
 from planner.report.html.verdict import told
+from planner.report.html.view import View
 from planner.report.notation import plain_split
 from planner.strategy.strategy import Strategy
 from tests.html_plans import HOSTILE, SPEC, Page, detail, hostile_view, plan, view

@@ -20,7 +20,8 @@ from typing import Any
 
 import pytest
 
-from planner.report.html import View, page
+from planner.report.html.page import page
+from planner.report.html.view import View
 from tests.html_plans import hostile_view, view
 
 pytest.importorskip(

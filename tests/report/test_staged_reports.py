@@ -18,11 +18,12 @@ from planner.commands.common import priced
 from planner.execution.pipeline import BUBBLE, SCHEDULES, Pipeline
 from planner.report.baselines import baseline_name
 from planner.report.explain import by_operator, explain, explain_node, find_nodes
-from planner.report.html import View, page
 from planner.report.html.bars import passes_of, timeline, total
 from planner.report.html.derive import Detail, work_out
 from planner.report.html.fold import fold
 from planner.report.html.memory import series
+from planner.report.html.page import page
+from planner.report.html.view import View
 from planner.report.summary import summary, techniques
 from planner.report.ticks import PASSES, stretches, ticks
 from planner.report.trace import trace

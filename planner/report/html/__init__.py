@@ -1,6 +1,1 @@
-"""The report of a plan as one HTML file that needs nothing else: `page` makes it."""
-
-from planner.report.html.page import page
-from planner.report.html.view import View
-
-__all__ = ["View", "page"]
+"""The report of a plan as one HTML file that needs nothing else: `page.page` makes it from views."""
