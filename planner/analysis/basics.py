@@ -38,5 +38,5 @@ class BasicFacts:
     @property
     def written_out(self) -> bool:
         """Whether training programs of the graph have no loop over blocks: their memory is that of
-        planner.pricing.backward_liveness."""
+        costmodels.liveness."""
         return self.training and not self.runs

@@ -10,10 +10,11 @@ from fractions import Fraction
 from functools import cache, cached_property
 from itertools import chain
 
+from costmodels.liveness import PassingGradients
 from planner.analysis.axis_roles import purposes
 from planner.analysis.basics import BasicFacts
 from planner.analysis.batch_factor import batch_factors
-from planner.analysis.passing import Passing, find_passing
+from planner.analysis.passing import find_passing
 from planner.analysis.recompute_demand import Hop, find_demanded
 from planner.analysis.residuals import find_savers
 from planner.analysis.saved_collectives import Ways, find_collected
@@ -247,8 +248,8 @@ class GraphFacts(BasicFacts):
         return find_savers(self)
 
     @cached_property
-    def passing(self) -> Passing:
-        """See planner.analysis.passing.Passing."""
+    def passing(self) -> PassingGradients:
+        """See costmodels.liveness.PassingGradients."""
         return find_passing(self)
 
     @cached_property

@@ -1,13 +1,14 @@
-"""TODO."""
+"""Which gradients pass by which operators in the backward pass, and which operators read each
+weight: what costmodels.liveness needs to know of a graph without a loop over its blocks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from costmodels.liveness import PassingGradients, WeightReaders
 from planner.graph.ir import Graph
 
 if TYPE_CHECKING:
@@ -18,19 +19,7 @@ LOOKUPS = frozenset({"Gather", "GatherND"})
 """Operators whose backward pass reads no table."""
 
 
-@dataclass(frozen=True)
-class Passing:
-    """Gradients of results that pass by operators. maker: node of each; first, last: the operators
-    they pass by; readers: (row, node) of those in between that read the result, where the working
-    set has its gradient already."""
-
-    maker: np.ndarray
-    first: np.ndarray
-    last: np.ndarray
-    readers: tuple[np.ndarray, np.ndarray]
-
-
-def find_passing(base: BasicFacts) -> Passing:
+def find_passing(base: BasicFacts) -> PassingGradients:
     """What `GraphFacts.passing` holds."""
     graph = base.graph
     rows, rows_of, nodes = list[tuple[int, int, int]](), list[int](), list[int]()
@@ -47,27 +36,17 @@ def find_passing(base: BasicFacts) -> Passing:
             nodes += inside
             rows.append((i, i + 1, max(read) - 1))
     maker, first, last = (np.array([row[k] for row in rows], np.int64) for k in range(3))
-    return Passing(maker, first, last, (np.array(rows_of, np.int64), np.array(nodes, np.int64)))
+    return PassingGradients(
+        maker, first, last, (np.array(rows_of, np.int64), np.array(nodes, np.int64))
+    )
 
 
-@dataclass(frozen=True)
-class Readers:
-    """Of each weight with a gradient: the first and the last operator that reads it, whether a loop
-    carries its gradient, and whether an operator before the last one reads it in its backward
-    pass."""
-
-    first: np.ndarray
-    last: np.ndarray
-    carried: np.ndarray
-    again: np.ndarray
-
-
-def readers(graph: Graph, found: Sequence[Sequence[int]]) -> Readers:
+def readers(graph: Graph, found: Sequence[Sequence[int]]) -> WeightReaders:
     """Of the operators that read each weight."""
     carried = [any(graph.nodes[i].op == "RoutedExperts" for i in own) for own in found]
     again = [any(graph.nodes[i].op not in LOOKUPS for i in own if i < max(own)) for own in found]
     first, last = (np.array([end(own) for own in found], np.int64) for end in (min, max))
-    return Readers(first, last, np.array(carried, bool), np.array(again, bool))
+    return WeightReaders(first, last, np.array(carried, bool), np.array(again, bool))
 
 
 def puts_off(base: BasicFacts, i: int) -> bool:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from costmodels.liveness import waiting_bytes
 from planner.execution.layout_flow import level_dims, own_level
 from planner.execution.weight_offload import parks, tables
 from planner.execution.zero_stages import ZERO_LEVELS
-from planner.pricing.backward_liveness import left_bytes
 from planner.pricing.weight_offload import ways
 from planner.sharding.layout import Axes, group
 
@@ -222,7 +222,7 @@ class WeightCosts:
                     state,
                     summed,
                     local * recipe.gradient_bytes,
-                    own * left_bytes(recipe, level),
+                    own * waiting_bytes(recipe, level),
                 ],
                 axis=1,
             )

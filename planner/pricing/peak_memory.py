@@ -7,7 +7,7 @@ the tail behind it (head and loss) kept is gone, and the gradients of all repeat
 the tail's own backward pass runs it is the other way round. `temporary` is the larger of what lives
 in the first (working set of an operator) and in the second (what the tail keeps, its working set,
 less the gradients not there yet). A program without a loop over blocks is walked operator by
-operator (planner.pricing.backward_liveness); its parts are those of the peak.
+operator (costmodels.liveness); its parts are those of the peak.
 
 A pipeline stage (planner.execution.pipeline) holds its own blocks and everything outside the
 blocks, and what several microbatches keep.
@@ -26,6 +26,14 @@ from math import prod
 import numpy as np
 
 from costmodels.capacity import Breakdown
+from costmodels.liveness import (
+    Liveness,
+    OperatorBytes,
+    WeightGradients,
+    backward_liveness,
+    gradient_room,
+    waiting_bytes,
+)
 from planner.analysis.facts import GraphFacts
 from planner.analysis.passing import puts_off, readers
 from planner.execution.even_collectives import of_other_stages
@@ -35,14 +43,6 @@ from planner.execution.pipeline import pipeline_of
 from planner.execution.plan import Plan
 from planner.execution.recompute import replays
 from planner.execution.weight_offload import parked
-from planner.pricing.backward_liveness import (
-    Operators,
-    Walk,
-    Weights,
-    gradient_room,
-    left_bytes,
-    walk,
-)
 from planner.pricing.kernels import kept_beside, working_bytes
 from planner.pricing.pricer import Pricer
 from planner.pricing.weight_offload import parked_ways
@@ -91,7 +91,7 @@ class Moments:
     tail: float
     work: float
     end: float
-    walk: Walk | None = None
+    walk: Liveness | None = None
 
 
 def memory(
@@ -177,7 +177,9 @@ def moments(
                 )
             else:
                 state += cut * recipe.state_bytes
-            reduced.append((users, full * recipe.gradient_bytes, cut * left_bytes(recipe, level)))
+            reduced.append(
+                (users, full * recipe.gradient_bytes, cut * waiting_bytes(recipe, level))
+            )
             for i, _ in graph.consumers[name]:
                 if w.zero == 3 and w.dim >= 0:
                     gathered[i] = gathered.get(i, 0.0) + full * recipe.parameter_bytes
@@ -410,8 +412,12 @@ def temporaries(
 
 
 def _walk(
-    base: GraphFacts, flow: Flow, pricer: Pricer, gathered: Mapping[int, float], weights: Weights
-) -> Walk:
+    base: GraphFacts,
+    flow: Flow,
+    pricer: Pricer,
+    gathered: Mapping[int, float],
+    weights: WeightGradients,
+) -> Liveness:
     """The backward pass of a program without a loop over blocks."""
     graph, slack = base.graph, 1 + pricer.runtime.memory_slack
     kept, made, work, waits = np.zeros((4, len(graph.nodes)))
@@ -424,13 +430,13 @@ def _walk(
     for p in passes(base, flow, pricer, gathered):
         made[p.i], work[p.i] = p.made, p.work
         waits[p.i] = p.ins + p.outs if puts_off(base, p.i) else 0.0
-    own = Operators(
+    own = OperatorBytes(
         kept * slack,
         made * slack,
         (work + gathered_bytes(flow.plan, gathered)) * slack,
         waits * slack,
     )
-    return walk(base.passing, own, weights, batch * slack)
+    return backward_liveness(base.passing, own, weights, batch * slack)
 
 
 def block_of(plan: Plan, i: int) -> int:

@@ -24,10 +24,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from costmodels.liveness import OperatorBytes, backward_liveness, gradient_room
 from planner.execution.pipeline import Pipeline, Schedule
 from planner.execution.plan import Plan
 from planner.ops.residuals import reads
-from planner.pricing.backward_liveness import Operators, gradient_room, walk
 from planner.solvers.problem import FORBIDDEN, Problem
 from planner.space.axis_choices import axis_choices
 from planner.space.option_arrays import Weights, costs_of
@@ -495,8 +495,8 @@ def _walked(
         techniques.microbatches,
     )
     given = float(rows[:, 0].sum())
-    found = walk(
-        space.base.passing, Operators(rows[:, 1], rows[:, 2], work, rows[:, 3]), room_of, given
+    found = backward_liveness(
+        space.base.passing, OperatorBytes(rows[:, 1], rows[:, 2], work, rows[:, 3]), room_of, given
     )
     return found.peak - given - float(rows[:, 1].sum())
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.analysis.passing import Readers, readers
-from planner.pricing.backward_liveness import work_above_kept
+from costmodels.liveness import WeightReaders, least_above_saved
+from planner.analysis.passing import readers
 from planner.space.variables import Space
 
 
@@ -47,7 +47,7 @@ class OptionCosts:
     most_late: float
     weights: Weights | None
     """Of a graph without repeated blocks, whose memory is that of
-    planner.pricing.backward_liveness."""
+    costmodels.liveness."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Weights:
     variable's."""
 
     rows: np.ndarray
-    read: Readers
+    read: WeightReaders
 
 
 def _weights(space: Space) -> Weights | None:
@@ -143,7 +143,7 @@ def _least_work(
     if space.base.written_out:
         ops = [k for k, v in enumerate(space.variables) if v.kind == "op" and not late[k]]
         return (
-            work_above_kept(
+            least_above_saved(
                 least[ops], np.array([space.variables[k].saved_bytes.max() for k in ops])
             ),
             end,

@@ -71,7 +71,7 @@ class Variable:
     )  # gradients of one node of a repeated block: not there before its backward pass
     liveness_bytes: np.ndarray = field(
         default_factory=lambda: np.zeros((0, 4))
-        # [options, 4] as in planner.pricing.backward_liveness: kept inputs of the graph, kept
+        # [options, 4] as in costmodels.liveness: kept inputs of the graph, kept
         # results, made, waits
     )
     grad_buffer_bytes: dict[int, np.ndarray] = field(

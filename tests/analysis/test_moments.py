@@ -1,22 +1,22 @@
-"""What of gradients takes room in programs without loops (planner.pricing.backward_liveness)."""
+"""What of gradients takes room in programs without loops (costmodels.liveness)."""
 
 from __future__ import annotations
 
 import numpy as np
 
 import models_zoo
+from costmodels.liveness import WeightReaders, gradient_room
 from costmodels.precision import load_recipe
-from planner.analysis.passing import Readers, readers
-from planner.pricing.backward_liveness import gradient_room
+from planner.analysis.passing import readers
 from planner.reader import read_model
 
 MIXED = load_recipe("bf16-mixed", "adamw", True)
 WHOLE, PIECE = np.array([8.0, 8.0]), np.array([2.0, 2.0])
 
 
-def of(carried: bool) -> Readers:
+def of(carried: bool) -> WeightReaders:
     """Two weights: one read by operator 3, one by 1 and 4, products both."""
-    return Readers(
+    return WeightReaders(
         np.array([3, 1]), np.array([3, 4]), np.array([carried, False]), np.array([False, True])
     )
 
@@ -69,6 +69,6 @@ def test_the_gradient_of_a_tied_table_takes_the_table_s_place() -> None:
     assert (
         graph.nodes[table[0]].op == "Gather"
         and found.first.tolist() == [table[0], products[0]]
-        and found.again.tolist() == [False, True]
+        and found.reread.tolist() == [False, True]
     )
     assert gradient_room(found, WHOLE, PIECE, MIXED, 1, 1).whole.tolist() == [0, 8]

@@ -4,7 +4,7 @@ Parameters, optimizer state and the working set of the largest operator are pric
 time; kept activations grow through the forward pass and are released in reverse by the backward
 pass; gradients of the repeated blocks are there from their backward pass on. What follows the
 blocks (the tail: head and loss) has a working set of its own. Without repeated blocks every
-operator's backward pass has its own (planner.pricing.backward_liveness). With pipeline stages what
+operator's backward pass has its own (costmodels.liveness). With pipeline stages what
 the microbatches on their way keep is held through all ticks under 1F1B, and grows by one a tick
 under GPipe; a tick passes the tail as a microbatch does. So the peak lies in the tail or where the
 backward pass enters the blocks, and it is the figure of the verdict.
@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from costmodels.liveness import Liveness
 from planner.execution.pipeline import Pipeline
-from planner.pricing.backward_liveness import Walk
 from planner.report.html import figures as f
 from planner.report.html.bars import passes_of, timeline
 from planner.report.html.derive import Detail, Row, short_name
@@ -115,7 +115,7 @@ def _step_end(d: Detail, now: float) -> float:
     return now + max(sum(p.time_s for p in timeline(d).step) - now * d.micro, 0.0)
 
 
-def _written_out(d: Detail, moments: Walk) -> tuple[_Walk, float]:
+def _written_out(d: Detail, moments: Liveness) -> tuple[_Walk, float]:
     """The curve of a program without a loop, and the end of its forward pass: the forward pass
     keeps, each operator's backward pass has what is there then."""
     walk = _Walk(d)

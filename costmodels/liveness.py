@@ -1,0 +1,176 @@
+"""Memory of a program without loops at the backward pass of each operator: which of a step's bytes
+are live at the same time.
+
+Operators i = 0 .. n - 1 run forward, then backward from n - 1 down to 0. While i runs backward, a
+device holds
+
+    activations   what the backward passes of operators 0 .. i read, and the batch
+    gradients     of weights that both an operator up to i and one from i on read: whole, as the
+                  terms are added up; of weights that only operators from i on read: the piece that
+                  the ZeRO stage leaves, which waits for the optimizer or to be gathered again
+    temporary     gradients of results that pass by operator i (a residual stream), the workspace of
+                  i (planner.pricing.kernels), and the operand and the result's gradient of one
+                  product behind i whose weight's gradient has been postponed: compilers do so to
+                  hide collectives
+
+and the peak is the largest sum. Parameters and optimizer state are live all the time.
+
+Below ZeRO stage 3 and with one microbatch a weight's whole gradient needs no room of its own where
+the optimizer updates a master copy: by then the weight has been read for the last time, and its
+gradient takes the place that the new weight will be written to. So does that of a tied table, whose
+lookup reads no weight in its backward pass and adds to what is there. It does need room where
+another operator reads the weight further on, where the weight is its own master, or where
+microbatches are added up (their sums are live all the time). Gradients of stacks of experts do too:
+a loop over the experts carries them, and compilers reduce them at the very end.
+
+A program with a loop over its blocks is another matter: there the stacked gradients of all blocks
+and their stacked activations are whole as long as the loop runs (planner.pricing.peak_memory).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from costmodels.precision import Recipe
+
+
+@dataclass(frozen=True)
+class PassingGradients:
+    """Gradients of results that pass by operators between the last reader of a result and its
+    maker.
+
+    maker: node of each. [gradients]. first, last: the operators that it passes by. [gradients]
+    each. readers: (row, node) of those in between that read the result, whose workspace has its
+    gradient already. [pairs] each
+    """
+
+    maker: np.ndarray
+    first: np.ndarray
+    last: np.ndarray
+    readers: tuple[np.ndarray, np.ndarray]
+
+
+@dataclass(frozen=True)
+class WeightReaders:
+    """Of each weight with a gradient: the first and the last operator that reads it, whether a loop
+    carries its gradient, and whether an operator before the last one reads it in its backward
+    pass. [weights] each"""
+
+    first: np.ndarray
+    last: np.ndarray
+    carried: np.ndarray
+    reread: np.ndarray
+
+
+@dataclass(frozen=True)
+class WeightGradients:
+    """Of each weight with a gradient: first and last operator that reads it, and bytes of its whole
+    gradient and of the piece that the ZeRO stage leaves of it; 0 where they take no room of their
+    own (`gradient_room`). [weights] each"""
+
+    first: np.ndarray
+    last: np.ndarray
+    whole: np.ndarray
+    piece: np.ndarray
+
+
+@dataclass(frozen=True)
+class OperatorBytes:
+    """Bytes by operator. [nodes] each. saved: activations that its backward pass is the first to
+    read; results: results with a gradient; workspace: what lives only while it runs; postponed:
+    operand and result of products with a weight that has a gradient."""
+
+    saved: np.ndarray
+    results: np.ndarray
+    workspace: np.ndarray
+    postponed: np.ndarray
+
+
+@dataclass(frozen=True)
+class Liveness:
+    """Bytes that are live at the backward pass of every operator. [nodes] each"""
+
+    gradients: np.ndarray
+    activations: np.ndarray
+    temporary: np.ndarray
+
+    @property
+    def at(self) -> int:
+        """The operator of the peak; of several the one whose backward pass comes first."""
+        total = self.gradients + self.activations + self.temporary
+        return len(total) - 1 - int(np.argmax(total[::-1]))
+
+    @property
+    def peak(self) -> float:
+        """Bytes of the peak."""
+        return float(self.gradients[self.at] + self.activations[self.at] + self.temporary[self.at])
+
+
+def live_bytes(n: int, first: np.ndarray, last: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """The sum of sizes over the rows with first <= i <= last, for each i below n. [n]"""
+    change = np.zeros(n + 1)
+    np.add.at(change, first, sizes)
+    np.add.at(change, last + 1, -sizes)
+    summed: np.ndarray = np.cumsum(change)[:n]
+    return summed
+
+
+def gradient_room(
+    read: WeightReaders,
+    whole: np.ndarray,
+    piece: np.ndarray,
+    recipe: Recipe,
+    zero_stage: int,
+    microbatches: int,
+) -> WeightGradients:
+    """What of gradients takes room beside parameters, state and the sums of microbatches (module
+    docstring). whole, piece: bytes of each gradient and of what the ZeRO stage leaves of it.
+    [weights] each"""
+    waits = read.carried & (zero_stage < 3) & (microbatches == 1)
+    own_room = (
+        read.reread | (zero_stage == 3) | (microbatches > 1) | (recipe.master_bytes == 0) | waits
+    )
+    pieces = np.where(waits, 0.0, piece) if microbatches == 1 else np.zeros_like(piece)
+    return WeightGradients(
+        np.where(waits, 0, read.first), read.last, np.where(own_room, whole, 0.0), pieces
+    )
+
+
+def waiting_bytes(recipe: Recipe, zero_stage: int) -> float:
+    """Bytes an element of what is left of a reduced gradient until the end of the step: of ZeRO
+    stages 1 and 2 the new weight, waiting to be gathered."""
+    if zero_stage == 0:
+        return 0.0
+    return recipe.gradient_bytes if zero_stage == 3 else recipe.parameter_bytes
+
+
+def backward_liveness(
+    passing: PassingGradients,
+    operators: OperatorBytes,
+    weights: WeightGradients,
+    always: float = 0.0,
+) -> Liveness:
+    """Live bytes of the backward pass, operator by operator. always: bytes of activations that stay
+    for all of it (the batch), not part of `operators.saved`."""
+    n = len(operators.saved)
+    sizes = operators.results[passing.maker]
+    passing_by = live_bytes(n, passing.first, passing.last, sizes)
+    np.subtract.at(passing_by, passing.readers[1], sizes[passing.readers[0]])
+    gradients = live_bytes(n, weights.first, weights.last, weights.whole) + live_bytes(
+        n, np.zeros_like(weights.first), weights.first, weights.piece
+    )
+    postponed = np.append(np.maximum.accumulate(operators.postponed[:0:-1])[::-1], 0.0)
+    return Liveness(
+        gradients,
+        np.cumsum(operators.saved) + always,
+        np.maximum(passing_by, 0.0) + postponed + operators.workspace,
+    )
+
+
+def least_above_saved(workspace: np.ndarray, saved: np.ndarray) -> float:
+    """The least bytes that the peak of any backward pass is above all that is saved. [nodes]:
+    smallest workspace of each operator, most that it saves."""
+    after = np.append(np.cumsum(saved[:0:-1])[::-1], 0.0)
+    return max(0.0, float((workspace - after).max(initial=0.0)))
