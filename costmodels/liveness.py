@@ -68,7 +68,7 @@ class WeightReaders:
 class WeightGradients:
     """Of each weight with a gradient: first and last operator that reads it, and bytes of its whole
     gradient and of the piece that the ZeRO stage leaves of it; 0 where they take no room of their
-    own (`gradient_room`). [weights] each"""
+    own (`gradient_buffers`). [weights] each"""
 
     first: np.ndarray
     last: np.ndarray
@@ -117,7 +117,7 @@ def live_bytes(n: int, first: np.ndarray, last: np.ndarray, sizes: np.ndarray) -
     return summed
 
 
-def gradient_room(
+def gradient_buffers(
     read: WeightReaders,
     whole: np.ndarray,
     piece: np.ndarray,

@@ -16,8 +16,8 @@ from planner.analysis.basics import BasicFacts
 from planner.analysis.batch_factor import batch_factors
 from planner.analysis.passing import find_passing
 from planner.analysis.recompute_demand import Hop, find_demanded
-from planner.analysis.residuals import find_savers
-from planner.analysis.saved_collectives import Ways, find_collected
+from planner.analysis.residuals import find_residuals
+from planner.analysis.saved_collectives import Ways, find_saved_collectives
 from planner.analysis.stage_places import places
 from planner.execution.collective import float32_sizes
 from planner.execution.loops import carried, stacks
@@ -32,19 +32,19 @@ from planner.sharding.rule import PENDING, Rule, Split
 
 STRUCTURE = (
     "carried",
-    "collected",
+    "saved_collective_ways",
     "dealt",
     "demanded",
-    "kept",
+    "saved_counts",
     "loops",
     "own",
     "passing",
     "repeated",
     "replayed",
-    "savers",
+    "residuals",
     "stacks",
     "still",
-    "tail",
+    "epilogue",
     "wires",
 )
 """Derived parts of a GraphFacts that follow from the nodes and how they are wired, whatever the
@@ -235,7 +235,7 @@ class GraphFacts(BasicFacts):
         )
 
     @cached_property
-    def tail(self) -> frozenset[int]:
+    def epilogue(self) -> frozenset[int]:
         """Nodes after the last repeated block: what they keep is gone before the gradients of
         repeated blocks are there."""
         return frozenset(
@@ -243,9 +243,9 @@ class GraphFacts(BasicFacts):
         )
 
     @cached_property
-    def savers(self) -> dict[tuple[int, int], str]:
+    def residuals(self) -> dict[tuple[int, int], str]:
         """See planner.analysis.residuals."""
-        return find_savers(self)
+        return find_residuals(self)
 
     @cached_property
     def passing(self) -> PassingGradients:
@@ -264,11 +264,11 @@ class GraphFacts(BasicFacts):
         )
 
     @cached_property
-    def kept(self) -> Mapping[tuple[int, int], tuple[int, int, int, int]]:
-        """(class, slot as in `savers`) -> how many of the class's nodes keep it, those of the tail
-        aside; how many of those keep what enters a repeat; how many, in the first repeat, what is
-        made in it; and how many are of the tail. Recomputed blocks keep all that enters and one
-        repeat's own, of one run at a time: the largest run's is counted."""
+    def saved_counts(self) -> Mapping[tuple[int, int], tuple[int, int, int, int]]:
+        """(class, slot as in `residuals`) -> how many of the class's nodes save it, those of the
+        epilogue aside; how many of those save what enters a repeat; how many, in the first repeat,
+        save what is made in it; and how many are of the epilogue. Recomputed blocks save all that
+        enters and one repeat's own, of one run at a time: the largest run's is counted."""
         largest = max(self.runs, key=lambda run: run[1], default=(-1, 1, 1))[0]
         inside = {
             i: (first, period)
@@ -276,7 +276,7 @@ class GraphFacts(BasicFacts):
             for i in range(first, first + period * repeats)
         }
         found: dict[tuple[int, int], tuple[int, int, int, int]] = {}
-        for (i, slot), name in self.savers.items():
+        for (i, slot), name in self.residuals.items():
             first, period = inside.get(i, (i, 1))
             made = self.graph.producer.get(name, -1)
             enters = (
@@ -284,7 +284,7 @@ class GraphFacts(BasicFacts):
             )
             key = (self.shared[i], slot)
             a, b, c, d = found.get(key, (0, 0, 0, 0))
-            if i in self.tail:
+            if i in self.epilogue:
                 found[key] = a, b, c, d + 1
             else:
                 found[key] = (
@@ -296,14 +296,14 @@ class GraphFacts(BasicFacts):
         return found
 
     @cached_property
-    def collected(self) -> Mapping[int, tuple[int, Ways]]:
+    def saved_collective_ways(self) -> Mapping[int, tuple[int, Ways]]:
         """See planner.analysis.saved_collectives."""
-        return find_collected(self)
+        return find_saved_collectives(self)
 
     def saved_collective_bytes(self, i: int, itemsize: Callable[[str], float]) -> float:
         """Bytes, over all devices and repeats, of what recomputed blocks surely keep of results of
         collectives where those of class i leave terms to be added up."""
-        repeats, ways = self.collected.get(i, (0, ()))
+        repeats, ways = self.saved_collective_ways.get(i, (0, ()))
         tensors = self.graph.tensors
         return repeats * sum(
             min(tensors[n].elements * itemsize(tensors[n].dtype) for n in way) for way in ways
@@ -369,7 +369,7 @@ class GraphFacts(BasicFacts):
             )
             counts = tuple(
                 [
-                    (self.kept.get((i, slot)), self.stacks.get(n) if slot >= 0 else None)
+                    (self.saved_counts.get((i, slot)), self.stacks.get(n) if slot >= 0 else None)
                     for slot, n in slots
                     if n
                 ]
@@ -430,7 +430,7 @@ class GraphFacts(BasicFacts):
             outs,
             self.batch_factors[i],
             i in self.repeated,
-            i in self.tail,
+            i in self.epilogue,
             attrs,
         )
 

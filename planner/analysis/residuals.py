@@ -17,7 +17,7 @@ COMPARING = frozenset({"Relu", "LeakyRelu", "Clip", "Abs"})
 """Operators whose result a matrix product's kernel makes of their operand as it reads it."""
 
 
-def find_savers(base: BasicFacts) -> dict[tuple[int, int], str]:
+def find_residuals(base: BasicFacts) -> dict[tuple[int, int], str]:
     """(node, slot) -> tensor kept for the backward pass because of that use; each tensor once, at
     its first such use. Results have slot -1 - k."""
     graph = base.graph

@@ -152,7 +152,7 @@ def weight_plan(
 ) -> WeightPlan:
     """Stored as its consumer cuts it (several: see `_storage`); with optimizer sharding, the state
     (and at level 3 the weight) is also cut over the plan's zero axes among those its gradient is
-    partial over (`level_dims`)."""
+    partial over (`zero_stage_dims`)."""
     targets = tuple(dict.fromkeys(targets))
     shape = graph.tensors[name].shape
     layout = targets[0].stored if len(targets) == 1 else _storage(shape, targets, plan, trained)
@@ -166,15 +166,15 @@ def weight_plan(
     pieces = np.array(
         [[group(dim, sizes) for dim in (*layout.dims, ())]]
     )  # the last: of a scalar too
-    d = int(level_dims(np.array([[*shape, 1]]), pieces, np.array([group(axes, sizes)]))[0])
+    d = int(zero_stage_dims(np.array([[*shape, 1]]), pieces, np.array([group(axes, sizes)]))[0])
     return (
-        WeightPlan(layout, own_level(plan.zero, shape), axes, d, fan)
+        WeightPlan(layout, own_zero_stage(plan.zero, shape), axes, d, fan)
         if d >= 0
         else WeightPlan(layout, fan=fan)
     )
 
 
-def level_dims(shape: np.ndarray, pieces: np.ndarray, devices: np.ndarray) -> np.ndarray:
+def zero_stage_dims(shape: np.ndarray, pieces: np.ndarray, devices: np.ndarray) -> np.ndarray:
     """The dim along which optimizer sharding over so many devices cuts each weight [weights]: the
     first that divides evenly, else the one of least padding among dims that nothing else cuts (a
     piece of a piece that is padded too would not lie where the weight's own cut has it), -1 where
@@ -195,7 +195,7 @@ def level_dims(shape: np.ndarray, pieces: np.ndarray, devices: np.ndarray) -> np
     return found
 
 
-def own_level(level: int, shape: tuple[int, ...]) -> int:
+def own_zero_stage(level: int, shape: tuple[int, ...]) -> int:
     """The optimizer level of one weight under a plan's. Biases and scales, also those of channels
     ([32, 1, 1]), stay at level 1 under level 3: gathering one costs a collective's latency in every
     block and pass, and saves nothing that counts."""

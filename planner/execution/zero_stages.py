@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-ZERO_LEVELS = (0, 1, 2, 3)
+ZERO_STAGES = (0, 1, 2, 3)

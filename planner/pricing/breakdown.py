@@ -16,7 +16,7 @@ from planner.execution.collective import CollectiveUse
 from planner.execution.pipeline import Pipeline, pipeline_of
 from planner.graph.ir import Node
 from planner.pricing.kernels import kernel_times
-from planner.pricing.step_time import made_again
+from planner.pricing.step_time import recomputed_nodes
 from planner.sharding.layout import Layout
 from planner.sharding.notation import spell_dim, spell_rule
 from planner.sharding.rule import Rule, Split
@@ -35,7 +35,7 @@ def details(
 ) -> dict[str, Row]:
     """Id of the first node of each class -> its row (planner.strategy.types.DetailTable). Seconds
     are of one pass in `kernels.forward_s` and `backward_s`, of a step elsewhere."""
-    pipeline, again = pipeline_of(base.graph, flow.plan), made_again(flow, runs)
+    pipeline, again = pipeline_of(base.graph, flow.plan), recomputed_nodes(flow, runs)
     held: dict[int, list[int]] = {}
     for i, first in enumerate(base.shared):
         held.setdefault(first, []).append(i)

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from costmodels.liveness import waiting_bytes
-from planner.execution.layout_flow import level_dims, own_level
+from planner.execution.layout_flow import own_zero_stage, zero_stage_dims
 from planner.execution.weight_offload import parks, tables
-from planner.execution.zero_stages import ZERO_LEVELS
+from planner.execution.zero_stages import ZERO_STAGES
 from planner.pricing.weight_offload import ways
 from planner.sharding.layout import Axes, group
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from planner.analysis.facts import GraphFacts
     from planner.pricing.pricer import Pricer
 
-CELLS = (len(ZERO_LEVELS), 7)
+CELLS = (len(ZERO_STAGES), 7)
 """Shape of what one weight costs."""
 
 
@@ -101,7 +101,7 @@ class WeightCosts:
         held = self.pricer.recipe.parameter_bytes if t.is_float else self.pricer.itemsize(t.dtype)
         return _Weight(
             t.shape,
-            tuple([own_level(z, t.shape) for z in ZERO_LEVELS]),
+            tuple([own_zero_stage(z, t.shape) for z in ZERO_STAGES]),
             name in base.grad,
             twice,
             stacked,
@@ -178,7 +178,7 @@ class WeightCosts:
         over = [tuple([a for a in fan if a in self.zero_axes]) for fan in distinct]
         rest = [tuple([a for a in fan if a not in self.zero_axes]) for fan in distinct]
         devices = np.array([group(axes, self.sizes) for axes in over])[of]
-        dim = level_dims(shape, pieces, devices)
+        dim = zero_stage_dims(shape, pieces, devices)
         cut = dim >= 0
         pieces[cut, dim[cut]] *= devices[cut]
         piece = (
@@ -254,9 +254,9 @@ class WeightCosts:
         )
         every = [row(0, local, step(local, distinct), 0.0, 0.0)]
         if not cut.any():
-            return np.repeat(every[0][:, None], len(ZERO_LEVELS), axis=1)
+            return np.repeat(every[0][:, None], len(ZERO_STAGES), axis=1)
         reduced, whole = step(piece, rest), piece * devices
-        for level in ZERO_LEVELS[1:]:
+        for level in ZERO_STAGES[1:]:
             # Outside blocks, below level 3, collectives travel in buckets.
             scatter = shown * price.collectives_s(
                 "reduce-scatter", over, of, whole * recipe.reduction_bytes, level < 3, stacked

@@ -210,7 +210,7 @@ def working_of(
             weights, ins + outs, np.maximum(ins, outs)
         )  # written out, an elementwise operator's gradient takes the place of its result's
     itemsize = pricer.itemsize("float32")
-    if rule.flops and (i in base.tail or base.written_out):
+    if rule.flops and (i in base.epilogue or base.written_out):
         size = size + weights * _copied(base, i, splits, pricer)
     if node.op == "Attention":
         each = zip(splits, cuts.share(rule, "e").tolist(), outs.tolist(), strict=True)
@@ -388,16 +388,18 @@ def _keys(base: GraphFacts, i: int, split: Split, pricer: Pricer) -> float:
     )
 
 
-def kept_of(base: GraphFacts, i: int, slot: int, splits: Sequence[Split], pricer: Pricer) -> Any:
-    """`kept_beside` of several splits. [splits], or 0 where none keeps anything"""
+def saved_beside_of(
+    base: GraphFacts, i: int, slot: int, splits: Sequence[Split], pricer: Pricer
+) -> Any:
+    """`saved_beside` of several splits. [splits], or 0 where none keeps anything"""
     return (
-        np.array([kept_beside(base, i, slot, split, pricer) for split in splits])
+        np.array([saved_beside(base, i, slot, split, pricer) for split in splits])
         if base.graph.nodes[i].op == RINGED and not slot
         else 0.0
     )
 
 
-def kept_beside(base: GraphFacts, i: int, slot: int, split: Split, pricer: Pricer) -> float:
+def saved_beside(base: GraphFacts, i: int, slot: int, split: Split, pricer: Pricer) -> float:
     """Bytes that a kernel keeps for its backward pass beside operands and results of the graph,
     counted with its operand `slot`.
 

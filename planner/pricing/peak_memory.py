@@ -31,7 +31,7 @@ from costmodels.liveness import (
     OperatorBytes,
     WeightGradients,
     backward_liveness,
-    gradient_room,
+    gradient_buffers,
     waiting_bytes,
 )
 from planner.analysis.facts import GraphFacts
@@ -43,7 +43,7 @@ from planner.execution.pipeline import pipeline_of
 from planner.execution.plan import Plan
 from planner.execution.recompute import replays
 from planner.execution.weight_offload import parked
-from planner.pricing.kernels import kept_beside, working_bytes
+from planner.pricing.kernels import saved_beside, working_bytes
 from planner.pricing.pricer import Pricer
 from planner.pricing.weight_offload import parked_ways
 from planner.sharding.layout import Layout, group, local_shape
@@ -54,7 +54,7 @@ the same time: one that is written, one that is made. The GPU compiler's schedul
 twelve equal parameters has two."""
 
 
-def kept_collectives(flow: Flow, runs: tuple[RepeatedBlock, ...], pricer: Pricer) -> float:
+def saved_collectives_bytes(flow: Flow, runs: tuple[RepeatedBlock, ...], pricer: Pricer) -> float:
     """Bytes of the results of collectives that recomputed blocks keep, of all repeats."""
     total, mesh, pipeline = 0.0, dict(flow.plan.mesh), pipeline_of(flow.graph, flow.plan)
     for run, replay in replays(flow, runs):
@@ -196,7 +196,7 @@ def moments(
         here = parked_ways(flow, runs, pricer)
         parameters, gradients = parameters + here.weights, gradients + here.gradients
     sending = "activations" in flow.plan.offload
-    activations, tail = kept_activations(
+    activations, tail = saved_activations(
         base,
         flow,
         pricer,
@@ -208,11 +208,11 @@ def moments(
     )
     if sending:
         activations += PARKED_ARRAYS * flow.plan.copies * sent_activations(flow, pricer, runs)[1]
-    activations += kept_collectives(flow, runs, pricer)
+    activations += saved_collectives_bytes(flow, runs, pricer)
     slack = 1 + pricer.runtime.memory_slack
     if base.written_out:
         whole, piece = (np.array([row[k] for row in reduced], np.float64) for k in (1, 2))
-        weights = gradient_room(
+        weights = gradient_buffers(
             readers(graph, [row[0] for row in reduced]),
             whole,
             piece,
@@ -257,12 +257,12 @@ def _given_back(m: Moments) -> float:
     )
 
 
-def kept_tensors(base: GraphFacts, flow: Flow, pricer: Pricer) -> Iterator[tuple[int, str, float]]:
+def saved_tensors(base: GraphFacts, flow: Flow, pricer: Pricer) -> Iterator[tuple[int, str, float]]:
     """(node, tensor, bytes) of what nodes are the first to keep for their backward pass, with what
     their kernels keep beside it; of all copies of the batch."""
     graph, mesh = base.graph, dict(flow.plan.mesh)
     sizes: dict[tuple, float] = {}
-    for (i, slot), name in base.savers.items():
+    for (i, slot), name in base.residuals.items():
         layout, tensor = flow.need[i, slot] if slot >= 0 else flow.source[name], graph.tensors[name]
         key = (tensor.shape, tensor.dtype, id(layout))
         if key not in sizes:
@@ -272,11 +272,11 @@ def kept_tensors(base: GraphFacts, flow: Flow, pricer: Pricer) -> Iterator[tuple
         yield (
             i,
             name,
-            flow.plan.copies * (sizes[key] + kept_beside(base, i, slot, flow.split(i), pricer)),
+            flow.plan.copies * (sizes[key] + saved_beside(base, i, slot, flow.split(i), pricer)),
         )
 
 
-def kept_activations(
+def saved_activations(
     base: GraphFacts, flow: Flow, pricer: Pricer, sent: frozenset[str] = frozenset()
 ) -> tuple[float, float]:
     """Bytes the backward pass reads, and those of the tail apart: every kept tensor once, in the
@@ -306,9 +306,9 @@ def kept_activations(
         if pipeline
         else {}
     )
-    for i, name, size in kept_tensors(base, flow, pricer):
+    for i, name, size in saved_tensors(base, flow, pricer):
         times = many[i in pipeline.nodes] if pipeline else 1.0
-        if i in base.tail:
+        if i in base.epilogue:
             tail += size
         elif plan.recompute != "none" and i in inside:
             first, period = inside[i]
@@ -406,7 +406,7 @@ def temporaries(
     two layers: before the tail, and in it."""
     largest = {False: 0.0, True: 0.0}
     for p in passes(base, flow, pricer, gathered):
-        largest[p.i in base.tail] = max(largest[p.i in base.tail], p.work)
+        largest[p.i in base.epilogue] = max(largest[p.i in base.epilogue], p.work)
     full = gathered_bytes(flow.plan, gathered)
     return largest[False] + full, largest[True] + full
 
@@ -422,7 +422,7 @@ def _walk(
     graph, slack = base.graph, 1 + pricer.runtime.memory_slack
     kept, made, work, waits = np.zeros((4, len(graph.nodes)))
     batch = 0.0
-    for i, name, size in kept_tensors(base, flow, pricer):
+    for i, name, size in saved_tensors(base, flow, pricer):
         if name in graph.inputs:
             batch += size
         else:

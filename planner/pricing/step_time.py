@@ -36,7 +36,7 @@ from planner.pricing.cost import Cost
 from planner.pricing.host_tables import pull_push_s
 from planner.pricing.kernels import kernel_times
 from planner.pricing.microbatch_overlap import hidden_shares, launch_bytes, per_launch
-from planner.pricing.peak_memory import kept_tensors, memory, sent_activations
+from planner.pricing.peak_memory import memory, saved_tensors, sent_activations
 from planner.pricing.pricer import Pricer
 from planner.pricing.weight_offload import parked_ways
 from planner.sharding.layout import local_shape
@@ -65,7 +65,7 @@ def price(
     plan, graph, mesh = flow.plan, flow.graph, dict(flow.plan.mesh)
     micro, pipeline = plan.microbatches, pipeline_of(graph, plan)
     compute = again = bubble = 0.0
-    replayed, done = made_again(flow, runs), dict[tuple, tuple[float, float, float]]()
+    replayed, done = recomputed_nodes(flow, runs), dict[tuple, tuple[float, float, float]]()
     for i in range(len(graph.nodes)):
         place = (i in pipeline.nodes, pipeline.late(i), i in pipeline.twice) if pipeline else ()
         key = (base.shared[i], id(flow.split(i)), i in replayed, place)
@@ -210,7 +210,7 @@ def sent_s(
         },
     )
     shares = hidden_shares(
-        base, flow, runs, [(use, s) for use, s, _ in rows], made_again(flow, runs), pricer
+        base, flow, runs, [(use, s) for use, s, _ in rows], recomputed_nodes(flow, runs), pricer
     )
     return [
         (use, s, hidden + share * s) for (use, s, hidden), share in zip(rows, shares, strict=True)
@@ -270,13 +270,13 @@ def _loops_s(
     inside = {i for run in runs for i in range(run.first, run.end)}
     kept = sum(
         size * (float(pipeline.share(i)) if pipeline else 1.0)
-        for i, _, size in kept_tensors(base, flow, pricer)
+        for i, _, size in saved_tensors(base, flow, pricer)
         if i in inside
     )
     return flow.plan.microbatches * pricer.loop_s(weights * pricer.recipe.parameter_bytes, kept)
 
 
-def made_again(flow: Flow, runs: tuple[RepeatedBlock, ...]) -> frozenset[int]:
+def recomputed_nodes(flow: Flow, runs: tuple[RepeatedBlock, ...]) -> frozenset[int]:
     """Nodes, of all repeats, whose kernels run a second time in the backward pass of recomputed
     blocks."""
     return frozenset(

@@ -33,7 +33,7 @@ from planner.execution.stage_buffers import PARTS, buffers
 from planner.execution.uneven_pipeline import handed, rooms
 from planner.pricing.cost import Cost
 from planner.pricing.kernels import kernel_times
-from planner.pricing.peak_memory import PARKED_ARRAYS, kept_tensors, passes
+from planner.pricing.peak_memory import PARKED_ARRAYS, passes, saved_tensors
 from planner.pricing.pricer import Pricer
 
 SLOTS = 4
@@ -191,7 +191,7 @@ def memory(base: GraphFacts, flow: Flow, pricer: Pricer) -> Breakdown:
     waiting = uneven_collectives.passing(flow).waiting
     slack, own = 1 + pricer.runtime.memory_slack, dict[int, list[float]]()
     kept, working = dict[int, float](), {p.i: p.work for p in passes(base, flow, pricer, {})}
-    for i, _, size in kept_tensors(base, flow, pricer):
+    for i, _, size in saved_tensors(base, flow, pricer):
         kept[i] = kept.get(i, 0.0) + size
     for k in range(stages.count):
         opened = uneven_collectives.opened_bytes(flow, stages, k, pricer.itemsize)

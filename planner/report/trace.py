@@ -23,7 +23,7 @@ from planner.execution.collective import CollectiveUse
 from planner.execution.collectives import collectives as census
 from planner.execution.pipeline import BUBBLE
 from planner.pricing.kernels import kernel_times
-from planner.pricing.step_time import made_again, sent_s
+from planner.pricing.step_time import recomputed_nodes, sent_s
 from planner.report.ticks import PASSES, Stretch, stretches, ticks
 from planner.report.trace_tracks import KERNELS, LINKS, MICRO, Track
 
@@ -99,7 +99,7 @@ def _operators(p: Priced) -> Track:
         id(use): (s, hidden) for use, s, hidden in sent_s(p.base, p.flow, p.runs, uses, p.pricer)
     }
     times = [kernel_times(p.base, i, p.flow.split(i), p.pricer) for i in range(len(graph.nodes))]
-    again = made_again(p.flow, p.runs)
+    again = recomputed_nodes(p.flow, p.runs)
     line = Track(name="a device")
     note = f" x {micro} microbatches" if micro > 1 else ""
 

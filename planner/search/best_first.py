@@ -44,7 +44,7 @@ from planner.space.assemble import (
     PICO,
     Techniques,
     assemble,
-    has_moments,
+    has_liveness,
     least_usage,
     least_working,
     usage_of,
@@ -537,18 +537,18 @@ class BestFirst:
             return bound
         room = most = limit - least_working(space, leaf.techniques)
         # the limit is first that of what is kept beside the least that any operator needs
-        moments = False
+        liveness = False
         for turn in range(ROUNDS + 1):
             if turn or verdict.peak_usage > most:
                 if room <= 0:
                     return bound
                 bounded = assemble(
-                    space, leaf.techniques, room, unit_s=self.unit_s, moments=moments
+                    space, leaf.techniques, room, unit_s=self.unit_s, liveness=liveness
                 )
                 solved = asked.solve(
                     bounded, worth / self.unit_s + len(bounded.cost) + len(bounded.edges)
                 )  # costs are rounded
-                whole = room == (limit if moments else most)
+                whole = room == (limit if liveness else most)
                 if whole and solved.status == "infeasible":
                     return None
                 if whole and solved.bound is not None:
@@ -560,8 +560,8 @@ class BestFirst:
                     return bound
             # The working set is known before the whole plan is priced.
             excess = sum(usage_of(space, leaf.techniques, solved.choice)) - limit
-            if excess > 0 and not moments and has_moments(space):
-                room, moments = limit, True
+            if excess > 0 and not liveness and has_liveness(space):
+                room, liveness = limit, True
                 continue
             if excess <= 0:
                 candidate = search.price(

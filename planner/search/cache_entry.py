@@ -23,7 +23,7 @@ from planner.errors import PlanError
 from planner.execution.pipeline import SCHEDULES
 from planner.execution.plan import Plan
 from planner.execution.techniques import RECOMPUTE
-from planner.execution.zero_stages import ZERO_LEVELS
+from planner.execution.zero_stages import ZERO_STAGES
 from planner.machine.topology import Mesh, MeshAxis, Topology
 from planner.pricing.microbatch_overlap import COPIES
 from planner.pricing.pricer import Pricer
@@ -266,7 +266,7 @@ def _techniques(
     counted = type(zero) is int and all(type(n) is int and n > 0 for n in (microbatches, virtual))
     if (
         not counted
-        or zero not in ZERO_LEVELS
+        or zero not in ZERO_STAGES
         or recompute not in RECOMPUTE
         or schedule not in SCHEDULES
     ):

@@ -48,7 +48,7 @@ def steps_of(space: Space) -> tuple[Step, ...]:
     # Tensors that may be what is counted as kept of a sum, and how much of one that is.
     sums = {
         name: min(map(size, way)) / prod(price.sizes.values())
-        for i, (_, ways) in base.collected.items()
+        for i, (_, ways) in base.saved_collective_ways.items()
         if space.op_of[i] not in known
         for way in ways
         for name in way

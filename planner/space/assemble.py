@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from costmodels.liveness import OperatorBytes, backward_liveness, gradient_room
+from costmodels.liveness import OperatorBytes, backward_liveness, gradient_buffers
 from planner.execution.pipeline import Pipeline, Schedule
 from planner.execution.plan import Plan
 from planner.ops.residuals import reads
@@ -65,7 +65,7 @@ def assemble(
     *,
     uncut: bool = False,
     unit_s: float = 1 / PICO,
-    moments: bool = False,
+    liveness: bool = False,
 ) -> Problem:
     """The problem in integers: `unit_s` (picoseconds) and bytes; impossible conversions are
     FORBIDDEN.
@@ -73,9 +73,9 @@ def assemble(
     uncut: the space is that of the whole batch, or of larger microbatches (`Space.parts` of them, a
     divisor of their number). A microbatch takes at least its share of a larger one's time and of
     the activations kept (kernels and collectives lose efficiency as they shrink, padding grows), so
-    this problem's optimum is a lower bound of the real one's. moments: the limit is of every
+    this problem's optimum is a lower bound of the real one's. liveness: the limit is of every
     operator's working set beside what is kept, each at a time of its own, not of what is kept alone
-    (where `has_moments`). Under recompute=block-keep nodes are charged as if sums were all that is
+    (where `has_liveness`). Under recompute=block-keep nodes are charged as if sums were all that is
     kept, as the problem knows no bytes of other results: plans that keep some are priced below
     their cost here, and bounded in planner.search.saved_collective_bounds.
     """
@@ -103,7 +103,7 @@ def assemble(
         edges.append((link.a, link.b))
         table_of.append(index[key])
     n = len(cost)
-    working = _working(space, techniques) if moments else []
+    working = _working(space, techniques) if liveness else []
     spans = [
         *[(0, max((at + 1 for at, _, _ in working), default=1))] * n,
         *((at, at + 1) for at, _, _ in working),
@@ -124,7 +124,7 @@ def assemble(
     )
 
 
-def has_moments(space: Space) -> bool:
+def has_liveness(space: Space) -> bool:
     """Whether working sets are told apart by the operators that have them."""
     return not unequal(space) and not space.base.written_out
 
@@ -217,7 +217,7 @@ def bytes_of(space: Space, techniques: Techniques, uncut: bool = False) -> np.nd
     flat, dealt = costs_of(space), _dealt(space, techniques)
     again = techniques.recompute != "none" and not unequal(space)
     kept = (
-        flat.again + flat.collected
+        flat.again + flat.saved_collective
         if again and techniques.recompute == "block-keep"
         else flat.again
         if again
@@ -486,7 +486,7 @@ def _walked(
     room = np.array(
         [space.variables[k].grad_buffer_bytes[techniques.zero][choice[k]] for k in weights.rows]
     ).reshape(-1, 2)
-    room_of = gradient_room(
+    room_of = gradient_buffers(
         weights.read,
         room[:, 0],
         room[:, 1],

@@ -16,11 +16,11 @@ import numpy as np
 
 from planner.analysis.facts import GraphFacts
 from planner.analysis.passing import puts_off
-from planner.execution.zero_stages import ZERO_LEVELS
+from planner.execution.zero_stages import ZERO_STAGES
 from planner.graph.ir import Node
 from planner.ops.residuals import reads
 from planner.pricing.gradient_sync import CELLS, WeightCosts
-from planner.pricing.kernels import inner_times, kept_of, times_of, working_of
+from planner.pricing.kernels import inner_times, saved_beside_of, times_of, working_of
 from planner.pricing.pricer import Pricer
 from planner.pricing.split_arrays import SplitArrays
 from planner.sharding.candidates import candidates
@@ -329,9 +329,9 @@ class Kinds:
         stays = "activations" not in self.pricer.offload
         kept = again = inner = tail = given = np.zeros(len(splits))
         for slot, own in (*enumerate(size.ins), *((-1 - k, n) for k, n in enumerate(size.outs))):
-            total, entering, first, after = base.kept.get((i, slot), UNKEPT)
+            total, entering, first, after = base.saved_counts.get((i, slot), UNKEPT)
             if total or after:
-                own = (own + kept_of(base, i, slot, splits, self.pricer)) * slack
+                own = (own + saved_beside_of(base, i, slot, splits, self.pricer)) * slack
                 kept, again, inner, tail = (
                     kept + total * own,
                     again + (first + entering * stays) * own,
@@ -391,8 +391,8 @@ def by_level(cells: np.ndarray) -> tuple[dict[int, np.ndarray], ...]:
     it: level -> [options, 2]."""
     parts = np.ascontiguousarray(cells[:, :, :5].transpose(2, 1, 0))
     rooms = np.ascontiguousarray(cells[:, :, 5:].transpose(1, 0, 2))
-    return *(dict(zip(ZERO_LEVELS, part, strict=True)) for part in parts), dict(
-        zip(ZERO_LEVELS, rooms, strict=True)
+    return *(dict(zip(ZERO_STAGES, part, strict=True)) for part in parts), dict(
+        zip(ZERO_STAGES, rooms, strict=True)
     )
 
 

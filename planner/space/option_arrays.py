@@ -27,7 +27,7 @@ class OptionCosts:
     state: dict[int, np.ndarray]  # level -> bytes of state
     kept: np.ndarray  # kept activations
     again: np.ndarray  # the same under recomputation
-    collected: np.ndarray  # what is kept beside it with results of collectives, at least
+    saved_collective: np.ndarray  # what is kept beside it with results of collectives, at least
     inner: np.ndarray  # what of that one repeat keeps
     pieces: np.ndarray  # into how many the graph's batch may be cut on
     least_pieces: float  # the least of them
@@ -104,7 +104,7 @@ def costs_of(space: Space) -> OptionCosts:
             state={z: count * x for z, x in rows("state_bytes").items()},
             kept=row("saved_bytes"),
             again=row("saved_bytes_remat"),
-            collected=row("saved_collective_bytes"),
+            saved_collective=row("saved_collective_bytes"),
             inner=row("saved_bytes_one_repeat"),
             pieces=(pieces := row("pieces")),
             least_pieces=float(pieces.min(initial=np.inf)),
@@ -117,7 +117,9 @@ def costs_of(space: Space) -> OptionCosts:
                     True: row("workspace_without_weights_bytes"),
                 }
             ),
-            after=np.repeat(after := np.array([v.node in space.base.tail for v in every]), sizes),
+            after=np.repeat(
+                after := np.array([v.node in space.base.epilogue for v in every]), sizes
+            ),
             least={
                 bare: _least_work(
                     space, np.minimum.reduceat(each, first), after, np.minimum.reduceat(tail, first)

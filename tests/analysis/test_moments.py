@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import models_zoo
-from costmodels.liveness import WeightReaders, gradient_room
+from costmodels.liveness import WeightReaders, gradient_buffers
 from costmodels.precision import load_recipe
 from planner.analysis.passing import readers
 from planner.reader import read_model
@@ -22,7 +22,7 @@ def of(carried: bool) -> WeightReaders:
 
 
 def test_a_carried_gradient_stays_whole_from_its_operator_on() -> None:
-    plain, carried = (gradient_room(of(c), WHOLE, PIECE, MIXED, 1, 1) for c in (False, True))
+    plain, carried = (gradient_buffers(of(c), WHOLE, PIECE, MIXED, 1, 1) for c in (False, True))
     assert (
         plain.whole.tolist() == [0, 8]
         and plain.piece.tolist() == [2, 2]
@@ -39,7 +39,7 @@ def test_a_carried_gradient_stays_whole_from_its_operator_on() -> None:
 def test_sums_of_microbatches_and_level_three_are_as_without_a_loop() -> None:
     for zero, micro in ((1, 2), (3, 1)):
         plain, carried = (
-            gradient_room(of(c), WHOLE, PIECE, MIXED, zero, micro) for c in (False, True)
+            gradient_buffers(of(c), WHOLE, PIECE, MIXED, zero, micro) for c in (False, True)
         )
         assert all(
             np.array_equal(getattr(plain, k), getattr(carried, k))
@@ -71,4 +71,4 @@ def test_the_gradient_of_a_tied_table_takes_the_table_s_place() -> None:
         and found.first.tolist() == [table[0], products[0]]
         and found.reread.tolist() == [False, True]
     )
-    assert gradient_room(found, WHOLE, PIECE, MIXED, 1, 1).whole.tolist() == [0, 8]
+    assert gradient_buffers(found, WHOLE, PIECE, MIXED, 1, 1).whole.tolist() == [0, 8]

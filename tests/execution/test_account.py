@@ -30,7 +30,7 @@ from planner.emit.program import emit, emitted_runs
 from planner.execution import collectives
 from planner.execution.collective import CollectiveUse, traffic
 from planner.execution.even_collectives import _reduction
-from planner.execution.layout_flow import derive, own_level
+from planner.execution.layout_flow import derive, own_zero_stage
 from planner.execution.plan import Plan
 from planner.execution.recompute import Replay
 from planner.execution.shared_collectives import Merged
@@ -509,4 +509,8 @@ def test_an_exchange_of_tokens_is_not_repeated_for_results_that_nothing_reads() 
 def test_biases_and_scales_of_any_shape_stay_whole_under_level_3(
     shape: tuple[int, ...], level: int
 ) -> None:
-    assert own_level(3, shape) == level and [own_level(n, shape) for n in (0, 1, 2)] == [0, 1, 2]
+    assert own_zero_stage(3, shape) == level and [own_zero_stage(n, shape) for n in (0, 1, 2)] == [
+        0,
+        1,
+        2,
+    ]

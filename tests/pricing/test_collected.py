@@ -11,7 +11,7 @@ import pytest
 from planner.analysis.facts import GraphFacts
 from planner.execution.plan import Plan
 from planner.machine.mesh_choices import pinned_mesh
-from planner.pricing.peak_memory import kept_collectives
+from planner.pricing.peak_memory import saved_collectives_bytes
 from planner.pricing.pricer import Pricer
 from planner.pricing.step_time import derived
 from planner.search.build_request import make_request
@@ -78,7 +78,7 @@ def test_what_a_problem_counts_is_below_what_plans_keep(source: str, sizes: dict
             ),
         )
         assert len(runs) == len(space.base.runs)
-        kept = kept_collectives(flow, runs, space.pricer) * slack
+        kept = saved_collectives_bytes(flow, runs, space.pricer) * slack
         counted = sum(
             float(v.saved_collective_bytes[k]) for v, k in zip(space.variables, choice, strict=True)
         )
@@ -94,7 +94,10 @@ def test_ways_lead_to_what_a_gradient_reads() -> None:
         Model.open("zoo:llama-tiny,layers=3", Workload(kind="train", batch=16), 8).graph(1),
         training=True,
     )
-    found = {base.graph.nodes[i].id.split("/")[-2]: ways for i, (_, ways) in base.collected.items()}
+    found = {
+        base.graph.nodes[i].id.split("/")[-2]: ways
+        for i, (_, ways) in base.saved_collective_ways.items()
+    }
     assert {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj"} <= set(
         found
     ) and "down_proj" not in found
@@ -102,6 +105,6 @@ def test_ways_lead_to_what_a_gradient_reads() -> None:
         n.split("/")[-1] for n in found["o_proj"][0]
     ] == ["MatMul_output_0", "Add_output_0"]
     used = [n for ways in found.values() for way in ways for n in way]
-    assert len(used) == len(set(used)) and {repeats for repeats, _ in base.collected.values()} == {
-        3
-    }
+    assert len(used) == len(set(used)) and {
+        repeats for repeats, _ in base.saved_collective_ways.values()
+    } == {3}

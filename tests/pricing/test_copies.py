@@ -32,7 +32,7 @@ from planner.pricing.microbatch_overlap import (
     together,
 )
 from planner.pricing.plan_price import price_plan
-from planner.pricing.step_time import made_again
+from planner.pricing.step_time import recomputed_nodes
 from planner.search.build_request import make_request
 from planner.search.microbatch_overlap import in_copies
 from planner.search.request import Candidate
@@ -111,7 +111,7 @@ def test_only_what_a_copy_waits_for_hides_and_no_more_than_the_runtime_says() ->
         for use in collectives.collectives(now.flow, now.runs, now.pricer.itemsize)
     ]
     shares = hidden_shares(
-        now.base, now.flow, now.runs, sent, made_again(now.flow, now.runs), now.pricer
+        now.base, now.flow, now.runs, sent, recomputed_nodes(now.flow, now.runs), now.pricer
     )
     assert {use.phase for (use, _), share in zip(sent, shares, strict=True) if share} == {
         "forward",

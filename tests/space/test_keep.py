@@ -9,7 +9,7 @@ from benchmarks.hand_plans import megatron
 from planner.execution.plan import Plan
 from planner.machine.mesh_choices import pinned_mesh
 from planner.pricing.plan_price import price_plan
-from planner.pricing.step_time import made_again
+from planner.pricing.step_time import recomputed_nodes
 from planner.search.build_request import make_request
 from planner.search.search import Search
 from planner.solvers.problem import evaluate
@@ -37,7 +37,7 @@ def test_products_behind_a_kept_sum_are_not_charged_again() -> None:
     assert behind and all(v.not_recomputed_s[k] == v.forward_s[k] > 0 for v, k in behind)
     plan = Plan(mesh.shape, splits, 0, ("data", "model"), "block-keep", 1, space.base.runs)
     _, flow, runs = price_plan(space.base, plan, space.pricer)
-    again = {space.base.shared[i] for i in made_again(flow, runs)}
+    again = {space.base.shared[i] for i in recomputed_nodes(flow, runs)}
     assert again and not again & {v.node for v, _ in behind}
 
 

@@ -14,7 +14,7 @@ from costmodels.runtimes import RUNTIMES
 from planner.analysis.facts import GraphFacts
 from planner.execution.layout_flow import cut_layout, weight_plan
 from planner.execution.plan import Plan
-from planner.execution.zero_stages import ZERO_LEVELS
+from planner.execution.zero_stages import ZERO_STAGES
 from planner.machine.mesh_choices import meshes
 from planner.machine.topology import for_devices
 from planner.pricing.gradient_sync import WeightCosts
@@ -383,7 +383,7 @@ def test_what_a_weight_costs_is_what_its_own_plan_says(source: str) -> None:
             )
             for n, found in zip(wanted, costs.of(name, wanted, True), strict=True):
                 need = pricer.atlas.layouts[n]
-                for level, row in zip(ZERO_LEVELS, found, strict=True):
+                for level, row in zip(ZERO_STAGES, found, strict=True):
                     w = weight_plan(
                         base.graph,
                         name,

@@ -18,7 +18,7 @@ from planner.solvers.problem import Budget, evaluate
 from planner.space.assemble import (
     Techniques,
     assemble,
-    has_moments,
+    has_liveness,
     least_usage,
     least_working,
     usage_of,
@@ -59,8 +59,8 @@ def test_the_peak_over_moments_is_that_of_what_is_kept_and_the_largest_working_s
     for at in (
         Techniques(zero, recompute, 2) for zero in (0, 1, 3) for recompute in ("none", "block")
     ):
-        assert has_moments(space)
-        problem, plain = assemble(space, at, 10**15, moments=True), assemble(space, at, 10**15)
+        assert has_liveness(space)
+        problem, plain = assemble(space, at, 10**15, liveness=True), assemble(space, at, 10**15)
         for _ in range(DRAWN):
             choice = tuple(int(rng.integers(len(c))) for c in problem.cost)
             peak, usage = evaluate(problem, choice).peak_usage, sum(usage_of(space, at, choice))

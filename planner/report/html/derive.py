@@ -23,7 +23,7 @@ from planner.execution.loops import RepeatedBlock, inner_flow, outer_flow
 from planner.execution.pipeline import Pipeline, pipeline_of
 from planner.execution.recompute import Replay, repeated
 from planner.pricing.breakdown import bound_by
-from planner.pricing.kernels import kept_beside, kernel_times
+from planner.pricing.kernels import kernel_times, saved_beside
 from planner.pricing.peak_memory import Moments, moments
 from planner.pricing.step_time import sent_s
 from planner.sharding.layout import STAGE, Step, group, local_shape
@@ -261,7 +261,7 @@ def _rows(p: Priced, home: list[int], where: list[int], bodies: Bodies) -> tuple
             k,
             bound_by(p.base, i, p.flow.split(i), p.pricer),
             p.base.rules[i].flops > 0,
-            i in p.base.tail,
+            i in p.base.epilogue,
             pipeline is not None and pipeline.late(i),
             pipeline is not None and i in pipeline.twice,
             bubble,
@@ -274,7 +274,7 @@ def _kept_results(
     p: Priced, run: RepeatedBlock, flow: Flow, replay: Replay
 ) -> Iterator[tuple[int, float]]:
     """(node, bytes of all repeats) of the results of collectives that a recomputed block keeps, as
-    planner.pricing.peak_memory.kept_collectives adds them up."""
+    planner.pricing.peak_memory.saved_collectives_bytes adds them up."""
     slack, mesh, pipeline = (
         1 + p.pricer.runtime.memory_slack,
         dict(p.plan.mesh),
@@ -308,7 +308,7 @@ def saved_bytes(p: Priced) -> dict[int, float]:
     }
     pipeline = pipeline_of(graph, plan)
     slack, out = 1 + p.pricer.runtime.memory_slack, dict[int, float]()
-    for (i, slot), name in p.base.savers.items():
+    for (i, slot), name in p.base.residuals.items():
         layout, tensor = (
             p.flow.need[i, slot] if slot >= 0 else p.flow.source[name],
             graph.tensors[name],
@@ -320,12 +320,12 @@ def saved_bytes(p: Priced) -> dict[int, float]:
                 continue
         times = (
             pipeline.kept(i) * float(pipeline.share(i))
-            if pipeline and i not in p.base.tail
+            if pipeline and i not in p.base.epilogue
             else 1.0
         )
         size = prod(local_shape(tensor.shape, layout, mesh)) * p.pricer.itemsize(
             tensor.dtype
-        ) + kept_beside(p.base, i, slot, p.flow.split(i), p.pricer)
+        ) + saved_beside(p.base, i, slot, p.flow.split(i), p.pricer)
         out[i] = out.get(i, 0.0) + size * times * slack
     return out
 
