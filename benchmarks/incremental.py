@@ -24,7 +24,7 @@ from pathlib import Path
 from planner.cache.folder import Cache
 from planner.search.build_request import make_request
 from planner.search.incremental import SLOWER
-from planner.search.request import Found
+from planner.search.request import SearchResult
 from planner.search.search import Search
 from planner.support.gc_pause import seldom_collecting
 from planner.workload.model import Model, Workload
@@ -61,7 +61,7 @@ def searched(
     *,
     incremental: bool = False,
     baselines: bool = True,
-) -> tuple[float, Found]:
+) -> tuple[float, SearchResult]:
     """One search: CPU seconds, and what was found."""
     model = Model.open(f"zoo:{source}", Workload(batch=batch), devices)
     model.graph(1)
@@ -79,7 +79,7 @@ def searched(
         return time.process_time() - began, found
 
 
-def step(found: Found) -> float:
+def step(found: SearchResult) -> float:
     """Seconds of a plan's step."""
     assert found.best is not None
     return found.best.cost.step_time_s
@@ -121,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 )
         all_s, alone_s, made_s = (min(turn[k][0] for turn in turns) for k in range(3))
         (_, full_found), _, (_, found) = turns[0]
-        ratio, before = step(found) / step(full_found), found.before
+        ratio, before = step(found) / step(full_found), found.reused_from
         kept = f"{before.kept:,} of {before.kept + before.solved:,}" if before else "none"
         wrong = ratio > SLOWER or (before is not None and made_s > all_s / 2)
         missed += wrong

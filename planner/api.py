@@ -166,11 +166,11 @@ def plan(
                 exit_code=NO_PLAN,
             )
         raise no_plan(request, found, model if remedies else None)
-    if request.baselines and not found.stopped and found.before is None:
+    if request.baselines and not found.stopped and found.reused_from is None:
         from planner.whatif.remedies import elsewhere
 
         found.baselines.update(elsewhere(request, model))
-    if not found.stopped and found.before is None and time_limit_s is None:
+    if not found.stopped and found.reused_from is None and time_limit_s is None:
         from planner.search.plausible import ragged
 
         found.findings = ragged(request, found, model)
@@ -189,8 +189,8 @@ def plan(
         }
     if request.cache is not None and request.cache.faults.told:
         provenance["cache_faults"] = list(request.cache.faults.told)
-    if found.before is not None:
-        provenance["incremental"] = found.before.to_json()
+    if found.reused_from is not None:
+        provenance["incremental"] = found.reused_from.to_json()
     provenance |= asked(request, objective, mode)
     taken = assumptions(model, request, hardware, topology)
     made = compose(model, request, found, provenance, taken)

@@ -28,7 +28,7 @@ from planner.machine.topology import Mesh, MeshAxis, Topology
 from planner.pricing.microbatch_overlap import COPIES
 from planner.pricing.pricer import Pricer
 from planner.search.bucketing import priced
-from planner.search.request import Candidate, Covered, Found
+from planner.search.request import Candidate, Covered, SearchResult
 from planner.search.stage_cuts import with_cuts
 from planner.sharding.layout import Layout
 from planner.sharding.rule import Limits, Split, legal
@@ -49,7 +49,7 @@ UNHELD = (Stale, PlanError, ArithmeticError, AttributeError, LookupError, TypeEr
 """What reading an entry ends in that was edited, or is of another model."""
 
 
-def kept(found: Found) -> dict[str, Any] | None:
+def kept(found: SearchResult) -> dict[str, Any] | None:
     """The entry of what a search found; None where that is not worth keeping."""
     best, space = found.best, found.space
     if best is None or space is None or found.problem is None or found.stopped:
@@ -96,7 +96,7 @@ def kept(found: Found) -> dict[str, Any] | None:
     }
 
 
-def recalled(search: Solving, entry: Any) -> Found | None:
+def recalled(search: Solving, entry: Any) -> SearchResult | None:
     """What the search would find, from an entry; None where it does not hold."""
     try:
         return _recalled(search, entry)
@@ -104,7 +104,7 @@ def recalled(search: Solving, entry: Any) -> Found | None:
         return None
 
 
-def _recalled(search: Solving, entry: Mapping[str, Any]) -> Found:
+def _recalled(search: Solving, entry: Mapping[str, Any]) -> SearchResult:
     palette = _palette(entry)
     best = _candidate(search, entry["best"], palette)
     baselines = {
@@ -134,7 +134,7 @@ def _recalled(search: Solving, entry: Mapping[str, Any]) -> Found:
     ):
         raise Stale
     covers = tuple(map(Covered.from_json, entry["covers"]))
-    return Found(
+    return SearchResult(
         best,
         baselines,
         base,

@@ -31,13 +31,13 @@ from planner.search.best_first import BestFirst
 from planner.search.cache_entry import Decided, decided
 from planner.search.keys import history_key
 from planner.search.microbatch_overlap import in_copies
-from planner.search.request import Before
+from planner.search.request import ReusedPlan
 from planner.sharding.rule import Limits, Split
 from planner.space.families import Allowed
 
 if TYPE_CHECKING:
     from planner.analysis.facts import GraphFacts
-    from planner.search.request import Candidate, Found
+    from planner.search.request import Candidate, SearchResult
     from planner.search.solving import Solving
 
 MOST_SEARCHES = 8
@@ -66,7 +66,7 @@ def contents(base: GraphFacts) -> tuple[str, ...]:
     )
 
 
-def remember(search: Solving, key: str, found: Found) -> None:
+def remember(search: Solving, key: str, found: SearchResult) -> None:
     """Add a search, kept under a key, to those that models like its own may be planned from; and
     tell the cache of the latest whose model is much like this one."""
     cache, base, best = search.request.cache, search.base(1), found.best
@@ -150,7 +150,7 @@ def _linked(base: GraphFacts) -> dict[int, frozenset[int]]:
     return {k: frozenset(others) for k, others in found.items()}
 
 
-def from_before(search: S) -> tuple[S, Candidate, Before] | None:
+def from_before(search: S) -> tuple[S, Candidate, ReusedPlan] | None:
     """The best plan that keeps what a search before decided for most of the model, the search that
     has its details, and what was kept; None where there is no such."""
     request, cache, base = search.request, search.request.cache, search.base(1)
@@ -179,7 +179,7 @@ def from_before(search: S) -> tuple[S, Candidate, Before] | None:
             expected = found.step_time_s * work + row["other_s"] * max(0.0, 1 - work)
             answer = _answer(search, found, held, SLOWER * expected)
             return (
-                (*answer, Before(row["model"], row["date"], kept, len(base.graph.nodes) - kept))
+                (*answer, ReusedPlan(row["model"], row["date"], kept, len(base.graph.nodes) - kept))
                 if answer
                 else None
             )

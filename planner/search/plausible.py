@@ -18,7 +18,7 @@ from planner.machine.topology import for_devices
 from planner.pricing.cost import Cost
 
 if TYPE_CHECKING:
-    from planner.search.request import Found, Request
+    from planner.search.request import Request, SearchResult
     from planner.workload.model import Model
 
 COUNTED = ("bfloat16", "float16")
@@ -59,7 +59,7 @@ def too_fast(request: Request, cost: Cost) -> tuple[Finding, ...]:
     )
 
 
-def ragged(request: Request, found: Found, model: Model) -> tuple[Finding, ...]:
+def ragged(request: Request, found: SearchResult, model: Model) -> tuple[Finding, ...]:
     """A count of devices that fills no node whole: the nearest that do, and what fewer of them take
     for the same batch, planned anew."""
     now, chip, best = request.topology.devices, request.topology.device, found.best

@@ -143,7 +143,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Before:
+class ReusedPlan:
     """What an answer keeps of a search before (planner.search.incremental). name, date: of the
     model that was planned then, and when; kept, solved: operators of this model."""
 
@@ -192,7 +192,7 @@ class Covered:
 
 
 @dataclass
-class Found:
+class SearchResult:
     """What a search returns: the winner, the baselines (label -> best tuned variant, fitting or the
     smallest), the spaces used."""
 
@@ -206,7 +206,7 @@ class Found:
     tried: int
     stopped: str = ""
     smallest: Candidate | None = None
-    before: Before | None = None
+    reused_from: ReusedPlan | None = None
     """What was kept of a search before; nothing is proven then."""
     bound_bytes: int | None = None
     """The bound is of plans that are priced at so many bytes at most; None: of all that fit."""

@@ -30,7 +30,7 @@ from planner.search.incremental import from_before, remember
 from planner.search.keys import incremental_key, search_key
 from planner.search.machine_key import machine_key
 from planner.search.microbatch_overlap import in_copies
-from planner.search.request import Candidate, Covered, Found
+from planner.search.request import Candidate, Covered, SearchResult
 from planner.search.solving import Solving
 from planner.solvers.problem import Problem
 from planner.space.assemble import assemble
@@ -66,7 +66,7 @@ class Reached:
 class Search(Solving):
     """One search. Deterministic unless the time limit cuts it."""
 
-    def run(self, *, how_close: bool = True) -> Found:
+    def run(self, *, how_close: bool = True) -> SearchResult:
         """Search everything the request allows, or recall what such a search found before.
         how_close: where nothing fits, also look for the smallest plan."""
         cache = self.request.cache
@@ -86,21 +86,21 @@ class Search(Solving):
         spare("kept", lambda: self._keep(cache, found), None)
         return found
 
-    def _recalled(self, cache: Cache) -> Found | None:
+    def _recalled(self, cache: Cache) -> SearchResult | None:
         """What a search for the same found before."""
         entry = cache.get(search_key(self.model, self._key, self.request))
         return recalled(Search(self.model, self.request), entry) if entry is not None else None
 
-    def _keep(self, cache: Cache, found: Found) -> None:
+    def _keep(self, cache: Cache, found: SearchResult) -> None:
         """Leave what was found to searches to come."""
         cache.keep_tables()
         if (entry := kept(found)) is not None:
             key = search_key(self.model, self._key, self.request)
-            key = key if found.before is None else incremental_key(key)
+            key = key if found.reused_from is None else incremental_key(key)
             cache.put(key, entry)
             remember(self, key, found)
 
-    def _from_before(self) -> Found | None:
+    def _from_before(self) -> SearchResult | None:
         """What is found where what did not change stays as a search before decided it; None where
         there is nothing of the kind."""
         answer = from_before(self)
@@ -110,9 +110,9 @@ class Search(Solving):
         if not self.confirmed(best.plan.microbatches):
             return None
         found = within._complete(plainest(within, best), {}, 0.0)
-        return replace(found, before=before)
+        return replace(found, reused_from=before)
 
-    def _searched(self, how_close: bool) -> Found:
+    def _searched(self, how_close: bool) -> SearchResult:
         """The best plan that fits with room; one that fits tightly where none with room is within
         the range of its step time. Where none fits, the search goes on with more in the host's
         memory."""
@@ -322,7 +322,7 @@ class Search(Solving):
         baselines: dict[str, Candidate],
         bound_s: float,
         smallest: Candidate | None = None,
-    ) -> Found:
+    ) -> SearchResult:
         """What was found, with the winner's space and problem, in the names that its axes have to
         people."""
         space, choice, problem = self._among_all(best) if best else (None, (), None)
@@ -331,7 +331,7 @@ class Search(Solving):
             best, space = named(self, best, space)
         base = self.base(best.plan.microbatches if best else 1)
         assert base is not None
-        return Found(
+        return SearchResult(
             best,
             called(self, baselines),
             base,
@@ -344,7 +344,7 @@ class Search(Solving):
             smallest,
         )
 
-    def _hopeless(self, baselines: dict[str, Candidate], how_close: bool) -> Found | None:
+    def _hopeless(self, baselines: dict[str, Candidate], how_close: bool) -> SearchResult | None:
         """The answer where even with all that may be in the host's memory the smallest plan is far
         beyond the limit (`FAR`): a search for each step on the way there would find that out one by
         one."""
@@ -364,7 +364,7 @@ class Search(Solving):
             return None
         found = Reached(None, main, near, np.inf, np.inf, None)
         smallest = most._smallest(found, baselines) if how_close else near
-        return Found(
+        return SearchResult(
             None,
             called(self, baselines),
             base,
@@ -407,7 +407,7 @@ class Search(Solving):
         baselines: dict[str, Candidate],
         bound: float,
         how_close: bool,
-    ) -> Found:
+    ) -> SearchResult:
         """The search again with more in the host's memory. bound: of the plans that nothing of this
         one's fitted among."""
         found = self.offloading(offload).run(how_close=how_close)

@@ -27,7 +27,7 @@ from planner.pricing.kernels import kernel_times
 from planner.pricing.plan_price import price_plan
 from planner.search.findings import of_plan, of_request, ordered, rows, unfused
 from planner.search.plausible import too_fast
-from planner.search.request import Candidate, Found, Request
+from planner.search.request import Candidate, Request, SearchResult
 from planner.sharding.layout import padded
 from planner.solvers.problem import FORBIDDEN, Problem
 from planner.space.assemble import PICO
@@ -46,7 +46,7 @@ half a picosecond each."""
 def compose(
     model: Model,
     request: Request,
-    found: Found,
+    found: SearchResult,
     provenance: Mapping[str, Any],
     assumptions: tuple[str, ...],
 ) -> Strategy:
@@ -163,7 +163,7 @@ def _pricer(request: Request, c: Candidate):
     return Pricer(request.topology, c.mesh, request.runtime, request.recipe)
 
 
-def node_table(base: GraphFacts, flow: Flow, found: Found) -> dict[str, dict[str, Any]]:
+def node_table(base: GraphFacts, flow: Flow, found: SearchResult) -> dict[str, dict[str, Any]]:
     """A row per class of nodes: operator, split, time of the node (all its repeats) and the best
     other split with what it would cost."""
     from planner.pricing.pricer import Pricer

@@ -35,7 +35,7 @@ from planner.pins.pins import Pins
 from planner.pricing.cost import Cost
 from planner.pricing.plan_price import price_plan
 from planner.pricing.pricer import Pricer
-from planner.search.request import Candidate, Found, Request
+from planner.search.request import Candidate, Request, SearchResult
 from planner.search.search import Search
 from planner.serving.phases import PhaseModel
 from planner.serving.result import FIGURES, OBJECTIVES
@@ -57,8 +57,8 @@ class Priced:
     replicas: int
     split: int
     wave: int
-    prompts: Found
-    step: Found
+    prompts: SearchResult
+    step: SearchResult
     ttft_s: float
     tpot_s: float
     tokens_per_s_per_device: float
@@ -129,7 +129,7 @@ class Joint:
         self.request = replace(
             request, baselines=False, solver=request.solver, mode="auto", objective="step"
         )
-        self.solved: dict[tuple, Found | None] = {}
+        self.solved: dict[tuple, SearchResult | None] = {}
         self.bounds: dict[tuple[int, int], dict[str, float]] = {}
         """mesh -> objective -> what no layout of the weights can go below"""
 
@@ -194,7 +194,7 @@ class Joint:
         if hand:
             yield hand
 
-    def _bound(self, step: Found, prompts: Found, wave: int) -> dict[str, float]:
+    def _bound(self, step: SearchResult, prompts: SearchResult, wave: int) -> dict[str, float]:
         """The objectives at what bounds each phase alone on a mesh."""
         assert step.best is not None
         launch_s = Pricer(
@@ -243,7 +243,7 @@ class Joint:
             return None
         return self.price(label, found[1], found[0], replicas, split)  # type: ignore[arg-type]
 
-    def solve(self, model: PhaseModel, pins: Pins) -> Found | None:
+    def solve(self, model: PhaseModel, pins: Pins) -> SearchResult | None:
         """The planner's search for one phase under pins; None where they leave no plan."""
         key = (model.phase, model.rows, repr(pins))
         if key not in self.solved:
@@ -271,7 +271,7 @@ class Joint:
         return self.solved[key]
 
     def price(
-        self, label: str, prompts: Found, step: Found, replicas: int, split: int
+        self, label: str, prompts: SearchResult, step: SearchResult, replicas: int, split: int
     ) -> Priced | None:
         """The pair's figures; None where the phases keep a weight in different layouts."""
         assert prompts.best is not None and step.best is not None

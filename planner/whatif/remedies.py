@@ -16,7 +16,7 @@ from planner.machine.topology import for_devices
 from planner.workload.host_tables import PLACES, worth
 
 if TYPE_CHECKING:
-    from planner.search.request import Candidate, Found, Request
+    from planner.search.request import Candidate, Request, SearchResult
     from planner.workload.model import Model
 
 GROWTH = (2, 4, 8, 16, 32)
@@ -26,7 +26,7 @@ TRIES = 3
 """Searches per kind of remedy; the first that fits is quoted."""
 
 
-def remedies(request: Request, found: Found, model: Model) -> list[str]:
+def remedies(request: Request, found: SearchResult, model: Model) -> list[str]:
     """Help lines such as "128 devices fit (re-priced: 41 ms with --batch 64)"; empty when nothing
     tried fits."""
     without = _unpinned(request, model)
@@ -85,7 +85,7 @@ def _unpinned(request: Request, model: Model) -> tuple[str, Candidate] | None:
     return None
 
 
-def _devices(request: Request, found: Found, model: Model, most_s: float = inf) -> str:
+def _devices(request: Request, found: SearchResult, model: Model, most_s: float = inf) -> str:
     """The fewest more devices that fit, of those tried; nothing where they are no faster than so
     many seconds a step."""
     close, now = found.smallest, request.topology.devices
@@ -112,7 +112,7 @@ def _devices(request: Request, found: Found, model: Model, most_s: float = inf) 
     return ""
 
 
-def _hardware(request: Request, found: Found, model: Model) -> str:
+def _hardware(request: Request, found: SearchResult, model: Model) -> str:
     """As many devices of the same kind with more memory, the smallest first; nothing where the
     user's own limit or topology is what binds."""
     chip, n, close = request.topology.device, request.topology.devices, found.smallest

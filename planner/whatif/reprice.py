@@ -41,7 +41,7 @@ from planner.pricing.cost import Cost
 from planner.pricing.plan_price import price_plan
 from planner.pricing.pricer import Pricer
 from planner.search.bucketing import searched
-from planner.search.request import Candidate, Found, Request
+from planner.search.request import Candidate, Request, SearchResult
 from planner.search.search import Search
 from planner.sharding.rule import Split
 from planner.strategy.pins import pins_of
@@ -322,7 +322,7 @@ def manual(strategy: Strategy, source: str | Path) -> Strategy:
         "manual", priced.mesh, priced.plan, c, Techniques.of(priced.plan), c.step_time_s
     )
     baselines = Search(model, priced.request).tuned_baselines() if strategy.baselines else {}
-    found = Found(best, baselines, priced.base, None, (), None, 0.0, 1)
+    found = SearchResult(best, baselines, priced.base, None, (), None, 0.0, 1)
     provenance: Mapping[str, Any] = {
         "tool": TOOL_VERSION,
         "cost_model": COST_MODEL_VERSION,

@@ -19,7 +19,7 @@ from planner.search.best_first import BestFirst
 from planner.search.build_request import make_request
 from planner.search.canonical_form import named as named_by_use
 from planner.search.canonical_form import on_fewer_axes
-from planner.search.request import Found
+from planner.search.request import SearchResult
 from planner.search.search import Search
 from planner.sharding.rule import PENDING
 from planner.space.families import batch_only
@@ -35,7 +35,7 @@ CASES = [  # model, devices, batch: small batches leave axes for something else
 ]
 
 
-def search(source: str, devices: int, batch: int, **options: Any) -> tuple[Found, Any]:
+def search(source: str, devices: int, batch: int, **options: Any) -> tuple[SearchResult, Any]:
     request = make_request(devices=devices, hardware=None, topology=None, **options)
     return (
         Search(Model.open(source, Workload("train", batch=batch), devices), request).run(),

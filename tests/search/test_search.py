@@ -19,7 +19,7 @@ from planner.errors import PlanError
 from planner.machine.mesh_choices import across
 from planner.search.build_request import make_request
 from planner.search.domain import SearchDomain
-from planner.search.request import Found
+from planner.search.request import SearchResult
 from planner.search.search import Search
 from planner.space.assemble import usage_of
 from planner.workload.model import Model, Workload
@@ -28,7 +28,9 @@ ROOT = Path(__file__).parents[2]
 GPT = "zoo:gpt2-small,layers=3"
 
 
-def search(source: str, devices: int, batch: int, kind: str = "train", **options: Any) -> Found:
+def search(
+    source: str, devices: int, batch: int, kind: str = "train", **options: Any
+) -> SearchResult:
     request = make_request(devices=devices, hardware=None, topology=None, workload=kind, **options)
     return Search(Model.open(source, Workload(kind, batch=batch), devices), request).run()
 
@@ -337,7 +339,7 @@ def test_same_bytes_whatever_the_hash_seed() -> None:
 def test_an_interrupt_after_a_report_returns_what_was_reported(
     options: dict[str, Any], pins: dict[str, int]
 ) -> None:
-    def interrupted(at: int) -> tuple[Found, list[float]]:
+    def interrupted(at: int) -> tuple[SearchResult, list[float]]:
         """A search that is interrupted while it reports its plan number `at`, and the step times
         reported."""
         told: list[float] = []
