@@ -2,14 +2,9 @@
 chosen instead of its own.
 
 Gradients that are reduced, and updated parameters that are gathered, wait for nothing but each
-other; the compiler joins neighbours into one launch until the next would pass the size. With S
-bytes over the same axes in buckets of B <= S,
-
-    seconds = S / B * latency + S * s_per_byte             (an array of B or more pays one latency)
-    hidden  = overlap * (seconds of the gradients - seconds of one bucket)
-
-as the last bucket leaves when the backward pass is over. A small bucket pays latencies, a large one
-shows in full: without overlap (profile jax-shard_map) larger is never slower, and the smallest of
+other; the compiler joins neighbours into one launch until the next would pass the size
+(costmodels.overlap has the formula). A small bucket pays latencies, a large one shows in full:
+without overlap (profile jax-shard_map) larger is never slower, and the smallest of
 those that tie is taken. The weights of all repeats of a block are one array: of such models few
 launches are left to spare.
 
@@ -28,6 +23,7 @@ from itertools import combinations
 from math import prod
 from typing import TYPE_CHECKING
 
+from costmodels.overlap import gradients_hidden
 from planner.machine.mesh_choices import divisors
 from planner.sharding.layout import Axes
 
@@ -166,14 +162,15 @@ def seconds(
             known[key] = pricer.use_s(use, sizes.get((use.kind, use.axes), 0.0))
         each.append((use, known[key]))
     whole = sum(s for use, s in each if use.phase == "gradient")
-    share = pricer.runtime.overlap if whole else 0.0
-    if share and sizes:
+    overlap = pricer.runtime.overlap if whole else 0.0
+    last = 0.0
+    if overlap and sizes:
         late = _totals(use for use in uses if use.phase == "gradient" and use.bucketed)
         last = max(
             (pricer.collective_s(*way, min(total, sizes[way])) for way, total in late.items()),
             default=0.0,
         )
-        share *= max(0.0, 1 - last / whole)
+    share = gradients_hidden(overlap, whole, last)
     return [(use, s, share * s if use.phase == "gradient" else 0.0) for use, s in each]
 
 

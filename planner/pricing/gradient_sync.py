@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from costmodels.host_link import offloaded_weight
 from costmodels.liveness import waiting_bytes
 from planner.execution.layout_flow import own_zero_stage, zero_stage_dims
 from planner.execution.weight_offload import parks, tables
 from planner.execution.zero_stages import ZERO_STAGES
-from planner.pricing.weight_offload import ways
 from planner.sharding.layout import Axes, group
 
 if TYPE_CHECKING:
@@ -230,7 +230,7 @@ class WeightCosts:
                 away
             ).tolist():  # what is on its way is counted with the whole plan
                 pending = bool(rest[of[k]] if level == 3 else distinct[of[k]])
-                moved = ways(
+                moved = offloaded_weight(
                     float((own if level == 3 else local)[k]),
                     float(local[k]),
                     float(own[k]),

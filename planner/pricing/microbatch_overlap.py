@@ -4,18 +4,10 @@ A block of one microbatch is a chain: products wait for what is gathered, what i
 products. The chains of c microbatches (Plan.copies) wait for nothing of each other, and stand in
 one program, one statement of each in turn (planner.emit.program): a compiler that runs collectives
 beside kernels may put those of one under the kernels of another. Every stretch of a program (the
-passes of one repeat of a block; what stands between loops) is a chain of pieces, kernels k and
-collectives s by turns, and takes
-
-    alone     c (sum k + sum s)
-    together  t: one stream of kernels, one of collectives, of the chains that one goes on whose
-              next piece can start first
-    hidden    h (alone - t)
-
-where h is the runtime's `copies_hidden`: collectives take units and bandwidth from the kernels
-beside them, and schedules are not perfect. Not hidden are collectives inside kernels (rings,
-exchanges of rows), which take both streams, and what copies share: weights that are gathered, their
-gradients. A loop's turn ends for all copies at once.
+passes of one repeat of a block; what stands between loops) is a chain of pieces, kernels and
+collectives by turns, and costmodels.overlap says how much of such chains hides. Not hidden are
+collectives inside kernels (rings, exchanges of rows), which take both streams, and what copies
+share: weights that are gathered, their gradients. A loop's turn ends for all copies at once.
 
 What it costs stands in the price as for any number of microbatches: kernels of fewer rows, as many
 launches and latencies as microbatches. Activations are kept of c microbatches, but a weight is
@@ -31,6 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from costmodels.overlap import BOTH, KERNELS, LINKS, Piece, collectives_hidden, joined
 from planner.execution.loops import of_each_copy
 from planner.pricing.kernels import kernel_times
 from planner.sharding.layout import Axes, group
@@ -44,26 +37,6 @@ if TYPE_CHECKING:
 
 COPIES = (1, 2)
 """Values of Plan.copies."""
-KERNELS, LINKS, BOTH = (0,), (1,), (0, 1)
-Piece = tuple[tuple[int, ...], float]
-"""Streams that it takes, and seconds."""
-
-
-def together(chain: Sequence[Piece], copies: int) -> float:
-    """Seconds of so many equal chains on one stream of kernels and one of collectives (module
-    docstring)."""
-    streams, ready, at = [0.0, 0.0], [0.0] * copies, [0] * copies
-
-    def start(k: int) -> float:
-        return max(ready[k], *(streams[s] for s in chain[at[k]][0]))
-
-    for _ in range(copies * len(chain)):
-        k = min((k for k in range(copies) if at[k] < len(chain)), key=start)
-        end = start(k) + chain[at[k]][1]
-        for s in chain[at[k]][0]:
-            streams[s] = end
-        ready[k], at[k] = end, at[k] + 1
-    return max(ready)
 
 
 def launch_bytes(uses: Iterable[CollectiveUse], mesh: Mapping[str, int]) -> dict[str, int]:
@@ -134,14 +107,8 @@ def hidden_shares(
             (home[use.place == "blocks", use.what][1], use, seconds / once)
             for use, seconds in (sent[k] for k in own)
         ]
-        chain = _joined(_chain(base, flow, stretch.nodes, backward, events, again, pricer))
-        shown = sum(s for where, s in chain if where == LINKS)
-        if not shown:
-            continue
-        alone = plan.copies * sum(s for _, s in chain)
-        share = (
-            pricer.copies_hidden * (alone - together(chain, plan.copies)) / (plan.copies * shown)
-        )
+        chain = joined(_chain(base, flow, stretch.nodes, backward, events, again, pricer))
+        share = collectives_hidden(chain, plan.copies, pricer.copies_hidden)
         for k in own:
             if not sent[k][0].inside:
                 shares[k] = share
@@ -199,14 +166,3 @@ def _chain(
         yield from at.get((i, "backward"), ())
         yield KERNELS, times[i][1]
     yield from at.get((-1, "backward"), ())
-
-
-def _joined(pieces: Iterable[Piece]) -> list[Piece]:
-    """Neighbours of one kind as one piece."""
-    out: list[Piece] = []
-    for where, seconds in pieces:
-        if seconds and out and out[-1][0] == where:
-            out[-1] = where, out[-1][1] + seconds
-        elif seconds:
-            out.append((where, seconds))
-    return out

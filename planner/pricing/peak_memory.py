@@ -45,7 +45,7 @@ from planner.execution.recompute import replays
 from planner.execution.weight_offload import parked
 from planner.pricing.kernels import saved_beside, working_bytes
 from planner.pricing.pricer import Pricer
-from planner.pricing.weight_offload import parked_ways
+from planner.pricing.weight_offload import offloaded_weights
 from planner.sharding.layout import Layout, group, local_shape
 
 PARKED_ARRAYS = 2
@@ -193,7 +193,7 @@ def moments(
     if (
         away
     ):  # those of one repeat are here; in the optimizer's step rows of others take their place
-        here = parked_ways(flow, runs, pricer)
+        here = offloaded_weights(flow, runs, pricer)
         parameters, gradients = parameters + here.weights, gradients + here.gradients
     sending = "activations" in flow.plan.offload
     activations, tail = saved_activations(

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from costmodels import collectives
+from costmodels import collectives, host_link, overlap
 from costmodels import kernels as compute
 from costmodels.capacity import tiled_image
 from costmodels.kernels import Amount
@@ -82,11 +82,8 @@ class Pricer:
             kind == "all-reduce" or not self.topology.virtual
         )  # XLA's CPU back end sends all-reduces together, nothing else
         bucket = (bucket_bytes or self.runtime.bucket_bytes) if together else payload_bytes
-        share = (
-            min(1.0 / (stacked if self.runtime.stacked else 1), payload_bytes / bucket)
-            if bucketed
-            else 1.0
-        )
+        stacked = stacked if self.runtime.stacked else 1
+        share = overlap.latency_share(payload_bytes, bucket, stacked) if bucketed else 1.0
         return min(
             latency * share + payload_bytes * slope
             for latency, slope in self.lines(kind, axes, strided)
@@ -235,7 +232,7 @@ class Pricer:
 
     def host_s(self, size_bytes: Amount) -> Amount:
         """Seconds of the way between a device and its host's memory."""
-        return size_bytes / self.topology.device.host_bytes_per_s
+        return host_link.host_link_s(self.topology.device, size_bytes)
 
     def optimizer_s(self, elements: Amount, offload: tuple[str, ...]) -> Amount:
         """Seconds of the optimizer's pass over local parameters. State that waits in the host's

@@ -38,7 +38,7 @@ from planner.pricing.kernels import kernel_times
 from planner.pricing.microbatch_overlap import hidden_shares, launch_bytes, per_launch
 from planner.pricing.peak_memory import memory, saved_tensors, sent_activations
 from planner.pricing.pricer import Pricer
-from planner.pricing.weight_offload import parked_ways
+from planner.pricing.weight_offload import offloaded_weights
 from planner.sharding.layout import local_shape
 
 
@@ -93,7 +93,7 @@ def price(
         else 0.0
     )
     if parked(flow, runs):
-        moved = parked_ways(flow, runs, pricer)
+        moved = offloaded_weights(flow, runs, pricer)
         optimizer += pricer.host_s(micro * moved.added + moved.once)
     tables = pull_push_s(flow, pricer)
     flops = collectives.dot_flops(flow, again=False)
@@ -179,7 +179,7 @@ def _sending(
     if "activations" in flow.plan.offload:  # out and in again in every microbatch
         exposed += 2 * micro * pricer.host_s(sent_activations(flow, pricer, runs)[0])
     if parked(flow, runs):
-        exposed += micro * pricer.host_s(parked_ways(flow, runs, pricer).each)
+        exposed += micro * pricer.host_s(offloaded_weights(flow, runs, pricer).each)
     return _Sending(exposed, overlapped, by_axes, launching_s(sent, pricer))
 
 

@@ -21,6 +21,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import planner
 from benchmarks.manifests import check_manifest
+from costmodels.host_link import HOST_ROWS_BYTES_PER_S
 from planner.cli import main
 from planner.emit.writer import Program
 from planner.errors import PlanError
@@ -28,7 +29,6 @@ from planner.launch.job import Job
 from planner.launch.join import free_port
 from planner.launch.kubernetes import Asked, manifests
 from planner.machine.topology import device
-from planner.pricing.host_tables import HOST_ROWS_BYTES_PER_S
 from planner.report.summary import summary
 from planner.verify.numerics import load_program
 from planner.workload.host_tables import candidates, hosted, worth

@@ -17,20 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import planner
+from costmodels.overlap import BOTH, KERNELS, LINKS, together_s
 from planner.emit.program import emit
 from planner.errors import PlanError
 from planner.execution import collectives
 from planner.execution.collective import item_sizes
 from planner.graph.ir import Graph
 from planner.machine.topology import for_devices
-from planner.pricing.microbatch_overlap import (
-    BOTH,
-    KERNELS,
-    LINKS,
-    hidden_shares,
-    launch_bytes,
-    together,
-)
+from planner.pricing.microbatch_overlap import hidden_shares, launch_bytes
 from planner.pricing.plan_price import price_plan
 from planner.pricing.step_time import recomputed_nodes
 from planner.search.build_request import make_request
@@ -77,13 +71,13 @@ def priced(pins: str, source: str = GPT, devices: int = 8) -> Priced:
 
 def test_one_sends_while_the_other_computes() -> None:
     assert (
-        together([(KERNELS, 1.0), (LINKS, 1.0)], 2) == 3.0
+        together_s([(KERNELS, 1.0), (LINKS, 1.0)], 2) == 3.0
     )  # not 4: the second computes while the first sends
-    assert together([(KERNELS, 2.0), (LINKS, 1.0), (KERNELS, 2.0)], 2) == 8.0  # nothing shows
+    assert together_s([(KERNELS, 2.0), (LINKS, 1.0), (KERNELS, 2.0)], 2) == 8.0  # nothing shows
     assert (
-        together([(KERNELS, 1.0), (LINKS, 5.0)], 2) == 11.0
+        together_s([(KERNELS, 1.0), (LINKS, 5.0)], 2) == 11.0
     )  # one link: all that is hidden is the second's product
-    assert together([(KERNELS, 1.0), (BOTH, 1.0)], 2) == 4.0
+    assert together_s([(KERNELS, 1.0), (BOTH, 1.0)], 2) == 4.0
 
 
 @given(
@@ -99,7 +93,7 @@ def test_no_stream_is_in_two_places(
 ) -> None:
     whole = sum(s for _, s in chain)
     busy = max(sum(s for where, s in chain if stream in where) for stream in BOTH)
-    found = together(chain, copies)
+    found = together_s(chain, copies)
     assert max(whole, copies * busy) - 1e-9 <= found <= copies * whole + 1e-9
     assert copies > 1 or found == pytest.approx(whole)
 

@@ -1,0 +1,88 @@
+"""How much communication hides beside other work: collectives of gradients that travel in buckets,
+microbatches that run at the same time, and weights that are gathered beside arithmetic.
+
+Buckets. With S bytes over the same axes in buckets of B <= S,
+
+    seconds = S / B * latency + S * s_per_byte       (an array of B or more pays one latency)
+    hidden  = overlap * (seconds of the gradients - seconds of one bucket)
+
+as the last bucket leaves when the backward pass is over.
+
+Microbatch overlap. The pass of one microbatch is a chain of pieces, kernels k and collectives s by
+turns. Chains of c microbatches wait for nothing of each other, and take
+
+    alone     c (sum k + sum s)
+    together  t: one stream of kernels, one of collectives; of the chains, that one goes on whose
+              next piece can start first
+    hidden    h (alone - t)
+
+where h is the runtime's `copies_hidden`: collectives take units and bandwidth from the kernels
+beside them, and schedules are not perfect.
+
+These are models of schedules, not of one compiler: what a program hides may be less. Errors of the
+prices that contain them are in docs/published-runs.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+KERNELS, LINKS, BOTH = (0,), (1,), (0, 1)
+"""Streams that a piece of a chain takes. Both: a collective inside a kernel."""
+Piece = tuple[tuple[int, ...], float]
+"""Streams that it takes, and seconds."""
+
+
+def latency_share(payload_bytes: float, bucket_bytes: float, stacked: int = 1) -> float:
+    """Fraction of one latency that a collective pays which travels in buckets of so many bytes with
+    others of its kind. stacked: so many like it are one array, whose launch is no smaller."""
+    return min(1.0 / stacked, payload_bytes / bucket_bytes)
+
+
+def gradients_hidden(overlap: float, total_s: float, last_s: float = 0.0) -> float:
+    """Fraction of the seconds of gradient collectives that hides under the backward pass: the
+    runtime's `overlap`, but for the last launch."""
+    return overlap * max(0.0, 1 - last_s / total_s) if last_s else overlap
+
+
+def gather_beside_work_s(work_s: float, gather_s: float, overlap: float) -> float:
+    """Seconds of work beside which weights are gathered: the longer of the two, and of the shorter
+    what does not hide under it."""
+    return max(work_s, gather_s) + (1 - overlap) * min(work_s, gather_s)
+
+
+def together_s(chain: Sequence[Piece], microbatches: int) -> float:
+    """Seconds of so many equal chains on one stream of kernels and one of collectives."""
+    streams, ready, at = [0.0, 0.0], [0.0] * microbatches, [0] * microbatches
+
+    def start(k: int) -> float:
+        return max(ready[k], *(streams[s] for s in chain[at[k]][0]))
+
+    for _ in range(microbatches * len(chain)):
+        k = min((k for k in range(microbatches) if at[k] < len(chain)), key=start)
+        end = start(k) + chain[at[k]][1]
+        for s in chain[at[k]][0]:
+            streams[s] = end
+        ready[k], at[k] = end, at[k] + 1
+    return max(ready)
+
+
+def joined(pieces: Iterable[Piece]) -> list[Piece]:
+    """A chain with neighbours on the same streams as one piece, and without empty ones."""
+    chain: list[Piece] = []
+    for streams, seconds in pieces:
+        if seconds and chain and chain[-1][0] == streams:
+            chain[-1] = streams, chain[-1][1] + seconds
+        elif seconds:
+            chain.append((streams, seconds))
+    return chain
+
+
+def collectives_hidden(chain: Sequence[Piece], microbatches: int, hidden: float) -> float:
+    """Fraction of the chain's own collectives that hides where so many microbatches run at the same
+    time and the runtime reaches `hidden` of what the streams allow; 0 of a chain without any."""
+    sent_s = sum(seconds for streams, seconds in chain if streams == LINKS)
+    if not sent_s:
+        return 0.0
+    alone_s = microbatches * sum(seconds for _, seconds in chain)
+    return hidden * (alone_s - together_s(chain, microbatches)) / (microbatches * sent_s)
