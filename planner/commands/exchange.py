@@ -57,12 +57,12 @@ def cost_of(made: Handover) -> str:
     rows, before = [["", "step", "change", "memory", "fits"]], 0.0
     for row in made.rows:
         if row.cost is None:
-            rows.append([row.says, "no price", "", "", row.why])
+            rows.append([row.reason, "no price", "", "", row.why])
             continue
         step = float(row.cost["step_time_s"])
         rows.append(
             [
-                row.says,
+                row.reason,
                 show_time(step),
                 f"{100 * (step / before - 1):+.1f} %" if before else "",
                 show_bytes(row.cost["memory_per_device_bytes"]),
@@ -71,7 +71,10 @@ def cost_of(made: Handover) -> str:
         )
         before = step
     return "\n".join(
-        [*table(rows, right=(1, 2, 3)), *(f"not said there, not priced: {x}" for x in made.unsaid)]
+        [
+            *table(rows, right=(1, 2, 3)),
+            *(f"not said there, not priced: {x}" for x in made.inexpressible),
+        ]
     )
 
 
@@ -232,11 +235,11 @@ def _say(args: argparse.Namespace, made: Strategy, found: Configuration) -> None
     console.data(summary(made, console.width(), console.colour(sys.stdout)) + "\n")
     for note in found.notes:
         console.say(f"note: {note}")
-    if found.left:
-        more = f" and {len(found.left) - LISTED} more" if len(found.left) > LISTED else ""
+    if found.unread:
+        more = f" and {len(found.unread) - LISTED} more" if len(found.unread) > LISTED else ""
         console.say(
-            f"note: {len(found.left)} keys of {args.config} were not read:"
-            f" {', '.join(found.left[:LISTED])}{more}"
+            f"note: {len(found.unread)} keys of {args.config} were not read:"
+            f" {', '.join(found.unread[:LISTED])}{more}"
         )
     if made.costs["fit"] == "no":
         console.say("note: by this price it does not fit; the plan is kept for comparison")

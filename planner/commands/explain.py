@@ -27,7 +27,7 @@ def explain(args: argparse.Namespace) -> int:
     if args.pins:
         return _pin_prices(args, strategy)
     if args.untied:
-        return _untied(args, strategy)
+        return _per_layer(args, strategy)
     if args.node is None:
         console.data(report.explain(strategy, columns, colour))
         return 0
@@ -87,14 +87,14 @@ def _pin_prices(args: argparse.Namespace, strategy: Strategy) -> int:
     return 0
 
 
-def _untied(args: argparse.Namespace, strategy: Strategy) -> int:
+def _per_layer(args: argparse.Namespace, strategy: Strategy) -> int:
     """What is lost because repeats of a block decide alike."""
-    from planner.report.untied import untied_words
-    from planner.whatif.per_layer import untied
+    from planner.report.per_layer import per_layer_text
+    from planner.whatif.per_layer import per_layer
 
     _whole(args, "--untied")
-    found = untied(priced(strategy, files.model_of(strategy, args.strategy, args.model)))
-    console.data(untied_words(strategy, found, console.width(), console.colour(sys.stdout)))
+    figures = per_layer(priced(strategy, files.model_of(strategy, args.strategy, args.model)))
+    console.data(per_layer_text(strategy, figures, console.width(), console.colour(sys.stdout)))
     return 0
 
 

@@ -60,9 +60,9 @@ def run(args: argparse.Namespace) -> int:
         done = convert.back(graph, shards, found, given, target)
         console.say(
             f"wrote {target}: {_files(shards)}, {done.written} tensors with the values of {given},"
-            f" {done.kept} as they were"
+            f" {done.unchanged} as they were"
         )
-        _name("no tensor of the checkpoint, left out", done.homeless)
+        _name("no tensor of the checkpoint, left out", done.unmatched)
         return 0
     size = convert.to_program(graph, folder, shards, found, target)
     console.say(report(shards, found))
@@ -122,7 +122,7 @@ def report(shards: Shards, found: Matching) -> str:
         f" parameters from {len({t.source for _, t in takes})} of {len(shards.tensors)} tensors in"
         f" {_files(shards)}: {told}"
     ]
-    rows += [f"  tied: {copy} = {source}" for copy, source in found.copies.items()]
+    rows += [f"  tied: {copy} = {source}" for copy, source in found.tied.items()]
     readers: dict[tuple[str, int], list[str]] = {}
     for m, t in takes:
         readers.setdefault((t.source, t.start), []).append(m.label)

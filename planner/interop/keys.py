@@ -1,8 +1,8 @@
 """Configuration files of launchers as flat keys: which are read, which contradict each other, which
-are left.
+stay unread.
 
 Sections are folded: `model_parallel: {tensor_model_parallel_size: 8}`,
-`--tensor-model-parallel-size: 8` and the bare key are one. A key in two places with two values is
+`--tensor-model-parallel-size: 8` and the bare key are one. A key in two entries with two values is
 an error. Tables whose keys are names of the user's (WHOLE) are values.
 """
 
@@ -116,18 +116,18 @@ class Keys:
         """Value of the first of several spellings that is there and not null. Raises PlanError P191
         where they say different things."""
         self._read.update(names)
-        found = [
+        values = [
             (where, v) for name in names for where, v in self._values.get(name, ()) if v is not None
         ]
-        other = next((x for x in found[1:] if x[1] != found[0][1]), None)
+        other = next((x for x in values[1:] if x[1] != values[0][1]), None)
         if other:
             raise PlanError(
                 "P191",
-                f"{found[0][0]} = {found[0][1]!r} and {other[0]} = {other[1]!r} contradict each"
+                f"{values[0][0]} = {values[0][1]!r} and {other[0]} = {other[1]!r} contradict each"
                 " other",
                 help=["leave one of them"],
             )
-        return found[0][1] if found else None
+        return values[0][1] if values else None
 
     def whole(self, default: int, *names: str, least: int = 1) -> int:
         """A whole number. Raises PlanError P191."""
@@ -165,13 +165,13 @@ class Keys:
         """Every key, in the order of the file."""
         return list(self._values)
 
-    def left(self) -> tuple[str, ...]:
+    def unread(self) -> tuple[str, ...]:
         """Keys that were not read, as they stand in the file."""
         return tuple(
             where
-            for name, places in self._values.items()
+            for name, entries in self._values.items()
             if name not in self._read
-            for where, _ in places
+            for where, _ in entries
         )
 
 

@@ -35,10 +35,10 @@ configuration of it is known."""
 
 @dataclass(frozen=True)
 class Row:
-    """One line of what handing over costs. cost: as a strategy file's, None where it has no price,
-    and why."""
+    """One line of what handing over costs: the reason of a rounding, and the price after it. cost:
+    as a strategy file's, None where it has no price, and why."""
 
-    says: str
+    reason: str
     cost: Mapping[str, Any] | None
     why: str = ""
 
@@ -46,16 +46,16 @@ class Row:
 @dataclass(frozen=True)
 class Handover:
     """text: the settings; rows: the plan, the same under the splits that degrees mean, then
-    rounding by rounding; unsaid: what has no word and no price."""
+    rounding by rounding; inexpressible: what the launcher has no setting for and no price has."""
 
     text: str
     rows: tuple[Row, ...]
-    unsaid: tuple[str, ...]
+    inexpressible: tuple[str, ...]
 
 
 def hand_over(strategy: Strategy, source: str | Path, to: str) -> Handover:
-    """A plan as another launcher's settings. Raises PlanError: P192 where it has no words at all,
-    P051 for another model."""
+    """A plan as another launcher's settings. Raises PlanError: P192 where it cannot be expressed at
+    all, P051 for another model."""
     from planner.search.to_strategy import cost_table
     from planner.whatif.reprice import machine_now, own_model, reprice
 
@@ -74,16 +74,16 @@ def hand_over(strategy: Strategy, source: str | Path, to: str) -> Handover:
     run = pipelined_run(planned.base.graph, planned.base.runs)
     facts = Facts(model.name, topology, run[2] if run else 0)
     first = rounds.now
-    unsaid = launcher.round_off(rounds, facts)
+    inexpressible = launcher.round_off(rounds, facts)
     rows = [Row("as planned", cost_table(planned.cost, planned.request, planned.base, model))]
     last: Strategy | None = None
-    for settings, says in ((first, "with the splits that these degrees mean"), *rounds.steps):
+    for settings, reason in ((first, "with the splits that these degrees mean"), *rounds.steps):
         try:
             last = priced(model, replace(planned.request, baselines=False), settings)
-            rows.append(Row(says, last.costs))
+            rows.append(Row(reason, last.costs))
         except PlanError as e:
             last = None
-            rows.append(Row(says, None, e.what))
+            rows.append(Row(reason, None, e.what))
     settings = rounds.now
     if to == hf.NAME and last is not None and settings.tensor > 1:
         settings = replace(
@@ -95,7 +95,7 @@ def hand_over(strategy: Strategy, source: str | Path, to: str) -> Handover:
         named = priced(model, replace(planned.request, baselines=False), settings).costs
         if any(named[key] != last.costs[key] for key in ("step_time_s", "memory_per_device_bytes")):
             rows.append(Row("weights that no style of a module cuts are whole", named))
-    return Handover(launcher.write(settings, facts), tuple(rows), tuple(unsaid))
+    return Handover(launcher.write(settings, facts), tuple(rows), tuple(inexpressible))
 
 
 def priced(
@@ -118,25 +118,25 @@ def priced(
             request, pins=replace(request.pins, nodes=hf.node_pins(settings.styles, base))
         )
     search = Search(model, request, progress)
-    found = search.run()
-    if found.best is None:
-        if found.smallest is None or found.stopped:
-            raise no_plan(request, found)
-        base = search.base(found.smallest.plan.microbatches)
+    result = search.run()
+    if result.best is None:
+        if result.smallest is None or result.stopped:
+            raise no_plan(request, result)
+        base = search.base(result.smallest.plan.microbatches)
         assert base is not None
-        found = replace(found, best=found.smallest, base=base)
-    return compose(model, request, found, provenance or {}, assumed)
+        result = replace(result, best=result.smallest, base=base)
+    return compose(model, request, result, provenance or {}, assumed)
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """A configuration as it was read. left: keys that say nothing to the planner or that it does
+    """A configuration as it was read. unread: keys that mean nothing to the planner or that it does
     not know."""
 
     launcher: str
     settings: Settings
     notes: tuple[str, ...]
-    left: tuple[str, ...]
+    unread: tuple[str, ...]
 
 
 def read_configuration(
@@ -157,18 +157,18 @@ def read_configuration(
     kind = kind or _kind(keys, path)
     read: Callable[[Keys, int, int], tuple[Settings, list[str]]] = LAUNCHERS[kind].read
     settings, notes = read(keys, devices, domain or devices)
-    return Configuration(kind, settings, tuple(notes), keys.left())
+    return Configuration(kind, settings, tuple(notes), keys.unread())
 
 
 def _kind(keys: Keys, path: str | Path) -> str:
     hits = _hits(keys)
     if len(hits) != 1:
-        said = (
+        recognised = (
             f"keys of {' and '.join(hits)}"
             if hits
             else "no key of Megatron, MaxText, torchtitan or Hugging Face"
         )
-        raise PlanError("P190", f"{path} has {said}", help=[f"--from {'|'.join(LAUNCHERS)}"])
+        raise PlanError("P190", f"{path} has {recognised}", help=[f"--from {'|'.join(LAUNCHERS)}"])
     return hits[0]
 
 

@@ -1,12 +1,13 @@
-"""What every launcher of training says of a plan: degrees of parallelism and a few techniques.
+"""What every launcher of training can express of a plan: degrees of parallelism and a few
+techniques.
 
     devices = stage * data * expert * sequence * tensor      replicas of the dense weights: data *
         expert
     batch   = replicas * microbatches * rows of a replica
 
-A plan says more: a split for every operator. What a launcher cannot say is a *rounding*: the
-settings after it, and a sentence. Roundings follow one another, so that each is priced under the
-pins of what is left (planner.interop.price).
+A plan decides more: a split for every operator. Each thing that a launcher cannot express is a
+*rounding*: the settings after it, and a sentence. Roundings follow one another, so that each is
+priced under the pins of the settings that remain (planner.interop.price).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ AXES = (STAGE, "data", "expert", "sequence", "tensor")
 class Settings:
     """Degrees, and techniques as the planner calls them. positions: what lies between products is
     cut along the sequence over "tensor" (Megatron's sequence parallelism). length: tokens of a row,
-    0 where rows have none. virtual: chunks of blocks a stage holds. styles: how "tensor" cuts
+    0 where rows have none. virtual: virtual stages per stage. styles: how "tensor" cuts
     single modules, pattern and style (planner.interop.launchers.hf); none: as it costs least."""
 
     batch: int
@@ -74,7 +75,7 @@ class Settings:
 
     @property
     def runs_inference(self) -> bool:
-        """Whether nothing is said that training alone has."""
+        """Whether nothing is set that training alone has."""
         return self.microbatches == 1 and not self.zero and self.recompute == "none"
 
     def pins(self) -> Pins:
@@ -113,16 +114,16 @@ class Rounds:
         self.now = settings
         self.steps: list[tuple[Settings, str]] = []
 
-    def to(self, says: str, **change: Any) -> None:
+    def to(self, reason: str, **change: Any) -> None:
         """One rounding; nothing where the settings have it already."""
         new = replace(self.now, **change)
         if new != self.now:
             self.now = new
-            self.steps.append((new, says))
+            self.steps.append((new, reason))
 
     def usual(self, launcher: str) -> None:
-        """What no launcher says: padded rows, results of collectives kept under recompute, sharding
-        of an optimizer that has one holder."""
+        """What no launcher expresses: padded rows, recompute with saved collectives, sharding of
+        the state of an optimizer that has one replica."""
         self.microbatches(launcher, 1)
         if self.now.recompute == "block-keep":
             self.to("recompute runs a block's collectives again", recompute="block")
@@ -133,35 +134,35 @@ class Rounds:
         """As many microbatches as give every replica whole rows, a multiple of some number, the
         nearest to what the plan has."""
         s = self.now
-        each, rest = divmod(s.batch, s.replicas)
+        rows, rest = divmod(s.batch, s.replicas)
         if rest:
             raise PlanError(
                 "P192",
-                f"{launcher} has no word for a batch of {s.batch} on {s.replicas} replicas: every"
-                " replica has as many rows",
+                f"{launcher} has no setting for a batch of {s.batch} on {s.replicas} replicas:"
+                " every replica has as many rows",
                 help=["plan a batch that the data axis divides"],
             )
         least = 2 if s.stage > 1 else 1
-        fitting = [m for m in range(multiple, each + 1, multiple) if each % m == 0 and m >= least]
+        fitting = [m for m in range(multiple, rows + 1, multiple) if rows % m == 0 and m >= least]
         if not fitting:
             raise PlanError(
                 "P192",
-                f"{launcher} deals {each} rows of a replica to a multiple of {multiple}"
-                " microbatches, which does not go",
+                f"{launcher} divides {rows} rows of a replica into a multiple of {multiple}"
+                " microbatches, which is not possible",
                 help=["plan a larger batch, or fewer stages"],
             )
-        near = min(fitting, key=lambda m: (abs(log(m / s.microbatches)), m))
+        nearest = min(fitting, key=lambda m: (abs(log(m / s.microbatches)), m))
         self.to(
-            f"{near} microbatches for {s.microbatches}: whole rows on every replica"
+            f"{nearest} microbatches for {s.microbatches}: whole rows on every replica"
             + (f", a multiple of {multiple}" if multiple > 1 else ""),
-            microbatches=near,
+            microbatches=nearest,
         )
 
 
 def settings_of(strategy: Strategy) -> Rounds:
     """The settings nearest to a strategy, with what that leaves out. Raises PlanError P192: axes no
-    launcher has a word for."""
-    degrees, several = dict.fromkeys(AXES, 1), []
+    launcher has a setting for."""
+    degrees, lost = dict.fromkeys(AXES, 1), []
     for name, size in strategy.mesh_shape:
         role = name if name == STAGE else role_named(name)
         if not role and size > 1:
@@ -175,11 +176,11 @@ def settings_of(strategy: Strategy) -> Rounds:
             )
             raise PlanError(
                 "P192",
-                f"no launcher has a word for the mesh axis {name!r}",
+                f"no launcher has a setting for the mesh axis {name!r}",
                 help=[*idle, f"axes called {', '.join(AXES)}"],
             )
         if size > 1:
-            several += (
+            lost += (
                 [f"{degrees[role]} and {size} of {role} as one axis"] if degrees[role] > 1 else []
             )
             degrees[role] *= size
@@ -187,9 +188,9 @@ def settings_of(strategy: Strategy) -> Rounds:
     if t["zero_stage"] and {a for a, n in strategy.mesh_shape if n > 1 and a != STAGE} - set(
         t["zero_group"]
     ):
-        several.append("optimizer state cut over all replicas, not in groups of them")
-    several += (
-        ["optimizer state on the devices instead of in the host's memory"]
+        lost.append("optimizer state cut over all replicas, not in groups of them")
+    lost += (
+        ["optimizer state on the devices instead of offloaded to host memory"]
         if "optimizer" in offload_of(t)
         else []
     )
@@ -208,8 +209,8 @@ def settings_of(strategy: Strategy) -> Rounds:
             styles=(),
         )
     )
-    if several:
-        rounds.steps.append((rounds.now, ", ".join(several)))
+    if lost:
+        rounds.steps.append((rounds.now, ", ".join(lost)))
     return rounds
 
 

@@ -8,8 +8,8 @@ count in the name.
 
 With pipeline stages every stage is a process: per tick its passes by microbatch, bubbles by that
 name (where there are very many ticks, equal neighbours as one). What a full tick consists of,
-operator by operator, is a process of its own beside them; unequal stages have passes alone
-(planner.report.trace_unequal). A process, too, is the memory of a device, as counters (bytes) by
+operator by operator, is a process of its own beside them; uneven stages have passes alone
+(planner.report.trace_uneven). A process, too, is the memory of a device, as counters (bytes) by
 part over the last microbatch and what follows it, from time 0.
 """
 
@@ -25,7 +25,7 @@ from planner.execution.pipeline import BUBBLE
 from planner.pricing.kernels import kernel_times
 from planner.pricing.step_time import recomputed_nodes, sent_s
 from planner.report.ticks import PASSES, Stretch, stretches, ticks
-from planner.report.trace_tracks import KERNELS, LINKS, MICRO, Track
+from planner.report.trace_tracks import KERNELS, LINKS, MICRO, Track, process_events
 
 if TYPE_CHECKING:
     from planner.report.html.bars import Part
@@ -43,10 +43,10 @@ def trace(p: Priced) -> str:
     Raises PlanError P069 where the price is not made of single operators.
     """
     from planner.report.html.derive import work_out
-    from planner.report.trace_unequal import unequal_tracks
+    from planner.report.trace_uneven import uneven_tracks
 
     if p.plan.cuts:
-        events = [e for t in unequal_tracks(p) for e in t.events]
+        events = [e for t in uneven_tracks(p) for e in t.events]
     else:
         detail = work_out(p)
         tracks = [_operators(p)] if detail.pipeline is None else [*_stages(detail)]
@@ -61,20 +61,7 @@ def _memory(d: Detail, process: int) -> Iterator[dict[str, Any]]:
     from planner.report.html.memory import series
 
     curve = series(d)
-    yield {
-        "name": "process_name",
-        "ph": "M",
-        "pid": process,
-        "tid": 0,
-        "args": {"name": "memory of a device over the last microbatch"},
-    }
-    yield {
-        "name": "process_sort_index",
-        "ph": "M",
-        "pid": process,
-        "tid": 0,
-        "args": {"sort_index": process},
-    }
+    yield from process_events(process, "memory of a device over the last microbatch", process)
     for k, (seconds, total) in enumerate(zip(curve.times_s, curve.total_bytes, strict=True)):
         at = {"ph": "C", "pid": process, "tid": 0, "ts": round(seconds * MICRO, 3)}
         yield {"name": "total", **at, "args": {"bytes": round(total)}}
@@ -84,61 +71,31 @@ def _memory(d: Detail, process: int) -> Iterator[dict[str, Any]]:
 def _operators(p: Priced) -> Track:
     """The step of a plan without a pipeline, operator by operator."""
     graph, micro = p.base.graph, p.plan.microbatches
-    uses = census(p.flow, p.runs, p.pricer.itemsize)
-    made: dict[str, int] = {}
-    for i, node in enumerate(graph.nodes):
-        for t in (*node.inputs, *node.outputs):
-            made.setdefault(graph.labels.get(t, t), i)
-        made[node.id] = i
-    # A collective is drawn where its tensor is first seen; those of a repeated block stand for all
-    # repeats.
-    at: dict[tuple[str, int], list[CollectiveUse]] = {}
-    for use in uses:
-        at.setdefault((use.phase, made.get(use.what, 0)), []).append(use)
-    sent = {
-        id(use): (s, hidden) for use, s, hidden in sent_s(p.base, p.flow, p.runs, uses, p.pricer)
-    }
+    uses = _exposed_collectives(p)
     times = [kernel_times(p.base, i, p.flow.split(i), p.pricer) for i in range(len(graph.nodes))]
-    again = recomputed_nodes(p.flow, p.runs)
+    recomputed = recomputed_nodes(p.flow, p.runs)
     line = Track(name="a device")
     note = f" x {micro} microbatches" if micro > 1 else ""
 
     def collectives(phase: str, i: int) -> None:
-        for use in at.get((phase, i), ()):
-            seconds, away = sent[id(use)]
-            line.add(
-                LINKS,
-                f"{use.kind} {'+'.join(use.axes)}",
-                seconds - away,
-                {
-                    "tensor": use.what,
-                    "bytes": use.payload_bytes,
-                    "count": use.count,
-                    "phase": phase,
-                },
-            )
+        for use, exposed_s in uses.get((phase, i), ()):
+            facts = {"tensor": use.what, "bytes": use.payload_bytes, "count": use.count}
+            name = f"{use.kind} {'+'.join(use.axes)}"
+            line.add(LINKS, name, exposed_s, {**facts, "phase": phase})
 
-    for i, node in enumerate(graph.nodes):
-        collectives("forward", i)
-        line.add(
-            KERNELS, f"{node.op}{note}", times[i][0] * micro, {"node": node.id, "phase": "forward"}
-        )
-    for i in reversed(range(len(graph.nodes) if p.base.training else 0)):
+    def kernel(phase: str, i: int, word: str, seconds: float) -> None:
         node = graph.nodes[i]
+        facts = {"node": node.id, "phase": phase}
+        line.add(KERNELS, f"{node.op}{word}{note}", seconds * micro, facts)
+
+    for i in range(len(graph.nodes)):
+        collectives("forward", i)
+        kernel("forward", i, "", times[i][0])
+    for i in reversed(range(len(graph.nodes) if p.base.training else 0)):
         collectives("recompute", i)
-        if i in again:
-            line.add(
-                KERNELS,
-                f"{node.op} again{note}",
-                times[i][0] * micro,
-                {"node": node.id, "phase": "recompute"},
-            )
-        line.add(
-            KERNELS,
-            f"{node.op} backward{note}",
-            times[i][1] * micro,
-            {"node": node.id, "phase": "backward"},
-        )
+        if i in recomputed:
+            kernel("recompute", i, " recomputed", times[i][0])
+        kernel("backward", i, " backward", times[i][1])
         collectives("backward", i)
     for i in range(len(graph.nodes)):
         collectives("gradient", i)
@@ -146,6 +103,24 @@ def _operators(p: Priced) -> Track:
     for i in range(len(graph.nodes)):
         collectives("optimizer", i)
     return line
+
+
+def _exposed_collectives(p: Priced) -> dict[tuple[str, int], list[tuple[CollectiveUse, float]]]:
+    """(phase, node) -> collectives that are drawn there, with their seconds that nothing hides. A
+    collective is drawn where its tensor is first seen; those of a repeated block stand for all
+    repeats."""
+    graph = p.base.graph
+    first_seen: dict[str, int] = {}
+    for i, node in enumerate(graph.nodes):
+        for t in (*node.inputs, *node.outputs):
+            first_seen.setdefault(graph.labels.get(t, t), i)
+        first_seen[node.id] = i
+    uses = census(p.flow, p.runs, p.pricer.itemsize)
+    out: dict[tuple[str, int], list[tuple[CollectiveUse, float]]] = {}
+    for use, seconds, hidden in sent_s(p.base, p.flow, p.runs, uses, p.pricer):
+        key = (use.phase, first_seen.get(use.what, 0))
+        out.setdefault(key, []).append((use, seconds - hidden))
+    return out
 
 
 def _stages(d: Detail) -> Iterator[Track]:

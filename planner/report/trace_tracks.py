@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-KERNELS = 0
-
-
-LINKS = 1
-
-
+KERNELS, LINKS = 0, 1
+"""Lines of a track."""
 MICRO = 1e6  # trace times are microseconds
+
+
+def process_events(process: int, name: str, order: int) -> list[dict[str, Any]]:
+    """The name of a process of the trace, and where it stands among the others."""
+    return [
+        {"name": event, "ph": "M", "pid": process, "tid": 0, "args": args}
+        for event, args in (
+            ("process_name", {"name": name}),
+            ("process_sort_index", {"sort_index": order}),
+        )
+    ]
 
 
 class Track:
@@ -20,35 +27,19 @@ class Track:
         self.events: list[dict[str, Any]] = []
         self.now, self.process = 0.0, process
         if name:
-            self.events += [
-                {
-                    "name": "process_name",
-                    "ph": "M",
-                    "pid": process,
-                    "tid": 0,
-                    "args": {"name": name},
-                },
-                {
-                    "name": "process_sort_index",
-                    "ph": "M",
-                    "pid": process,
-                    "tid": 0,
-                    "args": {"sort_index": order},
-                },
-            ]
+            self.events += process_events(process, name, order)
         self.events += [
             {"name": "thread_name", "ph": "M", "pid": process, "tid": t, "args": {"name": n}}
             for t, n in ((KERNELS, "kernels"), (LINKS, "collectives"))
         ]
 
     def add(self, track: int, name: str, seconds: float, what: dict[str, Any]) -> None:
+        """An event on a line, from now on; nothing where it has no length."""
         start, end = (round(x * MICRO, 3) for x in (self.now, self.now + seconds))
         self.now += seconds
-        if (
-            end > start
-            # ends and starts are rounded alike: a slice that ran into the next by a nanosecond
-            # would be nested in it
-        ):
+        # Ends and starts are rounded alike: a slice that ran into the next by a nanosecond would be
+        # nested in it.
+        if end > start:
             self.events.append(
                 {
                     "name": name,

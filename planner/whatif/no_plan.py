@@ -1,4 +1,4 @@
-"""TODO."""
+"""The error of a search that found no plan: how close it came, and what would help."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from planner.strategy.words import offload_words
 from planner.whatif.remedies import fewer_pins, remedies
 
 
-def no_plan(request: Any, found: Any, model: Any = None) -> PlanError:
+def no_plan(request: Any, result: Any, model: Any = None) -> PlanError:
     """Nothing fits: how close it came, where the memory goes, and (given the model) remedies that
     were planned anew."""
-
-    close = found.smallest
+    smallest = result.smallest
     limit = show_bytes(request.limit_bytes)
     if (
-        close is None or close.cost.memory.total <= request.limit_bytes
+        smallest is None or smallest.cost.memory.total <= request.limit_bytes
     ):  # a baseline that fits does not keep the pins
         without = fewer_pins(request, model) if model is not None else ""
         return PlanError(
@@ -27,17 +26,17 @@ def no_plan(request: Any, found: Any, model: Any = None) -> PlanError:
             exit_code=NO_PLAN,
         )
     parts = {
-        k: getattr(close.cost.memory, k)
+        k: getattr(smallest.cost.memory, k)
         for k in ("parameters", "gradients", "optimizer", "activations", "temporary")
     }
-    sent = "".join(f", {words}" for words in offload_words(close.plan.offload))
+    offloaded = "".join(f", {words}" for words in offload_words(smallest.plan.offload))
     heavy = ", ".join(f"{k} {show_bytes(v)}" for k, v in sorted(parts.items(), key=lambda p: -p[1]))
-    help = remedies(request, found, model) if model is not None else []
-    full, least = request.capacity.usable, show_bytes(close.cost.memory.total)
+    help = remedies(request, result, model) if model is not None else []
+    full, least = request.capacity.usable, show_bytes(smallest.cost.memory.total)
     more = (
         f"a --memory-limit above {least}, which the smallest plan takes: the device has"
         f" {show_bytes(full)} usable"
-        if close.cost.memory.total <= full
+        if smallest.cost.memory.total <= full
         else "hardware with more memory (--hardware)"
     )
     return PlanError(
@@ -45,10 +44,10 @@ def no_plan(request: Any, found: Any, model: Any = None) -> PlanError:
         f"no plan fits: {least} a device in the smallest plan priced, {limit} usable",
         detail=[
             (
-                f"smallest plan: mesh {' x '.join(f'{a} {n}' for a, n in close.plan.mesh)},"
-                f" ZeRO-{close.plan.zero}, recompute {close.plan.recompute},"
-                f" {close.plan.microbatches}"
-                f" microbatch{'es' if close.plan.microbatches > 1 else ''}{sent}"
+                f"smallest plan: mesh {' x '.join(f'{a} {n}' for a, n in smallest.plan.mesh)},"
+                f" ZeRO-{smallest.plan.zero}, recompute {smallest.plan.recompute},"
+                f" {smallest.plan.microbatches}"
+                f" microbatch{'es' if smallest.plan.microbatches > 1 else ''}{offloaded}"
             ),
             heavy,
         ],

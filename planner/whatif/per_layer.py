@@ -35,37 +35,37 @@ WORK = 20_000_000
 
 
 @dataclass(frozen=True)
-class Untied:
-    """decisions: with repeats alike, untied: with each node on its own. tied_s: the fastest that
-    was found with repeats alike, found_s: with each on its own, least_s: no choice is below
-    (seconds of a step, as far as decisions settle them)."""
+class PerLayer:
+    """Decisions shared by all repeats of a block, beside decisions per layer: how many there are of
+    each, the seconds of the fastest step found under each, and the lower bound of a step with
+    decisions per layer (seconds as far as decisions settle them)."""
 
-    decisions: int
-    untied: int
-    tied_s: float
-    found_s: float
-    least_s: float
-
-    @property
-    def most(self) -> float:
-        """Part of the time that deciding apart could save at most."""
-        return max(0.0, 1 - self.least_s / self.tied_s)
+    shared_decisions: int
+    layer_decisions: int
+    shared_s: float
+    per_layer_s: float
+    lower_bound_s: float
 
     @property
-    def found(self) -> float:
-        """Part of it that a choice was found to save."""
-        return max(0.0, 1 - self.found_s / self.tied_s)
+    def most_saved(self) -> float:
+        """Share of the time that decisions per layer could save at most."""
+        return max(0.0, 1 - self.lower_bound_s / self.shared_s)
+
+    @property
+    def saved(self) -> float:
+        """Share of the time that the best decisions found per layer save."""
+        return max(0.0, 1 - self.per_layer_s / self.shared_s)
 
 
-def apart(base: GraphFacts) -> GraphFacts:
+def without_sharing(base: GraphFacts) -> GraphFacts:
     """The base with every node in a class of its own; repeated blocks are as they were."""
     nodes = range(len(base.graph.nodes))
     return replace(base, shared=tuple(nodes), times=dict.fromkeys(nodes, 1))
 
 
-def untied(priced: Priced) -> Untied:
+def per_layer(priced: Priced) -> PerLayer:
     """The figures of a plan's mesh and techniques under its memory limit. Raises PlanError P059
-    where no blocks are repeated: nothing is tied there."""
+    where no blocks are repeated: nothing is shared there."""
     base, plan, inner = priced.base, priced.plan, Mesh(priced.mesh.inner)
     if not base.runs:
         raise PlanError(
@@ -73,8 +73,8 @@ def untied(priced: Priced) -> Untied:
             "no blocks of this model are repeated, so every node decides for itself already",
             help=["plan explain FILE says what else was there"],
         )
-    offered = SearchDomain(priced.model, priced.request, lambda _: base, lambda: False)
-    few = offered.alphabet(base, inner, (plan,)) if len(inner.axes) > 2 else None
+    domain = SearchDomain(priced.model, priced.request, lambda _: base, lambda: False)
+    alphabet = domain.alphabet(base, inner, (plan,)) if len(inner.axes) > 2 else None
     limits = Limits(spatial=priced.model.batch < priced.request.topology.devices)
     pricer = replace(priced.pricer, offload=plan.offload, memo={})
 
@@ -89,39 +89,44 @@ def untied(priced: Priced) -> Untied:
             parts=plan.microbatches,
         )
 
-    techniques, each = Techniques.of(plan), apart(base)
-    own = assemble(
+    techniques, layered = Techniques.of(plan), without_sharing(base)
+    planned = assemble(
         space(base, {i: (plan.splits[base.graph.nodes[i].id],) for i in base.times}),
         techniques,
         None,
     )
-    judged = evaluate(own, solve(own, "dp").choice)
+    judged = evaluate(planned, solve(planned, "dp").choice)
     # Memory of a whole plan may be below what its problem counts: what the plan itself takes there
     # is room enough.
-    tied, _ = _solved(space(base, few), techniques, priced.request.limit_bytes, judged.peak_usage)
-    found, least = _solved(
-        space(each, few), techniques, priced.request.limit_bytes, judged.peak_usage
+    limit, room = priced.request.limit_bytes, judged.peak_usage
+    shared_s, _ = _solved(space(base, alphabet), techniques, limit, room)
+    per_layer_s, lower_bound_s = _solved(space(layered, alphabet), techniques, limit, room)
+    # Shared decisions are also decisions per layer: that holds even where the solver's work ended
+    # before it found them. Costs are whole picoseconds, the bound is not.
+    shared_s = min(shared_s, judged.cost / PICO)
+    per_layer_s = min(per_layer_s, shared_s)
+    return PerLayer(
+        shared_decisions=len(base.times),
+        layer_decisions=len(layered.times),
+        shared_s=shared_s,
+        per_layer_s=per_layer_s,
+        lower_bound_s=min(lower_bound_s, per_layer_s),
     )
-    # What is alike may be chosen apart, too: where a solver's work ended before it came so far,
-    # that is known all the same. Costs are whole picoseconds, the bound is not.
-    tied = min(tied, judged.cost / PICO)
-    found = min(found, tied)
-    return Untied(len(base.times), len(each.times), tied, found, min(least, found))
 
 
 def _solved(
     space: Space, techniques: Techniques, limit_bytes: float, room: int = 0
 ) -> tuple[float, float]:
-    """Seconds of the best choice that was found, inf for none, and that no choice is below. room:
-    bytes of what is kept that are there at least."""
+    """Seconds of the best choice found, inf for none, and a lower bound of all choices. room: bytes
+    that choices may take at least, whatever the limit."""
     limit_bytes = max(limit_bytes, room + least_working(space, techniques))
     problem = assemble(space, techniques, limit_bytes - least_working(space, techniques))
     solved, relaxed = solve(problem, "dp", Budget(work=WORK)), Relaxation(space)
-    least = (solved.bound or 0.0) / PICO
+    bound = (solved.bound or 0.0) / PICO
     if (free := relaxed.free(techniques, techniques.microbatches)) is not None:
         usage = relaxed.usage(techniques, free[0])
         fits = usage + least_working(space, techniques) <= limit_bytes
-        least = max(
-            least, free[1] if fits else relaxed.limited(techniques, limit_bytes, (free[1], usage))
+        bound = max(
+            bound, free[1] if fits else relaxed.limited(techniques, limit_bytes, (free[1], usage))
         )
-    return (evaluate(problem, solved.choice).cost / PICO if solved.choice else math.inf), least
+    return (evaluate(problem, solved.choice).cost / PICO if solved.choice else math.inf), bound

@@ -62,7 +62,7 @@ def through(launcher: ModuleType, s: Settings, facts: Facts, folder: Path) -> Se
     path = folder / f"settings{launcher.SUFFIX}"
     path.write_text(launcher.write(s, facts))
     found = read_configuration(path, s.devices)
-    assert (found.launcher, found.notes, found.left) == (launcher.NAME, (), ())
+    assert (found.launcher, found.notes, found.unread) == (launcher.NAME, (), ())
     return found.settings
 
 
@@ -138,7 +138,7 @@ def test_every_rounding_is_said_and_priced(to: str, said: list[str], planned: St
     assert made.rows[0].cost is not None and made.rows[0].cost["step_time_s"] == pytest.approx(
         planned.cost.step_time_s, rel=1e-5
     )
-    assert [any(word in row.says for row in made.rows[2:]) for word in said] == [True] * len(
+    assert [any(word in row.reason for row in made.rows[2:]) for word in said] == [True] * len(
         said
     ) and len(made.rows) == 2 + len(said)
     assert all(row.cost is not None and row.cost["step_time_s"] > 0 for row in made.rows)
@@ -708,7 +708,7 @@ def test_a_pin_of_two_in_one_place_is_read_once_and_the_rest_is_listed(tmp_path:
         " --my-flag: true\nmicro_batch_size: 1\n"
     )
     found = read_configuration(path, 8)
-    assert found.settings == Settings(4, data=4, tensor=2) and found.left == (
+    assert found.settings == Settings(4, data=4, tensor=2) and found.unread == (
         "MODEL_ARGS.--lr",
         "MODEL_ARGS.--my-flag",
     )

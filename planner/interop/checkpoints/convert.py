@@ -48,38 +48,39 @@ class Returned:
     were; labels that have no tensor."""
 
     written: int
-    kept: int
-    homeless: tuple[str, ...]
+    unchanged: int
+    unmatched: tuple[str, ...]
 
 
-def refuse(graph: Graph, shards: Shards, found: Matching, partial: bool) -> None:
+def refuse(graph: Graph, shards: Shards, matching: Matching, partial: bool) -> None:
     """One PlanError P211 that names all that is missing (unless `partial`), all that does not fit,
     and ties that do not hold."""
     broken = [
-        f"{copy} differs from {source}, and the graph has one parameter for both"
-        for copy, source in found.copies.items()
-        if _shared(graph, found, source) and not _same(shards.tensors[copy], shards.tensors[source])
+        f"{tied} differs from {source}, and the graph has one parameter for both"
+        for tied, source in matching.tied.items()
+        if _shared(graph, matching, source)
+        and not _same(shards.tensors[tied], shards.tensors[source])
     ]
     faults = [
-        *found.misfits,
+        *matching.misfits,
         *broken,
-        *([] if partial else [f"{label} is not in the checkpoint" for label in found.missing]),
+        *([] if partial else [f"{label} is not in the checkpoint" for label in matching.missing]),
     ]
     if not faults:
         return
     more = [f"and {len(faults) - LISTED} more"] if len(faults) > LISTED else []
-    help = ["--partial leaves them to be drawn anew"] if found.missing and not partial else []
+    help = ["--partial leaves them to be drawn anew"] if matching.missing and not partial else []
     help += (
         [
-            f"tensors that nothing reads: {', '.join(found.unread[:6])}"
-            + (" ..." if len(found.unread) > 6 else "")
+            f"tensors that nothing reads: {', '.join(matching.unread[:6])}"
+            + (" ..." if len(matching.unread) > 6 else "")
         ]
-        if found.unread
+        if matching.unread
         else []
     )
     help += (
         ["rows are padded where config.json beside the shards gives the vocab_size that they have"]
-        if found.misfits and not (shards.folder / CONFIG).exists()
+        if matching.misfits and not (shards.folder / CONFIG).exists()
         else []
     )
     raise PlanError(
@@ -90,10 +91,10 @@ def refuse(graph: Graph, shards: Shards, found: Matching, partial: bool) -> None
     )
 
 
-def _shared(graph: Graph, found: Matching, source: str) -> bool:
+def _shared(graph: Graph, matching: Matching, source: str) -> bool:
     """Whether the parameter read from a tensor is used twice: a table, and a head that the graph
     ties to it."""
-    labels = {m.label for m in found.matches if any(t.source == source for t in m.takes)}
+    labels = {m.label for m in matching.matches if any(t.source == source for t in m.takes)}
     return any(
         len(graph.consumers.get(n, ())) > 1 for n in graph.weights if graph.labels[n] in labels
     )
@@ -107,30 +108,31 @@ def _same(a: Stored, b: Stored) -> bool:
 
 
 def to_program(
-    graph: Graph, folder: Path | None, shards: Shards, found: Matching, target: Path
+    graph: Graph, folder: Path | None, shards: Shards, matching: Matching, target: Path
 ) -> int:
     """Write every match by its label, as --weights reads it, and what only the model in `folder`
     has; returns the bytes. One tensor is in memory at a time."""
     words = {name: word for word, name in TYPES.items()}
-    rows = [(m.label, m.dtype, m.shape) for m in found.matches]
+    rows = [(m.label, m.dtype, m.shape) for m in matching.matches]
     rows += [
-        (graph.labels[n], words[graph.tensors[n].dtype], graph.tensors[n].shape) for n in found.kept
+        (graph.labels[n], words[graph.tensors[n].dtype], graph.tensors[n].shape)
+        for n in matching.from_model
     ]
     header = new_header(rows)
     size = len(header) + sum(prod(shape) * width_bytes(dtype) for _, dtype, shape in rows)
-    write(target, header, _pieces(graph, folder, shards, found), size)
+    write(target, header, _pieces(graph, folder, shards, matching), size)
     return size
 
 
 def _pieces(
-    graph: Graph, folder: Path | None, shards: Shards, found: Matching
+    graph: Graph, folder: Path | None, shards: Shards, matching: Matching
 ) -> Iterator[memoryview]:
     """The bytes of all, take by take."""
     import numpy as np
 
     from planner.workload.weights import load_one
 
-    for m, take in [(match, take) for match in found.matches for take in match.takes]:
+    for m, take in [(match, take) for match in matching.matches for take in match.takes]:
         value = _part(shards.tensors[take.source].array(), take)
         if m.rows:
             value = np.pad(
@@ -141,7 +143,7 @@ def _pieces(
                 ],
             )
         yield _memory(value)
-    for name in found.kept:
+    for name in matching.from_model:
         yield _memory(load_one(graph, name, folder))
 
 
@@ -162,35 +164,37 @@ def _memory(value: np.ndarray) -> memoryview:
     return np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
 
 
-def back(graph: Graph, shards: Shards, found: Matching, given: Path, target: Path) -> Returned:
-    """Write the checkpoint anew, as the folder `target`, with the values of `given`, which a
+def back(
+    graph: Graph, shards: Shards, matching: Matching, exported: Path, target: Path
+) -> Returned:
+    """Write the checkpoint anew, as the folder `target`, with the values of `exported`, which a
     program's --export wrote.
 
-    Raises PlanError P212 when `given` is of another model, lacks parameters that train, or two
+    Raises PlanError P212 when `exported` is of another model, lacks parameters that train, or two
     values of one tensor differ; P053 when target exists.
     """
     if target.exists():
         raise PlanError("P053", f"{target} exists", help=["-o a folder that does not exist yet"])
     values, known = (
-        read_header(inside(given.parent, given.name)),
-        {m.label: m for m in found.matches},
+        read_header(inside(exported.parent, exported.name)),
+        {m.label: m for m in matching.matches},
     )
-    homeless = _check_given(graph, values, found, given)
+    unmatched = _check_given(graph, values, matching, exported)
     into: dict[str, list[tuple[Match, int]]] = {}
     for m in known.values():
         for k, take in enumerate(m.takes) if m.label in values else ():
             into.setdefault(take.source, []).append((m, k))
     into |= {
-        copy: into[source]
-        for copy, source in found.copies.items()
-        if source in into and _same(shards.tensors[copy], shards.tensors[source])
+        tied: into[source]
+        for tied, source in matching.tied.items()
+        if source in into and _same(shards.tensors[tied], shards.tensors[source])
     }
     _write_folder(shards, into, values, target)
-    return Returned(len(into), len(shards.tensors) - len(into), homeless)
+    return Returned(len(into), len(shards.tensors) - len(into), unmatched)
 
 
 def _check_given(
-    graph: Graph, values: Mapping[str, Stored], found: Matching, given: Path
+    graph: Graph, values: Mapping[str, Stored], matching: Matching, exported: Path
 ) -> tuple[str, ...]:
     """Labels of the file that have no tensor in the checkpoint; refuses a file of another model."""
     shapes = {graph.labels[n]: graph.tensors[n].shape for n in graph.weights}
@@ -214,15 +218,15 @@ def _check_given(
         more = [f"and {len(faults) - LISTED} more"] if len(faults) > LISTED else []
         raise PlanError(
             "P212",
-            f"{given} holds no export of this model",
+            f"{exported} holds no export of this model",
             detail=[*faults[:LISTED], *more],
             help=[
                 "what a program of the same model wrote with --export; --freeze and --trainable as"
                 " it was planned"
             ],
         )
-    away = set(found.missing)
-    return tuple(label for label in values if label in away)
+    missing = set(matching.missing)
+    return tuple(label for label in values if label in missing)
 
 
 def _write_folder(

@@ -101,16 +101,16 @@ class Match:
 
 @dataclass(frozen=True)
 class Matching:
-    """What was found. kept: weights (names in the graph) that only the model has; missing: labels
-    without a tensor; misfits: what does not fit, a line each; copies: tensor -> the tied one that
-    was read in its place; unread: tensors that are no parameter.
+    """Which parameter is made of which tensors. from_model: weights (names in the graph) that only
+    the model has; missing: labels without a tensor; misfits: what does not fit, a line each; tied:
+    tensor -> the tied one that was read in its place; unread: tensors that are no parameter.
     """
 
     matches: tuple[Match, ...]
-    kept: tuple[str, ...]
+    from_model: tuple[str, ...]
     missing: tuple[str, ...]
     misfits: tuple[str, ...]
-    copies: Mapping[str, str]
+    tied: Mapping[str, str]
     unread: tuple[str, ...]
 
 
@@ -145,7 +145,7 @@ def match(graph: Graph, shards: Shards, buffers: Collection[str] = ()) -> Matchi
         name.endswith("attn.c_attn.weight") and t.shape[1:] == (3 * t.shape[0],)
         for name, t in shards.tensors.items()
     )
-    matches, missing, kept = list[Match](), list[str](), list[str]()
+    matches, missing, from_model = list[Match](), list[str](), list[str]()
     for name in graph.weights:
         wants = next(
             (
@@ -156,26 +156,26 @@ def match(graph: Graph, shards: Shards, buffers: Collection[str] = ()) -> Matchi
             None,
         )
         if wants is None and name in buffers:
-            kept.append(name)
+            from_model.append(name)
             continue
         if wants is None:
             missing.append(graph.labels[name])
             continue
-        found = _fitted(graph, name, [(known[w.name], w) for w in wants], shards, plain)
-        if isinstance(found, str):
-            misfits.append(found)
+        fitted = _fitted(graph, name, [(known[w.name], w) for w in wants], shards, plain)
+        if isinstance(fitted, str):
+            misfits.append(fitted)
         else:
-            matches.append(found)
+            matches.append(fitted)
     read = {take.source for m in matches for take in m.takes}
-    copies = dict[str, str]()
+    tied = dict[str, str]()
     for source in sorted(read):
-        copies |= {
-            known[tied]: source
-            for tied in _ties(canonical(source))
-            if tied in known and known[tied] not in read
+        tied |= {
+            known[other]: source
+            for other in _ties(canonical(source))
+            if other in known and known[other] not in read
         }
-    unread = tuple(n for n in shards.tensors if n not in read and n not in copies)
-    return Matching(tuple(matches), tuple(kept), tuple(missing), tuple(misfits), copies, unread)
+    unread = tuple(n for n in shards.tensors if n not in read and n not in tied)
+    return Matching(tuple(matches), tuple(from_model), tuple(missing), tuple(misfits), tied, unread)
 
 
 def _ties(name: str) -> list[str]:
@@ -205,8 +205,8 @@ def _ways(name: str, shape: tuple[int, ...]) -> Iterator[list[_Want]]:
                     else _Want(f"{at}.gate_up_proj", int(role == "w3"), 2)
                 )
             ]
-    for tied in _ties(name):
-        yield [_Want(tied)]
+    for other in _ties(name):
+        yield [_Want(other)]
 
 
 def _fitted(

@@ -4,8 +4,8 @@ its Trainer, as JSON.
     tp_plan                                      module pattern -> colwise, rowwise,
                                                  colwise_gather_output (a head), embedding_rowwise
                                                  (a vocabulary)
-    tp_size, cp_size, dp_replicate_size, dp_shard_size     model, sequence, data at level 0, data at
-                                                           levels 2 and 3
+    tp_size, cp_size, dp_replicate_size, dp_shard_size     tensor, sequence, data at ZeRO stage 0,
+                                                           data at ZeRO stages 2 and 3
     per_device_train_batch_size, gradient_accumulation_steps, gradient_checkpointing,
     fsdp_config.reshard_after_forward
 
@@ -49,11 +49,13 @@ CUTS = {
 """Style -> which dim of a weight is cut: a product's columns, what it sums over (of a table its
 rows), or none. Whether results are gathered follows from what reads them."""
 PLANS = ("tp_plan", "base_model_tp_plan")
-LEVELS = {True: 3, False: 2}
+ZERO_OF_RESHARD = {True: 3, False: 2}
+"""reshard_after_forward -> ZeRO stage."""
 
 
 def round_off(rounds: Rounds, facts: Facts) -> list[str]:
-    """Rounds settings to what can be said here; returns what cannot be said and has no price."""
+    """Rounds settings to what transformers can express; returns what it cannot and what has no
+    price."""
     s = rounds.now
     if s.stage > 1:
         rounds.to(
@@ -74,7 +76,7 @@ def round_off(rounds: Rounds, facts: Facts) -> list[str]:
         rounds.to("context ranks shard parameters: ZeRO-2", zero=2)
     rounds.to("tensor parallelism leaves positions whole", positions=False)
     length, rounds.now = rounds.now.length, replace(rounds.now, length=0)
-    return [f"rows of {length:,} tokens: the data's to say"] if length else []
+    return [f"rows of {length:,} tokens: the data decides that"] if length else []
 
 
 def write(s: Settings, facts: Facts) -> str:
@@ -136,18 +138,16 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
     fsdp = any(name in keys for name in ("fsdp_version", "reshard_after_forward"))
     keys.whole(2, "fsdp_version")
     reshard = keys.flag(True, "reshard_after_forward")
-    rows, turns = (
-        keys.whole(8, "per_device_train_batch_size"),
-        keys.whole(1, "gradient_accumulation_steps"),
-    )
+    rows = keys.whole(8, "per_device_train_batch_size")
+    microbatches = keys.whole(1, "gradient_accumulation_steps")
     return (
         Settings(
-            rows * data * turns,
+            rows * data * microbatches,
             data=data,
             sequence=cp,
             tensor=tp,
-            microbatches=turns,
-            zero=LEVELS[reshard] if shard > 1 or (cp > 1 and fsdp) else 0,
+            microbatches=microbatches,
+            zero=ZERO_OF_RESHARD[reshard] if shard > 1 or (cp > 1 and fsdp) else 0,
             recompute="block" if keys.flag(False, "gradient_checkpointing") else "none",
             styles=styles if tp > 1 else (),
         ),
@@ -157,16 +157,16 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
 
 def _tp_plan(keys: Keys) -> tuple[tuple[tuple[str, str], ...], bool]:
     """(pattern and style of each module that is named, whether the library is to choose)."""
-    found = keys.get(*PLANS)
-    if found is None or found == "auto":
-        return (), found == "auto"
-    if not isinstance(found, Mapping):
+    plan = keys.get(*PLANS)
+    if plan is None or plan == "auto":
+        return (), plan == "auto"
+    if not isinstance(plan, Mapping):
         raise PlanError(
             "P191",
-            f"tp_plan is {type(found).__name__} {str(found)[:40]!r}",
+            f"tp_plan is {type(plan).__name__} {str(plan)[:40]!r}",
             help=['"auto", or a table of modules: {"model.layers.*.mlp.up_proj": "colwise"}'],
         )
-    for pattern, style in found.items():
+    for pattern, style in plan.items():
         if not isinstance(style, str) or style not in CUTS:
             near = did_you_mean(str(style), list(CUTS))
             raise PlanError(
@@ -175,7 +175,7 @@ def _tp_plan(keys: Keys) -> tuple[tuple[tuple[str, str], ...], bool]:
                 " layout for",
                 help=[h for h in (near, f"styles: {', '.join(CUTS)}") if h],
             )
-    return tuple((str(k), str(v)) for k, v in found.items()), False
+    return tuple((str(k), str(v)) for k, v in plan.items()), False
 
 
 def node_pins(styles: Iterable[tuple[str, str]], base: GraphFacts) -> dict[str, dict[str, Any]]:
@@ -185,7 +185,9 @@ def node_pins(styles: Iterable[tuple[str, str]], base: GraphFacts) -> dict[str, 
     Raises PlanError P191: a pattern that is no module of the model, a style that its operator has
     no dim for, layers that are alike and cut differently.
     """
-    graph, wanted, found, named = base.graph, list(styles), dict[int, dict[str, Any]](), set[str]()
+    graph, wanted = base.graph, list(styles)
+    pins: dict[int, dict[str, Any]] = {}
+    matched: set[str] = set()
     forms = [
         (re.compile(r"(?:.*\.)?" + re.escape(p).replace(r"\*", r"\d+"), re.S), p, s)
         for p, s in wanted
@@ -200,37 +202,16 @@ def node_pins(styles: Iterable[tuple[str, str]], base: GraphFacts) -> dict[str, 
         pattern, style = next(
             ((p, s) for form, p, s in forms if form.fullmatch(module)), ("", WHOLE)
         )
+        matched.add(pattern)
         i, slot = graph.consumers[name][0]
-        op, dims = graph.nodes[i].op, base.rules[i].operands[slot]
-        named.add(pattern)
-        if op not in ("MatMul", "Gemm", "Gather") or not all(dims):
-            if CUTS[style] != WHOLE:
-                raise PlanError(
-                    "P191",
-                    f"tp_plan: {pattern!r} is {style}, and {module!r} is read by {op}: no product",
-                    help=["leave it out: it is whole then"],
-                )
-            continue
-        if op == "Gather" and CUTS[style] == COLUMNS:
-            raise PlanError(
-                "P191",
-                f"tp_plan: {pattern!r} is {style}, and {module!r} is a table",
-                help=[f"{VOCABULARY}, or leave it out"],
-            )
-        pin = {
-            "split": {
-                dim[0]: ["tensor"] if CUTS[style] == (COLUMNS if kept else ROWS) else []
-                for dim in dims
-                for kept in [any(dim[0] in result for result in base.rules[i].results[0])]
-            }
-        }
-        if found.setdefault(base.shared[i], pin) != pin:
+        pin = _weight_pin(base, i, slot, style, f"tp_plan: {pattern!r} is {style}, and {module!r}")
+        if pin is not None and pins.setdefault(base.shared[i], pin) != pin:
             raise PlanError(
                 "P191",
                 f"tp_plan: {module!r} is {style}, and a layer that is alike is not",
                 help=["one pattern with * for all layers"],
             )
-    unknown = next((p for p, s in wanted if p not in named and CUTS[s] != WHOLE), "")
+    unknown = next((p for p, s in wanted if p not in matched and CUTS[s] != WHOLE), "")
     if unknown:
         near = did_you_mean(unknown, list(dict.fromkeys(starred(m) for m in modules.values())))
         raise PlanError(
@@ -238,7 +219,30 @@ def node_pins(styles: Iterable[tuple[str, str]], base: GraphFacts) -> dict[str, 
             f"tp_plan: {unknown!r} is no module of the model",
             help=[h for h in (near, "plan ops MODEL --parameters lists its parameters") if h],
         )
-    return {graph.nodes[i].id: pin for i, pin in found.items()}
+    return {graph.nodes[i].id: pin for i, pin in pins.items()}
+
+
+def _weight_pin(
+    base: GraphFacts, i: int, slot: int, style: str, what: str
+) -> dict[str, Any] | None:
+    """The pin of node i that cuts its operand in `slot` by a style; None for an operator that has
+    no such pin and a style that cuts nothing. Raises PlanError P191, which begins with `what`."""
+    op, dims = base.graph.nodes[i].op, base.rules[i].operands[slot]
+    if op not in ("MatMul", "Gemm", "Gather") or not all(dims):
+        if CUTS[style] == WHOLE:
+            return None
+        raise PlanError(
+            "P191", f"{what} is read by {op}: no product", help=["leave it out: it is whole then"]
+        )
+    if op == "Gather" and CUTS[style] == COLUMNS:
+        raise PlanError("P191", f"{what} is a table", help=[f"{VOCABULARY}, or leave it out"])
+    in_result = {dim[0]: any(dim[0] in r for r in base.rules[i].results[0]) for dim in dims}
+    return {
+        "split": {
+            factor: ["tensor"] if CUTS[style] == (COLUMNS if stays else ROWS) else []
+            for factor, stays in in_result.items()
+        }
+    }
 
 
 def starred(module: str) -> str:
@@ -249,7 +253,7 @@ def starred(module: str) -> str:
 def styles_of(strategy: Strategy, base: GraphFacts) -> tuple[tuple[str, str], ...]:
     """Module pattern and style of the weights that "tensor" cuts; layer numbers starred, in the
     order of the graph."""
-    graph, found = base.graph, dict[str, str]()
+    graph, styles = base.graph, dict[str, str]()
     for name in graph.weights:
         row = strategy.tensors.get(name)
         cut = (
@@ -268,13 +272,13 @@ def styles_of(strategy: Strategy, base: GraphFacts) -> tuple[tuple[str, str], ..
         i, slot = graph.consumers[name][0]
         node, rule = graph.nodes[i], base.rules[i]
         factor = rule.operands[slot][cut[0]][0]
-        kept = any(factor in dim for dim in rule.results[0])
+        in_result = any(factor in dim for dim in rule.results[0])
         if node.op == "Gather":
             style = VOCABULARY if cut[0] == 0 else ""
         elif node.op in ("MatMul", "Gemm"):
-            style = ROWS if not kept else HEAD if i not in base.repeated else COLUMNS
+            style = ROWS if not in_result else HEAD if i not in base.repeated else COLUMNS
         else:
             style = ""
         if style:
-            found.setdefault(starred(module), style)
-    return tuple(found.items())
+            styles.setdefault(starred(module), style)
+    return tuple(styles.items())

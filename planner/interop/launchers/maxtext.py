@@ -2,17 +2,17 @@
 
     ici_*_parallelism, dcn_*_parallelism       degrees within a fast domain (node or slice) and
                                                between them, multiplied
-    data, fsdp, pipeline, expert               replicas without and with sharded parameters (levels
-                                               0 and 3), stage, expert
+    data, fsdp, pipeline, expert               replicas without and with sharded parameters (ZeRO
+                                               stages 0 and 3), stage, expert
     context (or sequence), tensor              sequence, tensor; tensor_sequence: tensor that cuts
                                                positions between products
-    shard_optimizer_over_data                  level 1
+    shard_optimizer_over_data                  ZeRO stage 1
     per_device_batch_size                      rows of all devices of a microbatch / devices
     gradient_accumulation_steps                microbatches; with stages num_pipeline_microbatches,
                                                a multiple of the stages
     pipeline                                   one loop over all microbatches, derived by autodiff:
                                                GPipe
-    remat_policy                               full: every block again; none
+    remat_policy                               full: recompute of every block; none
 
 Source: src/MaxText/configs/base.yml of AI-Hypercomputer/maxtext.
 """
@@ -20,6 +20,7 @@ Source: src/MaxText/configs/base.yml of AI-Hypercomputer/maxtext.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from math import prod
 
 from planner.errors import PlanError
@@ -42,14 +43,14 @@ REMAT = {"none": "none", "full": "block"}
 
 
 def round_off(rounds: Rounds, facts: Facts) -> list[str]:
-    """Rounds settings to what can be said here; returns what cannot be said and has no price."""
+    """Rounds settings to what MaxText can express; returns what it cannot and what has no price."""
     rounds.usual("MaxText")
-    s, unsaid = rounds.now, []
+    s, inexpressible = rounds.now, []
     if s.stage > 1:
         if facts.layers % s.stage:
             raise PlanError(
                 "P192",
-                f"MaxText deals {facts.layers} blocks to {s.stage} stages only where they divide",
+                f"MaxText puts {facts.layers} blocks on {s.stage} stages only where they divide",
                 help=["plan with another number of stages: --pin pp=N"],
             )
         rounds.microbatches("MaxText", s.stage)
@@ -64,8 +65,10 @@ def round_off(rounds: Rounds, facts: Facts) -> list[str]:
     if s.zero == 3 and s.data == 1:
         rounds.to("parameters are sharded over fsdp ranks, and there is one: ZeRO-1", zero=1)
     if s.sequence > 1 and s.zero < 3:
-        unsaid.append("the context axis also shards weights there (logical_axis_rules, embed)")
-    return unsaid
+        inexpressible.append(
+            "the context axis also shards weights there (logical_axis_rules, embed)"
+        )
+    return inexpressible
 
 
 def write(s: Settings, facts: Facts) -> str:
@@ -120,10 +123,10 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
     """Settings of a configuration and what it says beyond them. Raises PlanError P191 where keys
     contradict each other."""
     notes: list[str] = []
-    given = _degrees(keys, devices, domain)
-    degrees = {axis: prod(given.get(k, 1) for k in words) for axis, words in SUMS.items()}
+    sizes = _degrees(keys, devices, domain)
+    degrees = {axis: prod(sizes.get(k, 1) for k in names) for axis, names in SUMS.items()}
     other = [
-        k for k, n in given.items() if n > 1 and not any(k in words for words in SUMS.values())
+        k for k, n in sizes.items() if n > 1 and not any(k in names for names in SUMS.values())
     ]
     if other:
         raise PlanError(
@@ -131,37 +134,19 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
             f"{', '.join(f'{k}_parallelism' for k in other)} above 1: the planner has no such axis",
             help=["fold it into fsdp or tensor"],
         )
-    if given.get("tensor", 1) > 1 and given.get("tensor_sequence", 1) > 1:
+    if sizes.get("tensor", 1) > 1 and sizes.get("tensor_sequence", 1) > 1:
         notes.append(
             "tensor and tensor_sequence are priced as one axis that cuts positions between products"
         )
-    level_1 = keys.flag(False, "shard_optimizer_over_data")
-    zero = 3 if given.get("fsdp", 1) > 1 else int(level_1)
-    if given.get("fsdp", 1) > 1 and given.get("data", 1) > 1:
-        notes.append("hybrid sharding is priced as sharding over all replicas")
     stages = degrees["stage"]
-    if stages > 1 and zero == 3:
-        zero = MOST_LEVEL["gpipe"]
-        notes.append(f"ZeRO-3 with stages is priced as ZeRO-{zero}")
-    steps = keys.whole(1, "gradient_accumulation_steps")
-    batch = _batch(keys, devices, steps)
-    micro = steps
-    if stages > 1:
-        micro = keys.whole(-1, "num_pipeline_microbatches", least=-1)
-        micro = stages if micro == -1 else micro
-        if steps > 1:
-            notes.append(
-                f"{steps} rounds of the pipeline a step are priced as one: their bubbles are"
-                " left out"
-            )
-            micro *= steps
-        keys.whole(1, "num_layers_per_pipeline_stage")
-        if keys.whole(-1, "num_pipeline_repeats", least=-1) > 1:
-            notes.append("interleaved stages are priced as plain ones: their bubble is smaller")
-    if batch % (degrees["data"] * degrees["expert"] * micro):
+    zero = _zero_stage(keys, sizes, stages, notes)
+    accumulated = keys.whole(1, "gradient_accumulation_steps")
+    batch = _batch(keys, devices, accumulated)
+    microbatches = _microbatches(keys, stages, accumulated, notes)
+    if batch % (degrees["data"] * degrees["expert"] * microbatches):
         raise PlanError(
             "P191",
-            f"a batch of {batch} does not divide into {micro} microbatches on"
+            f"a batch of {batch} does not divide into {microbatches} microbatches on"
             f" {degrees['data'] * degrees['expert']} replicas",
         )
     remat = keys.word("full", "remat_policy")
@@ -173,11 +158,11 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
         Settings(
             batch,
             **degrees,
-            microbatches=micro,
+            microbatches=microbatches,
             zero=zero,
             recompute=REMAT.get(remat, "none"),
             schedule="gpipe" if stages > 1 else "",
-            positions=given.get("tensor_sequence", 1) > 1,
+            positions=sizes.get("tensor_sequence", 1) > 1,
             length=keys.whole(0, "max_target_length"),
             styles=(),
         ),
@@ -185,13 +170,42 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
     )
 
 
+def _zero_stage(keys: Keys, sizes: Mapping[str, int], stages: int, notes: list[str]) -> int:
+    """The ZeRO stage; 3 with pipeline stages is priced as the highest that GPipe runs."""
+    sharded_state = keys.flag(False, "shard_optimizer_over_data")
+    zero = 3 if sizes.get("fsdp", 1) > 1 else int(sharded_state)
+    if sizes.get("fsdp", 1) > 1 and sizes.get("data", 1) > 1:
+        notes.append("hybrid sharding is priced as sharding over all replicas")
+    if stages > 1 and zero == 3:
+        zero = MOST_LEVEL["gpipe"]
+        notes.append(f"ZeRO-3 with stages is priced as ZeRO-{zero}")
+    return zero
+
+
+def _microbatches(keys: Keys, stages: int, accumulated: int, notes: list[str]) -> int:
+    """Microbatches of a step: accumulated ones, or with stages those of the pipeline's loop."""
+    if stages == 1:
+        return accumulated
+    microbatches = keys.whole(-1, "num_pipeline_microbatches", least=-1)
+    microbatches = stages if microbatches == -1 else microbatches
+    if accumulated > 1:
+        notes.append(
+            f"{accumulated} rounds of the pipeline a step are priced as one: their bubbles are"
+            " left out"
+        )
+    keys.whole(1, "num_layers_per_pipeline_stage")
+    if keys.whole(-1, "num_pipeline_repeats", least=-1) > 1:
+        notes.append("interleaved stages are priced as plain ones: their bubble is smaller")
+    return microbatches * accumulated
+
+
 def _degrees(keys: Keys, devices: int, domain: int) -> dict[str, int]:
     """Axis of MaxText -> degree, both networks multiplied. One axis of a network may be -1: what is
     left, of all devices where only one is, else of its network's."""
-    found: dict[str, int] = {}
-    open_: list[tuple[str, int]] = []  # axis, and what its network leaves it
+    degrees: dict[str, int] = {}
+    unset: list[tuple[str, int]] = []  # an axis that is -1, and what its network leaves it
     for network, size in (("ici", domain), ("dcn", devices // domain)):
-        held, free = 1, []
+        set_product, unset_here = 1, []
         for name in sorted(
             k for k in keys.names() if re.fullmatch(rf"{network}_\w+_parallelism", k)
         ):
@@ -200,30 +214,33 @@ def _degrees(keys: Keys, devices: int, domain: int) -> dict[str, int]:
             if n == 0:
                 raise PlanError("P191", f"{name} = 0")
             if n == -1:
-                free.append(axis)
+                unset_here.append(axis)
             else:
-                found[axis], held = found.get(axis, 1) * n, held * n
+                degrees[axis] = degrees.get(axis, 1) * n
+                set_product *= n
         if network == "ici" and not any(k.startswith("ici_") for k in keys.names()):
-            free.append("fsdp")  # base.yml
-        if len(free) > 1:
+            unset_here.append("fsdp")  # base.yml
+        if len(unset_here) > 1:
             raise PlanError(
                 "P191",
-                f"{' and '.join(f'{network}_{k}_parallelism' for k in free)} are both -1",
+                f"{' and '.join(f'{network}_{k}_parallelism' for k in unset_here)} are both -1",
                 help=["one axis of a network takes what is left"],
             )
-        open_ += [(axis, size // held if size % held == 0 else 0) for axis in free]
-    left, rest = divmod(devices, prod(found.values()))
-    if len(open_) == 1:
-        open_ = [(open_[0][0], left)]
-    if rest or left != prod(n for _, n in open_):
+        remaining = size // set_product if size % set_product == 0 else 0
+        unset += [(axis, remaining) for axis in unset_here]
+    remaining, rest = divmod(devices, prod(degrees.values()))
+    if len(unset) == 1:
+        unset = [(unset[0][0], remaining)]
+    if rest or remaining != prod(n for _, n in unset):
         raise PlanError(
             "P191",
-            f"degrees {found} do not multiply to {devices} devices, {domain} of them on fast links",
+            f"degrees {degrees} do not multiply to {devices} devices, {domain} of them on fast"
+            " links",
             help=["--devices as many as the configuration runs on"],
         )
-    for axis, n in open_:
-        found[axis] = found.get(axis, 1) * n
-    return found
+    for axis, n in unset:
+        degrees[axis] = degrees.get(axis, 1) * n
+    return degrees
 
 
 def _batch(keys: Keys, devices: int, steps: int) -> int:

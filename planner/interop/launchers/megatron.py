@@ -5,11 +5,11 @@
     expert_model_parallel_size                                                         expert: taken
         from the data-parallel ranks
     micro_batch_size, global_batch_size                                                rows, batch
-    use_distributed_optimizer                                                          level 1
-    use_megatron_fsdp, data_parallel_sharding_strategy                                 levels 2
+    use_distributed_optimizer                                                          ZeRO stage 1
+    use_megatron_fsdp, data_parallel_sharding_strategy                                 ZeRO stages 2
         (optim_grads) and 3 (optim_grads_params)
     recompute_granularity                                                              full: every
-        block again; selective: attention's core, as the planner's kernels do
+        block; selective: attention's core, as the planner's kernels do
 
 Source: examples/gpt3/gpt_config.yaml and megatron/training/arguments.py of NVIDIA/Megatron-LM.
 """
@@ -27,13 +27,14 @@ SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 
 
 def round_off(rounds: Rounds, facts: Facts) -> list[str]:
-    """Rounds settings to what can be said here; returns what cannot be said and has no price."""
+    """Rounds settings to what Megatron can express; returns what it cannot and what has no
+    price."""
     rounds.usual("Megatron")
     if rounds.now.schedule == "gpipe":
         rounds.to("its schedule is 1F1B", schedule="1f1b")
     if facts.layers and facts.layers % rounds.now.stage:
         return [
-            f"{facts.layers} blocks on {rounds.now.stage} stages: say how they are dealt"
+            f"{facts.layers} blocks on {rounds.now.stage} stages: say how they are divided"
             " (decoder_first_pipeline_num_layers)"
         ]
     return []
@@ -101,67 +102,73 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
             "P191",
             f"expert_model_parallel_size {ep} does not divide the {replicas} data-parallel ranks",
         )
+    batch, microbatches = _batch(keys, replicas)
+    virtual = keys.whole(1, "virtual_pipeline_model_parallel_size")
+    virtual = virtual if pp > 1 else 1
+    if keys.get("num_layers_per_virtual_pipeline_stage") is not None and virtual == 1:
+        notes.append("interleaved stages are priced as plain 1F1B: their bubble is smaller")
+    if keys.get("rampup_batch_size") is not None:
+        notes.append("rampup_batch_size is left out: the full batch is priced")
+    positions = keys.flag(False, "sequence_parallel") and tp > 1
+    zero = _zero_stage(keys, pp, notes)
+    return (
+        Settings(
+            batch=batch,
+            stage=pp,
+            data=replicas // ep,
+            expert=ep,
+            sequence=cp,
+            tensor=tp,
+            microbatches=microbatches,
+            zero=zero,
+            recompute=_recompute(keys, notes),
+            schedule=INTERLEAVED if virtual > 1 else "1f1b" if pp > 1 else "",
+            positions=positions,
+            length=keys.whole(0, "seq_length"),
+            virtual=virtual,
+        ),
+        notes,
+    )
+
+
+def _batch(keys: Keys, replicas: int) -> tuple[int, int]:
+    """(rows of a step, microbatches). Raises PlanError P191 where they do not divide."""
     rows = keys.whole(0, "micro_batch_size")
     if not rows:
         raise PlanError(
             "P191", "micro_batch_size is missing", help=["Megatron asks for it as well"]
         )
     batch = keys.whole(rows * replicas, "global_batch_size")
-    micro, rest = divmod(batch, rows * replicas)
-    if rest or not micro:
+    microbatches, rest = divmod(batch, rows * replicas)
+    if rest or not microbatches:
         raise PlanError(
             "P191",
             f"global_batch_size {batch} is no multiple of micro_batch_size {rows} x {replicas}"
             " data-parallel ranks",
         )
-    chunks = keys.whole(1, "virtual_pipeline_model_parallel_size")
-    chunks = chunks if pp > 1 else 1
-    if keys.get("num_layers_per_virtual_pipeline_stage") is not None and chunks == 1:
-        notes.append("interleaved stages are priced as plain 1F1B: their bubble is smaller")
-    if keys.get("rampup_batch_size") is not None:
-        notes.append("rampup_batch_size is left out: the full batch is priced")
-    positions = keys.flag(False, "sequence_parallel") and tp > 1
-    zero = _level(keys, pp, notes)
-    return (
-        Settings(
-            batch,
-            pp,
-            replicas // ep,
-            ep,
-            cp,
-            tp,
-            micro,
-            zero,
-            _recompute(keys, notes),
-            INTERLEAVED if chunks > 1 else "1f1b" if pp > 1 else "",
-            positions,
-            keys.whole(0, "seq_length"),
-            chunks,
-        ),
-        notes,
-    )
+    return batch, microbatches
 
 
-def _level(keys: Keys, stages: int, notes: list[str]) -> int:
-    """Optimizer level; level 3 with stages, which the planner does not run, is priced as 2."""
+def _zero_stage(keys: Keys, stages: int, notes: list[str]) -> int:
+    """The ZeRO stage; 3 with pipeline stages, which the planner does not run, is priced as 2."""
     fsdp, sharding = (
         keys.flag(False, "use_megatron_fsdp", "use_custom_fsdp"),
         keys.word("no_shard", "data_parallel_sharding_strategy"),
     )
-    known = {"no_shard": 0, "optim": 1, **{word: level for level, word in SHARDING.items()}}
+    known = {"no_shard": 0, "optim": 1, **{word: zero for zero, word in SHARDING.items()}}
     if sharding not in known:
         raise PlanError(
             "P191",
             f"data_parallel_sharding_strategy = {sharding!r}",
             help=[f"one of {', '.join(known)}"],
         )
-    level = max(int(keys.flag(False, "use_distributed_optimizer")), known[sharding] if fsdp else 0)
+    zero = max(int(keys.flag(False, "use_distributed_optimizer")), known[sharding] if fsdp else 0)
     if known[sharding] and not fsdp:
         notes.append("data_parallel_sharding_strategy says nothing without use_megatron_fsdp")
-    if level == 3 and stages > 1:
+    if zero == 3 and stages > 1:
         notes.append("ZeRO-3 with stages is priced as ZeRO-2")
         return 2
-    return level
+    return zero
 
 
 def _recompute(keys: Keys, notes: list[str]) -> str:
@@ -172,10 +179,10 @@ def _recompute(keys: Keys, notes: list[str]) -> str:
         )
     if word == "selective":
         notes.append(
-            "selective recompute is priced as none: attention's kernel computes its core again in"
-            " any case"
+            "selective recompute is priced as none: attention's kernel recomputes its core in any"
+            " case"
         )
     if word == "full" and keys.word("uniform", "recompute_method") == "block":
-        notes.append("recompute_method block is priced as every block computed again")
+        notes.append("recompute_method block is priced as recompute of every block")
     keys.get("recompute_num_layers", "recompute_modules")
     return "block" if word == "full" else "none"

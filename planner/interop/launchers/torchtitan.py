@@ -5,13 +5,12 @@
     expert_parallel_degree                                                        expert: taken from
         the sharded data-parallel ranks
     data_parallel_replicate_degree                                                data without
-        sharding (level 0)
+        sharding (ZeRO stage 0)
     data_parallel_shard_degree, fsdp_reshard_after_forward                        data with
-        parameters gathered: "never" again is level 2, "always" 3
+        parameters gathered: "never" a second time is ZeRO stage 2, "always" 3
     local_batch_size, global_batch_size, pipeline_parallel_microbatch_size        rows and
         microbatches: gradients accumulate only without stages
     mode of [activation_checkpoint]                                               full: every block
-        again
 
 Source: torchtitan/config/job_config.py of pytorch/torchtitan.
 """
@@ -30,22 +29,23 @@ RESHARD = {1: "never", 2: "never", 3: "always"}
 
 
 def round_off(rounds: Rounds, facts: Facts) -> list[str]:
-    """Rounds settings to what can be said here; returns what cannot be said and has no price."""
+    """Rounds settings to what torchtitan can express; returns what it cannot and what has no
+    price."""
     rounds.usual("torchtitan")
     s = rounds.now
     if s.virtual > 1:
-        rounds.to("one chunk of blocks a stage: plain 1F1B", schedule="1f1b", virtual=1)
-    level = MOST_LEVEL.get(s.schedule, 2)
+        rounds.to("one virtual stage per stage: plain 1F1B", schedule="1f1b", virtual=1)
+    zero = MOST_LEVEL.get(s.schedule, 2)
     if s.zero == 0 and s.sequence * s.expert > 1:
-        rounds.to(f"context and expert ranks shard parameters: ZeRO-{level}", zero=level)
+        rounds.to(f"context and expert ranks shard parameters: ZeRO-{zero}", zero=zero)
     if s.zero == 1:
-        rounds.to("sharded ranks scatter gradients too: ZeRO-2", zero=level)
+        rounds.to("sharded ranks scatter gradients too: ZeRO-2", zero=zero)
     if s.tensor > 1:
         rounds.to("tensor parallelism cuts positions between products", positions=True)
     return (
         [
             f"{facts.layers} blocks on {s.stage} stages: pipeline_parallel_layers_per_stage says"
-            " how they are dealt"
+            " how they are divided"
         ]
         if facts.layers % s.stage
         else []
@@ -99,40 +99,62 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
     tp, cp, pp, ep = (
         keys.whole(1, f"{k}_parallel_degree") for k in ("tensor", "context", "pipeline", "expert")
     )
-    copies = keys.whole(1, "data_parallel_replicate_degree")
+    replicate = keys.whole(1, "data_parallel_replicate_degree")
     shard = keys.whole(-1, "data_parallel_shard_degree", least=-1)
-    free, rest = divmod(devices, tp * cp * pp * copies)
-    shard = free if shard == -1 else shard
-    if rest or shard < 1 or tp * cp * pp * copies * shard != devices:
+    remaining, rest = divmod(devices, tp * cp * pp * replicate)
+    shard = remaining if shard == -1 else shard
+    if rest or shard < 1 or tp * cp * pp * replicate * shard != devices:
         raise PlanError(
             "P191",
-            f"replicate {copies} x shard {shard} x tensor {tp} x context {cp} x pipeline {pp} is"
+            f"replicate {replicate} x shard {shard} x tensor {tp} x context {cp} x pipeline {pp} is"
             f" not {devices} devices",
             help=["--devices as many as the configuration runs on"],
         )
-    replicas = copies * shard
+    replicas = replicate * shard
     if replicas % ep:
         raise PlanError(
             "P191",
             f"expert_parallel_degree {ep} does not divide the {replicas} data-parallel ranks",
             help=["an expert axis beside the context axis is not built"],
         )
-    if copies > 1 and shard > 1:
+    if replicate > 1 and shard > 1:
         notes.append("hybrid sharding is priced as sharding over all replicas")
     schedule = _schedule(keys, notes) if pp > 1 else ""
-    zero = _level(keys, pp, schedule, notes) if shard * cp > 1 else 0
+    zero = _zero_stage(keys, pp, schedule, notes) if shard * cp > 1 else 0
+    batch, microbatches = _batch(keys, replicas, pp, notes)
+    return (
+        Settings(
+            batch=batch,
+            stage=pp,
+            data=replicas // ep,
+            expert=ep,
+            sequence=cp,
+            tensor=tp,
+            microbatches=microbatches,
+            zero=zero,
+            recompute=_recompute(keys, notes),
+            schedule=schedule,
+            positions=tp > 1,
+            length=keys.whole(0, "seq_len"),
+        ),
+        notes,
+    )
+
+
+def _batch(keys: Keys, replicas: int, stages: int, notes: list[str]) -> tuple[int, int]:
+    """(rows of a step, microbatches). Raises PlanError P191 where they do not divide."""
     local = keys.whole(8, "local_batch_size", "batch_size")
     batch = keys.whole(-1, "global_batch_size", least=-1)
     batch = local * replicas if batch == -1 else batch
-    turns, rest = divmod(batch, local * replicas)
-    if rest or not turns:
+    accumulated, rest = divmod(batch, local * replicas)
+    if rest or not accumulated:
         raise PlanError(
             "P191",
             f"global_batch_size {batch} is no multiple of local_batch_size {local} x {replicas}"
             " data-parallel ranks",
         )
-    micro = turns
-    if pp > 1:
+    microbatches = accumulated
+    if stages > 1:
         rows = keys.whole(1, "pipeline_parallel_microbatch_size")
         if local % rows:
             raise PlanError(
@@ -140,29 +162,13 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
                 f"local_batch_size {local} is no multiple of pipeline_parallel_microbatch_size"
                 f" {rows}",
             )
-        micro *= local // rows
-        if turns > 1:
+        microbatches *= local // rows
+        if accumulated > 1:
             notes.append(
-                f"{turns} rounds of the pipeline a step are priced as one: their bubbles are"
+                f"{accumulated} rounds of the pipeline a step are priced as one: their bubbles are"
                 " left out"
             )
-    return (
-        Settings(
-            batch,
-            pp,
-            replicas // ep,
-            ep,
-            cp,
-            tp,
-            micro,
-            zero,
-            _recompute(keys, notes),
-            schedule,
-            tp > 1,
-            keys.whole(0, "seq_len"),
-        ),
-        notes,
-    )
+    return batch, microbatches
 
 
 def _schedule(keys: Keys, notes: list[str]) -> str:
@@ -173,18 +179,18 @@ def _schedule(keys: Keys, notes: list[str]) -> str:
     return "1f1b"
 
 
-def _level(keys: Keys, stages: int, schedule: str, notes: list[str]) -> int:
+def _zero_stage(keys: Keys, stages: int, schedule: str, notes: list[str]) -> int:
     word = keys.word("default", "fsdp_reshard_after_forward")
     if word not in ("default", "always", "never"):
         raise PlanError(
             "P191", f"fsdp_reshard_after_forward = {word!r}", help=["default, always or never"]
         )
-    level = 3 if word == "always" or (word == "default" and stages == 1) else 2
-    if stages > 1 and level > MOST_LEVEL[schedule]:
-        if level == 3:
+    zero = 3 if word == "always" or (word == "default" and stages == 1) else 2
+    if stages > 1 and zero > MOST_LEVEL[schedule]:
+        if zero == 3:
             notes.append(f"ZeRO-3 with stages is priced as ZeRO-{MOST_LEVEL[schedule]}")
         return MOST_LEVEL[schedule]
-    return level
+    return zero
 
 
 def _recompute(keys: Keys, notes: list[str]) -> str:

@@ -1,10 +1,10 @@
 """ONNX multi-device annotations read and checked: `faults` holds them to the IR's rules, `pins_of`
 makes pins of them.
 
-The mesh is read from the devices' names where they are coordinates ("data=0,tensor=1"), else found:
-every sharded dim says which shard each device has, and one axis of the mesh is behind every way in
-which the devices are counted off, (device // stride) % size. Axes that are found are called by what
-they cut in the graph's inputs: data where it is their first dim, tensor elsewhere.
+The mesh is read from the devices' names where they are coordinates ("data=0,tensor=1"), else
+inferred: every sharded dim says which shard each device has, and every stride at which the shards
+count, (device // stride) % size, is one axis of the mesh. Inferred axes are called by what they cut
+in the graph's inputs: data where it is their first dim, tensor elsewhere.
 """
 
 from __future__ import annotations
@@ -71,12 +71,11 @@ def faults(proto: Any) -> list[str]:
 
 
 def _spec_faults(spec: Any, shape: tuple[int, ...] | None, devices: int) -> list[str]:
-    out, groups, shards, axes = (
-        [],
-        {e.key: list(e.value) for e in spec.index_to_device_group_map},
-        1,
-        [],
-    )
+    """What is wrong with one ShardingSpecProto, a sentence each."""
+    out: list[str] = []
+    axes: list[int] = []
+    groups = {e.key: list(e.value) for e in spec.index_to_device_group_map}
+    shards = 1
     for dim in spec.sharded_dim:
         n = prod(s.num_shards for s in dim.simple_sharding)
         shards *= n
@@ -87,18 +86,22 @@ def _spec_faults(spec: Any, shape: tuple[int, ...] | None, devices: int) -> list
             continue
         axes.append(dim.axis % len(shape) if shape is not None else dim.axis)
         size = shape[dim.axis] if shape is not None else 0
-        said = (
+        declared = (
             prod(s.dim_value for s in dim.simple_sharding)
             if all(s.HasField("dim_value") for s in dim.simple_sharding)
             else 0
         )
-        if said and (n > said or (size > 0 and said != size)):
-            out.append(f"axis {dim.axis} of {size} as {said} in {n} shards")
+        if declared and (n > declared or (size > 0 and declared != size)):
+            out.append(f"axis {dim.axis} of {size} as {declared} in {n} shards")
     if len(set(axes)) < len(axes):
         out.append("an axis is sharded twice")
-    held = [d for v in spec.device for d in groups.get(v, [v])]
-    if not held or any(not 0 <= d < devices for d in held) or len(set(held)) < len(held):
-        out.append(f"devices {held[:8]} are not each one of {devices}")
+    holders = [d for v in spec.device for d in groups.get(v, [v])]
+    if (
+        not holders
+        or any(not 0 <= d < devices for d in holders)
+        or len(set(holders)) < len(holders)
+    ):
+        out.append(f"devices {holders[:8]} are not each one of {devices}")
     if len(spec.device) != shards:
         out.append(f"{shards} shards on {len(spec.device)} devices or groups")
     return out
@@ -106,11 +109,11 @@ def _spec_faults(spec: Any, shape: tuple[int, ...] | None, devices: int) -> list
 
 def shapes_of(proto: Any) -> dict[str, tuple[int, ...]]:
     """Shapes the file declares; dims without a value are 0."""
-    found = {t.name: tuple(t.dims) for t in proto.graph.initializer}
+    shapes = {t.name: tuple(t.dims) for t in proto.graph.initializer}
     for v in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
         if v.type.tensor_type.HasField("shape"):
-            found.setdefault(v.name, tuple(d.dim_value for d in v.type.tensor_type.shape.dim))
-    return found
+            shapes.setdefault(v.name, tuple(d.dim_value for d in v.type.tensor_type.shape.dim))
+    return shapes
 
 
 def pins_of(proto: Any, base: GraphFacts) -> Pins:
@@ -146,12 +149,12 @@ def pins_of(proto: Any, base: GraphFacts) -> Pins:
     )
     for c, split in sorted(splits.items()):
         rule = base.rules[c]
-        held = {
+        axes_of_factor = {
             f: list(split.axes(f))
             for f in (*rule.choices, PENDING)
             if f in rule.sizes or split.axes(f)
         }
-        table[glob.escape(base.graph.nodes[c].id)] = {"split": held}
+        table[glob.escape(base.graph.nodes[c].id)] = {"split": axes_of_factor}
     if base.training:
         table["techniques"] = {
             k: v for k, v in ours.get("techniques", {}).items() if k != "schedule" or v != "none"
@@ -163,25 +166,25 @@ def plan_of(proto: Any, base: GraphFacts) -> tuple[tuple[tuple[str, int], ...], 
     """The mesh of the one configuration, and class of nodes -> split as far as annotations say it.
     Raises PlanError P193."""
     config = proto.configuration[0]
-    told = [(node, of) for node in proto.graph.node for of in node.device_configurations]
-    stages = 1 + max((of.pipeline_stage for _, of in told), default=0)
-    read = [
+    annotated = [(node, of) for node in proto.graph.node for of in node.device_configurations]
+    stages = 1 + max((of.pipeline_stage for _, of in annotated), default=0)
+    shards = [
         (node, {s.tensor_name: _shards(s, config.num_devices) for s in of.sharding_spec})
-        for node, of in told
+        for node, of in annotated
     ]
-    mesh = _named(config) or _found(read, config.num_devices, stages, base.graph)
-    return mesh, _splits(base, read, mesh)
+    mesh = _named_mesh(config) or _inferred_mesh(shards, config.num_devices, stages, base.graph)
+    return mesh, _splits(base, shards, mesh)
 
 
 def _ours(proto: Any, name: str) -> dict[str, Any]:
-    """What `plan annotate` keeps beside the annotations; {} in files of others. Raises PlanError
-    P193."""
+    """What `plan annotate` writes beside the annotations; {} in files of other tools. Raises
+    PlanError P193."""
     text = next((p.value for p in proto.metadata_props if p.key == name), "{}")
     try:
-        found = json.loads(text)
-        if not all(isinstance(found.get(k, {}), dict) for k in ("techniques", "splits")):
+        table = json.loads(text)
+        if not all(isinstance(table.get(k, {}), dict) for k in ("techniques", "splits")):
             raise ValueError
-        for split in found.get("splits", {}).values():
+        for split in table.get("splits", {}).values():
             Split.of(split)
     except (ValueError, AttributeError, TypeError) as e:
         raise PlanError(
@@ -189,7 +192,7 @@ def _ours(proto: Any, name: str) -> dict[str, Any]:
             f"the model's metadata {name!r} is not what plan annotate writes",
             help=["plan annotate again"],
         ) from e
-    return dict(found)
+    return dict(table)
 
 
 def _shards(spec: Any, devices: int) -> tuple[dict[int, tuple[int, ...]], int]:
@@ -206,28 +209,28 @@ def _shards(spec: Any, devices: int) -> tuple[dict[int, tuple[int, ...]], int]:
     return {d: tuple(v) for d, v in out.items()}, holder
 
 
-def _named(config: Any) -> tuple[tuple[str, int], ...]:
+def _named_mesh(config: Any) -> tuple[tuple[str, int], ...]:
     """The mesh that devices' names spell, () where they spell none."""
     try:
-        places = [
+        coordinates = [
             {a: int(i) for a, i in (part.split("=") for part in name.split(","))}
             for name in config.device
         ]
     except ValueError:
         return ()
     mesh = (
-        tuple((a, 1 + max(p[a] for p in places)) for a in places[0])
-        if places and all(p.keys() == places[0].keys() for p in places)
+        tuple((a, 1 + max(c[a] for c in coordinates)) for a in coordinates[0])
+        if coordinates and all(c.keys() == coordinates[0].keys() for c in coordinates)
         else ()
     )
-    spelt = [tuple(p.values()) for p in places]
+    spelt = [tuple(c.values()) for c in coordinates]
     return mesh if spelt == list(product(*(range(n) for _, n in mesh))) else ()
 
 
-def _found(
+def _inferred_mesh(
     read: list[tuple[Any, dict[str, Any]]], devices: int, stages: int, graph: Graph
 ) -> tuple[tuple[str, int], ...]:
-    """The mesh behind shards of devices: an axis for every stride at which they are counted off."""
+    """The mesh behind shards of devices: an axis for every stride at which the shards count."""
     strides: dict[
         int, tuple[int, bool]
     ] = {}  # stride -> size, and whether it cuts the first dim of an input
@@ -235,13 +238,13 @@ def _found(
     for _, specs in read:
         for name, (dims, _) in specs.items():
             for d, shards in dims.items():
-                mine = [k for k in shards if k >= 0]
-                size = 1 + max(mine)
+                numbers = [k for k in shards if k >= 0]
+                size = 1 + max(numbers)
                 stride = next(
                     (
                         s
                         for s in range(1, inner + 1)
-                        if mine == [(i // s) % size for i in range(len(mine))]
+                        if numbers == [(i // s) % size for i in range(len(numbers))]
                     ),
                     0,
                 )
@@ -283,7 +286,7 @@ def _axes_of(
     shards: Mapping[int, tuple[int, ...]], rank: int, mesh: tuple[tuple[str, int], ...]
 ) -> tuple[Axes, ...] | None:
     """Layout behind the shards of a tensor, None where no order of axes gives it."""
-    names, places = [a for a, _ in mesh], list(product(*(range(n) for _, n in mesh)))
+    names, coordinates = [a for a, _ in mesh], list(product(*(range(n) for _, n in mesh)))
     sizes, out = dict(mesh), list[Axes]()
     for d in range(rank):
         have = shards.get(d, shards.get(d - rank))
@@ -300,8 +303,8 @@ def _axes_of(
         ):
             at = [names.index(a) for a in axes]
             if all(
-                k < 0 or k == _number(tuple(place[j] for j in at), tuple(sizes[a] for a in axes))
-                for k, place in zip(have, places, strict=True)
+                k < 0 or k == _number(tuple(c[j] for j in at), tuple(sizes[a] for a in axes))
+                for k, c in zip(have, coordinates, strict=True)
             ):
                 out.append(axes)
                 break
@@ -321,16 +324,14 @@ def _splits(
     base: GraphFacts, read: list[tuple[Any, dict[str, Any]]], mesh: tuple[tuple[str, int], ...]
 ) -> dict[int, Split]:
     """Class of nodes -> the split that its annotations amount to. Nodes of the file that the
-    planner put together say it together."""
-    graph, member = (
-        base.graph,
-        {m: i for i, n in reversed(list(enumerate(base.graph.nodes))) for m in n.members},
-    )
+    planner fused are read together."""
+    graph = base.graph
+    member = {m: i for i, n in reversed(list(enumerate(graph.nodes))) for m in n.members}
     wanted: dict[int, dict[str, tuple[Axes, ...]]] = {}
-    for onto, specs in read:
+    for file_node, specs in read:
         i = next(
-            (graph.producer[o] for o in onto.output if o in graph.producer),
-            member.get(onto.name, -1),
+            (graph.producer[o] for o in file_node.output if o in graph.producer),
+            member.get(file_node.name, -1),
         )
         for name, (shards, _) in specs.items() if i >= 0 else ():
             axes = (
@@ -341,12 +342,12 @@ def _splits(
             if axes is None:
                 raise PlanError(
                     "P193",
-                    f"node {onto.name!r}: the shards of {name!r} follow no axes of the mesh"
+                    f"node {file_node.name!r}: the shards of {name!r} follow no axes of the mesh"
                     f" {dict(mesh)}",
                 )
             wanted.setdefault(i, {})[name] = axes
-    found: dict[int, Split] = {}
-    by: dict[int, int] = {}
+    splits: dict[int, Split] = {}
+    first_of_class: dict[int, int] = {}
     known: dict[Any, Split] = {}
     for i in sorted(wanted):
         node, c = graph.nodes[i], base.shared[i]
@@ -358,26 +359,28 @@ def _splits(
             ),
             *((-1 - k, n) for k, n in enumerate(o for o in node.outputs if o)),
         )
-        ask = tuple(
+        wanted_layouts = tuple(
             (slot, wanted[i][n])
             for slot, n in {n: (s, n) for s, n in reversed(slots) if n in wanted[i]}.values()
         )
-        split = known.get((c, ask)) or known.setdefault((c, ask), _split(base, i, ask, mesh))
-        if found.setdefault(c, split) != split:
+        split = known.get((c, wanted_layouts)) or known.setdefault(
+            (c, wanted_layouts), _split(base, i, wanted_layouts, mesh)
+        )
+        if splits.setdefault(c, split) != split:
             raise PlanError(
                 "P193",
-                f"nodes {graph.nodes[by[c]].id!r} and {node.id!r} are repeats of one another and"
-                " annotated differently",
+                f"nodes {graph.nodes[first_of_class[c]].id!r} and {node.id!r} are repeats of one"
+                " another and annotated differently",
                 help=["annotate the repeats of a block alike: they share their decisions"],
             )
-        by.setdefault(c, i)
-    return found
+        first_of_class.setdefault(c, i)
+    return splits
 
 
 def _split(
     base: GraphFacts,
     i: int,
-    ask: tuple[tuple[int, tuple[Axes, ...]], ...],
+    wanted_layouts: tuple[tuple[int, tuple[Axes, ...]], ...],
     mesh: tuple[tuple[str, int], ...],
 ) -> Split:
     """The split of node i under which its operands (by slot) and results (-1, -2, ...) lie as
@@ -391,14 +394,17 @@ def _split(
         if all(
             (rule.operand(slot, s, order) if slot >= 0 else rule.result(-1 - slot, s, order)).dims
             == axes
-            for slot, axes in ask
+            for slot, axes in wanted_layouts
         )
     ]
     if not fits:
         raise PlanError(
             "P193",
             f"node {node.id!r} ({node.op}) cannot be split as annotated",
-            detail=[f"{'operand' if k >= 0 else 'result'} {max(k, -1 - k)}: {x}" for k, x in ask],
+            detail=[
+                f"{'operand' if k >= 0 else 'result'} {max(k, -1 - k)}: {x}"
+                for k, x in wanted_layouts
+            ],
         )
     return min(
         fits, key=lambda s: (bool(s.axes(PENDING)), sum(len(a) for _, a in s.pairs), s.pairs)

@@ -8,8 +8,8 @@ every node how its operands and results lie.
                             the last fastest; where several devices hold one shard the entry is
                             negative and the map names them
     pipeline_stage          of nodes on stages; their devices are those of the stage
-    metadata "meshwright"   what annotations have no word for: techniques, and splits that layouts
-                            of the file's tensors do not tell, such as the loss's
+    metadata "meshwright"   what annotations cannot express: techniques, and splits that do not
+                            follow from layouts of the file's tensors, such as the loss's
 
 Sums that stay pending are written as reduced.
 """
@@ -42,7 +42,7 @@ TECHNIQUES = ("microbatches", "zero_stage", "recompute", "schedule", "virtual")
 @dataclass(frozen=True)
 class Annotated:
     """model: the annotated ModelProto. nodes: how many carry annotations; pending: results written
-    as reduced; beyond: nodes whose splits the layouts of the file's tensors do not tell."""
+    as reduced; beyond: nodes whose splits do not follow from layouts of the file's tensors."""
 
     model: Any
     nodes: int
@@ -66,7 +66,7 @@ def annotate(strategy: Strategy, source: str | Path) -> Annotated:
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
     proto.ir_version = max(proto.ir_version, IR_VERSION)
-    made = _write(
+    annotated = _write(
         proto,
         base,
         plan_on(strategy, base),
@@ -79,7 +79,7 @@ def annotate(strategy: Strategy, source: str | Path) -> Annotated:
             "the annotations are not valid: this is a mistake in the planner",
             detail=wrong[:4],
         )
-    return made
+    return annotated
 
 
 def _write(proto: Any, base: GraphFacts, plan: Plan, techniques: dict[str, Any]) -> Annotated:
@@ -92,22 +92,26 @@ def _write(proto: Any, base: GraphFacts, plan: Plan, techniques: dict[str, Any])
     )
     for node in proto.graph.node:
         del node.device_configurations[:]
-    places, pipeline, known = _places(proto, graph), pipeline_of(graph, plan), shapes_of(proto)
+    file_nodes, pipeline, known = (
+        _file_nodes(proto, graph),
+        pipeline_of(graph, plan),
+        shapes_of(proto),
+    )
     marked, pending = set[int](), 0
     for i, node in enumerate(graph.nodes):
         layouts = dict(_layouts(base, plan, i))
         pending += sum(bool(x.partial) for name, x in layouts.items() if name in node.outputs)
         stage = _stage(i, pipeline)
-        for k in places[i]:
-            onto = proto.graph.node[k]
+        for k in file_nodes[i]:
+            file_node = proto.graph.node[k]
             names = [
                 n
-                for n in dict.fromkeys((*onto.input, *onto.output))
+                for n in dict.fromkeys((*file_node.input, *file_node.output))
                 if n in layouts and _same(graph, n, known)
             ]
             if not names:
                 continue
-            of = onto.device_configurations.add(configuration_id=NAME)
+            of = file_node.device_configurations.add(configuration_id=NAME)
             if plan.stages > 1:
                 of.pipeline_stage = stage
             for name in names:
@@ -120,15 +124,15 @@ def _write(proto: Any, base: GraphFacts, plan: Plan, techniques: dict[str, Any])
                     stage,
                 )
             marked.add(k)
-    said = plan_of(proto, base)[1]
+    from_layouts = plan_of(proto, base)[1]
     beyond = {
         graph.nodes[c].id: plan.splits[graph.nodes[c].id]
         for c in base.times
-        if said.get(c) != plan.splits[graph.nodes[c].id]
+        if from_layouts.get(c) != plan.splits[graph.nodes[c].id]
     }
-    kept = [p for p in proto.metadata_props if p.key != NAME]
+    others = [p for p in proto.metadata_props if p.key != NAME]
     del proto.metadata_props[:]
-    proto.metadata_props.extend(kept)
+    proto.metadata_props.extend(others)
     more = {"techniques": techniques, "splits": {n: split.as_dict() for n, split in beyond.items()}}
     proto.metadata_props.add(key=NAME, value=json.dumps(more, sort_keys=True))
     return Annotated(proto, len(marked), pending, tuple(beyond))
@@ -151,7 +155,7 @@ def _layouts(base: GraphFacts, plan: Plan, i: int) -> Iterator[tuple[str, Layout
         yield name, rule.result(slot, split, order)
 
 
-def _places(proto: Any, graph: Graph) -> list[list[int]]:
+def _file_nodes(proto: Any, graph: Graph) -> list[list[int]]:
     """Per node of the graph the nodes of the file that it stands for: its members by name, and the
     one that makes its results."""
     by_name: dict[str, int] = {}
@@ -162,12 +166,12 @@ def _places(proto: Any, graph: Graph) -> list[list[int]]:
     taken: set[int] = set()
     out = []
     for node in graph.nodes:
-        mine = [by_name[m] for m in node.members if m in by_name] + [
+        own = [by_name[m] for m in node.members if m in by_name] + [
             by_output[o] for o in node.outputs if o in by_output
         ]
-        mine = [k for k in dict.fromkeys(mine) if k not in taken]
-        taken.update(mine)
-        out.append(mine)
+        own = [k for k in dict.fromkeys(own) if k not in taken]
+        taken.update(own)
+        out.append(own)
     return out
 
 
@@ -206,13 +210,13 @@ def _spec(
             how.dim_value = shape[d]
     holders: list[list[int]] = [[] for _ in range(prod(group(axes, sizes) for _, axes in cut))]
     for number, at in enumerate(product(*(range(n) for _, n in mesh))):
-        place = dict(zip(names, at, strict=True))
-        if place.get(STAGE, stage) != stage:
+        coordinates = dict(zip(names, at, strict=True))
+        if coordinates.get(STAGE, stage) != stage:
             continue
         shard = 0
         for _, axes in cut:
             for a in axes:
-                shard = shard * sizes[a] + place[a]
+                shard = shard * sizes[a] + coordinates[a]
         holders[shard].append(number)
     for k, devices in enumerate(holders):
         if len(devices) == 1:

@@ -11,13 +11,13 @@ from planner.strategy.strategy import Strategy
 from planner.support.words import Style, hang, labelled, percent
 
 if TYPE_CHECKING:
-    from planner.whatif.per_layer import Untied
+    from planner.whatif.per_layer import PerLayer
 
 SAME = 1e-4
 """Part of a step below which two are called equal: what prices are rounded to, and more."""
 
 
-def untied_words(s: Strategy, u: Untied, width: int = 100, colour: bool = False) -> str:
+def per_layer_text(s: Strategy, p: PerLayer, width: int = 100, colour: bool = False) -> str:
     """What the plan's time is, what it could be with every node deciding for itself, and what is
     proven of that."""
     style = Style(colour)
@@ -25,18 +25,19 @@ def untied_words(s: Strategy, u: Untied, width: int = 100, colour: bool = False)
         f"{title(s)} on {machine(s)}: {show_time(s.costs['step_time_s'])} a step,"
         f" {show_bytes(s.costs['memory_per_device_bytes'])} a device"
     )
-    alike, each = (
-        [f"{u.decisions:,} decisions, as one loop over the blocks needs them", show_time(u.tied_s)],
-        [f"{u.untied:,} decisions"],
-    )
-    if u.found > SAME:
-        each.append(f"{show_time(u.found_s)} was found, {percent(u.found)} less")
-    if u.most <= u.found + SAME:
-        each.append("none saves more" if u.found > SAME else "no choice is faster")
+    shared = [
+        f"{p.shared_decisions:,} decisions, as one loop over the blocks needs them",
+        show_time(p.shared_s),
+    ]
+    layered = [f"{p.layer_decisions:,} decisions"]
+    if p.saved > SAME:
+        layered.append(f"{show_time(p.per_layer_s)} was found, {percent(p.saved)} less")
+    if p.most_saved <= p.saved + SAME:
+        layered.append("none saves more" if p.saved > SAME else "no choice is faster")
     else:
-        each.append(
-            f"{'none' if u.found > SAME else 'no choice found is faster, and none'} saves more than"
-            f" {percent(u.most)} ({show_time(u.least_s)})"
+        layered.append(
+            f"{'none' if p.saved > SAME else 'no choice found is faster, and none'} saves more than"
+            f" {percent(p.most_saved)} ({show_time(p.lower_bound_s)})"
         )
     pins = ", pins left out" if s.provenance.get("pins") else ""
     note = (
@@ -46,8 +47,8 @@ def untied_words(s: Strategy, u: Untied, width: int = 100, colour: bool = False)
     return "\n".join(
         [
             *(style.bold(line) for line in hang("", head, width)),
-            *labelled("alike", alike, width, style),
-            *labelled("apart", each, width, style),
+            *labelled("alike", shared, width, style),
+            *labelled("apart", layered, width, style),
             *(style.dim(line) for line in hang("", note, width)),
         ]
     )

@@ -12,14 +12,14 @@ from planner.analysis.facts import GraphFacts
 from planner.cli import main
 from planner.errors import PlanError
 from planner.machine.topology import from_json
-from planner.report.untied import untied_words
+from planner.report.per_layer import per_layer_text
 from planner.sharding.rule import Limits
 from planner.solvers import solve
 from planner.solvers.problem import evaluate
 from planner.space.assemble import Techniques, assemble
 from planner.space.build import build_space
 from planner.strategy.strategy import Strategy
-from planner.whatif.per_layer import Untied, _solved, apart, untied
+from planner.whatif.per_layer import PerLayer, _solved, per_layer, without_sharing
 from planner.whatif.reprice import Priced, open_recorded, reprice
 
 
@@ -60,8 +60,8 @@ def cost_of(priced: Priced, base: GraphFacts) -> int:
 )
 def test_a_plan_costs_the_same_with_repeats_alike_and_apart(source: str, pins: str) -> None:
     _, priced = planned(source, pins)
-    alike, each = cost_of(priced, priced.base), cost_of(priced, apart(priced.base))
-    assert len(apart(priced.base).times) > len(priced.base.times)
+    alike, each = cost_of(priced, priced.base), cost_of(priced, without_sharing(priced.base))
+    assert len(without_sharing(priced.base).times) > len(priced.base.times)
     assert alike == pytest.approx(each, rel=1e-6)
 
 
@@ -75,18 +75,19 @@ def test_a_plan_costs_the_same_with_repeats_alike_and_apart(source: str, pins: s
 )
 def test_deciding_apart_is_bounded_by_what_is_found(source: str, pins: str) -> None:
     _, priced = planned(source, pins)
-    found = untied(priced)
+    found = per_layer(priced)
     space = build_space(
-        apart(priced.base),
+        without_sharing(priced.base),
         replace(priced.pricer, memo={}),
         zero_axes=priced.mesh.zero_axes,
         parts=priced.plan.microbatches,
     )
     cost_s, least_s = _solved(space, Techniques.of(priced.plan), priced.request.limit_bytes)
     assert 0 < least_s <= cost_s * (1 + 1e-6)
-    assert found.decisions == len(priced.base.times) < found.untied == len(priced.base.graph.nodes)
-    assert 0 < found.least_s <= found.found_s <= found.tied_s
-    assert 0 <= found.found <= found.most < 1
+    assert found.shared_decisions == len(priced.base.times)
+    assert found.shared_decisions < found.layer_decisions == len(priced.base.graph.nodes)
+    assert 0 < found.lower_bound_s <= found.per_layer_s <= found.shared_s
+    assert 0 <= found.saved <= found.most_saved < 1
 
 
 def test_it_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,12 +111,12 @@ def test_it_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_words_say_what_is_proven(found: float, least: float, words: str) -> None:
     strategy, _ = planned("zoo:gpt-tiny,layers=4", "tp=2")
-    said = untied_words(strategy, Untied(32, 110, 1.0, found, least), width=200)
+    said = per_layer_text(strategy, PerLayer(32, 110, 1.0, found, least), width=200)
     assert words in said.replace("980 ms", "0.98 s")
 
 
 def test_without_repeats_nothing_is_tied() -> None:
     _, priced = planned("zoo:mlp,layers=2", "")
     with pytest.raises(PlanError, match="no blocks of this model are repeated") as e:
-        untied(priced)
+        per_layer(priced)
     assert e.value.code == "P059"
