@@ -7,7 +7,7 @@ Programs are shard_map, unrolled, float32 training steps of a zoo MLP, a zoo GPT
 from the zoo and, where ../shared exists, two Llama-tiny exports, on a mesh of two axes: data
 parallel, Megatron (Shoeybi et al. 2019), sequence parallel (Korthikanti et al. 2022), attention on
 a ring over one axis and over both, positions turned into heads for attention ("ulysses"), and
-random splits, each with optimizer levels 0-3, microbatches and recomputation. Where `hand_counts`
+random splits, each with ZeRO stages 0-3, microbatches and recomputation. Where `hand_counts`
 counts the bytes by hand, prediction and compiler must both equal them, with nothing beside them.
 
 Temporaries of level-3 programs, unrolled and scanned, must have room in two layers of full weights,
@@ -66,15 +66,15 @@ SINGLE = ("mlp", "gpt-block")
 """Models without a repeated block: nothing to recompute."""
 TECHNIQUES: dict[str, dict[str, Any]] = {
     "plain": {},
-    "zero1": {"zero": 1},
-    "zero2": {"zero": 2},
-    "zero3": {"zero": 3},
+    "zero1": {"zero_stage": 1},
+    "zero2": {"zero_stage": 2},
+    "zero3": {"zero_stage": 3},
     "micro2": {"microbatches": 2},
-    "zero2-micro2": {"zero": 2, "microbatches": 2},
+    "zero2-micro2": {"zero_stage": 2, "microbatches": 2},
     "block": {"recompute": "block"},
     "block-keep": {"recompute": "block-keep"},
-    "zero3-block": {"zero": 3, "recompute": "block"},
-    "zero3-keep-micro2": {"zero": 3, "recompute": "block-keep", "microbatches": 2},
+    "zero3-block": {"zero_stage": 3, "recompute": "block"},
+    "zero3-keep-micro2": {"zero_stage": 3, "recompute": "block-keep", "microbatches": 2},
 }
 CORE = ("plain", "micro2", "zero3-block", "zero3-keep-micro2")
 TWINS = ("llama-gqa", *EXPORTS)
@@ -186,7 +186,9 @@ def plan_of(case: Case, graph: Graph, mesh: Mesh) -> Plan:
     else:
         splits = megatron(graph, mesh, sequence=case.split == "sequence")
     axes = tuple(a for a, _ in mesh) if case.split == "data" else ("data",)
-    return Plan(mesh, splits, zero_axes=axes, runs=find_runs(graph), **TECHNIQUES[case.technique])
+    return Plan(
+        mesh, splits, zero_axes=axes, repeated_blocks=find_runs(graph), **TECHNIQUES[case.technique]
+    )
 
 
 def by_hand(case: Case, mesh: Mesh) -> hand_counts.Counts | None:
@@ -250,7 +252,7 @@ seen."""
 
 
 def memory_cases(quick: bool = False) -> Iterator[tuple[str, str, bool]]:
-    """(model, technique, unrolled) for the temporaries of optimizer level 3."""
+    """(model, technique, unrolled) for the temporaries of ZeRO stage 3."""
     for spec in WIDE[:1] if quick else WIDE:
         for technique in (
             ("zero3", "zero3-block") if quick else ("zero3", "zero3-block", "zero3-keep-micro2")
@@ -274,7 +276,7 @@ def check_memory(spec: str, technique: str, unroll: bool, devices: int) -> dict[
         mesh,
         data_parallel(graph, mesh),
         zero_axes=("data",),
-        runs=find_runs(graph),
+        repeated_blocks=find_runs(graph),
         **TECHNIQUES[technique],
     )
     program = emit(graph, plan, workload="train", unroll=unroll)

@@ -113,7 +113,7 @@ def plan_of(model: str, mesh: str, graph: Graph) -> Plan:
     shape = MESHES[mesh]
     if model == "resnet-block":
         return Plan(
-            shape, data_parallel(graph, shape), zero=1, zero_axes=tuple(a for a, _ in shape)
+            shape, data_parallel(graph, shape), zero_stage=1, zero_axes=tuple(a for a, _ in shape)
         )
     flat = shape if len(shape) == 2 else (("data", shape[0][1] * shape[1][1]), shape[2])
     splits = (
@@ -131,7 +131,9 @@ def plan_of(model: str, mesh: str, graph: Graph) -> Plan:
             )
             for n, s in splits.items()
         }
-    return Plan(shape, splits, zero=1, zero_axes=("pod", "data") if mesh == "2x2x2" else ("data",))
+    return Plan(
+        shape, splits, zero_stage=1, zero_axes=("pod", "data") if mesh == "2x2x2" else ("data",)
+    )
 
 
 def planned(case: Case, graph: Graph, plan: Plan) -> dict[str, int]:

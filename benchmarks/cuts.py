@@ -28,7 +28,7 @@ from planner.execution.layout_flow import weight_plan
 from planner.execution.plan import Plan
 from planner.graph.ir import Graph
 from planner.ops.lookup import gradient_tensors, rule_of
-from planner.sharding.layout import Axes, Layout, distribute, group, local_shape, replicated
+from planner.sharding.layout import Axes, Layout, group, local_shape, replicated, reshard_tree
 from planner.sharding.rule import Dim, Rule, Split, legal
 from planner.solvers.problem import Budget, Problem
 
@@ -302,9 +302,11 @@ class Reading:
             return 0
         if name in self.graph.weights:
             kept = weight_plan(self.graph, name, needs, self.empty, trained)
-            source = Layout(kept.layout.dims, fan=kept.fan)
-            elements += prod(local_shape(tensor.shape, kept.layout, self.sizes)) if kept.fan else 0
-        tree = distribute(tensor.shape, source or needs[0].stored, needs, self.mesh, trained)
+            source = Layout(kept.layout.dims, grad_partial=kept.grad_partial)
+            elements += (
+                prod(local_shape(tensor.shape, kept.layout, self.sizes)) if kept.grad_partial else 0
+            )
+        tree = reshard_tree(tensor.shape, source or needs[0].stored, needs, self.mesh, trained)
         assert tree is not None  # no operand of a table is partial
         for step in tree.steps():
             elements += step.forward_elements * bool(step.forward) + step.backward_elements * bool(

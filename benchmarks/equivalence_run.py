@@ -256,7 +256,7 @@ def identity(graph: Graph, plan: Plan, level: int) -> tuple:
     return (
         tuple(prod(sizes[a] for a in group) for group in axes),
         splits,
-        plan.zero,
+        plan.zero_stage,
         plan.recompute,
         plan.microbatches,
     )
@@ -313,7 +313,7 @@ def describe(plan: Plan, attempt: Attempt) -> str:
     star = lambda key: "*" if key in pins.techniques else ""  # noqa: E731
     mesh = ",".join(f"{a}={n}" for a, n in plan.mesh) + ("*" if pins.mesh else "")
     parts = [
-        f"zero={plan.zero}{star('zero_stage')}" if plan.zero else "",
+        f"zero={plan.zero_stage}{star('zero_stage')}" if plan.zero_stage else "",
         f"recompute={plan.recompute}{star('recompute')}" if plan.recompute != "none" else "",
         f"micro={plan.microbatches}{star('microbatches')}" if plan.microbatches > 1 else "",
         f"without {','.join(sorted(pins.forbidden_factors))}*" if pins.forbidden_factors else "",

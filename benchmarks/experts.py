@@ -4,7 +4,7 @@
 
 Each row is a model, machine, batch and the degrees of parallelism that a published run was given.
 They are pinned (`--pin`), and everything they leave open (splits of operators, microbatches,
-recompute, the optimizer level where none is published) is searched: the expert's configuration at
+recompute, the ZeRO stage where none is published) is searched: the expert's configuration at
 its best. The chosen plan has nothing pinned. Exit status 1 where a chosen plan does not fit or is
 slower than a pinned one that fits (both within the machine's memory).
 

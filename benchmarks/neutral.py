@@ -31,7 +31,7 @@ from math import prod
 from planner.execution.collective import CollectiveUse, traffic
 from planner.execution.collectives import collectives
 from planner.execution.layout_flow import Flow, cut_layout, derive, stored_layout
-from planner.execution.loops import RepeatedBlock, find_run
+from planner.execution.loops import RepeatedBlock, find_repeated_block
 from planner.execution.plan import Plan
 from planner.graph.ir import Graph
 from planner.ops.lookup import rule_of
@@ -103,7 +103,7 @@ def refuse_impossible(graph: Graph, plan: Plan, rules: Sequence[Rule]) -> None:
 def step_collectives(flow: Flow) -> tuple[CollectiveUse, ...]:
     """Every collective of one optimizer step of the emitted program, repeated blocks under scan
     where they can be."""
-    found = [find_run(flow, *run) for run in flow.plan.runs]
+    found = [find_repeated_block(flow, *run) for run in flow.plan.repeated_blocks]
     return collectives(flow, [run for run in found if isinstance(run, RepeatedBlock)])
 
 
@@ -155,7 +155,7 @@ def state_bytes(flow: Flow) -> int:
         parts = [(4, stored_layout(kept))]
         if name in flow.grad:
             parts += [
-                (4, cut_layout(kept) if kept.zero >= 2 else kept.layout),
+                (4, cut_layout(kept) if kept.zero_stage >= 2 else kept.layout),
                 (8, cut_layout(kept)),
             ]
         total += sum(size * prod(local_shape(shape, layout, mesh)) for size, layout in parts)

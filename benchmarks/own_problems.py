@@ -2,7 +2,7 @@
 [--untied].
 
 Per zoo model problems on 64 devices (h100-sxm), on a mesh of two axes (8 x 8) and on one of three
-(8 x 2 x 4) with every split of each operator: optimizer level 1, one microbatch, without a memory
+(8 x 2 x 4) with every split of each operator: ZeRO stage 1, one microbatch, without a memory
 limit and under one halfway between the least any plan needs and what the fastest plan needs.
 Printed: options, the gap that the portfolio (`auto`) proves, the gap between its cost and what `dp`
 proves alone, and how far `recursive` is above its cost, each with its CPU seconds. --untied: the
@@ -65,7 +65,7 @@ def searcher(spec: str) -> Search:
 def problem_on(
     search: Search, mesh: Mesh, limit: int | None = None, *, tied: bool = True
 ) -> Problem:
-    """The problem of a mesh at optimizer level 1, of every split: a search offers fewer over three
+    """The problem of a mesh at ZeRO stage 1, of every split: a search offers fewer over three
     axes (planner.search.domain). tied: repeats of a block decide alike; if not, every node for
     itself, at the same prices (weights of a block are still reduced as one array).
     """

@@ -4,7 +4,7 @@ FILE] [--models gpt,llama,resnet] [--rounds 9] [--json FILE]`
 The devices are 8 virtual ones of this machine, calibrated first (`plan calibrate`) unless
 --hardware names a file of that.
 
-    pool       every combination of the meshes, optimizer levels, recompute and microbatches below
+    pool       every combination of the meshes, ZeRO stages, recompute and microbatches below
                that a model has a plan for, each pinned and priced
     drawn      14 of a model's pool: ordered by price it is cut into 14 parts of equal length, of
                each one is drawn (seed 0), before anything has run

@@ -1,7 +1,7 @@
 """How the solvers grow: python -m benchmarks.scaling [--quick] [--only STUDY] [--save FILE] [--plot
 FOLDER] [--from FILE].
 
-One problem (splits on one mesh, optimizer level 1, one microbatch) of the zoo's GPT grows along one
+One problem (splits on one mesh, ZeRO stage 1, one microbatch) of the zoo's GPT grows along one
 line at a time:
 
     layers        repeats tied (`folded`, as `plan` searches) or each deciding for itself

@@ -487,7 +487,7 @@ POOL = (
     (RESNET, 0),
     (UNET, 0),
 )
-"""(model, blocks that can be dealt out over stages, 0: it is cut into unequal ones) of `mixed`."""
+"""(model, blocks that can be dealt out over stages, 0: it is cut into uneven ones) of `mixed`."""
 ATTENDING = ("gpt", "llama", "t5")
 
 

@@ -79,7 +79,7 @@ class Runtime:
     partitioner reduces inside the loop).
 
     Of frameworks: kernels; rates (of devices with published runs those in per_device);
-    gather_overlap: how much of the shorter of arithmetic and of gathering weights (optimizer level
+    gather_overlap: how much of the shorter of arithmetic and of gathering weights (ZeRO stage
     3) hides under the longer; interleave: chunks of blocks that each pipeline stage holds; balance:
     stages are dealt even numbers of parameters instead of blocks; overhead_bytes: what a process
     holds beside its tensors; pipeline_slack: memory_slack that a pipeline adds to what is kept of

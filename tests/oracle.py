@@ -116,13 +116,13 @@ def program(
         names = [n for n in graph.nodes[0].inputs if n and n not in graph.constants]
         floats = [n for n in names if n in grad]
         for n in names:
-            hub = flow.trees[n].hub
+            hub = flow.trees[n].shared_layout
             body.bind(n, hub, n)
             body.bind(n, flow.source[n], n)
         body.node(0)
         results = [body.value(o, flow.source[o].stored) for o in graph.outputs]
-        hubs = {n: flow.trees[n].hub for n in names}
-        fans = {n: hubs[n].fan for n in floats}
+        hubs = {n: flow.trees[n].shared_layout for n in names}
+        fans = {n: hubs[n].grad_partial for n in floats}
         specs = {n: Layout(hubs[n].dims) for n in names}
         outs = [flow.source[o].stored for o in graph.outputs]
         text.append(f"def local_{i}({', '.join([*names, 'cts'])}):")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from planner.execution.loops import looping
+from planner.execution.loops import loopable_blocks
 from planner.graph.ir import Graph
 from planner.sharding.rule import Rule
 
@@ -33,7 +33,7 @@ class BasicFacts:
     def loops(self) -> tuple[tuple[int, int, int], ...]:
         """Those of `runs` that a loop serves; repeats that are put together differently share their
         decisions alone."""
-        return looping(self.graph, self.runs)
+        return loopable_blocks(self.graph, self.runs)
 
     @property
     def written_out(self) -> bool:

@@ -20,8 +20,8 @@ from planner.analysis.residuals import find_residuals
 from planner.analysis.saved_collectives import Ways, find_saved_collectives
 from planner.analysis.stage_places import places
 from planner.execution.collective import float32_sizes
-from planner.execution.loops import carried, stacks
-from planner.execution.pipeline import SHARE, dealt
+from planner.execution.loops import carried_tensors, stacked_weights
+from planner.execution.pipeline import LEAST_FLOPS_SHARE, stage_assignment
 from planner.execution.recompute import Product, dots
 from planner.graph.ir import Graph
 from planner.graph.repeats import classes, find_runs
@@ -115,7 +115,7 @@ class GraphFacts(BasicFacts):
         for i, found in self._dots.items():
             if id(found) not in alike:
                 alike[id(found)] = float(
-                    sum(dot.flops * (dot.backward + dot.again) for dot in found)
+                    sum(dot.flops * (dot.backward + dot.recomputed) for dot in found)
                     / Fraction(self.rules[i].flops)
                 )
         return {i: alike[id(found)] for i, found in self._dots.items()}
@@ -181,7 +181,7 @@ class GraphFacts(BasicFacts):
     def carried(self) -> frozenset[str]:
         """What the first repeats hand to the second ones: it is handed on as a loop does, nothing
         pending."""
-        return carried(self.graph, self.loops)
+        return carried_tensors(self.graph, self.loops)
 
     @cached_property
     def demanded(self) -> Mapping[int, Hop]:
@@ -214,7 +214,7 @@ class GraphFacts(BasicFacts):
         """The run whose blocks pipeline stages share, as planner.execution.pipeline.dealt has it;
         None where it is too small a part of the graph (`SHARE`)."""
         found, products = (
-            dealt(self.graph, self.runs),
+            stage_assignment(self.graph, self.runs),
             [i for i, rule in enumerate(self.rules) if rule.flops],
         )
         if found is None:
@@ -222,16 +222,19 @@ class GraphFacts(BasicFacts):
         first, period, repeats = found[0]
         return (
             found
-            if sum(first <= i < first + period * repeats for i in products) >= SHARE * len(products)
+            if sum(first <= i < first + period * repeats for i in products)
+            >= LEAST_FLOPS_SHARE * len(products)
             else None
         )
 
     @cached_property
     def places(self) -> Mapping[int, float]:
-        """Nodes before which unequal pipeline stages may begin, where no repeated block is dealt
+        """Nodes before which uneven pipeline stages may begin, where no repeated block is dealt
         out, and how many elements are handed over there."""
         return (
-            places(self) if self.training and self.dealt is None and not self.graph.hosted else {}
+            places(self)
+            if self.training and self.dealt is None and not self.graph.host_tables
+            else {}
         )
 
     @cached_property
@@ -336,7 +339,7 @@ class GraphFacts(BasicFacts):
     def stacks(self) -> Mapping[str, tuple[int, int]]:
         """Weights of repeated blocks -> (first node of the run, of how many repeats one array holds
         them)."""
-        return stacks(self.graph, self.runs)
+        return stacked_weights(self.graph, self.runs)
 
     @cached_property
     def heaviest(self) -> int:

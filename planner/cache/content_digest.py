@@ -97,7 +97,9 @@ def graph_content(graph: Graph) -> str:
         (number[name], value.dtype.name, value.shape, _hash(value_bytes(value)))
         for name, value in graph.constants.items()
     ]
-    hosted = [(number[name], h.rows, number.of(h.ids), h.place) for name, h in graph.hosted.items()]
+    hosted = [
+        (number[name], h.rows, number.of(h.ids), h.place) for name, h in graph.host_tables.items()
+    ]
     ends = (
         number.of(graph.outputs),
         number.of(graph.weights),

@@ -9,9 +9,9 @@ from planner.emit.source import comment, literal
 from planner.emit.tables import block_table
 from planner.emit.text import pattern
 from planner.emit.writer import Function, Writer
-from planner.execution.loops import RepeatedBlock, handed_out, inner_flow
+from planner.execution.loops import RepeatedBlock, inner_flow, output_layout
 from planner.execution.pipeline import Pipeline
-from planner.execution.recompute import block_mode, sharded
+from planner.execution.recompute import block_mode, is_gathered
 from planner.graph.ir import Graph
 from planner.sharding.layout import STAGE
 
@@ -31,7 +31,7 @@ def write_block(
     number, body = w.runs.index(run), bodies[0]
     flow, inside = w.flow, range(run.first, run.first + run.period)
     mode = block_mode(flow)
-    gathers = w.backend == "shard_map" and any(sharded(flow, names[0]) for names in run.weights)
+    gathers = w.backend == "shard_map" and any(is_gathered(flow, names[0]) for names in run.weights)
     entering = [b.value(c.enters, c.layout) for b in bodies for c in run.carries]
     table = block_table(w, run, f"{w.prefix.upper()}BLOCK{number}")
     inner = body.inner(
@@ -55,7 +55,7 @@ def write_block(
         for each in inners:
             each.node(i)
     inner.results += [each.value(c.leaves[0], c.layout) for each, c in carries]
-    inner.results += [inner.value(row[0], handed_out(flow.source[row[0]])) for row in run.yields]
+    inner.results += [inner.value(row[0], output_layout(flow.source[row[0]])) for row in run.yields]
     layouts = ", ".join(
         f"{v} {c.layout.spell([f'd{i}' for i in range(len(c.layout.dims))])}"
         for v, (_, c) in zip(carried, carries, strict=True)
@@ -124,7 +124,7 @@ def _hand_out(w: Writer, body: Body, run: RepeatedBlock, place: Callable[[int, i
     """Say where the results are that every repeat hands out: place(which, repeat)."""
     for k, row in enumerate(run.yields):
         for r, name in enumerate(row):
-            body.given[name, handed_out(w.flow.source[name])] = place(k, r)
+            body.given[name, output_layout(w.flow.source[name])] = place(k, r)
 
 
 def _handed(body: Body, entering: list[str], pipeline: Pipeline) -> list[str]:
@@ -133,7 +133,7 @@ def _handed(body: Body, entering: list[str], pipeline: Pipeline) -> list[str]:
     given = [body.fresh("x") for _ in entering]
     body.helpers.add("pick")
     first = f"lax.axis_index({literal(STAGE)}) == 0"
-    first = f"({first}) & (chunk == 0)" if pipeline.virtual > 1 else first
+    first = f"({first}) & (chunk == 0)" if pipeline.virtual_stages > 1 else first
     body.lines.append(f"{', '.join(given)}, = pick({first}, ({', '.join(entering)},), x)")
     return given
 
@@ -143,8 +143,8 @@ def _stage_loop(
 ) -> None:
     """The scan over this stage's blocks; call(weights): a block's new state. Where stages do not
     divide the repeats, blocks beyond the last hand on what they get."""
-    each, repeats = pipeline.per_tick, pipeline.repeats
-    if pipeline.per_stage * pipeline.stages == repeats:
+    each, repeats = pipeline.blocks_per_tick, pipeline.repeats
+    if pipeline.blocks_per_stage * pipeline.stages == repeats:
         body.lines.append(
             lambda: f"{scan}(lambda x, w: ({call('w')}, None), {start}, {weights}, length={each})"
         )

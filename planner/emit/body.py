@@ -131,7 +131,9 @@ class Body(Values):
         for body, splits in zip(node.bodies, found.splits(node, call.split), strict=True):
             flow = derive(
                 body,
-                replace(self.flow.plan, splits=splits, weight_plans={}, zero=0, runs=()),
+                replace(
+                    self.flow.plan, splits=splits, weight_plans={}, zero_stage=0, repeated_blocks=()
+                ),
                 training=False,
             )
             name = self.fresh("body")

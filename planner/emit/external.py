@@ -67,7 +67,7 @@ def _row(graph: Graph, name: str) -> tuple[str, str, tuple[int, ...], str]:
     ref, t = graph.weights[name], graph.tensors[name]
     assert isinstance(ref, WeightRef)
     if not ref.transform:
-        rows = (graph.hosted[name].rows,) if name in graph.hosted else t.shape[:1]
+        rows = (graph.host_tables[name].rows,) if name in graph.host_tables else t.shape[:1]
         return ref.location, t.dtype, (*rows, *t.shape[1:]), "()"
     steps = [f'("{kind}", {tuple(arg)})' for kind, arg in ref.transform]
     steps += [f'("reshape", {t.shape})'] if ref.transform[-1][0] != "reshape" else []

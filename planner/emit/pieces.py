@@ -26,7 +26,7 @@ from planner.emit.text import spec_text
 from planner.execution.layout_flow import Flow
 from planner.graph.ir import Node
 from planner.ops.base import axes_text
-from planner.sharding.layout import Axes, Layout, Step, group, padded
+from planner.sharding.layout import Axes, Layout, ReshardStep, group, padded
 
 BY_PIECE = frozenset({"RoutedExperts", "MaxPool"})
 """Loops over rows sorted by data; and max pooling, whose positions wait for an element of their
@@ -46,7 +46,7 @@ class Statements(Protocol):
     def mesh(self) -> Mapping[str, int]:
         """axis -> size."""
 
-    def step_text(self, x: str, step: Step) -> str:
+    def step_text(self, x: str, step: ReshardStep) -> str:
         """The expression of one step of a conversion."""
 
 
@@ -124,20 +124,28 @@ def on_pieces(
     )
 
 
-def _taken(body: Statements, node: Node, result: Layout) -> Sequence[Step]:
+def _taken(body: Statements, node: Node, result: Layout) -> Sequence[ReshardStep]:
     """The steps that take a result's pending sums: those that begin every way to a reader, one sum
     where the ways differ."""
     if not result.partial:
         return ()
     tree = body.flow.trees.get(node.outputs[0])
-    ways = ([tree.trunk] if tree.trunk else [*tree.branches.values()]) if tree else []
+    ways = (
+        ([tree.shared_steps] if tree.shared_steps else [*tree.reader_steps.values()])
+        if tree
+        else []
+    )
     steps = [steps[0] for steps in zip(*ways, strict=False) if len(set(steps)) == 1]
     end = next(
         (k for k, s in enumerate(steps) if s.kind not in ("reduce-scatter", "all-reduce")),
         len(steps),
     )
     taken = {a for s in steps[:end] for a in s.axes}
-    return steps[:end] if taken == set(result.partial) else (Step("all-reduce", result.partial),)
+    return (
+        steps[:end]
+        if taken == set(result.partial)
+        else (ReshardStep("all-reduce", result.partial),)
+    )
 
 
 def _scattered(
@@ -152,17 +160,21 @@ def _scattered(
         plan is None
         or need is None
         or name not in body.flow.grad
-        or not plan.zero
-        or plan.dim < 0
-        or not set(plan.axes) < set(need.fan)
+        or not plan.zero_stage
+        or plan.zero_dim < 0
+        or not set(plan.zero_axes) < set(need.grad_partial)
     ):
         return None
-    cut = plan.layout.dims[plan.dim]
-    if (within and not cut) or body.flow.graph.tensors[name].shape[plan.dim] % group(
-        cut + plan.axes, body.mesh
+    cut = plan.layout.dims[plan.zero_dim]
+    if (within and not cut) or body.flow.graph.tensors[name].shape[plan.zero_dim] % group(
+        cut + plan.zero_axes, body.mesh
     ):
         return None
-    return plan.axes, tuple(a for a in need.fan if a not in plan.axes), plan.dim
+    return (
+        plan.zero_axes,
+        tuple(a for a in need.grad_partial if a not in plan.zero_axes),
+        plan.zero_dim,
+    )
 
 
 def _exchanges(body: Statements, index: int) -> bool:

@@ -8,7 +8,7 @@ only through planner.emit.source.
 Functions of the forward pass:
     block     a repeated block, under lax.scan over stacked weights (or called in a loop, unrolled);
               wrapped as the plan recomputes
-    part      a stretch that gathers sharded weights (optimizer level 3): wrapped so that it gathers
+    part      a stretch that gathers sharded weights (ZeRO stage 3): wrapped so that it gathers
               them again for its backward pass
     stage     a long stretch of anything else, for the reader's sake
 """
@@ -23,23 +23,29 @@ from planner.emit.program_text import assemble, kept
 from planner.emit.source import comment, literal, user_function
 from planner.emit.stages import write_stages
 from planner.emit.tables import collect_parameters
-from planner.emit.unequal import write_unequal
+from planner.emit.unequal import write_uneven
 from planner.emit.values import Backend, precise
 from planner.emit.writer import Function, Program, Training, Workload, Writer
 from planner.errors import PlanError
 from planner.execution.layout_flow import Flow, derive
-from planner.execution.loops import RepeatedBlock, find_run, handed_out, of_each_copy, outer_flow
+from planner.execution.loops import (
+    RepeatedBlock,
+    find_repeated_block,
+    outer_flow,
+    output_layout,
+    tensors_per_microbatch,
+)
 from planner.execution.pipeline import pipeline_of
 from planner.execution.plan import Plan
-from planner.execution.recompute import parts, sharded
+from planner.execution.recompute import gathering_parts, is_gathered
 from planner.execution.techniques import IN_LOOPS
-from planner.execution.uneven_pipeline import stages_of
+from planner.execution.uneven_pipeline import uneven_pipeline_of
 from planner.graph.ir import Graph
 from planner.graph.queries import counted_rows
 from planner.ops import OPERATORS
 from planner.sharding.layout import Layout
 
-__all__ = ["Backend", "Program", "Training", "Workload", "emit", "emitted_runs"]
+__all__ = ["Backend", "Program", "Training", "Workload", "emit", "emitted_blocks"]
 
 STAGE_NODES = 60
 
@@ -69,7 +75,7 @@ def emit(
     """
     check_kernels(graph)
     refuse_partitioned(plan, backend)
-    if graph.hosted and plan.offload:
+    if graph.host_tables and plan.offload:
         raise PlanError(
             "P076",
             "tables on hosts and optimizer state there do not go together in a program",
@@ -85,9 +91,9 @@ def emit(
             help=["leave --unroll out"],
         )
     flow = derive(graph, plan, training=workload == "train")
-    stages = stages_of(flow)
-    runs, reasons = emitted_runs(flow)
-    counted = counted_rows(graph) if workload == "train" and plan.turns > 1 else ""
+    stages = uneven_pipeline_of(flow)
+    runs, reasons = emitted_blocks(flow)
+    counted = counted_rows(graph) if workload == "train" and plan.accumulation_steps > 1 else ""
     pipeline = pipeline_of(graph, plan)
     w = Writer(
         flow,
@@ -104,7 +110,7 @@ def emit(
     collect_parameters(w)
     w.tables += [user_function(node) for node in graph.nodes if node.op == "UserLoss"]
     if w.pipeline or w.stages:
-        (write_unequal if w.stages else write_stages)(w)
+        (write_uneven if w.stages else write_stages)(w)
         return _program(w, workload, header, weights_file, compute, model_folder)
     body, *more = forward_bodies(w)
     name = "loss_of" if workload == "train" else "forward"
@@ -116,9 +122,10 @@ def emit(
         " on local pieces; equal on every device" if backend == "shard_map" and plan.mesh else ""
     )
     rows = ", and the rows that count" if len(body.results) > 1 else ""
+    sums = plan.accumulation_steps > 1
     whose = (
-        f"{'Sum of the mean losses' if plan.turns > 1 and not w.counted else 'Mean loss'} of"
-        f" {plan.copies} microbatches at the same time"
+        f"{'Sum of the mean losses' if sums and not w.counted else 'Mean loss'} of"
+        f" {plan.overlapped_microbatches} microbatches at the same time"
         if more
         else ""
     )
@@ -138,7 +145,7 @@ def refuse_partitioned(plan: Plan, backend: Backend) -> None:
     only = {
         "what waits in the host's memory is": bool(plan.offload),
         "several copies of the batch at the same time are": (
-            plan.copies > 1
+            plan.overlapped_microbatches > 1
         ),  # it would reduce each copy's gradient
         "pipeline stages are": plan.stages > 1,
     }
@@ -181,13 +188,13 @@ def check_kernels(graph: Graph) -> None:
         )
 
 
-def emitted_runs(flow: Flow) -> tuple[list[RepeatedBlock], list[str]]:
+def emitted_blocks(flow: Flow) -> tuple[list[RepeatedBlock], list[str]]:
     """The repeated blocks that become one function, and why the others do not; none in unequal
     pipeline stages."""
     runs: list[RepeatedBlock] = []
     reasons: list[str] = []
-    for first, period, repeats in flow.plan.runs if not flow.plan.cuts else ():
-        run = find_run(flow, first, period, repeats)
+    for first, period, repeats in flow.plan.repeated_blocks if not flow.plan.stage_cuts else ():
+        run = find_repeated_block(flow, first, period, repeats)
         if isinstance(run, str):
             reasons.append(run)
         else:
@@ -215,8 +222,8 @@ def forward_bodies(w: Writer) -> tuple[Body, ...]:
         t: f"{w.container(t)}[{literal(p.key)}]" for t, p in w.parameters.items() if t not in own
     }
     body.weights |= {t: f"brought({text})" for t, text in body.weights.items() if t in w.waiting}
-    copies = w.flow.plan.copies
-    apart = of_each_copy(w.flow, w.runs) if copies > 1 else frozenset[str]()
+    copies = w.flow.plan.overlapped_microbatches
+    apart = tensors_per_microbatch(w.flow, w.runs) if copies > 1 else frozenset[str]()
     bodies = (body, *(body.again(apart) for _ in range(copies - 1)))
     for k, b in enumerate(bodies):
         for name in graph.inputs:
@@ -228,9 +235,8 @@ def forward_bodies(w: Writer) -> tuple[Body, ...]:
                 )
     index = 0
     starts = {run.first: run for run in w.runs}
-    wrapped = (
-        {part.start: part for part in parts(w.flow, w.runs)} if w.backend == "shard_map" else {}
-    )
+    parts = gathering_parts(w.flow, w.runs) if w.backend == "shard_map" else ()
+    wrapped = {part.start: part for part in parts}
     stages = {stage.start: stage for stage in _stages(w, set(starts), set(wrapped))}
     while index < len(graph.nodes):
         if index in starts:
@@ -248,7 +254,7 @@ def forward_bodies(w: Writer) -> tuple[Body, ...]:
             index += 1
     inside = {n for row in w.stacked for n in row} if w.prefix else set[str]()
     body.results += [
-        body.value(name, handed_out(flow.source[name]))
+        body.value(name, output_layout(flow.source[name]))
         for name in graph.outputs
         if name not in inside
     ]
@@ -261,11 +267,13 @@ def _join_copies(w: Writer, body: Body, more: Sequence[Body]) -> None:
     turns are added up the sum; of copies that count their rows, the mean over all that count, with
     their number where there are several turns."""
     plan, loss = w.flow.plan, w.flow.graph.outputs[0]
-    losses = [body.results[0], *(b.value(loss, handed_out(w.flow.source[loss])) for b in more)]
+    losses = [body.results[0], *(b.value(loss, output_layout(w.flow.source[loss])) for b in more)]
     counted = counted_rows(w.flow.graph)
     if not counted:
         total = " + ".join(losses)
-        body.results[:] = [total if plan.turns > 1 else f"({total}) / {plan.copies}"]
+        body.results[:] = [
+            total if plan.accumulation_steps > 1 else f"({total}) / {plan.overlapped_microbatches}"
+        ]
         return
     rows = [b.value(counted, Layout(())) for b in (body, *more)]
     both, mean = body.fresh("rows"), body.fresh()
@@ -276,7 +284,7 @@ def _join_copies(w: Writer, body: Body, more: Sequence[Body]) -> None:
             f" jnp.maximum({both}, 1)"
         ),
     ]
-    body.results[:] = [mean, both] if plan.turns > 1 else [mean]
+    body.results[:] = [mean, both] if plan.accumulation_steps > 1 else [mean]
 
 
 def _stages(w: Writer, runs: set[int], wrapped: set[int]) -> list[range]:
@@ -318,7 +326,9 @@ def _part(w: Writer, bodies: Sequence[Body], part: range, name: str) -> None:
     """A function that gathers the weights of a few nodes, wrapped so that they are not kept."""
     graph, body = w.flow.graph, bodies[0]
     mine = list(
-        dict.fromkeys(n for i in part for n in graph.nodes[i].inputs if n and sharded(w.flow, n))
+        dict.fromkeys(
+            n for i in part for n in graph.nodes[i].inputs if n and is_gathered(w.flow, n)
+        )
     )
     inner = body.inner(
         tie=True,

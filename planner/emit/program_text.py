@@ -38,8 +38,12 @@ def assemble(
     train, sharded = workload == "train", w.backend == "shard_map"
     model = "\n\n\n".join(function.text() for function in w.functions)
     steps = "shard_map" if sharded else "jit"
-    many = train and w.flow.plan.turns > 1
-    files = [*KERNELS, "frame", "fused_copies" if w.flow.plan.copies > 1 else "fused"]
+    many = train and w.flow.plan.accumulation_steps > 1
+    files = [
+        *KERNELS,
+        "frame",
+        "fused_copies" if w.flow.plan.overlapped_microbatches > 1 else "fused",
+    ]
     if train:
         passes = f"{'counted' if w.counted else 'accumulate' if many else 'once'}_{'away' if w.away else steps}"  # noqa: E501
         how = (
@@ -50,7 +54,7 @@ def assemble(
             else passes
         )
         convolves = any(node.op in LOOPLESS for node in w.flow.graph.nodes)
-        loop = f"loop_{'convolutions' if convolves else 'scan'}{'_copies' if w.flow.plan.copies > 1 else ''}"  # noqa: E501
+        loop = f"loop_{'convolutions' if convolves else 'scan'}{'_copies' if w.flow.plan.overlapped_microbatches > 1 else ''}"  # noqa: E501
         files += ["stages"] if w.pipeline or w.stages else [loop]
         files += ["chunks"] if w.stages or how == f"pipeline_{INTERLEAVED}" else []
         state = (
@@ -66,7 +70,7 @@ def assemble(
             "feed",
             "checkpoint",
             "start",
-            *(["hosted", "main_hosted"] if w.flow.graph.hosted else ["main_train"]),
+            *(["hosted", "main_hosted"] if w.flow.graph.host_tables else ["main_train"]),
         ]
     else:
         files += ["infer_shard_map" if sharded else "step_jit", "main_infer"]

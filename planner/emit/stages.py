@@ -18,8 +18,8 @@ from planner.emit.source import literal
 from planner.emit.values import precise
 from planner.emit.writer import Function, Writer
 from planner.execution.layout_flow import Flow
-from planner.execution.loops import dealt_run, outer_flow
-from planner.execution.pipeline import needed
+from planner.execution.loops import outer_flow, pipelined_block
+from planner.execution.pipeline import nodes_needed
 from planner.sharding.layout import Layout
 
 FIRST = ("params", "frozen", "batch")
@@ -30,7 +30,7 @@ def write_stages(w: Writer) -> None:
     out."""
     graph, pipeline = w.flow.graph, w.pipeline
     assert pipeline is not None
-    run = dealt_run(w.flow, w.runs, pipeline, w.reasons)
+    run = pipelined_block(w.flow, w.runs, pipeline, w.reasons)
     flow = w.flow
     for r in w.runs:
         flow = outer_flow(flow, r)
@@ -38,7 +38,7 @@ def write_stages(w: Writer) -> None:
     body = _body(w, flow)
     given = _body(w, flow)  # the schedule calls it too: it has no function around it to ask
     wanted = [*carried, *run.shared]
-    nodes = needed(graph, range(run.first), wanted)
+    nodes = nodes_needed(graph, range(run.first), wanted)
     _write(w, given, nodes)
     for i in nodes:
         for o in graph.nodes[i].outputs:
@@ -62,7 +62,7 @@ def write_stages(w: Writer) -> None:
         "The blocks of this stage on one microbatch, from what the stage before hands on",
         [*FIRST, "x"],
     )
-    if pipeline.virtual > 1:
+    if pipeline.virtual_stages > 1:
         said, arguments = (
             (
                 "One chunk of this stage's blocks on one microbatch, from what the chunk before"
@@ -72,7 +72,7 @@ def write_stages(w: Writer) -> None:
         )
         dealt = [literal(p.key) for p in w.parameters.values() if w.staged(p)]
         w.tables.append(
-            f"CHUNKS = {pipeline.virtual}  # of blocks that a stage holds\nDEALT ="
+            f"CHUNKS = {pipeline.virtual_stages}  # of blocks that a stage holds\nDEALT ="
             f" {{{', '.join(dealt)}}}  # parameters whose first dim they are\n"
         )
     w.functions.append(Function("trunk", f"{said}.", body, tuple(arguments), as_tuple=True))
@@ -83,7 +83,7 @@ def write_stages(w: Writer) -> None:
         last.bind(c.leaves[-1], c.layout, variable)
     arrived = {c.leaves[-1] for c in run.carries}
     results = [graph.outputs[0], *([w.counted] if w.counted else [])]
-    ends = needed(
+    ends = nodes_needed(
         graph, [i for i in range(len(graph.nodes)) if i not in pipeline.nodes], results, arrived
     )
     _write(w, last, ends)

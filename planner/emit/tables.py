@@ -14,8 +14,8 @@ from planner.execution.collectives import collectives
 from planner.execution.layout_flow import cut_layout, stored_layout
 from planner.execution.loops import RepeatedBlock
 from planner.execution.plan import Plan, WeightPlan
-from planner.execution.recompute import sharded
-from planner.execution.shared_collectives import around
+from planner.execution.recompute import is_gathered
+from planner.execution.shared_collectives import outside_blocks
 from planner.graph.ir import FLOATS, Graph
 from planner.ops.base import tuple_text
 from planner.pricing.bucketing import KINDS, kinds
@@ -125,9 +125,9 @@ def block_table(w: Writer, run: RepeatedBlock, name: str) -> BlockTable:
 def hosted_table(w: Writer) -> str:
     """HOSTED, of programs that have any."""
     found = [
-        (p.key, w.flow.graph.hosted[p.tensors[0]])
+        (p.key, w.flow.graph.host_tables[p.tensors[0]])
         for p in w.parameters.values()
-        if p.tensors[0] in w.flow.graph.hosted
+        if p.tensors[0] in w.flow.graph.host_tables
     ]
     rows = [
         f"    {literal(key)}: ({table.rows}, ({', '.join(literal(i) for i in table.ids)},)),"
@@ -213,7 +213,7 @@ def index_limit(graph: Graph, name: str) -> int:
         for i, slot in graph.consumers.get(tensor, ()):
             node = graph.nodes[i]
             if node.op in ("Gather", "GatherElements", "CrossEntropyLoss") and slot == 1:
-                table = graph.hosted.get(node.inputs[0])
+                table = graph.host_tables.get(node.inputs[0])
                 limits.append(
                     table.rows
                     if table
@@ -311,7 +311,8 @@ def _finer(w: Writer, plan: WeightPlan, shape: tuple[int, ...]) -> Layout:
     kept, finer, mesh = stored_layout(plan), cut_layout(plan), dict(w.flow.plan.mesh)
     return (
         finer
-        if padded(shape[plan.dim], kept.dims[plan.dim], mesh) % group(finer.dims[plan.dim], mesh)
+        if padded(shape[plan.zero_dim], kept.dims[plan.zero_dim], mesh)
+        % group(finer.dims[plan.zero_dim], mesh)
         == 0
         else kept
     )
@@ -323,9 +324,9 @@ def gradients_table(w: Writer, parameters: list[Parameter]) -> str:
     rows = []
     for p in parameters:
         plan = p.plan
-        cut = plan.zero > 0 and plan.dim >= 0
-        scatter = plan.axes if cut and plan.zero < 3 else ()
-        rest = tuple(a for a in plan.fan if not (cut and a in plan.axes))
+        cut = plan.zero_stage > 0 and plan.zero_dim >= 0
+        scatter = plan.zero_axes if cut and plan.zero_stage < 3 else ()
+        rest = tuple(a for a in plan.grad_partial if not (cut and a in plan.zero_axes))
         shape = w.flow.graph.tensors[p.tensors[0]].shape
         layout = (
             (cut_layout(plan) if w.backend == "shard_map" else _finer(w, plan, shape))
@@ -338,10 +339,10 @@ def gradients_table(w: Writer, parameters: list[Parameter]) -> str:
             (STAGE,) if w.pipeline and not w.staged(p) else ()
         )  # every stage holds it and adds to its gradient
         rest = (*over, *rest)
-        pending = tuple_text(rest if plan.zero == 3 else (*over, *plan.fan))
+        pending = tuple_text(rest if plan.zero_stage == 3 else (*over, *plan.grad_partial))
         ways = (
             f"{pending}, {tuple_text(rest)}, {tuple_text(scatter)},"
-            f" {plan.dim + before if scatter else 0}, "
+            f" {plan.zero_dim + before if scatter else 0}, "
             if w.backend == "shard_map"
             else ""
         )
@@ -355,17 +356,16 @@ def gradients_table(w: Writer, parameters: list[Parameter]) -> str:
     text = "\n".join(
         [
             f"# parameter -> ({what}how its gradient and its optimizer state are cut)",
-            "GRADIENTS = {",
-            *rows,
-            "}",
-            "",
+            *("GRADIENTS = {", *rows, "}", ""),
         ]
     )
-    if w.backend == "shard_map" and w.flow.plan.turns > 1:
-        each = any(p.plan.zero == 2 and p.plan.dim >= 0 for p in parameters)
+    if w.backend == "shard_map" and w.flow.plan.accumulation_steps > 1:
+        each = any(p.plan.zero_stage == 2 and p.plan.zero_dim >= 0 for p in parameters)
         own = {n for run in w.runs for names in run.weights for n in names}
         loose = [
-            p.key for p in parameters if sharded(w.flow, p.tensors[0]) and p.tensors[0] not in own
+            p.key
+            for p in parameters
+            if is_gathered(w.flow, p.tensors[0]) and p.tensors[0] not in own
         ]
         text += f"SCATTER_EACH_MICROBATCH = {each}\n"
         text += _equal_table(w) if not w.pipeline else ""
@@ -382,7 +382,7 @@ def _equal_table(w: Writer) -> str:
     """EQUAL."""
     pairs = [
         f"{literal(w.parameters[name].key)}: {literal(w.parameters[other].key)}"
-        for name, other in around(w.flow, w.runs).once.gradients.items()
+        for name, other in outside_blocks(w.flow, w.runs).merged.gradients.items()
     ]
     return (
         f"EQUAL = {{{', '.join(pairs)}}}  # parameters whose gradient is another's, which is"
@@ -393,9 +393,9 @@ def _equal_table(w: Writer) -> str:
 def copies_table(plan: Plan) -> str:
     """COPIES, of programs in which several microbatches run at the same time."""
     return (
-        f"COPIES = {plan.copies}  # microbatches at the same time: one's collectives may run under"
-        " another's products\n"
-        if plan.copies > 1
+        f"COPIES = {plan.overlapped_microbatches}  # microbatches at the same time: one's"
+        " collectives may run under another's products\n"
+        if plan.overlapped_microbatches > 1
         else ""
     )
 
@@ -403,8 +403,8 @@ def copies_table(plan: Plan) -> str:
 def fused_table(w: Writer, compute: str) -> str:
     """FUSED."""
     plan = w.flow.plan
-    found = dict.fromkeys(kinds(plan.zero), plan.bucket_bytes) if plan.bucket_bytes else {}
-    if plan.copies > 1:
+    found = dict.fromkeys(kinds(plan.zero_stage), plan.bucket_bytes) if plan.bucket_bytes else {}
+    if plan.overlapped_microbatches > 1:
         own = RUNTIMES["jax-shard_map"].bucket_bytes
         most = launch_bytes(collectives(w.flow, w.runs, item_sizes(compute)), dict(plan.mesh))
         found |= {

@@ -20,15 +20,20 @@ from planner.emit.values import precise
 from planner.emit.writer import Function, Writer
 from planner.errors import PlanError
 from planner.execution.stage_buffers import PARTS, Buffer, Piece, buffers
-from planner.execution.uneven_collectives import passing
-from planner.execution.uneven_pipeline import UnevenPipeline, handed, rooms, stage_flow
+from planner.execution.uneven_collectives import uneven_schedule
+from planner.execution.uneven_pipeline import (
+    UnevenPipeline,
+    buffer_elements,
+    handed_tensors,
+    stage_flow,
+)
 from planner.ops.base import tuple_text
 from planner.sharding.layout import STAGE, Layout
 
 FIRST = ("w", "c", "batch", "x")
 
 
-def write_unequal(w: Writer) -> None:
+def write_uneven(w: Writer) -> None:
     """Adds the stages to the writer, and says what buffers the parameters are packed in."""
     stages, plan = w.stages, w.flow.plan
     assert stages is not None
@@ -37,20 +42,20 @@ def write_unequal(w: Writer) -> None:
             "P068", "pipeline stages are written for shard_map only", help=["--backend shard_map"]
         )
     w.packed = buffers(w.flow, stages)
-    rows = handed(w.flow, stages)
+    rows = handed_tensors(w.flow, stages)
     for k in range(stages.count):
         _stage(w, stages, k)
     every = Body(w.flow, w.backend, results=[_name(stages, k) for k in range(stages.count)])
     w.functions.append(
         Function("each_stage", "What the stages run, in the order of the model.", every)
     )
-    first = passing(w.flow).first_backward
+    first = uneven_schedule(w.flow).first_backward
     cells = [
-        "(" + "".join(f"({tuple_text(h.room)}, {h.first}, {h.shape}), " for h in row).rstrip() + ")"
+        "(" + "".join(f"({tuple_text(h.axes)}, {h.first}, {h.shape}), " for h in row).rstrip() + ")"
         for row in rows
     ]
-    room = ", ".join(f"{tuple_text(axes)}: {size}" for axes, size in rooms(rows).items())
-    w.tables.append(f"CHUNKS = {plan.virtual}  # of the model that a stage holds\n")
+    room = ", ".join(f"{tuple_text(axes)}: {size}" for axes, size in buffer_elements(rows).items())
+    w.tables.append(f"CHUNKS = {plan.virtual_stages}  # of the model that a stage holds\n")
     w.tables.append(
         f"PATHS = {stages.paths}  # per microbatch of a tick: the place along axis stage at which"
         " each stage runs it\n"
@@ -74,7 +79,7 @@ def write_unequal(w: Writer) -> None:
 
 
 def _name(stages: UnevenPipeline, k: int) -> str:
-    return f"{'chunk' if stages.virtual > 1 else 'stage'}{k}"
+    return f"{'chunk' if stages.virtual_stages > 1 else 'stage'}{k}"
 
 
 def _stage(w: Writer, stages: UnevenPipeline, k: int) -> None:
@@ -211,13 +216,13 @@ def _gradients(w: Writer) -> str:
     rows.append("GRADIENTS = {")
     own = [b for b in w.packed if b.trained]
     for b in own:
-        dims = (*b.dims[:-1], b.zero)
-        dim = len(dims) - 1 if b.zero else 0
+        dims = (*b.dims[:-1], b.zero_axes)
+        dim = len(dims) - 1 if b.zero_axes else 0
         rows.append(
-            f"    {literal(b.key)}: ({tuple_text(b.fan)}, {tuple_text(b.rest)},"
-            f" {tuple_text(b.zero)}, {dim}, {spec_text(Layout(dims))}),"
+            f"    {literal(b.key)}: ({tuple_text(b.grad_partial)}, {tuple_text(b.rest)},"
+            f" {tuple_text(b.zero_axes)}, {dim}, {spec_text(Layout(dims))}),"
         )
-    each = any(b.level == 2 for b in own)
+    each = any(b.zero_stage == 2 for b in own)
     if "optimizer" in w.flow.plan.offload:
         rows = [
             (

@@ -22,13 +22,13 @@ from planner.emit.pieces import full_shape
 from planner.emit.source import comment
 from planner.emit.text import counted, inlined, small_literal
 from planner.execution.layout_flow import Flow, stored_layout
-from planner.execution.recompute import sharded
+from planner.execution.recompute import is_gathered
 from planner.graph.ir import Graph
 from planner.ops.base import axes_text, jnp_dtype
-from planner.sharding.layout import Layout, Step, group
+from planner.sharding.layout import Layout, ReshardStep, group
 
 Backend = Literal["shard_map", "jit"]
-Way = tuple[Step, ...]
+Way = tuple[ReshardStep, ...]
 Line = str | Callable[[], str]
 
 
@@ -125,7 +125,7 @@ class Values:
         tree = self.flow.trees.get(tensor)
         if self.backend == "jit" or layout == self.flow.source[tensor]:
             self.held[tensor, ()] = variable
-        elif tree is not None and (layout == tree.hub or layout in tree.branches):
+        elif tree is not None and (layout == tree.shared_layout or layout in tree.reader_steps):
             self.held[tensor, tree.path(layout)] = variable
         else:
             self.given[tensor, layout] = variable
@@ -242,15 +242,15 @@ class Values:
     def _weight(self, tensor: str) -> None:
         """Bind a weight as its tree begins: gathered where it is kept in pieces."""
         text, plan = self.weights[tensor], self.flow.weights[tensor]
-        if self.backend == "shard_map" and sharded(self.flow, tensor):
+        if self.backend == "shard_map" and is_gathered(self.flow, tensor):
             variable = self.fresh("w")
-            size = self.flow.graph.tensors[tensor].shape[plan.dim]
+            size = self.flow.graph.tensors[tensor].shape[plan.zero_dim]
             padding = (
                 f", {size}"
-                if size % group(plan.layout.dims[plan.dim] + plan.axes, self.mesh)
+                if size % group(plan.layout.dims[plan.zero_dim] + plan.zero_axes, self.mesh)
                 else ""
             )
-            where = f"{axes_text(plan.axes)}, {plan.dim}{padding}"
+            where = f"{axes_text(plan.zero_axes)}, {plan.zero_dim}{padding}"
             cause = self.cause if self.tie else ""
             self.helpers.add("gather_after" if cause else "gather_weight")
             label = comment(self._spoken(tensor), 60)
@@ -289,7 +289,7 @@ class Values:
         for d, (n, size) in enumerate(zip(shape, want, strict=True)):
             if n != size:
                 text = self.step_text(
-                    text, Step("pad" if size > n else "unpad", (), dim=d, size=size)
+                    text, ReshardStep("pad" if size > n else "unpad", (), dim=d, size=size)
                 )
         variable = self.fresh()
         self.lines.append(f"{variable} = {text}")
@@ -304,7 +304,7 @@ class Values:
                 self.held[key] = variable
         return variable
 
-    def _step(self, x: str, step: Step, tensor: str) -> str:
+    def _step(self, x: str, step: ReshardStep, tensor: str) -> str:
         """Write one conversion step; returns its variable."""
         new, text = self.fresh(), self.step_text(x, step)
         if step.forward and self.name_collectives:
@@ -312,7 +312,7 @@ class Values:
         self.lines.append(f"{new} = {text}{self._why(step, tensor)}")
         return new
 
-    def step_text(self, x: str, step: Step) -> str:
+    def step_text(self, x: str, step: ReshardStep) -> str:
         """The expression of one step."""
         axes = axes_text(step.axes) if step.axes else ""
         if step.kind == "all-reduce":
@@ -328,7 +328,7 @@ class Values:
                 f"lax.all_to_all({x}, {axes}, split_axis={step.to_dim}, concat_axis={step.dim},"
                 " tiled=True)"
             )
-        if step.kind == "fan":
+        if step.kind == "pvary":
             return f'lax.pcast({x}, {axes}, to="varying")'
         if step.kind == "slice":
             self.helpers.add("cut")
@@ -338,12 +338,12 @@ class Values:
         self.helpers.add("pad_to")
         return f"pad_to({x}, {step.dim}, {step.size})"
 
-    def _why(self, step: Step, tensor: str) -> str:
+    def _why(self, step: ReshardStep, tensor: str) -> str:
         if step.kind in ("pad", "unpad"):
             return ""
         back = f"; backward {step.backward}" if step.backward and tensor in self.flow.grad else ""
         what = {
-            "fan": "same value, gradients pending",
+            "pvary": "same value, gradients pending",
             "slice": "own piece",
             "all-gather-invariant": "all-gather",
         }.get(step.kind, step.kind)

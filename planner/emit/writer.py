@@ -17,7 +17,7 @@ from planner.execution.pipeline import Pipeline
 from planner.execution.plan import WeightPlan
 from planner.execution.stage_buffers import Buffer
 from planner.execution.uneven_pipeline import UnevenPipeline
-from planner.execution.weight_offload import parked
+from planner.execution.weight_offload import offloaded_names
 
 Workload = Literal["train", "infer"]
 
@@ -110,8 +110,8 @@ class Writer:
         # data
     ) = ""
     pipeline: Pipeline | None = None
-    stages: UnevenPipeline | None = None  # unequal pipeline stages
-    packed: tuple[Buffer, ...] = ()  # what the weights of unequal stages lie in
+    stages: UnevenPipeline | None = None  # uneven pipeline stages
+    packed: tuple[Buffer, ...] = ()  # what the weights of uneven stages lie in
     gpu_memory: float | None = (
         None  # share of a GPU's memory that the plan may use, None where no GPU is planned for
     )
@@ -138,7 +138,11 @@ class Writer:
 
     def chunks(self, parameter: Parameter) -> int:
         """Chunks that a pipeline stage holds of the parameter's repeats."""
-        return self.pipeline.virtual if self.pipeline is not None and self.staged(parameter) else 1
+        return (
+            self.pipeline.virtual_stages
+            if self.pipeline is not None and self.staged(parameter)
+            else 1
+        )
 
     @property
     def away(self) -> bool:
@@ -148,7 +152,7 @@ class Writer:
     @cached_property
     def waiting(self) -> frozenset[str]:
         """Weights that wait in the host's memory."""
-        return parked(self.flow, self.runs)
+        return offloaded_names(self.flow, self.runs)
 
     def waits(self, parameter: Parameter) -> bool:
         """Whether the parameter is in the host's memory between its uses."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from planner.execution.layout_flow import Flow
-from planner.execution.recompute import Replay, sharded
+from planner.execution.recompute import Recomputed, is_gathered
 from planner.execution.shared_collectives import Merged
 from planner.graph.ir import DTYPE_BYTES, Graph
-from planner.sharding.layout import Axes, Step, Tree, group
+from planner.sharding.layout import Axes, ReshardStep, ReshardTree, group
 
 ItemSize = Callable[[str], float]
 
@@ -81,32 +81,32 @@ def _plain(dtype: str) -> float:
     return DTYPE_BYTES[dtype]
 
 
-def differing(flow: Flow) -> frozenset[str]:
+def microbatch_tensors(flow: Flow) -> frozenset[str]:
     """Tensors that microbatches do not share: those that depend on an input of the graph, or on a
     weight gathered in each microbatch."""
-    found = set(flow.graph.inputs) | {n for n in flow.weights if sharded(flow, n)}
+    found = set(flow.graph.inputs) | {n for n in flow.weights if is_gathered(flow, n)}
     for node in flow.graph.nodes:
         if not found.isdisjoint(node.inputs):
             found.update(o for o in node.outputs if o)
     return frozenset(found)
 
 
-def made_by(graph: Graph, i: int) -> str:
+def first_result(graph: Graph, i: int) -> str:
     """A result of node i."""
     return next(o for o in graph.nodes[i].outputs if o)
 
 
-def _tree(
-    flow: Flow, name: str, tree: Tree, times: int, once: Merged, size: ItemSize, where: str
+def tree_collectives(
+    flow: Flow, name: str, tree: ReshardTree, times: int, once: Merged, size: ItemSize, where: str
 ) -> Iterator[CollectiveUse]:
     for path in tree.paths():
-        yield from way_uses(flow, name, path, times, times, once, size, where)
+        yield from path_collectives(flow, name, path, times, times, once, size, where)
 
 
-def way_uses(
+def path_collectives(
     flow: Flow,
     name: str,
-    path: tuple[Step, ...],
+    path: tuple[ReshardStep, ...],
     times: int,
     forward_times: int,
     once: Merged,
@@ -114,7 +114,7 @@ def way_uses(
     where: str,
 ) -> Iterator[CollectiveUse]:
     """The collectives of the last step of a way: backward so many times, forward so many."""
-    yield from _step(
+    yield from _step_collectives(
         flow,
         name,
         path[-1],
@@ -125,10 +125,10 @@ def way_uses(
     )
 
 
-def _step(
+def _step_collectives(
     flow: Flow,
     name: str,
-    step: Step,
+    step: ReshardStep,
     times: int,
     forward_times: int,
     size: ItemSize,
@@ -161,9 +161,9 @@ def _step(
         )
 
 
-def again_uses(
+def recomputed_collectives(
     flow: Flow,
-    again: Replay | None,
+    again: Recomputed | None,
     mode: str,
     times: Callable[[str], int],
     once: Merged,
@@ -177,9 +177,11 @@ def again_uses(
     for name, path in again.steps:
         if (name, path) in once.forward:
             continue
-        yield from _step(flow, name, path[-1], 0, times(name), size, where, "recompute")
+        yield from _step_collectives(flow, name, path[-1], 0, times(name), size, where, "recompute")
     for i, wanted in again.nodes.items() if mode in ("all", "keep") else ():
-        for use in kernel_uses(flow, i, times(made_by(flow.graph, i)), size, where, mode, wanted):
+        for use in kernel_collectives(
+            flow, i, times(first_result(flow.graph, i)), size, where, mode, wanted
+        ):
             if use.phase == "forward":
                 yield CollectiveUse(
                     use.kind,
@@ -193,7 +195,7 @@ def again_uses(
                 )
 
 
-def kernel_uses(
+def kernel_collectives(
     flow: Flow, i: int, times: int, size: ItemSize, where: str, again: str = "", wanted: bool = True
 ) -> Iterator[CollectiveUse]:
     """Collectives inside a node's kernel. again: how its function is wrapped, for what its second

@@ -16,7 +16,7 @@ from math import prod
 
 from planner.execution import even_collectives, even_flops, uneven_collectives
 from planner.execution.collective import CollectiveUse, ItemSize, float32_sizes
-from planner.execution.even_collectives import of_other_stages
+from planner.execution.even_collectives import weights_of_other_stages
 from planner.execution.layout_flow import Flow, cut_layout, stored_layout
 from planner.execution.loops import RepeatedBlock
 from planner.execution.pipeline import pipeline_of
@@ -29,10 +29,10 @@ def collectives(
     """Every collective of one optimizer step (training) or one forward pass. `runs` as emitted
     (none: every node by itself)."""
     size = itemsize or float32_sizes
-    if flow.plan.cuts:
+    if flow.plan.stage_cuts:
         uses = uneven_collectives.collectives(flow, size)
     else:
-        uses = even_collectives.uses(flow, tuple(runs), size)
+        uses = even_collectives.collectives(flow, tuple(runs), size)
     return tuple(u for u in uses if u.payload_bytes and u.count)
 
 
@@ -49,7 +49,7 @@ def flops_by_index(
 ) -> dict[int, Fraction]:
     """2MNK per node, as in `dot_flops`; of blocks on pipeline stages what one stage runs, spread
     over all repeats."""
-    if flow.plan.cuts:
+    if flow.plan.stage_cuts:
         return uneven_collectives.flops_by_index(flow, again=again)
     return even_flops.flops_by_index(flow, runs, again=again)
 
@@ -64,13 +64,13 @@ def argument_bytes(flow: Flow, optimizer: str = "", size: ItemSize = float32_siz
         return int(prod(local_shape(graph.tensors[name].shape, layout, mesh)) * itemsize)
 
     pipeline = pipeline_of(graph, flow.plan)
-    elsewhere = of_other_stages(graph, pipeline) if pipeline else frozenset()
+    elsewhere = weights_of_other_stages(graph, pipeline) if pipeline else frozenset()
     total = 4 if flow.training and optimizer == "adamw" else 0  # the step count
-    if flow.plan.cuts:
+    if flow.plan.stage_cuts:
         total += uneven_collectives.parameter_bytes(flow, size) + (
             8 * uneven_collectives.state_elements(flow) if optimizer == "adamw" else 0
         )
-    for name, plan in flow.weights.items() if not flow.plan.cuts else ():
+    for name, plan in flow.weights.items() if not flow.plan.stage_cuts else ():
         if name in used and name not in elsewhere:
             total += local(name, stored_layout(plan), size(graph.tensors[name].dtype))
             if flow.training and name in flow.grad and optimizer == "adamw":

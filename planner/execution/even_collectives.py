@@ -8,32 +8,40 @@ from math import prod
 from planner.execution.collective import (
     CollectiveUse,
     ItemSize,
-    _tree,
-    again_uses,
-    differing,
-    kernel_uses,
-    made_by,
-    way_uses,
+    first_result,
+    kernel_collectives,
+    microbatch_tensors,
+    path_collectives,
+    recomputed_collectives,
+    tree_collectives,
 )
 from planner.execution.layout_flow import Flow, cut_layout
-from planner.execution.loops import Carry, RepeatedBlock, dealt_run, inner_flow, passes_of
+from planner.execution.loops import Carry, RepeatedBlock, inner_flow, passes_of, pipelined_block
 from planner.execution.pipeline import Pipeline, pipeline_of
 from planner.execution.plan import WeightPlan
-from planner.execution.recompute import block_mode, parts, repeated, replay, sharded
-from planner.execution.shared_collectives import around, merged
+from planner.execution.recompute import (
+    block_mode,
+    find_recomputed,
+    gathering_parts,
+    is_gathered,
+    recomputed_in_block,
+)
+from planner.execution.shared_collectives import merged, outside_blocks
 from planner.graph.ir import Graph
-from planner.sharding.layout import STAGE, Axes, Step, group, local_shape
+from planner.sharding.layout import STAGE, Axes, ReshardStep, group, local_shape
 
 
-def uses(flow: Flow, runs: tuple[RepeatedBlock, ...], size: ItemSize) -> Iterator[CollectiveUse]:
+def collectives(
+    flow: Flow, runs: tuple[RepeatedBlock, ...], size: ItemSize
+) -> Iterator[CollectiveUse]:
     micro = flow.plan.microbatches if flow.training else 1
     graph, pipeline = flow.graph, pipeline_of(flow.graph, flow.plan)
-    ticks, ends = (pipeline.ticks, pipeline.after_times) if pipeline else (micro, micro)
-    turns, passes = micro // flow.plan.copies, passes_of(flow, runs)
+    ticks, ends = (pipeline.ticks, pipeline.epilogue_passes) if pipeline else (micro, micro)
+    turns, passes = micro // flow.plan.overlapped_microbatches, passes_of(flow, runs)
     last = {c.leaves[-1] for run in runs for c in run.carries}
-    varying = differing(flow)
-    outside = around(flow, runs)
-    outer, once = outside.flow, outside.once
+    varying = microbatch_tensors(flow)
+    outside = outside_blocks(flow, runs)
+    outer, once = outside.flow, outside.merged
     alike = once.gradients if pipeline is None else dict[str, str]()
     for name, tree in outside.trees.items():
         # Forward collectives of values that no input reaches are the same in every microbatch:
@@ -45,7 +53,7 @@ def uses(flow: Flow, runs: tuple[RepeatedBlock, ...], size: ItemSize) -> Iterato
                 if pipeline
                 else passes(name)
             )
-            yield from way_uses(
+            yield from path_collectives(
                 outer,
                 name,
                 path,
@@ -56,21 +64,21 @@ def uses(flow: Flow, runs: tuple[RepeatedBlock, ...], size: ItemSize) -> Iterato
                 "before" if False in with_ends else "after",
             )
     for i in outside.nodes:
-        late = pipeline is not None and pipeline.late(i)
-        yield from kernel_uses(
+        late = pipeline is not None and pipeline.in_epilogue(i)
+        yield from kernel_collectives(
             flow,
             i,
-            int(pipeline.turns(i)) if pipeline else passes(made_by(graph, i)),
+            int(pipeline.forward_passes(i)) if pipeline else passes(first_result(graph, i)),
             size,
             "after" if late else "before",
         )
     if (
         pipeline and pipeline.schedule == "gpipe"
     ):  # head and loss are one function that keeps nothing but what it is given
-        ending = [i for i in outside.nodes if pipeline.late(i)]
-        yield from again_uses(
+        ending = [i for i in outside.nodes if pipeline.in_epilogue(i)]
+        yield from recomputed_collectives(
             outer,
-            replay(outer, ending, "all", (*graph.inputs, *last)),
+            find_recomputed(outer, ending, "all", (*graph.inputs, *last)),
             "all",
             lambda name: ends,
             once,
@@ -87,11 +95,11 @@ def uses(flow: Flow, runs: tuple[RepeatedBlock, ...], size: ItemSize) -> Iterato
     for run in runs:
         dealt = pipeline is not None and run.first == pipeline.first
         often = _often(
-            pipeline.per_tick if pipeline and dealt else run.repeats,
+            pipeline.blocks_per_tick if pipeline and dealt else run.repeats,
             (lambda name: ticks) if pipeline else passes,
         )
         body = inner_flow(outer, run)
-        again = repeated(body, run)
+        again = recomputed_in_block(body, run)
         own = range(run.first, run.first + run.period)
         local = [o for i in own for o in graph.nodes[i].outputs if o]
         trees = {
@@ -106,35 +114,35 @@ def uses(flow: Flow, runs: tuple[RepeatedBlock, ...], size: ItemSize) -> Iterato
         once = merged(body, own, trees, [c.leaves[0] for c in run.carries])
         place = "blocks" if dealt or pipeline is None else "before"
         for name, tree in trees.items():
-            yield from _tree(body, name, tree, often(name), once, size, place)
+            yield from tree_collectives(body, name, tree, often(name), once, size, place)
         for i in own:
-            yield from kernel_uses(flow, i, often(made_by(graph, i)), size, place)
-        yield from again_uses(body, again, block_mode(flow), often, once, size, place)
+            yield from kernel_collectives(flow, i, often(first_result(graph, i)), size, place)
+        yield from recomputed_collectives(body, again, block_mode(flow), often, once, size, place)
         for names in run.weights:
             stacked.update(
                 dict.fromkeys(
                     names,
                     (
-                        (pipeline.per_stage, pipeline.per_tick)
+                        (pipeline.blocks_per_stage, pipeline.blocks_per_tick)
                         if pipeline and dealt
                         else (run.repeats, run.repeats)
                     ),
                 )
             )
-            for name in names[: pipeline.per_stage] if pipeline and dealt else names:
+            for name in names[: pipeline.blocks_per_stage] if pipeline and dealt else names:
                 gathered.setdefault(name, []).append(
                     (True, again is not None and names[0] in again.weights)
                 )
         for name in run.shared:
-            if name in graph.weights and sharded(flow, name):
+            if name in graph.weights and is_gathered(flow, name):
                 gathered.setdefault(name, []).append((True, False))
     at_once: set[str] = set()
-    for part in parts(flow, runs):
-        again = replay(outer, part, "part")
+    for part in gathering_parts(flow, runs):
+        again = find_recomputed(outer, part, "part")
         for name in dict.fromkeys(
-            n for i in part for n in graph.nodes[i].inputs if n and sharded(flow, n)
+            n for i in part for n in graph.nodes[i].inputs if n and is_gathered(flow, n)
         ):
-            waits = _waits(flow, part, name)
+            waits = _gathers_after_operand(flow, part, name)
             gathered.setdefault(name, []).append(
                 (waits or name not in at_once, name in again.weights)
             )
@@ -142,14 +150,14 @@ def uses(flow: Flow, runs: tuple[RepeatedBlock, ...], size: ItemSize) -> Iterato
     if flow.training:
         elsewhere, held, first = frozenset[str](), frozenset[str](), frozenset[str]()
         if pipeline:
-            run = dealt_run(flow, runs, pipeline)
+            run = pipelined_block(flow, runs, pipeline)
             elsewhere, held = (
-                of_other_stages(graph, pipeline),
+                weights_of_other_stages(graph, pipeline),
                 frozenset(n for names in run.weights for n in names),
             )
-            first = frozenset(n for names in run.weights for n in names[: pipeline.per_tick])
+            first = frozenset(n for names in run.weights for n in names[: pipeline.blocks_per_tick])
             for carry in run.carries:
-                yield from _handed(flow, carry, pipeline, size)
+                yield from _handover(flow, carry, pipeline, size)
             loss = graph.outputs[0]
             yield CollectiveUse(
                 "all-reduce",
@@ -167,8 +175,10 @@ def uses(flow: Flow, runs: tuple[RepeatedBlock, ...], size: ItemSize) -> Iterato
             assert pipeline is not None
             if name in held:
                 return ticks if name in first else 0
-            ends = {pipeline.late(i) for i, _ in graph.consumers[name]}
-            return (ticks if False in ends else 0) + (pipeline.after_times if True in ends else 0)
+            ends = {pipeline.in_epilogue(i) for i, _ in graph.consumers[name]}
+            return (ticks if False in ends else 0) + (
+                pipeline.epilogue_passes if True in ends else 0
+            )
 
         known: dict[tuple, tuple[CollectiveUse, ...]] = {}  # weights of repeats are reduced alike
         for name, plan in flow.weights.items():
@@ -227,7 +237,7 @@ def _often(repeats: int, passes: Callable[[str], int]) -> Callable[[str], int]:
     return lambda name: repeats * passes(name)
 
 
-def _waits(flow: Flow, part: range, name: str) -> bool:
+def _gathers_after_operand(flow: Flow, part: range, name: str) -> bool:
     """Whether a part gathers a weight after a float operand beside it. Others (tables read at
     integers) gather at once, and compilers make one of two such gathers."""
     graph = flow.graph
@@ -239,31 +249,31 @@ def _waits(flow: Flow, part: range, name: str) -> bool:
 
 
 def _with_ends(
-    flow: Flow, name: str, path: tuple[Step, ...], pipeline: Pipeline, last: Iterable[str]
+    flow: Flow, name: str, path: tuple[ReshardStep, ...], pipeline: Pipeline, last: Iterable[str]
 ) -> set[bool]:
     """Whether a conversion outside the blocks runs with what follows them (True), with what comes
     before (False), or with both: where its readers do."""
-    late = _late(flow.graph, name, pipeline, last)
+    late = _in_epilogue(flow.graph, name, pipeline, last)
     if name in flow.graph.weights and not late:
         return {
-            pipeline.late(i)
+            pipeline.in_epilogue(i)
             for i, slot in flow.graph.consumers[name]
             if flow.trees[name].path(flow.need[i, slot])[: len(path)] == path
         }
     return {late}
 
 
-def _late(graph: Graph, name: str, pipeline: Pipeline, last: Iterable[str]) -> bool:
+def _in_epilogue(graph: Graph, name: str, pipeline: Pipeline, last: Iterable[str]) -> bool:
     """Whether a tensor outside the blocks belongs to what follows them."""
     made = graph.producer.get(name, -1)
     return name in last or (
-        pipeline.late(made)
+        pipeline.in_epilogue(made)
         if made >= 0
-        else all(pipeline.late(i) for i, _ in graph.consumers.get(name, ()))
+        else all(pipeline.in_epilogue(i) for i, _ in graph.consumers.get(name, ()))
     )
 
 
-def _handed(
+def _handover(
     flow: Flow, carry: Carry, pipeline: Pipeline, size: ItemSize
 ) -> Iterator[CollectiveUse]:
     """A carried tensor on its way to the next stage, and its gradient on the way back. Between two
@@ -280,7 +290,7 @@ def _handed(
     yield CollectiveUse("collective-permute", (STAGE,), payload, back, "backward", carry.enters)
 
 
-def of_other_stages(graph: Graph, pipeline: Pipeline) -> frozenset[str]:
+def weights_of_other_stages(graph: Graph, pipeline: Pipeline) -> frozenset[str]:
     """Weights of blocks beyond the first stage's; where the blocks do not divide evenly the first
     stages hold the most."""
     key = (
@@ -289,12 +299,15 @@ def of_other_stages(graph: Graph, pipeline: Pipeline) -> frozenset[str]:
         pipeline.period,
         pipeline.repeats,
         pipeline.stages,
-        pipeline.virtual,
+        pipeline.virtual_stages,
     )
     if key not in graph.memo:
-        beyond = [i for i in pipeline.nodes if pipeline.holder(i)]
+        beyond = [i for i in pipeline.nodes if pipeline.stage_of(i)]
         mine = {
-            n for i in range(pipeline.end) if pipeline.holder(i) < 1 for n in graph.nodes[i].inputs
+            n
+            for i in range(pipeline.end)
+            if pipeline.stage_of(i) < 1
+            for n in graph.nodes[i].inputs
         }
         graph.memo[key] = frozenset(
             n for i in beyond for n in graph.nodes[i].inputs if n in graph.weights and n not in mine
@@ -319,17 +332,17 @@ def _reduction(
     is one array when the optimizer runs, and in each microbatch."""
     tensor, mesh = flow.graph.tensors[name], dict(flow.plan.mesh)
     what = flow.graph.labels.get(name, name)
-    level = plan.zero if plan.dim >= 0 else 0
+    level = plan.zero_stage if plan.zero_dim >= 0 else 0
     piece = int(
         prod(local_shape(tensor.shape, cut_layout(plan) if level else plan.layout, mesh))
         * size(tensor.dtype)
     )
-    full = piece * group(plan.axes, mesh) if level else piece  # padded where the pieces are
-    rest = (*over, *(a for a in plan.fan if not level or a not in plan.axes))
+    full = piece * group(plan.zero_axes, mesh) if level else piece  # padded where the pieces are
+    rest = (*over, *(a for a in plan.grad_partial if not level or a not in plan.zero_axes))
     if level == 3:
         yield CollectiveUse(
             "all-gather",
-            plan.axes,
+            plan.zero_axes,
             full,
             micro * sum(forward for forward, _ in gathered),
             "forward",
@@ -337,19 +350,19 @@ def _reduction(
         )
         yield CollectiveUse(
             "all-gather",
-            plan.axes,
+            plan.zero_axes,
             full,
             micro * sum(again for _, again in gathered),
             "recompute",
             what,
         )
         yield CollectiveUse(
-            "reduce-scatter", plan.axes, full, micro * len(gathered), "gradient", what
+            "reduce-scatter", plan.zero_axes, full, micro * len(gathered), "gradient", what
         )
     elif level:
         yield CollectiveUse(
             "reduce-scatter",
-            plan.axes,
+            plan.zero_axes,
             full,
             micro if level == 2 else 1,
             "gradient",
@@ -359,7 +372,7 @@ def _reduction(
             stacked[level == 2],
         )
         yield CollectiveUse(
-            "all-gather", plan.axes, full, 1, "optimizer", what, True, stacked=stacked[0]
+            "all-gather", plan.zero_axes, full, 1, "optimizer", what, True, stacked=stacked[0]
         )
     if rest:
         yield CollectiveUse("all-reduce", rest, piece, 1, "gradient", what, True, alike, stacked[0])

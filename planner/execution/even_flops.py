@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from fractions import Fraction
 
-from planner.execution.collective import made_by
+from planner.execution.collective import first_result
 from planner.execution.layout_flow import Flow
 from planner.execution.loops import RepeatedBlock, inner_flow, outer_flow, passes_of
 from planner.execution.pipeline import pipeline_of
-from planner.execution.recompute import Product, products, repeated
+from planner.execution.recompute import Product, products, recomputed_in_block
 
 
 def flops_by_index(
@@ -41,11 +41,16 @@ def flops_by_index(
         if not (dots := made(i)):
             continue
         twice = (
-            pipeline is not None and again and pipeline.schedule == "gpipe" and pipeline.late(i)
+            pipeline is not None
+            and again
+            and pipeline.schedule == "gpipe"
+            and pipeline.in_epilogue(i)
         )  # head and loss are computed again
         if (id(dots), twice) not in each:
             back = {
-                id(dot): dot.backward + again * (dot.again - dot.multiplied) if flow.training else 0
+                id(dot): dot.backward + again * (dot.recomputed - dot.multiplied)
+                if flow.training
+                else 0
                 for dot in dots
             }
             each[id(dots), twice] = sum(
@@ -56,7 +61,7 @@ def flops_by_index(
     for run in runs:
         outer = outer_flow(outer, run)
     for run in runs:
-        replayed = repeated(inner_flow(outer, run), run)
+        replayed = recomputed_in_block(inner_flow(outer, run), run)
         for i, result in (replayed.nodes if replayed and again else {}).items():
             total[i] = total.get(i, Fraction(0)) + run.repeats * sum(
                 (dot.flops for dot in made(i) if result or dot.inside), Fraction(0)
@@ -64,16 +69,18 @@ def flops_by_index(
     passes = passes_of(flow, runs)
     known: dict[tuple, Fraction] = {}
     for i, f in list(total.items()):
-        times = 0 if pipeline else passes(made_by(graph, i))
+        times = 0 if pipeline else passes(first_result(graph, i))
         place = (
             id(f),
             *(
-                (pipeline.late(i), i in pipeline.nodes, i in pipeline.twice)
+                (pipeline.in_epilogue(i), i in pipeline.nodes, i in pipeline.shared_prologue)
                 if pipeline
                 else (times,)
             ),
         )  # by id: nodes that are alike share one
         if place not in known:
-            known[place] = f * (pipeline.turns(i) * pipeline.share(i) if pipeline else times)
+            known[place] = f * (
+                pipeline.forward_passes(i) * pipeline.stage_share(i) if pipeline else times
+            )
         total[i] = known[place]
     return {i: f for i, f in total.items() if f}

@@ -13,7 +13,7 @@ runs:
                        upstream of the loss
 
 Conversions are charged their transposes only for tensors in `grad`. A weight's gradient is partial
-over the fan axes of its hub; how it is reduced is the optimizer-sharding level of its `WeightPlan`.
+over the `grad_partial` axes of its hub; how it is reduced is the ZeRO stage of its `WeightPlan`.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from planner.ops.lookup import gradient_tensors, rule_of
 from planner.sharding.layout import (
     Axes,
     Layout,
-    Tree,
-    distribute,
+    ReshardTree,
     group,
     local_shape,
     replicated,
-    wire_elements,
+    reshard_tree,
+    ring_elements,
 )
 from planner.sharding.rule import Rule, Split
 
@@ -54,7 +54,7 @@ class Flow:
     rules: tuple[Rule, ...]
     need: Mapping[tuple[int, int], Layout]
     source: Mapping[str, Layout]
-    trees: Mapping[str, Tree]
+    trees: Mapping[str, ReshardTree]
     weights: Mapping[str, WeightPlan]
     grad: frozenset[str]
     training: bool
@@ -90,14 +90,17 @@ def derive(
         if layouts is None:
             asked = [rule.operand(slot, split, order) for slot in range(len(rule.operands))]
             layouts = read[id(rule), id(split)] = (
-                [(layout, replace(layout, fan=()) if layout.fan else layout) for layout in asked],
+                [
+                    (layout, replace(layout, grad_partial=()) if layout.grad_partial else layout)
+                    for layout in asked
+                ],
                 [rule.result(k, split, order) for k in range(len(rule.results))],
             )
         for slot, name in enumerate(node.inputs):
             if name:
                 layout = layouts[0][slot][
                     0 if name in grad else 1
-                ]  # without a gradient a fan is just replicated
+                ]  # without a gradient it is just replicated
                 need[i, slot] = layout
                 needs.setdefault(name, []).append(layout)
         source.update(zip(filter(None, node.outputs), layouts[1], strict=False))
@@ -119,21 +122,27 @@ def derive(
             if name in plan.weight_plans:
                 kept = (
                     plan.weight_plans[name],
-                    replace(plan.weight_plans[name].layout, fan=plan.weight_plans[name].fan),
+                    replace(
+                        plan.weight_plans[name].layout,
+                        grad_partial=plan.weight_plans[name].grad_partial,
+                    ),
                 )
             else:
                 key = ("weight", graph.tensors[name].shape, name in grad, *map(id, needs[name]))
                 if key not in known:
                     made_plan = weight_plan(graph, name, needs[name], plan, name in grad)
-                    known[key] = made_plan, replace(made_plan.layout, fan=made_plan.fan)
+                    known[key] = (
+                        made_plan,
+                        replace(made_plan.layout, grad_partial=made_plan.grad_partial),
+                    )
                 kept = known[key]
             weights[name], source[name] = kept
-    trees: dict[str, Tree] = {}
+    trees: dict[str, ReshardTree] = {}
     for name, targets in needs.items():
         key = ("tree", graph.tensors[name].shape, name in grad, id(source[name]), *map(id, targets))
         tree = known.get(key)
         if tree is None:
-            tree = known[key] = distribute(
+            tree = known[key] = reshard_tree(
                 graph.tensors[name].shape, source[name], tuple(targets), plan.mesh, name in grad
             )
         if tree is None:
@@ -151,26 +160,26 @@ def weight_plan(
     graph: Graph, name: str, targets: Iterable[Layout], plan: Plan, trained: bool
 ) -> WeightPlan:
     """Stored as its consumer cuts it (several: see `_storage`); with optimizer sharding, the state
-    (and at level 3 the weight) is also cut over the plan's zero axes among those its gradient is
-    partial over (`zero_stage_dims`)."""
+    (and at ZeRO stage 3 the weight) is also cut over the plan's zero axes among those its gradient
+    is partial over (`zero_stage_dims`)."""
     targets = tuple(dict.fromkeys(targets))
     shape = graph.tensors[name].shape
     layout = targets[0].stored if len(targets) == 1 else _storage(shape, targets, plan, trained)
     if not trained:
         return WeightPlan(layout)
-    fan = _pending(layout, targets, plan)
-    axes = tuple(a for a in fan if a in plan.zero_axes)
-    if not plan.zero or not axes:
-        return WeightPlan(layout, fan=fan)
+    grad_partial = _pending(layout, targets, plan)
+    axes = tuple(a for a in grad_partial if a in plan.zero_axes)
+    if not plan.zero_stage or not axes:
+        return WeightPlan(layout, grad_partial=grad_partial)
     sizes = dict(plan.mesh)
     pieces = np.array(
         [[group(dim, sizes) for dim in (*layout.dims, ())]]
     )  # the last: of a scalar too
     d = int(zero_stage_dims(np.array([[*shape, 1]]), pieces, np.array([group(axes, sizes)]))[0])
     return (
-        WeightPlan(layout, own_zero_stage(plan.zero, shape), axes, d, fan)
+        WeightPlan(layout, own_zero_stage(plan.zero_stage, shape), axes, d, grad_partial)
         if d >= 0
-        else WeightPlan(layout, fan=fan)
+        else WeightPlan(layout, grad_partial=grad_partial)
     )
 
 
@@ -195,17 +204,19 @@ def zero_stage_dims(shape: np.ndarray, pieces: np.ndarray, devices: np.ndarray) 
     return found
 
 
-def own_zero_stage(level: int, shape: tuple[int, ...]) -> int:
-    """The optimizer level of one weight under a plan's. Biases and scales, also those of channels
-    ([32, 1, 1]), stay at level 1 under level 3: gathering one costs a collective's latency in every
+def own_zero_stage(zero_stage: int, shape: tuple[int, ...]) -> int:
+    """The ZeRO stage of one weight under a plan's. Biases and scales, also those of channels
+    ([32, 1, 1]), stay at stage 1 under stage 3: gathering one costs a collective's latency in every
     block and pass, and saves nothing that counts."""
-    return 1 if level == 3 and sum(n > 1 for n in shape) <= 1 else level
+    return 1 if zero_stage == 3 and sum(n > 1 for n in shape) <= 1 else zero_stage
 
 
 def _pending(layout: Layout, targets: tuple[Layout, ...], plan: Plan) -> Axes:
     """Axes over which a weight's gradient is left pending: those of all its uses."""
     cut = {a for dim in layout.dims for a in dim}
-    return tuple(a for a in plan.order if a not in cut and all(a in t.fan for t in targets))
+    return tuple(
+        a for a in plan.order if a not in cut and all(a in t.grad_partial for t in targets)
+    )
 
 
 def _storage(
@@ -222,12 +233,14 @@ def _storage(
             *(both for a, b in combinations(wanted, 2) if (both := _cut_by_both(a, b)) is not None),
         )
     ):
-        source = replace(layout, fan=_pending(layout, targets, plan)) if trained else layout
-        tree = distribute(shape, source, targets, plan.mesh, trained)
+        source = (
+            replace(layout, grad_partial=_pending(layout, targets, plan)) if trained else layout
+        )
+        tree = reshard_tree(shape, source, targets, plan.mesh, trained)
         if tree is None:
             continue
-        piece, n = prod(local_shape(shape, layout, sizes)), group(source.fan, sizes)
-        price = (wire_elements(tree.steps(), sizes, trained) + 2 * piece * (n - 1) / n, piece)
+        piece, n = prod(local_shape(shape, layout, sizes)), group(source.grad_partial, sizes)
+        price = (ring_elements(tree.steps(), sizes, trained) + 2 * piece * (n - 1) / n, piece)
         if best is None or price < best[0]:
             best = price, layout
     return best[1] if best else targets[0].stored
@@ -242,14 +255,14 @@ def _cut_by_both(a: Layout, b: Layout) -> Layout | None:
 
 
 def stored_layout(weight: WeightPlan) -> Layout:
-    """How the parameter lies in memory between steps: level 3 cuts the weight itself."""
-    return cut_layout(weight) if weight.zero == 3 else weight.layout
+    """How the parameter lies in memory between steps: ZeRO stage 3 cuts the weight itself."""
+    return cut_layout(weight) if weight.zero_stage == 3 else weight.layout
 
 
 def cut_layout(weight: WeightPlan) -> Layout:
-    """The layout of the sharded optimizer state (levels 1-3)."""
-    if weight.dim < 0:
+    """The layout of the sharded optimizer state (ZeRO stages 1-3)."""
+    if weight.zero_dim < 0:
         return weight.layout
     dims = list(weight.layout.dims)
-    dims[weight.dim] = dims[weight.dim] + weight.axes
+    dims[weight.zero_dim] = dims[weight.zero_dim] + weight.zero_axes
     return Layout(tuple(dims))

@@ -12,7 +12,7 @@ from planner.errors import PlanError
 from planner.execution.layout_flow import Flow
 from planner.execution.pipeline import Pipeline
 from planner.graph.ir import Graph
-from planner.sharding.layout import Layout, Tree, convert, distribute
+from planner.sharding.layout import Layout, ReshardTree, reshard_steps, reshard_tree
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class _Wiring:
     yields: tuple[tuple[str, ...], ...]
 
 
-def find_run(flow: Flow, first: int, period: int, repeats: int) -> RepeatedBlock | str:
+def find_repeated_block(flow: Flow, first: int, period: int, repeats: int) -> RepeatedBlock | str:
     """The run, or the reason why these repeats cannot share one function under this flow."""
     graph, nodes = flow.graph, flow.graph.nodes
     for j in range(first, first + period):
@@ -78,7 +78,7 @@ def find_run(flow: Flow, first: int, period: int, repeats: int) -> RepeatedBlock
             return f"weights of {reader} are kept differently in its repeats"
     carries = []
     for name, leaves in zip(wiring.enters.values(), wiring.leaves, strict=True):
-        hub = flow.trees[leaves[0]].hub
+        hub = flow.trees[leaves[0]].shared_layout
         if (
             hub.partial
             or graph.tensors[name].shape != graph.tensors[leaves[0]].shape
@@ -91,7 +91,9 @@ def find_run(flow: Flow, first: int, period: int, repeats: int) -> RepeatedBlock
     )
 
 
-def stacks(graph: Graph, runs: Iterable[tuple[int, int, int]]) -> dict[str, tuple[int, int]]:
+def stacked_weights(
+    graph: Graph, runs: Iterable[tuple[int, int, int]]
+) -> dict[str, tuple[int, int]]:
     """Weights of repeated blocks -> (first node of the run, in how many repeats there is one):
     those of all repeats lie in one array."""
     found = {}
@@ -107,12 +109,14 @@ def stacks(graph: Graph, runs: Iterable[tuple[int, int, int]]) -> dict[str, tupl
     return found
 
 
-def looping(graph: Graph, runs: Iterable[tuple[int, int, int]]) -> tuple[tuple[int, int, int], ...]:
+def loopable_blocks(
+    graph: Graph, runs: Iterable[tuple[int, int, int]]
+) -> tuple[tuple[int, int, int], ...]:
     """The runs whose repeats are put together alike, so that one function may serve them."""
     return tuple(run for run in runs if isinstance(_wired(graph, *run), _Wiring))
 
 
-def carried(graph: Graph, runs: Iterable[tuple[int, int, int]]) -> frozenset[str]:
+def carried_tensors(graph: Graph, runs: Iterable[tuple[int, int, int]]) -> frozenset[str]:
     """What first repeats hand on to second ones."""
     return frozenset(
         leaves[0]
@@ -200,7 +204,7 @@ def _wiring(graph: Graph, first: int, period: int, repeats: int) -> _Wiring | st
     return _Wiring(weights, tuple(shared), enters, leaves, yields)
 
 
-def of_each_copy(flow: Flow, runs: Iterable[RepeatedBlock]) -> frozenset[str]:
+def tensors_per_microbatch(flow: Flow, runs: Iterable[RepeatedBlock]) -> frozenset[str]:
     """Tensors of which every copy of the batch (Plan.copies) has its own: what depends on an input
     of the graph, or is handed from block to block. The copies share all else."""
     return frozenset(
@@ -213,19 +217,19 @@ def passes_of(flow: Flow, runs: Iterable[RepeatedBlock]) -> Callable[[str], int]
     repeats of blocks: for each microbatch, or where its copies share it for each turn of the loop
     over them. Without pipeline stages."""
     plan = flow.plan
-    if plan.copies == 1:
+    if plan.overlapped_microbatches == 1:
         times = plan.microbatches if flow.training else 1
         return lambda name: times
-    own = of_each_copy(flow, runs)
-    return lambda name: plan.microbatches if name in own else plan.turns
+    own = tensors_per_microbatch(flow, runs)
+    return lambda name: plan.microbatches if name in own else plan.accumulation_steps
 
 
-def handed_out(layout: Layout) -> Layout:
+def output_layout(layout: Layout) -> Layout:
     """The layout in which a graph's output leaves the program: nothing is left pending."""
     return layout.stored if layout.partial else layout
 
 
-def dealt_run(
+def pipelined_block(
     flow: Flow, runs: Iterable[RepeatedBlock], pipeline: Pipeline, reasons: Iterable[str] = ()
 ) -> RepeatedBlock:
     """The run whose blocks are dealt out over stages. Raises PlanError P068 where they cannot
@@ -286,9 +290,9 @@ def _needs(flow: Flow, name: str, nodes: range) -> list[Layout]:
     return [flow.need[i, slot] for i, slot in flow.graph.consumers.get(name, ()) if i in nodes]
 
 
-def _tree(flow: Flow, name: str, source: Layout, targets: list[Layout]) -> Tree:
+def _tree(flow: Flow, name: str, source: Layout, targets: list[Layout]) -> ReshardTree:
     """The cheapest tree from a layout to the targets."""
-    tree = distribute(
+    tree = reshard_tree(
         flow.graph.tensors[name].shape,
         source,
         tuple(dict.fromkeys(targets)),
@@ -300,13 +304,15 @@ def _tree(flow: Flow, name: str, source: Layout, targets: list[Layout]) -> Tree:
     return tree
 
 
-def _star(flow: Flow, name: str, source: Layout, hub: Layout, targets: list[Layout]) -> Tree:
+def _star(flow: Flow, name: str, source: Layout, hub: Layout, targets: list[Layout]) -> ReshardTree:
     """The tree over a given hub."""
     shape, mesh = flow.graph.tensors[name].shape, flow.plan.mesh
-    trunk = convert(shape, source, hub, mesh)
+    trunk = reshard_steps(shape, source, hub, mesh)
     branches = {
-        t: convert(shape, hub, t, mesh) for t in dict.fromkeys(targets) if t not in (hub, source)
+        t: reshard_steps(shape, hub, t, mesh)
+        for t in dict.fromkeys(targets)
+        if t not in (hub, source)
     }
     if trunk is None or any(b is None for b in branches.values()):
         raise AssertionError(f"{name}: no way over {hub.spell()}")
-    return Tree(hub, trunk, {t: b for t, b in branches.items() if b is not None})
+    return ReshardTree(hub, trunk, {t: b for t, b in branches.items() if b is not None})

@@ -42,14 +42,14 @@ from planner.graph.ir import Graph
 
 INTERLEAVED = "interleaved"
 SCHEDULES = ("1f1b", "gpipe", INTERLEAVED)
-MOST_LEVEL = {"1f1b": 2, "gpipe": 1, "interleaved": 2}
-"""Optimizer levels that go with stages: level 3 would gather weights anew in every tick, and under
+MAX_ZERO_STAGE = {"1f1b": 2, "gpipe": 1, "interleaved": 2}
+"""ZeRO stages that go with stages: ZeRO stage 3 would gather weights anew in every tick, and under
 gpipe there is one backward pass for all microbatches."""
 
-SHARE = 1 / 3
+LEAST_FLOPS_SHARE = 1 / 3
 """Of a graph's products: repeated blocks with fewer are not dealt out, as all others would run on
 every stage (planner.execution.uneven_pipeline has other stages for them)."""
-BESIDE = {"1f1b": 1.5, "gpipe": 0.0, "interleaved": 1.5}
+TICKS_BESIDE_IN_FLIGHT = {"1f1b": 1.5, "gpipe": 0.0, "interleaved": 1.5}
 """Ticks' residuals beside those that wait, measured with the GPU compiler on GPT-2 medium, 2 and 4
 stages: 1.3 to 1.5."""
 
@@ -65,51 +65,54 @@ class Schedule:
 
     stages: int
     microbatches: int
-    schedule: str
-    virtual: int = 1
+    kind: str
+    virtual_stages: int = 1
 
     @property
     def ticks(self) -> int:
         """Lock-step ticks in which stages run forward, and as many in which they run backward."""
-        return self.microbatches * self.virtual + self.stages - 1
+        return self.microbatches * self.virtual_stages + self.stages - 1
 
     @property
     def read_ticks(self) -> int:
         """Ticks whose forward passes are read. Of a single piece under 1F1B the last has none: its
         loop of one tick is unrolled, and compilers drop what nobody reads."""
-        return self.ticks - (self.microbatches * self.virtual == 1 and self.schedule != "gpipe")
+        return self.ticks - (self.microbatches * self.virtual_stages == 1 and self.kind != "gpipe")
 
     @property
     def first_backward(self) -> int:
         """The first tick with a backward pass."""
-        return self.ticks if self.schedule == "gpipe" else self.stages * self.virtual - 1
+        return self.ticks if self.kind == "gpipe" else self.stages * self.virtual_stages - 1
 
     @property
-    def waiting(self) -> int:
+    def in_flight(self) -> int:
         """Ticks for whose residuals a stage has room."""
         return (
             self.ticks
-            if self.schedule == "gpipe"
-            else min(self.stages * (self.virtual + 1) - 1, self.microbatches * self.virtual + 1)
+            if self.kind == "gpipe"
+            else min(
+                self.stages * (self.virtual_stages + 1) - 1,
+                self.microbatches * self.virtual_stages + 1,
+            )
         )
 
-    def piece(self, n: int) -> tuple[int, int]:
+    def work_item(self, n: int) -> tuple[int, int]:
         """(microbatch, turn) of the n-th piece of a stage's work: groups of microbatches, each
         through one chunk after the other. Beyond the first and the last piece BUBBLE in the turn of
         these."""
-        at = min(max(n, 0), self.microbatches * self.virtual - 1)
-        group, rest = divmod(at, self.stages * self.virtual)
+        at = min(max(n, 0), self.microbatches * self.virtual_stages - 1)
+        group, rest = divmod(at, self.stages * self.virtual_stages)
         return group * self.stages + rest % self.stages if at == n else BUBBLE, rest // self.stages
 
     def forward(self, stage: int, tick: int) -> tuple[int, int]:
         """(microbatch, chunk) of a stage's forward pass."""
-        return self.piece(tick - stage)
+        return self.work_item(tick - stage)
 
     def backward(self, stage: int, tick: int) -> tuple[int, int]:
-        """(microbatch, chunk) of a stage's backward pass; of gpipe that of unequal stages, which
+        """(microbatch, chunk) of a stage's backward pass; of gpipe that of uneven stages, which
         takes microbatches in their order."""
-        m, turn = self.piece(tick - self.first_backward - (self.stages - 1) + stage)
-        return m, self.virtual - 1 - turn
+        m, turn = self.work_item(tick - self.first_backward - (self.stages - 1) + stage)
+        return m, self.virtual_stages - 1 - turn
 
 
 @dataclass(frozen=True)
@@ -123,11 +126,11 @@ class Pipeline:
     stages: int
     microbatches: int
     schedule: str
-    ending: frozenset[int] = frozenset()
+    early_epilogue: frozenset[int] = frozenset()
     """Nodes before the blocks that only what follows them reads."""
-    twice: frozenset[int] = frozenset()
+    shared_prologue: frozenset[int] = frozenset()
     """Nodes before the blocks that both read."""
-    virtual: int = 1
+    virtual_stages: int = 1
     """Chunks of blocks that a stage holds."""
 
     @cached_property
@@ -136,102 +139,107 @@ class Pipeline:
         return self.first + self.period * self.repeats
 
     @cached_property
-    def per_stage(self) -> int:
+    def blocks_per_stage(self) -> int:
         """Blocks a stage runs; where they do not divide evenly the last stages run empty ones."""
         return -(-self.repeats // self.stages)
 
     @property
-    def per_tick(self) -> int:
+    def blocks_per_tick(self) -> int:
         """Blocks a stage runs in a tick: all of its own, or a chunk of them."""
-        return self.per_stage // self.virtual
+        return self.blocks_per_stage // self.virtual_stages
 
     @cached_property
-    def passing(self) -> Schedule:
+    def microbatch_schedule(self) -> Schedule:
         """How microbatches pass through it."""
-        return Schedule(self.stages, self.microbatches, self.schedule, self.virtual)
+        return Schedule(self.stages, self.microbatches, self.schedule, self.virtual_stages)
 
     @property
     def ticks(self) -> int:
         """Lock-step ticks in which stages run forward, and as many in which they run backward."""
-        return self.passing.ticks
+        return self.microbatch_schedule.ticks
 
     @property
-    def waiting(self) -> int:
+    def in_flight(self) -> int:
         """Ticks for whose residuals a stage has room."""
-        return self.passing.waiting
+        return self.microbatch_schedule.in_flight
 
     @property
-    def kept_passes(self) -> float:
+    def saved_ticks(self) -> float:
         """How many ticks' residuals are in memory at most: those that wait, and beside the ring
         what is being made and read."""
-        return self.waiting + BESIDE[self.schedule]
+        return self.in_flight + TICKS_BESIDE_IN_FLIGHT[self.schedule]
 
     @property
-    def after_times(self) -> int:
+    def epilogue_passes(self) -> int:
         """How often what follows the blocks runs."""
         return self.ticks if self.schedule == "gpipe" else self.microbatches
 
     @property
     def blocks_share(self) -> Fraction:
         """What part of all repeats one stage runs."""
-        return Fraction(self.per_stage, self.repeats)
+        return Fraction(self.blocks_per_stage, self.repeats)
 
-    def turns(self, i: int) -> Fraction:
+    def forward_passes(self, i: int) -> Fraction:
         """How often a device that holds node i runs it forward in a step: its blocks once in as
         many ticks as it has chunks."""
-        if self.late(i):
-            return Fraction(self.after_times)
+        if self.in_epilogue(i):
+            return Fraction(self.epilogue_passes)
         return (
-            Fraction(self.ticks, self.virtual)
+            Fraction(self.ticks, self.virtual_stages)
             if i in self.nodes
-            else Fraction(self.ticks + (self.after_times if i in self.twice else 0))
+            else Fraction(self.ticks + (self.epilogue_passes if i in self.shared_prologue else 0))
         )
 
-    def sums(self, readers: Iterable[int]) -> Fraction:
+    def gradient_additions(self, readers: Iterable[int]) -> Fraction:
         """How often a device adds to the gradient of a weight that it holds, by the nodes that read
         it: once for the blocks or what comes before them in each of their turns, once for what
         follows them."""
         places = frozenset(
-            self.first if i in self.nodes else self.end if self.late(i) else -1 for i in readers
+            self.first if i in self.nodes else self.end if self.in_epilogue(i) else -1
+            for i in readers
         )
-        if places not in self._sums:
-            self._sums[places] = sum((self.turns(i) for i in sorted(places)), Fraction(0))
-        return self._sums[places]
+        if places not in self._gradient_additions:
+            self._gradient_additions[places] = sum(
+                (self.forward_passes(i) for i in sorted(places)), Fraction(0)
+            )
+        return self._gradient_additions[places]
 
     @cached_property
-    def _sums(self) -> dict[frozenset[int], Fraction]:
+    def _gradient_additions(self) -> dict[frozenset[int], Fraction]:
         """What `sums` found: weights of repeats are read in like places, and fractions take
         long."""
         return {}
 
-    def wanted(self, i: int) -> int:
+    def useful_passes(self, i: int) -> int:
         """Those of its turns that are for a microbatch: what comes before the blocks runs for each
         chunk."""
-        return self.microbatches * (1 if self.late(i) or i in self.nodes else self.virtual)
+        return self.microbatches * (
+            1 if self.in_epilogue(i) or i in self.nodes else self.virtual_stages
+        )
 
-    def kept(self, i: int) -> float:
+    def saved_microbatches(self, i: int) -> float:
         """Of how many microbatches node i, where a device holds it, keeps what its backward pass
         reads."""
-        return self.kept_passes / (self.virtual if i in self.nodes else 1)
+        return self.saved_ticks / (self.virtual_stages if i in self.nodes else 1)
 
     @property
-    def copies(self) -> Fraction:
+    def copied_weights_share(self) -> Fraction:
         """What part of its blocks' weights a stage has beside them: those of the chunks that the
         forward and the backward pass of a tick run."""
-        return Fraction(2, self.virtual) if self.virtual > 1 else Fraction(0)
+        return Fraction(2, self.virtual_stages) if self.virtual_stages > 1 else Fraction(0)
 
-    def late(self, i: int) -> bool:
+    def in_epilogue(self, i: int) -> bool:
         """Whether node i runs with what follows the blocks, and only there."""
-        return i >= self.end or i in self.ending
+        return i >= self.end or i in self.early_epilogue
 
-    def share(self, i: int) -> Fraction:
+    def stage_share(self, i: int) -> Fraction:
         """What part of nodes like node i one stage holds."""
         return self.blocks_share if i in self.nodes else Fraction(1)
 
-    def holder(self, i: int) -> int:
+    def stage_of(self, i: int) -> int:
         """The stage that alone has node i, -1 where every stage has it."""
         return (
-            (i - self.first) // self.period // self.per_tick % self.stages
+            (i - self.first) // self.period // self.blocks_per_tick % self.stages
             if i in self.nodes
             else -1
         )
@@ -242,7 +250,9 @@ class Pipeline:
         return range(self.first, self.end)
 
 
-def pipelined_run(graph: Graph, runs: Iterable[Sequence[int]]) -> tuple[int, int, int] | None:
+def largest_repeated_block(
+    graph: Graph, runs: Iterable[Sequence[int]]
+) -> tuple[int, int, int] | None:
     """The run whose blocks are dealt out over stages: the one with the most parameters."""
     found: tuple[int, tuple[int, int, int]] | None = None
     for first, period, repeats in runs:
@@ -259,46 +269,57 @@ def pipelined_run(graph: Graph, runs: Iterable[Sequence[int]]) -> tuple[int, int
 
 
 def pipeline_of(graph: Graph, plan: Plan) -> Pipeline | None:
-    """The pipeline of a plan's repeated blocks, None where it has none (and of unequal stages:
+    """The pipeline of a plan's repeated blocks, None where it has none (and of uneven stages:
     planner.execution.uneven_pipeline)."""
-    if plan.stages < 2 or plan.cuts:
+    if plan.stages < 2 or plan.stage_cuts:
         return None
-    found = dealt(graph, plan.runs)
+    found = stage_assignment(graph, plan.repeated_blocks)
     return (
-        Pipeline(*found[0], plan.stages, plan.microbatches, plan.schedule, *found[1:], plan.virtual)
+        Pipeline(
+            *found[0],
+            plan.stages,
+            plan.microbatches,
+            plan.schedule,
+            *found[1:],
+            plan.virtual_stages,
+        )
         if found
         else None
     )
 
 
-def dealt(
+def stage_assignment(
     graph: Graph, runs: tuple[tuple[int, int, int], ...]
 ) -> tuple[tuple[int, int, int], frozenset[int], frozenset[int]] | None:
     """The run whose blocks stages share, with what `read_late` says of it; None where there is
     none."""
     if ("dealt", runs) not in graph.memo:
-        run = pipelined_run(graph, runs)
-        graph.memo["dealt", runs] = (run, *read_late(graph, run)) if run else None
+        run = largest_repeated_block(graph, runs)
+        graph.memo["dealt", runs] = (
+            (run, *epilogue_and_shared_prologue(graph, run)) if run else None
+        )
     found: tuple[tuple[int, int, int], frozenset[int], frozenset[int]] | None = graph.memo[
         "dealt", runs
     ]
     return found
 
 
-def read_late(graph: Graph, run: tuple[int, int, int]) -> tuple[frozenset[int], frozenset[int]]:
+def epilogue_and_shared_prologue(
+    graph: Graph, run: tuple[int, int, int]
+) -> tuple[frozenset[int], frozenset[int]]:
     """`ending` and `twice` of a Pipeline."""
     first, period, repeats = run
     end = first + period * repeats
-    blocks = needed(
+    blocks = nodes_needed(
         graph, range(first), chain.from_iterable([node.inputs for node in graph.nodes[first:end]])
     )
-    after = needed(
+    after = nodes_needed(
         graph, range(first), chain(graph.outputs[:1], *[node.inputs for node in graph.nodes[end:]])
     )
     return frozenset(after) - frozenset(blocks), frozenset(after) & frozenset(blocks)
 
 
-def needed(
+def nodes_needed(
     graph: Graph, nodes: Iterable[int], wanted: Iterable[str], given: Iterable[str] = ()
 ) -> list[int]:
     """Those of the nodes that the wanted tensors are made by, given some."""

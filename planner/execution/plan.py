@@ -1,4 +1,4 @@
-"""TODO."""
+"""A plan: every decision that the emitted program of a graph depends on."""
 
 from __future__ import annotations
 
@@ -12,58 +12,60 @@ from planner.sharding.rule import Split
 
 @dataclass(frozen=True)
 class WeightPlan:
-    """How a weight is kept: cut as `layout` says; `zero` is the optimizer-sharding level over
-    `axes`, along dim `dim` (-1: none possible).
+    """How a weight is stored: cut as `layout` says.
 
-    fan: the axes over which its gradient is pending when the backward pass leaves it (axes of
-    `zero` included).
+    Its ZeRO stage cuts state (and at stage 3 the weight itself) over `zero_axes`, along dim
+    `zero_dim` (-1: none possible). grad_partial: the axes over which its gradient is partial when
+    the backward pass leaves it, those of `zero_axes` included.
     """
 
     layout: Layout
-    zero: int = 0
-    axes: Axes = ()
-    dim: int = -1
-    fan: Axes = ()
+    zero_stage: int = 0
+    zero_axes: Axes = ()
+    zero_dim: int = -1
+    grad_partial: Axes = ()
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Every decision an emitted program depends on. mesh: (axis, size) pairs, outermost first;
-    splits by node id.
+    """Every decision that an emitted program depends on.
 
-    runs: repeated blocks as (first node, nodes per block, repeats). recompute: "none", "block"
-    (collectives replayed) or "block-keep" (collective results kept). microbatches:
-    gradient-accumulation steps; the graph is that of one microbatch. schedule: "" or how
-    microbatches pass through pipeline stages (planner.execution.pipeline); the mesh then has an
-    axis "stage". virtual: chunks a stage holds. cuts: of unequal pipeline stages
-    (planner.execution.uneven_pipeline) the first node of every chunk after the first. widths:
-    places along the axis "stage" that each of them takes, () one each. offload: what waits in the
-    host's memory between its uses, of OFFLOAD (planner.strategy.types). bucket_bytes: collectives
-    of gradients and updated parameters travel together up to it (planner.pricing.bucketing); 0: as
-    the compiler has them. copies: microbatches that run at the same time, the communication of one
-    under the products of another (planner.pricing.microbatch_overlap); a divisor of their number.
+    mesh: (axis, size) pairs, outermost first. splits: by node id; nodes without one are whole on
+    every device. zero_axes: mesh axes that ZeRO shards over. recompute: "none", "block"
+    (collectives run again too) or "block-keep" (results of collectives are saved). microbatches:
+    gradient-accumulation steps; the graph is that of one microbatch. repeated_blocks: (first node,
+    nodes per block, repeats) of each. schedule: "" or how microbatches pass through pipeline stages
+    (planner.execution.pipeline); the mesh then has an axis "stage". virtual_stages: parts of the
+    model that each stage holds. stage_cuts: the first node of every part after the first, where
+    stages are uneven (planner.execution.uneven_pipeline). stage_widths: places along the axis
+    "stage" that each uneven stage takes, () for one each. offload: what waits in the host's memory
+    between its uses, of planner.execution.techniques.OFFLOAD. bucket_bytes: gradients and updated
+    parameters are sent together up to this size (planner.pricing.bucketing); 0 leaves that to the
+    compiler. overlapped_microbatches: microbatches that run at the same time, the communication of
+    one under the products of another (planner.pricing.microbatch_overlap); a divisor of
+    `microbatches`.
     """
 
     mesh: tuple[tuple[str, int], ...]
     splits: Mapping[str, Split]
-    zero: int = 0
+    zero_stage: int = 0
     zero_axes: Axes = ()
     recompute: str = "none"
     microbatches: int = 1
-    runs: tuple[tuple[int, int, int], ...] = ()
+    repeated_blocks: tuple[tuple[int, int, int], ...] = ()
     weight_plans: Mapping[str, WeightPlan] = field(default_factory=dict)
     schedule: str = ""
-    virtual: int = 1
+    virtual_stages: int = 1
     offload: tuple[str, ...] = ()
-    cuts: tuple[int, ...] = ()
-    widths: tuple[int, ...] = ()
+    stage_cuts: tuple[int, ...] = ()
+    stage_widths: tuple[int, ...] = ()
     bucket_bytes: int = 0
-    copies: int = 1
+    overlapped_microbatches: int = 1
 
     @property
     def stages(self) -> int:
-        """Places of the mesh for pipeline stages, which take one each but for `widths`; 1 without a
-        pipeline."""
+        """Places along the mesh axis "stage", 1 without a pipeline. A stage takes one, or as many
+        as `stage_widths` says."""
         return dict(self.mesh).get(STAGE, 1) if self.schedule else 1
 
     @property
@@ -77,6 +79,6 @@ class Plan:
         return prod(n for _, n in self.mesh)
 
     @property
-    def turns(self) -> int:
-        """Turns of the loop over microbatches, each of `copies` microbatches."""
-        return self.microbatches // self.copies
+    def accumulation_steps(self) -> int:
+        """Iterations of the loop over microbatches, each of `overlapped_microbatches`."""
+        return self.microbatches // self.overlapped_microbatches

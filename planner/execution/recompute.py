@@ -7,7 +7,7 @@ not replayed. `replay` follows that demand through one function:
 
     mode "all"   ("block")       nothing but the arguments is kept
     mode "keep"  ("block-keep")  arguments and the results of collectives are kept
-    mode "part"  (optimizer level 3 without recomputation)  everything is kept except gathered
+    mode "part"  (ZeRO stage 3 without recomputation)  everything is kept except gathered
                  weights
 
 `reads` is the one table of derivatives: which operands the gradient of an operator needs. Verified
@@ -27,37 +27,39 @@ from planner.graph.ir import Graph
 from planner.ops.control import inner_gradients, region, trips
 from planner.ops.experts import filling
 from planner.ops.residuals import reads
-from planner.sharding.layout import Step
+from planner.sharding.layout import ReshardStep
 from planner.sharding.rule import Rule
 
 RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
 
 
 @dataclass
-class Replay:
+class Recomputed:
     """What runs a second time. steps: (tensor, beginning of a way) whose last step runs again;
     nodes: recomputed kernels (value: whether their result, not only what they know inside, is
     needed); weights: gathered again; kept: results of collectives that are kept (mode "keep").
     """
 
-    steps: dict[tuple[str, tuple[Step, ...]], None] = field(default_factory=dict)
+    steps: dict[tuple[str, tuple[ReshardStep, ...]], None] = field(default_factory=dict)
     nodes: dict[int, bool] = field(default_factory=dict)
     weights: dict[str, None] = field(default_factory=dict)
-    kept: dict[tuple[str, tuple[Step, ...]], None] = field(default_factory=dict)
+    saved: dict[tuple[str, tuple[ReshardStep, ...]], None] = field(default_factory=dict)
 
 
-def replay(flow: Flow, inside: Sequence[int], mode: str, given: Iterable[str] = ()) -> Replay:
+def find_recomputed(
+    flow: Flow, inside: Sequence[int], mode: str, given: Iterable[str] = ()
+) -> Recomputed:
     """The second run of nodes `inside`, wrapped as `mode` says. flow: as it is inside the function
     (`runs.inner_flow`).
 
     given: tensors that arrive as arguments in their source layout and are converted inside (what a
     block carries on).
     """
-    graph, again = flow.graph, Replay()
+    graph, again = flow.graph, Recomputed()
     made = {o: i for i in inside for o in graph.nodes[i].outputs if o}
     given = frozenset(given)
-    seen: set[tuple[str, tuple[Step, ...]]] = set()
-    queue: list[tuple[str, tuple[Step, ...]]] = []
+    seen: set[tuple[str, tuple[ReshardStep, ...]]] = set()
+    queue: list[tuple[str, tuple[ReshardStep, ...]]] = []
 
     def want(i: int, slot: int) -> None:
         name = graph.nodes[i].inputs[slot]
@@ -97,7 +99,7 @@ def replay(flow: Flow, inside: Sequence[int], mode: str, given: Iterable[str] = 
             again.steps[name, way[:end]] = None
             end -= 1
         if end:
-            again.kept[name, way[:end]] = None
+            again.saved[name, way[:end]] = None
         elif name in made:
             compute(made[name])
     return again
@@ -122,7 +124,7 @@ class Product:
 
     flops: Fraction
     backward: int
-    again: int = 0
+    recomputed: int = 0
     inside: bool = False
     beyond: Fraction = Fraction(0)
     multiplied: int = 0
@@ -250,13 +252,13 @@ def _inner_dots(
     return tuple(made)
 
 
-def repeated(flow: Flow, run: RepeatedBlock) -> Replay | None:
+def recomputed_in_block(flow: Flow, run: RepeatedBlock) -> Recomputed | None:
     """The second run of one repeat of a block under the plan; None where nothing is wrapped. flow:
     inside the block."""
     mode = block_mode(flow)
     if not mode:
         return None
-    return replay(
+    return find_recomputed(
         flow, range(run.first, run.first + run.period), mode, [c.enters for c in run.carries]
     )
 
@@ -267,29 +269,29 @@ def block_mode(flow: Flow) -> str:
     if not flow.training:
         return ""
     return {"block": "all", "block-keep": "keep"}.get(
-        flow.plan.recompute, "part" if flow.plan.zero == 3 else ""
+        flow.plan.recompute, "part" if flow.plan.zero_stage == 3 else ""
     )
 
 
-def sharded(flow: Flow, name: str) -> bool:
-    """Whether a weight is kept in pieces and gathered where it is used (optimizer level 3)."""
+def is_gathered(flow: Flow, name: str) -> bool:
+    """Whether a weight is kept in pieces and gathered where it is used (ZeRO stage 3)."""
     plan = flow.weights.get(name)
-    return plan is not None and plan.zero == 3 and plan.dim >= 0
+    return plan is not None and plan.zero_stage == 3 and plan.zero_dim >= 0
 
 
-def parts(flow: Flow, runs: Iterable[RepeatedBlock]) -> tuple[range, ...]:
+def gathering_parts(flow: Flow, runs: Iterable[RepeatedBlock]) -> tuple[range, ...]:
     """Stretches of nodes outside repeated blocks that gather weights: each becomes a function of
     its own, so that gathered weights live no longer than it runs. A stretch begins at a node that
     reads a sharded weight, and a new one at the next that reads a matrix.
     """
-    if not flow.training or flow.plan.zero != 3:
+    if not flow.training or flow.plan.zero_stage != 3:
         return ()
     graph = flow.graph
     blocked = {i for run in runs for i in range(run.first, run.end)}
     found: list[range] = []
     first = last = -1
     for i, node in enumerate(graph.nodes):
-        mine = [n for n in node.inputs if n and sharded(flow, n)]
+        mine = [n for n in node.inputs if n and is_gathered(flow, n)]
         if first >= 0 and (i in blocked or any(len(graph.tensors[n].shape) > 1 for n in mine)):
             found.append(range(first, last + 1))
             first = -1
@@ -300,12 +302,14 @@ def parts(flow: Flow, runs: Iterable[RepeatedBlock]) -> tuple[range, ...]:
     return tuple(found)
 
 
-def replays(flow: Flow, runs: tuple[RepeatedBlock, ...]) -> Iterator[tuple[RepeatedBlock, Replay]]:
+def recomputed_blocks(
+    flow: Flow, runs: tuple[RepeatedBlock, ...]
+) -> Iterator[tuple[RepeatedBlock, Recomputed]]:
     """What recomputed blocks run a second time, for one repeat of each."""
     outer = flow
     for run in runs:
         outer = outer_flow(outer, run)
     for run in runs if flow.plan.recompute != "none" else ():
-        replay = repeated(inner_flow(outer, run), run)
+        replay = recomputed_in_block(inner_flow(outer, run), run)
         if replay:
             yield run, replay

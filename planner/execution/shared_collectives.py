@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from planner.execution.layout_flow import Flow
 from planner.execution.loops import RepeatedBlock, outer_flow
 from planner.graph.ir import Node
-from planner.sharding.layout import Step, Tree
+from planner.sharding.layout import ReshardStep, ReshardTree
 
 BIASES = frozenset({("Add", 0), ("Add", 1), ("BatchNormalization", 2)})
 """(operator, operand) whose gradient is the result's, summed over the dims that the operand has
 not."""
-Place = tuple[str, tuple[Step, ...]]
+Place = tuple[str, tuple[ReshardStep, ...]]
 """(tensor, beginning of its way): one version of a value."""
 
 
@@ -36,17 +36,17 @@ class Merged:
 
 
 @dataclass(frozen=True)
-class Around:
+class OutsideBlocks:
     """What a program has around its repeated blocks: the flow there, its nodes, and of the tensors
     that are converted there their trees."""
 
     flow: Flow
     nodes: tuple[int, ...]
-    trees: Mapping[str, Tree]
-    once: Merged
+    trees: Mapping[str, ReshardTree]
+    merged: Merged
 
 
-def around(flow: Flow, runs: Sequence[RepeatedBlock]) -> Around:
+def outside_blocks(flow: Flow, runs: Sequence[RepeatedBlock]) -> OutsideBlocks:
     """The program around `runs`, the repeated blocks that became one function."""
     graph, outer = flow.graph, flow
     for run in runs:
@@ -61,7 +61,7 @@ def around(flow: Flow, runs: Sequence[RepeatedBlock]) -> Around:
         for n, t in outer.trees.items()
         if not ((n in made and n not in last) or n in own or n in graph.constants)
     }
-    return Around(
+    return OutsideBlocks(
         outer,
         nodes,
         trees,
@@ -75,7 +75,7 @@ def around(flow: Flow, runs: Sequence[RepeatedBlock]) -> Around:
 
 
 def merged(
-    flow: Flow, nodes: Iterable[int], trees: Mapping[str, Tree], leaving: Iterable[str] = ()
+    flow: Flow, nodes: Iterable[int], trees: Mapping[str, ReshardTree], leaving: Iterable[str] = ()
 ) -> Merged:
     """Equal conversions among `trees` (those of one function), whose statements are `nodes`.
     leaving: values also read outside."""
@@ -93,31 +93,31 @@ def merged(
     return Merged(_forward(flow, nodes, trees, number), backward, gradients)
 
 
-def _key(step: Step) -> tuple:
+def _key(step: ReshardStep) -> tuple:
     """A step's forward instruction: a gather whose result varies and one whose result does not are
     the same."""
     kind = "all-gather" if step.kind == "all-gather-invariant" else step.kind
     return (kind, step.axes, step.dim, step.to_dim, step.size)
 
 
-def _back(step: Step) -> tuple:
+def _back(step: ReshardStep) -> tuple:
     """A step's backward instruction: the gradient of a slice and that of what was scattered are
     gathered alike."""
     return (step.backward, *_key(step)[1:]) if step.backward == "all-gather" else _key(step)
 
 
 def _forward(
-    flow: Flow, nodes: tuple[int, ...], trees: Mapping[str, Tree], number
+    flow: Flow, nodes: tuple[int, ...], trees: Mapping[str, ReshardTree], number
 ) -> frozenset[Place]:
     graph = flow.graph
     value: dict[str, int] = {}
     found: set[Place] = set()
     seen: set[int] = set()
 
-    def version(name: str, path: tuple[Step, ...]) -> int:
+    def version(name: str, path: tuple[ReshardStep, ...]) -> int:
         at = value.setdefault(name, number(("made", name))) if name not in value else value[name]
         for step in path:
-            if step.kind != "fan":
+            if step.kind != "pvary":
                 at = number((_key(step), at))
         return at
 
@@ -155,7 +155,11 @@ def _forward(
 
 
 def _backward(
-    flow: Flow, nodes: tuple[int, ...], trees: Mapping[str, Tree], leaving: frozenset[str], number
+    flow: Flow,
+    nodes: tuple[int, ...],
+    trees: Mapping[str, ReshardTree],
+    leaving: frozenset[str],
+    number,
 ) -> tuple[frozenset[Place], dict[str, str]]:
     graph = flow.graph
     inside = frozenset(nodes)
@@ -199,7 +203,7 @@ def _backward(
     def settle(name: str) -> None:
         """Number the cotangent of a value, walking its tree from the leaves."""
         tree = flow.trees[name]
-        uses: dict[tuple[Step, ...], list[int]] = {
+        uses: dict[tuple[ReshardStep, ...], list[int]] = {
             (): [number(("out", name))] if name in leaving else []
         }
         for path in tree.paths():

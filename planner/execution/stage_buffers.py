@@ -1,4 +1,4 @@
-"""How unequal pipeline stages keep their weights: a flat buffer per kind of weight, as long as the
+"""How uneven pipeline stages keep their weights: a flat buffer per kind of weight, as long as the
 fullest stage needs, of which every device has its stage's part.
 
 Weights are of one kind where devices of a stage hold different pieces of them over the same mesh
@@ -42,23 +42,23 @@ class Piece:
 
 @dataclass(frozen=True)
 class Buffer:
-    """Weights of one kind. axes: over which devices of a stage differ; fan: over which gradients
-    are pending; level: of optimizer sharding, over `zero`; length: elements a device holds."""
+    """Weights of one kind. axes: over which devices of a stage differ; grad_partial: over which
+    gradients are partial; zero_stage: over `zero_axes`; length: elements a device holds."""
 
     key: str
     dtype: str
     trained: bool
     axes: Axes
-    fan: Axes
-    level: int
-    zero: Axes
+    grad_partial: Axes
+    zero_stage: int
+    zero_axes: Axes
     length: int
     pieces: tuple[Piece, ...]
 
     @property
     def rest(self) -> Axes:
         """Axes over which gradients are summed once they are scattered."""
-        return tuple(a for a in self.fan if a not in self.zero)
+        return tuple(a for a in self.grad_partial if a not in self.zero_axes)
 
     @property
     def dims(self) -> tuple[Axes, ...]:
@@ -67,7 +67,7 @@ class Buffer:
 
     def state_length(self, mesh: dict[str, int]) -> int:
         """Elements whose optimizer state a device holds."""
-        return self.length // group(self.zero, mesh)
+        return self.length // group(self.zero_axes, mesh)
 
 
 def buffers(flow: Flow, stages: UnevenPipeline) -> tuple[Buffer, ...]:
@@ -84,17 +84,17 @@ def buffers(flow: Flow, stages: UnevenPipeline) -> tuple[Buffer, ...]:
                 trained,
                 "float" if graph.tensors[name].dtype in FLOATS else graph.tensors[name].dtype,
                 tuple(a for a in order if a in cut),
-                w.fan,
+                w.grad_partial,
             )
             piece = Piece(
                 name,
                 k,
-                ends.get((stages.stage(k), kind), 0),
+                ends.get((stages.stage_of_chunk(k), kind), 0),
                 local_shape(graph.tensors[name].shape, w.layout, mesh),
                 w.layout,
             )
             kinds.setdefault(kind, []).append(piece)
-            ends[stages.stage(k), kind] = piece.end
+            ends[stages.stage_of_chunk(k), kind] = piece.end
     return tuple(
         _buffer(flow, kind, tuple(pieces), key)
         for (kind, pieces), key in zip(kinds.items(), _keys(list(kinds)), strict=True)
@@ -104,13 +104,25 @@ def buffers(flow: Flow, stages: UnevenPipeline) -> tuple[Buffer, ...]:
 def _buffer(
     flow: Flow, kind: tuple[bool, str, Axes, Axes], pieces: tuple[Piece, ...], key: str
 ) -> Buffer:
-    trained, dtype, axes, fan = kind
+    trained, dtype, axes, grad_partial = kind
     plan, mesh = flow.plan, dict(flow.plan.mesh)
-    zero = tuple(a for a in fan if a in plan.zero_axes) if trained and plan.zero else ()
+    zero = (
+        tuple(a for a in grad_partial if a in plan.zero_axes) if trained and plan.zero_stage else ()
+    )
     even = group(zero, mesh) * (PARTS if trained else 1)
     length = -(-max(p.end for p in pieces) // even) * even
     dtype = dtype if dtype != "float" else flow.graph.tensors[pieces[0].name].dtype
-    return Buffer(key, dtype, trained, axes, fan, plan.zero if zero else 0, zero, length, pieces)
+    return Buffer(
+        key,
+        dtype,
+        trained,
+        axes,
+        grad_partial,
+        plan.zero_stage if zero else 0,
+        zero,
+        length,
+        pieces,
+    )
 
 
 def _keys(kinds: list[tuple[bool, str, Axes, Axes]]) -> Iterator[str]:
@@ -122,10 +134,10 @@ def _keys(kinds: list[tuple[bool, str, Axes, Axes]]) -> Iterator[str]:
                 "weights" if trained else "frozen",
                 *([] if dtype == "float" else [dtype]),
                 *(["over", *axes] if axes else []),
-                *(["pending", *fan] if fan else []),
+                *(["pending", *grad_partial] if grad_partial else []),
             ]
         )
-        for trained, dtype, axes, fan in kinds
+        for trained, dtype, axes, grad_partial in kinds
     ]
     for k, ((trained, *_), name) in enumerate(zip(kinds, names, strict=True)):
         short = f"stage {'weights' if trained else 'frozen'}"

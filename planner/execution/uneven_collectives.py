@@ -1,4 +1,4 @@
-"""The exact communication, arithmetic and bytes of a program with unequal pipeline stages
+"""The exact communication, arithmetic and bytes of a program with uneven pipeline stages
 (planner.execution.uneven_pipeline), as planner.execution.collectives has them of other programs.
 
 In a tick every device runs the forward pass of one of its stage's chunks, and the backward pass of
@@ -20,23 +20,29 @@ from math import prod
 from planner.execution.collective import (
     CollectiveUse,
     ItemSize,
-    again_uses,
     float32_sizes,
-    kernel_uses,
+    kernel_collectives,
+    path_collectives,
+    recomputed_collectives,
     traffic,
-    way_uses,
 )
 from planner.execution.layout_flow import Flow
 from planner.execution.pipeline import Schedule
-from planner.execution.recompute import Replay, products, replay
+from planner.execution.recompute import Recomputed, find_recomputed, products
 from planner.execution.shared_collectives import merged
 from planner.execution.stage_buffers import buffers
-from planner.execution.uneven_pipeline import UnevenPipeline, handed, rooms, stage_flow, stages_of
+from planner.execution.uneven_pipeline import (
+    UnevenPipeline,
+    buffer_elements,
+    handed_tensors,
+    stage_flow,
+    uneven_pipeline_of,
+)
 from planner.sharding.layout import STAGE, local_shape
 
 
 @dataclass(frozen=True)
-class Tick:
+class ChunkTick:
     """What a place does in a tick with a chunk: `turns` microbatches. forward, backward:
     collectives of all of them; again: what the backward pass runs a second time, None of the last
     chunk."""
@@ -44,29 +50,29 @@ class Tick:
     flow: Flow
     forward: tuple[CollectiveUse, ...]
     backward: tuple[CollectiveUse, ...]
-    again: Replay | None
-    turns: int
+    recomputed: Recomputed | None
+    microbatches: int
 
 
-def passing(flow: Flow) -> Schedule:
+def uneven_schedule(flow: Flow) -> Schedule:
     """How microbatches pass through the stages of a plan; where stages take several places, as many
     microbatches as the widest has go together."""
     plan = flow.plan
     return Schedule(
-        len(plan.widths) or plan.stages,
-        plan.microbatches // max(plan.widths, default=1),
+        len(plan.stage_widths) or plan.stages,
+        plan.microbatches // max(plan.stage_widths, default=1),
         plan.schedule,
-        plan.virtual,
+        plan.virtual_stages,
     )
 
 
-def last_waits(p: Schedule) -> int:
+def idle_ticks_of_last_chunk(p: Schedule) -> int:
     """Ticks with backward passes in which the last chunk runs none."""
-    return 0 if p.schedule == "gpipe" else p.first_backward
+    return 0 if p.kind == "gpipe" else p.first_backward
 
 
 @dataclass(frozen=True)
-class Together:
+class TickGroup:
     """Ticks in which the same chunks run at the same time, one a stage: the way they run, whether
     it is the bubble that these ticks make, how many ticks."""
 
@@ -82,15 +88,15 @@ def chunks_at(p: Schedule, tick: int, *, forward: bool) -> tuple[int, ...]:
     turns = p.forward if forward else p.backward
     numbers = (turns(stage, tick)[1] * p.stages + stage for stage in range(p.stages))
     left_out = (
-        p.stages * p.virtual - 1
-        if not forward and p.schedule != "gpipe" and tick >= p.ticks
+        p.stages * p.virtual_stages - 1
+        if not forward and p.kind != "gpipe" and tick >= p.ticks
         else -1
     )
     return tuple(k for k in numbers if k != left_out)
 
 
 @cache
-def together(p: Schedule) -> tuple[Together, ...]:
+def tick_groups(p: Schedule) -> tuple[TickGroup, ...]:
     """All ticks, forward and backward passes apart. The bubble is the first forward passes, and the
     last backward ones."""
     found: Counter[tuple[bool, bool, tuple[int, ...]]] = Counter()
@@ -100,23 +106,23 @@ def together(p: Schedule) -> tuple[Together, ...]:
         found[
             False, n >= p.ticks - (p.stages - 1), chunks_at(p, p.first_backward + n, forward=False)
         ] += 1
-    return tuple(Together(*key, count) for key, count in found.items())
+    return tuple(TickGroup(*key, count) for key, count in found.items())
 
 
-def of_chunks(flow: Flow, size: ItemSize) -> tuple[Tick, ...]:
+def chunk_ticks(flow: Flow, size: ItemSize) -> tuple[ChunkTick, ...]:
     """The work of every chunk."""
-    stages = found(flow)
+    stages = uneven_stages(flow)
     return tuple(_tick(flow, stages, k, size) for k in range(stages.count))
 
 
-def found(flow: Flow) -> UnevenPipeline:
+def uneven_stages(flow: Flow) -> UnevenPipeline:
     """The stages of a plan that has some."""
-    stages = stages_of(flow)
+    stages = uneven_pipeline_of(flow)
     assert stages is not None
     return stages
 
 
-def _tick(flow: Flow, stages: UnevenPipeline, k: int, size: ItemSize) -> Tick:
+def _tick(flow: Flow, stages: UnevenPipeline, k: int, size: ItemSize) -> ChunkTick:
     own, nodes, last = stage_flow(flow, stages, k), stages.nodes[k], k + 1 == stages.count
     graph = flow.graph
     made = [o for i in nodes for o in graph.nodes[i].outputs if o]
@@ -127,57 +133,68 @@ def _tick(flow: Flow, stages: UnevenPipeline, k: int, size: ItemSize) -> Tick:
         if n in own.trees
     }
     once = merged(own, nodes, trees, stages.leaving(k))
-    again = None if last else replay(own, nodes, "all", (*stages.entering[k], *graph.inputs))
+    again = (
+        None if last else find_recomputed(own, nodes, "all", (*stages.entering[k], *graph.inputs))
+    )
     forward, backward = list[CollectiveUse](), list[CollectiveUse]()
     for name, tree in trees.items():
         for path in tree.paths():
             if not last:
-                forward += way_uses(own, name, path, 0, 1, once, size, "blocks")
-            backward += way_uses(own, name, path, 1, int(last), once, size, "blocks")
+                forward += path_collectives(own, name, path, 0, 1, once, size, "blocks")
+            backward += path_collectives(own, name, path, 1, int(last), once, size, "blocks")
     for i in nodes:
-        uses = [*kernel_uses(own, i, 1, size, "blocks")]
+        uses = [*kernel_collectives(own, i, 1, size, "blocks")]
         (backward if last else forward).extend(u for u in uses if u.phase == "forward")
         backward += [u for u in uses if u.phase != "forward"]
-    backward += again_uses(own, again, "all", lambda name: 1, once, size, "blocks")
-    turns = stages.turns(k)
+    backward += recomputed_collectives(own, again, "all", lambda name: 1, once, size, "blocks")
+    turns = stages.microbatches_per_place(k)
     ahead, back = (
         tuple(replace(u, count=u.count * turns) for u in uses if u.total_bytes)
         for uses in (forward, backward)
     )
-    return Tick(own, ahead, back, again, turns)
+    return ChunkTick(own, ahead, back, again, turns)
 
 
 def collectives(flow: Flow, size: ItemSize) -> Iterator[CollectiveUse]:
     """Every collective of one optimizer step, of each pass that of the chunk that sends the
     most."""
-    work, p, fewer = of_chunks(flow, size), passing(flow), last_waits(passing(flow))
+    work, p, fewer = (
+        chunk_ticks(flow, size),
+        uneven_schedule(flow),
+        idle_ticks_of_last_chunk(uneven_schedule(flow)),
+    )
     ahead, back = [t.forward for t in work], [t.backward for t in work]
     for of_each, times in ((ahead, p.read_ticks), (back, p.ticks - fewer), (back[:-1], fewer)):
         yield from (
             replace(u, count=u.count * times)
-            for u in max(of_each, key=lambda u: _wire(flow, u))
+            for u in max(of_each, key=lambda u: _ring_bytes(flow, u))
             if times
         )
-    yield from outside(flow, size)
+    yield from collectives_between_stages(flow, size)
 
 
-def outside(flow: Flow, size: ItemSize) -> Iterator[CollectiveUse]:
+def collectives_between_stages(flow: Flow, size: ItemSize) -> Iterator[CollectiveUse]:
     """What stages hand to each other and back, the loss, and gradients of packed weights. Between
     two stages of one chunk the last way back is a loop of one tick, which compilers unroll: nobody
     reads what it sends."""
-    stages, p = found(flow), passing(flow)
+    stages, p = uneven_stages(flow), uneven_schedule(flow)
     n = p.ticks
-    for axes, elements in rooms(handed(flow, stages)).items():
+    for axes, elements in buffer_elements(handed_tensors(flow, stages)).items():
         what = "what stages hand on" + (f" ({'+'.join(axes)})" if axes else "")
         payload = int(elements * size("float32"))
         yield CollectiveUse(
-            "collective-permute", (STAGE,), payload, p.read_ticks * stages.together, "forward", what
+            "collective-permute",
+            (STAGE,),
+            payload,
+            p.read_ticks * stages.microbatches_per_tick,
+            "forward",
+            what,
         )
         yield CollectiveUse(
             "collective-permute",
             (STAGE,),
             payload,
-            (n - (p.schedule == "1f1b" and p.stages == 2)) * stages.together,
+            (n - (p.kind == "1f1b" and p.stages == 2)) * stages.microbatches_per_tick,
             "backward",
             what,
         )
@@ -185,20 +202,31 @@ def outside(flow: Flow, size: ItemSize) -> Iterator[CollectiveUse]:
     mesh = dict(flow.plan.mesh)
     for b in (b for b in buffers(flow, stages) if b.trained):
         full, piece = int(b.length * size(b.dtype)), int(b.state_length(mesh) * size(b.dtype))
-        if b.level:
+        if b.zero_stage:
             yield CollectiveUse(
-                "reduce-scatter", b.zero, full, n if b.level == 2 else 1, "gradient", b.key, True
+                "reduce-scatter",
+                b.zero_axes,
+                full,
+                n if b.zero_stage == 2 else 1,
+                "gradient",
+                b.key,
+                True,
             )
-            yield CollectiveUse("all-gather", b.zero, full, 1, "optimizer", b.key, True)
+            yield CollectiveUse("all-gather", b.zero_axes, full, 1, "optimizer", b.key, True)
         if b.rest:
             yield CollectiveUse("all-reduce", b.rest, piece, 1, "gradient", b.key, True)
-        if stages.together > 1:
+        if stages.microbatches_per_tick > 1:
             yield CollectiveUse(
-                "collective-permute", (STAGE,), piece, stages.together - 1, "gradient", b.key
+                "collective-permute",
+                (STAGE,),
+                piece,
+                stages.microbatches_per_tick - 1,
+                "gradient",
+                b.key,
             )
 
 
-def _wire(flow: Flow, uses: tuple[CollectiveUse, ...]) -> Fraction:
+def _ring_bytes(flow: Flow, uses: tuple[CollectiveUse, ...]) -> Fraction:
     """Bytes on the wire."""
     cells = traffic(uses, flow.plan.order, dict(flow.plan.mesh))
     return sum(
@@ -209,31 +237,32 @@ def _wire(flow: Flow, uses: tuple[CollectiveUse, ...]) -> Fraction:
 def flops_by_index(flow: Flow, *, again: bool = True) -> dict[int, Fraction]:
     """2MNK per node, device and step, of the heaviest chunk forward and the heaviest backward;
     without what is computed again of the stage that has the most."""
-    stages, p = found(flow), passing(flow)
-    fewer = last_waits(p)
+    stages, p = uneven_stages(flow), uneven_schedule(flow)
+    fewer = idle_ticks_of_last_chunk(p)
     ahead, back = list[dict[int, Fraction]](), list[dict[int, Fraction]]()
-    for k, tick in enumerate(of_chunks(flow, float32_sizes)):
+    for k, tick in enumerate(chunk_ticks(flow, float32_sizes)):
         forward, backward = dict[int, Fraction](), dict[int, Fraction]()
         for i in stages.nodes[k]:
             dots = products(tick.flow, i)
             f = sum((dot.flops for dot in dots), Fraction(0))
             b = sum(
                 (
-                    dot.flops * (dot.backward + again * (dot.again - dot.multiplied)) + dot.beyond
+                    dot.flops * (dot.backward + again * (dot.recomputed - dot.multiplied))
+                    + dot.beyond
                     for dot in dots
                 ),
                 Fraction(0),
             )
-            if tick.again is None:
+            if tick.recomputed is None:
                 b += f
             else:
-                forward[i] = f * tick.turns
-                if again and i in tick.again.nodes:
+                forward[i] = f * tick.microbatches
+                if again and i in tick.recomputed.nodes:
                     b += sum(
-                        (dot.flops for dot in dots if tick.again.nodes[i] or dot.inside),
+                        (dot.flops for dot in dots if tick.recomputed.nodes[i] or dot.inside),
                         Fraction(0),
                     )
-            backward[i] = b * tick.turns
+            backward[i] = b * tick.microbatches
         ahead.append(forward)
         back.append(backward)
     if again:
@@ -244,9 +273,11 @@ def flops_by_index(flow: Flow, *, again: bool = True) -> dict[int, Fraction]:
         ]
     else:
         each: list[list[tuple[dict[int, Fraction], int]]] = [[] for _ in range(p.stages)]
-        for row in together(p):
+        for row in tick_groups(p):
             for k in row.chunks:
-                each[stages.stage(k)].append(((ahead if row.forward else back)[k], row.ticks))
+                each[stages.stage_of_chunk(k)].append(
+                    ((ahead if row.forward else back)[k], row.ticks)
+                )
         passes = max(each, key=lambda rows: sum(sum(work.values()) * times for work, times in rows))
     total: dict[int, Fraction] = {}
     for i, f in ((i, f * times) for found, times in passes for i, f in found.items()):
@@ -262,7 +293,9 @@ def parameter_bytes(flow: Flow, size: ItemSize, *, trained: bool = False) -> int
     """Bytes of the buffers a device has its part of; of trained weights alone."""
     return int(
         sum(
-            b.length * size(b.dtype) for b in buffers(flow, found(flow)) if b.trained or not trained
+            b.length * size(b.dtype)
+            for b in buffers(flow, uneven_stages(flow))
+            if b.trained or not trained
         )
     )
 
@@ -270,11 +303,13 @@ def parameter_bytes(flow: Flow, size: ItemSize, *, trained: bool = False) -> int
 def state_elements(flow: Flow) -> int:
     """Elements that a device has the optimizer's state of."""
     return sum(
-        b.state_length(dict(flow.plan.mesh)) for b in buffers(flow, found(flow)) if b.trained
+        b.state_length(dict(flow.plan.mesh))
+        for b in buffers(flow, uneven_stages(flow))
+        if b.trained
     )
 
 
-def opened_bytes(flow: Flow, stages: UnevenPipeline, k: int, size: ItemSize) -> float:
+def chunk_weight_bytes(flow: Flow, stages: UnevenPipeline, k: int, size: ItemSize) -> float:
     """Bytes of chunk k's weights as its nodes read them, beside the buffers: XLA cuts each out of
     them."""
     mesh = dict(flow.plan.mesh)

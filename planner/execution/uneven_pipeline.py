@@ -36,10 +36,10 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from planner.errors import PlanError
-from planner.execution.pipeline import needed
+from planner.execution.pipeline import nodes_needed
 from planner.graph.ir import Graph
 from planner.graph.queries import counted_rows
-from planner.sharding.layout import Axes, Layout, Tree, distribute, local_shape
+from planner.sharding.layout import Axes, Layout, ReshardTree, local_shape, reshard_tree
 
 if TYPE_CHECKING:
     from planner.execution.layout_flow import Flow
@@ -63,35 +63,38 @@ class UnevenPipeline:
     grad: frozenset[str]
     starts: tuple[int, ...]
     results: tuple[str, ...]
-    virtual: int = 1
-    widths: tuple[int, ...] = ()
+    virtual_stages: int = 1
+    stage_widths: tuple[int, ...] = ()
 
     @property
     def count(self) -> int:
         """How many chunks there are."""
         return len(self.starts)
 
-    def stage(self, k: int) -> int:
+    def stage_of_chunk(self, k: int) -> int:
         """The stage that holds chunk k."""
-        return k % (self.count // self.virtual)
+        return k % (self.count // self.virtual_stages)
 
     @property
-    def together(self) -> int:
+    def microbatches_per_tick(self) -> int:
         """Microbatches of a tick: as many as the widest stage has places."""
-        return max(self.widths, default=1)
+        return max(self.stage_widths, default=1)
 
-    def turns(self, k: int) -> int:
+    def microbatches_per_place(self, k: int) -> int:
         """Microbatches that a place with chunk k runs in a tick."""
-        return self.together // self.widths[k] if self.widths else 1
+        return self.microbatches_per_tick // self.stage_widths[k] if self.stage_widths else 1
 
     @property
     def paths(self) -> tuple[tuple[int, ...], ...]:
         """Per microbatch of a tick the place at which each stage runs it."""
-        widths = self.widths or (1,) * (self.count // self.virtual)
+        widths = self.stage_widths or (1,) * (self.count // self.virtual_stages)
         first = [sum(widths[:k]) for k in range(len(widths))]
         return tuple(
-            tuple(at + u * w // self.together for at, w in zip(first, widths, strict=True))
-            for u in range(self.together)
+            tuple(
+                at + u * w // self.microbatches_per_tick
+                for at, w in zip(first, widths, strict=True)
+            )
+            for u in range(self.microbatches_per_tick)
         )
 
     @cached_property
@@ -102,7 +105,7 @@ class UnevenPipeline:
         for start, end in reversed(
             [*zip(self.starts, (*self.starts[1:], len(graph.nodes)), strict=True)]
         ):
-            nodes = tuple(needed(graph, again | set(range(start, end)), wanted))
+            nodes = tuple(nodes_needed(graph, again | set(range(start, end)), wanted))
             made = {o for i in nodes for o in graph.nodes[i].outputs if o}
             given = {
                 n
@@ -132,9 +135,9 @@ class UnevenPipeline:
         read = {n for i in self.nodes[k] for n in self.graph.nodes[i].inputs}
         return tuple(n for n in self.graph.weights if n in read)
 
-    def holder(self, i: int) -> int:
+    def stage_of(self, i: int) -> int:
         """The stage of node i."""
-        return self.stage(bisect_right(self.starts, i) - 1)
+        return self.stage_of_chunk(bisect_right(self.starts, i) - 1)
 
 
 def wrong_widths(widths: Sequence[int], places: int, microbatches: int, virtual: int) -> str:
@@ -152,19 +155,19 @@ def wrong_widths(widths: Sequence[int], places: int, microbatches: int, virtual:
     return f"stages of {virtual} chunks take one place each" if virtual > 1 else ""
 
 
-def stages_of(flow: Flow) -> UnevenPipeline | None:
-    """The unequal stages of a plan, None where it has none."""
+def uneven_pipeline_of(flow: Flow) -> UnevenPipeline | None:
+    """The uneven stages of a plan, None where it has none."""
 
-    if not flow.plan.cuts:
+    if not flow.plan.stage_cuts:
         return None
     counted = counted_rows(flow.graph)
     return UnevenPipeline(
         flow.graph,
         flow.grad,
-        (0, *flow.plan.cuts),
+        (0, *flow.plan.stage_cuts),
         (flow.graph.outputs[0], *([counted] if counted else [])),
-        flow.plan.virtual,
-        flow.plan.widths,
+        flow.plan.virtual_stages,
+        flow.plan.stage_widths,
     )
 
 
@@ -190,7 +193,7 @@ def stage_flow(flow: Flow, stages: UnevenPipeline, k: int) -> Flow:
     source, trees = dict(flow.source), dict(flow.trees)
     given = frozenset(entering)
     for name in given:
-        source[name] = travels(flow, name)
+        source[name] = handover_layout(flow, name)
     for name in dict.fromkeys(
         (*entering, *leaving, *(n for i in sorted(own) for n in flow.graph.nodes[i].inputs if n))
     ):
@@ -201,18 +204,20 @@ def stage_flow(flow: Flow, stages: UnevenPipeline, k: int) -> Flow:
             continue
         asked = [flow.need[i, slot] for i, slot in places if i in own]
         if name in leaving:
-            asked.append(travels(flow, name) if k + 1 < stages.count else _result(flow, name))
+            asked.append(
+                handover_layout(flow, name) if k + 1 < stages.count else _result_layout(flow, name)
+            )
         trees[name] = _tree(flow, name, source[name], asked)
     return replace(flow, source=source, trees=trees)
 
 
-def travels(flow: Flow, name: str) -> Layout:
+def handover_layout(flow: Flow, name: str) -> Layout:
     """The layout in which a tensor is handed from stage to stage."""
-    hub = flow.trees[name].hub
+    hub = flow.trees[name].shared_layout
     return hub.stored if hub.partial else hub
 
 
-def _result(flow: Flow, name: str) -> Layout:
+def _result_layout(flow: Flow, name: str) -> Layout:
     """The layout of what the last chunk makes: the loss as it is made, the rows that count equal
     everywhere."""
     source = flow.source[name]
@@ -221,8 +226,8 @@ def _result(flow: Flow, name: str) -> Layout:
     )
 
 
-def _tree(flow: Flow, name: str, source: Layout, targets: Sequence[Layout]) -> Tree:
-    tree = distribute(
+def _tree(flow: Flow, name: str, source: Layout, targets: Sequence[Layout]) -> ReshardTree:
+    tree = reshard_tree(
         flow.graph.tensors[name].shape,
         source,
         tuple(dict.fromkeys(targets)),
@@ -240,18 +245,18 @@ def _tree(flow: Flow, name: str, source: Layout, targets: Sequence[Layout]) -> T
 
 
 @dataclass(frozen=True)
-class Handed:
+class HandedTensor:
     """A tensor in the buffers between two chunks. room: mesh axes over which its buffer differs;
     first: its place there, in elements; shape: a device's piece."""
 
     name: str
     layout: Layout
-    room: Axes
+    axes: Axes
     first: int
     shape: tuple[int, ...]
 
 
-def handed(flow: Flow, stages: UnevenPipeline) -> tuple[tuple[Handed, ...], ...]:
+def handed_tensors(flow: Flow, stages: UnevenPipeline) -> tuple[tuple[HandedTensor, ...], ...]:
     """Per chunk what it is given, laid out one behind the other in a flat buffer for every set of
     axes that tensors differ over."""
     mesh, rows = dict(flow.plan.mesh), []
@@ -259,26 +264,26 @@ def handed(flow: Flow, stages: UnevenPipeline) -> tuple[tuple[Handed, ...], ...]
         ends: dict[Axes, int] = {}
         row = []
         for name in names:
-            layout = travels(flow, name)
-            room = differs(layout, flow.plan.order)
+            layout = handover_layout(flow, name)
+            room = differing_axes(layout, flow.plan.order)
             shape = local_shape(flow.graph.tensors[name].shape, layout, mesh)
-            row.append(Handed(name, layout, room, ends.get(room, 0), shape))
+            row.append(HandedTensor(name, layout, room, ends.get(room, 0), shape))
             ends[room] = ends.get(room, 0) + prod(shape)
         rows.append(tuple(row))
     return tuple(rows)
 
 
-def rooms(rows: Sequence[Sequence[Handed]]) -> dict[Axes, int]:
+def buffer_elements(rows: Sequence[Sequence[HandedTensor]]) -> dict[Axes, int]:
     """Elements of every buffer between stages: what the fullest boundary needs, the others leave
     the rest empty."""
     found: dict[Axes, int] = {}
     for h in (h for row in rows for h in row):
-        found[h.room] = max(found.get(h.room, 0), h.first + prod(h.shape))
+        found[h.axes] = max(found.get(h.axes, 0), h.first + prod(h.shape))
     return found
 
 
-def differs(layout: Layout, order: Axes) -> Axes:
+def differing_axes(layout: Layout, order: Axes) -> Axes:
     """Mesh axes over which devices hold different pieces of a value, or different terms of its
     gradient, in mesh order."""
-    own = {a for dim in layout.dims for a in dim} | set(layout.fan)
+    own = {a for dim in layout.dims for a in dim} | set(layout.grad_partial)
     return tuple(a for a in order if a in own)

@@ -34,17 +34,17 @@ if TYPE_CHECKING:
     from planner.execution.loops import RepeatedBlock
 
 
-def parks(graph: Graph, name: str) -> bool:
+def can_offload(graph: Graph, name: str) -> bool:
     """Whether a weight of a repeated block is one that waits in the host's memory."""
     return len(graph.tensors[name].shape) > 1
 
 
-def tables(graph: Graph) -> tuple[str, ...]:
+def lookup_tables(graph: Graph) -> tuple[str, ...]:
     """Weights that a lookup reads and nothing else."""
     uses = {
         n: graph.consumers.get(n, ())
         for n in graph.weights
-        if parks(graph, n) and n not in graph.hosted
+        if can_offload(graph, n) and n not in graph.host_tables
     }
     return tuple(
         n
@@ -56,23 +56,25 @@ def tables(graph: Graph) -> tuple[str, ...]:
     )
 
 
-def parked(flow: Flow, runs: Sequence[RepeatedBlock]) -> frozenset[str]:
+def offloaded_names(flow: Flow, runs: Sequence[RepeatedBlock]) -> frozenset[str]:
     """The weights, of all repeats, that wait in the host's memory under a plan."""
-    stacks = [names for run in runs for names in run.weights if parks(flow.graph, names[0])]
+    stacks = [names for run in runs for names in run.weights if can_offload(flow.graph, names[0])]
     found = {n for names in stacks for n in names} if "parameters" in flow.plan.offload else set()
     return frozenset(
         found
         | (
-            {*tables(flow.graph)} - {n for names in stacks for n in names}
+            {*lookup_tables(flow.graph)} - {n for names in stacks for n in names}
             if "embeddings" in flow.plan.offload
             else set()
         )
     )
 
 
-def to_reduce(weight: WeightPlan, level: int, microbatches: int = 1) -> bool:
+def gradient_pass_left(weight: WeightPlan, level: int, microbatches: int = 1) -> bool:
     """Whether a pass over the gradient is left after the last microbatch: it is a sum still
     pending, or to be divided."""
     return microbatches > 1 or (
-        bool(set(weight.fan) - set(weight.axes)) if level == 3 else bool(weight.fan)
+        bool(set(weight.grad_partial) - set(weight.zero_axes))
+        if level == 3
+        else bool(weight.grad_partial)
     )

@@ -203,7 +203,7 @@ class WeightRef:
 
 
 @dataclass(frozen=True, slots=True)
-class Hosted:
+class HostTable:
     """A table that lies on hosts or servers (`place`: "host" or "server"): its rows there, and the
     inputs with their numbers. The graph's own tensor is the piece of a step."""
 
@@ -234,7 +234,7 @@ class Graph:
     trainable: frozenset[str] = frozenset()
     dims: Mapping[str, int] = field(default_factory=dict)
     """The symbolic dims that were bound, by name; "batch" is the global batch."""
-    hosted: Mapping[str, Hosted] = field(default_factory=dict)
+    host_tables: Mapping[str, HostTable] = field(default_factory=dict)
     """Weights whose rows are pulled for a step and pushed after it
     (planner.workload.host_tables)."""
     notes: tuple[str, ...] = ()

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import PlanError
-from planner.execution.pipeline import pipelined_run
+from planner.execution.pipeline import largest_repeated_block
 from planner.interop.keys import Keys, load
 from planner.interop.launchers import hf, maxtext, megatron, torchtitan
 from planner.interop.settings import Facts, Settings, settings_of
@@ -71,7 +71,7 @@ def hand_over(strategy: Strategy, source: str | Path, to: str) -> Handover:
     topology, _ = machine_now(strategy)
     planned = reprice(strategy, model, topology)
     rounds = settings_of(replace(strategy, graph=planned.base.graph))
-    run = pipelined_run(planned.base.graph, planned.base.runs)
+    run = largest_repeated_block(planned.base.graph, planned.base.runs)
     facts = Facts(model.name, topology, run[2] if run else 0)
     first = rounds.now
     inexpressible = launcher.round_off(rounds, facts)

@@ -31,8 +31,9 @@ def _attention_rule(node: Node, graph: Graph) -> Rule:
     """Batch, key-value heads, query heads per key-value head and query positions split; keys only
     together with the queries, on a ring.
 
-    Splitting query positions alone leaves k and v fans; the kernel then needs its shard's first
-    position for a causal mask. A mask has all keys (u) of the queries it is cut to.
+    Splitting query positions alone leaves the gradients of k and v partial; the kernel then needs
+    its shard's first position for a causal mask. A mask has all keys (u) of the queries it is cut
+    to.
     """
     shapes = graph.shapes(node.inputs)
     q, k, v = shapes[:3]

@@ -45,7 +45,9 @@ def details(
     rows = {}
     for i, alike in held.items():
         node, rule, split = base.graph.nodes[i], base.rules[i], flow.split(i)
-        late_again = pipeline is not None and pipeline.schedule == "gpipe" and pipeline.late(i)
+        late_again = (
+            pipeline is not None and pipeline.schedule == "gpipe" and pipeline.in_epilogue(i)
+        )
         rows[node.id] = {
             "rule": spell_rule(rule),
             "sizes": dict(rule.sizes),
@@ -90,9 +92,12 @@ def _turns(pipeline: Pipeline | None, alike: Sequence[int], microbatches: int) -
     """(passes of a class's nodes on a device in a step, those beside them in bubbles)."""
     if pipeline is None:
         return microbatches * len(alike), 0.0
-    wanted = sum(pipeline.wanted(k) * pipeline.share(k) for k in alike)
+    wanted = sum(pipeline.useful_passes(k) * pipeline.stage_share(k) for k in alike)
     return int(wanted), float(
-        sum((pipeline.turns(k) - pipeline.wanted(k)) * pipeline.share(k) for k in alike)
+        sum(
+            (pipeline.forward_passes(k) - pipeline.useful_passes(k)) * pipeline.stage_share(k)
+            for k in alike
+        )
     )
 
 

@@ -52,7 +52,7 @@ KINDS = ("all_gather", "all_reduce", "reduce_scatter")
 
 
 def kinds(zero: int) -> tuple[str, ...]:
-    """What is sent together under an optimizer level. Weights of level 3 are gathered, and their
+    """What is sent together under an ZeRO stage. Weights of ZeRO stage 3 are gathered, and their
     gradients scattered, where they are used: a size for those would be one of how many whole
     weights wait in memory, and the compiler's own stays."""
     return ("all_reduce",) if zero == 3 else KINDS

@@ -1,5 +1,5 @@
 """What a weight costs that is needed in a layout: the reduction of its gradient, its share of the
-optimizer's state and pass, per optimizer level.
+optimizer's state and pass, per ZeRO stage.
 
 Weights of many operators are priced together: a row is a weight in one layout, and figures are
 arrays over rows.
@@ -16,7 +16,7 @@ import numpy as np
 from costmodels.host_link import offloaded_weight
 from costmodels.liveness import waiting_bytes
 from planner.execution.layout_flow import own_zero_stage, zero_stage_dims
-from planner.execution.weight_offload import parks, tables
+from planner.execution.weight_offload import can_offload, lookup_tables
 from planner.execution.zero_stages import ZERO_STAGES
 from planner.sharding.layout import Axes, group
 
@@ -32,7 +32,7 @@ CELLS = (len(ZERO_STAGES), 7)
 class _Weight:
     """What the costs of a weight follow from, its layout aside. levels: its own under each of the
     plan's; stacked: of how many repeats a device has it in one array; beside: how many whole ones
-    level 3 has at a time; held: bytes of an element where it has no gradient.
+    ZeRO stage 3 has at a time; held: bytes of an element where it has no gradient.
     """
 
     shape: tuple[int, ...]
@@ -57,11 +57,11 @@ class WeightCosts:
         """[layouts, levels, 7]: seconds once a step, seconds each microbatch, seconds each to add
         up gradients of several, state bytes, bytes of the sum over microbatches, of the whole
         gradient and of the piece left of it, of one weight needed in each layout (numbers of the
-        atlas), per optimizer level. State has a gradient where there is a loop over blocks
+        atlas), per ZeRO stage. State has a gradient where there is a loop over blocks
         (planner.pricing.step_time).
 
-        twice: the backward pass reads the weight too, so that level 3 gathers it again. What it
-        gathers of the heaviest run's repeats is part of the state.
+        twice: the backward pass reads the weight too, so that ZeRO stage 3 gathers it again. What
+        it gathers of the heaviest run's repeats is part of the state.
         """
         known = self._known(self._weight(name, twice))
         if any(n not in known for n in layouts):
@@ -82,13 +82,13 @@ class WeightCosts:
 
     def waits(self, name: str) -> bool:
         """Whether a weight waits in the host's memory."""
-        if name not in self.base.own or not parks(self.graph, name):
+        if name not in self.base.own or not can_offload(self.graph, name):
             return False
         inside = self.graph.consumers[name][0][0] in self.base.repeated
         return (
             "parameters" in self.pricer.offload
             if inside
-            else "embeddings" in self.pricer.offload and name in tables(self.graph)
+            else "embeddings" in self.pricer.offload and name in lookup_tables(self.graph)
         )
 
     def _weight(self, name: str, twice: bool) -> _Weight:
@@ -118,15 +118,15 @@ class WeightCosts:
         return known
 
     def _gathered(self) -> float:
-        """How many whole weights of one repeat level 3 has at a time: those of two, and a gradient
-        before it is scattered, which frameworks count otherwise (planner.pricing.peak_memory,
-        planner.pricing.frameworks.peak_memory)."""
+        """How many whole weights of one repeat ZeRO stage 3 has at a time: those of two, and a
+        gradient before it is scattered, which frameworks count otherwise
+        (planner.pricing.peak_memory, planner.pricing.frameworks.peak_memory)."""
         runtime = self.pricer.runtime
         return (3 if runtime.kernels is None else 2) * (1 + runtime.memory_slack)
 
     def _stacked(self, name: str) -> int:
         """Of how many repeats a device has a weight in one array: with stages those it holds
-        (interleaved ones scatter fewer at once under level 2)."""
+        (interleaved ones scatter fewer at once under ZeRO stage 2)."""
         first, repeats = self.base.stacks.get(name, (-1, 1))
         dealt = self.base.dealt
         return (
@@ -172,11 +172,15 @@ class WeightCosts:
         """Of rows of weights with gradients. shape, pieces: of each dim [rows, dims]; local:
         elements of a device's piece. [rows, levels, 7]"""
         price, recipe = self.pricer, self.pricer.recipe
-        fans = [price.atlas.layouts[n].fan for n in layouts]
-        distinct = list(dict.fromkeys(fans))
-        of = np.array([distinct.index(fan) for fan in fans])
-        over = [tuple([a for a in fan if a in self.zero_axes]) for fan in distinct]
-        rest = [tuple([a for a in fan if a not in self.zero_axes]) for fan in distinct]
+        grad_partials = [price.atlas.layouts[n].grad_partial for n in layouts]
+        distinct = list(dict.fromkeys(grad_partials))
+        of = np.array([distinct.index(grad_partial) for grad_partial in grad_partials])
+        over = [
+            tuple([a for a in grad_partial if a in self.zero_axes]) for grad_partial in distinct
+        ]
+        rest = [
+            tuple([a for a in grad_partial if a not in self.zero_axes]) for grad_partial in distinct
+        ]
         devices = np.array([group(axes, self.sizes) for axes in over])[of]
         dim = zero_stage_dims(shape, pieces, devices)
         cut = dim >= 0
@@ -193,9 +197,9 @@ class WeightCosts:
         )  # what passes through the device while it is used is counted with the whole plan
         made = recipe.parameter_bytes + (0.0 if self.base.written_out else recipe.gradient_bytes)
 
-        def step(own: np.ndarray, fan: list[Axes]) -> np.ndarray:
+        def step(own: np.ndarray, grad_partial: list[Axes]) -> np.ndarray:
             return shown * price.collectives_s(
-                "all-reduce", fan, of, own * recipe.reduction_bytes, True, stacked
+                "all-reduce", grad_partial, of, own * recipe.reduction_bytes, True, stacked
             ) + price.optimizer_s(own, price.offload)
 
         def row(
@@ -257,7 +261,7 @@ class WeightCosts:
             return np.repeat(every[0][:, None], len(ZERO_STAGES), axis=1)
         reduced, whole = step(piece, rest), piece * devices
         for level in ZERO_STAGES[1:]:
-            # Outside blocks, below level 3, collectives travel in buckets.
+            # Outside blocks, below ZeRO stage 3, collectives travel in buckets.
             scatter = shown * price.collectives_s(
                 "reduce-scatter", over, of, whole * recipe.reduction_bytes, level < 3, stacked
             )

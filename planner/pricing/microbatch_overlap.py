@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from costmodels.overlap import BOTH, KERNELS, LINKS, Piece, collectives_hidden, joined
-from planner.execution.loops import of_each_copy
+from planner.execution.loops import tensors_per_microbatch
 from planner.pricing.kernels import kernel_times
 from planner.sharding.layout import Axes, group
 
@@ -90,7 +90,7 @@ def hidden_shares(
     """What part of each collective hides under other copies. sent: all collectives of a step with
     their seconds; again: nodes that run a second time."""
     plan, shares = flow.plan, [0.0] * len(sent)
-    if plan.copies == 1 or not pricer.copies_hidden:
+    if plan.overlapped_microbatches == 1 or not pricer.copies_hidden:
         return shares
     every = stretches(flow, runs)
     home = _homes(flow, runs, every)
@@ -108,7 +108,7 @@ def hidden_shares(
             for use, seconds in (sent[k] for k in own)
         ]
         chain = joined(_chain(base, flow, stretch.nodes, backward, events, again, pricer))
-        share = collectives_hidden(chain, plan.copies, pricer.copies_hidden)
+        share = collectives_hidden(chain, plan.overlapped_microbatches, pricer.copies_hidden)
         for k in own:
             if not sent[k][0].inside:
                 shares[k] = share
@@ -120,7 +120,7 @@ def _homes(
 ) -> dict[tuple[bool, str], tuple[int, int]]:
     """(whether in a loop, what a collective of one copy serves) -> (number of its stretch, the node
     after which it runs forward and before which backward; -1: where the stretch begins)."""
-    graph, own = flow.graph, of_each_copy(flow, runs)
+    graph, own = flow.graph, tensors_per_microbatch(flow, runs)
     loops = {run.first: run for run in runs}
     found: dict[tuple[bool, str], tuple[int, int]] = {}
     for k, stretch in enumerate(every):

@@ -36,13 +36,13 @@ from costmodels.liveness import (
 )
 from planner.analysis.facts import GraphFacts
 from planner.analysis.passing import puts_off, readers
-from planner.execution.even_collectives import of_other_stages
+from planner.execution.even_collectives import weights_of_other_stages
 from planner.execution.layout_flow import Flow, cut_layout, stored_layout
 from planner.execution.loops import RepeatedBlock
 from planner.execution.pipeline import pipeline_of
 from planner.execution.plan import Plan
-from planner.execution.recompute import replays
-from planner.execution.weight_offload import parked
+from planner.execution.recompute import recomputed_blocks
+from planner.execution.weight_offload import offloaded_names
 from planner.pricing.kernels import saved_beside, working_bytes
 from planner.pricing.pricer import Pricer
 from planner.pricing.weight_offload import offloaded_weights
@@ -57,20 +57,20 @@ twelve equal parameters has two."""
 def saved_collectives_bytes(flow: Flow, runs: tuple[RepeatedBlock, ...], pricer: Pricer) -> float:
     """Bytes of the results of collectives that recomputed blocks keep, of all repeats."""
     total, mesh, pipeline = 0.0, dict(flow.plan.mesh), pipeline_of(flow.graph, flow.plan)
-    for run, replay in replays(flow, runs):
+    for run, replay in recomputed_blocks(flow, runs):
         times = (
             run.repeats
             if pipeline is None
-            else pipeline.kept_passes
-            * (pipeline.per_tick if run.first == pipeline.first else run.repeats)
+            else pipeline.saved_ticks
+            * (pipeline.blocks_per_tick if run.first == pipeline.first else run.repeats)
         )
-        for name, way in replay.kept:
+        for name, way in replay.saved:
             step = way[-1]
             size = step.forward_elements * pricer.itemsize(flow.graph.tensors[name].dtype)
             total += (
                 times * size / (group(step.axes, mesh) if step.forward == "reduce-scatter" else 1)
             )
-    return total * flow.plan.copies
+    return total * flow.plan.overlapped_microbatches
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,8 @@ def moments(
     reduced: list[tuple[list[int], float, float]] = []
     parts: dict[tuple, tuple[float, float, float]] = {}
     pipeline = pipeline_of(graph, flow.plan)
-    elsewhere = of_other_stages(graph, pipeline) if pipeline else frozenset[str]()
-    away = parked(flow, runs)
+    elsewhere = weights_of_other_stages(graph, pipeline) if pipeline else frozenset[str]()
+    away = offloaded_names(flow, runs)
     for name, w in flow.weights.items():
         if name in elsewhere:
             continue
@@ -145,15 +145,15 @@ def moments(
         parameters += stored * (name not in away)
         if (
             pipeline
-            and pipeline.copies
+            and pipeline.copied_weights_share
             and any(i in pipeline.nodes for i, _ in graph.consumers[name])
         ):
-            copied += stored * float(pipeline.copies)
+            copied += stored * float(pipeline.copied_weights_share)
         if name in flow.grad:
-            # The program takes all gradients, then scatters each: below level 3 the whole gradient
-            # exists, and microbatches add an accumulator.
-            level = w.zero if w.dim >= 0 else 0
-            several = flow.plan.turns > 1
+            # The program takes all gradients, then scatters each: below ZeRO stage 3 the whole
+            # gradient exists, and microbatches add an accumulator.
+            level = w.zero_stage if w.zero_dim >= 0 else 0
+            several = flow.plan.accumulation_steps > 1
             held = (
                 (cut if level >= 2 else full) if several and (level < 3 or base.written_out) else 0
             )
@@ -170,8 +170,8 @@ def moments(
                     cut
                     * recipe.state_bytes
                     * (
-                        pipeline.per_tick
-                        if pipeline and pipeline.virtual > 1 and users[0] in pipeline.nodes
+                        pipeline.blocks_per_tick
+                        if pipeline and pipeline.virtual_stages > 1 and users[0] in pipeline.nodes
                         else 1
                     )
                 )
@@ -181,12 +181,12 @@ def moments(
                 (users, full * recipe.gradient_bytes, cut * waiting_bytes(recipe, level))
             )
             for i, _ in graph.consumers[name]:
-                if w.zero == 3 and w.dim >= 0:
+                if w.zero_stage == 3 and w.zero_dim >= 0:
                     gathered[i] = gathered.get(i, 0.0) + full * recipe.parameter_bytes
                 if (
                     name in base.own
                     and i in base.repeated
-                    and flow.plan.zero < 3
+                    and flow.plan.zero_stage < 3
                     and name not in away
                 ):
                     late += full * recipe.gradient_bytes
@@ -207,7 +207,11 @@ def moments(
         ),
     )
     if sending:
-        activations += PARKED_ARRAYS * flow.plan.copies * sent_activations(flow, pricer, runs)[1]
+        activations += (
+            PARKED_ARRAYS
+            * flow.plan.overlapped_microbatches
+            * sent_activations(flow, pricer, runs)[1]
+        )
     activations += saved_collectives_bytes(flow, runs, pricer)
     slack = 1 + pricer.runtime.memory_slack
     if base.written_out:
@@ -217,8 +221,8 @@ def moments(
             whole,
             piece,
             recipe,
-            flow.plan.zero,
-            flow.plan.turns,
+            flow.plan.zero_stage,
+            flow.plan.accumulation_steps,
         )
         found = Moments(
             parameters,
@@ -272,7 +276,8 @@ def saved_tensors(base: GraphFacts, flow: Flow, pricer: Pricer) -> Iterator[tupl
         yield (
             i,
             name,
-            flow.plan.copies * (sizes[key] + saved_beside(base, i, slot, flow.split(i), pricer)),
+            flow.plan.overlapped_microbatches
+            * (sizes[key] + saved_beside(base, i, slot, flow.split(i), pricer)),
         )
 
 
@@ -293,14 +298,14 @@ def saved_activations(
         return 0.0, 0.0
     inside = {
         i: (first, period)
-        for first, period, repeats in plan.runs
+        for first, period, repeats in plan.repeated_blocks
         for i in range(first, first + period * repeats)
     }
     total = tail = 0.0
     transient: dict[int, float] = {}
     many = (
         {
-            block: pipeline.kept(i) * float(pipeline.share(i))
+            block: pipeline.saved_microbatches(i) * float(pipeline.stage_share(i))
             for block, i in ((True, pipeline.first), (False, pipeline.end))
         }
         if pipeline
@@ -358,7 +363,7 @@ def passes(
 ) -> Iterator[Pass]:
     """Every class of nodes while it runs, in all copies of the batch. gathered: nodes whose weights
     are counted by the caller."""
-    graph, mesh, copies = base.graph, dict(flow.plan.mesh), flow.plan.copies
+    graph, mesh, copies = base.graph, dict(flow.plan.mesh), flow.plan.overlapped_microbatches
 
     def local(name: str, layout: Layout) -> float:
         tensor = graph.tensors[name]
@@ -441,7 +446,7 @@ def _walk(
 
 def block_of(plan: Plan, i: int) -> int:
     """A number for the repeat a node is in; nodes outside runs are each their own."""
-    for first, period, repeats in plan.runs:
+    for first, period, repeats in plan.repeated_blocks:
         if first <= i < first + period * repeats:
             return -1 - (first + (i - first) // period)
     return i

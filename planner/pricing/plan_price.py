@@ -34,7 +34,7 @@ def price_flow(
     """Price of a derived flow. uses: its collectives, where they are known."""
     if pricer.runtime.kernels is not None:
         return frameworks.price(base, flow, runs, pricer)
-    if flow.plan.cuts:
+    if flow.plan.stage_cuts:
         return uneven_step.price(base, flow, pricer)
     return step_time.price(base, flow, runs, pricer, uses)
 
@@ -49,6 +49,6 @@ def price_resent(
 ) -> Cost:
     """Price of a flow from that of the same one whose collectives travel together up to another
     size: nothing but their times depends on it."""
-    if pricer.runtime.kernels is not None or flow.plan.cuts:
+    if pricer.runtime.kernels is not None or flow.plan.stage_cuts:
         return price_flow(base, flow, runs, pricer)
     return step_time.resent(base, flow, runs, pricer, uses, cost)

@@ -178,7 +178,7 @@ class Conversions:
     ) -> None:
         """Fill in the cells `at` of a table, pairs of which a layout pads. source, target: extents
         as padded for each cell. [cells, dims]"""
-        ways = self.pairs.ways
+        ways = self.pairs.padded
         facts = (
             (source == target) + 2 * (source == shape) + 4 * (target == shape)
         ) @ 8 ** np.arange(len(shape))

@@ -24,13 +24,13 @@ import numpy as np
 from planner.analysis.facts import GraphFacts
 from planner.execution import collectives
 from planner.execution.collective import CollectiveUse, traffic
-from planner.execution.even_collectives import of_other_stages
+from planner.execution.even_collectives import weights_of_other_stages
 from planner.execution.layout_flow import Flow, cut_layout, derive, stored_layout
-from planner.execution.loops import RepeatedBlock, dealt_run, find_run
+from planner.execution.loops import RepeatedBlock, find_repeated_block, pipelined_block
 from planner.execution.pipeline import Pipeline, pipeline_of
 from planner.execution.plan import Plan
-from planner.execution.recompute import replays
-from planner.execution.weight_offload import parked
+from planner.execution.recompute import recomputed_blocks
+from planner.execution.weight_offload import offloaded_names
 from planner.pricing.bucketing import launched, launching_s, seconds
 from planner.pricing.cost import Cost
 from planner.pricing.host_tables import pull_push_s
@@ -46,10 +46,14 @@ def derived(base: GraphFacts, plan: Plan) -> tuple[Flow, tuple[RepeatedBlock, ..
     """The flow of a plan and its repeated blocks. Raises PlanError P068 where they cannot be dealt
     out over pipeline stages."""
     flow = derive(base.graph, plan, training=base.training, rules=base.rules, grad=base.grad)
-    found = [find_run(flow, *run) for run in plan.runs] if not plan.cuts else []
+    found = (
+        [find_repeated_block(flow, *run) for run in plan.repeated_blocks]
+        if not plan.stage_cuts
+        else []
+    )
     runs = tuple(r for r in found if isinstance(r, RepeatedBlock))
     if pipeline := pipeline_of(base.graph, plan):
-        dealt_run(flow, runs, pipeline, [r for r in found if isinstance(r, str)])
+        pipelined_block(flow, runs, pipeline, [r for r in found if isinstance(r, str)])
     return flow, runs
 
 
@@ -67,21 +71,26 @@ def price(
     compute = again = bubble = 0.0
     replayed, done = recomputed_nodes(flow, runs), dict[tuple, tuple[float, float, float]]()
     for i in range(len(graph.nodes)):
-        place = (i in pipeline.nodes, pipeline.late(i), i in pipeline.twice) if pipeline else ()
+        place = (
+            (i in pipeline.nodes, pipeline.in_epilogue(i), i in pipeline.shared_prologue)
+            if pipeline
+            else ()
+        )
         key = (base.shared[i], id(flow.split(i)), i in replayed, place)
         if key not in done:
             f, b = kernel_times(base, i, flow.split(i), pricer)
             twice = (
                 f
-                if i in replayed or (pipeline and pipeline.schedule == "gpipe" and pipeline.late(i))
+                if i in replayed
+                or (pipeline and pipeline.schedule == "gpipe" and pipeline.in_epilogue(i))
                 else 0.0
             )
-            turn = (f + b + twice) * (float(pipeline.share(i)) if pipeline else 1.0)
-            wanted = pipeline.wanted(i) if pipeline else micro
+            turn = (f + b + twice) * (float(pipeline.stage_share(i)) if pipeline else 1.0)
+            wanted = pipeline.useful_passes(i) if pipeline else micro
             done[key] = (
                 wanted * turn,
                 wanted * turn * twice / (f + b + twice or 1.0),
-                float(pipeline.turns(i) - wanted) * turn if pipeline else 0.0,
+                float(pipeline.forward_passes(i) - wanted) * turn if pipeline else 0.0,
             )
         own, more, idle = done[key]
         compute, again, bubble = compute + own, again + more, bubble + idle
@@ -92,7 +101,7 @@ def price(
         if base.training
         else 0.0
     )
-    if parked(flow, runs):
+    if offloaded_names(flow, runs):
         moved = offloaded_weights(flow, runs, pricer)
         optimizer += pricer.host_s(micro * moved.added + moved.once)
     tables = pull_push_s(flow, pricer)
@@ -103,7 +112,7 @@ def price(
         else 1.0
     )
     distinct = (
-        distinct if plan.copies == 1 else min(1.0, distinct)
+        distinct if plan.overlapped_microbatches == 1 else min(1.0, distinct)
     )  # copies share products of weights alone
     assert distinct <= 1 + 1e-9, f"{distinct} of the devices' arithmetic is useful"
     return Cost(
@@ -178,7 +187,7 @@ def _sending(
     micro = flow.plan.microbatches
     if "activations" in flow.plan.offload:  # out and in again in every microbatch
         exposed += 2 * micro * pricer.host_s(sent_activations(flow, pricer, runs)[0])
-    if parked(flow, runs):
+    if offloaded_names(flow, runs):
         exposed += micro * pricer.host_s(offloaded_weights(flow, runs, pricer).each)
     return _Sending(exposed, overlapped, by_axes, launching_s(sent, pricer))
 
@@ -193,7 +202,7 @@ def sent_s(
     """Every collective with its seconds, and those of them that hide: of gradients under the
     backward pass, of a copy of the batch under other copies."""
     sizes = launched(uses, flow.plan.bucket_bytes)
-    if flow.plan.copies == 1:
+    if flow.plan.overlapped_microbatches == 1:
         return seconds(uses, pricer, sizes)
     mesh = dict(flow.plan.mesh)
     most = launch_bytes(uses, mesh)
@@ -220,8 +229,13 @@ def sent_s(
 def _optimizer_s(flow: Flow, pipeline: Pipeline | None, pricer: Pricer) -> float:
     """Seconds of a device's update, and of the sums of gradients over several microbatches: of
     pieces where the optimizer level cuts them first."""
-    graph, mesh, turns, copies = flow.graph, dict(flow.plan.mesh), flow.plan.turns, flow.plan.copies
-    elsewhere = of_other_stages(graph, pipeline) if pipeline else frozenset[str]()
+    graph, mesh, turns, copies = (
+        flow.graph,
+        dict(flow.plan.mesh),
+        flow.plan.accumulation_steps,
+        flow.plan.overlapped_microbatches,
+    )
+    elsewhere = weights_of_other_stages(graph, pipeline) if pipeline else frozenset[str]()
     sizes: dict[tuple, tuple[int, int, int]] = {}
     updated = added = 0.0
     for n, w in flow.weights.items():
@@ -231,12 +245,18 @@ def _optimizer_s(flow: Flow, pipeline: Pipeline | None, pricer: Pricer) -> float
                 piece, whole = (
                     prod(local_shape(shape, layout, mesh)) for layout in (cut_layout(w), w.layout)
                 )
-                sizes[shape, id(w)] = piece, piece if w.zero >= 2 or w.dim < 0 else whole, whole
+                sizes[shape, id(w)] = (
+                    piece,
+                    piece if w.zero_stage >= 2 or w.zero_dim < 0 else whole,
+                    whole,
+                )
             piece, summed, whole = sizes[shape, id(w)]
             updated += piece
             if turns > 1:
                 added += summed * (
-                    float(pipeline.sums(i for i, _ in graph.consumers[n])) if pipeline else turns
+                    float(pipeline.gradient_additions(i for i, _ in graph.consumers[n]))
+                    if pipeline
+                    else turns
                 )
             added += whole * turns * (copies - 1)  # the copies' gradients of one turn
     return pricer.optimizer_s(updated, flow.plan.offload) + pricer.grad_accumulate_s(
@@ -259,7 +279,9 @@ def _loops_s(
     for run in runs:
         for names in run.weights:
             held = (
-                names[: pipeline.per_stage] if pipeline and run.first == pipeline.first else names
+                names[: pipeline.blocks_per_stage]
+                if pipeline and run.first == pipeline.first
+                else names
             )
             shape = flow.graph.tensors[names[0]].shape
             weights += (
@@ -269,7 +291,7 @@ def _loops_s(
             )
     inside = {i for run in runs for i in range(run.first, run.end)}
     kept = sum(
-        size * (float(pipeline.share(i)) if pipeline else 1.0)
+        size * (float(pipeline.stage_share(i)) if pipeline else 1.0)
         for i, _, size in saved_tensors(base, flow, pricer)
         if i in inside
     )
@@ -281,7 +303,7 @@ def recomputed_nodes(flow: Flow, runs: tuple[RepeatedBlock, ...]) -> frozenset[i
     blocks."""
     return frozenset(
         i + r * run.period
-        for run, replay in replays(flow, runs)
+        for run, replay in recomputed_blocks(flow, runs)
         for i, result in replay.nodes.items()
         if result
         for r in range(run.repeats)

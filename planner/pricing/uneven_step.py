@@ -1,4 +1,4 @@
-"""The price of a plan with unequal pipeline stages (planner.execution.uneven_pipeline): time and
+"""The price of a plan with uneven pipeline stages (planner.execution.uneven_pipeline): time and
 memory of a device, as planner.pricing.step_time and planner.pricing.peak_memory have them of other
 plans.
 
@@ -30,7 +30,7 @@ from planner.execution import collectives, uneven_collectives
 from planner.execution.collective import CollectiveUse, traffic
 from planner.execution.layout_flow import Flow
 from planner.execution.stage_buffers import PARTS, buffers
-from planner.execution.uneven_pipeline import handed, rooms
+from planner.execution.uneven_pipeline import buffer_elements, handed_tensors
 from planner.pricing.cost import Cost
 from planner.pricing.kernels import kernel_times
 from planner.pricing.peak_memory import PARKED_ARRAYS, passes, saved_tensors
@@ -55,7 +55,10 @@ def passes_of_chunks(
     base: GraphFacts, flow: Flow, pricer: Pricer
 ) -> tuple[tuple[Pass, ...], tuple[Pass, ...]]:
     """Forward passes of all chunks but the last, which has none, and backward passes of all."""
-    stages, known = uneven_collectives.found(flow), dict[tuple[int, object], tuple[float, float]]()
+    stages, known = (
+        uneven_collectives.uneven_stages(flow),
+        dict[tuple[int, object], tuple[float, float]](),
+    )
     ahead, back = list[Pass](), list[Pass]()
 
     def one(kernels_s: float, again_s: float, uses: tuple[CollectiveUse, ...], turns: int) -> Pass:
@@ -66,7 +69,7 @@ def passes_of_chunks(
             kernels_s * turns + sum(shown_s(u, flow, pricer) for u in uses),
         )
 
-    for k, tick in enumerate(uneven_collectives.of_chunks(flow, pricer.itemsize)):
+    for k, tick in enumerate(uneven_collectives.chunk_ticks(flow, pricer.itemsize)):
         forward = backward = again = 0.0
         for i in stages.nodes[k]:
             key = base.shared[i], flow.split(i)
@@ -74,17 +77,17 @@ def passes_of_chunks(
                 known[key] = kernel_times(base, i, flow.split(i), pricer)
             f, b = known[key]
             forward, backward = forward + f, backward + b
-            again += f if tick.again is not None and tick.again.nodes.get(i) else 0.0
+            again += f if tick.recomputed is not None and tick.recomputed.nodes.get(i) else 0.0
         opened = pricer.kernel_s(
             0.0,
-            2 * uneven_collectives.opened_bytes(flow, stages, k, pricer.itemsize),
+            2 * uneven_collectives.chunk_weight_bytes(flow, stages, k, pricer.itemsize),
             pricer.recipe.compute,
         )
-        if tick.again is None:
-            back.append(one(forward + backward + 2 * opened, 0.0, tick.backward, tick.turns))
+        if tick.recomputed is None:
+            back.append(one(forward + backward + 2 * opened, 0.0, tick.backward, tick.microbatches))
         else:
-            ahead.append(one(forward + opened, 0.0, tick.forward, tick.turns))
-            back.append(one(again + backward + 2 * opened, again, tick.backward, tick.turns))
+            ahead.append(one(forward + opened, 0.0, tick.forward, tick.microbatches))
+            back.append(one(again + backward + 2 * opened, again, tick.backward, tick.microbatches))
     return tuple(ahead), tuple(back)
 
 
@@ -106,7 +109,7 @@ def price(base: GraphFacts, flow: Flow, pricer: Pricer) -> Cost:
     ahead, back = passes_of_chunks(base, flow, pricer)
     slowest = [
         (longest(ahead if row.forward else back, row.chunks), row)
-        for row in uneven_collectives.together(uneven_collectives.passing(flow))
+        for row in uneven_collectives.tick_groups(uneven_collectives.uneven_schedule(flow))
     ]
     compute, bubble = (
         sum(p.kernels_s * row.ticks for p, row in slowest if row.bubble is idle)
@@ -115,7 +118,7 @@ def price(base: GraphFacts, flow: Flow, pricer: Pricer) -> Cost:
     replayed = sum(p.again_s * row.ticks for p, row in slowest if not row.bubble)
     by_axes: dict[tuple[str, str], float] = {}
     exposed = hidden = 0.0
-    outside = [*uneven_collectives.outside(flow, pricer.itemsize)]
+    outside = [*uneven_collectives.collectives_between_stages(flow, pricer.itemsize)]
     for times, use in (
         *((row.ticks, u) for p, row in slowest for u in p.uses),
         *((1, u) for u in outside),
@@ -153,16 +156,20 @@ def price(base: GraphFacts, flow: Flow, pricer: Pricer) -> Cost:
 def _optimizer_s(flow: Flow, pricer: Pricer) -> float:
     """Seconds of the update, and of adding each microbatch's gradients to their sums."""
     mesh = dict(flow.plan.mesh)
-    stages = uneven_collectives.found(flow)
+    stages = uneven_collectives.uneven_stages(flow)
     added = sum(
-        b.state_length(mesh) if b.level == 2 else b.length
+        b.state_length(mesh) if b.zero_stage == 2 else b.length
         for b in buffers(flow, stages)
         if b.trained
     )
-    within = sum(b.length for b in buffers(flow, stages) if b.trained) if stages.together > 1 else 0
+    within = (
+        sum(b.length for b in buffers(flow, stages) if b.trained)
+        if stages.microbatches_per_tick > 1
+        else 0
+    )
     sums = pricer.grad_accumulate_s(
-        uneven_collectives.passing(flow).ticks
-        * (added + stages.together * within)
+        uneven_collectives.uneven_schedule(flow).ticks
+        * (added + stages.microbatches_per_tick * within)
         * pricer.recipe.gradient_bytes
     )
     return pricer.optimizer_s(uneven_collectives.state_elements(flow), flow.plan.offload) + sums
@@ -170,7 +177,11 @@ def _optimizer_s(flow: Flow, pricer: Pricer) -> float:
 
 def memory(base: GraphFacts, flow: Flow, pricer: Pricer) -> Breakdown:
     """Peak memory by part, in bytes of the recipe."""
-    recipe, mesh, stages = pricer.recipe, dict(flow.plan.mesh), uneven_collectives.found(flow)
+    recipe, mesh, stages = (
+        pricer.recipe,
+        dict(flow.plan.mesh),
+        uneven_collectives.uneven_stages(flow),
+    )
     parameters = gradients = state = on_way = 0.0
     for b in buffers(flow, stages):
         parameters += b.length * (
@@ -180,21 +191,25 @@ def memory(base: GraphFacts, flow: Flow, pricer: Pricer) -> Breakdown:
         )
         if b.trained:
             piece = b.state_length(mesh)
-            gradients += (b.length + (piece if b.level == 2 else b.length)) * recipe.gradient_bytes
+            gradients += (
+                b.length + (piece if b.zero_stage == 2 else b.length)
+            ) * recipe.gradient_bytes
             if "optimizer" in flow.plan.offload:
                 on_way = max(on_way, PARKED_ARRAYS * piece / PARTS * recipe.state_bytes)
             else:
                 state += piece * recipe.state_bytes
     boundary = (
-        sum(rooms(handed(flow, stages)).values()) * stages.together * pricer.itemsize("float32")
+        sum(buffer_elements(handed_tensors(flow, stages)).values())
+        * stages.microbatches_per_tick
+        * pricer.itemsize("float32")
     )
-    waiting = uneven_collectives.passing(flow).waiting
+    waiting = uneven_collectives.uneven_schedule(flow).in_flight
     slack, own = 1 + pricer.runtime.memory_slack, dict[int, list[float]]()
     kept, working = dict[int, float](), {p.i: p.work for p in passes(base, flow, pricer, {})}
     for i, _, size in saved_tensors(base, flow, pricer):
         kept[i] = kept.get(i, 0.0) + size
     for k in range(stages.count):
-        opened = uneven_collectives.opened_bytes(flow, stages, k, pricer.itemsize)
+        opened = uneven_collectives.chunk_weight_bytes(flow, stages, k, pricer.itemsize)
         own[k] = [
             sum(kept.get(i, 0.0) for i in stages.nodes[k]),
             max(working[base.shared[i]] for i in stages.nodes[k]) + opened,

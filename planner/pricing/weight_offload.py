@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from costmodels.host_link import OffloadedBytes, offloaded_weight
 from planner.execution.layout_flow import Flow, cut_layout, stored_layout
-from planner.execution.weight_offload import parked, to_reduce
+from planner.execution.weight_offload import gradient_pass_left, offloaded_names
 from planner.sharding.layout import local_shape
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def offloaded_weights(
     """What a plan's offloaded weights move and take."""
     each = added = once = 0.0
     most = 0.0, 0.0
-    offloaded = parked(flow, runs)
+    offloaded = offloaded_names(flow, runs)
     blocks = [
         (tuple(names[0] for names in run.weights if names[0] in offloaded), run.repeats, 2)
         for run in runs
@@ -69,8 +69,8 @@ def _one(flow: Flow, name: str, times: int, pricer: Pricer) -> tuple[OffloadedBy
     stored_bytes = stored * (recipe.parameter_bytes if t.is_float else pricer.itemsize(t.dtype))
     if name not in flow.grad:
         return OffloadedBytes(times * stored_bytes, 0.0, 0.0), stored_bytes, 0.0
-    zero_stage = w.zero if w.dim >= 0 else 0
-    pending = to_reduce(w, zero_stage, micro)
+    zero_stage = w.zero_stage if w.zero_dim >= 0 else 0
+    pending = gradient_pass_left(w, zero_stage, micro)
     return (
         offloaded_weight(stored, full, piece, zero_stage, pending, recipe, times),
         stored_bytes,

@@ -54,17 +54,17 @@ def ticks(p: Pipeline, stage: int) -> Iterator[Tick]:
     def real(m: int) -> int:
         return m if 0 <= m < p.microbatches else BUBBLE
 
-    behind, first = p.stages - 1, p.passing.first_backward
+    behind, first = p.stages - 1, p.microbatch_schedule.first_backward
     if p.schedule != "gpipe":
         for t in range(first + p.ticks):
             ahead, back, leaving = (
-                p.passing.forward(stage, t),
-                p.passing.backward(stage, t),
-                p.passing.forward(behind, t),
+                p.microbatch_schedule.forward(stage, t),
+                p.microbatch_schedule.backward(stage, t),
+                p.microbatch_schedule.forward(behind, t),
             )
             m = (
                 leaving[0]
-                if t < p.ticks and leaving[0] != BUBBLE and leaving[1] == p.virtual - 1
+                if t < p.ticks and leaving[0] != BUBBLE and leaving[1] == p.virtual_stages - 1
                 else None
             )
             yield Tick(

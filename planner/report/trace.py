@@ -45,7 +45,7 @@ def trace(p: Priced) -> str:
     from planner.report.html.derive import work_out
     from planner.report.trace_uneven import uneven_tracks
 
-    if p.plan.cuts:
+    if p.plan.stage_cuts:
         events = [e for t in uneven_tracks(p) for e in t.events]
     else:
         detail = work_out(p)
@@ -146,7 +146,7 @@ def _stages(d: Detail) -> Iterator[Track]:
                 which = "" if m == BUBBLE else f" {m}" if m == last else f" {m} to {last}"
                 chunk = (
                     f" chunk {s.first.chunks[name == 'backward']}"
-                    if p.virtual > 1 and name in ("forward", "backward")
+                    if p.virtual_stages > 1 and name in ("forward", "backward")
                     else ""
                 )
                 words = "bubble" if m == BUBBLE else names[name] + which + chunk

@@ -27,12 +27,12 @@ class _UnevenStep:
 
     def __init__(self, p: Priced) -> None:
         self.p, self.flow, self.pricer = p, p.flow, p.pricer
-        self.schedule = uneven_collectives.passing(p.flow)
-        self.together = uneven_collectives.found(p.flow).together
+        self.schedule = uneven_collectives.uneven_schedule(p.flow)
+        self.together = uneven_collectives.uneven_stages(p.flow).microbatches_per_tick
         self.passes: dict[str, Sequence[Pass]] = dict(
             zip(("forward", "backward"), passes_of_chunks(p.base, p.flow, p.pricer), strict=True)
         )
-        outside = [*uneven_collectives.outside(p.flow, p.pricer.itemsize)]
+        outside = [*uneven_collectives.collectives_between_stages(p.flow, p.pricer.itemsize)]
         self.handed_on = {
             way: [u for u in outside if u.kind == "collective-permute" and u.phase == way]
             for way in ("forward", "backward")
@@ -68,7 +68,7 @@ class _UnevenStep:
         k, tick_s = turn * self.schedule.stages + stage, longest(passes, running).seconds
         own = passes[k] if k in running and k < len(passes) else None
         if own is not None:
-            chunk = f" chunk {turn}" if self.p.plan.virtual > 1 else ""
+            chunk = f" chunk {turn}" if self.p.plan.virtual_stages > 1 else ""
             first = microbatch * self.together
             number = (
                 "none"

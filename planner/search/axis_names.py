@@ -46,7 +46,7 @@ def axis_names(base: GraphFacts, plan: Plan, kept: Collection[str] = ()) -> dict
             role = max(ROLES, key=lambda r: shares[r]) if any(shares.values()) else REPLICATED
             called = (
                 "fsdp"
-                if plan.zero == 3 and a in plan.zero_axes and role in ("data", REPLICATED)
+                if plan.zero_stage == 3 and a in plan.zero_axes and role in ("data", REPLICATED)
                 else role
             )
             names = (called if k == 1 else f"{called}{k}" for k in range(1, len(work) + 1))
@@ -81,8 +81,8 @@ def renamed_plan(plan: Plan, names: Names) -> Plan:
         n: replace(
             w,
             layout=renamed_layout(w.layout, names),
-            axes=renamed_axes(w.axes, names),
-            fan=renamed_axes(w.fan, names),
+            zero_axes=renamed_axes(w.zero_axes, names),
+            grad_partial=renamed_axes(w.grad_partial, names),
         )
         for n, w in plan.weight_plans.items()
     }
@@ -143,7 +143,7 @@ def renamed_layout(layout: Layout, names: Names) -> Layout:
     return Layout(
         tuple(renamed_axes(d, names) for d in layout.dims),
         renamed_axes(layout.partial, names),
-        renamed_axes(layout.fan, names),
+        renamed_axes(layout.grad_partial, names),
     )
 
 

@@ -54,7 +54,9 @@ def mirrored(
 
     def layout(old: Layout) -> Layout:
         return Layout(
-            tuple(axes(d, False) for d in old.dims), axes(old.partial, True), axes(old.fan, True)
+            tuple(axes(d, False) for d in old.dims),
+            axes(old.partial, True),
+            axes(old.grad_partial, True),
         )
 
     def split(old: Split) -> Split:

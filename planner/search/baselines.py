@@ -14,7 +14,7 @@ from planner.space.families import batch_only, megatron_only, no_split
 
 def tune_baselines(search: Solving, found: dict[str, Candidate]) -> None:
     """Adds data_parallel, zero3, megatron and replicated, each tuned over microbatches,
-    recompute and optimizer level under the same limits: with room where it fits so."""
+    recompute and ZeRO stage under the same limits: with room where it fits so."""
     topology, n = search.request.topology, search.request.topology.devices
     one = (search.offered.replicas(),)
     node = topology.levels[0].size

@@ -1,4 +1,4 @@
-"""Best-first search over meshes, microbatches, recompute and optimizer levels of one family of
+"""Best-first search over meshes, microbatches, recompute and ZeRO stages of one family of
 plans.
 
 A leaf is (mesh, techniques). Its lower bound is raised in stages, and the leaf of the least bound
@@ -32,7 +32,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from planner.analysis.facts import GraphFacts
-from planner.execution.pipeline import MOST_LEVEL
+from planner.execution.pipeline import MAX_ZERO_STAGE
 from planner.execution.techniques import RECOMPUTE
 from planner.machine.topology import Mesh
 from planner.search.leaf import BOUNDED, LEVEL_ORDER, MESH, PRICED, UNSEEN, Asked, Leaf
@@ -77,7 +77,7 @@ first, until a family has spent so many units on that."""
 
 
 class BestFirst:
-    """One family: its meshes, the splits it allows (None: all), its optimizer levels. pinned: the
+    """One family: its meshes, the splits it allows (None: all), its ZeRO stages. pinned: the
     user's pins hold for it (not for baselines). alone: no other family has its spaces, which are
     made of what it allows and nothing else."""
 
@@ -377,9 +377,9 @@ class BestFirst:
         self._tell()
 
     def _levels(self, mesh: Mesh) -> list[int]:
-        """Optimizer levels that go with a mesh."""
+        """ZeRO stages that go with a mesh."""
         most = (
-            max(MOST_LEVEL[s] for s, _ in self.search.offered.schedules(mesh))
+            max(MAX_ZERO_STAGE[s] for s, _ in self.search.offered.schedules(mesh))
             if mesh.stages > 1
             else max(LEVEL_ORDER)
         )

@@ -39,7 +39,7 @@ def priced(base: GraphFacts, plan: Plan, pricer: Pricer, asked: int | str) -> tu
     uses = collectives.collectives(flow, runs, pricer.itemsize)
     cost = price_flow(base, flow, runs, pricer, uses)
     if asked == OPEN and (
-        plan.copies > 1 or cost.launch_time_s <= NOTABLE * cost.step_time_s
+        plan.overlapped_microbatches > 1 or cost.launch_time_s <= NOTABLE * cost.step_time_s
     ):  # copies ask for launches of their own size (planner.pricing.microbatch_overlap)
         return plan, cost
     few = _joined(uses)

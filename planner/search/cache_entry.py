@@ -68,7 +68,7 @@ def kept(found: SearchResult) -> dict[str, Any] | None:
             "splits": row(c.plan.splits[nodes[i].id] for i in base.times),
             "techniques": asdict(c.techniques),
             "offload": c.plan.offload,
-            "copies": c.plan.copies,
+            "copies": c.plan.overlapped_microbatches,
             "objective_s": c.objective_s,
             "bound_s": c.bound_s,
             "status": c.status,
@@ -229,9 +229,9 @@ def _candidate(search: Solving, row: Mapping[str, Any], palette: tuple[Split, ..
         t.microbatches,
         base.runs,
         schedule=t.schedule if mesh.stages > 1 else "",
-        virtual=t.virtual,
+        virtual_stages=t.virtual,
         offload=tuple(map(_text, row["offload"])),
-        copies=row["copies"],
+        overlapped_microbatches=row["copies"],
     )
     pricer = Pricer(
         request.topology, mesh, request.runtime, request.recipe, offload=request.offload
@@ -336,7 +336,7 @@ def _pair(v: Variable, k: int) -> list[Any]:
 
 
 def _layout(layout: Layout | None) -> Any:
-    return None if layout is None else _lists((layout.dims, layout.partial, layout.fan))
+    return None if layout is None else _lists((layout.dims, layout.partial, layout.grad_partial))
 
 
 def _lists(value: Any) -> Any:

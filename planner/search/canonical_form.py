@@ -46,7 +46,7 @@ def on_fewer_axes(search: Solving, best: Candidate, others: Sequence[Candidate])
 
 def plainest(search: Solving, best: Candidate) -> Candidate:
     """The plan, or one that is told apart from it by nothing that costs, where it is no dearer:
-    without an optimizer level that finds nothing to cut, and of the mirror images in which axes
+    without an ZeRO stage that finds nothing to cut, and of the mirror images in which axes
     that cost the same change places (planner.search.axis_symmetry) the usual one.
     """
     _, space, choice, _ = search.details[id(best)]
@@ -54,9 +54,9 @@ def plainest(search: Solving, best: Candidate) -> Candidate:
     swap = exchanged(best.mesh, axis_names(space.base, best.plan, pins.axes), pins.axes)
     image = (mirrored(space, choice, best.mesh, swap) if swap else None) or choice
     if (
-        best.plan.zero
+        best.plan.zero_stage
         and "zero_stage" not in pins.techniques
-        and not any(w.zero for w in derived(space.base, best.plan)[0].weights.values())
+        and not any(w.zero_stage for w in derived(space.base, best.plan)[0].weights.values())
     ):
         techniques = replace(techniques, zero=0)
     if (image, techniques) == (choice, best.techniques):
@@ -67,7 +67,7 @@ def plainest(search: Solving, best: Candidate) -> Candidate:
         techniques,
         Solution(image, "feasible"),
         best.label,
-        copies=best.plan.copies,
+        copies=best.plan.overlapped_microbatches,
     )
     if other is None or other.key(search.request) > best.key(search.request):
         return best

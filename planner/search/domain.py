@@ -1,5 +1,5 @@
 """What the outer search may choose from under a request: meshes, the splits that mode and pins
-leave, optimizer levels, recomputation, schedules, microbatches."""
+leave, ZeRO stages, recomputation, schedules, microbatches."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from math import gcd, prod
 from planner.analysis.axis_roles import role_named
 from planner.analysis.facts import GraphFacts
 from planner.errors import PlanError
-from planner.execution.pipeline import INTERLEAVED, MOST_LEVEL, SCHEDULES
+from planner.execution.pipeline import INTERLEAVED, MAX_ZERO_STAGE, SCHEDULES
 from planner.execution.plan import Plan
 from planner.execution.techniques import RECOMPUTE, WEIGHTS
 from planner.execution.uneven_pipeline import MOST_CHUNKS
-from planner.execution.weight_offload import tables
+from planner.execution.weight_offload import lookup_tables
 from planner.machine.mesh_choices import (
     across,
     divisors,
@@ -257,7 +257,7 @@ class SearchDomain:
         near = [
             grouped(topology, c.mesh, topology.levels[0].size)
             for c in good
-            if c.plan.zero and len(c.mesh.inner) <= 2
+            if c.plan.zero_stage and len(c.mesh.inner) <= 2
         ]
         parted = [m for n in stages for m in across(topology, n)]
         return tuple(
@@ -382,15 +382,15 @@ class SearchDomain:
         if (
             base is None
             or mesh not in self.meshes()
-            or plan.zero not in self.levels()
-            or plan.copies != max(1, request.copies)
+            or plan.zero_stage not in self.levels()
+            or plan.overlapped_microbatches != max(1, request.copies)
         ):
             return False
         if plan.recompute not in self.recomputes(
             base, mesh
         ) or plan.microbatches not in self.microbatches(mesh):
             return False
-        if mesh.stages > 1 and (plan.schedule, plan.virtual) not in self.schedules(mesh):
+        if mesh.stages > 1 and (plan.schedule, plan.virtual_stages) not in self.schedules(mesh):
             return False
         inner, forbidden = Mesh(mesh.inner), request.pins.forbidden_factors
         try:
@@ -433,19 +433,19 @@ class SearchDomain:
             "optimizer": True,
             "activations": recompute != "none" and mesh.stages == 1,
             "parameters": recompute != "none" and mesh.stages == 1,
-            "embeddings": mesh.stages == 1 and bool(tables(base.graph)),
+            "embeddings": mesh.stages == 1 and bool(lookup_tables(base.graph)),
         }
         return tuple(w for w in self.request.offload if there[w])
 
     def levels(self) -> tuple[int, ...]:
-        """Optimizer levels to consider."""
+        """ZeRO stages to consider."""
         pinned = self.request.pins.techniques.get("zero_stage")
         if pinned is not None:
             return (int(pinned),)
         return (0, 1, 2, 3) if self.training and self.request.topology.devices > 1 else (0,)
 
     def recomputes(self, base: GraphFacts, mesh: Mesh) -> tuple[str, ...]:
-        """Recomputation to consider, the least first. Unequal stages run their forward pass
+        """Recomputation to consider, the least first. uneven stages run their forward pass
         again."""
         if mesh.stages > 1 and base.dealt is None:
             return ("block",)
@@ -540,7 +540,7 @@ class SearchDomain:
             int(techniques.get("virtual", 1)),
             int(techniques.get("microbatches", 0)),
         )
-        level, most = int(techniques.get("zero_stage", 0)), MOST_LEVEL[schedule]
+        level, most = int(techniques.get("zero_stage", 0)), MAX_ZERO_STAGE[schedule]
         what, instead = "", list[str]()
         if self.most_stages(base) < mesh.stages:
             what = self._too_few(base)
@@ -563,7 +563,7 @@ class SearchDomain:
             sharded = self.request.pins.mesh.get("fsdp", ())  # which is ZeRO-3 by its name
             instead = [
                 f"dp={sharded[0]},zero={most}" if sharded else f"zero={most}",
-                *(f"schedule={s}" for s in SCHEDULES if level <= MOST_LEVEL[s]),
+                *(f"schedule={s}" for s in SCHEDULES if level <= MAX_ZERO_STAGE[s]),
             ][:2]
         elif micro == 1:
             what = "they need at least two microbatches, pinned is one"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from planner.search.solving import Solving
 
 LEVEL_ORDER = (2, 1, 0, 3)
-"""Of equal bounds the level that needs less memory goes first; level 3 costs time."""
+"""Of equal bounds the level that needs less memory goes first; ZeRO stage 3 costs time."""
 UNSEEN, MESH, FITTING, FREE, BOUNDED, PRICED = range(-1, 5)
 """Stages. What is unseen stands for all leaves of a mesh whose space was not built yet."""
 

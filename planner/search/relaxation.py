@@ -29,13 +29,13 @@ from planner.space.assemble import (
     PICO,
     Techniques,
     bytes_of,
+    has_uneven_stages,
     least_working,
     link_scale,
     replayed,
     seconds_of,
     slowdown,
     ticking,
-    unequal,
 )
 from planner.space.variables import Space
 
@@ -183,7 +183,7 @@ class Relaxation:
 
     def least(self, levels: Sequence[int], below_s: float = np.inf) -> float:
         """No plan of the space is faster (seconds): as few microbatches as it is of, nothing
-        replayed, each weight at its cheapest optimizer level, no memory limit. below_s: from now on
+        replayed, each weight at its cheapest ZeRO stage, no memory limit. below_s: from now on
         bounds are of plans faster than that, options that none of them has are not looked at.
         """
         endless = [Techniques(z, microbatches=0) for z in levels]
@@ -253,12 +253,12 @@ class Relaxation:
 
         Where ticks take a smaller part of a microbatch's time, everything becomes shorter by that
         part at most: what precedes repeated blocks runs the more often the more chunks there are,
-        reductions once. Of unequal stages nothing precedes, so that longer ticks make nothing
+        reductions once. Of uneven stages nothing precedes, so that longer ticks make nothing
         shorter.
         """
         at = replace(techniques, microbatches=microbatches)
         part = slowdown(self.space, at) / slowdown(self.space, replace(at, virtual=virtual))
-        return part if part <= 1 else float(unequal(self.space))
+        return part if part <= 1 else float(has_uneven_stages(self.space))
 
     @property
     def splits(self) -> dict[int, tuple[Split, ...]] | None:

@@ -130,7 +130,11 @@ class Candidate:
         """Order among plans that fit: the objective in steps of a tie, then memory in steps of its
         own, then the simpler mesh and techniques."""
         main = self.cost.memory.total if request.objective == "memory" else self.cost.step_time_s
-        simple = (self.plan.zero, RECOMPUTE.index(self.plan.recompute), self.plan.microbatches)
+        simple = (
+            self.plan.zero_stage,
+            RECOMPUTE.index(self.plan.recompute),
+            self.plan.microbatches,
+        )
         size = self.cost.memory.total
         return (
             round(np.log(max(main, 1e-12)) / TIE),

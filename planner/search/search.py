@@ -158,7 +158,7 @@ class Search(Solving):
         sure = (
             request.objective == "step"
             and np.isfinite(reached.bound_s)
-            and (best is None or best.plan.copies == 1)
+            and (best is None or best.plan.overlapped_microbatches == 1)
         )
         holder = search if best is not None and id(best) in search.details else self
         found = holder._complete(best, baselines, reached.bound_s if sure else 0.0, smallest)

@@ -231,9 +231,9 @@ class Solving(Workspace):
             techniques.microbatches,
             space.base.runs,
             schedule=techniques.schedule if mesh.stages > 1 else "",
-            virtual=techniques.virtual,
+            virtual_stages=techniques.virtual,
             offload=self.offered.sent(space.base, mesh, techniques.recompute),
-            copies=copies,
+            overlapped_microbatches=copies,
         )
         try:
             plan = with_cuts(

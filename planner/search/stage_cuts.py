@@ -83,12 +83,12 @@ def with_cuts(
             )
         return plan
     if set(widths) - {1}:
-        if wrong := wrong_widths(widths, plan.stages, plan.microbatches, plan.virtual):
+        if wrong := wrong_widths(widths, plan.stages, plan.microbatches, plan.virtual_stages):
             raise PlanError(
                 "P068", f"such pipeline stages are not possible: {wrong}", help=["pin less"]
             )
         return _cut(plan, cutting(base, plan, pricer, len(widths), widths))
-    even = cutting(base, plan, pricer, plan.stages * plan.virtual)
+    even = cutting(base, plan, pricer, plan.stages * plan.virtual_stages)
     uneven = None if widths else _uneven(base, plan, pricer)
     if uneven is None or uneven.price >= even.price:
         return _cut(plan, even)
@@ -102,12 +102,12 @@ def with_cuts(
 
 
 def _cut(plan: Plan, found: Cutting) -> Plan:
-    return replace(plan, cuts=found.cuts, widths=found.widths)
+    return replace(plan, stage_cuts=found.cuts, stage_widths=found.widths)
 
 
 def _uneven(base: GraphFacts, plan: Plan, pricer: Pricer) -> Cutting | None:
     """The best with stages of one place and of two."""
-    if plan.virtual > 1 or plan.microbatches % WIDEST:
+    if plan.virtual_stages > 1 or plan.microbatches % WIDEST:
         return None
     found = []
     for stages in range(plan.stages // WIDEST + 1, plan.stages):
@@ -123,10 +123,13 @@ def cutting(
 ) -> Cutting:
     """The best cuts into so many chunks, on all places of the plan (module docstring). widths: the
     places that each has to take. Raises PlanError P068 where there are too few."""
-    wide = plan.stages * plan.virtual - chunks
+    wide = plan.stages * plan.virtual_stages - chunks
     together = WIDEST if wide else 1
     ticks = Schedule(
-        chunks if wide else plan.stages, plan.microbatches // together, plan.schedule, plan.virtual
+        chunks if wide else plan.stages,
+        plan.microbatches // together,
+        plan.schedule,
+        plan.virtual_stages,
     ).ticks
     whole = unbroken(base, plan)
     key = ("cuts", id(base), chunks, plan.stages, ticks, widths, whole)

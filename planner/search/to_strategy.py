@@ -18,7 +18,7 @@ from planner.analysis.facts import GraphFacts
 from planner.execution.layout_flow import Flow
 from planner.execution.pipeline import Pipeline, pipeline_of
 from planner.execution.plan import Plan
-from planner.execution.uneven_pipeline import UnevenPipeline, stages_of
+from planner.execution.uneven_pipeline import UnevenPipeline, uneven_pipeline_of
 from planner.graph.ir import Graph
 from planner.pricing.breakdown import details
 from planner.pricing.cost import Cost
@@ -82,11 +82,11 @@ def compose(
     techniques: dict[str, Any] = {
         "microbatches": best.plan.microbatches,
         "schedule": best.plan.schedule or "none",
-        "zero_stage": best.plan.zero,
+        "zero_stage": best.plan.zero_stage,
         "zero_group": list(best.plan.zero_axes),
         "recompute": best.plan.recompute,
         "offload": list(best.plan.offload),
-        "copies": best.plan.copies,
+        "copies": best.plan.overlapped_microbatches,
         "fused_collective_bytes": best.plan.bucket_bytes,
     }
     techniques |= chunks(best.plan) | places(best.plan, graph) | tables(graph)
@@ -140,21 +140,25 @@ def compose(
 
 def tables(graph: Graph) -> dict[str, list[str]]:
     """The entry of files for tables on hosts or servers, where there are any."""
-    return {"hosted": sorted(graph.labels.get(n, n) for n in graph.hosted)} if graph.hosted else {}
+    return (
+        {"hosted": sorted(graph.labels.get(n, n) for n in graph.host_tables)}
+        if graph.host_tables
+        else {}
+    )
 
 
 def chunks(plan: Plan) -> dict[str, int]:
     """The entry of files for the chunks that a pipeline stage holds, where they are several."""
-    return {"virtual": plan.virtual} if plan.virtual > 1 else {}
+    return {"virtual": plan.virtual_stages} if plan.virtual_stages > 1 else {}
 
 
 def places(plan: Plan, graph: Graph) -> dict[str, list[str] | list[int]]:
-    """The entries of files for unequal pipeline stages: the node that each of their chunks begins
+    """The entries of files for uneven pipeline stages: the node that each of their chunks begins
     with after the first, and how many places each takes."""
     found: dict[str, list[str] | list[int]] = (
-        {"cuts": [graph.nodes[i].id for i in plan.cuts]} if plan.cuts else {}
+        {"cuts": [graph.nodes[i].id for i in plan.stage_cuts]} if plan.stage_cuts else {}
     )
-    return found | ({"widths": list(plan.widths)} if plan.widths else {})
+    return found | ({"widths": list(plan.stage_widths)} if plan.stage_widths else {})
 
 
 def _pricer(request: Request, c: Candidate):
@@ -169,7 +173,7 @@ def node_table(base: GraphFacts, flow: Flow, found: SearchResult) -> dict[str, d
     from planner.pricing.pricer import Pricer
 
     rows = {}
-    pipeline, unequal = pipeline_of(base.graph, flow.plan), stages_of(flow)
+    pipeline, unequal = pipeline_of(base.graph, flow.plan), uneven_pipeline_of(flow)
     held = held_times(base, pipeline) if unequal is None else most_times(base, unequal)
     space, problem = found.space, found.problem
     pricer = space.pricer if space is not None else None
@@ -184,7 +188,7 @@ def node_table(base: GraphFacts, flow: Flow, found: SearchResult) -> dict[str, d
         row: dict[str, Any] = {
             "op": node.op,
             "split": flow.split(i).as_dict(),
-            "stage": stage_of(i, pipeline) if unequal is None else unequal.holder(i),
+            "stage": stage_of(i, pipeline) if unequal is None else unequal.stage_of(i),
             "recompute": (
                 flow.plan.recompute != "none" and (unequal is not None or _inside(base, i))
             ),
@@ -210,17 +214,19 @@ def held_times(base: GraphFacts, pipeline: Pipeline | None) -> dict[int, float]:
     found: dict[int, Fraction] = {}
     for i, first in enumerate(base.shared):
         found[first] = found.get(first, Fraction(0)) + (
-            pipeline.share(i) * pipeline.wanted(i) / pipeline.microbatches if pipeline else 1
+            pipeline.stage_share(i) * pipeline.useful_passes(i) / pipeline.microbatches
+            if pipeline
+            else 1
         )
     return {i: float(n) for i, n in found.items()}
 
 
 def most_times(base: GraphFacts, unequal: UnevenPipeline) -> dict[int, float]:
-    """First node of a class -> how many of the class the unequal stage with the most of them runs
+    """First node of a class -> how many of the class the uneven stage with the most of them runs
     in a microbatch."""
     found: dict[int, Counter[int]] = {}
     for i, first in enumerate(base.shared):
-        found.setdefault(first, Counter())[unequal.holder(i)] += 1
+        found.setdefault(first, Counter())[unequal.stage_of(i)] += 1
     return {first: float(max(counts.values())) for first, counts in found.items()}
 
 
@@ -231,7 +237,7 @@ def block_table(graph: Graph, flow: Flow, base: GraphFacts) -> tuple[dict[str, A
     return tuple(
         {"first": f, "period": p, "repeats": r, "body": [n.id for n in graph.nodes[f : f + p]]}
         | (
-            {"per_stage": pipeline.per_stage}
+            {"per_stage": pipeline.blocks_per_stage}
             if pipeline is not None and pipeline.first == f
             else {}
         )
@@ -262,7 +268,7 @@ def numbering(graph: Graph, first: int, period: int, repeats: int) -> dict[str, 
 def stage_of(i: int, pipeline: Pipeline | None) -> int:
     """The pipeline stage of a node: of blocks the first that has one of theirs (blocks follow in
     order), of what comes after them the last."""
-    return pipeline.stages - 1 if pipeline is not None and pipeline.late(i) else 0
+    return pipeline.stages - 1 if pipeline is not None and pipeline.in_epilogue(i) else 0
 
 
 def _inside(base: GraphFacts, i: int) -> bool:
@@ -296,9 +302,9 @@ def runner_ups(
 def tensor_table(graph: Graph, flow: Flow, base: GraphFacts) -> dict[str, dict[str, Any]]:
     """Producer's layout per tensor; of repeated blocks only the first repeat's, except parameters,
     which are all listed."""
-    rows, pipeline, unequal = {}, pipeline_of(graph, flow.plan), stages_of(flow)
+    rows, pipeline, unequal = {}, pipeline_of(graph, flow.plan), uneven_pipeline_of(flow)
     holder = (
-        {n: unequal.stage(k) for k in range(unequal.count) for n in unequal.weights(k)}
+        {n: unequal.stage_of_chunk(k) for k in range(unequal.count) for n in unequal.weights(k)}
         if unequal is not None
         else {}
     )
@@ -318,14 +324,14 @@ def tensor_table(graph: Graph, flow: Flow, base: GraphFacts) -> dict[str, dict[s
             row["label"] = graph.labels.get(name, name)
             w = flow.weights[name]
             stages = (
-                {pipeline.holder(i) for i, _ in graph.consumers[name]} if pipeline else set[int]()
+                {pipeline.stage_of(i) for i, _ in graph.consumers[name]} if pipeline else set[int]()
             )
             if name in holder:
                 row["stage"] = holder[name]
             if len(stages) == 1 and -1 not in stages:
                 row["stage"] = stages.pop()
-            if w.zero and w.dim >= 0:
-                row["zero"] = {"level": w.zero, "dim": w.dim, "axes": list(w.axes)}
+            if w.zero_stage and w.zero_dim >= 0:
+                row["zero"] = {"level": w.zero_stage, "dim": w.zero_dim, "axes": list(w.zero_axes)}
         rows[name] = row
     return rows
 
@@ -385,7 +391,7 @@ def cost_table(cost: Cost, request: Request, base: GraphFacts, model: Model) -> 
                 "tables_time_s": cost.tables_time_s,
                 "host_memory_bytes": host_bytes(base.graph, request.recipe),
             }
-            if base.graph.hosted
+            if base.graph.host_tables
             else {}
         ),
     }
@@ -398,7 +404,7 @@ def baseline_row(c: Candidate, request: Request, base: GraphFacts, model: Model)
         {
             **table,
             "mesh": dict(c.plan.mesh),
-            "zero_stage": c.plan.zero,
+            "zero_stage": c.plan.zero_stage,
             "recompute": c.plan.recompute,
             "microbatches": c.plan.microbatches,
             "schedule": c.plan.schedule or "none",

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from planner.emit.external import external_table
-from planner.emit.program import check_kernels, emitted_runs, forward_bodies
+from planner.emit.program import check_kernels, emitted_blocks, forward_bodies
 from planner.emit.program_text import DTYPES, kept
 from planner.emit.source import KERNELS, comment, imports_for, literal, names_in, parts_for, tail_of
 from planner.emit.tables import (
@@ -20,7 +20,7 @@ from planner.emit.text import array_table, inlined, spec_text
 from planner.emit.writer import Function, Parameter, Program, Training, Writer
 from planner.errors import PlanError
 from planner.execution.layout_flow import derive
-from planner.execution.loops import handed_out
+from planner.execution.loops import output_layout
 from planner.execution.plan import Plan
 from planner.graph.ir import Graph
 from planner.serving.cached import Form
@@ -58,7 +58,7 @@ def emit_serving(
     for name, phase in (("prompts", prompts), ("step", step)):
         check_kernels(phase.graph)
         flow = derive(phase.graph, phase.plan, training=False)
-        runs, reasons = emitted_runs(flow)
+        runs, reasons = emitted_blocks(flow)
         writers.append(
             Writer(
                 flow,
@@ -193,8 +193,8 @@ def _as_stored(w: Writer) -> Writer:
 def _outputs(w: Writer) -> str:
     """The phase's OUTPUT_SPECS, results of all repeats stacked last."""
     graph, inside = w.flow.graph, {n for row in w.stacked for n in row}
-    layouts = [handed_out(w.flow.source[o]) for o in graph.outputs if o not in inside]
-    layouts += [Layout(((), *handed_out(w.flow.source[row[0]]).dims)) for row in w.stacked]
+    layouts = [output_layout(w.flow.source[o]) for o in graph.outputs if o not in inside]
+    layouts += [Layout(((), *output_layout(w.flow.source[row[0]]).dims)) for row in w.stacked]
     return (
         f"{w.prefix.upper()}OUTPUT_SPECS ="
         f" ({''.join(spec_text(layout) + ', ' for layout in layouts).rstrip()})\n"

@@ -2,18 +2,18 @@
 
 Every mesh axis is, for a given tensor, in exactly one of four states:
 
-    state      forward value                       gradient (backward)              jax type
-               (check_vma)
-    sharded    a dim is cut over the axis          cut alike                        varying
-    partial    per-device terms, sum pending       replicated                       varying
-    fan        equal on all devices                per-device terms, sum pending    varying
-               (lax.pcast to="varying")
-    replicated equal on all devices                equal on all devices             invarying
+    state          forward value               gradient (backward)         jax (check_vma)
+    sharded        a dim is cut over the axis  cut alike                   varying
+    partial        per-device terms, sum       replicated                  varying
+                   pending
+    grad_partial   equal on all devices        per-device terms, sum       varying
+                                               pending                     (lax.pcast)
+    replicated     equal on all devices        equal on all devices        invarying
 
-`partial` and `fan` are each other's transpose: a row-parallel product leaves partial, the operand
-of a column-parallel one is a fan. `convert` gives the collectives between two layouts, forward and
-backward; cost model, emitter and verification all read it, so that what is priced is what is
-emitted.
+`partial` and `grad_partial` are each other's transpose: a row-parallel product leaves its result
+partial, and the operand of a column-parallel one is replicated with a partial gradient.
+`reshard_steps` gives the collectives between two layouts, forward and backward; cost model, emitter
+and verification all read it, so that what is priced is what is emitted.
 
 A dim whose size its axes do not divide is padded up to the next multiple (`padded`), which the
 emitter masks where it matters.
@@ -40,38 +40,38 @@ StepKind = Literal[
     "all-gather-invariant",
     "slice",
     "all-to-all",
-    "fan",
+    "pvary",
     "pad",
     "unpad",
 ]
-_FORWARD = {"all-gather-invariant": "all-gather", "slice": "", "fan": "", "pad": "", "unpad": ""}
+_FORWARD = {"all-gather-invariant": "all-gather", "slice": "", "pvary": "", "pad": "", "unpad": ""}
 """Collective of a step's forward pass where it is not called as the step is."""
 _BACKWARD = {
     "reduce-scatter": "all-gather",
     "all-gather": "reduce-scatter",
     "slice": "all-gather",
     "all-to-all": "all-to-all",
-    "fan": "all-reduce",
+    "pvary": "all-reduce",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Per dim the mesh axes that cut it (major first), then the partial axes and the fan axes (both
-    in mesh order)."""
+    """Per dim the mesh axes that cut it (major first); the axes over which the value is partial;
+    those over which it is replicated and its gradient is partial (both in mesh order)."""
 
     dims: tuple[Axes, ...]
     partial: Axes = ()
-    fan: Axes = ()
+    grad_partial: Axes = ()
 
     def state(self, axis: str) -> tuple[str, int]:
-        """("sharded", dim), ("partial", -1), ("fan", -1) or ("replicated", -1)."""
+        """("sharded", dim), ("partial", -1), ("grad_partial", -1) or ("replicated", -1)."""
         for d, axes in enumerate(self.dims):
             if axis in axes:
                 return "sharded", d
         if axis in self.partial:
             return "partial", -1
-        return ("fan", -1) if axis in self.fan else ("replicated", -1)
+        return ("grad_partial", -1) if axis in self.grad_partial else ("replicated", -1)
 
     @property
     def stored(self) -> Layout:
@@ -87,7 +87,10 @@ class Layout:
         ]
         tail = "".join(
             f" {word} {'+'.join(axes)}"
-            for word, axes in (("partial over", self.partial), ("fan over", self.fan))
+            for word, axes in (
+                ("partial over", self.partial),
+                ("gradient partial over", self.grad_partial),
+            )
             if axes
         )
         return "[" + ", ".join(cells) + "]" + tail
@@ -122,7 +125,7 @@ def local_shape(shape: tuple[int, ...], layout: Layout, mesh: Mapping[str, int])
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ReshardStep:
     """One collective (or free local step) of a conversion.
 
     kind       forward                              backward                        payload of each,
@@ -133,7 +136,7 @@ class Step:
     all-gather-invariant all_gather on `dim`        slice, free                     result
     slice      this device's piece of `dim`         all-gather                      (free); result
     all-to-all dim `dim` gathered, `to_dim` cut     the same back                   operand; operand
-    fan        pcast                                all-reduce                      (free); operand
+    pvary      pcast                                all-reduce                      (free); operand
     pad/unpad  of `dim` to `size`                   its transpose, free
     """
 
@@ -156,14 +159,14 @@ class Step:
         return _BACKWARD.get(self.kind, "")
 
 
-class _Walk:
+class _ReshardState:
     """Mutable state of one conversion: what each dim is cut by now, and the steps so far."""
 
     def __init__(self, shape: tuple[int, ...], source: Layout, mesh: Mapping[str, int]) -> None:
         self.mesh, self.true = mesh, shape
         self.dims = [list(a) for a in source.dims]
         self.local = list(local_shape(shape, source, mesh))
-        self.steps: list[Step] = []
+        self.steps: list[ReshardStep] = []
 
     @property
     def elements(self) -> int:
@@ -189,41 +192,43 @@ class _Walk:
             payload if _FORWARD.get(kind, kind) else 0,
             (payload if kind in _BACKWARD else 0),
         )
-        self.steps.append(Step(kind, axes, dim, to_dim, 0, forward, backward))
+        self.steps.append(ReshardStep(kind, axes, dim, to_dim, 0, forward, backward))
 
     def resize(self, dim: int, size: int) -> None:
         """Pad or unpad dim `dim`, which no axis cuts, to `size`."""
         if self.local[dim] != size:
-            self.steps.append(Step("pad" if size > self.local[dim] else "unpad", (), dim, -1, size))
+            self.steps.append(
+                ReshardStep("pad" if size > self.local[dim] else "unpad", (), dim, -1, size)
+            )
             self.local[dim] = size
 
 
-def convert(
+def reshard_steps(
     shape: tuple[int, ...], source: Layout, target: Layout, mesh: tuple[tuple[str, int], ...]
-) -> tuple[Step, ...] | None:
+) -> tuple[ReshardStep, ...] | None:
     """The steps from `source` to `target` for a tensor of global `shape`, or None where there is no
     way.
 
-    There is none from fan (a fan is made at the last moment and never left) and none into new
-    partial axes. Order: partial sums go first where they can scatter (smallest payload), then the
-    rest is all-reduced, free cuts, all-to-alls, gathers (minor axes first), late cuts, and fans at
-    the end.
+    There is none out of `grad_partial` (a value enters that state at the last moment and never
+    leaves it) and none into new partial axes. Order: partial sums go first where they can scatter
+    (smallest payload), then the rest is all-reduced, free cuts, all-to-alls, gathers (minor axes
+    first), late cuts, and `pvary` at the end.
     """
     if source == target:
         return ()
-    return _convert(shape, source, target, mesh)
+    return _reshard_steps(shape, source, target, mesh)
 
 
 @lru_cache(maxsize=200_000)
-def _convert(
+def _reshard_steps(
     shape: tuple[int, ...], source: Layout, target: Layout, mesh: tuple[tuple[str, int], ...]
-) -> tuple[Step, ...] | None:
+) -> tuple[ReshardStep, ...] | None:
     sizes = dict(mesh)
-    if any(a not in target.fan for a in source.fan) or any(
+    if any(a not in target.grad_partial for a in source.grad_partial) or any(
         a not in source.partial for a in target.partial
     ):
         return None
-    walk = _Walk(shape, source, sizes)
+    walk = _ReshardState(shape, source, sizes)
     keep: list[int] = []  # per dim: how many leading axes are where they belong
     for d, (old, new) in enumerate(zip(source.dims, target.dims, strict=True)):
         same = 0
@@ -272,21 +277,23 @@ def _convert(
             ):
                 walk.add("all-to-all", leaving, d, t)
                 keep[t] += len(leaving)
-    for d in range(len(shape)):  # 5. gathers, in runs that become fans or stay replicated
+    for d in range(len(shape)):  # 5. gathers, in runs that become `grad_partial` or stay replicated
         while len(walk.dims[d]) > keep[d]:
             leaving = walk.dims[d][keep[d] :]
-            fan = leaving[-1] in target.fan
-            run_back = _trailing(leaving, fan, target)
-            walk.add("all-gather" if fan else "all-gather-invariant", run_back, d)
+            grad_partial = leaving[-1] in target.grad_partial
+            run_back = _trailing(leaving, grad_partial, target)
+            walk.add("all-gather" if grad_partial else "all-gather-invariant", run_back, d)
         if not walk.dims[d]:
             walk.resize(d, padded(shape[d], target.dims[d], sizes))
     for d in wanting:  # 6. cuts that had to wait
         run = ready(d)
         if run:
             cut("slice", run, d)
-    fans = [a for a in target.fan if a not in source.fan and a not in held]
-    if fans:  # 7. gradients of these axes are summed once, here
-        walk.add("fan", fans)
+    grad_partials = [
+        a for a in target.grad_partial if a not in source.grad_partial and a not in held
+    ]
+    if grad_partials:  # 7. gradients of these axes are summed once, here
+        walk.add("pvary", grad_partials)
     return tuple(walk.steps)
 
 
@@ -299,17 +306,17 @@ def _leading(axes: Sequence[str], allowed: Sequence[str]) -> list[str]:
     return run
 
 
-def _trailing(leaving: list[str], fan: bool, target: Layout) -> list[str]:
+def _trailing(leaving: list[str], grad_partial: bool, target: Layout) -> list[str]:
     run: list[str] = []
     for a in reversed(leaving):
-        if (a in target.fan) != fan:
+        if (a in target.grad_partial) != grad_partial:
             break
         run.insert(0, a)
     return run
 
 
 def _even(
-    walk: _Walk,
+    walk: _ReshardState,
     d: int,
     t: int,
     axes: list[str],
@@ -329,7 +336,7 @@ def _even(
 
 
 @dataclass(frozen=True)
-class Tree:
+class ReshardTree:
     """How one value reaches all its consumers: producer -> hub by `trunk`, hub -> each distinct
     target by `branches`.
 
@@ -337,32 +344,35 @@ class Tree:
     target equal to the producer's own layout needs no branch.
     """
 
-    hub: Layout
-    trunk: tuple[Step, ...]
-    branches: Mapping[Layout, tuple[Step, ...]]
+    shared_layout: Layout
+    shared_steps: tuple[ReshardStep, ...]
+    reader_steps: Mapping[Layout, tuple[ReshardStep, ...]]
 
-    def path(self, target: Layout) -> tuple[Step, ...]:
+    def path(self, target: Layout) -> tuple[ReshardStep, ...]:
         """All steps from the producer to `target`; none when it is the producer's own layout
         (neither the hub nor a branch)."""
-        if target == self.hub:
-            return self.trunk
-        return self.trunk + self.branches[target] if target in self.branches else ()
+        if target == self.shared_layout:
+            return self.shared_steps
+        return self.shared_steps + self.reader_steps[target] if target in self.reader_steps else ()
 
-    def paths(self) -> tuple[tuple[Step, ...], ...]:
+    def paths(self) -> tuple[tuple[ReshardStep, ...], ...]:
         """Every distinct beginning of a way from the producer, each ending in the step it stands
         for; the trunk's first."""
-        found: dict[tuple[Step, ...], None] = {}
-        for way in (self.trunk, *(self.trunk + steps for steps in self.branches.values())):
+        found: dict[tuple[ReshardStep, ...], None] = {}
+        for way in (
+            self.shared_steps,
+            *(self.shared_steps + steps for steps in self.reader_steps.values()),
+        ):
             for end in range(1, len(way) + 1):
                 found[way[:end]] = None
         return tuple(found)
 
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[ReshardStep, ...]:
         """Every step that runs, once, trunk first."""
         return tuple(path[-1] for path in self.paths())
 
 
-def wire_elements(steps: Sequence[Step], mesh: Mapping[str, int], grad: bool) -> float:
+def ring_elements(steps: Sequence[ReshardStep], mesh: Mapping[str, int], grad: bool) -> float:
     """Ring bytes per device in elements, forward and (with grad) backward: the yardstick that picks
     hubs. Not a time."""
     total = 0.0
@@ -378,42 +388,42 @@ def wire_elements(steps: Sequence[Step], mesh: Mapping[str, int], grad: bool) ->
 
 
 @lru_cache(maxsize=50_000)
-def distribute(
+def reshard_tree(
     shape: tuple[int, ...],
     source: Layout,
     targets: tuple[Layout, ...],
     mesh: tuple[tuple[str, int], ...],
     grad: bool,
-) -> Tree | None:
+) -> ReshardTree | None:
     """The cheapest tree from `source` to all `targets`: each distinct target is converted to once,
     via one shared hub.
 
-    Hubs tried: the source, every target, and every target with its fans undone; of equals the
-    first, without pending sums before any with some, which a loop over repeated blocks cannot hand
-    on. None when some target cannot be reached.
+    Hubs tried: the source, every target, and every target without its partial gradients; of equals
+    the first, without pending sums before any with some, which a loop over repeated blocks cannot
+    hand on. None when some target cannot be reached.
     """
     wanted = tuple(dict.fromkeys(targets))
     hubs = sorted(
         dict.fromkeys((source, *wanted, *(Layout(t.dims, t.partial) for t in wanted))),
         key=lambda hub: bool(hub.partial),
     )
-    best: tuple[float, Tree] | None = None
+    best: tuple[float, ReshardTree] | None = None
     sizes = dict(mesh)
     for hub in hubs:
-        trunk = convert(shape, source, hub, mesh)
+        trunk = reshard_steps(shape, source, hub, mesh)
         if trunk is None:
             continue
-        branches = {t: convert(shape, hub, t, mesh) for t in wanted if t not in (hub, source)}
+        branches = {t: reshard_steps(shape, hub, t, mesh) for t in wanted if t not in (hub, source)}
         if any(b is None for b in branches.values()):
             continue
-        tree = Tree(hub, trunk, {t: b for t, b in branches.items() if b is not None})
-        price = wire_elements(tree.steps(), sizes, grad)
+        tree = ReshardTree(hub, trunk, {t: b for t, b in branches.items() if b is not None})
+        price = ring_elements(tree.steps(), sizes, grad)
         if best is None or price < best[0] - 1e-9:
             best = (price, tree)
     return best[1] if best else None
 
 
-def require(steps: tuple[Step, ...] | None, what: str) -> tuple[Step, ...]:
+def require(steps: tuple[ReshardStep, ...] | None, what: str) -> tuple[ReshardStep, ...]:
     """The steps, or a PlanError naming the tensor whose layouts cannot be joined."""
     if steps is None:
         raise PlanError(

@@ -2,13 +2,13 @@
 search: a table at a time.
 
 Axes that keep their place have no part in a move, but that they divide what moves: those that lead
-a dim in both layouts, and those that are partial or a fan in both. A dim that both leave as it is
-has none either. So a pair is known by the rows of axes that change, dim by dim, and by the axes
-that stay.
+a dim in both layouts, and those that are `partial` or `grad_partial` in both. A dim that both leave
+as it is has none either. So a pair is known by the rows of axes that change, dim by dim, and by the
+axes that stay.
 
-A layout is a row of numbers, one per dim and two for its partial and fan axes, each the number of
-some axes. What two such numbers differ in is looked up in a square table, filled as pairs of
-numbers are met: a mesh has few, however many layouts.
+A layout is a row of numbers, one per dim and two for its partial and `grad_partial` axes, each the
+number of some axes. What two such numbers differ in is looked up in a square table, filled as pairs
+of numbers are met: a mesh has few, however many layouts.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from planner.sharding.layout import Axes, Layout
 
 Rows = tuple[Axes, ...]
 """What two layouts differ in: per dim that is cut otherwise the old and the new axes, then partial
-and fan axes of the one, and of the other."""
+and `grad_partial` axes of the one, and of the other."""
 UNKNOWN = -1
 
 
-class Differences:
+class LayoutDifferences:
     """Differences of layouts by number. layouts: may grow; axes: how many a layout may use."""
 
     def __init__(self, layouts: Sequence[Layout], axes: int) -> None:
@@ -33,7 +33,7 @@ class Differences:
         self._most = 2 * axes  # dims that change: each loses an axis or gets one
         self._codes: dict[
             int, tuple[int, ...]
-        ] = {}  # layout -> numbers of its rows of axes: of each dim, partial and fan
+        ] = {}  # layout -> numbers of its rows of axes: of each dim, partial and grad_partial
         self._number: dict[Axes, int] = {}
         self._rows: list[Axes] = []
         self._axes: dict[str, int] = {}  # axis -> its bit among those that stay
@@ -90,17 +90,20 @@ class Differences:
     def read(self, keys: Sequence[bytes]) -> Iterator[tuple[Rows, int]]:
         """What the pairs of each key differ in, and the axes that stay (`staying`)."""
         known = self._changed
-        for stay, partial, fan, *dims in (
+        for stay, partial, grad_partial, *dims in (
             np.frombuffer(b"".join(keys), np.int32).reshape(len(keys), -1).tolist()
         ):
-            (old_partial, new_partial), (old_fan, new_fan) = known[partial], known[fan]
+            (old_partial, new_partial), (old_grad_partial, new_grad_partial) = (
+                known[partial],
+                known[grad_partial],
+            )
             yield (
                 (
                     *[axes for k in dims if k for axes in known[k]],
                     old_partial,
-                    old_fan,
+                    old_grad_partial,
                     new_partial,
-                    new_fan,
+                    new_grad_partial,
                 ),
                 stay,
             )
@@ -112,7 +115,7 @@ class Differences:
     def _code(self, a: int) -> tuple[int, ...]:
         layout = self.layouts[a]
         found = self._codes[a] = tuple(
-            [self._row(axes) for axes in (*layout.dims, layout.partial, layout.fan)]
+            [self._row(axes) for axes in (*layout.dims, layout.partial, layout.grad_partial)]
         )
         return found
 

@@ -58,7 +58,7 @@ class LayoutTable:
             ]
         return n
 
-    def row(self, numbers: tuple[int, ...]) -> LayoutColumn:
+    def column(self, numbers: tuple[int, ...]) -> LayoutColumn:
         """The same object for the same numbers."""
         row = self._rows.get(numbers)
         if row is None:
@@ -75,8 +75,8 @@ class LayoutTable:
         """Bits of the axes that cut each dim of layouts of one rank. [layouts, rank]"""
         return self._cuts[list(layouts), :rank]
 
-    def plain(self, number: int) -> int:
-        """The same layout without its fans."""
+    def without_grad_partial(self, number: int) -> int:
+        """The same layout without its partial gradients."""
         if number not in self._plain:
             layout = self.layouts[number]
             self._plain[number] = self.number(Layout(layout.dims, layout.partial))
@@ -86,7 +86,10 @@ class LayoutTable:
         """Layouts, written out: the same in any atlas."""
         if numbers not in self._written:
             self._written[numbers] = repr(
-                [(x.dims, x.partial, x.fan) for x in map(self.layouts.__getitem__, numbers)]
+                [
+                    (x.dims, x.partial, x.grad_partial)
+                    for x in map(self.layouts.__getitem__, numbers)
+                ]
             ).encode()
         return self._written[numbers]
 

@@ -20,8 +20,8 @@ from functools import cache
 
 import numpy as np
 
-from planner.sharding.layout import Axes, Layout, Step, convert
-from planner.sharding.layout_pairs import UNKNOWN, Differences
+from planner.sharding.layout import Axes, Layout, ReshardStep, reshard_steps
+from planner.sharding.layout_pairs import UNKNOWN, LayoutDifferences
 from planner.sharding.layout_table import LayoutTable
 
 NAMES = tuple("abcdefghijklmnopqrstuvwxyz")
@@ -37,17 +37,19 @@ def _evenly(form: tuple[Axes, ...]) -> list[tuple[Collective, bool]] | None:
     """Collectives of a pair of layouts of evenly cut tensors, and whether each is of the backward
     pass; None where there is no way. form: what they differ in
     (`planner.sharding.layout_pairs.Rows`), axes by number (of NAMES) in order of appearance."""
-    *dims, partial, fan, to_partial, to_fan = form
+    *dims, partial, grad_partial, to_partial, to_grad_partial = form
     mesh = tuple([(name, 2) for name in NAMES[: len({name for row in form for name in row})]])
     shape = (2 ** len(mesh),) * (len(dims) // 2)
-    source = Layout(tuple(dims[::2]), partial, fan)
-    steps = convert(shape, source, Layout(tuple(dims[1::2]), to_partial, to_fan), mesh)
+    source = Layout(tuple(dims[::2]), partial, grad_partial)
+    steps = reshard_steps(
+        shape, source, Layout(tuple(dims[1::2]), to_partial, to_grad_partial), mesh
+    )
     return (
         None
         if steps is None
         else [
             ((kind, over, cut), back)
-            for kind, over, cut, back, _ in _moves(steps, source, range(len(shape)))
+            for kind, over, cut, back, _ in _collectives(steps, source, range(len(shape)))
         ]
     )
 
@@ -59,9 +61,9 @@ def _form(source: Layout, target: Layout, order: Axes) -> tuple[tuple, Axes]:
     rows = [
         *(row for pair in dims for row in pair),
         source.partial,
-        source.fan,
+        source.grad_partial,
         target.partial,
-        target.fan,
+        target.grad_partial,
     ]
     axes = tuple([a for a in order if any(a in row for row in rows)])
     number = {axis: k for k, axis in enumerate(axes)}
@@ -80,8 +82,8 @@ class ReshardTable:
     axes."""
 
     def __init__(self, atlas: LayoutTable, order: Axes) -> None:
-        self.atlas, self.order = atlas, order
-        self.differences = Differences(atlas.layouts, len(order))
+        self.layout_table, self.order = atlas, order
+        self.differences = LayoutDifferences(atlas.layouts, len(order))
         self._number: dict[bytes, int] = {}
         self._place: dict[int, int] = {}  # layout -> its row and column of `_of`
         self._of = np.zeros(
@@ -97,7 +99,7 @@ class ReshardTable:
         self.pair: list[int] = []  # [moves] whose
         self.back: list[bool] = []  # [moves] of the backward pass
         self.term: list[int] = []  # [moves] which of `terms`
-        self.ways = Ways(self)
+        self.padded = PaddedReshards(self)
         self._flat: tuple[int, np.ndarray, np.ndarray, np.ndarray, np.ndarray] | None = None
 
     @property
@@ -186,7 +188,7 @@ class ReshardTable:
         return self._terms.setdefault((kind, axes, tuple(sorted(cut))), len(self._terms))
 
 
-class Ways:
+class PaddedReshards:
     """Ways of pairs of layouts on tensors that one of them pads, in flat arrays that grow."""
 
     def __init__(self, pairs: ReshardTable) -> None:
@@ -222,7 +224,7 @@ class Ways:
         n = self._index.get(key)
         if n is None:
             n = self._index[key] = len(self._index)
-            atlas = self.pairs.atlas
+            atlas = self.pairs.layout_table
             source, target = atlas.layouts[a], atlas.layouts[b]
             used = [
                 d for d, axes in enumerate(zip(source.dims, target.dims, strict=True)) if any(axes)
@@ -232,7 +234,9 @@ class Ways:
             found = atlas.derived(
                 padding,
                 axes_of,
-                lambda: _moves(convert(shape, source, target, mesh) or (), source, used),
+                lambda: _collectives(
+                    reshard_steps(shape, source, target, mesh) or (), source, used
+                ),
             )
             for kind, axes, cut, back, late in found or ():
                 self.term.append(self.pairs.number(kind, axes, cut))
@@ -242,7 +246,7 @@ class Ways:
         return n
 
 
-def _moves(steps: Sequence[Step], source: Layout, used: Sequence[int]) -> list[tuple]:
+def _collectives(steps: Sequence[ReshardStep], source: Layout, used: Sequence[int]) -> list[tuple]:
     """Collectives of a way: kind, axes, the axes that cut the payload, whether of the backward
     pass, and which of the used dims (bits) are padded for the target by then."""
     held, target, found = [list(axes) for axes in source.dims], 0, []

@@ -4,8 +4,8 @@ Its letters are factors. A split assigns mesh axes to factors; everything else i
 line:
 
     operand layout   each dim's factors -> their axes; an axis used on a factor the operand lacks
-                     makes it a *fan* over that axis: the forward value is equal everywhere, the
-                     gradient is a sum still pending
+                     leaves it a *partial gradient* over that axis: the forward value is equal
+                     everywhere, the gradient is a sum still pending
     result layout    likewise; an axis used on a factor the result lacks leaves the result *partial*
                      over it
     work per device  product of local factor sizes
@@ -228,7 +228,7 @@ class Rule:
         return Layout(
             cut,
             partial=tuple(a for a in missing if a in pending),
-            fan=tuple(a for a in missing if a not in pending),
+            grad_partial=tuple(a for a in missing if a not in pending),
         )
 
 

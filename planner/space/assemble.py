@@ -12,7 +12,7 @@ activations at a time; with results of collectives kept, those that no layout av
 
 With pipeline stages (planner.execution.pipeline) a device runs and holds its part of the blocks,
 everything runs as often as there are ticks, and activations are kept of all microbatches that wait.
-What stages hand to each other is left to the price of the whole plan; so is, of unequal stages
+What stages hand to each other is left to the price of the whole plan; so is, of uneven stages
 (planner.execution.uneven_pipeline), where the graph is cut and what runs again: here each takes an
 equal part of everything, which none of the longest can be below.
 """
@@ -55,7 +55,9 @@ class Techniques:
     @classmethod
     def of(cls, plan: Plan) -> Techniques:
         """Those of a plan."""
-        return cls(plan.zero, plan.recompute, plan.microbatches, plan.schedule, plan.virtual)
+        return cls(
+            plan.zero_stage, plan.recompute, plan.microbatches, plan.schedule, plan.virtual_stages
+        )
 
 
 def assemble(
@@ -126,7 +128,7 @@ def assemble(
 
 def has_liveness(space: Space) -> bool:
     """Whether working sets are told apart by the operators that have them."""
-    return not unequal(space) and not space.base.written_out
+    return not has_uneven_stages(space) and not space.base.written_out
 
 
 def _working(space: Space, techniques: Techniques) -> list[tuple[int, int, np.ndarray]]:
@@ -174,7 +176,7 @@ def least_working(space: Space, techniques: Techniques, uncut: bool = False) -> 
     """Bytes that no plan can use for what it keeps: what only lives for a while takes at least as
     much."""
     flat, pieces = costs_of(space), techniques.microbatches / space.parts if uncut else 1.0
-    if unequal(space):
+    if has_uneven_stages(space):
         return 0.0
     work, end = flat.least[_bare(space, techniques)]
     return max(work / pieces, end / pieces - (flat.most_late if techniques.zero < 3 else 0.0))
@@ -190,7 +192,7 @@ def seconds_of(space: Space, techniques: Techniques, uncut: bool = False) -> np.
     does not divide that far. [options]"""
     flat, micro = costs_of(space), techniques.microbatches
     each = flat.once
-    if techniques.recompute != "none" and not unequal(space):
+    if techniques.recompute != "none" and not has_uneven_stages(space):
         each = (
             each + flat.again_keep_s
             if techniques.recompute == "block-keep"
@@ -215,7 +217,7 @@ def bytes_of(space: Space, techniques: Techniques, uncut: bool = False) -> np.nd
     """Bytes of state and kept activations of every option of every variable in a row, as in
     `assemble`. [options]"""
     flat, dealt = costs_of(space), _dealt(space, techniques)
-    again = techniques.recompute != "none" and not unequal(space)
+    again = techniques.recompute != "none" and not has_uneven_stages(space)
     kept = (
         flat.again + flat.saved_collective
         if again and techniques.recompute == "block-keep"
@@ -266,7 +268,7 @@ class _Places:
 
 
 def pipeline_in(space: Space, techniques: Techniques) -> Pipeline | None:
-    """The pipeline of plans in a space, None where its mesh has no stages, or unequal ones."""
+    """The pipeline of plans in a space, None where its mesh has no stages, or uneven ones."""
     if (stages := space.pricer.mesh.stages) < 2 or space.base.dealt is None:
         return None
     run, ending, twice = space.base.dealt
@@ -281,8 +283,8 @@ def pipeline_in(space: Space, techniques: Techniques) -> Pipeline | None:
     )
 
 
-def unequal(space: Space) -> bool:
-    """Whether plans of the space have unequal pipeline stages
+def has_uneven_stages(space: Space) -> bool:
+    """Whether plans of the space have uneven pipeline stages
     (planner.execution.uneven_pipeline)."""
     return space.pricer.mesh.stages > 1 and space.base.dealt is None
 
@@ -339,7 +341,7 @@ def slowdown(space: Space, techniques: Techniques) -> float:
             Schedule(stages, micro, techniques.schedule, techniques.virtual),
         )
         space.memo[key] = (
-            float(pipeline.turns(pipeline.first) / micro)
+            float(pipeline.forward_passes(pipeline.first) / micro)
             if pipeline is not None
             else passing.ticks / (micro * techniques.virtual)
         )
@@ -349,24 +351,30 @@ def slowdown(space: Space, techniques: Techniques) -> float:
 def _dealt(space: Space, techniques: Techniques) -> _Dealt | None:
     if space.pricer.mesh.stages < 2:
         return None
-    if unequal(space):
+    if has_uneven_stages(space):
         return _in_parts(space, techniques)
     key = ("dealt", techniques.microbatches, techniques.schedule, techniques.virtual)
     if key not in space.memo:
         pipeline = pipeline_in(space, techniques)
         assert pipeline is not None
         micro, places = techniques.microbatches, _places(space, pipeline)
-        ratio = [float(pipeline.turns(i) / micro) if micro else 1.0 for i in places.nodes]
+        ratio = [float(pipeline.forward_passes(i) / micro) if micro else 1.0 for i in places.nodes]
         turns = [
-            float(pipeline.turns(i) / micro) if micro else least
+            float(pipeline.forward_passes(i) / micro) if micro else least
             for i, least in ((-1, 1.0), (pipeline.first, 1.0), (pipeline.end, 1 / MOST_SLOWDOWN))
         ]
         links = (
             np.where(places.inside_links, float(pipeline.blocks_share), 1.0)
             * np.array(turns)[np.where(places.late_links, 2, places.inside_links)]
         )
-        copies = [float(pipeline.copies) if i in pipeline.nodes else 0.0 for i in places.nodes]
-        share, kept = ([float(f(i)) for i in places.nodes] for f in (pipeline.share, pipeline.kept))
+        copies = [
+            float(pipeline.copied_weights_share) if i in pipeline.nodes else 0.0
+            for i in places.nodes
+        ]
+        share, kept = (
+            [float(f(i)) for i in places.nodes]
+            for f in (pipeline.stage_share, pipeline.saved_microbatches)
+        )
         share_of, ratio_of, kept_of, copies_of = np.array([share, ratio, kept, copies])[
             :, places.of
         ]
@@ -376,7 +384,7 @@ def _dealt(space: Space, techniques: Techniques) -> _Dealt | None:
 
 
 def _in_parts(space: Space, techniques: Techniques) -> _Dealt:
-    """Unequal stages as if each took an equal part of every variable and link."""
+    """uneven stages as if each took an equal part of every variable and link."""
     options, links = sum(len(v.saved_bytes) for v in space.variables), len(space.links)
     share, ratio = 1 / space.pricer.mesh.stages, slowdown(space, techniques)
     nowhere = _Places(
@@ -401,10 +409,10 @@ def _places(space: Space, pipeline: Pipeline) -> _Places:
         where = [_place(space, v, pipeline) for v in space.variables]
         blocks, late = (
             np.array([i in pipeline.nodes for i in where]),
-            np.array([pipeline.late(i) for i in where]),
+            np.array([pipeline.in_epilogue(i) for i in where]),
         )
         alike = [
-            (inside, after, i in pipeline.twice)
+            (inside, after, i in pipeline.shared_prologue)
             for i, inside, after in zip(where, blocks.tolist(), late.tolist(), strict=True)
         ]
         kinds = list(dict.fromkeys(alike))
@@ -440,7 +448,8 @@ def _place(space: Space, v: Variable, pipeline: Pipeline) -> int:
         return blocks[0]
     return (
         pipeline.end
-        if (made >= 0 and pipeline.late(made)) or all(pipeline.late(i) for i in readers)
+        if (made >= 0 and pipeline.in_epilogue(made))
+        or all(pipeline.in_epilogue(i) for i in readers)
         else -1
     )
 
@@ -449,7 +458,7 @@ def replayed(space: Space, techniques: Techniques) -> list[bool]:
     """Whether each link's conversion runs again in the backward pass: inside repeated blocks when
     their collectives are replayed, and only of what the backward pass reads, directly or on the
     way."""
-    if techniques.recompute != "block" or unequal(space):
+    if techniques.recompute != "block" or has_uneven_stages(space):
         return [False] * len(space.links)
     base, graph = space.base, space.base.graph
     inside = {i for first, period, _ in base.loops for i in range(first, first + period)}
@@ -508,7 +517,7 @@ def usage_of(
     `assemble` and planner.pricing.peak_memory."""
     flat, pieces = costs_of(space), techniques.microbatches / space.parts if uncut else 1.0
     at = flat.first + np.asarray(choice, np.int64)
-    if unequal(space):
+    if has_uneven_stages(space):
         return (
             float(bytes_of(space, techniques, uncut)[at].sum()),
             float(flat.work[_bare(space, techniques)][at].max(initial=0.0)) / pieces,

@@ -57,6 +57,10 @@ def _states(hub: Layout, branch: Layout | None, axes: tuple[str, ...]) -> list[i
     row = []
     for a in axes:
         kind, d = hub.state(a)
-        code = d if kind == "sharded" else {"partial": 100, "fan": 101, "replicated": -1}[kind]
-        row.append(code + (200 if branch is not None and a in branch.fan else 0))
+        code = (
+            d
+            if kind == "sharded"
+            else {"partial": 100, "grad_partial": 101, "replicated": -1}[kind]
+        )
+        row.append(code + (200 if branch is not None and a in branch.grad_partial else 0))
     return row

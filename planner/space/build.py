@@ -107,7 +107,7 @@ class _Builder:
         weight, t = name in graph.weights, graph.tensors[name]
         per_use = [(self.op_of[i], self._need(i, slot), times) for i, slot, times in wire.uses]
         wanted = dict.fromkeys(n for _, target, _ in per_use for n in target.layouts)
-        plain = dict.fromkeys(atlas.plain(n) for n in wanted)
+        plain = dict.fromkeys(atlas.without_grad_partial(n) for n in wanted)
         options = dict.fromkeys(
             (n, -1)
             for n in (*plain, *wanted)
@@ -115,10 +115,14 @@ class _Builder:
         ) or dict.fromkeys((n, -1) for n in plain)
         if not weight:
             options.update(
-                dict.fromkeys((atlas.plain(n), n) for n in wanted if atlas.layouts[n].fan)
+                dict.fromkeys(
+                    (atlas.without_grad_partial(n), n)
+                    for n in wanted
+                    if atlas.layouts[n].grad_partial
+                )
             )
         hubs, branches = zip(*options, strict=True)
-        source = atlas.row(hubs)
+        source = atlas.column(hubs)
         v = Variable(
             name,
             "weight" if weight else "hub",
@@ -129,7 +133,7 @@ class _Builder:
         )
         # A branch costs its conversion from the hub; without one the diagonal, from the hub to
         # itself, costs nothing.
-        made = atlas.row(tuple([h if b < 0 else b for h, b in options]))
+        made = atlas.column(tuple([h if b < 0 else b for h, b in options]))
         inner = self.tables.table(
             t.shape,
             self.pricer.itemsize(t.dtype),
@@ -262,7 +266,7 @@ class _Builder:
                 continue
             c, k = self.base.shared[made], [o for o in graph.nodes[made].outputs if o].index(name)
             source = self._result((c, k))
-            columns = atlas.row(
+            columns = atlas.column(
                 tuple([atlas.number(atlas.layouts[s].stored) for s in source.layouts])
             )
             t = graph.tensors[name]

@@ -199,8 +199,8 @@ class Kinds:
     def _read(
         self, node: Node, rule: Rule, splits: Sequence[Split]
     ) -> tuple[tuple[LayoutColumn | None, ...], tuple[LayoutColumn, ...]]:
-        """Layouts of operands and results under each split; without a gradient an operand's fan is
-        plain replication."""
+        """Layouts of operands and results under each split; without a gradient an operand's
+        `grad_partial` axes are plain replication."""
         grad = tuple([bool(name) and name in self.base.grad for name in node.inputs])
         slots, count = (
             [slot for slot, name in enumerate(node.inputs) if name],
@@ -224,12 +224,12 @@ class Kinds:
         if new := [s for s in splits if s not in memo]:
             wanted = [self._layouts(rule, slot, new, operand=True) for slot in slots]
             wanted = [
-                column if grad[slot] else list(map(atlas.plain, column))
+                column if grad[slot] else list(map(atlas.without_grad_partial, column))
                 for slot, column in zip(slots, wanted, strict=True)
             ]
             left = [self._layouts(rule, k, new, operand=False) for k in range(count)]
             memo.update(zip(new, zip(*wanted, *left, strict=True), strict=True))
-        rows = [atlas.row(column) for column in zip(*map(memo.__getitem__, splits), strict=True)]
+        rows = [atlas.column(column) for column in zip(*map(memo.__getitem__, splits), strict=True)]
         wants = dict(zip(slots, rows, strict=False))
         memo[id(splits)] = (
             splits,

@@ -59,9 +59,9 @@ def shardings(
     """NamedSharding for every leaf of a pytree of parameters, or (optimizer) of an optimizer's
     state, in its structure.
 
-    rows: parameter -> its row, where that is not the strategy's. Levels of the optimizer: its state
-    is cut from level 1 on, parameters themselves at level 3. Raises PlanError P052: no parameter of
-    that name or shape.
+    rows: parameter -> its row, where that is not the strategy's. The optimizer's state is cut
+    from ZeRO stage 1 on, parameters themselves at ZeRO stage 3. Raises PlanError P052: no parameter
+    of that name or shape.
     """
     import jax
     from jax.sharding import NamedSharding, PartitionSpec

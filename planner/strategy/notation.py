@@ -67,7 +67,7 @@ _NUMBER = re.compile(r"(?<=[./])\d+(?=[./])")
 
 
 def stored_axes(row: Mapping[str, Any]) -> list[list[str]]:
-    """Axes per dim of a tensor row as it is kept between steps: optimizer level 3 cuts the weight
+    """Axes per dim of a tensor row as it is kept between steps: ZeRO stage 3 cuts the weight
     itself."""
     dims = [list(a) for a in row["layout"]]
     zero = row.get("zero")

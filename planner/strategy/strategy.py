@@ -150,18 +150,18 @@ class Strategy:
             int(t["microbatches"]),
             runs,
             schedule=schedule_of(t),
-            virtual=virtual_of(t),
+            virtual_stages=virtual_of(t),
             offload=offload_of(t),
-            cuts=self.cuts(graph),
-            widths=widths_of(t),
+            stage_cuts=self.cuts(graph),
+            stage_widths=widths_of(t),
             bucket_bytes=bucket_of(t),
-            copies=copies_of(t),
+            overlapped_microbatches=copies_of(t),
         )
         check_splits(graph, plan)
         return plan
 
     def cuts(self, graph: Graph) -> tuple[int, ...]:
-        """Where unequal pipeline stages begin. Raises PlanError P051, P060."""
+        """Where uneven pipeline stages begin. Raises PlanError P051, P060."""
         names = [str(n) for n in self.techniques.get("cuts", ())]
         index = {node.id: i for i, node in enumerate(graph.nodes)}
         if missing := next((n for n in names if n not in index), None):

@@ -7,7 +7,7 @@ from math import prod
 from typing import Any, Protocol
 
 from planner.errors import PlanError
-from planner.execution.pipeline import INTERLEAVED, MOST_LEVEL, SCHEDULES
+from planner.execution.pipeline import INTERLEAVED, MAX_ZERO_STAGE, SCHEDULES
 from planner.execution.plan import Plan
 from planner.execution.technique_fields import (
     bucket_of,
@@ -90,9 +90,9 @@ def check_mesh(strategy: Decided, devices: int) -> None:
             f"schedule {schedule or 'none'!r} with mesh {dict(strategy.mesh_shape)}: one of"
             f" {', '.join(SCHEDULES)} goes with an axis called stage, none without"
         )
-    elif schedule and t["zero_stage"] > MOST_LEVEL[schedule]:
+    elif schedule and t["zero_stage"] > MAX_ZERO_STAGE[schedule]:
         wrong = (
-            f"zero_stage {t['zero_stage']} with pipeline stages: at most {MOST_LEVEL[schedule]}"
+            f"zero_stage {t['zero_stage']} with pipeline stages: at most {MAX_ZERO_STAGE[schedule]}"
             f" under {schedule}"
         )
     elif schedule and t["microbatches"] < 2:

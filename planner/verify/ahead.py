@@ -393,7 +393,9 @@ def planned_memory(
     if unroll and plan.recompute == "none" and plan.stages < 2:
         return asdict(
             price_plan(
-                GraphFacts.of(graph, training=training, fold=False), replace(plan, runs=()), pricer
+                GraphFacts.of(graph, training=training, fold=False),
+                replace(plan, repeated_blocks=()),
+                pricer,
             )[0].memory
         )
     return asdict(price_plan(GraphFacts.of(graph, training=training), plan, pricer)[0].memory)

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from planner.emit.program import emit, emitted_runs
+from planner.emit.program import emit, emitted_blocks
 from planner.emit.writer import Program, Training, Workload
 from planner.execution import collectives
 from planner.execution.collective import traffic as predicted_traffic
 from planner.execution.layout_flow import cut_layout, derive
 from planner.execution.plan import Plan
-from planner.execution.recompute import parts
+from planner.execution.recompute import gathering_parts
 from planner.graph.ir import Graph
 from planner.sharding.layout import local_shape
 from planner.verify.hlo.flops import dot_flops
@@ -95,7 +95,7 @@ def predict(
 ) -> tuple[Payloads, int, int]:
     """(payloads, dot FLOPs, argument bytes) of one device, without compiling anything."""
     flow = derive(graph, plan, training=workload == "train")
-    runs, _ = emitted_runs(flow)
+    runs, _ = emitted_blocks(flow)
     by_kind = predicted_traffic(collectives.collectives(flow, runs), plan.order, dict(plan.mesh))
     payloads = {
         (kind, axes): int(cell["payload"])
@@ -128,7 +128,7 @@ def room(graph: Graph, plan: Plan, *, unroll: bool) -> Room:
     """The room of a training plan in float32. Gradients' pieces count twice with microbatches: the
     sum, and the next."""
     flow = derive(graph, plan, training=True)
-    runs, _ = emitted_runs(flow)
+    runs, _ = emitted_blocks(flow)
     mesh = dict(plan.mesh)
 
     def full(names: Iterable[str]) -> int:
@@ -146,7 +146,7 @@ def room(graph: Graph, plan: Plan, *, unroll: bool) -> Room:
     blocks = [full(names[0] for names in run.weights) for run in runs]
     loose = [
         full(n for i in part for n in graph.nodes[i].inputs if n in flow.weights)
-        for part in parts(flow, runs)
+        for part in gathering_parts(flow, runs)
     ]
     pieces = pieces_of(n for n in flow.weights if n in flow.grad)
     slices = (

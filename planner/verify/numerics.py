@@ -289,7 +289,7 @@ def placed(
     module: types.ModuleType, program: Program, table: str, values: Values, mesh: Any
 ) -> Any:
     """The parameters of a program's table on its mesh, from label -> array; repeats of a block
-    stacked, weights of unequal stages packed."""
+    stacked, weights of uneven stages packed."""
     rows = getattr(module, table)
     whole = {}
     for key, row in rows.items():

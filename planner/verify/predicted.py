@@ -17,15 +17,15 @@ from fractions import Fraction
 from math import prod
 
 from planner.emit.blocks import spoken
-from planner.emit.program import emitted_runs
+from planner.emit.program import emitted_blocks
 from planner.execution import collectives, uneven_collectives
 from planner.execution.collective import CollectiveUse, ItemSize, item_sizes, traffic
-from planner.execution.even_collectives import of_other_stages
+from planner.execution.even_collectives import weights_of_other_stages
 from planner.execution.layout_flow import Flow, cut_layout, derive, stored_layout
 from planner.execution.loops import RepeatedBlock
 from planner.execution.pipeline import pipeline_of
 from planner.execution.plan import Plan
-from planner.execution.weight_offload import parked
+from planner.execution.weight_offload import offloaded_names
 from planner.graph.ir import Graph
 from planner.sharding.layout import Layout, local_shape
 
@@ -57,7 +57,7 @@ def predict(
     """The exact prediction for a program that computes in `compute` (float32 or bfloat16)."""
     training = workload == "train"
     flow = derive(graph, plan, training=training)
-    runs = tuple(emitted_runs(flow)[0])
+    runs = tuple(emitted_blocks(flow)[0])
     size = item_sizes(compute)
     uses = tuple(
         _loss_in_float32(flow, use, size) for use in collectives.collectives(flow, runs, size)
@@ -144,7 +144,7 @@ def _state_bytes(flow: Flow, optimizer: str, compute: str) -> int:
     if not flow.training:
         return 0
     each = (8 if optimizer == "adamw" else 0) + (0 if compute == "float32" else 4)
-    if flow.plan.cuts:
+    if flow.plan.stage_cuts:
         return each * uneven_collectives.state_elements(flow)
     elsewhere = _elsewhere(flow)
     return sum(
@@ -158,19 +158,19 @@ def _parked_bytes(flow: Flow, runs: tuple[RepeatedBlock, ...], size: ItemSize) -
     """Weights, as they are stored, that wait in the host's memory."""
     return sum(
         _bytes(flow, name, stored_layout(flow.weights[name]), size(flow.graph.tensors[name].dtype))
-        for name in sorted(parked(flow, runs))
+        for name in sorted(offloaded_names(flow, runs))
     )
 
 
 def _elsewhere(flow: Flow) -> frozenset[str]:
     """Weights that other pipeline stages hold."""
     pipeline = pipeline_of(flow.graph, flow.plan)
-    return of_other_stages(flow.graph, pipeline) if pipeline else frozenset()
+    return weights_of_other_stages(flow.graph, pipeline) if pipeline else frozenset()
 
 
 def _output_bytes(flow: Flow, size: ItemSize, state_bytes: int) -> int:
     graph = flow.graph
-    if flow.plan.cuts:
+    if flow.plan.stage_cuts:
         return uneven_collectives.parameter_bytes(flow, size, trained=True) + state_bytes + 4
     if flow.training:
         elsewhere = _elsewhere(flow)

@@ -274,12 +274,14 @@ def follow(plan: Plan, graph: Graph, small: Graph) -> Plan:
     left."""
     place = {node.id: i for i, node in enumerate(small.nodes)}
     runs = []
-    for first, period, repeats in plan.runs:
+    for first, period, repeats in plan.repeated_blocks:
         ids = [graph.nodes[first + k].id for k in range(period * min(repeats, KEPT_REPEATS))]
         if all(i in place for i in ids) and [place[i] - place[ids[0]] for i in ids] == list(
             range(len(ids))
         ):
             runs.append((place[ids[0]], period, min(repeats, KEPT_REPEATS)))
     return replace(
-        plan, splits={k: s for k, s in plan.splits.items() if k in place}, runs=tuple(runs)
+        plan,
+        splits={k: s for k, s in plan.splits.items() if k in place},
+        repeated_blocks=tuple(runs),
     )

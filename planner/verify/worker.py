@@ -208,7 +208,7 @@ def _died(code: int, log: str) -> str:
 def written_out(graph: Graph, plan: Plan, unroll: bool) -> int:
     """How many operators a program has."""
     return len(graph.nodes) - (
-        0 if unroll else sum(period * (repeats - 1) for _, period, repeats in plan.runs)
+        0 if unroll else sum(period * (repeats - 1) for _, period, repeats in plan.repeated_blocks)
     )
 
 
@@ -465,7 +465,7 @@ def how(plan: Plan, unroll: bool, compute: str) -> str:
     """How the program was compiled, in words."""
     return (
         "from shapes,"
-        f" {'' if not plan.runs else 'repeated blocks written out, ' if unroll else 'repeated blocks as loops, '}{compute}"  # noqa: E501
+        f" {'' if not plan.repeated_blocks else 'repeated blocks written out, ' if unroll else 'repeated blocks as loops, '}{compute}"  # noqa: E501
     )
 
 

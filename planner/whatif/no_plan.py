@@ -45,7 +45,7 @@ def no_plan(request: Any, result: Any, model: Any = None) -> PlanError:
         detail=[
             (
                 f"smallest plan: mesh {' x '.join(f'{a} {n}' for a, n in smallest.plan.mesh)},"
-                f" ZeRO-{smallest.plan.zero}, recompute {smallest.plan.recompute},"
+                f" ZeRO-{smallest.plan.zero_stage}, recompute {smallest.plan.recompute},"
                 f" {smallest.plan.microbatches}"
                 f" microbatch{'es' if smallest.plan.microbatches > 1 else ''}{offloaded}"
             ),

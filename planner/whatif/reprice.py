@@ -201,12 +201,12 @@ def plan_on(strategy: Strategy, base: GraphFacts) -> Plan:
         int(t["microbatches"]),
         base.runs if strategy.blocks else (),
         schedule=schedule_of(t),
-        virtual=virtual_of(t),
+        virtual_stages=virtual_of(t),
         offload=offload_of(t),
-        cuts=strategy.cuts(base.graph),
-        widths=widths_of(t),
+        stage_cuts=strategy.cuts(base.graph),
+        stage_widths=widths_of(t),
         bucket_bytes=bucket_of(t),
-        copies=copies_of(t),
+        overlapped_microbatches=copies_of(t),
     )
 
 

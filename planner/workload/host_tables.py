@@ -28,14 +28,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner.errors import PlanError
-from planner.graph.ir import Graph, Hosted
+from planner.graph.ir import Graph, HostTable
 
 PLACES = ("device", "host", "server")
 WORTH = 0.5
 """Share of a model's parameters in such tables from which on hosting them is looked at."""
 
 
-def candidates(graph: Graph, microbatches: int = 1, place: str = "host") -> dict[str, Hosted]:
+def candidates(graph: Graph, microbatches: int = 1, place: str = "host") -> dict[str, HostTable]:
     """weight -> table, of those that a step of so many of the graph's batches does not read
     whole."""
     found = {}
@@ -56,11 +56,11 @@ def candidates(graph: Graph, microbatches: int = 1, place: str = "host") -> dict
         ):
             continue
         if microbatches * sum(graph.tensors[i].elements for i in ids) < t.shape[0]:
-            found[name] = Hosted(t.shape[0], ids, place)
+            found[name] = HostTable(t.shape[0], ids, place)
     return found
 
 
-def hosted(graph: Graph, microbatches: int, place: str) -> Graph:
+def with_host_tables(graph: Graph, microbatches: int, place: str) -> Graph:
     """The graph with pieces in place of tables, whose rows lie at a place. Raises PlanError P029
     when there is none to host."""
     found = candidates(graph, microbatches, place)
@@ -78,7 +78,7 @@ def hosted(graph: Graph, microbatches: int, place: str) -> Graph:
         n: replace(t, shape=(pieces[n], t.shape[1])) if n in found else t
         for n, t in graph.tensors.items()
     }
-    return replace(graph, tensors=tensors, hosted=found)
+    return replace(graph, tensors=tensors, host_tables=found)
 
 
 def worth(graph: Graph) -> bool:

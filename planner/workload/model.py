@@ -22,7 +22,7 @@ from planner.graph.rescale import Scaled, same
 from planner.graph.value_digest import value_bytes
 from planner.reader import read_model
 from planner.reader.onnx.file import load
-from planner.workload.host_tables import hosted
+from planner.workload.host_tables import with_host_tables
 from planner.workload.train_eval_mode import evaluation, mode_notes
 from planner.workload.train_eval_mode import training as training_mode
 from planner.workload.trainable import choose
@@ -227,7 +227,7 @@ class Model:
         return (
             graph
             if self.workload.tables == "device"
-            else hosted(graph, microbatches, self.workload.tables)
+            else with_host_tables(graph, microbatches, self.workload.tables)
         )
 
     @property

@@ -80,7 +80,7 @@ def test_what_differs_or_was_named_stays() -> None:
 
 
 def test_a_level_that_cuts_nothing_is_not_chosen() -> None:
-    """Tensor parallelism alone leaves no gradient to sum: every level is level 0, and is called
+    """Tensor parallelism alone leaves no gradient to sum: every level is ZeRO stage 0, and is called
     so."""
     found = planner.plan(
         "zoo:mlp,layers=4,hidden=512",
@@ -91,7 +91,7 @@ def test_a_level_that_cuts_nothing_is_not_chosen() -> None:
         baselines=False,
         pins="tp=4",
     )
-    assert found.plan.zero == 0
+    assert found.plan.zero_stage == 0
     pinned = planner.plan(
         "zoo:mlp,layers=4,hidden=512",
         devices=4,
@@ -101,5 +101,5 @@ def test_a_level_that_cuts_nothing_is_not_chosen() -> None:
         baselines=False,
         pins="tp=4,zero=2",
     )
-    assert pinned.plan.zero == 2
+    assert pinned.plan.zero_stage == 2
     assert pinned.cost.step_time_s == found.cost.step_time_s

@@ -38,7 +38,7 @@ from planner.emit.values import precise
 from planner.emit.writer import Program
 from planner.errors import PlanError
 from planner.execution.layout_flow import derive
-from planner.execution.loops import find_run
+from planner.execution.loops import find_repeated_block
 from planner.execution.plan import Plan
 from planner.graph.ir import Graph, Node, Tensor
 from planner.graph.repeats import find_runs, hoist
@@ -581,7 +581,7 @@ def test_a_value_made_in_one_repeat_is_no_argument_of_all() -> None:
     )
     g = Graph("g", nodes, tensors, ("x",), ("d",))
     flow = derive(g, Plan((), {}), training=False)
-    assert find_run(flow, 0, 2, 2) == "a is made in one repeat and read by others"
+    assert find_repeated_block(flow, 0, 2, 2) == "a is made in one repeat and read by others"
 
 
 def test_an_edited_strategy_is_checked_before_it_is_emitted(strategy: Strategy) -> None:

@@ -115,11 +115,11 @@ def test_buffers_of_stages_have_names_of_their_own() -> None:
     """Two kinds of which the second has neither cuts nor pending gradients were both `stage
     weights`, and the first one's weights were gone."""
     kinds = [
-        (trained, dtype, axes, fan)
+        (trained, dtype, axes, grad_partial)
         for trained in (True, False)
         for dtype in ("float", "int32")
         for axes in ((), ("data",))
-        for fan in ((), ("data",))
+        for grad_partial in ((), ("data",))
     ]
     for n in (1, 2, 3):
         for row in itertools.permutations(kinds, n):

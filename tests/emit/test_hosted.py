@@ -31,7 +31,7 @@ from planner.launch.kubernetes import Asked, manifests
 from planner.machine.topology import device
 from planner.report.summary import summary
 from planner.verify.numerics import load_program
-from planner.workload.host_tables import candidates, hosted, worth
+from planner.workload.host_tables import candidates, with_host_tables, worth
 from planner.workload.model import Model, Workload
 
 SPEC = "zoo:dlrm-tiny,rows=5000-7-33-9000"
@@ -48,14 +48,14 @@ def test_tables_with_more_rows_than_ids_are_hosted() -> None:
         "embedding.0.weight": (5000, ("sparse_0",)),
         "embedding.3.weight": (9000, ("sparse_3",)),
     } and worth(graph)
-    pieces = hosted(graph, 1, "host")
+    pieces = with_host_tables(graph, 1, "host")
     assert pieces.tensors["embedding.3.weight"].shape == (64, 16) and pieces.tensors[
         "embedding.2.weight"
     ].shape == (33, 16)
     assert candidates(graph, 100) == {
         "embedding.3.weight": found["embedding.3.weight"]
     }  # 6,400 ids a step
-    assert hosted(graph, 4, "host").tensors["embedding.0.weight"].shape == (256, 16)
+    assert with_host_tables(graph, 4, "host").tensors["embedding.0.weight"].shape == (256, 16)
     assert not worth(graph_of("zoo:gpt-tiny", 4)) and not candidates(
         replace(graph, trainable=frozenset())
     )

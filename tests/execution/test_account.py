@@ -26,13 +26,13 @@ from benchmarks.compiler_truth import (
     mesh_of,
     plan_of,
 )
-from planner.emit.program import emit, emitted_runs
+from planner.emit.program import emit, emitted_blocks
 from planner.execution import collectives
 from planner.execution.collective import CollectiveUse, traffic
 from planner.execution.even_collectives import _reduction
 from planner.execution.layout_flow import derive, own_zero_stage
 from planner.execution.plan import Plan
-from planner.execution.recompute import Replay
+from planner.execution.recompute import Recomputed
 from planner.execution.shared_collectives import Merged
 from planner.graph.ir import Graph, Node, Tensor
 from planner.ops.lookup import rule_of
@@ -100,13 +100,13 @@ WRONG: list[tuple[str, str, str, Callable[..., Any]]] = [
     ),  # a backward pass that reads nothing replays nothing
     (
         "gpt/megatron/block",
-        "planner.execution.even_collectives.repeated",
+        "planner.execution.even_collectives.recomputed_in_block",
         "all-reduce over model",
-        lambda *_: Replay(),
+        lambda *_: Recomputed(),
     ),
     (
         "gpt-block/data/zero3",
-        "planner.execution.even_collectives.parts",
+        "planner.execution.even_collectives.gathering_parts",
         "all-gather",
         lambda *_: (),
     ),  # weights that nobody gathers
@@ -130,7 +130,7 @@ WRONG: list[tuple[str, str, str, Callable[..., Any]]] = [
     ),
     (
         "gpt-block/sequence/zero3-keep-micro2",
-        "planner.execution.even_collectives.differing",
+        "planner.execution.even_collectives.microbatch_tensors",
         "over data",
         lambda flow: frozenset(),
     ),
@@ -265,7 +265,7 @@ def test_biases_of_one_sum_have_one_gradient() -> None:
         [
             u
             for u in collectives.collectives(
-                derive(graph, replace(plan, zero=zero, zero_axes=("data",)), training=True)
+                derive(graph, replace(plan, zero_stage=zero, zero_axes=("data",)), training=True)
             )
             if u.merged
         ]
@@ -333,7 +333,7 @@ def test_equal_gradients_of_microbatches_are_reduced_once(op: str, zero: int) ->
         node.id: Split.of({rule_of(node, graph)[0].factors[0]: ["data"]}) for node in graph.nodes
     }
     plan = Plan(
-        (("data", 8),), splits, microbatches=2, zero=zero, zero_axes=("data",) if zero else ()
+        (("data", 8),), splits, microbatches=2, zero_stage=zero, zero_axes=("data",) if zero else ()
     )
     assert 'EQUAL = {"c": "b"}' in emit(graph, plan, workload="train").text
     (one,) = [u for u in collectives.collectives(derive(graph, plan, training=True)) if u.merged]
@@ -443,7 +443,7 @@ def counts(graph: Graph, plan: Plan, kind: str, what: str) -> dict[str, int]:
     flow = derive(graph, plan, training=True)
     found = [
         u
-        for u in collectives.collectives(flow, emitted_runs(flow)[0])
+        for u in collectives.collectives(flow, emitted_blocks(flow)[0])
         if u.kind == kind and u.what == what
     ]
     return {

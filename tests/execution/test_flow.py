@@ -164,7 +164,7 @@ def test_tied_weight_is_stored_where_its_uses_are_cheapest():
     # for the head; cut, one gather and one scatter do.
     flow = tied(training=True)
     assert flow.weights["table"].layout.dims == (("data",), ())
-    assert flow.weights["table"].fan == ()
+    assert flow.weights["table"].grad_partial == ()
     assert [(s.forward, s.backward) for s in flow.trees["table"].steps()] == [
         ("all-gather", "reduce-scatter")
     ]

@@ -26,7 +26,7 @@ from planner.workload.loss import add_loss
 
 FLAT = (("data", 2), ("model", 4))
 CUBE = (("pod", 2), ("data", 2), ("model", 2))
-HYBRID = Plan(CUBE, {}, zero=1, zero_axes=("data",))
+HYBRID = Plan(CUBE, {}, zero_stage=1, zero_axes=("data",))
 """The batch over pod and data, optimizer state over data alone."""
 
 
@@ -52,7 +52,9 @@ def hybrid(spec: str) -> tuple[Graph, Plan]:
 
 def sequence(spec: str) -> tuple[Graph, Plan]:
     graph = model(spec)
-    return graph, Plan(FLAT, megatron(graph, FLAT, sequence=True), zero=1, zero_axes=("data",))
+    return graph, Plan(
+        FLAT, megatron(graph, FLAT, sequence=True), zero_stage=1, zero_axes=("data",)
+    )
 
 
 def pieces(graph: Graph, plan: Plan) -> list[str]:
@@ -74,7 +76,7 @@ def test_lookups_and_pending_products_scatter_where_every_reader_wants_pieces() 
 
 def test_sums_stay_whole_where_readers_differ() -> None:
     graph, plan = hybrid("zoo:gpt-tiny,layers=1")
-    found = pieces(graph, replace(plan, zero=0))
+    found = pieces(graph, replace(plan, zero_stage=0))
     assert all("lax.psum(" in line and "scatter" not in line for line in found)
     assert len(found) == 3  # the lookup, and the rows of attention and of the feed-forward layer
 

@@ -18,11 +18,11 @@ from planner.emit.runtime.pipeline import chunks as program
 from planner.errors import PlanError
 from planner.execution.pipeline import (
     BUBBLE,
-    MOST_LEVEL,
+    MAX_ZERO_STAGE,
     SCHEDULES,
     Pipeline,
+    largest_repeated_block,
     pipeline_of,
-    pipelined_run,
 )
 from planner.execution.plan import Plan
 from planner.machine.mesh_choices import staged_meshes
@@ -62,7 +62,7 @@ def test_every_microbatch_meets_every_stage_once_each_way(
     """The arithmetic of the ring: a place is taken again only after the backward pass of the
     microbatch in it."""
     p = Pipeline(0, 3, max(repeats, stages), stages, microbatches, schedule)
-    assert p.per_stage * stages >= p.repeats > (p.per_stage - 1) * stages - stages
+    assert p.blocks_per_stage * stages >= p.repeats > (p.blocks_per_stage - 1) * stages - stages
     if schedule == "gpipe":
         return
     for stage in range(stages):
@@ -71,7 +71,7 @@ def test_every_microbatch_meets_every_stage_once_each_way(
         assert all(0 <= t < p.ticks for t in forward.values()) and all(
             stages - 1 <= t < stages - 1 + p.ticks for t in backward.values()
         )
-        places = {m: m % p.waiting for m in range(microbatches)}
+        places = {m: m % p.in_flight for m in range(microbatches)}
         for m in range(microbatches):
             later = [n for n in range(m + 1, microbatches) if places[n] == places[m]]
             assert all(forward[n] > backward[m] for n in later)
@@ -84,24 +84,28 @@ def test_chunks_wait_in_a_ring_of_the_size_that_is_priced(
     """The places that the program gives to pieces of work: as many as the pipeline says, none taken
     before its piece's backward pass on any stage. What the program runs as a piece is what the
     planner counts, beyond the first and the last as well."""
-    p = Pipeline(0, 1, stages * chunks, stages, stages * groups, "interleaved", virtual=chunks)
+    p = Pipeline(
+        0, 1, stages * chunks, stages, stages * groups, "interleaved", virtual_stages=chunks
+    )
     pieces = p.microbatches * chunks
     with pytest.MonkeyPatch.context() as m:
         for name, value in (("CHUNKS", chunks), ("jnp", np)):
             m.setattr(program, name, value)
-        places = program.waiting_places(p.passing.first_backward, stages, stages * groups)
+        places = program.waiting_places(
+            p.microbatch_schedule.first_backward, stages, stages * groups
+        )
         microbatch, turn = program.piece_of(np.arange(-2, pieces + 2), stages, stages * groups)
-    assert [p.passing.piece(n)[1] for n in range(-2, pieces + 2)] == [*turn]
-    assert [p.passing.piece(n)[0] for n in range(-2, pieces + 2)] == [BUBBLE] * 2 + [*microbatch][
-        2:-2
-    ] + [BUBBLE] * 2
+    assert [p.microbatch_schedule.work_item(n)[1] for n in range(-2, pieces + 2)] == [*turn]
+    assert [p.microbatch_schedule.work_item(n)[0] for n in range(-2, pieces + 2)] == [
+        BUBBLE
+    ] * 2 + [*microbatch][2:-2] + [BUBBLE] * 2
     assert (
         len(places) == pieces + 1
-        and max(places) + 1 == p.waiting
+        and max(places) + 1 == p.in_flight
         and p.ticks == pieces + stages - 1
     )
-    assert {p.holder(i) for i in p.nodes} == {*range(stages)} and [
-        p.holder(i) for i in range(stages)
+    assert {p.stage_of(i) for i in p.nodes} == {*range(stages)} and [
+        p.stage_of(i) for i in range(stages)
     ] == [*range(stages)]
     for stage in range(stages):
         seen = [*ticks(p, stage)]
@@ -256,7 +260,7 @@ def test_a_pipeline_is_priced_as_what_its_stages_run() -> None:
     flat = Plan((("data", 2),), splits, 0, ("data",), "none", 8, base.runs)
     staged = replace(flat, mesh=(("stage", 4), ("data", 2)), schedule="1f1b")
     pipeline = pipeline_of(base.graph, staged)
-    assert pipeline is not None and (pipeline.per_stage, pipeline.ticks) == (3, 11)
+    assert pipeline is not None and (pipeline.blocks_per_stage, pipeline.ticks) == (3, 11)
     a, b = (price_plan(base, p, search.pricer(mesh))[0] for p in (flat, staged))
     inside = sum(base.rules[i].flops for i in pipeline.nodes) / sum(r.flops for r in base.rules)
     assert b.flops_per_device == pytest.approx(
@@ -322,7 +326,7 @@ def test_files_say_which_schedule(tmp_path: Path) -> None:
     for techniques in (
         {"schedule": "none"},
         {"schedule": "2f2b"},
-        {"zero_stage": MOST_LEVEL["1f1b"] + 1},
+        {"zero_stage": MAX_ZERO_STAGE["1f1b"] + 1},
         {"microbatches": 1},
     ):
         with pytest.raises(PlanError) as e:
@@ -333,7 +337,7 @@ def test_files_say_which_schedule(tmp_path: Path) -> None:
 def test_files_say_how_many_chunks() -> None:
     strategy = plan("zoo:gpt-tiny,layers=4", "pp=2,dp=4,micro=4,schedule=interleaved")
     assert (strategy.techniques["schedule"], strategy.techniques["virtual"]) == ("interleaved", 2)
-    assert (strategy.plan.schedule, strategy.plan.virtual) == ("interleaved", 2)
+    assert (strategy.plan.schedule, strategy.plan.virtual_stages) == ("interleaved", 2)
     assert strategy.graph is not None
     for techniques, said in (
         ({"virtual": 1}, "virtual"),
@@ -404,5 +408,5 @@ def test_the_run_with_the_most_parameters_is_dealt_out() -> None:
     search = Search(model, staged_search("zoo:t5-tiny", 8, 8, 2)[0].request)
     base = search.base(2)
     assert base is not None
-    run = pipelined_run(base.graph, base.runs)
+    run = largest_repeated_block(base.graph, base.runs)
     assert run == max(base.runs)  # the decoder's blocks also attend to the encoder

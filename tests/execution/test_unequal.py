@@ -24,8 +24,13 @@ from planner.errors import PlanError
 from planner.execution.pipeline import Schedule
 from planner.execution.plan import Plan
 from planner.execution.stage_buffers import PARTS, buffers
-from planner.execution.uneven_collectives import chunks_at, together
-from planner.execution.uneven_pipeline import UnevenPipeline, handed, rooms, stages_of
+from planner.execution.uneven_collectives import chunks_at, tick_groups
+from planner.execution.uneven_pipeline import (
+    UnevenPipeline,
+    buffer_elements,
+    handed_tensors,
+    uneven_pipeline_of,
+)
 from planner.machine.mesh_choices import pinned_mesh
 from planner.machine.topology import from_json
 from planner.pins.pins import parse_pins
@@ -207,9 +212,9 @@ def test_stages_of_two_places_have_no_shorter_bubble_and_no_smaller_ring(
     """In microbatches: what bounds of one place each rest on. Every microbatch of a tick has its
     own way, and each place its share of them."""
     one, two = Schedule(sum(widths), 2 * groups, "1f1b"), Schedule(len(widths), groups, "1f1b")
-    assert 2 * two.ticks >= one.ticks and 2 * two.waiting >= one.waiting
+    assert 2 * two.ticks >= one.ticks and 2 * two.in_flight >= one.in_flight
     paths = UnevenPipeline(
-        based(RESNET).graph, frozenset(), tuple(range(len(widths))), (), widths=tuple(widths)
+        based(RESNET).graph, frozenset(), tuple(range(len(widths))), (), stage_widths=tuple(widths)
     ).paths
     runs = Counter((k, at) for path in paths for k, at in enumerate(path))
     assert [sorted({at for j, at in runs if j == k}) for k in range(len(widths))] == [
@@ -255,17 +260,21 @@ def test_what_is_read_as_pending_terms_is_made_in_the_same_chunk() -> None:
             2,
             space.base.runs,
             schedule="interleaved",
-            virtual=4,
+            virtual_stages=4,
         )
         pairs = unbroken(space.base, drawn)
         cut = with_cuts(space.base, drawn, search.pricer(mesh))
-        assert not any(made < start <= reader for made, reader in pairs for start in cut.cuts)
+        assert not any(made < start <= reader for made, reader in pairs for start in cut.stage_cuts)
         price_plan(space.base, cut, search.pricer(mesh))
         where = [i for made, reader in pairs for i in space.base.places if made < i <= reader]
         for i in where[:1]:
             met += 1
             with pytest.raises(PlanError, match="nothing pending is handed on"):
-                price_plan(space.base, replace(drawn, cuts=(i,), virtual=1), search.pricer(mesh))
+                price_plan(
+                    space.base,
+                    replace(drawn, stage_cuts=(i,), virtual_stages=1),
+                    search.pricer(mesh),
+                )
     assert met
 
 
@@ -287,13 +296,13 @@ def test_a_boundary_is_as_wide_as_its_widest() -> None:
     s = plan(UNET, "pp=4,micro=4,recompute=block,schedule=1f1b", solver="recursive")
     graph = reopen(s, UNET).graph(4)
     flow, _ = derived(GraphFacts.of(graph, training=True), s.plan_for(graph))
-    stages = stages_of(flow)
+    stages = uneven_pipeline_of(flow)
     assert stages is not None and stages.count == 4
-    rows = handed(flow, stages)
+    rows = handed_tensors(flow, stages)
     each = [sum(int(np.prod(h.shape)) for h in row) for row in rows]
-    assert not rows[0] and sum(rooms(rows).values()) >= max(each) > 0
+    assert not rows[0] and sum(buffer_elements(rows).values()) >= max(each) > 0
     sent = s.costs["communication_bytes_per_device"]["collective-permute"]["stage"]["payload"]
-    assert sent == 2 * (4 + 3) * 2 * sum(rooms(rows).values())
+    assert sent == 2 * (4 + 3) * 2 * sum(buffer_elements(rows).values())
 
 
 @pytest.mark.parametrize(
@@ -361,8 +370,8 @@ def test_a_last_stage_without_microbatches_waits(
         {},
         microbatches=4,
         schedule=schedule,
-        virtual=virtual,
-        cuts=cuts,
+        virtual_stages=virtual,
+        stage_cuts=cuts,
     )
     found = truth(graph, plan)
     assert found.differences() == () and found.compiled_flops == products * 2 * 2 * 32 * 32
@@ -495,11 +504,11 @@ def test_a_file_keeps_its_cuts_and_is_priced_again_the_same(tmp_path: Path) -> N
     s.save(tmp_path / "s.json")
     back = planner.Strategy.load(tmp_path / "s.json")
     model = reopen(back, RESNET)
-    assert back.plan_for(model.graph(4)) == s.plan and s.plan.cuts
+    assert back.plan_for(model.graph(4)) == s.plan and s.plan.stage_cuts
     again = reprice(back, model, from_json(back.topology))
     assert (
         again.cost.step_time_s == pytest.approx(s.costs["step_time_s"], rel=1e-5)
-        and again.plan.cuts == s.plan.cuts
+        and again.plan.stage_cuts == s.plan.stage_cuts
     )
     first = s.techniques["cuts"][0]
     assert (
@@ -553,7 +562,7 @@ def test_together_all_chunks_run_every_microbatch_once_each_way(
         virtual,
     )
     for forward in (True, False):
-        rows = [r for r in together(p) if r.forward is forward]
+        rows = [r for r in tick_groups(p) if r.forward is forward]
         assert (
             sum(r.ticks for r in rows) == p.ticks
             and sum(r.ticks for r in rows if r.bubble) == stages - 1
@@ -702,7 +711,7 @@ def test_state_waits_in_the_hosts_memory() -> None:
     lengths = []
     for s in (here, away):
         flow, _ = derived(GraphFacts.of(graph, training=True), s.plan_for(graph))
-        stages = stages_of(flow)
+        stages = uneven_pipeline_of(flow)
         assert stages is not None
         lengths.append([b.length for b in buffers(flow, stages)])
         assert all(

@@ -53,9 +53,9 @@ def test_the_dim_of_least_padding_is_cut(
         weights={"w": None},
         labels={"w": "w"},
     )  # type: ignore[dict-item]
-    fan = Layout(((),) * len(shape), fan=("data",))
-    kept = weight_plan(graph, "w", [fan], Plan(MESH, {}, 1, ("data",)), True)
-    assert kept.dim == dim and local_shape(shape, cut_layout(kept), dict(MESH)) == piece
+    grad_partial = Layout(((),) * len(shape), grad_partial=("data",))
+    kept = weight_plan(graph, "w", [grad_partial], Plan(MESH, {}, 1, ("data",)), True)
+    assert kept.zero_dim == dim and local_shape(shape, cut_layout(kept), dict(MESH)) == piece
 
 
 def test_a_dim_that_the_split_cuts_is_not_padded() -> None:
@@ -70,9 +70,13 @@ def test_a_dim_that_the_split_cuts_is_not_padded() -> None:
         labels={"w": "w"},
     )  # type: ignore[dict-item]
     kept = weight_plan(
-        graph, "w", [Layout((("model",), ()), fan=("data",))], Plan(mesh, {}, 1, ("data",)), True
+        graph,
+        "w",
+        [Layout((("model",), ()), grad_partial=("data",))],
+        Plan(mesh, {}, 1, ("data",)),
+        True,
     )
-    assert kept == WeightPlan(Layout((("model",), ())), fan=("data",))
+    assert kept == WeightPlan(Layout((("model",), ())), grad_partial=("data",))
 
 
 @pytest.mark.parametrize(("zero", "micro"), [(1, 1), (2, 2), (3, 1), (3, 2)])
@@ -80,10 +84,15 @@ def test_a_dim_that_the_split_cuts_is_not_padded() -> None:
 def test_programs_are_right_and_move_what_is_predicted(zero: int, micro: int, unroll: bool) -> None:
     graph = odd_model()
     plan = Plan(
-        MESH, data_parallel(graph, MESH), zero, ("data",), microbatches=micro, runs=find_runs(graph)
+        MESH,
+        data_parallel(graph, MESH),
+        zero,
+        ("data",),
+        microbatches=micro,
+        repeated_blocks=find_runs(graph),
     )
     flow = derive(graph, plan, training=True)
-    cut = [n for n, w in flow.weights.items() if w.zero]
+    cut = [n for n, w in flow.weights.items() if w.zero_stage]
     assert any(graph.tensors[n].shape == (30, 30) for n in cut) and all(
         prod(graph.tensors[n].shape) <= 2 for n in flow.weights if n not in cut
     )

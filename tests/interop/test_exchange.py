@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import planner
 from planner.cli import main
 from planner.errors import PlanError
-from planner.execution.pipeline import MOST_LEVEL
+from planner.execution.pipeline import MAX_ZERO_STAGE
 from planner.interop.keys import Keys, load
 from planner.interop.launchers import hf, maxtext, megatron, torchtitan
 from planner.interop.price import hand_over, read_configuration
@@ -47,7 +47,7 @@ def plans(draw: st.DrawFn) -> tuple[Settings, int]:
         sequence,
         model,
         micro,
-        draw(st.integers(0, MOST_LEVEL[schedule] if schedule else 3)),
+        draw(st.integers(0, MAX_ZERO_STAGE[schedule] if schedule else 3)),
         draw(st.sampled_from(("none", "block", "block-keep"))),
         schedule,
         model > 1 and draw(st.booleans()),

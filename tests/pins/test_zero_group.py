@@ -109,7 +109,7 @@ def test_the_search_offers_a_group_a_node() -> None:
 
     search, _ = staged_search("zoo:gpt2-small", 32, 64, 2)
     best = search.run().best
-    assert best is not None and best.plan.zero
+    assert best is not None and best.plan.zero_stage
     offered = [m for m in search.offered.finer(best) if m.group]
     assert offered and all(
         {a.name: a.size for a in m.axes}["data"] * 8 == 32 // m.stages for m in offered

@@ -250,7 +250,9 @@ def test_no_size_spares_more_than_is_bounded(source: str, axes: dict[str, int]) 
             for c in problem.cost
         )
         choice = solve(replace(problem, cost=drawn), "dp", Budget()).choice
-        plan = Plan(mesh.shape, splits_of(space, choice), zero, tuple(axes), runs=base.runs)
+        plan = Plan(
+            mesh.shape, splits_of(space, choice), zero, tuple(axes), repeated_blocks=base.runs
+        )
         plain = price_plan(base, plan, exact)[0]
         least = min(
             price_plan(base, replace(plan, bucket_bytes=size), exact)[0].step_time_s

@@ -74,7 +74,12 @@ def test_what_a_problem_counts_is_below_what_plans_keep(source: str, sizes: dict
         flow, runs = derived(
             space.base,
             Plan(
-                mesh, splits_of(space, choice), 0, (), recompute="block-keep", runs=space.base.runs
+                mesh,
+                splits_of(space, choice),
+                0,
+                (),
+                recompute="block-keep",
+                repeated_blocks=space.base.runs,
             ),
         )
         assert len(runs) == len(space.base.runs)

@@ -14,7 +14,7 @@ from planner.machine.mesh_choices import pinned_mesh
 from planner.pricing.pricer import Pricer
 from planner.search.build_request import make_request
 from planner.sharding import reshard_table as moves
-from planner.sharding.layout import Layout, convert
+from planner.sharding.layout import Layout, reshard_steps
 
 SIZES = {"data": 4, "model": 2}
 
@@ -27,7 +27,7 @@ def pricer(sizes: dict[str, int] = SIZES) -> Pricer:
 
 
 PRICER = pricer()
-SPOTS = ["first", "second", "partial", "fan", ""]
+SPOTS = ["first", "second", "partial", "grad_partial", ""]
 
 
 def layout(first: str, second: str, major: bool) -> Layout:
@@ -35,7 +35,9 @@ def layout(first: str, second: str, major: bool) -> Layout:
     order = ("data", "model") if major else ("model", "data")
     held = {spot: tuple(a for a in order if place[a] == spot) for spot in SPOTS}
     return Layout(
-        (held["first"], held["second"]), tuple(sorted(held["partial"])), tuple(sorted(held["fan"]))
+        (held["first"], held["second"]),
+        tuple(sorted(held["partial"])),
+        tuple(sorted(held["grad_partial"])),
     )
 
 
@@ -59,10 +61,13 @@ def test_a_way_costs_what_its_own_steps_cost(
     table = PRICER.conversions
     if whole is not None:
         shape = (*shape[:whole], 3, *shape[whole:])
-        a, b = (Layout((*x.dims[:whole], (), *x.dims[whole:]), x.partial, x.fan) for x in (a, b))
+        a, b = (
+            Layout((*x.dims[:whole], (), *x.dims[whole:]), x.partial, x.grad_partial)
+            for x in (a, b)
+        )
     rows, columns = [PRICER.atlas.number(a)], [PRICER.atlas.number(b)]
     forward, backward = table.table(shape, itemsize, rows, columns, grad)
-    steps = convert(shape, a, b, tuple(SIZES.items()))
+    steps = reshard_steps(shape, a, b, tuple(SIZES.items()))
     if steps is None:
         assert np.isinf(forward[0, 0])
         return
@@ -80,7 +85,9 @@ def test_shapes_that_pad_alike_share_their_way(monkeypatch: pytest.MonkeyPatch) 
     """Concatenations grow by a few channels from node to node: each has a shape of its own, and the
     same ways."""
     met = []
-    monkeypatch.setattr(moves, "convert", lambda *args: met.append(args) or convert(*args))
+    monkeypatch.setattr(
+        moves, "reshard_steps", lambda *args: met.append(args) or reshard_steps(*args)
+    )
     fresh = pricer()
     rows = [
         fresh.atlas.number(Layout(((), ("data",)))),
@@ -99,12 +106,12 @@ FINE = pricer(THREE)
 def finer(draw: st.DrawFn) -> Layout:
     """A layout of three dims over three axes, in any order on a dim."""
     spot = {
-        a: draw(st.sampled_from(["0", "1", "2", "partial", "fan", ""]))
+        a: draw(st.sampled_from(["0", "1", "2", "partial", "grad_partial", ""]))
         for a in draw(st.permutations(list(THREE)))
     }
     dims = tuple(tuple(a for a, at in spot.items() if at == str(d)) for d in range(3))
     return Layout(
-        dims, *(tuple(a for a in THREE if spot[a] == word) for word in ("partial", "fan"))
+        dims, *(tuple(a for a in THREE if spot[a] == word) for word in ("partial", "grad_partial"))
     )
 
 
@@ -118,7 +125,7 @@ def test_axes_that_keep_their_place_only_divide_what_moves(
     forward, backward = FINE.conversions.table(
         shape, 2.0, [FINE.atlas.number(a)], [FINE.atlas.number(b)], grad
     )
-    steps = convert(shape, a, b, tuple(THREE.items()))
+    steps = reshard_steps(shape, a, b, tuple(THREE.items()))
     if steps is None:
         assert np.isinf(forward[0, 0])
         return
@@ -134,7 +141,9 @@ def test_pairs_that_differ_alike_are_derived_once(monkeypatch: pytest.MonkeyPatc
     """A batch that stays cut, over one axis or the other, on whichever dim: one gather is one
     derivation."""
     met = []
-    monkeypatch.setattr(moves, "convert", lambda *args: met.append(args) or convert(*args))
+    monkeypatch.setattr(
+        moves, "reshard_steps", lambda *args: met.append(args) or reshard_steps(*args)
+    )
     moves._evenly.cache_clear()  # it outlives an atlas
     fresh = pricer(THREE)
     stays = [

@@ -236,7 +236,7 @@ def test_gradients_are_reduced_and_weights_gathered_once_for_both() -> None:
 def test_statements_stand_twice_and_weights_once() -> None:
     s = planned("dp=4,tp=2,zero=3,micro=4,copies=2,tensor=megatron")
     two, one = (
-        emit(graph_of(s), replace(plan_of(s), copies=n), workload="train")
+        emit(graph_of(s), replace(plan_of(s), overlapped_microbatches=n), workload="train")
         .text.split("\ndef block0(")[1]
         .split("\n\n\n")[0]
         for n in (2, 1)
@@ -282,7 +282,10 @@ def test_launches_of_both_are_not_joined() -> None:
     assert (
         "FUSED = {}"
         in emit(
-            graph_of(s), replace(plan_of(s), copies=1), workload="train", compute="bfloat16"
+            graph_of(s),
+            replace(plan_of(s), overlapped_microbatches=1),
+            workload="train",
+            compute="bfloat16",
         ).text
     )
 

@@ -96,7 +96,7 @@ def test_batch_is_not_looked_for_in_other_inputs():
 
 @pytest.fixture(scope="module")
 def llama():
-    """Two layers of a Llama 3 8B on eight devices, the batch cut: priced per optimizer level."""
+    """Two layers of a Llama 3 8B on eight devices, the batch cut: priced per ZeRO stage."""
     request = make_request(devices=8, hardware="h100-sxm", topology=None, baselines=False)
     model = open_model("zoo:llama3-8b,layers=2,seq=256", 8, batch=8)
     search = Search(model, request)
@@ -106,7 +106,9 @@ def llama():
     splits = {n.id: allowed[base.shared[i]][0] for i, n in enumerate(base.graph.nodes)}
     pricer = Pricer(request.topology, mesh, request.runtime, request.recipe)
     return base, [
-        price_plan(base, Plan(mesh.shape, splits, zero, ("data",), runs=base.runs), pricer)[0]
+        price_plan(
+            base, Plan(mesh.shape, splits, zero, ("data",), repeated_blocks=base.runs), pricer
+        )[0]
         for zero in range(4)
     ]
 
@@ -114,7 +116,7 @@ def llama():
 def test_memory_of_optimizer_levels_is_that_of_the_recipe(llama):
     base, costs = llama
     n = base.graph.parameters
-    scales = (2 * 2 + 1) * 4096  # two norms a layer and the last one stay whole at level 3
+    scales = (2 * 2 + 1) * 4096  # two norms a layer and the last one stay whole at ZeRO stage 3
     for zero, cost in enumerate(costs):
         whole = n if zero < 3 else scales + (n - scales) / 8
         own = (2 * whole, 2 * whole, 12 * n / (8 if zero else 1))

@@ -691,7 +691,7 @@ def test_a_weight_of_a_repeated_block_that_is_used_elsewhere() -> None:
     graph = read_model(made)
     runs = find_runs(graph)
     assert runs
-    program = emit(graph, Plan((("data", 8),), {}, runs=runs), workload="infer")
+    program = emit(graph, Plan((("data", 8),), {}, repeated_blocks=runs), workload="infer")
     assert program.unrolled_because and "used elsewhere" in program.unrolled_because[0]
 
 

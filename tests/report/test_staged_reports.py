@@ -55,7 +55,9 @@ CASES = [
 def test_every_stage_passes_every_chunk_once_each_way(
     stages: int, groups: int, chunks: int
 ) -> None:
-    p = Pipeline(0, 1, stages * chunks, stages, stages * groups, "interleaved", virtual=chunks)
+    p = Pipeline(
+        0, 1, stages * chunks, stages, stages * groups, "interleaved", virtual_stages=chunks
+    )
     handed: dict[tuple[str, int, int], int] = {}
     for stage in range(stages):
         found = [*ticks(p, stage)]
@@ -110,7 +112,7 @@ def test_every_stage_sees_every_microbatch_once_in_each_pass(
             seen = [m for t in found if (m := getattr(t, name)) is not None]
             real = [m for m in seen if m != BUBBLE]
             assert sorted(real) == [*range(microbatches)]
-            times = p.after_times if name.startswith("late") else p.ticks
+            times = p.epilogue_passes if name.startswith("late") else p.ticks
             assert len(seen) == times and (real == sorted(real)) != (
                 (schedule == "gpipe" and name.endswith("back"))
                 or (schedule == "gpipe" and name == "backward")
@@ -159,9 +161,9 @@ def test_every_bar_of_every_stage_adds_up_to_the_step(spec: str, pins: str) -> N
     late = seconds["late"] + seconds["late_back"]
     assert p.ticks * (
         seconds["forward"] + seconds["backward"]
-    ) + p.after_times * late + t.ends_s == pytest.approx(d.step_s, rel=1e-9)
+    ) + p.epilogue_passes * late + t.ends_s == pytest.approx(d.step_s, rel=1e-9)
     dealt = next(b for b in t.blocks if b.dealt)
-    assert dealt.repeats == p.per_stage and dealt.total_s == pytest.approx(
+    assert dealt.repeats == p.blocks_per_stage and dealt.total_s == pytest.approx(
         p.ticks * sum(x.time_s for x in t.micro if x.run == dealt.run), rel=1e-9
     )
 
@@ -245,13 +247,13 @@ def test_the_file_says_what_a_stage_holds(spec: str, pins: str) -> None:
     p = d.pipeline
     assert p is not None
     jsonschema.validate(json.loads(s.to_json()), schema.schema())
-    assert [b["per_stage"] for b in s.blocks if "per_stage" in b] == [p.per_stage]
+    assert [b["per_stage"] for b in s.blocks if "per_stage" in b] == [p.blocks_per_stage]
     seconds = sum(t for _, _, t in by_operator(s))
     assert seconds + s.costs["recompute_time_s"] == pytest.approx(
         s.costs["compute_time_s"], rel=1e-4
     )
     held = [row for row in s.tensors.values() if "stage" in row]
-    assert {row["stage"] for row in held} == {p.holder(i) for i in p.nodes} and all(
+    assert {row["stage"] for row in held} == {p.stage_of(i) for i in p.nodes} and all(
         "label" in row for row in held
     )
     rails = fold(d)

@@ -13,7 +13,7 @@ from planner.machine.mesh_choices import pinned_mesh
 from planner.pricing.step_time import derived
 from planner.search.build_request import make_request
 from planner.search.search import Search
-from planner.sharding.layout import Layout, distribute
+from planner.sharding.layout import Layout, reshard_tree
 from planner.solvers import solve
 from planner.solvers.problem import FORBIDDEN, Budget
 from planner.space.assemble import Techniques, assemble
@@ -65,7 +65,9 @@ def test_blocks_that_are_put_together_differently_are_not_recomputed() -> None:
 def test_of_equal_ways_one_that_leaves_nothing_pending_is_taken() -> None:
     mesh, pending = (("data", 2), ("model", 4)), Layout((("data",), (), ()), partial=("model",))
     cut = Layout((("data",), ("model",), ()))
-    tree = distribute((8, 16, 32), pending, (cut,), mesh, True)
+    tree = reshard_tree((8, 16, 32), pending, (cut,), mesh, True)
     assert (
-        tree is not None and tree.hub == cut and [s.kind for s in tree.trunk] == ["reduce-scatter"]
+        tree is not None
+        and tree.shared_layout == cut
+        and [s.kind for s in tree.shared_steps] == ["reduce-scatter"]
     )

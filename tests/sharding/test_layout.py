@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 from planner.emit.body import Body
 from planner.emit.source import helper_sources
 from planner.emit.text import spec_text
-from planner.sharding.layout import Layout, Step, convert, distribute, local_shape, padded
+from planner.sharding.layout import (
+    Layout,
+    ReshardStep,
+    local_shape,
+    padded,
+    reshard_steps,
+    reshard_tree,
+)
 
 MESH = (("data", 2), ("model", 4))
 SHAPE = (8, 24)
@@ -23,9 +30,9 @@ UNEVEN = (7, 11)
 
 def layouts() -> list[Layout]:
     """Every layout of a matrix over the mesh: each axis on a dim (both orders where they share
-    one), partial, fan or nowhere."""
+    one), partial, grad_partial or nowhere."""
     found = []
-    for states in itertools.product((0, 1, "partial", "fan", None), repeat=2):
+    for states in itertools.product((0, 1, "partial", "grad_partial", None), repeat=2):
         axes = dict(zip(("data", "model"), states, strict=True))
         dims = [[a for a, s in axes.items() if s == d] for d in (0, 1)]
         orders = [list(itertools.permutations(d)) for d in dims]
@@ -34,7 +41,7 @@ def layouts() -> list[Layout]:
                 Layout(
                     tuple(choice),
                     tuple(a for a, s in axes.items() if s == "partial"),
-                    tuple(a for a, s in axes.items() if s == "fan"),
+                    tuple(a for a, s in axes.items() if s == "grad_partial"),
                 )
             )
     return found
@@ -44,22 +51,28 @@ PAIRS = [
     (a, b)
     for a in layouts()
     for b in layouts()
-    if not a.fan and convert(SHAPE, a, b, MESH) is not None
+    if not a.grad_partial and reshard_steps(SHAPE, a, b, MESH) is not None
 ]
 
 
 def test_every_layout_without_pending_terms_reaches_every_other() -> None:
-    plain = [x for x in layouts() if not x.partial and not x.fan]
+    plain = [x for x in layouts() if not x.partial and not x.grad_partial]
     assert all(
-        convert(SHAPE, a, b, MESH) is not None for a in plain for b in layouts() if not b.partial
+        reshard_steps(SHAPE, a, b, MESH) is not None
+        for a in plain
+        for b in layouts()
+        if not b.partial
     )
     assert len(PAIRS) > 150
 
 
 def test_fans_are_never_left_and_partials_never_made() -> None:
-    fan, partial = Layout(((), ()), fan=("data",)), Layout(((), ()), partial=("data",))
-    assert convert(SHAPE, fan, Layout(((), ())), MESH) is None
-    assert convert(SHAPE, Layout(((), ())), partial, MESH) is None
+    grad_partial, partial = (
+        Layout(((), ()), grad_partial=("data",)),
+        Layout(((), ()), partial=("data",)),
+    )
+    assert reshard_steps(SHAPE, grad_partial, Layout(((), ())), MESH) is None
+    assert reshard_steps(SHAPE, Layout(((), ())), partial, MESH) is None
 
 
 def run_pairs(pairs: list[tuple[Layout, Layout]], shape: tuple[int, int]) -> None:
@@ -84,17 +97,17 @@ def run_pairs(pairs: list[tuple[Layout, Layout]], shape: tuple[int, int]) -> Non
             text.append(f"        x = lax.pcast(x, {source.partial!r}, to='varying') / {n}")
         text += [
             f"        x = {body.step_text('x', s)}"
-            for s in convert(shape, source, target, MESH) or ()
+            for s in reshard_steps(shape, source, target, MESH) or ()
         ]
         over = tuple(
             a
             for a in ("data", "model")
-            if a in target.partial or a in target.fan or any(a in d for d in target.dims)
+            if a in target.partial or a in target.grad_partial or any(a in d for d in target.dims)
         )
         text.append("        total = jnp.sum(x * w)")
-        # A fan's consumers make per-device terms; here each device contributes its share, so that
+        # A grad_partial's consumers make per-device terms; here each device contributes its share, so that
         # the sum is the plain one.
-        share = int(np.prod([dict(MESH)[a] for a in target.fan], dtype=int))
+        share = int(np.prod([dict(MESH)[a] for a in target.grad_partial], dtype=int))
         text.append(
             f"        return lax.psum(total / {share}, {over!r})"
             if over
@@ -158,7 +171,7 @@ def test_payloads_are_those_of_the_local_shapes(pair: tuple[Layout, Layout]) -> 
     source, target = pair
     elements = int(np.prod(local_shape(SHAPE, source, dict(MESH))))
     sizes = dict(MESH)
-    for s in convert(SHAPE, source, target, MESH) or ():
+    for s in reshard_steps(SHAPE, source, target, MESH) or ():
         n = int(np.prod([sizes[a] for a in s.axes], dtype=int))
         before = elements
         if s.kind in ("reduce-scatter", "slice"):
@@ -176,18 +189,21 @@ def test_megatron_pair_is_one_all_reduce_each_way() -> None:
     """Row-parallel result to a replicated residual, and its use by column-parallel products: g and
     f of Megatron."""
     rest = (("data",), ())
-    g = convert(SHAPE, Layout(rest, partial=("model",)), Layout(rest), MESH)
-    f = convert(SHAPE, Layout(rest), Layout(rest, fan=("model",)), MESH)
+    g = reshard_steps(SHAPE, Layout(rest, partial=("model",)), Layout(rest), MESH)
+    f = reshard_steps(SHAPE, Layout(rest), Layout(rest, grad_partial=("model",)), MESH)
     assert g is not None and [(s.forward, s.backward) for s in g] == [("all-reduce", "")]
     assert f is not None and [(s.forward, s.backward) for s in f] == [("", "all-reduce")]
 
 
 def test_sequence_parallel_pair_is_scatter_and_gather() -> None:
-    g = convert(
+    g = reshard_steps(
         SHAPE, Layout((("data",), ()), partial=("model",)), Layout((("data",), ("model",))), MESH
     )
-    f = convert(
-        SHAPE, Layout((("data",), ("model",))), Layout((("data",), ()), fan=("model",)), MESH
+    f = reshard_steps(
+        SHAPE,
+        Layout((("data",), ("model",))),
+        Layout((("data",), ()), grad_partial=("model",)),
+        MESH,
     )
     assert g is not None and [(s.forward, s.backward) for s in g] == [
         ("reduce-scatter", "all-gather")
@@ -198,20 +214,22 @@ def test_sequence_parallel_pair_is_scatter_and_gather() -> None:
 
 
 def test_several_consumers_share_one_conversion() -> None:
-    """q, k and v want the same fan: one pcast, one all-reduce backward; a residual beside them
+    """q, k and v want the same grad_partial: one pcast, one all-reduce backward; a residual beside them
     costs nothing more."""
     rest = (("data",), ())
-    source, plain, fan = (
+    source, plain, grad_partial = (
         Layout(rest, partial=("model",)),
         Layout(rest),
-        Layout(rest, fan=("model",)),
+        Layout(rest, grad_partial=("model",)),
     )
-    tree = distribute(SHAPE, source, (fan, fan, fan, plain), MESH, True)
+    tree = reshard_tree(
+        SHAPE, source, (grad_partial, grad_partial, grad_partial, plain), MESH, True
+    )
     assert tree is not None
     kinds = [k for s in tree.steps() for k in (s.forward, s.backward) if k]
     assert kinds == ["all-reduce", "all-reduce"]
 
 
 def test_a_step_names_its_collectives() -> None:
-    step = Step("all-to-all", ("model",), 0, 1)
+    step = ReshardStep("all-to-all", ("model",), 0, 1)
     assert (step.forward, step.backward) == ("all-to-all", "all-to-all")

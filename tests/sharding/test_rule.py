@@ -24,12 +24,12 @@ def matmul():
 def test_layouts_of_a_column_then_row_parallel_product() -> None:
     rule = matmul()
     column = Split.of({"b": ["data"], "n": ["model"]})
-    assert rule.operand(0, column, ORDER) == Layout((("data",), (), ()), fan=("model",))
-    assert rule.operand(1, column, ORDER) == Layout(((), ("model",)), fan=("data",))
+    assert rule.operand(0, column, ORDER) == Layout((("data",), (), ()), grad_partial=("model",))
+    assert rule.operand(1, column, ORDER) == Layout(((), ("model",)), grad_partial=("data",))
     assert rule.result(0, column, ORDER) == Layout((("data",), (), ("model",)))
     row = Split.of({"b": ["data"], "k": ["model"]})
     assert rule.result(0, row, ORDER) == Layout((("data",), (), ()), partial=("model",))
-    assert rule.operand(1, row, ORDER) == Layout((("model",), ()), fan=("data",))
+    assert rule.operand(1, row, ORDER) == Layout((("model",), ()), grad_partial=("data",))
 
 
 def test_candidates_cover_every_assignment_once() -> None:
@@ -157,7 +157,7 @@ def test_a_member_cut_alone_and_in_a_pair_has_its_axes_in_mesh_order() -> None:
     rule, split = ring(), Split.of({"s": ["model"], "ring": ["data"]})
     assert legal(rule, split, MESH)
     assert rule.operand(0, split, ORDER) == Layout(((), ("data", "model"), ()))
-    assert rule.operand(1, split, ORDER) == Layout(((), ("data",), ()), fan=("model",))
+    assert rule.operand(1, split, ORDER) == Layout(((), ("data",), ()), grad_partial=("model",))
     assert rule.work(split, MESH) == {"h": 6, "s": 2, "t": 16, "d": 4}
 
 

@@ -21,7 +21,7 @@ from planner.pricing.gradient_sync import WeightCosts
 from planner.pricing.plan_price import price_plan
 from planner.pricing.pricer import Pricer
 from planner.pricing.reshard import Conversions
-from planner.sharding.layout import Layout, convert, local_shape
+from planner.sharding.layout import Layout, local_shape, reshard_steps
 from planner.sharding.layout_table import LayoutTable
 from planner.sharding.rule import Limits
 from planner.solvers import solve
@@ -243,8 +243,8 @@ def test_conversions_priced_together_are_those_priced_one_by_one() -> None:
             for p in ((), ("tensor",))
             for f in ((), ("data",))
         )
-        if len({*x.dims[0], *x.dims[1], *x.partial, *x.fan})
-        == len([*x.dims[0], *x.dims[1], *x.partial, *x.fan])
+        if len({*x.dims[0], *x.dims[1], *x.partial, *x.grad_partial})
+        == len([*x.dims[0], *x.dims[1], *x.partial, *x.grad_partial])
     ]
     atlas = LayoutTable()
     for mesh in [m for m in meshes(topology) if len(m.axes) == 2]:
@@ -256,7 +256,7 @@ def test_conversions_priced_together_are_those_priced_one_by_one() -> None:
             for a, b in random_.sample(
                 [(a, b) for a in range(len(layouts)) for b in range(len(layouts))], 80
             ):
-                steps = convert(shape, layouts[a], layouts[b], mesh.shape)
+                steps = reshard_steps(shape, layouts[a], layouts[b], mesh.shape)
                 if steps is None:
                     assert np.isinf(forward[a, b])
                     continue
@@ -391,15 +391,15 @@ def test_what_a_weight_costs_is_what_its_own_plan_says(source: str) -> None:
                         Plan(tuple(sizes.items()), {}, level, ("data",)),
                         True,
                     )
-                    zero = w.zero if w.dim >= 0 else 0
+                    zero = w.zero_stage if w.zero_dim >= 0 else 0
                     full, piece = (
                         prod(local_shape(t.shape, x, sizes)) for x in (w.layout, cut_layout(w))
                     )
-                    own, group = (piece if zero else full), prod(sizes[a] for a in w.axes)
+                    own, group = (piece if zero else full), prod(sizes[a] for a in w.zero_axes)
                     sent = [
                         (
                             "all-reduce",
-                            tuple(a for a in w.fan if not zero or a not in w.axes),
+                            tuple(a for a in w.grad_partial if not zero or a not in w.zero_axes),
                             own * recipe.reduction_bytes,
                             True,
                             shown,
@@ -409,7 +409,7 @@ def test_what_a_weight_costs_is_what_its_own_plan_says(source: str) -> None:
                         [
                             (
                                 "reduce-scatter",
-                                w.axes,
+                                w.zero_axes,
                                 own * group * recipe.reduction_bytes,
                                 zero < 3,
                                 shown,
@@ -420,7 +420,7 @@ def test_what_a_weight_costs_is_what_its_own_plan_says(source: str) -> None:
                     )
                     gathered = (
                         "all-gather",
-                        w.axes,
+                        w.zero_axes,
                         own * group * recipe.parameter_bytes,
                         zero < 3,
                         1,

@@ -1,5 +1,5 @@
 """What lives only for a while, in the problem: each operator's working set at its time, and at
-level 3 what is gathered of a block."""
+ZeRO stage 3 what is gathered of a block."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def opened(source: str, sizes: dict[str, int]) -> tuple[Search, Space]:
 def test_the_peak_over_moments_is_that_of_what_is_kept_and_the_largest_working_set(
     source: str, sizes: dict[str, int]
 ) -> None:
-    """Exactly where level 3 counts no gradients to come, elsewhere no more; and never less than
+    """Exactly where ZeRO stage 3 counts no gradients to come, elsewhere no more; and never less than
     with the least that any operator needs."""
     _, space = opened(source, sizes)
     rng = np.random.default_rng(0)

@@ -93,7 +93,7 @@ def test_bytes_are_those_of_the_compiled_program(kind: str) -> None:
     }
     plan = lay(graph, tables.get(kind, tables["rows"]), 8)
     if kind == "sharded state":
-        plan = replace(plan, zero=1, zero_axes=plan.order)
+        plan = replace(plan, zero_stage=1, zero_axes=plan.order)
     found = traffic(
         compile_step(emit(graph, plan, workload="train", unroll=True), "train").as_text(), plan.mesh
     )
@@ -143,7 +143,7 @@ def test_padding_is_waste_and_sharded_state_is_divided() -> None:
     plan = Plan((("d", 3),), rows)
     assert judge(graph, plan).wasted == pytest.approx(1 - 32 / 33)
     whole, cut = (judge(graph, Plan((("d", 4),), rows, zero, ("d",))) for zero in (0, 3))
-    # 8 bytes of weight and gradient, 8 of moments; the 128 biases are whole at level 3 but for
+    # 8 bytes of weight and gradient, 8 of moments; the 128 biases are whole at ZeRO stage 3 but for
     # their moments
     assert whole.state_bytes == 16 * 8320 and cut.state_bytes == 16 * 8192 // 4 + 128 * (8 + 8 // 4)
     assert cut.by_phase["gradient"] == whole.by_phase["gradient"]

@@ -116,7 +116,7 @@ def test_activations_leave_the_devices_and_pay_for_their_way() -> None:
     }
     graph = away.graph
     assert graph is not None
-    first, period, repeats = away.plan.runs[0]
+    first, period, repeats = away.plan.repeated_blocks[0]
     handed = next(
         n
         for n in graph.nodes[first].inputs

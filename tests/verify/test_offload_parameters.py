@@ -15,7 +15,7 @@ import pytest
 import planner
 from planner.emit.from_strategy import program
 from planner.errors import PlanError
-from planner.execution.weight_offload import parks, tables
+from planner.execution.weight_offload import can_offload, lookup_tables
 from planner.machine.topology import for_devices
 from planner.pins.pins import parse_pins
 from planner.strategy.strategy import Strategy
@@ -52,10 +52,10 @@ def block_bytes(s: Strategy) -> Iterator[tuple[int, int, bool]]:
     sizes = dict(plan.mesh)
     for name, row in s.tensors.items():
         nodes = [i for i, _ in graph.consumers.get(name, ())]
-        first, period, repeats = plan.runs[0]
+        first, period, repeats = plan.repeated_blocks[0]
         if (
             name in graph.weights
-            and parks(graph, name)
+            and can_offload(graph, name)
             and nodes
             and first <= nodes[0] < first + period * repeats
         ):
@@ -143,7 +143,7 @@ def test_tables_that_are_looked_up_alone_leave_and_pay_for_their_ways() -> None:
     )
     graph = away.graph
     assert graph is not None and away.techniques["offload"] == ["optimizer", "embeddings"]
-    (name,) = tables(graph)
+    (name,) = lookup_tables(graph)
     table, link = 4 * graph.tensors[name].elements, for_devices("cpu", 8).device.host_bytes_per_s
     memory = [
         s.costs["memory_breakdown_bytes"] for s in (here, away)
@@ -164,7 +164,7 @@ def test_tables_that_are_looked_up_alone_leave_and_pay_for_their_ways() -> None:
         "zoo:gpt-tiny,seq=16,layers=4", **OPTIONS, pins="dp=8,offload=optimizer+embeddings"
     )
     assert tied.graph is not None and "transformer.wte.weight" not in [
-        tied.graph.labels.get(n, n) for n in tables(tied.graph)
+        tied.graph.labels.get(n, n) for n in lookup_tables(tied.graph)
     ]  # the head reads it whole
 
 

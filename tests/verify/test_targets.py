@@ -2,7 +2,7 @@
 compilers are read as, and the compilers themselves.
 
 tests/compiled holds what they wrote for a small perceptron (batch 16, 8 to 16 to 4, mesh data=2 by
-model=4, optimizer level 1 over data, bfloat16) and the convolutions of a small ResNet, without the
+model=4, ZeRO stage 1 over data, bfloat16) and the convolutions of a small ResNet, without the
 instructions that are not asked about.
 """
 
@@ -608,7 +608,7 @@ def test_predicted_bytes_are_those_of_the_emitted_tables(
 
     assert strategy.graph is not None
     for zero in (0, 1, 3):
-        plan = replace(strategy.plan, zero=zero, zero_axes=("data",))
+        plan = replace(strategy.plan, zero_stage=zero, zero_axes=("data",))
         found = predict(strategy.graph, plan, workload="train", compute=compute)
         module = load_program(
             emit(strategy.graph, plan, workload="train", compute=compute), compute=compute

@@ -74,10 +74,10 @@ def test_an_odd_vocabulary_is_looked_up_multiplied_and_scored_in_pieces() -> Non
 
 @pytest.mark.parametrize(("zero", "unroll"), [(0, False), (1, True), (3, False)])
 def test_odd_vocabularies_and_widths(zero: int, unroll: bool) -> None:
-    """259 rows over 4; at levels 1 and 3 state is cut along data too, which divides no padded dim
+    """259 rows over 4; at ZeRO stages 1 and 3 state is cut along data too, which divides no padded dim
     evenly."""
     equal(
-        *megatron_of(f"{ODD_GPT},ff=130", zero=zero, zero_axes=("data",) if zero else ()),
+        *megatron_of(f"{ODD_GPT},ff=130", zero_stage=zero, zero_axes=("data",) if zero else ()),
         unroll=unroll,
     )
 

@@ -353,7 +353,7 @@ def test_a_shrunk_plan_is_legal_and_its_graph_runs_like_its_twin(kind: str) -> N
     graph, plan = made.graph, made.plan
     small = shrink(graph, plan=plan)
     few = follow(plan, graph, small)
-    assert few.runs and {r for _, _, r in few.runs} == {2}
+    assert few.repeated_blocks and {r for _, _, r in few.repeated_blocks} == {2}
     for node in small.nodes:
         assert legal(rule_of(node, small)[0], few.splits[node.id], dict(few.mesh))
     found, _ = compare(

@@ -185,7 +185,7 @@ def kernels_of(row: Row, zero: int) -> str:
 
 
 def level(row: Row) -> int:
-    """Optimizer level; where a row of NVIDIA's recipes is silent, FSDP if its notes say so, else
+    """ZeRO stage; where a row of NVIDIA's recipes is silent, FSDP if its notes say so, else
     their distributed optimizer."""
     if row.get("zero") is None and re.search(r"\bFSDP=[1-9]", str(row.get("notes", ""))):
         return 3

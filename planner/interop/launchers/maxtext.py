@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from math import prod
 
 from planner.errors import PlanError
-from planner.execution.pipeline import MOST_LEVEL
+from planner.execution.pipeline import MAX_ZERO_STAGE
 from planner.interop.keys import Keys
 from planner.interop.settings import AXES, Facts, Rounds, Settings, fast_levels
 from planner.machine.mesh_choices import pinned_mesh
@@ -58,7 +58,7 @@ def round_off(rounds: Rounds, facts: Facts) -> list[str]:
             "every microbatch runs forward before the first runs backward (GPipe)",
             schedule="gpipe",
             virtual=1,
-            zero=min(s.zero, MOST_LEVEL["gpipe"]),
+            zero=min(s.zero, MAX_ZERO_STAGE["gpipe"]),
         )
     if rounds.now.zero == 2:
         rounds.to("gradients are not scattered without parameters: ZeRO-1", zero=1)
@@ -177,7 +177,7 @@ def _zero_stage(keys: Keys, sizes: Mapping[str, int], stages: int, notes: list[s
     if sizes.get("fsdp", 1) > 1 and sizes.get("data", 1) > 1:
         notes.append("hybrid sharding is priced as sharding over all replicas")
     if stages > 1 and zero == 3:
-        zero = MOST_LEVEL["gpipe"]
+        zero = MAX_ZERO_STAGE["gpipe"]
         notes.append(f"ZeRO-3 with stages is priced as ZeRO-{zero}")
     return zero
 

@@ -18,7 +18,7 @@ Source: torchtitan/config/job_config.py of pytorch/torchtitan.
 from __future__ import annotations
 
 from planner.errors import PlanError
-from planner.execution.pipeline import MOST_LEVEL
+from planner.execution.pipeline import MAX_ZERO_STAGE
 from planner.interop.keys import Keys
 from planner.interop.settings import Facts, Rounds, Settings
 
@@ -35,7 +35,7 @@ def round_off(rounds: Rounds, facts: Facts) -> list[str]:
     s = rounds.now
     if s.virtual > 1:
         rounds.to("one virtual stage per stage: plain 1F1B", schedule="1f1b", virtual=1)
-    zero = MOST_LEVEL.get(s.schedule, 2)
+    zero = MAX_ZERO_STAGE.get(s.schedule, 2)
     if s.zero == 0 and s.sequence * s.expert > 1:
         rounds.to(f"context and expert ranks shard parameters: ZeRO-{zero}", zero=zero)
     if s.zero == 1:
@@ -186,10 +186,10 @@ def _zero_stage(keys: Keys, stages: int, schedule: str, notes: list[str]) -> int
             "P191", f"fsdp_reshard_after_forward = {word!r}", help=["default, always or never"]
         )
     zero = 3 if word == "always" or (word == "default" and stages == 1) else 2
-    if stages > 1 and zero > MOST_LEVEL[schedule]:
+    if stages > 1 and zero > MAX_ZERO_STAGE[schedule]:
         if zero == 3:
-            notes.append(f"ZeRO-3 with stages is priced as ZeRO-{MOST_LEVEL[schedule]}")
-        return MOST_LEVEL[schedule]
+            notes.append(f"ZeRO-3 with stages is priced as ZeRO-{MAX_ZERO_STAGE[schedule]}")
+        return MAX_ZERO_STAGE[schedule]
     return zero
 
 

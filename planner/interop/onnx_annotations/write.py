@@ -189,7 +189,7 @@ def _same(graph: Graph, name: str, known: dict[str, tuple[int, ...]]) -> bool:
 def _stage(i: int, pipeline: Pipeline | None) -> int:
     if pipeline is None:
         return 0
-    return pipeline.stages - 1 if pipeline.late(i) else max(pipeline.holder(i), 0)
+    return pipeline.stages - 1 if pipeline.in_epilogue(i) else max(pipeline.stage_of(i), 0)
 
 
 def _spec(

@@ -38,7 +38,7 @@ class FrameworkMemory:
     """What a device holds of a plan, whatever its kernels keep.
 
     blocks, parameters, gradients, state: of each stage, the last three in bytes. gathered: bytes of
-    the most weights that optimizer level 3 brings together at a time. results: (place, role) ->
+    the most weights that ZeRO stage 3 brings together at a time. results: (place, role) ->
     bytes of the local results of one microbatch, of the blocks one. wide: place -> bytes that
     norms' results have more where they are read than where they are made. scores: place -> elements
     of attention's scores. logits: their elements; pieces: those of the local piece, where the loss
@@ -72,7 +72,9 @@ def held_of(base: GraphFacts, flow: Flow, deal: Deal, pricer: Pricer) -> Framewo
         )
         own[n] = stored * (recipe.parameter_bytes if t.is_float else pricer.itemsize(t.dtype))
         gradients[n] = (
-            (cut if w.zero >= 2 and w.dim >= 0 else full) * recipe.gradient_bytes * (n in flow.grad)
+            (cut if w.zero_stage >= 2 and w.zero_dim >= 0 else full)
+            * recipe.gradient_bytes
+            * (n in flow.grad)
         )
         state[n] = cut * recipe.state_bytes * (n in flow.grad)
     parameters, grads, states = (
@@ -136,13 +138,13 @@ def held_of(base: GraphFacts, flow: Flow, deal: Deal, pricer: Pricer) -> Framewo
 
 
 def _gathered(base: GraphFacts, flow: Flow, deal: Deal, pricer: Pricer) -> float:
-    """Bytes of the weights that optimizer level 3 brings together at a time: one block's, or those
+    """Bytes of the weights that ZeRO stage 3 brings together at a time: one block's, or those
     outside."""
     found: dict[str, float] = {}
     mesh = dict(flow.plan.mesh)
     for name, place in of_stage(base, flow, deal):
         w = flow.weights[name]
-        if w.zero == 3 and w.dim >= 0:
+        if w.zero_stage == 3 and w.zero_dim >= 0:
             found[place] = (
                 found.get(place, 0.0)
                 + prod(local_shape(flow.graph.tensors[name].shape, w.layout, mesh))

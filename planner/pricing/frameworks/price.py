@@ -18,7 +18,7 @@ from planner.analysis.facts import GraphFacts
 from planner.execution import collectives
 from planner.execution.collective import CollectiveUse, traffic
 from planner.execution.layout_flow import Flow, cut_layout
-from planner.execution.loops import RepeatedBlock, dealt_run
+from planner.execution.loops import RepeatedBlock, pipelined_block
 from planner.pricing.cost import Cost
 from planner.pricing.frameworks.kernels import FREE, Need, need_of
 from planner.pricing.frameworks.stages import deal_of, stage_sums
@@ -122,7 +122,7 @@ def _handed(
     if deal.pipeline is None:
         return ()
     mesh, found = dict(flow.plan.mesh), []
-    for carry in dealt_run(flow, runs, deal.pipeline).carries:
+    for carry in pipelined_block(flow, runs, deal.pipeline).carries:
         tensor = flow.graph.tensors[carry.enters]
         size = prod(local_shape(tensor.shape, carry.layout, mesh)) * pricer.itemsize(tensor.dtype)
         found.append(

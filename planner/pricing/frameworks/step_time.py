@@ -4,7 +4,7 @@ a plan does, and what that takes under given rates.
 A stage s of p (p = 1 without a pipeline) takes, for each of m microbatches,
 
     t_s = max(kernels, launches) + collectives inside, forward and backward        weights gathered
-        meanwhile (optimizer level 3): `_beside`
+        meanwhile (ZeRO stage 3): `_beside`
     step = m max t_s + (sum of t_s - max t_s) / interleave + gradient reduction (1 - overlap) +
     optimizer
 
@@ -194,8 +194,8 @@ def _communication(
     turns = (
         {
             BEFORE: pipeline.ticks,
-            BLOCKS: pipeline.ticks * pipeline.per_tick,
-            AFTER: pipeline.after_times,
+            BLOCKS: pipeline.ticks * pipeline.blocks_per_tick,
+            AFTER: pipeline.epilogue_passes,
         }
         if pipeline
         else {BEFORE: micro, BLOCKS: micro * deal.repeats, AFTER: micro}

@@ -147,7 +147,9 @@ def passes_of(d: Detail) -> dict[str, list[Part]]:
         if (
             row.twice and d.pipeline is not None
         ):  # priced as bubbles: the blocks have run it already
-            again = row.bubble_s / float(d.pipeline.turns(row.index) - d.pipeline.wanted(row.index))
+            again = row.bubble_s / float(
+                d.pipeline.forward_passes(row.index) - d.pipeline.useful_passes(row.index)
+            )
             found["late"].append(
                 Part(
                     short_name(row.id, row.op),
@@ -194,7 +196,9 @@ def _stage(p: Pipeline, passes: Mapping[str, list[Part]], stage: int) -> list[Pa
             for kind, seconds in sums[name].items():
                 add(shares, "bubble" if m == BUBBLE and kind != "comm" else kind, seconds * s.count)
             if name in ("forward", "backward") and m != BUBBLE:
-                chunk = f", chunk {s.first.chunks[name == 'backward']}" if p.virtual > 1 else ""
+                chunk = (
+                    f", chunk {s.first.chunks[name == 'backward']}" if p.virtual_stages > 1 else ""
+                )
                 words.append(
                     f"{name} of microbatch{f'es {m} to {end}' if m != end else f' {m}'}{chunk}"
                 )

@@ -21,12 +21,12 @@ from planner.execution import collectives
 from planner.execution.layout_flow import Flow
 from planner.execution.loops import RepeatedBlock, inner_flow, outer_flow
 from planner.execution.pipeline import Pipeline, pipeline_of
-from planner.execution.recompute import Replay, repeated
+from planner.execution.recompute import Recomputed, recomputed_in_block
 from planner.pricing.breakdown import bound_by
 from planner.pricing.kernels import kernel_times, saved_beside
 from planner.pricing.peak_memory import Moments, moments
 from planner.pricing.step_time import sent_s
-from planner.sharding.layout import STAGE, Step, group, local_shape
+from planner.sharding.layout import STAGE, ReshardStep, group, local_shape
 
 if TYPE_CHECKING:
     from planner.whatif.reprice import Priced
@@ -129,16 +129,22 @@ class Detail:
     def turns(self, row: Row) -> int:
         """How often what surrounds a row's kernels runs in a step."""
         p = self.pipeline
-        return self.micro if p is None else p.after_times if row.late else p.ticks
+        return self.micro if p is None else p.epilogue_passes if row.late else p.ticks
 
     def wanted(self, row: Row) -> int:
         """Those of its turns that are for a microbatch, a chunk of the blocks each."""
-        return self.micro * (1 if self.pipeline is None or row.late else self.pipeline.virtual)
+        return self.micro * (
+            1 if self.pipeline is None or row.late else self.pipeline.virtual_stages
+        )
 
     def each(self, row: Row) -> int:
         """Repeats of a row that one turn runs."""
         p = self.pipeline
-        return row.repeats // p.virtual if p is not None and row.index in p.nodes else row.repeats
+        return (
+            row.repeats // p.virtual_stages
+            if p is not None and row.index in p.nodes
+            else row.repeats
+        )
 
     @cached_property
     def at(self) -> Mapping[int, tuple[Move, ...]]:
@@ -173,7 +179,7 @@ def short_name(node_id: str, op: str) -> str:
 
 def work_out(p: Priced) -> Detail:
     """The detail of a priced plan. Raises PlanError P069 where the price is not the sum of single
-    operators: of a framework (planner.pricing.frameworks.price), of unequal pipeline stages
+    operators: of a framework (planner.pricing.frameworks.price), of uneven pipeline stages
     (planner.pricing.uneven_step)."""
     if p.pricer.runtime.kernels is not None:
         raise PlanError(
@@ -181,14 +187,14 @@ def work_out(p: Priced) -> Detail:
             f"plans priced as {p.pricer.runtime.name} runs them have no timeline of operators",
             help=["plan show FILE --html draws what the file holds"],
         )
-    if p.plan.cuts:
+    if p.plan.stage_cuts:
         raise PlanError(
             "P069",
             "a step of unequal pipeline stages is the longest pass of any, not a sum over"
             " operators",
             help=["plan show FILE --html draws what the file holds"],
         )
-    runs = p.plan.runs
+    runs = p.plan.repeated_blocks
     home = list(range(len(p.base.graph.nodes)))
     where = [-1] * len(home)
     for k, (first, period, repeats) in enumerate(runs):
@@ -219,7 +225,7 @@ def _rows(p: Priced, home: list[int], where: list[int], bodies: Bodies) -> tuple
     kept, pipeline = saved_bytes(p), pipeline_of(p.base.graph, p.plan)
     twice: set[int] = set()
     for run, flow in bodies if p.plan.recompute != "none" else ():
-        replay = repeated(flow, run)
+        replay = recomputed_in_block(flow, run)
         if replay:
             twice.update(i for i, result in replay.nodes.items() if result)
             for i, size in _kept_results(p, run, flow, replay):
@@ -233,14 +239,17 @@ def _rows(p: Priced, home: list[int], where: list[int], bodies: Bodies) -> tuple
         forward, backward = known[key]
         again = (
             forward
-            if home[i] in twice or (pipeline and pipeline.schedule == "gpipe" and pipeline.late(i))
+            if home[i] in twice
+            or (pipeline and pipeline.schedule == "gpipe" and pipeline.in_epilogue(i))
             else 0.0
         )
         cell = sums.setdefault(home[i], [0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
-        share = float(pipeline.share(i)) if pipeline else 1.0
-        wanted = pipeline.wanted(i) if pipeline else micro
+        share = float(pipeline.stage_share(i)) if pipeline else 1.0
+        wanted = pipeline.useful_passes(i) if pipeline else micro
         bubble = (
-            float(pipeline.turns(i) - wanted) * (forward + backward + again) if pipeline else 0.0
+            float(pipeline.forward_passes(i) - wanted) * (forward + backward + again)
+            if pipeline
+            else 0.0
         )
         for slot, value in enumerate(
             (forward * wanted, backward * wanted, again * wanted, bubble, 1.0)
@@ -262,8 +271,8 @@ def _rows(p: Priced, home: list[int], where: list[int], bodies: Bodies) -> tuple
             bound_by(p.base, i, p.flow.split(i), p.pricer),
             p.base.rules[i].flops > 0,
             i in p.base.epilogue,
-            pipeline is not None and pipeline.late(i),
-            pipeline is not None and i in pipeline.twice,
+            pipeline is not None and pipeline.in_epilogue(i),
+            pipeline is not None and i in pipeline.shared_prologue,
             bubble,
         )
         for i, (f, b, again, bubble, n, k) in sorted(sums.items())
@@ -271,7 +280,7 @@ def _rows(p: Priced, home: list[int], where: list[int], bodies: Bodies) -> tuple
 
 
 def _kept_results(
-    p: Priced, run: RepeatedBlock, flow: Flow, replay: Replay
+    p: Priced, run: RepeatedBlock, flow: Flow, replay: Recomputed
 ) -> Iterator[tuple[int, float]]:
     """(node, bytes of all repeats) of the results of collectives that a recomputed block keeps, as
     planner.pricing.peak_memory.saved_collectives_bytes adds them up."""
@@ -283,10 +292,10 @@ def _kept_results(
     times = (
         run.repeats
         if pipeline is None
-        else pipeline.kept_passes
-        * (pipeline.per_tick if run.first == pipeline.first else run.repeats)
+        else pipeline.saved_ticks
+        * (pipeline.blocks_per_tick if run.first == pipeline.first else run.repeats)
     )
-    for name, way in replay.kept:
+    for name, way in replay.saved:
         step = way[-1]
         size = (
             step.forward_elements
@@ -303,7 +312,7 @@ def saved_bytes(p: Priced) -> dict[int, float]:
     graph, plan, mesh = p.base.graph, p.plan, dict(p.plan.mesh)
     inside = {
         i: (first, period)
-        for first, period, repeats in plan.runs
+        for first, period, repeats in plan.repeated_blocks
         for i in range(first, first + period * repeats)
     }
     pipeline = pipeline_of(graph, plan)
@@ -319,7 +328,7 @@ def saved_bytes(p: Priced) -> dict[int, float]:
             if made >= first and (i - first) // period == (made - first) // period:
                 continue
         times = (
-            pipeline.kept(i) * float(pipeline.share(i))
+            pipeline.saved_microbatches(i) * float(pipeline.stage_share(i))
             if pipeline and i not in p.base.epilogue
             else 1.0
         )
@@ -347,7 +356,9 @@ def _moves(p: Priced, home: list[int]) -> tuple[Move, ...]:
         seen.setdefault(node.id, i)
         made.update(node.outputs, (node.id,))
     gathered = {
-        graph.labels.get(n, n) for n, w in p.flow.weights.items() if w.zero == 3 and w.dim >= 0
+        graph.labels.get(n, n)
+        for n, w in p.flow.weights.items()
+        if w.zero_stage == 3 and w.zero_dim >= 0
     }
     out = []
     uses = collectives.collectives(p.flow, p.runs, p.pricer.itemsize)
@@ -357,7 +368,7 @@ def _moves(p: Priced, home: list[int]) -> tuple[Move, ...]:
                 "backward"
                 if use.what in gathered and use.kind == "reduce-scatter"
                 else "sync"
-                if use.count >= p.plan.turns > 1
+                if use.count >= p.plan.accumulation_steps > 1
                 else "end"
             )
         else:
@@ -397,10 +408,10 @@ def _edges(
     for m in moves:
         if m.when in ("forward", "backward", "again") and not m.stored:
             totals[m.what] = totals.get(m.what, 0.0) + m.total_bytes
-    links: dict[str, list[tuple[int, int, tuple[Step, ...], int]]] = {}
+    links: dict[str, list[tuple[int, int, tuple[ReshardStep, ...], int]]] = {}
     skip = {
         i
-        for first, period, repeats in p.plan.runs
+        for first, period, repeats in p.plan.repeated_blocks
         for i in range(first + period, first + period * repeats)
     }
     for i, node in enumerate(graph.nodes):
@@ -435,7 +446,7 @@ def _edges(
     return tuple(Edge(*key, size) for key, size in sorted(out.items(), key=lambda kv: kv[0]))
 
 
-def _elements(step: Step, back: bool) -> int:
+def _elements(step: ReshardStep, back: bool) -> int:
     return (step.forward_elements if step.forward else 0) + (
         step.backward_elements if back and step.backward else 0
     )

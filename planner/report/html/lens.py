@@ -177,8 +177,8 @@ def _stages(p: Pipeline, t: Timeline, scale_s: float) -> list[Markup]:
 def _held(p: Pipeline, stage: int) -> str:
     """Which blocks a stage has, chunk by chunk."""
     chunks = [
-        range(first, min(first + p.per_tick, p.repeats))
-        for first in range(stage * p.per_tick, p.repeats, p.stages * p.per_tick)
+        range(first, min(first + p.blocks_per_tick, p.repeats))
+        for first in range(stage * p.blocks_per_tick, p.repeats, p.stages * p.blocks_per_tick)
     ]
     numbers = [f"{c[0]}–{c[-1]}" if len(c) > 1 else f"{c[0]}" for c in chunks]
     return (

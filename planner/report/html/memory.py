@@ -164,7 +164,7 @@ def _staged(d: Detail, p: Pipeline) -> tuple[_Walk, float]:
         walk.now = 0.0
     walk.point(
         walk.times[-1]
-        + spans["backward"] * (p.stages * p.virtual if one else p.ticks)
+        + spans["backward"] * (p.stages * p.virtual_stages if one else p.ticks)
         + (0.0 if one else (p.ticks - 1) * spans["late_back"])
     )
     walk.now = 0.0
@@ -414,13 +414,13 @@ def _kept(s: Series, p: Pipeline | None) -> Markup:
     staged = ""
     if p is not None:
         beside = (
-            f" and {p.kept_passes - p.waiting:g} beside it" if p.kept_passes > p.waiting else ""
+            f" and {p.saved_ticks - p.in_flight:g} beside it" if p.saved_ticks > p.in_flight else ""
         )
         what = {
             "1f1b": "microbatches that may wait at a stage",
             "interleaved": "chunks of microbatches that may wait at a stage",
         }.get(p.schedule, "ticks")
-        staged = f", those of {p.waiting:,} {what}{beside} together"
+        staged = f", those of {p.in_flight:,} {what}{beside} together"
     what = el(
         "p",
         f"Activations kept for the backward pass come to {f.size(whole)}{staged}{again}:",
