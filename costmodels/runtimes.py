@@ -2,7 +2,7 @@
 the hardware.
 
 The profiles `jax-*` price what is emitted. `megatron` and `fsdp` price others' runs as those
-programs run them (planner.pricing.frameworks.price): their kernels are described by `Kernels`,
+programs run them (costmodels.frameworks): their kernels are described by `Kernels`,
 their rates beside the device's by `Rates`.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 @dataclass(frozen=True)
 class Kernels:
     """What the kernels of a framework move and keep, by the role of a node
-    (planner.pricing.frameworks.price.role).
+    (planner.pricing.frameworks.kernels.role).
 
     passes: role -> bytes that cross memory (forward, backward) as multiples of the result's bytes.
     kept: role -> bytes kept for the backward pass, likewise. score_bytes, logit_bytes: bytes moved
@@ -84,7 +84,7 @@ class Runtime:
     stages are dealt even numbers of parameters instead of blocks; overhead_bytes: what a process
     holds beside its tensors; pipeline_slack: memory_slack that a pipeline adds to what is kept of
     microbatches; pinned: fraction of the smaller of two moments
-    (planner.pricing.frameworks.peak_memory) that stays allocated in the larger; flat_rings:
+    (costmodels.frameworks.peak_memory) that stays allocated in the larger; flat_rings:
     collectives over several switched levels are rings through all members
     (costmodels.collectives.ring_lines), which the time of tensor parallelism over two nodes shows.
     """

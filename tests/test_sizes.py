@@ -80,7 +80,6 @@ LEFT: set[str] = {
     "long: planner/machine/topology.py::for_devices",
     "long: planner/ops/control.py::region",
     "long: planner/pins/conflicts.py::check",
-    "long: planner/pricing/frameworks/peak_memory.py::held_of",
     "long: planner/pricing/gradient_sync.py::_trained",
     "long: planner/pricing/peak_memory.py::moments",
     "long: planner/pricing/step_time.py::price",

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from costmodels.frameworks.peak_memory import peak
 from costmodels.precision import load_recipe
 from planner.calibrate.runs.fit import Prepared, prepare
 from planner.calibrate.runs.nvidia import LOSS_KEPT, OFFLOADED, is_recipe, weights
 from planner.calibrate.runs.rows import case_of, level, runtime_of, sequence_parallel
-from planner.pricing.frameworks.peak_memory import peak
 
 SMALL = {
     "source": "NVIDIA Megatron-Bridge performance summary",
@@ -53,11 +53,11 @@ def test_offloaded_blocks_leave_the_device(offloaded: Prepared) -> None:
     assert kernels is not None
     assert kernels.hosted == OFFLOADED["70b", "gb200", True] / 80
     whole, here = (
-        peak(offloaded.held, replace(runtime, kernels=replace(kernels, hosted=share)))
+        peak(offloaded.memory, replace(runtime, kernels=replace(kernels, hosted=share)))
         for share in (0.0, kernels.hosted)
     )
     assert here == offloaded.cost.memory
-    entering = offloaded.held.entering * (1 + runtime.memory_slack + runtime.pipeline_slack)
+    entering = offloaded.memory.entering * (1 + runtime.memory_slack + runtime.pipeline_slack)
     assert (here.activations - entering) / (whole.activations - entering) == pytest.approx(
         41 / 80, rel=1e-6
     )

@@ -26,6 +26,8 @@ from benchmarks.published_scores import (
     order,
     quantiles,
 )
+from costmodels.frameworks.peak_memory import in_flight, peak
+from costmodels.frameworks.step_time import handed_s
 from costmodels.runtimes import Rates
 from planner.calibrate.runs.fit import Prepared, prepare
 from planner.calibrate.runs.keep import COUNTS, fitted_constants, held_out_bytes, priced_bytes
@@ -39,8 +41,6 @@ from planner.calibrate.runs.rows import (
     runtime_of,
     sequence_parallel,
 )
-from planner.pricing.frameworks.peak_memory import in_flight, peak
-from planner.pricing.frameworks.step_time import handed_s
 from planner.pricing.pricer import Pricer
 
 ROWS = Path(__file__).parents[1].joinpath("golden") / "published_runs.jsonl"
@@ -121,9 +121,9 @@ def test_one_moment_of_the_backward_pass_stands_for_the_peak(prepared: list[Prep
     run = next(
         p
         for p in prepared
-        if p.held.recompute != "none" and p.held.pieces and len(p.held.blocks) > 1
+        if p.memory.recompute != "none" and p.memory.pieces and len(p.memory.stage_blocks) > 1
     )
-    assert run.cost.memory == peak(run.held, run.case.runtime)
+    assert run.cost.memory == peak(run.memory, run.case.runtime)
     kernels = run.case.runtime.kernels
     assert kernels is not None
     for more in (
@@ -132,13 +132,14 @@ def test_one_moment_of_the_backward_pass_stands_for_the_peak(prepared: list[Prep
         replace(kernels, logit_piece=60.0),
     ):
         assert (
-            peak(run.held, replace(run.case.runtime, kernels=more)).temporary
+            peak(run.memory, replace(run.case.runtime, kernels=more)).temporary
             > run.cost.memory.temporary
         )
     assert (
-        peak(run.held, replace(run.case.runtime, pinned=1.0)).temporary > run.cost.memory.temporary
+        peak(run.memory, replace(run.case.runtime, pinned=1.0)).temporary
+        > run.cost.memory.temporary
     )
-    once, twice = (peak(replace(run.held, microbatches=n), run.case.runtime) for n in (1, 2))
+    once, twice = (peak(replace(run.memory, microbatches=n), run.case.runtime) for n in (1, 2))
     assert once.gradients < twice.gradients == run.cost.memory.gradients
 
 
@@ -252,14 +253,14 @@ def test_devices_that_hold_the_same_send_a_piece_each(prepared: list[Prepared]) 
         "recompute": "none",
     }
     whole, cut = (prepare(case_of({**row, "sequence_parallel": s})) for s in (False, True))
-    (sent, same), (less, none) = whole.work.handed[0], cut.work.handed[0]
-    assert (same, none) == (("model",), ())
+    sent, less = (p.work.handed[0].size_bytes for p in (whole, cut))
+    assert whole.work.handed[0].same_axes == ("model",) and not cut.work.handed[0].same_axes
     assert sent == 4 * less
     pricer = Pricer(whole.case.topology, whole.case.mesh, whole.case.runtime, whole.case.recipe)
     inner, outer = whole.case.topology.levels
     slow, fast = (less / (x.bandwidth_bytes_per_s * x.efficiency) for x in (outer, inner))
-    assert handed_s(cut.work.handed, pricer) == pytest.approx(slow + fast, rel=0.01)
-    assert handed_s(whole.work.handed, pricer) == pytest.approx(
+    assert handed_s(cut.work, pricer.collective_s) == pytest.approx(slow + fast, rel=0.01)
+    assert handed_s(whole.work, pricer.collective_s) == pytest.approx(
         slow + fast + 2 * pricer.collective_s("all-gather", ("model",), sent), rel=0.01
     )
 

@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from costmodels.frameworks.peak_memory import FrameworkMemory
+from costmodels.frameworks.step_time import Work
 from costmodels.runtimes import Rates
 from planner.calibrate.runs.rows import Case, plan_of
 from planner.pricing.cost import Cost
-from planner.pricing.frameworks.peak_memory import FrameworkMemory, held_of
-from planner.pricing.frameworks.price import price_work, work_of
-from planner.pricing.frameworks.step_time import Work, step_time
+from planner.pricing.frameworks.price import price_with_work, step_seconds
 from planner.pricing.pricer import Pricer
 from planner.pricing.step_time import derived
 
@@ -50,14 +50,14 @@ class Prepared:
     case: Case
     work: Work
     cost: Cost
-    held: FrameworkMemory
+    memory: FrameworkMemory
 
     def step_s(self, rates: Rates | None = None) -> float:
         """Seconds of a step; under other rates than the profile's where given."""
         return (
             self.cost.step_time_s
             if rates is None
-            else step_time(self.work, self._pricer(rates)).total
+            else step_seconds(self.work, self._pricer(rates)).total
         )
 
     def _pricer(self, rates: Rates) -> Pricer:
@@ -73,9 +73,8 @@ def prepare(case: Case) -> Prepared:
     base, plan = plan_of(case)
     pricer = Pricer(case.topology, case.mesh, case.runtime, case.recipe)
     flow, runs = derived(base, plan)
-    work = work_of(base, flow, runs, pricer)
-    held = held_of(base, flow, work.deal, pricer)
-    return Prepared(case, work, price_work(base, flow, work, held, pricer), held)
+    priced = price_with_work(base, flow, runs, pricer)
+    return Prepared(case, priced.work, priced.cost, priced.memory)
 
 
 def fitted(rows: Sequence[Prepared], start: Rates) -> Rates:

@@ -17,10 +17,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from costmodels.frameworks.peak_memory import peak
 from costmodels.runtimes import Runtime
 from planner.calibrate.runs.fit import Prepared
 from planner.calibrate.runs.rows import Case
-from planner.pricing.frameworks.peak_memory import peak
 
 COUNTS = {
     "overhead_gb": (0.6, 0.18),
@@ -80,7 +80,7 @@ def applied(runtime: Runtime, constants: Sequence[float]) -> Runtime:
 
 def priced_bytes(rows: Sequence[Prepared], constants: Sequence[float]) -> list[int]:
     """Peak bytes of each row under constants in the order of COUNTS."""
-    return [peak(row.held, applied(row.case.runtime, constants)).total for row in rows]
+    return [peak(row.memory, applied(row.case.runtime, constants)).total for row in rows]
 
 
 def fitted_constants(rows: Sequence[Prepared]) -> list[float]:

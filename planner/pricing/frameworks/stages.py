@@ -1,40 +1,56 @@
-"""TODO."""
+"""How a framework assigns the repeated blocks of a plan to pipeline stages, and sums over what each
+stage has: as evenly as whole blocks go, the longer stages first, or by numbers of parameters."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
+from costmodels.frameworks.step_time import AFTER, BEFORE, BLOCKS
 from planner.analysis.facts import GraphFacts
 from planner.execution.layout_flow import Flow
 from planner.execution.pipeline import Pipeline, pipeline_of
-from planner.pricing.frameworks.step_time import AFTER, BEFORE, BLOCKS, Deal
-
-if TYPE_CHECKING:
-    pass
 
 
-def deal_of(base: GraphFacts, flow: Flow, balance: bool) -> Deal:
-    """Of a plan: the pipeline's blocks, else those of its longest run, all in one stage. balance:
-    stages have even numbers of parameters, not of blocks."""
+@dataclass(frozen=True)
+class StageAssignment:
+    """Which nodes the repeated blocks are (first, end, repeats), and how many blocks each stage
+    has."""
+
+    first: int
+    end: int
+    repeats: int
+    stage_blocks: tuple[int, ...]
+    pipeline: Pipeline | None
+
+    @property
+    def period(self) -> int:
+        """Nodes of one block."""
+        return (self.end - self.first) // self.repeats
+
+    def place(self, i: int) -> str:
+        """Where node i is."""
+        return BEFORE if i < self.first else BLOCKS if i < self.end else AFTER
+
+
+def assign_stages(base: GraphFacts, flow: Flow, balance: bool) -> StageAssignment:
+    """Of a plan: the pipeline's blocks, else those of its longest layer stack, all in one stage.
+    balance: stages have even numbers of parameters, not of blocks."""
     pipeline = pipeline_of(flow.graph, flow.plan)
     if pipeline is None:
         first, period, repeats = max(
             base.runs, key=lambda run: run[1] * run[2], default=(len(base.graph.nodes), 0, 1)
         )
-        return Deal(first, first + period * repeats, repeats, (repeats,), None)
-    dealt = balanced(base, pipeline) if balance else ()
-    less, more = divmod(pipeline.repeats, pipeline.stages)
-    return Deal(
-        pipeline.first,
-        pipeline.end,
-        pipeline.repeats,
-        dealt or tuple(less + (s < more) for s in range(pipeline.stages)),
-        pipeline,
+        return StageAssignment(first, first + period * repeats, repeats, (repeats,), None)
+    balanced = _balanced(base, pipeline) if balance else ()
+    fewest, longer = divmod(pipeline.repeats, pipeline.stages)
+    even = tuple(fewest + (s < longer) for s in range(pipeline.stages))
+    return StageAssignment(
+        pipeline.first, pipeline.end, pipeline.repeats, balanced or even, pipeline
     )
 
 
-def balanced(base: GraphFacts, pipeline: Pipeline) -> tuple[int, ...]:
+def _balanced(base: GraphFacts, pipeline: Pipeline) -> tuple[int, ...]:
     """Blocks of each stage such that the most parameters of a stage are the fewest, what is outside
     the blocks included; () where a stage would have none."""
     graph, period = base.graph, (pipeline.end - pipeline.first) // pipeline.repeats
@@ -42,9 +58,8 @@ def balanced(base: GraphFacts, pipeline: Pipeline) -> tuple[int, ...]:
     for n in graph.weights:
         for i in sorted({i for i, _ in graph.consumers.get(n, ())}):
             if not pipeline.first + period <= i < pipeline.end:
-                sizes[BEFORE if i < pipeline.first else BLOCKS if i < pipeline.end else AFTER] += (
-                    graph.tensors[n].elements
-                )
+                place = BEFORE if i < pipeline.first else BLOCKS if i < pipeline.end else AFTER
+                sizes[place] += graph.tensors[n].elements
     ends = [sizes[BEFORE], *[0] * (pipeline.stages - 2), sizes[AFTER]]
     blocks = [0] * pipeline.stages
     for _ in range(pipeline.repeats):
@@ -55,25 +70,27 @@ def balanced(base: GraphFacts, pipeline: Pipeline) -> tuple[int, ...]:
     return tuple(blocks) if all(blocks) else ()
 
 
-def of_stage(base: GraphFacts, flow: Flow, deal: Deal) -> list[tuple[str, str]]:
+def placed_weights(base: GraphFacts, flow: Flow, stages: StageAssignment) -> list[tuple[str, str]]:
     """(weight, place) of every weight, a block's once: a weight read in two places (a tied table)
     belongs to the first."""
-    found, period = [], (deal.end - deal.first) // deal.repeats
+    weights = []
     for name in flow.weights:
         i = min((i for i, _ in base.graph.consumers.get(name, ())), default=-1)
-        if i >= 0 and not deal.first + period <= i < deal.end:
-            found.append((name, deal.place(i)))
-    return found
+        if i >= 0 and not stages.first + stages.period <= i < stages.end:
+            weights.append((name, stages.place(i)))
+    return weights
 
 
-def stage_sums(base: GraphFacts, flow: Flow, deal: Deal, sizes: Mapping[str, float]) -> list[float]:
+def stage_sums(
+    base: GraphFacts, flow: Flow, stages: StageAssignment, sizes: Mapping[str, float]
+) -> list[float]:
     """What each stage has of a figure per weight."""
     sums = {
-        place: sum(sizes[n] for n, at in of_stage(base, flow, deal) if at == place)
+        place: sum(sizes[n] for n, at in placed_weights(base, flow, stages) if at == place)
         for place in (BEFORE, BLOCKS, AFTER)
     }
-    last = len(deal.blocks) - 1
+    last = len(stages.stage_blocks) - 1
     return [
         blocks * sums[BLOCKS] + (s == 0) * sums[BEFORE] + (s == last) * sums[AFTER]
-        for s, blocks in enumerate(deal.blocks)
+        for s, blocks in enumerate(stages.stage_blocks)
     ]

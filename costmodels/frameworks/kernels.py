@@ -1,0 +1,90 @@
+"""Seconds of one node's kernels as a framework's program runs them: products at the device's
+efficiency for their size, everything else by the bytes that costmodels.runtimes.Kernels says it
+moves.
+
+The constants of the profiles are fitted to published runs; docs/published-runs.md has the errors of
+the step times that these seconds add up to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from costmodels.hardware.device import Device
+from costmodels.runtimes import Kernels, Rates
+
+LARGE_FLOPS = 1e11
+"""FLOPs of a product beyond which the device files' curves are level; what larger ones still gain
+is the framework's (Rates.growth)."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelNeed:
+    """What a node's kernels need on one device.
+
+    role: a key of Kernels.passes and Kernels.kept. together: FLOPs of the products that run as one
+    kernel with it. ins, outs: bytes of local operands and results. elements: scores of attention,
+    logits of a loss. backward: the backward pass of a product as a multiple of its forward pass (1
+    for other kernels), 0 where nothing is trained. causal: half of the scores are masked.
+    """
+
+    role: str
+    dtype: str
+    flops: float
+    together: float
+    ins: float
+    outs: float
+    elements: float
+    backward: float
+    causal: bool
+
+
+def kernel_times_s(
+    need: KernelNeed, device: Device, kernels: Kernels, rates: Rates
+) -> tuple[float, float]:
+    """(forward, backward) seconds of a node's kernels."""
+    memory, trained = memory_bytes_per_s(device, rates), need.backward > 0
+    if need.role == "attention":
+        forward, backward = _attention_s(need, device, kernels, rates)
+        return forward, (backward + forward * kernels.again) * trained
+    if need.role == "CrossEntropyLoss":
+        forward, backward = (need.elements * size / memory for size in kernels.logit_bytes)
+        return forward, backward * trained
+    if need.flops:
+        product = need.flops / (
+            device.peak(need.dtype) * product_efficiency(device, rates, need.together)
+        )
+        forward = max(product, (need.ins + need.outs) / memory)
+        return forward, (need.backward + kernels.remade[0] * trained) * forward
+    default = ((need.ins + need.outs) / need.outs if need.outs else 0.0, 2.0)
+    f, b = kernels.passes.get(need.role, default)
+    return f * need.outs / memory, (b + f * kernels.remade[1]) * need.outs / memory * trained
+
+
+def _attention_s(
+    need: KernelNeed, device: Device, kernels: Kernels, rates: Rates
+) -> tuple[float, float]:
+    """(forward, backward) seconds of attention's core: one fused kernel, or products whose scores
+    cross memory."""
+    peak = device.peak(need.dtype)
+    if kernels.flash:
+        whole = need.flops * (0.5 if need.causal else 1.0) / (peak * rates.attention)
+        return whole / kernels.attention[0], 2.5 * whole / kernels.attention[1]
+    product = need.flops / (peak * product_efficiency(device, rates, need.flops / 2))
+    memory = memory_bytes_per_s(device, rates)
+    forward, backward = (
+        n * product + need.elements * size / memory
+        for n, size in zip((1, 2), kernels.score_bytes, strict=True)
+    )
+    return forward, backward
+
+
+def product_efficiency(device: Device, rates: Rates, flops: float) -> float:
+    """Fraction of peak that a product of so many FLOPs reaches."""
+    growth = (max(flops, LARGE_FLOPS) / LARGE_FLOPS) ** rates.growth
+    return min(1.0, device.efficiency(flops) * rates.matmul * growth)
+
+
+def memory_bytes_per_s(device: Device, rates: Rates) -> float:
+    """Bytes per second that element-wise kernels reach."""
+    return device.memory_bytes_per_s * device.memory_efficiency * rates.memory

@@ -1,0 +1,274 @@
+"""Seconds of a step as a training framework runs it (runtime profiles `megatron` and `fsdp`), from
+a record of what the program does and the rates that it reaches.
+
+A stage s of p (p = 1 without a pipeline) takes, for each of m microbatches,
+
+    t_s = max(kernels, launches) + collectives that kernels wait for, forward and backward
+          beside which weights are gathered (ZeRO stage 3; costmodels.overlap)
+    step = m max t_s + (sum of t_s - max t_s) / interleave + gradient reduction (1 - overlap) +
+    optimizer
+
+The first stage has what comes before the blocks, the last what comes after them. Collectives of a
+block that is recomputed run again, all of them.
+
+A program's work is read once (`Work`): it does not depend on rates, so that many rates can be
+tried. Errors against published runs: docs/published-runs.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from costmodels.collectives import Span, collective_time_s
+from costmodels.frameworks.kernels import KernelNeed, kernel_times_s, memory_bytes_per_s
+from costmodels.hardware.device import Device
+from costmodels.overlap import gather_beside_work_s
+from costmodels.runtimes import Rates, Runtime
+
+BEFORE, BLOCKS, AFTER = "before", "blocks", "after"
+"""Where a node is: before, in, or after the repeated blocks."""
+Axes = tuple[str, ...]
+
+
+class CollectiveSeconds(Protocol):
+    """Seconds of one collective of a payload over some axes of the mesh, under the same rates."""
+
+    def __call__(
+        self, kind: str, axes: Axes, payload_bytes: float, *, bucketed: bool = False
+    ) -> float: ...
+
+
+@dataclass(frozen=True)
+class CollectiveWork:
+    """A collective: `payload_bytes` each time, `count` times per optimizer step. place: of those
+    that kernels wait for, where, else "". bucketed: it travels with others of its kind."""
+
+    kind: str
+    axes: Axes
+    payload_bytes: int
+    count: int
+    phase: str
+    place: str
+    bucketed: bool
+
+
+@dataclass(frozen=True)
+class HandedTensor:
+    """A tensor that a device hands to the next stage: its bytes, the axes over which devices hold
+    the same of it, and how many devices these are."""
+
+    size_bytes: float
+    same_axes: Axes
+    same: int
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one device's program does, whatever it costs.
+
+    stage_blocks: how many blocks each stage has. repeats: blocks of all stages. kernels: (place,
+    how many, what each needs); of the blocks, those of one. times: place -> how often the program's
+    collectives there run for one block of one microbatch. neighbours: the links between stages.
+    optimizer_elements: parameters that the fullest stage updates.
+    """
+
+    stage_blocks: tuple[int, ...]
+    repeats: int
+    kernels: tuple[tuple[str, float, KernelNeed], ...]
+    collectives: tuple[CollectiveWork, ...]
+    times: Mapping[str, int]
+    handed: tuple[HandedTensor, ...]
+    neighbours: tuple[Span, ...]
+    optimizer_elements: float
+    microbatches: int
+    recompute: str
+
+
+@dataclass(frozen=True)
+class StepSeconds:
+    """Seconds of one optimizer step and of its parts. exposed: communication that nothing hides;
+    hidden: the rest of it; by_axes: all of it, by kind and axes."""
+
+    total: float
+    kernels: float
+    recomputed: float
+    bubble: float
+    exposed: float
+    hidden: float
+    optimizer: float
+    by_axes: Mapping[tuple[str, str], float]
+
+
+@dataclass
+class _Place:
+    """What one device does of one microbatch in one block, or before or after the blocks. launches:
+    kernels of the forward pass; the backward pass starts twice as many. sent_s: seconds of
+    collectives that kernels wait for, by phase."""
+
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    launches: float = 0.0
+    sent_s: dict[str, float] = field(
+        default_factory=lambda: {"forward": 0.0, "backward": 0.0, "recompute": 0.0}
+    )
+
+
+@dataclass(frozen=True)
+class _Passes:
+    """Seconds of a place's forward and backward pass, of the kernels in both, and of what is
+    recomputed."""
+
+    forward: float
+    backward: float
+    kernels: float
+    recomputed: float
+
+
+@dataclass
+class _Sent:
+    """Seconds of gathering weights and scattering gradients in each microbatch, by phase; of what
+    is sent once a step; and of all collectives by kind and axes."""
+
+    gathered: dict[str, float]
+    once: float
+    by_axes: dict[tuple[str, str], float]
+
+    def add(self, kind: str, axes: Axes, seconds: float) -> None:
+        """Count seconds under their kind and axes."""
+        label = (kind, "+".join(axes))
+        self.by_axes[label] = self.by_axes.get(label, 0.0) + seconds
+
+
+def step_time(
+    work: Work, device: Device, runtime: Runtime, rates: Rates, collective_s: CollectiveSeconds
+) -> StepSeconds:
+    """Seconds of a step (module docstring)."""
+    micro = work.microbatches
+    places = _kernels(work, device, runtime, rates)
+    sent = _communication(work, places, collective_s)
+    handed = handed_s(work, collective_s)
+    stages, kernels, recomputed = [], 0.0, 0.0
+    for s, blocks in enumerate(work.stage_blocks):
+        counts = {BLOCKS: blocks}
+        if s == 0:
+            counts[BEFORE] = 1
+        if s == len(work.stage_blocks) - 1:
+            counts[AFTER] = 1
+        passes = [
+            (
+                n,
+                _passes(
+                    places[place], work.recompute if place == BLOCKS else "none", rates.launch_s
+                ),
+            )
+            for place, n in counts.items()
+        ]
+        stages.append(
+            gather_beside_work_s(
+                sum(n * p.forward for n, p in passes),
+                sent.gathered["forward"],
+                runtime.gather_overlap,
+            )
+            + gather_beside_work_s(
+                sum(n * p.backward for n, p in passes),
+                sent.gathered["backward"],
+                runtime.gather_overlap,
+            )
+            + handed
+        )
+        kernels = max(kernels, sum(n * p.kernels for n, p in passes))
+        recomputed = max(recomputed, sum(n * p.recomputed for n, p in passes))
+    longest = max(stages)
+    bubble = (sum(stages) - longest) / runtime.interleave
+    optimizer = (
+        work.optimizer_elements * runtime.optimizer_bytes / memory_bytes_per_s(device, rates)
+    )
+    hidden = sent.once * runtime.overlap
+    return StepSeconds(
+        total=micro * longest + bubble + sent.once - hidden + optimizer,
+        kernels=micro * kernels,
+        recomputed=micro * recomputed,
+        bubble=bubble,
+        exposed=micro * (longest - kernels) + sent.once - hidden,
+        hidden=hidden,
+        optimizer=optimizer,
+        by_axes=sent.by_axes,
+    )
+
+
+def _kernels(work: Work, device: Device, runtime: Runtime, rates: Rates) -> dict[str, _Place]:
+    """Kernels of a microbatch by place; of the blocks, one of them."""
+    assert runtime.kernels is not None
+    places = {place: _Place() for place in (BEFORE, BLOCKS, AFTER)}
+    for place, n, need in work.kernels:
+        forward, backward = kernel_times_s(need, device, runtime.kernels, rates)
+        places[place].forward_s += n * forward
+        places[place].backward_s += n * backward
+        places[place].launches += n
+    return places
+
+
+def _passes(place: _Place, recompute: str, launch_s: float) -> _Passes:
+    forward = max(place.forward_s, place.launches * launch_s)
+    recomputed = forward if recompute != "none" else 0.0
+    backward = max(place.backward_s, 2 * place.launches * launch_s)
+    sent_again = {"none": 0.0, "block": place.sent_s["forward"]}.get(
+        recompute, place.sent_s["recompute"]
+    )
+    return _Passes(
+        forward + place.sent_s["forward"],
+        recomputed + backward + place.sent_s["backward"] + sent_again,
+        forward + recomputed + backward,
+        recomputed,
+    )
+
+
+def _communication(
+    work: Work, places: Mapping[str, _Place], collective_s: CollectiveSeconds
+) -> _Sent:
+    """Seconds of collectives; what kernels wait for goes to the places.
+
+    The program that the work was read from runs its pipeline in lock-step and holds what is outside
+    the blocks on every stage; here each stage runs its own part only. The weights of a block are
+    gathered as one, and so are those outside (PyTorch's FSDP: a unit's flat parameter).
+    """
+    sent = _Sent({"forward": 0.0, "backward": 0.0}, 0.0, {})
+    gathered_bytes: dict[tuple[str, Axes, str], float] = {}
+    for use in work.collectives:
+        if not use.place and not use.bucketed:
+            key = use.kind, use.axes, "forward" if use.phase == "forward" else "backward"
+            gathered_bytes[key] = gathered_bytes.get(key, 0.0) + use.count * use.payload_bytes
+            continue
+        seconds = use.count * collective_s(
+            use.kind, use.axes, use.payload_bytes, bucketed=use.bucketed
+        )
+        if use.place:
+            places[use.place].sent_s[use.phase] += seconds / work.times[use.place]
+        else:
+            sent.once += seconds
+        sent.add(use.kind, use.axes, seconds)
+    micro, units = work.microbatches, work.repeats + 1
+    for (kind, axes, phase), size in gathered_bytes.items():
+        seconds = micro * units * collective_s(kind, axes, size / (micro * units))
+        sent.gathered[phase] += seconds / micro
+        sent.add(kind, axes, seconds)
+    return sent
+
+
+def handed_s(work: Work, collective_s: CollectiveSeconds) -> float:
+    """Seconds a stage waits for one microbatch's values and gradients to reach its neighbours. One
+    message at a time, so the links give what they can.
+
+    Devices that hold the same send a piece each, which those that receive gather (Narayanan et al.
+    2021, section 4.1). Of a stage's two neighbours one is in the same node where nodes hold several
+    stages.
+    """
+    total = 0.0
+    for tensor in work.handed:
+        total += sum(
+            collective_time_s("collective-permute", tensor.size_bytes / tensor.same, links)
+            for links in (work.neighbours, work.neighbours[:1])
+        ) + 2 * collective_s("all-gather", tensor.same_axes, tensor.size_bytes)
+    return total

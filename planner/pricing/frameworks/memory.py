@@ -1,0 +1,124 @@
+"""What a device holds of a plan, read from its flow for costmodels.frameworks.peak_memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import prod
+
+from costmodels.frameworks.peak_memory import FrameworkMemory
+from costmodels.frameworks.step_time import AFTER, BLOCKS
+from planner.analysis.facts import GraphFacts
+from planner.execution.layout_flow import Flow, cut_layout, stored_layout
+from planner.pricing.frameworks.kernels import role
+from planner.pricing.frameworks.stages import StageAssignment, placed_weights, stage_sums
+from planner.pricing.pricer import Pricer
+from planner.sharding.layout import Layout, local_shape
+
+
+@dataclass
+class _Activations:
+    """What nodes leave in one microbatch, by place: the fields of FrameworkMemory."""
+
+    results: dict[tuple[str, str], float] = field(default_factory=dict)
+    norms_gathered: dict[str, float] = field(default_factory=dict)
+    scores: dict[str, float] = field(default_factory=dict)
+    logits: float = 0.0
+    pieces: float = 0.0
+    entering: float = 0.0
+
+
+def memory_of(
+    base: GraphFacts, flow: Flow, stages: StageAssignment, pricer: Pricer
+) -> FrameworkMemory:
+    """Read a flow; of the pricer only types and mesh matter."""
+    graph, mesh, recipe = base.graph, dict(flow.plan.mesh), pricer.recipe
+    parameters, gradients, state = dict[str, float](), dict[str, float](), dict[str, float]()
+    for n, w in flow.weights.items():
+        t = graph.tensors[n]
+        stored, full, cut = (
+            float(prod(local_shape(t.shape, layout, mesh)))
+            for layout in (stored_layout(w), w.layout, cut_layout(w))
+        )
+        parameters[n] = stored * (
+            recipe.parameter_bytes if t.is_float else pricer.itemsize(t.dtype)
+        )
+        gradients[n] = (
+            (cut if w.zero_stage >= 2 and w.zero_dim >= 0 else full)
+            * recipe.gradient_bytes
+            * (n in flow.grad)
+        )
+        state[n] = cut * recipe.state_bytes * (n in flow.grad)
+    activations = _activations(base, flow, stages, pricer)
+    return FrameworkMemory(
+        stage_blocks=stages.stage_blocks,
+        parameters=tuple(stage_sums(base, flow, stages, parameters)),
+        gradients=tuple(stage_sums(base, flow, stages, gradients)),
+        state=tuple(stage_sums(base, flow, stages, state)),
+        gathered=_gathered(base, flow, stages, pricer),
+        results=activations.results,
+        norms_gathered=activations.norms_gathered,
+        scores=activations.scores,
+        logits=activations.logits,
+        pieces=activations.pieces,
+        entering=activations.entering,
+        microbatches=flow.plan.microbatches,
+        recompute=flow.plan.recompute,
+    )
+
+
+def _activations(
+    base: GraphFacts, flow: Flow, stages: StageAssignment, pricer: Pricer
+) -> _Activations:
+    """What nodes leave, of the blocks those of the first."""
+    graph, left = base.graph, _Activations()
+    for i, node in enumerate(graph.nodes):
+        place, kind = stages.place(i), role(graph, i)
+        if place == BLOCKS and i >= stages.first + stages.period:
+            continue
+        result = next(o for o in node.outputs if o)
+        size = _local_bytes(flow, result, flow.source[result], pricer)
+        if kind == "norm":
+            largest = max(
+                (
+                    _local_bytes(flow, result, flow.need[j, slot], pricer)
+                    for j, slot in graph.consumers.get(result, ())
+                ),
+                default=size,
+            )
+            left.norms_gathered[place] = left.norms_gathered.get(place, 0.0) + largest - size
+        if kind == "CrossEntropyLoss":
+            logits = node.inputs[0]
+            whole = _local_elements(flow, logits, flow.need[i, 0])
+            piece = _local_elements(flow, logits, flow.source[logits])
+            left.logits += whole
+            left.pieces += piece if piece < whole else 0
+        elif place != AFTER or kind == "norm":  # the head's product leaves the logits
+            left.results[place, kind] = left.results.get((place, kind), 0.0) + size
+        if kind == "attention":
+            q, k, _ = (
+                local_shape(graph.tensors[n].shape, flow.need[i, slot], dict(flow.plan.mesh))
+                for slot, n in enumerate(node.inputs[:3])
+            )
+            left.scores[place] = left.scores.get(place, 0.0) + q[0] * q[1] * q[2] * k[2]
+        if place == BLOCKS and kind == "residual":
+            left.entering = size
+    return left
+
+
+def _gathered(base: GraphFacts, flow: Flow, stages: StageAssignment, pricer: Pricer) -> float:
+    """Bytes of the weights that ZeRO stage 3 gathers at a time: one block's, or those outside."""
+    sizes: dict[str, float] = {}
+    for name, place in placed_weights(base, flow, stages):
+        w = flow.weights[name]
+        if w.zero_stage == 3 and w.zero_dim >= 0:
+            gathered = _local_elements(flow, name, w.layout) * pricer.recipe.parameter_bytes
+            sizes[place] = sizes.get(place, 0.0) + gathered
+    return max(sizes.values(), default=0.0)
+
+
+def _local_elements(flow: Flow, name: str, layout: Layout) -> int:
+    return prod(local_shape(flow.graph.tensors[name].shape, layout, dict(flow.plan.mesh)))
+
+
+def _local_bytes(flow: Flow, name: str, layout: Layout, pricer: Pricer) -> float:
+    return _local_elements(flow, name, layout) * pricer.itemsize(flow.graph.tensors[name].dtype)

@@ -1,0 +1,141 @@
+"""What the program of a plan does on one device, read from its flow for
+costmodels.frameworks.step_time.
+
+The flow is the emitted program's, so that collectives and their bytes are those of
+planner.execution.collectives; how they and the kernels follow one another is the framework's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from math import prod
+
+from costmodels.frameworks.kernels import KernelNeed
+from costmodels.frameworks.step_time import (
+    AFTER,
+    BEFORE,
+    BLOCKS,
+    CollectiveWork,
+    HandedTensor,
+    Work,
+)
+from planner.analysis.facts import GraphFacts
+from planner.execution import collectives
+from planner.execution.collective import CollectiveUse
+from planner.execution.layout_flow import Flow, cut_layout
+from planner.execution.loops import RepeatedBlock, pipelined_block
+from planner.pricing.frameworks.kernels import FREE, need_of
+from planner.pricing.frameworks.stages import StageAssignment, stage_sums
+from planner.pricing.kernels import local_bytes
+from planner.pricing.pricer import Pricer
+from planner.sharding.layout import STAGE, local_shape
+from planner.sharding.rule import Split
+
+
+def work_of(
+    base: GraphFacts,
+    flow: Flow,
+    runs: tuple[RepeatedBlock, ...],
+    uses: Iterable[CollectiveUse],
+    stages: StageAssignment,
+    pricer: Pricer,
+) -> Work:
+    """Read a flow whose collectives are `uses`. pricer: for the mesh and the bytes of types; no
+    rate of it matters."""
+    micro = flow.plan.microbatches
+    return Work(
+        stage_blocks=stages.stage_blocks,
+        repeats=stages.repeats,
+        kernels=_kernels(base, flow, stages, pricer),
+        collectives=tuple(_inside_stages(uses)),
+        times=_times(stages, micro if base.training else 1),
+        handed=_handed(flow, runs, stages, pricer),
+        neighbours=pricer.topology.group(pricer.mesh, (STAGE,)) if stages.pipeline else (),
+        optimizer_elements=_updated(base, flow, stages) if base.training else 0.0,
+        microbatches=micro if base.training else 1,
+        recompute=flow.plan.recompute,
+    )
+
+
+def merged_uses(
+    flow: Flow, runs: tuple[RepeatedBlock, ...], pricer: Pricer
+) -> tuple[CollectiveUse, ...]:
+    """The collectives of a flow, equal ones as one: whom they serve does not matter."""
+    counts: dict[CollectiveUse, int] = {}
+    for use in collectives.collectives(flow, runs, pricer.itemsize):
+        alike = replace(use, what="", count=0)
+        counts[alike] = counts.get(alike, 0) + use.count
+    return tuple(replace(use, count=n) for use, n in counts.items())
+
+
+def _kernels(
+    base: GraphFacts, flow: Flow, stages: StageAssignment, pricer: Pricer
+) -> tuple[tuple[str, float, KernelNeed], ...]:
+    """Work.kernels."""
+    counts: dict[tuple[int, Split, str], float] = {}
+    for i, node in enumerate(base.graph.nodes):
+        if node.op not in FREE:
+            place = stages.place(i)
+            key = (base.shared[i], flow.split(i), place)
+            counts[key] = counts.get(key, 0.0) + (1 / stages.repeats if place == BLOCKS else 1.0)
+    needs: dict[tuple[str, KernelNeed], float] = {}
+    for (i, split, place), n in counts.items():
+        need = need_of(base, i, split, *local_bytes(base, i, split, pricer), pricer)
+        needs[place, need] = needs.get((place, need), 0.0) + n
+    return tuple((place, n, need) for (place, need), n in needs.items())
+
+
+def _inside_stages(uses: Iterable[CollectiveUse]) -> Iterable[CollectiveWork]:
+    """Collectives among the devices of one stage."""
+    for use in uses:
+        if axes := tuple(a for a in use.axes if a != STAGE):
+            yield CollectiveWork(
+                kind=use.kind,
+                axes=axes,
+                payload_bytes=use.payload_bytes,
+                count=use.count,
+                phase=use.phase,
+                place=use.place,
+                bucketed=use.bucketed,
+            )
+
+
+def _times(stages: StageAssignment, microbatches: int) -> dict[str, int]:
+    """Work.times. A pipeline's flow runs in lock-step ticks."""
+    pipeline = stages.pipeline
+    if pipeline is None:
+        return {BEFORE: microbatches, BLOCKS: microbatches * stages.repeats, AFTER: microbatches}
+    return {
+        BEFORE: pipeline.ticks,
+        BLOCKS: pipeline.ticks * pipeline.blocks_per_tick,
+        AFTER: pipeline.epilogue_passes,
+    }
+
+
+def _updated(base: GraphFacts, flow: Flow, stages: StageAssignment) -> float:
+    """Parameters that the fullest stage updates."""
+    mesh = dict(flow.plan.mesh)
+    local = {
+        n: float(prod(local_shape(flow.graph.tensors[n].shape, cut_layout(w), mesh)))
+        if n in flow.grad
+        else 0.0
+        for n, w in flow.weights.items()
+    }
+    return max(stage_sums(base, flow, stages, local))
+
+
+def _handed(
+    flow: Flow, runs: tuple[RepeatedBlock, ...], stages: StageAssignment, pricer: Pricer
+) -> tuple[HandedTensor, ...]:
+    """Work.handed: what blocks carry from one to the next."""
+    if stages.pipeline is None:
+        return ()
+    mesh, handed = dict(flow.plan.mesh), []
+    for carry in pipelined_block(flow, runs, stages.pipeline).carries:
+        tensor = flow.graph.tensors[carry.enters]
+        size = prod(local_shape(tensor.shape, carry.layout, mesh)) * pricer.itemsize(tensor.dtype)
+        cut = {a for axes in (*carry.layout.dims, carry.layout.partial) for a in axes}
+        same = tuple(a for a, n in mesh.items() if n > 1 and a != STAGE and a not in cut)
+        handed.append(HandedTensor(size, same, prod(mesh[a] for a in same)))
+    return tuple(handed)
