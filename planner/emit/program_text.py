@@ -9,7 +9,6 @@ from planner.emit.external import external_table
 from planner.emit.source import KERNELS, comment, imports_for, literal, names_in, parts_for, tail_of
 from planner.emit.tables import (
     away_table,
-    copies_table,
     fused_table,
     gradients_table,
     hosted_table,
@@ -17,6 +16,7 @@ from planner.emit.tables import (
     labels_table,
     mesh_line,
     outputs_line,
+    overlap_table,
     parameter_table,
 )
 from planner.emit.text import array_table, inlined
@@ -45,18 +45,17 @@ def assemble(
         "fused_copies" if w.flow.plan.overlapped_microbatches > 1 else "fused",
     ]
     if train:
-        passes = f"{'counted' if w.counted else 'accumulate' if many else 'once'}_{'away' if w.away else steps}"  # noqa: E501
-        how = (
-            "pipeline_unequal"
-            if w.stages
-            else f"pipeline_{w.pipeline.schedule}"
-            if w.pipeline
-            else passes
-        )
-        convolves = any(node.op in LOOPLESS for node in w.flow.graph.nodes)
-        loop = f"loop_{'convolutions' if convolves else 'scan'}{'_copies' if w.flow.plan.overlapped_microbatches > 1 else ''}"  # noqa: E501
-        files += ["stages"] if w.pipeline or w.stages else [loop]
-        files += ["chunks"] if w.stages or how == f"pipeline_{INTERLEAVED}" else []
+        if w.stages:
+            gradients = ["reduce_shard_map", "stages", "chunks", "pipeline_unequal"]
+        elif w.pipeline:
+            chunks = ["chunks"] if w.pipeline.schedule == INTERLEAVED else []
+            schedule = f"pipeline_{w.pipeline.schedule}"
+            gradients = ["reduce_shard_map", "stages", *chunks, schedule]
+        else:
+            convolves = any(node.op in LOOPLESS for node in w.flow.graph.nodes)
+            passes = "by_rows" if w.counted else "accumulated" if many else "once"
+            loop = ["loop_turns", "loop_convolutions" if convolves else "loop_scan"] if many else []
+            gradients = [*loop, f"reduce_{steps}", f"gradients_{passes}"]
         state = (
             [f"state_{'host' if 'optimizer' in w.flow.plan.offload else 'device'}"]
             if sharded
@@ -64,7 +63,7 @@ def assemble(
         )
         files += [
             w.training.optimizer,
-            how,
+            *gradients,
             f"step_{steps}",
             *state,
             "feed",
@@ -81,7 +80,7 @@ def assemble(
     instead = (
         *(["packed"] if w.stages else []),
         *parked,
-        *(["away"] if w.away else []),
+        *(["offloaded_weights"] if w.away else []),
         *(["slices"] if sliced else []),
     )
     functions = parts_for(roots | mentioned, files, instead)
@@ -114,7 +113,7 @@ def _tables(w: Writer, workload: Workload, compute: str, model_folder: str) -> s
     if train:
         parts.append(f"LEARNING_RATE = {w.training.lr!r}\n")
         parts.append(f"MICROBATCHES = {w.flow.plan.microbatches}\n")
-        parts.append(copies_table(w.flow.plan))
+        parts.append(overlap_table(w))
         parts.append(fused_table(w, compute))
     parts.append(inputs_table(w))
     if w.stages:

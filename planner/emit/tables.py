@@ -13,7 +13,7 @@ from planner.execution.collective import item_sizes
 from planner.execution.collectives import collectives
 from planner.execution.layout_flow import cut_layout, stored_layout
 from planner.execution.loops import RepeatedBlock
-from planner.execution.plan import Plan, WeightPlan
+from planner.execution.plan import WeightPlan
 from planner.execution.recompute import is_gathered
 from planner.execution.shared_collectives import outside_blocks
 from planner.graph.ir import FLOATS, Graph
@@ -149,13 +149,13 @@ def hosted_table(w: Writer) -> str:
 
 
 def away_table(w: Writer) -> str:
-    """AWAY, of programs in which any parameter waits in the host's memory."""
+    """OFFLOADED, of programs in which any parameter waits in the host's memory."""
     rows = [f"    {literal(p.key)}," for p in w.parameters.values() if w.waits(p)]
     return (
         "\n".join(
             [
                 "# parameters that wait in the host's memory, with their gradients",
-                "AWAY = {",
+                "OFFLOADED = {",
                 *rows,
                 "}",
                 "",
@@ -379,23 +379,26 @@ def gradients_table(w: Writer, parameters: list[Parameter]) -> str:
 
 
 def _equal_table(w: Writer) -> str:
-    """EQUAL."""
+    """SAME_GRADIENT."""
     pairs = [
         f"{literal(w.parameters[name].key)}: {literal(w.parameters[other].key)}"
         for name, other in outside_blocks(w.flow, w.runs).merged.gradients.items()
     ]
     return (
-        f"EQUAL = {{{', '.join(pairs)}}}  # parameters whose gradient is another's, which is"
-        " reduced once for both\n"
+        f"SAME_GRADIENT = {{{', '.join(pairs)}}}  # parameters whose gradient is another's, which"
+        " is reduced once for both\n"
     )
 
 
-def copies_table(plan: Plan) -> str:
-    """COPIES, of programs in which several microbatches run at the same time."""
+def overlap_table(w: Writer) -> str:
+    """OVERLAPPED_MICROBATCHES, of programs with a loop over microbatches or several at a time."""
+    plan = w.flow.plan
+    together = plan.overlapped_microbatches
+    loops = plan.accumulation_steps > 1 and not w.pipeline and not w.stages
+    why = ": one's collectives may run under another's products" if together > 1 else ""
     return (
-        f"COPIES = {plan.overlapped_microbatches}  # microbatches at the same time: one's"
-        " collectives may run under another's products\n"
-        if plan.overlapped_microbatches > 1
+        f"OVERLAPPED_MICROBATCHES = {together}  # that run at the same time{why}\n"
+        if together > 1 or loops
         else ""
     )
 

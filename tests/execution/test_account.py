@@ -335,7 +335,7 @@ def test_equal_gradients_of_microbatches_are_reduced_once(op: str, zero: int) ->
     plan = Plan(
         (("data", 8),), splits, microbatches=2, zero_stage=zero, zero_axes=("data",) if zero else ()
     )
-    assert 'EQUAL = {"c": "b"}' in emit(graph, plan, workload="train").text
+    assert 'SAME_GRADIENT = {"c": "b"}' in emit(graph, plan, workload="train").text
     (one,) = [u for u in collectives.collectives(derive(graph, plan, training=True)) if u.merged]
     assert (one.what, one.kind) == ("c", "reduce-scatter" if zero else "all-reduce")
     assert not truth(graph, plan).differences()

@@ -248,7 +248,7 @@ def test_statements_stand_twice_and_weights_once() -> None:
         ("gather_after(", 1),
     ):
         assert two.count(word) == times * one.count(word), word
-    assert "COPIES = 2" in emit(graph_of(s), plan_of(s), workload="train").text
+    assert "OVERLAPPED_MICROBATCHES = 2" in emit(graph_of(s), plan_of(s), workload="train").text
     with pytest.raises(PlanError, match="shard_map only") as e:
         emit(graph_of(s), plan_of(s), workload="train", backend="jit")
     assert e.value.code == "P076"

@@ -182,10 +182,10 @@ def test_the_search_sends_weights_away_last(pair: tuple[Strategy, Strategy]) -> 
 
 def test_programs_say_which_weights_wait(pair: tuple[Strategy, Strategy]) -> None:
     here, away = (program(s, GPT).text for s in pair)
-    assert "w = brought(w)" in away and "AWAY" not in here and "brought(" not in here
+    assert "w = brought(w)" in away and "OFFLOADED" not in here and "brought(" not in here
     assert (
-        '    "transformer.h.*.mlp.c_fc.weight",\n' in away.split("AWAY = {")[1].split("}")[0]
-        and ".bias" not in away.split("AWAY = {")[1].split("}")[0]
+        '    "transformer.h.*.mlp.c_fc.weight",\n' in away.split("OFFLOADED = {")[1].split("}")[0]
+        and ".bias" not in away.split("OFFLOADED = {")[1].split("}")[0]
     )
     for options in ({"backend": "jit"}, {"unroll": True}):
         with pytest.raises(PlanError) as e:

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Changes of layout, recomputation, and compiler options of collectives."""

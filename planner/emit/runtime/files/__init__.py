@@ -1,1 +1,1 @@
-"""TODO."""
+"""What every program has: tables, mesh, weights, batches, checkpoints and main."""

@@ -21,11 +21,11 @@ outside a program.
                       backward pass ends, the axes of these it is summed over, the axes it is
                       scattered over, the dim scattered, PartitionSpec of reduced gradient and
                       optimizer state); jit programs have the PartitionSpec alone
-    COPIES            microbatches that run at the same time, where they are several
-    AWAY              parameters that wait in the host's memory, with their gradients
+    OVERLAPPED_MICROBATCHES   microbatches that run at the same time
+    OFFLOADED         parameters that lie in the host's memory, with their gradients
     FUSED             collectives that GPUs send together -> up to so many bytes; none where that is
                       left to the compiler
-    EQUAL             parameters whose gradient is another's, in programs with microbatches -> that
+    SAME_GRADIENT     parameters whose gradient is another's, in programs with microbatches -> that
                       other: it is reduced once for both
     GATHERED          parameters gathered outside repeated blocks, in programs with microbatches
     SCATTER_EACH_MICROBATCH   whether gradients are scattered in every microbatch
@@ -75,10 +75,10 @@ EXTERNAL: dict[str, tuple[Any, ...]] = {}
 MODEL_FOLDER = ""
 LEARNING_RATE = 0.0
 MICROBATCHES = 1
-COPIES = 1
+OVERLAPPED_MICROBATCHES = 1
 GRADIENTS: dict[str, tuple[Any, ...]] = {}
 FUSED: dict[str, int] = {}
-AWAY: set[str] = set()
+OFFLOADED: set[str] = set()
 OUTPUT_SPECS: tuple[Any, ...] = ()
 PROMPT = GENERATE = VOCABULARY = ROWS = WAVE = 1
 IDS = MASK = POSITIONS = ""
@@ -89,7 +89,7 @@ STEP_OUTPUT_SPECS: tuple[Any, ...] = ()
 CACHE: dict[str, tuple[Any, ...]] = {}
 QUANTIZED: dict[str, tuple[str, int]] = {}
 NEW_CACHE: tuple[str, ...] = ()
-EQUAL: dict[str, str] = {}
+SAME_GRADIENT: dict[str, str] = {}
 GATHERED: set[str] = set()
 SCATTER_EACH_MICROBATCH = False
 CARRIED = 1
@@ -107,8 +107,8 @@ PATHS: tuple[tuple[int, ...], ...] = ((0,),)
 
 def loss_of(params: Any, frozen: Any, batch: Any) -> Any:
     """The program's own: mean loss of one microbatch, and the number of rows that count where that
-    is a part of the data. Of COPIES microbatches the sum of their losses, or where rows count, or
-    they are the whole batch, their common mean."""
+    is a part of the data. Of OVERLAPPED_MICROBATCHES microbatches the sum of their losses, or where
+    rows count, or they are the whole batch, their common mean."""
     raise NotImplementedError
 
 

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Operators on local shapes, one function each."""

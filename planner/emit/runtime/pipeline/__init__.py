@@ -1,1 +1,1 @@
-"""TODO."""
+"""Loss and gradients through pipeline stages, one file for each schedule."""

@@ -7,25 +7,24 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from planner.emit.runtime.collectives.exchange import (
-    pass_on,
-    pend,
-    reduce_gradient,
-    zeros_like_piece,
-)
+from planner.emit.runtime.collectives.exchange import pass_on, reduce_gradient
 from planner.emit.runtime.files.tables import (
     CARRIED,
-    GRADIENTS,
     IN_FINISH,
     IN_TRUNK,
     MESH,
     MICROBATCHES,
-    SCATTER_EACH_MICROBATCH,
     enter,
     finish,
     trunk,
 )
 from planner.emit.runtime.pipeline.stages import microbatch_of, pick, zeros_of
+from planner.emit.runtime.step.reduce_shard_map import (
+    no_gradients,
+    reduced_last,
+    scattered_each,
+    unreduced,
+)
 
 
 def gradients(params, frozen, batch):
@@ -40,11 +39,7 @@ def gradients(params, frozen, batch):
     """
     stages, stage = MESH["stage"], lax.axis_index("stage")
     last, places = stage == stages - 1, min(2 * stages - 1, MICROBATCHES + 1)
-    pending = {key: pend(p, GRADIENTS[key][0]) for key, p in params.items()}
-    scatter = {
-        key: (axes, dim) if SCATTER_EACH_MICROBATCH else ((), 0)
-        for key, (_, _, axes, dim, _) in GRADIENTS.items()
-    }
+    pending = unreduced(params)
     blocks, ends = (
         {key: p for key, p in pending.items() if key not in other}
         for other in (IN_FINISH, IN_TRUNK)
@@ -83,7 +78,7 @@ def gradients(params, frozen, batch):
         )
         grads, g = pull(g)
         real = (m >= 0) & (m < MICROBATCHES)
-        grads = {key: reduce_gradient(d, (), *scatter[key]) for key, d in grads.items()}
+        grads = {key: reduce_gradient(d, (), *scattered_each(key)) for key, d in grads.items()}
         return pass_on(g, "stage", -1), total | {
             key: jnp.where(real, total[key] + d, total[key]) for key, d in grads.items()
         }
@@ -104,7 +99,9 @@ def gradients(params, frozen, batch):
         (here, more), (own, g_y) = jax.value_and_grad(
             lambda p, y: closing(p, now, y), argnums=(0, 1), has_aux=True
         )(ends, y)
-        total |= {key: total[key] + reduce_gradient(d, (), *scatter[key]) for key, d in own.items()}
+        total |= {
+            key: total[key] + reduce_gradient(d, (), *scattered_each(key)) for key, d in own.items()
+        }
         g, total = backward(pick(last, g_y, g), ring, total, tick)
         return (pass_on(y, "stage"), g, ring, total, loss + here, weight + more), None
 
@@ -115,7 +112,7 @@ def gradients(params, frozen, batch):
     ring = zeros_of(
         jax.eval_shape(lambda: [jnp.broadcast_to(s, (places, *s.shape)) for s in forward(x, 0)[1]])
     )
-    total = {key: zeros_like_piece(p, *scatter[key]) for key, p in pending.items()}
+    total = no_gradients(pending)
     (y, ring), _ = lax.scan(warm_up, (x, ring), jnp.arange(stages - 1))
     start = y, x, ring, total, lax.pcast(jnp.zeros(()), "stage", to="varying"), jnp.zeros(())
     (_, g, ring, total, loss, weight), _ = lax.scan(
@@ -129,6 +126,4 @@ def gradients(params, frozen, batch):
     loss, grads = jax.tree.map(
         lambda t: t / jnp.maximum(weight, 1).astype(t.dtype), (lax.psum(loss, "stage"), total)
     )
-    for key, (_, rest, axes, dim, _) in GRADIENTS.items():
-        grads[key] = reduce_gradient(grads[key], rest, () if SCATTER_EACH_MICROBATCH else axes, dim)
-    return loss, grads
+    return loss, {key: reduced_last(key, gradient) for key, gradient in grads.items()}

@@ -6,17 +6,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from planner.emit.runtime.collectives.exchange import pass_on, pend, reduce_gradient
-from planner.emit.runtime.files.tables import (
-    CARRIED,
-    GRADIENTS,
-    MESH,
-    MICROBATCHES,
-    enter,
-    finish,
-    trunk,
-)
+from planner.emit.runtime.collectives.exchange import pass_on
+from planner.emit.runtime.files.tables import CARRIED, MESH, MICROBATCHES, enter, finish, trunk
 from planner.emit.runtime.pipeline.stages import microbatch_of, zeros_of
+from planner.emit.runtime.step.reduce_shard_map import reduced, unreduced
 
 
 def gradients(params, frozen, batch):
@@ -27,7 +20,7 @@ def gradients(params, frozen, batch):
     microbatches that do not exist fill the bubble, and what they give is dropped.
     """
     stages, stage = MESH["stage"], lax.axis_index("stage")
-    pending = {key: pend(p, GRADIENTS[key][0]) for key, p in params.items()}
+    pending = unreduced(params)
     tail = jax.checkpoint(lambda p, now, y: finish(p, frozen, now, y))
 
     def mean_loss(pending):
@@ -53,4 +46,4 @@ def gradients(params, frozen, batch):
         return lax.psum(total, "stage") / jnp.maximum(weight, 1)
 
     loss, grads = jax.value_and_grad(mean_loss)(pending)
-    return loss, {key: reduce_gradient(g, *GRADIENTS[key][1:4]) for key, g in grads.items()}
+    return loss, reduced(grads)

@@ -6,12 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from planner.emit.runtime.collectives.exchange import (
-    pass_on,
-    pend,
-    reduce_gradient,
-    zeros_like_piece,
-)
+from planner.emit.runtime.collectives.exchange import pass_on, reduce_gradient
 from planner.emit.runtime.files.tables import (
     CARRIED,
     CHUNKS,
@@ -21,13 +16,18 @@ from planner.emit.runtime.files.tables import (
     IN_TRUNK,
     MESH,
     MICROBATCHES,
-    SCATTER_EACH_MICROBATCH,
     enter,
     finish,
     trunk,
 )
 from planner.emit.runtime.pipeline.chunks import piece_of, waiting_places
 from planner.emit.runtime.pipeline.stages import microbatch_of, pick, zeros_of
+from planner.emit.runtime.step.reduce_shard_map import (
+    no_gradients,
+    reduced_last,
+    scattered_each,
+    unreduced,
+)
 
 
 def chunk_of(params, chunk):
@@ -73,12 +73,11 @@ def gradients(params, frozen, batch):
         stages * CHUNKS,
         waiting_places(stages * CHUNKS - 1, stages, MICROBATCHES),
     )
-    pending = {key: pend(p, GRADIENTS[key][0]) for key, p in params.items()}
-    scatter = {
-        key: (axes, dim) if SCATTER_EACH_MICROBATCH else ((), 0)
-        for key, (_, _, axes, dim, _) in GRADIENTS.items()
-    }
-    within = {key: (axes, dim - (key in DEALT)) for key, (axes, dim) in scatter.items()}
+    pending = unreduced(params)
+    within = {}
+    for key in GRADIENTS:
+        axes, dim = scattered_each(key)
+        within[key] = axes, dim - (key in DEALT)
     blocks, ends = (
         {key: p for key, p in pending.items() if key not in other}
         for other in (IN_FINISH, IN_TRUNK)
@@ -149,7 +148,8 @@ def gradients(params, frozen, batch):
                 lambda p, y: closing(p, now, y), argnums=(0, 1), has_aux=True
             )(ends, y)
             total = total | {
-                key: total[key] + reduce_gradient(d, (), *scatter[key]) for key, d in own.items()
+                key: total[key] + reduce_gradient(d, (), *scattered_each(key))
+                for key, d in own.items()
             }
             g, loss, weight = pick(last, g_y, g), loss + here, weight + more
         g, total = backward(g, ring, total, tick)
@@ -181,7 +181,7 @@ def gradients(params, frozen, batch):
             lambda: [jnp.broadcast_to(s, (max(places) + 1, *s.shape)) for s in forward(x, 0)[1]]
         )
     )
-    total = {key: zeros_like_piece(p, *scatter[key]) for key, p in pending.items()}
+    total = no_gradients(pending)
     (y, ring), _ = lax.scan(warm_up, (x, ring), jnp.arange(depth - 1))
     carry = y, x, ring, total, lax.pcast(jnp.zeros(()), "stage", to="varying"), jnp.zeros(())
     carry, begun = steady(carry, depth - 1, stages, True), depth - 1 + stages
@@ -193,6 +193,4 @@ def gradients(params, frozen, batch):
     loss, grads = jax.tree.map(
         lambda t: t / jnp.maximum(weight, 1).astype(t.dtype), (lax.psum(loss, "stage"), total)
     )
-    for key, (_, rest, axes, dim, _) in GRADIENTS.items():
-        grads[key] = reduce_gradient(grads[key], rest, () if SCATTER_EACH_MICROBATCH else axes, dim)
-    return loss, grads
+    return loss, {key: reduced_last(key, gradient) for key, gradient in grads.items()}

@@ -8,24 +8,28 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from planner.emit.runtime.collectives.exchange import pend, reduce_gradient, zeros_like_piece
+from planner.emit.runtime.collectives.exchange import reduce_gradient
 from planner.emit.runtime.files.frame import labels_of
 from planner.emit.runtime.files.tables import (
     CHUNKS,
     FIRST_BACKWARD,
     FROZEN,
-    GRADIENTS,
     HANDED,
     MICROBATCHES,
     PACKED,
     PARAMS,
     PATHS,
     ROOM,
-    SCATTER_EACH_MICROBATCH,
     each_stage,
 )
 from planner.emit.runtime.pipeline.chunks import piece_of, waiting_places
 from planner.emit.runtime.pipeline.stages import microbatch_of
+from planner.emit.runtime.step.reduce_shard_map import (
+    no_gradients,
+    reduced_last,
+    scattered_each,
+    unreduced,
+)
 
 
 def varying(x, axes):
@@ -178,11 +182,7 @@ def averaged(total, loss):
     loss = lax.psum(loss, "stage")
     weight = jnp.maximum(loss[1], 1)
     grads = {key: t / weight.astype(t.dtype) for key, t in total.items()}
-    for key, (_, rest, axes, dim, _) in GRADIENTS.items():
-        grads[key] = over_places(
-            reduce_gradient(grads[key], rest, () if SCATTER_EACH_MICROBATCH else axes, dim)
-        )
-    return loss[0] / weight, grads
+    return loss[0] / weight, {key: over_places(reduced_last(key, g)) for key, g in grads.items()}
 
 
 def gradients(params, frozen, batch):
@@ -205,11 +205,7 @@ def gradients(params, frozen, batch):
         groups * CHUNKS + stages - 1,
         waiting_places(FIRST_BACKWARD, stages, groups),
     )
-    pending = {key: pend(p, GRADIENTS[key][0]) for key, p in params.items()}
-    scatter = {
-        key: (axes, dim) if SCATTER_EACH_MICROBATCH else ((), 0)
-        for key, (_, _, axes, dim, _) in GRADIENTS.items()
-    }
+    pending = unreduced(params)
     kind = next((p.dtype for p in pending.values()), jnp.float32)
     room = {axes: (size, kind, ("stage", *axes)) for axes, size in ROOM.items()}
 
@@ -293,7 +289,7 @@ def gradients(params, frozen, batch):
         x = one_of(ring, here)
         (grads, both), g = backward(chunk, x, g, m * together + first, waits)
         real = (n >= 0) & (n < pieces)
-        grads = {key: reduce_gradient(d, (), *scatter[key]) for key, d in grads.items()}
+        grads = {key: reduce_gradient(d, (), *scattered_each(key)) for key, d in grads.items()}
         total = {key: jnp.where(real, total[key] + d, total[key]) for key, d in grads.items()}
         return along_paths(g, -1), total, loss + jnp.where(real, both, 0)
 
@@ -309,7 +305,7 @@ def gradients(params, frozen, batch):
         axes: varying(jnp.zeros((max(rooms) + 1, together, size), dtype), over)
         for axes, (size, dtype, over) in room.items()
     }
-    total = {key: zeros_like_piece(p, *scatter[key]) for key, p in pending.items()}
+    total = no_gradients(pending)
     g, loss = x, varying(jnp.zeros(2), ("stage",))
     (x, ring), _ = lax.scan(ahead, (x, ring), jnp.arange(FIRST_BACKWARD))
     (x, ring, *rest), _ = lax.scan(

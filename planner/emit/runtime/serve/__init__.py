@@ -1,1 +1,1 @@
-"""TODO."""
+"""What a program that generates does."""

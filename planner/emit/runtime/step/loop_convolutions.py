@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from jax import lax
 
-from planner.emit.runtime.files.tables import MICROBATCHES
+from planner.emit.runtime.files.tables import MICROBATCHES, OVERLAPPED_MICROBATCHES
+from planner.emit.runtime.step.loop_turns import turns_of
 
 
 def over_microbatches(one, start, batch):
-    """What `one` leaves after each microbatch of the batch in turn. Written out where the program
-    is compiled for a CPU: XLA brings convolutions into the form of its fast kernels only outside
-    loops, inside one they were measured 20 to 100 times slower."""
+    """What `one` leaves after each turn of the loop over the batch's microbatches. Written out
+    where the program is compiled for a CPU: XLA brings convolutions into the form of its fast
+    kernels only outside loops, inside one they were measured 20 to 100 times slower."""
 
     def loop(steps):
-        return lambda start, batch: lax.scan(one, start, batch, unroll=steps)[0]
+        return lambda start, turns: lax.scan(one, start, turns, unroll=steps)[0]
 
-    return lax.platform_dependent(start, batch, cpu=loop(MICROBATCHES), default=loop(1))
+    turns = MICROBATCHES // OVERLAPPED_MICROBATCHES
+    return lax.platform_dependent(start, turns_of(batch), cpu=loop(turns), default=loop(1))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from jax import lax
 
+from planner.emit.runtime.step.loop_turns import turns_of
+
 
 def over_microbatches(one, start, batch):
-    """What `one` leaves after each microbatch of the batch in turn."""
-    return lax.scan(one, start, batch)[0]
+    """What `one` leaves after each turn of the loop over the batch's microbatches."""
+    return lax.scan(one, start, turns_of(batch))[0]

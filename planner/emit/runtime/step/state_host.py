@@ -14,7 +14,7 @@ from planner.emit.runtime.collectives.fused import fused
 from planner.emit.runtime.files.frame import specs_of
 from planner.emit.runtime.files.tables import FROZEN, GRADIENTS, INPUTS, PARAMS
 from planner.emit.runtime.step.adamw import update
-from planner.emit.runtime.step.once_shard_map import gradients
+from planner.emit.runtime.step.gradients_once import gradients
 from planner.emit.runtime.step.step_shard_map import collected
 
 

@@ -18,7 +18,7 @@ from planner.emit.runtime.files.tables import (
     forward,
 )
 from planner.emit.runtime.step.adamw import update
-from planner.emit.runtime.step.once_jit import gradients
+from planner.emit.runtime.step.gradients_once import gradients
 
 
 def at(x, spec):

@@ -1,11 +1,11 @@
-"""The training step of a program in which weights wait in the host's memory, of repeated blocks or
-embedding tables, with their gradients and the optimizer's state. Functions that other files have
-too take the place of those.
+"""The training step of a program some of whose weights are offloaded: those of repeated blocks, or
+embedding tables, lie in the host's memory with their gradients and the optimizer's state. Functions
+that other files have too take the place of those.
 
 A block brings its weights to the device when it begins, in the forward pass and again where the
-backward pass makes it anew; a table is brought when it is looked up. What JAX has as the transpose
-of that sends their gradients back. What is then done to a stack in the host's memory is done repeat
-by repeat.
+backward pass recomputes it; a table is brought when it is looked up. What JAX has as the transpose
+of that sends their gradients back. Whatever is then done to a stack in the host's memory is done
+one repeat after the other.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from planner.emit.runtime.collectives.exchange import after, reduce_gradient, ze
 from planner.emit.runtime.files.checkpoint import place_in, restacked, sources_of
 from planner.emit.runtime.files.frame import labels_of, padded_shape, repeat_dims
 from planner.emit.runtime.files.tables import (
-    AWAY,
     GATHERED,
     GRADIENTS,
+    OFFLOADED,
     PARAMS,
+    SAME_GRADIENT,
     SCATTER_EACH_MICROBATCH,
 )
 from planner.emit.runtime.step.adamw import update
+from planner.emit.runtime.step.reduce_shard_map import reduced_last, scattered_each
 from planner.emit.runtime.step.state_host import on_device, state_at, update_away, updated_cut
 
 
@@ -52,75 +54,84 @@ def row_dim(key, dim):
     return dim - 1 if PARAMS[key][2] else dim
 
 
-def reduced(key, gradient, sum_axes, scatter_axes, dim):
-    """`reduce_gradient`, row by row where the gradient is in the host's memory."""
-    if key not in AWAY:
-        return reduce_gradient(gradient, sum_axes, scatter_axes, dim)
-    return (
-        by_row(
-            key, lambda g: reduce_gradient(g, sum_axes, scatter_axes, row_dim(key, dim)), gradient
-        )
-        if sum_axes or scatter_axes
-        else gradient
-    )
+def for_microbatch(params, previous):
+    """Parameters as a microbatch reads them. What is brought or gathered outside repeated blocks
+    comes after `previous`, a result of the microbatch before; all else is there for all of them."""
+
+    def one(key, p):
+        if key in OFFLOADED:
+            if PARAMS[key][2]:
+                return p
+            return after(brought(lax.optimization_barrier((p, previous))[0]), previous)
+        return after(p, previous) if key in GATHERED else p
+
+    return {key: one(key, p) for key, p in params.items()}
 
 
-def in_turn(key, p, cause):
-    """A parameter as a microbatch takes it: what is brought or gathered outside repeated blocks not
-    before `cause` is there, else once for all microbatches."""
-    if key in AWAY:
-        return (
-            p if PARAMS[key][2] else after(brought(lax.optimization_barrier((p, cause))[0]), cause)
-        )
-    return after(p, cause) if key in GATHERED else p
+def no_gradients(params):
+    """Zeros like the gradients, before the first microbatch."""
+
+    def zeros(key, p):
+        axes, dim = scattered_each(key)
+        if key not in OFFLOADED:
+            return zeros_like_piece(p, axes, dim)
+        return by_row(key, lambda row: zeros_like_piece(row, axes, row_dim(key, dim)), p)
+
+    return {key: zeros(key, p) for key, p in params.items()}
 
 
-def nothing_yet(key, p):
-    """Zeros like the gradient of a parameter, before the first microbatch."""
-    axes, dim = each_microbatch(key)
-    return (
-        by_row(key, lambda row: zeros_like_piece(row, axes, row_dim(key, dim)), p)
-        if key in AWAY
-        else zeros_like_piece(p, axes, dim)
-    )
+def add_gradients(sums, grads):
+    """Sums over microbatches with one more."""
+
+    def added(key, total, gradient):
+        axes, dim = scattered_each(key)
+        if key not in OFFLOADED:
+            return total + reduce_gradient(gradient, (), axes, dim)
+        dim = row_dim(key, dim)
+        return by_row(key, lambda t, g: t + reduce_gradient(g, (), axes, dim), total, gradient)
+
+    return {key: added(key, sums[key], g) for key, g in grads.items()}
 
 
-def added(key, total, gradient):
-    """A sum over microbatches with one more."""
-    axes, dim = each_microbatch(key)
-    if key not in AWAY:
-        return total + reduce_gradient(gradient, (), axes, dim)
-    return by_row(
-        key, lambda t, g: t + reduce_gradient(g, (), axes, row_dim(key, dim)), total, gradient
-    )
+def reduced_mean(sums, count):
+    """Gradients from their sums over microbatches."""
+
+    def mean(key, total):
+        if key not in OFFLOADED:
+            return reduced_last(key, total / count)
+        _, rest, axes, dim, _ = GRADIENTS[key]
+        axes, dim = () if SCATTER_EACH_MICROBATCH else axes, row_dim(key, dim)
+        return by_row(key, lambda g: reduce_gradient(g / count, rest, axes, dim), total)
+
+    grads = {key: mean(key, total) for key, total in sums.items() if key not in SAME_GRADIENT}
+    return grads | {key: grads[other] for key, other in SAME_GRADIENT.items()}
 
 
-def scaled(key, total, count):
-    """The gradient from its sum over microbatches: divided, and reduced over what is left to
-    reduce."""
-    _, rest, axes, dim, _ = GRADIENTS[key]
-    axes = () if SCATTER_EACH_MICROBATCH else axes
-    if key not in AWAY:
-        return reduce_gradient(total / count, rest, axes, dim)
-    return by_row(key, lambda g: reduce_gradient(g / count, rest, axes, row_dim(key, dim)), total)
+def reduced(grads):
+    """The gradients of a batch that runs at once, each in its one reduction."""
 
+    def one(key, gradient):
+        _, sum_axes, scatter_axes, dim, _ = GRADIENTS[key]
+        if key not in OFFLOADED:
+            return reduce_gradient(gradient, sum_axes, scatter_axes, dim)
+        if not (sum_axes or scatter_axes):
+            return gradient
+        dim = row_dim(key, dim)
+        return by_row(key, lambda g: reduce_gradient(g, sum_axes, scatter_axes, dim), gradient)
 
-def each_microbatch(key):
-    """(axes, dim) along which a gradient is scattered in every microbatch."""
-    _, _, axes, dim, _ = GRADIENTS[key]
-    return (axes, dim) if SCATTER_EACH_MICROBATCH else ((), 0)
+    return {key: one(key, g) for key, g in grads.items()}
 
 
 def kept_at(mesh, key, spec):
     """How a parameter that is cut as `spec` says lies between steps."""
-    return state_at(mesh, spec) if key in AWAY else on_device(mesh, spec)
+    return state_at(mesh, spec) if key in OFFLOADED else on_device(mesh, spec)
 
 
 def updated(key, p, gradient, state, count):
     """A parameter and its state after the step: row by row where it waits with its gradient and
     state in the host's memory, else where only its state does."""
     _, _, axes, dim, _ = GRADIENTS[key]
-    if key in AWAY:
+    if key in OFFLOADED:
         return by_row(
             key,
             lambda p, g, s: updated_cut(update, axes, row_dim(key, dim), p, g, s, count),

@@ -1,0 +1,37 @@
+"""How gradients are added up over microbatches where the compiler's partitioner places their
+reductions over devices. The functions have the names of those in reduce_shard_map.py."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+
+def unreduced(params):
+    """Parameters to differentiate by: the compiler reduces gradients over devices by itself."""
+    return params
+
+
+def for_microbatch(params, previous):
+    """Parameters as a microbatch reads them."""
+    return params
+
+
+def no_gradients(params):
+    """Zeros like the gradients, before the first microbatch."""
+    return jax.tree.map(jnp.zeros_like, params)
+
+
+def add_gradients(sums, grads):
+    """Sums over microbatches with one more."""
+    return jax.tree.map(jnp.add, sums, grads)
+
+
+def reduced_mean(sums, count):
+    """Gradients from their sums over microbatches."""
+    return jax.tree.map(lambda total: total / count, sums)
+
+
+def reduced(grads):
+    """The gradients of a batch that runs at once."""
+    return grads
