@@ -100,7 +100,7 @@ def graph_of(case: Case, devices: int) -> Graph:
 def check(case: Case, devices: int, target: Target) -> dict[str, Any]:
     """Price and compile one case."""
     from costmodels.precision import load_recipe
-    from costmodels.runtimes import RUNTIMES
+    from costmodels.runtimes import load_runtime
     from planner.analysis.facts import GraphFacts
     from planner.emit.program import emit
     from planner.machine.mesh_choices import pinned_mesh
@@ -124,7 +124,7 @@ def check(case: Case, devices: int, target: Target) -> dict[str, Any]:
     pricer = Pricer(
         topology,
         mesh,
-        replace(RUNTIMES["jax-shard_map"], memory_slack=0.0),
+        replace(load_runtime("jax-shard_map"), memory_slack=0.0),
         load_recipe(case.precision),
     )
     predicted = price_plan(base, plan, pricer)[0].memory

@@ -101,12 +101,12 @@ def _values() -> dict[str, list[str]]:
     """Option -> what ships to be named by it."""
     from costmodels.hardware.device import device_names, topology_names
     from costmodels.precision import OPTIMIZERS, recipe_names
-    from costmodels.runtimes import RUNTIMES
+    from costmodels.runtimes import runtime_names
 
     return {
         "--hardware": list(device_names()),
         "--topology": list(topology_names()),
-        "--runtime": list(RUNTIMES),
+        "--runtime": list(runtime_names()),
         "--precision": list(recipe_names()),
         "--optimizer": list(OPTIMIZERS),
     }

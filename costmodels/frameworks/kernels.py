@@ -22,7 +22,7 @@ is the framework's (Rates.growth)."""
 class KernelNeed:
     """What a node's kernels need on one device.
 
-    role: a key of Kernels.passes and Kernels.kept. together: FLOPs of the products that run as one
+    role: a key of Kernels.passes and Kernels.saved. together: FLOPs of the products that run as one
     kernel with it. ins, outs: bytes of local operands and results. elements: scores of attention,
     logits of a loss. backward: the backward pass of a product as a multiple of its forward pass (1
     for other kernels), 0 where nothing is trained. causal: half of the scores are masked.
@@ -46,7 +46,7 @@ def kernel_times_s(
     memory, trained = memory_bytes_per_s(device, rates), need.backward > 0
     if need.role == "attention":
         forward, backward = _attention_s(need, device, kernels, rates)
-        return forward, (backward + forward * kernels.again) * trained
+        return forward, (backward + forward * kernels.recomputes_scores) * trained
     if need.role == "CrossEntropyLoss":
         forward, backward = (need.elements * size / memory for size in kernels.logit_bytes)
         return forward, backward * trained
@@ -55,10 +55,10 @@ def kernel_times_s(
             device.peak(need.dtype) * product_efficiency(device, rates, need.together)
         )
         forward = max(product, (need.ins + need.outs) / memory)
-        return forward, (need.backward + kernels.remade[0] * trained) * forward
+        return forward, (need.backward + kernels.recomputed[0] * trained) * forward
     default = ((need.ins + need.outs) / need.outs if need.outs else 0.0, 2.0)
     f, b = kernels.passes.get(need.role, default)
-    return f * need.outs / memory, (b + f * kernels.remade[1]) * need.outs / memory * trained
+    return f * need.outs / memory, (b + f * kernels.recomputed[1]) * need.outs / memory * trained
 
 
 def _attention_s(

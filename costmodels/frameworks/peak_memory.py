@@ -76,14 +76,14 @@ def saved_bytes(memory: FrameworkMemory, kernels: Kernels) -> dict[str, float]:
     """Place -> bytes saved for the backward pass of one microbatch, of the blocks one; logits
     aside."""
     saved = {
-        place: memory.norms_gathered.get(place, 0.0) * kernels.gathered
+        place: memory.norms_gathered.get(place, 0.0) * kernels.saves_gathered
         for place in (BEFORE, BLOCKS, AFTER)
     }
     for (place, role), size in memory.results.items():
-        saved[place] += kernels.kept.get(role, 0.0) * size
+        saved[place] += kernels.saved.get(role, 0.0) * size
     if not kernels.flash:
         for place, elements in memory.scores.items():
-            saved[place] += elements * kernels.score_kept * (not kernels.again)
+            saved[place] += elements * kernels.score_saved * (not kernels.recomputes_scores)
     return saved
 
 
@@ -94,17 +94,19 @@ def _stage(
     stages, recomputed = len(memory.stage_blocks), memory.recompute != "none"
     last, slack = stages - 1, 1 + runtime.memory_slack
     flight = in_flight(s, stages, memory.microbatches, runtime.interleave)
-    entering = memory.entering * (not kernels.offloaded)
+    entering = memory.entering * (not kernels.offloads_inputs)
     # One block is on its way to the host's memory or back.
-    on_device = memory.stage_blocks[s] * (1 - kernels.hosted) + (kernels.hosted > 0)
+    on_device = memory.stage_blocks[s] * (1 - kernels.offloaded_share) + (
+        kernels.offloaded_share > 0
+    )
     activations = flight * (entering + on_device * (entering if recomputed else saved[BLOCKS]))
     workspace = 0.0  # what a block's backward pass makes beside what is saved
     if not kernels.flash:
         workspace = memory.scores.get(BLOCKS, 0.0) * (
-            kernels.score_made + kernels.score_kept * kernels.again
+            kernels.score_workspace + kernels.score_saved * kernels.recomputes_scores
         )
     logits = (
-        memory.logits * (kernels.logit_kept + kernels.logit_gathered * (memory.pieces > 0))
+        memory.logits * (kernels.logit_saved + kernels.logit_gathered * (memory.pieces > 0))
         + memory.pieces * kernels.logit_piece
     )
     points = (

@@ -81,7 +81,7 @@ from costmodels.hardware.units import (
     size_bytes,
     time_s,
 )
-from costmodels.runtimes import RUNTIMES, Rates
+from costmodels.runtimes import Rates, runtime_names
 
 DEVICES = Path(__file__).with_name("devices")
 TOPOLOGIES = Path(__file__).with_name("topologies")
@@ -346,10 +346,10 @@ def _rates(table: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     names = {f.name for f in fields(Rates)}
     for runtime, row in table.items():
         for key, value in row.items():
-            if runtime not in RUNTIMES or key not in names:
+            if runtime not in runtime_names() or key not in names:
                 raise ValueError(
                     f"key {f'rates.{runtime}.{key}'!r} is not known here; runtimes:"
-                    f" {', '.join(RUNTIMES)}; rates: {', '.join(sorted(names))}"
+                    f" {', '.join(runtime_names())}; rates: {', '.join(sorted(names))}"
                 )
             if (
                 isinstance(value, bool)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from costmodels.runtimes import RUNTIMES
+from costmodels.runtimes import load_runtime
 from planner.emit.source import comment, literal
 from planner.emit.text import spec_text
 from planner.emit.writer import Parameter, Writer
@@ -408,7 +408,7 @@ def fused_table(w: Writer, compute: str) -> str:
     plan = w.flow.plan
     found = dict.fromkeys(kinds(plan.zero_stage), plan.bucket_bytes) if plan.bucket_bytes else {}
     if plan.overlapped_microbatches > 1:
-        own = RUNTIMES["jax-shard_map"].bucket_bytes
+        own = load_runtime("jax-shard_map").bucket_bytes
         most = launch_bytes(collectives(w.flow, w.runs, item_sizes(compute)), dict(plan.mesh))
         found |= {
             k: n

@@ -9,7 +9,7 @@ from typing import Any
 from costmodels.capacity import capacity, preallocation
 from costmodels.hardware.units import show_bytes
 from costmodels.precision import OPTIMIZERS, load_recipe, recipe_names
-from costmodels.runtimes import RUNTIMES
+from costmodels.runtimes import load_runtime, runtime_names
 from planner.cache.folder import Cache
 from planner.errors import PlanError
 from planner.graph.findings import Finding
@@ -86,7 +86,7 @@ def make_request(
     )
     choose("precision", precision, recipe_names())
     choose("optimizer", optimizer, OPTIMIZERS)
-    choose("runtime", runtime, tuple(RUNTIMES))
+    choose("runtime", runtime, runtime_names())
     choose("solver", solver, tuple(SOLVERS))
     choose("mode", mode, ("auto", "data-parallel", "hybrid", "semi-auto", "propagate", "manual"))
     choose("objective", objective, ("step", "memory"))
@@ -128,7 +128,9 @@ def make_request(
     refuse_copies(parsed, workload, runtime)
     refuse_training(parsed, workload)
     partitioned = refuse_partitioned(parsed, runtime, backend)
-    profile = searched(RUNTIMES[runtime], pinned_bucket(parsed, machine.device, workload, runtime))
+    profile = searched(
+        load_runtime(runtime), pinned_bucket(parsed, machine.device, workload, runtime)
+    )
     return Request(
         machine,
         capacity(machine.device, machine.devices, memory_reserve_bytes),
@@ -160,7 +162,7 @@ def pinned_offload(pins: Any, workload: str, runtime: str) -> tuple[str, ...]:
         if workload != "train"
         else (
             f"--runtime {runtime} is priced as that framework runs"
-            if RUNTIMES[runtime].kernels is not None
+            if load_runtime(runtime).kernels is not None
             else ""
         )
     )
@@ -182,7 +184,7 @@ def refuse_copies(pins: Any, workload: str, runtime: str) -> None:
         if workload != "train"
         else (
             f"--runtime {runtime} is priced as that framework runs"
-            if RUNTIMES[runtime].kernels is not None
+            if load_runtime(runtime).kernels is not None
             else ""
         )
     )
@@ -271,7 +273,7 @@ def pinned_bucket(pins: Any, device: Any, workload: str, runtime: str) -> int | 
             if workload != "train"
             else (
                 f"--runtime {runtime} is priced as that framework runs"
-                if RUNTIMES[runtime].kernels is not None
+                if load_runtime(runtime).kernels is not None
                 else ""
             )
         )

@@ -3,7 +3,7 @@ in words."""
 
 from __future__ import annotations
 
-from costmodels.runtimes import RUNTIMES
+from costmodels.runtimes import load_runtime, runtime_names
 from planner.execution.technique_fields import schedule_of, virtual_of, widths_of
 from planner.sharding.layout import STAGE
 from planner.strategy.strategy import Strategy
@@ -31,8 +31,10 @@ def ticks(strategy: Strategy) -> int:
 def lockstep(strategy: Strategy) -> bool:
     """Whether the stages are priced tick by tick, as emitted programs run; frameworks let each run
     as soon as it can."""
-    runtime = RUNTIMES.get(str(strategy.workload.get("runtime")))
-    return stages(strategy) > 1 and (runtime is None or runtime.kernels is None)
+    name = str(strategy.workload.get("runtime"))
+    return stages(strategy) > 1 and (
+        name not in runtime_names() or load_runtime(name).kernels is None
+    )
 
 
 def dealt(strategy: Strategy) -> tuple[int, int]:

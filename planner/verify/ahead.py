@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from costmodels.hardware.device import aliases, load_device
 from costmodels.precision import load_recipe
-from costmodels.runtimes import RUNTIMES
+from costmodels.runtimes import load_runtime
 from planner.execution.plan import Plan
 from planner.graph.ir import Graph
 from planner.machine.mesh_choices import pinned_mesh
@@ -389,7 +389,7 @@ def planned_memory(
     )
     mesh = pinned_mesh(topology, dict(plan.mesh))
     recipe = load_recipe("bf16-mixed" if compute == "bfloat16" else "fp32", optimizer, training)
-    pricer = Pricer(topology, mesh, replace(RUNTIMES[runtime], memory_slack=0.0), recipe)
+    pricer = Pricer(topology, mesh, replace(load_runtime(runtime), memory_slack=0.0), recipe)
     if unroll and plan.recompute == "none" and plan.stages < 2:
         return asdict(
             price_plan(

@@ -20,7 +20,7 @@ from typing import Any
 from costmodels.capacity import capacity
 from costmodels.hardware.units import show_bytes
 from costmodels.precision import load_recipe, recipe_names
-from costmodels.runtimes import RUNTIMES
+from costmodels.runtimes import load_runtime, runtime_names
 from planner.analysis.facts import GraphFacts
 from planner.cache.folder import Cache
 from planner.errors import NO_PLAN, PlanError, did_you_mean
@@ -113,7 +113,7 @@ def request_of(strategy: Strategy, topology: Topology) -> Request:
 
     w, training = strategy.workload, strategy.workload.get("training") or {}
     choose("precision", w["precision"], recipe_names())
-    choose("runtime", w["runtime"], tuple(RUNTIMES))
+    choose("runtime", w["runtime"], runtime_names())
     room = capacity(topology.device, topology.devices)
     # The recorded limit says what the user kept free.
     room = replace(
@@ -124,7 +124,7 @@ def request_of(strategy: Strategy, topology: Topology) -> Request:
         topology,
         room,
         load_recipe(w["precision"], training.get("optimizer", "adamw"), w["kind"] == "train"),
-        RUNTIMES[w["runtime"]],
+        load_runtime(w["runtime"]),
         solver,
     )
 

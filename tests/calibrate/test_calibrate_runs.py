@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from costmodels.hardware.device import load_device
-from costmodels.runtimes import RUNTIMES, Rates
+from costmodels.runtimes import Rates, load_runtime
 from planner.calibrate.learn import learn, prepared
 from planner.calibrate.runs.fit import WIDTHS, Prepared
 from planner.cli import main
@@ -65,7 +65,7 @@ def cluster() -> tuple[list[Prepared], list[Prepared]]:
 def hidden(seed: int) -> Rates:
     """Rates of a cluster that reaches less of everything than the shipped profile says, each by its
     own amount."""
-    rng, shipped = np.random.default_rng(seed), RUNTIMES["megatron"].rates
+    rng, shipped = np.random.default_rng(seed), load_runtime("megatron").rates
     return replace(
         shipped,
         **{
@@ -111,7 +111,7 @@ def test_three_runs_at_least_halve_the_median_error(
 def test_what_the_runs_say_nothing_about_stays_as_it_ships(
     cluster: tuple[list[Prepared], list[Prepared]],
 ) -> None:
-    shipped = RUNTIMES["megatron"].rates
+    shipped = load_runtime("megatron").rates
     alone = [
         r for r in cluster[1] if r.case.row["devices"] == 8
     ]  # one node: nothing crosses the network

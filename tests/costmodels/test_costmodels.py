@@ -40,6 +40,7 @@ from costmodels.hardware.units import (
 )
 from costmodels.kernels import attention_time_s, optimizer_time_s, roofline_time_s
 from costmodels.precision import load_recipe, recipe_names
+from costmodels.runtimes import Runtime, kernel_set_names, load_kernels, load_runtime, runtime_names
 
 # --- units
 # -----------------------------------------------------------------------------------------------------------------------------
@@ -885,3 +886,28 @@ def test_default_reserve_is_two_gib_or_a_small_share() -> None:
     assert capacity(load_device("h100-sxm"), 8).reserve == 2 * 2**30
     assert capacity(load_device("tpu-v5e"), 8).reserve == load_device("tpu-v5e").memory_bytes // 25
     assert Breakdown(1, 2, 3, 4, 5).total == 15
+
+
+def test_every_constant_of_a_runtime_says_where_it_is_from() -> None:
+    for name in runtime_names():
+        runtime, plain = load_runtime(name), Runtime(name, 0, 0, 0, (0, 0), (0, 0), 0, 0, "")
+        said = {**runtime.sources, **runtime.guessed}
+        differing = {
+            f.name
+            for f in dataclasses.fields(Runtime)
+            if f.name not in ("name", "note", "overlap", "sources", "guessed")
+            and getattr(runtime, f.name) != getattr(plain, f.name)
+        }
+        assert differing | {"overlap"} == set(said), name
+        assert all(said.values()) and runtime.sources.keys().isdisjoint(runtime.guessed)
+
+
+def test_sets_of_kernels_differ_from_their_base_where_their_files_say() -> None:
+    plain, flash1 = load_kernels("fsdp"), load_kernels("flash1")
+    assert plain.saved["norm"] == 2.302 and plain.flash
+    assert flash1.saved == {**plain.saved, "norm": 5.951, "attention": 2.0}
+    assert flash1.passes == {**plain.passes, "norm": (20.0, 30.0)}
+    assert (flash1.attention, flash1.logit_saved) == ((0.3, 0.23), 17.413)
+    assert {"fsdp", "flash1", "torch"} <= set(kernel_set_names())
+    with pytest.raises(KeyError):
+        load_runtime("pathways")

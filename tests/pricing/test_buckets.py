@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import planner
-from costmodels.runtimes import RUNTIMES
+from costmodels.runtimes import load_runtime
 from planner.emit.program import emit
 from planner.errors import PlanError
 from planner.execution import collectives as account
@@ -268,7 +268,7 @@ def test_no_size_spares_more_than_is_bounded(source: str, axes: dict[str, int]) 
 
 
 def test_what_a_search_proves_holds_for_every_size() -> None:
-    runtime = RUNTIMES["jax-shard_map"]
+    runtime = load_runtime("jax-shard_map")
     assert (
         searched(runtime, 0) is runtime
         and searched(runtime, "auto").bucket_bytes == max(SIZES)

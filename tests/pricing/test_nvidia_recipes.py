@@ -10,7 +10,7 @@ import pytest
 from costmodels.frameworks.peak_memory import peak
 from costmodels.precision import load_recipe
 from planner.calibrate.runs.fit import Prepared, prepare
-from planner.calibrate.runs.nvidia import LOSS_KEPT, OFFLOADED, is_recipe, weights
+from planner.calibrate.runs.nvidia import LOSS_SAVED, OFFLOADED, is_recipe, weights
 from planner.calibrate.runs.rows import case_of, level, runtime_of, sequence_parallel
 
 SMALL = {
@@ -51,10 +51,10 @@ def test_offloaded_blocks_leave_the_device(offloaded: Prepared) -> None:
     runtime = offloaded.case.runtime
     kernels = runtime.kernels
     assert kernels is not None
-    assert kernels.hosted == OFFLOADED["70b", "gb200", True] / 80
+    assert kernels.offloaded_share == OFFLOADED["70b", "gb200", True] / 80
     whole, here = (
-        peak(offloaded.memory, replace(runtime, kernels=replace(kernels, hosted=share)))
-        for share in (0.0, kernels.hosted)
+        peak(offloaded.memory, replace(runtime, kernels=replace(kernels, offloaded_share=share)))
+        for share in (0.0, kernels.offloaded_share)
     )
     assert here == offloaded.cost.memory
     entering = offloaded.memory.entering * (1 + runtime.memory_slack + runtime.pipeline_slack)
@@ -68,7 +68,7 @@ def test_only_runs_with_fsdp_offload() -> None:
     for other in ({"zero": 1}, {"model": "LLAMA3_8B"}, {"source": "another"}):
         kernels = runtime_of({**SMALL, **other}, int(other.get("zero", 3))).kernels
         assert kernels is not None
-        assert kernels.hosted == 0
+        assert kernels.offloaded_share == 0
 
 
 def test_eight_bit_weights_where_one_copy_serves() -> None:
@@ -91,7 +91,7 @@ def test_the_loss_and_the_allocator_are_the_recipes() -> None:
     )
     assert recipe.kernels is not None
     assert other.kernels is not None
-    assert recipe.kernels.logit_kept == LOSS_KEPT < other.kernels.logit_kept
+    assert recipe.kernels.logit_saved == LOSS_SAVED < other.kernels.logit_saved
     grows = [
         runtime_of({**SMALL, **more}, 1).pipeline_slack == 0
         for more in (
@@ -124,9 +124,9 @@ def test_every_second_product_is_kept_where_every_second_is_made_again() -> None
     )
     assert titan is not None
     assert other is not None
-    assert {name: titan.kept[name] / other.kept[name] for name in other.kept} == {
+    assert {name: titan.saved[name] / other.saved[name] for name in other.saved} == {
         "product": 0.5,
         "into residual": 0.5,
         "attention": 1.0,
     }
-    assert titan.remade[0] == 1 - titan.kept["product"]
+    assert titan.recomputed[0] == 1 - titan.saved["product"]

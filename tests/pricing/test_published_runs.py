@@ -127,8 +127,8 @@ def test_one_moment_of_the_backward_pass_stands_for_the_peak(prepared: list[Prep
     kernels = run.case.runtime.kernels
     assert kernels is not None
     for more in (
-        replace(kernels, logit_kept=40.0),
-        replace(kernels, logit_kept=17.413, logit_gathered=30.0),
+        replace(kernels, logit_saved=40.0),
+        replace(kernels, logit_saved=17.413, logit_gathered=30.0),
         replace(kernels, logit_piece=60.0),
     ):
         assert (
@@ -185,8 +185,8 @@ def test_rows_are_read_with_what_their_framework_keeps() -> None:
     )
     assert selective is not None
     assert offloaded is not None
-    assert "norm" not in selective.kept
-    assert not offloaded.kept
+    assert "norm" not in selective.saved
+    assert not offloaded.saved
     with pytest.raises(Left, match="LoRA"):
         case_of(megatron | {"notes": "task 'LoRA Performance'"})
     assert machine("H100 96GB HBM2e 2.4TB/s", "", 8).device.memory_bytes == 96 * 10**9
@@ -400,8 +400,8 @@ def test_policies_that_offload_make_the_rest_again() -> None:
     assert offloaded is not None
     assert custom(row)
     assert not custom({**row, "notes": "remat_policy=qkv_proj_offloaded"})
-    assert offloaded.offloaded
-    assert not plain.offloaded
+    assert offloaded.offloads_inputs
+    assert not plain.offloads_inputs
 
 
 def test_a_network_that_no_source_states_is_one_adapter_a_node() -> None:

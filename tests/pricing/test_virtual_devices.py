@@ -14,7 +14,7 @@ from costmodels import load_device
 from costmodels.collectives import PIECEWISE
 from costmodels.hardware.device import Device, from_table
 from costmodels.precision import load_recipe
-from costmodels.runtimes import RUNTIMES
+from costmodels.runtimes import load_runtime
 from planner.execution.collective import CollectiveUse
 from planner.machine.topology import Level, Mesh, MeshAxis, Topology
 from planner.pricing.bucketing import seconds
@@ -62,7 +62,7 @@ def pricer(kind: str, n: int = 8) -> Pricer:
     return Pricer(
         Topology(chip, levels),
         Mesh((MeshAxis("x", ((0, n),)),)),
-        RUNTIMES["jax-shard_map"],
+        load_runtime("jax-shard_map"),
         load_recipe("fp32"),
     )
 

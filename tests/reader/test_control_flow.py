@@ -10,7 +10,7 @@ import pytest
 from onnx import helper
 
 from costmodels.precision import load_recipe
-from costmodels.runtimes import RUNTIMES
+from costmodels.runtimes import load_runtime
 from planner.analysis.facts import GraphFacts
 from planner.errors import PlanError
 from planner.execution.plan import Plan
@@ -185,7 +185,7 @@ def test_every_iteration_pays_its_launches() -> None:
     pricer = Pricer(
         topology,
         meshes(topology)[0],
-        RUNTIMES["jax-shard_map"],
+        load_runtime("jax-shard_map"),
         load_recipe("bf16-mixed"),
         LayoutTable(),
     )
@@ -202,7 +202,7 @@ def test_recurrences_that_differ_inside_alone_are_priced_apart() -> None:
     pricer = Pricer(
         topology,
         meshes(topology)[0],
-        RUNTIMES["jax-shard_map"],
+        load_runtime("jax-shard_map"),
         load_recipe("bf16-mixed"),
         LayoutTable(),
     )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from costmodels.precision import load_recipe
-from costmodels.runtimes import RUNTIMES
+from costmodels.runtimes import load_runtime
 from planner.analysis.facts import GraphFacts
 from planner.execution.layout_flow import cut_layout, weight_plan
 from planner.execution.plan import Plan
@@ -57,7 +57,7 @@ def space_of(
         if [a.size for a in m.axes] == ([devices // model, model] if model > 1 else [devices])
     )
     pricer = Pricer(
-        topology, mesh, RUNTIMES[runtime], load_recipe("bf16-mixed"), atlas or LayoutTable()
+        topology, mesh, load_runtime(runtime), load_recipe("bf16-mixed"), atlas or LayoutTable()
     )
     base = GraphFacts.of(
         Model.open(source, Workload(batch=batch), devices).graph(1), training=True, fold=fold
@@ -248,7 +248,9 @@ def test_conversions_priced_together_are_those_priced_one_by_one() -> None:
     ]
     atlas = LayoutTable()
     for mesh in [m for m in meshes(topology) if len(m.axes) == 2]:
-        pricer = Pricer(topology, mesh, RUNTIMES["jax-shard_map"], load_recipe("bf16-mixed"), atlas)
+        pricer = Pricer(
+            topology, mesh, load_runtime("jax-shard_map"), load_recipe("bf16-mixed"), atlas
+        )
         tables = Conversions(atlas, pricer)
         numbers = [atlas.number(x) for x in layouts]
         for shape in ((64, 4096), (48, 30), (7, 5)):  # cut evenly, partly so, and hardly ever
@@ -351,7 +353,7 @@ def test_collectives_priced_together_are_those_priced_one_by_one(
     )
     for kind in ("all-reduce", "reduce-scatter", "all-gather"):
         for runtime in ("jax-shard_map", "jax-jit"):
-            priced = replace(pricer, runtime=RUNTIMES[runtime], memo={})
+            priced = replace(pricer, runtime=load_runtime(runtime), memo={})
             alone = [
                 priced.collective_s(kind, ways[k], size, bucketed=bucketed, stacked=n)
                 for k, size, n in zip(of.tolist(), payload.tolist(), stacked.tolist(), strict=True)

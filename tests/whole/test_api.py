@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import planner
-from costmodels.runtimes import RUNTIMES
+from costmodels.runtimes import load_runtime
 from planner.pins.pins import Pins
 
 TINY = Pins(mesh={"data": (2,), "model": (4,)})
@@ -36,7 +36,7 @@ def test_costs_add_up(strategy: planner.Strategy) -> None:
 
 
 def test_a_plan_whose_range_straddles_the_limit_is_tight() -> None:
-    below, above = RUNTIMES["jax-shard_map"].memory_spread
+    below, above = load_runtime("jax-shard_map").memory_spread
     one: dict[str, Any] = {
         "devices": 8,
         "batch": 16,

@@ -63,10 +63,10 @@ def applied(runtime: Runtime, constants: Sequence[float]) -> Runtime:
     )
     kernels = replace(
         kernels,
-        kept={**kernels.kept, "norm": norm},
-        logit_kept=given["logit_kept"],
+        saved={**kernels.saved, "norm": norm},
+        logit_saved=given["logit_kept"],
         logit_gathered=given["logit_gathered"],
-        score_kept=scores,
+        score_saved=scores,
     )
     return replace(
         runtime,

@@ -25,10 +25,10 @@ OFFLOADED = {
     ("70b", "b200", True): 5,
     ("405b", "gb200", True): 92,
 }
-"""(model, device, eight-bit products) -> blocks whose kept tensors wait in the host's memory, of
+"""(model, device, eight-bit products) -> blocks whose saved tensors are offloaded, of
 Llama under Megatron's FSDP (`cpu_offloading_num_layers`)."""
-LOSS_KEPT, LOSS_MOVED = 2.0, (6.0, 4.0)
-"""Transformer Engine's loss writes the gradient over the bf16 logits: bytes kept of each; read
+LOSS_SAVED, LOSS_MOVED = 2.0, (6.0, 4.0)
+"""Transformer Engine's loss writes the gradient over the bf16 logits: bytes saved of each; read
 twice and written once forward, scaled backward."""
 
 
@@ -47,7 +47,10 @@ def as_run(row: Row, zero: int, profile: Runtime) -> Runtime:
         return profile
     blocks = OFFLOADED.get((_size(row), _device(row), _eight_bit(row)), 0) if zero == 3 else 0
     kernels = replace(
-        kernels, logit_kept=LOSS_KEPT, logit_bytes=LOSS_MOVED, hosted=blocks / float(row["layers"])
+        kernels,
+        logit_saved=LOSS_SAVED,
+        logit_bytes=LOSS_MOVED,
+        offloaded_share=blocks / float(row["layers"]),
     )
     return replace(
         profile, kernels=kernels, pipeline_slack=0.0 if _expandable(row) else profile.pipeline_slack

@@ -18,7 +18,7 @@ from typing import Any
 from costmodels.capacity import capacity
 from costmodels.hardware.device import Device
 from costmodels.precision import Recipe, load_recipe
-from costmodels.runtimes import KEPT_PRODUCTS, KERNELS, RUNTIMES, Runtime
+from costmodels.runtimes import SAVED_PRODUCTS, Runtime, load_kernels, load_runtime
 from planner.analysis.facts import GraphFacts
 from planner.calibrate.runs.nvidia import as_run, is_recipe, weights
 from planner.errors import PlanError
@@ -166,7 +166,7 @@ def case_of(row: Row, hardware: str = "") -> Case:
 
 
 def kernels_of(row: Row, zero: int) -> str:
-    """A key of KERNELS: the set that the row names, else its framework's. Megatron's runs on V100
+    """A set of kernels: the set that the row names, else its framework's. Megatron's runs on V100
     and A100 are those of before flash attention."""
     word, source, hardware = (str(row.get(k) or "") for k in ("kernel", "source", "hardware"))
     if word in KERNEL_WORDS:
@@ -223,30 +223,30 @@ def replicas(notes: str, topology: Topology, data: int) -> int:
 
 def runtime_of(row: Row, zero: int) -> Runtime:
     """The profile of the framework, with the kernels and chunks of the run."""
-    profile = RUNTIMES["fsdp" if zero == 3 else "megatron"]
-    kernels = KERNELS[kernels_of(row, zero)]
+    profile = load_runtime("fsdp" if zero == 3 else "megatron")
+    kernels = load_kernels(kernels_of(row, zero))
     notes = str(row.get("notes", ""))
     if custom(row):
-        kernels = replace(kernels, offloaded=True)
+        kernels = replace(kernels, offloads_inputs=True)
     elif "offload" in notes.replace(
         "cpu_offload False",
         "",
         # what blocks leave goes to the host's memory; times of such runs leave no room to make it
         # again
     ):
-        kernels = replace(kernels, kept={})
+        kernels = replace(kernels, saved={})
     elif row.get("recompute") == "selective" or "minimal_with_context" in notes:
         # torchtitan's policy keeps every second product (torchtitan, activation checkpointing per
         # operator).
         half = 0.5 if "torchtitan" in str(row["source"]) else 0.0
-        kept = {
+        saved = {
             name: n * (1 - half if "attention" not in name else 1.0)
-            for name, n in KEPT_PRODUCTS.items()
+            for name, n in SAVED_PRODUCTS.items()
         }
         kernels = (
-            replace(kernels, kept=kept, remade=(half, 1.0))
+            replace(kernels, saved=saved, recomputed=(half, 1.0))
             if kernels.flash
-            else replace(kernels, again=True)
+            else replace(kernels, recomputes_scores=True)
         )
     return as_run(
         row,

@@ -16,7 +16,7 @@ FREE = frozenset({"Reshape", "Identity"})
 
 
 def role(graph: Graph, i: int) -> str:
-    """What a node is to a framework's kernels: a key of Kernels.passes and Kernels.kept."""
+    """What a node is to a framework's kernels: a key of Kernels.passes and Kernels.saved."""
     node = graph.nodes[i]
     if node.op == "Attention":
         return "attention"
