@@ -7,15 +7,14 @@ exactly reduced problem.
 3. Options that no better choice has are left out (`narrow`), and elimination again.
 4. Else, with a time limit, two processes:
      here        memory prices by message passing, then descents by neighbourhoods of nearly every
-                 choice and annealing (`rounds`)
+                 choice (`descents`)
      the other   HiGHS (`ilp`) while the rest is small enough for it to prove the optimum, else a
-                 second search at other temperatures
-     between     the choices that the runs of both ended with are mixed (`fuse`), and both go on
+                 second search with other random numbers
+     between     the choices that descents of both ended with are mixed (`fuse`), and both go on
                  from the best mixture
    Without a time limit the same parts run one after the other under a work limit: same seed and
    work, same result.
-Without numba the search runs in numpy (`plainsearch`), without annealing; it is replaced by
-`recursive` and HiGHS on small problems and where there is no time limit.
+Where numba is missing and there is no time limit, `recursive` and HiGHS replace the search.
 """
 
 from __future__ import annotations
@@ -28,14 +27,13 @@ from typing import Literal
 import numpy as np
 
 from planner.solvers import dp, ilp, recursive
-from planner.solvers.bounds import messages as prices
+from planner.solvers.bounds import messages
 from planner.solvers.bounds.lagrangian import Clock
 from planner.solvers.bounds.messages import Incumbent
-from planner.solvers.bounds.messages_small import Plain
 from planner.solvers.exact import narrow
 from planner.solvers.exact.elimination import compile_tree
 from planner.solvers.model import Model, build
-from planner.solvers.neighbourhood import ground, rounds
+from planner.solvers.neighbourhood import descents, search
 from planner.solvers.neighbourhood.fuse import Pool
 from planner.solvers.partner import Partner
 from planner.solvers.problem import Budget, Problem, Solution, evaluate
@@ -157,8 +155,10 @@ def _reduced(
     if not model.searchable:
         if exact:
             return first
-        return _merge(problem, first, _plain(problem, _left(budget, began), start, provable))
-    state = ground.start(model, budget.seed) if ground.compiled() else ground.plain(model)
+        return _merge(
+            problem, first, _without_search(problem, _left(budget, began), start, provable)
+        )
+    state = search.start(model)
     if start is not None:
         state.fit(np.asarray(start, np.int64))
     left = _left(budget, began)
@@ -178,11 +178,11 @@ def _reduced(
         return _merge(problem, first, _fewer(problem, kept, left, found, exact))
     if exact:
         return _merge(problem, first, found)
-    if isinstance(state, Plain) or not (ground.compiled() or left.time_limit_s):
+    if not (state.compiled or left.time_limit_s):
         return _merge(
             problem,
             first,
-            _merge(problem, found, _plain(problem, left, found.choice or None, provable)),
+            _merge(problem, found, _without_search(problem, left, found.choice or None, provable)),
         )
     return _merge(problem, first, _searched(problem, state, left, provable))
 
@@ -222,7 +222,7 @@ def _fewer(
     )
 
 
-def _plain(
+def _without_search(
     problem: Problem, budget: Budget, start: tuple[int, ...] | None, provable: bool
 ) -> Solution:
     """Without a search: `recursive`, then HiGHS for the rest of the time."""
@@ -240,7 +240,7 @@ def _plain(
     )
 
 
-def _searched(problem: Problem, state: ground.Ground, budget: Budget, provable: bool) -> Solution:
+def _searched(problem: Problem, state: search.Search, budget: Budget, provable: bool) -> Solution:
     """The search here; with a time limit HiGHS or a second search in another process."""
     if budget.time_limit_s is not None:
         return _together(problem, state, budget, provable)
@@ -272,8 +272,8 @@ def _mixing(problem: Problem, budget: Budget) -> Pool:
     )
 
 
-def _by_work(problem: Problem, state: ground.Ground, budget: Budget) -> None:
-    """Prices for 30 % of the work, descents and annealing for the rest."""
+def _by_work(problem: Problem, state: search.Search, budget: Budget) -> None:
+    """Prices for 30 % of the work, descents for the rest."""
     assert budget.work is not None
     spent, work, pool = 0.0, float(budget.work), _mixing(problem, budget)
 
@@ -292,14 +292,12 @@ def _by_work(problem: Problem, state: ground.Ground, budget: Budget) -> None:
         spent += FUSED * work
         pool.fuse(state.best)
 
-    prices.raise_bound(state, go_on)
+    messages.raise_bound(state, go_on)
     if state.best.x is not None and not state.best.closed:
-        rounds.rounds(
-            state, 0, done, rounds.Others(lambda: None, pool.add, mix), budget.seed, proposals=2_000
-        )
+        descents.descend(state, done, search.Others(lambda: None, pool.add, mix), budget.seed)
 
 
-def _together(problem: Problem, state: ground.Ground, budget: Budget, provable: bool) -> Solution:
+def _together(problem: Problem, state: search.Search, budget: Budget, provable: bool) -> Solution:
     assert budget.time_limit_s is not None
     began, limit = time.monotonic(), budget.time_limit_s
     best, stopped = state.best, "time"
@@ -319,19 +317,18 @@ def _together(problem: Problem, state: ground.Ground, budget: Budget, provable: 
                 pool.fuse(best)
                 partner.send(best)
 
-        rising = prices.Rising(best, min(60.0, 0.3 * limit))
+        rising = messages.Rising(best, min(60.0, 0.3 * limit))
 
         def go_on(_: float) -> bool:
             sync()
             return rising.worthwhile()
 
-        prices.raise_bound(state, go_on)
+        messages.raise_bound(state, go_on)
         if best.x is not None and not best.closed:
-            rounds.rounds(
+            descents.descend(
                 state,
-                0,
                 lambda _: (time.monotonic() - began) / limit,
-                rounds.Others(sync, pool.add, mix),
+                search.Others(sync, pool.add, mix),
                 budget.seed,
             )
         while not best.closed and time.monotonic() - began < limit and partner.alive():

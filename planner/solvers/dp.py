@@ -31,7 +31,7 @@ from planner.solvers.exact.elimination import Tree, compile_tree
 from planner.solvers.exact.labels import close_gap
 from planner.solvers.exact.minibucket import bounded
 from planner.solvers.model import INF_INT, Model, build, restrict
-from planner.solvers.neighbourhood import ground
+from planner.solvers.neighbourhood import search
 from planner.solvers.neighbourhood.local import polish
 from planner.solvers.problem import Budget, Problem, Solution, evaluate
 from planner.solvers.reduce.reductions import reduce
@@ -141,7 +141,7 @@ def _too_wide(
     """Narrowed until its elimination has room; where it never has, a choice and a bound."""
     floor = -np.inf
     if model.searchable and narrow.worthwhile(model, clock):
-        passes = ground.plain(model)
+        passes = search.in_numpy(model)
         passes.best.cost = below
         try:
             if start is not None:

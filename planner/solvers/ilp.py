@@ -28,7 +28,7 @@ from planner.solvers.bounds.lagrangian import Clock
 from planner.solvers.bounds.messages import Incumbent, Rising, raise_bound
 from planner.solvers.dp import Outcome, claim
 from planner.solvers.model import Model, build
-from planner.solvers.neighbourhood import ground
+from planner.solvers.neighbourhood import search
 from planner.solvers.neighbourhood.local import polish
 from planner.solvers.partner import Partner
 from planner.solvers.problem import Budget, Problem, Solution, evaluate
@@ -98,7 +98,7 @@ def _apart(problem: Problem, budget: Budget, start: np.ndarray | None) -> Soluti
     partner = Partner(
         problem, "ilp", max(0.8 * budget.time_limit_s, budget.time_limit_s - 3.0), budget.seed
     )  # in time to tell, where it keeps to that
-    passes = ground.plain(model) if model.searchable else None
+    passes = search.in_numpy(model) if model.searchable else None
     best = Incumbent() if passes is None else passes.best
     rising = Rising(best, 0.5 * budget.time_limit_s)
 

@@ -298,7 +298,7 @@ def solve_file(
     solver or a bad limit.
     """
     from planner.solvers import SOLVERS, solve
-    from planner.solvers.neighbourhood.ground import compiled
+    from planner.solvers.neighbourhood.search import numba_is_there
 
     began = time.monotonic()
     if solver not in SOLVERS:
@@ -317,9 +317,9 @@ def solve_file(
         write_solution(found.choice, output)
     result = Solved(found, verdict, problem.usage_limit, time.monotonic() - began)
     print(result.text(), file=out or sys.stdout, flush=True)
-    if solver == "auto" and found.status == "feasible" and not compiled():
+    if solver == "auto" and found.status == "feasible" and not numba_is_there():
         print(
-            "note        the search ran in numpy; its compiled loops are three to ten times as"
+            "note        the search ran in numpy; its compiled loops are ten times as"
             " fast: pip install 'meshwright[fast]'",
             file=sys.stderr,
         )

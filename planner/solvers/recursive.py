@@ -40,8 +40,7 @@ from planner.solvers.bounds.lagrangian import Clock
 from planner.solvers.dp import Outcome, claim, clock_of, solve_model
 from planner.solvers.exact.elimination import compile_tree
 from planner.solvers.model import Model, build, restrict
-from planner.solvers.neighbourhood import cutset
-from planner.solvers.neighbourhood import search_numpy as plainsearch
+from planner.solvers.neighbourhood import cutset, search
 from planner.solvers.neighbourhood.local import MANY, polish
 from planner.solvers.problem import Budget, Problem, Solution
 from planner.solvers.reduce.reductions import reduce
@@ -274,7 +273,7 @@ def _mix(
 
 def _polished(model: Model, met: list[np.ndarray], budget: Budget, clock: Clock) -> Outcome:
     """One descent from the best of the choices met and of those that prices of memory bring."""
-    state, passes = plainsearch.start(model), count(1)
+    state, passes = search.start(model, compiled=False), count(1)
 
     def go_on(work: float) -> bool:
         # With a time limit alone a descent has all of it: it ends by itself.

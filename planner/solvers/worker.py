@@ -17,7 +17,7 @@ import numpy as np
 from planner.solvers import ilp
 from planner.solvers.bounds.messages import Rising, raise_bound
 from planner.solvers.model import build
-from planner.solvers.neighbourhood import ground, rounds
+from planner.solvers.neighbourhood import descents, search
 from planner.solvers.partner import Inbox, get, put
 from planner.solvers.problem import Budget, Problem, evaluate
 
@@ -48,7 +48,7 @@ def _serve_search(
     problem: Problem, time_s: float, seed: int, sink: IO[bytes], inbox: Inbox
 ) -> None:
     began, told = time.monotonic(), np.inf
-    state = ground.start(build(problem), seed)
+    state = search.start(build(problem))
     best = state.best
 
     def tell() -> None:
@@ -83,11 +83,10 @@ def _serve_search(
         inbox.merge(best)
 
     if best.x is not None:
-        rounds.rounds(
+        descents.descend(
             state,
-            1,
             lambda _: (time.monotonic() - began) / time_s,
-            rounds.Others(sync, ended, lambda: None),
+            search.Others(sync, ended, lambda: None),
             seed,
         )
     tell()

@@ -18,19 +18,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.solvers import auto, dp, ilp, recursive, solve
-from planner.solvers.bounds import messages as prices
-from planner.solvers.bounds.messages_small import Plain
+from planner.solvers.bounds import messages
 from planner.solvers.model import build
-from planner.solvers.neighbourhood import ground, local
-from planner.solvers.neighbourhood import search_numpy as plainsearch
+from planner.solvers.neighbourhood import local, search
 from planner.solvers.neighbourhood.changes import changes_of
 from planner.solvers.problem import Budget, Problem, evaluate
 from planner.solvers.reduce.reductions import Reduction, reduce
-from tests.problems import brute_force, floors_hold, random_problem, wide
+from tests.problems import brute_force, random_problem, wide
 
 ROOT = Path(__file__).parents[2]
 needs_numba = pytest.mark.skipif(
-    not ground.compiled(), reason="the optional extra 'fast' is not installed"
+    not search.numba_is_there(), reason="the optional extra 'fast' is not installed"
 )
 
 
@@ -85,27 +83,6 @@ def test_the_search_is_deterministic_for_a_seed_and_work_and_its_bound_is_sound(
 
 
 @needs_numba
-def test_the_kernels_keep_memory_and_cost_right() -> None:
-    from planner.solvers.bounds import messages as prices
-    from planner.solvers.neighbourhood import annealing, moves, search
-
-    problem = grid(2, 6, 5, 0.25)
-    state = search.start(build(problem))
-    moves.seed(1)
-    turns = itertools.count()
-    prices.raise_bound(state, lambda _: next(turns) < 40)
-    assert state.best.x is not None
-    annealer = annealing.Annealer(state, 10.0, tree_share=0.3, tree_size=20)
-    annealer.begin()
-    for _ in range(5):
-        annealer.run(1.0, 0.1, 2000)
-        verdict = evaluate(problem, annealer.x)
-        assert verdict.feasible and verdict.cost == annealer.cost
-        assert state.top[1] == verdict.peak_usage
-        assert evaluate(problem, state.best.x).cost == state.best.cost
-
-
-@needs_numba
 def test_two_processes_within_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auto, "NARROW", 1)
     problem = grid(1, 6, 4, 0.3)
@@ -122,7 +99,7 @@ def test_two_processes_within_the_time_limit(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ground, "compiled", lambda: False)
+    monkeypatch.setattr(search, "numba_is_there", lambda: False)
     monkeypatch.setattr(auto, "NARROW", 1)
     problem = grid(1, 5, 4, 0.3)
     found = solve(problem, "auto", Budget(time_limit_s=20))
@@ -131,11 +108,11 @@ def test_without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_numba_that_cannot_be_imported_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "numba", None)
-    ground.compiled.cache_clear()
+    search.numba_is_there.cache_clear()
     try:
-        assert not ground.compiled()
+        assert not search.numba_is_there()
     finally:
-        ground.compiled.cache_clear()
+        search.numba_is_there.cache_clear()
 
 
 def test_without_numba_the_search_is_in_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,8 +123,8 @@ def test_without_numba_the_search_is_in_numpy(monkeypatch: pytest.MonkeyPatch) -
     for module, name, value in (
         (auto, "NARROW", 1),
         (auto, "PROVABLE", 0),
-        (ground, "MANY", 0),
-        (ground, "compiled", lambda: False),
+        (search, "MANY", 0),
+        (search, "numba_is_there", lambda: False),
     ):
         monkeypatch.setattr(module, name, value)
     began = time.monotonic()
@@ -203,19 +180,19 @@ def test_an_interrupted_search_of_wide_problems_gives_its_best(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     problem, passes = grid(1, 7, 4, 0.3), itertools.count()
-    whole = plainsearch.PlainSearch.sweep
+    whole = search.Search.sweep
 
-    def sweep(self: plainsearch.PlainSearch, price: np.ndarray) -> float:
+    def sweep(self: search.Search, price: np.ndarray) -> float:
         if next(passes) == 20:
             raise KeyboardInterrupt
         return whole(self, price)
 
-    monkeypatch.setattr(plainsearch.PlainSearch, "sweep", sweep)
+    monkeypatch.setattr(search.Search, "sweep", sweep)
     for module, what, value in (
         (recursive, "MANY", 0),
         (recursive, "compile_tree", lambda model: None),
         (dp, "compile_tree", lambda *_, **__: None),
-        (ground, "MANY", 0),
+        (search, "MANY", 0),
     ):
         monkeypatch.setattr(module, what, value)
     found = solve(problem, name, Budget(time_limit_s=20))
@@ -234,7 +211,7 @@ def test_choices_made_to_fit_node_by_node_and_by_array_operations(seed: int) -> 
     before = evaluate(problem, x)
     for found, every in (
         (local.polish(model, x, 50), False),
-        (changes_of(model).mended(x, 50), True),
+        (changes_of(model).repaired(x, 50), True),
     ):
         verdict = None if found is None else evaluate(problem, found)
         assert verdict is not None or not before.feasible
@@ -264,34 +241,6 @@ def test_many_nodes_are_repaired_by_array_operations(monkeypatch: pytest.MonkeyP
     )
 
 
-@needs_numba
-@settings(max_examples=20, deadline=None)
-@given(st.integers(0, 100_000))
-def test_no_choice_with_an_option_costs_less_than_its_compiled_floor(seed: int) -> None:
-    from planner.solvers.neighbourhood import search
-
-    problem = random_problem(seed, nodes=5, most=3)
-    model = build(problem)
-    if model.pairs:
-        floors_hold(problem, search.start(model))
-
-
-@needs_numba
-def test_plain_and_compiled_passes_are_the_same() -> None:
-    from planner.solvers.neighbourhood import search
-
-    for seed in range(12):
-        model = build(random_problem(seed, nodes=6))
-        if model.pairs:
-            plain, compiled = Plain(model), search.start(model)
-            price = np.full(0 if model.memory is None else model.memory.rows, 0.7)
-            for _ in range(5):
-                assert plain.sweep(price) == pytest.approx(
-                    compiled.sweep(price), rel=1e-12, abs=1e-6
-                )
-            np.testing.assert_allclose(plain.regret, compiled.regret, rtol=1e-9, atol=1e-6)
-
-
 def test_what_is_too_wide_for_elimination_is_proven_with_compiled_loops_and_without(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -299,7 +248,7 @@ def test_what_is_too_wide_for_elimination_is_proven_with_compiled_loops_and_with
     found, exact = solve(problem, "auto"), solve(problem, "dp")
     assert found.status == exact.status == "optimal" and solve(problem, "auto") == found
     assert evaluate(problem, found.choice).cost == evaluate(problem, exact.choice).cost
-    monkeypatch.setattr(ground, "compiled", lambda: False)
+    monkeypatch.setattr(search, "numba_is_there", lambda: False)
     assert (
         evaluate(problem, solve(problem, "auto").choice).cost
         == evaluate(problem, exact.choice).cost
@@ -321,7 +270,7 @@ def test_what_has_no_room_is_given_on_with_fewer_options(monkeypatch: pytest.Mon
     found = solve(problem, "auto", Budget(work=100_000_000))
     verdict = evaluate(problem, found.choice)
     assert verdict.feasible and best <= verdict.cost <= 1.01 * best
-    assert found.bound is not None and 0.97 * best <= found.bound <= best + prices.rounding(best)
+    assert found.bound is not None and 0.97 * best <= found.bound <= best + messages.rounding(best)
     assert (
         handed[0] is None
         and handed[-1] is not None

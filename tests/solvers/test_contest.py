@@ -70,7 +70,7 @@ def test_without_numba_what_is_not_proven_says_what_would_be_faster(
             lambda *_, status=status: Solution((0, 0, 2, 1, 0), status, None, "auto"),
         )
         monkeypatch.setattr(
-            "planner.solvers.neighbourhood.ground.compiled", lambda there=there: there
+            "planner.solvers.neighbourhood.search.numba_is_there", lambda there=there: there
         )
         solve_file(tmp_path / "p.json", 20, out=io.StringIO())
         assert ("meshwright[fast]" in capsys.readouterr().err) == noted

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.solvers.bounds import messages as prices
+from planner.solvers.bounds import messages
+from planner.solvers.bounds.messages_small import Plain
 from planner.solvers.exact.elimination import compile_tree
 from planner.solvers.model import Model, build
-from planner.solvers.neighbourhood import cutset, ground
-from planner.solvers.neighbourhood import search_numpy as plainsearch
+from planner.solvers.neighbourhood import cutset, search
 from planner.solvers.problem import Problem, evaluate
 from tests.problems import floors_hold, random_problem
 from tests.solvers.test_auto import grid
@@ -27,21 +27,16 @@ ENGINES = [
     pytest.param(
         "compiled",
         marks=pytest.mark.skipif(
-            not ground.compiled(), reason="needs numba (pip install 'meshwright[fast]')"
+            not search.numba_is_there(), reason="needs numba (pip install 'meshwright[fast]')"
         ),
     ),
 ]
 engines = pytest.mark.parametrize("engine", ENGINES)
 
 
-def started(model: Model, engine: str) -> ground.Ground:
-    """A search, compiled or in numpy."""
-    if engine == "plain":
-        return plainsearch.start(model)
-    from planner.solvers.neighbourhood import moves, search
-
-    moves.seed(1)
-    return search.start(model)
+def started(model: Model, engine: str) -> search.Search:
+    """A search whose cuts are compiled or in numpy."""
+    return search.start(model, compiled=engine == "compiled")
 
 
 def eliminated(
@@ -116,11 +111,11 @@ def test_descents_fit_only_gain_and_are_the_same_for_a_seed(engine: str) -> None
     for _ in range(2):
         state = started(build(problem), engine)
         turns = iter(range(20))
-        prices.raise_bound(state, lambda _, turns=turns: next(turns, None) is not None)  # type: ignore[misc]
+        messages.raise_bound(state, lambda _, turns=turns: next(turns, None) is not None)  # type: ignore[misc]
         first = state.best.x
         assert first is not None
         descent = cutset.start(state, 5)
-        other = descent.kicked(first, 1e3)
+        other = descent.with_noise(first, 1e3)
         assert evaluate(problem, other).feasible and (other != first).any()
         found = [descent.run(x, lambda work: work > 0) for x in (first, other)]
         for before, after in zip((first, other), found, strict=True):
@@ -133,15 +128,30 @@ def test_descents_fit_only_gain_and_are_the_same_for_a_seed(engine: str) -> None
 
 
 def test_costs_with_noise_are_those_of_as_many_nodes_as_asked() -> None:
-    descent = cutset.start(plainsearch.start(build(grid(0, 5, 4, 0.3))), 0)
+    descent = cutset.start(search.start(build(grid(0, 5, 4, 0.3))), 0)
     assert [int(descent._region(k).sum()) for k in (1, 7, 25)] == [1, 7, 25]
 
 
-@settings(max_examples=40, deadline=None)
+@engines
+@settings(max_examples=30, deadline=None)
 @given(st.integers(0, 100_000))
-def test_no_choice_with_an_option_costs_less_than_its_floor_by_colours(seed: int) -> None:
+def test_no_choice_with_an_option_costs_less_than_its_floor(engine: str, seed: int) -> None:
     problem = random_problem(seed, nodes=5, most=3)
-    floors_hold(problem, plainsearch.start(build(problem)))
+    floors_hold(problem, started(build(problem), engine))
+
+
+@pytest.mark.skipif(not search.numba_is_there(), reason="needs numba")
+def test_passes_node_by_node_are_the_same_compiled() -> None:
+    for seed in range(12):
+        model = build(random_problem(seed, nodes=6))
+        if model.pairs:
+            plain, compiled = Plain(model), search.start(model, compiled=True)
+            price = np.full(0 if model.memory is None else model.memory.rows, 0.7)
+            for _ in range(5):
+                assert plain.sweep(price) == pytest.approx(
+                    compiled.sweep(price), rel=1e-12, abs=1e-6
+                )
+            np.testing.assert_allclose(plain.regret, compiled.regret, rtol=1e-9, atol=1e-6)
 
 
 def test_passes_by_colours_find_the_optimum_of_a_tree() -> None:
@@ -160,7 +170,7 @@ def test_passes_by_colours_find_the_optimum_of_a_tree() -> None:
             (),
             None,
         )
-        state, tree = plainsearch.start(build(problem)), compile_tree(build(problem))
+        state, tree = search.start(build(problem), compiled=False), compile_tree(build(problem))
         assert tree is not None
         bounds = [state.sweep(np.zeros(0)) for _ in range(60)]
         assert (np.diff(bounds) >= -1e-6).all() and bounds[-1] == pytest.approx(

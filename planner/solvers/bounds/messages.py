@@ -9,8 +9,8 @@ Polyak step on p (deflected subgradient) at a time; `floors` holds p where the b
 asks the messages, which are then min-marginals of chains, how far the bound rises when one option
 is forced.
 
-Two sets of loops do the passes: `search.Search` (compiled, for problems of any size) and
-`plain.Plain` (numpy, always there). Work unit: one table entry read.
+Passes go node by node (`messages_small`, for problems of few nodes) or colour by colour
+(`messages_coloured`). Work unit: one table entry read.
 """
 
 from __future__ import annotations

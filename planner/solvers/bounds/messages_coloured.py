@@ -1,9 +1,9 @@
-"""Message passing in numpy for problems of thousands of nodes: no two nodes of a colour are
-neighbours, so all of them are passed at once.
+"""Message passing for problems of thousands of nodes: no two nodes of a colour are neighbours, so
+all of them are passed at once.
 
-The same passes as `kernels.message_pass`, in the order of the nodes' colours. Chains are short in
-that order (as many nodes as there are colours), so a bound takes some more passes than in the order
-of the nodes.
+The same passes as `messages_small`, in the order of the nodes' colours: sequential tree-reweighted
+message passing. Chains are short in that order (as many nodes as there are colours), so a bound
+takes some more passes than in the order of the nodes.
 """
 
 from __future__ import annotations
@@ -136,8 +136,9 @@ class Passes:
         return found
 
     def sweep(self, unary: np.ndarray, x: np.ndarray, regret: np.ndarray) -> float:
-        """One pass there and back under unary costs [positions]; the bound. x, regret: written as
-        `kernels.message_pass` does."""
+        """One pass there and back under unary costs [positions]; the bound. x [nodes] becomes the
+        choice decoded on the way there, regret [positions] what the bound of the pass before rises
+        by at least when an option is forced."""
         f, message, bound = self.flat, self.message, 0.0
         for c in self._colours:
             later = unary[c.positions] + c.told(message, slice(0, c.later))

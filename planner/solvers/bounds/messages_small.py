@@ -1,5 +1,4 @@
-"""Message passing in numpy: the passes of `prices` for problems of some hundred nodes, without the
-compiled loops of `kernels`.
+"""Message passing node by node: the passes of `messages` for problems of some hundred nodes.
 
 A node's tables are read whole, one neighbour at a time; with tables of a hundred strategies a side
 that is as fast as compiled loops.
@@ -16,8 +15,7 @@ from planner.solvers.neighbourhood.local import polish
 
 
 class Plain:
-    """Sequential tree-reweighted messages of a model (see `kernels.message_pass`), in the order of
-    its nodes."""
+    """Sequential tree-reweighted messages of a model in the order of its nodes."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -43,7 +41,7 @@ class Plain:
         }  # to the first of the two
 
     def sweep(self, price: np.ndarray) -> float:
-        """See `prices.Passes`."""
+        """See `messages.Passes`."""
         memory, offset = self.model.memory, self.model.offset
         unary = (
             self._high.cost
@@ -81,7 +79,7 @@ class Plain:
         return taken
 
     def fit(self, x: np.ndarray) -> bool:
-        """See `prices.Passes`."""
+        """See `messages.Passes`."""
         found = polish(self._high, x)
         cost = np.inf if found is None else self.model.total(found)
         if found is not None:

@@ -1,6 +1,6 @@
 """Closing a gap by leaving options out: exact elimination of what may still be in a better choice.
 
-`prices.floors` tells of every option what a choice with it costs at least. For any level T, a
+`messages.floors` tells of every option what a choice with it costs at least. For any level T, a
 choice either has only options with floors up to T, or costs more than T:
 
     optimum  >=  min( optimum over the options with floors up to T,  T )

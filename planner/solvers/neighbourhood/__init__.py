@@ -1,2 +1,2 @@
-"""Search from a first choice: repair and descent, neighbourhoods, annealing, and mixtures of what
-runs ended with."""
+"""Search from a first choice: repair and descent, neighbourhoods, and mixtures of what
+descents ended with."""

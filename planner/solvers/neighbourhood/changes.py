@@ -1,9 +1,8 @@
 """Changes of a choice in numpy, for problems of thousands of nodes: what every option would cost is
 kept up to date, so that each change is found in a few array operations.
 
-The twin of the compiled `moves.repair` and `moves.descend`. The marginal of an option is its node's
-cost with it while every other node keeps its own; a change of one node changes the marginals of its
-neighbours alone.
+The marginal of an option is its node's cost with it while every other node keeps its own; a change
+of one node changes the marginals of its neighbours alone.
 """
 
 from __future__ import annotations
@@ -73,14 +72,14 @@ class Changes:
             len(f.cost),
         )
 
-    def mended(self, x: np.ndarray, sweeps: int) -> np.ndarray | None:
+    def repaired(self, x: np.ndarray, sweeps: int) -> np.ndarray | None:
         """A copy of x repaired and descended; None where it cannot be made to fit."""
         y = x.copy()
         marginal, load = (
             self.flat.cost + self.beside(y),
             (np.zeros(0) if self.memory is None else self.memory.load(y)),
         )
-        if not self._repaired(y, marginal, load):
+        if not self._repair(y, marginal, load):
             return None
         self._descend(y, marginal, load, sweeps)
         return y
@@ -121,7 +120,7 @@ class Changes:
             )
         return self._live[row]
 
-    def _repaired(self, x: np.ndarray, marginal: np.ndarray, load: np.ndarray) -> bool:
+    def _repair(self, x: np.ndarray, marginal: np.ndarray, load: np.ndarray) -> bool:
         """Lower the worst row by the change of least cost per usage saved until everything fits;
         options that were left are not taken again."""
         f, left = self.flat, np.zeros(len(marginal), bool)

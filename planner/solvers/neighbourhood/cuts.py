@@ -1,9 +1,8 @@
 """Compiled loops of `cutset` (numba): which nodes keep their options, and the elimination of all
-others.
+others. The twin of `cuts_numpy`.
 
-All take a `flat.Flat`. A drawn cut is (order, position, scope_first, scope): free nodes in the
-order of their elimination, each node's place in it (-1: kept), and per step the later nodes that
-its table has axes for, next one first. A table's message has the same axes, the first one fastest.
+All take a `flat.Flat`. Free nodes are eliminated one a step. A step's table has an axis for each
+node of its scope, and so has the message that it sends, the first axis fastest.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
@@ -19,6 +19,44 @@ from planner.solvers.neighbourhood.flat import Flat
 
 PASSES = 10
 """Passes over all positions that an elimination's choice takes to be made to fit."""
+
+
+class Order(NamedTuple):
+    """Free nodes in the order of their elimination, and the scope of each step."""
+
+    node: np.ndarray  # [steps]
+    position: np.ndarray  # [nodes] step of each node, -1 of those that are kept
+    scope_first: np.ndarray  # [steps + 1] first entry of each step's scope
+    scope: np.ndarray  # [entries] later nodes that a step's table has axes for, next one first
+
+
+class Messages(NamedTuple):
+    """What each step sends, and which steps read it."""
+
+    child_first: np.ndarray  # [steps + 1] first entry of the steps whose messages a step reads
+    child: np.ndarray  # [entries] those steps
+    first: np.ndarray  # [steps + 1] where each step's message starts
+    value: np.ndarray  # [values] all messages
+
+
+class Table(NamedTuple):
+    """What one step's table is the sum of, by the axes that it follows: none, one, or more."""
+
+    own: np.ndarray  # [options] follows no axis
+    single: np.ndarray  # [axes, values] follows one
+    taken: np.ndarray  # [axes] whether there is something that follows that one alone
+    start: np.ndarray  # [messages] where messages that follow more axes begin
+    stride: np.ndarray  # [messages, axes] and how far apart their values are along each
+    extent: np.ndarray  # [axes] options of each axis' node
+
+
+class Room(NamedTuple):
+    """Arrays that sending a message works in."""
+
+    digit: np.ndarray  # [axes] option of each
+    lead: np.ndarray  # [messages] place of the first value read
+    acc: np.ndarray  # [options]
+    row: np.ndarray  # [options]
 
 
 @njit(cache=True)
@@ -41,7 +79,7 @@ def _has(near, first, count, u, v):
 
 
 @njit(cache=True)
-def _settled(order, position, scope_first, scope):
+def _in_order(order, position, scope_first, scope):
     """Scopes without what was kept later, next step first, in place; the entries that are left."""
     filled, begin = 0, 0
     for t in range(len(order)):
@@ -60,6 +98,7 @@ def _settled(order, position, scope_first, scope):
     return filled
 
 
+# Long: one compiled loop over a heap, whose arrays of neighbours and scopes grow as it goes.
 @njit(cache=True)
 def draw(f, most, room, luck, tie):
     """A cut under which no table has more than `most` entries, nor all messages more than `room`:
@@ -142,81 +181,57 @@ def draw(f, most, room, luck, tie):
         if out != v:
             stamp[v] += 1
             heapq.heappush(heap, (size[v] + tie[v], v, stamp[v]))
-    return (
-        order[:steps],
-        position,
-        scope_first[: steps + 1],
-        scope[: _settled(order[:steps], position, scope_first, scope)],
-    )
+    filled = _in_order(order[:steps], position, scope_first, scope)
+    return Order(order[:steps], position, scope_first[: steps + 1], scope[:filled])
 
 
 @njit(cache=True)
-def room_of(f, order, scope_first, scope):
-    """Where each step's message starts, and where the last one ends. [steps + 1]"""
-    first = np.zeros(len(order) + 1, np.int64)
-    for t in range(len(order)):
+def read_by(f, order):
+    """Which steps read each message, and room for all messages."""
+    steps = len(order.node)
+    first, child_first = np.zeros(steps + 1, np.int64), np.zeros(steps + 1, np.int64)
+    for t in range(steps):
         many = 1
-        for a in range(scope_first[t], scope_first[t + 1]):
-            many *= f.offset[scope[a] + 1] - f.offset[scope[a]]
+        for a in range(order.scope_first[t], order.scope_first[t + 1]):
+            many *= f.offset[order.scope[a] + 1] - f.offset[order.scope[a]]
         first[t + 1] = first[t] + many
-    return first
-
-
-@njit(cache=True)
-def children_of(order, position, scope_first, scope):
-    """Per step the steps whose messages it reads: rows of (first [steps + 1], step)."""
-    first = np.zeros(len(order) + 1, np.int64)
-    for t in range(len(order)):
-        if scope_first[t + 1] > scope_first[t]:
-            first[position[scope[scope_first[t]]] + 1] += 1
-    for t in range(len(order)):
-        first[t + 1] += first[t]
-    step, at = np.empty(first[-1], np.int64), first[:-1].copy()
-    for t in range(len(order)):
-        if scope_first[t + 1] > scope_first[t]:
-            p = position[scope[scope_first[t]]]
-            step[at[p]] = t
+        if order.scope_first[t + 1] > order.scope_first[t]:
+            child_first[order.position[order.scope[order.scope_first[t]]] + 1] += 1
+    child_first = np.cumsum(child_first)
+    child, at = np.empty(child_first[-1], np.int64), child_first[:-1].copy()
+    for t in range(steps):
+        if order.scope_first[t + 1] > order.scope_first[t]:
+            p = order.position[order.scope[order.scope_first[t]]]
+            child[at[p]] = t
             at[p] += 1
-    return first, step
+    return Messages(child_first, child, first, np.empty(first[-1]))
 
 
 @njit(cache=True)
-def _decide(
-    f,
-    unary,
-    x,
-    order,
-    position,
-    scope_first,
-    scope,
-    child_first,
-    child,
-    message_first,
-    message,
-    own,
-):
+def _decide(f, unary, x, order, messages, own):
     """Choices from messages, last step first: all that comes after is decided, so one row of each
     table is left. own: room for a row."""
-    for t in range(len(order) - 1, -1, -1):
-        v = order[t]
+    for t in range(len(order.node) - 1, -1, -1):
+        v = order.node[t]
         o = f.offset[v]
         d = f.offset[v + 1] - o
         for s in range(d):
             own[s] = unary[o + s]
         for a in range(f.first[v], f.first[v + 1]):
             j = f.other[a]
-            if position[j] < 0 or position[j] > t:
+            if order.position[j] < 0 or order.position[j] > t:
                 at = f.place[f.back[a]] + x[j] * d
                 for s in range(d):
                     own[s] += f.table[at + s]
-        for b in range(child_first[t], child_first[t + 1]):
-            c = child[b]
-            at, step = message_first[c], d
-            for a in range(scope_first[c] + 1, scope_first[c + 1]):
-                at += x[scope[a]] * step
-                step *= f.offset[scope[a] + 1] - f.offset[scope[a]]
+        for b in range(messages.child_first[t], messages.child_first[t + 1]):
+            c = messages.child[b]
+            at, step = messages.first[c], d
+            for a in range(order.scope_first[c] + 1, order.scope_first[c + 1]):
+                u = order.scope[a]
+                at += x[u] * step
+                step *= f.offset[u + 1] - f.offset[u]
             for s in range(d):
-                own[s] += message[at + s]
+                own[s] += messages.value[at + s]
         least = 0
         for s in range(1, d):
             if own[s] < own[least]:
@@ -225,97 +240,83 @@ def _decide(
 
 
 @njit(cache=True)
-def _gathered(
-    f,
-    unary,
-    x,
-    t,
-    order,
-    position,
-    scope_first,
-    scope,
-    child_first,
-    child,
-    message_first,
-    message,
-    own,
-    single,
-    taken,
-    start,
-    stride,
-    extent,
-):
-    """What a step's table is made of: `own` follows no axis, `single` one (where `taken`); how many
-    messages follow more, which begin at `start` and go by `stride`."""
-    v = order[t]
+def _gather_tables(f, unary, x, t, order, table):
+    """Begin a step's table with the node's own costs and the tables of its neighbours."""
+    v, begin = order.node[t], order.scope_first[t]
     o = f.offset[v]
     d = f.offset[v + 1] - o
-    begin, k = scope_first[t], scope_first[t + 1] - scope_first[t]
-    for i in range(k):
-        extent[i] = f.offset[scope[begin + i] + 1] - f.offset[scope[begin + i]]
-        taken[i] = False
+    for i in range(order.scope_first[t + 1] - begin):
+        table.extent[i] = f.offset[order.scope[begin + i] + 1] - f.offset[order.scope[begin + i]]
+        table.taken[i] = False
     for s in range(d):
-        own[s] = unary[o + s]
+        table.own[s] = unary[o + s]
     for a in range(f.first[v], f.first[v + 1]):
         j = f.other[a]
         at = f.place[f.back[a]]
-        if position[j] < 0:
+        if order.position[j] < 0:
             at += x[j] * d
             for s in range(d):
-                own[s] += f.table[at + s]
-        elif position[j] > t:
+                table.own[s] += f.table[at + s]
+        elif order.position[j] > t:
             i = 0
-            while scope[begin + i] != j:
+            while order.scope[begin + i] != j:
                 i += 1
-            for s in range(d * extent[i]):
-                single[i, s] = f.table[at + s] + (single[i, s] if taken[i] else 0.0)
-            taken[i] = True
-    many = 0
-    for b in range(child_first[t], child_first[t + 1]):
-        c = child[b]
-        at, wide = message_first[c], scope_first[c + 1] - scope_first[c]
+            for s in range(d * table.extent[i]):
+                before = table.single[i, s] if table.taken[i] else 0.0
+                table.single[i, s] = f.table[at + s] + before
+            table.taken[i] = True
+
+
+@njit(cache=True)
+def _gather_messages(d, t, order, messages, table):
+    """Add the messages that a step of d options reads to its table; how many of them follow more
+    than one axis."""
+    begin, end, many = order.scope_first[t], order.scope_first[t + 1], 0
+    for b in range(messages.child_first[t], messages.child_first[t + 1]):
+        c = messages.child[b]
+        at, wide = messages.first[c], order.scope_first[c + 1] - order.scope_first[c]
         if wide == 1:
             for s in range(d):
-                own[s] += message[at + s]
+                table.own[s] += messages.value[at + s]
             continue
         if wide == 2:
             i = 0
-            while scope[begin + i] != scope[scope_first[c] + 1]:
+            while order.scope[begin + i] != order.scope[order.scope_first[c] + 1]:
                 i += 1
-            for s in range(d * extent[i]):
-                single[i, s] = message[at + s] + (single[i, s] if taken[i] else 0.0)
-            taken[i] = True
+            for s in range(d * table.extent[i]):
+                before = table.single[i, s] if table.taken[i] else 0.0
+                table.single[i, s] = messages.value[at + s] + before
+            table.taken[i] = True
             continue
-        start[many] = at
-        for i in range(k):
-            stride[many, i] = 0
+        table.start[many] = at
+        for i in range(end - begin):
+            table.stride[many, i] = 0
         step = d
-        for a in range(scope_first[c] + 1, scope_first[c + 1]):
+        for a in range(order.scope_first[c] + 1, order.scope_first[c + 1]):
             i = 0
-            while scope[begin + i] != scope[a]:
+            while order.scope[begin + i] != order.scope[a]:
                 i += 1
-            stride[many, i] = step
-            step *= extent[i]
+            table.stride[many, i] = step
+            step *= table.extent[i]
         many += 1
     return many
 
 
 @njit(cache=True, fastmath={"nnan", "ninf", "nsz"})
-def _sent(
-    d, k, at, many, own, single, taken, start, stride, extent, digit, lead, acc, row, message
-):
-    """Write a step's message at `at`: for each choice of the k axes, first one fastest, the least
-    over its d options of what was gathered. digit, lead, acc, row: room."""
+def _send(d, k, many, at, table, room, value):
+    """Write a step's message into `value` from `at` on: for each choice of the k axes, first one
+    fastest, the least over its d options of what was gathered, `many` messages of it."""
+    start, stride, digit, acc, row = table.start, table.stride, room.digit, room.acc, room.row
     for i in range(k):
         digit[i] = 0
     while True:
         # What does not follow the fastest axis is added up once for all of it.
         for s in range(d):
-            acc[s] = own[s]
+            acc[s] = table.own[s]
         for i in range(1, k):
-            if taken[i]:
+            if table.taken[i]:
                 for s in range(d):
-                    acc[s] += single[i, digit[i] * d + s]
+                    acc[s] += table.single[i, digit[i] * d + s]
         lively = 0
         for p in range(many):
             place = start[p]
@@ -325,31 +326,31 @@ def _sent(
                 start[p], start[lively] = start[lively], start[p]
                 for i in range(k):
                     stride[p, i], stride[lively, i] = stride[lively, i], stride[p, i]
-                lead[lively] = place
+                room.lead[lively] = place
                 lively += 1
             else:
                 for s in range(d):
-                    acc[s] += message[place + s]
-        for z in range(extent[0]):
-            if taken[0]:
+                    acc[s] += value[place + s]
+        for z in range(table.extent[0]):
+            if table.taken[0]:
                 for s in range(d):
-                    row[s] = acc[s] + single[0, z * d + s]
+                    row[s] = acc[s] + table.single[0, z * d + s]
             else:
                 for s in range(d):
                     row[s] = acc[s]
             for p in range(lively):
-                place = lead[p] + z * stride[p, 0]
+                place = room.lead[p] + z * stride[p, 0]
                 for s in range(d):
-                    row[s] += message[place + s]
+                    row[s] += value[place + s]
             best = row[0]
             for s in range(1, d):
                 best = min(best, row[s])
-            message[at] = best
+            value[at] = best
             at += 1
         i = 1
         while i < k:
             digit[i] += 1
-            if digit[i] < extent[i]:
+            if digit[i] < table.extent[i]:
                 break
             digit[i] = 0
             i += 1
@@ -357,86 +358,37 @@ def _sent(
             break
 
 
-@njit(cache=True, fastmath={"nnan", "ninf", "nsz"})
-def eliminate(
-    f, unary, x, order, position, scope_first, scope, child_first, child, message_first, message
-):
+@njit(cache=True)
+def eliminate(f, unary, x, order, messages):
     """Set all free nodes of x to what is least beside the kept ones under unary costs
     [positions]."""
-    widest, pair, axes, parts = 1, 1, 1, 1
-    for t in range(len(order)):
-        own_size = f.offset[order[t] + 1] - f.offset[order[t]]
-        widest = max(widest, own_size)
-        axes = max(axes, scope_first[t + 1] - scope_first[t])
-        parts = max(parts, child_first[t + 1] - child_first[t])
-        for a in range(scope_first[t], scope_first[t + 1]):
-            pair = max(pair, own_size * (f.offset[scope[a] + 1] - f.offset[scope[a]]))
-    own, acc, row = np.empty(widest), np.empty(widest), np.empty(widest)
-    single, taken = (
-        np.empty((axes, pair)),
+    options, values, axes, parts = 1, 1, 1, 1
+    for t in range(len(order.node)):
+        d = f.offset[order.node[t] + 1] - f.offset[order.node[t]]
+        options = max(options, d)
+        axes = max(axes, order.scope_first[t + 1] - order.scope_first[t])
+        parts = max(parts, messages.child_first[t + 1] - messages.child_first[t])
+        for a in range(order.scope_first[t], order.scope_first[t + 1]):
+            values = max(values, d * (f.offset[order.scope[a] + 1] - f.offset[order.scope[a]]))
+    table = Table(
+        np.empty(options),
+        np.empty((axes, values)),
         np.zeros(axes, np.bool_),
-    )  # what follows one axis, added up
-    start, stride, lead = (
         np.empty(parts, np.int64),
         np.zeros((parts, axes), np.int64),
-        np.zeros(parts, np.int64),
+        np.empty(axes, np.int64),
     )
-    digit, extent = np.empty(axes, np.int64), np.empty(axes, np.int64)
-    for t in range(len(order)):
-        k = scope_first[t + 1] - scope_first[t]
-        many = _gathered(
-            f,
-            unary,
-            x,
-            t,
-            order,
-            position,
-            scope_first,
-            scope,
-            child_first,
-            child,
-            message_first,
-            message,
-            own,
-            single,
-            taken,
-            start,
-            stride,
-            extent,
-        )
+    room = Room(
+        np.empty(axes, np.int64), np.zeros(parts, np.int64), np.empty(options), np.empty(options)
+    )
+    for t in range(len(order.node)):
+        d = f.offset[order.node[t] + 1] - f.offset[order.node[t]]
+        _gather_tables(f, unary, x, t, order, table)
+        many = _gather_messages(d, t, order, messages, table)
+        k = order.scope_first[t + 1] - order.scope_first[t]
         if k:
-            d = f.offset[order[t] + 1] - f.offset[order[t]]
-            _sent(
-                d,
-                k,
-                message_first[t],
-                many,
-                own,
-                single,
-                taken,
-                start,
-                stride,
-                extent,
-                digit,
-                lead,
-                acc,
-                row,
-                message,
-            )
-    _decide(
-        f,
-        unary,
-        x,
-        order,
-        position,
-        scope_first,
-        scope,
-        child_first,
-        child,
-        message_first,
-        message,
-        own,
-    )
+            _send(d, k, many, messages.first[t], table, room, messages.value)
+    _decide(f, unary, x, order, messages, table.own)
 
 
 @dataclass(frozen=True)
@@ -444,33 +396,22 @@ class Cut:
     """Nodes that are eliminated beside some that are kept (`draw`), and the room that takes."""
 
     flat: Flat
-    order: tuple[np.ndarray, ...]
-    children: tuple[np.ndarray, np.ndarray]
-    first: np.ndarray  # [steps + 1] where messages start
-    message: np.ndarray
+    order: Order
+    messages: Messages
 
     def eliminate(self, unary: np.ndarray, x: np.ndarray) -> None:
         """Set all nodes of x that are not kept to what is least under unary costs [positions]."""
-        eliminate(self.flat, unary, x, *self.order, *self.children, self.first, self.message)  # type: ignore[call-arg]
+        eliminate(self.flat, unary, x, self.order, self.messages)
 
     @property
     def work(self) -> float:
         """Of one elimination, and of making its choice fit."""
-        return float(len(self.message) + PASSES * len(self.flat.cost))
+        return float(len(self.messages.value) + PASSES * len(self.flat.cost))
 
 
 def drawn(flat: Flat, limit: float, room: float, random: np.random.Generator) -> Cut:
     """A random cut under which no table has more than `limit` entries, nor all messages more than
     `room`."""
     n = len(flat.offset) - 1
-    order, position, scope_first, scope = draw(
-        flat, limit, room, random.random(n) ** 3, random.random(n)
-    )
-    first = room_of(flat, order, scope_first, scope)
-    return Cut(
-        flat,
-        (order, position, scope_first, scope),
-        children_of(order, position, scope_first, scope),
-        first,
-        np.empty(first[-1]),
-    )
+    order = draw(flat, limit, room, random.random(n) ** 3, random.random(n))
+    return Cut(flat, order, read_by(flat, order))

@@ -3,11 +3,11 @@
 Where a tenth or a twentieth of the nodes keep their options (a cutset, drawn at random, those with
 many neighbours rather than others), the tables that eliminate all the others are small. So the best
 of all choices that agree with the one at hand there comes from one elimination. Memory is priced,
-prices rise where it overflows and fall where there is room, as in `prices`, and what overflows all
-the same is repaired. Tables start small and grow where neighbourhoods bring nothing any more: fewer
+prices rise where it overflows and fall where there is room (`messages`), and what overflows all the
+same is repaired. Tables start small and grow where neighbourhoods bring nothing any more: fewer
 nodes are then kept.
 
-A search (`ground`) draws the cuts and makes choices fit. Work unit: one column of a table read.
+A `search` draws the cuts and makes choices fit. Work unit: one column of a table read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from planner.solvers.bounds.messages import rounding
-from planner.solvers.neighbourhood.ground import Cut, Ground
+from planner.solvers.neighbourhood.search import Cut, Search
 
 LIMITS = (3e3, 1e4, 3e4, 1e5)
 """Largest tables of a neighbourhood (in entries), one after the other."""
@@ -41,7 +41,7 @@ class Descent:
     """Neighbourhoods of a choice that fits, one after the other. price: of memory, where the bound
     of the last neighbourhood was best. [rows]"""
 
-    search: Ground
+    search: Search
     random: np.random.Generator
     price: np.ndarray
     x: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -55,13 +55,13 @@ class Descent:
             idle = 0
             while idle < PATIENCE:
                 before = self.cost
-                more = self._looked(self._drawn(limit), go_on)
+                more = self._improve(self._cut(limit), go_on)
                 idle = 0 if before - self.cost > LITTLE * abs(before) else idle + 1
                 if not more or self.search.best.closed:
                     return self.x
         return self.x
 
-    def kicked(self, x: np.ndarray, unit: float) -> np.ndarray:
+    def with_noise(self, x: np.ndarray, unit: float) -> np.ndarray:
         """Another choice that fits, the best of a neighbourhood where costs of some connected nodes
         have noise; the same one where that cannot be made to fit. unit: of costs."""
         flat, y = self.search.flat, x.copy()
@@ -72,9 +72,9 @@ class Descent:
         costs = self.random.exponential(noise * unit, len(flat.cost)) * np.repeat(
             noisy, np.diff(flat.offset)
         )
-        self._drawn(LIMITS[0]).eliminate(self._priced(self.price) + costs, y)
-        mended, _ = self.search.mended(y)
-        return x if mended is None else mended
+        self._cut(LIMITS[0]).eliminate(self._priced(self.price) + costs, y)
+        fitting, _ = self.search.repaired(y)
+        return x if fitting is None else fitting
 
     def _region(self, many: int) -> np.ndarray:
         """So many nodes, each beside an earlier one while there is one. [nodes] bool"""
@@ -91,7 +91,7 @@ class Descent:
                 beside[k], beside[-1] = beside[-1], beside[k]
         return reached
 
-    def _drawn(self, limit: float) -> Cut:
+    def _cut(self, limit: float) -> Cut:
         return self.search.cut(limit, ROOM, self.random)
 
     def _priced(self, price: np.ndarray) -> np.ndarray:
@@ -99,7 +99,7 @@ class Descent:
         cost, memory = self.search.flat.cost, self.search.model.memory
         return cost if memory is None else cost + memory.priced(price, len(cost))
 
-    def _looked(self, cut: Cut, go_on: Callable[[float], bool]) -> bool:
+    def _improve(self, cut: Cut, go_on: Callable[[float], bool]) -> bool:
         """Try what eliminations under some prices find beside what is kept; False once
         `go_on(work)` has said no."""
         s, memory, beside = self.search, self.search.model.memory, self.x
@@ -107,17 +107,17 @@ class Descent:
         for _ in range(TURNS):
             y = beside.copy()
             cut.eliminate(self._priced(price), y)
-            found = s.cost(y)
-            if found < (1 + NEAR) * self.cost:
-                mended, cost = s.mended(y)
-                if mended is not None and cost < self.cost:
-                    self.x, self.cost = mended, cost
+            least = s.cost(y)
+            if least < (1 + NEAR) * self.cost:
+                fitting, cost = s.repaired(y)
+                if fitting is not None and cost < self.cost:
+                    self.x, self.cost = fitting, cost
             if not go_on(cut.work):
                 return False
             if memory is None:
                 break
             over = memory.load(y) - memory.limit
-            value = found + float(price @ over)
+            value = least + float(price @ over)
             if value > floor:
                 floor, self.price = value, price
             step = over + 0.5 * step
@@ -131,7 +131,7 @@ class Descent:
         return True
 
 
-def start(search: Ground, seed: int) -> Descent:
+def start(search: Search, seed: int) -> Descent:
     """Descents of a search from the prices that it found."""
     price = search.best.price
     memory = search.model.memory

@@ -1,10 +1,8 @@
-"""A model as flat arrays for compiled loops (`kernels`).
+"""A model as flat arrays, for array operations and compiled loops.
 
 Adjacency is in compressed rows: entry a of node i names a neighbour, the place of the table with
 i's strategies as rows, the place of the message that the neighbour sends to i, and the entry of the
-opposite direction. Equal tables share their place. Memory intervals are kept per node; `stab_*`
-lists, for every node of a segment tree over the rows, the intervals that it covers whole, so that
-the intervals live at one row are the lists from its leaf to the root.
+opposite direction. Equal tables share their place. Memory intervals are kept per node.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from planner.solvers.model import Model
 
 
 class Flat(NamedTuple):
-    """All arrays that the compiled loops read; none is written there."""
+    """All arrays; none is written to."""
 
     offset: np.ndarray  # [nodes + 1] first position of each node
     cost: np.ndarray  # [positions] float64
@@ -33,9 +31,6 @@ class Flat(NamedTuple):
     owner: np.ndarray  # [intervals]
     start: np.ndarray  # [intervals + 1] first usage entry
     use: np.ndarray  # [usage entries] float64
-    stab: np.ndarray  # [2 * leaves + 1] first item of each segment tree node
-    item: np.ndarray  # [items] interval
-    leaves: int
     limit: float
 
 
@@ -92,62 +87,26 @@ def flatten(model: Model) -> Flat:
     message = np.concatenate(([0], np.cumsum(sizes[owner_of]))).astype(np.int64)
     cost = np.minimum(model.cost, high)
     table = np.concatenate(pool) if pool else np.zeros(1)
-    return Flat(
-        model.offset.astype(np.int64),
-        cost,
-        first,
-        other,
-        place,
-        message,
-        back,
-        table,
-        *_memory(model, n),
-    )
-
-
-def _memory(model: Model, n: int) -> tuple:
     memory = model.memory
     none = np.zeros(0, np.int64)
-    if memory is None:
-        return (
-            np.zeros(n + 1, np.int64),
-            none,
-            none,
-            none,
-            np.zeros(1, np.int64),
-            np.zeros(0),
-            np.zeros(3, np.int64),
-            none,
-            1,
-            np.inf,
-        )
-    interval = np.searchsorted(memory.node, np.arange(n + 1)).astype(np.int64)
-    leaves = 1
-    while leaves < memory.rows:
-        leaves *= 2
-    lists: list[list[int]] = [[] for _ in range(2 * leaves)]
-    for j, (lo, hi) in enumerate(zip(memory.row_lo.tolist(), memory.row_hi.tolist(), strict=True)):
-        a, b = lo + leaves, hi + leaves
-        while a < b:
-            if a & 1:
-                lists[a].append(j)
-                a += 1
-            if b & 1:
-                b -= 1
-                lists[b].append(j)
-            a >>= 1
-            b >>= 1
-    stab = np.concatenate(([0], np.cumsum([len(s) for s in lists]))).astype(np.int64)
-    item = np.array([j for s in lists for j in s], np.int64)
-    return (
-        interval,
-        memory.row_lo.astype(np.int64),
-        memory.row_hi.astype(np.int64),
-        memory.node.astype(np.int64),
-        memory.start.astype(np.int64),
-        memory.use_value,
-        stab,
-        item,
-        leaves,
-        memory.limit,
+    return Flat(
+        offset=model.offset.astype(np.int64),
+        cost=cost,
+        first=first,
+        other=other,
+        place=place,
+        message=message,
+        back=back,
+        table=table,
+        interval=(
+            np.zeros(n + 1, np.int64)
+            if memory is None
+            else np.searchsorted(memory.node, np.arange(n + 1)).astype(np.int64)
+        ),
+        lo=none if memory is None else memory.row_lo.astype(np.int64),
+        hi=none if memory is None else memory.row_hi.astype(np.int64),
+        owner=none if memory is None else memory.node.astype(np.int64),
+        start=np.zeros(1, np.int64) if memory is None else memory.start.astype(np.int64),
+        use=np.zeros(0) if memory is None else memory.use_value,
+        limit=np.inf if memory is None else memory.limit,
     )

@@ -59,7 +59,7 @@ def polish(model: Model, x: np.ndarray, sweeps: int = 4) -> np.ndarray | None:
     """Repair the memory overload greedily, then descend; None when the repair gets stuck or an
     entry is forbidden."""
     if model.nodes > MANY and model.searchable:
-        wide = changes_of(model).mended(x, sweeps)
+        wide = changes_of(model).repaired(x, sweeps)
         return wide if wide is not None and np.isfinite(model.total(wide)) else None
     x = x.copy()
     loads = Loads(model, x) if model.memory is not None else None
