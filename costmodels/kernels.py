@@ -4,8 +4,8 @@ pass.
     time = max(FLOPs / (peak(dtype) * efficiency(FLOPs)), bytes / (memory bandwidth * memory
     efficiency)), and never below the launch floor
 
-A fused attention kernel keeps its scores on chip: its bytes are operands and results, its
-efficiency is bounded by the softmax between two products.
+Attention is priced so too: the FLOPs of its two products, and the bytes of operands and results as
+if a fused kernel kept the scores on chip; what the softmax between the products costs has no term.
 """
 
 from __future__ import annotations
@@ -25,23 +25,7 @@ def roofline_time_s(device: Device, flops: float, size_bytes: float, dtype: str)
     """Seconds of one kernel of `flops` FLOPs that moves `size_bytes`; 0 for no work at all."""
     if not flops and not size_bytes:
         return 0.0
-    return _kernel_time_s(device, flops, size_bytes, dtype, device.efficiency(flops))
-
-
-def attention_time_s(device: Device, flops: float, size_bytes: float, dtype: str) -> float:
-    """Seconds of one fused attention kernel: `flops` of its products, `size_bytes` of its operands
-    and results."""
-    if not flops and not size_bytes:
-        return 0.0
-    return _kernel_time_s(
-        device, flops, size_bytes, dtype, min(device.attention_efficiency, device.efficiency(flops))
-    )
-
-
-def _kernel_time_s(
-    device: Device, flops: float, size_bytes: float, dtype: str, efficiency: float
-) -> float:
-    arithmetic = flops / (device.peak(dtype) * efficiency) if flops else 0.0
+    arithmetic = flops / (device.peak(dtype) * device.efficiency(flops)) if flops else 0.0
     memory = size_bytes / (device.memory_bytes_per_s * device.memory_efficiency)
     return max(arithmetic, memory, device.launch_s)
 

@@ -35,7 +35,6 @@ def figures(device: Device) -> tuple[tuple[str, str], ...]:
     points = zip(device.matmul_flops, device.matmul_efficiency, strict=True)
     rows += [
         ("matmul.efficiency", ", ".join(f"{y:g} at {x:g} FLOPs" for x, y in points)),
-        ("attention.efficiency", f"{device.attention_efficiency:g}"),
         ("memory.capacity", f"{show_bytes(device.memory_bytes)} ({device.memory_bytes} B)"),
         ("memory.context", show_bytes(device.context_bytes)),
         ("memory.bandwidth", _bandwidth(device.memory_bytes_per_s)),

@@ -14,9 +14,6 @@ A TOML file in costmodels/hardware/devices (or the user's own):
                                           points, a power law between neighbours
     flops = [1e8, 1e9, 1e10, 1e11, 1e12]
     efficiency = [0.05, 0.25, 0.55, 0.72, 0.76]
-    [attention]                           # optional: sustained fraction of peak of a fused
-                                          attention kernel, when below that of products
-    efficiency = 0.5
     [memory]
     capacity = "81008 MiB"                # as the runtime reports it
     context = "600 MiB"                   # taken by the driver and the runtime before the first
@@ -57,6 +54,9 @@ A TOML file in costmodels/hardware/devices (or the user's own):
     [rates.megatron]                      # optional: what a runtime profile reaches of these
                                           figures, fitted to runs (costmodels.runtimes.Rates)
     memory = 0.9
+
+A table `[attention]` with `efficiency`, which files of earlier versions have, is accepted and has
+no effect: attention is priced as products are.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ _WIDER = {
 }
 _KEYS: dict[str, set[str]] = {
     "matmul": {"flops", "efficiency"},
-    "attention": {"efficiency"},
+    "attention": {"efficiency"},  # of earlier versions
     "memory": {"capacity", "context", "bandwidth", "efficiency", "tile"},
     "kernel": {"launch"},
     "inner": {
@@ -166,7 +166,6 @@ class Device:
     peak_flops_per_s: Mapping[str, float]
     matmul_flops: tuple[float, ...]
     matmul_efficiency: tuple[float, ...]
-    attention_efficiency: float
     memory_bytes: int
     context_bytes: int
     memory_bytes_per_s: float
@@ -269,62 +268,69 @@ def from_table(data: Mapping[str, Any], where: str) -> Device:
     impossible values."""
     try:
         _known(data)
-        memory = data["memory"]
-        points, values = _curve(data["matmul"])
-        peak = {str(k): rate_flops_per_s(v) for k, v in data["peak"].items()}
-        if not peak or not all(peak.values()):
-            raise ValueError("[peak] needs a rate above 0 for at least one type")
-        inner, package = _link(data["inner"]), data.get("package")
-        if package and not inner.torus_dims:
-            raise ValueError("[package] describes chips of a torus; [inner] has no torus_dims")
-        return Device(
-            str(data["name"]),
-            _choice(data["kind"], ("gpu", "tpu", "cpu"), "kind"),
-            count(data["node_size"], "node_size"),
-            peak,
-            points,
-            values,
-            (
-                fraction(data["attention"]["efficiency"], "attention.efficiency")
-                if "attention" in data
-                else 1.0
-            ),
-            _above_zero(size_bytes(memory["capacity"]), "memory.capacity"),
-            size_bytes(memory["context"]),
-            _above_zero(bandwidth_bytes_per_s(memory["bandwidth"]), "memory.bandwidth"),
-            fraction(memory["efficiency"], "memory.efficiency"),
-            time_s(data["kernel"]["launch"]),
-            inner,
-            _link(data["outer"]),
-            _above_zero(bandwidth_bytes_per_s(data["host"]["bandwidth"]), "host.bandwidth"),
-            _link(package) if package else None,
-            count(package["size"], "package.size") if package else 1,
-            {str(k): str(v) for k, v in data.get("sources", {}).items()},
-            {str(k): str(v) for k, v in data.get("guessed", {}).items()},
-            str(data.get("date", "")),
-            tuple(str(a) for a in data.get("aliases", ())),
-            (
-                _above_zero(power_w(data["power"]["device"]), "power.device")
-                if "power" in data
-                else None
-            ),
-            (
-                _above_zero(price_usd_per_h(data["price"]["device"]), "price.device")
-                if "price" in data
-                else None
-            ),
-            measured={str(k): str(v) for k, v in data.get("measured", {}).items()},
-            uncertainty={
-                str(k): fraction(v, f"uncertainty of {k}")
-                for k, v in data.get("uncertainty", {}).items()
-            },
-            rates=_rates(data.get("rates", {})),
-            tile=_tile(memory["tile"]) if "tile" in memory else None,
-        )
+        return _device(data)
     except KeyError as e:
         raise DeviceError(f"{where}: key {e.args[0]!r} is missing") from e
     except (UnitError, ValueError, TypeError, AttributeError) as e:
         raise DeviceError(f"{where}: {e}") from e
+
+
+def _device(data: Mapping[str, Any]) -> Device:
+    """The Device of a parsed file. KeyError and ValueError say what is wrong with it."""
+    memory = data["memory"]
+    points, values = _curve(data["matmul"])
+    peak = {str(k): rate_flops_per_s(v) for k, v in data["peak"].items()}
+    if not peak or not all(peak.values()):
+        raise ValueError("[peak] needs a rate above 0 for at least one type")
+    inner, package = _link(data["inner"]), data.get("package")
+    if package and not inner.torus_dims:
+        raise ValueError("[package] describes chips of a torus; [inner] has no torus_dims")
+    return Device(
+        name=str(data["name"]),
+        kind=_choice(data["kind"], ("gpu", "tpu", "cpu"), "kind"),
+        node_size=count(data["node_size"], "node_size"),
+        peak_flops_per_s=peak,
+        matmul_flops=points,
+        matmul_efficiency=values,
+        memory_bytes=_above_zero(size_bytes(memory["capacity"]), "memory.capacity"),
+        context_bytes=size_bytes(memory["context"]),
+        memory_bytes_per_s=_above_zero(
+            bandwidth_bytes_per_s(memory["bandwidth"]), "memory.bandwidth"
+        ),
+        memory_efficiency=fraction(memory["efficiency"], "memory.efficiency"),
+        launch_s=time_s(data["kernel"]["launch"]),
+        inner=inner,
+        outer=_link(data["outer"]),
+        host_bytes_per_s=_above_zero(
+            bandwidth_bytes_per_s(data["host"]["bandwidth"]), "host.bandwidth"
+        ),
+        package=_link(package) if package else None,
+        package_size=count(package["size"], "package.size") if package else 1,
+        tile=_tile(memory["tile"]) if "tile" in memory else None,
+        rates=_rates(data.get("rates", {})),
+        **_about(data),
+    )
+
+
+def _about(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a Device that no price of a step reads: where its figures are from, what it draws
+    and costs."""
+    power, price = data.get("power"), data.get("price")
+    return {
+        "sources": {str(k): str(v) for k, v in data.get("sources", {}).items()},
+        "guessed": {str(k): str(v) for k, v in data.get("guessed", {}).items()},
+        "date": str(data.get("date", "")),
+        "aliases": tuple(str(a) for a in data.get("aliases", ())),
+        "watts": None if power is None else _above_zero(power_w(power["device"]), "power.device"),
+        "usd_per_h": None
+        if price is None
+        else _above_zero(price_usd_per_h(price["device"]), "price.device"),
+        "measured": {str(k): str(v) for k, v in data.get("measured", {}).items()},
+        "uncertainty": {
+            str(k): fraction(v, f"uncertainty of {k}")
+            for k, v in data.get("uncertainty", {}).items()
+        },
+    }
 
 
 def _known(data: Mapping[str, Any]) -> None:

@@ -6,8 +6,6 @@ GPUs its switch) are measured sharing it.
 
     kind                  shape                     flops    size_bytes (of one device)
     matmul                m, k, k of a type         2 m k^2  operands and result
-    attention             8 heads, m rows, width k  32 m^2 k operands and result; scores are made
-                          and kept whole
     stream                one array, x -> a x + b   0        read and written once
     reduce                one array -> a number     0        read once
     tiny                  8 x 8 product             0        none that counts: what starting a
@@ -29,8 +27,6 @@ MAIN_DTYPE = {"cpu": "float32", "gpu": "bfloat16", "tpu": "bfloat16"}
 """The type whose products make the curve of efficiency; other types are measured as a multiple of
 its rate."""
 KIB, MIB = 2**10, 2**20
-HEADS = 8
-"""Of the case `attention`."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +45,7 @@ class Case:
     @property
     def flops(self) -> float:
         """FLOPs of one run on one device."""
-        return (
-            4.0 * HEADS * self.rows**2 * self.edge
-            if self.kind == "attention"
-            else 2.0 * self.rows * self.edge**2
-        )
+        return 2.0 * self.rows * self.edge**2
 
 
 @dataclass(frozen=True)
@@ -121,10 +113,6 @@ def cases(devices: int, node_size: int, kind: str, quick: bool) -> list[Case]:
         + [(other, e, e) for e in edges[1:-1]]
     )
     found += [Case("matmul", t, ITEM_BYTES[t] * (2 * m * k + k * k), m, k) for t, m, k in products]
-    found += [
-        Case("attention", main, ITEM_BYTES[main] * 4 * HEADS * r * 64, r, 64)
-        for r in ((64, 256) if host else (1024, 4096))
-    ]
     found += [Case("stream", "float32", 2 * n) for n in sizes]
     found += [Case("reduce", "float32", n) for n in sizes]
     if devices > 1:

@@ -2,7 +2,6 @@
 
     products     efficiency(F) = F / time / peak at the measured sizes, joined by a monotone curve
                  (below); other types: their rate over the main type's
-    attention    geometric mean of rate / peak
     memory       geometric mean of bytes / time of the cases that a launch does not bound
     launch       time of a tiny kernel in a chain
     a link       latency and bandwidth of costmodels.collectives' own formulas: robust least squares
@@ -75,7 +74,6 @@ class Figures:
     rate: Estimate
     curve: tuple[tuple[float, float], ...]
     others: dict[str, Estimate]
-    attention: Estimate
     memory: Estimate
     fastest_memory: float
     launch: Estimate
@@ -110,7 +108,6 @@ def fit(samples: Sequence[Sample], kind: str, devices: int, node_size: int) -> F
             "no pass over memory took longer than a few launches",
             help=["run without --quick"],
         )
-    attention = [s.case.flops / s.time_s / rate.value for s in _of(samples, "attention")]
     others: dict[str, Estimate] = {}
     for dtype in dict.fromkeys(s.case.dtype for s in _of(samples, "matmul")):
         if dtype != MAIN_DTYPE[kind]:
@@ -136,7 +133,6 @@ def fit(samples: Sequence[Sample], kind: str, devices: int, node_size: int) -> F
         rate,
         curve,
         others,
-        _mean(attention),
         _mean(passes),
         max(passes),
         launch,

@@ -74,16 +74,12 @@ def table(figures: Figures, measured: Measured, base: Device, name: str) -> Tabl
     sources = {
         "node_size": "devices that were measured together",
         "matmul.efficiency": _said(figures.rate, "products of rising size, all devices at once"),
-        "attention.efficiency": _said(
-            figures.attention, "softmax attention with scores kept whole"
-        ),
         "memory.efficiency": _said(figures.memory, "arrays scaled and summed"),
         "kernel.launch": _said(figures.launch, "a chain of products of 8 x 8"),
     }
     guessed: dict[str, str] = {}
     errors = {
         "matmul.efficiency": figures.rate,
-        "attention.efficiency": figures.attention,
         "memory.efficiency": figures.memory,
         "kernel.launch": figures.launch,
     }
@@ -110,11 +106,6 @@ def table(figures: Figures, measured: Measured, base: Device, name: str) -> Tabl
         "matmul": {
             "flops": [float(f"{x:.6g}") for x, _ in figures.curve],
             "efficiency": [_share(y / peak, "products", base) for _, y in figures.curve],
-        },
-        "attention": {
-            "efficiency": _share(
-                min(1.0, figures.attention.value * figures.rate.value / peak), "attention", base
-            )
         },
         "memory": {
             "capacity": _bytes(_capacity(measured, base)),

@@ -26,7 +26,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from costmodels.collectives import KINDS
-from planner.calibrate.cases import HEADS, ITEM_BYTES, Case
+from planner.calibrate.cases import ITEM_BYTES, Case
 
 ALL = ("outer", "group", "inner")
 LEAD, WIDTH = 8, 256
@@ -99,8 +99,6 @@ def _body(case: Case) -> tuple[Body, tuple[int, ...], Any]:
             (case.rows, case.edge),
             jnp.full((case.edge, case.edge), 1.0 / case.edge),
         )
-    if case.kind == "attention":
-        return _attend, (HEADS, case.rows, case.edge), jnp.zeros((1,))
     item = ITEM_BYTES[case.dtype]
     if case.kind == "stream":
         return lambda x, w: x * w[0] + w[1], (case.size_bytes // 2 // item,), jnp.array([0.5, 1.0])
@@ -121,13 +119,6 @@ def _chain(x: Any, w: Any) -> Any:
     for _ in range(TINY_CHAIN):
         x = x @ w
     return x
-
-
-def _attend(x: Any, _: Any) -> Any:
-    scores = (
-        jnp.einsum("hsd,htd->hst", x, x, preferred_element_type=jnp.float32) * x.shape[-1] ** -0.5
-    )
-    return jnp.einsum("hst,htd->hsd", jax.nn.softmax(scores, -1).astype(x.dtype), x)
 
 
 def _collective(case: Case, elements: int) -> tuple[Body, tuple[int, ...], Any]:

@@ -38,7 +38,7 @@ from costmodels.hardware.units import (
     size_bytes,
     time_s,
 )
-from costmodels.kernels import attention_time_s, optimizer_time_s, roofline_time_s
+from costmodels.kernels import optimizer_time_s, roofline_time_s
 from costmodels.precision import load_recipe, recipe_names
 from costmodels.runtimes import Runtime, kernel_set_names, load_kernels, load_runtime, runtime_names
 
@@ -702,8 +702,6 @@ BAD = [
     ("peak", {}, "at least one type"),
     ("peak.bfloat16", "989 TFLOPS", "TFLOP/s"),
     ("package", {"size": 2, "bandwidth": "1 GB/s", "efficiency": 1.0, "latency": "1 us"}, "torus"),
-    ("attention.efficiency", 1.5, "at most 1"),
-    ("attention.speed", 1, "'attention.speed' is not known"),
     ("inner.all_reduce_latency", "70", "a unit"),
     ("power.device", "700", "is not a power"),
     ("price.device", "6.88 USD", "not a unit of price"),
@@ -726,7 +724,7 @@ def test_a_bad_value_is_named(key: str, value: object, says: str) -> None:
 
 def test_what_a_device_file_may_leave_out() -> None:
     data = _h100()
-    for table in ("attention", "date", "sources", "guessed", "aliases", "power", "price"):
+    for table in ("date", "sources", "guessed", "aliases", "power", "price"):
         del data[table]
     del data["inner"]["all_reduce_bandwidth"]
     with pytest.raises(DeviceError, match="all_reduce_latency belongs to all_reduce_bandwidth"):
@@ -740,9 +738,6 @@ def test_what_a_device_file_may_leave_out() -> None:
         device.watts,
         device.usd_per_h,
     ) == ("", 0.0, (), None, None)
-    assert attention_time_s(device, 1e11, 0, "bfloat16") == roofline_time_s(
-        device, 1e11, 0, "bfloat16"
-    ), "as good as products when nothing is said"
 
 
 def test_files_that_are_not_device_files(tmp_path) -> None:
@@ -796,21 +791,12 @@ def test_roofline_by_hand() -> None:
     assert optimizer_time_s(h100, 1e9, 38) == pytest.approx(38e9 / (3350e9 * 0.84))
 
 
-def test_attention_by_hand() -> None:
-    a100 = load_device("a100-80gb")
-    assert attention_time_s(a100, 1e12, 1e6, "bfloat16") == pytest.approx(1e12 / (312e12 * 0.35)), (
-        "large: its own ceiling"
-    )
-    assert (
-        attention_time_s(a100, 5e8, 1e6, "bfloat16")
-        == roofline_time_s(a100, 5e8, 1e6, "bfloat16")
-        > a100.launch_s
-    ), "small: that of products"
-    assert attention_time_s(a100, 1e6, 2039e6 * 0.84, "bfloat16") == pytest.approx(1e-3)
-    assert (
-        attention_time_s(a100, 10, 10, "bfloat16") == a100.launch_s
-        and attention_time_s(a100, 0, 0, "bfloat16") == 0
-    )
+def test_a_table_of_earlier_versions_has_no_effect() -> None:
+    """Files of users may hold what fused attention reaches, which no price reads."""
+    older = {**_h100(), "attention": {"efficiency": 0.5}}
+    assert from_table(older, "mine.toml") == from_table(_h100(), "mine.toml")
+    with pytest.raises(DeviceError, match="'attention.speed' is not known"):
+        from_table({**_h100(), "attention": {"speed": 1}}, "mine.toml")
 
 
 def test_recipes_hold_the_bytes_they_promise() -> None:
