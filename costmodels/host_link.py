@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from costmodels.hardware.device import Device
 from costmodels.kernels import Amount
 from costmodels.precision import Recipe
+from costmodels.trained_weight import TrainedWeight
 
 HOST_ROWS_BYTES_PER_S = 5e9
 """Rows of a few hundred bytes gathered from a host's memory, or scattered, by one process: a
@@ -55,26 +56,15 @@ class OffloadedBytes:
 
 
 def offloaded_weight(
-    stored: float,
-    full: float,
-    piece: float,
-    zero_stage: int,
-    pending: bool,
-    recipe: Recipe,
-    times: int = 2,
+    weight: TrainedWeight[float], pending: bool, recipe: Recipe, times: int = 2
 ) -> OffloadedBytes:
-    """What an offloaded weight moves that is trained and brought so many times in a microbatch.
-
-    stored, full, piece: elements of a device of what is stored, of the weight as its readers have
-    it, and of the reduced gradient. pending: whether its gradient is to be reduced, or divided,
-    after the last microbatch.
-    """
-    parameter, size = stored * recipe.parameter_bytes, recipe.gradient_bytes
-    gradient = (piece if zero_stage == 3 else full) * size
-    summed = (piece if zero_stage >= 2 else full) * size
+    """What an offloaded weight moves that is brought so many times in a microbatch. pending:
+    whether its gradient is to be reduced, or divided, after the last microbatch."""
+    parameter, size = weight.stored * recipe.parameter_bytes, recipe.gradient_bytes
+    gradient, summed, reduced = weight.stored * size, weight.summed * size, weight.piece * size
     once = (
-        (summed + piece * size if pending else 0.0)
-        + piece * size
+        (summed + reduced if pending else 0.0)
+        + reduced
         + parameter * (1 if recipe.master_bytes else 2)
     )
     return OffloadedBytes(

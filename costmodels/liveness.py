@@ -138,14 +138,6 @@ def gradient_buffers(
     )
 
 
-def waiting_bytes(recipe: Recipe, zero_stage: int) -> float:
-    """Bytes an element of what is left of a reduced gradient until the end of the step: of ZeRO
-    stages 1 and 2 the new weight, waiting to be gathered."""
-    if zero_stage == 0:
-        return 0.0
-    return recipe.gradient_bytes if zero_stage == 3 else recipe.parameter_bytes
-
-
 def backward_liveness(
     passing: PassingGradients,
     operators: OperatorBytes,
@@ -174,3 +166,12 @@ def least_above_saved(workspace: np.ndarray, saved: np.ndarray) -> float:
     smallest workspace of each operator, most that it saves."""
     after = np.append(np.cumsum(saved[:0:-1])[::-1], 0.0)
     return max(0.0, float((workspace - after).max(initial=0.0)))
+
+
+def temporary_bytes(workspace: float, epilogue: float, block_grads: float) -> float:
+    """Bytes that live only for a while at the point of most memory of a program with a loop over
+    blocks. There are two: when the backward pass of the last block begins, with the largest
+    workspace of an operator; and while what follows the blocks runs backward, which saves
+    activations of its own (epilogue: with its workspace), and where gradients of blocks are not
+    there yet."""
+    return max(workspace, epilogue - block_grads)

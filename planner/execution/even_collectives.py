@@ -27,6 +27,7 @@ from planner.execution.recompute import (
     recomputed_in_block,
 )
 from planner.execution.shared_collectives import merged, outside_blocks
+from planner.execution.zero_stages import WEIGHT_COLLECTIVES
 from planner.graph.ir import Graph
 from planner.sharding.layout import STAGE, Axes, ReshardStep, group, local_shape
 
@@ -339,40 +340,23 @@ def _reduction(
     )
     full = piece * group(plan.zero_axes, mesh) if level else piece  # padded where the pieces are
     rest = (*over, *(a for a in plan.grad_partial if not level or a not in plan.zero_axes))
-    if level == 3:
-        yield CollectiveUse(
-            "all-gather",
-            plan.zero_axes,
-            full,
-            micro * sum(forward for forward, _ in gathered),
-            "forward",
-            what,
-        )
-        yield CollectiveUse(
-            "all-gather",
-            plan.zero_axes,
-            full,
-            micro * sum(again for _, again in gathered),
-            "recompute",
-            what,
-        )
-        yield CollectiveUse(
-            "reduce-scatter", plan.zero_axes, full, micro * len(gathered), "gradient", what
-        )
-    elif level:
-        yield CollectiveUse(
-            "reduce-scatter",
-            plan.zero_axes,
-            full,
-            micro if level == 2 else 1,
-            "gradient",
-            what,
-            True,
-            alike,
-            stacked[level == 2],
-        )
-        yield CollectiveUse(
-            "all-gather", plan.zero_axes, full, 1, "optimizer", what, True, stacked=stacked[0]
-        )
-    if rest:
-        yield CollectiveUse("all-reduce", rest, piece, 1, "gradient", what, True, alike, stacked[0])
+    functions = {
+        "forward": sum(forward for forward, _ in gathered),
+        "recompute": sum(again for _, again in gathered),
+        "gradient": len(gathered),
+    }
+    for c in WEIGHT_COLLECTIVES[level]:
+        axes = plan.zero_axes if c.cut else rest
+        if axes:
+            yield CollectiveUse(
+                kind=c.kind,
+                axes=axes,
+                payload_bytes=full if c.cut else piece,
+                count=(micro if c.per_microbatch else 1)
+                * (functions[c.phase] if level == 3 and c.cut else 1),
+                phase=c.phase,
+                what=what,
+                bucketed=c.bucketed,
+                merged=alike and c.bucketed and c.phase == "gradient",
+                stacked=stacked[c.per_microbatch] if c.bucketed else 1,
+            )

@@ -38,6 +38,7 @@ from planner.execution.uneven_pipeline import (
     stage_flow,
     uneven_pipeline_of,
 )
+from planner.execution.zero_stages import WEIGHT_COLLECTIVES
 from planner.sharding.layout import STAGE, local_shape
 
 
@@ -202,19 +203,18 @@ def collectives_between_stages(flow: Flow, size: ItemSize) -> Iterator[Collectiv
     mesh = dict(flow.plan.mesh)
     for b in (b for b in buffers(flow, stages) if b.trained):
         full, piece = int(b.length * size(b.dtype)), int(b.state_length(mesh) * size(b.dtype))
-        if b.zero_stage:
-            yield CollectiveUse(
-                "reduce-scatter",
-                b.zero_axes,
-                full,
-                n if b.zero_stage == 2 else 1,
-                "gradient",
-                b.key,
-                True,
-            )
-            yield CollectiveUse("all-gather", b.zero_axes, full, 1, "optimizer", b.key, True)
-        if b.rest:
-            yield CollectiveUse("all-reduce", b.rest, piece, 1, "gradient", b.key, True)
+        for c in WEIGHT_COLLECTIVES[b.zero_stage]:
+            axes = b.zero_axes if c.cut else b.rest
+            if axes:
+                yield CollectiveUse(
+                    kind=c.kind,
+                    axes=axes,
+                    payload_bytes=full if c.cut else piece,
+                    count=n if c.per_microbatch else 1,
+                    phase=c.phase,
+                    what=b.key,
+                    bucketed=c.bucketed,
+                )
         if stages.microbatches_per_tick > 1:
             yield CollectiveUse(
                 "collective-permute",

@@ -1,5 +1,43 @@
-"""TODO."""
+"""ZeRO stages, and the collectives that each asks for a weight that trains: one table, read by the
+census of a plan's collectives and by the prices of all ways that a weight may lie."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 ZERO_STAGES = (0, 1, 2, 3)
+
+
+@dataclass(frozen=True)
+class WeightCollective:
+    """A collective for one weight.
+
+    cut: over the axes that the ZeRO stage cuts it over; else over those that are left of the axes
+    its gradient is pending over. per_microbatch: it runs in every microbatch, else once a step.
+    bucketed: it may travel with others (`CollectiveUse.bucketed`). phase: as in `CollectiveUse`.
+    """
+
+    kind: str
+    phase: str
+    cut: bool = True
+    per_microbatch: bool = False
+    bucketed: bool = True
+
+
+_REDUCE = WeightCollective("all-reduce", "gradient", cut=False)
+_SCATTER = WeightCollective("reduce-scatter", "gradient")
+_SCATTER_EACH = WeightCollective("reduce-scatter", "gradient", per_microbatch=True)
+_GATHER = WeightCollective("all-gather", "optimizer")
+WEIGHT_COLLECTIVES: dict[int, tuple[WeightCollective, ...]] = {
+    0: (_REDUCE,),
+    1: (_SCATTER, _GATHER, _REDUCE),
+    2: (_SCATTER_EACH, _GATHER, _REDUCE),
+    3: (
+        WeightCollective("all-gather", "forward", per_microbatch=True, bucketed=False),
+        WeightCollective("all-gather", "recompute", per_microbatch=True, bucketed=False),
+        WeightCollective("reduce-scatter", "gradient", per_microbatch=True, bucketed=False),
+        _REDUCE,
+    ),
+}
+"""Per ZeRO stage, in the order of a program. Under stage 3 parameters are gathered where they are
+used, in the backward pass where that reads them, and nothing waits to travel with others."""

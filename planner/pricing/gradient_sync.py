@@ -2,85 +2,147 @@
 optimizer's state and pass, per ZeRO stage.
 
 Weights of many operators are priced together: a row is a weight in one layout, and figures are
-arrays over rows.
+arrays over rows. What a weight takes of a device is `costmodels.trained_weight`'s, its collectives
+are `planner.execution.zero_stages`', as in the price of a whole plan.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
 from costmodels.host_link import offloaded_weight
-from costmodels.liveness import waiting_bytes
+from costmodels.trained_weight import TrainedWeight
 from planner.execution.layout_flow import own_zero_stage, zero_stage_dims
 from planner.execution.weight_offload import can_offload, lookup_tables
-from planner.execution.zero_stages import ZERO_STAGES
+from planner.execution.zero_stages import WEIGHT_COLLECTIVES, ZERO_STAGES
 from planner.sharding.layout import Axes, group
 
 if TYPE_CHECKING:
     from planner.analysis.facts import GraphFacts
     from planner.pricing.pricer import Pricer
 
-CELLS = (len(ZERO_STAGES), 7)
-"""Shape of what one weight costs."""
+
+@dataclass(frozen=True)
+class WeightCosts:
+    """Seconds and bytes of a device for weights with gradients, under each ZeRO stage and for each
+    option of how they lie. [ZeRO stages, options] each"""
+
+    grad_reduce_per_step_s: np.ndarray
+    """Seconds once a step: what is left of the gradients' reduction, the optimizer's pass, new
+    parameters gathered."""
+    grad_reduce_per_microbatch_s: np.ndarray
+    """Seconds of each microbatch: gradients scattered, under stage 3 parameters gathered."""
+    grad_accumulate_s: np.ndarray
+    """Seconds of each of several microbatches, to add its gradients to the sums."""
+    state_bytes: np.ndarray
+    """Parameters, optimizer state, and where there is a loop over blocks gradients of a
+    microbatch."""
+    grad_accumulator_bytes: np.ndarray
+    """Sums of gradients over microbatches."""
+    grad_buffer_bytes: np.ndarray
+    """The whole gradients."""
+    grad_remaining_bytes: np.ndarray
+    """What is left of the reduced gradients until the end of the step."""
+
+    @classmethod
+    def of(cls, cells: np.ndarray) -> Self:
+        """From an array [fields, ZeRO stages, options]."""
+        return cls(**dict(zip(WEIGHT_FIELDS, cells, strict=True)))
+
+
+WEIGHT_FIELDS = tuple(f.name for f in fields(WeightCosts))
+
+
+@cache
+def no_weights(options: int) -> WeightCosts:
+    """Costs of options without a weight; shared, so not to be written to."""
+    zeros = np.zeros((len(WEIGHT_FIELDS), len(ZERO_STAGES), options))
+    zeros.setflags(write=False)
+    return WeightCosts.of(zeros)
 
 
 @dataclass(frozen=True)
 class _Weight:
-    """What the costs of a weight follow from, its layout aside. levels: its own under each of the
-    plan's; stacked: of how many repeats a device has it in one array; beside: how many whole ones
-    ZeRO stage 3 has at a time; held: bytes of an element where it has no gradient.
+    """What the costs of a weight follow from, its layout aside.
+
+    zero_stages: its own under each of the plan's. regathered: the backward pass reads it too, so
+    that stage 3 gathers it again. stacked: of how many repeats a device has it in one array.
+    offloaded: it waits in the host's memory. gathered_copies: how many whole ones stage 3 has at a
+    time. element_bytes: of an element where it has no gradient.
     """
 
     shape: tuple[int, ...]
-    levels: tuple[int, ...]
+    zero_stages: tuple[int, ...]
     trained: bool
-    twice: bool
+    regathered: bool
     stacked: int
-    waits: bool
-    beside: float
-    held: float
+    offloaded: bool
+    gathered_copies: float
+    element_bytes: float
 
 
-class WeightCosts:
-    """Of one base on one mesh. Prices are kept in the pricer, for all bases and meshes of stages
-    that share it."""
+@dataclass(frozen=True)
+class _Trained:
+    """Weights with gradients, each in one layout. [rows] each
+
+    whole, piece: elements of a device, and of its piece where a ZeRO stage cuts the weight over so
+    many `devices`. fan_of: which of the fans below. pending, cut, rest: of each fan its axes, those
+    that a ZeRO stage cuts over, and the others.
+    """
+
+    whole: np.ndarray
+    piece: np.ndarray
+    devices: np.ndarray
+    stacked: np.ndarray
+    regathered: np.ndarray
+    offloaded: np.ndarray
+    gathered_copies: np.ndarray
+    fan_of: np.ndarray
+    pending: Sequence[Axes]
+    cut: Sequence[Axes]
+    rest: Sequence[Axes]
+
+
+class WeightPricer:
+    """Prices the weights of one graph on one mesh. Prices are kept in the pricer, for all graphs
+    and meshes of stages that share it."""
 
     def __init__(self, base: GraphFacts, pricer: Pricer, zero_axes: Axes) -> None:
         self.base, self.pricer, self.zero_axes = base, pricer, zero_axes
         self.graph, self.sizes = base.graph, dict(pricer.sizes)
 
-    def of(self, name: str, layouts: Sequence[int], twice: bool) -> np.ndarray:
-        """[layouts, levels, 7]: seconds once a step, seconds each microbatch, seconds each to add
-        up gradients of several, state bytes, bytes of the sum over microbatches, of the whole
-        gradient and of the piece left of it, of one weight needed in each layout (numbers of the
-        atlas), per ZeRO stage. State has a gradient where there is a loop over blocks
-        (planner.pricing.step_time).
+    def of(self, name: str, layouts: Sequence[int], regathered: bool) -> np.ndarray:
+        """`WeightCosts` of one weight needed in each layout (numbers of the layout table), as an
+        array [fields, ZeRO stages, layouts]. State has a gradient where there is a loop over
+        blocks.
 
-        twice: the backward pass reads the weight too, so that ZeRO stage 3 gathers it again. What
+        regathered: the backward pass reads the weight too, so that stage 3 gathers it again. What
         it gathers of the heaviest run's repeats is part of the state.
         """
-        known = self._known(self._weight(name, twice))
+        known = self._known(self._weight(name, regathered))
         if any(n not in known for n in layouts):
-            self.price([(name, layouts, twice)])
-        return np.array([known[n] for n in layouts])
+            self.price([(name, layouts, regathered)])
+        return np.stack([known[n] for n in layouts], axis=-1)
 
     def price(self, asked: Iterable[tuple[str, Sequence[int], bool]]) -> None:
         """Work out what is not known of these weights, layouts and readings (as for `of`), all
         together."""
         new: dict[tuple[_Weight, int], None] = {}
-        for name, layouts, twice in asked:
-            weight = self._weight(name, twice)
+        for name, layouts, regathered in asked:
+            weight = self._weight(name, regathered)
             known = self._known(weight)
             new.update(dict.fromkeys((weight, n) for n in layouts if n not in known))
         if new:
-            for (weight, n), cells in zip(new, self._costs(*zip(*new, strict=True)), strict=True):
-                self._known(weight)[n] = cells
+            cells = self._costs(*zip(*new, strict=True))
+            for row, (weight, n) in enumerate(new):
+                self._known(weight)[n] = cells[:, :, row]
 
-    def waits(self, name: str) -> bool:
+    def offloaded(self, name: str) -> bool:
         """Whether a weight waits in the host's memory."""
         if name not in self.base.own or not can_offload(self.graph, name):
             return False
@@ -91,42 +153,40 @@ class WeightCosts:
             else "embeddings" in self.pricer.offload and name in lookup_tables(self.graph)
         )
 
-    def _weight(self, name: str, twice: bool) -> _Weight:
+    def _weight(self, name: str, regathered: bool) -> _Weight:
         base, t, stacked = self.base, self.graph.tensors[name], self._stacked(name)
-        beside = (
-            self._gathered() / stacked
-            if base.stacks.get(name, (-1, 1))[0] == base.heaviest
-            else 0.0
-        )
-        held = self.pricer.recipe.parameter_bytes if t.is_float else self.pricer.itemsize(t.dtype)
+        in_heaviest = base.stacks.get(name, (-1, 1))[0] == base.heaviest
         return _Weight(
-            t.shape,
-            tuple([own_zero_stage(z, t.shape) for z in ZERO_STAGES]),
-            name in base.grad,
-            twice,
-            stacked,
-            self.waits(name),
-            beside,
-            held,
+            shape=t.shape,
+            zero_stages=tuple([own_zero_stage(z, t.shape) for z in ZERO_STAGES]),
+            trained=name in base.grad,
+            regathered=regathered,
+            stacked=stacked,
+            offloaded=self.offloaded(name),
+            gathered_copies=self._gathered() / stacked if in_heaviest else 0.0,
+            element_bytes=(
+                self.pricer.recipe.parameter_bytes if t.is_float else self.pricer.itemsize(t.dtype)
+            ),
         )
 
     def _known(self, weight: _Weight) -> dict[int, np.ndarray]:
-        """Layout -> what the weight costs in it, as far as it was asked for."""
+        """Layout -> what the weight costs in it [fields, ZeRO stages], as far as it was asked
+        for."""
         known: dict[int, np.ndarray] = self.pricer.memo.setdefault(
             ("weight", weight, self.zero_axes, self.base.written_out), {}
         )
         return known
 
     def _gathered(self) -> float:
-        """How many whole weights of one repeat ZeRO stage 3 has at a time: those of two, and a
-        gradient before it is scattered, which frameworks count otherwise
-        (planner.pricing.peak_memory, planner.pricing.frameworks.peak_memory)."""
+        """How many whole weights of one repeat stage 3 has at a time: those of two, and a gradient
+        before it is scattered, which frameworks count otherwise (planner.pricing.peak_memory,
+        planner.pricing.frameworks.peak_memory)."""
         runtime = self.pricer.runtime
         return (3 if runtime.kernels is None else 2) * (1 + runtime.memory_slack)
 
     def _stacked(self, name: str) -> int:
-        """Of how many repeats a device has a weight in one array: with stages those it holds
-        (interleaved ones scatter fewer at once under ZeRO stage 2)."""
+        """Of how many repeats a device has it in one array: with pipeline stages those it holds
+        (interleaved ones scatter fewer at once under stage 2)."""
         first, repeats = self.base.stacks.get(name, (-1, 1))
         dealt = self.base.dealt
         return (
@@ -136,30 +196,30 @@ class WeightCosts:
         )
 
     def _costs(self, weights: Sequence[_Weight], layouts: Sequence[int]) -> np.ndarray:
-        """Of rows. [rows, levels, 7]"""
+        """Of weights, each in one layout. [fields, ZeRO stages, rows]"""
         price, rank = self.pricer, max(1, *(len(w.shape) for w in weights))
         shape = np.array(
             [w.shape + (1,) * (rank - len(w.shape)) for w in weights], np.int64
         ).reshape(len(weights), rank)
         pieces = price.conversions.pieces(layouts, rank)
         local = (-(-shape // pieces)).prod(axis=1).astype(np.float64)
-        trained, waits = (
-            np.array([getattr(w, part) for w in weights]) for part in ("trained", "waits")
+        trained, offloaded = (
+            np.array([getattr(w, part) for w in weights]) for part in ("trained", "offloaded")
         )
-        out = np.zeros((len(weights), *CELLS))
-        held = local * np.array([w.held for w in weights])
-        out[waits, :, 1] = price.host_s(2 * held[waits])[:, None]
-        out[~waits, :, 3] = held[~waits, None]
-        if trained.any():
-            rows = np.flatnonzero(trained)
-            out[rows] = self._trained(
+        cells = np.zeros((len(WEIGHT_FIELDS), len(ZERO_STAGES), len(weights)))
+        costs = WeightCosts.of(cells)
+        stored = local * np.array([w.element_bytes for w in weights])
+        costs.grad_reduce_per_microbatch_s[:, offloaded] = price.host_s(2 * stored[offloaded])
+        costs.state_bytes[:, ~offloaded] = stored[~offloaded]
+        rows = np.flatnonzero(trained)
+        if len(rows):
+            cells[:, :, rows] = self._trained(
                 [weights[k] for k in rows.tolist()],
                 [layouts[k] for k in rows.tolist()],
                 shape[rows],
                 pieces[rows],
-                local[rows],
             )
-        return out
+        return cells
 
     def _trained(
         self,
@@ -167,108 +227,97 @@ class WeightCosts:
         layouts: Sequence[int],
         shape: np.ndarray,
         pieces: np.ndarray,
-        local: np.ndarray,
     ) -> np.ndarray:
-        """Of rows of weights with gradients. shape, pieces: of each dim [rows, dims]; local:
-        elements of a device's piece. [rows, levels, 7]"""
-        price, recipe = self.pricer, self.pricer.recipe
-        grad_partials = [price.atlas.layouts[n].grad_partial for n in layouts]
-        distinct = list(dict.fromkeys(grad_partials))
-        of = np.array([distinct.index(grad_partial) for grad_partial in grad_partials])
-        over = [
-            tuple([a for a in grad_partial if a in self.zero_axes]) for grad_partial in distinct
-        ]
-        rest = [
-            tuple([a for a in grad_partial if a not in self.zero_axes]) for grad_partial in distinct
-        ]
-        devices = np.array([group(axes, self.sizes) for axes in over])[of]
+        """Of weights with gradients. shape, pieces: extents of each dim, and into how many the
+        layout cuts it [rows, dims]. [fields, ZeRO stages, rows]"""
+        fans = [self.pricer.atlas.layouts[n].grad_partial for n in layouts]
+        pending = list(dict.fromkeys(fans))
+        fan_of = np.array([pending.index(fan) for fan in fans])
+        cut = [tuple([a for a in fan if a in self.zero_axes]) for fan in pending]
+        devices = np.array([group(axes, self.sizes) for axes in cut])[fan_of]
         dim = zero_stage_dims(shape, pieces, devices)
-        cut = dim >= 0
-        pieces[cut, dim[cut]] *= devices[cut]
-        piece = (
-            (-(-shape // pieces)).prod(axis=1).astype(np.float64)
-        )  # padded where the group does not divide the dim
-        stacked = np.array([w.stacked for w in weights])
-        shown = (
-            1 - price.runtime.overlap
-        )  # of the gradients' reduction: the rest hides under the backward pass
-        resident = (
-            0.0 if "optimizer" in price.offload else recipe.state_bytes
-        )  # what passes through the device while it is used is counted with the whole plan
-        made = recipe.parameter_bytes + (0.0 if self.base.written_out else recipe.gradient_bytes)
-
-        def step(own: np.ndarray, grad_partial: list[Axes]) -> np.ndarray:
-            return shown * price.collectives_s(
-                "all-reduce", grad_partial, of, own * recipe.reduction_bytes, True, stacked
-            ) + price.optimizer_s(own, price.offload)
-
-        def row(
-            level: int,
-            own: np.ndarray,
-            once: np.ndarray,
-            scatter: np.ndarray | float,
-            collect: np.ndarray | float,
-        ) -> np.ndarray:
-            state = (
-                own * made + beside * local * recipe.parameter_bytes if level == 3 else local * made
-            ) + own * resident
-            once = once + (scatter if level == 1 else 0.0) + (collect if level in (1, 2) else 0.0)
-            added = (own if level >= 2 else local) * recipe.gradient_bytes
-            each = (scatter if level >= 2 else 0.0) + (
-                (1 + twice) * collect if level == 3 else np.zeros(len(own))
-            )
-            summed = np.zeros(len(own)) if level == 3 and not self.base.written_out else added
-            found = np.stack(
-                [
-                    once,
-                    each,
-                    price.grad_accumulate_s(added),
-                    state,
-                    summed,
-                    local * recipe.gradient_bytes,
-                    own * waiting_bytes(recipe, level),
-                ],
-                axis=1,
-            )
-            for k in np.flatnonzero(
-                away
-            ).tolist():  # what is on its way is counted with the whole plan
-                pending = bool(rest[of[k]] if level == 3 else distinct[of[k]])
-                moved = offloaded_weight(
-                    float((own if level == 3 else local)[k]),
-                    float(local[k]),
-                    float(own[k]),
-                    level,
-                    pending,
-                    recipe,
-                )
-                found[k] = (
-                    found[k, 0] + price.host_s(moved.once),
-                    found[k, 1] + price.host_s(moved.each),
-                    found[k, 2] + price.host_s(moved.added),
-                    own[k] * resident,
-                    0,
-                    0,
-                    0,
-                )
-            return found
-
-        twice, away, beside = (
-            np.array([getattr(w, part) for w in weights]) for part in ("twice", "waits", "beside")
+        whole, can_cut = (-(-shape // pieces)).prod(axis=1).astype(np.float64), dim >= 0
+        pieces[can_cut, dim[can_cut]] *= devices[can_cut]
+        trained = _Trained(
+            whole=whole,
+            # padded where the devices do not divide the dim
+            piece=(-(-shape // pieces)).prod(axis=1).astype(np.float64),
+            devices=devices,
+            stacked=np.array([w.stacked for w in weights]),
+            regathered=np.array([w.regathered for w in weights]),
+            offloaded=np.array([w.offloaded for w in weights]),
+            gathered_copies=np.array([w.gathered_copies for w in weights]),
+            fan_of=fan_of,
+            pending=pending,
+            cut=cut,
+            rest=[tuple([a for a in fan if a not in self.zero_axes]) for fan in pending],
         )
-        every = [row(0, local, step(local, distinct), 0.0, 0.0)]
-        if not cut.any():
-            return np.repeat(every[0][:, None], len(ZERO_STAGES), axis=1)
-        reduced, whole = step(piece, rest), piece * devices
-        for level in ZERO_STAGES[1:]:
-            # Outside blocks, below ZeRO stage 3, collectives travel in buckets.
-            scatter = shown * price.collectives_s(
-                "reduce-scatter", over, of, whole * recipe.reduction_bytes, level < 3, stacked
+        if not can_cut.any():
+            return np.repeat(self._of_stage(trained, 0)[:, None], len(ZERO_STAGES), axis=1)
+        every = np.array([self._of_stage(trained, z) for z in ZERO_STAGES])
+        own = np.where(can_cut[:, None], [w.zero_stages for w in weights], 0)
+        chosen: np.ndarray = every[own.T, :, np.arange(len(whole))]
+        return chosen.transpose(2, 0, 1)
+
+    def _of_stage(self, rows: _Trained, zero_stage: int) -> np.ndarray:
+        """Of weights that one ZeRO stage all cuts. [fields, rows]"""
+        price, recipe = self.pricer, self.pricer.recipe
+        weight = TrainedWeight(rows.whole, rows.piece if zero_stage else rows.whole, zero_stage)
+        # State that passes through the device while it is used is counted with the whole plan.
+        resident = 0.0 if "optimizer" in price.offload else weight.optimizer_bytes(recipe)
+        looped = not self.base.written_out
+        per_step, per_microbatch = self._sync_s(rows, weight)
+        gathered = rows.gathered_copies * rows.whole if zero_stage == 3 else 0.0
+        costs = np.stack(
+            [
+                per_step,
+                per_microbatch,
+                price.grad_accumulate_s(weight.summed * recipe.gradient_bytes),
+                (weight.stored + gathered) * recipe.parameter_bytes
+                + weight.gradient_bytes(recipe, looped=looped)
+                + resident,
+                weight.accumulator_bytes(recipe, looped=looped),
+                rows.whole * recipe.gradient_bytes,
+                weight.remaining_bytes(recipe),
+            ]
+        )
+        pending = rows.rest if zero_stage == 3 else rows.pending
+        for k in np.flatnonzero(rows.offloaded).tolist():
+            one = TrainedWeight(float(weight.whole[k]), float(weight.piece[k]), zero_stage)
+            moved = offloaded_weight(one, bool(pending[rows.fan_of[k]]), recipe)
+            costs[:3, k] += [price.host_s(x) for x in (moved.once, moved.each, moved.added)]
+            # What is on its way is counted with the whole plan.
+            costs[3:, k] = 0.0
+            costs[3, k] = resident if isinstance(resident, float) else resident[k]
+        return costs
+
+    def _sync_s(
+        self, rows: _Trained, weight: TrainedWeight[np.ndarray]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Seconds once a step, of the optimizer's pass and collectives, and of each microbatch's
+        collectives. [rows] each"""
+        price, recipe = self.pricer, self.pricer.recipe
+        # Of the gradients' reduction; the rest hides under the backward pass.
+        shown = 1 - price.runtime.overlap
+        per_step = price.optimizer_s(weight.piece, price.offload)
+        per_microbatch = np.zeros(len(rows.whole))
+        for c in WEIGHT_COLLECTIVES[weight.zero_stage]:
+            gradient = c.phase == "gradient"
+            over = rows.cut if c.cut else rows.rest if weight.zero_stage else rows.pending
+            elements = weight.piece * rows.devices if c.cut else weight.piece
+            seconds = price.collectives_s(
+                c.kind,
+                over,
+                rows.fan_of,
+                elements * (recipe.reduction_bytes if gradient else recipe.parameter_bytes),
+                c.bucketed,
+                rows.stacked,
             )
-            collect = price.collectives_s(
-                "all-gather", over, of, whole * recipe.parameter_bytes, level < 3, stacked
-            )
-            every.append(row(level, piece, reduced, scatter, collect))
-        levels = np.where(cut[:, None], [w.levels for w in weights], 0)
-        found: np.ndarray = np.array(every)[levels, np.arange(len(local))[:, None]]
-        return found
+            seconds = (shown if gradient else 1.0) * seconds
+            if c.phase == "recompute":
+                seconds = seconds * rows.regathered
+            if c.per_microbatch:
+                per_microbatch = per_microbatch + seconds
+            else:
+                per_step = per_step + seconds
+        return per_step, per_microbatch

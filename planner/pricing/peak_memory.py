@@ -20,7 +20,7 @@ takes room only where those take more than activations and temporaries took befo
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import numpy as np
@@ -29,20 +29,20 @@ from costmodels.capacity import Breakdown
 from costmodels.liveness import (
     Liveness,
     OperatorBytes,
-    WeightGradients,
     backward_liveness,
     gradient_buffers,
-    waiting_bytes,
+    temporary_bytes,
 )
 from planner.analysis.facts import GraphFacts
 from planner.analysis.passing import puts_off, readers
 from planner.execution.even_collectives import weights_of_other_stages
-from planner.execution.layout_flow import Flow, cut_layout, stored_layout
+from planner.execution.layout_flow import Flow
 from planner.execution.loops import RepeatedBlock
 from planner.execution.pipeline import pipeline_of
 from planner.execution.plan import Plan
 from planner.execution.recompute import recomputed_blocks
 from planner.execution.weight_offload import offloaded_names
+from planner.pricing.device_weights import device_weights
 from planner.pricing.kernels import saved_beside, working_bytes
 from planner.pricing.pricer import Pricer
 from planner.pricing.weight_offload import offloaded_weights
@@ -74,191 +74,172 @@ def saved_collectives_bytes(flow: Flow, runs: tuple[RepeatedBlock, ...], pricer:
 
 
 @dataclass(frozen=True)
-class Moments:
-    """Bytes of a device that the two moments of most memory are made of (module docstring). late:
-    gradients that the tail does not meet; tail: activations that it keeps; work, end: the largest
-    working set of an operator before the tail, and in it.
+class MemoryParts:
+    """Bytes of a device that the two points of most memory are made of (module docstring).
 
-    walk: of a program without a loop over blocks. `gradients` are then the sums of microbatches
-    alone, `work` and `end` are nothing.
+    block_grads: gradients that the epilogue's backward pass does not meet. epilogue: activations
+    that the epilogue saves. workspace, epilogue_workspace: the largest workspace of an operator
+    before the epilogue, and in it. liveness: of a program without a loop over blocks; `gradients`
+    are then the sums of microbatches alone, `epilogue` and the workspaces nothing.
     """
 
     parameters: float
     gradients: float
     state: float
     activations: float
-    late: float
-    tail: float
-    work: float
-    end: float
-    walk: Liveness | None = None
+    block_grads: float = 0.0
+    epilogue: float = 0.0
+    workspace: float = 0.0
+    epilogue_workspace: float = 0.0
+    liveness: Liveness | None = None
+
+    @property
+    def temporary(self) -> float:
+        """What lives only for a while at the point of most memory, where there is a loop."""
+        return temporary_bytes(
+            self.workspace, self.epilogue + self.epilogue_workspace, self.block_grads
+        )
+
+    @property
+    def given_back(self) -> float:
+        """Bytes of the peak that the optimizer's step has no more."""
+        if self.liveness is None:
+            return self.activations + self.temporary
+        return self.liveness.peak - float(self.liveness.gradients[0])
+
+
+@dataclass
+class _WeightBytes:
+    """Bytes of a device's weights. duplicated: of chunks of a pipeline stage that are there twice;
+    gathered: node -> bytes gathered for it; gradients_of: of each trained weight the nodes that
+    read it, its whole gradient and what is left of it until the end of the step; passing_state: of
+    each trained weight its state that passes through the device."""
+
+    parameters: float = 0.0
+    gradients: float = 0.0
+    state: float = 0.0
+    block_grads: float = 0.0
+    duplicated: float = 0.0
+    gathered: dict[int, float] = field(default_factory=dict)
+    gradients_of: list[tuple[list[int], float, float]] = field(default_factory=list)
+    passing_state: list[float] = field(default_factory=list)
 
 
 def memory(
     base: GraphFacts, flow: Flow, pricer: Pricer, runs: tuple[RepeatedBlock, ...] = ()
 ) -> Breakdown:
     """Peak memory by part, in bytes of the recipe."""
-    m = moments(base, flow, pricer, runs)
-    if m.walk is not None:
-        i = m.walk.at
-        return Breakdown(
-            int(m.parameters),
-            int(m.gradients + m.walk.gradients[i]),
-            int(m.state),
-            int(m.walk.activations[i]),
-            int(m.walk.temporary[i]),
-        )
+    parts = memory_parts(base, flow, pricer, runs)
+    gradients, activations, temporary = parts.gradients, parts.activations, parts.temporary
+    if parts.liveness is not None:
+        at = parts.liveness.at
+        gradients += float(parts.liveness.gradients[at])
+        activations = float(parts.liveness.activations[at])
+        temporary = float(parts.liveness.temporary[at])
     return Breakdown(
-        int(m.parameters),
-        int(m.gradients),
-        int(m.state),
-        int(m.activations),
-        int(max(m.work, m.tail + m.end - m.late)),
+        int(parts.parameters), int(gradients), int(parts.state), int(activations), int(temporary)
     )
 
 
-def moments(
+def memory_parts(
     base: GraphFacts, flow: Flow, pricer: Pricer, runs: tuple[RepeatedBlock, ...] = ()
-) -> Moments:
-    """What is held when, in bytes of the recipe."""
-    graph, mesh, recipe = base.graph, dict(flow.plan.mesh), pricer.recipe
-    parameters = gradients = state = late = copied = 0.0
-    gathered: dict[int, float] = {}
-    on_way: list[float] = []
-    reduced: list[tuple[list[int], float, float]] = []
-    parts: dict[tuple, tuple[float, float, float]] = {}
-    pipeline = pipeline_of(graph, flow.plan)
+) -> MemoryParts:
+    """What is on a device when, in bytes of the recipe."""
+    weights = _weight_bytes(base, flow, pricer, runs)
+    activations, epilogue = _activation_bytes(base, flow, pricer, runs)
+    slack = 1 + pricer.runtime.memory_slack
+    parts = MemoryParts(
+        parameters=weights.parameters,
+        gradients=weights.gradients,
+        state=weights.state,
+        activations=activations * slack,
+        block_grads=weights.block_grads,
+    )
+    if base.written_out:
+        parts = replace(parts, liveness=_liveness(base, flow, pricer, weights))
+    else:
+        workspace, epilogue_workspace = temporaries(base, flow, pricer, weights.gathered)
+        parts = replace(
+            parts,
+            epilogue=epilogue * slack,
+            workspace=workspace * slack + weights.duplicated,
+            epilogue_workspace=epilogue_workspace * slack + weights.duplicated,
+        )
+    passing = sum(sorted(weights.passing_state)[-PARKED_ARRAYS:])
+    return replace(parts, state=weights.state + max(0.0, passing - parts.given_back))
+
+
+def _weight_bytes(
+    base: GraphFacts, flow: Flow, pricer: Pricer, runs: tuple[RepeatedBlock, ...]
+) -> _WeightBytes:
+    """What weights take, their gradients and the optimizer's state."""
+    graph, plan, recipe, looped = base.graph, flow.plan, pricer.recipe, not base.written_out
+    pipeline, offloaded, found = (
+        pipeline_of(graph, plan),
+        offloaded_names(flow, runs),
+        _WeightBytes(),
+    )
     elsewhere = weights_of_other_stages(graph, pipeline) if pipeline else frozenset[str]()
-    away = offloaded_names(flow, runs)
-    for name, w in flow.weights.items():
+    for name, weight in device_weights(flow).items():
         if name in elsewhere:
             continue
-        t = graph.tensors[name]
-        key = (t.shape, id(w))
-        if key not in parts:
-            parts[key] = tuple(
-                float(prod(local_shape(t.shape, x, mesh)))
-                for x in (stored_layout(w), w.layout, cut_layout(w))
-            )  # type: ignore[assignment]
-        own, full, cut = parts[key]
-        stored = own * (recipe.parameter_bytes if t.is_float else pricer.itemsize(t.dtype))
-        parameters += stored * (name not in away)
-        if (
-            pipeline
-            and pipeline.copied_weights_share
-            and any(i in pipeline.nodes for i, _ in graph.consumers[name])
-        ):
-            copied += stored * float(pipeline.copied_weights_share)
-        if name in flow.grad:
-            # The program takes all gradients, then scatters each: below ZeRO stage 3 the whole
-            # gradient exists, and microbatches add an accumulator.
-            level = w.zero_stage if w.zero_dim >= 0 else 0
-            several = flow.plan.accumulation_steps > 1
-            held = (
-                (cut if level >= 2 else full) if several and (level < 3 or base.written_out) else 0
+        t, here = graph.tensors[name], name not in offloaded
+        stored = weight.stored * (
+            recipe.parameter_bytes if t.is_float else pricer.itemsize(t.dtype)
+        )
+        found.parameters += stored * here
+        users = [i for i, _ in graph.consumers[name]]
+        if pipeline and pipeline.copied_weights_share and any(i in pipeline.nodes for i in users):
+            found.duplicated += stored * float(pipeline.copied_weights_share)
+        if name not in flow.grad:
+            continue
+        # The program takes all gradients, then scatters each: below stage 3 the whole gradient
+        # exists, and microbatches add an accumulator.
+        if here:
+            found.gradients += weight.gradient_bytes(recipe, looped=looped)
+            if plan.accumulation_steps > 1:
+                found.gradients += weight.accumulator_bytes(recipe, looped=looped)
+        state, whole = weight.optimizer_bytes(recipe), weight.whole * recipe.gradient_bytes
+        if "optimizer" in plan.offload:
+            # Repeats of a block one by one, those of a chunk of a pipeline stage at once.
+            chunked = pipeline and pipeline.virtual_stages > 1 and users[0] in pipeline.nodes
+            found.passing_state.append(
+                state * (pipeline.blocks_per_tick if pipeline and chunked else 1)
             )
-            gradients += (
-                (held + (0 if base.written_out else cut if level == 3 else full))
-                * recipe.gradient_bytes
-                * (name not in away)
-            )
-            users = [i for i, _ in graph.consumers[name]]
-            if (
-                "optimizer" in flow.plan.offload
-            ):  # repeats of a block one by one, those of a chunk of a pipeline stage at once
-                on_way.append(
-                    cut
-                    * recipe.state_bytes
-                    * (
-                        pipeline.blocks_per_tick
-                        if pipeline and pipeline.virtual_stages > 1 and users[0] in pipeline.nodes
-                        else 1
-                    )
-                )
-            else:
-                state += cut * recipe.state_bytes
-            reduced.append(
-                (users, full * recipe.gradient_bytes, cut * waiting_bytes(recipe, level))
-            )
-            for i, _ in graph.consumers[name]:
-                if w.zero_stage == 3 and w.zero_dim >= 0:
-                    gathered[i] = gathered.get(i, 0.0) + full * recipe.parameter_bytes
-                if (
-                    name in base.own
-                    and i in base.repeated
-                    and flow.plan.zero_stage < 3
-                    and name not in away
-                ):
-                    late += full * recipe.gradient_bytes
-    if (
-        away
-    ):  # those of one repeat are here; in the optimizer's step rows of others take their place
-        here = offloaded_weights(flow, runs, pricer)
-        parameters, gradients = parameters + here.weights, gradients + here.gradients
-    sending = "activations" in flow.plan.offload
-    activations, tail = saved_activations(
-        base,
-        flow,
-        pricer,
-        (
-            frozenset(n for run in runs for c in run.carries for n in (c.enters, *c.leaves))
-            if sending
-            else frozenset()
-        ),
+        else:
+            found.state += state
+        found.gradients_of.append((users, whole, weight.remaining_bytes(recipe)))
+        if weight.zero_stage == 3:
+            for i in users:
+                size = weight.whole * recipe.parameter_bytes
+                found.gathered[i] = found.gathered.get(i, 0.0) + size
+        if name in base.own and users[0] in base.repeated and plan.zero_stage < 3 and here:
+            found.block_grads += whole
+    if offloaded:
+        # Those of one repeat are here; in the optimizer's step rows of others take their place.
+        brought = offloaded_weights(flow, runs, pricer)
+        found.parameters += brought.weights
+        found.gradients += brought.gradients
+    return found
+
+
+def _activation_bytes(
+    base: GraphFacts, flow: Flow, pricer: Pricer, runs: tuple[RepeatedBlock, ...]
+) -> tuple[float, float]:
+    """Bytes of saved activations, and of those of the epilogue apart: what waits in the host's
+    memory is on its way, results of collectives that recomputed blocks save come on top."""
+    offloaded = "activations" in flow.plan.offload
+    entering = frozenset(n for run in runs for c in run.carries for n in (c.enters, *c.leaves))
+    activations, epilogue = saved_activations(
+        base, flow, pricer, entering if offloaded else frozenset()
     )
-    if sending:
+    if offloaded:
         activations += (
             PARKED_ARRAYS
             * flow.plan.overlapped_microbatches
             * sent_activations(flow, pricer, runs)[1]
         )
-    activations += saved_collectives_bytes(flow, runs, pricer)
-    slack = 1 + pricer.runtime.memory_slack
-    if base.written_out:
-        whole, piece = (np.array([row[k] for row in reduced], np.float64) for k in (1, 2))
-        weights = gradient_buffers(
-            readers(graph, [row[0] for row in reduced]),
-            whole,
-            piece,
-            recipe,
-            flow.plan.zero_stage,
-            flow.plan.accumulation_steps,
-        )
-        found = Moments(
-            parameters,
-            gradients,
-            state,
-            activations * slack,
-            late,
-            0.0,
-            0.0,
-            0.0,
-            _walk(base, flow, pricer, gathered, weights),
-        )
-    else:
-        work, end = temporaries(base, flow, pricer, gathered)
-        found = Moments(
-            parameters,
-            gradients,
-            state,
-            activations * slack,
-            late,
-            tail * slack,
-            work * slack + copied,
-            end * slack + copied,
-        )
-    return replace(
-        found, state=state + max(0.0, sum(sorted(on_way)[-PARKED_ARRAYS:]) - _given_back(found))
-    )
-
-
-def _given_back(m: Moments) -> float:
-    """Bytes of the peak that the optimizer's step has no more."""
-    return (
-        m.walk.peak - float(m.walk.gradients[0])
-        if m.walk is not None
-        else m.activations + max(m.work, m.tail + m.end - m.late)
-    )
+    return activations + saved_collectives_bytes(flow, runs, pricer), epilogue
 
 
 def saved_tensors(base: GraphFacts, flow: Flow, pricer: Pricer) -> Iterator[tuple[int, str, float]]:
@@ -416,32 +397,37 @@ def temporaries(
     return largest[False] + full, largest[True] + full
 
 
-def _walk(
-    base: GraphFacts,
-    flow: Flow,
-    pricer: Pricer,
-    gathered: Mapping[int, float],
-    weights: WeightGradients,
-) -> Liveness:
+def _liveness(base: GraphFacts, flow: Flow, pricer: Pricer, weights: _WeightBytes) -> Liveness:
     """The backward pass of a program without a loop over blocks."""
     graph, slack = base.graph, 1 + pricer.runtime.memory_slack
-    kept, made, work, waits = np.zeros((4, len(graph.nodes)))
+    saved, results, workspace, postponed = np.zeros((4, len(graph.nodes)))
     batch = 0.0
     for i, name, size in saved_tensors(base, flow, pricer):
         if name in graph.inputs:
             batch += size
         else:
-            kept[i] += size
-    for p in passes(base, flow, pricer, gathered):
-        made[p.i], work[p.i] = p.made, p.work
-        waits[p.i] = p.ins + p.outs if puts_off(base, p.i) else 0.0
-    own = OperatorBytes(
-        kept * slack,
-        made * slack,
-        (work + gathered_bytes(flow.plan, gathered)) * slack,
-        waits * slack,
+            saved[i] += size
+    for p in passes(base, flow, pricer, weights.gathered):
+        results[p.i], workspace[p.i] = p.made, p.work
+        postponed[p.i] = p.ins + p.outs if puts_off(base, p.i) else 0.0
+    users, whole, remaining = (
+        zip(*weights.gradients_of, strict=True) if weights.gradients_of else ((), (), ())
     )
-    return backward_liveness(base.passing, own, weights, batch * slack)
+    buffers = gradient_buffers(
+        readers(graph, users),
+        np.array(whole, np.float64),
+        np.array(remaining, np.float64),
+        pricer.recipe,
+        flow.plan.zero_stage,
+        flow.plan.accumulation_steps,
+    )
+    operators = OperatorBytes(
+        saved * slack,
+        results * slack,
+        (workspace + gathered_bytes(flow.plan, weights.gathered)) * slack,
+        postponed * slack,
+    )
+    return backward_liveness(base.passing, operators, buffers, batch * slack)
 
 
 def block_of(plan: Plan, i: int) -> int:

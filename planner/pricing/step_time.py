@@ -25,7 +25,7 @@ from planner.analysis.facts import GraphFacts
 from planner.execution import collectives
 from planner.execution.collective import CollectiveUse, traffic
 from planner.execution.even_collectives import weights_of_other_stages
-from planner.execution.layout_flow import Flow, cut_layout, derive, stored_layout
+from planner.execution.layout_flow import Flow, derive, stored_layout
 from planner.execution.loops import RepeatedBlock, find_repeated_block, pipelined_block
 from planner.execution.pipeline import Pipeline, pipeline_of
 from planner.execution.plan import Plan
@@ -33,6 +33,7 @@ from planner.execution.recompute import recomputed_blocks
 from planner.execution.weight_offload import offloaded_names
 from planner.pricing.bucketing import launched, launching_s, seconds
 from planner.pricing.cost import Cost
+from planner.pricing.device_weights import device_weights
 from planner.pricing.host_tables import pull_push_s
 from planner.pricing.kernels import kernel_times
 from planner.pricing.microbatch_overlap import hidden_shares, launch_bytes, per_launch
@@ -228,37 +229,24 @@ def sent_s(
 
 def _optimizer_s(flow: Flow, pipeline: Pipeline | None, pricer: Pricer) -> float:
     """Seconds of a device's update, and of the sums of gradients over several microbatches: of
-    pieces where the optimizer level cuts them first."""
-    graph, mesh, turns, copies = (
+    pieces where the ZeRO stage cuts them first."""
+    graph, turns, copies = (
         flow.graph,
-        dict(flow.plan.mesh),
         flow.plan.accumulation_steps,
         flow.plan.overlapped_microbatches,
     )
     elsewhere = weights_of_other_stages(graph, pipeline) if pipeline else frozenset[str]()
-    sizes: dict[tuple, tuple[int, int, int]] = {}
     updated = added = 0.0
-    for n, w in flow.weights.items():
-        if n in flow.grad and n not in elsewhere:
-            shape = graph.tensors[n].shape
-            if (shape, id(w)) not in sizes:
-                piece, whole = (
-                    prod(local_shape(shape, layout, mesh)) for layout in (cut_layout(w), w.layout)
-                )
-                sizes[shape, id(w)] = (
-                    piece,
-                    piece if w.zero_stage >= 2 or w.zero_dim < 0 else whole,
-                    whole,
-                )
-            piece, summed, whole = sizes[shape, id(w)]
-            updated += piece
+    for name, weight in device_weights(flow).items():
+        if name in flow.grad and name not in elsewhere:
+            updated += weight.piece
             if turns > 1:
-                added += summed * (
-                    float(pipeline.gradient_additions(i for i, _ in graph.consumers[n]))
-                    if pipeline
-                    else turns
+                readers = (i for i, _ in graph.consumers[name])
+                added += weight.summed * (
+                    float(pipeline.gradient_additions(readers)) if pipeline else turns
                 )
-            added += whole * turns * (copies - 1)  # the copies' gradients of one turn
+            # The gradients of one turn's microbatches.
+            added += weight.whole * turns * (copies - 1)
     return pricer.optimizer_s(updated, flow.plan.offload) + pricer.grad_accumulate_s(
         added * pricer.recipe.gradient_bytes
     )

@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from costmodels.capacity import Breakdown
+from costmodels.trained_weight import TrainedWeight
 from planner.analysis.facts import GraphFacts
 from planner.execution import collectives, uneven_collectives
 from planner.execution.collective import CollectiveUse, traffic
@@ -153,51 +154,53 @@ def price(base: GraphFacts, flow: Flow, pricer: Pricer) -> Cost:
     )
 
 
+def _trained_weights(flow: Flow) -> list[TrainedWeight[float]]:
+    """The buffers of a device that hold weights with gradients."""
+    mesh = dict(flow.plan.mesh)
+    return [
+        TrainedWeight(float(b.length), float(b.state_length(mesh)), b.zero_stage)
+        for b in buffers(flow, uneven_collectives.uneven_stages(flow))
+        if b.trained
+    ]
+
+
 def _optimizer_s(flow: Flow, pricer: Pricer) -> float:
     """Seconds of the update, and of adding each microbatch's gradients to their sums."""
-    mesh = dict(flow.plan.mesh)
-    stages = uneven_collectives.uneven_stages(flow)
-    added = sum(
-        b.state_length(mesh) if b.zero_stage == 2 else b.length
-        for b in buffers(flow, stages)
-        if b.trained
+    weights, together = (
+        _trained_weights(flow),
+        uneven_collectives.uneven_stages(flow).microbatches_per_tick,
     )
-    within = (
-        sum(b.length for b in buffers(flow, stages) if b.trained)
-        if stages.microbatches_per_tick > 1
-        else 0
-    )
+    within = sum(w.whole for w in weights) if together > 1 else 0.0
+    added = sum(w.summed for w in weights) + together * within
     sums = pricer.grad_accumulate_s(
-        uneven_collectives.uneven_schedule(flow).ticks
-        * (added + stages.microbatches_per_tick * within)
-        * pricer.recipe.gradient_bytes
+        uneven_collectives.uneven_schedule(flow).ticks * added * pricer.recipe.gradient_bytes
     )
-    return pricer.optimizer_s(uneven_collectives.state_elements(flow), flow.plan.offload) + sums
+    return pricer.optimizer_s(sum(w.piece for w in weights), flow.plan.offload) + sums
 
 
 def memory(base: GraphFacts, flow: Flow, pricer: Pricer) -> Breakdown:
     """Peak memory by part, in bytes of the recipe."""
-    recipe, mesh, stages = (
-        pricer.recipe,
-        dict(flow.plan.mesh),
-        uneven_collectives.uneven_stages(flow),
-    )
-    parameters = gradients = state = on_way = 0.0
-    for b in buffers(flow, stages):
-        parameters += b.length * (
+    recipe, stages = pricer.recipe, uneven_collectives.uneven_stages(flow)
+    state = on_way = 0.0
+    parameters = sum(
+        b.length
+        * (
             recipe.parameter_bytes
             if b.dtype.startswith(("float", "bfloat"))
             else pricer.itemsize(b.dtype)
         )
-        if b.trained:
-            piece = b.state_length(mesh)
-            gradients += (
-                b.length + (piece if b.zero_stage == 2 else b.length)
-            ) * recipe.gradient_bytes
-            if "optimizer" in flow.plan.offload:
-                on_way = max(on_way, PARKED_ARRAYS * piece / PARTS * recipe.state_bytes)
-            else:
-                state += piece * recipe.state_bytes
+        for b in buffers(flow, stages)
+    )
+    weights = _trained_weights(flow)
+    gradients = sum(
+        w.gradient_bytes(recipe, looped=True) + w.accumulator_bytes(recipe, looped=True)
+        for w in weights
+    )
+    for w in weights:
+        if "optimizer" in flow.plan.offload:
+            on_way = max(on_way, PARKED_ARRAYS * w.optimizer_bytes(recipe) / PARTS)
+        else:
+            state += w.optimizer_bytes(recipe)
     boundary = (
         sum(buffer_elements(handed_tensors(flow, stages)).values())
         * stages.microbatches_per_tick

@@ -105,7 +105,7 @@ def charges(space: Space) -> np.ndarray:
     # What a result is converted to for its own kind, or handed out in, stands with the node's time,
     # and collectives of that are kept.
     beside = {base.shared[graph.producer[o]] for o in graph.outputs if o in graph.producer}
-    found = [np.zeros(len(v.saved_bytes)) for v in space.variables]
+    found = [np.zeros(v.options) for v in space.variables]
     for i in base.demanded:
         k = space.op_of[i]
         v = space.variables[k]
@@ -116,8 +116,8 @@ def charges(space: Space) -> np.ndarray:
             for reader, _ in graph.consumers.get(o, ())
         ):
             found[k] = np.where(
-                np.isfinite(v.forward_s),
-                v.forward_s - (0.0 if k in known else v.not_recomputed_s),
+                np.isfinite(v.costs.forward_s),
+                v.costs.forward_s - (0.0 if k in known else v.costs.not_recomputed_s),
                 0.0,
             )
     return np.concatenate(found)

@@ -156,9 +156,7 @@ class Relaxation:
 
     def __init__(self, space: Space, scratch: Scratch | None = None) -> None:
         self.space, self.scratch = space, scratch or Scratch()
-        self.offset = np.concatenate(
-            ([0], np.cumsum([len(v.saved_bytes) for v in space.variables]))
-        )
+        self.offset = np.concatenate(([0], np.cumsum([v.options for v in space.variables])))
         self._all = self.offset
         self.kept = np.arange(self.offset[-1])
         """Options that are looked at, of all those of the space in a row."""

@@ -24,13 +24,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from costmodels.liveness import OperatorBytes, backward_liveness, gradient_buffers
+from costmodels.liveness import OperatorBytes, backward_liveness, gradient_buffers, temporary_bytes
 from planner.execution.pipeline import Pipeline, Schedule
 from planner.execution.plan import Plan
 from planner.ops.residuals import reads
 from planner.solvers.problem import FORBIDDEN, Problem
 from planner.space.axis_choices import axis_choices
-from planner.space.option_arrays import Weights, costs_of
+from planner.space.option_arrays import TrainedVariables, arrays_of
 from planner.space.variables import Space, Variable
 
 PICO = 1e12
@@ -81,7 +81,7 @@ def assemble(
     kept, as the problem knows no bytes of other results: plans that keep some are priced below
     their cost here, and bounded in planner.search.saved_collective_bounds.
     """
-    ends = costs_of(space).first[1:]
+    ends = arrays_of(space).first[1:]
     cost = np.split(_whole(seconds_of(space, techniques, uncut) / unit_s), ends)
     usage = np.split(np.rint(bytes_of(space, techniques, uncut)).astype(np.int64), ends)
     share, scale = space.parts if uncut else techniques.microbatches, link_scale(space, techniques)
@@ -126,6 +126,13 @@ def assemble(
     )
 
 
+def recomputes(space: Space, techniques: Techniques) -> str:
+    """How the repeated blocks of a space's plans are recomputed, "" where none are."""
+    return (
+        "" if techniques.recompute == "none" or has_uneven_stages(space) else techniques.recompute
+    )
+
+
 def has_liveness(space: Space) -> bool:
     """Whether working sets are told apart by the operators that have them."""
     return not has_uneven_stages(space) and not space.base.written_out
@@ -137,24 +144,25 @@ def _working(space: Space, techniques: Techniques) -> list[tuple[int, int, np.nd
     that operators there keep, where there are no gradients yet to come that count less
     (`usage_of`).
     """
-    flat, found = costs_of(space), list[tuple[int, int, np.ndarray]]()
+    arrays, spans = arrays_of(space), list[tuple[int, int, np.ndarray]]()
     work, tail = (
-        np.split(each, flat.first[1:]) for each in (flat.work[_bare(space, techniques)], flat.tail)
+        np.split(each, arrays.first[1:])
+        for each in (arrays.workspace[_bare(space, techniques)], arrays.costs.saved_bytes_epilogue)
     )
-    late = flat.after[flat.first]
+    late = arrays.epilogue[arrays.first]
     least = max(
         (float(each.min()) for each, after in zip(work, late, strict=True) if not after),
         default=0.0,
     )
     for k, each in enumerate(work):
         if not late[k] and each.max() >= max(least, 1):
-            found.append((len(found), k, each))
-    time = len(found)
+            spans.append((len(spans), k, each))
+    time = len(spans)
     for k in np.flatnonzero(late).tolist() if techniques.zero == 3 else ():
-        found += [(time, j, kept) for j, kept in enumerate(tail) if kept.any()]
-        found.append((time, k, work[k]))
+        spans += [(time, j, kept) for j, kept in enumerate(tail) if kept.any()]
+        spans.append((time, k, work[k]))
         time += 1
-    return found
+    return spans
 
 
 def least_usage(space: Space, techniques: Techniques, uncut: bool = False) -> float:
@@ -163,51 +171,53 @@ def least_usage(space: Space, techniques: Techniques, uncut: bool = False) -> fl
 
     uncut: as in `assemble`.
     """
-    flat = costs_of(space)
+    arrays = arrays_of(space)
     bytes_ = bytes_of(space, techniques, uncut)
     if uncut and uncut_up_to(space) < techniques.microbatches:
-        bytes_ = np.where(flat.pieces * space.parts < techniques.microbatches, np.inf, bytes_)
+        bytes_ = np.where(
+            arrays.costs.max_batch_pieces * space.parts < techniques.microbatches, np.inf, bytes_
+        )
     return least_working(space, techniques, uncut) + float(
-        np.minimum.reduceat(bytes_, flat.first).sum()
+        np.minimum.reduceat(bytes_, arrays.first).sum()
     )
 
 
 def least_working(space: Space, techniques: Techniques, uncut: bool = False) -> float:
     """Bytes that no plan can use for what it keeps: what only lives for a while takes at least as
     much."""
-    flat, pieces = costs_of(space), techniques.microbatches / space.parts if uncut else 1.0
+    arrays, pieces = arrays_of(space), techniques.microbatches / space.parts if uncut else 1.0
     if has_uneven_stages(space):
         return 0.0
-    work, end = flat.least[_bare(space, techniques)]
-    return max(work / pieces, end / pieces - (flat.most_late if techniques.zero < 3 else 0.0))
+    work, epilogue = arrays.least_workspace[_bare(space, techniques)]
+    block_grads = arrays.max_block_grad_bytes if techniques.zero < 3 else 0.0
+    return temporary_bytes(work / pieces, epilogue / pieces, block_grads)
 
 
 def uncut_up_to(space: Space) -> float:
     """Microbatches up to which no split cuts the batch too finely."""
-    return space.parts * costs_of(space).least_pieces
+    return space.parts * arrays_of(space).least_pieces
 
 
 def seconds_of(space: Space, techniques: Techniques, uncut: bool = False) -> np.ndarray:
     """Seconds of every option of every variable in a row, as in `assemble`; +inf where the batch
     does not divide that far. [options]"""
-    flat, micro = costs_of(space), techniques.microbatches
-    each = flat.once
-    if techniques.recompute != "none" and not has_uneven_stages(space):
-        each = (
-            each + flat.again_keep_s
-            if techniques.recompute == "block-keep"
-            else each + flat.again_s
-        )
+    arrays, micro = arrays_of(space), techniques.microbatches
+    zero, costs, recompute = techniques.zero, arrays.costs, recomputes(space, techniques)
+    each = arrays.pass_s + arrays.recompute_s[recompute] if recompute else arrays.pass_s
     dealt, least = _dealt(space, techniques), max(micro, space.parts if uncut else 1)
-    weights = flat.each[techniques.zero] + (flat.sums[techniques.zero] if least > 1 else 0.0)
-    seconds: np.ndarray = flat.count * ((space.parts if uncut else least) * each + least * weights)
+    weights = costs.grad_reduce_per_microbatch_s[zero]
+    if least > 1:
+        weights = weights + costs.grad_accumulate_s[zero]
+    seconds: np.ndarray = arrays.count * (
+        (space.parts if uncut else least) * each + least * weights
+    )
     if dealt is not None:
         seconds = seconds * dealt.ratio
-    seconds = (seconds + flat.count * flat.reduce[techniques.zero]) * (
+    seconds = (seconds + arrays.count * costs.grad_reduce_per_step_s[zero]) * (
         dealt.share if dealt is not None else 1.0
     )
     return (
-        np.where(flat.pieces * space.parts < micro, np.inf, seconds)
+        np.where(arrays.costs.max_batch_pieces * space.parts < micro, np.inf, seconds)
         if uncut and uncut_up_to(space) < micro
         else seconds
     )
@@ -216,27 +226,19 @@ def seconds_of(space: Space, techniques: Techniques, uncut: bool = False) -> np.
 def bytes_of(space: Space, techniques: Techniques, uncut: bool = False) -> np.ndarray:
     """Bytes of state and kept activations of every option of every variable in a row, as in
     `assemble`. [options]"""
-    flat, dealt = costs_of(space), _dealt(space, techniques)
-    again = techniques.recompute != "none" and not has_uneven_stages(space)
-    kept = (
-        flat.again + flat.saved_collective
-        if again and techniques.recompute == "block-keep"
-        else flat.again
-        if again
-        else flat.kept
-    )
-    state = (
-        flat.state[techniques.zero] + flat.held[techniques.zero]
-        if techniques.microbatches > 1
-        else flat.state[techniques.zero]
-    )
+    arrays, dealt = arrays_of(space), _dealt(space, techniques)
+    costs, recompute = arrays.costs, recomputes(space, techniques)
+    saved = costs.saved_bytes_remat if recompute else costs.saved_bytes
+    if recompute == "block-keep":
+        saved = saved + costs.saved_collective_bytes
+    state = arrays.state_bytes[techniques.zero]
+    if techniques.microbatches > 1:
+        state = state + arrays.grad_accumulator_bytes[techniques.zero]
     if dealt is not None:
-        inner = flat.inner if again else 0.0
-        kept, state = (
-            dealt.kept * dealt.share * (kept - inner) + inner,
-            dealt.share * (state + dealt.copies * flat.late),
-        )
-    bytes_: np.ndarray = state + (kept * space.parts / techniques.microbatches if uncut else kept)
+        one_repeat = costs.saved_bytes_one_repeat if recompute else 0.0
+        saved = dealt.kept * dealt.share * (saved - one_repeat) + one_repeat
+        state = dealt.share * (state + dealt.copies * arrays.block_grad_bytes)
+    bytes_: np.ndarray = state + (saved * space.parts / techniques.microbatches if uncut else saved)
     return bytes_
 
 
@@ -292,7 +294,7 @@ def has_uneven_stages(space: Space) -> bool:
 def dealt_parts(space: Space, techniques: Techniques) -> tuple[np.ndarray, np.ndarray]:
     """Per variable what part of its nodes a device runs in a microbatch, bubble included, and what
     part of what they keep for one it has at once (without `uncut`)."""
-    dealt, at = _dealt(space, techniques), costs_of(space).first
+    dealt, at = _dealt(space, techniques), arrays_of(space).first
     return (
         ((dealt.share * dealt.ratio)[at], (dealt.share * dealt.kept)[at])
         if dealt is not None
@@ -303,11 +305,11 @@ def dealt_parts(space: Space, techniques: Techniques) -> tuple[np.ndarray, np.nd
 def ticking(space: Space, techniques: Techniques) -> np.ndarray:
     """Seconds of what a pipeline stage runs in every tick, over all microbatches and without
     recomputation (space: as for `uncut`). [options]"""
-    flat, dealt = costs_of(space), _dealt(space, techniques)
+    arrays, dealt = arrays_of(space), _dealt(space, techniques)
     return (
         space.parts
-        * flat.count
-        * flat.once
+        * arrays.count
+        * arrays.pass_s
         * (dealt.share * ~dealt.places.late if dealt is not None else 0.0)
     )
 
@@ -384,8 +386,8 @@ def _dealt(space: Space, techniques: Techniques) -> _Dealt | None:
 
 
 def _in_parts(space: Space, techniques: Techniques) -> _Dealt:
-    """uneven stages as if each took an equal part of every variable and link."""
-    options, links = sum(len(v.saved_bytes) for v in space.variables), len(space.links)
+    """Unequal stages as if each took an equal part of every variable and link."""
+    options, links = sum(v.options for v in space.variables), len(space.links)
     share, ratio = 1 / space.pricer.mesh.stages, slowdown(space, techniques)
     nowhere = _Places(
         [],
@@ -416,7 +418,7 @@ def _places(space: Space, pipeline: Pipeline) -> _Places:
             for i, inside, after in zip(where, blocks.tolist(), late.tolist(), strict=True)
         ]
         kinds = list(dict.fromkeys(alike))
-        sizes = [len(v.saved_bytes) for v in space.variables]
+        sizes = [v.options for v in space.variables]
         a, b = np.array([(link.a, link.b) for link in space.links], np.int64).reshape(-1, 2).T
         space.memo["places"] = _Places(
             [where[alike.index(k)] for k in kinds],
@@ -485,29 +487,38 @@ def _bare(space: Space, techniques: Techniques) -> bool:
     return techniques.zero == 3 and not space.base.written_out
 
 
-def _walked(
-    space: Space, techniques: Techniques, choice: np.ndarray, pieces: float, weights: Weights
+def _above_saved(
+    space: Space,
+    techniques: Techniques,
+    choice: np.ndarray,
+    pieces: float,
+    trained: TrainedVariables,
 ) -> float:
-    """Bytes at the peak of a program without a loop, above the activations that are kept."""
-    ops = [k for k, v in enumerate(space.variables) if v.kind == "op"]
-    rows = np.array([space.variables[k].liveness_bytes[choice[k]] for k in ops]) / pieces
-    work = np.array([space.variables[k].workspace_bytes[choice[k]] for k in ops]) / pieces
-    room = np.array(
-        [space.variables[k].grad_buffer_bytes[techniques.zero][choice[k]] for k in weights.rows]
-    ).reshape(-1, 2)
-    room_of = gradient_buffers(
-        weights.read,
-        room[:, 0],
-        room[:, 1],
-        space.pricer.recipe,
-        techniques.zero,
-        techniques.microbatches,
+    """Bytes at the peak of a program without a loop over blocks, above the activations that are
+    saved."""
+    arrays = arrays_of(space)
+    at, zero = arrays.first + choice, techniques.zero
+    costs = arrays.costs.take(at[[v.kind == "op" for v in space.variables]])
+    whole, remaining = (
+        part[zero, at[trained.rows]]
+        for part in (arrays.costs.grad_buffer_bytes, arrays.costs.grad_remaining_bytes)
     )
-    given = float(rows[:, 0].sum())
-    found = backward_liveness(
-        space.base.passing, OperatorBytes(rows[:, 1], rows[:, 2], work, rows[:, 3]), room_of, given
+    inputs, saved = costs.saved_input_bytes / pieces, costs.saved_bytes / pieces
+    given = float(inputs.sum())
+    live = backward_liveness(
+        space.base.passing,
+        OperatorBytes(
+            saved - inputs,
+            costs.result_grad_bytes / pieces,
+            costs.workspace_bytes / pieces,
+            costs.postponed_bytes / pieces,
+        ),
+        gradient_buffers(
+            trained.read, whole, remaining, space.pricer.recipe, zero, techniques.microbatches
+        ),
+        given,
     )
-    return found.peak - given - float(rows[:, 1].sum())
+    return live.peak - given - float((saved - inputs).sum())
 
 
 def usage_of(
@@ -515,30 +526,25 @@ def usage_of(
 ) -> tuple[float, float]:
     """(state and kept activations, what lives only for a while) of a choice, in bytes, as in
     `assemble` and planner.pricing.peak_memory."""
-    flat, pieces = costs_of(space), techniques.microbatches / space.parts if uncut else 1.0
-    at = flat.first + np.asarray(choice, np.int64)
+    arrays, pieces = arrays_of(space), techniques.microbatches / space.parts if uncut else 1.0
+    at = arrays.first + np.asarray(choice, np.int64)
     if has_uneven_stages(space):
         return (
             float(bytes_of(space, techniques, uncut)[at].sum()),
-            float(flat.work[_bare(space, techniques)][at].max(initial=0.0)) / pieces,
+            float(arrays.workspace[_bare(space, techniques)][at].max(initial=0.0)) / pieces,
         )
-    if flat.weights is not None:
-        return float(bytes_of(space, techniques, uncut)[at].sum()), _walked(
-            space, techniques, np.asarray(choice, np.int64), pieces, flat.weights
+    if arrays.trained is not None:
+        return float(bytes_of(space, techniques, uncut)[at].sum()), _above_saved(
+            space, techniques, np.asarray(choice, np.int64), pieces, arrays.trained
         )
-    dealt, work, after = (
-        _dealt(space, techniques),
-        flat.work[_bare(space, techniques)][at],
-        flat.after[at],
-    )
-    late = (
-        float((flat.late[at] * (dealt.share[at] if dealt is not None else 1.0)).sum())
-        if techniques.zero < 3
-        else 0.0
-    )
-    end = (float(flat.tail[at].sum()) + float(work[after].max(initial=0.0))) / pieces - late
-    return float(bytes_of(space, techniques, uncut)[at].sum()), max(
-        float(work[~after].max(initial=0.0)) / pieces, end
+    dealt, workspace = _dealt(space, techniques), arrays.workspace[_bare(space, techniques)][at]
+    follows = arrays.epilogue[at]
+    block_grads = arrays.block_grad_bytes[at] * (dealt.share[at] if dealt is not None else 1.0)
+    saved = float(arrays.costs.saved_bytes_epilogue[at].sum())
+    return float(bytes_of(space, techniques, uncut)[at].sum()), temporary_bytes(
+        float(workspace[~follows].max(initial=0.0)) / pieces,
+        (saved + float(workspace[follows].max(initial=0.0))) / pieces,
+        float(block_grads.sum()) if techniques.zero < 3 else 0.0,
     )
 
 

@@ -16,18 +16,19 @@ planner.space.assemble adds up.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import copy
+from dataclasses import replace
 
 import numpy as np
 
 from planner.analysis.facts import GraphFacts, Wire
 from planner.ops.residuals import reads
+from planner.pricing.gradient_sync import WeightCosts, no_weights
 from planner.pricing.pricer import Pricer
 from planner.sharding.layout import Axes
 from planner.sharding.layout_table import LayoutColumn
 from planner.sharding.rule import Limits, Split
-from planner.space.node_options import Kinds, NodeOptions, by_level, no_weights
-from planner.space.variables import Link, Space, Variable
+from planner.space.node_options import Kinds, NodeOptions
+from planner.space.variables import Link, OptionCosts, Space, Variable
 
 
 class _Builder:
@@ -63,12 +64,14 @@ class _Builder:
 
     def _op(self, i: int, kind: NodeOptions) -> None:
         times, self.op_of[i] = self.base.times[i], len(self.variables)
-        v = copy(kind.variable)
-        v.name, v.count, v.node, v.flops = (
-            self.graph.nodes[i].id,
-            times,
-            i,
-            self.base.rules[i].flops * times,
+        v = Variable(
+            name=self.graph.nodes[i].id,
+            kind="op",
+            count=times,
+            costs=kind.costs,
+            node=i,
+            splits=kind.splits,
+            flops=self.base.rules[i].flops * times,
         )
         self.variables.append(v)
 
@@ -103,17 +106,44 @@ class _Builder:
     def _hub(self, wire: Wire) -> None:
         """A variable for the layout a shared tensor is brought to; options may hold a second layout
         made from the first."""
-        name, graph, atlas = wire.name, self.graph, self.atlas
-        weight, t = name in graph.weights, graph.tensors[name]
+        name, atlas = wire.name, self.atlas
         per_use = [(self.op_of[i], self._need(i, slot), times) for i, slot, times in wire.uses]
-        wanted = dict.fromkeys(n for _, target, _ in per_use for n in target.layouts)
+        options = self._hub_options(name, [target for _, target, _ in per_use])
+        hubs, branches = zip(*options, strict=True)
+        source = atlas.column(hubs)
+        index = len(self.variables)
+        self.variables.append(
+            Variable(
+                name=name,
+                kind="weight" if name in self.graph.weights else "hub",
+                count=wire.count,
+                costs=self._hub_costs(wire, options),
+                layouts=tuple(
+                    (atlas.layouts[h], atlas.layouts[b] if b >= 0 else None) for h, b in options
+                ),
+            )
+        )
+        if wire.made is not None:
+            self._link(
+                wire, self.op_of[wire.made[0]], self._result(wire.made), (), index, source, 1
+            )
+        for b, target, times in per_use:
+            self._link(wire, index, source, branches, b, target, times)
+
+    def _hub_options(
+        self, name: str, targets: Sequence[LayoutColumn]
+    ) -> tuple[tuple[int, int], ...]:
+        """Layouts that a shared tensor may be brought to, each with one made from it, or -1.
+        targets: what its readers want."""
+        atlas = self.atlas
+        wanted = dict.fromkeys(n for target in targets for n in target.layouts)
         plain = dict.fromkeys(atlas.without_grad_partial(n) for n in wanted)
         options = dict.fromkeys(
             (n, -1)
             for n in (*plain, *wanted)
             if not (name in self.base.carried and atlas.layouts[n].partial)
         ) or dict.fromkeys((n, -1) for n in plain)
-        if not weight:
+        if name not in self.graph.weights:
             options.update(
                 dict.fromkeys(
                     (atlas.without_grad_partial(n), n)
@@ -121,65 +151,34 @@ class _Builder:
                     if atlas.layouts[n].grad_partial
                 )
             )
-        hubs, branches = zip(*options, strict=True)
-        source = atlas.column(hubs)
-        v = Variable(
-            name,
-            "weight" if weight else "hub",
-            wire.count,
-            layouts=tuple(
-                (atlas.layouts[h], atlas.layouts[b] if b >= 0 else None) for h, b in options
-            ),
-        )
-        # A branch costs its conversion from the hub; without one the diagonal, from the hub to
-        # itself, costs nothing.
-        made = atlas.column(tuple([h if b < 0 else b for h, b in options]))
-        inner = self.tables.table(
+        return tuple(options)
+
+    def _hub_costs(self, wire: Wire, options: Sequence[tuple[int, int]]) -> OptionCosts:
+        """A branch costs its conversion from the hub; without one the diagonal, from the hub to
+        itself, costs nothing."""
+        name, atlas, t = wire.name, self.atlas, self.graph.tensors[wire.name]
+        source = atlas.column(tuple([h for h, _ in options]))
+        branch = atlas.column(tuple([h if b < 0 else b for h, b in options]))
+        forward, backward = self.tables.table(
             t.shape,
             self.pricer.itemsize(t.dtype),
             source.layouts,
-            made.layouts,
+            branch.layouts,
             name in self.base.grad,
         )
-        v.forward_s, v.backward_s = (
-            inner[0][source.of, made.of] * self._each(name),
-            inner[1][source.of, made.of],
+        weights = no_weights(len(options))
+        if name in self.graph.weights:
+            read_backward = any(
+                slot in reads(self.graph.nodes[i], self.base.grad).slots for i, slot, _ in wire.uses
+            )
+            weights = WeightCosts.of(
+                self.kinds.weights.of(name, [h for h, _ in options], read_backward)
+            )
+        return OptionCosts.of_layouts(
+            weights,
+            forward[source.of, branch.of] * self._each(name),
+            backward[source.of, branch.of],
         )
-        v.not_recomputed_s = v.forward_s
-        (
-            v.saved_bytes,
-            v.saved_bytes_remat,
-            v.saved_collective_bytes,
-            v.saved_bytes_one_repeat,
-            v.workspace_bytes,
-            v.workspace_without_weights_bytes,
-            v.saved_bytes_epilogue,
-            v.block_grad_bytes,
-        ) = np.zeros((8, len(options)))
-        v.pieces = np.full(len(options), np.inf)
-        found = no_weights(len(options))
-        if weight:
-            twice = any(
-                slot in reads(graph.nodes[i], self.base.grad).slots for i, slot, _ in wire.uses
-            )
-            found = by_level(self.kinds.weights.of(name, hubs, twice))
-        (
-            v.grad_reduce_per_step_s,
-            v.grad_reduce_per_microbatch_s,
-            v.grad_accumulate_s,
-            v.state_bytes,
-            v.grad_accumulator_bytes,
-            v.grad_buffer_bytes,
-        ) = found
-        v.liveness_bytes = np.zeros((len(options), 4))
-        index = len(self.variables)
-        self.variables.append(v)
-        if wire.made is not None:
-            self._link(
-                wire, self.op_of[wire.made[0]], self._result(wire.made), (), index, source, 1
-            )
-        for b, target, times in per_use:
-            self._link(wire, index, source, branches, b, target, times)
 
     def _link(
         self,
@@ -231,8 +230,7 @@ class _Builder:
         forward, backward = self._linked[key]
         if a == b:
             share = wire.count / self.variables[a].count  # one fewer than there are repeats
-            self.variables[a].forward_s = self.variables[a].forward_s + share * np.diag(forward)
-            self.variables[a].backward_s = self.variables[a].backward_s + share * np.diag(backward)
+            self._add(self.variables[a], share * np.diag(forward), share * np.diag(backward))
         else:
             self.links.append(
                 Link(
@@ -278,7 +276,17 @@ class _Builder:
                 name in self.base.grad,
             )
             v = self.variables[self.op_of[c]]
-            v.forward_s = v.forward_s + forward[source.of, columns.of[source.of]] / v.count
+            self._add(v, forward[source.of, columns.of[source.of]] / v.count)
+
+    def _add(
+        self, v: Variable, forward_s: np.ndarray, backward_s: np.ndarray | float = 0.0
+    ) -> None:
+        """More seconds for each option of a variable."""
+        v.costs = replace(
+            v.costs,
+            forward_s=v.costs.forward_s + forward_s,
+            backward_s=v.costs.backward_s + backward_s,
+        )
 
 
 def build_space(

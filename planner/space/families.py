@@ -199,27 +199,7 @@ def restrict(space: Space, allowed: Mapping[int, tuple[Split, ...]]) -> Space | 
     return Space(space.base, space.pricer, variables, links, space.op_of, space.parts)
 
 
-def _pick(v: Variable, at: np.ndarray) -> Variable:
-    return replace(
-        v,
-        splits=tuple(v.splits[j] for j in at.tolist()),
-        forward_s=v.forward_s[at],
-        backward_s=v.backward_s[at],
-        not_recomputed_s=v.not_recomputed_s[at],
-        grad_reduce_per_step_s={z: c[at] for z, c in v.grad_reduce_per_step_s.items()},
-        grad_reduce_per_microbatch_s={z: c[at] for z, c in v.grad_reduce_per_microbatch_s.items()},
-        grad_accumulate_s={z: c[at] for z, c in v.grad_accumulate_s.items()},
-        state_bytes={z: c[at] for z, c in v.state_bytes.items()},
-        saved_bytes=v.saved_bytes[at],
-        saved_bytes_remat=v.saved_bytes_remat[at],
-        saved_collective_bytes=v.saved_collective_bytes[at],
-        saved_bytes_one_repeat=v.saved_bytes_one_repeat[at],
-        pieces=v.pieces[at],
-        workspace_bytes=v.workspace_bytes[at],
-        grad_accumulator_bytes={z: c[at] for z, c in v.grad_accumulator_bytes.items()},
-        saved_bytes_epilogue=v.saved_bytes_epilogue[at],
-        block_grad_bytes=v.block_grad_bytes[at],
-        liveness_bytes=v.liveness_bytes[at],
-        grad_buffer_bytes={z: c[at] for z, c in v.grad_buffer_bytes.items()},
-        workspace_without_weights_bytes=v.workspace_without_weights_bytes[at],
-    )
+def _pick(v: Variable, options: np.ndarray) -> Variable:
+    """The variable with some of its options alone."""
+    splits = tuple(v.splits[j] for j in options.tolist())
+    return replace(v, splits=splits, costs=v.costs.take(options))

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from math import prod
 
 import numpy as np
 
 from planner.analysis.facts import GraphFacts
 from planner.analysis.passing import puts_off
-from planner.execution.zero_stages import ZERO_STAGES
 from planner.graph.ir import Node
 from planner.ops.residuals import reads
-from planner.pricing.gradient_sync import CELLS, WeightCosts
+from planner.pricing.gradient_sync import WeightCosts, WeightPricer, no_weights
 from planner.pricing.kernels import inner_times, saved_beside_of, times_of, working_of
 from planner.pricing.pricer import Pricer
 from planner.pricing.split_arrays import SplitArrays
@@ -27,28 +25,30 @@ from planner.sharding.candidates import candidates
 from planner.sharding.layout import Axes, local_shape
 from planner.sharding.layout_table import LayoutColumn
 from planner.sharding.rule import PENDING, Limits, Rule, Split
-from planner.space.variables import Variable
+from planner.space.variables import OptionCosts
 
-UNKEPT = (0, 0, 0, 0)
+UNSAVED = (0, 0, 0, 0)
 
 
 @dataclass(frozen=True)
 class NodeOptions:
-    """What nodes of one kind share: the priced variable, and the layouts of operands (None where
-    there is none) and of results under each of its splits."""
+    """What nodes of one kind share: the splits that they may have with what each costs, and the
+    layouts of operands (None where there is none) and of results under each."""
 
-    variable: Variable
+    splits: tuple[Split, ...]
+    costs: OptionCosts
     needs: tuple[LayoutColumn | None, ...]
     results: tuple[LayoutColumn, ...]
 
 
 @dataclass(frozen=True)
 class _Shape:
-    """The splits of a kind, and the layouts of operands and results under each."""
+    """The splits of a kind, the layouts of operands and results under each, and their bytes."""
 
     splits: tuple[Split, ...]
     needs: tuple[LayoutColumn | None, ...]
     results: tuple[LayoutColumn, ...]
+    size: _Bytes
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Kinds:
             pricer.conversions,
         )
         self.order = tuple(self.sizes)
-        self.weights = WeightCosts(base, pricer, zero_axes)
+        self.weights = WeightPricer(base, pricer, zero_axes)
 
     def every(self) -> dict[int, NodeOptions]:
         """Class of nodes -> its kind."""
@@ -94,9 +94,9 @@ class Kinds:
         }
         shapes = {i: self._shaped(i) for i in alike.values()}
         self.weights.price(
-            (name, row.layouts, twice)
+            (name, row.layouts, read_backward)
             for i, shape in shapes.items()
-            for name, row, twice in self._own(i, shape.needs)
+            for name, row, read_backward in self._own(i, shape.needs)
         )
         known = {i: self._kind(i, shape) for i, shape in shapes.items()}
         return {i: known[k] for i, k in like.items()}
@@ -107,94 +107,72 @@ class Kinds:
         splits = self.allowed.get(i) or self.base.reachable(
             i, candidates(rule, self.sizes, self.limits)
         )
-        return _Shape(splits, *self._read(self.graph.nodes[i], rule, splits))
+        needs, results = self._read(self.graph.nodes[i], rule, splits)
+        size = self._bytes(self.graph.nodes[i], needs, results, len(splits))
+        return _Shape(splits, needs, results, size)
 
     def _kind(self, i: int, shape: _Shape) -> NodeOptions:
         """All that is priced of a node alone."""
-        base, rule, node = self.base, self.base.rules[i], self.graph.nodes[i]
-        splits, needs, results = shape.splits, shape.needs, shape.results
-        cuts, size = self._cuts(splits), self._bytes(node, needs, results, len(splits))
-        slack, nothing = 1 + self.pricer.runtime.memory_slack, np.zeros(len(splits))
-        forward, backward = times_of(base, i, cuts, size.read, size.made, self.pricer)
-        spared = nothing
+        costs = OptionCosts(
+            **vars(self._own_weights(i, shape.needs, len(shape.splits))),
+            **self._seconds(i, shape),
+            **self._bytes_of(i, shape),
+            block_grad_bytes=self._block_gradients(i, shape.needs, len(shape.splits)),
+            max_batch_pieces=_batch_pieces(
+                self.base.rules[i], self._cuts(shape.splits), self.base.batch_factors[i]
+            ),
+        )
+        return NodeOptions(shape.splits, costs, shape.needs, shape.results)
+
+    def _seconds(self, i: int, shape: _Shape) -> dict[str, np.ndarray]:
+        """Fields of OptionCosts in seconds: kernels, and collectives inside them."""
+        rule, splits, size = self.base.rules[i], shape.splits, shape.size
+        not_recomputed = np.zeros(len(splits))
+        forward, backward = times_of(
+            self.base, i, self._cuts(splits), size.read, size.made, self.pricer
+        )
         if rule.inner:
-            inside, back, spared = np.array(
-                [inner_times(base, i, split, self.pricer) for split in splits]
+            inside, back, not_recomputed = np.array(
+                [inner_times(self.base, i, split, self.pricer) for split in splits]
             ).T
             forward, backward = forward + inside, backward + np.where(backward, back, 0.0)
-        partial = [self.atlas.partial(row) for row in results]
-        if (
-            results
-            # what is read of partial results is their sum over devices, which is kept: nothing asks
-            # for the terms again
-        ):
-            spared = np.where(np.logical_and.reduce(partial), forward, spared)
-        kept, again, inner, tail, given = self._kept(i, splits, size, slack)
-        work = bare = slack * working_of(
-            base, i, cuts, size.read - size.weights, size.made, size.weights, self.pricer
+        if shape.results:
+            # What is read of partial results is their sum over devices, which is saved: nothing
+            # asks for the terms again.
+            partial = [self.atlas.partial(row) for row in shape.results]
+            not_recomputed = np.where(np.logical_and.reduce(partial), forward, not_recomputed)
+        return {"forward_s": forward, "backward_s": backward, "not_recomputed_s": not_recomputed}
+
+    def _bytes_of(self, i: int, shape: _Shape) -> dict[str, np.ndarray]:
+        """Fields of OptionCosts in bytes, but for weights."""
+        base, size, cuts = self.base, shape.size, self._cuts(shape.splits)
+        slack, nothing = 1 + self.pricer.runtime.memory_slack, np.zeros(len(shape.splits))
+        operands = size.read - size.weights
+        workspace = bare = slack * working_of(
+            base, i, cuts, operands, size.made, size.weights, self.pricer
         )
         if size.weights.any():
-            bare = slack * working_of(
-                base, i, cuts, size.read - size.weights, size.made, nothing, self.pricer
+            bare = slack * working_of(base, i, cuts, operands, size.made, nothing, self.pricer)
+        saved_collective = nothing
+        if shape.results and (most := base.saved_collective_bytes(i, self.pricer.itemsize)):
+            saved_collective = self.atlas.partial(shape.results[0]) * (
+                slack * most / prod(self.sizes.values())
             )
-        cells, late = self._own_weights(i, needs, len(splits))
-        collected = nothing
-        if results and (most := base.saved_collective_bytes(i, self.pricer.itemsize)):
-            collected = partial[0] * (slack * most / prod(self.sizes.values()))
-        moment = np.zeros((len(splits), 4))
+        result_grads = postponed = nothing
         if base.written_out:
-            made_grad = sum(
-                (
-                    x
-                    for name, x in zip((o for o in node.outputs if o), size.outs, strict=True)
-                    if name in base.grad
-                ),
-                nothing,
-            )
-            moment = np.stack(
-                [
-                    given,
-                    kept - given,
-                    made_grad * slack,
-                    (
-                        (size.read - size.weights + size.made) * slack
-                        if puts_off(base, i)
-                        else nothing
-                    ),
-                ],
-                1,
-            )
-        reduce, each, sums, state, held, room = (
-            by_level(cells) if cells is not None else no_weights(len(splits))
-        )
-        v = Variable(
-            "",
-            "op",
-            0,
-            i,
-            splits,
-            (),
-            forward,
-            backward,
-            spared,
-            reduce,
-            each,
-            sums,
-            state,
-            kept,
-            again,
-            collected,
-            inner,
-            _pieces(rule, cuts, base.batch_factors[i]),
-            work,
-            held,
-            tail,
-            late,
-            moment,
-            room,
-            bare,
-        )
-        return NodeOptions(v, needs, results)
+            outputs = [o for o in base.graph.nodes[i].outputs if o]
+            with_grad = [x for o, x in zip(outputs, size.outs, strict=True) if o in base.grad]
+            result_grads = sum(with_grad, nothing) * slack
+            if puts_off(base, i):
+                postponed = (operands + size.made) * slack
+        return {
+            **self._saved(i, shape, slack),
+            "saved_collective_bytes": saved_collective,
+            "result_grad_bytes": result_grads,
+            "postponed_bytes": postponed,
+            "workspace_bytes": workspace,
+            "workspace_without_weights_bytes": bare,
+        }
 
     def _read(
         self, node: Node, rule: Rule, splits: Sequence[Split]
@@ -320,30 +298,28 @@ class Kinds:
             return np.array(each)[row.of]
         return self.tables.local(t.shape, row)[row.of] * self.pricer.itemsize(t.dtype)
 
-    def _kept(
-        self, i: int, splits: Sequence[Split], size: _Bytes, slack: float
-    ) -> tuple[np.ndarray, ...]:
-        """Bytes that the backward pass reads: in all, under recomputation, made in one repeat,
-        after the blocks, and of inputs of the graph. [options] each"""
-        base, node = self.base, self.graph.nodes[i]
+    def _saved(self, i: int, shape: _Shape, slack: float) -> dict[str, np.ndarray]:
+        """Fields of OptionCosts of what the backward pass reads."""
+        base, node, size = self.base, self.graph.nodes[i], shape.size
         stays = "activations" not in self.pricer.offload
-        kept = again = inner = tail = given = np.zeros(len(splits))
+        saved = remat = one_repeat = epilogue = inputs = np.zeros(len(shape.splits))
         for slot, own in (*enumerate(size.ins), *((-1 - k, n) for k, n in enumerate(size.outs))):
-            total, entering, first, after = base.saved_counts.get((i, slot), UNKEPT)
+            total, entering, first, after = base.saved_counts.get((i, slot), UNSAVED)
             if total or after:
-                own = (own + saved_beside_of(base, i, slot, splits, self.pricer)) * slack
-                kept, again, inner, tail = (
-                    kept + total * own,
-                    again + (first + entering * stays) * own,
-                    inner + first * own,
-                    tail + after * own,
-                )
-                given = (
-                    given + total * own
-                    if slot >= 0 and node.inputs[slot] in self.graph.inputs
-                    else given
-                )
-        return kept, again, inner, tail, given
+                own = (own + saved_beside_of(base, i, slot, shape.splits, self.pricer)) * slack
+                saved = saved + total * own
+                remat = remat + (first + entering * stays) * own
+                one_repeat = one_repeat + first * own
+                epilogue = epilogue + after * own
+                if base.written_out and slot >= 0 and node.inputs[slot] in self.graph.inputs:
+                    inputs = inputs + total * own
+        return {
+            "saved_bytes": saved,
+            "saved_bytes_remat": remat,
+            "saved_bytes_one_repeat": one_repeat,
+            "saved_bytes_epilogue": epilogue,
+            "saved_input_bytes": inputs,
+        }
 
     def _own(
         self, i: int, needs: Sequence[LayoutColumn | None]
@@ -358,24 +334,29 @@ class Kinds:
 
     def _own_weights(
         self, i: int, needs: Sequence[LayoutColumn | None], options: int
-    ) -> tuple[np.ndarray | None, np.ndarray]:
-        """What the weights cost that no other node reads, None without any [options, levels, 7];
-        and the bytes of gradients that are not there before a repeated block's backward pass
-        [options]."""
-        base, cells, late = self.base, None, np.zeros(options)
-        for name, row, twice in self._own(i, needs):
-            own = self.weights.of(name, row.layouts, twice)[row.of]
+    ) -> WeightCosts:
+        """What the weights cost that no other node reads."""
+        cells = None
+        for name, row, read_backward in self._own(i, needs):
+            own = self.weights.of(name, row.layouts, read_backward)[..., row.of]
             cells = own if cells is None else cells + own
-            if i in base.repeated and name in base.grad and not self.weights.waits(name):
-                late = (
-                    late
-                    + self.tables.local(self.graph.tensors[name].shape, row)[row.of]
-                    * self.pricer.recipe.gradient_bytes
-                )
-        return cells, late
+        return no_weights(options) if cells is None else WeightCosts.of(cells)
+
+    def _block_gradients(
+        self, i: int, needs: Sequence[LayoutColumn | None], options: int
+    ) -> np.ndarray:
+        """Bytes of gradients that are not there before a repeated block's backward pass.
+        [options]"""
+        size = np.zeros(options)
+        for name, row, _ in self._own(i, needs) if i in self.base.repeated else ():
+            if name in self.base.grad and not self.weights.offloaded(name):
+                shape = self.graph.tensors[name].shape
+                elements = self.tables.local(shape, row)[row.of]
+                size = size + elements * self.pricer.recipe.gradient_bytes
+        return size
 
 
-def _pieces(rule: Rule, cuts: SplitArrays, batch: str) -> np.ndarray:
+def _batch_pieces(rule: Rule, cuts: SplitArrays, batch: str) -> np.ndarray:
     """Into how many pieces what the graph is of may be cut with at least one row of the batch for
     each device that a split gives some. [options]"""
     parts = np.ones(len(cuts.splits))
@@ -383,24 +364,3 @@ def _pieces(rule: Rule, cuts: SplitArrays, batch: str) -> np.ndarray:
         if batch in rule.members(choice):
             parts = parts * n
     return np.where(parts > 1, rule.sizes.get(batch, 1) / parts, np.inf)
-
-
-def by_level(cells: np.ndarray) -> tuple[dict[int, np.ndarray], ...]:
-    """[options, levels, 7] -> reduction once, reduction each microbatch, sums each microbatch,
-    state bytes and bytes of sums: level -> [options]; and the whole gradient with the piece left of
-    it: level -> [options, 2]."""
-    parts = np.ascontiguousarray(cells[:, :, :5].transpose(2, 1, 0))
-    rooms = np.ascontiguousarray(cells[:, :, 5:].transpose(1, 0, 2))
-    return *(dict(zip(ZERO_STAGES, part, strict=True)) for part in parts), dict(
-        zip(ZERO_STAGES, rooms, strict=True)
-    )
-
-
-@cache
-def no_weights(options: int) -> tuple[dict[int, np.ndarray], ...]:
-    """What `by_level` finds where there is no weight; shared, so not to be written to."""
-    found = by_level(np.zeros((options, *CELLS)))
-    for part in found:
-        for row in part.values():
-            row.setflags(write=False)
-    return found

@@ -3,84 +3,104 @@ bytes, and what pairs of them cost."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
 
 import numpy as np
 
 from planner.analysis.facts import GraphFacts
+from planner.pricing.gradient_sync import WeightCosts
 from planner.pricing.pricer import Pricer
 from planner.sharding.layout import Layout
 from planner.sharding.rule import Split
 
 
+@dataclass(frozen=True)
+class OptionCosts(WeightCosts):
+    """Seconds and bytes of options, those of their weights included. Of every array the last axis
+    is the options; fields of weights have one of ZeRO stages before it."""
+
+    forward_s: np.ndarray
+    backward_s: np.ndarray
+    not_recomputed_s: np.ndarray
+    """Of the forward pass, not run again where results of collectives are saved."""
+    saved_bytes: np.ndarray
+    """Activations the backward pass reads, of all nodes that decide alike but those of the
+    epilogue."""
+    saved_bytes_remat: np.ndarray
+    """The same when repeated blocks are recomputed."""
+    saved_bytes_one_repeat: np.ndarray
+    """What of that is made in one repeat and alive while its backward pass runs."""
+    saved_bytes_epilogue: np.ndarray
+    """Activations saved by nodes after the repeated blocks."""
+    saved_collective_bytes: np.ndarray
+    """What recomputed blocks save beside `saved_bytes_remat` at least, where they save results of
+    collectives."""
+    saved_input_bytes: np.ndarray
+    """Of `saved_bytes` what inputs of the graph take. Of programs without a loop over blocks, as
+    are the next two (costmodels.liveness); 0 elsewhere."""
+    result_grad_bytes: np.ndarray
+    """Results with a gradient."""
+    postponed_bytes: np.ndarray
+    """Operands and results of products with a weight that has a gradient."""
+    workspace_bytes: np.ndarray
+    """What lives only while one of the nodes runs."""
+    workspace_without_weights_bytes: np.ndarray
+    """The same where weights are gathered, which `state_bytes` has of a block."""
+    block_grad_bytes: np.ndarray
+    """Gradients of one node of a repeated block: not there before its backward pass."""
+    max_batch_pieces: np.ndarray
+    """Into how many pieces the graph's batch may be cut and leave a row for every device of the
+    split."""
+
+    def take(self, options: np.ndarray) -> Self:
+        """The costs of some of the options, by number."""
+        return type(self)(
+            **{f.name: getattr(self, f.name)[..., options] for f in fields(OptionCosts)}
+        )
+
+    @classmethod
+    def joined(cls, costs: Iterable[OptionCosts]) -> OptionCosts:
+        """The options of several, one behind the other."""
+        costs = tuple(costs)
+        return OptionCosts(
+            **{
+                f.name: np.concatenate([getattr(c, f.name) for c in costs], axis=-1)
+                for f in fields(OptionCosts)
+            }
+        )
+
+    @classmethod
+    def of_layouts(
+        cls, weights: WeightCosts, forward_s: np.ndarray, backward_s: np.ndarray
+    ) -> Self:
+        """Of ways to bring a tensor to other layouts: seconds, and costs of a weight that lies so;
+        nothing of them is run again, saved, or a piece of the batch."""
+        zeros = np.zeros(len(forward_s))
+        own = {f.name: zeros for f in fields(OptionCosts)} | vars(weights)
+        own |= {"forward_s": forward_s, "backward_s": backward_s, "not_recomputed_s": forward_s}
+        return cls(**own | {"max_batch_pieces": np.full(len(forward_s), np.inf)})
+
+
 @dataclass
 class Variable:
-    """One decision: its options with their costs in seconds and bytes (arrays over options)."""
+    """One decision: its options with their costs. kind: op | hub | weight (planner.space.build);
+    count: nodes, or tensors, that decide so."""
 
     name: str
     kind: str
     count: int
+    costs: OptionCosts
     node: int = -1
     splits: tuple[Split, ...] = ()
     layouts: tuple[tuple[Layout, Layout | None], ...] = ()
-    forward_s: np.ndarray = field(default_factory=lambda: np.zeros(0))
-    backward_s: np.ndarray = field(default_factory=lambda: np.zeros(0))
-    not_recomputed_s: np.ndarray = field(
-        default_factory=lambda: np.zeros(0)
-    )  # of the forward pass, not run again where results of collectives are kept
-    grad_reduce_per_step_s: dict[int, np.ndarray] = field(
-        default_factory=dict
-    )  # zero level -> seconds once per optimizer step
-    grad_reduce_per_microbatch_s: dict[int, np.ndarray] = field(
-        default_factory=dict
-    )  # zero level -> seconds per microbatch
-    grad_accumulate_s: dict[int, np.ndarray] = field(
-        default_factory=dict
-    )  # zero level -> seconds per microbatch, of several, to add up gradients
-    state_bytes: dict[int, np.ndarray] = field(
-        default_factory=dict
-    )  # zero level -> parameters + gradients + optimizer
-    saved_bytes: np.ndarray = field(
-        default_factory=lambda: np.zeros(0)
-    )  # activations the backward pass reads, of all its nodes
-    saved_bytes_remat: np.ndarray = field(
-        default_factory=lambda: np.zeros(0)
-    )  # the same when repeated blocks are recomputed
-    saved_collective_bytes: np.ndarray = field(
-        default_factory=lambda: np.zeros(0)
-    )  # what such blocks keep beside it at least, where they keep results of collectives
-    saved_bytes_one_repeat: np.ndarray = field(
-        default_factory=lambda: np.zeros(0)
-    )  # what of that is made in one repeat and alive while its backward pass runs
-    pieces: np.ndarray = field(
-        default_factory=lambda: np.zeros(0)
-    )  # into how many the graph's batch may be cut on and leave a row for every device of the split
-    workspace_bytes: np.ndarray = field(
-        default_factory=lambda: np.zeros(0)
-    )  # what lives only while one of its nodes runs
-    grad_accumulator_bytes: dict[int, np.ndarray] = field(
-        default_factory=dict
-    )  # zero level -> sums of gradients that microbatches add up
-    saved_bytes_epilogue: np.ndarray = field(
-        default_factory=lambda: np.zeros(0)
-    )  # activations kept by nodes after the repeated blocks
-    block_grad_bytes: np.ndarray = field(
-        default_factory=lambda: np.zeros(0)
-    )  # gradients of one node of a repeated block: not there before its backward pass
-    liveness_bytes: np.ndarray = field(
-        default_factory=lambda: np.zeros((0, 4))
-        # [options, 4] as in costmodels.liveness: kept inputs of the graph, kept
-        # results, made, waits
-    )
-    grad_buffer_bytes: dict[int, np.ndarray] = field(
-        default_factory=dict
-    )  # zero level -> [options, 2] the whole gradient of its weights, and the piece left of it
-    workspace_without_weights_bytes: np.ndarray = field(
-        default_factory=lambda: np.zeros(0)
-    )  # workspace_bytes where weights are gathered, which state_bytes has of a block
     flops: float = 0.0
+
+    @property
+    def options(self) -> int:
+        """How many there are."""
+        return len(self.costs.forward_s)
 
 
 @dataclass

@@ -63,7 +63,7 @@ def test_what_a_problem_counts_is_below_what_plans_keep(source: str, sizes: dict
         )  # every second time what leaves terms to be added up is free, and nothing drawn
         cost = [
             np.where(
-                (v.saved_collective_bytes > 0) & (height == 0),
+                (v.costs.saved_collective_bytes > 0) & (height == 0),
                 0,
                 c + rng.integers(0, height + 1, len(c)),
             )
@@ -85,7 +85,8 @@ def test_what_a_problem_counts_is_below_what_plans_keep(source: str, sizes: dict
         assert len(runs) == len(space.base.runs)
         kept = saved_collectives_bytes(flow, runs, space.pricer) * slack
         counted = sum(
-            float(v.saved_collective_bytes[k]) for v, k in zip(space.variables, choice, strict=True)
+            float(v.costs.saved_collective_bytes[k])
+            for v, k in zip(space.variables, choice, strict=True)
         )
         assert counted <= kept * (1 + 1e-9)
         shares.append(counted / kept if kept else 0.0)

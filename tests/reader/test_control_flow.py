@@ -212,7 +212,7 @@ def test_recurrences_that_differ_inside_alone_are_priced_apart() -> None:
         for v in space.variables
         if space.base.graph.nodes[v.node].bodies
     }
-    assert {v.name: v.forward_s.tolist() for v in space.variables if v.name in found} == found
+    assert {v.name: v.costs.forward_s.tolist() for v in space.variables if v.name in found} == found
     assert found["scan0"][0] < found["scan1"][0]  # a softmax is a kernel of its own
 
 

@@ -38,7 +38,9 @@ def again_at_least(space: Space, at: Techniques) -> float:
     light = replace(
         space,
         variables=[
-            replace(v, backward_s=v.backward_s * 0) if v.kind == "hub" else v
+            replace(v, costs=replace(v.costs, backward_s=v.costs.backward_s * 0))
+            if v.kind == "hub"
+            else v
             for v in space.variables
         ],
         links=[
@@ -168,7 +170,7 @@ def test_plans_that_keep_results_of_collectives_are_not_below_their_bound(
 
 def first_of(space: Space) -> list[int]:
     """The first option of each variable."""
-    return np.cumsum([0, *(len(v.saved_bytes) for v in space.variables)])[:-1].tolist()  # type: ignore[no-any-return]
+    return np.cumsum([0, *(v.options for v in space.variables)])[:-1].tolist()  # type: ignore[no-any-return]
 
 
 PINS: list[str] = [

@@ -240,4 +240,4 @@ def test_a_climb_ends_near_the_top_or_where_it_is_enough(best: float) -> None:
 
 
 def space_options(space: Space) -> int:
-    return sum(len(v.saved_bytes) for v in space.variables)
+    return sum(v.options for v in space.variables)

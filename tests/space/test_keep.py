@@ -34,7 +34,9 @@ def test_products_behind_a_kept_sum_are_not_charged_again() -> None:
         and space.base.rules[v.node].result(0, v.splits[k], ("data", "model")).partial
         and v.node in space.base.replayed
     ]
-    assert behind and all(v.not_recomputed_s[k] == v.forward_s[k] > 0 for v, k in behind)
+    assert behind and all(
+        v.costs.not_recomputed_s[k] == v.costs.forward_s[k] > 0 for v, k in behind
+    )
     plan = Plan(mesh.shape, splits, 0, ("data", "model"), "block-keep", 1, space.base.runs)
     _, flow, runs = price_plan(space.base, plan, space.pricer)
     again = {space.base.shared[i] for i in recomputed_nodes(flow, runs)}
@@ -49,6 +51,6 @@ def test_keeping_more_is_charged_less() -> None:
     none, keep, again = (
         assemble(space, Techniques(0, how, 1), None) for how in ("none", "block-keep", "block")
     )
-    choice = tuple(int(np.argmax(v.not_recomputed_s)) for v in space.variables)
+    choice = tuple(int(np.argmax(v.costs.not_recomputed_s)) for v in space.variables)
     costs = [evaluate(p, choice).cost for p in (none, keep, again)]
     assert costs[0] <= costs[1] < costs[2]

@@ -17,7 +17,7 @@ from planner.execution.plan import Plan
 from planner.execution.zero_stages import ZERO_STAGES
 from planner.machine.mesh_choices import meshes
 from planner.machine.topology import for_devices
-from planner.pricing.gradient_sync import WeightCosts
+from planner.pricing.gradient_sync import WeightCosts, WeightPricer
 from planner.pricing.plan_price import price_plan
 from planner.pricing.pricer import Pricer
 from planner.pricing.reshard import Conversions
@@ -30,7 +30,7 @@ from planner.space.assemble import PICO, Techniques, assemble, least_usage, usag
 from planner.space.build import build_space, splits_of
 from planner.space.families import batch_only, restrict
 from planner.space.node_options import Kinds
-from planner.space.variables import Space, Variable
+from planner.space.variables import OptionCosts, Space
 from planner.workload.model import Model, Workload
 
 MODELS = [
@@ -305,31 +305,20 @@ def test_a_restricted_space_is_the_space_with_fewer_options() -> None:
 )
 def test_splits_priced_together_are_those_priced_one_by_one(source: str, batch: int) -> None:
     space = space_of(source, batch)
-    rows = [
-        f.name for f in fields(Variable) if f.name.endswith(("_s", "_bytes")) or f.name == "pieces"
-    ]
     rule_of, order = space.base.rules, tuple(space.pricer.sizes)
     every = Kinds(space.base, space.pricer, Limits(), {}, order).every()
-    for k in range(max(len(kind.variable.splits) for kind in every.values())):
-        own = {
-            i: (kind.variable.splits[k],)
-            for i, kind in every.items()
-            if k < len(kind.variable.splits)
-        }
-        rest = {i: kind.variable.splits[:1] for i, kind in every.items() if i not in own}
+    for k in range(max(len(kind.splits) for kind in every.values())):
+        own = {i: (kind.splits[k],) for i, kind in every.items() if k < len(kind.splits)}
+        rest = {i: kind.splits[:1] for i, kind in every.items() if i not in own}
         each = Kinds(
             space.base, replace(space.pricer, memo={}), Limits(), own | rest, order
         ).every()
         for i, (split,) in own.items():
             one = each[i]
-            for name in rows:
-                alone, among = getattr(one.variable, name), getattr(every[i].variable, name)
-                same = (
-                    [np.array_equal(alone[z][0], among[z][k]) for z in alone]
-                    if isinstance(alone, dict)
-                    else [np.array_equal(alone[0], among[k])]
-                )
-                assert all(same), (space.base.graph.nodes[i].op, split, name)
+            for f in fields(OptionCosts):
+                alone, among = getattr(one.costs, f.name), getattr(every[i].costs, f.name)
+                same = np.array_equal(alone[..., 0], among[..., k])
+                assert same, (space.base.graph.nodes[i].op, split, f.name)
             for slot, row in enumerate(one.needs):
                 if row is not None:
                     layout = rule_of[i].operand(slot, split, order)
@@ -371,7 +360,7 @@ def test_what_a_weight_costs_is_what_its_own_plan_says(source: str) -> None:
     base, pricer, sizes = space.base, space.pricer, dict(space.pricer.sizes)
     recipe, costs, shown = (
         pricer.recipe,
-        WeightCosts(base, pricer, ("data",)),
+        WeightPricer(base, pricer, ("data",)),
         1 - pricer.runtime.overlap,
     )
     for v in space.variables:
@@ -383,9 +372,10 @@ def test_what_a_weight_costs_is_what_its_own_plan_says(source: str) -> None:
                 pricer.atlas.number(base.rules[v.node].operand(slot, split, tuple(sizes)))
                 for split in v.splits
             )
-            for n, found in zip(wanted, costs.of(name, wanted, True), strict=True):
+            priced = WeightCosts.of(costs.of(name, wanted, True))
+            for k, n in enumerate(wanted):
                 need = pricer.atlas.layouts[n]
-                for level, row in zip(ZERO_STAGES, found, strict=True):
+                for level in ZERO_STAGES:
                     w = weight_plan(
                         base.graph,
                         name,
@@ -441,14 +431,16 @@ def test_what_a_weight_costs_is_what_its_own_plan_says(source: str) -> None:
                         )
                         for some in (once, each)
                     ]
-                    assert row[0] == pytest.approx(
+                    assert priced.grad_reduce_per_step_s[level, k] == pytest.approx(
                         seconds[0] + pricer.optimizer_s(own, ()), rel=1e-12
                     )
-                    assert row[1] == pytest.approx(seconds[1], rel=1e-12)
-                    assert row[2] == pricer.grad_accumulate_s(
+                    assert priced.grad_reduce_per_microbatch_s[level, k] == pytest.approx(
+                        seconds[1], rel=1e-12
+                    )
+                    assert priced.grad_accumulate_s[level, k] == pricer.grad_accumulate_s(
                         (own if zero >= 2 else full) * recipe.gradient_bytes
                     )
-                    assert row[5] == full * recipe.gradient_bytes
+                    assert priced.grad_buffer_bytes[level, k] == full * recipe.gradient_bytes
 
 
 def test_all_nodes_of_a_class_that_read_a_tensor_alike_are_one_link() -> None:

@@ -24,7 +24,7 @@ from planner.execution.pipeline import Pipeline, pipeline_of
 from planner.execution.recompute import Recomputed, recomputed_in_block
 from planner.pricing.breakdown import bound_by
 from planner.pricing.kernels import kernel_times, saved_beside
-from planner.pricing.peak_memory import Moments, moments
+from planner.pricing.peak_memory import MemoryParts, memory_parts
 from planner.pricing.step_time import sent_s
 from planner.sharding.layout import STAGE, ReshardStep, group, local_shape
 
@@ -122,7 +122,7 @@ class Detail:
     training: bool
     optimizer_s: float
     step_s: float
-    held: Moments
+    held: MemoryParts
     memory_bytes: int
     pipeline: Pipeline | None = None
 
@@ -214,7 +214,7 @@ def work_out(p: Priced) -> Detail:
         p.base.training,
         p.cost.optimizer_time_s,
         p.cost.step_time_s,
-        moments(p.base, p.flow, p.pricer, p.runs),
+        memory_parts(p.base, p.flow, p.pricer, p.runs),
         p.cost.memory.total,
         pipeline_of(p.base.graph, p.plan),
     )

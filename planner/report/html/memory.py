@@ -72,9 +72,11 @@ def series(d: Detail) -> Series:
         else:
             groups.append([row])
     h, enters = d.held, "the backward pass enters the blocks"
-    if h.walk is not None:
-        walk, turn = _written_out(d, h.walk)
-        enters = f"backward pass of {short_name(d.rows[h.walk.at].id, d.rows[h.walk.at].op)}"
+    if h.liveness is not None:
+        walk, turn = _written_out(d, h.liveness)
+        enters = (
+            f"backward pass of {short_name(d.rows[h.liveness.at].id, d.rows[h.liveness.at].op)}"
+        )
     elif d.pipeline is not None:
         walk, turn = _staged(d, d.pipeline)
     else:
@@ -89,7 +91,7 @@ def series(d: Detail) -> Series:
     n = len(walk.times)
     replay = (
         0.0
-        if h.walk is not None
+        if h.liveness is not None
         else max(h.activations - sum(r.saved_bytes for r in d.rows if not r.tail), 0.0)
     )
     shown = {
@@ -191,8 +193,8 @@ class _Walk:
         h = self.held
         self.times.append(time_s)
         self.kept.append(self.now)
-        self.gradients.append(h.gradients if self.late else h.gradients - h.late)
-        self.work.append(h.end if self.inside else h.work)
+        self.gradients.append(h.gradients if self.late else h.gradients - h.block_grads)
+        self.work.append(h.epilogue_workspace if self.inside else h.workspace)
 
     def moment(self, time_s: float, kept: float, gradients: float, work: float) -> None:
         """What a backward pass without loops has; gradients beside the sums of microbatches."""

@@ -1,0 +1,28 @@
+"""What a device has of the weights of a plan."""
+
+from __future__ import annotations
+
+from math import prod
+
+from costmodels.trained_weight import TrainedWeight
+from planner.execution.layout_flow import Flow, cut_layout
+from planner.execution.plan import WeightPlan
+from planner.sharding.layout import local_shape
+
+
+def device_weights(flow: Flow) -> dict[str, TrainedWeight[float]]:
+    """Elements that a device has of every weight; of one without a gradient piece and whole are the
+    same."""
+    mesh, tensors = dict(flow.plan.mesh), flow.graph.tensors
+    known: dict[tuple[tuple[int, ...], WeightPlan], TrainedWeight[float]] = {}
+    weights = {}
+    for name, w in flow.weights.items():
+        key = tensors[name].shape, w
+        if key not in known:
+            whole, piece = (
+                float(prod(local_shape(key[0], layout, mesh)))
+                for layout in (w.layout, cut_layout(w))
+            )
+            known[key] = TrainedWeight(whole, piece, w.zero_stage if w.zero_dim >= 0 else 0)
+        weights[name] = known[key]
+    return weights
