@@ -1,1 +1,1 @@
-"""TODO."""
+"""Entries, keys and tables that are kept between searches."""

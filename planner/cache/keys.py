@@ -1,4 +1,5 @@
-"""TODO."""
+"""Digests that cache keys are made of: of the planner's own code, of the libraries installed, and
+of plain values."""
 
 from __future__ import annotations
 

@@ -1,16 +1,18 @@
-"""One collective of a program, and how a tensor's way and a kernel come to theirs."""
+"""One collective of a program, and those of a reshard path, a kernel, a gradient and a pipeline."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from planner.execution.layout_flow import Flow
+from planner.execution.pipeline import Schedule
 from planner.execution.recompute import Recomputed, is_gathered
 from planner.execution.shared_collectives import Merged
+from planner.execution.zero_stages import WEIGHT_COLLECTIVES
 from planner.graph.ir import DTYPE_BYTES, Graph
-from planner.sharding.layout import Axes, ReshardStep, ReshardTree, group
+from planner.sharding.layout import STAGE, Axes, ReshardStep, group
 
 ItemSize = Callable[[str], float]
 
@@ -32,17 +34,17 @@ class CollectiveUse:
     optimizer, or the next step"""
     merged: bool = False
     """compilers send an equal one in its place: it takes no bytes (its seconds are still counted,
-    as solvers price every weight for itself)"""
+    as solvers price every weight by itself)"""
     stacked: int = 1
     """of how many equal ones, itself among them, one array is: the same weight of so many repeats
     of a block"""
     strided: bool = False
     """between two layouts of a tensor: its pieces may lie along an inner dim"""
     place: str = ""
-    """of collectives that kernels wait for: before | blocks | after the repeated blocks that a
-    pipeline deals out"""
+    """of collectives that kernels wait for: before | blocks | after the repeated blocks that are
+    assigned to pipeline stages"""
     inside: bool = False
-    """of a kernel"""
+    """whether it runs inside a kernel"""
 
     @property
     def total_bytes(self) -> int:
@@ -60,25 +62,15 @@ def float32_sizes(dtype: str) -> float:
         "int64": 4,
         "uint64": 4,
         "bool": 1,
-    }.get(dtype) or _plain(dtype)
+    }.get(dtype) or DTYPE_BYTES[dtype]
 
 
 def item_sizes(compute: str) -> ItemSize:
     """Bytes per element of a graph's dtype in a program that computes in `compute`."""
     if compute == "float32":
         return float32_sizes
-    return lambda dtype: (
-        2.0
-        if dtype in ("float64", "float32")
-        else float32_sizes(dtype)
-        if dtype not in ("bfloat16", "float16")
-        else 2.0
-    )
-
-
-def _plain(dtype: str) -> float:
-
-    return DTYPE_BYTES[dtype]
+    halved = ("float64", "float32", "bfloat16", "float16")
+    return lambda dtype: 2.0 if dtype in halved else float32_sizes(dtype)
 
 
 def microbatch_tensors(flow: Flow) -> frozenset[str]:
@@ -92,36 +84,32 @@ def microbatch_tensors(flow: Flow) -> frozenset[str]:
 
 
 def first_result(graph: Graph, i: int) -> str:
-    """A result of node i."""
+    """The first result of node i."""
     return next(o for o in graph.nodes[i].outputs if o)
-
-
-def tree_collectives(
-    flow: Flow, name: str, tree: ReshardTree, times: int, once: Merged, size: ItemSize, where: str
-) -> Iterator[CollectiveUse]:
-    for path in tree.paths():
-        yield from path_collectives(flow, name, path, times, times, once, size, where)
 
 
 def path_collectives(
     flow: Flow,
     name: str,
     path: tuple[ReshardStep, ...],
-    times: int,
-    forward_times: int,
-    once: Merged,
+    times: tuple[int, int],
+    equal: Merged,
     size: ItemSize,
-    where: str,
+    place: str,
 ) -> Iterator[CollectiveUse]:
-    """The collectives of the last step of a way: backward so many times, forward so many."""
+    """The collectives of the last step of a reshard path, which runs so often forward and so often
+    backward; none where an equal one runs in its place."""
+    forward, backward = times
     yield from _step_collectives(
         flow,
         name,
         path[-1],
-        0 if (name, path) in once.backward else times,
-        0 if (name, path) in once.forward else forward_times,
+        (
+            0 if (name, path) in equal.forward else forward,
+            0 if (name, path) in equal.backward else backward,
+        ),
         size,
-        where,
+        place,
     )
 
 
@@ -129,109 +117,164 @@ def _step_collectives(
     flow: Flow,
     name: str,
     step: ReshardStep,
-    times: int,
-    forward_times: int,
+    times: tuple[int, int],
     size: ItemSize,
-    where: str,
+    place: str,
     forward_phase: str = "forward",
 ) -> Iterator[CollectiveUse]:
-    tensor = flow.graph.tensors[name]
+    """The collectives of one step on a tensor that runs so often forward and so often backward."""
+    itemsize = size(flow.graph.tensors[name].dtype)
     what = flow.graph.labels.get(name, name)
-    if step.forward and forward_times:
+    forward, backward = times
+    if step.forward and forward:
         yield CollectiveUse(
-            step.forward,
-            step.axes,
-            int(step.forward_elements * size(tensor.dtype)),
-            forward_times,
-            forward_phase,
-            what,
+            kind=step.forward,
+            axes=step.axes,
+            payload_bytes=int(step.forward_elements * itemsize),
+            count=forward,
+            phase=forward_phase,
+            what=what,
             strided=True,
-            place=where,
+            place=place,
         )
-    if step.backward and times and name in flow.grad:
+    if step.backward and backward and name in flow.grad:
         yield CollectiveUse(
-            step.backward,
-            step.axes,
-            int(step.backward_elements * size(tensor.dtype)),
-            times,
-            "backward",
-            what,
+            kind=step.backward,
+            axes=step.axes,
+            payload_bytes=int(step.backward_elements * itemsize),
+            count=backward,
+            phase="backward",
+            what=what,
             strided=True,
-            place=where,
+            place=place,
         )
 
 
 def recomputed_collectives(
     flow: Flow,
-    again: Recomputed | None,
+    recomputed: Recomputed | None,
     mode: str,
     times: Callable[[str], int],
-    once: Merged,
+    equal: Merged,
     size: ItemSize,
-    where: str,
+    place: str,
 ) -> Iterator[CollectiveUse]:
     """Collectives of a function's forward pass that its backward pass runs again. mode: how it is
     wrapped (planner.execution.recompute); times: how often what a tensor needs runs."""
-    if again is None:
+    if recomputed is None:
         return
-    for name, path in again.steps:
-        if (name, path) in once.forward:
-            continue
-        yield from _step_collectives(flow, name, path[-1], 0, times(name), size, where, "recompute")
-    for i, wanted in again.nodes.items() if mode in ("all", "keep") else ():
-        for use in kernel_collectives(
-            flow, i, times(first_result(flow.graph, i)), size, where, mode, wanted
-        ):
+    for name, path in recomputed.steps:
+        if (name, path) not in equal.forward:
+            yield from _step_collectives(
+                flow, name, path[-1], (times(name), 0), size, place, "recompute"
+            )
+    for i, wanted in recomputed.nodes.items() if mode in ("all", "keep") else ():
+        count = times(first_result(flow.graph, i))
+        for use in kernel_collectives(flow, i, count, size, place, mode, wanted):
             if use.phase == "forward":
-                yield CollectiveUse(
-                    use.kind,
-                    use.axes,
-                    use.payload_bytes,
-                    use.count,
-                    "recompute",
-                    use.what,
-                    place=where,
-                    inside=True,
-                )
+                yield replace(use, phase="recompute")
 
 
 def kernel_collectives(
-    flow: Flow, i: int, times: int, size: ItemSize, where: str, again: str = "", wanted: bool = True
+    flow: Flow,
+    i: int,
+    times: int,
+    size: ItemSize,
+    place: str,
+    recomputed: str = "",
+    wanted: bool = True,
 ) -> Iterator[CollectiveUse]:
-    """Collectives inside a node's kernel. again: how its function is wrapped, for what its second
-    run has; wanted: whether that makes the node's result."""
+    """Collectives inside a node's kernel. recomputed: how its function is wrapped, for what its
+    second run has; wanted: whether that makes the node's result."""
     rule, split, node = flow.rules[i], flow.split(i), flow.graph.nodes[i]
-    local = rule.local(split, dict(flow.plan.mesh))
+    mesh = dict(flow.plan.mesh)
+    local = rule.local(split, mesh)
     differentiated = any(o in flow.grad for o in node.outputs)
     for inner in rule.inner:
         axes = inner.axes(split, flow.plan.order)
-        if axes and not (again == "keep" and inner.kept) and (wanted or not inner.for_result):
-            devices = group(axes, dict(flow.plan.mesh))
-            payload, (forward, backward) = (
-                inner.payload_bytes(local, devices, size("float32")),
-                inner.times(devices),
-            )
+        if not axes or (recomputed == "keep" and inner.kept) or (inner.for_result and not wanted):
+            continue
+        devices = group(axes, mesh)
+        payload = inner.payload_bytes(local, devices, size("float32"))
+        has_backward = differentiated and (
+            inner.operand < 0 or node.inputs[inner.operand] in flow.grad
+        )
+        forward, backward = inner.times(devices)
+        runs = [("forward", forward), *([("backward", backward)] if has_backward else [])]
+        for phase, each in runs:
             yield CollectiveUse(
-                inner.kind,
-                axes,
-                payload,
-                times * forward,
-                "forward",
-                node.id,
-                place=where,
+                kind=inner.kind,
+                axes=axes,
+                payload_bytes=payload,
+                count=times * each,
+                phase=phase,
+                what=node.id,
+                place=place,
                 inside=True,
             )
-            if differentiated and (inner.operand < 0 or node.inputs[inner.operand] in flow.grad):
-                yield CollectiveUse(
-                    inner.kind,
-                    axes,
-                    payload,
-                    times * backward,
-                    "backward",
-                    node.id,
-                    place=where,
-                    inside=True,
-                )
+
+
+@dataclass(frozen=True)
+class TrainedArray:
+    """A trained weight, or a buffer of several, on one device. full: bytes before the ZeRO stage
+    cuts them over `zero_axes`; piece: after that; rest: the other axes over which its gradient is
+    partial."""
+
+    what: str
+    zero_stage: int
+    zero_axes: Axes
+    rest: Axes
+    full: int
+    piece: int
+
+
+def weight_collectives(
+    array: TrainedArray,
+    microbatches: int,
+    functions: Mapping[str, int] | None = None,
+    stacked: tuple[int, int] = (1, 1),
+    merged: bool = False,
+) -> Iterator[CollectiveUse]:
+    """The reduction of a gradient, and the gathering of a sharded parameter.
+
+    microbatches: how often a gradient that is scattered in every microbatch is. functions: under
+    ZeRO stage 3, how many functions run those of each phase. stacked: of how many equal arrays it
+    is one when the optimizer runs, and in each microbatch. merged: an equal gradient is reduced in
+    its place.
+    """
+    for c in WEIGHT_COLLECTIVES[array.zero_stage]:
+        axes = array.zero_axes if c.cut else array.rest
+        if axes:
+            yield CollectiveUse(
+                kind=c.kind,
+                axes=axes,
+                payload_bytes=array.full if c.cut else array.piece,
+                count=(microbatches if c.per_microbatch else 1)
+                * (functions[c.phase] if functions and c.cut else 1),
+                phase=c.phase,
+                what=array.what,
+                bucketed=c.bucketed,
+                merged=merged and c.bucketed and c.phase == "gradient",
+                stacked=stacked[c.per_microbatch] if c.bucketed else 1,
+            )
+
+
+def handover_collectives(
+    what: str, payload: int, schedule: Schedule, forward_ticks: int, microbatches: int = 1
+) -> Iterator[CollectiveUse]:
+    """A tensor on its way to the next pipeline stage in so many ticks, and its gradient on the way
+    back, of so many microbatches each. Between two stages the last way back is a loop of one tick,
+    which compilers unroll: nobody reads what it sends."""
+    unread = schedule.kind == "1f1b" and schedule.stages == 2
+    for phase, ticks in (("forward", forward_ticks), ("backward", schedule.ticks - unread)):
+        yield CollectiveUse(
+            kind="collective-permute",
+            axes=(STAGE,),
+            payload_bytes=payload,
+            count=ticks * microbatches,
+            phase=phase,
+            what=what,
+        )
 
 
 def traffic(

@@ -24,7 +24,7 @@ from planner.sharding.layout import Layout, local_shape
 
 
 def collectives(
-    flow: Flow, runs: Iterable[RepeatedBlock] = (), itemsize: ItemSize | None = None
+    flow: Flow, blocks: Iterable[RepeatedBlock] = (), itemsize: ItemSize | None = None
 ) -> tuple[CollectiveUse, ...]:
     """Every collective of one optimizer step (training) or one forward pass. `runs` as emitted
     (none: every node by itself)."""
@@ -32,26 +32,26 @@ def collectives(
     if flow.plan.stage_cuts:
         uses = uneven_collectives.collectives(flow, size)
     else:
-        uses = even_collectives.collectives(flow, tuple(runs), size)
+        uses = even_collectives.collectives(flow, tuple(blocks), size)
     return tuple(u for u in uses if u.payload_bytes and u.count)
 
 
-def dot_flops(flow: Flow, runs: Iterable[RepeatedBlock] = (), *, again: bool = True) -> int:
+def dot_flops(flow: Flow, blocks: Iterable[RepeatedBlock] = (), *, again: bool = True) -> int:
     """2MNK of every product per device and step: forward and backward. again: as compiled, with
     what kernels and blocks in `runs` compute again and without what is multiplied."""
-    found = flops_by_index(flow, runs, again=again).values()
+    found = flops_by_index(flow, blocks, again=again).values()
     alike, times = {id(f): f for f in found}, Counter(map(id, found))  # of repeats one term
     return int(sum((alike[key] * n for key, n in times.items()), Fraction(0)))
 
 
 def flops_by_index(
-    flow: Flow, runs: Iterable[RepeatedBlock] = (), *, again: bool = True
+    flow: Flow, blocks: Iterable[RepeatedBlock] = (), *, again: bool = True
 ) -> dict[int, Fraction]:
     """2MNK per node, as in `dot_flops`; of blocks on pipeline stages what one stage runs, spread
     over all repeats."""
     if flow.plan.stage_cuts:
         return uneven_collectives.flops_by_index(flow, again=again)
-    return even_flops.flops_by_index(flow, runs, again=again)
+    return even_flops.flops_by_index(flow, blocks, again=again)
 
 
 def argument_bytes(flow: Flow, optimizer: str = "", size: ItemSize = float32_sizes) -> int:

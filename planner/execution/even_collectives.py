@@ -1,25 +1,29 @@
-"""Every collective of a step, in a program whose pipeline stages are equal or that has none."""
+"""Every collective of a step, in a program whose pipeline stages are even or that has none."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from math import prod
 
 from planner.execution.collective import (
     CollectiveUse,
     ItemSize,
+    TrainedArray,
     first_result,
+    handover_collectives,
     kernel_collectives,
     microbatch_tensors,
     path_collectives,
     recomputed_collectives,
-    tree_collectives,
+    weight_collectives,
 )
 from planner.execution.layout_flow import Flow, cut_layout
-from planner.execution.loops import Carry, RepeatedBlock, inner_flow, passes_of, pipelined_block
+from planner.execution.loops import RepeatedBlock, inner_flow, passes_of, pipelined_block
 from planner.execution.pipeline import Pipeline, pipeline_of
 from planner.execution.plan import WeightPlan
 from planner.execution.recompute import (
+    Recomputed,
     block_mode,
     find_recomputed,
     gathering_parts,
@@ -27,215 +31,232 @@ from planner.execution.recompute import (
     recomputed_in_block,
 )
 from planner.execution.shared_collectives import merged, outside_blocks
-from planner.execution.zero_stages import WEIGHT_COLLECTIVES
 from planner.graph.ir import Graph
 from planner.sharding.layout import STAGE, Axes, ReshardStep, group, local_shape
 
 
 def collectives(
-    flow: Flow, runs: tuple[RepeatedBlock, ...], size: ItemSize
+    flow: Flow, blocks: tuple[RepeatedBlock, ...], size: ItemSize
 ) -> Iterator[CollectiveUse]:
-    micro = flow.plan.microbatches if flow.training else 1
-    graph, pipeline = flow.graph, pipeline_of(flow.graph, flow.plan)
-    ticks, ends = (pipeline.ticks, pipeline.epilogue_passes) if pipeline else (micro, micro)
-    turns, passes = micro // flow.plan.overlapped_microbatches, passes_of(flow, runs)
-    last = {c.leaves[-1] for run in runs for c in run.carries}
-    varying = microbatch_tensors(flow)
-    outside = outside_blocks(flow, runs)
-    outer, once = outside.flow, outside.merged
-    alike = once.gradients if pipeline is None else dict[str, str]()
-    for name, tree in outside.trees.items():
-        # Forward collectives of values that no input reaches are the same in every microbatch:
-        # compilers take them out of the loop.
-        for path in tree.paths():
-            with_ends = _with_ends(outer, name, path, pipeline, last) if pipeline else {False}
-            times = (
-                (ticks if False in with_ends else 0) + (ends if True in with_ends else 0)
-                if pipeline
-                else passes(name)
-            )
-            yield from path_collectives(
-                outer,
-                name,
-                path,
-                times,
-                times if name in varying else 1,
-                once,
-                size,
-                "before" if False in with_ends else "after",
-            )
-    for i in outside.nodes:
-        late = pipeline is not None and pipeline.in_epilogue(i)
-        yield from kernel_collectives(
-            flow,
-            i,
-            int(pipeline.forward_passes(i)) if pipeline else passes(first_result(graph, i)),
-            size,
-            "after" if late else "before",
-        )
-    if (
-        pipeline and pipeline.schedule == "gpipe"
-    ):  # head and loss are one function that keeps nothing but what it is given
-        ending = [i for i in outside.nodes if pipeline.in_epilogue(i)]
+    """Every collective of one optimizer step (training) or one forward pass, some of them empty."""
+    census = _Census(flow, blocks, size)
+    yield from census.outside_blocks()
+    for block in blocks:
+        yield from census.of_block(block)
+    census.gather_in_parts()
+    if flow.training:
+        yield from census.between_stages()
+        yield from census.of_gradients()
+
+
+@dataclass(frozen=True)
+class _Reduction:
+    """How the gradient of one weight is reduced, and its parameter gathered.
+
+    gathers: per function that gathers it, whether its forward pass does, and whether its backward
+    pass does again. scatters: how often a gradient that is scattered in every microbatch is. over:
+    axes over which it is summed beside those of the plan. equal: whether it equals another's, which
+    is reduced once for both. stacked: of how many repeats it is one array when the optimizer runs,
+    and in each microbatch.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    plan: WeightPlan
+    scatters: int
+    gathers: tuple[tuple[bool, bool], ...]
+    over: Axes
+    equal: bool
+    stacked: tuple[int, int]
+
+
+class _Census:
+    """The collectives of a step, part by part. How weights are gathered and stacked is collected on
+    the way, for their reductions, which come last."""
+
+    def __init__(self, flow: Flow, blocks: tuple[RepeatedBlock, ...], size: ItemSize) -> None:
+        self.flow, self.blocks, self.size = flow, blocks, size
+        self.pipeline = pipeline_of(flow.graph, flow.plan)
+        self.passes = passes_of(flow, blocks)
+        self.outside = outside_blocks(flow, blocks)
+        self.gathers: dict[str, list[tuple[bool, bool]]] = {}
+        self.stacked: dict[str, tuple[int, int]] = {}
+
+    def outside_blocks(self) -> Iterator[CollectiveUse]:
+        """Of reshards and kernels outside repeated blocks."""
+        outside, pipeline, size = self.outside, self.pipeline, self.size
+        varying = microbatch_tensors(self.flow)
+        last = {c.leaves[-1] for block in self.blocks for c in block.carries}
+        for name, tree in outside.trees.items():
+            for path in tree.paths():
+                if pipeline:
+                    sides = _sides(outside.flow, name, path, pipeline, last)
+                    times = self._passes(sides)
+                else:
+                    sides, times = {False}, self.passes(name)
+                # Forward collectives of values that no input reaches are the same in every
+                # microbatch: compilers take them out of the loop.
+                counts = (times if name in varying else 1, times)
+                place = "before" if False in sides else "after"
+                yield from path_collectives(
+                    outside.flow, name, path, counts, outside.merged, size, place
+                )
+        for i in outside.nodes:
+            if pipeline:
+                times = int(pipeline.forward_passes(i))
+            else:
+                times = self.passes(first_result(self.flow.graph, i))
+            place = "after" if pipeline and pipeline.in_epilogue(i) else "before"
+            yield from kernel_collectives(self.flow, i, times, size, place)
+        if pipeline and pipeline.schedule == "gpipe":
+            yield from self._recomputed_epilogue(pipeline, last)
+
+    def _passes(self, sides: Iterable[bool]) -> int:
+        """How often what runs in the epilogue (True), before it (False) or in both does in a
+        step."""
+        assert self.pipeline is not None
+        passes = {True: self.pipeline.epilogue_passes, False: self.pipeline.ticks}
+        return sum(passes[side] for side in set(sides))
+
+    def _recomputed_epilogue(
+        self, pipeline: Pipeline, last: Iterable[str]
+    ) -> Iterator[CollectiveUse]:
+        """Under gpipe head and loss are one function that saves nothing but what it is given."""
+        flow = self.outside.flow
+        epilogue = [i for i in self.outside.nodes if pipeline.in_epilogue(i)]
         yield from recomputed_collectives(
-            outer,
-            find_recomputed(outer, ending, "all", (*graph.inputs, *last)),
+            flow,
+            find_recomputed(flow, epilogue, "all", (*flow.graph.inputs, *last)),
             "all",
-            lambda name: ends,
-            once,
-            size,
+            lambda name: pipeline.epilogue_passes,
+            self.outside.merged,
+            self.size,
             "after",
         )
-    stacked: dict[
-        str, tuple[int, int]
-    ] = {}  # weight of a block -> blocks that a device holds, and those of them that run in a turn
-    gathered: dict[
-        str, list[tuple[bool, bool]]
-        # sharded weight -> per function that gathers it, whether forward does, and backward again
-    ] = {}
-    for run in runs:
-        dealt = pipeline is not None and run.first == pipeline.first
-        often = _often(
-            pipeline.blocks_per_tick if pipeline and dealt else run.repeats,
-            (lambda name: ticks) if pipeline else passes,
+
+    def of_block(self, block: RepeatedBlock) -> Iterator[CollectiveUse]:
+        """Of reshards and kernels of a repeated block."""
+        graph, size, pipeline = self.flow.graph, self.size, self._stages_of(block)
+        repeats = pipeline.blocks_per_tick if pipeline else block.repeats
+
+        def times(name: str) -> int:
+            return repeats * (self.pipeline.ticks if self.pipeline else self.passes(name))
+
+        flow = inner_flow(self.outside.flow, block)
+        recomputed = recomputed_in_block(flow, block)
+        nodes = range(block.first, block.first + block.period)
+        names = (
+            *(o for i in nodes for o in graph.nodes[i].outputs if o),
+            *(c.enters for c in block.carries),
+            *(names[0] for names in block.weights),
         )
-        body = inner_flow(outer, run)
-        again = recomputed_in_block(body, run)
-        own = range(run.first, run.first + run.period)
-        local = [o for i in own for o in graph.nodes[i].outputs if o]
-        trees = {
-            n: body.trees[n]
-            for n in (
-                *local,
-                *(c.enters for c in run.carries),
-                *(names[0] for names in run.weights),
-            )
-            if n in body.trees
-        }
-        once = merged(body, own, trees, [c.leaves[0] for c in run.carries])
-        place = "blocks" if dealt or pipeline is None else "before"
+        trees = {n: flow.trees[n] for n in names if n in flow.trees}
+        equal = merged(flow, nodes, trees, [c.leaves[0] for c in block.carries])
+        place = "blocks" if pipeline or self.pipeline is None else "before"
         for name, tree in trees.items():
-            yield from tree_collectives(body, name, tree, often(name), once, size, place)
-        for i in own:
-            yield from kernel_collectives(flow, i, often(first_result(graph, i)), size, place)
-        yield from recomputed_collectives(body, again, block_mode(flow), often, once, size, place)
-        for names in run.weights:
-            stacked.update(
-                dict.fromkeys(
-                    names,
-                    (
-                        (pipeline.blocks_per_stage, pipeline.blocks_per_tick)
-                        if pipeline and dealt
-                        else (run.repeats, run.repeats)
-                    ),
-                )
-            )
-            for name in names[: pipeline.blocks_per_stage] if pipeline and dealt else names:
-                gathered.setdefault(name, []).append(
-                    (True, again is not None and names[0] in again.weights)
-                )
-        for name in run.shared:
-            if name in graph.weights and is_gathered(flow, name):
-                gathered.setdefault(name, []).append((True, False))
-    at_once: set[str] = set()
-    for part in gathering_parts(flow, runs):
-        again = find_recomputed(outer, part, "part")
-        for name in dict.fromkeys(
-            n for i in part for n in graph.nodes[i].inputs if n and is_gathered(flow, n)
-        ):
-            waits = _gathers_after_operand(flow, part, name)
-            gathered.setdefault(name, []).append(
-                (waits or name not in at_once, name in again.weights)
-            )
-            at_once |= set() if waits else {name}
-    if flow.training:
-        elsewhere, held, first = frozenset[str](), frozenset[str](), frozenset[str]()
+            counts = times(name), times(name)
+            for path in tree.paths():
+                yield from path_collectives(flow, name, path, counts, equal, size, place)
+        for i in nodes:
+            count = times(first_result(graph, i))
+            yield from kernel_collectives(self.flow, i, count, size, place)
+        mode = block_mode(self.flow)
+        yield from recomputed_collectives(flow, recomputed, mode, times, equal, size, place)
+        self._collect_weights(block, recomputed)
+
+    def _stages_of(self, block: RepeatedBlock) -> Pipeline | None:
+        """The pipeline, where it is the repeats of this block that are assigned to stages."""
+        return self.pipeline if self.pipeline and block.first == self.pipeline.first else None
+
+    def _collect_weights(self, block: RepeatedBlock, recomputed: Recomputed | None) -> None:
+        """Collect how a block's weights are stacked, and in which passes they are gathered."""
+        held = at_a_time = block.repeats
+        if pipeline := self._stages_of(block):
+            held, at_a_time = pipeline.blocks_per_stage, pipeline.blocks_per_tick
+        for names in block.weights:
+            self.stacked.update(dict.fromkeys(names, (held, at_a_time)))
+            in_backward = recomputed is not None and names[0] in recomputed.weights
+            for name in names[:held]:
+                self.gathers.setdefault(name, []).append((True, in_backward))
+        for name in block.shared:
+            if name in self.flow.graph.weights and is_gathered(self.flow, name):
+                self.gathers.setdefault(name, []).append((True, False))
+
+    def gather_in_parts(self) -> None:
+        """Collect in which passes functions outside blocks gather their weights."""
+        nodes, gathered_at_once = self.flow.graph.nodes, set[str]()
+        for part in gathering_parts(self.flow, self.blocks):
+            recomputed = find_recomputed(self.outside.flow, part, "part")
+            read = dict.fromkeys(n for i in part for n in nodes[i].inputs if n)
+            for name in (n for n in read if is_gathered(self.flow, n)):
+                waits = _gathers_after_operand(self.flow, part, name)
+                in_forward = waits or name not in gathered_at_once
+                self.gathers.setdefault(name, []).append((in_forward, name in recomputed.weights))
+                if not waits:
+                    gathered_at_once.add(name)
+
+    def between_stages(self) -> Iterator[CollectiveUse]:
+        """Of carried tensors on their way from stage to stage, and of the loss."""
+        flow, graph, pipeline = self.flow, self.flow.graph, self.pipeline
+        if pipeline is None:
+            return
+        schedule = pipeline.microbatch_schedule
+        for carry in pipelined_block(flow, self.blocks, pipeline).carries:
+            tensor = graph.tensors[carry.enters]
+            elements = prod(local_shape(tensor.shape, carry.layout, dict(flow.plan.mesh)))
+            payload = int(elements * self.size(tensor.dtype))
+            yield from handover_collectives(carry.enters, payload, schedule, schedule.ticks)
+        loss = graph.outputs[0]
+        yield CollectiveUse(
+            kind="all-reduce",
+            axes=(STAGE,),
+            payload_bytes=int(self.size(graph.tensors[loss].dtype)),
+            count=1,
+            phase="forward",
+            what=graph.labels.get(loss, loss),
+        )
+
+    def of_gradients(self) -> Iterator[CollectiveUse]:
+        """Of the gradients of all weights that a device holds, and of their parameters."""
+        flow, graph, pipeline = self.flow, self.flow.graph, self.pipeline
+        elsewhere, staged = frozenset[str](), dict[str, int]()
         if pipeline:
-            run = pipelined_block(flow, runs, pipeline)
-            elsewhere, held = (
-                weights_of_other_stages(graph, pipeline),
-                frozenset(n for names in run.weights for n in names),
-            )
-            first = frozenset(n for names in run.weights for n in names[: pipeline.blocks_per_tick])
-            for carry in run.carries:
-                yield from _handover(flow, carry, pipeline, size)
-            loss = graph.outputs[0]
-            yield CollectiveUse(
-                "all-reduce",
-                (STAGE,),
-                int(size(graph.tensors[loss].dtype)),
-                1,
-                "forward",
-                graph.labels.get(loss, loss),
-            )
-
-        def reductions(name: str) -> int:
-            """How often a gradient that is scattered in every microbatch is: with the blocks, with
-            what follows them, or with both. Every tick scatters one chunk's: all are counted at the
-            first."""
-            assert pipeline is not None
-            if name in held:
-                return ticks if name in first else 0
-            ends = {pipeline.in_epilogue(i) for i, _ in graph.consumers[name]}
-            return (ticks if False in ends else 0) + (
-                pipeline.epilogue_passes if True in ends else 0
-            )
-
-        known: dict[tuple, tuple[CollectiveUse, ...]] = {}  # weights of repeats are reduced alike
+            elsewhere = weights_of_other_stages(graph, pipeline)
+            for names in pipelined_block(flow, self.blocks, pipeline).weights:
+                staged.update({name: repeat for repeat, name in enumerate(names)})
+        equal = {} if pipeline else self.outside.merged.gradients
+        known: dict[_Reduction, tuple[CollectiveUse, ...]] = {}  # weights of repeats share one
         for name, plan in flow.weights.items():
-            if name in flow.grad and name not in elsewhere:
-                tensor = graph.tensors[name]
-                over = (
-                    (STAGE,) if pipeline and name not in held else ()
-                )  # every stage holds what is outside the blocks, and adds to its gradient
-                times = reductions(name) if pipeline else turns
-                often_gathered, stack = tuple(gathered.get(name, ())), stacked.get(name, (1, 1))
-                key = (
-                    tensor.shape,
-                    tensor.dtype,
-                    id(plan),
-                    times,
-                    often_gathered,
-                    over,
-                    name in alike,
-                    stack,
-                )
-                if key not in known:
-                    known[key] = tuple(
-                        _reduction(
-                            flow,
-                            name,
-                            plan,
-                            times,
-                            size,
-                            often_gathered,
-                            over,
-                            name in alike,
-                            stack,
-                        )
-                    )
-                what = graph.labels.get(name, name)
-                for use in known[key]:
-                    yield (
-                        use
-                        if use.what == what
-                        else CollectiveUse(
-                            use.kind,
-                            use.axes,
-                            use.payload_bytes,
-                            use.count,
-                            use.phase,
-                            what,
-                            use.bucketed,
-                            use.merged,
-                            use.stacked,
-                        )
-                    )
+            if name not in flow.grad or name in elsewhere:
+                continue
+            tensor = graph.tensors[name]
+            reduction = _Reduction(
+                shape=tensor.shape,
+                dtype=tensor.dtype,
+                plan=plan,
+                scatters=self._scatters(name, staged),
+                gathers=tuple(self.gathers.get(name, ())),
+                # Every stage holds what is outside the blocks, and adds to its gradient.
+                over=(STAGE,) if pipeline and name not in staged else (),
+                equal=name in equal,
+                stacked=self.stacked.get(name, (1, 1)),
+            )
+            if reduction not in known:
+                known[reduction] = tuple(_reduction(flow, name, reduction, self.size))
+            what = graph.labels.get(name, name)
+            for use in known[reduction]:
+                yield use if use.what == what else replace(use, what=what)
 
-
-def _often(repeats: int, passes: Callable[[str], int]) -> Callable[[str], int]:
-    """How often blocks compute a tensor of one repeat."""
-    return lambda name: repeats * passes(name)
+    def _scatters(self, name: str, staged: Mapping[str, int]) -> int:
+        """How often a gradient that is scattered in every microbatch is: with the blocks, with the
+        epilogue, or with both. Every tick scatters one chunk's: all are counted at the first.
+        staged: weights of the blocks on stages -> their repeat."""
+        pipeline = self.pipeline
+        if pipeline is None:
+            return self.flow.plan.accumulation_steps
+        if name in staged:
+            return pipeline.ticks if staged[name] < pipeline.blocks_per_tick else 0
+        return self._passes(pipeline.in_epilogue(i) for i, _ in self.flow.graph.consumers[name])
 
 
 def _gathers_after_operand(flow: Flow, part: range, name: str) -> bool:
@@ -249,11 +270,11 @@ def _gathers_after_operand(flow: Flow, part: range, name: str) -> bool:
     )
 
 
-def _with_ends(
+def _sides(
     flow: Flow, name: str, path: tuple[ReshardStep, ...], pipeline: Pipeline, last: Iterable[str]
 ) -> set[bool]:
-    """Whether a conversion outside the blocks runs with what follows them (True), with what comes
-    before (False), or with both: where its readers do."""
+    """Whether a reshard outside the blocks runs in the epilogue (True), before it (False), or in
+    both: where its readers do."""
     late = _in_epilogue(flow.graph, name, pipeline, last)
     if name in flow.graph.weights and not late:
         return {
@@ -265,30 +286,13 @@ def _with_ends(
 
 
 def _in_epilogue(graph: Graph, name: str, pipeline: Pipeline, last: Iterable[str]) -> bool:
-    """Whether a tensor outside the blocks belongs to what follows them."""
+    """Whether a tensor outside the blocks belongs to the epilogue."""
     made = graph.producer.get(name, -1)
     return name in last or (
         pipeline.in_epilogue(made)
         if made >= 0
         else all(pipeline.in_epilogue(i) for i, _ in graph.consumers.get(name, ()))
     )
-
-
-def _handover(
-    flow: Flow, carry: Carry, pipeline: Pipeline, size: ItemSize
-) -> Iterator[CollectiveUse]:
-    """A carried tensor on its way to the next stage, and its gradient on the way back. Between two
-    stages the last way back is a loop of one tick, which compilers unroll: nobody reads what it
-    sends."""
-    tensor = flow.graph.tensors[carry.enters]
-    payload = int(
-        prod(local_shape(tensor.shape, carry.layout, dict(flow.plan.mesh))) * size(tensor.dtype)
-    )
-    back = pipeline.ticks - (pipeline.schedule == "1f1b" and pipeline.stages == 2)
-    yield CollectiveUse(
-        "collective-permute", (STAGE,), payload, pipeline.ticks, "forward", carry.enters
-    )
-    yield CollectiveUse("collective-permute", (STAGE,), payload, back, "backward", carry.enters)
 
 
 def weights_of_other_stages(graph: Graph, pipeline: Pipeline) -> frozenset[str]:
@@ -318,45 +322,31 @@ def weights_of_other_stages(graph: Graph, pipeline: Pipeline) -> frozenset[str]:
 
 
 def _reduction(
-    flow: Flow,
-    name: str,
-    plan: WeightPlan,
-    micro: int,
-    size: ItemSize,
-    gathered: Sequence[tuple[bool, bool]],
-    over: Axes,
-    alike: bool,
-    stacked: tuple[int, int],
+    flow: Flow, name: str, reduction: _Reduction, size: ItemSize
 ) -> Iterator[CollectiveUse]:
-    """The reduction of one weight's gradient (alike: equal to another's, which is reduced once for
-    both) and, with sharded state, the gathering of the parameter. stacked: of how many repeats it
-    is one array when the optimizer runs, and in each microbatch."""
-    tensor, mesh = flow.graph.tensors[name], dict(flow.plan.mesh)
-    what = flow.graph.labels.get(name, name)
-    level = plan.zero_stage if plan.zero_dim >= 0 else 0
-    piece = int(
-        prod(local_shape(tensor.shape, cut_layout(plan) if level else plan.layout, mesh))
-        * size(tensor.dtype)
+    """The collectives of one weight's gradient and of its sharded parameter."""
+    plan, mesh, gathers = reduction.plan, dict(flow.plan.mesh), reduction.gathers
+    zero_stage = plan.zero_stage if plan.zero_dim >= 0 else 0
+    layout = cut_layout(plan) if zero_stage else plan.layout
+    piece = int(prod(local_shape(reduction.shape, layout, mesh)) * size(reduction.dtype))
+    summed = [a for a in plan.grad_partial if not zero_stage or a not in plan.zero_axes]
+    array = TrainedArray(
+        what=flow.graph.labels.get(name, name),
+        zero_stage=zero_stage,
+        zero_axes=plan.zero_axes,
+        rest=(*reduction.over, *summed),
+        full=piece * group(plan.zero_axes, mesh) if zero_stage else piece,  # padded as pieces are
+        piece=piece,
     )
-    full = piece * group(plan.zero_axes, mesh) if level else piece  # padded where the pieces are
-    rest = (*over, *(a for a in plan.grad_partial if not level or a not in plan.zero_axes))
     functions = {
-        "forward": sum(forward for forward, _ in gathered),
-        "recompute": sum(again for _, again in gathered),
-        "gradient": len(gathered),
+        "forward": sum(in_forward for in_forward, _ in gathers),
+        "recompute": sum(in_backward for _, in_backward in gathers),
+        "gradient": len(gathers),
     }
-    for c in WEIGHT_COLLECTIVES[level]:
-        axes = plan.zero_axes if c.cut else rest
-        if axes:
-            yield CollectiveUse(
-                kind=c.kind,
-                axes=axes,
-                payload_bytes=full if c.cut else piece,
-                count=(micro if c.per_microbatch else 1)
-                * (functions[c.phase] if level == 3 and c.cut else 1),
-                phase=c.phase,
-                what=what,
-                bucketed=c.bucketed,
-                merged=alike and c.bucketed and c.phase == "gradient",
-                stacked=stacked[c.per_microbatch] if c.bucketed else 1,
-            )
+    yield from weight_collectives(
+        array,
+        reduction.scatters,
+        functions if zero_stage == 3 else None,
+        reduction.stacked,
+        reduction.equal,
+    )

@@ -13,11 +13,11 @@ from planner.execution.recompute import Product, products, recomputed_in_block
 
 
 def flops_by_index(
-    flow: Flow, runs: Iterable[RepeatedBlock] = (), *, again: bool = True
+    flow: Flow, blocks: Iterable[RepeatedBlock] = (), *, again: bool = True
 ) -> dict[int, Fraction]:
     """2MNK per node, as in `dot_flops`; of blocks on pipeline stages what one stage runs, spread
     over all repeats."""
-    runs, graph, pipeline = tuple(runs), flow.graph, pipeline_of(flow.graph, flow.plan)
+    blocks, graph, pipeline = tuple(blocks), flow.graph, pipeline_of(flow.graph, flow.plan)
     total: dict[int, Fraction] = {}
     alike: dict[tuple, tuple[Product, ...]] = {}
 
@@ -58,15 +58,15 @@ def flops_by_index(
             )
         total[i] = each[id(dots), twice]
     outer = flow
-    for run in runs:
-        outer = outer_flow(outer, run)
-    for run in runs:
-        replayed = recomputed_in_block(inner_flow(outer, run), run)
+    for block in blocks:
+        outer = outer_flow(outer, block)
+    for block in blocks:
+        replayed = recomputed_in_block(inner_flow(outer, block), block)
         for i, result in (replayed.nodes if replayed and again else {}).items():
-            total[i] = total.get(i, Fraction(0)) + run.repeats * sum(
+            total[i] = total.get(i, Fraction(0)) + block.repeats * sum(
                 (dot.flops for dot in made(i) if result or dot.inside), Fraction(0)
             )
-    passes = passes_of(flow, runs)
+    passes = passes_of(flow, blocks)
     known: dict[tuple, Fraction] = {}
     for i, f in list(total.items()):
         times = 0 if pipeline else passes(first_result(graph, i))

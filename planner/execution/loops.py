@@ -60,7 +60,8 @@ class _Wiring:
 
 
 def find_repeated_block(flow: Flow, first: int, period: int, repeats: int) -> RepeatedBlock | str:
-    """The run, or the reason why these repeats cannot share one function under this flow."""
+    """The repeated block, or the reason why these repeats cannot share one function under this
+    flow."""
     graph, nodes = flow.graph, flow.graph.nodes
     for j in range(first, first + period):
         split = flow.split(j)
@@ -92,16 +93,16 @@ def find_repeated_block(flow: Flow, first: int, period: int, repeats: int) -> Re
 
 
 def stacked_weights(
-    graph: Graph, runs: Iterable[tuple[int, int, int]]
+    graph: Graph, blocks: Iterable[tuple[int, int, int]]
 ) -> dict[str, tuple[int, int]]:
-    """Weights of repeated blocks -> (first node of the run, in how many repeats there is one):
-    those of all repeats lie in one array."""
+    """Weights of repeated blocks -> (first node of the first repeat, in how many repeats there is
+    one): those of all repeats lie in one array."""
     found = {}
-    for run in runs:
-        wiring = _wired(graph, *run)
+    for block in blocks:
+        wiring = _wired(graph, *block)
         found.update(
             {
-                n: (run[0], run[2])
+                n: (block[0], block[2])
                 for names in (wiring.weights if isinstance(wiring, _Wiring) else ())
                 for n in names
             }
@@ -110,18 +111,18 @@ def stacked_weights(
 
 
 def loopable_blocks(
-    graph: Graph, runs: Iterable[tuple[int, int, int]]
+    graph: Graph, blocks: Iterable[tuple[int, int, int]]
 ) -> tuple[tuple[int, int, int], ...]:
-    """The runs whose repeats are put together alike, so that one function may serve them."""
-    return tuple(run for run in runs if isinstance(_wired(graph, *run), _Wiring))
+    """The blocks whose repeats are put together alike, so that one function may serve them."""
+    return tuple(block for block in blocks if isinstance(_wired(graph, *block), _Wiring))
 
 
-def carried_tensors(graph: Graph, runs: Iterable[tuple[int, int, int]]) -> frozenset[str]:
+def carried_tensors(graph: Graph, blocks: Iterable[tuple[int, int, int]]) -> frozenset[str]:
     """What first repeats hand on to second ones."""
     return frozenset(
         leaves[0]
-        for run in runs
-        if isinstance(wiring := _wired(graph, *run), _Wiring)
+        for block in blocks
+        if isinstance(wiring := _wired(graph, *block), _Wiring)
         for leaves in wiring.leaves
     )
 
@@ -204,23 +205,22 @@ def _wiring(graph: Graph, first: int, period: int, repeats: int) -> _Wiring | st
     return _Wiring(weights, tuple(shared), enters, leaves, yields)
 
 
-def tensors_per_microbatch(flow: Flow, runs: Iterable[RepeatedBlock]) -> frozenset[str]:
-    """Tensors of which every copy of the batch (Plan.copies) has its own: what depends on an input
-    of the graph, or is handed from block to block. The copies share all else."""
-    return frozenset(
-        flow.graph.reached((*flow.graph.inputs, *(c.enters for run in runs for c in run.carries)))
-    )
+def tensors_per_microbatch(flow: Flow, blocks: Iterable[RepeatedBlock]) -> frozenset[str]:
+    """Tensors of which every overlapped microbatch has its own: what depends on an input of the
+    graph, or is handed from block to block. They share all else."""
+    carried = (c.enters for block in blocks for c in block.carries)
+    return frozenset(flow.graph.reached((*flow.graph.inputs, *carried)))
 
 
-def passes_of(flow: Flow, runs: Iterable[RepeatedBlock]) -> Callable[[str], int]:
+def passes_of(flow: Flow, blocks: Iterable[RepeatedBlock]) -> Callable[[str], int]:
     """How often an optimizer step computes a tensor (or brings it to another layout), apart from
-    repeats of blocks: for each microbatch, or where its copies share it for each turn of the loop
-    over them. Without pipeline stages."""
+    repeats of blocks: for each microbatch, or where overlapped microbatches share it in each
+    iteration of the loop over them. Without pipeline stages."""
     plan = flow.plan
     if plan.overlapped_microbatches == 1:
         times = plan.microbatches if flow.training else 1
         return lambda name: times
-    own = tensors_per_microbatch(flow, runs)
+    own = tensors_per_microbatch(flow, blocks)
     return lambda name: plan.microbatches if name in own else plan.accumulation_steps
 
 
@@ -230,31 +230,31 @@ def output_layout(layout: Layout) -> Layout:
 
 
 def pipelined_block(
-    flow: Flow, runs: Iterable[RepeatedBlock], pipeline: Pipeline, reasons: Iterable[str] = ()
+    flow: Flow, blocks: Iterable[RepeatedBlock], pipeline: Pipeline, reasons: Iterable[str] = ()
 ) -> RepeatedBlock:
-    """The run whose blocks are dealt out over stages. Raises PlanError P068 where they cannot
+    """The block whose repeats are assigned to stages. Raises PlanError P068 where they cannot
     be."""
-    run = next((r for r in runs if r.first == pipeline.first), None)
+    block = next((r for r in blocks if r.first == pipeline.first), None)
     why = "; ".join(reasons) or "its repeated blocks are not split alike"
-    if run is not None:
-        loose = [c.enters for c in run.carries if c.enters not in flow.grad]
+    if block is not None:
+        loose = [c.enters for c in block.carries if c.enters not in flow.grad]
         why = (
             f"{loose[0]} is handed from block to block without a gradient"
             if loose
             else ""
-            if run.carries
+            if block.carries
             else "its blocks hand on nothing"
         )
-    if run is None or why:
+    if block is None or why:
         raise PlanError("P068", f"this plan has no pipeline: {why}", help=["plan without stages"])
-    return run
+    return block
 
 
-def inner_flow(flow: Flow, run: RepeatedBlock) -> Flow:
+def inner_flow(flow: Flow, block: RepeatedBlock) -> Flow:
     """The flow inside the block: carried tensors arrive in their travelling layout."""
     source, trees = dict(flow.source), dict(flow.trees)
-    inside = range(run.first, run.first + run.period)
-    for carry in run.carries:
+    inside = range(block.first, block.first + block.period)
+    for carry in block.carries:
         source[carry.enters] = carry.layout
         trees[carry.enters] = _tree(
             flow, carry.enters, carry.layout, _needs(flow, carry.enters, inside)
@@ -264,12 +264,12 @@ def inner_flow(flow: Flow, run: RepeatedBlock) -> Flow:
     return replace(flow, source=source, trees=trees)
 
 
-def outer_flow(flow: Flow, run: RepeatedBlock) -> Flow:
-    """The flow around the run: what enters is brought to its travelling layout, and what the last
+def outer_flow(flow: Flow, block: RepeatedBlock) -> Flow:
+    """The flow around the block: what enters is brought to its travelling layout, and what the last
     repeat hands over is in it."""
     source, trees = dict(flow.source), dict(flow.trees)
-    before, after = range(run.first), range(run.end, len(flow.graph.nodes))
-    for carry in run.carries:
+    before, after = range(block.first), range(block.end, len(flow.graph.nodes))
+    for carry in block.carries:
         last, first = carry.leaves[-1], carry.enters
         source[last] = carry.layout
         trees[last] = _tree(

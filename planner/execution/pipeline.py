@@ -1,32 +1,33 @@
-"""Pipeline stages: the repeats of one block dealt out along the mesh axis "stage", and how often
-each place of the graph runs in a step.
+"""Pipeline stages: the repeats of one block assigned to places along the mesh axis "stage", and how
+often each node of the graph runs in a step.
 
-    before   what the blocks are given (embeddings, masks): every stage runs it for its own
-             microbatch, so that only carried tensors travel
-    blocks   the repeats of the run with the most parameters: stage i holds repeats i * per_stage up
-             to (i + 1) * per_stage
-    after    head and loss: every stage runs it on what leaves the last one; all but the last
-             stage's result is dropped. What only it reads goes with it, wherever the graph has it;
-             what both it and the blocks read is made twice
+    prologue   what the blocks are given (embeddings, masks): every stage runs it for its own
+               microbatch, so that only carried tensors travel
+    blocks     the repeats of the block with the most parameters: stage i holds repeats
+               i * blocks_per_stage up to (i + 1) * blocks_per_stage
+    epilogue   head and loss: every stage runs it on what leaves the last one; all but the last
+               stage's result is dropped. Nodes that only the epilogue reads belong to it, wherever
+               the graph has them (`early_epilogue`); what both it and the blocks read is computed
+               twice (`shared_prologue`)
 
 Stages work in lock-step ticks. Stage i runs microbatch m forward in tick m + i; with S stages, m
 microbatches need m + S - 1 ticks, S - 1 of them a bubble. Schedules:
 
-    1f1b    backward in tick m + 2 (S - 1) - i: a stage has at most 2 S - 1 microbatches waiting for
-            their backward pass, whose residuals are kept
-    gpipe   all forward ticks, then all backward: every tick's residuals are kept, head and loss are
-            computed again
-    interleaved   1f1b in finer pieces: a stage holds V chunks of blocks, chunk v of stage i being
-                  number v S + i, so that a microbatch passes all stages
-            V times and a tick is a V-th as long. Microbatches go in groups of S, each group through
-            one chunk after the other: work n of a stage is microbatch s of group g in chunk v, n =
-            g S V + v S + s, forward in tick n + i; its backward pass takes the chunks in reverse,
-            in tick g S V + (V - 1 - v) S + s + S V + S - 2 - i. At most S (V + 1) - 1 chunks'
-            residuals wait. S divides m
+    1f1b        backward in tick m + 2 (S - 1) - i: at most 2 S - 1 microbatches are in flight in a
+                stage, waiting for their backward pass, and their residuals are saved
+    gpipe       all forward ticks, then all backward: every tick's residuals are saved, head and
+                loss are recomputed
+    interleaved 1f1b in finer pieces: a stage holds V virtual stages (chunks of blocks), chunk v of
+                stage i being number v S + i, so that a microbatch passes all stages V times and a
+                tick is a V-th as long. Microbatches go in groups of S, each group through one chunk
+                after the other: work item n of a stage is microbatch s of group g in chunk v, n =
+                g S V + v S + s, forward in tick n + i; its backward pass takes the chunks in
+                reverse, in tick g S V + (V - 1 - v) S + s + S V + S - 2 - i. At most S (V + 1) - 1
+                chunks' residuals are in flight. S divides m
 
 With S stages and m microbatches 1f1b and gpipe need (m + S - 1) times a stage's forward and
-backward pass, interleaved (m + (S - 1) / V) times; what comes before the blocks runs in every tick.
-`after` runs m times, under gpipe in every tick.
+backward pass, interleaved (m + (S - 1) / V) times; the prologue runs in every tick. The epilogue
+runs m times, under gpipe in every tick.
 """
 
 from __future__ import annotations
@@ -38,30 +39,30 @@ from functools import cached_property
 from itertools import chain
 
 from planner.execution.plan import Plan
-from planner.graph.ir import Graph
+from planner.graph.ir import Graph, Node
 
 INTERLEAVED = "interleaved"
 SCHEDULES = ("1f1b", "gpipe", INTERLEAVED)
 MAX_ZERO_STAGE = {"1f1b": 2, "gpipe": 1, "interleaved": 2}
-"""ZeRO stages that go with stages: ZeRO stage 3 would gather weights anew in every tick, and under
-gpipe there is one backward pass for all microbatches."""
+"""The highest ZeRO stage that goes with pipeline stages: stage 3 would gather weights anew in every
+tick, and under gpipe there is one backward pass for all microbatches."""
 
 LEAST_FLOPS_SHARE = 1 / 3
-"""Of a graph's products: repeated blocks with fewer are not dealt out, as all others would run on
-every stage (planner.execution.uneven_pipeline has other stages for them)."""
+"""Part of a graph's FLOPs: repeated blocks with less are not assigned to stages, as all other nodes
+would run on every stage (planner.execution.uneven_pipeline has other stages for them)."""
 TICKS_BESIDE_IN_FLIGHT = {"1f1b": 1.5, "gpipe": 0.0, "interleaved": 1.5}
-"""Ticks' residuals beside those that wait, measured with the GPU compiler on GPT-2 medium, 2 and 4
-stages: 1.3 to 1.5."""
+"""Ticks whose residuals are in memory beside those in flight, measured with the GPU compiler on
+GPT-2 medium, 2 and 4 stages: 1.3 to 1.5."""
 
 
 BUBBLE = -1
-"""The microbatch of passes that are for none."""
+"""The number of the microbatch in passes of the bubble, which are for none."""
 
 
 @dataclass(frozen=True)
 class Schedule:
     """How microbatches pass through stages (module docstring): what each stage runs in every tick.
-    virtual: chunks that a stage holds."""
+    kind: of SCHEDULES. virtual_stages: chunks that a stage holds."""
 
     stages: int
     microbatches: int
@@ -86,7 +87,7 @@ class Schedule:
 
     @property
     def in_flight(self) -> int:
-        """Ticks for whose residuals a stage has room."""
+        """Ticks whose residuals a stage has room for."""
         return (
             self.ticks
             if self.kind == "gpipe"
@@ -97,9 +98,9 @@ class Schedule:
         )
 
     def work_item(self, n: int) -> tuple[int, int]:
-        """(microbatch, turn) of the n-th piece of a stage's work: groups of microbatches, each
-        through one chunk after the other. Beyond the first and the last piece BUBBLE in the turn of
-        these."""
+        """(microbatch, position of its chunk) of the n-th item of a stage's work: groups of
+        microbatches, each through one chunk after the other. Before the first item and after the
+        last the microbatch is BUBBLE, in the chunk of that item."""
         at = min(max(n, 0), self.microbatches * self.virtual_stages - 1)
         group, rest = divmod(at, self.stages * self.virtual_stages)
         return group * self.stages + rest % self.stages if at == n else BUBBLE, rest // self.stages
@@ -117,7 +118,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A run of blocks (first node, nodes per block, repeats) on stages under a schedule, with this
+    """A repeated block (first node, nodes per block, repeats) on stages under a schedule, with this
     many microbatches a step."""
 
     first: int
@@ -127,9 +128,9 @@ class Pipeline:
     microbatches: int
     schedule: str
     early_epilogue: frozenset[int] = frozenset()
-    """Nodes before the blocks that only what follows them reads."""
+    """Nodes before the blocks that only the epilogue reads."""
     shared_prologue: frozenset[int] = frozenset()
-    """Nodes before the blocks that both read."""
+    """Nodes before the blocks that both the blocks and the epilogue read."""
     virtual_stages: int = 1
     """Chunks of blocks that a stage holds."""
 
@@ -150,7 +151,7 @@ class Pipeline:
 
     @cached_property
     def microbatch_schedule(self) -> Schedule:
-        """How microbatches pass through it."""
+        """What each stage runs in every tick."""
         return Schedule(self.stages, self.microbatches, self.schedule, self.virtual_stages)
 
     @property
@@ -160,18 +161,18 @@ class Pipeline:
 
     @property
     def in_flight(self) -> int:
-        """Ticks for whose residuals a stage has room."""
+        """Ticks whose residuals a stage has room for."""
         return self.microbatch_schedule.in_flight
 
     @property
     def saved_ticks(self) -> float:
-        """How many ticks' residuals are in memory at most: those that wait, and beside the ring
-        what is being made and read."""
+        """How many ticks' residuals are in memory at most: those in flight, and those being
+        written and read beside them."""
         return self.in_flight + TICKS_BESIDE_IN_FLIGHT[self.schedule]
 
     @property
     def epilogue_passes(self) -> int:
-        """How often what follows the blocks runs."""
+        """How often the epilogue runs in a step."""
         return self.ticks if self.schedule == "gpipe" else self.microbatches
 
     @property
@@ -192,8 +193,8 @@ class Pipeline:
 
     def gradient_additions(self, readers: Iterable[int]) -> Fraction:
         """How often a device adds to the gradient of a weight that it holds, by the nodes that read
-        it: once for the blocks or what comes before them in each of their turns, once for what
-        follows them."""
+        it: once for each forward pass of the blocks or the prologue, once for each of the
+        epilogue."""
         places = frozenset(
             self.first if i in self.nodes else self.end if self.in_epilogue(i) else -1
             for i in readers
@@ -206,19 +207,19 @@ class Pipeline:
 
     @cached_property
     def _gradient_additions(self) -> dict[frozenset[int], Fraction]:
-        """What `sums` found: weights of repeats are read in like places, and fractions take
-        long."""
+        """Results of `gradient_additions`: weights of repeats are read in like places, and sums of
+        fractions take long."""
         return {}
 
     def useful_passes(self, i: int) -> int:
-        """Those of its turns that are for a microbatch: what comes before the blocks runs for each
-        chunk."""
+        """Those of the forward passes of node i that are for a microbatch; the prologue runs for
+        each chunk."""
         return self.microbatches * (
             1 if self.in_epilogue(i) or i in self.nodes else self.virtual_stages
         )
 
     def saved_microbatches(self, i: int) -> float:
-        """Of how many microbatches node i, where a device holds it, keeps what its backward pass
+        """For how many microbatches a device that holds node i saves what its backward pass
         reads."""
         return self.saved_ticks / (self.virtual_stages if i in self.nodes else 1)
 
@@ -229,7 +230,7 @@ class Pipeline:
         return Fraction(2, self.virtual_stages) if self.virtual_stages > 1 else Fraction(0)
 
     def in_epilogue(self, i: int) -> bool:
-        """Whether node i runs with what follows the blocks, and only there."""
+        """Whether node i runs in the epilogue, and only there."""
         return i >= self.end or i in self.early_epilogue
 
     def stage_share(self, i: int) -> Fraction:
@@ -250,86 +251,88 @@ class Pipeline:
         return range(self.first, self.end)
 
 
+def pipeline_of(graph: Graph, plan: Plan) -> Pipeline | None:
+    """The pipeline of a plan's repeated blocks, None where it has none or its stages are uneven
+    (planner.execution.uneven_pipeline)."""
+    if plan.stages < 2 or plan.stage_cuts:
+        return None
+    assignment = stage_assignment(graph, plan.repeated_blocks)
+    if assignment is None:
+        return None
+    (first, period, repeats), early_epilogue, shared_prologue = assignment
+    return Pipeline(
+        first=first,
+        period=period,
+        repeats=repeats,
+        stages=plan.stages,
+        microbatches=plan.microbatches,
+        schedule=plan.schedule,
+        early_epilogue=early_epilogue,
+        shared_prologue=shared_prologue,
+        virtual_stages=plan.virtual_stages,
+    )
+
+
+def stage_assignment(
+    graph: Graph, blocks: tuple[tuple[int, int, int], ...]
+) -> tuple[tuple[int, int, int], frozenset[int], frozenset[int]] | None:
+    """The repeated block whose repeats are assigned to stages, with `early_epilogue` and
+    `shared_prologue` of its Pipeline; None where no repeated block has weights."""
+    key = "stage assignment", blocks
+    if key not in graph.memo:
+        block = largest_repeated_block(graph, blocks)
+        graph.memo[key] = (block, *_before_blocks(graph, block)) if block else None
+    assignment: tuple[tuple[int, int, int], frozenset[int], frozenset[int]] | None
+    assignment = graph.memo[key]
+    return assignment
+
+
 def largest_repeated_block(
-    graph: Graph, runs: Iterable[Sequence[int]]
+    graph: Graph, blocks: Iterable[Sequence[int]]
 ) -> tuple[int, int, int] | None:
-    """The run whose blocks are dealt out over stages: the one with the most parameters."""
-    found: tuple[int, tuple[int, int, int]] | None = None
-    for first, period, repeats in runs:
+    """The repeated block with the most parameters, None where none has any."""
+    largest, most = None, -1
+    for first, period, repeats in blocks:
         names = {
             n
             for i in range(first, first + period * repeats)
             for n in graph.nodes[i].inputs
             if n in graph.weights
         }
-        size = sum(graph.tensors[n].elements for n in names)
-        if names and (found is None or size > found[0]):
-            found = size, (first, period, repeats)
-    return found[1] if found else None
+        parameters = sum(graph.tensors[n].elements for n in names)
+        if names and parameters > most:
+            largest, most = (first, period, repeats), parameters
+    return largest
 
 
-def pipeline_of(graph: Graph, plan: Plan) -> Pipeline | None:
-    """The pipeline of a plan's repeated blocks, None where it has none (and of uneven stages:
-    planner.execution.uneven_pipeline)."""
-    if plan.stages < 2 or plan.stage_cuts:
-        return None
-    found = stage_assignment(graph, plan.repeated_blocks)
-    return (
-        Pipeline(
-            *found[0],
-            plan.stages,
-            plan.microbatches,
-            plan.schedule,
-            *found[1:],
-            plan.virtual_stages,
-        )
-        if found
-        else None
-    )
-
-
-def stage_assignment(
-    graph: Graph, runs: tuple[tuple[int, int, int], ...]
-) -> tuple[tuple[int, int, int], frozenset[int], frozenset[int]] | None:
-    """The run whose blocks stages share, with what `read_late` says of it; None where there is
-    none."""
-    if ("dealt", runs) not in graph.memo:
-        run = largest_repeated_block(graph, runs)
-        graph.memo["dealt", runs] = (
-            (run, *epilogue_and_shared_prologue(graph, run)) if run else None
-        )
-    found: tuple[tuple[int, int, int], frozenset[int], frozenset[int]] | None = graph.memo[
-        "dealt", runs
-    ]
-    return found
-
-
-def epilogue_and_shared_prologue(
-    graph: Graph, run: tuple[int, int, int]
+def _before_blocks(
+    graph: Graph, block: tuple[int, int, int]
 ) -> tuple[frozenset[int], frozenset[int]]:
-    """`ending` and `twice` of a Pipeline."""
-    first, period, repeats = run
+    """`early_epilogue` and `shared_prologue` of a Pipeline."""
+    first, period, repeats = block
     end = first + period * repeats
-    blocks = nodes_needed(
-        graph, range(first), chain.from_iterable([node.inputs for node in graph.nodes[first:end]])
-    )
-    after = nodes_needed(
-        graph, range(first), chain(graph.outputs[:1], *[node.inputs for node in graph.nodes[end:]])
-    )
-    return frozenset(after) - frozenset(blocks), frozenset(after) & frozenset(blocks)
+
+    def needed_by(nodes: Iterable[Node], *outputs: str) -> frozenset[int]:
+        wanted = chain(outputs, chain.from_iterable([node.inputs for node in nodes]))
+        return frozenset(nodes_needed(graph, range(first), wanted))
+
+    of_blocks = needed_by(graph.nodes[first:end])
+    of_epilogue = needed_by(graph.nodes[end:], *graph.outputs[:1])
+    return of_epilogue - of_blocks, of_epilogue & of_blocks
 
 
 def nodes_needed(
     graph: Graph, nodes: Iterable[int], wanted: Iterable[str], given: Iterable[str] = ()
 ) -> list[int]:
-    """Those of the nodes that the wanted tensors are made by, given some."""
-    made = {o: i for i in nodes for o in graph.nodes[i].outputs if o}
+    """Those of `nodes` that are needed to compute the wanted tensors from the given ones, in
+    order."""
+    producer = {o: i for i in nodes for o in graph.nodes[i].outputs if o}
     for name in given:
-        made.pop(name, None)
-    found, queue = set[int](), list(made.keys() & set(wanted))
+        producer.pop(name, None)
+    needed, queue = set[int](), list(producer.keys() & set(wanted))
     while queue:
-        i = made.get(queue.pop())
-        if i is not None and i not in found:
-            found.add(i)
+        i = producer.get(queue.pop())
+        if i is not None and i not in needed:
+            needed.add(i)
             queue += graph.nodes[i].inputs
-    return sorted(found)
+    return sorted(needed)

@@ -252,14 +252,17 @@ def _inner_dots(
     return tuple(made)
 
 
-def recomputed_in_block(flow: Flow, run: RepeatedBlock) -> Recomputed | None:
+def recomputed_in_block(flow: Flow, block: RepeatedBlock) -> Recomputed | None:
     """The second run of one repeat of a block under the plan; None where nothing is wrapped. flow:
     inside the block."""
     mode = block_mode(flow)
     if not mode:
         return None
     return find_recomputed(
-        flow, range(run.first, run.first + run.period), mode, [c.enters for c in run.carries]
+        flow,
+        range(block.first, block.first + block.period),
+        mode,
+        [c.enters for c in block.carries],
     )
 
 
@@ -279,7 +282,7 @@ def is_gathered(flow: Flow, name: str) -> bool:
     return plan is not None and plan.zero_stage == 3 and plan.zero_dim >= 0
 
 
-def gathering_parts(flow: Flow, runs: Iterable[RepeatedBlock]) -> tuple[range, ...]:
+def gathering_parts(flow: Flow, blocks: Iterable[RepeatedBlock]) -> tuple[range, ...]:
     """Stretches of nodes outside repeated blocks that gather weights: each becomes a function of
     its own, so that gathered weights live no longer than it runs. A stretch begins at a node that
     reads a sharded weight, and a new one at the next that reads a matrix.
@@ -287,7 +290,7 @@ def gathering_parts(flow: Flow, runs: Iterable[RepeatedBlock]) -> tuple[range, .
     if not flow.training or flow.plan.zero_stage != 3:
         return ()
     graph = flow.graph
-    blocked = {i for run in runs for i in range(run.first, run.end)}
+    blocked = {i for block in blocks for i in range(block.first, block.end)}
     found: list[range] = []
     first = last = -1
     for i, node in enumerate(graph.nodes):
@@ -303,13 +306,13 @@ def gathering_parts(flow: Flow, runs: Iterable[RepeatedBlock]) -> tuple[range, .
 
 
 def recomputed_blocks(
-    flow: Flow, runs: tuple[RepeatedBlock, ...]
+    flow: Flow, blocks: tuple[RepeatedBlock, ...]
 ) -> Iterator[tuple[RepeatedBlock, Recomputed]]:
     """What recomputed blocks run a second time, for one repeat of each."""
     outer = flow
-    for run in runs:
-        outer = outer_flow(outer, run)
-    for run in runs if flow.plan.recompute != "none" else ():
-        replay = recomputed_in_block(inner_flow(outer, run), run)
+    for block in blocks:
+        outer = outer_flow(outer, block)
+    for block in blocks if flow.plan.recompute != "none" else ():
+        replay = recomputed_in_block(inner_flow(outer, block), block)
         if replay:
-            yield run, replay
+            yield block, replay

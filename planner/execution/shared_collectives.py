@@ -46,15 +46,15 @@ class OutsideBlocks:
     merged: Merged
 
 
-def outside_blocks(flow: Flow, runs: Sequence[RepeatedBlock]) -> OutsideBlocks:
+def outside_blocks(flow: Flow, blocks: Sequence[RepeatedBlock]) -> OutsideBlocks:
     """The program around `runs`, the repeated blocks that became one function."""
     graph, outer = flow.graph, flow
-    for run in runs:
-        outer = outer_flow(outer, run)
-    inside = {i for run in runs for i in range(run.first, run.end)}
+    for block in blocks:
+        outer = outer_flow(outer, block)
+    inside = {i for block in blocks for i in range(block.first, block.end)}
     made = {o for i in inside for o in graph.nodes[i].outputs if o}
-    own = {n for run in runs for names in run.weights for n in names}
-    last = {c.leaves[-1] for run in runs for c in run.carries}
+    own = {n for block in blocks for names in block.weights for n in names}
+    last = {c.leaves[-1] for block in blocks for c in block.carries}
     nodes = tuple(i for i in range(len(graph.nodes)) if i not in inside)
     trees = {
         n: t
@@ -69,7 +69,7 @@ def outside_blocks(flow: Flow, runs: Sequence[RepeatedBlock]) -> OutsideBlocks:
             outer,
             nodes,
             trees,
-            [n for run in runs for n in (*(c.enters for c in run.carries), *run.shared)],
+            [n for block in blocks for n in (*(c.enters for c in block.carries), *block.shared)],
         ),
     )
 

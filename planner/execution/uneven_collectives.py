@@ -11,7 +11,7 @@ before the others'.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
@@ -20,11 +20,14 @@ from math import prod
 from planner.execution.collective import (
     CollectiveUse,
     ItemSize,
+    TrainedArray,
     float32_sizes,
+    handover_collectives,
     kernel_collectives,
     path_collectives,
     recomputed_collectives,
     traffic,
+    weight_collectives,
 )
 from planner.execution.layout_flow import Flow
 from planner.execution.pipeline import Schedule
@@ -38,15 +41,13 @@ from planner.execution.uneven_pipeline import (
     stage_flow,
     uneven_pipeline_of,
 )
-from planner.execution.zero_stages import WEIGHT_COLLECTIVES
 from planner.sharding.layout import STAGE, local_shape
 
 
 @dataclass(frozen=True)
 class ChunkTick:
-    """What a place does in a tick with a chunk: `turns` microbatches. forward, backward:
-    collectives of all of them; again: what the backward pass runs a second time, None of the last
-    chunk."""
+    """What a place does in a tick with a chunk. forward, backward: collectives of all its
+    microbatches; recomputed: what the backward pass runs a second time, None of the last chunk."""
 
     flow: Flow
     forward: tuple[CollectiveUse, ...]
@@ -86,8 +87,8 @@ class TickGroup:
 def chunks_at(p: Schedule, tick: int, *, forward: bool) -> tuple[int, ...]:
     """The chunks that run a pass of a tick, by stage. The last one runs no backward pass of
     microbatches that do not exist."""
-    turns = p.forward if forward else p.backward
-    numbers = (turns(stage, tick)[1] * p.stages + stage for stage in range(p.stages))
+    work = p.forward if forward else p.backward
+    numbers = (work(stage, tick)[1] * p.stages + stage for stage in range(p.stages))
     left_out = (
         p.stages * p.virtual_stages - 1
         if not forward and p.kind != "gpipe" and tick >= p.ticks
@@ -100,14 +101,13 @@ def chunks_at(p: Schedule, tick: int, *, forward: bool) -> tuple[int, ...]:
 def tick_groups(p: Schedule) -> tuple[TickGroup, ...]:
     """All ticks, forward and backward passes apart. The bubble is the first forward passes, and the
     last backward ones."""
-    found: Counter[tuple[bool, bool, tuple[int, ...]]] = Counter()
+    counts: Counter[tuple[bool, bool, tuple[int, ...]]] = Counter()
     for n in range(p.ticks):
         if n < p.read_ticks:
-            found[True, n < p.stages - 1, chunks_at(p, n, forward=True)] += 1
-        found[
-            False, n >= p.ticks - (p.stages - 1), chunks_at(p, p.first_backward + n, forward=False)
-        ] += 1
-    return tuple(TickGroup(*key, count) for key, count in found.items())
+            counts[True, n < p.stages - 1, chunks_at(p, n, forward=True)] += 1
+        chunks = chunks_at(p, p.first_backward + n, forward=False)
+        counts[False, n >= p.ticks - (p.stages - 1), chunks] += 1
+    return tuple(TickGroup(*key, count) for key, count in counts.items())
 
 
 def chunk_ticks(flow: Flow, size: ItemSize) -> tuple[ChunkTick, ...]:
@@ -124,106 +124,81 @@ def uneven_stages(flow: Flow) -> UnevenPipeline:
 
 
 def _tick(flow: Flow, stages: UnevenPipeline, k: int, size: ItemSize) -> ChunkTick:
-    own, nodes, last = stage_flow(flow, stages, k), stages.nodes[k], k + 1 == stages.count
-    graph = flow.graph
+    """The work of chunk k in a tick."""
+    inside, nodes, last = stage_flow(flow, stages, k), stages.nodes[k], k + 1 == stages.count
+    graph, entering = flow.graph, stages.entering[k]
     made = [o for i in nodes for o in graph.nodes[i].outputs if o]
     read = [n for i in nodes for n in graph.nodes[i].inputs if n and n not in graph.constants]
-    trees = {
-        n: own.trees[n]
-        for n in dict.fromkeys((*stages.entering[k], *made, *read))
-        if n in own.trees
-    }
-    once = merged(own, nodes, trees, stages.leaving(k))
-    again = (
-        None if last else find_recomputed(own, nodes, "all", (*stages.entering[k], *graph.inputs))
-    )
+    names = dict.fromkeys((*entering, *made, *read))
+    trees = {n: inside.trees[n] for n in names if n in inside.trees}
+    equal = merged(inside, nodes, trees, stages.leaving(k))
+    recomputed = None if last else find_recomputed(inside, nodes, "all", (*entering, *graph.inputs))
     forward, backward = list[CollectiveUse](), list[CollectiveUse]()
+    in_pass = backward if last else forward  # the last chunk runs both passes at once
     for name, tree in trees.items():
         for path in tree.paths():
-            if not last:
-                forward += path_collectives(own, name, path, 0, 1, once, size, "blocks")
-            backward += path_collectives(own, name, path, 1, int(last), once, size, "blocks")
+            in_pass += path_collectives(inside, name, path, (1, 0), equal, size, "blocks")
+            backward += path_collectives(inside, name, path, (0, 1), equal, size, "blocks")
     for i in nodes:
-        uses = [*kernel_collectives(own, i, 1, size, "blocks")]
-        (backward if last else forward).extend(u for u in uses if u.phase == "forward")
-        backward += [u for u in uses if u.phase != "forward"]
-    backward += recomputed_collectives(own, again, "all", lambda name: 1, once, size, "blocks")
-    turns = stages.microbatches_per_place(k)
-    ahead, back = (
-        tuple(replace(u, count=u.count * turns) for u in uses if u.total_bytes)
-        for uses in (forward, backward)
+        uses = [*kernel_collectives(inside, i, 1, size, "blocks")]
+        in_pass += [use for use in uses if use.phase == "forward"]
+        backward += [use for use in uses if use.phase != "forward"]
+    backward += recomputed_collectives(
+        inside, recomputed, "all", lambda name: 1, equal, size, "blocks"
     )
-    return ChunkTick(own, ahead, back, again, turns)
+    microbatches = stages.microbatches_per_place(k)
+
+    def of_all(uses: Iterable[CollectiveUse]) -> tuple[CollectiveUse, ...]:
+        return tuple(replace(u, count=u.count * microbatches) for u in uses if u.total_bytes)
+
+    return ChunkTick(inside, of_all(forward), of_all(backward), recomputed, microbatches)
 
 
 def collectives(flow: Flow, size: ItemSize) -> Iterator[CollectiveUse]:
-    """Every collective of one optimizer step, of each pass that of the chunk that sends the
+    """Every collective of one optimizer step, of each pass those of the chunk that sends the
     most."""
-    work, p, fewer = (
-        chunk_ticks(flow, size),
-        uneven_schedule(flow),
-        idle_ticks_of_last_chunk(uneven_schedule(flow)),
-    )
-    ahead, back = [t.forward for t in work], [t.backward for t in work]
-    for of_each, times in ((ahead, p.read_ticks), (back, p.ticks - fewer), (back[:-1], fewer)):
-        yield from (
-            replace(u, count=u.count * times)
-            for u in max(of_each, key=lambda u: _ring_bytes(flow, u))
-            if times
-        )
+    ticks, schedule = chunk_ticks(flow, size), uneven_schedule(flow)
+    idle = idle_ticks_of_last_chunk(schedule)
+    forward, backward = [t.forward for t in ticks], [t.backward for t in ticks]
+    for of_chunks, times in (
+        (forward, schedule.read_ticks),
+        (backward, schedule.ticks - idle),
+        (backward[:-1], idle),
+    ):
+        if times:
+            heaviest = max(of_chunks, key=lambda uses: _ring_bytes(flow, uses))
+            yield from (replace(u, count=u.count * times) for u in heaviest)
     yield from collectives_between_stages(flow, size)
 
 
 def collectives_between_stages(flow: Flow, size: ItemSize) -> Iterator[CollectiveUse]:
-    """What stages hand to each other and back, the loss, and gradients of packed weights. Between
-    two stages of one chunk the last way back is a loop of one tick, which compilers unroll: nobody
-    reads what it sends."""
-    stages, p = uneven_stages(flow), uneven_schedule(flow)
-    n = p.ticks
+    """What stages hand to each other and back, the loss, and gradients of packed weights."""
+    stages, schedule = uneven_stages(flow), uneven_schedule(flow)
+    together = stages.microbatches_per_tick
     for axes, elements in buffer_elements(handed_tensors(flow, stages)).items():
         what = "what stages hand on" + (f" ({'+'.join(axes)})" if axes else "")
         payload = int(elements * size("float32"))
-        yield CollectiveUse(
-            "collective-permute",
-            (STAGE,),
-            payload,
-            p.read_ticks * stages.microbatches_per_tick,
-            "forward",
-            what,
+        yield from handover_collectives(what, payload, schedule, schedule.read_ticks, together)
+
+    def in_step(kind: str, payload: int, count: int, phase: str, what: str) -> CollectiveUse:
+        return CollectiveUse(
+            kind=kind, axes=(STAGE,), payload_bytes=payload, count=count, phase=phase, what=what
         )
-        yield CollectiveUse(
-            "collective-permute",
-            (STAGE,),
-            payload,
-            (n - (p.kind == "1f1b" and p.stages == 2)) * stages.microbatches_per_tick,
-            "backward",
-            what,
-        )
-    yield CollectiveUse("all-reduce", (STAGE,), 8, 1, "forward", "loss and its weight")
+
+    yield in_step("all-reduce", 8, 1, "forward", "loss and its weight")
     mesh = dict(flow.plan.mesh)
     for b in (b for b in buffers(flow, stages) if b.trained):
-        full, piece = int(b.length * size(b.dtype)), int(b.state_length(mesh) * size(b.dtype))
-        for c in WEIGHT_COLLECTIVES[b.zero_stage]:
-            axes = b.zero_axes if c.cut else b.rest
-            if axes:
-                yield CollectiveUse(
-                    kind=c.kind,
-                    axes=axes,
-                    payload_bytes=full if c.cut else piece,
-                    count=n if c.per_microbatch else 1,
-                    phase=c.phase,
-                    what=b.key,
-                    bucketed=c.bucketed,
-                )
-        if stages.microbatches_per_tick > 1:
-            yield CollectiveUse(
-                "collective-permute",
-                (STAGE,),
-                piece,
-                stages.microbatches_per_tick - 1,
-                "gradient",
-                b.key,
-            )
+        array = TrainedArray(
+            what=b.key,
+            zero_stage=b.zero_stage,
+            zero_axes=b.zero_axes,
+            rest=b.rest,
+            full=int(b.length * size(b.dtype)),
+            piece=int(b.state_length(mesh) * size(b.dtype)),
+        )
+        yield from weight_collectives(array, schedule.ticks)
+        if together > 1:
+            yield in_step("collective-permute", array.piece, together - 1, "gradient", b.key)
 
 
 def _ring_bytes(flow: Flow, uses: tuple[CollectiveUse, ...]) -> Fraction:

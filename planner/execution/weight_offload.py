@@ -56,17 +56,18 @@ def lookup_tables(graph: Graph) -> tuple[str, ...]:
     )
 
 
-def offloaded_names(flow: Flow, runs: Sequence[RepeatedBlock]) -> frozenset[str]:
+def offloaded_names(flow: Flow, blocks: Sequence[RepeatedBlock]) -> frozenset[str]:
     """The weights, of all repeats, that wait in the host's memory under a plan."""
-    stacks = [names for run in runs for names in run.weights if can_offload(flow.graph, names[0])]
-    found = {n for names in stacks for n in names} if "parameters" in flow.plan.offload else set()
+    in_blocks = {
+        name
+        for block in blocks
+        for names in block.weights
+        if can_offload(flow.graph, names[0])
+        for name in names
+    }
     return frozenset(
-        found
-        | (
-            {*lookup_tables(flow.graph)} - {n for names in stacks for n in names}
-            if "embeddings" in flow.plan.offload
-            else set()
-        )
+        (in_blocks if "parameters" in flow.plan.offload else set())
+        | ({*lookup_tables(flow.graph)} - in_blocks if "embeddings" in flow.plan.offload else set())
     )
 
 

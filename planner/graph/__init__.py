@@ -1,1 +1,2 @@
-"""TODO."""
+"""The canonical model: nodes, tensors, weights, repeated blocks, and the same graph at another
+batch."""

@@ -1,4 +1,5 @@
-"""TODO."""
+"""Sentences about a model or a workload that a user should know, each of a kind that views can
+pick."""
 
 from __future__ import annotations
 

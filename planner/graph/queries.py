@@ -1,4 +1,4 @@
-"""TODO."""
+"""What is asked of a graph in several rooms: its losses, and the scalar that counts their rows."""
 
 from __future__ import annotations
 

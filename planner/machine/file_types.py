@@ -1,4 +1,4 @@
-"""TODO."""
+"""The types of a topology file's tables, as TOML gives them."""
 
 from __future__ import annotations
 

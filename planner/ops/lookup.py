@@ -1,4 +1,4 @@
-"""TODO."""
+"""The rule of a node, and the tensors of a graph that carry a gradient."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""TODO."""
+"""Which operands the gradient of an operator reads: the table of derivatives that says what is
+saved from the forward pass."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""TODO."""
+"""What the user fixed: read, checked, and as splits."""

@@ -1,4 +1,4 @@
-"""TODO."""
+"""The cache key of the tables that all searches on one machine share."""
 
 from __future__ import annotations
 

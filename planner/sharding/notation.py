@@ -1,4 +1,4 @@
-"""TODO."""
+"""Layouts, rules and splits as a line of text: the notation of reports, errors and docs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TODO."""
+"""The pins that a strategy file records."""
 
 from __future__ import annotations
 

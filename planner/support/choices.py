@@ -1,4 +1,4 @@
-"""TODO."""
+"""Options with a closed set of values: a wrong one is refused with the nearest right one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TODO."""
+"""Types of tables that several of the project's file formats have in common."""
 
 from __future__ import annotations
 

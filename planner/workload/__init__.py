@@ -1,1 +1,1 @@
-"""TODO."""
+"""What is run: the model at a batch, its loss, what trains, where embedding tables lie."""

@@ -1,4 +1,4 @@
-"""TODO."""
+"""A model opened for a workload, from every source that the planner takes."""
 
 from __future__ import annotations
 
