@@ -86,7 +86,7 @@ def emit(
     ):  # the GPU compiler holds more on the device then than it would without
         raise PlanError(
             "P076",
-            f"blocks whose {' and '.join(sent)} wait in the host's memory are written as a loop"
+            f"blocks whose {' and '.join(sent)} are offloaded to host memory are written as a loop"
             " only",
             help=["leave --unroll out"],
         )
@@ -143,8 +143,8 @@ def refuse_partitioned(plan: Plan, backend: Backend) -> None:
     if backend == "shard_map":
         return
     only = {
-        "what waits in the host's memory is": bool(plan.offload),
-        "several copies of the batch at the same time are": (
+        "offload to host memory is": bool(plan.offload),
+        "overlapped microbatches (copies) are": (
             plan.overlapped_microbatches > 1
         ),  # it would reduce each copy's gradient
         "pipeline stages are": plan.stages > 1,

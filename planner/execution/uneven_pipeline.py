@@ -152,7 +152,11 @@ def wrong_widths(widths: Sequence[int], places: int, microbatches: int, virtual:
             f"{microbatches} microbatches do not go by {WIDEST}, as stages of widths"
             f" {'+'.join(map(str, widths))} take them"
         )
-    return f"stages of {virtual} chunks take one place each" if virtual > 1 else ""
+    return (
+        f"stages of {virtual} virtual stages take one position of the stage axis each"
+        if virtual > 1
+        else ""
+    )
 
 
 def uneven_pipeline_of(flow: Flow) -> UnevenPipeline | None:

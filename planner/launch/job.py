@@ -100,7 +100,7 @@ def check_count(strategy: Strategy, processes: int, virtual: bool, what: str) ->
         shown = ", ".join(fit) if len(fit) < 10 else f"{', '.join(fit[:8])} ... {devices}"
         raise PlanError(
             "P200",
-            f"{what}: {devices} devices cannot be dealt out evenly to {processes} processes",
+            f"{what}: {devices} devices cannot be divided evenly among {processes} processes",
             help=[f"one of {shown}"],
         )
     slots = node_slots(strategy)

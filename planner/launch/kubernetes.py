@@ -62,7 +62,20 @@ def manifests(job: Job, strategy: Strategy, asked: Asked) -> dict[str, str]:
             f"the program cannot travel in a ConfigMap: {on_volume(job)}",
             help=[f"--volume CLAIM, its folder copied to {name}/ there; or --to slurm"],
         )
-    service: dict[str, Any] = {
+    served = (strategy.workload.get("training") or {}).get("tables") == "server"
+    jobset = _jobset(job, strategy, asked, name, slices, served)
+    # Pods of several slices, or of several roles, are distinguished by a JobSet alone.
+    single = [] if slices > 1 or served else _indexed_job(job, strategy, asked, name)
+    files = {
+        **({"job.yaml": [*program, *single]} if single else {}),
+        "jobset.yaml": [*program, jobset],
+    }
+    return {file: _yaml(documents) for file, documents in files.items()}
+
+
+def _indexed_job(job: Job, strategy: Strategy, asked: Asked, name: str) -> list[dict[str, Any]]:
+    """A headless service, and the Job whose pods it gives addresses."""
+    service = {
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": {"name": name},
@@ -72,61 +85,47 @@ def manifests(job: Job, strategy: Strategy, asked: Asked) -> dict[str, str]:
             "selector": {"job-name": name},
         },
     }
-    alone = _pod(job, strategy, asked, name, f"{name}-0.{name}")
-    single: dict[str, Any] = {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {"name": name},
-        "spec": _job_spec(job.processes, alone, asked.time_s, RESTARTS),
-    }
-    # pods of a JobSet are NAME-workers-REPLICA-INDEX in the domain NAME
-    inside = _pod(job, strategy, asked, "", f"{name}-workers-0-0.{name}")
-    topology = (
+    pod = _pod(job, strategy, asked, name, f"{name}-0.{name}")
+    return [
+        service,
         {
-            "metadata": {
-                "annotations": {
-                    "alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"
-                }
-            }
-        }
-        if tpu
-        else {}
-    )
-    template = {**topology, "spec": _job_spec(job.processes // slices, inside, asked.time_s)}
-    served = (strategy.workload.get("training") or {}).get("tables") == "server"
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": {"name": name},
+            "spec": _job_spec(job.processes, pod, asked.time_s, RESTARTS),
+        },
+    ]
+
+
+def _jobset(
+    job: Job, strategy: Strategy, asked: Asked, name: str, slices: int, served: bool
+) -> dict[str, Any]:
+    """The JobSet: workers, a replica per TPU slice, or the three roles of served tables."""
+    # Pods of a JobSet are NAME-workers-REPLICA-INDEX in the domain NAME.
+    pod = _pod(job, strategy, asked, "", f"{name}-workers-0-0.{name}")
+    exclusive = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}
+    template = {
+        **({"metadata": {"annotations": exclusive}} if asked.tpu else {}),
+        "spec": _job_spec(job.processes // slices, pod, asked.time_s),
+    }
     jobs = (
         _roles(job, strategy, asked, name)
         if served
         else [{"name": "workers", "replicas": slices, "template": template}]
     )
-    policy = (
-        {
-            "successPolicy": {
-                "operator": "All",
-                "targetReplicatedJobs": [j["name"] for j in jobs if j["name"] != "servers"],
-            }
-        }
-        if served
-        else {}
-    )
-    spec = {
-        "failurePolicy": {"maxRestarts": RESTARTS},
-        **policy,
-        "network": {"enableDNSHostnames": True, "subdomain": name},
-        "replicatedJobs": jobs,
-    }
-    whole: dict[str, Any] = {
+    finishing = [j["name"] for j in jobs if j["name"] != "servers"]
+    policy = {"successPolicy": {"operator": "All", "targetReplicatedJobs": finishing}}
+    return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
         "metadata": {"name": name},
-        "spec": spec,
+        "spec": {
+            "failurePolicy": {"maxRestarts": RESTARTS},
+            **(policy if served else {}),
+            "network": {"enableDNSHostnames": True, "subdomain": name},
+            "replicatedJobs": jobs,
+        },
     }
-    # pods of several slices, or roles, are told apart by a JobSet alone
-    files = {
-        **({"job.yaml": [*program, service, single]} if slices == 1 and not served else {}),
-        "jobset.yaml": [*program, whole],
-    }
-    return {file: _yaml(parts) for file, parts in files.items()}
 
 
 def _roles(job: Job, strategy: Strategy, asked: Asked, name: str) -> list[dict[str, Any]]:
@@ -156,41 +155,41 @@ def _roles(job: Job, strategy: Strategy, asked: Asked, name: str) -> list[dict[s
         str(TABLES_PORT),
     ]
 
-    def role(role_name: str, pods: int, command: list[str], accelerated: bool) -> dict[str, Any]:
-        container = {
-            **base["spec"]["containers"][0],
-            "name": role_name,
-            "command": command,
-            "ports": [{"containerPort": PORT if accelerated else TABLES_PORT}],
-        }
-        if not accelerated:
-            for key in ("resources", "securityContext"):
-                container.pop(key, None)
-        around = {
-            k: v
-            for k, v in base["spec"].items()
-            if accelerated or k not in ("nodeSelector", "tolerations")
-        }
-        return {
-            "name": role_name,
+    command = base["spec"]["containers"][0]["command"]
+    # The last --process counts.
+    later = ["bash", "-c", 'exec "$$@" --process "$$((RANK + 1))"', "worker", *command]
+    roles = [("servers", servers, serving, False), ("scheduler", 1, command, True)]
+    roles += [("workers", job.processes - 1, later, True)] if job.processes > 1 else []
+    return [
+        {
+            "name": role,
             "replicas": 1,
             "template": {
-                "spec": _job_spec(
-                    pods, {"spec": {**around, "containers": [container]}}, asked.time_s
-                )
+                "spec": _job_spec(pods, _role_pod(base, role, command, accelerated), asked.time_s)
             },
         }
+        for role, pods, command, accelerated in roles
+    ]
 
-    command = base["spec"]["containers"][0]["command"]
-    later = [
-        "bash",
-        "-c",
-        'exec "$$@" --process "$$((RANK + 1))"',
-        "worker",
-        *command,
-    ]  # the last --process counts
-    found = [role("servers", servers, serving, False), role("scheduler", 1, command, True)]
-    return [*found, role("workers", job.processes - 1, later, True)] if job.processes > 1 else found
+
+def _role_pod(
+    base: dict[str, Any], role: str, command: list[str], accelerated: bool
+) -> dict[str, Any]:
+    """A pod template with another command; without an accelerator it asks for no devices and for no
+    nodes that have some."""
+    container = {
+        **base["spec"]["containers"][0],
+        "name": role,
+        "command": command,
+        "ports": [{"containerPort": PORT if accelerated else TABLES_PORT}],
+    }
+    spec = {**base["spec"], "containers": [container]}
+    if not accelerated:
+        for key in ("resources", "securityContext"):
+            container.pop(key, None)
+        for key in ("nodeSelector", "tolerations"):
+            spec.pop(key, None)
+    return {"spec": spec}
 
 
 def _yaml(parts: list[dict[str, Any]]) -> str:
@@ -272,31 +271,6 @@ def _pod(
 ) -> dict[str, Any]:
     """A pod template. TPU hosts find each other by what GKE puts into their environment; GPU nodes
     by rank and coordinator."""
-    own = plain_name(job.name)
-    there = (
-        {"name": "data", "mountPath": "/program", "subPath": own}
-        if on_volume(job)
-        else {"name": "program", "mountPath": "/program"}
-    )
-    mounts = [there, {"name": "shm", "mountPath": "/dev/shm"}]
-    volumes: list[dict[str, Any]] = [
-        *([] if on_volume(job) else [{"name": "program", "configMap": {"name": own}}]),
-        {"name": "shm", "emptyDir": {"medium": "Memory"}},
-    ]
-    if asked.volume:
-        mounts.append({"name": "data", "mountPath": "/data"})
-        volumes.append({"name": "data", "persistentVolumeClaim": {"claimName": asked.volume}})
-    words = job.command(
-        "python3",
-        f"/program/{job.program.name}",
-        "auto" if asked.tpu else f"{coordinator}:{PORT}",
-        "RANK",
-    )
-    last = len(words) - len(job.arguments)
-    # $(NAME) in a command is a variable's value; $$ is a dollar sign
-    command = [
-        "$(RANK)" if w == "RANK" and i < last else w.replace("$", "$$") for i, w in enumerate(words)
-    ]
     rank = {
         "name": "RANK",
         "valueFrom": {
@@ -305,15 +279,16 @@ def _pod(
             }
         },
     }
+    mounts, volumes = _mounts(job, asked.volume)
     variables = [rank, *({"name": k, "value": v} for k, v in job.environment().items())]
-    held = resources(job, strategy, asked.rdma)
-    limits = {"resources": held} if held else {}
+    devices = resources(job, strategy, asked.rdma)
+    limits = {"resources": devices} if devices else {}
     if uses_rdma(job, asked.rdma):
         limits["securityContext"] = {"capabilities": {"add": ["IPC_LOCK"]}}  # RDMA pins memory
     container = {
         "name": "worker",
         "image": asked.image,
-        "command": command,
+        "command": _command(job, "auto" if asked.tpu else f"{coordinator}:{PORT}"),
         "env": variables,
         "ports": [{"containerPort": PORT}],
         **limits,
@@ -329,3 +304,32 @@ def _pod(
             {"key": kind, "operator": "Exists", "effect": "NoSchedule"}
         ]  # nodes of accelerators are often kept for who asks for them
     return {"spec": spec}
+
+
+def _command(job: Job, coordinator: str) -> list[str]:
+    """What a pod runs. $(NAME) in a command is a variable's value; $$ is a dollar sign."""
+    arguments = job.command("python3", f"/program/{job.program.name}", coordinator, "RANK")
+    own = len(arguments) - len(job.arguments)
+    return [
+        "$(RANK)" if word == "RANK" and i < own else word.replace("$", "$$")
+        for i, word in enumerate(arguments)
+    ]
+
+
+def _mounts(job: Job, volume: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """(mounts, volumes) of the program, shared memory, and the data where there is a volume."""
+    name, aside = plain_name(job.name), bool(on_volume(job))
+    program = (
+        {"name": "data", "mountPath": "/program", "subPath": name}
+        if aside
+        else {"name": "program", "mountPath": "/program"}
+    )
+    mounts = [program, {"name": "shm", "mountPath": "/dev/shm"}]
+    volumes: list[dict[str, Any]] = [
+        *([] if aside else [{"name": "program", "configMap": {"name": name}}]),
+        {"name": "shm", "emptyDir": {"medium": "Memory"}},
+    ]
+    if volume:
+        mounts.append({"name": "data", "mountPath": "/data"})
+        volumes.append({"name": "data", "persistentVolumeClaim": {"claimName": volume}})
+    return mounts, volumes

@@ -25,7 +25,7 @@ def check(
         raise PlanError(
             "P024",
             f"pins schedule = {schedule!r} and virtual = {chunks} contradict each other:"
-            f" {INTERLEAVED} stages hold several chunks of blocks, others one",
+            f" {INTERLEAVED} schedules have several virtual stages per stage, others one",
             help=["remove one of them"],
         )
     if techniques.get("zero_stage") == 0 and "zero_group" in techniques:
@@ -75,8 +75,8 @@ def check(
             raise PlanError(
                 "P024",
                 f"pins widths = {spelled('widths', widths)} and {other or 'no stages'} contradict"
-                f" each other: the stages take {sum(widths)} places, one chunk of the model each,"
-                f" and {max(widths)} microbatches go together",
+                f" each other: the stages take {sum(widths)} positions of the stage axis, one"
+                f" virtual stage each, and {max(widths)} microbatches go together",
                 help=[f"pp={sum(widths)}, or leave widths out"],
             )
     if (copies := techniques.get("copies", 1)) > 1:
@@ -88,8 +88,8 @@ def check(
         if other:
             raise PlanError(
                 "P024",
-                f"pins copies = {copies} and {other} contradict each other: {copies} microbatches"
-                " run at the same time, without pipeline stages",
+                f"pins copies = {copies} and {other} contradict each other: {copies}"
+                " microbatches overlap, without pipeline stages",
                 help=["remove one of them" if staged else f"a multiple of {copies} microbatches"],
             )
     if sent := [w for w in techniques.get("offload", ()) if w in IN_LOOPS]:

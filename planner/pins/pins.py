@@ -536,7 +536,7 @@ def _offload(value: Any) -> tuple[str, ...]:
     )
     if not _words(words) or set(words) - set(OFFLOAD) or len(set(words)) < len(words):
         disk = (
-            ["there is no way to disks: what waits lies in the host's memory (docs/offload.md)"]
+            ["there is no offload to disks: offloaded data lies in host memory (docs/offload.md)"]
             if "disk" in str(value)
             else []
         )
@@ -564,7 +564,8 @@ def _widths(value: Any) -> tuple[int, ...]:
             "P020",
             f"widths = {value!r} is not possible",
             help=[
-                f"1 to {WIDEST} places for each stage, joined by +: widths={WIDEST}+1+1 with pp=4"
+                f"1 to {WIDEST} positions of the stage axis for each stage, joined by +:"
+                f" widths={WIDEST}+1+1 with pp=4"
             ],
         )
     return tuple(words)

@@ -98,7 +98,7 @@ def _choice(s: Strategy, width: int, style: Style) -> list[str]:
             width,
             style,
         )
-    lines += labelled("covers", said, width, style) if (said := extent(s.solver)) else []
+    lines += labelled("covers", words, width, style) if (words := extent(s.solver)) else []
     return lines + (
         labelled("kept", kept_words(kept), width, style)
         if (kept := s.provenance.get("incremental"))
@@ -141,23 +141,23 @@ def binds(s: Strategy) -> list[str]:
     full = (
         c["memory_per_device_bytes"] / c["memory_limit_bytes"] if c["memory_limit_bytes"] else 0.0
     )
-    paid = [f"{stages(s)} pipeline stages"] if stages(s) > 1 else []
+    spent = [f"{stages(s)} pipeline stages"] if stages(s) > 1 else []
     if s.techniques["zero_stage"]:
-        paid.append(f"ZeRO-{s.techniques['zero_stage']}")
+        spent.append(f"ZeRO-{s.techniques['zero_stage']}")
     if c["recompute_time_s"]:
-        paid.append(f"recompute ({show_time(c['recompute_time_s'])})")
+        spent.append(f"recompute ({show_time(c['recompute_time_s'])})")
     if s.techniques["microbatches"] > 1:
-        paid.append(f"{s.techniques['microbatches']} microbatches")
-    paid += offload_words(offload_of(s.techniques))
-    what = max(breakdown(c), key=lambda p: p[1])
+        spent.append(f"{s.techniques['microbatches']} microbatches")
+    spent += offload_words(offload_of(s.techniques))
+    largest, size = max(breakdown(c), key=lambda part: part[1])
     text = (
         f"memory {f'{100 * full:.0f} %' if full >= 0.01 else 'under 1 %'} full, most of it"
-        f" {what[0]} ({show_bytes(what[1])})"
+        f" {largest} ({show_bytes(size)})"
     )
     out.append(
         text
-        + (f"; spent on it: {', '.join(paid)}" if paid else "")
-        + ("" if full >= NEAR_FULL or paid else ": does not bind")
+        + (f"; spent on it: {', '.join(spent)}" if spent else "")
+        + ("" if full >= NEAR_FULL or spent else ": does not bind")
     )
     return out
 
@@ -169,12 +169,12 @@ def _binds(s: Strategy, width: int, style: Style) -> list[str]:
 def by_operator(s: Strategy) -> list[tuple[str, int, float]]:
     """(operator, nodes, seconds of kernels a step), the costliest first."""
     micro = int(s.techniques["microbatches"])
-    found: dict[str, list[float]] = {}
+    sums: dict[str, list[float]] = {}
     for row in s.nodes.values():
-        cell = found.setdefault(row["op"], [0, 0.0])
+        cell = sums.setdefault(row["op"], [0, 0.0])
         cell[0] += row.get("times", 1)
         cell[1] += row.get("time_s", 0.0) * micro
-    return sorted(((op, int(n), t) for op, (n, t) in found.items()), key=lambda r: (-r[2], r[0]))
+    return sorted(((op, int(n), t) for op, (n, t) in sums.items()), key=lambda r: (-r[2], r[0]))
 
 
 def _costly(s: Strategy, width: int, style: Style) -> list[str]:
@@ -210,7 +210,7 @@ def _calls(s: Strategy, width: int, style: Style) -> list[str]:
     if not rows:
         return []
     rows.sort(key=lambda r: (r[0], r[1]))
-    kept, rows = [r for r in rows if r[0] < 0], [r for r in rows if r[0] >= 0]
+    faster, rows = [r for r in rows if r[0] < 0], [r for r in rows if r[0] >= 0]
     lines: list[str] = []
     if rows:
         out = [["split", "runner-up", "costs"]]
@@ -225,24 +225,26 @@ def _calls(s: Strategy, width: int, style: Style) -> list[str]:
         lines = table(
             [[name, *row] for name, row in zip(names, out, strict=True)], right=(3,), gap=GAP
         )
-    if kept:
-        extra, name, row = kept[0]
+    if faster:
+        extra, name, row = faster[0]
         lines += hang(
             "",
-            f"not taken though faster by {'themselves' if len(kept) > 1 else 'itself'}: {len(kept)}"
-            f" split{'s' * (len(kept) > 1)}, first {short(name, 40)} as"
+            f"not taken though faster by {'themselves' if len(faster) > 1 else 'itself'}:"
+            f" {len(faster)} split{'s' * (len(faster) > 1)}, first {short(name, 40)} as"
             f" {brief(row['runner_up']['split'])} ({signed_time(extra)}): {NOT_TAKEN}",
             width,
         )
     # That leaving an axis idle costs much says nothing of the split.
-    firm = [r for r in rows if _axes(r[2]["runner_up"]["split"]) >= _axes(r[2]["split"]) != set()]
-    if firm:
-        hard = max(firm, key=lambda r: r[0])
-        other = brief(hard[2]["runner_up"]["split"])
+    comparable = [
+        r for r in rows if _axes(r[2]["runner_up"]["split"]) >= _axes(r[2]["split"]) != set()
+    ]
+    if comparable:
+        extra, name, row = max(comparable, key=lambda r: r[0])
+        other = brief(row["runner_up"]["split"])
         lines += hang(
             "",
-            f"the firmest: {short(hard[1], width - len('the firmest: ,'))}, where the next split of"
-            f" as many axes, {other}, costs {signed_time(hard[0])}",
+            f"the firmest: {short(name, width - len('the firmest: ,'))}, where the next split of"
+            f" as many axes, {other}, costs {signed_time(extra)}",
             width,
         )
     return lines
@@ -266,9 +268,9 @@ def difference(own: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     )
     step = own["step_time_s"] or 1.0
     out = [f"{signed_time(d)} {name}" for d, name in deltas if abs(d) / step >= 0.001]
-    again = other["recompute_time_s"] - own["recompute_time_s"]
-    if abs(again) / step >= 0.001:
-        out.append(f"(recompute {signed_time(again)} of the compute)")
+    recompute = other["recompute_time_s"] - own["recompute_time_s"]
+    if abs(recompute) / step >= 0.001:
+        out.append(f"(recompute {signed_time(recompute)} of the compute)")
     memory = other["memory_per_device_bytes"] - own["memory_per_device_bytes"]
     if memory:
         out.append(f"memory {'-' if memory < 0 else '+'}{show_bytes(abs(memory))}")
@@ -292,6 +294,20 @@ def _others(s: Strategy, width: int, style: Style) -> list[str]:
         items = [*difference(s.costs, row), *([verdict] if verdict else [])]
         lines += [head, *("  " + line for line in pack(items, width - 2, 0, ", "))]
     return [style.bold("beside it"), *lines] if lines else []
+
+
+def _recorded(s: Strategy, row: Mapping[str, Any], width: int, style: Style) -> list[str]:
+    """Results and kernels of a node, as far as the file knows them without details."""
+    lines: list[str] = []
+    for out in row["outputs"]:
+        t = s.tensors.get(out)
+        if t:
+            side = _side({"tensor": out, "dims": [str(n) for n in t["shape"]], **t}, width)
+            lines += labelled("result", [side], width, style)
+    if "time_s" in row:
+        step_s = row["time_s"] * s.techniques["microbatches"]
+        lines += labelled("kernels", [f"{show_time(step_s)} a step"], width, style)
+    return lines
 
 
 def find_nodes(s: Strategy, text: str) -> list[str]:
@@ -323,15 +339,9 @@ def find_nodes(s: Strategy, text: str) -> list[str]:
                     key=lambda n: (named_repeat(s, n, text) < 0, -s.nodes[n].get("time_s", 0.0)),
                 )
     # A part of a name is what people type: it is held against the parts of names, too.
-    whole = [*s.nodes, *s.tensors]
-    near = did_you_mean(
-        text,
-        list(
-            dict.fromkeys(
-                [*whole, *(part for name in whole for part in re.split(r"[./]+", name) if part)]
-            )
-        ),
-    )
+    full_names = [*s.nodes, *s.tensors]
+    parts = (part for name in full_names for part in re.split(r"[./]+", name) if part)
+    near = did_you_mean(text, list(dict.fromkeys([*full_names, *parts])))
     raise PlanError(
         "P052",
         f"no node or tensor named {text!r}",
@@ -375,22 +385,7 @@ def explain_node(
     if detail is not None:
         lines += _detailed(detail, width, style)
     else:
-        for out in row["outputs"]:
-            t = s.tensors.get(out)
-            if t:
-                lines += labelled(
-                    "result",
-                    [_side({"tensor": out, "dims": [str(n) for n in t["shape"]], **t}, width)],
-                    width,
-                    style,
-                )
-        if "time_s" in row:
-            lines += labelled(
-                "kernels",
-                [f"{show_time(row['time_s'] * s.techniques['microbatches'])} a step"],
-                width,
-                style,
-            )
+        lines += _recorded(s, row, width, style)
     if row["recompute"] and s.techniques["recompute"] != "none":
         lines += labelled("memory", [recompute_words(s.techniques)], width, style)
     other = row.get("runner_up")
@@ -427,7 +422,7 @@ def _detailed(d: Mapping[str, Any], width: int, style: Style) -> list[str]:
     forward = show_time(kernels["forward_s"])
     items = [
         f"forward {forward}",
-        *([f"again {forward}"] if kernels["again"] else []),
+        *([f"recompute {forward}"] if kernels["again"] else []),
         *([f"backward {show_time(kernels['backward_s'])}"] if kernels["backward_s"] else []),
         f"x {kernels['times']} = {show_time(kernels['step_s'])} a step",
         *([f"and {show_time(kernels['bubble_s'])} in bubbles"] if kernels["bubble_s"] else []),

@@ -20,23 +20,37 @@ DISTINCT = 0.995
 def unsupported(strategy: Strategy) -> list[tuple[str, int, float]]:
     """(reason, nodes, seconds a step) per kind of operator that has no rule and so runs whole on
     every device."""
-    found: dict[str, tuple[int, float]] = {}
+    sums: dict[str, tuple[int, float]] = {}
     for row in strategy.nodes.values():
         if row.get("unsupported"):
-            n, s = found.get(row["unsupported"], (0, 0.0))
-            found[row["unsupported"]] = (
+            n, s = sums.get(row["unsupported"], (0, 0.0))
+            sums[row["unsupported"]] = (
                 n + row.get("times", 1),
                 s + row.get("time_s", 0.0) * int(strategy.techniques["microbatches"]),
             )
-    return [(reason, n, s) for reason, (n, s) in found.items()]
+    return [(reason, n, s) for reason, (n, s) in sums.items()]
 
 
 def findings(strategy: Strategy) -> list[Finding]:
     """What a reader should not miss, a sentence each, the gravest first."""
-    c, out = (
-        strategy.costs,
-        [Finding(str(row["kind"]), str(row["text"])) for row in strategy.findings],
-    )
+    out = [Finding(str(row["kind"]), str(row["text"])) for row in strategy.findings]
+    out += _work_findings(strategy)
+    out += _memory_findings(strategy)
+    out += _operator_findings(strategy)
+    out += table_findings(strategy)
+    padded = [name for name, row in strategy.tensors.items() if row.get("padded")]
+    if padded:
+        text = (
+            f"{len(padded)} tensor{'s' if len(padded) > 1 else ''} padded to a multiple of"
+            f" {'their' if len(padded) > 1 else 'its'} axes, first {short(padded[0], 40)}"
+        )
+        out.append(Finding("padding", text))
+    return list(ordered(out))
+
+
+def _work_findings(strategy: Strategy) -> list[Finding]:
+    """That devices do the same arithmetic, where they do."""
+    c, out = strategy.costs, list[Finding]()
     if c["distinct_work"] < DISTINCT:
         beside = (
             ", on padding or on no microbatch (bubbles)" if lockstep(strategy) else " or on padding"
@@ -48,6 +62,12 @@ def findings(strategy: Strategy) -> list[Finding]:
                 f" arithmetic is done twice{beside}",
             )
         )
+    return out
+
+
+def _memory_findings(strategy: Strategy) -> list[Finding]:
+    """That memory is tight, or does not suffice."""
+    c, out = strategy.costs, list[Finding]()
     low, high = c["memory_range_bytes"]
     if c["fit"] == "tight":
         over = show_bytes(high - c["memory_limit_bytes"])
@@ -65,6 +85,12 @@ def findings(strategy: Strategy) -> list[Finding]:
             else ""
         )
         out.append(Finding("memory", "this plan does not fit in the memory of a device" + perhaps))
+    return out
+
+
+def _operator_findings(strategy: Strategy) -> list[Finding]:
+    """Precision that no program is emitted in, and operators without a rule."""
+    c, out = strategy.costs, list[Finding]()
     if not load_recipe(recipe := str(strategy.workload["precision"])).emitted and str(
         strategy.workload["runtime"]
     ).startswith("jax"):
@@ -84,17 +110,7 @@ def findings(strategy: Strategy) -> list[Finding]:
                 f" {show_time(seconds)}{share}",
             )
         )
-    out += table_findings(strategy)
-    padded = [name for name, row in strategy.tensors.items() if row.get("padded")]
-    if padded:
-        out.append(
-            Finding(
-                "padding",
-                f"{len(padded)} tensor{'s' if len(padded) > 1 else ''} padded to a multiple of"
-                f" {'their' if len(padded) > 1 else 'its'} axes, first {short(padded[0], 40)}",
-            )
-        )
-    return list(ordered(out))
+    return out
 
 
 def _safe(strategy: Strategy) -> str:

@@ -40,11 +40,11 @@ from planner.support.words import (
 from planner.verify.confirm import words as confirm_words
 
 BAR = 40
-STAGES_AGAIN = "each stage's forward pass runs again in its backward pass"
+STAGES_AGAIN = "each stage's forward pass is recomputed in its backward pass"
 _ASIDE = re.compile(r"[:;]| \(")
 RECOMPUTE = {
-    "block": "recompute blocks, collectives again",
-    "block-keep": "recompute blocks, collective results kept",
+    "block": "recompute blocks and their collectives",
+    "block-keep": "recompute blocks, collective results saved",
 }
 PARTS = ("parameters", "gradients", "optimizer", "activations", "temporary")
 
@@ -196,7 +196,7 @@ def techniques(strategy: Strategy) -> list[str]:
     if t["recompute"] != "none":
         out.append(recompute_words(t))
     out += offload_words(offload_of(t)) + bucket_words(t)
-    copies = f", {copies_of(t)} at the same time" if copies_of(t) > 1 else ""
+    copies = f", {copies_of(t)} overlapped" if copies_of(t) > 1 else ""
     if strategy.workload["kind"] == "train":
         out.append(f"{t['microbatches']} microbatch{'es' if t['microbatches'] > 1 else ''}{copies}")
     return out or ["one forward pass"]
@@ -271,7 +271,7 @@ def _figures(strategy: Strategy, width: int, style: Style) -> list[str]:
     if c["exposed_communication_time_s"]:
         step[3] += " (not overlapped)"
     if c["recompute_time_s"]:
-        step[2] += f", {show_time(c['recompute_time_s'])} of it again"
+        step[2] += f", {show_time(c['recompute_time_s'])} of it recompute"
     if c["optimizer_time_s"]:
         summed = (
             " and sums of gradients" if strategy.techniques["microbatches"] > 1 else ""

@@ -47,61 +47,61 @@ def comparison(rows: Sequence[tuple[str, Strategy | str]], width: int, colour: b
     style = Style(colour)
     plans = [(name, s) for name, s in rows if not isinstance(s, str)]
     out = [["", "step", "relative", "memory", "fits", "MFU", "gap", "search", "how"]]
-    best = min((s.costs["step_time_s"] for _, s in plans), default=0.0)
-    said: list[str] = []
+    out += _solver_rows(rows, style)
+    lines: list[str] = []
+    among = unpinned = ""
+    if plans:
+        _, s = plans[0]
+        head = f"{title(s)} on {machine(s)}, {s.workload['kind']}, batch {s.workload['batch']:,}"
+        lines.append(style.bold(head))
+        best = min((p.costs for _, p in plans), key=lambda c: c["step_time_s"])
+        out += _baseline_rows(s, best, style)
+        among, unpinned = of_plans(s), unheld(s, best)
+    drop = (5, 7) if width < WIDE else ()  # MFU and search time
+    out = [[c for i, c in enumerate(row) if i not in drop] for row in out]
+    note = (
+        f"gap: how far above what is proven of the meshes tried{among}; relative: to the best"
+        f" solver; tie: within each other's range; baselines are tuned too{unpinned}"
+    )
+    shown = roomy(out, width, (1, 2, 3, 5) if drop else (1, 2, 3, 5, 6, 7))
+    return "\n".join([*lines, *shown, *(style.dim(line) for line in hang("", note, width))])
+
+
+def _solver_rows(rows: Sequence[tuple[str, Strategy | str]], style: Style) -> list[list[str]]:
+    """A row per solver; a plan that an earlier solver found too is named instead of repeated."""
+    plans = [(name, s) for name, s in rows if not isinstance(s, str)]
+    best_s = min((s.costs["step_time_s"] for _, s in plans), default=0.0)
+    out: list[list[str]] = []
+    shown: list[tuple[str, Strategy]] = []
     for name, s in rows:
         if isinstance(s, str):
             out.append([name, "-", "", "", style.bad("no"), "", "", "", s])
             continue
-        gap = s.solver.get("gap")
-        seconds = s.provenance.get("search_s")
-        same = next(
-            (other for other, p in plans if other in said and p.decisions() == s.decisions()), ""
-        )
+        gap, seconds = s.solver.get("gap"), s.provenance.get("search_s")
+        same = next((other for other, p in shown if p.decisions() == s.decisions()), "")
         how = (
             f"as {same}" if same else mesh_words(dict(s.mesh_shape)) + technique_words(s.techniques)
         )
-        said.append(name)
+        shown.append((name, s))
         proven = [
             "" if gap is None else f"{100 * gap:.1f} %",
             "" if seconds is None else show_time(seconds),
         ]
-        out.append([style.bold(name), *_cost(s.costs, best, style), *proven, how])
-    lines: list[str] = []
-    for _, s in plans[:1]:
-        lines.append(
-            style.bold(
-                f"{title(s)} on {machine(s)}, {s.workload['kind']}, batch {s.workload['batch']:,}"
-            )
-        )
-        order = sorted(
-            s.baselines.items(), key=lambda kv: (kv[1]["fit"] == "no", kv[1]["step_time_s"])
-        )
-        top = min((p.costs for _, p in plans), key=lambda c: c["step_time_s"])
-        for key, row in order:
-            how = ", ".join(
-                t
-                for t in (
-                    mesh_words(row["mesh"]),
-                    tuned_words(row),
-                    "tie" if ties(top, row) else "",
-                )
-                if t
-            )
-            out.append([baseline_name(key, row), *_cost(row, best, style), "", "", how])
-    drop = (5, 7) if width < WIDE else ()  # MFU and search time
-    out = [[c for i, c in enumerate(row) if i not in drop] for row in out]
-    held = "".join(
-        unheld(s, min((p.costs for _, p in plans), key=lambda c: c["step_time_s"]))
-        for _, s in plans[:1]
-    )
-    among = of_plans(plans[0][1]) if plans else ""
-    note = (
-        f"gap: how far above what is proven of the meshes tried{among}; relative: to the best"
-        f" solver; tie: within each other's range; baselines are tuned too{held}"
-    )
-    shown = roomy(out, width, (1, 2, 3, 5) if drop else (1, 2, 3, 5, 6, 7))
-    return "\n".join([*lines, *shown, *(style.dim(line) for line in hang("", note, width))])
+        out.append([style.bold(name), *_cost(s.costs, best_s, style), *proven, how])
+    return out
+
+
+def _baseline_rows(s: Strategy, best: Mapping[str, Any], style: Style) -> list[list[str]]:
+    """A row per baseline, those that fit first; best: costs of the best plan."""
+    out = []
+    for key, row in sorted(
+        s.baselines.items(), key=lambda kv: (kv[1]["fit"] == "no", kv[1]["step_time_s"])
+    ):
+        parts = (mesh_words(row["mesh"]), tuned_words(row), "tie" if ties(best, row) else "")
+        how = ", ".join(text for text in parts if text)
+        cost = _cost(row, best["step_time_s"], style)
+        out.append([baseline_name(key, row), *cost, "", "", how])
+    return out
 
 
 def technique_words(t: Mapping[str, Any]) -> str:
@@ -110,7 +110,10 @@ def technique_words(t: Mapping[str, Any]) -> str:
         [f"{t['microbatches']} microbatches"] if t["microbatches"] > 1 else []
     )
     parts += (
-        [SCHEDULES[schedule] + (f", {virtual_of(t)} chunks a stage" if virtual_of(t) > 1 else "")]
+        [
+            SCHEDULES[schedule]
+            + (f", {virtual_of(t)} virtual stages per stage" if virtual_of(t) > 1 else "")
+        ]
         if (schedule := schedule_of(t))
         else []
     )
@@ -167,11 +170,11 @@ def coverage(base: GraphFacts, width: int, colour: bool) -> str:
     style = Style(colour)
     graph = base.graph
     total = sum(r.flops for r in base.rules)
-    found: dict[tuple[str, str], list[int]] = {}
+    groups: dict[tuple[str, str], list[int]] = {}
     for i, node in enumerate(graph.nodes):
-        found.setdefault((node.op, base.reasons[i]), []).append(i)
+        groups.setdefault((node.op, base.reasons[i]), []).append(i)
     rows = []
-    for (op, reason), nodes in found.items():
+    for (op, reason), nodes in groups.items():
         work = sum(base.rules[i].flops for i in nodes)
         what = (
             style.warn(f"no rule, whole on every device: {reason}")

@@ -145,7 +145,7 @@ def _stages(d: Detail) -> Iterator[Track]:
             for (name, m), (_, last) in zip(s.first.passes, s.last.passes, strict=True):
                 which = "" if m == BUBBLE else f" {m}" if m == last else f" {m} to {last}"
                 chunk = (
-                    f" chunk {s.first.chunks[name == 'backward']}"
+                    f" virtual stage {s.first.chunks[name == 'backward']}"
                     if p.virtual_stages > 1 and name in ("forward", "backward")
                     else ""
                 )

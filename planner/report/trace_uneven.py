@@ -68,7 +68,7 @@ class _UnevenStep:
         k, tick_s = turn * self.schedule.stages + stage, longest(passes, running).seconds
         own = passes[k] if k in running and k < len(passes) else None
         if own is not None:
-            chunk = f" chunk {turn}" if self.p.plan.virtual_stages > 1 else ""
+            chunk = f" virtual stage {turn}" if self.p.plan.virtual_stages > 1 else ""
             first = microbatch * self.together
             number = (
                 "none"

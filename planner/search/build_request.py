@@ -216,8 +216,8 @@ def refuse_partitioned(pins: Any, runtime: str, backend: str) -> bool:
     for key, value in pinned.items():
         if value not in (1, ""):
             what = {
-                "copies": "several copies of the batch at the same time are",
-                "offload": "what waits in the host's memory is",
+                "copies": "overlapped microbatches (copies) are",
+                "offload": "offload to host memory is",
             }.get(key, "pipeline stages are")
             instead = "--backend shard_map" if backend == "jit" else "--runtime jax-shard_map"
             raise PlanError(

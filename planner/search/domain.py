@@ -513,8 +513,7 @@ class SearchDomain:
             if not usual:
                 raise PlanError(
                     "P035",
-                    f"batch {batch} does not divide into {copies} microbatches that run at the same"
-                    " time (copies)",
+                    f"batch {batch} does not divide into {copies} overlapped microbatches (copies)",
                     help=["an even batch, or pin copies=1"],
                 )
         if mesh.stages == 1:
@@ -546,15 +545,17 @@ class SearchDomain:
             what = self._too_few(base)
         elif run is None and not self.schedules(mesh):
             what = (
-                f"the model is cut into {self.most_stages(base)} chunks at most, {mesh.stages}"
-                f" stages of {chunks if chunks > 1 else ' or '.join(map(str, CHUNKS))} have more"
+                f"the model is cut into {self.most_stages(base)} virtual stages at most,"
+                f" {mesh.stages}"
+                f" stages of {chunks if chunks > 1 else ' or '.join(map(str, CHUNKS))} each"
+                " have more"
             )
             instead = (
                 [f"virtual={fewer}"] if (fewer := self.most_stages(base) // mesh.stages) > 1 else []
             )
         elif run is None and techniques.get("recompute", "block") != "block":
             what = (
-                "stages without a block in common run their forward pass again (recompute=block),"
+                "stages without a block in common recompute their forward pass (recompute=block),"
                 f" pinned is {techniques['recompute']}"
             )
             instead = ["recompute=block"]
@@ -571,7 +572,7 @@ class SearchDomain:
         elif run is not None and not self.schedules(mesh):
             what = (
                 f"{run[2]} repeated blocks do not divide into {mesh.stages} stages of"
-                f" {chunks if chunks > 1 else ' or '.join(map(str, CHUNKS))} chunks"
+                f" {chunks if chunks > 1 else ' or '.join(map(str, CHUNKS))} virtual stages"
             )
             other = next(
                 (v for v in range(2, run[2] // mesh.stages + 1) if run[2] % (mesh.stages * v) == 0),
@@ -580,7 +581,7 @@ class SearchDomain:
             instead = [f"virtual={other}"] if other else []
         elif (schedule == INTERLEAVED or chunks > 1) and micro % mesh.stages:
             what = (
-                f"chunks are passed by groups of {mesh.stages} microbatches, and {micro} do not"
+                f"virtual stages pass groups of {mesh.stages} microbatches, and {micro} do not"
                 " divide into them"
             )
             instead = [

@@ -77,8 +77,8 @@ def with_cuts(
         if set(widths) - {1}:
             raise PlanError(
                 "P068",
-                f"stages of widths {'+'.join(map(str, widths))} are not possible: repeated blocks"
-                " are dealt out evenly, one place a stage",
+                f"stages of widths {'+'.join(map(str, widths))} are not possible: repeated"
+                " blocks are divided evenly, one position of the stage axis each",
                 help=["pin less"],
             )
         return plan
@@ -154,7 +154,7 @@ def cutting(
         if not found:
             raise PlanError(
                 "P068",
-                f"{chunks} chunks of the model for pipeline stages are not possible: it can be cut"
+                f"{chunks} virtual stages of the model are not possible: it can be cut"
                 f" at {len(over)} places",
                 help=["fewer stages"],
             )

@@ -53,14 +53,18 @@ def stages_words(strategy: Strategy) -> str:
         return ""
     chunks = virtual_of(strategy.techniques)
     many = (
-        f"{chunks} chunks of {each // chunks} block{'s' if each > chunks else ''}"
+        f"{chunks} virtual stages of {each // chunks} block{'s' if each > chunks else ''}"
         if chunks > 1
         else f"{each} block{'s' if each > 1 else ''}"
     )
     held = f", {'' if each * n == whole else 'up to '}{many} each" if each else ""
     if strategy.techniques.get("cuts"):
-        wide = "+".join(map(str, widths_of(strategy.techniques)))
+        wide = ":".join(map(str, widths_of(strategy.techniques)))
         held = (
-            f", {chunks} chunks each" if chunks > 1 else f", on {wide} places" if wide else ""
+            f", {chunks} virtual stages each"
+            if chunks > 1
+            else f", devices per stage {wide}"
+            if wide
+            else ""
         ) + ", cut where they balance"
     return f"{n} pipeline stages ({SCHEDULES[schedule_of(strategy.techniques)]}{held})"

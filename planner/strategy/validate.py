@@ -73,8 +73,8 @@ def check_mesh(strategy: Decided, devices: int) -> None:
         )
     elif (sent := [w for w in offload_of(t) if w in WEIGHTS]) and (copies_of(t) > 1 or schedule):
         wrong = (
-            f"offload of {' and '.join(sent)} in copies or stages: weights are brought for one"
-            " microbatch at a time"
+            f"offload of {' and '.join(sent)} with microbatch overlap or stages: weights are"
+            " fetched for one microbatch at a time"
         )
     elif sent and "optimizer" not in offload_of(t):
         wrong = (
@@ -99,16 +99,18 @@ def check_mesh(strategy: Decided, devices: int) -> None:
         wrong = "pipeline stages need at least two microbatches"
     elif (schedule == INTERLEAVED) != (virtual_of(t) > 1):
         wrong = (
-            f"schedule {schedule or 'none'!r} with virtual {virtual_of(t)}: {INTERLEAVED} stages"
-            " hold several chunks of blocks, others one"
+            f"schedule {schedule or 'none'!r} with virtual {virtual_of(t)}: {INTERLEAVED}"
+            " schedules have several virtual stages per stage, others one"
         )
     elif copies_of(t) < 1 or t["microbatches"] % copies_of(t):
         wrong = (
-            f"{t['microbatches']} microbatches do not run {copies_of(t)} at the same time (copies)"
+            f"{t['microbatches']} microbatches do not divide into {copies_of(t)} overlapped"
+            " ones (copies)"
         )
     elif copies_of(t) > 1 and schedule:
         wrong = (
-            f"{copies_of(t)} copies with schedule {schedule!r}: pipeline stages run one microbatch"
+            f"{copies_of(t)} overlapped microbatches (copies) with schedule {schedule!r}:"
+            " pipeline stages run one microbatch"
             " at a time"
         )
     elif schedule == INTERLEAVED and t["microbatches"] % dict(strategy.mesh_shape)[STAGE]:
@@ -126,7 +128,7 @@ def check_mesh(strategy: Decided, devices: int) -> None:
     ):
         wrong = (
             f"no repeated blocks divide into {dict(strategy.mesh_shape)[STAGE]} stages of"
-            f" {virtual_of(t)} chunks (virtual)"
+            f" {virtual_of(t)} virtual stages each (virtual)"
         )
     elif (widths := widths_of(t)) and (
         wide := wrong_widths(
@@ -147,7 +149,8 @@ def check_mesh(strategy: Decided, devices: int) -> None:
         or t["recompute"] != "block"
     ):
         wrong = (
-            f"stages cut before {', '.join(map(str, t['cuts']))} need one chunk more (stages times"
+            f"stages cut before {', '.join(map(str, t['cuts']))} need one virtual stage more"
+            " (stages times"
             " virtual), and recompute block"
         )
     elif set(t["zero_group"]) - set(names):

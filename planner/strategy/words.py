@@ -19,7 +19,7 @@ def offload_words(offload: Sequence[str]) -> list[str]:
     """What waits in the host's memory, a phrase; empty for nothing."""
     *more, last = [OFFLOADED[what] for what in offload] or [""]
     return (
-        [f"{', '.join(more)}{' and ' if more else ''}{last} in the host's memory"]
+        [f"{', '.join(more)}{' and ' if more else ''}{last} offloaded to host memory"]
         if offload
         else []
     )

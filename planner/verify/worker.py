@@ -476,7 +476,7 @@ def parked(plan: Plan, kind: str) -> tuple[str, ...]:
         return ()
     return (
         (
-            f"what the plan sends to the host's memory ({', '.join(plan.offload)}) is counted with"
+            f"what the plan offloads to host memory ({', '.join(plan.offload)}) is counted with"
             " the devices' here; --target gpu:NAME tells the two apart"
         ),
     )

@@ -290,12 +290,12 @@ def test_the_search_takes_stages_where_links_are_slow_and_the_model_large() -> N
         (
             "zoo:gpt-tiny,layers=4",
             "pp=2,micro=4,virtual=3",
-            "4 repeated blocks do not divide into 2 stages of 3 chunks",
+            "4 repeated blocks do not divide into 2 stages of 3 virtual stages",
         ),
         (
             "zoo:gpt-tiny,layers=4",
             "pp=4,schedule=interleaved",
-            "4 repeated blocks do not divide into 4 stages of 2 or 4 chunks",
+            "4 repeated blocks do not divide into 4 stages of 2 or 4 virtual stages",
         ),
         (
             "zoo:gpt-tiny,layers=8",

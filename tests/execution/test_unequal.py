@@ -312,9 +312,9 @@ def test_a_boundary_is_as_wide_as_its_widest() -> None:
         (
             RESNET,
             "pp=4,micro=4,virtual=5",
-            "cut into 16 chunks at most, 4 stages of 5 have more\nhelp: virtual=4",
+            "cut into 16 virtual stages at most, 4 stages of 5 each have more\nhelp: virtual=4",
         ),
-        (RESNET, "pp=2,dp=2,micro=4,recompute=none", "run their forward pass again"),
+        (RESNET, "pp=2,dp=2,micro=4,recompute=none", "recompute their forward pass"),
         (RESNET, "pp=2,dp=2,micro=4,zero=3", "ZeRO stage is at most 2"),
         ("zoo:resnet-tiny,blocks=1", "pp=32,micro=16", "is cut into 16 stages at most"),
     ],
@@ -607,7 +607,7 @@ def test_every_stage_of_a_trace_takes_the_step(stages: int, schedule: str, virtu
             # it has no forward pass of its last chunk, which is every other of its passes where there
             # are two
         )
-        for k, chunk in enumerate([f" chunk {v}" for v in range(virtual)] if virtual > 1 else [""]):
+        for k, chunk in enumerate([f" virtual stage {v}" for v in range(virtual)] if virtual > 1 else [""]):
             once = last and k + 1 == virtual
             mine = [p for p in passes if p.endswith(chunk)]
             assert sorted(mine) == sorted(

@@ -319,7 +319,9 @@ def test_tensor_pin_in_a_file_and_its_words(tmp_path: Path) -> None:
 
 
 def test_chunks_that_are_not_tried_are_named_where_they_divide() -> None:
-    with pytest.raises(PlanError, match="do not divide into 2 stages of 2 or 4 chunks") as e:
+    with pytest.raises(
+        PlanError, match="do not divide into 2 stages of 2 or 4 virtual stages"
+    ) as e:
         planner.plan(
             "zoo:gpt-tiny,layers=6",
             devices=2,

@@ -153,7 +153,7 @@ def test_a_search_takes_copies_where_they_pay() -> None:
         and free.costs["step_time_s"] < 0.95 * one.costs["step_time_s"]
     )
     assert free.solver["gap"] is None  # bounds count all communication as shown
-    assert "2 at the same time" in str(free)
+    assert "2 overlapped" in str(free)
 
 
 def test_a_search_leaves_them_where_they_do_not() -> None:
@@ -196,7 +196,7 @@ def test_an_odd_batch_and_other_numbers_are_refused() -> None:
 
 def test_a_file_that_cannot_be_is_refused() -> None:
     s = planned("tp=8,micro=2")
-    with pytest.raises(PlanError, match="2 microbatches do not run 3 at the same time") as e:
+    with pytest.raises(PlanError, match="2 microbatches do not divide into 3 overlapped ones") as e:
         replace(s, techniques={**s.techniques, "copies": 3}).plan_for(s.graph)  # type: ignore[arg-type]
     assert e.value.code == "P060"
 

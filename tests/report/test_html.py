@@ -28,7 +28,7 @@ from planner.report.html.memory import series
 from planner.report.html.page import page
 from planner.report.html.tables import baselines
 from planner.report.html.tags import clean, el, join, name
-from planner.report.html.verdict import told
+from planner.report.html.verdict import comparison
 from planner.report.html.view import View
 from planner.report.notation import plain_split
 from planner.strategy.strategy import Strategy
@@ -729,7 +729,7 @@ def test_two_plans_say_whether_they_are_a_tie() -> None:
         ]
         return Page.of(
             str(
-                told(
+                comparison(
                     [
                         replace(one, letter=x, strategy=replace(one.strategy, costs=c))
                         for x, c in zip("AB", costs, strict=True)

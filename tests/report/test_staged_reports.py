@@ -212,7 +212,7 @@ def test_the_trace_has_a_process_per_stage_as_long_as_the_step(spec: str, pins: 
         words = [w for *_, w in mine]
         chunks = s.techniques.get("virtual", 1)
         passes = [
-            f"{way} {m}" + (f" chunk {v}" if chunks > 1 else "")
+            f"{way} {m}" + (f" virtual stage {v}" if chunks > 1 else "")
             for way in ("forward", "backward")
             for m in range(s.techniques["microbatches"])
             for v in range(chunks)
@@ -324,7 +324,7 @@ def test_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     interleaved = planner.plan(spec, devices=8, batch=16, pins="pp=2,tp=2,dp=2,micro=4,virtual=2")
     assert (
         techniques(interleaved)[0]
-        == "2 pipeline stages (interleaved 1F1B, 2 chunks of 1 block each)"
+        == "2 pipeline stages (interleaved 1F1B, 2 virtual stages of 1 block each)"
     )
     assert "1 of 9 ticks" in summary(interleaved, 100)
     text = explain_node(

@@ -76,7 +76,7 @@ def test_state_leaves_the_devices_and_pays_for_its_way(pair: tuple[Strategy, Str
         ways, rel=1e-3
     )
     assert away.costs["step_time_s"] - here.costs["step_time_s"] == pytest.approx(ways, rel=1e-2)
-    assert "optimizer state in the host's memory" in str(away) and "host's memory" not in str(here)
+    assert "optimizer state offloaded to host memory" in str(away) and "offloaded" not in str(here)
 
 
 def test_the_search_sends_state_away_where_nothing_fits_without(

@@ -109,7 +109,7 @@ def test_weights_and_gradients_leave_the_devices_and_pay_for_their_ways(
     assert away.costs["optimizer_time_s"] - here.costs["optimizer_time_s"] == pytest.approx(
         (2 * summed + 3 * total) / link, rel=1e-3
     )
-    assert "optimizer state and blocks' weights and gradients in the host's memory" in str(away)
+    assert "optimizer state and blocks' weights and gradients offloaded to host memory" in str(away)
 
 
 def test_sums_over_microbatches_cross_the_link_too() -> None:

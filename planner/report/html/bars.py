@@ -151,11 +151,7 @@ def passes_of(d: Detail) -> dict[str, list[Part]]:
                 d.pipeline.forward_passes(row.index) - d.pipeline.useful_passes(row.index)
             )
             found["late"].append(
-                Part(
-                    short_name(row.id, row.op),
-                    {"bubble": again},
-                    "made again for what follows the blocks",
-                )
+                Part(short_name(row.id, row.op), {"bubble": again}, "recomputed for the epilogue")
             )
     for run, rows in reversed(groups) if d.training else ():
         found["late_back" if rows[0].late else "backward"].append(_fold(d, rows, run, True))
@@ -197,7 +193,7 @@ def _stage(p: Pipeline, passes: Mapping[str, list[Part]], stage: int) -> list[Pa
                 add(shares, "bubble" if m == BUBBLE and kind != "comm" else kind, seconds * s.count)
             if name in ("forward", "backward") and m != BUBBLE:
                 chunk = (
-                    f", chunk {s.first.chunks[name == 'backward']}" if p.virtual_stages > 1 else ""
+                    f", virtual stage {s.first.chunks[name == 'backward']}" if p.virtual_stages > 1 else ""
                 )
                 words.append(
                     f"{name} of microbatch{f'es {m} to {end}' if m != end else f' {m}'}{chunk}"

@@ -190,8 +190,7 @@ def work_out(p: Priced) -> Detail:
     if p.plan.stage_cuts:
         raise PlanError(
             "P069",
-            "a step of unequal pipeline stages is the longest pass of any, not a sum over"
-            " operators",
+            "a step of uneven pipeline stages is the longest pass of any, not a sum over operators",
             help=["plan show FILE --html draws what the file holds"],
         )
     runs = p.plan.repeated_blocks

@@ -13,6 +13,7 @@ from planner.execution.pipeline import Pipeline
 from planner.execution.technique_fields import widths_of
 from planner.report.html import figures as f
 from planner.report.html.bars import KINDS, Block, Part, Timeline, timeline, total
+from planner.report.html.derive import Detail
 from planner.report.html.tags import Markup, el, join, name
 from planner.report.html.view import KIND_NAMES, View, legend, note
 from planner.sharding.layout import STAGE
@@ -32,7 +33,7 @@ STAGES = 16
 TICK = {
     "1f1b": "a full tick: one microbatch forward, another one backward",
     "gpipe": "a tick forward and a tick backward",
-    "interleaved": "a full tick: a chunk of one microbatch forward, one of another backward",
+    "interleaved": "a full tick: a virtual stage forward, one of another microbatch backward",
 }
 
 
@@ -60,11 +61,12 @@ def lens(v: View, scale_s: float) -> list[Markup]:
             note("By kind only: microbatches, blocks and operators need the model."),
         ]
     t = timeline(v.detail)
+    step_s = sum(p.time_s for p in t.step)
     out = [key_of(t.step), stage(v)]
     out += (
         _stages(v.detail.pipeline, t, scale_s)
         if v.detail.pipeline is not None
-        else [_bar("the step", sum(p.time_s for p in t.step), t.step, scale_s, room)]
+        else [_bar("the step", step_s, t.step, scale_s, room)]
     )
     if t.hidden_s:
         out.append(
@@ -75,28 +77,26 @@ def lens(v: View, scale_s: float) -> list[Markup]:
                 class_="small",
             )
         )
-    span = 1.0
-    if v.detail.pipeline is not None:
-        out.append(
-            _bar(
-                TICK[v.detail.pipeline.schedule], sum(p.time_s for p in t.micro), t.micro, room=room
-            )
-        )
-        span = 0.0
-    elif v.detail.micro > 1:
-        share = t.step[0].time_s / sum(p.time_s for p in t.step)
-        out += [
-            fan(0.0, share / v.detail.micro, scale_s, sum(p.time_s for p in t.step)),
-            _bar("one microbatch", sum(p.time_s for p in t.micro), t.micro, room=room),
-        ]
-        span = 0.0
-    elif len(t.micro) > len(t.step):
-        whole, of = sum(p.time_s for p in t.micro), sum(p.time_s for p in t.step)
-        out += [fan(0.0, whole / of, scale_s, of), _bar("its passes", whole, t.micro, room=room)]
-        span = 0.0
-    if t.blocks and not span:
+    microbatch = _microbatch(v.detail, t, step_s, scale_s, room)
+    out += microbatch
+    if microbatch:
         out += [_opened(t.micro, b, k > 0, room) for k, b in enumerate(t.blocks)]
     return [*out, readout()]
+
+
+def _microbatch(d: Detail, t: Timeline, step_s: float, scale_s: float, room: float) -> list[Markup]:
+    """The second bar: one microbatch, tick or pass of the step above it; nothing where that is the
+    step itself."""
+    micro_s = sum(p.time_s for p in t.micro)
+    if d.pipeline is not None:
+        return [_bar(TICK[d.pipeline.schedule], micro_s, t.micro, room=room)]
+    if d.micro > 1:
+        title, end = "one microbatch", t.step[0].time_s / step_s / d.micro
+    elif len(t.micro) > len(t.step):
+        title, end = "its passes", micro_s / step_s
+    else:
+        return []
+    return [fan(0.0, end, scale_s, step_s), _bar(title, micro_s, t.micro, room=room)]
 
 
 def stage(v: View) -> Markup:
@@ -126,8 +126,8 @@ def stage(v: View) -> Markup:
             "p",
             f"{n} stages of {per} keep lock-step{held}. {v.micro} microbatches take {on} ticks"
             f" forward and {on} backward, of which {n - 1} each way are a bubble: a stage waits for"
-            " the first microbatch, or has had the last. What follows the blocks runs on every"
-            " stage; only the last one’s result counts.",
+            " the first microbatch, or has had the last. The epilogue behind the blocks runs on"
+            " every stage; only the last one’s result counts.",
             class_="small",
         )
     return el(

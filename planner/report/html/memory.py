@@ -253,14 +253,15 @@ def memory(v: View, scale_bytes: float, curve: float) -> list[Markup]:
         return [
             *out,
             note(
-                "The curve over the step, and what is kept for the backward pass, need the model."
+                "The curve over the step, and the activations saved for the backward pass, need"
+                " the model."
             ),
         ]
     if not d.training:
         return [
             *out,
             note(
-                "Nothing is kept from one operator to the next but what is still to be read: a"
+                "Nothing is saved from one operator to the next but what is still to be read: a"
                 " forward pass has no curve."
             ),
         ]
@@ -306,73 +307,48 @@ def span_words(d: Detail) -> str:
 
 def _curve(v: View, s: Series, scale: float, span: str) -> Markup:
     """Bands over time. The drawing stretches; its texts are set beside it in HTML."""
-    ticks_at = round_values(scale)
-    whole, scale = s.times_s[-1] or 1.0, ROOM * scale
-    x = [WIDTH * t / whole for t in s.times_s]
-    y = lambda b: HEIGHT * (1 - b / scale)  # noqa: E731
-    shapes, floor = [], [0.0] * len(x)
-    for part, band in s.bands:
-        top = [a + b for a, b in zip(floor, band, strict=True)]
-        up, down = (
-            " L".join(f"{a:.3f} {y(b):.3f}" for a, b in points)
-            for points in (list(zip(x, top, strict=True)), list(zip(x, floor, strict=True))[::-1])
-        )
-        shapes.append(el("path", class_=f"m-{part}", d=f"M{up} L{down} Z"))
-        floor = top
-    limit = v.strategy.costs["memory_limit_bytes"]
-    off = limit > scale
-    if not off:
-        shapes.append(el("line", class_="limit", x1=0.0, x2=WIDTH, y1=y(limit), y2=y(limit)))
-    most, at, turn = floor[s.peak], x[s.peak], WIDTH * s.turn_s / whole
-    shapes.append(el("line", class_="peakline", x1=at, x2=at, y1=y(most), y2=HEIGHT))
-    ticks = [el("span", f.size(b), style=f"top:{y(b):.2f}%") for b in ticks_at]
-    grid = [el("line", class_="grid", x1=0.0, x2=WIDTH, y1=y(b), y2=y(b)) for b in ticks_at]
-    svg = el(
-        "svg",
-        grid,
-        shapes,
-        viewBox=f"0 0 {WIDTH:.0f} {HEIGHT:.0f}",
-        preserveAspectRatio="none",
-        aria_hidden="true",
-    )
-    side = f"{' left' if at > 50 else ''}{' above' if y(most) > 30 else ''}"
-    peak = el(
+    top = ROOM * scale
+    seconds, total = s.times_s[-1] or 1.0, s.total_bytes
+    x = [WIDTH * t / seconds for t in s.times_s]
+    limit, peak, at = v.strategy.costs["memory_limit_bytes"], total[s.peak], x[s.peak]
+    off, turn = limit > top, WIDTH * s.turn_s / seconds
+    marks = round_values(scale)
+    ticks = [el("span", f.size(b), style=f"top:{_y(b, top):.2f}%") for b in marks]
+    side = f"{' left' if at > 50 else ''}{' above' if _y(peak, top) > 30 else ''}"
+    peak_name = el(
         "b",
-        f"peak {f.size(most)}",
+        f"peak {f.size(peak)}",
         el("small", s.peak_words),
         class_=f"peak{side}",
-        style=f"--at:{at:.2f}%;top:{y(most):.2f}%",
+        style=f"--at:{at:.2f}%;top:{_y(peak, top):.2f}%",
     )
-    marks = el(
+    limit_name = el(
         "b",
         f"{f.size(limit)} usable" + (", far above" if off else ""),
         class_="limitname off" if off else "limitname",
-        style=f"top:{0 if off else y(limit):.2f}%",
+        style=f"top:{0 if off else _y(limit, top):.2f}%",
     )
-    ahead = el("span", "forward" if turn > 18 else "", style=f"width:{turn:.2f}%")
     names = el(
         "div",
-        ahead,
+        el("span", "forward" if turn > 18 else "", style=f"width:{turn:.2f}%"),
         el("span", "backward, then the optimizer" if WIDTH - turn > 20 else ""),
         class_="axis-x",
     )
-    data = ";".join(f"{t:.6g},{b:.0f}" for t, b in zip(s.times_s, floor, strict=True))
     plot = el(
         "div",
-        svg,
-        marks,
-        peak,
+        _bands(s, x, top, None if off else limit, marks),
+        limit_name,
+        peak_name,
         el("i", class_="cursor", hidden=True),
         class_="plot",
         tabindex="0",
         role="img",
-        data_points=data,
-        aria_label=f"memory over {span}: peak {f.size(most)}, {s.peak_words}",
+        data_points=";".join(f"{t:.6g},{b:.0f}" for t, b in zip(s.times_s, total, strict=True)),
+        aria_label=f"memory over {span}: peak {f.size(peak)}, {s.peak_words}",
     )
-    head = el("p", el("span", span), el("b", f.time(whole)), class_="cap")
     return el(
         "figure",
-        head,
+        el("p", el("span", span), el("b", f.time(seconds)), class_="cap"),
         el("div", el("div", ticks, class_="axis-y", aria_hidden="true"), plot, class_="chart"),
         names,
         el(
@@ -382,6 +358,43 @@ def _curve(v: View, s: Series, scale: float, span: str) -> Markup:
             aria_live="polite",
         ),
         class_="curve",
+    )
+
+
+def _y(size_bytes: float, top: float) -> float:
+    """Where a size lies in a drawing that `top` bytes fill."""
+    return HEIGHT * (1 - size_bytes / top)
+
+
+def _bands(
+    s: Series, x: Sequence[float], top: float, limit: float | None, marks: Sequence[float]
+) -> Markup:
+    """The drawing: grid, bands, the limit where it is inside, and a line at the peak."""
+    shapes, floor = [], [0.0] * len(x)
+    for part, band in s.bands:
+        ceiling = [a + b for a, b in zip(floor, band, strict=True)]
+        up, down = (
+            " L".join(f"{a:.3f} {_y(b, top):.3f}" for a, b in points)
+            for points in (
+                list(zip(x, ceiling, strict=True)),
+                list(zip(x, floor, strict=True))[::-1],
+            )
+        )
+        shapes.append(el("path", class_=f"m-{part}", d=f"M{up} L{down} Z"))
+        floor = ceiling
+    lines = [("grid", 0.0, WIDTH, _y(b, top), _y(b, top)) for b in marks]
+    if limit is not None:
+        lines.append(("limit", 0.0, WIDTH, _y(limit, top), _y(limit, top)))
+    lines.append(("peakline", x[s.peak], x[s.peak], _y(floor[s.peak], top), HEIGHT))
+    drawn = [el("line", class_=c, x1=x1, x2=x2, y1=y1, y2=y2) for c, x1, x2, y1, y2 in lines]
+    return el(
+        "svg",
+        drawn[: len(marks)],
+        shapes,
+        drawn[len(marks) :],
+        viewBox=f"0 0 {WIDTH:.0f} {HEIGHT:.0f}",
+        preserveAspectRatio="none",
+        aria_hidden="true",
     )
 
 
@@ -409,9 +422,7 @@ def _kept(s: Series, p: Pipeline | None) -> Markup:
         rows.append([rest, "", "", f.size(sum(r.saved_bytes for r in s.largest[6:]))])
     replay = dict(s.bands).get("replay")
     again = (
-        f", and one repeat that is run again takes {f.size(replay[0])} (the paler band)"
-        if replay
-        else ""
+        f", and one recomputed repeat takes {f.size(replay[0])} (the paler band)" if replay else ""
     )
     staged = ""
     if p is not None:
@@ -419,13 +430,13 @@ def _kept(s: Series, p: Pipeline | None) -> Markup:
             f" and {p.saved_ticks - p.in_flight:g} beside it" if p.saved_ticks > p.in_flight else ""
         )
         what = {
-            "1f1b": "microbatches that may wait at a stage",
-            "interleaved": "chunks of microbatches that may wait at a stage",
+            "1f1b": "microbatches that may be in flight at a stage",
+            "interleaved": "virtual-stage passes that may be in flight at a stage",
         }.get(p.schedule, "ticks")
         staged = f", those of {p.in_flight:,} {what}{beside} together"
     what = el(
         "p",
-        f"Activations kept for the backward pass come to {f.size(whole)}{staged}{again}:",
+        f"Activations saved for the backward pass come to {f.size(whole)}{staged}{again}:",
         class_="small",
     )
     items = [

@@ -142,7 +142,7 @@ def _memory(ax: Any, s: Strategy, d: Detail) -> None:
     """Bands over the last microbatch and the end of the step, or in inference one level."""
     c = series(d)
     times, turn, peak = c.times_s, c.times_s[c.peak], c.total_bytes[c.peak]
-    names = {**PART_NAMES, "replay": "one repeat run again"}
+    names = {**PART_NAMES, "replay": "one recomputed repeat"}
     ax.stackplot(
         times,
         *(band for _, band in c.bands),

@@ -286,7 +286,7 @@ def _cut(v: View, row: Mapping[str, Any]) -> str:
 
 def _operator(v: View, r: Row) -> Markup:
     row = decided(v, r.decided)
-    times = [("forward", r.forward_s), ("again", r.again_s), ("backward", r.backward_s)]
+    times = [("forward", r.forward_s), ("recompute", r.again_s), ("backward", r.backward_s)]
     kernels = ", ".join(f"{k} {f.time(s)}" for k, s in times if s)
     facts: list[tuple[str, Child]] = [
         (
@@ -306,7 +306,7 @@ def _operator(v: View, r: Row) -> Markup:
             )
     facts.append(("kernels", f"{kernels} a step, bound by {r.bound}" if kernels else r.bound))
     if r.saved_bytes:
-        facts.append(("keeps", f"{f.size(r.saved_bytes)} for the backward pass"))
+        facts.append(("saves", f"{f.size(r.saved_bytes)} for the backward pass"))
     if row.get("unsupported"):
         facts.append(("no rule", f"{row['unsupported']}; whole on every device"))
     other = runner_up(row)

@@ -173,7 +173,7 @@ def _card(c: Card, sizes: Mapping[str, int]) -> Markup:
     local = [-(-n // _pieces(n, a, sizes)) for n, a in zip(c.shape, c.dims, strict=True)]
     pieces = prod(_pieces(n, a, sizes) for n, a in zip(c.shape, c.dims, strict=True))
     devices //= c.stages
-    copies = devices // max(pieces, 1)
+    holders = devices // max(pieces, 1)
     text = (
         f"{' × '.join(f'{n:,}' for n in c.shape)}, of which a device holds"
         f" {' × '.join(f'{n:,}' for n in local)}"
@@ -183,7 +183,7 @@ def _card(c: Card, sizes: Mapping[str, int]) -> Markup:
         whole
         if pieces == 1 and devices > 1
         else f.plural(pieces, "piece")
-        + (f", each on {copies:,} devices" if copies > 1 else ", each on one device")
+        + (f", each on {holders:,} devices" if holders > 1 else ", each on one device")
     )
     lines: list[Markup | None] = [el("p", held, class_="small")]
     if c.stages > 1:

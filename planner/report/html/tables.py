@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from planner.report.baselines import baseline_name, ties, tuned_over
 from planner.report.html import figures as f
@@ -17,26 +18,12 @@ SHOWN = 10
 
 def operators(v: View) -> Markup:
     """The costliest operators by their kernels, with the next best split of each."""
-    step = v.strategy.costs["step_time_s"] or 1.0
-    if v.detail is not None:
-        found = [
-            (r.kernels_s, r.id, r.op, r.repeats, decided(v, r.decided))
-            for r in v.detail.rows
-            if r.kernels_s
-        ]
-        step = v.detail.step_s or 1.0
-    else:
-        found = [
-            (row.get("time_s", 0.0) * v.micro, n, row["op"], row.get("times", 1), row)
-            for n, row in v.strategy.nodes.items()
-            if row.get("time_s")
-        ]
-    found.sort(key=lambda r: (-r[0], r[1]))
-    if not found:
+    step = (v.detail.step_s if v.detail else v.strategy.costs["step_time_s"]) or 1.0
+    ranked = _operator_times(v)
+    if not ranked:
         return note("The file holds no times of operators: the plan came from no search.")
-    most = found[0][0]
     rows: list[list[Child]] = []
-    for seconds, node, op, times, row in found[:SHOWN]:
+    for seconds, node, op, times, row in ranked[:SHOWN]:
         called = short_name(node, op)
         label = join(
             name(called),
@@ -45,38 +32,44 @@ def operators(v: View) -> Markup:
         rows.append(
             [
                 el("span", label, class_="what"),
-                join(meter(seconds, most, "k-forward"), f.time(seconds)),
+                join(meter(seconds, ranked[0][0], "k-forward"), f.time(seconds)),
                 f.share(seconds / step),
                 el("span", split_cell(v, row), class_="what"),
                 runner_up(row) or el("span", "none open", class_="muted"),
             ]
         )
-    rest = sum(r[0] for r in found[SHOWN:])
-    if rest:
-        rows.append(
-            [
-                el("span", f.plural(len(found) - SHOWN, "other operator"), class_="muted"),
-                f.time(rest),
-                f.share(rest / step),
-                "",
-                "",
-            ]
-        )
-    made = table(
-        ["operator", "kernels a step", "of the step", "split", "runner-up"],
-        rows,
-        (1, 2),
-        "costliest operators",
-        1,
-    )
+    rest_s = sum(r[0] for r in ranked[SHOWN:])
+    if rest_s:
+        label = el("span", f.plural(len(ranked) - SHOWN, "other operator"), class_="muted")
+        rows.append([label, f.time(rest_s), f.share(rest_s / step), "", ""])
+    heads = ["operator", "kernels a step", "of the step", "split", "runner-up"]
+    drawn = table(heads, rows, (1, 2), "costliest operators", 1)
     below = any(
-        row.get("runner_up") and row["runner_up"]["extra_s"] < 0 for *_, row in found[:SHOWN]
+        row.get("runner_up") and row["runner_up"]["extra_s"] < 0 for *_, row in ranked[:SHOWN]
     )
     why = (
         "A negative price: faster by itself, yet not taken, because it needs too much memory or"
         " because the solver’s objective and the final price disagree about it."
     )
-    return join(made, el("p", why, class_="small") if below else None)
+    return join(drawn, el("p", why, class_="small") if below else None)
+
+
+def _operator_times(v: View) -> list[tuple[float, str, str, int, Mapping[str, Any]]]:
+    """(seconds of kernels a step, node, operator, repeats, its row in the file), the costliest
+    first."""
+    if v.detail is not None:
+        times = [
+            (r.kernels_s, r.id, r.op, r.repeats, decided(v, r.decided))
+            for r in v.detail.rows
+            if r.kernels_s
+        ]
+    else:
+        times = [
+            (row.get("time_s", 0.0) * v.micro, n, row["op"], row.get("times", 1), row)
+            for n, row in v.strategy.nodes.items()
+            if row.get("time_s")
+        ]
+    return sorted(times, key=lambda r: (-r[0], r[1]))
 
 
 def reshards(v: View) -> Markup:
@@ -84,61 +77,47 @@ def reshards(v: View) -> Markup:
     if v.detail is None:
         return _by_kind(v)
     step = v.detail.step_s or 1.0
-    rows_of = {r.index: r for r in v.detail.rows}
-    found: dict[tuple, list[Move]] = {}
+    row_of = {r.index: r for r in v.detail.rows}
+    groups: dict[tuple, list[Move]] = {}
     for m in v.detail.moves:
-        key = (
-            m.kind,
-            m.axes,
-            m.row,
-            m.when == "handed",
-            m.phase in ("gradient", "optimizer"),
-            m.stored,
-        )
-        found.setdefault(key, []).append(m)
-    ranked = sorted(
-        found.values(),
-        key=lambda ms: (-sum(m.exposed_s for m in ms), -sum(m.total_bytes for m in ms), ms[0].what),
-    )
+        late = m.phase in ("gradient", "optimizer")
+        groups.setdefault((m.kind, m.axes, m.row, m.when == "handed", late, m.stored), []).append(m)
+    ranked = sorted(groups.values(), key=lambda ms: (-_exposed_s(ms), -_payload(ms), ms[0].what))
     if not ranked:
         return note("None: no device waits for another.")
-    most = sum(m.exposed_s for m in ranked[0])
     rows: list[list[Child]] = []
     for ms in ranked[:SHOWN]:
-        r = rows_of[ms[0].row]
-        seconds, size = sum(m.exposed_s for m in ms), sum(m.total_bytes for m in ms)
+        r = row_of[ms[0].row]
         what = (
             "to the next stage, result of "
             if ms[0].when == "handed"
             else {True: "weights of ", False: "result of "}[ms[0].stored]
         )
+        exposed_s = _exposed_s(ms)
+        phases = ", ".join(dict.fromkeys(m.phase for m in ms))
+        label = join(what, name(short_name(r.id, r.op)))
         rows.append(
             [
-                el(
-                    "span",
-                    join(what, name(short_name(r.id, r.op))),
-                    el("small", ", ".join(_phases(ms))),
-                    class_="what",
-                ),
+                el("span", label, el("small", phases), class_="what"),
                 join(ms[0].kind, " over ", name("+".join(ms[0].axes))),
-                join(meter(seconds, most, "k-comm"), f.time(seconds)),
-                f.share(seconds / step),
-                f.size(size),
+                join(meter(exposed_s, _exposed_s(ranked[0]), "k-comm"), f.time(exposed_s)),
+                f.share(exposed_s / step),
+                f.size(_payload(ms)),
                 f"{sum(m.count for m in ms):,}",
                 runner_up(decided(v, r.decided)) or el("span", "none open", class_="muted"),
             ]
         )
-    rest = ranked[SHOWN:]
+    rest = [m for ms in ranked[SHOWN:] for m in ms]
     if rest:
-        seconds = sum(m.exposed_s for ms in rest for m in ms)
+        others = f.plural(len(ranked) - SHOWN, "other reshard")
         rows.append(
             [
-                el("span", f.plural(len(rest), "other reshard"), class_="muted"),
+                el("span", others, class_="muted"),
                 "",
-                f.time(seconds),
-                f.share(seconds / step),
-                f.size(sum(m.total_bytes for ms in rest for m in ms)),
-                f"{sum(m.count for ms in rest for m in ms):,}",
+                f.time(_exposed_s(rest)),
+                f.share(_exposed_s(rest) / step),
+                f.size(_payload(rest)),
+                f"{sum(m.count for m in rest):,}",
                 "",
             ]
         )
@@ -154,8 +133,14 @@ def reshards(v: View) -> Markup:
     return table(heads, rows, (2, 3, 4, 5), "costliest reshards", 2)
 
 
-def _phases(ms: Iterable[Move]) -> list[str]:
-    return list(dict.fromkeys({"recompute": "again"}.get(m.phase, m.phase) for m in ms))
+def _exposed_s(moves: Iterable[Move]) -> float:
+    """Exposed seconds of several collectives a step."""
+    return sum(m.exposed_s for m in moves)
+
+
+def _payload(moves: Iterable[Move]) -> int:
+    """Payload bytes of several collectives a step."""
+    return sum(m.total_bytes for m in moves)
 
 
 def _by_kind(v: View) -> Markup:
@@ -196,58 +181,19 @@ def baselines(v: View) -> Markup:
     own, limit = v.strategy.costs, v.strategy.costs["memory_limit_bytes"]
     if not v.strategy.baselines:
         return note("The file holds no baselines.")
-    order = sorted(
+    shown: list[tuple[str, Mapping[str, Any], str]] = [("this plan", own, "")]
+    for key, r in sorted(
         v.strategy.baselines.items(), key=lambda kv: (kv[1]["fit"] == "no", kv[1]["step_time_s"])
-    )
-    shown = [("this plan", own, "")] + [
-        (
-            baseline_name(k, r),
-            r,
-            ", ".join(
-                t for t in ("tie" if r["fit"] != "no" and ties(own, r) else "", tuned_words(r)) if t
-            ),
-        )
-        for k, r in order
-    ]
+    ):
+        tie = "tie" if r["fit"] != "no" and ties(own, r) else ""
+        shown.append((baseline_name(key, r), r, ", ".join(t for t in (tie, tuned_words(r)) if t)))
     # A bar that is many times the plan's would flatten all others: those run off the drawing.
-    most = (
-        max(
-            [
-                r["step_time_range_s"][1]
-                for _, r, _ in shown
-                if r["step_time_s"] <= 3 * own["step_time_s"]
-            ]
-            or [1.0]
-        )
-        or 1.0
-    )
+    near = [r for _, r, _ in shown if r["step_time_s"] <= 3 * own["step_time_s"]]
+    longest = max((r["step_time_range_s"][1] for r in near), default=1.0) or 1.0
     rows = []
     for title, r, words in shown:
-        low, high = r["step_time_range_s"]
         ratio = r["step_time_s"] / own["step_time_s"] if own["step_time_s"] else 1.0
-        off = r["step_time_s"] > most
-        bar = el(
-            "span",
-            el(
-                "i",
-                class_="bar-ink" if r is own else "bar-muted",
-                style=f"width:{min(100.0, 100 * r['step_time_s'] / most):.2f}%",
-            ),
-            (
-                None
-                if off
-                else el(
-                    "s",
-                    style=(
-                        f"left:{100 * low / most:.2f}%;width:{100 * (min(high, most) - low) / most:.2f}%"  # noqa: E501
-                    ),
-                )
-            ),
-            class_=f"span{' off' if off else ''}",
-            aria_hidden="true",
-        )
         cls, fits = FITS.get(r["fit"], FITS["no"])
-        over = f.size(r["memory_per_device_bytes"])
         rows.append(
             [
                 el(
@@ -256,10 +202,10 @@ def baselines(v: View) -> Markup:
                     el("small", words) if words else None,
                     class_="what",
                 ),
-                bar,
+                _range_bar(r, longest, "bar-ink" if r is own else "bar-muted"),
                 f.time(r["step_time_s"]),
                 "" if r is own else f"{ratio:,.2f}×",
-                over,
+                f.size(r["memory_per_device_bytes"]),
                 el("span", fits, class_=f"fit {cls}"),
             ]
         )
@@ -281,4 +227,21 @@ def baselines(v: View) -> Markup:
             2,
         ),
         el("p", text, class_="small"),
+    )
+
+
+def _range_bar(row: Mapping[str, Any], longest: float, kind: str) -> Markup:
+    """The bar of a step time with a whisker over its range; `longest` seconds fill the width."""
+    low, high = row["step_time_range_s"]
+    off = row["step_time_s"] > longest
+    width = min(100.0, 100 * row["step_time_s"] / longest)
+    whisker = (
+        f"left:{100 * low / longest:.2f}%;width:{100 * (min(high, longest) - low) / longest:.2f}%"
+    )
+    return el(
+        "span",
+        el("i", class_=kind, style=f"width:{width:.2f}%"),
+        None if off else el("s", style=whisker),
+        class_=f"span{' off' if off else ''}",
+        aria_hidden="true",
     )

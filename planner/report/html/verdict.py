@@ -3,13 +3,13 @@ should not miss."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from planner.report.commands import onward, reproduce
 from planner.report.explain import binds
 from planner.report.findings import findings
 from planner.report.html import figures as f
-from planner.report.html.tags import Markup, el, join, name
+from planner.report.html.tags import Child, Markup, el, join, name
 from planner.report.html.view import View, beside, note, section, table
 from planner.report.proof import covered
 from planner.report.summary import (
@@ -23,6 +23,8 @@ from planner.report.summary import (
 from planner.report.verdict import of_plans, verdict
 from planner.strategy.diff import compare
 
+Figure = tuple[str, str, Callable[[float], str]]
+"""A figure of a comparison: what it is called, its key in a strategy's costs, how it is written."""
 FITS = {"yes": ("good", "fits"), "tight": ("warn", "fits, tightly"), "no": ("bad", "does not fit")}
 
 
@@ -190,46 +192,7 @@ def single(v: View, alternatives: Markup) -> Markup:
 
 def double(views: Sequence[View]) -> Markup:
     """Two plans: figures, what changed between them, then each one's mesh and findings."""
-    a, b = (v.strategy.costs for v in views)
-    rows = []
-
-    def row(label: str, x: float, y: float, shown, lower_is_better: bool | None = True) -> None:
-        change = f.change(x, y)
-        better = (
-            None
-            if lower_is_better is None or change in ("=", "≈")
-            else ((y < x) == lower_is_better)
-        )
-        mark = None if better is None else "good" if better else "bad"
-        rows.append([label, el("b", shown(x)), el("b", shown(y)), el("span", change, class_=mark)])
-
-    row("step", a["step_time_s"], b["step_time_s"], f.time)
-    row("kernels", a["compute_time_s"], b["compute_time_s"], f.time)
-    row(
-        "exposed communication",
-        a["exposed_communication_time_s"],
-        b["exposed_communication_time_s"],
-        f.time,
-    )
-    if a["bubble_time_s"] or b["bubble_time_s"]:
-        row("pipeline bubbles", a["bubble_time_s"], b["bubble_time_s"], f.time)
-    row("memory of a device", a["memory_per_device_bytes"], b["memory_per_device_bytes"], f.size)
-    units = [unit_of_work(v.strategy) for v in views]
-    if units[0] == units[1]:
-        row(
-            f"{units[0]} per second and device",
-            a["tokens_per_s_per_device"],
-            b["tokens_per_s_per_device"],
-            lambda x: f"{x:,.0f}",
-            False,
-        )
-    row(
-        "model FLOPs used",
-        a["model_flops_utilization"],
-        b["model_flops_utilization"],
-        f.share,
-        False,
-    )
+    rows = _figures(views)
     rows.append(["memory", fit(views[0]), fit(views[1]), ""])
     rows.append(
         [
@@ -250,7 +213,7 @@ def double(views: Sequence[View]) -> Markup:
     columns = beside(views, lambda v: [sentence(v), mesh(v), remarks(v), binding(v), commands(v)])
     return el(
         "section",
-        told(views),
+        comparison(views),
         el("div", figures, class_="versus"),
         columns,
         id="verdict",
@@ -258,10 +221,36 @@ def double(views: Sequence[View]) -> Markup:
     )
 
 
-def told(views: Sequence[View]) -> Markup:
+def _figures(views: Sequence[View]) -> list[list[Child]]:
+    """Figures of two plans beside each other, with what changed and whether that is better."""
+    a, b = (v.strategy.costs for v in views)
+    less: list[Figure] = [
+        ("step", "step_time_s", f.time),
+        ("kernels", "compute_time_s", f.time),
+        ("exposed communication", "exposed_communication_time_s", f.time),
+        ("pipeline bubbles", "bubble_time_s", f.time),
+        ("memory of a device", "memory_per_device_bytes", f.size),
+    ]
+    more: list[Figure] = [("model FLOPs used", "model_flops_utilization", f.share)]
+    units = [unit_of_work(v.strategy) for v in views]
+    if units[0] == units[1]:
+        unit = f"{units[0]} per second and device"
+        more.insert(0, (unit, "tokens_per_s_per_device", lambda x: f"{x:,.0f}"))
+    rows: list[list[Child]] = []
+    for label, key, shown in (*less, *more):
+        x, y = a[key], b[key]
+        if key == "bubble_time_s" and not x and not y:
+            continue
+        change = f.change(x, y)
+        better = (y < x) == (key in [k for _, k, _ in less])
+        mark = None if change in ("=", "≈") else "good" if better else "bad"
+        rows.append([label, el("b", shown(x)), el("b", shown(y)), el("span", change, class_=mark)])
+    return rows
+
+
+def comparison(views: Sequence[View]) -> Markup:
     """Which of two plans is faster, by how much, and whether that is more than the model's error:
     as `plan diff` says it."""
-
     d = compare(views[0].strategy, views[1].strategy)
     (saved, _), before = d.gain, views[0].strategy.costs["step_time_s"]
     if not saved or not before:
@@ -281,7 +270,6 @@ def told(views: Sequence[View]) -> Markup:
 
 def changes(views: Sequence[View]) -> Markup:
     """What changed between two plans and why: the same findings as `plan diff`."""
-
     d = compare(views[0].strategy, views[1].strategy)
     if not d.changes:
         return section("changes", "What changed", None, note("Nothing: the same decisions."))
