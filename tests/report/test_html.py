@@ -311,7 +311,7 @@ def test_what_is_on_the_page(one: str, two: str, bare: str) -> None:
         "microbatches",
         "one repeat of the block",
         "peak",
-        "kept for the backward pass",
+        "saved for the backward pass",
         "Costliest reshards",
         "runner-up",
         "this plan",

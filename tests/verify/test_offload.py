@@ -101,7 +101,7 @@ def test_the_search_sends_state_away_where_nothing_fits_without(
     with pytest.raises(PlanError) as e:
         planner.plan(GPT, **OPTIONS, pins=pins, memory_limit_bytes=limit // 8, remedies=False)
     assert (
-        "optimizer state and embedding tables in the host's memory" in e.value.detail[0]
+        "optimizer state and embedding tables offloaded to host memory" in e.value.detail[0]
     )  # all that goes there without recomputed blocks
 
 

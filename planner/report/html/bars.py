@@ -192,9 +192,8 @@ def _stage(p: Pipeline, passes: Mapping[str, list[Part]], stage: int) -> list[Pa
             for kind, seconds in sums[name].items():
                 add(shares, "bubble" if m == BUBBLE and kind != "comm" else kind, seconds * s.count)
             if name in ("forward", "backward") and m != BUBBLE:
-                chunk = (
-                    f", virtual stage {s.first.chunks[name == 'backward']}" if p.virtual_stages > 1 else ""
-                )
+                turn = s.first.chunks[name == "backward"]
+                chunk = f", virtual stage {turn}" if p.virtual_stages > 1 else ""
                 words.append(
                     f"{name} of microbatch{f'es {m} to {end}' if m != end else f' {m}'}{chunk}"
                 )
