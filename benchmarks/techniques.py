@@ -214,7 +214,7 @@ What has no row here, and where it is shown:
 | recompute of repeated blocks, on ResNet and UNet | they repeat no block | |
 | recompute of single operators | no choice: norms, activations, attention and the loss always recompute their insides ([memory](memory.md)) | these rows |
 | attention on a ring or by all-to-all, experts, on ResNet | it has neither | |
-| GPipe on a UNet | GPipe of unequal stages is shown on ResNet | |
+| GPipe on a UNet | GPipe of uneven stages is shown on ResNet | |
 | communication fusion up to a chosen size | the CPU compiler joins everything whatever is asked | `tests/pricing/test_buckets.py`, by the GPU compiler ([fusion](fusion.md)) |
 | dataset sharding, start-up by every launcher, Kubernetes | about processes, not one step | `benchmarks.launching`, `benchmarks.manifests` ([launch](launch.md)) |
 | parameter server | tables live in processes beside the program | `tests/emit/test_hosted.py` |
