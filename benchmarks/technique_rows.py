@@ -271,7 +271,11 @@ SPECIAL = (
         "pp=4,dp=2,micro=2,zero=1,widths=1+2+1",
     ),
     *(
-        Row("optimizer state offloaded to host memory", source, "dp=8,zero=1,micro=1,offload=optimizer")
+        Row(
+            "optimizer state offloaded to host memory",
+            source,
+            "dp=8,zero=1,micro=1,offload=optimizer",
+        )
         for source in (GPT, MIXTRAL, T5, RESNET)
     ),
     Row(
@@ -295,7 +299,12 @@ SPECIAL = (
         LLAMA,
         "dp=2,model=2,model2=2,zero=1,micro=2,recompute=block,copies=2",
     ),
-    Row("microbatch overlap, ZeRO stage 2, two pairs", LLAMA, "dp=4,tp=2,zero=2,micro=4,copies=2", batch=32),
+    Row(
+        "microbatch overlap, ZeRO stage 2, two pairs",
+        LLAMA,
+        "dp=4,tp=2,zero=2,micro=4,copies=2",
+        batch=32,
+    ),
     Row(
         "microbatch overlap, optimizer state offloaded to host memory",
         GPT,

@@ -23,6 +23,7 @@ from planner.commands.launching import (
 from planner.errors import PlanError
 from planner.launch.elastic import SUFFIX, Choice, Stored, choose, chosen, devices_here, table
 from planner.launch.job import Job, parse_hosts
+from planner.launch.schedulers import SCHEDULERS
 from planner.support import console
 
 
@@ -36,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
             help=["plan launch DIR --devices auto, DIR of plan sweep -o DIR"],
         )
     check_ways(args)
-    if args.to not in (None, "slurm"):
+    if args.to and not SCHEDULERS[args.to].picks_plan:
         raise PlanError(
             "P206",
             f"--to {args.to} writes a fixed number of processes",

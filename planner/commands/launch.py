@@ -23,6 +23,7 @@ from planner.commands.launching import (
 )
 from planner.errors import PlanError
 from planner.launch.job import Host, check_count, node_slots, read_hosts
+from planner.launch.schedulers import SCHEDULERS
 
 if TYPE_CHECKING:
     from planner.strategy.strategy import Strategy
@@ -82,7 +83,7 @@ def _check(args: argparse.Namespace, strategy: Strategy) -> tuple[Host, ...]:
             virtual,
             f"--local {args.local}" if args.local else f"--nnodes {args.nnodes[1]}",
         )
-    if args.to in ("kubernetes", "gke-tpu") and not args.image:
+    if args.to and SCHEDULERS[args.to].in_pods and not args.image:
         raise PlanError(
             "P206",
             f"--to {args.to} needs --image",

@@ -20,6 +20,9 @@ from planner.commands import files
 from planner.commands.programs import write_program
 from planner.errors import PlanError
 from planner.launch.job import Host, Job
+from planner.launch.kubernetes import Asked, on_volume
+from planner.launch.schedulers import SCHEDULERS, Submission
+from planner.launch.scripts import plain_name
 from planner.support import console
 
 if TYPE_CHECKING:
@@ -29,9 +32,6 @@ if TYPE_CHECKING:
 
 TRIAL_STEPS = 3
 """What a program takes that is not told how many."""
-
-
-SCHEDULERS = ("slurm", "mpirun", "kubernetes", "gke-tpu")
 
 
 @contextmanager
@@ -118,14 +118,14 @@ def check_ways(args: argparse.Namespace) -> None:
             help=["plan launch model.plan.json --local 2"],
         )
     if args.to:
-        choose("to", args.to, SCHEDULERS)
+        choose("to", args.to, tuple(SCHEDULERS))
     if bool(args.nnodes) != bool(args.coordinator):
         raise PlanError(
             "P206",
             "--nnodes and --coordinator go together",
             help=["--nnodes 8 --coordinator node0:29400, on every node"],
         )
-    if args.hostfile and args.to not in (None, "mpirun"):
+    if args.hostfile and args.to and not SCHEDULERS[args.to].takes_hosts:
         raise PlanError(
             "P206", f"--hostfile is not for --to {args.to}", help=["leave it out, or --to mpirun"]
         )
@@ -156,9 +156,14 @@ def check_meant(args: argparse.Namespace, strategy: Strategy) -> None:
 
 
 def limit_s(args: argparse.Namespace, strategy: Strategy) -> int:
-    """Seconds after which a run is ended: --time; for SLURM else twice what its steps take at the
-    slow end of the plan's range, and half an hour to come up. 0 for none."""
-    if args.time is not None or args.to != "slurm" or strategy.workload["kind"] != "train":
+    """Seconds after which a run is ended: --time; else, where the scheduler has a default limit,
+    twice what its steps take at the slow end of the plan's range, and half an hour to come up. 0
+    for none."""
+    if (
+        args.time is not None
+        or not SCHEDULERS[args.to].default_limit
+        or strategy.workload["kind"] != "train"
+    ):
         return round(args.time or 0)
     words = [w for word in args.arguments for w in word.split("=", 1)]
     steps = words[words.index("--steps") + 1] if "--steps" in words[:-1] else str(TRIAL_STEPS)
@@ -172,42 +177,40 @@ def limit_s(args: argparse.Namespace, strategy: Strategy) -> int:
 def write(
     jobs: Sequence[Job], args: argparse.Namespace, strategy: Strategy, hosts: tuple[Host, ...] = ()
 ) -> int:
-    """Scripts or manifests beside the program. jobs: several for SLURM alone, which picks by its
+    """Scripts or manifests beside the program. jobs: several for a scheduler that picks by its
     allocation."""
-    from planner.launch.kubernetes import Asked, manifests, on_volume
-    from planner.launch.scripts import mpirun, plain_name, slurm
     from planner.support.atomic_write import write_atomically
 
-    python, job = args.python or "python3", jobs[0]
-    if args.to == "slurm":
-        made = {"job.sbatch": slurm(jobs, python, limit_s(args, strategy))}
-    elif args.to == "mpirun":
-        made = {"mpirun.sh": mpirun(job, python, hosts)}
-    else:
-        asked = Asked(
-            args.image,
-            args.volume,
-            args.to == "gke-tpu",
-            args.rdma,
-            tuple(args.node_label),
-            limit_s(args, strategy),
-        )
-        made = manifests(job, strategy, asked)
-        if why := on_volume(job):
-            console.say(
-                f"note: no ConfigMap holds the program ({why}): copy {job.program.parent}/ to"
-                f" {plain_name(job.name)}/ on the volume {args.volume}"
-            )
-    for file, text in made.items():
-        write_atomically(job.program.parent / file, text)
-    first = job.program.parent / next(iter(made))
-    folder, file = shlex.quote(str(job.program.parent)), shlex.quote(str(first))
-    how = {"slurm": f"cd {folder} && sbatch {first.name}", "mpirun": f"bash {file}"}.get(
-        args.to, f"kubectl apply -f {file}"
+    scheduler, job, limit = SCHEDULERS[args.to], jobs[0], limit_s(args, strategy)
+    cluster = Asked(
+        image=args.image,
+        volume=args.volume,
+        tpu=args.to == "gke-tpu",
+        rdma=args.rdma,
+        labels=tuple(args.node_label),
+        time_s=limit,
     )
+    texts = scheduler.files(
+        Submission(
+            jobs=jobs,
+            strategy=strategy,
+            python=args.python or "python3",
+            hosts=hosts,
+            limit_s=limit,
+            cluster=cluster,
+        )
+    )
+    if scheduler.in_pods and (why := on_volume(job)):
+        console.say(
+            f"note: no ConfigMap holds the program ({why}): copy {job.program.parent}/ to"
+            f" {plain_name(job.name)}/ on the volume {args.volume}"
+        )
+    paths = [job.program.parent / file for file in texts]
+    for path, text in zip(paths, texts.values(), strict=True):
+        write_atomically(path, text)
     console.say(
         f"wrote {', '.join(str(j.program) for j in jobs)},"
-        f" {', '.join(str(job.program.parent / f) for f in made)}   next: {how}"
+        f" {', '.join(map(str, paths))}   next: {scheduler.submit(paths[0])}"
     )
     return 0
 

@@ -607,7 +607,9 @@ def test_every_stage_of_a_trace_takes_the_step(stages: int, schedule: str, virtu
             # it has no forward pass of its last chunk, which is every other of its passes where there
             # are two
         )
-        for k, chunk in enumerate([f" virtual stage {v}" for v in range(virtual)] if virtual > 1 else [""]):
+        for k, chunk in enumerate(
+            [f" virtual stage {v}" for v in range(virtual)] if virtual > 1 else [""]
+        ):
             once = last and k + 1 == virtual
             mine = [p for p in passes if p.endswith(chunk)]
             assert sorted(mine) == sorted(
