@@ -8,6 +8,10 @@ A TOML file in costmodels/hardware/devices (or the user's own):
     node_size = 8                         # devices that share the inner link
     date = "2026-11"                      # when the figures were last looked up
     aliases = ["h100"]                    # optional: other names it goes by; a shipped device only
+    [names]                               # optional: what others call it
+    spelled = ["H100"]                    # parts of the name that jax or a published run gives it
+    kubernetes = "nvidia.com/gpu"         # the resource that pods ask for
+    node_label = "NVIDIA-H100-80GB-HBM3"  # value of the label of nodes that have it
     [peak]                                # dense arithmetic per device
     bfloat16 = "989 TFLOP/s"
     [matmul]                              # sustained fraction of peak by FLOPs of one product:
@@ -94,6 +98,7 @@ _WIDER = {
     "bfloat16": ("float16",),
 }
 _KEYS: dict[str, set[str]] = {
+    "names": {"spelled", "kubernetes", "node_label"},
     "matmul": {"flops", "efficiency"},
     "attention": {"efficiency"},  # of earlier versions
     "memory": {"capacity", "context", "bandwidth", "efficiency", "tile"},
@@ -196,6 +201,12 @@ class Device:
     tile: tuple[int, int] | None = None
     """Rows and lanes that arrays are stored in whole tiles of (costmodels.capacity); None where
     they are packed."""
+    spelled: tuple[str, ...] = ()
+    """Parts of the names that jax and published runs give it."""
+    kubernetes: str = "nvidia.com/gpu"
+    """The resource that pods ask for, "" where they ask for none."""
+    node_label: str = ""
+    """Value of the label of Kubernetes nodes that have it, "" where none is known."""
     file: str = ""
     """Where a device that does not ship was read from."""
 
@@ -235,6 +246,19 @@ def aliases() -> Mapping[str, str]:
     """Other names of the devices that ship -> their own."""
     files = {name: tomllib.loads((DEVICES / f"{name}.toml").read_text()) for name in device_names()}
     return {alias: name for name, data in files.items() for alias in data.get("aliases", ())}
+
+
+@cache
+def spellings() -> Mapping[str, str]:
+    """Part of a device's name as others write it -> the device that ships, the longest first."""
+    pairs = [(text, name) for name in device_names() for text in load_device(name).spelled]
+    return dict(sorted(pairs, key=lambda pair: (-len(pair[0]), pair[0])))
+
+
+def device_spelled(text: str) -> str:
+    """Name of the shipped device that a text of jax or of a published run means, "" for none."""
+    lower = text.lower()
+    return next((name for part, name in spellings().items() if part.lower() in lower), "")
 
 
 def topology_names() -> tuple[str, ...]:
@@ -314,9 +338,12 @@ def _device(data: Mapping[str, Any]) -> Device:
 
 def _about(data: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of a Device that no price of a step reads: where its figures are from, what it draws
-    and costs."""
-    power, price = data.get("power"), data.get("price")
+    and costs, what others call it."""
+    power, price, names = data.get("power"), data.get("price"), data.get("names", {})
     return {
+        "spelled": tuple(str(text) for text in names.get("spelled", ())),
+        "kubernetes": str(names.get("kubernetes", "nvidia.com/gpu")),
+        "node_label": str(names.get("node_label", "")),
         "sources": {str(k): str(v) for k, v in data.get("sources", {}).items()},
         "guessed": {str(k): str(v) for k, v in data.get("guessed", {}).items()},
         "date": str(data.get("date", "")),

@@ -16,27 +16,11 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
-from costmodels.hardware.device import Device, DeviceError, Link, from_table
+from costmodels.hardware.device import Device, DeviceError, Link, device_spelled, from_table
 from planner.calibrate.fit import Estimate, Figures, LinkFit
 from planner.calibrate.measure import Measured
 from planner.errors import PlanError
 
-KNOWN = (
-    ("H100", "h100-sxm"),
-    ("H200", "h200-sxm"),
-    ("B200", "b200"),
-    ("A100-SXM4-40GB", "a100-40gb"),
-    ("A100", "a100-80gb"),
-    ("V100", "v100-32gb"),
-    ("MI300X", "mi300x"),
-    ("TPU v4", "tpu-v4"),
-    ("TPU v5 lite", "tpu-v5e"),
-    ("TPU v5", "tpu-v5p"),
-    ("TPU v6", "tpu-v6e"),
-    ("TPU7x", "tpu-v7x"),
-    ("cpu", "cpu"),
-)
-"""Part of jax's name of a device -> the file that ships for it; the first match counts."""
 MOST_OF_SHEET = 1.05
 """Of a data sheet's figure: clocks above the nominal one reach a little more."""
 Table = dict[str, Any]
@@ -45,9 +29,8 @@ Table = dict[str, Any]
 def shipped_name(device_kind: str) -> str:
     """The shipped file of a device as jax names it. Raises PlanError P183 for one that is not
     known."""
-    for word, name in KNOWN:
-        if word.lower() in device_kind.lower():
-            return name
+    if name := device_spelled(device_kind):
+        return name
     raise PlanError(
         "P183",
         f"no file ships for {device_kind!r}",

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import PlanError
-from planner.launch.job import node_slots
+from planner.launch.job import NVIDIA, TPU, node_slots, shipped
 from planner.strategy.strategy import Strategy
 
 SUFFIX = ".plan.json"
@@ -146,9 +146,10 @@ def devices_here(
     TPU hosts show /dev/accel0 .. or, from v5 on, groups /dev/vfio/0 ..; NVIDIA's driver
     /dev/nvidia0 .., of which CUDA_VISIBLE_DEVICES leaves some.
     """
-    if device.startswith("tpu"):
+    resource = shipped(device).kubernetes
+    if resource == TPU:
         return _count(root / "dev", r"accel\d+") or _count(root / "dev" / "vfio", r"\d+")
-    if device.startswith(("mi", "ascend", "cpu")):
+    if resource != NVIDIA:
         return 0
     here = _count(root / "dev", r"nvidia\d+")
     shown = environment.get("CUDA_VISIBLE_DEVICES")

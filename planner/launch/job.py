@@ -9,16 +9,30 @@ the inner links. Every process holds the same number of devices.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
+from costmodels.hardware.device import Device, device_names, load_device
 from costmodels.hardware.intake import SMALL_BYTES, read_text
 from planner.errors import PlanError
 from planner.strategy.strategy import Strategy
 
 TPU_HOST_CHIPS = 4
 """Chips of a host in a TPU slice of several hosts (all generations from v4 on)."""
+
+
+NVIDIA, AMD, TPU = "nvidia.com/gpu", "amd.com/gpu", "google.com/tpu"
+"""Resources that devices are in Kubernetes (`kubernetes` of their files)."""
+
+
+def shipped(device: str) -> Device:
+    """The device that ships whose name a plan's device has or begins with; of any other nothing is
+    known, and it is taken for one like the H100."""
+    names = [name for name in device_names() if device.startswith(name)]
+    if names:
+        return load_device(max(names, key=len))
+    return replace(load_device("h100-sxm"), node_label="")
 
 
 @dataclass(frozen=True)
@@ -77,7 +91,7 @@ class Job:
     def environment(self) -> dict[str, str]:
         """Variables of every process: XLA may run collectives beside computation on GPUs (on TPUs
         it does so by itself)."""
-        gpu = not self.virtual and not self.device.startswith(("tpu", "cpu", "ascend", "trainium"))
+        gpu = not self.virtual and shipped(self.device).kubernetes in (NVIDIA, AMD)
         return {"XLA_FLAGS": "--xla_gpu_enable_latency_hiding_scheduler=true"} if gpu else {}
 
 
@@ -87,7 +101,9 @@ def node_slots(strategy: Strategy) -> int:
     torus = prod(level["size"] for level in levels if level["kind"] == "torus")
     inner = int(levels[0]["size"]) if levels else 1
     return (
-        min(TPU_HOST_CHIPS, torus) if str(strategy.topology["device"]).startswith("tpu") else inner
+        min(TPU_HOST_CHIPS, torus)
+        if shipped(str(strategy.topology["device"])).kubernetes == TPU
+        else inner
     )
 
 

@@ -20,9 +20,10 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from costmodels.hardware.device import device_names, load_device
 from planner.errors import PlanError
-from planner.launch.job import Job
-from planner.launch.nodes import RDMA, SLICES, accelerator, labels, resources, uses_rdma
+from planner.launch.job import TPU, Job, shipped
+from planner.launch.nodes import RDMA, accelerator, labels, resources, uses_rdma
 from planner.launch.scripts import PORT, plain_name
 from planner.strategy.strategy import Strategy
 
@@ -212,11 +213,12 @@ def _yaml(parts: list[dict[str, Any]]) -> str:
 def _slices(strategy: Strategy) -> int:
     """TPU slices: what is not torus is the network between them."""
     device = str(strategy.topology["device"])
-    if device not in SLICES:
+    if shipped(device).kubernetes != TPU:
+        tpus = [name for name in device_names() if load_device(name).kubernetes == TPU]
         raise PlanError(
             "P206",
             f"the plan is for {device}, not for TPUs",
-            help=[f"--to kubernetes, or plan for one of {', '.join(SLICES)}"],
+            help=[f"--to kubernetes, or plan for one of {', '.join(tpus)}"],
         )
     return prod(
         int(level["size"]) for level in strategy.topology["levels"] if level["kind"] != "torus"

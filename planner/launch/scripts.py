@@ -11,7 +11,7 @@ import re
 import shlex
 from collections.abc import Sequence
 
-from planner.launch.job import Host, Job
+from planner.launch.job import Host, Job, shipped
 
 PORT = 8476
 """Where jax's coordinator listens on the first node."""
@@ -34,7 +34,7 @@ def slurm(jobs: Sequence[Job], python: str, time_s: int = 0) -> str:
     job, largest = jobs[0], jobs[-1]
     gpus = (
         []
-        if job.virtual or job.device.startswith("cpu")
+        if job.virtual or not shipped(job.device).kubernetes
         else [f"#SBATCH --gpus-per-node={job.slots}"]
     )
     nodes = str(job.processes) if len(jobs) == 1 else f"{job.processes}-{largest.processes}"

@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any
 
 from costmodels.capacity import capacity
-from costmodels.hardware.device import Device
+from costmodels.hardware.device import Device, device_spelled
 from costmodels.precision import Recipe, load_recipe
 from costmodels.runtimes import SAVED_PRODUCTS, Runtime, load_kernels, load_runtime
 from planner.analysis.facts import GraphFacts
@@ -32,21 +32,6 @@ from planner.space.families import batch_only
 from planner.workload.model import Model, Workload
 
 Row = Mapping[str, Any]
-HARDWARE = (
-    ("A100-40", "a100-40gb"),
-    ("A100", "a100-80gb"),
-    ("V100", "v100-32gb"),
-    ("H200", "h200-sxm"),
-    ("H100", "h100-sxm"),
-    ("GB200", "gb200-nvl72"),
-    ("B200", "b200"),
-    ("MI300X", "mi300x"),
-    ("TPU v5e", "tpu-v5e"),
-    ("TPU v5p", "tpu-v5p"),
-    ("TPU v6e", "tpu-v6e"),
-    ("TPU7x", "tpu-v7x"),
-    ("TPU v4", "tpu-v4"),
-)
 GATED = ("llama", "mistral", "maxtext", "qwen", "yi-", "gemma")
 RECOMPUTE = {"none": "none", "full": "block", "selective": "none"}
 REPLICA = "replica"
@@ -266,10 +251,8 @@ def machine(
 ) -> Topology:
     """The machine of a row (of the device `given`, where that is), with the network between nodes
     that the source names, else of node_bytes_per_s where that is above 0. Raises Left."""
-    name = given or next(
-        (device for word, device in HARDWARE if word.lower() in hardware.lower()), None
-    )
-    if name is None:
+    name = given or device_spelled(hardware)
+    if not name:
         raise Left(f"hardware {hardware.split(' ')[0]}")
     try:
         topology = for_devices(name, devices)
