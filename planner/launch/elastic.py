@@ -110,13 +110,13 @@ def chosen(
     plans: Sequence[Stored], processes: int, slots: int, virtual: bool
 ) -> tuple[Choice, str]:
     """The choice, and a line that says it. Raises PlanError P208 when no stored plan fits."""
-    found = choose(plans, processes, slots, virtual)
+    choice = choose(plans, processes, slots, virtual)
     came = (
         f"{processes} process{'es' if processes > 1 else ''} of {slots}"
         f" device{'s' if slots > 1 else ''} came up"
     )
     stored = ", ".join(f"{s.devices:,}" for s in plans)
-    if found is None:
+    if choice is None:
         raise PlanError(
             "P208",
             f"{came}, and no stored plan fits: they are for {stored} devices, nodes of"
@@ -126,13 +126,14 @@ def chosen(
                 "--slots N where a process has another number of devices",
             ],
         )
-    idle = processes * slots - found.stored.devices
+    idle = processes * slots - choice.stored.devices
     rest = f"; {idle} of them stay idle: plans are stored for {stored}" if idle else ""
     return (
-        found,
+        choice,
         (
-            f"{came}: {found.stored.path.name}, {found.stored.devices} devices in {found.processes}"
-            f" process{'es' if found.processes > 1 else ''}{rest}"
+            f"{came}: {choice.stored.path.name}, {choice.stored.devices} devices in"
+            f" {choice.processes}"
+            f" process{'es' if choice.processes > 1 else ''}{rest}"
         ),
     )
 

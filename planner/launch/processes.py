@@ -230,12 +230,12 @@ def _last_lines(log: Path) -> list[str]:
 
 def _end(children: Iterable[subprocess.Popen[bytes]]) -> None:
     """SIGTERM to those left and what they started, then SIGKILL."""
-    left = [c for c in children if c.poll() is None]
+    running = [c for c in children if c.poll() is None]
     for number in (signal.SIGTERM, signal.SIGKILL):
-        for child in left:
+        for child in running:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(child.pid, number)
         deadline = time.monotonic() + GRACE_S
-        while left and time.monotonic() < deadline:
-            left = [c for c in left if c.poll() is None]
+        while running and time.monotonic() < deadline:
+            running = [c for c in running if c.poll() is None]
             time.sleep(POLL_S)

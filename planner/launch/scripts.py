@@ -90,12 +90,12 @@ def _program_of(jobs: Sequence[Job]) -> str:
         f'else\n  echo "{what} for {_sizes(jobs)}, the allocation has $SLURM_JOB_NUM_NODES" >&2\n '
         " exit 1\nfi\n"
     )
-    said = (
+    counts = (
         'echo "$SLURM_JOB_NUM_NODES nodes came up: $program on $nodes of them"\n'
         if len(jobs) > 1
         else ""
     )
-    return "\n".join(lines) + "\n" + refusal + said
+    return "\n".join(lines) + "\n" + refusal + counts
 
 
 def mpirun(job: Job, python: str, hosts: tuple[Host, ...] = ()) -> str:
@@ -129,11 +129,11 @@ def _inner(job: Job, python: str, rank: str) -> str:
     """What a rank runs, quoted for `bash -c`: its $1 is the coordinator, $2 the program, $3 the
     number of processes; what follows are the program's own arguments."""
     words = job.command(python, "PROGRAM", "COORDINATOR", "RANK")
-    own = words[: len(words) - len(job.arguments)]
-    given = {"PROGRAM": '"$2"', "COORDINATOR": '"$1"', "RANK": rank}
+    own_words = words[: len(words) - len(job.arguments)]
+    quoted = {"PROGRAM": '"$2"', "COORDINATOR": '"$1"', "RANK": rank}
     text = " ".join(
-        '"$3"' if before == "--processes" else given.get(w, shlex.quote(w))
-        for before, w in zip(("", *own), own, strict=False)
+        '"$3"' if before == "--processes" else quoted.get(w, shlex.quote(w))
+        for before, w in zip(("", *own_words), own_words, strict=False)
     )
     return shlex.quote(f'exec {text} "${{@:4}}"')
 

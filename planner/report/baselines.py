@@ -66,16 +66,24 @@ def tuned_over(strategy: Strategy) -> str:
     open_ = [word for key, word in every.items() if key not in pinned] + (
         ["ZeRO stage"] if level else []
     )
-    kept = [word for key, word in every.items() if key in pinned]
+    pinned_words = [word for key, word in every.items() if key in pinned]
     words = [f"each tuned over {listed(open_)}"] if open_ else []
-    return ", ".join([*words, *([f"with {listed(kept)} as pinned"] if kept else [])])
+    return ", ".join(
+        [*words, *([f"with {listed(pinned_words)} as pinned"] if pinned_words else [])]
+    )
 
 
 def unheld(strategy: Strategy, own: Mapping[str, Any]) -> str:
     """`; faster ones do not keep the pins`, where a baseline is faster than the best plan under
     them, of costs `own`: one that kept them would be the plan."""
-    said = strategy.provenance
-    what = "pins" if "pins" in said else "mode" if said.get("mode", "auto") != "auto" else ""
+    provenance = strategy.provenance
+    what = (
+        "pins"
+        if "pins" in provenance
+        else "mode"
+        if provenance.get("mode", "auto") != "auto"
+        else ""
+    )
     faster = any(
         row["fit"] != "no" and row["step_time_s"] < own["step_time_s"] * (1 - TIE)
         for key, row in strategy.baselines.items()
@@ -83,7 +91,7 @@ def unheld(strategy: Strategy, own: Mapping[str, Any]) -> str:
     )
     return (
         f"; faster ones do not keep the {what}"
-        if what and faster and said.get("objective", "step") == "step"
+        if what and faster and provenance.get("objective", "step") == "step"
         else ""
     )
 

@@ -48,8 +48,8 @@ def _cells(row: Row, style: Style, wide: bool = True) -> list[str]:
 
 
 def _limit(x: Limit) -> str:
-    said = quantity(x.value, x.unit), quantity(x.most, x.unit)
-    return f"budget {x.name}: {said[0]} of {said[1]}" + ("" if x.ok else " OVER")
+    figures = quantity(x.value, x.unit), quantity(x.most, x.unit)
+    return f"budget {x.name}: {figures[0]} of {figures[1]}" + ("" if x.ok else " OVER")
 
 
 def _sentence(row: Row) -> str:
@@ -79,17 +79,20 @@ def _why(report: Report) -> str:
 
 def _held(report: Report) -> str:
     """What the pins cost, a sentence; "" where there are none."""
-    held = report.held
-    if held is None:
+    pinned = report.held
+    if pinned is None:
         return ""
-    free = f"{show_time(held.free_step_s)} a step and {show_bytes(held.free_memory_bytes)} without"
+    free = (
+        f"{show_time(pinned.free_step_s)} a step and {show_bytes(pinned.free_memory_bytes)} without"
+    )
     price = (
-        f"cost {show_time(held.cost_s)} a step ({100 * held.cost_s / held.free_step_s:+.1f} %)"
-        if held.cost_s > 0
+        f"cost {show_time(pinned.cost_s)} a step"
+        f" ({100 * pinned.cost_s / pinned.free_step_s:+.1f} %)"
+        if pinned.cost_s > 0
         else "cost no time"
     )
     return (
-        f"best now keeps the pins ({'; '.join(held.pins)}), which {price}: {free}; plan explain"
+        f"best now keeps the pins ({'; '.join(pinned.pins)}), which {price}: {free}; plan explain"
         f" {report.baseline or 'FILE'} --pins prices each"
     )
 
@@ -206,13 +209,16 @@ def github(report: Report) -> str:
     ]
     if "best" in report.reasons:
         lines.append(command("error", "plan check: no plan", f"{report.model}: {report.verdict}"))
-    said = (
+    phrases = (
         [command("notice", "plan check: pins", f"{report.model}: {_held(report)}")]
         if report.held is not None
         else []
     )
     return "\n".join(
-        [*(lines or [command("notice", "plan check", f"{report.model}: {report.verdict}")]), *said]
+        [
+            *(lines or [command("notice", "plan check", f"{report.model}: {report.verdict}")]),
+            *phrases,
+        ]
     )
 
 

@@ -100,10 +100,10 @@ def _machine(s: Strategy, usual: str) -> list[str]:
         str(s.topology.get("hardware") or s.topology["device"]),
     )
     try:
-        own = _links(for_devices(name, devices).to_json()) == _links(s.topology)
+        same_links = _links(for_devices(name, devices).to_json()) == _links(s.topology)
     except PlanError:
-        own = True  # a file that is not here: it is named as it was
-    if not own:
+        same_links = True  # a file that is not here: it is named as it was
+    if not same_links:
         return [
             "--topology",
             next(
@@ -125,10 +125,10 @@ def _shipped(name: str, devices: int) -> tuple[str, list[tuple[Any, ...]]] | Non
     many."""
 
     try:
-        found = from_file(name, devices).to_json()
+        described = from_file(name, devices).to_json()
     except PlanError:
         return None
-    return found["device"], _links(found)
+    return described["device"], _links(described)
 
 
 def _links(topology: Mapping[str, Any]) -> list[tuple[Any, ...]]:

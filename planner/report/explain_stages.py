@@ -24,14 +24,14 @@ def why_stages(s: Strategy) -> list[str]:
     weights = [
         (prod(row["shape"]), row.get("stage")) for row in s.tensors.values() if "label" in row
     ]
-    held, whole = (
+    largest, whole = (
         sum(size for size, stage in weights if not stage),
         sum(size for size, _ in weights),
     )
     if cuts := s.techniques.get(
         "cuts"
     ):  # every weight has a stage, and each device room for those of the fullest
-        held = max(sum(size for size, stage in weights if stage == k) for k in range(n))
+        largest = max(sum(size for size, stage in weights if stage == k) for k in range(n))
     sent = (
         c["communication_bytes_per_device"]
         .get("collective-permute", {})
@@ -42,7 +42,7 @@ def why_stages(s: Strategy) -> list[str]:
     among = f" in {ticks(s)} ticks: {n - 1} are a bubble" if lockstep(s) else ": bubbles"
     out = [
         *([f"cut before {', '.join(cuts)}"] if cuts else []),
-        f"each holds {count(held)} of {count(whole)} parameters",
+        f"each holds {count(largest)} of {count(whole)} parameters",
         (
             f"{s.techniques['microbatches']} microbatches{among}, {show_time(c['bubble_time_s'])}"
             f" ({share} of the step)"
@@ -109,14 +109,14 @@ def named_repeat(s: Strategy, name: str, text: str) -> int:
         return -1
     scope, own = re.sub(r"[./]+", "/", block["scope"]).lstrip("/"), plain(name)
     form = re.sub(r"\\?\d+", lambda _: r"(\d+)", re.escape(plain(text)))
-    for found in re.finditer(f"(?={form})", own):
+    for match in re.finditer(f"(?={form})", own):
         numbers = re.findall(r"\d+", plain(text))
         moved = [
-            (int(a), int(found[k]))
+            (int(a), int(match[k]))
             for k, a in enumerate(numbers, 1)
-            if found.start(k) == len(scope)
+            if match.start(k) == len(scope)
         ]
-        fixed = all(a == found[k] for k, a in enumerate(numbers, 1) if found.start(k) != len(scope))
+        fixed = all(a == match[k] for k, a in enumerate(numbers, 1) if match.start(k) != len(scope))
         if fixed and moved:
             repeat, rest = divmod(moved[0][0] - moved[0][1], block["step"])
             if not rest and 0 <= repeat < block["repeats"]:

@@ -73,8 +73,8 @@ def short_labels(labels: Sequence[str]) -> dict[str, str]:
 
     def form(label: str) -> str:
         parts = [p for p in re.split(r"[./]", label) if p]
-        kept = [p for p in parts if p not in filler] or parts[-1:]
-        return ".".join(kept[-2:])
+        telling = [p for p in parts if p not in filler] or parts[-1:]
+        return ".".join(telling[-2:])
 
     forms = {label: form(label) for label in labels}
     taken = list(forms.values())

@@ -60,7 +60,7 @@ def parameter_table(graph: Graph, width: int, colour: bool) -> str:
 def feeds(graph: Graph, name: str) -> str:
     """The operators that read a weight and what it is to them, such as `MatMul product`, `Add
     operand 1`."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for i, slot in graph.consumers.get(name, ()):
         op = graph.nodes[i].op
         norm = op.endswith("Normalization")
@@ -69,5 +69,5 @@ def feeds(graph: Graph, name: str) -> str:
             if norm
             else SLOTS.get(op, "")
         )
-        found[f"{op} {role or f'operand {slot}'}"] = None
-    return ", ".join(list(found)[:3]) + (", ..." if len(found) > 3 else "") or "an output"
+        names[f"{op} {role or f'operand {slot}'}"] = None
+    return ", ".join(list(names)[:3]) + (", ..." if len(names) > 3 else "") or "an output"

@@ -25,18 +25,20 @@ def covered(solver: Mapping[str, Any]) -> str:
 def extent(solver: Mapping[str, Any]) -> list[str]:
     """The same at length, a phrase each: for `plan explain`."""
     rows: Sequence[Mapping[str, Any]] = solver.get("covers", ())
-    said = []
-    whole = {name for row in rows if row["splits"] == "all" for name in row["meshes"]}
-    some = {name for row in rows if row["splits"] == "some" for name in row["meshes"]} - whole
-    for meshes, words in ((whole, "every split"), (some, "splits that good plans use")):
+    phrases = []
+    with_all_splits = {name for row in rows if row["splits"] == "all" for name in row["meshes"]}
+    some = {
+        name for row in rows if row["splits"] == "some" for name in row["meshes"]
+    } - with_all_splits
+    for meshes, words in ((with_all_splits, "every split"), (some, "splits that good plans use")):
         names = sorted(meshes, key=_axes)
         if names:
-            said.append(
+            phrases.append(
                 f"{len(names)} mesh{'es' if len(names) > 1 else ''} of"
                 f" {AXES.get(_axes(names[-1]), 'several axes')}, {words}"
             )
     micro = sorted({n for row in rows for n in row["microbatches"]})
-    return [*said, f"microbatches {', '.join(map(str, micro))}"] if micro else said
+    return [*phrases, f"microbatches {', '.join(map(str, micro))}"] if micro else phrases
 
 
 def _axes(mesh: str) -> int:

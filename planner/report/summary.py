@@ -146,8 +146,8 @@ def _plan(strategy: Strategy, width: int, style: Style) -> list[str]:
 
 def _compiled(strategy: Strategy, width: int, style: Style) -> list[str]:
     """What a compiler said of the plan, where one was asked."""
-    said = confirm_words(strategy)
-    return labelled("confirm", [said], width, style) if said else []
+    text = confirm_words(strategy)
+    return labelled("confirm", [text], width, style) if text else []
 
 
 def _verdict(strategy: Strategy, width: int, style: Style) -> list[str]:

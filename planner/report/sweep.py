@@ -89,12 +89,12 @@ def sweep_text(
             *_fit(_run_table(rows, runs, table[0]), width),
         ]
         lines += [style.dim(line) for line in hang("", _priced(rows, runs), width)]
-    said = answers(rows, runs, asked)
+    sentences = answers(rows, runs, asked)
     return "\n".join(
         [
             *lines,
-            *([""] if said else []),
-            *(line for text in said for line in hang("", text, width)),
+            *([""] if sentences else []),
+            *(line for text in sentences for line in hang("", text, width)),
         ]
     )
 
@@ -187,13 +187,13 @@ def _hoisted(
         "devices": "{} device" if known["devices"] == {"1"} else "{} devices",
         "batch": "batch {}",
     }
-    said = [words.get(k, k + " {}").format(*known[k]) for k in same if known[k]]
-    kept = [k for k in names if k not in same]
-    head = [*kept, *cells[0]]
+    phrases = [words.get(k, k + " {}").format(*known[k]) for k in same if known[k]]
+    varied = [k for k in names if k not in same]
+    head = [*varied, *cells[0]]
     return [
         head,
-        *([*(names[k][i] for k in kept), *row.values()] for i, row in enumerate(cells)),
-    ], said
+        *([*(names[k][i] for k in varied), *row.values()] for i, row in enumerate(cells)),
+    ], phrases
 
 
 def _fit(table: list[list[str]], width: int) -> list[str]:
@@ -245,8 +245,8 @@ def span(n: float) -> str:
     value, unit = (
         (n, "day") if n >= 1 else (24 * n, "hour") if n >= 1 / 24 else (1440 * n, "minute")
     )
-    said = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-    return f"{said} {unit}{'' if said == '1' else 's'}"
+    number = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    return f"{number} {unit}{'' if number == '1' else 's'}"
 
 
 def amount(n: float) -> str:
@@ -271,8 +271,8 @@ def _priced(rows: Sequence[Row], runs: Sequence[TrainingRun | None]) -> str:
             and r.device.date
         }
     )
-    said = [f"prices: list prices on demand as of {', '.join(dated)} (--price)"] if dated else []
-    return "; ".join([*said, "MWh: the devices alone, at their limit; - not known"])
+    notes = [f"prices: list prices on demand as of {', '.join(dated)} (--price)"] if dated else []
+    return "; ".join([*notes, "MWh: the devices alone, at their limit; - not known"])
 
 
 def answers(rows: Sequence[Row], runs: Sequence[TrainingRun | None], asked: Asked) -> list[str]:
@@ -320,9 +320,9 @@ def _answer(rows: Sequence[Row], runs: Sequence[TrainingRun | None], asked: Aske
     tight = [r.tight for r in rows]
     fastest, cheapest = best_run(runs, None, None, tight), best_run(runs, float("inf"), None, tight)
     if i is None:
-        near = fastest if asked.deadline_s is not None else cheapest
+        nearest = fastest if asked.deadline_s is not None else cheapest
         return f"within {within}: none of these" + (
-            f"; nearest is {_told(rows[near], runs[near])}" if near is not None else ""
+            f"; nearest is {_told(rows[nearest], runs[nearest])}" if nearest is not None else ""
         )
     if asked.deadline_s is not None or i == cheapest or cheapest is None:
         return f"cheapest within {within}: {_told(rows[i], runs[i])}"

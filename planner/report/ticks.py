@@ -87,6 +87,6 @@ def stretches(p: Pipeline, stage: int) -> tuple[Stretch, ...]:
     for _, same in groupby(
         ticks(p, stage), key=lambda t: (t.chunks, *((name, m == BUBBLE) for name, m in t.passes))
     ):
-        found = list(same)
-        out.append(Stretch(found[0], found[-1], len(found)))
+        run = list(same)
+        out.append(Stretch(run[0], run[-1], len(run)))
     return tuple(out)

@@ -70,11 +70,11 @@ def beside(s: Strategy) -> str:
             for k, r in [min(plain.items(), key=lambda kv: (kv[1]["step_time_s"], kv[0]))]
         ]
     tied = [ties(own, r) for _, r in rows]
-    said = [
+    phrases = [
         f"{against(own, r)} {n}{_why_slower(s, r)}{', a tie,' if t and not all(tied) else ''}"
         for (n, r), t in zip(rows, tied, strict=True)
     ]
-    return f"{' and '.join(said)}{'' if not all(tied) else TIED if len(rows) == 1 else TIES}".removesuffix(  # noqa: E501
+    return f"{' and '.join(phrases)}{'' if not all(tied) else TIED if len(rows) == 1 else TIES}".removesuffix(  # noqa: E501
         ","
     )
 
@@ -140,20 +140,20 @@ def repeated(s: Strategy) -> str:
 
 def proof(s: Strategy) -> str:
     """How good the plan is known to be."""
-    found = s.solver
-    if found["name"] == "manual":
+    solver = s.solver
+    if solver["name"] == "manual":
         return "priced as given"
-    if found["status"] == "optimal":
-        return f"proven the best of {covered(found)}{of_plans(s)}"
+    if solver["status"] == "optimal":
+        return f"proven the best of {covered(solver)}{of_plans(s)}"
     until = {"time": "best when the time was up", "interrupt": "best when it was interrupted"}.get(
-        found.get("stopped", ""), "best found"
+        solver.get("stopped", ""), "best found"
     )
     return (
         until
-        if found.get("gap") is None
+        if solver.get("gap") is None
         else (
-            f"{until}, within {percent(found['gap'])} of what is proven of"
-            f" {covered(found)}{of_plans(s)}"
+            f"{until}, within {percent(solver['gap'])} of what is proven of"
+            f" {covered(solver)}{of_plans(s)}"
         )
     )
 

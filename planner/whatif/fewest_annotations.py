@@ -41,13 +41,13 @@ def fewest(base: GraphFacts, mesh: Mesh, splits: Mapping[int, Split]) -> Table:
     spread = Spread(base, mesh)
 
     def wrong(chosen: Iterable[int]) -> list[int]:
-        found = spread.run({c: (splits[c],) for c in chosen})
-        return [c for c in base.times if found.get(c, Split()) != splits[c]]
+        spread_splits = spread.run({c: (splits[c],) for c in chosen})
+        return [c for c in base.times if spread_splits.get(c, Split()) != splits[c]]
 
-    held = _smallest(_by_preference(base), wrong) or [
+    chosen_classes = _smallest(_by_preference(base), wrong) or [
         max(base.times, key=lambda c: base.rules[c].flops)
     ]
-    tables = {c: _every_factor(base, c, splits[c]) for c in sorted(held)}
+    tables = {c: _every_factor(base, c, splits[c]) for c in sorted(chosen_classes)}
 
     def written() -> Table:
         return {base.graph.nodes[c].id: {"split": table} for c, table in tables.items()}
@@ -103,14 +103,14 @@ def _meeting(classes: Sequence[int], rests: Sequence[Sequence[int]]) -> list[int
     among = [c for c in classes if any(c in rest for rest in rests)]
     table = np.array([[c in rest for c in among] for rest in rests], float)
     cost = 1 + np.arange(len(among)) / (1 + len(among)) ** 2
-    found = milp(
+    solution = milp(
         cost,
         constraints=LinearConstraint(table, lb=1),
         integrality=np.ones(len(among)),
         bounds=Bounds(0, 1),
         options={"mip_rel_gap": 0.0},
     )
-    return [c for c, x in zip(among, found.x, strict=True) if x > 0.5]
+    return [c for c, x in zip(among, solution.x, strict=True) if x > 0.5]
 
 
 def _every_factor(base: GraphFacts, c: int, split: Split) -> dict[str, list[str]]:

@@ -194,11 +194,11 @@ def tolerances(text: str) -> dict[str, float]:
         except ValueError:
             share = -1.0
         if name.strip() not in out or not 0 <= share < 1000:
-            near = did_you_mean(name.strip(), list(out))
+            suggestion = did_you_mean(name.strip(), list(out))
             raise PlanError(
                 "P064",
                 f"--tolerance {part!r} is not a figure and a share",
-                help=[h for h in (near, "step=2%,memory=5%") if h],
+                help=[h for h in (suggestion, "step=2%,memory=5%") if h],
             )
         out[name.strip()] = share
     return out
@@ -389,11 +389,11 @@ def read_budget(path: str | Path, name: str) -> dict[str, float]:
             )
         for key, value in table.items():
             if key not in readers:
-                near = did_you_mean(key, list(readers))
+                suggestion = did_you_mean(key, list(readers))
                 raise PlanError(
                     "P065",
                     f"{path}: [{glob}] {key}: unknown",
-                    help=[h for h in (near, f"one of {', '.join(readers)}") if h],
+                    help=[h for h in (suggestion, f"one of {', '.join(readers)}") if h],
                 )
             try:
                 limit = float(readers[key](value))
@@ -403,11 +403,11 @@ def read_budget(path: str | Path, name: str) -> dict[str, float]:
                 out[key] = limit
         hit = hit or fnmatch.fnmatchcase(name, glob)
     if not hit:
-        near = did_you_mean(name, list(data))
+        suggestion = did_you_mean(name, list(data))
         raise PlanError(
             "P065",
             f"{path} has no budget for {name!r}",
-            help=[h for h in (near, "a table named like the model, or a glob") if h],
+            help=[h for h in (suggestion, "a table named like the model, or a glob") if h],
         )
     return out
 

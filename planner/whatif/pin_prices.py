@@ -74,17 +74,17 @@ def price_pins(strategy: Strategy, source: str | Path) -> Iterator[PinPrice]:
             help=["--mode semi-auto with the same pins, then explain that file"],
         )
     model = own_model(strategy, source)
-    held = _best(strategy, model, pins)
-    step = held.costs["step_time_s"]
+    pinned_best = _best(strategy, model, pins)
+    step = pinned_best.costs["step_time_s"]
     several = pins.each()
     for words, fewer in (*several, *([(ALL, Pins())] if len(several) > 1 else [])):
         try:
-            found = _best(strategy, model, fewer)
+            best = _best(strategy, model, fewer)
         except PlanError as e:
             yield PinPrice(words, None, 0.0, e.what)
             continue
-        found = found if found.costs["step_time_s"] < step else held
-        yield PinPrice(words, found, step - found.costs["step_time_s"])
+        best = best if best.costs["step_time_s"] < step else pinned_best
+        yield PinPrice(words, best, step - best.costs["step_time_s"])
 
 
 def _best(strategy: Strategy, model: Model, pins: Pins) -> Strategy:

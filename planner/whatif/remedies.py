@@ -44,8 +44,8 @@ def remedies(request: Request, found: SearchResult, model: Model) -> list[str]:
 
 def fewer_pins(request: Request, model: Model) -> str:
     """The help line of the pin without which the fastest plan fits."""
-    found = _unpinned(request, model)
-    return found[0] if found else ""
+    fewer = _unpinned(request, model)
+    return fewer[0] if fewer else ""
 
 
 def _unpinned(request: Request, model: Model) -> tuple[str, Candidate] | None:
@@ -169,8 +169,8 @@ def elsewhere(request: Request, model: Model) -> dict[str, Candidate]:
         or not worth(model.plain)
     ):
         return {}
-    found = {f"tables_{place}": _plan(request, _again(model, tables=place)) for place in PLACES[1:]}
-    return {key: best for key, best in found.items() if best is not None}
+    plans = {f"tables_{place}": _plan(request, _again(model, tables=place)) for place in PLACES[1:]}
+    return {key: best for key, best in plans.items() if best is not None}
 
 
 def _tables(request: Request, model: Model) -> str:

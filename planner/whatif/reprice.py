@@ -279,12 +279,12 @@ def answered(model: Model, request: Request) -> Strategy:
     handed on."""
     from planner.search.to_strategy import compose
 
-    found = Search(model, request).run()
-    if found.stopped:
+    result = Search(model, request).run()
+    if result.stopped:
         raise KeyboardInterrupt
-    if found.best is None:
-        raise no_plan(request, found)
-    return compose(model, request, found, {}, ())
+    if result.best is None:
+        raise no_plan(request, result)
+    return compose(model, request, result, {}, ())
 
 
 def manual(strategy: Strategy, source: str | Path) -> Strategy:
@@ -298,11 +298,11 @@ def manual(strategy: Strategy, source: str | Path) -> Strategy:
     known = {n.id for n in priced.base.graph.nodes}
     strange = [n for n in strategy.nodes if n not in known]
     if strange:
-        near = did_you_mean(strange[0], sorted(known))
+        suggestion = did_you_mean(strange[0], sorted(known))
         raise PlanError(
             "P062",
             f"the strategy decides about {strange[0]!r}, which the model has not",
-            help=[near] if near else [],
+            help=[suggestion] if suggestion else [],
         )
     c, limit = priced.cost, priced.request.limit_bytes
     if c.memory.total > limit:
@@ -322,12 +322,14 @@ def manual(strategy: Strategy, source: str | Path) -> Strategy:
         "manual", priced.mesh, priced.plan, c, Techniques.of(priced.plan), c.step_time_s
     )
     baselines = Search(model, priced.request).tuned_baselines() if strategy.baselines else {}
-    found = SearchResult(best, baselines, priced.base, None, (), None, 0.0, 1)
+    result = SearchResult(best, baselines, priced.base, None, (), None, 0.0, 1)
     provenance: Mapping[str, Any] = {
         "tool": TOOL_VERSION,
         "cost_model": COST_MODEL_VERSION,
         "source": str(source),
         "search_s": round(time.monotonic() - started, 3),
     }
-    made = compose(model, priced.request, found, provenance, tuple(strategy.assumptions))
-    return replace(made, solver={**made.solver, "name": "manual", "bound_s": None, "gap": None})
+    composed = compose(model, priced.request, result, provenance, tuple(strategy.assumptions))
+    return replace(
+        composed, solver={**composed.solver, "name": "manual", "bound_s": None, "gap": None}
+    )

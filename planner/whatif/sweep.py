@@ -259,8 +259,8 @@ def sized(source: str, dims: Mapping[str, int]) -> tuple[str, dict[str, int]]:
     if not source.startswith("zoo:") or not dims:
         return source, dict(dims)
     name, *options = source.split(",")
-    kept = [o for o in options if o.partition("=")[0] not in dims]
-    return ",".join([name, *kept, *(f"{k}={v}" for k, v in dims.items())]), {}
+    others = [o for o in options if o.partition("=")[0] not in dims]
+    return ",".join([name, *others, *(f"{k}={v}" for k, v in dims.items())]), {}
 
 
 def _machine(hardware: str, devices: int | None) -> Topology:

@@ -121,12 +121,12 @@ def best_run(
 
 def fewest(rows: Iterable[Row]) -> dict[tuple[str, tuple[tuple[str, int], ...]], int]:
     """Per hardware and dims the fewest devices of a row that fits."""
-    found: dict[tuple[str, tuple[tuple[str, int], ...]], int] = {}
+    counts: dict[tuple[str, tuple[tuple[str, int], ...]], int] = {}
     for row in rows:
         if row.strategy is not None and row.devices is not None:
             key = row.point.hardware, row.point.dims
-            found[key] = min(row.devices, found.get(key, row.devices))
-    return found
+            counts[key] = min(row.devices, counts.get(key, row.devices))
+    return counts
 
 
 def first_too_large(rows: Sequence[Row]) -> Row | None:
@@ -151,13 +151,13 @@ def _tells(was: Row, row: Row) -> bool:
 
 def front(rows: Sequence[Row]) -> list[Row]:
     """The rows that no other betters in both step time and memory, the fastest first."""
-    found: list[Row] = []
+    front: list[Row] = []
     for row in sorted(
         (r for r in rows if r.strategy is not None), key=lambda r: (step_s(r), bytes_of(r))
     ):
-        if not found or bytes_of(row) < bytes_of(found[-1]):
-            found.append(row)
-    return found
+        if not front or bytes_of(row) < bytes_of(front[-1]):
+            front.append(row)
+    return front
 
 
 def step_s(row: Row) -> float:

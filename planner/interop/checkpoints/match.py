@@ -230,17 +230,17 @@ def _fitted(
     for (source, want), t in zip(wants, sources, strict=True):
         turned = plain and _CONV1D.fullmatch(source) is not None
         take = _take(source, want, t, turned, flip=len(t.shape) > 1 and turned == sums_last)
-        given = _taken_shape(t, take)
+        taken = _taken_shape(t, take)
         if (
-            given != goal
+            taken != goal
             and shards.vocabulary
-            and len(given) == len(goal)
-            and given[axis] == shards.vocabulary < goal[axis]
+            and len(taken) == len(goal)
+            and taken[axis] == shards.vocabulary < goal[axis]
             and not stacked
             and want.parts == 1
         ):
-            rows, given = shards.vocabulary, (*given[:axis], goal[axis], *given[axis + 1 :])
-        if _wide(given) != _wide(goal) or t.shape[take.axis : take.axis + 1] != (
+            rows, taken = shards.vocabulary, (*taken[:axis], goal[axis], *taken[axis + 1 :])
+        if _wide(taken) != _wide(goal) or t.shape[take.axis : take.axis + 1] != (
             (take.size * want.parts,) if t.shape else ()
         ):
             part = f", part {want.part + 1} of {want.parts}," if want.parts > 1 else ""

@@ -270,12 +270,12 @@ def _json(path: Path) -> dict[str, Any]:
 
 def _parsed(path: Path, text: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        table = json.loads(text)
     except (ValueError, RecursionError) as e:
         raise _bad(f"{path} holds no JSON where it should: {type(e).__name__}") from e
-    if not isinstance(found, dict):
+    if not isinstance(table, dict):
         raise _bad(f"{path} holds JSON that is no table")
-    return found
+    return table
 
 
 def _wholes(value: Any) -> TypeGuard[list[int]]:

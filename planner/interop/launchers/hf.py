@@ -168,12 +168,12 @@ def _tp_plan(keys: Keys) -> tuple[tuple[tuple[str, str], ...], bool]:
         )
     for pattern, style in plan.items():
         if not isinstance(style, str) or style not in CUTS:
-            near = did_you_mean(str(style), list(CUTS))
+            suggestion = did_you_mean(str(style), list(CUTS))
             raise PlanError(
                 "P191",
                 f"tp_plan: {pattern!r} has the style {str(style)[:40]!r}, which the planner has no"
                 " layout for",
-                help=[h for h in (near, f"styles: {', '.join(CUTS)}") if h],
+                help=[h for h in (suggestion, f"styles: {', '.join(CUTS)}") if h],
             )
     return tuple((str(k), str(v)) for k, v in plan.items()), False
 
@@ -213,11 +213,13 @@ def node_pins(styles: Iterable[tuple[str, str]], base: GraphFacts) -> dict[str, 
             )
     unknown = next((p for p, s in wanted if p not in matched and CUTS[s] != WHOLE), "")
     if unknown:
-        near = did_you_mean(unknown, list(dict.fromkeys(starred(m) for m in modules.values())))
+        suggestion = did_you_mean(
+            unknown, list(dict.fromkeys(starred(m) for m in modules.values()))
+        )
         raise PlanError(
             "P191",
             f"tp_plan: {unknown!r} is no module of the model",
-            help=[h for h in (near, "plan ops MODEL --parameters lists its parameters") if h],
+            help=[h for h in (suggestion, "plan ops MODEL --parameters lists its parameters") if h],
         )
     return {graph.nodes[i].id: pin for i, pin in pins.items()}
 

@@ -102,8 +102,8 @@ def timeline(d: Detail) -> Timeline:
         [*passes["forward"], *passes["late"]],
         [*passes["late_back"], *passes["backward"]],
     )
-    whole = sum(p.time_s for p in (*forward, *backward))
-    micro = (*small_together(forward, whole), *small_together(backward, whole))
+    pass_s = sum(p.time_s for p in (*forward, *backward))
+    micro = (*small_together(forward, pass_s), *small_together(backward, pass_s))
     stages: list[list[Part]] = []
     if d.pipeline is not None:
         stages = [_stage(d.pipeline, passes, stage) for stage in range(d.pipeline.stages)]
@@ -139,10 +139,10 @@ def timeline(d: Detail) -> Timeline:
 def passes_of(d: Detail) -> dict[str, list[Part]]:
     """Parts of the passes of one microbatch, in the order of planner.report.ticks.PASSES. late: in
     a pipeline, of what follows the blocks."""
-    found: dict[str, list[Part]] = {name: [] for name in PASSES}
+    passes: dict[str, list[Part]] = {name: [] for name in PASSES}
     groups = _groups(d)
     for run, rows in groups:
-        found["late" if rows[0].late else "forward"].append(_fold(d, rows, run, False))
+        passes["late" if rows[0].late else "forward"].append(_fold(d, rows, run, False))
     for row in d.rows:
         if (
             row.twice and d.pipeline is not None
@@ -150,15 +150,15 @@ def passes_of(d: Detail) -> dict[str, list[Part]]:
             again = row.bubble_s / float(
                 d.pipeline.forward_passes(row.index) - d.pipeline.useful_passes(row.index)
             )
-            found["late"].append(
+            passes["late"].append(
                 Part(short_name(row.id, row.op), {"bubble": again}, "recomputed for the epilogue")
             )
     for run, rows in reversed(groups) if d.training else ():
-        found["late_back" if rows[0].late else "backward"].append(_fold(d, rows, run, True))
+        passes["late_back" if rows[0].late else "backward"].append(_fold(d, rows, run, True))
     for name, phase in (("forward", "forward"), ("backward", "backward")):
         handed = [m for m in d.moves if m.when == "handed" and m.phase == phase]
         if d.pipeline is not None and any(m.exposed_s for m in handed):
-            found[name].append(
+            passes[name].append(
                 Part(
                     f"to the {'next' if name == 'forward' else 'previous'} stage",
                     _exposed(handed, 1 / d.pipeline.ticks),
@@ -171,14 +171,14 @@ def passes_of(d: Detail) -> dict[str, list[Part]]:
     for name, moves in (("backward", inside), ("late_back", ending)):
         if moves:
             each = [m.exposed_s / (m.count if d.pipeline is not None else d.micro) for m in moves]
-            found[name].append(
+            passes[name].append(
                 Part(
                     "gradient reduction",
                     {"comm": sum(each)} if any(each) else {},
                     "each microbatch",
                 )
             )
-    return found
+    return passes
 
 
 def _stage(p: Pipeline, passes: Mapping[str, list[Part]], stage: int) -> list[Part]:
@@ -223,9 +223,9 @@ def ends_of(d: Detail) -> list[Part]:
     for phase, label in labels.items():
         if phase == "optimizer" and d.optimizer_s:
             out.append(Part("optimizer", {"optimizer": d.optimizer_s}))
-        found = [m for m in d.moves if m.when == "end" and m.phase == phase]
-        if sum(m.exposed_s for m in found):
-            out.append(Part(label, _exposed(found, 1.0)))
+        moves = [m for m in d.moves if m.when == "end" and m.phase == phase]
+        if sum(m.exposed_s for m in moves):
+            out.append(Part(label, _exposed(moves, 1.0)))
     return out
 
 
@@ -303,17 +303,17 @@ def _kernel(row: Row, kind: str, seconds: float) -> list[Part]:
 
 def _collectives(moves: Iterable[Move], stored: bool, scale: float) -> list[Part]:
     """Collectives of one place, equal ones (of several repeats' weights) as one."""
-    found: dict[str, list[Move]] = {}
+    groups: dict[str, list[Move]] = {}
     for m in moves:
         if m.stored == stored and m.exposed_s > 0:
-            found.setdefault(f"{m.kind} {m.axes}", []).append(m)
+            groups.setdefault(f"{m.kind} {m.axes}", []).append(m)
     return [
         Part(
             same[0].kind,
             {"comm": scale * sum(m.exposed_s for m in same)},
             f"over {'+'.join(same[0].axes)}, for {same[0].what}",
         )
-        for same in found.values()
+        for same in groups.values()
     ]
 
 
@@ -332,15 +332,15 @@ def _block(d: Detail, run: int, rows: list[Row]) -> Block:
         if d.training
         else []
     )
-    whole = sum(p.time_s for p in (*forward, *backward))
+    pass_s = sum(p.time_s for p in (*forward, *backward))
     dealt = d.pipeline is not None and d.runs[run][0] == d.pipeline.first
     return Block(
         run,
         block_name(d, run),
         rows[0].repeats,
-        small_together(forward, whole),
-        small_together(backward, whole),
-        whole * each * d.turns(rows[0]),
+        small_together(forward, pass_s),
+        small_together(backward, pass_s),
+        pass_s * each * d.turns(rows[0]),
         dealt,
     )
 

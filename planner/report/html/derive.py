@@ -149,10 +149,10 @@ class Detail:
     @cached_property
     def at(self) -> Mapping[int, tuple[Move, ...]]:
         """row index -> its collectives, in program order."""
-        found: dict[int, list[Move]] = {}
+        by_row: dict[int, list[Move]] = {}
         for m in self.moves:
-            found.setdefault(m.row, []).append(m)
-        return {k: tuple(v) for k, v in found.items()}
+            by_row.setdefault(m.row, []).append(m)
+        return {k: tuple(v) for k, v in by_row.items()}
 
     @property
     def grad_accumulate_s(self) -> float:
@@ -173,8 +173,8 @@ def short_name(node_id: str, op: str) -> str:
         parts = [p for p in parts[0].split(".") if p]
     if parts and re.fullmatch(rf"{re.escape(op)}(_\d+)?", parts[-1]) and len(parts) > 1:
         parts = parts[:-1]
-    kept = [p for p in parts if not _LAYER.fullmatch(p) and p not in _FILLER] or [op]
-    return ".".join(kept[-2:])
+    telling = [p for p in parts if not _LAYER.fullmatch(p) and p not in _FILLER] or [op]
+    return ".".join(telling[-2:])
 
 
 def work_out(p: Priced) -> Detail:
@@ -301,8 +301,8 @@ def _kept_results(
             * p.pricer.itemsize(flow.graph.tensors[name].dtype)
             / (group(step.axes, mesh) if step.forward == "reduce-scatter" else 1)
         )
-        made = flow.graph.producer.get(name, -1)
-        yield made if made >= run.first else run.first, times * size * slack
+        producer = flow.graph.producer.get(name, -1)
+        yield producer if producer >= run.first else run.first, times * size * slack
 
 
 def saved_bytes(p: Priced) -> dict[int, float]:
@@ -323,8 +323,8 @@ def saved_bytes(p: Priced) -> dict[int, float]:
         )
         if plan.recompute != "none" and i in inside:
             first, period = inside[i]
-            made = graph.producer.get(name, -1)
-            if made >= first and (i - first) // period == (made - first) // period:
+            producer = graph.producer.get(name, -1)
+            if producer >= first and (i - first) // period == (producer - first) // period:
                 continue
         times = (
             pipeline.saved_microbatches(i) * float(pipeline.stage_share(i))
@@ -348,12 +348,12 @@ def _moves(p: Priced, home: list[int]) -> tuple[Move, ...]:
         for c in run.carries
     }
     seen: dict[str, int] = {}
-    made: set[str] = set()
+    produced: set[str] = set()
     for i, node in enumerate(graph.nodes):
         for t in (*node.inputs, *node.outputs):
             seen.setdefault(graph.labels.get(t, t), i)
         seen.setdefault(node.id, i)
-        made.update(node.outputs, (node.id,))
+        produced.update(node.outputs, (node.id,))
     gathered = {
         graph.labels.get(n, n)
         for n, w in p.flow.weights.items()
@@ -385,7 +385,7 @@ def _moves(p: Priced, home: list[int]) -> tuple[Move, ...]:
                 what,
                 home[seen.get(what, 0)],
                 when,
-                what not in made,
+                what not in produced,
                 use.payload_bytes,
                 use.count,
                 seconds - hidden,
@@ -421,10 +421,10 @@ def _edges(
             (outer, 1),
         )
         for slot, name in enumerate(node.inputs):
-            made = graph.producer.get(name)
-            if made is not None and name in flow.trees:
+            producer = graph.producer.get(name)
+            if producer is not None and name in flow.trees:
                 links.setdefault(name, []).append(
-                    (home[made], i, flow.trees[name].path(flow.need[i, slot]), times)
+                    (home[producer], i, flow.trees[name].path(flow.need[i, slot]), times)
                 )
     out: dict[tuple[int, int, str], float] = {}
     for name, uses in links.items():
@@ -434,13 +434,13 @@ def _edges(
             for _, _, way, n in uses
             for k in range(1, len(way) + 1)
         }
-        whole = sum(steps.values())
+        total = sum(steps.values())
         for source, target, way, n in uses:
             mine = sum(_elements(s, back) * n for s in way)
             key = (source, target, name)
             out[key] = max(
                 out.get(key, 0.0),
-                totals.get(graph.labels.get(name, name), 0.0) * mine / whole if whole else 0.0,
+                totals.get(graph.labels.get(name, name), 0.0) * mine / total if total else 0.0,
             )
     return tuple(Edge(*key, size) for key, size in sorted(out.items(), key=lambda kv: kv[0]))
 

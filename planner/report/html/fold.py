@@ -117,35 +117,35 @@ def _join(d: Detail) -> dict[int, int]:
     group = {i: i for i in rows}
     sources, readers = _links(d, group)
     for i, row in rows.items():  # what only follows its producer joins it
-        found = sources.get(i, {})
-        if not row.product and len(found) == 1 and not next(iter(found.values())):
-            source = next(iter(found))
+        neighbours = sources.get(i, {})
+        if not row.product and len(neighbours) == 1 and not next(iter(neighbours.values())):
+            source = next(iter(neighbours))
             if len(readers[source]) == 1 and rows[source].run == row.run:
                 group[i] = group[source]
     _, readers = _links(d, group)
     products = {group[i] for i, r in rows.items() if r.product}
-    whole: dict[int, float] = {}
+    group_s: dict[int, float] = {}
     for i, g in group.items():
-        whole[g] = whole.get(g, 0.0) + cost[i]
+        group_s[g] = group_s.get(g, 0.0) + cost[i]
     moved: dict[int, int] = {}
-    for g in sorted(whole, reverse=True):  # what only prepares for its reader joins it
-        found = readers.get(g, {})
+    for g in sorted(group_s, reverse=True):  # what only prepares for its reader joins it
+        neighbours = readers.get(g, {})
         if (
             g not in products
-            and whole[g] <= LIGHT * d.step_s
-            and len(found) == 1
-            and not next(iter(found.values()))
+            and group_s[g] <= LIGHT * d.step_s
+            and len(neighbours) == 1
+            and not next(iter(neighbours.values()))
         ):
-            target = next(iter(found))
+            target = next(iter(neighbours))
             if rows[target].run == rows[g].run:
                 moved[g] = moved.get(target, target)
     group = {i: moved.get(g, g) for i, g in group.items()}
     heads = sorted(set(group.values()))
     if len(heads) > MOST:
-        whole = {}
+        group_s = {}
         for i, g in group.items():
-            whole[g] = whole.get(g, 0.0) + cost[i]
-        kept = set(sorted(heads, key=lambda g: (-whole[g], g))[:MOST])
+            group_s[g] = group_s.get(g, 0.0) + cost[i]
+        kept = set(sorted(heads, key=lambda g: (-group_s[g], g))[:MOST])
         into: dict[int, int] = {}
         for before, g in zip([None, *heads], heads, strict=False):
             free = (
@@ -203,9 +203,9 @@ def _lay_out(lines: Sequence[Line], to: Sequence[dict[int, float]]) -> Rails:
 def merged(moves: Iterable[Move]) -> list[tuple[Move, int, float, float]]:
     """(the first of them, times a step, bytes a step, exposed seconds a step) per kind, axes and
     phase, the costliest first."""
-    found: dict[tuple, list[Move]] = {}
+    groups: dict[tuple, list[Move]] = {}
     for m in moves:
-        found.setdefault((m.kind, m.axes, m.phase), []).append(m)
+        groups.setdefault((m.kind, m.axes, m.phase), []).append(m)
     rows = [
         (
             same[0],
@@ -213,6 +213,6 @@ def merged(moves: Iterable[Move]) -> list[tuple[Move, int, float, float]]:
             float(sum(m.total_bytes for m in same)),
             sum(m.exposed_s for m in same),
         )
-        for same in found.values()
+        for same in groups.values()
     ]
     return sorted(rows, key=lambda r: (-r[3], -r[2], r[0].kind))

@@ -103,7 +103,7 @@ def stage(v: View) -> Markup:
     """Which devices the bars are of."""
     if stages(v.strategy) > 1:
         n, (each, whole) = stages(v.strategy), dealt(v.strategy)
-        held = (
+        blocks = (
             f", each with {'' if each * n == whole else 'up to '}{each} of {whole} blocks"
             if each
             else ""
@@ -119,12 +119,12 @@ def stage(v: View) -> Markup:
         if not lockstep(v.strategy):
             return el(
                 "p",
-                f"{n} stages of {per}{held}; bars are of the one that takes longest.",
+                f"{n} stages of {per}{blocks}; bars are of the one that takes longest.",
                 class_="small",
             )
         return el(
             "p",
-            f"{n} stages of {per} keep lock-step{held}. {v.micro} microbatches take {on} ticks"
+            f"{n} stages of {per} keep lock-step{blocks}. {v.micro} microbatches take {on} ticks"
             f" forward and {on} backward, of which {n - 1} each way are a bubble: a stage waits for"
             " the first microbatch, or has had the last. The epilogue behind the blocks runs on"
             " every stage; only the last one’s result counts.",
@@ -139,37 +139,41 @@ def stage(v: View) -> Markup:
 
 def _stages(p: Pipeline, t: Timeline, scale_s: float) -> list[Markup]:
     """A thin bar per stage, the first and the last ones where there are many."""
-    whole = sum(part.time_s for part in t.step)
+    step_s = sum(part.time_s for part in t.step)
     shown = (
         [*range(p.stages)]
         if p.stages <= STAGES
         else [*range(STAGES // 2), *range(p.stages - STAGES // 2, p.stages)]
     )
-    sized = None if whole > 0.9995 * scale_s else f"width:{100 * whole / scale_s:.2f}%"
+    sized = None if step_s > 0.9995 * scale_s else f"width:{100 * step_s / scale_s:.2f}%"
     out: list[Markup] = []
     for at, k in enumerate(shown):
         if at and k > shown[at - 1] + 1:
             out.append(el("p", f"stages {shown[at - 1] + 1} to {k - 1} likewise", class_="small"))
         bar = el(
             "div",
-            _parts(t.stages[k], whole, marked=False),
+            _parts(t.stages[k], step_s, marked=False),
             class_="bar thin",
             style=sized,
             role="group",
-            aria_label=f"stage {k}, {f.time(whole)}",
+            aria_label=f"stage {k}, {f.time(step_s)}",
         )
-        held = _held(p, k)
-        said = held if len(held) <= ROOM else held.removeprefix("blocks ").partition(",")[0] + ", …"
+        blocks = _held(p, k)
+        label = (
+            blocks
+            if len(blocks) <= ROOM
+            else blocks.removeprefix("blocks ").partition(",")[0] + ", …"
+        )
         out.append(
             el(
                 "div",
-                el("span", el("b", f"stage {k}"), " ", el("small", said), title=held),
+                el("span", el("b", f"stage {k}"), " ", el("small", label), title=blocks),
                 el("div", bar),
                 class_="stagerow",
             )
         )
     return [
-        el("p", el("span", "the step, a bar per stage"), el("b", f.time(whole)), class_="cap"),
+        el("p", el("span", "the step, a bar per stage"), el("b", f.time(step_s)), class_="cap"),
         el("div", out, class_="stages level"),
     ]
 
@@ -322,7 +326,7 @@ def fan(start: float, end: float, scale_s: float = 0.0, seconds: float = 0.0) ->
 def _opened(micro: Sequence[Part], b: Block, hidden: bool, room: float) -> Markup:
     """One repeat of a block under the microbatch, its two passes side by side as long as they
     take."""
-    whole = sum(p.time_s for p in micro)
+    micro_s = sum(p.time_s for p in micro)
     at, first = 0.0, None
     for part in micro:
         if part.run == b.run and first is None:
@@ -356,7 +360,7 @@ def _opened(micro: Sequence[Part], b: Block, hidden: bool, room: float) -> Marku
     )
     return el(
         "div",
-        fan(a / whole, e / whole),
+        fan(a / micro_s, e / micro_s),
         head,
         el("div", rows, class_="passes"),
         class_="opened",

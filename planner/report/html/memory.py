@@ -52,8 +52,8 @@ class Series:
     @property
     def peak(self) -> int:
         """The first point of the most memory."""
-        whole = self.total_bytes
-        return max(range(len(whole)), key=lambda k: (whole[k], -k))
+        total = self.total_bytes
+        return max(range(len(total)), key=lambda k: (total[k], -k))
 
     @property
     def peak_words(self) -> str:
@@ -235,8 +235,8 @@ def curve_bytes(views: Sequence[View], scale_bytes: float) -> float:
     """What fills the height of the curves: the limit, or where all plans stay far below it, a
     little more than the highest peak."""
     peaks = [float(v.detail.memory_bytes) for v in views if v.detail is not None]
-    most = max(peaks, default=0.0)
-    return scale_bytes if most >= FAR * scale_bytes else 1.25 * most
+    highest = max(peaks, default=0.0)
+    return scale_bytes if highest >= FAR * scale_bytes else 1.25 * highest
 
 
 def memory(v: View, scale_bytes: float, curve: float) -> list[Markup]:
@@ -401,13 +401,13 @@ def _bands(
 def round_values(scale: float) -> list[float]:
     """Three or four round values up to the scale."""
     unit = 1024.0 ** max(0, min(4, next((k for k in (4, 3, 2, 1, 0) if scale >= 1024.0**k), 0)))
-    most = scale / unit
-    step = next((s for s in (1, 2, 5, 10, 20, 25, 50, 100, 200, 250, 500) if most / s <= 4.5), 500)
-    return [k * step * unit for k in range(1, 20) if k * step <= most]
+    units = scale / unit
+    step = next((s for s in (1, 2, 5, 10, 20, 25, 50, 100, 200, 250, 500) if units / s <= 4.5), 500)
+    return [k * step * unit for k in range(1, 20) if k * step <= units]
 
 
 def _kept(s: Series, p: Pipeline | None) -> Markup:
-    whole = sum(r.saved_bytes for r in s.largest)
+    total = sum(r.saved_bytes for r in s.largest)
     rows = [
         [
             name(short_name(r.id, r.op)),
@@ -436,7 +436,7 @@ def _kept(s: Series, p: Pipeline | None) -> Markup:
         staged = f", those of {p.in_flight:,} {what}{beside} together"
     what = el(
         "p",
-        f"Activations saved for the backward pass come to {f.size(whole)}{staged}{again}:",
+        f"Activations saved for the backward pass come to {f.size(total)}{staged}{again}:",
         class_="small",
     )
     items = [

@@ -60,7 +60,7 @@ def page(views: Sequence[View]) -> str:
 
 
 def _sections(views: Sequence[View]) -> list[tuple[str, str]]:
-    found = [
+    sections = [
         ("timeline", "Timeline"),
         ("memory", "Memory"),
         ("graph", "Graph"),
@@ -70,9 +70,9 @@ def _sections(views: Sequence[View]) -> list[tuple[str, str]]:
         ("assumptions", "Assumptions"),
     ]
     return (
-        [("changes", "Changes"), *found[:-1], ("baselines", "Baselines"), *found[-1:]]
+        [("changes", "Changes"), *sections[:-1], ("baselines", "Baselines"), *sections[-1:]]
         if len(views) > 1
-        else [("baselines", "Baselines"), *found]
+        else [("baselines", "Baselines"), *sections]
     )
 
 

@@ -257,8 +257,8 @@ def _line(v: View, rails: Rails, k: int, widest: float, scale: float) -> Markup:
 def _inside(v: View, line: Line) -> Markup:
     """What is known of the operators of a line, and of its collectives."""
     blocks: list[Child] = [_operator(v, r) for r in line.rows]
-    found = merged(line.moves)
-    if found:
+    moves = merged(line.moves)
+    if moves:
         items = [
             el(
                 "li",
@@ -272,7 +272,7 @@ def _inside(v: View, line: Line) -> Markup:
                 el("b", f.time(s) if s else "hidden"),
                 class_="move",
             )
-            for m, n, size, s in found
+            for m, n, size, s in moves
         ]
         blocks.append(el("ul", items, class_="moves"))
     return join(blocks)
@@ -323,7 +323,7 @@ def _operator(v: View, r: Row) -> Markup:
 def _bare(v: View) -> Markup:
     """From the file alone: operators in its order, without what connects them."""
     nodes = list(v.strategy.nodes.items())
-    most = 60
+    limit = 60
     items = [
         el(
             "li",
@@ -333,9 +333,11 @@ def _bare(v: View) -> Markup:
             el("small", f" × {row['times']:,}") if row.get("times", 1) > 1 else None,
             el("span", name(split_words(row["split"])), class_="split"),
         )
-        for n, row in nodes[:most]
+        for n, row in nodes[:limit]
     ]
-    more = el("p", f"and {len(nodes) - most:,} more", class_="small") if len(nodes) > most else None
+    more = (
+        el("p", f"and {len(nodes) - limit:,} more", class_="small") if len(nodes) > limit else None
+    )
     return join(
         note(
             "What connects the operators, and what moves between them, needs the model. Operators"

@@ -178,14 +178,14 @@ def _card(c: Card, sizes: Mapping[str, int]) -> Markup:
         f"{' × '.join(f'{n:,}' for n in c.shape)}, of which a device holds"
         f" {' × '.join(f'{n:,}' for n in local)}"
     )
-    whole = "whole on every device" + " of its stage" * (c.stages > 1)
-    held = (
-        whole
+    everywhere = "whole on every device" + " of its stage" * (c.stages > 1)
+    placement = (
+        everywhere
         if pieces == 1 and devices > 1
         else f.plural(pieces, "piece")
         + (f", each on {holders:,} devices" if holders > 1 else ", each on one device")
     )
-    lines: list[Markup | None] = [el("p", held, class_="small")]
+    lines: list[Markup | None] = [el("p", placement, class_="small")]
     if c.stages > 1:
         lines.append(el("p", f"each on one of {c.stages} pipeline stages", class_="small"))
     if c.state:

@@ -188,8 +188,8 @@ def baselines(v: View) -> Markup:
         tie = "tie" if r["fit"] != "no" and ties(own, r) else ""
         shown.append((baseline_name(key, r), r, ", ".join(t for t in (tie, tuned_words(r)) if t)))
     # A bar that is many times the plan's would flatten all others: those run off the drawing.
-    near = [r for _, r, _ in shown if r["step_time_s"] <= 3 * own["step_time_s"]]
-    longest = max((r["step_time_range_s"][1] for r in near), default=1.0) or 1.0
+    comparable = [r for _, r, _ in shown if r["step_time_s"] <= 3 * own["step_time_s"]]
+    longest = max((r["step_time_range_s"][1] for r in comparable), default=1.0) or 1.0
     rows = []
     for title, r, words in shown:
         ratio = r["step_time_s"] / own["step_time_s"] if own["step_time_s"] else 1.0

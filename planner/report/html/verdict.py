@@ -149,12 +149,12 @@ def mesh(v: View) -> Markup:
 
 def remarks(v: View) -> Markup | None:
     """Findings, and how what is drawn relates to what is recorded."""
-    found = [el("li", f.prose(text)) for text in findings(v.strategy)]
+    items = [el("li", f.prose(text)) for text in findings(v.strategy)]
     if v.missing:
-        found.append(el("li", v.missing))
+        items.append(el("li", v.missing))
     d, step = v.detail, v.strategy.costs["step_time_s"]
     if d is not None and abs(d.step_s - step) > 1e-3 * step:
-        found.append(
+        items.append(
             el(
                 "li",
                 f"The file records a step of {f.time(step)}; today’s cost model prices the same"
@@ -162,7 +162,7 @@ def remarks(v: View) -> Markup | None:
                 " lists of operators and reshards follow the latter.",
             )
         )
-    return el("ul", found, class_="remarks", aria_label="findings") if found else None
+    return el("ul", items, class_="remarks", aria_label="findings") if items else None
 
 
 def binding(v: View) -> Markup:
@@ -276,12 +276,19 @@ def changes(views: Sequence[View]) -> Markup:
     cause = {"search": "the search: model, workload, machine and cost model are the same"}.get(
         d.causes[0], " and ".join(d.causes)
     )
-    most = 6
+    shown = 6
     parts: list[Markup] = []
     for key in dict.fromkeys(c.section for c in d.changes):
-        own = [c for c in d.changes if c.section == key]
-        rows = [[name(c.what), name(c.before or "–"), name(c.after or "–")] for c in own[:most]]
-        more = f" ({most} of {len(own):,}; plan diff lists all)" if len(own) > most else ""
+        changes_here = [c for c in d.changes if c.section == key]
+        rows = [
+            [name(c.what), name(c.before or "–"), name(c.after or "–")]
+            for c in changes_here[:shown]
+        ]
+        more = (
+            f" ({shown} of {len(changes_here):,}; plan diff lists all)"
+            if len(changes_here) > shown
+            else ""
+        )
         parts.append(table([key + more, "A", "B"], rows, (), f"changes: {key}"))
     return section(
         "changes",

@@ -165,7 +165,7 @@ def table(
         )
         for r in rows
     ]
-    made = el(
+    drawn = el(
         "table",
         el("caption", caption) if caption else None,
         el("thead", top),
@@ -173,7 +173,7 @@ def table(
         class_="ranked" if main else None,
     )
     return el(
-        "div", made, class_="scroll", tabindex="0", role="region", aria_label=caption or "table"
+        "div", drawn, class_="scroll", tabindex="0", role="region", aria_label=caption or "table"
     )
 
 
