@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from onnx import defs
 
 from planner.onnx_backend.handlers import handled
-from planner.ops import OPERATORS
-from planner.ops.lookup import NO_GRADIENT, rule_of
+from planner.ops import OPERATORS, operator_of
+from planner.ops.lookup import rule_of
 from planner.reader.lower.opaque import _NEVER
 from planner.reader.lower.table import TABLE
 from planner.sharding.rule import Rule
@@ -82,7 +82,7 @@ def row(case: Case) -> str:
     differentiable = (
         any(graph.tensors[o].is_float for o in node.outputs)
         and bool(graph.trainable)
-        and node.op not in NO_GRADIENT
+        and operator_of(node.op).differentiable
     )
     even = ", ".join(sorted(rule.no_pad & set(rule.factors)))
     return (

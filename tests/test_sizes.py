@@ -70,7 +70,6 @@ LEFT: set[str] = {
     "long: planner/execution/even_flops.py::flops_by_index",
     "long: planner/execution/layout_flow.py::derive",
     "long: planner/execution/loops.py::_wiring",
-    "long: planner/execution/recompute.py::dots",
     "long: planner/execution/shared_collectives.py::_backward",
     "long: planner/machine/topology.py::for_devices",
     "long: planner/ops/control.py::region",

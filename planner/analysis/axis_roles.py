@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.analysis.basics import BasicFacts
+from planner.ops import operator_of
 
 ROLES = ("data", "sequence", "expert", "tensor")
 TELLING = ("expert", "sequence", "data", "tensor")
@@ -78,15 +79,10 @@ def purposes(base: BasicFacts, batch_factors: Sequence[str]) -> dict[int, dict[s
             for d, dim in enumerate(dims):
                 if len(dim) == 1 and name:
                     ties.tie(place(name, d), ("factor", i, dim[0]))
-        if node.op == "Attention":
-            seeds["sequence"].append(("factor", i, "s"))
-            seeds["tensor"] += [("factor", i, f) for f in ("g", "r")]
-        elif node.op == "CachedAttention":
-            seeds["sequence"].append(("factor", i, "t"))
-            seeds["tensor"] += [("factor", i, f) for f in ("g", "r")]
-        elif node.op == "RoutedExperts":
-            seeds["expert"].append(("factor", i, "e"))
-        elif node.op in ("MatMul", "Einsum"):
+        operator = operator_of(node.op)
+        for factor, role in operator.roles.items():
+            seeds[role].append(("factor", i, factor))
+        if operator.kind == "product":
             stacks = [
                 n for n in node.inputs if n in graph.weights and len(graph.tensors[n].shape) > 2
             ]

@@ -22,10 +22,12 @@ from planner.analysis.stage_places import places
 from planner.execution.collective import float32_sizes
 from planner.execution.loops import carried_tensors, stacked_weights
 from planner.execution.pipeline import LEAST_FLOPS_SHARE, stage_assignment
-from planner.execution.recompute import Product, dots
+from planner.execution.recompute import dots
 from planner.graph.ir import Graph
 from planner.graph.repeats import classes, find_runs
+from planner.ops import operator_of
 from planner.ops.control import Region, region
+from planner.ops.cost import Product
 from planner.ops.lookup import gradient_tensors, rule_of
 from planner.ops.residuals import reads
 from planner.sharding.rule import PENDING, Rule, Split
@@ -49,7 +51,6 @@ STRUCTURE = (
 )
 """Derived parts of a GraphFacts that follow from the nodes and how they are wired, whatever the
 extents."""
-CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 
 
 @dataclass(frozen=True)
@@ -260,7 +261,9 @@ class GraphFacts(BasicFacts):
         """Shapes of what convolutions read and make: [batch, channels, *extents]. What lies between
         them has the same."""
         found = {
-            (node.inputs[0], *node.outputs) for node in self.graph.nodes if node.op in CONVOLUTIONS
+            (node.inputs[0], *node.outputs)
+            for node in self.graph.nodes
+            if operator_of(node.op).kind == "convolution"
         }
         return frozenset(
             self.graph.tensors[name].shape for names in found for name in names if name

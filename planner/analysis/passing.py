@@ -10,13 +10,10 @@ import numpy as np
 
 from costmodels.liveness import PassingGradients, WeightReaders
 from planner.graph.ir import Graph
+from planner.ops import operator_of
 
 if TYPE_CHECKING:
     from planner.analysis.basics import BasicFacts
-
-
-LOOKUPS = frozenset({"Gather", "GatherND"})
-"""Operators whose backward pass reads no table."""
 
 
 def find_passing(base: BasicFacts) -> PassingGradients:
@@ -43,8 +40,13 @@ def find_passing(base: BasicFacts) -> PassingGradients:
 
 def readers(graph: Graph, found: Sequence[Sequence[int]]) -> WeightReaders:
     """Of the operators that read each weight."""
-    carried = [any(graph.nodes[i].op == "RoutedExperts" for i in own) for own in found]
-    again = [any(graph.nodes[i].op not in LOOKUPS for i in own if i < max(own)) for own in found]
+    carried = [
+        any(operator_of(graph.nodes[i].op).kernels is not None for i in own) for own in found
+    ]
+    again = [
+        any(operator_of(graph.nodes[i].op).kind != "lookup" for i in own if i < max(own))
+        for own in found
+    ]
     first, last = (np.array([end(own) for own in found], np.int64) for end in (min, max))
     return WeightReaders(first, last, np.array(carried, bool), np.array(again, bool))
 

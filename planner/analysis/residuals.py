@@ -6,15 +6,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from planner.ops import OPERATORS
-from planner.ops.free import FREE
-from planner.ops.residuals import NORMS, reads
+from planner.ops import OPERATORS, operator_of
+from planner.ops.residuals import reads
 
 if TYPE_CHECKING:
     from planner.analysis.basics import BasicFacts
-
-COMPARING = frozenset({"Relu", "LeakyRelu", "Clip", "Abs"})
-"""Operators whose result a matrix product's kernel makes of their operand as it reads it."""
 
 
 def find_residuals(base: BasicFacts) -> dict[tuple[int, int], str]:
@@ -59,19 +55,19 @@ def without_derived(
             readers.setdefault(node.inputs[slot], set()).add(node.op)
     derived = {*graph.inputs, *graph.constants, *graph.weights}
     for node in graph.nodes:
-        operator = OPERATORS.get(node.op)
-        plain = operator is not None and (operator.fusible or node.op in NORMS or node.op in FREE)
+        operator = operator_of(node.op)
+        plain = operator.fusible or operator.kind == "norm" or operator.free
         if not plain or not all(n in derived or n in kept for n in node.inputs if n):
             continue
         for name in node.outputs:
             by = readers.get(name, set())
-            stored = {op for op in by if not (op in OPERATORS and OPERATORS[op].fusible)}
+            stored = {op for op in by if not operator_of(op).fusible}
             if name in kept and (
                 not stored
                 or (
-                    node.op in COMPARING
+                    operator.compares
                     and node.inputs[0] in kept
-                    and stored <= {"MatMul", "Einsum"}
+                    and all(operator_of(op).kind == "product" for op in stored)
                 )
             ):
                 kept.discard(name)

@@ -10,20 +10,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from planner.emit.pieces import CONVOLUTIONS, LOOKUPS, by_piece, full_shape, on_pieces, operand
+from planner.emit.pieces import by_piece, full_shape, on_pieces, operand
 from planner.emit.source import comment
 from planner.emit.text import rule_cells, short_floats, spec_text, wrapped
 from planner.emit.values import Values
 from planner.errors import PlanError
 from planner.execution.layout_flow import derive
 from planner.graph.ir import Node
-from planner.ops import OPERATORS, Call
+from planner.ops import OPERATORS, Call, operator_of
 from planner.ops.base import NoRule, axes_text
 from planner.ops.control import region
 from planner.sharding.layout import Axes, Layout, group, local_shape, padded
 from planner.sharding.rule import Rule, Split
-
-OWN_MASKS = frozenset({"CrossEntropyLoss", "MSELoss", "L1Loss", "BCEWithLogitsLoss", "UserLoss"})
 
 
 @dataclass
@@ -62,7 +60,7 @@ class Body(Values):
                 )
         results = [rule.result(k, split, self.flow.plan.order) for k in range(len(live))]
         whole = self.backend == "jit"
-        if whole and node.op in CONVOLUTIONS:
+        if whole and operator_of(node.op).kind == "convolution":
             self._restate(node, needs, args)
         local = lambda name, layout: (  # noqa: E731
             graph.tensors[name].shape
@@ -186,9 +184,8 @@ class Body(Values):
             or any(o in self.precise for o in node.outputs)
         ):
             return False
-        return node.op not in OWN_MASKS and not (
-            node.op in ("Attention", "CachedAttention") and slot == len(node.inputs) - 1 > 2
-        )
+        operator = operator_of(node.op)
+        return operator.kind != "loss" and slot not in operator.own_precision
 
     def _restate(self, node: Node, needs: Sequence[Layout | None], args: list[str]) -> None:
         """State how a convolution's operands lie where the plan converts them: the partitioner of
@@ -220,7 +217,7 @@ class Body(Values):
 
     def _masked(self, node: Node, rule: Rule, split: Split, args: list[str]) -> list[str]:
         """Zero the padding of operands that are summed over a padded factor."""
-        if node.op in OWN_MASKS | LOOKUPS:
+        if operator_of(node.op).kind in ("loss", "lookup"):
             return args
         out = list(args)
         for slot, dims in enumerate(rule.operands):

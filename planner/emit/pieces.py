@@ -25,16 +25,8 @@ from typing import Protocol
 from planner.emit.text import spec_text
 from planner.execution.layout_flow import Flow
 from planner.graph.ir import Node
-from planner.ops.base import axes_text
+from planner.ops.base import axes_text, operator_of
 from planner.sharding.layout import Axes, Layout, ReshardStep, group, padded
-
-BY_PIECE = frozenset({"RoutedExperts", "MaxPool"})
-"""Loops over rows sorted by data; and max pooling, whose positions wait for an element of their
-gradient, which the partitioner would sum over all devices."""
-CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
-LOOKUPS = frozenset({"Gather", "GatherND"})
-"""Tables are not masked: the lookup never meets their padding, and masking would cost a copy of the
-table and one of its gradient."""
 
 
 class Statements(Protocol):
@@ -57,9 +49,9 @@ def by_piece(body: Statements, index: int) -> bool:
     needs = [body.flow.need.get((index, k)) for k in range(len(node.inputs))]
     if prod(body.mesh.values()) == 1 or any(need is not None and need.partial for need in needs):
         return False
-    if node.op in BY_PIECE or _exchanges(body, index):
+    if operator_of(node.op).by_piece or _exchanges(body, index):
         return True
-    if node.op in LOOKUPS and split.pairs:
+    if operator_of(node.op).kind == "lookup" and split.pairs:
         return True
     if node.bodies or sum(map(bool, node.outputs)) != 1:
         return False
@@ -185,4 +177,6 @@ def _exchanges(body: Statements, index: int) -> bool:
     sends = any(
         i.kind == "collective-permute" and i.axes(split, body.flow.plan.order) for i in rule.inner
     )
-    return sends or (node.op in CONVOLUTIONS and any(split.axes(f) for f in rule.spatial))
+    return sends or (
+        operator_of(node.op).kind == "convolution" and any(split.axes(f) for f in rule.spatial)
+    )

@@ -24,10 +24,8 @@ from planner.emit.unequal import packed_tables
 from planner.emit.writer import Workload, Writer
 from planner.execution.pipeline import INTERLEAVED
 from planner.execution.techniques import IN_LOOPS
+from planner.ops import operator_of
 
-LOOPLESS = ("Conv", "ConvTranspose")
-"""Operators whose kernels of XLA's CPU back end are slow inside loops
-(planner/emit/runtime/step/loop_convolutions.py)."""
 DTYPES = {"float32": "jnp.float32", "bfloat16": "jnp.bfloat16"}
 
 
@@ -52,7 +50,11 @@ def assemble(
             schedule = f"pipeline_{w.pipeline.schedule}"
             gradients = ["reduce_shard_map", "stages", *chunks, schedule]
         else:
-            convolves = any(node.op in LOOPLESS for node in w.flow.graph.nodes)
+            # Kernels of XLA's CPU back end for these are slow inside loops
+            # (planner/emit/runtime/step/loop_convolutions.py).
+            convolves = any(
+                operator_of(node.op).kind == "convolution" for node in w.flow.graph.nodes
+            )
             passes = "by_rows" if w.counted else "accumulated" if many else "once"
             loop = ["loop_turns", "loop_convolutions" if convolves else "loop_scan"] if many else []
             gradients = [*loop, f"reduce_{steps}", f"gradients_{passes}"]

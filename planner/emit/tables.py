@@ -17,6 +17,7 @@ from planner.execution.plan import WeightPlan
 from planner.execution.recompute import is_gathered
 from planner.execution.shared_collectives import outside_blocks
 from planner.graph.ir import FLOATS, Graph
+from planner.ops import operator_of
 from planner.ops.base import tuple_text
 from planner.pricing.bucketing import KINDS, kinds
 from planner.pricing.microbatch_overlap import launch_bytes
@@ -212,28 +213,11 @@ def index_limit(graph: Graph, name: str) -> int:
         tensor = queue.pop()
         for i, slot in graph.consumers.get(tensor, ()):
             node = graph.nodes[i]
-            if node.op in ("Gather", "GatherElements", "CrossEntropyLoss") and slot == 1:
-                table = graph.host_tables.get(node.inputs[0])
-                limits.append(
-                    table.rows
-                    if table
-                    else graph.tensors[node.inputs[0]].shape[int(node.attrs["axis"])]  # type: ignore[arg-type]
-                )
-            elif node.op == "Dropout" and slot == 1:
-                limits.append(2**31 - 1)  # a seed may be anything
-            elif node.op == "OneHot":
-                limits.append(int(node.attrs["depth"]))  # type: ignore[arg-type]
-            elif node.op in (
-                "Cast",
-                "Reshape",
-                "Slice",
-                "Pad",
-                "Transpose",
-                "Expand",
-                "Identity",
-                "Squeeze",
-                "Concat",
-            ):
+            operator = operator_of(node.op)
+            limit = operator.index_limit(node, graph, slot) if operator.index_limit else 0
+            if limit:
+                limits.append(limit)
+            elif operator.passes_values:
                 for o in node.outputs:
                     if o not in seen and not graph.tensors[o].is_float:
                         seen.add(o)
@@ -297,10 +281,7 @@ def labels_table(w: Writer) -> str:
 def initial_mean(graph: Graph, tensor: str) -> float:
     """Scales of normalisations and variances start around one."""
     for i, slot in graph.consumers.get(tensor, ()):
-        op = graph.nodes[i].op
-        if (op.endswith("Normalization") and slot == 1) or (
-            op == "BatchNormalization" and slot == 4
-        ):
+        if slot in operator_of(graph.nodes[i].op).starts_at_one:
             return 1.0
     return 0.0
 

@@ -9,7 +9,8 @@ from planner.execution.collective import first_result
 from planner.execution.layout_flow import Flow
 from planner.execution.loops import RepeatedBlock, inner_flow, outer_flow, passes_of
 from planner.execution.pipeline import pipeline_of
-from planner.execution.recompute import Product, products, recomputed_in_block
+from planner.execution.recompute import products, recomputed_in_block
+from planner.ops.cost import Product
 
 
 def flops_by_index(

@@ -19,18 +19,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from math import prod
 
 from planner.execution.layout_flow import Flow
 from planner.execution.loops import RepeatedBlock, inner_flow, outer_flow
 from planner.graph.ir import Graph
+from planner.ops import operator_of
 from planner.ops.control import inner_gradients, region, trips
-from planner.ops.experts import filling
+from planner.ops.cost import Dots, Product
 from planner.ops.residuals import reads
 from planner.sharding.layout import ReshardStep
 from planner.sharding.rule import Rule
-
-RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
 
 
 @dataclass
@@ -114,22 +112,6 @@ def _exchanges(flow: Flow, i: int) -> bool:
     )
 
 
-@dataclass(frozen=True)
-class Product:
-    """A dot of a node's kernel: FLOPs of one device's forward pass, how many dots as large its
-    backward pass has, how many more it makes again (attention's scores), and whether the backward
-    pass needs the product itself, so that a recomputed node runs it even where nobody reads the
-    node's result. beyond: FLOPs of the backward pass for rows of the neighbours. multiplied: how
-    many of the backward pass are sums of one term, which compilers multiply: work, but no dots."""
-
-    flops: Fraction
-    backward: int
-    recomputed: int = 0
-    inside: bool = False
-    beyond: Fraction = Fraction(0)
-    multiplied: int = 0
-
-
 def products(flow: Flow, i: int) -> tuple[Product, ...]:
     """The dots of node i on one device, padding included."""
     rule = flow.rules[i]
@@ -144,7 +126,8 @@ def products(flow: Flow, i: int) -> tuple[Product, ...]:
     if rule.fringe and flow.graph.nodes[i].inputs[0] in flow.grad:
         beyond = Fraction(rule.beyond(flow.split(i), dict(flow.plan.mesh)))
         found = tuple(replace(dot, beyond=dot.flops * beyond) for dot in found)
-    if flow.graph.nodes[i].op == "RoutedExperts":
+    filling = operator_of(flow.graph.nodes[i].op).filling
+    if filling is not None:
         more = filling(rule, flow.split(i), dict(flow.plan.mesh))
         return tuple(replace(dot, flops=dot.flops * more) for dot in found)
     return found
@@ -165,70 +148,11 @@ def dots(
     share = share or {}
     if node.bodies:
         return _inner_dots(graph, i, share, grad)
-    whole = Fraction(rule.flops)
-    hot = (
-        {k for k, n in enumerate(node.inputs) if n in grad}
-        if any(o in grad for o in node.outputs)
-        else set()
-    )
-    shapes = graph.shapes(node.inputs)
-    if (
-        node.op == "Attention"
-        # scores = q k', whose share does not depend on how the values' width is cut, and their
-        # product with v
-    ):
-        d, e = shapes[0][-1], shapes[2][-1]
-        of_scores = prod(share[f] for f in share if f != "e") * whole * Fraction(d, d + e)
-        of_values = prod(share.values()) * whole * Fraction(e, d + e)
-        return Product(of_scores, len(hot & {0, 1}), int(bool(hot))), Product(
-            of_values, (2 in hot) + bool(hot & {0, 1, 3})
-        )
-    everything = prod(share.values()) * whole
-    if (
-        node.op == "RoutedExperts"
-        # the first layer (made again in the backward pass), then the last, whose rows' gradient
-        # gives that of their shares
-    ):
-        last = Fraction(1, 3 if node.inputs[3] else 2)
-        return (
-            Product(everything * (1 - last), (0 in hot) + bool(hot & {3, 4}), int(bool(hot))),
-            Product(everything * last, bool(hot) + (5 in hot)),
-        )
-    if (
-        node.op in RECURRENT
-        # the gates' product with the whole sequence, and with the hidden state at each step, which
-        # sums its weight's gradient over a device's rows
-    ):
-        inputs, hidden = shapes[1][-1], shapes[2][-1]
-        rows = shapes[0][1] * share.get("b", Fraction(1))
-        return (
-            Product(everything * Fraction(inputs, inputs + hidden), len(hot & {0, 1})),
-            Product(
-                everything * Fraction(hidden, inputs + hidden),
-                (1 + (2 in hot)) if hot else 0,
-                inside=True,
-                multiplied=int(rows == 1 and 2 in hot),
-            ),
-        )
-    if node.op == "DeformConv":  # one product for all that makes the patches
-        return (Product(everything, (1 in hot) + bool(hot - {1})),)
-    return (
-        Product(
-            everything,
-            len(hot),
-            multiplied=sum(_terms(rule, k, share) == 1 for k in hot) if node.op == "MatMul" else 0,
-        ),
-    )
-
-
-def _terms(rule: Rule, slot: int, share: Mapping[str, Fraction]) -> Fraction:
-    """Over how many elements a device sums the gradient of an operand: one where a weight has one
-    column, or a device one row."""
-    own = {f for dim in rule.operands[slot] for f in dim}
-    return prod(
-        (n * share.get(f, Fraction(1)) for f, n in rule.sizes.items() if f not in own),
-        start=Fraction(1),
-    )
+    flows = any(o in grad for o in node.outputs)
+    trained = frozenset(k for k, n in enumerate(node.inputs) if flows and n in grad)
+    asked = Dots(node, rule, graph.shapes(node.inputs), trained, share)
+    products = operator_of(node.op).products
+    return products(asked) if products else (Product(asked.flops, len(trained)),)
 
 
 def _inner_dots(

@@ -16,11 +16,9 @@ from dataclasses import dataclass
 from planner.execution.layout_flow import Flow
 from planner.execution.loops import RepeatedBlock, outer_flow
 from planner.graph.ir import Node
+from planner.ops import operator_of
 from planner.sharding.layout import ReshardStep, ReshardTree
 
-BIASES = frozenset({("Add", 0), ("Add", 1), ("BatchNormalization", 2)})
-"""(operator, operand) whose gradient is the result's, summed over the dims that the operand has
-not."""
 Place = tuple[str, tuple[ReshardStep, ...]]
 """(tensor, beginning of its way): one version of a value."""
 
@@ -173,9 +171,10 @@ def _backward(
         live = [o for o in node.outputs if o]
         out = live[0]
         same = len(live) == 1 and graph.tensors[name].shape == graph.tensors[out].shape
-        if (node.op in ("Add", "Identity") and same) or (node.op == "Sub" and same and slot == 0):
+        operator = operator_of(node.op)
+        if same and slot in operator.adds:
             return cotangent[out]
-        if node.op in ("Reshape", "Transpose"):
+        if operator.rearranges:
             return number(
                 (
                     "back",
@@ -186,7 +185,7 @@ def _backward(
                     cotangent[out],
                 )
             )
-        if name in graph.weights and len(live) == 1 and (node.op, slot) in BIASES:
+        if name in graph.weights and len(live) == 1 and slot in operator.adds:
             return number(
                 (
                     "bias",

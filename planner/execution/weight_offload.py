@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 from planner.execution.layout_flow import Flow
 from planner.execution.plan import WeightPlan
 from planner.graph.ir import Graph
+from planner.ops import operator_of
 
 if TYPE_CHECKING:
     from planner.execution.loops import RepeatedBlock
@@ -51,8 +52,8 @@ def lookup_tables(graph: Graph) -> tuple[str, ...]:
         for n, by in uses.items()
         if len(by) == 1
         and by[0][1] == 0
-        and graph.nodes[by[0][0]].op == "Gather"
-        and graph.nodes[by[0][0]].attrs["axis"] == 0
+        and operator_of(graph.nodes[by[0][0]].op).kind == "lookup"
+        and graph.nodes[by[0][0]].attrs.get("axis") == 0
     )
 
 

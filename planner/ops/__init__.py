@@ -20,7 +20,7 @@ from planner.ops import (
     shape,
     signal,
 )
-from planner.ops.base import OPERATORS, Call, NoRule, Operator
+from planner.ops.base import OPERATORS, Call, NoRule, Operator, operator_of
 
 __all__ = [
     "OPERATORS",
@@ -34,6 +34,7 @@ __all__ = [
     "linear",
     "loss",
     "norm",
+    "operator_of",
     "pointwise",
     "pool",
     "quant",

@@ -1,4 +1,4 @@
-"""Attention, rotary embedding and LSTM.
+"""Attention and rotary embedding.
 
 Three ways to cut the positions of attention: queries alone (every device then needs all keys,
 gathered or fanned out by the layouts around it); queries and keys by the same axes, pieces of keys
@@ -9,12 +9,17 @@ and back.
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
+from math import prod
+
+import numpy as np
 
 from planner.graph.ir import Graph, Node
 from planner.ops.base import Call, NoRule, Operator, register
+from planner.ops.cost import Dots, Pieces, Product, bilinear
 from planner.ops.pointwise import letters
-from planner.ops.recurrent import chosen, lstm_full, operands, recurrent_rule
-from planner.sharding.rule import KernelCollective, Rule, parse
+from planner.sharding.layout import group
+from planner.sharding.rule import KernelCollective, Rule, Split, parse
 
 QUERY_BLOCK = 1024
 """Queries per block of the emitted kernel (planner/emit/runtime/kernels/kernels.py; a test holds
@@ -161,27 +166,92 @@ def _rotary_rule(node: Node, graph: Graph) -> Rule:
     return parse(",".join(sides) + "->" + " ".join(names), shapes, (x,))
 
 
-def _lstm(call: Call) -> str:
-    x, w, r, b, lengths, h0, c0, peepholes = operands(call, 8)
-    if (lengths, peepholes) != ("None", "None") or {"activations", "clip"} & set(call.node.attrs):
-        return lstm_full(call)
-    return chosen(
-        call,
-        f"{call.use('lstm')}({x}, {w}, {r}, {b}, {h0}, {c0},"
-        f" {call.attr('direction', 'forward')!r})",
-        3,
+def _attention_products(dots: Dots) -> tuple[Product, ...]:
+    """Scores = q k', whose share does not depend on how the values' width (e) is cut and which the
+    backward pass recomputes; and their product with v."""
+    d, e = dots.shapes[0][-1], dots.shapes[2][-1]
+    work, share, hot = Fraction(dots.rule.flops), dots.share, dots.trained
+    of_scores = prod(share[f] for f in share if f != "e") * work * Fraction(d, d + e)
+    of_values = prod(share.values()) * work * Fraction(e, d + e)
+    return (
+        Product(of_scores, len(hot & {0, 1}), int(bool(hot))),
+        Product(of_values, (2 in hot) + bool(hot & {0, 1, 3})),
     )
 
 
+def _attention_workspace(pieces: Pieces, results: np.ndarray) -> np.ndarray:
+    """Scores and their gradient in float32, the weights as computed with."""
+    each = zip(pieces.splits, pieces.share("e").tolist(), results.tolist(), strict=True)
+    return np.array([_scores_bytes(pieces, *split) for split in each])
+
+
+def _scores_bytes(pieces: Pieces, split: Split, share: float, results: float) -> float:
+    """The workspace under one split. share: of the scores; results: bytes of the results."""
+    graph, node, rule, trained = pieces.graph, pieces.node, pieces.rule, pieces.trained
+    itemsize = pieces.itemsize("float32")
+    q, _, v = graph.shapes(node.inputs[:3])
+    around = group(split.axes("ring"), pieces.mesh)
+    scores = rule.flops / (2 * (q[3] + v[3])) * share / around
+    queries = rule.local(split, pieces.mesh).get("s", q[2])
+    size = (
+        scores
+        * (QUERY_BLOCK / queries if in_query_blocks(queries) else 1)
+        * (4 + (2 if trained else 1) * itemsize)
+    )
+    if around > 1:
+        # The next piece of keys beside this one, results and gradients summed up in float32, and
+        # what is on its way of these.
+        keys = sum(pieces.bytes_of(node.inputs[k], pieces.operand_shape(k, split)) for k in (1, 2))
+        wide = itemsize / pieces.itemsize(graph.tensors[node.inputs[0]].dtype)
+        size += keys + (3 * wide * keys + 2 * wide * results if trained else wide * results)
+    # The residual stream's gradient, as wide as the result, as carried and as added to.
+    return size + (2 * results if trained and pieces.repeated else 0.0)
+
+
+def _ring_saves(pieces: Pieces) -> np.ndarray:
+    """On a ring the result, and a float32 for each row of scores."""
+
+    def kept(split: Split) -> float:
+        if not split.axes("ring"):
+            return 0.0
+        (out,), local = pieces.rule.results, pieces.rule.local(split, pieces.mesh)
+        rows, width = (prod(local[f] for dim in dims for f in dim) for dims in (out[:3], out[3:]))
+        dtype = pieces.graph.tensors[pieces.node.outputs[0]].dtype
+        return rows * (width * pieces.itemsize(dtype) + 4)
+
+    return np.array([kept(split) for split in pieces.splits])
+
+
 register(
-    Operator("Attention", _attention_rule, _attention, saves="in"),
-    Operator("CachedAttention", _cached_rule, _cached, saves=""),
+    Operator(
+        "Attention",
+        _attention_rule,
+        _attention,
+        kind="attention",
+        workspace=_attention_workspace,
+        saves_beside=_ring_saves,
+        products=_attention_products,
+        roles={"s": "sequence", "g": "tensor", "r": "tensor"},
+        words={"b": "batch", "g": "heads", "r": "heads", "s": "queries", "t": "keys"},
+        own_precision=(3,),
+        extents=True,
+    ),
+    Operator(
+        "CachedAttention",
+        _cached_rule,
+        _cached,
+        saves="",
+        kind="attention",
+        roles={"t": "sequence", "g": "tensor", "r": "tensor"},
+        own_precision=(5,),
+    ),
     Operator(
         "RotaryEmbedding",
         _rotary_rule,
         lambda c: f"{c.use('rotary')}({', '.join(c.args)})",
         saves="in1 in2",
         fusible=True,
+        gradient=bilinear,
+        extents=True,
     ),
-    Operator("LSTM", recurrent_rule, _lstm, saves="in out"),
 )

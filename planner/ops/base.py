@@ -11,8 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Literal
+
+import numpy as np
 
 from planner.graph.ir import AttrValue, Graph, Node
+from planner.ops.cost import Dots, Kernels, Pieces, Product, Reads, Slots
 from planner.sharding.layout import Axes, group, padded
 from planner.sharding.rule import Rule, Split
 
@@ -133,27 +138,121 @@ def tuple_text(axes: Axes) -> str:
     return f"({axes_text(axes)},)" if len(axes) == 1 else axes_text(axes)
 
 
+Kind = Literal[
+    "", "attention", "convolution", "experts", "lookup", "loss", "norm", "product", "recurrent"
+]
+
+
 @dataclass(frozen=True)
 class Operator:
-    """rule(node, graph) -> Rule (or raises NoRule); kernel(call) -> expression text (a tuple when
-    there are several results).
+    """All that the planner knows of an operator: no other room names it.
 
-    saves: what the backward pass reads: "in" operands, "out" results, or explicit slots such as
-    "in0 in2"; "" nothing. traffic: how many times results + operands cross memory, for memory-bound
-    pricing (1 = each operand read, each result written once).
+    Only the first four fields are asked for; each of the others says where the operator differs
+    from what is usual.
     """
 
     name: str
     rule: Callable[[Node, Graph], Rule]
+    """rule(node, graph) -> Rule, or raises NoRule."""
     kernel: Callable[[Call], str]
+    """kernel(call) -> expression text (a tuple when there are several results)."""
     saves: str = "in"
+    """What the backward pass reads: "in" operands, "out" results, or explicit slots such as
+    "in0 in2"; "" nothing."""
+    kind: Kind = ""
+    """What it is to those who treat several operators alike: convolutions are slow in loops of some
+    compilers, tables of lookups are offloaded, scales of norms start at one."""
+
+    # What the time of its kernels is.
     traffic: float = 1.0
+    """How many times results and operands cross memory, for memory-bound pricing (1: each operand
+    is read once, each result is written once)."""
     fusible: bool = False
     """Whether a compiler fuses it into its neighbours (element-wise work): its operands are then
     not read again from memory."""
+    free: bool = False
+    """Whether its result is its operand under another name or shape: no kernel runs."""
+    kernels: Callable[[Pieces], list[Kernels]] | None = None
+    """The kernels of the forward pass under each split, where they are not one kernel over all
+    operands and results."""
+    filling: Callable[[Rule, Split, Mapping[str, int]], Fraction] | None = None
+    """What rounding up blocks of rows adds to a device's work, as a factor."""
+
+    # What the memory of its kernels is.
+    workspace: Callable[[Pieces, np.ndarray], np.ndarray] | None = None
+    """(pieces, bytes of the results [splits]) -> bytes that live while it runs, in the backward
+    pass where one follows, beside operands and results [splits]."""
+    in_place: bool = False
+    """Whether the gradient of its operands takes the operands' place."""
+    saves_beside: Callable[[Pieces], np.ndarray] | None = None
+    """Bytes that its kernel saves for the backward pass beside tensors of the graph [splits]."""
+
+    # What its backward pass is.
+    gradient: Callable[[Slots, Slots], Reads] | None = None
+    """(slots that are there, slots with a gradient) -> what the gradients read, where they read
+    other operands than `saves`."""
+    products: Callable[[Dots], tuple[Product, ...]] | None = None
+    """Its dots, where they are not one forward and one as large for each operand with a
+    gradient."""
+    differentiable: bool = True
+    """Whether gradients flow through it."""
+    compares: bool = False
+    """Whether one comparison remakes its result from its operand: a matrix product's kernel does so
+    as it reads it."""
+    adds: tuple[int, ...] = ()
+    """Operands whose gradient is the result's, summed over the dims that the operand has not."""
+    rearranges: bool = False
+    """Whether the operand's gradient is the result's, with its elements in another order."""
+
+    # What its operands and factors mean.
+    roles: Mapping[str, str] = field(default_factory=dict)
+    """Factor -> the role of mesh axes that cut it."""
+    words: Mapping[str, str] = field(default_factory=dict)
+    """Factor -> a plain word for it."""
+    starts_at_one: tuple[int, ...] = ()
+    """Operands whose fresh values are near 1: scales and variances."""
+    own_precision: tuple[int, ...] = ()
+    """Operands that the kernel reads as precise as they are, whatever the others are."""
+    passes_values: bool = False
+    """Whether the values of its result are values of its operands: whole numbers that go through
+    it look up the same rows."""
+    index_limit: Callable[[Node, Graph, int], int] | None = None
+    """(node, graph, slot) -> exclusive upper bound of the whole numbers in that operand, 0 for
+    none."""
+    extents: bool = False
+    """Whether its whole factors are extents like any other, not windows, counts or state sizes."""
+    counted: str = ""
+    """A factor that an attribute, or the meaning of the operator, counts."""
+    by_piece: bool = False
+    """Whether a compiler's partitioner cannot cut its kernel: programs for it run the kernel on
+    each device's pieces."""
+
+    def reads(self, present: Slots, trained: Slots) -> Reads:
+        """Operands that the gradients of operands `trained` read, of those that are `present`."""
+        if self.gradient is not None:
+            return self.gradient(present, trained)
+        words = self.saves.split()
+        slots = present if "in" in words else {int(w[2:]) for w in words if w.startswith("in")}
+        return Reads(present & slots, "out" in words)
 
 
 OPERATORS: dict[str, Operator] = {}
+
+
+def _no_rule(node: Node, graph: Graph) -> Rule:
+    raise NoRule("unknown")
+
+
+def _no_kernel(call: Call) -> str:
+    raise NoRule("unknown")
+
+
+_UNKNOWN = Operator("", _no_rule, _no_kernel)
+
+
+def operator_of(name: str) -> Operator:
+    """The operator of a name; of a name that the table lacks what is usual of operators."""
+    return OPERATORS.get(name, _UNKNOWN)
 
 
 def register(*operators: Operator) -> None:

@@ -16,8 +16,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from planner.graph.ir import Graph, Node
 from planner.ops.base import Call, NoRule, Operator, jnp_dtype, register
+from planner.ops.cost import Pieces
 from planner.ops.lookup import rule_of
 from planner.sharding.layout import Axes
 from planner.sharding.rule import Dim, KernelCollective, Rule, Split
@@ -304,12 +307,15 @@ def inner_gradients(node: Node, b: int, grad: frozenset[str]) -> frozenset[str]:
     return frozenset(hot)
 
 
-def kept_elements(node: Node) -> int:
-    """Elements that the bodies make in all iterations: what a backward pass may read of them."""
-    return trips(node) * max(
+def _left_behind(pieces: Pieces, results: np.ndarray) -> np.ndarray:
+    """Bytes that the branch that was taken, or all iterations, leave for the backward pass."""
+    if not pieces.trained:
+        return np.zeros(len(pieces.splits))
+    elements = trips(pieces.node) * max(
         sum(body.tensors[o].elements for inner in body.nodes for o in inner.outputs if o)
-        for body in node.bodies
+        for body in pieces.node.bodies
     )
+    return elements * pieces.share("") * pieces.itemsize("float32")
 
 
 def _picked(call: Call, text: str) -> str:
@@ -359,7 +365,7 @@ def _while(call: Call) -> str:
 
 
 register(
-    Operator("If", _region_rule, _if, saves="in"),
-    Operator("Scan", _region_rule, _scan, saves="in out"),
-    Operator("While", _region_rule, _while, saves=""),
+    Operator("If", _region_rule, _if, saves="in", workspace=_left_behind),
+    Operator("Scan", _region_rule, _scan, saves="in out", workspace=_left_behind),
+    Operator("While", _region_rule, _while, saves="", workspace=_left_behind),
 )

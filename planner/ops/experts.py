@@ -20,8 +20,11 @@ from fractions import Fraction
 from functools import partial
 from math import ceil, prod
 
+import numpy as np
+
 from planner.graph.ir import Graph, Node
 from planner.ops.base import Call, NoRule, Operator, register, tuple_text
+from planner.ops.cost import Dots, Kernels, Pieces, Product
 from planner.sharding.rule import KernelCollective, Rule, Split, parse
 from planner.support.words import count as short
 
@@ -44,6 +47,11 @@ MIXES = {
 }
 """Activations by name. Beside them "swiglu" with attrs alpha, beta and limit: g * sigmoid(alpha g)
 * (u + beta), g and u bounded."""
+
+
+def _layers(node: Node) -> int:
+    """Products of an expert: three with a gate, else two."""
+    return 3 if node.inputs[3] else 2
 
 
 def token_factors(node: Node, graph: Graph) -> tuple[str, ...]:
@@ -72,9 +80,8 @@ def _rule(node: Node, graph: Graph) -> Rule:
     sides = (f"{lead} h!", f"{lead} k!", f"{lead} k!", into, into, out_of, "e f", "e f", "e h!")
     line = ",".join(side if name else "" for side, name in zip(sides, node.inputs, strict=False))
     rule = parse(f"{line} -> {lead} h!", shapes, outs, no_pad=frozenset({"e", "f"}))
-    gated = 3 if node.inputs[3] else 2
     paired = {f"{EXPERT}{f}": (f, "e") for f in tokens if f != "1"}
-    flops = 2.0 * token_rows(rule, rule.sizes) * rule.sizes["h"] * rule.sizes["f"] * gated
+    flops = 2.0 * token_rows(rule, rule.sizes) * rule.sizes["h"] * rule.sizes["f"] * _layers(node)
     return replace(rule, flops=flops, paired=paired, inner=_exchange(rule, tuple(paired)))
 
 
@@ -204,4 +211,79 @@ def _kernel(call: Call) -> str:
     )
 
 
-register(Operator("RoutedExperts", _rule, _kernel, saves="in"))
+def _products(dots: Dots) -> tuple[Product, ...]:
+    """The first layer, recomputed in the backward pass; then the last, whose rows' gradient gives
+    that of their shares."""
+    last, hot = Fraction(1, _layers(dots.node)), dots.trained
+    return (
+        Product(dots.flops * (1 - last), (0 in hot) + bool(hot & {3, 4}), int(bool(hot))),
+        Product(dots.flops * last, bool(hot) + (5 in hot)),
+    )
+
+
+def _kernels(pieces: Pieces) -> list[Kernels]:
+    """Blocks one after the other on the busiest device: a gather and a scatter of rows, two or
+    three products."""
+    itemsize, found = pieces.itemsize("float32"), list[Kernels]()
+    for split in pieces.splits:
+        (rows, count), local = (
+            blocks(pieces.rule, split, pieces.mesh),
+            pieces.rule.local(split, pieces.mesh),
+        )
+        h, f = local["h"], local["f"]
+        moved, product = 4 * rows * h * itemsize, (h * f + rows * (h + f)) * itemsize
+        found.append(
+            (
+                IMBALANCE * local["e"] * count,
+                ((1, 0.0, moved), (_layers(pieces.node), 2.0 * rows * h * f, product)),
+            )
+        )
+    return found
+
+
+def _workspace(pieces: Pieces, results: np.ndarray) -> np.ndarray:
+    """One expert's weights (in the backward pass their gradients in float32 too), a block of rows,
+    and the rows of a round under way: sent, received, worked on and returned."""
+    return np.array([_bytes_beside(pieces, split) for split in pieces.splits])
+
+
+def _bytes_beside(pieces: Pieces, split: Split) -> float:
+    rule, mesh, itemsize = pieces.rule, pieces.mesh, pieces.itemsize("float32")
+    (rows, _), local = blocks(rule, split, mesh), rule.local(split, mesh)
+    one = sum(
+        prod(local[f] for dim in rule.operands[k] for f in dim)
+        for k in (3, 4, 5)
+        if pieces.node.inputs[k]
+    ) / max(1, local["e"])
+    if pieces.trained:
+        size = one * (itemsize + 4) + rows * (3 * local["h"] + 4 * local["f"]) * (itemsize + 4)
+    else:
+        size = one * itemsize + rows * (2 * local["h"] + 3 * local["f"]) * itemsize
+    if exchanges(rule, split):
+        size += (
+            (5 if pieces.trained else 3)
+            * IMBALANCE
+            * token_rows(rule, local)
+            * local["h"]
+            * itemsize
+        )
+    return size
+
+
+register(
+    Operator(
+        "RoutedExperts",
+        _rule,
+        _kernel,
+        kind="experts",
+        kernels=_kernels,
+        filling=filling,
+        workspace=_workspace,
+        products=_products,
+        roles={"e": "expert"},
+        words={"e": "experts"},
+        extents=True,
+        counted="e",
+        by_piece=True,
+    )
+)

@@ -105,9 +105,43 @@ def _scatter(call: Call) -> str:
     )
 
 
+def rows_of_table(node: Node, graph: Graph, slot: int) -> int:
+    """Exclusive upper bound of indices (slot 1) into the axis of the first operand; of a table in
+    the host's memory, all its rows."""
+    if slot != 1:
+        return 0
+    table = graph.host_tables.get(node.inputs[0])
+    if table is not None:
+        return table.rows
+    return graph.tensors[node.inputs[0]].shape[int(node.attrs["axis"])]  # type: ignore[arg-type]
+
+
 register(
-    Operator("Gather", _gather_rule, _gather, saves="in1"),
-    Operator("GatherND", _gather_nd_rule, _gather_nd, saves="in1"),
-    Operator("GatherElements", _gather_elements_rule, _gather_elements, saves="in1"),
+    Operator(
+        "Gather",
+        _gather_rule,
+        _gather,
+        saves="in1",
+        kind="lookup",
+        words={"v": "table rows"},
+        index_limit=rows_of_table,
+        extents=True,
+    ),
+    Operator(
+        "GatherND",
+        _gather_nd_rule,
+        _gather_nd,
+        saves="in1",
+        kind="lookup",
+        extents=True,
+        counted="z",
+    ),
+    Operator(
+        "GatherElements",
+        _gather_elements_rule,
+        _gather_elements,
+        saves="in1",
+        index_limit=rows_of_table,
+    ),
     Operator("ScatterElements", _scatter_rule, _scatter, saves="in1"),
 )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from math import prod
 
 from planner.graph.ir import Graph, Node
 from planner.ops.base import Call, NoRule, Operator, register
+from planner.ops.cost import Dots, Product, bilinear
 from planner.ops.space import brought, cut_of, reach, spelled, window, with_rows
 from planner.sharding.rule import Rule, parse
 
@@ -43,6 +45,22 @@ def _matmul(call: Call) -> str:
             return f'jnp.einsum("...k,nk->...n", {a}, {b})'
         b = f"jnp.swapaxes({b}, -1, -2)"
     return f"jnp.matmul({a}, {b})"
+
+
+def _matmul_products(dots: Dots) -> tuple[Product, ...]:
+    """Of a gradient that sums over one element (a weight with one column, a device with one row)
+    compilers make a multiplication."""
+
+    def summed(slot: int) -> Fraction:
+        """Over how many elements a device sums the gradient of an operand."""
+        own = {f for dim in dots.rule.operands[slot] for f in dim}
+        terms = (
+            n * dots.share.get(f, Fraction(1)) for f, n in dots.rule.sizes.items() if f not in own
+        )
+        return prod(terms, start=Fraction(1))
+
+    multiplied = sum(summed(slot) == 1 for slot in dots.trained)
+    return (Product(dots.flops, len(dots.trained), multiplied=multiplied),)
 
 
 def _einsum_rule(node: Node, graph: Graph) -> Rule:
@@ -130,8 +148,23 @@ def _conv_transpose(call: Call) -> str:
 
 
 register(
-    Operator("MatMul", _matmul_rule, _matmul, saves="in"),
-    Operator("Einsum", _einsum_rule, _einsum, saves="in"),
-    Operator("Conv", _conv_rule, _conv, saves="in"),
-    Operator("ConvTranspose", _conv_transpose_rule, _conv_transpose, saves="in"),
+    Operator(
+        "MatMul",
+        _matmul_rule,
+        _matmul,
+        kind="product",
+        gradient=bilinear,
+        products=_matmul_products,
+        words={"m": "rows", "n": "columns", "k": "sums"},
+    ),
+    Operator("Einsum", _einsum_rule, _einsum, kind="product", gradient=bilinear),
+    Operator("Conv", _conv_rule, _conv, kind="convolution", gradient=bilinear, counted="g"),
+    Operator(
+        "ConvTranspose",
+        _conv_transpose_rule,
+        _conv_transpose,
+        kind="convolution",
+        gradient=bilinear,
+        counted="g",
+    ),
 )

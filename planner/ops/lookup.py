@@ -1,12 +1,10 @@
-"""The rule of a node, and the tensors of a graph that carry a gradient."""
+"""The rule of a node as its operator gives it, and the tensors that gradients flow through."""
 
 from __future__ import annotations
 
 from planner.graph.ir import Graph, Node
-from planner.ops.base import OPERATORS, NoRule
+from planner.ops.base import OPERATORS, NoRule, operator_of
 from planner.sharding.rule import Dim, Rule
-
-NO_GRADIENT = frozenset({"Floor", "Ceil", "Round", "Sign"})
 
 
 def rule_of(node: Node, graph: Graph) -> tuple[Rule, str]:
@@ -41,7 +39,7 @@ def gradient_tensors(graph: Graph) -> frozenset[str]:
     (scalar, first) output."""
     down, tensors = set(graph.trainable), graph.tensors
     for node in graph.nodes:
-        if node.op not in NO_GRADIENT and not down.isdisjoint(node.inputs):
+        if operator_of(node.op).differentiable and not down.isdisjoint(node.inputs):
             down.update([o for o in node.outputs if o and tensors[o].is_float])
     up = {name for name in graph.outputs[:1] if name in down}  # and downstream
     for node in reversed(graph.nodes):

@@ -5,8 +5,12 @@ from __future__ import annotations
 
 from math import prod
 
+import numpy as np
+
 from planner.graph.ir import Graph, Node
 from planner.ops.base import Call, Operator, register, tuple_text
+from planner.ops.cost import Pieces, Reads, Slots
+from planner.ops.index import rows_of_table
 from planner.ops.pointwise import letters
 from planner.sharding.rule import KernelCollective, Rule, parse
 
@@ -116,15 +120,43 @@ USER_BYTES = 12
 """Bytes a value of the loss's first operand that it is taken to hold: three arrays in float32.
 Compiled on the CPU, cross-entropy written plainly holds 8, a focal loss 12, label smoothing 16."""
 
+
+def _user_workspace(pieces: Pieces, results: np.ndarray) -> np.ndarray:
+    shape = pieces.graph.tensors[pieces.node.inputs[0]].shape
+    return USER_BYTES * prod(shape) * pieces.share("")
+
+
+def _cross_entropy_workspace(pieces: Pieces, results: np.ndarray) -> np.ndarray:
+    """A block of rows in float32."""
+    logits, labels = (pieces.graph.tensors[n].shape for n in pieces.node.inputs[:2])
+    rows = prod(labels) * pieces.share("v")
+    return 4 * prod(logits) * pieces.share("") * np.minimum(1.0, LOSS_ROWS / rows)
+
+
+def _cross_entropy_reads(present: Slots, trained: Slots) -> Reads:
+    """All operands, and what the kernel summed up."""
+    return Reads(present, True)
+
+
 register(
-    Operator("UserLoss", _user_rule, _user, saves="in", traffic=USER_PASSES),
-    Operator("CrossEntropyLoss", _cross_entropy_rule, _cross_entropy, saves="in"),
-    Operator("MSELoss", _same_shape_rule, _elementwise("jnp.square({0} - {1})"), saves="in"),
-    Operator("L1Loss", _same_shape_rule, _elementwise("jnp.abs({0} - {1})"), saves="in"),
     Operator(
-        "BCEWithLogitsLoss",
-        _same_shape_rule,
-        _elementwise("(jnp.maximum({0}, 0) - {0} * {1} + jnp.log1p(jnp.exp(-jnp.abs({0}))))"),
-        saves="in",
+        "UserLoss", _user_rule, _user, kind="loss", traffic=USER_PASSES, workspace=_user_workspace
+    ),
+    Operator(
+        "CrossEntropyLoss",
+        _cross_entropy_rule,
+        _cross_entropy,
+        kind="loss",
+        workspace=_cross_entropy_workspace,
+        in_place=True,
+        gradient=_cross_entropy_reads,
+        words={"v": "classes"},
+        index_limit=rows_of_table,
     ),
 )
+for _name, _terms in (
+    ("MSELoss", "jnp.square({0} - {1})"),
+    ("L1Loss", "jnp.abs({0} - {1})"),
+    ("BCEWithLogitsLoss", "(jnp.maximum({0}, 0) - {0} * {1} + jnp.log1p(jnp.exp(-jnp.abs({0}))))"),
+):
+    register(Operator(_name, _same_shape_rule, _elementwise(_terms), kind="loss"))

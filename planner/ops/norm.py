@@ -9,6 +9,7 @@ from math import prod
 
 from planner.graph.ir import Graph, Node
 from planner.ops.base import Call, NoRule, Operator, register, tuple_text
+from planner.ops.cost import normalising
 from planner.ops.pointwise import letters, uneven_never
 from planner.sharding.rule import KernelCollective, Rule, parse
 
@@ -159,6 +160,28 @@ def _batch_norm(call: Call) -> str:
     return text if live == 3 else f"{text}[0]" if live == 1 else f"{text}[:{live}]"
 
 
+def _norm(
+    name: str,
+    rule: Callable[[Node, Graph], Rule],
+    kernel: Callable[[Call], str],
+    starts_at_one: tuple[int, ...] = (1,),
+    adds: tuple[int, ...] = (),
+    extents: bool = False,
+    counted: str = "",
+) -> Operator:
+    return Operator(
+        name,
+        _regular(rule),
+        kernel,
+        kind="norm",
+        gradient=normalising,
+        starts_at_one=starts_at_one,
+        adds=adds,
+        extents=extents,
+        counted=counted,
+    )
+
+
 register(
     Operator(
         "Softmax",
@@ -166,6 +189,7 @@ register(
         lambda c: f"jax.nn.softmax({c.args[0]}, axis={c.attr('axis')})",
         saves="out",
         traffic=1.5,
+        extents=True,
     ),
     Operator(
         "LogSoftmax",
@@ -173,10 +197,11 @@ register(
         lambda c: f"jax.nn.log_softmax({c.args[0]}, axis={c.attr('axis')})",
         saves="out",
         traffic=1.5,
+        extents=True,
     ),
-    Operator("LayerNormalization", _regular(_suffix_norm), _layer_norm, saves="in0"),
-    Operator("RMSNormalization", _regular(_suffix_norm), _rms_norm, saves="in0"),
-    Operator("InstanceNormalization", _regular(_instance_rule), _instance_norm, saves="in0"),
-    Operator("GroupNormalization", _regular(_group_rule), _group_norm, saves="in0"),
-    Operator("BatchNormalization", _regular(_batch_rule), _batch_norm, saves="in0"),
+    _norm("LayerNormalization", _suffix_norm, _layer_norm, extents=True),
+    _norm("RMSNormalization", _suffix_norm, _rms_norm, extents=True),
+    _norm("InstanceNormalization", _instance_rule, _instance_norm),
+    _norm("GroupNormalization", _group_rule, _group_norm, counted="g"),
+    _norm("BatchNormalization", _batch_rule, _batch_norm, starts_at_one=(1, 4), adds=(2,)),
 )

@@ -9,6 +9,7 @@ import numpy as np
 
 from planner.graph.ir import Graph, Node
 from planner.ops.base import Call, Operator, jnp_dtype, register
+from planner.ops.cost import Reads, Slots, bilinear
 from planner.sharding.rule import Rule, parse
 
 
@@ -82,6 +83,11 @@ def _linear_scale(node: Node, graph: Graph) -> Rule:
     if node.op == "Mul" and constant[0] and not constant[1]:
         return pointwise_rule(node, graph, (1,))
     return pointwise_rule(node, graph)
+
+
+def _division(present: Slots, trained: Slots) -> Reads:
+    """The divisor, and the dividend where the divisor has a gradient."""
+    return Reads(frozenset({0, 1} if 1 in trained else {1}))
 
 
 def _text(pattern: str):
@@ -161,6 +167,8 @@ _COMPARE = {
 }
 
 _POLES = frozenset({"Log", "Sqrt", "Reciprocal"})
+_COMPARING = frozenset({"Relu", "Abs"})
+_STEPS = frozenset({"Floor", "Ceil", "Round", "Sign"})
 
 for _name, _pattern in _UNARY.items():
     register(
@@ -170,23 +178,42 @@ for _name, _pattern in _UNARY.items():
             _text(_pattern),
             saves="in",
             fusible=True,
+            compares=_name in _COMPARING,
         )
     )
 for _name, _function in _COMPOSED.items():
     register(Operator(_name, pointwise_rule, _lean(_function), saves="in", fusible=True))
 for _name, _pattern in _UNARY_NO_GRAD.items():
-    register(Operator(_name, pointwise_rule, _text(_pattern), saves="", fusible=True))
+    register(
+        Operator(
+            _name,
+            pointwise_rule,
+            _text(_pattern),
+            saves="",
+            fusible=True,
+            differentiable=_name not in _STEPS,
+        )
+    )
 for _name, _pattern in _BINARY.items():
     register(Operator(_name, pointwise_rule, _text(_pattern), saves="in", fusible=True))
 for _name, _pattern in _COMPARE.items():
     register(Operator(_name, pointwise_rule, _text(_pattern), saves="", fusible=True))
 register(
-    Operator("Add", _linear_in(0, 1), _text("({0} + {1})"), saves="", fusible=True),
-    Operator("Sub", _linear_in(0, 1), _text("({0} - {1})"), saves="", fusible=True),
+    Operator("Add", _linear_in(0, 1), _text("({0} + {1})"), saves="", fusible=True, adds=(0, 1)),
+    Operator("Sub", _linear_in(0, 1), _text("({0} - {1})"), saves="", fusible=True, adds=(0,)),
     Operator("Neg", _linear_in(0), _text("(-{0})"), saves="", fusible=True),
-    Operator("Identity", _linear_in(0), _text("{0}"), saves="", fusible=True),
-    Operator("Mul", _scaled, _text("({0} * {1})"), saves="in", fusible=True),
-    Operator("Div", _scaled, _div, saves="in", fusible=True),
+    Operator(
+        "Identity",
+        _linear_in(0),
+        _text("{0}"),
+        saves="",
+        fusible=True,
+        free=True,
+        adds=(0,),
+        passes_values=True,
+    ),
+    Operator("Mul", _scaled, _text("({0} * {1})"), saves="in", fusible=True, gradient=bilinear),
+    Operator("Div", _scaled, _div, saves="in", fusible=True, gradient=_division),
     Operator("Pow", _power, _pow, saves="in", fusible=True),
     Operator(
         "Mod",
@@ -196,8 +223,10 @@ register(
         fusible=True,
     ),
     Operator("Where", pointwise_rule, _text("jnp.where({0}, {1}, {2})"), saves="in0", fusible=True),
-    Operator("Cast", pointwise_rule, _cast, saves="", fusible=True),
-    Operator("Clip", pointwise_rule, _clip, saves="in", fusible=True),
+    Operator("Cast", pointwise_rule, _cast, saves="", fusible=True, passes_values=True),
+    Operator(
+        "Clip", pointwise_rule, _clip, saves="in", fusible=True, compares=True, passes_values=True
+    ),
     Operator("Gelu", pointwise_rule, _gelu, saves="in", fusible=True),
     Operator(
         "Elu",
@@ -212,6 +241,7 @@ register(
         lambda c: f"jax.nn.leaky_relu({c.args[0]}, {c.attr('alpha', 0.01)!r})",
         saves="in",
         fusible=True,
+        compares=True,
     ),
     Operator(
         "HardSigmoid",

@@ -3,10 +3,15 @@
 
 from __future__ import annotations
 
+from math import prod
+
+import numpy as np
+
 from planner.graph.ir import Graph, Node
 from planner.ops.base import Call, NoRule, Operator, register
+from planner.ops.cost import Pieces
 from planner.ops.space import Reach, brought, cut_of, reach, spelled, window, with_rows
-from planner.sharding.rule import Rule, parse
+from planner.sharding.rule import Rule, Split, parse
 
 
 def _pool_rule(node: Node, graph: Graph) -> Rule:
@@ -97,8 +102,23 @@ def _resize(call: Call) -> str:
     )
 
 
+def _positions(pieces: Pieces, results: np.ndarray) -> np.ndarray:
+    """Bytes of where the largest elements are: one a window, along one dim after the other from the
+    last."""
+    if not pieces.trained:
+        return np.zeros(len(pieces.splits))
+
+    def size(split: Split) -> float:
+        given, made = pieces.operand_shape(0, split), pieces.result_shape(0, split)
+        return float(sum(prod(given[:d] + made[d:]) for d in range(2, len(made))))
+
+    return np.array([size(split) for split in pieces.splits])
+
+
 register(
-    Operator("MaxPool", _pool_rule, _max_pool, saves="in"),
+    # The positions wait for an element of their gradient, which a partitioner would sum over all
+    # devices.
+    Operator("MaxPool", _pool_rule, _max_pool, workspace=_positions, by_piece=True),
     Operator("AveragePool", _pool_rule, _average_pool, saves=""),
     Operator("Resize", _resize_rule, _resize, saves=""),
 )

@@ -109,7 +109,7 @@ def _scatter_nd(call: Call) -> str:
 
 
 for _name, _jnp in _FUNCTIONS.items():
-    register(Operator(_name, pointwise_rule, _function(_jnp), saves="in", fusible=True))
+    register(Operator(_name, pointwise_rule, _function(_jnp), fusible=True))
 for _name, _symbol in _BITS.items():
     register(Operator(_name, pointwise_rule, _between(_symbol), saves="", fusible=True))
 register(
@@ -123,10 +123,10 @@ register(
     Operator("BitwiseNot", pointwise_rule, lambda c: f"(~{c.args[0]})", saves="", fusible=True),
     Operator("BitShift", pointwise_rule, _shift, saves="", fusible=True),
     Operator("IsInf", pointwise_rule, _is_inf, saves="", fusible=True),
-    Operator("Shrink", pointwise_rule, _shrink, saves="in", fusible=True),
-    Operator("Selu", pointwise_rule, _selu, saves="in", fusible=True),
-    Operator("LRN", _lrn_rule, _lrn, saves="in"),
-    Operator("LpNormalization", _along_axis, _lp_normalize, saves="in"),
+    Operator("Shrink", pointwise_rule, _shrink, fusible=True),
+    Operator("Selu", pointwise_rule, _selu, fusible=True),
+    Operator("LRN", _lrn_rule, _lrn),
+    Operator("LpNormalization", _along_axis, _lp_normalize),
     Operator("Hardmax", _along_axis, _hardmax, saves=""),
     Operator("ScatterND", _scatter_nd_rule, _scatter_nd, saves="in1"),
 )

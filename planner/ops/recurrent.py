@@ -1,13 +1,14 @@
-"""GRU, RNN, and the forms of LSTM that the plain kernel lacks. Only the batch splits: a step needs
-the whole hidden state."""
+"""LSTM, GRU and RNN. Only the batch splits: a step needs the whole hidden state."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from math import prod
 
 from planner.graph.ir import Graph, Node
 from planner.ops.base import Call, NoRule, Operator, register
+from planner.ops.cost import Dots, Product
 from planner.sharding.rule import Rule, parse
 
 _OPERANDS = ("s! b i!", "p! q! i!", "p! q! h!", "p! z!", "b", "p! b h!", "p! b h!", "p! y!")
@@ -71,7 +72,37 @@ def lstm_full(call: Call) -> str:
     )
 
 
+def _lstm(call: Call) -> str:
+    x, w, r, b, lengths, h0, c0, peepholes = operands(call, 8)
+    if (lengths, peepholes) != ("None", "None") or {"activations", "clip"} & set(call.node.attrs):
+        return lstm_full(call)
+    return chosen(
+        call,
+        f"{call.use('lstm')}({x}, {w}, {r}, {b}, {h0}, {c0},"
+        f" {call.attr('direction', 'forward')!r})",
+        3,
+    )
+
+
+def _products(dots: Dots) -> tuple[Product, ...]:
+    """The gates' product with the whole sequence, and with the hidden state at each step, which
+    sums its weight's gradient over a device's rows."""
+    inputs, hidden = dots.shapes[1][-1], dots.shapes[2][-1]
+    rows, hot = dots.shapes[0][1] * dots.share.get("b", Fraction(1)), dots.trained
+    return (
+        Product(dots.flops * Fraction(inputs, inputs + hidden), len(hot & {0, 1})),
+        Product(
+            dots.flops * Fraction(hidden, inputs + hidden),
+            (1 + (2 in hot)) if hot else 0,
+            inside=True,
+            multiplied=int(rows == 1 and 2 in hot),
+        ),
+    )
+
+
 register(
-    Operator("GRU", recurrent_rule, _gru, saves="in out"),
-    Operator("RNN", recurrent_rule, _rnn, saves="in out"),
+    *(
+        Operator(name, recurrent_rule, kernel, saves="in out", kind="recurrent", products=_products)
+        for name, kernel in (("LSTM", _lstm), ("GRU", _gru), ("RNN", _rnn))
+    )
 )

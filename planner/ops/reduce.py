@@ -108,12 +108,19 @@ def _onehot(call: Call) -> str:
 register(
     Operator("ReduceSum", _reduce_rule, _reduce("jnp.sum"), saves=""),
     Operator("ReduceMean", _reduce_rule, _mean, saves=""),
-    Operator("ReduceMax", _reduce_rule, _reduce("jnp.max"), saves="in"),
-    Operator("ReduceMin", _reduce_rule, _reduce("jnp.min"), saves="in"),
-    Operator("ReduceProd", _reduce_rule, _reduce("jnp.prod"), saves="in"),
-    Operator("CumSum", _axis_rule, _cumsum, saves=""),
+    Operator("ReduceMax", _reduce_rule, _reduce("jnp.max"), saves="in", extents=True),
+    Operator("ReduceMin", _reduce_rule, _reduce("jnp.min"), saves="in", extents=True),
+    Operator("ReduceProd", _reduce_rule, _reduce("jnp.prod"), saves="in", extents=True),
+    Operator("CumSum", _axis_rule, _cumsum, saves="", extents=True),
     Operator("TopK", _axis_rule, _topk, saves="out"),
     Operator("ArgMax", _axis_rule, _arg("jnp.argmax"), saves=""),
     Operator("ArgMin", _axis_rule, _arg("jnp.argmin"), saves=""),
-    Operator("OneHot", _onehot_rule, _onehot, saves=""),
+    Operator(
+        "OneHot",
+        _onehot_rule,
+        _onehot,
+        saves="",
+        counted="v",
+        index_limit=lambda node, graph, slot: int(node.attrs["depth"]),  # type: ignore[arg-type]
+    ),
 )

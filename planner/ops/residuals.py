@@ -1,41 +1,12 @@
-"""Which operands the gradient of an operator reads: the table of derivatives that says what is
-saved from the forward pass."""
+"""What the gradients of a node read of its forward pass, as its operator says."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 
 from planner.graph.ir import Node
-from planner.ops import OPERATORS
-
-BILINEAR = frozenset({"MatMul", "Einsum", "Mul", "Conv", "ConvTranspose", "RotaryEmbedding"})
-
-
-NORMS = frozenset(
-    {
-        "LayerNormalization",
-        "RMSNormalization",
-        "InstanceNormalization",
-        "GroupNormalization",
-        "BatchNormalization",
-    }
-)
-
-
-@dataclass(frozen=True)
-class Reads:
-    """Operand slots whose values the gradient needs, and whether it needs what only the kernel
-    knows (its result, row sums)."""
-
-    slots: frozenset[int] = frozenset()
-    inside: bool = False
-
-    @cached_property
-    def in_order(self) -> tuple[int, ...]:
-        """The slots, ascending."""
-        return tuple(sorted(self.slots))
-
+from planner.ops import operator_of
+from planner.ops.cost import Reads
 
 NOTHING = Reads()
 
@@ -50,25 +21,12 @@ def reads(node: Node, grad: frozenset[str]) -> Reads:
 
 
 @cache
-def _reads(op: str, given: tuple[bool, ...], trained: tuple[bool, ...]) -> Reads:
+def _reads(op: str, present: tuple[bool, ...], trained: tuple[bool, ...]) -> Reads:
     """`reads` of all nodes of an operator with the same operands, and the same of them with
-    gradients."""
-    used, hot = (frozenset(i for i, yes in enumerate(each) if yes) for each in (given, trained))
+    gradients. An unknown operator reads all operands."""
+    there, hot = (
+        frozenset(i for i, yes in enumerate(slots) if yes) for slots in (present, trained)
+    )
     if not hot:
         return NOTHING
-    if op in BILINEAR:
-        return Reads(frozenset(i for i in used if hot - {i}))
-    if op == "Div":
-        return Reads(frozenset({1} | ({0} if 1 in hot else set())))
-    if op in NORMS:
-        scale = {0} if hot & {0, 1} else set()
-        return Reads(
-            frozenset(scale | ({1} if 0 in hot else set()) | {i for i in used if i > 2}),
-            bool(hot & {0, 1}),
-        )
-    operator = OPERATORS.get(op)
-    words = operator.saves.split() if operator else ["in"]
-    slots = (
-        used if "in" in words else {int(w[2:]) for w in words if w.startswith("in") and w != "in"}
-    )
-    return Reads(frozenset(used & slots), "out" in words or op == "CrossEntropyLoss")
+    return operator_of(op).reads(there, hot)

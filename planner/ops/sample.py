@@ -12,6 +12,7 @@ from math import prod
 
 from planner.graph.ir import Graph, Node
 from planner.ops.base import Call, NoRule, Operator, jnp_dtype, register
+from planner.ops.cost import Dots, Product
 from planner.sharding.rule import Rule, parse
 
 
@@ -153,6 +154,11 @@ def _deform_conv(call: Call) -> str:
     )
 
 
+def _deform_products(dots: Dots) -> tuple[Product, ...]:
+    """The weight's gradient, and one product for all that makes the patches."""
+    return (Product(dots.flops, (1 in dots.trained) + bool(dots.trained - {1})),)
+
+
 register(
     Operator("LpPool", _pool_rule, _lp_pool, saves="in out"),
     Operator("MaxPoolIndices", _pool_rule, _max_pool_indices, saves="in"),
@@ -161,5 +167,5 @@ register(
     Operator("GridSample", _grid_rule, _grid_sample, saves="in"),
     Operator("RoiAlign", _regions_rule, _roi_align, saves="in"),
     Operator("MaxRoiPool", _regions_rule, _max_roi_pool, saves="in"),
-    Operator("DeformConv", _deform_rule, _deform_conv, saves="in"),
+    Operator("DeformConv", _deform_rule, _deform_conv, products=_deform_products),
 )

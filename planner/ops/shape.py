@@ -214,6 +214,9 @@ register(
         lambda c: f"{c.args[0]}.reshape({c.out_shapes[0]})",
         saves="",
         fusible=True,
+        free=True,
+        rearranges=True,
+        passes_values=True,
     ),
     Operator(
         "Transpose",
@@ -221,6 +224,8 @@ register(
         lambda c: f"jnp.transpose({c.args[0]}, {tuple(c.attr('perm'))})",  # type: ignore[arg-type]
         saves="",
         fusible=True,
+        rearranges=True,
+        passes_values=True,
     ),
     Operator(
         "Expand",
@@ -228,9 +233,12 @@ register(
         lambda c: f"jnp.broadcast_to({c.args[0]}, {c.out_shapes[0]})",
         saves="",
         fusible=True,
+        passes_values=True,
     ),
-    Operator("Slice", _slice_rule, _slice, saves="", fusible=True),
-    Operator("Pad", _pad_rule, _pad, saves="", fusible=True),
+    Operator(
+        "Slice", _slice_rule, _slice, saves="", fusible=True, passes_values=True, extents=True
+    ),
+    Operator("Pad", _pad_rule, _pad, saves="", fusible=True, passes_values=True, extents=True),
     Operator(
         "Tile",
         _tile_rule,
@@ -243,8 +251,10 @@ register(
         _concat_rule,
         lambda c: f"jnp.concatenate([{', '.join(c.args)}], axis={c.attr('axis')})",
         saves="",
+        passes_values=True,
+        extents=True,
     ),
-    Operator("Split", _split_rule, _split, saves="", fusible=True),
+    Operator("Split", _split_rule, _split, saves="", fusible=True, extents=True),
     Operator("Range", _made_rule, _range, saves=""),
     Operator(
         "ConstantOfShape",
@@ -255,5 +265,5 @@ register(
         ),
         saves="",
     ),
-    Operator("Trilu", _trilu_rule, _trilu, saves="", fusible=True),
+    Operator("Trilu", _trilu_rule, _trilu, saves="", fusible=True, extents=True),
 )

@@ -85,7 +85,7 @@ def _det_rule(node: Node, graph: Graph) -> Rule:
 
 register(
     Operator("DFT", _dft_rule, _dft, saves=""),
-    Operator("CumProd", _cum_prod_rule, _cum_prod, saves="in"),
+    Operator("CumProd", _cum_prod_rule, _cum_prod),
     Operator("ReverseSequence", _reverse_rule, _reverse, saves="in1"),
     Operator("TensorScatter", _cache_rule, _cache, saves="in2"),
     Operator("Det", _det_rule, lambda call: f"jnp.linalg.det({call.args[0]})", saves="in out"),

@@ -5,17 +5,14 @@ whole plans."""  # noqa: E501
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from planner.graph.ir import Graph, Node
-from planner.ops import OPERATORS, experts
-from planner.ops.attention import QUERY_BLOCK, in_query_blocks
-from planner.ops.control import Region, kept_elements, region, trips
-from planner.ops.free import FREE
-from planner.ops.loss import LOSS_ROWS, USER_BYTES
+from planner.ops import operator_of
+from planner.ops.control import Region, region, trips
+from planner.ops.cost import Pieces
 from planner.pricing.split_arrays import SplitArrays, compute_type
 from planner.sharding.layout import group, local_shape
 from planner.sharding.rule import Split
@@ -26,8 +23,6 @@ if TYPE_CHECKING:
 
 ALIGNED = 8
 """Elements that extents of products are padded to on matrix units."""
-RINGED = "Attention"
-"""The operator whose operands may pass by on a ring."""
 
 
 def kernel_times(base: GraphFacts, i: int, split: Split, pricer: Pricer) -> tuple[float, float]:
@@ -90,22 +85,26 @@ def times_of(
             ]
         ).T
         return forward, backward
-    if node.op in FREE:
+    operator, dtype = operator_of(node.op), compute_type(graph, i, pricer.recipe)
+    if operator.free:
         return np.zeros(len(splits)), np.zeros(len(splits))
-    operator, dtype = OPERATORS.get(node.op), compute_type(graph, i, pricer.recipe)
     if node.bodies:
         forward = np.array(
             [_bodies_s(node, graph, base.regions[i], split, pricer, dtype) for split in splits]
         )
-    elif node.op == "RoutedExperts":
-        forward = np.array([_experts_s(base, i, split, pricer, dtype) for split in splits])
+    elif operator.kernels is not None:
+        sequences = operator.kernels(pieces_of(base, i, splits, pricer, cuts))
+        forward = np.array(
+            [
+                often * sum(n * pricer.kernel_s(flops, moved, dtype) for n, flops, moved in kernels)
+                for often, kernels in sequences
+            ]
+        )
     else:
         fused = (
-            operator is not None and operator.fusible and not pricer.topology.virtual
+            operator.fusible and not pricer.topology.virtual
         )  # a core's time is that of its elements, wherever their operands are
-        moved = (outs * pricer.runtime.fused_traffic if fused else ins + outs) * (
-            operator.traffic if operator else 1.0
-        )
+        moved = (outs * pricer.runtime.fused_traffic if fused else ins + outs) * operator.traffic
         flops = (rule.flops * cuts.share(rule)).tolist() if rule.flops else [0.0] * len(splits)
         work = list(zip(flops, moved.tolist(), strict=True))
         alike = {each: pricer.kernel_s(*each, dtype) for each in dict.fromkeys(work)}
@@ -129,7 +128,7 @@ def _bodies_s(
     ):
         seconds = fused = 0.0
         for inner, rule in zip(body.nodes, rules, strict=True):
-            own, operator = splits[inner.id], OPERATORS.get(inner.op)
+            own, operator = splits[inner.id], operator_of(inner.op)
             share = float(SplitArrays.of((own,), pricer.sizes).share(rule)[0])
             made = share * sum(
                 body.tensors[o].elements * pricer.itemsize(body.tensors[o].dtype)
@@ -143,30 +142,35 @@ def _bodies_s(
             )
             if inner.bodies:
                 seconds += _bodies_s(inner, body, region(inner, body), own, pricer, dtype)
-            elif operator is not None and operator.fusible:
+            elif operator.fusible:
                 fused += made * pricer.runtime.fused_traffic
-            elif inner.op not in FREE:
+            elif not operator.free:
                 seconds += pricer.kernel_s(rule.flops * share, read + made, dtype)
         slowest = max(slowest, seconds + (pricer.kernel_s(0.0, fused, dtype) if fused else 0.0))
     return trips(node) * slowest
 
 
-def _experts_s(base: GraphFacts, i: int, split: Split, pricer: Pricer, dtype: str) -> float:
-    """Seconds of routed experts' forward pass: their blocks one after the other (a gather and a
-    scatter of rows, two or three products), on the busiest device."""
-    rule, mesh = base.rules[i], pricer.sizes
-    (rows, count), local, itemsize = (
-        experts.blocks(rule, split, mesh),
-        rule.local(split, mesh),
-        pricer.itemsize("float32"),
+def pieces_of(
+    base: GraphFacts,
+    i: int,
+    splits: Sequence[Split],
+    pricer: Pricer,
+    cuts: SplitArrays | None = None,
+) -> Pieces:
+    """Node i under splits, as its operator is asked of it."""
+    node, rule = base.graph.nodes[i], base.rules[i]
+    return Pieces(
+        node=node,
+        graph=base.graph,
+        rule=rule,
+        splits=splits,
+        mesh=pricer.sizes,
+        share=lambda without: (cuts or SplitArrays.of(splits, pricer.sizes)).share(rule, without),
+        itemsize=pricer.itemsize,
+        bytes_of=lambda name, shape: _bytes(base, pricer, name, shape),
+        trained=base.training and not base.grad.isdisjoint(node.outputs),
+        repeated=i in base.repeated,
     )
-    h, f = local["h"], local["f"]
-    product = pricer.kernel_s(2.0 * rows * h * f, (h * f + rows * (h + f)) * itemsize, dtype)
-    each = (
-        pricer.kernel_s(0.0, 4 * rows * h * itemsize, dtype)
-        + (3 if base.graph.nodes[i].inputs[3] else 2) * product
-    )
-    return experts.IMBALANCE * local["e"] * count * each
 
 
 def working_bytes(
@@ -202,47 +206,20 @@ def working_of(
     results and weights are also cut out of what all repeats keep, and a weight's gradient is made
     before it is put with the others.
     """
-    graph, node, rule, splits = base.graph, base.graph.nodes[i], base.rules[i], cuts.splits
+    node, rule, splits = base.graph.nodes[i], base.rules[i], cuts.splits
     trained = base.training and not base.grad.isdisjoint(node.outputs)
     size = 2 * (ins + outs + weights) if trained and i in base.repeated else ins + outs
-    if trained and base.written_out and node.op in OPERATORS and OPERATORS[node.op].fusible:
+    operator = operator_of(node.op)
+    if trained and base.written_out and operator.fusible:
         size = np.where(
             weights, ins + outs, np.maximum(ins, outs)
         )  # written out, an elementwise operator's gradient takes the place of its result's
-    itemsize = pricer.itemsize("float32")
     if rule.flops and (i in base.epilogue or base.written_out):
         size = size + weights * _copied(base, i, splits, pricer)
-    if node.op == "Attention":
-        each = zip(splits, cuts.share(rule, "e").tolist(), outs.tolist(), strict=True)
-        size = size + np.array(
-            [
-                _attention_bytes(base, i, split, share, out, trained, pricer)
-                for split, share, out in each
-            ]
-        )
-    elif (
-        node.bodies and trained
-    ):  # what iterations, or the branch that was taken, leave for the backward pass
-        size = size + kept_elements(node) * cuts.share(rule) * itemsize
-    elif node.op == "RoutedExperts":
-        size = size + np.array(
-            [_experts_bytes(base, i, split, trained, pricer) for split in splits]
-        )
-    elif node.op == "MaxPool" and trained:
-        size = size + np.array([_positions(base, i, split, pricer) for split in splits])
-    elif node.op == "UserLoss":
-        size = size + USER_BYTES * prod(graph.tensors[node.inputs[0]].shape) * cuts.share(rule)
-    elif (
-        node.op == "CrossEntropyLoss"
-    ):  # a block of rows in float32; the gradient takes the logits' place
-        rows, logits = (
-            prod(graph.tensors[node.inputs[1]].shape),
-            graph.tensors[node.inputs[0]].shape,
-        )
-        size = size - ins if trained else size
-        size = size + 4 * prod(logits) * cuts.share(rule) * np.minimum(
-            1.0, LOSS_ROWS / (rows * cuts.share(rule, "v"))
-        )
+    if operator.in_place and trained:
+        size = size - ins
+    if operator.workspace is not None:
+        size = size + operator.workspace(pieces_of(base, i, splits, pricer, cuts), outs)
     return size
 
 
@@ -265,81 +242,6 @@ def _copied(base: GraphFacts, i: int, splits: Sequence[Split], pricer: Pricer) -
             for s in splits
         ]
     )
-
-
-def _attention_bytes(
-    base: GraphFacts, i: int, split: Split, share: float, outs: float, trained: bool, pricer: Pricer
-) -> float:
-    """Bytes that attention takes beside operands and results: scores and their gradient in float32,
-    the weights as computed with. share: of the scores (`SplitArrays.share`)."""
-    graph, node, rule, itemsize = (
-        base.graph,
-        base.graph.nodes[i],
-        base.rules[i],
-        pricer.itemsize("float32"),
-    )
-    q, _, v = graph.shapes(node.inputs[:3])
-    around = group(split.axes("ring"), pricer.sizes)
-    scores = rule.flops / (2 * (q[3] + v[3])) * share / around
-    queries = rule.local(split, pricer.sizes).get("s", q[2])
-    size = (
-        scores
-        * (QUERY_BLOCK / queries if in_query_blocks(queries) else 1)
-        * (4 + (2 if trained else 1) * itemsize)
-    )
-    if (
-        around > 1
-        # the next piece of keys beside this one, results and gradients summed up in float32, and
-        # what is on its way of these
-    ):
-        pieces, wide = (
-            _keys(base, i, split, pricer),
-            itemsize / pricer.itemsize(graph.tensors[node.inputs[0]].dtype),
-        )
-        size += pieces + (3 * wide * pieces + 2 * wide * outs if trained else wide * outs)
-    return size + (
-        2 * outs if trained and i in base.repeated else 0.0
-    )  # the residual stream's gradient, as wide as the result, as carried and as added to
-
-
-def _experts_bytes(base: GraphFacts, i: int, split: Split, trained: bool, pricer: Pricer) -> float:
-    """Bytes that routed experts take beside operands and results: one expert's weights (in the
-    backward pass their gradients in float32 too), a block of rows, and the rows of a round under
-    way: sent, received, worked on and returned."""
-    rule, mesh, itemsize = base.rules[i], pricer.sizes, pricer.itemsize("float32")
-    (rows, _), local = experts.blocks(rule, split, mesh), rule.local(split, mesh)
-    one = sum(
-        prod(local[f] for dim in rule.operands[k] for f in dim)
-        for k in (3, 4, 5)
-        if base.graph.nodes[i].inputs[k]
-    ) / max(1, local["e"])
-    size = (
-        one * (itemsize + 4) + rows * (3 * local["h"] + 4 * local["f"]) * (itemsize + 4)
-        if trained
-        else one * itemsize + rows * (2 * local["h"] + 3 * local["f"]) * itemsize
-    )
-    if experts.exchanges(rule, split):
-        size += (
-            (5 if trained else 3)
-            * experts.IMBALANCE
-            * experts.token_rows(rule, local)
-            * local["h"]
-            * itemsize
-        )
-    return size
-
-
-def _positions(base: GraphFacts, i: int, split: Split, pricer: Pricer) -> float:
-    """Bytes of where the largest elements of max pooling are: one a window, along one dim after the
-    other from the last."""
-    graph, node, rule, order = base.graph, base.graph.nodes[i], base.rules[i], tuple(pricer.sizes)
-    given = local_shape(
-        graph.tensors[node.inputs[0]].shape, rule.operand(0, split, order), pricer.sizes
-    )
-    made = local_shape(
-        graph.tensors[node.outputs[0]].shape, rule.result(0, split, order), pricer.sizes
-    )
-    return float(sum(prod(given[:d] + made[d:]) for d in range(2, len(made))))
 
 
 def inner_times(
@@ -370,45 +272,16 @@ def _bytes(base: GraphFacts, pricer: Pricer, name: str, shape: tuple[int, ...]) 
     return pricer.stored_bytes(shape, tensor.dtype, tensor.shape in base.images)
 
 
-def _keys(base: GraphFacts, i: int, split: Split, pricer: Pricer) -> float:
-    """Bytes of the local keys and values of an attention."""
-    rule, node, order = base.rules[i], base.graph.nodes[i], tuple(pricer.sizes)
-    return sum(
-        _bytes(
-            base,
-            pricer,
-            node.inputs[k],
-            local_shape(
-                base.graph.tensors[node.inputs[k]].shape,
-                rule.operand(k, split, order),
-                pricer.sizes,
-            ),
-        )
-        for k in (1, 2)
-    )
-
-
 def saved_beside_of(
     base: GraphFacts, i: int, slot: int, splits: Sequence[Split], pricer: Pricer
 ) -> Any:
-    """`saved_beside` of several splits. [splits], or 0 where none keeps anything"""
-    return (
-        np.array([saved_beside(base, i, slot, split, pricer) for split in splits])
-        if base.graph.nodes[i].op == RINGED and not slot
-        else 0.0
-    )
+    """Bytes that a kernel keeps for its backward pass beside operands and results of the graph,
+    counted with its operand `slot`. [splits], or 0 where none keeps anything"""
+    saves = operator_of(base.graph.nodes[i].op).saves_beside
+    return saves(pieces_of(base, i, splits, pricer)) if saves and not slot else 0.0
 
 
 def saved_beside(base: GraphFacts, i: int, slot: int, split: Split, pricer: Pricer) -> float:
-    """Bytes that a kernel keeps for its backward pass beside operands and results of the graph,
-    counted with its operand `slot`.
-
-    Attention on a ring keeps its result, and a float32 a row of scores.
-    """
-    if slot or base.graph.nodes[i].op != RINGED or not split.axes("ring"):
-        return 0.0
-    (out,), local = base.rules[i].results, base.rules[i].local(split, pricer.sizes)
-    rows, width = (prod(local[f] for dim in dims for f in dim) for dims in (out[:3], out[3:]))
-    return rows * (
-        width * pricer.itemsize(base.graph.tensors[base.graph.nodes[i].outputs[0]].dtype) + 4
-    )
+    """`saved_beside_of` one split."""
+    saved = saved_beside_of(base, i, slot, (split,), pricer)
+    return float(saved[0]) if isinstance(saved, np.ndarray) else 0.0

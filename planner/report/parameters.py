@@ -6,17 +6,12 @@ from __future__ import annotations
 import re
 
 from planner.graph.ir import Graph
+from planner.ops import operator_of
 from planner.support.words import Style, count, fitted, hang, percent
 
 _NUMBER = re.compile(r"(?<![A-Za-z0-9])\d+(?![A-Za-z0-9])")
-SLOTS = {
-    "MatMul": "product",
-    "Einsum": "product",
-    "Gather": "table",
-    "GatherND": "table",
-    "Conv": "filter",
-    "ConvTranspose": "filter",
-}
+SLOTS = {"product": "product", "lookup": "table", "convolution": "filter"}
+"""Kind of an operator -> what a weight that it reads is to it."""
 
 
 def parameter_table(graph: Graph, width: int, colour: bool) -> str:
@@ -63,11 +58,11 @@ def feeds(graph: Graph, name: str) -> str:
     names: dict[str, None] = {}
     for i, slot in graph.consumers.get(name, ()):
         op = graph.nodes[i].op
-        norm = op.endswith("Normalization")
+        kind = operator_of(op).kind
         role = (
             {1: "scale", 2: "bias", 3: "running mean", 4: "running variance"}.get(slot, "")
-            if norm
-            else SLOTS.get(op, "")
+            if kind == "norm"
+            else SLOTS.get(kind, "")
         )
         names[f"{op} {role or f'operand {slot}'}"] = None
     return ", ".join(list(names)[:3]) + (", ..." if len(names) > 3 else "") or "an output"

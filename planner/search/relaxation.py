@@ -20,6 +20,7 @@ import numpy as np
 
 from planner.analysis.facts import GraphFacts
 from planner.machine.topology import Mesh
+from planner.ops import operator_of
 from planner.pricing.pricer import Pricer
 from planner.sharding.rule import Split
 from planner.solvers.exact.elimination import Scratch, Tree, compile_tree
@@ -39,8 +40,6 @@ from planner.space.assemble import (
 )
 from planner.space.variables import Space
 
-OWN = frozenset({"RoutedExperts"})
-"""Operators whose time is not that of one product."""
 PRICES, FIRST_PRICE, RISE, WIDE_STEP, LEAST_STEP, CLOSE = 8, 0.05, 4.0, 8, 2, 1e-3
 """Of memory in a bound: how many are tried at most, the first (in whole costs for what exceeds the
 limit), by what it rises while nothing fits; where variables were split the steps between two that
@@ -89,7 +88,7 @@ class Arithmetic:
         )
         for i, work in base.backward.items():
             node, flops = base.graph.nodes[i], base.rules[i].flops
-            if node.op not in OWN and not node.bodies:
+            if operator_of(node.op).kernels is None and not node.bodies:
                 if flops not in known:
                     known[flops] = pricer.kernel_s(flops, 0.0, pricer.recipe.compute)
                 backward = 0.0 if not base.training or base.grad.isdisjoint(node.outputs) else work

@@ -20,6 +20,7 @@ from planner.execution.pipeline import Pipeline, pipeline_of
 from planner.execution.plan import Plan
 from planner.execution.uneven_pipeline import UnevenPipeline, uneven_pipeline_of
 from planner.graph.ir import Graph
+from planner.ops import operator_of
 from planner.pricing.breakdown import details
 from planner.pricing.cost import Cost
 from planner.pricing.host_tables import host_bytes
@@ -36,8 +37,6 @@ from planner.strategy.strategy import Strategy
 from planner.workload.model import Model
 
 TOOL_VERSION, COST_MODEL_VERSION = "0.1.0", "1"
-ALONG = ("LSTM", "GRU", "RNN", "Conv")
-"""Operators that work along the positions of a sequence, beside attention."""
 ROUNDING_S = 10 / PICO
 """What rounding can add up to per node of a graph: its own cost, its hubs' and its conversions',
 half a picosecond each."""
@@ -437,12 +436,13 @@ def tokens_per_step(graph: Graph, model: Model) -> int:
 
 def _worked_on(graph: Graph, rows: int) -> bool:
     """Whether something works along positions, or a product on as many rows."""
-    if any(node.op in ALONG or node.op.endswith("Attention") for node in graph.nodes):
+    kinds = {operator_of(node.op).kind for node in graph.nodes}
+    if kinds & {"attention", "recurrent", "convolution"}:
         return True
     read = (
         graph.tensors[n].shape
         for node in graph.nodes
-        if node.op in ("MatMul", "Gemm")
+        if operator_of(node.op).kind == "product"
         for n in node.inputs
         if n and n not in graph.weights
     )
@@ -450,13 +450,11 @@ def _worked_on(graph: Graph, rows: int) -> bool:
 
 
 def _looked_up(graph: Graph, name: str) -> bool:
-    """Whether a tensor, as it is or cast or reshaped, is the indices of a Gather from a weight."""
+    """Whether a tensor, as it is or moved about, is what a lookup in a weight looks up."""
     for i, slot in graph.consumers.get(name, ()):
         node = graph.nodes[i]
-        if node.op == "Gather" and slot == 1 and node.inputs[0] in graph.weights:
+        if operator_of(node.op).kind == "lookup" and slot == 1 and node.inputs[0] in graph.weights:
             return True
-        if node.op in ("Cast", "Reshape", "Identity", "Clip") and _looked_up(
-            graph, node.outputs[0]
-        ):
+        if operator_of(node.op).passes_values and _looked_up(graph, node.outputs[0]):
             return True
     return False

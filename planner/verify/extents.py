@@ -23,44 +23,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.graph.ir import Graph, Node
+from planner.ops import operator_of
 from planner.ops.lookup import rule_of
 from planner.sharding.rule import Rule
 
-_FREE_WHOLE = frozenset(
-    {
-        "Softmax",
-        "LogSoftmax",
-        "LayerNormalization",
-        "RMSNormalization",
-        "Attention",
-        "RotaryEmbedding",
-        "Slice",
-        "Split",
-        "Concat",
-        "Pad",
-        "CumSum",
-        "Trilu",
-        "ReduceMax",
-        "ReduceMin",
-        "ReduceProd",
-        "Gather",
-        "GatherND",
-        "RoutedExperts",
-    }
-)
-"""Operators whose whole factors are extents like any other; elsewhere a whole factor is a window, a
-count or a state size."""
-_COUNTED = {
-    "Conv": "g",
-    "ConvTranspose": "g",
-    "GroupNormalization": "g",
-    "OneHot": "v",
-    "GatherND": "z",
-    "RoutedExperts": "e",
-}
-"""Factors that an attribute, or the meaning of the operator, counts."""
-PASSING = frozenset({"Cast", "Reshape", "Slice", "Transpose", "Expand", "Identity", "Concat"})
-"""What integers pass through on their way to a table without changing value."""
 FLOOR = 8
 """No extent becomes smaller than this."""
 
@@ -176,12 +142,12 @@ class Extents:
                     self.constraints.append(
                         Product(self._element[name, axis], tuple(atoms[f] for f in dim))
                     )
-        counted = _COUNTED.get(node.op, "")
+        operator = operator_of(node.op)
         for f, atom in atoms.items():
             if (
-                f == counted
+                f == operator.counted
                 or f in rule.spatial
-                or (f in rule.whole and node.op not in _FREE_WHOLE)
+                or (f in rule.whole and not operator.extents)
             ):
                 self.fixed.add(atom)
         self._special(node, rule)
@@ -238,7 +204,7 @@ class Extents:
             name = queue.pop()
             made = graph.producer.get(name)
             if made is not None:
-                if graph.nodes[made].op not in PASSING:
+                if not operator_of(graph.nodes[made].op).passes_values:
                     self._fix((table, axis))
                     return
                 queue += [n for n in graph.nodes[made].inputs if n]

@@ -31,6 +31,7 @@ from costmodels.hardware.units import show_bytes
 from planner.errors import PlanError
 from planner.execution.plan import Plan
 from planner.graph.ir import Graph
+from planner.ops import operator_of
 from planner.ops.lookup import rule_of
 from planner.strategy.strategy import Strategy
 from planner.support.choices import choose
@@ -484,7 +485,7 @@ def parked(plan: Plan, kind: str) -> tuple[str, ...]:
 
 def at_balance(graph: Graph) -> tuple[str, ...]:
     """What is said of loops whose length no compiler knows."""
-    routed = any(n.op == "RoutedExperts" for n in graph.nodes)
+    routed = any(operator_of(n.op).kind == "experts" for n in graph.nodes)
     return (
         (
             (

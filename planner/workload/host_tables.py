@@ -29,6 +29,7 @@ from dataclasses import replace
 
 from planner.errors import PlanError
 from planner.graph.ir import Graph, HostTable
+from planner.ops import operator_of
 
 PLACES = ("device", "host", "server")
 WORTH = 0.5
@@ -47,7 +48,9 @@ def candidates(graph: Graph, microbatches: int = 1, place: str = "host") -> dict
         nodes = [
             graph.nodes[i]
             for i, slot in uses
-            if slot == 0 and graph.nodes[i].op == "Gather" and graph.nodes[i].attrs["axis"] == 0
+            if slot == 0
+            and operator_of(graph.nodes[i].op).kind == "lookup"
+            and graph.nodes[i].attrs.get("axis") == 0
         ]
         ids = tuple(dict.fromkeys(n.inputs[1] for n in nodes))
         if len(nodes) < len(uses) or any(

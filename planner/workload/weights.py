@@ -18,20 +18,13 @@ import numpy as np
 
 from planner.errors import PlanError
 from planner.graph.ir import DTYPE_BYTES, Graph, WeightRef
+from planner.ops import operator_of
 from planner.reader.draft.draft import proto_array
 from planner.reader.draft.fold import numpy_dtype
 from planner.reader.draft.weight_transforms import transformed
 from planner.reader.onnx.tensors import external_path
 
 STANDARD_DEVIATION = 0.02
-_ONES = {
-    "LayerNormalization": (1,),
-    "RMSNormalization": (1,),
-    "InstanceNormalization": (1,),
-    "GroupNormalization": (1,),
-    "BatchNormalization": (1, 4),
-}
-"""Slots whose absent weights are near 1: scales, and BatchNorm's variance."""
 
 
 def load(
@@ -134,7 +127,8 @@ def _seeded(graph: Graph, name: str, seed: int) -> np.ndarray:
     tensor = graph.tensors[name]
     random = np.random.default_rng([seed, zlib.crc32(graph.labels[name].encode())])
     near_one = any(
-        slot in _ONES.get(graph.nodes[k].op, ()) for k, slot in graph.consumers.get(name, ())
+        slot in operator_of(graph.nodes[k].op).starts_at_one
+        for k, slot in graph.consumers.get(name, ())
     )
     if not tensor.is_float:
         return np.zeros(tensor.shape, numpy_dtype(tensor.dtype))

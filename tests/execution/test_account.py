@@ -35,8 +35,8 @@ from planner.execution.plan import Plan
 from planner.execution.recompute import Recomputed
 from planner.execution.shared_collectives import Merged
 from planner.graph.ir import Graph, Node, Tensor
+from planner.ops.cost import Reads
 from planner.ops.lookup import rule_of
-from planner.ops.residuals import Reads
 from planner.pins.pins import parse_pins
 from planner.reader import read_model
 from planner.sharding.rule import Split

@@ -1,0 +1,120 @@
+"""What an operator says of its own cost where the usual formulas do not fit.
+
+`Pieces` is what a price asks about; `Reads` and `Product` are answers about the backward pass. An
+operator's entry in the table (`planner.ops.base.Operator`) names functions over these records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from math import prod
+
+import numpy as np
+
+from planner.graph.ir import Graph, Node
+from planner.sharding.layout import local_shape
+from planner.sharding.rule import Rule, Split
+
+Slots = frozenset[int]
+
+
+@dataclass(frozen=True)
+class Reads:
+    """Operand slots whose values the gradient needs, and whether it needs what only the kernel
+    knows (its result, row sums)."""
+
+    slots: Slots = frozenset()
+    inside: bool = False
+
+    @cached_property
+    def in_order(self) -> tuple[int, ...]:
+        """The slots, ascending."""
+        return tuple(sorted(self.slots))
+
+
+def bilinear(present: Slots, trained: Slots) -> Reads:
+    """A result that is linear in each operand: the gradient of one reads the others."""
+    return Reads(frozenset(i for i in present if trained - {i}))
+
+
+def normalising(present: Slots, trained: Slots) -> Reads:
+    """A normalisation of operand 0 with the scale in slot 1, the shift in slot 2 and statistics
+    behind: gradients of the data and of the scale read the data and the statistics."""
+    data = {0} if trained & {0, 1} else set()
+    scale = {1} if 0 in trained else set()
+    return Reads(frozenset(data | scale | {i for i in present if i > 2}), bool(trained & {0, 1}))
+
+
+@dataclass(frozen=True)
+class Product:
+    """A dot of a node's kernel: FLOPs of one device's forward pass, how many dots as large its
+    backward pass has, how many more it recomputes (attention's scores), and whether the backward
+    pass needs the product itself, so that a recomputed node runs it even where nobody reads the
+    node's result. beyond: FLOPs of the backward pass for rows of the neighbours. multiplied: how
+    many of the backward pass are sums of one term, which compilers multiply: work, but no dots."""
+
+    flops: Fraction
+    backward: int
+    recomputed: int = 0
+    inside: bool = False
+    beyond: Fraction = Fraction(0)
+    multiplied: int = 0
+
+
+@dataclass(frozen=True)
+class Dots:
+    """A node of which the dots are asked. flops: of one device's forward pass; trained: slots of
+    operands with a gradient (none where no result has one); share: what part of each factor a
+    device has, the whole of factors it does not name."""
+
+    node: Node
+    rule: Rule
+    shapes: tuple[tuple[int, ...], ...]
+    trained: Slots
+    share: Mapping[str, Fraction]
+
+    @cached_property
+    def flops(self) -> Fraction:
+        """FLOPs of one device's forward pass."""
+        return prod(self.share.values()) * Fraction(self.rule.flops)
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """A node whose price is asked, and what one device has of it under each of several splits.
+
+    mesh: axis -> size, in the order of the mesh. share: part of all index tuples of the rule's
+    factors that one device has, padding included, without the factor that is named [splits].
+    itemsize: bytes of an element of a type as it is computed with. bytes_of: bytes of a tensor's
+    piece of a shape. trained: whether a backward pass follows. repeated: whether the node is in a
+    repeated block.
+    """
+
+    node: Node
+    graph: Graph
+    rule: Rule
+    splits: Sequence[Split]
+    mesh: Mapping[str, int]
+    share: Callable[[str], np.ndarray]
+    itemsize: Callable[[str], float]
+    bytes_of: Callable[[str, tuple[int, ...]], float]
+    trained: bool
+    repeated: bool
+
+    def operand_shape(self, slot: int, split: Split) -> tuple[int, ...]:
+        """Shape of one device's piece of an operand."""
+        layout = self.rule.operand(slot, split, tuple(self.mesh))
+        return local_shape(self.graph.tensors[self.node.inputs[slot]].shape, layout, self.mesh)
+
+    def result_shape(self, k: int, split: Split) -> tuple[int, ...]:
+        """Shape of one device's piece of a result, of those that are wanted."""
+        layout = self.rule.result(k, split, tuple(self.mesh))
+        name = [o for o in self.node.outputs if o][k]
+        return local_shape(self.graph.tensors[name].shape, layout, self.mesh)
+
+
+Kernels = tuple[float, tuple[tuple[int, float, float], ...]]
+"""(how often the sequence runs, (how often in it, FLOPs, bytes moved) of each kernel)."""
