@@ -27,7 +27,7 @@ from planner.search.search import Search
 from planner.solvers.problem import Budget, Problem, evaluate
 from planner.space.assemble import Techniques, assemble
 from planner.space.build import build_space
-from planner.whatif.per_layer import apart
+from planner.whatif.per_layer import without_sharing
 from planner.workload.model import Model, Workload
 
 MODELS = (
@@ -71,7 +71,7 @@ def problem_on(
     """
     base = search.base(1)
     assert base is not None
-    base = base if tied else apart(base)
+    base = base if tied else without_sharing(base)
     pricer = Pricer(search.request.topology, mesh, search.request.runtime, search.request.recipe)
     return assemble(build_space(base, pricer, zero_axes=mesh.zero_axes), Techniques(1), limit)
 

@@ -108,7 +108,7 @@ def built(study: str, value: int) -> Problem:
     from planner.sharding.rule import Limits
     from planner.space.assemble import Techniques, assemble
     from planner.space.build import build_space
-    from planner.whatif.per_layer import apart
+    from planner.whatif.per_layer import without_sharing
     from planner.workload.model import Model, Workload
 
     layers = value if study.startswith("layers") else 24
@@ -133,7 +133,7 @@ def built(study: str, value: int) -> Problem:
     mesh = pinned_mesh(request.topology, dict(zip(names, shape, strict=False)))
     base = search.base(1)
     assert base is not None
-    base = apart(base) if study == "layers-unfolded" else base
+    base = without_sharing(base) if study == "layers-unfolded" else base
     # Every split of every axis; the outer search gives meshes of three axes only those that plans
     # on two suggest.
     space = build_space(

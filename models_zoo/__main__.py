@@ -18,8 +18,8 @@ from planner.errors import PlanError
 from planner.support import console
 from planner.support.atomic_write import write_atomically
 from planner.support.command_line import Parser
-from planner.support.words import count as spelled
-from planner.support.words import fitted, flops
+from planner.support.text import count as spelled
+from planner.support.text import fitted, flops
 
 if TYPE_CHECKING:
     import onnx

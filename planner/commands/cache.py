@@ -13,7 +13,7 @@ from planner.support import console
 def run(args: argparse.Namespace) -> int:
     """The sizes go to stdout; what was removed to the terminal. Raises PlanError P056."""
     from costmodels.hardware.units import show_bytes
-    from planner.support.words import table
+    from planner.support.text import table
 
     known = Cache.chosen(args.cache)
     if known is None:

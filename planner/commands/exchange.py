@@ -52,7 +52,7 @@ def cost_of(made: Handover) -> str:
     """What handing over costs, a line a rounding, each beside the one before; then what has no
     price."""
     from costmodels.hardware.units import show_bytes, show_time
-    from planner.support.words import table
+    from planner.support.text import table
 
     rows, before = [["", "step", "change", "memory", "fits"]], 0.0
     for row in made.rows:

@@ -48,7 +48,7 @@ def explain(args: argparse.Namespace) -> int:
 def _detail(args: argparse.Namespace, strategy: Strategy, name: str) -> Mapping[str, Any] | None:
     """What a node costs: as the file has it, unless --model asks for it anew or the file was edited
     since. None, with a word, where neither file nor model tells."""
-    from planner.support.words import hang
+    from planner.support.text import hang
 
     if (
         not args.model
@@ -111,7 +111,7 @@ def _whole(args: argparse.Namespace, option: str) -> None:
 def _minimal_pins(args: argparse.Namespace, strategy: Strategy) -> int:
     """The fewest annotations that propagation makes the plan of, as a file for --pin."""
     from planner.machine.topology import Mesh
-    from planner.support.words import hang
+    from planner.support.text import hang
     from planner.whatif.fewest_annotations import fewest, pins_file
 
     _whole(args, "--minimal-pins")

@@ -26,7 +26,7 @@ from planner.graph.ir import Graph, Node
 from planner.ops.base import Call, NoRule, Operator, register, tuple_text
 from planner.ops.cost import Dots, Kernels, Pieces, Product
 from planner.sharding.rule import KernelCollective, Rule, Split, parse
-from planner.support.words import count as short
+from planner.support.text import count as short
 
 IMBALANCE = 1.25
 """Assumed: rows of the busiest device over the mean, and places of a round of expert parallelism

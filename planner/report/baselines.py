@@ -10,7 +10,7 @@ from costmodels.hardware.units import show_bytes, show_time
 from planner.sharding.layout import STAGE
 from planner.strategy.strategy import Strategy
 from planner.strategy.words import tuned_words
-from planner.support.words import Style, hang, listed, table, visible
+from planner.support.text import Style, hang, listed, table, visible
 
 TIE = 1e-3
 """Share of a step below which plans are equal to a search (planner.search.request.TIE)."""

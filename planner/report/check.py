@@ -11,7 +11,7 @@ from xml.sax.saxutils import quoteattr
 from costmodels.hardware.units import show_bytes, show_time
 from planner.report.diff import quantity
 from planner.strategy.strategy import round_figures
-from planner.support.words import Style, flops, hang, table, visible
+from planner.support.text import Style, flops, hang, table, visible
 from planner.whatif.gate import Held, Limit, Report, Row
 
 WIDE = 100

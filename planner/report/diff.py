@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from costmodels.hardware.units import show_bytes, show_time
 from planner.strategy.diff import Change, Diff, Figure
-from planner.support.words import Style, hang, listed, percent, table
+from planner.support.text import Style, hang, listed, percent, table
 
 SHOWN = 12
 

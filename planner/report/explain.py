@@ -31,7 +31,7 @@ from planner.strategy.stages import stages
 from planner.strategy.strategy import Strategy
 from planner.strategy.words import offload_words, tuned_words
 from planner.support.emphasis import one_line
-from planner.support.words import Style, hang, labelled, pack, percent, short, signed_time, table
+from planner.support.text import Style, hang, labelled, pack, percent, short, signed_time, table
 
 SHOWN = 8
 GAP = "   "

@@ -12,7 +12,7 @@ from planner.report.baselines import baseline_name
 from planner.sharding.layout import STAGE
 from planner.strategy.stages import dealt, lockstep, stages, ticks
 from planner.strategy.strategy import Strategy
-from planner.support.words import count, percent
+from planner.support.text import count, percent
 
 
 def why_stages(s: Strategy) -> list[str]:

@@ -11,7 +11,7 @@ from planner.search.findings import ordered
 from planner.strategy.diff import GIVEN
 from planner.strategy.stages import lockstep
 from planner.strategy.strategy import Strategy
-from planner.support.words import Style, hang, percent, short
+from planner.support.text import Style, hang, percent, short
 
 DISTINCT = 0.995
 """Share of distinct work above which nothing is done twice, but for what rounding says."""

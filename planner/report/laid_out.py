@@ -9,7 +9,7 @@ from costmodels.hardware.units import show_bytes, show_time
 from planner.report.notation import extent_names, residual, short_labels
 from planner.strategy.notation import spell_weight, weight_groups
 from planner.strategy.strategy import Strategy
-from planner.support.words import LONGEST, Style, labelled, short
+from planner.support.text import LONGEST, Style, labelled, short
 
 SHOWN_WEIGHTS = 6
 

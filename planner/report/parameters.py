@@ -7,7 +7,7 @@ import re
 
 from planner.graph.ir import Graph
 from planner.ops import operator_of
-from planner.support.words import Style, count, fitted, hang, percent
+from planner.support.text import Style, count, fitted, hang, percent
 
 _NUMBER = re.compile(r"(?<![A-Za-z0-9])\d+(?![A-Za-z0-9])")
 SLOTS = {"product": "product", "lookup": "table", "convolution": "filter"}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from costmodels.hardware.units import show_bytes, show_time
 from planner.report.summary import machine, title
 from planner.strategy.strategy import Strategy
-from planner.support.words import Style, hang, labelled, percent
+from planner.support.text import Style, hang, labelled, percent
 
 if TYPE_CHECKING:
     from planner.whatif.per_layer import PerLayer

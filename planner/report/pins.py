@@ -10,7 +10,7 @@ from costmodels.hardware.units import show_bytes, show_time
 from planner.report.summary import machine, title
 from planner.report.tables import mesh_words, technique_words
 from planner.strategy.strategy import Strategy
-from planner.support.words import Style, fitted, hang, signed_time
+from planner.support.text import Style, fitted, hang, signed_time
 
 if TYPE_CHECKING:
     from planner.whatif.pin_prices import PinPrice

@@ -25,7 +25,7 @@ from planner.report.verdict import of_plans, verdict
 from planner.strategy.stages import lockstep, stages, stages_words, ticks
 from planner.strategy.strategy import Strategy
 from planner.strategy.words import offload_words
-from planner.support.words import (
+from planner.support.text import (
     LABEL,
     Style,
     bar,

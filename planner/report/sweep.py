@@ -13,7 +13,7 @@ from typing import Any
 from costmodels.hardware.units import show_bytes, show_time
 from planner.report.summary import title, unit_of_work
 from planner.report.tables import mesh_words, technique_words
-from planner.support.words import Style, count, fitted, hang, percent, visible
+from planner.support.text import Style, count, fitted, hang, percent, visible
 from planner.whatif.sweep_rows import DAY_S, Row, TrainingRun, best_run, fewest, first_too_large
 
 SPARED = ("efficiency", "step", "fits", "MFU")

@@ -15,7 +15,7 @@ from planner.sharding.notation import spell_rule
 from planner.strategy.stages import SCHEDULES
 from planner.strategy.strategy import Strategy
 from planner.strategy.words import offload_words, tuned_words
-from planner.support.words import (
+from planner.support.text import (
     _AXIS,
     RECOMPUTED,
     Style,

@@ -16,7 +16,7 @@ from planner.report.findings import DISTINCT
 from planner.report.proof import covered
 from planner.strategy.stages import lockstep
 from planner.strategy.strategy import Strategy
-from planner.support.words import percent
+from planner.support.text import percent
 
 PLAIN = ("data_parallel", "zero3")
 TIED, TIES = ", a tie within the model's error", ", ties within the model's error"

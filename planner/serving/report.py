@@ -18,7 +18,7 @@ from planner.serving.result import Serving
 from planner.sharding.notation import cells
 from planner.strategy.notation import spell_weight, weight_groups
 from planner.strategy.strategy import Strategy
-from planner.support.words import LONGEST, Style, count, hang, labelled, pack, short, table
+from planner.support.text import LONGEST, Style, count, hang, labelled, pack, short, table
 
 SHOWN_WEIGHTS = 6
 AIMS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from planner.support.words import RECOMPUTED
+from planner.support.text import RECOMPUTED
 
 OFFLOADED = {
     "optimizer": "optimizer state",

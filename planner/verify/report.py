@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from costmodels.hardware.units import show_bytes
-from planner.support.words import Style, hang
+from planner.support.text import Style, hang
 
 NUMBERS, TRAFFIC, FLOPS, MEMORY = "numbers", "traffic", "FLOPs", "memory"
 OK, APART, WRONG, UNKNOWN = "ok", "apart", "wrong", "not judged"

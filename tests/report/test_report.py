@@ -24,7 +24,7 @@ from planner.sharding.notation import spell_rule
 from planner.strategy.diff import compare
 from planner.strategy.notation import weight_groups
 from planner.strategy.strategy import Strategy
-from planner.support.words import Style, bar, hang, pack, percent, short, table, visible
+from planner.support.text import Style, bar, hang, pack, percent, short, table, visible
 
 GOLDEN = Path(__file__).parents[1].joinpath("golden")
 

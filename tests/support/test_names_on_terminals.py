@@ -13,7 +13,7 @@ from onnx import numpy_helper, save
 
 from planner.cli import main
 from planner.support.emphasis import ANSI, emphasised, one_line, printable
-from planner.support.words import Style, visible
+from planner.support.text import Style, visible
 from tests.reader_models import rand
 from tests.report.test_terminal import Screen
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 
-from planner.support import words
+from planner.support import text
 
 NARROW = "\u202f"
 MINUS = "\u2212"
@@ -22,7 +22,7 @@ def time(seconds: float) -> str:
     return (
         "0 s"
         if seconds == 0
-        else words.show_time(seconds).replace(" us", " µs").replace(" ", NARROW)
+        else text.show_time(seconds).replace(" us", " µs").replace(" ", NARROW)
     )
 
 
@@ -30,7 +30,7 @@ def size(size_bytes: float) -> str:
     """`70.9 GiB`, `7.1 TiB`."""
     if abs(size_bytes) >= 1024**4:
         return f"{size_bytes / 1024**4:,.1f}{NARROW}TiB"
-    return words.show_bytes(size_bytes).replace(" ", NARROW)
+    return text.show_bytes(size_bytes).replace(" ", NARROW)
 
 
 def share(value: float) -> str:
@@ -40,7 +40,7 @@ def share(value: float) -> str:
 
 def count(value: float) -> str:
     """`8.03 B`, `10,882`."""
-    return words.count(value).replace(" ", NARROW)
+    return text.count(value).replace(" ", NARROW)
 
 
 def signed(value: float, shown: str) -> str:
