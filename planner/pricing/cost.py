@@ -1,4 +1,5 @@
-"""TODO."""
+"""What a whole plan costs: the record that every search result, report and strategy file is filled
+from."""
 
 from __future__ import annotations
 
@@ -6,6 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from costmodels.capacity import Breakdown
+
+OTHER_PARTS = {"tables_time_s": "tables pulled and pushed"}
+"""Parts of a step beside arithmetic, communication, the optimizer and bubbles: field of Cost, and
+key of the file's `cost` where it is not 0 -> its words in the summary."""
 
 
 @dataclass(frozen=True)
@@ -34,3 +39,8 @@ class Cost:
     (planner.workload.host_tables)."""
     launch_time_s: float = 0.0
     """Launches of collectives that may go together (planner.pricing.bucketing)."""
+
+    @property
+    def other_time_s(self) -> float:
+        """Seconds of OTHER_PARTS."""
+        return float(sum(getattr(self, part) for part in OTHER_PARTS))

@@ -105,7 +105,7 @@ def price(
     if offloaded_names(flow, runs):
         moved = offloaded_weights(flow, runs, pricer)
         optimizer += pricer.host_s(micro * moved.added + moved.once)
-    tables = pull_push_s(flow, pricer)
+    other = _other_parts(flow, pricer)
     flops = collectives.dot_flops(flow, again=False)
     distinct = (
         float(base.model_flops * (micro if base.training else 1) / (flops * max(plan.devices, 1)))
@@ -117,21 +117,26 @@ def price(
     )  # copies share products of weights alone
     assert distinct <= 1 + 1e-9, f"{distinct} of the devices' arithmetic is useful"
     return Cost(
-        compute + bubble + sending.exposed_s + optimizer + tables,
-        compute,
-        again,
-        bubble,
-        sending.exposed_s + sending.hidden_s,
-        sending.exposed_s,
-        optimizer,
-        flops,
-        memory(base, flow, pricer, runs),
-        traffic(uses, plan.order, mesh),
-        distinct,
-        sending.by_axes,
-        tables,
-        sending.launching_s,
+        step_time_s=compute + bubble + sending.exposed_s + optimizer + sum(other.values()),
+        compute_time_s=compute,
+        recompute_time_s=again,
+        bubble_time_s=bubble,
+        communication_time_s=sending.exposed_s + sending.hidden_s,
+        exposed_communication_time_s=sending.exposed_s,
+        optimizer_time_s=optimizer,
+        flops_per_device=flops,
+        memory=memory(base, flow, pricer, runs),
+        traffic=traffic(uses, plan.order, mesh),
+        distinct_work=distinct,
+        exposed_by_axes=sending.by_axes,
+        launch_time_s=sending.launching_s,
+        **other,
     )
+
+
+def _other_parts(flow: Flow, pricer: Pricer) -> dict[str, float]:
+    """Seconds of planner.pricing.cost.OTHER_PARTS."""
+    return {"tables_time_s": pull_push_s(flow, pricer)}
 
 
 def resent(
@@ -151,7 +156,7 @@ def resent(
         + cost.bubble_time_s
         + sending.exposed_s
         + cost.optimizer_time_s
-        + cost.tables_time_s,
+        + cost.other_time_s,
         communication_time_s=sending.exposed_s + sending.hidden_s,
         exposed_communication_time_s=sending.exposed_s,
         exposed_by_axes=sending.by_axes,

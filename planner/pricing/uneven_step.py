@@ -139,18 +139,18 @@ def price(base: GraphFacts, flow: Flow, pricer: Pricer) -> Cost:
     assert distinct <= 1 + 1e-9, f"{distinct} of the devices' arithmetic is useful"
     uses = collectives.collectives(flow, (), pricer.itemsize)
     return Cost(
-        compute + bubble + exposed + optimizer,
-        compute,
-        replayed,
-        bubble,
-        exposed + hidden,
-        exposed,
-        optimizer,
-        flops,
-        memory(base, flow, pricer),
-        traffic(uses, plan.order, dict(plan.mesh)),
-        distinct,
-        by_axes,
+        step_time_s=compute + bubble + exposed + optimizer,
+        compute_time_s=compute,
+        recompute_time_s=replayed,
+        bubble_time_s=bubble,
+        communication_time_s=exposed + hidden,
+        exposed_communication_time_s=exposed,
+        optimizer_time_s=optimizer,
+        flops_per_device=flops,
+        memory=memory(base, flow, pricer),
+        traffic=traffic(uses, plan.order, dict(plan.mesh)),
+        distinct_work=distinct,
+        exposed_by_axes=by_axes,
     )
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from costmodels.hardware.units import show_bytes, show_time
 from planner.execution.technique_fields import bucket_of, copies_of, offload_of
+from planner.pricing.cost import OTHER_PARTS
 from planner.report.baselines import comparison
 from planner.report.findings import finding_lines
 from planner.report.proof import covered
@@ -277,16 +278,21 @@ def _figures(strategy: Strategy, width: int, style: Style) -> list[str]:
             " and sums of gradients" if strategy.techniques["microbatches"] > 1 else ""
         )  # over microbatches: three passes over them for each
         step.append(f"optimizer{summed} {show_time(c['optimizer_time_s'])}")
-    if c.get("tables_time_s"):
-        step.append(f"tables pulled and pushed {show_time(c['tables_time_s'])}")
+    step += [f"{words} {show_time(c[part])}" for part, words in OTHER_PARTS.items() if c.get(part)]
     if c["bubble_time_s"]:
         among = (
             f" ({stages(strategy) - 1} of {ticks(strategy)} ticks)" if lockstep(strategy) else ""
         )
         step.append(f"bubble {show_time(c['bubble_time_s'])}{among}")
     parts = [
-        (c.get(f"{part}_time_s", 0.0), part[0].upper())
-        for part in ("compute", "exposed_communication", "optimizer", "tables", "bubble")
+        (c.get(part, 0.0), part[0].upper())
+        for part in (
+            "compute_time_s",
+            "exposed_communication_time_s",
+            "optimizer_time_s",
+            *OTHER_PARTS,
+            "bubble_time_s",
+        )
     ]
     lines = [*labelled("step", step, width, style), *_bar(parts, c["step_time_s"], width, style)]
     total = c["flops_per_device"] * c["distinct_work"] * devices

@@ -22,7 +22,7 @@ from planner.execution.uneven_pipeline import UnevenPipeline, uneven_pipeline_of
 from planner.graph.ir import Graph
 from planner.ops import operator_of
 from planner.pricing.breakdown import details
-from planner.pricing.cost import Cost
+from planner.pricing.cost import OTHER_PARTS, Cost
 from planner.pricing.host_tables import host_bytes
 from planner.pricing.kernels import kernel_times
 from planner.pricing.plan_price import price_plan
@@ -385,6 +385,7 @@ def cost_table(cost: Cost, request: Request, base: GraphFacts, model: Model) -> 
         "exposed_s_by_collective": {
             f"{k} {a}": s for (k, a), s in sorted(cost.exposed_by_axes.items())
         },
+        **{part: s for part in OTHER_PARTS if (s := getattr(cost, part))},
         **(
             {
                 "tables_time_s": cost.tables_time_s,
