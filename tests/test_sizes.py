@@ -65,7 +65,7 @@ LEFT: set[str] = {
     "long: planner/emit/runtime/kernels/kernels.py::cross_entropy",
     "long: planner/emit/runtime/pipeline/pipeline_1f1b.py::gradients",
     "long: planner/emit/runtime/pipeline/pipeline_interleaved.py::gradients",
-    "long: planner/emit/runtime/pipeline/pipeline_unequal.py::gradients",
+    "long: planner/emit/runtime/pipeline/pipeline_uneven.py::gradients",
     "long: planner/emit/stages.py::write_stages",
     "long: planner/execution/even_flops.py::flops_by_index",
     "long: planner/execution/layout_flow.py::derive",

@@ -36,7 +36,7 @@ def write_block(
     table = block_table(w, run, f"{w.prefix.upper()}BLOCK{number}")
     inner = body.inner(
         inner_flow(body.flow, run),
-        repeats=spoken(w.flow.graph, run),
+        repeats=display_names(w.flow.graph, run),
         tie=w.unroll and gathers,
         name_collectives=bool(mode),
         weights={names[0]: f"w[{literal(table.short[names[0]])}]" for names in run.weights},
@@ -50,7 +50,9 @@ def write_block(
     inner.lines += [
         f'{variable} = checkpoint_name({variable}, "entering")' for variable in carried if away
     ]
-    inner.lines += ["w = brought(w)"] if any(names[0] in w.waiting for names in run.weights) else []
+    inner.lines += (
+        ["w = to_device(w)"] if any(names[0] in w.offloaded for names in run.weights) else []
+    )
     for i in inside:
         for each in inners:
             each.node(i)
@@ -71,7 +73,7 @@ def write_block(
     if mode and not (w.backend == "jit" and mode == "part"):
         policy = {"all": "", "keep": f", policy={KEEP}", "part": ", policy=no_gathers"}[mode]
         policy = (
-            f", policy=send_away({literal('collective') if mode == 'keep' else ''})"
+            f", policy=offload_inputs({literal('collective') if mode == 'keep' else ''})"
             if away
             else policy
         )
@@ -128,12 +130,12 @@ def _hand_out(w: Writer, body: Body, run: RepeatedBlock, place: Callable[[int, i
 
 
 def _handed(body: Body, entering: list[str], pipeline: Pipeline) -> list[str]:
-    """What this stage's blocks begin with: in the first stage (and its first chunk) what enters,
-    elsewhere what the stage before hands on (the argument x)."""
+    """What this stage's blocks begin with: in the first stage (and its first virtual stage) what
+    enters, elsewhere what the stage before hands on (the argument x)."""
     given = [body.fresh("x") for _ in entering]
     body.helpers.add("pick")
     first = f"lax.axis_index({literal(STAGE)}) == 0"
-    first = f"({first}) & (chunk == 0)" if pipeline.virtual_stages > 1 else first
+    first = f"({first}) & (virtual == 0)" if pipeline.virtual_stages > 1 else first
     body.lines.append(f"{', '.join(given)}, = pick({first}, ({', '.join(entering)},), x)")
     return given
 
@@ -162,7 +164,7 @@ def _stage_loop(
     )
 
 
-def spoken(graph: Graph, run: RepeatedBlock) -> dict[str, str]:
+def display_names(graph: Graph, run: RepeatedBlock) -> dict[str, str]:
     """What node ids, tensors and labels of the first repeat are called in the function of all."""
     out = {}
     for names in run.weights:

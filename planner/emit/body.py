@@ -106,8 +106,8 @@ class Body(Values):
         names = [self.fresh() for _ in live]
         cells = " ".join(rule_cells(rule, k, self.flow.split(index)) for k in range(len(live)))
         pending = "".join(f" partial over {'+'.join(r.partial)}" for r in results[:1] if r.partial)
-        spoken = self.repeats.get(node.id, node.id)
-        what = spoken if node.op in spoken.rpartition("/")[2] else f"{node.op} {spoken}"
+        name = self._displayed(node.id)
+        what = name if node.op in name.rpartition("/")[2] else f"{node.op} {name}"
         self.lines.append(
             f"{', '.join(names)} = {text}  # {comment(what, 88)} -> {comment(cells + pending, 120)}"
         )
@@ -152,7 +152,7 @@ class Body(Values):
             for index in range(len(body.nodes)):
                 inner.node(index)
             results = [inner.value(o, flow.source[o].stored) for o in body.outputs]
-            head = f"def {name}({', '.join(arguments)}):  # {comment(self._spoken(node.id), 88)}"
+            head = f"def {name}({', '.join(arguments)}):  # {comment(self._displayed(node.id), 88)}"
             self.lines += [
                 head,
                 *(f"    {line}" for line in inner.lines),
@@ -176,7 +176,7 @@ class Body(Values):
         return variable if want == shape else self._resized(variable, shape, want)
 
     def _rounded(self, node: Node, slot: int) -> bool:
-        """Whether an operand is a precise float that must be brought to the type of the others.
+        """Whether an operand is a precise float that must be to_device to the type of the others.
         Losses and attention's scores are float32 themselves."""
         if (
             not self.float_dtype

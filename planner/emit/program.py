@@ -23,7 +23,7 @@ from planner.emit.program_text import assemble, kept
 from planner.emit.source import comment, literal, user_function
 from planner.emit.stages import write_stages
 from planner.emit.tables import collect_parameters
-from planner.emit.unequal import write_uneven
+from planner.emit.uneven import write_uneven
 from planner.emit.values import Backend, precise
 from planner.emit.writer import Function, Program, Training, Workload, Writer
 from planner.errors import PlanError
@@ -189,7 +189,7 @@ def check_kernels(graph: Graph) -> None:
 
 
 def emitted_blocks(flow: Flow) -> tuple[list[RepeatedBlock], list[str]]:
-    """The repeated blocks that become one function, and why the others do not; none in unequal
+    """The repeated blocks that become one function, and why the others do not; none in uneven
     pipeline stages."""
     runs: list[RepeatedBlock] = []
     reasons: list[str] = []
@@ -221,7 +221,9 @@ def forward_bodies(w: Writer) -> tuple[Body, ...]:
     body.weights = {
         t: f"{w.container(t)}[{literal(p.key)}]" for t, p in w.parameters.items() if t not in own
     }
-    body.weights |= {t: f"brought({text})" for t, text in body.weights.items() if t in w.waiting}
+    body.weights |= {
+        t: f"to_device({text})" for t, text in body.weights.items() if t in w.offloaded
+    }
     copies = w.flow.plan.overlapped_microbatches
     apart = tensors_per_microbatch(w.flow, w.runs) if copies > 1 else frozenset[str]()
     bodies = (body, *(body.again(apart) for _ in range(copies - 1)))

@@ -8,19 +8,19 @@ import numpy as np
 from planner.emit.external import external_table
 from planner.emit.source import KERNELS, comment, imports_for, literal, names_in, parts_for, tail_of
 from planner.emit.tables import (
-    away_table,
     fused_table,
     gradients_table,
-    hosted_table,
+    host_tables_text,
     inputs_table,
     labels_table,
     mesh_line,
+    offloaded_table,
     outputs_line,
     overlap_table,
     parameter_table,
 )
 from planner.emit.text import array_table, inlined
-from planner.emit.unequal import packed_tables
+from planner.emit.uneven import stage_buffer_tables
 from planner.emit.writer import Workload, Writer
 from planner.execution.pipeline import INTERLEAVED
 from planner.execution.techniques import IN_LOOPS
@@ -40,15 +40,15 @@ def assemble(
     files = [
         *KERNELS,
         "frame",
-        "fused_copies" if w.flow.plan.overlapped_microbatches > 1 else "fused",
+        "fused_overlap" if w.flow.plan.overlapped_microbatches > 1 else "fused",
     ]
     if train:
         if w.stages:
-            gradients = ["reduce_shard_map", "stages", "chunks", "pipeline_unequal"]
+            gradients = ["reduce_shard_map", "stages", "virtual_stages", "pipeline_uneven"]
         elif w.pipeline:
-            chunks = ["chunks"] if w.pipeline.schedule == INTERLEAVED else []
+            order = ["virtual_stages"] if w.pipeline.schedule == INTERLEAVED else []
             schedule = f"pipeline_{w.pipeline.schedule}"
-            gradients = ["reduce_shard_map", "stages", *chunks, schedule]
+            gradients = ["reduce_shard_map", "stages", *order, schedule]
         else:
             # Kernels of XLA's CPU back end for these are slow inside loops
             # (planner/emit/runtime/step/loop_convolutions.py).
@@ -71,19 +71,19 @@ def assemble(
             "feed",
             "checkpoint",
             "start",
-            *(["hosted", "main_hosted"] if w.flow.graph.host_tables else ["main_train"]),
+            *(["host_tables", "main_host_tables"] if w.flow.graph.host_tables else ["main_train"]),
         ]
     else:
         files += ["infer_shard_map" if sharded else "step_jit", "main_infer"]
     roots = {"main", "make_gradients"} if train else {"main"}
     mentioned = names_in(model)
     sliced = any(what in IN_LOOPS for what in w.flow.plan.offload)
-    parked = ["packed_host"] if w.stages and "optimizer" in w.flow.plan.offload else []
+    parked = ["stage_buffers_host"] if w.stages and "optimizer" in w.flow.plan.offload else []
     instead = (
-        *(["packed"] if w.stages else []),
+        *(["stage_buffers"] if w.stages else []),
         *parked,
-        *(["offloaded_weights"] if w.away else []),
-        *(["slices"] if sliced else []),
+        *(["offloaded_weights"] if w.offloads_weights else []),
+        *(["fused_offload"] if sliced else []),
     )
     functions = parts_for(roots | mentioned, files, instead)
     before = parts_for(mentioned, files)
@@ -120,12 +120,18 @@ def _tables(w: Writer, workload: Workload, compute: str, model_folder: str) -> s
     parts.append(inputs_table(w))
     if w.stages:
         return "".join(
-            [*parts, *packed_tables(w), external_table(w, model_folder), *w.tables, *_small(w)]
+            [
+                *parts,
+                *stage_buffer_tables(w),
+                external_table(w, model_folder),
+                *w.tables,
+                *_small(w),
+            ]
         )
     parts.append(parameter_table(w, "PARAMS", "trained parameter", params))
     parts.append(parameter_table(w, "FROZEN", "weight that does not change", frozen))
-    parts.append(hosted_table(w))
-    parts.append(away_table(w))
+    parts.append(host_tables_text(w))
+    parts.append(offloaded_table(w))
     parts.append(labels_table(w))
     parts.append(external_table(w, model_folder))
     if train:

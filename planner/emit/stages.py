@@ -46,7 +46,7 @@ def write_stages(w: Writer) -> None:
                 body.made_in[o] = given
     given.results = [given.value(c.enters, c.layout) for c in run.carries]
     entering = Function(
-        "enter",
+        "prologue",
         "What the first stage's blocks are given, and what all blocks read beside parameters.",
         given,
         FIRST,
@@ -65,17 +65,17 @@ def write_stages(w: Writer) -> None:
     if pipeline.virtual_stages > 1:
         said, arguments = (
             (
-                "One chunk of this stage's blocks on one microbatch, from what the chunk before"
-                " hands on"
+                "One virtual stage's blocks on one microbatch, from what the virtual stage"
+                " before hands on"
             ),
-            [*FIRST, "x", "chunk"],
+            [*FIRST, "x", "virtual"],
         )
         dealt = [literal(p.key) for p in w.parameters.values() if w.staged(p)]
         w.tables.append(
-            f"CHUNKS = {pipeline.virtual_stages}  # of blocks that a stage holds\nDEALT ="
-            f" {{{', '.join(dealt)}}}  # parameters whose first dim they are\n"
+            f"VIRTUAL_STAGES = {pipeline.virtual_stages}  # that a stage holds\n"
+            f"PER_VIRTUAL_STAGE = {{{', '.join(dealt)}}}  # parameters whose first dim they are\n"
         )
-    w.functions.append(Function("trunk", f"{said}.", body, tuple(arguments), as_tuple=True))
+    w.functions.append(Function("stage_blocks", f"{said}.", body, tuple(arguments), as_tuple=True))
     last = _body(w, flow)
     names = [last.fresh("x") for _ in run.carries]
     last.lines.append(f"{', '.join(names)}, = x")
@@ -101,14 +101,17 @@ def write_stages(w: Writer) -> None:
         else "Mean loss of one microbatch and its weight"
     )
     w.functions.append(
-        Function("finish", f"{what}, from what leaves the last stage.", last, (*FIRST, "x"))
+        Function("epilogue", f"{what}, from what leaves the last stage.", last, (*FIRST, "x"))
     )
     w.tables.append(f"CARRIED = {len(carried)}  # tensors handed from stage to stage\n")
     read: list[set[str]] = [
         {n for i in places for n in graph.nodes[i].inputs}
         for places in ([*nodes, *pipeline.nodes], ends)
     ]
-    for name, own, other in (("IN_TRUNK", read[0], read[1]), ("IN_FINISH", read[1], read[0])):
+    for name, own, other in (
+        ("ONLY_BLOCKS", read[0], read[1]),
+        ("ONLY_EPILOGUE", read[1], read[0]),
+    ):
         keys = [
             p.key
             for p in w.parameters.values()

@@ -123,8 +123,8 @@ def block_table(w: Writer, run: RepeatedBlock, name: str) -> BlockTable:
     )
 
 
-def hosted_table(w: Writer) -> str:
-    """HOSTED, of programs that have any."""
+def host_tables_text(w: Writer) -> str:
+    """HOST_TABLES, of programs that have any."""
     found = [
         (p.key, w.flow.graph.host_tables[p.tensors[0]])
         for p in w.parameters.values()
@@ -138,7 +138,7 @@ def hosted_table(w: Writer) -> str:
         "\n".join(
             [
                 "# piece of a table elsewhere -> (rows of the table, inputs with their numbers)",
-                "HOSTED = {",
+                "HOST_TABLES = {",
                 *rows,
                 "}",
                 "",
@@ -149,9 +149,9 @@ def hosted_table(w: Writer) -> str:
     )
 
 
-def away_table(w: Writer) -> str:
+def offloaded_table(w: Writer) -> str:
     """OFFLOADED, of programs in which any parameter waits in the host's memory."""
-    rows = [f"    {literal(p.key)}," for p in w.parameters.values() if w.waits(p)]
+    rows = [f"    {literal(p.key)}," for p in w.parameters.values() if w.is_offloaded(p)]
     return (
         "\n".join(
             [
@@ -162,7 +162,7 @@ def away_table(w: Writer) -> str:
                 "",
             ]
         )
-        if w.away
+        if w.offloads_weights
         else ""
     )
 
@@ -249,11 +249,12 @@ def _stacked(
     w: Writer, p: Parameter, shape: tuple[int, ...], layout: Layout
 ) -> tuple[tuple[int, ...], Layout]:
     """Shape and layout of stacked weights: all repeats everywhere, or dealt out over pipeline
-    stages, in chunks where a stage holds several: [chunks, repeats of each]."""
-    chunks = w.chunks(p)
-    first = (chunks, len(p.tensors) // chunks) if chunks > 1 else (len(p.tensors),)
+    stages, by virtual stages where a stage holds several: [virtual stages,
+    repeats of each]."""
+    virtual = w.virtual_stages(p)
+    first = (virtual, len(p.tensors) // virtual) if virtual > 1 else (len(p.tensors),)
     return (*first, *shape), Layout(
-        (*([()] if chunks > 1 else []), (STAGE,) if w.staged(p) else (), *layout.dims)
+        (*([()] if virtual > 1 else []), (STAGE,) if w.staged(p) else (), *layout.dims)
     )
 
 
@@ -314,7 +315,7 @@ def gradients_table(w: Writer, parameters: list[Parameter]) -> str:
             if cut
             else plan.layout
         )
-        before = p.stacked + (w.chunks(p) > 1)  # dims of the repeats
+        before = p.stacked + (w.virtual_stages(p) > 1)  # dims of the repeats
         shape, layout = _stacked(w, p, shape, layout) if p.stacked else (shape, layout)
         over = (
             (STAGE,) if w.pipeline and not w.staged(p) else ()

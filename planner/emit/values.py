@@ -253,7 +253,7 @@ class Values:
             where = f"{axes_text(plan.zero_axes)}, {plan.zero_dim}{padding}"
             cause = self.cause if self.tie else ""
             self.helpers.add("gather_after" if cause else "gather_weight")
-            label = comment(self._spoken(tensor), 60)
+            label = comment(self._displayed(tensor), 60)
             self.lines.append(
                 f"{variable} = {f'gather_after({cause}, ' if cause else 'gather_weight('}{text},"
                 f" {where})  # {label}"
@@ -349,12 +349,12 @@ class Values:
         }.get(step.kind, step.kind)
         return (
             f"  # {comment(what + ' over ' + '+'.join(step.axes) + back, 90)}:"
-            f" {comment(self._spoken(tensor), 60)}"
+            f" {comment(self._displayed(tensor), 60)}"
         )
 
-    def _spoken(self, tensor: str) -> str:
-        """What to call a tensor in a comment."""
-        label = self.flow.graph.labels.get(tensor, tensor)
+    def _displayed(self, name: str) -> str:
+        """What to call a tensor or a node in a comment."""
+        label = self.flow.graph.labels.get(name, name)
         return self.repeats.get(label, label)
 
     def _dtype(self, tensor: str) -> str:

@@ -136,8 +136,8 @@ class Writer:
             )
         )
 
-    def chunks(self, parameter: Parameter) -> int:
-        """Chunks that a pipeline stage holds of the parameter's repeats."""
+    def virtual_stages(self, parameter: Parameter) -> int:
+        """Virtual stages that a pipeline stage holds of the parameter's repeats."""
         return (
             self.pipeline.virtual_stages
             if self.pipeline is not None and self.staged(parameter)
@@ -145,18 +145,18 @@ class Writer:
         )
 
     @property
-    def away(self) -> bool:
+    def offloads_weights(self) -> bool:
         """Whether any weights wait in the host's memory."""
-        return bool(self.waiting)
+        return bool(self.offloaded)
 
     @cached_property
-    def waiting(self) -> frozenset[str]:
+    def offloaded(self) -> frozenset[str]:
         """Weights that wait in the host's memory."""
         return offloaded_names(self.flow, self.runs)
 
-    def waits(self, parameter: Parameter) -> bool:
+    def is_offloaded(self, parameter: Parameter) -> bool:
         """Whether the parameter is in the host's memory between its uses."""
-        return parameter.tensors[0] in self.waiting
+        return parameter.tensors[0] in self.offloaded
 
     def container(self, tensor: str) -> str:
         """The dict a weight's parameter is in."""

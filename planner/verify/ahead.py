@@ -122,7 +122,7 @@ def lowered_for(module: types.ModuleType, workload: str, devices: Sequence[Any])
         axis_types=(AxisType.Auto,) * len(module.MESH),
         devices=devices,
     )
-    if not hasattr(module, "kept_at"):
+    if not hasattr(module, "parameter_at"):
         module.__dict__["make_mesh"] = lambda: mesh
         return lowered(module, workload, mesh)  # type: ignore[arg-type]
     options = module.fused(mesh)  # an abstract mesh has no devices to ask

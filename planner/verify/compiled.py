@@ -219,8 +219,8 @@ def shapes(module: types.ModuleType, table: str, mesh: Any) -> dict[str, Any]:
     for key, row in getattr(module, table).items():
         dtype = module.COMPUTE if row[1] == "float" else row[1]
         sharding = (
-            module.kept_at(mesh, key, row[-1])
-            if hasattr(module, "kept_at")
+            module.parameter_at(mesh, key, row[-1])
+            if hasattr(module, "parameter_at")
             else jax.sharding.NamedSharding(mesh, row[-1])
         )
         out[key] = jax.ShapeDtypeStruct(

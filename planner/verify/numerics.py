@@ -293,7 +293,7 @@ def placed(
     rows = getattr(module, table)
     whole = {}
     for key, row in rows.items():
-        if hasattr(module, "PACKED"):
+        if hasattr(module, "STAGE_BUFFERS"):
             whole[key] = module.packed(
                 key, row, {label: values[label] for label in program.labels[key]}
             )
@@ -310,7 +310,7 @@ def unstacked(
     padding left out where `want` says how large an array is."""
     out: dict[str, np.ndarray] = {}
     for key, value in found.items():
-        if hasattr(module, "PACKED"):
+        if hasattr(module, "STAGE_BUFFERS"):
             row = module.PARAMS[key]
             out |= module.unpacked(key, row, np.asarray(value)[tuple(slice(0, n) for n in row[0])])
             continue

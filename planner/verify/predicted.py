@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import prod
 
-from planner.emit.blocks import spoken
+from planner.emit.blocks import display_names
 from planner.emit.program import emitted_blocks
 from planner.execution import collectives, uneven_collectives
 from planner.execution.collective import CollectiveUse, ItemSize, item_sizes, traffic
@@ -92,7 +92,7 @@ def predict(
 def flops_by_node(flow: Flow, runs: tuple[RepeatedBlock, ...]) -> dict[str, int]:
     """Node -> 2MNK per device and step; the repeats of an emitted block count together, under the
     name that the program's function of all has for them."""
-    names = {old: new for run in runs for old, new in spoken(flow.graph, run).items()}
+    names = {old: new for run in runs for old, new in display_names(flow.graph, run).items()}
     place = {
         i: run.first + (i - run.first) % run.period
         for run in runs
@@ -111,7 +111,7 @@ def as_spoken(
 ) -> tuple[CollectiveUse, ...]:
     """Collectives by the names that the program has for what they serve: those of a block's repeats
     by one name (layers.*.up.weight)."""
-    names = {old: new for run in runs for old, new in spoken(graph, run).items()}
+    names = {old: new for run in runs for old, new in display_names(graph, run).items()}
     for run in runs:
         for weights in run.weights:
             labels = [graph.labels.get(n, n) for n in weights]

@@ -91,11 +91,11 @@ def rotary(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved"])
 def test_what_blocks_are_given_is_made_by_enter_alone(rotary: str, schedule: str) -> None:
-    """The schedule calls `enter` too, with nothing but parameters and the batch: angles of float
+    """The schedule calls `prologue` too, with nothing but parameters and the batch: angles of float
     positions were asked of the function around it."""
     strategy = plan(rotary, f"pp=2,dp=4,micro=4,schedule={schedule}", loss="mse")
     text = program(strategy, rotary).text
-    assert "def enter(params, frozen, batch):" in text and "jnp.cos(" in text
+    assert "def prologue(params, frozen, batch):" in text and "jnp.cos(" in text
     if schedule != "interleaved":
         return
     from planner.strategy.reopen import reopen

@@ -226,7 +226,7 @@ def stepped(m: types.ModuleType, tables: Any, steps: int) -> list[float]:
     mesh = m.make_mesh()
     pieces = {
         name: np.zeros(m.PARAMS[key][0], np.float32)
-        for key in m.HOSTED
+        for key in m.HOST_TABLES
         for name in m.labels_of(key, m.PARAMS[key])
     }
     _, params, state = m.begin(types.SimpleNamespace(seed=3), pieces, mesh)
@@ -277,9 +277,9 @@ def test_programs_with_hosted_tables_equal_those_without(
         )
         expected.append(float(loss))
     assert losses == pytest.approx(expected, rel=1e-5) and [
-        size for size, _ in m.HOSTED.values()
+        size for size, _ in m.HOST_TABLES.values()
     ] == [500, 33, 900]
-    for key, (size, _) in m.HOSTED.items():
+    for key, (size, _) in m.HOST_TABLES.items():
         rows = np.arange(size) if optimizer == "sgd" else read[0][key]
         whole = np.asarray(params[key])[:size, : before[key].shape[1]]
         moved = np.abs(tables[0][key][0] - before[key]).max()
@@ -296,7 +296,7 @@ def test_parts_on_servers_give_the_same(tmp_path: Path) -> None:
     m = emitted(tmp_path, "hosted", pins="dp=8", optimizer="adamw", tables="server")
     here = m.open_tables(types.SimpleNamespace(tables=None, seed=3), {})
     parts = [m.make_part(3, {}, i, 3) for i in range(3)]
-    for key in m.HOSTED:
+    for key in m.HOST_TABLES:
         together = np.empty_like(here[0][key][0])
         for i, part in enumerate(parts):
             together[i::3] = part[key][0]

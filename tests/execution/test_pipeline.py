@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import planner
 from planner.emit.runtime.files import checkpoint
-from planner.emit.runtime.pipeline import chunks as program
+from planner.emit.runtime.pipeline import virtual_stages as program
 from planner.errors import PlanError
 from planner.execution.pipeline import (
     BUBBLE,
@@ -89,12 +89,10 @@ def test_chunks_wait_in_a_ring_of_the_size_that_is_priced(
     )
     pieces = p.microbatches * chunks
     with pytest.MonkeyPatch.context() as m:
-        for name, value in (("CHUNKS", chunks), ("jnp", np)):
+        for name, value in (("VIRTUAL_STAGES", chunks), ("jnp", np)):
             m.setattr(program, name, value)
-        places = program.waiting_places(
-            p.microbatch_schedule.first_backward, stages, stages * groups
-        )
-        microbatch, turn = program.piece_of(np.arange(-2, pieces + 2), stages, stages * groups)
+        places = program.ring_places(p.microbatch_schedule.first_backward, stages, stages * groups)
+        microbatch, turn = program.slot_of(np.arange(-2, pieces + 2), stages, stages * groups)
     assert [p.microbatch_schedule.work_item(n)[1] for n in range(-2, pieces + 2)] == [*turn]
     assert [p.microbatch_schedule.work_item(n)[0] for n in range(-2, pieces + 2)] == [
         BUBBLE

@@ -652,7 +652,7 @@ def test_buffers_give_back_what_was_packed(monkeypatch: pytest.MonkeyPatch) -> N
     from jax.sharding import PartitionSpec as P
 
     from planner.emit.runtime.files import frame
-    from planner.emit.runtime.pipeline import packed
+    from planner.emit.runtime.pipeline import stage_buffers
 
     shapes = {"a": (5, 4), "b": (6,), "c": (3, 8), "d": (2, 2)}
     rows = (
@@ -661,16 +661,16 @@ def test_buffers_give_back_what_was_packed(monkeypatch: pytest.MonkeyPatch) -> N
         (1, 0, (3, 2), shapes["c"], 0.0, P(None, ("model", "model2"))),
         (1, 6, (1, 1), shapes["d"], 0.0, P("model2", "model")),
     )
-    monkeypatch.setattr(packed, "MESH", {"stage": 2, "model": 2, "model2": 2})
-    monkeypatch.setattr(packed, "PATHS", ((0, 1),))
-    monkeypatch.setattr(packed, "PACKED", {"buffer": rows})
+    monkeypatch.setattr(stage_buffers, "MESH", {"stage": 2, "model": 2, "model2": 2})
+    monkeypatch.setattr(stage_buffers, "PATHS", ((0, 1),))
+    monkeypatch.setattr(stage_buffers, "STAGE_BUFFERS", {"buffer": rows})
     monkeypatch.setattr(frame, "LABELS", {"buffer": tuple(shapes)})
     row = ((2, 2, 2, 16), "float", 0, 0.0, P("stage", "model", "model2"))
     rng = np.random.default_rng(0)
     values = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
-    buffer = packed.packed("buffer", row, values)
+    buffer = stage_buffers.packed("buffer", row, values)
     assert buffer.shape == row[0]
-    back = packed.unpacked("buffer", row, buffer)
+    back = stage_buffers.unpacked("buffer", row, buffer)
     assert all(np.array_equal(back[name], value) for name, value in values.items())
     assert (
         np.array_equal(buffer[1, 1, 0, :6].reshape(3, 2), values["c"][:, 4:6])
@@ -679,8 +679,8 @@ def test_buffers_give_back_what_was_packed(monkeypatch: pytest.MonkeyPatch) -> N
     assert not buffer[0, 1, 0, 8:12].any() and np.array_equal(
         buffer[0, 1, 1, :8].reshape(2, 4), values["a"][3:]
     )
-    fresh = packed.unpacked(
-        "buffer", row, packed.initial_value("buffer", row, 0, {"c": values["c"]})
+    fresh = stage_buffers.unpacked(
+        "buffer", row, stage_buffers.initial_value("buffer", row, 0, {"c": values["c"]})
     )
     assert (
         np.array_equal(fresh["c"], values["c"])
@@ -734,12 +734,12 @@ def test_a_buffer_is_updated_part_by_part_as_in_one(monkeypatch: pytest.MonkeyPa
     """Parameter, moments and what they become, in the order of the buffer."""
     import jax
 
-    from planner.emit.runtime.pipeline import packed_host
+    from planner.emit.runtime.pipeline import stage_buffers_host
     from planner.emit.runtime.step.adamw import update
 
-    monkeypatch.setattr(packed_host, "PARTS", 4)
+    monkeypatch.setattr(stage_buffers_host, "PARTS", 4)
     p, g, m, v = np.random.default_rng(0).random((4, 1, 2, 8)).astype(np.float32)
-    found = jax.jit(packed_host.update_away, static_argnums=0)(0, p, g, (m, v), 3.0)
+    found = jax.jit(stage_buffers_host.update_offloaded, static_argnums=0)(0, p, g, (m, v), 3.0)
     for a, b in zip(
         jax.tree.leaves(found), jax.tree.leaves(jax.jit(update)(p, g, (m, v), 3.0)), strict=True
     ):

@@ -159,7 +159,9 @@ def test_tables_that_are_looked_up_alone_leave_and_pay_for_their_ways() -> None:
         (1 + 1 / 8 + 1 / 8 + 2) * table / link, rel=1e-2
     )
     text = program(away, LLAMA).text
-    assert 'brought(params["model.embed_tokens.weight"])' in text and "w = brought(w)" not in text
+    assert (
+        'to_device(params["model.embed_tokens.weight"])' in text and "w = to_device(w)" not in text
+    )
     tied = planner.plan(
         "zoo:gpt-tiny,seq=16,layers=4", **OPTIONS, pins="dp=8,offload=optimizer+embeddings"
     )
@@ -182,7 +184,7 @@ def test_the_search_sends_weights_away_last(pair: tuple[Strategy, Strategy]) -> 
 
 def test_programs_say_which_weights_wait(pair: tuple[Strategy, Strategy]) -> None:
     here, away = (program(s, GPT).text for s in pair)
-    assert "w = brought(w)" in away and "OFFLOADED" not in here and "brought(" not in here
+    assert "w = to_device(w)" in away and "OFFLOADED" not in here and "to_device(" not in here
     assert (
         '    "transformer.h.*.mlp.c_fc.weight",\n' in away.split("OFFLOADED = {")[1].split("}")[0]
         and ".bias" not in away.split("OFFLOADED = {")[1].split("}")[0]

@@ -108,7 +108,7 @@ def lean(function):
     return run
 
 
-def send_away(*kept):
+def offload_inputs(*kept):
     """Checkpoint policy: what enters a block waits in the host's memory; of the rest values of
     these names are kept."""
     return jax.checkpoint_policies.save_and_offload_only_these_names(

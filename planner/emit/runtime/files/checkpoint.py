@@ -146,7 +146,7 @@ def restored(saved, done, mesh):
     )
     if (
         there != own or about.get("packed", {}) != packing()
-    ):  # several weights that are no repeats: a buffer of unequal stages
+    ):  # several weights that are no repeats: a buffer of uneven stages
         raise SystemExit(
             f"the checkpoint of step {done} has weights in other buffers of pipeline stages than"
             " this program: --export where it was saved, --weights here"

@@ -122,8 +122,8 @@ def labels_of(key, row):
 
 
 def repeat_dims(row):
-    """How many first dims of a parameter count its repeats: none, one, or with chunks of a pipeline
-    stage's blocks two."""
+    """How many first dims of a parameter count its repeats: none, one, or with several virtual
+    stages two."""
     shape, _, repeats, *_ = row
     return (1 if shape[0] == repeats else 2) if repeats else 0
 

@@ -10,8 +10,8 @@ outside a program.
     INPUTS            name -> (global shape, dtype, integers below this or 0, PartitionSpec)
     PARAMS, FROZEN    name -> (shape, dtype, repeats stacked along the first dim or 0, mean of a
                       fresh start, PartitionSpec)
-    HOSTED            parameters that are pieces of tables elsewhere -> (rows of the table, inputs
-                      with their numbers)
+    HOST_TABLES       parameters that hold rows of embedding tables on hosts -> (rows of the table,
+                      inputs with their numbers)
     LABELS            stacked parameter -> names in the weights file, where the repeats do not count
                       from 0
     EXTERNAL          name in the weights file (* counts repeats) -> (file, dtype, offset of each
@@ -30,19 +30,20 @@ outside a program.
     GATHERED          parameters gathered outside repeated blocks, in programs with microbatches
     SCATTER_EACH_MICROBATCH   whether gradients are scattered in every microbatch
     CARRIED           tensors handed from one pipeline stage to the next
-    CHUNKS, DEALT     chunks of blocks (of unequal stages: of the model) that a stage holds, and the
-                      parameters whose first dim they are
-    IN_TRUNK, IN_FINISH   trained parameters that only `trunk`, or only `finish`, reads
-    PACKED            buffer of weights of unequal stages -> of each weight in it (number of its
-                      chunk, first element, shape of a device's piece, whole shape, mean of a fresh
-                      start, PartitionSpec), in the order of LABELS
+    VIRTUAL_STAGES, PER_VIRTUAL_STAGE   virtual stages that a stage holds, and the parameters whose
+                      first dim counts them
+    ONLY_BLOCKS, ONLY_EPILOGUE   trained parameters that only `stage_blocks`, or only `epilogue`,
+                      reads
+    STAGE_BUFFERS     buffer of weights of uneven stages -> of each weight in it (number of its
+                      virtual stage, first element, shape of a device's piece, whole shape, mean
+                      of a fresh start, PartitionSpec), in the order of LABELS
     PARTS             of buffers of weights, in which they are updated where the optimizer's state
-                      waits in the host's memory
-    HANDED, ROOM      per chunk what it is given: (axes, first element, shape) of each; axes ->
-                      elements of the buffer that is handed on
-    PATHS             per microbatch of a tick, of unequal stages: the place along axis stage at
+                      lies in the host's memory
+    HANDED, HANDED_SIZES   of each virtual stage, what it gets: (axes, first element, shape) of each
+                      tensor; axes -> elements of the buffer that is handed on
+    PATHS             per microbatch of a tick, of uneven stages: the place along axis stage at
                       which each stage runs it
-    FIRST_BACKWARD    tick of the first backward pass of unequal stages
+    FIRST_BACKWARD    tick of the first backward pass of uneven stages
     OUTPUT_SPECS      PartitionSpecs of an inference program's outputs
 
 and by programs that generate, whose two phases are `prompts` and `step`:
@@ -69,7 +70,7 @@ BATCH = 0
 INPUTS: dict[str, tuple[Any, ...]] = {}
 PARAMS: dict[str, tuple[Any, ...]] = {}
 FROZEN: dict[str, tuple[Any, ...]] = {}
-HOSTED: dict[str, tuple[int, tuple[str, ...]]] = {}
+HOST_TABLES: dict[str, tuple[int, tuple[str, ...]]] = {}
 LABELS: dict[str, tuple[str, ...]] = {}
 EXTERNAL: dict[str, tuple[Any, ...]] = {}
 MODEL_FOLDER = ""
@@ -93,14 +94,14 @@ SAME_GRADIENT: dict[str, str] = {}
 GATHERED: set[str] = set()
 SCATTER_EACH_MICROBATCH = False
 CARRIED = 1
-CHUNKS = 1
-DEALT: set[str] = set()
-IN_TRUNK: set[str] = set()
-IN_FINISH: set[str] = set()
-PACKED: dict[str, tuple[Any, ...]] = {}
+VIRTUAL_STAGES = 1
+PER_VIRTUAL_STAGE: set[str] = set()
+ONLY_BLOCKS: set[str] = set()
+ONLY_EPILOGUE: set[str] = set()
+STAGE_BUFFERS: dict[str, tuple[Any, ...]] = {}
 PARTS = 1
 HANDED: tuple[Any, ...] = ()
-ROOM: dict[tuple[str, ...], int] = {}
+HANDED_SIZES: dict[tuple[str, ...], int] = {}
 FIRST_BACKWARD = 0
 PATHS: tuple[tuple[int, ...], ...] = ((0,),)
 
@@ -112,26 +113,26 @@ def loss_of(params: Any, frozen: Any, batch: Any) -> Any:
     raise NotImplementedError
 
 
-def enter(params: Any, frozen: Any, batch: Any) -> Any:
+def prologue(params: Any, frozen: Any, batch: Any) -> Any:
     """The program's own, with pipeline stages: what the blocks are given."""
     raise NotImplementedError
 
 
-def trunk(params: Any, frozen: Any, batch: Any, x: Any, chunk: Any = 0) -> Any:
-    """The program's own, with pipeline stages: the blocks of this stage, or of one chunk of
-    them."""
+def stage_blocks(params: Any, frozen: Any, batch: Any, x: Any, virtual: Any = 0) -> Any:
+    """The program's own, with pipeline stages: the blocks of this stage, or of one virtual
+    stage."""
     raise NotImplementedError
 
 
-def finish(params: Any, frozen: Any, batch: Any, x: Any) -> Any:
+def epilogue(params: Any, frozen: Any, batch: Any, x: Any) -> Any:
     """The program's own, with pipeline stages: loss of one microbatch times its weight, and the
     weight, from what leaves the last block."""
     raise NotImplementedError
 
 
 def each_stage() -> Any:
-    """The program's own, with unequal pipeline stages: the functions of their chunks, in the order
-    of the model."""
+    """The program's own, with uneven pipeline stages: the functions of the virtual stages, in
+    the order of the model."""
     raise NotImplementedError
 
 

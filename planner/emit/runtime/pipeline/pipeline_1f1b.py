@@ -10,13 +10,13 @@ from jax import lax
 from planner.emit.runtime.collectives.exchange import pass_on, reduce_gradient
 from planner.emit.runtime.files.tables import (
     CARRIED,
-    IN_FINISH,
-    IN_TRUNK,
     MESH,
     MICROBATCHES,
-    enter,
-    finish,
-    trunk,
+    ONLY_BLOCKS,
+    ONLY_EPILOGUE,
+    epilogue,
+    prologue,
+    stage_blocks,
 )
 from planner.emit.runtime.pipeline.stages import microbatch_of, pick, zeros_of
 from planner.emit.runtime.step.reduce_shard_map import (
@@ -32,17 +32,17 @@ def gradients(params, frozen, batch):
     (1F1B).
 
     Stage i runs microbatch m forward in tick m + i and backward in tick m + 2 * (stages - 1) - i.
-    In between, what its backward pass reads waits in a ring of at most 2 * stages - 1 places, each
-    taken again once its microbatch is done; parameters are read where they are. Head and loss
-    follow the last stage's forward pass in the same tick. Passes of microbatches that do not exist
-    fill the bubble, and what they give is dropped.
+    In between, what its backward pass reads lies in a ring of at most 2 * stages - 1 places, each
+    free for another once its microbatch is done; parameters are read where they are. The epilogue
+    follows the last stage's forward pass in the same tick. Passes of microbatches that do not exist
+    fill the bubble, and their results are dropped.
     """
     stages, stage = MESH["stage"], lax.axis_index("stage")
     last, places = stage == stages - 1, min(2 * stages - 1, MICROBATCHES + 1)
     pending = unreduced(params)
     blocks, ends = (
         {key: p for key, p in pending.items() if key not in other}
-        for other in (IN_FINISH, IN_TRUNK)
+        for other in (ONLY_EPILOGUE, ONLY_BLOCKS)
     )
     known = jax.tree.leaves((pending, frozen))
     form: list = (
@@ -54,7 +54,7 @@ def gradients(params, frozen, batch):
     def forward(x, tick):
         """What the stage hands on, and what its backward pass reads beside parameters."""
         y, pull = jax.vjp(
-            lambda p, x: trunk(p, frozen, microbatch_of(batch, tick - stage), x), blocks, x
+            lambda p, x: stage_blocks(p, frozen, microbatch_of(batch, tick - stage), x), blocks, x
         )
         leaves, tree = jax.tree.flatten(pull)
         form[:] = (
@@ -84,7 +84,7 @@ def gradients(params, frozen, batch):
         }
 
     def closing(p, now, y):
-        loss, weight = finish(p, frozen, now, y)
+        loss, weight = epilogue(p, frozen, now, y)
         return jnp.where(last, loss, 0), weight
 
     def warm_up(carry, tick):
@@ -108,7 +108,9 @@ def gradients(params, frozen, batch):
     def cool_down(carry, tick):
         return backward(carry[0], ring, carry[1], tick), None
 
-    x = zeros_of(jax.eval_shape(lambda: enter(pending, frozen, microbatch_of(batch, 0)))[:CARRIED])
+    x = zeros_of(
+        jax.eval_shape(lambda: prologue(pending, frozen, microbatch_of(batch, 0)))[:CARRIED]
+    )
     ring = zeros_of(
         jax.eval_shape(lambda: [jnp.broadcast_to(s, (places, *s.shape)) for s in forward(x, 0)[1]])
     )

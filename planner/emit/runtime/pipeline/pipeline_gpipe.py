@@ -7,7 +7,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from planner.emit.runtime.collectives.exchange import pass_on
-from planner.emit.runtime.files.tables import CARRIED, MESH, MICROBATCHES, enter, finish, trunk
+from planner.emit.runtime.files.tables import (
+    CARRIED,
+    MESH,
+    MICROBATCHES,
+    epilogue,
+    prologue,
+    stage_blocks,
+)
 from planner.emit.runtime.pipeline.stages import microbatch_of, zeros_of
 from planner.emit.runtime.step.reduce_shard_map import reduced, unreduced
 
@@ -16,17 +23,17 @@ def gradients(params, frozen, batch):
     """(loss, gradients) of MICROBATCHES microbatches (GPipe): stage i runs microbatch m in tick m +
     i, and the backward pass of all ticks follows.
 
-    Head and loss are computed again in the backward pass, so that no tick keeps logits. Passes of
-    microbatches that do not exist fill the bubble, and what they give is dropped.
+    The epilogue is recomputed in the backward pass, so that no tick saves logits. Passes of
+    microbatches that do not exist fill the bubble, and their results are dropped.
     """
     stages, stage = MESH["stage"], lax.axis_index("stage")
     pending = unreduced(params)
-    tail = jax.checkpoint(lambda p, now, y: finish(p, frozen, now, y))
+    tail = jax.checkpoint(lambda p, now, y: epilogue(p, frozen, now, y))
 
     def mean_loss(pending):
         def tick(carry, t):
             x, total, weight = carry
-            y = trunk(pending, frozen, microbatch_of(batch, t - stage), x)
+            y = stage_blocks(pending, frozen, microbatch_of(batch, t - stage), x)
             m = t - (stages - 1)
             loss, more = tail(pending, microbatch_of(batch, m), y)
             return (
@@ -36,7 +43,7 @@ def gradients(params, frozen, batch):
             ), None
 
         x = zeros_of(
-            jax.eval_shape(lambda: enter(pending, frozen, microbatch_of(batch, 0)))[:CARRIED]
+            jax.eval_shape(lambda: prologue(pending, frozen, microbatch_of(batch, 0)))[:CARRIED]
         )
         (_, total, weight), _ = lax.scan(
             tick,

@@ -1,4 +1,4 @@
-"""Loss and gradients through pipeline stages that hold several chunks of blocks each."""
+"""Loss and gradients through pipeline stages that hold several virtual stages each."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from jax import lax
 from planner.emit.runtime.collectives.exchange import pass_on, reduce_gradient
 from planner.emit.runtime.files.tables import (
     CARRIED,
-    CHUNKS,
-    DEALT,
     GRADIENTS,
-    IN_FINISH,
-    IN_TRUNK,
     MESH,
     MICROBATCHES,
-    enter,
-    finish,
-    trunk,
+    ONLY_BLOCKS,
+    ONLY_EPILOGUE,
+    PER_VIRTUAL_STAGE,
+    VIRTUAL_STAGES,
+    epilogue,
+    prologue,
+    stage_blocks,
 )
-from planner.emit.runtime.pipeline.chunks import piece_of, waiting_places
 from planner.emit.runtime.pipeline.stages import microbatch_of, pick, zeros_of
+from planner.emit.runtime.pipeline.virtual_stages import ring_places, slot_of
 from planner.emit.runtime.step.reduce_shard_map import (
     no_gradients,
     reduced_last,
@@ -30,57 +30,58 @@ from planner.emit.runtime.step.reduce_shard_map import (
 )
 
 
-def chunk_of(params, chunk):
-    """Parameters as the blocks of one chunk read them."""
+def virtual_stage_of(params, virtual):
+    """Parameters as the blocks of one virtual stage read them."""
     return {
-        key: lax.dynamic_index_in_dim(p, chunk, keepdims=False) if key in DEALT else p
+        key: lax.dynamic_index_in_dim(p, virtual, keepdims=False) if key in PER_VIRTUAL_STAGE else p
         for key, p in params.items()
     }
 
 
-def add_chunk(total, grads, chunk, real):
-    """Gradients of a chunk added to those of all, where they are real."""
+def add_virtual_stage(total, grads, virtual, real):
+    """Gradients of a virtual stage added to those of all, where the slot is real."""
     out = dict(total)
     for key, d in grads.items():
         d = jnp.where(real, d, 0)
         out[key] = (
             lax.dynamic_update_index_in_dim(
                 total[key],
-                lax.dynamic_index_in_dim(total[key], chunk, keepdims=False) + d,
-                chunk,
+                lax.dynamic_index_in_dim(total[key], virtual, keepdims=False) + d,
+                virtual,
                 0,
             )
-            if key in DEALT
+            if key in PER_VIRTUAL_STAGE
             else total[key] + d
         )
     return out
 
 
 def gradients(params, frozen, batch):
-    """(loss, gradients) of MICROBATCHES microbatches, of which every stage runs one chunk of its
-    blocks forward and one backward a tick (interleaved 1F1B).
+    """(loss, gradients) of MICROBATCHES microbatches; in every tick a stage runs one virtual stage
+    forward and one backward (interleaved 1F1B).
 
-    Chunk c of stage i follows chunk c of stage i - 1, and chunk c - 1 of the last stage where i is
-    0. Stage i runs piece n forward in tick n + i, and piece n of the backward pass in tick n +
-    CHUNKS * stages - 1 + stages - 1 - i. In between, what the backward pass reads waits in a ring
-    of stages * (CHUNKS + 1) - 1 places; parameters are read where they are. Head and loss follow
-    the last chunk of the last stage in the same tick: in the last `stages` of every stages * CHUNKS
-    ticks. Pieces that do not exist fill the bubble, and what they give is dropped.
+    Virtual stage c of stage i follows virtual stage c of stage i - 1, and where i is 0, virtual
+    stage c - 1 of the last stage. Stage i runs slot n forward in tick n + i, and slot n of the
+    backward pass in tick n + VIRTUAL_STAGES * stages - 1 + stages - 1 - i. In between, what the
+    backward pass reads lies in a ring of stages * (VIRTUAL_STAGES + 1) - 1 places; parameters are
+    read where they are. The epilogue follows the last virtual stage of the last stage in the same
+    tick: in the last `stages` of every stages * VIRTUAL_STAGES ticks. Slots that do not exist fill
+    the bubble, and their results are dropped.
     """
     stages, stage = MESH["stage"], lax.axis_index("stage")
     last, depth, places = (
         stage == stages - 1,
-        stages * CHUNKS,
-        waiting_places(stages * CHUNKS - 1, stages, MICROBATCHES),
+        stages * VIRTUAL_STAGES,
+        ring_places(stages * VIRTUAL_STAGES - 1, stages, MICROBATCHES),
     )
     pending = unreduced(params)
     within = {}
     for key in GRADIENTS:
         axes, dim = scattered_each(key)
-        within[key] = axes, dim - (key in DEALT)
+        within[key] = axes, dim - (key in PER_VIRTUAL_STAGE)
     blocks, ends = (
         {key: p for key, p in pending.items() if key not in other}
-        for other in (IN_FINISH, IN_TRUNK)
+        for other in (ONLY_EPILOGUE, ONLY_BLOCKS)
     )
     form: list = (
         []
@@ -90,9 +91,11 @@ def gradients(params, frozen, batch):
 
     def forward(x, tick):
         """What the stage hands on, and what its backward pass reads beside parameters."""
-        m, chunk = piece_of(tick - stage, stages, MICROBATCHES)
-        p, own = chunk_of(blocks, chunk), chunk_of(frozen, chunk)
-        y, pull = jax.vjp(lambda p, x: trunk(p, own, microbatch_of(batch, m), x, chunk), p, x)
+        m, virtual = slot_of(tick - stage, stages, MICROBATCHES)
+        p, own = virtual_stage_of(blocks, virtual), virtual_stage_of(frozen, virtual)
+        y, pull = jax.vjp(
+            lambda p, x: stage_blocks(p, own, microbatch_of(batch, m), x, virtual), p, x
+        )
         leaves, tree = jax.tree.flatten(pull)
         known = jax.tree.leaves((p, own))
         form[:] = (
@@ -102,7 +105,7 @@ def gradients(params, frozen, batch):
         return y, [leaf for leaf, k in zip(leaves, form[1], strict=True) if k is None]
 
     def keep(ring, saved, tick):
-        here = jnp.array(places)[jnp.clip(tick - stage, 0, MICROBATCHES * CHUNKS)]
+        here = jnp.array(places)[jnp.clip(tick - stage, 0, MICROBATCHES * VIRTUAL_STAGES)]
         return [
             lax.dynamic_update_index_in_dim(r, s, here, 0) for r, s in zip(ring, saved, strict=True)
         ]
@@ -110,27 +113,27 @@ def gradients(params, frozen, batch):
     def backward(g, ring, total, tick):
         """Gradients added up, and that of what the stage was given sent back."""
         n = tick - (depth - 1) - (stages - 1) + stage
-        turn = piece_of(n, stages, MICROBATCHES)[1]
-        chunk = CHUNKS - 1 - turn
+        turn = slot_of(n, stages, MICROBATCHES)[1]
+        virtual = VIRTUAL_STAGES - 1 - turn
         here = jnp.array(places)[
-            jnp.clip(n + (chunk - turn) * stages, 0, MICROBATCHES * CHUNKS - 1)
+            jnp.clip(n + (virtual - turn) * stages, 0, MICROBATCHES * VIRTUAL_STAGES - 1)
         ]
         saved = iter([lax.dynamic_index_in_dim(r, here, keepdims=False) for r in ring])
-        known = jax.tree.leaves((chunk_of(blocks, chunk), chunk_of(frozen, chunk)))
+        known = jax.tree.leaves([virtual_stage_of(p, virtual) for p in (blocks, frozen)])
         pull = jax.tree.unflatten(
             form[0], [next(saved) if k is None else known[k] for k in form[1]]
         )
         grads, g = pull(g)
-        real = (n >= 0) & (n < MICROBATCHES * CHUNKS)
-        return pass_on(g, "stage", -1), add_chunk(
+        real = (n >= 0) & (n < MICROBATCHES * VIRTUAL_STAGES)
+        return pass_on(g, "stage", -1), add_virtual_stage(
             total,
             {key: reduce_gradient(d, (), *within[key]) for key, d in grads.items()},
-            chunk,
+            virtual,
             real,
         )
 
     def closing(p, now, y):
-        loss, weight = finish(p, frozen, now, y)
+        loss, weight = epilogue(p, frozen, now, y)
         return jnp.where(last, loss, 0), weight
 
     def warm_up(carry, tick):
@@ -143,7 +146,7 @@ def gradients(params, frozen, batch):
         y, saved = forward(x, tick)
         ring = keep(ring, saved, tick)
         if closes:
-            now = microbatch_of(batch, piece_of(tick - (stages - 1), stages, MICROBATCHES)[0])
+            now = microbatch_of(batch, slot_of(tick - (stages - 1), stages, MICROBATCHES)[0])
             (here, more), (own, g_y) = jax.value_and_grad(
                 lambda p, y: closing(p, now, y), argnums=(0, 1), has_aux=True
             )(ends, y)
@@ -171,11 +174,8 @@ def gradients(params, frozen, batch):
     def cool_down(carry, tick):
         return backward(carry[0], ring, carry[1], tick), None
 
-    x = zeros_of(
-        jax.eval_shape(lambda: enter(pending, chunk_of(frozen, 0), microbatch_of(batch, 0)))[
-            :CARRIED
-        ]
-    )
+    first_frozen, first = virtual_stage_of(frozen, 0), microbatch_of(batch, 0)
+    x = zeros_of(jax.eval_shape(lambda: prologue(pending, first_frozen, first))[:CARRIED])
     ring = zeros_of(
         jax.eval_shape(
             lambda: [jnp.broadcast_to(s, (max(places) + 1, *s.shape)) for s in forward(x, 0)[1]]
@@ -188,7 +188,7 @@ def gradients(params, frozen, batch):
     if stages < MICROBATCHES:
         carry, _ = lax.scan(group, carry, begun + depth * jnp.arange(MICROBATCHES // stages - 1))
     _, g, ring, total, loss, weight = carry
-    done = MICROBATCHES * CHUNKS + stages - 1
+    done = MICROBATCHES * VIRTUAL_STAGES + stages - 1
     (_, total), _ = lax.scan(cool_down, (g, total), jnp.arange(done, done + depth - 1))
     loss, grads = jax.tree.map(
         lambda t: t / jnp.maximum(weight, 1).astype(t.dtype), (lax.psum(loss, "stage"), total)

@@ -31,10 +31,10 @@ from planner.emit.runtime.files.tables import (
 )
 from planner.emit.runtime.step.adamw import update
 from planner.emit.runtime.step.reduce_shard_map import reduced_last, scattered_each
-from planner.emit.runtime.step.state_host import on_device, state_at, update_away, updated_cut
+from planner.emit.runtime.step.state_host import on_device, state_at, update_offloaded, updated_cut
 
 
-def brought(weights):
+def to_device(weights):
     """Weights on the device."""
     return jax.tree.map(lambda w: jax.device_put(w, jax.memory.Space.Device), weights)
 
@@ -44,7 +44,7 @@ def by_row(key, function, *values):
     one row after the other, brought here for that, and sent back."""
 
     def one(_, row):
-        return None, jax.device_put(function(*brought(row)), jax.memory.Space.Host)
+        return None, jax.device_put(function(*to_device(row)), jax.memory.Space.Host)
 
     return lax.scan(one, None, values)[1] if PARAMS[key][2] else one(None, values)[1]
 
@@ -62,7 +62,7 @@ def for_microbatch(params, previous):
         if key in OFFLOADED:
             if PARAMS[key][2]:
                 return p
-            return after(brought(lax.optimization_barrier((p, previous))[0]), previous)
+            return after(to_device(lax.optimization_barrier((p, previous))[0]), previous)
         return after(p, previous) if key in GATHERED else p
 
     return {key: one(key, p) for key, p in params.items()}
@@ -122,7 +122,7 @@ def reduced(grads):
     return {key: one(key, g) for key, g in grads.items()}
 
 
-def kept_at(mesh, key, spec):
+def parameter_at(mesh, key, spec):
     """How a parameter that is cut as `spec` says lies between steps."""
     return state_at(mesh, spec) if key in OFFLOADED else on_device(mesh, spec)
 
@@ -140,7 +140,7 @@ def updated(key, p, gradient, state, count):
             state,
         )
     return updated_cut(
-        functools.partial(update_away, PARAMS[key][2]), axes, dim, p, gradient, state, count
+        functools.partial(update_offloaded, PARAMS[key][2]), axes, dim, p, gradient, state, count
     )
 
 
@@ -157,7 +157,7 @@ def place(values, specs, mesh):
         )
         out[key] = jax.make_array_from_callback(
             full,
-            kept_at(mesh, key, specs[key]),
+            parameter_at(mesh, key, specs[key]),
             functools.partial(np.ndarray.__getitem__, np.asarray(value)),
         )
     return out
@@ -199,5 +199,5 @@ def read(saved, done, about, k, table, dtype, mesh):
             if same
             else stack([found[str(i)] for i, _ in sources], places, first)
         )
-        out[key] = jax.device_put(value, kept_at(mesh, key, table[key][-1]))
+        out[key] = jax.device_put(value, parameter_at(mesh, key, table[key][-1]))
     return out

@@ -24,7 +24,7 @@ def state_at(mesh, spec):
     return NamedSharding(mesh, spec, memory_kind="pinned_host")
 
 
-def update_away(repeats, p, gradient, state, count):
+def update_offloaded(repeats, p, gradient, state, count):
     """`update` of a parameter whose state is in the host's memory: brought here and written back,
     of repeats of a block one after the other."""
 
@@ -48,7 +48,7 @@ def updated(key, p, gradient, state, count):
     """A parameter and its state after the step."""
     _, _, axes, dim, _ = GRADIENTS[key]
     return updated_cut(
-        functools.partial(update_away, PARAMS[key][2]), axes, dim, p, gradient, state, count
+        functools.partial(update_offloaded, PARAMS[key][2]), axes, dim, p, gradient, state, count
     )
 
 
@@ -65,7 +65,7 @@ def on_device(mesh, spec):
     return NamedSharding(mesh, spec, memory_kind="device")
 
 
-def kept_at(mesh, key, spec):
+def parameter_at(mesh, key, spec):
     """How a parameter that is cut as `spec` says lies between steps."""
     return on_device(mesh, spec)
 
@@ -78,7 +78,7 @@ def make_step(mesh):
         local_step, mesh=mesh, in_specs=(p, state, f, b, P()), out_specs=(p, state, P())
     )
     own, fixed = (
-        {key: kept_at(mesh, key, spec) for key, spec in specs.items()} for specs in (p, f)
+        {key: parameter_at(mesh, key, spec) for key, spec in specs.items()} for specs in (p, f)
     )
     there, batches, one = (
         {key: state_at(mesh, spec) for key, spec in state.items()},

@@ -19,9 +19,9 @@ from planner.emit.runtime.files.frame import (
     specs_of,
     stored_weights,
 )
-from planner.emit.runtime.files.hosted import ids_of, open_tables, places_of, pull, push, serve
+from planner.emit.runtime.files.host_tables import ids_of, open_tables, places_of, pull, push, serve
 from planner.emit.runtime.files.start import begin, lost_at
-from planner.emit.runtime.files.tables import FROZEN, HOSTED, INPUTS, PARAMS
+from planner.emit.runtime.files.tables import FROZEN, HOST_TABLES, INPUTS, PARAMS
 from planner.emit.runtime.step.state_device import make_step
 
 TABLE_OPTIONS = (
@@ -85,7 +85,7 @@ def main():
         weights
         | {
             name: np.zeros(PARAMS[key][0], np.float32)
-            for key in HOSTED
+            for key in HOST_TABLES
             for name in labels_of(key, PARAMS[key])
         },
         mesh,

@@ -21,7 +21,7 @@ import numpy as np
 from planner.emit.runtime.files.checkpoint import values_of
 from planner.emit.runtime.files.feed import sample_numbers
 from planner.emit.runtime.files.frame import computed, labels_of, place, specs_of, synthetic_batch
-from planner.emit.runtime.files.tables import COMPUTE, GRADIENTS, HOSTED, INPUTS, PARAMS
+from planner.emit.runtime.files.tables import COMPUTE, GRADIENTS, HOST_TABLES, INPUTS, PARAMS
 from planner.emit.runtime.step.adamw import start_state
 
 ROWS_AT_ONCE = 1 << 16
@@ -31,7 +31,7 @@ LONGEST_HEADER_BYTES = 1 << 12
 def first_rows(key, seed, weights, part, parts):
     """Rows part, part + parts, ... of a table: stored, or drawn as a table on the devices is, a
     stretch of rows at a time."""
-    (rows, _), (_, width), (name,) = HOSTED[key], PARAMS[key][0], labels_of(key, PARAMS[key])
+    (rows, _), (_, width), (name,) = HOST_TABLES[key], PARAMS[key][0], labels_of(key, PARAMS[key])
     if name in weights:
         return np.array(weights[name][part::parts], np.float32)
     rng, mean, out = (
@@ -57,7 +57,7 @@ def make_part(seed, weights, part, parts):
         - masters
     )
     out = {}
-    for key in HOSTED:
+    for key in HOST_TABLES:
         value = first_rows(key, seed, weights, part, parts)
         out[key] = [value, *(np.zeros_like(value) for _ in range(moments))]
     return out
@@ -153,7 +153,7 @@ def write_rows(tables, key, which, numbers, columns, values):
 
 def ids_of(data, step, seed):
     """input -> the ids of a step's whole batch, of every input that looks up a hosted table."""
-    keys = [key for _, inputs in HOSTED.values() for key in inputs]
+    keys = [key for _, inputs in HOST_TABLES.values() for key in inputs]
     if data is None:
         fresh = synthetic_batch(seed + step)
         return {key: fresh[key] for key in keys}
@@ -165,7 +165,7 @@ def places_of(ids):
     """(table -> its distinct rows that the ids name, input -> places of its ids among them)."""
     rows: dict = {}
     places: dict = {}
-    for key, (size, inputs) in HOSTED.items():
+    for key, (size, inputs) in HOST_TABLES.items():
         every = np.concatenate([ids[name].ravel() for name in inputs]).astype(np.int64)
         every = np.where(every < 0, every + size, every)
         if every.min() < 0 or every.max() >= size:

@@ -3,7 +3,7 @@
 
     stage0, stage1, ...   (weights, frozen, batch, x) -> what is handed to the next stage; of the
                           last [loss of one microbatch times its weight, the weight]. Where stages
-                          hold several chunks of the model it is chunk0, chunk1, ...
+                          hold several virtual stages it is virtual0, virtual1, ...
     each_stage            () -> all of them
 
 Weights lie in flat buffers (planner.execution.stage_buffers), and so does what is handed over; the
@@ -55,20 +55,20 @@ def write_uneven(w: Writer) -> None:
         for row in rows
     ]
     room = ", ".join(f"{tuple_text(axes)}: {size}" for axes, size in buffer_elements(rows).items())
-    w.tables.append(f"CHUNKS = {plan.virtual_stages}  # of the model that a stage holds\n")
+    w.tables.append(f"VIRTUAL_STAGES = {plan.virtual_stages}  # of the model that a stage holds\n")
     w.tables.append(
         f"PATHS = {stages.paths}  # per microbatch of a tick: the place along axis stage at which"
         " each stage runs it\n"
     )
     w.tables.append(f"FIRST_BACKWARD = {first}  # tick of the first backward pass\n")
     w.tables.append(
-        f"ROOM = {{{room}}}  # axes over which devices hand on different values -> elements of the"
-        " buffer that is handed on\n"
+        f"HANDED_SIZES = {{{room}}}  # axes over which devices hand on different values -> elements"
+        " of the buffer that is handed on\n"
     )
     w.tables.append(
         "\n".join(
             [
-                "# per chunk what it is given: (axes of the buffer, first element, shape)",
+                "# of each virtual stage what it gets: (axes of the buffer, first element, shape)",
                 "HANDED = (",
                 *(f"    {c}," for c in cells),
                 ")",
@@ -79,11 +79,11 @@ def write_uneven(w: Writer) -> None:
 
 
 def _name(stages: UnevenPipeline, k: int) -> str:
-    return f"{'chunk' if stages.virtual_stages > 1 else 'stage'}{k}"
+    return f"{'virtual' if stages.virtual_stages > 1 else 'stage'}{k}"
 
 
 def _stage(w: Writer, stages: UnevenPipeline, k: int) -> None:
-    """One stage, or a chunk of one."""
+    """One stage, or a virtual stage."""
     graph, flow = w.flow.graph, stage_flow(w.flow, stages, k)
     body = Body(
         flow,
@@ -139,8 +139,8 @@ def _stage(w: Writer, stages: UnevenPipeline, k: int) -> None:
     )
 
 
-def packed_tables(w: Writer) -> list[str]:
-    """PARAMS, FROZEN, LABELS, GRADIENTS and PACKED of a program with such stages."""
+def stage_buffer_tables(w: Writer) -> list[str]:
+    """PARAMS, FROZEN, LABELS, GRADIENTS and STAGE_BUFFERS of a program with such stages."""
     parts = [
         _table(w, "PARAMS", "buffer of trained parameters", [b for b in w.packed if b.trained])
     ]
@@ -163,10 +163,10 @@ def packed_tables(w: Writer) -> list[str]:
     )
     rows = [
         (
-            "# buffer -> its weights, in the order of LABELS: (its chunk, first element, a device's"
-            " piece, whole shape, mean of a fresh start, how it is cut)"
+            "# buffer -> its weights, in the order of LABELS: (its virtual stage, first element, a"
+            " device's piece, whole shape, mean of a fresh start, how it is cut)"
         ),
-        "PACKED = {",
+        "STAGE_BUFFERS = {",
     ]
     for b in w.packed:
         rows += [

@@ -1,4 +1,4 @@
-"""Weights of unequal pipeline stages, which lie in flat buffers. These functions take the place of
+"""Weights of uneven pipeline stages, which lie in flat buffers. These functions take the place of
 those of their names in other files."""
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ import numpy as np
 
 from planner.emit.runtime.files.checkpoint import wholes, write_named
 from planner.emit.runtime.files.frame import labels_of
-from planner.emit.runtime.files.tables import MESH, PACKED, PARAMS, PATHS
+from planner.emit.runtime.files.tables import MESH, PARAMS, PATHS, STAGE_BUFFERS
 
 
 def places_of(key, row):
     """(label, place in the buffer, shape of a device's piece, place in the weight) of every
     device's piece of every weight in a buffer, padding of the weight left out."""
     axes = tuple(row[-1])[1 : len(row[0]) - 1]
-    for label, (chunk, first, piece, whole, _, spec) in zip(
-        labels_of(key, row), PACKED[key], strict=True
+    for label, (virtual, first, piece, whole, _, spec) in zip(
+        labels_of(key, row), STAGE_BUFFERS[key], strict=True
     ):
         cells = [
             c if isinstance(c, tuple) else (c,) if c else ()
@@ -34,7 +34,7 @@ def places_of(key, row):
                 slice(s, max(s, min(s + n, end)))
                 for s, n, end in zip(starts, piece, whole, strict=True)
             )
-            for at in sorted({path[chunk % len(path)] for path in PATHS}):
+            for at in sorted({path[virtual % len(path)] for path in PATHS}):
                 yield (
                     label,
                     (at, *index, slice(first, first + int(np.prod(piece, dtype=int)))),
@@ -58,7 +58,7 @@ def unpacked(key, row, buffer):
     """label -> weight of what is in a buffer (of parameters, gradients or moments)."""
     out = {
         label: np.zeros(whole, buffer.dtype)
-        for label, (_, _, _, whole, *_) in zip(labels_of(key, row), PACKED[key], strict=True)
+        for label, (_, _, _, whole, *_) in zip(labels_of(key, row), STAGE_BUFFERS[key], strict=True)
     }
     for label, where, piece, inside in places_of(key, row):
         out[label][inside] = buffer[where].reshape(piece)[
@@ -72,8 +72,8 @@ def packing():
     there, and the shape of a device's piece."""
     return {
         key: [
-            [sorted({path[chunk % len(path)] for path in PATHS}), first, list(piece)]
-            for chunk, first, piece, *_ in PACKED[key]
+            [sorted({path[virtual % len(path)] for path in PATHS}), first, list(piece)]
+            for virtual, first, piece, *_ in STAGE_BUFFERS[key]
         ]
         for key in PARAMS
     }
@@ -83,7 +83,9 @@ def initial_value(key, row, seed, weights):
     """A buffer of stored values, else seeded normal (norm scales around one), drawn by their names:
     the same under every plan. Floats as float32."""
     values, dtype = {}, np.float32 if row[1] == "float" else row[1]
-    for label, (_, _, _, whole, mean, _) in zip(labels_of(key, row), PACKED[key], strict=True):
+    for label, (_, _, _, whole, mean, _) in zip(
+        labels_of(key, row), STAGE_BUFFERS[key], strict=True
+    ):
         if label in weights:
             values[label] = np.asarray(weights[label]).astype(dtype)
         elif row[1] == "float":
@@ -100,7 +102,7 @@ def export(path, params, state):
     shapes = {
         label: place[3]
         for key, row in PARAMS.items()
-        for label, place in zip(labels_of(key, row), PACKED[key], strict=True)
+        for label, place in zip(labels_of(key, row), STAGE_BUFFERS[key], strict=True)
     }
     write_named(
         path,

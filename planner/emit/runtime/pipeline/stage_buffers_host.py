@@ -1,4 +1,4 @@
-"""The optimizer's state of unequal pipeline stages in the host's memory. This function takes the
+"""The optimizer's state of uneven pipeline stages in the host's memory. This function takes the
 place of that of its name in another file."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from planner.emit.runtime.files.tables import PARTS
 from planner.emit.runtime.step.adamw import update
 
 
-def update_away(_, p, gradient, state, count):
+def update_offloaded(_, p, gradient, state, count):
     """`update` of a buffer whose state is in the host's memory: brought here and written back, a
     part of the buffer after the other."""
 

@@ -1,4 +1,4 @@
-"""Loss and gradients through pipeline stages that have no block in common."""
+"""Loss and gradients through uneven pipeline stages: they have no block in common."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from jax import lax
 from planner.emit.runtime.collectives.exchange import reduce_gradient
 from planner.emit.runtime.files.frame import labels_of
 from planner.emit.runtime.files.tables import (
-    CHUNKS,
     FIRST_BACKWARD,
     FROZEN,
     HANDED,
+    HANDED_SIZES,
     MICROBATCHES,
-    PACKED,
     PARAMS,
     PATHS,
-    ROOM,
+    STAGE_BUFFERS,
+    VIRTUAL_STAGES,
     each_stage,
 )
-from planner.emit.runtime.pipeline.chunks import piece_of, waiting_places
 from planner.emit.runtime.pipeline.stages import microbatch_of
+from planner.emit.runtime.pipeline.virtual_stages import ring_places, slot_of
 from planner.emit.runtime.step.reduce_shard_map import (
     no_gradients,
     reduced_last,
@@ -79,12 +79,12 @@ def apart_in(flat, pieces):
 
 
 def weights_at(k, buffers, table):
-    """label -> weight of chunk k from a device's part of the buffers; of other chunks' numbers only
-    for the gradient's sake."""
+    """label -> weight of virtual stage k from a device's part of the buffers. The gradient
+    has zeros for weights of other virtual stages."""
     own = [
         (key, label, place)
         for key in buffers
-        for label, place in zip(labels_of(key, table[key]), PACKED[key], strict=True)
+        for label, place in zip(labels_of(key, table[key]), STAGE_BUFFERS[key], strict=True)
         if place[0] == k
     ]
     arrays = apart_in(
@@ -100,7 +100,7 @@ def held_at(k):
 
 
 def own_of(k):
-    """Microbatches of a tick that a place with chunk k runs."""
+    """Microbatches of a tick that a place with virtual stage k runs."""
     return len(PATHS) // len(held_at(k % len(PATHS[0])))
 
 
@@ -186,28 +186,28 @@ def averaged(total, loss):
 
 
 def gradients(params, frozen, batch):
-    """(loss, gradients) of MICROBATCHES microbatches, which pass through CHUNKS chunks of the model
-    on every stage: chunk c of stage i is number c * stages + i.
+    """(loss, gradients) of MICROBATCHES microbatches, which pass through VIRTUAL_STAGES virtual
+    stages on every stage: virtual stage c of stage i is number c * stages + i in the model's order.
 
-    Stage i runs piece n of its work forward in tick n + i, and piece n of the backward pass in tick
-    FIRST_BACKWARD + n + stages - 1 - i. A stage keeps what each piece is given, in a ring, and runs
-    its forward pass again in its backward pass; the last chunk runs both at once. Every device
-    holds the code of all chunks and runs those of its own. Pieces that do not exist fill the
-    bubble, and what they give is dropped; once forward passes are through, no microbatch is left
-    for the last chunk but under gpipe, and it waits. A piece is len(PATHS) microbatches: a stage
-    with one place runs them all, one with several shares them out.
+    Stage i runs slot n of its work forward in tick n + i, and slot n of the backward pass in tick
+    FIRST_BACKWARD + n + stages - 1 - i. A stage saves what each slot gets, in a ring, and
+    recomputes its forward pass in its backward pass; the last virtual stage runs both at once.
+    Every device holds the code of all virtual stages and runs those of its own. Slots that do not
+    exist fill the bubble, and their results are dropped; once forward passes are through, no
+    microbatch is left for the last virtual stage but under gpipe, and it waits. A slot is
+    len(PATHS) microbatches: a stage with one place runs them all, one with several shares them out.
     """
     together, stages = len(PATHS), len(PATHS[0])
     stage, first = stage_here()
-    groups, depth = MICROBATCHES // together, stages * CHUNKS
-    pieces, ticks, rooms = (
-        groups * CHUNKS,
-        groups * CHUNKS + stages - 1,
-        waiting_places(FIRST_BACKWARD, stages, groups),
+    groups, depth = MICROBATCHES // together, stages * VIRTUAL_STAGES
+    pieces, ticks, ring_at = (
+        groups * VIRTUAL_STAGES,
+        groups * VIRTUAL_STAGES + stages - 1,
+        ring_places(FIRST_BACKWARD, stages, groups),
     )
     pending = unreduced(params)
     kind = next((p.dtype for p in pending.values()), jnp.float32)
-    room = {axes: (size, kind, ("stage", *axes)) for axes, size in ROOM.items()}
+    room = {axes: (size, kind, ("stage", *axes)) for axes, size in HANDED_SIZES.items()}
 
     def run(k, p, x, now):
         return each_stage()[k](
@@ -218,8 +218,8 @@ def gradients(params, frozen, batch):
         return lambda p, x: joined(run(k, p, x, now), HANDED[k + 1], room)
 
     def forward(x, tick):
-        """What the stage hands on; the last chunk has nothing to do."""
-        m, chunk = piece_of(tick - stage, stages, groups)
+        """What the stage hands on; the last virtual stage has nothing to do."""
+        m, virtual = slot_of(tick - stage, stages, groups)
 
         def inner(p, x, m, k):
             return each_microbatch(
@@ -233,11 +233,11 @@ def gradients(params, frozen, batch):
             *(lambda p, x, m, k=k: inner(p, x, m, k) for k in range(depth - 1)),
             lambda p, x, m: x,
         ]
-        return lax.switch(chunk * stages + stage, ways, pending, x, m * together + first)
+        return lax.switch(virtual * stages + stage, ways, pending, x, m * together + first)
 
-    def backward(chunk, x, g, m, waits):
-        """(gradients of the chunk's weights, loss times weight and weight of the last chunk, where
-        it does not wait), gradients of what it was given."""
+    def backward(virtual, x, g, m, waits):
+        """(gradients of the virtual stage's weights, loss times weight and weight of the last one,
+        where it does not wait), gradients of what it was given."""
         none = (
             jax.tree.map(
                 lambda w: varying(jnp.zeros_like(w), jax.typeof(w).manual_axis_type.varying),
@@ -272,22 +272,22 @@ def gradients(params, frozen, batch):
             *(lambda p, x, g, m, k=k: inner(p, x, g, m, k) for k in range(depth - 1)),
             (lambda p, x, g, m: (none, g)) if waits else end,
         ]
-        return lax.switch(chunk * stages + stage, ways, pending, x, g, m)
+        return lax.switch(virtual * stages + stage, ways, pending, x, g, m)
 
     def ahead(carry, tick):
         x, ring = carry
-        here = jnp.array(rooms)[jnp.clip(tick - stage, 0, pieces)]
+        here = jnp.array(ring_at)[jnp.clip(tick - stage, 0, pieces)]
         ring = jax.tree.map(lambda r, s: lax.dynamic_update_index_in_dim(r, s, here, 0), ring, x)
         return (along_paths(forward(x, tick)), ring), None
 
     def behind(carry, tick, ring, waits=False):
         g, total, loss = carry
         n = tick - FIRST_BACKWARD - (stages - 1) + stage
-        m, turn = piece_of(n, stages, groups)
-        chunk = CHUNKS - 1 - turn
-        here = jnp.array(rooms)[jnp.clip(n + (chunk - turn) * stages, 0, pieces - 1)]
+        m, turn = slot_of(n, stages, groups)
+        virtual = VIRTUAL_STAGES - 1 - turn
+        here = jnp.array(ring_at)[jnp.clip(n + (virtual - turn) * stages, 0, pieces - 1)]
         x = one_of(ring, here)
-        (grads, both), g = backward(chunk, x, g, m * together + first, waits)
+        (grads, both), g = backward(virtual, x, g, m * together + first, waits)
         real = (n >= 0) & (n < pieces)
         grads = {key: reduce_gradient(d, (), *scattered_each(key)) for key, d in grads.items()}
         total = {key: jnp.where(real, total[key] + d, total[key]) for key, d in grads.items()}
@@ -302,7 +302,7 @@ def gradients(params, frozen, batch):
         for axes, (size, dtype, over) in room.items()
     }
     ring = {
-        axes: varying(jnp.zeros((max(rooms) + 1, together, size), dtype), over)
+        axes: varying(jnp.zeros((max(ring_at) + 1, together, size), dtype), over)
         for axes, (size, dtype, over) in room.items()
     }
     total = no_gradients(pending)
