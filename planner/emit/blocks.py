@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from planner.emit.body import Body
 from planner.emit.source import comment, literal
-from planner.emit.tables import block_table
+from planner.emit.tables import BlockTable, block_table
 from planner.emit.text import pattern
 from planner.emit.writer import Function, Writer
 from planner.execution.loops import RepeatedBlock, inner_flow, output_layout
@@ -24,65 +24,24 @@ def write_block(
     """One function for the block, then a scan over stacked weights (or a loop over the repeats when
     unrolled).
 
-    bodies: one of every copy of the batch; the function takes all copies one block on. pipeline:
-    these blocks are dealt out over stages: the scan is over those of this stage, which begins with
-    what it is handed.
+    bodies: one of every overlapped microbatch; the function takes all of them one block on.
+    pipeline: these blocks are assigned to stages: the scan is over those of this stage, which
+    begins with what it gets from the stage before.
     """
-    number, body = w.runs.index(run), bodies[0]
-    flow, inside = w.flow, range(run.first, run.first + run.period)
-    mode = block_mode(flow)
-    gathers = w.backend == "shard_map" and any(is_gathered(flow, names[0]) for names in run.weights)
+    body = bodies[0]
     entering = [b.value(c.enters, c.layout) for b in bodies for c in run.carries]
-    table = block_table(w, run, f"{w.prefix.upper()}BLOCK{number}")
-    inner = body.inner(
-        inner_flow(body.flow, run),
-        repeats=display_names(w.flow.graph, run),
-        tie=w.unroll and gathers,
-        name_collectives=bool(mode),
-        weights={names[0]: f"w[{literal(table.short[names[0]])}]" for names in run.weights},
-    )
-    inners = (inner, *(inner.again(b.own, b) for b in bodies[1:]))
-    carries = [(each, carry) for each in inners for carry in run.carries]
-    carried = tuple(inner.fresh("x") for _ in carries)
-    for (each, carry), variable in zip(carries, carried, strict=True):
-        each.bind(carry.enters, carry.layout, variable)
-    away = "activations" in flow.plan.offload and mode in ("all", "keep")
-    inner.lines += [
-        f'{variable} = checkpoint_name({variable}, "entering")' for variable in carried if away
-    ]
-    inner.lines += (
-        ["w = to_device(w)"] if any(names[0] in w.offloaded for names in run.weights) else []
-    )
-    for i in inside:
-        for each in inners:
-            each.node(i)
-    inner.results += [each.value(c.leaves[0], c.layout) for each, c in carries]
-    inner.results += [inner.value(row[0], output_layout(flow.source[row[0]])) for row in run.yields]
-    layouts = ", ".join(
-        f"{v} {c.layout.spell([f'd{i}' for i in range(len(c.layout.dims))])}"
-        for v, (_, c) in zip(carried, carries, strict=True)
-    )
-    what = comment(f"{table.what}, one of {run.repeats}; carries {layouts}", 160)
-    block = Function(f"{w.prefix}block{number}", f"{what}.", inner, (*carried, "w"))
+    table = block_table(w, run, f"{w.prefix.upper()}BLOCK{w.runs.index(run)}")
+    block = _block_function(w, bodies, run, table)
     w.functions.append(block)
     out = body.fresh("x")
     if pipeline:
         entering = _handed(body, entering, pipeline)
     start = entering[0] if len(entering) == 1 else f"({', '.join(entering)})"
-    name = block.name
-    if mode and not (w.backend == "jit" and mode == "part"):
-        policy = {"all": "", "keep": f", policy={KEEP}", "part": ", policy=no_gathers"}[mode]
-        policy = (
-            f", policy=offload_inputs({literal('collective') if mode == 'keep' else ''})"
-            if away
-            else policy
-        )
-        wrap = f"recompute({name}{policy})" if w.unroll else f"jax.checkpoint({name}{policy})"
-        name = f"{w.prefix}kept{number}"
-        body.lines.append(f"{name} = {wrap}")
-    state = "x" if len(carried) == 1 else "*x"
+    name = _recomputed(w, body, block.name, w.runs.index(run))
+    carried = block.arguments.index("w")
+    state = "x" if carried == 1 else "*x"
 
-    more = lambda: "".join(f", {a}" for a in block.arguments[len(carried) + 1 :])  # noqa: E731
+    more = lambda: "".join(f", {a}" for a in block.arguments[carried + 1 :])  # noqa: E731
     if pipeline:
         _stage_loop(
             body,
@@ -93,24 +52,15 @@ def write_block(
             start,
         )
     elif w.unroll:
-        body.lines.append(f"{out} = {start}")
-        rows = body.fresh("rows") if run.yields else ""
-        body.lines += [f"{rows} = []"] if rows else []
-        body.lines.append(f"for i in range({run.repeats}):")
-        call = f"    {out} = {name}({'*' if len(carried) > 1 else ''}{out}, {table.one_repeat}"
-        body.lines.append(lambda: f"{call}{more()})")
-        if rows:
-            body.lines.append(f"    {out}, row = apart({out}, {len(carried)})")
-            body.lines.append(f"    {rows}.append(row)")
-            body.helpers.add("apart")
-            _hand_out(w, body, run, lambda k, r: f"{rows}[{r}][{k}]")
+        _unrolled(w, body, run, table, (out, start, name, carried), more)
     else:
         rows = body.fresh("rows") if run.yields else "_"
+        call = f"{name}({state}, w"
         head = f"{out}, {rows} = lax.scan(lambda x, w: " + (
-            f"apart({name}({state}, w" if run.yields else f"({name}({state}, w"
+            f"apart({call}" if run.yields else f"({call}"
         )
         rest = (
-            f"), {len(carried)})" if run.yields else "), None)"
+            f"), {carried})" if run.yields else "), None)"
         ) + f", {start}, {table.all_repeats}, length={run.repeats})"
         body.lines.append(lambda: f"{head}{more()}{rest}")
         if run.yields:
@@ -120,6 +70,86 @@ def write_block(
     leaving = [(b, carry) for b in bodies for carry in run.carries]
     for i, (b, carry) in enumerate(leaving):
         b.bind(carry.leaves[-1], carry.layout, out if len(leaving) == 1 else f"{out}[{i}]")
+
+
+def _block_function(
+    w: Writer, bodies: Sequence[Body], run: RepeatedBlock, table: BlockTable
+) -> Function:
+    """The function of one block: (carried tensors of all microbatches, weights, what else it reads)
+    -> carried tensors, and results that it hands out of the block."""
+    flow, body, mode = w.flow, bodies[0], block_mode(w.flow)
+    gathers = w.backend == "shard_map" and any(is_gathered(flow, names[0]) for names in run.weights)
+    inner = body.inner(
+        inner_flow(body.flow, run),
+        repeats=display_names(flow.graph, run),
+        tie=w.unroll and gathers,
+        name_collectives=bool(mode),
+        weights={names[0]: f"w[{literal(table.short[names[0]])}]" for names in run.weights},
+    )
+    inners = (inner, *(inner.again(b.own, b) for b in bodies[1:]))
+    carries = [(each, carry) for each in inners for carry in run.carries]
+    carried = tuple(inner.fresh("x") for _ in carries)
+    for (each, carry), variable in zip(carries, carried, strict=True):
+        each.bind(carry.enters, carry.layout, variable)
+        if _offloads_inputs(w):
+            inner.lines.append(f'{variable} = checkpoint_name({variable}, "entering")')
+    if any(names[0] in w.offloaded for names in run.weights):
+        inner.lines.append("w = to_device(w)")
+    for i in range(run.first, run.first + run.period):
+        for each in inners:
+            each.node(i)
+    inner.results += [each.value(c.leaves[0], c.layout) for each, c in carries]
+    inner.results += [inner.value(row[0], output_layout(flow.source[row[0]])) for row in run.yields]
+    layouts = ", ".join(
+        f"{v} {c.layout.spell([f'd{i}' for i in range(len(c.layout.dims))])}"
+        for v, (_, c) in zip(carried, carries, strict=True)
+    )
+    what = comment(f"{table.what}, one of {run.repeats}; carries {layouts}", 160)
+    return Function(f"{w.prefix}block{w.runs.index(run)}", f"{what}.", inner, (*carried, "w"))
+
+
+def _offloads_inputs(w: Writer) -> bool:
+    """Whether what enters each block lies in the host's memory until its backward pass."""
+    return "activations" in w.flow.plan.offload and block_mode(w.flow) in ("all", "keep")
+
+
+def _recomputed(w: Writer, body: Body, name: str, number: int) -> str:
+    """The name under which a block's function is called: wrapped as the plan recomputes."""
+    mode = block_mode(w.flow)
+    if not mode or (w.backend == "jit" and mode == "part"):
+        return name
+    policy = {"all": "", "keep": f", policy={KEEP}", "part": ", policy=no_gathers"}[mode]
+    if _offloads_inputs(w):
+        policy = f", policy=offload_inputs({literal('collective') if mode == 'keep' else ''})"
+    wrap = f"recompute({name}{policy})" if w.unroll else f"jax.checkpoint({name}{policy})"
+    wrapped = f"{w.prefix}recomputed{number}"
+    body.lines.append(f"{wrapped} = {wrap}")
+    return wrapped
+
+
+def _unrolled(
+    w: Writer,
+    body: Body,
+    run: RepeatedBlock,
+    table: BlockTable,
+    state: tuple[str, str, str, int],
+    more: Callable[[], str],
+) -> None:
+    """The loop over the repeats, written for Python to run. state: the variable that is carried,
+    what it begins with, the block's function, and how many tensors are carried; more: the call's
+    last arguments."""
+    out, start, name, carried = state
+    star = "*" if carried > 1 else ""
+    body.lines.append(f"{out} = {start}")
+    rows = body.fresh("rows") if run.yields else ""
+    body.lines += [f"{rows} = []"] if rows else []
+    body.lines.append(f"for i in range({run.repeats}):")
+    body.lines.append(lambda: f"    {out} = {name}({star}{out}, {table.one_repeat}{more()})")
+    if rows:
+        body.lines.append(f"    {out}, row = apart({out}, {carried})")
+        body.lines.append(f"    {rows}.append(row)")
+        body.helpers.add("apart")
+        _hand_out(w, body, run, lambda k, r: f"{rows}[{r}][{k}]")
 
 
 def _hand_out(w: Writer, body: Body, run: RepeatedBlock, place: Callable[[int, int], str]) -> None:

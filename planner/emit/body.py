@@ -37,59 +37,9 @@ class Body(Values):
         pieces = self.backend == "jit" and by_piece(self, index)
         split = self.flow.split(index) if self.backend == "shard_map" or pieces else Split()
         live = tuple(o for o in node.outputs if o)
-        needs = [self.flow.need.get((index, slot)) for slot in range(len(node.inputs))]
-        args = [""] * len(node.inputs)
-        # operands before weights: a gathered weight waits for the operand beside it
-        for slot in sorted(range(len(node.inputs)), key=lambda s: node.inputs[s] in graph.weights):
-            if needs[slot] is not None:
-                name = node.inputs[slot]
-                if name in graph.weights and self.tie:
-                    self.cause = next(
-                        (
-                            a
-                            for a, n in zip(args, node.inputs, strict=True)
-                            if a.isidentifier() and graph.tensors[n].is_float
-                        ),
-                        "",
-                    )
-                rounded = self._rounded(node, slot)
-                args[slot] = (
-                    self._on_pieces(name, needs[slot], rounded)  # type: ignore[arg-type]
-                    if pieces
-                    else (self.computed if rounded else self.value)(name, needs[slot])  # type: ignore[arg-type]
-                )
         results = [rule.result(k, split, self.flow.plan.order) for k in range(len(live))]
-        whole = self.backend == "jit"
-        if whole and operator_of(node.op).kind == "convolution":
-            self._restate(node, needs, args)
-        local = lambda name, layout: (  # noqa: E731
-            graph.tensors[name].shape
-            if whole and not pieces
-            else local_shape(graph.tensors[name].shape, layout, self.mesh)
-        )
-        operands = self._masked(
-            node,
-            rule,
-            split,
-            [operand(self, index, k) if a else "" for k, a in enumerate(args)] if pieces else args,
-        )
-        call = Call(
-            replace(node, attrs=short_floats(node.attrs)),
-            rule,
-            split,
-            self.mesh,
-            tuple(operands),
-            tuple(
-                local(n, need) if need is not None else ()
-                for n, need in zip(node.inputs, needs, strict=True)
-            ),
-            tuple(local(o, layout) for o, layout in zip(live, results, strict=True)),
-            graph.shapes(node.inputs),
-            graph.shapes(live),
-            tuple(graph.tensors[n].dtype if n else "" for n in node.inputs),
-            tuple(self._dtype(o) for o in live),
-            self.helpers,
-        )
+        args = self._operands(index, pieces)
+        call = self._call(index, split, results, args, pieces)
         if node.bodies:
             call = self._with_bodies(call)
         try:
@@ -117,8 +67,66 @@ class Body(Values):
                 self.padded[name] = variable, full
             else:
                 self.bind(name, layout, variable)
-            if whole:
+            if self.backend == "jit":
                 self._constrain(name, variable, layout if pieces else self.flow.source[name], full)
+
+    def _operands(self, index: int, pieces: bool) -> list[str]:
+        """Variables of a node's operands in the layouts it needs, "" of those that it lacks.
+        pieces: whether it runs piece by piece in a jit program."""
+        graph, node = self.flow.graph, self.flow.graph.nodes[index]
+        needs = [self.flow.need.get((index, slot)) for slot in range(len(node.inputs))]
+        args = [""] * len(node.inputs)
+        # operands before weights: a gathered weight waits for the operand beside it
+        for slot in sorted(range(len(node.inputs)), key=lambda s: node.inputs[s] in graph.weights):
+            name, need = node.inputs[slot], needs[slot]
+            if need is None:
+                continue
+            if name in graph.weights and self.tie:
+                ready = zip(args, node.inputs, strict=True)
+                self.cause = next(
+                    (a for a, n in ready if a.isidentifier() and graph.tensors[n].is_float), ""
+                )
+            rounded = self._rounded(node, slot)
+            if pieces:
+                args[slot] = self._on_pieces(name, need, rounded)
+            else:
+                args[slot] = (self.computed if rounded else self.value)(name, need)
+        if self.backend == "jit" and operator_of(node.op).kind == "convolution":
+            self._restate(node, needs, args)
+        return args
+
+    def _call(
+        self, index: int, split: Split, results: Sequence[Layout], args: list[str], pieces: bool
+    ) -> Call:
+        """What the operator's kernel is written from."""
+        graph, node, rule = self.flow.graph, self.flow.graph.nodes[index], self.flow.rules[index]
+        needs = [self.flow.need.get((index, slot)) for slot in range(len(node.inputs))]
+        live = tuple(o for o in node.outputs if o)
+
+        def local(name: str, layout: Layout) -> tuple[int, ...]:
+            shape = graph.tensors[name].shape
+            whole = self.backend == "jit" and not pieces
+            return shape if whole else local_shape(shape, layout, self.mesh)
+
+        if pieces:
+            args = [operand(self, index, k) if a else "" for k, a in enumerate(args)]
+        return Call(
+            node=replace(node, attrs=short_floats(node.attrs)),
+            rule=rule,
+            split=split,
+            mesh=self.mesh,
+            args=tuple(self._masked(node, rule, split, args)),
+            in_shapes=tuple(
+                local(n, need) if need is not None else ()
+                for n, need in zip(node.inputs, needs, strict=True)
+            ),
+            out_shapes=tuple(local(o, layout) for o, layout in zip(live, results, strict=True)),
+            global_in=graph.shapes(node.inputs),
+            global_out=graph.shapes(live),
+            dtypes=tuple(graph.tensors[n].dtype if n else "" for n in node.inputs),
+            out_dtypes=tuple(self._dtype(o) for o in live),
+            helpers=self.helpers,
+        )
 
     def _with_bodies(self, call: Call) -> Call:
         """Write the functions of a node's bodies."""

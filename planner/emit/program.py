@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from planner.emit.blocks import write_block
 from planner.emit.body import Body
-from planner.emit.program_text import assemble, kept
+from planner.emit.program_text import assemble, long_constants
 from planner.emit.source import comment, literal, user_function
 from planner.emit.stages import write_stages
 from planner.emit.tables import collect_parameters
@@ -50,6 +50,7 @@ __all__ = ["Backend", "Program", "Training", "Workload", "emit", "emitted_blocks
 STAGE_NODES = 60
 
 
+# Many parameters: the options of `plan emit`, all but two by keyword.
 def emit(
     graph: Graph,
     plan: Plan,
@@ -73,23 +74,7 @@ def emit(
     of a GPU's memory that JAX is to preallocate. Raises PlanError when pinned layouts cannot be
     joined.
     """
-    check_kernels(graph)
-    refuse_partitioned(plan, backend)
-    if graph.host_tables and plan.offload:
-        raise PlanError(
-            "P076",
-            "tables on hosts and optimizer state there do not go together in a program",
-            help=["pin offload=none, or --tables device"],
-        )
-    if unroll and (
-        sent := [what for what in plan.offload if what in IN_LOOPS]
-    ):  # the GPU compiler holds more on the device then than it would without
-        raise PlanError(
-            "P076",
-            f"blocks whose {' and '.join(sent)} are offloaded to host memory are written as a loop"
-            " only",
-            help=["leave --unroll out"],
-        )
+    _refuse(graph, plan, backend, unroll)
     flow = derive(graph, plan, training=workload == "train")
     stages = uneven_pipeline_of(flow)
     runs, reasons = emitted_blocks(flow)
@@ -111,7 +96,25 @@ def emit(
     w.tables += [user_function(node) for node in graph.nodes if node.op == "UserLoss"]
     if w.pipeline or w.stages:
         (write_uneven if w.stages else write_stages)(w)
-        return _program(w, workload, header, weights_file, compute, model_folder)
+    else:
+        _write_model(w, workload)
+    text = assemble(w, workload, header, weights_file, compute, model_folder)
+    labels = (
+        {b.key: [p.name for p in b.pieces] for b in w.packed}
+        if w.packed
+        else {p.key: p.tensors for p in w.parameters.values()}
+    )
+    return Program(
+        text,
+        long_constants(w),
+        {key: tuple(graph.labels.get(t, t) for t in names) for key, names in labels.items()},
+        tuple(w.reasons),
+    )
+
+
+def _write_model(w: Writer, workload: Workload) -> None:
+    """`loss_of` of a training step, or `forward`: the whole model of one turn of microbatches."""
+    plan = w.flow.plan
     body, *more = forward_bodies(w)
     name = "loss_of" if workload == "train" else "forward"
     if w.counted:
@@ -119,7 +122,7 @@ def emit(
     if more:
         _join_copies(w, body, more)
     local = (
-        " on local pieces; equal on every device" if backend == "shard_map" and plan.mesh else ""
+        " on local pieces; equal on every device" if w.backend == "shard_map" and plan.mesh else ""
     )
     rows = ", and the rows that count" if len(body.results) > 1 else ""
     sums = plan.accumulation_steps > 1
@@ -134,7 +137,27 @@ def emit(
     w.functions.append(
         Function(name, doc, body, ("params", "frozen", "batch"), as_tuple=workload == "infer")
     )
-    return _program(w, workload, header, weights_file, compute, model_folder)
+
+
+def _refuse(graph: Graph, plan: Plan, backend: Backend, unroll: bool) -> None:
+    """Refuse what no program is written for. Raises PlanError."""
+    check_kernels(graph)
+    refuse_partitioned(plan, backend)
+    if graph.host_tables and plan.offload:
+        raise PlanError(
+            "P076",
+            "tables on hosts and optimizer state there do not go together in a program",
+            help=["pin offload=none, or --tables device"],
+        )
+    if unroll and (
+        sent := [what for what in plan.offload if what in IN_LOOPS]
+    ):  # the GPU compiler holds more on the device then than it would without
+        raise PlanError(
+            "P076",
+            f"blocks whose {' and '.join(sent)} are offloaded to host memory are written as a loop"
+            " only",
+            help=["leave --unroll out"],
+        )
 
 
 def refuse_partitioned(plan: Plan, backend: Backend) -> None:
@@ -159,20 +182,6 @@ def refuse_partitioned(plan: Plan, backend: Backend) -> None:
                     "plan MODEL --emit FILE.py --backend jit finds a plan without",
                 ],
             )
-
-
-def _program(
-    w: Writer, workload: Workload, header: str, weights_file: str, compute: str, model_folder: str
-) -> Program:
-    graph = w.flow.graph
-    text = assemble(w, workload, header, weights_file, compute, model_folder)
-    labels = {
-        p.key: tuple(graph.labels.get(t, t) for t in p.tensors) for p in w.parameters.values()
-    }
-    labels = {
-        b.key: tuple(graph.labels.get(p.name, p.name) for p in b.pieces) for b in w.packed
-    } or labels
-    return Program(text, kept(w), labels, tuple(w.reasons))
 
 
 def check_kernels(graph: Graph) -> None:

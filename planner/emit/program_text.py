@@ -33,71 +33,64 @@ def assemble(
     w: Writer, workload: Workload, header: str, weights_file: str, compute: str, model_folder: str
 ) -> str:
     """The program's text."""
-    train, sharded = workload == "train", w.backend == "shard_map"
+    train = workload == "train"
     model = "\n\n\n".join(function.text() for function in w.functions)
-    steps = "shard_map" if sharded else "jit"
-    many = train and w.flow.plan.accumulation_steps > 1
-    files = [
-        *KERNELS,
-        "frame",
-        "fused_overlap" if w.flow.plan.overlapped_microbatches > 1 else "fused",
-    ]
-    if train:
-        if w.stages:
-            gradients = ["reduce_shard_map", "stages", "virtual_stages", "pipeline_uneven"]
-        elif w.pipeline:
-            order = ["virtual_stages"] if w.pipeline.schedule == INTERLEAVED else []
-            schedule = f"pipeline_{w.pipeline.schedule}"
-            gradients = ["reduce_shard_map", "stages", *order, schedule]
-        else:
-            # Kernels of XLA's CPU back end for these are slow inside loops
-            # (planner/emit/runtime/step/loop_convolutions.py).
-            convolves = any(
-                operator_of(node.op).kind == "convolution" for node in w.flow.graph.nodes
-            )
-            passes = "by_rows" if w.counted else "accumulated" if many else "once"
-            loop = ["loop_turns", "loop_convolutions" if convolves else "loop_scan"] if many else []
-            gradients = [*loop, f"reduce_{steps}", f"gradients_{passes}"]
-        state = (
-            [f"state_{'host' if 'optimizer' in w.flow.plan.offload else 'device'}"]
-            if sharded
-            else []
-        )
-        files += [
-            w.training.optimizer,
-            *gradients,
-            f"step_{steps}",
-            *state,
-            "feed",
-            "checkpoint",
-            "start",
-            *(["host_tables", "main_host_tables"] if w.flow.graph.host_tables else ["main_train"]),
-        ]
-    else:
-        files += ["infer_shard_map" if sharded else "step_jit", "main_infer"]
-    roots = {"main", "make_gradients"} if train else {"main"}
-    mentioned = names_in(model)
-    sliced = any(what in IN_LOOPS for what in w.flow.plan.offload)
-    parked = ["stage_buffers_host"] if w.stages and "optimizer" in w.flow.plan.offload else []
-    instead = (
-        *(["stage_buffers"] if w.stages else []),
-        *parked,
-        *(["offloaded_weights"] if w.offloads_weights else []),
-        *(["fused_offload"] if sliced else []),
-    )
-    functions = parts_for(roots | mentioned, files, instead)
-    before = parts_for(mentioned, files)
-    tables = _tables(w, workload, compute, model_folder)
-    if kept(w):
+    files, instead = _runtime_files(w, train)
+    wanted = names_in(model)
+    constants = []
+    if long_constants(w):
         file = literal(weights_file or "program.safetensors")
-        constants = f'CONSTANTS = read_safetensors(Path(__file__).with_name({file}), "constant/")'
-        functions = parts_for(roots | mentioned | {"read_safetensors"}, files, instead)
-        before = [*parts_for(mentioned | {"read_safetensors"}, files), constants]
-    after = [text for text in functions if text not in before]
-    tail = tail_of(files[-1])
-    code = "\n\n\n".join([tables.rstrip("\n"), *before, model, *after, tail]) + "\n"
+        constants = [f'CONSTANTS = read_safetensors(Path(__file__).with_name({file}), "constant/")']
+        wanted = wanted | {"read_safetensors"}
+    roots = {"main", "make_gradients"} if train else {"main"}
+    before = [*parts_for(wanted, files), *constants]
+    after = [text for text in parts_for(roots | wanted, files, instead) if text not in before]
+    tables = _tables(w, workload, compute, model_folder).rstrip("\n")
+    code = "\n\n\n".join([tables, *before, model, *after, tail_of(files[-1])]) + "\n"
     lines = [comment(line, 160) for line in (header or w.flow.graph.name).splitlines()]
     return f'"""{chr(10).join(lines).rstrip()}\n"""\n\n{imports_for(code)}\n\n{code}'
+
+
+def _runtime_files(w: Writer, train: bool) -> tuple[list[str], list[str]]:
+    """The files of planner/emit/runtime that the program takes functions from, in order, and those
+    whose functions take the place of others."""
+    plan, backend = w.flow.plan, "shard_map" if w.backend == "shard_map" else "jit"
+    files = [*KERNELS, "frame", "fused_overlap" if plan.overlapped_microbatches > 1 else "fused"]
+    host_state = "optimizer" in plan.offload
+    if train:
+        state = [f"state_{'host' if host_state else 'device'}"] if backend == "shard_map" else []
+        files += [w.training.optimizer, *_gradient_files(w, backend), f"step_{backend}", *state]
+        files += ["feed", "checkpoint", "start"]
+        files += ["host_tables", "main_host_tables"] if w.flow.graph.host_tables else ["main_train"]
+    else:
+        files += ["infer_shard_map" if backend == "shard_map" else "step_jit", "main_infer"]
+    instead = {
+        "stage_buffers": w.stages is not None,
+        "stage_buffers_host": w.stages is not None and host_state,
+        "offloaded_weights": w.offloads_weights,
+        "fused_offload": any(what in IN_LOOPS for what in plan.offload),
+    }
+    return files, [file for file, taken in instead.items() if taken]
+
+
+def _gradient_files(w: Writer, backend: str) -> list[str]:
+    """Files with loss and gradients of a step: of its schedule, or of its microbatches."""
+    if w.stages:
+        return ["reduce_shard_map", "stages", "virtual_stages", "pipeline_uneven"]
+    if w.pipeline:
+        order = ["virtual_stages"] if w.pipeline.schedule == INTERLEAVED else []
+        return ["reduce_shard_map", "stages", *order, f"pipeline_{w.pipeline.schedule}"]
+    if w.flow.plan.accumulation_steps == 1:
+        return [f"reduce_{backend}", "gradients_once"]
+    # Kernels of XLA's CPU back end for these are slow inside loops
+    # (planner/emit/runtime/step/loop_convolutions.py).
+    convolves = any(operator_of(node.op).kind == "convolution" for node in w.flow.graph.nodes)
+    return [
+        "loop_turns",
+        "loop_convolutions" if convolves else "loop_scan",
+        f"reduce_{backend}",
+        "gradients_by_rows" if w.counted else "gradients_accumulated",
+    ]
 
 
 def _tables(w: Writer, workload: Workload, compute: str, model_folder: str) -> str:
@@ -146,6 +139,6 @@ def _small(w: Writer) -> list[str]:
     return [array_table(key.upper(), value) for key, value in w.arrays.items() if inlined(value)]
 
 
-def kept(w: Writer) -> dict[str, np.ndarray]:
+def long_constants(w: Writer) -> dict[str, np.ndarray]:
     """The constants that are too long for the text."""
     return {key: value for key, value in w.arrays.items() if not inlined(value)}

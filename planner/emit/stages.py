@@ -1,13 +1,12 @@
-"""The functions of a program with pipeline stages: what the blocks are given, the blocks of one
+"""The functions of a program with pipeline stages: what comes before the blocks, the blocks of one
 stage, and what follows the last.
 
-enter    (params, frozen, batch) -> carried tensors, and what else the blocks ask for (masks,
-positions)
-trunk    (params, frozen, batch, x) -> carried tensors: this stage's blocks, on x or, in the first
-stage, on what `enter` gives; where a stage holds
-         several chunks of blocks also given the chunk's number, and of the blocks' parameters those
-         of the chunk
-finish   (params, frozen, batch, x) -> loss of one microbatch times its weight, and the weight
+prologue      (params, frozen, batch) -> carried tensors, and what else the blocks read (masks,
+              positions)
+stage_blocks  (params, frozen, batch, x) -> carried tensors: this stage's blocks, on x or, in the
+              first stage, on what `prologue` gives. Where a stage holds several virtual stages it
+              takes the number of one too, and of the blocks' parameters those of that one.
+epilogue      (params, frozen, batch, x) -> loss of one microbatch times its weight, and the weight
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from planner.emit.source import literal
 from planner.emit.values import precise
 from planner.emit.writer import Function, Writer
 from planner.execution.layout_flow import Flow
-from planner.execution.loops import outer_flow, pipelined_block
+from planner.execution.loops import RepeatedBlock, outer_flow, pipelined_block
 from planner.execution.pipeline import nodes_needed
 from planner.sharding.layout import Layout
 
@@ -26,96 +25,31 @@ FIRST = ("params", "frozen", "batch")
 
 
 def write_stages(w: Writer) -> None:
-    """Adds the three functions to the writer. Raises PlanError where the blocks cannot be dealt
-    out."""
+    """Adds the three functions to the writer. Raises PlanError where the blocks cannot be assigned
+    to stages."""
     graph, pipeline = w.flow.graph, w.pipeline
     assert pipeline is not None
-    run = pipelined_block(w.flow, w.runs, pipeline, w.reasons)
+    block = pipelined_block(w.flow, w.runs, pipeline, w.reasons)
     flow = w.flow
-    for r in w.runs:
-        flow = outer_flow(flow, r)
-    carried = [c.enters for c in run.carries]
-    body = _body(w, flow)
-    given = _body(w, flow)  # the schedule calls it too: it has no function around it to ask
-    wanted = [*carried, *run.shared]
-    nodes = nodes_needed(graph, range(run.first), wanted)
-    _write(w, given, nodes)
-    for i in nodes:
-        for o in graph.nodes[i].outputs:
-            if o:
-                body.made_in[o] = given
-    given.results = [given.value(c.enters, c.layout) for c in run.carries]
-    entering = Function(
-        "prologue",
-        "What the first stage's blocks are given, and what all blocks read beside parameters.",
-        given,
-        FIRST,
-        as_tuple=True,
-    )
-    w.functions.append(entering)
-    body.lines.append(lambda: entering.call(f"{', '.join(given.results)},"))
-    for c, variable in zip(run.carries, list(given.results), strict=True):
-        body.bind(c.enters, c.layout, variable)
-    write_block(w, (body,), run, pipeline)
-    body.results = [body.value(c.leaves[-1], c.layout) for c in run.carries]
-    said, arguments = (
-        "The blocks of this stage on one microbatch, from what the stage before hands on",
-        [*FIRST, "x"],
-    )
-    if pipeline.virtual_stages > 1:
-        said, arguments = (
-            (
-                "One virtual stage's blocks on one microbatch, from what the virtual stage"
-                " before hands on"
-            ),
-            [*FIRST, "x", "virtual"],
-        )
-        dealt = [literal(p.key) for p in w.parameters.values() if w.staged(p)]
-        w.tables.append(
-            f"VIRTUAL_STAGES = {pipeline.virtual_stages}  # that a stage holds\n"
-            f"PER_VIRTUAL_STAGE = {{{', '.join(dealt)}}}  # parameters whose first dim they are\n"
-        )
-    w.functions.append(Function("stage_blocks", f"{said}.", body, tuple(arguments), as_tuple=True))
-    last = _body(w, flow)
-    names = [last.fresh("x") for _ in run.carries]
-    last.lines.append(f"{', '.join(names)}, = x")
-    for c, variable in zip(run.carries, names, strict=True):
-        last.bind(c.leaves[-1], c.layout, variable)
-    arrived = {c.leaves[-1] for c in run.carries}
-    results = [graph.outputs[0], *([w.counted] if w.counted else [])]
-    ends = nodes_needed(
-        graph, [i for i in range(len(graph.nodes)) if i not in pipeline.nodes], results, arrived
-    )
-    _write(w, last, ends)
-    loss = graph.outputs[0]
-    source = flow.source[loss]
-    last.results.append(last.value(loss, source.stored if source.partial else source))
-    if w.counted:
-        rows = last.value(w.counted, Layout(()))
-        last.results = [f"{last.results[0]} * {rows}", rows]
-    else:
-        last.results.append("1.0")
-    what = (
-        "Sum of the losses of one microbatch and the rows that count"
-        if w.counted
-        else "Mean loss of one microbatch and its weight"
-    )
-    w.functions.append(
-        Function("epilogue", f"{what}, from what leaves the last stage.", last, (*FIRST, "x"))
-    )
+    for repeated in w.runs:
+        flow = outer_flow(flow, repeated)
+    carried = [c.enters for c in block.carries]
+    before = nodes_needed(graph, range(block.first), [*carried, *block.shared])
+    _write_blocks(w, flow, block, before)
+    after = _write_epilogue(w, flow, block)
     w.tables.append(f"CARRIED = {len(carried)}  # tensors handed from stage to stage\n")
-    read: list[set[str]] = [
-        {n for i in places for n in graph.nodes[i].inputs}
-        for places in ([*nodes, *pipeline.nodes], ends)
-    ]
-    for name, own, other in (
-        ("ONLY_BLOCKS", read[0], read[1]),
-        ("ONLY_EPILOGUE", read[1], read[0]),
+    in_blocks, in_epilogue = (
+        {n for i in nodes for n in graph.nodes[i].inputs}
+        for nodes in ([*before, *pipeline.nodes], after)
+    )
+    for name, read, other in (
+        ("ONLY_BLOCKS", in_blocks, in_epilogue),
+        ("ONLY_EPILOGUE", in_epilogue, in_blocks),
     ):
         keys = [
             p.key
             for p in w.parameters.values()
-            if set(p.tensors) & own
+            if set(p.tensors) & read
             and not set(p.tensors) & other
             and w.container(p.tensors[0]) == "params"
         ]
@@ -125,6 +59,71 @@ def write_stages(w: Writer) -> None:
             if keys
             else f"{name} = set()\n"
         )
+
+
+def _write_blocks(w: Writer, flow: Flow, block: RepeatedBlock, before: list[int]) -> None:
+    """`prologue` of the nodes before the blocks, and `stage_blocks`."""
+    pipeline = w.pipeline
+    assert pipeline is not None
+    body = _body(w, flow)
+    prologue = _body(w, flow)  # the schedule calls it too: no function is around it to ask
+    _write(w, prologue, before)
+    for i in before:
+        body.made_in |= dict.fromkeys(filter(None, w.flow.graph.nodes[i].outputs), prologue)
+    prologue.results = [prologue.value(c.enters, c.layout) for c in block.carries]
+    doc = "What the first stage's blocks begin with, and what all blocks read beside parameters."
+    entering = Function("prologue", doc, prologue, FIRST, as_tuple=True)
+    w.functions.append(entering)
+    body.lines.append(lambda: entering.call(f"{', '.join(prologue.results)},"))
+    for c, variable in zip(block.carries, list(prologue.results), strict=True):
+        body.bind(c.enters, c.layout, variable)
+    write_block(w, (body,), block, pipeline)
+    body.results = [body.value(c.leaves[-1], c.layout) for c in block.carries]
+    doc = "The blocks of this stage on one microbatch, from what the stage before hands on."
+    arguments: tuple[str, ...] = (*FIRST, "x")
+    if pipeline.virtual_stages > 1:
+        doc = (
+            "One virtual stage's blocks on one microbatch, from what the virtual stage before"
+            " hands on."
+        )
+        arguments = (*FIRST, "x", "virtual")
+        stacked = ", ".join(literal(p.key) for p in w.parameters.values() if w.staged(p))
+        w.tables.append(
+            f"VIRTUAL_STAGES = {pipeline.virtual_stages}  # that a stage holds\n"
+            f"PER_VIRTUAL_STAGE = {{{stacked}}}  # parameters whose first dim they are\n"
+        )
+    w.functions.append(Function("stage_blocks", doc, body, arguments, as_tuple=True))
+
+
+def _write_epilogue(w: Writer, flow: Flow, block: RepeatedBlock) -> list[int]:
+    """`epilogue`, and the nodes in it: those behind the blocks that the loss needs."""
+    graph, pipeline = w.flow.graph, w.pipeline
+    assert pipeline is not None
+    body = _body(w, flow)
+    names = [body.fresh("x") for _ in block.carries]
+    body.lines.append(f"{', '.join(names)}, = x")
+    for c, variable in zip(block.carries, names, strict=True):
+        body.bind(c.leaves[-1], c.layout, variable)
+    loss = graph.outputs[0]
+    nodes = nodes_needed(
+        graph,
+        [i for i in range(len(graph.nodes)) if i not in pipeline.nodes],
+        [loss, *([w.counted] if w.counted else [])],
+        {c.leaves[-1] for c in block.carries},
+    )
+    _write(w, body, nodes)
+    source = flow.source[loss]
+    mean = body.value(loss, source.stored if source.partial else source)
+    if w.counted:
+        rows = body.value(w.counted, Layout(()))
+        body.results = [f"{mean} * {rows}", rows]
+        what = "Sum of the losses of one microbatch and the rows that count"
+    else:
+        body.results = [mean, "1.0"]
+        what = "Mean loss of one microbatch and its weight"
+    doc = f"{what}, from what leaves the last stage."
+    w.functions.append(Function("epilogue", doc, body, (*FIRST, "x")))
+    return nodes
 
 
 def _body(w: Writer, flow: Flow) -> Body:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from planner.emit.external import external_table
 from planner.emit.program import check_kernels, emitted_blocks, forward_bodies
-from planner.emit.program_text import DTYPES, kept
+from planner.emit.program_text import DTYPES, long_constants
 from planner.emit.source import KERNELS, comment, imports_for, literal, names_in, parts_for, tail_of
 from planner.emit.tables import (
     collect_parameters,
@@ -205,7 +205,7 @@ def _assembled(writers: list[Writer], tables: str, header: str, weights_file: st
     """The program's text, in the order of other programs."""
     model = "\n\n\n".join(function.text() for w in writers for function in w.functions)
     mentioned = names_in(model)
-    constants = {k: v for w in writers for k, v in kept(w).items()}
+    constants = {k: v for w in writers for k, v in long_constants(w).items()}
     before = parts_for(mentioned | ({"read_safetensors"} if constants else set()), FILES)
     functions = parts_for({"main", *mentioned}, FILES)
     if constants:

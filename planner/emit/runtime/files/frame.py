@@ -225,6 +225,7 @@ def synthetic_batch(seed):
     return out
 
 
+# Long: one statement per option of the command line.
 def command_line(more=()):
     """Options, `more` of them as (name, add_argument's keywords); sets up the devices, and joins
     the other processes, before jax first looks for devices."""

@@ -25,6 +25,7 @@ def either(condition, then, other, operands, made):
     return lax.cond(jnp.reshape(condition, ()) != 0, *ways, *operands)
 
 
+# Many parameters: the attributes of ONNX's Loop and Scan.
 def iterate(
     body, trips, states, scanned, read, made, numbered, in_axes, in_reverse, out_axes, out_reverse
 ):

@@ -35,6 +35,7 @@ def routed_experts(x, index, share, stacks, start, how):
     return run(x.reshape(-1, x.shape[-1]), ids, share.reshape(-1), stacks).reshape(x.shape)
 
 
+# Long: the forward and the backward pass of one function share what it computes first.
 def exchanged_experts(x, index, share, stacks, pieces, joint, slots, how):
     """routed_experts where the mesh axes `joint` cut tokens and experts alike: rows travel to their
     experts' devices and their results back.

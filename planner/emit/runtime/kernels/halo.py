@@ -31,6 +31,7 @@ def halo(x, dim, before, after, axes, fill):
     return jnp.concatenate(parts, dim)
 
 
+# Many parameters: the attributes of ONNX's AveragePool, and where the rows are cut.
 def average_pool_rows(
     x, kernel, strides, pads, dilations, out, count_include_pad, dim, low, size, start
 ):

@@ -262,6 +262,8 @@ def rotary(x, cos, sin):
 LOSS_ROWS = 512
 
 
+# Long: the forward and the backward pass of one function share what it computes first.
+# Many parameters: the operator's operands and attributes, and how its classes are cut.
 def cross_entropy(logits, labels, axis, vocab_axes, start, valid, mask, count, blocked):
     """Sum over local rows of -log softmax(logits)[label], divided by the global `count` of rows.
 

@@ -68,6 +68,7 @@ def batch_norm(x, scale, bias, mean, variance, epsilon):
     ).astype(x.dtype)
 
 
+# Many parameters: the operands and attributes of ONNX's BatchNormalization.
 def batch_norm_live(x, scale, bias, mean, variance, epsilon, momentum, count, axes):
     """Batch normalisation with the statistics of the global batch, in float32; returns y and the
     running mean and variance."""
@@ -140,6 +141,7 @@ def _first_largest(x, low, dim, kernel, stride, before, behind, dilation):
     return at, best
 
 
+# Many parameters: the attributes of ONNX's MaxPool along one dim.
 def _put(g, at, size, dim, kernel, stride, before, behind, dilation):
     """Gradients of windows along a dim, at the taps `at`, summed up over an array with that size of
     the dim."""

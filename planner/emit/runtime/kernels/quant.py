@@ -91,6 +91,7 @@ def qlinear_matmul(a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero):
     )
 
 
+# Many parameters: the operands and attributes of ONNX's QLinearConv.
 def qlinear_conv(
     x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, b, strides, pads, dilations, groups
 ):

@@ -71,6 +71,7 @@ def bounded(x, clip):
     return x if clip is None else jnp.clip(x, -clip, clip)
 
 
+# Many parameters: the operands and attributes of ONNX's RNN.
 def rnn(x, w, r, b, lengths, h0, direction, names, clip):
     """Elman network: h' = f(x w + h r + b)."""
     hidden = r.shape[2]
@@ -92,6 +93,7 @@ def rnn(x, w, r, b, lengths, h0, direction, names, clip):
     return directions(run, direction)
 
 
+# Many parameters: the operands and attributes of ONNX's GRU.
 def gru(x, w, r, b, lengths, h0, direction, names, clip, reset_after):
     """Gated recurrent unit, gates z, r, h: h' = (1 - z) n + z h; the reset gate acts before or
     after the recurrent product."""
@@ -127,6 +129,7 @@ def gru(x, w, r, b, lengths, h0, direction, names, clip, reset_after):
     return directions(run, direction)
 
 
+# Many parameters: the operands and attributes of ONNX's LSTM.
 def lstm_full(x, w, r, b, lengths, h0, c0, p, direction, names, clip):
     """LSTM (gates i, o, f, c) with sequence lengths, peepholes p [D, 3H] (i, o, f), other
     activations or a bound."""

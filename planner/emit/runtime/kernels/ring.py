@@ -23,6 +23,7 @@ def spread(x, *beside):
     return lax.pcast(x, missing, to="varying") if missing else x
 
 
+# Many parameters: the operands and attributes of attention, and the axes of the ring.
 def ring_attention(q, k, v, mask, scale, causal, guard, start, axes):
     """`attention` of local queries q [B, H, S, D] with all keys, of which this device holds its
     piece k [B, G, T, D], v [B, G, T, E].
@@ -93,6 +94,7 @@ def ring_piece(step, axes):
     return (lax.axis_index(axes) - step) % lax.axis_size(axes)
 
 
+# Many parameters: the operands and attributes of attention, and the axes of the ring.
 def ring_forward(q, k, v, mask, start, scale, causal, guard, axes):
     """The result [B, H, S, E], and logarithms of the sums of exponentials of its rows of scores
     [blocks, B, G, R, rows]."""
@@ -130,6 +132,7 @@ def ring_forward(q, k, v, mask, start, scale, causal, guard, axes):
     return jnp.moveaxis(out, 0, 3).reshape(batch, *q.shape[1:3], v.shape[-1]).astype(v.dtype), level
 
 
+# Many parameters: the operands and attributes of attention, and where the ring stands.
 def ring_meet(state, q, k, v, mask, start, piece, scale, causal):
     """(weighted sum of values [.., E], largest score, sum of exponentials) of every row, each
     [blocks, B, G, R, rows], after one more piece of keys."""
@@ -196,6 +199,7 @@ def ring_backward(operands, out, level, g, scale, causal, axes):
     return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), dmask, None
 
 
+# Many parameters: the operands and attributes of attention, and where the ring stands.
 def ring_pull(q, k, v, mask, start, piece, level, g, inner, scale, causal):
     """Gradients that one piece of keys gives: of k and v summed over the blocks, of queries (and a
     mask of floats) by block."""

@@ -44,6 +44,7 @@ def under_window(x, kernel, strides, pads, dilations, out, fill):
     return taps
 
 
+# Many parameters: the attributes of ONNX's MaxPool, and where the piece begins.
 def max_pool_indices(
     x, kernel, strides, pads, dilations, out, sample, channel, channels, columns_first, dtype
 ):
@@ -241,6 +242,7 @@ def max_roi_pool(x, regions, cells, scale):
     return jax.vmap(one)(regions).astype(x.dtype)
 
 
+# Many parameters: the operands and attributes of ONNX's DeformConv.
 def deform_conv(x, w, offset, mask, strides, pads, dilations, row, column):
     """Convolution whose taps are moved by offsets [N, groups * taps * 2, R, S], read bilinearly
     (zero outside) and scaled by a mask; the piece of the result begins at the given row and column.

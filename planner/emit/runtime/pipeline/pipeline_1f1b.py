@@ -27,6 +27,7 @@ from planner.emit.runtime.step.reduce_shard_map import (
 )
 
 
+# Long: the ticks of one schedule, nested functions that share its microbatches and its ring.
 def gradients(params, frozen, batch):
     """(loss, gradients) of MICROBATCHES microbatches, one forward and one backward pass a tick
     (1F1B).

@@ -56,6 +56,7 @@ def add_virtual_stage(total, grads, virtual, real):
     return out
 
 
+# Long: the ticks of one schedule, nested functions that share its microbatches and its ring.
 def gradients(params, frozen, batch):
     """(loss, gradients) of MICROBATCHES microbatches; in every tick a stage runs one virtual stage
     forward and one backward (interleaved 1F1B).

@@ -185,6 +185,7 @@ def averaged(total, loss):
     return loss[0] / weight, {key: over_places(reduced_last(key, g)) for key, g in grads.items()}
 
 
+# Long: the ticks of one schedule, nested functions that share its microbatches and its ring.
 def gradients(params, frozen, batch):
     """(loss, gradients) of MICROBATCHES microbatches, which pass through VIRTUAL_STAGES virtual
     stages on every stage: virtual stage c of stage i is number c * stages + i in the model's order.
