@@ -55,7 +55,7 @@ class Case:
     @property
     def name(self) -> str:
         """As printed, and matched by --case."""
-        return f"{self.model.removeprefix('zoo:')}/{self.split}/zero{self.zero}/micro{self.microbatches}/{self.recompute}/{self.precision}/rows{self.rows}"
+        return f"{self.model.removeprefix('zoo:')}/{self.split}/zero{self.zero_stage}/micro{self.microbatches}/{self.recompute}/{self.precision}/rows{self.rows}"
 
 
 def cases(quick: bool = False) -> Iterator[Case]:
@@ -119,7 +119,13 @@ def check(case: Case, devices: int, target: Target) -> dict[str, Any]:
         data_parallel(graph, mesh.shape) if case.split == "data" else megatron(graph, mesh.shape)
     )
     plan = Plan(
-        mesh.shape, splits, case.zero, ("data",), case.recompute, case.microbatches, base.runs
+        mesh.shape,
+        splits,
+        zero=case.zero_stage,
+        zero_axes=("data",),
+        recompute=case.recompute,
+        microbatches=case.microbatches,
+        runs=base.runs,
     )
     pricer = Pricer(
         topology,

@@ -36,14 +36,15 @@ Add = Callable[[argparse.ArgumentParser], None]
 
 def _as_pin(word: str) -> str:
     """What is pinned, not an option of its own: `--zero 3` is `--pin zero=3`."""
+    from planner.execution.techniques import BY_NAME
     from planner.pins.dialects import key_meant
-    from planner.pins.pins import AXES, TECHNIQUES
+    from planner.pins.pins import AXES
 
     name, _, value = word.removeprefix("--").partition("=")
     key = key_meant(name)
     return (
         f"--pin {name.replace('-', '_')}={value or 'VALUE'}"
-        if key in (*TECHNIQUES, "sp", "ddp") or AXES.fullmatch(key)
+        if key in (*BY_NAME, "sp", "ddp") or AXES.fullmatch(key)
         else ""
     )
 

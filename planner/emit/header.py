@@ -7,9 +7,8 @@ import re
 
 from planner.emit.source import comment
 from planner.emit.text import pattern
-from planner.execution.technique_fields import offload_of
+from planner.execution.techniques import phrases
 from planner.strategy.strategy import Strategy
-from planner.strategy.words import offload_words
 
 SHOWN = 24
 
@@ -32,7 +31,7 @@ def header(strategy: Strategy, backend: str) -> str:
         lines.append(
             f"Techniques: ZeRO stage {t['zero_stage']}, recompute {t['recompute']},"
             f" {t['microbatches']}"
-            f" microbatch(es){''.join(f', {words}' for words in offload_words(offload_of(t)))}."
+            f" {', '.join(['microbatch(es)', *phrases(strategy.chosen, ('offload',))])}."
         )
     lines.append(
         "Comments behind statements name the node and the layout of its result: [b/data, n] is cut"

@@ -22,8 +22,7 @@ from planner.emit.tables import (
 from planner.emit.text import array_table, inlined
 from planner.emit.uneven import stage_buffer_tables
 from planner.emit.writer import Workload, Writer
-from planner.execution.pipeline import INTERLEAVED
-from planner.execution.techniques import IN_LOOPS
+from planner.execution.techniques import IN_LOOPS, INTERLEAVED
 from planner.ops import operator_of
 
 DTYPES = {"float32": "jnp.float32", "bfloat16": "jnp.bfloat16"}

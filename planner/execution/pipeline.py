@@ -41,12 +41,6 @@ from itertools import chain
 from planner.execution.plan import Plan
 from planner.graph.ir import Graph, Node
 
-INTERLEAVED = "interleaved"
-SCHEDULES = ("1f1b", "gpipe", INTERLEAVED)
-MAX_ZERO_STAGE = {"1f1b": 2, "gpipe": 1, "interleaved": 2}
-"""The highest ZeRO stage that goes with pipeline stages: stage 3 would gather weights anew in every
-tick, and under gpipe there is one backward pass for all microbatches."""
-
 LEAST_FLOPS_SHARE = 1 / 3
 """Part of a graph's FLOPs: repeated blocks with less are not assigned to stages, as all other nodes
 would run on every stage (planner.execution.uneven_pipeline has other stages for them)."""

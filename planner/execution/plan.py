@@ -26,41 +26,45 @@ class WeightPlan:
     grad_partial: Axes = ()
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Every decision that an emitted program depends on.
+@dataclass(frozen=True, kw_only=True)
+class StepTechniques:
+    """What a plan decides once for the whole step: a field for each record of
+    planner.execution.techniques, which say what it does. The defaults are those of a step that does
+    nothing of the kind.
 
-    mesh: (axis, size) pairs, outermost first. splits: by node id; nodes without one are whole on
-    every device. zero_axes: mesh axes that ZeRO shards over. recompute: "none", "block"
-    (collectives run again too) or "block-keep" (results of collectives are saved). microbatches:
-    gradient-accumulation steps; the graph is that of one microbatch. repeated_blocks: (first node,
-    nodes per block, repeats) of each. schedule: "" or how microbatches pass through pipeline stages
-    (planner.execution.pipeline); the mesh then has an axis "stage". virtual_stages: parts of the
-    model that each stage holds. stage_cuts: the first node of every part after the first, where
-    stages are uneven (planner.execution.uneven_pipeline). stage_widths: places along the axis
-    "stage" that each uneven stage takes, () for one each. offload: what waits in the host's memory
-    between its uses, of planner.execution.techniques.OFFLOAD. bucket_bytes: gradients and updated
-    parameters are sent together up to this size (planner.pricing.bucketing); 0 leaves that to the
-    compiler. overlapped_microbatches: microbatches that run at the same time, the communication of
-    one under the products of another (planner.pricing.microbatch_overlap); a divisor of
-    `microbatches`.
+    zero_axes: mesh axes that ZeRO shards over. microbatches: gradient-accumulation steps. schedule:
+    "" without pipeline stages. virtual_stages: parts of the model that each stage holds.
+    stage_widths: places along the axis "stage" that each uneven stage takes, () for one each.
+    overlapped_microbatches: microbatches that run at the same time, a divisor of `microbatches`.
     """
 
-    mesh: tuple[tuple[str, int], ...]
-    splits: Mapping[str, Split]
     zero_stage: int = 0
     zero_axes: Axes = ()
     recompute: str = "none"
     microbatches: int = 1
-    repeated_blocks: tuple[tuple[int, int, int], ...] = ()
-    weight_plans: Mapping[str, WeightPlan] = field(default_factory=dict)
     schedule: str = ""
     virtual_stages: int = 1
-    offload: tuple[str, ...] = ()
-    stage_cuts: tuple[int, ...] = ()
     stage_widths: tuple[int, ...] = ()
+    offload: tuple[str, ...] = ()
     bucket_bytes: int = 0
     overlapped_microbatches: int = 1
+
+
+@dataclass(frozen=True)
+class Plan(StepTechniques):
+    """Every decision that an emitted program depends on.
+
+    mesh: (axis, size) pairs, outermost first; with a schedule it has an axis "stage". splits: by
+    node id; nodes without one are whole on every device. repeated_blocks: (first node, nodes per
+    block, repeats) of each; the graph is that of one microbatch. stage_cuts: the first node of
+    every part after the first, where stages are uneven (planner.execution.uneven_pipeline).
+    """
+
+    mesh: tuple[tuple[str, int], ...]
+    splits: Mapping[str, Split]
+    repeated_blocks: tuple[tuple[int, int, int], ...] = ()
+    weight_plans: Mapping[str, WeightPlan] = field(default_factory=dict)
+    stage_cuts: tuple[int, ...] = ()
 
     @property
     def stages(self) -> int:

@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING
 
 from planner.errors import PlanError
 from planner.execution.pipeline import nodes_needed
+from planner.execution.techniques import WIDEST
 from planner.graph.ir import Graph
 from planner.graph.queries import counted_rows
 from planner.sharding.layout import Axes, Layout, ReshardTree, local_shape, reshard_tree
@@ -47,9 +48,6 @@ if TYPE_CHECKING:
 MOST_CHUNKS = 16
 """Chunks, of all stages together, that a graph is cut into: every device's program holds the code
 of all of them."""
-WIDEST = 2
-"""Places that a stage takes at most. Fewer stages of two places have no shorter bubble than one
-place each: bounds of the one hold of the other (tests/execution/test_unequal.py)."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from planner.analysis.axis_roles import REPLICATED, role_named
 from planner.errors import PlanError
-from planner.execution.technique_fields import offload_of, virtual_of
+from planner.execution.techniques import STRUCTURAL
 from planner.graph.ir import Graph
 from planner.machine.topology import Topology
 from planner.sharding.layout import STAGE
@@ -45,12 +45,12 @@ class Settings:
     sequence: int = 1
     tensor: int = 1
     microbatches: int = 1
-    zero: int = 0
+    zero_stage: int = 0
     recompute: str = "none"
     schedule: str = ""
     positions: bool = False
     length: int = 0
-    virtual: int = 1
+    virtual_stages: int = 1
     styles: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -76,22 +76,18 @@ class Settings:
     @property
     def runs_inference(self) -> bool:
         """Whether nothing is set that training alone has."""
-        return self.microbatches == 1 and not self.zero and self.recompute == "none"
+        return self.microbatches == 1 and not self.zero_stage and self.recompute == "none"
 
     def pins(self) -> Pins:
         """Degrees and techniques as pins of a search."""
         from planner.pins.pins import Pins
 
         techniques: dict[str, Any] = {
-            "zero_stage": self.zero,
-            "recompute": self.recompute,
-            "microbatches": self.microbatches,
+            t.name: value
+            for t in STRUCTURAL
+            for value in [getattr(self, t.field)]
+            if not t.staged or (self.stage > 1 and value != t.neutral)
         }
-        if self.stage > 1:
-            techniques |= {
-                "schedule": self.schedule,
-                **({"virtual": self.virtual} if self.virtual > 1 else {}),
-            }
         if self.tensor > 1:
             techniques["tensor"] = "megatron-sp" if self.positions else "megatron"
         return Pins({a: (n,) for a, n in self.mesh.items()}, techniques)
@@ -127,8 +123,8 @@ class Rounds:
         self.microbatches(launcher, 1)
         if self.now.recompute == "block-keep":
             self.to("recompute runs a block's collectives again", recompute="block")
-        if self.now.zero and self.now.replicas * self.now.sequence == 1:
-            self.to("no optimizer sharding where there is one replica", zero=0)
+        if self.now.zero_stage and self.now.replicas * self.now.sequence == 1:
+            self.to("no optimizer sharding where there is one replica", zero_stage=0)
 
     def microbatches(self, launcher: str, multiple: int) -> None:
         """As many microbatches as give every replica whole rows, a multiple of some number, the
@@ -184,29 +180,23 @@ def settings_of(strategy: Strategy) -> Rounds:
                 [f"{degrees[role]} and {size} of {role} as one axis"] if degrees[role] > 1 else []
             )
             degrees[role] *= size
-    t = strategy.techniques
-    if t["zero_stage"] and {a for a, n in strategy.mesh_shape if n > 1 and a != STAGE} - set(
-        t["zero_group"]
-    ):
+    chosen = strategy.chosen
+    cutting = {a for a, n in strategy.mesh_shape if n > 1 and a != STAGE}
+    if chosen.zero_stage and cutting - set(chosen.zero_axes):
         lost.append("optimizer state cut over all replicas, not in groups of them")
     lost += (
         ["optimizer state on the devices instead of offloaded to host memory"]
-        if "optimizer" in offload_of(t)
+        if "optimizer" in chosen.offload
         else []
     )
     graph = strategy.graph
+    techniques = {t.field: getattr(chosen, t.field) for t in STRUCTURAL}
     rounds = Rounds(
         Settings(
             int(strategy.workload["batch"]),
-            **degrees,
-            microbatches=int(t["microbatches"]),
-            zero=int(t["zero_stage"]),
-            recompute=str(t["recompute"]),
-            schedule=str(t["schedule"]) if degrees[STAGE] > 1 else "",
+            **(degrees | techniques),
             positions=degrees["tensor"] > 1 and cuts_positions(strategy),
             length=row_length(graph) if graph is not None else 0,
-            virtual=virtual_of(t),
-            styles=(),
         )
     )
     if lost:

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from planner.errors import PlanError
+from planner.execution.techniques import TECHNIQUES
 from planner.sharding.layout import STAGE
 
 AXES = {
@@ -35,25 +36,19 @@ AXES = {
     "expert": "expert",
     "fsdp": "fsdp",
 }
-TECHNIQUES = {
-    "micro": "microbatches",
-    "zero": "zero_stage",
-    "vpp": "virtual",
-    "recompute": "recompute",
-}
+SPOKEN_TECHNIQUES = {t.spoken: t.name for t in TECHNIQUES if t.spoken}
 LONG = {
-    "virtual_pipeline": "virtual",
     "data_parallel_replicate": "data",
     "dp_replicate": "data",
     "data_parallel_shard": "fsdp",
     "dp_shard": "fsdp",
-    "num_microbatches": "microbatches",
-    "gradient_accumulation": "microbatches",
-    "gradient_accumulation_steps": "microbatches",
+    **{name: t.name for t in TECHNIQUES for name in t.long_names},
 }
 """Names of frameworks that are more than a name here with an ending."""
 FLAGS = {"on": True, "true": True, "yes": True, "off": False, "false": False, "no": False, 0: False}
-SPOKEN = "tp, dp, pp, cp, ep, sp, fsdp, ddp, zero, vpp, micro, recompute"
+SPOKEN = ", ".join(
+    ("tp", "dp", "pp", "cp", "ep", "sp", "fsdp", "ddp", *SPOKEN_TECHNIQUES, "recompute")
+)
 """The short names, for help."""
 
 
@@ -74,7 +69,7 @@ def key_meant(name: str) -> str:
     plain = name.strip().lower().replace("-", "_")
     for ending in ("_size", "_degree", "_parallelism", "_parallel", "_model"):
         plain = plain.removesuffix(ending)
-    return TECHNIQUES.get(plain, axis_meant(LONG.get(plain, plain)))
+    return SPOKEN_TECHNIQUES.get(plain, axis_meant(LONG.get(plain, plain)))
 
 
 def settle(

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
+from planner.execution.techniques import TECHNIQUES
 from planner.support.table_types import Split
 
 
@@ -15,34 +16,13 @@ class SizeTable(TypedDict):
     level: NotRequired[str | list[str]]
 
 
-class PinTechniques(TypedDict):
-    """Techniques that are fixed."""
-
-    zero_stage: NotRequired[Literal[0, 1, 2, 3]]
-    recompute: NotRequired[Literal["none", "block", "block-keep", "full", "selective"]]
-    microbatches: NotRequired[int]
-    schedule: NotRequired[Literal["1f1b", "gpipe", "interleaved"]]
-    virtual: NotRequired[int]
-    widths: NotRequired[str | list[int]]
-    zero_group: NotRequired[int]
-    offload: NotRequired[
-        Literal[
-            "none",
-            "optimizer",
-            "activations",
-            "optimizer+activations",
-            "optimizer+parameters",
-            "optimizer+embeddings",
-            "optimizer+activations+parameters",
-            "optimizer+activations+embeddings",
-            "optimizer+parameters+embeddings",
-            "optimizer+activations+parameters+embeddings",
-        ]
-        | list[Literal["optimizer", "activations", "parameters", "embeddings"]]
-    ]
-    bucket: NotRequired[int | str]
-    copies: NotRequired[Literal[1, 2]]
-    tensor: NotRequired[Literal["any", "megatron", "megatron-sp"]]
+if TYPE_CHECKING:
+    PinTechniques = dict[str, Any]
+else:
+    PinTechniques = TypedDict(
+        "PinTechniques", {t.name: NotRequired[t.pin_type] for t in TECHNIQUES if t.pin_type}
+    )
+    PinTechniques.__doc__ = "Techniques that are fixed."
 
 
 class ForbidTable(TypedDict):

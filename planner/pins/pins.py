@@ -39,18 +39,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from costmodels.hardware.intake import exists, read_toml
-from costmodels.hardware.units import UnitError, size_bytes
 from planner.errors import PlanError, did_you_mean
-from planner.execution.pipeline import SCHEDULES
-from planner.execution.techniques import OFFLOAD
-from planner.execution.uneven_pipeline import WIDEST
+from planner.execution.techniques import BY_NAME, TENSOR
 from planner.machine.mesh_choices import divisors
-from planner.pins.conflicts import check, placement, spelled
+from planner.pins.conflicts import check, placement
 from planner.pins.dialects import AXES as SPOKEN_AXES
-from planner.pins.dialects import SPOKEN, axis_meant, flag_meant, key_meant, settle
-from planner.pins.dialects import TECHNIQUES as SPOKEN_TECHNIQUES
-from planner.pricing.bucketing import AUTO
-from planner.pricing.microbatch_overlap import COPIES
+from planner.pins.dialects import (
+    SPOKEN,
+    SPOKEN_TECHNIQUES,
+    axis_meant,
+    flag_meant,
+    key_meant,
+    settle,
+)
 from planner.sharding.candidates import candidates
 from planner.sharding.layout import STAGE
 from planner.sharding.rule import PENDING, Limits, Rule, Split, legal
@@ -58,27 +59,12 @@ from planner.sharding.rule import PENDING, Limits, Rule, Split, legal
 if TYPE_CHECKING:
     from planner.analysis.facts import GraphFacts
 
-TENSOR = ("any", "megatron", "megatron-sp")
-TECHNIQUES = {
-    "zero_stage": (0, 1, 2, 3),
-    "recompute": ("none", "block", "block-keep"),
-    "microbatches": None,
-    "schedule": SCHEDULES,
-    "tensor": TENSOR,
-    "virtual": None,
-    "zero_group": None,
-    "offload": ("none", *OFFLOAD),
-    "bucket": ("none", AUTO),
-    "copies": COPIES,
-    "widths": None,
-}
 SECTIONS = ("mesh", "techniques", "forbid")
 """Tables of a TOML file that are no globs."""
 AXES = re.compile(r"stage|(data|fsdp|tensor|sequence|expert|replicated)\d*")
 """Axes of the short form; a TOML file may name others."""
 ORDER = (STAGE, "replicated", "data", "fsdp", "expert", "sequence", "tensor")
 """Axes from the slowest links to the fastest."""
-RECOMPUTE_WORDS = {"full": "block", "selective": "block-keep"}
 
 
 @dataclass(frozen=True)
@@ -110,8 +96,7 @@ class Pins:
             }
             for a, sizes in self.mesh.items()
         }
-        plain = {"offload": list, "widths": list, "bucket": lambda size: size or "none"}
-        techniques = {k: plain.get(k, lambda value: value)(v) for k, v in self.techniques.items()}
+        techniques = {k: BY_NAME[k].in_pins(v) for k, v in self.techniques.items()}
         sections = {
             "mesh": mesh,
             "techniques": techniques,
@@ -131,7 +116,7 @@ class Pins:
             for a, sizes in self.mesh.items()
         ]
         found += [
-            (f"{k} = {spelled(k, v)}", replace(self, techniques=_without(self.techniques, k)))
+            (f"{k} = {BY_NAME[k].shown(v)}", replace(self, techniques=_without(self.techniques, k)))
             for k, v in self.techniques.items()
         ]
         found += [
@@ -500,94 +485,12 @@ def _levels(axis: str, value: Any) -> tuple[str, ...]:
 
 
 def _technique(key: str, value: Any) -> Any:
-    if key not in TECHNIQUES:
+    if key not in BY_NAME:
         meant = [f"did you mean {SPOKEN_TECHNIQUES[key]!r}?"] if key in SPOKEN_TECHNIQUES else []
         raise PlanError(
-            "P020", f"unknown technique {key!r}", help=[*meant, f"one of {', '.join(TECHNIQUES)}"]
+            "P020", f"unknown technique {key!r}", help=[*meant, f"one of {', '.join(BY_NAME)}"]
         )
-    if key == "offload":
-        return _offload(value)
-    if key == "bucket":
-        return _bucket(value)
-    if key == "widths":
-        return _widths(value)
-    value = RECOMPUTE_WORDS.get(value, value) if key == "recompute" else value
-    choices = TECHNIQUES[key]
-    if (choices is not None and value not in choices) or (
-        choices is None and (not isinstance(value, int) or value < 1)
-    ):
-        raise PlanError(
-            "P020",
-            f"{key} = {value!r} is not possible",
-            help=[f"one of {', '.join(map(str, choices))}" if choices else "a positive number"],
-        )
-    return value
-
-
-def _offload(value: Any) -> tuple[str, ...]:
-    """What waits in the host's memory, in the order of OFFLOAD: a list, or words joined by +;
-    "none" for nothing."""
-    words = (
-        value.split("+")
-        if isinstance(value, str) and value != "none"
-        else []
-        if value == "none"
-        else value
-    )
-    if not _words(words) or set(words) - set(OFFLOAD) or len(set(words)) < len(words):
-        disk = (
-            ["there is no offload to disks: offloaded data lies in host memory (docs/offload.md)"]
-            if "disk" in str(value)
-            else []
-        )
-        raise PlanError(
-            "P020",
-            f"offload = {value!r} is not possible",
-            help=[f"none, or of {', '.join(OFFLOAD)}, joined by +", *disk],
-        )
-    return tuple(w for w in OFFLOAD if w in words)
-
-
-def _widths(value: Any) -> tuple[int, ...]:
-    """Places that each stage takes: a list, or numbers joined by +."""
-    words = (
-        [int(w) if w.isdecimal() else 0 for w in value.split("+")]
-        if isinstance(value, str)
-        else value
-    )
-    if (
-        not isinstance(words, list | tuple)
-        or not words
-        or not all(type(n) is int and 1 <= n <= WIDEST for n in words)
-    ):
-        raise PlanError(
-            "P020",
-            f"widths = {value!r} is not possible",
-            help=[
-                f"1 to {WIDEST} positions of the stage axis for each stage, joined by +:"
-                f" widths={WIDEST}+1+1 with pp=4"
-            ],
-        )
-    return tuple(words)
-
-
-def _bucket(value: Any) -> int | str:
-    """Bytes of a bucket of collectives: a size, AUTO, or 0 for "none"."""
-    if value in ("none", AUTO):
-        return 0 if value == "none" else AUTO
-    try:
-        found = (
-            value if isinstance(value, int) and not isinstance(value, bool) else size_bytes(value)
-        )
-    except UnitError:
-        found = 0
-    if found < 1:
-        raise PlanError(
-            "P020",
-            f"bucket = {value!r} is not possible",
-            help=["a size such as 25MB or 32MiB, auto, or none"],
-        )
-    return found
+    return BY_NAME[key].of_pin(value)
 
 
 def _short(text: str) -> Pins:
@@ -608,14 +511,12 @@ def _short(text: str) -> Pins:
                 mesh
                 if isinstance(plain, int) and axis
                 else techniques
-                if key in TECHNIQUES and not axis
+                if key in BY_NAME and not axis
                 else None
             )
         )
         if table is None:
-            words = [
-                k for k in (*SPOKEN_TECHNIQUES, *TECHNIQUES, *SPOKEN_AXES, STAGE) if len(k) > 3
-            ]
+            words = [k for k in (*SPOKEN_TECHNIQUES, *BY_NAME, *SPOKEN_AXES, STAGE) if len(k) > 3]
             near = did_you_mean(
                 key, words, 0.7 if len(key) > 3 else 1
             )  # two letters are like any two others

@@ -32,9 +32,8 @@ if TYPE_CHECKING:
     from planner.execution.collective import CollectiveUse
     from planner.pricing.pricer import Pricer
 
-AUTO, OPEN = "auto", "open"
-"""A pinned choice: the best size, whatever it gains. No pin: the best where it gains something
-notable."""
+OPEN = "open"
+"""No pin: the best size where it gains something notable (AUTO: whatever it gains)."""
 SIZES = tuple(2**k * 2**20 for k in range(0, 11, 2))
 """Bytes of a bucket that are tried: 1 MiB to 1 GiB."""
 TIE = 1e-3

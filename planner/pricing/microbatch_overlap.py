@@ -35,9 +35,6 @@ if TYPE_CHECKING:
     from planner.execution.loops import RepeatedBlock
     from planner.pricing.pricer import Pricer
 
-COPIES = (1, 2)
-"""Values of Plan.copies."""
-
 
 def launch_bytes(uses: Iterable[CollectiveUse], mesh: Mapping[str, int]) -> dict[str, int]:
     """Kind -> bytes of results up to which collectives may be sent together so that those of two

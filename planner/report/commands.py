@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from costmodels.hardware.device import topology_names
 from planner.errors import PlanError
+from planner.execution.techniques import BY_NAME
 from planner.machine.topology import for_devices
 from planner.machine.topology_file import from_file
-from planner.pins.conflicts import spelled
 from planner.strategy.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def short_pins(pins: Pins) -> str:
 
     text = ",".join(
         [f"{axis}={size}" for axis, (size,) in pins.mesh.items()]
-        + [f"{k}={spelled(k, v)}" for k, v in pins.techniques.items()]
+        + [f"{k}={BY_NAME[k].shown(v)}" for k, v in pins.techniques.items()]
     )
     try:
         return text if parse_pins(text) == pins else PINS

@@ -9,7 +9,7 @@ from typing import Any
 
 from costmodels.hardware.units import show_bytes, show_time
 from planner.errors import PlanError, did_you_mean
-from planner.execution.technique_fields import offload_of
+from planner.execution.techniques import phrases
 from planner.report.baselines import baseline_name, ties
 from planner.report.explain_stages import asked_repeat, named_repeat, on_stages, plain, why_stages
 from planner.report.findings import finding_lines
@@ -29,7 +29,7 @@ from planner.report.verdict import of_plans
 from planner.sharding.notation import cells, spell_split
 from planner.strategy.stages import stages
 from planner.strategy.strategy import Strategy
-from planner.strategy.words import offload_words, tuned_words
+from planner.strategy.words import tuned_words
 from planner.support.emphasis import one_line
 from planner.support.text import Style, hang, labelled, pack, percent, short, signed_time, table
 
@@ -148,7 +148,7 @@ def binds(s: Strategy) -> list[str]:
         spent.append(f"recompute ({show_time(c['recompute_time_s'])})")
     if s.techniques["microbatches"] > 1:
         spent.append(f"{s.techniques['microbatches']} microbatches")
-    spent += offload_words(offload_of(s.techniques))
+    spent += phrases(s.chosen, ("offload",))
     largest, size = max(breakdown(c), key=lambda part: part[1])
     text = (
         f"memory {f'{100 * full:.0f} %' if full >= 0.01 else 'under 1 %'} full, most of it"

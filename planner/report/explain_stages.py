@@ -7,7 +7,6 @@ import re
 from math import prod
 
 from costmodels.hardware.units import show_bytes, show_time
-from planner.execution.technique_fields import virtual_of
 from planner.report.baselines import baseline_name
 from planner.sharding.layout import STAGE
 from planner.strategy.stages import dealt, lockstep, stages, ticks
@@ -72,7 +71,7 @@ def why_stages(s: Strategy) -> list[str]:
 
 def on_stages(s: Strategy, name: str) -> str:
     """Which pipeline stages run a node: its repeats are dealt out, or every stage has it."""
-    n, (each, whole), chunks = stages(s), dealt(s), virtual_of(s.techniques)
+    n, (each, whole), chunks = stages(s), dealt(s), s.chosen.virtual_stages
     if s.techniques.get("cuts"):
         return f"stage {s.nodes[name]['stage']} of {n} runs it" + (
             ", and other stages its repeats" if s.nodes[name]["times"] > 1 else ""
@@ -130,4 +129,4 @@ def asked_repeat(s: Strategy, name: str, text: str) -> str:
     repeat, (each, _) = named_repeat(s, name, text), dealt(s)
     if repeat < 0 or not any("per_stage" in b and name in b["body"] for b in s.blocks):
         return ""
-    return f"repeat {repeat} is on stage {repeat // (each // virtual_of(s.techniques)) % stages(s)}"
+    return f"repeat {repeat} is on stage {repeat // (each // s.chosen.virtual_stages) % stages(s)}"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from costmodels.hardware.units import show_bytes, show_time
-from planner.execution.technique_fields import bucket_of, copies_of, offload_of
+from planner.execution.techniques import phrases
 from planner.pricing.cost import OTHER_PARTS
 from planner.report.baselines import comparison
 from planner.report.findings import finding_lines
@@ -25,7 +25,6 @@ from planner.report.proof import covered
 from planner.report.verdict import of_plans, verdict
 from planner.strategy.stages import lockstep, stages, stages_words, ticks
 from planner.strategy.strategy import Strategy
-from planner.strategy.words import offload_words
 from planner.support.text import (
     LABEL,
     Style,
@@ -196,8 +195,10 @@ def techniques(strategy: Strategy) -> list[str]:
         out.append("no ZeRO (every replica keeps its optimizer state)")
     if t["recompute"] != "none":
         out.append(recompute_words(t))
-    out += offload_words(offload_of(t)) + bucket_words(t)
-    copies = f", {copies_of(t)} overlapped" if copies_of(t) > 1 else ""
+    chosen = strategy.chosen
+    out += phrases(chosen, ("offload", "bucket"))
+    overlapped = chosen.overlapped_microbatches
+    copies = f", {overlapped} overlapped" if overlapped > 1 else ""
     if strategy.workload["kind"] == "train":
         out.append(f"{t['microbatches']} microbatch{'es' if t['microbatches'] > 1 else ''}{copies}")
     return out or ["one forward pass"]
@@ -207,12 +208,6 @@ def recompute_words(techniques: Mapping[str, Any]) -> str:
     """What is computed again, in words."""
     mode = str(techniques["recompute"])
     return STAGES_AGAIN if techniques.get("cuts") else RECOMPUTE.get(mode, f"recompute {mode}")
-
-
-def bucket_words(techniques: Mapping[str, Any]) -> list[str]:
-    """The size of what is sent together, a phrase; empty where that is left to the compiler."""
-    size = bucket_of(techniques)
-    return [f"collectives fused up to {show_bytes(size)}"] if size else []
 
 
 def solver_words(strategy: Strategy) -> str:

@@ -7,26 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from costmodels.hardware.units import show_bytes, show_time
-from planner.execution.technique_fields import offload_of, schedule_of, virtual_of
+from planner.execution.techniques import phrases, read_table
 from planner.report.baselines import baseline_name, ties, unheld
-from planner.report.summary import bucket_words, machine, title
+from planner.report.summary import machine, title
 from planner.report.verdict import of_plans
 from planner.sharding.notation import spell_rule
-from planner.strategy.stages import SCHEDULES
 from planner.strategy.strategy import Strategy
-from planner.strategy.words import offload_words, tuned_words
-from planner.support.text import (
-    _AXIS,
-    RECOMPUTED,
-    Style,
-    count,
-    fitted,
-    flops,
-    hang,
-    percent,
-    table,
-    visible,
-)
+from planner.strategy.words import tuned_words
+from planner.support.text import _AXIS, Style, count, fitted, flops, hang, percent, table, visible
 
 if TYPE_CHECKING:
     from planner.analysis.facts import GraphFacts
@@ -106,23 +94,7 @@ def _baseline_rows(s: Strategy, best: Mapping[str, Any], style: Style) -> list[l
 
 def technique_words(t: Mapping[str, Any]) -> str:
     """`, ZeRO-1, 4 microbatches`: what is out of the ordinary, each after a comma."""
-    parts = ([f"ZeRO-{t['zero_stage']}"] if t["zero_stage"] else []) + (
-        [f"{t['microbatches']} microbatches"] if t["microbatches"] > 1 else []
-    )
-    parts += (
-        [
-            SCHEDULES[schedule]
-            + (f", {virtual_of(t)} virtual stages per stage" if virtual_of(t) > 1 else "")
-        ]
-        if (schedule := schedule_of(t))
-        else []
-    )
-    parts += (
-        [RECOMPUTED.get(t["recompute"], f"recompute ({t['recompute']})")]
-        if t["recompute"] != "none"
-        else []
-    )
-    return "".join(f", {p}" for p in (*parts, *offload_words(offload_of(t)), *bucket_words(t)))
+    return "".join(f", {phrase}" for phrase in phrases(read_table(t)))
 
 
 def _cost(c: Mapping[str, Any], best: float, style: Style) -> list[str]:

@@ -32,8 +32,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from planner.analysis.facts import GraphFacts
-from planner.execution.pipeline import MAX_ZERO_STAGE
-from planner.execution.techniques import RECOMPUTE
+from planner.execution.techniques import MAX_ZERO_STAGE, RECOMPUTE
 from planner.machine.topology import Mesh
 from planner.search.leaf import BOUNDED, LEVEL_ORDER, MESH, PRICED, UNSEEN, Asked, Leaf
 from planner.search.leaf_bounds import SAME, LeafBounds

@@ -13,7 +13,8 @@ from planner.pricing.cost import Cost
 if TYPE_CHECKING:
     from planner.analysis.facts import GraphFacts
     from planner.pricing.pricer import Pricer
-from planner.pricing.bucketing import AUTO, NOTABLE, OPEN, SIZES, TIE, _joined, launched, seconds
+from planner.execution.techniques import AUTO
+from planner.pricing.bucketing import NOTABLE, OPEN, SIZES, TIE, _joined, launched, seconds
 
 
 def searched(runtime: Runtime, asked: int | str) -> Runtime:

@@ -20,12 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from planner.analysis.facts import GraphFacts
 from planner.errors import PlanError
-from planner.execution.pipeline import SCHEDULES
-from planner.execution.plan import Plan
-from planner.execution.techniques import RECOMPUTE
-from planner.execution.zero_stages import ZERO_STAGES
+from planner.execution.techniques import COPIES, STRUCTURAL
 from planner.machine.topology import Mesh, MeshAxis, Topology
-from planner.pricing.microbatch_overlap import COPIES
 from planner.pricing.pricer import Pricer
 from planner.search.bucketing import priced
 from planner.search.request import Candidate, Covered, SearchResult
@@ -205,7 +201,7 @@ def _mesh(row: Mapping[str, Any], topology: Topology) -> Mesh:
 
 def _candidate(search: Solving, row: Mapping[str, Any], palette: tuple[Split, ...]) -> Candidate:
     """A candidate priced anew. Raises Stale where it is not possible, or no longer at its price."""
-    request, t = search.request, _techniques(**row["techniques"])
+    request, t = search.request, _techniques(row["techniques"])
     mesh = _mesh(row, request.topology)
     base = search.base(t.microbatches)
     if base is None:
@@ -220,16 +216,10 @@ def _candidate(search: Solving, row: Mapping[str, Any], palette: tuple[Split, ..
     splits = dict(zip(base.times, (palette[k] for k in row["splits"]), strict=True))
     if not all(legal(base.rules[i], s, inner, limits) for i, s in splits.items()):
         raise Stale
-    plan = Plan(
-        mesh.shape,
+    plan = t.plan(
+        mesh,
         {node.id: splits[base.shared[i]] for i, node in enumerate(base.graph.nodes)},
-        t.zero,
-        mesh.zero_axes,
-        t.recompute,
-        t.microbatches,
         base.runs,
-        schedule=t.schedule if mesh.stages > 1 else "",
-        virtual_stages=t.virtual,
         offload=tuple(map(_text, row["offload"])),
         overlapped_microbatches=row["copies"],
     )
@@ -260,18 +250,11 @@ def _candidate(search: Solving, row: Mapping[str, Any], palette: tuple[Split, ..
     )
 
 
-def _techniques(
-    zero: Any, recompute: Any, microbatches: Any, schedule: Any, virtual: Any
-) -> Techniques:
-    counted = type(zero) is int and all(type(n) is int and n > 0 for n in (microbatches, virtual))
-    if (
-        not counted
-        or zero not in ZERO_STAGES
-        or recompute not in RECOMPUTE
-        or schedule not in SCHEDULES
-    ):
+def _techniques(row: Mapping[str, Any]) -> Techniques:
+    """Those of a row. Raises Stale for values that are not possible."""
+    if any(type(row[t.field]) is not type(t.neutral) or t.wrong(row[t.field]) for t in STRUCTURAL):
         raise Stale
-    return Techniques(zero, recompute, microbatches, schedule, virtual)
+    return Techniques(**row)
 
 
 def _lies_on(mesh: Mesh, topology: Topology) -> bool:

@@ -58,7 +58,7 @@ def plainest(search: Solving, best: Candidate) -> Candidate:
         and "zero_stage" not in pins.techniques
         and not any(w.zero_stage for w in derived(space.base, best.plan)[0].weights.values())
     ):
-        techniques = replace(techniques, zero=0)
+        techniques = replace(techniques, zero_stage=0)
     if (image, techniques) == (choice, best.techniques):
         return best
     other = search.price(

@@ -9,9 +9,8 @@ from math import gcd, prod
 from planner.analysis.axis_roles import role_named
 from planner.analysis.facts import GraphFacts
 from planner.errors import PlanError
-from planner.execution.pipeline import INTERLEAVED, MAX_ZERO_STAGE, SCHEDULES
 from planner.execution.plan import Plan
-from planner.execution.techniques import RECOMPUTE, WEIGHTS
+from planner.execution.techniques import INTERLEAVED, MAX_ZERO_STAGE, RECOMPUTE, SCHEDULES, WEIGHTS
 from planner.execution.uneven_pipeline import MOST_CHUNKS
 from planner.execution.weight_offload import lookup_tables
 from planner.machine.mesh_choices import (

@@ -254,7 +254,7 @@ class Relaxation:
         shorter.
         """
         at = replace(techniques, microbatches=microbatches)
-        part = slowdown(self.space, at) / slowdown(self.space, replace(at, virtual=virtual))
+        part = slowdown(self.space, at) / slowdown(self.space, replace(at, virtual_stages=virtual))
         return part if part <= 1 else float(has_uneven_stages(self.space))
 
     @property
@@ -274,7 +274,9 @@ class Relaxation:
         microbatches: its ticks, each at least as long as the shortest."""
         key = microbatches, virtual
         if key not in self._waiting:
-            slow = slowdown(self.space, Techniques(microbatches=microbatches, virtual=virtual))
+            slow = slowdown(
+                self.space, Techniques(microbatches=microbatches, virtual_stages=virtual)
+            )
             self._waiting[key] = (slow - 1) * self._shortest() if slow > 1 else 0.0
         return self._waiting[key]
 

@@ -266,7 +266,7 @@ class _Spared:
         self._levels: dict[tuple[int, int], set[int]] = {}
         for _, leaf, _ in leaves:
             for micro in (0, leaf.micro):
-                self._levels.setdefault((leaf.mesh, micro), set()).add(leaf.techniques.zero)
+                self._levels.setdefault((leaf.mesh, micro), set()).add(leaf.techniques.zero_stage)
         self._known: dict[tuple[int, int], SavedCollectiveRelaxation | None] = {}
 
     def raised(self, leaf: Leaf, relaxed: Relaxation) -> Iterator[float]:

@@ -14,7 +14,6 @@ from typing import Self
 import numpy as np
 
 from planner.errors import PlanError
-from planner.execution.plan import Plan
 from planner.machine.topology import Mesh
 from planner.search.bucketing import priced
 from planner.search.keys import model_key, reading_key
@@ -222,16 +221,10 @@ class Solving(Workspace):
         problem = assemble(space, techniques, self.request.limit_bytes)
         choice = tuple(int(x) for x in solved.choice)
         objective = evaluate(problem, choice).cost / PICO
-        plan = Plan(
-            mesh.shape,
+        plan = techniques.plan(
+            mesh,
             splits_of(space, choice),
-            techniques.zero,
-            mesh.zero_axes,
-            techniques.recompute,
-            techniques.microbatches,
             space.base.runs,
-            schedule=techniques.schedule if mesh.stages > 1 else "",
-            virtual_stages=techniques.virtual,
             offload=self.offered.sent(space.base, mesh, techniques.recompute),
             overlapped_microbatches=copies,
         )

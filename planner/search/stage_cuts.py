@@ -22,7 +22,8 @@ import numpy as np
 from planner.errors import PlanError
 from planner.execution.pipeline import Schedule
 from planner.execution.plan import Plan
-from planner.execution.uneven_pipeline import WIDEST, wrong_widths
+from planner.execution.techniques import WIDEST
+from planner.execution.uneven_pipeline import wrong_widths
 from planner.sharding.layout import STAGE
 from planner.sharding.rule import PENDING, Split
 

@@ -18,6 +18,7 @@ from planner.analysis.facts import GraphFacts
 from planner.execution.layout_flow import Flow
 from planner.execution.pipeline import Pipeline, pipeline_of
 from planner.execution.plan import Plan
+from planner.execution.techniques import OF_PLANS, write_table
 from planner.execution.uneven_pipeline import UnevenPipeline, uneven_pipeline_of
 from planner.graph.ir import Graph
 from planner.ops import operator_of
@@ -78,17 +79,7 @@ def compose(
         solver["stopped"] = found.stopped
     if bound and found.bound_bytes is not None:
         solver["bound_memory_bytes"] = found.bound_bytes
-    techniques: dict[str, Any] = {
-        "microbatches": best.plan.microbatches,
-        "schedule": best.plan.schedule or "none",
-        "zero_stage": best.plan.zero_stage,
-        "zero_group": list(best.plan.zero_axes),
-        "recompute": best.plan.recompute,
-        "offload": list(best.plan.offload),
-        "copies": best.plan.overlapped_microbatches,
-        "fused_collective_bytes": best.plan.bucket_bytes,
-    }
-    techniques |= chunks(best.plan) | places(best.plan, graph) | tables(graph)
+    techniques = write_table(best.plan) | stage_starts(best.plan, graph) | hosted_tables(graph)
     workload = {
         **model.workload.to_json(model.plain, model.batch, model.loss),
         "precision": request.recipe.name,
@@ -137,27 +128,16 @@ def compose(
     return replace(made, provenance={**provenance, "decisions": made.decisions()})
 
 
-def tables(graph: Graph) -> dict[str, list[str]]:
-    """The entry of files for tables on hosts or servers, where there are any."""
-    return (
-        {"hosted": sorted(graph.labels.get(n, n) for n in graph.host_tables)}
-        if graph.host_tables
-        else {}
-    )
+def hosted_tables(graph: Graph) -> dict[str, list[str]]:
+    """The entry of files for embedding tables on hosts or servers, where there are any."""
+    hosted = sorted(graph.labels.get(n, n) for n in graph.host_tables)
+    return {"hosted": hosted} if hosted else {}
 
 
-def chunks(plan: Plan) -> dict[str, int]:
-    """The entry of files for the chunks that a pipeline stage holds, where they are several."""
-    return {"virtual": plan.virtual_stages} if plan.virtual_stages > 1 else {}
-
-
-def places(plan: Plan, graph: Graph) -> dict[str, list[str] | list[int]]:
-    """The entries of files for uneven pipeline stages: the node that each of their chunks begins
-    with after the first, and how many places each takes."""
-    found: dict[str, list[str] | list[int]] = (
-        {"cuts": [graph.nodes[i].id for i in plan.stage_cuts]} if plan.stage_cuts else {}
-    )
-    return found | ({"widths": list(plan.stage_widths)} if plan.stage_widths else {})
+def stage_starts(plan: Plan, graph: Graph) -> dict[str, list[str]]:
+    """The entry of files for the nodes that the chunks of uneven pipeline stages begin with, after
+    the first."""
+    return {"cuts": [graph.nodes[i].id for i in plan.stage_cuts]} if plan.stage_cuts else {}
 
 
 def _pricer(request: Request, c: Candidate):
@@ -399,19 +379,11 @@ def cost_table(cost: Cost, request: Request, base: GraphFacts, model: Model) -> 
 
 def baseline_row(c: Candidate, request: Request, base: GraphFacts, model: Model) -> dict[str, Any]:
     """The same summary for a baseline, with its tuned techniques."""
-    table = cost_table(c.cost, request, base, model)
-    return (
-        {
-            **table,
-            "mesh": dict(c.plan.mesh),
-            "zero_stage": c.plan.zero_stage,
-            "recompute": c.plan.recompute,
-            "microbatches": c.plan.microbatches,
-            "schedule": c.plan.schedule or "none",
-        }
-        | chunks(c.plan)
-        | ({"offload": list(c.plan.offload)} if c.plan.offload else {})
-    )
+    row = {**cost_table(c.cost, request, base, model), "mesh": dict(c.plan.mesh)}
+    for t in OF_PLANS:
+        if t.structural or (t.name == "offload" and c.plan.offload):
+            row |= t.to_file(getattr(c.plan, t.field))
+    return row
 
 
 def tokens_per_step(graph: Graph, model: Model) -> int:

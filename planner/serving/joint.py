@@ -29,6 +29,7 @@ from planner.analysis.facts import GraphFacts
 from planner.errors import NO_PLAN, PlanError
 from planner.execution.layout_flow import Flow
 from planner.execution.plan import Plan
+from planner.execution.techniques import STRUCTURAL
 from planner.graph.ir import Graph
 from planner.machine.mesh_choices import divisors
 from planner.pins.pins import Pins
@@ -46,7 +47,8 @@ GUESSES, MOST_SEQUENCES = 8, 1 << 20
 ENDLESS_BYTES = 1 << 60
 NOT_POSSIBLE = ("P021", "P022", "P023", "P024", "P025")
 """Codes of pins that leave a phase no plan on a mesh."""
-TECHNIQUES = {"microbatches": 1, "zero_stage": 0, "recompute": "none"}
+NO_TECHNIQUES = {t.name: t.neutral for t in STRUCTURAL if not t.staged}
+"""Pins of a pass that does nothing but compute."""
 
 
 @dataclass(frozen=True)
@@ -173,9 +175,9 @@ class Joint:
         """Pairs on one mesh: by hand ("tp=N"), and under the layouts that each phase would choose
         alone."""
         mesh = self.axes(replicas, split)
-        by_hand = Pins(mesh, {**TECHNIQUES, "tensor": "megatron"})
+        by_hand = Pins(mesh, {**NO_TECHNIQUES, "tensor": "megatron"})
         hand = self.held(f"tp={split}", by_hand, replicas, split)
-        free = Pins(mesh, TECHNIQUES)
+        free = Pins(mesh, NO_TECHNIQUES)
         prompts = self.prompts(replicas)
         alone = [self.solve(model, free) for model in (self.step, prompts)]
         if all(f is not None and f.best is not None for f in alone):

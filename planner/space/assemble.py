@@ -19,15 +19,19 @@ equal part of everything, which none of the longest can be below.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from costmodels.liveness import OperatorBytes, backward_liveness, gradient_buffers, temporary_bytes
 from planner.execution.pipeline import Pipeline, Schedule
 from planner.execution.plan import Plan
+from planner.execution.techniques import STRUCTURAL
+from planner.machine.topology import Mesh
 from planner.ops.residuals import reads
+from planner.sharding.rule import Split
 from planner.solvers.problem import FORBIDDEN, Problem
 from planner.space.axis_choices import axis_choices
 from planner.space.option_arrays import TrainedVariables, arrays_of
@@ -42,21 +46,41 @@ microbatches."""
 @dataclass(frozen=True)
 class Techniques:
     """Structural choices around one solve. recompute: none | block | block-keep (collective results
-    kept). schedule, virtual: of pipeline stages, where the space's mesh has some. microbatches: 0
-    stands for as many as would hide the bubble, in bounds.
+    saved). schedule, virtual_stages: of pipeline stages, where the space's mesh has some.
+    microbatches: 0 stands for as many as would hide the bubble, in bounds.
     """
 
-    zero: int = 0
+    zero_stage: int = 0
     recompute: str = "none"
     microbatches: int = 1
     schedule: str = "1f1b"
-    virtual: int = 1
+    virtual_stages: int = 1
 
     @classmethod
     def of(cls, plan: Plan) -> Techniques:
         """Those of a plan."""
-        return cls(
-            plan.zero_stage, plan.recompute, plan.microbatches, plan.schedule, plan.virtual_stages
+        return cls(**{t.field: getattr(plan, t.field) for t in STRUCTURAL})
+
+    def plan(
+        self,
+        mesh: Mesh,
+        splits: Mapping[str, Split],
+        runs: tuple[tuple[int, int, int], ...],
+        **others: Any,
+    ) -> Plan:
+        """The plan of these techniques on a mesh, with its splits and repeated blocks. others:
+        fields of Plan that are no structural choice."""
+        values = {t.field: getattr(self, t.field) for t in STRUCTURAL if not t.staged}
+        if mesh.stages > 1:
+            values["schedule"] = self.schedule
+        return Plan(
+            mesh=mesh.shape,
+            splits=splits,
+            repeated_blocks=runs,
+            zero_axes=mesh.zero_axes,
+            virtual_stages=self.virtual_stages,
+            **values,
+            **others,
         )
 
 
@@ -158,7 +182,7 @@ def _working(space: Space, techniques: Techniques) -> list[tuple[int, int, np.nd
         if not late[k] and each.max() >= max(least, 1):
             spans.append((len(spans), k, each))
     time = len(spans)
-    for k in np.flatnonzero(late).tolist() if techniques.zero == 3 else ():
+    for k in np.flatnonzero(late).tolist() if techniques.zero_stage == 3 else ():
         spans += [(time, j, kept) for j, kept in enumerate(tail) if kept.any()]
         spans.append((time, k, work[k]))
         time += 1
@@ -189,7 +213,7 @@ def least_working(space: Space, techniques: Techniques, uncut: bool = False) -> 
     if has_uneven_stages(space):
         return 0.0
     work, epilogue = arrays.least_workspace[_bare(space, techniques)]
-    block_grads = arrays.max_block_grad_bytes if techniques.zero < 3 else 0.0
+    block_grads = arrays.max_block_grad_bytes if techniques.zero_stage < 3 else 0.0
     return temporary_bytes(work / pieces, epilogue / pieces, block_grads)
 
 
@@ -202,7 +226,7 @@ def seconds_of(space: Space, techniques: Techniques, uncut: bool = False) -> np.
     """Seconds of every option of every variable in a row, as in `assemble`; +inf where the batch
     does not divide that far. [options]"""
     arrays, micro = arrays_of(space), techniques.microbatches
-    zero, costs, recompute = techniques.zero, arrays.costs, recomputes(space, techniques)
+    zero, costs, recompute = techniques.zero_stage, arrays.costs, recomputes(space, techniques)
     each = arrays.pass_s + arrays.recompute_s[recompute] if recompute else arrays.pass_s
     dealt, least = _dealt(space, techniques), max(micro, space.parts if uncut else 1)
     weights = costs.grad_reduce_per_microbatch_s[zero]
@@ -231,9 +255,9 @@ def bytes_of(space: Space, techniques: Techniques, uncut: bool = False) -> np.nd
     saved = costs.saved_bytes_remat if recompute else costs.saved_bytes
     if recompute == "block-keep":
         saved = saved + costs.saved_collective_bytes
-    state = arrays.state_bytes[techniques.zero]
+    state = arrays.state_bytes[techniques.zero_stage]
     if techniques.microbatches > 1:
-        state = state + arrays.grad_accumulator_bytes[techniques.zero]
+        state = state + arrays.grad_accumulator_bytes[techniques.zero_stage]
     if dealt is not None:
         one_repeat = costs.saved_bytes_one_repeat if recompute else 0.0
         saved = dealt.kept * dealt.share * (saved - one_repeat) + one_repeat
@@ -281,7 +305,7 @@ def pipeline_in(space: Space, techniques: Techniques) -> Pipeline | None:
         techniques.schedule,
         ending,
         twice,
-        techniques.virtual,
+        techniques.virtual_stages,
     )
 
 
@@ -336,16 +360,16 @@ def slowdown(space: Space, techniques: Techniques) -> float:
     stages, micro = space.pricer.mesh.stages, techniques.microbatches
     if stages < 2 or not micro:
         return 1.0
-    key = "slowdown", micro, techniques.schedule, techniques.virtual
+    key = "slowdown", micro, techniques.schedule, techniques.virtual_stages
     if key not in space.memo:
         pipeline, passing = (
             pipeline_in(space, techniques),
-            Schedule(stages, micro, techniques.schedule, techniques.virtual),
+            Schedule(stages, micro, techniques.schedule, techniques.virtual_stages),
         )
         space.memo[key] = (
             float(pipeline.forward_passes(pipeline.first) / micro)
             if pipeline is not None
-            else passing.ticks / (micro * techniques.virtual)
+            else passing.ticks / (micro * techniques.virtual_stages)
         )
     return float(space.memo[key])
 
@@ -355,7 +379,7 @@ def _dealt(space: Space, techniques: Techniques) -> _Dealt | None:
         return None
     if has_uneven_stages(space):
         return _in_parts(space, techniques)
-    key = ("dealt", techniques.microbatches, techniques.schedule, techniques.virtual)
+    key = ("dealt", techniques.microbatches, techniques.schedule, techniques.virtual_stages)
     if key not in space.memo:
         pipeline = pipeline_in(space, techniques)
         assert pipeline is not None
@@ -484,7 +508,7 @@ def replayed(space: Space, techniques: Techniques) -> list[bool]:
 def _bare(space: Space, techniques: Techniques) -> bool:
     """Whether working sets are without weights: what is gathered of a block is counted with its
     state (planner.pricing.gradient_sync)."""
-    return techniques.zero == 3 and not space.base.written_out
+    return techniques.zero_stage == 3 and not space.base.written_out
 
 
 def _above_saved(
@@ -497,7 +521,7 @@ def _above_saved(
     """Bytes at the peak of a program without a loop over blocks, above the activations that are
     saved."""
     arrays = arrays_of(space)
-    at, zero = arrays.first + choice, techniques.zero
+    at, zero = arrays.first + choice, techniques.zero_stage
     costs = arrays.costs.take(at[[v.kind == "op" for v in space.variables]])
     whole, remaining = (
         part[zero, at[trained.rows]]
@@ -544,7 +568,7 @@ def usage_of(
     return float(bytes_of(space, techniques, uncut)[at].sum()), temporary_bytes(
         float(workspace[~follows].max(initial=0.0)) / pieces,
         (saved + float(workspace[follows].max(initial=0.0))) / pieces,
-        float(block_grads.sum()) if techniques.zero < 3 else 0.0,
+        float(block_grads.sum()) if techniques.zero_stage < 3 else 0.0,
     )
 
 

@@ -21,7 +21,7 @@ from typing import (
 )
 
 from planner.errors import PlanError
-from planner.execution.techniques import OFFLOAD
+from planner.execution.techniques import OF_PLANS
 from planner.strategy.strategy import Strategy
 from planner.strategy.types import StrategyFile
 
@@ -227,10 +227,9 @@ def impossible(s: Strategy) -> str:
             f"{s.topology['devices']:,} devices in a mesh of"
             f" {' x '.join(str(a['size']) for a in s.mesh)}: more than {MOST_DEVICES:,}"
         )
-    if s.techniques["zero_stage"] not in (0, 1, 2, 3):
-        return f"techniques.zero_stage is {s.techniques['zero_stage']}"
-    if other := set(s.techniques.get("offload", ())) - set(OFFLOAD):
-        return f"techniques.offload names {sorted(other)[0][:40]!r}"
+    chosen = s.chosen
+    if odd := next((w for t in OF_PLANS if (w := t.wrong(getattr(chosen, t.field)))), ""):
+        return f"techniques: {odd[:80]}"
     for where, table in (
         ("cost", s.costs),
         *((f"baselines.{k}", row) for k, row in s.baselines.items()),

@@ -4,28 +4,24 @@ in words."""
 from __future__ import annotations
 
 from costmodels.runtimes import load_runtime, runtime_names
-from planner.execution.technique_fields import schedule_of, virtual_of, widths_of
+from planner.execution.techniques import SCHEDULE_WORDS
 from planner.sharding.layout import STAGE
 from planner.strategy.strategy import Strategy
-
-SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "interleaved 1F1B"}
 
 
 def stages(strategy: Strategy) -> int:
     """Pipeline stages; 1 without a pipeline."""
-    places = dict(strategy.mesh_shape).get(STAGE, 1) if schedule_of(strategy.techniques) else 1
-    return len(widths_of(strategy.techniques)) or places
+    chosen = strategy.chosen
+    places = dict(strategy.mesh_shape).get(STAGE, 1) if chosen.schedule else 1
+    return len(chosen.stage_widths) or places
 
 
 def ticks(strategy: Strategy) -> int:
     """Lock-step ticks in which pipeline stages run forward: one a microbatch and chunk (with stages
     of two places one for two microbatches), and the bubble."""
-    t = strategy.techniques
-    return (
-        int(t["microbatches"]) // max(widths_of(t), default=1) * virtual_of(t)
-        + stages(strategy)
-        - 1
-    )
+    chosen = strategy.chosen
+    together = max(chosen.stage_widths, default=1)
+    return chosen.microbatches // together * chosen.virtual_stages + stages(strategy) - 1
 
 
 def lockstep(strategy: Strategy) -> bool:
@@ -51,7 +47,8 @@ def stages_words(strategy: Strategy) -> str:
     n, (each, whole) = stages(strategy), dealt(strategy)
     if n < 2:
         return ""
-    chunks = virtual_of(strategy.techniques)
+    chosen = strategy.chosen
+    chunks = chosen.virtual_stages
     many = (
         f"{chunks} virtual stages of {each // chunks} block{'s' if each > chunks else ''}"
         if chunks > 1
@@ -59,7 +56,7 @@ def stages_words(strategy: Strategy) -> str:
     )
     held = f", {'' if each * n == whole else 'up to '}{many} each" if each else ""
     if strategy.techniques.get("cuts"):
-        wide = ":".join(map(str, widths_of(strategy.techniques)))
+        wide = ":".join(map(str, chosen.stage_widths))
         held = (
             f", {chunks} virtual stages each"
             if chunks > 1
@@ -67,4 +64,4 @@ def stages_words(strategy: Strategy) -> str:
             if wide
             else ""
         ) + ", cut where they balance"
-    return f"{n} pipeline stages ({SCHEDULES[schedule_of(strategy.techniques)]}{held})"
+    return f"{n} pipeline stages ({SCHEDULE_WORDS[chosen.schedule]}{held})"

@@ -17,15 +17,8 @@ from typing import Any
 
 from costmodels.hardware.intake import exists, read_json
 from planner.errors import PlanError, did_you_mean, file_meant
-from planner.execution.plan import Plan
-from planner.execution.technique_fields import (
-    bucket_of,
-    copies_of,
-    offload_of,
-    schedule_of,
-    virtual_of,
-    widths_of,
-)
+from planner.execution.plan import Plan, StepTechniques
+from planner.execution.techniques import read_table
 from planner.graph.ir import Graph
 from planner.sharding.layout import Layout
 from planner.sharding.rule import Split
@@ -140,25 +133,27 @@ class Strategy:
                     ],
                 )
             splits[node.id] = Split.of({f: tuple(a) for f, a in row["split"].items()})
-        t = self.techniques
-        plan = Plan(
-            self.mesh_shape,
-            splits,
-            int(t["zero_stage"]),
-            tuple(t["zero_group"]),
-            str(t["recompute"]),
-            int(t["microbatches"]),
-            runs,
-            schedule=schedule_of(t),
-            virtual_stages=virtual_of(t),
-            offload=offload_of(t),
-            stage_cuts=self.cuts(graph),
-            stage_widths=widths_of(t),
-            bucket_bytes=bucket_of(t),
-            overlapped_microbatches=copies_of(t),
-        )
+        plan = self.plan_with(graph, splits, runs)
         check_splits(graph, plan)
         return plan
+
+    def plan_with(
+        self, graph: Graph, splits: Mapping[str, Split], runs: tuple[tuple[int, int, int], ...]
+    ) -> Plan:
+        """The plan of the file's mesh and techniques with these splits and repeated blocks. Raises
+        PlanError P051, P060."""
+        return Plan(
+            mesh=self.mesh_shape,
+            splits=splits,
+            repeated_blocks=runs,
+            stage_cuts=self.cuts(graph),
+            **vars(self.chosen),
+        )
+
+    @property
+    def chosen(self) -> StepTechniques:
+        """The techniques, as values of a plan."""
+        return read_table(self.techniques)
 
     def cuts(self, graph: Graph) -> tuple[int, ...]:
         """Where uneven pipeline stages begin. Raises PlanError P051, P060."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict
 
+from planner.execution.techniques import OF_PLANS
 from planner.support.table_types import GroupTable, Split
 
 
@@ -180,30 +181,26 @@ class DetailTable(TypedDict):
     moves: list[MoveTable]
 
 
-class TechniqueTable(TypedDict):
-    """What was chosen beside the splits; `virtual`: chunks that a pipeline stage holds, where
-    several. cuts: of stages without a block in common the node that each begins with after the
-    first; widths: how many places along the axis "stage" each of them takes, where not one each.
+_TECHNIQUES_IN_WORDS = """\
+What was chosen beside the splits; `virtual`: chunks that a pipeline stage holds, where several.
+cuts: of stages without a block in common the node that each begins with after the first; widths:
+how many places along the axis "stage" each of them takes, where not one each.
 
-    offload: what waits in the host's memory; "optimizer": moments and master copies; "activations":
-    what enters recomputed blocks; "parameters": their weights, with gradients; "embeddings": tables
-    that are looked up, with theirs. copies: microbatches that run at the same time.
-    fused_collective_bytes: GPUs send gradients, and updated parameters, together up to so many
-    bytes; 0: as their compiler does by itself.
-    """
-
-    microbatches: int
-    schedule: str
-    zero_stage: int
-    zero_group: list[str]
-    recompute: str
-    offload: list[str]
-    copies: int
-    fused_collective_bytes: int
-    virtual: NotRequired[int]
-    cuts: NotRequired[list[str]]
-    widths: NotRequired[list[int]]
-    hosted: NotRequired[list[str]]
+offload: what waits in the host's memory; "optimizer": moments and master copies; "activations":
+what enters recomputed blocks; "parameters": their weights, with gradients; "embeddings": tables
+that are looked up, with theirs. copies: microbatches that run at the same time.
+fused_collective_bytes: GPUs send gradients, and updated parameters, together up to so many bytes;
+0: as their compiler does by itself.
+"""
+if TYPE_CHECKING:
+    TechniqueTable = dict[str, Any]
+else:
+    TechniqueTable = TypedDict(
+        "TechniqueTable",
+        {t.key: NotRequired[t.file_type] if t.optional else t.file_type for t in OF_PLANS}
+        | {"cuts": NotRequired[list[str]], "hosted": NotRequired[list[str]]},
+    )
+    TechniqueTable.__doc__ = _TECHNIQUES_IN_WORDS
 
 
 class MemoryTable(TypedDict):

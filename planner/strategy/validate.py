@@ -1,4 +1,9 @@
-"""TODO."""
+"""Whether the decisions of a strategy file can be at all: files are edited by hand, and an
+impossible split would be emitted as wrong numbers.
+
+check_mesh      axes, device count and techniques
+check_splits    every node's split, against its operator's rule
+"""
 
 from __future__ import annotations
 
@@ -7,17 +12,15 @@ from math import prod
 from typing import Any, Protocol
 
 from planner.errors import PlanError
-from planner.execution.pipeline import INTERLEAVED, MAX_ZERO_STAGE, SCHEDULES
-from planner.execution.plan import Plan
-from planner.execution.technique_fields import (
-    bucket_of,
-    copies_of,
-    offload_of,
-    schedule_of,
-    virtual_of,
-    widths_of,
+from planner.execution.plan import Plan, StepTechniques
+from planner.execution.techniques import (
+    INTERLEAVED,
+    MAX_ZERO_STAGE,
+    OF_PLANS,
+    SCHEDULES,
+    contradiction,
+    read_table,
 )
-from planner.execution.techniques import IN_LOOPS, OFFLOAD, RECOMPUTE, WEIGHTS
 from planner.execution.uneven_pipeline import wrong_widths
 from planner.graph.ir import Graph
 from planner.ops.lookup import rule_of
@@ -46,119 +49,22 @@ class Decided(Protocol):
 
 
 def check_mesh(strategy: Decided, devices: int) -> None:
-    """Axis names are distinct and multiply to the devices; techniques are known ones on existing
-    axes. Raises P060."""
-    names, sizes = [a for a, _ in strategy.mesh_shape], [n for _, n in strategy.mesh_shape]
-
-    t = strategy.techniques
-    wrong, schedule = "", schedule_of(t)
+    """Axis names are distinct and multiply to the devices; techniques are known ones, on existing
+    axes, and go together. Raises P060."""
+    sizes = [n for _, n in strategy.mesh_shape]
+    names = [a for a, _ in strategy.mesh_shape]
+    chosen, mesh = read_table(strategy.techniques), dict(strategy.mesh_shape)
     if len(set(names)) < len(names):
         wrong = f"two mesh axes are called {next(n for n in names if names.count(n) > 1)!r}"
     elif min(sizes, default=1) < 1 or prod(sizes) != devices:
+        wrong = f"mesh {mesh} has {prod(sizes)} devices, the topology {devices}"
+    else:
         wrong = (
-            f"mesh {dict(strategy.mesh_shape)} has {prod(sizes)} devices, the topology {devices}"
+            _wrong_values(chosen, mesh)
+            or _wrong_schedule(strategy, chosen, mesh)
+            or _wrong_cuts(strategy, chosen, mesh)
         )
-    elif t["recompute"] not in RECOMPUTE:
-        wrong = f"recompute {t['recompute']!r} is none of {', '.join(RECOMPUTE)}"
-    elif t["zero_stage"] not in (0, 1, 2, 3):
-        wrong = f"zero_stage {t['zero_stage']} is none of 0, 1, 2, 3"
-    elif set(offload_of(t)) - set(OFFLOAD) or len(set(offload_of(t))) < len(offload_of(t)):
-        wrong = f"offload {list(offload_of(t))!r} is not made of {', '.join(OFFLOAD)}"
-    elif (sent := [w for w in offload_of(t) if w in IN_LOOPS]) and (
-        t["recompute"] == "none" or schedule
-    ):
-        wrong = (
-            f"offload of {' and '.join(sent)} with recompute {t['recompute']} and schedule"
-            f" {schedule or 'none'!r}: those of recomputed blocks are sent, without pipeline stages"
-        )
-    elif (sent := [w for w in offload_of(t) if w in WEIGHTS]) and (copies_of(t) > 1 or schedule):
-        wrong = (
-            f"offload of {' and '.join(sent)} with microbatch overlap or stages: weights are"
-            " fetched for one microbatch at a time"
-        )
-    elif sent and "optimizer" not in offload_of(t):
-        wrong = (
-            f"offload of {' and '.join(sent)} without optimizer, which takes more room and is read"
-            " once a step"
-        )
-    elif bucket_of(t) < 0:
-        wrong = f"fused_collective_bytes {bucket_of(t)} is no size"
-    elif t["microbatches"] < 1:
-        wrong = f"{t['microbatches']} microbatches"
-    elif (STAGE in names) != bool(schedule) or (schedule and schedule not in SCHEDULES):
-        wrong = (
-            f"schedule {schedule or 'none'!r} with mesh {dict(strategy.mesh_shape)}: one of"
-            f" {', '.join(SCHEDULES)} goes with an axis called stage, none without"
-        )
-    elif schedule and t["zero_stage"] > MAX_ZERO_STAGE[schedule]:
-        wrong = (
-            f"zero_stage {t['zero_stage']} with pipeline stages: at most {MAX_ZERO_STAGE[schedule]}"
-            f" under {schedule}"
-        )
-    elif schedule and t["microbatches"] < 2:
-        wrong = "pipeline stages need at least two microbatches"
-    elif (schedule == INTERLEAVED) != (virtual_of(t) > 1):
-        wrong = (
-            f"schedule {schedule or 'none'!r} with virtual {virtual_of(t)}: {INTERLEAVED}"
-            " schedules have several virtual stages per stage, others one"
-        )
-    elif copies_of(t) < 1 or t["microbatches"] % copies_of(t):
-        wrong = (
-            f"{t['microbatches']} microbatches do not divide into {copies_of(t)} overlapped"
-            " ones (copies)"
-        )
-    elif copies_of(t) > 1 and schedule:
-        wrong = (
-            f"{copies_of(t)} overlapped microbatches (copies) with schedule {schedule!r}:"
-            " pipeline stages run one microbatch"
-            " at a time"
-        )
-    elif schedule == INTERLEAVED and t["microbatches"] % dict(strategy.mesh_shape)[STAGE]:
-        wrong = (
-            f"{t['microbatches']} microbatches do not go in groups of"
-            f" {dict(strategy.mesh_shape)[STAGE]}, as interleaved stages take them"
-        )
-    elif (
-        schedule == INTERLEAVED
-        and not t.get("cuts")
-        and not any(
-            int(b["repeats"]) % (dict(strategy.mesh_shape)[STAGE] * virtual_of(t)) == 0
-            for b in strategy.blocks
-        )
-    ):
-        wrong = (
-            f"no repeated blocks divide into {dict(strategy.mesh_shape)[STAGE]} stages of"
-            f" {virtual_of(t)} virtual stages each (virtual)"
-        )
-    elif (widths := widths_of(t)) and (
-        wide := wrong_widths(
-            widths, dict(strategy.mesh_shape).get(STAGE, 1), int(t["microbatches"]), virtual_of(t)
-        )
-    ):
-        wrong = wide
-    elif widths and len(widths) != len(t.get("cuts", ())) + 1:
-        wrong = (
-            f"widths {list(widths)} of stages cut before"
-            f" {', '.join(map(str, t.get('cuts', ()))) or 'no node'}: one for each stage"
-        )
-    elif t.get("cuts") and (
-        (
-            len(t["cuts"]) + 1 != dict(strategy.mesh_shape).get(STAGE, 1) * virtual_of(t)
-            and not widths
-        )
-        or t["recompute"] != "block"
-    ):
-        wrong = (
-            f"stages cut before {', '.join(map(str, t['cuts']))} need one virtual stage more"
-            " (stages times"
-            " virtual), and recompute block"
-        )
-    elif set(t["zero_group"]) - set(names):
-        wrong = (
-            f"zero_group names axis {min(set(t['zero_group']) - set(names))!r}, which the mesh"
-            " has not"
-        )
-    elif any(
+    if not wrong and any(
         int(b["first"]) < 0 or int(b["period"]) < 1 or int(b["repeats"]) < 1
         for b in strategy.blocks
     ):
@@ -167,6 +73,73 @@ def check_mesh(strategy: Decided, devices: int) -> None:
         raise PlanError(
             "P060", f"this strategy cannot be: {wrong}", help=["change it in the strategy file"]
         )
+
+
+def _wrong_values(chosen: StepTechniques, mesh: Mapping[str, int]) -> str:
+    """What is wrong with single techniques, or with some beside each other."""
+    values = {t.name: getattr(chosen, t.field) for t in OF_PLANS if t.name != "zero_group"}
+    for t in OF_PLANS:
+        if wrong := t.wrong(getattr(chosen, t.field)):
+            return wrong
+    if missing := set(chosen.zero_axes) - set(mesh):
+        return f"zero_group names axis {min(missing)!r}, which the mesh has not"
+    if (STAGE in mesh) != bool(chosen.schedule):
+        return (
+            f"schedule {chosen.schedule or 'none'!r} with mesh {dict(mesh)}: one of"
+            f" {', '.join(SCHEDULES)} goes with an axis called stage, none without"
+        )
+    found = contradiction(values, {a: (n,) for a, n in mesh.items()})
+    return found.text if found else ""
+
+
+def _wrong_schedule(strategy: Decided, chosen: StepTechniques, mesh: Mapping[str, int]) -> str:
+    """What is wrong with pipeline stages beside the ZeRO stage, microbatches and blocks."""
+    schedule, micro = chosen.schedule, chosen.microbatches
+    if not schedule:
+        return ""
+    if chosen.zero_stage > MAX_ZERO_STAGE[schedule]:
+        most = MAX_ZERO_STAGE[schedule]
+        return (
+            f"zero_stage {chosen.zero_stage} with pipeline stages: at most {most} under {schedule}"
+        )
+    if micro < 2:
+        return "pipeline stages need at least two microbatches"
+    if schedule != INTERLEAVED:
+        return ""
+    if micro % mesh[STAGE]:
+        return (
+            f"{micro} microbatches do not go in groups of {mesh[STAGE]}, as interleaved stages"
+            " take them"
+        )
+    chunks = mesh[STAGE] * chosen.virtual_stages
+    if not strategy.techniques.get("cuts") and all(
+        int(b["repeats"]) % chunks for b in strategy.blocks
+    ):
+        return (
+            f"no repeated blocks divide into {mesh[STAGE]} stages of {chosen.virtual_stages}"
+            " virtual stages each (virtual)"
+        )
+    return ""
+
+
+def _wrong_cuts(strategy: Decided, chosen: StepTechniques, mesh: Mapping[str, int]) -> str:
+    """What is wrong with where uneven pipeline stages begin, and with their devices."""
+    cuts, widths = strategy.techniques.get("cuts", ()), chosen.stage_widths
+    places = mesh.get(STAGE, 1)
+    cut = ", ".join(map(str, cuts))
+    if widths and (
+        wrong := wrong_widths(widths, places, chosen.microbatches, chosen.virtual_stages)
+    ):
+        return wrong
+    if widths and len(widths) != len(cuts) + 1:
+        return f"widths {list(widths)} of stages cut before {cut or 'no node'}: one for each stage"
+    uncounted = len(cuts) + 1 != places * chosen.virtual_stages and not widths
+    if cuts and (uncounted or chosen.recompute != "block"):
+        return (
+            f"stages cut before {cut} need one virtual stage more (stages times virtual), and"
+            " recompute block"
+        )
+    return ""
 
 
 def check_splits(graph: Graph, plan: Plan, rules: Sequence[Rule] = ()) -> None:

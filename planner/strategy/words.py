@@ -1,33 +1,13 @@
-"""TODO."""
+"""What files say of plans, in words that every view shares."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from planner.support.text import RECOMPUTED
-
-OFFLOADED = {
-    "optimizer": "optimizer state",
-    "activations": "what enters blocks",
-    "parameters": "blocks' weights and gradients",
-    "embeddings": "embedding tables",
-}
-
-
-def offload_words(offload: Sequence[str]) -> list[str]:
-    """What waits in the host's memory, a phrase; empty for nothing."""
-    *more, last = [OFFLOADED[what] for what in offload] or [""]
-    return (
-        [f"{', '.join(more)}{' and ' if more else ''}{last} offloaded to host memory"]
-        if offload
-        else []
-    )
+from planner.execution.techniques import phrases, read_table
 
 
 def tuned_words(row: Mapping[str, Any]) -> str:
-    """What a baseline was tuned to: `4 micro, recompute`."""
-    out = [f"{row['microbatches']} microbatches"] if row["microbatches"] > 1 else []
-    if row["recompute"] != "none":
-        out.append(RECOMPUTED.get(row["recompute"], f"recompute ({row['recompute']})"))
-    return ", ".join(out)
+    """What a baseline was tuned to: `4 microbatches, recompute`."""
+    return ", ".join(phrases(read_table(row), ("microbatches", "recompute")))

@@ -39,8 +39,6 @@ LABEL = 8
 """Columns of the label in front of a line."""
 LONGEST = 30
 """Columns of a parameter's name."""
-RECOMPUTED = {"block": "recompute", "block-keep": "recompute, collectives saved"}
-"""What is computed again, in a table."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from math import prod
 from typing import Any
 
 from planner.analysis.facts import GraphFacts
-from planner.execution.technique_fields import bucket_of, copies_of, offload_of
+from planner.execution.techniques import OF_PLANS
 from planner.machine.topology import Mesh
 from planner.pins.pins import Pins
 from planner.sharding.layout import STAGE
@@ -127,7 +127,7 @@ def _every_factor(base: GraphFacts, c: int, split: Split) -> dict[str, list[str]
 def pins_file(strategy: Strategy, nodes: Table) -> str:
     """A file of pins (TOML): the strategy's mesh on its levels, its techniques, and the
     annotations."""
-    t, inner = strategy.techniques, {a: n for a, n in strategy.mesh_shape if a != STAGE}
+    chosen, inner = strategy.chosen, {a: n for a, n in strategy.mesh_shape if a != STAGE}
     mesh = {
         a["name"]: {
             "size": a["size"],
@@ -139,16 +139,16 @@ def pins_file(strategy: Strategy, nodes: Table) -> str:
         }
         for a in strategy.mesh
     }
-    techniques = {k: t[k] for k in ("zero_stage", "recompute", "microbatches")} | (
-        {"copies": copies} if (copies := copies_of(t)) > 1 else {}
-    )
-    techniques |= ({"bucket": bucket} if (bucket := bucket_of(t)) else {}) | (
-        {"offload": list(away)} if (away := offload_of(t)) else {}
-    )
-    if t["zero_stage"] and set(t["zero_group"]) != set(inner):
-        techniques["zero_group"] = prod(inner[a] for a in t["zero_group"])
-    if len(inner) < len(mesh):
-        techniques |= {"schedule": t["schedule"], "virtual": t.get("virtual", 1)}
+    staged = len(inner) < len(mesh)
+    techniques = {
+        t.name: t.in_pins(value)
+        for t in OF_PLANS
+        for value in [getattr(chosen, t.field)]
+        if t.name != "zero_group"
+        and ((t.structural and (staged or not t.staged)) or value != t.neutral)
+    }
+    if chosen.zero_stage and set(chosen.zero_axes) != set(inner):
+        techniques["zero_group"] = prod(inner[a] for a in chosen.zero_axes)
     sections = [
         ("mesh", mesh),
         ("techniques", techniques),

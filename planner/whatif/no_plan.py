@@ -6,7 +6,7 @@ from typing import Any
 
 from costmodels.hardware.units import show_bytes
 from planner.errors import NO_PLAN, PlanError
-from planner.strategy.words import offload_words
+from planner.execution.techniques import phrases
 from planner.whatif.remedies import fewer_pins, remedies
 
 
@@ -29,7 +29,7 @@ def no_plan(request: Any, result: Any, model: Any = None) -> PlanError:
         k: getattr(smallest.cost.memory, k)
         for k in ("parameters", "gradients", "optimizer", "activations", "temporary")
     }
-    offloaded = "".join(f", {words}" for words in offload_words(smallest.plan.offload))
+    offloaded = "".join(f", {words}" for words in phrases(smallest.plan, ("offload",)))
     heavy = ", ".join(f"{k} {show_bytes(v)}" for k, v in sorted(parts.items(), key=lambda p: -p[1]))
     help = remedies(request, result, model) if model is not None else []
     full, least = request.capacity.usable, show_bytes(smallest.cost.memory.total)

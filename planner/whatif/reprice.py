@@ -26,14 +26,6 @@ from planner.cache.folder import Cache
 from planner.errors import NO_PLAN, PlanError, did_you_mean
 from planner.execution.layout_flow import Flow
 from planner.execution.plan import Plan
-from planner.execution.technique_fields import (
-    bucket_of,
-    copies_of,
-    offload_of,
-    schedule_of,
-    virtual_of,
-    widths_of,
-)
 from planner.machine.mesh_choices import pinned_mesh
 from planner.machine.topology import Mesh, Topology, for_devices, from_json
 from planner.pins.pins import Pins
@@ -191,23 +183,7 @@ def plan_on(strategy: Strategy, base: GraphFacts) -> Plan:
             detail=[f"first: {lost[0]}"],
             help=[h for h in (did_you_mean(lost[0], list(strategy.nodes)), "plan again") if h],
         )
-    t = strategy.techniques
-    return Plan(
-        strategy.mesh_shape,
-        splits,
-        int(t["zero_stage"]),
-        tuple(t["zero_group"]),
-        str(t["recompute"]),
-        int(t["microbatches"]),
-        base.runs if strategy.blocks else (),
-        schedule=schedule_of(t),
-        virtual_stages=virtual_of(t),
-        offload=offload_of(t),
-        stage_cuts=strategy.cuts(base.graph),
-        stage_widths=widths_of(t),
-        bucket_bytes=bucket_of(t),
-        overlapped_microbatches=copies_of(t),
-    )
+    return strategy.plan_with(base.graph, splits, base.runs if strategy.blocks else ())
 
 
 def reprice(strategy: Strategy, model: Model, topology: Topology) -> Priced:

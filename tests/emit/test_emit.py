@@ -79,7 +79,15 @@ def made(
         if "gpt" in spec
         else data_parallel(g, MESH)
     )
-    plan = Plan(MESH, splits, zero, ("data",), recompute, 1, find_runs(g))
+    plan = Plan(
+        MESH,
+        splits,
+        zero=zero,
+        zero_axes=("data",),
+        recompute=recompute,
+        microbatches=1,
+        runs=find_runs(g),
+    )
     return emit(
         g,
         plan,

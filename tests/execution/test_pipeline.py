@@ -16,15 +16,9 @@ import planner
 from planner.emit.runtime.files import checkpoint
 from planner.emit.runtime.pipeline import virtual_stages as program
 from planner.errors import PlanError
-from planner.execution.pipeline import (
-    BUBBLE,
-    MAX_ZERO_STAGE,
-    SCHEDULES,
-    Pipeline,
-    largest_repeated_block,
-    pipeline_of,
-)
+from planner.execution.pipeline import BUBBLE, Pipeline, largest_repeated_block, pipeline_of
 from planner.execution.plan import Plan
+from planner.execution.techniques import MAX_ZERO_STAGE, SCHEDULES
 from planner.machine.mesh_choices import staged_meshes
 from planner.machine.topology import for_devices
 from planner.pins.pins import Pins, parse_pins
@@ -228,10 +222,10 @@ def test_bounds_are_below_what_is_solved_and_that_close_to_the_price(technique: 
         assert free is not None and free[1] <= objective * (1 + 1e-9)
         endless = relaxed.free(technique, 0)
         assert endless is not None and endless[1] + relaxed.waiting(
-            technique.microbatches, technique.virtual
+            technique.microbatches, technique.virtual_stages
         ) <= objective * (1 + 1e-9)
-        assert relaxed.least((technique.zero,)) + relaxed.waiting(
-            technique.microbatches, technique.virtual
+        assert relaxed.least((technique.zero_stage,)) + relaxed.waiting(
+            technique.microbatches, technique.virtual_stages
         ) <= objective * (1 + 1e-9)
         candidate = search.price(cut, mesh, technique, solved, "plan")
         assert candidate is not None
@@ -255,7 +249,15 @@ def test_a_pipeline_is_priced_as_what_its_stages_run() -> None:
     base = search.base(8)
     assert base is not None
     splits = {n.id: planner.sharding.rule.Split() for n in base.graph.nodes}
-    flat = Plan((("data", 2),), splits, 0, ("data",), "none", 8, base.runs)
+    flat = Plan(
+        (("data", 2),),
+        splits,
+        zero=0,
+        zero_axes=("data",),
+        recompute="none",
+        microbatches=8,
+        runs=base.runs,
+    )
     staged = replace(flat, mesh=(("stage", 4), ("data", 2)), schedule="1f1b")
     pipeline = pipeline_of(base.graph, staged)
     assert pipeline is not None and (pipeline.blocks_per_stage, pipeline.ticks) == (3, 11)

@@ -54,7 +54,9 @@ def test_the_dim_of_least_padding_is_cut(
         labels={"w": "w"},
     )  # type: ignore[dict-item]
     grad_partial = Layout(((),) * len(shape), grad_partial=("data",))
-    kept = weight_plan(graph, "w", [grad_partial], Plan(MESH, {}, 1, ("data",)), True)
+    kept = weight_plan(
+        graph, "w", [grad_partial], Plan(MESH, {}, zero_stage=1, zero_axes=("data",)), True
+    )
     assert kept.zero_dim == dim and local_shape(shape, cut_layout(kept), dict(MESH)) == piece
 
 
@@ -73,7 +75,7 @@ def test_a_dim_that_the_split_cuts_is_not_padded() -> None:
         graph,
         "w",
         [Layout((("model",), ()), grad_partial=("data",))],
-        Plan(mesh, {}, 1, ("data",)),
+        Plan(mesh, {}, zero_stage=1, zero_axes=("data",)),
         True,
     )
     assert kept == WeightPlan(Layout((("model",), ())), grad_partial=("data",))
@@ -86,8 +88,8 @@ def test_programs_are_right_and_move_what_is_predicted(zero: int, micro: int, un
     plan = Plan(
         MESH,
         data_parallel(graph, MESH),
-        zero,
-        ("data",),
+        zero_stage=zero,
+        zero_axes=("data",),
         microbatches=micro,
         repeated_blocks=find_runs(graph),
     )

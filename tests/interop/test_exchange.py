@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import planner
 from planner.cli import main
 from planner.errors import PlanError
-from planner.execution.pipeline import MAX_ZERO_STAGE
+from planner.execution.techniques import MAX_ZERO_STAGE
 from planner.interop.keys import Keys, load
 from planner.interop.launchers import hf, maxtext, megatron, torchtitan
 from planner.interop.price import hand_over, read_configuration
@@ -723,7 +723,7 @@ def test_each_network_of_maxtext_may_leave_one_axis_open(tmp_path: Path) -> None
     )
     found = read_configuration(path, 64, domain=8)
     assert found.settings == Settings(
-        64, data=32, tensor=2, zero=3, recompute="block"
+        64, data=32, tensor=2, zero_stage=3, recompute="block"
     ) and found.notes == ("hybrid sharding is priced as sharding over all replicas",)
     assert read_configuration(path, 8).notes == ()
     path.write_text("dcn_data_parallelism: 2\nici_fsdp_parallelism: 8\n")

@@ -631,7 +631,7 @@ def test_what_is_like_no_pin_gets_no_suggestion(text: str) -> None:
         parse_pins(text)
     assert "did you mean" not in str(
         e.value
-    ) and "tp, dp, pp, cp, ep, sp, fsdp, ddp, zero, vpp, micro, recompute" in str(e.value)
+    ) and "tp, dp, pp, cp, ep, sp, fsdp, ddp, zero, micro, vpp, recompute" in str(e.value)
 
 
 def test_copies_of_fsdp_groups() -> None:

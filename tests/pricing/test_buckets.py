@@ -22,10 +22,11 @@ from planner.emit.program import emit
 from planner.errors import PlanError
 from planner.execution import collectives as account
 from planner.execution.plan import Plan
+from planner.execution.techniques import AUTO
 from planner.machine.mesh_choices import pinned_mesh
 from planner.machine.topology import for_devices
 from planner.pins.pins import from_table, parse_pins
-from planner.pricing.bucketing import AUTO, NOTABLE, SIZES, bounding, not_recomputed_s
+from planner.pricing.bucketing import NOTABLE, SIZES, bounding, not_recomputed_s
 from planner.pricing.plan_price import price_plan
 from planner.pricing.pricer import Pricer
 from planner.search.bucketing import priced as sized
@@ -251,7 +252,11 @@ def test_no_size_spares_more_than_is_bounded(source: str, axes: dict[str, int]) 
         )
         choice = solve(replace(problem, cost=drawn), "dp", Budget()).choice
         plan = Plan(
-            mesh.shape, splits_of(space, choice), zero, tuple(axes), repeated_blocks=base.runs
+            mesh.shape,
+            splits_of(space, choice),
+            zero_stage=zero,
+            zero_axes=tuple(axes),
+            repeated_blocks=base.runs,
         )
         plain = price_plan(base, plan, exact)[0]
         least = min(

@@ -76,8 +76,8 @@ def test_what_a_problem_counts_is_below_what_plans_keep(source: str, sizes: dict
             Plan(
                 mesh,
                 splits_of(space, choice),
-                0,
-                (),
+                zero_stage=0,
+                zero_axes=(),
                 recompute="block-keep",
                 repeated_blocks=space.base.runs,
             ),

@@ -196,7 +196,7 @@ def test_an_odd_batch_and_other_numbers_are_refused() -> None:
 
 def test_a_file_that_cannot_be_is_refused() -> None:
     s = planned("tp=8,micro=2")
-    with pytest.raises(PlanError, match="2 microbatches do not divide into 3 overlapped ones") as e:
+    with pytest.raises(PlanError, match="copies 3 is none of 1, 2") as e:
         replace(s, techniques={**s.techniques, "copies": 3}).plan_for(s.graph)  # type: ignore[arg-type]
     assert e.value.code == "P060"
 

@@ -107,7 +107,11 @@ def llama():
     pricer = Pricer(request.topology, mesh, request.runtime, request.recipe)
     return base, [
         price_plan(
-            base, Plan(mesh.shape, splits, zero, ("data",), repeated_blocks=base.runs), pricer
+            base,
+            Plan(
+                mesh.shape, splits, zero_stage=zero, zero_axes=("data",), repeated_blocks=base.runs
+            ),
+            pricer,
         )[0]
         for zero in range(4)
     ]
@@ -191,7 +195,13 @@ def test_predicted_peak_is_the_compiler_s(zero, recompute, micro):
     )
     mesh = pinned_mesh(request.topology, {"data": 8})
     plan = Plan(
-        mesh.shape, data_parallel(graph, mesh.shape), zero, ("data",), recompute, micro, base.runs
+        mesh.shape,
+        data_parallel(graph, mesh.shape),
+        zero=zero,
+        zero_axes=("data",),
+        recompute=recompute,
+        microbatches=micro,
+        runs=base.runs,
     )
     pricer = Pricer(
         request.topology, mesh, replace(request.runtime, memory_slack=0.0), request.recipe

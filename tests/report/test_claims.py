@@ -11,7 +11,6 @@ import pytest
 
 import planner
 from planner.errors import PlanError
-from planner.execution.technique_fields import copies_of, offload_of
 from planner.report.proof import covered, extent
 from planner.strategy.strategy import Strategy
 
@@ -62,8 +61,8 @@ def is_covered(narrow: Strategy, wide: Strategy) -> bool:
         "bound_memory_bytes", float("inf")
     ):
         return False
-    alike = copies_of(narrow.techniques) == 1 and offload_of(narrow.techniques) == offload_of(
-        wide.techniques
+    alike = (
+        narrow.chosen.overlapped_microbatches == 1 and narrow.chosen.offload == wide.chosen.offload
     )
     return (
         bool(rows)

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 import planner
 from planner.cli import main
 from planner.commands.common import priced
-from planner.execution.pipeline import BUBBLE, SCHEDULES, Pipeline
+from planner.execution.pipeline import BUBBLE, Pipeline
+from planner.execution.techniques import SCHEDULES
 from planner.report.baselines import baseline_name
 from planner.report.explain import by_operator, explain, explain_node, find_nodes
 from planner.report.html.bars import passes_of, timeline, total

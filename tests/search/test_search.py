@@ -108,7 +108,7 @@ def test_no_pinned_plan_is_below_the_bound(pins: str) -> None:
     t = pinned.best.techniques
     for key, value in (p.split("=") for p in pins.split(",")):
         held = {
-            "zero": t.zero,
+            "zero": t.zero_stage,
             "recompute": t.recompute,
             "micro": t.microbatches,
             "dp": dict(pinned.best.plan.mesh).get("data"),
@@ -204,7 +204,7 @@ def test_inference_has_no_training_techniques() -> None:
     found = search(GPT, 8, 64, "infer")
     assert found.best is not None
     assert (
-        found.best.techniques.zero,
+        found.best.techniques.zero_stage,
         found.best.techniques.recompute,
         found.best.techniques.microbatches,
     ) == (0, "none", 1)

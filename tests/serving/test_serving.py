@@ -17,7 +17,7 @@ from planner.pins.pins import Pins
 from planner.search.build_request import make_request
 from planner.search.to_strategy import compose
 from planner.serving.cached import form_of
-from planner.serving.joint import TECHNIQUES, Joint, weight_pins
+from planner.serving.joint import NO_TECHNIQUES, Joint, weight_pins
 from planner.serving.result import Serving
 from planner.serving.serve import program, reopened, serve
 
@@ -298,12 +298,12 @@ def test_a_cache_cut_along_positions_generates_alike(tmp_path) -> None:
     joint = Joint(models[0], models[1], request)
     step = joint.solve(
         models[1],
-        Pins(mesh, TECHNIQUES, nodes={"*/self_attn/Attention": {"split": {"t": ["tensor"]}}}),
+        Pins(mesh, NO_TECHNIQUES, nodes={"*/self_attn/Attention": {"split": {"t": ["tensor"]}}}),
     )
     assert step is not None and step.best is not None
     first = joint.solve(
         models[0],
-        Pins(mesh, TECHNIQUES, nodes=weight_pins(step.base, step.best.plan, models[0].graph(1))),
+        Pins(mesh, NO_TECHNIQUES, nodes=weight_pins(step.base, step.best.plan, models[0].graph(1))),
     )
     assert first is not None
     made = replace(

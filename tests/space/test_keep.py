@@ -37,7 +37,15 @@ def test_products_behind_a_kept_sum_are_not_charged_again() -> None:
     assert behind and all(
         v.costs.not_recomputed_s[k] == v.costs.forward_s[k] > 0 for v, k in behind
     )
-    plan = Plan(mesh.shape, splits, 0, ("data", "model"), "block-keep", 1, space.base.runs)
+    plan = Plan(
+        mesh.shape,
+        splits,
+        zero_stage=0,
+        zero_axes=("data", "model"),
+        recompute="block-keep",
+        microbatches=1,
+        repeated_blocks=space.base.runs,
+    )
     _, flow, runs = price_plan(space.base, plan, space.pricer)
     again = {space.base.shared[i] for i in recomputed_nodes(flow, runs)}
     assert again and not again & {v.node for v, _ in behind}

@@ -14,8 +14,9 @@ import pytest
 
 import planner
 from planner.errors import PlanError
+from planner.execution.techniques import BY_NAME
 from planner.pins.file_types import PinTechniques
-from planner.pins.pins import TECHNIQUES, from_table
+from planner.pins.pins import from_table
 from planner.strategy import schema
 
 ROOT = Path(__file__).parents[2]
@@ -80,7 +81,7 @@ def test_pins_are_accepted_as_the_reader_takes_them() -> None:
 
 
 def test_every_technique_of_a_pin_is_in_its_schema() -> None:
-    assert PinTechniques.__annotations__.keys() == TECHNIQUES.keys()
+    assert PinTechniques.__annotations__.keys() == BY_NAME.keys()
 
 
 @pytest.mark.parametrize("spec", CASES)

@@ -142,7 +142,9 @@ def test_padding_is_waste_and_sharded_state_is_divided() -> None:
     }
     plan = Plan((("d", 3),), rows)
     assert judge(graph, plan).wasted == pytest.approx(1 - 32 / 33)
-    whole, cut = (judge(graph, Plan((("d", 4),), rows, zero, ("d",))) for zero in (0, 3))
+    whole, cut = (
+        judge(graph, Plan((("d", 4),), rows, zero_stage=zero, zero_axes=("d",))) for zero in (0, 3)
+    )
     # 8 bytes of weight and gradient, 8 of moments; the 128 biases are whole at ZeRO stage 3 but for
     # their moments
     assert whole.state_bytes == 16 * 8320 and cut.state_bytes == 16 * 8192 // 4 + 128 * (8 + 8 // 4)

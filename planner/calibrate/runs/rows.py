@@ -367,13 +367,13 @@ def plan_of(case: Case) -> tuple[GraphFacts, Plan]:
         "block" if custom(row) else RECOMPUTE.get(str(row.get("recompute") or "none"), "none")
     )
     return base, Plan(
-        shape,
-        splits,
-        zero if data else 0,
-        data if zero else (),
-        recompute,
-        case.microbatches,
-        base.runs,
+        mesh=shape,
+        splits=splits,
+        repeated_blocks=base.runs,
+        zero_stage=zero if data else 0,
+        zero_axes=data if zero else (),
+        recompute=recompute,
+        microbatches=case.microbatches,
         schedule="1f1b" if case.mesh.stages > 1 else "",
     )
 

@@ -63,17 +63,17 @@ def round_off(rounds: Rounds, facts: Facts) -> list[str]:
             data=s.data * s.stage,
             stage=1,
             schedule="",
-            virtual=1,
+            virtual_stages=1,
         )
     if s.expert > 1:
         rounds.to(
             "experts are not cut apart: data parallel instead", data=rounds.now.replicas, expert=1
         )
     rounds.usual("transformers")
-    if rounds.now.zero == 1:
-        rounds.to("sharded ranks scatter gradients too: ZeRO-2", zero=2)
-    if rounds.now.zero == 0 and rounds.now.sequence > 1:
-        rounds.to("context ranks shard parameters: ZeRO-2", zero=2)
+    if rounds.now.zero_stage == 1:
+        rounds.to("sharded ranks scatter gradients too: ZeRO-2", zero_stage=2)
+    if rounds.now.zero_stage == 0 and rounds.now.sequence > 1:
+        rounds.to("context ranks shard parameters: ZeRO-2", zero_stage=2)
     rounds.to("tensor parallelism leaves positions whole", positions=False)
     length, rounds.now = rounds.now.length, replace(rounds.now, length=0)
     return [f"rows of {length:,} tokens: the data decides that"] if length else []
@@ -85,8 +85,8 @@ def write(s: Settings, facts: Facts) -> str:
         "distributed_config": {"tp_size": s.tensor},
         "tp_plan": dict(s.styles),
         "parallelism_config": {
-            "dp_replicate_size": 1 if s.zero else s.data,
-            "dp_shard_size": s.data if s.zero else 1,
+            "dp_replicate_size": 1 if s.zero_stage else s.data,
+            "dp_shard_size": s.data if s.zero_stage else 1,
             "cp_size": s.sequence,
             "tp_size": s.tensor,
         },
@@ -96,10 +96,10 @@ def write(s: Settings, facts: Facts) -> str:
             "gradient_checkpointing": s.recompute == "block",
         },
     }
-    if s.zero:
+    if s.zero_stage:
         table["training_arguments"]["fsdp_config"] = {
             "fsdp_version": 2,
-            "reshard_after_forward": s.zero == 3,
+            "reshard_after_forward": s.zero_stage == 3,
         }
     return json.dumps(table, indent=2) + "\n"
 
@@ -147,7 +147,7 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
             sequence=cp,
             tensor=tp,
             microbatches=microbatches,
-            zero=ZERO_OF_RESHARD[reshard] if shard > 1 or (cp > 1 and fsdp) else 0,
+            zero_stage=ZERO_OF_RESHARD[reshard] if shard > 1 or (cp > 1 and fsdp) else 0,
             recompute="block" if keys.flag(False, "gradient_checkpointing") else "none",
             styles=styles if tp > 1 else (),
         ),

@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from math import prod
 
 from planner.errors import PlanError
-from planner.execution.pipeline import MAX_ZERO_STAGE
+from planner.execution.techniques import MAX_ZERO_STAGE
 from planner.interop.keys import Keys
 from planner.interop.settings import AXES, Facts, Rounds, Settings, fast_levels
 from planner.machine.mesh_choices import pinned_mesh
@@ -57,14 +57,14 @@ def round_off(rounds: Rounds, facts: Facts) -> list[str]:
         rounds.to(
             "every microbatch runs forward before the first runs backward (GPipe)",
             schedule="gpipe",
-            virtual=1,
-            zero=min(s.zero, MAX_ZERO_STAGE["gpipe"]),
+            virtual_stages=1,
+            zero_stage=min(s.zero_stage, MAX_ZERO_STAGE["gpipe"]),
         )
-    if rounds.now.zero == 2:
-        rounds.to("gradients are not scattered without parameters: ZeRO-1", zero=1)
-    if s.zero == 3 and s.data == 1:
-        rounds.to("parameters are sharded over fsdp ranks, and there is one: ZeRO-1", zero=1)
-    if s.sequence > 1 and s.zero < 3:
+    if rounds.now.zero_stage == 2:
+        rounds.to("gradients are not scattered without parameters: ZeRO-1", zero_stage=1)
+    if s.zero_stage == 3 and s.data == 1:
+        rounds.to("parameters are sharded over fsdp ranks, and there is one: ZeRO-1", zero_stage=1)
+    if s.sequence > 1 and s.zero_stage < 3:
         inexpressible.append(
             "the context axis also shards weights there (logical_axis_rules, embed)"
         )
@@ -75,7 +75,7 @@ def write(s: Settings, facts: Facts) -> str:
     """The keys that the plan decides, to be merged into a configuration."""
     named = {
         "pipeline": "stage",
-        "fsdp" if s.zero == 3 else "data": "data",
+        "fsdp" if s.zero_stage == 3 else "data": "data",
         "expert": "expert",
         "context": "sequence",
         "tensor_sequence" if s.positions else "tensor": "tensor",
@@ -92,7 +92,7 @@ def write(s: Settings, facts: Facts) -> str:
     # A step's rows on each device; with stages all microbatches are one step of the loop.
     steps = 1 if s.stage > 1 else s.microbatches
     lines += [
-        f"shard_optimizer_over_data: {s.zero == 1}",
+        f"shard_optimizer_over_data: {s.zero_stage == 1}",
         f"per_device_batch_size: {s.batch / (s.devices * steps):.12g}",
         f"gradient_accumulation_steps: {steps}",
     ]
@@ -159,7 +159,7 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
             batch,
             **degrees,
             microbatches=microbatches,
-            zero=zero,
+            zero_stage=zero,
             recompute=REMAT.get(remat, "none"),
             schedule="gpipe" if stages > 1 else "",
             positions=sizes.get("tensor_sequence", 1) > 1,

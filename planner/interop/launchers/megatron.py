@@ -17,7 +17,7 @@ Source: examples/gpt3/gpt_config.yaml and megatron/training/arguments.py of NVID
 from __future__ import annotations
 
 from planner.errors import PlanError
-from planner.execution.pipeline import INTERLEAVED
+from planner.execution.techniques import INTERLEAVED
 from planner.interop.keys import Keys
 from planner.interop.settings import Facts, Rounds, Settings
 
@@ -52,7 +52,7 @@ def write(s: Settings, facts: Facts) -> str:
         if s.recompute == "block"
         else ["  recompute_granularity: null"]
     )
-    chunks = s.virtual if s.virtual > 1 else "null"
+    chunks = s.virtual_stages if s.virtual_stages > 1 else "null"
     lines = [
         (
             f"# {facts.model} on {s.devices} devices: data_parallel_size {s.replicas},"
@@ -70,10 +70,13 @@ def write(s: Settings, facts: Facts) -> str:
         f"micro_batch_size: {s.rows}",
         f"global_batch_size: {s.batch}",
         *([f"seq_length: {s.length}"] if s.length else []),
-        f"use_distributed_optimizer: {flag[s.zero > 0]}",
+        f"use_distributed_optimizer: {flag[s.zero_stage > 0]}",
     ]
-    if s.zero in SHARDING:
-        lines += ["use_megatron_fsdp: True", f"data_parallel_sharding_strategy: {SHARDING[s.zero]}"]
+    if s.zero_stage in SHARDING:
+        lines += [
+            "use_megatron_fsdp: True",
+            f"data_parallel_sharding_strategy: {SHARDING[s.zero_stage]}",
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -120,12 +123,12 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
             sequence=cp,
             tensor=tp,
             microbatches=microbatches,
-            zero=zero,
+            zero_stage=zero,
             recompute=_recompute(keys, notes),
             schedule=INTERLEAVED if virtual > 1 else "1f1b" if pp > 1 else "",
             positions=positions,
             length=keys.whole(0, "seq_length"),
-            virtual=virtual,
+            virtual_stages=virtual,
         ),
         notes,
     )

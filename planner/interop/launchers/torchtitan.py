@@ -18,7 +18,7 @@ Source: torchtitan/config/job_config.py of pytorch/torchtitan.
 from __future__ import annotations
 
 from planner.errors import PlanError
-from planner.execution.pipeline import MAX_ZERO_STAGE
+from planner.execution.techniques import MAX_ZERO_STAGE
 from planner.interop.keys import Keys
 from planner.interop.settings import Facts, Rounds, Settings
 
@@ -33,13 +33,13 @@ def round_off(rounds: Rounds, facts: Facts) -> list[str]:
     price."""
     rounds.usual("torchtitan")
     s = rounds.now
-    if s.virtual > 1:
-        rounds.to("one virtual stage per stage: plain 1F1B", schedule="1f1b", virtual=1)
+    if s.virtual_stages > 1:
+        rounds.to("one virtual stage per stage: plain 1F1B", schedule="1f1b", virtual_stages=1)
     zero = MAX_ZERO_STAGE.get(s.schedule, 2)
-    if s.zero == 0 and s.sequence * s.expert > 1:
-        rounds.to(f"context and expert ranks shard parameters: ZeRO-{zero}", zero=zero)
-    if s.zero == 1:
-        rounds.to("sharded ranks scatter gradients too: ZeRO-2", zero=zero)
+    if s.zero_stage == 0 and s.sequence * s.expert > 1:
+        rounds.to(f"context and expert ranks shard parameters: ZeRO-{zero}", zero_stage=zero)
+    if s.zero_stage == 1:
+        rounds.to("sharded ranks scatter gradients too: ZeRO-2", zero_stage=zero)
     if s.tensor > 1:
         rounds.to("tensor parallelism cuts positions between products", positions=True)
     return (
@@ -66,9 +66,9 @@ def write(s: Settings, facts: Facts) -> str:
         *([f"seq_len = {s.length}"] if s.length else []),
         "",
         "[parallelism]",
-        f"data_parallel_replicate_degree = {1 if s.zero else s.replicas}",
-        f"data_parallel_shard_degree = {s.replicas if s.zero else 1}",
-        *([f'fsdp_reshard_after_forward = "{RESHARD[s.zero]}"'] if s.zero else []),
+        f"data_parallel_replicate_degree = {1 if s.zero_stage else s.replicas}",
+        f"data_parallel_shard_degree = {s.replicas if s.zero_stage else 1}",
+        *([f'fsdp_reshard_after_forward = "{RESHARD[s.zero_stage]}"'] if s.zero_stage else []),
         f"tensor_parallel_degree = {s.tensor}",
         f"context_parallel_degree = {s.sequence}",
         f"expert_parallel_degree = {s.expert}",
@@ -131,7 +131,7 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
             sequence=cp,
             tensor=tp,
             microbatches=microbatches,
-            zero=zero,
+            zero_stage=zero,
             recompute=_recompute(keys, notes),
             schedule=schedule,
             positions=tp > 1,

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from planner.errors import PlanError
 from planner.execution.pipeline import Pipeline, pipeline_of
 from planner.execution.plan import Plan
+from planner.execution.techniques import STRUCTURAL
 from planner.graph.ir import Graph
 from planner.interop.onnx_annotations.read import faults, plan_of, shapes_of
 from planner.sharding.layout import STAGE, Layout, group
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from planner.analysis.facts import GraphFacts
 
 NAME, IR_VERSION = "meshwright", 11
-TECHNIQUES = ("microbatches", "zero_stage", "recompute", "schedule", "virtual")
 
 
 @dataclass(frozen=True)
@@ -66,11 +66,12 @@ def annotate(strategy: Strategy, source: str | Path) -> Annotated:
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
     proto.ir_version = max(proto.ir_version, IR_VERSION)
+    table = strategy.techniques
     annotated = _write(
         proto,
         base,
         plan_on(strategy, base),
-        {t: strategy.techniques[t] for t in TECHNIQUES if t in strategy.techniques},
+        {t.key: table[t.key] for t in STRUCTURAL if t.key in table},
     )
     wrong = faults(proto)
     if wrong:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.execution.pipeline import Pipeline
-from planner.execution.technique_fields import widths_of
 from planner.report.html import figures as f
 from planner.report.html.bars import KINDS, Block, Part, Timeline, timeline, total
 from planner.report.html.derive import Detail
@@ -113,7 +112,7 @@ def stage(v: View) -> Markup:
             ticks(v.strategy),
         )
         per = " or ".join(
-            f"{place * w:,}" for w in sorted(set(widths_of(v.strategy.techniques)) or {1})
+            f"{place * w:,}" for w in sorted(set(v.strategy.chosen.stage_widths) or {1})
         )
         per = f"{per} {'device' if per == '1' else 'devices'}"
         if not lockstep(v.strategy):
