@@ -1,1 +1,1 @@
-"""TODO."""
+"""Devices and machines as data, and what reads and shows them."""

@@ -20,7 +20,7 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
-from costmodels import Device, DeviceError, aliases, device_names, load_device, topology_names
+from costmodels import Device, DeviceError, Link, aliases, device_names, load_device, topology_names
 from costmodels.collectives import MEMORY, Span
 from costmodels.hardware.intake import exists
 from costmodels.hardware.mixed import slowest
@@ -224,15 +224,15 @@ def from_json(data: Mapping[str, Any]) -> Topology:
     """The topology a strategy file records. Its device must ship, or its file be where it was."""
     levels = tuple(
         Level(
-            x["name"],
-            x["size"],
-            x["bandwidth_bytes_per_s"],
-            x["latency_s"],
-            x["efficiency"],
-            x["kind"],
-            x["all_reduce_bytes_per_s"],
-            x.get("wrap", False),
-            x.get("all_reduce_latency_s", 0.0),
+            name=x["name"],
+            size=x["size"],
+            bandwidth_bytes_per_s=x["bandwidth_bytes_per_s"],
+            latency_s=x["latency_s"],
+            efficiency=x["efficiency"],
+            kind=x["kind"],
+            all_reduce_bytes_per_s=x["all_reduce_bytes_per_s"],
+            wrap=x.get("wrap", False),
+            all_reduce_latency_s=x.get("all_reduce_latency_s", 0.0),
         )
         for x in data["levels"]
     )
@@ -301,61 +301,46 @@ def for_devices(hardware: str, devices: int | None = None) -> Topology:
         raise PlanError("P011", f"--devices {devices}: at least one device is needed")
     if chip.inner.torus_dims:
         return _torus(chip, devices)
-    inner, outer = chip.inner, chip.outer
-    g = max(k for k in range(1, min(devices, chip.node_size) + 1) if devices % k == 0)
-    bus, delay = (
-        (inner.all_reduce_bytes_per_s, inner.all_reduce_latency_s)
-        if g == chip.node_size
-        else (0.0, 0.0)
-    )
-    inner_level = Level(
-        "node",
-        g,
-        inner.bandwidth_bytes_per_s,
-        inner.latency_s,
-        inner.efficiency,
-        inner.kind,
-        bus,
-        all_reduce_latency_s=delay,
-    )
-    if g == devices:
-        return Topology(chip, (inner_level,))
-    if g < min(MIN_NODE_SHARE, chip.node_size):
-        near = sorted(
-            {
-                devices // chip.node_size * chip.node_size,
-                -(-devices // chip.node_size) * chip.node_size,
-            }
-            - {0}
-        )
+    return _nodes(chip, devices)
+
+
+def _nodes(chip: Device, devices: int) -> Topology:
+    """Nodes of a device file's size, or of fewer devices each where these do not fill whole nodes.
+    Raises PlanError P012 where that would leave most of every node unused."""
+    per_node = max(k for k in range(1, min(devices, chip.node_size) + 1) if devices % k == 0)
+    whole = per_node == chip.node_size
+    node = _link_level("node", per_node, chip.inner, in_switch=whole)
+    if per_node == devices:
+        return Topology(chip, (node,))
+    if per_node < min(MIN_NODE_SHARE, chip.node_size):
+        below = devices // chip.node_size * chip.node_size
+        counts = sorted({below, -(-devices // chip.node_size) * chip.node_size} - {0})
         raise PlanError(
             "P012",
-            f"{devices} devices do not fill nodes of {chip.node_size} evenly: only {g} of each node"
-            " would be used",
+            f"{devices} devices do not fill nodes of {chip.node_size} evenly: only {per_node} of"
+            " each node would be used",
             help=[
-                f"--devices {' or '.join(map(str, near))}",
+                f"--devices {' or '.join(map(str, counts))}",
                 "or describe the machine with --topology FILE",
             ],
         )
-    notes = (
-        ()
-        if g == chip.node_size
-        else (f"{devices} devices = {devices // g} nodes x {g} of {chip.node_size} devices each",)
-    )
-    return Topology(
-        chip,
-        (
-            inner_level,
-            Level(
-                "nodes",
-                devices // g,
-                outer.bandwidth_bytes_per_s,
-                outer.latency_s,
-                outer.efficiency,
-                outer.kind,
-            ),
-        ),
-        notes,
+    nodes = devices // per_node
+    note = f"{devices} devices = {nodes} nodes x {per_node} of {chip.node_size} devices each"
+    return Topology(chip, (node, _link_level("nodes", nodes, chip.outer)), () if whole else (note,))
+
+
+def _link_level(name: str, size: int, link: Link, in_switch: bool = False) -> Level:
+    """A level of so many members on a device file's link. in_switch: with the all-reduce that the
+    switch makes of whole nodes."""
+    return Level(
+        name=name,
+        size=size,
+        bandwidth_bytes_per_s=link.bandwidth_bytes_per_s,
+        latency_s=link.latency_s,
+        efficiency=link.efficiency,
+        kind=link.kind,
+        all_reduce_bytes_per_s=link.all_reduce_bytes_per_s if in_switch else 0.0,
+        all_reduce_latency_s=link.all_reduce_latency_s if in_switch else 0.0,
     )
 
 
@@ -366,14 +351,7 @@ def _torus(chip: Device, devices: int) -> Topology:
     slices = slice_shapes(link.torus_pod)
     chips, rest = divmod(devices, per_chip)
     if devices == 1:  # one of a chip's devices
-        return Topology(
-            chip,
-            (
-                Level(
-                    "chip", 1, link.bandwidth_bytes_per_s, link.latency_s, link.efficiency, "torus"
-                ),
-            ),
-        )
+        return Topology(chip, (_link_level("chip", 1, link),))
     most = prod(link.torus_pod)
     shape = slices.get(chips) or (link.torus_pod if chips and chips % most == 0 else None)
     if rest or shape is None:

@@ -101,53 +101,54 @@ def case_of(row: Row, hardware: str = "") -> Case:
         raise Left("degrees do not multiply to the devices")
     if batch % (dp * micro):
         raise Left("batch does not divide into microbatches")
-    if "lora" in str(row.get("notes", "")).lower():
-        raise Left("few parameters trained (LoRA)")
-    if any(word in str(row["model"]).lower() for word in ("gemma2", "gemma3")):
-        raise Left("attention within a window")
-    if any(
-        word in str(row["model"]).lower()
-        for word in ("mixtral", "moe", "a3b", "a22b", "deepseek", "oss", "kimi")
-    ):
-        raise Left("experts")
+    _leave_unpriced(row)
     zero = level(row)
     unpublished = next((n for word, n in UNPUBLISHED.items() if word in str(row["source"])), 0.0)
     topology = machine(
         str(row["hardware"]), str(row.get("notes", "")), int(row["devices"]), hardware, unpublished
     )
     copies = replicas(str(row.get("notes", "")), topology, dp) if zero == 3 else 1
-    sizes = {
-        name: n
-        for name, n in (("stage", pp), (REPLICA, copies), ("data", dp // copies), ("model", tp))
-        if n > 1
-    } or {"data": 1}
+    degrees = (("stage", pp), (REPLICA, copies), ("data", dp // copies), ("model", tp))
     try:
-        mesh = pinned_mesh(topology, sizes)
+        mesh = pinned_mesh(topology, {name: n for name, n in degrees if n > 1} or {"data": 1})
     except PlanError as e:
         raise Left("mesh does not align with the machine") from e
+    recipe = recipe_of(row)
+    return Case(
+        row=row,
+        spec=spec_of(row),
+        topology=topology,
+        mesh=mesh,
+        microbatches=batch // (dp * micro),
+        graph_batch=dp * micro,
+        runtime=runtime_of(row, zero),
+        recipe=weights(row, recipe),
+        measured_s=measured_s(row),
+    )
+
+
+def _leave_unpriced(row: Row) -> None:
+    """Raises Left for a row that does what no price covers."""
+    model = str(row["model"]).lower()
+    if "lora" in str(row.get("notes", "")).lower():
+        raise Left("few parameters trained (LoRA)")
+    if any(word in model for word in ("gemma2", "gemma3")):
+        raise Left("attention within a window")
+    experts = ("mixtral", "moe", "a3b", "a22b", "deepseek", "oss", "kimi")
+    if any(word in model for word in experts):
+        raise Left("experts")
+
+
+def recipe_of(row: Row) -> Recipe:
+    """The precision recipe that a row names. Raises Left for 4 bits."""
     precision = str(row.get("precision") or "bf16").lower()
     if "fp4" in precision:
         raise Left("precision of 4 bits")
-    recipe = load_recipe(
-        "fp8"
-        if precision.startswith(("fp8", "mxfp8"))
-        else "bf16-pure"
-        if "pure" in precision
-        else "fp16"
-        if precision == "fp16"
-        else "bf16-mixed"
-    )
-    return Case(
-        row,
-        spec_of(row),
-        topology,
-        mesh,
-        batch // (dp * micro),
-        dp * micro,
-        runtime_of(row, zero),
-        weights(row, recipe),
-        measured_s(row),
-    )
+    if precision.startswith(("fp8", "mxfp8")):
+        return load_recipe("fp8")
+    if "pure" in precision:
+        return load_recipe("bf16-pure")
+    return load_recipe("fp16" if precision == "fp16" else "bf16-mixed")
 
 
 def kernels_of(row: Row, zero: int) -> str:
