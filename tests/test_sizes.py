@@ -60,7 +60,6 @@ LEFT: set[str] = {
     "long: planner/execution/loops.py::_wiring",
     "long: planner/execution/shared_collectives.py::_backward",
     "long: planner/ops/control.py::region",
-    "long: planner/pricing/step_time.py::price",
     "long: planner/reader/fuse/attention.py::_attention",
     "long: planner/reader/fuse/experts_build.py::fused",
     "long: planner/reader/lower/control.py::_unrolled",

@@ -1,4 +1,8 @@
-"""TODO."""
+"""Where a graph may be cut into uneven pipeline stages (planner.execution.uneven_pipeline).
+
+Between two nodes: where all that crosses has a gradient, or depends on the batch alone and is made
+again, and where no weight has readers on both sides.
+"""
 
 from __future__ import annotations
 

@@ -249,7 +249,7 @@ def saved_tensors(base: GraphFacts, flow: Flow, pricer: Pricer) -> Iterator[tupl
     sizes: dict[tuple, float] = {}
     for (i, slot), name in base.residuals.items():
         layout, tensor = flow.need[i, slot] if slot >= 0 else flow.source[name], graph.tensors[name]
-        key = (tensor.shape, tensor.dtype, id(layout))
+        key = (tensor.shape, tensor.dtype, layout)
         if key not in sizes:
             sizes[key] = pricer.stored_bytes(
                 local_shape(tensor.shape, layout, mesh), tensor.dtype, tensor.shape in base.images

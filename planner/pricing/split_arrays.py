@@ -1,4 +1,5 @@
-"""TODO."""
+"""Splits of one rule as arrays: into how many pieces each cuts every factor, and what share of the
+work a device has of each, so that all splits of an operator are priced together."""
 
 from __future__ import annotations
 

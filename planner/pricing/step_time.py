@@ -15,15 +15,14 @@ step takes m + stages - 1 ticks; the arithmetic of stages - 1 of them is the bub
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 import numpy as np
 
 from planner.analysis.facts import GraphFacts
 from planner.execution import collectives
-from planner.execution.collective import CollectiveUse, traffic
+from planner.execution.collective import CollectiveUse
 from planner.execution.even_collectives import weights_of_other_stages
 from planner.execution.layout_flow import Flow, derive, stored_layout
 from planner.execution.loops import RepeatedBlock, find_repeated_block, pipelined_block
@@ -32,7 +31,7 @@ from planner.execution.plan import Plan
 from planner.execution.recompute import recomputed_blocks
 from planner.execution.weight_offload import offloaded_names
 from planner.pricing.bucketing import launched, launching_s, seconds
-from planner.pricing.cost import Cost
+from planner.pricing.cost import Communication, Cost, KernelSeconds, add_up
 from planner.pricing.device_weights import device_weights
 from planner.pricing.host_tables import pull_push_s
 from planner.pricing.kernels import kernel_times
@@ -67,70 +66,24 @@ def price(
 ) -> Cost:
     """Price of a derived flow of the emitted program, its stages equal or none. uses: its
     collectives, where they are known."""
-    plan, graph, mesh = flow.plan, flow.graph, dict(flow.plan.mesh)
-    micro, pipeline = plan.microbatches, pipeline_of(graph, plan)
-    compute = again = bubble = 0.0
-    replayed, done = recomputed_nodes(flow, runs), dict[tuple, tuple[float, float, float]]()
-    for i in range(len(graph.nodes)):
-        place = (
-            (i in pipeline.nodes, pipeline.in_epilogue(i), i in pipeline.shared_prologue)
-            if pipeline
-            else ()
-        )
-        key = (base.shared[i], id(flow.split(i)), i in replayed, place)
-        if key not in done:
-            f, b = kernel_times(base, i, flow.split(i), pricer)
-            twice = (
-                f
-                if i in replayed
-                or (pipeline and pipeline.schedule == "gpipe" and pipeline.in_epilogue(i))
-                else 0.0
-            )
-            turn = (f + b + twice) * (float(pipeline.stage_share(i)) if pipeline else 1.0)
-            wanted = pipeline.useful_passes(i) if pipeline else micro
-            done[key] = (
-                wanted * turn,
-                wanted * turn * twice / (f + b + twice or 1.0),
-                float(pipeline.forward_passes(i) - wanted) * turn if pipeline else 0.0,
-            )
-        own, more, idle = done[key]
-        compute, again, bubble = compute + own, again + more, bubble + idle
+    pipeline = pipeline_of(flow.graph, flow.plan)
     uses = collectives.collectives(flow, runs, pricer.itemsize) if uses is None else uses
-    sending = _sending(base, flow, runs, uses, pricer)
-    optimizer = (
-        _optimizer_s(flow, pipeline, pricer) + _loops_s(base, flow, runs, pipeline, pricer)
-        if base.training
-        else 0.0
-    )
+    optimizer = 0.0
+    if base.training:
+        optimizer = _optimizer_s(flow, pipeline, pricer)
+        optimizer += _loops_s(base, flow, runs, pipeline, pricer)
     if offloaded_names(flow, runs):
         moved = offloaded_weights(flow, runs, pricer)
-        optimizer += pricer.host_s(micro * moved.added + moved.once)
-    other = _other_parts(flow, pricer)
-    flops = collectives.dot_flops(flow, again=False)
-    distinct = (
-        float(base.model_flops * (micro if base.training else 1) / (flops * max(plan.devices, 1)))
-        if flops
-        else 1.0
-    )
-    distinct = (
-        distinct if plan.overlapped_microbatches == 1 else min(1.0, distinct)
-    )  # copies share products of weights alone
-    assert distinct <= 1 + 1e-9, f"{distinct} of the devices' arithmetic is useful"
-    return Cost(
-        step_time_s=compute + bubble + sending.exposed_s + optimizer + sum(other.values()),
-        compute_time_s=compute,
-        recompute_time_s=again,
-        bubble_time_s=bubble,
-        communication_time_s=sending.exposed_s + sending.hidden_s,
-        exposed_communication_time_s=sending.exposed_s,
-        optimizer_time_s=optimizer,
-        flops_per_device=flops,
+        optimizer += pricer.host_s(flow.plan.microbatches * moved.added + moved.once)
+    return add_up(
+        base,
+        flow,
+        uses,
+        kernels=_kernels(base, flow, runs, pipeline, pricer),
+        communication=_communication(base, flow, runs, uses, pricer),
+        optimizer_s=optimizer,
         memory=memory(base, flow, pricer, runs),
-        traffic=traffic(uses, plan.order, mesh),
-        distinct_work=distinct,
-        exposed_by_axes=sending.by_axes,
-        launch_time_s=sending.launching_s,
-        **other,
+        others=_other_parts(flow, pricer),
     )
 
 
@@ -149,53 +102,58 @@ def resent(
 ) -> Cost:
     """Price of a flow from that of the same one whose collectives travel together up to another
     size: nothing but their times depends on it."""
-    sending = _sending(base, flow, runs, uses, pricer)
-    return replace(
-        cost,
-        step_time_s=cost.compute_time_s
-        + cost.bubble_time_s
-        + sending.exposed_s
-        + cost.optimizer_time_s
-        + cost.other_time_s,
-        communication_time_s=sending.exposed_s + sending.hidden_s,
-        exposed_communication_time_s=sending.exposed_s,
-        exposed_by_axes=sending.by_axes,
-        launch_time_s=sending.launching_s,
-    )
+    return cost.with_communication(_communication(base, flow, runs, uses, pricer))
 
 
-@dataclass(frozen=True)
-class _Sending:
-    """Seconds of communication in a step, with the host too: what shows (of collectives also by
-    kind and axes), what hides, and launches of what may go together."""
+def _kernels(
+    base: GraphFacts,
+    flow: Flow,
+    runs: tuple[RepeatedBlock, ...],
+    pipeline: Pipeline | None,
+    pricer: Pricer,
+) -> KernelSeconds:
+    """Seconds of all kernels of a step. Nodes that are alike, split alike and run as often are
+    priced once."""
+    micro, again = flow.plan.microbatches, recomputed_nodes(flow, runs)
+    compute = recompute = bubble = 0.0
+    known: dict[tuple, tuple[float, float, float]] = {}
+    for i in range(len(flow.graph.nodes)):
+        split, twice, place = flow.split(i), i in again, None
+        if pipeline:
+            place = i in pipeline.nodes, pipeline.in_epilogue(i), i in pipeline.shared_prologue
+            twice |= pipeline.schedule == "gpipe" and place[1]
+        key = (base.shared[i], split, twice, place)
+        if key not in known:
+            forward, backward = kernel_times(base, i, split, pricer)
+            second = forward if twice else 0.0
+            once = forward + backward + second
+            one_pass = once * (float(pipeline.stage_share(i)) if pipeline else 1.0)
+            useful = pipeline.useful_passes(i) if pipeline else micro
+            known[key] = (
+                useful * one_pass,
+                useful * one_pass * second / (once or 1.0),
+                float(pipeline.forward_passes(i) - useful) * one_pass if pipeline else 0.0,
+            )
+        own, recomputed, idle = known[key]
+        compute, recompute, bubble = compute + own, recompute + recomputed, bubble + idle
+    return KernelSeconds(compute, recompute, bubble)
 
-    exposed_s: float
-    hidden_s: float
-    by_axes: Mapping[tuple[str, str], float]
-    launching_s: float
 
-
-def _sending(
+def _communication(
     base: GraphFacts,
     flow: Flow,
     runs: tuple[RepeatedBlock, ...],
     uses: tuple[CollectiveUse, ...],
     pricer: Pricer,
-) -> _Sending:
-    overlapped = exposed = 0.0
-    by_axes: dict[tuple[str, str], float] = {}
-    sent = sent_s(base, flow, runs, uses, pricer)
-    for use, each, hidden in sent:
-        exposed += each - hidden
-        overlapped += hidden
-        label = (use.kind, "+".join(use.axes))
-        by_axes[label] = by_axes.get(label, 0.0) + each - hidden
-    micro = flow.plan.microbatches
+) -> Communication:
+    sent, micro = sent_s(base, flow, runs, uses, pricer), flow.plan.microbatches
+    result = Communication.of(sent)
+    exposed = result.exposed_s
     if "activations" in flow.plan.offload:  # out and in again in every microbatch
         exposed += 2 * micro * pricer.host_s(sent_activations(flow, pricer, runs)[0])
     if offloaded_names(flow, runs):
         exposed += micro * pricer.host_s(offloaded_weights(flow, runs, pricer).each)
-    return _Sending(exposed, overlapped, by_axes, launching_s(sent, pricer))
+    return replace(result, exposed_s=exposed, launching_s=launching_s(sent, pricer))
 
 
 def sent_s(

@@ -28,11 +28,11 @@ from costmodels.capacity import Breakdown
 from costmodels.trained_weight import TrainedWeight
 from planner.analysis.facts import GraphFacts
 from planner.execution import collectives, uneven_collectives
-from planner.execution.collective import CollectiveUse, traffic
+from planner.execution.collective import CollectiveUse
 from planner.execution.layout_flow import Flow
 from planner.execution.stage_buffers import PARTS, buffers
 from planner.execution.uneven_pipeline import buffer_elements, handed_tensors
-from planner.pricing.cost import Cost
+from planner.pricing.cost import Communication, Cost, KernelSeconds, add_up
 from planner.pricing.kernels import kernel_times
 from planner.pricing.peak_memory import PARKED_ARRAYS, passes, saved_tensors
 from planner.pricing.pricer import Pricer
@@ -106,7 +106,6 @@ def longest(passes: Sequence[Pass], chunks: Sequence[int]) -> Pass:
 
 def price(base: GraphFacts, flow: Flow, pricer: Pricer) -> Cost:
     """Price of a derived flow."""
-    plan = flow.plan
     ahead, back = passes_of_chunks(base, flow, pricer)
     slowest = [
         (longest(ahead if row.forward else back, row.chunks), row)
@@ -117,40 +116,23 @@ def price(base: GraphFacts, flow: Flow, pricer: Pricer) -> Cost:
         for idle in (False, True)
     )
     replayed = sum(p.again_s * row.ticks for p, row in slowest if not row.bubble)
-    by_axes: dict[tuple[str, str], float] = {}
-    exposed = hidden = 0.0
-    outside = [*uneven_collectives.collectives_between_stages(flow, pricer.itemsize)]
-    for times, use in (
-        *((row.ticks, u) for p, row in slowest for u in p.uses),
-        *((1, u) for u in outside),
-    ):
-        shown = times * shown_s(use, flow, pricer)
-        exposed, hidden = (
-            exposed + shown,
-            hidden + times * pricer.use_s(use, plan.bucket_bytes) - shown,
-        )
-        label = use.kind, "+".join(use.axes)
-        by_axes[label] = by_axes.get(label, 0.0) + shown
-    optimizer = _optimizer_s(flow, pricer)
-    flops = collectives.dot_flops(flow, again=False)
-    distinct = (
-        float(base.model_flops * plan.microbatches / (flops * plan.devices)) if flops else 1.0
+    between = uneven_collectives.collectives_between_stages(flow, pricer.itemsize)
+    sent = (
+        *((row.ticks, use) for p, row in slowest for use in p.uses),
+        *((1, use) for use in between),
     )
-    assert distinct <= 1 + 1e-9, f"{distinct} of the devices' arithmetic is useful"
-    uses = collectives.collectives(flow, (), pricer.itemsize)
-    return Cost(
-        step_time_s=compute + bubble + exposed + optimizer,
-        compute_time_s=compute,
-        recompute_time_s=replayed,
-        bubble_time_s=bubble,
-        communication_time_s=exposed + hidden,
-        exposed_communication_time_s=exposed,
-        optimizer_time_s=optimizer,
-        flops_per_device=flops,
+    rows = []
+    for times, use in sent:
+        seconds, shown = pricer.use_s(use, flow.plan.bucket_bytes), shown_s(use, flow, pricer)
+        rows.append((use, times * seconds, times * (seconds - shown)))
+    return add_up(
+        base,
+        flow,
+        collectives.collectives(flow, (), pricer.itemsize),
+        kernels=KernelSeconds(compute, replayed, bubble),
+        communication=Communication.of(rows),
+        optimizer_s=_optimizer_s(flow, pricer),
         memory=memory(base, flow, pricer),
-        traffic=traffic(uses, plan.order, dict(plan.mesh)),
-        distinct_work=distinct,
-        exposed_by_axes=by_axes,
     )
 
 
