@@ -197,11 +197,11 @@ def test_predicted_peak_is_the_compiler_s(zero, recompute, micro):
     plan = Plan(
         mesh.shape,
         data_parallel(graph, mesh.shape),
-        zero=zero,
+        zero_stage=zero,
         zero_axes=("data",),
         recompute=recompute,
         microbatches=micro,
-        runs=base.runs,
+        repeated_blocks=base.runs,
     )
     pricer = Pricer(
         request.topology, mesh, replace(request.runtime, memory_slack=0.0), request.recipe

@@ -70,11 +70,11 @@ def plan_of(space: Space, choice: tuple[int, ...], t: Techniques) -> Plan:
     return Plan(
         shape,
         splits_of(space, choice),
-        zero=t.zero_stage,
+        zero_stage=t.zero_stage,
         zero_axes=tuple(a for a, _ in shape),
         recompute=t.recompute,
         microbatches=t.microbatches,
-        runs=space.base.runs,
+        repeated_blocks=space.base.runs,
     )
 
 
@@ -380,7 +380,7 @@ def test_what_a_weight_costs_is_what_its_own_plan_says(source: str) -> None:
                         base.graph,
                         name,
                         [need],
-                        Plan(tuple(sizes.items()), {}, zero=level, zero_axes=("data",)),
+                        Plan(tuple(sizes.items()), {}, zero_stage=level, zero_axes=("data",)),
                         True,
                     )
                     zero = w.zero_stage if w.zero_dim >= 0 else 0

@@ -92,11 +92,11 @@ def test_what_level_3_gathers_is_counted_and_no_more_than_plans_hold(
             Plan(
                 mesh.shape,
                 splits,
-                zero=3,
+                zero_stage=3,
                 zero_axes=mesh.zero_axes,
                 recompute="block",
                 microbatches=2,
-                runs=space.base.runs,
+                repeated_blocks=space.base.runs,
             ),
             search.pricer(mesh),
         )
