@@ -49,7 +49,6 @@ LEFT: set[str] = {
     "long: models_zoo/llama.py::decoder",
     "long: planner/analysis/axis_roles.py::purposes",
     "long: planner/api.py::plan",
-    "long: planner/calibrate/profile.py::table",
     "long: planner/commands/exchange.py::import_",
     "long: planner/commands/make.py::run",
     "long: planner/commands/options.py::add_workload",

@@ -42,11 +42,8 @@ def table(figures: Figures, measured: Measured, base: Device, name: str) -> Tabl
     """The content of a device file (costmodels.hardware.device). Raises PlanError P184 where
     figures exceed the data sheet of `base`."""
     host = measured.kind == "cpu"
-    main = next(
-        k
-        for k in (("float32",) if host else ("bfloat16", "float16", "float32"))
-        if k in base.peak_flops_per_s
-    )
+    dtypes = ("float32",) if host else ("bfloat16", "float16", "float32")
+    main = next(k for k in dtypes if k in base.peak_flops_per_s)
     peak = figures.rate.value if host else base.peak_flops_per_s[main]
     memory = max(figures.fastest_memory, figures.memory.value) if host else base.memory_bytes_per_s
     peaks = (
@@ -54,26 +51,29 @@ def table(figures: Figures, measured: Measured, base: Device, name: str) -> Tabl
         if host
         else dict(base.peak_flops_per_s)
     )
-    sources = {
-        "node_size": "devices that were measured together",
-        "matmul.efficiency": _said(figures.rate, "products of rising size, all devices at once"),
-        "memory.efficiency": _said(figures.memory, "arrays scaled and summed"),
-        "kernel.launch": _said(figures.launch, "a chain of products of 8 x 8"),
-    }
-    guessed: dict[str, str] = {}
-    errors = {
-        "matmul.efficiency": figures.rate,
-        "memory.efficiency": figures.memory,
-        "kernel.launch": figures.launch,
-    }
+    sources, errors = _measured_sources(figures, main, host)
     sheet = "best measured rate" if host else f"as the file of {base.name}"
-    sources |= {f"peak.{k}": sheet for k in peaks} | {"memory.bandwidth": sheet}
-    for k, e in figures.others.items() if host else ():
-        sources[f"peak.{k}"], errors[f"peak.{k}"] = (
-            _said(e, f"its products beside those of {main}"),
-            e,
-        )
-    out: Table = {
+    sources = {f"peak.{k}": sheet for k in peaks} | {"memory.bandwidth": sheet} | sources
+    sources["memory.capacity"] = (
+        f"host memory / {measured.devices} devices" if host else "as the file of " + base.name
+    )
+    copied = ("context", "tile") if base.tile else ("context",)
+    guessed = {f"memory.{k}": f"as the file of {base.name}" for k in copied}
+    links: Table = {}
+    for link, fit, shipped in (
+        ("inner", figures.inner, base.inner),
+        ("outer", figures.outer, base.outer),
+    ):
+        links[link], more, unsure = _link_table(link, fit, shipped, base, host, figures.inner)
+        errors |= more
+        sources |= {
+            k: _said(e, "collectives over group sizes and payloads") for k, e in more.items()
+        }
+        guessed |= unsure
+    (sources if host else guessed)["host.bandwidth"] = (
+        "device memory is host memory" if host else f"as the file of {base.name}, not measured"
+    )
+    return {
         "name": name,
         "kind": measured.kind,
         "node_size": measured.node_size,
@@ -86,6 +86,42 @@ def table(figures: Figures, measured: Measured, base: Device, name: str) -> Tabl
             "jax": measured.jax,
         },
         "peak": {k: _flops(v) for k, v in peaks.items()},
+        **_kernel_tables(figures, measured, base, peak, memory),
+        **links,
+        "host": {"bandwidth": _rate(memory if host else base.host_bytes_per_s)},
+        "sources": sources,
+        "guessed": guessed,
+        "uncertainty": {k: float(f"{e.error:.2g}") for k, e in errors.items()},
+    }
+
+
+def _measured_sources(
+    figures: Figures, main: str, host: bool
+) -> tuple[dict[str, str], dict[str, Estimate]]:
+    """(where measured figures of kernels are from, their estimates), by "table.key". host: the
+    types beside the main one are measured too."""
+    errors = {
+        "matmul.efficiency": figures.rate,
+        "memory.efficiency": figures.memory,
+        "kernel.launch": figures.launch,
+    }
+    how = {
+        "matmul.efficiency": "products of rising size, all devices at once",
+        "memory.efficiency": "arrays scaled and summed",
+        "kernel.launch": "a chain of products of 8 x 8",
+    }
+    if host:
+        errors |= {f"peak.{k}": e for k, e in figures.others.items()}
+        how |= {f"peak.{k}": f"its products beside those of {main}" for k in figures.others}
+    sources = {"node_size": "devices that were measured together"}
+    return sources | {k: _said(e, how[k]) for k, e in errors.items()}, errors
+
+
+def _kernel_tables(
+    figures: Figures, measured: Measured, base: Device, peak: float, memory: float
+) -> Table:
+    """The tables matmul, memory and kernel. peak, memory: the rates that shares are of."""
+    return {
         "matmul": {
             "flops": [float(f"{x:.6g}") for x, _ in figures.curve],
             "efficiency": [_share(y / peak, "products", base) for _, y in figures.curve],
@@ -98,34 +134,6 @@ def table(figures: Figures, measured: Measured, base: Device, name: str) -> Tabl
             **({"tile": list(base.tile)} if base.tile else {}),
         },
         "kernel": {"launch": _time(figures.launch.value)},
-    }
-    sources["memory.capacity"] = (
-        f"host memory / {measured.devices} devices" if host else "as the file of " + base.name
-    )
-    guessed |= {
-        f"memory.{k}": f"as the file of {base.name}"
-        for k in ("context", "tile")
-        if k in out["memory"]
-    }
-    for link, found, shipped in (
-        ("inner", figures.inner, base.inner),
-        ("outer", figures.outer, base.outer),
-    ):
-        out[link], more, unsure = _link_table(link, found, shipped, base, host, figures.inner)
-        errors |= more
-        sources |= {
-            f"{link}.{k}": _said(e, "collectives over group sizes and payloads")
-            for k, e in ((k.partition(".")[2], e) for k, e in more.items())
-        }
-        guessed |= unsure
-    out["host"] = {"bandwidth": _rate(memory if host else base.host_bytes_per_s)}
-    (sources if host else guessed)["host.bandwidth"] = (
-        "device memory is host memory" if host else f"as the file of {base.name}, not measured"
-    )
-    return out | {
-        "sources": sources,
-        "guessed": guessed,
-        "uncertainty": {k: float(f"{e.error:.2g}") for k, e in errors.items()},
     }
 
 
