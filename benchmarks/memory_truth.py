@@ -121,11 +121,11 @@ def check(case: Case, devices: int, target: Target) -> dict[str, Any]:
     plan = Plan(
         mesh.shape,
         splits,
-        zero=case.zero_stage,
+        zero_stage=case.zero_stage,
         zero_axes=("data",),
         recompute=case.recompute,
         microbatches=case.microbatches,
-        runs=base.runs,
+        repeated_blocks=base.runs,
     )
     pricer = Pricer(
         topology,

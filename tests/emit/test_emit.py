@@ -82,11 +82,11 @@ def made(
     plan = Plan(
         MESH,
         splits,
-        zero=zero,
+        zero_stage=zero,
         zero_axes=("data",),
         recompute=recompute,
         microbatches=1,
-        runs=find_runs(g),
+        repeated_blocks=find_runs(g),
     )
     return emit(
         g,

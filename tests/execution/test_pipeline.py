@@ -252,11 +252,11 @@ def test_a_pipeline_is_priced_as_what_its_stages_run() -> None:
     flat = Plan(
         (("data", 2),),
         splits,
-        zero=0,
+        zero_stage=0,
         zero_axes=("data",),
         recompute="none",
         microbatches=8,
-        runs=base.runs,
+        repeated_blocks=base.runs,
     )
     staged = replace(flat, mesh=(("stage", 4), ("data", 2)), schedule="1f1b")
     pipeline = pipeline_of(base.graph, staged)

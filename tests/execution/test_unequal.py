@@ -254,11 +254,11 @@ def test_what_is_read_as_pending_terms_is_made_in_the_same_chunk() -> None:
         drawn = Plan(
             mesh.shape,
             splits_of(space, choice),
-            zero=0,
+            zero_stage=0,
             zero_axes=mesh.zero_axes,
             recompute="none",
             microbatches=2,
-            runs=space.base.runs,
+            repeated_blocks=space.base.runs,
             schedule="interleaved",
             virtual_stages=4,
         )

@@ -115,11 +115,11 @@ def test_plans_that_keep_results_of_collectives_are_not_below_their_bound(
         plan = Plan(
             mesh.shape,
             splits,
-            zero=1,
+            zero_stage=1,
             zero_axes=mesh.zero_axes,
             recompute="block-keep",
             microbatches=micro,
-            runs=space.base.runs,
+            repeated_blocks=space.base.runs,
             schedule="1f1b" if mesh.stages > 1 else "",
         )
         cost = price_plan(space.base, plan, search.pricer(mesh))[0]

@@ -49,11 +49,11 @@ def test_plans_of_a_space_have_the_loops_of_its_blocks(source: str) -> None:
             Plan(
                 mesh.shape,
                 splits_of(space, choice),
-                zero=0,
+                zero_stage=0,
                 zero_axes=mesh.zero_axes,
                 recompute="block",
                 microbatches=1,
-                runs=space.base.runs,
+                repeated_blocks=space.base.runs,
             ),
         )
         assert [(run.first, run.period, run.repeats) for run in runs] == list(space.base.runs)
