@@ -51,6 +51,23 @@ class CollectiveUse:
         """Payload of one optimizer step."""
         return self.payload_bytes * self.count
 
+    def of(self, what: str) -> CollectiveUse:
+        """The same for another tensor."""
+        return CollectiveUse(
+            kind=self.kind,
+            axes=self.axes,
+            payload_bytes=self.payload_bytes,
+            count=self.count,
+            phase=self.phase,
+            what=what,
+            bucketed=self.bucketed,
+            merged=self.merged,
+            stacked=self.stacked,
+            strided=self.strided,
+            place=self.place,
+            inside=self.inside,
+        )
+
 
 def float32_sizes(dtype: str) -> float:
     """Bytes per element of a float32 program: 64-bit integers become 32-bit."""

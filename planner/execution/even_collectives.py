@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 
 from planner.execution.collective import (
@@ -245,7 +245,7 @@ class _Census:
                 known[reduction] = tuple(_reduction(flow, name, reduction, self.size))
             what = graph.labels.get(name, name)
             for use in known[reduction]:
-                yield use if use.what == what else replace(use, what=what)
+                yield use if use.what == what else use.of(what)
 
     def _scatters(self, name: str, staged: Mapping[str, int]) -> int:
         """How often a gradient that is scattered in every microbatch is: with the blocks, with the

@@ -1,5 +1,5 @@
 """How every value of a graph travels under a set of splits: in which layout it is made, needed, and
-converted in between.
+resharded in between.
 
 One derivation, read by the cost model, the emitter and verification, so that what is priced is what
 runs:
@@ -7,13 +7,13 @@ runs:
     need[node, slot]   the layout the node's rule asks of an operand
                        (planner.sharding.rule)
     source[tensor]     the layout the producer leaves, or in which an input or a weight is stored
-    tree[tensor]       one conversion to a shared hub and one to each distinct need
-                       (planner.sharding.layout.distribute)
+    trees[tensor]      the reshard tree: to one shared layout, and from there to each distinct need
+                       (planner.sharding.layout.reshard_tree)
     grad               tensors that carry a gradient: float, downstream of something trainable,
                        upstream of the loss
 
-Conversions are charged their transposes only for tensors in `grad`. A weight's gradient is partial
-over the `grad_partial` axes of its hub; how it is reduced is the ZeRO stage of its `WeightPlan`.
+Reshards are charged their transposes only for tensors in `grad`. A weight's gradient is partial
+over the `grad_partial` axes of its layout; how it is reduced is the ZeRO stage of its `WeightPlan`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -74,86 +73,124 @@ def derive(
 ) -> Flow:
     """Derive the flow of a whole graph. Raises PlanError where two layouts cannot be joined (only
     pins can cause it)."""
-    order = plan.order
     rules = rules or tuple(rule_of(n, graph)[0] for n in graph.nodes)
     grad = (gradient_tensors(graph) if training else frozenset()) if grad is None else grad
-    need: dict[tuple[int, int], Layout] = {}
-    source: dict[str, Layout] = {}
-    needs: dict[str, list[Layout]] = {}
-    # Repeats share rules and splits, so each reading of a rule is made once and its layouts are
-    # shared objects: `known` keeps what they led to.
-    read: dict[tuple[int, int], tuple[list[tuple[Layout, Layout]], list[Layout]]] = {}
-    known: dict[tuple, Any] = {}
-    for i, node in enumerate(graph.nodes):
-        rule, split = rules[i], plan.splits.get(node.id, WHOLE)
-        layouts = read.get((id(rule), id(split)))
-        if layouts is None:
-            asked = [rule.operand(slot, split, order) for slot in range(len(rule.operands))]
-            layouts = read[id(rule), id(split)] = (
-                [
-                    (layout, replace(layout, grad_partial=()) if layout.grad_partial else layout)
-                    for layout in asked
-                ],
-                [rule.result(k, split, order) for k in range(len(rule.results))],
-            )
-        for slot, name in enumerate(node.inputs):
-            if name:
-                layout = layouts[0][slot][
-                    0 if name in grad else 1
-                ]  # without a gradient it is just replicated
-                need[i, slot] = layout
-                needs.setdefault(name, []).append(layout)
-        source.update(zip(filter(None, node.outputs), layouts[1], strict=False))
-    for name in graph.outputs:
-        made = source.get(name) or (
-            needs[name][0].stored if name in needs else replicated(len(graph.tensors[name].shape))
+    derivation = _Derivation(graph, plan, rules, grad)
+    derivation.read_rules()
+    derivation.read_ends()
+    derivation.store_weights()
+    trees = derivation.trees()
+    return Flow(
+        graph=graph,
+        plan=plan,
+        rules=rules,
+        need=derivation.need,
+        source=derivation.source,
+        trees=trees,
+        weights=derivation.weights,
+        grad=grad,
+        training=training,
+    )
+
+
+class _Derivation:
+    """A flow in the making.
+
+    Repeats share rules and splits, so each reading of a rule is made once and its layouts are
+    shared objects. What follows from them is found once for the same objects, which is why keys are
+    made of their ids (hashing layouts would take longer than what is saved); `need` keeps them.
+    """
+
+    def __init__(
+        self, graph: Graph, plan: Plan, rules: tuple[Rule, ...], grad: frozenset[str]
+    ) -> None:
+        self.graph, self.plan, self.rules, self.grad = graph, plan, rules, grad
+        self.need: dict[tuple[int, int], Layout] = {}
+        self.source: dict[str, Layout] = {}
+        self.wanted: dict[str, list[Layout]] = {}  # of a tensor, by its readers
+        self.weights: dict[str, WeightPlan] = {}
+
+    def read_rules(self) -> None:
+        """What every node asks of its operands, and in which layouts it leaves its results."""
+        readings: dict[tuple[int, int], tuple[list[tuple[Layout, Layout]], list[Layout]]] = {}
+        for i, node in enumerate(self.graph.nodes):
+            rule, split = self.rules[i], self.plan.splits.get(node.id, WHOLE)
+            reading = readings.get((id(rule), id(split)))
+            if reading is None:
+                reading = readings[id(rule), id(split)] = self._reading(rule, split)
+            operands, results = reading
+            for slot, name in enumerate(node.inputs):
+                if name:
+                    with_gradient, without = operands[slot]
+                    layout = with_gradient if name in self.grad else without
+                    self.need[i, slot] = layout
+                    self.wanted.setdefault(name, []).append(layout)
+            self.source.update(zip(filter(None, node.outputs), results, strict=False))
+
+    def _reading(
+        self, rule: Rule, split: Split
+    ) -> tuple[list[tuple[Layout, Layout]], list[Layout]]:
+        """Layouts of operands, with a gradient and without one, and of results."""
+        order = self.plan.order
+        operands = [rule.operand(slot, split, order) for slot in range(len(rule.operands))]
+        return (
+            [(x, replace(x, grad_partial=()) if x.grad_partial else x) for x in operands],
+            [rule.result(k, split, order) for k in range(len(rule.results))],
         )
-        needs.setdefault(name, []).append(made.stored)
-    weights: dict[str, WeightPlan] = {}
-    for name in (*graph.inputs, *graph.constants):
-        if name in needs and name not in source:
-            source[name] = (
-                needs[name][0].stored
-                if name not in graph.constants
-                else replicated(len(graph.tensors[name].shape))
-            )
-    for name in graph.weights:
-        if name in needs:
-            if name in plan.weight_plans:
-                kept = (
-                    plan.weight_plans[name],
-                    replace(
-                        plan.weight_plans[name].layout,
-                        grad_partial=plan.weight_plans[name].grad_partial,
-                    ),
+
+    def read_ends(self) -> None:
+        """Layouts of what enters the graph and of what leaves it: nothing partial is handed out."""
+        tensors, wanted, constants = self.graph.tensors, self.wanted, self.graph.constants
+        for name in self.graph.outputs:
+            layout = self.source.get(name)
+            if layout is None and name in wanted:
+                layout = wanted[name][0]
+            stored = layout.stored if layout else replicated(len(tensors[name].shape))
+            wanted.setdefault(name, []).append(stored)
+        for name in (*self.graph.inputs, *constants):
+            if name in wanted and name not in self.source:
+                self.source[name] = (
+                    replicated(len(tensors[name].shape))
+                    if name in constants
+                    else wanted[name][0].stored
                 )
-            else:
-                key = ("weight", graph.tensors[name].shape, name in grad, *map(id, needs[name]))
-                if key not in known:
-                    made_plan = weight_plan(graph, name, needs[name], plan, name in grad)
-                    known[key] = (
-                        made_plan,
-                        replace(made_plan.layout, grad_partial=made_plan.grad_partial),
-                    )
-                kept = known[key]
-            weights[name], source[name] = kept
-    trees: dict[str, ReshardTree] = {}
-    for name, targets in needs.items():
-        key = ("tree", graph.tensors[name].shape, name in grad, id(source[name]), *map(id, targets))
-        tree = known.get(key)
-        if tree is None:
-            tree = known[key] = reshard_tree(
-                graph.tensors[name].shape, source[name], tuple(targets), plan.mesh, name in grad
-            )
-        if tree is None:
-            raise PlanError(
-                "P041",
-                f"the layouts asked of tensor {name!r} cannot be joined",
-                detail=[t.spell() for t in (source[name], *targets)],
-                help=["remove the pin of one of its operators"],
-            )
-        trees[name] = tree
-    return Flow(graph, plan, rules, need, source, trees, weights, grad, training)
+
+    def store_weights(self) -> None:
+        """How every weight that is read is stored."""
+        known: dict[tuple, tuple[WeightPlan, Layout]] = {}
+        for name in self.graph.weights:
+            if name not in self.wanted:
+                continue
+            shape, trained = self.graph.tensors[name].shape, name in self.grad
+            given = self.plan.weight_plans.get(name)
+            key: tuple = (shape, trained, *map(id, self.wanted[name])) if given is None else (name,)
+            if key not in known:
+                weight = given or weight_plan(
+                    self.graph, name, self.wanted[name], self.plan, trained
+                )
+                known[key] = weight, replace(weight.layout, grad_partial=weight.grad_partial)
+            self.weights[name], self.source[name] = known[key]
+
+    def trees(self) -> dict[str, ReshardTree]:
+        """How every tensor reaches its readers. Raises PlanError P041."""
+        known: dict[tuple, ReshardTree | None] = {}
+        trees: dict[str, ReshardTree] = {}
+        for name, targets in self.wanted.items():
+            shape, trained = self.graph.tensors[name].shape, name in self.grad
+            source = self.source[name]
+            key = (shape, trained, id(source), *map(id, targets))
+            if key not in known:
+                known[key] = reshard_tree(shape, source, tuple(targets), self.plan.mesh, trained)
+            tree = known[key]
+            if tree is None:
+                raise PlanError(
+                    "P041",
+                    f"the layouts asked of tensor {name!r} cannot be joined",
+                    detail=[t.spell() for t in (source, *targets)],
+                    help=["remove the pin of one of its operators"],
+                )
+            trees[name] = tree
+        return trees
 
 
 def weight_plan(

@@ -12,7 +12,7 @@ from planner.errors import PlanError
 from planner.execution.layout_flow import Flow
 from planner.execution.pipeline import Pipeline
 from planner.graph.ir import Graph
-from planner.sharding.layout import Layout, ReshardTree, reshard_steps, reshard_tree
+from planner.sharding.layout import Layout, ReshardTree, reshard_tree, tree_over
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,12 @@ class RepeatedBlock:
 
 @dataclass(frozen=True)
 class _Wiring:
-    """How repeats are put together, whatever their splits. weights: as in `RepeatedBlock`, with a node that
-    reads each; enters: (node of the block, which of its results) -> what takes its place in the
-    first repeat; leaves: the tensors of all repeats of each of those results.
-    """  # noqa: E501
+    """How repeats are put together, whatever their splits.
+
+    weights: as in `RepeatedBlock`, with a node that reads each. enters: (node of the block, which
+    of its results) -> what takes its place in the first repeat. leaves: the tensors of all repeats
+    of each of those results.
+    """
 
     weights: Mapping[tuple[str, ...], str]
     shared: tuple[str, ...]
@@ -138,71 +140,110 @@ def _wired(graph: Graph, first: int, period: int, repeats: int) -> _Wiring | str
 
 def _wiring(graph: Graph, first: int, period: int, repeats: int) -> _Wiring | str:
     """The wiring, or why repeats are put together differently."""
-    nodes, places = graph.nodes, range(first, first + period * repeats)
-    made = {o: (i - first, k) for i in places for k, o in enumerate(nodes[i].outputs) if o}
-    weights: dict[tuple[str, ...], str] = {}
-    shared: dict[str, None] = {}
-    enters: dict[tuple[int, int], str] = {}
-    for j in range(period):
-        base = nodes[first + j]
-        alike = [nodes[i] for i in range(first + j, places.stop, period)]
-        if other := next((node for node in alike if node.op != base.op), None):
-            return f"{other.id} is split otherwise than its first repeat"
-        for slot, name in enumerate(base.inputs):
-            names = tuple([node.inputs[slot] for node in alike])
-            if not name:
-                continue
-            if name == names[1] and len(set(names)) == 1:
-                if name in made:  # one repeat's value cannot be an argument of them all
-                    return f"{name} is made in one repeat and read by others"
-                shared[name] = None
-            elif name in graph.weights and graph.weights.keys() >= set(names):
-                if len(set(names)) < repeats:
-                    return f"weights of {base.id} are kept differently in its repeats"
-                weights[names] = base.id
-            else:
-                if name in made:  # inside the block
-                    at, k = made[name]
-                    if [made.get(n) for n in names] != [
-                        (at + r * period, k) for r in range(repeats)
-                    ]:
-                        return f"{base.id} reads another place in a later repeat"
-                    continue
-                later = [made.get(n) for n in names[1:]]
-                key = later[0]
-                if key is None or None in later:
-                    return f"{base.id} reads different outside values in its repeats"
-                if (
-                    later != [(key[0] + r * period, key[1]) for r in range(repeats - 1)]
-                    or enters.setdefault(key, name) != name
-                ):
-                    return f"{base.id} reads another place in a later repeat"
-    stacked = Counter(n for names in weights for n in names)
-    for n, times in stacked.items():
-        uses = graph.consumers[n]  # in node order
-        if times > 1 or n in shared or uses[0][0] < first or uses[-1][0] >= places.stop:
-            return f"{graph.labels.get(n, n)} is also used elsewhere, so it cannot be stacked"
-    rows = {
-        o: tuple(nodes[first + r * period + j].outputs[k] for r in range(repeats))
-        for o, (j, k) in made.items()
-        if j < period
-    }
-    leaves = tuple(rows[nodes[first + j].outputs[k]] for j, k in enters)
-    last, first_leaves = {row[-1] for row in leaves}, {row[0] for row in leaves}
+    block = _Repeats(graph, first, period, repeats)
+    why = block.read_operands() or block.stacked_elsewhere()
+    if why:
+        return why
+    rows = block.results()
+    leaves = tuple(rows[graph.nodes[first + j].outputs[k]] for j, k in block.enters)
+    first_leaves = {row[0] for row in leaves}
     yields = tuple(
         rows[o]
         for o in graph.outputs
         if o in rows and o not in first_leaves and set(rows[o]) <= set(graph.outputs)
     )
-    handed = {*last, *chain.from_iterable(yields)}
-    returned = set(graph.outputs) - handed
-    for o in made:
-        if o in last:
-            continue
-        uses = graph.consumers.get(o, ())  # in node order
-        if o in returned or (uses and uses[-1][0] >= places.stop):
-            return f"{o} leaves the middle of a repeated block"
-    return _Wiring(weights, tuple(shared), enters, leaves, yields)
+    why = block.leaving_elsewhere({row[-1] for row in leaves}, yields)
+    return why or _Wiring(block.weights, tuple(block.shared), block.enters, leaves, yields)
+
+
+class _Repeats:
+    """Repeats of a block, whose wiring is looked up. Methods that return text say what keeps the
+    repeats from being put together alike, "" where nothing does."""
+
+    def __init__(self, graph: Graph, first: int, period: int, repeats: int) -> None:
+        self.graph, self.first, self.period, self.repeats = graph, first, period, repeats
+        self.end = first + period * repeats
+        self.made = {
+            o: (i - first, k)
+            for i in range(first, self.end)
+            for k, o in enumerate(graph.nodes[i].outputs)
+            if o
+        }
+        """Result -> (node, counted from the first of the block; which of its results)."""
+        self.weights: dict[tuple[str, ...], str] = {}
+        self.shared: dict[str, None] = {}
+        self.enters: dict[tuple[int, int], str] = {}
+
+    def read_operands(self) -> str:
+        """Sort what the block's nodes read into weights, what all repeats share, and what
+        enters."""
+        for i in range(self.first, self.first + self.period):
+            alike = self.graph.nodes[i : self.end : self.period]
+            if other := next((node for node in alike if node.op != alike[0].op), None):
+                return f"{other.id} is split otherwise than its first repeat"
+            for slot, name in enumerate(alike[0].inputs):
+                names = tuple([node.inputs[slot] for node in alike])
+                if name and (why := self._read(alike[0].id, names)):
+                    return why
+        return ""
+
+    def _read(self, reader: str, names: tuple[str, ...]) -> str:
+        """Sort in one operand, by its name in every repeat."""
+        name, *later = names
+        if name == later[0] and len(set(names)) == 1:
+            if name in self.made:  # one repeat's value cannot be an argument of them all
+                return f"{name} is made in one repeat and read by others"
+            self.shared[name] = None
+            return ""
+        if name in self.graph.weights and self.graph.weights.keys() >= set(names):
+            if len(set(names)) < self.repeats:
+                return f"weights of {reader} are kept differently in its repeats"
+            self.weights[names] = reader
+            return ""
+        makers = [self.made.get(n) for n in names]
+        elsewhere = f"{reader} reads another place in a later repeat"
+        if name in self.made:  # inside the block
+            return "" if makers == self._in_repeats(self.made[name], self.repeats) else elsewhere
+        entering = makers[1]
+        if entering is None or None in makers[1:]:
+            return f"{reader} reads different outside values in its repeats"
+        if makers[1:] != self._in_repeats(entering, self.repeats - 1):
+            return elsewhere
+        return "" if self.enters.setdefault(entering, name) == name else elsewhere
+
+    def _in_repeats(self, place: tuple[int, int], repeats: int) -> list[tuple[int, int]]:
+        """A result's places in so many repeats."""
+        at, k = place
+        return [(at + r * self.period, k) for r in range(repeats)]
+
+    def stacked_elsewhere(self) -> str:
+        """Weights that are read outside their place in the block too."""
+        for n, times in Counter(chain.from_iterable(self.weights)).items():
+            readers = self.graph.consumers[n]  # in node order
+            outside = readers[0][0] < self.first or readers[-1][0] >= self.end
+            if times > 1 or n in self.shared or outside:
+                label = self.graph.labels.get(n, n)
+                return f"{label} is also used elsewhere, so it cannot be stacked"
+        return ""
+
+    def results(self) -> dict[str, tuple[str, ...]]:
+        """Results of the first repeat -> the same of all repeats."""
+        nodes = self.graph.nodes
+        return {
+            o: tuple(node.outputs[k] for node in nodes[self.first + j : self.end : self.period])
+            for o, (j, k) in self.made.items()
+            if j < self.period
+        }
+
+    def leaving_elsewhere(self, last: set[str], yields: Iterable[tuple[str, ...]]) -> str:
+        """Results that are read behind the blocks, or returned, but are none of the last repeat's
+        carried ones and not yielded."""
+        returned = set(self.graph.outputs) - {*last, *chain.from_iterable(yields)}
+        for o in self.made:
+            readers = self.graph.consumers.get(o, ())  # in node order
+            if o not in last and (o in returned or (readers and readers[-1][0] >= self.end)):
+                return f"{o} leaves the middle of a repeated block"
+        return ""
 
 
 def tensors_per_microbatch(flow: Flow, blocks: Iterable[RepeatedBlock]) -> frozenset[str]:
@@ -260,7 +301,9 @@ def inner_flow(flow: Flow, block: RepeatedBlock) -> Flow:
             flow, carry.enters, carry.layout, _needs(flow, carry.enters, inside)
         )
         own = carry.leaves[0]
-        trees[own] = _star(flow, own, flow.source[own], carry.layout, _needs(flow, own, inside))
+        trees[own] = _tree_over(
+            flow, own, flow.source[own], carry.layout, _needs(flow, own, inside)
+        )
     return replace(flow, source=source, trees=trees)
 
 
@@ -304,15 +347,11 @@ def _tree(flow: Flow, name: str, source: Layout, targets: list[Layout]) -> Resha
     return tree
 
 
-def _star(flow: Flow, name: str, source: Layout, hub: Layout, targets: list[Layout]) -> ReshardTree:
-    """The tree over a given hub."""
-    shape, mesh = flow.graph.tensors[name].shape, flow.plan.mesh
-    trunk = reshard_steps(shape, source, hub, mesh)
-    branches = {
-        t: reshard_steps(shape, hub, t, mesh)
-        for t in dict.fromkeys(targets)
-        if t not in (hub, source)
-    }
-    if trunk is None or any(b is None for b in branches.values()):
-        raise AssertionError(f"{name}: no way over {hub.spell()}")
-    return ReshardTree(hub, trunk, {t: b for t, b in branches.items() if b is not None})
+def _tree_over(
+    flow: Flow, name: str, source: Layout, shared: Layout, targets: list[Layout]
+) -> ReshardTree:
+    """The tree over a given shared layout."""
+    tree = tree_over(flow.graph.tensors[name].shape, source, shared, targets, flow.plan.mesh)
+    if tree is None:
+        raise AssertionError(f"{name}: no path over {shared.spell()}")
+    return tree

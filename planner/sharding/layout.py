@@ -22,12 +22,11 @@ emitter masks where it matters.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import takewhile
 from typing import Literal
-
-from planner.errors import PlanError
 
 Axes = tuple[str, ...]
 STAGE = "stage"
@@ -159,26 +158,42 @@ class ReshardStep:
         return _BACKWARD.get(self.kind, "")
 
 
-class _ReshardState:
-    """Mutable state of one conversion: what each dim is cut by now, and the steps so far."""
+class _Reshard:
+    """One reshard on its way: what each dim is cut by now, and the steps so far."""
 
-    def __init__(self, shape: tuple[int, ...], source: Layout, mesh: Mapping[str, int]) -> None:
-        self.mesh, self.true = mesh, shape
-        self.dims = [list(a) for a in source.dims]
+    def __init__(
+        self, shape: tuple[int, ...], source: Layout, target: Layout, mesh: Mapping[str, int]
+    ) -> None:
+        self.shape, self.source, self.target, self.mesh = shape, source, target, mesh
+        self.dims = [list(axes) for axes in source.dims]
         self.local = list(local_shape(shape, source, mesh))
+        self.placed = [self._placed(d) for d in range(len(shape))]
+        """Per dim how many of its leading axes are where they belong."""
+        self.growing = [d for d, axes in enumerate(target.dims) if len(axes) > self.placed[d]]
+        """Dims that the target cuts by further axes."""
         self.steps: list[ReshardStep] = []
 
-    @property
-    def elements(self) -> int:
-        return math.prod(self.local)
+    def _placed(self, d: int) -> int:
+        old, new = self.source.dims[d], self.target.dims[d]
+        same = 0
+        while same < min(len(old), len(new)) and old[same] == new[same]:
+            same += 1
+        # A prefix of a padded dim stays in place only if the padded size does.
+        padding_stays = self._padded(d, old) == self._padded(d, new)
+        return same if padding_stays else 0
 
-    def add(self, kind: StepKind, axes: Sequence[str], dim: int = -1, to_dim: int = -1) -> None:
+    def _padded(self, d: int, axes: Axes) -> int:
+        return padded(self.shape[d], axes, self.mesh)
+
+    def _add(self, kind: StepKind, axes: Sequence[str], dim: int = -1, to_dim: int = -1) -> None:
+        """Add a step and take over what it does to the dims."""
         axes = tuple(axes)
-        n, before = group(axes, self.mesh), self.elements
+        n, before = group(axes, self.mesh), math.prod(self.local)
+        gathered = kind in ("all-gather", "all-gather-invariant")
         if kind in ("reduce-scatter", "slice"):
             self.dims[dim] += axes
             self.local[dim] //= n
-        elif kind in ("all-gather", "all-gather-invariant"):
+        elif gathered:
             del self.dims[dim][len(self.dims[dim]) - len(axes) :]
             self.local[dim] *= n
         elif kind == "all-to-all":
@@ -186,21 +201,104 @@ class _ReshardState:
             self.dims[to_dim] += axes
             self.local[dim] *= n
             self.local[to_dim] //= n
-        gathered = kind in ("all-gather", "all-gather-invariant")
-        payload = self.elements if gathered else before
-        forward, backward = (
-            payload if _FORWARD.get(kind, kind) else 0,
-            (payload if kind in _BACKWARD else 0),
-        )
+        payload = math.prod(self.local) if gathered else before
+        forward = payload if _FORWARD.get(kind, kind) else 0
+        backward = payload if kind in _BACKWARD else 0
         self.steps.append(ReshardStep(kind, axes, dim, to_dim, 0, forward, backward))
 
-    def resize(self, dim: int, size: int) -> None:
-        """Pad or unpad dim `dim`, which no axis cuts, to `size`."""
-        if self.local[dim] != size:
-            self.steps.append(
-                ReshardStep("pad" if size > self.local[dim] else "unpad", (), dim, -1, size)
-            )
-            self.local[dim] = size
+    def _pad_for_target(self, d: int) -> None:
+        """Pad or unpad dim d, which no axis cuts, to its size in the target."""
+        size = self._padded(d, self.target.dims[d])
+        if self.local[d] != size:
+            kind: StepKind = "pad" if size > self.local[d] else "unpad"
+            self.steps.append(ReshardStep(kind, (), d, -1, size))
+            self.local[d] = size
+
+    def _arriving(self, d: int) -> Axes:
+        """Axes that may be added to dim d next; none while others must leave it first."""
+        placed = self.placed[d]
+        return self.target.dims[d][placed:] if len(self.dims[d]) == placed else ()
+
+    def _cut(self, kind: StepKind, axes: Axes, d: int) -> None:
+        """Add axes to dim d, where they stay."""
+        if not self.dims[d]:
+            self._pad_for_target(d)
+        self._add(kind, axes, d)
+        self.placed[d] += len(axes)
+
+    def reduce(self) -> None:
+        """Scatter what is partial along dims that its axes are to cut, and all-reduce the rest."""
+        partial = [a for a in self.source.partial if a not in self.target.partial]
+        for d in self.growing if partial else ():
+            axes = tuple(takewhile(partial.__contains__, self._arriving(d)))
+            if axes:
+                self._cut("reduce-scatter", axes, d)
+                partial = [a for a in partial if a not in axes]
+        if partial:
+            self._add("all-reduce", partial)
+
+    def cut_by_free_axes(self) -> None:
+        """Cut by axes over which the value is replicated: that makes what follows smaller."""
+        used = self._used()
+        for d in self.growing:
+            axes = tuple(takewhile(lambda a: a not in used, self._arriving(d)))
+            if axes:
+                self._cut("slice", axes, d)
+
+    def _used(self) -> set[str]:
+        """Axes over which the source is cut, and those over which the target is partial."""
+        return {a for axes in self.source.dims for a in axes} | set(self.target.partial)
+
+    def exchange(self) -> None:
+        """All-to-alls: groups of axes that leave one dim and cut another."""
+        for d, axes in enumerate(self.dims):
+            for to in self.growing if len(axes) > self.placed[d] else ():
+                leaving, arriving = axes[self.placed[d] :], self._arriving(to)
+                if (
+                    to != d
+                    and leaving
+                    and arriving
+                    and tuple(leaving) == arriving[: len(leaving)]
+                    and self._exchanges_whole_blocks(d, to, leaving)
+                ):
+                    self._add("all-to-all", leaving, d, to)
+                    self.placed[to] += len(leaving)
+
+    def _exchanges_whole_blocks(self, d: int, to: int, axes: list[str]) -> bool:
+        """Whether neither dim is padded, before or after, and the second divides evenly."""
+        unpadded = all(
+            self._padded(i, tuple(self.dims[i]))
+            == self.shape[i]
+            == self._padded(i, self.target.dims[i])
+            for i in (d, to)
+        )
+        return unpadded and self.local[to] % group(tuple(axes), self.mesh) == 0
+
+    def gather(self) -> None:
+        """Gather axes that must leave their dim, in groups after which the gradient is partial, or
+        replicated."""
+        partial = self.target.grad_partial
+        for d in range(len(self.shape)):
+            while len(self.dims[d]) > self.placed[d]:
+                leaving = self.dims[d][self.placed[d] :]
+                pending = leaving[-1] in partial
+                kept = [k for k, a in enumerate(leaving) if (a in partial) != pending]
+                axes = leaving[kept[-1] + 1 :] if kept else leaving
+                self._add("all-gather" if pending else "all-gather-invariant", axes, d)
+            if not self.dims[d]:
+                self._pad_for_target(d)
+
+    def cut_the_rest(self) -> None:
+        """Cut by axes that had to wait until others had left."""
+        for d in self.growing:
+            if axes := self._arriving(d):
+                self._cut("slice", axes, d)
+
+    def leave_gradient_partial(self) -> None:
+        """Axes over which the gradient is summed here, once."""
+        used = self._used() | set(self.source.grad_partial)
+        if axes := [a for a in self.target.grad_partial if a not in used]:
+            self._add("pvary", axes)
 
 
 def reshard_steps(
@@ -223,125 +321,27 @@ def reshard_steps(
 def _reshard_steps(
     shape: tuple[int, ...], source: Layout, target: Layout, mesh: tuple[tuple[str, int], ...]
 ) -> tuple[ReshardStep, ...] | None:
-    sizes = dict(mesh)
-    if any(a not in target.grad_partial for a in source.grad_partial) or any(
-        a not in source.partial for a in target.partial
-    ):
+    if not set(source.grad_partial) <= set(target.grad_partial):
         return None
-    walk = _ReshardState(shape, source, sizes)
-    keep: list[int] = []  # per dim: how many leading axes are where they belong
-    for d, (old, new) in enumerate(zip(source.dims, target.dims, strict=True)):
-        same = 0
-        if old and new:
-            while same < min(len(old), len(new)) and old[same] == new[same]:
-                same += 1
-            # A prefix of a padded dim stays in place only if the padded size does.
-            if same and padded(shape[d], old, sizes) != padded(shape[d], new, sizes):
-                same = 0
-        keep.append(same)
-    pending = [a for a in source.partial if a not in target.partial]
-
-    def ready(d: int) -> Axes:
-        """Axes still to be added to dim d, () while axes must leave it first."""
-        return target.dims[d][keep[d] :] if len(walk.dims[d]) == keep[d] else ()
-
-    def cut(kind: StepKind, run: Axes, d: int) -> None:
-        """Add axes to dim d, where they stay."""
-        if not walk.dims[d]:
-            walk.resize(d, padded(shape[d], target.dims[d], sizes))
-        walk.add(kind, run, d)
-        keep[d] += len(run)
-
-    wanting = [d for d, axes in enumerate(target.dims) if len(axes) > keep[d]]
-    for d in wanting if pending else ():  # 1. scatter what is pending
-        run = tuple(_leading(ready(d), pending))
-        if run:
-            cut("reduce-scatter", run, d)
-            pending = [a for a in pending if a not in run]
-    if pending:  # 2. all-reduce the rest
-        walk.add("all-reduce", pending)
-    held = {a for axes in source.dims for a in axes} | set(target.partial)
-    for d in wanting:  # 3. free cuts that make what follows smaller
-        run = tuple(_leading(ready(d), [a for a in target.dims[d] if a not in held]))
-        if run:
-            cut("slice", run, d)
-    for d, axes in enumerate(walk.dims):  # 4. moves of one axis group from a dim to another
-        for t in wanting if len(axes) > keep[d] else ():
-            leaving, arriving = axes[keep[d] :], ready(t)
-            if (
-                t != d
-                and leaving
-                and arriving
-                and tuple(leaving) == arriving[: len(leaving)]
-                and _even(walk, d, t, leaving, shape, target, sizes)
-            ):
-                walk.add("all-to-all", leaving, d, t)
-                keep[t] += len(leaving)
-    for d in range(len(shape)):  # 5. gathers, in runs that become `grad_partial` or stay replicated
-        while len(walk.dims[d]) > keep[d]:
-            leaving = walk.dims[d][keep[d] :]
-            grad_partial = leaving[-1] in target.grad_partial
-            run_back = _trailing(leaving, grad_partial, target)
-            walk.add("all-gather" if grad_partial else "all-gather-invariant", run_back, d)
-        if not walk.dims[d]:
-            walk.resize(d, padded(shape[d], target.dims[d], sizes))
-    for d in wanting:  # 6. cuts that had to wait
-        run = ready(d)
-        if run:
-            cut("slice", run, d)
-    grad_partials = [
-        a for a in target.grad_partial if a not in source.grad_partial and a not in held
-    ]
-    if grad_partials:  # 7. gradients of these axes are summed once, here
-        walk.add("pvary", grad_partials)
-    return tuple(walk.steps)
-
-
-def _leading(axes: Sequence[str], allowed: Sequence[str]) -> list[str]:
-    run = []
-    for a in axes:
-        if a not in allowed:
-            break
-        run.append(a)
-    return run
-
-
-def _trailing(leaving: list[str], grad_partial: bool, target: Layout) -> list[str]:
-    run: list[str] = []
-    for a in reversed(leaving):
-        if (a in target.grad_partial) != grad_partial:
-            break
-        run.insert(0, a)
-    return run
-
-
-def _even(
-    walk: _ReshardState,
-    d: int,
-    t: int,
-    axes: list[str],
-    shape: tuple[int, ...],
-    target: Layout,
-    sizes: Mapping[str, int],
-) -> bool:
-    """Whether an all-to-all moves whole blocks: neither dim is padded, before or after."""
-    n = group(tuple(axes), sizes)
-    unpadded = all(
-        padded(shape[i], tuple(walk.dims[i]), sizes)
-        == shape[i]
-        == padded(shape[i], target.dims[i], sizes)
-        for i in (d, t)
-    )
-    return unpadded and walk.local[t] % n == 0
+    if not set(target.partial) <= set(source.partial):
+        return None
+    reshard = _Reshard(shape, source, target, dict(mesh))
+    reshard.reduce()
+    reshard.cut_by_free_axes()
+    reshard.exchange()
+    reshard.gather()
+    reshard.cut_the_rest()
+    reshard.leave_gradient_partial()
+    return tuple(reshard.steps)
 
 
 @dataclass(frozen=True)
 class ReshardTree:
-    """How one value reaches all its consumers: producer -> hub by `trunk`, hub -> each distinct
-    target by `branches`.
+    """How one value reaches all its readers: by `shared_steps` from the layout it is made in to a
+    shared one, and from there by `reader_steps` to each distinct layout that is read.
 
-    Branches that begin with the same steps share them: each distinct beginning is computed once. A
-    target equal to the producer's own layout needs no branch.
+    Steps to readers that begin alike are shared: each distinct beginning runs once. A reader that
+    wants the layout of the producer has no steps.
     """
 
     shared_layout: Layout
@@ -349,15 +349,14 @@ class ReshardTree:
     reader_steps: Mapping[Layout, tuple[ReshardStep, ...]]
 
     def path(self, target: Layout) -> tuple[ReshardStep, ...]:
-        """All steps from the producer to `target`; none when it is the producer's own layout
-        (neither the hub nor a branch)."""
+        """All steps from the producer to `target`; none when it is the producer's own layout."""
         if target == self.shared_layout:
             return self.shared_steps
         return self.shared_steps + self.reader_steps[target] if target in self.reader_steps else ()
 
     def paths(self) -> tuple[tuple[ReshardStep, ...], ...]:
-        """Every distinct beginning of a way from the producer, each ending in the step it stands
-        for; the trunk's first."""
+        """Every distinct beginning of a path from the producer, each ending in the step it stands
+        for; those of the shared steps first."""
         found: dict[tuple[ReshardStep, ...], None] = {}
         for way in (
             self.shared_steps,
@@ -368,13 +367,13 @@ class ReshardTree:
         return tuple(found)
 
     def steps(self) -> tuple[ReshardStep, ...]:
-        """Every step that runs, once, trunk first."""
+        """Every step that runs, once, shared ones first."""
         return tuple(path[-1] for path in self.paths())
 
 
 def ring_elements(steps: Sequence[ReshardStep], mesh: Mapping[str, int], grad: bool) -> float:
     """Ring bytes per device in elements, forward and (with grad) backward: the yardstick that picks
-    hubs. Not a time."""
+    shared layouts. Not a time."""
     total = 0.0
     for s in steps:
         n = group(s.axes, mesh)
@@ -395,40 +394,46 @@ def reshard_tree(
     mesh: tuple[tuple[str, int], ...],
     grad: bool,
 ) -> ReshardTree | None:
-    """The cheapest tree from `source` to all `targets`: each distinct target is converted to once,
-    via one shared hub.
+    """The cheapest tree from `source` to all `targets`: each distinct target is resharded to once,
+    by way of one shared layout. grad: whether the backward pass counts too.
 
-    Hubs tried: the source, every target, and every target without its partial gradients; of equals
-    the first, without pending sums before any with some, which a loop over repeated blocks cannot
-    hand on. None when some target cannot be reached.
+    Shared layouts tried: the source, every target, and every target without its partial gradients;
+    of equals the first, those without partial sums before those with some, which a loop over
+    repeated blocks cannot hand on. None when some target cannot be reached.
     """
     wanted = tuple(dict.fromkeys(targets))
-    hubs = sorted(
+    shared_layouts = sorted(
         dict.fromkeys((source, *wanted, *(Layout(t.dims, t.partial) for t in wanted))),
-        key=lambda hub: bool(hub.partial),
+        key=lambda layout: bool(layout.partial),
     )
     best: tuple[float, ReshardTree] | None = None
     sizes = dict(mesh)
-    for hub in hubs:
-        trunk = reshard_steps(shape, source, hub, mesh)
-        if trunk is None:
+    for shared in shared_layouts:
+        tree = tree_over(shape, source, shared, wanted, mesh)
+        if tree is None:
             continue
-        branches = {t: reshard_steps(shape, hub, t, mesh) for t in wanted if t not in (hub, source)}
-        if any(b is None for b in branches.values()):
-            continue
-        tree = ReshardTree(hub, trunk, {t: b for t, b in branches.items() if b is not None})
         price = ring_elements(tree.steps(), sizes, grad)
         if best is None or price < best[0] - 1e-9:
-            best = (price, tree)
+            best = price, tree
     return best[1] if best else None
 
 
-def require(steps: tuple[ReshardStep, ...] | None, what: str) -> tuple[ReshardStep, ...]:
-    """The steps, or a PlanError naming the tensor whose layouts cannot be joined."""
-    if steps is None:
-        raise PlanError(
-            "P040",
-            f"no way between the layouts of {what}",
-            help=("let the planner choose: remove the pins of its operators",),
-        )
-    return steps
+def tree_over(
+    shape: tuple[int, ...],
+    source: Layout,
+    shared: Layout,
+    targets: Iterable[Layout],
+    mesh: tuple[tuple[str, int], ...],
+) -> ReshardTree | None:
+    """The tree over a given shared layout; None where a target cannot be reached."""
+    shared_steps = reshard_steps(shape, source, shared, mesh)
+    if shared_steps is None:
+        return None
+    reader_steps = {}
+    for target in dict.fromkeys(targets):
+        if target not in (shared, source):
+            steps = reshard_steps(shape, shared, target, mesh)
+            if steps is None:
+                return None
+            reader_steps[target] = steps
+    return ReshardTree(shared, shared_steps, reader_steps)
