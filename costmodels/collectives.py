@@ -204,7 +204,7 @@ def _stage_slope(stage: tuple[Span, ...]) -> float:
 def _all_reduce(spans: tuple[Span, ...]) -> tuple[Line, ...]:
     """Each stage in the better of its ways. Ring and switch leave a shard for the next stage; a
     tree passes the whole payload on."""
-    found: list[tuple[float, float, float]] = [
+    partial: list[tuple[float, float, float]] = [
         (0.0, 0.0, 1.0)
     ]  # latency, slope, share of the payload that goes on to the next stage
     for stage in _stages(spans):
@@ -217,12 +217,12 @@ def _all_reduce(spans: tuple[Span, ...]) -> tuple[Line, ...]:
             ways.append(
                 (s.bus_latency_s or 2 * s.latency_s, 2 * (n - 1) / n / s.bus_bytes_per_s, 1 / n)
             )
-        found = [
-            (a + latency, max(b, share * slope), share * left)
-            for a, b, share in found
-            for latency, slope, left in ways
+        partial = [
+            (a + latency, max(b, share * slope), share * rest)
+            for a, b, share in partial
+            for latency, slope, rest in ways
         ]
-    return _lower((a, b) for a, b, _ in found)
+    return _lower((a, b) for a, b, _ in partial)
 
 
 def _all_to_all(spans: tuple[Span, ...]) -> tuple[Line, ...]:

@@ -93,7 +93,6 @@ TOPOLOGIES = Path(__file__).with_name("topologies")
 
 _WIDER = {
     "float8_e4m3fn": ("bfloat16", "float16"),
-    "int8": ("bfloat16", "float16"),
     "float16": ("bfloat16",),
     "bfloat16": ("float16",),
 }

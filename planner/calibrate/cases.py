@@ -73,21 +73,21 @@ def groups(devices: int, node_size: int) -> list[tuple[int, int]]:
     then one device of each node, then all of several nodes.
 
     Groups of one span only: how spans are put together is the model's."""
-    found = []
+    pairs = []
     n = 2
     while n <= min(devices, node_size):
         if node_size % n == 0:
-            found.append((n, 1))
+            pairs.append((n, 1))
         n *= 2
-    if node_size > 1 and (node_size, 1) not in found and node_size <= devices:
-        found.append((node_size, 1))
+    if node_size > 1 and (node_size, 1) not in pairs and node_size <= devices:
+        pairs.append((node_size, 1))
     nodes = devices // node_size
     n = 2
     while n <= nodes:
         if nodes % n == 0:
-            found.append((n, node_size))
+            pairs.append((n, node_size))
         n *= 2
-    return found
+    return pairs
 
 
 def cases(devices: int, node_size: int, kind: str, quick: bool) -> list[Case]:
@@ -106,20 +106,20 @@ def cases(devices: int, node_size: int, kind: str, quick: bool) -> list[Case]:
     )
     if quick:
         edges, sizes, payloads = edges[::2], sizes[::2], payloads[::2]
-    found = [Case("tiny")]
+    listed = [Case("tiny")]
     products = (
         [(main, e, e) for e in edges]
         + ([] if quick else [(main, 4 * e, e) for e in edges[:-1]])
         + [(other, e, e) for e in edges[1:-1]]
     )
-    found += [Case("matmul", t, ITEM_BYTES[t] * (2 * m * k + k * k), m, k) for t, m, k in products]
-    found += [Case("stream", "float32", 2 * n) for n in sizes]
-    found += [Case("reduce", "float32", n) for n in sizes]
+    listed += [Case("matmul", t, ITEM_BYTES[t] * (2 * m * k + k * k), m, k) for t, m, k in products]
+    listed += [Case("stream", "float32", 2 * n) for n in sizes]
+    listed += [Case("reduce", "float32", n) for n in sizes]
     if devices > 1:
-        found += [
+        listed += [
             Case(k, "float32", n, members=m, stride=s)
             for k in KINDS
             for m, s in groups(devices, node_size)
             for n in payloads
         ]
-    return found
+    return listed

@@ -130,14 +130,14 @@ def fit(samples: Sequence[Sample], kind: str, devices: int, node_size: int) -> F
     ]
     inner = fit_link(inside, MEMORY if kind == "cpu" else "switch", node_size)
     return Figures(
-        rate,
-        curve,
-        others,
-        _mean(passes),
-        max(passes),
-        launch,
-        inner,
-        fit_link(across, "switch", 0),
+        rate=rate,
+        curve=curve,
+        others=others,
+        memory=_mean(passes),
+        fastest_memory=max(passes),
+        launch=launch,
+        inner=inner,
+        outer=fit_link(across, "switch", 0),
     )
 
 
@@ -219,8 +219,8 @@ def fit_link(samples: Sequence[Sample], kind: str, whole: int) -> LinkFit | None
         for k in KINDS
         if any(s.case.kind == k for s in samples)
     }
-    found = LinkFit(kind, rate, latency, off)
-    return with_bus(found, samples, whole) if kind == "switch" else found
+    link = LinkFit(kind, rate, latency, off)
+    return with_bus(link, samples, whole) if kind == "switch" else link
 
 
 def with_bus(link: LinkFit, samples: Sequence[Sample], whole: int) -> LinkFit:

@@ -106,18 +106,18 @@ def prepared(
     rows: Sequence[Mapping[str, Any]], hardware: str
 ) -> tuple[list[Prepared], Counter[str]]:
     """Runs priced, and why others are left out."""
-    found, left = [], Counter[str]()
+    runs, reasons = [], Counter[str]()
     for row in rows:
         try:
             case = case_of(row, hardware)
             if not case.measured_s:
                 raise Left("ran out of memory: tells nothing about time")
-            found.append(prepare(case))
+            runs.append(prepare(case))
         except Left as e:
-            left[str(e)] += 1
+            reasons[str(e)] += 1
         except (KeyError, ValueError, TypeError, ArithmeticError) as e:
-            left[f"{type(e).__name__}: {e}"] += 1
-    return found, left
+            reasons[f"{type(e).__name__}: {e}"] += 1
+    return runs, reasons
 
 
 def learn(rows: Sequence[Prepared], left: Mapping[str, int] = {}) -> list[Learned]:

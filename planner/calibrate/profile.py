@@ -138,10 +138,10 @@ def _kernel_tables(
 
 
 def _link_table(
-    name: str, found: LinkFit | None, shipped: Link, base: Device, host: bool, inner: LinkFit | None
+    name: str, fit: LinkFit | None, shipped: Link, base: Device, host: bool, inner: LinkFit | None
 ) -> tuple[Table, dict[str, Estimate], dict[str, str]]:
     """(a link's table, estimates by "link.key", guesses by "link.key")."""
-    if found is None or shipped.kind == "torus":
+    if fit is None or shipped.kind == "torus":
         same = host and inner is not None and name == "outer"
         link = (
             Link(inner.bandwidth.value, 1.0, inner.latency.value)
@@ -169,23 +169,23 @@ def _link_table(
             {},
             dict.fromkeys((f"{name}.bandwidth", f"{name}.efficiency", f"{name}.latency"), why),
         )
-    sheet = found.bandwidth.value if host else shipped.bandwidth_bytes_per_s
+    sheet = fit.bandwidth.value if host else shipped.bandwidth_bytes_per_s
     out = {
         "bandwidth": _rate(sheet),
-        "efficiency": _share(found.bandwidth.value / sheet, f"the {name} link", base),
-        "latency": _time(found.latency.value),
+        "efficiency": _share(fit.bandwidth.value / sheet, f"the {name} link", base),
+        "latency": _time(fit.latency.value),
     }
-    errors = {f"{name}.efficiency": found.bandwidth, f"{name}.latency": found.latency}
+    errors = {f"{name}.efficiency": fit.bandwidth, f"{name}.latency": fit.latency}
     if name == "inner":
-        out["kind"] = found.kind
-    if found.bus and found.bus_latency and name == "inner":
+        out["kind"] = fit.kind
+    if fit.bus and fit.bus_latency and name == "inner":
         out |= {
-            "all_reduce_bandwidth": _rate(found.bus.value),
-            "all_reduce_latency": _time(found.bus_latency.value),
+            "all_reduce_bandwidth": _rate(fit.bus.value),
+            "all_reduce_latency": _time(fit.bus_latency.value),
         }
         errors |= {
-            "inner.all_reduce_bandwidth": found.bus,
-            "inner.all_reduce_latency": found.bus_latency,
+            "inner.all_reduce_bandwidth": fit.bus,
+            "inner.all_reduce_latency": fit.bus_latency,
         }
     return (
         out,

@@ -71,10 +71,10 @@ def main(request: str, answer: str) -> None:
     import jax
 
     asked = json.loads(Path(request).read_text())
-    found = jax.local_devices()
-    if len(found) < asked["devices"]:
-        sys.exit(f"{asked['devices']} devices were asked for, {len(found)} are here")
-    devices = found[: asked["devices"]] if asked["devices"] else found
+    local = jax.local_devices()
+    if len(local) < asked["devices"]:
+        sys.exit(f"{asked['devices']} devices were asked for, {len(local)} are here")
+    devices = local[: asked["devices"]] if asked["devices"] else local
     first = devices[0]
     kind = first.platform if first.platform in ("cpu", "tpu") else "gpu"
     node_size = asked["node_size"] or len(devices)

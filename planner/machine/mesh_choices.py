@@ -35,12 +35,12 @@ def meshes(topology: Topology) -> tuple[Mesh, ...]:
     into the next.
     """
     n = topology.devices
-    found = [Mesh((MeshAxis("data", _take(topology, n, 1)),))]
+    candidates = [Mesh((MeshAxis("data", _take(topology, n, 1)),))]
     for model in divisors(n):
         if model > 1:
             inner = _take(topology, model, 1)
             if inner and (model == n or _take(topology, n // model, model)):
-                found.append(
+                candidates.append(
                     two_axes(topology, model) if model < n else Mesh((MeshAxis("tensor", inner),))
                 )
     for second in divisors(n):
@@ -53,7 +53,7 @@ def meshes(topology: Topology) -> tuple[Mesh, ...]:
                     _take(topology, outer, first * second),
                 )
                 if all(parts):
-                    found.append(
+                    candidates.append(
                         Mesh(
                             (
                                 MeshAxis("data", parts[2]),
@@ -62,23 +62,23 @@ def meshes(topology: Topology) -> tuple[Mesh, ...]:
                             )
                         )
                     )
-    return tuple(found)
+    return tuple(candidates)
 
 
 def staged_meshes(topology: Topology, stages: int) -> tuple[Mesh, ...]:
     """The meshes of one and two axes for each of so many pipeline stages, which are outermost: what
     they hand on is little, and goes over the slowest links."""
-    each, rest = divmod(topology.devices, stages)
-    outer = _take(topology, stages, each) if not rest else ()
+    per_stage, rest = divmod(topology.devices, stages)
+    outer = _take(topology, stages, per_stage) if not rest else ()
     if stages < 2 or not outer:
         return ()
-    found = []
-    for model in divisors(each):
-        sizes = (("data", each // model, model), ("tensor", model, 1))
+    candidates = []
+    for model in divisors(per_stage):
+        sizes = (("data", per_stage // model, model), ("tensor", model, 1))
         axes = [MeshAxis(name, _take(topology, n, skip)) for name, n, skip in sizes if n > 1]
         if all(a.parts for a in axes):
-            found.append(Mesh((MeshAxis(STAGE, outer), *axes)))
-    return tuple(found)
+            candidates.append(Mesh((MeshAxis(STAGE, outer), *axes)))
+    return tuple(candidates)
 
 
 def finer_meshes(topology: Topology, mesh: Mesh) -> tuple[Mesh, ...]:
@@ -86,15 +86,17 @@ def finer_meshes(topology: Topology, mesh: Mesh) -> tuple[Mesh, ...]:
     ways first."""
     if len(mesh.inner) != 2 or mesh.inner[1].size > MOST_FINER:
         return ()
-    model, found = mesh.inner[1].size, []
+    model, candidates = mesh.inner[1].size, []
     for second in divisors(model)[1:-1]:
         parts = _take(topology, second, 1), _take(topology, model // second, second)
         if all(parts):
-            found.append(
+            candidates.append(
                 Mesh((*mesh.axes[:-1], MeshAxis("tensor", parts[1]), MeshAxis("tensor2", parts[0])))
             )
     return tuple(
-        sorted(found, key=lambda m: (abs(log(m.axes[-2].size / m.axes[-1].size)), m.axes[-2].size))
+        sorted(
+            candidates, key=lambda m: (abs(log(m.axes[-2].size / m.axes[-1].size)), m.axes[-2].size)
+        )
     )
 
 
@@ -104,23 +106,23 @@ def across(topology: Topology, stages: int) -> tuple[Mesh, ...]:
     wide tensor axis is parted by how near its devices are: heads over one, positions over the
     other, say.
     """
-    inner, each, found = topology.levels[0].size, topology.devices // stages, list[Mesh]()
+    inner, per_stage, candidates = topology.levels[0].size, topology.devices // stages, list[Mesh]()
     for groups in GROUPS:
         wide = groups * inner
-        if inner > 1 and wide <= MOST_FINER and each % wide == 0 and each > wide:
+        if inner > 1 and wide <= MOST_FINER and per_stage % wide == 0 and per_stage > wide:
             with suppress(PlanError):  # across the links
-                found.append(
+                candidates.append(
                     pinned_mesh(
                         topology,
                         {
                             **({STAGE: stages} if stages > 1 else {}),
-                            "data": each // wide,
+                            "data": per_stage // wide,
                             "tensor": groups,
                             "tensor2": inner,
                         },
                     )
                 )
-    return tuple(found)
+    return tuple(candidates)
 
 
 def grouped(topology: Topology, mesh: Mesh, devices: int) -> Mesh | None:
@@ -153,10 +155,10 @@ def grouped(topology: Topology, mesh: Mesh, devices: int) -> Mesh | None:
     if have != devices or not inside:
         return None
     try:
-        found = pinned_mesh(topology, dict(reversed(sizes.items())))
+        split = pinned_mesh(topology, dict(reversed(sizes.items())))
     except PlanError:  # a group's edge lies across the links
         return None
-    return Mesh(found.axes, tuple(a.name for a in found.inner if a.name in inside))
+    return Mesh(split.axes, tuple(a.name for a in split.inner if a.name in inside))
 
 
 def two_axes(topology: Topology, model: int) -> Mesh:

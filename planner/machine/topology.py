@@ -197,17 +197,16 @@ def _span(level: Level, n: int, extent: int) -> Span:
     last, the gaps included."""
     rate, stride = level.effective_bytes_per_s, extent // n
     if level.kind == "mesh":
-        return Span(n, rate * (n - 1), level.latency_s, 0.0, "mesh")
+        return Span(n, rate * (n - 1), level.latency_s, kind="mesh")
     if level.kind == MEMORY:
-        return Span(n, rate, level.latency_s, 0.0, MEMORY)
+        return Span(n, rate, level.latency_s, kind=MEMORY)
     if level.kind == "torus":
         ring = level.wrap and extent == level.size
         return Span(
             n,
             rate * (2 if ring else 1) / stride,
             level.latency_s * stride,
-            0.0,
-            "ring" if ring else "line",
+            kind="ring" if ring else "line",
         )
     if n < level.size:  # in-switch reduction is known for whole nodes only
         return Span(n, rate, level.latency_s)
@@ -215,7 +214,7 @@ def _span(level: Level, n: int, extent: int) -> Span:
         n,
         rate,
         level.latency_s,
-        level.all_reduce_bytes_per_s,
+        bus_bytes_per_s=level.all_reduce_bytes_per_s,
         bus_latency_s=level.all_reduce_latency_s,
     )
 

@@ -22,10 +22,10 @@ def named_slice(hardware: str) -> tuple[str, tuple[int, ...]]:
 
 def slice_shapes(pod: tuple[int, ...]) -> dict[int, tuple[int, ...]]:
     """Chips -> the most even real slice."""
-    found: dict[int, tuple[int, ...]] = {}
+    most_even: dict[int, tuple[int, ...]] = {}
     for shape in real_slices(pod):
-        found.setdefault(prod(shape), shape)
-    return found
+        most_even.setdefault(prod(shape), shape)
+    return most_even
 
 
 def real_slices(pod: tuple[int, ...]) -> list[tuple[int, ...]]:

@@ -115,7 +115,7 @@ def held_out(
 ) -> tuple[list[float], dict[Hashable, Rates]]:
     """Per row the seconds priced by a fit that has not seen its group, and the rates of each group;
     many groups are left out several at a time."""
-    found = [0.0] * len(rows)
+    seconds = [0.0] * len(rows)
     groups = list(dict.fromkeys(group(row.case) for row in rows))
     folds: dict[Hashable, Rates] = {}
     for first in range(min(len(groups), MOST_FOLDS)):
@@ -125,5 +125,5 @@ def held_out(
         folds |= dict.fromkeys(groups[first::MOST_FOLDS], rates)
         for k, row in enumerate(rows):
             if group(row.case) in out:
-                found[k] = row.step_s(rates)
-    return found, folds
+                seconds[k] = row.step_s(rates)
+    return seconds, folds

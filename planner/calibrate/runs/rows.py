@@ -194,12 +194,12 @@ def custom(row: Row) -> bool:
 def replicas(notes: str, topology: Topology, data: int) -> int:
     """How many copies of the sharded parameters there are: nodes or slices that each hold all of
     them."""
-    found = re.search(r"dcn_data_parallelism=(\d+)", notes) or re.search(
+    match = re.search(r"dcn_data_parallelism=(\d+)", notes) or re.search(
         r"(\d+) slice\(s\) x", notes
     )
     copies = (
-        int(found[1])
-        if found
+        int(match[1])
+        if match
         else topology.levels[-1].size
         if "HSDP" in notes and len(topology.levels) > 1
         else 1
