@@ -10,7 +10,7 @@ and prices a table of pairs for a tensor of a given size with a few array operat
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Protocol
 
@@ -123,9 +123,10 @@ class Conversions:
         )
         if over.any() or beyond.any():
             at = np.nonzero(over[:, None] | beyond[None, :])
-            self._pad(
-                found, at, grid[at], shape, itemsize, rows, columns, source[at[0]], target[at[1]]
-            )
+            extents = source[at[0]], target[at[1]]
+            cells = [(rows[r], columns[c]) for r, c in zip(*(k.tolist() for k in at), strict=True)]
+            path = self._padded_paths(shape, cells, *extents)
+            self._pad(found, at, self.pairs.arrays[0][grid[at]], path, extents, itemsize)
             if not grad:
                 found[1][at] = 0.0
         return found
@@ -164,49 +165,55 @@ class Conversions:
             found = self._extents[key] = extents, (extents != whole).any(axis=1)
         return found
 
-    def _pad(
+    def _padded_paths(
         self,
-        found: tuple[np.ndarray, np.ndarray],
-        at: tuple[np.ndarray, ...],
-        pairs: np.ndarray,
         shape: tuple[int, ...],
-        itemsize: float,
-        rows: Sequence[int],
-        columns: Sequence[int],
+        pairs: Iterable[tuple[int, int]],
         source: np.ndarray,
         target: np.ndarray,
-    ) -> None:
-        """Fill in the cells `at` of a table, pairs of which a layout pads. source, target: extents
-        as padded for each cell. [cells, dims]"""
-        ways = self.pairs.padded
+    ) -> np.ndarray:
+        """Number of the path between each pair of layouts, one of which pads the tensor, in the
+        table of padded ones. source, target: extents as padded. [pairs, dims]"""
         facts = (
             (source == target) + 2 * (source == shape) + 4 * (target == shape)
         ) @ 8 ** np.arange(len(shape))
-        way = np.array(
+        find = self.pairs.padded.find
+        return np.array(
             [
-                ways.find(rows[r], columns[c], code, shape, self.mesh)
-                for code, r, c in zip(facts.tolist(), at[0].tolist(), at[1].tolist(), strict=True)
+                find(a, b, code, shape, self.mesh)
+                for (a, b), code in zip(pairs, facts.tolist(), strict=True)
             ]
         )
-        first, terms, backs, targets = ways.arrays
-        times = (first[1:] - first[:-1])[way]
-        cell = np.repeat(np.arange(len(way)), times)
+
+    def _pad(
+        self,
+        tables: tuple[np.ndarray, np.ndarray],
+        at: tuple[np.ndarray, ...],
+        impossible: np.ndarray,
+        path: np.ndarray,
+        extents: tuple[np.ndarray, np.ndarray],
+        itemsize: float,
+    ) -> None:
+        """Fill in the cells `at` of tables, pairs of which a layout pads. impossible: of each cell
+        whether there is no way; path: number of its path; extents: as padded by the first and the
+        second layout. [cells], [cells, dims]"""
+        source, target = extents
+        first, terms, backs, targets = self.pairs.padded.arrays
+        times = (first[1:] - first[:-1])[path]
+        cell = np.repeat(np.arange(len(path)), times)
         move = (
             np.arange(len(cell))
             - np.repeat(np.cumsum(times) - times, times)
-            + np.repeat(first[way], times)
+            + np.repeat(first[path], times)
         )
-        late = (targets[move, None] >> np.arange(len(shape))) & 1
+        late = (targets[move, None] >> np.arange(source.shape[1])) & 1
         size = np.where(late, target[cell], source[cell]).prod(axis=1) * itemsize
         latency, slope = self._of_terms()
         term, back = terms[move], backs[move]
         seconds = np.where(size, (latency[term] + size[:, None] * slope[term]).min(axis=1), 0.0)
-        found[0][at] = np.where(
-            self.pairs.arrays[0][pairs],
-            np.inf,
-            np.bincount(cell, np.where(back, 0.0, seconds), len(way)),
-        )
-        found[1][at] = np.bincount(cell, np.where(back, seconds, 0.0), len(way))
+        forward = np.bincount(cell, np.where(back, 0.0, seconds), len(path))
+        tables[0][at] = np.where(impossible, np.inf, forward)
+        tables[1][at] = np.bincount(cell, np.where(back, seconds, 0.0), len(path))
 
     def _prices(self, size: float) -> tuple[np.ndarray, np.ndarray]:
         """(forward, backward) seconds of every pair for a tensor of `size` bytes. [pairs]"""

@@ -28,7 +28,7 @@ from planner.search.leaf import Leaf
 from planner.search.relaxation import Relaxation
 from planner.solvers.exact.elimination import Tree
 from planner.solvers.model import Model
-from planner.space.assemble import Techniques, dealt_parts, least_usage, link_scale
+from planner.space.assemble import Techniques, least_usage, link_scale, parts_of_stage
 from planner.space.variables import Link, Space
 
 
@@ -82,7 +82,7 @@ class SavedCollectiveRelaxation(Relaxation):
     def _seconds(self, techniques: Techniques) -> np.ndarray:
         each = (
             self.space.parts
-            * dealt_parts(self.space, techniques)[0]
+            * parts_of_stage(self.space, techniques)[0]
             * [v.count for v in self.space.variables]
         )
         again = np.repeat(each, np.diff(self.offset)) * self._charge_s[self.kept]
@@ -111,7 +111,7 @@ class SavedCollectiveRelaxation(Relaxation):
         """Per variable how many of a microbatch of the graph a device holds results of, of all its
         nodes. [variables]"""
         found: np.ndarray = (
-            self.space.parts / techniques.microbatches * dealt_parts(self.space, techniques)[1]
+            self.space.parts / techniques.microbatches * parts_of_stage(self.space, techniques)[1]
         )
         return found
 

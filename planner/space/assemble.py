@@ -98,36 +98,18 @@ def assemble(
 
     uncut: the space is that of the whole batch, or of larger microbatches (`Space.parts` of them, a
     divisor of their number). A microbatch takes at least its share of a larger one's time and of
-    the activations kept (kernels and collectives lose efficiency as they shrink, padding grows), so
-    this problem's optimum is a lower bound of the real one's. liveness: the limit is of every
-    operator's working set beside what is kept, each at a time of its own, not of what is kept alone
+    the activations saved (kernels and collectives lose efficiency as they shrink, padding grows),
+    so this problem's optimum is a lower bound of the real one's. liveness: the limit is of every
+    operator's workspace beside what is saved, each at a time of its own, not of what is saved alone
     (where `has_liveness`). Under recompute=block-keep nodes are charged as if sums were all that is
-    kept, as the problem knows no bytes of other results: plans that keep some are priced below
+    saved, as the problem knows no bytes of other results: plans that save some are priced below
     their cost here, and bounded in planner.search.saved_collective_bounds.
     """
     ends = arrays_of(space).first[1:]
     cost = np.split(_whole(seconds_of(space, techniques, uncut) / unit_s), ends)
     usage = np.split(np.rint(bytes_of(space, techniques, uncut)).astype(np.int64), ends)
-    share, scale = space.parts if uncut else techniques.microbatches, link_scale(space, techniques)
-    edges: list[tuple[int, int]] = []
-    tables: list[np.ndarray] = []
-    table_of: list[int] = []
-    index: dict[tuple, int] = {}
-    for link, twice, part in zip(space.links, replayed(space, techniques), scale, strict=True):
-        key = (id(link.forward_s), id(link.backward_s), link.count, twice, part)
-        if key not in index:
-            index[key] = len(tables)
-            tables.append(
-                _whole(
-                    part
-                    * share
-                    * link.count
-                    / unit_s
-                    * (link.forward_s * (2 if twice else 1) + link.backward_s)
-                )
-            )
-        edges.append((link.a, link.b))
-        table_of.append(index[key])
+    share = space.parts if uncut else techniques.microbatches
+    tables, table_of = _tables(space, techniques, share, unit_s)
     n = len(cost)
     working = _working(space, techniques) if liveness else []
     spans = [
@@ -136,7 +118,7 @@ def assemble(
     ]
     return Problem(
         cost=tuple(cost),
-        edges=np.array(edges, np.int64).reshape(-1, 2),
+        edges=np.array([(link.a, link.b) for link in space.links], np.int64).reshape(-1, 2),
         edge_table=np.array(table_of, np.int64),
         tables=tuple(tables),
         live_node=np.array([*range(n), *(k for _, k, _ in working)]),
@@ -150,6 +132,23 @@ def assemble(
     )
 
 
+def _tables(
+    space: Space, techniques: Techniques, share: int, unit_s: float
+) -> tuple[list[np.ndarray], list[int]]:
+    """Tables of conversions in units, in so many microbatches, and the number of each link's. Links
+    of equal costs have arrays in common, by which equal tables are found."""
+    tables, table_of, number = list[np.ndarray](), list[int](), dict[tuple, int]()
+    scale = link_scale(space, techniques)
+    for link, twice, part in zip(space.links, replayed(space, techniques), scale, strict=True):
+        key = (id(link.forward_s), id(link.backward_s), link.count, twice, part)
+        if key not in number:
+            number[key] = len(tables)
+            seconds = link.forward_s * (2 if twice else 1) + link.backward_s
+            tables.append(_whole(part * share * link.count / unit_s * seconds))
+        table_of.append(number[key])
+    return tables, table_of
+
+
 def recomputes(space: Space, techniques: Techniques) -> str:
     """How the repeated blocks of a space's plans are recomputed, "" where none are."""
     return (
@@ -158,7 +157,7 @@ def recomputes(space: Space, techniques: Techniques) -> str:
 
 
 def has_liveness(space: Space) -> bool:
-    """Whether working sets are told apart by the operators that have them."""
+    """Whether workspaces are told apart by the operators that have them."""
     return not has_uneven_stages(space) and not space.base.written_out
 
 
@@ -171,7 +170,10 @@ def _working(space: Space, techniques: Techniques) -> list[tuple[int, int, np.nd
     arrays, spans = arrays_of(space), list[tuple[int, int, np.ndarray]]()
     work, tail = (
         np.split(each, arrays.first[1:])
-        for each in (arrays.workspace[_bare(space, techniques)], arrays.costs.saved_bytes_epilogue)
+        for each in (
+            arrays.workspace[_weights_are_gathered(space, techniques)],
+            arrays.costs.saved_bytes_epilogue,
+        )
     )
     late = arrays.epilogue[arrays.first]
     least = max(
@@ -212,7 +214,7 @@ def least_working(space: Space, techniques: Techniques, uncut: bool = False) -> 
     arrays, pieces = arrays_of(space), techniques.microbatches / space.parts if uncut else 1.0
     if has_uneven_stages(space):
         return 0.0
-    work, epilogue = arrays.least_workspace[_bare(space, techniques)]
+    work, epilogue = arrays.least_workspace[_weights_are_gathered(space, techniques)]
     block_grads = arrays.max_block_grad_bytes if techniques.zero_stage < 3 else 0.0
     return temporary_bytes(work / pieces, epilogue / pieces, block_grads)
 
@@ -228,17 +230,17 @@ def seconds_of(space: Space, techniques: Techniques, uncut: bool = False) -> np.
     arrays, micro = arrays_of(space), techniques.microbatches
     zero, costs, recompute = techniques.zero_stage, arrays.costs, recomputes(space, techniques)
     each = arrays.pass_s + arrays.recompute_s[recompute] if recompute else arrays.pass_s
-    dealt, least = _dealt(space, techniques), max(micro, space.parts if uncut else 1)
+    shares, least = _stage_shares(space, techniques), max(micro, space.parts if uncut else 1)
     weights = costs.grad_reduce_per_microbatch_s[zero]
     if least > 1:
         weights = weights + costs.grad_accumulate_s[zero]
     seconds: np.ndarray = arrays.count * (
         (space.parts if uncut else least) * each + least * weights
     )
-    if dealt is not None:
-        seconds = seconds * dealt.ratio
+    if shares is not None:
+        seconds = seconds * shares.passes
     seconds = (seconds + arrays.count * costs.grad_reduce_per_step_s[zero]) * (
-        dealt.share if dealt is not None else 1.0
+        shares.share if shares is not None else 1.0
     )
     return (
         np.where(arrays.costs.max_batch_pieces * space.parts < micro, np.inf, seconds)
@@ -250,7 +252,7 @@ def seconds_of(space: Space, techniques: Techniques, uncut: bool = False) -> np.
 def bytes_of(space: Space, techniques: Techniques, uncut: bool = False) -> np.ndarray:
     """Bytes of state and kept activations of every option of every variable in a row, as in
     `assemble`. [options]"""
-    arrays, dealt = arrays_of(space), _dealt(space, techniques)
+    arrays, shares = arrays_of(space), _stage_shares(space, techniques)
     costs, recompute = arrays.costs, recomputes(space, techniques)
     saved = costs.saved_bytes_remat if recompute else costs.saved_bytes
     if recompute == "block-keep":
@@ -258,26 +260,29 @@ def bytes_of(space: Space, techniques: Techniques, uncut: bool = False) -> np.nd
     state = arrays.state_bytes[techniques.zero_stage]
     if techniques.microbatches > 1:
         state = state + arrays.grad_accumulator_bytes[techniques.zero_stage]
-    if dealt is not None:
+    if shares is not None:
         one_repeat = costs.saved_bytes_one_repeat if recompute else 0.0
-        saved = dealt.kept * dealt.share * (saved - one_repeat) + one_repeat
-        state = dealt.share * (state + dealt.copies * arrays.block_grad_bytes)
+        saved = shares.saved_microbatches * shares.share * (saved - one_repeat) + one_repeat
+        state = shares.share * (state + shares.copied_weights * arrays.block_grad_bytes)
     bytes_: np.ndarray = state + (saved * space.parts / techniques.microbatches if uncut else saved)
     return bytes_
 
 
 @dataclass(frozen=True)
-class _Dealt:
-    """Pipeline stages. share: what part of a variable's nodes a device holds; ratio: how often it
-    runs them, per microbatch; links: both, per link."""
+class _StageShares:
+    """What a pipeline stage has of a space.
 
-    share: np.ndarray  # [options]
-    ratio: np.ndarray  # [options]
-    links: np.ndarray  # [links]
-    kept: np.ndarray  # [options] microbatches whose activations are kept
-    copies: (
-        np.ndarray
-    )  # [options] of the block's weights, as long as their gradients, what part is there twice
+    share: what part of a variable's nodes a device holds [options]. passes: how often it runs them
+    per microbatch [options]. links: both, of each link [links]. saved_microbatches: of how many it
+    saves activations [options]. copied_weights: what part of the blocks' weights, as long as their
+    gradients, is there twice [options].
+    """
+
+    share: np.ndarray
+    passes: np.ndarray
+    links: np.ndarray
+    saved_microbatches: np.ndarray
+    copied_weights: np.ndarray
     places: _Places
 
 
@@ -315,13 +320,13 @@ def has_uneven_stages(space: Space) -> bool:
     return space.pricer.mesh.stages > 1 and space.base.dealt is None
 
 
-def dealt_parts(space: Space, techniques: Techniques) -> tuple[np.ndarray, np.ndarray]:
+def parts_of_stage(space: Space, techniques: Techniques) -> tuple[np.ndarray, np.ndarray]:
     """Per variable what part of its nodes a device runs in a microbatch, bubble included, and what
     part of what they keep for one it has at once (without `uncut`)."""
-    dealt, at = _dealt(space, techniques), arrays_of(space).first
+    shares, at = _stage_shares(space, techniques), arrays_of(space).first
     return (
-        ((dealt.share * dealt.ratio)[at], (dealt.share * dealt.kept)[at])
-        if dealt is not None
+        ((shares.share * shares.passes)[at], (shares.share * shares.saved_microbatches)[at])
+        if shares is not None
         else (np.ones(len(at)), np.ones(len(at)))
     )
 
@@ -329,12 +334,12 @@ def dealt_parts(space: Space, techniques: Techniques) -> tuple[np.ndarray, np.nd
 def ticking(space: Space, techniques: Techniques) -> np.ndarray:
     """Seconds of what a pipeline stage runs in every tick, over all microbatches and without
     recomputation (space: as for `uncut`). [options]"""
-    arrays, dealt = arrays_of(space), _dealt(space, techniques)
+    arrays, shares = arrays_of(space), _stage_shares(space, techniques)
     return (
         space.parts
         * arrays.count
         * arrays.pass_s
-        * (dealt.share * ~dealt.places.late if dealt is not None else 0.0)
+        * (shares.share * ~shares.places.late if shares is not None else 0.0)
     )
 
 
@@ -345,11 +350,11 @@ def link_scale(space: Space, techniques: Techniques, *, ends: bool = True) -> li
     For any number of microbatches (0) what it is at least, as a part of the ticks. ends: what
     follows the blocks is counted.
     """
-    dealt = _dealt(space, techniques)
-    if dealt is None:
+    shares = _stage_shares(space, techniques)
+    if shares is None:
         return [1.0] * len(space.links)
     found: list[float] = (
-        dealt.links if ends else np.where(dealt.places.late_links, 0.0, dealt.links)
+        shares.links if ends else np.where(shares.places.late_links, 0.0, shares.links)
     ).tolist()
     return found
 
@@ -374,11 +379,11 @@ def slowdown(space: Space, techniques: Techniques) -> float:
     return float(space.memo[key])
 
 
-def _dealt(space: Space, techniques: Techniques) -> _Dealt | None:
+def _stage_shares(space: Space, techniques: Techniques) -> _StageShares | None:
     if space.pricer.mesh.stages < 2:
         return None
     if has_uneven_stages(space):
-        return _in_parts(space, techniques)
+        return _equal_shares(space, techniques)
     key = ("dealt", techniques.microbatches, techniques.schedule, techniques.virtual_stages)
     if key not in space.memo:
         pipeline = pipeline_in(space, techniques)
@@ -404,12 +409,12 @@ def _dealt(space: Space, techniques: Techniques) -> _Dealt | None:
         share_of, ratio_of, kept_of, copies_of = np.array([share, ratio, kept, copies])[
             :, places.of
         ]
-        space.memo[key] = _Dealt(share_of, ratio_of, links, kept_of, copies_of, places)
-    found: _Dealt = space.memo[key]
+        space.memo[key] = _StageShares(share_of, ratio_of, links, kept_of, copies_of, places)
+    found: _StageShares = space.memo[key]
     return found
 
 
-def _in_parts(space: Space, techniques: Techniques) -> _Dealt:
+def _equal_shares(space: Space, techniques: Techniques) -> _StageShares:
     """Unequal stages as if each took an equal part of every variable and link."""
     options, links = sum(v.options for v in space.variables), len(space.links)
     share, ratio = 1 / space.pricer.mesh.stages, slowdown(space, techniques)
@@ -420,7 +425,7 @@ def _in_parts(space: Space, techniques: Techniques) -> _Dealt:
         np.zeros(links, bool),
         np.zeros(links, bool),
     )
-    return _Dealt(
+    return _StageShares(
         np.full(options, share),
         np.full(options, ratio),
         np.full(links, share * ratio),
@@ -505,7 +510,7 @@ def replayed(space: Space, techniques: Techniques) -> list[bool]:
     return [wanted(space.variables[link.a], space.variables[link.b]) for link in space.links]
 
 
-def _bare(space: Space, techniques: Techniques) -> bool:
+def _weights_are_gathered(space: Space, techniques: Techniques) -> bool:
     """Whether working sets are without weights: what is gathered of a block is counted with its
     state (planner.pricing.gradient_sync)."""
     return techniques.zero_stage == 3 and not space.base.written_out
@@ -555,15 +560,19 @@ def usage_of(
     if has_uneven_stages(space):
         return (
             float(bytes_of(space, techniques, uncut)[at].sum()),
-            float(arrays.workspace[_bare(space, techniques)][at].max(initial=0.0)) / pieces,
+            float(arrays.workspace[_weights_are_gathered(space, techniques)][at].max(initial=0.0))
+            / pieces,
         )
     if arrays.trained is not None:
         return float(bytes_of(space, techniques, uncut)[at].sum()), _above_saved(
             space, techniques, np.asarray(choice, np.int64), pieces, arrays.trained
         )
-    dealt, workspace = _dealt(space, techniques), arrays.workspace[_bare(space, techniques)][at]
+    shares, workspace = (
+        _stage_shares(space, techniques),
+        arrays.workspace[_weights_are_gathered(space, techniques)][at],
+    )
     follows = arrays.epilogue[at]
-    block_grads = arrays.block_grad_bytes[at] * (dealt.share[at] if dealt is not None else 1.0)
+    block_grads = arrays.block_grad_bytes[at] * (shares.share[at] if shares is not None else 1.0)
     saved = float(arrays.costs.saved_bytes_epilogue[at].sum())
     return float(bytes_of(space, techniques, uncut)[at].sum()), temporary_bytes(
         float(workspace[~follows].max(initial=0.0)) / pieces,

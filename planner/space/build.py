@@ -51,7 +51,7 @@ class _Builder:
         self.op_of: dict[int, int] = {}
         self._kind_of: Mapping[int, NodeOptions] = {}
         self._linked: dict[tuple, tuple[np.ndarray, np.ndarray]] = {}
-        self._shares: dict[int, np.ndarray] = {}
+        self._shares: dict[LayoutColumn, np.ndarray] = {}
 
     def build(self) -> Space:
         self._kind_of = self.kinds.every()
@@ -193,41 +193,7 @@ class _Builder:
         """Add the table of conversions from each option of a (a layout, and where there are
         branches one already made from it, or -1) to each option of b, so many of which read each
         tensor."""
-        t, grad, each = (
-            self.graph.tensors[wire.name],
-            wire.name in self.base.grad,
-            self._each(wire.name),
-        )
-        key = (
-            t.shape,
-            t.dtype,
-            grad,
-            each,
-            id(source),
-            branches,
-            id(target),
-            wire.name in self.base.carried,
-        )  # the atlas keeps rows, and the same row is the same object
-        if key not in self._linked:
-            place = source.of[:, None] * len(target.layouts) + target.of
-            found = self.tables.table(
-                t.shape, self.pricer.itemsize(t.dtype), source.layouts, target.layouts, grad
-            )
-            forward, backward = (part.take(place) for part in found)
-            if wire.name in self.base.carried:
-                forward[
-                    :,
-                    np.array([bool(self.atlas.layouts[n].partial) for n in target.layouts])[
-                        target.of
-                    ],
-                ] = np.inf
-            if branches:
-                ready = np.array(branches)[:, None] == np.array(target.layouts)[target.of]
-                forward[ready] = 0.0
-                backward[ready] = 0.0
-            forward *= each
-            self._linked[key] = forward, backward
-        forward, backward = self._linked[key]
+        forward, backward = self._conversions(wire, source, branches, target)
         if a == b:
             share = wire.count / self.variables[a].count  # one fewer than there are repeats
             self._add(self.variables[a], share * np.diag(forward), share * np.diag(backward))
@@ -240,15 +206,39 @@ class _Builder:
                     backward,
                     wire.count * times,
                     wire.name,
-                    self._share(target, len(t.shape)),
+                    self._share(target, len(self.graph.tensors[wire.name].shape)),
                 )
             )
 
+    def _conversions(
+        self, wire: Wire, source: LayoutColumn, branches: Sequence[int], target: LayoutColumn
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Tables of `_link`, forward and backward; wires that are alike have theirs in common."""
+        t, grad = self.graph.tensors[wire.name], wire.name in self.base.grad
+        each, carried = self._each(wire.name), wire.name in self.base.carried
+        # Columns of equal layouts are the same object, compared by identity (LayoutTable.column).
+        key = (t.shape, t.dtype, grad, each, source, branches, target, carried)
+        if key not in self._linked:
+            place = source.of[:, None] * len(target.layouts) + target.of
+            tables = self.tables.table(
+                t.shape, self.pricer.itemsize(t.dtype), source.layouts, target.layouts, grad
+            )
+            forward, backward = (table.take(place) for table in tables)
+            if carried:
+                partial = np.array([bool(self.atlas.layouts[n].partial) for n in target.layouts])
+                forward[:, partial[target.of]] = np.inf
+            if branches:
+                ready = np.array(branches)[:, None] == np.array(target.layouts)[target.of]
+                forward[ready] = backward[ready] = 0.0
+            forward *= each
+            self._linked[key] = forward, backward
+        return self._linked[key]
+
     def _share(self, row: LayoutColumn, rank: int) -> np.ndarray:
         """The part of a tensor that a device has in each layout, padding aside. [options]"""
-        if id(row) not in self._shares:
-            self._shares[id(row)] = (1 / self.tables.pieces(row.layouts, rank).prod(axis=1))[row.of]
-        return self._shares[id(row)]
+        if row not in self._shares:
+            self._shares[row] = (1 / self.tables.pieces(row.layouts, rank).prod(axis=1))[row.of]
+        return self._shares[row]
 
     def _each(self, name: str) -> float:
         """What part of its forward conversions a tensor needs in every microbatch: all, or its
