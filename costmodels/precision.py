@@ -3,7 +3,7 @@ bytes per parameter."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -46,77 +46,100 @@ class Recipe:
 
 _SHORT = {"bfloat16": "bf16", "float16": "fp16", "float8_e4m3fn": "fp8"}
 _MOMENTS = {"adamw": 8, "sgd": 0}
-_RECIPES = {
-    # name: (parameter, compute, parameter bytes, gradient bytes, reduction bytes, master copy
-    # bytes, emitted, note)
-    "bf16-mixed": (
-        "bfloat16",
-        "bfloat16",
-        2,
-        2,
-        2,
-        4,
-        True,
-        "bf16 weights, compute and gradients, float32 master copy and moments",
+"""Optimizer -> bytes a parameter of its moments, in float32."""
+_RECIPES = (
+    Recipe(
+        name="bf16-mixed",
+        parameter="bfloat16",
+        compute="bfloat16",
+        between="bfloat16",
+        gradient_bytes=2,
+        parameter_bytes=2,
+        reduction_bytes=2,
+        state_bytes=4,
+        emitted=True,
+        note="bf16 weights, compute and gradients, float32 master copy and moments",
+        master_bytes=4,
     ),
-    "fp32": ("float32", "float32", 4, 4, 4, 0, True, "float32 throughout"),
-    "bf16-pure": ("bfloat16", "bfloat16", 2, 2, 2, 0, False, "bf16 throughout, moments in float32"),
-    "fp16": (
-        "float16",
-        "float16",
-        2,
-        2,
-        2,
-        4,
-        False,
-        "fp16 weights and compute, float32 master copy and moments",
+    Recipe(
+        name="fp32",
+        parameter="float32",
+        compute="float32",
+        between="float32",
+        gradient_bytes=4,
+        parameter_bytes=4,
+        reduction_bytes=4,
+        state_bytes=0,
+        emitted=True,
+        note="float32 throughout",
+        master_bytes=0,
     ),
-    "fp8": (
-        "bfloat16",
-        "float8_e4m3fn",
-        2,
-        2,
-        2,
-        4,
-        False,
-        "fp8 products, bf16 weights, float32 master copy and moments",
+    Recipe(
+        name="bf16-pure",
+        parameter="bfloat16",
+        compute="bfloat16",
+        between="bfloat16",
+        gradient_bytes=2,
+        parameter_bytes=2,
+        reduction_bytes=2,
+        state_bytes=0,
+        emitted=False,
+        note="bf16 throughout, moments in float32",
+        master_bytes=0,
     ),
-    "int8-weights": (
-        "int8",
-        "bfloat16",
-        1,
-        0,
-        0,
-        0,
-        False,
-        "int8 weights, bf16 compute, inference only",
+    Recipe(
+        name="fp16",
+        parameter="float16",
+        compute="float16",
+        between="float16",
+        gradient_bytes=2,
+        parameter_bytes=2,
+        reduction_bytes=2,
+        state_bytes=4,
+        emitted=False,
+        note="fp16 weights and compute, float32 master copy and moments",
+        master_bytes=4,
     ),
-}
+    Recipe(
+        name="fp8",
+        parameter="bfloat16",
+        compute="float8_e4m3fn",
+        between="bfloat16",
+        gradient_bytes=2,
+        parameter_bytes=2,
+        reduction_bytes=2,
+        state_bytes=4,
+        emitted=False,
+        note="fp8 products, bf16 weights, float32 master copy and moments",
+        master_bytes=4,
+    ),
+    Recipe(
+        name="int8-weights",
+        parameter="int8",
+        compute="bfloat16",
+        between="bfloat16",
+        gradient_bytes=0,
+        parameter_bytes=1,
+        reduction_bytes=0,
+        state_bytes=0,
+        emitted=False,
+        note="int8 weights, bf16 compute, inference only",
+        master_bytes=0,
+    ),
+)
+"""Of each recipe what an optimizer without moments keeps; the default first."""
 OPTIMIZERS = tuple(_MOMENTS)
 
 
 def recipe_names() -> tuple[str, ...]:
     """Known recipes, the default first."""
-    return tuple(_RECIPES)
+    return tuple(recipe.name for recipe in _RECIPES)
 
 
 def load_recipe(name: str, optimizer: str = "adamw", training: bool = True) -> Recipe:
     """The recipe for an optimizer. KeyError for unknown names (the caller suggests); inference
     keeps weights only."""
-    parameter, compute, weight, gradient, reduction, master, emitted, note = _RECIPES[name]
-    state = master + _MOMENTS[optimizer]
+    recipe = {recipe.name: recipe for recipe in _RECIPES}[name]
     if not training:
-        gradient = reduction = state = 0
-    return Recipe(
-        name,
-        parameter,
-        compute,
-        "bfloat16" if compute == "float8_e4m3fn" else compute,
-        gradient,
-        weight,
-        reduction,
-        state,
-        emitted,
-        note,
-        master if training else 0,
-    )
+        return replace(recipe, gradient_bytes=0, reduction_bytes=0, state_bytes=0, master_bytes=0)
+    return replace(recipe, state_bytes=recipe.master_bytes + _MOMENTS[optimizer])
