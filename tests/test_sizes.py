@@ -54,8 +54,6 @@ LEFT: set[str] = {
     "long: planner/commands/options.py::add_workload",
     "long: planner/commands/options.py::launch",
     "long: planner/commands/sweep.py::_points",
-    "long: planner/execution/even_flops.py::flops_by_index",
-    "long: planner/execution/shared_collectives.py::_backward",
     "long: planner/ops/control.py::region",
     "long: planner/reader/fuse/attention.py::_attention",
     "long: planner/reader/fuse/experts_build.py::fused",

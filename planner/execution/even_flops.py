@@ -1,4 +1,4 @@
-"""FLOPs of products, node by node, where pipeline stages are equal or there are none."""
+"""FLOPs of products, node by node, where pipeline stages are even or there are none."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fractions import Fraction
 from planner.execution.collective import first_result
 from planner.execution.layout_flow import Flow
 from planner.execution.loops import RepeatedBlock, inner_flow, outer_flow, passes_of
-from planner.execution.pipeline import pipeline_of
+from planner.execution.pipeline import Pipeline, pipeline_of
 from planner.execution.recompute import products, recomputed_in_block
 from planner.ops.cost import Product
 
@@ -18,70 +18,76 @@ def flops_by_index(
 ) -> dict[int, Fraction]:
     """2MNK per node, as in `dot_flops`; of blocks on pipeline stages what one stage runs, spread
     over all repeats."""
-    blocks, graph, pipeline = tuple(blocks), flow.graph, pipeline_of(flow.graph, flow.plan)
-    total: dict[int, Fraction] = {}
-    alike: dict[tuple, tuple[Product, ...]] = {}
+    blocks, pipeline = tuple(blocks), pipeline_of(flow.graph, flow.plan)
+    dots = _Dots(flow, again)
+    flops = dots.of_one_pass(pipeline)
+    if again:
+        for i, recomputed in dots.recomputed(blocks):
+            flops[i] = flops.get(i, Fraction(0)) + recomputed
+    passes = passes_of(flow, blocks)
+    known: dict[tuple, Fraction] = {}  # by id: nodes that are alike share one fraction
+    for i, f in list(flops.items()):
+        if pipeline:
+            place = pipeline.in_epilogue(i), i in pipeline.nodes, i in pipeline.shared_prologue
+            if (id(f), place) not in known:
+                known[id(f), place] = f * pipeline.forward_passes(i) * pipeline.stage_share(i)
+            flops[i] = known[id(f), place]
+        else:
+            times = passes(first_result(flow.graph, i))
+            if (id(f), times) not in known:
+                known[id(f), times] = f * times
+            flops[i] = known[id(f), times]
+    return {i: f for i, f in flops.items() if f}
 
-    def made(i: int) -> tuple[Product, ...]:
-        """The node's products; repeats of a block share a rule."""
-        node, rule = graph.nodes[i], flow.rules[i]
+
+class _Dots:
+    """The dots of a flow's nodes. again: with what kernels compute again in the backward pass, and
+    without what compilers multiply. Nodes that share a rule and a split share their dots and sums,
+    so keys are made of ids: fractions take long to hash."""
+
+    def __init__(self, flow: Flow, again: bool) -> None:
+        self.flow, self.again = flow, again
+        self._products: dict[tuple, tuple[Product, ...]] = {}
+
+    def of(self, i: int) -> tuple[Product, ...]:
+        """The dots of node i."""
+        node, rule, grad = self.flow.graph.nodes[i], self.flow.rules[i], self.flow.grad
         if not rule.flops:
             return ()
-        key = (
-            id(rule),
-            id(flow.split(i)),
-            tuple(map(flow.grad.__contains__, node.inputs)),
-            flow.grad.isdisjoint(node.outputs),
-        )
-        if key not in alike:
-            alike[key] = products(flow, i)
-        return alike[key]
+        trained = tuple(map(grad.__contains__, node.inputs)), grad.isdisjoint(node.outputs)
+        key = id(rule), id(self.flow.split(i)), trained
+        if key not in self._products:
+            self._products[key] = products(self.flow, i)
+        return self._products[key]
 
-    each: dict[tuple[int, bool], Fraction] = {}
-    for i in range(len(graph.nodes)):
-        if not (dots := made(i)):
-            continue
-        twice = (
-            pipeline is not None
-            and again
-            and pipeline.schedule == "gpipe"
-            and pipeline.in_epilogue(i)
-        )  # head and loss are computed again
-        if (id(dots), twice) not in each:
-            back = {
-                id(dot): dot.backward + again * (dot.recomputed - dot.multiplied)
-                if flow.training
-                else 0
-                for dot in dots
-            }
-            each[id(dots), twice] = sum(
-                (dot.flops * (1 + twice + back[id(dot)]) + dot.beyond for dot in dots), Fraction(0)
-            )
-        total[i] = each[id(dots), twice]
-    outer = flow
-    for block in blocks:
-        outer = outer_flow(outer, block)
-    for block in blocks:
-        replayed = recomputed_in_block(inner_flow(outer, block), block)
-        for i, result in (replayed.nodes if replayed and again else {}).items():
-            total[i] = total.get(i, Fraction(0)) + block.repeats * sum(
-                (dot.flops for dot in made(i) if result or dot.inside), Fraction(0)
-            )
-    passes = passes_of(flow, blocks)
-    known: dict[tuple, Fraction] = {}
-    for i, f in list(total.items()):
-        times = 0 if pipeline else passes(first_result(graph, i))
-        place = (
-            id(f),
-            *(
-                (pipeline.in_epilogue(i), i in pipeline.nodes, i in pipeline.shared_prologue)
-                if pipeline
-                else (times,)
-            ),
-        )  # by id: nodes that are alike share one
-        if place not in known:
-            known[place] = f * (
-                pipeline.forward_passes(i) * pipeline.stage_share(i) if pipeline else times
-            )
-        total[i] = known[place]
-    return {i: f for i, f in total.items() if f}
+    def of_one_pass(self, pipeline: Pipeline | None) -> dict[int, Fraction]:
+        """FLOPs of one forward and backward pass, per node with dots."""
+        sums: dict[tuple[int, bool], Fraction] = {}
+        flops: dict[int, Fraction] = {}
+        gpipe = self.again and pipeline is not None and pipeline.schedule == "gpipe"
+        for i in range(len(self.flow.graph.nodes)):
+            if dots := self.of(i):
+                # Under gpipe head and loss are recomputed.
+                twice = gpipe and pipeline is not None and pipeline.in_epilogue(i)
+                if (id(dots), twice) not in sums:
+                    sums[id(dots), twice] = self._sum(dots, 2 if twice else 1)
+                flops[i] = sums[id(dots), twice]
+        return flops
+
+    def _sum(self, dots: tuple[Product, ...], forward: int) -> Fraction:
+        total = Fraction(0)
+        for dot in dots:
+            backward = dot.backward + self.again * (dot.recomputed - dot.multiplied)
+            total += dot.flops * (forward + backward * self.flow.training) + dot.beyond
+        return total
+
+    def recomputed(self, blocks: tuple[RepeatedBlock, ...]) -> Iterable[tuple[int, Fraction]]:
+        """Per recomputed node of repeated blocks the FLOPs of its second run, in all repeats."""
+        outer = self.flow
+        for block in blocks:
+            outer = outer_flow(outer, block)
+        for block in blocks:
+            recomputed = recomputed_in_block(inner_flow(outer, block), block)
+            for i, wanted in recomputed.nodes.items() if recomputed else ():
+                dots = (dot.flops for dot in self.of(i) if wanted or dot.inside)
+                yield i, block.repeats * sum(dots, Fraction(0))
