@@ -398,7 +398,7 @@ def _mamba2(f: Fields) -> tuple[Family, Any]:
     )
 
 
-_KNOWN: Mapping[str, Read] = {
+KNOWN: Mapping[str, Read] = {
     "bert": _bert,
     "camembert": _roberta(32005),
     "deepseek": _deepseek,
@@ -423,11 +423,6 @@ _KNOWN: Mapping[str, Read] = {
 }
 
 
-def model_types() -> tuple[str, ...]:
-    """The values of "model_type" that can be read."""
-    return tuple(_KNOWN)
-
-
 def from_config(path: str | Path, options: Mapping[str, str] | None = None) -> onnx.ModelProto:
     """The ONNX model of a config.json, with a symbolic batch; `options` are those of a zoo spec,
     e.g. {"seq": "8k"}.
@@ -449,8 +444,8 @@ def _read(path: Path) -> tuple[Family, Any, str, tuple[str, ...]]:
             f"{path} is a plan, not a model",
             help=[f"plan show {path}, plan explain {path}, plan emit {path}"],
         )
-    if not isinstance(kind, str) or kind not in _KNOWN:
-        hint = did_you_mean(kind, list(_KNOWN)) if isinstance(kind, str) else ""
+    if not isinstance(kind, str) or kind not in KNOWN:
+        hint = did_you_mean(kind, list(KNOWN)) if isinstance(kind, str) else ""
         what = (
             f"{path}: model_type {json.dumps(kind)[:80]} is not known"
             if kind is not None
@@ -461,12 +456,12 @@ def _read(path: Path) -> tuple[Family, Any, str, tuple[str, ...]]:
             what,
             help=[
                 *([hint] if hint else []),
-                "known: " + ", ".join(_KNOWN),
+                "known: " + ", ".join(KNOWN),
                 "or export the model to ONNX",
             ],
         )
     fields = Fields(path, data)
-    family, config = _KNOWN[kind](fields)
+    family, config = KNOWN[kind](fields)
     return family, config, kind, tuple(fields.notes)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from onnx import defs
 
-from planner.onnx_backend.handlers import handled
+from planner.onnx_backend.handlers import HANDLERS
 from planner.ops import OPERATORS, operator_of
 from planner.ops.lookup import rule_of
 from planner.reader.lower.opaque import _NEVER
@@ -127,7 +127,7 @@ def run_by(op: str, schema: defs.OpSchema) -> str:
     """How the backend runs an operator."""
     lowered, body = ("", op) in TABLE, has_body(schema)
     ways = ["kernel"] if lowered or (op in OPERATORS and not body) else ["body"] if body else []
-    ways += ["handler"] if ("", op) in handled() else []
+    ways += ["handler"] if ("", op) in HANDLERS else []
     return ", ".join(ways) or "no"
 
 

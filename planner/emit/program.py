@@ -41,8 +41,8 @@ from planner.execution.recompute import gathering_parts, is_gathered
 from planner.execution.techniques import IN_LOOPS
 from planner.execution.uneven_pipeline import uneven_pipeline_of
 from planner.graph.ir import Graph
-from planner.graph.queries import counted_rows
 from planner.ops import OPERATORS
+from planner.ops.loss import USER_LOSS, counted_rows
 from planner.sharding.layout import Layout
 
 __all__ = ["Backend", "Program", "Training", "Workload", "emit", "emitted_blocks"]
@@ -93,7 +93,7 @@ def emit(
         gpu_memory=gpu_memory,
     )
     collect_parameters(w)
-    w.tables += [user_function(node) for node in graph.nodes if node.op == "UserLoss"]
+    w.tables += [user_function(node) for node in graph.nodes if node.op == USER_LOSS]
     if w.pipeline or w.stages:
         (write_uneven if w.stages else write_stages)(w)
     else:

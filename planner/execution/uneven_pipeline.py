@@ -39,7 +39,7 @@ from planner.errors import PlanError
 from planner.execution.pipeline import nodes_needed
 from planner.execution.techniques import WIDEST
 from planner.graph.ir import Graph
-from planner.graph.queries import counted_rows
+from planner.ops.loss import counted_rows
 from planner.sharding.layout import Axes, Layout, ReshardTree, local_shape, reshard_tree
 
 if TYPE_CHECKING:

@@ -21,6 +21,7 @@ from planner.errors import PlanError
 from planner.execution.techniques import STRUCTURAL
 from planner.graph.ir import Graph
 from planner.machine.topology import Topology
+from planner.ops import operator_of
 from planner.sharding.layout import STAGE
 from planner.strategy.strategy import Strategy
 
@@ -210,7 +211,7 @@ def cuts_positions(strategy: Strategy) -> bool:
     rows = [
         strategy.tensors[o]
         for n in strategy.nodes.values()
-        if n["op"] in ("LayerNormalization", "RMSNormalization")
+        if operator_of(n["op"]).kind == "norm"
         for o in n["outputs"]
         if o in strategy.tensors
     ]

@@ -18,6 +18,7 @@ from planner.graph.ir import Graph, Node
 from planner.ops.base import Call, NoRule, Operator, register
 from planner.ops.cost import Dots, Pieces, Product, bilinear
 from planner.ops.pointwise import letters
+from planner.ops.ties import masked_keys
 from planner.sharding.layout import group
 from planner.sharding.rule import KernelCollective, Rule, Split, parse
 
@@ -235,6 +236,7 @@ register(
         words={"b": "batch", "g": "heads", "r": "heads", "s": "queries", "t": "keys"},
         own_precision=(3,),
         extents=True,
+        ties=masked_keys,
     ),
     Operator(
         "CachedAttention",
@@ -244,6 +246,7 @@ register(
         kind="attention",
         roles={"t": "sequence", "g": "tensor", "r": "tensor"},
         own_precision=(5,),
+        caches=(3, 4),
     ),
     Operator(
         "RotaryEmbedding",

@@ -9,7 +9,7 @@ local shapes only (padding included).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Literal
@@ -18,6 +18,7 @@ import numpy as np
 
 from planner.graph.ir import AttrValue, Graph, Node
 from planner.ops.cost import Dots, Kernels, Pieces, Product, Reads, Slots
+from planner.ops.ties import Tie
 from planner.sharding.layout import Axes, group, padded
 from planner.sharding.rule import Rule, Split
 
@@ -223,6 +224,12 @@ class Operator:
     """Whether its whole factors are extents like any other, not windows, counts or state sizes."""
     counted: str = ""
     """A factor that an attribute, or the meaning of the operator, counts."""
+    ties: Callable[[Node, Graph], Iterator[Tie]] | None = None
+    """How extents of operands and results hang together where the rule does not say."""
+    caches: tuple[int, ...] = ()
+    """Operands that are caches, which a program keeps among its weights."""
+    sums_last: Callable[[Node, int], bool] | None = None
+    """(node, slot) -> whether the product sums over the last dim of a weight in that slot."""
     by_piece: bool = False
     """Whether a compiler's partitioner cannot cut its kernel: programs for it run the kernel on
     each device's pieces."""

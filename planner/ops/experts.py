@@ -281,6 +281,9 @@ register(
         workspace=_workspace,
         products=_products,
         roles={"e": "expert"},
+        sums_last=lambda node, slot: (
+            slot > 5 or bool(node.attrs.get("trans_out" if slot == 5 else "trans_in", 0))
+        ),
         words={"e": "experts"},
         extents=True,
         counted="e",

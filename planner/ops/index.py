@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from planner.graph.ir import Graph, Node
 from planner.ops.base import Call, NoRule, Operator, register
+from planner.ops.ties import looked_up, looked_up_in_columns
 from planner.sharding.rule import Rule, parse
 
 
@@ -126,6 +127,7 @@ register(
         words={"v": "table rows"},
         index_limit=rows_of_table,
         extents=True,
+        ties=looked_up,
     ),
     Operator(
         "GatherND",
@@ -135,6 +137,7 @@ register(
         kind="lookup",
         extents=True,
         counted="z",
+        ties=looked_up_in_columns,
     ),
     Operator(
         "GatherElements",

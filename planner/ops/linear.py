@@ -80,6 +80,11 @@ def _einsum(call: Call) -> str:
     return f"jnp.einsum({str(call.attr('equation')).replace(' ', '')!r}, {', '.join(call.args)})"
 
 
+def _einsum_sums_last(node: Node, slot: int) -> bool:
+    terms, _, result = str(node.attrs["equation"]).replace(" ", "").partition("->")
+    return terms.split(",")[slot][-1:] not in result
+
+
 def _conv_rule(node: Node, graph: Graph) -> Rule:
     """Batch, output channels, input channels (summed) and groups split, and rows where their pieces
     line up (planner.ops.space)."""
@@ -155,9 +160,19 @@ register(
         kind="product",
         gradient=bilinear,
         products=_matmul_products,
+        sums_last=lambda node, slot: (
+            bool(node.attrs.get("trans_b", 0)) if slot == 1 else not node.attrs.get("trans_a", 0)
+        ),
         words={"m": "rows", "n": "columns", "k": "sums"},
     ),
-    Operator("Einsum", _einsum_rule, _einsum, kind="product", gradient=bilinear),
+    Operator(
+        "Einsum",
+        _einsum_rule,
+        _einsum,
+        kind="product",
+        gradient=bilinear,
+        sums_last=_einsum_sums_last,
+    ),
     Operator("Conv", _conv_rule, _conv, kind="convolution", gradient=bilinear, counted="g"),
     Operator(
         "ConvTranspose",

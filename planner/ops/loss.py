@@ -14,9 +14,26 @@ from planner.ops.index import rows_of_table
 from planner.ops.pointwise import letters
 from planner.sharding.rule import KernelCollective, Rule, parse
 
+LOSSES = {
+    "cross_entropy": "CrossEntropyLoss",
+    "mse": "MSELoss",
+    "l1": "L1Loss",
+    "bce": "BCEWithLogitsLoss",
+}
+"""What users call the losses that can be appended -> their operators."""
+CROSS_ENTROPY, USER_LOSS = LOSSES["cross_entropy"], "UserLoss"
 LOSS_ROWS = 512
 """Rows per block of the emitted kernel (planner/emit/runtime/kernels/kernels.py; a test holds the
 two together)."""
+
+
+def counted_rows(graph: Graph) -> str:
+    """The int32 scalar that counts the rows of a cross-entropy whose number is a part of the data;
+    "" for any other loss."""
+    node = graph.nodes[graph.producer[graph.outputs[0]]]
+    if node.op != CROSS_ENTROPY or len(node.inputs) < 3:
+        return ""
+    return graph.nodes[graph.producer[node.inputs[2]]].inputs[0]  # before it was made at least 1
 
 
 def _cross_entropy_rule(node: Node, graph: Graph) -> Rule:
@@ -143,13 +160,14 @@ register(
         "UserLoss", _user_rule, _user, kind="loss", traffic=USER_PASSES, workspace=_user_workspace
     ),
     Operator(
-        "CrossEntropyLoss",
+        CROSS_ENTROPY,
         _cross_entropy_rule,
         _cross_entropy,
         kind="loss",
         workspace=_cross_entropy_workspace,
         in_place=True,
         gradient=_cross_entropy_reads,
+        roles={"v": "tensor"},
         words={"v": "classes"},
         index_limit=rows_of_table,
     ),

@@ -9,6 +9,7 @@ from math import prod
 from planner.graph.ir import Graph, Node
 from planner.ops.base import Call, Operator, jnp_dtype, register
 from planner.ops.pointwise import letters
+from planner.ops.ties import along_axis
 from planner.sharding.rule import Rule, parse
 
 
@@ -111,7 +112,7 @@ register(
     Operator("ReduceMax", _reduce_rule, _reduce("jnp.max"), saves="in", extents=True),
     Operator("ReduceMin", _reduce_rule, _reduce("jnp.min"), saves="in", extents=True),
     Operator("ReduceProd", _reduce_rule, _reduce("jnp.prod"), saves="in", extents=True),
-    Operator("CumSum", _axis_rule, _cumsum, saves="", extents=True),
+    Operator("CumSum", _axis_rule, _cumsum, saves="", extents=True, ties=along_axis),
     Operator("TopK", _axis_rule, _topk, saves="out"),
     Operator("ArgMax", _axis_rule, _arg("jnp.argmax"), saves=""),
     Operator("ArgMin", _axis_rule, _arg("jnp.argmin"), saves=""),

@@ -6,6 +6,7 @@ from __future__ import annotations
 from planner.graph.ir import Graph, Node
 from planner.ops.base import Call, NoRule, Operator, jnp_dtype, register
 from planner.ops.pointwise import broadcast_line, letters
+from planner.ops.ties import concatenated, padded, sliced, split_up
 from planner.sharding.rule import Rule, parse
 
 
@@ -236,9 +237,25 @@ register(
         passes_values=True,
     ),
     Operator(
-        "Slice", _slice_rule, _slice, saves="", fusible=True, passes_values=True, extents=True
+        "Slice",
+        _slice_rule,
+        _slice,
+        saves="",
+        fusible=True,
+        passes_values=True,
+        extents=True,
+        ties=sliced,
     ),
-    Operator("Pad", _pad_rule, _pad, saves="", fusible=True, passes_values=True, extents=True),
+    Operator(
+        "Pad",
+        _pad_rule,
+        _pad,
+        saves="",
+        fusible=True,
+        passes_values=True,
+        extents=True,
+        ties=padded,
+    ),
     Operator(
         "Tile",
         _tile_rule,
@@ -253,8 +270,9 @@ register(
         saves="",
         passes_values=True,
         extents=True,
+        ties=concatenated,
     ),
-    Operator("Split", _split_rule, _split, saves="", fusible=True, extents=True),
+    Operator("Split", _split_rule, _split, saves="", fusible=True, extents=True, ties=split_up),
     Operator("Range", _made_rule, _range, saves=""),
     Operator(
         "ConstantOfShape",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from planner.graph.findings import KINDS, Finding
 from planner.graph.ir import Graph
+from planner.ops import operator_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -73,7 +74,7 @@ def unfused(
     (docs/how-a-plan-is-chosen.md, How sure it is)."""
     if request.runtime.kernels is not None or request.topology.device.kind == "cpu":
         return ()
-    share = _spent((row for row in nodes.values() if row["op"] == "Attention"), microbatches) / (
+    share = _spent((row for row in nodes.values() if _scored(row["op"])), microbatches) / (
         costs["step_time_s"] or 1.0
     )
     if share < UNFUSED:
@@ -85,6 +86,12 @@ def unfused(
             " that plan emit writes sends its scores through memory and takes longer there",
         ),
     )
+
+
+def _scored(op: str) -> bool:
+    """Whether an operator is attention whose scores take workspace."""
+    operator = operator_of(op)
+    return operator.kind == "attention" and operator.workspace is not None
 
 
 def _spent(rows: Iterable[Mapping[str, Any]], microbatches: int) -> float:

@@ -32,6 +32,7 @@ from planner.execution.plan import Plan
 from planner.execution.techniques import STRUCTURAL
 from planner.graph.ir import Graph
 from planner.machine.mesh_choices import divisors
+from planner.ops import operator_of
 from planner.pins.pins import Pins
 from planner.pricing.cost import Cost
 from planner.pricing.plan_price import price_plan
@@ -442,7 +443,7 @@ def weight_pins(base: GraphFacts, plan: Plan, other: Graph) -> dict[str, dict[st
         slots = [
             k
             for k, n in enumerate(node.inputs)
-            if n in graph.weights and node.op != "CachedAttention"
+            if n in graph.weights and k not in operator_of(node.op).caches
         ]
         factors = {f for k in slots for dim in rule.operands[k] for f in dim} - rule.whole
         if factors and (node.id, node.op) in there:

@@ -11,6 +11,7 @@ import numpy as np
 from planner.analysis.axis_roles import REPLICATED, role_named
 from planner.analysis.facts import GraphFacts
 from planner.machine.topology import Mesh
+from planner.ops import operator_of
 from planner.sharding.candidates import candidates
 from planner.sharding.rule import PENDING, Limits, Split, legal
 from planner.space.variables import Link, Space, Variable
@@ -108,7 +109,7 @@ def _columns_or_rows(
     held = any(
         n in base.graph.weights and len(base.graph.tensors[n].shape) > 1 for n in node.inputs
     )
-    held = held or bool(base.rules[i].flops) or node.op == "CrossEntropyLoss"
+    held = held or bool(base.rules[i].flops) or bool(operator_of(node.op).roles)
     cut = [{roles.get(f, "") for f, axes in s.pairs if axis in axes} for s in splits]
     left = [
         (s, c)

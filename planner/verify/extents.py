@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from planner.graph.ir import Graph, Node
 from planner.ops import operator_of
 from planner.ops.lookup import rule_of
-from planner.sharding.rule import Rule
+from planner.ops.ties import Indexed, Same, Shift, Sum, Tie, Window
 
 FLOOR = 8
 """No extent becomes smaller than this."""
@@ -40,32 +40,6 @@ class Product:
 
 
 @dataclass(frozen=True)
-class Sum:
-    """extent(whole) = sum of extent(parts)."""
-
-    whole: int
-    parts: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Window:
-    """A Slice along one axis: `bounds` = (start, end, step) of the whole graph."""
-
-    source: int
-    result: int
-    bounds: tuple[int, int, int]
-
-
-@dataclass(frozen=True)
-class Shift:
-    """extent(result) = extent(source) + by."""
-
-    source: int
-    result: int
-    by: int
-
-
-@dataclass(frozen=True)
 class Lookup:
     """Stored indices into a dim: their values must stay below its extent. column: of the last dim,
     None: all values."""
@@ -74,6 +48,9 @@ class Lookup:
     column: int | None
     table: str
     axis: int
+
+
+Constraint = Product | Sum[int] | Window[int] | Shift[int]
 
 
 class Extents:
@@ -86,7 +63,7 @@ class Extents:
         self._element: dict[tuple[str, int], int] = {}
         self.extent: dict[int, int] = {}
         self.fixed: set[int] = set()
-        self.constraints: list[Product | Sum | Window | Shift] = []
+        self.constraints: list[Constraint] = []
         self.lookups: list[Lookup] = []
         for name, t in graph.tensors.items():
             for axis, n in enumerate(t.shape):
@@ -150,51 +127,23 @@ class Extents:
                 or (f in rule.whole and not operator.extents)
             ):
                 self.fixed.add(atom)
-        self._special(node, rule)
+        for tie in operator.ties(node, graph) if operator.ties else ():
+            self._tie(tie)
 
-    def _special(self, node: Node, rule: Rule) -> None:
-        """What the rule leaves unsaid about extents."""
-        graph, element, attrs = self.graph, self._element, node.attrs
-        live = [o for o in node.outputs if o]
-        if node.op in ("Concat", "Split"):
-            axis = int(attrs["axis"])  # type: ignore[arg-type]
-            whole, parts = (live[0], node.inputs) if node.op == "Concat" else (node.inputs[0], live)
-            self.constraints.append(
-                Sum(element[whole, axis], tuple(element[p, axis] for p in parts))
-            )
-        elif node.op == "Slice":
-            for axis, *bounds in zip(
-                *(attrs[k] for k in ("axes", "starts", "ends", "steps")), strict=True
-            ):
-                self.constraints.append(
-                    Window(element[node.inputs[0], axis], element[live[0], axis], tuple(bounds))
-                )
-        elif node.op == "Pad":
-            pads: Sequence[int] = attrs["pads"]  # type: ignore[assignment]
-            rank = len(pads) // 2
-            for axis in range(rank):
-                if pads[axis] or pads[axis + rank]:
-                    self.constraints.append(
-                        Shift(
-                            element[node.inputs[0], axis],
-                            element[live[0], axis],
-                            pads[axis] + pads[axis + rank],
-                        )
-                    )
-        elif (
-            node.op == "Attention" and len(node.inputs) > 3 and node.inputs[3]
-        ):  # the keys of a mask are those of k
-            self._union(
-                element[node.inputs[3], len(graph.tensors[node.inputs[3]].shape) - 1],
-                element[node.inputs[1], 2],
-            )
-        elif node.op == "CumSum":
-            axis = int(attrs["axis"])  # type: ignore[arg-type]
-            self._union(element[node.inputs[0], axis], element[live[0], axis])
-        elif node.op == "Gather":
-            self._lookup(node.inputs[0], int(attrs["axis"]), node.inputs[1])  # type: ignore[arg-type]
-        elif node.op == "GatherND":
-            self._lookup_columns(node, graph)
+    def _tie(self, tie: Tie) -> None:
+        """Enter what the operator says beside its rule."""
+        at = self._element
+        match tie:
+            case Sum(whole, parts):
+                self.constraints.append(Sum(at[whole], tuple(at[p] for p in parts)))
+            case Window(source, result, bounds):
+                self.constraints.append(Window(at[source], at[result], bounds))
+            case Shift(source, result, by):
+                self.constraints.append(Shift(at[source], at[result], by))
+            case Same(one, other):
+                self._union(at[one], at[other])
+            case Indexed(table, axis, indices, columns):
+                (self._lookup_columns if columns else self._lookup)(table, axis, indices)
 
     def _lookup(self, table: str, axis: int, indices: str) -> None:
         """Where looked-up integers come from: inputs follow the table by themselves, stored ones
@@ -204,24 +153,28 @@ class Extents:
             name = queue.pop()
             made = graph.producer.get(name)
             if made is not None:
-                if not operator_of(graph.nodes[made].op).passes_values:
+                maker = graph.nodes[made]
+                if not operator_of(maker.op).passes_values or maker.attrs.get("value"):
                     self._fix((table, axis))
                     return
-                queue += [n for n in graph.nodes[made].inputs if n]
+                queue += [n for n in maker.inputs if n]
             elif name not in graph.inputs:
                 found.append(Lookup(name, None, table, axis))
         self.lookups += found
 
-    def _lookup_columns(self, node: Node, graph: Graph) -> None:
-        """GatherND: column c of the stored indices looks up dim batch_dims + c of the data."""
-        data, indices = node.inputs
-        first = int(node.attrs.get("batch_dims", 0))  # type: ignore[arg-type]
+    def _lookup_columns(self, data: str, first: int, indices: str) -> None:
+        """Column c of the stored indices looks up dim `first` + c of the data."""
+        graph = self.graph
         made = graph.producer.get(indices)
         last = len(graph.tensors[indices].shape) - 1
         leaves: tuple[str, ...] = (indices,)
         if made is not None:
             maker = graph.nodes[made]
-            leaves = maker.inputs if maker.op == "Concat" and maker.attrs["axis"] == last else ()
+            ties = operator_of(maker.op).ties
+            side_by_side = ties is not None and any(
+                isinstance(tie, Sum) and tie.whole == (indices, last) for tie in ties(maker, graph)
+            )
+            leaves = maker.inputs if side_by_side else ()
         depth = graph.tensors[indices].shape[-1]
         if not leaves or any(n in graph.producer or n in graph.inputs for n in leaves):
             self._fix(*((data, first + c) for c in range(depth)))
@@ -238,7 +191,7 @@ class Extents:
         self.fixed = {self.root(e) for e in self.fixed} | {
             self.root(e) for e, n in self.extent.items() if n == 1
         }
-        renamed: dict[Product | Sum | Window | Shift, None] = {}
+        renamed: dict[Constraint, None] = {}
         for c in self.constraints:
             if isinstance(c, Product | Sum):
                 renamed[type(c)(self.root(c.whole), tuple(self.root(p) for p in c.parts))] = None
@@ -300,7 +253,7 @@ class Extents:
             return None
 
     def _repairs(
-        self, c: Product | Sum | Window | Shift, change: Mapping[int, int], now: Mapping[int, int]
+        self, c: Constraint, change: Mapping[int, int], now: Mapping[int, int]
     ) -> list[list[tuple[int, int]]] | None:
         """None when the constraint holds; else ways to mend it, each a list of (class, new extent);
         [] when there is none."""

@@ -28,7 +28,7 @@ from planner.emit.tables import initial_mean
 from planner.emit.writer import Program, Training
 from planner.execution.plan import Plan
 from planner.graph.ir import Graph
-from planner.graph.queries import counted_rows
+from planner.ops.loss import counted_rows
 from planner.verify.failure import remember
 
 Values = Mapping[str, np.ndarray]

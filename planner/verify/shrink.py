@@ -22,7 +22,9 @@ import numpy as np
 from planner.execution.plan import Plan
 from planner.graph.ir import Graph, Node, Tensor, WeightRef
 from planner.graph.repeats import find_runs
+from planner.ops import operator_of
 from planner.ops.lookup import rule_of
+from planner.ops.ties import sliced, split_up
 from planner.reader.draft.shapes import ShapeError, infer
 from planner.sharding.rule import Limits, Rule, Split, legal
 from planner.verify.extents import Extents, window
@@ -175,7 +177,7 @@ def resized(
     tensors = {n: Tensor(n, shape[n], t.dtype, t.role) for n, t in graph.tensors.items()}
     nodes: list[Node] = []
     for node in graph.nodes:
-        if node.op == "Slice":
+        if operator_of(node.op).ties is sliced:
             source, result = node.inputs[0], node.outputs[0]
             starts, ends = [], []
             for axis, *bounds in zip(
@@ -241,7 +243,12 @@ def fits(made: Graph, before: Graph, plan: Plan | None) -> bool:
         types = [(made.tensors[n].shape, made.tensors[n].dtype) if n else None for n in node.inputs]
         shapes = [made.tensors[o].shape for o in live]
         try:
-            found = infer(node.op, node.attrs, types, shapes if node.op == "Split" else shapes[0])
+            found = infer(
+                node.op,
+                node.attrs,
+                types,
+                shapes if operator_of(node.op).ties is split_up else shapes[0],
+            )
             rule, reason = rule_of(node, made)
         except KeyError:
             continue

@@ -24,8 +24,8 @@ import numpy as np
 from planner.errors import PlanError, did_you_mean
 from planner.graph.findings import Finding
 from planner.graph.ir import AttrValue, Graph, Node, Tensor
-from planner.graph.queries import LOSSES
 from planner.ops.lookup import gradient_tensors
+from planner.ops.loss import LOSSES, USER_LOSS
 from planner.workload.user_loss import is_user_loss, read_user_loss
 
 IGNORED = -100
@@ -380,7 +380,7 @@ class _Loss:
                 f"--loss {loss}: {bad!r} of shape {list(self.tensors[bad].shape)} has not the batch"
                 " in dim 0",
             )
-        self.add("UserLoss", tuple(names), function=found.function, source=found.source)
+        self.add(USER_LOSS, tuple(names), function=found.function, source=found.source)
 
     def graph(self, output: str = "") -> Graph:
         """The graph with the loss as its output: that of the last node unless it is named."""

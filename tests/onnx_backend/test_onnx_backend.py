@@ -18,7 +18,7 @@ import planner.onnx_backend
 from benchmarks.onnx_backend import MARKS, Outcome, draws, missed, reason_of, report, run_suite
 from planner.errors import PlanError
 from planner.onnx_backend import Backend
-from planner.onnx_backend.handlers import handled, handler_of
+from planner.onnx_backend.handlers import HANDLERS, handler_of
 
 STEP = 37
 """Every so many-th case of the suite's node tests is run by default."""
@@ -162,7 +162,7 @@ def test_handlers_follow_the_opset() -> None:
         and handler_of("", "RoiAlign", 15) is old
         and handler_of("", "RoiAlign", 25) is new
     )
-    assert handler_of("", "Split", 11) is None and ("", "Split") in handled()
+    assert handler_of("", "Split", 11) is None and ("", "Split") in HANDLERS
 
 
 def test_loops_with_growing_values_run_node_by_node() -> None:

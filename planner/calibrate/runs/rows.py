@@ -26,6 +26,8 @@ from planner.execution.plan import Plan
 from planner.graph.ir import Graph
 from planner.machine.mesh_choices import pinned_mesh
 from planner.machine.topology import Mesh, Topology, for_devices
+from planner.ops import operator_of
+from planner.ops.loss import CROSS_ENTROPY
 from planner.pricing.frameworks.kernels import role
 from planner.sharding.rule import Limits, Split, legal
 from planner.space.families import batch_only
@@ -429,7 +431,7 @@ def megatron_splits(
             ]
             made[key] = split, tuple(dims[0] if dims else -1 for dims in cut)
         out[node.id], where = made[key]
-        if node.op != "Gather":
+        if operator_of(node.op).kind != "lookup":
             at |= {
                 name: dim
                 for name, dim in zip((o for o in node.outputs if o), where, strict=False)
@@ -462,14 +464,14 @@ def _factor(
     )
     block = i in base.repeated
     cut = [(slot, at[n]) for slot, n in enumerate(node.inputs) if n in at]
-    if kind == "CrossEntropyLoss" and whole_logits:
+    if kind == CROSS_ENTROPY and whole_logits:
         return ""
     if (
         kind == "product"
         and at.get(node.inputs[0], -1) != len(graph.tensors[node.inputs[0]].shape) - 1
     ):
         return "n"
-    if node.op == "Gather" and not block:
+    if operator_of(node.op).kind == "lookup" and not block:
         return "v" if any(n in graph.weights for n in node.inputs) and base.batch_factors[i] else ""
     features = [
         (slot, d)

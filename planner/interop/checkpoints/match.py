@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 from planner.graph.ir import Graph
 from planner.interop.checkpoints.store import FLOATS, Shards, Stored
+from planner.ops import operator_of
 
 WRAPPERS = frozenset({"model", "transformer", "bert", "roberta", "vit", "module"})
 TIES = (
@@ -273,23 +274,14 @@ def _sums_last(graph: Graph, name: str) -> bool:
     filters and what is in no product."""
     for i, slot in graph.consumers.get(name, ()):
         node = graph.nodes[i]
-        if node.op == "MatMul":
-            return (
-                bool(node.attrs.get("trans_b", 0))
-                if slot == 1
-                else not node.attrs.get("trans_a", 0)
-            )
-        if node.op == "RoutedExperts" and slot <= 5:
-            return bool(node.attrs.get("trans_out" if slot == 5 else "trans_in", 0))
-        if node.op == "Einsum":
-            terms, _, result = str(node.attrs["equation"]).replace(" ", "").partition("->")
-            return terms.split(",")[slot][-1:] not in result
-        if node.op == "Transpose":
-            perm = node.attrs["perm"]
-            turned = isinstance(perm, tuple) and tuple(perm[-2:]) == (len(perm) - 1, len(perm) - 2)
-            return _sums_last(graph, node.outputs[0]) != turned
-        if node.op == "Cast":
-            return _sums_last(graph, node.outputs[0])
-        if node.op == "Gather":
+        operator = operator_of(node.op)
+        if operator.sums_last is not None:
+            return operator.sums_last(node, slot)
+        if operator.kind == "lookup":
             return True
+        if operator.rearranges or operator.passes_values:
+            perm = node.attrs.get("perm")
+            turned = isinstance(perm, tuple) and tuple(perm[-2:]) == (len(perm) - 1, len(perm) - 2)
+            if perm or graph.tensors[node.outputs[0]].shape == graph.tensors[name].shape:
+                return _sums_last(graph, node.outputs[0]) != turned
     return True

@@ -28,6 +28,7 @@ from planner.analysis.axis_roles import role_named
 from planner.errors import PlanError, did_you_mean
 from planner.interop.keys import Keys
 from planner.interop.settings import Facts, Rounds, Settings
+from planner.ops import operator_of
 from planner.strategy.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -230,13 +231,14 @@ def _weight_pin(
     """The pin of node i that cuts its operand in `slot` by a style; None for an operator that has
     no such pin and a style that cuts nothing. Raises PlanError P191, which begins with `what`."""
     op, dims = base.graph.nodes[i].op, base.rules[i].operands[slot]
-    if op not in ("MatMul", "Gemm", "Gather") or not all(dims):
+    kind = operator_of(op).kind
+    if kind not in ("product", "lookup") or not all(dims):
         if CUTS[style] == WHOLE:
             return None
         raise PlanError(
             "P191", f"{what} is read by {op}: no product", help=["leave it out: it is whole then"]
         )
-    if op == "Gather" and CUTS[style] == COLUMNS:
+    if kind == "lookup" and CUTS[style] == COLUMNS:
         raise PlanError("P191", f"{what} is a table", help=[f"{VOCABULARY}, or leave it out"])
     in_result = {dim[0]: any(dim[0] in r for r in base.rules[i].results[0]) for dim in dims}
     return {
@@ -275,9 +277,9 @@ def styles_of(strategy: Strategy, base: GraphFacts) -> tuple[tuple[str, str], ..
         node, rule = graph.nodes[i], base.rules[i]
         factor = rule.operands[slot][cut[0]][0]
         in_result = any(factor in dim for dim in rule.results[0])
-        if node.op == "Gather":
+        if operator_of(node.op).kind == "lookup":
             style = VOCABULARY if cut[0] == 0 else ""
-        elif node.op in ("MatMul", "Gemm"):
+        elif operator_of(node.op).kind == "product":
             style = ROWS if not in_result else HEAD if i not in base.repeated else COLUMNS
         else:
             style = ""

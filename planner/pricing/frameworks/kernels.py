@@ -7,31 +7,29 @@ from math import prod
 from costmodels.frameworks.kernels import KernelNeed, kernel_times_s
 from planner.analysis.facts import GraphFacts
 from planner.graph.ir import Graph
+from planner.ops import operator_of
+from planner.ops.loss import CROSS_ENTROPY
 from planner.pricing.pricer import Pricer
 from planner.pricing.split_arrays import SplitArrays, compute_type
 from planner.sharding.rule import Split
 
-FREE = frozenset({"Reshape", "Identity"})
 """Operators that run no kernel."""
 
 
 def role(graph: Graph, i: int) -> str:
     """What a node is to a framework's kernels: a key of Kernels.passes and Kernels.saved."""
     node = graph.nodes[i]
-    if node.op == "Attention":
-        return "attention"
-    if node.op in ("LayerNormalization", "RMSNormalization"):
-        return "norm"
-    if node.op == "Add":
+    operator = operator_of(node.op)
+    if operator.kind in ("attention", "norm"):
+        return operator.kind
+    if operator.adds == (0, 1):
         return "bias" if any(n in graph.weights for n in node.inputs) else "residual"
-    if node.op in ("MatMul", "Gemm"):
+    if operator.kind == "product":
         readers = _readers(graph, i)
         for j in tuple(readers):
             if role(graph, j) == "bias":
                 readers += _readers(graph, j)
-        into_residual = any(
-            graph.nodes[j].op == "Add" and role(graph, j) == "residual" for j in readers
-        )
+        into_residual = any(role(graph, j) == "residual" for j in readers)
         return "into residual" if into_residual else "product"
     return node.op
 
@@ -51,7 +49,7 @@ def need_of(
     if kind == "attention":
         q, v = (graph.tensors[node.inputs[slot]].shape for slot in (0, 2))
         elements = flops / (2 * (q[3] + v[3]))
-    elif kind == "CrossEntropyLoss":
+    elif kind == CROSS_ENTROPY:
         elements = prod(graph.tensors[node.inputs[0]].shape) * share
     elif flops:  # products of one operand run as one
         products = sum(
@@ -75,7 +73,7 @@ def times(
 ) -> tuple[float, float]:
     """(forward, backward) seconds of node i under a split. ins, outs: bytes of its local operands
     and results."""
-    if base.graph.nodes[i].op in FREE:
+    if operator_of(base.graph.nodes[i].op).free:
         return 0.0, 0.0
     assert pricer.runtime.kernels is not None
     need = need_of(base, i, split, ins, outs, pricer)

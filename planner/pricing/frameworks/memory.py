@@ -9,6 +9,7 @@ from costmodels.frameworks.peak_memory import FrameworkMemory
 from costmodels.frameworks.step_time import AFTER, BLOCKS
 from planner.analysis.facts import GraphFacts
 from planner.execution.layout_flow import Flow, cut_layout, stored_layout
+from planner.ops.loss import CROSS_ENTROPY
 from planner.pricing.frameworks.kernels import role
 from planner.pricing.frameworks.stages import StageAssignment, placed_weights, stage_sums
 from planner.pricing.pricer import Pricer
@@ -86,7 +87,7 @@ def _activations(
                 default=size,
             )
             left.norms_gathered[place] = left.norms_gathered.get(place, 0.0) + largest - size
-        if kind == "CrossEntropyLoss":
+        if kind == CROSS_ENTROPY:
             logits = node.inputs[0]
             whole = _local_elements(flow, logits, flow.need[i, 0])
             piece = _local_elements(flow, logits, flow.source[logits])

@@ -25,7 +25,8 @@ from planner.execution import collectives
 from planner.execution.collective import CollectiveUse
 from planner.execution.layout_flow import Flow, cut_layout
 from planner.execution.loops import RepeatedBlock, pipelined_block
-from planner.pricing.frameworks.kernels import FREE, need_of
+from planner.ops import operator_of
+from planner.pricing.frameworks.kernels import need_of
 from planner.pricing.frameworks.stages import StageAssignment, stage_sums
 from planner.pricing.kernels import local_bytes
 from planner.pricing.pricer import Pricer
@@ -75,7 +76,7 @@ def _kernels(
     """Work.kernels."""
     counts: dict[tuple[int, Split, str], float] = {}
     for i, node in enumerate(base.graph.nodes):
-        if node.op not in FREE:
+        if not operator_of(node.op).free:
             place = stages.place(i)
             key = (base.shared[i], flow.split(i), place)
             counts[key] = counts.get(key, 0.0) + (1 / stages.repeats if place == BLOCKS else 1.0)

@@ -1,1 +1,1 @@
-"""TODO."""
+"""The same graph at another batch, and which dims follow it."""

@@ -1,1 +1,1 @@
-"""TODO."""
+"""The graph while it is built: types, folded constants, simplifications."""

@@ -1,1 +1,1 @@
-"""TODO."""
+"""A traced jax function as a graph."""

@@ -1,1 +1,1 @@
-"""TODO."""
+"""ONNX operators as operators of the canonical graph, one function each."""

@@ -11,7 +11,6 @@ optimizer.
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -256,8 +255,3 @@ def digest(bodies: Sequence[Graph]) -> str:
             repr([(graph.tensors[i].shape, graph.tensors[i].dtype) for i in graph.inputs]).encode()
         )
     return made.hexdigest()[:16]
-
-
-def elements(types: Sequence[Type]) -> int:
-    """Elements of all of some tensors."""
-    return sum(math.prod(shape) for shape, _ in types)

@@ -1,1 +1,1 @@
-"""TODO."""
+"""An ONNX file: opened, checked, and its statements as records."""
