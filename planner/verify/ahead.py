@@ -31,7 +31,7 @@ from planner.verify.hlo.flops import dot_flops
 from planner.verify.hlo.origins import Origins
 from planner.verify.hlo.paddings import Padding, paddings
 from planner.verify.hlo.program import traffic
-from planner.verify.predicted import Predicted, Traffic, as_spoken, flops_by_node, predict
+from planner.verify.predicted import Predicted, Traffic, flops_by_node, named_uses, predict
 from planner.verify.report import FLOPS, PEAK, TRAFFIC, CompiledSizes, Figure
 from planner.verify.targets import Target
 
@@ -46,8 +46,8 @@ TRAFFIC_TOLERANCE = 0.01
 ALL, DOTS = "all collectives", "dot FLOPs"
 PADDING = "padding of products"
 """The figure of what compiler passes added to products; it is there only where they did."""
-PARKED = "arguments on the host"
-"""The figure of arguments that wait there; it is there only where a plan sends any."""
+HOST_ARGUMENTS = "arguments on the host"
+"""The figure of offloaded arguments; it is there only where a plan offloads any."""
 ASSIGNED = "*.after_optimizations_after_buffer_assignment.txt"
 """The last dump before the TPU compiler makes machine code: the program, with all that was dumped
 about its buffers before it."""
@@ -208,96 +208,61 @@ def figures(
     padded: what passes added to products, which has a line of its own and is no part of their
     FLOPs.
     """
-    actual = compiled_traffic(compiled.text, plan, exact)
-    rows = []
-    for key in sorted({*predicted.traffic, *actual}):
-        rows.append(
-            Figure(
-                f"{key[0]} over {key[1]}",
-                predicted.traffic.get(key, 0),
-                actual.get(key, 0),
-                judged=False,
-                shown=True,
-                of=TRAFFIC,
-            )
-        )
-    off = sum(
-        abs(predicted.traffic.get(k, 0) - actual.get(k, 0)) for k in {*predicted.traffic, *actual}
-    )
     inside, results = differences.entry_bytes(compiled.text)
 
     def judged(what: str, a: int, b: int, own: float, **more: Any) -> Figure:
         return Figure(what, a, b, tolerance=own if tolerance is None else tolerance, **more)
 
-    rows.append(
-        judged(
-            ALL,
-            sum(predicted.traffic.values()),
-            sum(actual.values()),
-            TRAFFIC_TOLERANCE,
-            off=off,
-            of=TRAFFIC,
-        )
-    )
+    rows = _traffic_figures(predicted, compiled_traffic(compiled.text, plan, exact), judged)
     added = sum(p.flops for p in padded)
-    rows.append(
-        judged(
-            DOTS,
-            predicted.flops,
-            dot_flops(compiled.text) - added,
-            FLOPS_TOLERANCE[target.kind],
-            unit="FLOPs",
-            of=FLOPS,
-        )
-    )
+    flops = dot_flops(compiled.text) - added
+    exactness = FLOPS_TOLERANCE[target.kind]
+    rows.append(judged(DOTS, predicted.flops, flops, exactness, unit="FLOPs", of=FLOPS))
     if added:
-        rows.append(
-            Figure(
-                PADDING,
-                None,
-                added,
-                "FLOPs",
-                judged=False,
-                of=FLOPS,
-                note=f"beside them, by {', '.join(dict.fromkeys(p.by for p in padded))}",
-            )
-        )
+        note = f"beside them, by {', '.join(dict.fromkeys(p.by for p in padded))}"
+        rows.append(Figure(PADDING, None, added, "FLOPs", judged=False, of=FLOPS, note=note))
     rows.append(judged("argument bytes", predicted.argument_bytes, inside, 0.0))
     rows.append(judged("output bytes", predicted.output_bytes, results, 0.0))
-    if predicted.host_argument_bytes and target.kind == "gpu":
-        rows.append(
-            judged(PARKED, predicted.host_argument_bytes, compiled.host_argument_bytes, 0.0)
-        )
+    offloaded = predicted.host_argument_bytes
+    if offloaded and target.kind == "gpu":
+        rows.append(judged(HOST_ARGUMENTS, offloaded, compiled.host_argument_bytes, 0.0))
     if compiled.argument_bytes != inside - compiled.host_argument_bytes:
-        rows.append(
-            Figure(
-                "arguments as stored",
-                None,
-                compiled.argument_bytes,
-                judged=False,
-                note="whole tiles",
-            )
-        )
-    total = sum(memory.values())
-    rows.append(
-        Figure(
-            "temporaries",
-            sum(_temporaries(predicted, memory)),
-            compiled.temporary_bytes,
-            judged=False,
-            shown=True,
-        )
-    )
+        stored, note = compiled.argument_bytes, "whole tiles"
+        rows.append(Figure("arguments as stored", None, stored, judged=False, note=note))
+    temporaries = sum(_temporaries(predicted, memory))
+    found = compiled.temporary_bytes
+    rows.append(Figure("temporaries", temporaries, found, judged=False, shown=True))
     if plan.offload and target.kind == "gpu":
-        rows.append(
-            Figure("temporaries on the host", None, compiled.host_temporary_bytes, judged=False)
-        )
-    own = PEAK_TOLERANCE.get(target.kind)
+        found = compiled.host_temporary_bytes
+        rows.append(Figure("temporaries on the host", None, found, judged=False))
+    total, own = sum(memory.values()), PEAK_TOLERANCE.get(target.kind)
     if own is None or (compiled.peak_bytes < LARGE and tolerance is None):
         rows.append(Figure(PEAK, total, compiled.peak_bytes, judged=False, shown=True))
     else:
         rows.append(judged(PEAK, total, compiled.peak_bytes, own))
     return tuple(rows)
+
+
+def _traffic_figures(
+    predicted: Predicted, actual: Traffic, judged: Callable[..., Figure]
+) -> list[Figure]:
+    """A line for each kind of collective over the same axes, and the judged one of all of them."""
+    planned = predicted.traffic
+    keys = sorted({*planned, *actual})
+    rows = [
+        Figure(
+            f"{key[0]} over {key[1]}",
+            planned.get(key, 0),
+            actual.get(key, 0),
+            judged=False,
+            shown=True,
+            of=TRAFFIC,
+        )
+        for key in keys
+    ]
+    off = sum(abs(planned.get(key, 0) - actual.get(key, 0)) for key in keys)
+    totals = sum(planned.values()), sum(actual.values())
+    return [*rows, judged(ALL, *totals, TRAFFIC_TOLERANCE, off=off, of=TRAFFIC)]
 
 
 def _temporaries(predicted: Predicted, memory: Mapping[str, int]) -> tuple[int, int]:
@@ -324,7 +289,7 @@ def explain(
     pass, where there is one."""
     lines: list[str] = []
     if any(f.of == TRAFFIC and f.distance for f in rows):
-        uses = as_spoken(predicted.flow.graph, predicted.runs, predicted.uses)
+        uses = named_uses(predicted.flow.graph, predicted.runs, predicted.uses)
         sent = differences.of_traffic(
             folder, plan.mesh, uses, compiled_traffic(text, plan, exact), program.text, exact
         )
@@ -411,6 +376,7 @@ class Outcome:
     compiled: Compiled
 
 
+# Many parameters: what one program is made of, and what is asked of it, by keyword.
 def check(
     graph: Graph,
     plan: Plan,

@@ -102,6 +102,7 @@ def seeded_batch(module: types.ModuleType, given: Values, seed: int = 0) -> dict
     }
 
 
+# Many parameters: a plan, what it is checked with, and programs that are there already.
 def compare(
     graph: Graph,
     plan: Plan,
@@ -140,40 +141,52 @@ def compare(
     data = module.place(feeds, module.specs_of(module.INPUTS), mesh)
     plain = twin or Twin(graph, workload, values)
     if workload == "train":
-        want_loss, want = plain.gradients(feeds, plan.microbatches)
-        top = max((float(np.abs(g).max()) for g in want.values() if g.size), default=0.0)
-        update = None
-        if step:
-            loss, found, update = _step(module, program, (params, frozen, data), want, top)
-        else:
-            loss, grads = module.make_gradients(mesh)(params, frozen, data)
-            found = unstacked(module, program, grads, want)
-        worst, where = worst_error(found, want)
-        blind = tuple(
-            label for label, g in want.items() if g.size and float(np.abs(g).max()) <= BLIND * top
-        )
-        if update is not None and update[0] > worst:
-            where = f"update of {update[1]}"
-        return (
-            Comparison(
-                _error(np.asarray(loss), want_loss, 0.0),
-                worst,
-                where,
-                float(loss),
-                float(want_loss),
-                update and update[0],
-                len(want),
-                blind,
-            ),
-            [],
-        )
+        arrays = params, frozen, data
+        wanted = plain.gradients(feeds, plan.microbatches)
+        return _compared_gradients(module, program, arrays, wanted, step), []
     outs = [np.asarray(o) for o in module.make_inference(mesh)(params, frozen, data)]
-    wanted = plain.outputs(feeds)
-    errors = [_error(o, r, 0.0) for o, r in zip(outs, wanted, strict=True)]
+    references = plain.outputs(feeds)
+    errors = [_error(o, r, 0.0) for o, r in zip(outs, references, strict=True)]
     worst = max(errors, default=0.0)
     where = graph.outputs[errors.index(worst)] if errors else ""
-    cropped = [o[tuple(slice(0, n) for n in r.shape)] for o, r in zip(outs, wanted, strict=True)]
+    cropped = [
+        o[tuple(slice(0, n) for n in r.shape)] for o, r in zip(outs, references, strict=True)
+    ]
     return Comparison(worst, 0.0, where, 0.0, 0.0), cropped
+
+
+def _compared_gradients(
+    module: types.ModuleType,
+    program: Program,
+    arrays: tuple[Any, Any, Any],
+    wanted: tuple[Any, Mapping[str, np.ndarray]],
+    step: bool,
+) -> Comparison:
+    """Loss and gradients of a program beside those of the unsharded one (`wanted`), or with `step`
+    those behind a whole training step. arrays: parameters, frozen weights and batch."""
+    want_loss, want = wanted
+    top = max((float(np.abs(g).max()) for g in want.values() if g.size), default=0.0)
+    update = None
+    if step:
+        loss, gradients, update = _step(module, program, arrays, want, top)
+    else:
+        loss, grads = module.make_gradients(module.make_mesh())(*arrays)
+        gradients = unstacked(module, program, grads, want)
+    worst, where = worst_error(gradients, want)
+    if update is not None and update[0] > worst:
+        where = f"update of {update[1]}"
+    return Comparison(
+        outputs=_error(np.asarray(loss), want_loss, 0.0),
+        gradients=worst,
+        worst=where,
+        loss=float(loss),
+        reference_loss=float(want_loss),
+        update=update and update[0],
+        compared=len(want),
+        blind=tuple(
+            label for label, g in want.items() if g.size and float(np.abs(g).max()) <= BLIND * top
+        ),
+    )
 
 
 def _step(

@@ -85,7 +85,7 @@ def predict(
         arguments,
         _output_bytes(flow, size, state),
         batch,
-        _parked_bytes(flow, runs, size) + (state if "optimizer" in plan.offload else 0),
+        _offloaded_bytes(flow, runs, size) + (state if "optimizer" in plan.offload else 0),
     )
 
 
@@ -106,7 +106,7 @@ def flops_by_node(flow: Flow, runs: tuple[RepeatedBlock, ...]) -> dict[str, int]
     return {name: int(flops) for name, flops in total.items()}
 
 
-def as_spoken(
+def named_uses(
     graph: Graph, runs: tuple[RepeatedBlock, ...], uses: Iterable[CollectiveUse]
 ) -> tuple[CollectiveUse, ...]:
     """Collectives by the names that the program has for what they serve: those of a block's repeats
@@ -154,7 +154,7 @@ def _state_bytes(flow: Flow, optimizer: str, compute: str) -> int:
     )
 
 
-def _parked_bytes(flow: Flow, runs: tuple[RepeatedBlock, ...], size: ItemSize) -> int:
+def _offloaded_bytes(flow: Flow, runs: tuple[RepeatedBlock, ...], size: ItemSize) -> int:
     """Weights, as they are stored, that wait in the host's memory."""
     return sum(
         _bytes(flow, name, stored_layout(flow.weights[name]), size(flow.graph.tensors[name].dtype))

@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -55,6 +56,7 @@ CORE_FLOPS_PER_S = 5e9
 """What one core is counted on to do; decides only whether the full model is run."""
 
 
+# Many parameters: the options of `plan verify`, all but two by keyword.
 def verify(
     strategy: Strategy,
     source: str | Path,
@@ -83,33 +85,55 @@ def verify(
     """
 
     choose("backend", backend, ("shard_map", "jit"))
-    devices = prod(n for _, n in strategy.mesh_shape)
+    devices = strategy_devices(strategy)
     place = parse_target(target, devices)
     require(place)
-    with tempfile.TemporaryDirectory() as folder:
-        asked, answered, planned = (
-            Path(folder, name) for name in ("request.json", "answer.json", "strategy.json")
-        )
-        strategy.save(planned)
-        request = {
-            "strategy": str(planned),
-            "source": str(source),
-            "backend": backend,
-            "run": run,
-            "tolerance": tolerance,
-            "timeout_s": timeout_s,
-            "target": target,
-            "compute": compute,
-            "unroll": unroll,
-            "named": named,
-        }
-        asked.write_text(json.dumps(request))
-        late, log, code = False, "", 0
-        try:
-            command = [sys.executable, "-m", "planner.verify.worker", str(asked), str(answered)]
+    request = {
+        "source": str(source),
+        "backend": backend,
+        "run": run,
+        "tolerance": tolerance,
+        "timeout_s": timeout_s,
+        "target": target,
+        "compute": compute,
+        "unroll": unroll,
+        "named": named,
+    }
+    answer, exit_code, log = _answer(strategy, request, place, timeout_s)
+    if "error" in answer:
+        raise PlanError(**answer["error"])
+    if "report" not in answer:
+        where = place.text if place.kind != "cpu" else f"{devices} virtual devices"
+        raise _lost(exit_code is None, timeout_s, exit_code or 0, log, where)
+    report = VerifyReport.from_dict(answer["report"])
+    failed = answer.get("failed")
+    if answer["phase"] == "ran":
+        why = failed or f"not found within {timeout_s:g} s"
+        note = f"which passes of the compiler are behind the differences: {why}"
+        return replace(report, notes=(*report.notes, note))
+    if answer["phase"] == "compiled":
+        if exit_code is None:
+            return replace(report, not_run=f"not finished within {timeout_s:g} s")
+        return replace(report, not_run=failed or f"running {_died(exit_code, log)}")
+    return report
+
+
+def _answer(
+    strategy: Strategy, request: dict[str, Any], place: Target, timeout_s: float
+) -> tuple[dict[str, Any], int | None, str]:
+    """What a worker process wrote ({} if nothing), its exit code (None: it was ended for time), and
+    its log."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        strategy.save(folder / "strategy.json")
+        request = {"strategy": str(folder / "strategy.json"), **request}
+        (folder / "request.json").write_text(json.dumps(request))
+        files = [str(folder / "request.json"), str(folder / "answer.json")]
+        exit_code, log = None, ""
+        with suppress(subprocess.TimeoutExpired):
             done = subprocess.run(
-                command,
-                env={**environment(devices, place.kind), **place.environment()},
+                [sys.executable, "-m", "planner.verify.worker", *files],
+                env={**environment(strategy_devices(strategy), place.kind), **place.environment()},
                 timeout=timeout_s,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -118,43 +142,14 @@ def verify(
                 errors="replace",
                 check=False,
             )
-            log, code = done.stderr, done.returncode
-        except subprocess.TimeoutExpired:
-            late = True
-        answer = json.loads(answered.read_text()) if answered.exists() else {}
-    if "error" in answer:
-        e = answer["error"]
-        raise PlanError(
-            e["code"], e["what"], detail=e["detail"], help=e["help"], exit_code=e["exit_code"]
-        )
-    if "report" not in answer:
-        raise _lost(
-            late,
-            timeout_s,
-            code,
-            log,
-            place.text if place.kind != "cpu" else f"{devices} virtual devices",
-        )
-    report = VerifyReport.from_dict(answer["report"])
-    if answer["phase"] == "done":
-        return report
-    if answer["phase"] == "ran":
-        why = answer.get("failed") or f"not found within {timeout_s:g} s"
-        return replace(
-            report,
-            notes=(
-                *report.notes,
-                f"which passes of the compiler are behind the differences: {why}",
-            ),
-        )
-    return replace(
-        report,
-        not_run=(
-            f"not finished within {timeout_s:g} s"
-            if late
-            else answer.get("failed") or f"running {_died(code, log)}"
-        ),
-    )
+            exit_code, log = done.returncode, done.stderr
+        answer = folder / "answer.json"
+        return json.loads(answer.read_text()) if answer.exists() else {}, exit_code, log
+
+
+def strategy_devices(strategy: Strategy) -> int:
+    """How many devices a strategy is for."""
+    return prod(size for _, size in strategy.mesh_shape)
 
 
 def environment(devices: int, kind: str = "cpu") -> dict[str, str]:
@@ -242,60 +237,32 @@ def figures(
     from planner.verify.explain import entry_bytes
 
     exact = backend == "shard_map"
-    found = compiled_traffic(compiled.text, plan, exact)
-    note = "" if exact else "placed by the compiler"
-    rows = []
-    for key in sorted({*predicted.traffic, *found}):
-        rows.append(
-            Figure(
-                f"{key[0]} over {key[1]}",
-                predicted.traffic.get(key, 0),
-                found.get(key, 0),
-                judged=exact,
-                note=note,
-                of=TRAFFIC,
-            )
-        )
-    rows.append(
-        Figure(DOTS, predicted.flops, dot_flops(compiled.text), "FLOPs", exact, note, of=FLOPS)
-    )
-    rows.append(
-        Figure(
-            "argument bytes",
-            predicted.argument_bytes,
-            compiled.argument_bytes,
-            judged=exact,
-            note=note,
-        )
-    )
-    rows.append(
-        Figure(
-            "output bytes",
-            predicted.output_bytes,
-            entry_bytes(compiled.text)[1],
-            judged=exact,
-            note=note,
-        )
-    )
-    rows.append(
-        Figure(
-            "temporaries",
-            None,
-            compiled.temporary_bytes,
-            judged=False,
-            note="CPU, not representative",
-        )
-    )
-    rows.append(
+    actual = compiled_traffic(compiled.text, plan, exact)
+
+    def row(what: str, planned: int, found: int, **more: Any) -> Figure:
+        note = "" if exact else "placed by the compiler"
+        return Figure(what, planned, found, judged=exact, note=note, **more)
+
+    planned = predicted.traffic
+    results = entry_bytes(compiled.text)[1]
+    cpu = "CPU, not representative"
+    return (
+        *(
+            row(f"{key[0]} over {key[1]}", planned.get(key, 0), actual.get(key, 0), of=TRAFFIC)
+            for key in sorted({*planned, *actual})
+        ),
+        row(DOTS, predicted.flops, dot_flops(compiled.text), unit="FLOPs", of=FLOPS),
+        row("argument bytes", predicted.argument_bytes, compiled.argument_bytes),
+        row("output bytes", predicted.output_bytes, results),
+        Figure("temporaries", None, compiled.temporary_bytes, judged=False, note=cpu),
         Figure(
             PEAK,
             planned_bytes,
             compiled.peak_bytes,
             judged=False,
-            note="planned for the target in its precision; CPU, not representative",
-        )
+            note=f"planned for the target in its precision; {cpu}",
+        ),
     )
-    return tuple(rows)
 
 
 def explained(
@@ -382,74 +349,70 @@ def numbers(
 
 
 def work(request: Mapping[str, Any], write: Any) -> None:
-    """The worker's two phases; `write(phase, report)` after each."""
-    import jax
-
+    """The worker's phases; `write(phase, report)` after each."""
     strategy = Strategy.load(request["strategy"])
-    devices = prod(n for _, n in strategy.mesh_shape)
     if request.get("target", "cpu") != "cpu":
         write("done", ahead_of_time(strategy, request))
         return
-    try:
-        have = len(jax.devices())
-    except RuntimeError as e:
-        raise PlanError(
-            "P160", f"jax cannot make {devices} virtual CPU devices: {str(e).splitlines()[0]}"
-        ) from e
-    if have != devices:
-        raise PlanError(
-            "P160",
-            f"jax made {have} virtual CPU devices instead of {devices}",
-            help=["unset JAX settings in the environment"],
-        )
+    _require_devices(strategy_devices(strategy))
     model = recorded_model(strategy, request["source"])
     kind, backend, unroll = model.workload.kind, request["backend"], request.get("unroll", False)
     graph = model.graph(int(strategy.techniques["microbatches"]))
     plan, program = strategy.plan_for(graph), emitted(strategy, request)
     refuse_if_too_large(Target("cpu"), written_out(graph, plan, unroll), free_bytes())
-    compiled, predicted = (
-        compile_program(program, kind),
-        predict(graph, plan, workload=kind, optimizer=model.workload.optimizer),
-    )
+    compiled = compile_program(program, kind)
+    predicted = predict(graph, plan, workload=kind, optimizer=model.workload.optimizer)
     precision = strategy.workload.get("precision", "fp32")
-    notes = (
-        (
-            (
-                f"the plan computes in {precision}; CPU collectives would widen it, so its float32"
-                " twin is verified"
-            ),
-        )
-        if precision != "fp32"
-        else ()
+    twin = (
+        f"the plan computes in {precision}; CPU collectives would widen it, so its float32 twin is"
+        " verified"
     )
-    notes = (*notes, *parked(plan, "cpu"), *at_balance(graph))
-    rows = figures(
-        predicted, plan, compiled, backend, int(strategy.costs["memory_per_device_bytes"])
-    )
+    notes = (*([twin] if precision != "fp32" else []), *offload_notes(plan, "cpu"))
+    notes = (*notes, *routing_notes(graph))
+    planned_bytes = int(strategy.costs["memory_per_device_bytes"])
+    rows = figures(predicted, plan, compiled, backend, planned_bytes)
     report = VerifyReport(
-        str(strategy.model["name"]),
-        backend,
-        dict(plan.mesh),
-        kind,
-        how(plan, unroll, "float32"),
-        rows,
-        None,
-        "",
-        request["run"],
-        notes,
+        model=str(strategy.model["name"]),
+        program=backend,
+        mesh=dict(plan.mesh),
+        workload=kind,
+        compiled=compiled_how(plan, unroll, "float32"),
+        figures=rows,
+        numbers=None,
+        not_run="",
+        asked=request["run"],
+        notes=notes,
     )
     write("compiled" if request["run"] else "ran", report)
     if request["run"]:
         tolerance = TOLERANCE if request["tolerance"] is None else request["tolerance"]
-        found, why, more = numbers(
+        errors, why, more = numbers(
             model, plan, program, compiled, backend, tolerance, request["timeout_s"]
         )
-        report = replace(report, numbers=found, not_run=why, notes=(*notes, *more))
+        report = replace(report, numbers=errors, not_run=why, notes=(*notes, *more))
         write("ran", report)
     if any(f.of in (TRAFFIC, FLOPS) and f.judged and f.distance for f in rows):
         rows, lines = explained(rows, predicted, plan, program, kind)
         report = replace(report, figures=rows, differences=lines)
     write("done", report)
+
+
+def _require_devices(count: int) -> None:
+    """Raises PlanError P160 unless jax has so many virtual CPU devices."""
+    import jax
+
+    try:
+        have = len(jax.devices())
+    except RuntimeError as e:
+        raise PlanError(
+            "P160", f"jax cannot make {count} virtual CPU devices: {str(e).splitlines()[0]}"
+        ) from e
+    if have != count:
+        raise PlanError(
+            "P160",
+            f"jax made {have} virtual CPU devices instead of {count}",
+            help=["unset JAX settings in the environment"],
+        )
 
 
 def emitted(strategy: Strategy, request: Mapping[str, Any]) -> Program:
@@ -462,7 +425,7 @@ def emitted(strategy: Strategy, request: Mapping[str, Any]) -> Program:
     return made
 
 
-def how(plan: Plan, unroll: bool, compute: str) -> str:
+def compiled_how(plan: Plan, unroll: bool, compute: str) -> str:
     """How the program was compiled, in words."""
     return (
         "from shapes,"
@@ -470,7 +433,7 @@ def how(plan: Plan, unroll: bool, compute: str) -> str:
     )
 
 
-def parked(plan: Plan, kind: str) -> tuple[str, ...]:
+def offload_notes(plan: Plan, kind: str) -> tuple[str, ...]:
     """What is said of a plan that sends something to the host's memory, of targets whose figures do
     not tell it from the devices'."""
     if not plan.offload or kind == "gpu":
@@ -483,7 +446,7 @@ def parked(plan: Plan, kind: str) -> tuple[str, ...]:
     )
 
 
-def at_balance(graph: Graph) -> tuple[str, ...]:
+def routing_notes(graph: Graph) -> tuple[str, ...]:
     """What is said of loops whose length no compiler knows."""
     routed = any(operator_of(n.op).kind == "experts" for n in graph.nodes)
     return (
@@ -511,32 +474,22 @@ def ahead_of_time(strategy: Strategy, request: Mapping[str, Any]) -> VerifyRepor
     from planner.verify import ahead
 
     model, backend = recorded_model(strategy, request["source"]), request["backend"]
-    kind, optimizer, precision = (
-        model.workload.kind,
-        model.workload.optimizer,
-        str(strategy.workload["precision"]),
-    )
+    kind, optimizer = model.workload.kind, model.workload.optimizer
+    precision = str(strategy.workload["precision"])
     compute = request["compute"] or ("bfloat16" if precision == "bf16-mixed" else "float32")
     graph = model.graph(int(strategy.techniques["microbatches"]))
     plan = strategy.plan_for(graph)
-    unroll, target = (
-        request.get("unroll", False),
-        replace(
-            parse_target(request["target"], plan.devices),
-            pool_bytes=int(strategy.costs["memory_limit_bytes"]),
-        ),
+    unroll = request.get("unroll", False)
+    target = replace(
+        parse_target(request["target"], plan.devices),
+        pool_bytes=int(strategy.costs["memory_limit_bytes"]),
     )
     refuse_if_too_large(target, written_out(graph, plan, unroll), free_bytes())
+    runtime = str(strategy.workload["runtime"])
     memory = ahead.planned_memory(
-        graph,
-        plan,
-        compute,
-        kind == "train",
-        str(strategy.workload["runtime"]),
-        optimizer,
-        kind=target.kind,
+        graph, plan, compute, kind == "train", runtime, optimizer, kind=target.kind
     )
-    found = ahead.check(
+    outcome = ahead.check(
         graph,
         plan,
         emitted(strategy, request),
@@ -555,20 +508,20 @@ def ahead_of_time(strategy: Strategy, request: Mapping[str, Any]) -> VerifyRepor
     ]
     if precision not in ("bf16-mixed", "fp32"):
         notes.append(f"the plan is priced in {precision}, which programs are not emitted in")
-    notes += [*parked(plan, target.kind), *at_balance(graph)]
+    notes += [*offload_notes(plan, target.kind), *routing_notes(graph)]
     return VerifyReport(
-        str(strategy.model["name"]),
-        backend,
-        dict(plan.mesh),
-        kind,
-        how(plan, unroll, compute),
-        found.figures,
-        None,
-        f"{target.text} is only compiled for",
-        False,
-        tuple(notes),
-        target.machine,
-        found.differences,
+        model=str(strategy.model["name"]),
+        program=backend,
+        mesh=dict(plan.mesh),
+        workload=kind,
+        compiled=compiled_how(plan, unroll, compute),
+        figures=outcome.figures,
+        numbers=None,
+        not_run=f"{target.text} is only compiled for",
+        asked=False,
+        notes=tuple(notes),
+        machine=target.machine,
+        differences=outcome.differences,
     )
 
 

@@ -383,7 +383,7 @@ def test_differences_name_what_the_program_names(pins: str) -> None:
     import re
 
     from planner.verify.hlo.origins import _COLLECTIVE, _NODE
-    from planner.verify.predicted import as_spoken, flops_by_node, predict
+    from planner.verify.predicted import flops_by_node, named_uses, predict
 
     s = plan(pins, "zoo:gpt-tiny,layers=4")
     assert s.graph is not None
@@ -402,7 +402,7 @@ def test_differences_name_what_the_program_names(pins: str) -> None:
         and sum(flops.values()) == found.flops
         and "/transformer/h.*/mlp/c_fc/MatMul" in flops
     )
-    uses = as_spoken(found.flow.graph, found.runs, found.uses)
+    uses = named_uses(found.flow.graph, found.runs, found.uses)
     assert not [u.what for u in uses if re.search(r"\bh\.\d", u.what)] and [
         u.total_bytes for u in uses
     ] == [u.total_bytes for u in found.uses]

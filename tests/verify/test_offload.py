@@ -217,14 +217,13 @@ def test_step_and_gradients_are_compiled_with_the_same_options(
 
 
 def test_reports_say_where_host_memory_is_not_told_apart(pair: tuple[Strategy, Strategy]) -> None:
-    from planner.verify.worker import parked
+    from planner.verify.worker import offload_notes
 
     here, away = pair
-    assert [[bool(parked(s.plan, kind)) for kind in ("cpu", "tpu", "gpu")] for s in pair] == [
-        [False] * 3,
-        [True, True, False],
-    ]
-    assert "(optimizer)" in parked(away.plan, "cpu")[0] and here.plan.offload == ()
+    assert [
+        [bool(offload_notes(s.plan, kind)) for kind in ("cpu", "tpu", "gpu")] for s in pair
+    ] == [[False] * 3, [True, True, False]]
+    assert "(optimizer)" in offload_notes(away.plan, "cpu")[0] and here.plan.offload == ()
 
 
 def test_programs_lowered_for_devices_without_named_memories_name_them(
