@@ -211,7 +211,7 @@ def by_hand(case: Case, mesh: Mesh) -> hand_counts.Counts | None:
 
 def check(case: Case, devices: int) -> dict[str, Any]:
     """Compile one case; what differs, what was counted by hand, and the figures."""
-    from planner.verify.compiled import truth
+    from benchmarks.compiled_truth import truth
 
     start = time.perf_counter()
     graph, mesh = graph_of(case.model), mesh_of(case, devices)
@@ -265,9 +265,10 @@ def check_memory(spec: str, technique: str, unroll: bool, devices: int) -> dict[
     """Temporaries of a level-3 program over all devices against two layers of full weights, and of
     its twin that keeps every gathered weight."""
     import models_zoo
+    from benchmarks.compiled_truth import room
     from planner.emit.program import emit
     from planner.reader import read_model
-    from planner.verify.compiled import compile_step, room
+    from planner.verify.compiled import compile_step
 
     start = time.perf_counter()
     graph = hoist(add_loss(read_model(models_zoo.build(spec), batch=devices)))

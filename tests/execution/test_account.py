@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.compiled_truth import Truth, predict, truth
 from benchmarks.compiler_truth import (
     EXPORTS,
     MODELS,
@@ -40,7 +41,6 @@ from planner.ops.lookup import rule_of
 from planner.pins.pins import parse_pins
 from planner.reader import read_model
 from planner.sharding.rule import Split
-from planner.verify.compiled import Truth, predict, truth
 from planner.verify.numerics import compare, seeded_values
 from planner.workload.loss import add_loss
 from tests.reader_models import model as onnx_model

@@ -359,7 +359,7 @@ def test_a_last_stage_without_microbatches_waits(
     UnevenPipeline begin with a product: the gradient that the last would hand back for no microbatch was in
     the prediction and not in the program.
     """
-    from planner.verify.compiled import truth
+    from benchmarks.compiled_truth import truth
 
     graph = Model.open(
         "zoo:mlp,layers=5,hidden=32,in=32,out=32", Workload(kind="train", batch=8), 8

@@ -8,6 +8,7 @@ from math import prod
 import pytest
 
 import models_zoo
+from benchmarks.compiled_truth import truth
 from benchmarks.hand_plans import data_parallel
 from planner.execution.layout_flow import cut_layout, derive, weight_plan
 from planner.execution.plan import Plan, WeightPlan
@@ -15,7 +16,6 @@ from planner.graph.ir import Graph, Tensor
 from planner.graph.repeats import find_runs, hoist
 from planner.reader import read_model
 from planner.sharding.layout import Layout, local_shape
-from planner.verify.compiled import truth
 from planner.verify.numerics import compare, seeded_values
 from planner.workload.loss import add_loss
 

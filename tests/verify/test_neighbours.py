@@ -87,7 +87,7 @@ def test_keys_pass_by_on_a_ring(tmp_path: Path) -> None:
 def test_a_ring_of_two_devices_keeps_no_scores(layers: int, recompute: str) -> None:
     """Where both passes stand in one computation (a block alone, or computed again) its loops run
     once: compilers made one loop of both, and kept a block's scores."""
-    from planner.verify.compiled import truth
+    from benchmarks.compiled_truth import truth
     from planner.verify.worker import recorded_model
 
     source = f"zoo:gpt-tiny,layers={layers},seq=32"
@@ -111,11 +111,11 @@ def test_rows_travel_as_predicted() -> None:
     """A residual network's rows over four devices: what neighbours send each other, in both passes,
     is what the compiled program sends."""
     import models_zoo
+    from benchmarks.compiled_truth import truth
     from benchmarks.hand_plans import follow
     from planner.execution.plan import Plan
     from planner.reader import read_model
     from planner.sharding.layout import Layout
-    from planner.verify.compiled import truth
     from planner.workload.loss import add_loss
 
     graph, mesh = (
