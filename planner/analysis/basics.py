@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -40,3 +40,23 @@ class BasicFacts:
         """Whether training programs of the graph have no loop over blocks: their memory is that of
         costmodels.liveness."""
         return self.training and not self.runs
+
+
+def repeat_starts(runs: Iterable[tuple[int, int, int]]) -> dict[int, tuple[int, int]]:
+    """Node of a repeated block -> the first node of its run, and nodes per repeat."""
+    return {
+        i: (first, period)
+        for first, period, repeats in runs
+        for i in range(first, first + period * repeats)
+    }
+
+
+def saved_in(graph: Graph, starts: Mapping[int, tuple[int, int]], i: int, name: str) -> int:
+    """In which repeat of its run a node saves what was made in the same repeat; -1 where the tensor
+    enters the repeat, or the node is in no run (`repeat_starts`). Recomputed blocks save what
+    enters, and what is made in one repeat at a time."""
+    if i not in starts:
+        return -1
+    first, period = starts[i]
+    maker, repeat = graph.producer.get(name, -1), (i - first) // period
+    return repeat if maker >= first and (maker - first) // period == repeat else -1

@@ -12,7 +12,7 @@ from itertools import chain
 
 from costmodels.liveness import PassingGradients
 from planner.analysis.axis_roles import purposes
-from planner.analysis.basics import BasicFacts
+from planner.analysis.basics import BasicFacts, repeat_starts, saved_in
 from planner.analysis.batch_factor import batch_factors
 from planner.analysis.passing import find_passing
 from planner.analysis.recompute_demand import Hop, find_demanded
@@ -276,30 +276,17 @@ class GraphFacts(BasicFacts):
         save what is made in it; and how many are of the epilogue. Recomputed blocks save all that
         enters and one repeat's own, of one run at a time: the largest run's is counted."""
         largest = max(self.runs, key=lambda run: run[1], default=(-1, 1, 1))[0]
-        inside = {
-            i: (first, period)
-            for first, period, repeats in self.runs
-            for i in range(first, first + period * repeats)
-        }
-        found: dict[tuple[int, int], tuple[int, int, int, int]] = {}
+        starts = repeat_starts(self.runs)
+        counts: dict[tuple[int, int], tuple[int, int, int, int]] = {}
         for (i, slot), name in self.residuals.items():
-            first, period = inside.get(i, (i, 1))
-            made = self.graph.producer.get(name, -1)
-            enters = (
-                i not in inside or made < first or (i - first) // period != (made - first) // period
-            )
-            key = (self.shared[i], slot)
-            a, b, c, d = found.get(key, (0, 0, 0, 0))
+            repeat, key = saved_in(self.graph, starts, i, name), (self.shared[i], slot)
+            a, b, c, d = counts.get(key, (0, 0, 0, 0))
             if i in self.epilogue:
-                found[key] = a, b, c, d + 1
+                counts[key] = a, b, c, d + 1
             else:
-                found[key] = (
-                    a + 1,
-                    b + enters,
-                    c + (not enters and first == largest and i < first + period),
-                    d,
-                )
-        return found
+                one = repeat == 0 and starts[i][0] == largest
+                counts[key] = a + 1, b + (repeat < 0), c + one, d
+        return counts
 
     @cached_property
     def saved_collective_ways(self) -> Mapping[int, tuple[int, Ways]]:

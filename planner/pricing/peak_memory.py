@@ -1,16 +1,16 @@
 """The memory of one whole plan on one device, part by part.
 
-    peak = parameters + gradients + optimizer state + kept activations + temporary
+    peak = parameters + gradients + optimizer state + saved activations + temporary
 
-There are two moments of most memory. When the backward pass of the last repeated block begins, what
-the tail behind it (head and loss) kept is gone, and the gradients of all repeats are there. While
-the tail's own backward pass runs it is the other way round. `temporary` is the larger of what lives
-in the first (working set of an operator) and in the second (what the tail keeps, its working set,
-less the gradients not there yet). A program without a loop over blocks is walked operator by
-operator (costmodels.liveness); its parts are those of the peak.
+There are two points of most memory. When the backward pass of the last repeated block begins, what
+the epilogue behind it (head and loss) saved is gone, and the gradients of all repeats are there.
+While the epilogue's own backward pass runs it is the other way round. `temporary` is the larger of
+what lives at the first (workspace of an operator) and at the second (what the epilogue saves, its
+workspace, less the gradients not there yet). A program without a loop over blocks is walked
+operator by operator (costmodels.liveness); its parts are those of the peak.
 
 A pipeline stage (planner.execution.pipeline) holds its own blocks and everything outside the
-blocks, and what several microbatches keep.
+blocks, and what several microbatches save.
 
 Optimizer state that waits in the host's memory is read where it is used and written back parameter
 by parameter, of blocks repeat by repeat (PARKED_ARRAYS on their way), after the backward pass: it
@@ -33,6 +33,7 @@ from costmodels.liveness import (
     gradient_buffers,
     temporary_bytes,
 )
+from planner.analysis.basics import repeat_starts, saved_in
 from planner.analysis.facts import GraphFacts
 from planner.analysis.passing import puts_off, readers
 from planner.execution.even_collectives import weights_of_other_stages
@@ -243,8 +244,8 @@ def _activation_bytes(
 
 
 def saved_tensors(base: GraphFacts, flow: Flow, pricer: Pricer) -> Iterator[tuple[int, str, float]]:
-    """(node, tensor, bytes) of what nodes are the first to keep for their backward pass, with what
-    their kernels keep beside it; of all copies of the batch."""
+    """(node, tensor, bytes) of what nodes are the first to save for their backward pass, with what
+    their kernels save beside it; of all microbatches that run at the same time."""
     graph, mesh = base.graph, dict(flow.plan.mesh)
     sizes: dict[tuple, float] = {}
     for (i, slot), name in base.residuals.items():
@@ -265,26 +266,22 @@ def saved_tensors(base: GraphFacts, flow: Flow, pricer: Pricer) -> Iterator[tupl
 def saved_activations(
     base: GraphFacts, flow: Flow, pricer: Pricer, sent: frozenset[str] = frozenset()
 ) -> tuple[float, float]:
-    """Bytes the backward pass reads, and those of the tail apart: every kept tensor once, in the
-    layout its first keeper needs it.
+    """Bytes the backward pass reads, and those of the epilogue apart: every saved tensor once, in
+    the layout in which the first operator that saves it needs it.
 
-    Under recompute a repeated block keeps what enters each repeat, and one repeat's own activations
-    at a time. A pipeline stage keeps its part of the blocks, and what comes before them, of all
-    microbatches that wait for their backward pass. sent: what enters repeats and waits in the
+    Under recompute a repeated block saves what enters each repeat, and one repeat's own activations
+    at a time. A pipeline stage saves for its part of the blocks, and for what comes before them, of
+    all microbatches that wait for their backward pass. sent: what enters repeats and waits in the
     host's memory.
     """
     graph, plan = base.graph, flow.plan
     pipeline = pipeline_of(graph, plan)
     if not base.training:
         return 0.0, 0.0
-    inside = {
-        i: (first, period)
-        for first, period, repeats in plan.repeated_blocks
-        for i in range(first, first + period * repeats)
-    }
-    total = tail = 0.0
-    transient: dict[int, float] = {}
-    many = (
+    starts = repeat_starts(plan.repeated_blocks)
+    total = epilogue = 0.0
+    one_repeat: dict[int, float] = {}
+    microbatches = (
         {
             block: pipeline.saved_microbatches(i) * float(pipeline.stage_share(i))
             for block, i in ((True, pipeline.first), (False, pipeline.end))
@@ -293,20 +290,16 @@ def saved_activations(
         else {}
     )
     for i, name, size in saved_tensors(base, flow, pricer):
-        times = many[i in pipeline.nodes] if pipeline else 1.0
+        times = microbatches[i in pipeline.nodes] if pipeline else 1.0
         if i in base.epilogue:
-            tail += size
-        elif plan.recompute != "none" and i in inside:
-            first, period = inside[i]
-            made = graph.producer.get(name, -1)
-            entering = made < first or (i - first) // period != (made - first) // period
-            if entering:
-                total += size * times * (name not in sent)
-            elif (i - first) // period == 0:
-                transient[first] = transient.get(first, 0.0) + size
-        else:
+            epilogue += size
+        elif plan.recompute == "none" or i not in starts:
             total += size * times
-    return total + max(transient.values(), default=0.0), tail
+        elif (repeat := saved_in(graph, starts, i, name)) < 0:
+            total += size * times * (name not in sent)
+        elif repeat == 0:
+            one_repeat[starts[i][0]] = one_repeat.get(starts[i][0], 0.0) + size
+    return total + max(one_repeat.values(), default=0.0), epilogue
 
 
 def sent_activations(
