@@ -85,15 +85,15 @@ class Rates:
 @dataclass(frozen=True)
 class Runtime:
     """overlap: fraction of once-a-step gradient traffic hidden under the backward pass.
-    fused_traffic: how much of the element-wise traffic is left after fusion. memory_slack:
-    allowance for fragmentation, as a fraction of what is allocated. time_spread, memory_spread: how
-    far below and above the price, as fractions of it, the printed range goes: one run in ten is
-    below it, one in ten above. optimizer_bytes: traffic of the optimizer per local parameter.
-    bucket_bytes: collectives of gradients and of updated parameters travel together up to this
-    size, so that each costs its share of a latency. stacked: gradients of repeated blocks are
-    reduced as the arrays that hold those of all repeats, so that no launch is smaller.
-    copies_hidden: of what can hide where several microbatches run at the same time
-    (costmodels.overlap), what does, on accelerators.
+    fused_traffic: how much of the element-wise traffic is left after fusion, of programs whose
+    kernels no set describes. memory_slack: allowance for fragmentation, as a fraction of what is
+    allocated. time_spread, memory_spread: how far below and above the price, as fractions of it,
+    the printed range goes: one run in ten is below it, one in ten above. optimizer_bytes: traffic
+    of the optimizer per local parameter. bucket_bytes: collectives of gradients and of updated
+    parameters travel together up to this size, so that each costs its share of a latency. stacked:
+    gradients of repeated blocks are reduced as the arrays that hold those of all repeats, so that
+    no launch is smaller. copies_hidden: of what can hide where several microbatches run at the same
+    time (costmodels.overlap), what does, on accelerators.
 
     Of frameworks: kernels; rates (of devices with published runs those in per_device);
     gather_overlap: how much of the shorter of arithmetic and of gathering weights (ZeRO stage 3)
@@ -107,13 +107,13 @@ class Runtime:
 
     name: str
     overlap: float
-    fused_traffic: float
     memory_slack: float
     time_spread: tuple[float, float]
     memory_spread: tuple[float, float]
     optimizer_bytes: float
     bucket_bytes: float
     note: str
+    fused_traffic: float = 1.0
     kernels: Kernels | None = None
     rates: Rates = field(default_factory=Rates)
     per_device: Mapping[str, Rates] = field(default_factory=dict)

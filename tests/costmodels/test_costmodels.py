@@ -876,7 +876,7 @@ def test_default_reserve_is_two_gib_or_a_small_share() -> None:
 
 def test_every_constant_of_a_runtime_says_where_it_is_from() -> None:
     for name in runtime_names():
-        runtime, plain = load_runtime(name), Runtime(name, 0, 0, 0, (0, 0), (0, 0), 0, 0, "")
+        runtime, plain = load_runtime(name), Runtime(name, 0, 0, (0, 0), (0, 0), 0, 0, "")
         said = {**runtime.sources, **runtime.guessed}
         differing = {
             f.name
