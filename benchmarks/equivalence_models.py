@@ -204,7 +204,7 @@ def onnxruntime_outputs(
     import onnx
 
     if any(n.startswith("shrunk from") for n in model.plain.notes):
-        from tests.canonical_onnx import to_onnx
+        from tests.reader.canonical_onnx import to_onnx
 
         proto, what = to_onnx(model.plain, model.folder), "shrunk graph"
         labels = {label: name for name, label in model.plain.labels.items()}

@@ -23,7 +23,7 @@ from planner.search.build_request import make_request
 from planner.search.keys import model_key, search_key
 from planner.workload.open import open_model
 from tests.cache.test_cache import text
-from tests.control_models import branches, counted_loop, scan
+from tests.reader.control_models import branches, counted_loop, scan
 
 MODELS = Path(__file__).parents[3] / "shared" / "data" / "models"
 TYPES = onnx.AttributeProto

@@ -14,7 +14,7 @@ from planner.reader import read_model
 from planner.sharding.rule import Split
 from planner.verify.numerics import compare
 from planner.workload.loss import add_loss
-from tests.reader_models import model, rand
+from tests.reader.reader_models import model, rand
 
 
 @pytest.mark.parametrize("backend", ["shard_map", "jit"])

@@ -43,8 +43,8 @@ from planner.reader import read_model
 from planner.sharding.rule import Split
 from planner.verify.numerics import compare, seeded_values
 from planner.workload.loss import add_loss
-from tests.reader_models import model as onnx_model
-from tests.reader_models import rand
+from tests.reader.reader_models import model as onnx_model
+from tests.reader.reader_models import rand
 
 COUNTED = [c for c in cases() if c.model not in EXPORTS and by_hand(c, mesh_of(c, 8)) is not None]
 

@@ -24,7 +24,7 @@ from planner.space.assemble import Techniques
 from planner.space.build import build_space
 from planner.space.variables import Space
 from planner.workload.model import Model, Workload
-from tests.reader_models import model, rand
+from tests.reader.reader_models import model, rand
 
 MODELS = (
     "mlp-tiny",

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from planner.onnx_backend.handlers import HANDLERS
 from planner.ops import OPERATORS
-from tests.operator_page import onnx_rows, page
+from tests.ops.operator_page import onnx_rows, page
 
 
 def test_the_page_is_current() -> None:
     written = (Path(__file__).parents[2] / "docs" / "operators.md").read_text()
-    assert written == page(), "regenerate it: python -m tests.operator_page > docs/operators.md"
+    assert written == page(), "regenerate it: python -m tests.ops.operator_page > docs/operators.md"
 
 
 def test_every_operator_is_on_the_page() -> None:

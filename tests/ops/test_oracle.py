@@ -10,8 +10,8 @@ import pytest
 from planner.ops import OPERATORS
 from planner.ops.lookup import rule_of
 from planner.sharding.rule import parse
-from tests.oracle import Case, all_splits, build, mismatch
-from tests.oracle_cases import all_cases
+from tests.ops.oracle import Case, all_splits, build, mismatch
+from tests.ops.oracle_cases import all_cases
 
 CASES = all_cases()
 SAMPLE = 4
@@ -98,7 +98,7 @@ def test_planted_wrong_rules_fail(name: str) -> None:
     except ValueError:
         return  # refused before it can do harm
     from planner.sharding.candidates import candidates
-    from tests.oracle import MESH
+    from tests.ops.oracle import MESH
 
     found = 0
     for split in candidates(rule, dict(MESH)):

@@ -13,7 +13,7 @@ from planner.errors import PlanError
 from planner.onnx_backend.program import compiled, function_of
 from planner.ops.lookup import rule_of
 from planner.reader import read_model
-from tests.control_models import FLOAT, INT, info, model, stored
+from tests.reader.control_models import FLOAT, INT, info, model, stored
 
 RNG = np.random.default_rng(5)
 X = RNG.normal(size=(2, 3, 9, 8)).astype(np.float32)

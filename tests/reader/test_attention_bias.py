@@ -11,7 +11,7 @@ from planner.graph.ir import Graph
 from planner.reader import read_model
 from planner.verify.numerics import compare, seeded_values
 from planner.workload.open import open_model
-from tests.reader_models import model, ops, rand, same
+from tests.reader.reader_models import model, ops, rand, same
 
 B, H, S, D = 2, 4, 6, 8
 HEAD = "(float[2,4,6,8] q, float[2,4,6,8] k, float[2,4,6,8] v) => (float[2,4,6,8] y)"

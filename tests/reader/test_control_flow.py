@@ -28,8 +28,8 @@ from planner.sharding.rule import Split
 from planner.space.build import build_space
 from planner.verify.numerics import compare, seeded_values
 from planner.workload.loss import add_loss
-from tests import control_models as models
-from tests.control_models import BOOL, FLOAT, INT, info, model, stored
+from tests.reader import control_models as models
+from tests.reader.control_models import BOOL, FLOAT, INT, info, model, stored
 
 MESH = (("data", 2), ("model", 4))
 CASES = {

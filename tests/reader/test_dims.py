@@ -9,7 +9,7 @@ import pytest
 
 from planner.errors import PlanError
 from planner.reader import read_model
-from tests.reader_models import model, ops, rand
+from tests.reader.reader_models import model, ops, rand
 
 TOKENS = "(int64[batch, seq] ids, int64[batch, seq] mask) => (float[batch, total, 8] y)"
 BODY = "{ e = Gather(w, ids) c = Cast <to = 1> (mask) u = Unsqueeze(c, two) y = Mul(e, u) }"

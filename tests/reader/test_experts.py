@@ -8,7 +8,7 @@ import pytest
 
 from planner.errors import PlanError
 from planner.reader import read_model
-from tests.reader_models import model, ops, rand, same
+from tests.reader.reader_models import model, ops, rand, same
 
 F = np.float32
 B, S, H, W, E, K = 2, 5, 8, 6, 4, 2

@@ -10,7 +10,7 @@ from planner.errors import PlanError
 from planner.graph.ir import Graph
 from planner.reader import read_model
 from planner.workload.weights import load
-from tests.reader_models import model, ops, rand, same
+from tests.reader.reader_models import model, ops, rand, same
 
 B, S, H, W, E, K = 2, 5, 8, 6, 3, 2
 ROUTE = (

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from planner.graph.ir import Graph, Node
-from tests.reader_models import model, ops, rand, same
+from tests.reader.reader_models import model, ops, rand, same
 
 F = np.float32
 X = "(float[2,5,8] x) => (float[2,5,8] y)"

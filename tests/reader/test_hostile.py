@@ -22,7 +22,7 @@ from planner.errors import PlanError
 from planner.graph.ir import Graph
 from planner.reader import read, read_model
 from planner.workload.weights import load
-from tests.reader_models import SHARED, model, rand
+from tests.reader.reader_models import SHARED, model, rand
 
 HOSTILE = SHARED / "hostile"
 # file -> error code, or None when it must be read

@@ -8,7 +8,7 @@ import numpy as np
 from planner.graph.ir import Graph
 from planner.graph.repeats import find_runs, hoist
 from planner.reader import read_model
-from tests.reader_models import model, ops, rand, same
+from tests.reader.reader_models import model, ops, rand, same
 
 LAYERS, D = 3, 8
 HEAD = "(float[2,4,8] x, int64[2,4] positions, bool[2,4] keep) => (float[2,4,8] y)"

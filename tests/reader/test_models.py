@@ -17,8 +17,8 @@ from onnx import numpy_helper
 from planner.graph.ir import Graph
 from planner.reader import read, read_model
 from planner.reader.draft.shapes import CANONICAL
-from tests.canonical_onnx import difference, feeds_for, run, to_onnx
-from tests.reader_models import SHARED
+from tests.reader.canonical_onnx import difference, feeds_for, run, to_onnx
+from tests.reader.reader_models import SHARED
 
 MODELS = SHARED / "models"
 pytestmark = pytest.mark.skipif(not MODELS.exists(), reason="needs the shared models")

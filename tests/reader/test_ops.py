@@ -12,7 +12,7 @@ import pytest
 from planner.errors import PlanError
 from planner.reader import read_model
 from planner.reader.draft.shapes import CANONICAL
-from tests.reader_models import model, ops, rand, same
+from tests.reader.reader_models import model, ops, rand, same
 
 F = np.float32
 
@@ -767,7 +767,7 @@ def test_every_operand_of_a_recurrence_is_checked() -> None:
 def test_onnx_node_suite() -> None:
     """The node tests that ship with onnx: what is lowered to canonical operators gives their
     outputs."""
-    from tests.onnx_suite import run_suite
+    from tests.reader.onnx_suite import run_suite
 
     counts, wrong = run_suite()
     assert not wrong

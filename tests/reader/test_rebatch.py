@@ -14,8 +14,8 @@ from planner.graph.findings import Finding
 from planner.graph.ir import Graph
 from planner.reader import read_model
 from planner.workload.weights import load
-from tests.canonical_onnx import difference, run, to_onnx
-from tests.reader_models import model, ops, rand, same
+from tests.reader.canonical_onnx import difference, run, to_onnx
+from tests.reader.reader_models import model, ops, rand, same
 
 F = np.float32
 

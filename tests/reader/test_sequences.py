@@ -11,8 +11,8 @@ from onnx import TensorProto, helper
 from planner.errors import PlanError
 from planner.graph.ir import Graph
 from planner.reader import read_model
-from tests.canonical_onnx import difference, run, to_onnx
-from tests.reader_models import model, ops, rand, same
+from tests.reader.canonical_onnx import difference, run, to_onnx
+from tests.reader.reader_models import model, ops, rand, same
 
 INDEX = {
     "i0": np.int64(0),

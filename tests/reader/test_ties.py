@@ -8,7 +8,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from planner.reader import read_model
-from tests.reader_models import rand
+from tests.reader.reader_models import rand
 
 
 def traced(scopes: list[str], share_weight: bool, stored: tuple[str, ...] = ()) -> onnx.ModelProto:

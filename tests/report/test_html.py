@@ -32,7 +32,7 @@ from planner.report.html.verdict import comparison
 from planner.report.html.view import View
 from planner.report.notation import plain_split
 from planner.strategy.strategy import Strategy
-from tests.html_plans import HOSTILE, SPEC, Page, detail, hostile_view, plan, view
+from tests.report.html_plans import HOSTILE, SPEC, Page, detail, hostile_view, plan, view
 
 PINS = [
     "tp=2,micro=2",

@@ -22,7 +22,7 @@ import pytest
 
 from planner.report.html.page import page
 from planner.report.html.view import View
-from tests.html_plans import hostile_view, view
+from tests.report.html_plans import hostile_view, view
 
 pytest.importorskip(
     "selenium",

@@ -30,7 +30,7 @@ from planner.report.ticks import PASSES, stretches, ticks
 from planner.report.trace import trace
 from planner.strategy import schema
 from planner.strategy.strategy import Strategy
-from tests.html_plans import Page, detail, plan, view
+from tests.report.html_plans import Page, detail, plan, view
 from tests.report.test_html import sound
 
 GPT, DEEP, LLAMA, T5 = (

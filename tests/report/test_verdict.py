@@ -20,7 +20,7 @@ from planner.report.summary import assumed, summary
 from planner.report.verdict import verdict
 from planner.search.findings import ordered, rows
 from planner.strategy.strategy import Strategy
-from tests.reader_models import model, rand
+from tests.reader.reader_models import model, rand
 
 GOLDEN = Path(__file__).parents[1].joinpath("golden")
 GIB = 2**30

@@ -24,7 +24,7 @@ from planner.solvers.neighbourhood import local, search
 from planner.solvers.neighbourhood.changes import changes_of
 from planner.solvers.problem import Budget, Problem, evaluate
 from planner.solvers.reduce.reductions import Reduction, reduce
-from tests.problems import brute_force, random_problem, wide
+from tests.solvers.problems import brute_force, random_problem, wide
 
 ROOT = Path(__file__).parents[2]
 needs_numba = pytest.mark.skipif(

@@ -22,7 +22,7 @@ from planner.solvers.iopddl import (
     write_solution,
 )
 from planner.solvers.problem import FORBIDDEN, Solution, evaluate
-from tests.problems import brute_force
+from tests.solvers.problems import brute_force
 
 EXAMPLE: dict[str, Any] = {
     "problem": {

@@ -19,7 +19,7 @@ from planner.solvers.exact.elimination import compile_tree
 from planner.solvers.model import Model, build
 from planner.solvers.neighbourhood import cutset, search
 from planner.solvers.problem import Problem, evaluate
-from tests.problems import floors_hold, random_problem
+from tests.solvers.problems import floors_hold, random_problem
 from tests.solvers.test_auto import grid
 
 ENGINES = [

@@ -15,7 +15,7 @@ from planner.solvers import auto
 from planner.solvers.bounds.messages import SETTLED, Incumbent, Rising
 from planner.solvers.neighbourhood.fuse import MOST, Pool, fused
 from planner.solvers.problem import Budget, Problem, Solution, evaluate
-from tests.problems import random_problem
+from tests.solvers.problems import random_problem
 
 
 def exactly(problem: Problem, start: tuple[int, ...] | None) -> Solution:

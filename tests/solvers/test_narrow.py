@@ -23,7 +23,7 @@ from planner.solvers.exact.elimination import compile_tree
 from planner.solvers.model import build
 from planner.solvers.problem import FORBIDDEN, Budget, Problem, evaluate
 from planner.solvers.reduce.reductions import reduce
-from tests.problems import brute_force, floors_hold, random_problem, wide
+from tests.solvers.problems import brute_force, floors_hold, random_problem, wide
 
 
 def knapsack(seed: int, nodes: int = 14, bulk: int = 60) -> Problem:

@@ -11,7 +11,7 @@ import pytest
 from planner.solvers.problem import FORBIDDEN, Problem, evaluate
 from planner.solvers.reduce import pool
 from planner.solvers.reduce.reductions import reduce
-from tests.problems import brute_force, random_problem
+from tests.solvers.problems import brute_force, random_problem
 
 
 def structured(seed: int) -> Problem:

@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.scaling import Row, lines, thinned
 from planner.solvers.problem import evaluate
-from tests.problems import random_problem
+from tests.solvers.problems import random_problem
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,7 +10,7 @@ import pytest
 from planner.solvers import dp, solve
 from planner.solvers.exact.elimination import compile_tree
 from planner.solvers.problem import Budget, Problem, evaluate
-from tests.problems import brute_force, least_with, random_problem
+from tests.solvers.problems import brute_force, least_with, random_problem
 
 CASES = [random_problem(seed) for seed in range(200)]
 BEST = [brute_force(problem) for problem in CASES]

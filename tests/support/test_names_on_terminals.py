@@ -14,7 +14,7 @@ from onnx import numpy_helper, save
 from planner.cli import main
 from planner.support.emphasis import ANSI, emphasised, one_line, printable
 from planner.support.text import Style, visible
-from tests.reader_models import rand
+from tests.reader.reader_models import rand
 from tests.report.test_terminal import Screen
 
 EVIL = "\x1b[31mred\x1b[0m\x07\x1b]0;title\x07\nerror[P999]: forged\u202e\x9b2J"

@@ -19,7 +19,7 @@ OPERAND = 24 * 16 * 4
 
 @pytest.fixture(scope="module")
 def programs():
-    script = Path(__file__).parents[1].joinpath("hlo_programs.py")
+    script = Path(__file__).with_name("hlo_programs.py")
     done = subprocess.run(
         [sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False
     )

@@ -11,8 +11,8 @@ import pytest
 import planner
 from planner.ops.lookup import rule_of
 from planner.pins.pins import from_table
-from tests.oracle import Case, all_splits, build, mismatch
-from tests.oracle_neighbours import neighbour_cases, row_cases
+from tests.ops.oracle import Case, all_splits, build, mismatch
+from tests.ops.oracle_neighbours import neighbour_cases, row_cases
 
 CASES = (*neighbour_cases(), *row_cases())
 

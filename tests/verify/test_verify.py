@@ -262,7 +262,7 @@ def test_what_the_cpu_compiler_expands_is_named_and_counted_apart(tmp_path: Path
     multiplies out and reads the diagonal of."""
     import onnx
 
-    from tests.reader_models import model, rand
+    from tests.reader.reader_models import model, rand
 
     text = (
         "(float[8,16,12] x) => (float[8,16,12] y) { h = MatMul(x, v) y = Conv <group = 16, pads ="

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import fuzz, hostile
-from tests.reader_models import model, rand
+from tests.reader.reader_models import model, rand
 
 
 def test_mutated_models_are_read_or_refused(capsys: pytest.CaptureFixture[str]) -> None:

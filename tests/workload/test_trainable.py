@@ -22,7 +22,7 @@ from planner.verify.numerics import Twin, compare, load_program, seeded_values
 from planner.workload.open import open_model
 from planner.workload.trainable import choose
 from planner.workload.weights import load
-from tests.reader_models import model, rand, same
+from tests.reader.reader_models import model, rand, same
 
 GPT = "zoo:gpt-tiny"
 MACHINE: dict = {

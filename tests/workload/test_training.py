@@ -18,7 +18,7 @@ from planner.workload.loss import add_loss, default_loss
 from planner.workload.open import open_model
 from planner.workload.user_loss import priced, read_user_loss
 from planner.workload.weights import load
-from tests.reader_models import model, rand
+from tests.reader.reader_models import model, rand
 
 
 def graph(logits: tuple[int, ...] = (8, 5), dtype: str = "float32") -> Graph:

@@ -14,7 +14,7 @@ from planner.errors import PlanError
 from planner.graph.ir import Graph
 from planner.reader import read_model
 from planner.workload.weights import load, load_one, missing
-from tests.reader_models import model, rand
+from tests.reader.reader_models import model, rand
 
 
 def external(

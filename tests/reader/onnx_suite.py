@@ -15,7 +15,7 @@ from planner.errors import PlanError
 from planner.graph.ir import Graph
 from planner.reader import read_model
 from planner.reader.draft.shapes import CANONICAL
-from tests.canonical_onnx import ELEMENT, run, to_onnx
+from tests.reader.canonical_onnx import ELEMENT, run, to_onnx
 
 # onnxruntime differs from the standard here (its own exclusion list names them)
 KNOWN = {

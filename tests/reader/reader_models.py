@@ -11,9 +11,9 @@ from onnx import numpy_helper, parser
 
 from planner.graph.ir import Graph
 from planner.reader import read_model
-from tests.canonical_onnx import difference, run, to_onnx
+from tests.reader.canonical_onnx import difference, run, to_onnx
 
-SHARED = Path(__file__).parents[2] / "shared" / "data"
+SHARED = Path(__file__).parents[3] / "shared" / "data"
 
 
 def model(text: str, opset: int = 20, **arrays: Any) -> onnx.ModelProto:

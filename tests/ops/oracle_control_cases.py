@@ -8,9 +8,9 @@ import numpy as np
 from onnx import helper
 
 from planner.reader import read_model
-from tests import control_models
-from tests.control_models import BOOL, FLOAT, INT, info, model, stored
-from tests.oracle import Case
+from tests.ops.oracle import Case
+from tests.reader import control_models
+from tests.reader.control_models import BOOL, FLOAT, INT, info, model, stored
 
 
 def case_of(

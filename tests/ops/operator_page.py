@@ -1,5 +1,5 @@
 """Writes docs/operators.md from the tables of the reader, the rules and the backend: `python -m
-tests.operator_page > docs/operators.md`.
+tests.ops.operator_page > docs/operators.md`.
 
 The splits shown are those of the oracle's cases, so every line of the page is one that the oracle
 holds against the unsharded kernel.
@@ -17,12 +17,12 @@ from planner.ops.lookup import rule_of
 from planner.reader.lower.opaque import _NEVER
 from planner.reader.lower.table import TABLE
 from planner.sharding.rule import Rule
-from tests.oracle import Case, build
-from tests.oracle_cases import all_cases
+from tests.ops.oracle import Case, build
+from tests.ops.oracle_cases import all_cases
 
 HEAD = """# Operators
 
-Generated: `python -m tests.operator_page > docs/operators.md` (a test keeps it current). It has three parts: what a graph holds and how it may be split, what
+Generated: `python -m tests.ops.operator_page > docs/operators.md` (a test keeps it current). It has three parts: what a graph holds and how it may be split, what
 becomes of each ONNX operator, and what exporters do to a model before it is read.
 
 ## What a graph holds

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.oracle import Case
+from tests.ops.oracle import Case
 
 RNG = np.random.default_rng(3)
 

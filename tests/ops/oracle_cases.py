@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.oracle import Case
-from tests.oracle_control_cases import control_cases
-from tests.oracle_expert_cases import expert_cases
-from tests.oracle_rare_cases import rare_cases
-from tests.oracle_sample_cases import sample_cases
+from tests.ops.oracle import Case
+from tests.ops.oracle_control_cases import control_cases
+from tests.ops.oracle_expert_cases import expert_cases
+from tests.ops.oracle_rare_cases import rare_cases
+from tests.ops.oracle_sample_cases import sample_cases
 
 RNG = np.random.default_rng(7)
 
