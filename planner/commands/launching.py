@@ -87,13 +87,13 @@ def make_job(
         else ("--model-folder", str(Path(source).resolve().parent))
     )
     return Job(
-        name,
-        program,
-        str(strategy.topology["device"]),
-        devices,
-        processes,
-        bool(args.cpu or args.local),
-        (*own, *args.arguments),
+        name=name,
+        program=program,
+        device=str(strategy.topology["device"]),
+        devices=devices,
+        processes=processes,
+        virtual=bool(args.cpu or args.local),
+        arguments=(*own, *args.arguments),
     )
 
 

@@ -1,4 +1,4 @@
-"""What is launched: a program, its arguments, and how the planned devices are dealt out to
+"""What is launched: a program, its arguments, and how the planned devices are divided among
 processes.
 
 Devices are numbered process by process and laid out in the mesh row-major with the innermost axis
@@ -108,7 +108,7 @@ def node_slots(strategy: Strategy) -> int:
 
 
 def check_count(strategy: Strategy, processes: int, virtual: bool, what: str) -> None:
-    """Refuse a number of processes that the planned devices cannot be dealt out to, or whose
+    """Refuse a number of processes that the planned devices cannot be divided among, or whose
     processes are no nodes of the plan."""
     devices = int(strategy.topology["devices"])
     if devices % processes:

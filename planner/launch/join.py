@@ -322,7 +322,12 @@ def join(
         )
     wire.setblocking(False)
     return Seat(
-        int(answer["rank"]), str(answer["coordinator"]), int(answer["joined"]), wire, server, rest
+        rank=int(answer["rank"]),
+        coordinator=str(answer["coordinator"]),
+        joined=int(answer["joined"]),
+        wire=wire,
+        server=server,
+        received=rest,
     )
 
 

@@ -96,6 +96,13 @@ def unheld(strategy: Strategy, own: Mapping[str, Any]) -> str:
     )
 
 
+def ranked(strategy: Strategy) -> list[tuple[str, Mapping[str, Any]]]:
+    """The baselines by their keys: those that fit first, each group by its step."""
+    return sorted(
+        strategy.baselines.items(), key=lambda kv: (kv[1]["fit"] == "no", kv[1]["step_time_s"])
+    )
+
+
 def ties(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
     """Whether each plan's step time lies in the other's range: the model cannot tell them apart."""
     inside = lambda x, y: y["step_time_range_s"][0] <= x["step_time_s"] <= y["step_time_range_s"][1]  # noqa: E731
@@ -119,10 +126,7 @@ def comparison(strategy: Strategy, width: int, style: Style) -> list[str]:
         ]
     )
     notes: list[list[str]] = []
-    order = sorted(
-        strategy.baselines.items(), key=lambda kv: (kv[1]["fit"] == "no", kv[1]["step_time_s"])
-    )
-    for key, row in order:
+    for key, row in ranked(strategy):
         ratio = row["step_time_s"] / own["step_time_s"] if own["step_time_s"] else 1.0
         same = "tie" if row["fit"] != "no" and ties(own, row) else ""
         asked = f"with --tables {key.removeprefix('tables_')}" if key in TABLES else ""

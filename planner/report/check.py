@@ -12,7 +12,7 @@ from costmodels.hardware.units import show_bytes, show_time
 from planner.report.diff import quantity
 from planner.strategy.strategy import round_figures
 from planner.support.text import Style, flops, hang, table, visible
-from planner.whatif.gate import Held, Limit, Report, Row
+from planner.whatif.gate import Limit, PinCost, Report, Row
 
 WIDE = 100
 """Columns from which counts of FLOPs are written out, and names stay on one line."""
@@ -77,9 +77,9 @@ def _why(report: Report) -> str:
     return f" ({'; '.join(report.causes)})" if report.causes else ""
 
 
-def _held(report: Report) -> str:
+def _pin_cost(report: Report) -> str:
     """What the pins cost, a sentence; "" where there are none."""
-    pinned = report.held
+    pinned = report.pin_cost
     if pinned is None:
         return ""
     free = (
@@ -99,7 +99,7 @@ def _held(report: Report) -> str:
 
 def _notes(report: Report) -> list[str]:
     """Causes, reasons and the next step, a sentence each."""
-    out = [said] if (said := _held(report)) else []
+    out = [said] if (said := _pin_cost(report)) else []
     out += (
         [f"re-priced: not possible: {report.reasons['repriced']}"]
         if "repriced" in report.reasons
@@ -210,8 +210,8 @@ def github(report: Report) -> str:
     if "best" in report.reasons:
         lines.append(command("error", "plan check: no plan", f"{report.model}: {report.verdict}"))
     phrases = (
-        [command("notice", "plan check: pins", f"{report.model}: {_held(report)}")]
-        if report.held is not None
+        [command("notice", "plan check: pins", f"{report.model}: {_pin_cost(report)}")]
+        if report.pin_cost is not None
         else []
     )
     return "\n".join(
@@ -261,12 +261,12 @@ def as_json(report: Report) -> str:
         "figures": rows,
         "budget": budget,
         "reasons": dict(report.reasons),
-        "pins": _held_figures(report.held),
+        "pins": _held_figures(report.pin_cost),
     }
     return json.dumps(data, indent=2, sort_keys=True)
 
 
-def _held_figures(held: Held | None) -> dict[str, Any] | None:
+def _held_figures(held: PinCost | None) -> dict[str, Any] | None:
     return (
         None
         if held is None

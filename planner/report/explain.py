@@ -10,7 +10,7 @@ from typing import Any
 from costmodels.hardware.units import show_bytes, show_time
 from planner.errors import PlanError, did_you_mean
 from planner.execution.techniques import phrases
-from planner.report.baselines import baseline_name, ties
+from planner.report.baselines import baseline_name, ranked, ties
 from planner.report.explain_stages import asked_repeat, named_repeat, on_stages, plain, why_stages
 from planner.report.findings import finding_lines
 from planner.report.laid_out import layouts, traffic
@@ -18,10 +18,10 @@ from planner.report.proof import covered, extent
 from planner.report.summary import (
     assumed,
     breakdown,
-    kept_words,
+    incremental_phrases,
     machine,
-    recompute_words,
-    solver_words,
+    recompute_text,
+    solver_text,
     techniques,
     title,
 )
@@ -87,7 +87,7 @@ def _choice(s: Strategy, width: int, style: Style) -> list[str]:
             width,
             style,
         )
-    lines += labelled("search", [solver_words(s)], width, style)
+    lines += labelled("search", [solver_text(s)], width, style)
     if s.solver.get("bound_s") and s.solver["status"] != "optimal":
         lines += labelled(
             "",
@@ -100,7 +100,7 @@ def _choice(s: Strategy, width: int, style: Style) -> list[str]:
         )
     lines += labelled("covers", words, width, style) if (words := extent(s.solver)) else []
     return lines + (
-        labelled("kept", kept_words(kept), width, style)
+        labelled("kept", incremental_phrases(kept), width, style)
         if (kept := s.provenance.get("incremental"))
         else []
     )
@@ -279,9 +279,7 @@ def difference(own: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 
 def _others(s: Strategy, width: int, style: Style) -> list[str]:
     lines: list[str] = []
-    for key, row in sorted(
-        s.baselines.items(), key=lambda kv: (kv[1]["fit"] == "no", kv[1]["step_time_s"])
-    ):
+    for key, row in ranked(s):
         name = baseline_name(key, row) + (f" ({tuned_words(row)})" if tuned_words(row) else "")
         verdict = (
             "does not fit"
@@ -387,7 +385,7 @@ def explain_node(
     else:
         lines += _recorded(s, row, width, style)
     if row["recompute"] and s.techniques["recompute"] != "none":
-        lines += labelled("memory", [recompute_words(s.techniques)], width, style)
+        lines += labelled("memory", [recompute_text(s.techniques)], width, style)
     other = row.get("runner_up")
     if other:
         why = f"; not taken: {NOT_TAKEN}" if other["extra_s"] < 0 else ""

@@ -70,7 +70,7 @@ def why_stages(s: Strategy) -> list[str]:
 
 
 def on_stages(s: Strategy, name: str) -> str:
-    """Which pipeline stages run a node: its repeats are dealt out, or every stage has it."""
+    """Which pipeline stages run a node: its repeats are divided over them, or each has it."""
     n, (each, whole), chunks = stages(s), dealt(s), s.chosen.virtual_stages
     if s.techniques.get("cuts"):
         return f"stage {s.nodes[name]['stage']} of {n} runs it" + (
@@ -125,7 +125,7 @@ def named_repeat(s: Strategy, name: str, text: str) -> int:
 
 def asked_repeat(s: Strategy, name: str, text: str) -> str:
     """`repeat 13 of the block is on stage 2` where a name stands for one repeat of a block that is
-    dealt out; "" else. name: its node in the file."""
+    divided over stages; "" else. name: its node in the file."""
     repeat, (each, _) = named_repeat(s, name, text), dealt(s)
     if repeat < 0 or not any("per_stage" in b and name in b["body"] for b in s.blocks):
         return ""

@@ -138,7 +138,7 @@ def _plan(strategy: Strategy, width: int, style: Style) -> list[str]:
     lines = labelled("mesh", axes, width, style)
     lines += labelled("method", techniques(strategy), width, style)
     return lines + (
-        labelled("kept", kept_words(kept), width, style)
+        labelled("kept", incremental_phrases(kept), width, style)
         if (kept := strategy.provenance.get("incremental"))
         else []
     )
@@ -194,7 +194,7 @@ def techniques(strategy: Strategy) -> list[str]:
     elif strategy.workload["kind"] == "train":
         out.append("no ZeRO (every replica keeps its optimizer state)")
     if t["recompute"] != "none":
-        out.append(recompute_words(t))
+        out.append(recompute_text(t))
     chosen = strategy.chosen
     out += phrases(chosen, ("offload", "bucket"))
     overlapped = chosen.overlapped_microbatches
@@ -204,13 +204,13 @@ def techniques(strategy: Strategy) -> list[str]:
     return out or ["one forward pass"]
 
 
-def recompute_words(techniques: Mapping[str, Any]) -> str:
-    """What is computed again, in words."""
+def recompute_text(techniques: Mapping[str, Any]) -> str:
+    """What is recomputed, in words."""
     mode = str(techniques["recompute"])
     return STAGES_AGAIN if techniques.get("cuts") else RECOMPUTE.get(mode, f"recompute {mode}")
 
 
-def solver_words(strategy: Strategy) -> str:
+def solver_text(strategy: Strategy) -> str:
     """`dp, proven the best of the 22 meshes tried (gap 0 %), 0.9 s`."""
     s = strategy.solver
     gap = (
@@ -244,7 +244,7 @@ def solver_words(strategy: Strategy) -> str:
     )
 
 
-def kept_words(kept: Mapping[str, Any]) -> list[str]:
+def incremental_phrases(kept: Mapping[str, Any]) -> list[str]:
     """What an incremental plan keeps of one before."""
     solved, of = kept["solved"], str(kept["model"]).removeprefix("zoo:")
     what = f"{kept['kept']:,} of {kept['kept'] + solved:,} operators" if solved else "all operators"

@@ -322,17 +322,17 @@ def _answer(rows: Sequence[Row], runs: Sequence[TrainingRun | None], asked: Aske
     if i is None:
         nearest = fastest if asked.deadline_s is not None else cheapest
         return f"within {within}: none of these" + (
-            f"; nearest is {_told(rows[nearest], runs[nearest])}" if nearest is not None else ""
+            f"; nearest is {_row_text(rows[nearest], runs[nearest])}" if nearest is not None else ""
         )
     if asked.deadline_s is not None or i == cheapest or cheapest is None:
-        return f"cheapest within {within}: {_told(rows[i], runs[i])}"
+        return f"cheapest within {within}: {_row_text(rows[i], runs[i])}"
     return (
-        f"fastest within {within}: {_told(rows[i], runs[i])}; cheapest of all:"
-        f" {_told(rows[cheapest], runs[cheapest])}"
+        f"fastest within {within}: {_row_text(rows[i], runs[i])}; cheapest of all:"
+        f" {_row_text(rows[cheapest], runs[cheapest])}"
     )
 
 
-def _told(row: Row, run: TrainingRun | None) -> str:
+def _row_text(row: Row, run: TrainingRun | None) -> str:
     assert run is not None
     cost = "" if run.usd is None else f", {amount(run.usd)} USD"
     risk = ", tight in memory: it may run out" if row.tight else ""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from costmodels.hardware.units import show_bytes, show_time
 from planner.execution.techniques import phrases, read_table
-from planner.report.baselines import baseline_name, ties, unheld
+from planner.report.baselines import baseline_name, ranked, ties, unheld
 from planner.report.summary import machine, title
 from planner.report.verdict import of_plans
 from planner.sharding.notation import spell_rule
@@ -82,9 +82,7 @@ def _solver_rows(rows: Sequence[tuple[str, Strategy | str]], style: Style) -> li
 def _baseline_rows(s: Strategy, best: Mapping[str, Any], style: Style) -> list[list[str]]:
     """A row per baseline, those that fit first; best: costs of the best plan."""
     out = []
-    for key, row in sorted(
-        s.baselines.items(), key=lambda kv: (kv[1]["fit"] == "no", kv[1]["step_time_s"])
-    ):
+    for key, row in ranked(s):
         parts = (mesh_words(row["mesh"]), tuned_words(row), "tie" if ties(best, row) else "")
         how = ", ".join(text for text in parts if text)
         cost = _cost(row, best["step_time_s"], style)

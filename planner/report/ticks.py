@@ -16,9 +16,9 @@ from itertools import groupby
 
 from planner.execution.pipeline import BUBBLE, Pipeline
 
-PASSES = ("forward", "late", "late_back", "backward")
-"""Of blocks and what comes before them: forward, backward; late: of what follows the blocks. In the
-order of a tick."""
+PASSES = ("forward", "epilogue", "epilogue_back", "backward")
+"""Forward and backward pass of blocks and prologue, and those of the epilogue; in the order of a
+tick."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Tick:
     pass."""
 
     forward: int | None
-    late: int | None
-    late_back: int | None
+    epilogue: int | None
+    epilogue_back: int | None
     backward: int | None
     chunks: tuple[int, int] = (0, 0)
     """Which of a stage's chunks of blocks the forward and the backward pass run."""

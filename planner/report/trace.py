@@ -134,8 +134,8 @@ def _stages(d: Detail) -> Iterator[Track]:
     sums = {name: total(parts) for name, parts in passes.items()}
     names = {
         "forward": "forward",
-        "late": "head and loss",
-        "late_back": "head and loss backward",
+        "epilogue": "head and loss",
+        "epilogue_back": "head and loss backward",
         "backward": "backward",
     }
     single = p.stages * 2 * p.ticks <= MOST_TICKS
@@ -179,7 +179,7 @@ def _inside(line: Track, d: Detail, part: Part, name: str) -> None:
     """Parts of a pass; those of a block are its operators, all repeats together."""
     from planner.report.html.bars import opened
 
-    for piece in opened(d, part, name in ("late_back", "backward")):
+    for piece in opened(d, part, name in ("epilogue_back", "backward")):
         for kind, seconds in piece.shares.items():
             line.add(
                 LINKS if kind == "comm" else KERNELS,

@@ -91,7 +91,14 @@ def form_of(proto: Any, name: str) -> Form:
         raise _unclear(name, f"what the input {extra[0]!r} is")
     logits = next((o.name for o in graph.output if "logit" in o.name.lower()), graph.output[0].name)
     sizes = {n: (_size(inputs[n], 1, name), _size(inputs[n], 3, name)) for n in order}
-    return Form(ids, mask, positions, logits, tuple((n, presents[pasts[n]]) for n in order), sizes)
+    return Form(
+        ids=ids,
+        mask=mask,
+        positions=positions,
+        logits=logits,
+        pairs=tuple((n, presents[pasts[n]]) for n in order),
+        sizes=sizes,
+    )
 
 
 def _unclear(name: str, what: str) -> PlanError:

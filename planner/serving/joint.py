@@ -294,19 +294,19 @@ class Joint:
         peak = self.peak_bytes(first, each, wave)
         weights, fits = int(each.cost.memory.parameters - cache), peak <= self.request.limit_bytes
         return Priced(
-            label,
-            replicas,
-            split,
-            wave,
-            prompts,
-            step,
-            ttft,
-            tpot,
-            self.speed(ttft, tpot, wave),
-            peak,
-            int(cache),
-            weights,
-            fits,
+            label=label,
+            replicas=replicas,
+            split=split,
+            wave=wave,
+            prompts=prompts,
+            step=step,
+            ttft_s=ttft,
+            tpot_s=tpot,
+            tokens_per_s_per_device=self.speed(ttft, tpot, wave),
+            memory_bytes=peak,
+            cache_bytes=int(cache),
+            weights_bytes=weights,
+            fits=fits,
         )
 
     @property

@@ -112,7 +112,14 @@ def serve(
     rows = tuple(
         {"label": p.label, "front": p in front, "chosen": p is best, **p.figures()} for p in priced
     )
-    return Serving(served, best.figures(), rows, first, each, provenance)
+    return Serving(
+        service=served,
+        figures=best.figures(),
+        rows=rows,
+        prompts=first,
+        step=each,
+        provenance=provenance,
+    )
 
 
 def _batch_given(phase: Any) -> Any:

@@ -97,7 +97,7 @@ class Limit:
 
 
 @dataclass(frozen=True)
-class Held:
+class PinCost:
     """What a plan was held to by its user, and the best plan now without: its step (seconds), and
     its bytes a device."""
 
@@ -120,7 +120,7 @@ class Held:
 @dataclass(frozen=True)
 class Report:
     """The outcome. reasons: why the baseline could not be re-priced or planned anew, by column;
-    held: None where nothing was pinned, or nothing fits."""
+    pin_cost: None where nothing was pinned, or nothing fits."""
 
     model: str
     baseline: str
@@ -128,7 +128,7 @@ class Report:
     causes: tuple[str, ...]
     limits: tuple[Limit, ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)
-    held: Held | None = None
+    pin_cost: PinCost | None = None
 
     @property
     def regressions(self) -> tuple[Row, ...]:
@@ -231,7 +231,16 @@ def check(
         values = [None if t is None else _figure(t, what) for t in tables]
         if what == "bubble" and not any(values):
             continue  # none of the plans has pipeline stages
-        rows.append(Row(what, unit, values[0] or 0.0, values[1], values[2], allowed.get(what)))
+        rows.append(
+            Row(
+                what=what,
+                unit=unit,
+                recorded=values[0] or 0.0,
+                repriced=values[1],
+                best=values[2],
+                tolerance=allowed.get(what),
+            )
+        )
     causes = _causes(strategy, model, same, moved, rows, reasons)
     limit, needed = (
         int(strategy.costs["memory_limit_bytes"]),
@@ -243,13 +252,13 @@ def check(
         )
     limits = _limits(limits_wanted, strategy, best) if best is not None else ()
     return Report(
-        model.name,
-        baseline,
-        tuple(rows),
-        tuple(causes),
-        limits,
-        reasons,
-        _held(strategy, model, topology, best, cache),
+        model=model.name,
+        baseline=baseline,
+        rows=tuple(rows),
+        causes=tuple(causes),
+        limits=limits,
+        reasons=reasons,
+        pin_cost=_pin_cost(strategy, model, topology, best, cache),
     )
 
 
@@ -294,13 +303,13 @@ def _best(
         return None
 
 
-def _held(
+def _pin_cost(
     strategy: Strategy,
     model: Model,
     topology: Topology,
     best: Mapping[str, Any] | None,
     cache: Cache | None,
-) -> Held | None:
+) -> PinCost | None:
     """What pins and mode cost now."""
     from planner.strategy.pins import pins_of
     from planner.whatif.reprice import unpinned
@@ -313,7 +322,7 @@ def _held(
     if best is None or not words:
         return None
     free = unpinned(strategy, model, topology, cache).costs
-    return Held(
+    return PinCost(
         tuple(words),
         float(best["step_time_s"]),
         float(free["step_time_s"]),

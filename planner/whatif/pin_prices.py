@@ -19,7 +19,7 @@ from planner.pins.pins import Pins
 from planner.space.propagation import MODES
 from planner.strategy.pins import pins_of
 from planner.strategy.strategy import Strategy
-from planner.whatif.reprice import answered, asked_again, own_model
+from planner.whatif.reprice import best_plan, own_model, recorded_request
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,6 +89,7 @@ def price_pins(strategy: Strategy, source: str | Path) -> Iterator[PinPrice]:
 
 def _best(strategy: Strategy, model: Model, pins: Pins) -> Strategy:
     """The best plan under some pins, without baselines. Raises PlanError where there is none."""
-    return answered(
-        model, replace(asked_again(strategy, from_json(strategy.topology), pins), baselines=False)
+    return best_plan(
+        model,
+        replace(recorded_request(strategy, from_json(strategy.topology), pins), baselines=False),
     )

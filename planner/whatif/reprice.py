@@ -200,10 +200,21 @@ def reprice(strategy: Strategy, model: Model, topology: Topology) -> Priced:
     plan = plan_on(strategy, base)
     check_splits(base.graph, plan, base.rules)
     cost, flow, runs = price_plan(base, plan, pricer)
-    return Priced(strategy, model, request, base, plan, mesh, flow, runs, cost, pricer)
+    return Priced(
+        strategy=strategy,
+        model=model,
+        request=request,
+        base=base,
+        plan=plan,
+        mesh=mesh,
+        flow=flow,
+        runs=runs,
+        cost=cost,
+        pricer=pricer,
+    )
 
 
-def asked_again(strategy: Strategy, topology: Topology, pins: Pins | None = None) -> Request:
+def recorded_request(strategy: Strategy, topology: Topology, pins: Pins | None = None) -> Request:
     """The request of the search that a strategy answers, with its mode and objective. pins: instead
     of those that it was searched under.
 
@@ -236,7 +247,7 @@ def replan(
 
     Raises PlanError: exit 3 when nothing fits, P023 or P025 for pins that it has no place for.
     """
-    return answered(model, replace(asked_again(strategy, topology), cache=cache))
+    return best_plan(model, replace(recorded_request(strategy, topology), cache=cache))
 
 
 def unpinned(
@@ -244,13 +255,15 @@ def unpinned(
 ) -> Strategy:
     """The best plan were the user to decide nothing: no pins, mode "auto". Raises PlanError (exit
     3) when nothing fits."""
-    return answered(
+    return best_plan(
         model,
-        replace(asked_again(strategy, topology, Pins()), mode="auto", baselines=False, cache=cache),
+        replace(
+            recorded_request(strategy, topology, Pins()), mode="auto", baselines=False, cache=cache
+        ),
     )
 
 
-def answered(model: Model, request: Request) -> Strategy:
+def best_plan(model: Model, request: Request) -> Strategy:
     """The best plan of a request. Raises PlanError (exit 3) when nothing fits; an interruption is
     handed on."""
     from planner.search.to_strategy import compose
@@ -295,10 +308,24 @@ def manual(strategy: Strategy, source: str | Path) -> Strategy:
     from planner.space.assemble import Techniques
 
     best = Candidate(
-        "manual", priced.mesh, priced.plan, c, Techniques.of(priced.plan), c.step_time_s
+        label="manual",
+        mesh=priced.mesh,
+        plan=priced.plan,
+        cost=c,
+        techniques=Techniques.of(priced.plan),
+        objective_s=c.step_time_s,
     )
     baselines = Search(model, priced.request).tuned_baselines() if strategy.baselines else {}
-    result = SearchResult(best, baselines, priced.base, None, (), None, 0.0, 1)
+    result = SearchResult(
+        best=best,
+        baselines=baselines,
+        base=priced.base,
+        space=None,
+        choice=(),
+        problem=None,
+        bound_s=0.0,
+        tried=1,
+    )
     provenance: Mapping[str, Any] = {
         "tool": TOOL_VERSION,
         "cost_model": COST_MODEL_VERSION,

@@ -82,10 +82,10 @@ def test_every_bar_adds_up_to_the_step(pins: str) -> None:
     costs = plan(pins).costs
     kinds = total(t.step)
     assert kinds.get("comm", 0.0) == pytest.approx(costs["exposed_communication_time_s"], rel=1e-4)
-    assert kinds["forward"] + kinds.get("backward", 0.0) + kinds.get("again", 0.0) == pytest.approx(
-        costs["compute_time_s"], rel=1e-4
-    )
-    assert kinds.get("again", 0.0) == pytest.approx(costs["recompute_time_s"], rel=1e-4)
+    assert kinds["forward"] + kinds.get("backward", 0.0) + kinds.get(
+        "recompute", 0.0
+    ) == pytest.approx(costs["compute_time_s"], rel=1e-4)
+    assert kinds.get("recompute", 0.0) == pytest.approx(costs["recompute_time_s"], rel=1e-4)
 
 
 @pytest.mark.parametrize("pins", PINS)
@@ -104,10 +104,10 @@ def test_the_peak_of_the_curve_is_the_priced_memory(pins: str) -> None:
         0
     ] == 0 == pytest.approx(bands["activations"][-1], abs=1e-3)
     assert max(bands["activations"]) == bands["activations"][curve.times_s.index(curve.turn_s)]
-    assert bands["gradients"][-1] == pytest.approx(d.held.gradients) and list(
+    assert bands["gradients"][-1] == pytest.approx(d.memory.gradients) and list(
         bands["gradients"]
     ) == sorted(bands["gradients"])
-    assert curve.peak_words == (
+    assert curve.peak_text == (
         "end of the forward pass"
         if curve.times_s[curve.peak] <= curve.turn_s
         else "the backward pass enters the blocks"
@@ -158,7 +158,7 @@ def test_edges_carry_what_moves_and_rails_go_down(pins: str) -> None:
                 for m in d.moves
                 if m.what == e.tensor
                 and not m.stored
-                and m.when in ("forward", "backward", "again")
+                and m.when in ("forward", "backward", "recompute")
             )
             assert e.total_bytes == pytest.approx(own)
     rails = fold(d)

@@ -69,9 +69,9 @@ def test_every_stage_passes_every_chunk_once_each_way(
             == p.ticks
         )
         assert (
-            [t.late for t in found if t.late is not None]
+            [t.epilogue for t in found if t.epilogue is not None]
             == [*range(p.microbatches)]
-            == [t.late_back for t in found if t.late_back is not None]
+            == [t.epilogue_back for t in found if t.epilogue_back is not None]
         )
         assert sum(s.count for s in stretches(p, stage)) == len(found)
         for k, t in enumerate(found):
@@ -81,8 +81,8 @@ def test_every_stage_passes_every_chunk_once_each_way(
             ):
                 if m not in (None, BUBBLE):
                     assert handed.setdefault((name, chunk * stages + stage, m), k) == k
-            if t.late is not None:
-                handed["late", 0, t.late] = k
+            if t.epilogue is not None:
+                handed["epilogue", 0, t.epilogue] = k
     assert len(handed) == p.microbatches * (2 * stages * chunks + 1)
     for (
         name,
@@ -94,10 +94,14 @@ def test_every_stage_passes_every_chunk_once_each_way(
         if name == "backward":
             assert (
                 k
-                == (handed[name, c + 1, m] + 1 if c < stages * chunks - 1 else handed["late", 0, m])
+                == (
+                    handed[name, c + 1, m] + 1
+                    if c < stages * chunks - 1
+                    else handed["epilogue", 0, m]
+                )
                 and k >= handed["forward", c, m]
             )
-        if name == "late":
+        if name == "epilogue":
             assert k == handed["forward", stages * chunks - 1, m]
 
 
@@ -113,7 +117,7 @@ def test_every_stage_sees_every_microbatch_once_in_each_pass(
             seen = [m for t in found if (m := getattr(t, name)) is not None]
             real = [m for m in seen if m != BUBBLE]
             assert sorted(real) == [*range(microbatches)]
-            times = p.epilogue_passes if name.startswith("late") else p.ticks
+            times = p.epilogue_passes if name.startswith("epilogue") else p.ticks
             assert len(seen) == times and (real == sorted(real)) != (
                 (schedule == "gpipe" and name.endswith("back"))
                 or (schedule == "gpipe" and name == "backward")
@@ -132,7 +136,7 @@ def test_every_stage_sees_every_microbatch_once_in_each_pass(
             assert k == handed[name, stage - 1, m] + 1
         if name == "backward" and stage < stages - 1:
             assert k == handed[name, stage + 1, m] + 1
-        if name == "late":
+        if name == "epilogue":
             assert k == handed["forward", stages - 1, m]
 
 
@@ -153,17 +157,17 @@ def test_every_bar_of_every_stage_adds_up_to_the_step(spec: str, pins: str) -> N
         assert sum(x.time_s for x in stage) == pytest.approx(d.step_s, rel=1e-9)
         assert kinds["bubble"] == pytest.approx(c["bubble_time_s"], rel=1e-5)
         assert kinds["comm"] == pytest.approx(c["exposed_communication_time_s"], rel=1e-5)
-        assert kinds["forward"] + kinds["backward"] + kinds.get("again", 0.0) == pytest.approx(
+        assert kinds["forward"] + kinds["backward"] + kinds.get("recompute", 0.0) == pytest.approx(
             c["compute_time_s"], rel=1e-5
         )
-        assert kinds.get("again", 0.0) == pytest.approx(c["recompute_time_s"], rel=1e-5)
+        assert kinds.get("recompute", 0.0) == pytest.approx(c["recompute_time_s"], rel=1e-5)
     seconds = {name: sum(x.time_s for x in parts) for name, parts in passes_of(d).items()}
     assert sum(seconds.values()) == pytest.approx(sum(x.time_s for x in t.micro), rel=1e-9)
-    late = seconds["late"] + seconds["late_back"]
+    late = seconds["epilogue"] + seconds["epilogue_back"]
     assert p.ticks * (
         seconds["forward"] + seconds["backward"]
     ) + p.epilogue_passes * late + t.ends_s == pytest.approx(d.step_s, rel=1e-9)
-    dealt = next(b for b in t.blocks if b.dealt)
+    dealt = next(b for b in t.blocks if b.per_stage)
     assert dealt.repeats == p.blocks_per_stage and dealt.total_s == pytest.approx(
         p.ticks * sum(x.time_s for x in t.micro if x.run == dealt.run), rel=1e-9
     )
@@ -180,7 +184,7 @@ def test_the_curve_peaks_at_the_priced_memory(spec: str, pins: str) -> None:
     )
     assert list(curve.times_s) == sorted(curve.times_s)
     kept = dict(curve.bands)["activations"]
-    ring = sum(r.saved_bytes for r in d.rows if not r.tail)
+    ring = sum(r.saved_bytes for r in d.rows if not r.after_blocks)
     assert (
         kept[-1] == 0
         and kept[0] == pytest.approx(0.0 if p.schedule == "gpipe" else ring)

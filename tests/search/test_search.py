@@ -453,7 +453,7 @@ def test_a_tight_plan_is_chosen_where_none_with_room_is_within_its_range(
     from costmodels.runtimes import load_runtime
     from planner.report.baselines import pins_for
     from planner.report.findings import findings
-    from planner.report.summary import solver_words, summary
+    from planner.report.summary import solver_text, summary
 
     need = one_plan("").costs["memory_per_device_bytes"]
     limit = int(1.01 * need)
@@ -469,7 +469,7 @@ def test_a_tight_plan_is_chosen_where_none_with_room_is_within_its_range(
     )
     assert spared.solver[
         "bound_memory_bytes"
-    ] < limit and "among plans that fit with room" in solver_words(spared)
+    ] < limit and "among plans that fit with room" in solver_text(spared)
     narrow = replace(load_runtime("jax-shard_map"), time_spread=(0.01, 0.02))
     monkeypatch.setattr("planner.search.build_request.load_runtime", lambda name: narrow)
     tight = one_plan("", memory_limit_bytes=limit, cache=tmp_path)

@@ -58,7 +58,7 @@ def test_what_was_planned_before_is_not_searched_again(devices: int, tmp_path: P
     assert check(Strategy.load(path), SPEC, cache=known) == alone
     assert (known.found, known.asked) == (1, 2), "without its pins it was not planned before"
     again = Cache(tmp_path)
-    assert check(Strategy.load(path), SPEC, cache=again) == alone and alone.held is not None
+    assert check(Strategy.load(path), SPEC, cache=again) == alone and alone.pin_cost is not None
     assert again.found == again.asked == 2
 
 
@@ -124,22 +124,22 @@ def test_the_best_plan_now_keeps_the_pins_and_says_what_they_cost() -> None:
         saved(planner.plan(SPEC, devices=8, batch=16, pins="tp=4,zero=1,micro=2", baselines=False))
     )
     report = check(pinned, SPEC)
-    assert report.ok and report.verdict == "nothing changed" and report.held is not None
+    assert report.ok and report.verdict == "nothing changed" and report.pin_cost is not None
     free = planner.plan(SPEC, devices=8, batch=16, baselines=False).costs
-    assert report.held.pins == (
+    assert report.pin_cost.pins == (
         "tensor = 4",
         "microbatches = 2",
         "zero_stage = 1",
-    ) and report.held.free_step_s == pytest.approx(free["step_time_s"], rel=1e-5)
+    ) and report.pin_cost.free_step_s == pytest.approx(free["step_time_s"], rel=1e-5)
     assert (
-        report.held.cost_s
+        report.pin_cost.cost_s
         == pytest.approx(pinned.costs["step_time_s"] - free["step_time_s"], rel=1e-4)
-        and report.held.cost_s > 0
+        and report.pin_cost.cost_s > 0
     )
     for name, render in FORMATS.items():
         assert name == "junit" or "tensor = 4" in render(report)
     assert json.loads(FORMATS["json"](report))["pins"]["cost_s"] == pytest.approx(
-        report.held.cost_s, rel=1e-5
+        report.pin_cost.cost_s, rel=1e-5
     )
     lost = replace(
         pinned,
@@ -153,7 +153,9 @@ def test_the_best_plan_now_keeps_the_pins_and_says_what_they_cost() -> None:
 def test_the_best_plan_now_is_searched_for_as_the_baseline_was(asked: dict[str, str]) -> None:
     made = Strategy.load(saved(planner.plan(SPEC, devices=8, batch=16, baselines=False, **asked)))  # type: ignore[arg-type]
     report = check(made, SPEC)
-    assert report.verdict == "nothing changed" and (report.held is not None) == ("mode" in asked)
+    assert report.verdict == "nothing changed" and (report.pin_cost is not None) == (
+        "mode" in asked
+    )
 
 
 def test_decisions_that_do_not_carry_over_are_a_reason_not_an_error(strategy: Strategy) -> None:

@@ -176,7 +176,14 @@ def match(graph: Graph, shards: Shards, buffers: Collection[str] = ()) -> Matchi
             if other in known and known[other] not in read
         }
     unread = tuple(n for n in shards.tensors if n not in read and n not in tied)
-    return Matching(tuple(matches), tuple(from_model), tuple(missing), tuple(misfits), tied, unread)
+    return Matching(
+        matches=tuple(matches),
+        from_model=tuple(from_model),
+        missing=tuple(missing),
+        misfits=tuple(misfits),
+        tied=tied,
+        unread=unread,
+    )
 
 
 def _ties(name: str) -> list[str]:
@@ -249,7 +256,15 @@ def _fitted(
                 " turned" if take.flip else ""
             )
         takes.append(take)
-    return Match(label, shape, sources[0].dtype, tuple(takes), stacked, axis, rows)
+    return Match(
+        label=label,
+        shape=shape,
+        dtype=sources[0].dtype,
+        takes=tuple(takes),
+        stacked=stacked,
+        axis=axis,
+        rows=rows,
+    )
 
 
 def _take(source: str, want: _Want, t: Stored, turned: bool, flip: bool) -> Take:

@@ -6,7 +6,7 @@ among the kinds of work; the drawing gives each kind that share of the part's he
 is time at every level.
 
     step         m x (forward + backward), gradient reduction, optimizer
-    microbatch   forward in program order, backward in reverse; what is replayed comes before the
+    microbatch   forward in program order, backward in reverse; what is recomputed comes before the
                  backward pass of its block
     block        one repeat: its forward pass, and its backward pass
 
@@ -24,7 +24,7 @@ from planner.execution.pipeline import BUBBLE, Pipeline
 from planner.report.html.derive import Detail, Move, Row, short_name
 from planner.report.ticks import PASSES, stretches
 
-KINDS = ("forward", "backward", "again", "comm", "optimizer", "bubble")
+KINDS = ("forward", "backward", "recompute", "comm", "optimizer", "bubble")
 SMALLEST = 0.002
 """Parts below this share of their bar are drawn together with their small neighbours."""
 
@@ -49,7 +49,7 @@ class Part:
 @dataclass(frozen=True)
 class Block:
     """One repeat of a block: its operators forward and backward, and seconds of a step that all
-    repeats take, bubbles included. dealt: its repeats are those of one pipeline stage."""
+    repeats take, bubbles included. per_stage: its repeats are those of one pipeline stage."""
 
     run: int
     name: str
@@ -57,7 +57,7 @@ class Block:
     forward: tuple[Part, ...]
     backward: tuple[Part, ...]
     total_s: float
-    dealt: bool = False
+    per_stage: bool = False
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,8 @@ def timeline(d: Detail) -> Timeline:
     """The bars of a plan that was worked out."""
     passes = passes_of(d)
     forward, backward = (
-        [*passes["forward"], *passes["late"]],
-        [*passes["late_back"], *passes["backward"]],
+        [*passes["forward"], *passes["epilogue"]],
+        [*passes["epilogue_back"], *passes["backward"]],
     )
     pass_s = sum(p.time_s for p in (*forward, *backward))
     micro = (*small_together(forward, pass_s), *small_together(backward, pass_s))
@@ -127,34 +127,38 @@ def timeline(d: Detail) -> Timeline:
     blocks = [_block(d, run, [r for r in d.rows if r.run == run]) for run in range(len(d.runs))]
     hidden = sum(m.hidden_s for m in d.moves)
     return Timeline(
-        (*steps, *ends),
-        micro,
-        tuple(sorted(blocks, key=lambda b: (-b.total_s, b.run))),
-        hidden,
-        tuple((*s, *ends) for s in stages),
-        sum(p.time_s for p in ends),
+        step=(*steps, *ends),
+        micro=micro,
+        blocks=tuple(sorted(blocks, key=lambda b: (-b.total_s, b.run))),
+        hidden_s=hidden,
+        stages=tuple((*s, *ends) for s in stages),
+        ends_s=sum(p.time_s for p in ends),
     )
 
 
 def passes_of(d: Detail) -> dict[str, list[Part]]:
-    """Parts of the passes of one microbatch, in the order of planner.report.ticks.PASSES. late: in
-    a pipeline, of what follows the blocks."""
+    """Parts of the passes of one microbatch, in the order of planner.report.ticks.PASSES. epilogue:
+    in a pipeline, of what follows the blocks."""
     passes: dict[str, list[Part]] = {name: [] for name in PASSES}
     groups = _groups(d)
     for run, rows in groups:
-        passes["late" if rows[0].late else "forward"].append(_fold(d, rows, run, False))
+        passes["epilogue" if rows[0].in_epilogue else "forward"].append(_fold(d, rows, run, False))
     for row in d.rows:
         if (
-            row.twice and d.pipeline is not None
+            row.also_in_epilogue and d.pipeline is not None
         ):  # priced as bubbles: the blocks have run it already
-            again = row.bubble_s / float(
+            bubble_s = row.bubble_s / float(
                 d.pipeline.forward_passes(row.index) - d.pipeline.useful_passes(row.index)
             )
-            passes["late"].append(
-                Part(short_name(row.id, row.op), {"bubble": again}, "recomputed for the epilogue")
+            passes["epilogue"].append(
+                Part(
+                    short_name(row.id, row.op), {"bubble": bubble_s}, "recomputed for the epilogue"
+                )
             )
     for run, rows in reversed(groups) if d.training else ():
-        passes["late_back" if rows[0].late else "backward"].append(_fold(d, rows, run, True))
+        passes["epilogue_back" if rows[0].in_epilogue else "backward"].append(
+            _fold(d, rows, run, True)
+        )
     for name, phase in (("forward", "forward"), ("backward", "backward")):
         handed = [m for m in d.moves if m.when == "handed" and m.phase == phase]
         if d.pipeline is not None and any(m.exposed_s for m in handed):
@@ -168,7 +172,7 @@ def passes_of(d: Detail) -> dict[str, list[Part]]:
     sync = [m for m in d.moves if m.when == "sync"]
     inside = [m for m in sync if d.pipeline is None or m.count >= d.pipeline.ticks]
     ending = [m for m in sync if d.pipeline is not None and m.count != d.pipeline.ticks]
-    for name, moves in (("backward", inside), ("late_back", ending)):
+    for name, moves in (("backward", inside), ("epilogue_back", ending)):
         if moves:
             each = [m.exposed_s / (m.count if d.pipeline is not None else d.micro) for m in moves]
             passes[name].append(
@@ -248,39 +252,41 @@ def opened(d: Detail, part: Part, back: bool) -> list[Part]:
     rows = [r for r in d.rows if r.run == part.run]
     if not back:
         return [p for row in rows for p in _forward(d, row)]
-    return [p for row in rows for p in _replayed(d, row)] + [
+    return [p for row in rows for p in _recomputed(d, row)] + [
         p for row in reversed(rows) for p in _backward(d, row)
     ]
 
 
 def _fold(d: Detail, rows: list[Row], run: int, back: bool) -> Part:
     """All repeats of a group in one microbatch, forward or backward."""
-    parts = [p for row in rows for p in (*_replayed(d, row), *_backward(d, row)) if back]
+    parts = [p for row in rows for p in (*_recomputed(d, row), *_backward(d, row)) if back]
     parts += [p for row in rows for p in _forward(d, row) if not back]
     if run < 0:
         return Part(short_name(rows[0].id, rows[0].op), total(parts), rows[0].op)
-    return Part(block_name(d, run), total(parts), f"{len(rows)} operators", d.each(rows[0]), run)
+    return Part(
+        block_name(d, run), total(parts), f"{len(rows)} operators", d.repeats_per_pass(rows[0]), run
+    )
 
 
 def _forward(d: Detail, row: Row, each: int = 1) -> list[Part]:
     """Kernel and collectives of a row's forward pass: what is gathered for it, the kernel,
     conversions of its result. each: of how many repeats one."""
-    scale = 1 / (d.turns(row) * each)
+    scale = 1 / (d.passes(row) * each)
     moves = [m for m in d.at.get(row.index, ()) if m.when == "forward"]
     return [
         *_collectives(moves, True, scale),
-        *_kernel(row, "forward", row.forward_s / (d.wanted(row) * each)),
+        *_kernel(row, "forward", row.forward_s / (d.useful_passes(row) * each)),
         *_collectives(moves, False, scale),
     ]
 
 
-def _replayed(d: Detail, row: Row, each: int = 1) -> list[Part]:
-    """What runs again before the backward pass of a recomputed block."""
-    scale = 1 / (d.turns(row) * each)
-    moves = [m for m in d.at.get(row.index, ()) if m.when == "again"]
+def _recomputed(d: Detail, row: Row, each: int = 1) -> list[Part]:
+    """What is recomputed before the backward pass of a block."""
+    scale = 1 / (d.passes(row) * each)
+    moves = [m for m in d.at.get(row.index, ()) if m.when == "recompute"]
     return [
         *_collectives(moves, True, scale),
-        *_kernel(row, "again", row.again_s / (d.wanted(row) * each)),
+        *_kernel(row, "recompute", row.recompute_s / (d.useful_passes(row) * each)),
         *_collectives(moves, False, scale),
     ]
 
@@ -288,11 +294,11 @@ def _replayed(d: Detail, row: Row, each: int = 1) -> list[Part]:
 def _backward(d: Detail, row: Row, each: int = 1) -> list[Part]:
     """The backward pass of a row: its result's gradient arrives, the kernel, gradients of what was
     gathered for it leave."""
-    scale = 1 / (d.turns(row) * each)
+    scale = 1 / (d.passes(row) * each)
     moves = [m for m in d.at.get(row.index, ()) if m.when == "backward"]
     return [
         *_collectives(moves, False, scale),
-        *_kernel(row, "backward", row.backward_s / (d.wanted(row) * each)),
+        *_kernel(row, "backward", row.backward_s / (d.useful_passes(row) * each)),
         *_collectives(moves, True, scale),
     ]
 
@@ -323,25 +329,25 @@ def _exposed(moves: Iterable[Move], scale: float) -> dict[str, float]:
 
 
 def _block(d: Detail, run: int, rows: list[Row]) -> Block:
-    """One repeat. Its backward pass first runs again, in program order, what is recomputed."""
-    each = d.each(rows[0])
+    """One repeat. Its backward pass begins, in program order, with what is recomputed."""
+    each = d.repeats_per_pass(rows[0])
     forward = [p for row in rows for p in _forward(d, row, each)]
     backward = (
-        [p for row in rows for p in _replayed(d, row, each)]
+        [p for row in rows for p in _recomputed(d, row, each)]
         + [p for row in reversed(rows) for p in _backward(d, row, each)]
         if d.training
         else []
     )
     pass_s = sum(p.time_s for p in (*forward, *backward))
-    dealt = d.pipeline is not None and d.runs[run][0] == d.pipeline.first
+    per_stage = d.pipeline is not None and d.runs[run][0] == d.pipeline.first
     return Block(
-        run,
-        block_name(d, run),
-        rows[0].repeats,
-        small_together(forward, pass_s),
-        small_together(backward, pass_s),
-        pass_s * each * d.turns(rows[0]),
-        dealt,
+        run=run,
+        name=block_name(d, run),
+        repeats=rows[0].repeats,
+        forward=small_together(forward, pass_s),
+        backward=small_together(backward, pass_s),
+        total_s=pass_s * each * d.passes(rows[0]),
+        per_stage=per_stage,
     )
 
 

@@ -1,9 +1,9 @@
 """What the strategy file does not hold, worked out on the model: per operator its kernels,
-collectives and kept bytes, folded by repeated block.
+collectives and saved bytes, folded by repeated block.
 
 A `Row` stands for an operator and its equals in further repeats of its block; times and bytes are
 of all of them, over one optimizer step (training) or one forward pass, on one device; of blocks
-that are dealt out over pipeline stages, of those one stage has. They are the terms that
+that are divided over pipeline stages, of those one stage has. They are the terms that
 planner.pricing.step_time adds up, by the same functions, so that the rows' sum is its price.
 """
 
@@ -41,7 +41,7 @@ _FILLER = frozenset(
 
 @dataclass(frozen=True)
 class Move:
-    """A collective. row: the folded operator it is shown at. when: forward | again | backward |
+    """A collective. row: the folded operator it is shown at. when: forward | recompute | backward |
     sync (each microbatch) | end (once a step) | handed (from a pipeline stage to the next; phase
     says which way).
 
@@ -69,11 +69,12 @@ class Move:
 
 @dataclass(frozen=True)
 class Row:
-    """An operator, folded. decided: its row in the strategy's nodes. run: which repeated block it
-    is in, -1 for none. saved_bytes: what it adds to the kept activations. product: its arithmetic is
-    a matrix product, a convolution or the like. tail: it comes after the repeated blocks. late: in
-    a pipeline, it runs with what follows the blocks; twice: with that as well. bubble_s: seconds of
-    the runs that no microbatch needs, beside the others."""  # noqa: E501
+    """An operator with its equals in further repeats. decided: its row in the strategy's nodes.
+    run: which repeated block it is in, -1 for none. saved_bytes: what it adds to the saved
+    activations. product: its arithmetic is a matrix product, a convolution or the like.
+    after_blocks: it comes after the repeated blocks. in_epilogue: in a pipeline, it runs with the
+    epilogue; also_in_epilogue: with that as well as with the blocks. bubble_s: seconds of
+    passes that no microbatch needs, beside the others."""
 
     index: int
     id: str
@@ -83,19 +84,19 @@ class Row:
     repeats: int
     forward_s: float
     backward_s: float
-    again_s: float
+    recompute_s: float
     saved_bytes: float
     bound: str
     product: bool
-    tail: bool
-    late: bool = False
-    twice: bool = False
+    after_blocks: bool
+    in_epilogue: bool = False
+    also_in_epilogue: bool = False
     bubble_s: float = 0.0
 
     @property
     def kernels_s(self) -> float:
         """Seconds of kernels a step, without bubbles."""
-        return self.forward_s + self.backward_s + self.again_s
+        return self.forward_s + self.backward_s + self.recompute_s
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ class Edge:
 @dataclass(frozen=True)
 class Detail:
     """A plan worked out. rows in program order; runs as (first row's node, nodes of a repeat,
-    repeats); held: what memory is made of; memory_bytes: its peak as priced."""
+    repeats); memory: its parts; memory_bytes: its peak as priced."""
 
     rows: tuple[Row, ...]
     moves: tuple[Move, ...]
@@ -122,23 +123,23 @@ class Detail:
     training: bool
     optimizer_s: float
     step_s: float
-    held: MemoryParts
+    memory: MemoryParts
     memory_bytes: int
     pipeline: Pipeline | None = None
 
-    def turns(self, row: Row) -> int:
+    def passes(self, row: Row) -> int:
         """How often what surrounds a row's kernels runs in a step."""
         p = self.pipeline
-        return self.micro if p is None else p.epilogue_passes if row.late else p.ticks
+        return self.micro if p is None else p.epilogue_passes if row.in_epilogue else p.ticks
 
-    def wanted(self, row: Row) -> int:
-        """Those of its turns that are for a microbatch, a chunk of the blocks each."""
+    def useful_passes(self, row: Row) -> int:
+        """Those of its passes that are for a microbatch, a virtual stage of the blocks each."""
         return self.micro * (
-            1 if self.pipeline is None or row.late else self.pipeline.virtual_stages
+            1 if self.pipeline is None or row.in_epilogue else self.pipeline.virtual_stages
         )
 
-    def each(self, row: Row) -> int:
-        """Repeats of a row that one turn runs."""
+    def repeats_per_pass(self, row: Row) -> int:
+        """Repeats of a row that one pass runs."""
         p = self.pipeline
         return (
             row.repeats // p.virtual_stages
@@ -205,30 +206,30 @@ def work_out(p: Priced) -> Detail:
     bodies = [(run, inner_flow(outer, run)) for run in p.runs]
     rows, moves = _rows(p, home, where, bodies), _moves(p, home)
     return Detail(
-        rows,
-        moves,
-        _edges(p, home, moves, outer, bodies),
-        runs,
-        p.plan.microbatches if p.base.training else 1,
-        p.base.training,
-        p.cost.optimizer_time_s,
-        p.cost.step_time_s,
-        memory_parts(p.base, p.flow, p.pricer, p.runs),
-        p.cost.memory.total,
-        pipeline_of(p.base.graph, p.plan),
+        rows=rows,
+        moves=moves,
+        edges=_edges(p, home, moves, outer, bodies),
+        runs=runs,
+        micro=p.plan.microbatches if p.base.training else 1,
+        training=p.base.training,
+        optimizer_s=p.cost.optimizer_time_s,
+        step_s=p.cost.step_time_s,
+        memory=memory_parts(p.base, p.flow, p.pricer, p.runs),
+        memory_bytes=p.cost.memory.total,
+        pipeline=pipeline_of(p.base.graph, p.plan),
     )
 
 
 def _rows(p: Priced, home: list[int], where: list[int], bodies: Bodies) -> tuple[Row, ...]:
     nodes, micro = p.base.graph.nodes, p.plan.microbatches if p.base.training else 1
-    kept, pipeline = saved_bytes(p), pipeline_of(p.base.graph, p.plan)
-    twice: set[int] = set()
+    saved, pipeline = saved_bytes(p), pipeline_of(p.base.graph, p.plan)
+    recomputed: set[int] = set()
     for run, flow in bodies if p.plan.recompute != "none" else ():
         replay = recomputed_in_block(flow, run)
         if replay:
-            twice.update(i for i, result in replay.nodes.items() if result)
-            for i, size in _kept_results(p, run, flow, replay):
-                kept[i] = kept.get(i, 0.0) + size
+            recomputed.update(i for i, result in replay.nodes.items() if result)
+            for i, size in _saved_results(p, run, flow, replay):
+                saved[i] = saved.get(i, 0.0) + size
     known: dict[tuple[int, object], tuple[float, float]] = {}
     sums: dict[int, list[float]] = {}
     for i in range(len(nodes)):
@@ -236,52 +237,52 @@ def _rows(p: Priced, home: list[int], where: list[int], bodies: Bodies) -> tuple
         if key not in known:
             known[key] = kernel_times(p.base, i, p.flow.split(i), p.pricer)
         forward, backward = known[key]
-        again = (
+        recompute = (
             forward
-            if home[i] in twice
+            if home[i] in recomputed
             or (pipeline and pipeline.schedule == "gpipe" and pipeline.in_epilogue(i))
             else 0.0
         )
         cell = sums.setdefault(home[i], [0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
         share = float(pipeline.stage_share(i)) if pipeline else 1.0
-        wanted = pipeline.useful_passes(i) if pipeline else micro
+        useful = pipeline.useful_passes(i) if pipeline else micro
         bubble = (
-            float(pipeline.forward_passes(i) - wanted) * (forward + backward + again)
+            float(pipeline.forward_passes(i) - useful) * (forward + backward + recompute)
             if pipeline
             else 0.0
         )
         for slot, value in enumerate(
-            (forward * wanted, backward * wanted, again * wanted, bubble, 1.0)
+            (forward * useful, backward * useful, recompute * useful, bubble, 1.0)
         ):
             cell[slot] += value * share
-        cell[5] += kept.get(i, 0.0)
+        cell[5] += saved.get(i, 0.0)
     return tuple(
         Row(
-            i,
-            nodes[i].id,
-            nodes[p.base.shared[i]].id,
-            nodes[i].op,
-            where[i],
-            round(n),
-            f,
-            b,
-            again,
-            k,
-            bound_by(p.base, i, p.flow.split(i), p.pricer),
-            p.base.rules[i].flops > 0,
-            i in p.base.epilogue,
-            pipeline is not None and pipeline.in_epilogue(i),
-            pipeline is not None and i in pipeline.shared_prologue,
-            bubble,
+            index=i,
+            id=nodes[i].id,
+            decided=nodes[p.base.shared[i]].id,
+            op=nodes[i].op,
+            run=where[i],
+            repeats=round(n),
+            forward_s=f,
+            backward_s=b,
+            recompute_s=r,
+            saved_bytes=k,
+            bound=bound_by(p.base, i, p.flow.split(i), p.pricer),
+            product=p.base.rules[i].flops > 0,
+            after_blocks=i in p.base.epilogue,
+            in_epilogue=pipeline is not None and pipeline.in_epilogue(i),
+            also_in_epilogue=pipeline is not None and i in pipeline.shared_prologue,
+            bubble_s=bubble,
         )
-        for i, (f, b, again, bubble, n, k) in sorted(sums.items())
+        for i, (f, b, r, bubble, n, k) in sorted(sums.items())
     )
 
 
-def _kept_results(
+def _saved_results(
     p: Priced, run: RepeatedBlock, flow: Flow, replay: Recomputed
 ) -> Iterator[tuple[int, float]]:
-    """(node, bytes of all repeats) of the results of collectives that a recomputed block keeps, as
+    """(node, bytes of all repeats) of the results of collectives that a recomputed block saves, as
     planner.pricing.peak_memory.saved_collectives_bytes adds them up."""
     slack, mesh, pipeline = (
         1 + p.pricer.runtime.memory_slack,
@@ -306,8 +307,8 @@ def _kept_results(
 
 
 def saved_bytes(p: Priced) -> dict[int, float]:
-    """node -> bytes of activations it adds to those kept for the backward pass; under recompute
-    only what enters a repeat is kept there."""
+    """node -> bytes of activations it adds to those saved for the backward pass; under recompute
+    only what enters a repeat is saved there."""
     graph, plan, mesh = p.base.graph, p.plan, dict(p.plan.mesh)
     inside = {
         i: (first, period)
@@ -371,7 +372,7 @@ def _moves(p: Priced, home: list[int]) -> tuple[Move, ...]:
                 else "end"
             )
         else:
-            when = {"recompute": "again", "optimizer": "end"}.get(use.phase, use.phase)
+            when = {"optimizer": "end"}.get(use.phase, use.phase)
         what = use.what
         if pipeline and use.axes == (STAGE,) and use.phase in ("forward", "backward"):
             # What a stage hands on is what its last block makes; the loss is summed over the stages
@@ -379,17 +380,17 @@ def _moves(p: Priced, home: list[int]) -> tuple[Move, ...]:
             when, what = ("handed", leaves[what]) if what in leaves else ("end", what)
         out.append(
             Move(
-                use.kind,
-                use.axes,
-                use.phase,
-                what,
-                home[seen.get(what, 0)],
-                when,
-                what not in produced,
-                use.payload_bytes,
-                use.count,
-                seconds - hidden,
-                hidden,
+                kind=use.kind,
+                axes=use.axes,
+                phase=use.phase,
+                what=what,
+                row=home[seen.get(what, 0)],
+                when=when,
+                stored=what not in produced,
+                payload_bytes=use.payload_bytes,
+                count=use.count,
+                exposed_s=seconds - hidden,
+                hidden_s=hidden,
             )
         )
     return tuple(out)
@@ -405,7 +406,7 @@ def _edges(
     graph = p.base.graph
     totals: dict[str, float] = {}
     for m in moves:
-        if m.when in ("forward", "backward", "again") and not m.stored:
+        if m.when in ("forward", "backward", "recompute") and not m.stored:
             totals[m.what] = totals.get(m.what, 0.0) + m.total_bytes
     links: dict[str, list[tuple[int, int, tuple[ReshardStep, ...], int]]] = {}
     skip = {

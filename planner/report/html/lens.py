@@ -347,13 +347,13 @@ def _opened(micro: Sequence[Part], b: Block, hidden: bool, room: float) -> Marku
                     style=f"flex-grow:{1000 * seconds / both:.2f}",
                 )
             )
-    many = f"the {b.repeats:,} of a stage" if b.dealt else f"{b.repeats:,} of them"
+    many = f"the {b.repeats:,} of a stage" if b.per_stage else f"{b.repeats:,} of them"
     head = el(
         "p",
         el(
             "span",
             f"{title}: {many} take {f.time(b.total_s)} a"
-            f" step{', bubbles included' if b.dealt else ''}",
+            f" step{', bubbles included' if b.per_stage else ''}",
         ),
         class_="cap",
     )

@@ -1,13 +1,13 @@
 """Memory of a device over a step, as it is priced (planner.pricing.peak_memory).
 
-Parameters, optimizer state and the working set of the largest operator are priced as held all the
-time; kept activations grow through the forward pass and are released in reverse by the backward
+Parameters, optimizer state and the workspace of the largest operator are priced as present all the
+time; saved activations grow through the forward pass and are released in reverse by the backward
 pass; gradients of the repeated blocks are there from their backward pass on. What follows the
-blocks (the tail: head and loss) has a working set of its own. Without repeated blocks every
+blocks (the epilogue: head and loss) has workspace of its own. Without repeated blocks every
 operator's backward pass has its own (costmodels.liveness). With pipeline stages what
-the microbatches on their way keep is held through all ticks under 1F1B, and grows by one a tick
-under GPipe; a tick passes the tail as a microbatch does. So the peak lies in the tail or where the
-backward pass enters the blocks, and it is the figure of the verdict.
+the microbatches in flight save is there through all ticks under 1F1B, and grows by one a tick
+under GPipe; a tick passes the epilogue as a microbatch does. So the peak lies in the epilogue or where
+the backward pass enters the blocks, and it is the figure of the verdict.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Series:
         return max(range(len(total)), key=lambda k: (total[k], -k))
 
     @property
-    def peak_words(self) -> str:
+    def peak_text(self) -> str:
         """Where it is."""
         at = self.times_s[self.peak]
         return "end of the forward pass" if at <= self.turn_s * (1 + 1e-9) else self.enters
@@ -71,12 +71,10 @@ def series(d: Detail) -> Series:
             groups[-1].append(row)
         else:
             groups.append([row])
-    h, enters = d.held, "the backward pass enters the blocks"
+    h, enters = d.memory, "the backward pass enters the blocks"
     if h.liveness is not None:
         walk, turn = _written_out(d, h.liveness)
-        enters = (
-            f"backward pass of {short_name(d.rows[h.liveness.at].id, d.rows[h.liveness.at].op)}"
-        )
+        enters = f"backward pass of {short_name(d.rows[h.liveness.at].id, d.rows[h.liveness.at].op)}"
     elif d.pipeline is not None:
         walk, turn = _staged(d, d.pipeline)
     else:
@@ -92,14 +90,14 @@ def series(d: Detail) -> Series:
     replay = (
         0.0
         if h.liveness is not None
-        else max(h.activations - sum(r.saved_bytes for r in d.rows if not r.tail), 0.0)
+        else max(h.activations - sum(r.saved_bytes for r in d.rows if not r.after_blocks), 0.0)
     )
     shown = {
         "parameters": (h.parameters,) * n,
         "optimizer": (h.state,) * n,
         "gradients": tuple(walk.gradients),
         "replay": (replay if replay > 1e-6 * h.activations else 0.0,) * n,
-        "activations": tuple(walk.kept),
+        "activations": tuple(walk.saved),
         "temporary": tuple(walk.work),
     }
     largest = sorted((r for r in d.rows if r.saved_bytes), key=lambda r: (-r.saved_bytes, r.index))
@@ -119,7 +117,7 @@ def _step_end(d: Detail, now: float) -> float:
 
 def _written_out(d: Detail, moments: Liveness) -> tuple[_Walk, float]:
     """The curve of a program without a loop, and the end of its forward pass: the forward pass
-    keeps, each operator's backward pass has what is there then."""
+    saves, each operator's backward pass has what is there then."""
     walk = _Walk(d)
     for row in d.rows:
         walk.step([row], _spans(d, [row])[0], 1)
@@ -134,13 +132,13 @@ def _written_out(d: Detail, moments: Liveness) -> tuple[_Walk, float]:
         )
         walk.moment(
             walk.times[-1] + _spans(d, [row])[1],
-            walk.kept[-1],
-            walk.gradients[-1] - d.held.gradients,
+            walk.saved[-1],
+            walk.gradients[-1] - d.memory.gradients,
             walk.work[-1],
         )
     end = walk.times[-1] + sum(m.exposed_s for m in d.moves if m.when == "sync") / d.micro
-    walk.moment(walk.times[-1], 0.0, walk.gradients[-1] - d.held.gradients, 0.0)
-    walk.moment(_step_end(d, end), 0.0, walk.gradients[-1] - d.held.gradients, 0.0)
+    walk.moment(walk.times[-1], 0.0, walk.gradients[-1] - d.memory.gradients, 0.0)
+    walk.moment(_step_end(d, end), 0.0, walk.gradients[-1] - d.memory.gradients, 0.0)
     return walk, turn
 
 
@@ -148,26 +146,28 @@ def _staged(d: Detail, p: Pipeline) -> tuple[_Walk, float]:
     """The curve with pipeline stages, and the end of its forward pass. 1F1B: the last full tick and
     what follows; GPipe: the step."""
     spans = {name: sum(part.time_s for part in parts) for name, parts in passes_of(d).items()}
-    ring = sum(r.saved_bytes for r in d.rows if not r.tail)
-    tail = [r for r in d.rows if r.tail]
+    ring = sum(r.saved_bytes for r in d.rows if not r.after_blocks)
+    epilogue = [r for r in d.rows if r.after_blocks]
     one = p.schedule != "gpipe"
     walk = _Walk(d, ring if one else 0.0)
     walk.now = ring
     walk.point(
-        spans["forward"] if one else p.ticks * (spans["forward"] + spans["late"]) - spans["late"]
+        spans["forward"]
+        if one
+        else p.ticks * (spans["forward"] + spans["epilogue"]) - spans["epilogue"]
     )
-    if tail:
-        walk.step(tail, spans["late"], 1)
+    if epilogue:
+        walk.step(epilogue, spans["epilogue"], 1)
     turn = walk.times[-1]
-    if tail:
-        walk.step(tail, spans["late_back"], -1)
+    if epilogue:
+        walk.step(epilogue, spans["epilogue_back"], -1)
     walk.turned()
     if not one:
         walk.now = 0.0
     walk.point(
         walk.times[-1]
         + spans["backward"] * (p.stages * p.virtual_stages if one else p.ticks)
-        + (0.0 if one else (p.ticks - 1) * spans["late_back"])
+        + (0.0 if one else (p.ticks - 1) * spans["epilogue_back"])
     )
     walk.now = 0.0
     walk.point(walk.times[-1])
@@ -176,43 +176,45 @@ def _staged(d: Detail, p: Pipeline) -> tuple[_Walk, float]:
 
 
 class _Walk:
-    """Points of the curve in order. The tail is entered and left in no time: what differs there
+    """Points of the curve in order. The epilogue is entered and left in no time: what differs there
     jumps."""
 
     def __init__(self, d: Detail, now: float = 0.0) -> None:
-        self.held, self.inside, self.late = d.held, False, False
+        self.parts, self.inside, self.backward_in_blocks = d.memory, False, False
         self.times: list[float] = []
-        self.kept: list[float] = []
+        self.saved: list[float] = []
         self.gradients: list[float] = []
         self.work: list[float] = []
         self.now = now
         self.point(0.0)
 
     def point(self, time_s: float) -> None:
-        """What is held now."""
-        h = self.held
+        """What is there now."""
+        h = self.parts
         self.times.append(time_s)
-        self.kept.append(self.now)
-        self.gradients.append(h.gradients if self.late else h.gradients - h.block_grads)
+        self.saved.append(self.now)
+        self.gradients.append(h.gradients if self.backward_in_blocks else h.gradients - h.block_grads)
         self.work.append(h.epilogue_workspace if self.inside else h.workspace)
 
-    def moment(self, time_s: float, kept: float, gradients: float, work: float) -> None:
+    def moment(self, time_s: float, saved: float, gradients: float, work: float) -> None:
         """What a backward pass without loops has; gradients beside the sums of microbatches."""
         self.times.append(time_s)
-        self.kept.append(kept)
-        self.gradients.append(self.held.gradients + gradients)
+        self.saved.append(saved)
+        self.gradients.append(self.parts.gradients + gradients)
         self.work.append(work)
 
     def turned(self) -> None:
         """The backward pass enters the blocks."""
-        self.late, self.inside = True, False
+        self.backward_in_blocks, self.inside = True, False
         self.point(self.times[-1])
 
     def step(self, rows: list[Row], seconds: float, sign: int) -> None:
-        """Pass a group: forward (1) keeps what it keeps, backward (-1) releases it."""
-        here = rows[0].tail
-        self.late = self.late or (sign < 0 and not here)
-        if here != self.inside or (self.late and self.gradients[-1] != self.held.gradients):
+        """Pass a group: forward (1) saves its activations, backward (-1) releases them."""
+        here = rows[0].after_blocks
+        self.backward_in_blocks = self.backward_in_blocks or (sign < 0 and not here)
+        if here != self.inside or (
+            self.backward_in_blocks and self.gradients[-1] != self.parts.gradients
+        ):
             self.inside = here
             self.point(self.times[-1])
         self.now = max(0.0, self.now + sign * sum(r.saved_bytes for r in rows))
@@ -220,14 +222,14 @@ class _Walk:
 
 
 def _spans(d: Detail, rows: list[Row]) -> tuple[float, float]:
-    """Seconds of a group in one microbatch: forward, and backward with what is replayed."""
+    """Seconds of a group in one microbatch: forward, and backward with what is recomputed."""
     ahead = back = 0.0
     for r in rows:
         ahead += r.forward_s
-        back += r.backward_s + r.again_s
+        back += r.backward_s + r.recompute_s
         for m in d.at.get(r.index, ()):
             ahead += m.exposed_s if m.when == "forward" else 0.0
-            back += m.exposed_s if m.when in ("backward", "again") else 0.0
+            back += m.exposed_s if m.when in ("backward", "recompute") else 0.0
     return ahead / d.micro, back / d.micro
 
 
@@ -240,7 +242,8 @@ def curve_bytes(views: Sequence[View], scale_bytes: float) -> float:
 
 
 def memory(v: View, scale_bytes: float, curve: float) -> list[Markup]:
-    """The stack, and with the model the curve and what is kept; `scale_bytes` fills the width of
+    """The stack, and with the model the curve and the saved activations; `scale_bytes` fills the
+    width of
     the stack, `curve` the height of the curve."""
     c = v.strategy.costs
     parts = [(k, n) for k, n in breakdown(c) if n]
@@ -266,7 +269,7 @@ def memory(v: View, scale_bytes: float, curve: float) -> list[Markup]:
             ),
         ]
     s = series(d)
-    return [*out, _curve(v, s, curve, span_words(d)), _kept(s, d.pipeline)]
+    return [*out, _curve(v, s, curve, span_text(d)), _kept(s, d.pipeline)]
 
 
 def _stack(v: View, parts: Sequence[tuple[str, int]], scale: float) -> Markup:
@@ -294,7 +297,7 @@ def _stack(v: View, parts: Sequence[tuple[str, int]], scale: float) -> Markup:
     )
 
 
-def span_words(d: Detail) -> str:
+def span_text(d: Detail) -> str:
     """What the curve is drawn over."""
     if d.pipeline is not None and d.pipeline.schedule != "gpipe":
         return "the last full tick and the end of the step"
@@ -318,7 +321,7 @@ def _curve(v: View, s: Series, scale: float, span: str) -> Markup:
     peak_name = el(
         "b",
         f"peak {f.size(peak)}",
-        el("small", s.peak_words),
+        el("small", s.peak_text),
         class_=f"peak{side}",
         style=f"--at:{at:.2f}%;top:{_y(peak, top):.2f}%",
     )
@@ -344,7 +347,7 @@ def _curve(v: View, s: Series, scale: float, span: str) -> Markup:
         tabindex="0",
         role="img",
         data_points=";".join(f"{t:.6g},{b:.0f}" for t, b in zip(s.times_s, total, strict=True)),
-        aria_label=f"memory over {span}: peak {f.size(peak)}, {s.peak_words}",
+        aria_label=f"memory over {span}: peak {f.size(peak)}, {s.peak_text}",
     )
     return el(
         "figure",
@@ -421,7 +424,7 @@ def _kept(s: Series, p: Pipeline | None) -> Markup:
         rest = el("span", f.plural(len(s.largest) - 6, "other operator"), class_="muted")
         rows.append([rest, "", "", f.size(sum(r.saved_bytes for r in s.largest[6:]))])
     replay = dict(s.bands).get("replay")
-    again = (
+    recomputed = (
         f", and one recomputed repeat takes {f.size(replay[0])} (the paler band)" if replay else ""
     )
     staged = ""
@@ -436,7 +439,7 @@ def _kept(s: Series, p: Pipeline | None) -> Markup:
         staged = f", those of {p.in_flight:,} {what}{beside} together"
     what = el(
         "p",
-        f"Activations saved for the backward pass come to {f.size(total)}{staged}{again}:",
+        f"Activations saved for the backward pass come to {f.size(total)}{staged}{recomputed}:",
         class_="small",
     )
     items = [

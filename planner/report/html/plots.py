@@ -11,7 +11,7 @@ from costmodels.hardware.units import show_bytes, show_time
 from planner.errors import PlanError
 from planner.report.html.bars import KINDS, Part, timeline
 from planner.report.html.lens import STAGES, TICK
-from planner.report.html.memory import FAR, round_values, series, span_words
+from planner.report.html.memory import FAR, round_values, series, span_text
 from planner.report.html.tags import clean
 from planner.report.html.view import KIND_NAMES, PART_NAMES
 from planner.report.summary import machine, title
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 COLOURS = {
     "forward": "#5d91c4",
     "backward": "#2f5f93",
-    "again": "#a9c3dc",
+    "recompute": "#a9c3dc",
     "comm": "#d9703a",
     "optimizer": "#5c9470",
     "bubble": "#c9c4bb",
@@ -162,7 +162,7 @@ def _memory(ax: Any, s: Strategy, d: Detail) -> None:
         va="bottom",
         fontsize=8,
     )
-    text = f"peak {show_bytes(peak)}" + (f", {c.peak_words}" if d.training else "")
+    text = f"peak {show_bytes(peak)}" + (f", {c.peak_text}" if d.training else "")
     ax.annotate(
         text,
         (turn, peak),
@@ -175,7 +175,7 @@ def _memory(ax: Any, s: Strategy, d: Detail) -> None:
     marks = round_values(top)
     ax.set(xlim=(0, times[-1] or 1.0), ylim=(0, 1.12 * top), ylabel="a device")
     ax.set_yticks(marks, [show_bytes(x) for x in marks])
-    ax.set_title(f"memory over {span_words(d)}", loc="left", fontsize=9)
+    ax.set_title(f"memory over {span_text(d)}", loc="left", fontsize=9)
     ax.legend(
         loc="upper center",
         bbox_to_anchor=(0.5, -0.1),

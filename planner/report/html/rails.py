@@ -286,7 +286,7 @@ def _cut(v: View, row: Mapping[str, Any]) -> str:
 
 def _operator(v: View, r: Row) -> Markup:
     row = decided(v, r.decided)
-    times = [("forward", r.forward_s), ("recompute", r.again_s), ("backward", r.backward_s)]
+    times = [("forward", r.forward_s), ("recompute", r.recompute_s), ("backward", r.backward_s)]
     kernels = ", ".join(f"{k} {f.time(s)}" for k, s in times if s)
     facts: list[tuple[str, Child]] = [
         (

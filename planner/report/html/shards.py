@@ -34,7 +34,7 @@ CELLS = 1024
 @dataclass(frozen=True)
 class Card:
     """A tensor to draw: axes per dim as stored, and as the optimizer's state is cut (empty: the
-    same). stages: pipeline stages that it and its equals are dealt out over."""
+    same). stages: pipeline stages that it and its equals are divided over."""
 
     title: str
     notation: str
@@ -63,13 +63,13 @@ def cards(s: Strategy) -> list[Card]:
         label = re.sub(r"[./]weight$", "", labels[g.label])
         out.append(
             Card(
-                label,
-                "W" + cells([names.get(n, f"{n:,}") for n in g.shape], g.dims),
-                g.shape,
-                g.dims,
-                () if state == g.dims else state,
-                g.count,
-                g.stages,
+                title=label,
+                notation="W" + cells([names.get(n, f"{n:,}") for n in g.shape], g.dims),
+                shape=g.shape,
+                dims=g.dims,
+                state=() if state == g.dims else state,
+                count=g.count,
+                stages=g.stages,
             )
         )
     x = residual(s, names)
@@ -86,12 +86,12 @@ def cards(s: Strategy) -> list[Card]:
         if x and row is not None:
             out.append(
                 Card(
-                    "between blocks",
-                    x,
-                    tuple(row["shape"]),
-                    tuple(tuple(a) for a in row["layout"]),
-                    (),
-                    1,
+                    title="between blocks",
+                    notation=x,
+                    shape=tuple(row["shape"]),
+                    dims=tuple(tuple(a) for a in row["layout"]),
+                    state=(),
+                    count=1,
                 )
             )
     return out

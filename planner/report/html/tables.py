@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from planner.report.baselines import baseline_name, ties, tuned_over
+from planner.report.baselines import baseline_name, ranked, ties, tuned_over
 from planner.report.html import figures as f
 from planner.report.html.derive import Move, short_name
 from planner.report.html.tags import Child, Markup, el, join, name
@@ -182,9 +182,7 @@ def baselines(v: View) -> Markup:
     if not v.strategy.baselines:
         return note("The file holds no baselines.")
     shown: list[tuple[str, Mapping[str, Any], str]] = [("this plan", own, "")]
-    for key, r in sorted(
-        v.strategy.baselines.items(), key=lambda kv: (kv[1]["fit"] == "no", kv[1]["step_time_s"])
-    ):
+    for key, r in ranked(v.strategy):
         tie = "tie" if r["fit"] != "no" and ties(own, r) else ""
         shown.append((baseline_name(key, r), r, ", ".join(t for t in (tie, tuned_words(r)) if t)))
     # A bar that is many times the plan's would flatten all others: those run off the drawing.

@@ -13,9 +13,9 @@ from planner.report.html.tags import Child, Markup, el, join, name
 from planner.report.html.view import View, beside, note, section, table
 from planner.report.proof import covered
 from planner.report.summary import (
-    kept_words,
+    incremental_phrases,
     machine,
-    solver_words,
+    solver_text,
     techniques,
     title,
     unit_of_work,
@@ -304,7 +304,7 @@ def assumptions(v: View) -> Markup:
     items = [el("li", f.prose(a)) for a in s.assumptions] or [el("li", "none recorded")]
     p = s.provenance
     rows = [
-        ("search", f.prose(solver_words(s))),
+        ("search", f.prose(solver_text(s))),
         ("cost model", str(p.get("cost_model", "not recorded"))),
         ("planned", str(p.get("date", "not recorded"))),
         ("model", f"{s.model['name']}, sha256 {str(s.model['sha256'])[:12]}…"),
@@ -312,6 +312,6 @@ def assumptions(v: View) -> Markup:
         ("runtime", s.workload["runtime"]),
     ]
     if kept := p.get("incremental"):
-        rows.append(("kept", ", ".join(kept_words(kept))))
+        rows.append(("kept", ", ".join(incremental_phrases(kept))))
     facts = el("dl", [el("div", el("dt", k), el("dd", name(x))) for k, x in rows], class_="facts")
     return join(el("ul", items, class_="plain"), facts)

@@ -17,7 +17,7 @@ KIND_NAMES = {
     "compute": "kernels",
     "forward": "forward kernels",
     "backward": "backward kernels",
-    "again": "recomputed kernels",
+    "recompute": "recomputed kernels",
     "comm": "exposed communication",
     "optimizer": "optimizer",
     "bubble": "pipeline bubble",
