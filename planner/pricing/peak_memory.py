@@ -41,7 +41,7 @@ from planner.execution.layout_flow import Flow
 from planner.execution.loops import RepeatedBlock
 from planner.execution.pipeline import pipeline_of
 from planner.execution.plan import Plan
-from planner.execution.recompute import recomputed_blocks
+from planner.execution.recompute import Recomputed, recomputed_blocks
 from planner.execution.weight_offload import offloaded_names
 from planner.pricing.device_weights import device_weights
 from planner.pricing.kernels import saved_beside, working_bytes
@@ -56,22 +56,32 @@ twelve equal parameters has two."""
 
 
 def saved_collectives_bytes(flow: Flow, runs: tuple[RepeatedBlock, ...], pricer: Pricer) -> float:
-    """Bytes of the results of collectives that recomputed blocks keep, of all repeats."""
-    total, mesh, pipeline = 0.0, dict(flow.plan.mesh), pipeline_of(flow.graph, flow.plan)
-    for run, replay in recomputed_blocks(flow, runs):
-        times = (
-            run.repeats
-            if pipeline is None
-            else pipeline.saved_ticks
-            * (pipeline.blocks_per_tick if run.first == pipeline.first else run.repeats)
-        )
-        for name, way in replay.saved:
-            step = way[-1]
-            size = step.forward_elements * pricer.itemsize(flow.graph.tensors[name].dtype)
-            total += (
-                times * size / (group(step.axes, mesh) if step.forward == "reduce-scatter" else 1)
-            )
+    """Bytes of the results of collectives that recomputed blocks save, of all repeats."""
+    total = sum(
+        size
+        for run, replay in recomputed_blocks(flow, runs)
+        for _, size in saved_collectives(flow, run, replay, pricer)
+    )
     return total * flow.plan.overlapped_microbatches
+
+
+def saved_collectives(
+    flow: Flow, run: RepeatedBlock, replay: Recomputed, pricer: Pricer
+) -> Iterator[tuple[str, float]]:
+    """(tensor, bytes of all repeats) of each result of a collective that a recomputed block
+    saves."""
+    mesh, pipeline = dict(flow.plan.mesh), pipeline_of(flow.graph, flow.plan)
+    times = (
+        run.repeats
+        if pipeline is None
+        else pipeline.saved_ticks
+        * (pipeline.blocks_per_tick if run.first == pipeline.first else run.repeats)
+    )
+    for name, way in replay.saved:
+        step = way[-1]
+        size = step.forward_elements * pricer.itemsize(flow.graph.tensors[name].dtype)
+        parts = group(step.axes, mesh) if step.forward == "reduce-scatter" else 1
+        yield name, times * size / parts
 
 
 @dataclass(frozen=True)

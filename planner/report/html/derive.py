@@ -10,7 +10,7 @@ planner.pricing.step_time adds up, by the same functions, so that the rows' sum 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -21,12 +21,12 @@ from planner.execution import collectives
 from planner.execution.layout_flow import Flow
 from planner.execution.loops import RepeatedBlock, inner_flow, outer_flow
 from planner.execution.pipeline import Pipeline, pipeline_of
-from planner.execution.recompute import Recomputed, recomputed_in_block
+from planner.execution.recompute import recomputed_in_block
 from planner.pricing.breakdown import bound_by
 from planner.pricing.kernels import kernel_times, saved_beside
-from planner.pricing.peak_memory import MemoryParts, memory_parts
+from planner.pricing.peak_memory import MemoryParts, memory_parts, saved_collectives
 from planner.pricing.step_time import sent_s
-from planner.sharding.layout import STAGE, ReshardStep, group, local_shape
+from planner.sharding.layout import STAGE, ReshardStep, local_shape
 
 if TYPE_CHECKING:
     from planner.whatif.reprice import Priced
@@ -228,8 +228,9 @@ def _rows(p: Priced, home: list[int], where: list[int], bodies: Bodies) -> tuple
         replay = recomputed_in_block(flow, run)
         if replay:
             recomputed.update(i for i, result in replay.nodes.items() if result)
-            for i, size in _saved_results(p, run, flow, replay):
-                saved[i] = saved.get(i, 0.0) + size
+            for name, size in saved_collectives(flow, run, replay, p.pricer):
+                i = max(flow.graph.producer.get(name, -1), run.first)
+                saved[i] = saved.get(i, 0.0) + size * (1 + p.pricer.runtime.memory_slack)
     known: dict[tuple[int, object], tuple[float, float]] = {}
     sums: dict[int, list[float]] = {}
     for i in range(len(nodes)):
@@ -277,33 +278,6 @@ def _rows(p: Priced, home: list[int], where: list[int], bodies: Bodies) -> tuple
         )
         for i, (f, b, r, bubble, n, k) in sorted(sums.items())
     )
-
-
-def _saved_results(
-    p: Priced, run: RepeatedBlock, flow: Flow, replay: Recomputed
-) -> Iterator[tuple[int, float]]:
-    """(node, bytes of all repeats) of the results of collectives that a recomputed block saves, as
-    planner.pricing.peak_memory.saved_collectives_bytes adds them up."""
-    slack, mesh, pipeline = (
-        1 + p.pricer.runtime.memory_slack,
-        dict(p.plan.mesh),
-        pipeline_of(p.base.graph, p.plan),
-    )
-    times = (
-        run.repeats
-        if pipeline is None
-        else pipeline.saved_ticks
-        * (pipeline.blocks_per_tick if run.first == pipeline.first else run.repeats)
-    )
-    for name, way in replay.saved:
-        step = way[-1]
-        size = (
-            step.forward_elements
-            * p.pricer.itemsize(flow.graph.tensors[name].dtype)
-            / (group(step.axes, mesh) if step.forward == "reduce-scatter" else 1)
-        )
-        producer = flow.graph.producer.get(name, -1)
-        yield producer if producer >= run.first else run.first, times * size * slack
 
 
 def saved_bytes(p: Priced) -> dict[int, float]:

@@ -6,7 +6,7 @@ pass; gradients of the repeated blocks are there from their backward pass on. Wh
 blocks (the epilogue: head and loss) has workspace of its own. Without repeated blocks every
 operator's backward pass has its own (costmodels.liveness). With pipeline stages what
 the microbatches in flight save is there through all ticks under 1F1B, and grows by one a tick
-under GPipe; a tick passes the epilogue as a microbatch does. So the peak lies in the epilogue or where
+under GPipe; a tick passes the epilogue as a microbatch does. So the peak lies there or where
 the backward pass enters the blocks, and it is the figure of the verdict.
 """
 
@@ -74,7 +74,9 @@ def series(d: Detail) -> Series:
     h, enters = d.memory, "the backward pass enters the blocks"
     if h.liveness is not None:
         walk, turn = _written_out(d, h.liveness)
-        enters = f"backward pass of {short_name(d.rows[h.liveness.at].id, d.rows[h.liveness.at].op)}"
+        enters = (
+            f"backward pass of {short_name(d.rows[h.liveness.at].id, d.rows[h.liveness.at].op)}"
+        )
     elif d.pipeline is not None:
         walk, turn = _staged(d, d.pipeline)
     else:
@@ -193,7 +195,9 @@ class _Walk:
         h = self.parts
         self.times.append(time_s)
         self.saved.append(self.now)
-        self.gradients.append(h.gradients if self.backward_in_blocks else h.gradients - h.block_grads)
+        self.gradients.append(
+            h.gradients if self.backward_in_blocks else h.gradients - h.block_grads
+        )
         self.work.append(h.epilogue_workspace if self.inside else h.workspace)
 
     def moment(self, time_s: float, saved: float, gradients: float, work: float) -> None:
