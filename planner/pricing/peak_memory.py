@@ -57,19 +57,18 @@ twelve equal parameters has two."""
 
 def saved_collectives_bytes(flow: Flow, runs: tuple[RepeatedBlock, ...], pricer: Pricer) -> float:
     """Bytes of the results of collectives that recomputed blocks save, of all repeats."""
-    total = sum(
+    return sum(
         size
         for run, replay in recomputed_blocks(flow, runs)
         for _, size in saved_collectives(flow, run, replay, pricer)
     )
-    return total * flow.plan.overlapped_microbatches
 
 
 def saved_collectives(
     flow: Flow, run: RepeatedBlock, replay: Recomputed, pricer: Pricer
 ) -> Iterator[tuple[str, float]]:
-    """(tensor, bytes of all repeats) of each result of a collective that a recomputed block
-    saves."""
+    """(tensor, bytes of all repeats and of all overlapped microbatches) of each result of a
+    collective that a recomputed block saves."""
     mesh, pipeline = dict(flow.plan.mesh), pipeline_of(flow.graph, flow.plan)
     times = (
         run.repeats
@@ -81,7 +80,7 @@ def saved_collectives(
         step = way[-1]
         size = step.forward_elements * pricer.itemsize(flow.graph.tensors[name].dtype)
         parts = group(step.axes, mesh) if step.forward == "reduce-scatter" else 1
-        yield name, times * size / parts
+        yield name, times * size / parts * flow.plan.overlapped_microbatches
 
 
 @dataclass(frozen=True)

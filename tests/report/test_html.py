@@ -801,3 +801,11 @@ def test_splits_in_plain_words(op: str, split: dict[str, list[str]], words: str)
 
 def test_plain_words_stand_on_the_lines_of_the_graph(one: str) -> None:
     assert 'class="split" title="b0/data"><span class="name">batch over 4</span>' in one
+
+
+@pytest.mark.parametrize("pins", ["dp=4,tp=2,micro=2,copies=1", "dp=4,tp=2,micro=2,copies=2"])
+def test_saved_activations_of_operators_add_up_to_those_priced(pins: str) -> None:
+    """Of overlapped microbatches both save theirs."""
+    d = detail(f"{pins},recompute=none", "zoo:gpt-tiny,layers=4")
+    total = sum(r.saved_bytes for r in d.rows if not r.after_blocks)
+    assert total == pytest.approx(d.memory.activations, rel=1e-6) and total > 0

@@ -13,7 +13,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
 from typing import TYPE_CHECKING
 
 from planner.errors import PlanError
@@ -23,10 +22,10 @@ from planner.execution.loops import RepeatedBlock, inner_flow, outer_flow
 from planner.execution.pipeline import Pipeline, pipeline_of
 from planner.execution.recompute import recomputed_in_block
 from planner.pricing.breakdown import bound_by
-from planner.pricing.kernels import kernel_times, saved_beside
-from planner.pricing.peak_memory import MemoryParts, memory_parts, saved_collectives
+from planner.pricing.kernels import kernel_times
+from planner.pricing.peak_memory import MemoryParts, memory_parts, saved_collectives, saved_tensors
 from planner.pricing.step_time import sent_s
-from planner.sharding.layout import STAGE, ReshardStep, local_shape
+from planner.sharding.layout import STAGE, ReshardStep
 
 if TYPE_CHECKING:
     from planner.whatif.reprice import Priced
@@ -283,7 +282,7 @@ def _rows(p: Priced, home: list[int], where: list[int], bodies: Bodies) -> tuple
 def saved_bytes(p: Priced) -> dict[int, float]:
     """node -> bytes of activations it adds to those saved for the backward pass; under recompute
     only what enters a repeat is saved there."""
-    graph, plan, mesh = p.base.graph, p.plan, dict(p.plan.mesh)
+    graph, plan = p.base.graph, p.plan
     inside = {
         i: (first, period)
         for first, period, repeats in plan.repeated_blocks
@@ -291,11 +290,7 @@ def saved_bytes(p: Priced) -> dict[int, float]:
     }
     pipeline = pipeline_of(graph, plan)
     slack, out = 1 + p.pricer.runtime.memory_slack, dict[int, float]()
-    for (i, slot), name in p.base.residuals.items():
-        layout, tensor = (
-            p.flow.need[i, slot] if slot >= 0 else p.flow.source[name],
-            graph.tensors[name],
-        )
+    for i, name, size in saved_tensors(p.base, p.flow, p.pricer):
         if plan.recompute != "none" and i in inside:
             first, period = inside[i]
             producer = graph.producer.get(name, -1)
@@ -306,9 +301,6 @@ def saved_bytes(p: Priced) -> dict[int, float]:
             if pipeline and i not in p.base.epilogue
             else 1.0
         )
-        size = prod(local_shape(tensor.shape, layout, mesh)) * p.pricer.itemsize(
-            tensor.dtype
-        ) + saved_beside(p.base, i, slot, p.flow.split(i), p.pricer)
         out[i] = out.get(i, 0.0) + size * times * slack
     return out
 
