@@ -289,12 +289,10 @@ def join(
         f" {'at most ' if suffice else ''}{nodes} nodes (at most {timeout_s:.0f} s, --timeout)"
     )
     wire = _connect(where, deadline, coordinator, timeout_s)
-    wire.sendall(
-        json.dumps({"program": program, "host": host, "port": free_port()}).encode() + b"\n"
-    )
-    wire.settimeout(
-        max(deadline - time.monotonic(), 0) + 5
-    )  # the server gives up first, and says who is missing
+    request = {"program": program, "host": host, "port": free_port()}
+    wire.sendall(json.dumps(request).encode() + b"\n")
+    # The server gives up first, and says who is missing.
+    wire.settimeout(max(deadline - time.monotonic(), 0) + 5)
     received = b""
     try:
         while b"\n" not in received:
