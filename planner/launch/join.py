@@ -293,24 +293,7 @@ def join(
     wire.sendall(json.dumps(request).encode() + b"\n")
     # The server gives up first, and says who is missing.
     wire.settimeout(max(deadline - time.monotonic(), 0) + 5)
-    received = b""
-    try:
-        while b"\n" not in received:
-            data = wire.recv(LONGEST_LINE_BYTES)
-            if not data:
-                raise OSError("the connection was closed")
-            received += data
-        line, _, rest = received.partition(b"\n")
-        answer = json.loads(line)
-    except (OSError, ValueError) as e:
-        wire.close()
-        help = [
-            "start all nodes within --timeout of each other",
-            "another port, where something else listens at this one",
-        ]
-        raise PlanError(
-            "P203", f"{coordinator} did not give this node a rank: {e}", help=help
-        ) from e
+    answer, rest = _answer(wire, coordinator)
     if "refused" in answer:
         wire.close()
         raise PlanError(
@@ -327,6 +310,28 @@ def join(
         server=server,
         received=rest,
     )
+
+
+def _answer(wire: socket.socket, coordinator: str) -> tuple[dict[str, Any], bytes]:
+    """The server's line, and what came behind it. Raises PlanError P203 where none comes."""
+    received = b""
+    try:
+        while b"\n" not in received:
+            data = wire.recv(LONGEST_LINE_BYTES)
+            if not data:
+                raise OSError("the connection was closed")
+            received += data
+        line, _, rest = received.partition(b"\n")
+        return json.loads(line), rest
+    except (OSError, ValueError) as e:
+        wire.close()
+        help = [
+            "start all nodes within --timeout of each other",
+            "another port, where something else listens at this one",
+        ]
+        raise PlanError(
+            "P203", f"{coordinator} did not give this node a rank: {e}", help=help
+        ) from e
 
 
 def _serve(
