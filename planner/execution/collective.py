@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import NamedTuple
 
 from planner.execution.layout_flow import Flow
 from planner.execution.pipeline import Schedule
 from planner.execution.recompute import Recomputed, is_gathered
 from planner.execution.shared_collectives import Merged
 from planner.execution.zero_stages import WEIGHT_COLLECTIVES
-from planner.graph.ir import DTYPE_BYTES, Graph
+from planner.graph.ir import DTYPE_BYTES, Graph, Node
 from planner.sharding.layout import STAGE, Axes, ReshardStep, group
+from planner.sharding.rule import KernelCollective, Rule, Split
 
 ItemSize = Callable[[str], float]
 
@@ -192,6 +194,47 @@ def recomputed_collectives(
                 yield replace(use, phase="recompute")
 
 
+class InnerCollective(NamedTuple):
+    """A collective inside a kernel: bytes each time, and how often it runs in the forward and in
+    the backward pass of one microbatch. differentiated: whether it has a backward pass."""
+
+    of: KernelCollective
+    axes: Axes
+    payload_bytes: int
+    forward: int
+    backward: int
+    differentiated: bool
+
+
+def inner_collectives(
+    node: Node,
+    rule: Rule,
+    split: Split,
+    grad: frozenset[str],
+    mesh: Mapping[str, int],
+    itemsize: float,
+) -> Iterator[InnerCollective]:
+    """The collectives inside a node's kernel under a split. mesh: axis -> size, outermost first;
+    itemsize: bytes of an element. Their backward pass is that of a node and an operand with a
+    gradient."""
+    local = rule.local(split, mesh)
+    trained = not grad.isdisjoint(node.outputs)
+    for inner in rule.inner:
+        axes = inner.axes(split, mesh)
+        if axes:
+            devices = group(axes, mesh)
+            forward, backward = inner.times(devices)
+            differentiated = trained and (inner.operand < 0 or node.inputs[inner.operand] in grad)
+            yield InnerCollective(
+                of=inner,
+                axes=axes,
+                payload_bytes=inner.payload_bytes(local, devices, itemsize),
+                forward=forward,
+                backward=backward if differentiated else 0,
+                differentiated=differentiated,
+            )
+
+
 def kernel_collectives(
     flow: Flow,
     i: int,
@@ -203,32 +246,24 @@ def kernel_collectives(
 ) -> Iterator[CollectiveUse]:
     """Collectives inside a node's kernel. recomputed: how its function is wrapped, for what its
     second run has; wanted: whether that makes the node's result."""
-    rule, split, node = flow.rules[i], flow.split(i), flow.graph.nodes[i]
-    mesh = dict(flow.plan.mesh)
-    local = rule.local(split, mesh)
-    differentiated = any(o in flow.grad for o in node.outputs)
-    for inner in rule.inner:
-        axes = inner.axes(split, flow.plan.order)
-        if not axes or (recomputed == "keep" and inner.kept) or (inner.for_result and not wanted):
+    node, mesh = flow.graph.nodes[i], dict(flow.plan.mesh)
+    for inner in inner_collectives(
+        node, flow.rules[i], flow.split(i), flow.grad, mesh, size("float32")
+    ):
+        if (recomputed == "keep" and inner.of.kept) or (inner.of.for_result and not wanted):
             continue
-        devices = group(axes, mesh)
-        payload = inner.payload_bytes(local, devices, size("float32"))
-        has_backward = differentiated and (
-            inner.operand < 0 or node.inputs[inner.operand] in flow.grad
-        )
-        forward, backward = inner.times(devices)
-        runs = [("forward", forward), *([("backward", backward)] if has_backward else [])]
-        for phase, each in runs:
-            yield CollectiveUse(
-                kind=inner.kind,
-                axes=axes,
-                payload_bytes=payload,
-                count=times * each,
-                phase=phase,
-                what=node.id,
-                place=place,
-                inside=True,
-            )
+        for phase, each in (("forward", inner.forward), ("backward", inner.backward)):
+            if phase == "forward" or inner.differentiated:
+                yield CollectiveUse(
+                    kind=inner.of.kind,
+                    axes=inner.axes,
+                    payload_bytes=inner.payload_bytes,
+                    count=times * each,
+                    phase=phase,
+                    what=node.id,
+                    place=place,
+                    inside=True,
+                )
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""Time of one node's kernels under a split, what its backward pass keeps and what it needs while it
-runs: shared by the space, which asks for all splits of a node at once (`SplitArrays`), and by the price of
-whole plans."""  # noqa: E501
+"""Time of one node's kernels under a split, what its backward pass saves and what it needs while it
+runs: shared by the space, which asks for all splits of a node at once (`SplitArrays`), and by the
+price of whole plans."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from planner.execution.collective import inner_collectives
 from planner.graph.ir import Graph, Node
 from planner.ops import operator_of
 from planner.ops.control import Region, region, trips
 from planner.ops.cost import Pieces
 from planner.pricing.split_arrays import SplitArrays, compute_type
-from planner.sharding.layout import group, local_shape
+from planner.sharding.layout import local_shape
 from planner.sharding.rule import Split
 
 if TYPE_CHECKING:
@@ -248,23 +249,21 @@ def inner_times(
     base: GraphFacts, i: int, split: Split, pricer: Pricer
 ) -> tuple[float, float, float]:
     """Seconds of the collectives inside the node's kernel: forward, backward, and those of the
-    forward pass whose results a block may keep."""
-    rule, mesh = base.rules[i], pricer.sizes
-    local = rule.local(split, mesh)
-    forward = backward = kept = 0.0
-    for inner in rule.inner:
-        axes = inner.axes(split, mesh)
-        if not axes:
-            continue
-        size = float(inner.payload_bytes(local, group(axes, mesh), pricer.itemsize("float32")))
-        (f, b), each = inner.times(group(axes, mesh)), pricer.collective_s(inner.kind, axes, size)
-        wanted = inner.operand < 0 or base.graph.nodes[i].inputs[inner.operand] in base.grad
-        forward, backward, kept = (
-            forward + f * each,
-            backward + b * each * wanted,
-            kept + f * each * inner.kept,
-        )
-    return forward, backward if base.training else 0.0, kept
+    forward pass whose results a block may save."""
+    forward = backward = saved = 0.0
+    for inner in inner_collectives(
+        base.graph.nodes[i],
+        base.rules[i],
+        split,
+        base.grad,
+        pricer.sizes,
+        pricer.itemsize("float32"),
+    ):
+        each = pricer.collective_s(inner.of.kind, inner.axes, float(inner.payload_bytes))
+        forward += inner.forward * each
+        backward += inner.backward * each
+        saved += inner.forward * each * inner.of.kept
+    return forward, backward, saved
 
 
 def _bytes(base: GraphFacts, pricer: Pricer, name: str, shape: tuple[int, ...]) -> float:
