@@ -235,10 +235,10 @@ def zero_stage_dims(shape: np.ndarray, pieces: np.ndarray, devices: np.ndarray) 
         (pieces == 1) & (2 * local > n), -(-local // n) * n / np.maximum(local, 1), np.inf
     )
     least = np.where(np.isfinite(waste).any(axis=1), waste.argmin(axis=1), -1)
-    found: np.ndarray = np.where(
+    dims: np.ndarray = np.where(
         devices > 1, np.where(even.any(axis=1), even.argmax(axis=1), least), -1
     )
-    return found
+    return dims
 
 
 def own_zero_stage(zero_stage: int, shape: tuple[int, ...]) -> int:

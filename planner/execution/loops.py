@@ -74,21 +74,21 @@ def find_repeated_block(flow: Flow, first: int, period: int, repeats: int) -> Re
     if isinstance(wiring, str):
         return wiring
     for names, reader in wiring.weights.items():
-        kept = {
+        plans = {
             id(plan): plan for plan in map(flow.weights.__getitem__, names)
         }.values()  # most often one object
-        if len(set(kept)) > 1 or len({n in flow.grad for n in names}) > 1:
+        if len(set(plans)) > 1 or len({n in flow.grad for n in names}) > 1:
             return f"weights of {reader} are kept differently in its repeats"
     carries = []
     for name, leaves in zip(wiring.enters.values(), wiring.leaves, strict=True):
-        hub = flow.trees[leaves[0]].shared_layout
+        shared = flow.trees[leaves[0]].shared_layout
         if (
-            hub.partial
+            shared.partial
             or graph.tensors[name].shape != graph.tensors[leaves[0]].shape
             or (name in flow.grad) != (leaves[0] in flow.grad)
         ):
             return f"{name} cannot be carried from block to block"
-        carries.append(Carry(name, leaves, hub))
+        carries.append(Carry(name, leaves, shared))
     return RepeatedBlock(
         first, period, repeats, tuple(carries), tuple(wiring.weights), wiring.shared, wiring.yields
     )
@@ -99,17 +99,17 @@ def stacked_weights(
 ) -> dict[str, tuple[int, int]]:
     """Weights of repeated blocks -> (first node of the first repeat, in how many repeats there is
     one): those of all repeats lie in one array."""
-    found = {}
+    stacked = {}
     for block in blocks:
         wiring = _wired(graph, *block)
-        found.update(
+        stacked.update(
             {
                 n: (block[0], block[2])
                 for names in (wiring.weights if isinstance(wiring, _Wiring) else ())
                 for n in names
             }
         )
-    return found
+    return stacked
 
 
 def loopable_blocks(
@@ -261,8 +261,8 @@ def passes_of(flow: Flow, blocks: Iterable[RepeatedBlock]) -> Callable[[str], in
     if plan.overlapped_microbatches == 1:
         times = plan.microbatches if flow.training else 1
         return lambda name: times
-    own = tensors_per_microbatch(flow, blocks)
-    return lambda name: plan.microbatches if name in own else plan.accumulation_steps
+    apart = tensors_per_microbatch(flow, blocks)
+    return lambda name: plan.microbatches if name in apart else plan.accumulation_steps
 
 
 def output_layout(layout: Layout) -> Layout:
@@ -300,9 +300,9 @@ def inner_flow(flow: Flow, block: RepeatedBlock) -> Flow:
         trees[carry.enters] = _tree(
             flow, carry.enters, carry.layout, _needs(flow, carry.enters, inside)
         )
-        own = carry.leaves[0]
-        trees[own] = _tree_over(
-            flow, own, flow.source[own], carry.layout, _needs(flow, own, inside)
+        leaving = carry.leaves[0]
+        trees[leaving] = _tree_over(
+            flow, leaving, flow.source[leaving], carry.layout, _needs(flow, leaving, inside)
         )
     return replace(flow, source=source, trees=trees)
 
@@ -343,7 +343,7 @@ def _tree(flow: Flow, name: str, source: Layout, targets: list[Layout]) -> Resha
         name in flow.grad,
     )
     if tree is None:
-        raise AssertionError(f"{name}: no way from {source.spell()}")
+        raise AssertionError(f"{name}: no path from {source.spell()}")
     return tree
 
 

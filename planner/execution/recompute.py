@@ -1,13 +1,13 @@
 """What the backward pass reads, and so what a rematerialised function computes, gathers and
-communicates again.
+communicates a second time.
 
-A block (or part) that is wrapped keeps only some values from its forward pass; the rest of what its
-backward pass reads is computed again. Dead code is not: a sum of which only the shape mattered is
-not replayed. `replay` follows that demand through one function:
+A block (or part) that is wrapped saves only some values from its forward pass; the rest of what its
+backward pass reads is recomputed. Dead code is not: a sum of which only the shape mattered does not
+run again. `find_recomputed` follows that demand through one function:
 
-    mode "all"   ("block")       nothing but the arguments is kept
-    mode "keep"  ("block-keep")  arguments and the results of collectives are kept
-    mode "part"  (ZeRO stage 3 without recomputation)  everything is kept except gathered
+    mode "all"   ("block")       nothing but the arguments is saved
+    mode "keep"  ("block-keep")  arguments and the results of collectives are saved
+    mode "part"  (ZeRO stage 3 without recomputation)  everything is saved except gathered
                  weights
 
 `reads` is the one table of derivatives: which operands the gradient of an operator needs. Verified
@@ -33,9 +33,11 @@ from planner.sharding.rule import Rule
 
 @dataclass
 class Recomputed:
-    """What runs a second time. steps: (tensor, beginning of a way) whose last step runs again;
-    nodes: recomputed kernels (value: whether their result, not only what they know inside, is
-    needed); weights: gathered again; kept: results of collectives that are kept (mode "keep").
+    """What runs a second time.
+
+    steps: (tensor, beginning of a reshard path) whose last step runs again. nodes: recomputed
+    kernels (value: whether their result is needed, not only what they compute inside). weights:
+    gathered again. saved: results of collectives that are saved instead (mode "keep").
     """
 
     steps: dict[tuple[str, tuple[ReshardStep, ...]], None] = field(default_factory=dict)
@@ -45,30 +47,30 @@ class Recomputed:
 
 
 def find_recomputed(
-    flow: Flow, inside: Sequence[int], mode: str, given: Iterable[str] = ()
+    flow: Flow, inside: Sequence[int], mode: str, arguments: Iterable[str] = ()
 ) -> Recomputed:
     """The second run of nodes `inside`, wrapped as `mode` says. flow: as it is inside the function
-    (`runs.inner_flow`).
+    (`planner.execution.loops.inner_flow`).
 
-    given: tensors that arrive as arguments in their source layout and are converted inside (what a
-    block carries on).
+    arguments: tensors that arrive in their source layout and are resharded inside (what a block
+    carries on).
     """
-    graph, again = flow.graph, Recomputed()
-    made = {o: i for i in inside for o in graph.nodes[i].outputs if o}
-    given = frozenset(given)
+    graph, recomputed = flow.graph, Recomputed()
+    producer = {o: i for i in inside for o in graph.nodes[i].outputs if o}
+    arguments = frozenset(arguments)
     seen: set[tuple[str, tuple[ReshardStep, ...]]] = set()
     queue: list[tuple[str, tuple[ReshardStep, ...]]] = []
 
     def want(i: int, slot: int) -> None:
         name = graph.nodes[i].inputs[slot]
-        way = flow.trees[name].path(flow.need[i, slot])
-        if (name, way) not in seen:
-            seen.add((name, way))
-            queue.append((name, way))
+        path = flow.trees[name].path(flow.need[i, slot])
+        if (name, path) not in seen:
+            seen.add((name, path))
+            queue.append((name, path))
 
     def compute(i: int) -> None:
-        if not again.nodes.get(i):
-            again.nodes[i] = True
+        if not recomputed.nodes.get(i):
+            recomputed.nodes[i] = True
             for slot, name in enumerate(graph.nodes[i].inputs):
                 if name:
                     want(i, slot)
@@ -78,33 +80,32 @@ def find_recomputed(
         for slot in need.in_order:
             want(i, slot)
         if (need.inside or (need.slots and _exchanges(flow, i))) and mode != "part":
-            again.nodes.setdefault(i, False)
+            recomputed.nodes.setdefault(i, False)
     while queue:
-        name, way = queue.pop()
+        name, path = queue.pop()
         if (
             name in graph.weights
-            and name not in given
-            and (mode == "all" or not any(step.forward for step in way))
+            and name not in arguments
+            and (mode == "all" or not any(step.forward for step in path))
         ):
-            again.weights[name] = (
-                None  # what a collective made of a gathered weight has a name and is kept
-            )
-        if mode == "part" or (name not in made and name not in given and name not in graph.weights):
+            # What a collective made of a gathered weight has a name and is saved.
+            recomputed.weights[name] = None
+        local = name in producer or name in arguments or name in graph.weights
+        if mode == "part" or not local:
             continue
-        kept = mode == "keep"
-        end = len(way)
-        while end and not (kept and way[end - 1].forward):
-            again.steps[name, way[:end]] = None
+        end = len(path)
+        while end and not (mode == "keep" and path[end - 1].forward):
+            recomputed.steps[name, path[:end]] = None
             end -= 1
         if end:
-            again.saved[name, way[:end]] = None
-        elif name in made:
-            compute(made[name])
-    return again
+            recomputed.saved[name, path[:end]] = None
+        elif name in producer:
+            compute(producer[name])
+    return recomputed
 
 
 def _exchanges(flow: Flow, i: int) -> bool:
-    """Whether the kernel brings in pieces of operands that nothing keeps: the backward pass, which
+    """Whether the kernel brings in pieces of operands that nothing saves: the backward pass, which
     reads them, brings them in again."""
     return any(
         not inner.kept and inner.axes(flow.split(i), flow.plan.order)
@@ -116,7 +117,7 @@ def products(flow: Flow, i: int) -> tuple[Product, ...]:
     """The dots of node i on one device, padding included."""
     rule = flow.rules[i]
     local = rule.work(flow.split(i), dict(flow.plan.mesh)) if rule.flops else {}
-    found = dots(
+    dots_of_node = dots(
         flow.graph,
         i,
         rule,
@@ -125,12 +126,12 @@ def products(flow: Flow, i: int) -> tuple[Product, ...]:
     )
     if rule.fringe and flow.graph.nodes[i].inputs[0] in flow.grad:
         beyond = Fraction(rule.beyond(flow.split(i), dict(flow.plan.mesh)))
-        found = tuple(replace(dot, beyond=dot.flops * beyond) for dot in found)
+        dots_of_node = tuple(replace(dot, beyond=dot.flops * beyond) for dot in dots_of_node)
     filling = operator_of(flow.graph.nodes[i].op).filling
     if filling is not None:
-        more = filling(rule, flow.split(i), dict(flow.plan.mesh))
-        return tuple(replace(dot, flops=dot.flops * more) for dot in found)
-    return found
+        filled = filling(rule, flow.split(i), dict(flow.plan.mesh))
+        return tuple(replace(dot, flops=dot.flops * filled) for dot in dots_of_node)
+    return dots_of_node
 
 
 def dots(
@@ -160,20 +161,20 @@ def _inner_dots(
 ) -> tuple[Product, ...]:
     """The dots of the heaviest body of a node with bodies, in all its iterations."""
     node = graph.nodes[i]
-    found = region(node, graph)
-    b = max(range(len(node.bodies)), key=lambda k: sum(r.flops for r in found.rules[k]))
+    inside = region(node, graph)
+    b = max(range(len(node.bodies)), key=lambda k: sum(r.flops for r in inside.rules[k]))
     body, hot = (
         node.bodies[b],
         (inner_gradients(node, b, grad) if any(o in grad for o in node.outputs) else frozenset()),
     )
-    made = []
-    for j, rule in enumerate(found.rules[b]):
-        own = {f: share.get(found.inside[b][j].get(f, ""), Fraction(1)) for f in rule.sizes}
-        made += [
+    collected = []
+    for j, rule in enumerate(inside.rules[b]):
+        shares = {f: share.get(inside.inside[b][j].get(f, ""), Fraction(1)) for f in rule.sizes}
+        collected += [
             replace(dot, flops=dot.flops * trips(node), inside=True)
-            for dot in dots(body, j, rule, hot, own)
+            for dot in dots(body, j, rule, hot, shares)
         ]
-    return tuple(made)
+    return tuple(collected)
 
 
 def recomputed_in_block(flow: Flow, block: RepeatedBlock) -> Recomputed | None:
@@ -201,7 +202,7 @@ def block_mode(flow: Flow) -> str:
 
 
 def is_gathered(flow: Flow, name: str) -> bool:
-    """Whether a weight is kept in pieces and gathered where it is used (ZeRO stage 3)."""
+    """Whether a weight is stored in pieces and gathered where it is used (ZeRO stage 3)."""
     plan = flow.weights.get(name)
     return plan is not None and plan.zero_stage == 3 and plan.zero_dim >= 0
 
@@ -215,18 +216,18 @@ def gathering_parts(flow: Flow, blocks: Iterable[RepeatedBlock]) -> tuple[range,
         return ()
     graph = flow.graph
     blocked = {i for block in blocks for i in range(block.first, block.end)}
-    found: list[range] = []
+    parts: list[range] = []
     first = last = -1
     for i, node in enumerate(graph.nodes):
-        mine = [n for n in node.inputs if n and is_gathered(flow, n)]
-        if first >= 0 and (i in blocked or any(len(graph.tensors[n].shape) > 1 for n in mine)):
-            found.append(range(first, last + 1))
+        gathered = [n for n in node.inputs if n and is_gathered(flow, n)]
+        if first >= 0 and (i in blocked or any(len(graph.tensors[n].shape) > 1 for n in gathered)):
+            parts.append(range(first, last + 1))
             first = -1
-        if mine and i not in blocked:
+        if gathered and i not in blocked:
             first, last = (i if first < 0 else first), i
     if first >= 0:
-        found.append(range(first, last + 1))
-    return tuple(found)
+        parts.append(range(first, last + 1))
+    return tuple(parts)
 
 
 def recomputed_blocks(

@@ -5,11 +5,11 @@ The graph is cut into chunks, one a stage, or under the interleaved schedule V a
 c is on stage c mod S. Chunk c runs the nodes from its first to that of the next chunk. What those
 read that was made before is handed over, by the chunks in between where the maker is further away
 (a UNet's long skips): `entering[c]` is all that chunk c is given, whoever reads it. Values without
-a gradient are not handed over but made again, so a cut is only possible where such values depend on
+a gradient are not handed over but recomputed, so a cut is only possible where such values depend on
 nothing but the batch and constants; and no cut lies between two readers of one weight, so that
 every weight has one chunk.
 
-A stage keeps what its chunks are given, and runs a chunk's forward pass again in its backward pass;
+A stage saves what its chunks are given, and runs a chunk's forward pass again in its backward pass;
 the last chunk runs both at once. With f, b the seconds of a microbatch's passes through a chunk and
 m microbatches on S stages a step takes
 
@@ -20,10 +20,10 @@ at most (but under gpipe the last chunk waits in the last S V - 1 ticks, and of 
 all run in every tick). Where to cut: planner.search.stage_cuts.
 
 With one chunk a stage, a stage may take two places along the mesh's axis "stage", and others one
-(`widths`): then two microbatches make a tick, a place of a wide stage runs one of them and a place
-of the others both. A wide stage's weights lie at both of its places, which add up their gradients
-once a step. Each microbatch of a tick has its path through the places (`paths`), along which what
-stages hand on is sent.
+(`stage_widths`): then two microbatches make a tick, a place of a wide stage runs one of them and a
+place of the others both. A wide stage's weights lie at both of its places, which add up their
+gradients once a step. Each microbatch of a tick has its path through the places (`paths`), along
+which what stages hand on is sent.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ of all of them."""
 @dataclass(frozen=True)
 class UnevenPipeline:
     """A graph cut into chunks for pipeline stages. starts: the first node of every chunk, 0 first.
-    results: what the last one has to make; grad: tensors with a gradient; virtual: chunks that a
-    stage holds; widths: places that each stage takes, () one each.
+    results: what the last one has to make; grad: tensors with a gradient; virtual_stages:
+    chunks that a stage holds; stage_widths: places that each stage takes, () one each.
     """
 
     graph: Graph
@@ -97,26 +97,26 @@ class UnevenPipeline:
 
     @cached_property
     def _parts(self) -> tuple[tuple[tuple[int, ...], tuple[str, ...]], ...]:
-        """Per chunk its nodes and what it is given, found from the last one on."""
-        graph, again, found = self.graph, batch_only(self.graph), []
+        """Per chunk its nodes and what it is given, from the last chunk back to the first."""
+        graph, recomputable, parts = self.graph, batch_only(self.graph), []
         wanted: tuple[str, ...] = self.results
         for start, end in reversed(
             [*zip(self.starts, (*self.starts[1:], len(graph.nodes)), strict=True)]
         ):
-            nodes = tuple(nodes_needed(graph, again | set(range(start, end)), wanted))
-            made = {o for i in nodes for o in graph.nodes[i].outputs if o}
-            given = {
+            nodes = tuple(nodes_needed(graph, recomputable | set(range(start, end)), wanted))
+            results = {o for i in nodes for o in graph.nodes[i].outputs if o}
+            entering = {
                 n
                 for n in (*wanted, *(n for i in nodes for n in graph.nodes[i].inputs))
-                if n in graph.producer and n not in made
+                if n in graph.producer and n not in results
             }
-            wanted = tuple(sorted(given, key=lambda n: (graph.producer[n], n)))
-            found.append((nodes, wanted))
-        return tuple(reversed(found))
+            wanted = tuple(sorted(entering, key=lambda n: (graph.producer[n], n)))
+            parts.append((nodes, wanted))
+        return tuple(reversed(parts))
 
     @property
     def nodes(self) -> tuple[tuple[int, ...], ...]:
-        """Per chunk the nodes it runs, those it makes again included."""
+        """Per chunk the nodes it runs, those it recomputes included."""
         return tuple(nodes for nodes, _ in self._parts)
 
     @property
@@ -175,13 +175,13 @@ def uneven_pipeline_of(flow: Flow) -> UnevenPipeline | None:
 
 def batch_only(graph: Graph) -> frozenset[int]:
     """Nodes that depend on the batch and on constants alone."""
-    found, other = set[int](), set(graph.weights)
+    nodes, varying = set[int](), set(graph.weights)
     for i, node in enumerate(graph.nodes):
-        if any(n in other for n in node.inputs):
-            other.update(o for o in node.outputs if o)
+        if any(n in varying for n in node.inputs):
+            varying.update(o for o in node.outputs if o)
         else:
-            found.add(i)
-    return frozenset(found)
+            nodes.add(i)
+    return frozenset(nodes)
 
 
 def stage_flow(flow: Flow, stages: UnevenPipeline, k: int) -> Flow:
@@ -191,32 +191,32 @@ def stage_flow(flow: Flow, stages: UnevenPipeline, k: int) -> Flow:
     Raises PlanError P068 where one of them wants it as pending terms
     (planner.search.stage_cuts.unbroken).
     """
-    own, entering, leaving = frozenset(stages.nodes[k]), stages.entering[k], stages.leaving(k)
+    inside, entering, leaving = frozenset(stages.nodes[k]), stages.entering[k], stages.leaving(k)
     source, trees = dict(flow.source), dict(flow.trees)
-    given = frozenset(entering)
-    for name in given:
+    handed = frozenset(entering)
+    for name in handed:
         source[name] = handover_layout(flow, name)
     for name in dict.fromkeys(
-        (*entering, *leaving, *(n for i in sorted(own) for n in flow.graph.nodes[i].inputs if n))
+        (*entering, *leaving, *(n for i in sorted(inside) for n in flow.graph.nodes[i].inputs if n))
     ):
-        places = flow.graph.consumers.get(name, ())
+        readers = flow.graph.consumers.get(name, ())
         if name in flow.graph.weights or (
-            name not in given and name not in leaving and all(i in own for i, _ in places)
+            name not in handed and name not in leaving and all(i in inside for i, _ in readers)
         ):
             continue
-        asked = [flow.need[i, slot] for i, slot in places if i in own]
+        wanted = [flow.need[i, slot] for i, slot in readers if i in inside]
         if name in leaving:
-            asked.append(
+            wanted.append(
                 handover_layout(flow, name) if k + 1 < stages.count else _result_layout(flow, name)
             )
-        trees[name] = _tree(flow, name, source[name], asked)
+        trees[name] = _tree(flow, name, source[name], wanted)
     return replace(flow, source=source, trees=trees)
 
 
 def handover_layout(flow: Flow, name: str) -> Layout:
     """The layout in which a tensor is handed from stage to stage."""
-    hub = flow.trees[name].shared_layout
-    return hub.stored if hub.partial else hub
+    shared = flow.trees[name].shared_layout
+    return shared.stored if shared.partial else shared
 
 
 def _result_layout(flow: Flow, name: str) -> Layout:
@@ -278,14 +278,14 @@ def handed_tensors(flow: Flow, stages: UnevenPipeline) -> tuple[tuple[HandedTens
 def buffer_elements(rows: Sequence[Sequence[HandedTensor]]) -> dict[Axes, int]:
     """Elements of every buffer between stages: what the fullest boundary needs, the others leave
     the rest empty."""
-    found: dict[Axes, int] = {}
-    for h in (h for row in rows for h in row):
-        found[h.axes] = max(found.get(h.axes, 0), h.first + prod(h.shape))
-    return found
+    elements: dict[Axes, int] = {}
+    for tensor in (tensor for row in rows for tensor in row):
+        elements[tensor.axes] = max(elements.get(tensor.axes, 0), tensor.first + prod(tensor.shape))
+    return elements
 
 
 def differing_axes(layout: Layout, order: Axes) -> Axes:
     """Mesh axes over which devices hold different pieces of a value, or different terms of its
     gradient, in mesh order."""
-    own = {a for dim in layout.dims for a in dim} | set(layout.grad_partial)
-    return tuple(a for a in order if a in own)
+    differing = {a for dim in layout.dims for a in dim} | set(layout.grad_partial)
+    return tuple(a for a in order if a in differing)

@@ -2,9 +2,9 @@
 tables: which, and what a step moves over the host's link for them.
 
 A block brings its weights when it begins, in the forward pass and again where the backward pass
-makes the block anew, and sends their gradients back. Of one weight of which a device holds s bytes,
+recomputes the block, and sends their gradients back. Of one weight of which a device holds s bytes,
 with a gradient of g bytes as its backward pass leaves it, a as it is added up over m microbatches
-and r reduced, the ways are
+and r reduced, these bytes go over the link:
 
     each microbatch   2 s + g                                  and of several 2 a + g more: the sum
                       and the new gradient here, the sum back
@@ -18,7 +18,7 @@ device: 2 a, not 2 a + 2 g. Looking rows up where the table lies would spare s, 
 its update moves: AdamW moves every row's moments, looked up or not.
 
 What does not change (adapters train beside it) is brought alike, and nothing goes back. Vectors
-stay on the device: they save nothing that counts, and a way is a latency.
+stay on the device: they save nothing that counts, and every transfer has a latency.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def can_offload(graph: Graph, name: str) -> bool:
-    """Whether a weight of a repeated block is one that waits in the host's memory."""
+    """Whether a weight of a repeated block may wait in the host's memory."""
     return len(graph.tensors[name].shape) > 1
 
 

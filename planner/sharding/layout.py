@@ -282,8 +282,8 @@ class _Reshard:
             while len(self.dims[d]) > self.placed[d]:
                 leaving = self.dims[d][self.placed[d] :]
                 pending = leaving[-1] in partial
-                kept = [k for k, a in enumerate(leaving) if (a in partial) != pending]
-                axes = leaving[kept[-1] + 1 :] if kept else leaving
+                staying = [k for k, a in enumerate(leaving) if (a in partial) != pending]
+                axes = leaving[staying[-1] + 1 :] if staying else leaving
                 self._add("all-gather" if pending else "all-gather-invariant", axes, d)
             if not self.dims[d]:
                 self._pad_for_target(d)
@@ -357,14 +357,14 @@ class ReshardTree:
     def paths(self) -> tuple[tuple[ReshardStep, ...], ...]:
         """Every distinct beginning of a path from the producer, each ending in the step it stands
         for; those of the shared steps first."""
-        found: dict[tuple[ReshardStep, ...], None] = {}
-        for way in (
+        beginnings: dict[tuple[ReshardStep, ...], None] = {}
+        for path in (
             self.shared_steps,
             *(self.shared_steps + steps for steps in self.reader_steps.values()),
         ):
-            for end in range(1, len(way) + 1):
-                found[way[:end]] = None
-        return tuple(found)
+            for end in range(1, len(path) + 1):
+                beginnings[path[:end]] = None
+        return tuple(beginnings)
 
     def steps(self) -> tuple[ReshardStep, ...]:
         """Every step that runs, once, shared ones first."""

@@ -1,10 +1,10 @@
 """What two layouts of evenly cut tensors differ in, found for tens of thousands of pairs in a
 search: a table at a time.
 
-Axes that keep their place have no part in a move, but that they divide what moves: those that lead
-a dim in both layouts, and those that are `partial` or `grad_partial` in both. A dim that both leave
-as it is has none either. So a pair is known by the rows of axes that change, dim by dim, and by the
-axes that stay.
+Axes that keep their place have no part in a reshard, but that they divide what it moves: those that
+lead a dim in both layouts, and those that are `partial` or `grad_partial` in both. A dim that both
+leave as it is has none either. So a pair is known by the rows of axes that change, dim by dim, and
+by the axes that stay.
 
 A layout is a row of numbers, one per dim and two for its partial and `grad_partial` axes, each the
 number of some axes. What two such numbers differ in is looked up in a square table, filled as pairs
@@ -84,8 +84,8 @@ class LayoutDifferences:
         for part in change[:rank]:
             cells[place] = part
             place += part != 0
-        found: list[bytes] = key.view(f"V{key.shape[1] * key.itemsize}").ravel().tolist()
-        return found
+        keys: list[bytes] = key.view(f"V{key.shape[1] * key.itemsize}").ravel().tolist()
+        return keys
 
     def read(self, keys: Sequence[bytes]) -> Iterator[tuple[Rows, int]]:
         """What the pairs of each key differ in, and the axes that stay (`staying`)."""
@@ -114,10 +114,10 @@ class LayoutDifferences:
 
     def _code(self, a: int) -> tuple[int, ...]:
         layout = self.layouts[a]
-        found = self._codes[a] = tuple(
+        code = self._codes[a] = tuple(
             [self._row(axes) for axes in (*layout.dims, layout.partial, layout.grad_partial)]
         )
-        return found
+        return code
 
     def _row(self, axes: Axes) -> int:
         n = self._number.setdefault(axes, len(self._rows))

@@ -1,4 +1,4 @@
-"""Layouts by number, one atlas for all meshes of a search: prices are then array operations over
+"""Layouts by number, one table for all meshes of a search: prices are then array operations over
 numbers."""
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class LayoutColumn:
 
 
 class LayoutTable:
-    """Layouts by number, and what does not depend on the sizes of axes: readings of rules and moves
-    between layouts."""
+    """Layouts by number, and what does not depend on the sizes of axes: readings of rules and
+    reshards between layouts."""
 
     def __init__(self) -> None:
         self.layouts: list[Layout] = []
@@ -38,7 +38,7 @@ class LayoutTable:
         self._plain: dict[int, int] = {}
         self._written: dict[tuple[int, ...], bytes] = {}
         self._derived: dict[tuple, list[tuple] | None] = {}
-        """Moves of pairs that are alike: kind, numbers of axes and of cutting axes, and the
+        """Collectives of pairs that are alike: kind, numbers of axes and of cutting axes, and the
         rest."""
         self.reshard: dict[Axes, Any] = {}
         """Tables of pairs of layouts by axes of meshes, kept by planner.sharding.reshard_table."""
@@ -83,7 +83,7 @@ class LayoutTable:
         return self._plain[number]
 
     def written(self, numbers: tuple[int, ...]) -> bytes:
-        """Layouts, written out: the same in any atlas."""
+        """Layouts, written out: the same in any table."""
         if numbers not in self._written:
             self._written[numbers] = repr(
                 [
@@ -99,13 +99,13 @@ class LayoutTable:
         """What `derive` finds, in the names of `axes`; it is asked once for all pairs of a form
         (the key)."""
         if key not in self._derived:
-            found, number = derive(), {axis: k for k, axis in enumerate(axes)}
+            derivation, number = derive(), {axis: k for k, axis in enumerate(axes)}
             self._derived[key] = (
                 None
-                if found is None
+                if derivation is None
                 else [
                     (kind, [number[x] for x in over], [number[x] for x in cut], rest)
-                    for kind, over, cut, *rest in found
+                    for kind, over, cut, *rest in derivation
                 ]
             )
         known = self._derived[key]

@@ -1,13 +1,13 @@
-"""Moves between layouts, derived once per pair of layouts: which collectives, and which axes cut
+"""Reshards between layouts, derived once per pair of layouts: which collectives, and which axes cut
 what each moves, whatever the sizes of the axes.
 
 On a tensor that both layouts cut evenly the collectives between them depend on neither its shape
 nor the sizes of the axes, and the payload of each is the whole tensor divided by the sizes of some
-axes. Neither the dims that both layouts leave whole nor the names of axes make a difference, nor
+axes. Neither the dims that neither layout cuts nor the names of axes make a difference, nor
 does an axis that keeps its place: it only divides what moves. Pairs that are alike up to those
 (`planner.sharding.layout_pairs`) share a derivation.
 
-Where a layout pads a dim, the way depends on three facts per dim: whether both layouts pad it to
+Where a layout pads a dim, the steps depend on three facts per dim: whether both layouts pad it to
 the same extent, and whether each leaves it as it is. What moves is then a product over dims of the
 extent padded for one or the other layout, divided by the same axes: one derivation a pair (up to
 `_form`) and set of facts.
@@ -35,7 +35,7 @@ Collective = tuple[str, Axes, Axes]
 @cache
 def _evenly(form: tuple[Axes, ...]) -> list[tuple[Collective, bool]] | None:
     """Collectives of a pair of layouts of evenly cut tensors, and whether each is of the backward
-    pass; None where there is no way. form: what they differ in
+    pass; None where there are no steps. form: what they differ in
     (`planner.sharding.layout_pairs.Rows`), axes by number (of NAMES) in order of appearance."""
     *dims, partial, grad_partial, to_partial, to_grad_partial = form
     mesh = tuple([(name, 2) for name in NAMES[: len({name for row in form for name in row})]])
@@ -71,19 +71,19 @@ def _form(source: Layout, target: Layout, order: Axes) -> tuple[tuple, Axes]:
 
 
 def reshard_table(table: LayoutTable, order: Axes) -> ReshardTable:
-    """The moves between pairs of a table's layouts on meshes of these axes; made once."""
+    """The reshards between pairs of a table's layouts on meshes of these axes; made once."""
     if order not in table.reshard:
         table.reshard[order] = ReshardTable(table, order)
     return table.reshard[order]
 
 
 class ReshardTable:
-    """The moves of pairs of layouts, in flat arrays that grow: the same for every mesh of the same
-    axes."""
+    """The collectives of pairs of layouts, in flat arrays that grow: the same for every mesh of the
+    same axes."""
 
-    def __init__(self, atlas: LayoutTable, order: Axes) -> None:
-        self.layout_table, self.order = atlas, order
-        self.differences = LayoutDifferences(atlas.layouts, len(order))
+    def __init__(self, layout_table: LayoutTable, order: Axes) -> None:
+        self.layout_table, self.order = layout_table, order
+        self.differences = LayoutDifferences(layout_table.layouts, len(order))
         self._number: dict[bytes, int] = {}
         self._place: dict[int, int] = {}  # layout -> its row and column of `_of`
         self._of = np.zeros(
@@ -96,9 +96,9 @@ class ReshardTable:
         self._terms: dict[tuple[str, Axes, Axes], int] = {}
         self._term_of: dict[tuple[Collective, Axes, int], int] = {}
         self.impossible: list[bool] = []  # [pairs]
-        self.pair: list[int] = []  # [moves] whose
-        self.back: list[bool] = []  # [moves] of the backward pass
-        self.term: list[int] = []  # [moves] which of `terms`
+        self.pair: list[int] = []  # [collectives] of which pair
+        self.back: list[bool] = []  # [collectives] of the backward pass
+        self.term: list[int] = []  # [collectives] which of `terms`
         self.padded = PaddedReshards(self)
         self._flat: tuple[int, np.ndarray, np.ndarray, np.ndarray, np.ndarray] | None = None
 
@@ -126,8 +126,8 @@ class ReshardTable:
         return list(self._terms)
 
     def grid(self, rows: tuple[int, ...], columns: tuple[int, ...]) -> np.ndarray:
-        """Numbers of pairs [rows, columns], of which those with the same moves have one; new pairs
-        are added."""
+        """Numbers of pairs [rows, columns], of which those with the same collectives have one; new
+        pairs are added."""
         key = rows, columns
         grid = self._grids.get(key)
         if grid is None:
@@ -154,31 +154,31 @@ class ReshardTable:
         return grid
 
     def _derive(self, differences: Sequence[bytes]) -> None:
-        """Add the moves of pairs, one of each of these differences. None of them is known."""
+        """Add the collectives of pairs, one of each of these differences. None of them is known."""
         renamed = self._renamed
         for key, (rows, stay) in zip(differences, self.differences.read(differences), strict=True):
             k = self._number[key] = len(self.impossible)
             axes, form = Axes(), []
             for row in rows:
-                found = renamed.get((row, axes))
-                if found is None:
+                renaming = renamed.get((row, axes))
+                if renaming is None:
                     seen = tuple(dict.fromkeys((*axes, *row)))
-                    found = renamed[row, axes] = tuple([NAMES[seen.index(a)] for a in row]), seen
-                form.append(found[0])
-                axes = found[1]
-            moves = _evenly(tuple(form))
-            self.impossible.append(moves is None)
-            if not moves:
+                    renaming = renamed[row, axes] = tuple([NAMES[seen.index(a)] for a in row]), seen
+                form.append(renaming[0])
+                axes = renaming[1]
+            collectives = _evenly(tuple(form))
+            self.impossible.append(collectives is None)
+            if not collectives:
                 continue
-            for move, backward in moves:
-                term = self._term_of.get((move, axes, stay))
+            for collective, backward in collectives:
+                term = self._term_of.get((collective, axes, stay))
                 if term is None:
-                    of, (kind, over, cut) = dict(zip(NAMES, axes, strict=False)), move
+                    of, (kind, over, cut) = dict(zip(NAMES, axes, strict=False)), collective
                     each = (
                         tuple([of[x] for x in over]),
                         (*[of[x] for x in cut], *self.differences.staying(stay)),
                     )
-                    term = self._term_of[move, axes, stay] = self.number(kind, *each)
+                    term = self._term_of[collective, axes, stay] = self.number(kind, *each)
                 self.pair.append(k)
                 self.back.append(backward)
                 self.term.append(term)
@@ -189,17 +189,18 @@ class ReshardTable:
 
 
 class PaddedReshards:
-    """Ways of pairs of layouts on tensors that one of them pads, in flat arrays that grow."""
+    """Collectives of pairs of layouts on tensors that one of them pads, in flat arrays that
+    grow."""
 
     def __init__(self, pairs: ReshardTable) -> None:
         self.pairs = pairs
         self._index: dict[tuple[int, int, int], int] = {}
-        self.first: list[int] = [0]  # [ways + 1] first of its moves
-        self.term: list[int] = []  # [moves] which of the pairs' terms
-        self.back: list[bool] = []  # [moves] of the backward pass
+        self.first: list[int] = [0]  # [reshards + 1] first of its collectives
+        self.term: list[int] = []  # [collectives] which of the pairs' terms
+        self.back: list[bool] = []  # [collectives] of the backward pass
         self.target: list[
             int
-        ] = []  # [moves] a bit per dim: whether its extent is the one padded for the target
+        ] = []  # [collectives] a bit per dim: whether its extent is the one padded for the target
         self._flat: tuple[int, np.ndarray, np.ndarray, np.ndarray, np.ndarray] | None = None
 
     @property
@@ -218,52 +219,52 @@ class PaddedReshards:
     def find(
         self, a: int, b: int, facts: int, shape: tuple[int, ...], mesh: tuple[tuple[str, int], ...]
     ) -> int:
-        """Number of the way of a pair of layouts under these facts, which hold of `shape` on
+        """Number of the reshard of a pair of layouts under these facts, which hold of `shape` on
         `mesh`."""
         key = a, b, facts
         n = self._index.get(key)
         if n is None:
             n = self._index[key] = len(self._index)
-            atlas = self.pairs.layout_table
-            source, target = atlas.layouts[a], atlas.layouts[b]
+            layout_table = self.pairs.layout_table
+            source, target = layout_table.layouts[a], layout_table.layouts[b]
             used = [
                 d for d, axes in enumerate(zip(source.dims, target.dims, strict=True)) if any(axes)
             ]
             form, axes_of = _form(source, target, self.pairs.order)
             padding = form, tuple([facts >> 3 * d & 7 for d in used])
-            found = atlas.derived(
+            collectives = layout_table.derived(
                 padding,
                 axes_of,
                 lambda: _collectives(
                     reshard_steps(shape, source, target, mesh) or (), source, used
                 ),
             )
-            for kind, axes, cut, back, late in found or ():
+            for kind, axes, cut, back, padded in collectives or ():
                 self.term.append(self.pairs.number(kind, axes, cut))
                 self.back.append(back)
-                self.target.append(sum(1 << d for k, d in enumerate(used) if late >> k & 1))
+                self.target.append(sum(1 << d for k, d in enumerate(used) if padded >> k & 1))
             self.first.append(len(self.term))
         return n
 
 
 def _collectives(steps: Sequence[ReshardStep], source: Layout, used: Sequence[int]) -> list[tuple]:
-    """Collectives of a way: kind, axes, the axes that cut the payload, whether of the backward
-    pass, and which of the used dims (bits) are padded for the target by then."""
-    held, target, found = [list(axes) for axes in source.dims], 0, []
+    """Collectives of the steps of a reshard: kind, axes, the axes that cut the payload, whether of
+    the backward pass, and which of the used dims (bits) are padded for the target by then."""
+    cuts, target, collectives = [list(axes) for axes in source.dims], 0, []
     for s in steps:
         if s.kind in ("pad", "unpad"):
             target |= 1 << used.index(s.dim)
             continue
-        before, n = tuple(a for axes in held for a in axes), len(s.axes)
+        cut_before, n = tuple(a for axes in cuts for a in axes), len(s.axes)
         if s.kind in ("reduce-scatter", "slice"):
-            held[s.dim] += s.axes
+            cuts[s.dim] += s.axes
         elif s.kind in ("all-gather", "all-gather-invariant", "all-to-all"):
-            del held[s.dim][len(held[s.dim]) - n :]
+            del cuts[s.dim][len(cuts[s.dim]) - n :]
             if s.kind == "all-to-all":
-                held[s.to_dim] += s.axes
+                cuts[s.to_dim] += s.axes
         gathered = s.kind in ("all-gather", "all-gather-invariant")
-        cut = tuple(a for axes in held for a in axes) if gathered else before
+        cut = tuple(a for axes in cuts for a in axes) if gathered else cut_before
         for kind, back in ((s.forward, False), (s.backward, True)):
             if kind:
-                found.append((kind, s.axes, cut, back, target))
-    return found
+                collectives.append((kind, s.axes, cut, back, target))
+    return collectives

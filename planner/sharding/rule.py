@@ -46,8 +46,8 @@ class KernelCollective:
     float32; 0: the type computed in). A round of an exchange carries up to `places` rows to each of
     the devices: `rows` (a product of local sizes) over their number, times `slack`, rounded up. On
     a `ring` it runs so often for each other device of the axes. What is not `kept` runs again with
-    a block that is computed again, even where that keeps the results of collectives; what is
-    `for_result` only where the kernel's result is asked for again. `units` multiplies the payload;
+    a recomputed block, even where that saves the results of collectives; what is `for_result` only
+    where the kernel's result is recomputed. `units` multiplies the payload;
     with `operand` the backward pass runs it only for the gradient of that operand.
     """
 
@@ -174,13 +174,13 @@ class Rule:
         member is divided, all pieces of the others pass by."""
         return self._divided(split, mesh, slice(1))
 
-    def _divided(self, split: Split, mesh: Mapping[str, int], of: slice) -> dict[str, int]:
-        found = dict(self.sizes)
+    def _divided(self, split: Split, mesh: Mapping[str, int], which: slice) -> dict[str, int]:
+        sizes = dict(self.sizes)
         for choice, axes in split.pairs:
-            for f in self.members(choice)[of]:
-                if f in found:
-                    found[f] = -(-found[f] // group(axes, mesh))
-        return found
+            for f in self.members(choice)[which]:
+                if f in sizes:
+                    sizes[f] = -(-sizes[f] // group(axes, mesh))
+        return sizes
 
     def beyond(self, split: Split, mesh: Mapping[str, int]) -> float:
         """By what part the gradient of operand 0 is more work than the forward pass: see
@@ -218,10 +218,11 @@ class Rule:
             ]
         )
         here = {a for axes in cut for a in axes}
-        away = [a for _, axes in split.pairs for a in axes if a not in here]
-        if not away:
+        elsewhere = [a for _, axes in split.pairs for a in axes if a not in here]
+        if not elsewhere:
             return Layout(cut)
-        pending, missing = split.axes(PENDING) if linear else (), [a for a in order if a in away]
+        pending = split.axes(PENDING) if linear else ()
+        missing = [a for a in order if a in elsewhere]
         if not operand:
             complete = {a for inner in self.inner for a in inner.axes(split, order)}
             return Layout(cut, partial=tuple(a for a in missing if a not in complete))
@@ -310,10 +311,10 @@ def _line(
 
 
 def _dims(text: str) -> tuple[Dim, ...]:
-    found = []
+    dims = []
     for compound, plain in _TOKEN.findall(text):
-        found.append(tuple(compound.split()) if compound else () if plain == "1" else (plain,))
-    return tuple(found)
+        dims.append(tuple(compound.split()) if compound else () if plain == "1" else (plain,))
+    return tuple(dims)
 
 
 @dataclass(frozen=True)
