@@ -62,7 +62,7 @@ def _beside(axes: tuple[str, ...], pair: tuple[str, str]) -> bool:
     return not set(pair) & set(axes) or pair in pairwise(axes)
 
 
-def joined(
+def with_merged_axes(
     search: Solving, best: Candidate, space: Space, choice: tuple[int, ...], problem: Problem
 ) -> tuple[Candidate, Space, tuple[int, ...], Problem]:
     """A plan, its space, choice and problem with axes that are used alike as one; as they are where

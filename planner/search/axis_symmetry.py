@@ -19,7 +19,7 @@ from planner.sharding.rule import Split
 from planner.space.variables import Space, Variable
 
 
-def exchanged(mesh: Mesh, roles: Names, kept: Collection[str] = ()) -> Names:
+def axis_swap(mesh: Mesh, roles: Names, kept: Collection[str] = ()) -> Names:
     """Axis -> the axis that is to have its part, so that among axes alike data is outermost and
     model innermost; {} where they stand so already.
 
@@ -41,10 +41,10 @@ def exchanged(mesh: Mesh, roles: Names, kept: Collection[str] = ()) -> Names:
     return found
 
 
-def mirrored(
+def swapped_choice(
     space: Space, choice: Sequence[int], mesh: Mesh, swap: Mapping[str, str]
 ) -> tuple[int, ...] | None:
-    """The choice with axes exchanged, None where the space does not offer it (a dim that two of
+    """The choice with axes axis_swap, None where the space does not offer it (a dim that two of
     them cut stands in one order only)."""
     order = {name: k for k, (name, _) in enumerate(mesh.shape)}
 

@@ -1,5 +1,5 @@
-"""The plans that people would type: data parallel, ZeRO-3, Megatron's and everything everywhere, each
-tuned under the same limits as the search."""  # noqa: E501
+"""The plans that people would type: data parallel, ZeRO-3, Megatron's and everything everywhere,
+each tuned under the same limits as the search."""
 
 from __future__ import annotations
 

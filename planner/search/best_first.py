@@ -1,27 +1,28 @@
 """Best-first search over meshes, microbatches, recompute and ZeRO stages of one family of
 plans.
 
-A leaf is (mesh, techniques). Its lower bound is raised in stages, and the leaf of the least bound
-goes on first:
+A search node is (mesh, techniques). Its lower bound is raised in stages, and the node of the least
+bound goes on first. A stage is called by what is done next:
 
-    unseen    products alone, of all leaves of a mesh at once
-              (planner.search.relaxation.Arithmetic): its space is built when the search comes to it
-    mesh      the whole batch in one piece, no memory limit, any level: one exact elimination a mesh
-              (planner.space.assemble, `uncut`)
-    fitting   the same, of a leaf whose least memory is within the limit
-    free      the same under the leaf's own techniques
-    bounded   the same under the memory limit; where tables would be too large a rough bound, made
-              tight where it is near the best plan
-    priced    the space of its microbatches, the chosen solver, and the price of the whole plan
+    EXPAND              one node stands for all of a mesh, bounded by its products alone
+                        (planner.search.relaxation.Arithmetic); its space is built, and all are
+                        bounded by the whole batch in one piece, no memory limit, any ZeRO stage:
+                        one exact elimination a mesh (planner.space.assemble, `uncut`)
+    CHECK_FIT           dropped where its least memory exceeds the limit
+    BOUND_ENDLESS       the whole batch under the node's own techniques; with pipeline stages as
+                        endless microbatches, and what the bubble adds
+    BOUND_MICROBATCHES  the same in the node's own microbatches
+    BOUND_MEMORY        the same under the memory limit; where tables would be too large a rough
+                        bound, made tight where it is near the best plan
+    SOLVE               the space of its microbatches, the chosen solver, and the price of the whole
+                        plan
 
 Splitting the batch further, recomputing more and limiting memory only ever cost time, so every
-stage bounds the next, and a leaf priced without memory binding bounds all leaves of its mesh and
-level with as many microbatches and as much recomputation (with pipeline stages, where more
-microbatches also fill the pipeline better, those with the same number). Leaves whose least memory
-exceeds the limit are dropped unsolved. The search ends when no bound is below the best price: what
-is left bounds the optimum. In the end bounds that were left rough, or of leaves that were given up,
-are raised as far as they are the least.
-"""
+stage bounds the next, and a search node priced without memory binding bounds all nodes of its mesh
+and level with as many microbatches and as much recomputation (with pipeline stages, where more
+microbatches also fill the pipeline better, those with the same number). The search ends when no
+bound is below the best price: what is left bounds the optimum. In the end bounds that were left
+rough, or of nodes that were given up, are raised as far as they are the least."""
 
 from __future__ import annotations
 
@@ -34,10 +35,18 @@ from typing import TYPE_CHECKING
 from planner.analysis.facts import GraphFacts
 from planner.execution.techniques import MAX_ZERO_STAGE, RECOMPUTE
 from planner.machine.topology import Mesh
-from planner.search.leaf import BOUNDED, LEVEL_ORDER, MESH, PRICED, UNSEEN, Asked, Leaf
-from planner.search.leaf_bounds import SAME, LeafBounds
+from planner.search.node_bounds import SAME, NodeBounds
 from planner.search.relaxation import Relaxation
-from planner.search.saved_collective_bounds import least_surely
+from planner.search.saved_collective_bounds import raised_lower_bound
+from planner.search.search_node import (
+    BOUND_MEMORY,
+    CHECK_FIT,
+    EXPAND,
+    LEVEL_ORDER,
+    SOLVE,
+    NodeSolves,
+    SearchNode,
+)
 from planner.solvers.problem import evaluate
 from planner.space.assemble import (
     PICO,
@@ -57,22 +66,23 @@ if TYPE_CHECKING:
 LONG_S = 5.0
 """Steps longer than this are bounded in nanoseconds."""
 PATIENCE = 32
-"""Leaves solved in a row without a better plan, of those with pipeline stages and of those without,
-before the search is content with that kind; the bounds of those left stay part of the answer."""
+"""Search nodes solved in a row without a better plan, of those with pipeline stages and of those
+without, before the search is content with that kind; the bounds of those left stay part of the
+answer."""
 WIDE_GAP, LONG_PATIENCE = 0.1, 128
 """The same while the plan is further than this from the bound: large models whose memory binds meet
-many leaves that cannot be made to fit first."""
+many nodes that cannot be made to fit first."""
 ROUNDS = 3
-"""Bounded solves of a leaf, each with the room that the whole plan's temporaries leave."""
+"""Bounded solves of a search node, each with the room that the whole plan's temporaries leave."""
 NEARLY = 0.97
-"""Before a leaf is solved its bound is tightened where it is no further below the best plan: less
-often it pays."""
+"""Before a search node is solved its bound is tightened where it is no further below the best plan:
+less often it pays."""
 SETTLING = 2_000_000_000
-"""Entries of tables that may be worked through, when all is solved, to raise bounds of leaves that
+"""Entries of tables that may be worked through, when all is solved, to raise bounds of nodes that
 were not."""
-DEEPER, POOL = 200, 1_000_000_000
-"""A leaf whose solve the work limit cut is solved again with so many times the work, least bounds
-first, until a family has spent so many units on that."""
+WORK_FACTOR, SOLVE_AGAIN_WORK = 200, 1_000_000_000
+"""A search node whose solve the work limit cut is solved again with so many times the work, least
+bounds first, until a family has spent so many units on that."""
 
 
 class BestFirst:
@@ -101,31 +111,31 @@ class BestFirst:
         )
         self._own = allowed if alone else None
         self.limit = search.request.limit_bytes if limit_bytes is None else limit_bytes
-        self._beyond = math.inf
-        """The least that was proven of a leaf without the limit of memory when the limit first
-        raised its bound, or left nothing of it."""
+        self._least_beyond_limit = math.inf
+        """The least that was proven of a search node without the limit of memory when the limit
+        first raised its bound, or left nothing of it."""
         self.levels = [k for k, z in enumerate(LEVEL_ORDER) if z in levels]
         self.best: Candidate | None = None
         self.priced: list[Candidate] = []
-        self.closed: list[float] = []  # bounds of leaves that were priced
-        self.unfinished: list[Leaf] = []  # priced, but the work limit cut a solve
-        self.open: list[Leaf] = []
-        self.loose: list[
-            Leaf
+        self.finished_bounds: list[float] = []  # bounds of nodes that were priced
+        self.unfinished: list[SearchNode] = []  # priced, but the work limit cut a solve
+        self.open: list[SearchNode] = []
+        self.to_raise: list[
+            SearchNode
         ] = []  # given up, or priced under a rough bound: it may still be raised
-        self._first: dict[int, Space | None] = {}
+        self._mesh_spaces: dict[int, Space | None] = {}
         self._spaces: dict[tuple[int, int], Space | None] = {}  # mesh, microbatches
         self._worth = math.inf
-        self._cut = 0.0
-        """Bounds hold from here on only: 0 until every leaf is known, and while one is worked on
+        self._holds_from = 0.0
+        """Bounds hold from here on only: 0 until every node is known, and while one is worked on
         its bound."""
-        self._ended: float | None = None
+        self._final_bound: float | None = None
         self.unit_s = 1 / PICO
         """Unit of the relaxed problems' costs: nanoseconds where picoseconds would leave the range
         of exact floats."""
-        self._bounds = LeafBounds(self.limit)
-        self._none: set[tuple[int, Techniques]] = set()
-        """Leaves of which nothing fits."""
+        self._bounds = NodeBounds(self.limit)
+        self._impossible: set[tuple[int, Techniques]] = set()
+        """Search nodes of which nothing fits."""
 
     @property
     def _copies(self) -> int:
@@ -140,7 +150,7 @@ class BestFirst:
     @property
     def empty(self) -> bool:
         """Whether no mesh has a space, as far as was looked."""
-        return not any(self._first.values())
+        return not any(self._mesh_spaces.values())
 
     @property
     def _to_beat(self) -> float:
@@ -149,108 +159,108 @@ class BestFirst:
     def run(self, worth: float = math.inf) -> Candidate | None:
         """The best plan of the family below `worth` (seconds, or bytes), or None."""
         self.open = [
-            Leaf(self._floor(mesh), 0, 0, 0, index, stage=UNSEEN)
+            SearchNode(self._floor(mesh), 0, 0, 0, index, stage=EXPAND)
             for index, mesh in enumerate(self.meshes)
         ]
         heapq.heapify(self.open)
-        self._ended, self._worth, idle = None, worth, {True: 0, False: 0}
+        self._final_bound, self._worth, idle = None, worth, {True: 0, False: 0}
         while self.open:
-            leaf = heapq.heappop(self.open)
-            self._cut, kind = self._proves(leaf), self.meshes[leaf.mesh].stages > 1
+            node = heapq.heappop(self.open)
+            self._holds_from, kind = self._lower_bound(node), self.meshes[node.mesh].stages > 1
             if idle[kind] >= (
-                LONG_PATIENCE if leaf.bound < self._to_beat * (1 - WIDE_GAP) else PATIENCE
+                LONG_PATIENCE if node.bound < self._to_beat * (1 - WIDE_GAP) else PATIENCE
             ):
-                self._give_up(leaf)
+                self._give_up(node)
                 continue
-            if leaf.bound >= self._to_beat * (1 - SAME) or self.search.out_of_time():
-                heapq.heappush(self.open, leaf)
+            if node.bound >= self._to_beat * (1 - SAME) or self.search.out_of_time():
+                heapq.heappush(self.open, node)
                 break
-            if leaf.stage == UNSEEN:
+            if node.stage == EXPAND:
                 if self.search.progress and self.pinned:
                     self.search.looking(
-                        self.meshes[leaf.mesh], len(self._first) + 1, len(self.meshes)
+                        self.meshes[node.mesh], len(self._mesh_spaces) + 1, len(self.meshes)
                     )
-                self._expand(leaf.mesh)
+                self._expand(node.mesh)
                 continue
-            if leaf.stage == PRICED:
+            if node.stage == SOLVE:
                 reached = self._to_beat
-                self._price(leaf)
-                self._tell()
+                self._price(node)
+                self._report_bound()
                 idle[kind] = 0 if self._to_beat < reached else idle[kind] + 1
-            elif self._raise(leaf):
-                heapq.heappush(self.open, leaf)
+            elif self._raise(node):
+                heapq.heappush(self.open, node)
         if self.pinned:  # the plan's own family, not a baseline's
-            self._deepen()
-            self._settle()
-        self._cut = math.inf
+            self._solve_again()
+            self._raise_remaining()
+        self._holds_from = math.inf
         return self.best
 
-    def _give_up(self, leaf: Leaf) -> None:
-        """Look at no plan of a leaf, or of an unseen mesh: what bounds it is still a part of the
-        bound."""
-        if leaf.stage == UNSEEN:
-            self.closed.append(leaf.bound)
+    def _give_up(self, node: SearchNode) -> None:
+        """Look at no plan of a search node, or of an unseen mesh: what bounds it is still a part of
+        the bound."""
+        if node.stage == EXPAND:
+            self.finished_bounds.append(node.bound)
         else:
-            heapq.heappush(self.loose, leaf)
+            heapq.heappush(self.to_raise, node)
 
-    def _deepen(self) -> None:
+    def _solve_again(self) -> None:
         """Solve again what the work limit cut, while the pool lasts: where memory binds, a first
-        answer may be far above the leaf's optimum."""
-        left = POOL
+        answer may be far above the node's optimum."""
+        left = SOLVE_AGAIN_WORK
         while self.unfinished and left > 0 and not self.search.out_of_time():
-            leaf = self.unfinished[0]
-            if leaf.bound >= self._to_beat * (1 - SAME):
+            node = self.unfinished[0]
+            if node.bound >= self._to_beat * (1 - SAME):
                 break
-            self._cut = self._proves(heapq.heappop(self.unfinished))
-            if leaf.tight:
-                left -= self._price(leaf, DEEPER)
+            self._holds_from = self._lower_bound(heapq.heappop(self.unfinished))
+            if node.tight:
+                left -= self._price(node, WORK_FACTOR)
             else:
-                self._tighten(leaf)
-                heapq.heappush(self.unfinished, leaf)
-            self._tell()
+                self._tighten(node)
+                heapq.heappush(self.unfinished, node)
+            self._report_bound()
 
-    def _settle(self) -> None:
-        """Raise the bounds of leaves that were given up, or priced under rough ones, least first,
+    def _raise_remaining(self) -> None:
+        """Raise the bounds of nodes that were given up, or priced under rough ones, least first,
         while they are what is not proven and the pool lasts."""
         if self.memory_first:
             return
         scratch = self.search.scratch
-        ends, self._cut = scratch.work + SETTLING, math.inf
-        others = self._left(loose=False)
+        ends, self._holds_from = scratch.work + SETTLING, math.inf
+        others = self._least_open_bound(to_raise=False)
         while (
-            self.loose
-            and self.loose[0].bound < min(others, self._to_beat) * (1 - SAME)
+            self.to_raise
+            and self.to_raise[0].bound < min(others, self._to_beat) * (1 - SAME)
             and scratch.work < ends
             and not self.search.out_of_time()
         ):
-            leaf = heapq.heappop(self.loose)
-            self._cut = self._proves(leaf)
-            if leaf.keeps:
+            node = heapq.heappop(self.to_raise)
+            self._holds_from = self._lower_bound(node)
+            if node.saves_collectives:
                 continue
-            if leaf.stage < PRICED:
-                possible = self._raise(leaf)
-            elif possible := not leaf.tight:
-                self._tighten(leaf)
+            if node.stage < SOLVE:
+                possible = self._raise(node)
+            elif possible := not node.tight:
+                self._tighten(node)
             else:
-                others = leaf.bound
-                self.closed.append(others)
+                others = node.bound
+                self.finished_bounds.append(others)
             if possible:
-                heapq.heappush(self.loose, leaf)
+                heapq.heappush(self.to_raise, node)
 
     def bound(self) -> float:
         """No plan of the family is below this (seconds, or bytes). Worked out once where the search
         of it has ended."""
-        if self._ended is not None:
-            return self._ended
-        found = min(self._cut, self._left())
+        if self._final_bound is not None:
+            return self._final_bound
+        found = min(self._holds_from, self._least_open_bound())
         if not self.memory_first:
-            found = least_surely(
-                self._keeping(),
+            found = raised_lower_bound(
+                self._saving_collectives(),
                 self.limit,
                 found,
                 None if self.search.out_of_time() else self._space,
             )
-        self._ended = found if math.isinf(self._cut) else None
+        self._final_bound = found if math.isinf(self._holds_from) else None
         return found
 
     def bound_of_all(self) -> float:
@@ -259,71 +269,71 @@ class BestFirst:
         # nothing, where there are such.
         alone = (
             least
-            for least, leaf, relaxed in self._keeping()
+            for least, node, relaxed in self._saving_collectives()
             if "none"
-            not in self.search.offered.recomputes(relaxed.space.base, self.meshes[leaf.mesh])
+            not in self.search.offered.recomputes(relaxed.space.base, self.meshes[node.mesh])
         )
-        return min(self.bound(), self._beyond, *alone)
+        return min(self.bound(), self._least_beyond_limit, *alone)
 
-    def _tighten(self, leaf: Leaf) -> None:
-        """Raise the bound of a leaf under the limit."""
-        free = leaf.bound
-        self._bounds.tighten(leaf, self._to_beat)
-        self._limited(leaf, free)
+    def _tighten(self, node: SearchNode) -> None:
+        """Raise the bound of a search node under the limit."""
+        free = node.bound
+        self._bounds.tighten(node, self._to_beat)
+        self._note_limit(node, free)
 
-    def _limited(self, leaf: Leaf, free: float) -> None:
-        """Remember what was proven of a leaf without the limit, where the limit has raised that."""
-        if leaf.bound > free and not leaf.keeps:
-            self._beyond = min(self._beyond, free)
+    def _note_limit(self, node: SearchNode, free: float) -> None:
+        """Remember what was proven of a search node without the limit, where the limit has raised
+        that."""
+        if node.bound > free and not node.saves_collectives:
+            self._least_beyond_limit = min(self._least_beyond_limit, free)
 
-    def _left(self, *, loose: bool = True) -> float:
-        """The least bound of all leaves but the one that is worked on."""
-        leaves = (*self.open, *self.unfinished, *(self.loose if loose else ()))
-        return min([*self.closed, *map(self._proves, leaves)], default=math.inf)
+    def _least_open_bound(self, *, to_raise: bool = True) -> float:
+        """The least bound of all search nodes but the one that is worked on."""
+        nodes = (*self.open, *self.unfinished, *(self.to_raise if to_raise else ()))
+        return min([*self.finished_bounds, *map(self._lower_bound, nodes)], default=math.inf)
 
-    def _proves(self, leaf: Leaf) -> float:
-        """A leaf's bound; of those that keep results of collectives it is known in the end alone
-        (planner.search.saved_collective_bounds)."""
-        return leaf.bound if self.memory_first or not leaf.keeps else math.inf
+    def _lower_bound(self, node: SearchNode) -> float:
+        """A search node's bound; of those that keep results of collectives it is known in the end
+        alone (planner.search.saved_collective_bounds)."""
+        return node.bound if self.memory_first or not node.saves_collectives else math.inf
 
-    def _keeping(self) -> Iterator[tuple[float, Leaf, Relaxation]]:
-        """Leaves that keep results of collectives, with what is known of them all the same: that of
-        their mesh, and of the same without recomputation."""
+    def _saving_collectives(self) -> Iterator[tuple[float, SearchNode, Relaxation]]:
+        """Search nodes that keep results of collectives, with what is known of them all the same:
+        that of their mesh, and of the same without recomputation."""
         plain = {(m, z, k, n): v for m, z, r, k, n, v in self._bounds.known if r == 0}
         for index, relaxed in self._bounds.relaxed.items():
-            for leaf in self._leaves(index):
-                if leaf.keeps and (index, leaf.techniques) not in self._none:
-                    least = self._bounds.least[index] + relaxed.waiting(leaf.micro, leaf.virtual)
+            for node in self._nodes_of(index):
+                if node.saves_collectives and (index, node.techniques) not in self._impossible:
+                    least = self._bounds.least[index] + relaxed.bubble_s(node.micro, node.virtual)
                     yield (
-                        max(least, plain.get((index, leaf.level, leaf.micro, leaf.virtual), 0.0)),
-                        leaf,
+                        max(least, plain.get((index, node.level, node.micro, node.virtual), 0.0)),
+                        node,
                         relaxed,
                     )
 
-    def _tell(self) -> None:
+    def _report_bound(self) -> None:
         """What is proven so far, for those who watch: of the plan's own family, in seconds."""
         if self.search.progress and self.pinned and not self.memory_first:
-            self.search.bounded(self._left(), self)
+            self.search.bounded(self._least_open_bound(), self)
 
     def smallest(self) -> Candidate | None:
-        """The plan of least memory: what is shown when nothing fits. Leaves are taken by their
-        least usage, which bounds what a plan of theirs needs, a leaf of each level and mesh in turn
-        (the bound knows neither gathered weights nor what cuts go together), until a whole round of
-        them finds none smaller.
-        """
+        """The plan of least memory: what is shown when nothing fits. Search nodes are taken by
+        their least usage, which bounds what a plan of theirs needs, a search node of each level and
+        mesh in turn (the bound knows neither gathered weights nor what cuts go together), until a
+        whole round of them finds none smaller."""
         best, idle = None, 0
         for index in range(len(self.meshes)):
-            if index not in self._first:
+            if index not in self._mesh_spaces:
                 self._expand(index)
         sizes = [
-            (least_usage(self._bounds.relaxed[index].space, leaf.techniques, uncut=True), leaf)
+            (least_usage(self._bounds.relaxed[index].space, node.techniques, uncut=True), node)
             for index in self._bounds.relaxed
-            for leaf in self._leaves(index)
+            for node in self._nodes_of(index)
         ]
-        rows: dict[tuple[int, int], list[tuple[float, Leaf]]] = {}
-        for usage, leaf in sorted(sizes):
-            rows.setdefault((leaf.level, leaf.mesh), []).append((usage, leaf))
-        for usage, leaf in (
+        rows: dict[tuple[int, int], list[tuple[float, SearchNode]]] = {}
+        for usage, node in sorted(sizes):
+            rows.setdefault((node.level, node.mesh), []).append((usage, node))
+        for usage, node in (
             row[k]
             for k in range(max(map(len, rows.values()), default=0))
             for row in rows.values()
@@ -334,10 +344,10 @@ class BestFirst:
                 break
             if usage >= size:
                 continue
-            space = self._space(leaf)
+            space = self._space(node)
             found = (
                 self.search.price_smallest(
-                    space, self.meshes[leaf.mesh], leaf.techniques, self.label, self._copies, size
+                    space, self.meshes[node.mesh], node.techniques, self.label, self._copies, size
                 )
                 if space
                 else None
@@ -350,9 +360,9 @@ class BestFirst:
         return best
 
     def _expand(self, index: int) -> None:
-        """All leaves of a mesh that may be better than the best plan, at what bounds them all;
+        """All nodes of a mesh that may be better than the best plan, at what bounds them all;
         whether they fit is looked at when the search comes to them."""
-        space = self._first[index] = self._large(self.meshes[index])
+        space = self._mesh_spaces[index] = self._mesh_space(self.meshes[index])
         if space is None:
             return
         self._bounds.relaxed[index] = Relaxation(space, self.search.scratch)
@@ -365,15 +375,15 @@ class BestFirst:
         if bound > LONG_S:
             self.unit_s = 1e-9
         beaten = math.inf
-        for leaf in self._leaves(index):
+        for node in self._nodes_of(index):
             if self.memory_first:
-                leaf.bound = least_usage(space, leaf.techniques, uncut=True)
-            if leaf.bound < self._to_beat * (1 - SAME):
-                heapq.heappush(self.open, leaf)
+                node.bound = least_usage(space, node.techniques, uncut=True)
+            if node.bound < self._to_beat * (1 - SAME):
+                heapq.heappush(self.open, node)
             else:
-                beaten = min(beaten, self._proves(leaf))
-        self.closed.append(beaten)
-        self._tell()
+                beaten = min(beaten, self._lower_bound(node))
+        self.finished_bounds.append(beaten)
+        self._report_bound()
 
     def _levels(self, mesh: Mesh) -> list[int]:
         """ZeRO stages that go with a mesh."""
@@ -384,24 +394,26 @@ class BestFirst:
         )
         return [k for k in self.levels if LEVEL_ORDER[k] <= most]
 
-    def _leaves(self, index: int) -> Iterator[Leaf]:
-        """The leaves of a mesh that was expanded, each with what bounds all levels of it in
+    def _nodes_of(self, index: int) -> Iterator[SearchNode]:
+        """The nodes of a mesh that was expanded, each with what bounds all levels of it in
         seconds."""
         mesh, offered, relaxed = (
             self.meshes[index],
             self.search.offered,
             self._bounds.relaxed[index],
         )
-        again = {r: relaxed.again(r) for r in offered.recomputes(relaxed.space.base, mesh)}
+        again = {
+            r: relaxed.recompute_adds_s(r) for r in offered.recomputes(relaxed.space.base, mesh)
+        }
         for micro, (schedule, virtual) in product(
             offered.microbatches(mesh), offered.schedules(mesh)
         ):
             if virtual > 1 and micro % mesh.stages:
                 continue
-            once = self._bounds.least[index] + relaxed.waiting(micro, virtual)
+            once = self._bounds.least[index] + relaxed.bubble_s(micro, virtual)
             for recompute, more in again.items():
                 for level in self._levels(mesh):
-                    yield Leaf(
+                    yield SearchNode(
                         once + more,
                         RECOMPUTE.index(recompute),
                         micro,
@@ -416,8 +428,8 @@ class BestFirst:
         counts = self.search.offered.microbatches(mesh)
         return self.search.floor(mesh, max(counts)) if counts and not self.memory_first else 0.0
 
-    def _large(self, mesh: Mesh) -> Space | None:
-        """The space that all leaves of a mesh are bounded in: of the largest microbatches that all
+    def _mesh_space(self, mesh: Mesh) -> Space | None:
+        """The space that all nodes of a mesh are bounded in: of the largest microbatches that all
         of theirs divide."""
         parts = math.gcd(*self.search.offered.microbatches(mesh))
         if not parts:
@@ -430,14 +442,14 @@ class BestFirst:
             )
         return self.search.space(mesh, parts, self.allowed, self.pinned)
 
-    def _space(self, leaf: Leaf) -> Space | None:
-        """The space of a leaf's microbatches, of what may be in a better plan. Nodes are numbered
-        alike only in graphs that were derived from one another."""
-        first, key = self._first[leaf.mesh], (leaf.mesh, leaf.micro)
+    def _space(self, node: SearchNode) -> Space | None:
+        """The space of a search node's microbatches, of what may be in a better plan. Nodes are
+        numbered alike only in graphs that were derived from one another."""
+        first, key = self._mesh_spaces[node.mesh], (node.mesh, node.micro)
         if key not in self._spaces:
-            mesh, base, allowed = self.meshes[leaf.mesh], self.search.base(leaf.micro), self.allowed
+            mesh, base, allowed = self.meshes[node.mesh], self.search.base(node.micro), self.allowed
             among = (
-                self._bounds.relaxed[leaf.mesh].splits if self.search.request.pins.empty else None
+                self._bounds.relaxed[node.mesh].splits if self.search.request.pins.empty else None
             )
             if first is None or base is None or base.shared is not first.base.shared:
                 among = None
@@ -448,93 +460,93 @@ class BestFirst:
                 and (self._own or not self.pinned)
             ):  # nothing else is asked for
                 among, allowed = allowed(base, Mesh(mesh.inner)), None
-            self._spaces[key] = self.search.space(mesh, leaf.micro, allowed, self.pinned, among)
+            self._spaces[key] = self.search.space(mesh, node.micro, allowed, self.pinned, among)
         return self._spaces[key]
 
-    def _raise(self, leaf: Leaf) -> bool:
-        """Raise the leaf's bound to what others that were priced prove of it, or to that of its
+    def _raise(self, node: SearchNode) -> bool:
+        """Raise the node's bound to what others that were priced prove of it, or to that of its
         next stage; whether a plan of it is possible."""
         if (
-            leaf.stage == MESH
-            and least_usage(self._bounds.relaxed[leaf.mesh].space, leaf.techniques, uncut=True)
+            node.stage == CHECK_FIT
+            and least_usage(self._bounds.relaxed[node.mesh].space, node.techniques, uncut=True)
             > self.limit
         ):
-            self._beyond = min(self._beyond, self._proves(leaf))
+            self._least_beyond_limit = min(self._least_beyond_limit, self._lower_bound(node))
             return False
-        if not self.memory_first and leaf.stage > MESH:
-            if (known := self._bounds.by_others(leaf)) > leaf.bound:
-                leaf.bound = known
+        if not self.memory_first and node.stage > CHECK_FIT:
+            if (known := self._bounds.by_others(node)) > node.bound:
+                node.bound = known
                 return True
-            free = leaf.bound
-            leaf.bound = max(leaf.bound, self._bounds.at_stage(leaf, self._to_beat))
-            if leaf.stage == BOUNDED:
-                self._limited(leaf, free)
+            free = node.bound
+            node.bound = max(node.bound, self._bounds.at_stage(node, self._to_beat))
+            if node.stage == BOUND_MEMORY:
+                self._note_limit(node, free)
             while (
-                leaf.stage == BOUNDED
-                and not leaf.tight
-                and NEARLY * self._to_beat <= leaf.bound < self._to_beat
+                node.stage == BOUND_MEMORY
+                and not node.tight
+                and NEARLY * self._to_beat <= node.bound < self._to_beat
             ):
-                self._tighten(leaf)
-        leaf.tight |= self.memory_first  # bounds in bytes are as they are
-        leaf.stage += 1
+                self._tighten(node)
+        node.tight |= self.memory_first  # bounds in bytes are as they are
+        node.stage += 1
         return True
 
-    def _price(self, leaf: Leaf, deeper: int = 1) -> int:
-        """Solve the leaf, price what it finds, and keep the bound of what it proved; the work spent
-        on solving. deeper: times the usual work limit."""
-        asked = Asked(self.search, deeper)
-        bound = self._priced(leaf, asked)
-        if bound is None or bound > leaf.bound:  # under the limit
-            self._beyond = min(self._beyond, self._proves(leaf))
-        if bound is not None and asked.cut and deeper == 1:
-            leaf.bound = bound
-            heapq.heappush(self.unfinished, leaf)
+    def _price(self, node: SearchNode, work_factor: int = 1) -> int:
+        """Solve the node, price what it finds, and keep the bound of what it proved; the work spent
+        on solving. work_factor: times the usual work limit."""
+        solves = NodeSolves(self.search, work_factor)
+        bound = self._priced(node, solves)
+        if bound is None or bound > node.bound:  # under the limit
+            self._least_beyond_limit = min(self._least_beyond_limit, self._lower_bound(node))
+        if bound is not None and solves.cut and work_factor == 1:
+            node.bound = bound
+            heapq.heappush(self.unfinished, node)
         elif bound is not None:
-            leaf.bound = bound
-            heapq.heappush(self.loose, leaf)
+            node.bound = bound
+            heapq.heappush(self.to_raise, node)
         else:
-            self._none.add((leaf.mesh, leaf.techniques))
-        return asked.work
+            self._impossible.add((node.mesh, node.techniques))
+        return solves.work
 
-    def _priced(self, leaf: Leaf, asked: Asked) -> float | None:
-        """The bound of a leaf after it was solved, and priced where that may pay; None where
+    def _priced(self, node: SearchNode, solves: NodeSolves) -> float | None:
+        """The bound of a search node after it was solved, and priced where that may pay; None where
         nothing of it fits. The room shrinks by what the whole plan needs beside."""
         search, limit = self.search, self.limit
-        space = self._space(leaf)
-        if space is None or least_usage(space, leaf.techniques) > limit:
+        space = self._space(node)
+        if space is None or least_usage(space, node.techniques) > limit:
             return None
         if self.memory_first:
             self._take(
                 search.price_smallest(
                     space,
-                    self.meshes[leaf.mesh],
-                    leaf.techniques,
+                    self.meshes[node.mesh],
+                    node.techniques,
                     self.label,
                     self._copies,
                     self._to_beat,
                 )
             )
-            return leaf.bound
+            return node.bound
         worth = self._to_beat
-        problem = assemble(space, leaf.techniques, None, unit_s=self.unit_s)
-        solved = asked.solve(problem)
+        problem = assemble(space, node.techniques, None, unit_s=self.unit_s)
+        solved = solves.solve(problem)
         if solved.status == "infeasible":
             return None
         if solved.bound is not None:
             unlimited = search.proven(
                 problem, solved, self.unit_s
-            )  # a bound under the memory limit says nothing of leaves that need less memory
+            )  # a bound under the memory limit says nothing of nodes that need less memory
             self._bounds.known.append(
-                (leaf.mesh, leaf.level, leaf.recompute, leaf.micro, leaf.virtual, unlimited)
+                (node.mesh, node.level, node.recompute, node.micro, node.virtual, unlimited)
             )
-            leaf.bound = max(leaf.bound, unlimited)
-        bound = leaf.bound
+            node.bound = max(node.bound, unlimited)
+        bound = node.bound
         if not solved.choice:
             return bound
         verdict = evaluate(problem, solved.choice)
         if verdict.cost * self.unit_s >= worth:
             return bound
-        room = most = limit - least_working(space, leaf.techniques)
+        room = most = limit - least_working(space, node.techniques)
         # the limit is first that of what is kept beside the least that any operator needs
         liveness = False
         for turn in range(ROUNDS + 1):
@@ -542,9 +554,9 @@ class BestFirst:
                 if room <= 0:
                     return bound
                 bounded = assemble(
-                    space, leaf.techniques, room, unit_s=self.unit_s, liveness=liveness
+                    space, node.techniques, room, unit_s=self.unit_s, liveness=liveness
                 )
-                solved = asked.solve(
+                solved = solves.solve(
                     bounded, worth / self.unit_s + len(bounded.cost) + len(bounded.edges)
                 )  # costs are rounded
                 whole = room == (limit if liveness else most)
@@ -558,15 +570,15 @@ class BestFirst:
                 if verdict.cost * self.unit_s >= worth:
                     return bound
             # The working set is known before the whole plan is priced.
-            excess = sum(usage_of(space, leaf.techniques, solved.choice)) - limit
+            excess = sum(usage_of(space, node.techniques, solved.choice)) - limit
             if excess > 0 and not liveness and has_liveness(space):
                 room, liveness = limit, True
                 continue
             if excess <= 0:
                 candidate = search.price(
                     space,
-                    self.meshes[leaf.mesh],
-                    leaf.techniques,
+                    self.meshes[node.mesh],
+                    node.techniques,
                     solved,
                     self.label,
                     self.unit_s,

@@ -17,7 +17,7 @@ from planner.execution.techniques import AUTO
 from planner.pricing.bucketing import NOTABLE, OPEN, SIZES, TIE, _joined, launched, seconds
 
 
-def searched(runtime: Runtime, asked: int | str) -> Runtime:
+def runtime_of_buckets(runtime: Runtime, asked: int | str) -> Runtime:
     """The profile that a search with a pinned bucket prices by: that of its size, or of the largest
     that AUTO tries, so that what is proven holds for all."""
     if not asked or asked == OPEN:
@@ -25,7 +25,9 @@ def searched(runtime: Runtime, asked: int | str) -> Runtime:
     return replace(runtime, bucket_bytes=float(SIZES[-1] if asked == AUTO else asked))
 
 
-def priced(base: GraphFacts, plan: Plan, pricer: Pricer, asked: int | str) -> tuple[Plan, Cost]:
+def price_with_buckets(
+    base: GraphFacts, plan: Plan, pricer: Pricer, asked: int | str
+) -> tuple[Plan, Cost]:
     """The plan with buckets of the size asked for, and its price. Of AUTO the smallest size that
     ties with the best; of OPEN the same where it is notably faster than the compiler's own. Raises
     PlanError P068 where its blocks cannot be dealt out over pipeline stages.

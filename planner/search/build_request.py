@@ -63,7 +63,7 @@ def make_request(
 ) -> Any:
     """Check the options against what exists and build the search request."""
     from planner.pins.pins import Pins, parse_pins
-    from planner.search.bucketing import searched
+    from planner.search.bucketing import runtime_of_buckets
     from planner.search.request import Request
     from planner.space.propagation import MODES
 
@@ -128,7 +128,7 @@ def make_request(
     refuse_copies(parsed, workload, runtime)
     refuse_training(parsed, workload)
     partitioned = refuse_partitioned(parsed, runtime, backend)
-    profile = searched(
+    profile = runtime_of_buckets(
         load_runtime(runtime), pinned_bucket(parsed, machine.device, workload, runtime)
     )
     return Request(

@@ -23,7 +23,7 @@ from planner.errors import PlanError
 from planner.execution.techniques import COPIES, STRUCTURAL
 from planner.machine.topology import Mesh, MeshAxis, Topology
 from planner.pricing.pricer import Pricer
-from planner.search.bucketing import priced
+from planner.search.bucketing import price_with_buckets
 from planner.search.request import Candidate, Covered, SearchResult
 from planner.search.stage_cuts import with_cuts
 from planner.sharding.layout import Layout
@@ -226,7 +226,7 @@ def _candidate(search: Solving, row: Mapping[str, Any], palette: tuple[Split, ..
     pricer = Pricer(
         request.topology, mesh, request.runtime, request.recipe, offload=request.offload
     )
-    plan, cost = priced(
+    plan, cost = price_with_buckets(
         base,
         with_cuts(base, plan, pricer, (request.limit_bytes, request.roomy_bytes), request.widths),
         pricer,

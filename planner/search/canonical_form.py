@@ -9,7 +9,7 @@ from dataclasses import replace
 from planner.analysis.axis_roles import role_named
 from planner.pricing.step_time import derived
 from planner.search.axis_names import axis_names, renamed_candidate, renamed_mesh, renamed_space
-from planner.search.axis_symmetry import exchanged, mirrored
+from planner.search.axis_symmetry import axis_swap, swapped_choice
 from planner.search.request import TIE, TIE_MEMORY, Candidate
 from planner.search.solving import Solving
 from planner.solvers.problem import Solution
@@ -44,15 +44,15 @@ def on_fewer_axes(search: Solving, best: Candidate, others: Sequence[Candidate])
     return min(close, key=lambda c: c.key(search.request), default=best)
 
 
-def plainest(search: Solving, best: Candidate) -> Candidate:
+def canonical(search: Solving, best: Candidate) -> Candidate:
     """The plan, or one that is told apart from it by nothing that costs, where it is no dearer:
     without an ZeRO stage that finds nothing to cut, and of the mirror images in which axes
     that cost the same change places (planner.search.axis_symmetry) the usual one.
     """
     _, space, choice, _ = search.details[id(best)]
     pins, techniques = search.request.pins, best.techniques
-    swap = exchanged(best.mesh, axis_names(space.base, best.plan, pins.axes), pins.axes)
-    image = (mirrored(space, choice, best.mesh, swap) if swap else None) or choice
+    swap = axis_swap(best.mesh, axis_names(space.base, best.plan, pins.axes), pins.axes)
+    image = (swapped_choice(space, choice, best.mesh, swap) if swap else None) or choice
     if (
         best.plan.zero_stage
         and "zero_stage" not in pins.techniques

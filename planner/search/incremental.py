@@ -30,7 +30,7 @@ from planner.machine.topology import Mesh
 from planner.search.best_first import BestFirst
 from planner.search.cache_entry import Decided, decided
 from planner.search.keys import history_key
-from planner.search.microbatch_overlap import in_copies
+from planner.search.microbatch_overlap import with_microbatch_overlap
 from planner.search.request import ReusedPlan
 from planner.sharding.rule import Limits, Split
 from planner.space.families import Allowed
@@ -211,7 +211,11 @@ def _answer(
             )  # without copies it may be slower
         except PlanError:  # the mesh is none for this model, or pins cannot be followed on it
             return None
-        best = in_copies(within, best, tuple(family.priced), limit) if best is not None else None
+        best = (
+            with_microbatch_overlap(within, best, tuple(family.priced), limit)
+            if best is not None
+            else None
+        )
         if best is not None and best.cost.step_time_s <= most_s:
             return within, best
     return None

@@ -28,7 +28,7 @@ FINALISTS = 3
 COPIES = 2
 
 
-def in_copies(
+def with_microbatch_overlap(
     search: Solving, best: Candidate, priced: Sequence[Candidate], limit_bytes: int
 ) -> Candidate:
     """The best plan, or one of those priced in copies where that is worth it and takes so many
@@ -65,7 +65,7 @@ def in_copies(
     for c in sorted(could.values(), key=lambda c: least[id(c)])[:FINALISTS]:
         for micro in (c.plan.microbatches, 2 * c.plan.microbatches):
             again = (
-                _copied(search, c, micro)
+                _overlapped(search, c, micro)
                 if micro % COPIES == 0 and micro in search.offered.microbatches(c.mesh)
                 else None
             )
@@ -78,7 +78,7 @@ def in_copies(
     return found
 
 
-def _copied(search: Solving, c: Candidate, micro: int) -> Candidate | None:
+def _overlapped(search: Solving, c: Candidate, micro: int) -> Candidate | None:
     """A plan's splits with so many microbatches, COPIES at the same time; None where the batch does
     not divide that far."""
     base = search.base(micro)

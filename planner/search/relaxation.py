@@ -132,7 +132,7 @@ class PriceLineSearch:
         """Whether steps up and down gain nothing, or nothing that matters."""
         return self.step < LEAST_STEP or self.top >= self.enough
 
-    def go_on(self, height: Callable[[float], float]) -> None:
+    def step_with(self, height: Callable[[float], float]) -> None:
         """Try the start, then a price above and one below the best; where that gains nothing the
         next are nearer."""
         before = self.top
@@ -169,13 +169,13 @@ class Relaxation:
         """Costs of those options that no techniques are below, and what the elimination of `least`
         found under them (as a tree's)."""
         self._tick: float | None = None
-        self._waiting: dict[tuple[int, int], float] = {}
-        """What `waiting` found."""
+        self._bubbles: dict[tuple[int, int], float] = {}
+        """What `bubble_s` found."""
         self.exact = True
         """Whether what `least` found is of an exact elimination: tables were not too large."""
         self._price = 0.0
         """Of a byte, in the last bound under a memory limit: the next is near."""
-        self._climbs: dict[Techniques, PriceLineSearch] = {}
+        self._line_searches: dict[Techniques, PriceLineSearch] = {}
         """Of bounds under a memory limit where variables were split."""
 
     def least(self, levels: Sequence[int], below_s: float = np.inf) -> float:
@@ -230,7 +230,7 @@ class Relaxation:
             self.kept[near],
             np.concatenate(([0], np.cumsum(np.add.reduceat(near, self.offset[:-1])))),
         )
-        self._trees, self._climbs = {}, {}
+        self._trees, self._line_searches = {}, {}
         return cost[near]
 
     def quick(self, techniques: Techniques, microbatches: int) -> float:
@@ -244,7 +244,7 @@ class Relaxation:
             (value + float(np.minimum.reduceat(more, self.offset[:-1]).sum())) * slow
         )
 
-    def as_chunked(self, techniques: Techniques, microbatches: int, virtual: int) -> float:
+    def virtual_stage_ratio(self, techniques: Techniques, microbatches: int, virtual: int) -> float:
         """What part of the bound of `free` for `virtual` chunks a pipeline stage is one for these
         techniques; 0 where it is none.
 
@@ -269,16 +269,14 @@ class Relaxation:
             if v.kind == "op"
         }
 
-    def waiting(self, microbatches: int, virtual: int = 1) -> float:
+    def bubble_s(self, microbatches: int, virtual: int = 1) -> float:
         """What the bubble of a pipeline adds at least (seconds) to any bound for endless
         microbatches: its ticks, each at least as long as the shortest."""
         key = microbatches, virtual
-        if key not in self._waiting:
-            slow = slowdown(
-                self.space, Techniques(microbatches=microbatches, virtual_stages=virtual)
-            )
-            self._waiting[key] = (slow - 1) * self._shortest() if slow > 1 else 0.0
-        return self._waiting[key]
+        if key not in self._bubbles:
+            slow = slowdown(self.space, Techniques(microbatches=microbatches, virtual_stages=virtual))
+            self._bubbles[key] = (slow - 1) * self._shortest() if slow > 1 else 0.0
+        return self._bubbles[key]
 
     def _shortest(self) -> float:
         """Seconds of all ticks at least, were there no bubble."""
@@ -296,7 +294,7 @@ class Relaxation:
         at = replace(techniques, microbatches=microbatches)
         return self._run(self._seconds(at), at)
 
-    def again(self, recompute: str) -> float:
+    def recompute_adds_s(self, recompute: str) -> float:
         """What recomputation adds at least (seconds) to any bound without it."""
         plain, more = (self._seconds(Techniques(0, r, 0)) for r in ("none", recompute))
         return max(
@@ -335,14 +333,8 @@ class Relaxation:
         if np.isfinite(enough):
             price = max(price, (enough - low[1]) / low[2])
         if not self._compiled(techniques).exact:
-            climb = PriceLineSearch(
-                price, enough
-            )  # bounds of split variables are no lines that a choice tells
-            while not climb.over:
-                climb.go_on(lambda p: self._priced(techniques, cost, use, p)[0] - p * room)
-            self._price = climb.price
-            self._climbs[techniques] = PriceLineSearch(self._price, enough)
-            return self._proven(max(best, climb.top) * slow)
+            rough = self._searched(techniques, PriceLineSearch(price, enough), room)
+            return self._proven(max(best, rough) * slow)
         for _ in range(PRICES):
             value, used = self._priced(techniques, cost, use, price)
             height, slope = value - price * room, used - room
@@ -363,10 +355,21 @@ class Relaxation:
                 break
         return self._proven(best * slow)
 
+    def _searched(self, techniques: Techniques, search: PriceLineSearch, room: float) -> float:
+        """The height of a line search over prices where variables were split: the bounds that they
+        give are no lines that a choice tells. The next search begins at its price."""
+        cost = _units(self._seconds(techniques), slowdown(self.space, techniques))
+        use = self._bytes(techniques)
+        while not search.over:
+            search.step_with(lambda p: self._priced(techniques, cost, use, p)[0] - p * room)
+        self._price = search.price
+        self._line_searches[techniques] = PriceLineSearch(search.price, search.enough)
+        return search.top
+
     def rough(self, techniques: Techniques) -> bool:
         """Whether what `limited` found of these techniques is a rough bound, which `tightened` may
         raise."""
-        return techniques in self._climbs
+        return techniques in self._line_searches
 
     def tightened(
         self, techniques: Techniques, limit_bytes: float, enough_s: float = np.inf
@@ -376,29 +379,31 @@ class Relaxation:
         (`Tree.tighten`), first at the price that was best, then at two around the best, nearer with
         each call that gains nothing.
         """
-        slow, use, climb = (
+        slow, use, line_search = (
             slowdown(self.space, techniques),
             self._bytes(techniques),
-            self._climbs[techniques],
+            self._line_searches[techniques],
         )
         room = limit_bytes - least_working(self.space, techniques, uncut=True)
         cost, start = (
             _units(self._seconds(techniques), slow),
-            climb.shift or self._compiled(techniques).shift,
+            line_search.shift or self._compiled(techniques).shift,
         )
-        climb.enough = min(climb.enough, enough_s * PICO / slow)
+        line_search.enough = min(line_search.enough, enough_s * PICO / slow)
 
         def height(price: float) -> float:
             tree = self._at(techniques, price)
             tree.shift = start
-            found = tree.tighten(cost + price * use, climb.enough + price * room) - price * room
-            if found > climb.top:
-                climb.shift = tree.shift
+            found = (
+                tree.tighten(cost + price * use, line_search.enough + price * room) - price * room
+            )
+            if found > line_search.top:
+                line_search.shift = tree.shift
             return found
 
-        climb.go_on(height)
-        self._compiled(techniques).shift = climb.shift
-        return self._proven(climb.top * slow), not climb.over
+        line_search.step_with(height)
+        self._compiled(techniques).shift = line_search.shift
+        return self._proven(line_search.top * slow), not line_search.over
 
     def _priced(
         self, techniques: Techniques, cost: np.ndarray, use: np.ndarray, price: float

@@ -2,8 +2,8 @@
 (planner.analysis.recompute_demand).
 
 The search goes by the problem of plans that keep sums alone, as no other is solved: it never solves
-what it has no bytes for. What its bounds of such leaves say is therefore said of those plans, and
-what holds for all is worked out when it ends, for as few leaves as settle it.
+what it has no bytes for. What its bounds of such nodes say is therefore said of those plans, and
+what holds for all is worked out when it ends, for as few search nodes as settle it.
 
 There what runs again is a decision too: a node of a block, or a hub on the way from it, has each
 option twice, and a pair of options is impossible where the first is not run again though the
@@ -24,8 +24,8 @@ from math import prod
 import numpy as np
 
 from planner.search.keep_steps import Step, charges, followed, steps_of, without_hubs
-from planner.search.leaf import Leaf
 from planner.search.relaxation import Relaxation
+from planner.search.search_node import SearchNode
 from planner.solvers.exact.elimination import Tree
 from planner.solvers.model import Model
 from planner.space.assemble import Techniques, least_usage, link_scale, parts_of_stage
@@ -219,28 +219,30 @@ def _ordered(a: int, b: int, table: np.ndarray) -> tuple[tuple[int, int], np.nda
     return ((a, b), table) if a < b else ((b, a), table.T)
 
 
-def freely(sparing: SavedCollectiveRelaxation, techniques: Techniques) -> tuple[float, float]:
+def without_limit(
+    sparing: SavedCollectiveRelaxation, techniques: Techniques
+) -> tuple[float, float]:
     """A bound (seconds) without a memory limit, and bytes of the choice that has it."""
     found = sparing.free(techniques, techniques.microbatches)
     return (np.inf, 0.0) if found is None else (found[1], sparing.usage(techniques, found[0]))
 
 
-def least_surely(
-    leaves: Iterable[tuple[float, Leaf, Relaxation]],
+def raised_lower_bound(
+    nodes: Iterable[tuple[float, SearchNode, Relaxation]],
     limit_bytes: float,
     bound: float,
-    own: Callable[[Leaf], Space | None] | None,
+    own: Callable[[SearchNode], Space | None] | None,
 ) -> float:
-    """The bound, or less where one of the leaves, each with what is known of it, proves no more:
+    """The bound, or less where one of the nodes, each with what is known of it, proves no more:
     the least is raised until it is one that has been as far as it can be. own: the space of a
-    leaf's own microbatches, None where nothing of it fits; without it leaves are raised by that of
+    node's own microbatches, None where nothing of it fits; without it nodes are raised by that of
     their mesh alone, and roughly.
     """
-    known = [one for one in leaves if one[0] < bound]
-    sparing = _Spared(known, limit_bytes, bound, own)
+    known = [one for one in nodes if one[0] < bound]
+    sparing = _SavedCollectiveSpaces(known, limit_bytes, bound, own)
     heap, ways = (
         [(least, k) for k, (least, _, _) in enumerate(known)],
-        [sparing.raised(leaf, relaxed) for _, leaf, relaxed in known],
+        [sparing.raised(node, relaxed) for _, node, relaxed in known],
     )
     heapq.heapify(heap)
     while heap and heap[0][0] < bound:
@@ -252,48 +254,47 @@ def least_surely(
     return bound
 
 
-class _Spared:
-    """The relaxed spaces that leaves are raised by, each made when it is first asked for."""
+class _SavedCollectiveSpaces:
+    """The relaxed spaces that nodes are raised by, each made when it is first asked for."""
 
     def __init__(
         self,
-        leaves: Sequence[tuple[float, Leaf, Relaxation]],
+        nodes: Sequence[tuple[float, SearchNode, Relaxation]],
         limit_bytes: float,
         bound: float,
-        own: Callable[[Leaf], Space | None] | None,
+        own: Callable[[SearchNode], Space | None] | None,
     ) -> None:
         self._limit, self._bound, self._own = limit_bytes, bound, own
         self._levels: dict[tuple[int, int], set[int]] = {}
-        for _, leaf, _ in leaves:
-            for micro in (0, leaf.micro):
-                self._levels.setdefault((leaf.mesh, micro), set()).add(leaf.techniques.zero_stage)
+        for _, node, _ in nodes:
+            for micro in (0, node.micro):
+                self._levels.setdefault((node.mesh, micro), set()).add(node.techniques.zero_stage)
         self._known: dict[tuple[int, int], SavedCollectiveRelaxation | None] = {}
 
-    def raised(self, leaf: Leaf, relaxed: Relaxation) -> Iterator[float]:
-        """Bounds of a leaf, each after those that take less: first in the space that all leaves of
-        its mesh share, where one elimination tells most of them apart (`Relaxation.quick`), then in
-        that of its own microbatches, without a memory limit before with it; rough ones are made
-        tight last.
-        """
-        at, rough = leaf.techniques, list[SavedCollectiveRelaxation]()
+    def raised(self, node: SearchNode, relaxed: Relaxation) -> Iterator[float]:
+        """Bounds of a search node, each after those that take less: first in the space that all
+        nodes of its mesh share, where one elimination tells most of them apart
+        (`Relaxation.quick`), then in that of its own microbatches, without a memory limit before
+        with it; rough ones are made tight last."""
+        at, rough = node.techniques, list[SavedCollectiveRelaxation]()
         for micro in (
-            (0, leaf.micro) if self._own is not None and leaf.micro != relaxed.space.parts else (0,)
+            (0, node.micro) if self._own is not None and node.micro != relaxed.space.parts else (0,)
         ):
-            space = self._own(leaf) if micro and self._own is not None else relaxed.space
+            space = self._own(node) if micro and self._own is not None else relaxed.space
             if space is None or least_usage(space, at, uncut=True) > self._limit:
                 yield np.inf
                 return
-            if (leaf.mesh, micro) not in self._known:
-                levels = sorted(self._levels[leaf.mesh, micro])
-                self._known[leaf.mesh, micro] = near(
+            if (node.mesh, micro) not in self._known:
+                levels = sorted(self._levels[node.mesh, micro])
+                self._known[node.mesh, micro] = near(
                     Relaxation(space, relaxed.scratch) if micro else relaxed, levels, self._bound
                 )
-            spared = self._known[leaf.mesh, micro]
+            spared = self._known[node.mesh, micro]
             if spared is None:
                 yield np.inf
                 return
-            yield spared.quick(at, leaf.micro)
-            seconds, used = freely(spared, at)
+            yield spared.quick(at, node.micro)
+            seconds, used = without_limit(spared, at)
             yield seconds
             if used > self._limit:
                 yield spared.limited(at, self._limit, (seconds, used), self._bound)

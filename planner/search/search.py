@@ -21,15 +21,15 @@ import numpy as np
 
 from planner.cache.folder import Cache
 from planner.machine.topology import Mesh
-from planner.search.axis_merging import joined
+from planner.search.axis_merging import with_merged_axes
 from planner.search.baselines import tune_baselines
 from planner.search.best_first import WIDE_GAP, BestFirst
 from planner.search.cache_entry import kept, recalled
-from planner.search.canonical_form import WITH_ROOM, called, named, on_fewer_axes, plainest
+from planner.search.canonical_form import WITH_ROOM, called, canonical, named, on_fewer_axes
 from planner.search.incremental import from_before, remember
 from planner.search.keys import incremental_key, search_key
 from planner.search.machine_key import machine_key
-from planner.search.microbatch_overlap import in_copies
+from planner.search.microbatch_overlap import with_microbatch_overlap
 from planner.search.request import Candidate, Covered, SearchResult
 from planner.search.solving import Solving
 from planner.solvers.problem import Problem
@@ -109,7 +109,7 @@ class Search(Solving):
         within, best, before = answer
         if not self.confirmed(best.plan.microbatches):
             return None
-        found = within._complete(plainest(within, best), {}, 0.0)
+        found = within._complete(canonical(within, best), {}, 0.0)
         return replace(found, reused_from=before)
 
     def _searched(self, how_close: bool) -> SearchResult:
@@ -247,11 +247,13 @@ class Search(Solving):
         )
         best = on_fewer_axes(self, best, tried) if best is not None else None
         best = (
-            in_copies(self, best, tuple(c for e in every for c in e.priced), limit_bytes)
+            with_microbatch_overlap(
+                self, best, tuple(c for e in every for c in e.priced), limit_bytes
+            )
             if best is not None and not self.stopped
             else best
         )
-        best = plainest(self, best) if best is not None else None
+        best = canonical(self, best) if best is not None else None
         bound, of_all = (
             min(map(proven, (e for e in every if e.meshes)))
             for proven in (BestFirst.bound, BestFirst.bound_of_all)
@@ -327,7 +329,7 @@ class Search(Solving):
         people."""
         space, choice, problem = self._among_all(best) if best else (None, (), None)
         if best is not None and space is not None and problem is not None:
-            best, space, choice, problem = joined(self, best, space, choice, problem)
+            best, space, choice, problem = with_merged_axes(self, best, space, choice, problem)
             best, space = named(self, best, space)
         base = self.base(best.plan.microbatches if best else 1)
         assert base is not None

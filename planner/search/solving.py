@@ -15,7 +15,7 @@ import numpy as np
 
 from planner.errors import PlanError
 from planner.machine.topology import Mesh
-from planner.search.bucketing import priced
+from planner.search.bucketing import price_with_buckets
 from planner.search.keys import model_key, reading_key
 from planner.search.request import Candidate, Progress, Request
 from planner.search.stage_cuts import with_cuts
@@ -102,8 +102,8 @@ class Solving(Workspace):
             self._best = candidate
             self.progress(self._at, candidate.cost.step_time_s, self._bound)
 
-    def solve(self, problem: Problem, deeper: int = 1, below: float = np.inf) -> Solution:
-        """The requested solver's answer; its choice may be empty. deeper: times the usual work
+    def solve(self, problem: Problem, work_factor: int = 1, below: float = np.inf) -> Solution:
+        """The requested solver's answer; its choice may be empty. work_factor: times the usual work
         limit; below: as in `Budget`."""
         left = None
         if self.request.time_limit_s is not None:
@@ -114,7 +114,7 @@ class Solving(Workspace):
             name,
             Budget(
                 time_limit_s=left,
-                work=deeper * WORK[name] if name in WORK else None,
+                work=work_factor * WORK[name] if name in WORK else None,
                 seed=self.request.seed,
                 below=below,
             ),
@@ -236,7 +236,9 @@ class Solving(Workspace):
                 (self.request.limit_bytes, self.request.roomy_bytes),
                 self.request.widths,
             )
-            plan, cost = priced(space.base, plan, self.pricer(mesh), self.request.bucket)
+            plan, cost = price_with_buckets(
+                space.base, plan, self.pricer(mesh), self.request.bucket
+            )
         except PlanError as e:
             if e.code != "P068":
                 raise

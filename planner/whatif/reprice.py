@@ -32,7 +32,7 @@ from planner.pins.pins import Pins
 from planner.pricing.cost import Cost
 from planner.pricing.plan_price import price_plan
 from planner.pricing.pricer import Pricer
-from planner.search.bucketing import searched
+from planner.search.bucketing import runtime_of_buckets
 from planner.search.request import Candidate, Request, SearchResult
 from planner.search.search import Search
 from planner.sharding.rule import Split
@@ -235,7 +235,9 @@ def recorded_request(strategy: Strategy, topology: Topology, pins: Pins | None =
         mode=str(said.get("mode", "auto")),
         objective=str(said.get("objective", "step")),
         offload=pinned_offload(pins, workload, runtime),
-        runtime=searched(request.runtime, pinned_bucket(pins, topology.device, workload, runtime)),
+        runtime=runtime_of_buckets(
+            request.runtime, pinned_bucket(pins, topology.device, workload, runtime)
+        ),
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 import planner
 from planner.analysis.axis_roles import ROLES, role_named
 from planner.machine.topology import Mesh, MeshAxis
-from planner.search.axis_symmetry import exchanged
+from planner.search.axis_symmetry import axis_swap
 
 GPT = "zoo:gpt-tiny,hidden=256,heads=8,seq=32,vocab=1024"
 
@@ -62,18 +62,18 @@ def test_mirror_images_cost_the_same() -> None:
 def test_what_differs_or_was_named_stays() -> None:
     near, far = ((0, 2),), ((1, 2),)
     unequal = Mesh((MeshAxis("a", far), MeshAxis("b", near)))
-    assert exchanged(unequal, {"a": "model", "b": "data"}) == {}
+    assert axis_swap(unequal, {"a": "model", "b": "data"}) == {}
     equal = Mesh((MeshAxis("a", near), MeshAxis("b", near), MeshAxis("c", near)))
-    assert exchanged(equal, {"a": "model", "b": "model2", "c": "data"}) == {
+    assert axis_swap(equal, {"a": "model", "b": "model2", "c": "data"}) == {
         "c": "a",
         "a": "b",
         "b": "c",
     }
-    assert exchanged(equal, {"a": "model", "b": "model2", "c": "data"}, kept=("a",)) == {
+    assert axis_swap(equal, {"a": "model", "b": "model2", "c": "data"}, kept=("a",)) == {
         "c": "b",
         "b": "c",
     }
-    assert exchanged(replace(equal, group=("a",)), {"a": "model", "b": "model2", "c": "data"}) == {
+    assert axis_swap(replace(equal, group=("a",)), {"a": "model", "b": "model2", "c": "data"}) == {
         "c": "b",
         "b": "c",
     }

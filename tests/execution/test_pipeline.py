@@ -221,10 +221,10 @@ def test_bounds_are_below_what_is_solved_and_that_close_to_the_price(technique: 
         free = relaxed.free(technique, technique.microbatches)
         assert free is not None and free[1] <= objective * (1 + 1e-9)
         endless = relaxed.free(technique, 0)
-        assert endless is not None and endless[1] + relaxed.waiting(
+        assert endless is not None and endless[1] + relaxed.bubble_s(
             technique.microbatches, technique.virtual_stages
         ) <= objective * (1 + 1e-9)
-        assert relaxed.least((technique.zero_stage,)) + relaxed.waiting(
+        assert relaxed.least((technique.zero_stage,)) + relaxed.bubble_s(
             technique.microbatches, technique.virtual_stages
         ) <= objective * (1 + 1e-9)
         candidate = search.price(cut, mesh, technique, solved, "plan")

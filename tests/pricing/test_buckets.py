@@ -29,8 +29,8 @@ from planner.pins.pins import from_table, parse_pins
 from planner.pricing.bucketing import NOTABLE, SIZES, bounding, not_recomputed_s
 from planner.pricing.plan_price import price_plan
 from planner.pricing.pricer import Pricer
-from planner.search.bucketing import priced as sized
-from planner.search.bucketing import searched
+from planner.search.bucketing import price_with_buckets as sized
+from planner.search.bucketing import runtime_of_buckets
 from planner.search.build_request import make_request
 from planner.search.search import Search
 from planner.sharding.rule import Limits
@@ -275,9 +275,9 @@ def test_no_size_spares_more_than_is_bounded(source: str, axes: dict[str, int]) 
 def test_what_a_search_proves_holds_for_every_size() -> None:
     runtime = load_runtime("jax-shard_map")
     assert (
-        searched(runtime, 0) is runtime
-        and searched(runtime, "auto").bucket_bytes == max(SIZES)
-        and searched(runtime, 5).bucket_bytes == 5.0
+        runtime_of_buckets(runtime, 0) is runtime
+        and runtime_of_buckets(runtime, "auto").bucket_bytes == max(SIZES)
+        and runtime_of_buckets(runtime, 5).bucket_bytes == 5.0
     )
     s = planned("dp=8,bucket=auto", "zoo:gpt-tiny,layers=2")
     assert s.solver["bound_s"] <= s.costs["step_time_s"]

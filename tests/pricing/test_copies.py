@@ -28,7 +28,7 @@ from planner.pricing.microbatch_overlap import hidden_shares, launch_bytes
 from planner.pricing.plan_price import price_plan
 from planner.pricing.step_time import recomputed_nodes
 from planner.search.build_request import make_request
-from planner.search.microbatch_overlap import in_copies
+from planner.search.microbatch_overlap import with_microbatch_overlap
 from planner.search.request import Candidate
 from planner.search.search import Search
 from planner.strategy.strategy import Strategy
@@ -379,7 +379,10 @@ def test_copies_are_tried_of_what_fits_and_of_equal_plans_once(
     )
     monkeypatch.setattr(search.offered, "microbatches", lambda mesh: range(1, 1000))
     assert (
-        in_copies(search, plain, (huge, *equal, other, huge), search.request.limit_bytes) is plain
+        with_microbatch_overlap(
+            search, plain, (huge, *equal, other, huge), search.request.limit_bytes
+        )
+        is plain
     )
     assert {seconds for seconds, _ in asked} == {10.2, 10.3} and len(asked) == len(set(asked))
 

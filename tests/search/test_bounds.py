@@ -17,10 +17,14 @@ from planner.execution.plan import Plan
 from planner.machine.mesh_choices import pinned_mesh
 from planner.pricing.plan_price import price_plan
 from planner.search.build_request import make_request
-from planner.search.leaf import Leaf
 from planner.search.relaxation import Relaxation
-from planner.search.saved_collective_bounds import SavedCollectiveRelaxation, freely, least_surely
+from planner.search.saved_collective_bounds import (
+    SavedCollectiveRelaxation,
+    raised_lower_bound,
+    without_limit,
+)
 from planner.search.search import Search
+from planner.search.search_node import SearchNode
 from planner.solvers import solve
 from planner.solvers.problem import FORBIDDEN, Budget, evaluate
 from planner.space.assemble import PICO, Techniques, assemble, seconds_of, slowdown
@@ -92,7 +96,7 @@ def test_plans_that_keep_results_of_collectives_are_not_below_their_bound(
     space, at = search.space(mesh, micro, None), Techniques(1, "block-keep", micro)
     assert space is not None
     problem, plain = assemble(space, at, None), assemble(space, replace(at, recompute="none"), None)
-    least, _ = freely(SavedCollectiveRelaxation(Relaxation(space)), at)
+    least, _ = without_limit(SavedCollectiveRelaxation(Relaxation(space)), at)
     drawn = [splits_of(space, solve(problem, "dp", Budget(work=2_000_000)).choice)]
     for part in (0, 0, 0, 0, 0.1, 0.1, 0.1, 1):
         costs = tuple(
@@ -139,7 +143,7 @@ def test_plans_that_keep_results_of_collectives_are_not_below_their_bound(
         bounds = []
         for narrow in (True, False):
             sparing = SavedCollectiveRelaxation(Relaxation(own), narrow)
-            bound, usage = freely(sparing, at)
+            bound, usage = without_limit(sparing, at)
             bounds += [
                 bound,
                 (
@@ -237,19 +241,23 @@ def test_a_leafs_own_space_proves_more_of_plans_that_keep_results(
     found: list[tuple[float, float, float]] = []
 
     def both(
-        leaves: Iterable[tuple[float, Leaf, Relaxation]],
+        leaves: Iterable[tuple[float, SearchNode, Relaxation]],
         limit: float,
         bound: float,
-        own: Callable[[Leaf], Space | None] | None,
+        own: Callable[[SearchNode], Space | None] | None,
     ) -> float:
         every = list(leaves)
         assert own is not None
         found.append(
-            (least_surely(every, limit, bound, None), least_surely(every, limit, bound, own), bound)
+            (
+                raised_lower_bound(every, limit, bound, None),
+                raised_lower_bound(every, limit, bound, own),
+                bound,
+            )
         )
         return found[-1][1]
 
-    monkeypatch.setattr("planner.search.best_first.least_surely", both)
+    monkeypatch.setattr("planner.search.best_first.raised_lower_bound", both)
     search = tight_search()
     bound = search.run().bound_s
     assert all(shared <= own <= most for shared, own, most in found) and any(

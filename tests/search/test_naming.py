@@ -13,7 +13,7 @@ from planner.analysis.axis_roles import ROLES, role_named
 from planner.machine.mesh_choices import pinned_mesh
 from planner.pricing.plan_price import price_plan
 from planner.pricing.pricer import Pricer
-from planner.search.axis_merging import joined, used_alike
+from planner.search.axis_merging import used_alike, with_merged_axes
 from planner.search.axis_names import axis_names, renamed_cost, renamed_mesh, renamed_plan
 from planner.search.best_first import BestFirst
 from planner.search.build_request import make_request
@@ -160,7 +160,7 @@ def test_neighbours_that_every_decision_uses_as_one_are_one_axis_of_the_same_pri
         (zero,),
     ).run()
     assert two is not None
-    one, space, choice, problem = joined(search, two, *search._among_all(two))
+    one, space, choice, problem = with_merged_axes(search, two, *search._among_all(two))
     assert (
         one.mesh == pinned_mesh(request.topology, {"data": 16})
         and one.plan.mesh == one.mesh.shape == space.pricer.mesh.shape

@@ -113,8 +113,8 @@ def test_bounds_below_a_target_are_the_same_without_options_that_miss_it() -> No
                 assert exact is None or quick <= exact[1] * (1 + 1e-9)
                 assert relaxed is whole or quick >= 0.9 * target
             assert (
-                whole.waiting(at.microbatches)
-                == pytest.approx(narrow.waiting(at.microbatches), rel=1e-9)
+                whole.bubble_s(at.microbatches)
+                == pytest.approx(narrow.bubble_s(at.microbatches), rel=1e-9)
                 or mesh.stages > 1
             )
             if found is not None and found[1] < target:
@@ -170,7 +170,7 @@ def test_a_bound_for_some_chunks_a_stage_bounds_others(source: str) -> None:
         assert bounds[1] > bounds[4]
         for v, t in at.items():
             for other in at:
-                part = relaxed.as_chunked(t, micro, other)
+                part = relaxed.virtual_stage_ratio(t, micro, other)
                 assert part * bounds[other] <= bounds[v] * (1 + 1e-6)
                 if v < other and space.base.dealt:
                     assert part == 0.0
@@ -228,14 +228,14 @@ def test_a_climb_ends_near_the_top_or_where_it_is_enough(best: float) -> None:
         tried.append(price)
         return 100.0 - abs(np.log(price / best))
 
-    climb = PriceLineSearch(1.0, np.inf)
-    while not climb.over:
-        climb.go_on(hill)
-    assert len(tried) == len(set(tried)) and climb.top == hill(climb.price)
-    assert abs(np.log2(climb.price / best)) <= 0.25
+    line_search = PriceLineSearch(1.0, np.inf)
+    while not line_search.over:
+        line_search.step_with(hill)
+    assert len(tried) == len(set(tried)) and line_search.top == hill(line_search.price)
+    assert abs(np.log2(line_search.price / best)) <= 0.25
     endless = PriceLineSearch(best, 1e6)
     while not endless.over:
-        endless.go_on(lambda price: price)
+        endless.step_with(lambda price: price)
     assert 1e6 <= endless.top <= 2e6
 
 

@@ -1,5 +1,5 @@
-"""A leaf of the outer search: a mesh and the techniques on it, with the stage that its bound has
-reached (planner.search.best_first says what each stage knows)."""
+"""A search node of the outer search: a mesh and the techniques on it, with the stage that its bound
+has reached (planner.search.best_first says what each stage knows)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 LEVEL_ORDER = (2, 1, 0, 3)
 """Of equal bounds the level that needs less memory goes first; ZeRO stage 3 costs time."""
-UNSEEN, MESH, FITTING, FREE, BOUNDED, PRICED = range(-1, 5)
-"""Stages. What is unseen stands for all leaves of a mesh whose space was not built yet."""
+EXPAND, CHECK_FIT, BOUND_ENDLESS, BOUND_MICROBATCHES, BOUND_MEMORY, SOLVE = range(-1, 5)
+"""Stages, called by what is done next (planner.search.best_first)."""
 
 
 @dataclass
-class Leaf:
+class SearchNode:
     """A point of the outer search, ordered by bound, then by simplicity."""
 
     bound: float
@@ -36,7 +36,7 @@ class Leaf:
     tight: bool = field(compare=False, default=False)
     """Whether nothing but a solver can raise its bound further, once it has been bounded."""
 
-    def __lt__(self, other: Leaf) -> bool:
+    def __lt__(self, other: SearchNode) -> bool:
         if self.bound != other.bound:  # of nearly all pairs
             return self.bound < other.bound
         return (self.recompute, self.micro, self.level, self.mesh) < (
@@ -47,7 +47,7 @@ class Leaf:
         )
 
     @property
-    def keeps(self) -> bool:
+    def saves_collectives(self) -> bool:
         """Whether its plans keep results of collectives in recomputed blocks: its bound is then one
         of those that keep sums alone (planner.space.assemble)."""
         return RECOMPUTE[self.recompute] == "block-keep"
@@ -65,17 +65,17 @@ class Leaf:
 
 
 @dataclass
-class Asked:
-    """The solves of one leaf: the work they took, and whether the work limit cut one."""
+class NodeSolves:
+    """The solves of one node: the work they took, and whether the work limit cut one."""
 
     search: Solving
-    deeper: int
+    work_factor: int
     work: int = 0
     cut: bool = False
 
     def solve(self, problem: Problem, below: float = math.inf) -> Solution:
         """The answer of the search's solver, counted. below: as in `Budget`."""
-        solved = self.search.solve(problem, self.deeper, below)
+        solved = self.search.solve(problem, self.work_factor, below)
         self.work += solved.work
         self.cut |= solved.stopped == "work"
         return solved

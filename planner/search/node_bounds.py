@@ -1,0 +1,120 @@
+"""What is proven of the nodes of one family, stage by stage (planner.search.best_first names the
+stages)."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from planner.search.domain import CHUNKS
+from planner.search.relaxation import Relaxation
+from planner.search.search_node import BOUND_ENDLESS, BOUND_MICROBATCHES, LEVEL_ORDER, SearchNode
+from planner.space.assemble import uncut_up_to
+
+SAME = 1e-7
+"""Relative difference below which a bound is as good as the price."""
+
+
+class NodeBounds:
+    """Bounds of nodes under a limit of memory, those of a mesh all by one relaxed space."""
+
+    def __init__(self, limit_bytes: float) -> None:
+        self.limit_bytes = limit_bytes
+        self.relaxed: dict[int, Relaxation] = {}
+        """Mesh -> its space, relaxed; of meshes that were expanded."""
+        self.least: dict[int, float] = {}
+        """Mesh -> bound of all its nodes (seconds)."""
+        self.known: list[tuple[int, int, int, int, int, float]] = []
+        """Mesh, level, recompute, microbatches, virtual stages a stage, bound (seconds) of all
+        nodes beyond."""
+        self._free: dict[tuple, tuple[np.ndarray, float] | None] = {}
+        self._uncut_up_to: dict[
+            int, float
+        ] = {}  # mesh -> microbatches up to which no split of the batch becomes too fine
+
+    def _staged(self, node: SearchNode) -> bool:
+        """Whether the node has pipeline stages: more microbatches then also make the bubble smaller
+        (0 stands for any number)."""
+        return self.relaxed[node.mesh].space.pricer.mesh.stages > 1
+
+    def by_others(self, node: SearchNode) -> float:
+        """What nodes that were priced prove of this one (seconds); 0 where that is nothing."""
+        same = [
+            (k, v)
+            for m, z, r, k, n, v in self.known
+            if m == node.mesh and z == node.level and r <= node.recompute and n == node.virtual
+        ]
+        return max(
+            (v for k, v in same if k == node.micro or (k < node.micro and not self._staged(node))),
+            default=0.0,
+        )
+
+    def at_stage(self, node: SearchNode, below_s: float) -> float:
+        """The bound (seconds) that the node's stage knows. below_s: plans of at least so many are
+        not looked for."""
+        limit, relaxed = self.limit_bytes, self.relaxed[node.mesh]
+        if node.stage == BOUND_ENDLESS:
+            return (
+                self._without_limit(node, 0, below_s, relaxed.bubble_s(node.micro, node.virtual))
+                if self._staged(node)
+                else self._without_limit(node, 1, below_s)
+            )
+        if node.micro == 1:  # its space is the one that is solved
+            node.tight = True
+            return node.bound
+        bound = self._without_limit(node, node.micro, below_s)
+        if node.stage == BOUND_MICROBATCHES:
+            return bound
+        if bound < below_s * (1 - SAME) and (usage := self._usage(node, node.micro)) > limit:
+            bound = relaxed.limited(node.techniques, limit, (bound, usage), below_s)
+        node.tight = not relaxed.rough(node.techniques)
+        return bound
+
+    def tighten(self, node: SearchNode, below_s: float) -> None:
+        """Raise the bound of a search node after its last stage, where that was not exact."""
+        bound, more = self.relaxed[node.mesh].tightened(node.techniques, self.limit_bytes, below_s)
+        node.bound, node.tight = max(node.bound, bound), not more
+
+    def _free_key(self, node: SearchNode, micro: int) -> tuple:
+        """What the relaxed problem of a search node without a memory limit depends on, its third
+        part the microbatches.
+
+        micro: reductions are repeated at least that often. What is reduced once a step makes the
+        same problem for any number that leaves every split legal.
+        """
+        if node.mesh not in self._uncut_up_to:
+            self._uncut_up_to[node.mesh] = uncut_up_to(self.relaxed[node.mesh].space)
+        each = (
+            micro
+            if self._staged(node)
+            or LEVEL_ORDER[node.level] >= 2
+            or micro > self._uncut_up_to[node.mesh]
+            else 1
+        )
+        return node.mesh, node.level, each, node.recompute, node.virtual if each else 1
+
+    def _without_limit(
+        self, node: SearchNode, micro: int, below_s: float, bubble_s: float = 0.0
+    ) -> float:
+        """The bound of the node's techniques without a memory limit, and what a bubble adds; where
+        a quick one is no plan's that is looked for, that one."""
+        key, relaxed = self._free_key(node, micro), self.relaxed[node.mesh]
+        if key not in self._free:
+            known = ((v, self._free.get((*key[:4], v))) for v in (1, *CHUNKS) if key[2])
+            others = (
+                found[1] * relaxed.virtual_stage_ratio(node.techniques, key[2], v)
+                for v, found in known
+                if found
+            )
+            quick = max(relaxed.quick(node.techniques, key[2]), *others, 0.0) + bubble_s
+            if quick >= below_s * (1 - SAME):
+                return quick
+            self._free[key] = relaxed.free(node.techniques, key[2])
+        found = self._free[key]
+        return found[1] + bubble_s if found else math.inf
+
+    def _usage(self, node: SearchNode, micro: int) -> float:
+        """Bytes that the solution of `_without_limit` uses with the node's microbatches."""
+        found = self._free[self._free_key(node, micro)]
+        return self.relaxed[node.mesh].usage(node.techniques, found[0]) if found else math.inf
