@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from planner.machine.mesh_choices import meshes, pinned_mesh
 from planner.machine.topology import Mesh
-from planner.search.best_first import BestFirst
+from planner.search.best_first import BestFirst, PlanFamily
 from planner.search.domain import Family
 from planner.search.request import Candidate
 from planner.search.solving import Solving
@@ -39,9 +39,8 @@ def tune_baselines(search: Solving, found: dict[str, Candidate]) -> None:
     if n > 1 and (inner or staged):
         families.append(("megatron", inner + staged, megatron_only, levels))
     for label, on, allowed, at in families:
-        explorer = BestFirst(
-            search, label, on, allowed, at, search.request.roomy_bytes, pinned=False
-        )
+        family = PlanFamily(label, allowed, at, pinned=False)
+        explorer = BestFirst(search, family, on, search.request.roomy_bytes)
         try:
             best = explorer.run() or explorer.smallest()
             if (
@@ -50,7 +49,7 @@ def tune_baselines(search: Solving, found: dict[str, Candidate]) -> None:
                 < best.cost.memory.total
                 <= search.request.limit_bytes
             ):
-                explorer = BestFirst(search, label, on, allowed, at, pinned=False)
+                explorer = BestFirst(search, family, on)
                 best = explorer.run() or best
         except KeyboardInterrupt:
             if explorer.best is not None:  # it may have been reported

@@ -29,6 +29,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -47,7 +48,7 @@ from planner.search.search_node import (
     NodeSolves,
     SearchNode,
 )
-from planner.solvers.problem import evaluate
+from planner.solvers.problem import Solution, Verdict, evaluate
 from planner.space.assemble import (
     PICO,
     Techniques,
@@ -85,36 +86,40 @@ WORK_FACTOR, SOLVE_AGAIN_WORK = 200, 1_000_000_000
 bounds first, until a family has spent so many units on that."""
 
 
+@dataclass(frozen=True)
+class PlanFamily:
+    """Which plans are searched: the splits it allows (None: all) at these ZeRO stages.
+
+    pinned: the user's pins hold for it (not for baselines). alone: no other family has its spaces,
+    which are made of what it allows and nothing else.
+    """
+
+    label: str
+    allowed: Callable[[GraphFacts, Mesh], dict] | None
+    levels: Sequence[int]
+    pinned: bool = True
+    alone: bool = False
+
+
 class BestFirst:
-    """One family: its meshes, the splits it allows (None: all), its ZeRO stages. pinned: the
-    user's pins hold for it (not for baselines). alone: no other family has its spaces, which are
-    made of what it allows and nothing else."""
+    """The search of one family of plans on some meshes, within so many bytes (None: those of the
+    request)."""
 
     def __init__(
         self,
         search: Solving,
-        label: str,
+        family: PlanFamily,
         meshes: Sequence[Mesh],
-        allowed: Callable[[GraphFacts, Mesh], dict] | None,
-        levels: Sequence[int],
         limit_bytes: int | None = None,
-        *,
-        pinned: bool = True,
-        alone: bool = False,
     ) -> None:
-        self.search, self.label, self.meshes, self.allowed, self.pinned = (
-            search,
-            label,
-            tuple(meshes),
-            allowed,
-            pinned,
-        )
-        self._own = allowed if alone else None
+        self.search, self.meshes = search, tuple(meshes)
+        self.label, self.allowed, self.pinned = family.label, family.allowed, family.pinned
+        self._own = family.allowed if family.alone else None
         self.limit = search.request.limit_bytes if limit_bytes is None else limit_bytes
         self._least_beyond_limit = math.inf
         """The least that was proven of a search node without the limit of memory when the limit
         first raised its bound, or left nothing of it."""
-        self.levels = [k for k, z in enumerate(LEVEL_ORDER) if z in levels]
+        self.levels = [k for k, z in enumerate(LEVEL_ORDER) if z in family.levels]
         self.best: Candidate | None = None
         self.priced: list[Candidate] = []
         self.finished_bounds: list[float] = []  # bounds of nodes that were priced
@@ -527,27 +532,32 @@ class BestFirst:
                 )
             )
             return node.bound
-        worth = self._to_beat
         problem = assemble(space, node.techniques, None, unit_s=self.unit_s)
         solved = solves.solve(problem)
         if solved.status == "infeasible":
             return None
         if solved.bound is not None:
-            unlimited = search.proven(
-                problem, solved, self.unit_s
-            )  # a bound under the memory limit says nothing of nodes that need less memory
+            # A bound under the memory limit says nothing of nodes that need less memory.
+            unlimited = search.proven(problem, solved, self.unit_s)
             self._bounds.known.append(
                 (node.mesh, node.level, node.recompute, node.micro, node.virtual, unlimited)
             )
             node.bound = max(node.bound, unlimited)
-        bound = node.bound
-        if not solved.choice:
-            return bound
-        verdict = evaluate(problem, solved.choice)
-        if verdict.cost * self.unit_s >= worth:
-            return bound
+        if (
+            not solved.choice
+            or evaluate(problem, solved.choice).cost * self.unit_s >= self._to_beat
+        ):
+            return node.bound
+        return self._made_to_fit(node, solves, space, solved, evaluate(problem, solved.choice))
+
+    def _made_to_fit(
+        self, node: SearchNode, solves: NodeSolves, space: Space, solved: Solution, verdict: Verdict
+    ) -> float | None:
+        """Solve again within the room that is left until the whole plan fits, which is then priced;
+        the node's bound, None where nothing of it fits. solved, verdict: without a limit."""
+        limit, worth, bound = self.limit, self._to_beat, node.bound
         room = most = limit - least_working(space, node.techniques)
-        # the limit is first that of what is kept beside the least that any operator needs
+        # The limit is first that of what is kept beside the least that any operator needs.
         liveness = False
         for turn in range(ROUNDS + 1):
             if turn or verdict.peak_usage > most:
@@ -563,7 +573,7 @@ class BestFirst:
                 if whole and solved.status == "infeasible":
                     return None
                 if whole and solved.bound is not None:
-                    bound = max(bound, search.proven(bounded, solved, self.unit_s))
+                    bound = max(bound, self.search.proven(bounded, solved, self.unit_s))
                 if not solved.choice:
                     return bound
                 verdict = evaluate(bounded, solved.choice)
@@ -575,7 +585,7 @@ class BestFirst:
                 room, liveness = limit, True
                 continue
             if excess <= 0:
-                candidate = search.price(
+                candidate = self.search.price(
                     space,
                     self.meshes[node.mesh],
                     node.techniques,

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from planner.errors import PlanError
 from planner.machine.topology import Mesh
-from planner.search.best_first import BestFirst
+from planner.search.best_first import BestFirst, PlanFamily
 from planner.search.cache_entry import Decided, decided
 from planner.search.keys import history_key
 from planner.search.microbatch_overlap import with_microbatch_overlap
@@ -198,12 +198,14 @@ def _answer(
         limit = within.request.roomy_bytes
         family = BestFirst(
             within,
-            "plan",
+            PlanFamily(
+                "plan",
+                partial(_allowed, within, numbered, held),
+                within.offered.levels(),
+                alone=True,
+            ),
             (before.mesh,),
-            partial(_allowed, within, numbered, held),
-            within.offered.levels(),
             limit,
-            alone=True,
         )
         try:
             best = family.run(

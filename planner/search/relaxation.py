@@ -274,7 +274,9 @@ class Relaxation:
         microbatches: its ticks, each at least as long as the shortest."""
         key = microbatches, virtual
         if key not in self._bubbles:
-            slow = slowdown(self.space, Techniques(microbatches=microbatches, virtual_stages=virtual))
+            slow = slowdown(
+                self.space, Techniques(microbatches=microbatches, virtual_stages=virtual)
+            )
             self._bubbles[key] = (slow - 1) * self._shortest() if slow > 1 else 0.0
         return self._bubbles[key]
 

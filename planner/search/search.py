@@ -23,7 +23,7 @@ from planner.cache.folder import Cache
 from planner.machine.topology import Mesh
 from planner.search.axis_merging import with_merged_axes
 from planner.search.baselines import tune_baselines
-from planner.search.best_first import WIDE_GAP, BestFirst
+from planner.search.best_first import WIDE_GAP, BestFirst, PlanFamily
 from planner.search.cache_entry import kept, recalled
 from planner.search.canonical_form import WITH_ROOM, called, canonical, named, on_fewer_axes
 from planner.search.incremental import from_before, remember
@@ -127,14 +127,7 @@ class Search(Solving):
             elif tight.best is not None or safe is None:
                 reached = tight
         if reached.best is None and self.stopped:
-            fitting = [
-                c
-                for c in (*reached.main.priced, *self._eligible(baselines, request.limit_bytes))
-                if c.cost.memory.total <= request.limit_bytes
-            ]
-            reached = replace(
-                reached, best=min(fitting, key=lambda c: c.key(request), default=None), bound_s=0.0
-            )
+            reached = self._best_so_far(reached, baselines)
         best = reached.best
         if best is None and not self.stopped and (more := self.offered.offload()) is not None:
             if (none := self._hopeless(baselines, how_close)) is not None:
@@ -175,6 +168,18 @@ class Search(Solving):
             covers=reached.covers,
         )
 
+    def _best_so_far(self, reached: Reached, baselines: Mapping[str, Candidate]) -> Reached:
+        """The best that fits of what was priced before the search was stopped; nothing is proven of
+        it."""
+        limit = self.request.limit_bytes
+        fitting = [
+            c
+            for c in (*reached.main.priced, *self._eligible(baselines, limit))
+            if c.cost.memory.total <= limit
+        ]
+        best = min(fitting, key=lambda c: c.key(self.request), default=None)
+        return replace(reached, best=best, bound_s=0.0)
+
     def _within(
         self, limit_bytes: int, baselines: dict[str, Candidate], worth: float = np.inf
     ) -> Reached:
@@ -184,12 +189,15 @@ class Search(Solving):
         main, (finer, wider) = (
             self._main(limit_bytes),
             (
-                BestFirst(self, "plan", (), None, self.offered.levels(), limit_bytes)
+                BestFirst(self, PlanFamily("plan", None, self.offered.levels()), (), limit_bytes)
                 for _ in range(2)
             ),
         )
         named = BestFirst(
-            self, "plan", (), self.offered.named, self.offered.levels(), limit_bytes, alone=True
+            self,
+            PlanFamily("plan", self.offered.named, self.offered.levels(), alone=True),
+            (),
+            limit_bytes,
         )
         every = (main, finer, wider, named)
         try:
@@ -197,31 +205,7 @@ class Search(Solving):
             # beat.
             if request.baselines and not baselines:
                 tune_baselines(self, baselines)
-            main.run(
-                min((self.value(c) for c in self._eligible(baselines, limit_bytes)), default=np.inf)
-                if np.isinf(worth)
-                else worth
-            )
-            if self.refused is not None and (
-                main.empty
-                or (main.best is None and not main.priced and "stage" in request.pins.mesh)
-            ):
-                raise self.refused
-            if main.best is not None or np.isinf(beaten):
-                eligible = self._eligible(baselines, limit_bytes)
-                leaders, others, stages = self._leaders((*main.priced, *eligible), limit_bytes)
-                finer.meshes = self.offered.finer(*leaders, stages=stages)
-                finer.run(worth := min(map(self.value, (main.best, *eligible))))
-                worth = min(worth, self.value(finer.best))
-                if (
-                    min(main.bound(), finer.bound()) < (1 - WIDE_GAP) * worth < np.inf
-                ):  # there may be more to find
-                    wider.meshes = tuple(
-                        m for m in self.offered.finer(*others) if m not in finer.meshes
-                    )
-                wider.run(worth)
-                named.meshes = self.offered.by_name((*finer.meshes, *wider.meshes))
-                named.run(min(worth, self.value(wider.best)))
+            self._run_families(every, self._eligible(baselines, limit_bytes), worth)
         except KeyboardInterrupt:
             self.stopped = "interrupt"
         fitting = [
@@ -260,8 +244,45 @@ class Search(Solving):
         )
         of = None if of_all >= bound or limit_bytes >= request.limit_bytes else limit_bytes
         return Reached(
-            best, main, near, bound, of_all, of, self._covered([m for e in every for m in e.meshes])
+            best=best,
+            main=main,
+            smallest=near,
+            bound_s=bound,
+            bound_of_all_s=of_all,
+            bound_bytes=of,
+            covers=self._covered([m for e in every for m in e.meshes]),
         )
+
+    def _run_families(
+        self,
+        families: tuple[BestFirst, BestFirst, BestFirst, BestFirst],
+        eligible: Sequence[Candidate],
+        worth: float,
+    ) -> None:
+        """Search all that is allowed, then meshes finer than the best found, those of more plans
+        where the bound is far, and meshes named by the user's axes. eligible: baselines that may be
+        the answer; worth: of plans that take less."""
+        main, finer, wider, named = families
+        least = min(map(self.value, eligible), default=np.inf)
+        main.run(least if np.isinf(worth) else worth)
+        if self.refused is not None and (
+            main.empty
+            or (main.best is None and not main.priced and "stage" in self.request.pins.mesh)
+        ):
+            raise self.refused
+        if main.best is None and not np.isinf(worth):
+            return
+        leaders, others, stages = self._leaders((*main.priced, *eligible), main.limit)
+        finer.meshes = self.offered.finer(*leaders, stages=stages)
+        worth = min(map(self.value, (main.best, *eligible)))
+        finer.run(worth)
+        worth = min(worth, self.value(finer.best))
+        if min(main.bound(), finer.bound()) < (1 - WIDE_GAP) * worth < np.inf:
+            # there may be more to find
+            wider.meshes = tuple(m for m in self.offered.finer(*others) if m not in finer.meshes)
+        wider.run(worth)
+        named.meshes = self.offered.by_name((*finer.meshes, *wider.meshes))
+        named.run(min(worth, self.value(wider.best)))
 
     def _covered(self, meshes: Sequence[Mesh]) -> tuple[Covered, ...]:
         """What a bound over these meshes holds for."""
@@ -334,16 +355,16 @@ class Search(Solving):
         base = self.base(best.plan.microbatches if best else 1)
         assert base is not None
         return SearchResult(
-            best,
-            called(self, baselines),
-            base,
-            space,
-            choice,
-            problem,
-            bound_s,
-            len(self.details),
-            self.stopped,
-            smallest,
+            best=best,
+            baselines=called(self, baselines),
+            base=base,
+            space=space,
+            choice=choice,
+            problem=problem,
+            bound_s=bound_s,
+            tried=len(self.details),
+            stopped=self.stopped,
+            smallest=smallest,
         )
 
     def _hopeless(self, baselines: dict[str, Candidate], how_close: bool) -> SearchResult | None:
@@ -364,19 +385,25 @@ class Search(Solving):
             or near.cost.memory.total <= FAR * self.request.limit_bytes
         ):
             return None
-        found = Reached(None, main, near, np.inf, np.inf, None)
+        found = Reached(
+            best=None,
+            main=main,
+            smallest=near,
+            bound_s=np.inf,
+            bound_of_all_s=np.inf,
+            bound_bytes=None,
+        )
         smallest = most._smallest(found, baselines) if how_close else near
         return SearchResult(
-            None,
-            called(self, baselines),
-            base,
-            None,
-            (),
-            None,
-            0.0,
-            len(self.details),
-            "",
-            smallest,
+            best=None,
+            baselines=called(self, baselines),
+            base=base,
+            space=None,
+            choice=(),
+            problem=None,
+            bound_s=0.0,
+            tried=len(self.details),
+            smallest=smallest,
         )
 
     def quoted(self) -> Candidate | None:
@@ -394,14 +421,8 @@ class Search(Solving):
 
     def _main(self, limit_bytes: int | None = None) -> BestFirst:
         """The search of all that the request allows, within so many bytes."""
-        return BestFirst(
-            self,
-            "plan",
-            self.offered.meshes(),
-            self.offered.allowed(),
-            self.offered.levels(),
-            limit_bytes,
-        )
+        family = PlanFamily("plan", self.offered.allowed(), self.offered.levels())
+        return BestFirst(self, family, self.offered.meshes(), limit_bytes)
 
     def _offloaded(
         self,
@@ -459,7 +480,9 @@ class Search(Solving):
             key=lambda c: c.cost.memory.total,
             default=None,
         )
-        finer = BestFirst(self, "plan", self.offered.finer(around), None, self.offered.levels())
+        finer = BestFirst(
+            self, PlanFamily("plan", None, self.offered.levels()), self.offered.finer(around)
+        )
         finer.run()
         return min(
             [*sizes, *(c for c in (finer.smallest(),) if c is not None)],

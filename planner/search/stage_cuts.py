@@ -227,23 +227,10 @@ def _balanced(
                 longest[used] = turns[w] * twice[at]
     taken = []
     for k in range(1, chunks - 1):
-        rows = np.full((wide + 1, len(at)), np.inf)
-        begin, width = (
-            np.zeros((wide + 1, len(at)), np.int64),
-            np.zeros((wide + 1, len(at)), np.int64),
+        longest, *back = _next_chunk(
+            longest, span, turns, [choices(k, used) for used in range(wide + 1)]
         )
-        for used in range(wide + 1):
-            for w in choices(k, used):
-                table = np.maximum(longest[used - w][:, None], turns[w] * span)
-                first = np.argmin(table, 0)
-                seconds = table[first, np.arange(len(at))]
-                better = seconds < rows[used]
-                rows[used], begin[used], width[used] = (
-                    np.where(better, new, old)
-                    for new, old in ((seconds, rows[used]), (first, begin[used]), (w, width[used]))
-                )
-        taken.append((begin, width))
-        longest = rows
+        taken.append(back)
     ends = [
         (float(whole[j]), w, int(j))
         for w in choices(chunks - 1, wide)
@@ -260,3 +247,27 @@ def _balanced(
         places.append(w + 1)
     places.append(used + 1)
     return seconds, tuple(reversed(cuts)), tuple(reversed(places)) if wide else ()
+
+
+def _next_chunk(
+    longest: np.ndarray, span: np.ndarray, turns: tuple[int, ...], choices: list[list[int]]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """One more chunk in the dynamic program of `_balanced`: of the chunks before each cut the
+    longest at their best, by how many of them are wide, and where the last one then begins and how
+    much wider than one place it is. [wide ones, cuts] each
+
+    longest: the same of one chunk less; span: seconds from each cut to each; choices: places beside
+    the first that the chunk may take, by how many are taken up to and with it.
+    """
+    rows = np.full(longest.shape, np.inf)
+    begin, width = np.zeros(longest.shape, np.int64), np.zeros(longest.shape, np.int64)
+    for used, possible in enumerate(choices):
+        for w in possible:
+            table = np.maximum(longest[used - w][:, None], turns[w] * span)
+            first = np.argmin(table, 0)
+            seconds = table[first, np.arange(longest.shape[1])]
+            better = seconds < rows[used]
+            rows[used] = np.where(better, seconds, rows[used])
+            begin[used] = np.where(better, first, begin[used])
+            width[used] = np.where(better, w, width[used])
+    return rows, begin, width

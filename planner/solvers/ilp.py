@@ -233,17 +233,37 @@ def _cover(model: Model, x: np.ndarray) -> np.ndarray:
     return model.offset[nodes] + x[nodes]
 
 
+class _Constraints:
+    """Rows of the program as triplets, and the costs of y, as pairs are added."""
+
+    def __init__(self, model: Model) -> None:
+        n, positions = model.nodes, len(model.cost)
+        self.row = [np.repeat(np.arange(n), np.diff(model.offset))]
+        self.column, self.value = [np.arange(positions)], [np.ones(positions)]
+        self.side = [np.ones(n)]  # what each row is equal to
+        self.y_cost: list[np.ndarray] = []
+        self.rows, self.columns = n, positions
+
+    def add_pair(self, at: tuple[int, int], rest: np.ndarray, finite: np.ndarray) -> None:
+        """A variable for each finite entry of a table, and rows that say which options it goes
+        with. at: positions of the first options of both nodes."""
+        a, b = np.nonzero(finite)
+        y = self.columns + np.arange(len(a))
+        self.y_cost.append(rest[a, b])
+        ku, kv = rest.shape
+        u, v = self.rows + np.arange(ku), self.rows + ku + np.arange(kv)
+        self.row += [self.rows + a, u, self.rows + ku + b, v]
+        self.column += [y, at[0] + np.arange(ku), y, at[1] + np.arange(kv)]
+        self.value += [np.ones(len(a)), -np.ones(ku), np.ones(len(a)), -np.ones(kv)]
+        self.side.append(np.zeros(ku + kv))
+        self.rows, self.columns = self.rows + ku + kv, self.columns + len(a)
+
+
 def linearise(model: Model) -> Program | None:
     """The program, or None when some node has no strategy left or a pair no entry."""
     cost = model.cost.copy()
     upper = np.where(np.isfinite(cost), 1.0, 0.0)
-    y_cost: list[np.ndarray] = []
-    rows: list[np.ndarray] = [np.repeat(np.arange(model.nodes), np.diff(model.offset))]
-    columns: list[np.ndarray] = [np.arange(len(cost))]
-    values: list[np.ndarray] = [np.ones(len(cost))]
-    low: list[np.ndarray] = [np.ones(model.nodes)]
-    high: list[np.ndarray] = [np.ones(model.nodes)]
-    count, next_y = model.nodes, len(cost)
+    constraints = _Constraints(model)
     for (u, v), table in model.pairs.items():
         at_u, at_v = int(model.offset[u]), int(model.offset[v])
         finite = (
@@ -256,48 +276,28 @@ def linearise(model: Model) -> Program | None:
         part_u, part_v, rest = separate(table, finite)
         cost[at_u : at_u + len(part_u)] += part_u
         cost[at_v : at_v + len(part_v)] += part_v
-        if finite.all() and not rest.any():
-            continue
-        a, b = np.nonzero(finite)
-        y = next_y + np.arange(len(a))
-        y_cost.append(rest[a, b])
-        ku, kv = table.shape
-        rows += [count + a, count + np.arange(ku), count + ku + b, count + ku + np.arange(kv)]
-        columns += [y, at_u + np.arange(ku), y, at_v + np.arange(kv)]
-        values += [np.ones(len(a)), -np.ones(ku), np.ones(len(a)), -np.ones(kv)]
-        low.append(np.zeros(ku + kv))
-        high.append(np.zeros(ku + kv))
-        count, next_y = count + ku + kv, next_y + len(a)
-    cost = np.where(np.isfinite(cost), cost, 0.0)
-    # what every choice pays goes to the constant: the program keeps differences only, where doubles
-    # are good
-    least = np.array(
-        [
-            cost[a:b][upper[a:b] > 0].min(initial=np.inf)
-            for a, b in zip(model.offset[:-1], model.offset[1:], strict=True)
-        ]
-    )
+        if not finite.all() or rest.any():
+            constraints.add_pair((at_u, at_v), rest, finite)
+    # What every choice pays goes to the constant: the program keeps differences only, where doubles
+    # are good.
+    possible = np.where(upper > 0, np.where(np.isfinite(cost), cost, 0.0), np.inf)
+    least = np.minimum.reduceat(possible, model.offset[:-1])
     if np.isinf(least).any():
         return None
-    cost = np.where(upper > 0, cost - np.repeat(least, np.diff(model.offset)), 0.0)
-    full = np.concatenate([cost, *y_cost])
-    scale = (
-        max(1.0, float(np.abs(full).max(initial=0)) / 1e6)
-        if np.abs(full).max(initial=0) > 1e6
-        else 1.0
-    )
-    upper = np.concatenate([upper, np.ones(next_y - len(cost))])
+    cost = np.where(upper > 0, possible - np.repeat(least, np.diff(model.offset)), 0.0)
+    full = np.concatenate([cost, *constraints.y_cost])
+    scale = max(1.0, float(np.abs(full).max(initial=0)) / 1e6)
     return Program(
-        full / scale,
-        len(cost),
-        upper,
-        np.concatenate(rows),
-        np.concatenate(columns),
-        np.concatenate(values),
-        np.concatenate(low),
-        np.concatenate(high),
-        float(least.sum()),
-        scale,
+        cost=full / scale,
+        positions=len(cost),
+        upper=np.concatenate([upper, np.ones(len(full) - len(cost))]),
+        row=np.concatenate(constraints.row),
+        column=np.concatenate(constraints.column),
+        value=np.concatenate(constraints.value),
+        low=np.concatenate(constraints.side),
+        high=np.concatenate(constraints.side),
+        constant=float(least.sum()),
+        scale=scale,
     )
 
 

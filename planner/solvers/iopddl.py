@@ -76,27 +76,49 @@ def problem_of(loaded: Any) -> Problem:
         body.get("edges") or {"nodes": [], "costs": []},
     )
     raw_cost = _field(nodes, "costs", list, "problem.nodes")
-    count = len(raw_cost)
     cost = [_numbers(c, f"costs of node {i}", -FORBIDDEN) for i, c in enumerate(raw_cost)]
     for i, c in enumerate(cost):
         if not len(c):
             raise _Malformed(f"node {i} has no strategy")
     live_node, live_span, live_usage = _intervals(nodes, [len(c) for c in cost])
-    ends = _field(edges, "nodes", list, "problem.edges")
-    raw_table = _field(edges, "costs", list, "problem.edges")
-    if len(ends) != len(raw_table):
-        raise _Malformed(f"{len(ends)} edges but {len(raw_table)} edge tables")
-    known: dict[tuple[int, bytes], int] = {}
+    ends, picked, tables = _edges(edges, cost)
+    limit = body.get("usage_limit")
+    if limit is not None and (type(limit) is not int or not -HIGHEST < limit < HIGHEST):
+        raise _Malformed(f"usage_limit must be an integer below 2^62, not {limit!r}")
+    return Problem(
+        cost=tuple(cost),
+        edges=ends,
+        edge_table=picked,
+        tables=tables,
+        live_node=live_node,
+        live_span=live_span,
+        live_usage=live_usage,
+        usage_limit=limit,
+    )
+
+
+def _edges(
+    edges: dict[str, Any], cost: list[np.ndarray]
+) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, ...]]:
+    """Ends of the edges [edges, 2], the table of each [edges], and the tables. What an edge from a
+    node to itself costs is added to the node's cost."""
+    listed = _field(edges, "nodes", list, "problem.edges")
+    raw_tables = _field(edges, "costs", list, "problem.edges")
+    if len(listed) != len(raw_tables):
+        raise _Malformed(f"{len(listed)} edges but {len(raw_tables)} edge tables")
+    number_of: dict[tuple[int, bytes], int] = {}
     tables: list[np.ndarray] = []
-    kept: list[tuple[int, int]] = []
+    ends: list[tuple[int, int]] = []
     picked: list[int] = []
-    for e, (pair, raw) in enumerate(zip(ends, raw_table, strict=True)):
+    for e, (pair, raw) in enumerate(zip(listed, raw_tables, strict=True)):
         if not (
             isinstance(pair, list)
             and len(pair) == 2
-            and all(type(i) is int and 0 <= i < count for i in pair)
+            and all(type(i) is int and 0 <= i < len(cost) for i in pair)
         ):
-            raise _Malformed(f"edge {e} must name two nodes from 0 to {count - 1}, not {pair!r}")
+            raise _Malformed(
+                f"edge {e} must name two nodes from 0 to {len(cost) - 1}, not {pair!r}"
+            )
         u, v = pair
         table = _numbers(raw, f"costs of edge {e}", -FORBIDDEN)
         rows, columns = len(cost[u]), len(cost[v])
@@ -106,29 +128,16 @@ def problem_of(loaded: Any) -> Problem:
             )
         if u == v:
             own = np.diagonal(table.reshape(rows, rows))
-            cost[u] = np.where(
-                (cost[u] >= FORBIDDEN) | (own >= FORBIDDEN), FORBIDDEN, cost[u] + own
-            )
+            bad = (cost[u] >= FORBIDDEN) | (own >= FORBIDDEN)
+            cost[u] = np.where(bad, FORBIDDEN, cost[u] + own)
             continue
         key = (rows, table.tobytes())
-        if key not in known:
-            known[key] = len(tables)
+        if key not in number_of:
+            number_of[key] = len(tables)
             tables.append(table.reshape(rows, columns))
-        kept.append((u, v))
-        picked.append(known[key])
-    limit = body.get("usage_limit")
-    if limit is not None and (type(limit) is not int or not -HIGHEST < limit < HIGHEST):
-        raise _Malformed(f"usage_limit must be an integer below 2^62, not {limit!r}")
-    return Problem(
-        tuple(cost),
-        np.array(kept, np.int64).reshape(-1, 2),
-        np.array(picked, np.int64),
-        tuple(tables),
-        live_node,
-        live_span,
-        live_usage,
-        limit,
-    )
+        ends.append((u, v))
+        picked.append(number_of[key])
+    return (np.array(ends, np.int64).reshape(-1, 2), np.array(picked, np.int64), tuple(tables))
 
 
 def _intervals(
@@ -221,23 +230,6 @@ def write_solution(choice: tuple[int, ...], path: str | Path) -> None:
             raise
     except OSError as error:
         raise PlanError("S001", f"cannot write {str(path)!r}", detail=[str(error)]) from error
-
-
-def read_solution(path: str | Path) -> tuple[int, ...]:
-    """A choice from a solution file, gzipped or not. PlanError S001 / S002 when it is none."""
-    try:
-        loaded = json.loads(_read(path))
-    except (OSError, EOFError, zlib.error) as error:
-        raise PlanError("S001", f"cannot read {str(path)!r}", detail=[str(error)]) from error
-    except (ValueError, RecursionError) as error:
-        raise PlanError("S002", f"{str(path)!r} is not JSON", detail=[str(error)]) from error
-    if not isinstance(loaded, list) or not all(type(k) is int for k in loaded):
-        raise PlanError(
-            "S002",
-            f"{str(path)!r} is not a solution",
-            help=["one JSON array with a strategy index per node is expected"],
-        )
-    return tuple(loaded)
 
 
 @dataclass(frozen=True)

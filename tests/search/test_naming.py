@@ -15,7 +15,7 @@ from planner.pricing.plan_price import price_plan
 from planner.pricing.pricer import Pricer
 from planner.search.axis_merging import used_alike, with_merged_axes
 from planner.search.axis_names import axis_names, renamed_cost, renamed_mesh, renamed_plan
-from planner.search.best_first import BestFirst
+from planner.search.best_first import BestFirst, PlanFamily
 from planner.search.build_request import make_request
 from planner.search.canonical_form import named as named_by_use
 from planner.search.canonical_form import on_fewer_axes
@@ -154,10 +154,8 @@ def test_neighbours_that_every_decision_uses_as_one_are_one_axis_of_the_same_pri
     )
     two = BestFirst(
         search,
-        "plan",
+        PlanFamily("plan", lambda base, mesh: batch_only(base, mesh.shape), (zero,)),
         (pinned_mesh(request.topology, sizes),),
-        lambda base, mesh: batch_only(base, mesh.shape),
-        (zero,),
     ).run()
     assert two is not None
     one, space, choice, problem = with_merged_axes(search, two, *search._among_all(two))
@@ -256,10 +254,8 @@ def test_of_plans_as_fast_and_as_small_the_one_without_a_second_axis_of_its_kind
     def best(sizes: dict[str, int]) -> Any:
         return BestFirst(
             search,
-            "plan",
+            PlanFamily("plan", lambda base, mesh: batch_only(base, mesh.shape), (1,)),
             (pinned_mesh(request.topology, sizes),),
-            lambda base, mesh: batch_only(base, mesh.shape),
-            (1,),
         ).run()
 
     def with_cost(c: Any, **change: Any) -> Any:
