@@ -81,11 +81,11 @@ def emit(
     counted = counted_rows(graph) if workload == "train" and plan.accumulation_steps > 1 else ""
     pipeline = pipeline_of(graph, plan)
     w = Writer(
-        flow,
-        backend,
-        unroll and pipeline is None,
-        training,
-        runs,
+        flow=flow,
+        backend=backend,
+        unroll=unroll and pipeline is None,
+        training=training,
+        runs=runs,
         reasons=reasons,
         counted=counted,
         pipeline=pipeline,

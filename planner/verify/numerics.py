@@ -152,7 +152,9 @@ def compare(
     cropped = [
         o[tuple(slice(0, n) for n in r.shape)] for o, r in zip(outs, references, strict=True)
     ]
-    return Comparison(worst, 0.0, where, 0.0, 0.0), cropped
+    return Comparison(
+        outputs=worst, gradients=0.0, worst=where, loss=0.0, reference_loss=0.0
+    ), cropped
 
 
 def _compared_gradients(

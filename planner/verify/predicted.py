@@ -77,15 +77,16 @@ def predict(
         if graph.consumers.get(n)
     )
     return Predicted(
-        flow,
-        runs,
-        uses,
-        totals,
-        collectives.dot_flops(flow, runs),
-        arguments,
-        _output_bytes(flow, size, state),
-        batch,
-        _offloaded_bytes(flow, runs, size) + (state if "optimizer" in plan.offload else 0),
+        flow=flow,
+        runs=runs,
+        uses=uses,
+        traffic=totals,
+        flops=collectives.dot_flops(flow, runs),
+        argument_bytes=arguments,
+        output_bytes=_output_bytes(flow, size, state),
+        batch_bytes=batch,
+        host_argument_bytes=_offloaded_bytes(flow, runs, size)
+        + (state if "optimizer" in plan.offload else 0),
     )
 
 

@@ -385,12 +385,12 @@ class VerifyReport:
                 (math.nan if n["gradients"] is None else n["gradients"]) if training else None
             )
             numbers = Numbers(
-                n["size"],
-                n["parameters"],
-                math.nan if n["error"] is None else n["error"],
-                gradients,
-                n["worst"],
-                n["tolerance"],
+                size=n["size"],
+                parameters=n["parameters"],
+                error=math.nan if n["error"] is None else n["error"],
+                gradients=gradients,
+                worst=n["worst"],
+                tolerance=n["tolerance"],
             )
         plain = {
             key: data[key]

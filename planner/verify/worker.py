@@ -342,7 +342,14 @@ def numbers(
     found, _ = compare(graph, plan, workload=workload, backend=backend, values=values, program=own)
     gradients = found.gradients if workload == "train" else None
     return (
-        Numbers(size, graph.parameters, found.outputs, gradients, found.worst, tolerance),
+        Numbers(
+            size=size,
+            parameters=graph.parameters,
+            error=found.outputs,
+            gradients=gradients,
+            worst=found.worst,
+            tolerance=tolerance,
+        ),
         "",
         notes,
     )

@@ -138,13 +138,13 @@ def read_assignment(text: str, lives: str = "") -> Assignment:
             elif not space:
                 into.append(_Placed(held, number, int(found.group(4))))
     return Assignment(
-        _apart(temporary),
-        parameters,
-        arena,
-        given,
-        results,
-        schedule,
-        _moment(schedule, temporary, on_chip, donated) if schedule else None,
+        temporaries=_apart(temporary),
+        parameters=parameters,
+        arena_bytes=arena,
+        given_bytes=given,
+        result_bytes=results,
+        schedule=schedule,
+        moment=_moment(schedule, temporary, on_chip, donated) if schedule else None,
     )
 
 

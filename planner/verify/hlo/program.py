@@ -196,15 +196,15 @@ class _Reader:
         return tuple(
             _Found(
                 Collective(
-                    part_kind,
-                    axes,
-                    payload,
-                    wire(part_kind, payload, size),
-                    1,
-                    "+".join(sorted({s.dtype for s in part})),
-                    instruction.name,
-                    instruction.op_name,
-                    promoted,
+                    kind=part_kind,
+                    axes=axes,
+                    payload_bytes=payload,
+                    wire_bytes=wire(part_kind, payload, size),
+                    count=1,
+                    dtype="+".join(sorted({s.dtype for s in part})),
+                    name=instruction.name,
+                    op_name=instruction.op_name,
+                    promoted=promoted,
                 ),
                 key,
             )

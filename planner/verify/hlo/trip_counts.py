@@ -62,7 +62,15 @@ def walk(
         for instruction in computation.instructions:
             found = select(instruction, computation)
             if found is not None:
-                out.append(Site(found, computation.name, count, unknown, branch))
+                out.append(
+                    Site(
+                        found=found,
+                        computation=computation.name,
+                        count=count,
+                        unknown_loop=unknown,
+                        branch=branch,
+                    )
+                )
             elif instruction.opcode == "while":
                 trips = trip_count(module, computation, instruction)
                 inside = unknown if trips is not None else instruction.name
