@@ -19,7 +19,7 @@ KEEP = 'jax.checkpoint_policies.save_only_these_names("collective")'
 
 
 def write_block(
-    w: Writer, bodies: Sequence[Body], run: RepeatedBlock, pipeline: Pipeline | None = None
+    w: Writer, bodies: Sequence[Body], block: RepeatedBlock, pipeline: Pipeline | None = None
 ) -> None:
     """One function for the block, then a scan over stacked weights (or a loop over the repeats when
     unrolled).
@@ -29,19 +29,19 @@ def write_block(
     begins with what it gets from the stage before.
     """
     body = bodies[0]
-    entering = [b.value(c.enters, c.layout) for b in bodies for c in run.carries]
-    table = block_table(w, run, f"{w.prefix.upper()}BLOCK{w.runs.index(run)}")
-    block = _block_function(w, bodies, run, table)
-    w.functions.append(block)
+    entering = [b.value(c.enters, c.layout) for b in bodies for c in block.carries]
+    table = block_table(w, block, f"{w.prefix.upper()}BLOCK{w.blocks.index(block)}")
+    function = _block_function(w, bodies, block, table)
+    w.functions.append(function)
     out = body.fresh("x")
     if pipeline:
         entering = _handed(body, entering, pipeline)
     start = entering[0] if len(entering) == 1 else f"({', '.join(entering)})"
-    name = _recomputed(w, body, block.name, w.runs.index(run))
-    carried = block.arguments.index("w")
+    name = _recomputed(w, body, function.name, w.blocks.index(block))
+    carried = function.arguments.index("w")
     state = "x" if carried == 1 else "*x"
 
-    more = lambda: "".join(f", {a}" for a in block.arguments[carried + 1 :])  # noqa: E731
+    more = lambda: "".join(f", {a}" for a in function.arguments[carried + 1 :])  # noqa: E731
     if pipeline:
         _stage_loop(
             body,
@@ -52,60 +52,64 @@ def write_block(
             start,
         )
     elif w.unroll:
-        _unrolled(w, body, run, table, (out, start, name, carried), more)
+        _unrolled(w, body, block, table, (out, start, name, carried), more)
     else:
-        rows = body.fresh("rows") if run.yields else "_"
+        rows = body.fresh("rows") if block.yields else "_"
         call = f"{name}({state}, w"
         head = f"{out}, {rows} = lax.scan(lambda x, w: " + (
-            f"apart({call}" if run.yields else f"({call}"
+            f"apart({call}" if block.yields else f"({call}"
         )
         rest = (
-            f"), {carried})" if run.yields else "), None)"
-        ) + f", {start}, {table.all_repeats}, length={run.repeats})"
+            f"), {carried})" if block.yields else "), None)"
+        ) + f", {start}, {table.all_repeats}, length={block.repeats})"
         body.lines.append(lambda: f"{head}{more()}{rest}")
-        if run.yields:
+        if block.yields:
             body.helpers.add("apart")
-            w.stacked.update({row: f"{rows}[{k}]" for k, row in enumerate(run.yields)})
-            _hand_out(w, body, run, lambda k, r: f"{rows}[{k}][{r}]")
-    leaving = [(b, carry) for b in bodies for carry in run.carries]
+            w.stacked.update({row: f"{rows}[{k}]" for k, row in enumerate(block.yields)})
+            _hand_out(w, body, block, lambda k, r: f"{rows}[{k}][{r}]")
+    leaving = [(b, carry) for b in bodies for carry in block.carries]
     for i, (b, carry) in enumerate(leaving):
         b.bind(carry.leaves[-1], carry.layout, out if len(leaving) == 1 else f"{out}[{i}]")
 
 
 def _block_function(
-    w: Writer, bodies: Sequence[Body], run: RepeatedBlock, table: BlockTable
+    w: Writer, bodies: Sequence[Body], block: RepeatedBlock, table: BlockTable
 ) -> Function:
     """The function of one block: (carried tensors of all microbatches, weights, what else it reads)
     -> carried tensors, and results that it hands out of the block."""
     flow, body, mode = w.flow, bodies[0], block_mode(w.flow)
-    gathers = w.backend == "shard_map" and any(is_gathered(flow, names[0]) for names in run.weights)
+    gathers = w.backend == "shard_map" and any(
+        is_gathered(flow, names[0]) for names in block.weights
+    )
     inner = body.inner(
-        inner_flow(body.flow, run),
-        repeats=display_names(flow.graph, run),
+        inner_flow(body.flow, block),
+        repeats=display_names(flow.graph, block),
         tie=w.unroll and gathers,
         name_collectives=bool(mode),
-        weights={names[0]: f"w[{literal(table.short[names[0]])}]" for names in run.weights},
+        weights={names[0]: f"w[{literal(table.short[names[0]])}]" for names in block.weights},
     )
-    inners = (inner, *(inner.again(b.own, b) for b in bodies[1:]))
-    carries = [(each, carry) for each in inners for carry in run.carries]
+    inners = (inner, *(inner.for_microbatch(b.own, b) for b in bodies[1:]))
+    carries = [(each, carry) for each in inners for carry in block.carries]
     carried = tuple(inner.fresh("x") for _ in carries)
     for (each, carry), variable in zip(carries, carried, strict=True):
         each.bind(carry.enters, carry.layout, variable)
         if _offloads_inputs(w):
             inner.lines.append(f'{variable} = checkpoint_name({variable}, "entering")')
-    if any(names[0] in w.offloaded for names in run.weights):
+    if any(names[0] in w.offloaded for names in block.weights):
         inner.lines.append("w = to_device(w)")
-    for i in range(run.first, run.first + run.period):
+    for i in range(block.first, block.first + block.period):
         for each in inners:
             each.node(i)
     inner.results += [each.value(c.leaves[0], c.layout) for each, c in carries]
-    inner.results += [inner.value(row[0], output_layout(flow.source[row[0]])) for row in run.yields]
+    inner.results += [
+        inner.value(row[0], output_layout(flow.source[row[0]])) for row in block.yields
+    ]
     layouts = ", ".join(
         f"{v} {c.layout.spell([f'd{i}' for i in range(len(c.layout.dims))])}"
         for v, (_, c) in zip(carried, carries, strict=True)
     )
-    what = comment(f"{table.what}, one of {run.repeats}; carries {layouts}", 160)
-    return Function(f"{w.prefix}block{w.runs.index(run)}", f"{what}.", inner, (*carried, "w"))
+    what = comment(f"{table.what}, one of {block.repeats}; carries {layouts}", 160)
+    return Function(f"{w.prefix}block{w.blocks.index(block)}", f"{what}.", inner, (*carried, "w"))
 
 
 def _offloads_inputs(w: Writer) -> bool:
@@ -130,31 +134,33 @@ def _recomputed(w: Writer, body: Body, name: str, number: int) -> str:
 def _unrolled(
     w: Writer,
     body: Body,
-    run: RepeatedBlock,
+    block: RepeatedBlock,
     table: BlockTable,
     state: tuple[str, str, str, int],
     more: Callable[[], str],
 ) -> None:
-    """The loop over the repeats, written for Python to run. state: the variable that is carried,
+    """The loop over the repeats, written for Python to block. state: the variable that is carried,
     what it begins with, the block's function, and how many tensors are carried; more: the call's
     last arguments."""
     out, start, name, carried = state
     star = "*" if carried > 1 else ""
     body.lines.append(f"{out} = {start}")
-    rows = body.fresh("rows") if run.yields else ""
+    rows = body.fresh("rows") if block.yields else ""
     body.lines += [f"{rows} = []"] if rows else []
-    body.lines.append(f"for i in range({run.repeats}):")
+    body.lines.append(f"for i in range({block.repeats}):")
     body.lines.append(lambda: f"    {out} = {name}({star}{out}, {table.one_repeat}{more()})")
     if rows:
         body.lines.append(f"    {out}, row = apart({out}, {carried})")
         body.lines.append(f"    {rows}.append(row)")
         body.helpers.add("apart")
-        _hand_out(w, body, run, lambda k, r: f"{rows}[{r}][{k}]")
+        _hand_out(w, body, block, lambda k, r: f"{rows}[{r}][{k}]")
 
 
-def _hand_out(w: Writer, body: Body, run: RepeatedBlock, place: Callable[[int, int], str]) -> None:
+def _hand_out(
+    w: Writer, body: Body, block: RepeatedBlock, place: Callable[[int, int], str]
+) -> None:
     """Say where the results are that every repeat hands out: place(which, repeat)."""
-    for k, row in enumerate(run.yields):
+    for k, row in enumerate(block.yields):
         for r, name in enumerate(row):
             body.given[name, output_layout(w.flow.source[name])] = place(k, r)
 
@@ -194,14 +200,14 @@ def _stage_loop(
     )
 
 
-def display_names(graph: Graph, run: RepeatedBlock) -> dict[str, str]:
+def display_names(graph: Graph, block: RepeatedBlock) -> dict[str, str]:
     """What node ids, tensors and labels of the first repeat are called in the function of all."""
     out = {}
-    for names in run.weights:
+    for names in block.weights:
         labels = [graph.labels.get(n, n) for n in names]
         out[labels[0]] = pattern(labels)
-    for i in range(run.first, run.first + run.period):
-        nodes = [graph.nodes[i + r * run.period] for r in range(run.repeats)]
+    for i in range(block.first, block.first + block.period):
+        nodes = [graph.nodes[i + r * block.period] for r in range(block.repeats)]
         out[nodes[0].id] = pattern([n.id for n in nodes])
         for k, name in enumerate(nodes[0].outputs):
             out[name] = pattern([n.outputs[k] for n in nodes])

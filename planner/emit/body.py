@@ -29,7 +29,7 @@ class Body(Values):
     """Writes the statements of one function, node by node."""
 
     def node(self, index: int) -> None:
-        """Write one node; of further copies of the batch only what depends on it."""
+        """Write one node; of further overlapped microbatches only what depends on them."""
         graph, node = self.flow.graph, self.flow.graph.nodes[index]
         if self.first is not None and self.own.isdisjoint(node.outputs):
             return
@@ -131,10 +131,10 @@ class Body(Values):
     def _with_bodies(self, call: Call) -> Call:
         """Write the functions of a node's bodies."""
         node = call.node
-        found = region(node, self.flow.graph)
+        regions = region(node, self.flow.graph)
         names: list[str] = []
         made: tuple[tuple[str, Axes], ...] = ()
-        for body, splits in zip(node.bodies, found.splits(node, call.split), strict=True):
+        for body, splits in zip(node.bodies, regions.splits(node, call.split), strict=True):
             flow = derive(
                 body,
                 replace(
@@ -167,10 +167,12 @@ class Body(Values):
                 f"    return ({', '.join(results)},)",
             ]
             names.append(name)
-            kept = body.outputs[len(body.outputs) - len(found.made) :]
+            kept = body.outputs[len(body.outputs) - len(regions.made) :]
             made = tuple(
                 (inner._dtype(o), axes)
-                for o, axes in zip(kept, found.axes(call.split, self.flow.plan.order), strict=True)
+                for o, axes in zip(
+                    kept, regions.axes(call.split, self.flow.plan.order), strict=True
+                )
             )
         return replace(call, functions=tuple(names), made=made)
 

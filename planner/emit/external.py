@@ -30,7 +30,7 @@ def external_table(w: Writer, model_folder: str) -> str:
     offsets alone."""
     graph = w.flow.graph
     used = {n for node in graph.nodes for n in node.inputs}
-    inside = {names[0]: names for run in w.runs for names in run.weights}
+    inside = {names[0]: names for block in w.blocks for names in block.weights}
     rows: list[str] = []
     done: set[str] = set()
     for name in graph.weights:

@@ -81,8 +81,8 @@ def full_shape(body: Statements, tensor: str, layout: Layout) -> tuple[int, ...]
 def operand(body: Statements, index: int, slot: int) -> str:
     """An operand of a kernel of pieces, x and its number; the gradient of a weight is reduced as
     the plan has it."""
-    if found := _scattered(body, index, slot):
-        axes, others, dim = found
+    if scattered := _scattered(body, index, slot):
+        axes, others, dim = scattered
         return f"scattered_first(x{slot}, {axes_text(axes)}, {axes_text(others)}, {dim})"
     return f"x{slot}"
 

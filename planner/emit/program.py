@@ -77,7 +77,7 @@ def emit(
     _refuse(graph, plan, backend, unroll)
     flow = derive(graph, plan, training=workload == "train")
     stages = uneven_pipeline_of(flow)
-    runs, reasons = emitted_blocks(flow)
+    blocks, reasons = emitted_blocks(flow)
     counted = counted_rows(graph) if workload == "train" and plan.accumulation_steps > 1 else ""
     pipeline = pipeline_of(graph, plan)
     w = Writer(
@@ -85,7 +85,7 @@ def emit(
         backend=backend,
         unroll=unroll and pipeline is None,
         training=training,
-        runs=runs,
+        blocks=blocks,
         reasons=reasons,
         counted=counted,
         pipeline=pipeline,
@@ -120,7 +120,7 @@ def _write_model(w: Writer, workload: Workload) -> None:
     if w.counted:
         body.results.append(body.value(w.counted, Layout(())))
     if more:
-        _join_copies(w, body, more)
+        _join_microbatches(w, body, more)
     local = (
         " on local pieces; equal on every device" if w.backend == "shard_map" and plan.mesh else ""
     )
@@ -200,24 +200,24 @@ def check_kernels(graph: Graph) -> None:
 def emitted_blocks(flow: Flow) -> tuple[list[RepeatedBlock], list[str]]:
     """The repeated blocks that become one function, and why the others do not; none in uneven
     pipeline stages."""
-    runs: list[RepeatedBlock] = []
+    blocks: list[RepeatedBlock] = []
     reasons: list[str] = []
     for first, period, repeats in flow.plan.repeated_blocks if not flow.plan.stage_cuts else ():
-        run = find_repeated_block(flow, first, period, repeats)
-        if isinstance(run, str):
-            reasons.append(run)
+        block = find_repeated_block(flow, first, period, repeats)
+        if isinstance(block, str):
+            reasons.append(block)
         else:
-            runs.append(run)
-    return runs, reasons
+            blocks.append(block)
+    return blocks, reasons
 
 
 def forward_bodies(w: Writer) -> tuple[Body, ...]:
-    """The body of the whole model, of every copy of the batch one; inner functions are added to the
-    writer as they come."""
+    """The body of the whole model, one for each overlapped microbatch; inner functions are added to
+    the writer as they come."""
     graph, flow = w.flow.graph, w.flow
-    for run in w.runs:
-        flow = outer_flow(flow, run)
-    own = {n for run in w.runs for names in run.weights for n in names}
+    for block in w.blocks:
+        flow = outer_flow(flow, block)
+    own = {n for block in w.blocks for names in block.weights for n in names}
     body = Body(
         flow,
         w.backend,
@@ -233,22 +233,22 @@ def forward_bodies(w: Writer) -> tuple[Body, ...]:
     body.weights |= {
         t: f"to_device({text})" for t, text in body.weights.items() if t in w.offloaded
     }
-    copies = w.flow.plan.overlapped_microbatches
-    apart = tensors_per_microbatch(w.flow, w.runs) if copies > 1 else frozenset[str]()
-    bodies = (body, *(body.again(apart) for _ in range(copies - 1)))
+    overlapped = w.flow.plan.overlapped_microbatches
+    apart = tensors_per_microbatch(w.flow, w.blocks) if overlapped > 1 else frozenset[str]()
+    bodies = (body, *(body.for_microbatch(apart) for _ in range(overlapped - 1)))
     for k, b in enumerate(bodies):
         for name in graph.inputs:
             if name in flow.source:
                 b.bind(
                     name,
                     flow.source[name],
-                    f"batch[{literal(name)}]{f'[{k}]' if copies > 1 else ''}",
+                    f"batch[{literal(name)}]{f'[{k}]' if overlapped > 1 else ''}",
                 )
     index = 0
-    starts = {run.first: run for run in w.runs}
-    parts = gathering_parts(w.flow, w.runs) if w.backend == "shard_map" else ()
+    starts = {block.first: block for block in w.blocks}
+    parts = gathering_parts(w.flow, w.blocks) if w.backend == "shard_map" else ()
     wrapped = {part.start: part for part in parts}
-    stages = {stage.start: stage for stage in _stages(w, set(starts), set(wrapped))}
+    stages = {stage.start: stage for stage in _stages(w, set(wrapped))}
     while index < len(graph.nodes):
         if index in starts:
             write_block(w, bodies, starts[index])
@@ -273,9 +273,9 @@ def forward_bodies(w: Writer) -> tuple[Body, ...]:
     return bodies
 
 
-def _join_copies(w: Writer, body: Body, more: Sequence[Body]) -> None:
-    """Make the results of all copies of the batch one: the mean of their losses, or where several
-    turns are added up the sum; of copies that count their rows, the mean over all that count, with
+def _join_microbatches(w: Writer, body: Body, more: Sequence[Body]) -> None:
+    """Make the results of all overlapped microbatches one: the mean of their losses, or the sum
+    where several turns are added up; where rows are counted, the mean over all that count, with
     their number where there are several turns."""
     plan, loss = w.flow.plan, w.flow.graph.outputs[0]
     losses = [body.results[0], *(b.value(loss, output_layout(w.flow.source[loss])) for b in more)]
@@ -298,12 +298,12 @@ def _join_copies(w: Writer, body: Body, more: Sequence[Body]) -> None:
     body.results[:] = [mean, both] if plan.accumulation_steps > 1 else [mean]
 
 
-def _stages(w: Writer, runs: set[int], wrapped: set[int]) -> list[range]:
+def _stages(w: Writer, wrapped: set[int]) -> list[range]:
     """Long stretches outside blocks and parts, cut where the module path changes."""
     if wrapped:
         return []
-    nodes, found, first = w.flow.graph.nodes, [], 0
-    ends = sorted([*((run.first, run.end) for run in w.runs), (len(nodes), len(nodes))])
+    nodes, stretches, first = w.flow.graph.nodes, [], 0
+    ends = sorted([*((block.first, block.end) for block in w.blocks), (len(nodes), len(nodes))])
     for stop, after in ends:
         while stop - first > STAGE_NODES:
             limit = min(first + STAGE_NODES, stop)
@@ -318,10 +318,10 @@ def _stages(w: Writer, runs: set[int], wrapped: set[int]) -> list[range]:
                 key=lambda i: (-len(_shared_scope(nodes[i].scope, nodes[i - 1].scope)), i),
                 default=limit,
             )
-            found.append(range(first, best))
+            stretches.append(range(first, best))
             first = best
         first = after
-    return found
+    return stretches
 
 
 def _shared_scope(a: str, b: str) -> list[str]:
@@ -379,7 +379,7 @@ def _stage(w: Writer, bodies: Sequence[Body], stage: range, name: str) -> None:
 
 
 def _fill(bodies: Sequence[Body], inner: Body, nodes: range) -> None:
-    pairs = [(bodies[0], inner), *((b, inner.again(b.own, b)) for b in bodies[1:])]
+    pairs = [(bodies[0], inner), *((b, inner.for_microbatch(b.own, b)) for b in bodies[1:])]
     for i in nodes:
         for b, own in pairs:
             own.node(i)

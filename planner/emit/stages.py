@@ -29,9 +29,9 @@ def write_stages(w: Writer) -> None:
     to stages."""
     graph, pipeline = w.flow.graph, w.pipeline
     assert pipeline is not None
-    block = pipelined_block(w.flow, w.runs, pipeline, w.reasons)
+    block = pipelined_block(w.flow, w.blocks, pipeline, w.reasons)
     flow = w.flow
-    for repeated in w.runs:
+    for repeated in w.blocks:
         flow = outer_flow(flow, repeated)
     carried = [c.enters for c in block.carries]
     before = nodes_needed(graph, range(block.first), [*carried, *block.shared])
@@ -128,7 +128,7 @@ def _write_epilogue(w: Writer, flow: Flow, block: RepeatedBlock) -> list[int]:
 
 def _body(w: Writer, flow: Flow) -> Body:
     """A function of the program's own, with every weight and input at hand."""
-    own = {n for run in w.runs for names in run.weights for n in names}
+    own = {n for block in w.blocks for names in block.weights for n in names}
     graph = flow.graph
     counter = w.counter
     body = Body(
@@ -154,8 +154,8 @@ def _inputs(body: Body) -> None:
 
 
 def _write(w: Writer, body: Body, nodes: list[int]) -> None:
-    """The nodes in order, runs of blocks that are not dealt out as loops of their own."""
-    starts = {run.first: run for run in w.runs}
+    """The nodes in order; repeated blocks that are not assigned to stages are loops."""
+    starts = {block.first: block for block in w.blocks}
     inside: set[int] = set()
     for i in nodes:
         if i in inside:

@@ -41,7 +41,9 @@ def collect_parameters(w: Writer) -> None:
     """One program parameter per weight; weights of a repeated block are stacked along a new first
     dim unless unrolled."""
     graph = w.flow.graph
-    stacked = {names[0]: names for run in w.runs for names in run.weights} if not w.unroll else {}
+    stacked = (
+        {names[0]: names for block in w.blocks for names in block.weights} if not w.unroll else {}
+    )
     within = {n for names in stacked.values() for n in names}
     used = {n for node in graph.nodes for n in node.inputs if n in graph.weights}
     taken: set[str] = set()
@@ -69,10 +71,10 @@ def template(labels: list[str]) -> str:
     return ".".join(c[0] if len(set(c)) == 1 else "*" for c in zip(*rows, strict=True))
 
 
-def block_table(w: Writer, run: RepeatedBlock, name: str) -> BlockTable:
+def block_table(w: Writer, block: RepeatedBlock, name: str) -> BlockTable:
     """Writes the block's table of weights; see `BlockTable`."""
     graph = w.flow.graph
-    labels = {names[0]: [graph.labels.get(n, n) for n in names] for names in run.weights}
+    labels = {names[0]: [graph.labels.get(n, n) for n in names] for names in block.weights}
     patterns = {t: template(own) for t, own in labels.items()}
     prefix = next((p[: p.index("*.") + 2] for p in patterns.values() if "*." in p), "")
     short: dict[str, str] = {}
@@ -85,7 +87,7 @@ def block_table(w: Writer, run: RepeatedBlock, name: str) -> BlockTable:
         values = {t: literal(w.parameters[t].key) for t in short}
         regular = True
     else:
-        keys = {names[0]: [w.parameters[n].key for n in names] for names in run.weights}
+        keys = {names[0]: [w.parameters[n].key for n in names] for names in block.weights}
         regular = all(
             patterns[t].replace("*", str(i)) == key
             for t, own in keys.items()
@@ -125,14 +127,14 @@ def block_table(w: Writer, run: RepeatedBlock, name: str) -> BlockTable:
 
 def host_tables_text(w: Writer) -> str:
     """HOST_TABLES, of programs that have any."""
-    found = [
+    tables = [
         (p.key, w.flow.graph.host_tables[p.tensors[0]])
         for p in w.parameters.values()
         if p.tensors[0] in w.flow.graph.host_tables
     ]
     rows = [
         f"    {literal(key)}: ({table.rows}, ({', '.join(literal(i) for i in table.ids)},)),"
-        for key, table in found
+        for key, table in tables
     ]
     return (
         "\n".join(
@@ -343,7 +345,7 @@ def gradients_table(w: Writer, parameters: list[Parameter]) -> str:
     )
     if w.backend == "shard_map" and w.flow.plan.accumulation_steps > 1:
         each = any(p.plan.zero_stage == 2 and p.plan.zero_dim >= 0 for p in parameters)
-        own = {n for run in w.runs for names in run.weights for n in names}
+        own = {n for block in w.blocks for names in block.weights for n in names}
         loose = [
             p.key
             for p in parameters
@@ -364,7 +366,7 @@ def _equal_table(w: Writer) -> str:
     """SAME_GRADIENT."""
     pairs = [
         f"{literal(w.parameters[name].key)}: {literal(w.parameters[other].key)}"
-        for name, other in outside_blocks(w.flow, w.runs).merged.gradients.items()
+        for name, other in outside_blocks(w.flow, w.blocks).merged.gradients.items()
     ]
     return (
         f"SAME_GRADIENT = {{{', '.join(pairs)}}}  # parameters whose gradient is another's, which"
@@ -388,16 +390,16 @@ def overlap_table(w: Writer) -> str:
 def fused_table(w: Writer, compute: str) -> str:
     """FUSED."""
     plan = w.flow.plan
-    found = dict.fromkeys(kinds(plan.zero_stage), plan.bucket_bytes) if plan.bucket_bytes else {}
+    sizes_of = dict.fromkeys(kinds(plan.zero_stage), plan.bucket_bytes) if plan.bucket_bytes else {}
     if plan.overlapped_microbatches > 1:
         own = load_runtime("jax-shard_map").bucket_bytes
-        most = launch_bytes(collectives(w.flow, w.runs, item_sizes(compute)), dict(plan.mesh))
-        found |= {
+        most = launch_bytes(collectives(w.flow, w.blocks, item_sizes(compute)), dict(plan.mesh))
+        sizes_of |= {
             k: n
             for kind, n in most.items()
-            if (k := kind.replace("-", "_")) in KINDS and n < found.get(k, own)
+            if (k := kind.replace("-", "_")) in KINDS and n < sizes_of.get(k, own)
         }
-    sizes = ", ".join(f"{literal(kind)}: {found[kind]}" for kind in KINDS if kind in found)
+    sizes = ", ".join(f"{literal(kind)}: {sizes_of[kind]}" for kind in KINDS if kind in sizes_of)
     return (
         f"FUSED = {{{sizes}}}  # collectives that GPUs send together, up to so many"
         f" bytes{'' if sizes else ': as the compiler does by itself'}\n"

@@ -53,8 +53,9 @@ class Values:
     names of the first repeat of a block -> what to call them in a function that stands for all.
     weights: weight -> expression of it as it is kept. tie: whether gathers wait for the operand
     beside them (unrolled programs). name_collectives: whether results of collectives are named for
-    checkpoint policies. first: the same function of the first copy of the batch, whose statements
-    these go among; own: tensors that this copy has of its own, all others are asked of it.
+    checkpoint policies. first: the same function of the first of several overlapped microbatches,
+    whose statements these go among; own: tensors of which this microbatch has its own, all others
+    are asked of it.
     """
 
     flow: Flow
@@ -100,9 +101,9 @@ class Values:
             **changes,  # type: ignore[arg-type]
         )
 
-    def again(self, own: frozenset[str], parent: Self | None = None) -> Self:
-        """The same function for another copy of the batch, in whose variables the tensors in `own`
-        are."""
+    def for_microbatch(self, own: frozenset[str], parent: Self | None = None) -> Self:
+        """The same function for another overlapped microbatch, which has variables of its own for
+        the tensors in `own`."""
         return replace(
             self,
             parent=parent,
@@ -220,9 +221,9 @@ class Values:
             return small_literal(value)
         variable = self.fresh()
         dtype = jnp_dtype(self._dtype(tensor))
-        if run := counted(value):
+        if evenly_spaced := counted(value):
             self.lines.append(
-                f"{variable} = jnp.arange({run}, dtype={dtype})"
+                f"{variable} = jnp.arange({evenly_spaced}, dtype={dtype})"
                 + (f".reshape({value.shape})" if value.ndim > 1 else "")
             )
         elif value.size <= 16:

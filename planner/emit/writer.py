@@ -101,7 +101,7 @@ class Writer:
     backend: Backend
     unroll: bool
     training: Training
-    runs: list[RepeatedBlock] = field(default_factory=list)
+    blocks: list[RepeatedBlock] = field(default_factory=list)
     parameters: dict[str, Parameter] = field(default_factory=dict)  # by first tensor
     reasons: list[str] = field(default_factory=list)
     counted: (
@@ -152,7 +152,7 @@ class Writer:
     @cached_property
     def offloaded(self) -> frozenset[str]:
         """Weights that wait in the host's memory."""
-        return offloaded_names(self.flow, self.runs)
+        return offloaded_names(self.flow, self.blocks)
 
     def is_offloaded(self, parameter: Parameter) -> bool:
         """Whether the parameter is in the host's memory between its uses."""
