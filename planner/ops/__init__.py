@@ -1,5 +1,5 @@
-"""The operator table. A new operator = one line (its rule), a kernel text, and one line in the
-oracle's list (tests/ops/test_oracle.py)."""
+"""The operator table: one entry an operator, with all that the planner asks of it
+(docs/adding-an-operator.md)."""
 
 from planner.ops import (
     attention,
