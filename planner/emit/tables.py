@@ -152,12 +152,12 @@ def host_tables_text(w: Writer) -> str:
 
 
 def offloaded_table(w: Writer) -> str:
-    """OFFLOADED, of programs in which any parameter waits in the host's memory."""
+    """OFFLOADED, of programs in which any parameter is offloaded."""
     rows = [f"    {literal(p.key)}," for p in w.parameters.values() if w.is_offloaded(p)]
     return (
         "\n".join(
             [
-                "# parameters that wait in the host's memory, with their gradients",
+                "# parameters offloaded to the host's memory, with their gradients",
                 "OFFLOADED = {",
                 *rows,
                 "}",
@@ -250,7 +250,7 @@ def parameter_table(w: Writer, name: str, what: str, parameters: list[Parameter]
 def _stacked(
     w: Writer, p: Parameter, shape: tuple[int, ...], layout: Layout
 ) -> tuple[tuple[int, ...], Layout]:
-    """Shape and layout of stacked weights: all repeats everywhere, or dealt out over pipeline
+    """Shape and layout of stacked weights: all repeats everywhere, or cut over pipeline
     stages, by virtual stages where a stage holds several: [virtual stages,
     repeats of each]."""
     virtual = w.virtual_stages(p)

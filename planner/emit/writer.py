@@ -127,7 +127,7 @@ class Writer:
     """results that every repeat of a block hands out -> expression of all of them, stacked"""
 
     def staged(self, parameter: Parameter) -> bool:
-        """Whether the parameter's repeats are dealt out over pipeline stages."""
+        """Whether the parameter's repeats are cut over pipeline stages."""
         return (
             self.pipeline is not None
             and parameter.stacked
@@ -146,12 +146,12 @@ class Writer:
 
     @property
     def offloads_weights(self) -> bool:
-        """Whether any weights wait in the host's memory."""
+        """Whether any weights are offloaded to the host's memory."""
         return bool(self.offloaded)
 
     @cached_property
     def offloaded(self) -> frozenset[str]:
-        """Weights that wait in the host's memory."""
+        """Weights offloaded to the host's memory."""
         return offloaded_names(self.flow, self.blocks)
 
     def is_offloaded(self, parameter: Parameter) -> bool:

@@ -70,27 +70,27 @@ def never(x):
 
 
 def recompute(block, policy=None):
-    """jax.checkpoint for unrolled programs: what the policy does not save is computed again once
+    """jax.checkpoint for unrolled programs: what the policy does not save is recomputed once
     the cotangent is there.
 
     Compilers merge a replay that could start early with the original. All differentiated values
     must be arguments of `block`.
     """
-    kept = jax.checkpoint(block, policy=policy)
+    saving = jax.checkpoint(block, policy=policy)
 
     @jax.custom_vjp
     def run(*args):
         return block(*args)
 
     run.defvjp(
-        lambda *args: jax.vjp(kept, *args),
+        lambda *args: jax.vjp(saving, *args),
         lambda pull, cotangent: after(pull, cotangent)(cotangent),
     )
     return run
 
 
 def lean(function):
-    """A function of whose insides nothing is kept, whatever is said about the function around it:
+    """A function of whose insides nothing is saved, whatever policy the function around it has:
     its backward pass begins with its operands.
 
     Repeated blocks under lax.scan are held to this; where both passes stand in one computation, the
@@ -108,11 +108,11 @@ def lean(function):
     return run
 
 
-def offload_inputs(*kept):
-    """Checkpoint policy: what enters a block waits in the host's memory; of the rest values of
-    these names are kept."""
+def offload_inputs(*saved):
+    """Checkpoint policy: what enters a block is offloaded to the host's memory; of the rest, values
+    of these names are saved."""
     return jax.checkpoint_policies.save_and_offload_only_these_names(
-        names_which_can_be_saved=list(kept),
+        names_which_can_be_saved=list(saved),
         names_which_can_be_offloaded=["entering"],
         offload_src="device",
         offload_dst="pinned_host",
@@ -120,9 +120,9 @@ def offload_inputs(*kept):
 
 
 def no_gathers(primitive, *_, **__):
-    """Checkpoint policy: keep everything except what a gather made and views of anything, so that
+    """Checkpoint policy: save everything except what a gather made and views of anything, so that
     gathered weights are gathered again. Collectives between activations are named, and names are
-    kept."""
+    saved."""
     views = ("broadcast_in_dim", "convert_element_type", "reshape", "slice", "squeeze", "transpose")
     return primitive.name not in ("all_gather", "all_gather_invariant", *views)
 

@@ -1,4 +1,4 @@
-"""What the compiler is told of sending collectives together."""
+"""Compiler options of collectives that are sent together."""
 
 from __future__ import annotations
 

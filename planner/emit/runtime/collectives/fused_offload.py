@@ -1,4 +1,4 @@
-"""What the compiler is told of programs whose loops over blocks read from the host's memory. Takes
+"""Compiler options of programs whose loops over blocks read from the host's memory. Takes
 the place of the function of its name."""
 
 from __future__ import annotations

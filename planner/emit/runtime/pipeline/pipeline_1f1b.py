@@ -71,7 +71,7 @@ def gradients(params, frozen, batch):
         ]
 
     def backward(g, ring, total, tick):
-        """Gradients added up, and that of what the stage was given sent back."""
+        """Gradients added up; the gradient of the stage's input goes to the stage before."""
         m = tick - 2 * (stages - 1) + stage
         saved = iter([lax.dynamic_index_in_dim(r, m % places, keepdims=False) for r in ring])
         pull = jax.tree.unflatten(

@@ -112,7 +112,7 @@ def gradients(params, frozen, batch):
         ]
 
     def backward(g, ring, total, tick):
-        """Gradients added up, and that of what the stage was given sent back."""
+        """Gradients added up; the gradient of the stage's input goes to the stage before."""
         n = tick - (depth - 1) - (stages - 1) + stage
         turn = slot_of(n, stages, MICROBATCHES)[1]
         virtual = VIRTUAL_STAGES - 1 - turn

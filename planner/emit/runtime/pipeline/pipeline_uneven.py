@@ -238,7 +238,7 @@ def gradients(params, frozen, batch):
 
     def backward(virtual, x, g, m, waits):
         """(gradients of the virtual stage's weights, loss times weight and weight of the last one,
-        where it does not wait), gradients of what it was given."""
+        where it does not wait), gradients of its input."""
         none = (
             jax.tree.map(
                 lambda w: varying(jnp.zeros_like(w), jax.typeof(w).manual_axis_type.varying),
@@ -249,10 +249,10 @@ def gradients(params, frozen, batch):
 
         def inner(p, x, g, m, k):
             def one(i):
-                grads, given = jax.vjp(
+                grads, input_grads = jax.vjp(
                     handing_on(k, microbatch_of(batch, m + i)), p, one_of(x, first + i)
                 )[1](one_of(g, first + i))
-                return (grads, none[1]), given
+                return (grads, none[1]), input_grads
 
             return each_microbatch(one, own_of(k), first, none)
 
@@ -262,10 +262,10 @@ def gradients(params, frozen, batch):
                     both = varying(run(depth - 1, p, x, microbatch_of(batch, m + i)), ("stage",))
                     return both[0], both
 
-                (grads, given), both = jax.grad(total, argnums=(0, 1), has_aux=True)(
+                (grads, input_grads), both = jax.grad(total, argnums=(0, 1), has_aux=True)(
                     p, one_of(x, first + i)
                 )
-                return (grads, both), given
+                return (grads, both), input_grads
 
             return each_microbatch(one, own_of(depth - 1), first, none)
 

@@ -15,8 +15,8 @@ def update_offloaded(_, p, gradient, state, count):
     part of the buffer after the other."""
 
     def one(_, row):
-        p, g, away = row
-        new, state = update(p, g, jax.device_put(away, jax.memory.Space.Device), count)
+        p, g, host_state = row
+        new, state = update(p, g, jax.device_put(host_state, jax.memory.Space.Device), count)
         return None, (new, jax.device_put(state, jax.memory.Space.Host))
 
     rows = jax.tree.map(lambda x: x.reshape(PARTS, -1), (p, gradient, state))

@@ -10,7 +10,7 @@ BETA1, BETA2, EPSILON, WEIGHT_DECAY = 0.9, 0.999, 1e-8, 0.01
 
 
 def start_state(masters):
-    """Two moments per parameter, and the master copy where parameters are kept in a shorter
+    """Two moments per parameter, and the master copy where parameters are stored in a shorter
     type."""
     master = jnp.dtype(COMPUTE).itemsize < 4
     return {

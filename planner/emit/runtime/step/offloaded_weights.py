@@ -128,7 +128,7 @@ def parameter_at(mesh, key, spec):
 
 
 def updated(key, p, gradient, state, count):
-    """A parameter and its state after the step: row by row where it waits with its gradient and
+    """A parameter and its state after the step: row by row where it lies with its gradient and
     state in the host's memory, else where only its state does."""
     _, _, axes, dim, _ = GRADIENTS[key]
     if key in OFFLOADED:
@@ -146,7 +146,7 @@ def updated(key, p, gradient, state, count):
 
 def place(values, specs, mesh):
     """Arrays on the mesh under their PartitionSpecs, padded up to what their shards need; each
-    process gives its devices' pieces. Weights that wait in the host's memory go there at once."""
+    process gives its devices' pieces. Offloaded weights go to the host's memory at once."""
     out = {}
     for key, value in values.items():
         full = padded_shape(value.shape, specs[key])
@@ -165,7 +165,7 @@ def place(values, specs, mesh):
 
 def read(saved, done, about, k, table, dtype, mesh):
     """Value k of every parameter, cut as `table` says, one after the other, so that the device
-    never holds more than one of those that wait in the host's memory."""
+    never holds more than one of the offloaded ones."""
     import orbax.checkpoint as ocp
 
     out = {}

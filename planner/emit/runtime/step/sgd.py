@@ -8,7 +8,7 @@ from planner.emit.runtime.files.tables import COMPUTE, LEARNING_RATE
 
 
 def start_state(masters):
-    """The master copy where parameters are kept in a shorter type, else nothing."""
+    """The master copy where parameters are stored in a shorter type, else nothing."""
     return {key: (p,) if jnp.dtype(COMPUTE).itemsize < 4 else () for key, p in masters.items()}
 
 

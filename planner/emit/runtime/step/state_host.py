@@ -1,4 +1,4 @@
-"""The training step of a program whose optimizer state waits in the host's memory."""
+"""The training step of a program whose optimizer state lies in the host's memory."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def update_offloaded(repeats, p, gradient, state, count):
     of repeats of a block one after the other."""
 
     def one(_, row):
-        p, g, away = row
-        new, state = update(p, g, jax.device_put(away, jax.memory.Space.Device), count)
+        p, g, host_state = row
+        new, state = update(p, g, jax.device_put(host_state, jax.memory.Space.Device), count)
         return None, (new, jax.device_put(state, jax.memory.Space.Host))
 
     row = p, gradient, state

@@ -65,8 +65,8 @@ def whole_step(params, state, frozen, batch, count):
 
 def whole_products(mesh):
     """Compiler options: on TPU products stay whole. Left to itself it makes loops of smaller
-    products and sends of those whose operands it gathers or whose results it scatters, and
-    everything they read waits for them in memory."""
+    products and messages where it gathers operands or scatters results, and everything they read
+    stays in memory until then."""
     return (
         {"xla_jf_spmd_threshold_for_windowed_einsum_mib": 1_000_000}
         if mesh.devices.flat[0].platform == "tpu"
