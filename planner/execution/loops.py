@@ -90,7 +90,13 @@ def find_repeated_block(flow: Flow, first: int, period: int, repeats: int) -> Re
             return f"{name} cannot be carried from block to block"
         carries.append(Carry(name, leaves, shared))
     return RepeatedBlock(
-        first, period, repeats, tuple(carries), tuple(wiring.weights), wiring.shared, wiring.yields
+        first=first,
+        period=period,
+        repeats=repeats,
+        carries=tuple(carries),
+        weights=tuple(wiring.weights),
+        shared=wiring.shared,
+        yields=wiring.yields,
     )
 
 

@@ -106,22 +106,22 @@ def _buffer(
 ) -> Buffer:
     trained, dtype, axes, grad_partial = kind
     plan, mesh = flow.plan, dict(flow.plan.mesh)
-    zero = (
+    zero_axes = (
         tuple(a for a in grad_partial if a in plan.zero_axes) if trained and plan.zero_stage else ()
     )
-    even = group(zero, mesh) * (PARTS if trained else 1)
+    even = group(zero_axes, mesh) * (PARTS if trained else 1)
     length = -(-max(p.end for p in pieces) // even) * even
     dtype = dtype if dtype != "float" else flow.graph.tensors[pieces[0].name].dtype
     return Buffer(
-        key,
-        dtype,
-        trained,
-        axes,
-        grad_partial,
-        plan.zero_stage if zero else 0,
-        zero,
-        length,
-        pieces,
+        key=key,
+        dtype=dtype,
+        trained=trained,
+        axes=axes,
+        grad_partial=grad_partial,
+        zero_stage=plan.zero_stage if zero_axes else 0,
+        zero_axes=zero_axes,
+        length=length,
+        pieces=pieces,
     )
 
 

@@ -164,12 +164,12 @@ def uneven_pipeline_of(flow: Flow) -> UnevenPipeline | None:
         return None
     counted = counted_rows(flow.graph)
     return UnevenPipeline(
-        flow.graph,
-        flow.grad,
-        (0, *flow.plan.stage_cuts),
-        (flow.graph.outputs[0], *([counted] if counted else [])),
-        flow.plan.virtual_stages,
-        flow.plan.stage_widths,
+        graph=flow.graph,
+        grad=flow.grad,
+        starts=(0, *flow.plan.stage_cuts),
+        results=(flow.graph.outputs[0], *([counted] if counted else [])),
+        virtual_stages=flow.plan.virtual_stages,
+        stage_widths=flow.plan.stage_widths,
     )
 
 

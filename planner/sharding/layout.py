@@ -204,7 +204,16 @@ class _Reshard:
         payload = math.prod(self.local) if gathered else before
         forward = payload if _FORWARD.get(kind, kind) else 0
         backward = payload if kind in _BACKWARD else 0
-        self.steps.append(ReshardStep(kind, axes, dim, to_dim, 0, forward, backward))
+        self.steps.append(
+            ReshardStep(
+                kind=kind,
+                axes=axes,
+                dim=dim,
+                to_dim=to_dim,
+                forward_elements=forward,
+                backward_elements=backward,
+            )
+        )
 
     def _pad_for_target(self, d: int) -> None:
         """Pad or unpad dim d, which no axis cuts, to its size in the target."""

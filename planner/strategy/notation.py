@@ -1,4 +1,4 @@
-"""TODO."""
+"""Parameters of a strategy in groups that are alike, and the line of text for each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TODO."""
+"""The model of a strategy file, opened again under the workload that it records."""
 
 from __future__ import annotations
 
