@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from costmodels.optimizers import OPTIMIZERS
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -45,8 +47,6 @@ class Recipe:
 
 
 _SHORT = {"bfloat16": "bf16", "float16": "fp16", "float8_e4m3fn": "fp8"}
-_MOMENTS = {"adamw": 8, "sgd": 0}
-"""Optimizer -> bytes a parameter of its moments, in float32."""
 _RECIPES = (
     Recipe(
         name="bf16-mixed",
@@ -128,7 +128,6 @@ _RECIPES = (
     ),
 )
 """Of each recipe what an optimizer without moments keeps; the default first."""
-OPTIMIZERS = tuple(_MOMENTS)
 
 
 def recipe_names() -> tuple[str, ...]:
@@ -142,4 +141,4 @@ def load_recipe(name: str, optimizer: str = "adamw", training: bool = True) -> R
     recipe = {recipe.name: recipe for recipe in _RECIPES}[name]
     if not training:
         return replace(recipe, gradient_bytes=0, reduction_bytes=0, state_bytes=0, master_bytes=0)
-    return replace(recipe, state_bytes=recipe.master_bytes + _MOMENTS[optimizer])
+    return replace(recipe, state_bytes=recipe.master_bytes + OPTIMIZERS[optimizer].moment_bytes)

@@ -101,7 +101,8 @@ class Completion(argparse.Action):
 def _values() -> dict[str, list[str]]:
     """Option -> what ships to be named by it."""
     from costmodels.hardware.device import device_names, topology_names
-    from costmodels.precision import OPTIMIZERS, recipe_names
+    from costmodels.optimizers import OPTIMIZERS
+    from costmodels.precision import recipe_names
     from costmodels.runtimes import runtime_names
 
     return {

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import argparse
 
+from costmodels.optimizers import OPTIMIZERS
+
 
 def pair(text: str) -> tuple[str, str]:
     """NAME=VALUE."""
@@ -210,7 +212,9 @@ def add_workload(p: argparse.ArgumentParser, many: bool = False) -> None:
             " (docs/tables.md)"
         ),
     )
-    g.add_argument("--optimizer", default="adamw", metavar="NAME", help="adamw (default) or sgd")
+    first, *others, last = OPTIMIZERS
+    names = ", ".join([f"{first} (default)", *others])
+    g.add_argument("--optimizer", default=first, metavar="NAME", help=f"{names} or {last}")
     g.add_argument(
         "--lr",
         type=positive,

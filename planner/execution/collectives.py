@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from fractions import Fraction
 from math import prod
 
+from costmodels.optimizers import MOMENT_BYTES, OPTIMIZERS, Optimizer
 from planner.execution import even_collectives, even_flops, uneven_collectives
 from planner.execution.collective import CollectiveUse, ItemSize, float32_sizes
 from planner.execution.even_collectives import weights_of_other_stages
@@ -54,6 +55,10 @@ def flops_by_index(
     return even_flops.flops_by_index(flow, blocks, again=again)
 
 
+STEP_COUNT_BYTES = 4
+"""Of the number of the step, where an optimizer reads it."""
+
+
 def argument_bytes(flow: Flow, optimizer: str = "", size: ItemSize = float32_sizes) -> int:
     """Bytes of what one device passes to the step (training) or the forward pass: parameters,
     optimizer state, batch, step count."""
@@ -65,16 +70,16 @@ def argument_bytes(flow: Flow, optimizer: str = "", size: ItemSize = float32_siz
 
     pipeline = pipeline_of(graph, flow.plan)
     elsewhere = weights_of_other_stages(graph, pipeline) if pipeline else frozenset()
-    total = 4 if flow.training and optimizer == "adamw" else 0  # the step count
+    kept = OPTIMIZERS[optimizer] if flow.training and optimizer else Optimizer(0, False)
+    total = STEP_COUNT_BYTES if kept.counts_steps else 0
     if flow.plan.stage_cuts:
-        total += uneven_collectives.parameter_bytes(flow, size) + (
-            8 * uneven_collectives.state_elements(flow) if optimizer == "adamw" else 0
-        )
+        total += uneven_collectives.parameter_bytes(flow, size)
+        total += kept.moment_bytes * uneven_collectives.state_elements(flow)
     for name, plan in flow.weights.items() if not flow.plan.stage_cuts else ():
         if name in used and name not in elsewhere:
             total += local(name, stored_layout(plan), size(graph.tensors[name].dtype))
-            if flow.training and name in flow.grad and optimizer == "adamw":
-                total += 2 * local(name, cut_layout(plan), 4)
+            if flow.training and name in flow.grad:
+                total += kept.moments * local(name, cut_layout(plan), MOMENT_BYTES)
     for name in graph.inputs:
         if name in used:
             total += local(name, flow.source[name], size(graph.tensors[name].dtype)) * (

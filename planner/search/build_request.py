@@ -8,7 +8,8 @@ from typing import Any
 
 from costmodels.capacity import capacity, preallocation
 from costmodels.hardware.units import show_bytes
-from costmodels.precision import OPTIMIZERS, load_recipe, recipe_names
+from costmodels.optimizers import OPTIMIZERS
+from costmodels.precision import load_recipe, recipe_names
 from costmodels.runtimes import load_runtime, runtime_names
 from planner.cache.folder import Cache
 from planner.errors import PlanError
@@ -85,7 +86,7 @@ def make_request(
         else for_devices(hardware or DEFAULT_HARDWARE, devices)
     )
     choose("precision", precision, recipe_names())
-    choose("optimizer", optimizer, OPTIMIZERS)
+    choose("optimizer", optimizer, tuple(OPTIMIZERS))
     choose("runtime", runtime, runtime_names())
     choose("solver", solver, tuple(SOLVERS))
     choose("mode", mode, ("auto", "data-parallel", "hybrid", "semi-auto", "propagate", "manual"))

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import prod
 
+from costmodels.optimizers import OPTIMIZERS
 from planner.emit.blocks import display_names
 from planner.emit.program import emitted_blocks
 from planner.execution import collectives, uneven_collectives
@@ -141,10 +142,10 @@ def _bytes(flow: Flow, name: str, layout: Layout, itemsize: float) -> int:
 
 
 def _state_bytes(flow: Flow, optimizer: str, compute: str) -> int:
-    """Moments (adamw) and, beside parameters shorter than float32, a master copy."""
+    """Moments and, beside parameters shorter than float32, a master copy."""
     if not flow.training:
         return 0
-    each = (8 if optimizer == "adamw" else 0) + (0 if compute == "float32" else 4)
+    each = OPTIMIZERS[optimizer].moment_bytes + (0 if compute == "float32" else 4)
     if flow.plan.stage_cuts:
         return each * uneven_collectives.state_elements(flow)
     elsewhere = _elsewhere(flow)
