@@ -19,6 +19,7 @@ from costmodels import collectives, host_link, overlap
 from costmodels import kernels as compute
 from costmodels.capacity import tiled_image
 from costmodels.kernels import Amount
+from costmodels.optimizers import OPTIMIZERS
 from costmodels.precision import Recipe
 from costmodels.runtimes import Rates, Runtime
 from planner.execution.collective import CollectiveUse
@@ -238,10 +239,9 @@ class Pricer:
         """Seconds of the optimizer's pass over local parameters. State that waits in the host's
         memory is read from there and written back: two ways of the host's link, one after the
         other, however much of that a device does at once."""
-        away = (
-            self.host_s(2 * elements * self.recipe.state_bytes) if "optimizer" in offload else 0.0
-        )
-        return (
-            compute.optimizer_time_s(self.topology.device, elements, self.runtime.optimizer_bytes)
-            + away
-        )
+        recipe, adamw = self.recipe, OPTIMIZERS["adamw"]
+        away = self.host_s(2 * elements * recipe.state_bytes) if "optimizer" in offload else 0.0
+        # The runtime's figure is AdamW's; every moment fewer is one that is not read and written.
+        fewer = adamw.moment_bytes - (recipe.state_bytes - recipe.master_bytes)
+        moved = self.runtime.optimizer_bytes - 2 * fewer
+        return compute.optimizer_time_s(self.topology.device, elements, moved) + away
