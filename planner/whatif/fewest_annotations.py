@@ -140,13 +140,16 @@ def pins_file(strategy: Strategy, nodes: Table) -> str:
         for a in strategy.mesh
     }
     staged = len(inner) < len(mesh)
-    techniques = {
+    chosen_pins = {
         t.name: t.in_pins(value)
         for t in OF_PLANS
         for value in [getattr(chosen, t.field)]
         if t.name != "zero_group"
         and ((t.structural and (staged or not t.staged)) or value != t.neutral)
     }
+    # What every plan decides comes first.
+    first = ("zero_stage", "recompute", "microbatches")
+    techniques = {name: chosen_pins[name] for name in first} | chosen_pins
     if chosen.zero_stage and set(chosen.zero_axes) != set(inner):
         techniques["zero_group"] = prod(inner[a] for a in chosen.zero_axes)
     sections = [
