@@ -1,4 +1,4 @@
-"""TODO."""
+"""Options checked against what exists, and built into the request of a search."""
 
 from __future__ import annotations
 
@@ -13,6 +13,14 @@ from costmodels.precision import load_recipe, recipe_names
 from costmodels.runtimes import load_runtime, runtime_names
 from planner.cache.folder import Cache
 from planner.errors import PlanError
+from planner.execution.techniques import (
+    BY_NAME,
+    FRAMEWORK,
+    INFERENCE,
+    NO_GPU,
+    PARTITIONER,
+    TECHNIQUES,
+)
 from planner.graph.findings import Finding
 from planner.machine.topology import for_devices, from_json
 from planner.machine.topology_file import from_file
@@ -126,12 +134,9 @@ def make_request(
                 **parsed.techniques,
             },
         )
-    refuse_copies(parsed, workload, runtime)
-    refuse_training(parsed, workload)
+    refuse_pins(parsed, machine.device, workload, runtime)
     partitioned = refuse_partitioned(parsed, runtime, backend)
-    profile = runtime_of_buckets(
-        load_runtime(runtime), pinned_bucket(parsed, machine.device, workload, runtime)
-    )
+    profile = runtime_of_buckets(load_runtime(runtime), parsed.techniques.get("bucket", 0))
     return Request(
         machine,
         capacity(machine.device, machine.devices, memory_reserve_bytes),
@@ -146,53 +151,31 @@ def make_request(
         seed,
         fold,
         baselines,
-        offload=pinned_offload(parsed, workload, runtime),
+        offload=parsed.techniques.get("offload", ()),
         cache=cache if isinstance(cache, Cache) or cache is None else Cache.chosen(cache),
         partitioned=partitioned,
         incremental=incremental,
     )
 
 
-def pinned_offload(pins: Any, workload: str, runtime: str) -> tuple[str, ...]:
-    """What the pins send to the host's memory. Raises PlanError P024 where no program that does so
-    is written."""
-
-    offload: tuple[str, ...] = pins.techniques.get("offload", ())
-    why = (
-        "inference keeps no optimizer state"
-        if workload != "train"
-        else (
-            f"--runtime {runtime} is priced as that framework runs"
-            if load_runtime(runtime).kernels is not None
-            else ""
-        )
-    )
-    if offload and why:
-        raise PlanError(
-            "P024",
-            f"pin offload = {'+'.join(offload)} contradicts the request: {why}",
-            help=["remove the pin"],
-        )
-    return offload
-
-
-def refuse_copies(pins: Any, workload: str, runtime: str) -> None:
-    """Raises PlanError P024 where no program runs several copies of the batch at the same time."""
-
-    copies = pins.techniques.get("copies", 1)
-    why = (
-        "inference has no microbatches"
-        if workload != "train"
-        else (
-            f"--runtime {runtime} is priced as that framework runs"
-            if load_runtime(runtime).kernels is not None
-            else ""
-        )
-    )
-    if copies > 1 and why:
-        raise PlanError(
-            "P024", f"pin copies = {copies} contradicts the request: {why}", help=["remove the pin"]
-        )
+def refuse_pins(pins: Any, device: Any, workload: str, runtime: str) -> None:
+    """Raises PlanError P024 for a technique that no program of such a request has; neutral values
+    say nothing."""
+    holds = {
+        NO_GPU: device.kind != "gpu",
+        INFERENCE: workload != "train",
+        FRAMEWORK: load_runtime(runtime).kernels is not None,
+    }
+    for t in TECHNIQUES:
+        value = pins.techniques.get(t.name, t.neutral)
+        why = next((t.refused[c] for c, true in holds.items() if true and c in t.refused), "")
+        if why and value != t.neutral:
+            raise PlanError(
+                "P024",
+                f"pin {t.name} = {t.shown(value)} contradicts the request:"
+                f" {why.format(runtime=runtime, kind=device.kind)}",
+                help=["remove the pin"],
+            )
 
 
 def refuse_partitioned(pins: Any, runtime: str, backend: str) -> bool:
@@ -206,26 +189,21 @@ def refuse_partitioned(pins: Any, runtime: str, backend: str) -> bool:
     )
     if not asked:
         return False
-    techniques, stages = pins.techniques, min(pins.mesh.get(STAGE, (1,)))
     pinned = {
-        "copies": techniques.get("copies", 1),
-        "offload": "+".join(techniques.get("offload", ())),
-        "pp": stages,
-        "schedule": techniques.get("schedule", ""),
-        "virtual": techniques.get("virtual", 1),
+        t.name: (t.shown(value), t.refused[PARTITIONER])
+        for t in TECHNIQUES
+        for value in [pins.techniques.get(t.name, t.neutral)]
+        if PARTITIONER in t.refused and value != t.neutral
     }
-    for key, value in pinned.items():
-        if value not in (1, ""):
-            what = {
-                "copies": "overlapped microbatches (copies) are",
-                "offload": "offload to host memory is",
-            }.get(key, "pipeline stages are")
-            instead = "--backend shard_map" if backend == "jit" else "--runtime jax-shard_map"
-            raise PlanError(
-                "P024",
-                f"pin {key} = {value} contradicts {asked}: {what} written for shard_map only",
-                help=[f"{instead}, or remove the pin"],
-            )
+    if (stages := min(pins.mesh.get(STAGE, (1,)))) > 1:
+        pinned = {"pp": (str(stages), BY_NAME["schedule"].refused[PARTITIONER])} | pinned
+    for key, (value, what) in pinned.items():
+        instead = "--backend shard_map" if backend == "jit" else "--runtime jax-shard_map"
+        raise PlanError(
+            "P024",
+            f"pin {key} = {value} contradicts {asked}: {what} written for shard_map only",
+            help=[f"{instead}, or remove the pin"],
+        )
     return True
 
 
@@ -239,51 +217,6 @@ def refuse_tables(offload: tuple[str, ...], tables: str) -> None:
             " together in a program",
             help=["pin offload=none, or --tables device"],
         )
-
-
-def refuse_training(pins: Any, workload: str) -> None:
-    """Raises PlanError P024 for what only a training step does where none is planned; its neutral
-    values say nothing."""
-    neutral = {
-        "zero_stage": 0,
-        "zero_group": None,
-        "recompute": "none",
-        "microbatches": 1,
-        "virtual": 1,
-    }
-    asked = next((k for k, v in pins.techniques.items() if k in neutral and v != neutral[k]), "")
-    if workload != "train" and asked:
-        raise PlanError(
-            "P024",
-            f"pin {asked} = {pins.techniques[asked]} contradicts the request: inference has no"
-            " backward pass, and takes its batch at once",
-            help=["remove the pin"],
-        )
-
-
-def pinned_bucket(pins: Any, device: Any, workload: str, runtime: str) -> int | str:
-    """The pinned size of what is sent together. Raises PlanError P024 where no program can be told
-    of it."""
-
-    bucket: int | str = pins.techniques.get("bucket", 0)
-    why = (
-        f"the compiler for {device.kind} has no such setting"
-        if device.kind != "gpu"
-        else (
-            "inference has nothing that waits to be sent together"
-            if workload != "train"
-            else (
-                f"--runtime {runtime} is priced as that framework runs"
-                if load_runtime(runtime).kernels is not None
-                else ""
-            )
-        )
-    )
-    if bucket and why:
-        raise PlanError(
-            "P024", f"pin bucket = {bucket} contradicts the request: {why}", help=["remove the pin"]
-        )
-    return bucket
 
 
 def refuse_unsupported(base: Any) -> None:

@@ -220,7 +220,7 @@ def recorded_request(strategy: Strategy, topology: Topology, pins: Pins | None =
 
     Raises PlanError P020 for pins that cannot be read, P024 for some that no program follows.
     """
-    from planner.search.build_request import pinned_bucket, pinned_offload
+    from planner.search.build_request import refuse_pins
 
     pins = pins_of(strategy) if pins is None else pins
     workload, runtime, said = (
@@ -228,16 +228,15 @@ def recorded_request(strategy: Strategy, topology: Topology, pins: Pins | None =
         str(strategy.workload["runtime"]),
         strategy.provenance,
     )
+    refuse_pins(pins, topology.device, workload, runtime)
     request = request_of(strategy, topology)
     return replace(
         request,
         pins=pins,
         mode=str(said.get("mode", "auto")),
         objective=str(said.get("objective", "step")),
-        offload=pinned_offload(pins, workload, runtime),
-        runtime=runtime_of_buckets(
-            request.runtime, pinned_bucket(pins, topology.device, workload, runtime)
-        ),
+        offload=pins.techniques.get("offload", ()),
+        runtime=runtime_of_buckets(request.runtime, pins.techniques.get("bucket", 0)),
     )
 
 
