@@ -25,6 +25,7 @@ class Optimizer:
 
 OPTIMIZERS = {
     "adamw": Optimizer(moments=2, counts_steps=True),
+    "lion": Optimizer(moments=1, counts_steps=False),
     "sgd": Optimizer(moments=0, counts_steps=False),
 }
 """By name, the default first."""
