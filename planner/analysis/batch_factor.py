@@ -21,7 +21,7 @@ def batch_factors(base: BasicFacts) -> tuple[str, ...]:
     carried = {
         name: 0 for name, n in leading.items() if n == batch or batch not in leading.values()
     }
-    found = []
+    result = []
     for i, node in enumerate(graph.nodes):
         rule, factor = base.rules[i], ""
         for slot, name in enumerate(node.inputs):
@@ -30,11 +30,11 @@ def batch_factors(base: BasicFacts) -> tuple[str, ...]:
                 if dim and dim[0] not in rule.whole:
                     factor = dim[0]
                     break
-        found.append(factor)
+        result.append(factor)
         if factor:
             for k, out in enumerate(o for o in node.outputs if o):
                 for d, dim in enumerate(rule.results[k]):
                     if dim and dim[0] == factor:
                         carried[out] = d
                         break
-    return tuple(found)
+    return tuple(result)

@@ -87,7 +87,7 @@ class GraphFacts(BasicFacts):
     def at(self, graph: Graph) -> GraphFacts:
         """The base of the same graph at another batch: only what its extents say is worked out
         again."""
-        found = GraphFacts(
+        result = GraphFacts(
             graph,
             self.training,
             *_rules(graph, self.shared),
@@ -96,8 +96,8 @@ class GraphFacts(BasicFacts):
             self.shared,
             self.times,
         )
-        vars(found).update({name: getattr(self, name) for name in STRUCTURE})
-        return found
+        vars(result).update({name: getattr(self, name) for name in STRUCTURE})
+        return result
 
     def reachable(self, i: int, splits: tuple[Split, ...]) -> tuple[Split, ...]:
         """Without splits that want a weight, an input or a constant as pending terms: only
@@ -113,25 +113,25 @@ class GraphFacts(BasicFacts):
         alike: dict[
             int, float
         ] = {}  # by id: nodes that are alike have their products in common, which `_dots` keeps
-        for i, found in self._dots.items():
-            if id(found) not in alike:
-                alike[id(found)] = float(
-                    sum(dot.flops * (dot.backward + dot.recomputed) for dot in found)
+        for i, result in self._dots.items():
+            if id(result) not in alike:
+                alike[id(result)] = float(
+                    sum(dot.flops * (dot.backward + dot.recomputed) for dot in result)
                     / Fraction(self.rules[i].flops)
                 )
-        return {i: alike[id(found)] for i, found in self._dots.items()}
+        return {i: alike[id(result)] for i, result in self._dots.items()}
 
     @cached_property
     def model_flops(self) -> Fraction:
         """FLOPs of one microbatch over all devices when nothing is duplicated, padded or computed
         again."""
-        alike = {id(found): found for found in self._dots.values()}  # by id, as for `backward`
+        alike = {id(result): result for result in self._dots.values()}  # by id, as for `backward`
         times = Counter(map(id, self._dots.values()))
         return sum(
             (
                 times[key] * dot.flops * (1 + dot.backward)
-                for key, found in alike.items()
-                for dot in found
+                for key, result in alike.items()
+                for dot in result
             ),
             Fraction(0),
         )
@@ -140,7 +140,7 @@ class GraphFacts(BasicFacts):
     def _dots(self) -> Mapping[int, tuple[Product, ...]]:
         """Node with products -> its products, whole; nodes of a class have a rule in common."""
         alike: dict[tuple, tuple[Product, ...]] = {}
-        found = {}
+        result = {}
         for i, rule in enumerate(self.rules):
             if rule.flops:
                 node = self.graph.nodes[i]
@@ -151,8 +151,8 @@ class GraphFacts(BasicFacts):
                 )
                 if key not in alike:
                     alike[key] = dots(self.graph, i, rule, self.grad)
-                found[i] = alike[key]
-        return found
+                result[i] = alike[key]
+        return result
 
     @cached_property
     def still(self) -> frozenset[str]:
@@ -193,7 +193,7 @@ class GraphFacts(BasicFacts):
     def replayed(self) -> frozenset[int]:
         """Nodes of repeated blocks whose results the backward pass of a recomputed block makes
         again: those it reads, directly or on the way."""
-        graph, found = self.graph, set[int]()
+        graph, result = self.graph, set[int]()
         for first, period, repeats in self.loops:
             made = {o: i for i in range(first, first + period) for o in graph.nodes[i].outputs if o}
             wanted = [
@@ -207,22 +207,22 @@ class GraphFacts(BasicFacts):
                 if i >= 0 and i not in again:
                     again.add(i)
                     wanted += graph.nodes[i].inputs
-            found.update(i + r * period for i in again for r in range(repeats))
-        return frozenset(found)
+            result.update(i + r * period for i in again for r in range(repeats))
+        return frozenset(result)
 
     @cached_property
     def dealt(self) -> tuple[tuple[int, int, int], frozenset[int], frozenset[int]] | None:
         """The run whose blocks pipeline stages share, as planner.execution.pipeline.dealt has it;
         None where it is too small a part of the graph (`SHARE`)."""
-        found, products = (
+        result, products = (
             stage_assignment(self.graph, self.runs),
             [i for i, rule in enumerate(self.rules) if rule.flops],
         )
-        if found is None:
+        if result is None:
             return None
-        first, period, repeats = found[0]
+        first, period, repeats = result[0]
         return (
-            found
+            result
             if sum(first <= i < first + period * repeats for i in products)
             >= LEAST_FLOPS_SHARE * len(products)
             else None
@@ -260,13 +260,13 @@ class GraphFacts(BasicFacts):
     def images(self) -> frozenset[tuple[int, ...]]:
         """Shapes of what convolutions read and make: [batch, channels, *extents]. What lies between
         them has the same."""
-        found = {
+        result = {
             (node.inputs[0], *node.outputs)
             for node in self.graph.nodes
             if operator_of(node.op).kind == "convolution"
         }
         return frozenset(
-            self.graph.tensors[name].shape for names in found for name in names if name
+            self.graph.tensors[name].shape for names in result for name in names if name
         )
 
     @cached_property
@@ -334,10 +334,10 @@ class GraphFacts(BasicFacts):
     @cached_property
     def heaviest(self) -> int:
         """First node of the run whose repeats have the largest weights; -2 without any."""
-        found = dict[int, float]()
+        result = dict[int, float]()
         for name, (first, repeats) in self.stacks.items():
-            found[first] = found.get(first, 0.0) + self.graph.tensors[name].elements / repeats
-        return max(found, key=lambda first: found[first], default=-2)
+            result[first] = result.get(first, 0.0) + self.graph.tensors[name].elements / repeats
+        return max(result, key=lambda first: result[first], default=-2)
 
     @cached_property
     def reduced(self) -> Mapping[tuple[tuple[int, ...], int], int]:
@@ -353,7 +353,7 @@ class GraphFacts(BasicFacts):
     def kinds(self) -> Mapping[int, int]:
         """class -> a number; nodes of equal numbers have the same splits at the same prices on
         every mesh."""
-        found, out = dict[tuple, int](), {}
+        result, out = dict[tuple, int](), {}
         for i in self.times:
             node = self.graph.nodes[i]
             slots = (
@@ -367,8 +367,9 @@ class GraphFacts(BasicFacts):
                     if n
                 ]
             )
-            out[i] = found.setdefault(
-                (self.content(i), counts, self.saved_collective_bytes(i, float32_sizes)), len(found)
+            out[i] = result.setdefault(
+                (self.content(i), counts, self.saved_collective_bytes(i, float32_sizes)),
+                len(result),
             )
         return out
 

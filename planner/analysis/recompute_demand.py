@@ -39,7 +39,7 @@ class Hop(NamedTuple):
 def find_demanded(base: BasicFacts) -> Mapping[int, Hop]:
     """Node of a first repeat -> the first hop of a shortest way, inside the repeat, from its result
     to an operand that a gradient reads. Readers come before what they read."""
-    graph, found = base.graph, dict[int, Hop]()
+    graph, result = base.graph, dict[int, Hop]()
     for first, period, _ in base.loops if base.training else ():
         made = {o: i for i in range(first, first + period) for o in graph.nodes[i].outputs if o}
         queue = deque(
@@ -50,7 +50,7 @@ def find_demanded(base: BasicFacts) -> Mapping[int, Hop]:
         while queue:
             hop = queue.popleft()
             i = made.get(hop.tensor, -1)
-            if i >= 0 and i not in found:
-                found[i] = hop
+            if i >= 0 and i not in result:
+                result[i] = hop
                 queue.extend(Hop(n, i, True) for n in graph.nodes[i].inputs if n)
-    return found
+    return result

@@ -28,15 +28,18 @@ Ways = tuple[tuple[str, ...], ...]
 def find_saved_collectives(base: BasicFacts) -> Mapping[int, tuple[int, Ways]]:
     """Class of products in repeated blocks -> how many repeats there are, and the ways from its
     nodes of one repeat."""
-    found: dict[int, tuple[int, Ways]] = {}
+    result: dict[int, tuple[int, Ways]] = {}
     for first, period, repeats in base.loops if base.training else ():
         taken = set[str]()
         for i in range(first, first + period):
             way = _way(base, i, range(first, first + period), taken) if base.rules[i].flops else ()
             if way:
                 taken.update(way)
-                found[base.shared[i]] = repeats, (*found.get(base.shared[i], (repeats, ()))[1], way)
-    return found
+                result[base.shared[i]] = (
+                    repeats,
+                    (*result.get(base.shared[i], (repeats, ()))[1], way),
+                )
+    return result
 
 
 def _way(base: BasicFacts, i: int, inside: range, taken: set[str]) -> tuple[str, ...]:

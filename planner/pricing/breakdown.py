@@ -145,11 +145,11 @@ def _moves(
     """
     labels = base.graph.labels
     mine = dict.fromkeys([*(labels.get(t, t) for t in (*node.inputs, *node.outputs) if t), node.id])
-    found: dict[tuple[str, str, str, str], Row] = {}
+    result: dict[tuple[str, str, str, str], Row] = {}
     for what in mine:
         for use in uses.get(what, ()):
             axes = "+".join(use.axes)
-            row = found.setdefault(
+            row = result.setdefault(
                 (use.kind, axes, use.phase, what),
                 {
                     "kind": use.kind,
@@ -165,5 +165,5 @@ def _moves(
             row["payload_bytes"] += use.total_bytes
             row["time_s"] += pricer.use_s(use)
     return sorted(
-        found.values(), key=lambda r: (-r["time_s"], r["phase"], r["kind"], r["axes"], r["tensor"])
+        result.values(), key=lambda r: (-r["time_s"], r["phase"], r["kind"], r["axes"], r["tensor"])
     )

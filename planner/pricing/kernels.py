@@ -204,7 +204,7 @@ def working_of(
     """`working_bytes` of several splits. [splits]
 
     Gradients of operands and results are as large as they are. In a repeated block operands,
-    results and weights are also cut out of what all repeats keep, and a weight's gradient is made
+    results and weights are also cut out of what all repeats save, and a weight's gradient is made
     before it is put with the others.
     """
     node, rule, splits = base.graph.nodes[i], base.rules[i], cuts.splits
@@ -274,8 +274,8 @@ def _bytes(base: GraphFacts, pricer: Pricer, name: str, shape: tuple[int, ...]) 
 def saved_beside_of(
     base: GraphFacts, i: int, slot: int, splits: Sequence[Split], pricer: Pricer
 ) -> Any:
-    """Bytes that a kernel keeps for its backward pass beside operands and results of the graph,
-    counted with its operand `slot`. [splits], or 0 where none keeps anything"""
+    """Bytes that a kernel saves for its backward pass beside operands and results of the graph,
+    counted with its operand `slot`. [splits], or 0 where none saves anything"""
     saves = operator_of(base.graph.nodes[i].op).saves_beside
     return saves(pieces_of(base, i, splits, pricer)) if saves and not slot else 0.0
 

@@ -10,7 +10,7 @@ collectives inside kernels (rings, exchanges of rows), which take both streams, 
 share: weights that are gathered, their gradients. A loop's turn ends for all copies at once.
 
 What it costs stands in the price as for any number of microbatches: kernels of fewer rows, as many
-launches and latencies as microbatches. Activations are kept of c microbatches, but a weight is
+launches and latencies as microbatches. Activations are saved of c microbatches, but a weight is
 gathered, and its gradient scattered, once for all of them. Compilers that join neighbouring
 collectives of a kind into one launch would join those of the copies, which then wait for each
 other: programs ask for smaller launches where two of the largest would fit into one
@@ -66,14 +66,14 @@ class Stretch:
 
 def stretches(flow: Flow, runs: Iterable[RepeatedBlock]) -> tuple[Stretch, ...]:
     """One repeat of every loop, and what stands between loops."""
-    found, first = list[Stretch](), 0
+    result, first = list[Stretch](), 0
     for run in sorted(runs, key=lambda r: r.first):
-        found += [
+        result += [
             Stretch(range(first, run.first), 1),
             Stretch(range(run.first, run.first + run.period), run.repeats),
         ]
         first = run.end
-    return tuple(s for s in (*found, Stretch(range(first, len(flow.graph.nodes)), 1)) if s.nodes)
+    return tuple(s for s in (*result, Stretch(range(first, len(flow.graph.nodes)), 1)) if s.nodes)
 
 
 def hidden_shares(
@@ -119,7 +119,7 @@ def _homes(
     after which it runs forward and before which backward; -1: where the stretch begins)."""
     graph, own = flow.graph, tensors_per_microbatch(flow, runs)
     loops = {run.first: run for run in runs}
-    found: dict[tuple[bool, str], tuple[int, int]] = {}
+    result: dict[tuple[bool, str], tuple[int, int]] = {}
     for k, stretch in enumerate(every):
         run = loops.get(stretch.nodes.start)
         entering = (
@@ -128,14 +128,14 @@ def _homes(
             else [n for i in stretch.nodes for n in graph.nodes[i].inputs if n in own]
         )
         for i in stretch.nodes:
-            found |= {
+            result |= {
                 (run is not None, graph.labels.get(n, n)): (k, i)
                 for n in (graph.nodes[i].id, *graph.nodes[i].outputs)
                 if not own.isdisjoint(graph.nodes[i].outputs)
             }
         for name in entering:
-            found.setdefault((run is not None, graph.labels.get(name, name)), (k, -1))
-    return found
+            result.setdefault((run is not None, graph.labels.get(name, name)), (k, -1))
+    return result
 
 
 def _chain(

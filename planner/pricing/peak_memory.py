@@ -184,7 +184,7 @@ def _weight_bytes(
 ) -> _WeightBytes:
     """What weights take, their gradients and the optimizer's state."""
     graph, plan, recipe, looped = base.graph, flow.plan, pricer.recipe, not base.written_out
-    pipeline, offloaded, found = (
+    pipeline, offloaded, result = (
         pipeline_of(graph, plan),
         offloaded_names(flow, runs),
         _WeightBytes(),
@@ -197,40 +197,40 @@ def _weight_bytes(
         stored = weight.stored * (
             recipe.parameter_bytes if t.is_float else pricer.itemsize(t.dtype)
         )
-        found.parameters += stored * here
+        result.parameters += stored * here
         users = [i for i, _ in graph.consumers[name]]
         if pipeline and pipeline.copied_weights_share and any(i in pipeline.nodes for i in users):
-            found.duplicated += stored * float(pipeline.copied_weights_share)
+            result.duplicated += stored * float(pipeline.copied_weights_share)
         if name not in flow.grad:
             continue
         # The program takes all gradients, then scatters each: below stage 3 the whole gradient
         # exists, and microbatches add an accumulator.
         if here:
-            found.gradients += weight.gradient_bytes(recipe, looped=looped)
+            result.gradients += weight.gradient_bytes(recipe, looped=looped)
             if plan.accumulation_steps > 1:
-                found.gradients += weight.accumulator_bytes(recipe, looped=looped)
+                result.gradients += weight.accumulator_bytes(recipe, looped=looped)
         state, whole = weight.optimizer_bytes(recipe), weight.whole * recipe.gradient_bytes
         if "optimizer" in plan.offload:
             # Repeats of a block one by one, those of a chunk of a pipeline stage at once.
             chunked = pipeline and pipeline.virtual_stages > 1 and users[0] in pipeline.nodes
-            found.passing_state.append(
+            result.passing_state.append(
                 state * (pipeline.blocks_per_tick if pipeline and chunked else 1)
             )
         else:
-            found.state += state
-        found.gradients_of.append((users, whole, weight.remaining_bytes(recipe)))
+            result.state += state
+        result.gradients_of.append((users, whole, weight.remaining_bytes(recipe)))
         if weight.zero_stage == 3:
             for i in users:
                 size = weight.whole * recipe.parameter_bytes
-                found.gathered[i] = found.gathered.get(i, 0.0) + size
+                result.gathered[i] = result.gathered.get(i, 0.0) + size
         if name in base.own and users[0] in base.repeated and plan.zero_stage < 3 and here:
-            found.block_grads += whole
+            result.block_grads += whole
     if offloaded:
         # Those of one repeat are here; in the optimizer's step rows of others take their place.
         brought = offloaded_weights(flow, runs, pricer)
-        found.parameters += brought.weights
-        found.gradients += brought.gradients
-    return found
+        result.parameters += brought.weights
+        result.gradients += brought.gradients
+    return result
 
 
 def _activation_bytes(
@@ -390,8 +390,8 @@ def gathered_bytes(plan: Plan, gathered: Mapping[int, float]) -> float:
 def temporaries(
     base: GraphFacts, flow: Flow, pricer: Pricer, gathered: Mapping[int, float]
 ) -> tuple[float, float]:
-    """The largest working set of one operator (planner.pricing.kernels), with gathered weights of
-    two layers: before the tail, and in it."""
+    """The largest workspace of one operator (planner.pricing.kernels), with gathered weights of
+    two layers: before the epilogue, and in it."""
     largest = {False: 0.0, True: 0.0}
     for p in passes(base, flow, pricer, gathered):
         largest[p.i in base.epilogue] = max(largest[p.i in base.epilogue], p.work)

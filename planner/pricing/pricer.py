@@ -222,7 +222,7 @@ class Pricer:
 
     def loop_s(self, weights_bytes: float, saved_bytes: float = 0.0) -> float:
         """Seconds that a microbatch's loops over repeated blocks take to copy weights and their
-        gradients, and what is kept for the backward pass, out of stacks and into them. Of virtual
+        gradients, and what is saved for the backward pass, out of stacks and into them. Of virtual
         devices: XLA's CPU back end copies what other back ends read and write in place.
         """
         return (

@@ -74,10 +74,10 @@ class Conversions:
         for them.
         """
         asked = shape, itemsize, tuple(rows), tuple(columns), grad
-        found = self._tables.get(asked)
-        if found is None:
-            found = self._tables[asked] = self._kept(*asked)
-        return found
+        result = self._tables.get(asked)
+        if result is None:
+            result = self._tables[asked] = self._kept(*asked)
+        return result
 
     def _kept(
         self,
@@ -97,13 +97,13 @@ class Conversions:
             self.atlas.written(rows),
             self.atlas.written(columns),
         )
-        found = kept.array(
+        result = kept.array(
             key,
             2 * len(rows),
             len(columns),
             lambda: np.concatenate(self._made(shape, itemsize, rows, columns, grad)),
         )
-        return found[: len(rows)], found[len(rows) :]
+        return result[: len(rows)], result[len(rows) :]
 
     def _made(
         self,
@@ -116,7 +116,7 @@ class Conversions:
         """`table`, worked out."""
         grid = self.pairs.grid(rows, columns)
         forward, backward = self._prices(prod(shape) * itemsize)
-        found = forward[grid], backward[grid] if grad else np.zeros(grid.shape)
+        result = forward[grid], backward[grid] if grad else np.zeros(grid.shape)
         (source, over), (target, beyond) = (
             self._padded(shape, tuple(rows)),
             self._padded(shape, tuple(columns)),
@@ -126,20 +126,20 @@ class Conversions:
             extents = source[at[0]], target[at[1]]
             cells = [(rows[r], columns[c]) for r, c in zip(*(k.tolist() for k in at), strict=True)]
             path = self._padded_paths(shape, cells, *extents)
-            self._pad(found, at, self.pairs.arrays[0][grid[at]], path, extents, itemsize)
+            self._pad(result, at, self.pairs.arrays[0][grid[at]], path, extents, itemsize)
             if not grad:
-                found[1][at] = 0.0
-        return found
+                result[1][at] = 0.0
+        return result
 
     def local(self, shape: tuple[int, ...], row: LayoutColumn) -> np.ndarray:
         """Elements of one device's piece, padding included, in each distinct layout of a row."""
         key = shape, row.layouts
-        found = self._local.get(key)
-        if found is None:
-            found = self._local[key] = (
+        result = self._local.get(key)
+        if result is None:
+            result = self._local[key] = (
                 -(-np.array(shape, np.int64) // self.pieces(row.layouts, len(shape)))
             ).prod(axis=1)
-        return found
+        return result
 
     def pieces(self, layouts: Sequence[int], rank: int) -> np.ndarray:
         """Into how many pieces each dim is cut. [layouts, rank]"""
@@ -158,12 +158,12 @@ class Conversions:
         """The tensor's extents as each layout pads them, and whether it pads any. [layouts, dims],
         [layouts]"""
         key = shape, layouts
-        found = self._extents.get(key)
-        if found is None:
+        result = self._extents.get(key)
+        if result is None:
             pieces, whole = self.pieces(layouts, len(shape)), np.array(shape, np.int64)
             extents = -(-whole // pieces) * pieces
-            found = self._extents[key] = extents, (extents != whole).any(axis=1)
-        return found
+            result = self._extents[key] = extents, (extents != whole).any(axis=1)
+        return result
 
     def _padded_paths(
         self,

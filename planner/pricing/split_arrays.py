@@ -35,15 +35,15 @@ class SplitArrays:
     def axes(splits: Sequence[Split]) -> dict[str, tuple[tuple[Axes, ...], np.ndarray]]:
         """By name, each choice that some split cuts: the ways to, and which of them is each split's
         [splits]."""
-        found: dict[str, tuple[dict[Axes, int], list[int]]] = {}
+        result: dict[str, tuple[dict[Axes, int], list[int]]] = {}
         for k, split in enumerate(splits):
             for choice, axes in split.pairs:
-                if choice not in found:
-                    found[choice] = {(): 0}, [0] * len(splits)
-                ways, each = found[choice]
+                if choice not in result:
+                    result[choice] = {(): 0}, [0] * len(splits)
+                ways, each = result[choice]
                 each[k] = ways.setdefault(axes, len(ways))
         return {
-            choice: (tuple(ways), np.array(each)) for choice, (ways, each) in sorted(found.items())
+            choice: (tuple(ways), np.array(each)) for choice, (ways, each) in sorted(result.items())
         }
 
     @classmethod

@@ -46,14 +46,14 @@ def derived(base: GraphFacts, plan: Plan) -> tuple[Flow, tuple[RepeatedBlock, ..
     """The flow of a plan and its repeated blocks. Raises PlanError P068 where they cannot be dealt
     out over pipeline stages."""
     flow = derive(base.graph, plan, training=base.training, rules=base.rules, grad=base.grad)
-    found = (
+    result = (
         [find_repeated_block(flow, *run) for run in plan.repeated_blocks]
         if not plan.stage_cuts
         else []
     )
-    runs = tuple(r for r in found if isinstance(r, RepeatedBlock))
+    runs = tuple(r for r in result if isinstance(r, RepeatedBlock))
     if pipeline := pipeline_of(base.graph, plan):
-        pipelined_block(flow, runs, pipeline, [r for r in found if isinstance(r, str)])
+        pipelined_block(flow, runs, pipeline, [r for r in result if isinstance(r, str)])
     return flow, runs
 
 
@@ -241,12 +241,12 @@ def _loops_s(
                 * (names[0] in flow.grad)
             )
     inside = {i for run in runs for i in range(run.first, run.end)}
-    kept = sum(
+    saved = sum(
         size * (float(pipeline.stage_share(i)) if pipeline else 1.0)
         for i, _, size in saved_tensors(base, flow, pricer)
         if i in inside
     )
-    return flow.plan.microbatches * pricer.loop_s(weights * pricer.recipe.parameter_bytes, kept)
+    return flow.plan.microbatches * pricer.loop_s(weights * pricer.recipe.parameter_bytes, saved)
 
 
 def recomputed_nodes(flow: Flow, runs: tuple[RepeatedBlock, ...]) -> frozenset[int]:

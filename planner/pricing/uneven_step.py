@@ -16,7 +16,7 @@ no forward pass of its own, and but under gpipe none backward once forward passe
 chunk's forward pass cuts its weights out of the buffers they lie in, its backward pass does so
 again and puts their gradients together: copies of the chunk's weights, in time and in memory. The
 sums of gradients are those of all of a stage's chunks in every tick. While the backward pass of a
-chunk runs it keeps what a microbatch's passes need of it.
+chunk runs it saves what a microbatch's passes need of it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SLOTS = 4
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass of one chunk in a tick: seconds of kernels, those of them made again, its
+    """One pass of one chunk in a tick: seconds of kernels, those of them that run a second time, its
     collectives, and all of it together."""
 
     kernels_s: float
@@ -190,13 +190,13 @@ def memory(base: GraphFacts, flow: Flow, pricer: Pricer) -> Breakdown:
     )
     waiting = uneven_collectives.uneven_schedule(flow).in_flight
     slack, own = 1 + pricer.runtime.memory_slack, dict[int, list[float]]()
-    kept, working = dict[int, float](), {p.i: p.work for p in passes(base, flow, pricer, {})}
+    saved, working = dict[int, float](), {p.i: p.work for p in passes(base, flow, pricer, {})}
     for i, _, size in saved_tensors(base, flow, pricer):
-        kept[i] = kept.get(i, 0.0) + size
+        saved[i] = saved.get(i, 0.0) + size
     for k in range(stages.count):
         opened = uneven_collectives.chunk_weight_bytes(flow, stages, k, pricer.itemsize)
         own[k] = [
-            sum(kept.get(i, 0.0) for i in stages.nodes[k]),
+            sum(saved.get(i, 0.0) for i in stages.nodes[k]),
             max(working[base.shared[i]] for i in stages.nodes[k]) + opened,
         ]
     held, work = max(own.values(), key=sum)

@@ -2,16 +2,16 @@
 
     cost[option]  = times * (microbatches * (forward + backward + recomputed forward + reduction and
                   sums each microbatch) + reduction once)   in picoseconds
-    usage[option] = state bytes + kept activations
+    usage[option] = state bytes + saved activations
         in bytes
-Everything that is kept is alive at the end of the last forward pass, so one live interval holds it
+Everything that is saved is alive at the end of the last forward pass, so one live interval holds it
 all; what only lives inside one operator is reserved apart (planner.pricing.peak_memory). Under
-recompute a repeated block keeps only what is handed from block to block, and one block's
-activations at a time; with results of collectives kept, those that no layout avoids
+recompute a repeated block saves only what is handed from block to block, and one block's
+activations at a time; with results of collectives saved, those that no layout avoids
 (planner.analysis.saved_collectives).
 
 With pipeline stages (planner.execution.pipeline) a device runs and holds its part of the blocks,
-everything runs as often as there are ticks, and activations are kept of all microbatches that wait.
+everything runs as often as there are ticks, and activations are saved of all microbatches that wait.
 What stages hand to each other is left to the price of the whole plan; so is, of uneven stages
 (planner.execution.uneven_pipeline), where the graph is cut and what runs again: here each takes an
 equal part of everything, which none of the longest can be below.
@@ -162,30 +162,30 @@ def has_liveness(space: Space) -> bool:
 
 
 def _working(space: Space, techniques: Techniques) -> list[tuple[int, int, np.ndarray]]:
-    """(time, variable, bytes of each option) of what lives only for a while: an operator's working
-    set, one after the other, as far as it may be the largest; after the repeated blocks with all
-    that operators there keep, where there are no gradients yet to come that count less
+    """(time, variable, bytes of each option) of what lives only for a while: an operator's
+    workspace, one after the other, as far as it may be the largest; after the repeated blocks with all
+    that operators there save, where there are no gradients yet to come that count less
     (`usage_of`).
     """
     arrays, spans = arrays_of(space), list[tuple[int, int, np.ndarray]]()
-    work, tail = (
+    work, saved = (
         np.split(each, arrays.first[1:])
         for each in (
             arrays.workspace[_weights_are_gathered(space, techniques)],
             arrays.costs.saved_bytes_epilogue,
         )
     )
-    late = arrays.epilogue[arrays.first]
+    epilogue = arrays.epilogue[arrays.first]
     least = max(
-        (float(each.min()) for each, after in zip(work, late, strict=True) if not after),
+        (float(each.min()) for each, after in zip(work, epilogue, strict=True) if not after),
         default=0.0,
     )
     for k, each in enumerate(work):
-        if not late[k] and each.max() >= max(least, 1):
+        if not epilogue[k] and each.max() >= max(least, 1):
             spans.append((len(spans), k, each))
     time = len(spans)
-    for k in np.flatnonzero(late).tolist() if techniques.zero_stage == 3 else ():
-        spans += [(time, j, kept) for j, kept in enumerate(tail) if kept.any()]
+    for k in np.flatnonzero(epilogue).tolist() if techniques.zero_stage == 3 else ():
+        spans += [(time, j, size) for j, size in enumerate(saved) if size.any()]
         spans.append((time, k, work[k]))
         time += 1
     return spans
@@ -209,7 +209,7 @@ def least_usage(space: Space, techniques: Techniques, uncut: bool = False) -> fl
 
 
 def least_working(space: Space, techniques: Techniques, uncut: bool = False) -> float:
-    """Bytes that no plan can use for what it keeps: what only lives for a while takes at least as
+    """Bytes that no plan can use for what it saves: what only lives for a while takes at least as
     much."""
     arrays, pieces = arrays_of(space), techniques.microbatches / space.parts if uncut else 1.0
     if has_uneven_stages(space):
@@ -250,7 +250,7 @@ def seconds_of(space: Space, techniques: Techniques, uncut: bool = False) -> np.
 
 
 def bytes_of(space: Space, techniques: Techniques, uncut: bool = False) -> np.ndarray:
-    """Bytes of state and kept activations of every option of every variable in a row, as in
+    """Bytes of state and saved activations of every option of every variable in a row, as in
     `assemble`. [options]"""
     arrays, shares = arrays_of(space), _stage_shares(space, techniques)
     costs, recompute = arrays.costs, recomputes(space, techniques)
@@ -293,9 +293,9 @@ class _Places:
 
     nodes: list[int]
     of: np.ndarray  # [options] which of the nodes
-    late: np.ndarray  # [options] whether it follows the blocks
+    epilogue: np.ndarray  # [options] whether it follows the blocks
     inside_links: np.ndarray  # [links] whether both ends are in the blocks
-    late_links: np.ndarray  # [links] whether one follows them
+    epilogue_links: np.ndarray  # [links] whether one follows them
 
 
 def pipeline_in(space: Space, techniques: Techniques) -> Pipeline | None:
@@ -322,7 +322,7 @@ def has_uneven_stages(space: Space) -> bool:
 
 def parts_of_stage(space: Space, techniques: Techniques) -> tuple[np.ndarray, np.ndarray]:
     """Per variable what part of its nodes a device runs in a microbatch, bubble included, and what
-    part of what they keep for one it has at once (without `uncut`)."""
+    part of what they save for one it has at once (without `uncut`)."""
     shares, at = _stage_shares(space, techniques), arrays_of(space).first
     return (
         ((shares.share * shares.passes)[at], (shares.share * shares.saved_microbatches)[at])
@@ -339,7 +339,7 @@ def ticking(space: Space, techniques: Techniques) -> np.ndarray:
         space.parts
         * arrays.count
         * arrays.pass_s
-        * (shares.share * ~shares.places.late if shares is not None else 0.0)
+        * (shares.share * ~shares.places.epilogue if shares is not None else 0.0)
     )
 
 
@@ -353,10 +353,10 @@ def link_scale(space: Space, techniques: Techniques, *, ends: bool = True) -> li
     shares = _stage_shares(space, techniques)
     if shares is None:
         return [1.0] * len(space.links)
-    found: list[float] = (
-        shares.links if ends else np.where(shares.places.late_links, 0.0, shares.links)
+    result: list[float] = (
+        shares.links if ends else np.where(shares.places.epilogue_links, 0.0, shares.links)
     ).tolist()
-    return found
+    return result
 
 
 def slowdown(space: Space, techniques: Techniques) -> float:
@@ -396,22 +396,22 @@ def _stage_shares(space: Space, techniques: Techniques) -> _StageShares | None:
         ]
         links = (
             np.where(places.inside_links, float(pipeline.blocks_share), 1.0)
-            * np.array(turns)[np.where(places.late_links, 2, places.inside_links)]
+            * np.array(turns)[np.where(places.epilogue_links, 2, places.inside_links)]
         )
         copies = [
             float(pipeline.copied_weights_share) if i in pipeline.nodes else 0.0
             for i in places.nodes
         ]
-        share, kept = (
+        share, saved = (
             [float(f(i)) for i in places.nodes]
             for f in (pipeline.stage_share, pipeline.saved_microbatches)
         )
-        share_of, ratio_of, kept_of, copies_of = np.array([share, ratio, kept, copies])[
+        share_of, ratio_of, saved_of, copies_of = np.array([share, ratio, saved, copies])[
             :, places.of
         ]
-        space.memo[key] = _StageShares(share_of, ratio_of, links, kept_of, copies_of, places)
-    found: _StageShares = space.memo[key]
-    return found
+        space.memo[key] = _StageShares(share_of, ratio_of, links, saved_of, copies_of, places)
+    result: _StageShares = space.memo[key]
+    return result
 
 
 def _equal_shares(space: Space, techniques: Techniques) -> _StageShares:
@@ -438,13 +438,13 @@ def _equal_shares(space: Space, techniques: Techniques) -> _StageShares:
 def _places(space: Space, pipeline: Pipeline) -> _Places:
     if "places" not in space.memo:
         where = [_place(space, v, pipeline) for v in space.variables]
-        blocks, late = (
+        blocks, epilogue = (
             np.array([i in pipeline.nodes for i in where]),
             np.array([pipeline.in_epilogue(i) for i in where]),
         )
         alike = [
             (inside, after, i in pipeline.shared_prologue)
-            for i, inside, after in zip(where, blocks.tolist(), late.tolist(), strict=True)
+            for i, inside, after in zip(where, blocks.tolist(), epilogue.tolist(), strict=True)
         ]
         kinds = list(dict.fromkeys(alike))
         sizes = [v.options for v in space.variables]
@@ -452,12 +452,12 @@ def _places(space: Space, pipeline: Pipeline) -> _Places:
         space.memo["places"] = _Places(
             [where[alike.index(k)] for k in kinds],
             np.repeat([kinds.index(k) for k in alike], sizes),
-            np.repeat(late, sizes),
+            np.repeat(epilogue, sizes),
             blocks[a] & blocks[b],
-            late[a] | late[b],
+            epilogue[a] | epilogue[b],
         )
-    found: _Places = space.memo["places"]
-    return found
+    result: _Places = space.memo["places"]
+    return result
 
 
 def _place(space: Space, v: Variable, pipeline: Pipeline) -> int:
@@ -511,7 +511,7 @@ def replayed(space: Space, techniques: Techniques) -> list[bool]:
 
 
 def _weights_are_gathered(space: Space, techniques: Techniques) -> bool:
-    """Whether working sets are without weights: what is gathered of a block is counted with its
+    """Whether workspaces are without weights: what is gathered of a block is counted with its
     state (planner.pricing.gradient_sync)."""
     return techniques.zero_stage == 3 and not space.base.written_out
 
@@ -553,7 +553,7 @@ def _above_saved(
 def usage_of(
     space: Space, techniques: Techniques, choice: Sequence[int] | np.ndarray, uncut: bool = False
 ) -> tuple[float, float]:
-    """(state and kept activations, what lives only for a while) of a choice, in bytes, as in
+    """(state and saved activations, what lives only for a while) of a choice, in bytes, as in
     `assemble` and planner.pricing.peak_memory."""
     arrays, pieces = arrays_of(space), techniques.microbatches / space.parts if uncut else 1.0
     at = arrays.first + np.asarray(choice, np.int64)

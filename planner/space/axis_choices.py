@@ -16,8 +16,8 @@ def axis_choices(space: Space) -> tuple[np.ndarray, ...]:
     """`_axis_choices`, kept with the space."""
     if "axes" not in space.memo:
         space.memo["axes"] = _axis_choices(space)
-    found: tuple[np.ndarray, ...] = space.memo["axes"]
-    return found
+    result: tuple[np.ndarray, ...] = space.memo["axes"]
+    return result
 
 
 def _axis_choices(space: Space) -> tuple[np.ndarray, ...]:
@@ -44,12 +44,12 @@ def _axis_choices(space: Space) -> tuple[np.ndarray, ...]:
 
 def _cuts(splits: Sequence[Split], number: Mapping[str, int], axes: tuple[str, ...]) -> np.ndarray:
     """Which factor each mesh axis cuts. [splits, axes]"""
-    found, at = np.full((len(splits), len(axes)), -1, np.int64), {a: k for k, a in enumerate(axes)}
+    result, at = np.full((len(splits), len(axes)), -1, np.int64), {a: k for k, a in enumerate(axes)}
     for row, split in enumerate(splits):
         for f, used in split.pairs:
             for a in used:
-                found[row, at[a]] = number[f]
-    return found
+                result[row, at[a]] = number[f]
+    return result
 
 
 def _states(hub: Layout, branch: Layout | None, axes: tuple[str, ...]) -> list[int]:

@@ -9,7 +9,7 @@ Decisions (variables of the problem):
 Costs of an op are kernels forward and backward, collectives inside kernels, and the reduction of
 the gradients of weights only it reads. Costs between variables are conversions, forward and (where
 a gradient flows) backward, from planner.sharding.layout. Everything is kept apart (forward,
-backward, per sharding level) so that one space serves every choice of technique:
+backward, per ZeRO stage) so that one space serves every choice of technique:
 planner.space.assemble adds up.
 """
 

@@ -248,7 +248,7 @@ class Kinds:
             )
             for choice in (*rule.choices, PENDING)
         }
-        memo, found = (
+        memo, result = (
             self.atlas.memo.setdefault(("layouts", operand, len(dims), self.order), {}),
             [],
         )
@@ -257,8 +257,8 @@ class Kinds:
             n = memo.get(case)
             if n is None:
                 n = memo[case] = self.atlas.number(reading(slot, s, self.order))
-            found.append(n)
-        return found
+            result.append(n)
+        return result
 
     def _bytes(
         self,

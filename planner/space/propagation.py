@@ -40,8 +40,8 @@ def by_hand(base: GraphFacts, mesh: Mesh, pinned: Allowed, named: Allowed) -> Al
 
 def propagated(base: GraphFacts, mesh: Mesh, pinned: Allowed) -> Allowed:
     """Propagate: one split for every class of nodes."""
-    found = Spread(base, mesh).run(pinned)
-    return {c: (found.get(c, Split()),) for c in base.times}
+    result = Spread(base, mesh).run(pinned)
+    return {c: (result.get(c, Split()),) for c in base.times}
 
 
 def _unlike(base: GraphFacts) -> tuple[int, ...]:
@@ -120,17 +120,17 @@ class Spread:
             )
 
         def agreed(split: Split) -> int:
-            found = [
+            result = [
                 (graph.tensors[node.inputs[k]], dims, self._layout(i, -1 - k, split))
                 for k, dims in operands.items()
             ]
-            found += [
+            result += [
                 (graph.tensors[outputs[k]], dims, self._layout(i, k, split))
                 for k, dims in results.items()
             ]
             return sum(
                 prod(tensor.shape) * sum(a == b for a, b in zip(theirs, ours, strict=True) if a)
-                for tensor, theirs, ours in found
+                for tensor, theirs, ours in result
             )
 
         wider = (
