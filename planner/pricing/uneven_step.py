@@ -43,8 +43,8 @@ SLOTS = 4
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass of one chunk in a tick: seconds of kernels, those of them that run a second time, its
-    collectives, and all of it together."""
+    """One pass of one chunk in a tick: seconds of kernels, those of them that run a second time,
+    its collectives, and all of it together."""
 
     kernels_s: float
     again_s: float

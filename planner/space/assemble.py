@@ -11,8 +11,8 @@ activations at a time; with results of collectives saved, those that no layout a
 (planner.analysis.saved_collectives).
 
 With pipeline stages (planner.execution.pipeline) a device runs and holds its part of the blocks,
-everything runs as often as there are ticks, and activations are saved of all microbatches that wait.
-What stages hand to each other is left to the price of the whole plan; so is, of uneven stages
+everything runs as often as there are ticks, and activations are saved of all microbatches that
+wait. What stages hand to each other is left to the price of the whole plan; so is, of uneven stages
 (planner.execution.uneven_pipeline), where the graph is cut and what runs again: here each takes an
 equal part of everything, which none of the longest can be below.
 """
@@ -163,8 +163,8 @@ def has_liveness(space: Space) -> bool:
 
 def _working(space: Space, techniques: Techniques) -> list[tuple[int, int, np.ndarray]]:
     """(time, variable, bytes of each option) of what lives only for a while: an operator's
-    workspace, one after the other, as far as it may be the largest; after the repeated blocks with all
-    that operators there save, where there are no gradients yet to come that count less
+    workspace, one after the other, as far as it may be the largest; after the repeated blocks
+    with all that operators there save, where there are no gradients yet to come that count less
     (`usage_of`).
     """
     arrays, spans = arrays_of(space), list[tuple[int, int, np.ndarray]]()
