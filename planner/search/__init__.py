@@ -1,1 +1,1 @@
-"""TODO."""
+"""From a request to the best plan found, and what is proven of it."""

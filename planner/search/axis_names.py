@@ -1,4 +1,5 @@
-"""TODO."""
+"""Names of mesh axes by what they do (data, tensor, ...), and plans, spaces and costs with other
+names of axes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""TODO."""
+"""The size of gradient buckets: chosen for a plan once it is priced, and what a search prices by
+while it is open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""TODO."""
+"""Recompute with saved collectives, as decisions: which conversions between layouts spare a node of
+a block from running again, what they save of it, and what running it again costs."""
 
 from __future__ import annotations
 
