@@ -27,6 +27,7 @@ KERNELS = (
     "signal",
     "experts",
     "ring",
+    "fused_attention",
     "halo",
     "exchange",
 )

@@ -101,6 +101,8 @@ def _attention(call: Call) -> str:
             f"{call.use('ring_attention')}({q}, {k}, {v}, {mask}, {flags},"
             f" {call.axis_text('ring')})"
         )
+    if mask == "None" and start == "0":
+        return f"{call.use('fused_attention')}({q}, {k}, {v}, {flags.rsplit(', ', 1)[0]})"
     return f"{call.use('attention')}({q}, {k}, {v}, {mask}, {flags})"
 
 

@@ -1,0 +1,125 @@
+"""Attention by the fused kernel of the devices that a program runs on.
+
+cudnn     cuDNN's flash attention, on NVIDIA GPUs from Ampere on (jax.nn.dot_product_attention)
+splash    Splash attention, on TPUs (jax.experimental.pallas.ops.tpu.splash_attention)
+blocks    everywhere else, and where a kernel cannot serve: `attention` of kernels.py
+
+Neither kernel sends scores through memory, and both leave out the keys that a causal mask hides.
+What they keep for their backward pass is their operands, their result and a float32 a row.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from planner.emit.runtime.kernels.kernels import attention
+from planner.emit.runtime.kernels.ring import spread
+
+WITHOUT_FLASH = ("P100", "V100", "T4", "GTX", "TITAN", "Quadro")
+"""NVIDIA GPUs before Ampere, by parts of their names: cuDNN's fused attention needs a later one."""
+
+
+def fused_attention(q, k, v, scale, causal, guard):
+    """`attention` without a mask, q [B, H, S, D], k [B, G, T, D], v [B, G, T, D] whole along S and
+    T, by the kernel that the devices have for these shapes."""
+    kernel = attention_kernel(q, k, v)
+    if kernel == "cudnn":
+        return cudnn_attention(q, k, v, scale, causal)
+    if kernel == "splash":
+        return splash_attention(q, k, v, scale, causal)
+    return attention(q, k, v, None, scale, causal, guard, 0)
+
+
+def attention_kernel(q, k, v):
+    """Which kernel serves operands of these shapes and types on the devices of the mesh: "cudnn",
+    "splash" or "blocks"."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    name = "" if device is None else device.device_kind
+    short = q.dtype in (jnp.bfloat16, jnp.float16) and q.dtype == k.dtype == v.dtype
+    alike = q.shape[0] == k.shape[0] == v.shape[0] and q.shape[3] == k.shape[3] == v.shape[3]
+    if not short or not alike:
+        return "blocks"
+    if name.startswith("NVIDIA") and not any(old in name for old in WITHOUT_FLASH):
+        return "cudnn" if q.shape[3] <= 128 and q.shape[3] % 8 == 0 else "blocks"
+    if name.startswith("TPU"):
+        whole = q.shape[2] % 128 == 0 and k.shape[2] % 128 == 0 and q.shape[3] % 64 == 0
+        return "splash" if whole else "blocks"
+    return "blocks"
+
+
+def cudnn_attention(q, k, v, scale, causal):
+    """cuDNN's fused attention, forward and backward. Operands as for `fused_attention`."""
+    q, k, v = (jnp.swapaxes(spread(x, q, k, v), 1, 2) for x in (q, k, v))
+    out = jax.nn.dot_product_attention(
+        q, k, v, scale=scale, is_causal=causal, implementation="cudnn"
+    )
+    return jnp.swapaxes(out, 1, 2)
+
+
+def splash_attention(q, k, v, scale, causal, interpret=False):
+    """Splash attention, forward and backward, batch by batch. Operands as for `fused_attention`;
+    interpret: in plain operations, for devices that are no TPUs.
+
+    The kernel does not say over which mesh axes its results differ, so it is traced without that
+    check and its results are given the type of the queries.
+    """
+    from jax._src.config import _check_vma as check_types
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
+    heads, rows, keys = q.shape[1], q.shape[2], k.shape[2]
+    mask = (masks.CausalMask if causal else masks.FullMask)((rows, keys))
+    row_block, key_block, step = block_of(rows, 1024), block_of(keys, 1024), block_of(keys, 512)
+    sizes = splash.BlockSizes(
+        block_q=row_block,
+        block_kv=key_block,
+        block_kv_compute=step,
+        block_q_dkv=row_block,
+        block_kv_dkv=key_block,
+        block_kv_dkv_compute=step,
+        block_q_dq=row_block,
+        block_kv_dq=key_block,
+    )
+    make = splash.make_splash_mha if k.shape[1] > 1 or heads == 1 else splash.make_splash_mqa
+    kernel = make(
+        masks.MultiHeadMask([mask] * heads),
+        head_shards=1,
+        q_seq_shards=1,
+        block_sizes=sizes,
+        interpret=interpret,
+    )
+
+    @jax.custom_vjp
+    def run(q, k, v):
+        """The result alone."""
+        return keep(q, k, v)[0]
+
+    def keep(q, k, v):
+        """The result, and the kernel's backward pass."""
+        with check_types(False):
+            out, pull = jax.vjp(jax.vmap(kernel), untyped(q), untyped(k), untyped(v))
+        return spread(out, q), jax.tree.map(lambda x: spread(x, q), pull)
+
+    def backward(pull, g):
+        """Gradients of all operands."""
+        with check_types(False):
+            gradients = jax.tree.map(untyped, pull)(untyped(g))
+        return tuple(spread(x, g) for x in gradients)
+
+    run.defvjp(keep, backward)
+    q, k, v = (spread(x, q, k, v) for x in (q, k, v))
+    if make is splash.make_splash_mqa:
+        k, v = k[:, 0], v[:, 0]
+    return run(q * jnp.asarray(scale, q.dtype), k, v)
+
+
+def untyped(x):
+    """x without the mesh axes over which it differs, where types are not checked."""
+    return lax.reshape(lax.reshape(x, (x.size,)), x.shape)
+
+
+def block_of(size, most):
+    """The largest block of at most `most` that divides `size`, a multiple of 128."""
+    return next(n for n in (most, most // 2, most // 4, 128) if size % n == 0)
