@@ -20,12 +20,14 @@ from math import gcd, prod
 from typing import Any
 
 from planner.errors import PlanError, did_you_mean
-from planner.verify.chips import CHIPS, chip
+from planner.verify.chips import CHIPS, Chip, chip
 
 _TPU = re.compile(r"(v[2-6][ep]?|tpu7x):(\d+(?:x\d+){1,2})")
 _CORES_PER_CHIP = {"v2": 2, "v3": 2, "tpu7x": 2}
 """Devices of a chip where that is not one: a core is a device."""
 _ACCELERATOR = {"v5e": "v5litepod"}
+CUDNN_VERSION = 91000
+"""Of cuDNN that programs are compiled for, as `planner.verify.chips` describes GPUs: 9.10.0."""
 HOST_DEVICES = 8
 """GPUs of one host in the ahead-of-time topology, where the number of devices allows."""
 
@@ -91,6 +93,7 @@ class Target:
         else:
             known = chip(self.name)
             assert known is not None
+            _answer_for(known)
             host = gcd(count, HOST_DEVICES)
             found = topologies.get_topology_desc(
                 platform="cuda",
@@ -99,6 +102,17 @@ class Target:
                 target_config=known.description(self.pool_bytes),
             ).devices
         return list(found)
+
+
+def _answer_for(chip: Chip) -> None:
+    """Let jax trace cuDNN's attention for a GPU that is not there: it asks the installed library
+    and the host's own device, which a compilation ahead of time needs neither of."""
+    import jax._src.cudnn.fused_attention_stablehlo as fused
+
+    has = f"{chip.capability[0]}.{chip.capability[1]}"
+    fused.check_cudnn_version = lambda: CUDNN_VERSION
+    fused.check_compute_capability = lambda needed: float(needed) <= float(has)
+    fused.is_cuda_compute_capability_equal = lambda needed: needed == has
 
 
 def parse_target(text: str, devices: int, option: str = "--target") -> Target:

@@ -11,8 +11,10 @@ base multiply nothing and are not counted, so that the gradient of a strided con
 its forward does; padding is counted, as in M N K. Batched products that TPU writes as convolutions
 have a dim of the batch in place of a spatial one: each of its outputs meets the base once, and
 beyond that padding alone, which is not counted. Library calls (cuBLAS, cuDNN, oneDNN, Eigen) count
-as what they compute. Work that is no dot or convolution is not counted: XLA may turn a product with
-a vector into multiply and sum.
+as what they compute. Fused attention (cuDNN's, Splash) counts as the products of attention over all
+keys, as predictions do: two forward and five backward, whatever a mask leaves out and whatever the
+kernel makes twice. Work that is no dot or convolution is not counted: XLA may turn a product with a
+vector into multiply and sum.
 """
 
 from __future__ import annotations
@@ -28,6 +30,11 @@ _LABELS = re.compile(r"\bdim_labels=(\w+)_(\w+)->(\w+)")
 _CUDNN = re.compile(
     r'custom_call_target="__cudnn\$conv(Forward|BackwardInput|BackwardFilter|BiasActivationForward)'
 )
+_CUDNN_ATTENTION = re.compile(r'custom_call_target="__cudnn\$fmha\w*?Softmax(Backward)?"')
+_SPLASH = re.compile(r"splash_m[hq]a_(fwd|dkv|dq)")
+_SPLASH_PRODUCTS = {"fwd": (1, 1), "dkv": (2, 1), "dq": (1, 1)}
+"""Products that a Splash kernel is counted with: over the width of keys, over that of values. The
+backward pass's five are shared out between its two kernels, each of which makes scores anew."""
 _LIBRARY_DOT = re.compile(
     r'custom_call_target="(__onednn\$matmul|__cublas\$(?:gemm|lt\$matmul)[^"]*|__triton\$gemm)"'
 )
@@ -69,6 +76,10 @@ def _flops(instruction: Instruction, computation: Computation) -> int | None:
         return _library_dot(instruction, computation.operand_shapes(instruction)[0])
     if opcode == "custom-call" and (found := _CUDNN.search(instruction.attributes)):
         return _cudnn(found.group(1), instruction, computation.operand_shapes(instruction))
+    if opcode == "custom-call" and (found := _CUDNN_ATTENTION.search(instruction.attributes)):
+        return _cudnn_attention(bool(found.group(1)), computation.operand_shapes(instruction))
+    if opcode == "custom-call" and (found := _SPLASH.search(instruction.name)):
+        return _splash(found.group(1), computation.operand_shapes(instruction))
     return None
 
 
@@ -103,6 +114,25 @@ def _cudnn(kind: str, instruction: Instruction, operands: tuple[Shape, ...]) -> 
     fields = dict(part.split("=", 1) for part in window.group(1).split()) if window else {}
     taps = math.prod(int(n) for n in fields.get("size", "1").split("x"))
     return 2 * out.elements * kernel.dims[labels.group(2).index("i")] * taps
+
+
+def _cudnn_attention(backward: bool, operands: tuple[Shape, ...]) -> int:
+    """Operands begin with queries [B, S, H, D], keys [B, T, G, D] and values [B, T, G, E]."""
+    (batch, queries, heads, width), keys, values = (operands[k].dims for k in range(3))
+    over_keys, over_values = (3, 2) if backward else (1, 1)
+    widths = over_keys * width + over_values * values[3]
+    return 2 * batch * heads * queries * keys[1] * widths
+
+
+def _splash(kernel: str, operands: tuple[Shape, ...]) -> int:
+    """The first operands of numbers with a fraction are queries [.., S, D], keys [.., T, D] and
+    values [.., T, E]; integers beside them describe the mask."""
+    queries, keys, values = [
+        x.dims for x in operands if x.dtype in ("bf16", "f16", "f32") and len(x.dims) > 2
+    ][:3]
+    over_keys, over_values = _SPLASH_PRODUCTS[kernel]
+    widths = over_keys * queries[-1] + over_values * values[-1]
+    return 2 * math.prod(queries[:-1]) * keys[-2] * widths
 
 
 def _convolution(instruction: Instruction, operands: tuple[Shape, ...]) -> int:

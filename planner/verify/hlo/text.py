@@ -255,8 +255,10 @@ def _blocks(text: str) -> Iterator[tuple[str, bool, list[str]]]:
             found = _HEADER.match(line) if line.rstrip().endswith("{") else None
             if found and "=" not in line.split("(")[0]:
                 name, is_entry, lines = found.group(2), bool(found.group(1)), []
-        elif line.startswith("}"):
+        elif line.startswith("}") and not line.startswith("}}"):
             yield name, is_entry, lines
             lines = None
+        elif lines and not line.startswith(" "):
+            lines[-1] += line  # attributes of TPU kernels go over several lines
         else:
             lines.append(line)

@@ -1,0 +1,122 @@
+"""Attention by fused kernels: which kernel serves which operands, Splash's numbers in plain
+operations beside the blocks', and what compiled texts hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+jnp = jax.numpy
+
+from planner.emit.runtime.kernels.fused_attention import (  # noqa: E402
+    attention_kernel,
+    block_of,
+    fused_attention,
+    splash_attention,
+)
+from planner.emit.runtime.kernels.kernels import attention  # noqa: E402
+from planner.verify.hlo.flops import dots  # noqa: E402
+
+COMPILED = Path(__file__).parents[1] / "compiled"
+H100, V100, V5P, CPU = "NVIDIA H100 80GB HBM3", "Tesla V100-SXM2-16GB", "TPU v5", "cpu"
+
+
+def operands(
+    queries: int = 256, width: int = 128, dtype: Any = jnp.bfloat16, keys: int = 256, batch: int = 2
+) -> tuple[Any, Any, Any]:
+    """Shapes of q, k and v, four heads of queries to two of keys."""
+    shapes = (2, 4, queries, width), (batch, 2, keys, width), (batch, 2, keys, width)
+    return tuple(jax.ShapeDtypeStruct(shape, dtype) for shape in shapes)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("device", "given", "kernel"),
+    [
+        (H100, {}, "cudnn"),
+        (H100, {"dtype": jnp.float16}, "cudnn"),
+        (H100, {"width": 64, "queries": 100, "keys": 33}, "cudnn"),
+        (H100, {"dtype": jnp.float32}, "blocks"),
+        (H100, {"width": 256}, "blocks"),
+        (H100, {"width": 20}, "blocks"),
+        (H100, {"batch": 1}, "blocks"),
+        (V100, {}, "blocks"),
+        ("AMD Instinct MI300X", {}, "blocks"),
+        (V5P, {}, "splash"),
+        (V5P, {"width": 64, "queries": 384}, "splash"),
+        (V5P, {"queries": 100}, "blocks"),
+        (V5P, {"keys": 100}, "blocks"),
+        (V5P, {"width": 80}, "blocks"),
+        (CPU, {}, "blocks"),
+        ("", {}, "blocks"),
+    ],
+)
+def test_the_kernel_is_that_of_the_device_where_it_serves_the_operands(
+    device: str, given: dict[str, Any], kernel: str
+) -> None:
+    mesh = jax.sharding.AbstractMesh(
+        (8,),
+        ("data",),
+        abstract_device=(jax.sharding.AbstractDevice(device, 1, "gpu") if device else None),
+    )
+    with jax.sharding.use_abstract_mesh(mesh):
+        assert attention_kernel(*operands(**given)) == kernel
+
+
+@pytest.mark.parametrize(
+    ("heads", "causal"), [(4, True), (2, True), (1, True), (2, False)], ids=str
+)
+def test_splash_gives_the_numbers_of_the_blocks(heads: int, causal: bool) -> None:
+    """Result and gradients under shard_map, its types checked; the kernel in plain operations."""
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("data")
+    values = [
+        jnp.asarray(np.random.default_rng(i).normal(size=(2, h, 256, 64)), jnp.float32)
+        for i, h in enumerate((4, heads, heads))
+    ]
+
+    def gradients(kernel: Any) -> Any:
+        def loss(q: Any, k: Any, v: Any) -> Any:
+            return jnp.sum(jnp.sin(kernel(q, k, v)))
+
+        def step(*operands: Any) -> Any:
+            value, found = jax.value_and_grad(loss, argnums=(0, 1, 2))(*operands)
+            return jax.lax.psum(value, "data"), found
+
+        out = jax.sharding.PartitionSpec(), spec
+        return jax.jit(jax.shard_map(step, mesh=mesh, in_specs=spec, out_specs=out))(*values)
+
+    one = gradients(lambda q, k, v: splash_attention(q, k, v, 0.1, causal, interpret=True))
+    other = gradients(lambda q, k, v: attention(q, k, v, None, 0.1, causal, False, 0))
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=5e-5)
+
+
+def test_devices_without_a_kernel_run_the_blocks() -> None:
+    q, k, v = (
+        jnp.asarray(np.random.default_rng(i).normal(size=(1, 2, 64, 8)), jnp.float32)
+        for i in range(3)
+    )
+    same = attention(q, k, v, None, 0.3, True, False, 0)
+    np.testing.assert_array_equal(fused_attention(q, k, v, 0.3, True, False), same)
+
+
+def test_blocks_divide_their_dim() -> None:
+    assert [block_of(n, 1024) for n in (128, 384, 512, 1536, 8192)] == [128, 128, 512, 512, 1024]
+
+
+@pytest.mark.parametrize(
+    ("file", "products"),
+    [("gpu_attention.txt", (2, 5)), ("tpu_attention.txt", (2, 2, 3))],
+    ids=("cudnn", "splash"),
+)
+def test_products_of_compiled_kernels_are_counted(file: str, products: tuple[int, ...]) -> None:
+    """Of 2 batches x 4 heads x 256 queries x 256 keys x 64: two forward, five backward, the causal
+    half not left out. The texts are the compilers' for `value_and_grad` of `fused_attention`."""
+    one = 2 * 2 * 4 * 256 * 256 * 64
+    assert [flops for _, flops in dots((COMPILED / file).read_text())] == [
+        n * one for n in products
+    ]
