@@ -1,0 +1,76 @@
+"""Which kernel an emitted program runs each attention with, and why, as far as a plan tells.
+
+    cudnn     cuDNN's flash attention, on NVIDIA GPUs from Ampere on
+    splash    Splash attention, on TPUs
+    blocks    blocks of queries in plain operations, whose scores pass through memory
+
+Programs choose when they are traced (`attention_kernel` of
+planner/emit/runtime/kernels/fused_attention.py), by the device they find and the operands they are
+given; this is the same choice made from the plan, and a test holds the two together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from planner.graph.ir import Graph, Node
+from planner.sharding.layout import group
+from planner.sharding.rule import Rule, Split
+
+BLOCKS = "blocks"
+CUDNN_WIDEST, CUDNN_ALIGNED = 128, 8
+"""Most elements of a head that cuDNN's kernel takes on every GPU that has it, and what their number
+is a multiple of."""
+SPLASH_ROWS, SPLASH_ALIGNED = 128, 64
+"""What Splash's queries, keys and elements of a head are multiples of."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """kernel: cudnn, splash or blocks; why: what kept a fused kernel from serving, in a few words,
+    "" where one serves."""
+
+    kernel: str
+    why: str = ""
+
+
+def chosen(
+    node: Node,
+    graph: Graph,
+    rule: Rule,
+    split: Split,
+    mesh: Mapping[str, int],
+    *,
+    device_kernel: str,
+    compute: str,
+    partitioned: bool,
+) -> Chosen:
+    """The kernel of an Attention node. mesh: axis -> size; device_kernel: the one that the device
+    has, "" for none; compute: dtype of activations; partitioned: whether the compiler's partitioner
+    places the collectives."""
+    queries, keys, values = graph.shapes(node.inputs[:3])
+    rows = -(-queries[2] // group(rule.axes("s", split, tuple(mesh)), mesh))
+    reasons = {
+        "the device has no fused kernel that programs use": not device_kernel,
+        "collectives are placed by the compiler": partitioned,
+        f"it computes in {compute}": compute not in ("bfloat16", "float16"),
+        "its keys travel around a ring": bool(split.axes("ring")),
+        "it has a mask of its own": len(node.inputs) > 3 and bool(node.inputs[3]),
+        "its queries are cut under a causal mask": (
+            bool(node.attrs.get("causal", 0)) and rows < queries[2]
+        ),
+        "keys are shared by the whole batch": not queries[0] == keys[0] == values[0],
+        "keys and values differ in width": not queries[3] == keys[3] == values[3],
+        f"its heads have {queries[3]} elements": (
+            device_kernel == "cudnn"
+            and (queries[3] > CUDNN_WIDEST or bool(queries[3] % CUDNN_ALIGNED))
+            or device_kernel == "splash"
+            and bool(queries[3] % SPLASH_ALIGNED)
+        ),
+        f"a device has {rows:,} queries to {keys[2]:,} keys": (
+            device_kernel == "splash" and bool(rows % SPLASH_ROWS or keys[2] % SPLASH_ROWS)
+        ),
+    }
+    why = next((reason for reason, holds in reasons.items() if holds), "")
+    return Chosen(BLOCKS, why) if why else Chosen(device_kernel)
