@@ -26,6 +26,7 @@ A TOML file in costmodels/hardware/devices (or the user's own):
     efficiency = 0.84
     [kernel]
     launch = "4 us"
+    attention = "cudnn"             # optional: the fused attention that emitted programs run there
     [inner]                               # link inside a node, per device and direction
     bandwidth = "450 GB/s"; efficiency = 0.8; latency = "3 us"
     kind = "switch"                       # or "mesh": a link to each other device of the node,
@@ -101,7 +102,7 @@ _KEYS: dict[str, set[str]] = {
     "matmul": {"flops", "efficiency"},
     "attention": {"efficiency"},  # of earlier versions
     "memory": {"capacity", "context", "bandwidth", "efficiency", "tile"},
-    "kernel": {"launch"},
+    "kernel": {"launch", "attention"},
     "inner": {
         "bandwidth",
         "efficiency",
@@ -132,6 +133,10 @@ _TOP = {
     "rates",
     *_KEYS,
 }
+
+
+ATTENTION_KERNELS = ("cudnn", "splash")
+"""Fused attention: cuDNN's on NVIDIA GPUs from Ampere on, Splash on TPUs."""
 
 
 class DeviceError(ValueError):
@@ -206,6 +211,8 @@ class Device:
     """The resource that pods ask for, "" where they ask for none."""
     node_label: str = ""
     """Value of the label of Kubernetes nodes that have it, "" where none is known."""
+    attention_kernel: str = ""
+    """The fused attention that emitted programs run there, of ATTENTION_KERNELS; "" for none."""
     file: str = ""
     """Where a device that does not ship was read from."""
 
@@ -322,6 +329,9 @@ def _device(data: Mapping[str, Any]) -> Device:
         ),
         memory_efficiency=fraction(memory["efficiency"], "memory.efficiency"),
         launch_s=time_s(data["kernel"]["launch"]),
+        attention_kernel=_choice(
+            data["kernel"].get("attention", ""), ("", *ATTENTION_KERNELS), "kernel.attention"
+        ),
         inner=inner,
         outer=_link(data["outer"]),
         host_bytes_per_s=_above_zero(

@@ -62,6 +62,9 @@ def slowest(groups: Sequence[tuple[Device, int]]) -> Device:
         watts=_mean([(d.watts, n) for d, n in groups]),
         usd_per_h=_mean([(d.usd_per_h, n) for d, n in groups]),
         tile=next((d.tile for d in every if d.tile), None),
+        attention_kernel=(
+            every[0].attention_kernel if len({d.attention_kernel for d in every}) == 1 else ""
+        ),
     )
 
 

@@ -35,6 +35,11 @@ class Chosen:
     why: str = ""
 
 
+def is_attention(node: Node) -> bool:
+    """Whether a kernel is chosen for a node: of queries to keys that are all there."""
+    return node.op == "Attention"
+
+
 def chosen(
     node: Node,
     graph: Graph,
@@ -63,10 +68,11 @@ def chosen(
         "keys are shared by the whole batch": not queries[0] == keys[0] == values[0],
         "keys and values differ in width": not queries[3] == keys[3] == values[3],
         f"its heads have {queries[3]} elements": (
-            device_kernel == "cudnn"
-            and (queries[3] > CUDNN_WIDEST or bool(queries[3] % CUDNN_ALIGNED))
-            or device_kernel == "splash"
-            and bool(queries[3] % SPLASH_ALIGNED)
+            (
+                device_kernel == "cudnn"
+                and (queries[3] > CUDNN_WIDEST or bool(queries[3] % CUDNN_ALIGNED))
+            )
+            or (device_kernel == "splash" and bool(queries[3] % SPLASH_ALIGNED))
         ),
         f"a device has {rows:,} queries to {keys[2]:,} keys": (
             device_kernel == "splash" and bool(rows % SPLASH_ROWS or keys[2] % SPLASH_ROWS)

@@ -8,6 +8,7 @@ planner.report.findings when it is shown.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from planner.ops import operator_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from planner.ops.attention_kernels import Chosen
     from planner.search.request import Request
     from planner.workload.model import Model
 
@@ -68,22 +70,24 @@ def unfused(
     request: Request,
     costs: Mapping[str, Any],
     nodes: Mapping[str, Mapping[str, Any]],
+    kernels: Mapping[str, Chosen],
     microbatches: int,
 ) -> tuple[Finding, ...]:
-    """That attention is priced as a fused kernel, which programs for accelerators do not have yet
-    (docs/how-a-plan-is-chosen.md, How sure it is)."""
+    """That attention is priced as a fused kernel which the program cannot run it with
+    (docs/how-a-plan-is-chosen.md, How sure it is). kernels: of every row of `nodes` that is
+    attention."""
     if request.runtime.kernels is not None or request.topology.device.kind == "cpu":
         return ()
-    share = _spent((row for row in nodes.values() if _scored(row["op"])), microbatches) / (
-        costs["step_time_s"] or 1.0
-    )
+    slow = {n: chosen for n, chosen in kernels.items() if chosen.why}
+    share = _spent((nodes[n] for n in slow), microbatches) / (costs["step_time_s"] or 1.0)
     if share < UNFUSED:
         return ()
+    why = Counter(chosen.why for chosen in slow.values()).most_common(1)[0][0]
     return (
         Finding(
             "attention",
             f"attention, {100 * share:.0f} % of the step, is priced as a fused kernel; the program"
-            " that plan emit writes sends its scores through memory and takes longer there",
+            f" that plan emit writes sends its scores through memory and takes longer there: {why}",
         ),
     )
 

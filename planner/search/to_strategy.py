@@ -22,6 +22,7 @@ from planner.execution.techniques import OF_PLANS, write_table
 from planner.execution.uneven_pipeline import UnevenPipeline, uneven_pipeline_of
 from planner.graph.ir import Graph
 from planner.ops import operator_of
+from planner.ops.attention_kernels import Chosen, chosen, is_attention
 from planner.pricing.breakdown import details
 from planner.pricing.cost import OTHER_PARTS, Cost
 from planner.pricing.host_tables import host_bytes
@@ -89,7 +90,9 @@ def compose(
     said = (
         *of_plan(model, graph, costs, nodes, best.plan.microbatches),
         *of_request(model, request),
-        *unfused(request, costs, nodes, best.plan.microbatches),
+        *unfused(
+            request, costs, nodes, attention_kernels(request, base, flow), best.plan.microbatches
+        ),
     )
     findings = rows(ordered((*said, *found.findings, *too_fast(request, best.cost))))
     made = Strategy(
@@ -138,6 +141,24 @@ def stage_starts(plan: Plan, graph: Graph) -> dict[str, list[str]]:
     """The entry of files for the nodes that the chunks of uneven pipeline stages begin with, after
     the first."""
     return {"cuts": [graph.nodes[i].id for i in plan.stage_cuts]} if plan.stage_cuts else {}
+
+
+def attention_kernels(request: Request, base: GraphFacts, flow: Flow) -> dict[str, Chosen]:
+    """First node of every class of attention -> the kernel that the program runs it with."""
+    return {
+        node.id: chosen(
+            node,
+            base.graph,
+            base.rules[i],
+            flow.split(i),
+            dict(flow.plan.mesh),
+            device_kernel=request.topology.device.attention_kernel,
+            compute=request.recipe.between,
+            partitioned=request.partitioned,
+        )
+        for i, node in enumerate(base.graph.nodes)
+        if is_attention(node) and base.shared[i] == i
+    }
 
 
 def _pricer(request: Request, c: Candidate):
