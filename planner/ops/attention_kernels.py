@@ -34,6 +34,9 @@ class Chosen:
     kernel: str
     why: str = ""
 
+    def __str__(self) -> str:
+        return f"{self.kernel}: {self.why}" if self.why else self.kernel
+
 
 def is_attention(node: Node) -> bool:
     """Whether a kernel is chosen for a node: of queries to keys that are all there."""

@@ -380,6 +380,8 @@ def explain_node(
             width,
             style,
         )
+    if row.get("attention_kernel"):
+        lines += labelled("kernel", [row["attention_kernel"]], width, style)
     if detail is not None:
         lines += _detailed(detail, width, style)
     else:

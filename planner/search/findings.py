@@ -67,17 +67,14 @@ def of_request(model: Model, request: Request) -> tuple[Finding, ...]:
 
 
 def unfused(
-    request: Request,
+    kernels: Mapping[str, Chosen],
     costs: Mapping[str, Any],
     nodes: Mapping[str, Mapping[str, Any]],
-    kernels: Mapping[str, Chosen],
     microbatches: int,
 ) -> tuple[Finding, ...]:
     """That attention is priced as a fused kernel which the program cannot run it with
-    (docs/how-a-plan-is-chosen.md, How sure it is). kernels: of every row of `nodes` that is
-    attention."""
-    if request.runtime.kernels is not None or request.topology.device.kind == "cpu":
-        return ()
+    (docs/how-a-plan-is-chosen.md, How sure it is). kernels: of the rows of `nodes` that are
+    attention in an emitted program for accelerators."""
     slow = {n: chosen for n, chosen in kernels.items() if chosen.why}
     share = _spent((nodes[n] for n in slow), microbatches) / (costs["step_time_s"] or 1.0)
     if share < UNFUSED:

@@ -87,12 +87,13 @@ def compose(
         "runtime": request.runtime.name,
     }
     nodes, costs = node_table(base, flow, found), cost_table(pricer_cost, request, base, model)
+    kernels = attention_kernels(request, base, flow)
+    for name, kernel in kernels.items():
+        nodes[name]["attention_kernel"] = str(kernel)
     said = (
         *of_plan(model, graph, costs, nodes, best.plan.microbatches),
         *of_request(model, request),
-        *unfused(
-            request, costs, nodes, attention_kernels(request, base, flow), best.plan.microbatches
-        ),
+        *unfused(kernels, costs, nodes, best.plan.microbatches),
     )
     findings = rows(ordered((*said, *found.findings, *too_fast(request, best.cost))))
     made = Strategy(
@@ -144,7 +145,10 @@ def stage_starts(plan: Plan, graph: Graph) -> dict[str, list[str]]:
 
 
 def attention_kernels(request: Request, base: GraphFacts, flow: Flow) -> dict[str, Chosen]:
-    """First node of every class of attention -> the kernel that the program runs it with."""
+    """First node of every class of attention -> the kernel that the emitted program runs it with;
+    nothing for CPUs, and for plans that are priced as a framework runs them."""
+    if request.runtime.kernels is not None or request.topology.device.kind == "cpu":
+        return {}
     return {
         node.id: chosen(
             node,

@@ -93,6 +93,9 @@ class NodeTable(TypedDict):
     times: int
     outputs: list[str]
     unsupported: NotRequired[str]
+    attention_kernel: NotRequired[str]
+    """Of attention on accelerators: the kernel that the emitted program runs it with, and after a
+    colon what keeps a fused one from serving."""
     runner_up: NotRequired[RunnerUp]
     members: NotRequired[list[str]]
 
