@@ -89,12 +89,6 @@ def unfused(
     )
 
 
-def _scored(op: str) -> bool:
-    """Whether an operator is attention whose scores take workspace."""
-    operator = operator_of(op)
-    return operator.kind == "attention" and operator.workspace is not None
-
-
 def _spent(rows: Iterable[Mapping[str, Any]], microbatches: int) -> float:
     """Seconds of a step that nodes' kernels take."""
     return microbatches * sum(row.get("time_s", 0.0) for row in rows)

@@ -12,6 +12,7 @@ import pytest
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
 
+from costmodels.hardware.device import load_device  # noqa: E402
 from planner.emit.runtime.kernels.fused_attention import (  # noqa: E402
     attention_kernel,
     block_of,
@@ -19,10 +20,20 @@ from planner.emit.runtime.kernels.fused_attention import (  # noqa: E402
     splash_attention,
 )
 from planner.emit.runtime.kernels.kernels import attention  # noqa: E402
+from planner.graph.ir import Graph, Node, Tensor  # noqa: E402
+from planner.ops import OPERATORS  # noqa: E402
+from planner.ops.attention_kernels import Chosen, chosen  # noqa: E402
+from planner.sharding.rule import Split  # noqa: E402
 from planner.verify.hlo.flops import dots  # noqa: E402
 
 COMPILED = Path(__file__).parents[1] / "compiled"
 H100, V100, V5P, CPU = "NVIDIA H100 80GB HBM3", "Tesla V100-SXM2-16GB", "TPU v5", "cpu"
+
+
+def mesh_of(device: str) -> Any:
+    """A mesh of eight devices of that name; of no device that is known for ""."""
+    of = jax.sharding.AbstractDevice(device, 1, "gpu") if device else None
+    return jax.sharding.AbstractMesh((8,), ("data",), abstract_device=of)
 
 
 def operands(
@@ -57,12 +68,7 @@ def operands(
 def test_the_kernel_is_that_of_the_device_where_it_serves_the_operands(
     device: str, given: dict[str, Any], kernel: str
 ) -> None:
-    mesh = jax.sharding.AbstractMesh(
-        (8,),
-        ("data",),
-        abstract_device=(jax.sharding.AbstractDevice(device, 1, "gpu") if device else None),
-    )
-    with jax.sharding.use_abstract_mesh(mesh):
+    with jax.sharding.use_abstract_mesh(mesh_of(device)):
         assert attention_kernel(*operands(**given)) == kernel
 
 
@@ -120,3 +126,41 @@ def test_products_of_compiled_kernels_are_counted(file: str, products: tuple[int
     assert [flops for _, flops in dots((COMPILED / file).read_text())] == [
         n * one for n in products
     ]
+
+
+KINDS = {"h100-sxm": H100, "v100-16gb": V100, "mi300x": "AMD Instinct MI300X", "tpu-v5p": V5P}
+
+
+@pytest.mark.parametrize("device", KINDS)
+@pytest.mark.parametrize("compute", ["bfloat16", "float32"])
+@pytest.mark.parametrize(("queries", "width"), [(256, 128), (100, 64), (256, 80), (256, 256)])
+def test_plans_name_the_kernel_that_programs_choose(
+    device: str, compute: str, queries: int, width: int
+) -> None:
+    """`planner.ops.attention_kernels` from a plan, `attention_kernel` when a program is traced."""
+    shapes = {"q": (2, 4, queries, width), "k": (2, 2, 256, width), "v": (2, 2, 256, width)}
+    tensors = {n: Tensor(n, shape, "float32") for n, shape in (shapes | {"o": shapes["q"]}).items()}
+    attributes = {"scale": 0.1, "causal": 1, "guard": 0}
+    node = Node("attention", "Attention", ("q", "k", "v"), ("o",), attributes)
+    graph = Graph("g", (node,), tensors, ("q", "k", "v"), ("o",))
+    rule, kernel = OPERATORS["Attention"].rule(node, graph), load_device(device).attention_kernel
+
+    def planned(split: Split, mesh: dict[str, int], partitioned: bool = False) -> Chosen:
+        return chosen(
+            node,
+            graph,
+            rule,
+            split,
+            mesh,
+            device_kernel=kernel,
+            compute=compute,
+            partitioned=partitioned,
+        )
+
+    whole = planned(Split(), {})
+    given = operands(queries=queries, width=width, dtype=getattr(jnp, compute))
+    with jax.sharding.use_abstract_mesh(mesh_of(KINDS[device])):
+        assert whole.kernel == attention_kernel(*given)
+    assert (whole.kernel == "blocks") == bool(whole.why)
+    cut = Split((("s", ("data",)),))
+    assert planned(cut, {"data": 2}).kernel == planned(Split(), {}, True).kernel == "blocks"

@@ -73,22 +73,25 @@ def test_a_plan_with_next_to_no_rows_says_so_in_its_file() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "options", "told"),
+    ("source", "options", "why"),
     [
-        ("zoo:gpt2-small,layers=4", {}, True),
-        ("zoo:gpt2-small,layers=4", {"pins": "micro=4"}, True),
-        ("zoo:gpt2-small,layers=4", {"hardware": "cpu"}, False),
-        ("zoo:gpt2-small,layers=4", {"runtime": "megatron"}, False),
-        ("zoo:resnet-tiny", {}, False),
+        ("zoo:gpt2-small,layers=4", {}, ""),
+        ("zoo:gpt2-small,layers=4", {"precision": "fp32"}, "it computes in float32"),
+        ("zoo:gpt2-small,layers=4", {"precision": "fp32", "pins": "micro=4"}, "it computes in"),
+        ("zoo:gpt2-small,layers=4", {"hardware": "mi300x"}, "the device has no fused kernel"),
+        ("zoo:gpt2-small,layers=4", {"hardware": "cpu"}, ""),
+        ("zoo:gpt2-small,layers=4", {"runtime": "megatron"}, ""),
+        ("zoo:resnet-tiny", {}, ""),
     ],
 )
 def test_attention_that_is_priced_as_a_kernel_which_programs_lack_is_told(
-    source: str, options: dict[str, Any], told: bool
+    source: str, options: dict[str, Any], why: str
 ) -> None:
-    """With the share of the step that `plan explain` has for its kernels."""
+    """With the share of the step that `plan explain` has for its kernels, and the reason."""
     strategy = plan(source, devices=8, batch=64, baselines=False, **options)
     rows = [row["text"] for row in strategy.findings if "priced as a fused kernel" in row["text"]]
-    assert len(rows) == told
+    told = bool(why)
+    assert len(rows) == told and (not told or why in rows[0])
     kernels = (
         sum(
             row["kernels"]["step_s"]
