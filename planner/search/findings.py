@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from planner.graph.findings import KINDS, Finding
 from planner.graph.ir import Graph
-from planner.ops import operator_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -35,7 +35,9 @@ def fused_attention(q, k, v, scale, causal, guard):
 def attention_kernel(q, k, v):
     """Which kernel serves operands of these shapes and types on the devices of the mesh: "cudnn",
     "splash" or "blocks"."""
-    device = jax.sharding.get_abstract_mesh().abstract_device
+    device, here = jax.sharding.get_abstract_mesh().abstract_device, jax.devices()
+    if device is None and len(here) == 1:  # the mesh of a single device does not tell which
+        device = here[0]
     name = "" if device is None else device.device_kind
     short = q.dtype in (jnp.bfloat16, jnp.float16) and q.dtype == k.dtype == v.dtype
     alike = q.shape[0] == k.shape[0] == v.shape[0] and q.shape[3] == k.shape[3] == v.shape[3]
