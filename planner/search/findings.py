@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from planner.graph.findings import KINDS, Finding
 from planner.graph.ir import Graph
+from planner.ops.attention_kernels import Chosen
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from planner.ops.attention_kernels import Chosen
     from planner.search.request import Request
     from planner.workload.model import Model
 
