@@ -4,27 +4,39 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from planner.cache.folder import Cache
 from planner.emit.from_strategy import computed_in
 from planner.errors import NO_PLAN, PlanError
 from planner.search.build_request import (
-    DEFAULT_PRECISION,
-    DEFAULT_RUNTIME,
     asked,
     assumptions,
+    build_request,
     make_request,
     refuse_tables,
     refuse_unsupported,
+)
+from planner.search.options import (
+    DEFAULT_PRECISION,
+    DEFAULT_RUNTIME,
+    MachineOptions,
+    SearchOptions,
+    StepOptions,
 )
 from planner.strategy.strategy import PRINTERS, Strategy
 from planner.support.gc_pause import seldom_collecting
 from planner.whatif.no_plan import no_plan
 from planner.workload.open import open_model
+
+if TYPE_CHECKING:
+    from planner.search.request import Request, SearchResult
+    from planner.workload.model import Model
+
+__all__ = ["AnswerOptions", "assumptions", "make_request", "open_model", "plan", "target_of"]
 
 
 def _in_words(strategy: Strategy) -> str:
@@ -36,6 +48,8 @@ def _in_words(strategy: Strategy) -> str:
 PRINTERS.append(_in_words)
 
 
+# Long: most of it is the public list of options.
+# Many parameters: the public list of options; behind it they are records.
 @seldom_collecting()
 def plan(
     source: Any,
@@ -92,89 +106,155 @@ def plan(
     (planner.verify.confirm); the source is then a file or a zoo model. Returns a Strategy. Raises
     PlanError: exit_code 2 for bad input, 3 when no plan fits. Never imports jax.
     """
-    from planner.search.search import Search
-    from planner.search.to_strategy import COST_MODEL_VERSION, TOOL_VERSION, compose
-
-    started = time.monotonic()
-    annotated = pins == "annotated"
-    request = make_request(
-        devices=devices,
-        hardware=hardware,
-        topology=topology,
-        workload=workload,
-        mode="auto" if annotated and mode == "semi-auto" else mode,
+    machine = MachineOptions(devices, hardware, topology, memory_limit_bytes, memory_reserve_bytes)
+    step = StepOptions(workload, optimizer, precision, runtime, backend)
+    search = SearchOptions(
+        mode=mode,
         solver=solver,
-        pins=None if annotated else pins,
+        pins=pins,
         objective=objective,
-        memory_limit_bytes=memory_limit_bytes,
-        memory_reserve_bytes=memory_reserve_bytes,
-        runtime=runtime,
-        optimizer=optimizer,
-        precision=precision,
         time_limit_s=time_limit_s,
         seed=seed,
         fold=fold,
         baselines=baselines,
         cache=cache,
         incremental=incremental,
-        backend=backend,
     )
-    target = target_of(confirm, source, request) if confirm else None
-    model = open_model(
-        source,
-        request.topology.devices,
-        workload=workload,
-        batch=batch,
-        tokens_per_step=tokens_per_step,
-        dims=dims,
-        shapes=shapes,
-        loss=loss,
-        logits=logits,
-        shift_labels=shift_labels,
-        ignore_index=ignore_index,
-        trainable=trainable,
-        freeze=freeze,
-        tie=tie,
-        lora=lora,
-        optimizer=optimizer,
-        lr=lr,
-        tables=tables,
+    what = {
+        "workload": workload,
+        "batch": batch,
+        "tokens_per_step": tokens_per_step,
+        "dims": dims,
+        "shapes": shapes,
+        "loss": loss,
+        "logits": logits,
+        "shift_labels": shift_labels,
+        "ignore_index": ignore_index,
+        "trainable": trainable,
+        "freeze": freeze,
+        "tie": tie,
+        "lora": lora,
+        "optimizer": optimizer,
+        "lr": lr,
+        "tables": tables,
+    }
+    return _plan(
+        source, machine, step, search, what, AnswerOptions(strict, remedies, confirm, progress)
     )
-    refuse_tables(request.offload, tables)
-    if backend:
+
+
+@dataclass(frozen=True)
+class AnswerOptions:
+    """What is asked of an answer. strict: operators without a rule are an error; remedies: where
+    nothing fits, plan what would help; confirm: the target whose compiler is asked; progress: told
+    how a search goes (planner.search.request.Progress)."""
+
+    strict: bool
+    remedies: bool
+    confirm: str
+    progress: Any
+
+
+def _plan(
+    source: Any,
+    machine: MachineOptions,
+    step: StepOptions,
+    search: SearchOptions,
+    workload: Mapping[str, Any],
+    answer: AnswerOptions,
+) -> Strategy:
+    """`plan` of records. workload: keywords of planner.workload.open.workload_of."""
+    from planner.search.search import Search
+    from planner.search.to_strategy import compose
+
+    clock = [time.monotonic()]
+    request = build_request(machine, step, _without_annotations(search))
+    target = target_of(answer.confirm, source, request) if answer.confirm else None
+    model = open_model(source, request.topology.devices, **workload)
+    refuse_tables(request.offload, model.workload.tables)
+    if step.backend:
         from planner.emit.program import check_kernels
 
         check_kernels(model.graph(1))
     model.graph(1)
-    if annotated:
+    if search.pins == "annotated":
         request = replace(request, pins=annotated_pins(model))
-    read = time.monotonic()
-    search, before = (
-        Search(model, request, progress),
-        (request.cache.priced if request.cache is not None else (0, 0)),
+    clock.append(time.monotonic())
+    engine = Search(model, request, answer.progress)
+    priced_before = request.cache.priced if request.cache is not None else (0, 0)
+    if answer.strict:
+        refuse_unsupported(engine.base(1))
+    result = engine.run()
+    clock.append(time.monotonic())
+    _complete(result, request, model, answer)
+    provenance = _provenance(source, model, request, result, clock, priced_before) | asked(
+        request, search.objective, search.mode
     )
-    if strict:
-        refuse_unsupported(search.base(1))
-    found = search.run()
-    searched = time.monotonic()
-    if found.best is None:
-        if found.stopped:
+    taken = assumptions(model, request, machine.hardware, machine.topology)
+    made = compose(model, request, result, provenance, taken)
+    if target is None or result.stopped:
+        return made
+    from planner.verify.confirm import confirmed
+
+    def smaller(most_bytes: int) -> Strategy | None:
+        """The best plan within fewer bytes, None where there is none."""
+        other = _within(most_bytes, model, request, result, answer.progress)
+        return None if other is None else compose(model, request, other, provenance, taken)
+
+    def tell(said: str) -> None:
+        """Progress beside the step that stands."""
+        if answer.progress:
+            answer.progress(said, made.cost.step_time_s, None)
+
+    return confirmed(made, smaller, source, target, backend=step.backend or "shard_map", tell=tell)
+
+
+def _without_annotations(search: SearchOptions) -> SearchOptions:
+    """The options of a search whose pins, where they are the model's own annotations, come later:
+    with the model."""
+    if search.pins != "annotated":
+        return search
+    return replace(search, pins=None, mode="auto" if search.mode == "semi-auto" else search.mode)
+
+
+def _complete(result: SearchResult, request: Request, model: Model, answer: AnswerOptions) -> None:
+    """Add to a search's result the baselines of other layouts and what is found of the machine.
+    Raises PlanError P021, P026 where it found no plan."""
+    if result.best is None:
+        if result.stopped:
             raise PlanError(
                 "P026",
                 "the search was stopped before any plan fitted",
                 help=["--time-limit with more seconds"],
                 exit_code=NO_PLAN,
             )
-        raise no_plan(request, found, model if remedies else None)
-    if request.baselines and not found.stopped and found.reused_from is None:
+        raise no_plan(request, result, model if answer.remedies else None)
+    if result.stopped or result.reused_from is not None:
+        return
+    if request.baselines:
         from planner.whatif.remedies import elsewhere
 
-        found.baselines.update(elsewhere(request, model))
-    if not found.stopped and found.reused_from is None and time_limit_s is None:
+        result.baselines.update(elsewhere(request, model))
+    if request.time_limit_s is None:
         from planner.search.plausible import ragged
 
-        found.findings = ragged(request, found, model)
-    provenance = {
+        result.findings = ragged(request, result, model)
+
+
+def _provenance(
+    source: Any,
+    model: Model,
+    request: Request,
+    result: SearchResult,
+    clock: Sequence[float],
+    priced_before: tuple[int, int],
+) -> dict[str, Any]:
+    """Where a plan comes from. clock: seconds at the start, when the model was read, when the
+    search was over; priced_before: tables of prices that the cache was asked for and had."""
+    from planner.search.to_strategy import COST_MODEL_VERSION, TOOL_VERSION
+
+    started, read, searched = clock
+    provenance: dict[str, Any] = {
         "tool": TOOL_VERSION,
         "cost_model": COST_MODEL_VERSION,
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
@@ -182,51 +262,39 @@ def plan(
         "read_s": round(read - started, 3),
         "search_s": round(searched - read, 3),
     }
-    if request.cache is not None and request.cache.priced != before:
-        provenance["tables"] = {
-            what: n - m
-            for what, n, m in zip(("asked", "recalled"), request.cache.priced, before, strict=True)
-        }
+    if request.cache is not None and request.cache.priced != priced_before:
+        counts = zip(("asked", "recalled"), request.cache.priced, priced_before, strict=True)
+        provenance["tables"] = {what: n - m for what, n, m in counts}
     if request.cache is not None and request.cache.faults.told:
         provenance["cache_faults"] = list(request.cache.faults.told)
-    if found.reused_from is not None:
-        provenance["incremental"] = found.reused_from.to_json()
-    provenance |= asked(request, objective, mode)
-    taken = assumptions(model, request, hardware, topology)
-    made = compose(model, request, found, provenance, taken)
-    if target is None or found.stopped:
-        return made
-    from planner.verify.confirm import confirmed
+    if result.reused_from is not None:
+        provenance["incremental"] = result.reused_from.to_json()
+    return provenance
 
-    def smaller(most_bytes: int) -> Strategy | None:
-        if most_bytes <= 0:
-            return None
-        again = Search(model, replace(request, memory_limit_bytes=most_bytes), progress).run(
-            how_close=False
-        )
-        if again.stopped == "interrupt":
-            raise KeyboardInterrupt
-        if again.best is None:
-            return None
-        # The first search's alternatives, and what it proved, are of all plans.
-        again = replace(
-            found,
-            best=again.best,
-            base=again.base,
-            space=again.space,
-            choice=again.choice,
-            problem=again.problem,
-            tried=found.tried + again.tried,
-        )
-        return compose(model, request, again, provenance, taken)
 
-    return confirmed(
-        made,
-        smaller,
-        source,
-        target,
-        backend=backend or "shard_map",
-        tell=lambda said: progress(said, made.cost.step_time_s, None) if progress else None,
+def _within(
+    most_bytes: int, model: Model, request: Request, result: SearchResult, progress: Any
+) -> SearchResult | None:
+    """A search's result with the best plan of at most so many bytes a device, None where there is
+    none. The first search's alternatives, and what it proved, are of all plans and stay."""
+    from planner.search.search import Search
+
+    if most_bytes <= 0:
+        return None
+    smaller = replace(request, memory_limit_bytes=most_bytes)
+    other = Search(model, smaller, progress).run(how_close=False)
+    if other.stopped == "interrupt":
+        raise KeyboardInterrupt
+    if other.best is None:
+        return None
+    return replace(
+        result,
+        best=other.best,
+        base=other.base,
+        space=other.space,
+        choice=other.choice,
+        problem=other.problem,
+        tried=result.tried + other.tried,
     )
 
 

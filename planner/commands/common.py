@@ -5,6 +5,7 @@ that the user chose, a saved plan priced anew, and text files written for the us
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,15 @@ def arguments(args: argparse.Namespace) -> dict[str, Any]:
         "cache": cache(args),
         **workload(args),
     }
+
+
+def unusual(args: argparse.Namespace, names: Sequence[str]) -> list[str]:
+    """Those of the options of `plan MODEL` that are not as they are where nobody gives them."""
+    from planner.commands import options
+
+    parser = argparse.ArgumentParser(add_help=False)
+    options.make(parser)
+    return [name for name in names if getattr(args, name) != parser.get_default(name)]
 
 
 def cache(args: argparse.Namespace) -> Cache | None:

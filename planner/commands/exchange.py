@@ -190,7 +190,7 @@ def _plural(n: int, what: str) -> str:
 
 def _machine_of(strategy: Strategy) -> str:
     """The options under which another plan is priced as this one was."""
-    from planner.search.build_request import DEFAULT_HARDWARE, DEFAULT_RUNTIME
+    from planner.search.options import DEFAULT_HARDWARE, DEFAULT_RUNTIME
 
     hardware, runtime = (
         strategy.topology.get("hardware") or strategy.topology["device"],

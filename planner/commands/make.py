@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from costmodels.hardware.intake import irregular
 from planner.commands import files
-from planner.commands.common import arguments, cache, machine, tell, workload
+from planner.commands.common import arguments, cache, machine, tell, unusual, workload
 from planner.errors import PlanError
 from planner.support import console
 from planner.support.choices import choose
@@ -29,28 +29,28 @@ RECORDED = (
     "memory_reserve",
 )
 """Options that a strategy file already answers."""
-ANSWERED = {
-    "workload": "train",
-    "precision": "bf16-mixed",
-    "runtime": "jax-shard_map",
-    "optimizer": "adamw",
-    "lr": 1e-4,
-    "objective": "step",
-    "solver": "auto",
-    "loss": "",
-    "logits": "",
-    "lora": "",
-    "tables": "device",
-    "ignore_index": None,
-    "shift_labels": False,
-    "incremental": False,
-    "dim": [],
-    "shape": [],
-    "trainable": [],
-    "freeze": [],
-    "tie": [],
-}
-"""So are these, whose values stand for none given."""
+ANSWERED = (
+    "workload",
+    "precision",
+    "runtime",
+    "optimizer",
+    "lr",
+    "objective",
+    "solver",
+    "loss",
+    "logits",
+    "lora",
+    "tables",
+    "ignore_index",
+    "shift_labels",
+    "incremental",
+    "dim",
+    "shape",
+    "trainable",
+    "freeze",
+    "tie",
+)
+"""So are these, where they are not as usual."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -253,9 +253,8 @@ def _manual(args: argparse.Namespace) -> Strategy:
             "--mode manual checks and prices a given strategy: which one?",
             help=["--pin strategy.json"],
         )
-    given = [name for name in RECORDED if getattr(args, name) is not None] + [
-        name for name, value in ANSWERED.items() if getattr(args, name) != value
-    ]
+    given = [name for name in RECORDED if getattr(args, name) is not None]
+    given += unusual(args, ANSWERED)
     if given:
         raise PlanError(
             "P059",

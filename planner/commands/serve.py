@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from planner.commands import files
 from planner.errors import PlanError
@@ -17,31 +17,33 @@ if TYPE_CHECKING:
 
 EXAMPLE = "--workload infer --prompt 2048 --generate 256 --concurrency 64"
 OPTIONS = ("prompt", "generate", "concurrency")
-OTHERS: dict[str, Any] = {
-    "batch": None,
-    "tokens_per_step": None,
-    "shape": [],
-    "pin": None,
-    "mode": "auto",
-    "strict": False,
-    "tie": [],
-    "loss": "",
-    "logits": "",
-    "shift_labels": False,
-    "ignore_index": None,
-    "trainable": [],
-    "freeze": [],
-    "lora": "",
-    "backend": "shard_map",
-    "time_limit": None,
-    "incremental": False,
-}
-"""Options that a serving plan does not take, with what they are where they are not given."""
+OTHERS = (
+    "batch",
+    "tokens_per_step",
+    "shape",
+    "pin",
+    "mode",
+    "strict",
+    "tie",
+    "loss",
+    "logits",
+    "shift_labels",
+    "ignore_index",
+    "trainable",
+    "freeze",
+    "lora",
+    "backend",
+    "time_limit",
+    "incremental",
+)
+"""Options that a serving plan does not take."""
 
 
 def asked(args: argparse.Namespace) -> bool:
     """Whether the options ask for a serving plan. Raises PlanError P222 for a part of them, and for
     what does not go with them."""
+    from planner.commands.common import unusual
+
     given = [n for n in OPTIONS if getattr(args, n) is not None]
     if not given:
         from planner.serving.result import OBJECTIVES
@@ -74,7 +76,7 @@ def asked(args: argparse.Namespace) -> bool:
             f"--{given[0]} without --{missing[0]}",
             help=[f"{EXAMPLE}: tokens, tokens, and sequences at once"],
         )
-    if other := [n for n, usual in OTHERS.items() if getattr(args, n) != usual]:
+    if other := unusual(args, OTHERS):
         raise PlanError(
             "P222",
             f"a serving plan does not take --{other[0].replace('_', '-')}",

@@ -219,7 +219,7 @@ def _common(args: argparse.Namespace) -> dict[str, Any]:
 def _points(args: argparse.Namespace) -> list[Point]:
     """Hardware by sizes by batches by devices, in the order given."""
     from planner.machine.tpu_slices import named_slice
-    from planner.search.build_request import DEFAULT_HARDWARE
+    from planner.search.options import DEFAULT_HARDWARE
     from planner.support.choices import choose
     from planner.whatif.sweep import own_devices
     from planner.whatif.sweep_rows import Point

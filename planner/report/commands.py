@@ -11,6 +11,7 @@ from planner.errors import PlanError
 from planner.execution.techniques import BY_NAME
 from planner.machine.topology import for_devices
 from planner.machine.topology_file import from_file
+from planner.search.options import DEFAULT_HARDWARE, DEFAULT_PRECISION, DEFAULT_RUNTIME
 from planner.strategy.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ STEPS = "-- --steps 1000"
 def reproduce(s: Strategy) -> str:
     """`plan zoo:llama3-70b --devices 512 --batch 1024 --pin stage=4`: the options that the file
     records, those at their defaults left out."""
-    from planner.search.build_request import DEFAULT_HARDWARE, DEFAULT_PRECISION, DEFAULT_RUNTIME
     from planner.strategy.pins import pins_of
 
     w, said, training = s.workload, s.provenance, s.workload.get("training") or {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from costmodels.capacity import capacity, preallocation
@@ -22,18 +21,23 @@ from planner.execution.techniques import (
     TECHNIQUES,
 )
 from planner.graph.findings import Finding
-from planner.machine.topology import for_devices, from_json
+from planner.machine.topology import Topology, for_devices, from_json
 from planner.machine.topology_file import from_file
 from planner.ops.experts import said
+from planner.search.options import (
+    DEFAULT_HARDWARE,
+    MachineOptions,
+    SearchOptions,
+    StepOptions,
+    records,
+)
 from planner.sharding.layout import STAGE
 from planner.solvers import SOLVERS
 from planner.strategy.strategy import Strategy
 from planner.support.choices import choose
 from planner.workload.user_loss import is_user_loss, priced
 
-DEFAULT_HARDWARE = "h100-sxm"
-DEFAULT_PRECISION = "bf16-mixed"
-DEFAULT_RUNTIME = "jax-shard_map"
+MODE_NAMES = ("auto", "data-parallel", "hybrid", "semi-auto", "propagate", "manual")
 
 
 def asked(request: Any, objective: str, mode: str) -> dict[str, Any]:
@@ -47,115 +51,114 @@ def asked(request: Any, objective: str, mode: str) -> dict[str, Any]:
     )
 
 
-def make_request(
-    *,
-    devices: int | None,
-    hardware: str | None,
-    topology: str | Path | None,
-    workload: str = "train",
-    mode: str = "auto",
-    solver: str = "auto",
-    pins: Any = None,
-    objective: str = "step",
-    memory_limit_bytes: int | None = None,
-    memory_reserve_bytes: int | None = None,
-    runtime: str = DEFAULT_RUNTIME,
-    optimizer: str = "adamw",
-    precision: str = DEFAULT_PRECISION,
-    time_limit_s: float | None = None,
-    seed: int = 0,
-    fold: bool = True,
-    baselines: bool = True,
-    cache: Cache | str | Path | None = None,
-    incremental: bool = False,
-    backend: str = "",
-) -> Any:
-    """Check the options against what exists and build the search request."""
-    from planner.pins.pins import Pins, parse_pins
+def make_request(**options: Any) -> Any:
+    """`build_request` of keywords, each a field of the records of planner.search.options."""
+    return build_request(*records(options))
+
+
+def build_request(machine: MachineOptions, step: StepOptions, search: SearchOptions) -> Any:
+    """Check the options against what exists and build the search's request. Raises PlanError."""
     from planner.search.bucketing import runtime_of_buckets
     from planner.search.request import Request
-    from planner.space.propagation import MODES
 
-    if incremental and cache is None:
+    topology = _machine(machine, search)
+    _choose(step, search)
+    pins = _pins(search)
+    refuse_pins(pins, topology.device, step.workload, step.runtime)
+    return Request(
+        topology=topology,
+        capacity=capacity(topology.device, topology.devices, machine.memory_reserve_bytes),
+        recipe=load_recipe(step.precision, step.optimizer, step.workload == "train"),
+        runtime=runtime_of_buckets(load_runtime(step.runtime), pins.techniques.get("bucket", 0)),
+        solver=search.solver,
+        mode=search.mode,
+        objective=search.objective,
+        pins=pins,
+        memory_limit_bytes=machine.memory_limit_bytes,
+        time_limit_s=search.time_limit_s,
+        seed=search.seed,
+        fold=search.fold,
+        baselines=search.baselines,
+        partitioned=refuse_partitioned(pins, step.runtime, step.backend),
+        offload=pins.techniques.get("offload", ()),
+        cache=(
+            search.cache
+            if isinstance(search.cache, Cache) or search.cache is None
+            else Cache.chosen(search.cache)
+        ),
+        incremental=search.incremental,
+    )
+
+
+def _machine(machine: MachineOptions, search: SearchOptions) -> Topology:
+    """The machine that is described. Raises PlanError P003, P016 for options that contradict each
+    other."""
+    if search.incremental and search.cache is None:
         raise PlanError(
             "P003",
             "an incremental plan keeps decisions of one in the cache, and there is none",
             help=["--cache DIR and no --no-cache, or leave out --incremental"],
         )
-    if topology is not None and hardware is not None:
+    if machine.topology is not None and machine.hardware is not None:
         raise PlanError(
             "P016",
             "--topology and --hardware both describe the machine",
             help=["give one of them: a topology file names its own device"],
         )
-    machine = (
-        from_file(topology, devices)
-        if topology is not None
-        else for_devices(hardware or DEFAULT_HARDWARE, devices)
+    return (
+        from_file(machine.topology, machine.devices)
+        if machine.topology is not None
+        else for_devices(machine.hardware or DEFAULT_HARDWARE, machine.devices)
     )
-    choose("precision", precision, recipe_names())
-    choose("optimizer", optimizer, tuple(OPTIMIZERS))
-    choose("runtime", runtime, runtime_names())
-    choose("solver", solver, tuple(SOLVERS))
-    choose("mode", mode, ("auto", "data-parallel", "hybrid", "semi-auto", "propagate", "manual"))
-    choose("objective", objective, ("step", "memory"))
-    choose("workload", workload, ("train", "infer"))
-    if mode == "manual":
+
+
+def _choose(step: StepOptions, search: SearchOptions) -> None:
+    """Raises PlanError where a name is none of those that exist."""
+    choose("precision", step.precision, recipe_names())
+    choose("optimizer", step.optimizer, tuple(OPTIMIZERS))
+    choose("runtime", step.runtime, runtime_names())
+    choose("solver", search.solver, tuple(SOLVERS))
+    choose("mode", search.mode, MODE_NAMES)
+    choose("objective", search.objective, ("step", "memory"))
+    choose("workload", step.workload, ("train", "infer"))
+
+
+def _pins(search: SearchOptions) -> Any:
+    """The pins as the mode takes them. Raises PlanError P059 where a mode lacks what it needs."""
+    from planner.pins.pins import Pins, parse_pins
+    from planner.space.propagation import MODES
+
+    if search.mode == "manual":
         raise PlanError(
             "P059",
             "--mode manual prices one strategy file as it is, and here plans are searched for",
             help=["plan MODEL --mode manual --pin strategy.json"],
         )
-    parsed = pins if isinstance(pins, Pins) else parse_pins(pins)
-    if mode == "semi-auto" and parsed.empty:
+    pins = search.pins if isinstance(search.pins, Pins) else parse_pins(search.pins)
+    if search.mode == "semi-auto" and pins.empty:
         raise PlanError(
             "P059",
             "--mode semi-auto completes pins, and there are none",
             help=["--pin tp=8 or a TOML file, or --mode auto"],
         )
-    if mode in MODES:
-        if not parsed.mesh or not parsed.nodes:
-            raise PlanError(
-                "P059",
-                f"--mode {mode} takes the mesh and the splits of some operators from the user, and"
-                " there are none",
-                help=[
-                    "--pin FILE.toml with [mesh] and a table per operator or parameter"
-                    " (docs/modes.md)"
-                ],
-            )
-        parsed = replace(
-            parsed,
-            techniques={
-                "zero_stage": 0,
-                "recompute": "none",
-                "microbatches": parsed.techniques.get("copies", 1),
-                "copies": 1,
-                **parsed.techniques,
-            },
+    if search.mode not in MODES:
+        return pins
+    if not pins.mesh or not pins.nodes:
+        raise PlanError(
+            "P059",
+            f"--mode {search.mode} takes the mesh and the splits of some operators from the user,"
+            " and there are none",
+            help=[
+                "--pin FILE.toml with [mesh] and a table per operator or parameter (docs/modes.md)"
+            ],
         )
-    refuse_pins(parsed, machine.device, workload, runtime)
-    partitioned = refuse_partitioned(parsed, runtime, backend)
-    profile = runtime_of_buckets(load_runtime(runtime), parsed.techniques.get("bucket", 0))
-    return Request(
-        machine,
-        capacity(machine.device, machine.devices, memory_reserve_bytes),
-        load_recipe(precision, optimizer, workload == "train"),
-        profile,
-        solver,
-        mode,
-        objective,
-        parsed,
-        memory_limit_bytes,
-        time_limit_s,
-        seed,
-        fold,
-        baselines,
-        offload=parsed.techniques.get("offload", ()),
-        cache=cache if isinstance(cache, Cache) or cache is None else Cache.chosen(cache),
-        partitioned=partitioned,
-        incremental=incremental,
-    )
+    given = {
+        "zero_stage": 0,
+        "recompute": "none",
+        "microbatches": pins.techniques.get("copies", 1),
+        "copies": 1,
+    }
+    return replace(pins, techniques=given | dict(pins.techniques))
 
 
 def refuse_pins(pins: Any, device: Any, workload: str, runtime: str) -> None:

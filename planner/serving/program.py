@@ -39,6 +39,8 @@ class Phased:
     plan: Plan
 
 
+# Long: one program of two phases, put together part by part in the order of its text.
+# Many parameters: two phases, and the options of planner.emit.program.emit.
 def emit_serving(
     prompts: Phased,
     step: Phased,

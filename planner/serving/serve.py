@@ -12,6 +12,14 @@ from typing import Any
 
 from planner.cache.folder import Cache
 from planner.errors import PlanError
+from planner.search.build_request import assumptions, build_request
+from planner.search.options import (
+    DEFAULT_PRECISION,
+    DEFAULT_RUNTIME,
+    MachineOptions,
+    SearchOptions,
+    StepOptions,
+)
 from planner.serving.result import OBJECTIVES, Service, Serving
 from planner.strategy.strategy import Strategy
 from planner.support.choices import choose
@@ -21,6 +29,8 @@ QUANTIZE = ("none", "int8")
 """As the precision keeps them, or the products' as int8 with a scale for each column."""
 
 
+# Long: its list of options and the record that it fills take two thirds of it.
+# Many parameters: the public list of options; behind it they are records.
 def serve(
     source: Any,
     *,
@@ -52,70 +62,59 @@ def serve(
     as of `planner.plan`. Raises PlanError: P220, P221 where the model has no cache that is
     understood, P021 where nothing fits.
     """
-    from planner.search.build_request import (
-        DEFAULT_PRECISION,
-        DEFAULT_RUNTIME,
-        assumptions,
-        make_request,
-    )
     from planner.search.to_strategy import COST_MODEL_VERSION, TOOL_VERSION, compose
     from planner.serving.joint import PREFILL_TOKENS, Joint
     from planner.serving.phases import PhaseModel
 
-    started = time.monotonic()
+    begun = time.monotonic()
     choose("objective", objective, OBJECTIVES)
     choose("quantize", quantize, QUANTIZE)
-    request = make_request(
-        devices=devices,
-        hardware=hardware,
-        topology=topology,
+    machine = MachineOptions(devices, hardware, topology, memory_limit_bytes, memory_reserve_bytes)
+    step = StepOptions(
         workload="infer",
-        solver=solver,
-        memory_limit_bytes=memory_limit_bytes,
-        memory_reserve_bytes=memory_reserve_bytes,
-        runtime=runtime or DEFAULT_RUNTIME,
         precision=precision or DEFAULT_PRECISION,
-        seed=seed,
-        baselines=False,
-        cache=cache,
+        runtime=runtime or DEFAULT_RUNTIME,
     )
+    search = SearchOptions(solver=solver, seed=seed, baselines=False, cache=cache)
+    request = build_request(machine, step, search)
     model = open_model(source, request.topology.devices, workload="infer", dims=dims)
     service = Service(prompt, generate, concurrency, quantize)
-    prompts, step = PhaseModel.of(model, "prompts", service), PhaseModel.of(model, "step", service)
-    joint = Joint(prompts, step, request, progress, prefill_tokens=prefill_tokens or PREFILL_TOKENS)
+    prompts, step_phase = (PhaseModel.of(model, phase, service) for phase in ("prompts", "step"))
+    joint = Joint(
+        prompts, step_phase, request, progress, prefill_tokens=prefill_tokens or PREFILL_TOKENS
+    )
     best, priced, gap = joint.run(objective)
     provenance = {
         "tool": TOOL_VERSION,
         "cost_model": COST_MODEL_VERSION,
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "source": str(source if isinstance(source, str | Path) else model.name),
-        "search_s": round(time.monotonic() - started, 3),
+        "search_s": round(time.monotonic() - begun, 3),
     }
-    said = assumptions(_batch_given(step), request, hardware, topology)
+    taken = assumptions(_batch_given(step_phase), request, hardware, topology)
     first, each = (
-        compose(phase, request, found, provenance, said)
-        for phase, found in ((joint.prompts(best.replicas), best.prompts), (step, best.step))
+        compose(phase, request, found, provenance, taken)
+        for phase, found in ((joint.prompts(best.replicas), best.prompts), (step_phase, best.step))
     )
-    served = {
-        "prompt": prompt,
-        "generate": generate,
-        "concurrency": concurrency,
-        "objective": objective,
-        "quantize": quantize,
-        "label": best.label,
-        "most_sequences": joint.most_sequences(best),
-        "gap": gap,
-        "memory_limit_bytes": request.limit_bytes,
-        "solves": len(joint.solved),
-    }
     front = joint.front(priced)
-    rows = tuple(
-        {"label": p.label, "front": p in front, "chosen": p is best, **p.figures()} for p in priced
-    )
     return Serving(
-        service=served,
+        service={
+            "prompt": prompt,
+            "generate": generate,
+            "concurrency": concurrency,
+            "objective": objective,
+            "quantize": quantize,
+            "label": best.label,
+            "most_sequences": joint.most_sequences(best),
+            "gap": gap,
+            "memory_limit_bytes": request.limit_bytes,
+            "solves": len(joint.solved),
+        },
         figures=best.figures(),
-        rows=rows,
+        rows=tuple(
+            {"label": p.label, "front": p in front, "chosen": p is best, **p.figures()}
+            for p in priced
+        ),
         prompts=first,
         step=each,
         provenance=provenance,

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from planner.support.choices import choose
 from planner.workload.host_tables import PLACES
 
-
-def open_model(source: Any, devices: int, **workload: Any) -> Any:
-    """Open a model for a workload."""
+if TYPE_CHECKING:
     from planner.workload.model import Model, Workload
 
-    kind = workload.pop("workload", "train")
-    choose("tables", workload.get("tables", PLACES[0]), PLACES)
-    pick = {k: v for k, v in workload.items() if v is not None}
+
+def workload_of(*, workload: str = "train", **options: Any) -> Workload:
+    """The workload of keywords, each a field of Workload; None leaves a field as it usually is.
+    Raises PlanError for names that do not exist, and for what inference has not."""
+    from planner.workload.model import Workload
+
+    choose("tables", options.get("tables", PLACES[0]), PLACES)
+    given = {k: v for k, v in options.items() if v is not None}
     for key in ("trainable", "freeze", "tie"):
-        pick[key] = tuple(pick.get(key, ()))
-    return Model.open(source, Workload(kind=kind, **pick), devices)
+        given[key] = tuple(given.get(key, ()))
+    return Workload(kind=workload, **given)
+
+
+def open_model(source: Any, devices: int, **workload: Any) -> Model:
+    """Open a model for a workload, given as keywords of `workload_of`."""
+    from planner.workload.model import Model
+
+    return Model.open(source, workload_of(**workload), devices)
