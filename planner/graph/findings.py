@@ -3,6 +3,8 @@ pick."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 KINDS = (
     "speed",
     "loss",
@@ -42,3 +44,9 @@ class Finding(str):
 
     def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]
         return self.kind, str(self)
+
+
+def ordered(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """The gravest first, each once; a kind of a later version last."""
+    place = {kind: at for at, kind in enumerate(KINDS)}
+    return tuple(sorted(dict.fromkeys(findings), key=lambda f: place.get(f.kind, len(KINDS))))

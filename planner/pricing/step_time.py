@@ -30,8 +30,9 @@ from planner.execution.pipeline import Pipeline, pipeline_of
 from planner.execution.plan import Plan
 from planner.execution.recompute import recomputed_blocks
 from planner.execution.weight_offload import offloaded_names
+from planner.pricing.add_up import add_up, communication_of
 from planner.pricing.bucketing import launched, launching_s, seconds
-from planner.pricing.cost import Communication, Cost, KernelSeconds, add_up
+from planner.pricing.cost import Communication, Cost, KernelSeconds
 from planner.pricing.device_weights import device_weights
 from planner.pricing.host_tables import pull_push_s
 from planner.pricing.kernels import kernel_times
@@ -147,7 +148,7 @@ def _communication(
     pricer: Pricer,
 ) -> Communication:
     sent, micro = sent_s(base, flow, runs, uses, pricer), flow.plan.microbatches
-    result = Communication.of(sent)
+    result = communication_of(sent)
     exposed = result.exposed_s
     if "activations" in flow.plan.offload:  # out and in again in every microbatch
         exposed += 2 * micro * pricer.host_s(sent_activations(flow, pricer, runs)[0])

@@ -32,7 +32,8 @@ from planner.execution.collective import CollectiveUse
 from planner.execution.layout_flow import Flow
 from planner.execution.stage_buffers import PARTS, buffers
 from planner.execution.uneven_pipeline import buffer_elements, handed_tensors
-from planner.pricing.cost import Communication, Cost, KernelSeconds, add_up
+from planner.pricing.add_up import add_up, communication_of
+from planner.pricing.cost import Cost, KernelSeconds
 from planner.pricing.kernels import kernel_times
 from planner.pricing.peak_memory import PARKED_ARRAYS, passes, saved_tensors
 from planner.pricing.pricer import Pricer
@@ -130,7 +131,7 @@ def price(base: GraphFacts, flow: Flow, pricer: Pricer) -> Cost:
         flow,
         collectives.collectives(flow, (), pricer.itemsize),
         kernels=KernelSeconds(compute, replayed, bubble),
-        communication=Communication.of(rows),
+        communication=communication_of(rows),
         optimizer_s=_optimizer_s(flow, pricer),
         memory=memory(base, flow, pricer),
     )

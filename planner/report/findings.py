@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from costmodels.hardware.units import show_bytes, show_time
 from costmodels.precision import load_recipe
-from planner.graph.findings import Finding
+from planner.graph.findings import Finding, ordered
 from planner.report.baselines import TABLES, WITH_ROOM, pins_for, ties
-from planner.search.findings import ordered
 from planner.strategy.diff import GIVEN
 from planner.strategy.stages import lockstep
 from planner.strategy.strategy import Strategy

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from planner.graph.findings import KINDS, Finding
+from planner.graph.findings import Finding, ordered
 from planner.graph.ir import Graph
 from planner.ops.attention_kernels import Chosen
 
@@ -150,12 +150,6 @@ def _speed(
         f"{costs['model_flops_utilization']:.2%} of the devices' arithmetic is put to use (MFU),"
         f" which nobody would run: {why}; {help_}",
     )
-
-
-def ordered(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """The gravest first, each once; a kind of a later version last."""
-    place = {kind: at for at, kind in enumerate(KINDS)}
-    return tuple(sorted(dict.fromkeys(findings), key=lambda f: place.get(f.kind, len(KINDS))))
 
 
 def rows(findings: Iterable[Finding]) -> tuple[Mapping[str, Any], ...]:

@@ -20,6 +20,7 @@ from planner.execution.pipeline import Pipeline, pipeline_of
 from planner.execution.plan import Plan
 from planner.execution.techniques import OF_PLANS, write_table
 from planner.execution.uneven_pipeline import UnevenPipeline, uneven_pipeline_of
+from planner.graph.findings import ordered
 from planner.graph.ir import Graph
 from planner.ops import operator_of
 from planner.ops.attention_kernels import Chosen, chosen, is_attention
@@ -28,7 +29,7 @@ from planner.pricing.cost import OTHER_PARTS, Cost
 from planner.pricing.host_tables import host_bytes
 from planner.pricing.kernels import kernel_times
 from planner.pricing.plan_price import price_plan
-from planner.search.findings import of_plan, of_request, ordered, rows, unfused
+from planner.search.findings import of_plan, of_request, rows, unfused
 from planner.search.plausible import too_fast
 from planner.search.request import Candidate, Request, SearchResult
 from planner.sharding.layout import padded

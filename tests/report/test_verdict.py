@@ -13,12 +13,12 @@ import onnx
 import pytest
 
 import planner
-from planner.graph.findings import KINDS, Finding
+from planner.graph.findings import KINDS, Finding, ordered
 from planner.report.explain import explain
 from planner.report.findings import findings
 from planner.report.summary import assumed, summary
 from planner.report.verdict import verdict
-from planner.search.findings import ordered, rows
+from planner.search.findings import rows
 from planner.strategy.strategy import Strategy
 from tests.reader.reader_models import model, rand
 
