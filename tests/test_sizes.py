@@ -48,11 +48,6 @@ def test_functions_are_short_and_take_few_parameters() -> None:
 LEFT: set[str] = {
     "long: models_zoo/llama.py::decoder",
     "long: planner/analysis/axis_roles.py::purposes",
-    "long: planner/commands/exchange.py::import_",
-    "long: planner/commands/make.py::run",
-    "long: planner/commands/options.py::add_workload",
-    "long: planner/commands/options.py::launch",
-    "long: planner/commands/sweep.py::_points",
     "long: planner/ops/control.py::region",
     "long: planner/reader/fuse/attention.py::_attention",
     "long: planner/reader/fuse/experts_build.py::fused",

@@ -82,7 +82,6 @@ def import_(args: argparse.Namespace) -> int:
     """`plan import`: a launcher's configuration as a priced strategy."""
     import planner.api as api
     from planner.commands.common import machine, workload
-    from planner.interop.launchers import hf
     from planner.interop.price import LAUNCHERS, priced, read_configuration
     from planner.interop.settings import domain_of
 
@@ -91,8 +90,47 @@ def import_(args: argparse.Namespace) -> int:
     started = time.monotonic()
     request = api.make_request(**machine(args), optimizer=args.optimizer)
     devices = request.topology.devices
-    found = read_configuration(args.config, devices, args.kind, domain_of(request.topology))
-    batch = found.settings.batch
+    configuration = read_configuration(args.config, devices, args.kind, domain_of(request.topology))
+    _refuse_contradictions(args, configuration)
+    batch = configuration.settings.batch
+    model = api.open_model(
+        args.model, devices, **{**workload(args), "batch": batch, "tokens_per_step": None}
+    )
+    _same_length(model, configuration, args.config)
+    target = Path(args.output or f"{Path(args.config).stem}.plan.json")
+    if target.exists() and not args.force:
+        raise PlanError("P053", f"{target} exists", help=["-o another file, or --force"])
+    assumed = (
+        f"configuration {Path(args.config).name} of {configuration.launcher}",
+        *configuration.notes,
+        *api.assumptions(model, request, args.hardware, args.topology),
+    )
+    with console.live(not args.quiet) as line:
+        strategy = priced(
+            model,
+            replace(request, baselines=False),
+            configuration.settings,
+            _provenance(args, started),
+            assumed,
+            line.report,
+        )
+    unproven = {"name": "import", "status": "feasible", "bound_s": None, "gap": None}
+    strategy = replace(strategy, solver={**strategy.solver, **unproven})
+    strategy.save(target)
+    if not args.quiet:
+        _say(args, strategy, configuration)
+    console.say(
+        f"wrote {target}   next: plan {args.model} {_machine_of(strategy)} --batch {batch}"
+        f" -o best.json · plan diff {target} best.json"
+    )
+    return 0
+
+
+def _refuse_contradictions(args: argparse.Namespace, configuration: Configuration) -> None:
+    """Raises PlanError P191 where an option says otherwise than the configuration."""
+    from planner.interop.launchers import hf
+
+    batch = configuration.settings.batch
     if args.batch not in (None, batch):
         raise PlanError(
             "P191",
@@ -100,50 +138,11 @@ def import_(args: argparse.Namespace) -> int:
             help=["leave --batch out"],
         )
     if args.workload != "train" and (
-        found.launcher != hf.NAME or not found.settings.runs_inference
+        configuration.launcher != hf.NAME or not configuration.settings.runs_inference
     ):
         raise PlanError(
             "P191", f"{args.config} is a configuration of training", help=["--workload train"]
         )
-    model = api.open_model(
-        args.model, devices, **{**workload(args), "batch": batch, "tokens_per_step": None}
-    )
-    _same_length(model, found, args.config)
-    target = Path(args.output or f"{Path(args.config).stem}.plan.json")
-    if target.exists() and not args.force:
-        raise PlanError("P053", f"{target} exists", help=["-o another file, or --force"])
-    assumed = (
-        f"configuration {Path(args.config).name} of {found.launcher}",
-        *found.notes,
-        *api.assumptions(model, request, args.hardware, args.topology),
-    )
-    with console.live(not args.quiet) as line:
-        made = priced(
-            model,
-            replace(request, baselines=False),
-            found.settings,
-            _provenance(args, started),
-            assumed,
-            line.report,
-        )
-    made = replace(
-        made,
-        solver={
-            **made.solver,
-            "name": "import",
-            "status": "feasible",
-            "bound_s": None,
-            "gap": None,
-        },
-    )
-    made.save(target)
-    if not args.quiet:
-        _say(args, made, found)
-    console.say(
-        f"wrote {target}   next: plan {args.model} {_machine_of(made)} --batch {batch} -o best.json"
-        f" · plan diff {target} best.json"
-    )
-    return 0
 
 
 def annotate(args: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from costmodels.hardware.intake import irregular
 from planner.commands import files
@@ -55,8 +55,6 @@ ANSWERED = (
 
 def run(args: argparse.Namespace) -> int:
     """The main verb."""
-    import planner.api as api
-
     choose("backend", args.backend, ("shard_map", "jit"))
     if args.emit and args.mode != "manual":  # there the file says the precision
         from planner.emit.from_strategy import computed_in
@@ -66,41 +64,11 @@ def run(args: argparse.Namespace) -> int:
 
     serving = serve.asked(args)
     target = _target(args)
-    if serving and args.confirm:
-        raise PlanError(
-            "P003",
-            "--confirm compiles plans of a training step or of one forward pass, and a serving plan"
-            " is neither",
-            help=["leave out --confirm"],
-        )
-    try:
-        _refuse_others(args, target)
-    except PlanError:
-        if not serving:
-            _refuse_typed(
-                args
-            )  # what is wrong with what was typed is told first: --force would not help
-        raise
+    _refuse_before_search(args, target, serving)
     if serving:
         return serve.run(args, target)
-    given = arguments(args)
-    with console.live(not args.quiet) as line:
-        try:
-            if args.mode == "manual":
-                strategy = _manual(args)
-            else:
-                strategy = api.plan(
-                    args.model,
-                    progress=line.report,
-                    backend=args.backend if args.emit else "",
-                    incremental=args.incremental,
-                    confirm=args.confirm,
-                    **given,
-                )
-        except PlanError as e:
-            if line.interrupted and e.code == "P026":
-                raise KeyboardInterrupt from e
-            raise
+    options = arguments(args)
+    strategy = _strategy(args, options)
     interrupted = "interrupt" in (strategy.solver.get("stopped"), strategy.confirmed.get("stopped"))
     if target:
         strategy.save(target)
@@ -124,8 +92,8 @@ def run(args: argparse.Namespace) -> int:
             + (f"   {files.next_steps(target)}" if target and not args.emit else "")
         )
     if not args.quiet:
-        tell(given["cache"])
-        if (known := given["cache"]) is not None and known.alike and not args.incremental:
+        tell(options["cache"])
+        if (known := options["cache"]) is not None and known.alike and not args.incremental:
             console.say(
                 f"most operators are as in {known.alike}: --incremental keeps that plan for them"
                 " and solves the rest, in less time"
@@ -137,6 +105,47 @@ def run(args: argparse.Namespace) -> int:
         if strategy.confirmed and not strategy.confirmed["fits"]
         else 0
     )
+
+
+def _refuse_before_search(args: argparse.Namespace, target: Path | None, serving: bool) -> None:
+    """Raises PlanError for what no search could mend. What is wrong with the options is reported
+    before a file in the way: there --force would not help."""
+    if serving and args.confirm:
+        raise PlanError(
+            "P003",
+            "--confirm compiles plans of a training step or of one forward pass, and a serving plan"
+            " is neither",
+            help=["leave out --confirm"],
+        )
+    try:
+        _refuse_others(args, target)
+    except PlanError:
+        if not serving:
+            _refuse_typed(args)
+        raise
+
+
+def _strategy(args: argparse.Namespace, options: dict[str, Any]) -> Strategy:
+    """What is planned, or checked and priced where the mode is manual. An interrupt before the
+    first plan stays an interrupt."""
+    import planner.api as api
+
+    with console.live(not args.quiet) as line:
+        try:
+            if args.mode == "manual":
+                return _manual(args)
+            return api.plan(
+                args.model,
+                progress=line.report,
+                backend=args.backend if args.emit else "",
+                incremental=args.incremental,
+                confirm=args.confirm,
+                **options,
+            )
+        except PlanError as e:
+            if line.interrupted and e.code == "P026":
+                raise KeyboardInterrupt from e
+            raise
 
 
 def _target(args: argparse.Namespace) -> Path | None:

@@ -87,6 +87,15 @@ def add_model(p: argparse.ArgumentParser, many: bool = False) -> None:
 def add_workload(p: argparse.ArgumentParser, many: bool = False) -> None:
     """What is run. many: at several sizes."""
     g = p.add_argument_group("workload")
+    _add_sizes(g, many)
+    _add_input_shapes(g, many)
+    _add_loss(g)
+    _add_trained_parameters(g)
+    _add_optimizer(g)
+
+
+def _add_sizes(g: argparse._ArgumentGroup, many: bool) -> None:
+    """The kind of the workload, its batch and its other dimensions. many: lists of them."""
     g.add_argument(
         "--workload",
         metavar="KIND",
@@ -136,6 +145,10 @@ def add_workload(p: argparse.ArgumentParser, many: bool = False) -> None:
             metavar="NAME=VALUE",
             help="any other symbolic dimension",
         )
+
+
+def _add_input_shapes(g: argparse._ArgumentGroup, many: bool) -> None:
+    """What else settles the shapes of the inputs. many: at several sizes."""
     g.add_argument(
         "--tokens-per-step",
         type=whole,
@@ -150,6 +163,10 @@ def add_workload(p: argparse.ArgumentParser, many: bool = False) -> None:
         metavar="INPUT=4,8",
         help="shape of an input that has none",
     )
+
+
+def _add_loss(g: argparse._ArgumentGroup) -> None:
+    """What the loss is and what it reads."""
     g.add_argument(
         "--loss",
         default="",
@@ -176,6 +193,10 @@ def add_workload(p: argparse.ArgumentParser, many: bool = False) -> None:
         metavar="N",
         help="label of positions that do not count in cross_entropy, such as -100",
     )
+
+
+def _add_trained_parameters(g: argparse._ArgumentGroup) -> None:
+    """Which parameters are trained, and where large embedding tables are."""
     g.add_argument(
         "--trainable",
         action="append",
@@ -212,6 +233,10 @@ def add_workload(p: argparse.ArgumentParser, many: bool = False) -> None:
             " (docs/tables.md)"
         ),
     )
+
+
+def _add_optimizer(g: argparse._ArgumentGroup) -> None:
+    """The optimizer, its learning rate and the precision."""
     first, *others, last = OPTIMIZERS
     names = ", ".join([f"{first} (default)", *others])
     g.add_argument("--optimizer", default=first, metavar="NAME", help=f"{names} or {last}")
@@ -587,7 +612,24 @@ def launch(p: argparse.ArgumentParser) -> None:
             " that came up"
         ),
     )
-    g = p.add_argument_group("where (one of these)")
+    _add_launch_places(p.add_argument_group("where (one of these)"))
+    g = p.add_argument_group("how")
+    _add_launch_processes(g)
+    _add_launch_scripts(g)
+    g.add_argument(
+        "-o",
+        dest="output",
+        metavar="DIR",
+        help="folder of program, logs and scripts (default MODEL.launch)",
+    )
+    g.add_argument(
+        "--force", action="store_true", help="overwrite a program that this command did not write"
+    )
+    p.set_defaults(arguments=())
+
+
+def _add_launch_places(g: argparse._ArgumentGroup) -> None:
+    """Where `plan launch` starts the processes, or the kind of files it writes instead."""
     g.add_argument(
         "--local",
         type=whole,
@@ -611,7 +653,11 @@ def launch(p: argparse.ArgumentParser) -> None:
     g.add_argument(
         "--to", metavar="KIND", help="write files instead: slurm, mpirun, kubernetes or gke-tpu"
     )
-    g = p.add_argument_group("how")
+
+
+def _add_launch_processes(g: argparse._ArgumentGroup) -> None:
+    """How the processes of `plan launch` join, what they run on and for how long they are waited
+    for."""
     g.add_argument(
         "--coordinator",
         metavar="HOST:PORT",
@@ -649,6 +695,10 @@ def launch(p: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="the interpreter that runs it (default this one; python3 in scripts)",
     )
+
+
+def _add_launch_scripts(g: argparse._ArgumentGroup) -> None:
+    """What the files that `plan launch --to` writes ask a cluster for."""
     g.add_argument(
         "--image",
         default="",
@@ -683,16 +733,6 @@ def launch(p: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="with --to kubernetes: what GPUs of several nodes ask for, or none (default rdma/ib)",
     )
-    g.add_argument(
-        "-o",
-        dest="output",
-        metavar="DIR",
-        help="folder of program, logs and scripts (default MODEL.launch)",
-    )
-    g.add_argument(
-        "--force", action="store_true", help="overwrite a program that this command did not write"
-    )
-    p.set_defaults(arguments=())
 
 
 def weights(p: argparse.ArgumentParser) -> None:

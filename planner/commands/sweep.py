@@ -221,7 +221,6 @@ def _points(args: argparse.Namespace) -> list[Point]:
     from planner.machine.tpu_slices import named_slice
     from planner.search.options import DEFAULT_HARDWARE
     from planner.support.choices import choose
-    from planner.whatif.sweep import own_devices
     from planner.whatif.sweep_rows import Point
 
     hardware = list(
@@ -229,18 +228,7 @@ def _points(args: argparse.Namespace) -> list[Point]:
             h.strip() for h in (args.hardware or DEFAULT_HARDWARE).split(",") if h.strip()
         )
     )
-    twice = next((k for i, (k, _) in enumerate(args.dim) if k in dict(args.dim[:i])), "")
-    if twice:
-        raise PlanError(
-            "P003",
-            f"--dim {twice} is given twice",
-            help=[f"--dim {twice}={','.join(v for k, v in args.dim if k == twice)}"],
-        )
-    dims = [
-        [(k, n) for n in found]
-        for k, found in ((k, series(v, f"dim {k}", "4k,8k..128k")) for k, v in args.dim)
-        if len(found) > 1
-    ]
+    dims = _dims(args)
     batches: list[int | str | None] = (
         [None]
         if args.batch is None
@@ -248,8 +236,50 @@ def _points(args: argparse.Namespace) -> list[Point]:
         if args.batch == MAX
         else [*series(args.batch, "batch", "64,256..1024")]
     )
-    fewest = args.devices == FEWEST
-    counts: list[int | None] = [None] if fewest or args.devices is None else [*series(args.devices)]
+    no_counts = args.devices in (None, FEWEST)
+    counts: list[int | None] = [None] if no_counts else [*series(args.devices)]
+    own = _own_devices(args, hardware)
+    if args.scaling is not None:
+        choose("scaling", args.scaling, ("strong", "weak"))
+    _refuse_contradictions(args)
+    combinations = itertools.product(hardware, itertools.product(*dims), batches, counts)
+    points = [
+        Point(h, None if named_slice(h)[1] else n or own.get(h), d, b, args.tokens_per_step)
+        for h, d, b, n in combinations
+    ]
+    points = list(dict.fromkeys(points))
+    if len(points) > MOST_POINTS:
+        raise PlanError(
+            "P003",
+            f"{len(points)} points are more than {MOST_POINTS}",
+            help=["fewer devices, sizes or batches"],
+        )
+    return points
+
+
+def _dims(args: argparse.Namespace) -> list[list[tuple[str, int]]]:
+    """(name, size) pairs of each dimension that has several sizes. Raises PlanError P003 where one
+    is given twice."""
+    twice = next((k for i, (k, _) in enumerate(args.dim) if k in dict(args.dim[:i])), "")
+    if twice:
+        raise PlanError(
+            "P003",
+            f"--dim {twice} is given twice",
+            help=[f"--dim {twice}={','.join(v for k, v in args.dim if k == twice)}"],
+        )
+    return [
+        [(k, n) for n in sizes]
+        for k, sizes in ((k, series(v, f"dim {k}", "4k,8k..128k")) for k, v in args.dim)
+        if len(sizes) > 1
+    ]
+
+
+def _own_devices(args: argparse.Namespace, hardware: list[str]) -> dict[str, int | None]:
+    """Hardware -> the devices of its own description, where --devices is left out. Raises PlanError
+    where that leaves none, or where slices and --devices both say how many."""
+    from planner.machine.tpu_slices import named_slice
+    from planner.whatif.sweep import own_devices
+
     own = {h: own_devices(h) for h in hardware} if args.devices is None else {}
     if args.devices is None and not all(named_slice(h)[1] or own[h] for h in hardware):
         raise PlanError("P017", "how many devices?", help=["--devices 8,16..512, or fewest"])
@@ -260,9 +290,12 @@ def _points(args: argparse.Namespace) -> list[Point]:
             f" {', '.join(hardware)}",
             help=["leave --devices out"],
         )
-    if args.scaling is not None:
-        choose("scaling", args.scaling, ("strong", "weak"))
-    largest = args.batch == MAX
+    return own
+
+
+def _refuse_contradictions(args: argparse.Namespace) -> None:
+    """Raises PlanError P003 where two options contradict each other."""
+    fewest, largest = args.devices == FEWEST, args.batch == MAX
     clashes = {
         "--batch and --tokens-per-step": args.batch and args.tokens_per_step,
         "--devices fewest and --batch max": fewest and largest,
@@ -274,19 +307,6 @@ def _points(args: argparse.Namespace) -> list[Point]:
     for what, both in clashes.items():
         if both:
             raise PlanError("P003", f"{what} contradict each other", help=["give one of them"])
-    every = itertools.product(hardware, itertools.product(*dims), batches, counts)
-    points = [
-        Point(h, None if named_slice(h)[1] else n or own.get(h), d, b, args.tokens_per_step)
-        for h, d, b, n in every
-    ]
-    points = list(dict.fromkeys(points))
-    if len(points) > MOST_POINTS:
-        raise PlanError(
-            "P003",
-            f"{len(points)} points are more than {MOST_POINTS}",
-            help=["fewer devices, sizes or batches"],
-        )
-    return points
 
 
 def _rows(sweeper: Any, points: list[Point], args: argparse.Namespace) -> Iterator[Row]:
