@@ -529,65 +529,7 @@ class SearchDomain:
         """Why the model has no blocks for every stage of the mesh; None where it has."""
         if mesh.stages == 1:
             return None
-        run, techniques = (
-            (base.dealt[0] if self.training and base.dealt else None),
-            self.request.pins.techniques,
-        )
-        schedule, chunks, micro = (
-            str(techniques.get("schedule", SCHEDULES[0])),
-            int(techniques.get("virtual", 1)),
-            int(techniques.get("microbatches", 0)),
-        )
-        level, most = int(techniques.get("zero_stage", 0)), MAX_ZERO_STAGE[schedule]
-        what, instead = "", list[str]()
-        if self.most_stages(base) < mesh.stages:
-            what = self._too_few(base)
-        elif run is None and not self.schedules(mesh):
-            what = (
-                f"the model is cut into {self.most_stages(base)} virtual stages at most,"
-                f" {mesh.stages}"
-                f" stages of {chunks if chunks > 1 else ' or '.join(map(str, CHUNKS))} each"
-                " have more"
-            )
-            instead = (
-                [f"virtual={fewer}"] if (fewer := self.most_stages(base) // mesh.stages) > 1 else []
-            )
-        elif run is None and techniques.get("recompute", "block") != "block":
-            what = (
-                "stages without a block in common recompute their forward pass (recompute=block),"
-                f" pinned is {techniques['recompute']}"
-            )
-            instead = ["recompute=block"]
-        elif level > most:
-            what = f"under {schedule} the ZeRO stage is at most {most}, pinned is {level}"
-            sharded = self.request.pins.mesh.get("fsdp", ())  # which is ZeRO-3 by its name
-            instead = [
-                f"dp={sharded[0]},zero={most}" if sharded else f"zero={most}",
-                *(f"schedule={s}" for s in SCHEDULES if level <= MAX_ZERO_STAGE[s]),
-            ][:2]
-        elif micro == 1:
-            what = "they need at least two microbatches, pinned is one"
-            instead = [f"micro={mesh.stages}"] if self.model.batch % mesh.stages == 0 else []
-        elif run is not None and not self.schedules(mesh):
-            what = (
-                f"{run[2]} repeated blocks do not divide into {mesh.stages} stages of"
-                f" {chunks if chunks > 1 else ' or '.join(map(str, CHUNKS))} virtual stages"
-            )
-            other = next(
-                (v for v in range(2, run[2] // mesh.stages + 1) if run[2] % (mesh.stages * v) == 0),
-                0,
-            )
-            instead = [f"virtual={other}"] if other else []
-        elif (schedule == INTERLEAVED or chunks > 1) and micro % mesh.stages:
-            what = (
-                f"virtual stages pass groups of {mesh.stages} microbatches, and {micro} do not"
-                " divide into them"
-            )
-            instead = [
-                f"micro={m}"
-                for m in (-(-micro // mesh.stages) * mesh.stages,)
-                if self.model.batch % m == 0
-            ]
+        what, instead = self._unstaged_reason(base, mesh)
         if not what:
             return None
         return PlanError(
@@ -595,6 +537,59 @@ class SearchDomain:
             f"{mesh.stages} pipeline stages are not possible: {what}",
             help=[*instead, "pin less, or other stages"] if self.most_stages(base) else [],
         )
+
+    def _unstaged_reason(self, base: GraphFacts, mesh: Mesh) -> tuple[str, list[str]]:
+        """The first reason against the stages of a mesh, with pins that would do instead; empty
+        where there is none."""
+        blocks = base.dealt[0] if self.training and base.dealt else None
+        techniques = self.request.pins.techniques
+        schedule = str(techniques.get("schedule", SCHEDULES[0]))
+        chunks = int(techniques.get("virtual", 1))
+        micro = int(techniques.get("microbatches", 0))
+        level = int(techniques.get("zero_stage", 0))
+        if self.most_stages(base) < mesh.stages:
+            return self._too_few(base), []
+        divides = bool(self.schedules(mesh))
+        if blocks is None and not divides:
+            most = self.most_stages(base)
+            return (
+                f"the model is cut into {most} virtual stages at most, {mesh.stages}"
+                f" stages of {_virtual_stages(chunks)} each have more",
+                [f"virtual={fewer}"] if (fewer := most // mesh.stages) > 1 else [],
+            )
+        if blocks is None and techniques.get("recompute", "block") != "block":
+            return (
+                "stages without a block in common recompute their forward pass (recompute=block),"
+                f" pinned is {techniques['recompute']}",
+                ["recompute=block"],
+            )
+        if level > MAX_ZERO_STAGE[schedule]:
+            return self._excess_zero_stage(schedule, level)
+        if micro == 1:
+            return (
+                "they need at least two microbatches, pinned is one",
+                [f"micro={mesh.stages}"] if self.model.batch % mesh.stages == 0 else [],
+            )
+        if blocks is not None and not divides:
+            return _undivided(blocks[2], mesh.stages, chunks)
+        if (schedule == INTERLEAVED or chunks > 1) and micro % mesh.stages:
+            next_ = -(-micro // mesh.stages) * mesh.stages
+            return (
+                f"virtual stages pass groups of {mesh.stages} microbatches, and {micro} do not"
+                " divide into them",
+                [f"micro={next_}"] if self.model.batch % next_ == 0 else [],
+            )
+        return "", []
+
+    def _excess_zero_stage(self, schedule: str, level: int) -> tuple[str, list[str]]:
+        """Why a schedule cannot take the pinned ZeRO stage, with pins that would do instead."""
+        most = MAX_ZERO_STAGE[schedule]
+        sharded = self.request.pins.mesh.get("fsdp", ())  # which is ZeRO-3 by its name
+        instead = [
+            f"dp={sharded[0]},zero={most}" if sharded else f"zero={most}",
+            *(f"schedule={s}" for s in SCHEDULES if level <= MAX_ZERO_STAGE[s]),
+        ]
+        return f"under {schedule} the ZeRO stage is at most {most}, pinned is {level}", instead[:2]
 
     def _too_few(self, base: GraphFacts) -> str:
         """Why the graph has too few places for stages."""
@@ -621,6 +616,21 @@ class SearchDomain:
                 if mesh is not None:
                     return mesh
         return pinned_mesh(topology, {"data": n})
+
+
+def _virtual_stages(chunks: int) -> str:
+    """How many virtual stages a stage may have, in words."""
+    return str(chunks) if chunks > 1 else " or ".join(map(str, CHUNKS))
+
+
+def _undivided(repeats: int, stages: int, chunks: int) -> tuple[str, list[str]]:
+    """Why so many repeated blocks do not divide into stages, with a pin that would do instead."""
+    other = next((v for v in range(2, repeats // stages + 1) if repeats % (stages * v) == 0), 0)
+    return (
+        f"{repeats} repeated blocks do not divide into {stages} stages of"
+        f" {_virtual_stages(chunks)} virtual stages",
+        [f"virtual={other}"] if other else [],
+    )
 
 
 def _over_batch(mesh: Mesh) -> dict[str, int]:

@@ -185,73 +185,59 @@ class Search(Solving):
     ) -> Reached:
         """The best plan that takes so many bytes at most and less than `worth`. baselines: those
         tuned before, or where they are to go."""
-        request, beaten = self.request, worth
-        main, (finer, wider) = (
-            self._main(limit_bytes),
-            (
-                BestFirst(self, PlanFamily("plan", None, self.offered.levels()), (), limit_bytes)
-                for _ in range(2)
-            ),
-        )
-        named = BestFirst(
-            self,
-            PlanFamily("plan", self.offered.named, self.offered.levels(), alone=True),
-            (),
-            limit_bytes,
-        )
-        every = (main, finer, wider, named)
+        request = self.request
+        main = self._main(limit_bytes)
+        families = (main, *self._side_families(limit_bytes))
         try:
             # Baselines first: small searches, and what they reach is what the large one has to
             # beat.
             if request.baselines and not baselines:
                 tune_baselines(self, baselines)
-            self._run_families(every, self._eligible(baselines, limit_bytes), worth)
+            self._run_families(families, self._eligible(baselines, limit_bytes), worth)
         except KeyboardInterrupt:
             self.stopped = "interrupt"
         fitting = [
             c
-            for c in (*(e.best for e in every), *self._eligible(baselines, limit_bytes))
-            if c is not None and self.value(c) < beaten
+            for c in (*(f.best for f in families), *self._eligible(baselines, limit_bytes))
+            if c is not None and self.value(c) < worth
         ]
-        best, near = min(fitting, key=lambda c: c.key(request), default=None), None
-        if best is None and not self.stopped and np.isinf(beaten):
-            near = main.smallest()
-            if near is not None and near.cost.memory.total <= limit_bytes:
+        best, smallest = min(fitting, key=lambda c: c.key(request), default=None), None
+        if best is None and not self.stopped and np.isinf(worth):
+            smallest = main.smallest()
+            if smallest is not None and smallest.cost.memory.total <= limit_bytes:
                 # where memory binds, a solver's work may end before it finds what is known to be
                 # there
-                best = near
-        tried = (
-            *fitting,
-            *(
-                c
-                for e in every
-                for c in e.priced
-                if c.cost.memory.total <= limit_bytes and self.value(c) < beaten
-            ),
-        )
-        best = on_fewer_axes(self, best, tried) if best is not None else None
-        best = (
-            with_microbatch_overlap(
-                self, best, tuple(c for e in every for c in e.priced), limit_bytes
-            )
-            if best is not None and not self.stopped
-            else best
-        )
-        best = canonical(self, best) if best is not None else None
-        bound, of_all = (
-            min(map(proven, (e for e in every if e.meshes)))
-            for proven in (BestFirst.bound, BestFirst.bound_of_all)
-        )
-        of = None if of_all >= bound or limit_bytes >= request.limit_bytes else limit_bytes
+                best = smallest
+        priced = tuple(c for f in families for c in f.priced)
+        if best is not None:
+            within = (c for c in priced if c.cost.memory.total <= limit_bytes)
+            tried = (*fitting, *(c for c in within if self.value(c) < worth))
+            best = on_fewer_axes(self, best, tried)
+            if not self.stopped:
+                best = with_microbatch_overlap(self, best, priced, limit_bytes)
+            best = canonical(self, best)
+        bounded = [f for f in families if f.meshes]
+        bound, of_all = min(f.bound() for f in bounded), min(f.bound_of_all() for f in bounded)
+        bounds_all = of_all >= bound or limit_bytes >= request.limit_bytes
         return Reached(
             best=best,
             main=main,
-            smallest=near,
+            smallest=smallest,
             bound_s=bound,
             bound_of_all_s=of_all,
-            bound_bytes=of,
-            covers=self._covered([m for e in every for m in e.meshes]),
+            bound_bytes=None if bounds_all else limit_bytes,
+            covers=self._covered([m for f in families for m in f.meshes]),
         )
+
+    def _side_families(self, limit_bytes: int) -> tuple[BestFirst, BestFirst, BestFirst]:
+        """The searches beside the main one, which begin without meshes: of finer meshes, of wider
+        ones and of named ones."""
+        levels = self.offered.levels()
+        finer, wider = (
+            BestFirst(self, PlanFamily("plan", None, levels), (), limit_bytes) for _ in range(2)
+        )
+        named = PlanFamily("plan", self.offered.named, levels, alone=True)
+        return finer, wider, BestFirst(self, named, (), limit_bytes)
 
     def _run_families(
         self,

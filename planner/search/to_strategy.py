@@ -22,6 +22,7 @@ from planner.execution.techniques import OF_PLANS, write_table
 from planner.execution.uneven_pipeline import UnevenPipeline, uneven_pipeline_of
 from planner.graph.findings import ordered
 from planner.graph.ir import Graph
+from planner.machine.topology import Mesh
 from planner.ops import operator_of
 from planner.ops.attention_kernels import Chosen, chosen, is_attention
 from planner.pricing.breakdown import details
@@ -59,11 +60,70 @@ def compose(
     pricer = _pricer(request, best)
     pricer_cost, flow, runs = price_plan(base, best.plan, pricer)
     graph = base.graph
+    techniques = write_table(best.plan) | stage_starts(best.plan, graph) | hosted_tables(graph)
+    workload = {
+        **model.workload.to_json(model.plain, model.batch, model.loss),
+        "precision": request.recipe.name,
+        "runtime": request.runtime.name,
+    }
+    nodes, costs = node_table(base, flow, found), cost_table(pricer_cost, request, base, model)
+    kernels = attention_kernels(request, base, flow)
+    for name, kernel in kernels.items():
+        nodes[name]["attention_kernel"] = str(kernel)
+    said = (
+        *of_plan(model, graph, costs, nodes, best.plan.microbatches),
+        *of_request(model, request),
+        *unfused(kernels, costs, nodes, best.plan.microbatches),
+    )
+    findings = rows(ordered((*said, *found.findings, *too_fast(request, best.cost))))
+    strategy = Strategy(
+        model={
+            "name": model.name,
+            "sha256": model.sha256(),
+            "nodes": len(graph.nodes),
+            "parameters": graph.parameters,
+        },
+        topology=request.topology.to_json(),
+        workload=workload,
+        mesh=mesh_table(request, best.mesh),
+        nodes=nodes,
+        blocks=block_table(graph, flow, base),
+        tensors=tensor_table(graph, flow, base),
+        techniques=techniques,
+        costs=costs,
+        solver=solver_table(request, found, best, len(graph.nodes)),
+        baselines={
+            label: baseline_row(c, request, found.base, model)
+            for label, c in sorted(found.baselines.items())
+        },
+        assumptions=assumptions,
+        findings=findings,
+        provenance=provenance,
+        details=details(base, flow, runs, pricer),
+        graph=graph,
+    )
+    return replace(strategy, provenance={**provenance, "decisions": strategy.decisions()})
+
+
+def mesh_table(request: Request, mesh: Mesh) -> tuple[dict[str, Any], ...]:
+    """The axes of a mesh, each with the names of the topology's levels that it runs over."""
+    levels = request.topology.levels
+    return tuple(
+        {"name": a.name, "size": a.size, "levels": [levels[level].name for level, _ in a.parts]}
+        for a in mesh.axes
+    )
+
+
+def solver_table(
+    request: Request, found: SearchResult, best: Candidate, nodes: int
+) -> dict[str, Any]:
+    """What is known of the best candidate's optimality: bound and objective (seconds), their gap
+    (a fraction of the step), and what the bound covers. nodes: those of the graph."""
     # The bound is over relaxed problems whose every cost is a whole picosecond: above the price by
     # that rounding alone, it is the price itself.
-    step, rounding = best.cost.step_time_s, ROUNDING_S * len(graph.nodes)
+    step, rounding = best.cost.step_time_s, ROUNDING_S * nodes
     bound = min(found.bound_s, step) if found.bound_s <= step + rounding else 0.0
-    gap = (best.cost.step_time_s - bound) / best.cost.step_time_s if bound else None
+    gap = (step - bound) / step if bound else None
     status = "optimal" if gap is not None and gap <= 1e-6 and not found.stopped else "feasible"
     solver: dict[str, Any] = {
         "name": request.solver,
@@ -81,56 +141,7 @@ def compose(
         solver["stopped"] = found.stopped
     if bound and found.bound_bytes is not None:
         solver["bound_memory_bytes"] = found.bound_bytes
-    techniques = write_table(best.plan) | stage_starts(best.plan, graph) | hosted_tables(graph)
-    workload = {
-        **model.workload.to_json(model.plain, model.batch, model.loss),
-        "precision": request.recipe.name,
-        "runtime": request.runtime.name,
-    }
-    nodes, costs = node_table(base, flow, found), cost_table(pricer_cost, request, base, model)
-    kernels = attention_kernels(request, base, flow)
-    for name, kernel in kernels.items():
-        nodes[name]["attention_kernel"] = str(kernel)
-    said = (
-        *of_plan(model, graph, costs, nodes, best.plan.microbatches),
-        *of_request(model, request),
-        *unfused(kernels, costs, nodes, best.plan.microbatches),
-    )
-    findings = rows(ordered((*said, *found.findings, *too_fast(request, best.cost))))
-    made = Strategy(
-        {
-            "name": model.name,
-            "sha256": model.sha256(),
-            "nodes": len(graph.nodes),
-            "parameters": graph.parameters,
-        },
-        request.topology.to_json(),
-        workload,
-        tuple(
-            {
-                "name": a.name,
-                "size": a.size,
-                "levels": [request.topology.levels[level].name for level, _ in a.parts],
-            }
-            for a in best.mesh.axes
-        ),
-        nodes,
-        block_table(graph, flow, base),
-        tensor_table(graph, flow, base),
-        techniques,
-        costs,
-        solver,
-        {
-            label: baseline_row(c, request, found.base, model)
-            for label, c in sorted(found.baselines.items())
-        },
-        assumptions,
-        findings,
-        provenance,
-        details(base, flow, runs, pricer),
-        graph,
-    )
-    return replace(made, provenance={**provenance, "decisions": made.decisions()})
+    return solver
 
 
 def hosted_tables(graph: Graph) -> dict[str, list[str]]:
