@@ -92,7 +92,6 @@ class _Classes:
 
 def region(node: Node, graph: Graph) -> Region:
     """The rule of a node with bodies (module docstring)."""
-
     found = _Classes()
     rules = tuple(tuple(rule_of(inner, body)[0] for inner in body.nodes) for body in node.bodies)
     for b, body in enumerate(node.bodies):
@@ -104,20 +103,16 @@ def region(node: Node, graph: Graph) -> Region:
     cut = found.cuttable()
     names: dict[object, str] = {}
     sizes: dict[str, int] = {}
-
-    def dims(places: tuple[object, ...], shape: tuple[int, ...]) -> tuple[Dim, ...]:
-        made = []
-        for place, n in zip(places, shape, strict=True):
-            name = names.setdefault(found.root(place), f"f{len(names)}")
-            sizes[name] = n
-            made.append((name,))
-        return tuple(made)
-
+    operand_shapes = [graph.tensors[n].shape if n else () for n in node.inputs]
     operands = tuple(
-        dims(places, graph.tensors[n].shape if n else ())
-        for places, n in zip(slots, node.inputs, strict=True)
+        _dims(found, dims, shape, names, sizes)
+        for dims, shape in zip(slots, operand_shapes, strict=True)
     )
-    results = tuple(dims(outs[k], graph.tensors[o].shape) for k, o in enumerate(node.outputs) if o)
+    results = tuple(
+        _dims(found, outs[k], graph.tensors[o].shape, names, sizes)
+        for k, o in enumerate(node.outputs)
+        if o
+    )
     free = {name for root, name in names.items() if root in cut}
     even = {found.root(a) for a in found.even}
     lacking = [
@@ -125,8 +120,8 @@ def region(node: Node, graph: Graph) -> Region:
         for f in names.values()
         if f in free and any(not any(f in dim for dim in r) for r in results)
     ]
-    # An KernelCollective that never runs says that a result lacking the factor is complete, not a term of a  # noqa: E501
-    # sum.
+    # A collective that never runs says that a result without the factor is complete and not one
+    # term of a sum.
     complete = tuple(KernelCollective(f, "all-reduce", (), 0, 0) for f in lacking)
     rule = Rule(
         operands,
@@ -144,18 +139,30 @@ def region(node: Node, graph: Graph) -> Region:
         )
         for b in range(len(rules))
     )
-    leading = 1 if node.op == "While" else 0
-    body = node.bodies[0]
+    body_results = node.bodies[0].outputs[1 if node.op == "While" else 0 :]
     roots = (
-        [found.root((0, o, d)) for d in range(len(body.tensors[o].shape))]
-        for o in body.outputs[leading:]
+        [found.root((0, o, d)) for d in range(len(node.bodies[0].tensors[o].shape))]
+        for o in body_results
     )
-    return Region(
-        rule,
-        linked,
-        tuple(tuple(names[r] for r in own if r in cut and r in names) for own in roots),
-        rules,
-    )
+    factors = tuple(tuple(names[r] for r in dims if r in cut and r in names) for dims in roots)
+    return Region(rule, linked, factors, rules)
+
+
+def _dims(
+    classes: _Classes,
+    dims: tuple[object, ...],
+    shape: tuple[int, ...],
+    names: dict[object, str],
+    sizes: dict[str, int],
+) -> tuple[Dim, ...]:
+    """A tensor's dims in factors, one for each class of dims; what is new is added to `names`
+    (class -> factor) and `sizes` (factor -> elements)."""
+    result = []
+    for dim, n in zip(dims, shape, strict=True):
+        name = names.setdefault(classes.root(dim), f"f{len(names)}")
+        sizes[name] = n
+        result.append((name,))
+    return tuple(result)
 
 
 def _read(found: _Classes, b: int, j: int, node: Node, rule: Rule) -> None:

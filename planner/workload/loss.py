@@ -294,58 +294,65 @@ class _Loss:
         rows = tuple(s for d, s in enumerate(shape) if d != axis)
         labels = self.input(LABELS, rows, "int32")
         attrs: dict[str, AttrValue] = {"axis": axis}
-        extra: tuple[str, ...] = ()
         if shift:
-            if rank != 3 or rows[1] < 2:
-                raise PlanError(
-                    "P033",
-                    "--shift-labels needs logits [batch, sequence, vocabulary];"
-                    f" {self.source.name!r} has shape {list(shape)}",
-                    help=["--logits NAME, or labels that are shifted in the data"],
-                )
             last = IGNORED if ignore is None else ignore
-            attrs["ignore_index"] = last
-            attrs["count"] = rows[0] * (rows[1] - 1)
-            later = self.node(
-                "Slice",
-                (labels,),
-                "next",
-                (rows[0], rows[1] - 1),
-                "int32",
-                axes=(1,),
-                starts=(1,),
-                ends=(rows[1],),
-                steps=(1,),
+            labels = self._next_labels(labels, rows, last)
+            attrs |= {"ignore_index": last, "count": rows[0] * (rows[1] - 1)}
+        if ignore is None:
+            self.add(LOSSES["cross_entropy"], (self.source.name, labels), **attrs)
+            return
+        attrs["ignore_index"] = ignore
+        attrs.pop("count", None)
+        count = self._labels_that_count(labels, rows, ignore)
+        self.add(LOSSES["cross_entropy"], (self.source.name, labels, count), **attrs)
+
+    def _next_labels(self, labels: str, rows: tuple[int, ...], last: int) -> str:
+        """Labels of `rows` shape moved to the position before; those of the last position are
+        `last`."""
+        if len(rows) != 2 or rows[1] < 2:
+            raise PlanError(
+                "P033",
+                "--shift-labels needs logits [batch, sequence, vocabulary];"
+                f" {self.source.name!r} has shape {list(self.source.shape)}",
+                help=["--logits NAME, or labels that are shifted in the data"],
             )
-            labels = self.node(
-                "Pad",
-                (later,),
-                "shifted",
-                rows,
-                "int32",
-                pads=(0, 0, 0, 1),
-                mode="constant",
-                value=last,
-            )
-        if ignore is not None:
-            attrs["ignore_index"] = ignore
-            attrs.pop("count", None)
-            same = self.node(
-                "Equal", (labels, self.constant("ignored", ignore)), "same", rows, "bool"
-            )
-            counts = self.node(
-                "Cast",
-                (self.node("Not", (same,), "counts", rows, "bool"),),
-                "rows",
-                rows,
-                "int32",
-                to="int32",
-            )
-            count = self.node(
-                "ReduceSum", (counts,), "sum", (), "int32", axes=tuple(range(len(rows))), keepdims=0
-            )
-            extra = (self.node("Max", (count, self.constant("least", 1)), "count", (), "int32"),)
-        self.add(LOSSES["cross_entropy"], (self.source.name, labels, *extra), **attrs)
+        later = self.node(
+            "Slice",
+            (labels,),
+            "next",
+            (rows[0], rows[1] - 1),
+            "int32",
+            axes=(1,),
+            starts=(1,),
+            ends=(rows[1],),
+            steps=(1,),
+        )
+        return self.node(
+            "Pad",
+            (later,),
+            "shifted",
+            rows,
+            "int32",
+            pads=(0, 0, 0, 1),
+            mode="constant",
+            value=last,
+        )
+
+    def _labels_that_count(self, labels: str, rows: tuple[int, ...], ignore: int) -> str:
+        """How many labels are not `ignore`, a scalar of at least 1."""
+        same = self.node("Equal", (labels, self.constant("ignored", ignore)), "same", rows, "bool")
+        counts = self.node(
+            "Cast",
+            (self.node("Not", (same,), "counts", rows, "bool"),),
+            "rows",
+            rows,
+            "int32",
+            to="int32",
+        )
+        count = self.node(
+            "ReduceSum", (counts,), "sum", (), "int32", axes=tuple(range(len(rows))), keepdims=0
+        )
+        return self.node("Max", (count, self.constant("least", 1)), "count", (), "int32")
 
     def user(self, loss: str) -> None:
         """A function of the user's."""

@@ -98,30 +98,7 @@ def tied(graph: Graph, pair: str) -> Graph:
             detail=[shapes],
             help=["equal shapes, or one the other's transpose"],
         )
-    nodes: list[Node] = []
-    tensors = dict(graph.tensors)
-    turned = f"{drop}/tied"
-    for node in graph.nodes:
-        if drop in node.inputs and flipped:
-            if node.op == "MatMul" and node.inputs[1] == drop and drop not in node.inputs[:1]:
-                node = replace(
-                    node,
-                    inputs=(node.inputs[0], keep),
-                    attrs={**node.attrs, "trans_b": 1 - int(node.attrs.get("trans_b", 0))},  # type: ignore[arg-type]
-                )
-            elif turned not in tensors:
-                tensors[turned] = Tensor(turned, b.shape, b.dtype)
-                nodes.append(
-                    Node(f"{turned}/transpose", "Transpose", (keep,), (turned,), {"perm": (1, 0)})
-                )
-        nodes.append(
-            replace(
-                node,
-                inputs=tuple(
-                    (turned if flipped else keep) if n == drop else n for n in node.inputs
-                ),
-            )
-        )
+    nodes, tensors = _rewired(graph, keep, drop, flipped)
     del tensors[drop]
     without = lambda table: {k: v for k, v in table.items() if k != drop}  # noqa: E731
     outputs = graph.outputs
@@ -145,3 +122,30 @@ def tied(graph: Graph, pair: str) -> Graph:
         trainable=frozenset(trained),
         notes=(*notes, note),
     )
+
+
+def _rewired(
+    graph: Graph, keep: str, drop: str, flipped: bool
+) -> tuple[list[Node], dict[str, Tensor]]:
+    """Nodes and tensors where every use of `drop` reads `keep`; flipped: its transpose, which a
+    MatMul takes as an attribute and other nodes from a Transpose."""
+    nodes: list[Node] = []
+    tensors = dict(graph.tensors)
+    turned = f"{drop}/tied"
+    for node in graph.nodes:
+        if drop in node.inputs and flipped:
+            if node.op == "MatMul" and node.inputs[1] == drop and drop not in node.inputs[:1]:
+                node = replace(
+                    node,
+                    inputs=(node.inputs[0], keep),
+                    attrs={**node.attrs, "trans_b": 1 - int(node.attrs.get("trans_b", 0))},  # type: ignore[arg-type]
+                )
+            elif turned not in tensors:
+                transposed = graph.tensors[drop]
+                tensors[turned] = Tensor(turned, transposed.shape, transposed.dtype)
+                nodes.append(
+                    Node(f"{turned}/transpose", "Transpose", (keep,), (turned,), {"perm": (1, 0)})
+                )
+        read = turned if flipped else keep
+        nodes.append(replace(node, inputs=tuple(read if n == drop else n for n in node.inputs)))
+    return nodes, tensors
