@@ -29,6 +29,8 @@ Read = Callable[[Fields], tuple[Family, Any]]
 _EXPERTS = 4096
 
 
+# Many parameters: each is the default of one field of a configuration, and a model type names at
+# its call those that differ.
 def _decoder(
     f: Fields,
     *,

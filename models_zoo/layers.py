@@ -162,6 +162,8 @@ def repeat_heads(s: Scope, x: str, kv_heads: int, times: int, rows: int, head_di
     return s.op("Reshape", spread, s.ints(0, kv_heads * times, rows, head_dim))
 
 
+# Many parameters: they are the sizes and variants of one layer, and the models that share it name
+# them at the call; a record of them would be built there for that call alone.
 def self_attention(
     s: Scope,
     x: str,

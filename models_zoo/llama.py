@@ -114,23 +114,7 @@ def decoder(
 ) -> None:
     """The whole model around a feed-forward, and an attention in place of Llama's
     (mixture-of-experts models pass theirs)."""
-    require(
-        c.head_dim is not None or c.hidden % c.heads == 0,
-        f"{net.name}: hidden={c.hidden} is not a multiple of heads={c.heads}",
-    )
-    require(
-        c.heads % c.kv_heads == 0,
-        f"{net.name}: heads={c.heads} is not a multiple of kv_heads={c.kv_heads}",
-    )
-    require(
-        c.rotary_width % 2 == 0,
-        f"{net.name}: rotary positions need an even head width, {c.rotary_width} given",
-    )
-    require(
-        not (c.cache and (attention or c.rotary == "op")),
-        f"{net.name}: a cache is written for grouped heads and rotary=spread",
-        "leave out cache",
-    )
+    _check(c, net.name, attention is not None)
     s = net.root.at("model")
     cache = Cache(net, c.layers, c.kv_heads, c.width) if c.cache else None
     ids = cache.ids if cache else net.input("input_ids", [net.batch, c.seq], "int64")
@@ -170,6 +154,28 @@ def decoder(
     net.output("logits", [net.batch, SEQUENCE if cache else c.seq, c.vocab])
     if cache:
         cache.outputs()
+
+
+def _check(c: LlamaConfig, name: str, replaced: bool) -> None:
+    """Refuses sizes that do not fit together. replaced: another attention stands in place of
+    Llama's."""
+    require(
+        c.head_dim is not None or c.hidden % c.heads == 0,
+        f"{name}: hidden={c.hidden} is not a multiple of heads={c.heads}",
+    )
+    require(
+        c.heads % c.kv_heads == 0,
+        f"{name}: heads={c.heads} is not a multiple of kv_heads={c.kv_heads}",
+    )
+    require(
+        c.rotary_width % 2 == 0,
+        f"{name}: rotary positions need an even head width, {c.rotary_width} given",
+    )
+    require(
+        not (c.cache and (replaced or c.rotary == "op")),
+        f"{name}: a cache is written for grouped heads and rotary=spread",
+        "leave out cache",
+    )
 
 
 def _norm(s: Scope, x: str, c: LlamaConfig) -> str:

@@ -38,6 +38,8 @@ class Tracer:
     """One forward sweep. `leaves` and `made` hold the dims of constants, and of operations that
     make dims, found by earlier sweeps."""
 
+    # Many parameters: the state that earlier sweeps hand on, and what a sweep of a whole draft and
+    # one that follows a lowering differ in.
     def __init__(
         self,
         draft: Draft,

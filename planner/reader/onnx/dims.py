@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,9 @@ from planner.reader.lower.guide import stand_in
 from planner.reader.onnx.tensors import input_type
 
 _BATCH = re.compile(r"(?i)^(b|n|bs|bsz|(\w+_)?batch(es)?(_?(size|dim|axis|num))?(_?\d+)?)$")
+
+_Declared = Mapping[str, tuple[tuple[int | str, ...], str]]
+"""Input -> (its dims, numbers or symbols, and its dtype)."""
 
 
 @dataclass
@@ -65,6 +68,61 @@ def bind(
     """
     declared = _declared(graph, shapes)
     known = {str(k): _positive(v, f"--dim {k}") for k, v in dims.items()}
+    symbols = _symbols(declared)
+    _bind_shapes(declared, shapes, known)
+    symbol = _batch_symbol(declared, symbols)
+    batch = _given_batch(declared, symbols, known, symbol, batch)
+    exported, traced = (None, ()) if symbol is not None else _static_batch(declared)
+    notes: list[str] = []
+    _refuse_unbound(declared, symbols, known, symbol)
+    if tokens_per_step is not None:
+        batch = _from_tokens(declared, known, symbol, tokens_per_step, batch)
+    if batch is None:
+        batch, how = _default_batch(exported, max(1, devices))
+        notes.append(f"batch {batch}: {how} (--batch sets it)")
+    lowered = exported
+    if symbol is not None:
+        known[symbol] = batch
+        if batch == 1 and not direct and _leads(declared, symbols[symbol], symbol):
+            lowered = known[symbol] = 2
+            traced = tuple(
+                name for name, (shape, _) in declared.items() if shape and shape[0] == symbol
+            )
+    inputs = {
+        name: (_static(name, shape, known), dtype) for name, (shape, dtype) in declared.items()
+    }
+    asked = {**known, **({symbol: batch} if symbol is not None else {}), "batch": batch}
+    guided = exported == 1 and batch != 1
+    if guided:
+        lowered = stand_in(graph)
+        for name, axis in [*((name, 0) for name in traced), *(carriers or {}).items()]:
+            _set_dim(inputs, name, axis, lowered)
+    return Bound(
+        inputs=inputs,
+        batch=batch,
+        lowered=lowered,
+        traced=traced,
+        exported=exported,
+        guided=guided,
+        symbols=dict(known),
+        dims=asked,
+        notes=notes,
+    )
+
+
+def _leads(declared: _Declared, places: Sequence[tuple[str, int]], symbol: str) -> bool:
+    """Whether a symbol is the first dim at each of its places (input, axis), and nothing else."""
+    return all(axis == 0 and declared[name][0][0] == symbol for name, axis in places)
+
+
+def _set_dim(inputs: dict[str, Type], name: str, axis: int, n: int) -> None:
+    """Gives one dim of an input another size."""
+    shape, dtype = inputs[name]
+    inputs[name] = ((*shape[:axis], n, *shape[axis + 1 :]), dtype)
+
+
+def _symbols(declared: _Declared) -> dict[str, list[tuple[str, int]]]:
+    """Symbolic dim -> (input, axis) of every place whose size is the symbol or a formula of it."""
     symbols: dict[str, list[tuple[str, int]]] = {}
     for name, (shape, _) in declared.items():
         for axis, n in enumerate(shape):
@@ -76,8 +134,18 @@ def bind(
                     else [t.id for t in ast.walk(tree) if isinstance(t, ast.Name)]
                 ):
                     symbols.setdefault(part, []).append((name, axis))
-    _bind_shapes(declared, shapes, known)
-    symbol = _batch_symbol(declared, symbols)
+    return symbols
+
+
+def _given_batch(
+    declared: _Declared,
+    symbols: Mapping[str, list[tuple[str, int]]],
+    known: dict[str, int],
+    symbol: str | None,
+    batch: int | None,
+) -> int | None:
+    """The batch that the user gives, as --batch or as a dim; None where neither is given. A dim
+    named batch that is no dim of the model is taken out of `known`. Raises PlanError."""
     for key in known:
         if key not in symbols and key != "batch":
             close = did_you_mean(key, sorted(symbols))
@@ -102,8 +170,16 @@ def bind(
                 "P142", f"the batch is given twice: --batch {batch} and {symbol}={known[symbol]}"
             )
         batch = known[symbol]
-    exported, traced = (None, ()) if symbol is not None else _static_batch(declared)
-    notes: list[str] = []
+    return batch
+
+
+def _refuse_unbound(
+    declared: _Declared,
+    symbols: Mapping[str, list[tuple[str, int]]],
+    known: Mapping[str, int],
+    symbol: str | None,
+) -> None:
+    """Raises PlanError P140 naming every dim without a value."""
     missing = sorted(s for s in symbols if s not in known and s != symbol)
     if missing:
         raise PlanError(
@@ -112,44 +188,17 @@ def bind(
             detail=[_listing(declared)],
             help=["add " + " ".join(f"--dim {_quote(s)}=?" for s in missing)],
         )
-    if tokens_per_step is not None:
-        batch = _from_tokens(declared, known, symbol, tokens_per_step, batch)
-    if batch is None:
-        start = exported or 1
-        batch = -(-start // max(1, devices)) * max(1, devices)
-        how = (
-            f"the exported {exported}"
-            if exported == batch
-            else (
-                f"the smallest multiple of {devices} devices from {start} on"
-                if devices > 1
-                else "one sample"
-            )
-        )
-        notes.append(f"batch {batch}: {how} (--batch sets it)")
-    lowered = exported
-    if symbol is not None:
-        known[symbol] = batch
-        if (
-            batch == 1
-            and not direct
-            and all(axis == 0 and declared[name][0][0] == symbol for name, axis in symbols[symbol])
-        ):
-            lowered = known[symbol] = 2
-            traced = tuple(
-                name for name, (shape, _) in declared.items() if shape and shape[0] == symbol
-            )
-    inputs = {
-        name: (_static(name, shape, known), dtype) for name, (shape, dtype) in declared.items()
-    }
-    asked = {**known, **({symbol: batch} if symbol is not None else {}), "batch": batch}
-    guided = exported == 1 and batch != 1
-    if guided:
-        lowered = stand_in(graph)
-        for name, axis in [*((name, 0) for name in traced), *(carriers or {}).items()]:
-            shape, dtype = inputs[name]
-            inputs[name] = ((*shape[:axis], lowered, *shape[axis + 1 :]), dtype)
-    return Bound(inputs, batch, lowered, traced, exported, guided, dict(known), asked, notes)
+
+
+def _default_batch(exported: int | None, devices: int) -> tuple[int, str]:
+    """The batch where none is given, and why it is this one."""
+    start = exported or 1
+    batch = -(-start // devices) * devices
+    if exported == batch:
+        return batch, f"the exported {exported}"
+    if devices > 1:
+        return batch, f"the smallest multiple of {devices} devices from {start} on"
+    return batch, "one sample"
 
 
 def _declared(
@@ -217,9 +266,7 @@ def _dim(name: str, axis: int, dim: Any) -> int | str:
 
 
 def _bind_shapes(
-    declared: Mapping[str, tuple[tuple[int | str, ...], str]],
-    shapes: Mapping[str, tuple[int, ...]],
-    known: dict[str, int],
+    declared: _Declared, shapes: Mapping[str, tuple[int, ...]], known: dict[str, int]
 ) -> None:
     for name, given in shapes.items():
         dims = declared[name][0]
@@ -241,9 +288,7 @@ def _bind_shapes(
                 raise PlanError("P142", f"dim {n!r} is given twice: {known[n]} and {value}")
 
 
-def _batch_symbol(
-    declared: Mapping[str, tuple[tuple[int | str, ...], str]], symbols: Mapping[str, Any]
-) -> str | None:
+def _batch_symbol(declared: _Declared, symbols: Mapping[str, Any]) -> str | None:
     for name in symbols:
         if _BATCH.match(name):
             return name
@@ -254,9 +299,7 @@ def _batch_symbol(
     return None
 
 
-def _static_batch(
-    declared: Mapping[str, tuple[tuple[int | str, ...], str]],
-) -> tuple[int | None, tuple[str, ...]]:
+def _static_batch(declared: _Declared) -> tuple[int | None, tuple[str, ...]]:
     ranked = [(name, shape[0]) for name, (shape, _) in declared.items() if shape]
     if not ranked or not isinstance(ranked[0][1], int):
         return None, ()
@@ -265,7 +308,7 @@ def _static_batch(
 
 
 def _from_tokens(
-    declared: Mapping[str, tuple[tuple[int | str, ...], str]],
+    declared: _Declared,
     known: Mapping[str, int],
     symbol: str | None,
     tokens: int,
@@ -371,7 +414,7 @@ def _positive(value: Any, what: str) -> int:
     return value
 
 
-def _listing(declared: Mapping[str, tuple[tuple[int | str, ...], str]]) -> str:
+def _listing(declared: _Declared) -> str:
     return "inputs: " + "; ".join(
         f"{name!r} [{', '.join(map(str, shape))}]" for name, (shape, _) in declared.items()
     )

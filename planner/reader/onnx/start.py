@@ -27,6 +27,7 @@ SHOWN = 3
 """Tensors that a finding names."""
 
 
+# Many parameters: a model, and the options for the shapes of its inputs as `bind` takes them.
 def start(
     checked: Checked,
     folder: Path | None,
@@ -58,27 +59,14 @@ def start(
         ("" if o.domain == "ai.onnx" else o.domain): o.version for o in checked.model.opset_import
     }
     frame = Frame({}, opsets)
-    for input_, type_ in bound.inputs.items():
-        if type_[1] not in DTYPE_BYTES:
-            raise PlanError(
-                "P143", f"input {input_!r} holds {type_[1]} values, which cannot be planned"
-            )
-        draft.types[input_] = type_
-        draft.inputs.append(input_)
-        frame.env[input_] = input_
+    _add_inputs(draft, frame, bound)
     if bound.guided:
         lowering.guide = Guide(draft, bound.lowered or 1)
     for stored in checked.initializers:
         _add_stored(lowering, frame, bound, *stored)
     for sparse in graph.sparse_initializer:
         _add_sparse(lowering, frame, sparse, folder)
-    for output in graph.output:
-        if output.type.WhichOneof("value") not in ("tensor_type", None):
-            raise PlanError(
-                "P143",
-                f"output {output.name!r} has {input_type(output)[0]} type; only tensors can be"
-                " planned",
-            )
+    _refuse_outputs(graph)
     try:
         lowering.run(checked.nodes, frame)
         lowering.report()
@@ -89,22 +77,37 @@ def start(
         if not bound.guided:
             raise
         others = {k: v for k, v in (dims or {}).items() if k != "batch"}
-        start(
-            checked,
-            folder,
-            name,
-            batch=1,
-            dims=others,
-            shapes=shapes,
-            tokens_per_step=None,
-            devices=1,
-        )  # a fault of the file itself?
+        single: dict[str, Any] = {"batch": 1, "tokens_per_step": None, "devices": 1}
+        start(checked, folder, name, dims=others, shapes=shapes, **single)  # the file's own fault?
         raise refused(error) from None
     if bound.exported in (None, bound.lowered) and (false := _otherwise(declared, draft, frame)):
         draft.notes.append(Finding("note", false))
     draft.forget()
     _name_outputs(draft, [o.name for o in graph.output], frame)
     return draft, bound
+
+
+def _add_inputs(draft: Draft, frame: Frame, bound: Bound) -> None:
+    """The inputs with their static types. Raises PlanError P143 for values without a plan."""
+    for input_, type_ in bound.inputs.items():
+        if type_[1] not in DTYPE_BYTES:
+            raise PlanError(
+                "P143", f"input {input_!r} holds {type_[1]} values, which cannot be planned"
+            )
+        draft.types[input_] = type_
+        draft.inputs.append(input_)
+        frame.env[input_] = input_
+
+
+def _refuse_outputs(graph: Any) -> None:
+    """Raises PlanError P143 where an output is no tensor."""
+    for output in graph.output:
+        if output.type.WhichOneof("value") not in ("tensor_type", None):
+            raise PlanError(
+                "P143",
+                f"output {output.name!r} has {input_type(output)[0]} type; only tensors can be"
+                " planned",
+            )
 
 
 def _declared(graph: Any, bound: Bound) -> dict[str, Type]:
