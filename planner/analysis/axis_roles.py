@@ -108,14 +108,8 @@ def purposes(base: BasicFacts, batch_factors: Sequence[str]) -> dict[int, dict[s
         }
         for i in base.times
     }
-    for (
-        i,
-        roles,
-    ) in found.items():  # of the parts its members play, a pair plays the one that says most
-        roles.update(
-            {
-                name: min((roles[f] for f in members), key=TELLING.index)
-                for name, members in base.rules[i].paired.items()
-            }
-        )
+    for i, roles in found.items():
+        # of its members' roles, a pair has the one that says most
+        paired = base.rules[i].paired.items()
+        roles |= {name: min((roles[f] for f in fs), key=TELLING.index) for name, fs in paired}
     return found

@@ -143,7 +143,9 @@ class _Match:
         self.scores: Op | None = None
 
 
-def _attention(find: Finder, masks: Masks, root: Op) -> None:
+def _matched(find: Finder, root: Op) -> tuple[_Match, int] | None:
+    """What the products, scales and masks before a product of weights and values are, and the rank
+    of the attention (3 where nothing tells heads); None where it is no attention."""
     draft = find.draft
     rank = len(draft.shape(root.outputs[0]))
     if (
@@ -151,7 +153,7 @@ def _attention(find: Finder, masks: Masks, root: Op) -> None:
         or rank not in (3, 4)
         or any(len(draft.shape(i)) != rank for i in root.inputs)
     ):
-        return
+        return None
     match = _Match()
     softmax = _weights(find, root.inputs[0], match)
     if (
@@ -159,58 +161,83 @@ def _attention(find: Finder, masks: Masks, root: Op) -> None:
         or softmax.attrs["axis"] != len(draft.shape(softmax.outputs[0])) - 1
         or not _scores(find, softmax.inputs[0], match)
     ):
-        return
+        return None
     scores = match.scores
     assert scores is not None
-    whole = len(
-        draft.shape(softmax.outputs[0])
-    )  # the rank of the attention: 3 where nothing tells heads
-    flat = len(draft.shape(scores.outputs[0]))
+    attention_rank = len(draft.shape(softmax.outputs[0]))
+    scores_rank = len(draft.shape(scores.outputs[0]))
     if (
         scores.attrs.get("trans_a")
-        or any(len(draft.shape(i)) != flat for i in scores.inputs)
-        or (flat != whole and not match.split)
+        or any(len(draft.shape(i)) != scores_rank for i in scores.inputs)
+        or (scores_rank != attention_rank and not match.split)
     ):
-        return
+        return None
+    return match, attention_rank
+
+
+def _operands(find: Finder, root: Op, match: _Match, attention_rank: int) -> list[str] | None:
+    """Queries, keys and values of the attention's rank, none transposed; None where they do not fit
+    together."""
+    draft, scores = find.draft, match.scores
+    assert scores is not None
+    rank, scores_rank = len(draft.shape(root.outputs[0])), len(draft.shape(scores.outputs[0]))
     q, k = (_unscaled(find, name, match) for name in scores.inputs)
     if not find.closed(root, match.inside) or {draft.dtype(x) for x in (q, k, root.inputs[1])} != {
         draft.dtype(root.outputs[0])
     }:
-        return
+        return None
     if not scores.attrs.get("trans_b"):
-        k = find.insert(root, "Transpose", [k], {"perm": (*range(flat - 2), flat - 1, flat - 2)})
-    if match.split and flat != whole:
+        k = _transposed(find, root, k, scores_rank)
+    if match.split and scores_rank != attention_rank:
         q, k = (
             find.insert(root, "Reshape", [x], shape=(*match.split, *draft.shape(x)[1:]))
             for x in (q, k)
         )
     v = root.inputs[1]
     if root.attrs.get("trans_b"):
-        v = find.insert(root, "Transpose", [v], {"perm": (*range(rank - 2), rank - 1, rank - 2)})
-    if rank != whole:
+        v = _transposed(find, root, v, rank)
+    if rank != attention_rank:
         v = find.insert(root, "Reshape", [v], shape=(*match.split, *draft.shape(v)[1:]))
     shapes = [draft.shape(x) for x in (q, k, v)]
-    if whole == 4 and not _fit(shapes):
+    if attention_rank == 4 and not _fit(shapes):
+        return None
+    if attention_rank == 3 and (len({s[0] for s in shapes}) != 1 or shapes[1][1] != shapes[2][1]):
+        return None
+    return [q, k, v]
+
+
+def _transposed(find: Finder, root: Op, name: str, rank: int) -> str:
+    """A tensor whose last two dims change places."""
+    return find.insert(root, "Transpose", [name], {"perm": (*range(rank - 2), rank - 1, rank - 2)})
+
+
+def _attention(find: Finder, masks: Masks, root: Op) -> None:
+    """Fuses the attention that ends in a product, where it is one."""
+    draft = find.draft
+    matched = _matched(find, root)
+    if matched is None:
         return
-    if whole == 3 and (len({s[0] for s in shapes}) != 1 or shapes[1][1] != shapes[2][1]):
+    match, attention_rank = matched
+    operands = _operands(find, root, match, attention_rank)
+    if operands is None:
         return
+    shapes = [draft.shape(x) for x in operands]
     for factor in match.factors:
-        q = find.insert(root, "Mul", [q, factor])
+        operands[0] = find.insert(root, "Mul", [operands[0], factor])
     attrs: dict[str, Any] = {"scale": match.scale, "causal": 0}
     mask = _mask_operand(find, masks, root, match, attrs, shapes)
-    if mask and whole == 3 and len(draft.shape(mask)) == 3:
+    if mask and attention_rank == 3 and len(draft.shape(mask)) == 3:
         mask = find.insert(
             root, "Reshape", [mask], shape=(draft.shape(mask)[0], 1, *draft.shape(mask)[1:])
         )
     if match.guard and mask:
         attrs["guard"] = 1
-    operands = [q, k, v]
-    if whole == 3:
+    if attention_rank == 3:
         operands = [
             find.insert(root, "Reshape", [x], shape=(draft.shape(x)[0], 1, *draft.shape(x)[1:]))
             for x in operands
         ]
-    if rank == 3:
+    if len(draft.shape(root.outputs[0])) == 3:
         made = find.insert(root, "Attention", [*operands, *([mask] if mask else [])], attrs)
         find.fuse(root, match.inside, "Reshape", [made], {})
         new = draft.maker[made]

@@ -31,23 +31,7 @@ def fused(
     draft = find.draft
     x = form.token_rows(up.rows)
     choices = prod(draft.shape(form.index)) // form.tokens
-    if (
-        gate
-        and (
-            form.token_rows(gate.rows) != x
-            or gate.turned != up.turned
-            or (gate.part is None) != (up.part is None)
-        )
-    ) or (up.part and not gate):
-        return False
-    if (
-        gate
-        and gate.part
-        and (
-            gate.stack != up.stack
-            or {gate.part, up.part} not in ({(0, 1), (_half(draft, up), 1)}, {(0, 2), (1, 2)})
-        )
-    ):
+    if not _gate_fits(draft, form, gate, up):
         return False
     width, out = (
         prod(draft.shape(x)) // form.tokens,
@@ -82,6 +66,23 @@ def fused(
         find.fuse(root, form.inside, "Cast", [_view(find, root, made, shape)], {"to": dtype})
     draft.maker[made].members, root.members = root.members, ()
     return True
+
+
+def _gate_fits(draft: Draft, form: Form, gate: Product | None, up: Product) -> bool:
+    """Whether gate and up read the same rows, lie the same way round and, where they are parts of
+    one stack, are its two halves."""
+    if gate is None:
+        return not up.part
+    if (
+        form.token_rows(gate.rows) != form.token_rows(up.rows)
+        or gate.turned != up.turned
+        or (gate.part is None) != (up.part is None)
+    ):
+        return False
+    if not gate.part:
+        return True
+    halves: tuple[set[Any], ...] = ({(0, 1), (_half(draft, up), 1)}, {(0, 2), (1, 2)})
+    return gate.stack == up.stack and {gate.part, up.part} in halves
 
 
 def _half(draft: Draft, product: Product) -> int:

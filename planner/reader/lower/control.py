@@ -174,15 +174,7 @@ def _unrolled(
     if (trips is not None and trips > most) or most < 1 or _inner_weights(graph.node):
         return False
     start, problems = len(draft.ops), len(lowering.problems)
-    shared = Frame(
-        {},
-        call.frame.opsets,
-        call.frame,
-        call.frame.attrs,
-        f"{call.id}/",
-        call.scope,
-        call.frame.depth + 1,
-    )
+    shared = _frame_within(call, call.frame, f"{call.id}/")
     for tensor in graph.initializer:
         lowering.add_initializer(shared, tensor, tensor.name)
     nodes = order_nodes(graph.node, None, f"body of node {call.id!r}")
@@ -199,15 +191,7 @@ def _unrolled(
     trip, state, on = 0, list(states), True
     while on and (trips is None or trip < trips):
         lowering.expanded[0] += size
-        frame = Frame(
-            {},
-            call.frame.opsets,
-            shared,
-            call.frame.attrs,
-            f"{call.id}/{trip}/",
-            call.scope,
-            call.frame.depth + 1,
-        )
+        frame = _frame_within(call, shared, f"{call.id}/{trip}/")
         counter = draft.constant(f"{call.id}/{trip}/trip", np.asarray(trip, np.int64))
         frame.env.update(
             zip(
@@ -234,6 +218,12 @@ def _unrolled(
         if call.wants(k):
             call.bind(_stack(call, rows, k), k)
     return True
+
+
+def _frame_within(call: Call, outer: Frame, prefix: str) -> Frame:
+    """An empty frame for a body of a node, which sees the names of `outer`."""
+    own = call.frame
+    return Frame({}, own.opsets, outer, own.attrs, prefix, call.scope, own.depth + 1)
 
 
 def _stack(call: Call, rows: list[str], k: int) -> str:

@@ -162,7 +162,9 @@ class Lowering:
             wanted = f"{base}.{k}"
         return self.unique_id(wanted), scope
 
-    def _node(self, node: Statement, frame: Frame, names: dict[str, int]) -> None:
+    def _inputs(self, node: Statement, frame: Frame) -> tuple[list[str], str]:
+        """The draft's names of a node's inputs ("" where there is none), and why one of them cannot
+        be planned: "-" where the reason is reported already, "" where all can be."""
         inputs: list[str] = []
         blocked = ""
         for name in node.input:
@@ -180,6 +182,10 @@ class Lowering:
             if found is None:
                 blocked = self.bad.get(name, "-")
             inputs.append(found or "")
+        return inputs, blocked
+
+    def _node(self, node: Statement, frame: Frame, names: dict[str, int]) -> None:
+        inputs, blocked = self._inputs(node, frame)
         if node.op_type == "Constant" and not node.domain:
             id_, scope = "", ""
         else:
@@ -192,21 +198,7 @@ class Lowering:
         call = Call(self, node, frame, id_, scope, inputs)
         start = len(self.draft.ops)
         try:
-            pair = bool(self.selected) and of_pair(call)
-            if (
-                not pair
-                and self.sequences
-                and call.op not in _OF_SEQUENCES
-                and not self.sequences.keys().isdisjoint(inputs)
-            ):
-                raise Unsupported("it works on a sequence of tensors")
-            if not pair:
-                self._lower(call)
-            if self.selected:
-                follow(call)
-            self._sound(start)
-            if self.guide is not None:
-                self.guide.step(start)
+            self._lower_call(call, start)
         except Unsupported as reason:
             within = f" of module {scope!r}" if scope and scope not in id_ else ""
             self.problems.append(f"{_kind(node)} (node {id_!r}{within}): {reason}")
@@ -243,6 +235,24 @@ class Lowering:
                 frame.env[output] = None
                 self.bad[output] = f"output {k} of {node.op_type} is not supported"
         self._label(call, start)
+
+    def _lower_call(self, call: Call, start: int) -> None:
+        """Adds a node's operations to the draft, from `start` on. Raises Unsupported."""
+        pair = bool(self.selected) and of_pair(call)
+        if (
+            not pair
+            and self.sequences
+            and call.op not in _OF_SEQUENCES
+            and not self.sequences.keys().isdisjoint(call.inputs)
+        ):
+            raise Unsupported("it works on a sequence of tensors")
+        if not pair:
+            self._lower(call)
+        if self.selected:
+            follow(call)
+        self._sound(start)
+        if self.guide is not None:
+            self.guide.step(start)
 
     def _sound(self, start: int) -> None:
         """What an operator table took over unread must still be of the kinds a Node may hold.
