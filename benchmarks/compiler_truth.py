@@ -312,7 +312,9 @@ def check_memory(spec: str, technique: str, unroll: bool, devices: int) -> dict[
 def hoarding(program: Program) -> Program:
     """The program with nothing gathered or computed again: blocks and parts are called as they
     are."""
-    bare = re.sub(r"^( +kept\d+ = )[\w.]+\((block\d+).*\)$", r"\1\2", program.text, flags=re.M)
+    bare = re.sub(
+        r"^( +recomputed\d+ = )[\w.]+\((block\d+).*\)$", r"\1\2", program.text, flags=re.M
+    )
     bare = re.sub(r"\brecompute\((part\d+), no_gathers\)", r"\1", bare)
     return replace(program, text=bare)
 

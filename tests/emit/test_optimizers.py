@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import planner
+from benchmarks.compiled_truth import truth
 from costmodels.optimizers import OPTIMIZERS
 from planner.emit.from_strategy import program
-from planner.verify.compiled import truth
 from planner.verify.numerics import load_program
 
 GPT = "zoo:gpt-tiny,layers=4"

@@ -429,7 +429,9 @@ def test_a_stage_of_two_places_next_to_one_of_one() -> None:
         and len(s.techniques["cuts"]) == 1
         and {row["stage"] for row in s.tensors.values() if "label" in row} == {0, 1}
     )
-    assert stages_words(s) == "2 pipeline stages (1F1B, on 2+1 places, cut where they balance)"
+    assert (
+        stages_words(s) == "2 pipeline stages (1F1B, devices per stage 2:1, cut where they balance)"
+    )
     report = worker.verify(s, RESNET)
     assert report.ok, str(report)
     assert (
@@ -462,7 +464,7 @@ def test_the_search_gives_a_stage_two_places_where_that_is_faster() -> None:
         ("micro=4,widths=2+1", "P024", "widths = 2+1 and no stages contradict"),
         ("pp=3,micro=3,widths=2+1", "P024", "microbatches = 3"),
         ("pp=3,micro=6,widths=2+1,virtual=2", "P024", "virtual = 2"),
-        ("pp=3,micro=6,widths=3", "P020", "1 to 2 places for each stage"),
+        ("pp=3,micro=6,widths=3", "P020", "1 to 2 positions of the stage axis for each stage"),
         ("pp=4,micro=4,widths=2+2", "P068", "are not of 1 and 2, both among them"),
     ],
 )
@@ -484,7 +486,7 @@ def test_repeated_blocks_take_one_place_a_stage() -> None:
             baselines=False,
             hardware=EAGER,
         )
-    assert e.value.code == "P068" and "one place a stage" in str(e.value)
+    assert e.value.code == "P068" and "one position of the stage axis each" in str(e.value)
 
 
 @pytest.mark.parametrize("widths", [[2, 2], [3], [1, 1, 1], [1, 2, 1]])
@@ -543,7 +545,7 @@ def test_chunks_make_the_bubble_small_and_the_search_takes_them_for_it() -> None
         and free.costs["step_time_s"] <= two.costs["step_time_s"]
     )
     assert (
-        "4 pipeline stages (interleaved 1F1B, 2 chunks each, cut where they balance)"
+        "4 pipeline stages (interleaved 1F1B, 2 virtual stages each, cut where they balance)"
         in stages_words(two)
     )
 

@@ -264,13 +264,13 @@ def test_products_alone_are_below_every_bound(source: str) -> None:
         if space is not None:
             relaxed = Relaxation(space)
             for micro in counts:
-                assert search.floor(mesh, micro) <= relaxed.least((0, 1, 2, 3)) + relaxed.waiting(
+                assert search.floor(mesh, micro) <= relaxed.least((0, 1, 2, 3)) + relaxed.bubble_s(
                     micro
                 )
                 free = relaxed.free(Techniques(1, "block", micro), micro)
-                assert free is None or relaxed.least((0, 1, 2)) + relaxed.again("block") <= free[
-                    1
-                ] * (1 + 1e-9)
+                assert free is None or relaxed.least((0, 1, 2)) + relaxed.recompute_adds_s(
+                    "block"
+                ) <= free[1] * (1 + 1e-9)
                 checked += 1
     assert checked > 20
 

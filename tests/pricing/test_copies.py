@@ -374,7 +374,7 @@ def test_copies_are_tried_of_what_fits_and_of_equal_plans_once(
     )
     asked: list[tuple[float, int]] = []
     monkeypatch.setattr(
-        "planner.search.microbatch_overlap._copied",
+        "planner.search.microbatch_overlap._overlapped",
         lambda search, c, micro: asked.append((c.cost.step_time_s, micro)),
     )
     monkeypatch.setattr(search.offered, "microbatches", lambda mesh: range(1, 1000))

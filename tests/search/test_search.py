@@ -402,7 +402,7 @@ def test_what_the_work_limit_cut_is_solved_again(monkeypatch: pytest.MonkeyPatch
     )
     model = Model.open("zoo:llama3-8b", Workload(batch=512), 64)
     deep = Search(model, request).run()
-    monkeypatch.setattr(explore, "POOL", 0)
+    monkeypatch.setattr(explore, "SOLVE_AGAIN_WORK", 0)
     shallow = Search(model, request).run()
     assert deep.best is not None and shallow.best is not None
     assert deep.best.cost.step_time_s < shallow.best.cost.step_time_s

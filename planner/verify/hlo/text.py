@@ -258,7 +258,7 @@ def _blocks(text: str) -> Iterator[tuple[str, bool, list[str]]]:
         elif line.startswith("}") and not line.startswith("}}"):
             yield name, is_entry, lines
             lines = None
-        elif lines and not line.startswith(" "):
+        elif lines and not line.startswith((" ", "%", "ROOT ")):
             lines[-1] += line  # attributes of TPU kernels go over several lines
         else:
             lines.append(line)
