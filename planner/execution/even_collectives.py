@@ -241,10 +241,11 @@ class _Census:
                 equal=name in equal,
                 stacked=self.stacked.get(name, (1, 1)),
             )
-            if reduction not in known:
-                known[reduction] = tuple(_reduction(flow, name, reduction, self.size))
+            uses = known.get(reduction)
+            if uses is None:
+                uses = known[reduction] = tuple(_reduction(flow, name, reduction, self.size))
             what = graph.labels.get(name, name)
-            for use in known[reduction]:
+            for use in uses:
                 yield use if use.what == what else use.of(what)
 
     def _scatters(self, name: str, staged: Mapping[str, int]) -> int:

@@ -18,11 +18,13 @@ def device_weights(flow: Flow) -> dict[str, TrainedWeight[float]]:
     weights = {}
     for name, w in flow.weights.items():
         key = tensors[name].shape, w
-        if key not in known:
+        weight = known.get(key)
+        if weight is None:
             whole, piece = (
                 float(prod(local_shape(key[0], layout, mesh)))
                 for layout in (w.layout, cut_layout(w))
             )
-            known[key] = TrainedWeight(whole, piece, w.zero_stage if w.zero_dim >= 0 else 0)
-        weights[name] = known[key]
+            weight = TrainedWeight(whole, piece, w.zero_stage if w.zero_dim >= 0 else 0)
+            known[key] = weight
+        weights[name] = weight
     return weights

@@ -260,15 +260,16 @@ def saved_tensors(base: GraphFacts, flow: Flow, pricer: Pricer) -> Iterator[tupl
     for (i, slot), name in base.residuals.items():
         layout, tensor = flow.need[i, slot] if slot >= 0 else flow.source[name], graph.tensors[name]
         key = (tensor.shape, tensor.dtype, layout)
-        if key not in sizes:
-            sizes[key] = pricer.stored_bytes(
+        size = sizes.get(key)
+        if size is None:
+            size = sizes[key] = pricer.stored_bytes(
                 local_shape(tensor.shape, layout, mesh), tensor.dtype, tensor.shape in base.images
             )
         yield (
             i,
             name,
             flow.plan.overlapped_microbatches
-            * (sizes[key] + saved_beside(base, i, slot, flow.split(i), pricer)),
+            * (size + saved_beside(base, i, slot, flow.split(i), pricer)),
         )
 
 

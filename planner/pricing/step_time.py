@@ -124,19 +124,20 @@ def _kernels(
             place = i in pipeline.nodes, pipeline.in_epilogue(i), i in pipeline.shared_prologue
             twice |= pipeline.schedule == "gpipe" and place[1]
         key = (base.shared[i], split, twice, place)
-        if key not in known:
+        seconds = known.get(key)
+        if seconds is None:
             forward, backward = kernel_times(base, i, split, pricer)
             second = forward if twice else 0.0
-            once = forward + backward + second
-            one_pass = once * (float(pipeline.stage_share(i)) if pipeline else 1.0)
+            all_passes = forward + backward + second
+            one_pass = all_passes * (float(pipeline.stage_share(i)) if pipeline else 1.0)
             useful = pipeline.useful_passes(i) if pipeline else micro
-            known[key] = (
+            seconds = known[key] = (
                 useful * one_pass,
-                useful * one_pass * second / (once or 1.0),
+                useful * one_pass * second / (all_passes or 1.0),
                 float(pipeline.forward_passes(i) - useful) * one_pass if pipeline else 0.0,
             )
-        own, recomputed, idle = known[key]
-        compute, recompute, bubble = compute + own, recompute + recomputed, bubble + idle
+        useful_s, recomputed, idle = seconds
+        compute, recompute, bubble = compute + useful_s, recompute + recomputed, bubble + idle
     return KernelSeconds(compute, recompute, bubble)
 
 

@@ -7,9 +7,8 @@ from costmodels.hardware.units import show_bytes, show_time
 from costmodels.precision import load_recipe
 from planner.graph.findings import Finding, ordered
 from planner.report.baselines import TABLES, WITH_ROOM, pins_for, ties
-from planner.strategy.diff import GIVEN
 from planner.strategy.stages import lockstep
-from planner.strategy.strategy import Strategy
+from planner.strategy.strategy import GIVEN, Strategy
 from planner.support.text import Style, hang, percent, short
 
 DISTINCT = 0.995

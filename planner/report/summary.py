@@ -20,6 +20,7 @@ from costmodels.hardware.units import show_bytes, show_time
 from planner.execution.techniques import phrases
 from planner.pricing.cost import OTHER_PARTS
 from planner.report.baselines import comparison
+from planner.report.confirmed import words as confirm_words
 from planner.report.findings import finding_lines
 from planner.report.proof import covered
 from planner.report.verdict import of_plans, verdict
@@ -37,7 +38,6 @@ from planner.support.text import (
     percent,
     short,
 )
-from planner.verify.confirm import words as confirm_words
 
 BAR = 40
 STAGES_AGAIN = "each stage's forward pass is recomputed in its backward pass"

@@ -56,19 +56,14 @@ class OptionCosts(WeightCosts):
 
     def take(self, options: np.ndarray) -> Self:
         """The costs of some of the options, by number."""
-        return type(self)(
-            **{f.name: getattr(self, f.name)[..., options] for f in fields(OptionCosts)}
-        )
+        return type(self)(**{f: getattr(self, f).take(options, axis=-1) for f in OPTION_FIELDS})
 
     @classmethod
     def joined(cls, costs: Iterable[OptionCosts]) -> OptionCosts:
         """The options of several, one behind the other."""
         costs = tuple(costs)
         return OptionCosts(
-            **{
-                f.name: np.concatenate([getattr(c, f.name) for c in costs], axis=-1)
-                for f in fields(OptionCosts)
-            }
+            **{f: np.concatenate([getattr(c, f) for c in costs], axis=-1) for f in OPTION_FIELDS}
         )
 
     @classmethod
@@ -78,9 +73,12 @@ class OptionCosts(WeightCosts):
         """Of ways to bring a tensor to other layouts: seconds, and costs of a weight that lies so;
         nothing of them is run again, saved, or a piece of the batch."""
         zeros = np.zeros(len(forward_s))
-        own = {f.name: zeros for f in fields(OptionCosts)} | vars(weights)
+        own = {f: zeros for f in OPTION_FIELDS} | vars(weights)
         own |= {"forward_s": forward_s, "backward_s": backward_s, "not_recomputed_s": forward_s}
         return cls(**own | {"max_batch_pieces": np.full(len(forward_s), np.inf)})
+
+
+OPTION_FIELDS = tuple(f.name for f in fields(OptionCosts))
 
 
 @dataclass

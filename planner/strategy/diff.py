@@ -14,14 +14,12 @@ from typing import Any
 from planner.pins.dialects import axis_meant
 from planner.sharding.notation import spell_split
 from planner.strategy.notation import spell_weight, weight_groups
-from planner.strategy.strategy import Strategy
+from planner.strategy.strategy import GIVEN, Strategy
 
 SHAPING = ("kind", "batch", "dims", "shapes", "training")
 """Parts of a workload that change the shapes or the nodes of a graph."""
 PARTS = ("compute", "exposed communication", "bubble", "optimizer")
 """Figures that add up to a step."""
-GIVEN = ("import", "manual")
-"""Recorded solvers of plans that nobody searched for."""
 CAUSES = ("model", "workload", "machine", "cost model", "solver")
 
 

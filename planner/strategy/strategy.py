@@ -28,6 +28,9 @@ from planner.support.atomic_write import write_atomically
 FORMAT_VERSION = "1.0"
 NODE_TABLES = ("details", "nodes", "tensors")
 
+GIVEN = ("import", "manual")
+"""Recorded solvers of plans that nobody searched for."""
+
 
 @dataclass(frozen=True)
 class Strategy:
