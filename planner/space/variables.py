@@ -73,7 +73,7 @@ class OptionCosts(WeightCosts):
         """Of ways to bring a tensor to other layouts: seconds, and costs of a weight that lies so;
         nothing of them is run again, saved, or a piece of the batch."""
         zeros = np.zeros(len(forward_s))
-        own = {f: zeros for f in OPTION_FIELDS} | vars(weights)
+        own = dict.fromkeys(OPTION_FIELDS, zeros) | vars(weights)
         own |= {"forward_s": forward_s, "backward_s": backward_s, "not_recomputed_s": forward_s}
         return cls(**own | {"max_batch_pieces": np.full(len(forward_s), np.inf)})
 
