@@ -19,13 +19,18 @@ turns. Chains of c microbatches wait for nothing of each other, and take
 where h is the runtime's `copies_hidden`: collectives take units and bandwidth from the kernels
 beside them, and schedules are not perfect.
 
-These are models of schedules, not of one compiler: what a program hides may be less. Errors of the
-prices that contain them are in docs/published-runs.md.
+A schedule that a compiler has written says itself what hides: `waited_s` follows it, kernels on one
+stream and collectives on another.
+
+The first two are models of schedules, not of one compiler: what a program hides may be less. Errors
+of the prices that contain them are in docs/published-runs.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 KERNELS, LINKS, BOTH = (0,), (1,), (0, 1)
 """Streams that a piece of a chain takes. Both: a collective inside a kernel."""
@@ -86,3 +91,39 @@ def collectives_hidden(chain: Sequence[Piece], microbatches: int, hidden: float)
         return 0.0
     alone_s = microbatches * sum(seconds for _, seconds in chain)
     return hidden * (alone_s - together_s(chain, microbatches)) / (microbatches * sent_s)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a program's schedule. Work takes `seconds` of kernels. A collective that is
+    started, by its name, takes `seconds` of the links; one that is waited for takes none."""
+
+    kind: Literal["work", "start", "wait"]
+    seconds: float = 0.0
+    name: str = ""
+
+
+def waited_s(schedule: Iterable[Step]) -> dict[str, float]:
+    """Seconds that kernels wait for each collective of a schedule. Kernels run one after the other,
+    and so do collectives, each from its start on; a wait ends with its collective. What is never
+    waited for is waited for at the end."""
+    now = links = 0.0
+    ends: dict[str, float] = {}
+    waited: dict[str, float] = {}
+
+    def wait(name: str) -> None:
+        nonlocal now
+        end = ends.pop(name)
+        waited[name] = waited.get(name, 0.0) + max(0.0, end - now)
+        now = max(now, end)
+
+    for step in schedule:
+        if step.kind == "work":
+            now += step.seconds
+        elif step.kind == "start":
+            links = ends[step.name] = max(now, links) + step.seconds
+        elif step.name in ends:
+            wait(step.name)
+    for name in list(ends):
+        wait(name)
+    return waited

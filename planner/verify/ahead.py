@@ -368,12 +368,13 @@ def planned_memory(
 
 @dataclass(frozen=True)
 class Outcome:
-    """Figures of one program on one target, the lines behind their differences, and what was
-    compiled."""
+    """Figures of one program on one target, the lines behind their differences, what was compiled,
+    and what was predicted of it."""
 
     figures: tuple[Figure, ...]
     differences: tuple[str, ...]
     compiled: Compiled
+    predicted: Predicted
 
 
 # Many parameters: what one program is made of, and what is asked of it, by keyword.
@@ -405,7 +406,7 @@ def check(
         compiled = build(folder if at_once else None)
         rows = figures(predicted, compiled, plan, target, exact, memory, tolerance)
         if not named:
-            return Outcome(rows, (), compiled)
+            return Outcome(rows, (), compiled, predicted)
         by = {f.what: f for f in rows}
         if not at_once and (by[ALL].distance or by[DOTS].distance):
             build(folder)
@@ -415,9 +416,8 @@ def check(
             )
             rows = figures(predicted, compiled, plan, target, exact, memory, tolerance, padded)
         rows, lines = explain(rows, predicted, compiled.text, plan, program, exact, folder, padded)
-        return Outcome(
-            rows, (*lines, *of_memory(predicted, compiled, by, program, memory)), compiled
-        )
+        lines = (*lines, *of_memory(predicted, compiled, by, program, memory))
+        return Outcome(rows, lines, compiled, predicted)
 
 
 def of_memory(

@@ -7,10 +7,11 @@ together, FLOPs, arguments, outputs and the peak of large programs, each within 
 (compiler-placed collectives of jit programs, temporaries of the CPU compiler) are shown beside and
 decide nothing.
 
-Four verdicts are given, each with tolerances of its own: numbers, traffic, FLOPs and memory. Wrong
-numbers or traffic are a wrong program. FLOPs and memory are prices: where a compiler makes them
-others, it is said, and the program is as right as before. What compilers do on their own is told
-apart by their passes.
+Verdicts are given, each with tolerances of its own: numbers, traffic, FLOPs and memory, and of
+what was compiled for an accelerator time. Wrong numbers or traffic are a wrong program, and so is
+attention without the fused kernel that it was priced with. FLOPs, memory and time are prices: where
+a compiler makes them others, it is said, and the program is as right as before. What compilers do
+on their own is told apart by their passes.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from typing import Any
 
 from costmodels.hardware.units import show_bytes
 from planner.support.text import Style, hang
+from planner.verify.clock import Clock
 
-NUMBERS, TRAFFIC, FLOPS, MEMORY = "numbers", "traffic", "FLOPs", "memory"
+NUMBERS, TRAFFIC, FLOPS, MEMORY, TIME = "numbers", "traffic", "FLOPs", "memory", "time"
 OK, APART, WRONG, UNKNOWN = "ok", "apart", "wrong", "not judged"
 """States of a verdict. apart: a price is further from the plan than its tolerance, or the compiler
 changed something on its own; the program is right."""
@@ -158,7 +160,7 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Verdict:
-    """One of what is verified: numbers, traffic, FLOPs or memory."""
+    """One of what is verified: numbers, traffic, FLOPs, memory or time."""
 
     name: str
     state: str
@@ -184,16 +186,24 @@ class VerifyReport:
     machine: str = "virtual CPU devices"
     differences: tuple[str, ...] = ()
     """The tensor, operator or compiler pass behind each difference, a line each."""
+    clock: Clock | None = None
+    """Time by part; None where nothing was compiled for an accelerator."""
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
-        """Numbers, traffic, FLOPs and memory."""
-        return self._of_numbers(), self._of_traffic(), self._of_flops(), self._of_memory()
+        """Numbers, traffic, FLOPs and memory; of what was compiled for an accelerator time, too."""
+        return (
+            self._of_numbers(),
+            self._of_traffic(),
+            self._of_flops(),
+            self._of_memory(),
+            *([self._of_time(self.clock)] if self.clock else []),
+        )
 
     @property
     def ok(self) -> bool:
-        """The program is right: traffic is as predicted, and the numbers, when asked for, were run
-        and are within the tolerance."""
+        """The program is right: traffic is as predicted, the numbers, when asked for, were run and
+        are within the tolerance, and attention that was priced with a fused kernel has one."""
         return all(v.state != WRONG for v in self.verdicts)
 
     def _of_numbers(self) -> Verdict:
@@ -277,6 +287,12 @@ class VerifyReport:
             else Verdict(MEMORY, UNKNOWN, "placed by the compiler")
         )
 
+    def _of_time(self, clock: Clock) -> Verdict:
+        if clock.unfused:
+            return Verdict(TIME, WRONG, clock.says)
+        state = UNKNOWN if not clock.judged else APART if clock.apart else OK
+        return Verdict(TIME, state, clock.says)
+
     def text(self, width: int = 100, colour: bool = False) -> str:
         """The report for people, in `width` columns."""
         style = Style(colour)
@@ -295,6 +311,7 @@ class VerifyReport:
             *self._table(width, style),
         ]
         lines += [line for text in self.differences for line in hang("  - ", text, width)]
+        lines += self.clock.lines(width) if self.clock else []
         lines += hang("numbers ", self._numbers_text(), width)
         lines += [line for n in self.notes for line in hang("note: ", n, width)]
         lines += hang("", " · ".join(f"{v.name}: {v.says}" for v in self.verdicts), width)
@@ -350,12 +367,13 @@ class VerifyReport:
             out.append(f"numbers were not run: {self.not_run}")
         elif self.numbers is not None and not self.numbers.ok:
             out.append("numbers are beyond the tolerance")
-        return tuple(out)
+        return (*out, *(self.clock.unfused if self.clock else ()))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data; errors that are no number become null."""
         data = asdict(self)
         data["mesh"] = dict(self.mesh)
+        data["clock"] = self.clock.to_dict() if self.clock else None
         data["ok"], data["findings"] = self.ok, list(self.findings())
         data["verdicts"] = {v.name: {"state": v.state, "says": v.says} for v in self.verdicts}
         for figure, row in zip(self.figures, data["figures"], strict=True):
@@ -411,6 +429,7 @@ class VerifyReport:
             numbers=numbers,
             notes=tuple(data["notes"]),
             differences=tuple(data["differences"]),
+            clock=Clock.from_dict(data["clock"]) if data.get("clock") else None,
         )
 
 

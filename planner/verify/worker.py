@@ -52,6 +52,8 @@ TOLERANCE = 1e-4
 EMITTED = "emitted.py"
 """What the program's text is called in tracebacks (planner.verify.numerics.load_program)."""
 TIMEOUT_S = 900.0
+COMPUTED_IN = {"bf16-mixed": "bfloat16", "fp32": "float32"}
+"""Precision of a plan -> type that its program computes in, where programs of it are emitted."""
 CORE_FLOPS_PER_S = 5e9
 """What one core is counted on to do; decides only whether the full model is run."""
 
@@ -476,9 +478,22 @@ def recorded_model(strategy: Strategy, source: str) -> Model:
     return own_model(strategy, source)
 
 
+def ahead_notes(plan: Plan, graph: Graph, precision: str, target: Target) -> tuple[str, ...]:
+    """What is said of every program that is only compiled."""
+    notes = [
+        "peak and temporaries are predicted without the allowance for fragmentation that a plan"
+        " adds"
+    ]
+    if precision not in COMPUTED_IN:
+        notes.append(f"the plan is priced in {precision}, which programs are not emitted in")
+    notes += [*offload_notes(plan, target.kind), *routing_notes(graph)]
+    return tuple(notes)
+
+
 def ahead_of_time(strategy: Strategy, request: Mapping[str, Any]) -> VerifyReport:
     """The report for a target that is not there."""
     from planner.verify import ahead
+    from planner.verify.timing import clock
 
     model, backend = recorded_model(strategy, request["source"]), request["backend"]
     kind, optimizer = model.workload.kind, model.workload.optimizer
@@ -496,10 +511,11 @@ def ahead_of_time(strategy: Strategy, request: Mapping[str, Any]) -> VerifyRepor
     memory = ahead.planned_memory(
         graph, plan, compute, kind == "train", runtime, optimizer, kind=target.kind
     )
+    program = emitted(strategy, request)
     outcome = ahead.check(
         graph,
         plan,
-        emitted(strategy, request),
+        program,
         target,
         memory,
         workload=kind,
@@ -509,13 +525,6 @@ def ahead_of_time(strategy: Strategy, request: Mapping[str, Any]) -> VerifyRepor
         tolerance=request["tolerance"],
         named=request.get("named", True),
     )
-    notes = [
-        "peak and temporaries are predicted without the allowance for fragmentation that a plan"
-        " adds"
-    ]
-    if precision not in ("bf16-mixed", "fp32"):
-        notes.append(f"the plan is priced in {precision}, which programs are not emitted in")
-    notes += [*offload_notes(plan, target.kind), *routing_notes(graph)]
     return VerifyReport(
         model=str(strategy.model["name"]),
         program=backend,
@@ -526,9 +535,20 @@ def ahead_of_time(strategy: Strategy, request: Mapping[str, Any]) -> VerifyRepor
         numbers=None,
         not_run=f"{target.text} is only compiled for",
         asked=False,
-        notes=tuple(notes),
+        notes=ahead_notes(plan, graph, precision, target),
         machine=target.machine,
         differences=outcome.differences,
+        clock=clock(
+            outcome.compiled,
+            program.text,
+            strategy=strategy,
+            graph=graph,
+            plan=plan,
+            runs=outcome.predicted.runs,
+            target=target,
+            exact=backend == "shard_map",
+            as_priced=compute == COMPUTED_IN.get(precision),
+        ),
     )
 
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 import re
 
+from planner.verify.hlo.fused_attention import fused_attention
 from planner.verify.hlo.text import Computation, Instruction, Shape, parse
 from planner.verify.hlo.trip_counts import walk
 
@@ -30,11 +31,6 @@ _LABELS = re.compile(r"\bdim_labels=(\w+)_(\w+)->(\w+)")
 _CUDNN = re.compile(
     r'custom_call_target="__cudnn\$conv(Forward|BackwardInput|BackwardFilter|BiasActivationForward)'
 )
-_CUDNN_ATTENTION = re.compile(r'custom_call_target="__cudnn\$fmha\w*?Softmax(Backward)?"')
-_SPLASH = re.compile(r"splash_m[hq]a_(fwd|dkv|dq)")
-_SPLASH_PRODUCTS = {"fwd": (1, 1), "dkv": (2, 1), "dq": (1, 1)}
-"""Products that a Splash kernel is counted with: over the width of keys, over that of values. The
-backward pass's five are shared out between its two kernels, each of which makes scores anew."""
 _LIBRARY_DOT = re.compile(
     r'custom_call_target="(__onednn\$matmul|__cublas\$(?:gemm|lt\$matmul)[^"]*|__triton\$gemm)"'
 )
@@ -57,14 +53,16 @@ def dots(text: str) -> tuple[tuple[Instruction, int], ...]:
     def select(
         instruction: Instruction, computation: Computation
     ) -> tuple[Instruction, int] | None:
-        flops = _flops(instruction, computation)
+        flops = flops_of(instruction, computation)
         return None if flops is None else (instruction, flops)
 
     sites = walk(parse(text), select, lambda found: found[1])
     return tuple((site.found[0], site.found[1] * site.count) for site in sites if site.heaviest)
 
 
-def _flops(instruction: Instruction, computation: Computation) -> int | None:
+def flops_of(instruction: Instruction, computation: Computation) -> int | None:
+    """2 M N K of one run of a dot, convolution, library call or fused attention; None of anything
+    else, fusions with a dot inside included."""
     opcode = instruction.opcode
     if opcode == "dot":
         left = computation.operand_shapes(instruction)[0]
@@ -76,10 +74,8 @@ def _flops(instruction: Instruction, computation: Computation) -> int | None:
         return _library_dot(instruction, computation.operand_shapes(instruction)[0])
     if opcode == "custom-call" and (found := _CUDNN.search(instruction.attributes)):
         return _cudnn(found.group(1), instruction, computation.operand_shapes(instruction))
-    if opcode == "custom-call" and (found := _CUDNN_ATTENTION.search(instruction.attributes)):
-        return _cudnn_attention(bool(found.group(1)), computation.operand_shapes(instruction))
-    if opcode == "custom-call" and (found := _SPLASH.search(instruction.name)):
-        return _splash(found.group(1), computation.operand_shapes(instruction))
+    if attention := fused_attention(instruction, computation):
+        return attention.counted_flops
     return None
 
 
@@ -114,25 +110,6 @@ def _cudnn(kind: str, instruction: Instruction, operands: tuple[Shape, ...]) -> 
     fields = dict(part.split("=", 1) for part in window.group(1).split()) if window else {}
     taps = math.prod(int(n) for n in fields.get("size", "1").split("x"))
     return 2 * out.elements * kernel.dims[labels.group(2).index("i")] * taps
-
-
-def _cudnn_attention(backward: bool, operands: tuple[Shape, ...]) -> int:
-    """Operands begin with queries [B, S, H, D], keys [B, T, G, D] and values [B, T, G, E]."""
-    (batch, queries, heads, width), keys, values = (operands[k].dims for k in range(3))
-    over_keys, over_values = (3, 2) if backward else (1, 1)
-    widths = over_keys * width + over_values * values[3]
-    return 2 * batch * heads * queries * keys[1] * widths
-
-
-def _splash(kernel: str, operands: tuple[Shape, ...]) -> int:
-    """The first operands of numbers with a fraction are queries [.., S, D], keys [.., T, D] and
-    values [.., T, E]; integers beside them describe the mask."""
-    queries, keys, values = [
-        x.dims for x in operands if x.dtype in ("bf16", "f16", "f32") and len(x.dims) > 2
-    ][:3]
-    over_keys, over_values = _SPLASH_PRODUCTS[kernel]
-    widths = over_keys * queries[-1] + over_values * values[-1]
-    return 2 * math.prod(queries[:-1]) * keys[-2] * widths
 
 
 def _convolution(instruction: Instruction, operands: tuple[Shape, ...]) -> int:

@@ -126,6 +126,11 @@ class Instruction:
         """Such as "all-reduce-start"."""
         return self._parts[1]
 
+    @property
+    def type_text(self) -> str:
+        """The result's type as written, layouts and all."""
+        return self._parts[0]
+
     @cached_property
     def shapes(self) -> tuple[Shape, ...]:
         """The result's arrays, tuples flattened."""
