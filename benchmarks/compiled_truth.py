@@ -12,11 +12,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 
-from planner.emit.program import emit, emitted_blocks
+from planner.emit.program import emit
 from planner.emit.writer import Training, Workload
 from planner.execution import collectives
 from planner.execution.collective import traffic as predicted_traffic
 from planner.execution.layout_flow import cut_layout, derive
+from planner.execution.loops import repeated_blocks
 from planner.execution.plan import Plan
 from planner.execution.recompute import gathering_parts
 from planner.graph.ir import Graph
@@ -93,7 +94,7 @@ def predict(
 ) -> tuple[Payloads, int, int]:
     """(payloads, dot FLOPs, argument bytes) of one device, without compiling anything."""
     flow = derive(graph, plan, training=workload == "train")
-    runs, _ = emitted_blocks(flow)
+    runs, _ = repeated_blocks(flow)
     by_kind = predicted_traffic(collectives.collectives(flow, runs), plan.order, dict(plan.mesh))
     payloads = {
         (kind, axes): int(cell["payload"])
@@ -126,7 +127,7 @@ def room(graph: Graph, plan: Plan, *, unroll: bool) -> Room:
     """The room of a training plan in float32. Gradients' pieces count twice with microbatches: the
     sum, and the next."""
     flow = derive(graph, plan, training=True)
-    runs, _ = emitted_blocks(flow)
+    runs, _ = repeated_blocks(flow)
     mesh = dict(plan.mesh)
 
     def full(names: Iterable[str]) -> int:

@@ -27,12 +27,11 @@ from planner.emit.uneven import write_uneven
 from planner.emit.values import Backend, precise
 from planner.emit.writer import Function, Program, Training, Workload, Writer
 from planner.errors import PlanError
-from planner.execution.layout_flow import Flow, derive
+from planner.execution.layout_flow import derive
 from planner.execution.loops import (
-    RepeatedBlock,
-    find_repeated_block,
     outer_flow,
     output_layout,
+    repeated_blocks,
     tensors_per_microbatch,
 )
 from planner.execution.pipeline import pipeline_of
@@ -45,7 +44,7 @@ from planner.ops import OPERATORS
 from planner.ops.loss import USER_LOSS, counted_rows
 from planner.sharding.layout import Layout
 
-__all__ = ["Backend", "Program", "Training", "Workload", "emit", "emitted_blocks"]
+__all__ = ["Backend", "Program", "Training", "Workload", "emit"]
 
 STAGE_NODES = 60
 
@@ -77,7 +76,7 @@ def emit(
     _refuse(graph, plan, backend, unroll)
     flow = derive(graph, plan, training=workload == "train")
     stages = uneven_pipeline_of(flow)
-    blocks, reasons = emitted_blocks(flow)
+    blocks, reasons = repeated_blocks(flow)
     counted = counted_rows(graph) if workload == "train" and plan.accumulation_steps > 1 else ""
     pipeline = pipeline_of(graph, plan)
     w = Writer(
@@ -195,20 +194,6 @@ def check_kernels(graph: Graph) -> None:
             detail=[f"{op}: node {where!r}"[:160] for op, where in sorted(bad.items())],
             help=["the plan stands; docs/adding-an-operator.md shows how an operator is added"],
         )
-
-
-def emitted_blocks(flow: Flow) -> tuple[list[RepeatedBlock], list[str]]:
-    """The repeated blocks that become one function, and why the others do not; none in uneven
-    pipeline stages."""
-    blocks: list[RepeatedBlock] = []
-    reasons: list[str] = []
-    for first, period, repeats in flow.plan.repeated_blocks if not flow.plan.stage_cuts else ():
-        block = find_repeated_block(flow, first, period, repeats)
-        if isinstance(block, str):
-            reasons.append(block)
-        else:
-            blocks.append(block)
-    return blocks, reasons
 
 
 def forward_bodies(w: Writer) -> tuple[Body, ...]:

@@ -101,7 +101,7 @@ class Writer:
     backend: Backend
     unroll: bool
     training: Training
-    blocks: list[RepeatedBlock] = field(default_factory=list)
+    blocks: tuple[RepeatedBlock, ...] = ()
     parameters: dict[str, Parameter] = field(default_factory=dict)  # by first tensor
     reasons: list[str] = field(default_factory=list)
     counted: (

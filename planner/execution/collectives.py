@@ -17,6 +17,7 @@ from math import prod
 from costmodels.optimizers import MOMENT_BYTES, OPTIMIZERS, Optimizer
 from planner.execution import even_collectives, even_flops, uneven_collectives
 from planner.execution.collective import CollectiveUse, ItemSize, float32_sizes
+from planner.execution.engine import Engine, engine_of
 from planner.execution.even_collectives import weights_of_other_stages
 from planner.execution.layout_flow import Flow, cut_layout, stored_layout
 from planner.execution.loops import RepeatedBlock
@@ -30,7 +31,7 @@ def collectives(
     """Every collective of one optimizer step (training) or one forward pass. `runs` as emitted
     (none: every node by itself)."""
     size = itemsize or float32_sizes
-    if flow.plan.stage_cuts:
+    if engine_of(flow.plan) is Engine.UNEVEN:
         uses = uneven_collectives.collectives(flow, size)
     else:
         uses = even_collectives.collectives(flow, tuple(blocks), size)
@@ -50,7 +51,7 @@ def flops_by_index(
 ) -> dict[int, Fraction]:
     """2MNK per node, as in `dot_flops`; of blocks on pipeline stages what one stage runs, spread
     over all repeats."""
-    if flow.plan.stage_cuts:
+    if engine_of(flow.plan) is Engine.UNEVEN:
         return uneven_collectives.flops_by_index(flow, again=again)
     return even_flops.flops_by_index(flow, blocks, again=again)
 
@@ -72,10 +73,11 @@ def argument_bytes(flow: Flow, optimizer: str = "", size: ItemSize = float32_siz
     elsewhere = weights_of_other_stages(graph, pipeline) if pipeline else frozenset()
     kept = OPTIMIZERS[optimizer] if flow.training and optimizer else Optimizer(0, False)
     total = STEP_COUNT_BYTES if kept.counts_steps else 0
-    if flow.plan.stage_cuts:
+    uneven = engine_of(flow.plan) is Engine.UNEVEN
+    if uneven:
         total += uneven_collectives.parameter_bytes(flow, size)
         total += kept.moment_bytes * uneven_collectives.state_elements(flow)
-    for name, plan in flow.weights.items() if not flow.plan.stage_cuts else ():
+    for name, plan in flow.weights.items() if not uneven else ():
         if name in used and name not in elsewhere:
             total += local(name, stored_layout(plan), size(graph.tensors[name].dtype))
             if flow.training and name in flow.grad:

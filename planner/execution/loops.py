@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from planner.errors import PlanError
+from planner.execution.engine import Engine, engine_of
 from planner.execution.layout_flow import Flow
 from planner.execution.pipeline import Pipeline
 from planner.graph.ir import Graph
@@ -59,6 +60,21 @@ class _Wiring:
     enters: Mapping[tuple[int, int], str]
     leaves: tuple[tuple[str, ...], ...]
     yields: tuple[tuple[str, ...], ...]
+
+
+def repeated_blocks(flow: Flow) -> tuple[tuple[RepeatedBlock, ...], list[str]]:
+    """The repeated blocks that become one function, and why the others do not; none in uneven
+    pipeline stages."""
+    blocks: list[RepeatedBlock] = []
+    reasons: list[str] = []
+    uneven = engine_of(flow.plan) is Engine.UNEVEN
+    for first, period, repeats in flow.plan.repeated_blocks if not uneven else ():
+        block = find_repeated_block(flow, first, period, repeats)
+        if isinstance(block, str):
+            reasons.append(block)
+        else:
+            blocks.append(block)
+    return tuple(blocks), reasons
 
 
 def find_repeated_block(flow: Flow, first: int, period: int, repeats: int) -> RepeatedBlock | str:

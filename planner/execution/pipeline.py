@@ -38,6 +38,7 @@ from fractions import Fraction
 from functools import cached_property
 from itertools import chain
 
+from planner.execution.engine import Engine, engine_of
 from planner.execution.plan import Plan
 from planner.graph.ir import Graph, Node
 
@@ -248,7 +249,7 @@ class Pipeline:
 def pipeline_of(graph: Graph, plan: Plan) -> Pipeline | None:
     """The pipeline of a plan's repeated blocks, None where it has none or its stages are uneven
     (planner.execution.uneven_pipeline)."""
-    if plan.stages < 2 or plan.stage_cuts:
+    if engine_of(plan) is not Engine.EVEN:
         return None
     assignment = stage_assignment(graph, plan.repeated_blocks)
     if assignment is None:

@@ -36,6 +36,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from planner.errors import PlanError
+from planner.execution.engine import Engine, engine_of
 from planner.execution.pipeline import nodes_needed
 from planner.execution.techniques import WIDEST
 from planner.graph.ir import Graph
@@ -159,8 +160,7 @@ def wrong_widths(widths: Sequence[int], places: int, microbatches: int, virtual:
 
 def uneven_pipeline_of(flow: Flow) -> UnevenPipeline | None:
     """The uneven stages of a plan, None where it has none."""
-
-    if not flow.plan.stage_cuts:
+    if engine_of(flow.plan) is not Engine.UNEVEN:
         return None
     counted = counted_rows(flow.graph)
     return UnevenPipeline(

@@ -1,10 +1,11 @@
-"""The price of a whole plan, and the one place that chooses how it is found: as a framework runs
-the plan, as uneven pipeline stages do, or as every other emitted program does."""
+"""The price of a whole plan: as a framework runs it, or else as the engine that
+planner.execution.engine names does."""
 
 from __future__ import annotations
 
 from planner.analysis.facts import GraphFacts
 from planner.execution.collective import CollectiveUse
+from planner.execution.engine import Engine, engine_of
 from planner.execution.layout_flow import Flow
 from planner.execution.loops import RepeatedBlock
 from planner.execution.plan import Plan
@@ -34,7 +35,7 @@ def price_flow(
     """Price of a derived flow. uses: its collectives, where they are known."""
     if pricer.runtime.kernels is not None:
         return frameworks.price(base, flow, runs, pricer)
-    if flow.plan.stage_cuts:
+    if engine_of(flow.plan) is Engine.UNEVEN:
         return uneven_step.price(base, flow, pricer)
     return step_time.price(base, flow, runs, pricer, uses)
 
@@ -49,6 +50,6 @@ def price_resent(
 ) -> Cost:
     """Price of a flow from that of the same one whose collectives travel together up to another
     size: nothing but their times depends on it."""
-    if pricer.runtime.kernels is not None or flow.plan.stage_cuts:
+    if pricer.runtime.kernels is not None or engine_of(flow.plan) is Engine.UNEVEN:
         return price_flow(base, flow, runs, pricer)
     return step_time.resent(base, flow, runs, pricer, uses, cost)

@@ -25,7 +25,7 @@ from planner.execution import collectives
 from planner.execution.collective import CollectiveUse
 from planner.execution.even_collectives import weights_of_other_stages
 from planner.execution.layout_flow import Flow, derive, stored_layout
-from planner.execution.loops import RepeatedBlock, find_repeated_block, pipelined_block
+from planner.execution.loops import RepeatedBlock, pipelined_block, repeated_blocks
 from planner.execution.pipeline import Pipeline, pipeline_of
 from planner.execution.plan import Plan
 from planner.execution.recompute import recomputed_blocks
@@ -47,14 +47,9 @@ def derived(base: GraphFacts, plan: Plan) -> tuple[Flow, tuple[RepeatedBlock, ..
     """The flow of a plan and its repeated blocks. Raises PlanError P068 where they cannot be dealt
     out over pipeline stages."""
     flow = derive(base.graph, plan, training=base.training, rules=base.rules, grad=base.grad)
-    result = (
-        [find_repeated_block(flow, *run) for run in plan.repeated_blocks]
-        if not plan.stage_cuts
-        else []
-    )
-    runs = tuple(r for r in result if isinstance(r, RepeatedBlock))
+    runs, reasons = repeated_blocks(flow)
     if pipeline := pipeline_of(base.graph, plan):
-        pipelined_block(flow, runs, pipeline, [r for r in result if isinstance(r, str)])
+        pipelined_block(flow, runs, pipeline, reasons)
     return flow, runs
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from planner.execution.collective import CollectiveUse
 from planner.execution.collectives import collectives as census
+from planner.execution.engine import Engine, engine_of
 from planner.execution.pipeline import BUBBLE
 from planner.pricing.kernels import kernel_times
 from planner.pricing.step_time import recomputed_nodes, sent_s
@@ -45,7 +46,7 @@ def trace(p: Priced) -> str:
     from planner.report.html.derive import work_out
     from planner.report.trace_uneven import uneven_tracks
 
-    if p.plan.stage_cuts:
+    if engine_of(p.plan) is Engine.UNEVEN:
         events = [e for t in uneven_tracks(p) for e in t.events]
     else:
         detail = work_out(p)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from planner.emit.external import external_table
-from planner.emit.program import check_kernels, emitted_blocks, forward_bodies
+from planner.emit.program import check_kernels, forward_bodies
 from planner.emit.program_text import DTYPES, long_constants
 from planner.emit.source import KERNELS, comment, imports_for, literal, names_in, parts_for, tail_of
 from planner.emit.tables import (
@@ -20,7 +20,7 @@ from planner.emit.text import array_table, inlined, spec_text
 from planner.emit.writer import Function, Parameter, Program, Training, Writer
 from planner.errors import PlanError
 from planner.execution.layout_flow import derive
-from planner.execution.loops import output_layout
+from planner.execution.loops import output_layout, repeated_blocks
 from planner.execution.plan import Plan
 from planner.graph.ir import Graph
 from planner.serving.cached import Form
@@ -60,7 +60,7 @@ def emit_serving(
     for name, phase in (("prompts", prompts), ("step", step)):
         check_kernels(phase.graph)
         flow = derive(phase.graph, phase.plan, training=False)
-        runs, reasons = emitted_blocks(flow)
+        runs, reasons = repeated_blocks(flow)
         writers.append(
             Writer(
                 flow,

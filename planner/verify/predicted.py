@@ -18,12 +18,12 @@ from math import prod
 
 from costmodels.optimizers import OPTIMIZERS
 from planner.emit.blocks import display_names
-from planner.emit.program import emitted_blocks
 from planner.execution import collectives, uneven_collectives
 from planner.execution.collective import CollectiveUse, ItemSize, item_sizes, traffic
+from planner.execution.engine import Engine, engine_of
 from planner.execution.even_collectives import weights_of_other_stages
 from planner.execution.layout_flow import Flow, cut_layout, derive, stored_layout
-from planner.execution.loops import RepeatedBlock
+from planner.execution.loops import RepeatedBlock, repeated_blocks
 from planner.execution.pipeline import pipeline_of
 from planner.execution.plan import Plan
 from planner.execution.weight_offload import offloaded_names
@@ -58,7 +58,7 @@ def predict(
     """The exact prediction for a program that computes in `compute` (float32 or bfloat16)."""
     training = workload == "train"
     flow = derive(graph, plan, training=training)
-    runs = tuple(emitted_blocks(flow)[0])
+    runs = repeated_blocks(flow)[0]
     size = item_sizes(compute)
     uses = tuple(
         _loss_in_float32(flow, use, size) for use in collectives.collectives(flow, runs, size)
@@ -146,7 +146,7 @@ def _state_bytes(flow: Flow, optimizer: str, compute: str) -> int:
     if not flow.training:
         return 0
     each = OPTIMIZERS[optimizer].moment_bytes + (0 if compute == "float32" else 4)
-    if flow.plan.stage_cuts:
+    if engine_of(flow.plan) is Engine.UNEVEN:
         return each * uneven_collectives.state_elements(flow)
     elsewhere = _elsewhere(flow)
     return sum(
@@ -172,7 +172,7 @@ def _elsewhere(flow: Flow) -> frozenset[str]:
 
 def _output_bytes(flow: Flow, size: ItemSize, state_bytes: int) -> int:
     graph = flow.graph
-    if flow.plan.stage_cuts:
+    if engine_of(flow.plan) is Engine.UNEVEN:
         return uneven_collectives.parameter_bytes(flow, size, trained=True) + state_bytes + 4
     if flow.training:
         elsewhere = _elsewhere(flow)

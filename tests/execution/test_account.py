@@ -27,11 +27,12 @@ from benchmarks.compiler_truth import (
     mesh_of,
     plan_of,
 )
-from planner.emit.program import emit, emitted_blocks
+from planner.emit.program import emit
 from planner.execution import collectives
 from planner.execution.collective import CollectiveUse, traffic
 from planner.execution.even_collectives import _reduction
 from planner.execution.layout_flow import derive, own_zero_stage
+from planner.execution.loops import repeated_blocks
 from planner.execution.plan import Plan
 from planner.execution.recompute import Recomputed
 from planner.execution.shared_collectives import Merged
@@ -443,7 +444,7 @@ def counts(graph: Graph, plan: Plan, kind: str, what: str) -> dict[str, int]:
     flow = derive(graph, plan, training=True)
     found = [
         u
-        for u in collectives.collectives(flow, emitted_blocks(flow)[0])
+        for u in collectives.collectives(flow, repeated_blocks(flow)[0])
         if u.kind == kind and u.what == what
     ]
     return {

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from planner.errors import PlanError
 from planner.execution import collectives
+from planner.execution.engine import Engine, engine_of
 from planner.execution.layout_flow import Flow
 from planner.execution.loops import RepeatedBlock, inner_flow, outer_flow
 from planner.execution.pipeline import Pipeline, pipeline_of
@@ -187,7 +188,7 @@ def work_out(p: Priced) -> Detail:
             f"plans priced as {p.pricer.runtime.name} runs them have no timeline of operators",
             help=["plan show FILE --html draws what the file holds"],
         )
-    if p.plan.stage_cuts:
+    if engine_of(p.plan) is Engine.UNEVEN:
         raise PlanError(
             "P069",
             "a step of uneven pipeline stages is the longest pass of any, not a sum over operators",
