@@ -208,7 +208,7 @@ def device_of(target: Target, planned: Device) -> Device:
     """The device that a program was compiled for: the plan's own, with the plan's figures, where it
     is that one."""
     try:
-        shipped = load_device(target.name if target.kind == "gpu" else f"tpu-{target.name}")
+        shipped = load_device(target.name)
     except DeviceError:
         return planned
     return planned if planned.name == shipped.name else shipped

@@ -72,11 +72,13 @@ def test_the_kernel_is_that_of_the_device_where_it_serves_the_operands(
         assert attention_kernel(*operands(**given)) == kernel
 
 
+@pytest.mark.parametrize("scanned", [False, True], ids=("alone", "scanned"))
 @pytest.mark.parametrize(
     ("heads", "causal"), [(4, True), (2, True), (1, True), (2, False)], ids=str
 )
-def test_splash_gives_the_numbers_of_the_blocks(heads: int, causal: bool) -> None:
-    """Result and gradients under shard_map, its types checked; the kernel in plain operations."""
+def test_splash_gives_the_numbers_of_the_blocks(heads: int, causal: bool, scanned: bool) -> None:
+    """Result and gradients under shard_map, its types checked; the kernel in plain operations.
+    Scanned: in the loop over blocks of a program, which jax traces a second time."""
     mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = jax.sharding.PartitionSpec("data")
     values = [
@@ -86,6 +88,8 @@ def test_splash_gives_the_numbers_of_the_blocks(heads: int, causal: bool) -> Non
 
     def gradients(kernel: Any) -> Any:
         def loss(q: Any, k: Any, v: Any) -> Any:
+            if scanned:
+                q, _ = jax.lax.scan(lambda q, _: (kernel(q, k, v), None), q, None, length=2)
             return jnp.sum(jnp.sin(kernel(q, k, v)))
 
         def step(*operands: Any) -> Any:

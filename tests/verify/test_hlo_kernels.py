@@ -169,7 +169,9 @@ def test_fused_attention_does_what_a_causal_mask_leaves() -> None:
     assert forward.flops == 2 * causal
 
     # Splash makes scores and the gradient of weights in both kernels of its backward pass.
-    splash = [k.attention for k in attention("tpu_attention")]
+    tpu = attention("tpu_attention")
+    splash = [k.attention for k in tpu]
+    assert {k.dtype for k in (forward, backward, *tpu)} == {"bf16"}
     assert splash == [
         FusedAttention("splash", False, 2 * one, 2 * causal),
         FusedAttention("splash", True, 2 * one, 3 * causal),

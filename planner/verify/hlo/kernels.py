@@ -15,12 +15,12 @@ fusion, a library call, a copy, a reduction ... What only names values, and coll
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from planner.verify.hlo.flops import flops_of
 from planner.verify.hlo.fused_attention import FusedAttention, fused_attention
-from planner.verify.hlo.text import Computation, Instruction, Module
+from planner.verify.hlo.text import Computation, Instruction, Module, Shape
 from planner.verify.hlo.trip_counts import Site, walk
 
 COLLECTIVE = re.compile(
@@ -95,7 +95,7 @@ def kernel_of(module: Module, instruction: Instruction, computation: Computation
         found = flops_of(inner, around)
         if found:
             flops += found
-            dtype = dtype or around.operand_shapes(inner)[0].dtype
+            dtype = dtype or _multiplied(around.operand_shapes(inner))
     return Kernel(
         instruction=instruction,
         moved_bytes=moved_bytes(module, instruction, computation),
@@ -104,6 +104,12 @@ def kernel_of(module: Module, instruction: Instruction, computation: Computation
         attention=attention,
         inside=tuple(inner for inner, _ in each),
     )
+
+
+def _multiplied(operands: Sequence[Shape]) -> str:
+    """The type of products: of the first operand, but for what describes a mask before it."""
+    wide = (shape.dtype for shape in operands if shape.dtype.startswith(("f", "bf")))
+    return next(wide, operands[0].dtype)
 
 
 def _inside(module: Module, instruction: Instruction) -> Iterator[tuple[Instruction, Computation]]:

@@ -10,6 +10,8 @@ What they keep for their backward pass is their operands, their result and a flo
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -85,13 +87,16 @@ def splash_attention(q, k, v, scale, causal, interpret=False):
         block_kv_dq=key_block,
     )
     make = splash.make_splash_mha if k.shape[1] > 1 or heads == 1 else splash.make_splash_mqa
-    kernel = make(
-        masks.MultiHeadMask([mask] * heads),
-        head_shards=1,
-        q_seq_shards=1,
-        block_sizes=sizes,
-        interpret=interpret,
-    )
+
+    def kernel():
+        """Made where it is used: its description of the mask belongs to what is being traced."""
+        return make(
+            masks.MultiHeadMask([mask] * heads),
+            head_shards=1,
+            q_seq_shards=1,
+            block_sizes=sizes,
+            interpret=interpret,
+        )
 
     @jax.custom_vjp
     def run(q, k, v):
@@ -101,14 +106,14 @@ def splash_attention(q, k, v, scale, causal, interpret=False):
     def keep(q, k, v):
         """The result, and the kernel's backward pass."""
         with check_types(False):
-            out, pull = jax.vjp(jax.vmap(kernel), untyped(q), untyped(k), untyped(v))
-        return spread(out, q), jax.tree.map(lambda x: spread(x, q), pull)
+            out, pull = jax.vjp(jax.vmap(kernel()), untyped(q), untyped(k), untyped(v))
+        return typed(out, q), jax.tree.map(lambda x: typed(x, q), pull)
 
     def backward(pull, g):
         """Gradients of all operands."""
         with check_types(False):
             gradients = jax.tree.map(untyped, pull)(untyped(g))
-        return tuple(spread(x, g) for x in gradients)
+        return tuple(typed(x, g) for x in gradients)
 
     run.defvjp(keep, backward)
     q, k, v = (spread(x, q, k, v) for x in (q, k, v))
@@ -120,6 +125,30 @@ def splash_attention(q, k, v, scale, causal, interpret=False):
 def untyped(x):
     """x without the mesh axes over which it differs, where types are not checked."""
     return lax.reshape(lax.reshape(x, (x.size,)), x.shape)
+
+
+def typed(x, like):
+    """x with the mesh type of `like`, whether or not it has it already: loops trace their body a
+    second time, in which `untyped` and the kernel have the types that they lacked in the first."""
+    return mesh_type().bind(x, like)
+
+
+@functools.cache
+def mesh_type():
+    """The primitive that `typed` is, which does nothing when it runs."""
+    from jax.extend.core import Primitive
+    from jax.interpreters import mlir
+
+    primitive = Primitive("mesh_type")
+    primitive.def_impl(lambda x, like: x)
+    primitive.def_abstract_eval(
+        lambda x, like: x.update(
+            sharding=x.sharding.update(mesh=like.sharding.mesh),
+            manual_axis_type=like.manual_axis_type,
+        )
+    )
+    mlir.register_lowering(primitive, lambda context, x, like: [x])
+    return primitive
 
 
 def block_of(size, most):
