@@ -47,20 +47,21 @@ class Recipe:
 
 
 _SHORT = {"bfloat16": "bf16", "float16": "fp16", "float8_e4m3fn": "fp8"}
+_MIXED = Recipe(
+    name="bf16-mixed",
+    parameter="bfloat16",
+    compute="bfloat16",
+    between="bfloat16",
+    gradient_bytes=2,
+    parameter_bytes=2,
+    reduction_bytes=2,
+    state_bytes=4,
+    emitted=True,
+    note="bf16 weights, compute and gradients, float32 master copy and moments",
+    master_bytes=4,
+)
 _RECIPES = (
-    Recipe(
-        name="bf16-mixed",
-        parameter="bfloat16",
-        compute="bfloat16",
-        between="bfloat16",
-        gradient_bytes=2,
-        parameter_bytes=2,
-        reduction_bytes=2,
-        state_bytes=4,
-        emitted=True,
-        note="bf16 weights, compute and gradients, float32 master copy and moments",
-        master_bytes=4,
-    ),
+    _MIXED,
     Recipe(
         name="fp32",
         parameter="float32",
@@ -72,46 +73,30 @@ _RECIPES = (
         state_bytes=0,
         emitted=True,
         note="float32 throughout",
-        master_bytes=0,
     ),
-    Recipe(
+    replace(
+        _MIXED,
         name="bf16-pure",
-        parameter="bfloat16",
-        compute="bfloat16",
-        between="bfloat16",
-        gradient_bytes=2,
-        parameter_bytes=2,
-        reduction_bytes=2,
         state_bytes=0,
         emitted=False,
         note="bf16 throughout, moments in float32",
         master_bytes=0,
     ),
-    Recipe(
+    replace(
+        _MIXED,
         name="fp16",
         parameter="float16",
         compute="float16",
         between="float16",
-        gradient_bytes=2,
-        parameter_bytes=2,
-        reduction_bytes=2,
-        state_bytes=4,
         emitted=False,
         note="fp16 weights and compute, float32 master copy and moments",
-        master_bytes=4,
     ),
-    Recipe(
+    replace(
+        _MIXED,
         name="fp8",
-        parameter="bfloat16",
         compute="float8_e4m3fn",
-        between="bfloat16",
-        gradient_bytes=2,
-        parameter_bytes=2,
-        reduction_bytes=2,
-        state_bytes=4,
         emitted=False,
         note="fp8 products, bf16 weights, float32 master copy and moments",
-        master_bytes=4,
     ),
     Recipe(
         name="int8-weights",
@@ -124,7 +109,6 @@ _RECIPES = (
         state_bytes=0,
         emitted=False,
         note="int8 weights, bf16 compute, inference only",
-        master_bytes=0,
     ),
 )
 """Of each recipe what an optimizer without moments keeps; the default first."""

@@ -16,7 +16,7 @@ does.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from models_zoo import llama, moe
 from models_zoo.builder import Net, Scope
@@ -145,23 +145,7 @@ _MOE_16B = DeepseekConfig(
     dense_layers=1,
     normalise=False,
 )
-_LITE = DeepseekConfig(
-    27,
-    2048,
-    16,
-    16,
-    10944,
-    102400,
-    4096,
-    epsilon=1e-6,
-    experts=64,
-    top=6,
-    expert_ff=1408,
-    shared_ff=2816,
-    dense_layers=1,
-    normalise=False,
-    kv_rank=512,
-)
+_LITE = replace(_MOE_16B, layers=27, kv_rank=512)
 _V2 = DeepseekConfig(
     60,
     5120,

@@ -19,11 +19,11 @@ from models_zoo.layers import (
     Masking,
     causal_mask,
     embedding,
+    language_head,
     layer_norm,
     linear,
     positions,
     self_attention,
-    tied_head,
 )
 from models_zoo.spec import Family, Preset, require
 
@@ -97,11 +97,7 @@ def build(c: GptConfig, net: Net) -> None:
     for i in range(c.layers):
         x = _block(s.at(f"h.{i}"), x, c, mask, partial(cache.extend, layer=i) if cache else None)
     x = layer_norm(s.at("ln_f"), x, c.hidden, c.epsilon)
-    head = net.root.at("lm_head")
-    if c.tied:
-        tied_head(head, x, table, out="logits")
-    else:
-        linear(head, x, c.hidden, c.vocab, bias=False, out="logits")
+    language_head(net.root.at("lm_head"), x, c.hidden, c.vocab, table if c.tied else "")
     net.output("logits", [net.batch, SEQUENCE if cache else c.seq, c.vocab])
     if cache:
         cache.outputs()

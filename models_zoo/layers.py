@@ -42,6 +42,15 @@ def tied_head(s: Scope, x: str, table: str, *, out: str = "") -> str:
     return s.op("MatMul", x, s.op("Transpose", table, perm=[1, 0]), out=out)
 
 
+def language_head(s: Scope, x: str, width: int, vocab: int, table: str = "") -> None:
+    """The model's logits: by the embedding table where one is given, else by a matrix of their
+    own."""
+    if table:
+        tied_head(s, x, table, out="logits")
+    else:
+        linear(s, x, width, vocab, bias=False, out="logits")
+
+
 def layer_norm(s: Scope, x: str, width: int, epsilon: float = 1e-5) -> str:
     """Over the last dim."""
     scale, bias = s.weight("weight", width, std=0.1, mean=1.0), s.weight("bias", width, std=0.1)

@@ -23,6 +23,7 @@ from models_zoo.layers import (
     attend,
     causal_mask,
     embedding,
+    language_head,
     linear,
     merge_heads,
     positions,
@@ -30,7 +31,6 @@ from models_zoo.layers import (
     rms_norm,
     silu,
     split_heads,
-    tied_head,
 )
 from models_zoo.spec import Family, Preset, require
 
@@ -147,10 +147,7 @@ def decoder(
         h = _norm(layer.at("post_attention_layernorm"), x, c)
         x = layer.op("Add", x, feed(i, layer, h))
     x = _norm(s.at("norm"), x, c)
-    if c.tied:
-        tied_head(net.root.at("lm_head"), x, table, out="logits")
-    else:
-        linear(net.root.at("lm_head"), x, c.hidden, c.vocab, bias=False, out="logits")
+    language_head(net.root.at("lm_head"), x, c.hidden, c.vocab, table if c.tied else "")
     net.output("logits", [net.batch, SEQUENCE if cache else c.seq, c.vocab])
     if cache:
         cache.outputs()

@@ -22,7 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from models_zoo.builder import Net, Scope
-from models_zoo.layers import MASKED, embedding, linear, positions, rms_norm, silu, tied_head
+from models_zoo.layers import MASKED, embedding, language_head, linear, positions, rms_norm, silu
 from models_zoo.spec import Family, Preset, require
 
 
@@ -81,11 +81,7 @@ def build(c: SsmConfig, net: Net) -> None:
         h = rms_norm(layer.at("norm"), x, c.hidden, epsilon=c.epsilon, decomposed=c.decomposed)
         x = layer.op("Add", x, _mixer(layer.at("mixer"), h, c, seen, before))
     x = rms_norm(s.at("norm_f"), x, c.hidden, epsilon=c.epsilon, decomposed=c.decomposed)
-    head = net.root.at("lm_head")
-    if c.tied:
-        tied_head(head, x, table, out="logits")
-    else:
-        linear(head, x, c.hidden, c.vocab, bias=False, out="logits")
+    language_head(net.root.at("lm_head"), x, c.hidden, c.vocab, table if c.tied else "")
     net.output("logits", [net.batch, c.seq, c.vocab])
 
 

@@ -20,12 +20,12 @@ from models_zoo.layers import (
     attend,
     causal_mask,
     embedding,
+    language_head,
     linear,
     merge_heads,
     positions,
     rms_norm,
     split_heads,
-    tied_head,
 )
 from models_zoo.spec import Family, Preset, require
 
@@ -91,10 +91,8 @@ def build(c: T5Config, net: Net) -> None:
 
 
 def _head(s: Scope, x: str, table: str, c: T5Config) -> None:
-    if c.tied:
-        tied_head(s, s.op("Mul", x, s.f32(c.hidden**-0.5)), table, out="logits")
-    else:
-        linear(s, x, c.hidden, c.vocab, bias=False, out="logits")
+    x = s.op("Mul", x, s.f32(c.hidden**-0.5)) if c.tied else x
+    language_head(s, x, c.hidden, c.vocab, table if c.tied else "")
 
 
 def _norm(s: Scope, x: str, c: T5Config) -> str:

@@ -15,7 +15,7 @@ MOST_FILES, MOST_READ = 8, 1 << 28
 """How many files, and of how many bytes at most, are looked into for a model that is not where it
 was."""
 
-__all__ = ["load", "model_of", "next_steps", "renamed", "stem", "too_large"]
+__all__ = ["load", "made_folder", "model_of", "next_steps", "renamed", "stem", "too_large"]
 
 
 def stem(source: str) -> str:
@@ -24,6 +24,20 @@ def stem(source: str) -> str:
     if source.startswith("zoo:"):
         return re.sub(r"[^\w.-]", "", source.removeprefix("zoo:").replace(",", "-"))
     return Path(source).stem
+
+
+def made_folder(path: str, *, parents: bool = False) -> Path:
+    """A folder, made where there is none. parents: those around it, too. Raises PlanError P056."""
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=parents, exist_ok=True)
+    except OSError as e:
+        raise PlanError(
+            "P056",
+            f"cannot make the folder {str(folder)!r}: {e.strerror}",
+            help=["-o a folder in one that exists and is writable"],
+        ) from e
+    return folder
 
 
 def renamed(strategy: Strategy, path: str | Path) -> list[str]:

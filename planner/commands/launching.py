@@ -52,16 +52,7 @@ def running(args: argparse.Namespace, folder: Path) -> Iterator[None]:
 
 def folder_of(args: argparse.Namespace, source: str) -> Path:
     """The folder of a job, made where there is none."""
-    folder = Path(args.output or f"{files.stem(source)}.launch")
-    try:
-        folder.mkdir(exist_ok=True)
-    except OSError as e:
-        raise PlanError(
-            "P056",
-            f"cannot make the folder {str(folder)!r}: {e.strerror}",
-            help=["-o a folder in one that exists and is writable"],
-        ) from e
-    return folder
+    return files.made_folder(args.output or f"{files.stem(source)}.launch")
 
 
 def make_job(

@@ -153,19 +153,11 @@ def run(args: argparse.Namespace) -> int:
 def _keeper(args: argparse.Namespace) -> Callable[[Row], None]:
     """What stores the plan of a row in the folder -o, by model, hardware, devices and sizes;
     nothing without a folder."""
-    from planner.commands.files import stem
+    from planner.commands.files import made_folder, stem
 
     if args.output is None:
         return lambda row: None
-    folder, taken = Path(args.output), list[str]()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-        raise PlanError(
-            "P056",
-            f"cannot make the folder {str(folder)!r}: {e.strerror}",
-            help=["-o a folder in one that exists and is writable"],
-        ) from e
+    folder, taken = made_folder(args.output, parents=True), list[str]()
 
     def keep(row: Row) -> None:
         if row.strategy is None:

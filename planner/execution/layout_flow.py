@@ -62,6 +62,13 @@ class Flow:
         """Split of node `index`."""
         return self.plan.splits.get(self.graph.nodes[index].id, WHOLE)
 
+    def cheapest_tree(
+        self, name: str, source: Layout, targets: Iterable[Layout]
+    ) -> ReshardTree | None:
+        """The cheapest tree of a tensor from a layout to others, None where there is none."""
+        shape, targets = self.graph.tensors[name].shape, tuple(dict.fromkeys(targets))
+        return reshard_tree(shape, source, targets, self.plan.mesh, name in self.grad)
+
 
 def derive(
     graph: Graph,

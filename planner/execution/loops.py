@@ -13,7 +13,7 @@ from planner.execution.engine import Engine, engine_of
 from planner.execution.layout_flow import Flow
 from planner.execution.pipeline import Pipeline
 from planner.graph.ir import Graph
-from planner.sharding.layout import Layout, ReshardTree, reshard_tree, tree_over
+from planner.sharding.layout import Layout, ReshardTree, tree_over
 
 
 @dataclass(frozen=True)
@@ -357,13 +357,7 @@ def _needs(flow: Flow, name: str, nodes: range) -> list[Layout]:
 
 def _tree(flow: Flow, name: str, source: Layout, targets: list[Layout]) -> ReshardTree:
     """The cheapest tree from a layout to the targets."""
-    tree = reshard_tree(
-        flow.graph.tensors[name].shape,
-        source,
-        tuple(dict.fromkeys(targets)),
-        flow.plan.mesh,
-        name in flow.grad,
-    )
+    tree = flow.cheapest_tree(name, source, targets)
     if tree is None:
         raise AssertionError(f"{name}: no path from {source.spell()}")
     return tree

@@ -41,7 +41,7 @@ from planner.execution.pipeline import nodes_needed
 from planner.execution.techniques import WIDEST
 from planner.graph.ir import Graph
 from planner.ops.loss import counted_rows
-from planner.sharding.layout import Axes, Layout, ReshardTree, local_shape, reshard_tree
+from planner.sharding.layout import Axes, Layout, ReshardTree, local_shape
 
 if TYPE_CHECKING:
     from planner.execution.layout_flow import Flow
@@ -229,13 +229,7 @@ def _result_layout(flow: Flow, name: str) -> Layout:
 
 
 def _tree(flow: Flow, name: str, source: Layout, targets: Sequence[Layout]) -> ReshardTree:
-    tree = reshard_tree(
-        flow.graph.tensors[name].shape,
-        source,
-        tuple(dict.fromkeys(targets)),
-        flow.plan.mesh,
-        name in flow.grad,
-    )
+    tree = flow.cheapest_tree(name, source, targets)
     if tree is None:
         raise PlanError(
             "P068",

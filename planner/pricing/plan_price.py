@@ -52,4 +52,4 @@ def price_resent(
     size: nothing but their times depends on it."""
     if pricer.runtime.kernels is not None or engine_of(flow.plan) is Engine.UNEVEN:
         return price_flow(base, flow, runs, pricer)
-    return step_time.resent(base, flow, runs, pricer, uses, cost)
+    return cost.with_communication(step_time.communication(base, flow, runs, uses, pricer))

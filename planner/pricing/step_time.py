@@ -76,7 +76,7 @@ def price(
         flow,
         uses,
         kernels=_kernels(base, flow, runs, pipeline, pricer),
-        communication=_communication(base, flow, runs, uses, pricer),
+        communication=communication(base, flow, runs, uses, pricer),
         optimizer_s=optimizer,
         memory=memory(base, flow, pricer, runs),
         others=_other_parts(flow, pricer),
@@ -86,19 +86,6 @@ def price(
 def _other_parts(flow: Flow, pricer: Pricer) -> dict[str, float]:
     """Seconds of planner.pricing.cost.OTHER_PARTS."""
     return {"tables_time_s": pull_push_s(flow, pricer)}
-
-
-def resent(
-    base: GraphFacts,
-    flow: Flow,
-    runs: tuple[RepeatedBlock, ...],
-    pricer: Pricer,
-    uses: tuple[CollectiveUse, ...],
-    cost: Cost,
-) -> Cost:
-    """Price of a flow from that of the same one whose collectives travel together up to another
-    size: nothing but their times depends on it."""
-    return cost.with_communication(_communication(base, flow, runs, uses, pricer))
 
 
 def _kernels(
@@ -136,13 +123,14 @@ def _kernels(
     return KernelSeconds(compute, recompute, bubble)
 
 
-def _communication(
+def communication(
     base: GraphFacts,
     flow: Flow,
     runs: tuple[RepeatedBlock, ...],
     uses: tuple[CollectiveUse, ...],
     pricer: Pricer,
 ) -> Communication:
+    """Seconds of all collectives of a step by purpose, and of what does not hide."""
     sent, micro = sent_s(base, flow, runs, uses, pricer), flow.plan.microbatches
     result = communication_of(sent)
     exposed = result.exposed_s

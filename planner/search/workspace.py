@@ -140,18 +140,7 @@ class Workspace:
                 i: tuple(s for s in splits if legal(base.rules[i], s, dict(inner.shape), limits))
                 for i, splits in among.items()
             }
-            found = (
-                build_space(
-                    base,
-                    self.space_pricer(mesh),
-                    limits=limits,
-                    allowed=left,
-                    zero_axes=mesh.zero_axes,
-                    parts=micro,
-                )
-                if all(left.values())
-                else None
-            )
+            found = self._built(mesh, micro, base, limits, left) if all(left.values()) else None
         return found if found is None or allowed is None else restrict(found, allowed(base, inner))
 
     def _whole(self, key: tuple[Mesh, int, bool], base: GraphFacts, limits: Limits) -> Space | None:
@@ -173,14 +162,7 @@ class Workspace:
                         )
                         for i, splits in seen.items()
                     }
-                self._spaces[key] = build_space(
-                    base,
-                    self.space_pricer(mesh),
-                    limits=limits,
-                    allowed=fixed,
-                    zero_axes=mesh.zero_axes,
-                    parts=micro,
-                )
+                self._spaces[key] = self._built(mesh, micro, base, limits, fixed)
             except PlanError as e:
                 # A pin that one mesh cannot follow (it has no such axis, or one too large) leaves
                 # the others.
@@ -188,6 +170,19 @@ class Workspace:
                     raise
                 self.refused, self._spaces[key] = e, None
         return self._spaces[key]
+
+    def _built(
+        self, mesh: Mesh, micro: int, base: GraphFacts, limits: Limits, allowed: Allowed | None
+    ) -> Space:
+        """The space of a mesh and number of microbatches, of the splits that are allowed."""
+        return build_space(
+            base,
+            self.space_pricer(mesh),
+            limits=limits,
+            allowed=allowed,
+            zero_axes=mesh.zero_axes,
+            parts=micro,
+        )
 
     def floor(self, mesh: Mesh, microbatches: int) -> float:
         """Seconds below which no plan on the mesh is, with at most so many microbatches: known

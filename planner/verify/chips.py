@@ -9,7 +9,7 @@ temporaries a little; collectives, arguments and outputs do not depend on them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -64,54 +64,41 @@ device_description_str: "{self.name}"
 
 
 _GB, _MIB = 10**9, 2**20
+_H100 = Chip(
+    name="NVIDIA H100 80GB HBM3",
+    capability=(9, 0),
+    cores=132,
+    fpus_per_core=128,
+    shared_memory_bytes=233472,
+    shared_memory_per_block_bytes=232448,
+    l2_cache_bytes=50 * _MIB,
+    memory_bytes=80 * 2**30,
+    bandwidth_bytes_per_s=3350 * _GB,
+    clock_ghz=1.98,
+)
+_A100 = Chip(
+    name="NVIDIA A100-SXM4-80GB",
+    capability=(8, 0),
+    cores=108,
+    fpus_per_core=64,
+    shared_memory_bytes=167936,
+    shared_memory_per_block_bytes=166912,
+    l2_cache_bytes=40 * _MIB,
+    memory_bytes=80 * 2**30,
+    bandwidth_bytes_per_s=2039 * _GB,
+    clock_ghz=1.41,
+)
 CHIPS: Mapping[str, Chip] = {
-    "h100": Chip(
-        name="NVIDIA H100 80GB HBM3",
-        capability=(9, 0),
-        cores=132,
-        fpus_per_core=128,
-        shared_memory_bytes=233472,
-        shared_memory_per_block_bytes=232448,
-        l2_cache_bytes=50 * _MIB,
-        memory_bytes=80 * 2**30,
-        bandwidth_bytes_per_s=3350 * _GB,
-        clock_ghz=1.98,
+    "h100": _H100,
+    "h200": replace(
+        _H100, name="NVIDIA H200", memory_bytes=141 * _GB, bandwidth_bytes_per_s=4800 * _GB
     ),
-    "h200": Chip(
-        name="NVIDIA H200",
-        capability=(9, 0),
-        cores=132,
-        fpus_per_core=128,
-        shared_memory_bytes=233472,
-        shared_memory_per_block_bytes=232448,
-        l2_cache_bytes=50 * _MIB,
-        memory_bytes=141 * _GB,
-        bandwidth_bytes_per_s=4800 * _GB,
-        clock_ghz=1.98,
-    ),
-    "a100": Chip(
-        name="NVIDIA A100-SXM4-80GB",
-        capability=(8, 0),
-        cores=108,
-        fpus_per_core=64,
-        shared_memory_bytes=167936,
-        shared_memory_per_block_bytes=166912,
-        l2_cache_bytes=40 * _MIB,
-        memory_bytes=80 * 2**30,
-        bandwidth_bytes_per_s=2039 * _GB,
-        clock_ghz=1.41,
-    ),
-    "a100-40gb": Chip(
+    "a100": _A100,
+    "a100-40gb": replace(
+        _A100,
         name="NVIDIA A100-SXM4-40GB",
-        capability=(8, 0),
-        cores=108,
-        fpus_per_core=64,
-        shared_memory_bytes=167936,
-        shared_memory_per_block_bytes=166912,
-        l2_cache_bytes=40 * _MIB,
         memory_bytes=40 * 2**30,
         bandwidth_bytes_per_s=1555 * _GB,
-        clock_ghz=1.41,
     ),
     "b200": Chip(
         name="NVIDIA B200",
