@@ -514,8 +514,8 @@ def mixed(count: int, seed: int) -> Iterator[Row]:
     while len(seen) < count:
         source, blocks = POOL[len(seen) % len(POOL)]
         name = source.removeprefix("zoo:").partition("-")[0]
-        unequal = not blocks and name != "deepseek"
-        stages = rng.choice((1, 2, 2, 4)) if unequal or blocks > 2 else rng.choice((1, 2))
+        uneven = not blocks and name != "deepseek"
+        stages = rng.choice((1, 2, 2, 4)) if uneven or blocks > 2 else rng.choice((1, 2))
         left = DEVICES // stages
         axes = [("pp", stages)]
         second = (
@@ -544,7 +544,7 @@ def mixed(count: int, seed: int) -> Iterator[Row]:
                 v
                 for v in (1, 1, 2, 4)
                 if stages > 1
-                and ((unequal and stages * v <= 8) or (blocks and blocks % (stages * v) == 0))
+                and ((uneven and stages * v <= 8) or (blocks and blocks % (stages * v) == 0))
             ]
             or [1]
         )
@@ -552,7 +552,7 @@ def mixed(count: int, seed: int) -> Iterator[Row]:
         level = rng.choice((0, 1, 2) if stages > 1 else (0, 1, 2, 3))
         recompute = (
             rng.choice(("none", "block", "block-keep"))
-            if blocks or (not unequal and stages == 1)
+            if blocks or (not uneven and stages == 1)
             else ""
         )
         copies = stages == 1 and micro > 1 and rng.random() < 0.4

@@ -182,10 +182,10 @@ def rate_at(curve: Sequence[tuple[float, float]], flops: float) -> float:
     return float(np.exp(np.interp(math.log(flops), xs, ys)))
 
 
-def fit_link(samples: Sequence[Sample], kind: str, whole: int) -> LinkFit | None:
+def fit_link(samples: Sequence[Sample], kind: str, node_members: int) -> LinkFit | None:
     """The link of a kind (costmodels.collectives) that explains the collectives best; None without
-    samples. whole: members of a full node, whose all-reduce may have a way of its own where the
-    kind is switch."""
+    samples. node_members: those of a full node, whose all-reduce may have a way of its own where
+    the kind is switch."""
     if not samples:
         return None
     from scipy.optimize import least_squares
@@ -220,19 +220,19 @@ def fit_link(samples: Sequence[Sample], kind: str, whole: int) -> LinkFit | None
         if any(s.case.kind == k for s in samples)
     }
     link = LinkFit(kind, rate, latency, off)
-    return with_bus(link, samples, whole) if kind == "switch" else link
+    return with_bus(link, samples, node_members) if kind == "switch" else link
 
 
-def with_bus(link: LinkFit, samples: Sequence[Sample], whole: int) -> LinkFit:
+def with_bus(link: LinkFit, samples: Sequence[Sample], node_members: int) -> LinkFit:
     """The link with an all-reduce of its own over a full node, where that is measured and clearly
     faster than rings and trees: reduction in the switch."""
     mine = sorted(
-        (s for s in samples if s.case.kind == "all-reduce" and s.case.members == whole),
+        (s for s in samples if s.case.kind == "all-reduce" and s.case.members == node_members),
         key=lambda s: s.case.size_bytes,
     )
     if len(mine) < 3:
         return link
-    span = Span(whole, link.bandwidth.value, link.latency.value)
+    span = Span(node_members, link.bandwidth.value, link.latency.value)
     gains = [
         collective_time_s("all-reduce", s.case.size_bytes, (span,)) / s.time_s for s in mine[-2:]
     ]
@@ -250,7 +250,7 @@ def with_bus(link: LinkFit, samples: Sequence[Sample], whole: int) -> LinkFit:
     error = _error([math.log((delay + slope * s.case.size_bytes) / s.time_s) for s in mine])
     return replace(
         link,
-        bus=Estimate(2 * (whole - 1) / whole / slope, error, len(mine)),
+        bus=Estimate(2 * (node_members - 1) / node_members / slope, error, len(mine)),
         bus_latency=Estimate(delay, error, len(mine)),
     )
 

@@ -33,7 +33,7 @@ under gpipe there is one backward pass for all microbatches."""
 WIDEST = 2
 """Places along the axis "stage" that an uneven pipeline stage takes at most. Fewer stages of two
 places have no shorter bubble than one place each: bounds of the one hold of the other
-(tests/execution/test_unequal.py)."""
+(tests/execution/test_uneven.py)."""
 OFFLOAD = ("optimizer", "activations", "parameters", "embeddings")
 """What may wait in the host's memory: the optimizer's state (moments and master copies), from one
 step to the next; what is handed from block to recomputed block, from the forward to the backward

@@ -189,8 +189,8 @@ def node_table(base: GraphFacts, flow: Flow, found: SearchResult) -> dict[str, d
     from planner.pricing.pricer import Pricer
 
     rows = {}
-    pipeline, unequal = pipeline_of(base.graph, flow.plan), uneven_pipeline_of(flow)
-    held = held_times(base, pipeline) if unequal is None else most_times(base, unequal)
+    pipeline, uneven = pipeline_of(base.graph, flow.plan), uneven_pipeline_of(flow)
+    held = held_times(base, pipeline) if uneven is None else most_times(base, uneven)
     space, problem = found.space, found.problem
     pricer = space.pricer if space is not None else None
     others = (
@@ -204,9 +204,9 @@ def node_table(base: GraphFacts, flow: Flow, found: SearchResult) -> dict[str, d
         row: dict[str, Any] = {
             "op": node.op,
             "split": flow.split(i).as_dict(),
-            "stage": stage_of(i, pipeline) if unequal is None else unequal.stage_of(i),
+            "stage": stage_of(i, pipeline) if uneven is None else uneven.stage_of(i),
             "recompute": (
-                flow.plan.recompute != "none" and (unequal is not None or _inside(base, i))
+                flow.plan.recompute != "none" and (uneven is not None or _inside(base, i))
             ),
             "outputs": [o for o in node.outputs if o],
             "times": base.times[i],
@@ -237,12 +237,12 @@ def held_times(base: GraphFacts, pipeline: Pipeline | None) -> dict[int, float]:
     return {i: float(n) for i, n in found.items()}
 
 
-def most_times(base: GraphFacts, unequal: UnevenPipeline) -> dict[int, float]:
+def most_times(base: GraphFacts, uneven: UnevenPipeline) -> dict[int, float]:
     """First node of a class -> how many of the class the uneven stage with the most of them runs
     in a microbatch."""
     found: dict[int, Counter[int]] = {}
     for i, first in enumerate(base.shared):
-        found.setdefault(first, Counter())[unequal.stage_of(i)] += 1
+        found.setdefault(first, Counter())[uneven.stage_of(i)] += 1
     return {first: float(max(counts.values())) for first, counts in found.items()}
 
 
@@ -318,10 +318,10 @@ def runner_ups(
 def tensor_table(graph: Graph, flow: Flow, base: GraphFacts) -> dict[str, dict[str, Any]]:
     """Producer's layout per tensor; of repeated blocks only the first repeat's, except parameters,
     which are all listed."""
-    rows, pipeline, unequal = {}, pipeline_of(graph, flow.plan), uneven_pipeline_of(flow)
+    rows, pipeline, uneven = {}, pipeline_of(graph, flow.plan), uneven_pipeline_of(flow)
     holder = (
-        {n: unequal.stage_of_chunk(k) for k in range(unequal.count) for n in unequal.weights(k)}
-        if unequal is not None
+        {n: uneven.stage_of_chunk(k) for k in range(uneven.count) for n in uneven.weights(k)}
+        if uneven is not None
         else {}
     )
     for name, layout in flow.source.items():

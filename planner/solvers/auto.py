@@ -80,15 +80,15 @@ def solve(problem: Problem, budget: Budget, start: tuple[int, ...] | None = None
         if reduction.problem is None:
             return Solution((), "infeasible", None, "auto")
         known = None if not best.choice else reduction.restrict(best.choice)
-        found = _reduced(
+        solution = _reduced(
             reduction.problem,
             _left(budget, began),
             None if known is None else tuple(known.tolist()),
             best.bound,
         )
-        if found.choice:
-            found = replace(found, choice=tuple(reduction.expand(found.choice).tolist()))
-        return _merge(problem, best, found)
+        if solution.choice:
+            solution = replace(solution, choice=tuple(reduction.expand(solution.choice).tolist()))
+        return _merge(problem, best, solution)
     except KeyboardInterrupt:
         return replace(best, stopped="interrupt")
 
@@ -167,22 +167,24 @@ def _reduced(
         None if left.time_limit_s is None else time.monotonic() + 0.3 * left.time_limit_s,
     )
     kept = narrow.close(state, dp.exact(clock), NARROW / 3, clock)
-    found = _answer(problem, state.best, "", int(clock.work))
-    if found.status == "optimal":
-        return _merge(problem, first, found)
+    solution = _answer(problem, state.best, "", int(clock.work))
+    if solution.status == "optimal":
+        return _merge(problem, first, solution)
     left = replace(
         _left(budget, began),
         work=None if budget.work is None else max(1, int(budget.work - clock.work)),
     )
     if kept is not None and sum(map(len, kept)) < FEWER * len(model.cost):
-        return _merge(problem, first, _fewer(problem, kept, left, found, exact))
+        return _merge(problem, first, _fewer(problem, kept, left, solution, exact))
     if exact:
-        return _merge(problem, first, found)
+        return _merge(problem, first, solution)
     if not (state.compiled or left.time_limit_s):
         return _merge(
             problem,
             first,
-            _merge(problem, found, _without_search(problem, left, found.choice or None, provable)),
+            _merge(
+                problem, solution, _without_search(problem, left, solution.choice or None, provable)
+            ),
         )
     return _merge(problem, first, _searched(problem, state, left, provable))
 
@@ -196,27 +198,27 @@ def _fewer(
     if reduction.problem is None:
         return known
     start = reduction.restrict(known.choice)
-    found = _reduced(
+    solution = _reduced(
         reduction.problem,
         budget,
         None if start is None else tuple(start.tolist()),
         known.bound,
         exact,
     )
-    if found.choice:
-        found = replace(found, choice=tuple(reduction.expand(found.choice).tolist()))
+    if solution.choice:
+        solution = replace(solution, choice=tuple(reduction.expand(solution.choice).tolist()))
     cost = float(evaluate(problem, known.choice).cost)
     return _merge(
         problem,
         known,
         replace(
-            found,
+            solution,
             bound=(
                 cost
-                if found.status == "infeasible"
+                if solution.status == "infeasible"
                 else None
-                if found.bound is None
-                else min(found.bound, cost)
+                if solution.bound is None
+                else min(solution.bound, cost)
             ),
         ),
     )

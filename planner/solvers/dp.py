@@ -65,15 +65,15 @@ def solve(problem: Problem, budget: Budget, start: tuple[int, ...] | None = None
         reduction = reduce(problem)
         if reduction.problem is None:
             return Solution((), "infeasible", None, "dp")
-        found = solve_model(
+        outcome = solve_model(
             build(reduction.problem), clock, None if start is None else reduction.restrict(start)
         )
         return claim(
             problem,
             (
-                found
-                if found.choice is None
-                else replace(found, choice=reduction.expand(found.choice))
+                outcome
+                if outcome.choice is None
+                else replace(outcome, choice=reduction.expand(outcome.choice))
             ),
             clock,
             "dp",
@@ -124,8 +124,8 @@ def exact(
     """The solver that `narrow` asks about what is left."""
 
     def solved(model: Model, start: np.ndarray | None) -> tuple[np.ndarray | None, float]:
-        found = solve_model(model, clock, start, caps, prove, below=below)
-        return found.choice, np.inf if found.infeasible else found.bound
+        outcome = solve_model(model, clock, start, caps, prove, below=below)
+        return outcome.choice, np.inf if outcome.infeasible else outcome.bound
 
     return solved
 
@@ -173,17 +173,17 @@ def _within_memory(
         return Outcome(None, np.inf, True)
     left = restrict(model, kept)
     if (left.memory.extreme(True) <= left.memory.limit).all():  # type: ignore[union-attr]
-        found = solve_model(left, clock)
+        outcome = solve_model(left, clock)
         return (
-            found
-            if found.choice is None
-            else replace(found, choice=narrow.chosen(kept, found.choice))
+            outcome
+            if outcome.choice is None
+            else replace(outcome, choice=narrow.chosen(kept, outcome.choice))
         )
     dual = Dual(model, tree, clock, best_cost=below)
     if start is not None:
-        given = polish(model, np.asarray(start, np.int64))
-        if given is not None:
-            dual.offer(given)
+        polished = polish(model, np.asarray(start, np.int64))
+        if polished is not None:
+            dual.offer(polished)
     try:
         return _close(model, tree, dual, clock, caps, prove)
     except KeyboardInterrupt:
@@ -224,8 +224,8 @@ def _close(
             dual.offer(mended)
     if dual.best is None and cannot_fit(model, tree, clock):
         return Outcome(None, np.inf, True)
-    if (found := _fewer(model, tree, dual, clock, caps, prove)) is not None:
-        return found
+    if (outcome := _fewer(model, tree, dual, clock, caps, prove)) is not None:
+        return outcome
     for cap in caps:
         if dual.closed or clock.stopped:
             break
@@ -261,7 +261,7 @@ def _fewer(
         return None
     if not all(map(len, kept)):
         return Outcome(dual.best, dual.best_cost)
-    found = solve_model(
+    outcome = solve_model(
         restrict(model, kept),
         clock,
         None if dual.best is None else narrow.places(kept, dual.best),
@@ -269,26 +269,31 @@ def _fewer(
         prove,
         below=dual.best_cost,
     )
-    if found.choice is not None:
-        dual.offer(narrow.chosen(kept, found.choice))
-    return Outcome(dual.best, max(dual.bound, min(found.bound, dual.best_cost)))
+    if outcome.choice is not None:
+        dual.offer(narrow.chosen(kept, outcome.choice))
+    return Outcome(dual.best, max(dual.bound, min(outcome.bound, dual.best_cost)))
 
 
-def claim(problem: Problem, found: Outcome, clock: Clock, name: str) -> Solution:
+def claim(problem: Problem, outcome: Outcome, clock: Clock, name: str) -> Solution:
     """A solution with its exact cost; optimal only when the bound meets it."""
     work = int(clock.work)
-    if found.choice is None:
-        if found.infeasible:
+    if outcome.choice is None:
+        if outcome.infeasible:
             return Solution((), "infeasible", None, name, work)
         return Solution(
-            (), "none", found.bound if np.isfinite(found.bound) else None, name, work, clock.stopped
+            (),
+            "none",
+            outcome.bound if np.isfinite(outcome.bound) else None,
+            name,
+            work,
+            clock.stopped,
         )
-    verdict = evaluate(problem, found.choice)
+    verdict = evaluate(problem, outcome.choice)
     assert verdict.feasible, "a solver's choice must fit"
-    optimal = verdict.cost - found.bound <= 1e-6 * max(1.0, abs(verdict.cost))
-    bound = min(found.bound, float(verdict.cost)) if np.isfinite(found.bound) else None
+    optimal = verdict.cost - outcome.bound <= 1e-6 * max(1.0, abs(verdict.cost))
+    bound = min(outcome.bound, float(verdict.cost)) if np.isfinite(outcome.bound) else None
     return Solution(
-        tuple(found.choice.tolist()),
+        tuple(outcome.choice.tolist()),
         "optimal" if optimal else "feasible",
         bound,
         name,

@@ -65,7 +65,7 @@ def solve(problem: Problem, budget: Budget, start: tuple[int, ...] | None = None
         return Solution((), "infeasible", None, "ilp")
     known = None if start is None else reduction.restrict(start)
     if budget.time_limit_s is None:
-        found = solve_reduced(reduction.problem, budget, known)
+        solution = solve_reduced(reduction.problem, budget, known)
     else:
         budget = replace(
             budget, time_limit_s=max(0.05, budget.time_limit_s - (time.monotonic() - began))
@@ -74,17 +74,17 @@ def solve(problem: Problem, budget: Budget, start: tuple[int, ...] | None = None
             sum(reduction.problem.tables[t].size for t in reduction.problem.edge_table.tolist())
             > LARGE
         )
-        found = (_apart if large else solve_reduced)(reduction.problem, budget, known)
-    if not found.choice:
-        return found
-    choice = reduction.expand(found.choice)
+        solution = (_apart if large else solve_reduced)(reduction.problem, budget, known)
+    if not solution.choice:
+        return solution
+    choice = reduction.expand(solution.choice)
     if (
         start is not None
         and evaluate(problem, start).feasible
         and evaluate(problem, start).cost < evaluate(problem, choice).cost
     ):
         choice = np.asarray(start)
-    return replace(found, choice=tuple(choice.tolist()))
+    return replace(solution, choice=tuple(choice.tolist()))
 
 
 def _apart(problem: Problem, budget: Budget, start: np.ndarray | None) -> Solution:
@@ -366,7 +366,7 @@ def _highs(
         options["time_limit"] = time_s
     if budget.work is not None:
         options["node_limit"] = budget.work
-    found = milp(
+    result = milp(
         program.cost,
         integrality=kind,
         bounds=Bounds(0, program.upper),
@@ -374,14 +374,14 @@ def _highs(
         options=options,
     )
     dual = (
-        -np.inf if getattr(found, "mip_dual_bound", None) is None else float(found.mip_dual_bound)
+        -np.inf if getattr(result, "mip_dual_bound", None) is None else float(result.mip_dual_bound)
     )
-    work = int(getattr(found, "mip_node_count", None) or 0)
-    if found.status == 2:
+    work = int(getattr(result, "mip_node_count", None) or 0)
+    if result.status == 2:
         return None, dual, True, work
-    if found.x is None:
+    if result.x is None:
         return None, dual, False, work
-    picks = found.x[: program.positions]
+    picks = result.x[: program.positions]
     x = np.array(
         [int(picks[a:b].argmax()) for a, b in zip(model.offset[:-1], model.offset[1:], strict=True)]
     )

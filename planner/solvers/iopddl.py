@@ -127,9 +127,9 @@ def _edges(
                 f"edge {e} ({u}, {v}) needs {rows} x {columns} costs, not {len(table)}"
             )
         if u == v:
-            own = np.diagonal(table.reshape(rows, rows))
-            bad = (cost[u] >= FORBIDDEN) | (own >= FORBIDDEN)
-            cost[u] = np.where(bad, FORBIDDEN, cost[u] + own)
+            diagonal = np.diagonal(table.reshape(rows, rows))
+            bad = (cost[u] >= FORBIDDEN) | (diagonal >= FORBIDDEN)
+            cost[u] = np.where(bad, FORBIDDEN, cost[u] + diagonal)
             continue
         key = (rows, table.tobytes())
         if key not in number_of:
@@ -186,14 +186,14 @@ def _numbers(raw: Any, what: str, least: int) -> np.ndarray:
     if not isinstance(raw, list):
         raise _Malformed(f"{what} must be a list of integers")
     try:
-        found = np.array(raw)
+        numbers = np.array(raw)
     except (ValueError, OverflowError) as error:
         raise _Malformed(f"{what} must be a flat list of integers") from error
-    if found.ndim != 1 or (len(found) and found.dtype.kind not in "iu"):
+    if numbers.ndim != 1 or (len(numbers) and numbers.dtype.kind not in "iu"):
         raise _Malformed(f"{what} must be a flat list of integers below 2^63")
-    if len(found) and (int(found.min()) < least or int(found.max()) >= HIGHEST):
+    if len(numbers) and (int(numbers.min()) < least or int(numbers.max()) >= HIGHEST):
         raise _Malformed(f"{what} must lie between {least} and 2^62")
-    return found.astype(np.int64)
+    return numbers.astype(np.int64)
 
 
 def _read(path: str | Path) -> bytes:
@@ -301,15 +301,15 @@ def solve_file(
     problem = read_problem(path)
     left = None if time_limit_s is None else max(0.05, time_limit_s - (time.monotonic() - began))
     try:
-        found = solve(problem, solver, Budget(time_limit_s=left, seed=seed))
+        solution = solve(problem, solver, Budget(time_limit_s=left, seed=seed))
     except KeyboardInterrupt:
-        found = Solution((), "none", None, solver, stopped="interrupt")
-    verdict = evaluate(problem, found.choice) if found.choice or not problem.cost else None
+        solution = Solution((), "none", None, solver, stopped="interrupt")
+    verdict = evaluate(problem, solution.choice) if solution.choice or not problem.cost else None
     if verdict is not None and output is not None:
-        write_solution(found.choice, output)
-    result = Solved(found, verdict, problem.usage_limit, time.monotonic() - began)
+        write_solution(solution.choice, output)
+    result = Solved(solution, verdict, problem.usage_limit, time.monotonic() - began)
     print(result.text(), file=out or sys.stdout, flush=True)
-    if solver == "auto" and found.status == "feasible" and not numba_is_there():
+    if solver == "auto" and solution.status == "feasible" and not numba_is_there():
         print(
             "note        the search ran in numpy; its compiled loops are ten times as"
             " fast: pip install 'meshwright[fast]'",

@@ -58,9 +58,9 @@ class Memory:
     def priced(self, price: np.ndarray, positions: int) -> np.ndarray:
         """Cost of memory of every flat strategy position under a price per row. [positions]"""
         total = np.concatenate(([0.0], np.cumsum(price)))
-        each = total[self.row_hi] - total[self.row_lo]
+        interval_price = total[self.row_hi] - total[self.row_lo]
         return np.bincount(
-            self.use_at, self.use_value * np.repeat(each, np.diff(self.start)), positions
+            self.use_at, self.use_value * np.repeat(interval_price, np.diff(self.start)), positions
         )
 
     def extreme(self, largest: bool) -> np.ndarray:
@@ -76,10 +76,10 @@ class Memory:
 
     def of_node(self, count: int) -> list[list[int]]:
         """Interval indices of each node."""
-        found: list[list[int]] = [[] for _ in range(count)]
+        intervals: list[list[int]] = [[] for _ in range(count)]
         for j, i in enumerate(self.node.tolist()):
-            found[i].append(j)
-        return found
+            intervals[i].append(j)
+        return intervals
 
     def matrix(self, j: int) -> np.ndarray:
         """Usage of interval j by strategy. [strategies]"""
@@ -114,11 +114,11 @@ class Model:
     @cached_property
     def adjacent(self) -> list[dict[int, np.ndarray]]:
         """Per node: neighbour -> table with this node's strategies as rows."""
-        found: list[dict[int, np.ndarray]] = [{} for _ in range(self.nodes)]
+        neighbours: list[dict[int, np.ndarray]] = [{} for _ in range(self.nodes)]
         for (u, v), table in self.pairs.items():
-            found[u][v] = table
-            found[v][u] = table.T
-        return found
+            neighbours[u][v] = table
+            neighbours[v][u] = table.T
+        return neighbours
 
     @cached_property
     def searchable(self) -> bool:
@@ -248,19 +248,19 @@ def disjoint(
     clash = (node[1:] == node[:-1]) & (lo[1:] < hi[:-1])
     if not clash.any():
         return node, lo, hi, usage
-    found: list[tuple[int, int, int, np.ndarray]] = []
+    pieces: list[tuple[int, int, int, np.ndarray]] = []
     first = np.flatnonzero(np.append(True, node[1:] != node[:-1])).tolist()
     for p, q in zip(first, [*first[1:], len(node)], strict=True):
         if not clash[p : q - 1].any():
-            found += [(int(node[j]), int(lo[j]), int(hi[j]), usage[j]) for j in range(p, q)]
+            pieces += [(int(node[j]), int(lo[j]), int(hi[j]), usage[j]) for j in range(p, q)]
             continue
         cuts = sorted({*lo[p:q].tolist(), *hi[p:q].tolist()})
         for a, b in pairwise(cuts):
             live = [usage[j] for j in range(p, q) if lo[j] <= a and hi[j] >= b]
             if live:
-                found.append((int(node[p]), a, b, np.sum(live, axis=0)))
-    ends = np.array([f[:3] for f in found], np.int64)
-    return ends[:, 0], ends[:, 1], ends[:, 2], [f[3] for f in found]
+                pieces.append((int(node[p]), a, b, np.sum(live, axis=0)))
+    ends = np.array([f[:3] for f in pieces], np.int64)
+    return ends[:, 0], ends[:, 1], ends[:, 2], [f[3] for f in pieces]
 
 
 def restrict(model: Model, keep: list[np.ndarray]) -> Model:

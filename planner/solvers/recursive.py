@@ -69,13 +69,13 @@ def solve(problem: Problem, budget: Budget, start: tuple[int, ...] | None = None
     if reduction.problem is None:
         return Solution((), "infeasible", None, "recursive")
     known = None if start is None else reduction.restrict(start)
-    found = _solved(
+    solution = _solved(
         reduction.problem, budget, clock, None if known is None else tuple(known.tolist())
     )
     return (
-        replace(found, choice=tuple(reduction.expand(found.choice).tolist()))
-        if found.choice
-        else found
+        replace(solution, choice=tuple(reduction.expand(solution.choice).tolist()))
+        if solution.choice
+        else solution
     )
 
 
@@ -90,8 +90,8 @@ def _solved(
         met.append(np.asarray(start, np.int64))
     memory, flats = model.memory, [model.cost]
     if memory is not None and min(float(memory.load(x).max()) for x in met) > memory.limit:
-        found, flats = _under_prices(model, levels, heavy, met[0], clock)
-        met += found
+        priced, flats = _under_prices(model, levels, heavy, met[0], clock)
+        met += priced
     mixed = _mix(model, met, [_reputation(model, flat, clock) for flat in flats], clock)
     return claim(problem, mixed or _polished(model, met, budget, clock), clock, "recursive")
 
@@ -99,9 +99,9 @@ def _solved(
 def _levels(problem: Problem) -> list[list[np.ndarray]]:
     """Per level and node the label of each strategy: what it cuts on that axis; last the strategies
     themselves."""
-    whole = [np.arange(len(c)) for c in problem.cost]
+    all_options = [np.arange(len(c)) for c in problem.cost]
     axes = problem.axis_choice[0].shape[1] if problem.axis_choice else 0
-    return [[choice[:, a] for choice in problem.axis_choice] for a in range(axes)] + [whole]
+    return [[choice[:, a] for choice in problem.axis_choice] for a in range(axes)] + [all_options]
 
 
 def _heaviest_first(problem: Problem, model: Model) -> list[int]:
@@ -173,12 +173,12 @@ def _reputation(model: Model, flat: np.ndarray, clock: Clock, passes: int = 2) -
     score = flat.copy()
     for turn in range(2 * passes):
         for i in range(n) if turn % 2 == 0 else range(n - 1, -1, -1):
-            own = flat[offset[i] : offset[i + 1]] + sum(heard[i].values())
-            score[offset[i] : offset[i + 1]] = own
-            own = own * share[i]
+            reputation = flat[offset[i] : offset[i + 1]] + sum(heard[i].values())
+            score[offset[i] : offset[i + 1]] = reputation
+            reputation = reputation * share[i]
             for j, table in near[i]:
                 if (j > i) == (turn % 2 == 0):
-                    message = (table + (own - heard[i][j])[:, None]).min(axis=0)
+                    message = (table + (reputation - heard[i][j])[:, None]).min(axis=0)
                     heard[j][i] = np.minimum(message - min(message.min(), HIGH), HIGH)
                     clock.work += table.size
     return score
@@ -204,7 +204,7 @@ def _under_prices(
         * max(model.total(free) if np.isfinite(model.total(free)) else 1.0, 1.0)
         / max(over, 1.0)
     )
-    found: list[np.ndarray] = []
+    choices: list[np.ndarray] = []
     below, above = model.cost, None
     for _ in range(5):
         if not clock.spend(0):
@@ -212,7 +212,7 @@ def _under_prices(
         price[row] = rate
         flat = model.cost + memory.priced(price, len(model.cost))
         x = _descend(model, flat, levels, order, clock)
-        found.append(x)
+        choices.append(x)
         if memory.load(x).max() <= memory.limit:
             high, above = rate, flat
         else:
@@ -225,7 +225,7 @@ def _under_prices(
             break
         else:
             rate = float(np.sqrt(low * high))
-    return found, [below] if above is None else [below, above]
+    return choices, [below] if above is None else [below, above]
 
 
 def _mix(
@@ -239,17 +239,17 @@ def _mix(
     outcome = Outcome(None, -np.inf)
     for _ in range(rounds):
         keep = _alphabet(model, met, met[-1] if best is None else best, scores, extra)
-        whole = sum(len(k) for k in keep) == len(model.cost)
+        complete = sum(len(k) for k in keep) == len(model.cost)
         small = restrict(model, keep)
         tree = compile_tree(small) if many else None
         if many and tree is None:
             return None
-        found = solve_model(
+        mixed = solve_model(
             small, clock, None if best is None else _index(keep, best), caps, prove=False, tree=tree
         )
-        if found.choice is None:
-            if whole:
-                return found
+        if mixed.choice is None:
+            if complete:
+                return mixed
             healed = next(
                 (h for h in (polish(model, x) for x in reversed(met)) if h is not None), None
             )
@@ -258,11 +258,11 @@ def _mix(
             met.append(healed)
             best = healed
             continue
-        x = np.array([int(k[c]) for k, c in zip(keep, found.choice, strict=True)])
+        x = np.array([int(k[c]) for k, c in zip(keep, mixed.choice, strict=True)])
         before = np.inf if best is None else model.total(best)
         best = x
-        outcome = Outcome(x, found.bound if whole else -np.inf)
-        if whole or not clock.spend(0) or model.total(x) >= before:
+        outcome = Outcome(x, mixed.bound if complete else -np.inf)
+        if complete or not clock.spend(0) or model.total(x) >= before:
             break
         met = [x]
         extra += 1
@@ -320,16 +320,18 @@ def _alphabet(
         score[offset[v] : offset[v + 1]] += table[around[u]]
     stack = np.stack(met)
     for i in range(model.nodes):
-        own = score[offset[i] : offset[i + 1]]
+        scores = score[offset[i] : offset[i + 1]]
         chosen = set(stack[:, i].tolist())
         chosen.add(int(around[i]))
-        if len(own) <= 2 * extra + len(chosen):
-            keep.append(np.arange(len(own)))
+        if len(scores) <= 2 * extra + len(chosen):
+            keep.append(np.arange(len(scores)))
             continue
-        chosen.update(np.argpartition(own, extra)[:extra].tolist())
-        for each in rated:
+        chosen.update(np.argpartition(scores, extra)[:extra].tolist())
+        for scores_of in rated:
             chosen.update(
-                np.argpartition(each[offset[i] : offset[i + 1]], 2 * extra)[: 2 * extra].tolist()
+                np.argpartition(scores_of[offset[i] : offset[i + 1]], 2 * extra)[
+                    : 2 * extra
+                ].tolist()
             )
         keep.append(np.array(sorted(chosen)))
     return keep

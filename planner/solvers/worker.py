@@ -37,11 +37,11 @@ def main() -> None:
 
 
 def _serve_ilp(problem: Problem, time_s: float, sink: IO[bytes]) -> None:
-    found = ilp.solve_reduced(problem, Budget(time_limit_s=time_s))
-    x = np.array(found.choice, np.int64) if found.choice else None
-    cost = float(evaluate(problem, found.choice).cost) if found.choice else np.inf
-    bound = -np.inf if found.bound is None else found.bound
-    put(sink, (cost, x, bound, np.zeros(0), found.status == "infeasible", False))
+    solution = ilp.solve_reduced(problem, Budget(time_limit_s=time_s))
+    x = np.array(solution.choice, np.int64) if solution.choice else None
+    cost = float(evaluate(problem, solution.choice).cost) if solution.choice else np.inf
+    bound = -np.inf if solution.bound is None else solution.bound
+    put(sink, (cost, x, bound, np.zeros(0), solution.status == "infeasible", False))
 
 
 def _serve_search(

@@ -415,7 +415,7 @@ def _stage_shares(space: Space, techniques: Techniques) -> _StageShares | None:
 
 
 def _equal_shares(space: Space, techniques: Techniques) -> _StageShares:
-    """Unequal stages as if each took an equal part of every variable and link."""
+    """Uneven stages as if each took an equal part of every variable and link."""
     options, links = sum(v.options for v in space.variables), len(space.links)
     share, ratio = 1 / space.pricer.mesh.stages, slowdown(space, techniques)
     nowhere = _Places(

@@ -159,7 +159,7 @@ def _until_buffers(compile: Callable[[], object], folder: Path, target: Target) 
     if not dumps:
         raise RuntimeError("the TPU compiler wrote no dumps of its buffers")
     held = assignment_in(folder)
-    found = Compiled(
+    compiled = Compiled(
         dumps[-1].read_text(errors="replace"),
         sum(held.parameters.values()),
         held.given_bytes + held.result_bytes,
@@ -167,13 +167,13 @@ def _until_buffers(compile: Callable[[], object], folder: Path, target: Target) 
         held.arena_bytes,
         held,
     )
-    if found.peak_bytes > 0.9 * (
+    if compiled.peak_bytes > 0.9 * (
         load_device(target.name).memory_bytes if target.name in aliases() else 0
     ):
         thread.join()
         if failed:
             raise failed[0]
-    return found
+    return compiled
 
 
 def leave(code: int) -> NoReturn:
@@ -185,10 +185,10 @@ def leave(code: int) -> NoReturn:
 
 def compiled_traffic(text: str, plan: Plan, exact: bool) -> Traffic:
     """(kind, axes) -> payload bytes of a compiled program."""
-    found = traffic(text, plan.mesh, merge_ar_slice=not exact)
+    by_kind = traffic(text, plan.mesh, merge_ar_slice=not exact)
     return {
         (kind, axes): int(cell["payload"])
-        for kind, by in found.items()
+        for kind, by in by_kind.items()
         for axes, cell in by.items()
     }
 
@@ -210,8 +210,10 @@ def figures(
     """
     inside, results = differences.entry_bytes(compiled.text)
 
-    def judged(what: str, a: int, b: int, own: float, **more: Any) -> Figure:
-        return Figure(what, a, b, tolerance=own if tolerance is None else tolerance, **more)
+    def judged(what: str, a: int, b: int, usual_tolerance: float, **more: Any) -> Figure:
+        return Figure(
+            what, a, b, tolerance=usual_tolerance if tolerance is None else tolerance, **more
+        )
 
     rows = _traffic_figures(predicted, compiled_traffic(compiled.text, plan, exact), judged)
     added = sum(p.flops for p in padded)
@@ -230,16 +232,16 @@ def figures(
         stored, note = compiled.argument_bytes, "whole tiles"
         rows.append(Figure("arguments as stored", None, stored, judged=False, note=note))
     temporaries = sum(_temporaries(predicted, memory))
-    found = compiled.temporary_bytes
-    rows.append(Figure("temporaries", temporaries, found, judged=False, shown=True))
+    temporary_bytes = compiled.temporary_bytes
+    rows.append(Figure("temporaries", temporaries, temporary_bytes, judged=False, shown=True))
     if plan.offload and target.kind == "gpu":
-        found = compiled.host_temporary_bytes
-        rows.append(Figure("temporaries on the host", None, found, judged=False))
-    total, own = sum(memory.values()), PEAK_TOLERANCE.get(target.kind)
-    if own is None or (compiled.peak_bytes < LARGE and tolerance is None):
+        temporary_bytes = compiled.host_temporary_bytes
+        rows.append(Figure("temporaries on the host", None, temporary_bytes, judged=False))
+    total, target_tolerance = sum(memory.values()), PEAK_TOLERANCE.get(target.kind)
+    if target_tolerance is None or (compiled.peak_bytes < LARGE and tolerance is None):
         rows.append(Figure(PEAK, total, compiled.peak_bytes, judged=False, shown=True))
     else:
-        rows.append(judged(PEAK, total, compiled.peak_bytes, own))
+        rows.append(judged(PEAK, total, compiled.peak_bytes, target_tolerance))
     return tuple(rows)
 
 
@@ -294,14 +296,14 @@ def explain(
             folder, plan.mesh, uses, compiled_traffic(text, plan, exact), program.text, exact
         )
         lines += sent.lines
-        own = {
+        compiler_bytes = {
             ALL: sum(sent.own.values()),
             **{f"{kind} over {axes}": size for (kind, axes), size in sent.own.items()},
         }
         by = ", ".join(sent.by[:SPOKEN])
         rows = tuple(
             (
-                replace(f, own=own.get(f.what, 0), by=by)
+                replace(f, own=compiler_bytes.get(f.what, 0), by=by)
                 if f.of == TRAFFIC and f.judged and f.distance
                 else f
             )

@@ -49,8 +49,8 @@ def target_of(text: str, devices: int, kind: str, device: str = "") -> Target:
             f" devices of kind {kind}",
             help=["a target of the planned devices' kind, or another --hardware"],
         )
-    own = chip(device) if kind == "gpu" else device if device.startswith("tpu-") else None
-    if own is not None and own != (
+    named_chip = chip(device) if kind == "gpu" else device if device.startswith("tpu-") else None
+    if named_chip is not None and named_chip != (
         chip(target.name) if kind == "gpu" else f"tpu-{TPUS.get(target.name, target.name)}"
     ):
         raise PlanError(
@@ -142,7 +142,7 @@ def _decisions(plan: Strategy) -> dict[str, Any]:
 def _with(
     plan: Strategy, target: Target, rejected: list[dict[str, Any]], begun: float, **said: Any
 ) -> Strategy:
-    found = {
+    table = {
         "target": target.text,
         "limit_bytes": int(plan.costs["memory_limit_bytes"]),
         "rejected": rejected,
@@ -150,6 +150,6 @@ def _with(
     }
     return replace(
         plan,
-        confirmed=found,
+        confirmed=table,
         provenance={**plan.provenance, "confirm_s": round(time.monotonic() - begun, 1)},
     )

@@ -69,7 +69,7 @@ def of_traffic(
         ] += use.count
     begun = totals(seen.first)
     rows = []
-    own: dict[tuple[str, str], int] = {}
+    compiler_bytes: dict[tuple[str, str], int] = {}
     changed: Counter[str] = Counter()
     for key in {*wanted, *compiled, *begun}:
         predicted = sum(size * n for (size, _), n in wanted.get(key, Counter()).items())
@@ -82,7 +82,7 @@ def of_traffic(
             if (change.kind, change.axes) == key:
                 by[change.by] = by.get(change.by, 0) + change.delta_bytes
         unseen = delta - written - sum(by.values())
-        own[key] = max(0, abs(delta) - abs(written) - abs(unseen))
+        compiler_bytes[key] = max(0, abs(delta) - abs(written) - abs(unseen))
         changed.update({name: abs(size) for name, size in by.items()})
         by = {"as emitted" if exact else "partitioner": written, **by, "seen in no pass": unseen}
         passes = ", ".join(f"{name} {size:+,} B" for name, size in by.items() if size)
@@ -95,18 +95,18 @@ def of_traffic(
         )
     return Sent(
         _limited([line for _, line in sorted(rows)]),
-        own,
+        compiler_bytes,
         tuple(name for name, _ in changed.most_common()),
     )
 
 
-def _unexplained(wanted: Counter[tuple[int, str]], found: Counter[tuple[str, int, str]]) -> str:
+def _unexplained(wanted: Counter[tuple[int, str]], compiled: Counter[tuple[str, int, str]]) -> str:
     """What is left of predicted and compiled arrays of one kind once equal sizes cancel."""
     sizes: Counter[int] = Counter()
     for (size, _), n in wanted.items():
         sizes[size] += n
     extra = []
-    for (array, size, what), n in sorted(found.items(), key=lambda r: (-r[0][1], r[0])):
+    for (array, size, what), n in sorted(compiled.items(), key=lambda r: (-r[0][1], r[0])):
         here = min(n, sizes[size])
         sizes[size] -= here
         if n > here:
@@ -175,10 +175,10 @@ def by_passes(
     """A line about the passes whose changes add up to the difference of all products, and their
     names, the one that changed most first; "" where there are no dumps. Paddings have lines of
     their own."""
-    found = products(folder, placed)
-    if found is None:
+    result = products(folder, placed)
+    if result is None:
         return "", ()
-    first, by = found
+    first, by = result
     for one in padded:
         by[one.by] = by.get(one.by, 0) - one.flops
     by = {
@@ -236,10 +236,10 @@ def of_temporaries(
 ) -> tuple[str, ...]:
     """Lines about the largest temporary values, of 1 % of all or more, and what they serve."""
     every = assignment.moment.held if assignment.moment else assignment.temporaries
-    whole = sum(h.size_bytes for h in every)
+    total_bytes = sum(h.size_bytes for h in every)
     serves = _Serves(parse(text), Origins.of(text, source))
     return tuple(
-        f"temporary: {serves.shown(h)}" for h in every[:most] if h.size_bytes >= whole / 100
+        f"temporary: {serves.shown(h)}" for h in every[:most] if h.size_bytes >= total_bytes / 100
     )
 
 
@@ -330,12 +330,12 @@ class _Serves:
         (ids may be sorted for it long before, zeros filled in). The schedule's length where there
         is none."""
         for at, name in enumerate(schedule):
-            made = self._found.get(name)
+            maker = self._found.get(name)
             if (
-                made
-                and "transpose(" in made.op_name
-                and made.opcode not in ("constant", "broadcast")
-                and any(s.dims and s.dtype in _FLOATS for s in made.shapes)
+                maker
+                and "transpose(" in maker.op_name
+                and maker.opcode not in ("constant", "broadcast")
+                and any(s.dims and s.dtype in _FLOATS for s in maker.shapes)
             ):
                 return at
         return len(schedule)

@@ -148,28 +148,28 @@ class Extents:
     def _lookup(self, table: str, axis: int, indices: str) -> None:
         """Where looked-up integers come from: inputs follow the table by themselves, stored ones
         are clipped, computed ones fix it."""
-        graph, queue, found = self.graph, [indices], []
+        graph, queue, lookups = self.graph, [indices], []
         while queue:
             name = queue.pop()
-            made = graph.producer.get(name)
-            if made is not None:
-                maker = graph.nodes[made]
+            producer = graph.producer.get(name)
+            if producer is not None:
+                maker = graph.nodes[producer]
                 if not operator_of(maker.op).passes_values or maker.attrs.get("value"):
                     self._fix((table, axis))
                     return
                 queue += [n for n in maker.inputs if n]
             elif name not in graph.inputs:
-                found.append(Lookup(name, None, table, axis))
-        self.lookups += found
+                lookups.append(Lookup(name, None, table, axis))
+        self.lookups += lookups
 
     def _lookup_columns(self, data: str, first: int, indices: str) -> None:
         """Column c of the stored indices looks up dim `first` + c of the data."""
         graph = self.graph
-        made = graph.producer.get(indices)
+        producer = graph.producer.get(indices)
         last = len(graph.tensors[indices].shape) - 1
         leaves: tuple[str, ...] = (indices,)
-        if made is not None:
-            maker = graph.nodes[made]
+        if producer is not None:
+            maker = graph.nodes[producer]
             ties = operator_of(maker.op).ties
             side_by_side = ties is not None and any(
                 isinstance(tie, Sum) and tie.whole == (indices, last) for tie in ties(maker, graph)
@@ -259,23 +259,23 @@ class Extents:
         [] when there is none."""
         at = lambda k: change.get(k, now[k])  # noqa: E731
         if isinstance(c, Product):
-            whole = math.prod(at(p) for p in c.parts)
-            if whole == at(c.whole):
+            total = math.prod(at(p) for p in c.parts)
+            if total == at(c.whole):
                 return None
             if c.whole not in change:
-                return [[(c.whole, whole)]]
-            by, rest = divmod(whole, at(c.whole))
+                return [[(c.whole, total)]]
+            by, rest = divmod(total, at(c.whole))
             free = sorted(
                 (p for p in c.parts if p not in change and at(p) % max(by, 1) == 0),
                 key=lambda p: (-at(p), p),
             )
             return [[(p, at(p) // by)] for p in free] if not rest else []
         if isinstance(c, Sum):
-            whole = sum(at(p) for p in c.parts)
-            if whole == at(c.whole):
+            total = sum(at(p) for p in c.parts)
+            if total == at(c.whole):
                 return None
             if c.whole not in change:
-                return [[(c.whole, whole)]]
+                return [[(c.whole, total)]]
             scaled = [(p, *divmod(now[p] * at(c.whole), now[c.whole])) for p in c.parts]
             return [] if any(rest for _, _, rest in scaled) else [[(p, n) for p, n, _ in scaled]]
         if isinstance(c, Shift):

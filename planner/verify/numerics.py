@@ -75,9 +75,9 @@ def load_program(
     return module
 
 
-def seeded_values(graph: Graph, given: Values, seed: int = 0) -> dict[str, np.ndarray]:
-    """label -> array for every weight: given values where there are any, else seeded normal (norm
-    scales and variances around one)."""
+def seeded_values(graph: Graph, values: Values, seed: int = 0) -> dict[str, np.ndarray]:
+    """label -> array for every weight: that of `values` where there is one, else seeded normal
+    (norm scales and variances around one)."""
     rng = np.random.default_rng(seed)
     out = {}
     for name in graph.weights:
@@ -87,18 +87,18 @@ def seeded_values(graph: Graph, given: Values, seed: int = 0) -> dict[str, np.nd
             if t.is_float
             else np.zeros(t.shape)
         )
-        value = given.get(label)
+        value = values.get(label)
         out[label] = np.asarray(fresh if value is None else value).astype(
             "float32" if t.is_float else {"int64": "int32"}.get(t.dtype, t.dtype)
         )
     return out
 
 
-def seeded_batch(module: types.ModuleType, given: Values, seed: int = 0) -> dict[str, np.ndarray]:
-    """The program's synthetic batch, with given inputs in place of synthetic ones."""
+def seeded_batch(module: types.ModuleType, inputs: Values, seed: int = 0) -> dict[str, np.ndarray]:
+    """The program's synthetic batch, with `inputs` in place of synthetic ones."""
     return {
         **module.synthetic_batch(seed),
-        **{k: v for k, v in given.items() if k in module.INPUTS},
+        **{k: v for k, v in inputs.items() if k in module.INPUTS},
     }
 
 
@@ -194,7 +194,7 @@ def _compared_gradients(
 def _step(
     module: types.ModuleType,
     program: Program,
-    given: tuple[Any, Any, Any],
+    arguments: tuple[Any, Any, Any],
     want: Values,
     top: float,
 ) -> tuple[Any, dict[str, np.ndarray], tuple[float, str]]:
@@ -203,7 +203,7 @@ def _step(
     import jax
     import jax.numpy as jnp
 
-    params, frozen, data = given
+    params, frozen, data = arguments
     mesh, old, epsilon = (
         module.make_mesh(),
         unstacked(module, program, params, want),
@@ -213,15 +213,15 @@ def _step(
         LEARNING_RATE=STEP_RATE, EPSILON=epsilon
     )  # read when the step is traced, below
     cuts = {key: module.state_at(mesh, row[-1]) for key, row in module.GRADIENTS.items()}
-    whole = {
+    unpadded = {
         key: np.asarray(p)[tuple(slice(0, n) for n in module.PARAMS[key][0])]
         for key, p in params.items()
     }
     state = jax.jit(module.start_state, out_shardings=cuts)(
-        module.place(whole, module.specs_of(module.GRADIENTS), mesh)
+        module.place(unpadded, module.specs_of(module.GRADIENTS), mesh)
     )
     new, moments, loss = module.make_step(mesh)(params, state, frozen, data, jnp.float32(1))
-    found = unstacked(
+    gradients = unstacked(
         module,
         program,
         {key: np.asarray(m[0]) / (1 - module.BETA1) for key, m in moments.items()},
@@ -229,10 +229,10 @@ def _step(
     )
     moved, wanted = {}, {}
     for label, p in unstacked(module, program, new, want).items():
-        before, g = old[label].astype(np.float64), found[label].astype(np.float64)
+        before, g = old[label].astype(np.float64), gradients[label].astype(np.float64)
         moved[label] = (before - p) / STEP_RATE
         wanted[label] = g / (np.abs(g) + epsilon) + module.WEIGHT_DECAY * before
-    return loss, found, worst_error(moved, wanted)
+    return loss, gradients, worst_error(moved, wanted)
 
 
 class Twin:
@@ -282,11 +282,11 @@ class Twin:
         name, first = loss.inputs[1], 0
         while name in self.graph.producer:  # shifted: the first label of a sequence is no row's
             name, first = self.graph.nodes[self.graph.producer[name]].inputs[0], 1
-        found = [
+        counts = [
             int(((p[name][:, first:] if first else p[name]) != loss.attrs["ignore_index"]).sum())
             for p in pieces
         ]
-        return found if any(found) else [1] * len(found)
+        return counts if any(counts) else [1] * len(counts)
 
     def outputs(self, feeds: Values) -> list[np.ndarray]:
         """Outputs of an inference graph."""
@@ -306,37 +306,37 @@ def placed(
     """The parameters of a program's table on its mesh, from label -> array; repeats of a block
     stacked, weights of uneven stages packed."""
     rows = getattr(module, table)
-    whole = {}
+    arrays_by_key = {}
     for key, row in rows.items():
         if hasattr(module, "STAGE_BUFFERS"):
-            whole[key] = module.packed(
+            arrays_by_key[key] = module.packed(
                 key, row, {label: values[label] for label in program.labels[key]}
             )
             continue
         arrays = [values[label] for label in program.labels[key]]
-        whole[key] = np.stack(arrays).reshape(row[0]) if row[2] else arrays[0]
-    return module.place(whole, module.specs_of(rows), mesh)
+        arrays_by_key[key] = np.stack(arrays).reshape(row[0]) if row[2] else arrays[0]
+    return module.place(arrays_by_key, module.specs_of(rows), mesh)
 
 
 def unstacked(
-    module: types.ModuleType, program: Program, found: Mapping[str, Any], want: Values
+    module: types.ModuleType, program: Program, values: Mapping[str, Any], want: Values
 ) -> dict[str, np.ndarray]:
     """label -> array of a program's parameters or gradients: repeats and what is packed apart,
     padding left out where `want` says how large an array is."""
     out: dict[str, np.ndarray] = {}
-    for key, value in found.items():
+    for key, value in values.items():
         if hasattr(module, "STAGE_BUFFERS"):
             row = module.PARAMS[key]
             out |= module.unpacked(key, row, np.asarray(value)[tuple(slice(0, n) for n in row[0])])
             continue
-        names, whole = program.labels[key], np.asarray(value)
-        more = whole.ndim - want.get(names[0], whole).ndim
+        names, array_of_key = program.labels[key], np.asarray(value)
+        more = array_of_key.ndim - want.get(names[0], array_of_key).ndim
         stacked = len(names) > 1 or more > 0
-        whole = (
-            whole.reshape(-1, *whole.shape[2:]) if more > 1 else whole
+        array_of_key = (
+            array_of_key.reshape(-1, *array_of_key.shape[2:]) if more > 1 else array_of_key
         )  # in chunks, each with a piece of every pipeline stage
         for label, array in zip(
-            names, whole[: len(names)] if stacked else [whole], strict=True
+            names, array_of_key[: len(names)] if stacked else [array_of_key], strict=True
         ):  # stages that do not divide the repeats pad them
             shape = want.get(label, array).shape
             out[label] = (
@@ -345,13 +345,13 @@ def unstacked(
     return out
 
 
-def worst_error(found: Values, want: Values) -> tuple[float, str]:
+def worst_error(values: Values, want: Values) -> tuple[float, str]:
     """The largest error of gradients (or updates) and its label."""
-    for label in (*want, *found):
-        if label not in found or label not in want or found[label].shape != want[label].shape:
+    for label in (*want, *values):
+        if label not in values or label not in want or values[label].shape != want[label].shape:
             return float("inf"), label
     top = max((float(np.abs(g).max()) for g in want.values() if g.size), default=0.0)
-    errors = {label: _error(found[label], want[label], FLOOR * top) for label in want}
+    errors = {label: _error(values[label], want[label], FLOOR * top) for label in want}
     where = max(errors, key=lambda label: errors[label], default="")
     return errors.get(where, 0.0), where
 

@@ -127,10 +127,10 @@ def _loss_in_float32(flow: Flow, use: CollectiveUse, size: ItemSize) -> Collecti
     if not flow.training:
         return use
     loss = flow.graph.outputs[0]
-    each = int(size(flow.graph.tensors[loss].dtype))
+    loss_bytes = int(size(flow.graph.tensors[loss].dtype))
     return (
         replace(use, payload_bytes=4)
-        if use.what == flow.graph.labels.get(loss, loss) and use.payload_bytes == each
+        if use.what == flow.graph.labels.get(loss, loss) and use.payload_bytes == loss_bytes
         else use
     )
 
@@ -145,12 +145,12 @@ def _state_bytes(flow: Flow, optimizer: str, compute: str) -> int:
     """Moments and, beside parameters shorter than float32, a master copy."""
     if not flow.training:
         return 0
-    each = OPTIMIZERS[optimizer].moment_bytes + (0 if compute == "float32" else 4)
+    element_bytes = OPTIMIZERS[optimizer].moment_bytes + (0 if compute == "float32" else 4)
     if engine_of(flow.plan) is Engine.UNEVEN:
-        return each * uneven_collectives.state_elements(flow)
+        return element_bytes * uneven_collectives.state_elements(flow)
     elsewhere = _elsewhere(flow)
     return sum(
-        _bytes(flow, name, cut_layout(w), each)
+        _bytes(flow, name, cut_layout(w), element_bytes)
         for name, w in flow.weights.items()
         if name in flow.grad and name not in elsewhere
     )

@@ -60,9 +60,9 @@ def shrink(
     stuck: set[tuple[int, ...]] = set()
     while not within_goals(best):
         for together, trial in steps(extents, now, best, stuck):
-            made = resized(small, extents, trial, folder)
-            if made is not None and fits(made, small, plan):
-                now, best = trial, made
+            smaller = resized(small, extents, trial, folder)
+            if smaller is not None and fits(smaller, small, plan):
+                now, best = trial, smaller
                 break
             stuck.add(together)
         else:
@@ -96,7 +96,7 @@ def steps(
     groups: dict[tuple[int, int], list[int]] = {}
     for c in extents.classes():
         groups.setdefault((extents.extent[c], now[c]), []).append(c)
-    found, before = [], excess(graph, extents, now)
+    trials, before = [], excess(graph, extents, now)
     for (_, n), members in sorted(groups.items()):
         by = smallest_prime(n)
         for together in [tuple(members), *((c,) for c in members if len(members) > 1)]:
@@ -106,9 +106,9 @@ def steps(
                 continue
             left = excess(graph, extents, trial)
             if left < before:
-                found.append((left, -len(together), together, trial))
+                trials.append((left, -len(together), together, trial))
             break
-    return [(together, trial) for _, _, together, trial in sorted(found, key=lambda f: f[:3])]
+    return [(together, trial) for _, _, together, trial in sorted(trials, key=lambda f: f[:3])]
 
 
 def excess(graph: Graph, extents: Extents, now: dict[int, int]) -> float:
@@ -183,16 +183,16 @@ def resized(
             for axis, *bounds in zip(
                 *(node.attrs[k] for k in ("axes", "starts", "ends", "steps")), strict=True
             ):
-                found = window(
+                bounds_now = window(
                     tuple(bounds),
                     graph.tensors[source].shape[axis],
                     shape[source][axis],
                     shape[result][axis],
                 )
-                if found is None:
+                if bounds_now is None:
                     return None
-                starts.append(found[0])
-                ends.append(found[1])
+                starts.append(bounds_now[0])
+                ends.append(bounds_now[1])
             node = replace(node, attrs={**node.attrs, "starts": tuple(starts), "ends": tuple(ends)})
         nodes.append(node)
     constants = {n: _stored(n, value, shape, extents) for n, value in graph.constants.items()}
@@ -234,27 +234,29 @@ def _reference(
     )
 
 
-def fits(made: Graph, before: Graph, plan: Plan | None) -> bool:
+def fits(smaller: Graph, before: Graph, plan: Plan | None) -> bool:
     """Whether every node fits its operands, and every split of the plan is legal and even where it
     was."""
 
-    for node, old in zip(made.nodes, before.nodes, strict=True):
+    for node, old in zip(smaller.nodes, before.nodes, strict=True):
         live = [o for o in node.outputs if o]
-        types = [(made.tensors[n].shape, made.tensors[n].dtype) if n else None for n in node.inputs]
-        shapes = [made.tensors[o].shape for o in live]
+        types = [
+            (smaller.tensors[n].shape, smaller.tensors[n].dtype) if n else None for n in node.inputs
+        ]
+        shapes = [smaller.tensors[o].shape for o in live]
         try:
-            found = infer(
+            inferred = infer(
                 node.op,
                 node.attrs,
                 types,
                 shapes if operator_of(node.op).ties is split_up else shapes[0],
             )
-            rule, reason = rule_of(node, made)
+            rule, reason = rule_of(node, smaller)
         except KeyError:
             continue
         except (ShapeError, ValueError):
             return False
-        if all(node.outputs[: len(found)]) and [s for s, _ in found] != shapes:
+        if all(node.outputs[: len(inferred)]) and [s for s, _ in inferred] != shapes:
             return False
         was, reason_before = rule_of(old, before)
         if reason != reason_before or rule.whole != was.whole:

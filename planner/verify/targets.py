@@ -87,7 +87,7 @@ class Target:
         if self.kind == "cpu":
             return jax.devices()
         if self.kind == "tpu":
-            found = topologies.get_topology_desc(
+            devices = topologies.get_topology_desc(
                 platform="tpu", topology_name=f"{self.name}:{'x'.join(map(str, self.shape))}"
             ).devices
         else:
@@ -95,13 +95,13 @@ class Target:
             assert known is not None
             _answer_for(known)
             host = gcd(count, HOST_DEVICES)
-            found = topologies.get_topology_desc(
+            devices = topologies.get_topology_desc(
                 platform="cuda",
                 topology_name=self.name,
                 topology=f"1x{count // host}x{host}",
                 target_config=known.description(self.pool_bytes),
             ).devices
-        return list(found)
+        return list(devices)
 
 
 def _answer_for(chip: Chip) -> None:
@@ -124,8 +124,8 @@ def parse_target(text: str, devices: int, option: str = "--target") -> Target:
         return Target("cpu")
     if kind == "gpu" and chip(rest):
         return Target("gpu", rest)
-    if found := _TPU.fullmatch(rest) if kind == "tpu" else None:
-        target = Target("tpu", found.group(1), tuple(int(n) for n in found.group(2).split("x")))
+    if match := _TPU.fullmatch(rest) if kind == "tpu" else None:
+        target = Target("tpu", match.group(1), tuple(int(n) for n in match.group(2).split("x")))
         if target.devices != devices:
             raise PlanError(
                 "P165",

@@ -241,9 +241,9 @@ def figures(
     exact = backend == "shard_map"
     actual = compiled_traffic(compiled.text, plan, exact)
 
-    def row(what: str, planned: int, found: int, **more: Any) -> Figure:
+    def row(what: str, planned: int, compiled_value: int, **more: Any) -> Figure:
         note = "" if exact else "placed by the compiler"
-        return Figure(what, planned, found, judged=exact, note=note, **more)
+        return Figure(what, planned, compiled_value, judged=exact, note=note, **more)
 
     planned = predicted.traffic
     results = entry_bytes(compiled.text)[1]
@@ -287,7 +287,7 @@ def too_large(
     """Why the full model is not run; "" when it is: its estimated memory is below half the host's,
     and its work ends in a quarter of the time."""
 
-    whole = (
+    values_bytes = (
         4
         * sum(t.elements for n, t in graph.tensors.items() if n not in graph.weights)
         * plan.microbatches
@@ -295,7 +295,7 @@ def too_large(
     weights = 4 * graph.parameters
     need = (
         plan.devices * compiled.peak_bytes
-        + (2 if training else 1) * (weights + whole)
+        + (2 if training else 1) * (weights + values_bytes)
         + 2 * weights
     )
     if need > host_bytes() / 2:
@@ -325,7 +325,7 @@ def numbers(
 
     workload = model.workload.kind
     graph, size = model.graph(plan.microbatches), "full size"
-    own: Program | None = program
+    own_program: Program | None = program
     notes: tuple[str, ...] = ()
     reason = too_large(graph, plan, compiled, workload == "train", timeout_s)
     if reason:
@@ -339,17 +339,19 @@ def numbers(
             replace(follow(plan, graph, small), microbatches=1),
             f"shrunk model ({reason} at full size)",
         )
-        graph, own = small, None
+        graph, own_program = small, None
     values = seeded_values(graph, load(graph, model.folder, seed_missing=True))
-    found, _ = compare(graph, plan, workload=workload, backend=backend, values=values, program=own)
-    gradients = found.gradients if workload == "train" else None
+    errors, _ = compare(
+        graph, plan, workload=workload, backend=backend, values=values, program=own_program
+    )
+    gradients = errors.gradients if workload == "train" else None
     return (
         Numbers(
             size=size,
             parameters=graph.parameters,
-            error=found.outputs,
+            error=errors.outputs,
             gradients=gradients,
-            worst=found.worst,
+            worst=errors.worst,
             tolerance=tolerance,
         ),
         "",
@@ -428,10 +430,10 @@ def emitted(strategy: Strategy, request: Mapping[str, Any]) -> Program:
     """The program that `plan emit` writes with the same options."""
     from planner.emit.from_strategy import program
 
-    made: Program = program(
+    emitted_program: Program = program(
         strategy, request["source"], backend=request["backend"], unroll=request.get("unroll", False)
     )
-    return made
+    return emitted_program
 
 
 def compiled_how(plan: Plan, unroll: bool, compute: str) -> str:
@@ -557,8 +559,8 @@ def main(argv: list[str]) -> int:
     asked, answered = map(Path, argv)
     kept: dict[str, Any] = {}
 
-    def report(phase: str, found: VerifyReport) -> None:
-        kept.update(phase=phase, report=found.to_dict())
+    def report(phase: str, phase_report: VerifyReport) -> None:
+        kept.update(phase=phase, report=phase_report.to_dict())
         put(kept)
 
     def put(answer: Mapping[str, Any]) -> None:

@@ -55,8 +55,8 @@ def fewest(base: GraphFacts, mesh: Mesh, splits: Mapping[int, Split]) -> Table:
     for c, table in tables.items():  # factors that stay whole are said only where they would be cut
         for f in [f for f, axes in table.items() if not axes]:
             tables[c] = {k: axes for k, axes in table.items() if k != f}
-            found = spread.run(Pins(nodes=written()).allowed(base, dict(mesh.shape)))
-            if any(found.get(k, Split()) != splits[k] for k in base.times):
+            propagated = spread.run(Pins(nodes=written()).allowed(base, dict(mesh.shape)))
+            if any(propagated.get(k, Split()) != splits[k] for k in base.times):
                 tables[c] = table
             table = tables[c]
     return written()
@@ -116,12 +116,12 @@ def _meeting(classes: Sequence[int], rests: Sequence[Sequence[int]]) -> list[int
 def _every_factor(base: GraphFacts, c: int, split: Split) -> dict[str, list[str]]:
     """A split with the factors that it leaves whole."""
     rule = base.rules[c]
-    whole = [
+    factors = [
         f
         for f in (*rule.factors, *rule.paired, *((PENDING,) if rule.linear else ()))
         if rule.sizes.get(f, 2) > 1
     ]
-    return {**{f: [] for f in whole}, **split.as_dict()}
+    return {**{f: [] for f in factors}, **split.as_dict()}
 
 
 def pins_file(strategy: Strategy, nodes: Table) -> str:

@@ -26,15 +26,15 @@ TRIES = 3
 """Searches per kind of remedy; the first that fits is quoted."""
 
 
-def remedies(request: Request, found: SearchResult, model: Model) -> list[str]:
+def remedies(request: Request, result: SearchResult, model: Model) -> list[str]:
     """Help lines such as "128 devices fit (re-priced: 41 ms with --batch 64)"; empty when nothing
     tried fits."""
     without = _unpinned(request, model)
     # More devices that are no faster than these without a pin help nobody.
-    devices = _devices(request, found, model, without[1].cost.step_time_s if without else inf)
+    devices = _devices(request, result, model, without[1].cost.step_time_s if without else inf)
     lines = (
         devices,
-        _hardware(request, found, model),
+        _hardware(request, result, model),
         _batch(request, model),
         _tables(request, model),
         without[0] if without else "",
@@ -74,7 +74,7 @@ def _unpinned(request: Request, model: Model) -> tuple[str, Candidate] | None:
         ]
         best = min(
             ((words, c) for words, c in plans if c is not None),
-            key=lambda found: found[1].cost.step_time_s,
+            key=lambda plan: plan[1].cost.step_time_s,
             default=None,
         )
         if best is not None:
@@ -85,10 +85,10 @@ def _unpinned(request: Request, model: Model) -> tuple[str, Candidate] | None:
     return None
 
 
-def _devices(request: Request, found: SearchResult, model: Model, most_s: float = inf) -> str:
+def _devices(request: Request, result: SearchResult, model: Model, most_s: float = inf) -> str:
     """The fewest more devices that fit, of those tried; nothing where they are no faster than so
     many seconds a step."""
-    close, now = found.smallest, request.topology.devices
+    close, now = result.smallest, request.topology.devices
     need = close.cost.memory.total / max(request.limit_bytes, 1) if close else 1.0
     factors = [g for g in GROWTH if g >= need / 2][:TRIES] or [GROWTH[-1]]
     for n in (now * g for g in factors):
@@ -112,10 +112,10 @@ def _devices(request: Request, found: SearchResult, model: Model, most_s: float 
     return ""
 
 
-def _hardware(request: Request, found: SearchResult, model: Model) -> str:
+def _hardware(request: Request, result: SearchResult, model: Model) -> str:
     """As many devices of the same kind with more memory, the smallest first; nothing where the
     user's own limit or topology is what binds."""
-    chip, n, close = request.topology.device, request.topology.devices, found.smallest
+    chip, n, close = request.topology.device, request.topology.devices, result.smallest
     try:
         usual = for_devices(chip.name, n).levels == request.topology.levels
     except PlanError:

@@ -132,25 +132,25 @@ def open_recorded(strategy: Strategy, source: str | Path) -> Model:
 def own_model(strategy: Strategy, source: str | Path) -> Model:
     """The model under the strategy's workload. Raises PlanError P051 where it is another one, or
     has changed."""
-    own, given = (
+    model_name, source_name = (
         str(strategy.model["name"]),
         (str(source) if str(source).startswith("zoo:") else Path(source).name),
     )
-    another = f"{source} is another model: this strategy was made for {own!r}"
+    another = f"{source} is another model: this strategy was made for {model_name!r}"
     try:
         model = open_recorded(strategy, source)
         if model.sha256() == strategy.model["sha256"]:
             return model
     except PlanError as e:
-        if own == given or e.code in UNREAD:
+        if model_name == source_name or e.code in UNREAD:
             raise
         raise PlanError(
             "P051",
             another,
             detail=[e.what],
-            help=[f"--model with the file of {own!r}, or plan {source}"],
+            help=[f"--model with the file of {model_name!r}, or plan {source}"],
         ) from e
-    if own == given:
+    if model_name == source_name:
         raise PlanError(
             "P051",
             f"{source} is not the model this strategy was made for (its graph has changed)",
@@ -160,7 +160,8 @@ def own_model(strategy: Strategy, source: str | Path) -> Model:
         "P051",
         another,
         help=[
-            f"--model with the file of {own!r}, plan check to see what differs, or plan {source}"
+            f"--model with the file of {model_name!r}, plan check to see what differs, or plan"
+            f" {source}"
         ],
     )
 

@@ -150,13 +150,13 @@ class Sweeper:
         says what waits in the host's memory. With enough sent there nearly all does."""
         from planner.pins.pins import Pins, parse_pins
 
-        given = self.common["pins"]
+        common_pins = self.common["pins"]
         pins = (
             Pins()
-            if given == "annotated"
-            else given
-            if isinstance(given, Pins)
-            else parse_pins(given)
+            if common_pins == "annotated"
+            else common_pins
+            if isinstance(common_pins, Pins)
+            else parse_pins(common_pins)
         )
         pinned = "offload" in pins.techniques
         roomy = row.strategy is not None and (
@@ -174,8 +174,8 @@ class Sweeper:
 
         if self.common["workload"] != "train":
             return {}
-        given = self.common["pins"]
-        pins = given if isinstance(given, Pins) else parse_pins(given)
+        common_pins = self.common["pins"]
+        pins = common_pins if isinstance(common_pins, Pins) else parse_pins(common_pins)
         pinned = pins.techniques.get("microbatches", 1)
         if pinned != 1:
             raise PlanError(

@@ -150,7 +150,7 @@ def test_what_is_looked_at_below_a_target_is_what_some_plan_below_it_has() -> No
 
 @pytest.mark.parametrize("source", ["zoo:resnet18", "zoo:gpt-tiny,layers=8,seq=32"])
 def test_a_bound_for_some_chunks_a_stage_bounds_others(source: str) -> None:
-    """Never above the bound itself, within a quarter of it from more to fewer chunks of unequal
+    """Never above the bound itself, within a quarter of it from more to fewer chunks of uneven
     stages or from fewer to more; of blocks nothing from more to fewer."""
     request = make_request(devices=8, hardware=None, topology=None)
     search = Search(Model.open(source, Workload("train", batch=64), 8), request)

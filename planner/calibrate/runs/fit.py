@@ -91,8 +91,8 @@ def fitted(rows: Sequence[Prepared], start: Rates) -> Rates:
         )
 
     def priced(at: np.ndarray) -> np.ndarray:
-        given = rates(at)
-        return np.log([row.step_s(given) for row in rows])
+        constants = rates(at)
+        return np.log([row.step_s(constants) for row in rows])
 
     for _ in range(ROUNDS):
         now = priced(theta)

@@ -53,28 +53,28 @@ FAR = 0.5
 
 def applied(runtime: Runtime, constants: Sequence[float]) -> Runtime:
     """A profile with constants in the order of COUNTS."""
-    given, kernels = dict(zip(COUNTS, constants, strict=True)), runtime.kernels
+    by_name, kernels = dict(zip(COUNTS, constants, strict=True)), runtime.kernels
     assert kernels is not None
-    norm = given["eager norm" if kernels.passes["norm"][0] > 4 else "fused norm"]
+    norm = by_name["eager norm" if kernels.passes["norm"][0] > 4 else "fused norm"]
     scores = (
-        given["eager scores" if kernels.score_bytes[0] > 20 else "fused scores"]
+        by_name["eager scores" if kernels.score_bytes[0] > 20 else "fused scores"]
         if not kernels.flash
         else 0.0
     )
     kernels = replace(
         kernels,
         saved={**kernels.saved, "norm": norm},
-        logit_saved=given["logit_kept"],
-        logit_gathered=given["logit_gathered"],
+        logit_saved=by_name["logit_kept"],
+        logit_gathered=by_name["logit_gathered"],
         score_saved=scores,
     )
     return replace(
         runtime,
         kernels=kernels,
-        overhead_bytes=given["overhead_gb"] * 1e9,
-        memory_slack=given["memory_slack"],
-        pipeline_slack=given["pipeline_slack"],
-        pinned=given["pinned"],
+        overhead_bytes=by_name["overhead_gb"] * 1e9,
+        memory_slack=by_name["memory_slack"],
+        pipeline_slack=by_name["pipeline_slack"],
+        pinned=by_name["pinned"],
     )
 
 
@@ -129,10 +129,10 @@ def fitted_constants(rows: Sequence[Prepared]) -> list[float]:
 
 def held_out_bytes(rows: Sequence[Prepared], group: Callable[[Case], Hashable]) -> list[int]:
     """Per row the bytes priced under constants fitted to the other groups' rows."""
-    found = [0] * len(rows)
+    row_bytes = [0] * len(rows)
     for out in dict.fromkeys(group(row.case) for row in rows):
         constants = fitted_constants([row for row in rows if group(row.case) != out])
         mine = [k for k, row in enumerate(rows) if group(row.case) == out]
         for k, size in zip(mine, priced_bytes([rows[k] for k in mine], constants), strict=True):
-            found[k] = size
-    return found
+            row_bytes[k] = size
+    return row_bytes

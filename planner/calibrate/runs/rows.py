@@ -183,8 +183,8 @@ def level(row: Row) -> int:
 def sequence_parallel(row: Row) -> bool:
     """Whether what lies between products is cut along the sequence; NVIDIA's recipes do so wherever
     they cut products."""
-    given = row.get("sequence_parallel")
-    return bool(given) if given is not None or not is_recipe(row) else True
+    recorded = row.get("sequence_parallel")
+    return bool(recorded) if recorded is not None or not is_recipe(row) else True
 
 
 def custom(row: Row) -> bool:
@@ -250,27 +250,27 @@ def runtime_of(row: Row, zero: int) -> Runtime:
 
 @lru_cache(maxsize=256)
 def machine(
-    hardware: str, notes: str, devices: int, given: str = "", node_bytes_per_s: float = 0.0
+    hardware: str, notes: str, devices: int, device: str = "", node_bytes_per_s: float = 0.0
 ) -> Topology:
-    """The machine of a row (of the device `given`, where that is), with the network between nodes
+    """The machine of a row (of `device`, where one is given), with the network between nodes
     that the source names, else of node_bytes_per_s where that is above 0. Raises Left."""
-    name = given or device_spelled(hardware)
+    name = device or device_spelled(hardware)
     if not name:
         raise Left(f"hardware {hardware.split(' ')[0]}")
     try:
         topology = for_devices(name, devices)
     except PlanError as e:
         raise Left("devices do not fill nodes") from e
-    if own := re.search(r"H100 (\d+)GB HBM", hardware):
+    if match := re.search(r"H100 (\d+)GB HBM", hardware):
         topology = replace(
-            topology, device=replace(topology.device, memory_bytes=int(own[1]) * 10**9)
+            topology, device=replace(topology.device, memory_bytes=int(match[1]) * 10**9)
         )
-    if own := re.search(r"([\d.]+)TB/s", hardware):
+    if match := re.search(r"([\d.]+)TB/s", hardware):
         topology = replace(
-            topology, device=replace(topology.device, memory_bytes_per_s=float(own[1]) * 1e12)
+            topology, device=replace(topology.device, memory_bytes_per_s=float(match[1]) * 1e12)
         )
-    if own := re.search(r"(\d+)W\b", hardware):
-        topology = replace(topology, device=capped(topology.device, float(own[1])))
+    if match := re.search(r"(\d+)W\b", hardware):
+        topology = replace(topology, device=capped(topology.device, float(match[1])))
     per_device = re.search(r"(\d+) ?Gb/s (?:RDMA|CX-7|RoCE)?[^;,)]*per GPU", hardware) or re.search(
         r"RoCE (\d+)Gb/s per GPU", hardware
     )
@@ -361,10 +361,10 @@ def plan_of(case: Case) -> tuple[GraphFacts, Plan]:
     """The configuration of a row as a plan. Raises Left where a split is not possible."""
     row, base = case.row, base_of(case.spec, case.graph_batch)
     zero = level(row)
-    whole = "Hagemann" in str(
+    whole_logits = "Hagemann" in str(
         row["source"]
     )  # its loss takes whole rows of logits (kernels and memory of its runs say so)
-    splits = splits_of(case.spec, case.graph_batch, case.mesh, sequence_parallel(row), whole)
+    splits = splits_of(case.spec, case.graph_batch, case.mesh, sequence_parallel(row), whole_logits)
     shape, data = case.mesh.shape, tuple(a for a, n in case.mesh.shape if a == "data" and n > 1)
     recompute = (
         "block" if custom(row) else RECOMPUTE.get(str(row.get("recompute") or "none"), "none")
@@ -409,12 +409,12 @@ def megatron_splits(
         return {node.id: data[base.shared[i]][0] for i, node in enumerate(graph.nodes)}
     at: dict[str, int] = {}  # tensor -> the dim cut over "model"
     out: dict[str, Split] = {}
-    made: dict[
+    by_class: dict[
         tuple[int, str], tuple[Split, tuple[int, ...]]
     ] = {}  # repeats share the object, by which later readers know them
     for i, node in enumerate(graph.nodes):
         key = base.shared[i], _factor(base, graph, i, at, sequence, whole_logits)
-        if key not in made:
+        if key not in by_class:
             rule, both = base.rules[i], dict(data[base.shared[i]][0].pairs)
             if key[1]:
                 both[key[1]] = (*both.get(key[1], ()), "model")
@@ -429,8 +429,8 @@ def megatron_splits(
                 ]
                 for k in range(len(rule.results))
             ]
-            made[key] = split, tuple(dims[0] if dims else -1 for dims in cut)
-        out[node.id], where = made[key]
+            by_class[key] = split, tuple(dims[0] if dims else -1 for dims in cut)
+        out[node.id], where = by_class[key]
         if operator_of(node.op).kind != "lookup":
             at |= {
                 name: dim

@@ -177,9 +177,9 @@ def maximise(dual: Dual, rounds: int = 80) -> None:
         return
 
     def heal(x: np.ndarray) -> None:
-        found = polish(dual.model, x)
-        if found is not None:
-            dual.offer(found)
+        polished = polish(dual.model, x)
+        if polished is not None:
+            dual.offer(polished)
 
     for _ in range(4):
         direction = np.zeros(memory.rows)

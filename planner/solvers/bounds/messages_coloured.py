@@ -61,11 +61,11 @@ def coloured(flat: Flat) -> np.ndarray:
     """A colour per node, none like a neighbour's: nodes with most neighbours choose first.
     [nodes]"""
     first, other = flat.first.tolist(), flat.other.tolist()
-    found = [-1] * (len(first) - 1)
+    colour = [-1] * (len(first) - 1)
     for v in np.argsort(-np.diff(flat.first), kind="stable").tolist():
-        taken = {found[u] for u in other[first[v] : first[v + 1]]}
-        found[v] = next(c for c in range(len(taken) + 1) if c not in taken)
-    return np.array(found, np.int64)
+        taken = {colour[u] for u in other[first[v] : first[v + 1]]}
+        colour[v] = next(c for c in range(len(taken) + 1) if c not in taken)
+    return np.array(colour, np.int64)
 
 
 class Passes:
@@ -119,13 +119,13 @@ class Passes:
         )
 
     def _sent(self, way: np.ndarray, place: np.ndarray, sizes: np.ndarray) -> list[_Sent]:
-        f, found = self.flat, []
+        f, by_shape = self.flat, []
         shape = np.stack((sizes[self._owner[way]], sizes[f.other[way]]))
-        for own, theirs in np.unique(shape, axis=1).T.tolist():
-            a = way[(shape[0] == own) & (shape[1] == theirs)]
-            rows, columns = np.arange(own)[:, None], np.arange(theirs)
+        for own_options, theirs in np.unique(shape, axis=1).T.tolist():
+            a = way[(shape[0] == own_options) & (shape[1] == theirs)]
+            rows, columns = np.arange(own_options)[:, None], np.arange(theirs)
             table = f.table[f.place[a][None, :, None] + rows[:, :, None] * theirs + columns]
-            found.append(
+            by_shape.append(
                 _Sent(
                     place[self._owner[a]] + rows,
                     f.message[a] + rows,
@@ -133,7 +133,7 @@ class Passes:
                     f.message[f.back[a]][:, None] + columns,
                 )
             )
-        return found
+        return by_shape
 
     def sweep(self, unary: np.ndarray, x: np.ndarray, regret: np.ndarray) -> float:
         """One pass there and back under unary costs [positions]; the bound. x [nodes] becomes the
@@ -148,13 +148,13 @@ class Passes:
             x[c.nodes] = _least(
                 later + np.bincount(here, f.table[row + x[neighbour] * wide], len(later)), c
             )
-            for each in c.sent[0]:
-                each(total * c.share, message)
+            for send in c.sent[0]:
+                send(total * c.share, message)
         for c in reversed(self._colours):
             total = unary[c.positions] + c.told(message, slice(None))
             least = np.minimum.reduceat(total, c.first)
             part = (total - least[c.node]) * c.share
-            bound += float(least.sum()) + sum(each(part, message) for each in c.sent[1])
+            bound += float(least.sum()) + sum(send(part, message) for send in c.sent[1])
         return bound
 
 

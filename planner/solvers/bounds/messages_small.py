@@ -80,8 +80,8 @@ class Plain:
 
     def fit(self, x: np.ndarray) -> bool:
         """See `messages.Passes`."""
-        found = polish(self._high, x)
-        cost = np.inf if found is None else self.model.total(found)
-        if found is not None:
-            self.best.offer(found, cost)
+        polished = polish(self._high, x)
+        cost = np.inf if polished is None else self.model.total(polished)
+        if polished is not None:
+            self.best.offer(polished, cost)
         return cost < np.inf

@@ -242,15 +242,17 @@ class Tree:
         """
         best, shift, told, step = -np.inf, self.shift, dict[int, np.ndarray](), STEP
         for _ in range(PASSES):
-            value, _, found = self._told(unary, shift)
+            value, _, by_part = self._told(unary, shift)
             gain = value - best
             if gain > 0:
-                best, self.shift, told = value, shift, found
+                best, self.shift, told = value, shift, by_part
             else:
                 step /= 2
             if value >= enough or not np.isfinite(value) or abs(gain) <= CLOSE * abs(value):
                 break
-            shift = {v: _shifted(each, step, self.shift.get(v)) for v, each in told.items()}
+            shift = {
+                v: _shifted(marginals, step, self.shift.get(v)) for v, marginals in told.items()
+            }
         return best
 
     def _told(
@@ -267,7 +269,7 @@ class Tree:
         if not np.isfinite(value):
             return value, least, told
         for v in reversed(self.order):
-            each = []
+            marginals = []
             for b in self.parts.get(v, (v,)):
                 table, scope, parent = tables[b], self.scope[b], self.parent[b]
                 if parent >= 0:
@@ -283,10 +285,10 @@ class Tree:
                     )
                 else:
                     table += value - table.min()
-                each.append(table.reshape(len(table), -1).min(axis=1))
-            if len(each) > 1:
-                told[v] = np.stack(each)
-            least[offset[v] : offset[v + 1]] = np.maximum.reduce(each)
+                marginals.append(table.reshape(len(table), -1).min(axis=1))
+            if len(marginals) > 1:
+                told[v] = np.stack(marginals)
+            least[offset[v] : offset[v + 1]] = np.maximum.reduce(marginals)
         return value, least, told
 
     def with_pairs(self, pairs: dict[tuple[int, int], np.ndarray]) -> Tree:
@@ -321,8 +323,8 @@ def _level(tables: list[np.ndarray], shift: np.ndarray | None) -> None:
     if shift is not None:
         wanted += shift
     more = np.subtract(wanted, least, out=np.zeros_like(least), where=np.isfinite(least))
-    for table, own in zip(tables, more, strict=True):
-        table += own.reshape(-1, *(1,) * (table.ndim - 1))
+    for table, missing in zip(tables, more, strict=True):
+        table += missing.reshape(-1, *(1,) * (table.ndim - 1))
 
 
 def _shifted(told: np.ndarray, step: float, shift: np.ndarray | None) -> np.ndarray:
@@ -345,10 +347,10 @@ def compile_tree(
     for u, v in model.pairs:
         adjacent[u].add(v)
         adjacent[v].add(u)
-    found = order_of(model.sizes, adjacent, table_limit)
-    if found is None or found[2] > total_limit:
+    order = order_of(model.sizes, adjacent, table_limit)
+    if order is None or order[2] > total_limit:
         return None
-    return tree_of(model, *found, integer)
+    return tree_of(model, *order, integer)
 
 
 def tree_of(

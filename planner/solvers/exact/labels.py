@@ -68,9 +68,9 @@ def close_gap(dual: Dual, cap: int, clock: Clock) -> None:
     # grown before.
     start, steps = value - float(dual.price.sum()) * memory.limit, _steps(dual.tree)
     for _ in range(memory.rows):
-        found, floor, violated = _grow(dual, tables, steps, tracked, start, cap, clock)
-        if found is not None:
-            dual.offer(found)
+        choice, floor, violated = _grow(dual, tables, steps, tracked, start, cap, clock)
+        if choice is not None:
+            dual.offer(choice)
         bound = min(floor, dual.best_cost)
         if violated is None or clock.stopped:
             dual.bound = max(dual.bound, bound)
@@ -137,18 +137,18 @@ def _grow(
         # a label is copied with all that it carries, and sorted by it
         if not clock.spend(regret.size + len(fits) * (len(tracked) + len(labels.column) + SORTED)):
             return None, start, None
-        own = model.node_cost(v)[strategy]
+        cost = model.node_cost(v)[strategy]
         for pair in tree.base[v]:
             at = tuple(
                 labels.column[u][parent] if pair.shape[a + 1] > 1 else np.zeros(1, np.int64)
                 for a, u in enumerate(scope)
             )
-            own = own + pair[(strategy if pair.shape[0] > 1 else np.zeros(1, np.int64), *at)]
+            cost = cost + pair[(strategy if pair.shape[0] > 1 else np.zeros(1, np.int64), *at)]
         column = {u: c[parent] for u, c in labels.column.items()}
         column[v] = strategy
         for u in leaves[p]:
             column.pop(u, None)
-        labels = Labels(labels.cost[parent] + own, regret[strategy, parent], load[fits], column)
+        labels = Labels(labels.cost[parent] + cost, regret[strategy, parent], load[fits], column)
         kept = _pareto(labels, model.sizes)
         if len(kept) > cap:
             by = np.argsort(labels.regret[kept], kind="stable")
@@ -191,12 +191,12 @@ def _usage_columns(dual: Dual, tracked: np.ndarray) -> list[np.ndarray]:
     """Per node its usage in the tracked rows. [strategies, tracked]"""
     memory, sizes = dual.model.memory, dual.model.sizes
     assert memory is not None
-    found = [np.zeros((s, len(tracked))) for s in sizes]
+    columns = [np.zeros((s, len(tracked))) for s in sizes]
     for j, i in enumerate(memory.node.tolist()):
         covered = (tracked >= memory.row_lo[j]) & (tracked < memory.row_hi[j])
         if covered.any():
-            found[i][:, covered] += memory.matrix(j)[:, None]
-    return found
+            columns[i][:, covered] += memory.matrix(j)[:, None]
+    return columns
 
 
 def _pareto(labels: Labels, sizes: list[int]) -> np.ndarray:

@@ -31,10 +31,10 @@ def split_tree(model: Model, limit: float = 2e5) -> Tree:
     for u, v in model.pairs:
         adjacent[u].add(v)
         adjacent[v].add(u)
-    found = order_of(model.sizes, adjacent, math.inf)
-    assert found is not None
+    order = order_of(model.sizes, adjacent, math.inf)
+    assert order is not None
     most = max(MOST, TIMES * sum(table.size for table in model.pairs.values()))
-    while (tree := _split(model, found[0], limit, most if limit > TIMES else math.inf)) is None:
+    while (tree := _split(model, order[0], limit, most if limit > TIMES else math.inf)) is None:
         limit /= TIMES
     return tree
 
@@ -122,6 +122,6 @@ def bounded(
 
 
 def _offer(dual: Dual, x: np.ndarray) -> None:
-    found = polish(dual.model, x)
-    if found is not None:
-        dual.offer(found)
+    polished = polish(dual.model, x)
+    if polished is not None:
+        dual.offer(polished)

@@ -86,16 +86,16 @@ def _level(model: Model, least: np.ndarray, low: float, top: float, room: float)
     where there is none above `low` with an option for each node."""
     if _narrow(model, options(model, least, top), room):
         return top
-    found, high = None, top
+    possible, high = None, top
     for _ in range(HALVINGS):
         level = (low + high) / 2
         kept = options(model, least, level)
         if _narrow(model, kept, room):
             low = level
-            found = level if all(map(len, kept)) else found
+            possible = level if all(map(len, kept)) else possible
         else:
             high = level
-    return found
+    return possible
 
 
 def options(model: Model, least: np.ndarray, level: float) -> list[np.ndarray]:
@@ -108,8 +108,8 @@ def options(model: Model, least: np.ndarray, level: float) -> list[np.ndarray]:
 
 def places(kept: list[np.ndarray], x: np.ndarray) -> np.ndarray | None:
     """A choice in terms of the options kept; None where it has another one. [nodes]"""
-    found = [np.flatnonzero(k == c) for k, c in zip(kept, x.tolist(), strict=True)]
-    return np.concatenate(found) if all(map(len, found)) else None
+    positions = [np.flatnonzero(k == c) for k, c in zip(kept, x.tolist(), strict=True)]
+    return np.concatenate(positions) if all(map(len, positions)) else None
 
 
 def chosen(kept: list[np.ndarray], choice: np.ndarray) -> np.ndarray:
@@ -123,5 +123,5 @@ def _narrow(model: Model, kept: list[np.ndarray], room: float) -> bool:
     for u, v in model.pairs:
         adjacent[u].add(v)
         adjacent[v].add(u)
-    found = order_of([len(k) for k in kept], adjacent, room)
-    return found is not None and found[2] <= room
+    order = order_of([len(k) for k in kept], adjacent, room)
+    return order is not None and order[2] <= room

@@ -173,5 +173,5 @@ def changes_of(model: Model) -> Changes:
     """Index arrays for changes of a choice; of a searchable model. Made once per model."""
     if "changes" not in model.memo:
         model.memo["changes"] = Changes(flatten(model), model.memory)
-    found: Changes = model.memo["changes"]
-    return found
+    changes: Changes = model.memo["changes"]
+    return changes

@@ -208,21 +208,21 @@ def read_by(f, order):
 
 
 @njit(cache=True)
-def _decide(f, unary, x, order, messages, own):
+def _decide(f, unary, x, order, messages, row):
     """Choices from messages, last step first: all that comes after is decided, so one row of each
-    table is left. own: room for a row."""
+    table is left. row: room for one."""
     for t in range(len(order.node) - 1, -1, -1):
         v = order.node[t]
         o = f.offset[v]
         d = f.offset[v + 1] - o
         for s in range(d):
-            own[s] = unary[o + s]
+            row[s] = unary[o + s]
         for a in range(f.first[v], f.first[v + 1]):
             j = f.other[a]
             if order.position[j] < 0 or order.position[j] > t:
                 at = f.place[f.back[a]] + x[j] * d
                 for s in range(d):
-                    own[s] += f.table[at + s]
+                    row[s] += f.table[at + s]
         for b in range(messages.child_first[t], messages.child_first[t + 1]):
             c = messages.child[b]
             at, step = messages.first[c], d
@@ -231,10 +231,10 @@ def _decide(f, unary, x, order, messages, own):
                 at += x[u] * step
                 step *= f.offset[u + 1] - f.offset[u]
             for s in range(d):
-                own[s] += messages.value[at + s]
+                row[s] += messages.value[at + s]
         least = 0
         for s in range(1, d):
-            if own[s] < own[least]:
+            if row[s] < row[least]:
                 least = s
         x[v] = least
 

@@ -62,11 +62,13 @@ def fused(
     if reduction.problem is None:  # it cannot be while the first fits
         return first, cost
     start = reduction.restrict(first)
-    found = solve(reduction.problem, None if start is None else tuple(np.asarray(start).tolist()))
-    if found.stopped == "interrupt":
+    solution = solve(
+        reduction.problem, None if start is None else tuple(np.asarray(start).tolist())
+    )
+    if solution.stopped == "interrupt":
         raise KeyboardInterrupt
-    if not found.choice:
+    if not solution.choice:
         return first, cost
-    x = np.asarray(reduction.expand(found.choice), np.int64)
+    x = np.asarray(reduction.expand(solution.choice), np.int64)
     result = evaluate(problem, x)
     return (x, float(result.cost)) if result.feasible and result.cost < cost else (first, cost)

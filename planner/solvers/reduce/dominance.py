@@ -27,14 +27,14 @@ def dominate(state: State) -> bool:
     for i in listed:
         if state.cost[i] is None:
             continue
-        own = state.own(i)
-        if len(own) < 2:
+        cost = state.own(i)
+        if len(cost) < 2:
             continue
         usage, tables = state.usage[i], tuple(sorted(state.near[i].values()))
         use = None if usage is None else usage.use
-        key = (own.tobytes(), b"" if use is None else use.tobytes(), tables)
+        key = (cost.tobytes(), b"" if use is None else use.tobytes(), tables)
         if key not in known:
-            known[key] = _undominated(state.pool, own, use, tables)
+            known[key] = _undominated(state.pool, cost, use, tables)
         kept = known[key]
         if kept is not None:
             state.shrink(i, kept)
@@ -43,14 +43,14 @@ def dominate(state: State) -> bool:
 
 
 def _undominated(
-    pool: Pool, own: np.ndarray, use: np.ndarray | None, tables: tuple[int, ...]
+    pool: Pool, cost: np.ndarray, use: np.ndarray | None, tables: tuple[int, ...]
 ) -> np.ndarray | None:
-    """The strategies that no other dominates, or None when that is all. own: [strategies], use:
+    """The strategies that no other dominates, or None when that is all. cost: [strategies], use:
     [intervals, strategies]"""
     # the tables have a zero in every row, so each edge can only lower the lead of one strategy over
     # another
-    lead = own[:, None] - own
-    lead.ravel()[:: len(own) + 1] = -np.inf
+    lead = cost[:, None] - cost
+    lead.ravel()[:: len(cost) + 1] = -np.inf
     if use is not None:
         total = use.sum(axis=0)
         lead[total[:, None] < total] = -np.inf  # necessary, and cheaper than every interval
@@ -77,7 +77,7 @@ def _undominated(
         a, b, left = a[ahead], b[ahead], left[ahead]
     if not len(a):
         return None
-    k = len(own)
+    k = len(cost)
     beats = np.zeros((k, k), bool)
     beats[a, b] = True
     # of two that beat each other the first stays

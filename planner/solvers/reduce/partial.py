@@ -51,8 +51,8 @@ class State:
     def alive(self, i: int) -> np.ndarray | None:
         """The strategies of node i that have a finite cost and, in every table set since the last
         call, a finite partner; None when all have."""
-        own, near, pool = self.own(i), self.near[i], self.pool
-        keep = np.isfinite(own) if np.maximum.reduce(own) == np.inf else None
+        cost, near, pool = self.own(i), self.near[i], self.pool
+        keep = np.isfinite(cost) if np.maximum.reduce(cost) == np.inf else None
         for j in self.unread[i]:
             t = near.get(j)
             some = None if t is None else pool.alive(t)
@@ -63,9 +63,9 @@ class State:
 
     def own(self, i: int) -> np.ndarray:
         """Costs of an alive node's strategies. [strategies]"""
-        found = self.cost[i]
-        assert found is not None
-        return found
+        cost = self.cost[i]
+        assert cost is not None
+        return cost
 
     def set_edge(self, u: int, v: int, t: int) -> None:
         """Set the table of (u, v), splitting off what belongs to the nodes; no rest, no edge."""

@@ -40,44 +40,44 @@ class Pool:
         """Number of this table."""
         array = np.ascontiguousarray(array, np.float64)
         key = (array.shape, array.tobytes())
-        found = self._table_of.get(key)
-        if found is None:
-            found = self._table_of[key] = len(self.tables)
+        number = self._table_of.get(key)
+        if number is None:
+            number = self._table_of[key] = len(self.tables)
             self.tables.append(array)
-        return found
+        return number
 
     def map(self, index: np.ndarray) -> int:
         """Number of this index map."""
         index = np.ascontiguousarray(index, np.int64)
         key = index.tobytes()
-        found = self._map_of.get(key)
-        if found is None:
-            found = self._map_of[key] = len(self.maps)
+        number = self._map_of.get(key)
+        if number is None:
+            number = self._map_of[key] = len(self.maps)
             self.maps.append(index)
-        return found
+        return number
 
     def take(self, t: int, m: int) -> int:
         """The table's rows in the order of a map."""
-        found = self._taken.get((t, m))
-        if found is None:
-            found = self._taken[t, m] = self.table(self.tables[t][self.maps[m]])
-        return found
+        number = self._taken.get((t, m))
+        if number is None:
+            number = self._taken[t, m] = self.table(self.tables[t][self.maps[m]])
+        return number
 
     def turn(self, t: int) -> int:
         """The transposed table."""
-        found = self._turned.get(t)
-        if found is None:
-            found = self._turned[t] = self.table(self.tables[t].T)
-            self._turned[found] = t
-        return found
+        number = self._turned.get(t)
+        if number is None:
+            number = self._turned[t] = self.table(self.tables[t].T)
+            self._turned[number] = t
+        return number
 
     def add(self, a: int, b: int) -> int:
         """The sum of two tables."""
         key = (a, b) if a < b else (b, a)
-        found = self._sums.get(key)
-        if found is None:
-            found = self._sums[key] = self.table(self.tables[a] + self.tables[b])
-        return found
+        number = self._sums.get(key)
+        if number is None:
+            number = self._sums[key] = self.table(self.tables[a] + self.tables[b])
+        return number
 
     def alive(self, t: int) -> np.ndarray | None:
         """Rows with a finite entry, or None when all have one."""
@@ -142,13 +142,13 @@ class Pool:
         """Least of table[a, y] - table[b, y] over y for each pair of rows; y forbidden to a counts
         for nothing. [pairs]"""
         table = self.tables[t]
-        found = np.empty(len(a))
+        lead = np.empty(len(a))
         chunk = max(1, 4_000_000 // table.shape[1])
         for p in range(0, len(a), chunk):
-            found[p : p + chunk] = self._steps(
+            lead[p : p + chunk] = self._steps(
                 t, table[a[p : p + chunk]], table[b[p : p + chunk]]
             ).min(axis=1)
-        return found
+        return lead
 
     def _steps(self, t: int, high: np.ndarray, low: np.ndarray) -> np.ndarray:
         """high - low of two selections of table t's entries; +inf where high is forbidden."""

@@ -72,10 +72,10 @@ class Reduction:
         x[list(where.values())] = original[list(where)]
         for step in self.trail:
             if step[0] == "map" and step[1] == step[2] and step[1] in where:
-                found = np.flatnonzero(step[3] == x[where[step[1]]])
-                if not len(found):
+                matches = np.flatnonzero(step[3] == x[where[step[1]]])
+                if not len(matches):
                     return None
-                x[where[step[1]]] = int(found[0])
+                x[where[step[1]]] = int(matches[0])
         return x
 
 
@@ -88,9 +88,9 @@ def reduce(
     """Reduce a problem exactly. Costs must add up below 2**52 (else only its copy is returned).
     only: per node the strategies to be looked at, where not all are."""
     count = len(problem.cost)
-    whole = Reduction(problem, (), np.arange(count), count)
+    unreduced = Reduction(problem, (), np.arange(count), count)
     if _magnitude(problem) >= 2.0**52:
-        return whole
+        return unreduced
     state = start(problem)
     try:
         for i, keep in enumerate(only or ()):

@@ -43,14 +43,16 @@ def set_rows(state: State, problem: Problem) -> None:
     ):
         by.setdefault(i, []).append(j)
     ends = np.append(first, len(flat)).tolist()
-    for i, own in by.items():
+    for i, intervals in by.items():
         use = (
-            np.stack([flat[ends[j] : ends[j + 1]] for j in own])
-            if len(own) > 1
-            else flat[ends[own[0]] : ends[own[0] + 1]][None]
+            np.stack([flat[ends[j] : ends[j + 1]] for j in intervals])
+            if len(intervals) > 1
+            else flat[ends[intervals[0]] : ends[intervals[0] + 1]][None]
         )
         state.usage[i] = Usage(
-            spans[own] if len(own) > 1 else spans[own[0] : own[0] + 1], use, flat=True
+            spans[intervals] if len(intervals) > 1 else spans[intervals[0] : intervals[0] + 1],
+            use,
+            flat=True,
         )
 
 
@@ -177,25 +179,29 @@ def _sorted_out(state: State) -> tuple[Single, list[Several]]:
     node: list[int] = []
     usage: list[Usage] = []
     many: dict[int, list[int]] = defaultdict(list)
-    for i, own in enumerate(state.usage):
-        if own is None:
+    for i, node_usage in enumerate(state.usage):
+        if node_usage is None:
             continue
-        spans, use = own.whole()
+        spans, use = node_usage.whole()
         if len(spans) == 1:
             node.append(i)
-            usage.append(own)
+            usage.append(node_usage)
         else:
             many[use.shape[1]].append(i)
     peak = np.zeros(0, np.int64)
     if node:
-        _, first, flat = _end_to_end([own.use[0] for own in usage])
+        _, first, flat = _end_to_end([node_usage.use[0] for node_usage in usage])
         peak = np.maximum.reduceat(flat, first)
-    span = np.concatenate([own.spans for own in usage]) if usage else np.zeros((0, 2), np.int64)
+    span = (
+        np.concatenate([node_usage.spans for node_usage in usage])
+        if usage
+        else np.zeros((0, 2), np.int64)
+    )
     return Single(node, usage, span, peak), [_together(state, listed) for listed in many.values()]
 
 
 def _together(state: State, node: list[int]) -> Several:
-    parts = [own.whole() for i in node if (own := state.usage[i]) is not None]
+    parts = [node_usage.whole() for i in node if (node_usage := state.usage[i]) is not None]
     owner = np.repeat(np.arange(len(node)), [len(spans) for spans, _ in parts])
     return Several(
         node,

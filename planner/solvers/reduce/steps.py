@@ -61,14 +61,14 @@ def _absorb(state: State, u: int, v: int, f: np.ndarray) -> None:
 
 def eliminate(state: State, i: int) -> None:
     """Minimise out a memory-neutral node of degree <= 2."""
-    pool, own = state.pool, state.own(i)
+    pool, cost = state.pool, state.own(i)
     around = list(state.near[i].items())
     if not around:
-        state.trail.append(("value", i, int(own.argmin())))
-        state.constant += float(own.min())
+        state.trail.append(("value", i, int(cost.argmin())))
+        state.constant += float(cost.min())
     elif len(around) == 1:
         ((u, t),) = around
-        total = own[:, None] + pool.tables[t]
+        total = cost[:, None] + pool.tables[t]
         state.cut(i)
         state.trail.append(("map", i, u, total.argmin(axis=0)))
         state.cost[u] = state.own(u) + total.min(axis=0)
@@ -76,7 +76,7 @@ def eliminate(state: State, i: int) -> None:
         (u, t), (w, s) = around
         if u > w:
             (u, t), (w, s) = (w, s), (u, t)
-        total = own[:, None, None] + pool.tables[t][:, :, None] + pool.tables[s][:, None, :]
+        total = cost[:, None, None] + pool.tables[t][:, :, None] + pool.tables[s][:, None, :]
         state.cut(i)
         state.trail.append(("pair", i, u, w, total.argmin(axis=0)))
         joined = pool.table(total.min(axis=0))
