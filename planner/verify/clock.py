@@ -90,11 +90,11 @@ class Clock:
         """The verdict in words."""
         if self.unfused:
             return "; ".join(self.unfused)
-        sent = self.collectives
         kernels = f"kernels {show_time(self.compiled_s)}"
-        if self.priced_s is not None and self.distance is not None:
+        if self.judged and self.priced_s is not None and self.distance is not None:
             kernels += f" where {show_time(self.priced_s)} were priced ({self.distance:+.1%})"
-        return f"{kernels}, waits {show_time(sent.exposed_s)}, by roofline"
+        waits = f"waits {show_time(self.collectives.exposed_s)}, by roofline"
+        return f"{kernels}, {waits}{'' if self.judged else '; priced for another program'}"
 
     def lines(self, width: int) -> list[str]:
         """The table by part and the lines below it."""
@@ -111,7 +111,7 @@ class Clock:
             f" {show_time(sent.exposed_s)} of it exposed between start and done"
             f" ({show_time(sent.priced_exposed_s)} priced), {sent.whole:,} of them whole",
             f"peak {show_bytes(self.peak_bytes)},"
-            f" {show_bytes(abs(free))} {'below' if free >= 0 else 'ABOVE'} the limit of"
+            f" {show_bytes(abs(free))} {'below' if free >= 0 else 'ABOVE'} the plan's limit of"
             f" {show_bytes(self.limit_bytes)}",
             *self.notes,
         ]

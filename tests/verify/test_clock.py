@@ -256,7 +256,7 @@ def test_attention_priced_as_fused_and_compiled_in_blocks_is_no_verified_program
     assert {v.name: v.state for v in bad.verdicts}[TIME] == "wrong"
     # The price is of another precision, where attention is in blocks: nothing to hold it to.
     other = timed(strategy, emitted, fused=False, as_priced=False)
-    assert not other.unfused and not other.judged
+    assert not other.unfused and not other.judged and "were priced" not in other.says
     assert {v.name: v.state for v in replace(base, clock=other).verdicts}[TIME] == "not judged"
     # Attention that was priced in blocks may be in blocks.
     nodes = {**strategy.nodes, FIRST: {**strategy.nodes[FIRST], "attention_kernel": "blocks: why"}}
@@ -270,7 +270,7 @@ def test_a_report_with_a_clock_is_kept_and_shown(strategy: Strategy, emitted: st
     data = json.loads(report.to_json())
     assert VerifyReport.from_dict(data) == report
     assert data["clock"]["compiled_s"] == found.compiled_s
-    assert "1.0 GiB ABOVE the limit of 2.0 GiB" in report.text(200)
+    assert "1.0 GiB ABOVE the plan's limit of 2.0 GiB" in report.text(200)
     assert "roofline of h100-sxm; nothing was run" in report.text(100)
     assert max(map(len, report.text(80).splitlines())) <= 80
     # Reports of virtual CPU devices have no clock.
