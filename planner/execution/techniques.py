@@ -117,6 +117,7 @@ class Technique:
                  is another; optional: only other values than the neutral one are written
     structural   the search solves one problem for each of its values (planner.space.assemble)
     staged       it is one of pipeline stages
+    of_axes      it says what whole mesh axes do: no axis is taken apart where it is pinned
     refused      the requests that refuse it, and why
     contradicted what it contradicts, of techniques and sizes of mesh axes
     words        a value in a table of plans
@@ -141,6 +142,7 @@ class Technique:
     optional: bool = False
     structural: bool = False
     staged: bool = False
+    of_axes: bool = False
     refused: Mapping[str, str] = a_field(default_factory=dict)
     contradicted: Callable[[Values, Sizes], Contradiction | None] = lambda values, sizes: None
     words: Callable[[Any], str] = lambda value: ""
@@ -157,6 +159,10 @@ class Technique:
             value,
             f"one of {', '.join(map(str, self.choices))}" if self.choices else "a positive number",
         )
+
+    def among(self, values: Values) -> Any:
+        """Its value among those that are fixed, the neutral one where it is open."""
+        return values.get(self.name, self.neutral)
 
     def of_file(self, table: Mapping[str, Any]) -> Any:
         """Its value in a file's table of techniques, as a plan has it."""
@@ -485,6 +491,7 @@ TECHNIQUES = (
         field="zero_axes",
         key="zero_group",
         file_type=list[str],
+        of_axes=True,
         refused={INFERENCE: _NO_BACKWARD},
     ),
     Technique(
@@ -510,6 +517,7 @@ TECHNIQUES = (
         neutral=TENSOR[0],
         choices=TENSOR,
         pin_type=Literal[TENSOR],
+        of_axes=True,
     ),
 )
 """Every technique, in the order in which plans are put into words."""

@@ -170,7 +170,7 @@ def refuse_pins(pins: Any, device: Any, workload: str, runtime: str) -> None:
         FRAMEWORK: load_runtime(runtime).kernels is not None,
     }
     for t in TECHNIQUES:
-        value = pins.techniques.get(t.name, t.neutral)
+        value = t.among(pins.techniques)
         why = next((t.refused[c] for c, true in holds.items() if true and c in t.refused), "")
         if why and value != t.neutral:
             raise PlanError(
@@ -195,7 +195,7 @@ def refuse_partitioned(pins: Any, runtime: str, backend: str) -> bool:
     pinned = {
         t.name: (t.shown(value), t.refused[PARTITIONER])
         for t in TECHNIQUES
-        for value in [pins.techniques.get(t.name, t.neutral)]
+        for value in [t.among(pins.techniques)]
         if PARTITIONER in t.refused and value != t.neutral
     }
     if (stages := min(pins.mesh.get(STAGE, (1,)))) > 1:

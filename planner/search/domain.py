@@ -10,7 +10,15 @@ from planner.analysis.axis_roles import role_named
 from planner.analysis.facts import GraphFacts
 from planner.errors import PlanError
 from planner.execution.plan import Plan
-from planner.execution.techniques import INTERLEAVED, MAX_ZERO_STAGE, RECOMPUTE, SCHEDULES, WEIGHTS
+from planner.execution.techniques import (
+    BY_NAME,
+    INTERLEAVED,
+    MAX_ZERO_STAGE,
+    RECOMPUTE,
+    SCHEDULES,
+    TECHNIQUES,
+    WEIGHTS,
+)
 from planner.execution.uneven_pipeline import MOST_CHUNKS
 from planner.execution.weight_offload import lookup_tables
 from planner.machine.mesh_choices import (
@@ -70,7 +78,7 @@ class SearchDomain:
         self.training = model.workload.kind == "train"
         self.free = request.mode == "auto" and request.pins.empty
         """Whether any plan will do, a baseline's too."""
-        whole = {"tensor", "zero_group"} & request.pins.techniques.keys()
+        whole = any(t.of_axes and t.name in request.pins.techniques for t in TECHNIQUES)
         self.parts_axes = (
             request.mode in ("auto", "semi-auto")
             and request.pins.axes <= {STAGE}
@@ -88,9 +96,9 @@ class SearchDomain:
             found = tuple(m for m in found if m.stages == 1)
         asked = next(
             (
-                f"{k} = {techniques[k]!r}"
-                for k in ("schedule", "virtual")
-                if techniques.get(k, 1) != 1
+                f"{t.name} = {techniques[t.name]!r}"
+                for t in TECHNIQUES
+                if t.staged and t.among(techniques) != t.neutral
             ),
             "",
         )
@@ -441,7 +449,8 @@ class SearchDomain:
         pinned = self.request.pins.techniques.get("zero_stage")
         if pinned is not None:
             return (int(pinned),)
-        return (0, 1, 2, 3) if self.training and self.request.topology.devices > 1 else (0,)
+        stages: tuple[int, ...] = BY_NAME["zero_stage"].choices
+        return stages if self.training and self.request.topology.devices > 1 else stages[:1]
 
     def recomputes(self, base: GraphFacts, mesh: Mesh) -> tuple[str, ...]:
         """Recomputation to consider, the least first. uneven stages run their forward pass

@@ -20,7 +20,7 @@ from costmodels.runtimes import Runtime
 from planner.analysis.facts import GraphFacts
 from planner.cache.folder import Cache
 from planner.execution.plan import Plan
-from planner.execution.techniques import RECOMPUTE
+from planner.execution.techniques import BY_NAME, RECOMPUTE
 from planner.graph.findings import Finding
 from planner.machine.topology import Mesh, Topology
 from planner.pins.pins import Pins
@@ -85,7 +85,7 @@ class Request:
     def widths(self) -> tuple[int, ...]:
         """Pinned: places of the mesh that each pipeline stage takes, () where the search finds
         them."""
-        return tuple(self.pins.techniques.get("widths", ()))
+        return tuple(BY_NAME["widths"].among(self.pins.techniques))
 
     @property
     def limit_bytes(self) -> int:
