@@ -18,6 +18,7 @@ from planner.execution.plan import Plan
 from planner.graph.ir import Graph
 from planner.pins.pins import Pins
 from planner.strategy.strategy import Strategy
+from planner.verify import worker
 from planner.verify.clock import (
     ATTENTION,
     COPIES,
@@ -29,10 +30,11 @@ from planner.verify.clock import (
     Clock,
 )
 from planner.verify.predicted import predict
-from planner.verify.report import TIME, CompiledSizes, VerifyReport
+from planner.verify.report import FLOPS, TIME, CompiledSizes, VerifyReport
 from planner.verify.targets import Target
 from planner.verify.timing import Parts, clock
 from planner.verify.worker import recorded_model
+from tests.verify.test_targets import compiler
 
 SOURCE = "zoo:llama-tiny,layers=4"
 H100 = load_device("h100")
@@ -284,3 +286,20 @@ def test_the_head_is_the_last_product_before_the_loss(strategy: Strategy) -> Non
     heads = [n.id for n in graph.nodes if parts[n.id] == HEAD]
     assert heads == ["/lm_head/MatMul", graph.nodes[-1].id]
     assert {parts[n.id] for n in graph.nodes} == {ATTENTION, PRODUCTS, HEAD, NORMS, ELEMENTWISE}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("backend", "right"), [("shard_map", True), ("jit", False)])
+def test_the_gpu_compiler_is_timed(strategy: Strategy, backend: str, right: bool) -> None:
+    """Of the same plan: programs whose collectives the partitioner places run attention in
+    blocks."""
+    report = worker.verify(strategy, SOURCE, target=compiler("gpu:h100"), backend=backend)
+    found = report.clock
+    assert found is not None and found.judged
+    assert report.ok == right == (not found.unfused)
+    parts = {part.part: part for part in found.parts}
+    assert {ATTENTION, PRODUCTS, HEAD, NORMS, ELEMENTWISE, COPIES, OPTIMIZER} == parts.keys()
+    flops = sum(f.compiled for f in report.figures if f.of == FLOPS)  # padding is beside products
+    assert sum(part.flops for part in found.parts) <= flops
+    if not right:
+        assert sum(part.flops for part in found.parts) == flops
