@@ -12,8 +12,8 @@ bound goes on first. A stage is called by what is done next:
     BOUND_ENDLESS       the whole batch under the node's own techniques; with pipeline stages as
                         endless microbatches, and what the bubble adds
     BOUND_MICROBATCHES  the same in the node's own microbatches
-    BOUND_MEMORY        the same under the memory limit; where tables would be too large a rough
-                        bound, made tight where it is near the best plan
+    BOUND_MEMORY        the same under the memory limit; a rough bound where tables would be too
+                        large
     SOLVE               the space of its microbatches, the chosen solver, and the price of the whole
                         plan
 
@@ -75,9 +75,6 @@ WIDE_GAP, LONG_PATIENCE = 0.1, 128
 many nodes that cannot be made to fit first."""
 ROUNDS = 3
 """Bounded solves of a search node, each with the room that the whole plan's temporaries leave."""
-NEARLY = 0.97
-"""Before a search node is solved its bound is tightened where it is no further below the best plan:
-less often it pays."""
 SETTLING = 2_000_000_000
 """Entries of tables that may be worked through, when all is solved, to raise bounds of nodes that
 were not."""
@@ -486,12 +483,6 @@ class BestFirst:
             node.bound = max(node.bound, self._bounds.at_stage(node, self._to_beat))
             if node.stage == BOUND_MEMORY:
                 self._note_limit(node, free)
-            while (
-                node.stage == BOUND_MEMORY
-                and not node.tight
-                and NEARLY * self._to_beat <= node.bound < self._to_beat
-            ):
-                self._tighten(node)
         node.tight |= self.memory_first  # bounds in bytes are as they are
         node.stage += 1
         return True
