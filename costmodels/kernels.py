@@ -4,8 +4,8 @@ pass.
     time = max(FLOPs / (peak(dtype) * efficiency(FLOPs)), bytes / (memory bandwidth * memory
     efficiency)), and never below the launch floor
 
-Attention is priced so too: the FLOPs of its two products, and the bytes of operands and results as
-if a fused kernel kept the scores on chip; what the softmax between the products costs has no term.
+A fused attention kernel sustains another fraction of peak than products do, the device file's
+`[attention]`; attention without one is priced kernel by kernel (planner/ops/attention_cost.py).
 """
 
 from __future__ import annotations
@@ -26,6 +26,19 @@ def roofline_time_s(device: Device, flops: float, size_bytes: float, dtype: str)
     if not flops and not size_bytes:
         return 0.0
     arithmetic = flops / (device.peak(dtype) * device.efficiency(flops)) if flops else 0.0
+    memory = size_bytes / (device.memory_bytes_per_s * device.memory_efficiency)
+    return max(arithmetic, memory, device.launch_s)
+
+
+def attention_time_s(
+    device: Device, flops: float, size_bytes: float, dtype: str, backward: bool
+) -> float:
+    """Seconds of a pass of the device's fused attention over `flops` FLOPs that moves `size_bytes`.
+    ValueError for a device without one."""
+    if device.attention is None:
+        raise ValueError(f"{device.name} has no fused attention")
+    efficiency = device.attention.backward if backward else device.attention.forward
+    arithmetic = flops / (device.peak(dtype) * efficiency)
     memory = size_bytes / (device.memory_bytes_per_s * device.memory_efficiency)
     return max(arithmetic, memory, device.launch_s)
 

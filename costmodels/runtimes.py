@@ -92,8 +92,9 @@ class Runtime:
     of the optimizer per local parameter. bucket_bytes: collectives of gradients and of updated
     parameters travel together up to this size, so that each costs its share of a latency. stacked:
     gradients of repeated blocks are reduced as the arrays that hold those of all repeats, so that
-    no launch is smaller. copies_hidden: of what can hide where several microbatches run at the same
-    time (costmodels.overlap), what does, on accelerators.
+    no launch is smaller. partitioned: collectives are placed by the compiler's partitioner, which
+    takes no fused attention. copies_hidden: of what can hide where several microbatches run at the
+    same time (costmodels.overlap), what does, on accelerators.
 
     Of frameworks: kernels; rates (of devices with published runs those in per_device);
     gather_overlap: how much of the shorter of arithmetic and of gathering weights (ZeRO stage 3)
@@ -125,6 +126,7 @@ class Runtime:
     balance: bool = False
     flat_rings: bool = False
     stacked: bool = False
+    partitioned: bool = False
     copies_hidden: float = 0.0
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     guessed: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)

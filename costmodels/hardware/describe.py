@@ -42,6 +42,12 @@ def figures(device: Device) -> tuple[tuple[str, str], ...]:
         *([("memory.tile", "{} rows x {} lanes".format(*device.tile))] if device.tile else []),
         ("kernel.launch", _micro(device.launch_s)),
     ]
+    if fused := device.attention:
+        of_peak = f"of peak, {fused.kernel}"
+        rows += [
+            ("attention.forward", f"{fused.forward:g} {of_peak}"),
+            ("attention.backward", f"{fused.backward:g} {of_peak}"),
+        ]
     for name, link in (
         ("package", device.package),
         ("inner", device.inner),

@@ -26,7 +26,10 @@ A TOML file in costmodels/hardware/devices (or the user's own):
     efficiency = 0.84
     [kernel]
     launch = "4 us"
-    attention = "cudnn"             # optional: the fused attention that emitted programs run there
+    [attention]                           # optional: the fused attention that emitted programs run
+    kernel = "cudnn"                      # there: "cudnn" or "splash"
+    forward = 0.60; backward = 0.48       # sustained fraction of peak of its products, without
+                                          those that a causal mask leaves out
     [inner]                               # link inside a node, per device and direction
     bandwidth = "450 GB/s"; efficiency = 0.8; latency = "3 us"
     kind = "switch"                       # or "mesh": a link to each other device of the node,
@@ -60,8 +63,8 @@ A TOML file in costmodels/hardware/devices (or the user's own):
                                           figures, fitted to runs (costmodels.runtimes.Rates)
     memory = 0.9
 
-A table `[attention]` with `efficiency`, which files of earlier versions have, is accepted and has
-no effect: attention is priced as products are.
+A key `efficiency` of `[attention]`, which files of earlier versions have, is accepted and has no
+effect: attention without a fused kernel is priced as its products and the passes over its scores.
 """
 
 from __future__ import annotations
@@ -100,9 +103,9 @@ _WIDER = {
 _KEYS: dict[str, set[str]] = {
     "names": {"spelled", "kubernetes", "node_label"},
     "matmul": {"flops", "efficiency"},
-    "attention": {"efficiency"},  # of earlier versions
+    "attention": {"kernel", "forward", "backward", "efficiency"},  # the last: earlier versions
     "memory": {"capacity", "context", "bandwidth", "efficiency", "tile"},
-    "kernel": {"launch", "attention"},
+    "kernel": {"launch"},
     "inner": {
         "bandwidth",
         "efficiency",
@@ -166,6 +169,17 @@ class Link:
 
 
 @dataclass(frozen=True)
+class FusedAttention:
+    """The fused attention kernel of a device. kernel: one of ATTENTION_KERNELS; forward, backward:
+    sustained fraction of peak of the products of each pass, without those that a causal mask leaves
+    out."""
+
+    kernel: str
+    forward: float
+    backward: float
+
+
+@dataclass(frozen=True)
 class Device:
     """One accelerator (or a CPU used as one)."""
 
@@ -211,10 +225,15 @@ class Device:
     """The resource that pods ask for, "" where they ask for none."""
     node_label: str = ""
     """Value of the label of Kubernetes nodes that have it, "" where none is known."""
-    attention_kernel: str = ""
-    """The fused attention that emitted programs run there, of ATTENTION_KERNELS; "" for none."""
+    attention: FusedAttention | None = None
+    """The fused attention that emitted programs run there; None for none."""
     file: str = ""
     """Where a device that does not ship was read from."""
+
+    @property
+    def attention_kernel(self) -> str:
+        """Name of the fused attention, "" for none."""
+        return self.attention.kernel if self.attention else ""
 
     @property
     def source(self) -> str:
@@ -329,9 +348,7 @@ def _device(data: Mapping[str, Any]) -> Device:
         ),
         memory_efficiency=fraction(memory["efficiency"], "memory.efficiency"),
         launch_s=time_s(data["kernel"]["launch"]),
-        attention_kernel=_choice(
-            data["kernel"].get("attention", ""), ("", *ATTENTION_KERNELS), "kernel.attention"
-        ),
+        attention=_attention(data.get("attention", {})),
         inner=inner,
         outer=_link(data["outer"]),
         host_bytes_per_s=_above_zero(
@@ -381,6 +398,17 @@ def _known(data: Mapping[str, Any]) -> None:
                     f"key {f'{table}.{key}'.lstrip('.')!r} is not known here; known:"
                     f" {', '.join(sorted(keys))}"
                 )
+
+
+def _attention(table: Mapping[str, Any]) -> FusedAttention | None:
+    """The fused attention of a file; of earlier versions' files none."""
+    if set(table) <= {"efficiency"}:
+        return None
+    return FusedAttention(
+        _choice(table["kernel"], ATTENTION_KERNELS, "attention.kernel"),
+        fraction(table["forward"], "attention.forward"),
+        fraction(table["backward"], "attention.backward"),
+    )
 
 
 def _rates(table: Mapping[str, Any]) -> dict[str, dict[str, float]]:

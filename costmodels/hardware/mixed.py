@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from costmodels.hardware.device import Device, DeviceError
+from costmodels.hardware.device import Device, DeviceError, FusedAttention
 
 DTYPE = "bfloat16"
 """Type of the products whose rates are compared."""
@@ -62,10 +62,22 @@ def slowest(groups: Sequence[tuple[Device, int]]) -> Device:
         watts=_mean([(d.watts, n) for d, n in groups]),
         usd_per_h=_mean([(d.usd_per_h, n) for d, n in groups]),
         tile=next((d.tile for d in every if d.tile), None),
-        attention_kernel=(
-            every[0].attention_kernel if len({d.attention_kernel for d in every}) == 1 else ""
-        ),
+        attention=_attention(every),
     )
+
+
+def _attention(every: Sequence[Device]) -> FusedAttention | None:
+    """The kernel that all devices have, at the least rate of any as a fraction of the least peak;
+    None where they have none in common."""
+    kernels = [d.attention for d in every if d.attention]
+    if len(kernels) < len(every) or len({k.kernel for k in kernels}) > 1:
+        return None
+    peaks = [d.peak(DTYPE) for d in every]
+    forward, backward = (
+        min(p * getattr(k, which) for p, k in zip(peaks, kernels, strict=True)) / min(peaks)
+        for which in ("forward", "backward")
+    )
+    return FusedAttention(kernels[0].kernel, min(1.0, forward), min(1.0, backward))
 
 
 def _mean(values: Sequence[tuple[float | None, int]]) -> float | None:

@@ -14,6 +14,7 @@ import socket
 import time
 import tomllib
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from costmodels.hardware.device import Device, DeviceError, Link, device_spelled, from_table
@@ -59,6 +60,11 @@ def table(figures: Figures, measured: Measured, base: Device, name: str) -> Tabl
     )
     copied = ("context", "tile") if base.tile else ("context",)
     guessed = {f"memory.{k}": f"as the file of {base.name}" for k in copied}
+    if base.attention:
+        guessed |= {
+            f"attention.{k}": f"as the file of {base.name}, not measured"
+            for k in ("forward", "backward")
+        }
     links: Table = {}
     for link, fit, shipped in (
         ("inner", figures.inner, base.inner),
@@ -134,6 +140,7 @@ def _kernel_tables(
             **({"tile": list(base.tile)} if base.tile else {}),
         },
         "kernel": {"launch": _time(figures.launch.value)},
+        **({"attention": asdict(base.attention)} if base.attention else {}),
     }
 
 

@@ -9,28 +9,19 @@ and back.
 from __future__ import annotations
 
 from dataclasses import replace
-from fractions import Fraction
-from math import prod
-
-import numpy as np
 
 from planner.graph.ir import Graph, Node
+from planner.ops.attention_cost import (
+    attention_passes,
+    attention_products,
+    attention_workspace,
+    saved_rows,
+)
 from planner.ops.base import Call, NoRule, Operator, register
-from planner.ops.cost import Dots, Pieces, Product, bilinear
+from planner.ops.cost import bilinear
 from planner.ops.pointwise import letters
 from planner.ops.ties import masked_keys
-from planner.sharding.layout import group
-from planner.sharding.rule import KernelCollective, Rule, Split, parse
-
-QUERY_BLOCK = 1024
-"""Queries per block of the emitted kernel (planner/emit/runtime/kernels/kernels.py; a test holds
-the two together)."""
-
-
-def in_query_blocks(queries: int) -> bool:
-    """Whether the emitted kernel runs over blocks of queries and makes their scores again in the
-    backward pass."""
-    return queries > QUERY_BLOCK and queries % QUERY_BLOCK == 0
+from planner.sharding.rule import KernelCollective, Rule, parse
 
 
 def _attention_rule(node: Node, graph: Graph) -> Rule:
@@ -69,8 +60,8 @@ def _attention_rule(node: Node, graph: Graph) -> Rule:
     rule = parse(f"{line} -> {batch} {h} s e", shapes, (out,), sizes=sizes, no_pad=frozenset({"s"}))
     if q[2] > 1 and k[2] > 1:
         rule = replace(rule, paired={"ring": ("s", "t")}, inner=_ring(rule))
-    # 2*B*H*S*T*(D+E), halved where the causal mask lets the kernel skip: counted in full here, as
-    # the emitted kernel computes it.
+    # 2*B*H*S*T*(D+E), every pair of a query and a key: a kernel that skips those that a causal mask
+    # hides is priced without them (attention_cost.py).
     return replace(rule, flops=2.0 * out[0] * heads * q[2] * k[2] * (q[3] + v[3]))
 
 
@@ -169,71 +160,16 @@ def _rotary_rule(node: Node, graph: Graph) -> Rule:
     return parse(",".join(sides) + "->" + " ".join(names), shapes, (x,))
 
 
-def _attention_products(dots: Dots) -> tuple[Product, ...]:
-    """Scores = q k', whose share does not depend on how the values' width (e) is cut and which the
-    backward pass recomputes; and their product with v."""
-    d, e = dots.shapes[0][-1], dots.shapes[2][-1]
-    work, share, hot = Fraction(dots.rule.flops), dots.share, dots.trained
-    of_scores = prod(share[f] for f in share if f != "e") * work * Fraction(d, d + e)
-    of_values = prod(share.values()) * work * Fraction(e, d + e)
-    return (
-        Product(of_scores, len(hot & {0, 1}), int(bool(hot))),
-        Product(of_values, (2 in hot) + bool(hot & {0, 1, 3})),
-    )
-
-
-def _attention_workspace(pieces: Pieces, results: np.ndarray) -> np.ndarray:
-    """Scores and their gradient in float32, the weights as computed with."""
-    each = zip(pieces.splits, pieces.share("e").tolist(), results.tolist(), strict=True)
-    return np.array([_scores_bytes(pieces, *split) for split in each])
-
-
-def _scores_bytes(pieces: Pieces, split: Split, share: float, results: float) -> float:
-    """The workspace under one split. share: of the scores; results: bytes of the results."""
-    graph, node, rule, trained = pieces.graph, pieces.node, pieces.rule, pieces.trained
-    itemsize = pieces.itemsize("float32")
-    q, _, v = graph.shapes(node.inputs[:3])
-    around = group(split.axes("ring"), pieces.mesh)
-    scores = rule.flops / (2 * (q[3] + v[3])) * share / around
-    queries = rule.local(split, pieces.mesh).get("s", q[2])
-    size = (
-        scores
-        * (QUERY_BLOCK / queries if in_query_blocks(queries) else 1)
-        * (4 + (2 if trained else 1) * itemsize)
-    )
-    if around > 1:
-        # The next piece of keys beside this one, results and gradients summed up in float32, and
-        # what is on its way of these.
-        keys = sum(pieces.bytes_of(node.inputs[k], pieces.operand_shape(k, split)) for k in (1, 2))
-        wide = itemsize / pieces.itemsize(graph.tensors[node.inputs[0]].dtype)
-        size += keys + (3 * wide * keys + 2 * wide * results if trained else wide * results)
-    # The residual stream's gradient, as wide as the result, as carried and as added to.
-    return size + (2 * results if trained and pieces.repeated else 0.0)
-
-
-def _ring_saves(pieces: Pieces) -> np.ndarray:
-    """On a ring the result, and a float32 for each row of scores."""
-
-    def kept(split: Split) -> float:
-        if not split.axes("ring"):
-            return 0.0
-        (out,), local = pieces.rule.results, pieces.rule.local(split, pieces.mesh)
-        rows, width = (prod(local[f] for dim in dims for f in dim) for dims in (out[:3], out[3:]))
-        dtype = pieces.graph.tensors[pieces.node.outputs[0]].dtype
-        return rows * (width * pieces.itemsize(dtype) + 4)
-
-    return np.array([kept(split) for split in pieces.splits])
-
-
 register(
     Operator(
         "Attention",
         _attention_rule,
         _attention,
         kind="attention",
-        workspace=_attention_workspace,
-        saves_beside=_ring_saves,
-        products=_attention_products,
+        passes=attention_passes,
+        workspace=attention_workspace,
+        saves_beside=saved_rows,
+        products=attention_products,
         roles={"s": "sequence", "g": "tensor", "r": "tensor"},
         words={"b": "batch", "g": "heads", "r": "heads", "s": "queries", "t": "keys"},
         own_precision=(3,),

@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 
 from planner.graph.ir import AttrValue, Graph, Node
-from planner.ops.cost import Dots, Kernels, Pieces, Product, Reads, Slots
+from planner.ops.cost import Dots, Kernels, Passes, Pieces, Product, Reads, Slots
 from planner.ops.ties import Tie
 from planner.sharding.layout import Axes, group, padded
 from planner.sharding.rule import Rule, Split
@@ -176,6 +176,9 @@ class Operator:
     kernels: Callable[[Pieces], list[Kernels]] | None = None
     """The kernels of the forward pass under each split, where they are not one kernel over all
     operands and results."""
+    passes: Callable[[Pieces, np.ndarray, np.ndarray], list[Passes]] | None = None
+    """(pieces, bytes of operands, bytes of results [splits]) -> the kernels of both passes under
+    each split, where the backward pass is not a multiple of the forward one."""
     filling: Callable[[Rule, Split, Mapping[str, int]], Fraction] | None = None
     """What rounding up blocks of rows adds to a device's work, as a factor."""
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from math import prod
+from typing import Literal
 
 import numpy as np
 
@@ -90,7 +91,8 @@ class Pieces:
     factors that one device has, padding included, without the factor that is named [splits].
     itemsize: bytes of an element of a type as it is computed with. bytes_of: bytes of a tensor's
     piece of a shape. trained: whether a backward pass follows. repeated: whether the node is in a
-    repeated block.
+    repeated block. attention_kernel: the fused attention of the device, "" for none. compute: dtype
+    of activations. partitioned: whether the compiler's partitioner places the collectives.
     """
 
     node: Node
@@ -103,6 +105,9 @@ class Pieces:
     bytes_of: Callable[[str, tuple[int, ...]], float]
     trained: bool
     repeated: bool
+    attention_kernel: str
+    compute: str
+    partitioned: bool
 
     def operand_shape(self, slot: int, split: Split) -> tuple[int, ...]:
         """Shape of one device's piece of an operand."""
@@ -116,5 +121,18 @@ class Pieces:
         return local_shape(self.graph.tensors[name].shape, layout, self.mesh)
 
 
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel of one device: FLOPs, bytes moved, how often it runs. attention: "forward" or
+    "backward" for that pass of the device's fused attention, whose rate is its own."""
+
+    flops: float
+    moved_bytes: float
+    often: int = 1
+    attention: Literal["", "forward", "backward"] = ""
+
+
+Passes = tuple[tuple[Kernel, ...], tuple[Kernel, ...]]
+"""The kernels of a node's forward pass and of its backward pass."""
 Kernels = tuple[float, tuple[tuple[int, float, float], ...]]
 """(how often the sequence runs, (how often in it, FLOPs, bytes moved) of each kernel)."""

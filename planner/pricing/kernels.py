@@ -89,6 +89,13 @@ def times_of(
     operator, dtype = operator_of(node.op), compute_type(graph, i, pricer.recipe)
     if operator.free:
         return np.zeros(len(splits)), np.zeros(len(splits))
+    if operator.passes is not None:
+        pieces = pieces_of(base, i, splits, pricer, cuts)
+        passes = operator.passes(pieces, ins, outs)
+        forward, backward = (
+            np.array([pricer.pass_s(each[k], dtype) for each in passes]) for k in (0, 1)
+        )
+        return forward, backward if pieces.trained else 0 * backward
     if node.bodies:
         forward = np.array(
             [_bodies_s(node, graph, base.regions[i], split, pricer, dtype) for split in splits]
@@ -171,6 +178,9 @@ def pieces_of(
         bytes_of=lambda name, shape: _bytes(base, pricer, name, shape),
         trained=base.training and not base.grad.isdisjoint(node.outputs),
         repeated=i in base.repeated,
+        attention_kernel=pricer.topology.device.attention_kernel,
+        compute=pricer.recipe.between,
+        partitioned=pricer.runtime.partitioned,
     )
 
 

@@ -25,6 +25,7 @@ from costmodels.runtimes import Rates, Runtime
 from planner.execution.collective import CollectiveUse
 from planner.graph.ir import DTYPE_BYTES
 from planner.machine.topology import Mesh, Topology
+from planner.ops.cost import Kernel
 from planner.pricing.reshard import Conversions
 from planner.pricing.table_key import TableStore
 from planner.sharding.layout import Axes
@@ -195,6 +196,21 @@ class Pricer:
     def kernel_s(self, flops: float, size_bytes: float, dtype: str) -> float:
         """Seconds of one kernel: the slower of arithmetic and memory, and the launch floor."""
         return compute.roofline_time_s(self.topology.device, flops, size_bytes, dtype)
+
+    def pass_s(self, kernels: Sequence[Kernel], dtype: str) -> float:
+        """Seconds of kernels that run one after the other."""
+        device = self.topology.device
+        return sum(
+            k.often
+            * (
+                compute.attention_time_s(
+                    device, k.flops, k.moved_bytes, dtype, k.attention == "backward"
+                )
+                if k.attention
+                else compute.roofline_time_s(device, k.flops, k.moved_bytes, dtype)
+            )
+            for k in kernels
+        )
 
     def itemsize(self, dtype: str) -> float:
         """Bytes per element as computed with under the recipe: floats of the model take the

@@ -26,6 +26,7 @@ from planner.machine.topology_file import from_file
 from planner.ops.experts import said
 from planner.search.options import (
     DEFAULT_HARDWARE,
+    DEFAULT_RUNTIME,
     MachineOptions,
     SearchOptions,
     StepOptions,
@@ -65,11 +66,14 @@ def build_request(machine: MachineOptions, step: StepOptions, search: SearchOpti
     _choose(step, search)
     pins = _pins(search)
     refuse_pins(pins, topology.device, step.workload, step.runtime)
+    # A program written for jit is priced as one, unless as a framework's.
+    jit = step.backend == "jit" and step.runtime == DEFAULT_RUNTIME
+    runtime = load_runtime("jax-jit" if jit else step.runtime)
     return Request(
         topology=topology,
         capacity=capacity(topology.device, topology.devices, machine.memory_reserve_bytes),
         recipe=load_recipe(step.precision, step.optimizer, step.workload == "train"),
-        runtime=runtime_of_buckets(load_runtime(step.runtime), pins.techniques.get("bucket", 0)),
+        runtime=runtime_of_buckets(runtime, pins.techniques.get("bucket", 0)),
         solver=search.solver,
         mode=search.mode,
         objective=search.objective,

@@ -71,7 +71,7 @@ def unfused(
     nodes: Mapping[str, Mapping[str, Any]],
     microbatches: int,
 ) -> tuple[Finding, ...]:
-    """That attention is priced as a fused kernel which the program cannot run it with
+    """That much of a step goes into attention which no fused kernel serves
     (docs/how-a-plan-is-chosen.md, How sure it is). kernels: of the rows of `nodes` that are
     attention in an emitted program for accelerators."""
     slow = {n: chosen for n, chosen in kernels.items() if chosen.why}
@@ -82,8 +82,8 @@ def unfused(
     return (
         Finding(
             "attention",
-            f"attention, {100 * share:.0f} % of the step, is priced as a fused kernel; the program"
-            f" that plan emit writes sends its scores through memory and takes longer there: {why}",
+            f"attention takes {100 * share:.0f} % of the step: no fused kernel serves it, and its"
+            f" scores pass through memory: {why}",
         ),
     )
 

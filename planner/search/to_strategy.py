@@ -37,7 +37,7 @@ from planner.sharding.layout import padded
 from planner.solvers.problem import FORBIDDEN, Problem
 from planner.space.assemble import PICO
 from planner.space.variables import Space
-from planner.strategy.strategy import Strategy
+from planner.strategy.strategy import Strategy, round_figures
 from planner.workload.model import Model
 
 TOOL_VERSION, COST_MODEL_VERSION = "0.1.0", "1"
@@ -370,7 +370,10 @@ def cost_table(cost: Cost, request: Request, base: GraphFacts, model: Model) -> 
     return {
         "step_time_s": step,
         "step_time_range_s": [step * (1 - faster), step * (1 + slower)],
-        "tokens_per_s_per_device": tokens / step / request.topology.devices if step else 0.0,
+        # As the file has it: a report from the file is the one made with the plan.
+        "tokens_per_s_per_device": (
+            round_figures(tokens / step / request.topology.devices) if step else 0.0
+        ),
         "tokens_per_step": tokens,
         "compute_time_s": cost.compute_time_s,
         "recompute_time_s": cost.recompute_time_s,

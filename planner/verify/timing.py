@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from costmodels.hardware.device import Device, DeviceError, load_device
-from costmodels.kernels import roofline_time_s
+from costmodels.kernels import attention_time_s, roofline_time_s
 from costmodels.precision import load_recipe
 from costmodels.runtimes import load_runtime
 from planner.emit.blocks import display_names
@@ -145,6 +145,10 @@ def _replaces_a_part(kernel: Kernel) -> bool:
 def kernel_s(kernel: Kernel, device: Device) -> float:
     """Seconds of one run by the formula of prices."""
     dtype = _TYPES.get(kernel.dtype, "float32")
+    if kernel.attention and device.attention:
+        return attention_time_s(
+            device, kernel.flops, kernel.moved_bytes, dtype, kernel.attention.backward
+        )
     return roofline_time_s(device, kernel.flops, kernel.moved_bytes, dtype)
 
 

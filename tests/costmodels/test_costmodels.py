@@ -654,6 +654,9 @@ REQUIRED = (
     "memory.bandwidth",
     "memory.efficiency",
     "kernel.launch",
+    "attention.kernel",
+    "attention.forward",
+    "attention.backward",
     "inner.bandwidth",
     "inner.efficiency",
     "inner.latency",
@@ -693,6 +696,9 @@ BAD = [
     ("node_size", 8.5, "whole number"),
     ("node_size", True, "whole number"),
     ("kind", "abacus", "one of gpu, tpu, cpu"),
+    ("attention.kernel", "flash", "one of cudnn, splash"),
+    ("attention.forward", 60, "at most 1"),
+    ("attention.backward", 0, "above 0"),
     ("matmul.efficiency", [0.1], "as many"),
     ("matmul.efficiency", [0.05, 0.22, 0.5, 0.68, 1.2], "as many"),
     ("matmul.efficiency", [0.05, 0.22, 0.5, 0.4, 0.74], "must rise"),
@@ -792,9 +798,11 @@ def test_roofline_by_hand() -> None:
 
 
 def test_a_table_of_earlier_versions_has_no_effect() -> None:
-    """Files of users may hold what fused attention reaches, which no price reads."""
-    older = {**_h100(), "attention": {"efficiency": 0.5}}
-    assert from_table(older, "mine.toml") == from_table(_h100(), "mine.toml")
+    """Files of users may hold what earlier versions called the efficiency of attention."""
+    plain = {key: value for key, value in _h100().items() if key != "attention"}
+    older = {**plain, "attention": {"efficiency": 0.5}}
+    assert from_table(older, "mine.toml") == from_table(plain, "mine.toml")
+    assert from_table(older, "mine.toml").attention is None
     with pytest.raises(DeviceError, match="'attention.speed' is not known"):
         from_table({**_h100(), "attention": {"speed": 1}}, "mine.toml")
 

@@ -1,0 +1,139 @@
+"""The price of attention is that of the kernel the emitted program runs it with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import models_zoo
+from costmodels.hardware.device import Device, load_device
+from costmodels.hardware.mixed import slowest
+from costmodels.kernels import attention_time_s, roofline_time_s
+from planner.analysis.facts import GraphFacts
+from planner.machine.mesh_choices import pinned_mesh
+from planner.ops.attention_cost import causal_share
+from planner.pricing.kernels import kernel_times, pieces_of, saved_beside, working_bytes
+from planner.pricing.pricer import Pricer
+from planner.reader import read_model
+from planner.search.build_request import make_request
+from planner.sharding.rule import Split
+from planner.workload.loss import add_loss
+
+HEADS, GROUPS, WIDTH, ROWS = 32, 8, 128, 2048
+PAIRS = HEADS * ROWS * ROWS
+"""Pairs of a query and a key of all heads."""
+ELEMENTS = (2 * HEADS + 2 * GROUPS) * ROWS * WIDTH
+"""Of queries, keys, values and the result."""
+
+
+def facts(model: str = f"zoo:llama3-8b,layers=1,seq={ROWS}") -> GraphFacts:
+    """Of one row of the batch, trained."""
+    return GraphFacts.of(add_loss(read_model(models_zoo.build(model), batch=1)), training=True)
+
+
+def pricer(device: str, recipe: str = "bf16-mixed", jit: bool = False) -> Pricer:
+    """Prices on one device."""
+    request = make_request(
+        devices=1, hardware=device, topology=None, precision=recipe, backend="jit" if jit else ""
+    )
+    mesh = pinned_mesh(request.topology, {"data": 1})
+    return Pricer(request.topology, mesh, request.runtime, request.recipe)
+
+
+def attention(base: GraphFacts) -> int:
+    """The first node of attention."""
+    return next(i for i, node in enumerate(base.graph.nodes) if node.op == "Attention")
+
+
+def by_hand_in_blocks(device: Device, blocks: int) -> tuple[float, float]:
+    """Seconds forward and backward of causal attention in blocks of queries, in bfloat16."""
+    products = 2 * PAIRS * WIDTH / blocks
+    operands = ELEMENTS / blocks  # of two of four arrays, two bytes each
+    scores = PAIRS / blocks
+
+    def seconds(flops: float, score_bytes: float) -> float:
+        moved = score_bytes * scores + (operands if flops else 0)
+        return blocks * roofline_time_s(device, flops, moved, "bfloat16")
+
+    forward = [(products, 4), (0, 4 + 4 + 2), (products, 2)]
+    backward = [(products, 4), (0, 4), (0, 6), (products, 2), (0, 8), *[(products, 2)] * 3]
+    return sum(seconds(*k) for k in forward), sum(seconds(*k) for k in backward)
+
+
+@pytest.mark.parametrize(
+    ("device", "backward"), [("h100-sxm", 2.5), ("b200", 2.5), ("tpu-v5p", 3.5)]
+)
+def test_a_fused_kernel_computes_what_the_mask_leaves_and_moves_operands_alone(
+    device: str, backward: float
+) -> None:
+    base, chip = facts(), load_device(device)
+    seen = (ROWS + 1) / (2 * ROWS)
+    flops, statistics = 4 * PAIRS * WIDTH * seen, 4 * HEADS * ROWS
+    expected = (
+        attention_time_s(chip, flops, 2 * ELEMENTS + statistics, "bfloat16", False),
+        attention_time_s(chip, backward * flops, 4 * ELEMENTS + statistics, "bfloat16", True),
+    )
+    assert kernel_times(base, attention(base), Split(), pricer(device)) == pytest.approx(expected)
+    assert chip.attention is not None
+    assert expected[0] == pytest.approx(flops / (chip.peak("bfloat16") * chip.attention.forward))
+
+
+@pytest.mark.parametrize("why", ["device", "jit"])
+def test_scores_of_blocks_pass_through_memory(why: str) -> None:
+    base = facts()
+    prices = pricer("h100-sxm", jit=why == "jit")
+    if why == "device":
+        bare = replace(prices.topology.device, attention=None)
+        prices = replace(prices, topology=replace(prices.topology, device=bare))
+    times = kernel_times(base, attention(base), Split(), prices)
+    assert times == pytest.approx(by_hand_in_blocks(load_device("h100-sxm"), ROWS // 1024))
+    fused = kernel_times(base, attention(base), Split(), pricer("h100-sxm"))
+    assert times[0] > 5 * fused[0] and times[1] > 4 * fused[1]
+
+
+def test_attention_in_float32_runs_in_blocks() -> None:
+    base = facts()
+    fused, blocks = (pricer("h100-sxm", recipe) for recipe in ("bf16-mixed", "fp32"))
+    i = attention(base)
+    assert saved_beside(base, i, 0, Split(), fused) == 4 * HEADS * ROWS
+    assert saved_beside(base, i, 0, Split(), blocks) == 0
+    workspace = [working_bytes(base, i, Split(), 0.0, 0.0, 0.0, p) for p in (fused, blocks)]
+    assert workspace == [0.0, HEADS * 1024 * ROWS * (4 + 4 + 4)]
+
+
+def test_splash_saves_its_result_beside_the_graph_s() -> None:
+    base = facts()
+    saved = saved_beside(base, attention(base), 0, Split(), pricer("tpu-v5p"))
+    assert saved == HEADS * ROWS * (2 * WIDTH + 4)
+
+
+def test_queries_cut_under_a_causal_mask_leave_the_fused_kernel() -> None:
+    base = facts()
+    request = make_request(devices=2, hardware="h100-sxm", topology=None, precision="bf16-mixed")
+    mesh = pinned_mesh(request.topology, {"data": 2})
+    two = Pricer(request.topology, mesh, request.runtime, request.recipe)
+    i = attention(base)
+    heads, queries = Split.of({"g": ["data"]}), Split.of({"s": ["data"]})
+    whole = kernel_times(base, i, Split(), pricer("h100-sxm"))
+    cut = kernel_times(base, i, heads, two)
+    assert cut == pytest.approx([t / 2 for t in whole], rel=0.01)
+    assert sum(kernel_times(base, i, queries, two)) > 2 * sum(cut)
+    assert pieces_of(base, i, (queries,), two).attention_kernel == "cudnn"
+
+
+@given(st.integers(1, 40), st.integers(1, 40))
+def test_pairs_that_a_causal_mask_leaves(queries: int, keys: int) -> None:
+    pairs = sum(j <= i for i in range(queries) for j in range(keys))
+    assert causal_share(queries, keys) == pytest.approx(pairs / (queries * keys))
+
+
+def test_unlike_devices_have_a_kernel_in_common_or_none() -> None:
+    h100, a100 = load_device("h100-sxm"), load_device("a100-80gb")
+    both = slowest([(h100, 4), (a100, 4)])
+    assert both.attention == a100.attention
+    assert slowest([(h100, 4), (load_device("v100-32gb"), 4)]).attention is None
+    with pytest.raises(ValueError, match="v100-32gb has no fused attention"):
+        attention_time_s(load_device("v100-32gb"), 1.0, 1.0, "float16", False)
