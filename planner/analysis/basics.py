@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from planner.execution.gated_units import GatedUnits, gated_units
 from planner.execution.loops import loopable_blocks
 from planner.graph.ir import Graph
 from planner.sharding.rule import Rule
@@ -34,6 +35,11 @@ class BasicFacts:
         """Those of `runs` that a loop serves; repeats that are put together differently share their
         decisions alone."""
         return loopable_blocks(self.graph, self.runs)
+
+    @cached_property
+    def gated(self) -> GatedUnits:
+        """See planner.execution.gated_units."""
+        return gated_units(self.graph, self.grad, self.runs)
 
     @property
     def written_out(self) -> bool:

@@ -47,6 +47,7 @@ STRUCTURE = (
     "stacks",
     "still",
     "epilogue",
+    "gated",
     "wires",
 )
 """Derived parts of a GraphFacts that follow from the nodes and how they are wired, whatever the
@@ -191,8 +192,9 @@ class GraphFacts(BasicFacts):
 
     @cached_property
     def replayed(self) -> frozenset[int]:
-        """Nodes of repeated blocks whose results the backward pass of a recomputed block makes
-        again: those it reads, directly or on the way."""
+        """Nodes of repeated blocks whose results a recomputed block makes again before its backward
+        pass: those that reads, directly or on the way. Backward passes of gated units make what is
+        inside themselves."""
         graph, result = self.graph, set[int]()
         for first, period, repeats in self.loops:
             made = {o: i for i in range(first, first + period) for o in graph.nodes[i].outputs if o}
@@ -204,7 +206,7 @@ class GraphFacts(BasicFacts):
             again: set[int] = set()
             while wanted:
                 i = made.get(wanted.pop(), -1)
-                if i >= 0 and i not in again:
+                if i >= 0 and i not in again and i not in self.gated.nodes:
                     again.add(i)
                     wanted += graph.nodes[i].inputs
             result.update(i + r * period for i in again for r in range(repeats))
@@ -368,7 +370,12 @@ class GraphFacts(BasicFacts):
                 ]
             )
             out[i] = result.setdefault(
-                (self.content(i), counts, self.saved_collective_bytes(i, float32_sizes)),
+                (
+                    self.content(i),
+                    counts,
+                    self.saved_collective_bytes(i, float32_sizes),
+                    i in self.gated.nodes,
+                ),
                 len(result),
             )
         return out

@@ -12,7 +12,8 @@ that its next reader needs. So
     own readers and is spared
 
 and which conversions have a collective forward the links of a space say. One over a hub is two
-hops; one that no link has may have a collective whatever the layouts.
+hops; one that no link has may have a collective whatever the layouts. What is in a gated unit never
+runs again for the block (planner.execution.gated_units), and its operands are read.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def find_demanded(base: BasicFacts) -> Mapping[int, Hop]:
         while queue:
             hop = queue.popleft()
             i = made.get(hop.tensor, -1)
-            if i >= 0 and i not in result:
+            if i >= 0 and i not in result and i not in base.gated.nodes:
                 result[i] = hop
                 queue.extend(Hop(n, i, True) for n in graph.nodes[i].inputs if n)
     return result

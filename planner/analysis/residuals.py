@@ -18,7 +18,8 @@ def find_residuals(base: BasicFacts) -> dict[tuple[int, int], str]:
     its first such use. Results have slot -1 - k."""
     graph = base.graph
     charged: dict[tuple[int, int], str] = {}
-    seen = {*graph.weights, *graph.constants}  # they are there anyway
+    # Weights and constants are there anyway; what is in gated units is made again.
+    seen = {*graph.weights, *graph.constants, *base.gated.tensors}
     if not base.training:
         return charged
     returning = {op for op, operator in OPERATORS.items() if "out" in operator.saves.split()}

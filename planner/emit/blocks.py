@@ -85,6 +85,7 @@ def _block_function(
         inner_flow(body.flow, block),
         repeats=display_names(flow.graph, block),
         tie=w.unroll and gathers,
+        looped=not w.unroll,
         name_collectives=bool(mode),
         weights={names[0]: f"w[{literal(table.short[names[0]])}]" for names in block.weights},
     )

@@ -15,6 +15,7 @@ from planner.emit.source import comment
 from planner.emit.text import rule_cells, short_floats, spec_text, wrapped
 from planner.emit.values import Values
 from planner.errors import PlanError
+from planner.execution.gated_units import gated_units
 from planner.execution.layout_flow import derive
 from planner.graph.ir import Node
 from planner.ops import OPERATORS, Call, operator_of
@@ -26,13 +27,60 @@ from planner.sharding.rule import Rule, Split
 
 @dataclass
 class Body(Values):
-    """Writes the statements of one function, node by node."""
+    """Writes the statements of one function, node by node.
+
+    looped: whether it is the body of a loop, whose forward and backward pass are two computations.
+    plain: nodes of gated units (planner.execution.gated_units) that are written as any other.
+    """
+
+    looped: bool = False
+    plain: frozenset[int] = frozenset()
 
     def node(self, index: int) -> None:
-        """Write one node; of further overlapped microbatches only what depends on them."""
-        graph, node = self.flow.graph, self.flow.graph.nodes[index]
-        if self.first is not None and self.own.isdisjoint(node.outputs):
+        """Write one node, with the node that reads it what is inside a gated unit; of further
+        overlapped microbatches only what depends on them."""
+        if self.first is not None and self.own.isdisjoint(self.flow.graph.nodes[index].outputs):
             return
+        units = gated_units(self.flow.graph, self.flow.grad, self.flow.plan.repeated_blocks)
+        if index in self.plain or not (index in units.nodes or index in units.inside):
+            self._statement(index)
+        elif index in units.inside:
+            self._gated(index, units.inside[index])
+
+    def _gated(self, index: int, inside: Sequence[int]) -> None:
+        """Write the function of a gated unit, of which nothing is kept but its operands, and its
+        call. index: the node that reads what the nodes inside make."""
+        (output,), name = self.flow.graph.nodes[index].outputs, self.fresh("gated")
+        inner = self.inner(
+            repeats=self.repeats,
+            name_collectives=self.backend == "jit" and self.name_collectives,
+            plain=frozenset((*inside, index)),
+        )
+        for i in inside:
+            inner.node(i)
+        waiting = tuple(inner.arguments)
+        self.cause = next(iter(waiting), "")
+        inner.node(index)
+        layout = self.flow.source[output]
+        if output in inner.padded:
+            variable, full = inner.padded[output]
+            self.padded[output] = variable, full
+        else:
+            variable = inner.value(output, layout)
+            self.bind(output, layout, variable)
+        arguments = ", ".join(inner.arguments)
+        wrap = f"lean({name})" if self.looped else f"made_again({name}, {len(waiting)})"
+        self.helpers.add("lean" if self.looped else "made_again")
+        self.lines += [
+            f"def {name}({arguments}):  # the backward pass makes again what is inside",
+            *(f"    {line}" for line in inner.lines),
+            f"    return {variable}",
+            f"{variable} = {wrap}({arguments})  # {self._says(index, [layout])}",
+        ]
+
+    def _statement(self, index: int) -> None:
+        """Write one node."""
+        graph, node = self.flow.graph, self.flow.graph.nodes[index]
         rule = self.flow.rules[index]
         pieces = self.backend == "jit" and by_piece(self, index)
         split = self.flow.split(index) if self.backend == "shard_map" or pieces else Split()
@@ -54,13 +102,7 @@ class Body(Values):
             text, results[0] = on_pieces(self, text, index, args, results[0])
         text = text[1:-1] if wrapped(text) else text
         names = [self.fresh() for _ in live]
-        cells = " ".join(rule_cells(rule, k, self.flow.split(index)) for k in range(len(live)))
-        pending = "".join(f" partial over {'+'.join(r.partial)}" for r in results[:1] if r.partial)
-        name = self._displayed(node.id)
-        what = name if node.op in name.rpartition("/")[2] else f"{node.op} {name}"
-        self.lines.append(
-            f"{', '.join(names)} = {text}  # {comment(what, 88)} -> {comment(cells + pending, 120)}"
-        )
+        self.lines.append(f"{', '.join(names)} = {text}  # {self._says(index, results)}")
         for name, variable, layout in zip(live, names, results, strict=True):
             full = full_shape(self, name, layout) if pieces else graph.tensors[name].shape
             if full != graph.tensors[name].shape:
@@ -69,6 +111,15 @@ class Body(Values):
                 self.bind(name, layout, variable)
             if self.backend == "jit":
                 self._constrain(name, variable, layout if pieces else self.flow.source[name], full)
+
+    def _says(self, index: int, results: Sequence[Layout]) -> str:
+        """What a comment says of a node and of how its results are cut."""
+        node, rule = self.flow.graph.nodes[index], self.flow.rules[index]
+        cells = " ".join(rule_cells(rule, k, self.flow.split(index)) for k in range(len(results)))
+        pending = "".join(f" partial over {'+'.join(r.partial)}" for r in results[:1] if r.partial)
+        name = self._displayed(node.id)
+        what = name if node.op in name.rpartition("/")[2] else f"{node.op} {name}"
+        return f"{comment(what, 88)} -> {comment(cells + pending, 120)}"
 
     def _operands(self, index: int, pieces: bool) -> list[str]:
         """Variables of a node's operands in the layouts it needs, "" of those that it lacks.

@@ -12,6 +12,8 @@ tables say where.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from planner.emit.body import Body
 from planner.emit.source import comment, literal
 from planner.emit.tables import initial_mean
@@ -19,6 +21,8 @@ from planner.emit.text import spec_text
 from planner.emit.values import precise
 from planner.emit.writer import Function, Writer
 from planner.errors import PlanError
+from planner.execution.gated_units import gated_units
+from planner.execution.layout_flow import Flow
 from planner.execution.stage_buffers import PARTS, Buffer, Piece, buffers
 from planner.execution.uneven_collectives import uneven_schedule
 from planner.execution.uneven_pipeline import (
@@ -93,6 +97,7 @@ def _stage(w: Writer, stages: UnevenPipeline, k: int) -> None:
         counter=w.counter,
         float_dtype="COMPUTE",
         precise=precise(graph),
+        plain=_parted(flow, stages.nodes[k]),
     )
     body.weights = {
         t: f"{'w' if t in w.flow.grad else 'c'}[{literal(w.parameters[t].key)}]"
@@ -136,6 +141,17 @@ def _stage(w: Writer, stages: UnevenPipeline, k: int) -> None:
             body,
             FIRST,
         )
+    )
+
+
+def _parted(flow: Flow, nodes: Collection[int]) -> frozenset[int]:
+    """Nodes of gated units that are not all in one stage."""
+    units = gated_units(flow.graph, flow.grad, flow.plan.repeated_blocks).inside
+    return frozenset(
+        i
+        for reader, inside in units.items()
+        if not {reader, *inside} <= set(nodes)
+        for i in (reader, *inside)
     )
 
 

@@ -29,6 +29,7 @@ from planner.execution.recompute import (
     gathering_parts,
     is_gathered,
     recomputed_in_block,
+    remade_conversions,
 )
 from planner.execution.shared_collectives import merged, outside_blocks
 from planner.graph.ir import Graph
@@ -108,6 +109,11 @@ class _Census:
                 times = self.passes(first_result(self.flow.graph, i))
             place = "after" if pipeline and pipeline.in_epilogue(i) else "before"
             yield from kernel_collectives(self.flow, i, times, size, place)
+        if pipeline is None:
+            again = remade_conversions(outside.flow, outside.nodes)
+            yield from recomputed_collectives(
+                outside.flow, again, "", self.passes, outside.merged, size, "before"
+            )
         if pipeline and pipeline.schedule == "gpipe":
             yield from self._recomputed_epilogue(pipeline, last)
 
@@ -160,8 +166,9 @@ class _Census:
         for i in nodes:
             count = times(first_result(graph, i))
             yield from kernel_collectives(self.flow, i, count, size, place)
+        again = recomputed or remade_conversions(flow, nodes)
         mode = block_mode(self.flow)
-        yield from recomputed_collectives(flow, recomputed, mode, times, equal, size, place)
+        yield from recomputed_collectives(flow, again, mode, times, equal, size, place)
         self._collect_weights(block, recomputed)
 
     def _stages_of(self, block: RepeatedBlock) -> Pipeline | None:

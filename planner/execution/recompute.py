@@ -10,6 +10,9 @@ run again. `find_recomputed` follows that demand through one function:
     mode "part"  (ZeRO stage 3 without recomputation)  everything is saved except gathered
                  weights
 
+In every mode, and where nothing is wrapped (`remade_conversions`), backward passes of gated units
+make again what is inside (planner.execution.gated_units).
+
 `reads` is the one table of derivatives: which operands the gradient of an operator needs. Verified
 against compiled programs by benchmarks/compiler_truth.py.
 """
@@ -20,6 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
+from planner.execution.gated_units import GatedUnits, gated_units
 from planner.execution.layout_flow import Flow
 from planner.execution.loops import RepeatedBlock, inner_flow, outer_flow
 from planner.graph.ir import Graph
@@ -55,7 +59,7 @@ def find_recomputed(
     arguments: tensors that arrive in their source layout and are resharded inside (what a block
     carries on).
     """
-    graph, recomputed = flow.graph, Recomputed()
+    graph, recomputed, units = flow.graph, Recomputed(), _units(flow)
     producer = {o: i for i in inside for o in graph.nodes[i].outputs if o}
     arguments = frozenset(arguments)
     seen: set[tuple[str, tuple[ReshardStep, ...]]] = set()
@@ -69,7 +73,7 @@ def find_recomputed(
             queue.append((name, path))
 
     def compute(i: int) -> None:
-        if not recomputed.nodes.get(i):
+        if not recomputed.nodes.get(i) and i not in units.nodes:
             recomputed.nodes[i] = True
             for slot, name in enumerate(graph.nodes[i].inputs):
                 if name:
@@ -90,6 +94,9 @@ def find_recomputed(
         ):
             # What a collective made of a gathered weight has a name and is saved.
             recomputed.weights[name] = None
+        if name in units.tensors:
+            recomputed.steps.update(dict.fromkeys(_beginnings(name, path)))
+            continue
         local = name in producer or name in arguments or name in graph.weights
         if mode == "part" or not local:
             continue
@@ -102,6 +109,29 @@ def find_recomputed(
         elif name in producer:
             compute(producer[name])
     return recomputed
+
+
+def remade_conversions(flow: Flow, inside: Iterable[int]) -> Recomputed:
+    """Of nodes that nothing wraps, what runs a second time all the same: conversions of what gated
+    units make again (planner.execution.gated_units)."""
+    graph, recomputed, units = flow.graph, Recomputed(), _units(flow)
+    for i in inside if units.nodes else ():
+        for slot, name in enumerate(graph.nodes[i].inputs):
+            if name in units.tensors:
+                path = flow.trees[name].path(flow.need[i, slot])
+                recomputed.steps.update(dict.fromkeys(_beginnings(name, path)))
+    return recomputed
+
+
+def _units(flow: Flow) -> GatedUnits:
+    return gated_units(flow.graph, flow.grad, flow.plan.repeated_blocks)
+
+
+def _beginnings(
+    name: str, path: tuple[ReshardStep, ...]
+) -> list[tuple[str, tuple[ReshardStep, ...]]]:
+    """The steps of a path, each with what leads to it, the last first."""
+    return [(name, path[:end]) for end in range(len(path), 0, -1)]
 
 
 def _exchanges(flow: Flow, i: int) -> bool:

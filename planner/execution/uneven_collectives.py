@@ -31,7 +31,7 @@ from planner.execution.collective import (
 )
 from planner.execution.layout_flow import Flow
 from planner.execution.pipeline import Schedule
-from planner.execution.recompute import Recomputed, find_recomputed, products
+from planner.execution.recompute import Recomputed, find_recomputed, products, remade_conversions
 from planner.execution.shared_collectives import merged
 from planner.execution.stage_buffers import buffers
 from planner.execution.uneven_pipeline import (
@@ -143,9 +143,8 @@ def _tick(flow: Flow, stages: UnevenPipeline, k: int, size: ItemSize) -> ChunkTi
         uses = [*kernel_collectives(inside, i, 1, size, "blocks")]
         in_pass += [use for use in uses if use.phase == "forward"]
         backward += [use for use in uses if use.phase != "forward"]
-    backward += recomputed_collectives(
-        inside, recomputed, "all", lambda name: 1, equal, size, "blocks"
-    )
+    again = recomputed or remade_conversions(inside, nodes)
+    backward += recomputed_collectives(inside, again, "all", lambda name: 1, equal, size, "blocks")
     microbatches = stages.microbatches_per_place(k)
 
     def of_all(uses: Iterable[CollectiveUse]) -> tuple[CollectiveUse, ...]:

@@ -486,12 +486,14 @@ def _place(space: Space, v: Variable, pipeline: Pipeline) -> int:
 
 
 def replayed(space: Space, techniques: Techniques) -> list[bool]:
-    """Whether each link's conversion runs again in the backward pass: inside repeated blocks when
-    their collectives are replayed, and only of what the backward pass reads, directly or on the
-    way."""
-    if techniques.recompute != "block" or has_uneven_stages(space):
-        return [False] * len(space.links)
+    """Whether each link's conversion runs again in the backward pass: inside gated units always,
+    inside repeated blocks when their collectives are replayed, and only of what the backward pass
+    reads, directly or on the way."""
     base, graph = space.base, space.base.graph
+    if has_uneven_stages(space):
+        return [False] * len(space.links)
+    if techniques.recompute != "block":
+        return [link.name in base.gated.tensors for link in space.links]
     inside = {i for first, period, _ in base.loops for i in range(first, first + period)}
 
     def wanted(a: Variable, b: Variable) -> bool:

@@ -197,7 +197,7 @@ PINS: list[str] = [
     "source, machine, batch",
     [
         ("zoo:gpt-tiny,layers=4", {"devices": 8}, 32),
-        ("zoo:llama3-8b,layers=2", {"devices": 16, "memory_limit_bytes": 12 * 2**30}, 32),
+        ("zoo:llama3-8b,layers=2", {"devices": 16, "memory_limit_bytes": 10 * 2**30}, 32),
         ("zoo:resnet18", {"devices": 4, "hardware": "tpu-v5e"}, 64),
         ("zoo:mixtral-tiny", {"devices": 8, "hardware": "tpu-v4"}, 16),
         ("zoo:mlp-tiny", {"devices": 4, "hardware": "cpu"}, 16),
@@ -223,7 +223,7 @@ def test_no_pin_finds_a_plan_below_the_bound(
     assert open_.costs["step_time_s"] * PICO > 0
 
 
-TIGHT: dict[str, Any] = {"devices": 16, "memory_limit_bytes": 12 * 2**30}
+TIGHT: dict[str, Any] = {"devices": 16, "memory_limit_bytes": 10 * 2**30}
 """Of a machine for eight layers of Llama-3 8B: most plans that fit keep some results of collectives
 in recomputed blocks, or none."""
 

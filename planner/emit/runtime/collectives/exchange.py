@@ -119,6 +119,22 @@ def offload_inputs(*saved):
     )
 
 
+def made_again(function, waiting):
+    """`lean` where both passes stand in one computation: so many operands wait for the cotangent,
+    or compilers would merge what the backward pass makes of them with what the forward pass made.
+    """
+
+    @jax.custom_vjp
+    def run(*operands):
+        return function(*operands)
+
+    def pull(operands, g):
+        return jax.vjp(function, *after(operands[:waiting], g), *operands[waiting:])[1](g)
+
+    run.defvjp(lambda *operands: (function(*operands), operands), pull)
+    return run
+
+
 def no_gathers(primitive, *_, **__):
     """Checkpoint policy: save everything except what a gather made and views of anything, so that
     gathered weights are gathered again. Collectives between activations are named, and names are
