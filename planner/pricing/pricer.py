@@ -239,7 +239,8 @@ class Pricer:
     def loop_s(self, weights_bytes: float, saved_bytes: float = 0.0) -> float:
         """Seconds that a microbatch's loops over repeated blocks take to copy weights and their
         gradients, and what is saved for the backward pass, out of stacks and into them. Of virtual
-        devices: XLA's CPU back end copies what other back ends read and write in place.
+        devices alone: programs of accelerators copy as much as compiled (benchmarks/RESULTS.md,
+        "Time by part"), but neither the arrays of the search nor its bounds hold that.
         """
         return (
             compute.loop_time_s(self.topology.device, weights_bytes, saved_bytes)
