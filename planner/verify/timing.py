@@ -18,6 +18,7 @@ from costmodels.kernels import attention_time_s, roofline_time_s
 from costmodels.precision import load_recipe
 from costmodels.runtimes import load_runtime
 from planner.emit.blocks import display_names
+from planner.execution.engine import Engine, engine_of
 from planner.execution.loops import RepeatedBlock
 from planner.execution.plan import Plan
 from planner.graph.ir import Graph
@@ -252,7 +253,7 @@ def priced_parts(strategy: Strategy, parts: Parts, plan: Plan) -> Mapping[str, f
     """Part -> seconds of a step as the plan's file has them, of every tick of a pipeline. Of stages
     that differ, and of files without the price of each operator, the parts are not known."""
     rows = strategy.details
-    if plan.stage_cuts or not rows or not rows.keys() <= parts.of_node.keys():
+    if engine_of(plan) is Engine.UNEVEN or not rows or not rows.keys() <= parts.of_node.keys():
         return dict.fromkeys(PARTS)
     priced: dict[str, float | None] = dict.fromkeys(PARTS, 0.0)
     for name, row in rows.items():

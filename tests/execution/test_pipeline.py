@@ -229,12 +229,13 @@ def test_bounds_are_below_what_is_solved_and_that_close_to_the_price(technique: 
         ) <= objective * (1 + 1e-9)
         candidate = search.price(cut, mesh, technique, solved, "plan")
         assert candidate is not None
+        # With attention priced as a fused kernel the messages are a tenth of the step.
         # What stages hand on is not in the problem (chunks do so more often), nor is gpipe's second
         # pass of the head; block-keep prices kept collectives a little differently.
         assert (
             0.97
             <= candidate.cost.step_time_s / objective
-            <= (1.1 if technique.schedule == "1f1b" else 1.25)
+            <= (1.11 if technique.schedule == "1f1b" else 1.25)
         )
         held, working = usage_of(cut, technique, solved.choice)
         assert (
