@@ -211,7 +211,7 @@ def test_bounds_are_below_what_is_solved_and_that_close_to_the_price(technique: 
     pins = Pins(
         techniques={"bucket": 0}
     )  # where sizes of buckets are open, spaces are priced below all of them
-    search, meshes = staged_search("zoo:gpt2-small", 32, 64, 4, pins)
+    search, meshes = staged_search("zoo:gpt2-medium", 32, 64, 4, pins)
     for mesh in meshes[1:3]:
         whole, cut = search.space(mesh, 1, None), search.space(mesh, technique.microbatches, None)
         assert whole is not None and cut is not None
@@ -229,13 +229,12 @@ def test_bounds_are_below_what_is_solved_and_that_close_to_the_price(technique: 
         ) <= objective * (1 + 1e-9)
         candidate = search.price(cut, mesh, technique, solved, "plan")
         assert candidate is not None
-        # With attention priced as a fused kernel the messages are a tenth of the step.
         # What stages hand on is not in the problem (chunks do so more often), nor is gpipe's second
         # pass of the head; block-keep prices kept collectives a little differently.
         assert (
             0.97
             <= candidate.cost.step_time_s / objective
-            <= (1.11 if technique.schedule == "1f1b" else 1.25)
+            <= (1.1 if technique.schedule == "1f1b" else 1.25)
         )
         held, working = usage_of(cut, technique, solved.choice)
         assert (
