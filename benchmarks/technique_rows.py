@@ -125,9 +125,9 @@ RING, HEADS = (
 )
 EXPERTS = {"*experts*": {"split": {"expert-b": ["expert"]}}}
 FEED_FORWARD = {
-    "*.up_proj.weight": {"layout": [[], ["model"]]},
-    "*.gate_proj.weight": {"layout": [[], ["model"]]},
-    "*.down_proj.weight": {"layout": [["model"], []]},
+    "*.up_proj.weight": {"layout": [[], ["tensor"]]},
+    "*.gate_proj.weight": {"layout": [[], ["tensor"]]},
+    "*.down_proj.weight": {"layout": [["tensor"], []]},
 }
 SPECIAL = (
     Row("data parallel", MIXTRAL, "dp=8,zero=0,micro=1", batch=256),
@@ -385,8 +385,8 @@ SPECIAL = (
         LLAMA,
         "dp=2,tp=4",
         nodes={
-            "*q_proj": {"split": {"b0": ["data"], "n": ["model"]}},
-            "*up_proj": {"split": {"n": ["model"]}},
+            "*q_proj": {"split": {"b0": ["data"], "n": ["tensor"]}},
+            "*up_proj": {"split": {"n": ["tensor"]}},
         },
         options={"mode": "propagate"},
     ),
@@ -395,8 +395,8 @@ SPECIAL = (
         T5,
         "dp=2,tp=4",
         nodes={
-            "*SelfAttention.q*": {"split": {"b0": ["data"], "n": ["model"]}},
-            "*wi*": {"split": {"n": ["model"]}},
+            "*SelfAttention.q*": {"split": {"b0": ["data"], "n": ["tensor"]}},
+            "*wi*": {"split": {"n": ["tensor"]}},
         },
         options={"mode": "propagate"},
     ),
