@@ -18,6 +18,7 @@ from planner.emit.tables import (
     outputs_line,
     overlap_table,
     parameter_table,
+    schedule_table,
 )
 from planner.emit.text import array_table, inlined
 from planner.emit.uneven import stage_buffer_tables
@@ -58,8 +59,14 @@ def _runtime_files(w: Writer, train: bool) -> tuple[list[str], list[str]]:
     host_state = "optimizer" in plan.offload
     if train:
         state = [f"state_{'host' if host_state else 'device'}"] if backend == "shard_map" else []
-        files += [w.training.optimizer, *_gradient_files(w, backend), f"step_{backend}", *state]
-        files += ["feed", "checkpoint", "start"]
+        files += [
+            "schedule",
+            w.training.optimizer,
+            *_gradient_files(w, backend),
+            f"step_{backend}",
+            *state,
+        ]
+        files += ["settings", "feed", "checkpoint", "start"]
         files += ["host_tables", "main_host_tables"] if w.flow.graph.host_tables else ["main_train"]
     else:
         files += ["infer_shard_map" if backend == "shard_map" else "step_jit", "main_infer"]
@@ -105,7 +112,7 @@ def _tables(w: Writer, workload: Workload, compute: str, model_folder: str) -> s
         ),
     ]
     if train:
-        parts.append(f"LEARNING_RATE = {w.training.lr!r}\n")
+        parts.append(schedule_table(w))
         parts.append(f"MICROBATCHES = {w.flow.plan.microbatches}\n")
         parts.append(overlap_table(w))
         parts.append(fused_table(w, compute))

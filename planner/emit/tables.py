@@ -406,6 +406,18 @@ def fused_table(w: Writer, compute: str) -> str:
     )
 
 
+def schedule_table(w: Writer) -> str:
+    """LEARNING_RATE and how it changes from step to step; options of the program change them."""
+    return (
+        f"LEARNING_RATE = {w.training.lr!r}\n"
+        "WARMUP_STEPS = 0  # over which the learning rate rises in a line\n"
+        'SCHEDULE = "constant"  # after these: constant, cosine or linear, down to END_FRACTION of'
+        " the rate in the last step\n"
+        "END_FRACTION = 0.1\n"
+        "STEPS = 3  # to train, in all\n"
+    )
+
+
 def mesh_line(w: Writer) -> str:
     """MESH."""
     return (

@@ -150,9 +150,11 @@ def test_an_update_that_skips_a_reduction_fails_its_row(monkeypatch: pytest.Monk
     def wrong(program, name="emitted", compute="float32"):  # every device updates by half
         from dataclasses import replace
 
-        assert "w = w - LEARNING_RATE * (" in program.text or name == "unsharded"
+        assert "w = w - learning_rate(count) * (" in program.text or name == "unsharded"
         changed = (
-            program.text.replace("w = w - LEARNING_RATE * (", "w = w - 0.5 * LEARNING_RATE * (")
+            program.text.replace(
+                "w = w - learning_rate(count) * (", "w = w - 0.5 * learning_rate(count) * ("
+            )
             if name == "emitted"
             else program.text
         )

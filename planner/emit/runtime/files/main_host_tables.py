@@ -20,6 +20,7 @@ from planner.emit.runtime.files.frame import (
     stored_weights,
 )
 from planner.emit.runtime.files.host_tables import ids_of, open_tables, places_of, pull, push, serve
+from planner.emit.runtime.files.settings import set_constants, setting_options
 from planner.emit.runtime.files.start import begin, lost_at
 from planner.emit.runtime.files.tables import FROZEN, HOST_TABLES, INPUTS, PARAMS
 from planner.emit.runtime.step.state_device import make_step
@@ -72,7 +73,8 @@ TABLE_OPTIONS = (
 
 def main():
     """Train up to --steps steps, or serve."""
-    args = command_line(TABLE_OPTIONS)
+    args = command_line((*TABLE_OPTIONS, *setting_options()))
+    set_constants(args)
     if args.serve:
         return serve(args, stored_weights(args, PARAMS, FROZEN))
     mesh = make_mesh()

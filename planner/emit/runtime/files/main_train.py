@@ -19,6 +19,7 @@ from planner.emit.runtime.files.frame import (
     specs_of,
     stored_weights,
 )
+from planner.emit.runtime.files.settings import set_constants, setting_options
 from planner.emit.runtime.files.start import begin, lost_at
 from planner.emit.runtime.files.tables import FROZEN, PARAMS
 from planner.emit.runtime.step.state_device import make_step
@@ -75,7 +76,8 @@ TRAINING_OPTIONS = (
 
 def main():
     """Train up to --steps steps."""
-    args = command_line(TRAINING_OPTIONS)
+    args = command_line((*TRAINING_OPTIONS, *setting_options()))
+    set_constants(args)
     mesh = make_mesh()
     data = open_data(args.data)
     weights = stored_weights(args, PARAMS, FROZEN)

@@ -6,6 +6,7 @@ outside a program.
     MESH              axis -> size, outermost first
     COMPUTE           dtype of parameters and activations
     GPU_MEMORY        share of a GPU's memory to preallocate, None where no GPU is planned for
+    LEARNING_RATE, WARMUP_STEPS, SCHEDULE, END_FRACTION, STEPS   see `learning_rate`
     BATCH             samples of a step (0: inputs have no common first dim)
     INPUTS            name -> (global shape, dtype, integers below this or 0, PartitionSpec)
     PARAMS, FROZEN    name -> (shape, dtype, repeats stacked along the first dim or 0, mean of a
@@ -75,6 +76,10 @@ LABELS: dict[str, tuple[str, ...]] = {}
 EXTERNAL: dict[str, tuple[Any, ...]] = {}
 MODEL_FOLDER = ""
 LEARNING_RATE = 0.0
+WARMUP_STEPS = 0
+SCHEDULE = "constant"
+END_FRACTION = 0.0
+STEPS = 1
 MICROBATCHES = 1
 OVERLAPPED_MICROBATCHES = 1
 GRADIENTS: dict[str, tuple[Any, ...]] = {}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from planner.emit.runtime.files.tables import COMPUTE, LEARNING_RATE
+from planner.emit.runtime.files.tables import COMPUTE
+from planner.emit.runtime.step.schedule import learning_rate
 
 BETA1, BETA2, EPSILON, WEIGHT_DECAY = 0.9, 0.999, 1e-8, 0.01
 
@@ -30,5 +31,5 @@ def update(p, gradient, state, count):
     m = BETA1 * m + (1 - BETA1) * g
     v = BETA2 * v + (1 - BETA2) * jnp.square(g)
     step = (m / (1 - BETA1**count)) / (jnp.sqrt(v / (1 - BETA2**count)) + EPSILON)
-    w = w - LEARNING_RATE * (step + WEIGHT_DECAY * w)
+    w = w - learning_rate(count) * (step + WEIGHT_DECAY * w)
     return w.astype(p.dtype), (m, v, w) if master else (m, v)

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from planner.emit.runtime.files.tables import COMPUTE, LEARNING_RATE
+from planner.emit.runtime.files.tables import COMPUTE
+from planner.emit.runtime.step.schedule import learning_rate
 
 BETA1, BETA2, WEIGHT_DECAY = 0.9, 0.99, 1e-3
 
@@ -24,6 +25,7 @@ def update(p, gradient, state, count):
     """One step of Lion: (parameter in its own type, state)."""
     m, *master = state
     w, g = master[0] if master else p, gradient.astype(jnp.float32)
-    w = w - LEARNING_RATE * (jnp.sign(BETA1 * m + (1 - BETA1) * g) + WEIGHT_DECAY * w)
+    step = jnp.sign(BETA1 * m + (1 - BETA1) * g)
+    w = w - learning_rate(count) * (step + WEIGHT_DECAY * w)
     m = BETA2 * m + (1 - BETA2) * g
     return w.astype(p.dtype), (m, w) if master else (m,)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from planner.emit.runtime.files.tables import COMPUTE, LEARNING_RATE
+from planner.emit.runtime.files.tables import COMPUTE
+from planner.emit.runtime.step.schedule import learning_rate
 
 
 def start_state(masters):
@@ -14,5 +15,5 @@ def start_state(masters):
 
 def update(p, gradient, state, count):
     """One step of plain gradient descent: (parameter in its own type, state)."""
-    w = (state[0] if state else p) - LEARNING_RATE * gradient.astype(jnp.float32)
+    w = (state[0] if state else p) - learning_rate(count) * gradient.astype(jnp.float32)
     return w.astype(p.dtype), (w,) if state else ()

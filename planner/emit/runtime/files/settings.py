@@ -1,0 +1,46 @@
+"""Options of the command line that stand in for constants of a training program."""
+
+from __future__ import annotations
+
+SETTINGS = (
+    ("--lr", "LEARNING_RATE", {"type": float, "metavar": "RATE", "help": "learning rate"}),
+    (
+        "--warmup",
+        "WARMUP_STEPS",
+        {"type": int, "metavar": "STEPS", "help": "over which the learning rate rises in a line"},
+    ),
+    (
+        "--schedule",
+        "SCHEDULE",
+        {
+            "choices": ("constant", "cosine", "linear"),
+            "help": "of the learning rate after the warm-up, up to the last of --steps",
+        },
+    ),
+    (
+        "--lr-end-fraction",
+        "END_FRACTION",
+        {"type": float, "metavar": "F", "help": "of the learning rate: what a schedule ends at"},
+    ),
+)
+
+
+def setting_options():
+    """The options of SETTINGS whose constants this program has, with these as defaults."""
+    constants = globals()
+    return tuple(
+        (option, how | {"help": f"{how['help']} (default %(default)s)", "default": constants[name]})
+        for option, name, how in SETTINGS
+        if name in constants
+    )
+
+
+def set_constants(args):
+    """Put what the command line says in the place of constants, before a step is compiled."""
+    given = {"STEPS": args.steps}
+    for option, name, _ in SETTINGS:
+        if name in globals():
+            given[name] = getattr(args, option[2:].replace("-", "_"))
+            if isinstance(given[name], int | float) and given[name] < 0:
+                raise SystemExit(f"{option} {given[name]}: it cannot be below 0")
+    globals().update(given)
