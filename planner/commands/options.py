@@ -534,7 +534,7 @@ def emit(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--unroll",
         action="store_true",
-        help="repeated blocks as a loop in Python instead of lax.scan",
+        help="repeated blocks as a loop in Python instead of lax.scan (serving: always)",
     )
     p.add_argument(
         "-o", dest="output", metavar="FILE.py", help="default: MODEL.py here; - for stdout"

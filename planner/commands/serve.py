@@ -121,7 +121,7 @@ def run(args: argparse.Namespace, target: Path | None) -> int:
         _print(made)
     written = [str(target)] if target else []
     if args.emit:
-        written += write(made, args.model, Path(args.emit), False, args.force)
+        written += write(made, args.model, Path(args.emit), args.force)
     if not args.quiet and written:
         console.say(
             f"wrote {', '.join(written)}"
@@ -187,7 +187,7 @@ def emit(args: argparse.Namespace) -> int:
             help=["-o FILE.py"],
         )
     target = Path(args.output or f"{files.stem(source).replace('-', '_')}.py")
-    written = write(made, source, target, args.unroll, args.force)
+    written = write(made, source, target, args.force)
     console.say(
         f"wrote {', '.join(written)}   next: python {target} --virtual-devices"
         f" {made.step.topology['devices']}"
@@ -195,13 +195,13 @@ def emit(args: argparse.Namespace) -> int:
     return 0
 
 
-def write(made: Serving, source: str, target: Path, unroll: bool, force: bool) -> list[str]:
+def write(made: Serving, source: str, target: Path, force: bool) -> list[str]:
     """Write the program and what it needs beside it; the names written."""
     from planner.commands.programs import write_files
     from planner.serving.serve import program, reopened
 
     return write_files(
-        lambda weights: program(made, source, weights_file=weights, unroll=unroll),
+        lambda weights: program(made, source, weights_file=weights),
         lambda: reopened(made, source, quantized=False)[0],
         target,
         force,

@@ -65,7 +65,6 @@ def write_block(
         body.lines.append(lambda: f"{head}{more()}{rest}")
         if block.yields:
             body.helpers.add("apart")
-            w.stacked.update({row: f"{rows}[{k}]" for k, row in enumerate(block.yields)})
             _hand_out(w, body, block, lambda k, r: f"{rows}[{k}][{r}]")
     leaving = [(b, carry) for b in bodies for carry in block.carries]
     for i, (b, carry) in enumerate(leaving):

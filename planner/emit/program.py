@@ -248,13 +248,7 @@ def forward_bodies(w: Writer) -> tuple[Body, ...]:
             for b in bodies:
                 b.node(index)
             index += 1
-    inside = {n for row in w.stacked for n in row} if w.prefix else set[str]()
-    body.results += [
-        body.value(name, output_layout(flow.source[name]))
-        for name in graph.outputs
-        if name not in inside
-    ]
-    body.results += list(w.stacked.values()) if w.prefix else []
+    body.results += [body.value(name, output_layout(flow.source[name])) for name in graph.outputs]
     return bodies
 
 

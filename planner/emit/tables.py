@@ -229,22 +229,66 @@ def index_limit(graph: Graph, name: str) -> int:
 
 def parameter_table(w: Writer, name: str, what: str, parameters: list[Parameter]) -> str:
     """PARAMS or FROZEN."""
-    graph = w.flow.graph
-    rows = [
-        f"# {what} -> (shape, dtype, repeats stacked in it, mean of a fresh start, how it is cut)",
-        f"{name} = {{",
-    ]
-    for p in parameters:
-        shape, layout = graph.tensors[p.tensors[0]].shape, stored_layout(p.plan)
-        if p.stacked:
-            shape, layout = _stacked(w, p, shape, layout)
-        repeats = len(p.tensors) if p.stacked else 0
-        dtype = _kind(graph.tensors[p.tensors[0]].dtype)
-        rows.append(
-            f'    {literal(p.key)}: ({shape}, "{dtype}", {repeats},'
-            f" {initial_mean(graph, p.tensors[0])}, {spec_text(layout)}),"
-        )
+    rows = [f"# {what} -> {_COLUMNS}", f"{name} = {{"]
+    rows += [f"    {literal(p.key)}: {_parameter_row(w, p)}," for p in parameters]
     return "\n".join([*rows, "}", ""]) if parameters else f"{name} = {{}}\n"
+
+
+_COLUMNS = "(shape, dtype, repeats stacked in it, mean of a fresh start, how it is cut)"
+
+
+def _parameter_row(w: Writer, p: Parameter) -> str:
+    """What a table says of a parameter."""
+    graph = w.flow.graph
+    shape, layout = graph.tensors[p.tensors[0]].shape, stored_layout(p.plan)
+    if p.stacked:
+        shape, layout = _stacked(w, p, shape, layout)
+    repeats = len(p.tensors) if p.stacked else 0
+    dtype = _kind(graph.tensors[p.tensors[0]].dtype)
+    mean = initial_mean(graph, p.tensors[0])
+    return f'({shape}, "{dtype}", {repeats}, {mean}, {spec_text(layout)})'
+
+
+def layered_table(w: Writer, name: str, what: str, parameters: list[Parameter]) -> str:
+    """The table of parameters that are not stacked, with one row for those of all layers of a
+    block that differ in the number in their names alone."""
+    listed = {p.tensors[0]: p for p in parameters}
+    rows = [f"# {what} -> {_COLUMNS}", f"{name} = {{"]
+    done: set[str] = set()
+    for tensor, p in listed.items():
+        block = next((b for b in w.blocks if any(tensor in names for names in b.weights)), None)
+        if tensor in done:
+            continue
+        alike = _alike_in_layers(w, block, listed) if block else []
+        if tensor not in {t for names, _ in alike for t in names}:
+            rows.append(f"    {literal(p.key)}: {_parameter_row(w, p)},")
+            continue
+        assert block is not None
+        done.update(t for names, _ in alike for t in names)
+        rows += [
+            '    **{key.replace("*", str(i)): row'
+            f" for i in range({block.repeats}) for key, row in {{",
+            *(f"        {literal(k)}: {_parameter_row(w, listed[t[0]])}," for t, k in alike),
+            "    }.items()},",
+        ]
+    return "\n".join([*rows, "}", ""])
+
+
+def _alike_in_layers(
+    w: Writer, block: RepeatedBlock, listed: Mapping[str, Parameter]
+) -> list[tuple[tuple[str, ...], str]]:
+    """(tensors of all layers, their common name) of the listed parameters of a block that one row
+    tells, in the order of the list."""
+    order = list(listed)
+    alike = []
+    for names in block.weights:
+        if all(n in listed for n in names):
+            keys = [listed[n].key for n in names]
+            common = template(keys)
+            rows = {_parameter_row(w, listed[n]) for n in names}
+            if [common.replace("*", str(i)) for i in range(len(keys))] == keys and len(rows) == 1:
+                alike.append((names, common))
+    return sorted(alike, key=lambda row: order.index(row[0][0]))
 
 
 def _stacked(

@@ -123,8 +123,6 @@ class Writer:
     """of variables, where a program has several functions of its own"""
     prefix: str = ""
     """of the names of functions and tables, where a program holds several models"""
-    stacked: dict[tuple[str, ...], str] = field(default_factory=dict)
-    """results that every repeat of a block hands out -> expression of all of them, stacked"""
 
     def staged(self, parameter: Parameter) -> bool:
         """Whether the parameter's repeats are cut over pipeline stages."""

@@ -1,9 +1,15 @@
 """The program of a serving plan: both phases over one set of weights, caches updated in place, a
-loop that generates."""
+loop that generates.
+
+Every layer's weights and cache are arrays of their own, and the layers are written out: of stacks,
+which a `lax.scan` over layers needs, compilers copy each layer's part before they use it, which in
+a step of generation moves several times the bytes of reading it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import product
 
 from planner.emit.external import external_table
 from planner.emit.program import check_kernels, forward_bodies
@@ -13,6 +19,7 @@ from planner.emit.tables import (
     collect_parameters,
     inputs_table,
     labels_table,
+    layered_table,
     mesh_line,
     parameter_table,
 )
@@ -26,7 +33,6 @@ from planner.graph.ir import Graph
 from planner.serving.cached import Form
 from planner.serving.quantize import as_stored, scales
 from planner.serving.result import Service
-from planner.sharding.layout import Layout
 
 FILES = (*KERNELS, "frame", "serve")
 
@@ -52,7 +58,6 @@ def emit_serving(
     compute: str = "float32",
     model_folder: str = ".",
     gpu_memory: float | None = None,
-    unroll: bool = False,
 ) -> Program:
     """Source text of the program. Raises PlanError P066 for operators without a kernel, P224 where
     the phases would keep a weight differently."""
@@ -65,7 +70,7 @@ def emit_serving(
             Writer(
                 flow,
                 "shard_map",
-                unroll,
+                True,
                 Training(),
                 runs,
                 reasons=reasons,
@@ -75,46 +80,17 @@ def emit_serving(
         )
         collect_parameters(writers[-1])
     first, second = writers
-    caches = [p for p in second.parameters.values() if p.tensors[0] in form.pasts]
+    caches = [second.parameters[past] for past in form.pasts]  # in the order of the new ones
     weights = [p for p in second.parameters.values() if p not in caches]
-    table = parameter_table(second, "FROZEN", "weight", weights)
-    if table != parameter_table(
-        first,
-        "FROZEN",
-        "weight",
-        [first.parameters[t] for t in (p.tensors[0] for p in weights) if t in first.parameters],
-    ):
-        if unroll:
-            raise PlanError(
-                "P224",
-                "the two phases of this plan keep the weights in different layouts",
-                help=["plan again"],
-            )
-        return emit_serving(
-            prompts,
-            step,
-            form,
-            service,
-            header=header,
-            weights_file=weights_file,
-            compute=compute,
-            model_folder=model_folder,
-            gpu_memory=gpu_memory,
-            unroll=True,
-        )
+    _check_one_layout(first, second, weights)
     for w, doc in (
         (first, "The pass over the prompts: the first tokens, and keys and values."),
         (second, "A step of generation: the next tokens, and their keys and values."),
     ):
-        w.functions.append(
-            Function(
-                f"{w.prefix}forward",
-                doc,
-                forward_bodies(w)[0],
-                ("params", "frozen", "batch"),
-                as_tuple=True,
-            )
-        )
+        body = forward_bodies(w)[0]
+        body.results[:] = _together(body.results, w)
+        arguments = ("params", "frozen", "batch")
+        w.functions.append(Function(f"{w.prefix}forward", doc, body, arguments, as_tuple=True))
     tables = [
         mesh_line(first),
         f"COMPUTE = {DTYPES[compute]}\n",
@@ -132,9 +108,10 @@ def emit_serving(
         ),
         inputs_table(first),
         inputs_table(second),
-        table,
-        parameter_table(second, "CACHE", "keys and values so far", caches),
-        _new_cache(second, form, caches),
+        layered_table(second, "FROZEN", "weight", weights),
+        layered_table(
+            second, "CACHE", "keys and values so far, as steps hand out new ones", caches
+        ),
         _merged_labels(first, second),
         _quantized(first),
         external_table(_as_stored(first), model_folder),
@@ -149,15 +126,30 @@ def _vocabulary(step: Writer) -> int:
     return int(graph.tensors[graph.nodes[graph.producer[graph.outputs[0]]].inputs[0]].shape[-1])
 
 
-def _new_cache(step: Writer, form: Form, caches: list[Parameter]) -> str:
-    """NEW_CACHE: the caches in the order of the outputs after the first, stacked ones together."""
-    by_past = {t: p for p in caches for t in p.tensors}
-    of = dict(zip(step.flow.graph.outputs[1:], form.pasts, strict=True))
-    inside = {n for row in step.stacked for n in row}
-    names = [by_past[of[o]].key for o in step.flow.graph.outputs[1:] if o not in inside] + [
-        by_past[of[row[0]]].key for row in step.stacked
-    ]
-    return f"NEW_CACHE = ({''.join(literal(n) + ', ' for n in names).rstrip()})\n"
+def _check_one_layout(first: Writer, second: Writer, weights: list[Parameter]) -> None:
+    """Raises PlanError P224 where the phases would keep a weight differently."""
+    shared = [first.parameters[p.tensors[0]] for p in weights if p.tensors[0] in first.parameters]
+    if parameter_table(second, "FROZEN", "", weights) != parameter_table(
+        first, "FROZEN", "", shared
+    ):
+        raise PlanError(
+            "P224",
+            "the two phases of this plan keep the weights in different layouts",
+            help=["plan again"],
+        )
+
+
+def _together(results: list[str], w: Writer) -> list[str]:
+    """Results of a phase, those that every layer hands out as one expression of all of them."""
+    for block in w.blocks:
+        first = next((i for i, r in enumerate(results) if r.endswith("[0][0]")), len(results))
+        rows = results[first].removesuffix("[0][0]") if first < len(results) else ""
+        places = product(range(block.repeats), range(len(block.yields)))
+        handed = [f"{rows}[{layer}][{k}]" for layer, k in places]
+        end = first + len(handed)
+        if handed and results[first:end] == handed:
+            results = [*results[:first], f"*(x for row in {rows} for x in row)", *results[end:]]
+    return results
 
 
 def _merged_labels(first: Writer, second: Writer) -> str:
@@ -167,21 +159,19 @@ def _merged_labels(first: Writer, second: Writer) -> str:
 
 
 def _quantized(w: Writer) -> str:
-    """QUANTIZED; a dim more where repeats are stacked."""
-    rows = []
-    for weight, (scale, dim) in scales(w.flow.graph).items():
-        if weight in w.parameters:
-            p = w.parameters[weight]
-            rows.append(
-                f"    {literal(p.key)}: ({literal(w.parameters[scale].key)}, {dim + p.stacked}),"
-            )
+    """QUANTIZED."""
+    rows = {
+        weight: f"({literal(w.parameters[scale].key)}, {dim})"
+        for weight, (scale, dim) in scales(w.flow.graph).items()
+        if weight in w.parameters
+    }
     if not rows:
         return "QUANTIZED = {}\n"
     return "\n".join(
         [
             "# int8 weight -> (its scales, the dim that each is taken over)",
             "QUANTIZED = {",
-            *rows,
+            *(f"    {literal(w.parameters[weight].key)}: {row}," for weight, row in rows.items()),
             "}",
             "",
         ]
@@ -193,13 +183,12 @@ def _as_stored(w: Writer) -> Writer:
 
 
 def _outputs(w: Writer) -> str:
-    """The phase's OUTPUT_SPECS, results of all repeats stacked last."""
-    graph, inside = w.flow.graph, {n for row in w.stacked for n in row}
-    layouts = [output_layout(w.flow.source[o]) for o in graph.outputs if o not in inside]
-    layouts += [Layout(((), *output_layout(w.flow.source[row[0]]).dims)) for row in w.stacked]
+    """The phase's OUTPUT_SPECS: of the token, then of every layer's keys and values."""
+    token, *each = (spec_text(output_layout(w.flow.source[o])) for o in w.flow.graph.outputs)
+    period = next(n for n in range(1, len(each) + 1) if each == each[:n] * (len(each) // n))
     return (
         f"{w.prefix.upper()}OUTPUT_SPECS ="
-        f" ({''.join(spec_text(layout) + ', ' for layout in layouts).rstrip()})\n"
+        f" ({token}, *({', '.join(each[:period])},) * {len(each) // period})\n"
     )
 
 

@@ -126,9 +126,7 @@ def _batch_given(phase: Any) -> Any:
     return replace(phase, workload=replace(phase.workload, batch=phase.service.concurrency))
 
 
-def program(
-    serving: Serving, source: str | Path, *, weights_file: str = "", unroll: bool = False
-) -> Any:
+def program(serving: Serving, source: str | Path, *, weights_file: str = "") -> Any:
     """The emitted program (text and constants) of a serving plan. Raises PlanError P051 when the
     model is another one, P224 for what is only priced."""
     from planner.emit.from_strategy import computed_in
@@ -156,7 +154,6 @@ def program(
         weights_file=weights_file,
         compute=compute,
         gpu_memory=_gpu_memory(serving.step),
-        unroll=unroll,
     )
 
 

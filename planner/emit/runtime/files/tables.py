@@ -57,7 +57,6 @@ and by programs that generate, whose two phases are `prompts` and `step`:
     CACHE             the caches of keys and values, as FROZEN; the last dims are heads, positions,
                       features
     QUANTIZED         int8 weight -> (its scales, the dim that each is taken over), both in FROZEN
-    NEW_CACHE         the cache that each output after the first belongs to
 """
 
 from __future__ import annotations
@@ -94,7 +93,6 @@ PROMPTS_OUTPUT_SPECS: tuple[Any, ...] = ()
 STEP_OUTPUT_SPECS: tuple[Any, ...] = ()
 CACHE: dict[str, tuple[Any, ...]] = {}
 QUANTIZED: dict[str, tuple[str, int]] = {}
-NEW_CACHE: tuple[str, ...] = ()
 SAME_GRADIENT: dict[str, str] = {}
 GATHERED: set[str] = set()
 SCATTER_EACH_MICROBATCH = False

@@ -31,7 +31,6 @@ from planner.emit.runtime.files.tables import (
     IDS,
     MASK,
     MESH,
-    NEW_CACHE,
     POSITIONS,
     PROMPT,
     PROMPTS_INPUTS,
@@ -70,14 +69,10 @@ def resized(x, shape):
 def batch_pieces():
     """Into how many pieces the caches' sequences are cut: neighbouring rows of a cache are
     neighbours in a piece."""
-    shape, *_, spec = CACHE[NEW_CACHE[0]]
-    cells = spec[len(shape) - 4] if len(spec) > len(shape) - 4 else None
-    return int(
-        np.prod(
-            [MESH[a] for a in (cells if isinstance(cells, tuple) else (cells,) if cells else ())],
-            dtype=int,
-        )
-    )
+    *_, spec = next(iter(CACHE.values()))
+    cells = spec[0] if len(spec) else None
+    axes = cells if isinstance(cells, tuple) else (cells,) if cells else ()
+    return int(np.prod([MESH[a] for a in axes], dtype=int))
 
 
 def rows_of(wave):
@@ -106,11 +101,10 @@ def make_prefill(mesh):
     specs = specs_of(CACHE)
 
     def fill(key, cache, new, wave):
-        shape, dim = padded_shape(CACHE[key][0], specs[key]), cache.ndim - 4
-        new = resized(new, (*shape[:dim], WAVE, *shape[dim + 1 :])).astype(COMPUTE)
-        start = lambda n, wave: tuple(wave * n if d == dim else 0 for d in range(cache.ndim))  # noqa: E731
+        shape = padded_shape(CACHE[key][0], specs[key])
+        new = resized(new, (WAVE, *shape[1:])).astype(COMPUTE)
         piece = lambda cache, new, wave: lax.dynamic_update_slice(  # noqa: E731
-            cache, new, start(new.shape[dim], wave)
+            cache, new, (wave * new.shape[0], 0, 0, 0)
         )
         return jax.shard_map(
             piece,
@@ -126,7 +120,7 @@ def make_prefill(mesh):
         )(weights, taken({IDS: ids, MASK: real, POSITIONS: where}, PROMPTS_INPUTS))
         return token, {
             **caches,
-            **{key: fill(key, caches[key], x, wave) for key, x in zip(NEW_CACHE, new, strict=True)},
+            **{key: fill(key, caches[key], x, wave) for key, x in zip(CACHE, new, strict=True)},
         }
 
     return jax.jit(prefill, donate_argnums=1)
@@ -170,7 +164,7 @@ def make_generate(mesh):
                 **caches,
                 **{
                     key: write(mesh, key, caches[key], x, PROMPT + made - 1)
-                    for key, x in zip(NEW_CACHE, new, strict=True)
+                    for key, x in zip(CACHE, new, strict=True)
                 },
             }
             tokens = lax.dynamic_update_slice(tokens, token.astype(jnp.int32), (0, made))
