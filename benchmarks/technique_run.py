@@ -57,15 +57,16 @@ class Reference:
 
     def update(self, gradients: Arrays, count: int, epsilon: float, decay: float) -> None:
         """Step number `count` (from 1)."""
+        spared = {self.twin.labels[key] for key in self.twin.module.NO_DECAY}
         for label, g in gradients.items():
             m, v = self.moments[label]
             m, v = self.moments[label] = (
                 BETA1 * m + (1 - BETA1) * g,
                 BETA2 * v + (1 - BETA2) * np.square(np.float64(g)),
             )
-            p = self.parameters[label]
+            p, pull = self.parameters[label], decay * (label not in spared)
             self.parameters[label] = p - RATE * (
-                (m / (1 - BETA1**count)) / (np.sqrt(v / (1 - BETA2**count)) + epsilon) + decay * p
+                (m / (1 - BETA1**count)) / (np.sqrt(v / (1 - BETA2**count)) + epsilon) + pull * p
             )
 
 

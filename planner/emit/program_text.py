@@ -14,6 +14,7 @@ from planner.emit.tables import (
     inputs_table,
     labels_table,
     mesh_line,
+    no_decay_table,
     offloaded_table,
     outputs_line,
     overlap_table,
@@ -61,8 +62,10 @@ def _runtime_files(w: Writer, train: bool) -> tuple[list[str], list[str]]:
         state = [f"state_{'host' if host_state else 'device'}"] if backend == "shard_map" else []
         files += [
             "schedule",
+            "squares",
             w.training.optimizer,
             *_gradient_files(w, backend),
+            "clip",
             f"step_{backend}",
             *state,
         ]
@@ -135,6 +138,7 @@ def _tables(w: Writer, workload: Workload, compute: str, model_folder: str) -> s
     parts.append(external_table(w, model_folder))
     if train:
         parts.append(gradients_table(w, params))
+        parts.append(no_decay_table(w, [(p.tensors[0], p.key) for p in params]))
     else:
         parts.append(outputs_line(w))
     return "".join(parts + w.tables + _small(w))

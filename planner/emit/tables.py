@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from costmodels.runtimes import load_runtime
@@ -459,6 +459,23 @@ def schedule_table(w: Writer) -> str:
         " the rate in the last step\n"
         "END_FRACTION = 0.1\n"
         "STEPS = 3  # to train, in all\n"
+        "CLIP_NORM = 0.0  # gradients are scaled down to this norm of all together; 0: not\n"
+    )
+
+
+def no_decay_table(w: Writer, names: Iterable[tuple[str, str]]) -> str:
+    """NO_DECAY. names: (tensor, what it goes by) of trained weights."""
+    rows = [f"    {literal(name)}," for tensor, name in names if spared(w.flow.graph, tensor)]
+    text = ["NO_DECAY = {", *rows, "}", ""] if rows else ["NO_DECAY = set()", ""]
+    return "\n".join(["# what weight decay leaves alone: vectors and tables of lookups", *text])
+
+
+def spared(graph: Graph, tensor: str) -> bool:
+    """Whether weight decay leaves a weight alone unless somebody says otherwise: scales, biases and
+    other vectors, and embedding tables."""
+    return sum(n > 1 for n in graph.tensors[tensor].shape) < 2 or any(
+        operator_of(graph.nodes[i].op).kind == "lookup" and slot == 0
+        for i, slot in graph.consumers.get(tensor, ())
     )
 
 

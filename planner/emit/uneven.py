@@ -16,7 +16,7 @@ from collections.abc import Collection
 
 from planner.emit.body import Body
 from planner.emit.source import comment, literal
-from planner.emit.tables import initial_mean
+from planner.emit.tables import initial_mean, no_decay_table
 from planner.emit.text import spec_text
 from planner.emit.values import precise
 from planner.emit.writer import Function, Writer
@@ -156,7 +156,7 @@ def _parted(flow: Flow, nodes: Collection[int]) -> frozenset[int]:
 
 
 def stage_buffer_tables(w: Writer) -> list[str]:
-    """PARAMS, FROZEN, LABELS, GRADIENTS and STAGE_BUFFERS of a program with such stages."""
+    """PARAMS, FROZEN, LABELS, STAGE_BUFFERS, GRADIENTS and NO_DECAY of such a program."""
     parts = [
         _table(w, "PARAMS", "buffer of trained parameters", [b for b in w.packed if b.trained])
     ]
@@ -191,7 +191,8 @@ def stage_buffer_tables(w: Writer) -> list[str]:
             "    ),",
         ]
     parts.append("\n".join([*rows, "}", ""]))
-    return [*parts, _gradients(w)]
+    trained = [(p.name, _label(w, p)) for b in w.packed if b.trained for p in b.pieces]
+    return [*parts, _gradients(w), no_decay_table(w, trained)]
 
 
 def _table(w: Writer, name: str, what: str, own: list[Buffer]) -> str:

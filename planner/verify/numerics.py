@@ -228,10 +228,17 @@ def _step(
         want,
     )
     moved, wanted = {}, {}
+    spared = {
+        label
+        for key, labels in program.labels.items()
+        for label in labels
+        if module.NO_DECAY & {key, label}
+    }
     for label, p in unstacked(module, program, new, want).items():
         before, g = old[label].astype(np.float64), gradients[label].astype(np.float64)
         moved[label] = (before - p) / STEP_RATE
-        wanted[label] = g / (np.abs(g) + epsilon) + module.WEIGHT_DECAY * before
+        wanted[label] = g / (np.abs(g) + epsilon)
+        wanted[label] += module.WEIGHT_DECAY * before * (label not in spared)
     return loss, gradients, worst_error(moved, wanted)
 
 

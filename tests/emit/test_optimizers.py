@@ -50,7 +50,8 @@ def test_steps_of_lion_are_those_of_optax(backend: Any, pins: str) -> None:
     _, params, state = m.begin(types.SimpleNamespace(seed=1), {}, mesh)
     step, gradients, specs = m.make_step(mesh), m.make_gradients(mesh), m.specs_of(m.PARAMS)
     first = wanted = whole(params)
-    lion = optax.lion(RATE, b1=m.BETA1, b2=m.BETA2, weight_decay=m.WEIGHT_DECAY)
+    mask = {key: key not in m.NO_DECAY for key in m.PARAMS}
+    lion = optax.lion(RATE, b1=m.BETA1, b2=m.BETA2, weight_decay=m.WEIGHT_DECAY, mask=mask)
     kept = lion.init(wanted)
     sure = {key: np.ones(p.shape, bool) for key, p in wanted.items()}
     for k in range(STEPS):

@@ -1,5 +1,5 @@
-"""What emitted programs train with: the learning rate's schedule, from step to step and when a run
-goes on from a checkpoint."""
+"""What emitted programs train with: the learning rate's schedule, also when a run goes on from a
+checkpoint; clipping and weight decay, beside optax on one device."""
 
 from __future__ import annotations
 
@@ -90,3 +90,175 @@ def test_a_resumed_run_has_the_rates_of_one_that_was_not_interrupted(
 def test_settings_below_zero_are_refused(run: types.FunctionType, option: str) -> None:
     with pytest.raises(SystemExit, match=f"{option} -1.* below 0"):
         run(f"{option}=-1")
+
+
+# --- twenty steps beside those of optax on one device
+
+GPT = "zoo:gpt-tiny,layers=4,vocab=509"  # 509 is cut with padding
+TWENTY = 20
+CUTS = [
+    ("shard_map", "dp=8,zero=0,micro=2"),
+    ("shard_map", "dp=2,tp=4,zero=1,micro=1"),
+    ("shard_map", "dp=8,zero=3,micro=1"),
+    ("shard_map", "pp=2,dp=2,tp=2,zero=1,micro=4"),
+    ("jit", "dp=2,tp=4,zero=1,micro=1"),
+]
+AWAY = "dp=8,micro=2,zero=1,offload=optimizer+parameters"
+CONSTANTS = {
+    "LEARNING_RATE": 3e-3,
+    "WARMUP_STEPS": 4,
+    "SCHEDULE": "cosine",
+    "STEPS": TWENTY,
+    "CLIP_NORM": 0.7,
+    "WEIGHT_DECAY": 0.3,
+    "EPSILON": 1e-3,
+}
+
+
+def on_one_device(graph: planner.graph.ir.Graph, values: dict, batches: list) -> tuple:
+    """(parameters by label, losses, norms of gradients) of optax's clipped AdamW."""
+    import jax
+    import optax
+
+    from planner.emit.program import emit
+    from planner.execution.plan import Plan
+
+    made = emit(graph, Plan((), {}), workload="train", unroll=True)
+    m = load_program(made, "unsharded")
+    label_of = {key: names[0] for key, names in made.labels.items()}
+    params, frozen = (
+        {key: values[label_of[key]] for key in table} for table in (m.PARAMS, m.FROZEN)
+    )
+    spared = {key for key, p in params.items() if p.ndim < 2 or "wte" in key or "wpe" in key}
+    rates = optax.warmup_cosine_decay_schedule(0.0, 3e-3, 4, TWENTY, 3e-4)
+    optimizer = optax.chain(
+        optax.clip_by_global_norm(0.7),
+        optax.adamw(
+            lambda k: rates(k + 1),
+            eps=1e-3,
+            weight_decay=0.3,
+            mask={key: key not in spared for key in params},
+        ),
+    )
+    state, losses, norms = optimizer.init(params), [], []
+    gradients = jax.jit(jax.value_and_grad(lambda p, batch: m.loss_of(p, frozen, batch)))
+    change = jax.jit(optimizer.update)
+    for batch in batches:
+        loss, grads = gradients(params, batch)
+        losses.append(float(loss))
+        norms.append(float(optax.tree.norm(grads)))
+        updates, state = change(grads, state, params)
+        params = optax.apply_updates(params, updates)
+    return {label_of[key]: np.asarray(p) for key, p in params.items()}, losses, norms
+
+
+@pytest.fixture(scope="module")
+def reference() -> tuple:
+    """(values before the first step, batches, what they are after it)."""
+    pytest.importorskip("optax")
+    from planner.verify.numerics import seeded_values
+
+    strategy = planner.plan(GPT, devices=1, batch=16, precision="fp32", baselines=False)
+    graph = strategy.graph
+    rng = np.random.default_rng(0)
+    batches = [
+        {name: rng.integers(0, 509, (16, 16), np.int32) for name in ("input_ids", "labels")}
+        for _ in range(TWENTY)
+    ]
+    values = seeded_values(graph, {})
+    return values, batches, on_one_device(graph, values, batches)
+
+
+def assert_steps_are(
+    strategy: planner.Strategy, source: str, backend: str, reference: tuple
+) -> None:
+    """Losses, norms of gradients, and parameters."""
+    import jax.numpy as jnp
+
+    from planner.verify.numerics import placed, unstacked
+
+    values, batches, (wanted, losses, norms) = reference
+    made = program(strategy, source, backend=backend)
+    m = load_program(made)
+    m.__dict__.update(CONSTANTS)
+    mesh = m.make_mesh()
+    params, frozen = (placed(m, made, table, values, mesh) for table in ("PARAMS", "FROZEN"))
+    _, _, state = m.begin(types.SimpleNamespace(seed=0), {}, mesh)
+    step = m.make_step(mesh)
+    for k, batch in enumerate(batches):
+        batch = {name: x.reshape(m.INPUTS[name][0]) for name, x in batch.items()}
+        data = m.place(batch, m.specs_of(m.INPUTS), mesh)
+        params, state, loss, norm = step(params, state, frozen, data, jnp.float32(k + 1))
+        assert float(loss) == pytest.approx(losses[k], rel=1e-5)
+        assert float(norm) == pytest.approx(norms[k], rel=1e-5)
+    for label, p in unstacked(m, made, params, wanted).items():
+        scale = np.abs(wanted[label]).max()
+        assert np.abs(p - wanted[label]).max() < 1e-5 * scale, label
+
+
+@pytest.mark.parametrize(
+    ("backend", "pins"),
+    [*CUTS, pytest.param("shard_map", AWAY, marks=pytest.mark.slow)],
+    ids=["-".join(row) for row in (*CUTS, ("shard_map", AWAY))],
+)
+def test_twenty_steps_are_those_of_optax(backend: str, pins: str, reference: tuple) -> None:
+    """Warm-up and cosine, clipping that is at work, and decay of matrices alone."""
+    strategy = planner.plan(GPT, devices=8, batch=16, precision="fp32", baselines=False, pins=pins)
+    norms = reference[2][2]
+    assert min(norms) < CONSTANTS["CLIP_NORM"] < max(norms)
+    assert_steps_are(strategy, GPT, backend, reference)
+
+
+@pytest.mark.parametrize(
+    "more", ["zero=1", pytest.param("zero=0,offload=optimizer", marks=pytest.mark.slow)]
+)
+def test_steps_of_uneven_stages_are_those_of_optax(more: str) -> None:
+    """One of the three stages is at two places, whose gradients count once."""
+    pytest.importorskip("optax")
+    from planner.verify.numerics import seeded_values
+
+    source, options = "zoo:resnet-tiny", {"batch": 16, "precision": "fp32", "baselines": False}
+    strategy = planner.plan(
+        source, devices=8, pins=f"pp=4,dp=2,micro=4,widths=1+2+1,{more}", **options
+    )
+    graph = planner.plan(source, devices=1, **options).graph
+    assert graph is not None
+    rng = np.random.default_rng(0)
+    shapes = {name: graph.tensors[name].shape for name in graph.inputs}
+    batches = [
+        {
+            name: (
+                rng.standard_normal(shape, np.float32)
+                if graph.tensors[name].is_float
+                else rng.integers(0, 10, shape, np.int32)
+            )
+            for name, shape in shapes.items()
+        }
+        for _ in range(3)
+    ]
+    values = seeded_values(graph, {})
+    assert_steps_are(
+        strategy, source, "shard_map", (values, batches, on_one_device(graph, values, batches))
+    )
+
+
+@pytest.mark.parametrize(
+    "pins", ["dp=2,tp=4,zero=1,micro=2", "dp=4,tp=2,zero=3,micro=1,offload=optimizer+parameters"]
+)
+def test_clipping_is_one_sum_of_a_number_over_all_devices(pins: str) -> None:
+    """Collectives of the compiled step with it and without, which is what is priced and verified;
+    without, a step returns what it did before there was clipping."""
+    from planner.verify.ahead import compiled_traffic
+    from planner.verify.compiled import compile_module
+
+    strategy = planner.plan(
+        "zoo:gpt-tiny", devices=8, batch=16, precision="fp32", baselines=False, pins=pins
+    )
+    made, sent = program(strategy, "zoo:gpt-tiny"), []
+    for norm in (0.0, 1.0):
+        m = load_program(made)
+        m.__dict__["CLIP_NORM"] = norm
+        text = compile_module(m, "train").as_text()
+        sent.append(compiled_traffic(text, strategy.plan, True))
+    over = "all-reduce", "+".join(name for name, _ in strategy.mesh_shape)
+    assert sent[1] == {**sent[0], over: sent[0].get(over, 0) + 4}

@@ -22,6 +22,23 @@ SETTINGS = (
         "END_FRACTION",
         {"type": float, "metavar": "F", "help": "of the learning rate: what a schedule ends at"},
     ),
+    (
+        "--clip",
+        "CLIP_NORM",
+        {
+            "type": float,
+            "metavar": "NORM",
+            "help": "scale gradients down to this norm of all together; 0: do not",
+        },
+    ),
+    (
+        "--weight-decay",
+        "WEIGHT_DECAY",
+        {"type": float, "metavar": "D", "help": "of what is not in NO_DECAY, times the rate"},
+    ),
+    ("--beta1", "BETA1", {"type": float, "metavar": "B", "help": "of the mean of gradients"}),
+    ("--beta2", "BETA2", {"type": float, "metavar": "B", "help": "of the second moment"}),
+    ("--eps", "EPSILON", {"type": float, "metavar": "E", "help": "beside the root of it"}),
 )
 
 
@@ -43,4 +60,6 @@ def set_constants(args):
             given[name] = getattr(args, option[2:].replace("-", "_"))
             if isinstance(given[name], int | float) and given[name] < 0:
                 raise SystemExit(f"{option} {given[name]}: it cannot be below 0")
+            if name.startswith("BETA") and given[name] >= 1:
+                raise SystemExit(f"{option} {given[name]}: it has to be below 1")
     globals().update(given)

@@ -7,6 +7,8 @@ outside a program.
     COMPUTE           dtype of parameters and activations
     GPU_MEMORY        share of a GPU's memory to preallocate, None where no GPU is planned for
     LEARNING_RATE, WARMUP_STEPS, SCHEDULE, END_FRACTION, STEPS   see `learning_rate`
+    CLIP_NORM         gradients are scaled down to this global norm; 0: they are not
+    NO_DECAY          parameters, or weights in buffers of uneven stages, that weight decay leaves
     BATCH             samples of a step (0: inputs have no common first dim)
     INPUTS            name -> (global shape, dtype, integers below this or 0, PartitionSpec)
     PARAMS, FROZEN    name -> (shape, dtype, repeats stacked along the first dim or 0, mean of a
@@ -78,6 +80,8 @@ LEARNING_RATE = 0.0
 WARMUP_STEPS = 0
 SCHEDULE = "constant"
 END_FRACTION = 0.0
+CLIP_NORM = 0.0
+NO_DECAY: set[str] = set()
 STEPS = 1
 MICROBATCHES = 1
 OVERLAPPED_MICROBATCHES = 1

@@ -3,13 +3,23 @@ those of their names in other files."""
 
 from __future__ import annotations
 
+import math
 import zlib
 
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from planner.emit.runtime.files.checkpoint import wholes, write_named
 from planner.emit.runtime.files.frame import labels_of
-from planner.emit.runtime.files.tables import MESH, PARAMS, PATHS, STAGE_BUFFERS
+from planner.emit.runtime.files.tables import (
+    GRADIENTS,
+    MESH,
+    NO_DECAY,
+    PARAMS,
+    PATHS,
+    STAGE_BUFFERS,
+)
 
 
 def places_of(key, row):
@@ -77,6 +87,33 @@ def packing():
         ]
         for key in PARAMS
     }
+
+
+def copies(key):
+    """How many devices have the same piece of a buffer's gradient: those that differ over no axis
+    of it, at every place that takes this device's stage."""
+    cut = [cell if isinstance(cell, tuple) else (cell,) for cell in GRADIENTS[key][-1]]
+    alike = math.prod(n for axis, n in MESH.items() if not any(axis in axes for axes in cut))
+    stage_at = {at: k for path in PATHS for k, at in enumerate(path)}
+    places = [list(stage_at.values()).count(stage_at[at]) for at in range(MESH["stage"])]
+    return alike * jnp.array(places)[lax.axis_index("stage")]
+
+
+def decays(key):
+    """Of each element of a device's piece of a buffer: whether weight decay moves it. Those that it
+    does not are between the edges, the first and the second, the third and the fourth."""
+    axes, length = GRADIENTS[key][2], PARAMS[key][0][-1]
+    edges: list = [[] for _ in range(MESH["stage"])]
+    for label, (virtual, first, piece, *_) in zip(
+        labels_of(key, PARAMS[key]), STAGE_BUFFERS[key], strict=True
+    ):
+        for at in {path[virtual % len(path)] for path in PATHS}:
+            edges[at] += [first, first + math.prod(piece)] if label in NO_DECAY else []
+    longest = max(map(len, edges))
+    table = jnp.array([row + [length] * (longest - len(row)) for row in edges], int)
+    size = length // math.prod(MESH[a] for a in axes)
+    element = (lax.axis_index(axes) * size if axes else 0) + jnp.arange(size)
+    return (element >= table[lax.axis_index("stage")][:, None]).sum(0) % 2 == 0
 
 
 def initial_value(key, row, seed, weights):

@@ -7,17 +7,16 @@ import jax
 from jax import lax
 
 from planner.emit.runtime.files.tables import PARTS
-from planner.emit.runtime.step.adamw import update
 
 
-def update_offloaded(_, p, gradient, state, count):
-    """`update` of a buffer whose state is in the host's memory: brought here and written back, a
+def update_offloaded(change, _, p, gradient, state, decaying):
+    """`change` of a buffer whose state is in the host's memory: brought here and written back, a
     part of the buffer after the other."""
 
     def one(_, row):
-        p, g, host_state = row
-        new, state = update(p, g, jax.device_put(host_state, jax.memory.Space.Device), count)
+        p, g, host_state, decaying = row
+        new, state = change(p, g, jax.device_put(host_state, jax.memory.Space.Device), decaying)
         return None, (new, jax.device_put(state, jax.memory.Space.Host))
 
-    rows = jax.tree.map(lambda x: x.reshape(PARTS, -1), (p, gradient, state))
+    rows = jax.tree.map(lambda x: x.reshape(PARTS, -1), (p, gradient, state, decaying))
     return jax.tree.map(lambda x: x.reshape(p.shape), lax.scan(one, None, rows)[1])

@@ -24,12 +24,13 @@ def start_state(masters):
     }
 
 
-def update(p, gradient, state, count):
-    """One step of AdamW: (parameter in its own type, state)."""
+def update(p, gradient, state, count, decaying):
+    """One step of AdamW: (parameter in its own type, state). decaying: whether weight decay moves
+    it, or its elements."""
     m, v, *master = state
     w, g = master[0] if master else p, gradient.astype(jnp.float32)
     m = BETA1 * m + (1 - BETA1) * g
     v = BETA2 * v + (1 - BETA2) * jnp.square(g)
     step = (m / (1 - BETA1**count)) / (jnp.sqrt(v / (1 - BETA2**count)) + EPSILON)
-    w = w - learning_rate(count) * (step + WEIGHT_DECAY * w)
+    w = w - learning_rate(count) * (step + WEIGHT_DECAY * decaying * w)
     return w.astype(p.dtype), (m, v, w) if master else (m, v)

@@ -21,11 +21,12 @@ def start_state(masters):
     }
 
 
-def update(p, gradient, state, count):
-    """One step of Lion: (parameter in its own type, state)."""
+def update(p, gradient, state, count, decaying):
+    """One step of Lion: (parameter in its own type, state). decaying: whether weight decay moves
+    it, or its elements."""
     m, *master = state
     w, g = master[0] if master else p, gradient.astype(jnp.float32)
     step = jnp.sign(BETA1 * m + (1 - BETA1) * g)
-    w = w - learning_rate(count) * (step + WEIGHT_DECAY * w)
+    w = w - learning_rate(count) * (step + WEIGHT_DECAY * decaying * w)
     m = BETA2 * m + (1 - BETA2) * g
     return w.astype(p.dtype), (m, w) if master else (m,)

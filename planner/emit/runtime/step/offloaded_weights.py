@@ -29,8 +29,9 @@ from planner.emit.runtime.files.tables import (
     SAME_GRADIENT,
     SCATTER_EACH_MICROBATCH,
 )
-from planner.emit.runtime.step.adamw import update
+from planner.emit.runtime.step.clip import decays
 from planner.emit.runtime.step.reduce_shard_map import reduced_last, scattered_each
+from planner.emit.runtime.step.squares import squares
 from planner.emit.runtime.step.state_host import on_device, state_at, update_offloaded, updated_cut
 
 
@@ -122,26 +123,37 @@ def reduced(grads):
     return {key: one(key, g) for key, g in grads.items()}
 
 
+def sum_of_squares(key, gradient):
+    """The sum of squares of a device's piece of a gradient: row by row of a stack in the host's
+    memory."""
+    if key not in OFFLOADED:
+        return squares(gradient)
+    if not PARAMS[key][2]:
+        return squares(to_device(gradient))
+    return lax.scan(lambda _, row: (None, squares(to_device(row))), None, gradient)[1].sum()
+
+
 def parameter_at(mesh, key, spec):
     """How a parameter that is cut as `spec` says lies between steps."""
     return state_at(mesh, spec) if key in OFFLOADED else on_device(mesh, spec)
 
 
-def updated(key, p, gradient, state, count):
+def updated(key, change, p, gradient, state):
     """A parameter and its state after the step: row by row where it lies with its gradient and
     state in the host's memory, else where only its state does."""
     _, _, axes, dim, _ = GRADIENTS[key]
     if key in OFFLOADED:
         return by_row(
             key,
-            lambda p, g, s: updated_cut(update, axes, row_dim(key, dim), p, g, s, count),
+            lambda p, g, s: updated_cut(
+                functools.partial(change, decaying=decays(key)), axes, row_dim(key, dim), p, g, s
+            ),
             p,
             gradient,
             state,
         )
-    return updated_cut(
-        functools.partial(update_offloaded, PARAMS[key][2]), axes, dim, p, gradient, state, count
-    )
+    how = functools.partial(update_offloaded, change, PARAMS[key][2], decaying=decays(key))
+    return updated_cut(how, axes, dim, p, gradient, state)
 
 
 def place(values, specs, mesh):

@@ -6,6 +6,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from planner.emit.runtime.step.squares import sum_of_squares
+
 
 def unreduced(params):
     """Parameters to differentiate by: the compiler reduces gradients over devices by itself."""
@@ -35,3 +37,8 @@ def reduced_mean(sums, count):
 def reduced(grads):
     """The gradients of a batch that runs at once."""
     return grads
+
+
+def global_norm(grads):
+    """The norm of all gradients together."""
+    return jnp.sqrt(sum(sum_of_squares(key, g) for key, g in grads.items()))

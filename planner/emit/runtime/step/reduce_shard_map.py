@@ -6,14 +6,17 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from planner.emit.runtime.collectives.exchange import after, pend, reduce_gradient, zeros_like_piece
 from planner.emit.runtime.files.tables import (
     GATHERED,
     GRADIENTS,
+    MESH,
     SAME_GRADIENT,
     SCATTER_EACH_MICROBATCH,
 )
+from planner.emit.runtime.step.squares import copies, sum_of_squares
 
 
 def unreduced(params):
@@ -63,3 +66,12 @@ def reduced_mean(sums, count):
 def reduced(grads):
     """The gradients of a batch that runs at once, each in its one reduction."""
     return {key: reduce_gradient(g, *GRADIENTS[key][1:4]) for key, g in grads.items()}
+
+
+def global_norm(grads):
+    """The norm of all gradients together, by one sum over all devices: each adds the squares of its
+    pieces, divided by the number of devices that add the same."""
+    total = sum(sum_of_squares(key, g) / copies(key) for key, g in grads.items())
+    missing = tuple(a for a in MESH if a not in jax.typeof(total).manual_axis_type.varying)
+    total = lax.pcast(total, missing, to="varying") if missing else total
+    return jnp.sqrt(lax.psum(total, tuple(MESH)))

@@ -13,7 +13,7 @@ def start_state(masters):
     return {key: (p,) if jnp.dtype(COMPUTE).itemsize < 4 else () for key, p in masters.items()}
 
 
-def update(p, gradient, state, count):
+def update(p, gradient, state, count, decaying):
     """One step of plain gradient descent: (parameter in its own type, state)."""
     w = (state[0] if state else p) - learning_rate(count) * gradient.astype(jnp.float32)
     return w.astype(p.dtype), (w,) if state else ()

@@ -13,7 +13,7 @@ from planner.emit.runtime.collectives.exchange import local_piece
 from planner.emit.runtime.collectives.fused import fused
 from planner.emit.runtime.files.frame import specs_of
 from planner.emit.runtime.files.tables import FROZEN, GRADIENTS, INPUTS, PARAMS
-from planner.emit.runtime.step.adamw import update
+from planner.emit.runtime.step.clip import clipping, decays, measures_norm, update_at
 from planner.emit.runtime.step.gradients_once import gradients
 from planner.emit.runtime.step.step_shard_map import collected
 
@@ -24,39 +24,41 @@ def state_at(mesh, spec):
     return NamedSharding(mesh, spec, memory_kind="pinned_host")
 
 
-def update_offloaded(repeats, p, gradient, state, count):
-    """`update` of a parameter whose state is in the host's memory: brought here and written back,
+def update_offloaded(change, repeats, p, gradient, state, decaying):
+    """`change` of a parameter whose state is in the host's memory: brought here and written back,
     of repeats of a block one after the other."""
 
     def one(_, row):
         p, g, host_state = row
-        new, state = update(p, g, jax.device_put(host_state, jax.memory.Space.Device), count)
+        new, state = change(p, g, jax.device_put(host_state, jax.memory.Space.Device), decaying)
         return None, (new, jax.device_put(state, jax.memory.Space.Host))
 
     row = p, gradient, state
     return lax.scan(one, None, row)[1] if repeats else one(None, row)[1]
 
 
-def updated_cut(how, axes, dim, p, gradient, state, count):
+def updated_cut(how, axes, dim, p, gradient, state):
     """A parameter and its state after `how`, an update. Where the state is cut, each device updates
     its piece, and the parameter is gathered."""
-    piece, new = how(local_piece(p, axes, dim) if axes else p, gradient, state, count)
+    piece, new = how(local_piece(p, axes, dim) if axes else p, gradient, state)
     return collected(piece, p, axes, dim), new
 
 
-def updated(key, p, gradient, state, count):
+def updated(key, change, p, gradient, state):
     """A parameter and its state after the step."""
     _, _, axes, dim, _ = GRADIENTS[key]
-    return updated_cut(
-        functools.partial(update_offloaded, PARAMS[key][2]), axes, dim, p, gradient, state, count
-    )
+    how = functools.partial(update_offloaded, change, PARAMS[key][2], decaying=decays(key))
+    return updated_cut(how, axes, dim, p, gradient, state)
 
 
 def local_step(params, state, frozen, batch, count):
     """One optimizer step on local pieces."""
     loss, grads = gradients(params, frozen, batch)
-    new = {key: updated(key, p, grads[key], state[key], count) for key, p in params.items()}
-    return {key: p for key, (p, _) in new.items()}, {key: s for key, (_, s) in new.items()}, loss
+    factor, *norm = clipping(grads)
+    change = update_at(count, factor)
+    new = {key: updated(key, change, p, grads[key], state[key]) for key, p in params.items()}
+    new_params, new_state = ({key: row[k] for key, row in new.items()} for k in (0, 1))
+    return new_params, new_state, loss, *norm
 
 
 def on_device(mesh, spec):
@@ -71,12 +73,11 @@ def parameter_at(mesh, key, spec):
 
 
 def make_step(mesh):
-    """step(params, state, frozen, batch, count) -> (params, state, loss), compiled once; params and
-    state are updated in place."""
+    """step(params, state, frozen, batch, count) -> (params, state, loss), with clipping the global
+    norm of the gradients too; compiled once, params and state are updated in place."""
     p, state, f, b = specs_of(PARAMS), specs_of(GRADIENTS), specs_of(FROZEN), specs_of(INPUTS)
-    step = jax.shard_map(
-        local_step, mesh=mesh, in_specs=(p, state, f, b, P()), out_specs=(p, state, P())
-    )
+    out = p, state, *[P()] * (1 + measures_norm())
+    step = jax.shard_map(local_step, mesh=mesh, in_specs=(p, state, f, b, P()), out_specs=out)
     own, fixed = (
         {key: parameter_at(mesh, key, spec) for key, spec in specs.items()} for specs in (p, f)
     )
@@ -88,7 +89,7 @@ def make_step(mesh):
     return jax.jit(
         step,
         in_shardings=(own, there, fixed, batches, one),
-        out_shardings=(own, there, one),
+        out_shardings=(own, there, *[one] * (1 + measures_norm())),
         donate_argnums=(0, 1),
         compiler_options=fused(mesh),
     )

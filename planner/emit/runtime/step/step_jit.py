@@ -17,7 +17,7 @@ from planner.emit.runtime.files.tables import (
     PARAMS,
     forward,
 )
-from planner.emit.runtime.step.adamw import update
+from planner.emit.runtime.step.clip import clipping, decays, measures_norm, update_at
 from planner.emit.runtime.step.gradients_once import gradients
 
 
@@ -56,11 +56,14 @@ def on(mesh, specs):
 def whole_step(params, state, frozen, batch, count):
     """One optimizer step; gradients and optimizer state have cuts of their own."""
     loss, grads = gradients(params, frozen, batch)
+    grads = {key: at(g, GRADIENTS[key][-1]) for key, g in grads.items()}
+    factor, *norm = clipping(grads)
+    change = update_at(count, factor)
     new_params, new_state = {}, {}
     for key, p in params.items():
-        new, new_state[key] = update(p, at(grads[key], GRADIENTS[key][-1]), state[key], count)
+        new, new_state[key] = change(p, grads[key], state[key], decays(key))
         new_params[key] = at(new, PARAMS[key][-1])
-    return new_params, new_state, loss
+    return new_params, new_state, loss, *norm
 
 
 def whole_products(mesh):
@@ -80,8 +83,8 @@ def state_at(mesh, spec):
 
 
 def make_step(mesh):
-    """step(params, state, frozen, batch, count) -> (params, state, loss), compiled once; params and
-    state are updated in place."""
+    """step(params, state, frozen, batch, count) -> (params, state, loss), with clipping the global
+    norm of the gradients too; compiled once, params and state are updated in place."""
     p, state, f, b = (
         on(mesh, specs) for specs in map(specs_of, (PARAMS, GRADIENTS, FROZEN, INPUTS))
     )
@@ -89,7 +92,7 @@ def make_step(mesh):
     return jax.jit(
         whole_step,
         in_shardings=(p, state, f, b, scalar),
-        out_shardings=(p, state, scalar),
+        out_shardings=(p, state, *[scalar] * (1 + measures_norm())),
         donate_argnums=(0, 1),
         compiler_options=whole_products(mesh) | fused(mesh),
     )
