@@ -55,15 +55,12 @@ def order_s_per_byte(device: Device) -> float:
     return 8 / (device.memory_bytes_per_s * device.memory_efficiency)
 
 
-def loop_time_s(device: Device, weights_bytes: float, saved_bytes: float) -> float:
-    """Seconds that a loop over blocks takes beside its blocks where stacks are copied
-    (memory-bound). Weights are cut out of theirs forward and backward, a stack is filled with zeros
-    and gradients are put into it: three copies and a pass that writes. What is kept for the
-    backward pass is put and cut out once: one copy less.
+def loop_copy_time_s(device: Device, cut_bytes: Amount, put_bytes: Amount) -> Amount:
+    """Seconds that a loop over blocks takes to copy parts out of stacks and into them
+    (memory-bound). What is cut out is read and written; what is put in is too, into a stack that
+    was filled with zeros before.
     """
-    return (7 * weights_bytes + 5 * saved_bytes) / (
-        device.memory_bytes_per_s * device.memory_efficiency
-    )
+    return (2 * cut_bytes + 3 * put_bytes) / (device.memory_bytes_per_s * device.memory_efficiency)
 
 
 def optimizer_time_s(device: Device, elements: Amount, bytes_per_element: float) -> Amount:

@@ -43,6 +43,7 @@ STRUCTURE = (
     "passing",
     "repeated",
     "replayed",
+    "looped",
     "residuals",
     "stacks",
     "still",
@@ -176,6 +177,16 @@ class GraphFacts(BasicFacts):
         return frozenset(
             i
             for first, period, repeats in self.runs
+            for i in range(first, first + period * repeats)
+        )
+
+    @cached_property
+    def looped(self) -> frozenset[int]:
+        """Nodes of repeated blocks that a loop serves, whose weights and saved activations lie in
+        stacks."""
+        return frozenset(
+            i
+            for first, period, repeats in self.loops
             for i in range(first, first + period * repeats)
         )
 
@@ -375,6 +386,7 @@ class GraphFacts(BasicFacts):
                     counts,
                     self.saved_collective_bytes(i, float32_sizes),
                     i in self.gated.nodes,
+                    i in self.looped,
                 ),
                 len(result),
             )

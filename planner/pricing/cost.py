@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from costmodels.capacity import Breakdown
 
-OTHER_PARTS = {"tables_time_s": "tables pulled and pushed"}
+OTHER_PARTS = {"tables_time_s": "tables pulled and pushed", "loop_copy_time_s": "copies of loops"}
 """Parts of a step beside arithmetic, communication, the optimizer and bubbles: field of Cost, and
 key of the file's `cost` where it is not 0 -> its words in the summary."""
 
@@ -26,8 +26,7 @@ class Cost:
     communication_time_s: float
     exposed_communication_time_s: float
     optimizer_time_s: float
-    """The update, of several microbatches the sums of their gradients, and of virtual devices what
-    loops over blocks copy (Pricer.loop_s)."""
+    """The update, and of several microbatches the sums of their gradients."""
     flops_per_device: int
     """2MNK of products forward and backward; what is computed again is left out."""
     memory: Breakdown
@@ -38,6 +37,9 @@ class Cost:
     tables_time_s: float = 0.0
     """Pulling rows of hosted tables before the step and pushing them after it
     (planner.workload.host_tables)."""
+    loop_copy_time_s: float = 0.0
+    """What loops over repeated blocks copy out of stacks and into them: weights and their
+    gradients, what is saved for the backward pass (planner.pricing.loop_copies)."""
     launch_time_s: float = 0.0
     """Launches of collectives that may go together (planner.pricing.bucketing)."""
 

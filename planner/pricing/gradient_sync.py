@@ -39,6 +39,9 @@ class WeightCosts:
     """Seconds of each microbatch: gradients scattered, under stage 3 parameters gathered."""
     grad_accumulate_s: np.ndarray
     """Seconds of each of several microbatches, to add its gradients to the sums."""
+    loop_copy_s: np.ndarray
+    """Seconds of each microbatch, to copy weights out of the stacks of loops over blocks and
+    gradients into them."""
     state_bytes: np.ndarray
     """Parameters, optimizer state, and where there is a loop over blocks gradients of a
     microbatch."""
@@ -72,8 +75,9 @@ class _Weight:
 
     zero_stages: its own under each of the plan's. regathered: the backward pass reads it too, so
     that stage 3 gathers it again. stacked: of how many repeats a device has it in one array.
-    offloaded: it waits in the host's memory. gathered_copies: how many whole ones stage 3 has at a
-    time. element_bytes: of an element where it has no gradient.
+    looped: a loop over blocks cuts it out of that. offloaded: it waits in the host's memory.
+    gathered_copies: how many whole ones stage 3 has at a time. element_bytes: of an element where
+    it has no gradient.
     """
 
     shape: tuple[int, ...]
@@ -81,6 +85,7 @@ class _Weight:
     trained: bool
     regathered: bool
     stacked: int
+    looped: bool
     offloaded: bool
     gathered_copies: float
     element_bytes: float
@@ -100,6 +105,7 @@ class _Trained:
     devices: np.ndarray
     stacked: np.ndarray
     regathered: np.ndarray
+    looped: np.ndarray
     offloaded: np.ndarray
     gathered_copies: np.ndarray
     fan_of: np.ndarray
@@ -162,6 +168,7 @@ class WeightPricer:
             trained=name in base.grad,
             regathered=regathered,
             stacked=stacked,
+            looped=self._looped(name),
             offloaded=self.offloaded(name),
             gathered_copies=self._gathered() / stacked if in_heaviest else 0.0,
             element_bytes=(
@@ -195,6 +202,18 @@ class WeightPricer:
             else repeats
         )
 
+    def _looped(self, name: str) -> bool:
+        """Whether a loop over blocks of a training program cuts it out of a stack. Uneven pipeline
+        stages have no loops."""
+        uneven = self.base.dealt is None and self.pricer.mesh.stages > 1
+        return (
+            self.base.training
+            and not uneven
+            and name in self.base.stacks
+            and self.base.graph.consumers[name][0][0] in self.base.looped
+            and not self.offloaded(name)
+        )
+
     def _costs(self, weights: Sequence[_Weight], layouts: Sequence[int]) -> np.ndarray:
         """Of weights, each in one layout. [fields, ZeRO stages, rows]"""
         price, rank = self.pricer, max(1, *(len(w.shape) for w in weights))
@@ -211,6 +230,8 @@ class WeightPricer:
         stored = local * np.array([w.element_bytes for w in weights])
         costs.grad_reduce_per_microbatch_s[:, offloaded] = price.host_s(2 * stored[offloaded])
         costs.state_bytes[:, ~offloaded] = stored[~offloaded]
+        cut = stored * np.array([w.looped * (1 + w.regathered) for w in weights])
+        costs.loop_copy_s[:] = price.loop_copy_s(cut, 0 * cut)
         rows = np.flatnonzero(trained)
         if len(rows):
             cells[:, :, rows] = self._trained(
@@ -245,6 +266,7 @@ class WeightPricer:
             devices=devices,
             stacked=np.array([w.stacked for w in weights]),
             regathered=np.array([w.regathered for w in weights]),
+            looped=np.array([w.looped for w in weights]),
             offloaded=np.array([w.offloaded for w in weights]),
             gathered_copies=np.array([w.gathered_copies for w in weights]),
             fan_of=fan_of,
@@ -273,6 +295,7 @@ class WeightPricer:
                 per_step,
                 per_microbatch,
                 price.grad_accumulate_s(weight.summed * recipe.gradient_bytes),
+                rows.looped * price.loop_copy_s(*weight.loop_copies(recipe, rows.regathered)),
                 (weight.stored + gathered) * recipe.parameter_bytes
                 + weight.gradient_bytes(recipe, looped=looped)
                 + resident,
@@ -288,7 +311,7 @@ class WeightPricer:
             costs[:3, k] += [price.host_s(x) for x in (moved.once, moved.each, moved.added)]
             # What is on its way is counted with the whole plan.
             costs[3:, k] = 0.0
-            costs[3, k] = resident if isinstance(resident, float) else resident[k]
+            costs[4, k] = resident if isinstance(resident, float) else resident[k]
         return costs
 
     def _sync_s(

@@ -69,18 +69,25 @@ def saved_collectives(
 ) -> Iterator[tuple[str, float]]:
     """(tensor, bytes of all repeats and of all overlapped microbatches) of each result of a
     collective that a recomputed block saves."""
-    mesh, pipeline = dict(flow.plan.mesh), pipeline_of(flow.graph, flow.plan)
+    pipeline = pipeline_of(flow.graph, flow.plan)
     times = (
         run.repeats
         if pipeline is None
         else pipeline.saved_ticks
         * (pipeline.blocks_per_tick if run.first == pipeline.first else run.repeats)
     )
+    for name, size in saved_in_repeat(flow, replay, pricer):
+        yield name, times * size * flow.plan.overlapped_microbatches
+
+
+def saved_in_repeat(flow: Flow, replay: Recomputed, pricer: Pricer) -> Iterator[tuple[str, float]]:
+    """(tensor, bytes of one repeat and one microbatch) of each result of a collective that a
+    recomputed block saves."""
+    mesh = dict(flow.plan.mesh)
     for name, way in replay.saved:
         step = way[-1]
         size = step.forward_elements * pricer.itemsize(flow.graph.tensors[name].dtype)
-        parts = group(step.axes, mesh) if step.forward == "reduce-scatter" else 1
-        yield name, times * size / parts * flow.plan.overlapped_microbatches
+        yield name, size / (group(step.axes, mesh) if step.forward == "reduce-scatter" else 1)
 
 
 @dataclass(frozen=True)

@@ -236,16 +236,13 @@ class Pricer:
             else 0 * size_bytes
         )
 
-    def loop_s(self, weights_bytes: float, saved_bytes: float = 0.0) -> float:
-        """Seconds that a microbatch's loops over repeated blocks take to copy weights and their
-        gradients, and what is saved for the backward pass, out of stacks and into them. Of virtual
-        devices alone: programs of accelerators copy as much as compiled (benchmarks/RESULTS.md,
-        "Time by part"), but neither the arrays of the search nor its bounds hold that.
-        """
+    def loop_copy_s(self, cut_bytes: Amount, put_bytes: Amount) -> Amount:
+        """Seconds to copy so many bytes out of the stacks of loops over repeated blocks, and so
+        many into them. Profiles of frameworks: nothing, they have neither loops nor stacks."""
         return (
-            compute.loop_time_s(self.topology.device, weights_bytes, saved_bytes)
-            if self.topology.virtual
-            else 0.0
+            compute.loop_copy_time_s(self.topology.device, cut_bytes, put_bytes)
+            if self.runtime.kernels is None
+            else 0 * cut_bytes
         )
 
     def host_s(self, size_bytes: Amount) -> Amount:

@@ -16,7 +16,6 @@ step takes m + stages - 1 ticks; the arithmetic of stages - 1 of them is the bub
 from __future__ import annotations
 
 from dataclasses import replace
-from math import prod
 
 import numpy as np
 
@@ -24,7 +23,7 @@ from planner.analysis.facts import GraphFacts
 from planner.execution import collectives
 from planner.execution.collective import CollectiveUse
 from planner.execution.even_collectives import weights_of_other_stages
-from planner.execution.layout_flow import Flow, derive, stored_layout
+from planner.execution.layout_flow import Flow, derive
 from planner.execution.loops import RepeatedBlock, pipelined_block, repeated_blocks
 from planner.execution.pipeline import Pipeline, pipeline_of
 from planner.execution.plan import Plan
@@ -36,11 +35,11 @@ from planner.pricing.cost import Communication, Cost, KernelSeconds
 from planner.pricing.device_weights import device_weights
 from planner.pricing.host_tables import pull_push_s
 from planner.pricing.kernels import kernel_times
+from planner.pricing.loop_copies import loop_copies_s
 from planner.pricing.microbatch_overlap import hidden_shares, launch_bytes, per_launch
-from planner.pricing.peak_memory import memory, saved_tensors, sent_activations
+from planner.pricing.peak_memory import memory, sent_activations
 from planner.pricing.pricer import Pricer
 from planner.pricing.weight_offload import offloaded_weights
-from planner.sharding.layout import local_shape
 
 
 def derived(base: GraphFacts, plan: Plan) -> tuple[Flow, tuple[RepeatedBlock, ...]]:
@@ -67,7 +66,6 @@ def price(
     optimizer = 0.0
     if base.training:
         optimizer = _optimizer_s(flow, pipeline, pricer)
-        optimizer += _loops_s(base, flow, runs, pipeline, pricer)
     if offloaded_names(flow, runs):
         moved = offloaded_weights(flow, runs, pricer)
         optimizer += pricer.host_s(flow.plan.microbatches * moved.added + moved.once)
@@ -79,13 +77,18 @@ def price(
         communication=communication(base, flow, runs, uses, pricer),
         optimizer_s=optimizer,
         memory=memory(base, flow, pricer, runs),
-        others=_other_parts(flow, pricer),
+        others=_other_parts(base, flow, runs, pricer),
     )
 
 
-def _other_parts(flow: Flow, pricer: Pricer) -> dict[str, float]:
+def _other_parts(
+    base: GraphFacts, flow: Flow, runs: tuple[RepeatedBlock, ...], pricer: Pricer
+) -> dict[str, float]:
     """Seconds of planner.pricing.cost.OTHER_PARTS."""
-    return {"tables_time_s": pull_push_s(flow, pricer)}
+    return {
+        "tables_time_s": pull_push_s(flow, pricer),
+        "loop_copy_time_s": loop_copies_s(base, flow, runs, pricer) if base.training else 0.0,
+    }
 
 
 def _kernels(
@@ -198,40 +201,6 @@ def _optimizer_s(flow: Flow, pipeline: Pipeline | None, pricer: Pricer) -> float
     return pricer.optimizer_s(updated, flow.plan.offload) + pricer.grad_accumulate_s(
         added * pricer.recipe.gradient_bytes
     )
-
-
-def _loops_s(
-    base: GraphFacts,
-    flow: Flow,
-    runs: tuple[RepeatedBlock, ...],
-    pipeline: Pipeline | None,
-    pricer: Pricer,
-) -> float:
-    """Seconds that a device's loops over repeated blocks take to copy what lies in stacks
-    (Pricer.loop_s), in all microbatches."""
-    if not runs or not pricer.topology.virtual:
-        return 0.0
-    mesh, weights = dict(flow.plan.mesh), 0.0
-    for run in runs:
-        for names in run.weights:
-            held = (
-                names[: pipeline.blocks_per_stage]
-                if pipeline and run.first == pipeline.first
-                else names
-            )
-            shape = flow.graph.tensors[names[0]].shape
-            weights += (
-                len(held)
-                * prod(local_shape(shape, stored_layout(flow.weights[names[0]]), mesh))
-                * (names[0] in flow.grad)
-            )
-    inside = {i for run in runs for i in range(run.first, run.end)}
-    saved = sum(
-        size * (float(pipeline.stage_share(i)) if pipeline else 1.0)
-        for i, _, size in saved_tensors(base, flow, pricer)
-        if i in inside
-    )
-    return flow.plan.microbatches * pricer.loop_s(weights * pricer.recipe.parameter_bytes, saved)
 
 
 def recomputed_nodes(flow: Flow, runs: tuple[RepeatedBlock, ...]) -> frozenset[int]:

@@ -29,7 +29,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -267,15 +267,15 @@ class BestFirst:
 
     def bound_of_all(self) -> float:
         """No plan of the family is below this, whatever memory it takes."""
-        # Plans that keep results in recomputed blocks are no faster than those that recompute
-        # nothing, where there are such.
-        alone = (
-            least
-            for least, node, relaxed in self._saving_collectives()
-            if "none"
-            not in self.search.offered.recomputes(relaxed.space.base, self.meshes[node.mesh])
-        )
-        return min(self.bound(), self._least_beyond_limit, *alone)
+        found = min(self.bound(), self._least_beyond_limit)
+        keeping = []
+        for least, node, relaxed in self._saving_collectives():
+            # Plans that keep results in recomputed blocks are no faster than those that recompute
+            # nothing, where there are such, but for what fewer copies of what is saved take.
+            if "none" in self.search.offered.recomputes(relaxed.space.base, self.meshes[node.mesh]):
+                least = max(least, found + _fewer_copies_s(relaxed, node))
+            keeping.append(least)
+        return min(found, *keeping) if keeping else found
 
     def _tighten(self, node: SearchNode) -> None:
         """Raise the bound of a search node under the limit."""
@@ -301,17 +301,17 @@ class BestFirst:
 
     def _saving_collectives(self) -> Iterator[tuple[float, SearchNode, Relaxation]]:
         """Search nodes that keep results of collectives, with what is known of them all the same:
-        that of their mesh, and of the same without recomputation."""
+        that of their mesh, and of the same without recomputation, less the copies of what that
+        saves."""
         plain = {(m, z, k, n): v for m, z, r, k, n, v in self._bounds.known if r == 0}
         for index, relaxed in self._bounds.relaxed.items():
             for node in self._nodes_of(index):
                 if node.saves_collectives and (index, node.techniques) not in self._impossible:
                     least = self._bounds.least[index] + relaxed.bubble_s(node.micro, node.virtual)
-                    yield (
-                        max(least, plain.get((index, node.level, node.micro, node.virtual), 0.0)),
-                        node,
-                        relaxed,
-                    )
+                    key = index, node.level, node.micro, node.virtual
+                    if key in plain:
+                        least = max(least, plain[key] + _fewer_copies_s(relaxed, node))
+                    yield least, node, relaxed
 
     def _report_bound(self) -> None:
         """What is proven so far, for those who watch: of the plan's own family, in seconds."""
@@ -602,3 +602,10 @@ class BestFirst:
             self.best = candidate
             self.search.report(candidate, self.pinned)
         return True
+
+
+def _fewer_copies_s(relaxed: Relaxation, node: SearchNode) -> float:
+    """What plans of the node take more (seconds; below 0: less) than such that recompute nothing,
+    at least."""
+    plain = replace(node.techniques, recompute="none")
+    return relaxed.changes_by_s(plain, node.techniques)

@@ -4,9 +4,11 @@ stages)."""
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
+from planner.execution.techniques import RECOMPUTE
 from planner.search.domain import CHUNKS
 from planner.search.relaxation import Relaxation
 from planner.search.search_node import BOUND_ENDLESS, BOUND_MICROBATCHES, LEVEL_ORDER, SearchNode
@@ -40,15 +42,18 @@ class NodeBounds:
 
     def by_others(self, node: SearchNode) -> float:
         """What nodes that were priced prove of this one (seconds); 0 where that is nothing."""
-        same = [
-            (k, v)
-            for m, z, r, k, n, v in self.known
-            if m == node.mesh and z == node.level and r <= node.recompute and n == node.virtual
-        ]
-        return max(
-            (v for k, v in same if k == node.micro or (k < node.micro and not self._staged(node))),
-            default=0.0,
-        )
+        relaxed, best = self.relaxed[node.mesh], 0.0
+        for m, z, r, k, n, v in self.known:
+            if (
+                m == node.mesh
+                and z == node.level
+                and r <= node.recompute
+                and n == node.virtual
+                and (k == node.micro or (k < node.micro and not self._staged(node)))
+            ):
+                other = replace(node.techniques, recompute=RECOMPUTE[r])
+                best = max(best, v + relaxed.changes_by_s(other, node.techniques))
+        return best
 
     def at_stage(self, node: SearchNode, below_s: float) -> float:
         """The bound (seconds) that the node's stage knows. below_s: plans of at least so many are
@@ -80,8 +85,9 @@ class NodeBounds:
         """What the relaxed problem of a search node without a memory limit depends on, its third
         part the microbatches.
 
-        micro: reductions are repeated at least that often. What is reduced once a step makes the
-        same problem for any number that leaves every split legal.
+        micro: reductions are repeated at least that often, and so are copies of weights out of the
+        stacks of loops. What is reduced once a step makes the same problem for any number that
+        leaves every split legal.
         """
         if node.mesh not in self._uncut_up_to:
             self._uncut_up_to[node.mesh] = uncut_up_to(self.relaxed[node.mesh].space)
@@ -90,6 +96,7 @@ class NodeBounds:
             if self._staged(node)
             or LEVEL_ORDER[node.level] >= 2
             or micro > self._uncut_up_to[node.mesh]
+            or self.relaxed[node.mesh].space.base.looped
             else 1
         )
         return node.mesh, node.level, each, node.recompute, node.virtual if each else 1

@@ -180,11 +180,12 @@ class Relaxation:
 
     def least(self, levels: Sequence[int], below_s: float = np.inf) -> float:
         """No plan of the space is faster (seconds): as few microbatches as it is of, nothing
-        replayed, each weight at its cheapest ZeRO stage, no memory limit. below_s: from now on
+        replayed, no more copied into stacks of loops than where blocks are recomputed, each weight
+        at its cheapest ZeRO stage, no memory limit. below_s: from now on
         bounds are of plans faster than that, options that none of them has are not looked at.
         """
         endless = [Techniques(z, microbatches=0) for z in levels]
-        cost = _units(np.minimum.reduce([self._seconds(t) for t in endless]), 1.0)
+        cost = _units(np.minimum.reduce([self._least_seconds(t) for t in endless]), 1.0)
         if np.isfinite(below_s):
             # Before any table of conversions: what an option costs by itself, and every other
             # variable at its cheapest.
@@ -297,11 +298,28 @@ class Relaxation:
         return self._run(self._seconds(at), at)
 
     def recompute_adds_s(self, recompute: str) -> float:
-        """What recomputation adds at least (seconds) to any bound without it."""
-        plain, more = (self._seconds(Techniques(0, r, 0)) for r in ("none", recompute))
-        return max(
-            0.0, float(np.minimum.reduceat(more - plain, self.offset[:-1]).sum()) * (1 - ROUNDING)
-        )
+        """What plans of this recompute take more at least (seconds) than `least` counts: nodes that
+        run again, and what is copied into stacks of loops."""
+        at = Techniques(0, recompute, 0)
+        return self._least_difference(self._least_seconds(at), self._seconds(at))
+
+    def changes_by_s(self, known: Techniques, techniques: Techniques) -> float:
+        """By what plans of techniques are at least slower (seconds; below 0: at most faster) than
+        others of the same mesh that differ in recompute alone, results of collectives saved or
+        not: what is saved is copied into stacks of loops, what is not runs again."""
+        if known.recompute == techniques.recompute:
+            return 0.0
+        # With results of collectives saved, fewer nodes run again: at best none.
+        plain = techniques.recompute == "block-keep"
+        seconds = self._least_seconds(techniques) if plain else self._seconds(techniques)
+        return self._least_difference(self._seconds(known), seconds)
+
+    def _least_difference(self, before: np.ndarray, after: np.ndarray) -> float:
+        """The least by which a choice of options takes more after than before, in safety; options
+        that are impossible in both, before and after, are in no choice."""
+        more = np.subtract(after, before, out=np.zeros(len(after)), where=np.isfinite(before))
+        found = float(np.minimum.reduceat(more, self.offset[:-1]).sum())
+        return found - ROUNDING * abs(found)
 
     def limited(
         self,
@@ -432,6 +450,12 @@ class Relaxation:
 
     def _seconds(self, techniques: Techniques) -> np.ndarray:
         return seconds_of(self.space, techniques, uncut=True)[self.kept]
+
+    def _least_seconds(self, techniques: Techniques) -> np.ndarray:
+        """The same where nothing runs again and no more is copied into stacks of loops than where
+        blocks are recomputed: no recompute takes less."""
+        plain = replace(techniques, recompute="none")
+        return seconds_of(self.space, plain, uncut=True, copies="block")[self.kept]
 
     def _run(
         self, seconds: np.ndarray, techniques: Techniques, *, ends: bool = True

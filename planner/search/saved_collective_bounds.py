@@ -86,9 +86,7 @@ class SavedCollectiveRelaxation(Relaxation):
             * [v.count for v in self.space.variables]
         )
         again = np.repeat(each, np.diff(self.offset)) * self._charge_s[self.kept]
-        return super()._seconds(replace(techniques, recompute="none")) + np.where(
-            np.concatenate(self._spared), 0.0, again
-        )
+        return self._least_seconds(techniques) + np.where(np.concatenate(self._spared), 0.0, again)
 
     def _bytes(self, techniques: Techniques) -> np.ndarray:
         """What no pair of options tells: sums of variables that no step follows, and the least that

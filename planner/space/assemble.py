@@ -1,7 +1,8 @@
 """From a space and a choice of techniques to the one problem every solver sees.
 
     cost[option]  = times * (microbatches * (forward + backward + recomputed forward + reduction and
-                  sums each microbatch) + reduction once)   in picoseconds
+                  sums each microbatch + copies of weights) + reduction once)
+                  + microbatches * copies of what is saved   in picoseconds
     usage[option] = state bytes + saved activations
         in bytes
 Everything that is saved is alive at the end of the last forward pass, so one live interval holds it
@@ -224,18 +225,23 @@ def uncut_up_to(space: Space) -> float:
     return space.parts * arrays_of(space).least_pieces
 
 
-def seconds_of(space: Space, techniques: Techniques, uncut: bool = False) -> np.ndarray:
+def seconds_of(
+    space: Space, techniques: Techniques, uncut: bool = False, copies: str = ""
+) -> np.ndarray:
     """Seconds of every option of every variable in a row, as in `assemble`; +inf where the batch
-    does not divide that far. [options]"""
+    does not divide that far. copies: as much as plans of this recompute copy into stacks, those of
+    the techniques where it is "". [options]"""
     arrays, micro = arrays_of(space), techniques.microbatches
     zero, costs, recompute = techniques.zero_stage, arrays.costs, recomputes(space, techniques)
     each = arrays.pass_s + arrays.recompute_s[recompute] if recompute else arrays.pass_s
     shares, least = _stage_shares(space, techniques), max(micro, space.parts if uncut else 1)
-    weights = costs.grad_reduce_per_microbatch_s[zero]
+    weights = costs.grad_reduce_per_microbatch_s[zero] + costs.loop_copy_s[zero]
     if least > 1:
         weights = weights + costs.grad_accumulate_s[zero]
-    seconds: np.ndarray = arrays.count * (
-        (space.parts if uncut else least) * each + least * weights
+    times = space.parts if uncut else least
+    seconds: np.ndarray = (
+        arrays.count * (times * each + least * weights)
+        + times * arrays.copy_s[copies or techniques.recompute]
     )
     if shares is not None:
         seconds = seconds * shares.passes

@@ -302,15 +302,21 @@ class Kinds:
         """Fields of OptionCosts of what the backward pass reads."""
         base, node, size = self.base, self.graph.nodes[i], shape.size
         stays = "activations" not in self.pricer.offload
-        saved = remat = one_repeat = epilogue = inputs = np.zeros(len(shape.splits))
+        saved = remat = one_repeat = epilogue = inputs = stacked = entering_stacks = np.zeros(
+            len(shape.splits)
+        )
         for slot, own in (*enumerate(size.ins), *((-1 - k, n) for k, n in enumerate(size.outs))):
             total, entering, first, after = base.saved_counts.get((i, slot), UNSAVED)
             if total or after:
-                own = (own + saved_beside_of(base, i, slot, shape.splits, self.pricer)) * slack
+                one = own + saved_beside_of(base, i, slot, shape.splits, self.pricer)
+                own = one * slack
                 saved = saved + total * own
                 remat = remat + (first + entering * stays) * own
                 one_repeat = one_repeat + first * own
                 epilogue = epilogue + after * own
+                if i in base.looped:
+                    stacked = stacked + total * one
+                    entering_stacks = entering_stacks + entering * stays * one
                 if base.written_out and slot >= 0 and node.inputs[slot] in self.graph.inputs:
                     inputs = inputs + total * own
         return {
@@ -319,6 +325,8 @@ class Kinds:
             "saved_bytes_one_repeat": one_repeat,
             "saved_bytes_epilogue": epilogue,
             "saved_input_bytes": inputs,
+            "stacked_bytes": stacked,
+            "stacked_bytes_remat": entering_stacks,
         }
 
     def _own(

@@ -10,6 +10,7 @@ import numpy as np
 
 from costmodels.liveness import WeightReaders, least_above_saved
 from planner.analysis.passing import readers
+from planner.execution.techniques import RECOMPUTE
 from planner.space.variables import OptionCosts, Space
 
 
@@ -29,8 +30,10 @@ class SpaceArrays:
     first: number of each variable's first option [variables]. count: nodes, or tensors, that decide
     so [options]. costs: of one of them. state_bytes, grad_accumulator_bytes: of all of them [ZeRO
     stages, options]. block_grad_bytes: of all of them [options]. pass_s: seconds forward and
-    backward [options]. recompute_s: what each way to recompute adds to that [options]. epilogue:
-    whether the variable's nodes follow the repeated blocks [options].
+    backward [options]. recompute_s: what each way to recompute adds to that [options]. copy_s:
+    seconds to copy what a microbatch saves into stacks of loops and out of them again, under each
+    of planner.execution.techniques.RECOMPUTE, of all nodes [options]. epilogue: whether the
+    variable's nodes follow the repeated blocks [options].
 
     workspace: bytes of one node [options]; least_workspace: the largest of the operators' smallest,
     those of the epilogue aside, and the least that is alive only at the end of the forward pass.
@@ -48,6 +51,7 @@ class SpaceArrays:
     block_grad_bytes: np.ndarray
     pass_s: np.ndarray
     recompute_s: Mapping[str, np.ndarray]
+    copy_s: Mapping[str, np.ndarray]
     epilogue: np.ndarray
     workspace: Mapping[bool, np.ndarray]
     least_workspace: Mapping[bool, tuple[float, float]]
@@ -86,6 +90,7 @@ def _arrays(space: Space) -> SpaceArrays:
             "block": np.where(recomputed, costs.forward_s, 0.0),
             "block-keep": np.where(recomputed, costs.forward_s - costs.not_recomputed_s, 0.0),
         },
+        copy_s=_copy_s(space, costs),
         epilogue=np.repeat(in_epilogue, sizes),
         workspace=workspace,
         least_workspace={
@@ -100,6 +105,20 @@ def _arrays(space: Space) -> SpaceArrays:
         least_pieces=float(costs.max_batch_pieces.min(initial=np.inf)),
         trained=_trained(space),
     )
+
+
+def _copy_s(space: Space, costs: OptionCosts) -> dict[str, np.ndarray]:
+    """SpaceArrays.copy_s. Uneven pipeline stages have no loops."""
+    price, base = space.pricer, space.base
+    if base.dealt is None and price.mesh.stages > 1:
+        return dict.fromkeys(RECOMPUTE, np.zeros(len(costs.forward_s)))
+    sums = costs.saved_collective_bytes / (1 + price.runtime.memory_slack)
+    stacked = {
+        "none": costs.stacked_bytes,
+        "block": costs.stacked_bytes_remat,
+        "block-keep": costs.stacked_bytes_remat + sums,
+    }
+    return {recompute: price.loop_copy_s(size, size) for recompute, size in stacked.items()}
 
 
 def _trained(space: Space) -> TrainedVariables | None:

@@ -34,6 +34,11 @@ class OptionCosts(WeightCosts):
     """What of that is made in one repeat and alive while its backward pass runs."""
     saved_bytes_epilogue: np.ndarray
     """Activations saved by nodes after the repeated blocks."""
+    stacked_bytes: np.ndarray
+    """What of `saved_bytes` loops over blocks put into stacks, without what an allocator leaves
+    unused."""
+    stacked_bytes_remat: np.ndarray
+    """The same when repeated blocks are recomputed."""
     saved_collective_bytes: np.ndarray
     """What recomputed blocks save beside `saved_bytes_remat` at least, where they save results of
     collectives."""

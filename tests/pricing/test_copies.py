@@ -338,6 +338,7 @@ def test_a_plan_in_copies_costs_what_its_parts_do() -> None:
         + cost.bubble_time_s
         + cost.exposed_communication_time_s
         + cost.optimizer_time_s
+        + cost.loop_copy_time_s
     )
     assert cost.step_time_s == pytest.approx(parts) and np.isfinite(parts)
     assert sum(cost.exposed_by_axes.values()) == pytest.approx(cost.exposed_communication_time_s)

@@ -81,11 +81,8 @@ def planned(tmp_path: Path, kind: str, pins: str) -> Strategy:
     )
 
 
-def test_only_virtual_devices_pay_for_loops_and_orders() -> None:
+def test_only_virtual_devices_pay_for_orders() -> None:
     here, there = pricer("memory"), pricer("switch")
-    assert here.loop_s(2**20) == pytest.approx(7 * 2**20 / 5e9)
-    assert here.loop_s(0.0, 2**20) == pytest.approx(5 * 2**20 / 5e9)
-    assert there.loop_s(2**20, 2**20) == 0.0
     for kind in ("all-gather", "reduce-scatter", "all-to-all", "all-reduce", "collective-permute"):
         more = here.collective_s(kind, ("x",), 2**20, strided=True) - here.collective_s(
             kind, ("x",), 2**20
@@ -124,24 +121,15 @@ def test_virtual_devices_send_only_all_reduces_together() -> None:
     ],
 )
 def test_what_solvers_add_up_bounds_the_price(tmp_path: Path, pins: str) -> None:
-    """Orders and lone gathers are in both. What loops copy, and what stages hand over, is in the
-    price alone: whether blocks are a loop is known of whole plans only."""
+    """Orders, lone gathers and what loops copy are in both. What stages hand over is in the price
+    alone."""
     found = planned(tmp_path, "memory", pins)
     bound, price = found.solver["bound_s"], found.cost.step_time_s
-    assert 0.7 * price < bound < price
-    if "pp" not in pins:
-        assert found.solver["status"] == "feasible"
-
-
-def test_a_loop_over_blocks_costs_more_with_whole_weights(tmp_path: Path) -> None:
-    """Stacks of weights that are cut eightfold are an eighth of the copies; the same machine with a
-    switch pays for none."""
-
-    def beside(kind: str, zero: int) -> float:
-        return planned(tmp_path, kind, f"dp=8,zero={zero},micro=1").cost.optimizer_time_s
-
-    assert beside("memory", 0) - beside("memory", 3) > beside("switch", 0) - beside("switch", 3)
-    assert beside("memory", 3) > beside("switch", 3)
+    if "pp" in pins:
+        assert 0.7 * price < bound < price
+    else:
+        assert bound == pytest.approx(price, rel=1e-6)
+        assert found.solver["status"] == "optimal"
 
 
 def test_shipped_devices_are_none_of_it() -> None:

@@ -30,6 +30,7 @@ from planner.space.assemble import PICO, Techniques, assemble, least_usage, usag
 from planner.space.build import build_space, splits_of
 from planner.space.families import batch_only, restrict
 from planner.space.node_options import Kinds
+from planner.space.option_arrays import arrays_of
 from planner.space.variables import OptionCosts, Space
 from planner.workload.model import Model, Workload
 
@@ -90,6 +91,31 @@ def test_objective_of_the_optimum_is_the_price_of_the_plan(
         space.base, plan_of(space, found.choice, Techniques(zero)), space.pricer
     )
     assert evaluate(problem, found.choice).cost / PICO == pytest.approx(cost.step_time_s, rel=1e-6)
+
+
+@pytest.mark.parametrize(("source", "batch"), MODELS[:2])
+@pytest.mark.parametrize(
+    "techniques",
+    [
+        Techniques(1, "block"),
+        Techniques(1, "none", 2),
+        Techniques(3, "block"),
+        Techniques(1, "block-keep"),
+    ],
+)
+def test_what_loops_copy_is_in_the_problem(source: str, batch: int, techniques: Techniques) -> None:
+    space = space_of(source, batch)
+    choice = solve(assemble(space, techniques, None), "dp", Budget()).choice
+    cost, _, _ = price_plan(space.base, plan_of(space, choice, techniques), space.pricer)
+    at = arrays_of(space).first + np.array(choice)
+    weights = arrays_of(space).count * arrays_of(space).costs.loop_copy_s[techniques.zero_stage]
+    copied = (weights + arrays_of(space).copy_s[techniques.recompute])[at].sum()
+    copied *= techniques.microbatches
+    assert cost.loop_copy_time_s > 0
+    if techniques.recompute == "block-keep":  # the problem knows of sums alone
+        assert copied <= cost.loop_copy_time_s * (1 + 1e-9)
+    else:
+        assert copied == pytest.approx(cost.loop_copy_time_s, rel=1e-9)
 
 
 @pytest.mark.parametrize(("source", "batch"), MODELS)
@@ -225,10 +251,18 @@ def test_the_whole_batch_in_one_piece_bounds_any_number_of_microbatches(
 def test_unfolded_repeats_cost_what_folded_ones_do() -> None:
     costs = []
     for fold in (True, False):
-        problem = assemble(space_of("zoo:gpt2-small,layers=4", 8, fold=fold), Techniques(1), None)
-        costs.append(evaluate(problem, solve(problem, "dp", Budget()).choice).cost)
-    assert costs[1] <= costs[0] * (1 + 1e-6)  # tying decisions cannot help
+        space = space_of("zoo:gpt2-small,layers=4", 8, fold=fold)
+        problem = assemble(space, Techniques(1), None)
+        choice = solve(problem, "dp", Budget()).choice
+        at = arrays_of(space).first + np.array(choice)
+        copied = arrays_of(space).copy_s["none"][at].sum() + sum(
+            v.count * v.costs.loop_copy_s[1, k]
+            for v, k in zip(space.variables, choice, strict=True)
+        )
+        assert (copied > 0) == fold  # a program that is written out has no loops
+        costs.append(evaluate(problem, choice).cost / PICO - copied)
     assert costs[0] == pytest.approx(costs[1], rel=0.02)
+    assert costs[1] <= costs[0] * (1 + 1e-6)  # tying decisions cannot help
 
 
 def test_conversions_priced_together_are_those_priced_one_by_one() -> None:

@@ -1,0 +1,76 @@
+"""What loops over repeated blocks copy out of stacks and into them.
+
+A program keeps the weights of all repeats in one array, and what the backward pass reads of each
+repeat likewise. Compilers cut a repeat's part out and put its results in by copies: kernels of
+their own that read and write memory and nothing else, on GPUs, TPUs and CPUs alike (by the compiled
+text; benchmarks/RESULTS.md, "Copies of loops").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from planner.analysis.basics import repeat_starts, saved_in
+from planner.analysis.facts import GraphFacts
+from planner.execution.layout_flow import Flow
+from planner.execution.loops import RepeatedBlock
+from planner.execution.pipeline import pipeline_of
+from planner.execution.recompute import recomputed_blocks
+from planner.execution.weight_offload import offloaded_names
+from planner.ops.residuals import reads
+from planner.pricing.device_weights import device_weights
+from planner.pricing.peak_memory import saved_in_repeat, saved_tensors
+from planner.pricing.pricer import Pricer
+
+
+def loop_copies_s(
+    base: GraphFacts, flow: Flow, runs: tuple[RepeatedBlock, ...], pricer: Pricer
+) -> float:
+    """Seconds of a device's copies in a training step."""
+    if not runs:
+        return 0.0
+    pipeline = pipeline_of(flow.graph, flow.plan)
+
+    def passes(i: int) -> float:
+        """How often a device copies what nodes like node i have."""
+        times = pipeline.forward_passes(i) if pipeline else flow.plan.microbatches
+        return float(times * pipeline.stage_share(i) if pipeline else times)
+
+    seconds = 0.0
+    weights, offloaded = device_weights(flow), offloaded_names(flow, runs)
+    for run in runs:
+        for names in run.weights:
+            weight, name = weights[names[0]], names[0]
+            if name in offloaded:
+                continue
+            read_backward = any(
+                slot in reads(flow.graph.nodes[i], flow.grad).slots
+                for i, slot in flow.graph.consumers[name]
+            )
+            cut, put = weight.loop_copies(pricer.recipe, read_backward)
+            seconds += (
+                passes(run.first)
+                * len(names)
+                * pricer.loop_copy_s(cut, put if name in flow.grad else 0.0)
+            )
+    for i, size in stacked_activations(base, flow, runs, pricer):
+        seconds += passes(i) * pricer.loop_copy_s(size, size)
+    for run, replay in recomputed_blocks(flow, runs):
+        size = run.repeats * sum(size for _, size in saved_in_repeat(flow, replay, pricer))
+        seconds += passes(run.first) * pricer.loop_copy_s(size, size)
+    return seconds
+
+
+def stacked_activations(
+    base: GraphFacts, flow: Flow, runs: tuple[RepeatedBlock, ...], pricer: Pricer
+) -> Iterator[tuple[int, float]]:
+    """(node, bytes) of what nodes inside loops save for their backward pass, of one microbatch; of
+    recomputed blocks what enters each repeat, unless that waits in the host's memory."""
+    plan, starts = flow.plan, repeat_starts((r.first, r.period, r.repeats) for r in runs)
+    for i, name, size in saved_tensors(base, flow, pricer):
+        if i not in starts:
+            continue
+        enters = saved_in(flow.graph, starts, i, name) < 0
+        if plan.recompute == "none" or (enters and "activations" not in plan.offload):
+            # Sizes are of all microbatches that run at the same time.
+            yield i, size / plan.overlapped_microbatches
