@@ -10,6 +10,7 @@ from typing import Any
 from costmodels.hardware.units import show_bytes, show_time
 from planner.errors import PlanError, did_you_mean
 from planner.execution.techniques import phrases
+from planner.pricing.cost import OTHER_PARTS
 from planner.report.baselines import baseline_name, ranked, ties
 from planner.report.explain_stages import asked_repeat, named_repeat, on_stages, plain, why_stages
 from planner.report.findings import finding_lines
@@ -122,6 +123,7 @@ def binds(s: Strategy) -> list[str]:
         (c["exposed_communication_time_s"] / step, "exposed communication"),
         (c["optimizer_time_s"] / step, f"the optimizer{summed}"),
         (c["bubble_time_s"] / step, "pipeline bubbles"),
+        *((c.get(part, 0.0) / step, words) for part, words in OTHER_PARTS.items()),
     ]
     out = [
         f"{what} {percent(share)} of the step"

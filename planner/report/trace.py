@@ -100,6 +100,8 @@ def _operators(p: Priced) -> Track:
         collectives("backward", i)
     for i in range(len(graph.nodes)):
         collectives("gradient", i)
+    if p.cost.loop_copy_time_s:  # of all microbatches, where they fall is not known
+        line.add(KERNELS, "copies of loops", p.cost.loop_copy_time_s, {"phase": "backward"})
     line.add(KERNELS, "optimizer", p.cost.optimizer_time_s, {"phase": "optimizer"})
     for i in range(len(graph.nodes)):
         collectives("optimizer", i)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from planner.pins.dialects import axis_meant
+from planner.pricing.cost import OTHER_PARTS
 from planner.sharding.notation import spell_split
 from planner.strategy.notation import spell_weight, weight_groups
 from planner.strategy.strategy import GIVEN, Strategy
@@ -148,13 +149,17 @@ def figures(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Figure]:
         ("exposed communication", "s", "exposed_communication_time_s"),
         ("bubble", "s", "bubble_time_s"),
         ("optimizer", "s", "optimizer_time_s"),
+        *((words, "s", part) for part, words in OTHER_PARTS.items() if part in a or part in b),
         ("memory", "B", "memory_per_device_bytes"),
         ("FLOPs per device", "FLOP", "flops_per_device"),
         ("MFU", "share", "model_flops_utilization"),
         ("distinct work", "share", "distinct_work"),
     ]
     return [
-        *(Figure(what, unit, float(a[key]), float(b[key])) for what, unit, key in rows),
+        *(
+            Figure(what, unit, float(a.get(key, 0.0)), float(b.get(key, 0.0)))
+            for what, unit, key in rows
+        ),
         Figure("payload", "B", payload(a), payload(b)),
     ]
 

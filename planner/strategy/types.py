@@ -245,6 +245,7 @@ class CostTable(TypedDict):
     fit: Literal["yes", "tight", "no"]
     communication_bytes_per_device: dict[str, dict[str, TrafficTable]]
     tables_time_s: NotRequired[float]
+    loop_copy_time_s: NotRequired[float]
     host_memory_bytes: NotRequired[int]
     tokens_per_step: NotRequired[int]
     tokens_per_s_per_device: NotRequired[float]

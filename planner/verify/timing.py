@@ -260,6 +260,7 @@ def priced_parts(strategy: Strategy, parts: Parts, plan: Plan) -> Mapping[str, f
         kernel, part = row["kernels"], parts.of_node[name]
         priced[part] = (priced[part] or 0.0) + kernel["step_s"] + kernel["bubble_s"]
     priced[OPTIMIZER] = float(strategy.costs["optimizer_time_s"])
+    priced[COPIES] = float(strategy.costs.get("loop_copy_time_s", 0.0))
     return priced
 
 

@@ -224,6 +224,8 @@ def ends_of(d: Detail) -> list[Part]:
             "optimizer": "parameter gathering",
         },
     )
+    if d.loop_copy_s:
+        out.append(Part("copies of loops", {"optimizer": d.loop_copy_s}))
     for phase, label in labels.items():
         if phase == "optimizer" and d.optimizer_s:
             out.append(Part("optimizer", {"optimizer": d.optimizer_s}))

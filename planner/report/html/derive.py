@@ -122,6 +122,7 @@ class Detail:
     micro: int
     training: bool
     optimizer_s: float
+    loop_copy_s: float
     step_s: float
     memory: MemoryParts
     memory_bytes: int
@@ -163,6 +164,7 @@ class Detail:
             sum(r.kernels_s + r.bubble_s for r in self.rows)
             + sum(m.exposed_s for m in self.moves)
             + self.optimizer_s
+            + self.loop_copy_s
         )
 
 
@@ -213,6 +215,7 @@ def work_out(p: Priced) -> Detail:
         micro=p.plan.microbatches if p.base.training else 1,
         training=p.base.training,
         optimizer_s=p.cost.optimizer_time_s,
+        loop_copy_s=p.cost.loop_copy_time_s,
         step_s=p.cost.step_time_s,
         memory=memory_parts(p.base, p.flow, p.pricer, p.runs),
         memory_bytes=p.cost.memory.total,

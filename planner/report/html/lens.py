@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.execution.pipeline import Pipeline
+from planner.pricing.cost import OTHER_PARTS
 from planner.report.html import figures as f
 from planner.report.html.bars import KINDS, Block, Part, Timeline, timeline, total
 from planner.report.html.derive import Detail
@@ -49,8 +50,9 @@ def lens(v: View, scale_s: float) -> list[Markup]:
                 ("comm", "exposed_communication_time_s"),
                 ("bubble", "bubble_time_s"),
                 ("optimizer", "optimizer_time_s"),
+                *(("optimizer", part) for part in OTHER_PARTS),
             )
-            if c[key] > 0
+            if c.get(key, 0.0) > 0
         ]
         return [
             key_of(parts),
