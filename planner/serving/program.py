@@ -33,8 +33,12 @@ from planner.graph.ir import Graph
 from planner.serving.cached import Form
 from planner.serving.quantize import as_stored, scales
 from planner.serving.result import Service
+from planner.sharding.layout import local_shape
 
 FILES = (*KERNELS, "frame", "serve")
+READ_COLUMNS = 64
+"""Of weights that it reads side by side in one product, the GPU compiler's kernels take at least so
+many columns from each."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +118,7 @@ def emit_serving(
         ),
         _merged_labels(first, second),
         _quantized(first),
+        _apart(writers),
         external_table(_as_stored(first), model_folder),
         _outputs(first),
         _outputs(second),
@@ -175,6 +180,23 @@ def _quantized(w: Writer) -> str:
             "}",
             "",
         ]
+    )
+
+
+def _apart(writers: list[Writer]) -> str:
+    """PRODUCTS_APART."""
+    apart = any(_has_narrow_product(w) for w in writers)
+    return f"PRODUCTS_APART = {apart}  # whether compilers keep products of one operand apart\n"
+
+
+def _has_narrow_product(w: Writer) -> bool:
+    """Whether a product with a weight, such as a router's, has too few columns for the GPU compiler
+    to read them from where they lie, once it has made one product of several."""
+    graph, mesh = w.flow.graph, dict(w.flow.plan.mesh)
+    made = [n.outputs[0] for n in graph.nodes if n.op == "MatMul" and n.inputs[1] in graph.weights]
+    return any(
+        local_shape(graph.tensors[name].shape, w.flow.source[name], mesh)[-1] < READ_COLUMNS
+        for name in made
     )
 
 

@@ -169,7 +169,7 @@ def clock(
     """The clock of one program. source: of the emitted program; runs: its
     repeated blocks; exact: whether its collectives are its own and not the partitioner's;
     as_priced: whether it computes in the precision that the plan is priced in."""
-    pricer = _pricer(strategy)
+    pricer = pricer_of(strategy)
     device = device_of(target, pricer.topology.device)
     module, parts = parse(compiled.text), Parts(graph, runs)
     origins = Origins.of(compiled.text, source)
@@ -219,7 +219,7 @@ def device_of(target: Target, planned: Device) -> Device:
     return planned if planned.name == shipped.name else shipped
 
 
-def _pricer(strategy: Strategy) -> Pricer:
+def pricer_of(strategy: Strategy) -> Pricer:
     """Prices on the plan's machine, for the collectives of a program."""
     topology, workload = from_json(strategy.topology), strategy.workload
     training = workload.get("training") or {}

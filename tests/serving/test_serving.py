@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import models_zoo
+from benchmarks.decode_bytes import CASES, apart
 from planner.cli import main
 from planner.commands.programs import write_files
 from planner.errors import PlanError
@@ -20,6 +21,7 @@ from planner.serving.cached import form_of
 from planner.serving.joint import NO_TECHNIQUES, Joint, weight_pins
 from planner.serving.result import Serving
 from planner.serving.serve import program, reopened, serve
+from planner.verify.targets import parse_target, require
 
 LLAMA, GPT = (
     "zoo:llama-tiny,cache=1,weights=inline,kv_heads=4",
@@ -473,3 +475,28 @@ def test_the_file_is_read_again_and_other_commands_say_what_it_is(tmp_path, caps
     assert main(["emit", str(path), "--backend", "jit"]) == 2 and "P224" in capsys.readouterr().err
     path.write_text(path.read_text().replace('"ttft_s"', '"ttft"'))
     assert main(["show", str(path)]) == 2 and "P057" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("source", "apart"),
+    [("zoo:llama3-8b,layers=1,cache=1", False), ("zoo:mixtral-8x7b,layers=1,cache=1", True)],
+)
+def test_a_router_is_not_made_one_product_with_a_layer(source, apart) -> None:
+    """Of eight columns beside thousands the GPU compiler copies both weights in every step."""
+    made = serve(source, prompt=64, generate=8, concurrency=8, devices=8)
+    assert f"PRODUCTS_APART = {apart} " in program(made, source).text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES[1:3], ids=lambda case: case.name)
+def test_a_decode_step_reads_weights_and_cache_once(case) -> None:
+    """As compiled for H100: at most 1.3 times weights and cache are moved, and no layer's weights
+    or cache are copied."""
+    target = parse_target("gpu:h100", 8)
+    try:
+        require(target)
+    except PlanError as e:
+        pytest.skip(e.what)
+    found = apart(case, target, prefill=False)
+    assert found["step"]["moved_bytes"] <= 1.3 * found["least_bytes"]
+    assert found["step"]["copied_bytes"] < 10e6

@@ -97,6 +97,7 @@ PROMPTS_OUTPUT_SPECS: tuple[Any, ...] = ()
 STEP_OUTPUT_SPECS: tuple[Any, ...] = ()
 CACHE: dict[str, tuple[Any, ...]] = {}
 QUANTIZED: dict[str, tuple[str, int]] = {}
+PRODUCTS_APART = False
 SAME_GRADIENT: dict[str, str] = {}
 GATHERED: set[str] = set()
 SCATTER_EACH_MICROBATCH = False

@@ -32,6 +32,7 @@ from planner.emit.runtime.files.tables import (
     MASK,
     MESH,
     POSITIONS,
+    PRODUCTS_APART,
     PROMPT,
     PROMPTS_INPUTS,
     PROMPTS_OUTPUT_SPECS,
@@ -81,6 +82,13 @@ def rows_of(wave):
     return (np.arange(ROWS).reshape(pieces, ROWS // WAVE, WAVE // pieces))[:, wave].reshape(-1)
 
 
+def options(mesh):
+    """Compiler options: on GPUs products of one operand become one product, for which the compiler
+    copies their weights beside one another where one has few columns."""
+    gpu = mesh.devices.flat[0].platform in ("gpu", "cuda")
+    return {"xla_gpu_dot_merger_threshold_mb": 0} if gpu and PRODUCTS_APART else {}
+
+
 def make_caches(mesh):
     """Empty caches on the mesh."""
     shapes = {
@@ -123,7 +131,7 @@ def make_prefill(mesh):
             **{key: fill(key, caches[key], x, wave) for key, x in zip(CACHE, new, strict=True)},
         }
 
-    return jax.jit(prefill, donate_argnums=1)
+    return jax.jit(prefill, donate_argnums=1, compiler_options=options(mesh))
 
 
 def pass_prompts(prefill, weights, caches, ids, real):
@@ -174,7 +182,7 @@ def make_generate(mesh):
         made, _, caches, tokens, _ = lax.while_loop(lambda s: (s[0] < count) & ~s[-1], step, state)
         return tokens, made, caches
 
-    return jax.jit(generate, donate_argnums=1)
+    return jax.jit(generate, donate_argnums=1, compiler_options=options(mesh))
 
 
 def write(mesh, key, cache, new, at):
