@@ -78,7 +78,9 @@ class _Dots:
         total = Fraction(0)
         for dot in dots:
             backward = dot.backward + self.again * (dot.recomputed - dot.multiplied)
-            total += dot.flops * (forward + backward * self.flow.training) + dot.beyond
+            total += (
+                dot.counted(self.again) * (forward + backward * self.flow.training) + dot.beyond
+            )
         return total
 
     def recomputed(self, blocks: tuple[RepeatedBlock, ...]) -> Iterable[tuple[int, Fraction]]:
@@ -89,5 +91,5 @@ class _Dots:
         for block in blocks:
             recomputed = recomputed_in_block(inner_flow(outer, block), block)
             for i, wanted in recomputed.nodes.items() if recomputed else ():
-                dots = (dot.flops for dot in self.of(i) if wanted or dot.inside)
+                dots = (dot.counted(True) for dot in self.of(i) if wanted or dot.inside)
                 yield i, block.repeats * sum(dots, Fraction(0))

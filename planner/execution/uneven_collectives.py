@@ -218,10 +218,10 @@ def flops_by_index(flow: Flow, *, again: bool = True) -> dict[int, Fraction]:
         forward, backward = dict[int, Fraction](), dict[int, Fraction]()
         for i in stages.nodes[k]:
             dots = products(tick.flow, i)
-            f = sum((dot.flops for dot in dots), Fraction(0))
+            f = sum((dot.counted(again) for dot in dots), Fraction(0))
             b = sum(
                 (
-                    dot.flops * (dot.backward + again * (dot.recomputed - dot.multiplied))
+                    dot.counted(again) * (dot.backward + again * (dot.recomputed - dot.multiplied))
                     + dot.beyond
                     for dot in dots
                 ),
@@ -233,7 +233,11 @@ def flops_by_index(flow: Flow, *, again: bool = True) -> dict[int, Fraction]:
                 forward[i] = f * tick.microbatches
                 if again and i in tick.recomputed.nodes:
                     b += sum(
-                        (dot.flops for dot in dots if tick.recomputed.nodes[i] or dot.inside),
+                        (
+                            dot.counted(True)
+                            for dot in dots
+                            if tick.recomputed.nodes[i] or dot.inside
+                        ),
                         Fraction(0),
                     )
             backward[i] = b * tick.microbatches

@@ -55,7 +55,8 @@ or follow from the output shape.
     Attention(q, k, v[, mask])  q [B,H,S,D], k [B,G,T,D], v [B,G,T,E], G divides H; attrs scale
                                 (float), causal (0|1); mask broadcasts to [B,H,S,T], bool (True =
                                 attend) or float (added to the scores); rows that are masked
-                                everywhere give zeros when attr guard = 1
+                                everywhere give zeros when attr guard = 1; attr window > 0 (only
+                                with causal = 1): query i sees keys i - window + 1 to i
     CachedAttention(q, k, v, past_k, past_v[, mask])  of new tokens, k [B,G,S,D], to a cache past_k
                                                       [B,G,T,D], past_v [B,G,T,E] and, causally, to
                                                       each other; attr scale;

@@ -17,6 +17,7 @@ from planner.ops.attention_cost import (
     attention_workspace,
     saved_rows,
 )
+from planner.ops.attention_pairs import Positions
 from planner.ops.base import Call, NoRule, Operator, register
 from planner.ops.cost import bilinear
 from planner.ops.pointwise import letters
@@ -60,9 +61,10 @@ def _attention_rule(node: Node, graph: Graph) -> Rule:
     rule = parse(f"{line} -> {batch} {h} s e", shapes, (out,), sizes=sizes, no_pad=frozenset({"s"}))
     if q[2] > 1 and k[2] > 1:
         rule = replace(rule, paired={"ring": ("s", "t")}, inner=_ring(rule))
-    # 2*B*H*S*T*(D+E), every pair of a query and a key: a kernel that skips those that a causal mask
-    # hides is priced without them (attention_cost.py).
-    return replace(rule, flops=2.0 * out[0] * heads * q[2] * k[2] * (q[3] + v[3]))
+    # 2*B*H*S*T*(D+E), every pair of a query and a key (of a window): kernels that skip those that a
+    # causal mask hides are priced without them (attention_cost.py).
+    pairs = q[2] * Positions.of(node).counted_keys(k[2])
+    return replace(rule, flops=2.0 * out[0] * heads * pairs * (q[3] + v[3]))
 
 
 def _ring(rule: Rule) -> tuple[KernelCollective, ...]:
@@ -83,18 +85,16 @@ def _attention(call: Call) -> str:
     mask = call.args[3] if len(call.args) > 3 and call.args[3] else "None"
     start = call.start("s") if call.attr("causal", 0) and "s" in call.rule.sizes else "0"
     q, k, v = call.args[:3]
-    flags = (
-        f"{call.attr('scale')!r}, {bool(call.attr('causal', 0))}, {bool(call.attr('guard', 0))},"
-        f" {start}"
-    )
+    flags = f"{call.attr('scale')!r}, {bool(call.attr('causal', 0))}, {bool(call.attr('guard', 0))}"
+    window = f", window={call.attr('window')!r}" if call.attr("window", 0) else ""
     if call.split.axes("ring"):
         return (
-            f"{call.use('ring_attention')}({q}, {k}, {v}, {mask}, {flags},"
-            f" {call.axis_text('ring')})"
+            f"{call.use('ring_attention')}({q}, {k}, {v}, {mask}, {flags}, {start},"
+            f" {call.axis_text('ring')}{window})"
         )
     if mask == "None" and start == "0":
-        return f"{call.use('fused_attention')}({q}, {k}, {v}, {flags.rsplit(', ', 1)[0]})"
-    return f"{call.use('attention')}({q}, {k}, {v}, {mask}, {flags})"
+        return f"{call.use('fused_attention')}({q}, {k}, {v}, {flags}{window})"
+    return f"{call.use('attention')}({q}, {k}, {v}, {mask}, {flags}, {start}{window})"
 
 
 def _cached_rule(node: Node, graph: Graph) -> Rule:

@@ -1,10 +1,11 @@
 """What attention costs: the kernels of both passes, their workspace, and what they save.
 
 A fused kernel (attention_kernels.py) reads its operands, writes its result and a float32 a row, and
-keeps scores on chip; products that a causal mask leaves out are skipped. Attention in blocks of
-queries is plain operations: scores and their gradients pass through memory between them, and all
-pairs of a query and a key are computed. The passes over scores are those that XLA's GPU compiler
-makes of the emitted kernel (benchmarks/RESULTS.md, "Passes over attention's scores").
+keeps scores on chip; pairs that a causal mask or a window leaves out are skipped. Attention in
+blocks of queries is plain operations: scores and their gradients pass through memory between them,
+and a block computes all pairs with the keys that it meets (attention_pairs.py). The passes over
+scores are those that XLA's GPU compiler makes of the emitted kernel (benchmarks/RESULTS.md, "Passes
+over attention's scores").
 """
 
 from __future__ import annotations
@@ -15,13 +16,11 @@ from math import prod
 import numpy as np
 
 from planner.ops.attention_kernels import BLOCKS, chosen
+from planner.ops.attention_pairs import Positions
 from planner.ops.cost import Dots, Kernel, Passes, Pieces, Product
 from planner.sharding.layout import group
 from planner.sharding.rule import Split
 
-QUERY_BLOCK = 1024
-"""Queries per block of the emitted kernel (planner/emit/runtime/kernels/kernels.py; a test holds
-the two together)."""
 SCORE = 4
 """Bytes of a score, float32."""
 LONGEST_ROW = 16384
@@ -33,12 +32,6 @@ keys, values and weights, and the scores again. Splash runs two kernels that eac
 the gradient of weights."""
 
 
-def in_query_blocks(queries: int) -> bool:
-    """Whether the emitted kernel runs over blocks of queries and makes their scores again in the
-    backward pass."""
-    return queries > QUERY_BLOCK and queries % QUERY_BLOCK == 0
-
-
 def attention_products(dots: Dots) -> tuple[Product, ...]:
     """Scores = q k', whose share does not depend on how the values' width (e) is cut and which the
     backward pass recomputes; and their product with v."""
@@ -46,10 +39,22 @@ def attention_products(dots: Dots) -> tuple[Product, ...]:
     work, share, hot = Fraction(dots.rule.flops), dots.share, dots.trained
     of_scores = prod(share[f] for f in share if f != "e") * work * Fraction(d, d + e)
     of_values = prod(share.values()) * work * Fraction(e, d + e)
+    computed = _computed(dots)
     return (
-        Product(of_scores, len(hot & {0, 1}), int(bool(hot))),
-        Product(of_values, (2 in hot) + bool(hot & {0, 1, 3})),
+        Product(of_scores, len(hot & {0, 1}), int(bool(hot)), computed=computed),
+        Product(of_values, (2 in hot) + bool(hot & {0, 1, 3}), computed=computed),
     )
+
+
+def _computed(dots: Dots) -> Fraction:
+    """Pairs that the emitted blocks compute, as a part of those that FLOPs are counted over. Pieces
+    of keys on a ring are met whole."""
+    positions, keys = Positions.of(dots.node), dots.shapes[1][2]
+    counted, part = positions.counted_keys(keys), dots.share.get("s", Fraction(1))
+    if dots.share.get("t", Fraction(1)) != 1:
+        return Fraction(keys, counted)
+    queries = int(dots.shapes[0][2] * part)
+    return Fraction(positions.computed_pairs(queries, keys, part == 1), queries * counted)
 
 
 def attention_passes(pieces: Pieces, operands: np.ndarray, results: np.ndarray) -> list[Passes]:
@@ -58,7 +63,7 @@ def attention_passes(pieces: Pieces, operands: np.ndarray, results: np.ndarray) 
     return [
         _fused(pieces, split, share, moved, made)
         if kernel_of(pieces, split) != BLOCKS
-        else _in_blocks(pieces, split, share, moved, made)
+        else _in_blocks(pieces, split, moved, made)
         for split, share, moved, made in zip(
             pieces.splits, shares, operands.tolist(), results.tolist(), strict=True
         )
@@ -79,20 +84,11 @@ def kernel_of(pieces: Pieces, split: Split) -> str:
     ).kernel
 
 
-def causal_share(queries: int, keys: int) -> float:
-    """What part of all pairs of a query and a key a causal mask leaves; query i sees keys up to
-    i."""
-    seen = min(queries, keys)
-    return (seen * (seen + 1) / 2 + (queries - seen) * keys) / (queries * keys)
-
-
 def _fused(pieces: Pieces, split: Split, share: float, operands: float, results: float) -> Passes:
     """One kernel a pass over operands and results; the backward pass also reads the result and its
     gradient and writes gradients of the operands."""
     queries, keys = pieces.graph.shapes(pieces.node.inputs[:2])
-    flops = pieces.rule.flops * share
-    if pieces.node.attrs.get("causal", 0):
-        flops *= causal_share(queries[2], keys[2])
+    flops = pieces.rule.flops * share * Positions.of(pieces.node).share(queries[2], keys[2])
     statistics = SCORE * _rows(pieces, split)
     forward = Kernel(flops, operands + results + statistics, attention="forward")
     backward = Kernel(
@@ -103,22 +99,44 @@ def _fused(pieces: Pieces, split: Split, share: float, operands: float, results:
     return (forward,), (backward,)
 
 
-def _in_blocks(
-    pieces: Pieces, split: Split, share: float, operands: float, results: float
+def _in_blocks(pieces: Pieces, split: Split, operands: float, results: float) -> Passes:
+    """The kernels of every block of queries."""
+    parts = _parts(pieces, split)
+    often = sum(n for n, _ in parts)
+    passes = [
+        _of_block(pieces, split, n, keys, often, (operands + results) / 2) for n, keys in parts
+    ]
+    return tuple(k for f, _ in passes for k in f), tuple(k for _, b in passes for k in b)
+
+
+def _parts(pieces: Pieces, split: Split) -> tuple[tuple[int, int], ...]:
+    """(how many blocks of queries, how many keys each meets); on a ring every piece of keys is met
+    by every block."""
+    queries, keys = (shape[2] for shape in pieces.graph.shapes(pieces.node.inputs[:2]))
+    local = pieces.rule.local(split, pieces.mesh).get("s", queries)
+    around = group(split.axes("ring"), pieces.mesh)
+    if around > 1:
+        ((blocks, keys),) = Positions().parts(local, keys, False)
+        return ((around * blocks, keys // around),)
+    return Positions.of(pieces.node).parts(local, keys, local == queries)
+
+
+# Many parameters: where the blocks are, how many of them there are, and what they read.
+def _of_block(
+    pieces: Pieces, split: Split, often: int, keys: int, blocks: int, read_bytes: float
 ) -> Passes:
-    """Every product, and every pass over scores between them, is a kernel of its own, for each
-    block of queries and each piece of keys on a ring. The backward pass makes scores and weights
-    again. Operands are read from memory by each product."""
-    graph, node, rule = pieces.graph, pieces.node, pieces.rule
-    q, k, v = graph.shapes(node.inputs[:3])
-    d, e, weight = q[3], v[3], pieces.itemsize("float32")
-    queries = rule.local(split, pieces.mesh).get("s", q[2])
-    often = group(split.axes("ring"), pieces.mesh)
-    often *= queries // QUERY_BLOCK if in_query_blocks(queries) else 1
-    flops = rule.flops * share / often
-    scores = flops / (2 * (d + e))
-    of_keys, of_values = flops * d / (d + e), flops * e / (d + e)
-    read = (operands + results) / 2 / often  # two of q, k, v and the result
+    """Every product, and every pass over scores between them, is a kernel of its own. The backward
+    pass makes scores and weights again. Operands are read from memory by each product. often: how
+    many blocks meet so many keys; blocks: of all; read_bytes: two of q, k, v and the result."""
+    graph, node = pieces.graph, pieces.node
+    (q,) = graph.shapes(node.inputs[:1])
+    weight = pieces.itemsize("float32")
+    around = group(split.axes("ring"), pieces.mesh)
+    scores = _rows(pieces, split) * around / blocks * keys
+    (out,), local = pieces.rule.results, pieces.rule.local(split, pieces.mesh)
+    of_keys = 2 * scores * q[3]
+    of_values = 2 * scores * prod(local[f] for f in out[3])
+    read = read_bytes / blocks
     own_mask = len(node.inputs) > 3 and bool(node.inputs[3])
     masked = SCORE if node.attrs.get("causal", 0) or own_mask else 0
 
@@ -128,7 +146,7 @@ def _in_blocks(
     def between(score_bytes: float) -> Kernel:
         return Kernel(0.0, score_bytes * scores, often)
 
-    gradient, wide = SCORE + 2 * weight, k[2] > LONGEST_ROW
+    gradient, wide = SCORE + 2 * weight, keys > LONGEST_ROW
     softmax = (2 * SCORE + masked, SCORE, SCORE + weight) if wide else (SCORE + masked + weight,)
     sums = (SCORE, SCORE, SCORE + weight) if wide else (SCORE,)
     forward = (product(of_keys, SCORE), *map(between, softmax), product(of_values, weight))
@@ -154,32 +172,27 @@ def _rows(pieces: Pieces, split: Split) -> float:
 def attention_workspace(pieces: Pieces, results: np.ndarray) -> np.ndarray:
     """Bytes that a pass takes beside operands and results, in the backward pass where one follows:
     of a fused kernel the queries' gradient in float32, of blocks the scores of one."""
-    each = zip(pieces.splits, pieces.share("e").tolist(), results.tolist(), strict=True)
+    each = zip(pieces.splits, results.tolist(), strict=True)
     return np.array([_workspace_bytes(pieces, *split) for split in each])
 
 
-def _workspace_bytes(pieces: Pieces, split: Split, share: float, results: float) -> float:
-    """The workspace under one split. share: of the scores; results: bytes of the results."""
+def _workspace_bytes(pieces: Pieces, split: Split, results: float) -> float:
+    """The workspace under one split. results: bytes of the results."""
     # The residual stream's gradient, as wide as the result, as carried and as added to.
     carried = 2 * results if pieces.trained and pieces.repeated else 0.0
     if kernel_of(pieces, split) == BLOCKS:
-        return carried + _scores_bytes(pieces, split, share, results)
+        return carried + _scores_bytes(pieces, split, results)
     return carried + (SCORE / pieces.itemsize("float32") * results if pieces.trained else 0.0)
 
 
-def _scores_bytes(pieces: Pieces, split: Split, share: float, results: float) -> float:
+def _scores_bytes(pieces: Pieces, split: Split, results: float) -> float:
     """Scores and their gradient in float32, the weights as computed with, of a block of queries."""
-    graph, node, rule, trained = pieces.graph, pieces.node, pieces.rule, pieces.trained
+    graph, node, trained = pieces.graph, pieces.node, pieces.trained
     itemsize = pieces.itemsize("float32")
-    q, _, v = graph.shapes(node.inputs[:3])
     around = group(split.axes("ring"), pieces.mesh)
-    scores = rule.flops / (2 * (q[3] + v[3])) * share / around
-    queries = rule.local(split, pieces.mesh).get("s", q[2])
-    size = (
-        scores
-        * (QUERY_BLOCK / queries if in_query_blocks(queries) else 1)
-        * (SCORE + (2 if trained else 1) * itemsize)
-    )
+    parts = _parts(pieces, split)
+    rows = _rows(pieces, split) * around / sum(n for n, _ in parts)
+    size = rows * max(keys for _, keys in parts) * (SCORE + (2 if trained else 1) * itemsize)
     if around > 1:
         # The next piece of keys beside this one, results and gradients summed up in float32, and
         # what is on its way of these.

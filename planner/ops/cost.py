@@ -55,7 +55,8 @@ class Product:
     backward pass has, how many more it recomputes (attention's scores), and whether the backward
     pass needs the product itself, so that a recomputed node runs it even where nobody reads the
     node's result. beyond: FLOPs of the backward pass for rows of the neighbours. multiplied: how
-    many of the backward pass are sums of one term, which compilers multiply: work, but no dots."""
+    many of the backward pass are sums of one term, which compilers multiply: work, but no dots.
+    computed: what part of these FLOPs the emitted kernel computes (attention skips masked keys)."""
 
     flops: Fraction
     backward: int
@@ -63,6 +64,11 @@ class Product:
     inside: bool = False
     beyond: Fraction = Fraction(0)
     multiplied: int = 0
+    computed: Fraction = Fraction(1)
+
+    def counted(self, again: bool) -> Fraction:
+        """FLOPs of a forward pass. again: as compiled."""
+        return self.flops * self.computed if again else self.flops
 
 
 @dataclass(frozen=True)

@@ -13,16 +13,24 @@ jax = pytest.importorskip("jax")
 jnp = jax.numpy
 
 from costmodels.hardware.device import load_device  # noqa: E402
+from planner.emit.runtime.kernels import kernels  # noqa: E402
 from planner.emit.runtime.kernels.fused_attention import (  # noqa: E402
     attention_kernel,
     block_of,
     fused_attention,
     splash_attention,
 )
-from planner.emit.runtime.kernels.kernels import attention  # noqa: E402
+from planner.emit.runtime.kernels.kernels import (  # noqa: E402
+    CAUSAL_PARTS,
+    QUERY_BLOCK,
+    attention,
+    attention_rows,
+    query_parts,
+)
 from planner.graph.ir import Graph, Node, Tensor  # noqa: E402
 from planner.ops import OPERATORS  # noqa: E402
 from planner.ops.attention_kernels import Chosen, chosen  # noqa: E402
+from planner.ops.attention_pairs import Positions  # noqa: E402
 from planner.sharding.rule import Split  # noqa: E402
 from planner.verify.hlo.flops import dots  # noqa: E402
 
@@ -74,9 +82,13 @@ def test_the_kernel_is_that_of_the_device_where_it_serves_the_operands(
 
 @pytest.mark.parametrize("scanned", [False, True], ids=("alone", "scanned"))
 @pytest.mark.parametrize(
-    ("heads", "causal"), [(4, True), (2, True), (1, True), (2, False)], ids=str
+    ("heads", "causal", "window"),
+    [(4, True, 0), (2, True, 0), (1, True, 0), (2, False, 0), (2, True, 40)],
+    ids=str,
 )
-def test_splash_gives_the_numbers_of_the_blocks(heads: int, causal: bool, scanned: bool) -> None:
+def test_splash_gives_the_numbers_of_the_blocks(
+    heads: int, causal: bool, window: int, scanned: bool
+) -> None:
     """Result and gradients under shard_map, its types checked; the kernel in plain operations.
     Scanned: in the loop over blocks of a program, which jax traces a second time."""
     mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
@@ -99,8 +111,8 @@ def test_splash_gives_the_numbers_of_the_blocks(heads: int, causal: bool, scanne
         out = jax.sharding.PartitionSpec(), spec
         return jax.jit(jax.shard_map(step, mesh=mesh, in_specs=spec, out_specs=out))(*values)
 
-    one = gradients(lambda q, k, v: splash_attention(q, k, v, 0.1, causal, interpret=True))
-    other = gradients(lambda q, k, v: attention(q, k, v, None, 0.1, causal, False, 0))
+    one = gradients(lambda q, k, v: splash_attention(q, k, v, 0.1, causal, window, interpret=True))
+    other = gradients(lambda q, k, v: attention(q, k, v, None, 0.1, causal, False, 0, window))
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=5e-5)
 
@@ -114,6 +126,56 @@ def test_devices_without_a_kernel_run_the_blocks() -> None:
     np.testing.assert_array_equal(fused_attention(q, k, v, 0.3, True, False), same)
 
 
+@pytest.mark.parametrize("window", [0, 1, 100, 1024, 2500, 5000])
+@pytest.mark.parametrize(
+    ("queries", "keys"), [(100, 100), (1024, 8192), (4096, 4096), (12288, 9000)]
+)
+def test_blocks_meet_the_keys_that_prices_count(queries: int, keys: int, window: int) -> None:
+    for causal, whole in ((True, True), (True, False), (False, True)):
+        positions = Positions(causal, window if causal else 0)
+        blocks = queries // QUERY_BLOCK if queries > QUERY_BLOCK else 1
+        parts = query_parts(blocks, queries // blocks, keys, causal, positions.window, whole)
+        assert tuple(parts) == positions.parts(queries, keys, whole)
+        assert len(parts) <= CAUSAL_PARTS + 1
+        assert positions.pairs(queries, keys) <= positions.computed_pairs(queries, keys, whole)
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "window", "start"),
+    [
+        (640, 640, 0, 0),
+        (640, 640, 100, 0),
+        (640, 640, 1, 0),
+        (320, 128, 40, 0),
+        (128, 640, 50, 256),
+    ],
+)
+def test_keys_that_blocks_leave_out_are_masked(
+    queries: int, keys: int, window: int, start: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Result and gradients, with a mask beside, as of all rows at once. Where queries begin later
+    only the running program knows it."""
+    monkeypatch.setattr(kernels, "QUERY_BLOCK", 64)
+    q, k, v, mask = (
+        jnp.asarray(np.random.default_rng(i).normal(size=shape), jnp.float32)
+        for i, shape in enumerate(
+            [(2, 4, queries, 8), *[(2, 2, keys, 8)] * 2, (1, 1, queries, keys)]
+        )
+    )
+
+    def gradients(kernel: Any) -> Any:
+        def loss(*operands: Any) -> Any:
+            return jnp.sum(jnp.sin(kernel(*operands)))
+
+        return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2, 3)))(q, k, v, mask)
+
+    first = jnp.int32(start) if start else 0
+    one = gradients(lambda *x: attention(*x, 0.3, True, False, first, window))
+    other = gradients(lambda *x: attention_rows(*x, 0.3, True, False, start, 0, window))
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
 def test_blocks_divide_their_dim() -> None:
     assert [block_of(n, 1024) for n in (128, 384, 512, 1536, 8192)] == [128, 128, 512, 512, 1024]
 
@@ -125,7 +187,7 @@ def test_blocks_divide_their_dim() -> None:
 )
 def test_products_of_compiled_kernels_are_counted(file: str, products: tuple[int, ...]) -> None:
     """Of 2 batches x 4 heads x 256 queries x 256 keys x 64: two forward, five backward, the causal
-    half not left out. The texts are the compilers' for `value_and_grad` of `fused_attention`."""
+    half of the single block not left out. The texts are the compilers' for `value_and_grad` of `fused_attention`."""
     one = 2 * 2 * 4 * 256 * 256 * 64
     assert [flops for _, flops in dots((COMPILED / file).read_text())] == [
         n * one for n in products

@@ -330,6 +330,27 @@ def attentions() -> list[Case]:
             {**plain, "causal": 1},
         ),
         Case(
+            "attention-window",
+            "Attention",
+            ((4, 8, 12, 10), k, v),
+            ((4, 8, 12, 16),),
+            {**plain, "causal": 1, "window": 5},
+        ),
+        Case(
+            "attention-window-mask",
+            "Attention",
+            ((2, 8, 512, 2), (2, 8, 512, 2), (2, 8, 512, 4), flags(2, 1, 1, 512)),
+            ((2, 8, 512, 4),),
+            {**plain, "guard": 1, "causal": 1, "window": 40},
+        ),
+        Case(
+            "attention-long-causal",
+            "Attention",
+            ((2, 4, 3072, 2), (2, 4, 3072, 2), (2, 4, 3072, 2)),
+            ((2, 4, 3072, 2),),
+            {**plain, "causal": 1},
+        ),
+        Case(
             "attention-long",
             "Attention",
             ((4, 8, 2048, 2), (4, 8, 6, 2), (4, 8, 6, 4), flags(4, 1, 2048, 6)),

@@ -164,6 +164,7 @@ def neighbour_cases() -> list[Case]:
     return [
         Case("ring", "Attention", (q, k, v), ((2, 4, 8, 6),), plain),
         Case("ring-causal", "Attention", own, ((2, 4, 16, 6),), causal),
+        Case("ring-window", "Attention", own, ((2, 4, 16, 6),), {**causal, "window": 3}),
         Case(
             "ring-guard",
             "Attention",

@@ -119,7 +119,7 @@ def test_the_attention_rule_knows_the_kernel_s_block() -> None:
     from pathlib import Path
 
     import planner.emit.runtime
-    from planner.ops.attention_cost import QUERY_BLOCK
+    from planner.ops.attention_pairs import QUERY_BLOCK
 
     text = (Path(planner.emit.runtime.__file__).parent / "kernels" / "kernels.py").read_text()
     assert re.search(r"^QUERY_BLOCK = (\d+)$", text, re.M).group(1) == str(QUERY_BLOCK)  # type: ignore[union-attr]

@@ -14,7 +14,7 @@ from costmodels.hardware.mixed import slowest
 from costmodels.kernels import attention_time_s, roofline_time_s
 from planner.analysis.facts import GraphFacts
 from planner.machine.mesh_choices import pinned_mesh
-from planner.ops.attention_cost import causal_share
+from planner.ops.attention_pairs import Positions
 from planner.pricing.kernels import kernel_times, pieces_of, saved_beside, working_bytes
 from planner.pricing.pricer import Pricer
 from planner.reader import read_model
@@ -49,15 +49,20 @@ def attention(base: GraphFacts) -> int:
 
 
 def by_hand_in_blocks(device: Device, blocks: int) -> tuple[float, float]:
-    """Seconds forward and backward of causal attention in blocks of queries, in bfloat16."""
-    products = 2 * PAIRS * WIDTH / blocks
+    """Seconds forward and backward of causal attention in blocks of queries, in bfloat16. Each
+    block meets the keys up to its own last."""
     operands = ELEMENTS / blocks  # of two of four arrays, two bytes each
-    scores = PAIRS / blocks
+    scores = [PAIRS / blocks * (k + 1) / blocks for k in range(blocks)]
 
     def seconds(flops: float, score_bytes: float) -> float:
-        moved = score_bytes * scores + (operands if flops else 0)
-        return blocks * roofline_time_s(device, flops, moved, "bfloat16")
+        return sum(
+            roofline_time_s(
+                device, flops * n, score_bytes * n + (operands if flops else 0), "bfloat16"
+            )
+            for n in scores
+        )
 
+    products = 2 * WIDTH
     forward = [(products, 4), (0, 4 + 4 + 2), (products, 2)]
     backward = [(products, 4), (0, 4), (0, 6), (products, 2), (0, 8), *[(products, 2)] * 3]
     return sum(seconds(*k) for k in forward), sum(seconds(*k) for k in backward)
@@ -124,10 +129,16 @@ def test_queries_cut_under_a_causal_mask_leave_the_fused_kernel() -> None:
     assert pieces_of(base, i, (queries,), two).attention_kernel == "cudnn"
 
 
-@given(st.integers(1, 40), st.integers(1, 40))
-def test_pairs_that_a_causal_mask_leaves(queries: int, keys: int) -> None:
-    pairs = sum(j <= i for i in range(queries) for j in range(keys))
-    assert causal_share(queries, keys) == pytest.approx(pairs / (queries * keys))
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 50))
+def test_pairs_that_positions_leave(queries: int, keys: int, window: int) -> None:
+    left = Positions(True, window)
+    pairs = sum(
+        j <= i and (not window or i - window < j) for i in range(queries) for j in range(keys)
+    )
+    assert left.pairs(queries, keys) == pairs
+    counted = queries * min(window or keys, keys)
+    assert left.share(queries, keys) == pytest.approx(pairs / counted)
+    assert Positions().pairs(queries, keys) == queries * keys
 
 
 def test_unlike_devices_have_a_kernel_in_common_or_none() -> None:

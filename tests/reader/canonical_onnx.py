@@ -266,9 +266,10 @@ class Writer:
             )
         if a["causal"]:
             assert s == t
-            scores = self.node(
-                "Where", [self.const(np.tril(np.ones((s, t), bool))), scores, lowest]
-            )
+            seen = np.tri(s, dtype=bool)
+            if a.get("window"):
+                seen &= ~np.tri(s, k=-a["window"], dtype=bool)
+            scores = self.node("Where", [self.const(seen), scores, lowest])
         weights = self.node("Softmax", [scores], axis=-1)
         if a.get("guard"):
             weights = self.node(

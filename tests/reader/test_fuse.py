@@ -399,6 +399,55 @@ def test_attention(name: str) -> None:
     assert "guard" not in node.attrs and not graph.constants
 
 
+NEAR = CAUSAL & ~np.tri(6, k=-3, dtype=bool)
+WINDOWS = {
+    "one mask": "m = Where(near, s, low)",
+    "added": "m = Add(s, near_added)",
+    "filled and added": "f = Where(far, low, zero) a = Add(s, added) m = Add(a, f)",
+    "two conditions": "b = And(causal, behind) m = Where(b, s, low)",
+    "positions": (
+        "u = LessOrEqual(row, column) e = Sub(column, three) w = Greater(row, e) b = And(u, w) m ="
+        " Where(b, s, low)"
+    ),
+    "positions turned": (
+        "u = GreaterOrEqual(column, row) e = Sub(column, two) w = LessOrEqual(e, row) b = And(w, u)"
+        " m = Where(b, s, low)"
+    ),
+}
+NEARBY = {
+    "near": NEAR,
+    "near_added": np.where(NEAR, 0, -np.inf).astype(F).reshape(1, 1, 6, 6),
+    "far": np.tri(6, k=-3, dtype=bool),
+    "behind": ~np.tri(6, k=-3, dtype=bool),
+    "three": np.array(3),
+    "two": np.array(2),
+}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_a_band_under_the_diagonal_is_a_window(name: str) -> None:
+    text = f"{{ {KT} s = MatMul(q, t) {WINDOWS[name]} p = Softmax(m) y = MatMul(p, v) }}"
+    graph = same(model(f"{QKV} {text}", **C, **MASKS, **NEARBY), FEEDS, 1e-5)
+    node = one(graph, "Attention")
+    assert ops(graph) == ["Attention"] and len(node.inputs) == 3
+    assert node.attrs["causal"] == 1 and node.attrs["window"] == 3
+
+
+def test_a_window_that_goes_on_after_the_query_stays_a_mask() -> None:
+    text = f"{{ {KT} s = MatMul(q, t) m = Where(behind, s, low) p = Softmax(m) y = MatMul(p, v) }}"
+    node = one(same(model(f"{QKV} {text}", **C, **NEARBY), FEEDS), "Attention")
+    assert "window" not in node.attrs and node.attrs["causal"] == 0 and len(node.inputs) == 4
+
+
+def test_a_window_of_all_keys_is_none() -> None:
+    text = (
+        f"{{ e = Sub(column, six) w = Greater(row, e) {KT} s = MatMul(q, t) m = Where(w, s, low) p ="
+        " Softmax(m) y = MatMul(p, v) }"
+    )
+    node = one(same(model(f"{QKV} {text}", six=np.array(6), **C, **MASKS), FEEDS), "Attention")
+    assert "window" not in node.attrs and node.attrs["causal"] == 0 and len(node.inputs) == 3
+
+
 def test_padding_and_causal_mask_come_apart() -> None:
     """Conjunctions keep only what depends on data; rows masked everywhere still give zeros."""
     text = (

@@ -64,7 +64,7 @@ def need_of(
         outs=outs,
         elements=elements,
         backward=base.backward.get(i, 1.0) if trained else 0.0,
-        causal=bool(node.attrs.get("causal")),
+        causal=bool(node.attrs.get("causal")) and not node.attrs.get("window"),
     )
 
 

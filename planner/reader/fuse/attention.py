@@ -6,8 +6,9 @@
     output  = MatMul(weights, v)
 
 q, k, v keep [B, H, S, D]; three-dimensional ones get heads of 1. Casts of the scores to float32 and
-back belong to the operator. A mask that is a constant lower triangle becomes causal = 1; a boolean
-one ANDed with other conditions leaves only those. An additive mask of 0 and -inf is exactly a
+back belong to the operator. A mask that is a constant lower triangle becomes causal = 1, one that
+is a band under the diagonal a window too; a boolean one ANDed with other conditions leaves only
+those. An additive mask of 0 and -inf is exactly a
 boolean one. Additive masks with finite lows stay additive: on rows that are masked everywhere they
 mean something else. Several that are added (ALiBi's slopes and a causal mask) are one, without
 those that are causal. Scores may be written with batch and heads in one dim. A factor that is no
@@ -18,11 +19,13 @@ go in unrepeated.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from planner.graph.findings import Finding
+from planner.ops.attention_pairs import Positions
 from planner.reader.draft.draft import Op
 from planner.reader.fuse.masks import MASKED, Masks
 from planner.reader.fuse.matcher import Finder
@@ -424,11 +427,7 @@ def _mask_operand(
     s, t = shapes[0][-2], shapes[1][-2]
     added = [_parted(find, root, match, name) if flat else name for name, flat in match.added]
     if len(added) + (match.masked_fill is not None) > 1:
-        kinds = [masks.kind(name, s, t) for name in added]
-        attrs["causal"] = int("causal" in kinds)
-        added = [
-            name for name, kind in zip(added, kinds, strict=True) if kind not in ("all", "causal")
-        ]
+        added = _without_positions(masks, attrs, added, s, t)
     bias = added[0] if added else ""
     for other in added[1:]:
         bias = find.insert(root, "Add", [bias, other])
@@ -437,8 +436,7 @@ def _mask_operand(
     condition, fill, attends = match.masked_fill
     if not attends:
         condition = find.insert(root, "Not", [condition])
-    if bias and (kind := masks.kind(condition, s, t)) in ("all", "causal"):
-        attrs["causal"] = int(kind == "causal" or attrs["causal"] == 1)
+    if bias and not _without_positions(masks, attrs, [condition], s, t):
         return bias
     if fill == -math.inf and not bias:
         return condition
@@ -457,6 +455,24 @@ def _mask_operand(
         "Where",
         [condition, bias or draft.constant(f"{root.outputs[0]}/zero", np.asarray(0.0, dtype)), low],
     )
+
+
+def _without_positions(
+    masks: Masks, attrs: dict[str, Any], names: list[str], s: int, t: int
+) -> list[str]:
+    """The masks that apply together without those that say by positions alone which keys are seen;
+    these become attributes where there are attributes for what they leave."""
+    left = {name: masks.left(name, s, t) for name in names}
+    seen = Positions(bool(attrs["causal"]), attrs.get("window", 0))
+    for each in left.values():
+        seen &= each or Positions()
+    if not seen.known:  # a window that goes on after the query
+        seen = replace(seen, window=0)
+        left = {name: None if each and each.window else each for name, each in left.items()}
+    attrs["causal"] = int(seen.causal)
+    if seen.window:
+        attrs["window"] = seen.window
+    return [name for name, each in left.items() if each is None]
 
 
 def _parted(find: Finder, root: Op, match: _Match, name: str) -> str:
@@ -480,20 +496,15 @@ def _simplify_mask(find: Finder, masks: Masks, op: Op, place: Op | None = None) 
         return
     s, t = draft.shape(op.inputs[0])[2], draft.shape(op.inputs[1])[2]
     mask, find.changed = op.inputs[3], True
-    kind = masks.kind(mask, s, t)
-    if kind in ("all", "causal"):
+    if not _without_positions(masks, op.attrs, [mask], s, t):
         del op.inputs[3:]
         op.attrs.pop("guard", None)
-        op.attrs["causal"] = 1 if kind == "causal" else op.attrs["causal"]
         return
     where = find.maker(mask, "Where")
     if draft.dtype(mask) != "bool" and where is not None:
         high, low = draft.scalar(where.inputs[1]), draft.scalar(where.inputs[2])
         if high == 0.0 and low is not None and low <= MASKED:
-            if masks.kind(where.inputs[0], s, t) in ("all", "causal"):
-                op.attrs["causal"] = int(
-                    masks.kind(where.inputs[0], s, t) == "causal" or op.attrs["causal"] == 1
-                )
+            if not _without_positions(masks, op.attrs, [where.inputs[0]], s, t):
                 del op.inputs[3:]
                 op.attrs.pop("guard", None)
                 return
@@ -514,7 +525,7 @@ def _simplify_mask(find: Finder, masks: Masks, op: Op, place: Op | None = None) 
 def _reduce_conjunction(
     find: Finder, masks: Masks, op: Op, mask: str, s: int, t: int, place: Op
 ) -> str:
-    """And(causal, always, rest...) -> rest, with causal = 1."""
+    """And(causal, window, always, rest...) -> rest, with attributes for causal and window."""
     parts: list[str] = []
     stack = [mask]
     while stack:
@@ -526,13 +537,7 @@ def _reduce_conjunction(
             stack.append(maker.inputs[0])
         else:
             parts.append(name)
-    rest: list[str] = []
-    for part in parts:
-        kind = masks.kind(part, s, t)
-        if kind == "causal":
-            op.attrs["causal"] = 1
-        elif kind != "all" and part not in rest:
-            rest.append(part)
+    rest = _without_positions(masks, op.attrs, list(dict.fromkeys(parts)), s, t)
     if len(rest) == len(parts):
         return mask
     if not rest:

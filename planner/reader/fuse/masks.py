@@ -1,8 +1,8 @@
 """What a mask is, when it depends on constants alone.
 
 A mask of [B, H, S, T] booleans is large, but made by broadcasting small ones. `small` evaluates it
-with every dim along which it does not change kept at size 1; `causal` compares what is left with
-the lower triangle.
+with every dim along which it does not change kept at size 1; `left` compares what remains with the
+lower triangle and with bands along the diagonal.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 
 import numpy as np
 
+from planner.ops.attention_pairs import Positions
 from planner.reader.draft.draft import Draft
 from planner.reader.draft.fold import evaluate
 from planner.reader.draft.shapes import ARITHMETIC, COMPARE, LOGIC
@@ -27,7 +28,7 @@ class Masks:
     def __init__(self, draft: Draft) -> None:
         self.draft = draft
         self.known: dict[str, np.ndarray | None] = {}
-        self.kinds: dict[tuple[str, int, int], str] = {}
+        self.kinds: dict[tuple[str, int, int], Positions | None] = {}
 
     def small(self, name: str, depth: int = 0) -> np.ndarray | None:
         """The tensor's value, of its rank, with unchanging dims of size 1; None when unknown or too
@@ -81,16 +82,15 @@ class Masks:
         kept = iter(k for n, k in zip(shape, inner.shape, strict=True) if n != 1)
         return inner.reshape(tuple(1 if n == 1 else next(kept) for n in target))
 
-    def kind(self, name: str, s: int, t: int) -> str:
-        """'all' (masks nothing), 'causal' (exactly the lower triangle), 'some' (another constant),
-        or '' (not constant).
+    def left(self, name: str, s: int, t: int) -> Positions | None:
+        """What a mask leaves of the keys by positions alone; None where it is another constant, or
+        none.
 
-        Booleans: True attends. Floats: 0 attends, MASKED or lower does not; other values make it
-        'some'.
+        Booleans: True attends. Floats: 0 attends, MASKED or lower does not.
         """
         key = (name, s, t)
         if key not in self.kinds:
-            self.kinds[key] = self._kind(name, s, t)
+            self.kinds[key] = self._left(name, s, t)
         return self.kinds[key]
 
     def _learned(self, name: str) -> bool:
@@ -108,58 +108,74 @@ class Masks:
                     left.append(i)
         return False
 
-    def _kind(self, name: str, s: int, t: int) -> str:
+    def _left(self, name: str, s: int, t: int) -> Positions | None:
         if self.draft.is_float(name) and self._learned(name):
-            return ""
+            return None
         if (fast := self._compared(name, s, t)) is not None:
             return fast
         value = self.small(name)
         if value is None:
-            return ""
+            return None
         if value.dtype != np.bool_:
             attend = value == 0
             if not bool((attend | (value.astype(np.float64) <= MASKED)).all()):
-                return "some"
+                return None
             value = attend
-        return triangle(collapse(value), s, t)
+        return band(collapse(value), s, t)
 
-    def _compared(self, name: str, s: int, t: int) -> str | None:
-        """The lower triangle from comparing a row of positions with a column, without making the
-        square."""
+    def _compared(self, name: str, s: int, t: int) -> Positions | None:
+        """What comparing a row of positions with a column leaves, without making the square."""
         op = self.draft.maker.get(name)
-        if op is None or op.op not in ("LessOrEqual", "GreaterOrEqual") or s != t:
+        if op is None or op.op not in _TURNED or s != t or s < 2:
             return None
-        key, query = op.inputs if op.op == "LessOrEqual" else op.inputs[::-1]
-        k, q = self.small(key), self.small(query)
-        if (
-            k is None
-            or q is None
-            or k.size != t
-            or q.size != s
-            or s < 2
-            or k.shape[-1] != t
-            or q.ndim < 2
-            or q.shape[-2] != s
-        ):
+        a, b = (self.small(i) for i in op.inputs)
+        relation = op.op
+        if a is not None and a.shape[-1:] != (t,):
+            a, b, relation = b, a, _TURNED[relation]
+        if a is None or b is None or a.size != t or b.size != s:
             return None
-        k, q = k.reshape(-1), q.reshape(-1)
-        if bool((k <= q).all() and (q[:-1] < k[1:]).all() and (np.diff(k) > 0).all()):
-            return "causal"
+        if a.shape[-1] != t or b.ndim < 2 or b.shape[-2] != s:
+            return None
+        k, q = a.reshape(-1), b.reshape(-1)
+        if bool((np.diff(k) == 1).all() and (np.diff(q) == 1).all()):
+            return _between(relation, int(q[0] - k[0]), t)
+        rising = bool((k <= q).all() and (q[:-1] < k[1:]).all() and (np.diff(k) > 0).all())
+        return Positions(causal=True) if relation == "LessOrEqual" and rising else None
+
+
+_TURNED = {
+    "Less": "Greater",
+    "LessOrEqual": "GreaterOrEqual",
+    "Greater": "Less",
+    "GreaterOrEqual": "LessOrEqual",
+}
+"""Comparisons, and what they are with their operands in the other order."""
+
+
+def _between(relation: str, offset: int, keys: int) -> Positions | None:
+    """What `key j <relation> query i + offset` leaves."""
+    if relation in ("Less", "LessOrEqual"):
+        return Positions(causal=True) if offset == (relation == "Less") else None
+    window = (relation == "GreaterOrEqual") - offset
+    if window < 1:
         return None
+    return Positions(window=window if window < keys else 0)
 
 
-def triangle(value: np.ndarray, s: int, t: int) -> str:
-    """Kind of a boolean mask given with unchanging dims of size 1."""
+def band(value: np.ndarray, s: int, t: int) -> Positions | None:
+    """What a boolean mask given with unchanging dims of size 1 leaves by positions alone."""
     if bool(value.all()):
-        return "all"
-    if (
-        s == t
-        and math.prod(value.shape[:-2]) == 1
-        and value.shape[-2:] == (s, t)
-        and bool((value.reshape(s, t) == np.tri(s, dtype=bool)).all())
-    ):
-        return "causal"
-    return "some"
+        return Positions()
+    if s != t or math.prod(value.shape[:-2]) != 1 or value.shape[-2:] != (s, t):
+        return None
+    value = value.reshape(s, t)
+    causal, before = not value[0, -1], int(value[-1].argmax())
+    expected = np.tri(s, dtype=bool) if causal else np.ones((s, t), bool)
+    if before:
+        expected &= ~np.tri(s, k=before - s, dtype=bool)
+    if not bool((value == expected).all()):
+        return None
+    return Positions(causal, s - before if before else 0)
 
 
 def collapse(array: np.ndarray) -> np.ndarray:

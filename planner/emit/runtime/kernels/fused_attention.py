@@ -4,7 +4,8 @@ cudnn     cuDNN's flash attention, on NVIDIA GPUs from Ampere on (jax.nn.dot_pro
 splash    Splash attention, on TPUs (jax.experimental.pallas.ops.tpu.splash_attention)
 blocks    everywhere else, and where a kernel cannot serve: `attention` of kernels.py
 
-Neither kernel sends scores through memory, and both leave out the keys that a causal mask hides.
+Neither kernel sends scores through memory, and both leave out the keys that a causal mask hides or
+that lie before a window.
 What they keep for their backward pass is their operands, their result and a float32 a row.
 """
 
@@ -23,15 +24,15 @@ WITHOUT_FLASH = ("P100", "V100", "T4", "GTX", "TITAN", "Quadro")
 """NVIDIA GPUs before Ampere, by parts of their names: cuDNN's fused attention needs a later one."""
 
 
-def fused_attention(q, k, v, scale, causal, guard):
+def fused_attention(q, k, v, scale, causal, guard, window=0):
     """`attention` without a mask, q [B, H, S, D], k [B, G, T, D], v [B, G, T, D] whole along S and
     T, by the kernel that the devices have for these shapes."""
     kernel = attention_kernel(q, k, v)
     if kernel == "cudnn":
-        return cudnn_attention(q, k, v, scale, causal)
+        return cudnn_attention(q, k, v, scale, causal, window)
     if kernel == "splash":
-        return splash_attention(q, k, v, scale, causal)
-    return attention(q, k, v, None, scale, causal, guard, 0)
+        return splash_attention(q, k, v, scale, causal, window)
+    return attention(q, k, v, None, scale, causal, guard, 0, window)
 
 
 def attention_kernel(q, k, v):
@@ -53,16 +54,17 @@ def attention_kernel(q, k, v):
     return "blocks"
 
 
-def cudnn_attention(q, k, v, scale, causal):
+def cudnn_attention(q, k, v, scale, causal, window=0):
     """cuDNN's fused attention, forward and backward. Operands as for `fused_attention`."""
     q, k, v = (jnp.swapaxes(spread(x, q, k, v), 1, 2) for x in (q, k, v))
+    local = (window - 1, 0) if window else None
     out = jax.nn.dot_product_attention(
-        q, k, v, scale=scale, is_causal=causal, implementation="cudnn"
+        q, k, v, scale=scale, is_causal=causal, local_window_size=local, implementation="cudnn"
     )
     return jnp.swapaxes(out, 1, 2)
 
 
-def splash_attention(q, k, v, scale, causal, interpret=False):
+def splash_attention(q, k, v, scale, causal, window=0, interpret=False):
     """Splash attention, forward and backward, batch by batch. Operands as for `fused_attention`;
     interpret: in plain operations, for devices that are no TPUs.
 
@@ -74,18 +76,12 @@ def splash_attention(q, k, v, scale, causal, interpret=False):
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
     heads, rows, keys = q.shape[1], q.shape[2], k.shape[2]
-    mask = (masks.CausalMask if causal else masks.FullMask)((rows, keys))
-    row_block, key_block, step = block_of(rows, 1024), block_of(keys, 1024), block_of(keys, 512)
-    sizes = splash.BlockSizes(
-        block_q=row_block,
-        block_kv=key_block,
-        block_kv_compute=step,
-        block_q_dkv=row_block,
-        block_kv_dkv=key_block,
-        block_kv_dkv_compute=step,
-        block_q_dq=row_block,
-        block_kv_dq=key_block,
+    mask = (
+        masks.LocalMask((rows, keys), (window - 1, 0), 0)
+        if window
+        else (masks.CausalMask if causal else masks.FullMask)((rows, keys))
     )
+    sizes = splash.BlockSizes(**splash_blocks(rows, keys))
     make = splash.make_splash_mha if k.shape[1] > 1 or heads == 1 else splash.make_splash_mqa
 
     def kernel():
@@ -105,13 +101,13 @@ def splash_attention(q, k, v, scale, causal, interpret=False):
 
     def keep(q, k, v):
         """The result, and the kernel's backward pass."""
-        with check_types(False):
+        with check_types(False), jax.named_scope(f"window_{window}"):
             out, pull = jax.vjp(jax.vmap(kernel()), untyped(q), untyped(k), untyped(v))
         return typed(out, q), jax.tree.map(lambda x: typed(x, q), pull)
 
     def backward(pull, g):
         """Gradients of all operands."""
-        with check_types(False):
+        with check_types(False), jax.named_scope(f"window_{window}"):
             gradients = jax.tree.map(untyped, pull)(untyped(g))
         return tuple(typed(x, g) for x in gradients)
 
@@ -120,6 +116,21 @@ def splash_attention(q, k, v, scale, causal, interpret=False):
     if make is splash.make_splash_mqa:
         k, v = k[:, 0], v[:, 0]
     return run(q * jnp.asarray(scale, q.dtype), k, v)
+
+
+def splash_blocks(rows, keys):
+    """Rows and keys of the blocks that Splash's kernels take."""
+    row_block, key_block, step = block_of(rows, 1024), block_of(keys, 1024), block_of(keys, 512)
+    return {
+        "block_q": row_block,
+        "block_kv": key_block,
+        "block_kv_compute": step,
+        "block_q_dkv": row_block,
+        "block_kv_dkv": key_block,
+        "block_kv_dkv_compute": step,
+        "block_q_dq": row_block,
+        "block_kv_dq": key_block,
+    }
 
 
 def untyped(x):

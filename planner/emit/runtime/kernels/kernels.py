@@ -116,46 +116,88 @@ def scatter_elements(data, indices, updates, axis, reduction):
 
 
 QUERY_BLOCK = 1024
+CAUSAL_PARTS = 8
 
 
-def attention(q, k, v, mask, scale, causal, guard, start):
+# Many parameters: the operands and attributes of attention.
+def attention(q, k, v, mask, scale, causal, guard, start, window=0):
     """attention_rows, a block of queries at a time where the sequence is long: no buffer of queries
     x keys lives beyond one block, and the backward pass makes scores again instead of keeping
-    them."""
-    rows = q.shape[2]
-    if rows <= QUERY_BLOCK or rows % QUERY_BLOCK:
-        return recompute(
-            lambda q, k, v, mask, start: attention_rows(q, k, v, mask, scale, causal, guard, start)
-        )(q, k, v, mask, start)
+    them. Blocks meet the keys that `query_parts` says."""
+    rows, keys = q.shape[2], k.shape[2]
+    size = QUERY_BLOCK if rows > QUERY_BLOCK and rows % QUERY_BLOCK == 0 else rows
+    whole = isinstance(start, int)
+    parts = query_parts(rows // size, size, keys, causal, window, whole)
+    pieces = lax.split(q, [blocks * size for blocks, _ in parts], 2) if len(parts) > 1 else [q]
 
-    def block(q, k, v, mask, at, start):
-        piece = lax.dynamic_slice_in_dim(q, at, QUERY_BLOCK, 2)
-        cut = (
-            mask
-            if mask is None or mask.shape[-2] == 1
-            else lax.dynamic_slice_in_dim(mask, at, QUERY_BLOCK, mask.ndim - 2)
-        )
-        return attention_rows(piece, k, v, cut, scale, causal, guard, start + at)
+    def part(q, first, blocks, width):
+        """The result of consecutive blocks of queries from row `first` on. Their keys begin with
+        the first one, or move with the blocks and end with a block's own last."""
+        moving = width < keys and not (whole and width >= first + blocks * size)
 
-    out = jnp.moveaxis(
-        lax.map(
-            lambda at: lean(block)(q, k, v, mask, at, start),
-            jnp.arange(rows // QUERY_BLOCK) * QUERY_BLOCK,
-        ),
-        0,
-        2,
-    )
-    return out.reshape(*out.shape[:2], rows, out.shape[-1])
+        def near(low, k, v, mask):
+            """The keys from `low` on, their values and what masks them."""
+            cut = mask if mask is None else part_of(mask, low, width, mask.ndim - 1)
+            return part_of(k, low, width, 2), part_of(v, low, width, 2), cut
+
+        def block(q, k, v, mask, at, start):
+            """That of the block which begins `at` rows further."""
+            low = jnp.clip(start + first + at + size - width, 0, keys - width) if moving else 0
+            own, (k, v, mask) = part_of(q, at, size, 2), near(low, k, v, mask)
+            if mask is not None:
+                mask = part_of(mask, first + at, size, mask.ndim - 2)
+            begin = start + first + at
+            return attention_rows(own, k, v, mask, scale, causal, guard, begin, low, window)
+
+        met = (k, v, mask) if moving else near(0, k, v, mask)
+        if blocks == 1:
+            return recompute(block)(q, *met, 0, start)
+        out = lax.map(lambda at: lean(block)(q, *met, at, start), jnp.arange(blocks) * size)
+        out = jnp.moveaxis(out, 0, 2)
+        return out.reshape(*out.shape[:2], blocks * size, out.shape[-1])
+
+    done, first = [], 0
+    for piece, (blocks, width) in zip(pieces, parts, strict=True):
+        done.append(part(piece, first, blocks, width))
+        first += blocks * size
+    return jnp.concatenate(done, 2) if len(done) > 1 else done[0]
 
 
-def attention_rows(q, k, v, mask, scale, causal, guard, start):
+def part_of(x, at, size, dim):
+    """`size` elements of x from `at` on along a dim, of which masks may have only one."""
+    if x.shape[dim] in (1, size):
+        return x
+    return lax.dynamic_slice_in_dim(x, at, size, dim)
+
+
+def query_parts(blocks, size, keys, causal, window, whole):
+    """How blocks of `size` queries meet keys: [(how many consecutive blocks, how many keys each)].
+
+    Under a causal mask keys after a block are left out, and in a window those before it. Blocks
+    that reach back to the first key come in at most CAUSAL_PARTS parts of as many keys as the last
+    block of each sees; those behind them have as many keys as a block's window. whole: the first
+    query here is the first of the sequence; where only the running program knows which it is,
+    nothing but a window leaves keys out.
+    """
+    if not causal:
+        return [(blocks, keys)]
+    width = min(keys, size + -(-(window - 1) // 128) * 128) if window else keys
+    growing = min(blocks, width // size) if whole else 0
+    many = max(1, -(-growing // CAUSAL_PARTS))
+    ends = [min(first + many, growing) for first in range(0, growing, many)]
+    parts = [(end - first, end * size) for first, end in zip([0, *ends], ends, strict=False)]
+    return parts + ([(blocks - growing, width)] if growing < blocks else [])
+
+
+# Many parameters: the operands and attributes of attention, and where its rows and keys begin.
+def attention_rows(q, k, v, mask, scale, causal, guard, start, first=0, window=0):
     """Scaled dot-product attention, q [B, H, S, D], k [B, G, T, D], v [B, G, T, E], G dividing H;
-    query 0 here is query `start` of the sequence.
+    query 0 here is query `start` of the sequence, key 0 here key `first`.
 
     mask: True = attend, or float terms added to the scores. Rows masked everywhere give zeros when
-    `guard`.
+    `guard`. window: under a causal mask query i sees so many keys up to i; 0 for all.
     """
-    scores = attention_scores(q, k, mask, scale, causal, start, 0)
+    scores = attention_scores(q, k, mask, scale, causal, start, first, window)
     if guard:
         dead = jnp.max(scores, -1, keepdims=True) == -jnp.inf
         weights = jnp.where(dead, 0, jax.nn.softmax(jnp.where(dead, 0, scores), -1))
@@ -200,7 +242,7 @@ def weighted_values(weights, v):
     )
 
 
-def attention_scores(q, k, mask, scale, causal, start, first):
+def attention_scores(q, k, mask, scale, causal, start, first, window=0):
     """Masked scores [B, G, H / G, S, T] in float32; key 0 here is key `first` of the sequence. A
     mask is of these queries and keys."""
     if causal or mask is not None:
@@ -224,8 +266,11 @@ def attention_scores(q, k, mask, scale, causal, start, first):
         )
         scores = jnp.where(mask, scores, -jnp.inf) if mask.dtype == bool else scores + mask
     if causal:
-        ahead = first + jnp.arange(k.shape[2])[None, :] > start + jnp.arange(q.shape[2])[:, None]
-        scores = jnp.where(ahead, -jnp.inf, scores)
+        ahead = (first + jnp.arange(k.shape[2])[None, :]) - (
+            start + jnp.arange(q.shape[2])[:, None]
+        )
+        hidden = (ahead > 0) | (ahead <= -window) if window else ahead > 0
+        scores = jnp.where(hidden, -jnp.inf, scores)
     return scores
 
 

@@ -24,7 +24,7 @@ def spread(x, *beside):
 
 
 # Many parameters: the operands and attributes of attention, and the axes of the ring.
-def ring_attention(q, k, v, mask, scale, causal, guard, start, axes):
+def ring_attention(q, k, v, mask, scale, causal, guard, start, axes, window=0):
     """`attention` of local queries q [B, H, S, D] with all keys, of which this device holds its
     piece k [B, G, T, D], v [B, G, T, E].
 
@@ -36,11 +36,11 @@ def ring_attention(q, k, v, mask, scale, causal, guard, start, axes):
     @jax.custom_vjp
     def run(q, k, v, mask, start):
         """The result alone."""
-        return ring_forward(q, k, v, mask, start, scale, causal, guard, axes)[0]
+        return ring_forward(q, k, v, mask, start, scale, causal, window, guard, axes)[0]
 
     def keep(q, k, v, mask, start):
         """The result, and what the backward pass reads."""
-        out, level = ring_forward(q, k, v, mask, start, scale, causal, guard, axes)
+        out, level = ring_forward(q, k, v, mask, start, scale, causal, window, guard, axes)
         return out, ((q, k, v, mask, start), out, level)
 
     def backward(kept, g):
@@ -48,7 +48,7 @@ def ring_attention(q, k, v, mask, scale, causal, guard, start, axes):
         keep the forward pass's scores for this one."""
         operands, out, level = kept
         operands = after(operands, g) if lax.axis_size(axes) == 2 else operands
-        return ring_backward(operands, out, level, g, scale, causal, axes)
+        return ring_backward(operands, out, level, g, scale, causal, window, axes)
 
     run.defvjp(keep, backward)
     beside = [x for x in (q, k, v, mask) if x is not None]
@@ -95,7 +95,7 @@ def ring_piece(step, axes):
 
 
 # Many parameters: the operands and attributes of attention, and the axes of the ring.
-def ring_forward(q, k, v, mask, start, scale, causal, guard, axes):
+def ring_forward(q, k, v, mask, start, scale, causal, window, guard, axes):
     """The result [B, H, S, E], and logarithms of the sums of exponentials of its rows of scores
     [blocks, B, G, R, rows]."""
     n, (batch, groups, heads, blocks, rows) = lax.axis_size(axes), ring_blocks(q, k)
@@ -105,7 +105,7 @@ def ring_forward(q, k, v, mask, start, scale, causal, guard, axes):
         state, k, v = carry
         following = pass_on((k, v), axes)
         return (
-            ring_meet(state, q, k, v, mask, start, ring_piece(i, axes), scale, causal),
+            ring_meet(state, q, k, v, mask, start, ring_piece(i, axes), scale, causal, window),
             *following,
         ), None
 
@@ -118,7 +118,7 @@ def ring_forward(q, k, v, mask, start, scale, causal, guard, axes):
     state = tuple(spread(x, q, k, v) for x in state)
     (state, k, v), _ = lax.scan(step, (state, k, v), jnp.arange(n - 1))
     total, top, norm = ring_meet(
-        state, q, k, v, mask, start, ring_piece(n - 1, axes), scale, causal
+        state, q, k, v, mask, start, ring_piece(n - 1, axes), scale, causal, window
     )
     level = top + jnp.log(norm)
     if guard:
@@ -133,7 +133,7 @@ def ring_forward(q, k, v, mask, start, scale, causal, guard, axes):
 
 
 # Many parameters: the operands and attributes of attention, and where the ring stands.
-def ring_meet(state, q, k, v, mask, start, piece, scale, causal):
+def ring_meet(state, q, k, v, mask, start, piece, scale, causal, window):
     """(weighted sum of values [.., E], largest score, sum of exponentials) of every row, each
     [blocks, B, G, R, rows], after one more piece of keys."""
     blocks, rows, width = len(state[1]), state[1].shape[-1], k.shape[2]
@@ -149,6 +149,7 @@ def ring_meet(state, q, k, v, mask, start, piece, scale, causal):
             causal,
             start + at * rows,
             piece * width,
+            window,
         )
         higher = jnp.maximum(top, jnp.max(s, -1))
         level = jnp.where(higher == -jnp.inf, 0, higher)  # nothing seen yet
@@ -165,7 +166,8 @@ def ring_meet(state, q, k, v, mask, start, piece, scale, causal):
     return lax.map(lambda a: block(*a), (jnp.arange(blocks), state))
 
 
-def ring_backward(operands, out, level, g, scale, causal, axes):
+# Many parameters: the operands and attributes of attention, and the axes of the ring.
+def ring_backward(operands, out, level, g, scale, causal, window, axes):
     """Gradients of q, k, v and the mask (None where it has none), and None for `start`."""
     q, k, v, mask, start = operands
     n, (_, _, _, blocks, rows) = lax.axis_size(axes), ring_blocks(q, k)
@@ -173,7 +175,8 @@ def ring_backward(operands, out, level, g, scale, causal, axes):
 
     def meet(k, v, i):
         """Gradients that the piece here at a step gives."""
-        return ring_pull(q, k, v, mask, start, ring_piece(i, axes), level, g, inner, scale, causal)
+        here = ring_piece(i, axes)
+        return ring_pull(q, k, v, mask, start, here, level, g, inner, scale, causal, window)
 
     def step(carry, i):
         """Meet the piece that is here; it travels on, and its gradients with it."""
@@ -200,7 +203,7 @@ def ring_backward(operands, out, level, g, scale, causal, axes):
 
 
 # Many parameters: the operands and attributes of attention, and where the ring stands.
-def ring_pull(q, k, v, mask, start, piece, level, g, inner, scale, causal):
+def ring_pull(q, k, v, mask, start, piece, level, g, inner, scale, causal, window):
     """Gradients that one piece of keys gives: of k and v summed over the blocks, of queries (and a
     mask of floats) by block."""
     *grouped, blocks, rows = ring_blocks(q, k)
@@ -225,6 +228,7 @@ def ring_pull(q, k, v, mask, start, piece, level, g, inner, scale, causal):
                 causal,
                 start + at * rows,
                 piece * width,
+                window,
             )
             p = jnp.exp(s - level[..., None])
             return jnp.einsum("bgrst,bgte->bgrse", *same_batch(p.astype(v.dtype), v)), jnp.sum(

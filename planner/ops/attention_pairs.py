@@ -1,0 +1,96 @@
+"""Which pairs of a query and a key attention computes: those that positions leave it, and of these
+the emitted blocks of queries.
+
+A query sees all keys; under a causal mask those up to its own position; in a window the last so
+many of the latter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.graph.ir import Node
+
+QUERY_BLOCK = 1024
+"""Queries per block of the emitted kernel (planner/emit/runtime/kernels/kernels.py; a test holds
+the two together)."""
+CAUSAL_PARTS = 8
+"""Parts, at most, of the blocks whose keys begin with the first key, each compiled for as many keys
+as its last block sees."""
+KEY_STEP = 128
+"""Keys before a block that its window reaches are rounded up to a multiple of this."""
+
+
+def in_query_blocks(queries: int) -> bool:
+    """Whether the emitted kernel runs over blocks of queries and makes their scores again in the
+    backward pass."""
+    return queries > QUERY_BLOCK and queries % QUERY_BLOCK == 0
+
+
+@dataclass(frozen=True)
+class Positions:
+    """What positions leave of the keys. causal: none after the query's own; window: of those up to
+    it the last so many, 0 for all (without causal: and all after it)."""
+
+    causal: bool = False
+    window: int = 0
+
+    def __and__(self, other: Positions) -> Positions:
+        """What both leave."""
+        windows = [n for n in (self.window, other.window) if n]
+        return Positions(self.causal or other.causal, min(windows, default=0))
+
+    @property
+    def known(self) -> bool:
+        """Whether Attention has attributes for it: a window ends with the query."""
+        return self.causal or not self.window
+
+    @classmethod
+    def of(cls, node: Node) -> Positions:
+        """Those of an Attention node."""
+        window: int = node.attrs.get("window", 0)  # type: ignore[assignment]
+        return cls(bool(node.attrs.get("causal", 0)), window)
+
+    def pairs(self, queries: int, keys: int) -> int:
+        """How many pairs are left: query i sees keys up to i, or the last `window` of these."""
+        if not self.causal:
+            return queries * keys
+        return _triangle(queries, keys) - (
+            _triangle(queries - self.window, keys) if 0 < self.window < queries else 0
+        )
+
+    def share(self, queries: int, keys: int) -> float:
+        """What part of the pairs that a step's FLOPs are counted over is left."""
+        return self.pairs(queries, keys) / (queries * self.counted_keys(keys))
+
+    def counted_keys(self, keys: int) -> int:
+        """Keys of a query that a step's FLOPs are counted over: the window's, else all, whether or
+        not a causal mask leaves them."""
+        return min(self.window or keys, keys)
+
+    def parts(self, queries: int, keys: int, whole: bool) -> tuple[tuple[int, int], ...]:
+        """How the emitted blocks meet keys: (how many consecutive blocks, how many keys each).
+        whole: the first query here is the first of the sequence, and known to be when the program
+        is compiled."""
+        size = QUERY_BLOCK if in_query_blocks(queries) else queries
+        blocks = queries // size
+        if not self.causal:
+            return ((blocks, keys),)
+        before = -(-(self.window - 1) // KEY_STEP) * KEY_STEP
+        width = min(keys, size + before) if self.window else keys
+        growing = min(blocks, width // size) if whole else 0
+        many = max(1, -(-growing // CAUSAL_PARTS))
+        ends = [min(a + many, growing) for a in range(0, growing, many)]
+        parts = tuple((b - a, b * size) for a, b in zip([0, *ends], ends, strict=False))
+        return parts + (((blocks - growing, width),) if growing < blocks else ())
+
+    def computed_pairs(self, queries: int, keys: int, whole: bool) -> int:
+        """Pairs that the emitted blocks compute."""
+        size = QUERY_BLOCK if in_query_blocks(queries) else queries
+        return sum(n * size * width for n, width in self.parts(queries, keys, whole))
+
+
+def _triangle(queries: int, keys: int) -> int:
+    """Pairs of which query i has those with keys up to i."""
+    growing = min(queries, keys)
+    return growing * (growing + 1) // 2 + (queries - growing) * keys
