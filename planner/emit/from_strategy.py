@@ -6,7 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from costmodels.precision import load_recipe, recipe_names
+from planner.emit.writer import Training
 from planner.errors import PlanError
+from planner.graph.ir import Graph
+from planner.ops import operator_of
+from planner.ops.lookup import rule_of
 from planner.search.build_request import _gpu_memory
 from planner.strategy.strategy import Strategy
 from planner.support.choices import choose
@@ -24,15 +28,11 @@ def program(
     model is another one."""
     from planner.emit.header import header
     from planner.emit.program import emit
-    from planner.emit.writer import Training
     from planner.whatif.reprice import own_model
 
     choose("backend", backend, ("shard_map", "jit"))
     model = own_model(strategy, source)
     graph = model.graph(int(strategy.techniques["microbatches"]))
-    training = (
-        (strategy.workload.get("training") or {}) if strategy.workload["kind"] == "train" else {}
-    )
     return emit(
         graph,
         strategy.plan_for(graph),
@@ -40,10 +40,34 @@ def program(
         backend=backend,  # type: ignore[arg-type]
         unroll=unroll,
         gpu_memory=_gpu_memory(strategy),
-        training=Training(training.get("optimizer", "adamw"), training.get("lr", 1e-4)),
+        training=_training(strategy, graph),
         header=header(strategy, backend),
         weights_file=weights_file,
         compute=computed_in(str(strategy.workload["precision"])),
+    )
+
+
+def _training(strategy: Strategy, graph: Graph) -> Training:
+    """What the program trains with, and what its figures are made of."""
+    if strategy.workload["kind"] != "train":
+        return Training()
+    training, costs = strategy.workload.get("training") or {}, strategy.costs
+    done = costs["flops_per_device"] * costs["distinct_work"]
+    busy_s = costs["model_flops_utilization"] * costs["step_time_s"]
+    hidden = sum(
+        rule_of(node, graph)[0].flops / 2
+        for node in graph.nodes
+        if operator_of(node.op).kind == "attention" and node.attrs.get("causal")
+    )
+    passes = 3 * int(strategy.techniques["microbatches"])  # the backward pass counts twice
+    items = int(costs.get("tokens_per_step", 0))
+    return Training(
+        optimizer=training.get("optimizer", "adamw"),
+        lr=training.get("lr", 1e-4),
+        items=items,
+        item="samples" if items == strategy.workload["batch"] else "tokens",
+        model_flops=max(0.0, done * int(strategy.topology["devices"]) - passes * hidden),
+        peak_flops=done / busy_s if busy_s else 0.0,
     )
 
 

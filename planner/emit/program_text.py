@@ -70,7 +70,11 @@ def _runtime_files(w: Writer, train: bool) -> tuple[list[str], list[str]]:
             *state,
         ]
         files += ["settings", "feed", "checkpoint", "start"]
-        files += ["host_tables", "main_host_tables"] if w.flow.graph.host_tables else ["main_train"]
+        files += (
+            ["host_tables", "main_host_tables"]
+            if w.flow.graph.host_tables
+            else ["watch", "main_train"]
+        )
     else:
         files += ["infer_shard_map" if backend == "shard_map" else "step_jit", "main_infer"]
     instead = {

@@ -460,6 +460,11 @@ def schedule_table(w: Writer) -> str:
         "END_FRACTION = 0.1\n"
         "STEPS = 3  # to train, in all\n"
         "CLIP_NORM = 0.0  # gradients are scaled down to this norm of all together; 0: not\n"
+        "NORM_LOGGED = False  # whether a step returns that norm whether it clips or not\n"
+        f'ITEMS, ITEM = {w.training.items}, "{w.training.item}"  # a step trains on\n'
+        f"MODEL_FLOPS = {w.training.model_flops:.6g}  # of a step over all devices, of causal"
+        " attention half; 0: not known\n"
+        f"PEAK_FLOPS = {w.training.peak_flops:.6g}  # of a planned device, a second\n"
     )
 
 

@@ -24,10 +24,16 @@ Workload = Literal["train", "infer"]
 
 @dataclass(frozen=True)
 class Training:
-    """What the emitted step does after the gradients."""
+    """What the emitted step does after the gradients, and what the program's figures are made of:
+    `items` (tokens or samples) and FLOPs of a step over all devices, of causal attention half, and
+    a device's peak; 0 where they are not known."""
 
     optimizer: str = "adamw"
     lr: float = 1e-4
+    items: int = 0
+    item: str = "samples"
+    model_flops: float = 0.0
+    peak_flops: float = 0.0
 
 
 @dataclass(frozen=True)

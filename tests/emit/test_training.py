@@ -3,6 +3,7 @@ checkpoint; clipping and weight decay, beside optax on one device."""
 
 from __future__ import annotations
 
+import json
 import sys
 import types
 from pathlib import Path
@@ -90,6 +91,59 @@ def test_a_resumed_run_has_the_rates_of_one_that_was_not_interrupted(
 def test_settings_below_zero_are_refused(run: types.FunctionType, option: str) -> None:
     with pytest.raises(SystemExit, match=f"{option} -1.* below 0"):
         run(f"{option}=-1")
+
+
+def test_a_log_has_a_line_for_each_step_and_each_evaluation(
+    mlp: types.ModuleType, run: types.FunctionType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loss of an evaluation is that of the parameters behind its step; nothing is moved by it,
+    nor by reading the results of a step while the next one runs."""
+    rng, log = np.random.default_rng(0), tmp_path / "log.jsonl"
+    (tmp_path / "data").mkdir()
+    for name, (shape, _, limit, _) in mlp.INPUTS.items():
+        rows = (24, *shape[1:])
+        array = rng.integers(0, limit, rows) if limit else rng.standard_normal(rows, np.float32)
+        np.save(tmp_path / "data" / f"{name}.npy", array)
+    for name in ("ITEMS", "ITEM", "MODEL_FLOPS", "NORM_LOGGED"):
+        monkeypatch.setitem(mlp.__dict__, name, mlp.__dict__[name])
+    usual = ["--steps", "7", "--lr", "1e-2", "--warmup", "4", "--data", str(tmp_path / "data")]
+    run(*usual, "--export", str(tmp_path / "plain.safetensors"))
+    watched = ["--eval-every", "3", "--eval-data", str(tmp_path / "data"), "--eval-batches", "9"]
+    exported = ["--export", str(tmp_path / "watched.safetensors")]
+    run(*usual, *watched, *exported, "--log", str(log), "--profile", str(tmp_path / "trace"))
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [row["step"] for row in rows] == [0, 1, 2, 2, 3, 4, 5, 5, 6]
+    assert [i for i, row in enumerate(rows) if "evaluation_loss" in row] == [3, 7]
+    assert rows[7]["evaluation_loss"] < rows[3]["evaluation_loss"]
+    steps = [row for row in rows if "loss" in row]
+    assert [row["learning_rate"] for row in steps[:5]] == pytest.approx(
+        [2.5e-3, 5e-3, 7.5e-3, 1e-2, 1e-2]
+    )
+    assert all(row["gradient_norm"] > 0 and row["samples_per_s"] > 0 for row in steps)
+    assert 0 < steps[-1]["mfu"] < 1 and list((tmp_path / "trace").rglob("*.xplane.pb"))
+    one, two = (
+        np.fromfile(tmp_path / f"{name}.safetensors", np.uint8) for name in ("plain", "watched")
+    )
+    assert np.array_equal(one, two)
+
+
+def test_an_evaluation_needs_data(run: types.FunctionType) -> None:
+    with pytest.raises(SystemExit, match="--eval-every needs --eval-data"):
+        run("--eval-every", "1")
+
+
+def test_figures_count_half_of_causal_attention() -> None:
+    """FLOPs of a step over all devices: three times those of the forward pass."""
+    options = {"devices": 8, "batch": 16, "precision": "fp32", "baselines": False}
+    source = "zoo:gpt-tiny"
+    m = load_program(program(planner.plan(source, **options, pins="dp=2,tp=4,micro=2"), source))
+    positions, width, vocabulary, layers = 16, 64, 512, 2
+    products = 12 * width * width * layers + width * vocabulary  # parameters in products
+    hidden = 2 * positions * width * layers  # of scores and their use, a token
+    assert m.ITEM == "tokens" and 16 * positions == m.ITEMS
+    flops = 3 * m.ITEMS * (2 * products + hidden)
+    assert flops == pytest.approx(m.MODEL_FLOPS, rel=1e-4)
+    assert m.PEAK_FLOPS > 1e9
 
 
 # --- twenty steps beside those of optax on one device
@@ -188,6 +242,9 @@ def assert_steps_are(
     for k, batch in enumerate(batches):
         batch = {name: x.reshape(m.INPUTS[name][0]) for name, x in batch.items()}
         data = m.place(batch, m.specs_of(m.INPUTS), mesh)
+        if not k and m.MICROBATCHES > 2:  # pipeline stages, whose loss has no program of its own
+            alone = m.make_loss(mesh)(params, frozen, data)
+            assert float(alone) == pytest.approx(losses[0], rel=1e-5)
         params, state, loss, norm = step(params, state, frozen, data, jnp.float32(k + 1))
         assert float(loss) == pytest.approx(losses[k], rel=1e-5)
         assert float(norm) == pytest.approx(norms[k], rel=1e-5)

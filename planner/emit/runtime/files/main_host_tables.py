@@ -101,7 +101,7 @@ def main():
         start = time.perf_counter()
         params, state = pull(tables, rows, params, state, mesh)
         pulled = time.perf_counter()
-        params, state, loss = step(params, state, frozen, batch, jnp.float32(i + 1))
+        params, state, loss, *_ = step(params, state, frozen, batch, jnp.float32(i + 1))
         loss.block_until_ready()
         ended = time.perf_counter()
         push(tables, rows, params, state)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -20,8 +19,9 @@ from planner.emit.runtime.files.frame import (
     stored_weights,
 )
 from planner.emit.runtime.files.settings import set_constants, setting_options
-from planner.emit.runtime.files.start import begin, lost_at
+from planner.emit.runtime.files.start import begin
 from planner.emit.runtime.files.tables import FROZEN, PARAMS
+from planner.emit.runtime.files.watch import WATCH_OPTIONS, evaluator, profile, watcher
 from planner.emit.runtime.step.state_device import make_step
 
 TRAINING_OPTIONS = (
@@ -76,7 +76,7 @@ TRAINING_OPTIONS = (
 
 def main():
     """Train up to --steps steps."""
-    args = command_line((*TRAINING_OPTIONS, *setting_options()))
+    args = command_line((*TRAINING_OPTIONS, *WATCH_OPTIONS, *setting_options()))
     set_constants(args)
     mesh = make_mesh()
     data = open_data(args.data)
@@ -86,16 +86,27 @@ def main():
     done, params, state = restore(saved, mesh, args.resume_from) or begin(args, weights, mesh)
     if done:
         say(f"going on after step {done - 1}, saved in {args.checkpoints}")
-    step, lost = make_step(mesh), False
+    step, evaluate = make_step(mesh), evaluator(args, frozen, mesh)
+    batch = next_batch(data, done, args.seed, mesh) if done < args.steps else None
+    told, restart = watcher(args, saved)
+    unread: list = []  # steps whose results are still to be read, which would wait for them
     for i in range(done, args.steps):
-        batch = next_batch(data, i, args.seed, mesh)
-        start = time.perf_counter()
-        params, state, loss = step(params, state, frozen, batch, jnp.float32(i + 1))
-        loss.block_until_ready()
-        say(f"step {i}  loss {float(loss):.6f}  {1e3 * (time.perf_counter() - start):.1f} ms")
-        lost = lost or lost_at(i, float(loss), saved)
-        if saved and not lost and ((i + 1) % args.save_every == 0 or i + 1 == args.steps):
+        profile(args, i - done, args.steps - done, params)
+        params, state, *seen = step(params, state, frozen, batch, jnp.float32(i + 1))
+        if i + 1 < args.steps:  # while the step runs
+            batch = next_batch(data, i + 1, args.seed, mesh)
+        unread.append((i, seen))
+        saves = saved and ((i + 1) % args.save_every == 0 or i + 1 == args.steps)
+        evaluates = evaluate and (i + 1) % args.eval_every == 0
+        while len(unread) > (0 if saves or evaluates or i + 1 == args.steps else 1):
+            lost = told(*unread.pop(0))
+        if saves and not lost:
             save(saved, i + 1, params, state)
+        if evaluates:
+            evaluate(i, params)
+        if saves or evaluates:
+            restart()
+    profile(args, args.steps - done, args.steps - done, params)
     if saved:
         saved.close()  # waits for a save that is being written
     if args.export:

@@ -54,7 +54,7 @@ def setting_options():
 
 def set_constants(args):
     """Put what the command line says in the place of constants, before a step is compiled."""
-    given = {"STEPS": args.steps}
+    given = {"STEPS": args.steps, "NORM_LOGGED": bool(getattr(args, "log", None))}
     for option, name, _ in SETTINGS:
         if name in globals():
             given[name] = getattr(args, option[2:].replace("-", "_"))

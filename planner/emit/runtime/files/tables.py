@@ -8,6 +8,10 @@ outside a program.
     GPU_MEMORY        share of a GPU's memory to preallocate, None where no GPU is planned for
     LEARNING_RATE, WARMUP_STEPS, SCHEDULE, END_FRACTION, STEPS   see `learning_rate`
     CLIP_NORM         gradients are scaled down to this global norm; 0: they are not
+    NORM_LOGGED       whether a step returns the norm of its gradients, clipped or not
+    ITEMS, ITEM       how many of what a step trains on: tokens or samples; 0 where not known
+    MODEL_FLOPS, PEAK_FLOPS   of a step over all devices, half of causal attention left out; of a
+                      planned device a second; 0 where not known
     NO_DECAY          parameters, or weights in buffers of uneven stages, that weight decay leaves
     BATCH             samples of a step (0: inputs have no common first dim)
     INPUTS            name -> (global shape, dtype, integers below this or 0, PartitionSpec)
@@ -81,6 +85,11 @@ WARMUP_STEPS = 0
 SCHEDULE = "constant"
 END_FRACTION = 0.0
 CLIP_NORM = 0.0
+NORM_LOGGED = False
+ITEMS = 0
+ITEM = ""
+MODEL_FLOPS = 0.0
+PEAK_FLOPS = 0.0
 NO_DECAY: set[str] = set()
 STEPS = 1
 MICROBATCHES = 1

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from planner.emit.runtime.files.tables import CLIP_NORM, NO_DECAY
+from planner.emit.runtime.files.tables import CLIP_NORM, NO_DECAY, NORM_LOGGED
 from planner.emit.runtime.step.adamw import update
 from planner.emit.runtime.step.reduce_shard_map import global_norm
 
 
 def measures_norm():
     """Whether a step also returns the global norm of its gradients, as they are before clipping."""
-    return CLIP_NORM > 0
+    return CLIP_NORM > 0 or NORM_LOGGED
 
 
 def clipping(grads):

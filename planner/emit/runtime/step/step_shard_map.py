@@ -29,3 +29,12 @@ def make_gradients(mesh):
         ),
         compiler_options=fused(mesh),
     )
+
+
+def make_loss(mesh):
+    """loss(params, frozen, batch), compiled once: what makes gradients is left out."""
+    p, f, b = specs_of(PARAMS), specs_of(FROZEN), specs_of(INPUTS)
+    loss = jax.shard_map(
+        lambda *arrays: gradients(*arrays)[0], mesh=mesh, in_specs=(p, f, b), out_specs=P()
+    )
+    return jax.jit(loss, compiler_options=fused(mesh))
