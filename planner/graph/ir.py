@@ -139,6 +139,9 @@ DTYPE_BYTES: Mapping[str, float] = {
     "complex64": 8,
     "complex128": 16,
 }
+OF_PRODUCT = "of_product"
+"""Attribute of a Mul that multiplies a product's columns by a number each (scales of int8 weights):
+it is computed as the product's sums are written, in the product's own kernel."""
 FLOATS = frozenset({"float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"})
 
 

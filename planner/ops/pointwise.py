@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.graph.ir import Graph, Node
+from planner.graph.ir import OF_PRODUCT, Graph, Node
 from planner.ops.base import Call, Operator, jnp_dtype, register
 from planner.ops.cost import Reads, Slots, bilinear
 from planner.sharding.rule import Rule, parse
@@ -78,6 +78,8 @@ def _scaled(node: Node, graph: Graph) -> Rule:
 
 def _linear_scale(node: Node, graph: Graph) -> Rule:
     constant = [graph.tensors[n].role == "constant" for n in node.inputs]
+    if node.attrs.get(OF_PRODUCT):
+        return pointwise_rule(node, graph, (0,))
     if constant[1] and not constant[0]:
         return pointwise_rule(node, graph, (0,))
     if node.op == "Mul" and constant[0] and not constant[1]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from planner.execution.collective import inner_collectives
-from planner.graph.ir import Graph, Node
+from planner.graph.ir import OF_PRODUCT, Graph, Node
 from planner.ops import operator_of
 from planner.ops.control import Region, region, trips
 from planner.ops.cost import Pieces
@@ -87,7 +87,7 @@ def times_of(
         ).T
         return forward, backward
     operator, dtype = operator_of(node.op), compute_type(graph, i, pricer.recipe)
-    if operator.free:
+    if operator.free or node.attrs.get(OF_PRODUCT):
         return np.zeros(len(splits)), np.zeros(len(splits))
     if operator.passes is not None:
         pieces = pieces_of(base, i, splits, pricer, cuts)

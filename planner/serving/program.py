@@ -30,6 +30,7 @@ from planner.execution.layout_flow import derive
 from planner.execution.loops import output_layout, repeated_blocks
 from planner.execution.plan import Plan
 from planner.graph.ir import Graph
+from planner.ops import operator_of
 from planner.serving.cached import Form
 from planner.serving.quantize import as_stored, scales
 from planner.serving.result import Service
@@ -193,7 +194,11 @@ def _has_narrow_product(w: Writer) -> bool:
     """Whether a product with a weight, such as a router's, has too few columns for the GPU compiler
     to read them from where they lie, once it has made one product of several."""
     graph, mesh = w.flow.graph, dict(w.flow.plan.mesh)
-    made = [n.outputs[0] for n in graph.nodes if n.op == "MatMul" and n.inputs[1] in graph.weights]
+    made = [
+        node.outputs[0]
+        for node in graph.nodes
+        if operator_of(node.op).kind == "product" and node.inputs[1] in graph.weights
+    ]
     return any(
         local_shape(graph.tensors[name].shape, w.flow.source[name], mesh)[-1] < READ_COLUMNS
         for name in made

@@ -4,7 +4,8 @@
          127
 
 Q is converted to the type computed in as it is read (exact: whole numbers up to 127), s is rounded
-to it. Activations, embeddings (and heads tied to them), norms, biases and the cache stay as they
+to it and multiplied as the product's sums are written: no kernel of its own. Activations,
+embeddings (and heads tied to them), experts of a mixture, norms, biases and the cache stay as they
 are. Programs make Q and s from the model's own weights when they load them.
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from planner.graph.ir import Graph, Node, Tensor, WeightRef
+from planner.graph.ir import OF_PRODUCT, Graph, Node, Tensor, WeightRef
 
 DTYPE = "int8"
 
@@ -52,7 +53,14 @@ def quantized(graph: Graph) -> Graph:
         weights[scale], labels[scale] = WeightRef("absent"), scale_name(labels.get(name, name))
         nodes += [
             replace(node, outputs=(before,)),
-            Node(f"{node.id}/scale", "Mul", (before, scale), (out,), scope=node.scope),
+            Node(
+                f"{node.id}/scale",
+                "Mul",
+                (before, scale),
+                (out,),
+                {OF_PRODUCT: 1},
+                scope=node.scope,
+            ),
         ]
     return replace(graph, nodes=tuple(nodes), tensors=tensors, weights=weights, labels=labels)
 

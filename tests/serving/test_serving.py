@@ -323,11 +323,11 @@ def test_a_cache_cut_along_positions_generates_alike(tmp_path) -> None:
     ).all()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("source", [LLAMA, GPT])
-def test_int8_weights_are_what_the_page_says(source, tmp_path) -> None:
-    """The model with Q * s in the place of each product's weight, run by onnxruntime, generates the
-    program's tokens; the search counts a byte a weight."""
+MIXTRAL = "zoo:mixtral-tiny,cache=1,weights=inline"
+
+
+def rounded(source: str):
+    """The model with Q * s in the place of each product's weight, and how many there are."""
     from onnx import numpy_helper
 
     model = models_zoo.build(source)
@@ -339,6 +339,36 @@ def test_int8_weights_are_what_the_page_says(source, tmp_path) -> None:
             s = np.abs(w).max(0, keepdims=True) / 127
             t.CopyFrom(numpy_helper.from_array(np.round(w / s) * s, t.name))
             changed += 1
+    return model, changed
+
+
+@pytest.mark.parametrize("source", [LLAMA, GPT, MIXTRAL])
+def test_int8_weights_are_near_float32(source) -> None:
+    """Logits of a pass over prompts differ from those of the float32 model by 3 % of their norm at
+    most (1.5 to 2.3 % were seen)."""
+    import onnxruntime
+
+    ids, logits = prompts(4, 8), []
+    for model in (models_zoo.build(source), rounded(source)[0]):
+        session = onnxruntime.InferenceSession(model.SerializeToString())
+        feed = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+        feed["position_ids"] = np.broadcast_to(np.arange(8), ids.shape)
+        feed |= {
+            i.name: np.zeros((len(ids), i.shape[1], 0, i.shape[3]), np.float32)
+            for i in session.get_inputs()
+            if i.name.startswith("past")
+        }
+        logits.append(session.run(["logits"], feed)[0])
+    exact, near = logits
+    assert 0 < np.linalg.norm(near - exact) < 0.03 * np.linalg.norm(exact)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", [LLAMA, GPT])
+def test_int8_weights_are_what_the_page_says(source, tmp_path) -> None:
+    """The model with Q * s in the place of each product's weight, run by onnxruntime, generates the
+    program's tokens; the search counts a byte a weight."""
+    model, changed = rounded(source)
     made, ids = on_mesh(source, 2, 4, quantize="int8"), prompts(4, 8)
     whole = on_mesh(source, 2, 4)
     assert changed > 8 and made.figures["weights_bytes"] < 0.8 * whole.figures["weights_bytes"]
