@@ -30,6 +30,7 @@ A TOML file in costmodels/hardware/devices (or the user's own):
     kernel = "cudnn"                      # there: "cudnn" or "splash"
     forward = 0.60; backward = 0.48       # sustained fraction of peak of its products, without
                                           those that a causal mask leaves out
+    widest_head = 256                     # most elements of a head it takes (default 128)
     [inner]                               # link inside a node, per device and direction
     bandwidth = "450 GB/s"; efficiency = 0.8; latency = "3 us"
     kind = "switch"                       # or "mesh": a link to each other device of the node,
@@ -103,7 +104,13 @@ _WIDER = {
 _KEYS: dict[str, set[str]] = {
     "names": {"spelled", "kubernetes", "node_label"},
     "matmul": {"flops", "efficiency"},
-    "attention": {"kernel", "forward", "backward", "efficiency"},  # the last: earlier versions
+    "attention": {  # efficiency: of earlier versions
+        "kernel",
+        "forward",
+        "backward",
+        "widest_head",
+        "efficiency",
+    },
     "memory": {"capacity", "context", "bandwidth", "efficiency", "tile"},
     "kernel": {"launch"},
     "inner": {
@@ -172,11 +179,12 @@ class Link:
 class FusedAttention:
     """The fused attention kernel of a device. kernel: one of ATTENTION_KERNELS; forward, backward:
     sustained fraction of peak of the products of each pass, without those that a causal mask leaves
-    out."""
+    out; widest_head: most elements of a head that cuDNN's takes."""
 
     kernel: str
     forward: float
     backward: float
+    widest_head: int = 128
 
 
 @dataclass(frozen=True)
@@ -234,6 +242,11 @@ class Device:
     def attention_kernel(self) -> str:
         """Name of the fused attention, "" for none."""
         return self.attention.kernel if self.attention else ""
+
+    @property
+    def widest_head(self) -> int:
+        """Most elements of a head that the fused attention takes."""
+        return self.attention.widest_head if self.attention else 0
 
     @property
     def source(self) -> str:
@@ -408,6 +421,7 @@ def _attention(table: Mapping[str, Any]) -> FusedAttention | None:
         _choice(table["kernel"], ATTENTION_KERNELS, "attention.kernel"),
         fraction(table["forward"], "attention.forward"),
         fraction(table["backward"], "attention.backward"),
+        count(table.get("widest_head", 128), "attention.widest_head"),
     )
 
 

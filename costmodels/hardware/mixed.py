@@ -77,7 +77,8 @@ def _attention(every: Sequence[Device]) -> FusedAttention | None:
         min(p * getattr(k, which) for p, k in zip(peaks, kernels, strict=True)) / min(peaks)
         for which in ("forward", "backward")
     )
-    return FusedAttention(kernels[0].kernel, min(1.0, forward), min(1.0, backward))
+    widest = min(k.widest_head for k in kernels)
+    return FusedAttention(kernels[0].kernel, min(1.0, forward), min(1.0, backward), widest)
 
 
 def _mean(values: Sequence[tuple[float | None, int]]) -> float | None:

@@ -79,6 +79,7 @@ def kernel_of(pieces: Pieces, split: Split) -> str:
         split,
         pieces.mesh,
         device_kernel=pieces.attention_kernel,
+        widest_head=pieces.widest_head,
         compute=pieces.compute,
         partitioned=pieces.partitioned,
     ).kernel

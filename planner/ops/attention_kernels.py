@@ -19,9 +19,8 @@ from planner.sharding.layout import group
 from planner.sharding.rule import Rule, Split
 
 BLOCKS = "blocks"
-CUDNN_WIDEST, CUDNN_ALIGNED = 128, 8
-"""Most elements of a head that cuDNN's kernel takes on every GPU that has it, and what their number
-is a multiple of."""
+CUDNN_ALIGNED = 8
+"""What the number of elements of a head is a multiple of, for cuDNN's kernel."""
 SPLASH_ROWS, SPLASH_ALIGNED = 128, 64
 """What Splash's queries, keys and elements of a head are multiples of."""
 
@@ -43,6 +42,8 @@ def is_attention(node: Node) -> bool:
     return node.op == "Attention"
 
 
+# Many parameters: a node and where its plan puts it, and what decides besides about the device and
+# the program.
 def chosen(
     node: Node,
     graph: Graph,
@@ -51,11 +52,13 @@ def chosen(
     mesh: Mapping[str, int],
     *,
     device_kernel: str,
+    widest_head: int,
     compute: str,
     partitioned: bool,
 ) -> Chosen:
     """The kernel of an Attention node. mesh: axis -> size; device_kernel: the one that the device
-    has, "" for none; compute: dtype of activations; partitioned: whether the compiler's partitioner
+    has, "" for none; widest_head: most elements of a head that it takes, of cuDNN's; compute: dtype
+    of activations; partitioned: whether the compiler's partitioner
     places the collectives."""
     queries, keys, values = graph.shapes(node.inputs[:3])
     rows = -(-queries[2] // group(rule.axes("s", split, tuple(mesh)), mesh))
@@ -73,7 +76,7 @@ def chosen(
         f"its heads have {queries[3]} elements": (
             (
                 device_kernel == "cudnn"
-                and (queries[3] > CUDNN_WIDEST or bool(queries[3] % CUDNN_ALIGNED))
+                and (queries[3] > widest_head or bool(queries[3] % CUDNN_ALIGNED))
             )
             or (device_kernel == "splash" and bool(queries[3] % SPLASH_ALIGNED))
         ),

@@ -97,8 +97,9 @@ class Pieces:
     factors that one device has, padding included, without the factor that is named [splits].
     itemsize: bytes of an element of a type as it is computed with. bytes_of: bytes of a tensor's
     piece of a shape. trained: whether a backward pass follows. repeated: whether the node is in a
-    repeated block. attention_kernel: the fused attention of the device, "" for none. compute: dtype
-    of activations. partitioned: whether the compiler's partitioner places the collectives.
+    repeated block. attention_kernel: the fused attention of the device, "" for none; widest_head:
+    most elements of a head that it takes. compute: dtype of activations. partitioned: whether the
+    compiler's partitioner places the collectives.
     """
 
     node: Node
@@ -112,6 +113,7 @@ class Pieces:
     trained: bool
     repeated: bool
     attention_kernel: str
+    widest_head: int
     compute: str
     partitioned: bool
 

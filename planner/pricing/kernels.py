@@ -179,6 +179,7 @@ def pieces_of(
         trained=base.training and not base.grad.isdisjoint(node.outputs),
         repeated=i in base.repeated,
         attention_kernel=pricer.topology.device.attention_kernel,
+        widest_head=pricer.topology.device.widest_head,
         compute=pricer.recipe.between,
         partitioned=pricer.runtime.partitioned,
     )

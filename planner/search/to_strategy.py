@@ -169,6 +169,7 @@ def attention_kernels(request: Request, base: GraphFacts, flow: Flow) -> dict[st
             flow.split(i),
             dict(flow.plan.mesh),
             device_kernel=request.topology.device.attention_kernel,
+            widest_head=request.topology.device.widest_head,
             compute=request.recipe.between,
             partitioned=request.partitioned,
         )

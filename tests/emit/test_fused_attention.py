@@ -35,7 +35,13 @@ from planner.sharding.rule import Split  # noqa: E402
 from planner.verify.hlo.flops import dots  # noqa: E402
 
 COMPILED = Path(__file__).parents[1] / "compiled"
-H100, V100, V5P, CPU = "NVIDIA H100 80GB HBM3", "Tesla V100-SXM2-16GB", "TPU v5", "cpu"
+A100, H100, V100, V5P, CPU = (
+    "NVIDIA A100-SXM4-80GB",
+    "NVIDIA H100 80GB HBM3",
+    "Tesla V100-SXM2-16GB",
+    "TPU v5",
+    "cpu",
+)
 
 
 def mesh_of(device: str) -> Any:
@@ -59,7 +65,10 @@ def operands(
         (H100, {"dtype": jnp.float16}, "cudnn"),
         (H100, {"width": 64, "queries": 100, "keys": 33}, "cudnn"),
         (H100, {"dtype": jnp.float32}, "blocks"),
-        (H100, {"width": 256}, "blocks"),
+        (H100, {"width": 256}, "cudnn"),
+        (H100, {"width": 264}, "blocks"),
+        (A100, {"width": 128}, "cudnn"),
+        (A100, {"width": 136}, "blocks"),
         (H100, {"width": 20}, "blocks"),
         (H100, {"batch": 1}, "blocks"),
         (V100, {}, "blocks"),
@@ -194,7 +203,13 @@ def test_products_of_compiled_kernels_are_counted(file: str, products: tuple[int
     ]
 
 
-KINDS = {"h100-sxm": H100, "v100-16gb": V100, "mi300x": "AMD Instinct MI300X", "tpu-v5p": V5P}
+KINDS = {
+    "h100-sxm": H100,
+    "a100-80gb": A100,
+    "v100-16gb": V100,
+    "mi300x": "AMD Instinct MI300X",
+    "tpu-v5p": V5P,
+}
 
 
 @pytest.mark.parametrize("device", KINDS)
@@ -209,7 +224,7 @@ def test_plans_name_the_kernel_that_programs_choose(
     attributes = {"scale": 0.1, "causal": 1, "guard": 0}
     node = Node("attention", "Attention", ("q", "k", "v"), ("o",), attributes)
     graph = Graph("g", (node,), tensors, ("q", "k", "v"), ("o",))
-    rule, kernel = OPERATORS["Attention"].rule(node, graph), load_device(device).attention_kernel
+    rule, chip = OPERATORS["Attention"].rule(node, graph), load_device(device)
 
     def planned(split: Split, mesh: dict[str, int], partitioned: bool = False) -> Chosen:
         return chosen(
@@ -218,7 +233,8 @@ def test_plans_name_the_kernel_that_programs_choose(
             rule,
             split,
             mesh,
-            device_kernel=kernel,
+            device_kernel=chip.attention_kernel,
+            widest_head=chip.widest_head,
             compute=compute,
             partitioned=partitioned,
         )

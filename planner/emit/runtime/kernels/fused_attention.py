@@ -22,6 +22,8 @@ from planner.emit.runtime.kernels.ring import spread
 
 WITHOUT_FLASH = ("P100", "V100", "T4", "GTX", "TITAN", "Quadro")
 """NVIDIA GPUs before Ampere, by parts of their names: cuDNN's fused attention needs a later one."""
+HOPPER = ("H100", "H200", "H20", "H800")
+"""Those on which it takes heads of up to 256 elements, by parts of their names; of others 128."""
 
 
 def fused_attention(q, k, v, scale, causal, guard, window=0):
@@ -47,7 +49,8 @@ def attention_kernel(q, k, v):
     if not short or not alike:
         return "blocks"
     if name.startswith("NVIDIA") and not any(old in name for old in WITHOUT_FLASH):
-        return "cudnn" if q.shape[3] <= 128 and q.shape[3] % 8 == 0 else "blocks"
+        widest = 256 if any(new in name for new in HOPPER) else 128
+        return "cudnn" if q.shape[3] <= widest and q.shape[3] % 8 == 0 else "blocks"
     if name.startswith("TPU"):
         whole = q.shape[2] % 128 == 0 and k.shape[2] % 128 == 0 and q.shape[3] % 64 == 0
         return "splash" if whole else "blocks"
