@@ -5,8 +5,9 @@
 Sequences are `start, start + stride, ...` modulo the vocabulary, so that the loss falls from ln 512
 = 6.2 towards nearly nothing. The plan is the planner's own for a machine of eight CPU devices;
 `--pin` overrides it (`--pin pp=2,dp=2,tp=2,micro=4`). Everything is in the folder `-o`: the
-strategy, the program, the data and checkpoints. Run again with more steps, or another --pin, and
-training goes on from the last checkpoint.
+strategy, the program, the data, checkpoints and a log (a line of JSON a step: loss, learning rate,
+norm of the gradients before they are clipped, tokens a second). Run again with more steps, or
+another --pin, and training goes on from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -68,6 +69,12 @@ def main() -> int:
         str(args.folder / "checkpoints"),
         "--save-every",
         "20",
+        "--warmup",
+        "5",
+        "--clip",
+        "1",
+        "--log",
+        str(args.folder / "log.jsonl"),
     ]
     print("$", " ".join(command), flush=True)
     return subprocess.run(command, check=False).returncode

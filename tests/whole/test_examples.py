@@ -3,6 +3,7 @@ answers."""
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -47,6 +48,9 @@ def test_a_gpt_learns_and_goes_on_under_another_plan(tmp_path: Path) -> None:
     assert first[0] == pytest.approx(np.log(512), abs=0.1) and first[39] < 3.5
     more = losses(run("train_gpt.py", tmp_path / "gpt", "--steps", "50", "--pin", "dp=2,tp=4"))
     assert min(more) == 40 and max(more) == 49 and more[49] < first[39]
+    log = [json.loads(line) for line in (tmp_path / "gpt" / "log.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in log] == list(range(50)) and log[0]["gradient_norm"] > 0
+    assert [row["learning_rate"] for row in log[3:6]] == pytest.approx([2.4e-3, 3e-3, 3e-3])
     assert Strategy.load(tmp_path / "gpt" / "gpt.plan.json").mesh_shape == (
         ("data", 2),
         ("tensor", 4),
