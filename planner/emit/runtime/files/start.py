@@ -19,7 +19,7 @@ def lost_at(i, loss, saved=None):
         kept = "; no more checkpoints are saved, those before this step stay" if saved else ""
         say(
             f"step {i}: the loss is not a number, and from here on neither are the weights: a lower"
-            f" LEARNING_RATE, other data, or --float32 to see whether it is rounding{kept}"
+            f" --lr, --clip 1, other data, or --float32 to see whether it is rounding{kept}"
         )
     return math.isnan(loss)
 
