@@ -22,6 +22,7 @@ from planner.analysis.facts import GraphFacts
 from planner.machine.topology import Mesh
 from planner.ops import operator_of
 from planner.pricing.pricer import Pricer
+from planner.search.keep_steps import charges, steps_of
 from planner.sharding.rule import Split
 from planner.solvers.exact.elimination import Scratch, Tree, compile_tree
 from planner.solvers.exact.minibucket import split_tree
@@ -33,6 +34,7 @@ from planner.space.assemble import (
     has_uneven_stages,
     least_working,
     link_scale,
+    parts_of_stage,
     replayed,
     seconds_of,
     slowdown,
@@ -177,6 +179,8 @@ class Relaxation:
         """Of a byte, in the last bound under a memory limit: the next is near."""
         self._line_searches: dict[Techniques, PriceLineSearch] = {}
         """Of bounds under a memory limit where variables were split."""
+        self._charged: np.ndarray | None = None
+        """Seconds of one node that `_surely_again_s` counts, of all options."""
 
     def least(self, levels: Sequence[int], below_s: float = np.inf) -> float:
         """No plan of the space is faster (seconds): as few microbatches as it is of, nothing
@@ -309,10 +313,21 @@ class Relaxation:
         not: what is saved is copied into stacks of loops, what is not runs again."""
         if known.recompute == techniques.recompute:
             return 0.0
-        # With results of collectives saved, fewer nodes run again: at best none.
-        plain = techniques.recompute == "block-keep"
-        seconds = self._least_seconds(techniques) if plain else self._seconds(techniques)
+        seconds = self._seconds(techniques)
+        if techniques.recompute == "block-keep":
+            seconds = self._least_seconds(techniques) + self._surely_again_s(techniques)
         return self._least_difference(self._seconds(known), seconds)
+
+    def _surely_again_s(self, techniques: Techniques) -> np.ndarray:
+        """Seconds of the nodes that run again whichever results of collectives are saved."""
+        if self._charged is None:
+            self._charged = charges(self.space)
+            for k in {step.variable for step in steps_of(self.space)}:
+                self._charged[self._all[k] : self._all[k + 1]] = 0.0
+        share = parts_of_stage(self.space, techniques)[0]
+        times = self.space.parts * share * [v.count for v in self.space.variables]
+        found: np.ndarray = np.repeat(times, np.diff(self._all))[self.kept]
+        return found * self._charged[self.kept]
 
     def _least_difference(self, before: np.ndarray, after: np.ndarray) -> float:
         """The least by which a choice of options takes more after than before, in safety; options
