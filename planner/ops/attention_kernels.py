@@ -21,6 +21,8 @@ from planner.sharding.rule import Rule, Split
 BLOCKS = "blocks"
 CUDNN_ALIGNED = 8
 """What the number of elements of a head is a multiple of, for cuDNN's kernel."""
+CUDNN_ROWS = 2
+"""What queries and keys are multiples of, for the backward pass of jax's call of that kernel."""
 SPLASH_ROWS, SPLASH_ALIGNED = 128, 64
 """What Splash's queries, keys and elements of a head are multiples of."""
 
@@ -81,7 +83,9 @@ def chosen(
             or (device_kernel == "splash" and bool(queries[3] % SPLASH_ALIGNED))
         ),
         f"a device has {rows:,} queries to {keys[2]:,} keys": (
-            device_kernel == "splash" and bool(rows % SPLASH_ROWS or keys[2] % SPLASH_ROWS)
+            bool(rows % CUDNN_ROWS or keys[2] % CUDNN_ROWS)
+            if device_kernel == "cudnn"
+            else bool(rows % SPLASH_ROWS or keys[2] % SPLASH_ROWS)
         ),
     }
     why = next((reason for reason, holds in reasons.items() if holds), "")

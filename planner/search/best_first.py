@@ -268,14 +268,11 @@ class BestFirst:
     def bound_of_all(self) -> float:
         """No plan of the family is below this, whatever memory it takes."""
         found = min(self.bound(), self._least_beyond_limit)
-        keeping = []
-        for least, node, relaxed in self._saving_collectives():
-            # Plans that keep results in recomputed blocks are no faster than those that recompute
-            # nothing, where there are such, but for what fewer copies of what is saved take.
-            if "none" in self.search.offered.recomputes(relaxed.space.base, self.meshes[node.mesh]):
-                least = max(least, found + _fewer_copies_s(relaxed, node))
-            keeping.append(least)
-        return min(found, *keeping) if keeping else found
+        if self.memory_first:
+            return found
+        # Plans that keep results in recomputed blocks copy less of what is saved than those that
+        # recompute nothing: they may be faster, and are bounded by themselves.
+        return raised_lower_bound(self._saving_collectives(), math.inf, found, None)
 
     def _tighten(self, node: SearchNode) -> None:
         """Raise the bound of a search node under the limit."""

@@ -81,7 +81,9 @@ def remember(search: Solving, key: str, found: SearchResult) -> None:
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "contents": own,
         "flops": float(base.model_flops),
-        "other_s": best.cost.step_time_s - best.cost.compute_time_s,
+        "copied_s": float(best.cost.loop_copy_time_s),
+        "looped": len(base.looped),
+        "other_s": best.cost.step_time_s - best.cost.compute_time_s - best.cost.loop_copy_time_s,
     }
     others = [r for r in _rows(cache.get(at)) if r["key"] != key]
     cache.put(at, {"searches": [row, *others][:MOST_SEARCHES]})
@@ -104,6 +106,8 @@ def _rows(entry: Any) -> list[dict[str, Any]]:
         "date": str,
         "contents": list,
         "flops": float,
+        "copied_s": float,
+        "looped": int,
         "other_s": float,
     }
     good = (
@@ -174,9 +178,11 @@ def from_before(search: S) -> tuple[S, Candidate, ReusedPlan] | None:
                 if row["flops"] > 0 and base.model_flops
                 else 1.0
             )
-            # Products take their share of the work; what else there is (communication, the
-            # optimizer) need not become less with it.
-            expected = found.step_time_s * work + row["other_s"] * max(0.0, 1 - work)
+            # Products take their share of the work, copies of loops that of the blocks; what else
+            # there is (communication, the optimizer) need not become less with it.
+            copied_s = row["copied_s"] * len(base.looped) / max(1, row["looped"])
+            expected = (found.step_time_s - row["copied_s"]) * work + copied_s
+            expected += row["other_s"] * max(0.0, 1 - work)
             answer = _answer(search, found, held, SLOWER * expected)
             return (
                 (*answer, ReusedPlan(row["model"], row["date"], kept, len(base.graph.nodes) - kept))

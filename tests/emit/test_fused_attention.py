@@ -63,7 +63,9 @@ def operands(
     [
         (H100, {}, "cudnn"),
         (H100, {"dtype": jnp.float16}, "cudnn"),
-        (H100, {"width": 64, "queries": 100, "keys": 33}, "cudnn"),
+        (H100, {"width": 64, "queries": 100, "keys": 34}, "cudnn"),
+        (H100, {"width": 64, "queries": 100, "keys": 33}, "blocks"),
+        (H100, {"width": 64, "queries": 197, "keys": 197}, "blocks"),
         (H100, {"dtype": jnp.float32}, "blocks"),
         (H100, {"width": 256}, "cudnn"),
         (H100, {"width": 264}, "blocks"),
@@ -214,7 +216,9 @@ KINDS = {
 
 @pytest.mark.parametrize("device", KINDS)
 @pytest.mark.parametrize("compute", ["bfloat16", "float32"])
-@pytest.mark.parametrize(("queries", "width"), [(256, 128), (100, 64), (256, 80), (256, 256)])
+@pytest.mark.parametrize(
+    ("queries", "width"), [(256, 128), (100, 64), (197, 64), (256, 80), (256, 256)]
+)
 def test_plans_name_the_kernel_that_programs_choose(
     device: str, compute: str, queries: int, width: int
 ) -> None:

@@ -15,6 +15,7 @@ import pytest
 import planner
 from planner.execution.plan import Plan
 from planner.machine.mesh_choices import pinned_mesh
+from planner.pins.pins import parse_pins
 from planner.pricing.plan_price import price_plan
 from planner.search.build_request import make_request
 from planner.search.relaxation import Relaxation
@@ -97,6 +98,8 @@ def test_plans_that_keep_results_of_collectives_are_not_below_their_bound(
     assert space is not None
     problem, plain = assemble(space, at, None), assemble(space, replace(at, recompute="none"), None)
     least, _ = without_limit(SavedCollectiveRelaxation(Relaxation(space)), at)
+    # Fewer copies of what is saved may make such plans faster, by no more than this.
+    fewer_s = Relaxation(space).changes_by_s(replace(at, recompute="none"), at)
     drawn = [splits_of(space, solve(problem, "dp", Budget(work=2_000_000)).choice)]
     for part in (0, 0, 0, 0, 0.1, 0.1, 0.1, 1):
         costs = tuple(
@@ -113,7 +116,7 @@ def test_plans_that_keep_results_of_collectives_are_not_below_their_bound(
         choice = solve(
             replace(problem, cost=costs, tables=tables), "dp", Budget(work=2_000_000)
         ).choice
-        assert evaluate(plain, choice).cost <= evaluate(problem, choice).cost
+        assert evaluate(plain, choice).cost + fewer_s * PICO <= evaluate(problem, choice).cost
         drawn.append(splits_of(space, choice))
     for splits in drawn:
         plan = Plan(
@@ -228,8 +231,10 @@ TIGHT: dict[str, Any] = {"devices": 16, "memory_limit_bytes": 10 * 2**30}
 in recomputed blocks, or none."""
 
 
-def tight_search() -> Search:
-    request = make_request(hardware=None, topology=None, baselines=False, **TIGHT)
+def tight_search(pins: str = "") -> Search:
+    request = make_request(
+        hardware=None, topology=None, baselines=False, pins=parse_pins(pins), **TIGHT
+    )
     return Search(Model.open("zoo:llama3-8b,layers=8", Workload("train", batch=64), 16), request)
 
 
@@ -247,7 +252,8 @@ def test_a_leafs_own_space_proves_more_of_plans_that_keep_results(
         own: Callable[[SearchNode], Space | None] | None,
     ) -> float:
         every = list(leaves)
-        assert own is not None
+        if own is None:  # what holds without a memory limit
+            return raised_lower_bound(every, limit, bound, own)
         found.append(
             (
                 raised_lower_bound(every, limit, bound, None),
@@ -301,12 +307,12 @@ def test_bounds_of_leaves_that_were_given_up_are_raised_in_the_end(
 ) -> None:
     """As far as they are the least, with a pool of work; what is proven without one is less, and
     what is proven with one is no more than a patient search finds."""
-    patient = tight_search().run()
+    patient = tight_search("recompute=none").run()
     for name in ("PATIENCE", "LONG_PATIENCE"):
         monkeypatch.setattr(f"planner.search.best_first.{name}", 1)
-    hasty = tight_search().run()
+    hasty = tight_search("recompute=none").run()
     monkeypatch.setattr("planner.search.best_first.SETTLING", 0)
-    rough = tight_search().run()
+    rough = tight_search("recompute=none").run()
     assert patient.best is not None and hasty.best is not None and rough.best is not None
     assert (
         rough.bound_s
@@ -318,7 +324,7 @@ def test_bounds_of_leaves_that_were_given_up_are_raised_in_the_end(
 
 def test_meshes_that_were_never_looked_at_bound_what_was_given_up() -> None:
     """Whatever was seen of the meshes when patience ended, with and without memory for the aim."""
-    for objective, patience in itertools.product(("step", "memory"), (0, 3)):
+    for objective, patience in itertools.product(("step", "memory"), (0, 8)):
         request = make_request(
             hardware=None, topology=None, baselines=False, objective=objective, **TIGHT
         )

@@ -90,7 +90,7 @@ def test_bounds_below_a_target_are_the_same_without_options_that_miss_it() -> No
         space = search.space(mesh, 2, None)
         assert space is not None
         whole, narrow = Relaxation(space), Relaxation(space)
-        target = 1.1 * whole.least((0, 1, 2))
+        target = 1.15 * whole.least((0, 1, 2))
         assert narrow.least((0, 1, 2), target) == pytest.approx(whole.least((0, 1, 2)), rel=1e-9)
         assert (
             whole.splits is None

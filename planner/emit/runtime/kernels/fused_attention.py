@@ -50,7 +50,9 @@ def attention_kernel(q, k, v):
         return "blocks"
     if name.startswith("NVIDIA") and not any(old in name for old in WITHOUT_FLASH):
         widest = 256 if any(new in name for new in HOPPER) else 128
-        return "cudnn" if q.shape[3] <= widest and q.shape[3] % 8 == 0 else "blocks"
+        head = q.shape[3] <= widest and q.shape[3] % 8 == 0
+        even = q.shape[2] % 2 == 0 and k.shape[2] % 2 == 0  # jax trains with no other lengths
+        return "cudnn" if head and even else "blocks"
     if name.startswith("TPU"):
         whole = q.shape[2] % 128 == 0 and k.shape[2] % 128 == 0 and q.shape[3] % 64 == 0
         return "splash" if whole else "blocks"
