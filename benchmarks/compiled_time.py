@@ -186,7 +186,7 @@ def timed(case: Case) -> Row:
         hardware=case.hardware,
         workload=case.workload,
         pins=pins,
-        baselines=False,
+        baselines=not case.pins,  # what is chosen is what the plain command chooses
     )
     report = verify(strategy, f"zoo:{case.model}", target=case.target, named=False)
     assert report.clock is not None

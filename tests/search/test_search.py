@@ -407,11 +407,12 @@ def test_what_the_work_limit_cut_is_solved_again(monkeypatch: pytest.MonkeyPatch
 def test_a_plan_that_fits_with_room_goes_before_a_tight_tie() -> None:
     """The fastest plan would fit tightly: within the range of its step there is one that fits with
     the upper end of its range, and the bound says that it is of such plans."""
-    free = search(GPT, 8, 64, baselines=False)
+    source = "zoo:gpt2-small,layers=4,seq=256"
+    free = search(source, 8, 64, baselines=False)
     assert free.best is not None and free.bound_bytes is None
     limit = int(1.005 * free.best.cost.memory.total)
     request = make_request(devices=8, hardware=None, topology=None, memory_limit_bytes=limit)
-    found = search(GPT, 8, 64, memory_limit_bytes=limit)
+    found = search(source, 8, 64, memory_limit_bytes=limit)
     assert (
         found.best is not None
         and request.roomy(found.best.cost)
