@@ -33,11 +33,11 @@ def whole(arrays: Any) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize(
     ("backend", "pins"),
     [
-        ("shard_map", "dp=8,zero=0,micro=2"),
+        pytest.param("shard_map", "dp=8,zero=0,micro=2", marks=pytest.mark.slow),
         ("shard_map", "dp=8,zero=1,micro=1"),
         pytest.param("shard_map", "dp=4,tp=2,zero=2,micro=2", marks=pytest.mark.slow),
         ("shard_map", "dp=8,zero=3,micro=1"),
-        ("shard_map", "pp=2,dp=4,zero=1,micro=4"),
+        pytest.param("shard_map", "pp=2,dp=4,zero=1,micro=4", marks=pytest.mark.slow),
         ("jit", "dp=4,tp=2,zero=1,micro=1"),
     ],
 )
@@ -75,9 +75,18 @@ def test_steps_of_lion_are_those_of_optax(backend: Any, pins: str) -> None:
         assert np.abs(p - wanted[key])[sure[key]].max(initial=0.0) < 0.01 * RATE, key
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+PINS = ("dp=8,zero=1,micro=2", "dp=8,zero=3,micro=1", "pp=2,dp=4,zero=1,micro=4")
+
+
 @pytest.mark.parametrize(
-    "pins", ["dp=8,zero=1,micro=2", "dp=8,zero=3,micro=1", "pp=2,dp=4,zero=1,micro=4"]
+    ("optimizer", "pins"),
+    [
+        pytest.param(
+            optimizer, pins, marks=[pytest.mark.slow] * (optimizer != "adamw" and pins != PINS[1])
+        )
+        for optimizer in OPTIMIZERS
+        for pins in PINS
+    ],
 )
 def test_what_a_step_is_passed_is_predicted_to_the_byte(optimizer: str, pins: str) -> None:
     strategy = planned(pins, optimizer)

@@ -128,10 +128,15 @@ def test_chunks_wait_in_a_ring_of_the_size_that_is_priced(
             "zoo:gpt-tiny,layers=5",
             "pp=4,dp=2,micro=8,zero=1,recompute=block",
         ),  # stages of uneven length
-        ("zoo:gpt-tiny,layers=4", "pp=2,dp=4,micro=4,zero=2,schedule=1f1b"),
-        (
+        pytest.param(
+            "zoo:gpt-tiny,layers=4",
+            "pp=2,dp=4,micro=4,zero=2,schedule=1f1b",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
             "zoo:gpt-tiny,layers=4",
             "pp=4,tp=2,micro=8,zero=0,schedule=1f1b",
+            marks=pytest.mark.slow,
         ),  # a tied table that the head alone brings together
         (
             "zoo:gpt-tiny,layers=8,seq=32",
