@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.cache.folder import Cache
-from planner.emit.from_strategy import computed_in
 from planner.errors import NO_PLAN, PlanError
 from planner.search.build_request import (
     asked,
     assumptions,
     build_request,
+    computed_in,
     make_request,
     refuse_tables,
     refuse_unsupported,

@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     """The main verb."""
     choose("backend", args.backend, ("shard_map", "jit"))
     if args.emit and args.mode != "manual":  # there the file says the precision
-        from planner.emit.from_strategy import computed_in
+        from planner.search.build_request import computed_in
 
         computed_in(args.precision)
     from planner.commands import serve

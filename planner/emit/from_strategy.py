@@ -5,13 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from costmodels.precision import load_recipe, recipe_names
 from planner.emit.writer import Training
-from planner.errors import PlanError
 from planner.graph.ir import Graph
 from planner.ops import operator_of
 from planner.ops.lookup import rule_of
-from planner.search.build_request import _gpu_memory
+from planner.search.build_request import _gpu_memory, computed_in
 from planner.strategy.strategy import Strategy
 from planner.support.choices import choose
 
@@ -69,26 +67,6 @@ def _training(strategy: Strategy, graph: Graph) -> Training:
         model_flops=max(0.0, done * int(strategy.topology["devices"]) - passes * hidden),
         peak_flops=done / busy_s if busy_s else 0.0,
     )
-
-
-def computed_in(precision: str) -> str:
-    """The type that programs of a recipe compute in. Raises PlanError P077 for recipes that are
-    priced, not emitted."""
-
-    choose("precision", precision, recipe_names())
-    recipe = load_recipe(precision)
-    if not recipe.emitted:
-        written = [name for name in recipe_names() if load_recipe(name).emitted]
-        raise PlanError(
-            "P077",
-            f"no program is written in {precision} ({recipe.note}): it is priced only",
-            detail=[f"programs are written in {' and '.join(written)}"],
-            help=[
-                f"plan again with --precision {' or '.join(written)} for a program, or for the"
-                " price alone without --emit and --confirm"
-            ],
-        )
-    return recipe.compute
 
 
 def emit(

@@ -11,7 +11,6 @@ from planner.execution.loops import RepeatedBlock
 from planner.execution.plan import Plan
 from planner.pricing import step_time, uneven_step
 from planner.pricing.cost import Cost
-from planner.pricing.frameworks import price as frameworks
 from planner.pricing.pricer import Pricer
 from planner.pricing.step_time import derived
 
@@ -34,6 +33,8 @@ def price_flow(
 ) -> Cost:
     """Price of a derived flow. uses: its collectives, where they are known."""
     if pricer.runtime.kernels is not None:
+        from planner.pricing.frameworks import price as frameworks  # few plans need it
+
         return frameworks.price(base, flow, runs, pricer)
     if engine_of(flow.plan) is Engine.UNEVEN:
         return uneven_step.price(base, flow, pricer)

@@ -279,3 +279,23 @@ def _gpu_memory(strategy: Strategy) -> float | None:
         )
     except PlanError:
         return None
+
+
+def computed_in(precision: str) -> str:
+    """The type that programs of a recipe compute in. Raises PlanError P077 for recipes that are
+    priced, not emitted."""
+
+    choose("precision", precision, recipe_names())
+    recipe = load_recipe(precision)
+    if not recipe.emitted:
+        written = [name for name in recipe_names() if load_recipe(name).emitted]
+        raise PlanError(
+            "P077",
+            f"no program is written in {precision} ({recipe.note}): it is priced only",
+            detail=[f"programs are written in {' and '.join(written)}"],
+            help=[
+                f"plan again with --precision {' or '.join(written)} for a program, or for the"
+                " price alone without --emit and --confirm"
+            ],
+        )
+    return recipe.compute

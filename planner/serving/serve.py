@@ -129,8 +129,7 @@ def _batch_given(phase: Any) -> Any:
 def program(serving: Serving, source: str | Path, *, weights_file: str = "") -> Any:
     """The emitted program (text and constants) of a serving plan. Raises PlanError P051 when the
     model is another one, P224 for what is only priced."""
-    from planner.emit.from_strategy import computed_in
-    from planner.search.build_request import _gpu_memory
+    from planner.search.build_request import _gpu_memory, computed_in
     from planner.serving.program import Phased, emit_serving
 
     def phased(model: Any, strategy: Strategy) -> Phased:
