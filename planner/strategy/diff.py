@@ -19,7 +19,7 @@ from planner.strategy.strategy import GIVEN, Strategy
 
 SHAPING = ("kind", "batch", "dims", "shapes", "training")
 """Parts of a workload that change the shapes or the nodes of a graph."""
-PARTS = ("compute", "exposed communication", "bubble", "optimizer")
+PARTS = ("compute", "exposed communication", "bubble", "optimizer", *OTHER_PARTS.values())
 """Figures that add up to a step."""
 CAUSES = ("model", "workload", "machine", "cost model", "solver")
 

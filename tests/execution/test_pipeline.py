@@ -242,10 +242,14 @@ def test_bounds_are_below_what_is_solved_and_that_close_to_the_price(technique: 
             <= (1.1 if technique.schedule == "1f1b" else 1.25)
         )
         held, working = usage_of(cut, technique, solved.choice)
-        assert (
-            candidate.cost.memory.total <= 1.02 * (held + working)
-            and least_usage(whole, technique, uncut=True) <= 1.001 * candidate.cost.memory.total
-        )
+        total = candidate.cost.memory.total
+        assert least_usage(whole, technique, uncut=True) <= 1.001 * total
+        # Under block-keep the problem has the bytes of sums alone, the plan those of every result
+        # of a collective that it keeps.
+        if technique.recompute == "block-keep":
+            assert held + working <= 1.02 * total
+        else:
+            assert total <= 1.02 * (held + working)
 
 
 def test_a_pipeline_is_priced_as_what_its_stages_run() -> None:

@@ -740,9 +740,15 @@ def test_a_buffer_is_updated_part_by_part_as_in_one(monkeypatch: pytest.MonkeyPa
     from planner.emit.runtime.step.adamw import update
 
     monkeypatch.setattr(stage_buffers_host, "PARTS", 4)
-    p, g, m, v = np.random.default_rng(0).random((4, 1, 2, 8)).astype(np.float32)
-    found = jax.jit(stage_buffers_host.update_offloaded, static_argnums=0)(0, p, g, (m, v), 3.0)
-    for a, b in zip(
-        jax.tree.leaves(found), jax.tree.leaves(jax.jit(update)(p, g, (m, v), 3.0)), strict=True
-    ):
+    p, g, m, v, decaying = np.random.default_rng(0).random((5, 1, 2, 8)).astype(np.float32)
+
+    def change(p: Any, g: Any, state: Any, decaying: Any) -> Any:
+        return update(p, g, state, 3.0, decaying)
+
+    def in_parts(*operands: Any) -> Any:
+        return stage_buffers_host.update_offloaded(change, 0, *operands)
+
+    operands = p, g, (m, v), decaying > 0.5
+    found, whole = (jax.jit(f)(*operands) for f in (in_parts, change))
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(whole), strict=True):
         assert a.shape == b.shape and np.allclose(a, b, rtol=1e-6)
