@@ -284,7 +284,6 @@ def _gpu_memory(strategy: Strategy) -> float | None:
 def computed_in(precision: str) -> str:
     """The type that programs of a recipe compute in. Raises PlanError P077 for recipes that are
     priced, not emitted."""
-
     choose("precision", precision, recipe_names())
     recipe = load_recipe(precision)
     if not recipe.emitted:
