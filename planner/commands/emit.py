@@ -16,6 +16,8 @@ def run(args: argparse.Namespace) -> int:
     from planner.commands import serve
     from planner.serving.result import is_serving
 
+    if args.runtime_only:
+        return _runtime(args)
     if is_serving(args.strategy):
         return serve.emit(args)
     strategy = files.load(args.strategy)
@@ -33,7 +35,9 @@ def run(args: argparse.Namespace) -> int:
         console.data(made.text)
         return 0
     target = Path(args.output or f"{files.stem(source).replace('-', '_')}.py")
-    written = write_program(strategy, source, target, args.backend, args.unroll, args.force)
+    written = write_program(
+        strategy, source, target, args.backend, args.unroll, args.force, args.standalone
+    )
     large = files.too_large(strategy)
     run = (
         f"plan verify {args.strategy} (a smaller copy: {large})"
@@ -41,4 +45,20 @@ def run(args: argparse.Namespace) -> int:
         else f"python {target} --virtual-devices {strategy.topology['devices']}"
     )
     console.say(f"wrote {', '.join(written)}   next: {run}")
+    return 0
+
+
+def _runtime(args: argparse.Namespace) -> int:
+    """`plan emit --runtime-only`: what model.py stands on, anew, and nothing else."""
+    from planner.commands.program_folder import refuse_folder, write_folder
+
+    target = Path(args.output or "")
+    if args.standalone or not args.output or not target.is_dir():
+        raise PlanError(
+            "P003",
+            "--runtime-only writes the runtime of a program that is there",
+            help=["-o the folder of the program, without --standalone"],
+        )
+    refuse_folder(target, args.force, model=False)
+    console.say(f"wrote {', '.join(write_folder(target, ''))}")
     return 0

@@ -412,7 +412,9 @@ def make(p: argparse.ArgumentParser) -> None:
     g.add_argument(
         "-o", dest="output", metavar="FILE", help="strategy file (default: MODEL.plan.json)"
     )
-    g.add_argument("--emit", metavar="FILE.py", help="also write the program")
+    g.add_argument(
+        "--emit", metavar="DIR|FILE.py", help="also write the program, as `plan emit -o` does"
+    )
     g.add_argument(
         "--backend",
         default="shard_map",
@@ -537,10 +539,26 @@ def emit(p: argparse.ArgumentParser) -> None:
         help="repeated blocks as a loop in Python instead of lax.scan (serving: always)",
     )
     p.add_argument(
-        "-o", dest="output", metavar="FILE.py", help="default: MODEL.py here; - for stdout"
+        "-o",
+        dest="output",
+        metavar="DIR|FILE.py",
+        help=(
+            "a folder: model.py, which is yours to edit, beside the runtime; or FILE.py: all in one"
+            " file (default: MODEL.py here; - for stdout)"
+        ),
     )
     p.add_argument(
-        "--force", action="store_true", help="overwrite a file that this command did not write"
+        "--standalone", action="store_true", help="one file, whatever the name after -o ends in"
+    )
+    p.add_argument(
+        "--runtime-only",
+        action="store_true",
+        help="write the runtime of the folder after -o anew, and leave model.py alone",
+    )
+    p.add_argument(
+        "--force",
+        action="store_true",
+        help="overwrite a file that this command did not write, or that was edited since",
     )
 
 

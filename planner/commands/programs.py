@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from costmodels.hardware.intake import irregular, opened
+from planner.commands.program_folder import is_folder, refuse_folder, write_folder
+from planner.emit.owned import MODEL
 from planner.errors import PlanError
 from planner.support import console
 from planner.support.atomic_write import replacing
@@ -22,13 +24,20 @@ if TYPE_CHECKING:
 
 
 def write_program(
-    strategy: Strategy, source: str, target: Path, backend: str, unroll: bool, force: bool
+    strategy: Strategy,
+    source: str,
+    target: Path,
+    backend: str,
+    unroll: bool,
+    force: bool,
+    standalone: bool = False,
 ) -> list[str]:
     """Write the program and, when it has any, its constants and inline weights as `.safetensors`
     beside it. Returns the names written.
 
-    Each file is written whole or not at all, the program last. A file that is not an emitted
-    program is kept unless forced.
+    It is written as a folder where `program_folder.is_folder` says so, else as one file. Each file
+    is written whole or not at all, the program last. A file that is not an emitted program is kept
+    unless forced.
     """
     from planner.emit.from_strategy import program
     from planner.strategy.reopen import reopen
@@ -40,32 +49,47 @@ def write_program(
         lambda: reopen(strategy, source),
         target,
         force,
+        standalone,
     )
 
 
 def write_files(
-    make: Callable[[str], Any], open_model: Callable[[], Any], target: Path, force: bool
+    make: Callable[[str], Any],
+    open_model: Callable[[], Any],
+    target: Path,
+    force: bool,
+    standalone: bool = False,
 ) -> list[str]:
     """Write a program, made for the name of the file of its weights, and beside it what of the
     model's weights it needs."""
     from planner.support.atomic_write import write_atomically
 
-    refuse_other(target, force)
-    weights = target.with_suffix(".safetensors")
+    refuse_other(target, force, standalone)
+    folder = is_folder(target, standalone)
+    weights = (target / MODEL if folder else target).with_suffix(".safetensors")
     made, model = make(weights.name), open_model()
     names = inline_weights(model.plain, model.folder)
-    written = []
-    if made.constants or names:
-        _write_safetensors(weights, made.constants, model.plain, names, model.folder)
-        written.append(str(weights))
-    write_atomically(target, made.text)
+
+    def write_weights(path: Path) -> None:
+        _write_safetensors(path, made.constants, model.plain, names, model.folder)
+
+    some = write_weights if made.constants or names else None
+    if folder:
+        written = write_folder(target, made.model, some)
+    else:
+        if some:
+            some(weights)
+        write_atomically(target, made.text)
+        written = [str(target), *([str(weights)] if some else [])]
     for reason in made.unrolled_because:
         console.say(f"note: a repeated block is written out: {reason}")
-    return [str(target), *written]
+    return written
 
 
-def refuse_other(target: Path, force: bool) -> None:
+def refuse_other(target: Path, force: bool, standalone: bool = False) -> None:
     """Refuse to write a program over a file that is none, or where none can be written."""
+    if is_folder(target, standalone):
+        return refuse_folder(target, force)
     if target.exists() and (what := irregular(target.stat().st_mode)):
         raise PlanError(
             "P056",

@@ -187,7 +187,7 @@ def emit(args: argparse.Namespace) -> int:
             help=["-o FILE.py"],
         )
     target = Path(args.output or f"{files.stem(source).replace('-', '_')}.py")
-    written = write(made, source, target, args.force)
+    written = write(made, source, target, args.force, args.standalone)
     console.say(
         f"wrote {', '.join(written)}   next: python {target} --virtual-devices"
         f" {made.step.topology['devices']}"
@@ -195,7 +195,9 @@ def emit(args: argparse.Namespace) -> int:
     return 0
 
 
-def write(made: Serving, source: str, target: Path, force: bool) -> list[str]:
+def write(
+    made: Serving, source: str, target: Path, force: bool, standalone: bool = False
+) -> list[str]:
     """Write the program and what it needs beside it; the names written."""
     from planner.commands.programs import write_files
     from planner.serving.serve import program, reopened
@@ -205,4 +207,5 @@ def write(made: Serving, source: str, target: Path, force: bool) -> list[str]:
         lambda: reopened(made, source, quantized=False)[0],
         target,
         force,
+        standalone,
     )

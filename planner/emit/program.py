@@ -97,7 +97,7 @@ def emit(
         (write_uneven if w.stages else write_stages)(w)
     else:
         _write_model(w, workload)
-    text = assemble(w, workload, header, weights_file, compute, model_folder)
+    text, model = assemble(w, workload, header, weights_file, compute, model_folder)
     labels = (
         {b.key: [p.name for p in b.pieces] for b in w.packed}
         if w.packed
@@ -108,6 +108,7 @@ def emit(
         long_constants(w),
         {key: tuple(graph.labels.get(t, t) for t in names) for key, names in labels.items()},
         tuple(w.reasons),
+        model,
     )
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from planner.emit.external import external_table
+from planner.emit.owned import above, model_text
 from planner.emit.source import KERNELS, comment, imports_for, literal, names_in, parts_for, tail_of
 from planner.emit.tables import (
     fused_table,
@@ -32,8 +33,8 @@ DTYPES = {"float32": "jnp.float32", "bfloat16": "jnp.bfloat16"}
 
 def assemble(
     w: Writer, workload: Workload, header: str, weights_file: str, compute: str, model_folder: str
-) -> str:
-    """The program's text."""
+) -> tuple[str, str]:
+    """(the program in one file, its model.py beside the runtime)."""
     train = workload == "train"
     model = "\n\n\n".join(function.text() for function in w.functions)
     files, instead = _runtime_files(w, train)
@@ -46,10 +47,13 @@ def assemble(
     roots = {"main", "make_gradients"} if train else {"main"}
     before = [*parts_for(wanted, files), *constants]
     after = [text for text in parts_for(roots | wanted, files, instead) if text not in before]
-    tables = _tables(w, workload, compute, model_folder).rstrip("\n")
-    code = "\n\n\n".join([tables, *before, model, *after, tail_of(files[-1])]) + "\n"
+    tables, owned = (_tables(w, workload, compute, f) for f in (model_folder, above(model_folder)))
+    code = "\n\n\n".join([tables.rstrip("\n"), *before, model, *after, tail_of(files[-1])]) + "\n"
     lines = [comment(line, 160) for line in (header or w.flow.graph.name).splitlines()]
-    return f'"""{chr(10).join(lines).rstrip()}\n"""\n\n{imports_for(code)}\n\n{code}'
+    return (
+        f'"""{chr(10).join(lines).rstrip()}\n"""\n\n{imports_for(code)}\n\n{code}',
+        model_text(lines, owned, model, constants, [*files, *instead]),
+    )
 
 
 def _runtime_files(w: Writer, train: bool) -> tuple[list[str], list[str]]:

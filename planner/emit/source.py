@@ -12,8 +12,8 @@ import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from functools import cache
-from pathlib import Path
 
+from planner.emit.runtime import files
 from planner.graph.ir import Node
 
 KERNELS = (
@@ -99,16 +99,10 @@ def user_function(node: Node) -> str:
 
 
 @cache
-def _files() -> dict[str, Path]:
-    """The files that programs carry functions of, by name."""
-    return {path.stem: path for path in (Path(__file__).parent / "runtime").rglob("[a-z]*.py")}
-
-
-@cache
 def _part(name: str) -> tuple[dict[str, str], str]:
     """(source per function and per constant of a file of parts, in order; what follows the last
     function), read without importing."""
-    text = _files()[name].read_text()
+    text = files()[name].read_text()
     lines = text.splitlines()
     sources: dict[str, str] = {}
     tail = ""
@@ -123,6 +117,11 @@ def _part(name: str) -> tuple[dict[str, str], str]:
         elif isinstance(node, ast.If):
             tail = piece
     return sources, tail
+
+
+def defined_in(file: str) -> set[str]:
+    """Names of the functions and constants of a file of parts."""
+    return {name for first, text in _part(file)[0].items() for name in (first, *_targets(text))}
 
 
 def names_in(text: str) -> set[str]:

@@ -47,6 +47,8 @@ class Program:
     """program parameter -> labels of the graph weights stacked in it (one when it is not
     stacked)."""
     unrolled_because: tuple[str, ...] = ()
+    model: str = ""
+    """The same program as model.py beside the runtime."""
 
 
 @dataclass

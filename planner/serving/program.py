@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from planner.emit.external import external_table
+from planner.emit.owned import above, model_text
 from planner.emit.program import check_kernels, forward_bodies
 from planner.emit.program_text import DTYPES, long_constants
 from planner.emit.source import KERNELS, comment, imports_for, literal, names_in, parts_for, tail_of
@@ -120,11 +121,12 @@ def emit_serving(
         _merged_labels(first, second),
         _quantized(first),
         _apart(writers),
-        external_table(_as_stored(first), model_folder),
-        _outputs(first),
-        _outputs(second),
     ]
-    return _assembled(writers, "".join(tables), header, weights_file)
+    both = [
+        "".join([*tables, external_table(_as_stored(first), f), *map(_outputs, writers)])
+        for f in (model_folder, above(model_folder))
+    ]
+    return _assembled(writers, both, header, weights_file)
 
 
 def _vocabulary(step: Writer) -> int:
@@ -219,8 +221,9 @@ def _outputs(w: Writer) -> str:
     )
 
 
-def _assembled(writers: list[Writer], tables: str, header: str, weights_file: str) -> Program:
-    """The program's text, in the order of other programs."""
+def _assembled(writers: list[Writer], both: list[str], header: str, weights_file: str) -> Program:
+    """The program, in the order of other programs. both: the tables of its one file, and those of
+    its model.py."""
     model = "\n\n\n".join(function.text() for w in writers for function in w.functions)
     mentioned = names_in(model)
     constants = {k: v for w in writers for k, v in long_constants(w).items()}
@@ -239,20 +242,11 @@ def _assembled(writers: list[Writer], tables: str, header: str, weights_file: st
         if inlined(value)
     ]
     blocks = [t for w in writers for t in w.tables]
+    tables, owned = ("".join([text, *blocks, *small]) for text in both)
     after = [text for text in functions if text not in before]
-    code = (
-        "\n\n\n".join(
-            [
-                "".join([tables, *blocks, *small]).rstrip("\n"),
-                *before,
-                model,
-                *after,
-                tail_of(FILES[-1]),
-            ]
-        )
-        + "\n"
-    )
+    code = "\n\n\n".join([tables.rstrip("\n"), *before, model, *after, tail_of(FILES[-1])]) + "\n"
     lines = [comment(line, 160) for line in header.splitlines()]
+    read = [text for text in before if text.startswith("CONSTANTS = ")]
     graph = writers[0].flow.graph
     labels = {
         p.key: tuple(graph.labels.get(t, t) for t in p.tensors)
@@ -264,4 +258,5 @@ def _assembled(writers: list[Writer], tables: str, header: str, weights_file: st
         constants,
         labels,
         reasons,
+        model_text(lines, owned, model, read, FILES),
     )

@@ -7,10 +7,10 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from planner.emit.runtime.collectives.exchange import local_piece
-from planner.emit.runtime.collectives.fused import fused
 from planner.emit.runtime.files.frame import specs_of
 from planner.emit.runtime.files.tables import FROZEN, GRADIENTS, INPUTS, PARAMS
 from planner.emit.runtime.step.clip import clipping, decays, measures_norm, update_at
+from planner.emit.runtime.step.fused import fused
 from planner.emit.runtime.step.gradients_once import gradients
 from planner.emit.runtime.step.step_shard_map import collected
 

@@ -7,7 +7,6 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from planner.emit.runtime.collectives.fused import fused
 from planner.emit.runtime.files.frame import make_mesh, specs_of
 from planner.emit.runtime.files.tables import (
     FROZEN,
@@ -18,6 +17,7 @@ from planner.emit.runtime.files.tables import (
     forward,
 )
 from planner.emit.runtime.step.clip import clipping, decays, measures_norm, update_at
+from planner.emit.runtime.step.fused import fused
 from planner.emit.runtime.step.gradients_once import gradients
 
 

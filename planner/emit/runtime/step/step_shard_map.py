@@ -6,9 +6,9 @@ import jax
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from planner.emit.runtime.collectives.fused import fused
 from planner.emit.runtime.files.frame import specs_of
 from planner.emit.runtime.files.tables import FROZEN, GRADIENTS, INPUTS, PARAMS
+from planner.emit.runtime.step.fused import fused
 from planner.emit.runtime.step.gradients_once import gradients
 
 
