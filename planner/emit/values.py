@@ -18,6 +18,7 @@ from typing import Literal, Self
 
 import numpy as np
 
+from planner.emit.local_names import GENERATED, given_name, local_names, weight_name
 from planner.emit.pieces import full_shape
 from planner.emit.source import comment
 from planner.emit.text import counted, inlined, small_literal
@@ -55,7 +56,7 @@ class Values:
     beside them (unrolled programs). name_collectives: whether results of collectives are named for
     checkpoint policies. first: the same function of the first of several overlapped microbatches,
     whose statements these go among; own: tensors of which this microbatch has its own, all others
-    are asked of it.
+    are asked of it. told: variable -> what to call it, of all functions of a program.
     """
 
     flow: Flow
@@ -80,6 +81,7 @@ class Values:
     arguments: dict[str, None] = field(default_factory=dict)
     results: list[str] = field(default_factory=list)
     made_in: dict[str, Self] = field(default_factory=dict)
+    told: dict[str, str] = field(default_factory=dict)
     cause: str = ""
     stem: str = "c"
 
@@ -97,6 +99,7 @@ class Values:
             counter=self.counter,
             float_dtype=self.float_dtype,
             precise=self.precise,
+            told=self.told,
             parent=self,
             **changes,  # type: ignore[arg-type]
         )
@@ -123,6 +126,7 @@ class Values:
 
     def bind(self, tensor: str, layout: Layout, variable: str) -> None:
         """Say that `variable` holds the tensor in this layout."""
+        self.tell(variable, tensor)
         tree = self.flow.trees.get(tensor)
         if self.backend == "jit" or layout == self.flow.source[tensor]:
             self.held[tensor, ()] = variable
@@ -130,6 +134,19 @@ class Values:
             self.held[tensor, tree.path(layout)] = variable
         else:
             self.given[tensor, layout] = variable
+
+    def tell(self, variable: str, tensor: str) -> str:
+        """The variable, which is to be called after the tensor (planner.emit.local_names)."""
+        graph = self.flow.graph
+        if GENERATED.fullmatch(variable):
+            if variable.startswith("x"):  # what is carried through blocks
+                stem = "x"
+            elif tensor in graph.weights:
+                stem = weight_name(graph.labels.get(tensor, tensor))
+            else:
+                stem = local_names(graph).get(tensor) or given_name(tensor)
+            self.told.setdefault(variable, stem)
+        return variable
 
     def way(self, tensor: str, layout: Layout) -> Way:
         """Steps from the tensor's source to a layout."""
@@ -183,7 +200,8 @@ class Values:
         key = (tensor, layout)
         if key not in self.cast:
             if self.parent is None or tensor in self.made_in or (tensor, ()) in self.held:
-                value, self.cast[key] = self.value(tensor, layout), self.fresh()
+                value = self.value(tensor, layout)
+                self.cast[key] = self.tell(self.fresh(), tensor)
                 self.lines.append(f"{self.cast[key]} = {value}.astype({self.float_dtype})")
             else:
                 self.cast[key] = self.parent.computed(tensor, layout)
@@ -219,7 +237,7 @@ class Values:
         value = self.flow.graph.constants[tensor]
         if value.ndim == 0:
             return small_literal(value)
-        variable = self.fresh()
+        variable = self.tell(self.fresh(), tensor)
         dtype = jnp_dtype(self._dtype(tensor))
         if evenly_spaced := counted(value):
             self.lines.append(
@@ -244,7 +262,7 @@ class Values:
         """Bind a weight as its tree begins: gathered where it is kept in pieces."""
         text, plan = self.weights[tensor], self.flow.weights[tensor]
         if self.backend == "shard_map" and is_gathered(self.flow, tensor):
-            variable = self.fresh("w")
+            variable = self.tell(self.fresh("w"), tensor)
             size = self.flow.graph.tensors[tensor].shape[plan.zero_dim]
             padding = (
                 f", {size}"
@@ -302,12 +320,12 @@ class Values:
         self.lines.append(f"{variable} = {text}")
         for key, held in self.held.items():
             if held == text:
-                self.held[key] = variable
+                self.held[key] = self.tell(variable, key[0])
         return variable
 
     def _step(self, x: str, step: ReshardStep, tensor: str) -> str:
         """Write one conversion step; returns its variable."""
-        new, text = self.fresh(), self.step_text(x, step)
+        new, text = self.tell(self.fresh(), tensor), self.step_text(x, step)
         if step.forward and self.name_collectives:
             text = f'checkpoint_name({text}, "collective")'
         self.lines.append(f"{new} = {text}{self._why(step, tensor)}")

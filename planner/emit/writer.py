@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 
 from planner.emit.body import Body
+from planner.emit.local_names import renamed
 from planner.emit.values import Backend, Line
 from planner.execution.layout_flow import Flow
 from planner.execution.loops import RepeatedBlock
@@ -93,7 +94,7 @@ class Function:
         lines += [f"    {line}" for line in rendered(self.body.lines)]
         one = self.as_tuple and len(self.body.results) == 1
         lines.append(f"    return {', '.join(self.body.results)}{',' if one else ''}")
-        return "\n".join(lines)
+        return renamed("\n".join(lines), self.body.told)
 
 
 def rendered(lines: list[Line]) -> list[str]:

@@ -199,13 +199,14 @@ def test_layouts_and_collectives_are_told_in_comments() -> None:
     block = text.split("def block0(")[1].split("\n\n\n")[0]
     assert "transformer.h.*, one of 2; carries x" in block and "[d0/data, d1, d2]" in block
     assert re.search(
-        r'jnp\.matmul\(t\d+, w\["mlp\.c_fc\.weight"\]\)  # /transformer/h\.\*/mlp/c_fc/MatMul ->'
+        r'jnp\.matmul\(ln_2, w\["mlp\.c_fc\.weight"\]\)  # /transformer/h\.\*/mlp/c_fc/MatMul ->'
         r" \[b0/data, m, n/model\]",
         block,
     )
     assert re.search(r"mlp/c_proj/MatMul -> \[b0/data, m, n\] partial over model", block)
     assert re.search(
-        r'lax\.psum\(t\d+, "model"\)  # all-reduce over model: /transformer/h\.\*/mlp/c_proj', block
+        r'lax\.psum\(mlp_c_proj, "model"\)  # all-reduce over model: /transformer/h\.\*/mlp/c_proj',
+        block,
     )
     assert (
         block.count("lax.psum(") == 2 and block.count("lax.pcast(") == 2

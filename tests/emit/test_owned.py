@@ -25,6 +25,7 @@ import pytest
 import planner
 from planner import cli
 from planner.commands.programs import write_program
+from planner.emit import writer
 from planner.emit.from_strategy import program
 from planner.emit.owned import MODEL, PACKAGE, is_as_emitted, is_as_vendored, vendored
 from planner.emit.writer import Program
@@ -118,8 +119,9 @@ RUN = ("mlp", "llama-zero-3", "gpt-stages", "mixtral", "gpt-infer")
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_folder_is_the_program_in_one_file(case: str) -> None:
-    """The same text for the compiler, so the same collectives, and the same bits."""
+def test_a_folder_is_the_program_in_one_file(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same text for the compiler, so the same collectives, and the same bits; names of
+    variables change nothing either."""
     source, pins, options, how = CASES[case]
     s = plan(source, pins, **options)
     made = program(s, source, **how)
@@ -128,6 +130,9 @@ def test_a_folder_is_the_program_in_one_file(case: str) -> None:
         ran(loaded(text, made), train, case in RUN) for text in (made.text, made.model)
     )
     assert one == other
+    monkeypatch.setattr(writer, "renamed", lambda text, told: text)
+    plain = program(s, source, **how)
+    assert plain.text != made.text and ran(loaded(plain.text, plain), train, False)[0] == one
     assert len(numbers) == len(same)
     for a, b in zip(numbers, same, strict=True):
         np.testing.assert_array_equal(a, b)

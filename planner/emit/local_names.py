@@ -1,0 +1,291 @@
+"""Names of a function's variables: what its values are, in the words of the model.
+
+Bodies are written with variables that are numbered through (t1, t2 ...), each assigned once.
+`local_names` says what each tensor is called: what attention reads is q, k, v, what it makes is
+context; else the module that made it, or the operator. `renamed` gives a function's variables these
+names. A value takes the variable of one that nothing reads any more, as people write it
+(q = q.reshape(...)); of values of one name that live at the same time the later are numbered.
+
+Nothing of a model's names reaches the source but plain lower-case words of bounded length.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import keyword
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from math import prod
+
+from planner.emit.runtime import files
+from planner.emit.source import IMPORTS, defined_in
+from planner.graph.ir import Graph, Node
+from planner.ops import operator_of
+
+GENERATED = re.compile(r"[a-z]+\d+")
+WORD = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+LONGEST = 32
+MADE_BY_MODULE = frozenset({"product", "norm", "lookup", "convolution", "recurrent", "experts"})
+"""Kinds of operators whose results go by the module that holds their weights."""
+
+
+def local_names(graph: Graph) -> Mapping[str, str]:
+    """Tensor that a node makes -> what a variable that holds it is called."""
+    if "local names" not in graph.memo:
+        names: dict[str, str] = {}
+        for node in graph.nodes:
+            kind = operator_of(node.op).kind
+            if kind == "attention":
+                for name, tensor in zip(("q", "k", "v"), node.inputs, strict=False):
+                    _call(graph, names, tensor, name)
+                names[node.outputs[0]] = "context"
+            elif kind == "loss":
+                _call(graph, names, node.inputs[0], "logits")
+                names[node.outputs[0]] = "loss"
+        for node in graph.nodes:
+            for tensor in node.outputs:
+                names.setdefault(tensor, _name(graph, names, node))
+        graph.memo["local names"] = names
+    known: Mapping[str, str] = graph.memo["local names"]
+    return known
+
+
+def weight_name(label: str) -> str:
+    """What a variable that holds a weight is called."""
+    return _short([part for part in label.split(".") if not part.isdigit()][-2:]) or "weight"
+
+
+def given_name(tensor: str) -> str:
+    """What a variable that holds an input or a constant is called."""
+    folded = re.search(r"([A-Z][A-Za-z]*)(_\d+)?_output_\d+$", tensor)
+    return _word(folded[1]) if folded else _short([tensor]) or "const"
+
+
+def _call(graph: Graph, names: dict[str, str], tensor: str, name: str) -> None:
+    """Call a tensor by a name, and with it what it was rearranged, rotated or moved from, back to
+    the product that made it."""
+    while tensor in graph.producer and tensor not in names:
+        names[tensor] = name
+        node = graph.nodes[graph.producer[tensor]]
+        if operator_of(node.op).kind:
+            return
+        made = [n for n in node.inputs if n in graph.producer]
+        if not made or _elements(graph, made[0]) != _elements(graph, tensor):
+            return
+        if len({i for i, _ in graph.consumers[made[0]]}) > 1:
+            return
+        tensor = made[0]
+
+
+def _elements(graph: Graph, tensor: str) -> int:
+    return prod(graph.tensors[tensor].shape)
+
+
+def _name(graph: Graph, names: Mapping[str, str], node: Node) -> str:
+    """What the result of a node is called, whose operands have names."""
+    operator = operator_of(node.op)
+    made = [names[n] for n in node.inputs if n in names]
+    parts = node.scope.split(".") if node.scope else []
+    module = _short(_inside(parts))
+    if operator.kind in MADE_BY_MODULE:
+        return module or _word(node.op)
+    alone = len(made) == 1 and len([n for n in node.inputs if n]) > 1  # a bias, a factor, a shape
+    if made and (operator.free or operator.rearranges or operator.passes_values or alone):
+        return made[0]
+    if len(made) > 1 and (len(parts) == 1 or (parts and parts[-1].isdigit())):
+        return "x"  # of a block itself, or the model: what is added to what goes through it
+    return module if len(made) > 1 and module else _word(node.op)
+
+
+def _inside(parts: list[str]) -> list[str]:
+    """The parts of a module's path inside the innermost repeated one; the last of a path that has
+    none."""
+    numbered = [i for i, part in enumerate(parts) if part.isdigit()]
+    inside = parts[numbered[-1] + 1 :] if numbered else parts[-1:]
+    return inside[-2:]
+
+
+def _short(parts: list[str]) -> str:
+    plain = [_snake(p) for p in parts if WORD.fullmatch(p)]
+    name = "_".join(plain)
+    return name if len(name) <= LONGEST else plain[-1][:LONGEST].rstrip("_")  # the module alone
+
+
+def _word(op: str) -> str:
+    """An operator's name as that of a variable."""
+    plain = _snake(op.rpartition(":")[2])
+    return plain if WORD.fullmatch(plain) and len(plain) <= LONGEST else "value"
+
+
+def _snake(word: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", word).lower()
+
+
+@cache
+def _reserved() -> frozenset[str]:
+    """Names that mean something to the functions of the runtime, or to Python."""
+    runtime = {name for file in files() for name in defined_in(file)}
+    return frozenset({*runtime, *IMPORTS, *keyword.kwlist, *keyword.softkwlist, *dir(builtins)})
+
+
+def renamed(text: str, told: Mapping[str, str]) -> str:
+    """A function's source with its generated variables under names. told: variable -> the name that
+    it should have; variables without one stay as they are."""
+    tree = ast.parse(text)
+    lines = text.split("\n")
+    edits: dict[int, list[tuple[int, str, str]]] = {}
+    for function in tree.body:
+        assert isinstance(function, ast.FunctionDef)
+        for row, column, old, new in _Scope(function, told).edits():
+            edits.setdefault(row - 1, []).append((column, old, new))
+    for number, changes in edits.items():
+        for column, old, new in sorted(changes, reverse=True):
+            line = lines[number]
+            lines[number] = f"{line[:column]}{new}{line[column + len(old) :]}"
+    return "\n".join(lines)
+
+
+@dataclass
+class _Scope:
+    """A function whose variables are renamed; functions inside it are scopes of their own.
+
+    taken: names that stand for something in the functions around it. given: what variables of these
+    are called.
+    """
+
+    function: ast.FunctionDef
+    told: Mapping[str, str]
+    taken: frozenset[str] = frozenset()
+    given: Mapping[str, str] = field(default_factory=dict)
+
+    def edits(self) -> Iterator[tuple[int, int, str, str]]:
+        """(line from 1, column, what is there, what is to be there) of every change."""
+        body = self.function.body
+        reads = [_loads(s) for s in body]
+        last = {name: k for k, names in enumerate(reads) for name in names}
+        kept = {n for s in body for n in _held(s)}  # read by what may be called later
+        fixed, bound = self._fixed()
+        holder, own = dict[str, tuple[str, int]](), dict[str, str]()
+
+        def take(variable: str, at: int, until: int) -> None:
+            """Name what is assigned in statement `at`, over what is not read after `until`."""
+            if variable in own or variable not in self.told:
+                return
+            stem = self.told[variable]
+            stem = f"{stem}_" if stem in _reserved() else stem
+            hidden = bound if variable in kept else frozenset()
+            for number in range(1, len(self.told) + 2):
+                name = stem if number == 1 else f"{stem}{number}"
+                before, made = holder.get(name, ("", at - 1))
+                free = made < at and before not in kept and last.get(before, -1) <= until
+                if free and name not in fixed and name not in hidden:
+                    own[variable], holder[name] = name, (variable, at)
+                    return
+
+        for argument in _arguments(self.function):
+            take(argument.arg, -1, -1)
+        for k, statement in enumerate(body):
+            again = isinstance(statement, ast.For)  # runs after what it reads is read
+            for variable in _stores(statement):
+                take(variable, k, k - again)
+        names = dict(self.given)
+        names |= own
+        for argument in _arguments(self.function):
+            if argument.arg in own:
+                yield argument.lineno, argument.col_offset, argument.arg, own[argument.arg]
+        yield from self._docstring(own)
+        for statement in body:
+            if isinstance(statement, ast.FunctionDef):
+                if (old := statement.name) in own:
+                    yield statement.lineno, statement.col_offset + 4, old, own[old]
+                taken = frozenset({*fixed, *names.values()} & _names(statement, names))
+                yield from _Scope(statement, self.told, taken, names).edits()
+                continue
+            for node in ast.walk(statement):
+                if isinstance(node, ast.Name) and node.id in names:
+                    yield node.lineno, node.col_offset, node.id, names[node.id]
+
+    def _fixed(self) -> tuple[frozenset[str], frozenset[str]]:
+        """(names that variables cannot have here, as they stand for something else; names of
+        arguments inside expressions, which hide variables from what is read there)."""
+        free, bound = set[str](), set[str]()
+
+        def walk(node: ast.AST, hidden: frozenset[str]) -> None:
+            if isinstance(node, ast.Name) and node.id not in hidden:
+                free.add(node.id)
+            elif isinstance(node, ast.arg):
+                free.add(node.arg)
+            if isinstance(node, ast.FunctionDef):
+                free.add(node.name)
+            mine = _bound(node)
+            bound.update(mine)
+            for child in ast.iter_child_nodes(node):
+                if not (isinstance(node, ast.Lambda) and isinstance(child, ast.arguments)):
+                    walk(child, hidden | mine)
+
+        walk(self.function, frozenset())
+        return frozenset({n for n in free if n not in self.told} | self.taken), frozenset(bound)
+
+    def _docstring(self, own: Mapping[str, str]) -> Iterator[tuple[int, int, str, str]]:
+        first = self.function.body[0]
+        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+            for found in GENERATED.finditer(str(first.value.value)):
+                if found[0] in own and first.lineno == first.end_lineno:
+                    yield (
+                        first.lineno,
+                        first.col_offset + 3 + found.start(),
+                        found[0],
+                        own[found[0]],
+                    )
+
+
+def _bound(node: ast.AST) -> frozenset[str]:
+    """Names that an expression gives to its own arguments."""
+    if isinstance(node, ast.Lambda):
+        return frozenset(a.arg for a in node.args.args)
+    parts = getattr(node, "generators", ())
+    return frozenset(
+        n.id for part in parts for n in ast.walk(part.target) if isinstance(n, ast.Name)
+    )
+
+
+def _arguments(function: ast.FunctionDef) -> list[ast.arg]:
+    return [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+
+
+def _loads(statement: ast.stmt) -> set[str]:
+    return {
+        n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)
+    }
+
+
+def _stores(statement: ast.stmt) -> list[str]:
+    """Variables that a statement assigns, in the order of the text; of a function its name."""
+    if isinstance(statement, ast.FunctionDef):
+        return [statement.name]
+    found = [
+        n for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+    ]
+    return [n.id for n in sorted(found, key=lambda n: (n.lineno, n.col_offset))]
+
+
+def _held(statement: ast.stmt) -> set[str]:
+    """Variables that functions and expressions with arguments inside a statement read from around
+    them."""
+    held: set[str] = set()
+    for node in ast.walk(statement):
+        if mine := _bound(node):
+            held |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} - mine
+        elif isinstance(node, ast.FunctionDef):
+            own = {a.arg for a in _arguments(node)}
+            own |= {n for s in node.body for n in _stores(s)}
+            held |= {n for s in node.body for n in _loads(s)} - own
+    return held
+
+
+def _names(function: ast.FunctionDef, names: Mapping[str, str]) -> set[str]:
+    """What a function inside reads from around it, as it is called there."""
+    return {names.get(n, n) for n in _held(function)}
