@@ -23,7 +23,7 @@ from runpy import run_path
 run_path(str(Path(__file__).with_name("{MODEL}")), run_name="__main__")
 '''
 _SAYS = (
-    f"What this program takes of {PACKAGE}, by file; it reads the tables above. What is defined"
+    f"What this program takes of {PACKAGE}, by file; it reads all tables. What is defined"
     " above stands: a function of the name of one of theirs (update, learning_rate, main) takes its"
     " place."
 )
@@ -31,15 +31,15 @@ DIGEST = re.compile(r"^As emitted: sha256 [0-9a-f]{16}\.$", re.MULTILINE)
 
 
 def model_text(
-    doc: Sequence[str], tables: str, model: str, constants: Sequence[str], files: Sequence[str]
+    doc: Sequence[str], tables: str, model: str, rest: Sequence[str], files: Sequence[str]
 ) -> str:
     """The text of model.py: tables, the model, and the parts of the runtime that it takes.
 
-    doc: lines of the docstring, clean; constants: statements that need functions of the parts;
-    files: of the runtime, in the order of a program in one file, those last whose functions take
-    the place of others.
+    doc: lines of the docstring, clean; tables: what a person edits; rest: the other tables, then
+    statements that need functions of the parts; files: of the runtime, in the order of a program in
+    one file, those last whose functions take the place of others.
     """
-    used = names_in("\n".join([tables, model, *constants]))
+    used = names_in("\n".join([tables, model, *rest]))
     modules: dict[str, list[str]] = {}
     bound: set[str] = set()
     for file in files:
@@ -49,14 +49,17 @@ def model_text(
         elif names:
             bound |= names
     parts = ", ".join(f'"{file}"' for file in files if not runtime.is_module(file))
+    others, *statements = rest
     rows = [
+        "# What else the plan says: how it runs, where weights lie, how gradients are reduced.",
+        others,
         *textwrap.wrap(_SAYS, 98, initial_indent="# ", subsequent_indent="# "),
         "RUNTIME = (",
         *textwrap.wrap(f"{parts},", 96, initial_indent="    ", subsequent_indent="    "),
         ")",
         f"program = {PACKAGE}.bind(globals(), RUNTIME)",
         *(f"{name} = program.{name}" for name in sorted(bound)),
-        *constants,
+        *statements,
     ]
     run = 'if __name__ == "__main__":\n    program.main()'
     code = "\n\n\n".join([tables.rstrip("\n"), model, "\n".join(rows)]) + f"\n\n{run}\n"

@@ -9,6 +9,7 @@ from planner.emit.external import external_table
 from planner.emit.owned import above, model_text
 from planner.emit.source import KERNELS, comment, imports_for, literal, names_in, parts_for, tail_of
 from planner.emit.tables import (
+    figures_table,
     fused_table,
     gradients_table,
     host_tables_text,
@@ -24,7 +25,7 @@ from planner.emit.tables import (
 )
 from planner.emit.text import array_table, inlined
 from planner.emit.uneven import stage_buffer_tables
-from planner.emit.writer import Workload, Writer
+from planner.emit.writer import Parameter, Workload, Writer
 from planner.execution.techniques import IN_LOOPS, INTERLEAVED
 from planner.ops import operator_of
 
@@ -47,12 +48,15 @@ def assemble(
     roots = {"main", "make_gradients"} if train else {"main"}
     before = [*parts_for(wanted, files), *constants]
     after = [text for text in parts_for(roots | wanted, files, instead) if text not in before]
-    tables, owned = (_tables(w, workload, compute, f) for f in (model_folder, above(model_folder)))
-    code = "\n\n\n".join([tables.rstrip("\n"), *before, model, *after, tail_of(files[-1])]) + "\n"
+    tables = _edited_tables(w, train, compute)
+    kept, owned = (_kept_tables(w, train, compute, f) for f in (model_folder, above(model_folder)))
+    code = "\n\n\n".join(
+        [f"{tables}{kept}".rstrip("\n"), *before, model, *after, tail_of(files[-1])]
+    )
     lines = [comment(line, 160) for line in (header or w.flow.graph.name).splitlines()]
     return (
-        f'"""{chr(10).join(lines).rstrip()}\n"""\n\n{imports_for(code)}\n\n{code}',
-        model_text(lines, owned, model, constants, [*files, *instead]),
+        f'"""{chr(10).join(lines).rstrip()}\n"""\n\n{imports_for(code)}\n\n{code}\n',
+        model_text(lines, tables, model, [owned, *constants], [*files, *instead]),
     )
 
 
@@ -110,46 +114,47 @@ def _gradient_files(w: Writer, backend: str) -> list[str]:
     ]
 
 
-def _tables(w: Writer, workload: Workload, compute: str, model_folder: str) -> str:
-    train = workload == "train"
-    params = [p for p in w.parameters.values() if train and p.tensors[0] in w.flow.grad]
-    frozen = [p for p in w.parameters.values() if p not in params]
-    parts = [
-        mesh_line(w),
-        f"COMPUTE = {DTYPES[compute]}\n",
-        (
-            f"GPU_MEMORY = {w.gpu_memory}  # share of it that JAX takes at the start: what the plan"
-            " may use; None: as it does\n"
-        ),
-    ]
+def _edited_tables(w: Writer, train: bool, compute: str) -> str:
+    """What a person would change: mesh, type, training, inputs and parameters with their cuts."""
+    parts = [mesh_line(w), f"COMPUTE = {DTYPES[compute]}\n"]
     if train:
-        parts.append(schedule_table(w))
-        parts.append(f"MICROBATCHES = {w.flow.plan.microbatches}\n")
+        parts += [schedule_table(w), f"MICROBATCHES = {w.flow.plan.microbatches}\n"]
         parts.append(overlap_table(w))
-        parts.append(fused_table(w, compute))
     parts.append(inputs_table(w))
     if w.stages:
-        return "".join(
-            [
-                *parts,
-                *stage_buffer_tables(w),
-                external_table(w, model_folder),
-                *w.tables,
-                *_small(w),
-            ]
+        parts += stage_buffer_tables(w)
+    else:
+        params, frozen = _parameters(w, train)
+        parts.append(parameter_table(w, "PARAMS", "trained parameter", params))
+        parts.append(parameter_table(w, "FROZEN", "weight that does not change", frozen))
+        parts.append(
+            no_decay_table(w, [(p.tensors[0], p.key) for p in params]) if train else outputs_line(w)
         )
-    parts.append(parameter_table(w, "PARAMS", "trained parameter", params))
-    parts.append(parameter_table(w, "FROZEN", "weight that does not change", frozen))
-    parts.append(host_tables_text(w))
-    parts.append(offloaded_table(w))
-    parts.append(labels_table(w))
+    return "".join([*parts, *w.tables, *_small(w)])
+
+
+def _kept_tables(w: Writer, train: bool, compute: str, model_folder: str) -> str:
+    """What else the runtime reads of a plan: how gradients are reduced, where weights are stored,
+    what figures are made of."""
+    parts = [
+        f"GPU_MEMORY = {w.gpu_memory}  # share of it that JAX takes at the start: what the plan"
+        " may use; None: as it does\n"
+    ]
+    if train:
+        parts += [figures_table(w), fused_table(w, compute)]
+    if w.stages:
+        return "".join([*parts, external_table(w, model_folder)])
+    parts += [host_tables_text(w), offloaded_table(w), labels_table(w)]
     parts.append(external_table(w, model_folder))
     if train:
-        parts.append(gradients_table(w, params))
-        parts.append(no_decay_table(w, [(p.tensors[0], p.key) for p in params]))
-    else:
-        parts.append(outputs_line(w))
-    return "".join(parts + w.tables + _small(w))
+        parts.append(gradients_table(w, _parameters(w, train)[0]))
+    return "".join(parts)
+
+
+def _parameters(w: Writer, train: bool) -> tuple[list[Parameter], list[Parameter]]:
+    """(those that train, the others)."""
+    params = [p for p in w.parameters.values() if train and p.tensors[0] in w.flow.grad]
+    return params, [p for p in w.parameters.values() if p not in params]
 
 
 def _small(w: Writer) -> list[str]:

@@ -460,6 +460,12 @@ def schedule_table(w: Writer) -> str:
         "END_FRACTION = 0.1\n"
         "STEPS = 3  # to train, in all\n"
         "CLIP_NORM = 0.0  # gradients are scaled down to this norm of all together; 0: not\n"
+    )
+
+
+def figures_table(w: Writer) -> str:
+    """What a training program says of its steps, and of what these figures are made."""
+    return (
         "NORM_LOGGED = False  # whether a step returns that norm whether it clips or not\n"
         f'ITEMS, ITEM = {w.training.items}, "{w.training.item}"  # a step trains on\n'
         f"MODEL_FLOPS = {w.training.model_flops:.6g}  # of a step over all devices, of causal"

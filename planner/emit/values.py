@@ -240,6 +240,7 @@ class Values:
         variable = self.tell(self.fresh(), tensor)
         dtype = jnp_dtype(self._dtype(tensor))
         if evenly_spaced := counted(value):
+            self.told[variable] = "indices"
             self.lines.append(
                 f"{variable} = jnp.arange({evenly_spaced}, dtype={dtype})"
                 + (f".reshape({value.shape})" if value.ndim > 1 else "")

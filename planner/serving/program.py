@@ -101,10 +101,6 @@ def emit_serving(
         mesh_line(first),
         f"COMPUTE = {DTYPES[compute]}\n",
         (
-            f"GPU_MEMORY = {gpu_memory}  # share of it that JAX takes at the start: what the plan"
-            " may use; None: as it does\n"
-        ),
-        (
             f"PROMPT, GENERATE, VOCABULARY, ROWS, WAVE = {service.prompt}, {service.generate},"
             f" {_vocabulary(second)}, {service.concurrency}, {service.at_once}\n"
         ),
@@ -118,15 +114,16 @@ def emit_serving(
         layered_table(
             second, "CACHE", "keys and values so far, as steps hand out new ones", caches
         ),
-        _merged_labels(first, second),
         _quantized(first),
-        _apart(writers),
+        *map(_outputs, writers),
     ]
     both = [
-        "".join([*tables, external_table(_as_stored(first), f), *map(_outputs, writers)])
+        f"GPU_MEMORY = {gpu_memory}  # share of it that JAX takes at the start: what the plan may"
+        f" use; None: as it does\n{_apart(writers)}{_merged_labels(first, second)}"
+        f"{external_table(_as_stored(first), f)}"
         for f in (model_folder, above(model_folder))
     ]
-    return _assembled(writers, both, header, weights_file)
+    return _assembled(writers, "".join(tables), both, header, weights_file)
 
 
 def _vocabulary(step: Writer) -> int:
@@ -221,9 +218,11 @@ def _outputs(w: Writer) -> str:
     )
 
 
-def _assembled(writers: list[Writer], both: list[str], header: str, weights_file: str) -> Program:
-    """The program, in the order of other programs. both: the tables of its one file, and those of
-    its model.py."""
+def _assembled(
+    writers: list[Writer], tables: str, both: list[str], header: str, weights_file: str
+) -> Program:
+    """The program, in the order of other programs. tables: what a person edits; both: other tables
+    of its one file, and those of its model.py."""
     model = "\n\n\n".join(function.text() for w in writers for function in w.functions)
     mentioned = names_in(model)
     constants = {k: v for w in writers for k, v in long_constants(w).items()}
@@ -242,9 +241,10 @@ def _assembled(writers: list[Writer], both: list[str], header: str, weights_file
         if inlined(value)
     ]
     blocks = [t for w in writers for t in w.tables]
-    tables, owned = ("".join([text, *blocks, *small]) for text in both)
+    tables = "".join([tables, *blocks, *small])
     after = [text for text in functions if text not in before]
-    code = "\n\n\n".join([tables.rstrip("\n"), *before, model, *after, tail_of(FILES[-1])]) + "\n"
+    first = f"{tables}{both[0]}".rstrip("\n")
+    code = "\n\n\n".join([first, *before, model, *after, tail_of(FILES[-1])]) + "\n"
     lines = [comment(line, 160) for line in header.splitlines()]
     read = [text for text in before if text.startswith("CONSTANTS = ")]
     graph = writers[0].flow.graph
@@ -258,5 +258,5 @@ def _assembled(writers: list[Writer], both: list[str], header: str, weights_file
         constants,
         labels,
         reasons,
-        model_text(lines, owned, model, read, FILES),
+        model_text(lines, tables, model, [both[1], *read], FILES),
     )
