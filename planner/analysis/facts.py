@@ -15,7 +15,7 @@ from planner.analysis.axis_roles import purposes
 from planner.analysis.basics import BasicFacts, repeat_starts, saved_in
 from planner.analysis.batch_factor import batch_factors
 from planner.analysis.passing import find_passing
-from planner.analysis.recompute_demand import Hop, find_demanded
+from planner.analysis.recompute_demand import Hop, demand_of, find_demanded
 from planner.analysis.residuals import find_residuals
 from planner.analysis.saved_collectives import Ways, find_saved_collectives
 from planner.analysis.stage_places import places
@@ -29,7 +29,6 @@ from planner.ops import operator_of
 from planner.ops.control import Region, region
 from planner.ops.cost import Product
 from planner.ops.lookup import gradient_tensors, rule_of
-from planner.ops.residuals import reads
 from planner.sharding.rule import PENDING, Rule, Split
 
 STRUCTURE = (
@@ -206,22 +205,7 @@ class GraphFacts(BasicFacts):
         """Nodes of repeated blocks whose results a recomputed block makes again before its backward
         pass: those that reads, directly or on the way. Backward passes of gated units make what is
         inside themselves."""
-        graph, result = self.graph, set[int]()
-        for first, period, repeats in self.loops:
-            made = {o: i for i in range(first, first + period) for o in graph.nodes[i].outputs if o}
-            wanted = [
-                graph.nodes[i].inputs[slot]
-                for i in range(first, first + period)
-                for slot in reads(graph.nodes[i], self.grad).slots
-            ]
-            again: set[int] = set()
-            while wanted:
-                i = made.get(wanted.pop(), -1)
-                if i >= 0 and i not in again and i not in self.gated.nodes:
-                    again.add(i)
-                    wanted += graph.nodes[i].inputs
-            result.update(i + r * period for i in again for r in range(repeats))
-        return frozenset(result)
+        return demand_of(self).again
 
     @cached_property
     def dealt(self) -> tuple[tuple[int, int, int], frozenset[int], frozenset[int]] | None:

@@ -1,5 +1,5 @@
-"""What a recomputed block runs again where it keeps results of collectives (recompute=block-keep),
-as far as pairs of layouts say it.
+"""What a recomputed block runs again, whatever the layouts (`demand_of`); and where it keeps
+results of collectives (recompute=block-keep), as far as pairs of layouts say it.
 
 A node runs again where its result, or what is made of it, is read backward and no collective lies
 on the way: what a collective made is kept, and nothing asks for what was before it
@@ -35,6 +35,41 @@ class Hop(NamedTuple):
     tensor: str
     reader: int
     again: bool
+
+
+class Demand(NamedTuple):
+    """What recomputed blocks make before their backward pass. again: nodes, of all repeats. kept:
+    tensors of first repeats that are saved by name, if asked for; saved: those that are asked for,
+    with the number of repeats."""
+
+    again: frozenset[int]
+    kept: frozenset[str]
+    saved: Mapping[str, int]
+
+
+def demand_of(base: BasicFacts, kept: frozenset[str] = frozenset()) -> Demand:
+    """The nodes whose results the backward pass reads, directly or on the way to what it reads, and
+    that no kept tensor spares. Backward passes of gated units make what is inside themselves."""
+    graph, result, saved = base.graph, set[int](), dict[str, int]()
+    kept -= base.gated.tensors
+    for first, period, repeats in base.loops:
+        made = {o: i for i in range(first, first + period) for o in graph.nodes[i].outputs if o}
+        wanted = [
+            graph.nodes[i].inputs[slot]
+            for i in range(first, first + period)
+            for slot in reads(graph.nodes[i], base.grad).slots
+        ]
+        again: set[int] = set()
+        while wanted:
+            name = wanted.pop()
+            i = made.get(name, -1)
+            if name in kept:
+                saved[name] = repeats
+            elif i >= 0 and i not in again and i not in base.gated.nodes:
+                again.add(i)
+                wanted += graph.nodes[i].inputs
+        result.update(i + r * period for i in again for r in range(repeats))
+    return Demand(frozenset(result), kept, saved)
 
 
 def find_demanded(base: BasicFacts) -> Mapping[int, Hop]:

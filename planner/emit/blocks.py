@@ -9,6 +9,7 @@ from planner.emit.source import comment, literal
 from planner.emit.tables import BlockTable, block_table
 from planner.emit.text import pattern
 from planner.emit.writer import Function, Writer
+from planner.execution.block_values import kept_by_name
 from planner.execution.loops import RepeatedBlock, inner_flow, output_layout
 from planner.execution.pipeline import Pipeline
 from planner.execution.recompute import block_mode, is_gathered
@@ -86,6 +87,7 @@ def _block_function(
         tie=w.unroll and gathers,
         looped=not w.unroll,
         name_collectives=bool(mode),
+        named=kept_by_name(flow),
         weights={names[0]: f"w[{literal(table.short[names[0]])}]" for names in block.weights},
     )
     inners = (inner, *(inner.for_microbatch(b.own, b) for b in bodies[1:]))
@@ -122,9 +124,15 @@ def _recomputed(w: Writer, body: Body, name: str, number: int) -> str:
     mode = block_mode(w.flow)
     if not mode or (w.backend == "jit" and mode == "part"):
         return name
-    policy = {"all": "", "keep": f", policy={KEEP}", "part": ", policy=no_gathers"}[mode]
+    kept = ["collective"] if mode == "keep" else kept_by_name(w.flow).values()
+    names = ", ".join(map(literal, dict.fromkeys(kept)))
+    policy = f", policy=save_names({names})" if names else ""
+    if mode == "keep":
+        policy = f", policy={KEEP}"
+    if mode == "part":
+        policy = ", policy=no_gathers"
     if _offloads_inputs(w):
-        policy = f", policy=offload_inputs({literal('collective') if mode == 'keep' else ''})"
+        policy = f", policy=offload_inputs({names})"
     wrap = f"recompute({name}{policy})" if w.unroll else f"jax.checkpoint({name}{policy})"
     wrapped = f"{w.prefix}recomputed{number}"
     body.lines.append(f"{wrapped} = {wrap}")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from planner.emit.pieces import by_piece, full_shape, on_pieces, operand
-from planner.emit.source import comment
+from planner.emit.source import comment, literal
 from planner.emit.text import rule_cells, short_floats, spec_text, wrapped
 from planner.emit.values import Values
 from planner.errors import PlanError
@@ -78,6 +78,7 @@ class Body(Values):
             f"    return {variable}",
             f"{variable} = {wrap}({arguments})  # {self._says(index, [layout])}",
         ]
+        self._name(output, variable)
 
     def _statement(self, index: int) -> None:
         """Write one node."""
@@ -112,6 +113,8 @@ class Body(Values):
                 self.bind(name, layout, variable)
             if self.backend == "jit":
                 self._constrain(name, variable, layout if pieces else self.flow.source[name], full)
+            if not operator_of(node.op).names_itself:
+                self._name(name, variable)
 
     def _says(self, index: int, results: Sequence[Layout]) -> str:
         """What a comment says of a node and of how its results are cut."""
@@ -178,6 +181,7 @@ class Body(Values):
             dtypes=tuple(graph.tensors[n].dtype if n else "" for n in node.inputs),
             out_dtypes=tuple(self._dtype(o) for o in live),
             helpers=self.helpers,
+            saved_as=self.named.get(live[0], ""),
         )
 
     def _with_bodies(self, call: Call) -> Call:
@@ -270,13 +274,21 @@ class Body(Values):
         spec = spec_text(layout, shape, self.mesh)
         text = variable if spec == "P()" else f"at({variable}, {spec})"
         if (
-            self.name_collectives
+            tensor not in self.named
+            and self.name_collectives
             and tensor in self.flow.trees
             and any(s.forward for s in self.flow.trees[tensor].steps())
         ):
             text = f'checkpoint_name({text}, "collective")'
         if text != variable:
             self.lines.append(f"{variable} = {text}")
+
+    def _name(self, tensor: str, variable: str) -> None:
+        """Name a value that is saved by name, as it was made."""
+        if tensor in self.named:
+            self.lines.append(
+                f"{variable} = checkpoint_name({variable}, {literal(self.named[tensor])})"
+            )
 
     def _masked(self, node: Node, rule: Rule, split: Split, args: list[str]) -> list[str]:
         """Zero the padding of operands that are summed over a padded factor."""

@@ -20,8 +20,9 @@ import numpy as np
 
 from planner.emit.local_names import GENERATED, given_name, local_names, weight_name
 from planner.emit.pieces import full_shape
-from planner.emit.source import comment
+from planner.emit.source import comment, literal
 from planner.emit.text import counted, inlined, small_literal
+from planner.execution.block_values import settles
 from planner.execution.layout_flow import Flow, stored_layout
 from planner.execution.recompute import is_gathered
 from planner.graph.ir import Graph
@@ -54,9 +55,10 @@ class Values:
     names of the first repeat of a block -> what to call them in a function that stands for all.
     weights: weight -> expression of it as it is kept. tie: whether gathers wait for the operand
     beside them (unrolled programs). name_collectives: whether results of collectives are named for
-    checkpoint policies. first: the same function of the first of several overlapped microbatches,
-    whose statements these go among; own: tensors of which this microbatch has its own, all others
-    are asked of it. told: variable -> what to call it, of all functions of a program.
+    checkpoint policies; named: what these call single tensors, and what settles their pending sums.
+    first: the same function of the first of several overlapped microbatches, whose statements these
+    go among; own: tensors of which this microbatch has its own, all others are asked of it. told:
+    variable -> what to call it, of all functions of a program.
     """
 
     flow: Flow
@@ -71,6 +73,7 @@ class Values:
     repeats: Mapping[str, str] = field(default_factory=dict)
     tie: bool = False
     name_collectives: bool = False
+    named: Mapping[str, str] = field(default_factory=dict)
     parent: Self | None = None
     first: Self | None = None
     own: frozenset[str] = frozenset()
@@ -327,10 +330,16 @@ class Values:
     def _step(self, x: str, step: ReshardStep, tensor: str) -> str:
         """Write one conversion step; returns its variable."""
         new, text = self.tell(self.fresh(), tensor), self.step_text(x, step)
-        if step.forward and self.name_collectives:
-            text = f'checkpoint_name({text}, "collective")'
+        if name := self._checkpoint_name(tensor, step):
+            text = f"checkpoint_name({text}, {literal(name)})"
         self.lines.append(f"{new} = {text}{self._why(step, tensor)}")
         return new
+
+    def _checkpoint_name(self, tensor: str, step: ReshardStep) -> str:
+        """What checkpoint policies call a tensor after a step, "" for nothing."""
+        if tensor in self.named:
+            return self.named[tensor] * settles(step)
+        return "collective" * (self.name_collectives and bool(step.forward))
 
     def step_text(self, x: str, step: ReshardStep) -> str:
         """The expression of one step."""

@@ -7,6 +7,8 @@ run again. `find_recomputed` follows that demand through one function:
 
     mode "all"   ("block")       nothing but the arguments is saved
     mode "keep"  ("block-keep")  arguments and the results of collectives are saved
+    named        ("save:q,k,v")  as "all", and values of these names are saved as they are made, of
+                 pending sums what the reduction on the way to a reader leaves
     mode "part"  (ZeRO stage 3 without recomputation)  everything is saved except gathered
                  weights
 
@@ -19,13 +21,15 @@ against compiled programs by benchmarks/compiler_truth.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
+from planner.execution.block_values import kept_by_name, settles
 from planner.execution.gated_units import GatedUnits, gated_units
 from planner.execution.layout_flow import Flow
 from planner.execution.loops import RepeatedBlock, inner_flow, outer_flow
+from planner.execution.save_policies import is_named
 from planner.graph.ir import Graph
 from planner.ops import operator_of
 from planner.ops.control import inner_gradients, region, trips
@@ -41,7 +45,8 @@ class Recomputed:
 
     steps: (tensor, beginning of a reshard path) whose last step runs again. nodes: recomputed
     kernels (value: whether their result is needed, not only what they compute inside). weights:
-    gathered again. saved: results of collectives that are saved instead (mode "keep").
+    gathered again. saved: results of collectives that are saved instead (mode "keep"), and of named
+    values also results of kernels, at the beginning of their paths.
     """
 
     steps: dict[tuple[str, tuple[ReshardStep, ...]], None] = field(default_factory=dict)
@@ -51,13 +56,15 @@ class Recomputed:
 
 
 def find_recomputed(
-    flow: Flow, inside: Sequence[int], mode: str, arguments: Iterable[str] = ()
+    flow: Flow,
+    inside: Sequence[int],
+    mode: str,
+    arguments: Iterable[str] = (),
+    named: Collection[str] = (),
 ) -> Recomputed:
     """The second run of nodes `inside`, wrapped as `mode` says. flow: as it is inside the function
-    (`planner.execution.loops.inner_flow`).
-
-    arguments: tensors that arrive in their source layout and are resharded inside (what a block
-    carries on).
+    (`planner.execution.loops.inner_flow`). arguments: tensors that arrive in their source layout
+    and are resharded inside (what a block carries on). named: tensors that are saved by name.
     """
     graph, recomputed, units = flow.graph, Recomputed(), _units(flow)
     producer = {o: i for i in inside for o in graph.nodes[i].outputs if o}
@@ -100,15 +107,24 @@ def find_recomputed(
         local = name in producer or name in arguments or name in graph.weights
         if mode == "part" or not local:
             continue
-        end = len(path)
-        while end and not (mode == "keep" and path[end - 1].forward):
-            recomputed.steps[name, path[:end]] = None
-            end -= 1
-        if end:
+        kept = name in named
+        end = _saved_at(path, kept, mode == "keep")
+        recomputed.steps.update(dict.fromkeys(_beginnings(name, path)[: len(path) - end]))
+        if end or (kept and name in producer):
             recomputed.saved[name, path[:end]] = None
         elif name in producer:
             compute(producer[name])
     return recomputed
+
+
+def _saved_at(path: tuple[ReshardStep, ...], named: bool, collectives: bool) -> int:
+    """How much of a path leads to the last of its steps whose result is saved, 0 for none. named:
+    of a value that is saved by name; collectives: of others what those make is saved."""
+    for end in range(len(path), 0, -1):
+        step = path[end - 1]
+        if settles(step) if named else collectives and bool(step.forward):
+            return end
+    return 0
 
 
 def remade_conversions(flow: Flow, inside: Iterable[int]) -> Recomputed:
@@ -218,6 +234,7 @@ def recomputed_in_block(flow: Flow, block: RepeatedBlock) -> Recomputed | None:
         range(block.first, block.first + block.period),
         mode,
         [c.enters for c in block.carries],
+        kept_by_name(flow),
     )
 
 
@@ -226,6 +243,8 @@ def block_mode(flow: Flow) -> str:
     all)."""
     if not flow.training:
         return ""
+    if is_named(flow.plan.recompute):
+        return "all"
     return {"block": "all", "block-keep": "keep"}.get(
         flow.plan.recompute, "part" if flow.plan.zero_stage == 3 else ""
     )

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from costmodels.hardware.units import UnitError, show_bytes, size_bytes
 from planner.errors import PlanError
 from planner.execution.plan import StepTechniques
+from planner.execution.save_policies import fault, is_named, policy_words, read_policy
 from planner.execution.zero_stages import ZERO_STAGES
 from planner.sharding.layout import STAGE
 
@@ -25,6 +26,10 @@ RECOMPUTE = ("none", "block-keep", "block")
 whole. The dearest in memory first."""
 RECOMPUTED = {"block": "recompute", "block-keep": "recompute, collectives saved"}
 """The same in words."""
+_RECOMPUTE_WORDS: dict[str, str] = dict(zip(RECOMPUTE, RECOMPUTE, strict=True)) | {
+    "selective": "block-keep"
+}
+"""What pins call these; planner.execution.save_policies has those with values saved by name."""
 INTERLEAVED = "interleaved"
 SCHEDULES = ("1f1b", "gpipe", INTERLEAVED)
 MAX_ZERO_STAGE = {"1f1b": 2, "gpipe": 1, INTERLEAVED: 2}
@@ -106,6 +111,7 @@ class Technique:
                  number
     members      what its values are made of, each at most once
     read         a pin's value as written -> as used; raises PlanError P020
+    faulty       what is wrong with a plan's value, where choices and members do not say it
     shown        a value as one would pin it
     in_pins      a value as a TOML file of pins holds it
     pin_type     its type there; None: it cannot be pinned
@@ -129,6 +135,7 @@ class Technique:
     choices: tuple[Any, ...] = ()
     members: tuple[str, ...] = ()
     read: Callable[[Any], Any] | None = None
+    faulty: Callable[[Any], str] = lambda value: ""
     shown: Callable[[Any], str] = str
     in_pins: Callable[[Any], Any] = lambda value: value
     pin_type: Any = None
@@ -188,7 +195,7 @@ class Technique:
             return f"{self.key} {value!r} is none of {', '.join(map(str, self.choices))}"
         if isinstance(self.neutral, int) and value < self.neutral:
             return f"{self.key} {value} is less than {self.neutral}"
-        return ""
+        return self.faulty(value)
 
 
 def _not_possible(name: str, value: Any, *help: str) -> PlanError:
@@ -412,17 +419,17 @@ TECHNIQUES = (
     Technique(
         name="recompute",
         effect="Blocks run their forward pass again in the backward pass, with or without their"
-        " collectives, instead of saving its activations.",
+        " collectives, instead of saving its activations; or all but what named values save.",
         neutral="none",
-        choices=("none", "block", "block-keep"),
-        pin_type=Literal["none", "block", "block-keep", "full", "selective"],
-        spoken_values={"full": "block", "selective": "block-keep"},
+        read=lambda value: read_policy(value, _RECOMPUTE_WORDS),
+        faulty=lambda value: fault(value, RECOMPUTE),
+        pin_type=str,
         field="recompute",
         key="recompute",
         file_type=str,
         structural=True,
         refused={INFERENCE: _NO_BACKWARD},
-        words=lambda mode: RECOMPUTED.get(mode, f"recompute ({mode})"),
+        words=lambda mode: RECOMPUTED.get(mode) or policy_words(mode),
     ),
     Technique(
         name="offload",
@@ -537,6 +544,11 @@ def write_table(techniques: StepTechniques) -> dict[str, Any]:
     for t in OF_PLANS:
         table |= t.to_file(getattr(techniques, t.field))
     return table
+
+
+def recompute_rank(recompute: str) -> int:
+    """Order among values of recompute, the simplest first; those with names are last."""
+    return len(RECOMPUTE) if is_named(recompute) else RECOMPUTE.index(recompute)
 
 
 def contradiction(values: Values, sizes: Sizes) -> Contradiction | None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from planner.analysis.axis_roles import REPLICATED, role_named
 from planner.errors import PlanError
+from planner.execution.save_policies import is_named
 from planner.execution.techniques import STRUCTURAL
 from planner.graph.ir import Graph
 from planner.machine.topology import Topology
@@ -118,12 +119,14 @@ class Rounds:
             self.now = new
             self.steps.append((new, reason))
 
-    def usual(self, launcher: str) -> None:
+    def usual(self, launcher: str, *, by_name: bool = False) -> None:
         """What no launcher expresses: padded rows, recompute with saved collectives, sharding of
-        the state of an optimizer that has one replica."""
+        the state of an optimizer that has one replica. by_name: it saves values by name."""
         self.microbatches(launcher, 1)
         if self.now.recompute == "block-keep":
             self.to("recompute runs a block's collectives again", recompute="block")
+        if is_named(self.now.recompute) and not by_name:
+            self.to("recompute is of whole blocks, no value of them saved", recompute="block")
         if self.now.zero_stage and self.now.replicas * self.now.sequence == 1:
             self.to("no optimizer sharding where there is one replica", zero_stage=0)
 

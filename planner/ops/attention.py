@@ -15,6 +15,7 @@ from planner.ops.attention_cost import (
     attention_passes,
     attention_products,
     attention_workspace,
+    kernel_rows,
     saved_rows,
 )
 from planner.ops.attention_pairs import Positions
@@ -92,9 +93,12 @@ def _attention(call: Call) -> str:
             f"{call.use('ring_attention')}({q}, {k}, {v}, {mask}, {flags}, {start},"
             f" {call.axis_text('ring')}{window})"
         )
+    name = f'"{call.saved_as}"' if call.saved_as else ""
     if mask == "None" and start == "0":
+        window += f", name={name}" * bool(name)
         return f"{call.use('fused_attention')}({q}, {k}, {v}, {flags}{window})"
-    return f"{call.use('attention')}({q}, {k}, {v}, {mask}, {flags}, {start}{window})"
+    text = f"{call.use('attention')}({q}, {k}, {v}, {mask}, {flags}, {start}{window})"
+    return f"checkpoint_name({text}, {name})" if name else text
 
 
 def _cached_rule(node: Node, graph: Graph) -> Rule:
@@ -169,6 +173,8 @@ register(
         passes=attention_passes,
         workspace=attention_workspace,
         saves_beside=saved_rows,
+        names_itself=True,
+        named_beside=kernel_rows,
         products=attention_products,
         roles={"s": "sequence", "g": "tensor", "r": "tensor"},
         words={"b": "batch", "g": "heads", "r": "heads", "s": "queries", "t": "keys"},

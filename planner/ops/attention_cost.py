@@ -218,3 +218,14 @@ def saved_rows(pieces: Pieces) -> np.ndarray:
         return _rows(pieces, split) * (width * pieces.itemsize(dtype) + SCORE)
 
     return np.array([saved(split) for split in pieces.splits])
+
+
+def kernel_rows(pieces: Pieces) -> np.ndarray:
+    """Bytes that a fused kernel saves with its result where that is saved by name: a float32 for
+    each row of scores [splits]."""
+    return np.array(
+        [
+            0.0 if kernel_of(pieces, split) == BLOCKS else SCORE * _rows(pieces, split)
+            for split in pieces.splits
+        ]
+    )

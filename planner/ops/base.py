@@ -80,6 +80,8 @@ class Call:
     """Names of the functions that were written for the node's bodies; `made`: type of each of their
     results, and axes over which its pieces differ."""
     made: tuple[tuple[str, Axes], ...] = ()
+    saved_as: str = ""
+    """What checkpoint policies call the result, of an operator that `names_itself`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(
@@ -190,6 +192,11 @@ class Operator:
     """Whether the gradient of its operands takes the operands' place."""
     saves_beside: Callable[[Pieces], np.ndarray] | None = None
     """Bytes that its kernel saves for the backward pass beside tensors of the graph [splits]."""
+
+    names_itself: bool = False
+    """Whether the kernel's text names the result for checkpoint policies (`Call.saved_as`)."""
+    named_beside: Callable[[Pieces], np.ndarray] | None = None
+    """Bytes that are saved with its result where that is saved by name [splits]."""
 
     # What its backward pass is.
     gradient: Callable[[Slots, Slots], Reads] | None = None

@@ -40,6 +40,7 @@ from typing import TYPE_CHECKING, Any
 
 from costmodels.hardware.intake import exists, read_toml
 from planner.errors import PlanError, did_you_mean
+from planner.execution.save_policies import PREFIX
 from planner.execution.techniques import BY_NAME, TENSOR
 from planner.machine.mesh_choices import divisors
 from planner.pins.conflicts import check, placement
@@ -493,11 +494,22 @@ def _technique(key: str, value: Any) -> Any:
     return BY_NAME[key].of_pin(value)
 
 
+def _parts(text: str) -> list[str]:
+    """A short form's pins; names of values that are saved have commas of their own."""
+    parts: list[str] = []
+    for part in text.split(","):
+        if "=" not in part and parts and f"={PREFIX}" in parts[-1].replace(" ", ""):
+            parts[-1] += f",{part}"
+        else:
+            parts.append(part)
+    return parts
+
+
 def _short(text: str) -> Pins:
     mesh: dict[str, tuple[int, ...]] = {}
     techniques: dict[str, Any] = {}
     said: dict[str, Any] = {}
-    for part in text.split(","):
+    for part in _parts(text):
         name, _, value = part.partition("=")
         key = key_meant(name)
         plain: Any = int(value) if value.strip().isdigit() else value.strip()

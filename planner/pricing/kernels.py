@@ -291,6 +291,12 @@ def saved_beside_of(
     return saves(pieces_of(base, i, splits, pricer)) if saves and not slot else 0.0
 
 
+def named_beside(base: GraphFacts, i: int, split: Split, pricer: Pricer) -> float:
+    """Bytes that are saved with a result of node i where that is saved by name."""
+    beside = operator_of(base.graph.nodes[i].op).named_beside
+    return float(beside(pieces_of(base, i, (split,), pricer))[0]) if beside else 0.0
+
+
 def saved_beside(base: GraphFacts, i: int, slot: int, split: Split, pricer: Pricer) -> float:
     """`saved_beside_of` one split."""
     saved = saved_beside_of(base, i, slot, (split,), pricer)

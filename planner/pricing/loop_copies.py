@@ -56,7 +56,7 @@ def loop_copies_s(
     for i, size in stacked_activations(base, flow, runs, pricer):
         seconds += passes(i) * pricer.loop_copy_s(size, size)
     for run, replay in recomputed_blocks(flow, runs):
-        size = run.repeats * sum(size for _, size in saved_in_repeat(flow, replay, pricer))
+        size = run.repeats * sum(size for _, size in saved_in_repeat(base, flow, replay, pricer))
         seconds += passes(run.first) * pricer.loop_copy_s(size, size)
     return seconds
 

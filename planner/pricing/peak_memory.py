@@ -44,7 +44,7 @@ from planner.execution.plan import Plan
 from planner.execution.recompute import Recomputed, recomputed_blocks
 from planner.execution.weight_offload import offloaded_names
 from planner.pricing.device_weights import device_weights
-from planner.pricing.kernels import saved_beside, working_bytes
+from planner.pricing.kernels import named_beside, saved_beside, working_bytes
 from planner.pricing.pricer import Pricer
 from planner.pricing.weight_offload import offloaded_weights
 from planner.sharding.layout import Layout, group, local_shape
@@ -55,20 +55,23 @@ the same time: one that is written, one that is made. The GPU compiler's schedul
 twelve equal parameters has two."""
 
 
-def saved_collectives_bytes(flow: Flow, runs: tuple[RepeatedBlock, ...], pricer: Pricer) -> float:
-    """Bytes of the results of collectives that recomputed blocks save, of all repeats."""
+def saved_by_blocks_bytes(
+    base: GraphFacts, flow: Flow, runs: tuple[RepeatedBlock, ...], pricer: Pricer
+) -> float:
+    """Bytes of the named values and results of collectives that recomputed blocks save, of all
+    repeats."""
     return sum(
         size
         for run, replay in recomputed_blocks(flow, runs)
-        for _, size in saved_collectives(flow, run, replay, pricer)
+        for _, size in saved_by_blocks(base, flow, run, replay, pricer)
     )
 
 
-def saved_collectives(
-    flow: Flow, run: RepeatedBlock, replay: Recomputed, pricer: Pricer
+def saved_by_blocks(
+    base: GraphFacts, flow: Flow, run: RepeatedBlock, replay: Recomputed, pricer: Pricer
 ) -> Iterator[tuple[str, float]]:
-    """(tensor, bytes of all repeats and of all overlapped microbatches) of each result of a
-    collective that a recomputed block saves."""
+    """(tensor, bytes of all repeats and of all overlapped microbatches) of each named value or
+    result of a collective that a recomputed block saves."""
     pipeline = pipeline_of(flow.graph, flow.plan)
     times = (
         run.repeats
@@ -76,15 +79,23 @@ def saved_collectives(
         else pipeline.saved_ticks
         * (pipeline.blocks_per_tick if run.first == pipeline.first else run.repeats)
     )
-    for name, size in saved_in_repeat(flow, replay, pricer):
+    for name, size in saved_in_repeat(base, flow, replay, pricer):
         yield name, times * size * flow.plan.overlapped_microbatches
 
 
-def saved_in_repeat(flow: Flow, replay: Recomputed, pricer: Pricer) -> Iterator[tuple[str, float]]:
-    """(tensor, bytes of one repeat and one microbatch) of each result of a collective that a
-    recomputed block saves."""
-    mesh = dict(flow.plan.mesh)
+def saved_in_repeat(
+    base: GraphFacts, flow: Flow, replay: Recomputed, pricer: Pricer
+) -> Iterator[tuple[str, float]]:
+    """(tensor, bytes of one repeat and one microbatch) of each named value or result of a
+    collective that a recomputed block saves; with the former what its kernel saves beside it."""
+    mesh, graph = dict(flow.plan.mesh), flow.graph
     for name, way in replay.saved:
+        if not way:
+            tensor, i = graph.tensors[name], graph.producer[name]
+            shape = local_shape(tensor.shape, flow.source[name], mesh)
+            size = pricer.stored_bytes(shape, tensor.dtype, tensor.shape in base.images)
+            yield name, size + named_beside(base, i, flow.split(i), pricer)
+            continue
         step = way[-1]
         size = step.forward_elements * pricer.itemsize(flow.graph.tensors[name].dtype)
         yield name, size / (group(step.axes, mesh) if step.forward == "reduce-scatter" else 1)
@@ -244,7 +255,7 @@ def _activation_bytes(
     base: GraphFacts, flow: Flow, pricer: Pricer, runs: tuple[RepeatedBlock, ...]
 ) -> tuple[float, float]:
     """Bytes of saved activations, and of those of the epilogue apart: what waits in the host's
-    memory is on its way, results of collectives that recomputed blocks save come on top."""
+    memory is on its way, what recomputed blocks save beside it comes on top."""
     offloaded = "activations" in flow.plan.offload
     entering = frozenset(n for run in runs for c in run.carries for n in (c.enters, *c.leaves))
     activations, epilogue = saved_activations(
@@ -256,7 +267,7 @@ def _activation_bytes(
             * flow.plan.overlapped_microbatches
             * sent_activations(flow, pricer, runs)[1]
         )
-    return activations + saved_collectives_bytes(flow, runs, pricer), epilogue
+    return activations + saved_by_blocks_bytes(base, flow, runs, pricer), epilogue
 
 
 def saved_tensors(base: GraphFacts, flow: Flow, pricer: Pricer) -> Iterator[tuple[int, str, float]]:

@@ -389,7 +389,8 @@ def explain_node(
     else:
         lines += _recorded(s, row, width, style)
     if row["recompute"] and s.techniques["recompute"] != "none":
-        lines += labelled("memory", [recompute_text(s.techniques)], width, style)
+        saved = [f"its result is saved as {row['saved_as']}"] if row.get("saved_as") else []
+        lines += labelled("memory", [recompute_text(s.techniques), *saved], width, style)
     other = row.get("runner_up")
     if other:
         why = f"; not taken: {NOT_TAKEN}" if other["extra_s"] < 0 else ""

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from costmodels.hardware.units import show_bytes, show_time
+from planner.execution.save_policies import is_named, saved_names
 from planner.execution.techniques import phrases
 from planner.pricing.cost import OTHER_PARTS
 from planner.report.baselines import comparison
@@ -207,6 +208,8 @@ def techniques(strategy: Strategy) -> list[str]:
 def recompute_text(techniques: Mapping[str, Any]) -> str:
     """What is recomputed, in words."""
     mode = str(techniques["recompute"])
+    if is_named(mode):
+        return f"recompute blocks but for what {', '.join(saved_names(mode))} save"
     return STAGES_AGAIN if techniques.get("cuts") else RECOMPUTE.get(mode, f"recompute {mode}")
 
 

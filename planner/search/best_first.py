@@ -404,6 +404,7 @@ class BestFirst:
         again = {
             r: relaxed.recompute_adds_s(r) for r in offered.recomputes(relaxed.space.base, mesh)
         }
+        values = tuple(dict.fromkeys((*RECOMPUTE, *again)))
         for micro, (schedule, virtual) in product(
             offered.microbatches(mesh), offered.schedules(mesh)
         ):
@@ -414,12 +415,13 @@ class BestFirst:
                 for level in self._levels(mesh):
                     yield SearchNode(
                         once + more,
-                        RECOMPUTE.index(recompute),
+                        values.index(recompute),
                         micro,
                         level,
                         index,
                         schedule=schedule,
                         virtual=virtual,
+                        values=values,
                     )
 
     def _floor(self, mesh: Mesh) -> float:

@@ -9,7 +9,9 @@ from math import gcd, prod
 from planner.analysis.axis_roles import role_named
 from planner.analysis.facts import GraphFacts
 from planner.errors import PlanError
+from planner.execution.block_values import names_there
 from planner.execution.plan import Plan
+from planner.execution.save_policies import is_named, saved_names, saving
 from planner.execution.techniques import (
     BY_NAME,
     INTERLEAVED,
@@ -454,7 +456,7 @@ class SearchDomain:
 
     def recomputes(self, base: GraphFacts, mesh: Mesh) -> tuple[str, ...]:
         """Recomputation to consider, the least first. uneven stages run their forward pass
-        again."""
+        again. Raises PlanError P023 where blocks have no value of a pinned name."""
         if mesh.stages > 1 and base.dealt is None:
             return ("block",)
         if not self.training or not base.loops:
@@ -465,7 +467,14 @@ class SearchDomain:
             or "parameters" in self.request.offload
         ):
             return tuple(r for r in RECOMPUTE if r != "none")
-        return RECOMPUTE if pinned is None else (str(pinned),)
+        if pinned is not None and is_named(pinned) and self.request.runtime.kernels is not None:
+            raise PlanError(
+                "P024",
+                f"recompute = {pinned!r}: programs that save values by name are emitted, and"
+                f" --runtime {self.request.runtime.name} is priced as that framework runs",
+                help=["recompute=none, block or block-keep, or leave --runtime out"],
+            )
+        return RECOMPUTE if pinned is None else (_of_blocks(str(pinned), base),)
 
     def schedules(self, mesh: Mesh) -> tuple[tuple[str, int], ...]:
         """(how microbatches pass through the stages of a mesh, chunks a stage) to consider: 1F1B,
@@ -651,3 +660,19 @@ def _padded(rows: int, n: int) -> bool:
     """Whether rows may be padded to a multiple of n, as candidates are."""
     wide = -(-rows // n) * n
     return rows >= n and (wide - rows) / wide <= Limits().waste
+
+
+def _of_blocks(recompute: str, base: GraphFacts) -> str:
+    """A pinned way to recompute without names that no value of the graph's blocks has. Raises
+    PlanError P023 where that leaves none."""
+    if not is_named(recompute):
+        return recompute
+    there = names_there(base.graph, base.loops)
+    left = saving(n for n in saved_names(recompute) if n in there)
+    if is_named(left):
+        return left
+    raise PlanError(
+        "P023",
+        f"recompute = {recompute!r} saves nothing: no value of the model's blocks is called so",
+        help=[f"its values are {', '.join(there)}" if there else "recompute=block"],
+    )

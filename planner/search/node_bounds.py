@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.execution.techniques import RECOMPUTE
 from planner.search.domain import CHUNKS
 from planner.search.relaxation import Relaxation
 from planner.search.search_node import BOUND_ENDLESS, BOUND_MICROBATCHES, LEVEL_ORDER, SearchNode
@@ -51,7 +50,7 @@ class NodeBounds:
                 and n == node.virtual
                 and (k == node.micro or (k < node.micro and not self._staged(node)))
             ):
-                other = replace(node.techniques, recompute=RECOMPUTE[r])
+                other = replace(node.techniques, recompute=node.values[r])
                 best = max(best, v + relaxed.changes_by_s(other, node.techniques))
         return best
 

@@ -20,7 +20,7 @@ from costmodels.runtimes import Runtime
 from planner.analysis.facts import GraphFacts
 from planner.cache.folder import Cache
 from planner.execution.plan import Plan
-from planner.execution.techniques import BY_NAME, RECOMPUTE
+from planner.execution.techniques import BY_NAME, recompute_rank
 from planner.graph.findings import Finding
 from planner.machine.topology import Mesh, Topology
 from planner.pins.pins import Pins
@@ -130,11 +130,7 @@ class Candidate:
         """Order among plans that fit: the objective in steps of a tie, then memory in steps of its
         own, then the simpler mesh and techniques."""
         main = self.cost.memory.total if request.objective == "memory" else self.cost.step_time_s
-        simple = (
-            self.plan.zero_stage,
-            RECOMPUTE.index(self.plan.recompute),
-            self.plan.microbatches,
-        )
+        simple = (self.plan.zero_stage, recompute_rank(self.plan.recompute), self.plan.microbatches)
         size = self.cost.memory.total
         return (
             round(np.log(max(main, 1e-12)) / TIE),

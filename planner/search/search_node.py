@@ -33,6 +33,8 @@ class SearchNode:
     stage: int = field(compare=False, default=0)
     schedule: str = field(compare=False, default="1f1b")
     virtual: int = field(compare=False, default=1)
+    values: tuple[str, ...] = field(compare=False, default=RECOMPUTE)
+    """What `recompute` is a number of: a pinned value with names stands behind the others."""
     tight: bool = field(compare=False, default=False)
     """Whether nothing but a solver can raise its bound further, once it has been bounded."""
 
@@ -50,14 +52,14 @@ class SearchNode:
     def saves_collectives(self) -> bool:
         """Whether its plans keep results of collectives in recomputed blocks: its bound is then one
         of those that keep sums alone (planner.space.assemble)."""
-        return RECOMPUTE[self.recompute] == "block-keep"
+        return self.values[self.recompute] == "block-keep"
 
     @cached_property
     def techniques(self) -> Techniques:
         """As the problem knows them."""
         return Techniques(
             LEVEL_ORDER[self.level],
-            RECOMPUTE[self.recompute],
+            self.values[self.recompute],
             self.micro,
             self.schedule,
             self.virtual,

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from planner.analysis.facts import GraphFacts
+from planner.execution.block_values import kept_by_name
 from planner.execution.layout_flow import Flow
 from planner.execution.pipeline import Pipeline, pipeline_of
 from planner.execution.plan import Plan
@@ -70,6 +71,8 @@ def compose(
     kernels = attention_kernels(request, base, flow)
     for name, kernel in kernels.items():
         nodes[name]["attention_kernel"] = str(kernel)
+    for tensor, value in kept_by_name(flow).items():
+        nodes[graph.nodes[graph.producer[tensor]].id]["saved_as"] = value
     said = (
         *of_plan(model, graph, costs, nodes, best.plan.microbatches),
         *of_request(model, request),

@@ -29,13 +29,15 @@ import numpy as np
 from costmodels.liveness import OperatorBytes, backward_liveness, gradient_buffers, temporary_bytes
 from planner.execution.pipeline import Pipeline, Schedule
 from planner.execution.plan import Plan
+from planner.execution.save_policies import is_named
 from planner.execution.techniques import STRUCTURAL
 from planner.machine.topology import Mesh
 from planner.ops.residuals import reads
 from planner.sharding.rule import Split
 from planner.solvers.problem import FORBIDDEN, Problem
 from planner.space.axis_choices import axis_choices
-from planner.space.option_arrays import TrainedVariables, arrays_of
+from planner.space.named_policies import policy_costs
+from planner.space.option_arrays import TrainedVariables, again_s, arrays_of, copied_s
 from planner.space.variables import Space, Variable
 
 PICO = 1e12
@@ -47,8 +49,9 @@ microbatches."""
 @dataclass(frozen=True)
 class Techniques:
     """Structural choices around one solve. recompute: none | block | block-keep (collective results
-    saved). schedule, virtual_stages: of pipeline stages, where the space's mesh has some.
-    microbatches: 0 stands for as many as would hide the bubble, in bounds.
+    saved) | save:NAMES (planner.execution.save_policies). schedule, virtual_stages: of pipeline
+    stages, where the space's mesh has some. microbatches: 0 stands for as many as would hide the
+    bubble, in bounds.
     """
 
     zero_stage: int = 0
@@ -233,16 +236,14 @@ def seconds_of(
     the techniques where it is "". [options]"""
     arrays, micro = arrays_of(space), techniques.microbatches
     zero, costs, recompute = techniques.zero_stage, arrays.costs, recomputes(space, techniques)
-    each = arrays.pass_s + arrays.recompute_s[recompute] if recompute else arrays.pass_s
+    each = arrays.pass_s + again_s(space, recompute) if recompute else arrays.pass_s
     shares, least = _stage_shares(space, techniques), max(micro, space.parts if uncut else 1)
     weights = costs.grad_reduce_per_microbatch_s[zero] + costs.loop_copy_s[zero]
     if least > 1:
         weights = weights + costs.grad_accumulate_s[zero]
     times = space.parts if uncut else least
-    seconds: np.ndarray = (
-        arrays.count * (times * each + least * weights)
-        + times * arrays.copy_s[copies or techniques.recompute]
-    )
+    copied = copied_s(space, copies or techniques.recompute)
+    seconds: np.ndarray = arrays.count * (times * each + least * weights) + times * copied
     if shares is not None:
         seconds = seconds * shares.passes
     seconds = (seconds + arrays.count * costs.grad_reduce_per_step_s[zero]) * (
@@ -263,6 +264,9 @@ def bytes_of(space: Space, techniques: Techniques, uncut: bool = False) -> np.nd
     saved = costs.saved_bytes_remat if recompute else costs.saved_bytes
     if recompute == "block-keep":
         saved = saved + costs.saved_collective_bytes
+    elif is_named(recompute):
+        slack = 1 + space.pricer.runtime.memory_slack
+        saved = saved + slack * policy_costs(space, recompute).saved_bytes
     state = arrays.state_bytes[techniques.zero_stage]
     if techniques.microbatches > 1:
         state = state + arrays.grad_accumulator_bytes[techniques.zero_stage]
@@ -498,9 +502,12 @@ def replayed(space: Space, techniques: Techniques) -> list[bool]:
     base, graph = space.base, space.base.graph
     if has_uneven_stages(space):
         return [False] * len(space.links)
-    if techniques.recompute != "block":
+    named = is_named(techniques.recompute)
+    if techniques.recompute != "block" and not named:
         return [link.name in base.gated.tensors for link in space.links]
     inside = {i for first, period, _ in base.loops for i in range(first, first + period)}
+    demand = policy_costs(space, techniques.recompute).demand if named else None
+    again = base.replayed if demand is None else demand.again
 
     def wanted(a: Variable, b: Variable) -> bool:
         if not {a.kind, b.kind} <= {"op"} or not {a.node, b.node} <= inside:
@@ -511,11 +518,15 @@ def replayed(space: Space, techniques: Techniques) -> list[bool]:
             for slot, name in enumerate(graph.nodes[b.node].inputs)
         }
         return any(
-            (b.node in base.replayed or slot in slots) and i >= 0 and base.shared[i] == a.node
+            (b.node in again or slot in slots) and i >= 0 and base.shared[i] == a.node
             for slot, i in made.items()
         )
 
-    return [wanted(space.variables[link.a], space.variables[link.b]) for link in space.links]
+    return [
+        (demand is None or link.name not in demand.kept)
+        and wanted(space.variables[link.a], space.variables[link.b])
+        for link in space.links
+    ]
 
 
 def _weights_are_gathered(space: Space, techniques: Techniques) -> bool:

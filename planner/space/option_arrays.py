@@ -10,7 +10,9 @@ import numpy as np
 
 from costmodels.liveness import WeightReaders, least_above_saved
 from planner.analysis.passing import readers
+from planner.execution.save_policies import is_named
 from planner.execution.techniques import RECOMPUTE
+from planner.space.named_policies import policy_costs
 from planner.space.variables import OptionCosts, Space
 
 
@@ -66,6 +68,22 @@ def arrays_of(space: Space) -> SpaceArrays:
         space.memo["arrays"] = _arrays(space)
     arrays: SpaceArrays = space.memo["arrays"]
     return arrays
+
+
+def again_s(space: Space, recompute: str) -> np.ndarray:
+    """Seconds that a way to recompute adds to a pass of one node [options]."""
+    if is_named(recompute):
+        return policy_costs(space, recompute).recompute_s
+    return arrays_of(space).recompute_s[recompute]
+
+
+def copied_s(space: Space, recompute: str) -> np.ndarray:
+    """Seconds to copy what a microbatch saves under a way to recompute, of all nodes [options]."""
+    copies = arrays_of(space).copy_s
+    if not is_named(recompute):
+        return copies[recompute]
+    saved = policy_costs(space, recompute).saved_bytes
+    return copies["block"] + space.pricer.loop_copy_s(saved, saved)
 
 
 def _arrays(space: Space) -> SpaceArrays:

@@ -96,6 +96,8 @@ class NodeTable(TypedDict):
     attention_kernel: NotRequired[str]
     """Of attention on accelerators: the kernel that the emitted program runs it with, and after a
     colon what keeps a fused one from serving."""
+    saved_as: NotRequired[str]
+    """Of what recomputed blocks save by name: that name."""
     runner_up: NotRequired[RunnerUp]
     members: NotRequired[list[str]]
 

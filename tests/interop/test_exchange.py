@@ -511,8 +511,8 @@ def test_degrees_within_and_between_domains() -> None:
         (maxtext, "ici_fsdp_parallelism: 4\nici_data_parallelism: 2\n", "hybrid sharding"),
         (
             maxtext,
-            "ici_fsdp_parallelism: 8\nremat_policy: minimal\n",
-            "remat_policy minimal is priced as none",
+            "ici_fsdp_parallelism: 8\nremat_policy: custom\nmlpwo: offload\n",
+            "mlpwo 'offload' is priced as 'remat'",
         ),
         (
             maxtext,
@@ -729,6 +729,38 @@ def test_each_network_of_maxtext_may_leave_one_axis_open(tmp_path: Path) -> None
     path.write_text("dcn_data_parallelism: 2\nici_fsdp_parallelism: 8\n")
     with pytest.raises(PlanError, match="12 of them on fast links"):
         read_configuration(path, 60, domain=12)
+
+
+@pytest.mark.parametrize(
+    ("recompute", "lines"),
+    [
+        ("save_qkv_proj", "remat_policy: 'save_qkv_proj'\n"),
+        ("minimal_with_context", "remat_policy: 'minimal_with_context'\n"),
+        (
+            "save:q,mlp_up",
+            "remat_policy: 'custom'\nquery_proj: 'device'\nmlpwi_1: 'device'\nmlpwi: 'device'\n",
+        ),
+        ("none", "remat_policy: 'none'\n"),
+    ],
+)
+def test_maxtext_saves_the_same_values(recompute: str, lines: str, tmp_path: Path) -> None:
+    s = planner.plan(
+        LLAMA, devices=8, batch=8, pins=f"dp=8,zero=3,recompute={recompute}", baselines=False
+    )
+    path = tmp_path / "c.yml"
+    path.write_text(hand_over(s, LLAMA, "maxtext").text)
+    assert lines in path.read_text()
+    assert read_configuration(path, 8).settings.recompute == s.chosen.recompute
+
+
+def test_what_a_launcher_cannot_save_is_rounded_and_priced() -> None:
+    s = planner.plan(
+        LLAMA, devices=8, batch=8, pins="dp=8,zero=3,recompute=save:norm,q", baselines=False
+    )
+    there = {name: hand_over(s, LLAMA, name) for name in ("maxtext", "megatron")}
+    assert "remat_policy: 'custom'\nquery_proj: 'device'\n" in there["maxtext"].text
+    assert any("no value there is called as norm" in r.reason for r in there["maxtext"].rows)
+    assert any("no value of them saved" in r.reason for r in there["megatron"].rows)
 
 
 def test_aliases_and_depth_do_not_multiply(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from planner.analysis.facts import GraphFacts
 from planner.execution.plan import Plan
 from planner.machine.mesh_choices import pinned_mesh
-from planner.pricing.peak_memory import saved_collectives_bytes
+from planner.pricing.peak_memory import saved_by_blocks_bytes
 from planner.pricing.pricer import Pricer
 from planner.pricing.step_time import derived
 from planner.search.build_request import make_request
@@ -83,7 +83,7 @@ def test_what_a_problem_counts_is_below_what_plans_keep(source: str, sizes: dict
             ),
         )
         assert len(runs) == len(space.base.runs)
-        kept = saved_collectives_bytes(flow, runs, space.pricer) * slack
+        kept = saved_by_blocks_bytes(space.base, flow, runs, space.pricer) * slack
         counted = sum(
             float(v.costs.saved_collective_bytes[k])
             for v, k in zip(space.variables, choice, strict=True)

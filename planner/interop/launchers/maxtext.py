@@ -12,7 +12,9 @@
                                                a multiple of the stages
     pipeline                                   one loop over all microbatches, derived by autodiff:
                                                GPipe
-    remat_policy                               full: recompute of every block; none
+    remat_policy                               full: recompute of every block; none; presets and
+                                               custom: by name, custom with a key for each value
+                                               (device: saved; offload is priced as remat)
 
 Source: src/MaxText/configs/base.yml of AI-Hypercomputer/maxtext.
 """
@@ -24,6 +26,7 @@ from collections.abc import Mapping
 from math import prod
 
 from planner.errors import PlanError
+from planner.execution.save_policies import PRESETS, saved_names, saving
 from planner.execution.techniques import MAX_ZERO_STAGE
 from planner.interop.keys import Keys
 from planner.interop.settings import AXES, Facts, Rounds, Settings, fast_levels
@@ -39,12 +42,29 @@ SUMS = {
     "tensor": ("tensor", "tensor_sequence"),
 }
 WRITTEN = ("data", "fsdp", "context", "tensor", "tensor_sequence", "pipeline", "expert")
-REMAT = {"none": "none", "full": "block"}
+VALUES = {
+    "q": ("query_proj",),
+    "k": ("key_proj",),
+    "v": ("value_proj",),
+    "context": ("context",),
+    "out_proj": ("out_proj",),
+    "mlp_gate": ("mlpwi_0",),
+    "mlp_up": ("mlpwi_1", "mlpwi"),
+    "mlp_down": ("mlpwo",),
+}
+"""Names of values that remat_policy knows -> the keys that say where they are kept."""
+FUSED = {"qkv_proj": ("q", "k", "v")}
+"""Keys of several values."""
 
 
 def round_off(rounds: Rounds, facts: Facts) -> list[str]:
     """Rounds settings to what MaxText can express; returns what it cannot and what has no price."""
-    rounds.usual("MaxText")
+    named = saved_names(rounds.now.recompute)
+    rounds.usual("MaxText", by_name=True)
+    known = [n for n in named if n in VALUES]
+    if len(known) < len(named):
+        other = ", ".join(n for n in named if n not in VALUES)
+        rounds.to(f"no value there is called as {other}", recompute=saving(known))
     s, inexpressible = rounds.now, []
     if s.stage > 1:
         if facts.layers % s.stage:
@@ -101,11 +121,47 @@ def write(s: Settings, facts: Facts) -> str:
             f"num_layers_per_pipeline_stage: {facts.layers // s.stage}",
             f"num_pipeline_microbatches: {s.microbatches}",
         ]
-    lines += [
-        *([f"max_target_length: {s.length}"] if s.length else []),
-        f"remat_policy: '{'full' if s.recompute == 'block' else 'none'}'",
-    ]
+    lines += [*([f"max_target_length: {s.length}"] if s.length else []), *_remat_lines(s.recompute)]
     return "\n".join(lines) + "\n"
+
+
+def _remat_lines(recompute: str) -> list[str]:
+    """The policy: a preset where one has these names (without gates those without), else custom,
+    with the keys of what is saved."""
+    named = saved_names(recompute)
+    ungated = [n for n in named if n != "mlp_gate"]
+    for preset, names in PRESETS.items():
+        plain = [n for n in names if n != "mlp_gate"]
+        if recompute == saving(names) or (named and saving(plain) == saving(ungated) == recompute):
+            return [f"remat_policy: '{preset}'"]
+    if not named:
+        return ["remat_policy: 'none'"]
+    keys = dict.fromkeys(key for n in named for key in VALUES[n])
+    return ["remat_policy: 'custom'", *(f"{key}: 'device'" for key in keys)]
+
+
+def _recompute(keys: Keys, notes: list[str]) -> str:
+    """What is recomputed; presets of other names are priced as none."""
+    remat = keys.word("full", "remat_policy")
+    if remat in PRESETS:
+        return saving(PRESETS[remat])
+    if remat == "custom":
+        return _custom(keys, notes)
+    if remat != "none":
+        notes.append(f"remat_policy {remat} is priced as none")
+    return "none"
+
+
+def _custom(keys: Keys, notes: list[str]) -> str:
+    """The values that a custom policy saves."""
+    kept, names = set[str](), {key: (n,) for n, own in VALUES.items() for key in own} | FUSED
+    for key, values in names.items():
+        place = keys.word("remat", key)
+        if place == "device":
+            kept.update(values)
+        elif place != "remat":
+            notes.append(f"{key} '{place}' is priced as 'remat': no single values are offloaded")
+    return saving(kept)
 
 
 def _inner(s: Settings, facts: Facts) -> dict[str, tuple[int, int]]:
@@ -149,18 +205,13 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
             f"a batch of {batch} does not divide into {microbatches} microbatches on"
             f" {degrees['data'] * degrees['expert']} replicas",
         )
-    remat = keys.word("full", "remat_policy")
-    if remat not in REMAT:
-        notes.append(
-            f"remat_policy {remat} is priced as none: it keeps the results of most products"
-        )
     return (
         Settings(
             batch,
             **degrees,
             microbatches=microbatches,
             zero_stage=zero,
-            recompute=REMAT.get(remat, "none"),
+            recompute=_recompute(keys, notes),
             schedule="gpipe" if stages > 1 else "",
             positions=sizes.get("tensor_sequence", 1) > 1,
             length=keys.whole(0, "max_target_length"),

@@ -24,7 +24,7 @@ from planner.execution.pipeline import Pipeline, pipeline_of
 from planner.execution.recompute import recomputed_in_block
 from planner.pricing.breakdown import bound_by
 from planner.pricing.kernels import kernel_times
-from planner.pricing.peak_memory import MemoryParts, memory_parts, saved_collectives, saved_tensors
+from planner.pricing.peak_memory import MemoryParts, memory_parts, saved_by_blocks, saved_tensors
 from planner.pricing.step_time import sent_s
 from planner.sharding.layout import STAGE, ReshardStep
 
@@ -231,7 +231,7 @@ def _rows(p: Priced, home: list[int], where: list[int], bodies: Bodies) -> tuple
         replay = recomputed_in_block(flow, run)
         if replay:
             recomputed.update(i for i, result in replay.nodes.items() if result)
-            for name, size in saved_collectives(flow, run, replay, p.pricer):
+            for name, size in saved_by_blocks(p.base, flow, run, replay, p.pricer):
                 i = max(flow.graph.producer.get(name, -1), run.first)
                 saved[i] = saved.get(i, 0.0) + size * (1 + p.pricer.runtime.memory_slack)
     known: dict[tuple[int, object], tuple[float, float]] = {}

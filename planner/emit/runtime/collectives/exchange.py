@@ -108,15 +108,34 @@ def lean(function):
     return run
 
 
+def save_names(*names):
+    """Checkpoint policy: values of these names are saved."""
+    return with_fused(jax.checkpoint_policies.save_only_these_names(*names), names)
+
+
+def with_fused(policy, names):
+    """A checkpoint policy that also saves, with "context" among the names, what cuDNN's attention
+    makes: its result and a float32 a row, which its backward pass reads."""
+    if "context" not in names:
+        return policy
+
+    def saves(primitive, *avals, **params):
+        made = primitive.name.startswith("dot_product_attention_fwd")
+        return made or policy(primitive, *avals, **params)
+
+    return saves
+
+
 def offload_inputs(*saved):
     """Checkpoint policy: what enters a block is offloaded to the host's memory; of the rest, values
     of these names are saved."""
-    return jax.checkpoint_policies.save_and_offload_only_these_names(
+    policy = jax.checkpoint_policies.save_and_offload_only_these_names(
         names_which_can_be_saved=list(saved),
         names_which_can_be_offloaded=["entering"],
         offload_src="device",
         offload_dst="pinned_host",
     )
+    return with_fused(policy, saved)
 
 
 def made_again(function, waiting):

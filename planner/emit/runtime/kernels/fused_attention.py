@@ -16,6 +16,7 @@ import functools
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 from planner.emit.runtime.kernels.kernels import attention
 from planner.emit.runtime.kernels.ring import spread
@@ -26,15 +27,18 @@ HOPPER = ("H100", "H200", "H20", "H800")
 """Those on which it takes heads of up to 256 elements, by parts of their names; of others 128."""
 
 
-def fused_attention(q, k, v, scale, causal, guard, window=0):
+# Many parameters: the operands and attributes of attention.
+def fused_attention(q, k, v, scale, causal, guard, window=0, name=""):
     """`attention` without a mask, q [B, H, S, D], k [B, G, T, D], v [B, G, T, D] whole along S and
-    T, by the kernel that the devices have for these shapes."""
+    T, by the kernel that the devices have for these shapes. name: what checkpoint policies call
+    the result, and what a kernel keeps beside it; cuDNN's they know by itself (`save_names`)."""
     kernel = attention_kernel(q, k, v)
     if kernel == "cudnn":
         return cudnn_attention(q, k, v, scale, causal, window)
     if kernel == "splash":
-        return splash_attention(q, k, v, scale, causal, window)
-    return attention(q, k, v, None, scale, causal, guard, 0, window)
+        return splash_attention(q, k, v, scale, causal, window, name=name)
+    out = attention(q, k, v, None, scale, causal, guard, 0, window)
+    return checkpoint_name(out, name) if name else out
 
 
 def attention_kernel(q, k, v):
@@ -69,9 +73,10 @@ def cudnn_attention(q, k, v, scale, causal, window=0):
     return jnp.swapaxes(out, 1, 2)
 
 
-def splash_attention(q, k, v, scale, causal, window=0, interpret=False):
-    """Splash attention, forward and backward, batch by batch. Operands as for `fused_attention`;
-    interpret: in plain operations, for devices that are no TPUs.
+# Many parameters: the operands and attributes of attention.
+def splash_attention(q, k, v, scale, causal, window=0, interpret=False, name=""):
+    """Splash attention, forward and backward, batch by batch. Operands and name as for
+    `fused_attention`; interpret: in plain operations, for devices that are no TPUs.
 
     The kernel does not say over which mesh axes its results differ, so it is traced without that
     check and its results are given the type of the queries.
@@ -97,6 +102,7 @@ def splash_attention(q, k, v, scale, causal, window=0, interpret=False):
             q_seq_shards=1,
             block_sizes=sizes,
             interpret=interpret,
+            residual_checkpoint_name=name or None,
         )
 
     @jax.custom_vjp

@@ -1,0 +1,77 @@
+"""What recomputation by name costs every option of a space: what runs again, and what named values
+take (planner.execution.save_policies).
+
+Which nodes run again does not depend on layouts. What a value takes does: it is saved as its node
+leaves it. Of pending sums what their reduction leaves is saved, which no option of one variable
+tells: an even share is counted, so that a space's costs are at most those of the whole plan.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from planner.analysis.recompute_demand import Demand, demand_of
+from planner.execution.block_values import block_values
+from planner.execution.save_policies import saved_names
+from planner.pricing.kernels import named_beside
+from planner.sharding.layout import local_shape
+from planner.sharding.rule import Split
+from planner.space.variables import Space
+
+
+@dataclass(frozen=True)
+class PolicyCosts:
+    """recompute_s: seconds of one node that run again [options]. saved_bytes: of named values that
+    are saved, in all repeats, without what an allocator leaves unused [options]."""
+
+    demand: Demand
+    recompute_s: np.ndarray
+    saved_bytes: np.ndarray
+
+
+def policy_costs(space: Space, recompute: str) -> PolicyCosts:
+    """Those of a policy, kept in the space's memo."""
+    key = "policy", recompute
+    if key not in space.memo:
+        space.memo[key] = _costs(space, recompute)
+    costs: PolicyCosts = space.memo[key]
+    return costs
+
+
+def _costs(space: Space, recompute: str) -> PolicyCosts:
+    base, names = space.base, frozenset(saved_names(recompute))
+    demand = demand_of(
+        base,
+        frozenset(t for t, name in block_values(base.graph, base.loops).items() if name in names),
+    )
+    seconds = [np.zeros(v.options) for v in space.variables]
+    sizes = [np.zeros(v.options) for v in space.variables]
+    for k, v in enumerate(space.variables):
+        if v.kind == "op" and v.node in demand.again:
+            seconds[k] = v.costs.forward_s
+    for tensor, repeats in demand.saved.items():
+        k = space.op_of[base.shared[base.graph.producer[tensor]]]
+        sizes[k] = sizes[k] + repeats * bytes_of_value(space, tensor, k)
+    return PolicyCosts(demand, np.concatenate(seconds), np.concatenate(sizes))
+
+
+def bytes_of_value(space: Space, tensor: str, k: int) -> np.ndarray:
+    """Bytes of a device of a tensor under each option of its variable, at least. [options]"""
+    base, mesh = space.base, space.pricer.sizes
+    i, held = base.graph.producer[tensor], base.graph.tensors[tensor]
+    slot = [o for o in base.graph.nodes[i].outputs if o].index(tensor)
+    itemsize, order, rule = space.pricer.itemsize(held.dtype), tuple(mesh), base.rules[i]
+
+    def kept(split: Split) -> float:
+        layout = rule.result(slot, split, order)
+        if any(inner.axes(split, order) for inner in rule.inner):
+            return 0.0  # its backward pass needs more: it is not saved
+        if layout.partial:
+            return held.elements * itemsize / prod(mesh.values())
+        beside = named_beside(base, i, split, space.pricer)
+        return prod(local_shape(held.shape, layout, mesh)) * itemsize + beside
+
+    return np.array([kept(split) for split in space.variables[k].splits])
