@@ -138,15 +138,14 @@ def plan_of(model: str, mesh: str, graph: Graph) -> Plan:
 
 def planned(case: Case, graph: Graph, plan: Plan) -> dict[str, int]:
     """Predicted memory of a device by part, bytes."""
+    from costmodels.precision import recipe_in
     from planner.verify.ahead import planned_memory
 
     return planned_memory(
         graph,
         plan,
-        case.compute,
-        True,
+        recipe_in(case.compute),
         f"jax-{case.backend}",
-        "adamw",
         unroll=True,
         kind=case.target.partition(":")[0],
     )

@@ -121,7 +121,7 @@ def auto(source: str, batch: int) -> dict[str, float]:
             )
             for k, x in params.items()
         }
-        return module.whole_step(free, state, frozen, data, count)
+        return module.one_step(free, state, frozen, data, count)
 
     jax.config.update("jax_use_shardy_partitioner", False)
     lowered = jax.jit(step, donate_argnums=(0, 1)).lower(

@@ -29,6 +29,8 @@ class Recipe:
     emitted: bool
     note: str
     master_bytes: float = 0.0
+    loss_scaled: bool = False
+    """whether gradients need the loss to be scaled to stay within the range of their type"""
 
     def describe(self) -> str:
         """One line for people; of inference, what inference keeps."""
@@ -88,8 +90,9 @@ _RECIPES = (
         parameter="float16",
         compute="float16",
         between="float16",
-        emitted=False,
-        note="fp16 weights and compute, float32 master copy and moments",
+        note="fp16 weights, compute and gradients, dynamic loss scale, float32 master copy and"
+        " moments",
+        loss_scaled=True,
     ),
     replace(
         _MIXED,
@@ -126,3 +129,16 @@ def load_recipe(name: str, optimizer: str = "adamw", training: bool = True) -> R
     if not training:
         return replace(recipe, gradient_bytes=0, reduction_bytes=0, state_bytes=0, master_bytes=0)
     return replace(recipe, state_bytes=recipe.master_bytes + OPTIMIZERS[optimizer].moment_bytes)
+
+
+def recipe_in(
+    compute: str, precision: str = "", optimizer: str = "adamw", training: bool = True
+) -> Recipe:
+    """The recipe of a program that computes in `compute`: that of its plan, `precision`, or where
+    the plan computes in another type, the usual one of this type with what else the program does.
+    """
+    usual = {recipe.between: recipe.name for recipe in reversed(_RECIPES)}[compute]
+    planned = load_recipe(precision or usual, optimizer, training)
+    if planned.between == compute:
+        return planned
+    return replace(load_recipe(usual, optimizer, training), loss_scaled=planned.loss_scaled)

@@ -67,11 +67,10 @@ def emit(
     """Source text of the program for a plan.
 
     graph: that of one microbatch; for training its first output is the scalar loss. compute: dtype
-    of parameters and activations ("bfloat16" keeps a float32 master copy beside the optimizer's
-    moments; `--float32` switches a program back). weights_file: name of the .safetensors beside the
-    program; model_folder: where external data files lie, seen from the program; gpu_memory: share
-    of a GPU's memory that JAX is to preallocate. Raises PlanError when pinned layouts cannot be
-    joined.
+    of parameters and activations ("float16" scales the loss; `--float32` switches back).
+    weights_file: name of the .safetensors beside the program; model_folder: where external data
+    files lie, seen from the program; gpu_memory: share of a GPU's memory that JAX is to
+    preallocate. Raises PlanError when pinned layouts cannot be joined.
     """
     _refuse(graph, plan, backend, unroll)
     flow = derive(graph, plan, training=workload == "train")
@@ -89,6 +88,7 @@ def emit(
         counted=counted,
         pipeline=pipeline,
         stages=stages,
+        compute=compute,
         gpu_memory=gpu_memory,
     )
     collect_parameters(w)
@@ -118,9 +118,11 @@ def _write_model(w: Writer, workload: Workload) -> None:
     body, *more = forward_bodies(w)
     name = "loss_of" if workload == "train" else "forward"
     if w.counted:
-        body.results.append(body.value(w.counted, Layout(())))
+        body.results.append(w.rows(body.value(w.counted, Layout(()))))
     if more:
         _join_microbatches(w, body, more)
+    if workload == "train":
+        body.results[0] = w.scaled(body.results[0])
     local = (
         " on local pieces; equal on every device" if w.backend == "shard_map" and plan.mesh else ""
     )
@@ -266,13 +268,13 @@ def _join_microbatches(w: Writer, body: Body, more: Sequence[Body]) -> None:
             total if plan.accumulation_steps > 1 else f"({total}) / {plan.overlapped_microbatches}"
         ]
         return
-    rows = [b.value(counted, Layout(())) for b in (body, *more)]
+    rows = [w.rows(b.value(counted, Layout(()))) for b in (body, *more)]
     both, mean = body.fresh("rows"), body.fresh()
     body.lines += [
         f"{both} = {' + '.join(rows)}",
         (
             f"{mean} = ({' + '.join(f'{x} * {n}' for x, n in zip(losses, rows, strict=True))}) /"
-            f" jnp.maximum({both}, 1)"
+            f" jnp.maximum({both}, {1 / w.weight_rows!r})"
         ),
     ]
     body.results[:] = [mean, both] if plan.accumulation_steps > 1 else [mean]

@@ -21,6 +21,7 @@ from planner.emit.tables import (
     outputs_line,
     overlap_table,
     parameter_table,
+    scale_table,
     schedule_table,
 )
 from planner.emit.text import array_table, inlined
@@ -29,7 +30,7 @@ from planner.emit.writer import Parameter, Workload, Writer
 from planner.execution.techniques import IN_LOOPS, INTERLEAVED
 from planner.ops import operator_of
 
-DTYPES = {"float32": "jnp.float32", "bfloat16": "jnp.bfloat16"}
+DTYPES = {"float32": "jnp.float32", "bfloat16": "jnp.bfloat16", "float16": "jnp.float16"}
 
 
 def assemble(
@@ -67,7 +68,7 @@ def _runtime_files(w: Writer, train: bool) -> tuple[list[str], list[str]]:
     files = [*KERNELS, "frame", "fused_overlap" if plan.overlapped_microbatches > 1 else "fused"]
     host_state = "optimizer" in plan.offload
     if train:
-        state = [f"state_{'host' if host_state else 'device'}"] if backend == "shard_map" else []
+        state = ["state_host"] if host_state else ["state_device", "step_device"]
         files += [
             "schedule",
             "squares",
@@ -75,7 +76,8 @@ def _runtime_files(w: Writer, train: bool) -> tuple[list[str], list[str]]:
             *_gradient_files(w, backend),
             "clip",
             f"step_{backend}",
-            *state,
+            *(state if backend == "shard_map" else ()),
+            "one_step",
         ]
         files += ["settings", "feed", "checkpoint", "start"]
         files += (
@@ -86,6 +88,7 @@ def _runtime_files(w: Writer, train: bool) -> tuple[list[str], list[str]]:
     else:
         files += ["infer_shard_map" if backend == "shard_map" else "step_jit", "main_infer"]
     instead = {
+        "loss_scale": w.scales_loss,
         "stage_buffers": w.stages is not None,
         "stage_buffers_host": w.stages is not None and host_state,
         "offloaded_weights": w.offloads_weights,
@@ -118,7 +121,8 @@ def _edited_tables(w: Writer, train: bool, compute: str) -> str:
     """What a person would change: mesh, type, training, inputs and parameters with their cuts."""
     parts = [mesh_line(w), f"COMPUTE = {DTYPES[compute]}\n"]
     if train:
-        parts += [schedule_table(w), f"MICROBATCHES = {w.flow.plan.microbatches}\n"]
+        micro = f"MICROBATCHES = {w.flow.plan.microbatches}\n"
+        parts += [schedule_table(w), micro, scale_table(w)]
         parts.append(overlap_table(w))
     parts.append(inputs_table(w))
     if w.stages:

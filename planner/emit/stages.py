@@ -115,11 +115,11 @@ def _write_epilogue(w: Writer, flow: Flow, block: RepeatedBlock) -> list[int]:
     source = flow.source[loss]
     mean = body.value(loss, source.stored if source.partial else source)
     if w.counted:
-        rows = body.value(w.counted, Layout(()))
-        body.results = [f"{mean} * {rows}", rows]
+        rows = w.rows(body.value(w.counted, Layout(())))
+        body.results = [f"{w.scaled(mean)} * {rows}", rows]
         what = "Sum of the losses of one microbatch and the rows that count"
     else:
-        body.results = [mean, "1.0"]
+        body.results = [w.scaled(mean), "1.0"]
         what = "Mean loss of one microbatch and its weight"
     doc = f"{what}, from what leaves the last stage."
     w.functions.append(Function("epilogue", doc, body, (*FIRST, "x")))

@@ -46,7 +46,7 @@ def collect_parameters(w: Writer) -> None:
     )
     within = {n for names in stacked.values() for n in names}
     used = {n for node in graph.nodes for n in node.inputs if n in graph.weights}
-    taken: set[str] = set()
+    taken = {"loss scale"}  # what programs carry beside parameters (runtime/step/loss_scale.py)
     for name in graph.weights:
         if name not in used or (name in within and name not in stacked):
             continue
@@ -471,6 +471,17 @@ def figures_table(w: Writer) -> str:
         f"MODEL_FLOPS = {w.training.model_flops:.6g}  # of a step over all devices, of causal"
         " attention half; 0: not known\n"
         f"PEAK_FLOPS = {w.training.peak_flops:.6g}  # of a planned device, a second\n"
+    )
+
+
+def scale_table(w: Writer) -> str:
+    """LOSS_SCALE, of programs that scale it, and WEIGHT_ROWS, of those that weigh microbatches."""
+    scale = "LOSS_SCALE = 2.0**15  # that the loss begins with\n" if w.scales_loss else ""
+    weighs = (w.flow.plan.accumulation_steps > 1 and w.counted) or w.pipeline or w.stages
+    return scale + (
+        f"WEIGHT_ROWS = {w.weight_rows}  # that the weight of a microbatch is counted in\n"
+        if weighs
+        else ""
     )
 
 

@@ -127,8 +127,9 @@ def _stage(w: Writer, stages: UnevenPipeline, k: int) -> None:
         return
     source = flow.source[graph.outputs[0]]
     loss = body.value(graph.outputs[0], source.stored if source.partial else source)
+    loss = w.scaled(loss, "c")
     if w.counted:
-        rows = body.value(w.counted, Layout(()))
+        rows = w.rows(body.value(w.counted, Layout(())))
         body.results = [
             f"jnp.stack([({loss} * {rows}).astype(jnp.float32), {rows}.astype(jnp.float32)])"
         ]

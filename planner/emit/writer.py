@@ -121,6 +121,7 @@ class Writer:
     pipeline: Pipeline | None = None
     stages: UnevenPipeline | None = None  # uneven pipeline stages
     packed: tuple[Buffer, ...] = ()  # what the weights of uneven stages lie in
+    compute: str = "float32"  # dtype of parameters and activations
     gpu_memory: float | None = (
         None  # share of a GPU's memory that the plan may use, None where no GPU is planned for
     )
@@ -132,6 +133,30 @@ class Writer:
     """of variables, where a program has several functions of its own"""
     prefix: str = ""
     """of the names of functions and tables, where a program holds several models"""
+
+    @property
+    def scales_loss(self) -> bool:
+        """Whether gradients need the loss to be scaled to stay within their type's range."""
+        return self.compute == "float16" and self.flow.training
+
+    @cached_property
+    def weight_rows(self) -> int:
+        """Rows that the weight of a microbatch is counted in, where rows of the loss are counted.
+        Where the loss is scaled, about as many as there are: sums over rows are then as large as
+        means over them, and neither leaves the range of gradients."""
+        if not (self.counted and self.scales_loss):
+            return 1
+        graph = self.flow.graph
+        labels = graph.nodes[graph.producer[graph.outputs[0]]].inputs[1]
+        return 1 << (graph.tensors[labels].elements.bit_length() - 1)
+
+    def scaled(self, loss: str, frozen: str = "frozen") -> str:
+        """The expression of a loss, which programs in float16 scale for the backward pass."""
+        return f"scaled({loss}, {frozen})" if self.scales_loss else loss
+
+    def rows(self, counted: str) -> str:
+        """The expression of a microbatch's weight, from that of its rows that count."""
+        return f"({counted} / WEIGHT_ROWS)" if self.weight_rows > 1 else counted
 
     def staged(self, parameter: Parameter) -> bool:
         """Whether the parameter's repeats are cut over pipeline stages."""

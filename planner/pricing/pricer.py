@@ -249,6 +249,16 @@ class Pricer:
         """Seconds of the way between a device and its host's memory."""
         return host_link.host_link_s(self.topology.device, size_bytes)
 
+    @cached_property
+    def agreement_s(self) -> float:
+        """Seconds in which all devices agree whether gradients are finite, where the loss is
+        scaled: one number is summed."""
+        if not self.recipe.loss_scaled:
+            return 0.0
+        return self.collective_s(
+            "all-reduce", tuple(a.name for a in self.mesh.axes), host_link.FLOAT_BYTES
+        )
+
     def optimizer_s(self, elements: Amount, offload: tuple[str, ...]) -> Amount:
         """Seconds of the optimizer's pass over local parameters. State that waits in the host's
         memory is read from there and written back: two ways of the host's link, one after the
@@ -258,4 +268,6 @@ class Pricer:
         # The runtime's figure is AdamW's; every moment fewer is one that is not read and written.
         fewer = adamw.moment_bytes - (recipe.state_bytes - recipe.master_bytes)
         moved = self.runtime.optimizer_bytes - 2 * fewer
+        if recipe.loss_scaled:  # gradients are read for their norm, parameters to be left alone
+            moved += recipe.gradient_bytes + recipe.parameter_bytes
         return compute.optimizer_time_s(self.topology.device, elements, moved) + away

@@ -198,9 +198,8 @@ def _optimizer_s(flow: Flow, pipeline: Pipeline | None, pricer: Pricer) -> float
                 )
             # The gradients of one turn's microbatches.
             added += weight.whole * turns * (copies - 1)
-    return pricer.optimizer_s(updated, flow.plan.offload) + pricer.grad_accumulate_s(
-        added * pricer.recipe.gradient_bytes
-    )
+    sums = pricer.grad_accumulate_s(added * pricer.recipe.gradient_bytes)
+    return pricer.optimizer_s(updated, flow.plan.offload) + sums + pricer.agreement_s
 
 
 def recomputed_nodes(flow: Flow, runs: tuple[RepeatedBlock, ...]) -> frozenset[int]:

@@ -158,7 +158,8 @@ def _optimizer_s(flow: Flow, pricer: Pricer) -> float:
     sums = pricer.grad_accumulate_s(
         uneven_collectives.uneven_schedule(flow).ticks * added * pricer.recipe.gradient_bytes
     )
-    return pricer.optimizer_s(sum(w.piece for w in weights), flow.plan.offload) + sums
+    updated = pricer.optimizer_s(sum(w.piece for w in weights), flow.plan.offload)
+    return updated + sums + pricer.agreement_s
 
 
 def memory(base: GraphFacts, flow: Flow, pricer: Pricer) -> Breakdown:

@@ -96,7 +96,7 @@ def _operator_findings(strategy: Strategy) -> list[Finding]:
             Finding(
                 "operators",
                 f"{recipe} is priced, not emitted: plan emit writes no program of this plan;"
-                " --precision bf16-mixed and fp32 are emitted",
+                " --precision bf16-mixed is emitted",
             )
         )
     for reason, n, seconds in unsupported(strategy):

@@ -282,7 +282,7 @@ def _gpu_memory(strategy: Strategy) -> float | None:
 
 
 def computed_in(precision: str) -> str:
-    """The type that programs of a recipe compute in. Raises PlanError P077 for recipes that are
+    """The type of activations in programs of a recipe. Raises PlanError P077 for recipes that are
     priced, not emitted."""
     choose("precision", precision, recipe_names())
     recipe = load_recipe(precision)
@@ -291,10 +291,10 @@ def computed_in(precision: str) -> str:
         raise PlanError(
             "P077",
             f"no program is written in {precision} ({recipe.note}): it is priced only",
-            detail=[f"programs are written in {' and '.join(written)}"],
+            detail=[f"programs are written in {', '.join(written)}"],
             help=[
-                f"plan again with --precision {' or '.join(written)} for a program, or for the"
-                " price alone without --emit and --confirm"
+                f"plan again with --precision {written[0]} or another of these for a program, or"
+                " for the price alone without --emit and --confirm"
             ],
         )
-    return recipe.compute
+    return recipe.between

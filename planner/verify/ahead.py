@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from costmodels.hardware.device import aliases, load_device
-from costmodels.precision import load_recipe
+from costmodels.precision import Recipe
 from costmodels.runtimes import load_runtime
 from planner.execution.plan import Plan
 from planner.graph.ir import Graph
@@ -326,10 +326,8 @@ def explain(
 def planned_memory(
     graph: Graph,
     plan: Plan,
-    compute: str,
-    training: bool,
+    recipe: Recipe,
     runtime: str,
-    optimizer: str,
     *,
     unroll: bool = False,
     kind: str = "cpu",
@@ -355,7 +353,7 @@ def planned_memory(
         else topology
     )
     mesh = pinned_mesh(topology, dict(plan.mesh))
-    recipe = load_recipe("bf16-mixed" if compute == "bfloat16" else "fp32", optimizer, training)
+    training = recipe.gradient_bytes > 0
     pricer = Pricer(topology, mesh, replace(load_runtime(runtime), memory_slack=0.0), recipe)
     if unroll and plan.recompute == "none" and plan.stages < 2:
         return asdict(
@@ -391,6 +389,7 @@ def check(
     backend: str,
     optimizer: str,
     compute: str,
+    precision: str = "",
     tolerance: float | None = None,
     named: bool = True,
 ) -> Outcome:
@@ -398,7 +397,9 @@ def check(
     compiled a second time (for TPU at once with all dumps, which take less than that would). Needs
     jax and the target's environment."""
     exact = backend == "shard_map"
-    predicted = predict(graph, plan, workload=workload, optimizer=optimizer, compute=compute)
+    predicted = predict(
+        graph, plan, workload=workload, optimizer=optimizer, compute=compute, precision=precision
+    )
 
     def build(passes: Path | None = None) -> Compiled:
         return compile_ahead(program, workload, target, compute, plan.devices, passes)

@@ -54,6 +54,8 @@ def state_shapes(module: types.ModuleType, masters: Mapping[str, Any], mesh: Any
             ),
             arrays,
         )
+    if hasattr(module, "SCALE"):  # of programs that scale their loss
+        out[module.SCALE] = (jax.ShapeDtypeStruct((), "float32"),) * 3
     return out
 
 

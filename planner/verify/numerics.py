@@ -220,11 +220,12 @@ def _step(
     state = jax.jit(module.start_state, out_shardings=cuts)(
         module.place(unpadded, module.specs_of(module.GRADIENTS), mesh)
     )
-    new, moments, loss = module.make_step(mesh)(params, state, frozen, data, jnp.float32(1))
+    state |= module.state_beside(mesh)
+    new, moments, loss, *_ = module.make_step(mesh)(params, state, frozen, data, jnp.float32(1))
     gradients = unstacked(
         module,
         program,
-        {key: np.asarray(m[0]) / (1 - module.BETA1) for key, m in moments.items()},
+        {key: np.asarray(moments[key][0]) / (1 - module.BETA1) for key in params},
         want,
     )
     moved, wanted = {}, {}

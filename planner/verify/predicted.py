@@ -5,8 +5,8 @@ products, and the bytes that enter and leave.
     outputs   = parameters as stored + optimizer state + loss + 8 bytes per array (the table of
               pointers of a tuple; not on TPU)
 
-In bfloat16 programs the optimizer keeps a float32 master copy beside its float32 moments, and the
-loss is float32.
+The optimizer keeps what the recipe says (a float32 master copy beside parameters of a shorter type,
+moments), and the loss is float32.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from fractions import Fraction
 from math import prod
 
 from costmodels.optimizers import OPTIMIZERS
+from costmodels.precision import recipe_in
 from planner.emit.blocks import display_names
 from planner.execution import collectives, uneven_collectives
 from planner.execution.collective import CollectiveUse, ItemSize, item_sizes, traffic
@@ -30,6 +31,9 @@ from planner.execution.weight_offload import offloaded_names
 from planner.graph.ir import Graph
 from planner.sharding.layout import Layout, local_shape
 
+SCALE_BYTES = 12
+"""Of the loss scale, the steps since it changed, and those that were skipped, where a program has
+one. Such a step also returns the scale and the norm of its gradients."""
 Traffic = Mapping[tuple[str, str], int]
 """(kind, axes joined by +) -> payload bytes per device and optimizer step."""
 
@@ -53,24 +57,35 @@ class Predicted:
 
 
 def predict(
-    graph: Graph, plan: Plan, *, workload: str, optimizer: str = "adamw", compute: str = "float32"
+    graph: Graph,
+    plan: Plan,
+    *,
+    workload: str,
+    optimizer: str = "adamw",
+    compute: str = "float32",
+    precision: str = "",
 ) -> Predicted:
-    """The exact prediction for a program that computes in `compute` (float32 or bfloat16)."""
+    """The exact prediction for a program of a plan in `precision` (the usual one of the type, where
+    there is none) that computes in `compute`."""
     training = workload == "train"
+    recipe = recipe_in(compute, precision, optimizer, training)
     flow = derive(graph, plan, training=training)
     runs = repeated_blocks(flow)[0]
     size = item_sizes(compute)
     uses = tuple(
         _loss_in_float32(flow, use, size) for use in collectives.collectives(flow, runs, size)
     )
+    scales = recipe.loss_scaled and training
+    uses += (_agreement(plan),) if scales and plan.order else ()
     cells = traffic(uses, plan.order, dict(plan.mesh))
     totals = {
         (kind, axes): int(cell["payload"])
         for kind, by in cells.items()
         for axes, cell in by.items()
     }
-    state = _state_bytes(flow, optimizer, compute)
-    extra = state - _state_bytes(flow, optimizer, "float32")
+    state = _state_bytes(flow, recipe.state_bytes)
+    extra = state - _state_bytes(flow, OPTIMIZERS[optimizer].moment_bytes)
+    extra += SCALE_BYTES if scales else 0
     arguments = collectives.argument_bytes(flow, optimizer, size) + extra
     batch = sum(
         _bytes(flow, n, flow.source[n], size(graph.tensors[n].dtype))
@@ -84,7 +99,7 @@ def predict(
         traffic=totals,
         flops=collectives.dot_flops(flow, runs),
         argument_bytes=arguments,
-        output_bytes=_output_bytes(flow, size, state),
+        output_bytes=_output_bytes(flow, size, state) + (SCALE_BYTES + 8 if scales else 0),
         batch_bytes=batch,
         host_argument_bytes=_offloaded_bytes(flow, runs, size)
         + (state if "optimizer" in plan.offload else 0),
@@ -141,13 +156,17 @@ def _bytes(flow: Flow, name: str, layout: Layout, itemsize: float) -> int:
     )
 
 
-def _state_bytes(flow: Flow, optimizer: str, compute: str) -> int:
-    """Moments and, beside parameters shorter than float32, a master copy."""
+def _agreement(plan: Plan) -> CollectiveUse:
+    """What the devices sum to agree whether gradients are finite."""
+    return CollectiveUse("all-reduce", plan.order, 4, 1, "optimizer", "norm of all gradients")
+
+
+def _state_bytes(flow: Flow, element_bytes: float) -> int:
+    """Moments and master copies, of so many bytes for each element of a parameter."""
     if not flow.training:
         return 0
-    element_bytes = OPTIMIZERS[optimizer].moment_bytes + (0 if compute == "float32" else 4)
     if engine_of(flow.plan) is Engine.UNEVEN:
-        return element_bytes * uneven_collectives.state_elements(flow)
+        return int(element_bytes * uneven_collectives.state_elements(flow))
     elsewhere = _elsewhere(flow)
     return sum(
         _bytes(flow, name, cut_layout(w), element_bytes)

@@ -29,11 +29,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from costmodels.hardware.units import show_bytes
+from costmodels.precision import recipe_in
 from planner.errors import PlanError
 from planner.execution.plan import Plan
 from planner.graph.ir import Graph
 from planner.ops import operator_of
 from planner.ops.lookup import rule_of
+from planner.search.build_request import computed_in
 from planner.strategy.strategy import Strategy
 from planner.support.choices import choose
 from planner.verify.failure import last_words, told
@@ -52,8 +54,6 @@ TOLERANCE = 1e-4
 EMITTED = "emitted.py"
 """What the program's text is called in tracebacks (planner.verify.numerics.load_program)."""
 TIMEOUT_S = 900.0
-COMPUTED_IN = {"bf16-mixed": "bfloat16", "fp32": "float32"}
-"""Precision of a plan -> type that its program computes in, where programs of it are emitted."""
 CORE_FLOPS_PER_S = 5e9
 """What one core is counted on to do; decides only whether the full model is run."""
 
@@ -372,8 +372,10 @@ def work(request: Mapping[str, Any], write: Any) -> None:
     plan, program = strategy.plan_for(graph), emitted(strategy, request)
     refuse_if_too_large(Target("cpu"), written_out(graph, plan, unroll), free_bytes())
     compiled = compile_program(program, kind)
-    predicted = predict(graph, plan, workload=kind, optimizer=model.workload.optimizer)
-    precision = strategy.workload.get("precision", "fp32")
+    precision = str(strategy.workload.get("precision", "fp32"))
+    predicted = predict(
+        graph, plan, workload=kind, optimizer=model.workload.optimizer, precision=precision
+    )
     twin = (
         f"the plan computes in {precision}; CPU collectives would widen it, so its float32 twin is"
         " verified"
@@ -480,14 +482,12 @@ def recorded_model(strategy: Strategy, source: str) -> Model:
     return own_model(strategy, source)
 
 
-def ahead_notes(plan: Plan, graph: Graph, precision: str, target: Target) -> tuple[str, ...]:
+def ahead_notes(plan: Plan, graph: Graph, target: Target) -> tuple[str, ...]:
     """What is said of every program that is only compiled."""
     notes = [
         "peak and temporaries are predicted without the allowance for fragmentation that a plan"
         " adds"
     ]
-    if precision not in COMPUTED_IN:
-        notes.append(f"the plan is priced in {precision}, which programs are not emitted in")
     notes += [*offload_notes(plan, target.kind), *routing_notes(graph)]
     return tuple(notes)
 
@@ -500,7 +500,7 @@ def ahead_of_time(strategy: Strategy, request: Mapping[str, Any]) -> VerifyRepor
     model, backend = recorded_model(strategy, request["source"]), request["backend"]
     kind, optimizer = model.workload.kind, model.workload.optimizer
     precision = str(strategy.workload["precision"])
-    compute = request["compute"] or ("bfloat16" if precision == "bf16-mixed" else "float32")
+    compute = request["compute"] or computed_in(precision)
     graph = model.graph(int(strategy.techniques["microbatches"]))
     plan = strategy.plan_for(graph)
     unroll = request.get("unroll", False)
@@ -510,9 +510,8 @@ def ahead_of_time(strategy: Strategy, request: Mapping[str, Any]) -> VerifyRepor
     )
     refuse_if_too_large(target, written_out(graph, plan, unroll), free_bytes())
     runtime = str(strategy.workload["runtime"])
-    memory = ahead.planned_memory(
-        graph, plan, compute, kind == "train", runtime, optimizer, kind=target.kind
-    )
+    recipe = recipe_in(compute, precision, optimizer, kind == "train")
+    memory = ahead.planned_memory(graph, plan, recipe, runtime, kind=target.kind)
     program = emitted(strategy, request)
     outcome = ahead.check(
         graph,
@@ -524,6 +523,7 @@ def ahead_of_time(strategy: Strategy, request: Mapping[str, Any]) -> VerifyRepor
         backend=backend,
         optimizer=optimizer,
         compute=compute,
+        precision=precision,
         tolerance=request["tolerance"],
         named=request.get("named", True),
     )
@@ -537,7 +537,7 @@ def ahead_of_time(strategy: Strategy, request: Mapping[str, Any]) -> VerifyRepor
         numbers=None,
         not_run=f"{target.text} is only compiled for",
         asked=False,
-        notes=ahead_notes(plan, graph, precision, target),
+        notes=ahead_notes(plan, graph, target),
         machine=target.machine,
         differences=outcome.differences,
         clock=clock(
@@ -549,7 +549,7 @@ def ahead_of_time(strategy: Strategy, request: Mapping[str, Any]) -> VerifyRepor
             runs=outcome.predicted.runs,
             target=target,
             exact=backend == "shard_map",
-            as_priced=compute == COMPUTED_IN.get(precision),
+            as_priced=compute == computed_in(precision),
         ),
     )
 

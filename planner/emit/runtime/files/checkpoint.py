@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 from planner.emit.runtime.files.frame import labels_of, padded_shape, repeat_dims, say
 from planner.emit.runtime.files.tables import COMPUTE, GRADIENTS, PARAMS
 from planner.emit.runtime.step.adamw import start_state
+from planner.emit.runtime.step.one_step import noted, state_beside
 from planner.emit.runtime.step.state_device import state_at
 
 
@@ -59,6 +60,7 @@ def save(saved, done, params, state):
             [list(labels_of(key, row)), repeat_dims(row), row[0]] for key, row in PARAMS.items()
         ],
         "packed": packing(),
+        **noted(state),
     }
     items = {
         f"value{k}": ocp.args.PyTreeSave({str(i): values[key][k] for i, key in enumerate(PARAMS)})
@@ -165,7 +167,8 @@ def restored(saved, done, mesh):
         jax.device_put(read(saved, done, about, k, GRADIENTS, jnp.float32, mesh), cuts)
         for k in [*range(1, moments + 1), *([0] if master else [])]
     ]
-    return done, params, {key: tuple(row[key] for row in rows) for key in params}
+    state = {key: tuple(row[key] for row in rows) for key in params}
+    return done, params, state | state_beside(mesh, about)
 
 
 def read(saved, done, about, k, table, dtype, mesh):

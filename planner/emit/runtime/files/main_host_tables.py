@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -23,7 +24,8 @@ from planner.emit.runtime.files.host_tables import ids_of, open_tables, places_o
 from planner.emit.runtime.files.settings import set_constants, setting_options
 from planner.emit.runtime.files.start import begin, lost_at
 from planner.emit.runtime.files.tables import FROZEN, HOST_TABLES, INPUTS, PARAMS
-from planner.emit.runtime.step.state_device import make_step
+from planner.emit.runtime.step.one_step import step_text
+from planner.emit.runtime.step.step_device import make_step
 
 TABLE_OPTIONS = (
     (
@@ -101,16 +103,14 @@ def main():
         start = time.perf_counter()
         params, state = pull(tables, rows, params, state, mesh)
         pulled = time.perf_counter()
-        params, state, loss, *_ = step(params, state, frozen, batch, jnp.float32(i + 1))
-        loss.block_until_ready()
+        params, state, *seen = step(params, state, frozen, batch, jnp.float32(i + 1))
+        jax.block_until_ready(seen)
         ended = time.perf_counter()
         push(tables, rows, params, state)
         spent = [1e3 * t for t in (pulled - start, ended - pulled, time.perf_counter() - ended)]
-        say(
-            f"step {i}  loss {float(loss):.6f}  {sum(spent):.1f} ms: pull {spent[0]:.1f}, step"
-            f" {spent[1]:.1f}, push {spent[2]:.1f}"
-        )
-        lost = lost or lost_at(i, float(loss))
+        line = step_text(i, seen, sum(spent) / 1e3)
+        say(f"{line}: pull {spent[0]:.1f}, step {spent[1]:.1f}, push {spent[2]:.1f}")
+        lost = lost or lost_at(i, seen)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from planner.emit.runtime.files.settings import set_constants, setting_options
 from planner.emit.runtime.files.start import begin
 from planner.emit.runtime.files.tables import FROZEN, PARAMS
 from planner.emit.runtime.files.watch import WATCH_OPTIONS, evaluator, profile, watcher
-from planner.emit.runtime.step.state_device import make_step
+from planner.emit.runtime.step.step_device import make_step
 
 TRAINING_OPTIONS = (
     (

@@ -10,18 +10,20 @@ import jax
 from planner.emit.runtime.files.frame import computed, initial_value, place, say, specs_of
 from planner.emit.runtime.files.tables import GRADIENTS, PARAMS
 from planner.emit.runtime.step.adamw import start_state
+from planner.emit.runtime.step.one_step import state_beside
 from planner.emit.runtime.step.state_device import state_at
 
 
-def lost_at(i, loss, saved=None):
+def lost_at(i, seen, saved=None):
     """Whether step i shows that training has come to nothing, which is said."""
-    if math.isnan(loss):
+    lost = math.isnan(float(seen[0]))
+    if lost:
         kept = "; no more checkpoints are saved, those before this step stay" if saved else ""
         say(
             f"step {i}: the loss is not a number, and from here on neither are the weights: a lower"
             f" --lr, --clip 1, other data, or --float32 to see whether it is rounding{kept}"
         )
-    return math.isnan(loss)
+    return lost
 
 
 @functools.cache
@@ -42,4 +44,4 @@ def begin(args, weights, mesh):
         state[key] = first_state(state_at(mesh, GRADIENTS[key][-1]))(
             place(value, specs_of(GRADIENTS), mesh)[key]
         )
-    return 0, params, state
+    return 0, params, state | state_beside(mesh)

@@ -12,6 +12,9 @@ outside a program.
     ITEMS, ITEM       how many of what a step trains on: tokens or samples; 0 where not known
     MODEL_FLOPS, PEAK_FLOPS   of a step over all devices, half of causal attention left out; of a
                       planned device a second; 0 where not known
+    LOSS_SCALE        what the loss is multiplied by at first, of float16 programs
+    WEIGHT_ROWS       rows that the weight of a microbatch is counted in, where it is those of its
+                      loss that count
     NO_DECAY          parameters, or weights in buffers of uneven stages, that weight decay leaves
     BATCH             samples of a step (0: inputs have no common first dim)
     INPUTS            name -> (global shape, dtype, integers below this or 0, PartitionSpec)
@@ -86,6 +89,8 @@ SCHEDULE = "constant"
 END_FRACTION = 0.0
 CLIP_NORM = 0.0
 NORM_LOGGED = False
+LOSS_SCALE = 1.0
+WEIGHT_ROWS = 1
 ITEMS = 0
 ITEM = ""
 MODEL_FLOPS = 0.0

@@ -15,6 +15,7 @@ from planner.emit.runtime.files.feed import next_batch, open_data
 from planner.emit.runtime.files.frame import say
 from planner.emit.runtime.files.start import lost_at
 from planner.emit.runtime.files.tables import BATCH, ITEM, ITEMS, MESH, MODEL_FLOPS, PEAK_FLOPS
+from planner.emit.runtime.step.one_step import named, step_text
 from planner.emit.runtime.step.schedule import learning_rate
 from planner.emit.runtime.step.step_shard_map import make_loss
 
@@ -43,8 +44,7 @@ PROFILED = (2, 5)
 def figures(i, seen, seconds, args):
     """What is known of step i by name. seen: its loss, and the norm of its gradients. MFU is of the
     planned device's peak, and counts half the products of causal attention."""
-    row = {"step": i, "loss": float(seen[0]), "learning_rate": float(rate_of(i))}
-    row |= {"gradient_norm": float(seen[1]), "seconds": seconds}
+    row = {"step": i} | named(seen) | {"learning_rate": float(rate_of(i)), "seconds": seconds}
     if ITEMS:
         row[f"{ITEM}_per_s"] = ITEMS / seconds
     if MODEL_FLOPS and not args.virtual_devices:
@@ -73,13 +73,13 @@ def watcher(args, saved):
     lost = [False]
 
     def told(i, seen):
-        loss = float(seen[0])  # waits for the step
+        jax.block_until_ready(seen)
         now = time.perf_counter()
         seconds, since[0] = now - since[0], now
-        say(f"step {i}  loss {loss:.6f}  {1e3 * seconds:.1f} ms")
+        say(step_text(i, seen, seconds))
         if args.log:
             write_line(args.log, figures(i, seen, seconds, args))
-        lost[0] = lost[0] or lost_at(i, loss, saved)
+        lost[0] = lost[0] or lost_at(i, seen, saved)
         return lost[0]
 
     def restart():

@@ -14,6 +14,7 @@ from planner.emit.runtime.files.tables import (
     MICROBATCHES,
     ONLY_BLOCKS,
     ONLY_EPILOGUE,
+    WEIGHT_ROWS,
     epilogue,
     prologue,
     stage_blocks,
@@ -126,7 +127,8 @@ def gradients(params, frozen, batch):
         (g, total),
         jnp.arange(stages - 1 + MICROBATCHES, 2 * (stages - 1) + MICROBATCHES),
     )
+    weight = jnp.maximum(weight, 1 / WEIGHT_ROWS)
     loss, grads = jax.tree.map(
-        lambda t: t / jnp.maximum(weight, 1).astype(t.dtype), (lax.psum(loss, "stage"), total)
+        lambda t: t / weight.astype(t.dtype), (lax.psum(loss, "stage"), total)
     )
     return loss, {key: reduced_last(key, gradient) for key, gradient in grads.items()}

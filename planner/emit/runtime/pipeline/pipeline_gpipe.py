@@ -11,6 +11,7 @@ from planner.emit.runtime.files.tables import (
     CARRIED,
     MESH,
     MICROBATCHES,
+    WEIGHT_ROWS,
     epilogue,
     prologue,
     stage_blocks,
@@ -50,7 +51,7 @@ def gradients(params, frozen, batch):
             (x, lax.pcast(jnp.zeros(()), "stage", to="varying"), jnp.zeros(())),
             jnp.arange(stages - 1 + MICROBATCHES),
         )
-        return lax.psum(total, "stage") / jnp.maximum(weight, 1)
+        return lax.psum(total, "stage") / jnp.maximum(weight, 1 / WEIGHT_ROWS)
 
     loss, grads = jax.value_and_grad(mean_loss)(pending)
     return loss, reduced(grads)

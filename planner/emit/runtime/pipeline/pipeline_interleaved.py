@@ -16,6 +16,7 @@ from planner.emit.runtime.files.tables import (
     ONLY_EPILOGUE,
     PER_VIRTUAL_STAGE,
     VIRTUAL_STAGES,
+    WEIGHT_ROWS,
     epilogue,
     prologue,
     stage_blocks,
@@ -191,7 +192,8 @@ def gradients(params, frozen, batch):
     _, g, ring, total, loss, weight = carry
     done = MICROBATCHES * VIRTUAL_STAGES + stages - 1
     (_, total), _ = lax.scan(cool_down, (g, total), jnp.arange(done, done + depth - 1))
+    weight = jnp.maximum(weight, 1 / WEIGHT_ROWS)
     loss, grads = jax.tree.map(
-        lambda t: t / jnp.maximum(weight, 1).astype(t.dtype), (lax.psum(loss, "stage"), total)
+        lambda t: t / weight.astype(t.dtype), (lax.psum(loss, "stage"), total)
     )
     return loss, {key: reduced_last(key, gradient) for key, gradient in grads.items()}

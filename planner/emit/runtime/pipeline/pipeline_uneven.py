@@ -20,6 +20,7 @@ from planner.emit.runtime.files.tables import (
     PATHS,
     STAGE_BUFFERS,
     VIRTUAL_STAGES,
+    WEIGHT_ROWS,
     each_stage,
 )
 from planner.emit.runtime.pipeline.stages import microbatch_of
@@ -80,18 +81,19 @@ def apart_in(flat, pieces):
 
 def weights_at(k, buffers, table):
     """label -> weight of virtual stage k from a device's part of the buffers. The gradient
-    has zeros for weights of other virtual stages."""
+    has zeros for weights of other virtual stages. What is no buffer goes along."""
     own = [
         (key, label, place)
-        for key in buffers
+        for key in table
         for label, place in zip(labels_of(key, table[key]), STAGE_BUFFERS[key], strict=True)
         if place[0] == k
     ]
     arrays = apart_in(
-        {key: p.reshape(-1) for key, p in buffers.items()},
+        {key: buffers[key].reshape(-1) for key in table},
         [(key, place[1], place[2]) for key, _, place in own],
     )
-    return dict(zip((label for _, label, _ in own), arrays, strict=True))
+    beside = {key: value for key, value in buffers.items() if key not in table}
+    return dict(zip((label for _, label, _ in own), arrays, strict=True)) | beside
 
 
 def held_at(k):
@@ -180,7 +182,7 @@ def averaged(total, loss):
     """(loss, gradients) of a step from a place's sums of gradients, and of loss times weight and
     weight."""
     loss = lax.psum(loss, "stage")
-    weight = jnp.maximum(loss[1], 1)
+    weight = jnp.maximum(loss[1], 1 / WEIGHT_ROWS)
     grads = {key: t / weight.astype(t.dtype) for key, t in total.items()}
     return loss[0] / weight, {key: over_places(reduced_last(key, g)) for key, g in grads.items()}
 

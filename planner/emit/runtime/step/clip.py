@@ -20,7 +20,12 @@ def clipping(grads):
     if not measures_norm():
         return (1.0,)
     norm = global_norm(grads)
-    return jnp.where(norm < CLIP_NORM, 1.0, CLIP_NORM / norm) if CLIP_NORM else 1.0, norm
+    return limited(norm), norm
+
+
+def limited(norm):
+    """What gradients of this norm are multiplied by, so that it is at most CLIP_NORM."""
+    return jnp.where(norm < CLIP_NORM, 1.0, CLIP_NORM / norm) if CLIP_NORM else 1.0
 
 
 def decays(key):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from planner.emit.runtime.files.tables import loss_of
+from planner.emit.runtime.files.tables import WEIGHT_ROWS, loss_of
 from planner.emit.runtime.step.loop_scan import over_microbatches
 from planner.emit.runtime.step.reduce_shard_map import (
     add_gradients,
@@ -33,5 +33,5 @@ def gradients(params, frozen, batch):
 
     start = jnp.zeros(()), jnp.zeros(()), no_gradients(pending)
     loss, rows, sums = over_microbatches(one, start, batch)
-    rows = jnp.maximum(rows, 1)
+    rows = jnp.maximum(rows, 1 / WEIGHT_ROWS)
     return loss / rows, reduced_mean(sums, rows)

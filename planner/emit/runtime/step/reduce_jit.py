@@ -6,7 +6,9 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from planner.emit.runtime.files.tables import GRADIENTS
 from planner.emit.runtime.step.squares import sum_of_squares
+from planner.emit.runtime.step.step_jit import at
 
 
 def unreduced(params):
@@ -31,12 +33,12 @@ def add_gradients(sums, grads):
 
 def reduced_mean(sums, count):
     """Gradients from their sums over microbatches."""
-    return jax.tree.map(lambda total: total / count, sums)
+    return reduced({key: total / count for key, total in sums.items()})
 
 
 def reduced(grads):
-    """The gradients of a batch that runs at once."""
-    return grads
+    """Gradients, cut as they are updated."""
+    return {key: at(g, GRADIENTS[key][-1]) for key, g in grads.items()}
 
 
 def global_norm(grads):

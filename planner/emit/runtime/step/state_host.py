@@ -12,9 +12,9 @@ from jax.sharding import PartitionSpec as P
 from planner.emit.runtime.collectives.exchange import local_piece
 from planner.emit.runtime.files.frame import specs_of
 from planner.emit.runtime.files.tables import FROZEN, GRADIENTS, INPUTS, PARAMS
-from planner.emit.runtime.step.clip import clipping, decays, measures_norm, update_at
+from planner.emit.runtime.step.clip import decays
 from planner.emit.runtime.step.fused import fused
-from planner.emit.runtime.step.gradients_once import gradients
+from planner.emit.runtime.step.one_step import one_step, results, state_specs
 from planner.emit.runtime.step.step_shard_map import collected
 
 
@@ -51,14 +51,10 @@ def updated(key, change, p, gradient, state):
     return updated_cut(how, axes, dim, p, gradient, state)
 
 
-def local_step(params, state, frozen, batch, count):
-    """One optimizer step on local pieces."""
-    loss, grads = gradients(params, frozen, batch)
-    factor, *norm = clipping(grads)
-    change = update_at(count, factor)
+def updated_all(params, state, grads, change):
+    """(parameters, optimizer state) after the step, on local pieces."""
     new = {key: updated(key, change, p, grads[key], state[key]) for key, p in params.items()}
-    new_params, new_state = ({key: row[k] for key, row in new.items()} for k in (0, 1))
-    return new_params, new_state, loss, *norm
+    return tuple({key: row[k] for key, row in new.items()} for k in (0, 1))
 
 
 def on_device(mesh, spec):
@@ -73,23 +69,23 @@ def parameter_at(mesh, key, spec):
 
 
 def make_step(mesh):
-    """step(params, state, frozen, batch, count) -> (params, state, loss), with clipping the global
-    norm of the gradients too; compiled once, params and state are updated in place."""
-    p, state, f, b = specs_of(PARAMS), specs_of(GRADIENTS), specs_of(FROZEN), specs_of(INPUTS)
-    out = p, state, *[P()] * (1 + measures_norm())
-    step = jax.shard_map(local_step, mesh=mesh, in_specs=(p, state, f, b, P()), out_specs=out)
+    """step(params, state, frozen, batch, count) -> what `one_step` does, compiled once; params and
+    state are updated in place."""
+    p, state, f, b = specs_of(PARAMS), state_specs(), specs_of(FROZEN), specs_of(INPUTS)
+    out = p, state, *[P()] * results()
+    step = jax.shard_map(one_step, mesh=mesh, in_specs=(p, state, f, b, P()), out_specs=out)
     own, fixed = (
         {key: parameter_at(mesh, key, spec) for key, spec in specs.items()} for specs in (p, f)
     )
     there, batches, one = (
-        {key: state_at(mesh, spec) for key, spec in state.items()},
+        {key: (state_at if key in p else on_device)(mesh, spec) for key, spec in state.items()},
         {key: on_device(mesh, spec) for key, spec in b.items()},
         on_device(mesh, P()),
     )
     return jax.jit(
         step,
         in_shardings=(own, there, fixed, batches, one),
-        out_shardings=(own, there, *[one] * (1 + measures_norm())),
+        out_shardings=(own, there, *[one] * results()),
         donate_argnums=(0, 1),
         compiler_options=fused(mesh),
     )

@@ -16,9 +16,10 @@ from planner.emit.runtime.files.tables import (
     PARAMS,
     forward,
 )
-from planner.emit.runtime.step.clip import clipping, decays, measures_norm, update_at
+from planner.emit.runtime.step.clip import decays
 from planner.emit.runtime.step.fused import fused
 from planner.emit.runtime.step.gradients_once import gradients
+from planner.emit.runtime.step.one_step import one_step, results, state_specs
 
 
 def at(x, spec):
@@ -53,17 +54,13 @@ def on(mesh, specs):
     return jax.tree.map(lambda s: NamedSharding(mesh, s), specs, is_leaf=lambda s: isinstance(s, P))
 
 
-def whole_step(params, state, frozen, batch, count):
-    """One optimizer step; gradients and optimizer state have cuts of their own."""
-    loss, grads = gradients(params, frozen, batch)
-    grads = {key: at(g, GRADIENTS[key][-1]) for key, g in grads.items()}
-    factor, *norm = clipping(grads)
-    change = update_at(count, factor)
+def updated_all(params, state, grads, change):
+    """(parameters, optimizer state) after the step."""
     new_params, new_state = {}, {}
     for key, p in params.items():
         new, new_state[key] = change(p, grads[key], state[key], decays(key))
         new_params[key] = at(new, PARAMS[key][-1])
-    return new_params, new_state, loss, *norm
+    return new_params, new_state
 
 
 def whole_products(mesh):
@@ -83,16 +80,17 @@ def state_at(mesh, spec):
 
 
 def make_step(mesh):
-    """step(params, state, frozen, batch, count) -> (params, state, loss), with clipping the global
-    norm of the gradients too; compiled once, params and state are updated in place."""
+    """step(params, state, frozen, batch, count) -> what `one_step` does, compiled once; params and
+    state are updated in place."""
     p, state, f, b = (
-        on(mesh, specs) for specs in map(specs_of, (PARAMS, GRADIENTS, FROZEN, INPUTS))
+        on(mesh, specs)
+        for specs in (specs_of(PARAMS), state_specs(), specs_of(FROZEN), specs_of(INPUTS))
     )
     scalar = NamedSharding(mesh, P())
     return jax.jit(
-        whole_step,
+        one_step,
         in_shardings=(p, state, f, b, scalar),
-        out_shardings=(p, state, *[scalar] * (1 + measures_norm())),
+        out_shardings=(p, state, *[scalar] * results()),
         donate_argnums=(0, 1),
         compiler_options=whole_products(mesh) | fused(mesh),
     )
