@@ -51,7 +51,8 @@ def refuse_folder(target: Path, force: bool, model: bool = True) -> None:
                 again,
             ],
         )
-    if model and (file := target / MAIN).exists() and _read(file) != START:
+    ours = START.splitlines()[0]  # of any version
+    if model and (file := target / MAIN).exists() and not _read(file).startswith(ours):
         raise PlanError(
             "P053",
             f"{file} exists and was not written by this command",

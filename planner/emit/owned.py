@@ -17,7 +17,7 @@ PACKAGE = "meshwright_runtime"
 MODEL = "model.py"
 START = f'''"""`python FOLDER` is `python FOLDER/{MODEL}`."""
 
-from pathlib import Path, PurePath
+from pathlib import Path
 from runpy import run_path
 
 run_path(str(Path(__file__).with_name("{MODEL}")), run_name="__main__")

@@ -432,6 +432,50 @@ def test_only_checkpoints_need_orbax(
         mlp.open_checkpoints("ck", 3)
 
 
+@pytest.mark.filterwarnings("ignore:Sharding info not provided:UserWarning")
+def test_a_checkpoint_is_a_plain_tree(mlp: types.ModuleType, tmp_path: Path) -> None:
+    """Orbax alone reads it, by the names of parameters; and a checkpoint as programs wrote them
+    before, a numbered item a value, is read too."""
+    ocp = pytest.importorskip("orbax.checkpoint")
+    import jax
+
+    mesh, saved = mlp.make_mesh(), mlp.open_checkpoints(str(tmp_path), 9)
+    _, params, state = mlp.begin(types.SimpleNamespace(seed=0), {}, mesh)
+    state = {key: (m + 1, v + 2, *rest) for key, (m, v, *rest) in state.items()}
+    mlp.save(saved, 1, params, state)
+    saved.wait_until_finished()
+    with ocp.PyTreeCheckpointer() as reader:
+        tree = reader.restore(tmp_path / "1" / "params")
+        about = reader.metadata(tmp_path / "1" / "opt_state").item_metadata.tree
+        plain = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), about)
+        moments = reader.restore(tmp_path / "1" / "opt_state", restore_args=plain)
+    assert set(tree) == set(mlp.PARAMS) and set(moments) == {"mu", "nu"}
+    for key, (mu, nu, *rest) in state.items():
+        assert np.array_equal(tree[key], (rest or [params[key]])[0])
+        assert np.array_equal(moments["mu"][key], mu) and np.array_equal(moments["nu"][key], nu)
+
+    values = mlp.values_of(params, state)
+    old = {
+        f"value{k}": ocp.args.PyTreeSave({str(i): values[key][k] for i, key in enumerate(values)})
+        for k in range(3)
+    }
+    rows = [[list(mlp.labels_of(k, r)), mlp.repeat_dims(r), r[0]] for k, r in mlp.PARAMS.items()]
+    about = {"values": 3, "parameters": rows, "packed": {}}
+    saved.save(2, args=ocp.args.Composite(about=ocp.args.JsonSave(about), **old))
+    saved.wait_until_finished()
+    for step in (2, 1):
+        done, again, state_again = mlp.restored(saved, step, mesh)
+        assert done == step and list(again) == list(mlp.PARAMS)
+        assert all(np.array_equal(params[key], value) for key, value in again.items())
+        assert all(all(map(np.array_equal, state[key], state_again[key])) for key in state)
+    saved.close()
+
+
+def test_names_in_checkpoints_are_names_of_files(mlp: types.ModuleType) -> None:
+    names = mlp.saved_names(["a.*.weight", "..", "naïve", "", "x" * 300, "c-d_1"])
+    assert names == ["a.*.weight", *(f"parameter+{i}" for i in range(1, 5)), "c-d_1"]
+
+
 @pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )  # orbax leaves coroutines behind when a read fails

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,9 @@ from planner.emit.runtime.files.tables import COMPUTE, GRADIENTS, PARAMS
 from planner.emit.runtime.step.adamw import start_state
 from planner.emit.runtime.step.one_step import noted, state_beside
 from planner.emit.runtime.step.state_device import state_at
+
+MOMENTS = ("mu", "nu")
+"""What the moments of an optimizer's state are called, as optax does."""
 
 
 def open_checkpoints(folder, keep):
@@ -48,25 +52,67 @@ def packing():
 
 
 def save(saved, done, params, state):
-    """Value and moments of every parameter after `done` steps, with its names in the model and its
-    shape without padding."""
+    """Every parameter after `done` steps in `params`, {name: float32 array}, its moments in
+    `opt_state`, {mu: {name: array} ...}, as other tools read them; `about` has its names in the
+    model and its shape without padding."""
     import orbax.checkpoint as ocp
 
     values = values_of(params, state)
     count = max(len(v) for v in values.values())
     about = {
         "values": count,
+        "names": saved_names(PARAMS),
         "parameters": [
             [list(labels_of(key, row)), repeat_dims(row), row[0]] for key, row in PARAMS.items()
         ],
         "packed": packing(),
         **noted(state),
     }
-    items = {
-        f"value{k}": ocp.args.PyTreeSave({str(i): values[key][k] for i, key in enumerate(PARAMS)})
-        for k in range(count)
-    }
+    trees: dict = {}
+    for k in range(count):
+        item, inside = place_of(about, k)
+        tree = {name: values[key][k] for name, key in zip(about["names"], PARAMS, strict=True)}
+        trees.setdefault(item, {}).update({inside: tree} if inside else tree)
+    items = {item: ocp.args.PyTreeSave(tree) for item, tree in trees.items()}
     saved.save(done, args=ocp.args.Composite(about=ocp.args.JsonSave(about), **items))
+
+
+def saved_names(keys):
+    """What parameters are called in a checkpoint: as here, but for what is no name of a file."""
+    return [
+        key if re.fullmatch(r"\w[\w.*-]{0,199}", key, re.ASCII) else f"parameter+{i}"
+        for i, key in enumerate(keys)
+    ]
+
+
+def place_of(about, k):
+    """(item, key in it or "") that value k of every parameter is in; checkpoints of before have an
+    item a value, without names."""
+    if "names" not in about:
+        return f"value{k}", ""
+    return (
+        ("opt_state", MOMENTS[k - 1] if k <= len(MOMENTS) else f"moment{k}")
+        if k
+        else ("params", "")
+    )
+
+
+def read_arrays(saved, done, about, k, ways):
+    """number -> array of value k of the parameters with these numbers in a checkpoint. ways: number
+    -> how it is restored."""
+    import orbax.checkpoint as ocp
+
+    names = {i: about["names"][i] if "names" in about else str(i) for i in ways}
+    item, inside = place_of(about, k)
+    want, how = dict.fromkeys(names.values(), 0), {names[i]: way for i, way in ways.items()}
+    given = ocp.args.PyTreeRestore(
+        {inside: want} if inside else want,
+        restore_args={inside: how} if inside else how,
+        partial_restore=True,
+    )
+    tree = saved.restore(done, args=ocp.args.Composite(**{item: given}))[item]
+    tree = tree[inside] if inside else tree
+    return {i: tree[name] for i, name in names.items()}
 
 
 def restore(saved, mesh, asked=None):
@@ -184,7 +230,7 @@ def read(saved, done, about, k, table, dtype, mesh):
         for i, _ in sources[key]:
             names, stacked, shape = about["parameters"][i]
             if (names, shape) == (list(labels_of(key, row)), list(row[0])):
-                same[key] = str(i)
+                same[key] = i
             else:
                 spec = (*[None] * stacked, *table[key][-1][repeat_dims(row) :])
             way = ocp.ArrayRestoreArgs(
@@ -193,9 +239,8 @@ def read(saved, done, about, k, table, dtype, mesh):
                 dtype=dtype,
                 strict=False,
             )
-            ways.setdefault(str(i), way)
-    item = ocp.args.PyTreeRestore(dict.fromkeys(ways, 0), restore_args=ways, partial_restore=True)
-    found = saved.restore(done, args=ocp.args.Composite(**{f"value{k}": item}))[f"value{k}"]
+            ways.setdefault(i, way)
+    found = read_arrays(saved, done, about, k, ways)
     out = {}
     for key, row in PARAMS.items():
         if key in same:
@@ -206,7 +251,7 @@ def read(saved, done, about, k, table, dtype, mesh):
         stack = jax.jit(
             restacked, static_argnums=(1, 2), out_shardings=NamedSharding(mesh, table[key][-1])
         )
-        out[key] = stack([found[str(i)] for i, _ in sources[key]], places, first)
+        out[key] = stack([found[i] for i, _ in sources[key]], places, first)
     return out
 
 

@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from planner.emit.runtime.collectives.exchange import after, reduce_gradient, zeros_like_piece
-from planner.emit.runtime.files.checkpoint import place_in, restacked, sources_of
+from planner.emit.runtime.files.checkpoint import place_in, read_arrays, restacked, sources_of
 from planner.emit.runtime.files.frame import labels_of, padded_shape, repeat_dims
 from planner.emit.runtime.files.tables import (
     GATHERED,
@@ -193,23 +193,18 @@ def read(saved, done, about, k, table, dtype, mesh):
                 if same
                 else P(*[None] * stacked, *table[key][-1][repeat_dims(row) :])
             )
-            ways[str(i)] = ocp.ArrayRestoreArgs(
+            ways[i] = ocp.ArrayRestoreArgs(
                 sharding=NamedSharding(mesh, spec),
                 global_shape=padded_shape(shape, spec),
                 dtype=dtype,
                 strict=False,
             )
-        item = ocp.args.PyTreeRestore(
-            dict.fromkeys(ways, 0), restore_args=ways, partial_restore=True
-        )
-        found = saved.restore(done, args=ocp.args.Composite(**{f"value{k}": item}))[f"value{k}"]
+        found = read_arrays(saved, done, about, k, ways)
         stack = jax.jit(
             restacked, static_argnums=(1, 2), out_shardings=NamedSharding(mesh, table[key][-1])
         )
         value = (
-            found[str(sources[0][0])]
-            if same
-            else stack([found[str(i)] for i, _ in sources], places, first)
+            found[sources[0][0]] if same else stack([found[i] for i, _ in sources], places, first)
         )
         out[key] = jax.device_put(value, parameter_at(mesh, key, table[key][-1]))
     return out
