@@ -1,9 +1,9 @@
 """Names of a function's variables: what its values are, in the words of the model.
 
 Bodies are written with variables that are numbered through (t1, t2 ...), each assigned once.
-`local_names` says what each tensor is called: what attention reads is q, k, v, what it makes is
-context; else the module that made it, or the operator. `renamed` gives a function's variables these
-names. A value takes the variable of one that nothing reads any more, as people write it
+`local_names` says what each tensor is called: as recompute policies call it (q, k, v, context,
+mlp_up ...), or the module that made it, or the operator. `renamed` gives a function's variables
+these names. A value takes the variable of one that nothing reads any more, as people write it
 (q = q.reshape(...)); of values of one name that live at the same time the later are numbered.
 
 Nothing of a model's names reaches the source but plain lower-case words of bounded length.
@@ -22,6 +22,7 @@ from math import prod
 
 from planner.emit.runtime import files
 from planner.emit.source import IMPORTS, defined_in
+from planner.execution.block_values import Runs, block_values
 from planner.graph.ir import Graph, Node
 from planner.ops import operator_of
 
@@ -32,24 +33,29 @@ MADE_BY_MODULE = frozenset({"product", "norm", "lookup", "convolution", "recurre
 """Kinds of operators whose results go by the module that holds their weights."""
 
 
-def local_names(graph: Graph) -> Mapping[str, str]:
-    """Tensor that a node makes -> what a variable that holds it is called."""
-    if "local names" not in graph.memo:
+def local_names(graph: Graph, runs: Runs) -> Mapping[str, str]:
+    """Tensor that a node makes -> what a variable that holds it is called. runs: the repeated
+    blocks, whose values go by the names that recompute policies have for them."""
+    key = ("local names", runs)
+    if key not in graph.memo:
         names: dict[str, str] = {}
+        for tensor, name in block_values(graph, runs).items():
+            if name != "norm":  # a norm's module says which
+                _call(graph, names, tensor, name)
         for node in graph.nodes:
             kind = operator_of(node.op).kind
             if kind == "attention":
                 for name, tensor in zip(("q", "k", "v"), node.inputs, strict=False):
                     _call(graph, names, tensor, name)
-                names[node.outputs[0]] = "context"
+                names.setdefault(node.outputs[0], "context")
             elif kind == "loss":
                 _call(graph, names, node.inputs[0], "logits")
                 names[node.outputs[0]] = "loss"
         for node in graph.nodes:
             for tensor in node.outputs:
                 names.setdefault(tensor, _name(graph, names, node))
-        graph.memo["local names"] = names
-    known: Mapping[str, str] = graph.memo["local names"]
+        graph.memo[key] = names
+    known: Mapping[str, str] = graph.memo[key]
     return known
 
 

@@ -147,7 +147,8 @@ class Values:
             elif tensor in graph.weights:
                 stem = weight_name(graph.labels.get(tensor, tensor))
             else:
-                stem = local_names(graph).get(tensor) or given_name(tensor)
+                names = local_names(graph, self.flow.plan.repeated_blocks)
+                stem = names.get(tensor) or given_name(tensor)
             self.told.setdefault(variable, stem)
         return variable
 

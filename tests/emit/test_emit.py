@@ -205,7 +205,7 @@ def test_layouts_and_collectives_are_told_in_comments() -> None:
     )
     assert re.search(r"mlp/c_proj/MatMul -> \[b0/data, m, n\] partial over model", block)
     assert re.search(
-        r'lax\.psum\(mlp_c_proj, "model"\)  # all-reduce over model: /transformer/h\.\*/mlp/c_proj',
+        r'lax\.psum\(mlp_down, "model"\)  # all-reduce over model: /transformer/h\.\*/mlp/c_proj',
         block,
     )
     assert (

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 import models_zoo
 from planner.emit.local_names import given_name, local_names, renamed, weight_name
-from planner.graph.repeats import hoist
+from planner.graph.repeats import find_runs, hoist
 from planner.reader import read_model
 from planner.workload.loss import add_loss
 
 
 def test_values_of_a_block_go_by_what_they_are() -> None:
     graph = hoist(add_loss(read_model(models_zoo.build("zoo:llama-tiny"), batch=8)))
-    names = local_names(graph)
+    names = local_names(graph, find_runs(graph))
     attention = next(
         node for node in graph.nodes if len(node.outputs) == 1 and "Attention" in node.op
     )
@@ -25,7 +25,8 @@ def test_values_of_a_block_go_by_what_they_are() -> None:
     assert names[attention.outputs[0]] == "context" and names[graph.outputs[0]] == "loss"
     made = {node.id.rpartition("/layers.0/")[2]: names[node.outputs[0]] for node in graph.nodes}
     assert made["self_attn/q_proj/MatMul"] == made["self_attn/q_proj/Transpose"] == "q"
-    assert made["mlp/gate_proj/MatMul"] == "mlp_gate_proj" and made["mlp/Mul"] == "mlp"
+    assert made["mlp/gate_proj/MatMul"] == "mlp_gate" and made["mlp/Mul"] == "mlp_act"
+    assert local_names(graph, ())["/model/layers.0/mlp/Mul_output_0"] == "mlp"
     assert made["input_layernorm/RMSNormalization"] == "input_layernorm" and made["Add"] == "x"
     assert weight_name("model.layers.3.mlp.up_proj.weight") == "up_proj_weight"
     assert given_name("/model/rotary_emb/Cos_output_0") == "cos" and given_name("a b") == "const"
