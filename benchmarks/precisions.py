@@ -57,6 +57,7 @@ class Tolerance:
 TOLERANCES = {
     "fp32": Tolerance(1e-5, 1e-5, 1e-4),
     "fp16": Tolerance(1e-3, 5e-3, 2e-2),
+    "bf16-pure": Tolerance(1e-2, 4e-2, 1e-1),
     "bf16-mixed": Tolerance(1e-2, 4e-2, 1e-1),
 }
 

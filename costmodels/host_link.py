@@ -74,7 +74,8 @@ def offloaded_weight(
 
 def table_row_bytes(recipe: Recipe) -> float:
     """Bytes of an element of a hosted table's row: float32 with its optimizer state."""
-    return FLOAT_BYTES + recipe.state_bytes - recipe.master_bytes
+    moments = (recipe.state_bytes - recipe.master_bytes) / recipe.moment_bytes
+    return FLOAT_BYTES * (1 + moments)
 
 
 def pull_push_s(

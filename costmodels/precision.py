@@ -29,8 +29,15 @@ class Recipe:
     emitted: bool
     note: str
     master_bytes: float = 0.0
+    moment_bytes: float = 4
+    """of an element of one of the optimizer's moments"""
     loss_scaled: bool = False
     """whether gradients need the loss to be scaled to stay within the range of their type"""
+
+    @property
+    def state_type(self) -> str:
+        """The type of the optimizer's moments, and of master copies where there are any."""
+        return "float32" if self.moment_bytes == 4 else self.parameter
 
     def describe(self) -> str:
         """One line for people; of inference, what inference keeps."""
@@ -80,9 +87,9 @@ _RECIPES = (
         _MIXED,
         name="bf16-pure",
         state_bytes=0,
-        emitted=False,
-        note="bf16 throughout, moments in float32",
+        note="bf16 throughout, moments too; no master copy",
         master_bytes=0,
+        moment_bytes=2,
     ),
     replace(
         _MIXED,
@@ -128,7 +135,8 @@ def load_recipe(name: str, optimizer: str = "adamw", training: bool = True) -> R
     recipe = {recipe.name: recipe for recipe in _RECIPES}[name]
     if not training:
         return replace(recipe, gradient_bytes=0, reduction_bytes=0, state_bytes=0, master_bytes=0)
-    return replace(recipe, state_bytes=recipe.master_bytes + OPTIMIZERS[optimizer].moment_bytes)
+    moments = OPTIMIZERS[optimizer].moments * recipe.moment_bytes
+    return replace(recipe, state_bytes=recipe.master_bytes + moments)
 
 
 def recipe_in(

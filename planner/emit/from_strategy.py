@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from costmodels.precision import load_recipe
 from planner.emit.writer import Training
 from planner.graph.ir import Graph
 from planner.ops import operator_of
@@ -62,6 +63,7 @@ def _training(strategy: Strategy, graph: Graph) -> Training:
     return Training(
         optimizer=training.get("optimizer", "adamw"),
         lr=training.get("lr", 1e-4),
+        state=load_recipe(str(strategy.workload["precision"])).state_type,
         items=items,
         item="samples" if items == strategy.workload["batch"] else "tokens",
         model_flops=max(0.0, done * int(strategy.topology["devices"]) - passes * hidden),

@@ -121,6 +121,7 @@ def _edited_tables(w: Writer, train: bool, compute: str) -> str:
     """What a person would change: mesh, type, training, inputs and parameters with their cuts."""
     parts = [mesh_line(w), f"COMPUTE = {DTYPES[compute]}\n"]
     if train:
+        parts.append(f"STATE = {DTYPES[w.training.state]}  # of the optimizer\n")
         micro = f"MICROBATCHES = {w.flow.plan.microbatches}\n"
         parts += [schedule_table(w), micro, scale_table(w)]
         parts.append(overlap_table(w))

@@ -27,10 +27,12 @@ Workload = Literal["train", "infer"]
 class Training:
     """What the emitted step does after the gradients, and what the program's figures are made of:
     `items` (tokens or samples) and FLOPs of a step over all devices, of causal attention half, and
-    a device's peak; 0 where they are not known."""
+    a device's peak; 0 where they are not known. state: dtype of the optimizer's moments, and of
+    master copies, which there are where it is longer than that of parameters."""
 
     optimizer: str = "adamw"
     lr: float = 1e-4
+    state: str = "float32"
     items: int = 0
     item: str = "samples"
     model_flops: float = 0.0

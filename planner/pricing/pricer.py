@@ -265,9 +265,11 @@ class Pricer:
         other, however much of that a device does at once."""
         recipe, adamw = self.recipe, OPTIMIZERS["adamw"]
         away = self.host_s(2 * elements * recipe.state_bytes) if "optimizer" in offload else 0.0
-        # The runtime's figure is AdamW's; every moment fewer is one that is not read and written.
+        # The runtime's figure is that of AdamW in float32: what is not read and written is less.
         fewer = adamw.moment_bytes - (recipe.state_bytes - recipe.master_bytes)
-        moved = self.runtime.optimizer_bytes - 2 * fewer
+        value = 2 * (recipe.master_bytes or recipe.parameter_bytes) + recipe.gradient_bytes
+        value += recipe.parameter_bytes if recipe.master_bytes else 0
+        moved = self.runtime.optimizer_bytes - 2 * fewer - (3 * host_link.FLOAT_BYTES - value)
         if recipe.loss_scaled:  # gradients are read for their norm, parameters to be left alone
             moved += recipe.gradient_bytes + recipe.parameter_bytes
         return compute.optimizer_time_s(self.topology.device, elements, moved) + away

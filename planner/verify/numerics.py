@@ -72,6 +72,8 @@ def load_program(
     remember(f"{name}.py", text)
     exec(compile(text, f"{name}.py", "exec"), module.__dict__)
     module.__dict__["COMPUTE"] = jnp.dtype(compute)
+    if compute == "float32":
+        module.__dict__["STATE"] = jnp.dtype(compute)  # as --float32 does
     return module
 
 

@@ -813,6 +813,7 @@ def test_recipes_hold_the_bytes_they_promise() -> None:
         return r.parameter_bytes, r.gradient_bytes, r.state_bytes
 
     assert parts("bf16-mixed") == (2, 2, 12) and parts("fp16") == (2, 2, 12)
+    assert parts("bf16-pure") == (2, 2, 4) and parts("bf16-pure", optimizer="lion") == (2, 2, 2)
     assert parts("fp32") == (4, 4, 8)
     assert parts("bf16-mixed", optimizer="sgd") == (2, 2, 4) and parts("fp32", optimizer="sgd") == (
         4,

@@ -231,7 +231,7 @@ def test_masks_of_all_blocks_are_never_together(pins: str, own: int, tmp_path: P
 # --- what no program does
 
 
-@pytest.mark.parametrize("precision", ["fp8", "bf16-pure", "int8-weights"])
+@pytest.mark.parametrize("precision", ["fp8", "int8-weights"])
 def test_a_precision_that_is_only_priced_is_no_float32_program(
     precision: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

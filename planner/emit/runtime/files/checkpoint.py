@@ -13,8 +13,8 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from planner.emit.runtime.files.frame import labels_of, padded_shape, repeat_dims, say
-from planner.emit.runtime.files.tables import COMPUTE, GRADIENTS, PARAMS
+from planner.emit.runtime.files.frame import has_masters, labels_of, padded_shape, repeat_dims, say
+from planner.emit.runtime.files.tables import COMPUTE, GRADIENTS, PARAMS, STATE
 from planner.emit.runtime.step.adamw import start_state
 from planner.emit.runtime.step.one_step import noted, state_beside
 from planner.emit.runtime.step.state_device import state_at
@@ -37,9 +37,8 @@ def open_checkpoints(folder, keep):
 
 
 def values_of(params, state):
-    """parameter -> [float32 value, moments...]: where parameters are kept in a shorter type, the
-    value is the master copy."""
-    master = jnp.dtype(COMPUTE).itemsize < 4
+    """parameter -> [value, moments...]: the value is the master copy where there is one."""
+    master = has_masters()
     return {
         key: [state[key][-1], *state[key][:-1]] if master else [p, *state[key]]
         for key, p in params.items()
@@ -199,7 +198,7 @@ def restored(saved, done, mesh):
             f"the checkpoint of step {done} has weights in other buffers of pipeline stages than"
             " this program: --export where it was saved, --weights here"
         )
-    master = jnp.dtype(COMPUTE).itemsize < 4
+    master = has_masters()
     shapes = {key: jax.ShapeDtypeStruct(row[0], jnp.float32) for key, row in PARAMS.items()}
     moments = max(len(leaves) for leaves in jax.eval_shape(start_state, shapes).values()) - master
     if moments != about["values"] - 1:
@@ -210,7 +209,7 @@ def restored(saved, done, mesh):
     params = read(saved, done, about, 0, PARAMS, COMPUTE, mesh)
     cuts = {key: state_at(mesh, row[-1]) for key, row in GRADIENTS.items()}
     rows = [
-        jax.device_put(read(saved, done, about, k, GRADIENTS, jnp.float32, mesh), cuts)
+        jax.device_put(read(saved, done, about, k, GRADIENTS, STATE, mesh), cuts)
         for k in [*range(1, moments + 1), *([0] if master else [])]
     ]
     state = {key: tuple(row[key] for row in rows) for key in params}

@@ -22,6 +22,7 @@ from planner.emit.runtime.files.tables import (
     LABELS,
     MESH,
     MODEL_FOLDER,
+    STATE,
 )
 
 
@@ -203,6 +204,11 @@ def apart(results, carried):
     return results[0] if carried == 1 else results[:carried], results[carried:]
 
 
+def has_masters():
+    """Whether the optimizer keeps a copy of parameters in a longer type than theirs."""
+    return jnp.dtype(STATE).itemsize > jnp.dtype(COMPUTE).itemsize
+
+
 def computed(values):
     """Floats in the type the program computes in."""
     return {
@@ -229,7 +235,7 @@ def synthetic_batch(seed):
 def command_line(more=()):
     """Options, `more` of them as (name, add_argument's keywords); sets up the devices, and joins
     the other processes, before jax first looks for devices."""
-    global COMPUTE
+    global COMPUTE, STATE
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -301,7 +307,7 @@ def command_line(more=()):
         )
         jax.distributed.initialize(**given, shutdown_timeout_seconds=30)
     if args.float32:
-        COMPUTE = jnp.float32
+        COMPUTE = STATE = jnp.float32
     return args
 
 

@@ -20,8 +20,15 @@ import numpy as np
 
 from planner.emit.runtime.files.checkpoint import values_of
 from planner.emit.runtime.files.feed import sample_numbers
-from planner.emit.runtime.files.frame import computed, labels_of, place, specs_of, synthetic_batch
-from planner.emit.runtime.files.tables import COMPUTE, GRADIENTS, HOST_TABLES, INPUTS, PARAMS
+from planner.emit.runtime.files.frame import (
+    computed,
+    has_masters,
+    labels_of,
+    place,
+    specs_of,
+    synthetic_batch,
+)
+from planner.emit.runtime.files.tables import GRADIENTS, HOST_TABLES, INPUTS, PARAMS, STATE
 from planner.emit.runtime.step.adamw import start_state
 
 ROWS_AT_ONCE = 1 << 16
@@ -51,7 +58,7 @@ def first_rows(key, seed, weights, part, parts):
 
 def make_part(seed, weights, part, parts):
     """table -> [values, moments...] of the rows of a part."""
-    masters = jnp.dtype(COMPUTE).itemsize < 4
+    masters = has_masters()
     moments = (
         len(jax.eval_shape(start_state, {"": jax.ShapeDtypeStruct((1,), jnp.float32)})[""])
         - masters
@@ -188,8 +195,10 @@ def pull(tables, rows, params, state, mesh):
         full = np.zeros((len(read), *PARAMS[key][0]), np.float32)
         full[:, : len(numbers)] = read
         params |= place(computed({key: full[0]}), specs_of(PARAMS), mesh)
-        kept = [*full[1:], *([full[0]] if jnp.dtype(COMPUTE).itemsize < 4 else [])]
-        state[key] = tuple(place({key: x}, specs_of(GRADIENTS), mesh)[key] for x in kept)
+        kept = [*full[1:], *([full[0]] if has_masters() else [])]
+        state[key] = tuple(
+            place({key: x.astype(STATE)}, specs_of(GRADIENTS), mesh)[key] for x in kept
+        )
     return params, state
 
 

@@ -5,6 +5,8 @@ outside a program.
 
     MESH              axis -> size, outermost first
     COMPUTE           dtype of parameters and activations
+    STATE             dtype of the optimizer's moments, and of master copies of parameters where it
+                      is longer than theirs
     GPU_MEMORY        share of a GPU's memory to preallocate, None where no GPU is planned for
     LEARNING_RATE, WARMUP_STEPS, SCHEDULE, END_FRACTION, STEPS   see `learning_rate`
     CLIP_NORM         gradients are scaled down to this global norm; 0: they are not
@@ -74,6 +76,7 @@ from typing import Any
 
 MESH: dict[str, int] = {}
 COMPUTE: Any = None
+STATE: Any = None
 GPU_MEMORY: float | None = None
 BATCH = 0
 INPUTS: dict[str, tuple[Any, ...]] = {}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from planner.emit.runtime.files.tables import COMPUTE
+from planner.emit.runtime.files.frame import has_masters
 from planner.emit.runtime.step.schedule import learning_rate
 
 
 def start_state(masters):
-    """The master copy where parameters are stored in a shorter type, else nothing."""
-    return {key: (p,) if jnp.dtype(COMPUTE).itemsize < 4 else () for key, p in masters.items()}
+    """The master copy where there is one, else nothing."""
+    return {key: (p,) if has_masters() else () for key, p in masters.items()}
 
 
 def update(p, gradient, state, count, decaying):
