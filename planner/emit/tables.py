@@ -356,13 +356,16 @@ def gradients_table(w: Writer, parameters: list[Parameter]) -> str:
         scatter = plan.zero_axes if cut and plan.zero_stage < 3 else ()
         rest = tuple(a for a in plan.grad_partial if not (cut and a in plan.zero_axes))
         shape = w.flow.graph.tensors[p.tensors[0]].shape
+        by_repeats = cut and _cut_by_repeats(w, p)
         layout = (
             (cut_layout(plan) if w.backend == "shard_map" else _finer(w, plan, shape))
-            if cut
+            if cut and not by_repeats
             else plan.layout
         )
         before = p.stacked + (w.virtual_stages(p) > 1)  # dims of the repeats
         shape, layout = _stacked(w, p, shape, layout) if p.stacked else (shape, layout)
+        layout = Layout((plan.zero_axes, *layout.dims[1:])) if by_repeats else layout
+        dim = 0 if by_repeats else plan.zero_dim + before
         over = (
             (STAGE,) if w.pipeline and not w.staged(p) else ()
         )  # every stage holds it and adds to its gradient
@@ -370,7 +373,7 @@ def gradients_table(w: Writer, parameters: list[Parameter]) -> str:
         pending = tuple_text(rest if plan.zero_stage == 3 else (*over, *plan.grad_partial))
         ways = (
             f"{pending}, {tuple_text(rest)}, {tuple_text(scatter)},"
-            f" {plan.zero_dim + before if scatter else 0}, "
+            f" {dim if scatter else 0}, "
             if w.backend == "shard_map"
             else ""
         )
@@ -404,6 +407,20 @@ def gradients_table(w: Writer, parameters: list[Parameter]) -> str:
             else "GATHERED = set()\n"
         )
     return text
+
+
+def _cut_by_repeats(w: Writer, p: Parameter) -> bool:
+    """Whether ZeRO stages 1 and 2 cut a stack of repeats by repeats instead of along a dim of each:
+    the same bytes, but a collective along the first dim takes and leaves them in the order in which
+    they lie, where one along another is compiled with copies in another order on both sides."""
+    plan = p.plan
+    if w.backend != "shard_map" or not p.stacked or w.pipeline or w.flow.plan.offload:
+        return False
+    size = w.flow.graph.tensors[p.tensors[0]].shape[plan.zero_dim]
+    mesh = dict(w.flow.plan.mesh)
+    ways = group(plan.zero_axes, mesh)
+    even = size % group((*plan.layout.dims[plan.zero_dim], *plan.zero_axes), mesh) == 0
+    return plan.zero_stage < 3 and even and len(p.tensors) % ways == 0
 
 
 def _equal_table(w: Writer) -> str:

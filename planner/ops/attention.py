@@ -94,9 +94,9 @@ def _attention(call: Call) -> str:
             f" {call.axis_text('ring')}{window})"
         )
     name = f'"{call.saved_as}"' if call.saved_as else ""
-    if mask == "None" and start == "0":
-        window += f", name={name}" * bool(name)
-        return f"{call.use('fused_attention')}({q}, {k}, {v}, {flags}{window})"
+    if start == "0":
+        more = window + (f", mask={mask}" if mask != "None" else "") + f", name={name}" * bool(name)
+        return f"{call.use('fused_attention')}({q}, {k}, {v}, {flags}{more})"
     text = f"{call.use('attention')}({q}, {k}, {v}, {mask}, {flags}, {start}{window})"
     return f"checkpoint_name({text}, {name})" if name else text
 

@@ -15,7 +15,7 @@ from math import prod
 
 import numpy as np
 
-from planner.ops.attention_kernels import BLOCKS, chosen
+from planner.ops.attention_kernels import BLOCKS, CUDNN_ROWS, chosen, has_mask
 from planner.ops.attention_pairs import Positions
 from planner.ops.cost import Dots, Kernel, Passes, Pieces, Product
 from planner.sharding.layout import group
@@ -87,17 +87,34 @@ def kernel_of(pieces: Pieces, split: Split) -> str:
 
 def _fused(pieces: Pieces, split: Split, share: float, operands: float, results: float) -> Passes:
     """One kernel a pass over operands and results; the backward pass also reads the result and its
-    gradient and writes gradients of the operands."""
+    gradient and writes gradients of the operands. cuDNN reads a mask as terms of all queries and
+    keys, and writes their gradient whether or not it is asked for; odd numbers of queries or keys
+    are brought to even ones in copies."""
     queries, keys = pieces.graph.shapes(pieces.node.inputs[:2])
     flops = pieces.rule.flops * share * Positions.of(pieces.node).share(queries[2], keys[2])
-    statistics = SCORE * _rows(pieces, split)
-    forward = Kernel(flops, operands + results + statistics, attention="forward")
+    statistics, bias = SCORE * _rows(pieces, split), _bias_bytes(pieces, split)
+    forward = Kernel(flops, operands + results + statistics + bias, attention="forward")
     backward = Kernel(
         PRODUCTS[pieces.attention_kernel] * flops,
-        2 * operands + 2 * results + statistics,
+        2 * operands + 2 * results + statistics + 2 * bias,
         attention="backward",
     )
-    return (forward,), (backward,)
+    local = pieces.rule.local(split, pieces.mesh).get("s", queries[2])
+    if pieces.attention_kernel != "cudnn" or not (local % CUDNN_ROWS or keys[2] % CUDNN_ROWS):
+        return (forward,), (backward,)
+    there, back = Kernel(0.0, 2 * operands), Kernel(0.0, 2 * (operands + results))
+    return (there, forward), (backward, back)
+
+
+def _bias_bytes(pieces: Pieces, split: Split) -> float:
+    """Bytes of the terms that cuDNN adds to scores for a mask: of all queries and keys, for each
+    sequence and head if the mask has these."""
+    if pieces.attention_kernel != "cudnn" or not has_mask(pieces.node):
+        return 0.0
+    queries, keys = (shape[2] for shape in pieces.graph.shapes(pieces.node.inputs[:2]))
+    rows = pieces.rule.local(split, pieces.mesh).get("s", queries)
+    kinds = prod(pieces.operand_shape(3, split)[:-2])
+    return float(pieces.itemsize("float32") * kinds * rows * keys)
 
 
 def _in_blocks(pieces: Pieces, split: Split, operands: float, results: float) -> Passes:
@@ -138,8 +155,7 @@ def _of_block(
     of_keys = 2 * scores * q[3]
     of_values = 2 * scores * prod(local[f] for f in out[3])
     read = read_bytes / blocks
-    own_mask = len(node.inputs) > 3 and bool(node.inputs[3])
-    masked = SCORE if node.attrs.get("causal", 0) or own_mask else 0
+    masked = SCORE if node.attrs.get("causal", 0) or has_mask(node) else 0
 
     def product(of: float, score_bytes: float) -> Kernel:
         return Kernel(of, score_bytes * scores + read, often)
@@ -172,7 +188,8 @@ def _rows(pieces: Pieces, split: Split) -> float:
 
 def attention_workspace(pieces: Pieces, results: np.ndarray) -> np.ndarray:
     """Bytes that a pass takes beside operands and results, in the backward pass where one follows:
-    of a fused kernel the queries' gradient in float32, of blocks the scores of one."""
+    of a fused kernel the queries' gradient in float32 and what it adds to scores for a mask, of
+    blocks the scores of one."""
     each = zip(pieces.splits, results.tolist(), strict=True)
     return np.array([_workspace_bytes(pieces, *split) for split in each])
 
@@ -183,7 +200,10 @@ def _workspace_bytes(pieces: Pieces, split: Split, results: float) -> float:
     carried = 2 * results if pieces.trained and pieces.repeated else 0.0
     if kernel_of(pieces, split) == BLOCKS:
         return carried + _scores_bytes(pieces, split, results)
-    return carried + (SCORE / pieces.itemsize("float32") * results if pieces.trained else 0.0)
+    bias = _bias_bytes(pieces, split)
+    if not pieces.trained:
+        return carried + bias
+    return carried + SCORE / pieces.itemsize("float32") * results + 2 * bias
 
 
 def _scores_bytes(pieces: Pieces, split: Split, results: float) -> float:

@@ -22,7 +22,8 @@ BLOCKS = "blocks"
 CUDNN_ALIGNED = 8
 """What the number of elements of a head is a multiple of, for cuDNN's kernel."""
 CUDNN_ROWS = 2
-"""What queries and keys are multiples of, for the backward pass of jax's call of that kernel."""
+"""What queries and keys are multiples of, for the backward pass of jax's call of that kernel:
+programs add one to odd numbers of them."""
 SPLASH_ROWS, SPLASH_ALIGNED = 128, 64
 """What Splash's queries, keys and elements of a head are multiples of."""
 
@@ -42,6 +43,17 @@ class Chosen:
 def is_attention(node: Node) -> bool:
     """Whether a kernel is chosen for a node: of queries to keys that are all there."""
     return node.op == "Attention"
+
+
+def has_mask(node: Node) -> bool:
+    """Whether an Attention node has a mask beside what positions leave out."""
+    return len(node.inputs) > 3 and bool(node.inputs[3])
+
+
+def _masks_keys(node: Node, graph: Graph) -> bool:
+    """Whether its mask says of each key whether all queries see it, for all heads alike."""
+    mask = graph.tensors[node.inputs[3]]
+    return mask.dtype == "bool" and all(n == 1 for n in mask.shape[:-1][-2:])
 
 
 # Many parameters: a node and where its plan puts it, and what decides besides about the device and
@@ -69,7 +81,9 @@ def chosen(
         "collectives are placed by the compiler": partitioned,
         f"it computes in {compute}": compute not in ("bfloat16", "float16"),
         "its keys travel around a ring": bool(split.axes("ring")),
-        "it has a mask of its own": len(node.inputs) > 3 and bool(node.inputs[3]),
+        "its mask is not of keys alone": (
+            device_kernel == "splash" and has_mask(node) and not _masks_keys(node, graph)
+        ),
         "its queries are cut under a causal mask": (
             bool(node.attrs.get("causal", 0)) and rows < queries[2]
         ),
@@ -83,9 +97,7 @@ def chosen(
             or (device_kernel == "splash" and bool(queries[3] % SPLASH_ALIGNED))
         ),
         f"a device has {rows:,} queries to {keys[2]:,} keys": (
-            bool(rows % CUDNN_ROWS or keys[2] % CUDNN_ROWS)
-            if device_kernel == "cudnn"
-            else bool(rows % SPLASH_ROWS or keys[2] % SPLASH_ROWS)
+            device_kernel == "splash" and bool(rows % SPLASH_ROWS or keys[2] % SPLASH_ROWS)
         ),
     }
     why = next((reason for reason, holds in reasons.items() if holds), "")

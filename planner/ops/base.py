@@ -170,6 +170,8 @@ class Operator:
     traffic: float = 1.0
     """How many times results and operands cross memory, for memory-bound pricing (1: each operand
     is read once, each result is written once)."""
+    gpu_backward: float = 2.0
+    """What its backward pass takes on GPUs, in forward passes, for memory-bound pricing."""
     fusible: bool = False
     """Whether a compiler fuses it into its neighbours (element-wise work): its operands are then
     not read again from memory."""

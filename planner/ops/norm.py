@@ -160,6 +160,14 @@ def _batch_norm(call: Call) -> str:
     return text if live == 3 else f"{text}[0]" if live == 1 else f"{text}[:{live}]"
 
 
+ROW_NORM_BACKWARD = 4.0
+"""The backward pass of a norm over rows as XLA's GPU compiler runs it, in forward passes (two
+arrays): the operand's gradient reads two arrays and writes one; the scale's writes the product that
+is summed, with statistics of its own, and reads it again; the shift's reads one (benchmarks/
+RESULTS.md, "Norms on GPUs")."""
+
+
+# Many parameters: what norms differ in.
 def _norm(
     name: str,
     rule: Callable[[Node, Graph], Rule],
@@ -168,6 +176,7 @@ def _norm(
     adds: tuple[int, ...] = (),
     extents: bool = False,
     counted: str = "",
+    gpu_backward: float = 2.0,
 ) -> Operator:
     return Operator(
         name,
@@ -179,6 +188,7 @@ def _norm(
         adds=adds,
         extents=extents,
         counted=counted,
+        gpu_backward=gpu_backward,
     )
 
 
@@ -199,8 +209,20 @@ register(
         traffic=1.5,
         extents=True,
     ),
-    _norm("LayerNormalization", _suffix_norm, _layer_norm, extents=True),
-    _norm("RMSNormalization", _suffix_norm, _rms_norm, extents=True),
+    _norm(
+        "LayerNormalization",
+        _suffix_norm,
+        _layer_norm,
+        extents=True,
+        gpu_backward=ROW_NORM_BACKWARD,
+    ),
+    _norm(
+        "RMSNormalization",
+        _suffix_norm,
+        _rms_norm,
+        extents=True,
+        gpu_backward=ROW_NORM_BACKWARD,
+    ),
     _norm("InstanceNormalization", _instance_rule, _instance_norm),
     _norm("GroupNormalization", _group_rule, _group_norm, counted="g"),
     _norm("BatchNormalization", _batch_rule, _batch_norm, starts_at_one=(1, 4), adds=(2,)),

@@ -110,10 +110,9 @@ def _cast(call: Call) -> str:
 
 
 def _gelu(call: Call) -> str:
-    return (
-        f"{call.use('lean')}(lambda x: jax.nn.gelu(x,"
-        f" approximate={call.attr('approximate', 'none') == 'tanh'}))({call.args[0]})"
-    )
+    if call.attr("approximate", "none") == "tanh":
+        return f"{call.use('lean')}(jax.nn.gelu)({call.args[0]})"
+    return f"{call.use('gelu')}({call.args[0]})"
 
 
 def _pow(call: Call) -> str:

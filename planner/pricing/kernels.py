@@ -31,7 +31,8 @@ def kernel_times(base: GraphFacts, i: int, split: Split, pricer: Pricer) -> tupl
 
     Products: one kernel forward, one as large per operand with a gradient; attention makes its
     scores again. Memory-bound work: operands and results cross memory once (a fused operator only
-    writes its result), twice that backward, and once more in a gated unit, which makes it again.
+    writes its result), twice that backward (norms on GPUs more), and once more in a gated unit, which
+    makes it again.
     """
     ins, outs = local_bytes(base, i, split, pricer)
     forward, backward = times_of(
@@ -119,7 +120,9 @@ def times_of(
         forward = np.array([alike[each] for each in work])
     if not base.training or base.grad.isdisjoint(node.outputs):
         return forward, np.zeros(len(splits))
-    more = base.backward[i] if rule.flops else 2 + (i in base.gated.nodes)
+    on_gpu = pricer.topology.device.kind == "gpu"
+    again = (operator.gpu_backward if on_gpu else 2) + (i in base.gated.nodes)
+    more = base.backward[i] if rule.flops else again
     if rule.flops and rule.fringe and node.inputs[0] in base.grad:
         return forward, (more + np.array([rule.beyond(split, mesh) for split in splits])) * forward
     return forward, more * forward

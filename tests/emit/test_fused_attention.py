@@ -3,6 +3,7 @@ operations beside the blocks', and what compiled texts hold."""
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ jax = pytest.importorskip("jax")
 jnp = jax.numpy
 
 from costmodels.hardware.device import load_device  # noqa: E402
+from planner.emit.runtime.kernels import fused_attention as fused  # noqa: E402
 from planner.emit.runtime.kernels import kernels  # noqa: E402
 from planner.emit.runtime.kernels.fused_attention import (  # noqa: E402
     attention_kernel,
@@ -64,8 +66,8 @@ def operands(
         (H100, {}, "cudnn"),
         (H100, {"dtype": jnp.float16}, "cudnn"),
         (H100, {"width": 64, "queries": 100, "keys": 34}, "cudnn"),
-        (H100, {"width": 64, "queries": 100, "keys": 33}, "blocks"),
-        (H100, {"width": 64, "queries": 197, "keys": 197}, "blocks"),
+        (H100, {"width": 64, "queries": 100, "keys": 33}, "cudnn"),
+        (H100, {"width": 64, "queries": 197, "keys": 197}, "cudnn"),
         (H100, {"dtype": jnp.float32}, "blocks"),
         (H100, {"width": 256}, "cudnn"),
         (H100, {"width": 264}, "blocks"),
@@ -89,6 +91,24 @@ def test_the_kernel_is_that_of_the_device_where_it_serves_the_operands(
 ) -> None:
     with jax.sharding.use_abstract_mesh(mesh_of(device)):
         assert attention_kernel(*operands(**given)) == kernel
+
+
+MASKS = {
+    "of keys": ((2, 1, 1, 256), bool),
+    "of one sequence's keys": ((1, 256), bool),
+    "of heads": ((2, 4, 1, 256), bool),
+    "of queries": ((1, 1, 256, 256), bool),
+    "of terms": ((2, 1, 1, 256), jnp.float32),
+}
+
+
+@pytest.mark.parametrize("kind", MASKS)
+def test_the_kernel_takes_the_mask(kind: str) -> None:
+    mask = jax.ShapeDtypeStruct(*MASKS[kind])
+    of_keys = kind in ("of keys", "of one sequence's keys")
+    for device, kernel in ((H100, "cudnn"), (V5P, "splash" if of_keys else "blocks")):
+        with jax.sharding.use_abstract_mesh(mesh_of(device)):
+            assert attention_kernel(*operands(), mask) == kernel
 
 
 @pytest.mark.parametrize("scanned", [False, True], ids=("alone", "scanned"))
@@ -122,10 +142,93 @@ def test_splash_gives_the_numbers_of_the_blocks(
         out = jax.sharding.PartitionSpec(), spec
         return jax.jit(jax.shard_map(step, mesh=mesh, in_specs=spec, out_specs=out))(*values)
 
-    one = gradients(lambda q, k, v: splash_attention(q, k, v, 0.1, causal, window, interpret=True))
+    one = gradients(lambda *x: splash_attention(*x, 0.1, causal, window, interpret=True))
     other = gradients(lambda q, k, v: attention(q, k, v, None, 0.1, causal, False, 0, window))
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=5e-5)
+
+
+def _some(shape: tuple[int, ...], seed: int, dtype: Any = jnp.float32) -> Any:
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), dtype)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_splash_leaves_out_the_keys_that_a_mask_hides(
+    causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Result and gradients under shard_map, of sequences of which one sees no key at all."""
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("data")
+    q, k, v = (_some((4, h, 128, 64), i) for i, h in enumerate((4, 2, 2)))
+    mask = jnp.arange(128) < jnp.asarray([128, 70, 1, 0])[:, None]
+    monkeypatch.setattr(fused, "attention_kernel", lambda *_: "splash")
+    plain = functools.partial(splash_attention, interpret=True)
+    monkeypatch.setattr(fused, "splash_attention", plain)
+
+    def gradients(kernel: Any) -> Any:
+        def step(mask: Any, *operands: Any) -> Any:
+            value, found = jax.value_and_grad(
+                lambda q, k, v: jnp.sum(jnp.sin(kernel(q, k, v, mask))), (0, 1, 2)
+            )(*operands)
+            return jax.lax.psum(value, "data"), found
+
+        out = jax.sharding.PartitionSpec(), spec
+        whole = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=spec, out_specs=out))
+        return whole(mask[:, None, None], q, k, v)
+
+    one = gradients(lambda *x: fused_attention(*x[:3], 0.1, causal, True, mask=x[3]))
+    other = gradients(lambda *x: attention(*x, 0.1, causal, True, 0))
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=5e-5)
+
+
+@pytest.mark.parametrize(("causal", "window"), [(False, 0), (True, 0), (True, 5)])
+@pytest.mark.parametrize("kind", [*MASKS, "trained terms of heads", "none"])
+@pytest.mark.parametrize(("queries", "keys"), [(16, 16), (9, 15)])
+def test_what_cudnn_is_given_is_what_the_blocks_compute(
+    kind: str, queries: int, keys: int, causal: bool, window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """cuDNN itself runs on GPUs alone: jax's plain implementation of the same call stands in for
+    it. Result and gradients, a trained mask's too, of rows that see no key as well."""
+    shape, dtype = {
+        "of keys": ((2, 1, 1, keys), bool),
+        "of one sequence's keys": ((1, keys), bool),
+        "of heads": ((2, 4, 1, keys), bool),
+        "of queries": ((1, 1, queries, keys), bool),
+        "of terms": ((2, 1, 1, keys), jnp.float32),
+        "trained terms of heads": ((1, 4, queries, keys), jnp.float32),
+        "none": ((), None),
+    }[kind]
+    q, k, v = _some((2, 4, queries, 8), 0), _some((2, 2, keys, 8), 1), _some((2, 2, keys, 8), 2)
+    mask = None if dtype is None else _some(shape, 3)
+    if dtype == bool:
+        mask = (mask > 0.3).at[..., :2].set(False)
+    elif kind == "of terms":
+        mask = jnp.where(mask > 0.5, -jnp.inf, mask)
+    run = jax.nn.dot_product_attention
+
+    def plain(*operands: Any, implementation: str, **options: Any) -> Any:
+        assert implementation == "cudnn"
+        assert all(x.shape[1] % 2 == 0 for x in operands[:3])
+        return run(*operands, implementation="xla", **options)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", plain)
+    monkeypatch.setattr(fused, "attention_kernel", lambda *_: "cudnn")
+    trained = kind == "trained terms of heads"
+
+    def gradients(kernel: Any) -> Any:
+        def loss(*operands: Any) -> Any:
+            return jnp.sum(jnp.sin(kernel(*operands)))
+
+        return jax.value_and_grad(loss, (0, 1, 2, *[3] * trained))(q, k, v, mask)
+
+    def guarded(*x: Any) -> Any:
+        return fused_attention(*x[:3], 0.3, causal, True, window, x[3])
+
+    one = gradients(guarded)
+    other = gradients(lambda *x: attention(*x, 0.3, causal, True, 0, window))
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 
 
 def test_devices_without_a_kernel_run_the_blocks() -> None:
@@ -217,17 +320,29 @@ KINDS = {
 @pytest.mark.parametrize("device", KINDS)
 @pytest.mark.parametrize("compute", ["bfloat16", "float32"])
 @pytest.mark.parametrize(
-    ("queries", "width"), [(256, 128), (100, 64), (197, 64), (256, 80), (256, 256)]
+    ("queries", "width", "mask"),
+    [
+        *[(256, 128, kind) for kind in ("", *MASKS)],
+        (100, 64, ""),
+        (197, 64, ""),
+        (256, 80, "of terms"),
+        (256, 256, ""),
+    ],
 )
 def test_plans_name_the_kernel_that_programs_choose(
-    device: str, compute: str, queries: int, width: int
+    device: str, compute: str, queries: int, width: int, mask: str
 ) -> None:
     """`planner.ops.attention_kernels` from a plan, `attention_kernel` when a program is traced."""
     shapes = {"q": (2, 4, queries, width), "k": (2, 2, 256, width), "v": (2, 2, 256, width)}
     tensors = {n: Tensor(n, shape, "float32") for n, shape in (shapes | {"o": shapes["q"]}).items()}
     attributes = {"scale": 0.1, "causal": 1, "guard": 0}
-    node = Node("attention", "Attention", ("q", "k", "v"), ("o",), attributes)
-    graph = Graph("g", (node,), tensors, ("q", "k", "v"), ("o",))
+    given = operands(queries=queries, width=width, dtype=getattr(jnp, compute))
+    if mask:
+        given = (*given, jax.ShapeDtypeStruct(*MASKS[mask]))
+        tensors["mask"] = Tensor("mask", MASKS[mask][0], jnp.dtype(MASKS[mask][1]).name)
+    names = tuple(n for n in tensors if n != "o")
+    node = Node("attention", "Attention", names, ("o",), attributes)
+    graph = Graph("g", (node,), tensors, names, ("o",))
     rule, chip = OPERATORS["Attention"].rule(node, graph), load_device(device)
 
     def planned(split: Split, mesh: dict[str, int], partitioned: bool = False) -> Chosen:
@@ -244,7 +359,6 @@ def test_plans_name_the_kernel_that_programs_choose(
         )
 
     whole = planned(Split(), {})
-    given = operands(queries=queries, width=width, dtype=getattr(jnp, compute))
     with jax.sharding.use_abstract_mesh(mesh_of(KINDS[device])):
         assert whole.kernel == attention_kernel(*given)
     assert (whole.kernel == "blocks") == bool(whole.why)

@@ -28,20 +28,33 @@ HOPPER = ("H100", "H200", "H20", "H800")
 
 
 # Many parameters: the operands and attributes of attention.
-def fused_attention(q, k, v, scale, causal, guard, window=0, name=""):
-    """`attention` without a mask, q [B, H, S, D], k [B, G, T, D], v [B, G, T, D] whole along S and
-    T, by the kernel that the devices have for these shapes. name: what checkpoint policies call
-    the result, and what a kernel keeps beside it; cuDNN's they know by itself (`save_names`)."""
-    kernel = attention_kernel(q, k, v)
-    if kernel == "cudnn":
-        return cudnn_attention(q, k, v, scale, causal, window)
-    if kernel == "splash":
-        return splash_attention(q, k, v, scale, causal, window, name=name)
-    out = attention(q, k, v, None, scale, causal, guard, 0, window)
-    return checkpoint_name(out, name) if name else out
+def fused_attention(q, k, v, scale, causal, guard, window=0, mask=None, name=""):
+    """`attention`, q [B, H, S, D], k [B, G, T, D], v [B, G, T, D] whole along S and T, a mask
+    broadcastable to [B, H, S, T], by the kernel that the devices have for these operands. name:
+    what checkpoint policies call the result, and what a kernel keeps beside it; cuDNN's they know
+    by itself (`save_names`)."""
+    kernel = attention_kernel(q, k, v, mask)
+    if kernel == "blocks":
+        out = attention(q, k, v, mask, scale, causal, guard, 0, window)
+        return checkpoint_name(out, name) if name else out
+
+    def run(v):
+        """The kernel's result."""
+        if kernel == "cudnn":
+            return cudnn_attention(q, k, v, scale, causal, window, mask)
+        return splash_attention(q, k, v, scale, causal, window, mask, name=name)
+
+    if mask is None or not guard:
+        return run(v)
+    seen = sees_a_key(mask, q.shape[2], k.shape[2], causal, window)
+    if all(n == 1 for n in seen.shape[-3:]):
+        # One answer for all queries of a sequence: without values its result is zero, and to clear
+        # values, which are being written, costs nothing.
+        return run(jnp.where(seen, v, 0))
+    return jnp.where(seen, run(v), 0)
 
 
-def attention_kernel(q, k, v):
+def attention_kernel(q, k, v, mask=None):
     """Which kernel serves operands of these shapes and types on the devices of the mesh: "cudnn",
     "splash" or "blocks"."""
     device, here = jax.sharding.get_abstract_mesh().abstract_device, jax.devices()
@@ -54,29 +67,72 @@ def attention_kernel(q, k, v):
         return "blocks"
     if name.startswith("NVIDIA") and not any(old in name for old in WITHOUT_FLASH):
         widest = 256 if any(new in name for new in HOPPER) else 128
-        head = q.shape[3] <= widest and q.shape[3] % 8 == 0
-        even = q.shape[2] % 2 == 0 and k.shape[2] % 2 == 0  # jax trains with no other lengths
-        return "cudnn" if head and even else "blocks"
+        return "cudnn" if q.shape[3] <= widest and q.shape[3] % 8 == 0 else "blocks"
     if name.startswith("TPU"):
         whole = q.shape[2] % 128 == 0 and k.shape[2] % 128 == 0 and q.shape[3] % 64 == 0
-        return "splash" if whole else "blocks"
+        return "splash" if whole and (mask is None or is_of_keys(mask)) else "blocks"
     return "blocks"
 
 
-def cudnn_attention(q, k, v, scale, causal, window=0):
-    """cuDNN's fused attention, forward and backward. Operands as for `fused_attention`."""
-    q, k, v = (jnp.swapaxes(spread(x, q, k, v), 1, 2) for x in (q, k, v))
-    local = (window - 1, 0) if window else None
-    out = jax.nn.dot_product_attention(
-        q, k, v, scale=scale, is_causal=causal, local_window_size=local, implementation="cudnn"
-    )
-    return jnp.swapaxes(out, 1, 2)
+def is_of_keys(mask):
+    """Whether a mask says of each key whether all queries see it, for all heads alike."""
+    return mask.dtype == bool and all(n == 1 for n in mask.shape[:-1][-2:])
+
+
+def sees_a_key(mask, rows, keys, causal, window):
+    """Whether a query sees any key, [.., S, 1]. Kernels hide keys by terms that are finite, so that
+    a query that sees none would see all."""
+    seen = mask if mask.dtype == bool else mask > -jnp.inf
+    if causal:
+        ahead = jnp.arange(keys)[None, :] - jnp.arange(rows)[:, None]
+        seen = seen & (ahead <= 0) & (ahead > -window if window else True)
+    return jnp.any(seen, -1, keepdims=True)
 
 
 # Many parameters: the operands and attributes of attention.
-def splash_attention(q, k, v, scale, causal, window=0, interpret=False, name=""):
+def cudnn_attention(q, k, v, scale, causal, window=0, mask=None):
+    """cuDNN's fused attention, forward and backward. Operands as for `fused_attention`. Its backward
+    pass takes even numbers of queries and keys: odd ones get one more, which is left out."""
+    rows, odd = q.shape[2], (q.shape[2] % 2, k.shape[2] % 2)
+    bias = None if mask is None else spread(bias_of(mask, q, k), q, k, v)
+    lengths = [jnp.full(q.shape[0], x.shape[2], jnp.int32) if any(odd) else None for x in (q, k)]
+    q, k, v = (jnp.swapaxes(spread(x, q, k, v), 1, 2) for x in (q, k, v))
+    if any(odd):
+        q, k, v = (
+            jnp.pad(x, ((0, 0), (0, more), (0, 0), (0, 0)))
+            for x, more in ((q, odd[0]), (k, odd[1]), (v, odd[1]))
+        )
+    out = jax.nn.dot_product_attention(
+        q,
+        k,
+        v,
+        bias,
+        scale=scale,
+        is_causal=causal,
+        local_window_size=(window - 1, 0) if window else None,
+        query_seq_lengths=lengths[0],
+        key_value_seq_lengths=lengths[1],
+        implementation="cudnn",
+    )
+    return jnp.swapaxes(out[:, :rows], 1, 2)
+
+
+def bias_of(mask, q, k):
+    """The terms that cuDNN adds to scores for a mask, [B or 1, H or 1, S, T], to even S and T: of a
+    key that is not seen a large negative one, as it subtracts infinities from each other."""
+    least = jnp.asarray(-2.0**41 if q.dtype == jnp.bfloat16 else -(2.0**15), q.dtype)
+    terms = jnp.where(mask, 0, least) if mask.dtype == bool else jnp.maximum(mask, least)
+    sizes = (*(1,) * (4 - mask.ndim), *mask.shape)
+    whole = (*sizes[:2], q.shape[2], k.shape[2])
+    bias = jnp.broadcast_to(terms.astype(q.dtype).reshape(sizes), whole)
+    return jnp.pad(bias, ((0, 0), (0, 0), (0, whole[2] % 2), (0, whole[3] % 2)))
+
+
+# Many parameters: the operands and attributes of attention.
+def splash_attention(q, k, v, scale, causal, window=0, mask=None, interpret=False, name=""):
     """Splash attention, forward and backward, batch by batch. Operands and name as for
-    `fused_attention`; interpret: in plain operations, for devices that are no TPUs.
+    `fused_attention`, a mask `is_of_keys`; interpret: in plain operations, for devices that are no
+    TPUs.
 
     The kernel does not say over which mesh axes its results differ, so it is traced without that
     check and its results are given the type of the queries.
@@ -86,7 +142,7 @@ def splash_attention(q, k, v, scale, causal, window=0, interpret=False, name="")
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
     heads, rows, keys = q.shape[1], q.shape[2], k.shape[2]
-    mask = (
+    visible = (
         masks.LocalMask((rows, keys), (window - 1, 0), 0)
         if window
         else (masks.CausalMask if causal else masks.FullMask)((rows, keys))
@@ -97,7 +153,7 @@ def splash_attention(q, k, v, scale, causal, window=0, interpret=False, name="")
     def kernel():
         """Made where it is used: its description of the mask belongs to what is being traced."""
         return make(
-            masks.MultiHeadMask([mask] * heads),
+            masks.MultiHeadMask([visible] * heads),
             head_shards=1,
             q_seq_shards=1,
             block_sizes=sizes,
@@ -105,28 +161,40 @@ def splash_attention(q, k, v, scale, causal, window=0, interpret=False, name="")
             residual_checkpoint_name=name or None,
         )
 
-    @jax.custom_vjp
-    def run(q, k, v):
-        """The result alone."""
-        return keep(q, k, v)[0]
+    def attend(q, k, v, seen):
+        """The kernel's result for one sequence. seen: whether each key is, None for all; queries
+        are of the segment of the keys that are."""
+        queries = None if seen is None else jnp.ones(rows, jnp.int32)
+        segments = None if seen is None else splash.SegmentIds(queries, seen.astype(jnp.int32))
+        return kernel()(q, k, v, segments)
 
-    def keep(q, k, v):
+    @jax.custom_vjp
+    def run(q, k, v, seen):
+        """The result alone."""
+        return keep(q, k, v, seen)[0]
+
+    def keep(q, k, v, seen):
         """The result, and the kernel's backward pass."""
         with check_types(False), jax.named_scope(f"window_{window}"):
-            out, pull = jax.vjp(jax.vmap(kernel()), untyped(q), untyped(k), untyped(v))
+            bare = [x if x is None else untyped(x) for x in (q, k, v, seen)]
+            whole = jax.vmap(attend, in_axes=(0, 0, 0, None if seen is None else 0))
+            out, pull = jax.vjp(lambda q, k, v: whole(q, k, v, bare[3]), *bare[:3])
         return typed(out, q), jax.tree.map(lambda x: typed(x, q), pull)
 
     def backward(pull, g):
         """Gradients of all operands."""
         with check_types(False), jax.named_scope(f"window_{window}"):
             gradients = jax.tree.map(untyped, pull)(untyped(g))
-        return tuple(typed(x, g) for x in gradients)
+        return *(typed(x, g) for x in gradients), None
 
     run.defvjp(keep, backward)
+    if mask is not None:
+        mask = jnp.broadcast_to(mask.reshape(-1, keys), (q.shape[0], keys))
+        mask = spread(mask, q, k, v)
     q, k, v = (spread(x, q, k, v) for x in (q, k, v))
     if make is splash.make_splash_mqa:
         k, v = k[:, 0], v[:, 0]
-    return run(q * jnp.asarray(scale, q.dtype), k, v)
+    return run(q * jnp.asarray(scale, q.dtype), k, v, mask)
 
 
 def splash_blocks(rows, keys):

@@ -1,0 +1,60 @@
+"""Stacks of repeated blocks whose gradients and optimizer state ZeRO cuts by repeats."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import planner
+from planner.emit.from_strategy import program
+from planner.pins.pins import parse_pins
+from planner.verify.worker import verify
+
+MODEL = "zoo:gpt-tiny,layers=4"
+BY_REPEATS = r'0, P\(\(?"data"'
+
+
+def made(pins: str, model: str = MODEL) -> planner.Strategy:
+    return planner.plan(
+        model,
+        devices=4,
+        hardware="cpu",
+        batch=8,
+        pins=parse_pins(pins),
+        baselines=False,
+        cache=None,
+    )
+
+
+def stacked_rows(text: str) -> dict[str, str]:
+    table = text[text.index("\nGRADIENTS = {") :]
+    table = table[: table.index("\n}")]
+    return dict(re.findall(r'^    "(transformer\.h\.\*[^"]*)": (.*),$', table, re.M))
+
+
+@pytest.mark.parametrize(
+    "pins", ["dp=4,zero=1,micro=1", "dp=4,zero=2,micro=2", "dp=2,tp=2,zero=1,micro=1"]
+)
+def test_numbers_and_bytes_are_those_of_the_plan(pins: str) -> None:
+    strategy = made(pins)
+    rows = stacked_rows(program(strategy, MODEL).text)
+    assert len(rows) > 10 and all(re.search(BY_REPEATS, row) for row in rows.values())
+    report = verify(strategy, MODEL)
+    said = {v.name: v.says for v in report.verdicts}
+    assert report.ok and said["traffic"] == said["FLOPs"] == "exact", said
+
+
+@pytest.mark.parametrize(
+    ("pins", "model"),
+    [
+        ("dp=4,zero=3,micro=1", MODEL),
+        ("dp=4,zero=1,micro=1", "zoo:gpt-tiny,layers=3"),
+        ("dp=2,pp=2,zero=1,micro=2", MODEL),
+        ("dp=4,zero=1,micro=1,offload=optimizer", MODEL),
+    ],
+    ids=("gathered block by block", "a number that does not divide", "stages", "on the host"),
+)
+def test_cut_along_a_dim_of_each_where_repeats_do_not_serve(pins: str, model: str) -> None:
+    rows = stacked_rows(program(made(pins, model), model).text)
+    assert rows and not any(re.search(BY_REPEATS, row) for row in rows.values())
