@@ -41,7 +41,7 @@ def find_passing(base: BasicFacts) -> PassingGradients:
 def readers(graph: Graph, found: Sequence[Sequence[int]]) -> WeightReaders:
     """Of the operators that read each weight."""
     carried = [
-        any(operator_of(graph.nodes[i].op).kernels is not None for i in own) for own in found
+        any(operator_of(graph.nodes[i].op).filling is not None for i in own) for own in found
     ]
     again = [
         any(operator_of(graph.nodes[i].op).kind != "lookup" for i in own if i < max(own))

@@ -180,6 +180,7 @@ class Body(Values):
             global_out=graph.shapes(live),
             dtypes=tuple(graph.tensors[n].dtype if n else "" for n in node.inputs),
             out_dtypes=tuple(self._dtype(o) for o in live),
+            trained=not self.flow.grad.isdisjoint(live),
             helpers=self.helpers,
             saved_as=self.named.get(live[0], ""),
         )

@@ -372,8 +372,7 @@ def gradients_table(w: Writer, parameters: list[Parameter]) -> str:
         rest = (*over, *rest)
         pending = tuple_text(rest if plan.zero_stage == 3 else (*over, *plan.grad_partial))
         ways = (
-            f"{pending}, {tuple_text(rest)}, {tuple_text(scatter)},"
-            f" {dim if scatter else 0}, "
+            f"{pending}, {tuple_text(rest)}, {tuple_text(scatter)}, {dim if scatter else 0}, "
             if w.backend == "shard_map"
             else ""
         )

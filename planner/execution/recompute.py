@@ -173,9 +173,10 @@ def products(flow: Flow, i: int) -> tuple[Product, ...]:
     if rule.fringe and flow.graph.nodes[i].inputs[0] in flow.grad:
         beyond = Fraction(rule.beyond(flow.split(i), dict(flow.plan.mesh)))
         dots_of_node = tuple(replace(dot, beyond=dot.flops * beyond) for dot in dots_of_node)
-    filling = operator_of(flow.graph.nodes[i].op).filling
+    node = flow.graph.nodes[i]
+    filling, trained = operator_of(node.op).filling, not flow.grad.isdisjoint(node.outputs)
     if filling is not None:
-        filled = filling(rule, flow.split(i), dict(flow.plan.mesh))
+        filled = filling(rule, flow.split(i), dict(flow.plan.mesh), trained)
         return tuple(replace(dot, flops=dot.flops * filled) for dot in dots_of_node)
     return dots_of_node
 

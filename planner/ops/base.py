@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 
 from planner.graph.ir import AttrValue, Graph, Node
-from planner.ops.cost import Dots, Kernels, Passes, Pieces, Product, Reads, Slots
+from planner.ops.cost import Dots, Passes, Pieces, Product, Reads, Slots
 from planner.ops.ties import Tie
 from planner.sharding.layout import Axes, group, padded
 from planner.sharding.rule import Rule, Split
@@ -60,8 +60,8 @@ class Call:
     """One kernel call: operand expressions and everything local about it.
 
     args: operand expressions ("" for an absent optional). local: local size per factor. in_shapes /
-    out_shapes: local shapes. global_in / global_out: true global shapes. helpers: names of runtime
-    helpers the text uses (filled by `use`).
+    out_shapes: local shapes. global_in / global_out: true global shapes. trained: whether a
+    backward pass follows. helpers: names of runtime helpers the text uses (filled by `use`).
     """
 
     node: Node
@@ -75,6 +75,7 @@ class Call:
     global_out: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...] = ()
     out_dtypes: tuple[str, ...] = ()
+    trained: bool = False
     helpers: set[str] = field(default_factory=set)
     functions: tuple[str, ...] = ()
     """Names of the functions that were written for the node's bodies; `made`: type of each of their
@@ -177,14 +178,12 @@ class Operator:
     not read again from memory."""
     free: bool = False
     """Whether its result is its operand under another name or shape: no kernel runs."""
-    kernels: Callable[[Pieces], list[Kernels]] | None = None
-    """The kernels of the forward pass under each split, where they are not one kernel over all
-    operands and results."""
     passes: Callable[[Pieces, np.ndarray, np.ndarray], list[Passes]] | None = None
     """(pieces, bytes of operands, bytes of results [splits]) -> the kernels of both passes under
     each split, where the backward pass is not a multiple of the forward one."""
-    filling: Callable[[Rule, Split, Mapping[str, int]], Fraction] | None = None
-    """What rounding up blocks of rows adds to a device's work, as a factor."""
+    filling: Callable[[Rule, Split, Mapping[str, int], bool], Fraction] | None = None
+    """(rule, split, mesh, whether a backward pass follows) -> what rounding up blocks of rows adds
+    to a device's work, as a factor."""
 
     # What the memory of its kernels is.
     workspace: Callable[[Pieces, np.ndarray], np.ndarray] | None = None

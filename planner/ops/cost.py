@@ -97,9 +97,10 @@ class Pieces:
     factors that one device has, padding included, without the factor that is named [splits].
     itemsize: bytes of an element of a type as it is computed with. bytes_of: bytes of a tensor's
     piece of a shape. trained: whether a backward pass follows. repeated: whether the node is in a
-    repeated block. attention_kernel: the fused attention of the device, "" for none; widest_head:
-    most elements of a head that it takes. compute: dtype of activations. partitioned: whether the
-    compiler's partitioner places the collectives.
+    repeated block. trained_slots: operands with a gradient; backward: work of the backward pass as
+    a multiple of the forward pass, of nodes with products. attention_kernel: the fused attention
+    of the device, "" for none; widest_head: most elements of a head that it takes. compute: dtype
+    of activations. partitioned: whether the compiler's partitioner places the collectives.
     """
 
     node: Node
@@ -112,6 +113,8 @@ class Pieces:
     bytes_of: Callable[[str, tuple[int, ...]], float]
     trained: bool
     repeated: bool
+    trained_slots: Slots
+    backward: float
     attention_kernel: str
     widest_head: int
     compute: str
@@ -131,16 +134,15 @@ class Pieces:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel of one device: FLOPs, bytes moved, how often it runs. attention: "forward" or
-    "backward" for that pass of the device's fused attention, whose rate is its own."""
+    """A kernel of one device: FLOPs, bytes moved, how often it runs (on average). attention:
+    "forward" or "backward" for that pass of the device's fused attention, whose rate is its own.
+    """
 
     flops: float
     moved_bytes: float
-    often: int = 1
+    often: float = 1
     attention: Literal["", "forward", "backward"] = ""
 
 
 Passes = tuple[tuple[Kernel, ...], tuple[Kernel, ...]]
 """The kernels of a node's forward pass and of its backward pass."""
-Kernels = tuple[float, tuple[tuple[int, float, float], ...]]
-"""(how often the sequence runs, (how often in it, FLOPs, bytes moved) of each kernel)."""

@@ -24,16 +24,21 @@ import numpy as np
 
 from planner.graph.ir import Graph, Node
 from planner.ops.base import Call, NoRule, Operator, register, tuple_text
-from planner.ops.cost import Dots, Kernels, Pieces, Product
+from planner.ops.cost import Dots, Kernel, Passes, Pieces, Product
 from planner.sharding.rule import KernelCollective, Rule, Split, parse
 from planner.support.text import count as short
 
 IMBALANCE = 1.25
 """Assumed: rows of the busiest device over the mean, and places of a round of expert parallelism
 over the rows it carries at balance."""
-BLOCK_ROWS = 512
-"""Rows of a block are at most about so many, where experts get that many."""
+BLOCK_ROWS = {False: 512, True: 2048}
+"""Rows of a block are at most about so many, where experts get that many; of a training program
+more: every block of its backward pass adds to sums of gradients as large as the expert."""
 LEAST_ROWS = 128
+SUM_BYTES, LAST_SUM_BYTES = 10, 12
+"""Bytes moved for an element of an expert's weights: by every block of the backward pass, which
+reads its part of the gradient in bfloat16 and a sum in float32 and writes the sum; and once, to
+begin the sum with zeros, read it and add it to the gradient of all experts."""
 EXPERT = "expert-"
 """Names of pairs begin with it: tokens and experts cut by the same axes."""
 MIXES = {
@@ -121,19 +126,17 @@ def mean_rows(rule: Rule, split: Split, mesh: Mapping[str, int]) -> Fraction:
     return Fraction(token_rows(rule, rule.local(split, mesh)) * joint, rule.sizes["e"])
 
 
-def blocks(rule: Rule, split: Split, mesh: Mapping[str, int]) -> tuple[int, int]:
+def blocks(rule: Rule, split: Split, mesh: Mapping[str, int], trained: bool) -> tuple[int, int]:
     """(rows of a block, blocks of one expert at balance) on one device."""
-    mean = mean_rows(rule, split, mesh)
-    count = max(
-        1, round(float(mean) / min(float(BLOCK_ROWS), max(float(LEAST_ROWS), float(mean) / 4)))
-    )
+    mean, most = mean_rows(rule, split, mesh), float(BLOCK_ROWS[trained])
+    count = max(1, round(float(mean) / min(most, max(float(LEAST_ROWS), float(mean) / 4))))
     return max(1, ceil(mean / count)), count
 
 
-def filling(rule: Rule, split: Split, mesh: Mapping[str, int]) -> Fraction:
+def filling(rule: Rule, split: Split, mesh: Mapping[str, int], trained: bool) -> Fraction:
     """Rows that blocks hold at balance over the rows there are: what rounding up adds to the
     work."""
-    rows, count = blocks(rule, split, mesh)
+    rows, count = blocks(rule, split, mesh, trained)
     return rows * count / mean_rows(rule, split, mesh)
 
 
@@ -192,7 +195,7 @@ def _kernel(call: Call) -> str:
         ("rh,fh->rf" if call.attr("trans_in", 0) else "rh,hf->rf"),
         ("rf,hf->rh" if call.attr("trans_out", 0) else "rf,fh->rh"),
     )
-    rows, count = blocks(call.rule, call.split, call.mesh)
+    rows, count = blocks(call.rule, call.split, call.mesh, call.trained)
     stacks = f"({gate}, {up}, {down}, {gate_bias}, {up_bias}, {down_bias})"
     how = f'(lambda g, u: {mix}, "{into}", "{out_of}", {rows}, {count})'
     joint = tuple(a for a in call.mesh if any(a in call.axes(name) for name in call.rule.paired))
@@ -221,22 +224,22 @@ def _products(dots: Dots) -> tuple[Product, ...]:
     )
 
 
-def _kernels(pieces: Pieces) -> list[Kernels]:
+def _passes(pieces: Pieces, operands: np.ndarray, results: np.ndarray) -> list[Passes]:
     """Blocks one after the other on the busiest device: a gather and a scatter of rows, two or
-    three products."""
-    itemsize, found = pieces.itemsize("float32"), list[Kernels]()
+    three products; in the backward pass sums of the weights' gradients too."""
+    itemsize, layers, found = pieces.itemsize("float32"), _layers(pieces.node), list[Passes]()
+    summed = len(pieces.trained_slots & {3, 4, 5})
     for split in pieces.splits:
-        (rows, count), local = (
-            blocks(pieces.rule, split, pieces.mesh),
-            pieces.rule.local(split, pieces.mesh),
-        )
-        h, f = local["h"], local["f"]
-        moved, product = 4 * rows * h * itemsize, (h * f + rows * (h + f)) * itemsize
+        rows, count = blocks(pieces.rule, split, pieces.mesh, pieces.trained)
+        local = pieces.rule.local(split, pieces.mesh)
+        experts, h, f = IMBALANCE * local["e"], local["h"], local["f"]
+        often, moved = experts * count, 4 * rows * h * itemsize
+        product = Kernel(2.0 * rows * h * f, (h * f + rows * (h + f)) * itemsize)
+        forward = (Kernel(0.0, moved, often), replace(product, often=layers * often))
+        again = tuple(replace(k, often=pieces.backward * k.often) for k in forward)
+        sums = Kernel(0.0, SUM_BYTES * h * f, summed * often)
         found.append(
-            (
-                IMBALANCE * local["e"] * count,
-                ((1, 0.0, moved), (_layers(pieces.node), 2.0 * rows * h * f, product)),
-            )
+            (forward, (*again, sums, Kernel(0.0, LAST_SUM_BYTES * h * f, summed * experts)))
         )
     return found
 
@@ -249,14 +252,14 @@ def _workspace(pieces: Pieces, results: np.ndarray) -> np.ndarray:
 
 def _bytes_beside(pieces: Pieces, split: Split) -> float:
     rule, mesh, itemsize = pieces.rule, pieces.mesh, pieces.itemsize("float32")
-    (rows, _), local = blocks(rule, split, mesh), rule.local(split, mesh)
+    (rows, _), local = blocks(rule, split, mesh, pieces.trained), rule.local(split, mesh)
     one = sum(
         prod(local[f] for dim in rule.operands[k] for f in dim)
         for k in (3, 4, 5)
         if pieces.node.inputs[k]
     ) / max(1, local["e"])
     if pieces.trained:
-        size = one * (itemsize + 4) + rows * (3 * local["h"] + 4 * local["f"]) * (itemsize + 4)
+        size = one * (itemsize + 4) + rows * (3 * local["h"] + 4 * local["f"]) * itemsize
     else:
         size = one * itemsize + rows * (2 * local["h"] + 3 * local["f"]) * itemsize
     if exchanges(rule, split):
@@ -276,7 +279,7 @@ register(
         _rule,
         _kernel,
         kind="experts",
-        kernels=_kernels,
+        passes=_passes,
         filling=filling,
         workspace=_workspace,
         products=_products,

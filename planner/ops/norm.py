@@ -217,11 +217,7 @@ register(
         gpu_backward=ROW_NORM_BACKWARD,
     ),
     _norm(
-        "RMSNormalization",
-        _suffix_norm,
-        _rms_norm,
-        extents=True,
-        gpu_backward=ROW_NORM_BACKWARD,
+        "RMSNormalization", _suffix_norm, _rms_norm, extents=True, gpu_backward=ROW_NORM_BACKWARD
     ),
     _norm("InstanceNormalization", _instance_rule, _instance_norm),
     _norm("GroupNormalization", _group_rule, _group_norm, counted="g"),

@@ -31,8 +31,8 @@ def kernel_times(base: GraphFacts, i: int, split: Split, pricer: Pricer) -> tupl
 
     Products: one kernel forward, one as large per operand with a gradient; attention makes its
     scores again. Memory-bound work: operands and results cross memory once (a fused operator only
-    writes its result), twice that backward (norms on GPUs more), and once more in a gated unit, which
-    makes it again.
+    writes its result), twice that backward (norms on GPUs more), and once more in a gated unit,
+    which makes it again.
     """
     ins, outs = local_bytes(base, i, split, pricer)
     forward, backward = times_of(
@@ -100,14 +100,6 @@ def times_of(
     if node.bodies:
         forward = np.array(
             [_bodies_s(node, graph, base.regions[i], split, pricer, dtype) for split in splits]
-        )
-    elif operator.kernels is not None:
-        sequences = operator.kernels(pieces_of(base, i, splits, pricer, cuts))
-        forward = np.array(
-            [
-                often * sum(n * pricer.kernel_s(flops, moved, dtype) for n, flops, moved in kernels)
-                for often, kernels in sequences
-            ]
         )
     else:
         fused = (
@@ -181,6 +173,8 @@ def pieces_of(
         bytes_of=lambda name, shape: _bytes(base, pricer, name, shape),
         trained=base.training and not base.grad.isdisjoint(node.outputs),
         repeated=i in base.repeated,
+        trained_slots=frozenset(k for k, n in enumerate(node.inputs) if n in base.grad),
+        backward=base.backward.get(i, 0.0) if base.training else 0.0,
         attention_kernel=pricer.topology.device.attention_kernel,
         widest_head=pricer.topology.device.widest_head,
         compute=pricer.recipe.between,

@@ -90,7 +90,7 @@ class Arithmetic:
         )
         for i, work in base.backward.items():
             node, flops = base.graph.nodes[i], base.rules[i].flops
-            if operator_of(node.op).kernels is None and not node.bodies:
+            if operator_of(node.op).filling is None and not node.bodies:
                 if flops not in known:
                     known[flops] = pricer.kernel_s(flops, 0.0, pricer.recipe.compute)
                 backward = 0.0 if not base.training or base.grad.isdisjoint(node.outputs) else work

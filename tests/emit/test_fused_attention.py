@@ -201,7 +201,7 @@ def test_what_cudnn_is_given_is_what_the_blocks_compute(
     }[kind]
     q, k, v = _some((2, 4, queries, 8), 0), _some((2, 2, keys, 8), 1), _some((2, 2, keys, 8), 2)
     mask = None if dtype is None else _some(shape, 3)
-    if dtype == bool:
+    if dtype is bool:
         mask = (mask > 0.3).at[..., :2].set(False)
     elif kind == "of terms":
         mask = jnp.where(mask > 0.5, -jnp.inf, mask)

@@ -57,7 +57,7 @@ def compiled(experts: int, top: int):  # type: ignore[no-untyped-def]
         lambda g, u: jax.nn.silu(g) * u,
         "rh,hf->rf",
         "rf,fh->rh",
-        *blocks(rule(experts, top)[1], Split(), {}),
+        *blocks(rule(experts, top)[1], Split(), {}, False),
     )
 
     def loss(x, share, stacks, index):  # type: ignore[no-untyped-def]
@@ -89,15 +89,18 @@ def test_compiled_work_follows_the_choices_and_memory_holds_no_gathered_weights(
         assert 4 * one + 8 * rows < TOKENS * top * one / 20
 
 
+@pytest.mark.parametrize("trained", [False, True])
 @pytest.mark.parametrize("tokens", [3, 100, 512, 5000, 100_000])
 @pytest.mark.parametrize(("experts", "top"), [(4, 1), (8, 2), (64, 6)])
-def test_blocks_hold_what_a_balanced_router_sends(tokens: int, experts: int, top: int) -> None:
+def test_blocks_hold_what_a_balanced_router_sends(
+    tokens: int, experts: int, top: int, trained: bool
+) -> None:
     _, bound = rule(experts, top, tokens)
-    rows, count = blocks(bound, Split(), {})
+    rows, count = blocks(bound, Split(), {}, trained)
     mean = tokens * top / experts
-    assert rows * count >= mean > (rows - 1) * count and rows <= 1.5 * BLOCK_ROWS
-    assert filling(bound, Split(), {}) == pytest.approx(rows * count / mean)
-    assert filling(bound, Split(), {}) >= 1
+    assert rows * count >= mean > (rows - 1) * count and rows <= 1.5 * BLOCK_ROWS[trained]
+    assert filling(bound, Split(), {}, trained) == pytest.approx(rows * count / mean)
+    assert filling(bound, Split(), {}, trained) >= 1
 
 
 def test_a_router_of_any_kind_loses_no_token() -> None:

@@ -91,8 +91,9 @@ def sees_a_key(mask, rows, keys, causal, window):
 
 # Many parameters: the operands and attributes of attention.
 def cudnn_attention(q, k, v, scale, causal, window=0, mask=None):
-    """cuDNN's fused attention, forward and backward. Operands as for `fused_attention`. Its backward
-    pass takes even numbers of queries and keys: odd ones get one more, which is left out."""
+    """cuDNN's fused attention, forward and backward. Operands as for `fused_attention`. Its
+    backward pass takes even numbers of queries and keys: odd ones get one more, which is left
+    out."""
     rows, odd = q.shape[2], (q.shape[2] % 2, k.shape[2] % 2)
     bias = None if mask is None else spread(bias_of(mask, q, k), q, k, v)
     lengths = [jnp.full(q.shape[0], x.shape[2], jnp.int32) if any(odd) else None for x in (q, k)]
@@ -120,7 +121,7 @@ def cudnn_attention(q, k, v, scale, causal, window=0, mask=None):
 def bias_of(mask, q, k):
     """The terms that cuDNN adds to scores for a mask, [B or 1, H or 1, S, T], to even S and T: of a
     key that is not seen a large negative one, as it subtracts infinities from each other."""
-    least = jnp.asarray(-2.0**41 if q.dtype == jnp.bfloat16 else -(2.0**15), q.dtype)
+    least = jnp.asarray(-(2.0**41) if q.dtype == jnp.bfloat16 else -(2.0**15), q.dtype)
     terms = jnp.where(mask, 0, least) if mask.dtype == bool else jnp.maximum(mask, least)
     sizes = (*(1,) * (4 - mask.ndim), *mask.shape)
     whole = (*sizes[:2], q.shape[2], k.shape[2])
@@ -164,9 +165,10 @@ def splash_attention(q, k, v, scale, causal, window=0, mask=None, interpret=Fals
     def attend(q, k, v, seen):
         """The kernel's result for one sequence. seen: whether each key is, None for all; queries
         are of the segment of the keys that are."""
-        queries = None if seen is None else jnp.ones(rows, jnp.int32)
-        segments = None if seen is None else splash.SegmentIds(queries, seen.astype(jnp.int32))
-        return kernel()(q, k, v, segments)
+        if seen is None:
+            return kernel()(q, k, v)
+        own = jnp.ones(rows, jnp.int32)
+        return kernel()(q, k, v, splash.SegmentIds(own, seen.astype(jnp.int32)))
 
     @jax.custom_vjp
     def run(q, k, v, seen):

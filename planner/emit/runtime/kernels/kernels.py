@@ -44,8 +44,9 @@ def rms_norm(x, scale, axes, epsilon):
 
 
 def gelu(x):
-    """0.5 x (1 + erf(x / sqrt 2)), in float32; what is kept for the backward pass is x. To compilers
-    erf is one instruction; the erfc of jax.nn.gelu is two branches, which they do not fuse."""
+    """0.5 x (1 + erf(x / sqrt 2)), in float32; what is kept for the backward pass is x. To
+    compilers erf is one instruction; the erfc of jax.nn.gelu is two branches, which they do not
+    fuse."""
 
     def curve(x):
         h = x.astype(jnp.promote_types(x.dtype, jnp.float32))
