@@ -99,11 +99,17 @@ def _fused(pieces: Pieces, split: Split, share: float, operands: float, results:
         2 * operands + 2 * results + statistics + 2 * bias,
         attention="backward",
     )
-    local = pieces.rule.local(split, pieces.mesh).get("s", queries[2])
-    if pieces.attention_kernel != "cudnn" or not (local % CUDNN_ROWS or keys[2] % CUDNN_ROWS):
+    if not _is_padded(pieces, split):
         return (forward,), (backward,)
     there, back = Kernel(0.0, 2 * operands), Kernel(0.0, 2 * (operands + results))
     return (there, forward), (backward, back)
+
+
+def _is_padded(pieces: Pieces, split: Split) -> bool:
+    """Whether queries or keys are an odd number, which cuDNN gets one more of."""
+    queries, keys = (shape[2] for shape in pieces.graph.shapes(pieces.node.inputs[:2]))
+    rows = pieces.rule.local(split, pieces.mesh).get("s", queries)
+    return pieces.attention_kernel == "cudnn" and bool(rows % CUDNN_ROWS or keys % CUDNN_ROWS)
 
 
 def _bias_bytes(pieces: Pieces, split: Split) -> float:
@@ -226,14 +232,15 @@ def _scores_bytes(pieces: Pieces, split: Split, results: float) -> float:
 def saved_rows(pieces: Pieces) -> np.ndarray:
     """Bytes saved beside operands and results of the graph [splits]: on a ring the result, which
     the graph's own is another copy of, and a float32 for each row of scores; of a fused kernel the
-    latter, of Splash the result too."""
+    latter, of Splash, and of cuDNN with a row more, the result too."""
 
     def saved(split: Split) -> float:
         kernel = "ring" if split.axes("ring") else kernel_of(pieces, split)
         if kernel == BLOCKS:
             return 0.0
         (out,), local = pieces.rule.results, pieces.rule.local(split, pieces.mesh)
-        width = prod(local[f] for dim in out[3:] for f in dim) if kernel != "cudnn" else 0
+        own = kernel != "cudnn" or _is_padded(pieces, split)
+        width = prod(local[f] for dim in out[3:] for f in dim) if own else 0
         dtype = pieces.graph.tensors[pieces.node.outputs[0]].dtype
         return _rows(pieces, split) * (width * pieces.itemsize(dtype) + SCORE)
 
