@@ -140,27 +140,13 @@ def splash_attention(q, k, v, scale, causal, window=0, mask=None, interpret=Fals
     """
     from jax._src.config import _check_vma as check_types
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
-    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
-    heads, rows, keys = q.shape[1], q.shape[2], k.shape[2]
-    visible = (
-        masks.LocalMask((rows, keys), (window - 1, 0), 0)
-        if window
-        else (masks.CausalMask if causal else masks.FullMask)((rows, keys))
+    rows, keys = q.shape[2], k.shape[2]
+    grouped = k.shape[1] > 1 or q.shape[1] == 1
+    make = splash.make_splash_mha if grouped else splash.make_splash_mqa
+    kernel = functools.partial(
+        splash_kernel, make, q.shape[1], rows, keys, causal, window, interpret, name
     )
-    sizes = splash.BlockSizes(**splash_blocks(rows, keys))
-    make = splash.make_splash_mha if k.shape[1] > 1 or heads == 1 else splash.make_splash_mqa
-
-    def kernel():
-        """Made where it is used: its description of the mask belongs to what is being traced."""
-        return make(
-            masks.MultiHeadMask([visible] * heads),
-            head_shards=1,
-            q_seq_shards=1,
-            block_sizes=sizes,
-            interpret=interpret,
-            residual_checkpoint_name=name or None,
-        )
 
     def attend(q, k, v, seen):
         """The kernel's result for one sequence. seen: whether each key is, None for all; queries
@@ -194,9 +180,30 @@ def splash_attention(q, k, v, scale, causal, window=0, mask=None, interpret=Fals
         mask = jnp.broadcast_to(mask.reshape(-1, keys), (q.shape[0], keys))
         mask = spread(mask, q, k, v)
     q, k, v = (spread(x, q, k, v) for x in (q, k, v))
-    if make is splash.make_splash_mqa:
-        k, v = k[:, 0], v[:, 0]
+    k, v = (k, v) if grouped else (k[:, 0], v[:, 0])
     return run(q * jnp.asarray(scale, q.dtype), k, v, mask)
+
+
+# Many parameters: what a kernel is made of.
+def splash_kernel(make, heads, rows, keys, causal, window, interpret, name):
+    """Splash's kernel, made where it is used: its description of the mask belongs to what is being
+    traced."""
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
+    visible = (
+        masks.LocalMask((rows, keys), (window - 1, 0), 0)
+        if window
+        else (masks.CausalMask if causal else masks.FullMask)((rows, keys))
+    )
+    return make(
+        masks.MultiHeadMask([visible] * heads),
+        head_shards=1,
+        q_seq_shards=1,
+        block_sizes=splash.BlockSizes(**splash_blocks(rows, keys)),
+        interpret=interpret,
+        residual_checkpoint_name=name or None,
+    )
 
 
 def splash_blocks(rows, keys):
