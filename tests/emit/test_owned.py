@@ -58,11 +58,13 @@ def plan(source: str, pins: str = "", devices: int = 8, **options: Any) -> Strat
     )
 
 
-def loaded(text: str, made: Program) -> types.ModuleType:
-    """A program's text as a module, with its constants in place of the file it would read."""
+def loaded(text: str, made: Program, **more: Any) -> types.ModuleType:
+    """A program's text as a module, with its constants in place of the file it would read.
+    more: what it is to have beside them."""
     module = types.ModuleType("emitted")
     module.__file__ = "emitted.py"
     module.__dict__["GIVEN"] = dict(made.constants)
+    module.__dict__.update(more)
     lines = ["CONSTANTS = GIVEN" if x.startswith("CONSTANTS = ") else x for x in text.split("\n")]
     exec(compile("\n".join(lines), "emitted.py", "exec"), module.__dict__)
     return module
@@ -208,6 +210,42 @@ def test_what_a_model_defines_stands_in_place_of_the_runtimes() -> None:
     batch = module.next_batch(module.open_data(None), 0, 0, mesh)
     params, *_ = module.make_step(mesh)(params, state, {}, batch, jnp.float32(1))
     assert all(np.array_equal(before[key], x) for key, x in params.items())
+
+
+@pytest.mark.parametrize("pins", ["dp=8,zero=2", "tp=2,dp=4,micro=2"])
+@pytest.mark.parametrize(("own", "other"), [("adamw", "scale_by_adam"), ("lion", "scale_by_lion")])
+def test_transformations_of_optax_take_an_optimizers_place(own: str, other: str, pins: str) -> None:
+    """Three steps of optax's are those of the runtime's own."""
+    optax = pytest.importorskip("optax")
+    s = plan("zoo:llama-tiny", pins, batch=16, optimizer=own, precision="fp32")
+    made = program(s, "zoo:llama-tiny")
+    first = loaded(made.model, made)
+    text = made.model.replace(f'"{own}"', '"transform"')
+    transform = getattr(optax, other)(first.BETA1, first.BETA2)
+    second = loaded(text, made, TRANSFORM=transform, WEIGHT_DECAY=first.WEIGHT_DECAY)
+    results = []
+    for module in (first, second):
+        mesh = module.make_mesh()
+        _, params, state = module.begin(SimpleNamespace(seed=0), {}, mesh)
+        batch = module.next_batch(module.open_data(None), 0, 0, mesh)
+        step, losses = module.make_step(mesh), []
+        for i in range(3):
+            params, state, loss = step(params, state, {}, batch, jnp.float32(i + 1))
+            losses.append(float(loss))
+        results.append((losses, {key: np.asarray(x) for key, x in params.items()}))
+    (losses, params), (same, others) = results
+    assert losses == pytest.approx(same, rel=1e-6) and losses[0] > losses[2]
+    assert all(np.allclose(params[key], others[key], atol=1e-6) for key in params)
+
+
+def test_what_is_not_cut_like_its_parameter_is_refused() -> None:
+    optax = pytest.importorskip("optax")
+    s = plan("zoo:mlp-tiny")
+    made = program(s, "zoo:mlp-tiny")
+    rows = optax.GradientTransformation(lambda p: jnp.zeros(p.shape[:-1]), None)
+    module = loaded(made.model.replace('"adamw"', '"transform"'), made, TRANSFORM=rows)
+    with pytest.raises(SystemExit, match=r"TRANSFORM keeps float32\[\d+\] of a parameter"):
+        module.begin(SimpleNamespace(seed=0), {}, module.make_mesh())
 
 
 # --- folders

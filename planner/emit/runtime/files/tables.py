@@ -57,6 +57,7 @@ outside a program.
                       which each stage runs it
     FIRST_BACKWARD    tick of the first backward pass of uneven stages
     OUTPUT_SPECS      PartitionSpecs of an inference program's outputs
+    TRANSFORM         an optax transformation, of programs that take `transform` for an optimizer
 
 and by programs that generate, whose two phases are `prompts` and `step`:
     PROMPT, GENERATE  tokens of a prompt, and generated
@@ -77,6 +78,7 @@ from typing import Any
 MESH: dict[str, int] = {}
 COMPUTE: Any = None
 STATE: Any = None
+TRANSFORM: Any = None
 GPU_MEMORY: float | None = None
 BATCH = 0
 INPUTS: dict[str, tuple[Any, ...]] = {}
