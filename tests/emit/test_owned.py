@@ -25,6 +25,7 @@ import pytest
 import planner
 from planner import cli
 from planner.commands.programs import write_program
+from planner.emit import runtime as parts
 from planner.emit import writer
 from planner.emit.from_strategy import program
 from planner.emit.owned import MODEL, PACKAGE, is_as_emitted, is_as_vendored, vendored
@@ -189,6 +190,12 @@ def test_the_runtime_is_the_same_for_all_programs_and_says_which_it_is(tmp_path:
     assert not any("planner" in text.replace("planner/emit", "") for text in texts.values())
 
 
+def test_files_of_the_runtime_go_by_names_of_their_own() -> None:
+    """Parts are named without their folder."""
+    home = Path(parts.__file__).parent
+    assert len(parts.files()) == len(list(home.rglob("[a-z]*.py")))
+
+
 def test_a_part_that_is_none_is_refused() -> None:
     import meshwright_runtime  # type: ignore[import-not-found]
 
@@ -297,6 +304,29 @@ def test_a_folder_runs_by_its_name_and_by_its_models(
     assert (tmp_path / "one").read_bytes() == (tmp_path / "one.py").read_bytes()
     runs = [losses(str(tmp_path / name)) for name in ("own", f"own/{MODEL}", "one.py")]
     assert runs[0] == runs[1] == runs[2] and runs[0][1].startswith("step 0 loss ")
+
+
+def test_a_folder_that_generates_makes_the_same_tokens(tmp_path: Path) -> None:
+    source, home = "zoo:llama-tiny,cache=1", tmp_path / "s.json"
+    how = [
+        "--devices",
+        "4",
+        "--workload",
+        "infer",
+        "--prompt",
+        "8",
+        "--generate",
+        "6",
+        "--concurrency",
+        "4",
+        "--quiet",
+    ]
+    assert cli.main([source, *how, "-o", str(home)]) == 0
+    for name in ("own", "one.py"):
+        assert cli.main(["emit", str(home), "--model", source, "-o", str(tmp_path / name)]) == 0
+        losses(str(tmp_path / name), "--output", str(tmp_path / f"{name}.npy"))
+    one, other = (np.load(tmp_path / f"{name}.npy") for name in ("own", "one.py"))
+    assert one.shape == (4, 6) and np.array_equal(one, other)
 
 
 def test_an_edited_model_is_kept_unless_forced(
