@@ -105,8 +105,8 @@ _RECIPES = (
         _MIXED,
         name="fp8",
         compute="float8_e4m3fn",
-        emitted=False,
-        note="fp8 products, bf16 weights, float32 master copy and moments",
+        note="fp8 products of linear layers, bf16 weights and gradients, float32 master copy and"
+        " moments",
     ),
     Recipe(
         name="int8-weights",

@@ -15,7 +15,7 @@ from planner.search.build_request import (
     asked,
     assumptions,
     build_request,
-    computed_in,
+    emitted_recipe,
     make_request,
     refuse_tables,
     refuse_unsupported,
@@ -309,7 +309,7 @@ def target_of(confirm: str, source: Any, request: Any) -> Any:
             "confirm compiles in a process of its own, which reads the model from a file",
             help=["save the model, and give its path"],
         )
-    computed_in(request.recipe.name)
+    emitted_recipe(request.recipe.name)
     return target_of(
         confirm,
         request.topology.devices,

@@ -57,9 +57,9 @@ def run(args: argparse.Namespace) -> int:
     """The main verb."""
     choose("backend", args.backend, ("shard_map", "jit"))
     if args.emit and args.mode != "manual":  # there the file says the precision
-        from planner.search.build_request import computed_in
+        from planner.search.build_request import emitted_recipe
 
-        computed_in(args.precision)
+        emitted_recipe(args.precision)
     from planner.commands import serve
 
     serving = serve.asked(args)

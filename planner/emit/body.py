@@ -15,6 +15,7 @@ from planner.emit.source import comment, literal
 from planner.emit.text import rule_cells, short_floats, spec_text, wrapped
 from planner.emit.values import Values
 from planner.errors import PlanError
+from planner.execution.eight_bit import eight_bit
 from planner.execution.gated_units import gated_units
 from planner.execution.layout_flow import derive
 from planner.graph.ir import Node
@@ -183,6 +184,7 @@ class Body(Values):
             trained=not self.flow.grad.isdisjoint(live),
             helpers=self.helpers,
             saved_as=self.named.get(live[0], ""),
+            float8=self.float8 and index in eight_bit(graph),
         )
 
     def _with_bodies(self, call: Call) -> Call:

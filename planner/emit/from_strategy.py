@@ -10,7 +10,7 @@ from planner.emit.writer import Training
 from planner.graph.ir import Graph
 from planner.ops import operator_of
 from planner.ops.lookup import rule_of
-from planner.search.build_request import _gpu_memory, computed_in
+from planner.search.build_request import _gpu_memory, emitted_recipe
 from planner.strategy.strategy import Strategy
 from planner.support.choices import choose
 
@@ -42,7 +42,7 @@ def program(
         training=_training(strategy, graph),
         header=header(strategy, backend),
         weights_file=weights_file,
-        compute=computed_in(str(strategy.workload["precision"])),
+        compute=emitted_recipe(str(strategy.workload["precision"])).compute,
     )
 
 

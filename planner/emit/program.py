@@ -66,11 +66,11 @@ def emit(
 ) -> Program:
     """Source text of the program for a plan.
 
-    graph: that of one microbatch; for training its first output is the scalar loss. compute: dtype
-    of parameters and activations ("float16" scales the loss; `--float32` switches back).
-    weights_file: name of the .safetensors beside the program; model_folder: where external data
-    files lie, seen from the program; gpu_memory: share of a GPU's memory that JAX is to
-    preallocate. Raises PlanError when pinned layouts cannot be joined.
+    graph: that of one microbatch; for training its first output is the scalar loss. compute: type
+    of products with weights (between those in float8 is bfloat16). weights_file: name of the
+    .safetensors beside the program; model_folder: where external data files lie, seen from the
+    program; gpu_memory: share of a GPU's memory that JAX is to preallocate. Raises PlanError when
+    pinned layouts cannot be joined.
     """
     _refuse(graph, plan, backend, unroll)
     flow = derive(graph, plan, training=workload == "train")
@@ -212,6 +212,7 @@ def forward_bodies(w: Writer) -> tuple[Body, ...]:
         helpers=w.helpers,
         arrays=w.arrays,
         float_dtype="COMPUTE",
+        float8=w.float8,
         precise=precise(graph),
         stem=f"{w.prefix}c",
     )

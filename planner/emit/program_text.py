@@ -30,7 +30,12 @@ from planner.emit.writer import Parameter, Workload, Writer
 from planner.execution.techniques import IN_LOOPS, INTERLEAVED
 from planner.ops import operator_of
 
-DTYPES = {"float32": "jnp.float32", "bfloat16": "jnp.bfloat16", "float16": "jnp.float16"}
+DTYPES = {
+    "float32": "jnp.float32",
+    "bfloat16": "jnp.bfloat16",
+    "float16": "jnp.float16",
+    "float8_e4m3fn": "jnp.bfloat16",  # of what lies between products
+}
 
 
 def assemble(

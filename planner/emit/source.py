@@ -18,6 +18,7 @@ from planner.graph.ir import Node
 
 KERNELS = (
     "kernels",
+    "float8",
     "nets",
     "recurrent",
     "quant",

@@ -138,6 +138,7 @@ def _body(w: Writer, flow: Flow) -> Body:
         arrays=w.arrays,
         counter=counter,
         float_dtype="COMPUTE",
+        float8=w.float8,
         precise=precise(graph),
     )
     body.weights = {

@@ -96,6 +96,7 @@ def _stage(w: Writer, stages: UnevenPipeline, k: int) -> None:
         arrays=w.arrays,
         counter=w.counter,
         float_dtype="COMPUTE",
+        float8=w.float8,
         precise=precise(graph),
         plain=_parted(flow, stages.nodes[k]),
     )

@@ -48,17 +48,19 @@ class Values:
     """The values of one function: `value(tensor, layout)` names a variable, writing what is missing
     to get it.
 
-    arrays: `stem` and its number -> constant too long for a statement. held: (tensor, steps from
-    its source) -> variable. given: (tensor, layout) -> variable bound from outside in any layout.
-    padded: tensor -> (variable, its shape), in jit programs, of a value that is cut unevenly. cast:
-    (tensor, layout) -> variable of a precise value in the type the program computes in. repeats:
-    names of the first repeat of a block -> what to call them in a function that stands for all.
-    weights: weight -> expression of it as it is kept. tie: whether gathers wait for the operand
-    beside them (unrolled programs). name_collectives: whether results of collectives are named for
-    checkpoint policies; named: what these call single tensors, and what settles their pending sums.
-    first: the same function of the first of several overlapped microbatches, whose statements these
-    go among; own: tensors of which this microbatch has its own, all others are asked of it. told:
-    variable -> what to call it, of all functions of a program.
+    float8: whether products of linear layers have float8 operands. arrays: `stem` and its
+    number -> constant too long for a statement. held: (tensor, steps from its source) ->
+    variable. given: (tensor, layout) -> variable bound from outside in any layout. padded:
+    tensor -> (variable, its shape), in jit programs, of a value that is cut unevenly. cast:
+    (tensor, layout) -> variable of a precise value in the type the program computes in.
+    repeats: names of the first repeat of a block -> what to call them in a function that stands
+    for all. weights: weight -> expression of it as it is kept. tie: whether gathers wait for
+    the operand beside them (unrolled programs). name_collectives: whether results of
+    collectives are named for checkpoint policies; named: what these call single tensors, and
+    what settles their pending sums. first: the same function of the first of several overlapped
+    microbatches, whose statements these go among; own: tensors of which this microbatch has its
+    own, all others are asked of it. told: variable -> what to call it, of all functions of a
+    program.
     """
 
     flow: Flow
@@ -68,6 +70,7 @@ class Values:
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     counter: list[int] = field(default_factory=lambda: [0])
     float_dtype: str = ""
+    float8: bool = False
     precise: frozenset[str] = frozenset()
     weights: dict[str, str] = field(default_factory=dict)
     repeats: Mapping[str, str] = field(default_factory=dict)
@@ -101,6 +104,7 @@ class Values:
             arrays=self.arrays,
             counter=self.counter,
             float_dtype=self.float_dtype,
+            float8=self.float8,
             precise=self.precise,
             told=self.told,
             parent=self,

@@ -123,7 +123,7 @@ class Writer:
     pipeline: Pipeline | None = None
     stages: UnevenPipeline | None = None  # uneven pipeline stages
     packed: tuple[Buffer, ...] = ()  # what the weights of uneven stages lie in
-    compute: str = "float32"  # dtype of parameters and activations
+    compute: str = "float32"  # type of products with weights
     gpu_memory: float | None = (
         None  # share of a GPU's memory that the plan may use, None where no GPU is planned for
     )
@@ -135,6 +135,11 @@ class Writer:
     """of variables, where a program has several functions of its own"""
     prefix: str = ""
     """of the names of functions and tables, where a program holds several models"""
+
+    @property
+    def float8(self) -> bool:
+        """Whether linear layers multiply float8 operands; what lies between is bfloat16 then."""
+        return self.compute.startswith("float8")
 
     @property
     def scales_loss(self) -> bool:

@@ -83,6 +83,8 @@ class Call:
     made: tuple[tuple[str, Axes], ...] = ()
     saved_as: str = ""
     """What checkpoint policies call the result, of an operator that `names_itself`."""
+    float8: bool = False
+    """Whether its product runs with float8 operands (planner.execution.eight_bit)."""
 
     def __post_init__(self) -> None:
         object.__setattr__(
@@ -241,6 +243,8 @@ class Operator:
     """Operands that are caches, which a program keeps among its weights."""
     sums_last: Callable[[Node, int], bool] | None = None
     """(node, slot) -> whether the product sums over the last dim of a weight in that slot."""
+    float8: Callable[[Node], bool] | None = None
+    """Whether a node's kernel has a form whose operands are float8."""
     by_piece: bool = False
     """Whether a compiler's partitioner cannot cut its kernel: programs for it run the kernel on
     each device's pieces."""

@@ -16,6 +16,7 @@ from planner.execution.collective import CollectiveUse
 from planner.execution.pipeline import Pipeline, pipeline_of
 from planner.graph.ir import Node
 from planner.pricing.kernels import kernel_times
+from planner.pricing.split_arrays import program_type
 from planner.pricing.step_time import recomputed_nodes
 from planner.sharding.layout import Layout
 from planner.sharding.notation import spell_dim, spell_rule
@@ -129,10 +130,12 @@ def bound_by(base: GraphFacts, i: int, split: Split, pricer: Pricer) -> str:
     local, share = rule.work(split, pricer.sizes), 1.0
     for f, n in rule.sizes.items():
         share *= local[f] / n if n else 1.0
-    arithmetic = (
-        pricer.kernel_s(rule.flops * share, 0.0, pricer.recipe.compute) if rule.flops else 0.0
+    dtype = program_type(base.graph, i, pricer.recipe)
+    arithmetic = pricer.kernel_s(rule.flops * share, 0.0, dtype) if rule.flops else 0.0
+    several = dtype not in ("float32", pricer.recipe.between)  # kernels beside the product's
+    return (
+        "arithmetic" if arithmetic >= full * (0.5 if several else 1 - 1e-9) else "memory bandwidth"
     )
-    return "arithmetic" if arithmetic >= full * (1 - 1e-9) else "memory bandwidth"
 
 
 def _moves(

@@ -14,13 +14,15 @@ from planner.graph.ir import OF_PRODUCT, Graph, Node
 from planner.ops import operator_of
 from planner.ops.control import Region, region, trips
 from planner.ops.cost import Pieces
-from planner.pricing.split_arrays import SplitArrays, compute_type
+from planner.pricing.split_arrays import SplitArrays, program_type
 from planner.sharding.layout import local_shape
 from planner.sharding.rule import Split
 
 if TYPE_CHECKING:
     from planner.analysis.facts import GraphFacts
-    from planner.pricing.pricer import Pricer
+    from planner.pricing.float8 import float8_times
+from planner.pricing.float8 import float8_times
+from planner.pricing.pricer import Pricer
 
 ALIGNED = 8
 """Elements that extents of products are padded to on matrix units."""
@@ -70,13 +72,8 @@ def times_of(
 ) -> tuple[np.ndarray, np.ndarray]:
     """`kernel_times` of several splits. ins, outs: bytes of the node's local operands and results.
     [splits] each"""
-    graph, node, rule, mesh, splits = (
-        base.graph,
-        base.graph.nodes[i],
-        base.rules[i],
-        pricer.sizes,
-        cuts.splits,
-    )
+    graph, rule, mesh, splits = base.graph, base.rules[i], pricer.sizes, cuts.splits
+    node = graph.nodes[i]
     if pricer.runtime.kernels is not None:
         from planner.pricing.frameworks.kernels import times
 
@@ -87,9 +84,11 @@ def times_of(
             ]
         ).T
         return forward, backward
-    operator, dtype = operator_of(node.op), compute_type(graph, i, pricer.recipe)
+    operator, dtype = operator_of(node.op), program_type(graph, i, pricer.recipe)
     if operator.free or node.attrs.get(OF_PRODUCT):
         return np.zeros(len(splits)), np.zeros(len(splits))
+    if dtype != "float32" and dtype != pricer.recipe.between:
+        return float8_times(base, i, pieces_of(base, i, splits, pricer, cuts), outs, pricer)
     if operator.passes is not None:
         pieces = pieces_of(base, i, splits, pricer, cuts)
         passes = operator.passes(pieces, ins, outs)
@@ -227,6 +226,8 @@ def working_of(
         size = size + weights * _copied(base, i, splits, pricer)
     if operator.in_place and trained:
         size = size - ins
+    if program_type(base.graph, i, pricer.recipe) != pricer.recipe.between and rule.flops:
+        size = size + (ins + outs) / 2  # float8 copies
     if operator.workspace is not None:
         size = size + operator.workspace(pieces_of(base, i, splits, pricer, cuts), outs)
     return size

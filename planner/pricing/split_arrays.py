@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from costmodels.precision import Recipe
+from planner.execution.eight_bit import eight_bit
 from planner.graph.ir import Graph
 from planner.sharding.layout import Axes, group
 from planner.sharding.rule import Rule, Split
@@ -75,9 +76,19 @@ class SplitArrays:
         return share
 
 
+def program_type(graph: Graph, i: int, recipe: Recipe) -> str:
+    """The type that a node of an emitted program computes with: that of products where it is a
+    linear layer in float8, else that of what lies between them."""
+    node = graph.nodes[i]
+    if not graph.tensors[node.outputs[0] or next(o for o in node.outputs if o)].is_float:
+        return "float32"
+    short = recipe.compute != recipe.between and i in eight_bit(graph)
+    return recipe.compute if short else recipe.between
+
+
 def compute_type(graph: Graph, i: int, recipe: Recipe) -> str:
-    """The type that a node computes with: that of products where weights are multiplied (linear
-    layers, experts), else that of what lies between them."""
+    """The type that a node of a framework's program computes with: that of products where weights
+    are multiplied (linear layers, experts), else that of what lies between them."""
     node = graph.nodes[i]
     if not graph.tensors[node.outputs[0] or next(o for o in node.outputs if o)].is_float:
         return "float32"

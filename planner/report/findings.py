@@ -6,6 +6,7 @@ from __future__ import annotations
 from costmodels.hardware.units import show_bytes, show_time
 from costmodels.precision import load_recipe
 from planner.graph.findings import Finding, ordered
+from planner.machine.topology import from_json
 from planner.report.baselines import TABLES, WITH_ROOM, pins_for, ties
 from planner.strategy.stages import lockstep
 from planner.strategy.strategy import GIVEN, Strategy
@@ -89,14 +90,22 @@ def _memory_findings(strategy: Strategy) -> list[Finding]:
 def _operator_findings(strategy: Strategy) -> list[Finding]:
     """Precision that no program is emitted in, and operators without a rule."""
     c, out = strategy.costs, list[Finding]()
-    if not load_recipe(recipe := str(strategy.workload["precision"])).emitted and str(
-        strategy.workload["runtime"]
-    ).startswith("jax"):
+    recipe = load_recipe(str(strategy.workload["precision"]))
+    if not recipe.emitted and str(strategy.workload["runtime"]).startswith("jax"):
         out.append(
             Finding(
                 "operators",
-                f"{recipe} is priced, not emitted: plan emit writes no program of this plan;"
+                f"{recipe.name} is priced, not emitted: plan emit writes no program of this plan;"
                 " --precision bf16-mixed is emitted",
+            )
+        )
+    device = from_json(strategy.topology).device
+    if recipe.compute not in (recipe.between, *device.peak_flops_per_s):
+        out.append(
+            Finding(
+                "operators",
+                f"{device.name} has no units for products in {recipe.name}: they take as long as in"
+                f" {recipe.between}, and conversions come on top; --precision bf16-mixed is faster",
             )
         )
     for reason, n, seconds in unsupported(strategy):

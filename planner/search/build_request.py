@@ -8,7 +8,7 @@ from typing import Any
 from costmodels.capacity import capacity, preallocation
 from costmodels.hardware.units import show_bytes
 from costmodels.optimizers import OPTIMIZERS
-from costmodels.precision import load_recipe, recipe_names
+from costmodels.precision import Recipe, load_recipe, recipe_names
 from costmodels.runtimes import load_runtime, runtime_names
 from planner.cache.folder import Cache
 from planner.errors import PlanError
@@ -281,9 +281,9 @@ def _gpu_memory(strategy: Strategy) -> float | None:
         return None
 
 
-def computed_in(precision: str) -> str:
-    """The type of activations in programs of a recipe. Raises PlanError P077 for recipes that are
-    priced, not emitted."""
+def emitted_recipe(precision: str) -> Recipe:
+    """A recipe that programs are written in. Raises PlanError P077 for those that are priced, not
+    emitted."""
     choose("precision", precision, recipe_names())
     recipe = load_recipe(precision)
     if not recipe.emitted:
@@ -297,4 +297,4 @@ def computed_in(precision: str) -> str:
                 " for the price alone without --emit and --confirm"
             ],
         )
-    return recipe.between
+    return recipe

@@ -80,6 +80,7 @@ def emit_serving(
                 Training(),
                 runs,
                 reasons=reasons,
+                compute=compute,
                 gpu_memory=gpu_memory,
                 prefix=f"{name}_",
             )

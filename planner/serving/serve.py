@@ -129,7 +129,7 @@ def _batch_given(phase: Any) -> Any:
 def program(serving: Serving, source: str | Path, *, weights_file: str = "") -> Any:
     """The emitted program (text and constants) of a serving plan. Raises PlanError P051 when the
     model is another one, P224 for what is only priced."""
-    from planner.search.build_request import _gpu_memory, computed_in
+    from planner.search.build_request import _gpu_memory, emitted_recipe
     from planner.serving.program import Phased, emit_serving
 
     def phased(model: Any, strategy: Strategy) -> Phased:
@@ -142,7 +142,7 @@ def program(serving: Serving, source: str | Path, *, weights_file: str = "") -> 
         graph = model.graph(1)
         return Phased(graph, strategy.plan_for(graph))
 
-    compute = computed_in(str(serving.step.workload["precision"]))
+    compute = emitted_recipe(str(serving.step.workload["precision"])).compute
     prompts, step = reopened(serving, source)
     return emit_serving(
         phased(prompts, serving.prompts),

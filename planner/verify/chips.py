@@ -11,6 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+CUDA_VERSION = "12.9.0"
+"""That programs are taken to run with: XLA asks for it before it hands float8 products to
+cuBLASLt."""
+
 
 @dataclass(frozen=True)
 class Chip:
@@ -55,6 +59,8 @@ class Chip:
   registers_per_core_limit: 65536
   registers_per_block_limit: 65536
   device_vendor: "NVIDIA Corporation"
+  runtime_version: "{CUDA_VERSION}"
+  compile_time_toolkit_version: "{CUDA_VERSION}"
   name: "{self.name}"
 }}
 platform_name: "CUDA"

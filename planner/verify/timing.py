@@ -65,7 +65,12 @@ _KINDS = {
 _FIRST = (ATTENTION, HEAD, NORMS, ELEMENTWISE, PRODUCTS)
 """Of kernels without products of their own that serve several parts, the part that they count
 with."""
-_TYPES = {"bf16": "bfloat16", "f16": "float16", "f8e4m3fn": "float8_e4m3fn"}
+_TYPES = {
+    "bf16": "bfloat16",
+    "f16": "float16",
+    "f8e4m3fn": "float8_e4m3fn",
+    "f8e5m2": "float8_e4m3fn",  # devices multiply one by the other at one rate
+}
 """XLA's names of the types that devices have rates for, but float32."""
 
 

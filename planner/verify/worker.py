@@ -35,7 +35,7 @@ from planner.execution.plan import Plan
 from planner.graph.ir import Graph
 from planner.ops import operator_of
 from planner.ops.lookup import rule_of
-from planner.search.build_request import computed_in
+from planner.search.build_request import emitted_recipe
 from planner.strategy.strategy import Strategy
 from planner.support.choices import choose
 from planner.verify.failure import last_words, told
@@ -500,7 +500,7 @@ def ahead_of_time(strategy: Strategy, request: Mapping[str, Any]) -> VerifyRepor
     model, backend = recorded_model(strategy, request["source"]), request["backend"]
     kind, optimizer = model.workload.kind, model.workload.optimizer
     precision = str(strategy.workload["precision"])
-    compute = request["compute"] or computed_in(precision)
+    compute = request["compute"] or emitted_recipe(precision).between
     graph = model.graph(int(strategy.techniques["microbatches"]))
     plan = strategy.plan_for(graph)
     unroll = request.get("unroll", False)
@@ -549,7 +549,7 @@ def ahead_of_time(strategy: Strategy, request: Mapping[str, Any]) -> VerifyRepor
             runs=outcome.predicted.runs,
             target=target,
             exact=backend == "shard_map",
-            as_priced=compute == computed_in(precision),
+            as_priced=compute == emitted_recipe(precision).between,
         ),
     )
 

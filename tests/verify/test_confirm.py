@@ -244,7 +244,8 @@ def test_what_is_only_priced_is_not_compiled(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("planner.search.search.Search.run", None)
-    assert main([SOURCE, "--devices", "8", "--confirm", "gpu:h100", "--precision", "fp8"]) == 2
+    served = ["--workload", "infer", "--precision", "int8-weights"]
+    assert main([SOURCE, "--devices", "8", "--confirm", "gpu:h100", *served]) == 2
     assert "error[P077]" in capsys.readouterr().err
 
 

@@ -1,0 +1,62 @@
+"""Time of linear layers whose operands programs make float8
+(planner/emit/runtime/kernels/float8.py): beside the products, of one byte an element, a pass over
+each operand and over the result's gradient for its largest value, and one that writes it in float8.
+
+Products of one operand share its float8 copy, which compilers make once; the backward pass keeps
+the operands as they were, and their scales.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from planner.analysis.facts import GraphFacts
+from planner.execution.eight_bit import eight_bit
+from planner.ops.cost import Pieces
+from planner.pricing.pricer import Pricer
+
+
+def float8_times(
+    base: GraphFacts, i: int, pieces: Pieces, outs: np.ndarray, pricer: Pricer
+) -> tuple[np.ndarray, np.ndarray]:
+    """Seconds of the forward and backward pass of node i under each split. outs: bytes of a
+    device's results [splits]."""
+    graph, node = base.graph, base.graph.nodes[i]
+    x, w = node.inputs[:2]
+    xs, ws = (
+        np.array([pieces.bytes_of(n, pieces.operand_shape(slot, s)) for s in pieces.splits])
+        for slot, n in enumerate((x, w))
+    )
+    readers = sum(j in eight_bit(graph) for j, _ in graph.consumers[x])
+    work = pieces.rule.flops * pieces.share("")
+
+    def product(read: np.ndarray, written: np.ndarray) -> np.ndarray:
+        return _each_s(pricer, work, read / 2 + written, pricer.recipe.compute)
+
+    def largest(size: np.ndarray) -> np.ndarray:
+        return _each_s(pricer, np.zeros(len(size)), size, pricer.recipe.between)
+
+    def converted(size: np.ndarray) -> np.ndarray:
+        return _each_s(pricer, np.zeros(len(size)), 1.5 * size, pricer.recipe.between)
+
+    forward = (largest(xs) + converted(xs)) / readers + largest(ws) + converted(ws)
+    forward += product(xs + ws, outs)
+    if not pieces.trained:
+        return forward, np.zeros(len(pieces.splits))
+    backward = largest(outs) + converted(outs)
+    if x in base.grad:
+        backward += converted(ws) + product(outs + ws, xs)
+    if w in base.grad:
+        backward += converted(xs) / readers + product(outs + xs, ws)
+    return forward, backward
+
+
+def _each_s(
+    pricer: Pricer, flops: Sequence[float] | np.ndarray, moved: np.ndarray, dtype: str
+) -> np.ndarray:
+    """Seconds of a kernel under each split, alike ones priced once."""
+    work = list(zip(np.asarray(flops).tolist(), moved.tolist(), strict=True))
+    known = {each: pricer.kernel_s(*each, dtype) for each in dict.fromkeys(work)}
+    return np.array([known[each] for each in work])
