@@ -34,8 +34,10 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from planner.analysis.facts import GraphFacts
+from planner.execution.save_policies import BLOCK
 from planner.execution.techniques import MAX_ZERO_STAGE, RECOMPUTE
 from planner.machine.topology import Mesh
+from planner.search.named_nodes import NamedNodes, nearby
 from planner.search.node_bounds import SAME, NodeBounds
 from planner.search.relaxation import Relaxation
 from planner.search.saved_collective_bounds import raised_lower_bound
@@ -136,6 +138,7 @@ class BestFirst:
         """Unit of the relaxed problems' costs: nanoseconds where picoseconds would leave the range
         of exact floats."""
         self._bounds = NodeBounds(self.limit)
+        self._named: NamedNodes | None = None
         self._impossible: set[tuple[int, Techniques]] = set()
         """Search nodes of which nothing fits."""
 
@@ -194,6 +197,7 @@ class BestFirst:
         if self.pinned:  # the plan's own family, not a baseline's
             self._solve_again()
             self._raise_remaining()
+            self._save_by_name()
         self._holds_from = math.inf
         return self.best
 
@@ -262,6 +266,7 @@ class BestFirst:
                 found,
                 None if self.search.out_of_time() else self._space,
             )
+            found = min(found, self._by_name.bound)
         self._final_bound = found if math.isinf(self._holds_from) else None
         return found
 
@@ -272,7 +277,45 @@ class BestFirst:
             return found
         # Plans that keep results in recomputed blocks copy less of what is saved than those that
         # recompute nothing: they may be faster, and are bounded by themselves.
-        return raised_lower_bound(self._saving_collectives(), math.inf, found, None)
+        found = raised_lower_bound(self._saving_collectives(), math.inf, found, None)
+        return min(found, self._by_name.bound_of_all)
+
+    @property
+    def _by_name(self) -> NamedNodes:
+        """Search nodes that save values by name: none where that is not for the search to say."""
+        if self._named is not None:
+            return self._named
+        nodes = list[tuple[float, SearchNode]]()
+        for index, relaxed in self._bounds.relaxed.items() if self.pinned else ():
+            base, mesh = relaxed.space.base, self.meshes[index]
+            if not self.search.offered.saves_by_name(base, mesh):
+                continue
+            nodes += [
+                (self._bounds.least[index] + relaxed.bubble_s(node.micro, node.virtual), node)
+                for node in self._nodes_of(index)
+                if node.techniques.recompute == BLOCK
+            ]
+        return NamedNodes(nodes, self._bounds.relaxed, self.limit)
+
+    def _save_by_name(self) -> None:
+        """Search the nodes that save values by name, and around the best plan by single names."""
+        if self.memory_first:
+            return
+        self._named = self._by_name
+        self._named.search(lambda: self._to_beat, self._space, self._price, self.search.out_of_time)
+        tried = set[tuple[int, str]]()
+        while (best := self.best) is not None and not self.search.out_of_time():
+            _, space, choice, _ = self.search.details[id(best)]
+            if not self.search.offered.saves_by_name(space.base, best.mesh):
+                return
+            for policy in nearby(space, choice, best.techniques, self.limit):
+                if (id(space), policy) not in tried and self.best is best:
+                    tried.add((id(space), policy))
+                    other = self.search.with_recompute(best, policy)
+                    if self.search.value(other) < self.search.value(best):
+                        self._take(other)
+            if self.best is best:
+                return
 
     def _tighten(self, node: SearchNode) -> None:
         """Raise the bound of a search node under the limit."""

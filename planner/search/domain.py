@@ -11,7 +11,7 @@ from planner.analysis.facts import GraphFacts
 from planner.errors import PlanError
 from planner.execution.block_values import names_there
 from planner.execution.plan import Plan
-from planner.execution.save_policies import is_named, saved_names, saving
+from planner.execution.save_policies import BLOCK, is_named, saved_names, saving
 from planner.execution.techniques import (
     BY_NAME,
     INTERLEAVED,
@@ -475,6 +475,14 @@ class SearchDomain:
                 help=["recompute=none, block or block-keep, or leave --runtime out"],
             )
         return RECOMPUTE if pinned is None else (_of_blocks(str(pinned), base),)
+
+    def saves_by_name(self, base: GraphFacts, mesh: Mesh) -> bool:
+        """Whether it is for the search to say which values recomputed blocks save by name."""
+        return (
+            BLOCK in self.recomputes(base, mesh)
+            and len(self.recomputes(base, mesh)) > 1
+            and self.request.runtime.kernels is None
+        )
 
     def schedules(self, mesh: Mesh) -> tuple[tuple[str, int], ...]:
         """(how microbatches pass through the stages of a mesh, chunks a stage) to consider: 1F1B,

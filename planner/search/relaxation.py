@@ -189,7 +189,7 @@ class Relaxation:
         bounds are of plans faster than that, options that none of them has are not looked at.
         """
         endless = [Techniques(z, microbatches=0) for z in levels]
-        cost = _units(np.minimum.reduce([self._least_seconds(t) for t in endless]), 1.0)
+        cost = units(np.minimum.reduce([self._least_seconds(t) for t in endless]), 1.0)
         if np.isfinite(below_s):
             # Before any table of conversions: what an option costs by itself, and every other
             # variable at its cheapest.
@@ -243,7 +243,7 @@ class Relaxation:
         every variable the least that these techniques add to its options. Only after `least`."""
         at = replace(techniques, microbatches=microbatches)
         slow, (cheapest, value) = slowdown(self.space, at), self._least
-        cost = _units(self._seconds(at), slow)
+        cost = units(self._seconds(at), slow)
         more = np.subtract(cost, cheapest, out=np.full(len(cost), np.inf), where=np.isfinite(cost))
         return self._proven(
             (value + float(np.minimum.reduceat(more, self.offset[:-1]).sum())) * slow
@@ -359,7 +359,7 @@ class Relaxation:
         if np.minimum.reduceat(use, first).sum() > room:
             return np.inf
         cost, enough = (
-            _units(self._seconds(techniques), slow),
+            units(self._seconds(techniques), slow),
             min(enough_s, FAR * free[0]) * PICO / slow,
         )
         low = 0.0, free[0] * PICO / slow, free[1] - room  # price, height, slope
@@ -393,7 +393,7 @@ class Relaxation:
     def _searched(self, techniques: Techniques, search: PriceLineSearch, room: float) -> float:
         """The height of a line search over prices where variables were split: the bounds that they
         give are no lines that a choice tells. The next search begins at its price."""
-        cost = _units(self._seconds(techniques), slowdown(self.space, techniques))
+        cost = units(self._seconds(techniques), slowdown(self.space, techniques))
         use = self._bytes(techniques)
         while not search.over:
             search.step_with(lambda p: self._priced(techniques, cost, use, p)[0] - p * room)
@@ -421,7 +421,7 @@ class Relaxation:
         )
         room = limit_bytes - least_working(self.space, techniques, uncut=True)
         cost, start = (
-            _units(self._seconds(techniques), slow),
+            units(self._seconds(techniques), slow),
             line_search.shift or self._compiled(techniques).shift,
         )
         line_search.enough = min(line_search.enough, enough_s * PICO / slow)
@@ -478,7 +478,7 @@ class Relaxation:
         # A pipeline's ticks slow everything alike but what follows the blocks (at most to half:
         # `link_scale`), so one tree serves any number of microbatches.
         slow = slowdown(self.space, techniques)
-        value, choice, _ = self._compiled(techniques, ends=ends).run(_units(seconds, slow))
+        value, choice, _ = self._compiled(techniques, ends=ends).run(units(seconds, slow))
         return (choice, self._proven(value * slow)) if np.isfinite(value) else None
 
     @staticmethod
@@ -543,6 +543,6 @@ class Relaxation:
         return tree
 
 
-def _units(seconds: np.ndarray, slow: float) -> np.ndarray:
+def units(seconds: np.ndarray, slow: float) -> np.ndarray:
     """Costs of a tree: picoseconds as long as ticks take without a bubble."""
     return np.where(np.isfinite(seconds), seconds * (PICO / slow), np.inf)

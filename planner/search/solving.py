@@ -206,6 +206,18 @@ class Solving(Workspace):
             return None
         return self.price(space, mesh, techniques, found, label, copies=copies)
 
+    def with_recompute(self, candidate: Candidate, recompute: str) -> Candidate | None:
+        """A priced plan with another way to recompute, all else as it is."""
+        _, space, choice, _ = self.details[id(candidate)]
+        return self.price(
+            space,
+            candidate.mesh,
+            replace(candidate.techniques, recompute=recompute),
+            Solution(choice, "feasible"),
+            candidate.label,
+            copies=candidate.plan.overlapped_microbatches,
+        )
+
     def price(
         self,
         space: Space,

@@ -1,0 +1,181 @@
+"""Search nodes whose plans save values by name, after all others: a mesh and techniques each stand
+for every policy of names.
+
+Their bounds come first (planner.search.named_policy_bounds), least first, as far as they are below
+the best plan. Of a node that stays below, the policy that its bound was found by is solved and
+priced whole, and so are policies that differ from that of the best plan by one name, until none is
+faster. What was not looked at stays part of the bound.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+
+from planner.analysis.facts import GraphFacts
+from planner.execution.block_values import names_there
+from planner.execution.save_policies import PRESETS, saved_names, saving
+from planner.execution.techniques import RECOMPUTE
+from planner.search.named_policy_bounds import NamedRelaxation, Outlook
+from planner.search.node_bounds import SAME
+from planner.search.relaxation import Relaxation
+from planner.search.search_node import SearchNode
+from planner.space.assemble import Techniques, least_usage, seconds_of, usage_of
+from planner.space.option_arrays import arrays_of
+from planner.space.variables import Space
+
+SOLVES, POLICIES, NEARBY = 4, 2, 2
+"""Search nodes that are solved at most, policies of one, and those beside a plan's that are priced
+before the next is looked for."""
+
+
+@dataclass
+class NamedNodes:
+    """Those of one family. nodes: each with what is known of it (seconds), under recompute=block;
+    relaxed: mesh -> its space; limit_bytes: of plans.
+
+    bound, bound_of_all: no plan that saves values by name is below these, under the limit and
+    whatever memory it takes.
+    """
+
+    nodes: list[tuple[float, SearchNode]]
+    relaxed: dict[int, Relaxation]
+    limit_bytes: float
+    bound: float = math.inf
+    bound_of_all: float = math.inf
+    _known: dict[tuple[int, int], NamedRelaxation] = field(default_factory=dict)
+    _free: dict[tuple[int, int, int], float] = field(default_factory=dict)
+    """Mesh, microbatches and virtual stages -> bound of all ZeRO stages, whatever the memory."""
+
+    def __post_init__(self) -> None:
+        self.bound = self.bound_of_all = min((least for least, _ in self.nodes), default=math.inf)
+
+    @cached_property
+    def _levels(self) -> list[int]:
+        """ZeRO stages of all nodes."""
+        return sorted({node.techniques.zero_stage for _, node in self.nodes})
+
+    def search(
+        self,
+        to_beat: Callable[[], float],
+        own: Callable[[SearchNode], Space | None],
+        solve: Callable[[SearchNode], object],
+        over: Callable[[], bool],
+    ) -> None:
+        """Raise bounds and solve what stays below the best plan. to_beat: its seconds; own: the
+        space of a node's own microbatches; solve: to find and price plans of a node; over: whether
+        time is."""
+        heap = [(least, 0, k) for k, (least, _) in enumerate(self.nodes)]
+        heapq.heapify(heap)
+        looked, solved, free = 0, list[float](), list[float]()
+        while heap and heap[0][0] < to_beat() * (1 - SAME) and not over():
+            least, stage, k = heapq.heappop(heap)
+            node = self.nodes[k][1]
+            if stage == 2 or (stage and looked == SOLVES):
+                solved.append(least)
+                continue
+            enough_s = to_beat() * (1 - SAME)
+            if not stage and (others := self._by_others(node, enough_s)) >= enough_s:
+                free.append(others)
+                heapq.heappush(heap, (max(least, others), 1, k))
+                continue
+            looked += stage
+            space = own(node) if stage else self.relaxed[node.mesh].space
+            outlook = self._outlook(node, space, stage, to_beat())
+            if not stage:
+                free.append(max(least, outlook.free_s))
+            for bound, policy in outlook.policies[:POLICIES] if stage else ():
+                if bound < to_beat() * (1 - SAME):
+                    solve(replace(node, recompute=len(RECOMPUTE), values=(*RECOMPUTE, policy)))
+            heapq.heappush(heap, (max(least, outlook.bound_s), stage + 1, k))
+        unseen = [least for least, stage, _ in heap if not stage]
+        self.bound = min([*solved, *(least for least, _, _ in heap)], default=math.inf)
+        self.bound_of_all = min([*free, *unseen], default=math.inf)
+
+    def _by_others(self, node: SearchNode, enough_s: float) -> float:
+        """What is proven of a node whatever the memory, beside others of its mesh: by all ZeRO
+        stages at once, and by fewer microbatches, as more only take longer; with pipeline stages by
+        endless ones and the bubble, and by other virtual stages. enough_s: no more is needed."""
+        relaxed, at = self.relaxed[node.mesh], node.techniques
+        if relaxed.space.pricer.mesh.stages == 1:
+            fewer = (
+                s
+                for (mesh, micro, _), s in self._free.items()
+                if mesh == node.mesh and micro <= node.micro
+            )
+            best = max(fewer, default=0.0)
+            return best if best >= enough_s else max(best, self._of_levels(node, node.micro, 1))
+        best = self._of_levels(node, 0, 1) + relaxed.bubble_s(node.micro, node.virtual)
+        for virtual in dict.fromkeys((1, node.virtual)):
+            if best < enough_s:
+                ratio = 1.0
+                if virtual != node.virtual:
+                    ratio = relaxed.virtual_stage_ratio(at, node.micro, virtual)
+                if ratio:
+                    best = max(best, ratio * self._of_levels(node, node.micro, virtual))
+        return best
+
+    def _of_levels(self, node: SearchNode, micro: int, virtual: int) -> float:
+        """The bound of all ZeRO stages, worked out once."""
+        key = node.mesh, micro, virtual
+        if key not in self._free:
+            at = replace(node.techniques, microbatches=micro, virtual_stages=virtual)
+            self._free[key] = self._of_mesh(node).of_levels_s(at, self._levels)
+        return self._free[key]
+
+    def _of_mesh(self, node: SearchNode) -> NamedRelaxation:
+        """The bounds that all nodes of a mesh share."""
+        if (node.mesh, 0) not in self._known:
+            self._known[node.mesh, 0] = NamedRelaxation(self.relaxed[node.mesh])
+        return self._known[node.mesh, 0]
+
+    def _outlook(
+        self, node: SearchNode, space: Space | None, stage: int, below_s: float
+    ) -> Outlook:
+        """What is proven of a node in a space."""
+        at = node.techniques
+        if space is None or least_usage(space, at, uncut=True) > self.limit_bytes:
+            return Outlook(math.inf, 0.0)
+        key = node.mesh, node.micro
+        if stage and space is not self.relaxed[node.mesh].space and key not in self._known:
+            relaxed = Relaxation(space, self.relaxed[node.mesh].scratch)
+            relaxed.least(self._levels, below_s)
+            self._known[key] = NamedRelaxation(relaxed)
+        named = self._known.get(key) if stage else None
+        return (named or self._of_mesh(node)).outlook(at, self.limit_bytes, below_s, bool(stage))
+
+
+def nearby(
+    space: Space, choice: Sequence[int], techniques: Techniques, limit_bytes: float
+) -> list[str]:
+    """Policies beside that of a plan whose problem is faster and fits, the fastest first: with a
+    name more or less; where nothing is recomputed all names, and the presets."""
+    at = arrays_of(space).first + np.asarray(choice)
+
+    def seconds(recompute: str) -> float:
+        return float(seconds_of(space, replace(techniques, recompute=recompute))[at].sum())
+
+    now, found = seconds(techniques.recompute), list[tuple[float, str]]()
+    for policy in dict.fromkeys(_beside(techniques.recompute, space.base)):
+        if (least := seconds(policy)) < now:
+            used = usage_of(space, replace(techniques, recompute=policy), choice)
+            if sum(used) <= limit_bytes:
+                found.append((least, policy))
+    return [policy for _, policy in sorted(found)[:NEARBY]]
+
+
+def _beside(recompute: str, base: GraphFacts) -> Iterator[str]:
+    there = names_there(base.graph, base.loops)
+    if recompute == "none":
+        yield saving(there)
+        for names in PRESETS.values():
+            yield saving(n for n in names if n in there)
+        return
+    saved = frozenset(saved_names(recompute))
+    for name in there:
+        yield saving(saved ^ {name})

@@ -1,0 +1,252 @@
+"""Bounds of plans whose recomputed blocks save values by name, whichever names those are.
+
+What runs again is a decision of its own there. Each node of a block that the backward pass asks for
+has a shortest way to an operand that a gradient reads (planner.analysis.recompute_demand). Where no
+value on the way has a name, the node runs again under every policy. Where one has, it runs again or
+that value is saved: in bytes, and in copies into stacks of loops and out of them. Where several
+have, nothing is counted of it. So every option of the node that makes a named value costs the
+cheaper of the two, at each price of a byte, and no policy takes less: one elimination for all of
+them, with the tables of a space without recomputation.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Container, Iterable, Mapping
+from copy import copy
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from planner.analysis.facts import GraphFacts
+from planner.execution.block_values import block_values
+from planner.execution.save_policies import saving
+from planner.search.relaxation import Relaxation, units
+from planner.space.assemble import Techniques, least_working, parts_of_stage, slowdown
+from planner.space.named_policies import bytes_of_value
+from planner.space.variables import Space
+
+SETTLED = 24
+"""Choices of names that are bounded of a search node at most."""
+Settled = tuple[tuple[str, bool], ...]
+"""Names that are saved, or are not."""
+Names = tuple[tuple[str, ...], tuple[str, ...]]
+"""Those that a choice saves, and those of which it is open."""
+
+
+@dataclass(frozen=True)
+class NamedValues:
+    """Of one node of every variable, per option: again_s: seconds that run again in any case;
+    spared_s: seconds that do unless the named value that the variable makes is saved; saved_bytes:
+    what that takes at least, of all repeats. [options] names: of the values of each such variable.
+    """
+
+    again_s: np.ndarray
+    spared_s: np.ndarray
+    saved_bytes: np.ndarray
+    names: Mapping[int, tuple[str, ...]]
+
+
+def named_values(space: Space) -> NamedValues:
+    """Those of a space, kept in its memo."""
+    if "named values" not in space.memo:
+        space.memo["named values"] = _named_values(space)
+    found: NamedValues = space.memo["named values"]
+    return found
+
+
+def _named_values(space: Space) -> NamedValues:
+    base, variables = space.base, space.variables
+    names = block_values(base.graph, base.loops)
+    kept = {t: name for t, name in names.items() if t not in base.gated.tensors}
+    repeats = {i: n for first, each, n in base.loops for i in range(first, first + each)}
+    again, spared, sizes = ([np.zeros(v.options) for v in variables] for _ in range(3))
+    saves: dict[int, dict[str, None]] = {}
+    for i, met in _named_ways(base, kept).items():
+        k = space.op_of[base.shared[i]]
+        seconds = np.where(
+            np.isfinite(variables[k].costs.forward_s), variables[k].costs.forward_s, 0
+        )
+        if not met:
+            again[k] = again[k] + seconds * repeats[i] / variables[k].count
+        elif len(met) == 1:
+            maker = space.op_of[base.shared[base.graph.producer[met[0]]]]
+            least = seconds if maker == k else float(seconds.min())
+            spared[maker] = spared[maker] + least * repeats[i] / variables[maker].count
+            saves.setdefault(maker, {})[met[0]] = None
+    for k, tensors in saves.items():
+        each = [repeats[base.graph.producer[t]] * bytes_of_value(space, t, k) for t in tensors]
+        sizes[k] = np.minimum.reduce(each)
+    return NamedValues(
+        np.concatenate(again),
+        np.concatenate(spared),
+        np.concatenate(sizes),
+        {k: tuple(dict.fromkeys(kept[t] for t in tensors)) for k, tensors in saves.items()},
+    )
+
+
+def _named_ways(base: GraphFacts, kept: Container[str]) -> dict[int, list[str]]:
+    """Node that the backward pass asks for -> the named values on its way, its own result first."""
+    found = {}
+    for i, hop in base.demanded.items():
+        way = [hop.tensor]
+        while hop.again:
+            hop = base.demanded[hop.reader]
+            way.append(hop.tensor)
+        found[i] = [t for t in dict.fromkeys(way) if t in kept]
+    return found
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """Of all policies of names under some techniques: no plan is below bound_s (seconds) under the
+    limit, below free_s whatever memory it takes. policies: bounds of those that may be below what
+    is wanted, the least first, each with the names that it was found by."""
+
+    bound_s: float
+    free_s: float
+    policies: tuple[tuple[float, str], ...] = ()
+
+
+class NamedRelaxation(Relaxation):
+    """Bounds of the options that another looks at, under every policy of names. Techniques are
+    those of a step that recomputes nothing: what runs again stands with the options.
+
+    A price of a byte may leave a name half saved: names are then settled one by one, saved and not.
+    """
+
+    def __init__(self, relaxed: Relaxation) -> None:
+        self.__dict__.update(copy(relaxed).__dict__)
+        self._line_searches, self._values = {}, named_values(relaxed.space)
+        self._known: dict[Techniques, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
+        self._settled: Settled = ()
+        self._room = np.inf
+        self._saved: dict[bool, frozenset[str]] = {}
+        """Names saved by the last choice that fitted, and by the last that did not."""
+
+    def outlook(
+        self, techniques: Techniques, limit_bytes: float, below_s: float, settle: bool
+    ) -> Outlook:
+        """What is proven of techniques. below_s: plans of at least so many are not looked for;
+        settle: whether names are settled, and policies found."""
+        at = replace(techniques, recompute="none")
+        self._settled = ()
+        if (quick := self.quick(at, at.microbatches)) >= below_s:
+            return Outlook(quick, quick)
+        bound_s, free_s = self._bounds(at, limit_bytes, below_s)
+        if not settle or bound_s >= below_s:
+            return Outlook(bound_s, free_s)
+        tree: list[tuple[float, int, Settled, Names]] = [(bound_s, 0, self._settled, self._names())]
+        done, least, number = list[tuple[float, str]](), np.inf, 0
+        while tree:
+            bound_s, _, settled, (sure, unsure) = heapq.heappop(tree)
+            if bound_s >= below_s:
+                least = min(least, bound_s)
+            elif not unsure or number >= SETTLED:
+                done.append((bound_s, saving(sure)))
+            else:
+                for saved in (True, False):
+                    self._settled, number = (*settled, (unsure[0], saved)), number + 1
+                    more, _ = self._bounds(at, limit_bytes, below_s)
+                    heapq.heappush(tree, (max(bound_s, more), number, self._settled, self._names()))
+        return Outlook(min([least, *(s for s, _ in done)]), free_s, tuple(done))
+
+    def of_levels_s(self, techniques: Techniques, levels: Iterable[int]) -> float:
+        """A bound (seconds) of all these ZeRO stages, whatever the memory; 0 microbatches stand for
+        as many as hide the bubble."""
+        at = replace(techniques, recompute="none")
+        each = [self._seconds(replace(at, zero_stage=z)) for z in levels]
+        cost, slow = np.minimum.reduce(each), slowdown(self.space, at)
+        value, _ = self._priced(at, units(cost, slow), np.zeros(len(cost)), 0.0)
+        return self._proven(value * slow) if np.isfinite(value) else np.inf
+
+    def _bounds(
+        self, techniques: Techniques, limit_bytes: float, below_s: float
+    ) -> tuple[float, float]:
+        """A bound under the limit and one without, the settled names as they are."""
+        slow = slowdown(self.space, techniques)
+        self._room = limit_bytes - least_working(self.space, techniques, uncut=True)
+        cost, use = units(self._seconds(techniques), slow), self._bytes(techniques)
+        self._saved = {}
+        value, used = self._priced(techniques, cost, use, 0.0)
+        if not np.isfinite(value):
+            return np.inf, np.inf
+        free_s = bound_s = self._proven(value * slow)
+        if used > self._room and free_s < below_s:
+            found = self.limited(techniques, limit_bytes, (free_s, used), below_s)
+            bound_s = max(free_s, found)
+        return bound_s, free_s
+
+    def _names(self) -> Names:
+        """Names that the last choices save, those that fitted if any did, and names that the last
+        one that fitted and the last one that did not are at odds about."""
+        some: frozenset[str] = next(iter(self._saved.values()), frozenset())
+        fits, over = self._saved.get(True, some), self._saved.get(False, some)
+        return tuple(sorted(fits)), tuple(sorted((fits ^ over) - dict(self._settled).keys()))
+
+    def _seconds(self, techniques: Techniques) -> np.ndarray:
+        found: np.ndarray = (
+            self._least_seconds(techniques)
+            + self._passes(techniques) * (self._values.again_s[self.kept])
+        )
+        return found
+
+    def _bytes(self, techniques: Techniques) -> np.ndarray:
+        return super()._bytes(replace(techniques, recompute="block"))
+
+    def _passes(self, techniques: Techniques) -> np.ndarray:
+        """How often a device runs what nodes of an option's variable do. [options looked at]"""
+        each = parts_of_stage(self.space, techniques)[0] * [v.count for v in self.space.variables]
+        found: np.ndarray = np.repeat(self.space.parts * each, np.diff(self._all))[self.kept]
+        return found
+
+    def _named(self, techniques: Techniques) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Units of what runs again where an option's value is not saved, those of copies where it
+        is, and its bytes then. [options looked at]"""
+        if techniques not in self._known:
+            passes, held = parts_of_stage(self.space, techniques)
+            times, kept = np.diff(self._all), self.kept
+            price, slow = self.space.pricer, slowdown(self.space, techniques)
+            size = self._values.saved_bytes
+            copies = price.loop_copy_s(size, size) * np.repeat(self.space.parts * passes, times)
+            part = (
+                self.space.parts
+                / max(1, techniques.microbatches)
+                * (1 + price.runtime.memory_slack)
+            )
+            self._known[techniques] = (
+                units(self._values.spared_s[kept] * self._passes(techniques), slow),
+                units(copies[kept], slow),
+                (size * np.repeat(part * held, times))[kept],
+            )
+        return self._known[techniques]
+
+    def _priced(
+        self, techniques: Techniques, cost: np.ndarray, use: np.ndarray, price: float
+    ) -> tuple[float, float]:
+        spared, copies, size = self._named(techniques)
+        saved = copies + price * size < spared
+        for name, value in self._settled:
+            for k, names in self._values.names.items():
+                if names[0] == name:
+                    saved[self.offset[k] : self.offset[k + 1]] = value
+        extra = np.where(saved, copies + price * size, spared)
+        least, choice, _ = self._at(techniques, price).run(cost + price * use + extra)
+        if not np.isfinite(least):
+            return least, np.inf
+        at = self.offset[:-1] + choice
+        used = float(use[at].sum() + size[at][saved[at]].sum())
+        self._saved[used <= self._room] = frozenset(
+            names[0] for k, names in self._values.names.items() if saved[at[k]]
+        )
+        return least, used
+
+    def quick(self, techniques: Techniques, microbatches: int) -> float:
+        """As that of any techniques, the cheaper of what runs again and copies with the options."""
+        at = replace(techniques, microbatches=microbatches)
+        slow, (cheapest, value) = slowdown(self.space, at), self._least
+        spared, copies, _ = self._named(at)
+        cost = units(self._seconds(at), slow) + np.minimum(spared, copies)
+        more = np.subtract(cost, cheapest, out=np.full(len(cost), np.inf), where=np.isfinite(cost))
+        least = np.minimum.reduceat(more, self.offset[:-1]).sum()
+        return self._proven((value + float(least)) * slow)

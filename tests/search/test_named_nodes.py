@@ -1,0 +1,82 @@
+"""Values saved by name, as the search chooses them: never dearer than without, bounds that hold for
+every policy, and none where it is not for the search to say."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+import planner
+from planner.execution.save_policies import PRESETS, is_named, saving
+from planner.execution.techniques import RECOMPUTE
+from planner.search.named_policy_bounds import NamedRelaxation
+from planner.search.relaxation import Relaxation
+from planner.solvers import solve
+from planner.solvers.problem import Budget
+from planner.space.assemble import PICO, Techniques, assemble, usage_of
+from tests.space.test_space import MODELS, space_of
+
+TIGHT: list[tuple[str, dict[str, Any]]] = [
+    ("zoo:gpt2-small,layers=6", {"devices": 8, "batch": 64}),
+    ("zoo:llama3-8b,layers=8", {"devices": 8, "batch": 64, "memory_limit": "24GiB"}),
+]
+
+
+def planned(source: str, pins: str | None, options: dict[str, Any]) -> Any:
+    return planner.plan(source, hardware="h100-sxm", pins=pins, baselines=False, **options)
+
+
+@pytest.mark.parametrize(("source", "options"), TIGHT)
+def test_the_plan_is_never_dearer_and_its_bound_holds(source: str, options: dict[str, Any]) -> None:
+    free = planned(source, None, options)
+    assert is_named(free.chosen.recompute)
+    step, bound = free.cost.step_time_s, free.solver["bound_s"]
+    assert 0 < bound <= step * (1 + 1e-9)
+    for recompute in RECOMPUTE:
+        assert step <= planned(source, f"recompute={recompute}", options).cost.step_time_s
+    for preset in PRESETS:
+        assert bound <= planned(source, f"recompute={preset}", options).cost.step_time_s * (
+            1 + 1e-9
+        )
+    again = planned(source, f"recompute={free.chosen.recompute}", options)
+    assert again.cost.step_time_s <= step * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("source", "batch"), MODELS[:2])
+def test_bounds_are_below_every_policy(source: str, batch: int) -> None:
+    """Under a limit, and without one: the optimum of each policy's problem."""
+    space = space_of(source, batch)
+    relaxed = Relaxation(space)
+    relaxed.least([0, 1, 2, 3])
+    named = NamedRelaxation(relaxed)
+    best, sizes = {}, []
+    names = ("q", "context", "out_proj", "mlp_up", "norm")
+    policies = {saving(PRESETS[p]) for p in PRESETS}
+    policies |= {saving(some) for n in (1, 2) for some in itertools.combinations(names, n)}
+    for policy in sorted(policies - {"block"}):
+        at = Techniques(1, policy)
+        found = solve(assemble(space, at, None), "dp", Budget())
+        assert found.bound is not None
+        best[policy] = found.bound / PICO
+        sizes.append(sum(usage_of(space, at, found.choice)))
+    free = named.outlook(Techniques(1), np.inf, np.inf, False)
+    assert 0.9 * min(best.values()) < free.bound_s <= min(best.values()) * (1 + 1e-9)
+    limit = (min(sizes) + max(sizes)) / 2
+    settled = named.outlook(Techniques(1), limit, np.inf, True)
+    assert free.bound_s <= settled.bound_s * (1 + 1e-9)
+    for policy in best:
+        bounded = assemble(space, Techniques(1, policy), limit, liveness=True)
+        found = solve(bounded, "dp", Budget(work=2_000_000))
+        if found.bound is not None and found.status != "infeasible":
+            assert settled.bound_s <= found.bound / PICO * (1 + 1e-6) or found.status != "optimal"
+
+
+def test_what_is_pinned_or_priced_otherwise_has_no_names() -> None:
+    options = {"devices": 8, "batch": 64}
+    for pins in ("recompute=block", "recompute=none"):
+        assert not is_named(planned("zoo:gpt2-small,layers=6", pins, options).chosen.recompute)
+    megatron = planned("zoo:gpt2-small,layers=6", None, options | {"runtime": "megatron"})
+    assert not is_named(megatron.chosen.recompute)
