@@ -21,7 +21,7 @@ from tests.space.test_space import MODELS, space_of
 
 TIGHT: list[tuple[str, dict[str, Any]]] = [
     ("zoo:gpt2-small,layers=6", {"devices": 8, "batch": 64}),
-    ("zoo:llama3-8b,layers=8", {"devices": 8, "batch": 64, "memory_limit": "24GiB"}),
+    ("zoo:llama3-8b,layers=8", {"devices": 8, "batch": 64, "memory_limit_bytes": 24 * 2**30}),
 ]
 
 
