@@ -17,6 +17,7 @@ import planner
 from costmodels.hardware.units import show_bytes, show_time
 from planner.errors import PlanError
 from planner.machine.mesh_choices import across
+from planner.pins.pins import parse_pins
 from planner.search.build_request import make_request
 from planner.search.domain import SearchDomain
 from planner.search.request import SearchResult
@@ -387,12 +388,17 @@ def test_time_limit_returns_the_best_so_far_or_says_so() -> None:
 
 
 def test_what_the_work_limit_cut_is_solved_again(monkeypatch: pytest.MonkeyPatch):
-    """Memory binds Llama-3 8B on 64 devices with 8 GiB kept free: the first solves stop above the
-    optimum, the deeper ones close the gap."""
+    """Memory binds Llama-3 8B on 64 devices with 8 GiB kept free where nothing is recomputed: the
+    first solves stop above the optimum, the deeper ones close the gap."""
     import planner.search.best_first as explore
 
     request = make_request(
-        devices=64, hardware=None, topology=None, baselines=False, memory_reserve_bytes=8 * 2**30
+        devices=64,
+        hardware=None,
+        topology=None,
+        baselines=False,
+        memory_reserve_bytes=8 * 2**30,
+        pins=parse_pins("recompute=none"),
     )
     model = Model.open("zoo:llama3-8b", Workload(batch=512), 64)
     deep = Search(model, request).run()
