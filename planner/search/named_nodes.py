@@ -144,7 +144,8 @@ class NamedNodes:
         key = node.mesh, node.micro
         if stage and space is not self.relaxed[node.mesh].space and key not in self._known:
             relaxed = Relaxation(space, self.relaxed[node.mesh].scratch)
-            relaxed.least(self._levels, below_s)
+            if relaxed.least(self._levels, below_s) >= below_s:
+                return Outlook(below_s, below_s)
             self._known[key] = NamedRelaxation(relaxed)
         named = self._known.get(key) if stage else None
         return (named or self._of_mesh(node)).outlook(at, self.limit_bytes, below_s, bool(stage))
