@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.hand_plans import data_parallel, megatron, mlp_megatron
+from costmodels.hardware.device import load_device
 from planner.emit.program import emit
 from planner.emit.writer import Training
 from planner.errors import PlanError
@@ -140,14 +141,16 @@ def planned(case: Case, graph: Graph, plan: Plan) -> dict[str, int]:
     """Predicted memory of a device by part, bytes."""
     from costmodels.precision import recipe_in
     from planner.verify.ahead import planned_memory
+    from planner.verify.targets import parse_target
 
+    target = parse_target(case.target, plan.devices)
     return planned_memory(
         graph,
         plan,
         recipe_in(case.compute),
         f"jax-{case.backend}",
         unroll=True,
-        kind=case.target.partition(":")[0],
+        device=None if target.kind == "cpu" else load_device(target.name),
     )
 
 

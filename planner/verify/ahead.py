@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from costmodels.hardware.device import aliases, load_device
+from costmodels.hardware.device import Device, aliases, load_device
 from costmodels.precision import Recipe
 from costmodels.runtimes import load_runtime
 from planner.execution.plan import Plan
@@ -330,11 +330,11 @@ def planned_memory(
     runtime: str,
     *,
     unroll: bool = False,
-    kind: str = "cpu",
+    device: Device | None = None,
 ) -> dict[str, int]:
     """The planner's memory of a device by part, as its cost model has it, without the allowance for
-    fragmentation. Bytes depend on the machine by its tiles alone, which all TPUs have in common.
-    kind: of the target.
+    fragmentation. device: what is compiled for, None for cores of this host; bytes depend on it by
+    its tiles and its fused attention alone.
 
     unroll: priced as a program without a loop over its blocks, a few blocks at most: of many,
     compilers put off more gradients than one, and the price as a loop, which is the plan's own, is
@@ -347,11 +347,9 @@ def planned_memory(
     from planner.pricing.pricer import Pricer
 
     topology = for_devices("cpu", plan.devices)
-    topology = (
-        replace(topology, device=replace(topology.device, tile=load_device("tpu-v5e").tile))
-        if kind == "tpu"
-        else topology
-    )
+    if device is not None:
+        there = replace(topology.device, tile=device.tile, attention=device.attention)
+        topology = replace(topology, device=there)
     mesh = pinned_mesh(topology, dict(plan.mesh))
     training = recipe.gradient_bytes > 0
     pricer = Pricer(topology, mesh, replace(load_runtime(runtime), memory_slack=0.0), recipe)

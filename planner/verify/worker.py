@@ -495,7 +495,7 @@ def ahead_notes(plan: Plan, graph: Graph, target: Target) -> tuple[str, ...]:
 def ahead_of_time(strategy: Strategy, request: Mapping[str, Any]) -> VerifyReport:
     """The report for a target that is not there."""
     from planner.verify import ahead
-    from planner.verify.timing import clock
+    from planner.verify.timing import clock, device_of, pricer_of
 
     model, backend = recorded_model(strategy, request["source"]), request["backend"]
     kind, optimizer = model.workload.kind, model.workload.optimizer
@@ -511,7 +511,8 @@ def ahead_of_time(strategy: Strategy, request: Mapping[str, Any]) -> VerifyRepor
     refuse_if_too_large(target, written_out(graph, plan, unroll), free_bytes())
     runtime = str(strategy.workload["runtime"])
     recipe = recipe_in(compute, precision, optimizer, kind == "train")
-    memory = ahead.planned_memory(graph, plan, recipe, runtime, kind=target.kind)
+    device = device_of(target, pricer_of(strategy).topology.device)
+    memory = ahead.planned_memory(graph, plan, recipe, runtime, device=device)
     program = emitted(strategy, request)
     outcome = ahead.check(
         graph,
