@@ -94,7 +94,7 @@ class Body(Values):
         if node.bodies:
             call = self._with_bodies(call)
         try:
-            text = OPERATORS[node.op].kernel(call)
+            text = self._at_once(index, call) or OPERATORS[node.op].kernel(call)
         except NoRule as reason:
             raise PlanError(
                 "P066",
@@ -116,6 +116,20 @@ class Body(Values):
                 self._constrain(name, variable, layout if pieces else self.flow.source[name], full)
             if not operator_of(node.op).names_itself:
                 self._name(name, variable)
+
+    def _at_once(self, index: int, call: Call) -> str:
+        """A product with a trained weight behind the loops over blocks, of which all gradients are
+        made at once; "" of any other node. Compilers put off the weight's, and keep logits while
+        the backward passes of all blocks run."""
+        node = call.node
+        trained = any(n in self.flow.graph.weights and n in self.flow.grad for n in node.inputs)
+        behind = self.behind_loops is not None and index >= self.behind_loops
+        if not behind or not trained or operator_of(node.op).kind != "product":
+            return ""
+        names = [f"x{k}" if a else "" for k, a in enumerate(call.args)]
+        text = OPERATORS[node.op].kernel(replace(call, args=tuple(names)))
+        inside, outside = (", ".join(filter(None, each)) for each in (names, call.args))
+        return f"{call.use('at_once')}(lambda {inside}: {text})({outside})"
 
     def _says(self, index: int, results: Sequence[Layout]) -> str:
         """What a comment says of a node and of how its results are cut."""

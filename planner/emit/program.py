@@ -215,6 +215,7 @@ def forward_bodies(w: Writer) -> tuple[Body, ...]:
         float8=w.float8,
         precise=precise(graph),
         stem=f"{w.prefix}c",
+        behind_loops=_behind_loops(w),
     )
     body.weights = {
         t: f"{w.container(t)}[{literal(p.key)}]" for t, p in w.parameters.items() if t not in own
@@ -254,6 +255,12 @@ def forward_bodies(w: Writer) -> tuple[Body, ...]:
             index += 1
     body.results += [body.value(name, output_layout(flow.source[name])) for name in graph.outputs]
     return bodies
+
+
+def _behind_loops(w: Writer) -> int | None:
+    """Where training programs under shard_map go on behind their last loop over blocks."""
+    looped = w.flow.training and not w.unroll and not w.pipeline and w.backend == "shard_map"
+    return max((block.end for block in w.blocks), default=None) if looped else None
 
 
 def _join_microbatches(w: Writer, body: Body, more: Sequence[Body]) -> None:

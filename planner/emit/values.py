@@ -60,7 +60,8 @@ class Values:
     what settles their pending sums. first: the same function of the first of several overlapped
     microbatches, whose statements these go among; own: tensors of which this microbatch has its
     own, all others are asked of it. told: variable -> what to call it, of all functions of a
-    program.
+    program. behind_loops: the first node behind all loops over blocks, whose backward passes
+    follow that of what is behind them; None where there are no such loops.
     """
 
     flow: Flow
@@ -90,6 +91,7 @@ class Values:
     told: dict[str, str] = field(default_factory=dict)
     cause: str = ""
     stem: str = "c"
+    behind_loops: int | None = None
 
     @property
     def mesh(self) -> Mapping[str, int]:
@@ -108,6 +110,7 @@ class Values:
             precise=self.precise,
             told=self.told,
             parent=self,
+            behind_loops=self.behind_loops,
             **changes,  # type: ignore[arg-type]
         )
 

@@ -108,6 +108,20 @@ def lean(function):
     return run
 
 
+def at_once(function):
+    """`lean`, of whose gradients none is used before all are made."""
+
+    @jax.custom_vjp
+    def run(*operands):
+        return function(*operands)
+
+    run.defvjp(
+        lambda *operands: (function(*operands), operands),
+        lambda operands, g: lax.optimization_barrier(jax.vjp(function, *operands)[1](g)),
+    )
+    return run
+
+
 def save_names(*names):
     """Checkpoint policy: values of these names are saved."""
     return with_fused(jax.checkpoint_policies.save_only_these_names(*names), names)
