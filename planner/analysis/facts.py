@@ -23,7 +23,7 @@ from planner.execution.collective import float32_sizes
 from planner.execution.loops import carried_tensors, stacked_weights
 from planner.execution.pipeline import LEAST_FLOPS_SHARE, stage_assignment
 from planner.execution.recompute import dots
-from planner.graph.ir import Graph
+from planner.graph.ir import Graph, Node
 from planner.graph.repeats import classes, find_runs
 from planner.ops import operator_of
 from planner.ops.control import Region, region
@@ -241,6 +241,22 @@ class GraphFacts(BasicFacts):
         repeated blocks are there."""
         return frozenset(
             range(max(self.repeated, default=len(self.graph.nodes)) + 1, len(self.graph.nodes))
+        )
+
+    @cached_property
+    def handing_back(self) -> frozenset[int]:
+        """Nodes behind the loop over blocks whose result only the loss reads, which puts the
+        gradient in its place; none where there is no loop."""
+        graph = self.graph
+
+        def readers(i: int) -> list[Node]:
+            results = graph.nodes[i].outputs
+            return [graph.nodes[j] for n in results for j, _ in graph.consumers.get(n, ())]
+
+        return frozenset(
+            i
+            for i in self.epilogue
+            if readers(i) and all(operator_of(node.op).in_place for node in readers(i))
         )
 
     @cached_property

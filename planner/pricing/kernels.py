@@ -212,7 +212,7 @@ def working_of(
 
     Gradients of operands and results are as large as they are. In a repeated block operands,
     results and weights are also cut out of what all repeats save, and a weight's gradient is made
-    before it is put with the others.
+    before it is put with the others. The gradient of logits takes the place of what the loss saved.
     """
     node, rule, splits = base.graph.nodes[i], base.rules[i], cuts.splits
     trained = base.training and not base.grad.isdisjoint(node.outputs)
@@ -222,6 +222,8 @@ def working_of(
         size = np.where(
             weights, ins + outs, np.maximum(ins, outs)
         )  # written out, an elementwise operator's gradient takes the place of its result's
+    if trained and not pricer.runtime.partitioned and i in base.handing_back:
+        size = size - outs
     if rule.flops and (i in base.epilogue or base.written_out):
         size = size + weights * _copied(base, i, splits, pricer)
     if operator.in_place and trained:
