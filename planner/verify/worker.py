@@ -513,11 +513,10 @@ def ahead_of_time(strategy: Strategy, request: Mapping[str, Any]) -> VerifyRepor
     recipe = recipe_in(compute, precision, optimizer, kind == "train")
     device = device_of(target, pricer_of(strategy).topology.device)
     memory = ahead.planned_memory(graph, plan, recipe, runtime, device=device)
-    program = emitted(strategy, request)
     outcome = ahead.check(
         graph,
         plan,
-        program,
+        program := emitted(strategy, request),
         target,
         memory,
         workload=kind,
