@@ -83,18 +83,28 @@ def test_a_socket_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "it is a socket" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["-o", "OUT"], ["--emit", "OUT"], ["-o", "OUT", "--force"]])
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("P056", ["-o", "OUT"]),
+        ("P056", ["--emit", "OUT.py"]),
+        ("P053", ["--emit", "OUT"]),  # the name of a folder
+        ("P056", ["-o", "OUT", "--force"]),
+    ],
+)
 @pytest.mark.parametrize("kind", ["pipe", "device"])
 def test_what_is_no_file_is_not_replaced(
-    kind: str, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind: str, code: str, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    KINDS[kind](tmp_path / "OUT")
-    before = (tmp_path / "OUT").stat().st_mode
+    target = tmp_path / words[1]
+    KINDS[kind](target)
+    before = target.stat().st_mode
     assert main(["zoo:mlp-tiny", "--devices", "2", *words]) == 2
-    assert "error[P056]" in capsys.readouterr().err and (tmp_path / "OUT").stat().st_mode == before
-    with pytest.raises(OSError, match="it is a"), replacing(tmp_path / "OUT"):
+    assert f"error[{code}]" in capsys.readouterr().err
+    assert target.stat().st_mode == before
+    with pytest.raises(OSError, match="it is a"), replacing(target):
         pass
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["OUT"]
+    assert [p.name for p in tmp_path.iterdir()] == [words[1]]
 
 
 def test_pipes_in_the_cache_are_passed_over(
