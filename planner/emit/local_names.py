@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from math import prod
 
-from planner.emit.runtime import files
+from planner.emit.runtime import paths
 from planner.emit.source import IMPORTS, defined_in
 from planner.execution.block_values import Runs, block_values
 from planner.graph.ir import Graph, Node
@@ -133,7 +133,7 @@ def _snake(word: str) -> str:
 @cache
 def _reserved() -> frozenset[str]:
     """Names that mean something to the functions of the runtime, or to Python."""
-    runtime = {name for file in files() for name in defined_in(file)}
+    runtime = {name for file in paths() for name in defined_in(file)}
     return frozenset({*runtime, *IMPORTS, *keyword.kwlist, *keyword.softkwlist, *dir(builtins)})
 
 

@@ -93,7 +93,7 @@ def _digest(text: str) -> str:
 
 
 def _module(file: str) -> str:
-    path = runtime.files()[file]
+    path = runtime.paths()[file]
     return f"{PACKAGE}.{path.parent.name}.{path.stem}"
 
 

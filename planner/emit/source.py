@@ -13,7 +13,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from functools import cache
 
-from planner.emit.runtime import files
+from planner.emit.runtime import paths
 from planner.graph.ir import Node
 
 KERNELS = (
@@ -105,7 +105,7 @@ def user_function(node: Node) -> str:
 def _part(name: str) -> tuple[dict[str, str], str]:
     """(source per function and per constant of a file of parts, in order; what follows the last
     function), read without importing."""
-    text = files()[name].read_text()
+    text = paths()[name].read_text()
     lines = text.splitlines()
     sources: dict[str, str] = {}
     tail = ""

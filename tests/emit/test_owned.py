@@ -193,7 +193,7 @@ def test_the_runtime_is_the_same_for_all_programs_and_says_which_it_is(tmp_path:
 def test_files_of_the_runtime_go_by_names_of_their_own() -> None:
     """Parts are named without their folder."""
     home = Path(parts.__file__).parent
-    assert len(parts.files()) == len(list(home.rglob("[a-z]*.py")))
+    assert len(parts.paths()) == len(list(home.rglob("[a-z]*.py")))
 
 
 def test_a_part_that_is_none_is_refused() -> None:
@@ -397,3 +397,12 @@ def test_a_folder_is_there_whole_or_not_at_all(
         with pytest.raises(PlanError, match="No space left"):
             write_program(s, source, tmp_path / name, backend, False, True)
     assert everything(tmp_path) == before and {p.name for p in tmp_path.iterdir()} == {"own"}
+
+
+def test_what_the_runtime_defines_is_not_hidden_by_its_folders() -> None:
+    """Importing a module of a folder makes the folder an attribute of the package."""
+    home = Path(parts.__file__).parent
+    defined = {
+        n.name for n in ast.parse(Path(parts.__file__).read_text()).body if hasattr(n, "name")
+    }
+    assert defined and defined.isdisjoint(p.name for p in home.iterdir())

@@ -33,14 +33,15 @@ MODULES = ("kernels", "collectives")
 
 
 @functools.cache
-def files() -> dict[str, Path]:
-    """The files of this package by name."""
+def paths() -> dict[str, Path]:
+    """The files of this package by name. (Not `files`, which is one of its folders: importing a
+    module of that would put the folder in this function's place.)"""
     return {path.stem: path for path in sorted(Path(__file__).parent.rglob("[a-z]*.py"))}
 
 
 def is_module(part: str) -> bool:
     """Whether a file is a module that is imported, rather than a part that is bound."""
-    return files()[part].parent.name in MODULES
+    return paths()[part].parent.name in MODULES
 
 
 class Bound:
@@ -60,7 +61,7 @@ def bind(names: dict[str, Any], parts: Iterable[str]) -> Bound:
     """
     own = dict(names)
     for part in parts:
-        if part not in files() or is_module(part):
+        if part not in paths() or is_module(part):
             raise ValueError(f"{part!r} is no part of {__name__} {__version__}")
         exec(_code(part), names)
     names.update(own)
@@ -70,7 +71,7 @@ def bind(names: dict[str, Any], parts: Iterable[str]) -> Bound:
 @functools.cache
 def _code(part: str) -> CodeType:
     """A part without its docstring, without what runs it alone, and without imports of parts."""
-    path = files()[part]
+    path = paths()[part]
     tree = ast.parse(path.read_text(), path)
     tree.body = [node for node in tree.body[1:] if _stays(node)]
     return compile(tree, path, "exec")
