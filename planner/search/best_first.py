@@ -303,6 +303,7 @@ class BestFirst:
             return
         self._named = self._by_name
         self._named.search(lambda: self._to_beat, self._space, self._price, self.search.out_of_time)
+        self._report_bound()
         tried = set[tuple[int, str]]()
         while (best := self.best) is not None and not self.search.out_of_time():
             _, space, choice, _ = self.search.details[id(best)]
@@ -356,7 +357,7 @@ class BestFirst:
     def _report_bound(self) -> None:
         """What is proven so far, for those who watch: of the plan's own family, in seconds."""
         if self.search.progress and self.pinned and not self.memory_first:
-            self.search.bounded(self._least_open_bound(), self)
+            self.search.bounded(min(self._least_open_bound(), self._by_name.bound), self)
 
     def smallest(self) -> Candidate | None:
         """The plan of least memory: what is shown when nothing fits. Search nodes are taken by

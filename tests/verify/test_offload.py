@@ -31,7 +31,7 @@ OPTIONS: dict[str, Any] = {
 def pair() -> tuple[Strategy, Strategy]:
     """The same plan with its optimizer state beside the parameters, and away from them."""
     here, away = (
-        planner.plan(GPT, **OPTIONS, pins=f"dp=8,micro=1,zero=1,offload={what}")
+        planner.plan(GPT, **OPTIONS, pins=f"dp=8,micro=1,zero=1,recompute=none,offload={what}")
         for what in ("none", "optimizer")
     )
     return here, away
