@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from planner.execution.save_policies import is_named
 from planner.execution.techniques import WEIGHTS
 from planner.space.assemble import assemble
 from planner.space.families import Allowed
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 WORTH = 0.05
 """Copies are taken where they make a step shorter by this share at least: what hides is a guess."""
 FINALISTS = 3
-"""Plans that are priced in copies, those first that would gain the most if all hid that can."""
+"""Plans that are priced in copies, those first that would gain the most if all hid that can; as many
+of those that save values by name, of which there are many much alike."""
 COPIES = 2
 
 
@@ -62,7 +64,10 @@ def with_microbatch_overlap(
         (c.techniques, f"{c.cost.step_time_s:.9g}", f"{least[id(c)]:.9g}"): c
         for c in reversed(fitting)
     }
-    for c in sorted(could.values(), key=lambda c: least[id(c)])[:FINALISTS]:
+    ranked = sorted(could.values(), key=lambda c: least[id(c)])
+    by_name = [c for c in ranked if is_named(c.plan.recompute)]
+    others = [c for c in ranked if not is_named(c.plan.recompute)]
+    for c in (*others[:FINALISTS], *by_name[:FINALISTS]):
         for micro in (c.plan.microbatches, 2 * c.plan.microbatches):
             again = (
                 _overlapped(search, c, micro)

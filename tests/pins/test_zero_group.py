@@ -107,7 +107,7 @@ def test_the_search_offers_a_group_a_node() -> None:
     """Around a plan over several nodes that cuts the optimizer's state."""
     from tests.execution.test_pipeline import staged_search
 
-    search, _ = staged_search("zoo:gpt2-small", 32, 64, 2)
+    search, _ = staged_search("zoo:gpt2-small", 32, 64, 2, parse_pins("recompute=none"))
     best = search.run().best
     assert best is not None and best.plan.zero_stage
     offered = [m for m in search.offered.finer(best) if m.group]

@@ -231,9 +231,9 @@ TIGHT: dict[str, Any] = {"devices": 16, "memory_limit_bytes": 10 * 2**30}
 in recomputed blocks, or none."""
 
 
-def tight_search(pins: str = "") -> Search:
+def tight_search(pins: str = "", **options: Any) -> Search:
     request = make_request(
-        hardware=None, topology=None, baselines=False, pins=parse_pins(pins), **TIGHT
+        hardware=None, topology=None, baselines=False, pins=parse_pins(pins), **{**TIGHT, **options}
     )
     return Search(Model.open("zoo:llama3-8b,layers=8", Workload("train", batch=64), 16), request)
 
@@ -308,12 +308,12 @@ def test_bounds_of_leaves_that_were_given_up_are_raised_in_the_end(
 ) -> None:
     """As far as they are the least, with a pool of work; what is proven without one is less, and
     what is proven with one is no more than a patient search finds."""
-    patient = tight_search("recompute=none").run()
+    patient = tight_search("recompute=none", memory_limit_bytes=9 * 2**30).run()
     for name in ("PATIENCE", "LONG_PATIENCE"):
         monkeypatch.setattr(f"planner.search.best_first.{name}", 1)
-    hasty = tight_search("recompute=none").run()
+    hasty = tight_search("recompute=none", memory_limit_bytes=9 * 2**30).run()
     monkeypatch.setattr("planner.search.best_first.SETTLING", 0)
-    rough = tight_search("recompute=none").run()
+    rough = tight_search("recompute=none", memory_limit_bytes=9 * 2**30).run()
     assert patient.best is not None and hasty.best is not None and rough.best is not None
     assert (
         rough.bound_s

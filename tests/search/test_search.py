@@ -413,7 +413,7 @@ def test_what_the_work_limit_cut_is_solved_again(monkeypatch: pytest.MonkeyPatch
 def test_a_plan_that_fits_with_room_goes_before_a_tight_tie() -> None:
     """The fastest plan would fit tightly: within the range of its step there is one that fits with
     the upper end of its range, and the bound says that it is of such plans."""
-    source = "zoo:gpt2-small,layers=4,seq=256"
+    source = "zoo:bert-base,layers=4"
     free = search(source, 8, 64, baselines=False)
     assert free.best is not None and free.bound_bytes is None
     limit = int(1.005 * free.best.cost.memory.total)
