@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 WORTH = 0.05
 """Copies are taken where they make a step shorter by this share at least: what hides is a guess."""
 FINALISTS = 3
-"""Plans that are priced in copies, those first that would gain the most if all hid that can; as many
-of those that save values by name, of which there are many much alike."""
+"""Plans that are priced in copies, those first that would gain the most if all hid that can; as
+many of those that save values by name, of which there are many much alike."""
 COPIES = 2
 
 
