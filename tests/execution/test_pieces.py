@@ -60,7 +60,7 @@ def sequence(spec: str) -> tuple[Graph, Plan]:
 def pieces(graph: Graph, plan: Plan) -> list[str]:
     """The statements of a jit program that run under shard_map."""
     text = emit(graph, plan, workload="train", backend="jit", unroll=True).text
-    return [line.strip() for line in text.splitlines() if re.match(r"\s+t\d+ = by_piece\(", line)]
+    return [line.strip() for line in text.splitlines() if re.match(r"\s+\w+ = by_piece\(", line)]
 
 
 def test_lookups_and_pending_products_scatter_where_every_reader_wants_pieces() -> None:
