@@ -99,17 +99,14 @@ def _operator_findings(strategy: Strategy) -> list[Finding]:
                 " --precision bf16-mixed is emitted",
             )
         )
-    if recipe.compute == recipe.between:
-        return out
-    device = from_json(strategy.topology).device
-    if recipe.compute not in device.peak_flops_per_s:
-        out.append(
-            Finding(
-                "operators",
+    if recipe.compute != recipe.between:
+        device = from_json(strategy.topology).device
+        if recipe.compute not in device.peak_flops_per_s:
+            said = (
                 f"{device.name} has no units for products in {recipe.name}: they take as long as in"
-                f" {recipe.between}, and conversions come on top; --precision bf16-mixed is faster",
+                f" {recipe.between}, and conversions come on top; --precision bf16-mixed is faster"
             )
-        )
+            out.append(Finding("operators", said))
     for reason, n, seconds in unsupported(strategy):
         share = f", {percent(seconds / c['step_time_s'])} of the step" if c["step_time_s"] else ""
         out.append(
