@@ -357,7 +357,22 @@ class BestFirst:
     def _report_bound(self) -> None:
         """What is proven so far, for those who watch: of the plan's own family, in seconds."""
         if self.search.progress and self.pinned and not self.memory_first:
-            self.search.bounded(min(self._least_open_bound(), self._by_name.bound), self)
+            self.search.bounded(min(self._least_open_bound(), self._least_by_name()), self)
+
+    def _least_by_name(self) -> float:
+        """No plan that saves values by name is below this; by meshes alone while such plans were
+        not searched yet."""
+        if self._named is not None:
+            return self._named.bound
+        offered, least = self.search.offered, self._bounds.least
+        return min(
+            (
+                least[index]
+                for index, relaxed in self._bounds.relaxed.items()
+                if offered.saves_by_name(relaxed.space.base, self.meshes[index])
+            ),
+            default=math.inf,
+        )
 
     def smallest(self) -> Candidate | None:
         """The plan of least memory: what is shown when nothing fits. Search nodes are taken by
