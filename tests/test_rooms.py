@@ -74,9 +74,8 @@ def imported(path: Path) -> Iterator[str]:
             names = [a.name for a in node.names]
         else:
             continue
-        found = [name for name in names if name in FILES]
-        deeper = [name for name in found if name != names[0]]
-        yield from deeper or found
+        # `from package import module` runs the package, too, and whoever reads the line sees both.
+        yield from (name for name in names if name in FILES)
 
 
 IMPORTS = {module: {m for m in imported(path) if m != module} for module, path in FILES.items()}

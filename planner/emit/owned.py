@@ -10,7 +10,7 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path, PurePath
 
-from planner.emit import runtime
+import planner.emit.runtime as runtime
 from planner.emit.source import defined_in, imports_for, names_in
 
 PACKAGE = "meshwright_runtime"
