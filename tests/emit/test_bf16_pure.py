@@ -15,20 +15,12 @@ from costmodels.optimizers import OPTIMIZERS
 from costmodels.precision import load_recipe
 from planner.verify.numerics import load_program, seeded_values
 from planner.verify.predicted import predict
+from tests.emit.shared import STEPS
 
-MLP, GPT = "zoo:mlp-tiny", "zoo:gpt-tiny"
-slow = pytest.mark.slow
+MLP = "zoo:mlp-tiny"
 
 
-@pytest.mark.parametrize(
-    ("source", "pins", "backend"),
-    [
-        (GPT, "dp=2,tp=4,zero=1,micro=1", "shard_map"),
-        pytest.param(GPT, "dp=8,zero=3,micro=1", "shard_map", marks=slow),
-        pytest.param(GPT, "pp=2,dp=2,tp=2,zero=1,micro=4", "shard_map", marks=slow),
-        pytest.param(GPT, "dp=2,tp=4,zero=1,micro=1", "jit", marks=slow),
-    ],
-)
+@pytest.mark.parametrize(("source", "pins", "backend"), STEPS)
 def test_a_step_is_that_of_float32_but_for_rounding(source: str, pins: str, backend: str) -> None:
     found = errors(source, pins, backend, "bf16-pure")
     assert found.within(TOLERANCES["bf16-pure"]), found

@@ -47,6 +47,7 @@ from planner.sharding.rule import Split
 from planner.strategy.strategy import Strategy
 from planner.verify.numerics import load_program, seeded_values
 from planner.workload.loss import add_loss
+from tests.emit.shared import assert_linted
 
 GOLDEN = Path(__file__).parents[1].joinpath("golden")
 MESH = (("data", 2), ("model", 4))
@@ -179,14 +180,7 @@ def test_a_program_stands_alone_and_carries_nothing_idle(
 def test_linters_find_nothing(tmp_path: Path) -> None:
     for name, (spec, backend, options) in zip(IDS, VARIETY, strict=True):
         (tmp_path / f"{name.replace('-', '_')}.py").write_text(made(spec, backend, **options).text)
-    rules = ["--isolated", "--line-length", "400", "--select", "E,W,F,I,UP,B,C4,PIE,RUF,SIM"]
-    found = subprocess.run(
-        [sys.executable, "-m", "ruff", "check", "--no-cache", *rules, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert found.returncode == 0, found.stdout
+    assert_linted(tmp_path, "--line-length", "400", "--select", "E,W,F,I,UP,B,C4,PIE,RUF,SIM")
 
 
 def test_tables_of_padded_vocabularies_are_not_masked() -> None:

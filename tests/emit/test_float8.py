@@ -13,8 +13,9 @@ from benchmarks.precisions import TOLERANCES, beside, errors, one_step, program_
 from planner.execution.eight_bit import eight_bit, heads
 from planner.report.findings import findings
 from planner.verify.worker import verify
+from tests.emit.shared import GPT, STEPS
 
-GPT, LLAMA = "zoo:gpt-tiny", "zoo:llama-tiny"
+LLAMA = "zoo:llama-tiny"
 slow = pytest.mark.slow
 
 
@@ -93,13 +94,7 @@ def test_linear_layers_but_the_head_are_in_float8() -> None:
 
 @pytest.mark.parametrize(
     ("source", "pins", "backend"),
-    [
-        (GPT, "dp=2,tp=4,zero=1,micro=1", "shard_map"),
-        pytest.param(GPT, "dp=8,zero=3,micro=1", "shard_map", marks=slow),
-        pytest.param(GPT, "pp=2,dp=2,tp=2,zero=1,micro=4", "shard_map", marks=slow),
-        pytest.param(GPT, "dp=2,tp=4,zero=1,micro=1", "jit", marks=slow),
-        pytest.param(LLAMA, "dp=4,tp=2,zero=2,micro=2", "shard_map", marks=slow),
-    ],
+    [*STEPS, pytest.param(LLAMA, "dp=4,tp=2,zero=2,micro=2", "shard_map", marks=slow)],
 )
 def test_a_step_is_that_of_float32_but_for_rounding(source: str, pins: str, backend: str) -> None:
     found = errors(source, pins, backend, "fp8")

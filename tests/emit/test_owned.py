@@ -33,6 +33,7 @@ from planner.emit.writer import Program
 from planner.errors import PlanError
 from planner.pins.pins import parse_pins
 from planner.strategy.strategy import Strategy
+from tests.emit.shared import assert_linted
 
 GOLDEN = Path(__file__).parents[1].joinpath("golden")
 
@@ -163,14 +164,7 @@ def test_linters_find_nothing(tmp_path: Path) -> None:
     for case, (source, pins, options, how) in CASES.items():
         made = program(plan(source, pins, **options), source, **how)
         (tmp_path / f"{case.replace('-', '_')}.py").write_text(made.model)
-    rules = ["--isolated", "--select", "E,W,F,UP,B,C4,PIE,RUF,SIM", "--ignore", "E501"]
-    found = subprocess.run(
-        [sys.executable, "-m", "ruff", "check", "--no-cache", *rules, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert found.returncode == 0, found.stdout
+    assert_linted(tmp_path, "--select", "E,W,F,UP,B,C4,PIE,RUF,SIM", "--ignore", "E501")
 
 
 # --- the runtime

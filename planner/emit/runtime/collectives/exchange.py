@@ -109,17 +109,10 @@ def lean(function):
 
 
 def at_once(function):
-    """`lean`, of whose gradients none is used before all are made."""
-
-    @jax.custom_vjp
-    def run(*operands):
-        return function(*operands)
-
-    run.defvjp(
-        lambda *operands: (function(*operands), operands),
-        lambda operands, g: lax.optimization_barrier(jax.vjp(function, *operands)[1](g)),
-    )
-    return run
+    """A function of whose operands' gradients none is used before all are made."""
+    given = jax.custom_vjp(lambda *operands: operands)
+    given.defvjp(lambda *x: (x, None), lambda _, gradients: lax.optimization_barrier(gradients))
+    return lambda *operands: function(*given(*operands))
 
 
 def save_names(*names):
