@@ -1,13 +1,16 @@
 """Published training runs priced as their frameworks ran them, beside what was measured.
 
-    python -m benchmarks.published_runs --runs runs.jsonl [--oom oom.jsonl] [--source WORD] [--tiers
-    AB] [--json]
+    python -m benchmarks.published_runs --runs runs.jsonl [more.jsonl] [--oom oom.jsonl]
+    [--as-shipped | --fit] [--source WORD] [--tiers AB] [--json]
 
-Every row becomes a plan on the zoo's model and is priced by planner.pricing.step_time.price_plan
-under the runtime profile of its framework. Per source and hardware it prints the error of the
-profile as it ships (marked where rows of the source were used to set it), and of fits that leave
-the row's group out; beside each the error of one constant FLOP rate, fitted on the same rows.
-`--no-fit` prints the first only.
+Every row becomes a plan on the zoo's model and is priced by planner.pricing.plan_price under the
+runtime profile of its framework; programs that XLA compiled (MaxText, PaxML, T5X, Levanter,
+torch_xla) under the default profile, that of emitted programs. Per source and hardware it prints
+the error of the profile as it ships (marked where rows of the source were used to set it), and of
+fits that leave the row's group out; beside each the error of one constant FLOP rate, fitted on the
+same rows. `--as-shipped` prints the first only. At the end all rows of compiled programs together:
+by kind of device and size of model, as shipped and by rates that have not seen the row's source,
+and how the error goes with devices, tensor degree and sequence length.
 """
 
 from __future__ import annotations
@@ -18,13 +21,13 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
+from benchmarks.published_compiled import all_compiled, inside, show_compiled
 from benchmarks.published_scores import (
     Outcome,
     choice,
-    covered,
     covered_held_out,
     errors,
     fitting,
@@ -65,30 +68,36 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--runs", required=True)
+    parser.add_argument("--runs", required=True, nargs="+")
     parser.add_argument("--oom", default="")
     parser.add_argument("--source", default="")
     parser.add_argument("--tiers", default="AB")
-    parser.add_argument("--no-fit", action="store_true")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--as-shipped", action="store_true")
+    which.add_argument("--fit", action="store_true", help="fits too, which is the default")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(arguments)
-    rows = read(given.runs, given.source, given.tiers) + (
-        read(given.oom, given.source, given.tiers) if given.oom else []
-    )
+    files = [*given.runs, *([given.oom] if given.oom else [])]
+    rows = [row for path in files for row in read(path, given.source, given.tiers)]
     left: Counter[str] = Counter()
     report: list[dict[str, Any]] = []
+    compiled: list[Prepared] = []
     for source in dict.fromkeys(str(row["source"]) for row in rows):
         prepared, out = prepare_all([row for row in rows if row["source"] == source])
         left += out
+        compiled += [p for p in prepared if p.work is None and p.case.measured_s]
         for device in dict.fromkeys(p.case.topology.device.name for p in prepared):
             mine = [p for p in prepared if p.case.topology.device.name == device]
             if any(p.case.measured_s for p in mine):
-                report.append(score(source, device, mine, not given.no_fit))
+                report.append(score(source, device, mine, not given.as_shipped))
                 if not given.json:
                     show(report[-1])
+    together = all_compiled(compiled, not given.as_shipped) if compiled else {}
     if given.json:
-        print(json.dumps({"sources": report, "left_out": dict(left)}, indent=1))
+        found = {"sources": report, "compiled": together, "left_out": dict(left)}
+        print(json.dumps(found, indent=1))
     else:
+        show_compiled(together)
         print(
             "\nleft out: "
             + (", ".join(f"{n} {what}" for what, n in left.most_common()) or "nothing")
@@ -129,6 +138,7 @@ def score(source: str, device: str, rows: list[Prepared], fit: bool) -> dict[str
         for p in measured
     ]
     typical = median(rates)
+    out["bias"] = mean(p.step_s() / (p.case.measured_s or 1.0) - 1 for p in measured)
     constant = [
         Outcome(
             p.case.group,
@@ -144,12 +154,11 @@ def score(source: str, device: str, rows: list[Prepared], fit: bool) -> dict[str
         "tau_devices": order(constant, machine_group)[0],
     }
     shipped = outcomes(rows, [p.step_s() for p in rows])
-    out["shipped"] = times(shipped) | {
-        "covered": covered(shipped, measured[0].case.runtime.time_spread)
-    }
+    out["shipped"] = times(shipped) | {"covered": inside(measured)}
     out["memory"] = fitting(shipped) | sure(shipped, max(rows[0].case.runtime.memory_spread))
     sizes = None
-    if fit and len(measured) < len(rows) and len({p.case.group for p in rows}) > 1:
+    of_framework = rows[0].memory is not None
+    if fit and of_framework and len(measured) < len(rows) and len({p.case.group for p in rows}) > 1:
         sizes = held_out_bytes(rows, lambda c: c.group)
         unseen = outcomes(rows, [p.step_s() for p in rows], sizes)
         out["memory of groups left out"] = fitting(unseen) | sure(unseen, memory_spread(unseen))
@@ -208,14 +217,16 @@ def times(found: list[Outcome]) -> dict[str, Any]:
     return errors(found) | {"tau": tau, "tau_groups": groups, "tau_devices": wide} | choice(found)
 
 
-def machine_group(group: tuple[str, int, int]) -> tuple[str, int]:
+def machine_group(group: tuple[Any, ...]) -> tuple[Any, ...]:
     """One model and device count, whatever the sequence length."""
-    return group[0], group[2]
+    return group[0], *group[2:]
 
 
 def show(table: dict[str, Any]) -> None:
     """One source as text."""
-    print(f"\n{table['source']} on {table['device']}: {table['rows']} rows")
+    print(
+        f"\n{table['source']} on {table['device']}: {table['rows']} rows, bias {table['bias']:+.1%}"
+    )
     print(
         f"  {'':34}{'mean':>8}{'median':>8}{'p95':>8}{'tau':>7}{'in range':>10}{'all seq':>8}{'groups':>7}{'regret':>8}{'with memory':>13}{'worst':>8}{'ran out':>9}"
     )

@@ -10,15 +10,45 @@ A fused attention kernel sustains another fraction of peak than products do, the
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import log2
 from typing import TYPE_CHECKING, TypeVar
 
 from costmodels.hardware.device import Device
+from costmodels.runtimes import Rates
 
 if TYPE_CHECKING:
     import numpy as np
 
 Amount = TypeVar("Amount", float, "np.ndarray")
 """A number, or an array of some."""
+
+
+def sustained(device: Device, rates: Rates, devices: int) -> Device:
+    """The device as one of so many that run a step together reaches it: rates of its file times
+    what a program reaches of them, and slower as all wait for the slowest of them."""
+    slower = slowdown(device, rates, devices)
+    if slower == rates.matmul == rates.memory == rates.attention == 1.0:
+        return device
+    fused = device.attention
+    return replace(
+        device,
+        matmul_efficiency=tuple(x * rates.matmul / slower for x in device.matmul_efficiency),
+        memory_efficiency=device.memory_efficiency * rates.memory / slower,
+        launch_s=device.launch_s * slower,
+        attention=fused
+        and replace(
+            fused,
+            forward=fused.forward * rates.attention / slower,
+            backward=fused.backward * rates.attention / slower,
+        ),
+    )
+
+
+def slowdown(device: Device, rates: Rates, devices: int) -> float:
+    """How much longer a step of so many devices takes than within one node, or one slice, as all
+    wait for the slowest."""
+    return 1 + rates.stragglers * log2(max(1.0, devices / device.node_size))
 
 
 def roofline_time_s(device: Device, flops: float, size_bytes: float, dtype: str) -> float:

@@ -67,10 +67,14 @@ class Kernels:
 
 @dataclass(frozen=True)
 class Rates:
-    """What a framework reaches of the rates in a device's file (1: all of it). attention: of peak,
-    beside Kernels.attention. launch_s: what the host takes to start one kernel. growth: large
-    products gain with their FLOPs to this power. latency: between nodes, as a multiple of the
-    device file's."""
+    """What a program reaches of the rates in a device's file (1: all of it). attention: of peak,
+    beside Kernels.attention or the device's own. inner, outer: links inside a node and between
+    nodes. latency: between nodes, as a multiple of the device file's.
+
+    Of frameworks alone: launch_s, what the host takes to start one kernel; growth, the power of
+    their FLOPs that large products gain with. Of emitted programs alone: stragglers, by what part
+    a step is longer for each doubling of the devices beyond one node or slice, as all wait for the
+    slowest."""
 
     matmul: float = 1.0
     memory: float = 1.0
@@ -80,6 +84,7 @@ class Rates:
     launch_s: float = 10e-6
     growth: float = 0.0
     latency: float = 1.0
+    stragglers: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -96,14 +101,17 @@ class Runtime:
     takes no fused attention. copies_hidden: of what can hide where several microbatches run at the
     same time (costmodels.overlap), what does, on accelerators.
 
-    Of frameworks: kernels; rates (of devices with published runs those in per_device);
-    gather_overlap: how much of the shorter of arithmetic and of gathering weights (ZeRO stage 3)
-    hides under the longer; interleave: virtual stages of each pipeline stage; balance: stages are
-    assigned even numbers of parameters instead of blocks; overhead_bytes: what a process holds
-    beside its tensors; pipeline_slack: memory_slack that a pipeline adds to what is saved of
-    microbatches; pinned: fraction of the smaller of two points of the backward pass
-    (costmodels.frameworks.peak_memory) that stays allocated in the larger; flat_rings: collectives
-    over several switched levels are rings through all members (costmodels.collectives.ring_lines).
+    rates: what of the device's file is reached; per_device: that of devices with published runs, by
+    the device's name, or its kind for all others of it that nobody measured.
+
+    Of frameworks: kernels; gather_overlap: how much of the shorter of arithmetic and of gathering
+    weights (ZeRO stage 3) hides under the longer; interleave: virtual stages of each pipeline
+    stage; balance: stages are assigned even numbers of parameters instead of blocks;
+    overhead_bytes: what a process holds beside its tensors; pipeline_slack: memory_slack that a
+    pipeline adds to what is saved of microbatches; pinned: fraction of the smaller of two points of
+    the backward pass (costmodels.frameworks.peak_memory) that stays allocated in the larger;
+    flat_rings: collectives over several switched levels are rings through all members
+    (costmodels.collectives.ring_lines).
     """
 
     name: str

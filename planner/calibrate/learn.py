@@ -26,7 +26,15 @@ import numpy as np
 from costmodels.hardware.device import DEVICES, device_names
 from costmodels.hardware.intake import read_text, read_toml
 from costmodels.runtimes import Rates
-from planner.calibrate.runs.fit import SPREAD, WIDTHS, Prepared, fitted, held_out, prepare
+from planner.calibrate.runs.fit import (
+    SPREAD,
+    WIDTHS,
+    Prepared,
+    fitted,
+    fitted_names,
+    held_out,
+    prepare,
+)
 from planner.calibrate.runs.rows import Case, Left, case_of
 from planner.errors import PlanError
 from planner.pricing.pricer import Pricer
@@ -171,15 +179,15 @@ def standard_errors(rows: Sequence[Prepared], rates: Rates) -> dict[str, float]:
     """Relative standard error of each fitted rate: sqrt of the diagonal of (J'J / s^2 + prior)^-1,
     J the slopes of log price by log rate."""
     now = np.log([row.step_s(rates) for row in rows])
-    slopes = []
-    for name in WIDTHS:
+    slopes, names = [], fitted_names(rows)
+    for name in names:
         moved = Rates(**{**asdict(rates), name: getattr(rates, name) * float(np.exp(STEP))})
         slopes.append((np.log([row.step_s(moved) for row in rows]) - now) / STEP)
     jac = np.stack(slopes, 1)
     covariance = np.linalg.inv(
-        jac.T @ jac / SPREAD**2 + np.diag(np.array(list(WIDTHS.values())) ** -2.0)
+        jac.T @ jac / SPREAD**2 + np.diag(np.array([WIDTHS[name] for name in names]) ** -2.0)
     )
-    return dict(zip(WIDTHS, (float(x) for x in np.sqrt(np.diag(covariance))), strict=True))
+    return dict(zip(names, (float(x) for x in np.sqrt(np.diag(covariance))), strict=True))
 
 
 def table(learned: Sequence[Learned], hardware: str, name: str, runs: str) -> dict[str, Any]:

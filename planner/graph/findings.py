@@ -16,6 +16,7 @@ KINDS = (
     "memory",
     "devices",
     "published",
+    "range",
     "batch",
     "operators",
     "tables",

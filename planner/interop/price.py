@@ -56,7 +56,6 @@ class Handover:
 def hand_over(strategy: Strategy, source: str | Path, to: str) -> Handover:
     """A plan as another launcher's settings. Raises PlanError: P192 where it cannot be expressed at
     all, P051 for another model."""
-    from planner.search.to_strategy import cost_table
     from planner.whatif.reprice import machine_now, own_model, reprice
 
     choose("to", to, tuple(LAUNCHERS))
@@ -75,7 +74,7 @@ def hand_over(strategy: Strategy, source: str | Path, to: str) -> Handover:
     facts = Facts(model.name, topology, run[2] if run else 0)
     first = rounds.now
     inexpressible = launcher.round_off(rounds, facts)
-    rows = [Row("as planned", cost_table(planned.cost, planned.request, planned.base, model))]
+    rows = [Row("as planned", planned.table)]
     last: Strategy | None = None
     for settings, reason in ((first, "with the splits that these degrees mean"), *rounds.steps):
         try:

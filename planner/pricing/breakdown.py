@@ -125,7 +125,7 @@ def bound_by(base: GraphFacts, i: int, split: Split, pricer: Pricer) -> str:
     full, _ = kernel_times(base, i, split, pricer)
     if not full:
         return "nothing: it is a view"
-    if full <= pricer.topology.device.launch_s * (1 + 1e-9):
+    if full <= pricer.device.launch_s * (1 + 1e-9):
         return "the kernel's launch"
     local, share = rule.work(split, pricer.sizes), 1.0
     for f, n in rule.sizes.items():

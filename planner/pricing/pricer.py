@@ -18,6 +18,7 @@ import numpy as np
 from costmodels import collectives, host_link, overlap
 from costmodels import kernels as compute
 from costmodels.capacity import tiled_image
+from costmodels.hardware.device import Device
 from costmodels.kernels import Amount
 from costmodels.optimizers import OPTIMIZERS
 from costmodels.precision import Recipe
@@ -146,7 +147,7 @@ class Pricer:
             )(kind, group)
             if strided and kind in collectives.PIECEWISE and self.topology.virtual:
                 lines = tuple(
-                    (latency, slope + compute.order_s_per_byte(self.topology.device))
+                    (latency, slope + compute.order_s_per_byte(self.device))
                     for latency, slope in lines
                 )
             self._affine[key] = lines
@@ -166,24 +167,46 @@ class Pricer:
 
     @cached_property
     def rates(self) -> Rates:
-        """What the runtime reaches of this device; what was fitted to runs on it goes before what
-        ships."""
-        device = self.topology.device
+        """What the runtime reaches of this device: what was fitted to runs on it goes before what
+        ships for it, and that before what ships for its kind; of a device whose figures were
+        measured, all of them."""
+        device, ships = self.topology.device, self.runtime.per_device
         if self.runtime.name in device.rates:
             return Rates(**device.rates[self.runtime.name])
-        return self.runtime.per_device.get(self.topology.device.name, self.runtime.rates)
+        if device.measured:
+            return self.runtime.rates
+        return ships.get(device.name, ships.get(device.kind, self.runtime.rates))
+
+    @cached_property
+    def device(self) -> Device:
+        """The device as the runtime's programs reach it. Profiles of frameworks apply their rates
+        to kernels of their own (costmodels.frameworks)."""
+        return self.sustained(self.topology.device)
+
+    def sustained(self, device: Device) -> Device:
+        """Another device in this one's place, as the runtime's programs reach it."""
+        if self.runtime.kernels is not None:
+            return device
+        return compute.sustained(device, self.rates, self.topology.devices)
 
     @cached_property
     def _links(self) -> Topology:
         """The machine with what the runtime reaches of its links."""
-        rates = self.rates
-        if rates.inner == rates.outer == rates.latency == 1.0:
+        rates, top = self.rates, self.topology
+        slower = compute.slowdown(top.device, rates, top.devices)
+        if rates.inner == rates.outer == rates.latency == slower == 1.0:
             return self.topology
         levels = self.topology.levels
         inside = max(1, len(levels) - 1)
-        inner = [replace(x, efficiency=x.efficiency * rates.inner) for x in levels[:inside]]
+        inner = [
+            replace(x, efficiency=x.efficiency * rates.inner / slower) for x in levels[:inside]
+        ]
         outer = [
-            replace(x, efficiency=x.efficiency * rates.outer, latency_s=x.latency_s * rates.latency)
+            replace(
+                x,
+                efficiency=x.efficiency * rates.outer / slower,
+                latency_s=x.latency_s * rates.latency,
+            )
             for x in levels[inside:]
         ]
         return replace(self.topology, levels=(*inner, *outer))
@@ -195,11 +218,11 @@ class Pricer:
 
     def kernel_s(self, flops: float, size_bytes: float, dtype: str) -> float:
         """Seconds of one kernel: the slower of arithmetic and memory, and the launch floor."""
-        return compute.roofline_time_s(self.topology.device, flops, size_bytes, dtype)
+        return compute.roofline_time_s(self.device, flops, size_bytes, dtype)
 
     def pass_s(self, kernels: Sequence[Kernel], dtype: str) -> float:
         """Seconds of kernels that run one after the other."""
-        device = self.topology.device
+        device = self.device
         return sum(
             k.often
             * (
@@ -231,7 +254,7 @@ class Pricer:
         """Seconds to add a microbatch's gradients, so many bytes of a device, to the sums. Profiles
         of frameworks: nothing, their products add to the sums they write."""
         return (
-            compute.sum_time_s(self.topology.device, size_bytes)
+            compute.sum_time_s(self.device, size_bytes)
             if self.runtime.kernels is None
             else 0 * size_bytes
         )
@@ -240,7 +263,7 @@ class Pricer:
         """Seconds to copy so many bytes out of the stacks of loops over repeated blocks, and so
         many into them. Profiles of frameworks: nothing, they have neither loops nor stacks."""
         return (
-            compute.loop_copy_time_s(self.topology.device, cut_bytes, put_bytes)
+            compute.loop_copy_time_s(self.device, cut_bytes, put_bytes)
             if self.runtime.kernels is None
             else 0 * cut_bytes
         )
@@ -272,4 +295,4 @@ class Pricer:
         moved = self.runtime.optimizer_bytes - 2 * fewer - (3 * host_link.FLOAT_BYTES - value)
         if recipe.loss_scaled:  # gradients are read for their norm, parameters to be left alone
             moved += recipe.gradient_bytes + recipe.parameter_bytes
-        return compute.optimizer_time_s(self.topology.device, elements, moved) + away
+        return compute.optimizer_time_s(self.device, elements, moved) + away

@@ -104,8 +104,13 @@ def ranked(strategy: Strategy) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def ties(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-    """Whether each plan's step time lies in the other's range: the model cannot tell them apart."""
-    inside = lambda x, y: y["step_time_range_s"][0] <= x["step_time_s"] <= y["step_time_range_s"][1]  # noqa: E731
+    """Whether two plans of one model on one machine are too close to be told apart: each step lies
+    within what the other's cannot be told from (of files of earlier versions, its range)."""
+
+    def inside(x: Mapping[str, Any], y: Mapping[str, Any]) -> bool:
+        low, high = y.get("tie_range_s") or y["step_time_range_s"]
+        return bool(low <= x["step_time_s"] <= high)
+
     return inside(a, b) and inside(b, a)
 
 
@@ -152,7 +157,7 @@ def comparison(strategy: Strategy, width: int, style: Style) -> list[str]:
         if any(row["fit"] == "no" for row in strategy.baselines.values())
         else ""
     )
-    note = f"{tuned_over(strategy)}{none}{unheld(strategy, own)}; tie: each within the other's range".removeprefix(  # noqa: E501
+    note = f"{tuned_over(strategy)}{none}{unheld(strategy, own)}; tie: too close to tell apart".removeprefix(  # noqa: E501
         "; "
     )
     return [*lines, *(style.dim(line) for line in hang("", note, width))]

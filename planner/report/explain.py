@@ -286,7 +286,7 @@ def _others(s: Strategy, width: int, style: Style) -> list[str]:
         verdict = (
             "does not fit"
             if row["fit"] == "no"
-            else "a tie: each within the other's range"
+            else "a tie: too close to tell apart"
             if ties(s.costs, row)
             else ""
         )

@@ -49,7 +49,7 @@ def comparison(rows: Sequence[tuple[str, Strategy | str]], width: int, colour: b
     out = [[c for i, c in enumerate(row) if i not in drop] for row in out]
     note = (
         f"gap: how far above what is proven of the meshes tried{among}; relative: to the best"
-        f" solver; tie: within each other's range; baselines are tuned too{unpinned}"
+        f" solver; tie: too close to tell apart; baselines are tuned too{unpinned}"
     )
     shown = roomy(out, width, (1, 2, 3, 5) if drop else (1, 2, 3, 5, 6, 7))
     return "\n".join([*lines, *shown, *(style.dim(line) for line in hang("", note, width))])

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from costmodels.ranges import TimeRange
 from planner.graph.findings import Finding, ordered
 from planner.graph.ir import Graph
 from planner.ops.attention_kernels import Chosen
@@ -86,6 +87,13 @@ def unfused(
             f" scores pass through memory: {why}",
         ),
     )
+
+
+def unsure(spread: TimeRange) -> tuple[Finding, ...]:
+    """That a price goes beyond what was ever measured, and in what."""
+    if not spread.why:
+        return ()
+    return (Finding("range", f"the range of the step is wide: {'; '.join(spread.why)}"),)
 
 
 def _spent(rows: Iterable[Mapping[str, Any]], microbatches: int) -> float:

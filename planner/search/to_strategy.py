@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from costmodels.ranges import Asked, TimeRange, time_range
 from planner.analysis.facts import GraphFacts
 from planner.execution.block_values import kept_by_name
 from planner.execution.layout_flow import Flow
@@ -31,7 +32,7 @@ from planner.pricing.cost import OTHER_PARTS, Cost
 from planner.pricing.host_tables import host_bytes
 from planner.pricing.kernels import kernel_times
 from planner.pricing.plan_price import price_plan
-from planner.search.findings import of_plan, of_request, rows, unfused
+from planner.search.findings import of_plan, of_request, rows, unfused, unsure
 from planner.search.plausible import too_fast
 from planner.search.request import Candidate, Request, SearchResult
 from planner.sharding.layout import padded
@@ -67,25 +68,27 @@ def compose(
         "precision": request.recipe.name,
         "runtime": request.runtime.name,
     }
-    nodes, costs = node_table(base, flow, found), cost_table(pricer_cost, request, base, model)
+    nodes = node_table(base, flow, found)
+    costs = cost_table(pricer_cost, request, base, model, best.plan)
     kernels = attention_kernels(request, base, flow)
     for name, kernel in kernels.items():
         nodes[name]["attention_kernel"] = str(kernel)
     for tensor, value in kept_by_name(flow).items():
         nodes[graph.nodes[graph.producer[tensor]].id]["saved_as"] = value
-    said = (
-        *of_plan(model, graph, costs, nodes, best.plan.microbatches),
-        *of_request(model, request),
-        *unfused(kernels, costs, nodes, best.plan.microbatches),
+    findings = rows(
+        ordered(
+            (
+                *of_plan(model, graph, costs, nodes, best.plan.microbatches),
+                *of_request(model, request),
+                *unfused(kernels, costs, nodes, best.plan.microbatches),
+                *unsure(range_of(request, base, model, best.plan)),
+                *found.findings,
+                *too_fast(request, best.cost),
+            )
+        )
     )
-    findings = rows(ordered((*said, *found.findings, *too_fast(request, best.cost))))
     strategy = Strategy(
-        model={
-            "name": model.name,
-            "sha256": model.sha256(),
-            "nodes": len(graph.nodes),
-            "parameters": graph.parameters,
-        },
+        model=model_table(model, graph),
         topology=request.topology.to_json(),
         workload=workload,
         mesh=mesh_table(request, best.mesh),
@@ -96,8 +99,7 @@ def compose(
         costs=costs,
         solver=solver_table(request, found, best, len(graph.nodes)),
         baselines={
-            label: baseline_row(c, request, found.base, model)
-            for label, c in sorted(found.baselines.items())
+            k: baseline_row(c, request, base, model) for k, c in sorted(found.baselines.items())
         },
         assumptions=assumptions,
         findings=findings,
@@ -106,6 +108,16 @@ def compose(
         graph=graph,
     )
     return replace(strategy, provenance={**provenance, "decisions": strategy.decisions()})
+
+
+def model_table(model: Model, graph: Graph) -> dict[str, Any]:
+    """The file's `model`."""
+    return {
+        "name": model.name,
+        "sha256": model.sha256(),
+        "nodes": len(graph.nodes),
+        "parameters": graph.parameters,
+    }
 
 
 def mesh_table(request: Request, mesh: Mesh) -> tuple[dict[str, Any], ...]:
@@ -362,9 +374,12 @@ def _padded(shape: tuple[int, ...], layout: Any, flow: Flow) -> bool:
     return any(padded(n, a, sizes) != n for n, a in zip(shape, layout.dims, strict=True))
 
 
-def cost_table(cost: Cost, request: Request, base: GraphFacts, model: Model) -> dict[str, Any]:
+def cost_table(
+    cost: Cost, request: Request, base: GraphFacts, model: Model, plan: Plan
+) -> dict[str, Any]:
     """The file's `cost`."""
-    (faster, slower), (less, more) = request.runtime.time_spread, request.runtime.memory_spread
+    less, more = request.runtime.memory_spread
+    spread = range_of(request, base, model, plan)
     total, limit = cost.memory.total, request.limit_bytes
     high = int(total * (1 + more))
     peak = request.topology.peak(request.recipe.compute)
@@ -373,7 +388,8 @@ def cost_table(cost: Cost, request: Request, base: GraphFacts, model: Model) -> 
     ideal = cost.flops_per_device * cost.distinct_work
     return {
         "step_time_s": step,
-        "step_time_range_s": [step * (1 - faster), step * (1 + slower)],
+        "step_time_range_s": list(spread.ends(step)),
+        "tie_range_s": list(spread.tied(step)),
         # As the file has it: a report from the file is the one made with the plan.
         "tokens_per_s_per_device": (
             round_figures(tokens / step / request.topology.devices) if step else 0.0
@@ -399,13 +415,7 @@ def cost_table(cost: Cost, request: Request, base: GraphFacts, model: Model) -> 
             "activations": cost.memory.activations,
             "temporary": cost.memory.temporary,
         },
-        "communication_bytes_per_device": {
-            k: {
-                a: {"payload": int(c["payload"]), "wire": float(c["wire"])}  # type: ignore[arg-type, call-overload]
-                for a, c in sorted(axes.items())
-            }
-            for k, axes in sorted(cost.traffic.items())
-        },
+        "communication_bytes_per_device": _traffic_table(cost),
         "exposed_s_by_collective": {
             f"{k} {a}": s for (k, a), s in sorted(cost.exposed_by_axes.items())
         },
@@ -421,9 +431,39 @@ def cost_table(cost: Cost, request: Request, base: GraphFacts, model: Model) -> 
     }
 
 
+def _traffic_table(cost: Cost) -> dict[str, Any]:
+    """Kind -> axes -> bytes of a device and step."""
+    return {
+        k: {
+            a: {"payload": int(c["payload"]), "wire": float(c["wire"])}  # type: ignore[arg-type, call-overload]
+            for a, c in sorted(axes.items())
+        }
+        for k, axes in sorted(cost.traffic.items())
+    }
+
+
+def range_of(request: Request, base: GraphFacts, model: Model, plan: Plan) -> TimeRange:
+    """How sure the step of a plan is, and why no surer."""
+    device = request.topology.device
+    return time_range(
+        request.runtime,
+        Asked(
+            device=device.name,
+            kind=device.kind,
+            calibrated=bool(device.measured),
+            devices=request.topology.devices,
+            parameters=base.graph.parameters,
+            sequence=tokens_per_step(base.graph, model) // max(model.batch, 1),
+            stages=plan.stages,
+            experts=any(operator_of(n.op).kind == "experts" for n in base.graph.nodes),
+            training=base.training,
+        ),
+    )
+
+
 def baseline_row(c: Candidate, request: Request, base: GraphFacts, model: Model) -> dict[str, Any]:
     """The same summary for a baseline, with its tuned techniques."""
-    row = {**cost_table(c.cost, request, base, model), "mesh": dict(c.plan.mesh)}
+    row = {**cost_table(c.cost, request, base, model, c.plan), "mesh": dict(c.plan.mesh)}
     for t in OF_PLANS:
         if t.structural or (t.name == "offload" and c.plan.offload):
             row |= t.to_file(getattr(c.plan, t.field))

@@ -226,7 +226,8 @@ class TrafficTable(TypedDict):
 
 
 class CostTable(TypedDict):
-    """The price; communication_bytes_per_device: kind -> axes joined by + -> bytes."""
+    """The price; communication_bytes_per_device: kind -> axes joined by + -> bytes. tie_range_s:
+    steps of other plans between these cannot be told from this plan's."""
 
     step_time_s: float
     step_time_range_s: list[float]
@@ -246,6 +247,7 @@ class CostTable(TypedDict):
     memory_breakdown_bytes: MemoryTable
     fit: Literal["yes", "tight", "no"]
     communication_bytes_per_device: dict[str, dict[str, TrafficTable]]
+    tie_range_s: NotRequired[list[float]]
     tables_time_s: NotRequired[float]
     loop_copy_time_s: NotRequired[float]
     host_memory_bytes: NotRequired[int]

@@ -175,7 +175,7 @@ def clock(
     repeated blocks; exact: whether its collectives are its own and not the partitioner's;
     as_priced: whether it computes in the precision that the plan is priced in."""
     pricer = pricer_of(strategy)
-    device = device_of(target, pricer.topology.device)
+    device = pricer.sustained(device_of(target, pricer.topology.device))
     module, parts = parse(compiled.text), Parts(graph, runs)
     origins = Origins.of(compiled.text, source)
     sites = kernels(module)

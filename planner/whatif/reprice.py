@@ -69,7 +69,7 @@ class Priced:
         """The price as in a strategy file."""
         from planner.search.to_strategy import cost_table
 
-        return cost_table(self.cost, self.request, self.base, self.model)
+        return cost_table(self.cost, self.request, self.base, self.model, self.plan)
 
 
 def machine_now(strategy: Strategy) -> tuple[Topology, str]:

@@ -102,7 +102,7 @@ def test_three_runs_at_least_halve_the_median_error(
     assert error(found.shipped) > 0.1
     assert error(found.rates) <= error(found.shipped) / 2
     assert found.runtime == "megatron"
-    assert set(found.errors) == set(WIDTHS)
+    assert set(found.errors) == set(WIDTHS) - {"stragglers"}  # of compiled programs
     assert all(0 < e <= WIDTHS[k] for k, e in found.errors.items()), (
         "runs never make a rate less sure than before them"
     )

@@ -352,7 +352,7 @@ def test_the_command_prints_what_it_left_out(
     rows.append({**rows[0], "cp": 2})
     path = tmp_path / "runs.jsonl"
     path.write_text("".join(json.dumps(r) + "\n" for r in rows))
-    assert main(["--runs", str(path), "--no-fit", "--json"]) == 0
+    assert main(["--runs", str(path), "--as-shipped", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["left_out"] == {"context parallelism": 1}
     assert printed["sources"][0]["rows"] == 2

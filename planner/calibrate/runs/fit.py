@@ -11,20 +11,29 @@ group.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from costmodels.frameworks.peak_memory import FrameworkMemory
 from costmodels.frameworks.step_time import Work
+from costmodels.kernels import slowdown
 from costmodels.runtimes import Rates
+from planner.analysis.facts import GraphFacts
 from planner.calibrate.runs.rows import Case, plan_of
+from planner.execution.plan import Plan
+from planner.execution.save_policies import BLOCK
 from planner.pricing.cost import Cost
 from planner.pricing.frameworks.price import price_with_work, step_seconds
+from planner.pricing.plan_price import price_flow
 from planner.pricing.pricer import Pricer
 from planner.pricing.step_time import derived
 
+STRAGGLERS = "stragglers"
+SCALED = ("matmul", "memory", "attention", "inner", "outer")
+COMPILED = (*SCALED, STRAGGLERS)
+"""Rates that decide steps of compiled programs; the first decide seconds of their own."""
 WIDTHS = {
     "matmul": 0.15,
     "memory": 0.25,
@@ -32,6 +41,7 @@ WIDTHS = {
     "inner": 0.3,
     "outer": 1.0,
     "launch_s": 0.5,
+    STRAGGLERS: 0.7,
 }
 """Rates that are fitted, and how far (in log) they may be from the file's at no great cost: what
 runs reach of a network between nodes is known least."""
@@ -43,22 +53,40 @@ MOST_ROWS = 80
 MOST_FOLDS = 10
 
 
+SLOWER = 1.1
+"""By what factor a rate is worse where its seconds are found."""
+
+
 @dataclass(frozen=True)
 class Prepared:
-    """A case read once: its work, what it holds, and its price under the profile as it ships."""
+    """A case read once: its price under the profile as it ships, and what prices under other rates
+    need. work, memory: of a framework's run. seconds: of a compiled program, rate -> what it
+    decides; shipped: the rates that they were found under. parameters: of the model."""
 
     case: Case
-    work: Work
     cost: Cost
-    memory: FrameworkMemory
+    parameters: int
+    work: Work | None = None
+    memory: FrameworkMemory | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    shipped: Rates = field(default_factory=Rates)
 
     def step_s(self, rates: Rates | None = None) -> float:
-        """Seconds of a step; under other rates than the profile's where given."""
-        return (
-            self.cost.step_time_s
-            if rates is None
-            else step_seconds(self.work, self._pricer(rates)).total
+        """Seconds of a step; under other rates than the profile's where given.
+
+        Of compiled programs what each rate decides is scaled by it, which leaves out that another
+        than the slower of two things that run together may then be the slower.
+        """
+        if rates is None:
+            return self.cost.step_time_s
+        if self.work is not None:
+            return step_seconds(self.work, self._pricer(rates)).total
+        device, n = self.case.topology.device, self.case.topology.devices
+        step = self.cost.step_time_s + sum(
+            seconds * (getattr(self.shipped, name) / getattr(rates, name) - 1)
+            for name, seconds in self.seconds.items()
         )
+        return step * slowdown(device, rates, n) / slowdown(device, self.shipped, n)
 
     def _pricer(self, rates: Rates) -> Pricer:
         case = self.case
@@ -72,17 +100,53 @@ def prepare(case: Case) -> Prepared:
     not possible."""
     base, plan = plan_of(case)
     pricer = Pricer(case.topology, case.mesh, case.runtime, case.recipe)
+    if case.runtime.kernels is None:
+        return _compiled(case, base, plan, pricer)
     flow, runs = derived(base, plan)
     priced = price_with_work(base, flow, runs, pricer)
-    return Prepared(case, priced.work, priced.cost, priced.memory)
+    return Prepared(case, priced.cost, base.graph.parameters, priced.work, priced.memory)
 
 
-def fitted(rows: Sequence[Prepared], start: Rates) -> Rates:
-    """The rates that explain the rows, near `start`."""
+def _compiled(case: Case, base: GraphFacts, plan: Plan, pricer: Pricer) -> Prepared:
+    """A case that the emitted program's profile prices. What a row's blocks save in the host's
+    memory our plans recompute: they put there what enters blocks."""
+    for recompute in case.recompute:
+        flow, runs = derived(base, replace(plan, recompute=recompute))
+        cost = price_flow(base, flow, runs, pricer)
+        if cost.memory.total <= case.usable_bytes:
+            break
+    seconds, shipped = {}, pricer.rates
+    for name in SCALED:
+        worse = replace(shipped, **{name: getattr(shipped, name) / SLOWER})
+        runtime = replace(case.runtime, rates=worse, per_device={})
+        again = Pricer(case.topology, case.mesh, runtime, case.recipe)
+        step = price_flow(base, flow, runs, again).step_time_s
+        seconds[name] = (step - cost.step_time_s) / (SLOWER - 1)
+    if case.offloaded:
+        away = replace(plan, recompute=BLOCK, offload=("activations",))
+        cost = replace(cost, memory=price_flow(base, *derived(base, away), pricer).memory)
+    return Prepared(case, cost, base.graph.parameters, seconds=seconds, shipped=shipped)
+
+
+def fitted_names(rows: Sequence[Prepared]) -> tuple[str, ...]:
+    """The rates that decide steps of such rows, of WIDTHS."""
+    compiled = all(row.work is None for row in rows)
+    return tuple(n for n in WIDTHS if (n in COMPILED if compiled else n != STRAGGLERS))
+
+
+def fitted(
+    rows: Sequence[Prepared],
+    start: Rates,
+    counts: Callable[[Prepared], float] = lambda row: 1.0,
+    within: Mapping[str, float] = WIDTHS,
+) -> Rates:
+    """The rates that explain the rows, near `start`. counts: how much a row counts; within: rate ->
+    how far (in log) it may be from there at no great cost."""
     rows = rows[:: -(-len(rows) // MOST_ROWS)]
+    share = np.array([counts(row) for row in rows])
     measured = np.array([row.case.measured_s for row in rows], float)
-    names, theta = tuple(WIDTHS), np.zeros(len(WIDTHS))
-    widths = np.array(list(WIDTHS.values()))
+    names = fitted_names(rows)
+    theta, widths = np.zeros(len(names)), np.array([within[name] for name in names])
 
     def rates(at: np.ndarray) -> Rates:
         return replace(
@@ -100,7 +164,7 @@ def fitted(rows: Sequence[Prepared], start: Rates) -> Rates:
         slopes = np.stack(
             [(priced(theta + 0.02 * step) - now) / 0.02 for step in np.eye(len(names))], 1
         )
-        weight = SPREAD**-2 / np.maximum(1.0, np.abs(left) / (1.5 * SPREAD))
+        weight = share * SPREAD**-2 / np.maximum(1.0, np.abs(left) / (1.5 * SPREAD))
         normal = (slopes * weight[:, None]).T @ slopes + np.diag(widths**-2.0)
         theta = theta + np.clip(
             np.linalg.solve(normal, (slopes * weight[:, None]).T @ left - theta / widths**2),

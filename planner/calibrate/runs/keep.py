@@ -79,8 +79,9 @@ def applied(runtime: Runtime, constants: Sequence[float]) -> Runtime:
 
 
 def priced_bytes(rows: Sequence[Prepared], constants: Sequence[float]) -> list[int]:
-    """Peak bytes of each row under constants in the order of COUNTS."""
-    return [peak(row.memory, applied(row.case.runtime, constants)).total for row in rows]
+    """Peak bytes of each row, of frameworks all, under constants in the order of COUNTS."""
+    held = [(row.memory, applied(row.case.runtime, constants)) for row in rows]
+    return [peak(memory, runtime).total for memory, runtime in held if memory is not None]
 
 
 def fitted_constants(rows: Sequence[Prepared]) -> list[float]:

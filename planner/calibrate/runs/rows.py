@@ -20,6 +20,7 @@ from costmodels.hardware.device import Device, device_spelled
 from costmodels.precision import Recipe, load_recipe
 from costmodels.runtimes import SAVED_PRODUCTS, Runtime, load_kernels, load_runtime
 from planner.analysis.facts import GraphFacts
+from planner.calibrate.runs import network, xla
 from planner.calibrate.runs.nvidia import as_run, is_recipe, weights
 from planner.errors import PlanError
 from planner.execution.plan import Plan
@@ -59,7 +60,10 @@ class Left(Exception):
 
 @dataclass(frozen=True)
 class Case:
-    """A row ready to be priced. measured_s: of one step, None for a run that ran out of memory."""
+    """A row ready to be priced. measured_s: of one step, None for a run that ran out of memory;
+    recompute: as plans write it, or what it may have been, of which the first that fits is taken;
+    offloaded: what blocks save waits in the host's memory, of compiled
+    programs."""
 
     row: Row
     spec: str
@@ -70,12 +74,16 @@ class Case:
     runtime: Runtime
     recipe: Recipe
     measured_s: float | None
+    recompute: tuple[str, ...]
+    offloaded: bool = False
 
     @property
-    def group(self) -> tuple[str, int, int]:
+    def group(self) -> tuple[Any, ...]:
         """Runs that a planner would choose among: one model, sequence length and number of
-        devices."""
-        return str(self.row["model"]), int(self.row["seq"]), int(self.row["devices"])
+        devices; of compiled programs also one release, attention and precision."""
+        row = self.row
+        software = tuple(str(row.get(k)) for k in xla.SOFTWARE) if xla.is_xla(row) else ()
+        return str(row["model"]), int(row["seq"]), int(row["devices"]), *software
 
     @property
     def usable_bytes(self) -> int:
@@ -86,6 +94,8 @@ class Case:
 def case_of(row: Row, hardware: str = "") -> Case:
     """The case of a row; on `hardware`, a device by name or file, instead of the one that the row
     names. Raises Left."""
+    if compiled := xla.is_xla(row):
+        row = xla.completed(row)
     for key in ("layers", "hidden", "heads", "seq", "devices", "global_batch", "microbatch", "dp"):
         if not row.get(key):
             raise Left(f"no {key}")
@@ -109,13 +119,17 @@ def case_of(row: Row, hardware: str = "") -> Case:
     topology = machine(
         str(row["hardware"]), str(row.get("notes", "")), int(row["devices"]), hardware, unpublished
     )
-    copies = replicas(str(row.get("notes", "")), topology, dp) if zero == 3 else 1
+    copies = 1
+    if zero == 3:
+        copies = xla.copies(row, dp) or replicas(str(row.get("notes", "")), topology, dp)
     degrees = (("stage", pp), (REPLICA, copies), ("data", dp // copies), ("model", tp))
     try:
         mesh = pinned_mesh(topology, {name: n for name, n in degrees if n > 1} or {"data": 1})
     except PlanError as e:
         raise Left("mesh does not align with the machine") from e
     recipe = recipe_of(row)
+    if compiled:
+        topology = replace(topology, device=xla.device_of(row, topology.device))
     return Case(
         row=row,
         spec=spec_of(row),
@@ -123,9 +137,11 @@ def case_of(row: Row, hardware: str = "") -> Case:
         mesh=mesh,
         microbatches=batch // (dp * micro),
         graph_batch=dp * micro,
-        runtime=runtime_of(row, zero),
+        runtime=load_runtime("jax-shard_map") if compiled else runtime_of(row, zero),
         recipe=weights(row, recipe),
         measured_s=measured_s(row),
+        recompute=xla.policies(row) if compiled else (recompute_of(row),),
+        offloaded=compiled and xla.offloaded(row),
     )
 
 
@@ -146,7 +162,7 @@ def recipe_of(row: Row) -> Recipe:
     precision = str(row.get("precision") or "bf16").lower()
     if "fp4" in precision:
         raise Left("precision of 4 bits")
-    if precision.startswith(("fp8", "mxfp8")):
+    if precision.startswith(("fp8", "mxfp8", "int8")):
         return load_recipe("fp8")
     if "pure" in precision:
         return load_recipe("bf16-pure")
@@ -191,6 +207,11 @@ def custom(row: Row) -> bool:
     """Whether a row's policy is MaxText's custom one: what enters a block goes to the host's
     memory, nearly all else is made again."""
     return "remat=custom" in str(row.get("notes", ""))
+
+
+def recompute_of(row: Row) -> str:
+    """What a framework's run recomputes, as plans write it."""
+    return "block" if custom(row) else RECOMPUTE.get(str(row.get("recompute") or "none"), "none")
 
 
 def replicas(notes: str, topology: Topology, data: int) -> int:
@@ -271,14 +292,8 @@ def machine(
         )
     if match := re.search(r"(\d+)W\b", hardware):
         topology = replace(topology, device=capped(topology.device, float(match[1])))
-    per_device = re.search(r"(\d+) ?Gb/s (?:RDMA|CX-7|RoCE)?[^;,)]*per GPU", hardware) or re.search(
-        r"RoCE (\d+)Gb/s per GPU", hardware
-    )
-    per_node = re.search(r"(\d+) ?Gbps", hardware) or re.search(
-        r"inter_node_bandwidth (\d+)", notes
-    )
-    node = float(per_node[1]) / 8e-9 if per_node else node_bytes_per_s
-    rate = float(per_device[1]) / 8e-9 if per_device else node / topology.device.node_size
+    size = topology.device.node_size
+    rate = network.bytes_per_s(hardware, notes, size) or node_bytes_per_s / size
     if rate and len(topology.levels) > 1 and topology.device.kind == "gpu":
         topology = replace(
             topology,
@@ -301,6 +316,8 @@ def capped(device: Device, watts: float) -> Device:
 
 def spec_of(row: Row) -> str:
     """The zoo's name for the model of a row."""
+    if spec := xla.encoder_decoder(row):
+        return spec
     layers, hidden, heads, seq = (int(row[k]) for k in ("layers", "hidden", "heads", "seq"))
     vocab = int(row.get("vocab") or 51200)
     ffn = int(row.get("ffn") or 4 * hidden)
@@ -330,12 +347,18 @@ def measured_s(row: Row) -> float | None:
         return tokens / (value * float(row["devices"]))
     if metric == "tflops_per_device":
         return model_flops(row) / (value * 1e12 * float(row["devices"]))
+    if metric == "block_time_s":  # MLPerf's: so many steps and one evaluation, forward alone
+        forward = 1 / 4 if row.get("recompute") == "full" else 1 / 3
+        evaluated = float(row["eval_sequences"]) / float(row["global_batch"])
+        return value / (float(row["steps_per_block"]) + forward * evaluated)
     raise Left(f"metric {metric}")
 
 
 def model_flops(row: Row) -> float:
     """FLOPs of a step as sources count them: six per parameter of products and token, attention
     without a mask, nothing computed again."""
+    if xla.encoder_decoder(row):
+        return xla.encoder_decoder_flops(row)
     layers, hidden, heads, seq = (int(row[k]) for k in ("layers", "hidden", "heads", "seq"))
     kv, ffn, vocab = (
         int(row.get("kv_heads") or heads),
@@ -366,16 +389,13 @@ def plan_of(case: Case) -> tuple[GraphFacts, Plan]:
     )  # its loss takes whole rows of logits (kernels and memory of its runs say so)
     splits = splits_of(case.spec, case.graph_batch, case.mesh, sequence_parallel(row), whole_logits)
     shape, data = case.mesh.shape, tuple(a for a, n in case.mesh.shape if a == "data" and n > 1)
-    recompute = (
-        "block" if custom(row) else RECOMPUTE.get(str(row.get("recompute") or "none"), "none")
-    )
     return base, Plan(
         mesh=shape,
         splits=splits,
         repeated_blocks=base.runs,
         zero_stage=zero if data else 0,
         zero_axes=data if zero else (),
-        recompute=recompute,
+        recompute=case.recompute[0],
         microbatches=case.microbatches,
         schedule="1f1b" if case.mesh.stages > 1 else "",
     )

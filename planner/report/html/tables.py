@@ -213,8 +213,7 @@ def baselines(v: View) -> Markup:
         else ""
     )
     text = (
-        f"{tuned}Whiskers are ranges; a tie lies within the other’s range. {f.size(limit)} are"
-        " usable."
+        f"{tuned}Whiskers are ranges; a tie is too close to tell apart. {f.size(limit)} are usable."
     )
     return join(
         table(

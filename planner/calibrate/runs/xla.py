@@ -1,0 +1,155 @@
+"""Published runs of XLA programs (MaxText, PaxML, T5X, Levanter, torch_xla) as plans of our own:
+they are compiled as emitted programs are, so that the default profile prices them, with the
+attention and the recomputation that a row names.
+
+Facts that rows lack take the convention of their framework: MaxText gives sequences a device in one
+pass; its devices are JAX's, two of a chip of TPU7x. Its `custom` policies save or offload the
+results of a block's attention products (AI-Hypercomputer/tpu-recipes, recipes of Trillium).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from costmodels.hardware.device import Device
+from planner.execution.save_policies import BLOCK, PRESETS, saving
+
+Row = Mapping[str, Any]
+FRAMEWORKS = ("MaxText", "tpu-recipes", "Levanter", "PaxML", "Pax (", "T5X")
+"""Words of sources whose programs XLA compiles, where rows do not say so."""
+RUNTIMES = ("jax", "torch_xla")
+SOFTWARE = ("date", "attention", "precision")
+"""Facts of a row that say which program it is, where the configuration is the same."""
+_QKVO = saving(("q", "k", "v", "out_proj"))
+POLICIES = {
+    **{name: saving(names) for name, names in PRESETS.items()},
+    "SAVE_DOT_ONLY": saving(PRESETS["minimal_with_context"]),
+    "SAVE_DOT_WITH_NO_BATCH_DIM": saving(PRESETS["minimal"]),
+    "SAVE_NOTHING": BLOCK,
+    "recompute_all": BLOCK,
+    "qkv_proj_offloaded": saving(("q", "k", "v")),
+    "custom": _QKVO,
+    "none": "none",
+}
+"""A word of a row's policy -> what our plans call it. PaxML's are jax's own: every product, or
+every one without a batch dimension."""
+RECOMPUTE = {"none": "none", "selective": _QKVO, "full": BLOCK}
+UNFUSED = re.compile(r"^XLA$|vanilla|^XLA \(|without flash", re.IGNORECASE)
+"""Of a row's `attention`: plain products whose scores pass through memory."""
+EIGHT_BIT = 2.0
+"""Peak of eight-bit integer products over that of bf16, on TPUs from v5e on (Google Cloud TPU
+documentation)."""
+
+
+def is_xla(row: Row) -> bool:
+    """Whether XLA compiled a row's program."""
+    if runtime := row.get("runtime"):
+        return runtime in RUNTIMES
+    return any(word in str(row["source"]) for word in FRAMEWORKS)
+
+
+def completed(row: Row) -> dict[str, Any]:
+    """A row with the facts that its framework's convention gives: devices as JAX counts them, the
+    degree of data parallelism, sequences of one pass of a replica."""
+    out = dict(row)
+    tp, pp, cp = (int(row.get(k) or 1) for k in ("tp", "pp", "cp"))
+    chips = "devices = CHIPS" in str(row.get("notes", ""))
+    devices = int(row.get("devices") or 0) * (2 if chips else 1)
+    out |= {"devices": devices, "tp": tp, "pp": pp, "cp": cp}
+    if chips or not row.get("dp"):
+        out["dp"] = max(1, devices // (tp * pp * cp))
+    if not row.get("microbatch") and row.get("global_batch") and pp == 1:
+        out["microbatch"] = max(1, int(row["global_batch"]) // out["dp"])
+    if row.get("zero") is None:
+        out["zero"] = 3
+    return out
+
+
+def copies(row: Row, data: int) -> int:
+    """How many groups of devices hold all sharded parameters each; 0 where a row does not say."""
+    mesh = {k: v for k, v in (row.get("mesh") or {}).items() if isinstance(v, int)}
+    sharded = [n for k, n in mesh.items() if "fsdp" in k]
+    if not mesh or not sharded:
+        return 0
+    n = 1
+    for name, size in mesh.items():
+        n *= size if name in ("data", "dcn_data", "ici_data", "replica") else 1
+    return n if data % n == 0 else 0
+
+
+def policies(row: Row) -> tuple[str, ...]:
+    """What a row's program recomputes, as plans write it: one policy, or all that it may have had
+    where the row does not say, the least recomputation first."""
+    told = re.search(r"remat[= ](\w+)", str(row.get("notes", "")))
+    said = str(row.get("remat_policy") or (told[1] if told else ""))
+    for word in sorted(POLICIES, key=len, reverse=True):
+        if word in said:
+            return (POLICIES[word],)
+    if stated := row.get("recompute"):
+        return (RECOMPUTE[str(stated)],)
+    return tuple(RECOMPUTE.values())
+
+
+def offloaded(row: Row) -> bool:
+    """Whether what blocks save waits in the host's memory."""
+    said = str(row.get("remat_policy") or "") + str(row.get("notes", ""))
+    return "offload" in said.replace("offloads may differ", "") or "custom" in said
+
+
+def unfused(row: Row) -> bool:
+    """Whether a row's attention is plain products. T5X had no other, nor has PaxML's configuration
+    of 126M parameters."""
+    said = str(row.get("attention") or "")
+    if UNFUSED.search(said) or "without flash attention" in str(row.get("notes", "")):
+        return True
+    if row.get("framework") == "PaxML" and "126M" in str(row["model"]):
+        return True
+    return not said and "T5X" in str(row.get("framework") or row["source"])
+
+
+def device_of(row: Row, device: Device) -> Device:
+    """The device with what a row's program finds there: its attention, and the peak of eight-bit
+    integers."""
+    if unfused(row):
+        device = replace(device, attention=None)
+    eight = "float8_e4m3fn"
+    if "int8" in str(row.get("precision") or "") and eight not in device.peak_flops_per_s:
+        peaks = dict(device.peak_flops_per_s)
+        device = replace(device, peak_flops_per_s=peaks | {eight: EIGHT_BIT * peaks["bfloat16"]})
+    return device
+
+
+def encoder_decoder(row: Row) -> str:
+    """The zoo's name for a T5 of a row, "" for other models."""
+    if not row.get("decoder_layers"):
+        return ""
+    sizes = {
+        "layers": row["encoder_layers"],
+        "decoder_layers": row["decoder_layers"],
+        "hidden": row["hidden"],
+        "heads": row["heads"],
+        "head_dim": row["head_dim"],
+        "ff": row["ffn"],
+        "vocab": row["vocab"],
+        "seq": row["seq"],
+        "target": row["decoder_seq"],
+    }
+    facts = ",".join(f"{k}={int(v)}" for k, v in sizes.items())
+    return f"zoo:t5-large,{facts},ff_form=gated-gelu,tied=0"
+
+
+def encoder_decoder_flops(row: Row) -> float:
+    """FLOPs of a step of a T5: six for each parameter of a product and position that goes through
+    it, attention without a mask."""
+    hidden, width = int(row["hidden"]), int(row["heads"]) * int(row["head_dim"])
+    source, target = int(row["seq"]), int(row["decoder_seq"])
+    mlp = 3 * hidden * int(row["ffn"])
+    encoder = source * (4 * hidden * width + mlp) + 2 * width * source**2
+    cross = 2 * hidden * width * (source + target) + 2 * width * source * target
+    decoder = target * (4 * hidden * width + mlp) + cross + 2 * width * target**2
+    products = int(row["encoder_layers"]) * encoder + int(row["decoder_layers"]) * decoder
+    head = target * hidden * int(row["vocab"])
+    return 6.0 * float(row["global_batch"]) * (products + head)
