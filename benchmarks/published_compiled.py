@@ -153,6 +153,56 @@ def apart(rows: Sequence[Prepared]) -> float:
     return exp(float(np.quantile(off, 0.8))) - 1 if off else 0.0
 
 
+SAME_PROGRAM = ("source", "precision", "date", "attention")
+
+
+def between(rows: Sequence[Prepared], same: Sequence[str], other: Sequence[str]) -> dict[str, Any]:
+    """How much measured over priced differs between two runs that agree in the facts `same` and not
+    in all of `other`: a tenth of the pairs beyond either end, and what four in five are within,
+    each source counting as one."""
+    groups: dict[Any, list[tuple[float, Any]]] = {}
+    for row in rows:
+        facts = row.case.row
+        ratio = log((row.case.measured_s or 1.0) / row.step_s())
+        key = (*(facts.get(k) for k in same), row.case.topology.device.name)
+        groups.setdefault(key, []).append((ratio, tuple(facts[k] for k in other)))
+    by: dict[str, list[float]] = {}
+    for key, found in groups.items():
+        apart = [b[0] - a[0] for a in found for b in found if a[1] != b[1]]
+        if apart:
+            by.setdefault(str(key[0]), []).extend(apart)
+    if not by:
+        return {"pairs": 0, "sources": 0}
+    most = max(map(len, by.values()))
+    even = [x for found in by.values() for x in (found * -(-most // len(found)))[:most]]
+    low, high = np.quantile(even, (0.1, 0.9))
+    return {
+        "pairs": sum(map(len, by.values())),
+        "sources": len(by),
+        "below": 1 - exp(low),
+        "above": exp(high) - 1,
+        "within": exp(float(np.quantile(np.abs(even), 0.8))) - 1,
+    }
+
+
+def show_between(rows: Sequence[Prepared]) -> None:
+    """How far one measured step tells of others."""
+    large = [row for row in rows if row.parameters >= SMALL]
+    cases = {
+        "differ in devices alone": between(large, (*SAME_PROGRAM, "model"), ("devices",)),
+        "differ in model, length or devices": between(
+            large, SAME_PROGRAM, ("model", "seq", "devices")
+        ),
+    }
+    for name, line in cases.items():
+        if line["pairs"]:
+            print(
+                f"\npairs of runs that {name}: {line['pairs']} of {line['sources']} sources; four in"
+                f" five within {line['within']:.1%}, from -{line['below']:.1%} to"
+                f" +{line['above']:.1%}"
+            )
+
+
 def show_compiled(found: Mapping[str, Any]) -> None:
     """The classes as text."""
     for name, line in found.items():

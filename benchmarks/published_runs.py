@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from benchmarks.published_compiled import all_compiled, inside, show_compiled
+from benchmarks.published_compiled import all_compiled, inside, show_between, show_compiled
 from benchmarks.published_scores import (
     Outcome,
     choice,
@@ -98,6 +98,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(json.dumps(found, indent=1))
     else:
         show_compiled(together)
+        show_between(compiled)
         print(
             "\nleft out: "
             + (", ".join(f"{n} {what}" for what, n in left.most_common()) or "nothing")

@@ -45,6 +45,8 @@ class Asked:
     stages: int
     experts: bool
     training: bool
+    anchored: bool = False
+    """Whether prices are scaled to a measured step of this model."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,8 @@ def time_range(runtime: Runtime, asked: Asked) -> TimeRange:
     """The range of a step under a profile."""
     table = _table()
     tie = float(table["tie"]["fraction"])
+    if asked.anchored:
+        return TimeRange(table["anchor"]["below"], table["anchor"]["above"], tie)
     rows = table.get(asked.kind)
     if runtime.kernels is not None or rows is None:
         return TimeRange(*runtime.time_spread, tie)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from planner.cache.folder import Cache
 from planner.errors import NO_PLAN, PlanError
+from planner.search.anchor import assumed, read_anchor
 from planner.search.build_request import (
     asked,
     assumptions,
@@ -68,6 +69,7 @@ def plan(
     objective: str = "step",
     memory_limit_bytes: int | None = None,
     memory_reserve_bytes: int | None = None,
+    calibrate_with: str = "",
     runtime: str = DEFAULT_RUNTIME,
     optimizer: str = "adamw",
     lr: float = 1e-4,
@@ -103,10 +105,14 @@ def plan(
     other plans are then not looked at. backend: of the program that is to be written; what such a
     program cannot do is refused before the search, and not chosen. confirm: gpu:NAME or tpu:SLICE,
     whose compiler is asked in a process of its own whether the best plans fit
-    (planner.verify.confirm); the source is then a file or a zoo model. Returns a Strategy. Raises
-    PlanError: exit_code 2 for bad input, 3 when no plan fits. Never imports jax.
+    (planner.verify.confirm); the source is then a file or a zoo model. calibrate_with: PLAN=STEP, a
+    strategy file and a measured step of it that prices are scaled to (planner.search.anchor).
+    Returns a Strategy. Raises PlanError: exit_code 2 for bad input, 3 when no plan fits. Never
+    imports jax.
     """
-    machine = MachineOptions(devices, hardware, topology, memory_limit_bytes, memory_reserve_bytes)
+    machine = MachineOptions(
+        devices, hardware, topology, memory_limit_bytes, memory_reserve_bytes, calibrate_with
+    )
     step = StepOptions(workload, optimizer, precision, runtime, backend)
     search = SearchOptions(
         mode=mode,
@@ -191,6 +197,8 @@ def _plan(
         request, search.objective, search.mode
     )
     taken = assumptions(model, request, machine.hardware, machine.topology)
+    if machine.calibrate_with:
+        taken = (assumed(read_anchor(machine.calibrate_with), model.name), *taken)
     made = compose(model, request, result, provenance, taken)
     if target is None or result.stopped:
         return made

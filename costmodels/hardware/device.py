@@ -149,6 +149,10 @@ ATTENTION_KERNELS = ("cudnn", "splash")
 """Fused attention: cuDNN's on NVIDIA GPUs from Ampere on, Splash on TPUs."""
 
 
+SHARES = ("matmul", "memory", "attention", "inner", "outer", "latency")
+"""Fields of Rates that are shares of a rate of the file, and so above 0."""
+
+
 class DeviceError(ValueError):
     """A device file that cannot be used: what is wrong and where."""
 
@@ -237,6 +241,8 @@ class Device:
     """The fused attention that emitted programs run there; None for none."""
     file: str = ""
     """Where a device that does not ship was read from."""
+    anchor: str = ""
+    """Name of the model that a step was measured of, to which `rates` were scaled."""
 
     @property
     def attention_kernel(self) -> str:
@@ -370,7 +376,7 @@ def _device(data: Mapping[str, Any]) -> Device:
         package=_link(package) if package else None,
         package_size=count(package["size"], "package.size") if package else 1,
         tile=_tile(memory["tile"]) if "tile" in memory else None,
-        rates=_rates(data.get("rates", {})),
+        rates=known_rates(data.get("rates", {})),
         **_about(data),
     )
 
@@ -425,8 +431,9 @@ def _attention(table: Mapping[str, Any]) -> FusedAttention | None:
     )
 
 
-def _rates(table: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """What runtimes reach, by name: fields of Rates, all of them numbers at least 0."""
+def known_rates(table: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """What runtimes reach, by name: fields of Rates, numbers at least 0, and above it where they
+    are shares of a rate. ValueError for others."""
     names = {f.name for f in fields(Rates)}
     for runtime, row in table.items():
         for key, value in row.items():
@@ -439,8 +446,10 @@ def _rates(table: Mapping[str, Any]) -> dict[str, dict[str, float]]:
                 isinstance(value, bool)
                 or not isinstance(value, (int, float))
                 or not 0 <= value < 1e3
+                or (value == 0 and key in SHARES)
             ):
-                raise ValueError(f"rates.{runtime}.{key} is a number at least 0, not {value!r}")
+                least = "above" if key in SHARES else "at least"
+                raise ValueError(f"rates.{runtime}.{key} is a number {least} 0, not {value!r}")
     return {str(runtime): {k: float(v) for k, v in row.items()} for runtime, row in table.items()}
 
 

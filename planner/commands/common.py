@@ -74,6 +74,7 @@ def machine(args: argparse.Namespace) -> dict[str, Any]:
         "runtime": args.runtime,
         "memory_limit_bytes": _size(args, "memory_limit"),
         "memory_reserve_bytes": _size(args, "memory_reserve"),
+        **({"calibrate_with": w} if (w := getattr(args, "calibrate_with", "")) else {}),
         "precision": args.precision,
     }
 

@@ -386,10 +386,24 @@ def add_serving(p: argparse.ArgumentParser) -> None:
     )
 
 
+def add_anchor(p: argparse.ArgumentParser) -> None:
+    """A measured step that prices are scaled to."""
+    p.add_argument(
+        "--calibrate-with",
+        metavar="PLAN=STEP",
+        default="",
+        help=(
+            "scale prices to a measured step of a plan on such devices: node.plan.json=1.43s, or"
+            " =log.jsonl of its program (docs/calibrate.md)"
+        ),
+    )
+
+
 def make(p: argparse.ArgumentParser) -> None:
     """Options of the main verb."""
     add_model(p)
     add_machine(p)
+    add_anchor(p)
     add_search(p).add_argument(
         "--incremental",
         action="store_true",
@@ -832,6 +846,7 @@ def compare(p: argparse.ArgumentParser) -> None:
     """Options of `plan compare`."""
     add_model(p)
     add_machine(p)
+    add_anchor(p)
     add_search(p, solver=False)
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 EXAMPLE = "--workload infer --prompt 2048 --generate 256 --concurrency 64"
 OPTIONS = ("prompt", "generate", "concurrency")
 OTHERS = (
+    "calibrate_with",
     "batch",
     "tokens_per_step",
     "shape",

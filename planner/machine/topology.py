@@ -15,7 +15,7 @@ rate and a step takes stride hops.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -169,6 +169,11 @@ class Topology:
         return {
             "device": self.device.name,
             **({"hardware": self.device.file} if self.device.file else {}),
+            **(
+                {"anchor": {"model": self.device.anchor, "rates": self.device.rates}}
+                if self.device.anchor
+                else {}
+            ),
             "devices": self.devices,
             **(
                 {"groups": [{"device": d.source, "devices": n} for d, n in self.groups]}
@@ -239,7 +244,10 @@ def from_json(data: Mapping[str, Any]) -> Topology:
         return Topology.mixed(
             tuple((device(g["device"]), int(g["devices"])) for g in groups), levels
         )
-    return Topology(device(data.get("hardware") or data["device"]), levels)
+    chip = device(data.get("hardware") or data["device"])
+    if anchor := data.get("anchor"):
+        chip = replace(chip, rates=anchor["rates"], anchor=anchor["model"])
+    return Topology(chip, levels)
 
 
 OWN = """\

@@ -69,7 +69,7 @@ def build_request(machine: MachineOptions, step: StepOptions, search: SearchOpti
     # A program written for jit is priced as one, unless as a framework's.
     jit = step.backend == "jit" and step.runtime == DEFAULT_RUNTIME
     runtime = load_runtime("jax-jit" if jit else step.runtime)
-    return Request(
+    request = Request(
         topology=topology,
         capacity=capacity(topology.device, topology.devices, machine.memory_reserve_bytes),
         recipe=load_recipe(step.precision, step.optimizer, step.workload == "train"),
@@ -92,6 +92,11 @@ def build_request(machine: MachineOptions, step: StepOptions, search: SearchOpti
         ),
         incremental=search.incremental,
     )
+    if not machine.calibrate_with:
+        return request
+    from planner.search.anchor import anchored, read_anchor
+
+    return anchored(request, read_anchor(machine.calibrate_with))
 
 
 def _machine(machine: MachineOptions, search: SearchOptions) -> Topology:

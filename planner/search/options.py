@@ -22,13 +22,15 @@ DEFAULT_RUNTIME = "jax-shard_map"
 @dataclass(frozen=True)
 class MachineOptions:
     """Exactly one of hardware (with devices) and topology describes the machine; memory in bytes a
-    device: what a plan may use, and what is kept free."""
+    device: what a plan may use, and what is kept free. calibrate_with: PLAN=STEP, a plan whose
+    measured step prices are scaled to (planner.search.anchor), "" for none."""
 
     devices: int | None = None
     hardware: str | None = None
     topology: str | Path | None = None
     memory_limit_bytes: int | None = None
     memory_reserve_bytes: int | None = None
+    calibrate_with: str = ""
 
 
 @dataclass(frozen=True)

@@ -457,6 +457,7 @@ def range_of(request: Request, base: GraphFacts, model: Model, plan: Plan) -> Ti
             stages=plan.stages,
             experts=any(operator_of(n.op).kind == "experts" for n in base.graph.nodes),
             training=base.training,
+            anchored=device.anchor == model.name,
         ),
     )
 

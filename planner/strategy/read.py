@@ -20,6 +20,7 @@ from typing import (
     is_typeddict,
 )
 
+from costmodels.hardware.device import known_rates
 from planner.errors import PlanError
 from planner.execution.techniques import OF_PLANS
 from planner.strategy.strategy import Strategy
@@ -38,6 +39,7 @@ NEEDED = {
         "name size bandwidth_bytes_per_s latency_s kind efficiency all_reduce_bytes_per_s"
     ),
     "GroupTable": "device devices",
+    "AnchorTable": "model rates",
     "WorkloadTable": "kind batch dims precision runtime",
     "AxisTable": "name size levels",
     "RunnerUp": "split extra_s",
@@ -227,6 +229,11 @@ def impossible(s: Strategy) -> str:
             f"{s.topology['devices']:,} devices in a mesh of"
             f" {' x '.join(str(a['size']) for a in s.mesh)}: more than {MOST_DEVICES:,}"
         )
+    if anchor := s.topology.get("anchor"):
+        try:
+            known_rates(anchor["rates"])
+        except ValueError as e:
+            return f"topology.anchor: {e}"
     chosen = s.chosen
     if odd := next((w for t in OF_PLANS if (w := t.wrong(getattr(chosen, t.field)))), ""):
         return f"techniques: {odd[:80]}"

@@ -31,13 +31,22 @@ class LevelTable(TypedDict):
     all_reduce_latency_s: NotRequired[float]
 
 
+class AnchorTable(TypedDict):
+    """The model whose measured step prices are scaled to, and what runtime profiles then reach of
+    the device (costmodels.runtimes.Rates)."""
+
+    model: str
+    rates: dict[str, dict[str, float]]
+
+
 class TopologyTable(TypedDict):
     """The machine; levels innermost first. hardware: the file of a device that does not ship;
-    groups: what devices of several kinds there are."""
+    groups: what devices of several kinds there are; anchor: to what step prices are scaled."""
 
     device: str
     hardware: NotRequired[str]
     groups: NotRequired[list[GroupTable]]
+    anchor: NotRequired[AnchorTable]
     devices: int
     levels: list[LevelTable]
 

@@ -46,6 +46,7 @@ plan {SPEC} --devices 2 --batch 8 --json --cache kept --incremental
 plan {SPEC} --devices 2 --batch 8 {LORA} --quiet -o lora.json --no-cache
 plan free.onnx --devices 2 {SIZES} --quiet -o free.json
 plan zoo:llama-tiny,cache=1 --devices 2 --workload infer --prompt 8 --generate 4 --concurrency 4 --prefill-tokens 16 --quantize int8 --quiet -o serve.json
+plan m.onnx --devices 4 --hardware cpu --precision fp32 --batch 8 --calibrate-with p.json=2ms --quiet -o anchored.json
 plan zoo:dlrm-tiny --devices 2 --batch 8 {TABLES} --quiet -o dlrm.json
 plan --version
 plan --completion fish
@@ -71,6 +72,7 @@ check m.onnx --against p.json --no-cache
 compare {SPEC} --devices 2 --batch 8 {TRAINING} {MACHINE} {SEARCH}
 compare {SPEC} --topology two.toml --tokens-per-step 128 {TIED} --cache kept
 compare {SPEC} --devices 2 --batch 8 {LORA} --no-cache
+compare m.onnx --devices 4 --hardware cpu --precision fp32 --batch 8 --calibrate-with p.json=2ms --no-cache
 compare zoo:dlrm-tiny --devices 2 --batch 8 {TABLES}
 compare free.onnx --devices 2 {SIZES}
 sweep {SPEC} --devices 2,4 --batch 8 {TRAINING} {MACHINE} {SEARCH} --solver dp --mode semi-auto --pin tp=2 --scaling weak
