@@ -28,6 +28,12 @@ def explain(args: argparse.Namespace) -> int:
         return _pin_prices(args, strategy)
     if args.untied:
         return _per_layer(args, strategy)
+    if args.node is None and args.price:
+        raise PlanError(
+            "P003",
+            "--price is of one node, and none is named",
+            help=["plan explain FILE NODE --price"],
+        )
     if args.node is None:
         console.data(report.explain(strategy, columns, colour))
         return 0
@@ -37,6 +43,8 @@ def explain(args: argparse.Namespace) -> int:
             strategy, names[0], columns, colour, _detail(args, strategy, names[0]), args.node
         )
     )
+    if args.price:
+        console.data(_price(args, strategy, names[0]))
     if len(names) > 1:
         console.say(
             f"{args.node!r} also means {', '.join(names[1:4])}"
@@ -74,6 +82,30 @@ def _detail(args: argparse.Namespace, strategy: Strategy, name: str) -> Mapping[
     from planner.pricing.breakdown import details
 
     return details(found.base, found.flow, found.runs, found.pricer).get(name)
+
+
+def _price(args: argparse.Namespace, strategy: Strategy, name: str) -> str:
+    """What the price of a node is made of."""
+    from planner.pricing.breakdown import details
+    from planner.pricing.terms import terms_of
+    from planner.report.price import price_text
+    from planner.search.to_strategy import range_of
+    from planner.support.text import Style
+
+    found = priced(strategy, files.model_of(strategy, args.strategy, args.model))
+    i = next(k for k, node in enumerate(found.base.graph.nodes) if node.id == name)
+    spread = range_of(found.request, found.base, found.model, found.plan)
+    detail = details(found.base, found.flow, found.runs, found.pricer)[name]
+    axes = {a for move in detail["moves"] for a in move["axes"].split("+")}
+    return price_text(
+        terms_of(found.base, i, found.flow.split(i), found.pricer, axes),
+        detail,
+        found.pricer,
+        spread,
+        found.cost.step_time_s,
+        console.width(),
+        Style(console.colour(sys.stdout)),
+    )
 
 
 def _pin_prices(args: argparse.Namespace, strategy: Strategy) -> int:

@@ -481,6 +481,14 @@ def explain(p: argparse.ArgumentParser) -> None:
         ),
     )
     p.add_argument(
+        "--price",
+        action="store_true",
+        help=(
+            "formula, inputs and constants of NODE's price, with file, line and source of each"
+            " (needs the model)"
+        ),
+    )
+    p.add_argument(
         "--pins",
         action="store_true",
         help=(

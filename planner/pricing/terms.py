@@ -1,0 +1,158 @@
+"""What the price of one node is made of: the kernels that its formulas ask a price of, with their
+FLOPs, bytes and seconds, and the constants behind these with the place of each in its file.
+
+Nothing is worked out a second time: the node is priced again by a pricer that writes down what it
+is asked (`Noting`), so that the terms are those of the price.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from costmodels.hardware.device import DEVICES, Device
+from costmodels.kernels import slowdown
+from costmodels.runtimes import FOLDER
+from planner.analysis.facts import GraphFacts
+from planner.ops.cost import Kernel
+from planner.pricing.kernels import kernel_times
+from planner.pricing.pricer import Pricer
+from planner.sharding.rule import Split
+
+
+@dataclass(frozen=True)
+class Term:
+    """A kernel of one pass. often: how many of it run; dtype: what it computes in; attention:
+    forward or backward of the device's fused attention, "" for others."""
+
+    flops: float
+    moved_bytes: float
+    often: float
+    dtype: str
+    attention: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A figure behind a price. value: as its file writes it; place: file and line; source: where
+    the figure is from, or that it is guessed and why."""
+
+    name: str
+    value: str
+    place: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Terms:
+    """kernels: what was asked of the pricer in turn; forward_s, backward_s: of one pass, which are
+    made of them (a backward pass that is a multiple of the forward pass asks for nothing)."""
+
+    kernels: tuple[Term, ...]
+    forward_s: float
+    backward_s: float
+    constants: tuple[Constant, ...]
+
+
+@dataclass
+class Noting(Pricer):
+    """A pricer that writes down the kernels that it prices."""
+
+    noted: list[Term] = field(default_factory=list)
+
+    def kernel_s(self, flops: float, size_bytes: float, dtype: str) -> float:
+        """As Pricer's, noted."""
+        seconds = super().kernel_s(flops, size_bytes, dtype)
+        self.noted.append(Term(flops, size_bytes, 1.0, dtype, "", seconds))
+        return seconds
+
+    def pass_s(self, kernels: Sequence[Kernel], dtype: str) -> float:
+        """As Pricer's, each kernel noted."""
+        for k in kernels:
+            one = super().pass_s([replace(k, often=1)], dtype)
+            self.noted.append(Term(k.flops, k.moved_bytes, k.often, dtype, k.attention, one))
+        return super().pass_s(kernels, dtype)
+
+
+def terms_of(
+    base: GraphFacts, i: int, split: Split, pricer: Pricer, axes: Iterable[str] = ()
+) -> Terms:
+    """The terms of node i under a split. axes: those that its collectives run over."""
+    noting = Noting(pricer.topology, pricer.mesh, pricer.runtime, pricer.recipe)
+    forward, backward = kernel_times(base, i, split, noting)
+    kernels = tuple(noting.noted)
+    return Terms(kernels, forward, backward, constants(pricer, kernels, axes))
+
+
+def constants(
+    pricer: Pricer, kernels: Sequence[Term], axes: Iterable[str] = ()
+) -> tuple[Constant, ...]:
+    """The figures that the seconds of these kernels, and of collectives over these axes, come
+    from."""
+    chip, found = pricer.topology.device, list[Constant]()
+    path = Path(chip.file) if chip.file else DEVICES / f"{chip.name}.toml"
+    for dtype in dict.fromkeys(k.dtype for k in kernels if k.flops):
+        found.append(_of_device(chip, path, f"peak.{dtype}"))
+    if any(k.flops and not k.attention for k in kernels):
+        found.append(_of_device(chip, path, "matmul.efficiency"))
+    for which in ("forward", "backward"):
+        if any(k.attention == which for k in kernels):
+            found.append(_of_device(chip, path, f"attention.{which}"))
+    if kernels:
+        for key in ("memory.bandwidth", "memory.efficiency", "kernel.launch"):
+            found.append(_of_device(chip, path, key))
+    over = set(axes)
+    levels = {k for a in pricer.mesh.axes if a.name in over for k, _ in a.parts}
+    outermost = len(pricer.topology.levels) - 1
+    links = {"outer" if k == outermost and outermost else "inner" for k in levels}
+    found += [
+        _of_device(chip, path, f"{link}.{key}")
+        for link in sorted(links)
+        for key in ("bandwidth", "efficiency", "latency")
+    ]
+    return tuple(c for c in found if c.value) + _of_runtime(pricer, bool(kernels or levels))
+
+
+def _of_runtime(pricer: Pricer, any_kernel: bool) -> tuple[Constant, ...]:
+    """The figures of the runtime profile that change rates of the device's file."""
+    runtime, rates, chip = pricer.runtime, pricer.rates, pricer.topology.device
+    path, found = FOLDER / f"{runtime.name}.toml", list[Constant]()
+    if any_kernel and slowdown(chip, rates, pricer.topology.devices) != 1.0:
+        where = chip.name if chip.name in runtime.per_device else chip.kind
+        found.append(
+            _constant(path, f"per_device.{where}", "stragglers", runtime.sources, runtime.guessed)
+        )
+    if any_kernel and chip.anchor:
+        step = f"a measured step of {chip.anchor} (--calibrate-with)"
+        found.append(Constant("rates", f"x {rates.matmul:.3g}", "the plan's file", step))
+    return tuple(found)
+
+
+def _of_device(chip: Device, path: Path, key: str) -> Constant:
+    table, name = key.split(".")
+    return _constant(path, table, name, chip.sources, chip.guessed)
+
+
+def _constant(
+    path: Path, table: str, name: str, sources: Mapping[str, str], guessed: Mapping[str, str]
+) -> Constant:
+    """A figure by the line of its file."""
+    key = f"{table}.{name}"
+    value, line = _found(path, table, name)
+    known = {**sources, **{k: f"guessed: {v}" for k, v in guessed.items()}}
+    source = known.get(key) or known.get(table.partition(".")[0]) or known.get(name) or ""
+    return Constant(key, value, f"{path.name}:{line}" if line else path.name, source)
+
+
+def _found(path: Path, table: str, name: str) -> tuple[str, int]:
+    """(value as written, line) of a key of a TOML file; ("", 0) where it has none."""
+    inside = False
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        if match := re.match(r"\[(.+)\]", line.strip()):
+            inside = match[1] == table
+        elif inside and (match := re.match(rf"{re.escape(name)}\s*=\s*(.+)", line)):
+            return match[1].strip().strip('"'), number
+    return "", 0
