@@ -85,6 +85,7 @@ CASES = (
     Case(llama(8, 4096), 8, 32, "pp=4,dp=2,micro=8"),
     Case(llama(2, 32768), 8, 4, "sequence=8,micro=1", nodes=RING),
     Case(llama(2, 32768), 8, 4, "sequence=8,micro=1", nodes=HEADS),
+    Case(llama(4, 131072), 8, 1, "sequence=8,micro=1,recompute=block", nodes=RING),
     Case("llama3-70b,layers=2,seq=8192", 8, 8, "dp=8,zero=3"),
     Case("mistral-7b,layers=4,seq=8192", 8, 8, "dp=8"),
     Case("gpt2-small", 8, 64, ""),
@@ -114,6 +115,7 @@ CASES = (
     Case(llama(2, 8192), 8, 8, "dp=8", *V5P),
     Case(llama(4, 8192), 8, 8, "dp=8,zero=3", *V5P),
     Case(llama(4, 8192), 8, 8, "tp=8", *V5P),
+    Case(llama(2, 32768), 8, 4, "sequence=8,micro=1", *V5P, nodes=RING),
     Case("gpt2-small", 8, 64, "dp=8", *V5P),
 )
 

@@ -27,8 +27,9 @@ KERNELS = (
     "sample",
     "signal",
     "experts",
-    "ring",
     "fused_attention",
+    "ring_pieces",
+    "ring",
     "halo",
     "exchange",
 )

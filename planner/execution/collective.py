@@ -221,7 +221,7 @@ def inner_collectives(
     trained = not grad.isdisjoint(node.outputs)
     for inner in rule.inner:
         axes = inner.axes(split, mesh)
-        if axes:
+        if axes and inner.runs(local):
             devices = group(axes, mesh)
             forward, backward = inner.times(devices)
             differentiated = trained and (inner.operand < 0 or node.inputs[inner.operand] in grad)

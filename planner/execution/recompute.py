@@ -35,7 +35,7 @@ from planner.ops import operator_of
 from planner.ops.control import inner_gradients, region, trips
 from planner.ops.cost import Dots, Product
 from planner.ops.residuals import reads
-from planner.sharding.layout import ReshardStep
+from planner.sharding.layout import ReshardStep, group
 from planner.sharding.rule import Rule
 
 
@@ -162,21 +162,18 @@ def _exchanges(flow: Flow, i: int) -> bool:
 def products(flow: Flow, i: int) -> tuple[Product, ...]:
     """The dots of node i on one device, padding included."""
     rule = flow.rules[i]
-    local = rule.work(flow.split(i), dict(flow.plan.mesh)) if rule.flops else {}
-    dots_of_node = dots(
-        flow.graph,
-        i,
-        rule,
-        flow.grad,
-        {f: Fraction(local[f], n) for f, n in rule.sizes.items() if n and rule.flops},
-    )
+    split, mesh = flow.split(i), dict(flow.plan.mesh)
+    local = rule.work(split, mesh) if rule.flops else {}
+    share = {f: Fraction(local[f], n) for f, n in rule.sizes.items() if n and rule.flops}
+    pairs = {name: group(split.axes(name), mesh) for name in rule.paired}
+    dots_of_node = dots(flow.graph, i, rule, flow.grad, share, pairs)
     if rule.fringe and flow.graph.nodes[i].inputs[0] in flow.grad:
-        beyond = Fraction(rule.beyond(flow.split(i), dict(flow.plan.mesh)))
+        beyond = Fraction(rule.beyond(split, mesh))
         dots_of_node = tuple(replace(dot, beyond=dot.flops * beyond) for dot in dots_of_node)
     node = flow.graph.nodes[i]
     filling, trained = operator_of(node.op).filling, not flow.grad.isdisjoint(node.outputs)
     if filling is not None:
-        filled = filling(rule, flow.split(i), dict(flow.plan.mesh), trained)
+        filled = filling(rule, split, mesh, trained)
         return tuple(replace(dot, flops=dot.flops * filled) for dot in dots_of_node)
     return dots_of_node
 
@@ -187,9 +184,10 @@ def dots(
     rule: Rule,
     grad: frozenset[str],
     share: Mapping[str, Fraction] | None = None,
+    pairs: Mapping[str, int] | None = None,
 ) -> tuple[Product, ...]:
-    """The dots of node i. share: what part of each factor a device has (None: the whole). Backward:
-    one dot per operand with a gradient."""
+    """The dots of node i. share, pairs: what a device has (`planner.ops.cost.Dots`; None: the
+    whole). Backward: one dot per operand with a gradient."""
     node = graph.nodes[i]
     if not rule.flops:
         return ()
@@ -198,7 +196,7 @@ def dots(
         return _inner_dots(graph, i, share, grad)
     flows = any(o in grad for o in node.outputs)
     trained = frozenset(k for k, n in enumerate(node.inputs) if flows and n in grad)
-    asked = Dots(node, rule, graph.shapes(node.inputs), trained, share)
+    asked = Dots(node, rule, graph.shapes(node.inputs), trained, share, pairs or {})
     products = operator_of(node.op).products
     return products(asked) if products else (Product(asked.flops, len(trained)),)
 

@@ -2,13 +2,14 @@
 
 Three ways to cut the positions of attention: queries alone (every device then needs all keys,
 gathered or fanned out by the layouts around it); queries and keys by the same axes, pieces of keys
-passing by on a ring ("ring"); or not at all, layouts around it turning cut positions into cut heads
-and back.
+passing by on a ring ("ring"), balanced where a causal mask is all that hides keys; or not at all,
+layouts around it turning cut positions into cut heads and back.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from planner.graph.ir import Graph, Node
 from planner.ops.attention_cost import (
@@ -18,12 +19,13 @@ from planner.ops.attention_cost import (
     kernel_rows,
     saved_rows,
 )
+from planner.ops.attention_kernels import can_balance, is_balanced
 from planner.ops.attention_pairs import Positions
 from planner.ops.base import Call, NoRule, Operator, register
 from planner.ops.cost import bilinear
 from planner.ops.pointwise import letters
 from planner.ops.ties import masked_keys
-from planner.sharding.rule import KernelCollective, Rule, parse
+from planner.sharding.rule import Dim, KernelCollective, Rule, parse
 
 
 def _attention_rule(node: Node, graph: Graph) -> Rule:
@@ -61,7 +63,8 @@ def _attention_rule(node: Node, graph: Graph) -> Rule:
         line += ", "
     rule = parse(f"{line} -> {batch} {h} s e", shapes, (out,), sizes=sizes, no_pad=frozenset({"s"}))
     if q[2] > 1 and k[2] > 1:
-        rule = replace(rule, paired={"ring": ("s", "t")}, inner=_ring(rule))
+        inner = _ring(rule) + (_halves(rule) if can_balance(node, graph) else ())
+        rule = replace(rule, paired={"ring": ("s", "t")}, inner=inner)
     # 2*B*H*S*T*(D+E), every pair of a query and a key (of a window): kernels that skip those that a
     # causal mask hides are priced without them (attention_cost.py).
     pairs = q[2] * Positions.of(node).counted_keys(k[2])
@@ -69,30 +72,52 @@ def _attention_rule(node: Node, graph: Graph) -> Rule:
 
 
 def _ring(rule: Rule) -> tuple[KernelCollective, ...]:
-    """k and v pass every other device; in the backward pass once more, and their gradients in
-    float32 as far and then home."""
+    """k and v pass every other device; in the backward pass once more, and their gradients as far,
+    in float32, and then home, in the type of k and v."""
     found: list[KernelCollective] = []
     for dims in rule.operands[1:3]:
         over = tuple(f for dim in dims for f in dim)
         found += [
             KernelCollective("ring", "collective-permute", over, 1, 1, 0, ring=True, kept=False),
             KernelCollective("ring", "collective-permute", over, 0, 1, ring=True),
-            KernelCollective("ring", "collective-permute", over, 0, 1),
+            KernelCollective("ring", "collective-permute", over, 0, 1, 0),
         ]
     return tuple(found)
+
+
+def _halves(rule: Rule) -> tuple[KernelCollective, ...]:
+    """What devices exchange on entering and on leaving a balanced ring: half of queries, keys and
+    values, and of the result on its way back; in the backward pass of all of these and of the
+    gradients of the first three."""
+
+    def half(dims: tuple[Dim, ...], forward: int, backward: int, **more: Any) -> KernelCollective:
+        over = tuple(f for dim in dims for f in dim)
+        kind, halved = "collective-permute", ("s", "t")
+        return KernelCollective(
+            "ring", kind, over, forward, backward, 0, halved=halved, kept=False, **more
+        )
+
+    operands = [half(dims, 1, 1) for dims in rule.operands[:3]]
+    gradients = [half(dims, 0, 1, operand=k) for k, dims in enumerate(rule.operands[:3])]
+    (result,) = rule.results
+    return (*operands, *gradients, half(result, 1, 0, for_result=True), half(result, 0, 1))
 
 
 def _attention(call: Call) -> str:
     mask = call.args[3] if len(call.args) > 3 and call.args[3] else "None"
     start = call.start("s") if call.attr("causal", 0) and "s" in call.rule.sizes else "0"
     q, k, v = call.args[:3]
-    flags = f"{call.attr('scale')!r}, {bool(call.attr('causal', 0))}, {bool(call.attr('guard', 0))}"
+    scale, causal = repr(call.attr("scale")), bool(call.attr("causal", 0))
     window = f", window={call.attr('window')!r}" if call.attr("window", 0) else ""
     if call.split.axes("ring"):
+        around = call.axis_text("ring")
+        if is_balanced(call.rule, call.split, call.mesh):
+            return f"{call.use('balanced_ring_attention')}({q}, {k}, {v}, {scale}, {around})"
         return (
-            f"{call.use('ring_attention')}({q}, {k}, {v}, {mask}, {flags}, {start},"
-            f" {call.axis_text('ring')}{window})"
+            f"{call.use('ring_attention')}({q}, {k}, {v}, {mask}, {scale}, {causal}, {start},"
+            f" {around}{window})"
         )
+    flags = f"{scale}, {causal}, {bool(call.attr('guard', 0))}"
     name = f'"{call.saved_as}"' if call.saved_as else ""
     if start == "0":
         more = window + (f", mask={mask}" if mask != "None" else "") + f", name={name}" * bool(name)

@@ -15,10 +15,10 @@ from math import prod
 
 import numpy as np
 
-from planner.ops.attention_kernels import BLOCKS, CUDNN_ROWS, chosen, has_mask
-from planner.ops.attention_pairs import Positions
+from planner.ops.attention_kernels import BLOCKS, CUDNN_ROWS, chosen, has_mask, is_balanced
+from planner.ops.attention_pairs import Positions, around_ring
 from planner.ops.cost import Dots, Kernel, Passes, Pieces, Product
-from planner.sharding.layout import group
+from planner.ops.ring_cost import RingBytes, fused_ring, met_on_ring, ring_workspace
 from planner.sharding.rule import Split
 
 SCORE = 4
@@ -39,22 +39,27 @@ def attention_products(dots: Dots) -> tuple[Product, ...]:
     work, share, hot = Fraction(dots.rule.flops), dots.share, dots.trained
     of_scores = prod(share[f] for f in share if f != "e") * work * Fraction(d, d + e)
     of_values = prod(share.values()) * work * Fraction(e, d + e)
-    computed = _computed(dots)
+    computed, ring = _computed(dots), dots.pairs.get("ring", 1) > 1
     return (
-        Product(of_scores, len(hot & {0, 1}), int(bool(hot)), computed=computed),
-        Product(of_values, (2 in hot) + bool(hot & {0, 1, 3}), computed=computed),
+        Product(of_scores, len(hot & {0, 1}), int(bool(hot)), ring, computed=computed),
+        Product(of_values, (2 in hot) + bool(hot & {0, 1, 3}), 0, ring, computed=computed),
     )
 
 
 def _computed(dots: Dots) -> Fraction:
-    """Pairs that the emitted blocks compute, as a part of those that FLOPs are counted over. Pieces
-    of keys on a ring are met whole."""
+    """Pairs that the emitted blocks compute, as a part of those that FLOPs are counted over. The
+    backward pass of a ring needs its result, and the logarithms of its rows."""
     positions, keys = Positions.of(dots.node), dots.shapes[1][2]
-    counted, part = positions.counted_keys(keys), dots.share.get("s", Fraction(1))
-    if dots.share.get("t", Fraction(1)) != 1:
-        return Fraction(keys, counted)
+    part, devices = dots.share.get("s", Fraction(1)), dots.pairs.get("ring", 1)
     queries = int(dots.shapes[0][2] * part)
-    return Fraction(positions.computed_pairs(queries, keys, part == 1), queries * counted)
+    if devices > 1:
+        own = {"s": queries, "t": keys // devices}
+        balanced = any(inner.halved and inner.runs(own) for inner in dots.rule.inner)
+        met = around_ring(queries, keys // devices, devices, balanced)
+        pairs = sum(one.computed_pairs for one in met)
+    else:
+        pairs = positions.computed_pairs(queries, keys, part == 1)
+    return Fraction(pairs, queries * positions.counted_keys(keys))
 
 
 def attention_passes(pieces: Pieces, operands: np.ndarray, results: np.ndarray) -> list[Passes]:
@@ -91,6 +96,10 @@ def _fused(pieces: Pieces, split: Split, share: float, operands: float, results:
     keys, and writes their gradient whether or not it is asked for; odd numbers of queries or keys
     are brought to even ones in copies."""
     queries, keys = pieces.graph.shapes(pieces.node.inputs[:2])
+    if split.axes("ring"):
+        sizes = RingBytes.of(pieces, split, _rows(pieces, split), results)
+        products = PRODUCTS[pieces.attention_kernel]
+        return fused_ring(pieces, split, sizes, pieces.rule.flops * share, products)
     flops = pieces.rule.flops * share * Positions.of(pieces.node).share(queries[2], keys[2])
     statistics, bias = SCORE * _rows(pieces, split), _bias_bytes(pieces, split)
     forward = Kernel(flops, operands + results + statistics + bias, attention="forward")
@@ -125,42 +134,43 @@ def _bias_bytes(pieces: Pieces, split: Split) -> float:
 
 def _in_blocks(pieces: Pieces, split: Split, operands: float, results: float) -> Passes:
     """The kernels of every block of queries."""
-    parts = _parts(pieces, split)
-    often = sum(n for n, _ in parts)
+    blocks = _blocks(pieces, split)
+    whole = sum(often * rows for often, rows, _ in blocks)
     passes = [
-        _of_block(pieces, split, n, keys, often, (operands + results) / 2) for n, keys in parts
+        _of_block(pieces, split, block, (operands + results) / 2 * block[1] / whole)
+        for block in blocks
     ]
+    if is_balanced(pieces.rule, split, pieces.mesh):
+        # Halves change places on entering the ring and on leaving it.
+        passes.append(((Kernel(0.0, 2 * (operands + results)),), (Kernel(0.0, 4 * operands),)))
     return tuple(k for f, _ in passes for k in f), tuple(k for _, b in passes for k in b)
 
 
-def _parts(pieces: Pieces, split: Split) -> tuple[tuple[int, int], ...]:
-    """(how many blocks of queries, how many keys each meets); on a ring every piece of keys is met
-    by every block."""
+def _blocks(pieces: Pieces, split: Split) -> tuple[tuple[int, float, int], ...]:
+    """The blocks of queries: (how many, of how many rows of scores, how many keys each meets)."""
     queries, keys = (shape[2] for shape in pieces.graph.shapes(pieces.node.inputs[:2]))
     local = pieces.rule.local(split, pieces.mesh).get("s", queries)
-    around = group(split.axes("ring"), pieces.mesh)
-    if around > 1:
-        ((blocks, keys),) = Positions().parts(local, keys, False)
-        return ((around * blocks, keys // around),)
-    return Positions.of(pieces.node).parts(local, keys, local == queries)
+    of_query = _rows(pieces, split) / local
+    if split.axes("ring"):
+        found = (block for met in met_on_ring(pieces, split) for block in met.blocks())
+        return tuple((often, of_query * rows, near) for often, rows, near in found)
+    parts = Positions.of(pieces.node).parts(local, keys, local == queries)
+    rows = of_query * local / sum(n for n, _ in parts)
+    return tuple((n, rows, near) for n, near in parts)
 
 
-# Many parameters: where the blocks are, how many of them there are, and what they read.
-def _of_block(
-    pieces: Pieces, split: Split, often: int, keys: int, blocks: int, read_bytes: float
-) -> Passes:
+def _of_block(pieces: Pieces, split: Split, block: tuple[int, float, int], read: float) -> Passes:
     """Every product, and every pass over scores between them, is a kernel of its own. The backward
-    pass makes scores and weights again. Operands are read from memory by each product. often: how
-    many blocks meet so many keys; blocks: of all; read_bytes: two of q, k, v and the result."""
+    pass makes scores and weights again. Operands are read from memory by each product. block: one
+    of `_blocks`; read: what it reads of two of q, k, v and the result."""
+    often, rows, keys = block
     graph, node = pieces.graph, pieces.node
     (q,) = graph.shapes(node.inputs[:1])
     weight = pieces.itemsize("float32")
-    around = group(split.axes("ring"), pieces.mesh)
-    scores = _rows(pieces, split) * around / blocks * keys
+    scores = rows * keys
     (out,), local = pieces.rule.results, pieces.rule.local(split, pieces.mesh)
     of_keys = 2 * scores * q[3]
     of_values = 2 * scores * prod(local[f] for f in out[3])
-    read = read_bytes / blocks
     masked = SCORE if node.attrs.get("causal", 0) or has_mask(node) else 0
 
     def product(of: float, score_bytes: float) -> Kernel:
@@ -204,29 +214,21 @@ def _workspace_bytes(pieces: Pieces, split: Split, results: float) -> float:
     """The workspace under one split. results: bytes of the results."""
     # The residual stream's gradient, as wide as the result, as carried and as added to.
     carried = 2 * results if pieces.trained and pieces.repeated else 0.0
+    if split.axes("ring"):
+        sizes = RingBytes.of(pieces, split, _rows(pieces, split), results)
+        carried += ring_workspace(sizes, pieces, split)
     if kernel_of(pieces, split) == BLOCKS:
-        return carried + _scores_bytes(pieces, split, results)
+        return carried + _scores_bytes(pieces, split)
     bias = _bias_bytes(pieces, split)
     if not pieces.trained:
         return carried + bias
     return carried + SCORE / pieces.itemsize("float32") * results + 2 * bias
 
 
-def _scores_bytes(pieces: Pieces, split: Split, results: float) -> float:
+def _scores_bytes(pieces: Pieces, split: Split) -> float:
     """Scores and their gradient in float32, the weights as computed with, of a block of queries."""
-    graph, node, trained = pieces.graph, pieces.node, pieces.trained
-    itemsize = pieces.itemsize("float32")
-    around = group(split.axes("ring"), pieces.mesh)
-    parts = _parts(pieces, split)
-    rows = _rows(pieces, split) * around / sum(n for n, _ in parts)
-    size = rows * max(keys for _, keys in parts) * (SCORE + (2 if trained else 1) * itemsize)
-    if around > 1:
-        # The next piece of keys beside this one, results and gradients summed up in float32, and
-        # what is on its way of these.
-        keys = sum(pieces.bytes_of(node.inputs[k], pieces.operand_shape(k, split)) for k in (1, 2))
-        wide = itemsize / pieces.itemsize(graph.tensors[node.inputs[0]].dtype)
-        size += keys + (3 * wide * keys + 2 * wide * results if trained else wide * results)
-    return size
+    weights = (2 if pieces.trained else 1) * pieces.itemsize("float32")
+    return max(rows * keys for _, rows, keys in _blocks(pieces, split)) * (SCORE + weights)
 
 
 def saved_rows(pieces: Pieces) -> np.ndarray:

@@ -4,9 +4,13 @@
     splash    Splash attention, on TPUs
     blocks    blocks of queries in plain operations, whose scores pass through memory
 
+On a ring the kernel attends to one piece of keys after the other: those of which no mask hides any,
+and under a causal mask the device's own.
+
 Programs choose when they are traced (`attention_kernel` of
-planner/emit/runtime/kernels/fused_attention.py), by the device they find and the operands they are
-given; this is the same choice made from the plan, and a test holds the two together.
+planner/emit/runtime/kernels/fused_attention.py, on a ring `piece_kernel` of ring_pieces.py), by the
+device they find and the operands they are given; this is the same choice made from the plan, and
+tests hold the two together.
 """
 
 from __future__ import annotations
@@ -15,7 +19,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from planner.graph.ir import Graph, Node
-from planner.sharding.layout import group
 from planner.sharding.rule import Rule, Split
 
 BLOCKS = "blocks"
@@ -50,6 +53,32 @@ def has_mask(node: Node) -> bool:
     return len(node.inputs) > 3 and bool(node.inputs[3])
 
 
+def can_balance(node: Node, graph: Graph) -> bool:
+    """Whether devices of a ring may exchange halves of their positions for equal shares of the
+    work: every query sees the keys up to its own position, and nothing else masks them."""
+    queries, keys = graph.shapes(node.inputs[:2])
+    plain = not has_mask(node) and not node.attrs.get("window", 0)
+    return bool(node.attrs.get("causal", 0)) and plain and queries[2] == keys[2]
+
+
+def is_balanced(rule: Rule, split: Split, mesh: Mapping[str, int]) -> bool:
+    """Whether an attention runs on a balanced ring: one that can, and whose devices have as many
+    queries as keys, an even number."""
+    halves = [inner for inner in rule.inner if inner.halved]
+    return bool(halves and split.axes("ring")) and halves[0].runs(rule.local(split, mesh))
+
+
+def piece_sizes(
+    node: Node, graph: Graph, rule: Rule, split: Split, mesh: Mapping[str, int]
+) -> tuple[int, int]:
+    """(queries, keys) that a kernel of an attention meets at a time: those of a device; around a
+    ring those of a piece, on a balanced one of its halves."""
+    queries, keys = (shape[2] for shape in graph.shapes(node.inputs[:2]))
+    local = rule.local(split, mesh)
+    rows, met = local.get("s", queries), local.get("t", keys)
+    return (rows // 2, met // 2) if is_balanced(rule, split, mesh) else (rows, met)
+
+
 def _masks_keys(node: Node, graph: Graph) -> bool:
     """Whether its mask says of each key whether all queries see it, for all heads alike."""
     mask = graph.tensors[node.inputs[3]]
@@ -75,18 +104,20 @@ def chosen(
     of activations; partitioned: whether the compiler's partitioner
     places the collectives."""
     queries, keys, values = graph.shapes(node.inputs[:3])
-    rows = -(-queries[2] // group(rule.axes("s", split, tuple(mesh)), mesh))
+    ring, balanced = bool(split.axes("ring")), is_balanced(rule, split, mesh)
+    rows, met = piece_sizes(node, graph, rule, split, mesh)
+    masked = has_mask(node) or bool(node.attrs.get("window", 0))
+    causal = bool(node.attrs.get("causal", 0))
     reasons = {
         "the device has no fused kernel that programs use": not device_kernel,
-        "collectives are placed by the compiler": partitioned,
+        "collectives are placed by the compiler": partitioned and not ring,
         f"it computes in {compute}": compute not in ("bfloat16", "float16"),
-        "its keys travel around a ring": bool(split.axes("ring")),
+        "its keys travel around a ring under a mask of their own": ring and masked,
+        "its pieces on a ring cannot be halved": ring and causal and not balanced,
         "its mask is not of keys alone": (
             device_kernel == "splash" and has_mask(node) and not _masks_keys(node, graph)
         ),
-        "its queries are cut under a causal mask": (
-            bool(node.attrs.get("causal", 0)) and rows < queries[2]
-        ),
+        "its queries are cut under a causal mask": causal and not ring and rows < queries[2],
         "keys are shared by the whole batch": not queries[0] == keys[0] == values[0],
         "keys and values differ in width": not queries[3] == keys[3] == values[3],
         f"its heads have {queries[3]} elements": (
@@ -96,8 +127,11 @@ def chosen(
             )
             or (device_kernel == "splash" and bool(queries[3] % SPLASH_ALIGNED))
         ),
-        f"a device has {rows:,} queries to {keys[2]:,} keys": (
-            device_kernel == "splash" and bool(rows % SPLASH_ROWS or keys[2] % SPLASH_ROWS)
+        f"its pieces on a ring have {rows:,} queries and {met:,} keys": (
+            device_kernel == "cudnn" and ring and bool(rows % CUDNN_ROWS or met % CUDNN_ROWS)
+        ),
+        f"a device has {rows:,} queries to {met:,} keys": (
+            device_kernel == "splash" and bool(rows % SPLASH_ROWS or met % SPLASH_ROWS)
         ),
     }
     why = next((reason for reason, holds in reasons.items() if holds), "")

@@ -90,6 +90,43 @@ class Positions:
         return sum(n * size * width for n, width in self.parts(queries, keys, whole))
 
 
+ALL = Positions()
+
+
+@dataclass(frozen=True)
+class Met:
+    """A piece of keys that queries meet: how often so many queries meet so many keys, and which of
+    these positions leave them."""
+
+    often: int
+    queries: int
+    keys: int
+    positions: Positions = ALL
+
+    def blocks(self) -> tuple[tuple[int, int, int], ...]:
+        """The emitted blocks of queries: (how many, of how many queries, how many keys each
+        meets)."""
+        parts = self.positions.parts(self.queries, self.keys, True)
+        size = self.queries // sum(n for n, _ in parts)
+        return tuple((self.often * n, size, keys) for n, keys in parts)
+
+    @property
+    def computed_pairs(self) -> int:
+        """Pairs that the emitted blocks compute."""
+        return sum(n * rows * keys for n, rows, keys in self.blocks())
+
+
+def around_ring(queries: int, keys: int, devices: int, balanced: bool) -> tuple[Met, ...]:
+    """What the queries of a device meet on a ring of so many, on each of which are so many queries
+    and keys: every piece whole, masked or not; on a balanced ring, where each has an early and a
+    late half of the positions, its own keys under a causal mask and of each other device's two
+    pairs of halves."""
+    if not balanced:
+        return (Met(devices, queries, keys),)
+    own = Met(1, queries, keys, Positions(True))
+    return own, Met(2 * (devices - 1), queries // 2, keys // 2)
+
+
 def _triangle(queries: int, keys: int) -> int:
     """Pairs of which query i has those with keys up to i."""
     growing = min(queries, keys)

@@ -7,7 +7,7 @@ operator's entry in the table (`planner.ops.base.Operator`) names functions over
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from math import prod
@@ -75,13 +75,15 @@ class Product:
 class Dots:
     """A node of which the dots are asked. flops: of one device's forward pass; trained: slots of
     operands with a gradient (none where no result has one); share: what part of each factor a
-    device has, the whole of factors it does not name."""
+    device works through, the whole of factors it does not name; pairs: into how many pieces each
+    pair of factors is cut, one where it is not named."""
 
     node: Node
     rule: Rule
     shapes: tuple[tuple[int, ...], ...]
     trained: Slots
     share: Mapping[str, Fraction]
+    pairs: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property
     def flops(self) -> Fraction:

@@ -48,7 +48,9 @@ class KernelCollective:
     a `ring` it runs so often for each other device of the axes. What is not `kept` runs again with
     a recomputed block, even where that saves the results of collectives; what is `for_result` only
     where the kernel's result is recomputed. `units` multiplies the payload;
-    with `operand` the backward pass runs it only for the gradient of that operand.
+    with `operand` the backward pass runs it only for the gradient of that operand. It sends half of
+    a device's piece where factors are `halved`, and runs only where their pieces are equally long
+    and even.
     """
 
     factor: str
@@ -64,6 +66,12 @@ class KernelCollective:
     for_result: bool = False
     units: int = 1
     operand: int = -1
+    halved: tuple[str, ...] = ()
+
+    def runs(self, local: Mapping[str, int]) -> bool:
+        """Whether it runs where pieces of these sizes are on its axes' devices."""
+        sizes = {local[f] for f in self.halved}
+        return not sizes or (len(sizes) == 1 and not sizes.pop() % 2)
 
     def times(self, devices: int) -> tuple[int, int]:
         """How often it runs in each pass."""
@@ -83,9 +91,8 @@ class KernelCollective:
         """Bytes of one run on one device; `compute` is the size of an element of the type computed
         in."""
         count = self.places(local, devices) * devices if self.rows else 1
-        return int(
-            (self.itemsize or compute) * self.units * count * math.prod(local[f] for f in self.over)
-        )
+        size = (self.itemsize or compute) * self.units * math.prod(local[f] for f in self.over)
+        return int(size * count / 2 if self.halved else size * count)
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from math import prod
 from pathlib import Path
 
@@ -176,6 +177,21 @@ def test_fused_attention_does_what_a_causal_mask_leaves() -> None:
         FusedAttention("splash", False, 2 * one, 2 * causal),
         FusedAttention("splash", True, 2 * one, 3 * causal),
         FusedAttention("splash", True, 3 * one, 4 * causal),
+    ]
+
+
+def test_splash_without_positions_meets_every_key() -> None:
+    """Of a causal mask its last operand is the positions of queries."""
+    text = (SAMPLES / "tpu_attention.txt").read_text()
+    last = r", (?:/\*index=5\*/)?%[\w.-]+\), custom_call_target=\"tpu_custom_call\""
+    text, changed = re.subn(last, '), custom_call_target="tpu_custom_call"', text)
+    assert changed == 3
+    one = 2 * 2 * 4 * 256 * 256 * 64
+    sites: tuple[Site[Kernel], ...] = kernels(parse(text))
+    assert [s.found.attention for s in sites if s.found.attention] == [
+        FusedAttention("splash", False, 2 * one, 2 * one),
+        FusedAttention("splash", True, 2 * one, 3 * one),
+        FusedAttention("splash", True, 3 * one, 4 * one),
     ]
 
 

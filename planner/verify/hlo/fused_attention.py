@@ -68,11 +68,12 @@ def _cudnn(backward: bool, instruction: Instruction, operands: tuple[Shape, ...]
 
 def _splash(kernel: str, instruction: Instruction, operands: tuple[Shape, ...]) -> FusedAttention:
     """The first operands of numbers with a fraction are queries [.., S, D], keys [.., T, D] and
-    values [.., T, E]; integers beside them describe the mask, a causal one, in a window or not."""
+    values [.., T, E]. Of 32-bit integers beside them two are the segments of queries and of keys,
+    and one the positions of queries, of a causal mask in a window or not."""
     queries, keys, values = [
         x.dims for x in operands if x.dtype in ("bf16", "f16", "f32") and len(x.dims) > 2
     ][:3]
-    causal = any(x.dtype.startswith("s") for x in operands)
+    causal = sum(x.dtype == "s32" for x in operands) % 2 == 1
     window = _SPLASH_WINDOW.search(instruction.attributes)
     positions = Positions(causal, int(window.group(1)) if window else 0)
 

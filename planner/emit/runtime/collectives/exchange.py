@@ -229,6 +229,13 @@ def zeros_like_piece(x, axes, dim):
     )
 
 
+def spread(x, *beside):
+    """x with the mesh type of a result made of all of them."""
+    axes = frozenset().union(*(jax.typeof(b).manual_axis_type.varying for b in beside))
+    missing = tuple(sorted(axes - jax.typeof(x).manual_axis_type.varying))
+    return lax.pcast(x, missing, to="varying") if missing else x
+
+
 def pass_on(values, axes, step=1):
     """What the device `step` places before this one on the ring of the axes holds: its own goes on
     to the one `step` after it."""

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
+from planner.emit.runtime.collectives.exchange import spread
 from planner.emit.runtime.kernels.kernels import attention
-from planner.emit.runtime.kernels.ring import spread
 
 WITHOUT_FLASH = ("P100", "V100", "T4", "GTX", "TITAN", "Quadro")
 """NVIDIA GPUs before Ampere, by parts of their names: cuDNN's fused attention needs a later one."""
@@ -185,9 +185,10 @@ def splash_attention(q, k, v, scale, causal, window=0, mask=None, interpret=Fals
 
 
 # Many parameters: what a kernel is made of.
-def splash_kernel(make, heads, rows, keys, causal, window, interpret, name):
+def splash_kernel(make, heads, rows, keys, causal, window, interpret, name, logarithms=False):
     """Splash's kernel, made where it is used: its description of the mask belongs to what is being
-    traced."""
+    traced. logarithms: whether it gives those of its rows' sums of exponentials beside its
+    result."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
@@ -203,6 +204,7 @@ def splash_kernel(make, heads, rows, keys, causal, window, interpret, name):
         block_sizes=splash.BlockSizes(**splash_blocks(rows, keys)),
         interpret=interpret,
         residual_checkpoint_name=name or None,
+        save_residuals=logarithms,
     )
 
 

@@ -1,9 +1,13 @@
 """Attention over keys that stay cut: pieces of keys and values travel around a ring of devices, one
 neighbour a step.
 
-Softmax is taken as pieces pass by (running maximum and sum in float32: Milakov & Gimelshein 2018;
-around a ring: Liu, Zaharia & Abbeel 2023). The backward pass goes around once more, with the
-gradients of keys and values travelling beside them in float32 until they are home.
+Each piece is attended to by itself, and results are put together by the logarithms of their sums of
+exponentials (around a ring: Liu, Zaharia & Abbeel 2023). The backward pass goes around once more:
+with the logarithm over all keys, what a piece gives to the gradients needs no other piece. The
+gradients of keys and values travel beside them in float32, but for the last step home.
+
+Under a causal mask a device would have the less to do the earlier its queries are. Inside a
+balanced ring each has an early and a late half of equal work (`balanced`; zigzag: Zhu 2024).
 """
 
 from __future__ import annotations
@@ -12,246 +16,145 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from planner.emit.runtime.collectives.exchange import after, pass_on
-from planner.emit.runtime.kernels.kernels import QUERY_BLOCK, attention_scores, same_batch
+from planner.emit.runtime.collectives.exchange import after, pass_on, spread
+from planner.emit.runtime.kernels.ring_pieces import (
+    block_gradients,
+    block_piece,
+    joined_results,
+    piece_gradients,
+    piece_kernel,
+    piece_result,
+    positions_dim,
+    turned,
+)
 
 
-def spread(x, *beside):
-    """x with the mesh type of a result made of all of them."""
-    axes = frozenset().union(*(jax.typeof(b).manual_axis_type.varying for b in beside))
-    missing = tuple(sorted(axes - jax.typeof(x).manual_axis_type.varying))
-    return lax.pcast(x, missing, to="varying") if missing else x
-
-
+# Long: the forward and the backward pass of one function share what it decides first.
 # Many parameters: the operands and attributes of attention, and the axes of the ring.
-def ring_attention(q, k, v, mask, scale, causal, guard, start, axes, window=0):
+def ring_attention(q, k, v, mask, scale, causal, start, axes, window=0):
     """`attention` of local queries q [B, H, S, D] with all keys, of which this device holds its
     piece k [B, G, T, D], v [B, G, T, E].
 
     mask: [.., S, all keys]. Query 0 here is query `start` of the sequence. Kept for the backward
     pass beside the operands: the result, and a float32 a row of scores. Every device meets every
-    piece, masked by `causal` or not.
+    piece, masked by `causal` or not; those without any mask are the device's fused kernel's.
     """
+    masked = causal or mask is not None
+    kernel = "blocks" if masked else piece_kernel(q, k, v, q.shape[2], k.shape[2])
+
+    def first(width, i):
+        """The first key of the piece that is here at a step."""
+        return (lax.axis_index(axes) - i) % lax.axis_size(axes) * width
+
+    def forward(q, k, v, mask, start):
+        """The result in float32, and the logarithm of the sum of exponentials of each row."""
+        q, k, v = (turned(x, kernel) for x in (q, k, v))
+
+        def meet(state, k, v, i):
+            if not masked:
+                return joined_results(state, piece_result(kernel, (q, k, v), scale))
+            at = first(k.shape[2], i)
+            return joined_results(
+                state, block_piece((q, k, v), scale, mask, causal, start, at, window)
+            )
+
+        rows = max(q.shape[0], k.shape[0]), *q.shape[1:3]
+        empty = jnp.zeros((*rows, v.shape[-1]), jnp.float32), jnp.full(rows, -jnp.inf)
+        return go_round(meet, tuple(spread(x, q, k, v) for x in empty), (k, v), axes)
+
+    def backward(kept, g, q, k, v, mask, start):
+        """Gradients of the operands, parts of that of the mask by step."""
+        out, total = kept
+        q, k, v, g = (turned(x, kernel) for x in (q, k, v, g))
+
+        def meet(gradients, k, v, i):
+            if masked:
+                at = first(k.shape[2], i)
+                operands, results = (q, k, v), (out, total, g)
+                where = mask, causal, start, at, window
+                parts = block_gradients(operands, results, scale, *where)
+            else:
+                parts = piece_gradients(kernel, (q, k, v), (out, total, g), scale)
+            added = zip(gradients, parts, strict=False)
+            return tuple(x + part.astype(x.dtype) for x, part in added), tuple(parts[3:])
+
+        zeros = [spread(jnp.zeros(x.shape, jnp.float32), q, k, v) for x in (q, k, v)]
+        gradients, rest = gradients_round(meet, zeros, (k, v), axes)
+        return [turned(x, kernel) for x in gradients], rest
 
     @jax.custom_vjp
     def run(q, k, v, mask, start):
         """The result alone."""
-        return ring_forward(q, k, v, mask, start, scale, causal, window, guard, axes)[0]
+        return turned(forward(q, k, v, mask, start)[0].astype(v.dtype), kernel)
 
     def keep(q, k, v, mask, start):
         """The result, and what the backward pass reads."""
-        out, level = ring_forward(q, k, v, mask, start, scale, causal, window, guard, axes)
-        return out, ((q, k, v, mask, start), out, level)
+        out, total = forward(q, k, v, mask, start)
+        out = out.astype(v.dtype)
+        return turned(out, kernel), ((q, k, v, mask, start), (out, total))
 
-    def backward(kept, g):
+    def pull(kept, g):
         """Gradients of all operands. Of two devices the loops run once, so that compilers would
         keep the forward pass's scores for this one."""
-        operands, out, level = kept
+        operands, results = kept
         operands = after(operands, g) if lax.axis_size(axes) == 2 else operands
-        return ring_backward(operands, out, level, g, scale, causal, window, axes)
+        (dq, dk, dv), parts = backward(results, g, *operands)
+        q, k, v, mask, _ = operands
+        return (
+            dq.astype(q.dtype),
+            dk.astype(k.dtype),
+            dv.astype(v.dtype),
+            ring_mask_gradient(mask, axes, *parts) if parts else None,
+            None,
+        )
 
-    run.defvjp(keep, backward)
+    run.defvjp(keep, pull)
     beside = [x for x in (q, k, v, mask) if x is not None]
     q, k, v = (spread(x, *beside) for x in (q, k, v))
     return run(q, k, v, mask if mask is None else spread(mask, *beside), start)
 
 
-def ring_blocks(q, k):
-    """How queries are taken: [batch, groups, heads of a group, blocks of queries, rows of a
-    block]."""
-    rows = QUERY_BLOCK if q.shape[2] > QUERY_BLOCK and q.shape[2] % QUERY_BLOCK == 0 else q.shape[2]
-    return (
-        max(q.shape[0], k.shape[0]),
-        k.shape[1],
-        q.shape[1] // k.shape[1],
-        q.shape[2] // rows,
-        rows,
-    )
-
-
-def ring_rows(x, at, rows):
-    """A block of queries of q or of the mask."""
-    return x if x.shape[-2] == 1 else lax.dynamic_slice_in_dim(x, at * rows, rows, x.ndim - 2)
-
-
-def ring_mask(mask, at, rows, piece, width):
-    """The mask of a block of queries and a piece of keys, None without one."""
-    if mask is None:
-        return None
-    return ring_rows(
-        (
-            mask
-            if mask.shape[-1] == 1
-            else lax.dynamic_slice_in_dim(mask, piece * width, width, mask.ndim - 1)
-        ),
-        at,
-        rows,
-    )
-
-
-def ring_piece(step, axes):
-    """The piece of keys that is here at a step."""
-    return (lax.axis_index(axes) - step) % lax.axis_size(axes)
-
-
-# Many parameters: the operands and attributes of attention, and the axes of the ring.
-def ring_forward(q, k, v, mask, start, scale, causal, window, guard, axes):
-    """The result [B, H, S, E], and logarithms of the sums of exponentials of its rows of scores
-    [blocks, B, G, R, rows]."""
-    n, (batch, groups, heads, blocks, rows) = lax.axis_size(axes), ring_blocks(q, k)
+def go_round(meet, state, piece, axes, first=0):
+    """The state after `meet(state, k, v, step)` with each piece (k, v) from step `first` on, while
+    the next one travels. piece: the one that is here at that step."""
+    n = lax.axis_size(axes)
 
     def step(carry, i):
         """Meet the piece that is here while it travels on."""
-        state, k, v = carry
-        following = pass_on((k, v), axes)
-        return (
-            ring_meet(state, q, k, v, mask, start, ring_piece(i, axes), scale, causal, window),
-            *following,
-        ), None
+        state, piece = carry
+        following = pass_on(piece, axes)
+        return (meet(state, *piece, i), following), None
 
-    empty = jnp.zeros((blocks, batch, groups, heads, rows), jnp.float32)
-    state = (
-        jnp.zeros((*empty.shape, v.shape[-1]), jnp.float32),
-        jnp.full_like(empty, -jnp.inf),
-        empty,
-    )
-    state = tuple(spread(x, q, k, v) for x in state)
-    (state, k, v), _ = lax.scan(step, (state, k, v), jnp.arange(n - 1))
-    total, top, norm = ring_meet(
-        state, q, k, v, mask, start, ring_piece(n - 1, axes), scale, causal, window
-    )
-    level = top + jnp.log(norm)
-    if guard:
-        dead = norm == 0
-        out, level = (
-            jnp.where(dead[..., None], 0, total / jnp.where(dead, 1, norm)[..., None]),
-            jnp.where(dead, 0, level),
-        )
-    else:
-        out = total / norm[..., None]
-    return jnp.moveaxis(out, 0, 3).reshape(batch, *q.shape[1:3], v.shape[-1]).astype(v.dtype), level
+    if first < n - 1:
+        (state, piece), _ = lax.scan(step, (state, piece), jnp.arange(first, n - 1))
+    return meet(state, *piece, n - 1)
 
 
-# Many parameters: the operands and attributes of attention, and where the ring stands.
-def ring_meet(state, q, k, v, mask, start, piece, scale, causal, window):
-    """(weighted sum of values [.., E], largest score, sum of exponentials) of every row, each
-    [blocks, B, G, R, rows], after one more piece of keys."""
-    blocks, rows, width = len(state[1]), state[1].shape[-1], k.shape[2]
-
-    def block(at, state):
-        """The same of one block of queries."""
-        total, top, norm = state
-        s = attention_scores(
-            ring_rows(q, at, rows),
-            k,
-            ring_mask(mask, at, rows, piece, width),
-            scale,
-            causal,
-            start + at * rows,
-            piece * width,
-            window,
-        )
-        higher = jnp.maximum(top, jnp.max(s, -1))
-        level = jnp.where(higher == -jnp.inf, 0, higher)  # nothing seen yet
-        fade, p = jnp.exp(top - level), jnp.exp(s - level[..., None])
-        added = jnp.einsum(
-            "bgrst,bgte->bgrse",
-            *same_batch(p.astype(v.dtype), v),
-            preferred_element_type=jnp.float32,
-        )
-        return total * fade[..., None] + added, higher, norm * fade + jnp.sum(p, -1)
-
-    if blocks == 1:
-        return jax.tree.map(lambda x: x[None], block(0, jax.tree.map(lambda x: x[0], state)))
-    return lax.map(lambda a: block(*a), (jnp.arange(blocks), state))
-
-
-# Many parameters: the operands and attributes of attention, and the axes of the ring.
-def ring_backward(operands, out, level, g, scale, causal, window, axes):
-    """Gradients of q, k, v and the mask (None where it has none), and None for `start`."""
-    q, k, v, mask, start = operands
-    n, (_, _, _, blocks, rows) = lax.axis_size(axes), ring_blocks(q, k)
-    inner = jnp.sum(g.astype(jnp.float32) * out.astype(jnp.float32), -1)
-
-    def meet(k, v, i):
-        """Gradients that the piece here at a step gives."""
-        here = ring_piece(i, axes)
-        return ring_pull(q, k, v, mask, start, here, level, g, inner, scale, causal, window)
+def gradients_round(meet, gradients, piece, axes, first=0):
+    """(gradients of q in float32, of k and v brought home in their types; what else `meet` gives at
+    each step, stacked). `meet(gradients, k, v, step)` adds what one piece gives; gradients and
+    piece: what is there before step `first`."""
+    n = lax.axis_size(axes)
 
     def step(carry, i):
         """Meet the piece that is here; it travels on, and its gradients with it."""
-        k, v, dk, dv, dq = carry
-        following = pass_on((k, v), axes)
-        (k_part, v_part), (q_part, *mask_part) = meet(k, v, i)
-        return (*following, *pass_on((dk + k_part, dv + v_part), axes), dq + q_part), mask_part
+        gradients, piece = carry
+        following = pass_on(piece, axes)
+        (dq, dk, dv), rest = meet(gradients, *piece, i)
+        return ((dq, *pass_on((dk, dv), axes)), following), rest
 
-    zeros = [jnp.zeros(x.shape, jnp.float32) for x in (k, v)] + [
-        jnp.zeros((blocks, *q.shape[:2], rows, q.shape[3]), jnp.float32)
-    ]
-    (k, v, dk, dv, dq), before = lax.scan(
-        step, (k, v, *(spread(x, q, k, v) for x in zeros)), jnp.arange(n - 1)
+    if first < n - 1:
+        steps = jnp.arange(first, n - 1)
+        (gradients, piece), before = lax.scan(step, (tuple(gradients), piece), steps)
+    (dq, dk, dv), last = meet(gradients, *piece, n - 1)
+    rest = (
+        [jnp.concatenate([x, y[None]]) for x, y in zip(before, last, strict=True)] if last else []
     )
-    (k_part, v_part), (q_part, *last) = meet(k, v, n - 1)
-    dk, dv = pass_on((dk + k_part, dv + v_part), axes)
-    dq = jnp.moveaxis(dq + q_part, 0, 2).reshape(q.shape)
-    dmask = (
-        ring_mask_gradient(jnp.concatenate([before[0], last[0][None]]), mask, axes)
-        if last
-        else None
-    )
-    return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), dmask, None
+    home = tuple(x.astype(y.dtype) for x, y in zip((dk, dv), piece, strict=True))
+    return (dq, *pass_on(home, axes)), rest
 
 
-# Many parameters: the operands and attributes of attention, and where the ring stands.
-def ring_pull(q, k, v, mask, start, piece, level, g, inner, scale, causal, window):
-    """Gradients that one piece of keys gives: of k and v summed over the blocks, of queries (and a
-    mask of floats) by block."""
-    *grouped, blocks, rows = ring_blocks(q, k)
-    width = k.shape[2]
-
-    def parted(x):
-        """[B, H, S, ..] as [blocks, B, G, R, rows, ..]."""
-        return jnp.moveaxis(x.reshape(*grouped, blocks, rows, *x.shape[3:]), 3, 0)
-
-    def block(total, x):
-        """The same of one block of queries, those of k and v added to `total`."""
-        at, level, g, inner = x
-        own = ring_mask(mask, at, rows, piece, width)
-
-        def weigh(q, k, v, *own_mask):
-            """Values weighed by exponentials of scores, and the sums of these."""
-            s = attention_scores(
-                q,
-                k,
-                own_mask[0] if own_mask else own,
-                scale,
-                causal,
-                start + at * rows,
-                piece * width,
-                window,
-            )
-            p = jnp.exp(s - level[..., None])
-            return jnp.einsum("bgrst,bgte->bgrse", *same_batch(p.astype(v.dtype), v)), jnp.sum(
-                p, -1
-            )
-
-        with_gradient = () if own is None or own.dtype == bool else (own,)
-        _, pull = jax.vjp(weigh, ring_rows(q, at, rows), k, v, *with_gradient)
-        dq, dk, dv, *dmask = pull((g, -inner))
-        return (total[0] + dk.astype(jnp.float32), total[1] + dv.astype(jnp.float32)), (
-            dq.astype(jnp.float32),
-            *dmask,
-        )
-
-    zero = tuple(spread(jnp.zeros(x.shape, jnp.float32), q, k, v) for x in (k, v))
-    operands = (jnp.arange(blocks), level, parted(g), parted(inner))
-    if blocks == 1:
-        total, own = block(zero, jax.tree.map(lambda x: x[0], operands))
-        return total, jax.tree.map(lambda x: x[None], own)
-    return lax.scan(block, zero, operands)
-
-
-def ring_mask_gradient(parts, mask, axes):
+def ring_mask_gradient(mask, axes, parts):
     """A mask's gradient from its parts [step, block, ..]: by position over the keys, the blocks of
     queries after each other."""
     if mask.shape[-1] == 1:
@@ -265,3 +168,144 @@ def ring_mask_gradient(parts, mask, axes):
     )  # [piece, block, .., rows, width]
     parts = jnp.moveaxis(parts, (0, 1), (-2, -4))  # [.., block, rows, piece, width]
     return parts.reshape(mask.shape).astype(mask.dtype)
+
+
+def balanced_ring_attention(q, k, v, scale, axes):
+    """`attention` under a causal mask of local queries q [B, H, S, D] with the keys of all devices,
+    of which this one holds those of the same positions, k [B, G, S, D], v [B, G, S, E], S even.
+
+    Kept for the backward pass are the operands, the result in the order of the ring, and a float32
+    a row of scores. Halves change places again in the backward pass: to keep them would take the
+    operands' memory twice.
+    """
+    half = q.shape[2] // 2
+    kernel = piece_kernel(q, k, v, half, half)
+    dim = positions_dim(kernel)
+
+    def enter(x):
+        """x as the kernel takes it, in the order of the ring."""
+        return balanced(turned(x, kernel), axes, dim)
+
+    def leave(x):
+        """The same the other way."""
+        return turned(in_order(x, axes, dim), kernel)
+
+    def forward(q, k, v):
+        """The result in the order of the ring, and its rows' logarithms."""
+        out, total = balanced_forward(kernel, [enter(x) for x in (q, k, v)], scale, axes)
+        return out.astype(v.dtype), total
+
+    @jax.custom_vjp
+    def run(q, k, v):
+        """The result alone."""
+        return leave(forward(q, k, v)[0])
+
+    def keep(q, k, v):
+        """The result, and what the backward pass reads."""
+        out, total = forward(q, k, v)
+        return leave(out), ((q, k, v), out, total)
+
+    def pull(kept, g):
+        """Gradients of all operands, which wait for the result's: compilers would make one of the
+        exchanges of both passes where both stand in one computation."""
+        operands, out, total = kept
+        operands = after(operands, g)
+        own, results = [enter(x) for x in operands], (out, total, enter(g))
+        gradients = balanced_backward(kernel, own, results, scale, axes)
+        return tuple(leave(x.astype(y.dtype)) for x, y in zip(gradients, operands, strict=True))
+
+    run.defvjp(keep, pull)
+    return run(*(spread(x, q, k, v) for x in (q, k, v)))
+
+
+def balanced(x, axes, dim):
+    """x with the halves of its positions, along `dim`, as a balanced ring has them, the earlier one
+    first. Of all halves, in the order of the sequence, device r of n has 2r and 2r + 1; it gets 2r
+    and 2n - 1 - 2r, so that each has as many pairs of a query and a key before it."""
+    first, second = jnp.split(x, 2, dim)
+    second = mirrored(second, axes)
+    early = 2 * lax.axis_index(axes) < lax.axis_size(axes)
+    halves = jnp.where(early, first, second), jnp.where(early, second, first)
+    return jnp.concatenate(halves, dim)
+
+
+def in_order(x, axes, dim):
+    """x with the halves of its positions where they were before `balanced`."""
+    low, high = jnp.split(x, 2, dim)
+    early = 2 * lax.axis_index(axes) < lax.axis_size(axes)
+    second = mirrored(jnp.where(early, high, low), axes)
+    return jnp.concatenate([jnp.where(early, low, high), second], dim)
+
+
+def mirrored(x, axes):
+    """What the device as far from the end as this one is from the beginning holds."""
+    n = lax.axis_size(axes)
+    return lax.ppermute(x, axes, [(r, n - 1 - r) for r in range(n)])
+
+
+def halves_met(i, half, axes):
+    """Where the halves of queries and of keys begin of which all pairs count at a step, as two
+    pairs.
+
+    Of two devices of the ring the early half of one comes first, and its late half last. Queries of
+    the other see its early keys alone, and with their late half it sees all keys of the other. So
+    late queries see the early keys in either case; beside those, if the piece here is of the device
+    before, early queries see them, else late queries the late keys.
+    """
+    n, r = lax.axis_size(axes), lax.axis_index(axes)
+    place, other = (jnp.minimum(2 * d, 2 * n - 1 - 2 * d) for d in (r, (r - i) % n))
+    at = jnp.where(other < place, 0, half)
+    return (half, 0), (at, at)
+
+
+def half_of(x, at, dim):
+    """The half of its positions that begins there."""
+    return lax.dynamic_slice_in_dim(x, at, x.shape[dim] // 2, dim)
+
+
+def balanced_forward(kernel, operands, scale, axes):
+    """(result in float32, logarithms of the sums of exponentials) of q, k and v as `balanced` puts
+    them. Each step but the first meets two halves of queries with one of keys each, of which all
+    pairs count."""
+    q, dim = operands[0], positions_dim(kernel)
+
+    def meet(state, k, v, i):
+        """The state with what the piece gives."""
+        for rows, keys in halves_met(i, q.shape[dim] // 2, axes):
+            own = half_of(q, rows, dim), half_of(k, keys, dim), half_of(v, keys, dim)
+            before = [half_of(x, rows, dim) for x in state]
+            whole = joined_results(before, piece_result(kernel, own, scale))
+            state = [
+                lax.dynamic_update_slice_in_dim(x, part, rows, dim)
+                for x, part in zip(state, whole, strict=True)
+            ]
+        return tuple(state)
+
+    following = pass_on(tuple(operands[1:]), axes)
+    out, total = piece_result(kernel, operands, scale, True)
+    return go_round(meet, (out.astype(jnp.float32), total), following, axes, 1)
+
+
+def balanced_backward(kernel, operands, results, scale, axes):
+    """Gradients of q, k and v, all as `balanced` puts them. results: the result, the logarithms of
+    its rows, and its gradient."""
+    q, dim = operands[0], positions_dim(kernel)
+
+    def meet(gradients, k, v, i):
+        """The gradients with what the piece gives."""
+        for rows, keys in halves_met(i, q.shape[dim] // 2, axes):
+            own = half_of(q, rows, dim), half_of(k, keys, dim), half_of(v, keys, dim)
+            given = [half_of(x, rows, dim) for x in results]
+            parts = piece_gradients(kernel, own, given, scale)
+            places = zip(gradients, parts, (rows, keys, keys), strict=True)
+            gradients = [
+                lax.dynamic_update_slice_in_dim(x, half_of(x, at, dim) + part, at, dim)
+                for x, part, at in places
+            ]
+        return tuple(gradients), ()
+
+    following = pass_on(tuple(operands[1:]), axes)
+    parts = piece_gradients(kernel, operands, results, scale, True)
+    dq, dk, dv = (x.astype(jnp.float32) for x in parts)
+    own = dq, *pass_on((dk, dv), axes)
+    return gradients_round(meet, own, following, axes, 1)[0]
