@@ -169,6 +169,8 @@ class BestFirst:
         ]
         heapq.heapify(self.open)
         self._final_bound, self._worth, idle = None, worth, {True: 0, False: 0}
+        if self.pinned and not self.memory_first:
+            self._save_by_name()
         while self.open:
             node = heapq.heappop(self.open)
             self._holds_from, kind = self._lower_bound(node), self.meshes[node.mesh].stages > 1
@@ -181,10 +183,6 @@ class BestFirst:
                 heapq.heappush(self.open, node)
                 break
             if node.stage == EXPAND:
-                if self.search.progress and self.pinned:
-                    self.search.looking(
-                        self.meshes[node.mesh], len(self._mesh_spaces) + 1, len(self.meshes)
-                    )
                 self._expand(node.mesh)
                 continue
             if node.stage == SOLVE:
@@ -197,7 +195,7 @@ class BestFirst:
         if self.pinned:  # the plan's own family, not a baseline's
             self._solve_again()
             self._raise_remaining()
-            self._save_by_name()
+            self._vary_names()
         self._holds_from = math.inf
         return self.best
 
@@ -298,12 +296,26 @@ class BestFirst:
         return NamedNodes(nodes, self._bounds.relaxed, self.limit)
 
     def _save_by_name(self) -> None:
-        """Search the nodes that save values by name, and around the best plan by single names."""
+        """Search the nodes that save values by name, before all others: each stands for every
+        policy of its mesh and techniques, and what they find leaves little of the others."""
+        meshes, self.open = self.open, []
+        while meshes and meshes[0].bound < self._to_beat and not self.search.out_of_time():
+            self._expand(heapq.heappop(meshes).mesh)
+        self.open = list(heapq.merge(sorted(self.open), sorted(meshes)))
+        self._named = self._by_name
+        self._named.search(
+            lambda: self._to_beat, self._space, self._priced_by_name, self.search.out_of_time
+        )
+        self._report_bound()
+
+    def _priced_by_name(self, node: SearchNode) -> None:
+        """Solve and price a policy of names: what is proven of all is `NamedNodes`' to say."""
+        self._priced(node, NodeSolves(self.search, 1))
+
+    def _vary_names(self) -> None:
+        """Search around the best plan by single names."""
         if self.memory_first:
             return
-        self._named = self._by_name
-        self._named.search(lambda: self._to_beat, self._space, self._price, self.search.out_of_time)
-        self._report_bound()
         tried = set[tuple[int, str]]()
         while (best := self.best) is not None and not self.search.out_of_time():
             _, space, choice, _ = self.search.details[id(best)]
@@ -420,6 +432,9 @@ class BestFirst:
     def _expand(self, index: int) -> None:
         """All nodes of a mesh that may be better than the best plan, at what bounds them all;
         whether they fit is looked at when the search comes to them."""
+        if self.search.progress and self.pinned:
+            number = len(self._mesh_spaces) + 1
+            self.search.looking(self.meshes[index], number, len(self.meshes))
         space = self._mesh_spaces[index] = self._mesh_space(self.meshes[index])
         if space is None:
             return
