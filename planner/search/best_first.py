@@ -139,6 +139,8 @@ class BestFirst:
         of exact floats."""
         self._bounds = NodeBounds(self.limit)
         self._named: NamedNodes | None = None
+        self._cut_by_name: list[SearchNode] = []
+        """Policies of names, priced, of which the work limit cut a solve."""
         self._impossible: set[tuple[int, Techniques]] = set()
         """Search nodes of which nothing fits."""
 
@@ -251,32 +253,31 @@ class BestFirst:
             if possible:
                 heapq.heappush(self.to_raise, node)
 
-    def bound(self) -> float:
-        """No plan of the family is below this (seconds, or bytes). Worked out once where the search
-        of it has ended."""
+    def bound(self, most: float = math.inf) -> float:
+        """No plan of the family is below this (seconds, or bytes), as far as that is below `most`.
+        Worked out once where the search of it has ended."""
         if self._final_bound is not None:
-            return self._final_bound
+            return min(self._final_bound, most)
         found = min(self._holds_from, self._least_open_bound())
         if not self.memory_first:
-            found = raised_lower_bound(
-                self._saving_collectives(),
-                self.limit,
-                found,
-                None if self.search.out_of_time() else self._space,
-            )
             found = min(found, self._by_name.bound)
-        self._final_bound = found if math.isinf(self._holds_from) else None
-        return found
+            own = None if self.search.out_of_time() else self._space
+            found = min(found, most)
+            found = raised_lower_bound(self._saving_collectives(), self.limit, found, own)
+        if math.isinf(self._holds_from) and found < most:
+            self._final_bound = found
+        return min(found, most)
 
-    def bound_of_all(self) -> float:
-        """No plan of the family is below this, whatever memory it takes."""
-        found = min(self.bound(), self._least_beyond_limit)
+    def bound_of_all(self, bound: float) -> float:
+        """No plan of the family is below this, whatever memory it takes, as far as that is below
+        what is proven under the limit of all families."""
+        found = min(bound, self._least_beyond_limit)
         if self.memory_first:
             return found
         # Plans that keep results in recomputed blocks copy less of what is saved than those that
         # recompute nothing: they may be faster, and are bounded by themselves.
-        found = raised_lower_bound(self._saving_collectives(), math.inf, found, None)
-        return min(found, self._by_name.bound_of_all)
+        found = min(found, self._by_name.bound_of_all)
+        return raised_lower_bound(self._saving_collectives(), math.inf, found, None)
 
     @property
     def _by_name(self) -> NamedNodes:
@@ -298,19 +299,29 @@ class BestFirst:
     def _save_by_name(self) -> None:
         """Search the nodes that save values by name, before all others: each stands for every
         policy of its mesh and techniques, and what they find leaves little of the others."""
-        meshes, self.open = self.open, []
-        while meshes and meshes[0].bound < self._to_beat and not self.search.out_of_time():
-            self._expand(heapq.heappop(meshes).mesh)
-        self.open = list(heapq.merge(sorted(self.open), sorted(meshes)))
+        base, offered = self.search.base(1), self.search.offered
+        for node in sorted(self.open):
+            if node.bound >= self._to_beat or base is None or self.search.out_of_time():
+                break
+            if offered.saves_by_name(base, self.meshes[node.mesh]):
+                self.open.remove(node)
+                self._expand(node.mesh)
+        heapq.heapify(self.open)
         self._named = self._by_name
         self._named.search(
-            lambda: self._to_beat, self._space, self._priced_by_name, self.search.out_of_time
+            lambda: self._to_beat, self._space, self._price_by_name, self.search.out_of_time
         )
+        for node in self._cut_by_name:
+            if node.bound < self._to_beat * (1 - SAME) and not self.search.out_of_time():
+                self._priced(node, NodeSolves(self.search, WORK_FACTOR))
         self._report_bound()
 
-    def _priced_by_name(self, node: SearchNode) -> None:
+    def _price_by_name(self, node: SearchNode) -> None:
         """Solve and price a policy of names: what is proven of all is `NamedNodes`' to say."""
-        self._priced(node, NodeSolves(self.search, 1))
+        solves = NodeSolves(self.search, 1)
+        bound = self._priced(node, solves)
+        if bound is not None and solves.cut:
+            self._cut_by_name.append(replace(node, bound=bound))
 
     def _vary_names(self) -> None:
         """Search around the best plan by single names."""
@@ -549,7 +560,8 @@ class BestFirst:
             self._least_beyond_limit = min(self._least_beyond_limit, self._lower_bound(node))
             return False
         if not self.memory_first and node.stage > CHECK_FIT:
-            if (known := self._bounds.by_others(node)) > node.bound:
+            others, quickly = self._bounds.by_others, self._bounds.quickly
+            if (known := max(others(node), quickly(node))) > node.bound:
                 node.bound = known
                 return True
             free = node.bound

@@ -54,6 +54,29 @@ class NodeBounds:
                 best = max(best, v + relaxed.changes_by_s(other, node.techniques))
         return best
 
+    def quickly(self, node: SearchNode) -> float:
+        """No more than `at_stage` finds, without an elimination; 0 where that says nothing or is
+        known."""
+        if node.stage not in (BOUND_ENDLESS, BOUND_MICROBATCHES) or node.micro == 1:
+            return 0.0
+        endless, relaxed = node.stage == BOUND_ENDLESS, self.relaxed[node.mesh]
+        staged = self._staged(node)
+        micro = (0 if staged else 1) if endless else node.micro
+        bubble_s = relaxed.bubble_s(node.micro, node.virtual) if endless and staged else 0.0
+        key = self._free_key(node, micro)
+        return 0.0 if key in self._free else self._quick(node, key, bubble_s)
+
+    def _quick(self, node: SearchNode, key: tuple, bubble_s: float) -> float:
+        """What `_without_limit` finds at least, by what is known of other techniques."""
+        relaxed = self.relaxed[node.mesh]
+        known = ((v, self._free.get((*key[:4], v))) for v in (1, *CHUNKS) if key[2])
+        others = (
+            found[1] * relaxed.virtual_stage_ratio(node.techniques, key[2], v)
+            for v, found in known
+            if found
+        )
+        return max(relaxed.quick(node.techniques, key[2]), *others, 0.0) + bubble_s
+
     def at_stage(self, node: SearchNode, below_s: float) -> float:
         """The bound (seconds) that the node's stage knows. below_s: plans of at least so many are
         not looked for."""
@@ -107,13 +130,7 @@ class NodeBounds:
         a quick one is no plan's that is looked for, that one."""
         key, relaxed = self._free_key(node, micro), self.relaxed[node.mesh]
         if key not in self._free:
-            known = ((v, self._free.get((*key[:4], v))) for v in (1, *CHUNKS) if key[2])
-            others = (
-                found[1] * relaxed.virtual_stage_ratio(node.techniques, key[2], v)
-                for v, found in known
-                if found
-            )
-            quick = max(relaxed.quick(node.techniques, key[2]), *others, 0.0) + bubble_s
+            quick = self._quick(node, key, bubble_s)
             if quick >= below_s * (1 - SAME):
                 return quick
             self._free[key] = relaxed.free(node.techniques, key[2])

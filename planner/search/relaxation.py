@@ -56,6 +56,9 @@ ROOM, WIDEST = 4e6, 2e4
 """Entries of all tables that an elimination may have, and of each where it would need more and
 variables are split: many run, and what wide tables gain over narrow ones that costs are shifted
 between (`Tree.tighten`) is little."""
+NEAR = 32
+"""Of what is known of other techniques so many, those found last, are looked at for a quick
+bound."""
 ROUNDING, STEP = 1e-11, 2.0
 """What a bound may be too high by: relatively, and in picoseconds (solvers call a gap below one
 unit closed)."""
@@ -170,6 +173,9 @@ class Relaxation:
         self._least = np.zeros(0), 0.0
         """Costs of those options that no techniques are below, and what the elimination of `least`
         found under them (as a tree's)."""
+        self._found: list[tuple[bool, np.ndarray, float]] = []
+        """Of what `free` ran: whether conversions are replayed, costs, and what an elimination
+        found under them."""
         self._tick: float | None = None
         self._bubbles: dict[tuple[int, int], float] = {}
         """What `bubble_s` found."""
@@ -235,19 +241,26 @@ class Relaxation:
             self.kept[near],
             np.concatenate(([0], np.cumsum(np.add.reduceat(near, self.offset[:-1])))),
         )
-        self._trees, self._line_searches = {}, {}
+        self._trees, self._line_searches, self._found = {}, {}, []
         return cost[near]
 
     def quick(self, techniques: Techniques, microbatches: int) -> float:
-        """No more than the bound of `free`, without an elimination: what `least` found, and of
-        every variable the least that these techniques add to its options. Only after `least`."""
+        """No more than the bound of `free`, without an elimination: what `least` found, or `free`
+        of other techniques, and of every variable the least that these add to its options. Only
+        after `least`."""
         at = replace(techniques, microbatches=microbatches)
         slow, (cheapest, value) = slowdown(self.space, at), self._least
-        cost = units(self._seconds(at), slow)
-        more = np.subtract(cost, cheapest, out=np.full(len(cost), np.inf), where=np.isfinite(cost))
-        return self._proven(
-            (value + float(np.minimum.reduceat(more, self.offset[:-1]).sum())) * slow
-        )
+        cost, first = units(self._seconds(at), slow), self.offset[:-1]
+        possible = np.isfinite(cost)
+        if not np.logical_or.reduceat(possible, first).all():
+            return np.inf
+        twice = any(replayed(self.space, at))
+        known = [(c, v) for again, c, v in self._found[-NEAR:] if twice or not again]
+        costs = np.array([cheapest, *(c for c, _ in known)])
+        more = np.subtract(cost, costs, out=np.full(costs.shape, np.inf), where=possible)
+        least = np.minimum.reduceat(more, first, axis=1).sum(axis=1)
+        least += [value, *(v for _, v in known)]
+        return self._proven(float(least.max()) * slow)
 
     def virtual_stage_ratio(self, techniques: Techniques, microbatches: int, virtual: int) -> float:
         """What part of the bound of `free` for `virtual` chunks a pipeline stage is one for these
@@ -299,7 +312,13 @@ class Relaxation:
         """A fastest choice and the bound (seconds) without a memory limit, for this many
         microbatches; None where none is possible."""
         at = replace(techniques, microbatches=microbatches)
-        return self._run(self._seconds(at), at)
+        seconds = self._seconds(at)
+        found = self._run(seconds, at)
+        if found is not None and np.isfinite(found[1]):
+            slow = slowdown(self.space, at)
+            value = found[1] * PICO / slow
+            self._found.append((any(replayed(self.space, at)), units(seconds, slow), value))
+        return found
 
     def recompute_adds_s(self, recompute: str) -> float:
         """What plans of this recompute take more at least (seconds) than `least` counts: nodes that

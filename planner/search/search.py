@@ -217,7 +217,10 @@ class Search(Solving):
                 best = with_microbatch_overlap(self, best, priced, limit_bytes)
             best = canonical(self, best)
         bounded = [f for f in families if f.meshes]
-        bound, of_all = min(f.bound() for f in bounded), min(f.bound_of_all() for f in bounded)
+        bound = np.inf
+        for family in reversed(bounded):  # of finer meshes less is proven
+            bound = family.bound(bound)
+        of_all = min(f.bound_of_all(bound) for f in bounded)
         bounds_all = of_all >= bound or limit_bytes >= request.limit_bytes
         return Reached(
             best=best,
@@ -263,7 +266,8 @@ class Search(Solving):
         worth = min(map(self.value, (main.best, *eligible)))
         finer.run(worth)
         worth = min(worth, self.value(finer.best))
-        if min(main.bound(), finer.bound()) < (1 - WIDE_GAP) * worth < np.inf:
+        most = (1 - WIDE_GAP) * worth
+        if min(main.bound(most), finer.bound(most)) < most < np.inf:
             # there may be more to find
             wider.meshes = tuple(m for m in self.offered.finer(*others) if m not in finer.meshes)
         wider.run(worth)

@@ -13,9 +13,10 @@ activations at a time; with results of collectives saved, those that no layout a
 
 With pipeline stages (planner.execution.pipeline) a device runs and holds its part of the blocks,
 everything runs as often as there are ticks, and activations are saved of all microbatches that
-wait. What stages hand to each other is left to the price of the whole plan; so is, of uneven stages
-(planner.execution.uneven_pipeline), where the graph is cut and what runs again: here each takes an
-equal part of everything, which none of the longest can be below.
+wait. What stages hand to each other is counted in the smallest pieces (planner.space.handover). Of
+uneven stages (planner.execution.uneven_pipeline) it is left to the price of the whole plan, as is
+where the graph is cut and what runs again: here each takes an equal part of everything, which none
+of the longest can be below.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from planner.ops.residuals import reads
 from planner.sharding.rule import Split
 from planner.solvers.problem import FORBIDDEN, Problem
 from planner.space.axis_choices import axis_choices
+from planner.space.handover import handover_s
 from planner.space.named_policies import policy_costs
 from planner.space.option_arrays import TrainedVariables, again_s, arrays_of, copied_s
 from planner.space.variables import Space, Variable
@@ -249,6 +251,8 @@ def seconds_of(
     seconds = (seconds + arrays.count * costs.grad_reduce_per_step_s[zero]) * (
         shares.share if shares is not None else 1.0
     )
+    if more := handover_s(space, micro, techniques.schedule, techniques.virtual_stages):
+        seconds[: space.variables[0].options] += more  # every choice has one of these options
     return (
         np.where(arrays.costs.max_batch_pieces * space.parts < micro, np.inf, seconds)
         if uncut and uncut_up_to(space) < micro
