@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from planner.execution.gated_units import GatedUnits, gated_units
 from planner.execution.loops import loopable_blocks
@@ -48,7 +48,8 @@ class BasicFacts:
         return self.training and not self.runs
 
 
-def repeat_starts(runs: Iterable[tuple[int, int, int]]) -> dict[int, tuple[int, int]]:
+@lru_cache(maxsize=8)
+def repeat_starts(runs: tuple[tuple[int, int, int], ...]) -> Mapping[int, tuple[int, int]]:
     """Node of a repeated block -> the first node of its run, and nodes per repeat."""
     return {
         i: (first, period)

@@ -95,11 +95,12 @@ def item_sizes(compute: str) -> ItemSize:
 def microbatch_tensors(flow: Flow) -> frozenset[str]:
     """Tensors that microbatches do not share: those that depend on an input of the graph, or on a
     weight gathered in each microbatch."""
-    found = set(flow.graph.inputs) | {n for n in flow.weights if is_gathered(flow, n)}
-    for node in flow.graph.nodes:
-        if not found.isdisjoint(node.inputs):
-            found.update(o for o in node.outputs if o)
-    return frozenset(found)
+    graph, gathered = flow.graph, frozenset(n for n in flow.weights if is_gathered(flow, n))
+    key = "microbatch tensors", gathered
+    if key not in graph.memo:
+        graph.memo[key] = frozenset(graph.reached((*graph.inputs, *gathered)))
+    known: frozenset[str] = graph.memo[key]
+    return known
 
 
 def first_result(graph: Graph, i: int) -> str:

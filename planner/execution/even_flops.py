@@ -8,8 +8,9 @@ from fractions import Fraction
 from planner.execution.collective import first_result
 from planner.execution.layout_flow import Flow
 from planner.execution.loops import RepeatedBlock, inner_flow, outer_flow, passes_of
-from planner.execution.pipeline import Pipeline, pipeline_of
+from planner.execution.pipeline import Pipeline, pipeline_of, pipeline_places
 from planner.execution.recompute import products, recomputed_in_block
+from planner.graph.ir import Graph
 from planner.ops.cost import Product
 
 
@@ -24,20 +25,23 @@ def flops_by_index(
     if again:
         for i, recomputed in dots.recomputed(blocks):
             flops[i] = flops.get(i, Fraction(0)) + recomputed
-    passes = passes_of(flow, blocks)
     known: dict[tuple, Fraction] = {}  # by id: nodes that are alike share one fraction
-    for i, f in list(flops.items()):
-        if pipeline:
-            place = pipeline.in_epilogue(i), i in pipeline.nodes, i in pipeline.shared_prologue
-            if (id(f), place) not in known:
-                known[id(f), place] = f * pipeline.forward_passes(i) * pipeline.stage_share(i)
-            flops[i] = known[id(f), place]
-        else:
-            times = passes(first_result(flow.graph, i))
-            if (id(f), times) not in known:
-                known[id(f), times] = f * times
-            flops[i] = known[id(f), times]
-    return {i: f for i, f in flops.items() if f}
+    if pipeline:
+        places = pipeline_places(flow.graph, pipeline)
+        for i, f in flops.items():
+            key = id(f), places[i]
+            if key not in known:
+                known[key] = f * pipeline.forward_passes(i) * pipeline.stage_share(i)
+        return {i: known[id(f), places[i]] for i, f in flops.items() if f}
+    passes = passes_of(flow, blocks)
+    result = {}
+    for i, f in flops.items():
+        times = passes(first_result(flow.graph, i))
+        if (id(f), times) not in known:
+            known[id(f), times] = f * times
+        if f:
+            result[i] = known[id(f), times]
+    return result
 
 
 class _Dots:
@@ -48,14 +52,15 @@ class _Dots:
     def __init__(self, flow: Flow, again: bool) -> None:
         self.flow, self.again = flow, again
         self._products: dict[tuple, tuple[Product, ...]] = {}
+        self._multiplying = [i for i, rule in enumerate(flow.rules) if rule.flops]
+        self._trained = _trained(flow.graph, flow.grad)
 
     def of(self, i: int) -> tuple[Product, ...]:
         """The dots of node i."""
-        node, rule, grad = self.flow.graph.nodes[i], self.flow.rules[i], self.flow.grad
+        rule = self.flow.rules[i]
         if not rule.flops:
             return ()
-        trained = tuple(map(grad.__contains__, node.inputs)), grad.isdisjoint(node.outputs)
-        key = id(rule), id(self.flow.split(i)), trained
+        key = id(rule), id(self.flow.splits[i]), self._trained[i]
         if key not in self._products:
             self._products[key] = products(self.flow, i)
         return self._products[key]
@@ -65,7 +70,7 @@ class _Dots:
         sums: dict[tuple[int, bool], Fraction] = {}
         flops: dict[int, Fraction] = {}
         gpipe = self.again and pipeline is not None and pipeline.schedule == "gpipe"
-        for i in range(len(self.flow.graph.nodes)):
+        for i in self._multiplying:
             if dots := self.of(i):
                 # Under gpipe head and loss are recomputed.
                 twice = gpipe and pipeline is not None and pipeline.in_epilogue(i)
@@ -93,3 +98,16 @@ class _Dots:
             for i, wanted in recomputed.nodes.items() if recomputed else ():
                 dots = (dot.counted(True) for dot in self.of(i) if wanted or dot.inside)
                 yield i, block.repeats * sum(dots, Fraction(0))
+
+
+def _trained(graph: Graph, grad: frozenset[str]) -> tuple[tuple[tuple[bool, ...], bool], ...]:
+    """Of every node which operands have a gradient, and whether no result has one. Worked out once
+    a graph."""
+    key = "trained operands", grad
+    if key not in graph.memo:
+        graph.memo[key] = tuple(
+            (tuple(map(grad.__contains__, node.inputs)), grad.isdisjoint(node.outputs))
+            for node in graph.nodes
+        )
+    known: tuple[tuple[tuple[bool, ...], bool], ...] = graph.memo[key]
+    return known

@@ -19,9 +19,11 @@ over the `grad_partial` axes of its layout; how it is reduced is the ZeRO stage 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import combinations
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -57,10 +59,17 @@ class Flow:
     weights: Mapping[str, WeightPlan]
     grad: frozenset[str]
     training: bool
+    memo: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """What prices derive once per flow."""
+
+    @cached_property
+    def splits(self) -> tuple[Split, ...]:
+        """Splits of all nodes."""
+        return splits_of_nodes(self.graph, self.plan)
 
     def split(self, index: int) -> Split:
         """Split of node `index`."""
-        return self.plan.splits.get(self.graph.nodes[index].id, WHOLE)
+        return self.splits[index]
 
     def cheapest_tree(
         self, name: str, source: Layout, targets: Iterable[Layout]
@@ -68,6 +77,36 @@ class Flow:
         """The cheapest tree of a tensor from a layout to others, None where there is none."""
         shape, targets = self.graph.tensors[name].shape, tuple(dict.fromkeys(targets))
         return reshard_tree(shape, source, targets, self.plan.mesh, name in self.grad)
+
+
+def splits_of_nodes(graph: Graph, plan: Plan) -> tuple[Split, ...]:
+    """Splits of all nodes of a graph under a plan."""
+    chosen = plan.splits
+    return tuple([chosen.get(node.id, WHOLE) for node in graph.nodes])
+
+
+Slots = tuple[tuple[tuple[int, int], str, int], ...]
+"""Of the operands of a node that are there: (node, slot), tensor, and which of a reading's two
+layouts it is brought to: 0 with a gradient, 1 without."""
+
+
+def _operands(graph: Graph, grad: frozenset[str]) -> tuple[tuple[Slots, tuple[str, ...]], ...]:
+    """Operands and results of every node, worked out once a graph."""
+    key = "operands", grad
+    if key not in graph.memo:
+        graph.memo[key] = tuple(
+            (
+                tuple(
+                    ((i, slot), name, int(name not in grad))
+                    for slot, name in enumerate(node.inputs)
+                    if name
+                ),
+                tuple(filter(None, node.outputs)),
+            )
+            for i, node in enumerate(graph.nodes)
+        )
+    known: tuple[tuple[Slots, tuple[str, ...]], ...] = graph.memo[key]
+    return known
 
 
 def derive(
@@ -120,19 +159,21 @@ class _Derivation:
     def read_rules(self) -> None:
         """What every node asks of its operands, and in which layouts it leaves its results."""
         readings: dict[tuple[int, int], tuple[list[tuple[Layout, Layout]], list[Layout]]] = {}
-        for i, node in enumerate(self.graph.nodes):
-            rule, split = self.rules[i], self.plan.splits.get(node.id, WHOLE)
+        need, source, wanted = self.need, self.source, self.wanted
+        splits = splits_of_nodes(self.graph, self.plan)
+        every = _operands(self.graph, self.grad)
+        for rule, split, (slots, results) in zip(self.rules, splits, every, strict=True):
             reading = readings.get((id(rule), id(split)))
             if reading is None:
                 reading = readings[id(rule), id(split)] = self._reading(rule, split)
-            operands, results = reading
-            for slot, name in enumerate(node.inputs):
-                if name:
-                    with_gradient, without = operands[slot]
-                    layout = with_gradient if name in self.grad else without
-                    self.need[i, slot] = layout
-                    self.wanted.setdefault(name, []).append(layout)
-            self.source.update(zip(filter(None, node.outputs), results, strict=False))
+            operands, made = reading
+            for key, name, which in slots:
+                layout = need[key] = operands[key[1]][which]
+                if name in wanted:
+                    wanted[name].append(layout)
+                else:
+                    wanted[name] = [layout]
+            source.update(zip(results, made, strict=False))
 
     def _reading(
         self, rule: Rule, split: Split

@@ -331,3 +331,22 @@ def nodes_needed(
             needed.add(i)
             queue += graph.nodes[i].inputs
     return sorted(needed)
+
+
+def pipeline_places(graph: Graph, pipeline: Pipeline) -> tuple[tuple[bool, bool, bool], ...]:
+    """Of every node whether it is in the blocks, in the epilogue, in the shared prologue: those of
+    one place run as often. Worked out once for all schedules of a graph's stages."""
+    key = (
+        "places",
+        pipeline.first,
+        pipeline.end,
+        pipeline.early_epilogue,
+        pipeline.shared_prologue,
+    )
+    if key not in graph.memo:
+        graph.memo[key] = tuple(
+            (i in pipeline.nodes, pipeline.in_epilogue(i), i in pipeline.shared_prologue)
+            for i in range(len(graph.nodes))
+        )
+    known: tuple[tuple[bool, bool, bool], ...] = graph.memo[key]
+    return known

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
 
 from costmodels.trained_weight import TrainedWeight
 from planner.execution.layout_flow import Flow, cut_layout
-from planner.execution.plan import WeightPlan
 from planner.sharding.layout import local_shape
 
 
-def device_weights(flow: Flow) -> dict[str, TrainedWeight[float]]:
+def device_weights(flow: Flow) -> Mapping[str, TrainedWeight[float]]:
     """Elements that a device has of every weight; of one without a gradient piece and whole are the
-    same."""
+    same. Worked out once a flow."""
+    if "device weights" not in flow.memo:
+        flow.memo["device weights"] = _device_weights(flow)
+    known: Mapping[str, TrainedWeight[float]] = flow.memo["device weights"]
+    return known
+
+
+def _device_weights(flow: Flow) -> dict[str, TrainedWeight[float]]:
     mesh, tensors = dict(flow.plan.mesh), flow.graph.tensors
-    known: dict[tuple[tuple[int, ...], WeightPlan], TrainedWeight[float]] = {}
+    # Weights of repeats share one plan: by id, as plans take long to hash.
+    known: dict[tuple[tuple[int, ...], int], TrainedWeight[float]] = {}
     weights = {}
     for name, w in flow.weights.items():
-        key = tensors[name].shape, w
+        key = tensors[name].shape, id(w)
         weight = known.get(key)
         if weight is None:
             whole, piece = (

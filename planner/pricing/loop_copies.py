@@ -66,7 +66,7 @@ def stacked_activations(
 ) -> Iterator[tuple[int, float]]:
     """(node, bytes) of what nodes inside loops save for their backward pass, of one microbatch; of
     recomputed blocks what enters each repeat, unless that waits in the host's memory."""
-    plan, starts = flow.plan, repeat_starts((r.first, r.period, r.repeats) for r in runs)
+    plan, starts = flow.plan, repeat_starts(tuple((r.first, r.period, r.repeats) for r in runs))
     for i, name, size in saved_tensors(base, flow, pricer):
         if i not in starts:
             continue

@@ -19,7 +19,7 @@ takes room only where those take more than activations and temporaries took befo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
@@ -270,25 +270,36 @@ def _activation_bytes(
     return activations + saved_by_blocks_bytes(base, flow, runs, pricer), epilogue
 
 
-def saved_tensors(base: GraphFacts, flow: Flow, pricer: Pricer) -> Iterator[tuple[int, str, float]]:
+def saved_tensors(base: GraphFacts, flow: Flow, pricer: Pricer) -> Sequence[tuple[int, str, float]]:
     """(node, tensor, bytes) of what nodes are the first to save for their backward pass, with what
-    their kernels save beside it; of all microbatches that run at the same time."""
-    graph, mesh = base.graph, dict(flow.plan.mesh)
-    sizes: dict[tuple, float] = {}
+    their kernels save beside it; of all microbatches that run at the same time. Worked out once a
+    flow and pricer."""
+    known = flow.memo.get("saved tensors")
+    if known is None or known[0] is not base or known[1] is not pricer:
+        known = flow.memo["saved tensors"] = base, pricer, _saved_tensors(base, flow, pricer)
+    saved: Sequence[tuple[int, str, float]] = known[2]
+    return saved
+
+
+def _saved_tensors(
+    base: GraphFacts, flow: Flow, pricer: Pricer
+) -> Sequence[tuple[int, str, float]]:
+    graph, mesh, found = base.graph, dict(flow.plan.mesh), list[tuple[int, str, float]]()
+    # Nodes that are alike and split alike save as much. By id: repeats share layouts and splits.
+    sizes: dict[tuple[int, int, int, int], float] = {}
+    need, source, shared, splits = flow.need, flow.source, base.shared, flow.splits
     for (i, slot), name in base.residuals.items():
-        layout, tensor = flow.need[i, slot] if slot >= 0 else flow.source[name], graph.tensors[name]
-        key = (tensor.shape, tensor.dtype, layout)
+        layout = need[i, slot] if slot >= 0 else source[name]
+        key = shared[i], slot, id(layout), id(splits[i])
         size = sizes.get(key)
         if size is None:
-            size = sizes[key] = pricer.stored_bytes(
+            tensor = graph.tensors[name]
+            size = pricer.stored_bytes(
                 local_shape(tensor.shape, layout, mesh), tensor.dtype, tensor.shape in base.images
-            )
-        yield (
-            i,
-            name,
-            flow.plan.overlapped_microbatches
-            * (size + saved_beside(base, i, slot, flow.split(i), pricer)),
-        )
+            ) + saved_beside(base, i, slot, splits[i], pricer)
+            size = sizes[key] = flow.plan.overlapped_microbatches * size
+        found.append((i, name, size))
+    return found
 
 
 def saved_activations(

@@ -15,6 +15,7 @@ step takes m + stages - 1 ticks; the arithmetic of stages - 1 of them is the bub
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -25,7 +26,7 @@ from planner.execution.collective import CollectiveUse
 from planner.execution.even_collectives import weights_of_other_stages
 from planner.execution.layout_flow import Flow, derive
 from planner.execution.loops import RepeatedBlock, pipelined_block, repeated_blocks
-from planner.execution.pipeline import Pipeline, pipeline_of
+from planner.execution.pipeline import Pipeline, pipeline_of, pipeline_places
 from planner.execution.plan import Plan
 from planner.execution.recompute import recomputed_blocks
 from planner.execution.weight_offload import offloaded_names
@@ -102,27 +103,25 @@ def _kernels(
     priced once."""
     micro, again = flow.plan.microbatches, recomputed_nodes(flow, runs)
     compute = recompute = bubble = 0.0
-    known: dict[tuple, tuple[float, float, float]] = {}
-    for i in range(len(flow.graph.nodes)):
-        split, twice, place = flow.split(i), i in again, None
+    nodes = range(len(flow.graph.nodes))
+    places = pipeline_places(flow.graph, pipeline) if pipeline else (None,) * len(nodes)
+    # By id: splits of repeats are one object, and take long to hash.
+    alike = list(
+        zip(base.shared, map(id, flow.splits), map(again.__contains__, nodes), places, strict=True)
+    )
+    first = dict(zip(reversed(alike), reversed(nodes), strict=True))
+    for key, count in Counter(alike).items():
+        i, twice = first[key], key[2]
         if pipeline:
-            place = i in pipeline.nodes, pipeline.in_epilogue(i), i in pipeline.shared_prologue
-            twice |= pipeline.schedule == "gpipe" and place[1]
-        key = (base.shared[i], split, twice, place)
-        seconds = known.get(key)
-        if seconds is None:
-            forward, backward = kernel_times(base, i, split, pricer)
-            second = forward if twice else 0.0
-            all_passes = forward + backward + second
-            one_pass = all_passes * (float(pipeline.stage_share(i)) if pipeline else 1.0)
-            useful = pipeline.useful_passes(i) if pipeline else micro
-            seconds = known[key] = (
-                useful * one_pass,
-                useful * one_pass * second / (all_passes or 1.0),
-                float(pipeline.forward_passes(i) - useful) * one_pass if pipeline else 0.0,
-            )
-        useful_s, recomputed, idle = seconds
-        compute, recompute, bubble = compute + useful_s, recompute + recomputed, bubble + idle
+            twice |= pipeline.schedule == "gpipe" and pipeline.in_epilogue(i)
+        forward, backward = kernel_times(base, i, flow.split(i), pricer)
+        second = forward if twice else 0.0
+        all_passes = forward + backward + second
+        one_pass = count * all_passes * (float(pipeline.stage_share(i)) if pipeline else 1.0)
+        useful = pipeline.useful_passes(i) if pipeline else micro
+        compute += useful * one_pass
+        recompute += useful * one_pass * second / (all_passes or 1.0)
+        bubble += float(pipeline.forward_passes(i) - useful) * one_pass if pipeline else 0.0
     return KernelSeconds(compute, recompute, bubble)
 
 
