@@ -171,7 +171,7 @@ class BestFirst:
         ]
         heapq.heapify(self.open)
         self._final_bound, self._worth, idle = None, worth, {True: 0, False: 0}
-        if self.pinned and not self.memory_first:
+        if self._copies == 1:
             self._save_by_name()
         while self.open:
             node = heapq.heappop(self.open)
@@ -197,6 +197,8 @@ class BestFirst:
         if self.pinned:  # the plan's own family, not a baseline's
             self._solve_again()
             self._raise_remaining()
+            if self._copies > 1:  # such plans are priced below their bounds
+                self._save_by_name()
             self._vary_names()
         self._holds_from = math.inf
         return self.best
@@ -299,11 +301,13 @@ class BestFirst:
     def _save_by_name(self) -> None:
         """Search the nodes that save values by name, before all others: each stands for every
         policy of its mesh and techniques, and what they find leaves little of the others."""
+        if self.memory_first or not self.pinned:
+            return
         base, offered = self.search.base(1), self.search.offered
         for node in sorted(self.open):
             if node.bound >= self._to_beat or base is None or self.search.out_of_time():
                 break
-            if offered.saves_by_name(base, self.meshes[node.mesh]):
+            if node.stage == EXPAND and offered.saves_by_name(base, self.meshes[node.mesh]):
                 self.open.remove(node)
                 self._expand(node.mesh)
         heapq.heapify(self.open)

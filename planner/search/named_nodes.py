@@ -113,11 +113,10 @@ class NamedNodes:
         best = self._of_levels(node, 0, 1) + relaxed.bubble_s(node.micro, node.virtual)
         for virtual in dict.fromkeys((1, node.virtual)):
             if best < enough_s:
-                ratio = 1.0
+                found = self._of_levels(node, node.micro, virtual)
                 if virtual != node.virtual:
-                    ratio = relaxed.virtual_stage_ratio(at, node.micro, virtual)
-                if ratio:
-                    best = max(best, ratio * self._of_levels(node, node.micro, virtual))
+                    found = relaxed.by_virtual_stages(found, at, node.micro, virtual)
+                best = max(best, found)
         return best
 
     def _of_levels(self, node: SearchNode, micro: int, virtual: int) -> float:

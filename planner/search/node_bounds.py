@@ -71,7 +71,7 @@ class NodeBounds:
         relaxed = self.relaxed[node.mesh]
         known = ((v, self._free.get((*key[:4], v))) for v in (1, *CHUNKS) if key[2])
         others = (
-            found[1] * relaxed.virtual_stage_ratio(node.techniques, key[2], v)
+            relaxed.by_virtual_stages(found[1], node.techniques, key[2], v)
             for v, found in known
             if found
         )

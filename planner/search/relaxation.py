@@ -40,6 +40,7 @@ from planner.space.assemble import (
     slowdown,
     ticking,
 )
+from planner.space.handover import handover_s
 from planner.space.variables import Space
 
 PRICES, FIRST_PRICE, RISE, WIDE_STEP, LEAST_STEP, CLOSE = 8, 0.05, 4.0, 8, 2, 1e-3
@@ -262,18 +263,27 @@ class Relaxation:
         least += [value, *(v for _, v in known)]
         return self._proven(float(least.max()) * slow)
 
-    def virtual_stage_ratio(self, techniques: Techniques, microbatches: int, virtual: int) -> float:
-        """What part of the bound of `free` for `virtual` chunks a pipeline stage is one for these
-        techniques; 0 where it is none.
+    def by_virtual_stages(
+        self, found_s: float, techniques: Techniques, microbatches: int, virtual: int
+    ) -> float:
+        """A bound for these techniques by that of `free` (found_s) for `virtual` chunks a pipeline
+        stage; 0 where it is none.
 
         Where ticks take a smaller part of a microbatch's time, everything becomes shorter by that
         part at most: what precedes repeated blocks runs the more often the more chunks there are,
         reductions once. Of uneven stages nothing precedes, so that longer ticks make nothing
-        shorter.
+        shorter. What stages hand on is told apart: there is the more of it the more chunks there
+        are.
         """
         at = replace(techniques, microbatches=microbatches)
-        part = slowdown(self.space, at) / slowdown(self.space, replace(at, virtual_stages=virtual))
-        return part if part <= 1 else float(has_uneven_stages(self.space))
+        other = replace(at, virtual_stages=virtual)
+        part = slowdown(self.space, at) / slowdown(self.space, other)
+        if part > 1 and not has_uneven_stages(self.space):
+            return 0.0
+        here, there = (
+            handover_s(self.space, microbatches, t.schedule, t.virtual_stages) for t in (at, other)
+        )
+        return max(0.0, min(part, 1.0) * (found_s - there) + here)
 
     @property
     def splits(self) -> dict[int, tuple[Split, ...]] | None:

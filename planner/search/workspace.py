@@ -8,6 +8,7 @@ from collections.abc import Callable
 from planner.analysis.facts import GraphFacts
 from planner.cache.reshard_tables import Tables
 from planner.errors import PlanError
+from planner.execution.pipeline import Schedule
 from planner.execution.plan import Plan
 from planner.machine.topology import Mesh
 from planner.pricing.bucketing import OPEN, bounding
@@ -19,6 +20,7 @@ from planner.sharding.layout_table import LayoutTable
 from planner.sharding.rule import Limits, legal
 from planner.space.build import build_space
 from planner.space.families import Allowed, restrict
+from planner.space.handover import least_handover_s
 from planner.space.variables import Space
 from planner.workload.model import Model
 
@@ -191,6 +193,9 @@ class Workspace:
             base = self.base(1)
             assert base is not None
             self._arithmetic = Arithmetic.of(base, self.pricer(mesh))
-        return self._arithmetic.least(
-            mesh, microbatches, max((v for _, v in self.offered.schedules(mesh)), default=1)
-        )
+        kinds = self.offered.schedules(mesh)
+        least = self._arithmetic.least(mesh, microbatches, max((v for _, v in kinds), default=1))
+        if mesh.stages > 1 and (base := self.base(1)) is not None:
+            passes = Schedule(mesh.stages, 0, kinds[0][0] if kinds else "1f1b")
+            least += least_handover_s(base, self.pricer(mesh), 1, passes)
+        return least
