@@ -200,6 +200,8 @@ class BestFirst:
             if self._copies > 1:  # such plans are priced below their bounds
                 self._save_by_name()
             self._vary_names()
+        for space, choice in self._bounds.choices(self._to_beat):
+            self.search.take_up(space, choice)
         self._holds_from = math.inf
         return self.best
 

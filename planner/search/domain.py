@@ -3,14 +3,13 @@ leave, ZeRO stages, recomputation, schedules, microbatches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from math import gcd, prod
 
 from planner.analysis.axis_roles import role_named
 from planner.analysis.facts import GraphFacts
 from planner.errors import PlanError
 from planner.execution.block_values import names_there
-from planner.execution.plan import Plan
 from planner.execution.save_policies import BLOCK, is_named, saved_names, saving
 from planner.execution.techniques import (
     BY_NAME,
@@ -37,7 +36,7 @@ from planner.machine.topology import Mesh, MeshAxis
 from planner.search.request import Candidate, Request
 from planner.sharding.candidates import candidates
 from planner.sharding.layout import STAGE
-from planner.sharding.rule import Limits, Split
+from planner.sharding.rule import Limits
 from planner.space.families import Allowed, as_named, batch_only
 from planner.space.propagation import MODES, by_hand, propagated
 from planner.workload.host_tables import PLACES
@@ -310,12 +309,14 @@ class SearchDomain:
         axes have too many."""
         return self.parts_axes and len(mesh.inner) > 2
 
-    def alphabet(self, base: GraphFacts, mesh: Mesh, plans: Collection[Plan]) -> Allowed:
-        """Per class of nodes the splits over more axes that cut only what some of the plans cut."""
+    def alphabet(
+        self, base: GraphFacts, mesh: Mesh, cuts: Mapping[str, Collection[str]]
+    ) -> Allowed:
+        """Per class of nodes the splits over more axes that cut no other factors than these, by
+        node."""
         found: Allowed = {}
         for i in base.times:
-            name = base.graph.nodes[i].id
-            used = {f for p in plans for f, _ in p.splits.get(name, Split()).pairs}
+            used = cuts.get(base.graph.nodes[i].id, ())
             found[i] = base.reachable(
                 i,
                 tuple(

@@ -4,6 +4,7 @@ stages)."""
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,7 @@ from planner.search.domain import CHUNKS
 from planner.search.relaxation import Relaxation
 from planner.search.search_node import BOUND_ENDLESS, BOUND_MICROBATCHES, LEVEL_ORDER, SearchNode
 from planner.space.assemble import uncut_up_to
+from planner.space.variables import Space
 
 SAME = 1e-7
 """Relative difference below which a bound is as good as the price."""
@@ -33,6 +35,13 @@ class NodeBounds:
         self._uncut_up_to: dict[
             int, float
         ] = {}  # mesh -> microbatches up to which no split of the batch becomes too fine
+
+    def choices(self, below_s: float) -> Iterator[tuple[Space, list[int]]]:
+        """What bounds below so many seconds were found by, memory aside: spaces with a choice."""
+        for (mesh, *_), found in self._free.items():
+            if found is not None and found[1] < below_s:
+                relaxed = self.relaxed[mesh]
+                yield relaxed.space, relaxed.in_space(found[0])
 
     def _staged(self, node: SearchNode) -> bool:
         """Whether the node has pipeline stages: more microbatches then also make the bubble smaller

@@ -285,6 +285,11 @@ class Relaxation:
         )
         return max(0.0, min(part, 1.0) * (found_s - there) + here)
 
+    def in_space(self, choice: np.ndarray) -> list[int]:
+        """A choice of the options that are looked at, as options of the space."""
+        options: list[int] = (self.kept[self.offset[:-1] + choice] - self._all[:-1]).tolist()
+        return options
+
     @property
     def splits(self) -> dict[int, tuple[Split, ...]] | None:
         """Per class of nodes those that are looked at, None where all are."""

@@ -267,5 +267,5 @@ class Solving(Workspace):
             solved.status,
         )
         self.details[id(candidate)] = candidate, space, choice, problem
-        self.plans.append(plan)
+        self.take_up(space, choice)
         return candidate

@@ -3,13 +3,12 @@ is made once, when it is first asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from planner.analysis.facts import GraphFacts
 from planner.cache.reshard_tables import Tables
 from planner.errors import PlanError
 from planner.execution.pipeline import Schedule
-from planner.execution.plan import Plan
 from planner.machine.topology import Mesh
 from planner.pricing.bucketing import OPEN, bounding
 from planner.pricing.pricer import Pricer
@@ -28,14 +27,14 @@ from planner.workload.model import Model
 class Workspace:
     """The graphs, pricers and spaces of a request. out_of_time: whether to make no more of them.
 
-    plans: those priced so far, whose cuts spaces of finer meshes take up. refused: why the last
-    mesh that cannot be had was refused.
+    cuts: of every node, the factors that plans and bounds so far cut: spaces of finer meshes take
+    them up. refused: why the last mesh that cannot be had was refused.
     """
 
     def __init__(self, model: Model, request: Request, out_of_time: Callable[[], bool]) -> None:
         self.model, self.request = model, request
         self.training = model.workload.kind == "train"
-        self.plans: list[Plan] = []
+        self.cuts: dict[str, set[str]] = {}
         self.refused: PlanError | None = None
         self.tables: Tables | None = None
         self.offered = SearchDomain(model, request, self.base, out_of_time)
@@ -45,6 +44,13 @@ class Workspace:
         self._bounding: dict[Mesh, Pricer] = {}
         self._atlas = LayoutTable()
         self._arithmetic: Arithmetic | None = None
+
+    def take_up(self, space: Space, choice: Sequence[int]) -> None:
+        """Let finer meshes cut what a choice cuts."""
+        for v, k in zip(space.variables, choice, strict=True):
+            if v.kind == "op" and (pairs := v.splits[k].pairs):
+                name = space.base.graph.nodes[v.node].id
+                self.cuts.setdefault(name, set()).update(f for f, _ in pairs)
 
     def base(self, microbatches: int) -> GraphFacts | None:
         """Rules, gradients and repeated blocks of the graph of one microbatch; None where the model
@@ -155,7 +161,7 @@ class Workspace:
                 if pinned:
                     fixed = self.offered.held(base, inner, limits)
                 if self.offered.by_alphabet(mesh):
-                    seen = self.offered.alphabet(base, inner, self.plans)
+                    seen = self.offered.alphabet(base, inner, self.cuts)
                     fixed = {
                         i: (
                             tuple(s for s in splits if s in fixed[i]) or fixed[i]

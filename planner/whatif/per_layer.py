@@ -74,7 +74,8 @@ def per_layer(priced: Priced) -> PerLayer:
             help=["plan explain FILE says what else was there"],
         )
     domain = SearchDomain(priced.model, priced.request, lambda _: base, lambda: False)
-    alphabet = domain.alphabet(base, inner, (plan,)) if len(inner.axes) > 2 else None
+    cuts = {name: {f for f, _ in split.pairs} for name, split in plan.splits.items()}
+    alphabet = domain.alphabet(base, inner, cuts) if len(inner.axes) > 2 else None
     limits = Limits(spatial=priced.model.batch < priced.request.topology.devices)
     pricer = replace(priced.pricer, offload=plan.offload, memo={})
 
