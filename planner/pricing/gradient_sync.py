@@ -20,6 +20,7 @@ from costmodels.trained_weight import TrainedWeight
 from planner.execution.layout_flow import own_zero_stage, zero_stage_dims
 from planner.execution.weight_offload import can_offload, lookup_tables
 from planner.execution.zero_stages import WEIGHT_COLLECTIVES, ZERO_STAGES
+from planner.pricing.peak_memory import GATHERED_BLOCKS
 from planner.sharding.layout import Axes, group
 
 if TYPE_CHECKING:
@@ -185,11 +186,10 @@ class WeightPricer:
         return known
 
     def _gathered(self) -> float:
-        """How many whole weights of one repeat stage 3 has at a time: those of two, and a gradient
-        before it is scattered, which frameworks count otherwise (planner.pricing.peak_memory,
-        planner.pricing.frameworks.peak_memory)."""
+        """How many whole weights of one repeat stage 3 has at a time, which frameworks count
+        otherwise (planner.pricing.peak_memory, planner.pricing.frameworks.peak_memory)."""
         runtime = self.pricer.runtime
-        return (3 if runtime.kernels is None else 2) * (1 + runtime.memory_slack)
+        return (GATHERED_BLOCKS if runtime.kernels is None else 2) * (1 + runtime.memory_slack)
 
     def _stacked(self, name: str) -> int:
         """Of how many repeats a device has it in one array: with pipeline stages those it holds

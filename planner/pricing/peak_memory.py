@@ -49,6 +49,10 @@ from planner.pricing.pricer import Pricer
 from planner.pricing.weight_offload import offloaded_weights
 from planner.sharding.layout import Layout, group, local_shape
 
+GATHERED_BLOCKS = 1
+"""Whole weights of so many blocks are there at a time under ZeRO stage 3, and gradients that are
+not scattered yet among them: they are gathered one by one, a little before they are read, and gone
+when they were."""
 PARKED_ARRAYS = 2
 """Parameters (of blocks those of one repeat) whose new state is on its way to the host's memory at
 the same time: one that is written, one that is made. The GPU compiler's schedule of a step with
@@ -410,21 +414,24 @@ def passes(
 
 
 def gathered_bytes(plan: Plan, gathered: Mapping[int, float]) -> float:
-    """Bytes of two layers' gathered weights, and of the gradient of one before it is scattered."""
+    """Bytes of what is gathered of weights at a time, and of gradients before they are scattered:
+    together as much as the weights of the largest block (docs/memory.md)."""
     layer: dict[int, float] = {}
     for i, size in gathered.items():
-        layer[block_of(plan, i)] = layer.get(block_of(plan, i), 0.0) + size
-    return 3 * max(layer.values(), default=0.0)
+        if (block := block_of(plan, i)) < 0:
+            layer[block] = layer.get(block, 0.0) + size
+    return GATHERED_BLOCKS * max(layer.values(), default=0.0)
 
 
 def temporaries(
     base: GraphFacts, flow: Flow, pricer: Pricer, gathered: Mapping[int, float]
 ) -> tuple[float, float]:
-    """The largest workspace of one operator (planner.pricing.kernels), with gathered weights of
-    two layers: before the epilogue, and in it."""
+    """The largest workspace of one operator (planner.pricing.kernels), with what is gathered of
+    weights: before the epilogue, and in it."""
     largest = {False: 0.0, True: 0.0}
     for p in passes(base, flow, pricer, gathered):
-        largest[p.i in base.epilogue] = max(largest[p.i in base.epilogue], p.work)
+        own = 0.0 if p.i in base.repeated else gathered.get(p.i, 0.0)
+        largest[p.i in base.epilogue] = max(largest[p.i in base.epilogue], p.work + own)
     full = gathered_bytes(flow.plan, gathered)
     return largest[False] + full, largest[True] + full
 
