@@ -224,7 +224,7 @@ def inner_collectives(
         axes = inner.axes(split, mesh)
         if axes and inner.runs(local):
             devices = group(axes, mesh)
-            forward, backward = inner.times(devices)
+            forward, backward = inner.times(devices, local)
             differentiated = trained and (inner.operand < 0 or node.inputs[inner.operand] in grad)
             yield InnerCollective(
                 of=inner,

@@ -19,12 +19,13 @@ from planner.ops.attention_cost import (
     kernel_rows,
     saved_rows,
 )
-from planner.ops.attention_kernels import can_balance, is_balanced
+from planner.ops.attention_kernels import can_balance, is_balanced, pieces_met, reach_of
 from planner.ops.attention_pairs import Positions
 from planner.ops.base import Call, NoRule, Operator, register
 from planner.ops.cost import bilinear
 from planner.ops.pointwise import letters
 from planner.ops.ties import masked_keys
+from planner.sharding.layout import group
 from planner.sharding.rule import Dim, KernelCollective, Rule, parse
 
 
@@ -63,7 +64,8 @@ def _attention_rule(node: Node, graph: Graph) -> Rule:
         line += ", "
     rule = parse(f"{line} -> {batch} {h} s e", shapes, (out,), sizes=sizes, no_pad=frozenset({"s"}))
     if q[2] > 1 and k[2] > 1:
-        inner = _ring(rule) + (_halves(rule) if can_balance(node, graph) else ())
+        inner = _ring(rule, reach_of(node, graph))
+        inner += _halves(rule) if can_balance(node, graph) else ()
         rule = replace(rule, paired={"ring": ("s", "t")}, inner=inner)
     # 2*B*H*S*T*(D+E), every pair of a query and a key (of a window): kernels that skip those that a
     # causal mask hides are priced without them (attention_cost.py).
@@ -71,16 +73,22 @@ def _attention_rule(node: Node, graph: Graph) -> Rule:
     return replace(rule, flops=2.0 * out[0] * heads * pairs * (q[3] + v[3]))
 
 
-def _ring(rule: Rule) -> tuple[KernelCollective, ...]:
-    """k and v pass every other device; in the backward pass once more, and their gradients as far,
-    in float32, and then home, in the type of k and v."""
+def _ring(rule: Rule, reach: int) -> tuple[KernelCollective, ...]:
+    """k and v pass every other device, or those that a window reaches back from; in the backward
+    pass once more, and their gradients as far, in float32, and then home, in the type of k and v.
+    """
+
+    def along(over: tuple[str, ...], forward: int, itemsize: int, **more: Any) -> KernelCollective:
+        more |= {"alike": ("s", "t"), "reach": reach}
+        return KernelCollective("ring", "collective-permute", over, forward, 1, itemsize, **more)
+
     found: list[KernelCollective] = []
     for dims in rule.operands[1:3]:
         over = tuple(f for dim in dims for f in dim)
         found += [
-            KernelCollective("ring", "collective-permute", over, 1, 1, 0, ring=True, kept=False),
-            KernelCollective("ring", "collective-permute", over, 0, 1, ring=True),
-            KernelCollective("ring", "collective-permute", over, 0, 1, 0),
+            along(over, 1, 0, ring=True, kept=False),
+            along(over, 0, 4, ring=True),
+            along(over, 0, 0),
         ]
     return tuple(found)
 
@@ -92,10 +100,8 @@ def _halves(rule: Rule) -> tuple[KernelCollective, ...]:
 
     def half(dims: tuple[Dim, ...], forward: int, backward: int, **more: Any) -> KernelCollective:
         over = tuple(f for dim in dims for f in dim)
-        kind, halved = "collective-permute", ("s", "t")
-        return KernelCollective(
-            "ring", kind, over, forward, backward, 0, halved=halved, kept=False, **more
-        )
+        more |= {"alike": ("s", "t"), "halved": True, "kept": False}
+        return KernelCollective("ring", "collective-permute", over, forward, backward, 0, **more)
 
     operands = [half(dims, 1, 1) for dims in rule.operands[:3]]
     gradients = [half(dims, 0, 1, operand=k) for k, dims in enumerate(rule.operands[:3])]
@@ -113,9 +119,12 @@ def _attention(call: Call) -> str:
         around = call.axis_text("ring")
         if is_balanced(call.rule, call.split, call.mesh):
             return f"{call.use('balanced_ring_attention')}({q}, {k}, {v}, {scale}, {around})"
+        devices = group(call.split.axes("ring"), call.mesh)
+        met = pieces_met(call.rule, call.rule.local(call.split, call.mesh), devices)
+        pieces = f", pieces={met}" if met < devices else ""
         return (
             f"{call.use('ring_attention')}({q}, {k}, {v}, {mask}, {scale}, {causal}, {start},"
-            f" {around}{window})"
+            f" {around}{window}{pieces})"
         )
     flags = f"{scale}, {causal}, {bool(call.attr('guard', 0))}"
     name = f'"{call.saved_as}"' if call.saved_as else ""

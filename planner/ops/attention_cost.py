@@ -15,7 +15,14 @@ from math import prod
 
 import numpy as np
 
-from planner.ops.attention_kernels import BLOCKS, CUDNN_ROWS, chosen, has_mask, is_balanced
+from planner.ops.attention_kernels import (
+    BLOCKS,
+    CUDNN_ROWS,
+    chosen,
+    has_mask,
+    is_balanced,
+    pieces_met,
+)
 from planner.ops.attention_pairs import Positions, around_ring
 from planner.ops.cost import Dots, Kernel, Passes, Pieces, Product
 from planner.ops.ring_cost import RingBytes, fused_ring, met_on_ring, ring_workspace
@@ -55,7 +62,7 @@ def _computed(dots: Dots) -> Fraction:
     if devices > 1:
         own = {"s": queries, "t": keys // devices}
         balanced = any(inner.halved and inner.runs(own) for inner in dots.rule.inner)
-        met = around_ring(queries, keys // devices, devices, balanced)
+        met = around_ring(queries, keys // devices, pieces_met(dots.rule, own, devices), balanced)
         pairs = sum(one.computed_pairs for one in met)
     else:
         pairs = positions.computed_pairs(queries, keys, part == 1)

@@ -61,6 +61,22 @@ def can_balance(node: Node, graph: Graph) -> bool:
     return bool(node.attrs.get("causal", 0)) and plain and queries[2] == keys[2]
 
 
+def reach_of(node: Node, graph: Graph) -> int:
+    """How many positions before a query its window begins, where queries and keys are of the same
+    positions and no other mask is there, so that pieces before are left out; 0 for all."""
+    queries, keys = graph.shapes(node.inputs[:2])
+    window: int = node.attrs.get("window", 0)  # type: ignore[assignment]
+    plain = not has_mask(node) and bool(node.attrs.get("causal", 0))
+    return max(window - 1, 1) if window and plain and queries[2] == keys[2] else 0
+
+
+def pieces_met(rule: Rule, local: Mapping[str, int], devices: int) -> int:
+    """How many pieces of keys a device meets on a ring of so many, its own among them. local: sizes
+    of a device's pieces."""
+    sent = next(inner for inner in rule.inner if inner.ring)
+    return 1 + sent.times(devices, local)[0]
+
+
 def is_balanced(rule: Rule, split: Split, mesh: Mapping[str, int]) -> bool:
     """Whether an attention runs on a balanced ring: one that can, and whose devices have as many
     queries as keys, an even number."""

@@ -116,15 +116,14 @@ class Met:
         return sum(n * rows * keys for n, rows, keys in self.blocks())
 
 
-def around_ring(queries: int, keys: int, devices: int, balanced: bool) -> tuple[Met, ...]:
-    """What the queries of a device meet on a ring of so many, on each of which are so many queries
-    and keys: every piece whole, masked or not; on a balanced ring, where each has an early and a
-    late half of the positions, its own keys under a causal mask and of each other device's two
-    pairs of halves."""
+def around_ring(queries: int, keys: int, pieces: int, balanced: bool) -> tuple[Met, ...]:
+    """What the queries of a device meet of so many pieces of so many keys on a ring: each whole,
+    masked or not; on a balanced ring, where each device has an early and a late half of the
+    positions, its own keys under a causal mask and of each other device's two pairs of halves."""
     if not balanced:
-        return (Met(devices, queries, keys),)
+        return (Met(pieces, queries, keys),)
     own = Met(1, queries, keys, Positions(True))
-    return own, Met(2 * (devices - 1), queries // 2, keys // 2)
+    return own, Met(2 * (pieces - 1), queries // 2, keys // 2)
 
 
 def _triangle(queries: int, keys: int) -> int:

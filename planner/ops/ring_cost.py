@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.graph.ir import Node
-from planner.ops.attention_kernels import is_balanced
+from planner.ops.attention_kernels import is_balanced, pieces_met
 from planner.ops.attention_pairs import Met, around_ring
 from planner.ops.cost import Kernel, Passes, Pieces
 from planner.sharding.layout import group
@@ -26,7 +26,8 @@ def met_on_ring(pieces: Pieces, split: Split) -> tuple[Met, ...]:
     local = pieces.rule.local(split, pieces.mesh)
     devices = group(split.axes("ring"), pieces.mesh)
     balanced = is_balanced(pieces.rule, split, pieces.mesh)
-    return around_ring(local.get("s", queries), local.get("t", keys), devices, balanced)
+    pieces_of_keys = pieces_met(pieces.rule, local, devices)
+    return around_ring(local.get("s", queries), local.get("t", keys), pieces_of_keys, balanced)
 
 
 @dataclass(frozen=True)

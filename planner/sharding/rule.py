@@ -48,9 +48,10 @@ class KernelCollective:
     a `ring` it runs so often for each other device of the axes. What is not `kept` runs again with
     a recomputed block, even where that saves the results of collectives; what is `for_result` only
     where the kernel's result is recomputed. `units` multiplies the payload;
-    with `operand` the backward pass runs it only for the gradient of that operand. It sends half of
-    a device's piece where factors are `halved`, and runs only where their pieces are equally long
-    and even.
+    with `operand` the backward pass runs it only for the gradient of that operand. Where it
+    is `halved` it sends half of a device's piece, and runs only where the pieces of factors that
+    are `alike` are equally long and even. Where they are equally long, a ring with a `reach` sends
+    pieces no further than to devices so many positions behind.
     """
 
     factor: str
@@ -66,16 +67,26 @@ class KernelCollective:
     for_result: bool = False
     units: int = 1
     operand: int = -1
-    halved: tuple[str, ...] = ()
+    alike: tuple[str, ...] = ()
+    halved: bool = False
+    reach: int = 0
+
+    def _length(self, local: Mapping[str, int]) -> int:
+        """Positions of a device's piece of the factors that are alike; 0 where they differ."""
+        sizes = {local[f] for f in self.alike}
+        return sizes.pop() if len(sizes) == 1 else 0
 
     def runs(self, local: Mapping[str, int]) -> bool:
         """Whether it runs where pieces of these sizes are on its axes' devices."""
-        sizes = {local[f] for f in self.halved}
-        return not sizes or (len(sizes) == 1 and not sizes.pop() % 2)
+        length = self._length(local)
+        return not self.halved or bool(length and length % 2 == 0)
 
-    def times(self, devices: int) -> tuple[int, int]:
-        """How often it runs in each pass."""
+    def times(self, devices: int, local: Mapping[str, int]) -> tuple[int, int]:
+        """How often it runs in each pass, where pieces of these sizes are on so many devices."""
         each = devices - 1 if self.ring else 1
+        length = self._length(local) if self.ring and self.reach else 0
+        if length:
+            each = min(each, -(-self.reach // length))
         return self.forward * each, self.backward * each
 
     def axes(self, split: Split, order: Iterable[str]) -> Axes:

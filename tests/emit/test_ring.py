@@ -28,7 +28,7 @@ from planner.emit.runtime.kernels.ring import (  # noqa: E402
 from planner.emit.runtime.kernels.ring_pieces import joined_results, piece_kernel  # noqa: E402
 from planner.graph.ir import Graph, Node, Tensor  # noqa: E402
 from planner.ops import OPERATORS  # noqa: E402
-from planner.ops.attention_kernels import Chosen, chosen, is_balanced  # noqa: E402
+from planner.ops.attention_kernels import Chosen, chosen, is_balanced, pieces_met  # noqa: E402
 from planner.ops.attention_pairs import Positions, around_ring  # noqa: E402
 from planner.sharding.rule import Split  # noqa: E402
 from tests.emit.test_fused_attention import H100, V5P, mesh_of  # noqa: E402
@@ -328,6 +328,24 @@ def test_plans_say_which_kernel_attends_to_pieces(
 ) -> None:
     found, is_even, _ = planned(positions, split, **options)
     assert (str(found), is_even) == (kernel, even)
+
+
+@pytest.mark.parametrize(
+    ("window", "met"), [(0, 4), (1, 2), (2, 2), (1025, 2), (1026, 3), (2049, 3), (4096, 4)]
+)
+def test_a_window_ends_the_way_of_keys(window: int, met: int) -> None:
+    """Pieces of 1,024 positions: those that begin before a window of a device's first query are
+    not sent, but where other axes cut the queries as well or a mask is there besides."""
+    _, _, made = planned(4096, RING, window=window)
+    local = {"s": 1024, "t": 1024}
+    assert pieces_met(made.rule, local, 4) == met
+    assert pieces_met(made.rule, {"s": 512, "t": 1024}, 4) == 4
+    _, _, masked = planned(4096, RING, window=window, mask=True)
+    assert pieces_met(masked.rule, local, 4) == 4
+    gradients = [inner for inner in made.rule.inner if inner.backward and not inner.forward]
+    assert [inner.times(4, local)[1] for inner in gradients if not inner.halved] == [
+        *[met - 1, 1] * 2
+    ]
 
 
 def test_halves_change_places_where_they_can() -> None:

@@ -164,7 +164,24 @@ def neighbour_cases() -> list[Case]:
     return [
         Case("ring", "Attention", (q, k, v), ((2, 4, 8, 6),), plain),
         Case("ring-causal", "Attention", own, ((2, 4, 16, 6),), causal),
+        # Pieces of three positions, which cannot be halved, and of six and twelve.
+        Case(
+            "ring-odd",
+            "Attention",
+            ((2, 4, 24, 10), (2, 4, 24, 10), (2, 4, 24, 6)),
+            ((2, 4, 24, 6),),
+            causal,
+        ),
+        Case(
+            "ring-odd-gqa",
+            "Attention",
+            ((2, 8, 24, 10), (2, 2, 24, 10), (2, 2, 24, 6)),
+            ((2, 8, 24, 6),),
+            causal,
+        ),
         Case("ring-window", "Attention", own, ((2, 4, 16, 6),), {**causal, "window": 3}),
+        Case("ring-window-wide", "Attention", own, ((2, 4, 16, 6),), {**causal, "window": 6}),
+        Case("ring-window-whole", "Attention", own, ((2, 4, 16, 6),), {**causal, "window": 16}),
         Case(
             "ring-guard",
             "Attention",

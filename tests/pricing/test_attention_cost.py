@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,8 +16,15 @@ from costmodels.hardware.mixed import slowest
 from costmodels.kernels import attention_time_s, roofline_time_s
 from planner.analysis.facts import GraphFacts
 from planner.machine.mesh_choices import pinned_mesh
+from planner.ops.attention_cost import attention_passes
 from planner.ops.attention_pairs import Positions
-from planner.pricing.kernels import kernel_times, pieces_of, saved_beside, working_bytes
+from planner.pricing.kernels import (
+    inner_times,
+    kernel_times,
+    pieces_of,
+    saved_beside,
+    working_bytes,
+)
 from planner.pricing.pricer import Pricer
 from planner.reader import read_model
 from planner.search.build_request import make_request
@@ -127,6 +136,45 @@ def test_queries_cut_under_a_causal_mask_leave_the_fused_kernel() -> None:
     assert cut == pytest.approx([t / 2 for t in whole], rel=0.01)
     assert sum(kernel_times(base, i, queries, two)) > 2 * sum(cut)
     assert pieces_of(base, i, (queries,), two).attention_kernel == "cudnn"
+
+
+@pytest.mark.parametrize("device", ["h100-sxm", "tpu-v5p"])
+def test_a_balanced_ring_is_priced_as_its_part_of_the_causal_work(device: str) -> None:
+    """Kernels of attention do an eighth of what one device would; sends between devices, exchanges
+    of halves among them, are priced by their bytes."""
+    base = facts()
+    request = make_request(
+        devices=8, hardware=device, topology=None, precision="bf16-mixed", backend=""
+    )
+    mesh = pinned_mesh(request.topology, {"data": 8})
+    eight = Pricer(request.topology, mesh, request.runtime, request.recipe)
+    i, ring = attention(base), Split.of({"ring": ["data"]})
+    shapes = base.graph.shapes(base.graph.nodes[i].inputs)
+    sizes = [2.0 * prod(shape) for shape in shapes[:3]]
+
+    def work(split: Split, prices: Pricer, part: int) -> list[float]:
+        pieces = pieces_of(base, i, (split,), prices)
+        operands, results = np.array([sum(sizes) / part]), np.array([sizes[0] / part])
+        (passes,) = attention_passes(pieces, operands, results)
+        return [sum(k.flops * k.often for k in each if k.attention) for each in passes]
+
+    whole = work(Split(), pricer(device), 1)
+    assert work(ring, eight, 8) == pytest.approx([flops / 8 for flops in whole])
+    q, k, v = (size / 8 for size in sizes)
+    permutes = (
+        [*[k, v] * 7, *[x / 2 for x in (q, k, v, q)]],
+        [
+            *[k, v] * 7,
+            *[2 * k, 2 * v] * 7,  # float32
+            *[k, v],
+            *[x / 2 for x in (q, k, v, q, q, k, v)],
+        ],
+    )
+    expected = [
+        sum(eight.collective_s("collective-permute", ("data",), size) for size in each)
+        for each in permutes
+    ]
+    assert inner_times(base, i, ring, eight)[:2] == pytest.approx(expected)
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 50))

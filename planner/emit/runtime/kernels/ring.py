@@ -25,22 +25,25 @@ from planner.emit.runtime.kernels.ring_pieces import (
     piece_kernel,
     piece_result,
     positions_dim,
+    steps_together,
     turned,
 )
 
 
 # Long: the forward and the backward pass of one function share what it decides first.
 # Many parameters: the operands and attributes of attention, and the axes of the ring.
-def ring_attention(q, k, v, mask, scale, causal, start, axes, window=0):
+def ring_attention(q, k, v, mask, scale, causal, start, axes, window=0, pieces=0):
     """`attention` of local queries q [B, H, S, D] with all keys, of which this device holds its
     piece k [B, G, T, D], v [B, G, T, E].
 
     mask: [.., S, all keys]. Query 0 here is query `start` of the sequence. Kept for the backward
     pass beside the operands: the result, and a float32 a row of scores. Every device meets every
-    piece, masked by `causal` or not; those without any mask are the device's fused kernel's.
+    piece, masked by `causal` or not, or the last so many `pieces` up to its own (0 for all), where
+    a window leaves out those before; those without any mask are the device's fused kernel's.
     """
     masked = causal or mask is not None
     kernel = "blocks" if masked else piece_kernel(q, k, v, q.shape[2], k.shape[2])
+    steps, unroll = range(pieces or lax.axis_size(axes)), steps_together(kernel)
 
     def first(width, i):
         """The first key of the piece that is here at a step."""
@@ -60,7 +63,7 @@ def ring_attention(q, k, v, mask, scale, causal, start, axes, window=0):
 
         rows = max(q.shape[0], k.shape[0]), *q.shape[1:3]
         empty = jnp.zeros((*rows, v.shape[-1]), jnp.float32), jnp.full(rows, -jnp.inf)
-        return go_round(meet, tuple(spread(x, q, k, v) for x in empty), (k, v), axes)
+        return go_round(meet, tuple(spread(x, q, k, v) for x in empty), (k, v), axes, steps, unroll)
 
     def backward(kept, g, q, k, v, mask, start):
         """Gradients of the operands, parts of that of the mask by step."""
@@ -79,7 +82,7 @@ def ring_attention(q, k, v, mask, scale, causal, start, axes, window=0):
             return tuple(x + part.astype(x.dtype) for x, part in added), tuple(parts[3:])
 
         zeros = [spread(jnp.zeros(x.shape, jnp.float32), q, k, v) for x in (q, k, v)]
-        gradients, rest = gradients_round(meet, zeros, (k, v), axes)
+        gradients, rest = gradients_round(meet, zeros, (k, v), axes, steps, unroll)
         return [turned(x, kernel) for x in gradients], rest
 
     @jax.custom_vjp
@@ -94,10 +97,10 @@ def ring_attention(q, k, v, mask, scale, causal, start, axes, window=0):
         return turned(out, kernel), ((q, k, v, mask, start), (out, total))
 
     def pull(kept, g):
-        """Gradients of all operands. Of two devices the loops run once, so that compilers would
+        """Gradients of all operands. Of few pieces the loops run once, so that compilers would
         keep the forward pass's scores for this one."""
         operands, results = kept
-        operands = after(operands, g) if lax.axis_size(axes) == 2 else operands
+        operands = after(operands, g) if len(steps) <= unroll + 1 else operands
         (dq, dk, dv), parts = backward(results, g, *operands)
         q, k, v, mask, _ = operands
         return (
@@ -114,10 +117,10 @@ def ring_attention(q, k, v, mask, scale, causal, start, axes, window=0):
     return run(q, k, v, mask if mask is None else spread(mask, *beside), start)
 
 
-def go_round(meet, state, piece, axes, first=0):
-    """The state after `meet(state, k, v, step)` with each piece (k, v) from step `first` on, while
-    the next one travels. piece: the one that is here at that step."""
-    n = lax.axis_size(axes)
+def go_round(meet, state, piece, axes, steps, unroll):
+    """The state after `meet(state, k, v, step)` with the piece (k, v) of each step, while the next
+    one travels. piece: of the first step, which is here; steps: a range; unroll: how many of them
+    are in an iteration of the loop."""
 
     def step(carry, i):
         """Meet the piece that is here while it travels on."""
@@ -125,16 +128,16 @@ def go_round(meet, state, piece, axes, first=0):
         following = pass_on(piece, axes)
         return (meet(state, *piece, i), following), None
 
-    if first < n - 1:
-        (state, piece), _ = lax.scan(step, (state, piece), jnp.arange(first, n - 1))
-    return meet(state, *piece, n - 1)
+    *before, last = steps
+    if before:
+        (state, piece), _ = lax.scan(step, (state, piece), jnp.array(before), unroll=unroll)
+    return meet(state, *piece, last)
 
 
-def gradients_round(meet, gradients, piece, axes, first=0):
+def gradients_round(meet, gradients, piece, axes, steps, unroll):
     """(gradients of q in float32, of k and v brought home in their types; what else `meet` gives at
-    each step, stacked). `meet(gradients, k, v, step)` adds what one piece gives; gradients and
-    piece: what is there before step `first`."""
-    n = lax.axis_size(axes)
+    each step, stacked). `meet(gradients, k, v, step)` adds what one piece gives; gradients: what is
+    there before the first step; the rest as for `go_round`."""
 
     def step(carry, i):
         """Meet the piece that is here; it travels on, and its gradients with it."""
@@ -143,15 +146,15 @@ def gradients_round(meet, gradients, piece, axes, first=0):
         (dq, dk, dv), rest = meet(gradients, *piece, i)
         return ((dq, *pass_on((dk, dv), axes)), following), rest
 
-    if first < n - 1:
-        steps = jnp.arange(first, n - 1)
-        (gradients, piece), before = lax.scan(step, (tuple(gradients), piece), steps)
-    (dq, dk, dv), last = meet(gradients, *piece, n - 1)
-    rest = (
-        [jnp.concatenate([x, y[None]]) for x, y in zip(before, last, strict=True)] if last else []
-    )
+    *before, last = steps
+    if before:
+        carry = tuple(gradients), piece
+        (gradients, piece), found = lax.scan(step, carry, jnp.array(before), unroll=unroll)
+    (dq, dk, dv), rest = meet(gradients, *piece, last)
+    if rest and before:
+        rest = [jnp.concatenate([x, y[None]]) for x, y in zip(found, rest, strict=True)]
     home = tuple(x.astype(y.dtype) for x, y in zip((dk, dv), piece, strict=True))
-    return (dq, *pass_on(home, axes)), rest
+    return (dq, *pass_on(home, axes, -last)), rest
 
 
 def ring_mask_gradient(mask, axes, parts):
@@ -283,7 +286,8 @@ def balanced_forward(kernel, operands, scale, axes):
 
     following = pass_on(tuple(operands[1:]), axes)
     out, total = piece_result(kernel, operands, scale, True)
-    return go_round(meet, (out.astype(jnp.float32), total), following, axes, 1)
+    state, steps = (out.astype(jnp.float32), total), range(1, lax.axis_size(axes))
+    return go_round(meet, state, following, axes, steps, steps_together(kernel))
 
 
 def balanced_backward(kernel, operands, results, scale, axes):
@@ -307,5 +311,5 @@ def balanced_backward(kernel, operands, results, scale, axes):
     following = pass_on(tuple(operands[1:]), axes)
     parts = piece_gradients(kernel, operands, results, scale, True)
     dq, dk, dv = (x.astype(jnp.float32) for x in parts)
-    own = dq, *pass_on((dk, dv), axes)
-    return gradients_round(meet, own, following, axes, 1)[0]
+    own, steps = (dq, *pass_on((dk, dv), axes)), range(1, lax.axis_size(axes))
+    return gradients_round(meet, own, following, axes, steps, steps_together(kernel))[0]

@@ -68,6 +68,13 @@ def positions_dim(kernel):
     return 1 if kernel == "cudnn" else 2
 
 
+def steps_together(kernel):
+    """How many steps of a ring an iteration of its loop has. With one, XLA on GPUs copies what
+    arrives to where the next iteration reads it; with two, each step sends into the place of what
+    the one before has read. On TPUs sends of two steps overlap less with what is computed."""
+    return 2 if kernel == "cudnn" else 1
+
+
 def turned(x, kernel):
     """x [B, H, S, ..] as a kernel of pieces takes it, and what it gives as [B, H, S, ..]: to cuDNN
     heads come after positions, and to turn what loops carry would be a copy in each step."""
