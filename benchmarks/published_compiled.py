@@ -13,6 +13,7 @@ import numpy as np
 
 from benchmarks.published_scores import quantiles
 from costmodels.ranges import SMALL, Asked, TimeRange, time_range
+from planner.calibrate.runs import xla
 from planner.calibrate.runs.compiled import sources_left_out
 from planner.calibrate.runs.fit import Prepared
 
@@ -34,7 +35,7 @@ def range_of(row: Prepared) -> TimeRange:
         parameters=row.parameters,
         sequence=int(facts["seq"]),
         stages=row.case.mesh.stages,
-        experts=False,
+        experts=bool(xla.mixture(row.case.row)),
         training=True,
     )
     return time_range(row.case.runtime, asked)
@@ -51,7 +52,9 @@ def _is_inside(row: Prepared, spread: TimeRange) -> bool:
 
 
 def class_of(row: Prepared) -> str:
-    """`gpu large`: kind of device, and whether the model has a billion parameters."""
+    """`gpu large`: kind of device, and whether the model has a billion parameters, or experts."""
+    if xla.mixture(row.case.row):
+        return f"{row.case.topology.device.kind} experts"
     size = "small" if row.parameters < SMALL else "large"
     return f"{row.case.topology.device.kind} {size}"
 
@@ -187,7 +190,7 @@ def between(rows: Sequence[Prepared], same: Sequence[str], other: Sequence[str])
 
 def show_between(rows: Sequence[Prepared]) -> None:
     """How far one measured step tells of others."""
-    large = [row for row in rows if row.parameters >= SMALL]
+    large = [row for row in rows if class_of(row).endswith("large")]
     cases = {
         "differ in devices alone": between(large, (*SAME_PROGRAM, "model"), ("devices",)),
         "differ in model, length or devices": between(

@@ -79,7 +79,7 @@ def time_range(runtime: Runtime, asked: Asked) -> TimeRange:
     if runtime.kernels is not None or rows is None:
         return TimeRange(*runtime.time_spread, tie)
     size = "small" if asked.parameters < SMALL else "large"
-    row, why = rows.get(size), []
+    row, why = rows.get("experts" if asked.experts and "experts" in rows else size), []
     if row is None:
         row = rows["large"]
         why.append(f"no published run on a {asked.kind.upper()} is of a model below a billion")
@@ -108,7 +108,10 @@ def _beyond(asked: Asked, rows: Mapping[str, Any]) -> list[tuple[str, bool]]:
             asked.sequence > most["sequence"],
         ),
         ("no published run of a large model has pipeline stages compiled by XLA", asked.stages > 1),
-        ("no published run of a mixture of experts was compared", asked.experts),
+        (
+            f"no published run of a mixture of experts on a {asked.kind.upper()} was compared",
+            asked.experts and "experts" not in rows,
+        ),
         ("published runs train: no step of inference was compared", not asked.training),
     ]
 

@@ -101,13 +101,16 @@ def _fused(pieces: Pieces, split: Split, share: float, operands: float, results:
     """One kernel a pass over operands and results; the backward pass also reads the result and its
     gradient and writes gradients of the operands. cuDNN reads a mask as terms of all queries and
     keys, and writes their gradient whether or not it is asked for; odd numbers of queries or keys
-    are brought to even ones in copies."""
-    queries, keys = pieces.graph.shapes(pieces.node.inputs[:2])
+    are brought to even ones in copies, and values that are narrower than keys to their width."""
+    queries, keys, values = pieces.graph.shapes(pieces.node.inputs[:3])
     if split.axes("ring"):
         sizes = RingBytes.of(pieces, split, _rows(pieces, split), results)
         products = PRODUCTS[pieces.attention_kernel]
         return fused_ring(pieces, split, sizes, pieces.rule.flops * share, products)
     flops = pieces.rule.flops * share * Positions.of(pieces.node).share(queries[2], keys[2])
+    flops *= 2 * keys[3] / (keys[3] + values[3])
+    wider = _wider_bytes(pieces, split)
+    operands, results = operands + wider, results * keys[3] / values[3]
     statistics, bias = SCORE * _rows(pieces, split), _bias_bytes(pieces, split)
     forward = Kernel(flops, operands + results + statistics + bias, attention="forward")
     backward = Kernel(
@@ -122,10 +125,22 @@ def _fused(pieces: Pieces, split: Split, share: float, operands: float, results:
 
 
 def _is_padded(pieces: Pieces, split: Split) -> bool:
-    """Whether queries or keys are an odd number, which cuDNN gets one more of."""
+    """Whether queries or keys are an odd number, which cuDNN gets one more of, or values narrower
+    than keys."""
+    if _wider_bytes(pieces, split):
+        return True
     queries, keys = (shape[2] for shape in pieces.graph.shapes(pieces.node.inputs[:2]))
     rows = pieces.rule.local(split, pieces.mesh).get("s", queries)
     return pieces.attention_kernel == "cudnn" and bool(rows % CUDNN_ROWS or keys % CUDNN_ROWS)
+
+
+def _wider_bytes(pieces: Pieces, split: Split) -> float:
+    """Bytes of the zeros behind values that are narrower than keys."""
+    keys, values = (shape[3] for shape in pieces.graph.shapes(pieces.node.inputs[1:3]))
+    if keys == values:
+        return 0.0
+    held = pieces.bytes_of(pieces.node.inputs[2], pieces.operand_shape(2, split))
+    return (keys / values - 1) * held
 
 
 def _bias_bytes(pieces: Pieces, split: Split) -> float:
@@ -251,6 +266,9 @@ def saved_rows(pieces: Pieces) -> np.ndarray:
         own = kernel != "cudnn" or _is_padded(pieces, split)
         width = prod(local[f] for dim in out[3:] for f in dim) if own else 0
         dtype = pieces.graph.tensors[pieces.node.outputs[0]].dtype
+        if kernel != "ring" and (zeros := _wider_bytes(pieces, split)):
+            width = pieces.graph.shapes(pieces.node.inputs[1:2])[0][3]
+            return zeros + _rows(pieces, split) * (width * pieces.itemsize(dtype) + SCORE)
         return _rows(pieces, split) * (width * pieces.itemsize(dtype) + SCORE)
 
     return np.array([saved(split) for split in pieces.splits])

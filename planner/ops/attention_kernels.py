@@ -135,7 +135,9 @@ def chosen(
         ),
         "its queries are cut under a causal mask": causal and not ring and rows < queries[2],
         "keys are shared by the whole batch": not queries[0] == keys[0] == values[0],
-        "keys and values differ in width": not queries[3] == keys[3] == values[3],
+        "keys and values differ in width": (
+            queries[3] != keys[3] or values[3] > keys[3] or (ring and values[3] != keys[3])
+        ),
         f"its heads have {queries[3]} elements": (
             (
                 device_kernel == "cudnn"

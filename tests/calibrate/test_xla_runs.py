@@ -136,6 +136,13 @@ def test_an_encoder_and_a_decoder_are_read(rows: list[dict[str, Any]]) -> None:
     assert xla.encoder_decoder_flops(row) > 0
 
 
+def test_a_mixture_of_experts_is_read() -> None:
+    row = {"model": "Mixtral-8x7B", "seq": 4096}
+    assert xla.mixture(row) == "zoo:mixtral-8x7b,seq=4096"
+    assert xla.active_width(row) == 2 * 14336
+    assert xla.mixture({"model": "gpt-oss-120b", "seq": 8192}) == ""
+
+
 @pytest.mark.parametrize(
     ("words", "node", "expected"),
     [
@@ -188,6 +195,12 @@ def test_ranges_are_wide_where_nothing_was_measured() -> None:
         assert found.above > known.above
         assert found.below > known.below
     assert time_range(runtime, replace(ASKED, device="mine", calibrated=True)).why == ()
+    on_tpus = replace(ASKED, kind="tpu", device="tpu-v6e", experts=True)
+    assert time_range(runtime, on_tpus).why == ()
+    assert (
+        time_range(runtime, on_tpus).below
+        > time_range(runtime, replace(on_tpus, experts=False)).below
+    )
     framework = load_runtime("megatron")
     assert time_range(framework, ASKED).ends(1.0) == (
         1 - framework.time_spread[0],

@@ -182,6 +182,40 @@ def test_splash_leaves_out_the_keys_that_a_mask_hides(
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=5e-5)
 
 
+@pytest.mark.parametrize("kernel", ["cudnn", "splash"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_values_narrower_than_keys_go_through_kernels(
+    kernel: str, causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Result and gradients of multi-head latent attention: kernels get zeros behind the values."""
+    q, k, v = (_some((2, h, 128, width), h) for h, width in ((4, 64), (2, 64), (2, 40)))
+    run = jax.nn.dot_product_attention
+
+    def plain(*operands: Any, implementation: str, **options: Any) -> Any:
+        assert implementation == "cudnn" and len({x.shape[3] for x in operands[:3]}) == 1
+        return run(*operands, implementation="xla", **options)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", plain)
+    monkeypatch.setattr(fused, "attention_kernel", lambda *_: kernel)
+    interpreted = functools.partial(splash_attention, interpret=True)
+    monkeypatch.setattr(fused, "splash_attention", interpreted)
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("data")
+
+    def gradients(of: Any) -> Any:
+        def step(*x: Any) -> Any:
+            value, found = jax.value_and_grad(lambda *x: jnp.sum(jnp.sin(of(*x))), (0, 1, 2))(*x)
+            return jax.lax.psum(value, "data"), found
+
+        out = jax.sharding.PartitionSpec(), spec
+        return jax.jit(jax.shard_map(step, mesh=mesh, in_specs=spec, out_specs=out))(q, k, v)
+
+    one = gradients(lambda *x: fused_attention(*x, 0.1, causal, True))
+    other = gradients(lambda *x: attention(*x, None, 0.1, causal, True, 0))
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize(("causal", "window"), [(False, 0), (True, 0), (True, 5)])
 @pytest.mark.parametrize("kind", [*MASKS, "trained terms of heads", "none"])
 @pytest.mark.parametrize(("queries", "keys"), [(16, 16), (9, 15)])
@@ -327,16 +361,19 @@ KINDS = {
         (197, 64, ""),
         (256, 80, "of terms"),
         (256, 256, ""),
+        (256, 192, ""),
     ],
 )
 def test_plans_name_the_kernel_that_programs_choose(
     device: str, compute: str, queries: int, width: int, mask: str
 ) -> None:
     """`planner.ops.attention_kernels` from a plan, `attention_kernel` when a program is traced."""
-    shapes = {"q": (2, 4, queries, width), "k": (2, 2, 256, width), "v": (2, 2, 256, width)}
-    tensors = {n: Tensor(n, shape, "float32") for n, shape in (shapes | {"o": shapes["q"]}).items()}
+    own = 128 if width == 192 else width  # latent attention's values are narrower than its keys
+    shapes = {"q": (2, 4, queries, width), "k": (2, 2, 256, width), "v": (2, 2, 256, own)}
+    out = {"o": (2, 4, queries, own)}
+    tensors = {n: Tensor(n, shape, "float32") for n, shape in (shapes | out).items()}
     attributes = {"scale": 0.1, "causal": 1, "guard": 0}
-    given = operands(queries=queries, width=width, dtype=getattr(jnp, compute))
+    given = tuple(jax.ShapeDtypeStruct(x, getattr(jnp, compute)) for x in shapes.values())
     if mask:
         given = (*given, jax.ShapeDtypeStruct(*MASKS[mask]))
         tensors["mask"] = Tensor("mask", MASKS[mask][0], jnp.dtype(MASKS[mask][1]).name)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from costmodels.runtimes import Rates
+from planner.calibrate.runs import xla
 from planner.calibrate.runs.fit import Prepared, fitted
 
 START = Rates(stragglers=0.005)
@@ -37,10 +38,12 @@ FEW = 3.0
 
 
 def tells(row: Prepared) -> bool:
-    """Whether rates are learned from a row: a large model's, of a program like the emitted ones."""
+    """Whether rates are learned from a row: a large dense model's, of a program like the emitted
+    ones."""
     facts = row.case.row
     old = str(facts.get("date") or "9") < RELEASE and row.case.topology.device.kind == "gpu"
-    return row.parameters >= LEAST_PARAMETERS and facts.get("runtime") != "torch_xla" and not old
+    dense = row.parameters >= LEAST_PARAMETERS and not xla.mixture(facts)
+    return dense and facts.get("runtime") != "torch_xla" and not old
 
 
 def learned(rows: Sequence[Prepared]) -> dict[str, Rates]:

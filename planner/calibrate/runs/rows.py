@@ -153,7 +153,7 @@ def _leave_unpriced(row: Row) -> None:
     if any(word in model for word in ("gemma2", "gemma3")):
         raise Left("attention within a window")
     experts = ("mixtral", "moe", "a3b", "a22b", "deepseek", "oss", "kimi")
-    if any(word in model for word in experts):
+    if any(word in model for word in experts) and not (xla.is_xla(row) and xla.mixture(row)):
         raise Left("experts")
 
 
@@ -316,7 +316,7 @@ def capped(device: Device, watts: float) -> Device:
 
 def spec_of(row: Row) -> str:
     """The zoo's name for the model of a row."""
-    if spec := xla.encoder_decoder(row):
+    if spec := xla.encoder_decoder(row) or xla.mixture(row):
         return spec
     layers, hidden, heads, seq = (int(row[k]) for k in ("layers", "hidden", "heads", "seq"))
     vocab = int(row.get("vocab") or 51200)
@@ -365,10 +365,12 @@ def model_flops(row: Row) -> float:
         int(row.get("ffn") or 4 * hidden),
         int(row.get("vocab") or 51200),
     )
-    spec = spec_of(row)
-    width = int(spec.rpartition("head_dim=")[2]) if "head_dim=" in spec else hidden // heads
+    spec, mixed = spec_of(row), bool(xla.mixture(row))
+    wide = re.search(r"head_dim=(\d+)", spec)
+    width = int(wide[1]) if wide else hidden // heads
+    ffn = xla.active_width(row) if mixed else ffn
     products = (
-        layers * hidden * (2 * width * (heads + kv) + (3 if "head_dim=" in spec else 2) * ffn)
+        layers * hidden * (2 * width * (heads + kv) + (3 if wide or mixed else 2) * ffn)
         + vocab * hidden
     )
     return float(row["global_batch"]) * seq * (6.0 * products + 12.0 * layers * heads * width * seq)

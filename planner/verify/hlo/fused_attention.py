@@ -21,6 +21,8 @@ _CAUSAL = re.compile(r'"mask_type": ?"[A-Z_]*CAUSAL')
 _CUDNN_WINDOW = re.compile(r'"sliding_window_length": ?"?(\d+)')
 _SPLASH_WINDOW = re.compile(r"\bwindow_(\d+)\b")
 """Programs name the window around the kernel, whose text does not tell it."""
+_VALUES = re.compile(r"\bvalues_(\d+)\b")
+"""So they do the width of values that the kernel gets with zeros behind them."""
 _SPLASH = re.compile(r"splash_m[hq]a_(fwd|dkv|dq)")
 _COUNTED = {"fwd": (1, 1), "dkv": (2, 1), "dq": (1, 1)}
 """Products that a Splash kernel is counted with: over the width of keys, over that of values. The
@@ -56,14 +58,26 @@ def _cudnn(backward: bool, instruction: Instruction, operands: tuple[Shape, ...]
     """Operands begin with queries [B, S, H, D], keys [B, T, G, D] and values [B, T, G, E]."""
     (batch, queries, heads, width), keys, values = (operands[k].dims for k in range(3))
     over_keys, over_values = (3, 2) if backward else (1, 1)
-    widths = over_keys * width + over_values * values[3]
+    own = _value_width(instruction, values[3])
     window = _CUDNN_WINDOW.search(instruction.attributes)
     positions = Positions(
         bool(_CAUSAL.search(instruction.attributes)), int(window.group(1)) if window else 0
     )
-    each = 2 * batch * heads * widths
-    counted = each * positions.computed_pairs(queries, keys[1], True)
-    return FusedAttention("cudnn", backward, counted, each * positions.pairs(queries, keys[1]))
+    counted, done = (
+        2 * batch * heads * (over_keys * width + over_values * e) for e in (own, values[3])
+    )
+    return FusedAttention(
+        "cudnn",
+        backward,
+        counted * positions.computed_pairs(queries, keys[1], True),
+        done * positions.pairs(queries, keys[1]),
+    )
+
+
+def _value_width(instruction: Instruction, given: int) -> int:
+    """Elements of a value of the program, where its kernel is given wider ones with zeros."""
+    own = _VALUES.search(instruction.attributes)
+    return int(own.group(1)) if own else given
 
 
 def _splash(kernel: str, instruction: Instruction, operands: tuple[Shape, ...]) -> FusedAttention:
@@ -77,10 +91,12 @@ def _splash(kernel: str, instruction: Instruction, operands: tuple[Shape, ...]) 
     window = _SPLASH_WINDOW.search(instruction.attributes)
     positions = Positions(causal, int(window.group(1)) if window else 0)
 
-    def products(over_keys: int, over_values: int) -> int:
-        widths = over_keys * queries[-1] + over_values * values[-1]
+    def products(over_keys: int, over_values: int, width: int) -> int:
+        widths = over_keys * queries[-1] + over_values * width
         return 2 * math.prod(queries[:-2]) * widths
 
-    counted = products(*_COUNTED[kernel]) * positions.computed_pairs(queries[-2], keys[-2], True)
-    done = products(*_DONE[kernel]) * positions.pairs(queries[-2], keys[-2])
+    own = _value_width(instruction, values[-1])
+    pairs = positions.computed_pairs(queries[-2], keys[-2], True)
+    counted = products(*_COUNTED[kernel], own) * pairs
+    done = products(*_DONE[kernel], values[-1]) * positions.pairs(queries[-2], keys[-2])
     return FusedAttention("splash", kernel != "fwd", counted, done)

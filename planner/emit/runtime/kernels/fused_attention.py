@@ -29,7 +29,7 @@ HOPPER = ("H100", "H200", "H20", "H800")
 
 # Many parameters: the operands and attributes of attention.
 def fused_attention(q, k, v, scale, causal, guard, window=0, mask=None, name=""):
-    """`attention`, q [B, H, S, D], k [B, G, T, D], v [B, G, T, D] whole along S and T, a mask
+    """`attention`, q [B, H, S, D], k [B, G, T, D], v [B, G, T, E] whole along S and T, a mask
     broadcastable to [B, H, S, T], by the kernel that the devices have for these operands. name:
     what checkpoint policies call the result, and what a kernel keeps beside it; cuDNN's they know
     by itself (`save_names`)."""
@@ -39,7 +39,16 @@ def fused_attention(q, k, v, scale, causal, guard, window=0, mask=None, name="")
         return checkpoint_name(out, name) if name else out
 
     def run(v):
-        """The kernel's result."""
+        """The kernel's result. Kernels take values as wide as keys: narrower ones (multi-head
+        latent attention) get zeros behind them, which are left out of the result."""
+        if width := q.shape[3] - v.shape[3]:
+            with jax.named_scope(f"values_{v.shape[3]}"):
+                wide = jnp.pad(v, ((0, 0), (0, 0), (0, 0), (0, width)))
+                return served(wide)[..., : v.shape[3]]
+        return served(v)
+
+    def served(v):
+        """The kernel's result for values as wide as keys."""
         if kernel == "cudnn":
             return cudnn_attention(q, k, v, scale, causal, window, mask)
         return splash_attention(q, k, v, scale, causal, window, mask, name=name)
@@ -62,7 +71,7 @@ def attention_kernel(q, k, v, mask=None):
         device = here[0]
     name = "" if device is None else device.device_kind
     short = q.dtype in (jnp.bfloat16, jnp.float16) and q.dtype == k.dtype == v.dtype
-    alike = q.shape[0] == k.shape[0] == v.shape[0] and q.shape[3] == k.shape[3] == v.shape[3]
+    alike = q.shape[0] == k.shape[0] == v.shape[0] and q.shape[3] == k.shape[3] >= v.shape[3]
     if not short or not alike:
         return "blocks"
     if name.startswith("NVIDIA") and not any(old in name for old in WITHOUT_FLASH):

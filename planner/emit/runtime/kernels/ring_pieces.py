@@ -50,7 +50,7 @@ def piece_kernel(q, k, v, rows, keys):
         jax.ShapeDtypeStruct((*x.shape[:2], n, x.shape[3]), x.dtype)
         for x, n in zip((q, k, v), sizes, strict=True)
     )
-    kernel = attention_kernel(*given)
+    kernel = attention_kernel(*given) if q.shape[3] == v.shape[3] else "blocks"
     if kernel == "cudnn":
         import jax._src.cudnn.fused_attention_stablehlo as fused
 
