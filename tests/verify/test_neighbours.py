@@ -4,6 +4,7 @@ them exchange."""
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -86,13 +87,16 @@ def test_keys_pass_by_on_a_ring(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("layers", "recompute", "devices"),
-    [(1, "none", 2), (2, "block-keep", 2), (2, "block", 4), (1, "none", 8)],
+    ("layers", "recompute", "devices", "window"),
+    [(1, "none", 2, 0), (2, "block-keep", 2, 0), (2, "block", 4, 0), (1, "none", 8, 0)]
+    + [(1, "none", 4, 6), (2, "block", 8, 6)],
 )
-def test_both_passes_of_a_ring_run_as_predicted(layers: int, recompute: str, devices: int) -> None:
+def test_both_passes_of_a_ring_run_as_predicted(
+    layers: int, recompute: str, devices: int, window: int
+) -> None:
     """Where both passes stand in one computation (a block alone, or computed again) compilers made
     one of what both do: of the loops of two devices, which run once, keeping a block's scores, and
-    of exchanges of halves."""
+    of exchanges of halves. Pieces of four or eight positions; keys before a window are not sent."""
     from benchmarks.compiled_truth import truth
     from planner.verify.worker import recorded_model
 
@@ -109,6 +113,11 @@ def test_both_passes_of_a_ring_run_as_predicted(layers: int, recompute: str, dev
         source, devices=8, batch=16, pins=pins, precision="fp32", baselines=False
     )
     graph = recorded_model(strategy, source).graph(1)
+    windowed = (
+        replace(node, attrs={**node.attrs, "window": window}) if node.op == "Attention" else node
+        for node in graph.nodes
+    )
+    graph = replace(graph, nodes=tuple(windowed)) if window else graph
     found = truth(graph, strategy.plan_for(graph), unroll=False)
     assert found.differences() == () and ("collective-permute", "sequence") in found.compiled
 
