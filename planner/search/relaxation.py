@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -177,6 +178,9 @@ class Relaxation:
         self._found: list[tuple[bool, np.ndarray, float]] = []
         """Of what `free` ran: whether conversions are replayed, costs, and what an elimination
         found under them."""
+        self.near_known: dict[tuple, Any] = {}
+        """Kept by planner.search.saved_collective_bounds: per microbatches, ZeRO stages and bound
+        what of the mesh's plans that save results of collectives may be below that."""
         self._tick: float | None = None
         self._bubbles: dict[tuple[int, int], float] = {}
         """What `bubble_s` found."""

@@ -283,10 +283,7 @@ class _SavedCollectiveSpaces:
                 yield np.inf
                 return
             if (node.mesh, micro) not in self._known:
-                levels = sorted(self._levels[node.mesh, micro])
-                self._known[node.mesh, micro] = near(
-                    Relaxation(space, relaxed.scratch) if micro else relaxed, levels, self._bound
-                )
+                self._known[node.mesh, micro] = self._near(node, micro, space, relaxed)
             spared = self._known[node.mesh, micro]
             if spared is None:
                 yield np.inf
@@ -302,6 +299,20 @@ class _SavedCollectiveSpaces:
             while more:
                 seconds, more = spared.tightened(at, self._limit, self._bound)
                 yield seconds
+
+
+    def _near(
+        self, node: SearchNode, micro: int, space: Space, relaxed: Relaxation
+    ) -> SavedCollectiveRelaxation | None:
+        """What is near in a node's space, kept with the mesh: with a limit of memory and without
+        the same is asked for."""
+        levels = tuple(sorted(self._levels[node.mesh, micro]))
+        key = micro, levels, self._bound
+        if key not in relaxed.near_known:
+            own = Relaxation(space, relaxed.scratch) if micro else relaxed
+            relaxed.near_known[key] = near(own, list(levels), self._bound)
+        found: SavedCollectiveRelaxation | None = relaxed.near_known[key]
+        return found
 
 
 def near(
