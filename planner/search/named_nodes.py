@@ -34,6 +34,10 @@ SOLVES, POLICIES, NEARBY = 4, 2, 2
 before the next is looked for."""
 
 
+BY_OTHERS, MESH_SPACE, OWN_SPACE, DONE = range(4)
+"""Stages of a node, called by what it is bounded in next; in its own space it is solved, too."""
+
+
 @dataclass
 class NamedNodes:
     """Those of one family. nodes: each with what is known of it (seconds), under recompute=block;
@@ -76,24 +80,24 @@ class NamedNodes:
         while heap and heap[0][0] < to_beat() * (1 - SAME) and not over():
             least, stage, k = heapq.heappop(heap)
             node = self.nodes[k][1]
-            if stage == 2 or (stage and looked == SOLVES):
+            if stage == DONE or (stage == OWN_SPACE and looked == SOLVES):
                 solved.append(least)
                 continue
-            enough_s = to_beat() * (1 - SAME)
-            if not stage and (others := self._by_others(node, enough_s)) >= enough_s:
-                free.append(others)
-                heapq.heappush(heap, (max(least, others), 1, k))
+            if stage == BY_OTHERS:
+                others = self._by_others(node, to_beat() * (1 - SAME))
+                heapq.heappush(heap, (max(least, others), stage + 1, k))
                 continue
-            looked += stage
-            space = own(node) if stage else self.relaxed[node.mesh].space
-            outlook = self._outlook(node, space, stage, to_beat())
-            if not stage:
+            own_space = stage == OWN_SPACE
+            looked += own_space
+            space = own(node) if own_space else self.relaxed[node.mesh].space
+            outlook = self._outlook(node, space, own_space, to_beat())
+            if not own_space:
                 free.append(max(least, outlook.free_s))
-            for bound, policy in outlook.policies[:POLICIES] if stage else ():
+            for bound, policy in outlook.policies[:POLICIES] if own_space else ():
                 if bound < to_beat() * (1 - SAME):
                     solve(replace(node, recompute=len(RECOMPUTE), values=(*RECOMPUTE, policy)))
             heapq.heappush(heap, (max(least, outlook.bound_s), stage + 1, k))
-        unseen = [least for least, stage, _ in heap if not stage]
+        unseen = [least for least, stage, _ in heap if stage < OWN_SPACE]
         self.bound = min([*solved, *(least for least, _, _ in heap)], default=math.inf)
         self.bound_of_all = min([*free, *unseen], default=math.inf)
 
@@ -134,20 +138,20 @@ class NamedNodes:
         return self._known[node.mesh, 0]
 
     def _outlook(
-        self, node: SearchNode, space: Space | None, stage: int, below_s: float
+        self, node: SearchNode, space: Space | None, own_space: bool, below_s: float
     ) -> Outlook:
-        """What is proven of a node in a space."""
+        """What is proven of a node in a space: its own, or that of its mesh."""
         at = node.techniques
         if space is None or least_usage(space, at, uncut=True) > self.limit_bytes:
             return Outlook(math.inf, 0.0)
         key = node.mesh, node.micro
-        if stage and space is not self.relaxed[node.mesh].space and key not in self._known:
+        if own_space and space is not self.relaxed[node.mesh].space and key not in self._known:
             relaxed = Relaxation(space, self.relaxed[node.mesh].scratch)
             if relaxed.least(self._levels, below_s) >= below_s:
                 return Outlook(below_s, below_s)
             self._known[key] = NamedRelaxation(relaxed)
-        named = self._known.get(key) if stage else None
-        return (named or self._of_mesh(node)).outlook(at, self.limit_bytes, below_s, bool(stage))
+        named = self._known.get(key) if own_space else None
+        return (named or self._of_mesh(node)).outlook(at, self.limit_bytes, below_s, own_space)
 
 
 def nearby(
