@@ -17,6 +17,9 @@ bound goes on first. A stage is called by what is done next:
     SOLVE               the space of its microbatches, the chosen solver, and the price of the whole
                         plan
 
+Plans that save values by name go first (planner.search.named_nodes): one bound stands for all
+policies of a node's mesh and techniques, and what they find leaves little of the rest.
+
 Splitting the batch further, recomputing more and limiting memory only ever cost time, so every
 stage bounds the next, and a search node priced without memory binding bounds all nodes of its mesh
 and level with as many microbatches and as much recomputation (with pipeline stages, where more

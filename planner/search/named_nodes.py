@@ -1,10 +1,10 @@
-"""Search nodes whose plans save values by name, after all others: a mesh and techniques each stand
+"""Search nodes whose plans save values by name, before all others: a mesh and techniques each stand
 for every policy of names.
 
 Their bounds come first (planner.search.named_policy_bounds), least first, as far as they are below
 the best plan. Of a node that stays below, the policy that its bound was found by is solved and
-priced whole, and so are policies that differ from that of the best plan by one name, until none is
-faster. What was not looked at stays part of the bound.
+priced whole; when all else was searched so are policies that differ from that of the best plan by
+one name, until none is faster. What was not looked at stays part of the bound.
 """
 
 from __future__ import annotations

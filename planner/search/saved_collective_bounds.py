@@ -300,7 +300,6 @@ class _SavedCollectiveSpaces:
                 seconds, more = spared.tightened(at, self._limit, self._bound)
                 yield seconds
 
-
     def _near(
         self, node: SearchNode, micro: int, space: Space, relaxed: Relaxation
     ) -> SavedCollectiveRelaxation | None:
