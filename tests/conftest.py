@@ -3,9 +3,15 @@ cache of searches but what a test asks for."""
 
 import os
 
-# Flags of whoever runs the tests stay.
-os.environ["XLA_FLAGS"] = (
-    f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
+# Flags of whoever runs the tests stay. LLVM spends a third of the tests' time on machine code that
+# runs for milliseconds; what XLA itself does of a program stays as it is.
+os.environ["XLA_FLAGS"] = " ".join(
+    [
+        "--xla_backend_optimization_level=0",
+        "--xla_llvm_disable_expensive_passes=true",
+        *os.environ.get("XLA_FLAGS", "").split(),
+        "--xla_force_host_platform_device_count=8",
+    ]
 )
 os.environ.setdefault("NPROC", "256")  # threads: see planner.verify.worker.environment
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
