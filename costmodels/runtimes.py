@@ -43,8 +43,7 @@ class Kernels:
     not saved. recomputed: how much of the forward pass of products, and of what goes element by
     element, is recomputed in the backward pass (selective recompute beside flash attention).
     saves_gathered: what products take whole of a tensor that is cut along the sequence, they save
-    whole. offloads_inputs: what enters blocks is offloaded to the host's memory. offloaded_share:
-    share of the blocks whose saved tensors are offloaded.
+    whole. offloaded_share: share of the blocks whose saved tensors are offloaded.
     """
 
     passes: Mapping[str, tuple[float, float]]
@@ -61,7 +60,6 @@ class Kernels:
     recomputes_scores: bool = False
     recomputed: tuple[float, float] = (0.0, 0.0)
     saves_gathered: bool = False
-    offloads_inputs: bool = False
     offloaded_share: float = 0.0
 
 

@@ -94,7 +94,7 @@ def _stage(
     stages, recomputed = len(memory.stage_blocks), memory.recompute != "none"
     last, slack = stages - 1, 1 + runtime.memory_slack
     flight = in_flight(s, stages, memory.microbatches, runtime.interleave)
-    entering = memory.entering * (not kernels.offloads_inputs)
+    entering = memory.entering
     # One block is on its way to the host's memory or back.
     on_device = memory.stage_blocks[s] * (1 - kernels.offloaded_share) + (
         kernels.offloaded_share > 0

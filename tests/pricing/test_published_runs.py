@@ -34,7 +34,6 @@ from planner.calibrate.runs.keep import COUNTS, fitted_constants, held_out_bytes
 from planner.calibrate.runs.rows import (
     Left,
     case_of,
-    custom,
     kernels_of,
     level,
     machine,
@@ -384,24 +383,6 @@ def test_maxtext_counts_sequences_per_chip() -> None:
     assert case_of(row).microbatches == 16
     said = case_of({**row, "notes": "microbatch=per_device_batch_size"})
     assert (said.microbatches, said.graph_batch) == (1, 256)
-
-
-def test_policies_that_offload_make_the_rest_again() -> None:
-    row = {
-        "source": "tpu-recipes",
-        "hardware": "TPU v6e",
-        "zero": 3,
-        "recompute": "selective",
-        "notes": "remat=custom offload; ",
-    }
-    plain = runtime_of({**row, "notes": ""}, 3).kernels
-    offloaded = runtime_of(row, 3).kernels
-    assert plain is not None
-    assert offloaded is not None
-    assert custom(row)
-    assert not custom({**row, "notes": "remat_policy=qkv_proj_offloaded"})
-    assert offloaded.offloads_inputs
-    assert not plain.offloads_inputs
 
 
 def test_a_network_that_no_source_states_is_one_adapter_a_node() -> None:

@@ -179,8 +179,6 @@ def kernels_of(row: Row, zero: int) -> str:
         return "fused-norm"
     if "mosaicml" in source:
         return "mpt"
-    if "TPU" in hardware or "MaxText" in source:
-        return "maxtext"
     return (
         ("nvidia-fp8" if "fp8" in str(row.get("precision") or "").lower() else "nvidia")
         if zero < 3 or is_recipe(row)
@@ -203,15 +201,9 @@ def sequence_parallel(row: Row) -> bool:
     return bool(recorded) if recorded is not None or not is_recipe(row) else True
 
 
-def custom(row: Row) -> bool:
-    """Whether a row's policy is MaxText's custom one: what enters a block goes to the host's
-    memory, nearly all else is made again."""
-    return "remat=custom" in str(row.get("notes", ""))
-
-
 def recompute_of(row: Row) -> str:
     """What a framework's run recomputes, as plans write it."""
-    return "block" if custom(row) else RECOMPUTE.get(str(row.get("recompute") or "none"), "none")
+    return RECOMPUTE.get(str(row.get("recompute") or "none"), "none")
 
 
 def replicas(notes: str, topology: Topology, data: int) -> int:
@@ -235,16 +227,14 @@ def runtime_of(row: Row, zero: int) -> Runtime:
     profile = load_runtime("fsdp" if zero == 3 else "megatron")
     kernels = load_kernels(kernels_of(row, zero))
     notes = str(row.get("notes", ""))
-    if custom(row):
-        kernels = replace(kernels, offloads_inputs=True)
-    elif "offload" in notes.replace(
+    if "offload" in notes.replace(
         "cpu_offload False",
         "",
         # what blocks leave goes to the host's memory; times of such runs leave no room to make it
         # again
     ):
         kernels = replace(kernels, saved={})
-    elif row.get("recompute") == "selective" or "minimal_with_context" in notes:
+    elif row.get("recompute") == "selective":
         # torchtitan's policy keeps every second product (torchtitan, activation checkpointing per
         # operator).
         half = 0.5 if "torchtitan" in str(row["source"]) else 0.0

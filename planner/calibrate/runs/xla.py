@@ -57,10 +57,11 @@ documentation)."""
 
 
 def is_xla(row: Row) -> bool:
-    """Whether XLA compiled a row's program."""
+    """Whether XLA compiled a row's program: all that run on TPUs, and those of its frameworks."""
     if runtime := row.get("runtime"):
         return runtime in RUNTIMES
-    return any(word in str(row["source"]) for word in FRAMEWORKS)
+    on_tpus = "tpu" in str(row.get("hardware") or "").lower()
+    return on_tpus or any(word in str(row["source"]) for word in FRAMEWORKS)
 
 
 def completed(row: Row) -> dict[str, Any]:
