@@ -90,7 +90,8 @@ def collectives_hidden(chain: Sequence[Piece], microbatches: int, hidden: float)
     if not sent_s:
         return 0.0
     alone_s = microbatches * sum(seconds for _, seconds in chain)
-    return hidden * (alone_s - together_s(chain, microbatches)) / (microbatches * sent_s)
+    saved_s = alone_s - together_s(chain, microbatches)  # sums that round apart: none, or all of it
+    return hidden * min(1.0, max(0.0, saved_s / (microbatches * sent_s)))
 
 
 @dataclass(frozen=True)
