@@ -23,12 +23,12 @@ from math import gcd, prod
 import numpy as np
 
 from benchmarks.neutral import ANY_PADDING
-from planner.execution.collective import float32_sizes
+from planner.execution.collective import float32_sizes, inner_collectives
 from planner.execution.layout_flow import weight_plan
 from planner.execution.plan import Plan
 from planner.graph.ir import Graph
 from planner.ops.lookup import gradient_tensors, rule_of
-from planner.sharding.layout import Axes, Layout, group, local_shape, replicated, reshard_tree
+from planner.sharding.layout import Axes, Layout, local_shape, replicated, reshard_tree
 from planner.sharding.rule import Dim, Rule, Split, legal
 from planner.solvers.problem import Budget, Problem
 
@@ -258,20 +258,15 @@ class Reading:
 
     def _inner_bytes(self, i: int, split: Split) -> int:
         """Payload of the collectives inside a kernel."""
-        rule, total = self.rules[i], 0
-        local = rule.local(split, self.sizes)
-        differentiated = any(o in self.grad for o in self.graph.nodes[i].outputs)
-        for inner in rule.inner:
-            if axes := inner.axes(split, self.order):
-                devices = group(axes, self.sizes)
-                forward, backward = inner.times(devices)
-                wanted = differentiated and (
-                    inner.operand < 0 or self.graph.nodes[i].inputs[inner.operand] in self.grad
-                )
-                total += inner.payload_bytes(local, devices, float32_sizes("float32")) * (
-                    forward + backward * wanted
-                )
-        return total
+        found = inner_collectives(
+            self.graph.nodes[i],
+            self.rules[i],
+            split,
+            frozenset(self.grad),
+            self.sizes,
+            float32_sizes("float32"),
+        )
+        return int(sum(x.payload_bytes * (x.forward + x.backward) for x in found))
 
     def _need(self, i: int, slot: int, split: Split) -> Layout:
         layout = self.rules[i].operand(slot, split, self.order)

@@ -546,7 +546,7 @@ def test_the_summary_says_what_baselines_were_tuned_over(
 ) -> None:
     made = planner.plan(GPT, **{"devices": 4, "batch": 8, **options})
     assert tuned_over(made) == says
-    assert "tie: each within" in summary(made, 200)
+    assert "tie: too close" in summary(made, 200)
     pinned = made.provenance.get("pins", {}).get("techniques", {})
     for row in made.baselines.values():
         assert all(

@@ -140,7 +140,8 @@ def test_pinned_axes_do_what_they_are_called(pins: str, forbidden: dict[str, set
                 )
     attention = next(n.id for n in found.base.graph.nodes if n.op == "Attention")
     if "sequence" in dict(found.best.plan.mesh):
-        assert "sequence" in found.best.plan.splits[attention].axes("s")
+        split = found.best.plan.splits[attention]
+        assert "sequence" in (*split.axes("s"), *split.axes("ring"))
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
