@@ -37,7 +37,7 @@ from benchmarks.published_scores import (
 from costmodels.runtimes import Rates
 from planner.calibrate.runs.fit import MOST_FOLDS, Prepared, held_out, prepare
 from planner.calibrate.runs.keep import held_out_bytes
-from planner.calibrate.runs.rows import Case, Left, case_of, model_flops
+from planner.calibrate.runs.rows import ODD, Case, Left, case_of, model_flops, why_odd
 
 FITTED_SOURCES = ("Hagemann", "vTrain measured", "mosaicml")
 """Sources whose rows set constants of the shipped profiles: their figures without a held-out fit
@@ -116,12 +116,16 @@ def prepare_all(rows: list[dict[str, Any]]) -> tuple[list[Prepared], Counter[str
             cases.append(case_of(row))
         except Left as e:
             left[str(e)] += 1
+        except ODD as e:
+            left[why_odd(e)] += 1
     found = []
     for case in sorted(cases, key=lambda c: (str(c.row["source"]), c.spec, c.graph_batch)):
         try:
             found.append(prepare(case))
         except Left as e:
             left[str(e)] += 1
+        except ODD as e:
+            left[why_odd(e)] += 1
     return found, left
 
 

@@ -35,7 +35,7 @@ from planner.calibrate.runs.fit import (
     held_out,
     prepare,
 )
-from planner.calibrate.runs.rows import Case, Left, case_of
+from planner.calibrate.runs.rows import ODD, Case, Left, case_of, why_odd
 from planner.errors import PlanError
 from planner.pricing.pricer import Pricer
 
@@ -123,8 +123,8 @@ def prepared(
             runs.append(prepare(case))
         except Left as e:
             reasons[str(e)] += 1
-        except (KeyError, ValueError, TypeError, ArithmeticError) as e:
-            reasons[f"{type(e).__name__}: {e}"] += 1
+        except ODD as e:
+            reasons[why_odd(e)] += 1
     return runs, reasons
 
 

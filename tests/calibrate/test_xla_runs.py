@@ -220,6 +220,16 @@ def test_the_command_reads_several_files(
     assert "source left out" in printed
 
 
+def test_a_row_that_cannot_be_read_is_counted(rows: list[dict[str, Any]]) -> None:
+    """Files are others': a row is left out with its reason, and the rest is priced."""
+    row = next(r for r in rows if "GPT" in r["model"] and r["tp"] == 1)
+    odd = [row | {"heads": 7}, row | {"layers": "many"}, row | {"hardware": "abacus"}]
+    found, left = prepare_all([*odd, row])
+    assert len(found) == 1
+    assert sum(left.values()) == 3
+    assert sum(why.startswith("cannot be read") for why in left) == 2
+
+
 def test_two_of_one_machine(prepared: list[Prepared]) -> None:
     mine = [p for p in prepared if "CI baselines" in p.case.row["source"]]
     assert 0 < apart(mine) < 1

@@ -58,6 +58,16 @@ class Left(Exception):
     """A row that is left out, and why."""
 
 
+ODD = (KeyError, ValueError, TypeError, ArithmeticError, PlanError)
+"""What a row of others ends in whose facts are missing, of another kind, or of no model."""
+
+
+def why_odd(error: Exception) -> str:
+    """The reason by which such a row is counted."""
+    said = error.what if isinstance(error, PlanError) else f"{type(error).__name__}: {error}"
+    return f"cannot be read: {said}"
+
+
 @dataclass(frozen=True)
 class Case:
     """A row ready to be priced. measured_s: of one step, None for a run that ran out of memory;

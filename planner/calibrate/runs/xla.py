@@ -101,9 +101,8 @@ def policies(row: Row) -> tuple[str, ...]:
     for word in sorted(POLICIES, key=len, reverse=True):
         if word in said:
             return (POLICIES[word],)
-    if stated := row.get("recompute"):
-        return (RECOMPUTE[str(stated)],)
-    return tuple(RECOMPUTE.values())
+    stated = RECOMPUTE.get(str(row.get("recompute")))
+    return (stated,) if stated else tuple(RECOMPUTE.values())
 
 
 def offloaded(row: Row) -> bool:
