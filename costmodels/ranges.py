@@ -53,12 +53,16 @@ class Asked:
 class TimeRange:
     """below, above: how far below and above its price a step may lie, as fractions of it, so that
     one run in ten is beyond either end. tie: by what fraction the step of another plan of the same
-    model on the same machine must differ to be told apart. why: what makes the range wide."""
+    model on the same machine must differ to be told apart. why: what makes the range wide.
+    runs, sources: of how many published runs the ends are, by how many sources; 0 where they are a
+    profile's own."""
 
     below: float
     above: float
     tie: float
     why: tuple[str, ...] = ()
+    runs: int = 0
+    sources: int = 0
 
     def ends(self, step_s: float) -> tuple[float, float]:
         """Seconds that the range of a step goes from and to."""
@@ -86,7 +90,12 @@ def time_range(runtime: Runtime, asked: Asked) -> TimeRange:
     why += [said for said, holds in _beyond(asked, rows) if holds]
     wider = float(table["beyond"]["factor"]) ** len(why)
     return TimeRange(
-        1 - (1 - row["below"]) ** wider, (1 + row["above"]) ** wider - 1, tie, tuple(why)
+        1 - (1 - row["below"]) ** wider,
+        (1 + row["above"]) ** wider - 1,
+        tie,
+        tuple(why),
+        row["runs"],
+        row["sources"],
     )
 
 

@@ -149,8 +149,14 @@ def _worth(spread: TimeRange, step_s: float, width: int, style: Style) -> list[s
             "",
             "no kernel of a published run was timed alone, whole steps were: four in five lie"
             f" between {percent(-spread.below)} and +{percent(spread.above)} of their price, here"
-            f" {show_time(low)} to {show_time(high)} (costmodels/runtimes/ranges.toml)"
+            f" {show_time(low)} to {show_time(high)}{_of_runs(spread)}"
             + (f"; wide as {'; '.join(spread.why)}" if spread.why else ""),
             width,
         ),
     ]
+
+
+def _of_runs(spread: TimeRange) -> str:
+    """Of how many runs a range is, and where it stands."""
+    of = f"{spread.runs} runs of {spread.sources} sources, " if spread.runs else ""
+    return f" ({of}costmodels/runtimes/ranges.toml)"
