@@ -30,7 +30,7 @@ def export(args: argparse.Namespace) -> int:
     strategy = files.load(args.strategy)
     source = files.model_of(strategy, args.strategy, args.model)
     with console.live(True, "pricing what is rounded"):
-        made = hand_over(strategy, source, args.to)
+        made = hand_over(strategy, source, args.to, Path(args.output or "").suffix)
     if not args.output:
         console.data(made.text)
         console.say(cost_of(made))
@@ -82,6 +82,7 @@ def import_(args: argparse.Namespace) -> int:
     """`plan import`: a launcher's configuration as a priced strategy."""
     import planner.api as api
     from planner.commands.common import machine, workload
+    from planner.interop.model_sizes import hold, layers_of
     from planner.interop.price import LAUNCHERS, priced, read_configuration
     from planner.interop.settings import domain_of
 
@@ -90,12 +91,20 @@ def import_(args: argparse.Namespace) -> int:
     started = time.monotonic()
     request = api.make_request(**machine(args), optimizer=args.optimizer)
     devices = request.topology.devices
-    configuration = read_configuration(args.config, devices, args.kind, domain_of(request.topology))
+
+    def layers() -> int:
+        """Of the model, where the configuration counts layers instead of stages."""
+        return layers_of(api.open_model(args.model, devices, **workload(args)).plain)
+
+    configuration = read_configuration(
+        args.config, devices, args.kind, domain_of(request.topology), args.overrides, layers
+    )
     _refuse_contradictions(args, configuration)
     batch = configuration.settings.batch
     model = api.open_model(
         args.model, devices, **{**workload(args), "batch": batch, "tokens_per_step": None}
     )
+    hold(configuration.claims, model.plain, args.config)
     _same_length(model, configuration, args.config)
     target = Path(args.output or f"{Path(args.config).stem}.plan.json")
     if target.exists() and not args.force:

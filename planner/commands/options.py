@@ -603,7 +603,10 @@ def export(p: argparse.ArgumentParser) -> None:
         "-o",
         dest="output",
         metavar="FILE",
-        help="the settings (default: stdout, and their cost to stderr)",
+        help=(
+            "the settings (default: stdout, and their cost to stderr); for megatron .sh and .args"
+            " are arguments, .py a recipe of Megatron-Bridge, others YAML"
+        ),
     )
     p.add_argument("--force", action="store_true", help="overwrite the file")
 
@@ -614,9 +617,15 @@ def import_(p: argparse.ArgumentParser) -> None:
         "config",
         metavar="CONFIG",
         help=(
-            "a configuration of Megatron or MaxText (YAML), of torchtitan (TOML), or a tp_plan of"
-            " Hugging Face (JSON)"
+            "a configuration: a launch script or its arguments (.sh, .args), YAML, TOML, JSON, or"
+            " Python (FILE.py:FUNCTION)"
         ),
+    )
+    p.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="KEY=VALUE",
+        help="other values of keys, or variables of the script",
     )
     p.add_argument(
         "--model",

@@ -10,17 +10,22 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from costmodels.hardware.intake import read_text
 from planner.errors import PlanError
+from planner.interop.arguments import OVERRIDE, SUFFIXES, Unset, read_script, scalar
+from planner.interop.python_config import PythonFile
 
 DEEPEST = 4
-WHOLE = frozenset({"tp_plan", "base_model_tp_plan"})
+WHOLE = frozenset(
+    {"tp_plan", "base_model_tp_plan", "mesh", "axis_resources", "parameter_axis_resources"}
+)
 EXPECTED = (
-    "a configuration of Megatron or MaxText (YAML), of torchtitan (TOML) or Hugging Face (JSON)"
+    "a launch script or a list of arguments (.sh, .args), YAML of Megatron, MaxText, Levanter or"
+    " accelerate, Python of torchtitan or Megatron-Bridge, TOML, or JSON of Hugging Face"
 )
 LARGEST = 4 * 2**20
 """Bytes of a file: far above any configuration."""
@@ -29,16 +34,64 @@ LARGEST = 4 * 2**20
 def load(path: str | Path) -> dict[str, Any]:
     """The table in a .toml, .json, .yaml or .yml file. Raises PlanError P190."""
     path = Path(path)
+    table = {".toml": _toml, ".json": _json}.get(path.suffix, _yaml)(_text(path), path)
+    if not isinstance(table, dict):
+        raise PlanError("P190", f"{path} holds no table of keys", help=[EXPECTED])
+    return table
+
+
+def _text(path: Path) -> str:
     try:
-        text = read_text(path, LARGEST)
+        return read_text(path, LARGEST)
     except OSError as e:
         raise PlanError("P190", f"cannot read {str(path)!r}: {e.strerror}", help=[EXPECTED]) from e
     except ValueError as e:
         raise PlanError("P190", f"{path} is not text") from e
-    table = {".toml": _toml, ".json": _json}.get(path.suffix, _yaml)(text, path)
-    if not isinstance(table, dict):
-        raise PlanError("P190", f"{path} holds no table of keys", help=[EXPECTED])
-    return table
+
+
+def read_keys(
+    path: str | Path, overrides: Sequence[str], fits: Callable[[Mapping[str, Any]], bool]
+) -> tuple[Keys, list[str]]:
+    """(keys of a file of any form, what was not followed in it). path: FILE, or FILE:FUNCTION for
+    one function of a Python file; overrides: `key=value` each, of keys or of a script's variables;
+    fits: whether a table is a launcher's. Raises PlanError P190, P191."""
+    file, function = _function_of(path)
+    said = [OVERRIDE.fullmatch(text) for text in overrides]
+    if None in said:
+        wrong = overrides[said.index(None)]
+        raise PlanError("P191", f"{wrong!r} is no key=value", help=[f"plan import {file} key=4"])
+    given = {found[1]: found[2] for found in said if found}
+    notes: list[str] = []
+    if file.suffix == ".py":
+        table, notes = PythonFile(_text(file), file).choose(function, fits)
+    elif file.suffix in SUFFIXES:
+        table, notes, used = read_script(_text(file), file, given)
+        given = {name: text for name, text in given.items() if name not in used}
+    else:
+        table = load(file)
+    return Keys(_overridden(table, given)), notes
+
+
+def _function_of(path: str | Path) -> tuple[Path, str]:
+    """(file, function) of FILE or FILE.py:FUNCTION."""
+    file, colon, function = str(path).rpartition(":")
+    if colon and file.endswith(".py") and function.isidentifier() and not Path(path).exists():
+        return Path(file), function
+    return Path(path), ""
+
+
+def _overridden(table: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, Any]:
+    """A table with other values of some keys, at any depth: the key's last name counts."""
+    named = {plain(key.rpartition(".")[2]): key for key in given}
+
+    def without(part: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            key: without(value) if isinstance(value, dict) and key not in WHOLE else value
+            for key, value in part.items()
+            if plain(str(key).rpartition(".")[2]) not in named
+        }
+
+    return (without(table) if given else dict(table)) | {k: scalar(v) for k, v in given.items()}
 
 
 def _toml(text: str, path: Path) -> Any:
@@ -89,7 +142,11 @@ def _yaml(text: str, path: Path) -> Any:
             path,
         )
 
+    def tagged(loader: yaml.SafeLoader, suffix: str, node: yaml.Node) -> str:
+        return f"!{suffix} {node.value}" if isinstance(node, yaml.ScalarNode) else f"!{suffix}"
+
     Strict.add_constructor("tag:yaml.org,2002:map", table)
+    Strict.add_multi_constructor("!", tagged)  # Levanter's !include: named, not followed
     try:
         return yaml.load(text, Loader=Strict)
     except (yaml.YAMLError, RecursionError, ValueError) as e:
@@ -101,9 +158,11 @@ def _yaml(text: str, path: Path) -> Any:
 
 
 class Keys:
-    """Keys by their last name, `-` and `_` alike. What is asked for counts as read."""
+    """Keys by their last name, `-` and `_` alike. What is asked for counts as read. layers: the
+    blocks of the model, where somebody knows it, else 0."""
 
-    def __init__(self, table: Mapping[str, Any]) -> None:
+    def __init__(self, table: Mapping[str, Any], layers: Callable[[], int] = lambda: 0) -> None:
+        self.layers = layers
         self._values: dict[str, list[tuple[str, Any]]] = {}
         self._read: set[str] = set()
         for where, value in _leaves(table, "", 0):
@@ -119,6 +178,14 @@ class Keys:
         values = [
             (where, v) for name in names for where, v in self._values.get(name, ()) if v is not None
         ]
+        unset = next(((where, v) for where, v in values if isinstance(v, Unset)), None)
+        if unset is not None:
+            what = "what a command prints" if unset[1] == "(" else f"${unset[1]}"
+            raise PlanError(
+                "P191",
+                f"{unset[0]} is {what}, which the script does not set",
+                help=[f"{unset[1] if unset[1] != '(' else names[0]}=VALUE behind the file"],
+            )
         other = next((x for x in values[1:] if x[1] != values[0][1]), None)
         if other:
             raise PlanError(

@@ -8,7 +8,7 @@ of the mesh, techniques are pinned, "tensor" cuts columns and rows.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from planner.errors import PlanError
 from planner.execution.pipeline import largest_repeated_block
-from planner.interop.keys import Keys, load
+from planner.interop.keys import Keys, read_keys
 from planner.interop.launchers import hf, maxtext, megatron, torchtitan
+from planner.interop.model_sizes import Claim, claims_of
 from planner.interop.settings import Facts, Settings, settings_of
 from planner.search.request import Progress, Request
 from planner.search.search import Search
@@ -53,9 +54,10 @@ class Handover:
     inexpressible: tuple[str, ...]
 
 
-def hand_over(strategy: Strategy, source: str | Path, to: str) -> Handover:
-    """A plan as another launcher's settings. Raises PlanError: P192 where it cannot be expressed at
-    all, P051 for another model."""
+def hand_over(strategy: Strategy, source: str | Path, to: str, suffix: str = "") -> Handover:
+    """A plan as another launcher's settings. suffix: how the file ends, where a launcher has files
+    of several forms. Raises PlanError: P192 where it cannot be expressed at all, P051 for another
+    model."""
     from planner.whatif.reprice import machine_now, own_model, reprice
 
     choose("to", to, tuple(LAUNCHERS))
@@ -94,7 +96,13 @@ def hand_over(strategy: Strategy, source: str | Path, to: str) -> Handover:
         named = priced(model, replace(planned.request, baselines=False), settings).costs
         if any(named[key] != last.costs[key] for key in ("step_time_s", "memory_per_device_bytes")):
             rows.append(Row("weights that no style of a module cuts are whole", named))
-    return Handover(launcher.write(settings, facts), tuple(rows), tuple(inexpressible))
+    write = forms_of(launcher).get(suffix, launcher.write)
+    return Handover(write(settings, facts), tuple(rows), tuple(inexpressible))
+
+
+def forms_of(launcher: ModuleType) -> Mapping[str, Callable[[Settings, Facts], str]]:
+    """Suffix of a file -> what writes it, beside the form that `write` has."""
+    return getattr(launcher, "FORMS", {})
 
 
 def priced(
@@ -130,20 +138,28 @@ def priced(
 @dataclass(frozen=True)
 class Configuration:
     """A configuration as it was read. unread: keys that mean nothing to the planner or that it does
-    not know."""
+    not know; claims: what it says of the model (planner.interop.model_sizes.hold)."""
 
     launcher: str
     settings: Settings
     notes: tuple[str, ...]
     unread: tuple[str, ...]
+    claims: tuple[Claim, ...] = ()
 
 
 def read_configuration(
-    path: str | Path, devices: int, kind: str = "", domain: int = 0
+    path: str | Path,
+    devices: int,
+    kind: str = "",
+    domain: int = 0,
+    overrides: Sequence[str] = (),
+    layers: Callable[[], int] = lambda: 0,
 ) -> Configuration:
-    """Read a launcher's file. kind: of LAUNCHERS, "" to tell by its keys; domain: devices on fast
-    links, 0 for all. Raises PlanError P190, P191."""
-    keys = Keys(load(path))
+    """Read a launcher's file. path: FILE, or FILE.py:FUNCTION; kind: of LAUNCHERS, "" to tell by
+    its keys; domain: devices on fast links, 0 for all; overrides: `key=value` each; layers: of the
+    model, asked where a file counts layers and not stages. Raises PlanError P190, P191."""
+    keys, notes = read_keys(path, overrides, lambda table: bool(_hits(Keys(table))))
+    keys.layers = layers
     others = [k for k in _hits(keys) if k != kind] if kind else []
     if others and kind not in _hits(
         keys
@@ -155,17 +171,21 @@ def read_configuration(
         )
     kind = kind or _kind(keys, path)
     read: Callable[[Keys, int, int], tuple[Settings, list[str]]] = LAUNCHERS[kind].read
-    settings, notes = read(keys, devices, domain or devices)
-    return Configuration(kind, settings, tuple(notes), keys.unread())
+    settings, more = read(keys, devices, domain or devices)
+    started = keys.whole(devices, "num_processes")
+    if started != devices:
+        more.append(f"it starts {started} processes, and is priced on {devices} devices")
+    launcher = LAUNCHERS[kind]
+    say = getattr(launcher, "claims", lambda keys: claims_of(keys, {}))
+    claims = say(keys)  # counts as reading them
+    return Configuration(kind, settings, (*notes, *more), keys.unread(), claims)
 
 
 def _kind(keys: Keys, path: str | Path) -> str:
     hits = _hits(keys)
     if len(hits) != 1:
         recognised = (
-            f"keys of {' and '.join(hits)}"
-            if hits
-            else "no key of Megatron, MaxText, torchtitan or Hugging Face"
+            f"keys of {' and '.join(hits)}" if hits else f"no key of {', '.join(LAUNCHERS)}"
         )
         raise PlanError("P190", f"{path} has {recognised}", help=[f"--from {'|'.join(LAUNCHERS)}"])
     return hits[0]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from planner.analysis.axis_roles import REPLICATED, role_named
 from planner.errors import PlanError
 from planner.execution.save_policies import is_named
-from planner.execution.techniques import STRUCTURAL
+from planner.execution.techniques import BY_NAME, STRUCTURAL
 from planner.graph.ir import Graph
 from planner.machine.topology import Topology
 from planner.ops import operator_of
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 AXES = (STAGE, "data", "expert", "sequence", "tensor")
 """Mesh axes, outermost first."""
+NEVER_ADDED = ("offload", "copies")
+"""Techniques that a plan of some settings does not have."""
 
 
 @dataclass(frozen=True)
@@ -81,10 +83,12 @@ class Settings:
         return self.microbatches == 1 and not self.zero_stage and self.recompute == "none"
 
     def pins(self) -> Pins:
-        """Degrees and techniques as pins of a search."""
+        """Degrees and techniques as pins of a search. What no launcher does by itself is not added:
+        nothing waits in the host's memory, no two microbatches overlap."""
         from planner.pins.pins import Pins
 
-        techniques: dict[str, Any] = {
+        techniques: dict[str, Any] = {name: BY_NAME[name].neutral for name in NEVER_ADDED}
+        techniques |= {
             t.name: value
             for t in STRUCTURAL
             for value in [getattr(self, t.field)]

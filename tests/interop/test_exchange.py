@@ -108,9 +108,12 @@ def test_export_then_import_is_the_identity(
 def test_pins_hold_every_degree_and_technique() -> None:
     s = Settings(64, 2, 4, 1, 1, 2, 4, 1, "block", "1f1b", True, 128)
     assert s.pins() == parse_pins(
-        "pp=2,dp=4,tp=2,zero=1,recompute=block,micro=4,schedule=1f1b,tensor=megatron-sp"
+        "pp=2,dp=4,tp=2,zero=1,recompute=block,micro=4,schedule=1f1b,tensor=megatron-sp,"
+        "offload=none,copies=1"
     )
-    assert Settings(8).pins() == parse_pins("dp=1,zero=0,recompute=none,micro=1")
+    assert Settings(8).pins() == parse_pins(
+        "dp=1,zero=0,recompute=none,micro=1,offload=none,copies=1"
+    )
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,5 @@
-"""Megatron-LM: keys of `--yaml-cfg` files, which are its command line's with underscores.
+"""Megatron-LM: its command line, in launch scripts and lists of arguments, the same keys with
+underscores in `--yaml-cfg` files, and Megatron-Bridge's recipes, whose attributes they are.
 
     tensor_model_parallel_size, context_parallel_size, pipeline_model_parallel_size    tensor,
         sequence, stage
@@ -11,7 +12,12 @@
     recompute_granularity                                                              full: every
         block; selective: attention's core, as the planner's kernels do
 
-Source: examples/gpt3/gpt_config.yaml and megatron/training/arguments.py of NVIDIA/Megatron-LM.
+    num_virtual_stages_per_pipeline_rank, virtual_pipeline_model_parallel_size         chunks of a
+        stage; num_layers_per_virtual_pipeline_stage: so many layers each
+
+Source: examples/gpt3/gpt_config.yaml and megatron/training/arguments.py of NVIDIA/Megatron-LM,
+Megatron Core 0.20.0 (d98e8a64dd, August 2026); megatron/bridge/training/config.py and perf_recipes
+of NVIDIA-NeMo/Megatron-Bridge (067f987df, August 2026).
 """
 
 from __future__ import annotations
@@ -19,10 +25,30 @@ from __future__ import annotations
 from planner.errors import PlanError
 from planner.execution.techniques import INTERLEAVED
 from planner.interop.keys import Keys
+from planner.interop.model_sizes import (
+    EXPERTS,
+    GROUPS,
+    HEADS,
+    HIDDEN,
+    INNER,
+    LAYERS,
+    VOCABULARY,
+    Claim,
+    claims_of,
+)
 from planner.interop.settings import Facts, Rounds, Settings
 
 NAME, SUFFIX = "megatron", ".yaml"
 MARKS = r"\w+_model_parallel_size|context_parallel_size|micro_batch_size"
+SIZES = {
+    LAYERS: ("num_layers",),
+    HIDDEN: ("hidden_size",),
+    HEADS: ("num_attention_heads",),
+    INNER: ("ffn_hidden_size",),
+    EXPERTS: ("num_experts",),
+}
+PADDED = 128
+"""make_vocab_size_divisible_by where a file does not say it."""
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 
 
@@ -40,44 +66,127 @@ def round_off(rounds: Rounds, facts: Facts) -> list[str]:
     return []
 
 
+def _keys_of(s: Settings) -> dict[str, dict[str, object]]:
+    """Section -> key -> value, of what the plan decides. Sections are those of Megatron-Bridge."""
+    model: dict[str, object] = {
+        "tensor_model_parallel_size": s.tensor,
+        "context_parallel_size": s.sequence,
+        "pipeline_model_parallel_size": s.stage,
+        "virtual_pipeline_model_parallel_size": s.virtual_stages if s.virtual_stages > 1 else None,
+        "sequence_parallel": s.positions,
+        "expert_model_parallel_size": s.expert,
+        "recompute_granularity": "full" if s.recompute == "block" else None,
+    }
+    if s.recompute == "block":
+        model |= {"recompute_method": "uniform", "recompute_num_layers": 1}
+    if s.length:
+        model |= {"seq_length": s.length}
+    ddp: dict[str, object] = {"use_distributed_optimizer": s.zero_stage > 0}
+    if s.zero_stage in SHARDING:
+        ddp |= {
+            "use_megatron_fsdp": True,
+            "data_parallel_sharding_strategy": SHARDING[s.zero_stage],
+        }
+    train: dict[str, object] = {"micro_batch_size": s.rows, "global_batch_size": s.batch}
+    return {"model": model, "train": train, "ddp": ddp}
+
+
+def _title(s: Settings, facts: Facts) -> str:
+    return (
+        f"{facts.model} on {s.devices} devices: data_parallel_size {s.replicas},"
+        f" {s.microbatches} microbatches."
+    )
+
+
 def write(s: Settings, facts: Facts) -> str:
     """The keys that the plan decides, to be merged into a configuration."""
-    flag = {True: "True", False: "False"}
-    recompute = (
-        [
-            "  recompute_granularity: full",
-            "  recompute_method: uniform",
-            "  recompute_num_layers: 1",
-        ]
-        if s.recompute == "block"
-        else ["  recompute_granularity: null"]
-    )
-    chunks = s.virtual_stages if s.virtual_stages > 1 else "null"
+    model, train, ddp = _keys_of(s).values()
+    language = {k: v for k, v in model.items() if k.startswith("recompute")}
+    length = {k: v for k, v in model.items() if k == "seq_length"}
+    parallel = {k: v for k, v in model.items() if k not in language and k not in length}
+
+    def rows(keys: dict[str, object], indent: str = "") -> list[str]:
+        return [f"{indent}{k}: {'null' if v is None else v}" for k, v in keys.items()]
+
     lines = [
-        (
-            f"# {facts.model} on {s.devices} devices: data_parallel_size {s.replicas},"
-            f" {s.microbatches} microbatches. Merge into a file for --yaml-cfg."
-        ),
+        f"# {_title(s, facts)} Merge into a file for --yaml-cfg.",
         "language_model:",
-        *recompute,
+        *rows(language, "  "),
         "model_parallel:",
-        f"  tensor_model_parallel_size: {s.tensor}",
-        f"  context_parallel_size: {s.sequence}",
-        f"  pipeline_model_parallel_size: {s.stage}",
-        f"  virtual_pipeline_model_parallel_size: {chunks}",
-        f"  sequence_parallel: {flag[s.positions]}",
-        f"  expert_model_parallel_size: {s.expert}",
-        f"micro_batch_size: {s.rows}",
-        f"global_batch_size: {s.batch}",
-        *([f"seq_length: {s.length}"] if s.length else []),
-        f"use_distributed_optimizer: {flag[s.zero_stage > 0]}",
+        *rows(parallel, "  "),
+        *rows(train | length | ddp),
     ]
-    if s.zero_stage in SHARDING:
-        lines += [
-            "use_megatron_fsdp: True",
-            f"data_parallel_sharding_strategy: {SHARDING[s.zero_stage]}",
-        ]
     return "\n".join(lines) + "\n"
+
+
+def _arguments(s: Settings) -> list[str]:
+    keys = {k: v for section in _keys_of(s).values() for k, v in section.items()}
+    chunks = keys.pop("virtual_pipeline_model_parallel_size")
+    keys |= {"num_virtual_stages_per_pipeline_rank": chunks}
+    return [
+        f"--{k.replace('_', '-')}" + ("" if v is True else f" {v}")
+        for k, v in keys.items()
+        if v not in (None, False)
+    ]
+
+
+def write_arguments(s: Settings, facts: Facts) -> str:
+    """The same as arguments of Megatron-LM's programs, one a line."""
+    return "\n".join([f"# {_title(s, facts)}", *_arguments(s)]) + "\n"
+
+
+def write_script(s: Settings, facts: Facts) -> str:
+    """The same as an array of a launch script."""
+    lines = [f"    {argument}" for argument in _arguments(s)]
+    return "\n".join(
+        [
+            f'# {_title(s, facts)} For a launch script: "${{PLANNED_ARGS[@]}}".',
+            "PLANNED_ARGS=(",
+            *lines,
+            ")",
+            "",
+        ]
+    )
+
+
+def write_recipe(s: Settings, facts: Facts) -> str:
+    """The same as a function that sets them in a recipe of Megatron-Bridge."""
+    lines = [
+        f"    cfg.{section}.{key} = {value!r}"
+        for section, keys in _keys_of(s).items()
+        for key, value in keys.items()
+    ]
+    return "\n".join(
+        [
+            f"# {_title(s, facts)} For a recipe of Megatron-Bridge: planned(cfg).",
+            "def planned(cfg):",
+            *lines,
+            "    return cfg",
+            "",
+        ]
+    )
+
+
+FORMS = {
+    ".sh": write_script,
+    ".args": write_arguments,
+    ".txt": write_arguments,
+    ".py": write_recipe,
+}
+"""How a file ends -> what writes it; any other is YAML."""
+
+
+def claims(keys: Keys) -> tuple[Claim, ...]:
+    """The sizes of the model that a file says. Raises PlanError P191."""
+    found = claims_of(keys, SIZES)
+    if keys.flag(False, "group_query_attention"):
+        found += claims_of(keys, {GROUPS: ("num_query_groups",)})
+    tensor = keys.whole(1, "tensor_model_parallel_size")
+    multiple = keys.whole(PADDED, "make_vocab_size_divisible_by") * tensor
+    vocabulary = claims_of(keys, {VOCABULARY: ("vocab_size",)})
+    return found + tuple(
+        Claim(c.key, c.size, c.value, -(-c.value // multiple) * multiple) for c in vocabulary
+    )
 
 
 def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
@@ -106,12 +215,14 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
             f"expert_model_parallel_size {ep} does not divide the {replicas} data-parallel ranks",
         )
     batch, microbatches = _batch(keys, replicas)
-    virtual = keys.whole(1, "virtual_pipeline_model_parallel_size")
-    virtual = virtual if pp > 1 else 1
-    if keys.get("num_layers_per_virtual_pipeline_stage") is not None and virtual == 1:
-        notes.append("interleaved stages are priced as plain 1F1B: their bubble is smaller")
-    if keys.get("rampup_batch_size") is not None:
-        notes.append("rampup_batch_size is left out: the full batch is priced")
+    virtual = _virtual_stages(keys, pp, notes)
+    notes += [
+        f"{key} is left out: the full batch is priced"
+        for key in ("rampup_batch_size", "step_batch_size_schedule")
+        if keys.get(key) is not None
+    ]
+    if keys.flag(False, "optimizer_cpu_offload"):
+        notes.append("optimizer_cpu_offload is left out: the state is priced on the devices")
     positions = keys.flag(False, "sequence_parallel") and tp > 1
     zero = _zero_stage(keys, pp, notes)
     return (
@@ -132,6 +243,28 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
         ),
         notes,
     )
+
+
+def _virtual_stages(keys: Keys, stages: int, notes: list[str]) -> int:
+    """Chunks of a pipeline stage. Raises PlanError P191 where layers do not divide into them."""
+    virtual = keys.whole(
+        1, "virtual_pipeline_model_parallel_size", "num_virtual_stages_per_pipeline_rank"
+    )
+    each = keys.whole(0, "num_layers_per_virtual_pipeline_stage")
+    if stages == 1 or not each or virtual > 1:
+        return virtual if stages > 1 else 1
+    layers = keys.whole(0, "num_layers") or keys.layers()
+    if not layers:
+        notes.append("interleaved stages are priced as plain 1F1B: their bubble is smaller")
+        return 1
+    virtual, rest = divmod(layers, stages * each)
+    if rest or not virtual:
+        raise PlanError(
+            "P191",
+            f"{layers} layers do not divide into {stages} stages of chunks of {each}"
+            " (num_layers_per_virtual_pipeline_stage)",
+        )
+    return virtual
 
 
 def _batch(keys: Keys, replicas: int) -> tuple[int, int]:

@@ -1,0 +1,127 @@
+"""Arguments of a command as a table of keys: `--key value`, `--key=value`, flags, several values
+behind one key, and `key=value` without dashes (MaxText's overrides)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from planner.errors import PlanError
+from planner.interop.shell import END, MARK, Command, Script
+from planner.interop.shell_words import NotShell
+
+OVERRIDE = re.compile(r"(?:--)?([A-Za-z_][\w.\-]*)=(.*)", re.S)
+SUFFIXES = (".sh", ".bash", ".zsh", ".sbatch", ".slurm", ".args", ".txt")
+"""How scripts and lists of arguments are called."""
+PROGRAMS = ("python", "python3", "torchrun", "srun", "accelerate", "deepspeed", "mpirun")
+
+
+class Unset(str):
+    """A value that a script does not say: the name of the variable that would, "(" for what a
+    command would print."""
+
+
+def scalar(text: str) -> Any:
+    """A word as the number, flag or null that it is, else as it stands."""
+    if MARK in text:
+        return Unset(text[text.find(MARK) + 1 : text.find(END)])
+    if re.fullmatch(r"[+-]?\d{1,18}", text):
+        return int(text)
+    if re.fullmatch(r"[+-]?(\d+\.\d*|\.?\d+)([eE][+-]?\d{1,3})?", text):
+        return float(text)
+    return {"true": True, "false": False, "null": None, "None": None}.get(
+        text if text in ("null", "None") else text.lower(), text
+    )
+
+
+def table_of(words: Sequence[str], notes: list[str]) -> dict[str, Any]:
+    """Keys of arguments; of a key that is there twice the last counts, as in argparse."""
+    table: dict[str, Any] = {}
+    key, values = "", list[Any]()
+
+    def close() -> None:
+        if key:
+            value = values[0] if len(values) == 1 else list(values) if values else True
+            if key in table and table[key] != value:
+                notes.append(f"{key} is {table[key]!r} and later {value!r}: the last counts")
+            table[key] = value
+
+    for word in words:
+        named = OVERRIDE.fullmatch(word)
+        option = word.startswith("--") and len(word) > 2
+        if option or (named and not word.startswith("-")):
+            close()
+            key, values = (named[1] if named else word.lstrip("-")), []
+            key = f"--{key}" if option else key
+            if named:
+                values.append(scalar(named[2]))
+                close()
+                key = ""
+        elif re.fullmatch(r"-[A-Za-z]\w*", word):
+            close()
+            key = ""
+        elif key:
+            values.append(scalar(word))
+    close()
+    return table
+
+
+def read_script(
+    text: str, path: Path, given: Mapping[str, str]
+) -> tuple[dict[str, Any], list[str], list[str]]:
+    """(keys of the program that a script starts, notes, names of `given` that it asks for). given:
+    variables, as of the environment. Raises PlanError P190."""
+    try:
+        script = Script(text, given)
+        used = [name for name in given if name in script.names]
+    except (NotShell, RecursionError) as e:
+        raise PlanError(
+            "P190",
+            f"{path} is no shell script that can be followed: {str(e)[:200]}",
+            help=["a plain list of arguments in FILE.args"],
+        ) from e
+    notes = list(script.notes)
+    found = [(len(table_of(c.words, [])), c) for c in script.commands if _starts(c)]
+    loose = tuple(w for c in script.commands if c.words[0].startswith("--") for w in c.words)
+    if not found and loose:  # a list of arguments, in lines
+        found = [(len(table_of(loose, [])), Command(1, loose))]
+    most = max((n for n, _ in found), default=0)
+    if most:
+        several = [c for n, c in found if n == most]
+        chosen = several[-1]
+        if len({c.words for c in several}) > 1:
+            notes.append(f"several commands: the one in line {chosen.line} is read")
+        return _program(chosen, notes), notes, used
+    table: dict[str, Any] = {}
+    for words in script.variables():
+        table |= table_of(words, notes) if any(w.startswith("--") for w in words) else {}
+    return table, notes, used
+
+
+def _starts(command: Command) -> bool:
+    """Whether a command starts a program of Python."""
+    return any(
+        w.endswith(".py") or w.rpartition("/")[2] in PROGRAMS for w in command.words
+    ) and any(w.startswith("--") or OVERRIDE.fullmatch(w) for w in command.words)
+
+
+def _program(command: Command, notes: list[str]) -> dict[str, Any]:
+    """Keys of a program, without those of what starts it (torchrun, srun), of which only the number
+    of processes is a key."""
+    words = command.words
+    program = next((k for k, w in enumerate(words) if w.endswith(".py")), len(words))
+    module = next((k for k, w in enumerate(words[:-1]) if w == "-m"), len(words))
+    start = min(program + 1, module + 2) if min(program, module) < len(words) else 0
+    before = table_of(words[: min(program, module)] if start else (), [])
+    names = {k.lstrip("-").replace("-", "_"): v for k, v in before.items()}
+    nodes, processes = names.get("nnodes", 1), names.get("nproc_per_node")
+    started: dict[str, Any] = {}
+    if type(nodes) is int and type(processes) is int:
+        started = {"num_processes": nodes * processes}
+    if words[0].rpartition("/")[2] == "accelerate":
+        return before | table_of(words[start:], notes)
+    files = [w for w in words[start:] if w.endswith((".yml", ".yaml")) and "=" not in w]
+    notes += [f"{f.rpartition('/')[2]}, which the command names, is not read here" for f in files]
+    return started | table_of(words[start:], notes)

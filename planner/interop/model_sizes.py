@@ -1,0 +1,110 @@
+"""What a configuration says of its model, held against the model that it is priced with.
+
+A size is agreed with where the model has it at all: a width is the width of a table or a norm, an
+inner width a dim of some weight. Where a model has no attention, nothing is held against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from planner.errors import PlanError
+from planner.graph.ir import Graph
+from planner.interop.keys import Keys
+
+LAYERS, HIDDEN, HEADS, GROUPS, INNER, VOCABULARY, EXPERTS = (
+    "layers",
+    "a hidden size",
+    "attention heads",
+    "key-value heads",
+    "an inner width",
+    "a vocabulary",
+    "experts",
+)
+ATTENTION = ("Attention", "CachedAttention")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One size that a configuration says. key: as it is called there; most: the largest that is
+    meant, as a vocabulary may be padded."""
+
+    key: str
+    size: str
+    value: int
+    most: int
+
+
+def claims_of(keys: Keys, names: Mapping[str, Sequence[str]]) -> tuple[Claim, ...]:
+    """The sizes that keys say. names: size -> the keys that say it. Raises PlanError P191."""
+    found = []
+    for size, spellings in names.items():
+        key = next((k for k in spellings if k in keys), "")
+        value = keys.whole(0, *spellings, least=-1) if key else 0
+        if value > 0:  # others stand for the model's own
+            found.append(Claim(key, size, value, value))
+    return tuple(found)
+
+
+def sizes_of(graph: Graph) -> dict[str, tuple[int, ...]]:
+    """Size -> the values that a model has of it; {} for one without attention."""
+    tensors = graph.tensors
+    attention = [n for n in graph.nodes if n.op in ATTENTION]
+    if not attention:
+        return {}
+    tables = [
+        tensors[n.inputs[0]].shape
+        for n in graph.nodes
+        if n.op == "Gather"
+        and n.inputs[0] in graph.weights
+        and len(tensors[n.inputs[0]].shape) == 2
+    ]
+    scales = [
+        tensors[i].shape[0]
+        for n in graph.nodes
+        if n.op.endswith("Normalization")
+        for i in n.inputs[1:2]
+        if len(tensors[i].shape) == 1
+    ]
+    weights = [tensors[w].shape for w in graph.weights if len(tensors[w].shape) > 1]
+    inner = {d for shape in weights for d in shape}
+    stacks = [tensors[n.inputs[3]].shape[0] for n in graph.nodes if n.op == "RoutedExperts"]
+    found = {
+        LAYERS: [len(attention)],
+        HIDDEN: [*(shape[1] for shape in tables), *scales] if tables else [],
+        HEADS: [tensors[n.inputs[0]].shape[1] for n in attention],
+        GROUPS: [tensors[n.inputs[1]].shape[1] for n in attention],
+        INNER: [*inner, *(d // 2 for d in inner)],
+        VOCABULARY: [max(shape[0] for shape in tables)] if tables else [],
+        EXPERTS: stacks,
+    }
+    return {size: tuple(dict.fromkeys(values)) for size, values in found.items() if values}
+
+
+def hold(claims: Sequence[Claim], graph: Graph, path: str) -> None:
+    """Raises PlanError P191 where a configuration says another model than the graph is."""
+    there = sizes_of(graph)
+    wrong = [
+        c
+        for c in claims
+        if c.size in there and not any(c.value <= n <= c.most for n in there[c.size])
+    ]
+    if not wrong:
+        return
+    said = " and ".join(f"{c.key} = {c.value}" for c in wrong)
+    has = " and ".join(_counted(c.size, there[c.size][0]) for c in wrong if c.size != INNER)
+    raise PlanError(
+        "P191",
+        f"{path} says {said}, the model has " + (has or "no weight of that width"),
+        help=["--model the one that the configuration trains"],
+    )
+
+
+def layers_of(graph: Graph) -> int:
+    """Layers of a model: its attentions, 0 without."""
+    return next(iter(sizes_of(graph).get(LAYERS, ())), 0)
+
+
+def _counted(size: str, value: int) -> str:
+    return f"{size} of {value}" if size.startswith("a ") else f"{value} {size}"
