@@ -604,8 +604,8 @@ def export(p: argparse.ArgumentParser) -> None:
         dest="output",
         metavar="FILE",
         help=(
-            "the settings (default: stdout, and their cost to stderr); for megatron .sh and .args"
-            " are arguments, .py a recipe of Megatron-Bridge, others YAML"
+            "the settings (default: stdout, and their cost to stderr); the ending says the form"
+            " (.sh, .args, .py, .toml, .yaml: docs/exchange.md)"
         ),
     )
     p.add_argument("--force", action="store_true", help="overwrite the file")

@@ -1,31 +1,53 @@
-"""torchtitan: tables [parallelism], [training] and [activation_checkpoint] of its TOML files.
+"""torchtitan: Python configurations (its config_registry.py), and the TOML files that it had until
+February 2026, v0.2.2.
 
     tensor_parallel_degree, context_parallel_degree, pipeline_parallel_degree     tensor, sequence,
         stage
+    enable_sequence_parallel                                                      tensor that cuts
+        positions between products; on where it is not said
     expert_parallel_degree                                                        expert: taken from
         the sharded data-parallel ranks
     data_parallel_replicate_degree                                                data without
         sharding (ZeRO stage 0)
     data_parallel_shard_degree, fsdp_reshard_after_forward                        data with
         parameters gathered: "never" a second time is ZeRO stage 2, "always" 3
-    local_batch_size, global_batch_size, pipeline_parallel_microbatch_size        rows and
-        microbatches: gradients accumulate only without stages
-    mode of [activation_checkpoint]                                               full: every block
+    num_tokens_per_microbatch_per_dp_rank, num_tokens_per_train_step,             rows and
+        max_context_length, num_pp_microbatches                                   microbatches in
+        Python: tokens, of which a row has max_context_length
+    local_batch_size, global_batch_size, pipeline_parallel_microbatch_size        the same in TOML:
+        gradients accumulate only without stages
+    pipeline_parallel_schedule                                                    1F1B, GPipe;
+        Interleaved1F1B: pipeline_parallel_layers_per_stage layers a virtual stage, two virtual
+        stages where it is not said
+    FullAC, SelectiveAC; mode of [activation_checkpoint] in TOML                  full: every block
 
-Source: torchtitan/config/job_config.py of pytorch/torchtitan.
+Source: torchtitan/config/configs.py, distributed/activation_checkpoint.py and
+distributed/pipeline_parallel.py of pytorch/torchtitan, b5bcd76 (August 2026); for TOML
+torchtitan/config/job_config.py of v0.2.2.
 """
 
 from __future__ import annotations
 
+from math import ceil
+from typing import Any
+
 from planner.errors import PlanError
-from planner.execution.techniques import MAX_ZERO_STAGE
+from planner.execution.techniques import INTERLEAVED, MAX_ZERO_STAGE
 from planner.interop.keys import Keys
+from planner.interop.python_config import CLASS
 from planner.interop.settings import Facts, Rounds, Settings
 
-NAME, SUFFIX = "torchtitan", ".toml"
-MARKS = r"\w+_parallel_degree|data_parallel_(shard|replicate)_degree|local_batch_size"
-SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe"}
+NAME, SUFFIX = "torchtitan", ".py"
+MARKS = (
+    r"\w+_parallel_degree|data_parallel_(shard|replicate)_degree|local_batch_size"
+    r"|num_tokens_per_microbatch_per_dp_rank"
+)
+SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", INTERLEAVED: "Interleaved1F1B"}
 RESHARD = {1: "never", 2: "never", 3: "always"}
+CHUNKS = 2
+"""Virtual stages of a rank where Interleaved1F1B is said alone."""
+WEIGHED = ("pipeline_parallel_first_stage_less_layers", "pipeline_parallel_last_stage_less_layers")
+"""Layers that the first and the last stage have less; 1 where it is not said."""
 
 
 def round_off(rounds: Rounds, facts: Facts) -> list[str]:
@@ -33,8 +55,11 @@ def round_off(rounds: Rounds, facts: Facts) -> list[str]:
     price."""
     rounds.usual("torchtitan")
     s = rounds.now
-    if s.virtual_stages > 1:
-        rounds.to("one virtual stage per stage: plain 1F1B", schedule="1f1b", virtual_stages=1)
+    if s.virtual_stages not in (1, CHUNKS) and not _layers_each(s, facts):
+        rounds.to(
+            f"{facts.layers} blocks are counted out alike: {CHUNKS} virtual stages",
+            virtual_stages=CHUNKS,
+        )
     zero = MAX_ZERO_STAGE.get(s.schedule, 2)
     if s.zero_stage == 0 and s.sequence * s.expert > 1:
         rounds.to(f"context and expert ranks shard parameters: ZeRO-{zero}", zero_stage=zero)
@@ -52,44 +77,103 @@ def round_off(rounds: Rounds, facts: Facts) -> list[str]:
     )
 
 
-def write(s: Settings, facts: Facts) -> str:
-    """The keys that the plan decides, to be merged into a configuration."""
-    local = s.rows * (s.microbatches if s.stage > 1 else 1)
-    lines = [
-        (
-            f"# {facts.model} on {s.devices} devices, {s.microbatches} microbatches. Merge into a"
-            " job's file."
-        ),
-        "[training]",
-        f"local_batch_size = {local}",
-        f"global_batch_size = {s.batch}",
-        *([f"seq_len = {s.length}"] if s.length else []),
-        "",
-        "[parallelism]",
-        f"data_parallel_replicate_degree = {1 if s.zero_stage else s.replicas}",
-        f"data_parallel_shard_degree = {s.replicas if s.zero_stage else 1}",
-        *([f'fsdp_reshard_after_forward = "{RESHARD[s.zero_stage]}"'] if s.zero_stage else []),
-        f"tensor_parallel_degree = {s.tensor}",
-        f"context_parallel_degree = {s.sequence}",
-        f"expert_parallel_degree = {s.expert}",
-        f"pipeline_parallel_degree = {s.stage}",
-    ]
+def _layers_each(s: Settings, facts: Facts) -> int:
+    """Layers of each virtual stage, 0 where they are not alike."""
+    each, rest = divmod(facts.layers, s.stage * s.virtual_stages)
+    return 0 if rest else each
+
+
+def _degrees(s: Settings, facts: Facts) -> dict[str, Any]:
+    """Keys of the section "parallelism" that both forms have."""
+    keys: dict[str, Any] = {
+        "data_parallel_replicate_degree": 1 if s.zero_stage else s.replicas,
+        "data_parallel_shard_degree": s.replicas if s.zero_stage else 1,
+    }
+    if s.zero_stage:
+        keys["fsdp_reshard_after_forward"] = RESHARD[s.zero_stage]
+    keys |= {
+        "tensor_parallel_degree": s.tensor,
+        "context_parallel_degree": s.sequence,
+        "expert_parallel_degree": s.expert,
+        "pipeline_parallel_degree": s.stage,
+    }
     if s.stage > 1:
-        lines += [
-            f'pipeline_parallel_schedule = "{SCHEDULES[s.schedule]}"',
-            f"pipeline_parallel_microbatch_size = {s.rows}",
-        ]
-    return (
-        "\n".join(
-            [
-                *lines,
-                "",
-                "[activation_checkpoint]",
-                f'mode = "{"full" if s.recompute == "block" else "none"}"',
-            ]
+        keys["pipeline_parallel_schedule"] = SCHEDULES[s.schedule]
+        if each := _layers_each(s, facts):
+            keys |= {"pipeline_parallel_layers_per_stage": each, **dict.fromkeys(WEIGHED, 0)}
+    return keys
+
+
+def write(s: Settings, facts: Facts) -> str:
+    """A function that sets what the plan decides in a configuration. Raises PlanError P192 for rows
+    without tokens."""
+    if not s.length:
+        raise PlanError(
+            "P192",
+            "torchtitan counts tokens, and rows of this model have none",
+            help=["-o FILE.toml counts rows (torchtitan v0.2.2)"],
         )
-        + "\n"
+    parallel = _degrees(s, facts) | ({"enable_sequence_parallel": True} if s.tensor > 1 else {})
+    parallel |= {"num_pp_microbatches": s.microbatches} if s.stage > 1 else {}
+    training = {
+        "num_tokens_per_microbatch_per_dp_rank": s.rows * s.length,
+        "num_tokens_per_train_step": s.batch * s.length,
+        "max_context_length": s.length,
+    }
+    sets = [
+        f"    config.{section}.{key} = {value!r}"
+        for section, keys in (("training", training), ("parallelism", parallel))
+        for key, value in keys.items()
+    ]
+    policy = "FullAC.Config()" if s.recompute == "block" else "None"
+    return "\n".join(
+        [
+            f"# {facts.model} on {s.devices} devices, {s.microbatches} microbatches. For a",
+            "# config_registry.py of torchtitan (b5bcd76, August 2026): planned(a configuration).",
+            *(
+                ["from torchtitan.distributed.activation_checkpoint import FullAC", "", ""]
+                if s.recompute == "block"
+                else []
+            ),
+            "def planned(config):",
+            *sets,
+            f"    config.activation_checkpoint = {policy}",
+            "    return config",
+            "",
+        ]
     )
+
+
+def write_toml(s: Settings, facts: Facts) -> str:
+    """The keys that the plan decides, to be merged into a job's TOML file of v0.2.2."""
+    parallel = _degrees(s, facts)
+    parallel |= {"pipeline_parallel_microbatch_size": s.rows} if s.stage > 1 else {}
+    training = {
+        "local_batch_size": s.rows * (s.microbatches if s.stage > 1 else 1),
+        "global_batch_size": s.batch,
+        **({"seq_len": s.length} if s.length else {}),
+    }
+    mode = "full" if s.recompute == "block" else "none"
+    lines = [
+        f"# {facts.model} on {s.devices} devices, {s.microbatches} microbatches. Merge into a"
+        " job's file of torchtitan v0.2.2."
+    ]
+    for section, keys in (
+        ("training", training),
+        ("parallelism", parallel),
+        ("activation_checkpoint", {"mode": mode}),
+    ):
+        lines += [f"[{section}]"]
+        lines += [
+            f'{key} = "{value}"' if isinstance(value, str) else f"{key} = {value}"
+            for key, value in keys.items()
+        ]
+        lines += [""]
+    return "\n".join(lines)
+
+
+FORMS = {".toml": write_toml}
+"""How a file ends -> what writes it; any other is Python."""
 
 
 def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
@@ -120,6 +204,7 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
     if replicate > 1 and shard > 1:
         notes.append("hybrid sharding is priced as sharding over all replicas")
     schedule = _schedule(keys, notes) if pp > 1 else ""
+    positions = keys.flag(True, "enable_sequence_parallel") and tp > 1
     zero = _zero_stage(keys, pp, schedule, notes) if shard * cp > 1 else 0
     batch, microbatches = _batch(keys, replicas, pp, notes)
     return (
@@ -134,8 +219,9 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
             zero_stage=zero,
             recompute=_recompute(keys, notes),
             schedule=schedule,
-            positions=tp > 1,
-            length=keys.whole(0, "seq_len"),
+            positions=positions,
+            length=keys.whole(0, "seq_len", "max_context_length"),
+            virtual_stages=_virtual_stages(keys, pp, notes) if schedule == INTERLEAVED else 1,
         ),
         notes,
     )
@@ -143,6 +229,8 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
 
 def _batch(keys: Keys, replicas: int, stages: int, notes: list[str]) -> tuple[int, int]:
     """(rows of a step, microbatches). Raises PlanError P191 where they do not divide."""
+    if _counts_tokens(keys):
+        return _tokens(keys, replicas, stages, notes)
     local = keys.whole(8, "local_batch_size", "batch_size")
     batch = keys.whole(-1, "global_batch_size", least=-1)
     batch = local * replicas if batch == -1 else batch
@@ -171,9 +259,68 @@ def _batch(keys: Keys, replicas: int, stages: int, notes: list[str]) -> tuple[in
     return batch, microbatches
 
 
+def _counts_tokens(keys: Keys) -> bool:
+    """Whether a file is of a version that counts tokens."""
+    names = ("num_tokens_per_microbatch_per_dp_rank", "num_tokens_per_train_step")
+    return any(name in keys for name in names)
+
+
+def _tokens(keys: Keys, replicas: int, stages: int, notes: list[str]) -> tuple[int, int]:
+    """The same where tokens are counted: a forward pass takes those of one microbatch."""
+    length = keys.whole(2048, "max_context_length", "seq_len")
+    each = keys.whole(16384, "num_tokens_per_microbatch_per_dp_rank")
+    passes = keys.whole(1, "num_pp_microbatches")
+    passes = passes if stages > 1 else 1
+    step = keys.whole(-1, "num_tokens_per_train_step", least=-1)
+    step = each * passes * replicas if step == -1 else step
+    accumulated, rest = divmod(step, each * passes * replicas)
+    if rest or not accumulated:
+        raise PlanError(
+            "P191",
+            f"num_tokens_per_train_step {step} is no multiple of {each} tokens x {passes}"
+            f" microbatches x {replicas} data-parallel ranks",
+        )
+    if each % length:
+        raise PlanError(
+            "P191",
+            f"num_tokens_per_microbatch_per_dp_rank {each} is no multiple of max_context_length"
+            f" {length}: rows are priced whole",
+        )
+    if accumulated > 1 and stages > 1:
+        notes.append(
+            f"{accumulated} rounds of the pipeline a step are priced as one: their bubbles are"
+            " left out"
+        )
+    return step // length, accumulated * passes
+
+
+def _virtual_stages(keys: Keys, stages: int, notes: list[str]) -> int:
+    """Virtual stages of a rank. Raises PlanError P191 where layers do not fill as many on each."""
+    each = keys.whole(0, "pipeline_parallel_layers_per_stage")
+    less = sum(keys.whole(1, name, least=0) for name in WEIGHED)
+    if not each:
+        return CHUNKS
+    layers = keys.layers()
+    if not layers:
+        notes.append(f"the model's layers are not known: {CHUNKS} virtual stages are priced")
+        return CHUNKS
+    virtual, rest = divmod(ceil((layers + less) / each), stages)
+    if rest or virtual < 2:
+        raise PlanError(
+            "P191",
+            f"{layers} layers, {less} less at the ends, {each} each are no whole number of"
+            f" virtual stages above 1 on {stages} ranks (pipeline_parallel_layers_per_stage)",
+        )
+    return virtual
+
+
 def _schedule(keys: Keys, notes: list[str]) -> str:
     word = keys.word("1f1b", "pipeline_parallel_schedule")
+    if word == SCHEDULES[INTERLEAVED].lower():
+        return INTERLEAVED
     if word in SCHEDULES:
+        for name in ("pipeline_parallel_layers_per_stage", *WEIGHED):
+            keys.get(name)  # stages are priced alike
         return word
     notes.append(f"schedule {word} is priced as plain 1F1B")
     return "1f1b"
@@ -193,15 +340,21 @@ def _zero_stage(keys: Keys, stages: int, schedule: str, notes: list[str]) -> int
     return zero
 
 
+POLICIES = {"fullac": "full", "selectiveac": "selective", "memorybudgetac": "memory_budget"}
+"""Classes of activation_checkpoint in Python -> modes in TOML."""
+
+
 def _recompute(keys: Keys, notes: list[str]) -> str:
-    word = keys.word("selective", "mode")
+    called = keys.word("", CLASS).removesuffix(".config").rpartition(".")[2]
+    off = "activation_checkpoint" in keys and keys.get("activation_checkpoint") is None
+    word = POLICIES.get(called) or keys.word("none" if off else "selective", "mode")
     if word not in ("none", "full", "selective", "memory_budget"):
         raise PlanError(
             "P191",
             f"[activation_checkpoint] mode = {word!r}",
             help=["none, selective, full or memory_budget"],
         )
-    option = keys.word("2", "selective_ac_option")
+    option = keys.word("op" if called or _counts_tokens(keys) else "2", "selective_ac_option")
     if word == "full" or (word == "selective" and option == "1"):
         return "block"
     if word != "none":
