@@ -96,7 +96,8 @@ def read_script(
         return _program(chosen, notes), notes, used
     table: dict[str, Any] = {}
     for words in script.variables():
-        table |= table_of(words, notes) if any(w.startswith("--") for w in words) else {}
+        said = any(w.startswith("--") or OVERRIDE.fullmatch(w) for w in words)
+        table |= table_of(words, notes) if said else {}
     return table, notes, used
 
 

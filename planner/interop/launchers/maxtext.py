@@ -3,20 +3,25 @@
     ici_*_parallelism, dcn_*_parallelism       degrees within a fast domain (node or slice) and
                                                between them, multiplied
     data, fsdp, pipeline, expert               replicas without and with sharded parameters (ZeRO
-                                               stages 0 and 3), stage, expert
+                                               stages 0 and 3), stage, expert; fsdp_transpose is
+                                               fsdp over another dim
     context (or sequence), tensor              sequence, tensor; tensor_sequence: tensor that cuts
-                                               positions between products
+                                               positions between products; context_usp_ulysses:
+                                               sequence by exchange of heads
     shard_optimizer_over_data                  ZeRO stage 1
     per_device_batch_size                      rows of all devices of a microbatch / devices
     gradient_accumulation_steps                microbatches; with stages num_pipeline_microbatches,
                                                a multiple of the stages
     pipeline                                   one loop over all microbatches, derived by autodiff:
-                                               GPipe
+                                               GPipe; num_pipeline_repeats of it, where stages hold
+                                               fewer layers than there are (circular)
     remat_policy                               full: recompute of every block; none; presets and
                                                custom: by name, custom with a key for each value
                                                (device: saved; offload is priced as remat)
 
-Source: src/MaxText/configs/base.yml of AI-Hypercomputer/maxtext.
+Keys that a file does not have are base.yml's: ici_fsdp_parallelism and dcn_data_parallelism take
+the devices that are left. Source: src/maxtext/configs/base.yml and layers/decoders.py of
+AI-Hypercomputer/maxtext, e591f30 (August 2026).
 """
 
 from __future__ import annotations
@@ -25,10 +30,20 @@ import re
 from collections.abc import Mapping
 from math import prod
 
-from planner.errors import PlanError
+from planner.errors import PlanError, did_you_mean
 from planner.execution.save_policies import PRESETS, saved_names, saving
 from planner.execution.techniques import MAX_ZERO_STAGE
 from planner.interop.keys import Keys
+from planner.interop.model_sizes import (
+    GROUPS,
+    HEADS,
+    HIDDEN,
+    INNER,
+    LAYERS,
+    VOCABULARY,
+    Claim,
+    claims_of,
+)
 from planner.interop.settings import AXES, Facts, Rounds, Settings, fast_levels
 from planner.machine.mesh_choices import pinned_mesh
 
@@ -36,9 +51,9 @@ NAME, SUFFIX = "maxtext", ".yml"
 MARKS = r"(ici|dcn)_\w+_parallelism|per_device_batch_size"
 SUMS = {
     "stage": ("pipeline",),
-    "data": ("data", "fsdp"),
+    "data": ("data", "fsdp", "fsdp_transpose"),
     "expert": ("expert",),
-    "sequence": ("context", "sequence"),
+    "sequence": ("context", "context_usp_ulysses", "sequence"),
     "tensor": ("tensor", "tensor_sequence"),
 }
 WRITTEN = ("data", "fsdp", "context", "tensor", "tensor_sequence", "pipeline", "expert")
@@ -55,6 +70,27 @@ VALUES = {
 """Names of values that remat_policy knows -> the keys that say where they are kept."""
 FUSED = {"qkv_proj": ("q", "k", "v")}
 """Keys of several values."""
+LIKE = {
+    "minimal_flash": ("minimal_with_context", ""),
+    "minimal_with_quantization": ("minimal", "quantised copies are not saved"),
+    "minimal_with_context_and_quantization": (
+        "minimal_with_context",
+        "quantised copies are not saved",
+    ),
+    "qkv_proj_offloaded": ("full", "what it offloads is recomputed"),
+    "minimal_offloaded": ("full", "what it offloads is recomputed"),
+}
+"""Presets that are priced as another, and what differs."""
+UNSET = {"ici": "ici_fsdp_parallelism", "dcn": "dcn_data_parallelism"}
+"""Network -> the axis that base.yml leaves open."""
+SIZES = {
+    LAYERS: ("base_num_decoder_layers",),
+    HIDDEN: ("base_emb_dim",),
+    HEADS: ("base_num_query_heads",),
+    GROUPS: ("base_num_kv_heads",),
+    INNER: ("base_mlp_dim",),
+    VOCABULARY: ("vocab_size",),
+}
 
 
 def round_off(rounds: Rounds, facts: Facts) -> list[str]:
@@ -89,6 +125,34 @@ def round_off(rounds: Rounds, facts: Facts) -> list[str]:
             "the context axis also shards weights there (logical_axis_rules, embed)"
         )
     return inexpressible
+
+
+def claims(keys: Keys) -> tuple[Claim, ...]:
+    """The sizes of the model that a file says, where they are not those of a model_name or scaled.
+    Raises PlanError P191."""
+    named = keys.word("default", "model_name") not in ("default", "")
+    scaled = keys.whole(1, "global_parameter_scale") > 1
+    return () if named or scaled else claims_of(keys, SIZES)
+
+
+def write_overrides(s: Settings, facts: Facts) -> str:
+    """The same as an array of a launch script: what comes behind base.yml."""
+    title, *lines = write(s, facts).splitlines()
+    said = [f"    {line.replace(': ', '=', 1)}" for line in lines]
+    title = title.partition(". Merge")[0]
+    return "\n".join(
+        [
+            f'{title}. Behind the configuration of a launch script: "${{PLANNED_ARGS[@]}}".',
+            "PLANNED_ARGS=(",
+            *said,
+            ")",
+            "",
+        ]
+    )
+
+
+FORMS = {".sh": write_overrides}
+"""How a file ends -> what writes it; any other is YAML."""
 
 
 def write(s: Settings, facts: Facts) -> str:
@@ -141,15 +205,23 @@ def _remat_lines(recompute: str) -> list[str]:
 
 
 def _recompute(keys: Keys, notes: list[str]) -> str:
-    """What is recomputed; presets of other names are priced as none."""
+    """What is recomputed. Raises PlanError P191 for a policy that there is not."""
     remat = keys.word("full", "remat_policy")
-    if remat in PRESETS:
-        return saving(PRESETS[remat])
+    preset, differs = LIKE.get(remat, (remat, ""))
+    if differs:
+        notes.append(f"remat_policy {remat} is priced as {preset}: {differs}")
+    if preset in PRESETS:
+        return saving(PRESETS[preset])
     if remat == "custom":
         return _custom(keys, notes)
-    if remat != "none":
-        notes.append(f"remat_policy {remat} is priced as none")
-    return "none"
+    if remat == "none":
+        return "none"
+    policies = ["none", "custom", *PRESETS, *LIKE]
+    raise PlanError(
+        "P191",
+        f"remat_policy = {remat!r}",
+        help=[did_you_mean(remat, policies) or f"one of {', '.join(policies)}"],
+    )
 
 
 def _custom(keys: Keys, notes: list[str]) -> str:
@@ -224,8 +296,9 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
 def _zero_stage(keys: Keys, sizes: Mapping[str, int], stages: int, notes: list[str]) -> int:
     """The ZeRO stage; 3 with pipeline stages is priced as the highest that GPipe runs."""
     sharded_state = keys.flag(False, "shard_optimizer_over_data")
-    zero = 3 if sizes.get("fsdp", 1) > 1 else int(sharded_state)
-    if sizes.get("fsdp", 1) > 1 and sizes.get("data", 1) > 1:
+    sharded = max(sizes.get("fsdp", 1), sizes.get("fsdp_transpose", 1)) > 1
+    zero = 3 if sharded else int(sharded_state)
+    if sharded and sizes.get("data", 1) > 1:
         notes.append("hybrid sharding is priced as sharding over all replicas")
     if stages > 1 and zero == 3:
         zero = MAX_ZERO_STAGE["gpipe"]
@@ -244,9 +317,16 @@ def _microbatches(keys: Keys, stages: int, accumulated: int, notes: list[str]) -
             f"{accumulated} rounds of the pipeline a step are priced as one: their bubbles are"
             " left out"
         )
-    keys.whole(1, "num_layers_per_pipeline_stage")
-    if keys.whole(-1, "num_pipeline_repeats", least=-1) > 1:
-        notes.append("interleaved stages are priced as plain ones: their bubble is smaller")
+    repeats = keys.whole(-1, "num_pipeline_repeats", least=-1)
+    each = keys.whole(1, "num_layers_per_pipeline_stage")
+    if repeats == -1 and (layers := keys.layers()):
+        repeats = layers // (stages * each)
+    if repeats > 1:
+        idle = [(stages - 1) / (r * microbatches + stages - 1) for r in (1, repeats)]
+        notes.append(
+            f"{repeats} pipeline repeats (circular) are priced as one: {idle[0]:.0%} of the loop's"
+            f" time is bubble where it is {idle[1]:.0%}"
+        )
     return microbatches * accumulated
 
 
@@ -257,11 +337,10 @@ def _degrees(keys: Keys, devices: int, domain: int) -> dict[str, int]:
     unset: list[tuple[str, int]] = []  # an axis that is -1, and what its network leaves it
     for network, size in (("ici", domain), ("dcn", devices // domain)):
         set_product, unset_here = 1, []
-        for name in sorted(
-            k for k in keys.names() if re.fullmatch(rf"{network}_\w+_parallelism", k)
-        ):
+        there = {k for k in keys.names() if re.fullmatch(rf"{network}_\w+_parallelism", k)}
+        for name in sorted({*there, UNSET[network]}):
             axis = name.removeprefix(f"{network}_").removesuffix("_parallelism")
-            n = keys.whole(1, name, least=-1)
+            n = keys.whole(-1 if name == UNSET[network] else 1, name, least=-1)
             if n == 0:
                 raise PlanError("P191", f"{name} = 0")
             if n == -1:
@@ -269,8 +348,6 @@ def _degrees(keys: Keys, devices: int, domain: int) -> dict[str, int]:
             else:
                 degrees[axis] = degrees.get(axis, 1) * n
                 set_product *= n
-        if network == "ici" and not any(k.startswith("ici_") for k in keys.names()):
-            unset_here.append("fsdp")  # base.yml
         if len(unset_here) > 1:
             raise PlanError(
                 "P191",
