@@ -13,6 +13,7 @@ from planner.execution.block_values import kept_by_name
 from planner.execution.loops import RepeatedBlock, inner_flow, output_layout
 from planner.execution.pipeline import Pipeline
 from planner.execution.recompute import block_mode, is_gathered
+from planner.execution.save_policies import offloaded_values
 from planner.graph.ir import Graph
 from planner.sharding.layout import STAGE
 
@@ -124,15 +125,20 @@ def _recomputed(w: Writer, body: Body, name: str, number: int) -> str:
     mode = block_mode(w.flow)
     if not mode or (w.backend == "jit" and mode == "part"):
         return name
-    kept = ["collective"] if mode == "keep" else kept_by_name(w.flow).values()
-    names = ", ".join(map(literal, dict.fromkeys(kept)))
+    kept = ["collective"] if mode == "keep" else [*dict.fromkeys(kept_by_name(w.flow).values())]
+    sent = offloaded_values(w.flow.plan.recompute)
+    saved, offloaded = [n for n in kept if n not in sent], [n for n in kept if n in sent]
+    if _offloads_inputs(w):
+        offloaded.insert(0, "entering")
+    names = ", ".join(map(literal, saved))
     policy = f", policy=save_names({names})" if names else ""
     if mode == "keep":
         policy = f", policy={KEEP}"
     if mode == "part":
         policy = ", policy=no_gathers"
-    if _offloads_inputs(w):
-        policy = f", policy=offload_inputs({names})"
+    if offloaded:
+        away = ", ".join(map(literal, offloaded))
+        policy = f", policy=save_or_offload([{names}], [{away}])"
     wrap = f"recompute({name}{policy})" if w.unroll else f"jax.checkpoint({name}{policy})"
     wrapped = f"{w.prefix}recomputed{number}"
     body.lines.append(f"{wrapped} = {wrap}")

@@ -37,7 +37,7 @@ from planner.execution.loops import (
 from planner.execution.pipeline import pipeline_of
 from planner.execution.plan import Plan
 from planner.execution.recompute import gathering_parts, is_gathered
-from planner.execution.techniques import IN_LOOPS
+from planner.execution.techniques import sent_in_loops
 from planner.execution.uneven_pipeline import uneven_pipeline_of
 from planner.graph.ir import Graph
 from planner.ops import OPERATORS
@@ -152,7 +152,7 @@ def _refuse(graph: Graph, plan: Plan, backend: Backend, unroll: bool) -> None:
             help=["pin offload=none, or --tables device"],
         )
     if unroll and (
-        sent := [what for what in plan.offload if what in IN_LOOPS]
+        sent := sent_in_loops(plan)
     ):  # the GPU compiler holds more on the device then than it would without
         raise PlanError(
             "P076",
@@ -168,7 +168,7 @@ def refuse_partitioned(plan: Plan, backend: Backend) -> None:
     if backend == "shard_map":
         return
     only = {
-        "offload to host memory is": bool(plan.offload),
+        "offload to host memory is": bool(plan.in_host_memory),
         "overlapped microbatches (copies) are": (
             plan.overlapped_microbatches > 1
         ),  # it would reduce each copy's gradient

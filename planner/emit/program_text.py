@@ -27,7 +27,7 @@ from planner.emit.tables import (
 from planner.emit.text import array_table, inlined
 from planner.emit.uneven import stage_buffer_tables
 from planner.emit.writer import Parameter, Workload, Writer
-from planner.execution.techniques import IN_LOOPS, INTERLEAVED
+from planner.execution.techniques import INTERLEAVED, sent_in_loops
 from planner.ops import operator_of
 
 DTYPES = {
@@ -97,7 +97,7 @@ def _runtime_files(w: Writer, train: bool) -> tuple[list[str], list[str]]:
         "stage_buffers": w.stages is not None,
         "stage_buffers_host": w.stages is not None and host_state,
         "offloaded_weights": w.offloads_weights,
-        "fused_offload": any(what in IN_LOOPS for what in plan.offload),
+        "fused_offload": bool(sent_in_loops(plan)),
     }
     return files, [file for file, taken in instead.items() if taken]
 

@@ -52,6 +52,7 @@ IMPORTS = {
     "jnp": ("", "jax.numpy as jnp"),
     "np": ("", "numpy as np"),
     "lax": ("jax", "lax"),
+    "Offloadable": ("jax.ad_checkpoint", "Offloadable"),
     "checkpoint_name": ("jax.ad_checkpoint", "checkpoint_name"),
     "AxisType": ("jax.sharding", "AxisType"),
     "NamedSharding": ("jax.sharding", "NamedSharding"),

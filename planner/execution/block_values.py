@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from planner.execution.gated_units import gated_units
 from planner.execution.layout_flow import Flow
-from planner.execution.save_policies import NAMES, saved_names
+from planner.execution.save_policies import NAMES, offloaded_values, saved_names
 from planner.graph.ir import Graph
 from planner.ops import operator_of
 from planner.sharding.layout import ReshardStep
@@ -64,6 +64,12 @@ def kept_by_name(flow: Flow) -> Mapping[str, str]:
         for tensor, name in block_values(graph, plan.repeated_blocks).items()
         if name in asked and tensor not in inside and not exchanges(flow, graph.producer[tensor])
     }
+
+
+def offloaded_by_name(flow: Flow) -> Mapping[str, str]:
+    """Of those the tensors that wait in the host's memory."""
+    away = offloaded_values(flow.plan.recompute)
+    return {t: name for t, name in kept_by_name(flow).items() if name in away} if away else {}
 
 
 def settles(step: ReshardStep) -> bool:

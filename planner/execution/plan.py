@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 
+from planner.execution.save_policies import offloaded_values
 from planner.sharding.layout import STAGE, Axes, Layout
 from planner.sharding.rule import Split
 
@@ -81,6 +82,11 @@ class Plan(StepTechniques):
     def devices(self) -> int:
         """Devices of the mesh."""
         return prod(n for _, n in self.mesh)
+
+    @property
+    def in_host_memory(self) -> tuple[str, ...]:
+        """What waits in the host's memory: what `offload` says, and values of blocks by name."""
+        return (*self.offload, *offloaded_values(self.recompute))
 
     @property
     def accumulation_steps(self) -> int:

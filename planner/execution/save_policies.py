@@ -4,6 +4,8 @@
                                   of collectives saved
     save:q,k,v                    blocks, but for what follows from the values of these names
                                   (planner.execution.block_values says which tensors those are)
+    save:q,k,offload:context      the same; values behind `offload:` wait in the host's memory
+    offload:context               all of them do
 
 What enters a block is saved in any case, so that `save:` with no name is `block`. A named value is
 saved as it is made, cut as its operator leaves it; of pending sums what their reduction leaves, so
@@ -14,6 +16,7 @@ MaxText's presets (`remat_policy`) are such lists of names.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -37,7 +40,7 @@ NAMES: Mapping[str, str] = {
 }
 """Names of values, in the order in which blocks make them, and what they are."""
 BLOCK = "block"
-PREFIX = "save:"
+PREFIX, OFFLOADED_PREFIX = "save:", "offload:"
 _QKV = ("q", "k", "v")
 _WIDE = ("mlp_gate", "mlp_up")
 PRESETS: Mapping[str, tuple[str, ...]] = {
@@ -52,23 +55,57 @@ PRESETS: Mapping[str, tuple[str, ...]] = {
 }
 """MaxText's remat_policy -> the names that it saves. Its mlpwi is here mlp_gate and mlp_up, its
 mlpwo mlp_down."""
+OFFLOADED_PRESETS: Mapping[str, tuple[str, ...]] = {
+    "qkv_proj_offloaded": _QKV,
+    "minimal_offloaded": PRESETS["minimal"],
+}
+"""Its policies of which all values wait in the host's memory."""
 
 
-def saving(names: Iterable[str]) -> str:
-    """The plan's value for these names saved."""
-    asked = frozenset(names)
-    listed = [n for n in NAMES if n in asked]
-    return PREFIX + ",".join(listed) if listed else BLOCK
+def saving(names: Iterable[str], offloaded: Iterable[str] = ()) -> str:
+    """The plan's value for these names saved. offloaded: those that wait in the host's memory,
+    whether they are among the names or not."""
+    away = frozenset(offloaded) & NAMES.keys()
+    here = frozenset(names) & NAMES.keys() - away
+    lists = ((PREFIX, here), (OFFLOADED_PREFIX, away))
+    text = [p + ",".join(n for n in NAMES if n in some) for p, some in lists if some]
+    return ",".join(text) or BLOCK
 
 
 def saved_names(recompute: str) -> tuple[str, ...]:
-    """The names that a plan's value saves."""
-    return tuple(recompute.removeprefix(PREFIX).split(",")) if is_named(recompute) else ()
+    """The names whose values a plan's value spares the second run: saved, on the device or in the
+    host's memory."""
+    here, away = _lists(recompute)
+    return tuple(n for n in NAMES if n in here or n in away)
+
+
+def offloaded_values(recompute: str) -> tuple[str, ...]:
+    """Of the names saved those whose values wait in the host's memory."""
+    return _lists(recompute)[1]
+
+
+def kept_among(recompute: str, names: Iterable[str]) -> str:
+    """A plan's value with names, without those that are not among these."""
+    here, away = _lists(recompute)
+    known = frozenset(names)
+    return saving(known & {*here}, known & {*away})
 
 
 def is_named(recompute: str) -> bool:
     """Whether a plan's value saves values by name."""
-    return recompute.startswith(PREFIX)
+    return recompute.startswith((PREFIX, OFFLOADED_PREFIX))
+
+
+def _lists(recompute: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names of a plan's value, as written: saved on the device, and offloaded."""
+    found: dict[str, list[str]] = {PREFIX: [], OFFLOADED_PREFIX: []}
+    under = found[PREFIX]
+    for word in recompute.split(",") if is_named(recompute) else ():
+        for prefix, names in found.items():
+            if word.startswith(prefix):
+                under, word = names, word.removeprefix(prefix)
+        under.append(word)
+    return tuple(found[PREFIX]), tuple(found[OFFLOADED_PREFIX])
 
 
 def fault(recompute: Any, others: Iterable[str]) -> str:
@@ -77,8 +114,7 @@ def fault(recompute: Any, others: Iterable[str]) -> str:
         return ""
     if not isinstance(recompute, str) or not is_named(recompute):
         return f"recompute {recompute!r} is none of {', '.join(others)}, {PREFIX}NAME,NAME"
-    named = saved_names(recompute)
-    if saving(named) != recompute:
+    if saving(*_lists(recompute)) != recompute:
         return f"recompute {recompute!r} is not made of {', '.join(NAMES)}, once each, in order"
     return ""
 
@@ -90,28 +126,61 @@ def read_policy(value: Any, words: Mapping[str, str]) -> str:
         return words[value]
     if isinstance(value, str) and value in PRESETS:
         return saving(PRESETS[value])
+    if isinstance(value, str) and value in OFFLOADED_PRESETS:
+        return saving((), OFFLOADED_PRESETS[value])
     if isinstance(value, str) and is_named(value):
-        named = [n.strip() for n in value.removeprefix(PREFIX).replace("+", ",").split(",")]
-        named = [n for n in named if n and n != ENTERS]
-        strange = [n for n in named if n not in NAMES]
-        if not strange:
-            return saving(named)
+        return _named_policy(value)
+    raise PlanError(
+        "P020",
+        f"recompute = {value!r} is not possible",
+        help=[
+            f"one of {', '.join(dict.fromkeys((*words.values(), *PRESETS, *OFFLOADED_PRESETS)))}",
+            f"or names of values that are saved: {PREFIX}q,k,v (of {', '.join(NAMES)})",
+            f"and of values that wait in the host's memory: {PREFIX}q,k,{OFFLOADED_PREFIX}context",
+        ],
+    )
+
+
+def _named_policy(value: str) -> str:
+    """A pin's value with names, those of a list joined by commas or +. Raises PlanError P020."""
+    plain = ",".join(w for w in re.split(r"[,+;\s]+", value) if w)
+    here, away = ([n for n in names if n] for names in _lists(re.sub(r":,+", ":", plain)))
+    if ENTERS in away:
+        raise PlanError(
+            "P020",
+            f"recompute = {value!r} is not possible: where what enters blocks waits is said by"
+            " another pin",
+            help=["offload=activations beside recompute"],
+        )
+    strange = [n for n in (*here, *away) if n not in NAMES and n != ENTERS]
+    if strange:
         raise PlanError(
             "P020",
             f"recompute = {value!r} is not possible: no value of a block is called"
             f" {', '.join(map(repr, strange))}",
             help=[f"names are {', '.join(NAMES)}"],
         )
-    raise PlanError(
-        "P020",
-        f"recompute = {value!r} is not possible",
-        help=[
-            f"one of {', '.join(dict.fromkeys((*words.values(), *PRESETS)))}",
-            f"or names of values that are saved: {PREFIX}q,k,v (of {', '.join(NAMES)})",
-        ],
-    )
+    if both := sorted({*here} & {*away}):
+        raise PlanError(
+            "P020",
+            f"recompute = {value!r} is not possible: {', '.join(both)} cannot be saved on the"
+            " device and in the host's memory",
+            help=[f"each name once, behind {PREFIX} or behind {OFFLOADED_PREFIX}"],
+        )
+    return saving(here, away)
 
 
 def policy_words(recompute: str) -> str:
     """A plan's value with names in words for people."""
-    return f"recompute, {', '.join(saved_names(recompute))} saved"
+    here, away = _lists(recompute)
+    said = [f"{', '.join(here)} saved"] if here else []
+    said += [f"{', '.join(away)} offloaded to host memory"] if away else []
+    return f"recompute, {' and '.join(said)}"
+
+
+def values_words(recompute: str) -> str:
+    """What the values of a plan's names do for its blocks, in words."""
+    here, away = _lists(recompute)
+    said = [f"{', '.join(here)} save"] if here else []
+    said += [f"{', '.join(away)} send to host memory"] if away else []
+    return " and ".join(said)

@@ -15,8 +15,14 @@ from typing import Any, Literal
 
 from costmodels.hardware.units import UnitError, show_bytes, size_bytes
 from planner.errors import PlanError
-from planner.execution.plan import StepTechniques
-from planner.execution.save_policies import fault, is_named, policy_words, read_policy
+from planner.execution.plan import Plan, StepTechniques
+from planner.execution.save_policies import (
+    fault,
+    is_named,
+    offloaded_values,
+    policy_words,
+    read_policy,
+)
 from planner.execution.zero_stages import ZERO_STAGES
 from planner.sharding.layout import STAGE
 
@@ -198,6 +204,11 @@ class Technique:
         return self.faulty(value)
 
 
+def sent_in_loops(plan: Plan) -> list[str]:
+    """What loops over the recomputed blocks of a plan send to the host's memory and bring back."""
+    return [w for w in plan.in_host_memory if w in IN_LOOPS or w not in OFFLOAD]
+
+
 def _not_possible(name: str, value: Any, *help: str) -> PlanError:
     return PlanError("P020", f"{name} = {value!r} is not possible", help=help)
 
@@ -327,6 +338,12 @@ def _what_is_offloaded(values: Values, sizes: Sizes) -> Contradiction | None:
     in_loops, weights = (_joined([w for w in offload if w in of]) for of in (IN_LOOPS, WEIGHTS))
     stages = "stages" if _staged(sizes) else ""
     other = f"recompute = {values['recompute']!r}" if values.get("recompute") == "none" else stages
+    if stages and (named := offloaded_values(str(values.get("recompute", "")))):
+        return Contradiction(
+            f"recompute offloads {', '.join(named)} and stages contradict each other: values of"
+            " blocks are sent without pipeline stages",
+            "remove one of them",
+        )
     if in_loops != "none" and other:
         return Contradiction(
             f"offload = {in_loops!r} and {other} contradict each other: those of recomputed blocks"

@@ -40,7 +40,8 @@ class Settings:
     """Degrees, and techniques as the planner calls them. positions: what lies between products is
     cut along the sequence over "tensor" (Megatron's sequence parallelism). length: tokens of a row,
     0 where rows have none. virtual: virtual stages per stage. styles: how "tensor" cuts
-    single modules, pattern and style (planner.interop.launchers.hf); none: as it costs least."""
+    single modules, pattern and style (planner.interop.launchers.hf); none: as it costs least.
+    offload: what waits in the host's memory, of "activations"."""
 
     batch: int
     stage: int = 1
@@ -56,6 +57,7 @@ class Settings:
     length: int = 0
     virtual_stages: int = 1
     styles: tuple[tuple[str, str], ...] = ()
+    offload: tuple[str, ...] = ()
 
     @property
     def mesh(self) -> dict[str, int]:
@@ -94,6 +96,8 @@ class Settings:
             for value in [getattr(self, t.field)]
             if not t.staged or (self.stage > 1 and value != t.neutral)
         }
+        if self.offload:
+            techniques["offload"] = self.offload
         if self.tensor > 1:
             techniques["tensor"] = "megatron-sp" if self.positions else "megatron"
         return Pins({a: (n,) for a, n in self.mesh.items()}, techniques)
@@ -127,6 +131,8 @@ class Rounds:
         """What no launcher expresses: padded rows, recompute with saved collectives, sharding of
         the state of an optimizer that has one replica. by_name: it saves values by name."""
         self.microbatches(launcher, 1)
+        if not by_name:
+            self.to("what enters blocks stays on the devices", offload=())
         if self.now.recompute == "block-keep":
             self.to("recompute runs a block's collectives again", recompute="block")
         if is_named(self.now.recompute) and not by_name:
@@ -203,6 +209,7 @@ def settings_of(strategy: Strategy) -> Rounds:
         Settings(
             int(strategy.workload["batch"]),
             **(degrees | techniques),
+            offload=tuple(w for w in chosen.offload if w == "activations"),
             positions=degrees["tensor"] > 1 and cuts_positions(strategy),
             length=row_length(graph) if graph is not None else 0,
         )

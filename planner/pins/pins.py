@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, Any
 
 from costmodels.hardware.intake import exists, read_toml
 from planner.errors import PlanError, did_you_mean
-from planner.execution.save_policies import PREFIX
+from planner.execution.save_policies import is_named
 from planner.execution.techniques import BY_NAME, TENSOR
 from planner.machine.mesh_choices import divisors
 from planner.pins.conflicts import check, placement
@@ -498,7 +498,7 @@ def _parts(text: str) -> list[str]:
     """A short form's pins; names of values that are saved have commas of their own."""
     parts: list[str] = []
     for part in text.split(","):
-        if "=" not in part and parts and f"={PREFIX}" in parts[-1].replace(" ", ""):
+        if "=" not in part and parts and is_named(parts[-1].partition("=")[2].strip()):
             parts[-1] += f",{part}"
         else:
             parts.append(part)

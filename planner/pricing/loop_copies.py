@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from planner.analysis.basics import repeat_starts, saved_in
 from planner.analysis.facts import GraphFacts
+from planner.execution.block_values import offloaded_by_name
 from planner.execution.layout_flow import Flow
 from planner.execution.loops import RepeatedBlock
 from planner.execution.pipeline import pipeline_of
@@ -55,8 +56,10 @@ def loop_copies_s(
             )
     for i, size in stacked_activations(base, flow, runs, pricer):
         seconds += passes(i) * pricer.loop_copy_s(size, size)
+    away = offloaded_by_name(flow)
     for run, replay in recomputed_blocks(flow, runs):
-        size = run.repeats * sum(size for _, size in saved_in_repeat(base, flow, replay, pricer))
+        values = saved_in_repeat(base, flow, replay, pricer)
+        size = run.repeats * sum(size for name, size in values if name not in away)
         seconds += passes(run.first) * pricer.loop_copy_s(size, size)
     return seconds
 

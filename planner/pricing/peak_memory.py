@@ -36,6 +36,7 @@ from costmodels.liveness import (
 from planner.analysis.basics import repeat_starts, saved_in
 from planner.analysis.facts import GraphFacts
 from planner.analysis.passing import puts_off, readers
+from planner.execution.block_values import offloaded_by_name
 from planner.execution.even_collectives import weights_of_other_stages
 from planner.execution.layout_flow import Flow
 from planner.execution.loops import RepeatedBlock
@@ -62,12 +63,14 @@ twelve equal parameters has two."""
 def saved_by_blocks_bytes(
     base: GraphFacts, flow: Flow, runs: tuple[RepeatedBlock, ...], pricer: Pricer
 ) -> float:
-    """Bytes of the named values and results of collectives that recomputed blocks save, of all
-    repeats."""
+    """Bytes of the named values and results of collectives that recomputed blocks save on the
+    device, of all repeats."""
+    away = offloaded_by_name(flow)
     return sum(
         size
         for run, replay in recomputed_blocks(flow, runs)
-        for _, size in saved_by_blocks(base, flow, run, replay, pricer)
+        for name, size in saved_by_blocks(base, flow, run, replay, pricer)
+        if name not in away
     )
 
 
@@ -265,12 +268,11 @@ def _activation_bytes(
     activations, epilogue = saved_activations(
         base, flow, pricer, entering if offloaded else frozenset()
     )
-    if offloaded:
-        activations += (
-            PARKED_ARRAYS
-            * flow.plan.overlapped_microbatches
-            * sent_activations(flow, pricer, runs)[1]
-        )
+    activations += (
+        PARKED_ARRAYS
+        * flow.plan.overlapped_microbatches
+        * sent_activations(base, flow, pricer, runs)[1]
+    )
     return activations + saved_by_blocks_bytes(base, flow, runs, pricer), epilogue
 
 
@@ -345,22 +347,30 @@ def saved_activations(
     return total + max(one_repeat.values(), default=0.0), epilogue
 
 
-def sent_activations(
-    flow: Flow, pricer: Pricer, runs: tuple[RepeatedBlock, ...]
-) -> tuple[float, float]:
-    """Bytes of what enters recomputed blocks: of all repeats, and the most that enters one."""
+def entering_bytes(flow: Flow, pricer: Pricer, run: RepeatedBlock) -> float:
+    """Bytes of what enters one repeat of a block, of one microbatch."""
     mesh, tensors = dict(flow.plan.mesh), flow.graph.tensors
-    each = [
-        sum(
-            prod(local_shape(tensors[c.enters].shape, c.layout, mesh))
-            * pricer.itemsize(tensors[c.enters].dtype)
-            for c in run.carries
-        )
-        for run in runs
-    ]
-    return sum(run.repeats * size for run, size in zip(runs, each, strict=True)), max(
-        each, default=0.0
+    return sum(
+        prod(local_shape(tensors[c.enters].shape, c.layout, mesh))
+        * pricer.itemsize(tensors[c.enters].dtype)
+        for c in run.carries
     )
+
+
+def sent_activations(
+    base: GraphFacts, flow: Flow, pricer: Pricer, runs: tuple[RepeatedBlock, ...]
+) -> tuple[float, float]:
+    """Bytes of what recomputed blocks send to the host's memory, what enters them and values by
+    name, of one microbatch: of all repeats, and the most of one."""
+    entering, away = "activations" in flow.plan.offload, offloaded_by_name(flow)
+    sent = [(r, entering_bytes(flow, pricer, r)) for r in runs] if entering else []
+    for run, replay in recomputed_blocks(flow, runs) if away else ():
+        values = saved_in_repeat(base, flow, replay, pricer)
+        sent.append((run, sum(size for name, size in values if name in away)))
+    each = dict[int, float]()
+    for run, size in sent:
+        each[run.first] = each.get(run.first, 0.0) + size
+    return sum(run.repeats * size for run, size in sent), max(each.values(), default=0.0)
 
 
 @dataclass(frozen=True)

@@ -136,8 +136,8 @@ def communication(
     sent, micro = sent_s(base, flow, runs, uses, pricer), flow.plan.microbatches
     result = communication_of(sent)
     exposed = result.exposed_s
-    if "activations" in flow.plan.offload:  # out and in again in every microbatch
-        exposed += 2 * micro * pricer.host_s(sent_activations(flow, pricer, runs)[0])
+    if away := sent_activations(base, flow, pricer, runs)[0]:  # out and in, every microbatch
+        exposed += 2 * micro * pricer.host_s(away)
     if offloaded_names(flow, runs):
         exposed += micro * pricer.host_s(offloaded_weights(flow, runs, pricer).each)
     return replace(result, exposed_s=exposed, launching_s=launching_s(sent, pricer))

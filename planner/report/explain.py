@@ -9,6 +9,7 @@ from typing import Any
 
 from costmodels.hardware.units import show_bytes, show_time
 from planner.errors import PlanError, did_you_mean
+from planner.execution.save_policies import offloaded_values
 from planner.execution.techniques import phrases
 from planner.pricing.cost import OTHER_PARTS
 from planner.report.baselines import baseline_name, ranked, ties
@@ -389,7 +390,7 @@ def explain_node(
     else:
         lines += _recorded(s, row, width, style)
     if row["recompute"] and s.techniques["recompute"] != "none":
-        saved = [f"its result is saved as {row['saved_as']}"] if row.get("saved_as") else []
+        saved = _saved_words(row, s.techniques["recompute"])
         lines += labelled("memory", [recompute_text(s.techniques), *saved], width, style)
     other = row.get("runner_up")
     if other:
@@ -446,3 +447,11 @@ def _side(row: Mapping[str, Any], width: int) -> str:
     """`x [b/data, k/tensor]` of an operand or result, with what is pending."""
     pending = f" partial sums over {'+'.join(row['partial'])}" if row["partial"] else ""
     return f"{short(row['tensor'], width // 2)} {cells(row['dims'], row['layout'])}{pending}"
+
+
+def _saved_words(row: Mapping[str, Any], recompute: str) -> list[str]:
+    """Where the named result of an operator waits for the backward pass, in words."""
+    if not (name := row.get("saved_as")):
+        return []
+    away = " in host memory" if name in offloaded_values(recompute) else ""
+    return [f"its result is saved as {name}{away}"]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from costmodels.hardware.units import show_bytes, show_time
-from planner.execution.save_policies import is_named, saved_names
+from planner.execution.save_policies import is_named, values_words
 from planner.execution.techniques import phrases
 from planner.pricing.cost import OTHER_PARTS
 from planner.report.baselines import comparison
@@ -209,7 +209,7 @@ def recompute_text(techniques: Mapping[str, Any]) -> str:
     """What is recomputed, in words."""
     mode = str(techniques["recompute"])
     if is_named(mode):
-        return f"recompute blocks but for what {', '.join(saved_names(mode))} save"
+        return f"recompute blocks but for what {values_words(mode)}"
     return STAGES_AGAIN if techniques.get("cuts") else RECOMPUTE.get(mode, f"recompute {mode}")
 
 

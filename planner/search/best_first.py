@@ -301,7 +301,9 @@ class BestFirst:
                 for node in self._nodes_of(index)
                 if node.techniques.recompute == BLOCK
             ]
-        return NamedNodes(nodes, self._bounds.relaxed, self.limit)
+        return NamedNodes(
+            nodes, self._bounds.relaxed, self.limit, self.search.offered.offloads_by_name
+        )
 
     def _save_by_name(self) -> None:
         """Search the nodes that save values by name, before all others: each stands for every
@@ -341,7 +343,8 @@ class BestFirst:
             _, space, choice, _ = self.search.details[id(best)]
             if not self.search.offered.saves_by_name(space.base, best.mesh):
                 return
-            for policy in nearby(space, choice, best.techniques, self.limit):
+            offloads = self.search.offered.offloads_by_name and best.mesh.stages == 1
+            for policy in nearby(space, choice, best.techniques, self.limit, offloads):
                 if (id(space), policy) not in tried and self.best is best:
                     tried.add((id(space), policy))
                     other = self.search.with_recompute(best, policy)

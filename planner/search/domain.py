@@ -10,7 +10,7 @@ from planner.analysis.axis_roles import role_named
 from planner.analysis.facts import GraphFacts
 from planner.errors import PlanError
 from planner.execution.block_values import names_there
-from planner.execution.save_policies import BLOCK, is_named, saved_names, saving
+from planner.execution.save_policies import BLOCK, is_named, kept_among
 from planner.execution.techniques import (
     BY_NAME,
     INTERLEAVED,
@@ -485,6 +485,19 @@ class SearchDomain:
             and self.request.runtime.kernels is None
         )
 
+    @property
+    def offloads_by_name(self) -> bool:
+        """Whether it is for the search to say which values of blocks wait in the host's memory: of
+        plans without pipeline stages, on devices whose memory is not the host's."""
+        request = self.request
+        return (
+            "offload" not in request.pins.techniques
+            and not request.partitioned
+            and request.mode in ("auto", "semi-auto", "data-parallel")
+            and request.topology.device.kind != "cpu"
+            and self.model.workload.tables == PLACES[0]
+        )
+
     def schedules(self, mesh: Mesh) -> tuple[tuple[str, int], ...]:
         """(how microbatches pass through the stages of a mesh, chunks a stage) to consider: 1F1B,
         which takes GPipe's time and less memory, and in chunks."""
@@ -677,7 +690,7 @@ def _of_blocks(recompute: str, base: GraphFacts) -> str:
     if not is_named(recompute):
         return recompute
     there = names_there(base.graph, base.loops)
-    left = saving(n for n in saved_names(recompute) if n in there)
+    left = kept_among(recompute, there)
     if is_named(left):
         return left
     raise PlanError(

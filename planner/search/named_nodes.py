@@ -19,7 +19,7 @@ import numpy as np
 
 from planner.analysis.facts import GraphFacts
 from planner.execution.block_values import names_there
-from planner.execution.save_policies import PRESETS, saved_names, saving
+from planner.execution.save_policies import PRESETS, offloaded_values, saved_names, saving
 from planner.execution.techniques import RECOMPUTE
 from planner.search.named_policy_bounds import NamedRelaxation, Outlook
 from planner.search.node_bounds import SAME
@@ -41,7 +41,8 @@ BY_OTHERS, MESH_SPACE, OWN_SPACE, DONE = range(4)
 @dataclass
 class NamedNodes:
     """Those of one family. nodes: each with what is known of it (seconds), under recompute=block;
-    relaxed: mesh -> its space; limit_bytes: of plans.
+    relaxed: mesh -> its space; limit_bytes: of plans; offloads: whether values may wait in the
+    host's memory.
 
     bound, bound_of_all: no plan that saves values by name is below these, under the limit and
     whatever memory it takes.
@@ -50,6 +51,7 @@ class NamedNodes:
     nodes: list[tuple[float, SearchNode]]
     relaxed: dict[int, Relaxation]
     limit_bytes: float
+    offloads: bool = False
     bound: float = math.inf
     bound_of_all: float = math.inf
     _known: dict[tuple[int, int], NamedRelaxation] = field(default_factory=dict)
@@ -134,7 +136,7 @@ class NamedNodes:
     def _of_mesh(self, node: SearchNode) -> NamedRelaxation:
         """The bounds that all nodes of a mesh share."""
         if (node.mesh, 0) not in self._known:
-            self._known[node.mesh, 0] = NamedRelaxation(self.relaxed[node.mesh])
+            self._known[node.mesh, 0] = NamedRelaxation(self.relaxed[node.mesh], self.offloads)
         return self._known[node.mesh, 0]
 
     def _outlook(
@@ -149,23 +151,24 @@ class NamedNodes:
             relaxed = Relaxation(space, self.relaxed[node.mesh].scratch)
             if relaxed.least(self._levels, below_s) >= below_s:
                 return Outlook(below_s, below_s)
-            self._known[key] = NamedRelaxation(relaxed)
+            self._known[key] = NamedRelaxation(relaxed, self.offloads)
         named = self._known.get(key) if own_space else None
         return (named or self._of_mesh(node)).outlook(at, self.limit_bytes, below_s, own_space)
 
 
 def nearby(
-    space: Space, choice: Sequence[int], techniques: Techniques, limit_bytes: float
+    space: Space, choice: Sequence[int], techniques: Techniques, limit_bytes: float, offloads: bool
 ) -> list[str]:
     """Policies beside that of a plan whose problem is faster and fits, the fastest first: with a
-    name more or less; where nothing is recomputed all names, and the presets."""
+    name more or less, on the device or where that may be offloaded; where nothing is recomputed all
+    names, and the presets."""
     at = arrays_of(space).first + np.asarray(choice)
 
     def seconds(recompute: str) -> float:
         return float(seconds_of(space, replace(techniques, recompute=recompute))[at].sum())
 
     now, found = seconds(techniques.recompute), list[tuple[float, str]]()
-    for policy in dict.fromkeys(_beside(techniques.recompute, space.base)):
+    for policy in dict.fromkeys(_beside(techniques.recompute, space.base, offloads)):
         if (least := seconds(policy)) < now:
             used = usage_of(space, replace(techniques, recompute=policy), choice)
             if sum(used) <= limit_bytes:
@@ -173,13 +176,16 @@ def nearby(
     return [policy for _, policy in sorted(found)[:NEARBY]]
 
 
-def _beside(recompute: str, base: GraphFacts) -> Iterator[str]:
+def _beside(recompute: str, base: GraphFacts, offloads: bool) -> Iterator[str]:
     there = names_there(base.graph, base.loops)
     if recompute == "none":
         yield saving(there)
         for names in PRESETS.values():
             yield saving(n for n in names if n in there)
         return
-    saved = frozenset(saved_names(recompute))
+    away = frozenset(offloaded_values(recompute))
+    saved = frozenset(saved_names(recompute)) - away
     for name in there:
-        yield saving(saved ^ {name})
+        yield saving(saved ^ {name}, away - {name})
+        if offloads:
+            yield saving(saved - {name}, away ^ {name})

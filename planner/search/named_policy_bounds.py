@@ -3,9 +3,10 @@
 What runs again is a decision of its own there. Each node of a block that the backward pass asks for
 has a shortest way to an operand that a gradient reads (planner.analysis.recompute_demand). Where no
 value on the way has a name, the node runs again under every policy. Where one has, it runs again or
-that value is saved: in bytes, and in copies into stacks of loops and out of them. Where several
-have, nothing is counted of it. So every option of the node that makes a named value costs the
-cheaper of the two, at each price of a byte, and no policy takes less: one elimination for all of
+that value is saved: in bytes, and in copies into stacks of loops and out of them; or it waits in
+the host's memory, out and in over the host's link, where that is for the search to say. Where
+several have, nothing is counted of it. So every option of the node that makes a named value costs
+the cheapest of these, at each price of a byte, and no policy takes less: one elimination for all of
 them, with the tables of a space without recomputation.
 """
 
@@ -15,6 +16,7 @@ import heapq
 from collections.abc import Container, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,8 +32,8 @@ SETTLED = 24
 """Choices of names that are bounded of a search node at most."""
 Settled = tuple[tuple[str, bool], ...]
 """Names that are saved, or are not."""
-Names = tuple[tuple[str, ...], tuple[str, ...]]
-"""Those that a choice saves, and those of which it is open."""
+Names = tuple[str, tuple[str, ...]]
+"""The policy of a choice, and names of which it is open whether they are saved on the device."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,17 @@ class Outlook:
     policies: tuple[tuple[float, str], ...] = ()
 
 
+class _NamedUnits(NamedTuple):
+    """Of the named value that an option's variable makes. spared: units of what runs again where it
+    is not saved, or where that is less (sent) of its way to the host's memory and back; copies:
+    units of those where it is saved on the device, and size its bytes then. [options looked at]"""
+
+    spared: np.ndarray
+    sent: np.ndarray
+    copies: np.ndarray
+    size: np.ndarray
+
+
 class NamedRelaxation(Relaxation):
     """Bounds of the options that another looks at, under every policy of names. Techniques are
     those of a step that recomputes nothing: what runs again stands with the options.
@@ -115,14 +128,17 @@ class NamedRelaxation(Relaxation):
     A price of a byte may leave a name half saved: names are then settled one by one, saved and not.
     """
 
-    def __init__(self, relaxed: Relaxation) -> None:
+    def __init__(self, relaxed: Relaxation, offloads: bool) -> None:
+        """offloads: whether values may wait in the host's memory."""
         self.__dict__.update(copy(relaxed).__dict__)
+        self._offloads = offloads and relaxed.space.pricer.mesh.stages == 1
         self._line_searches, self._values = {}, named_values(relaxed.space)
-        self._known: dict[Techniques, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
+        self._known: dict[Techniques, _NamedUnits] = {}
         self._settled: Settled = ()
         self._room = np.inf
-        self._saved: dict[bool, frozenset[str]] = {}
-        """Names saved by the last choice that fitted, and by the last that did not."""
+        self._saved: dict[bool, tuple[frozenset[str], frozenset[str]]] = {}
+        """Names saved on the device, and those offloaded, by the last choice that fitted, and by
+        the last that did not."""
 
     def outlook(
         self, techniques: Techniques, limit_bytes: float, below_s: float, settle: bool
@@ -139,11 +155,11 @@ class NamedRelaxation(Relaxation):
         tree: list[tuple[float, int, Settled, Names]] = [(bound_s, 0, self._settled, self._names())]
         done, least, number = list[tuple[float, str]](), np.inf, 0
         while tree:
-            bound_s, _, settled, (sure, unsure) = heapq.heappop(tree)
+            bound_s, _, settled, (policy, unsure) = heapq.heappop(tree)
             if bound_s >= below_s:
                 least = min(least, bound_s)
             elif not unsure or number >= SETTLED:
-                done.append((bound_s, saving(sure)))
+                done.append((bound_s, policy))
             else:
                 for saved in (True, False):
                     self._settled, number = (*settled, (unsure[0], saved)), number + 1
@@ -178,11 +194,12 @@ class NamedRelaxation(Relaxation):
         return bound_s, free_s
 
     def _names(self) -> Names:
-        """Names that the last choices save, those that fitted if any did, and names that the last
+        """The policy of the last choice, of the one that fitted if any did, and names that the last
         one that fitted and the last one that did not are at odds about."""
-        some: frozenset[str] = next(iter(self._saved.values()), frozenset())
-        fits, over = self._saved.get(True, some), self._saved.get(False, some)
-        return tuple(sorted(fits)), tuple(sorted((fits ^ over) - dict(self._settled).keys()))
+        none = frozenset[str](), frozenset[str]()
+        some = next(iter(self._saved.values()), none)
+        (fits, away), (over, _) = self._saved.get(True, some), self._saved.get(False, some)
+        return saving(fits, away - fits), tuple(sorted((fits ^ over) - dict(self._settled).keys()))
 
     def _seconds(self, techniques: Techniques) -> np.ndarray:
         found: np.ndarray = (
@@ -200,22 +217,25 @@ class NamedRelaxation(Relaxation):
         found: np.ndarray = np.repeat(self.space.parts * each, np.diff(self._all))[self.kept]
         return found
 
-    def _named(self, techniques: Techniques) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Units of what runs again where an option's value is not saved, those of copies where it
-        is, and its bytes then. [options looked at]"""
+    def _named(self, techniques: Techniques) -> _NamedUnits:
+        """What the value that an option makes costs. [options looked at]"""
         if techniques not in self._known:
             passes, held = parts_of_stage(self.space, techniques)
             times, kept = np.diff(self._all), self.kept
             price, slow = self.space.pricer, slowdown(self.space, techniques)
             size = self._values.saved_bytes
-            copies = price.loop_copy_s(size, size) * np.repeat(self.space.parts * passes, times)
+            each = np.repeat(self.space.parts * passes, times)
+            copies, sent = price.loop_copy_s(size, size) * each, 2 * price.host_s(size) * each
             part = (
                 self.space.parts
                 / max(1, techniques.microbatches)
                 * (1 + price.runtime.memory_slack)
             )
-            self._known[techniques] = (
-                units(self._values.spared_s[kept] * self._passes(techniques), slow),
+            again = units(self._values.spared_s[kept] * self._passes(techniques), slow)
+            away = units(sent[kept], slow) < again if self._offloads else np.zeros(len(again), bool)
+            self._known[techniques] = _NamedUnits(
+                np.where(away, units(sent[kept], slow), again),
+                away,
                 units(copies[kept], slow),
                 (size * np.repeat(part * held, times))[kept],
             )
@@ -224,7 +244,7 @@ class NamedRelaxation(Relaxation):
     def _priced(
         self, techniques: Techniques, cost: np.ndarray, use: np.ndarray, price: float
     ) -> tuple[float, float]:
-        spared, copies, size = self._named(techniques)
+        spared, sent, copies, size = self._named(techniques)
         saved = copies + price * size < spared
         for name, value in self._settled:
             for k, names in self._values.names.items():
@@ -236,16 +256,17 @@ class NamedRelaxation(Relaxation):
             return least, np.inf
         at = self.offset[:-1] + choice
         used = float(use[at].sum() + size[at][saved[at]].sum())
-        self._saved[used <= self._room] = frozenset(
-            names[0] for k, names in self._values.names.items() if saved[at[k]]
+        self._saved[used <= self._room] = (
+            frozenset(names[0] for k, names in self._values.names.items() if saved[at[k]]),
+            frozenset(names[0] for k, names in self._values.names.items() if sent[at[k]]),
         )
         return least, used
 
     def quick(self, techniques: Techniques, microbatches: int) -> float:
-        """As that of any techniques, the cheaper of what runs again and copies with the options."""
+        """As that of any techniques, what a value costs at least with the options."""
         at = replace(techniques, microbatches=microbatches)
         slow, (cheapest, value) = slowdown(self.space, at), self._least
-        spared, copies, _ = self._named(at)
+        spared, _, copies, _ = self._named(at)
         cost = units(self._seconds(at), slow) + np.minimum(spared, copies)
         more = np.subtract(cost, cheapest, out=np.full(len(cost), np.inf), where=np.isfinite(cost))
         least = np.minimum.reduceat(more, self.offset[:-1]).sum()

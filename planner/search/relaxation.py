@@ -68,8 +68,8 @@ unit closed)."""
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """Seconds that the products of the whole batch would take one device, at the efficiency of the
-    whole: of the blocks that stages share, and of the rest.
+    """Seconds that the products of the whole batch, but attention's, would take one device, at the
+    efficiency of the whole: of the blocks that stages share, and of the rest.
 
     A device of n takes at least an n-th of each: products lose efficiency as they shrink.
     """
@@ -95,7 +95,9 @@ class Arithmetic:
         )
         for i, work in base.backward.items():
             node, flops = base.graph.nodes[i], base.rules[i].flops
-            if operator_of(node.op).filling is None and not node.bodies:
+            kernels = operator_of(node.op)
+            # Attention's kernels leave out pairs that a mask hides.
+            if kernels.filling is None and kernels.kind != "attention" and not node.bodies:
                 if flops not in known:
                     known[flops] = pricer.kernel_s(flops, 0.0, pricer.recipe.compute)
                 backward = 0.0 if not base.training or base.grad.isdisjoint(node.outputs) else work

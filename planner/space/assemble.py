@@ -269,8 +269,8 @@ def bytes_of(space: Space, techniques: Techniques, uncut: bool = False) -> np.nd
     if recompute == "block-keep":
         saved = saved + costs.saved_collective_bytes
     elif is_named(recompute):
-        slack = 1 + space.pricer.runtime.memory_slack
-        saved = saved + slack * policy_costs(space, recompute).saved_bytes
+        slack, policy = 1 + space.pricer.runtime.memory_slack, policy_costs(space, recompute)
+        saved = saved + slack * (policy.saved_bytes + policy.on_way_bytes)
     state = arrays.state_bytes[techniques.zero_stage]
     if techniques.microbatches > 1:
         state = state + arrays.grad_accumulator_bytes[techniques.zero_stage]

@@ -4,6 +4,8 @@ take (planner.execution.save_policies).
 Which nodes run again does not depend on layouts. What a value takes does: it is saved as its node
 leaves it. Of pending sums what their reduction leaves is saved, which no option of one variable
 tells: an even share is counted, so that a space's costs are at most those of the whole plan.
+Of values that wait in the host's memory those on their way are on the device, and the host's link
+carries all of them out and in.
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ import numpy as np
 
 from planner.analysis.recompute_demand import Demand, demand_of
 from planner.execution.block_values import block_values
-from planner.execution.save_policies import saved_names
+from planner.execution.save_policies import offloaded_values, saved_names
 from planner.pricing.kernels import named_beside
+from planner.pricing.peak_memory import PARKED_ARRAYS
 from planner.sharding.layout import local_shape
 from planner.sharding.rule import Split
 from planner.space.variables import Space
@@ -25,11 +28,15 @@ from planner.space.variables import Space
 @dataclass(frozen=True)
 class PolicyCosts:
     """recompute_s: seconds of one node that run again [options]. saved_bytes: of named values that
-    are saved, in all repeats, without what an allocator leaves unused [options]."""
+    are saved on the device, in all repeats, without what an allocator leaves unused; sent_bytes: of
+    those that wait in the host's memory; on_way_bytes: of the latter what is on the device at a
+    time [options]."""
 
     demand: Demand
     recompute_s: np.ndarray
     saved_bytes: np.ndarray
+    sent_bytes: np.ndarray
+    on_way_bytes: np.ndarray
 
 
 def policy_costs(space: Space, recompute: str) -> PolicyCosts:
@@ -43,19 +50,24 @@ def policy_costs(space: Space, recompute: str) -> PolicyCosts:
 
 def _costs(space: Space, recompute: str) -> PolicyCosts:
     base, names = space.base, frozenset(saved_names(recompute))
-    demand = demand_of(
-        base,
-        frozenset(t for t, name in block_values(base.graph, base.loops).items() if name in names),
+    away, values = offloaded_values(recompute), block_values(base.graph, base.loops)
+    demand = demand_of(base, frozenset(t for t, name in values.items() if name in names))
+    seconds, sizes, sent, on_way = (
+        [np.zeros(v.options) for v in space.variables] for _ in range(4)
     )
-    seconds = [np.zeros(v.options) for v in space.variables]
-    sizes = [np.zeros(v.options) for v in space.variables]
     for k, v in enumerate(space.variables):
         if v.kind == "op" and v.node in demand.again:
             seconds[k] = v.costs.forward_s
     for tensor, repeats in demand.saved.items():
         k = space.op_of[base.shared[base.graph.producer[tensor]]]
-        sizes[k] = sizes[k] + repeats * bytes_of_value(space, tensor, k)
-    return PolicyCosts(demand, np.concatenate(seconds), np.concatenate(sizes))
+        each = bytes_of_value(space, tensor, k)
+        if values[tensor] not in away:
+            sizes[k] = sizes[k] + repeats * each
+            continue
+        sent[k] = sent[k] + repeats * each
+        if len(base.loops) == 1:  # of several blocks those of the largest are, whichever that is
+            on_way[k] = on_way[k] + PARKED_ARRAYS * each
+    return PolicyCosts(demand, *map(np.concatenate, (seconds, sizes, sent, on_way)))
 
 
 def bytes_of_value(space: Space, tensor: str, k: int) -> np.ndarray:

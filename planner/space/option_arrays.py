@@ -78,12 +78,14 @@ def again_s(space: Space, recompute: str) -> np.ndarray:
 
 
 def copied_s(space: Space, recompute: str) -> np.ndarray:
-    """Seconds to copy what a microbatch saves under a way to recompute, of all nodes [options]."""
+    """Seconds to copy what a microbatch saves under a way to recompute, and to send named values
+    to the host's memory and bring them back, of all nodes [options]."""
     copies = arrays_of(space).copy_s
     if not is_named(recompute):
         return copies[recompute]
-    saved = policy_costs(space, recompute).saved_bytes
-    return copies["block"] + space.pricer.loop_copy_s(saved, saved)
+    policy, price = policy_costs(space, recompute), space.pricer
+    copied = copies["block"] + price.loop_copy_s(policy.saved_bytes, policy.saved_bytes)
+    return copied + 2 * price.host_s(policy.sent_bytes)
 
 
 def _arrays(space: Space) -> SpaceArrays:

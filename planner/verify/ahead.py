@@ -234,7 +234,7 @@ def figures(
     temporaries = sum(_temporaries(predicted, memory))
     temporary_bytes = compiled.temporary_bytes
     rows.append(Figure("temporaries", temporaries, temporary_bytes, judged=False, shown=True))
-    if plan.offload and target.kind == "gpu":
+    if plan.in_host_memory and target.kind == "gpu":
         temporary_bytes = compiled.host_temporary_bytes
         rows.append(Figure("temporaries on the host", None, temporary_bytes, judged=False))
     total, target_tolerance = sum(memory.values()), PEAK_TOLERANCE.get(target.kind)

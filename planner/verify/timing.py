@@ -332,7 +332,7 @@ def _notes(
             "counted once, as the text does not say how often they run:"
             f" {', '.join(sorted(unknown - {''}))}"
         )
-    if plan.offload:
+    if plan.in_host_memory:
         notes.append("what crosses the host's link is in no time here")
     if not as_priced:
         notes.append("the price is that of another precision than was compiled")

@@ -449,12 +449,12 @@ def compiled_how(plan: Plan, unroll: bool, compute: str) -> str:
 def offload_notes(plan: Plan, kind: str) -> tuple[str, ...]:
     """What is said of a plan that sends something to the host's memory, of targets whose figures do
     not tell it from the devices'."""
-    if not plan.offload or kind == "gpu":
+    if not plan.in_host_memory or kind == "gpu":
         return ()
     return (
         (
-            f"what the plan offloads to host memory ({', '.join(plan.offload)}) is counted with"
-            " the devices' here; --target gpu:NAME tells the two apart"
+            f"what the plan offloads to host memory ({', '.join(plan.in_host_memory)}) is counted"
+            " with the devices' here; --target gpu:NAME tells the two apart"
         ),
     )
 

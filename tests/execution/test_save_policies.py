@@ -27,7 +27,7 @@ from planner.graph.repeats import find_runs
 from planner.machine.mesh_choices import meshes
 from planner.machine.topology import for_devices
 from planner.pins.pins import parse_pins
-from planner.pricing.peak_memory import saved_by_blocks_bytes, sent_activations
+from planner.pricing.peak_memory import entering_bytes, saved_by_blocks_bytes
 from planner.pricing.pricer import Pricer
 from planner.strategy.strategy import Strategy
 from planner.verify.numerics import compare, seeded_values
@@ -112,7 +112,7 @@ def test_presets_save_what_their_widths_say(preset: str, size: float) -> None:
     plan = Plan((("data", 1),), {}, recompute=recompute, repeated_blocks=base.runs)
     flow = derive(base.graph, plan, training=True, rules=base.rules, grad=base.grad)
     runs, _ = repeated_blocks(flow)
-    entering, _ = sent_activations(flow, pricer, runs)
+    entering = sum(run.repeats * entering_bytes(flow, pricer, run) for run in runs)
     saved = entering + saved_by_blocks_bytes(base, flow, runs, pricer)
     assert saved == pytest.approx(size, abs=6e7)
 
@@ -224,3 +224,73 @@ def test_names_that_no_value_has_are_refused_or_left_out() -> None:
             runtime="megatron",
             **options | {"hardware": "h100-sxm"},
         )
+
+
+def test_pins_say_what_waits_in_host_memory() -> None:
+    said = {
+        "save:q,k,offload:context": "save:q,k,offload:context",
+        "offload:out_proj+context,save:k": "save:k,offload:context,out_proj",
+        "offload:mlp_gate, mlp_up": "offload:mlp_gate,mlp_up",
+        "qkv_proj_offloaded": "offload:q,k,v",
+        "minimal_offloaded": "offload:q,k,v,out_proj,mlp_gate,mlp_up,mlp_down",
+    }
+    for text, value in said.items():
+        pins = parse_pins(f"tp=2,recompute={text},zero=1")
+        assert pins.techniques == {"recompute": value, "zero_stage": 1}
+    for wrong in ("save:q,offload:q", "offload:query", "offload:block_input"):
+        with pytest.raises(PlanError, match="P020"):
+            parse_pins(f"recompute={wrong}")
+    with pytest.raises(PlanError, match="P024"):
+        parse_pins("pp=2,recompute=offload:q")
+
+
+def test_offloaded_values_leave_the_device_and_pay_for_their_way() -> None:
+    """Of 16 layers what q, k, v and the context take is gone but for two layers on their way; the
+    host's link carries it out and in, and no loop copies it."""
+    options: dict[str, Any] = {
+        "devices": 8,
+        "batch": 8,
+        "hardware": "cpu",
+        "precision": "fp32",
+        "baselines": False,
+        "cache": None,
+    }
+    here, away = (
+        planner.plan(
+            "zoo:llama-tiny,layers=16", pins=f"dp=8,micro=1,zero=0,recompute={what}", **options
+        )
+        for what in ("save:q,k,v,context", "offload:q,k,v,context")
+    )
+    assert away.plan.in_host_memory == ("q", "k", "v", "context")
+    # 16 positions, 64 of queries and of the context, 32 of keys and of values, float32.
+    size = 16 * (64 + 64 + 32 + 32) * 4
+    slack = 1 + load_runtime("jax-shard_map").memory_slack
+    fell = (
+        here.costs["memory_breakdown_bytes"]["activations"]
+        - away.costs["memory_breakdown_bytes"]["activations"]
+    )
+    assert fell == pytest.approx((16 - 2) * size * slack, rel=0.02)
+    ways = 2 * 16 * size / for_devices("cpu", 8).device.host_bytes_per_s
+    more = away.costs["exposed_communication_time_s"] - here.costs["exposed_communication_time_s"]
+    assert more == pytest.approx(ways, rel=1e-3)
+    assert away.costs["loop_copy_time_s"] < here.costs["loop_copy_time_s"]
+    assert "q, k, v, context send to host memory" in str(away)
+
+
+def test_numbers_with_values_in_host_memory_are_those_of_the_whole_program() -> None:
+    graph, plan = _planned(LLAMA, "dp=2,tp=4,tensor=megatron-sp,micro=2")
+    plan = replace(plan, recompute="save:q,k,offload:context,mlp_up")
+    program = emit(graph, plan, workload="train")
+    assert 'save_or_offload(["q", "k"], ["context", "mlp_up"])' in program.text
+    found, _ = compare(
+        graph,
+        plan,
+        workload="train",
+        backend="shard_map",
+        values=seeded_values(graph, {}),
+        program=program,
+    )
+    assert found.outputs < 1e-5 and found.gradients < 1e-4
+    for refused in ({"unroll": True}, {"backend": "jit"}):
+        with pytest.raises(PlanError, match="P076"):
+            emit(graph, plan, workload="train", **refused)  # type: ignore[arg-type]

@@ -526,8 +526,8 @@ def test_degrees_within_and_between_domains() -> None:
         (maxtext, "ici_fsdp_parallelism: 4\nici_data_parallelism: 2\n", "hybrid sharding"),
         (
             maxtext,
-            "ici_fsdp_parallelism: 8\nremat_policy: custom\nmlpwo: offload\n",
-            "mlpwo 'offload' is priced as 'remat'",
+            "ici_fsdp_parallelism: 8\nremat_policy: custom\nmlpwo: disk\n",
+            "mlpwo 'disk' is priced as 'remat'",
         ),
         (
             maxtext,
@@ -756,6 +756,13 @@ def test_each_network_of_maxtext_may_leave_one_axis_open(tmp_path: Path) -> None
             "remat_policy: 'custom'\nquery_proj: 'device'\nmlpwi_1: 'device'\nmlpwi: 'device'\n",
         ),
         ("none", "remat_policy: 'none'\n"),
+        ("qkv_proj_offloaded", "remat_policy: 'qkv_proj_offloaded'\n"),
+        ("minimal_offloaded", "remat_policy: 'minimal_offloaded'\n"),
+        (
+            "save:q,offload:context,mlp_up,offload=activations",
+            "remat_policy: 'custom'\ndecoder_layer_input: 'offload'\nquery_proj: 'device'\n"
+            "context: 'offload'\nmlpwi_1: 'offload'\nmlpwi: 'offload'\n",
+        ),
     ],
 )
 def test_maxtext_saves_the_same_values(recompute: str, lines: str, tmp_path: Path) -> None:
@@ -765,7 +772,9 @@ def test_maxtext_saves_the_same_values(recompute: str, lines: str, tmp_path: Pat
     path = tmp_path / "c.yml"
     path.write_text(hand_over(s, LLAMA, "maxtext").text)
     assert lines in path.read_text()
-    assert read_configuration(path, 8).settings.recompute == s.chosen.recompute
+    settings = read_configuration(path, 8).settings
+    assert (settings.recompute, settings.offload) == (s.chosen.recompute, s.chosen.offload)
+    assert settings.pins().techniques.get("offload", ()) == s.chosen.offload
 
 
 def test_what_a_launcher_cannot_save_is_rounded_and_priced() -> None:

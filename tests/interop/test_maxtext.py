@@ -54,7 +54,6 @@ def test_a_script_takes_the_defaults_of_base_yml(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "note"),
     [
-        ("remat_policy: qkv_proj_offloaded\n", "priced as full: what it offloads is recomputed"),
         ("remat_policy: minimal_with_quantization\n", "quantised copies are not saved"),
         (
             "ici_pipeline_parallelism: 4\nnum_pipeline_repeats: 2\n",

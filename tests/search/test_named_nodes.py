@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import planner
-from planner.execution.save_policies import PRESETS, is_named, saving
+from planner.execution.save_policies import PRESETS, is_named, offloaded_values, saving
 from planner.execution.techniques import RECOMPUTE
 from planner.search.named_policy_bounds import NamedRelaxation
 from planner.search.relaxation import Relaxation
@@ -45,17 +45,21 @@ def test_the_plan_is_never_dearer_and_its_bound_holds(source: str, options: dict
     assert again.cost.step_time_s <= step * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("offloads", [False, True])
 @pytest.mark.parametrize(("source", "batch"), MODELS[:2])
-def test_bounds_are_below_every_policy(source: str, batch: int) -> None:
+def test_bounds_are_below_every_policy(source: str, batch: int, offloads: bool) -> None:
     """Under a limit, and without one: the optimum of each policy's problem."""
     space = space_of(source, batch)
     relaxed = Relaxation(space)
     relaxed.least([0, 1, 2, 3])
-    named = NamedRelaxation(relaxed)
+    named = NamedRelaxation(relaxed, offloads=offloads)
     best, sizes = {}, []
     names = ("q", "context", "out_proj", "mlp_up", "norm")
     policies = {saving(PRESETS[p]) for p in PRESETS}
     policies |= {saving(some) for n in (1, 2) for some in itertools.combinations(names, n)}
+    if offloads:
+        policies |= {saving((), PRESETS[p]) for p in PRESETS}
+        policies |= {saving(["q"], some) for some in itertools.combinations(names[1:], 2)}
     for policy in sorted(policies - {"block"}):
         at = Techniques(1, policy)
         found = solve(assemble(space, at, None), "dp", Budget())
@@ -72,6 +76,37 @@ def test_bounds_are_below_every_policy(source: str, batch: int) -> None:
         found = solve(bounded, "dp", Budget(work=2_000_000))
         if found.bound is not None and found.status != "infeasible":
             assert settled.bound_s <= found.bound / PICO * (1 + 1e-6) or found.status != "optimal"
+
+
+def test_values_are_offloaded_where_that_is_faster() -> None:
+    """Of 65,536 positions a context is sent over a fast link in less time than it is made again;
+    not where offload is pinned, nor where the host's memory is the device's."""
+    options: dict[str, Any] = {
+        "devices": 4,
+        "batch": 4,
+        "hardware": "gh200",
+        "baselines": False,
+        "memory_limit_bytes": 20 * 2**30,
+    }
+    source = "zoo:llama3-8b,layers=8,seq=65536"
+    free = planner.plan(source, **options)
+    assert "context" in offloaded_values(free.chosen.recompute)
+    assert free.solver["bound_s"] <= free.cost.step_time_s
+    without = planner.plan(source, pins="offload=none", **options)
+    assert not without.plan.in_host_memory
+    assert free.cost.step_time_s < without.cost.step_time_s
+    pinned = planner.plan(source, pins=f"recompute={free.chosen.recompute}", **options)
+    assert free.solver["bound_s"] <= pinned.cost.step_time_s <= free.cost.step_time_s * (1 + 1e-9)
+
+
+def test_bounds_of_long_sequences_leave_out_what_masks_hide() -> None:
+    """Half of the pairs of 131,072 positions are behind a causal mask: with baselines to beat
+    nothing faster is left out, and something is proven."""
+    options: dict[str, Any] = {"devices": 8, "batch": 8, "hardware": "h100-sxm", "cache": None}
+    source = "zoo:llama3-8b,layers=2,seq=131072"
+    beside, alone = (planner.plan(source, baselines=b, **options) for b in (True, False))
+    assert beside.cost.step_time_s == pytest.approx(alone.cost.step_time_s, rel=1e-9)
+    assert 0 < beside.solver["bound_s"] <= beside.cost.step_time_s
 
 
 def test_what_is_pinned_or_priced_otherwise_has_no_names() -> None:

@@ -118,6 +118,19 @@ def test_what_loops_copy_is_in_the_problem(source: str, batch: int, techniques: 
         assert copied == pytest.approx(cost.loop_copy_time_s, rel=1e-9)
 
 
+def test_values_in_host_memory_are_in_the_problem() -> None:
+    """Seconds on the host's link, and bytes of what is on its way, as the price of the plan has
+    them."""
+    at = Techniques(1, "save:q,k,offload:v,context,mlp_up")
+    space = space_of("zoo:llama-tiny,layers=3", 8)
+    problem = assemble(space, at, None)
+    choice = solve(problem, "dp", Budget()).choice
+    cost, _, _ = price_plan(space.base, plan_of(space, choice, at), space.pricer)
+    assert evaluate(problem, choice).cost / PICO == pytest.approx(cost.step_time_s, rel=1e-6)
+    held, _ = usage_of(space, at, choice)
+    assert held == pytest.approx(cost.memory.total - cost.memory.temporary, rel=1e-6, abs=8)
+
+
 @pytest.mark.parametrize(("source", "batch"), MODELS)
 @pytest.mark.parametrize(
     "techniques", [Techniques(1), Techniques(2, "block-keep"), Techniques(0, "block")]

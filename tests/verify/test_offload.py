@@ -139,7 +139,7 @@ def test_activations_leave_the_devices_and_pay_for_their_way() -> None:
     ] == pytest.approx(ways, rel=1e-3)
     with pytest.raises(PlanError) as e:
         planner.emit(away, GPT, unroll=True)
-    assert e.value.code == "P076" and "offload_inputs()" in planner.emit(away, GPT)
+    assert e.value.code == "P076" and 'save_or_offload([], ["entering"])' in planner.emit(away, GPT)
 
 
 @pytest.mark.parametrize("pins", ["pp=2,dp=4,micro=4", "recompute=none"])

@@ -17,7 +17,8 @@
                                                fewer layers than there are (circular)
     remat_policy                               full: recompute of every block; none; presets and
                                                custom: by name, custom with a key for each value
-                                               (device: saved; offload is priced as remat)
+                                               (device, offload, remat);
+                                               decoder_layer_input: what enters blocks
 
 Keys that a file does not have are base.yml's: ici_fsdp_parallelism and dcn_data_parallelism take
 the devices that are left. Source: src/maxtext/configs/base.yml and layers/decoders.py of
@@ -31,7 +32,15 @@ from collections.abc import Mapping
 from math import prod
 
 from planner.errors import PlanError, did_you_mean
-from planner.execution.save_policies import PRESETS, saved_names, saving
+from planner.execution.save_policies import (
+    NAMES,
+    OFFLOADED_PRESETS,
+    PRESETS,
+    kept_among,
+    offloaded_values,
+    saved_names,
+    saving,
+)
 from planner.execution.techniques import MAX_ZERO_STAGE
 from planner.interop.keys import Keys
 from planner.interop.model_sizes import (
@@ -77,10 +86,10 @@ LIKE = {
         "minimal_with_context",
         "quantised copies are not saved",
     ),
-    "qkv_proj_offloaded": ("full", "what it offloads is recomputed"),
-    "minimal_offloaded": ("full", "what it offloads is recomputed"),
 }
 """Presets that are priced as another, and what differs."""
+ENTERS = "decoder_layer_input"
+"""The key of what enters a block."""
 UNSET = {"ici": "ici_fsdp_parallelism", "dcn": "dcn_data_parallelism"}
 """Network -> the axis that base.yml leaves open."""
 SIZES = {
@@ -97,10 +106,9 @@ def round_off(rounds: Rounds, facts: Facts) -> list[str]:
     """Rounds settings to what MaxText can express; returns what it cannot and what has no price."""
     named = saved_names(rounds.now.recompute)
     rounds.usual("MaxText", by_name=True)
-    known = [n for n in named if n in VALUES]
-    if len(known) < len(named):
-        other = ", ".join(n for n in named if n not in VALUES)
-        rounds.to(f"no value there is called as {other}", recompute=saving(known))
+    if other := ", ".join(n for n in named if n not in VALUES):
+        known = kept_among(rounds.now.recompute, VALUES)
+        rounds.to(f"no value there is called as {other}", recompute=known)
     s, inexpressible = rounds.now, []
     if s.stage > 1:
         if facts.layers % s.stage:
@@ -185,23 +193,26 @@ def write(s: Settings, facts: Facts) -> str:
             f"num_layers_per_pipeline_stage: {facts.layers // s.stage}",
             f"num_pipeline_microbatches: {s.microbatches}",
         ]
-    lines += [*([f"max_target_length: {s.length}"] if s.length else []), *_remat_lines(s.recompute)]
+    lines += [*([f"max_target_length: {s.length}"] if s.length else []), *_remat_lines(s)]
     return "\n".join(lines) + "\n"
 
 
-def _remat_lines(recompute: str) -> list[str]:
+def _remat_lines(s: Settings) -> list[str]:
     """The policy: a preset where one has these names (without gates those without), else custom,
-    with the keys of what is saved."""
-    named = saved_names(recompute)
-    ungated = [n for n in named if n != "mlp_gate"]
-    for preset, names in PRESETS.items():
-        plain = [n for n in names if n != "mlp_gate"]
-        if recompute == saving(names) or (named and saving(plain) == saving(ungated) == recompute):
+    with the keys of what is saved, and of what waits in the host's memory."""
+    named, away = saved_names(s.recompute), offloaded_values(s.recompute)
+    policies = {p: saving(names) for p, names in PRESETS.items()}
+    policies |= {p: saving((), names) for p, names in OFFLOADED_PRESETS.items()}
+    for preset, policy in policies.items() if not s.offload else ():
+        plain = kept_among(policy, [n for n in NAMES if n != "mlp_gate"])
+        if s.recompute in (policy, *([plain] if named else [])):
             return [f"remat_policy: '{preset}'"]
-    if not named:
+    if not named and not s.offload:
         return ["remat_policy: 'none'"]
-    keys = dict.fromkeys(key for n in named for key in VALUES[n])
-    return ["remat_policy: 'custom'", *(f"{key}: 'device'" for key in keys)]
+    keys = dict.fromkeys((key, n in away) for n in named for key in VALUES[n])
+    lines = [f"{key}: '{'offload' if sent else 'device'}'" for key, sent in keys]
+    entering = [f"{ENTERS}: 'offload'"] if s.offload else []
+    return ["remat_policy: 'custom'", *entering, *lines]
 
 
 def _recompute(keys: Keys, notes: list[str]) -> str:
@@ -212,11 +223,13 @@ def _recompute(keys: Keys, notes: list[str]) -> str:
         notes.append(f"remat_policy {remat} is priced as {preset}: {differs}")
     if preset in PRESETS:
         return saving(PRESETS[preset])
+    if preset in OFFLOADED_PRESETS:
+        return saving((), OFFLOADED_PRESETS[preset])
     if remat == "custom":
         return _custom(keys, notes)
     if remat == "none":
         return "none"
-    policies = ["none", "custom", *PRESETS, *LIKE]
+    policies = ["none", "custom", *PRESETS, *OFFLOADED_PRESETS, *LIKE]
     raise PlanError(
         "P191",
         f"remat_policy = {remat!r}",
@@ -224,16 +237,23 @@ def _recompute(keys: Keys, notes: list[str]) -> str:
     )
 
 
+def _offload(keys: Keys) -> tuple[str, ...]:
+    """Whether what enters blocks waits in the host's memory."""
+    custom = keys.word("full", "remat_policy") == "custom"
+    return ("activations",) if custom and keys.word("device", ENTERS) == "offload" else ()
+
+
 def _custom(keys: Keys, notes: list[str]) -> str:
-    """The values that a custom policy saves."""
-    kept, names = set[str](), {key: (n,) for n, own in VALUES.items() for key in own} | FUSED
+    """The values that a custom policy saves, and those of them that it offloads."""
+    names = {key: (n,) for n, own in VALUES.items() for key in own} | FUSED
+    kept: dict[str, set[str]] = {"device": set(), "offload": set()}
     for key, values in names.items():
         place = keys.word("remat", key)
-        if place == "device":
-            kept.update(values)
+        if place in kept:
+            kept[place].update(values)
         elif place != "remat":
-            notes.append(f"{key} '{place}' is priced as 'remat': no single values are offloaded")
-    return saving(kept)
+            notes.append(f"{key} '{place}' is priced as 'remat'")
+    return saving(kept["device"] - kept["offload"], kept["offload"])
 
 
 def _inner(s: Settings, facts: Facts) -> dict[str, tuple[int, int]]:
@@ -277,13 +297,18 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
             f"a batch of {batch} does not divide into {microbatches} microbatches on"
             f" {degrees['data'] * degrees['expert']} replicas",
         )
+    recompute, offload = _recompute(keys, notes), _offload(keys)
+    if stages > 1 and (offload or offloaded_values(recompute)):
+        recompute, offload = saving(saved_names(recompute)), ()
+        notes.append("with stages what is offloaded is priced as saved on the devices")
     return (
         Settings(
             batch,
             **degrees,
             microbatches=microbatches,
             zero_stage=zero,
-            recompute=_recompute(keys, notes),
+            recompute=recompute,
+            offload=offload,
             schedule="gpipe" if stages > 1 else "",
             positions=sizes.get("tensor_sequence", 1) > 1,
             length=keys.whole(0, "max_target_length"),

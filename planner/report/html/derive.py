@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from planner.errors import PlanError
 from planner.execution import collectives
+from planner.execution.block_values import offloaded_by_name
 from planner.execution.engine import Engine, engine_of
 from planner.execution.layout_flow import Flow
 from planner.execution.loops import RepeatedBlock, inner_flow, outer_flow
@@ -231,7 +232,10 @@ def _rows(p: Priced, home: list[int], where: list[int], bodies: Bodies) -> tuple
         replay = recomputed_in_block(flow, run)
         if replay:
             recomputed.update(i for i, result in replay.nodes.items() if result)
+            away = offloaded_by_name(flow)
             for name, size in saved_by_blocks(p.base, flow, run, replay, p.pricer):
+                if name in away:
+                    continue
                 i = max(flow.graph.producer.get(name, -1), run.first)
                 saved[i] = saved.get(i, 0.0) + size * (1 + p.pricer.runtime.memory_slack)
     known: dict[tuple[int, object], tuple[float, float]] = {}

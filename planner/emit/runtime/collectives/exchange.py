@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import Offloadable
 
 
 def cut(x, axes, dim):
@@ -120,29 +121,31 @@ def save_names(*names):
     return with_fused(jax.checkpoint_policies.save_only_these_names(*names), names)
 
 
-def with_fused(policy, names):
-    """A checkpoint policy that also saves, with "context" among the names, what cuDNN's attention
-    makes: its result and a float32 a row, which its backward pass reads."""
-    if "context" not in names:
-        return policy
-
-    def saves(primitive, *avals, **params):
-        made = primitive.name.startswith("dot_product_attention_fwd")
-        return made or policy(primitive, *avals, **params)
-
-    return saves
-
-
-def offload_inputs(*saved):
-    """Checkpoint policy: what enters a block is offloaded to the host's memory; of the rest, values
-    of these names are saved."""
+def save_or_offload(saved, offloaded):
+    """Checkpoint policy: values of these names are saved, and of those offloaded to the host's
+    memory; "entering" is what enters a block."""
     policy = jax.checkpoint_policies.save_and_offload_only_these_names(
-        names_which_can_be_saved=list(saved),
-        names_which_can_be_offloaded=["entering"],
+        names_which_can_be_saved=saved,
+        names_which_can_be_offloaded=offloaded,
         offload_src="device",
         offload_dst="pinned_host",
     )
-    return with_fused(policy, saved)
+    return with_fused(policy, saved, offloaded)
+
+
+def with_fused(policy, saved, offloaded=()):
+    """A checkpoint policy that also saves or offloads, with "context" among the names, what cuDNN's
+    attention makes: its result and a float32 a row, which its backward pass reads."""
+    if "context" not in (*saved, *offloaded):
+        return policy
+    away = Offloadable(src="device", dst="pinned_host")
+    verdict = away if "context" in offloaded else True
+
+    def keeps(primitive, *avals, **params):
+        made = primitive.name.startswith("dot_product_attention_fwd")
+        return verdict if made else policy(primitive, *avals, **params)
+
+    return keeps
 
 
 def made_again(function, waiting):
