@@ -10,7 +10,7 @@ planner.pricing.step_time adds up, by the same functions, so that the rows' sum 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ from planner.execution.engine import Engine, engine_of
 from planner.execution.layout_flow import Flow
 from planner.execution.loops import RepeatedBlock, inner_flow, outer_flow
 from planner.execution.pipeline import Pipeline, pipeline_of
-from planner.execution.recompute import recomputed_in_block
+from planner.execution.recompute import Recomputed, recomputed_in_block
 from planner.pricing.breakdown import bound_by
 from planner.pricing.kernels import kernel_times
 from planner.pricing.peak_memory import MemoryParts, memory_parts, saved_by_blocks, saved_tensors
@@ -232,10 +232,7 @@ def _rows(p: Priced, home: list[int], where: list[int], bodies: Bodies) -> tuple
         replay = recomputed_in_block(flow, run)
         if replay:
             recomputed.update(i for i, result in replay.nodes.items() if result)
-            away = offloaded_by_name(flow)
-            for name, size in saved_by_blocks(p.base, flow, run, replay, p.pricer):
-                if name in away:
-                    continue
+            for name, size in _saved_here(p, flow, run, replay):
                 i = max(flow.graph.producer.get(name, -1), run.first)
                 saved[i] = saved.get(i, 0.0) + size * (1 + p.pricer.runtime.memory_slack)
     known: dict[tuple[int, object], tuple[float, float]] = {}
@@ -285,6 +282,15 @@ def _rows(p: Priced, home: list[int], where: list[int], bodies: Bodies) -> tuple
         )
         for i, (f, b, r, bubble, n, k) in sorted(sums.items())
     )
+
+
+def _saved_here(
+    p: Priced, flow: Flow, run: RepeatedBlock, replay: Recomputed
+) -> Iterator[tuple[str, float]]:
+    """(tensor, bytes) of what a recomputed block saves on the device."""
+    away = offloaded_by_name(flow)
+    saved = saved_by_blocks(p.base, flow, run, replay, p.pricer)
+    return ((name, size) for name, size in saved if name not in away)
 
 
 def saved_bytes(p: Priced) -> dict[int, float]:
