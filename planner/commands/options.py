@@ -597,7 +597,7 @@ def export(p: argparse.ArgumentParser) -> None:
     """Options of `plan export`."""
     saved(p)
     p.add_argument(
-        "--to", required=True, metavar="NAME", help="maxtext, hf, megatron or torchtitan"
+        "--to", required=True, metavar="NAME", help="maxtext, hf, levanter, megatron or torchtitan"
     )
     p.add_argument(
         "-o",
@@ -638,7 +638,7 @@ def import_(p: argparse.ArgumentParser) -> None:
         dest="kind",
         default="",
         metavar="NAME",
-        help="megatron, maxtext, torchtitan or hf (default: by its keys)",
+        help="megatron, maxtext, torchtitan, hf or levanter (default: by its keys)",
     )
     add_workload(p)
     add_machine(p)

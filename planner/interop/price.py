@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from planner.errors import PlanError
 from planner.execution.pipeline import largest_repeated_block
 from planner.interop.keys import Keys, read_keys
-from planner.interop.launchers import hf, maxtext, megatron, torchtitan
+from planner.interop.launchers import hf, levanter, maxtext, megatron, torchtitan
 from planner.interop.model_sizes import Claim, claims_of
 from planner.interop.settings import Facts, Settings, settings_of
 from planner.search.request import Progress, Request
@@ -29,7 +29,9 @@ from planner.whatif.no_plan import no_plan
 if TYPE_CHECKING:
     from planner.workload.model import Model
 
-LAUNCHERS: dict[str, ModuleType] = {m.NAME: m for m in (maxtext, hf, megatron, torchtitan)}
+LAUNCHERS: dict[str, ModuleType] = {
+    m.NAME: m for m in (maxtext, hf, levanter, megatron, torchtitan)
+}
 """Name -> the module that writes and reads its settings. MARKS of a module: keys by which a
 configuration of it is known."""
 

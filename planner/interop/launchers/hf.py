@@ -1,5 +1,5 @@
-"""Hugging Face transformers: a tensor-parallel plan per module, and the degrees and arguments of
-its Trainer, as JSON.
+"""Hugging Face transformers and accelerate: a tensor-parallel plan per module, and the degrees and
+arguments of the Trainer, as JSON; accelerate's configuration as YAML, which has no rows.
 
     tp_plan                                      module pattern -> colwise, rowwise,
                                                  colwise_gather_output (a head), embedding_rowwise
@@ -8,12 +8,16 @@ its Trainer, as JSON.
                                                            data at ZeRO stages 2 and 3
     per_device_train_batch_size, gradient_accumulation_steps, gradient_checkpointing,
     fsdp_config.reshard_after_forward
+    parallelism_config_tp_size, ..., fsdp_reshard_after_forward,           the same in accelerate's
+    fsdp_activation_checkpointing, fsdp_sharding_strategy (FSDP 1),        file; DeepSpeed's
+    zero_stage                                                             stage
 
 The styles are read from the layouts of the plan that is priced last: a weight whose cut dim is
 summed over is rowwise, one whose cut dim its result has colwise. A file is priced under its styles:
 modules that it does not name are whole. What the planner takes each style for is in CUTS. Source:
 docs/source/en/tensor_parallelism.md of huggingface/transformers and the `base_model_tp_plan` of its
-configurations; ParallelismConfig of huggingface/accelerate.
+configurations; src/accelerate/parallelism_config.py, commands/config and
+examples/torch_native_parallelism/configs of huggingface/accelerate, 16cb6eb (July 2026).
 """
 
 from __future__ import annotations
@@ -26,7 +30,9 @@ from typing import TYPE_CHECKING, Any
 
 from planner.analysis.axis_roles import role_named
 from planner.errors import PlanError, did_you_mean
+from planner.interop import model_sizes
 from planner.interop.keys import Keys
+from planner.interop.model_sizes import Claim, claims_of
 from planner.interop.settings import Facts, Rounds, Settings
 from planner.ops import operator_of
 from planner.strategy.strategy import Strategy
@@ -35,7 +41,10 @@ if TYPE_CHECKING:
     from planner.analysis.facts import GraphFacts
 
 NAME, SUFFIX = "hf", ".json"
-MARKS = r"(base_model_)?tp_plan|per_device_train_batch_size|dp_(replicate|shard)_size"
+MARKS = (
+    r"(base_model_)?tp_plan|per_device_train_batch_size|(parallelism_config_)?dp_(replicate|shard)_size"
+    r"|parallelism_config_\w+|distributed_type|fsdp_(version|sharding_strategy)"
+)
 COLUMNS, ROWS, VOCABULARY, WHOLE = "colwise", "rowwise", "embedding_rowwise", "replicate"
 HEAD = "colwise_gather_output"
 CUTS = {
@@ -52,6 +61,33 @@ rows), or none. Whether results are gathered follows from what reads them."""
 PLANS = ("tp_plan", "base_model_tp_plan")
 ZERO_OF_RESHARD = {True: 3, False: 2}
 """reshard_after_forward -> ZeRO stage."""
+STRATEGIES = {
+    "full_shard": 3,
+    "shard_grad_op": 2,
+    "no_shard": 0,
+    "hybrid_shard": 3,
+    "hybrid_shard_zero2": 2,
+    "1": 3,
+    "2": 2,
+    "3": 0,
+    "4": 3,
+    "5": 2,
+}
+"""fsdp_sharding_strategy of FSDP 1, by name and by number -> ZeRO stage."""
+FSDP = (
+    "fsdp_version",
+    "reshard_after_forward",
+    "fsdp_reshard_after_forward",
+    "fsdp_sharding_strategy",
+)
+SIZES = {
+    model_sizes.LAYERS: ("num_hidden_layers",),
+    model_sizes.HIDDEN: ("hidden_size",),
+    model_sizes.HEADS: ("num_attention_heads",),
+    model_sizes.GROUPS: ("num_key_value_heads",),
+    model_sizes.INNER: ("intermediate_size",),
+    model_sizes.VOCABULARY: ("vocab_size",),
+}
 
 
 def round_off(rounds: Rounds, facts: Facts) -> list[str]:
@@ -105,27 +141,61 @@ def write(s: Settings, facts: Facts) -> str:
     return json.dumps(table, indent=2) + "\n"
 
 
+def write_accelerate(s: Settings, facts: Facts) -> str:
+    """The settings as a configuration of `accelerate launch`; rows and microbatches are the
+    program's, and stand in its first line as they go behind the file in `plan import`. Raises
+    PlanError P192 for replicas beside tensor ranks that shard nothing."""
+    if s.data > 1 and not s.zero_stage and s.tensor * s.sequence > 1:
+        raise PlanError(
+            "P192",
+            "accelerate has no replicas that shard nothing beside tensor or context ranks",
+            help=["--pin zero=2, or zero=3"],
+        )
+    own = {
+        "per_device_train_batch_size": s.rows,
+        "gradient_accumulation_steps": s.microbatches,
+        "gradient_checkpointing": str(s.recompute == "block").lower(),
+    }
+    sharded = bool(s.zero_stage)
+    sizes = {"dp_replicate": 1, "dp_shard": s.data if sharded else 1, "cp": s.sequence}
+    sizes |= {"tp": s.tensor}
+    lines = [
+        f"# {facts.model} on {s.devices} devices. The program's: "
+        + " ".join(f"{k}={v}" for k, v in own.items()),
+        f"distributed_type: {'FSDP' if sharded else 'MULTI_GPU'}",
+        f"num_processes: {s.devices}",
+    ]
+    if sharded or s.tensor > 1:
+        lines += ["parallelism_config:"]
+        lines += [f"  parallelism_config_{name}_size: {n}" for name, n in sizes.items()]
+    if sharded:
+        lines += [
+            "fsdp_config:",
+            "  fsdp_version: 2",
+            f"  fsdp_reshard_after_forward: {str(s.zero_stage == 3).lower()}",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+FORMS = {".yaml": write_accelerate, ".yml": write_accelerate}
+"""How a file ends -> what writes it; any other is JSON."""
+
+
+def claims(keys: Keys) -> tuple[Claim, ...]:
+    """The sizes of the model that a configuration of it says. Raises PlanError P191."""
+    return claims_of(keys, SIZES)
+
+
 def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
     """Settings of a configuration and what it says beyond them; it knows of no domains. Raises
     PlanError P191 where keys contradict each other."""
     notes: list[str] = []
     styles, auto = _tp_plan(keys)
-    cp = keys.whole(1, "cp_size")
-    replicate, shard = keys.whole(0, "dp_replicate_size"), keys.whole(0, "dp_shard_size")
-    tp = keys.whole(0, "tp_size") or (
-        max(1, devices // ((replicate or 1) * (shard or 1) * cp)) if styles or auto else 1
-    )
-    if not replicate and not shard:
-        replicate = max(1, devices // (tp * cp))  # processes that no size speaks of are replicas
-    replicate, shard = replicate or 1, shard or 1
-    if replicate * shard * cp * tp != devices:
-        raise PlanError(
-            "P191",
-            f"replicate {replicate} x shard {shard} x context {cp} x tensor {tp} is not {devices}"
-            " devices",
-            help=["--devices as many as the configuration runs on"],
-        )
-    if replicate > 1 and shard > 1:
+    kind, zero = keys.word("", "distributed_type"), _zero_stage(keys)
+    asked = bool(styles or auto)
+    replicate, shard, cp, tp = _sizes(keys, devices, asked, kind == "fsdp" and zero > 0, notes)
+    hybrid = keys.word("", "fsdp_sharding_strategy").startswith("hybrid")
+    if (replicate > 1 and shard > 1) or (hybrid and shard > 1):
         notes.append("hybrid sharding is priced as sharding over all replicas")
     if tp > 1 and not styles:
         notes.append(
@@ -136,11 +206,21 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
         notes.append("the tp_plan says nothing where tp_size is 1")
     data = replicate * shard
     # A device holds all parameters unless FSDP shards them, over the context ranks too.
-    fsdp = any(name in keys for name in ("fsdp_version", "reshard_after_forward"))
+    fsdp = any(name in keys for name in FSDP)
     keys.whole(2, "fsdp_version")
-    reshard = keys.flag(True, "reshard_after_forward")
-    rows = keys.whole(8, "per_device_train_batch_size")
+    if kind == "deepspeed":
+        zero = keys.whole(2, "zero_stage", least=0)
+    elif shard == 1 and not (cp > 1 and fsdp):
+        zero = 0
+    rows = _rows(keys)
     microbatches = keys.whole(1, "gradient_accumulation_steps")
+    recompute = keys.flag(False, "gradient_checkpointing", "fsdp_activation_checkpointing")
+    offloads = ("fsdp_offload_params", "offload_optimizer_device", "offload_param_device")
+    notes += [
+        f"{name} is left out: nothing is priced in the host's memory"
+        for name in offloads
+        if keys.word("none", name) not in ("none", "false")
+    ]
     return (
         Settings(
             rows * data * microbatches,
@@ -148,12 +228,71 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
             sequence=cp,
             tensor=tp,
             microbatches=microbatches,
-            zero_stage=ZERO_OF_RESHARD[reshard] if shard > 1 or (cp > 1 and fsdp) else 0,
-            recompute="block" if keys.flag(False, "gradient_checkpointing") else "none",
+            zero_stage=zero,
+            recompute="block" if recompute else "none",
             styles=styles if tp > 1 else (),
         ),
         notes,
     )
+
+
+def _sizes(
+    keys: Keys, devices: int, cut: bool, sharded: bool, notes: list[str]
+) -> tuple[int, int, int, int]:
+    """(replicas, shards, context ranks, tensor ranks). cut: there is a tp_plan; sharded: what no
+    size speaks of is sharded. Raises PlanError P191."""
+    cp = keys.whole(1, "cp_size", "parallelism_config_cp_size")
+    sp = keys.whole(1, "sp_size", "parallelism_config_sp_size")
+    if sp > 1:
+        notes.append("sequence ranks of DeepSpeed (Ulysses) are priced as context ranks")
+    cp *= sp
+    replicate = keys.whole(0, "dp_replicate_size", "parallelism_config_dp_replicate_size")
+    shard = keys.whole(0, "dp_shard_size", "parallelism_config_dp_shard_size")
+    tp = keys.whole(0, "tp_size", "parallelism_config_tp_size") or (
+        max(1, devices // ((replicate or 1) * (shard or 1) * cp)) if cut else 1
+    )
+    if not replicate and not shard:
+        rest = max(1, devices // (tp * cp))
+        # processes that no size speaks of are replicas, or shards under FSDP
+        replicate, shard = (1, rest) if sharded else (rest, 1)
+    replicate, shard = replicate or 1, shard or 1
+    if replicate * shard * cp * tp != devices:
+        raise PlanError(
+            "P191",
+            f"replicate {replicate} x shard {shard} x context {cp} x tensor {tp} is not {devices}"
+            " devices",
+            help=["--devices as many as the configuration runs on"],
+        )
+    return replicate, shard, cp, tp
+
+
+def _rows(keys: Keys) -> int:
+    """Rows of a device. Raises PlanError P191 where accelerate's file is alone: it has none."""
+    accelerate = any(k == "distributed_type" or k.startswith("parallelism_") for k in keys.names())
+    if accelerate and "per_device_train_batch_size" not in keys:
+        raise PlanError(
+            "P191",
+            "per_device_train_batch_size is missing: rows are the program's, not accelerate's",
+            help=["per_device_train_batch_size=N behind the file"],
+        )
+    return keys.whole(8, "per_device_train_batch_size")
+
+
+def _zero_stage(keys: Keys) -> int:
+    """The ZeRO stage of sharded ranks. Raises PlanError P191."""
+    word = keys.word("", "fsdp_sharding_strategy")
+    if word and word not in STRATEGIES:
+        raise PlanError(
+            "P191",
+            f"fsdp_sharding_strategy = {word!r}",
+            help=[f"one of {', '.join(w.upper() for w in STRATEGIES)}"],
+        )
+    if word:
+        return STRATEGIES[word]
+    again = keys.word("", "fsdp_reshard_after_forward")
+    if again in STRATEGIES:  # FSDP 1 has its strategy there
+        return STRATEGIES[again]
+    return ZERO_OF_RESHARD[keys.flag(True, "reshard_after_forward", "fsdp_reshard_after_forward")]
 
 
 def _tp_plan(keys: Keys) -> tuple[tuple[tuple[str, str], ...], bool]:
