@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from planner.errors import PlanError
 from planner.graph.ir import Graph
 from planner.interop.keys import Keys
+from planner.ops import operator_of
 
 LAYERS, HIDDEN, HEADS, GROUPS, INNER, VOCABULARY, EXPERTS = (
     "layers",
@@ -22,7 +23,6 @@ LAYERS, HIDDEN, HEADS, GROUPS, INNER, VOCABULARY, EXPERTS = (
     "a vocabulary",
     "experts",
 )
-ATTENTION = ("Attention", "CachedAttention")
 
 
 @dataclass(frozen=True)
@@ -50,26 +50,27 @@ def claims_of(keys: Keys, names: Mapping[str, Sequence[str]]) -> tuple[Claim, ..
 def sizes_of(graph: Graph) -> dict[str, tuple[int, ...]]:
     """Size -> the values that a model has of it; {} for one without attention."""
     tensors = graph.tensors
-    attention = [n for n in graph.nodes if n.op in ATTENTION]
+    kinds = [(operator_of(n.op).kind, n) for n in graph.nodes]
+    attention = [n for kind, n in kinds if kind == "attention"]
     if not attention:
         return {}
     tables = [
         tensors[n.inputs[0]].shape
-        for n in graph.nodes
-        if n.op == "Gather"
+        for kind, n in kinds
+        if kind == "lookup"
         and n.inputs[0] in graph.weights
         and len(tensors[n.inputs[0]].shape) == 2
     ]
     scales = [
         tensors[i].shape[0]
-        for n in graph.nodes
-        if n.op.endswith("Normalization")
+        for kind, n in kinds
+        if kind == "norm"
         for i in n.inputs[1:2]
         if len(tensors[i].shape) == 1
     ]
     weights = [tensors[w].shape for w in graph.weights if len(tensors[w].shape) > 1]
     inner = {d for shape in weights for d in shape}
-    stacks = [tensors[n.inputs[3]].shape[0] for n in graph.nodes if n.op == "RoutedExperts"]
+    stacks = [tensors[n.inputs[3]].shape[0] for kind, n in kinds if kind == "experts"]
     found = {
         LAYERS: [len(attention)],
         HIDDEN: [*(shape[1] for shape in tables), *scales] if tables else [],
