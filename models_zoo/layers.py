@@ -141,8 +141,10 @@ def attend(
     scale: float,
     mask: Masking,
     decomposed: bool,
+    cap: float = 0.0,
 ) -> str:
-    """Attention of q [B, H, S, D] over k, v [B, H/groups, T, D] -> [B, H, S, D].
+    """Attention of q [B, H, S, D] over k, v [B, H/groups, T, D] -> [B, H, S, D]. cap: what scores
+    stay below by a hyperbolic tangent, 0 for none (only spread out).
 
     A mask may have `keys` or `bias`, not both. Spread out, shared key heads are repeated by
     Unsqueeze, Expand, Reshape (the caller's concern: `repeat_heads`), so there groups must be 1.
@@ -155,6 +157,8 @@ def attend(
     scores = s.op("MatMul", q, s.op("Transpose", k, perm=[0, 1, 3, 2]))
     if scale != 1.0:
         scores = s.op("Mul", scores, s.f32(scale))
+    if cap:
+        scores = s.op("Mul", s.op("Tanh", s.op("Div", scores, s.f32(cap))), s.f32(cap))
     if mask.bias:
         scores = s.op("Add", scores, mask.bias)
     for allowed in (mask.keys, mask.causal_mask if mask.causal else ""):

@@ -42,7 +42,8 @@ class LlamaConfig:
 
     qk_norm: queries and keys pass an RMSNorm of one head's width (Qwen 3). act=gelu-tanh,
     scale_embedding (by the root of hidden): Gemma, whose norms multiply by 1 + weight, which is a
-    matter of values. cache: keys and values of earlier tokens are inputs (models_zoo.cache).
+    matter of values. cap: what scores stay below by a hyperbolic tangent (Gemma
+    2), 0 for none. cache: keys and values of earlier tokens are inputs (models_zoo.cache).
     """
 
     layers: int
@@ -64,6 +65,7 @@ class LlamaConfig:
     qk_norm: bool = False
     act: Literal["silu", "gelu-tanh"] = "silu"
     scale_embedding: bool = False
+    cap: float = 0.0
     cache: bool = False
 
     @property
@@ -126,7 +128,7 @@ def decoder(
         Masking(keys=cache.allowed)
         if cache
         else Masking(
-            causal=True, causal_mask=causal_mask(s.at("mask"), c.seq) if c.decomposed else ""
+            causal=True, causal_mask=causal_mask(s.at("mask"), c.seq) if c.decomposed or c.cap else ""
         )
     )
     for i in range(c.layers):
@@ -202,11 +204,12 @@ def _attention(
     q, k, groups = rotate(s, q), rotate(s, k), c.heads // c.kv_heads
     if extend:
         k, v = extend(s, k, v)
-    if c.decomposed:
+    spread = c.decomposed or c.cap > 0
+    if spread:
         k, v = (repeat_heads(s, x, c.kv_heads, groups, c.rows, c.width) for x in (k, v))
         groups = 1
     context = attend(
-        s, q, k, v, groups=groups, scale=c.width**-0.5, mask=mask, decomposed=c.decomposed
+        s, q, k, v, groups=groups, scale=c.width**-0.5, mask=mask, decomposed=spread, cap=c.cap
     )
     return linear(
         s.at("o_proj"),

@@ -56,10 +56,11 @@ or follow from the output shape.
                                 (float), causal (0|1); mask broadcasts to [B,H,S,T], bool (True =
                                 attend) or float (added to the scores); rows that are masked
                                 everywhere give zeros when attr guard = 1; attr window > 0 (only
-                                with causal = 1): query i sees keys i - window + 1 to i
+                                with causal = 1): query i sees keys i - window + 1 to i; attr cap
+                                > 0: scores x become cap tanh(x / cap) before the mask
     CachedAttention(q, k, v, past_k, past_v[, mask])  of new tokens, k [B,G,S,D], to a cache past_k
                                                       [B,G,T,D], past_v [B,G,T,E] and, causally, to
-                                                      each other; attr scale;
+                                                      each other; attrs scale, cap;
                                 mask as above, of the cache's keys. Made by planner.serving, never
                                 by the reader
     RotaryEmbedding(x, cos, sin)  x [B,H,S,D]; cos, sin broadcast to x ([..,S,D], halves repeated):

@@ -63,7 +63,7 @@ def _attention_rule(node: Node, graph: Graph) -> Rule:
     elif len(shapes) > 3:
         line += ", "
     rule = parse(f"{line} -> {batch} {h} s e", shapes, (out,), sizes=sizes, no_pad=frozenset({"s"}))
-    if q[2] > 1 and k[2] > 1:
+    if q[2] > 1 and k[2] > 1 and not node.attrs.get("cap", 0):  # no ring has a cap of scores
         inner = _ring(rule, reach_of(node, graph))
         inner += _halves(rule) if can_balance(node, graph) else ()
         rule = replace(rule, paired={"ring": ("s", "t")}, inner=inner)
@@ -126,6 +126,7 @@ def _attention(call: Call) -> str:
             f"{call.use('ring_attention')}({q}, {k}, {v}, {mask}, {scale}, {causal}, {start},"
             f" {around}{window}{pieces})"
         )
+    window += f", cap={call.attr('cap')!r}" if call.attr("cap", 0) else ""
     flags = f"{scale}, {causal}, {bool(call.attr('guard', 0))}"
     name = f'"{call.saved_as}"' if call.saved_as else ""
     if start == "0":
@@ -178,9 +179,10 @@ def _cached_rule(node: Node, graph: Graph) -> Rule:
 def _cached(call: Call) -> str:
     mask = call.args[5] if len(call.args) > 5 and call.args[5] else "None"
     axes = call.axis_text("t") if call.axes("t") else "()"
+    cap = f", {call.attr('cap')!r}" if call.attr("cap", 0) else ""
     return (
         f"{call.use('cached_attention')}({', '.join(call.args[:5])}, {mask},"
-        f" {call.attr('scale')!r}, {axes})"
+        f" {call.attr('scale')!r}, {axes}{cap})"
     )
 
 

@@ -130,6 +130,7 @@ def chosen(
         f"it computes in {compute}": compute not in ("bfloat16", "float16"),
         "its keys travel around a ring under a mask of their own": ring and masked,
         "its pieces on a ring cannot be halved": ring and causal and not balanced,
+        "its scores are capped": device_kernel == "cudnn" and bool(node.attrs.get("cap", 0)),
         "its mask is not of keys alone": (
             device_kernel == "splash" and has_mask(node) and not _masks_keys(node, graph)
         ),

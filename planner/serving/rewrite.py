@@ -102,7 +102,7 @@ def step_graph(graph: Graph, form: Form) -> Graph:
                 node,
                 op="CachedAttention",
                 inputs=(node.inputs[0], k, v, past_k, past_v, masks[mask]),
-                attrs={"scale": node.attrs["scale"]},
+                attrs={a: node.attrs[a] for a in ("scale", "cap") if a in node.attrs},
             )
         elif used := [n for n in node.inputs if n in joined]:
             raise _other(graph, used[0], node)

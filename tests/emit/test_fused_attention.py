@@ -82,6 +82,8 @@ def operands(
         (V5P, {"queries": 100}, "blocks"),
         (V5P, {"keys": 100}, "blocks"),
         (V5P, {"width": 80}, "blocks"),
+        (H100, {"cap": 50.0}, "blocks"),
+        (V5P, {"cap": 50.0}, "splash"),
         (CPU, {}, "blocks"),
         ("", {}, "blocks"),
     ],
@@ -90,7 +92,9 @@ def test_the_kernel_is_that_of_the_device_where_it_serves_the_operands(
     device: str, given: dict[str, Any], kernel: str
 ) -> None:
     with jax.sharding.use_abstract_mesh(mesh_of(device)):
-        assert attention_kernel(*operands(**given)) == kernel
+        given, cap = {**given}, given.get("cap", 0.0)
+        given.pop("cap", None)
+        assert attention_kernel(*operands(**given), cap=cap) == kernel
 
 
 MASKS = {
@@ -113,12 +117,20 @@ def test_the_kernel_takes_the_mask(kind: str) -> None:
 
 @pytest.mark.parametrize("scanned", [False, True], ids=("alone", "scanned"))
 @pytest.mark.parametrize(
-    ("heads", "causal", "window"),
-    [(4, True, 0), (2, True, 0), (1, True, 0), (2, False, 0), (2, True, 40)],
+    ("heads", "causal", "window", "cap"),
+    [
+        (4, True, 0, 0.0),
+        (2, True, 0, 0.0),
+        (1, True, 0, 0.0),
+        (2, False, 0, 0.0),
+        (2, True, 40, 0.0),
+        (2, True, 0, 0.7),
+        (2, True, 40, 0.7),
+    ],
     ids=str,
 )
 def test_splash_gives_the_numbers_of_the_blocks(
-    heads: int, causal: bool, window: int, scanned: bool
+    heads: int, causal: bool, window: int, cap: float, scanned: bool
 ) -> None:
     """Result and gradients under shard_map, its types checked; the kernel in plain operations.
     Scanned: in the loop over blocks of a program, which jax traces a second time."""
@@ -142,8 +154,8 @@ def test_splash_gives_the_numbers_of_the_blocks(
         out = jax.sharding.PartitionSpec(), spec
         return jax.jit(jax.shard_map(step, mesh=mesh, in_specs=spec, out_specs=out))(*values)
 
-    one = gradients(lambda *x: splash_attention(*x, 0.1, causal, window, interpret=True))
-    other = gradients(lambda q, k, v: attention(q, k, v, None, 0.1, causal, False, 0, window))
+    one = gradients(lambda *x: splash_attention(*x, 0.1, causal, window, interpret=True, cap=cap))
+    other = gradients(lambda *x: attention(*x, None, 0.1, causal, False, 0, window, cap))
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=5e-5)
 
@@ -362,6 +374,7 @@ KINDS = {
         (256, 80, "of terms"),
         (256, 256, ""),
         (256, 192, ""),
+        (256, 128, "cap"),
     ],
 )
 def test_plans_name_the_kernel_that_programs_choose(
@@ -374,7 +387,10 @@ def test_plans_name_the_kernel_that_programs_choose(
     tensors = {n: Tensor(n, shape, "float32") for n, shape in (shapes | out).items()}
     attributes = {"scale": 0.1, "causal": 1, "guard": 0}
     given = tuple(jax.ShapeDtypeStruct(x, getattr(jnp, compute)) for x in shapes.values())
-    if mask:
+    cap = 30.0 if mask == "cap" else 0.0
+    if cap:
+        attributes["cap"] = cap
+    elif mask:
         given = (*given, jax.ShapeDtypeStruct(*MASKS[mask]))
         tensors["mask"] = Tensor("mask", MASKS[mask][0], jnp.dtype(MASKS[mask][1]).name)
     names = tuple(n for n in tensors if n != "o")
@@ -397,7 +413,7 @@ def test_plans_name_the_kernel_that_programs_choose(
 
     whole = planned(Split(), {})
     with jax.sharding.use_abstract_mesh(mesh_of(KINDS[device])):
-        assert whole.kernel == attention_kernel(*given)
+        assert whole.kernel == attention_kernel(*given, cap=cap)
     assert (whole.kernel == "blocks") == bool(whole.why)
     cut = Split((("s", ("data",)),))
     assert planned(cut, {"data": 2}).kernel == planned(Split(), {}, True).kernel == "blocks"

@@ -337,6 +337,20 @@ def attentions() -> list[Case]:
             {**plain, "causal": 1, "window": 5},
         ),
         Case(
+            "attention-cap",
+            "Attention",
+            ((4, 8, 12, 10), k, v),
+            ((4, 8, 12, 16),),
+            {**plain, "causal": 1, "cap": 0.7},
+        ),
+        Case(
+            "attention-cap-mask",
+            "Attention",
+            (q, k, v, flags(4, 1, 6, 12)),
+            ((4, 8, 6, 16),),
+            {**plain, "guard": 1, "cap": 0.7},
+        ),
+        Case(
             "attention-window-mask",
             "Attention",
             ((2, 8, 512, 2), (2, 8, 512, 2), (2, 8, 512, 4), flags(2, 1, 1, 512)),
@@ -398,6 +412,13 @@ def attentions() -> list[Case]:
             ((4, 16, 2, 10), (4, 4, 2, 10), (4, 4, 2, 16), (4, 4, 12, 10), (4, 4, 12, 16)),
             ((4, 16, 2, 16),),
             plain,
+        ),
+        Case(
+            "cached-attention-cap",
+            "CachedAttention",
+            ((4, 8, 1, 10), (4, 8, 1, 10), (4, 8, 1, 16), (4, 8, 12, 10), (4, 8, 12, 16)),
+            ((4, 8, 1, 16),),
+            {**plain, "cap": 0.7},
         ),
         Case("attention-bias", "Attention", (q, k, v, (1, 8, 6, 12)), ((4, 8, 6, 16),), plain),
         Case(

@@ -256,6 +256,9 @@ class Writer:
             )
         scores = self.node("MatMul", [q, self.node("Transpose", [k], perm=[0, 1, 3, 2])])
         scores = self.node("Mul", [scores, self.like(i[0], a["scale"])])
+        if cap := a.get("cap", 0.0):
+            scores = self.node("Tanh", [self.node("Div", [scores, self.like(i[0], cap)])])
+            scores = self.node("Mul", [scores, self.like(i[0], cap)])
         lowest = self.like(i[0], -math.inf)
         if len(i) > 3 and i[3]:
             boolean = self.graph.tensors[i[3]].dtype == "bool"

@@ -44,6 +44,18 @@ FORMS = {
         1,
         4,
     ),
+    "capped": (f"{SCORES} c = Tanh(s) m = Mul(c, half) {END}", 0, 3),
+    "capped by division, then masked": (
+        f"{SCORES} d = Div(s, two_f) c = Tanh(d) e = Mul(c, two_f) m = Where(later, low, e) {END}",
+        1,
+        3,
+    ),
+    "capped, bias and mask added": (
+        f"{SCORES} d = Div(s, two_f) c = Tanh(d) e = Mul(c, two_f) a = Add(e, slopes)"
+        f" m = Add(a, causal) {END}",
+        1,
+        4,
+    ),
     "bias alone": (f"{SCORES} m = Add(s, slopes) {END}", 0, 4),
 }
 
@@ -59,6 +71,7 @@ def arrays(text: str) -> dict[str, np.ndarray]:
         "earlier": tri,
         "low": np.float32(np.finfo(np.float32).min),
         "causal": np.where(tri, 0, np.finfo(np.float32).min).astype(np.float32)[None, None],
+        "two_f": np.float32(2),
         "nought": np.float32(0),
         "last": np.array([-1]),
         "two": np.array([2]),
@@ -113,7 +126,7 @@ def test_a_learned_temperature_goes_to_the_queries(value: np.ndarray) -> None:
 @pytest.mark.parametrize(
     "scores",
     [
-        "c = Tanh(s) m = Mul(c, half)",
+        "a = Add(s, slopes) c = Tanh(a) m = Mul(c, half)",
         "a = Add(s, slopes) c = Mul(a, half) m = Add(c, slopes)",
         "a = Where(earlier, s, low) m = Add(a, slopes)",
     ],

@@ -671,14 +671,15 @@ def test_attention_operator_in_both_forms() -> None:
     )
 
 
-def test_softcap_falls_back_to_the_body_of_the_operator() -> None:
+def test_softcap_of_the_operator_caps_scores() -> None:
     made = model(
         "(float[1,2,4,3] q, float[1,2,4,3] k, float[1,2,4,3] v) => (float[1,2,4,3] y) { y ="
         " Attention <softcap = 2.0> (q, k, v) }",
         23,
     )
     graph = same(made, {n: rand(1, 2, 4, 3, seed=s) for s, n in enumerate("qkv")})
-    assert "Tanh" in ops(graph) and "Attention" not in ops(graph)
+    (node,) = graph.nodes
+    assert node.op == "Attention" and node.attrs["cap"] == 2.0
 
 
 def test_rotary_operator_gathers_its_tables() -> None:

@@ -2,6 +2,7 @@
 
     scores  = MatMul(q * a, k^T * b) * c [+ bias] [+ mask | where(mask, ., lowest)]      scale = a b
             c
+    or      d tanh(MatMul(q * a, k^T * b) * c) and then masks    cap = d, scale = a b c d
     weights = Softmax(scores) over the keys [zero where NaN: the guard for rows masked everywhere]
     output  = MatMul(weights, v)
 
@@ -134,6 +135,7 @@ class _Match:
     def __init__(self) -> None:
         self.inside: list[Op] = []
         self.scale = 1.0
+        self.cap = 0.0  # of scores that go through a hyperbolic tangent: what they stay below
         self.guard = False
         self.added: list[
             tuple[str, bool]
@@ -228,6 +230,8 @@ def _attention(find: Finder, masks: Masks, root: Op) -> None:
     for factor in match.factors:
         operands[0] = find.insert(root, "Mul", [operands[0], factor])
     attrs: dict[str, Any] = {"scale": match.scale, "causal": 0}
+    if match.cap:
+        attrs["cap"] = match.cap
     mask = _mask_operand(find, masks, root, match, attrs, shapes)
     if mask and attention_rank == 3 and len(draft.shape(mask)) == 3:
         mask = find.insert(
@@ -314,6 +318,12 @@ def _scores(find: Finder, name: str, match: _Match) -> bool:
             match.inside.append(op)
             name, match.scale = scaled[0], match.scale * scaled[1]
             continue
+        if op.op == "Tanh":
+            if match.cap or match.factors or match.scale <= 0:
+                return False
+            match.inside.append(op)
+            name, match.cap = op.inputs[0], match.scale
+            continue
         if (factor := _factor(find, op, full)) is not None:
             match.inside.append(op)
             name = factor[0]
@@ -331,11 +341,13 @@ def _scores(find: Finder, name: str, match: _Match) -> bool:
             continue
         if (
             match.scale != 1.0
+            or match.cap
             or match.factors
             or (match.added and op.op != "Add")
             or len(match.added) > 2
         ):
-            # a mask under the scale, or one that replaces what is masked after something was added
+            # a mask under the scale or the cap, or one that replaces what is masked after something
+            # was added
             return False
         step = _masked(find, op, full, match)
         if step is None:
@@ -369,13 +381,13 @@ def _masked(find: Finder, op: Op, full: tuple[int, ...], match: _Match) -> str |
 
 
 def _reaches(find: Finder, name: str) -> bool:
-    """True when a product of two tensors lies up the chain of scales, casts, what is added, and
-    views."""
+    """True when a product of two tensors lies up the chain of scales, casts, a cap, what is added,
+    and views."""
     full = find.draft.shape(name)
     left = [(name, 0)]
     while left:
         name, depth = left.pop()
-        op = find.maker(name, "MatMul", "Mul", "Div", "Cast", "Add", "Reshape")
+        op = find.maker(name, "MatMul", "Mul", "Div", "Tanh", "Cast", "Add", "Reshape")
         if op is None or depth > _BEHIND or math.prod(find.draft.shape(name)) != math.prod(full):
             continue
         if op.op == "MatMul":

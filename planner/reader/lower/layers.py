@@ -335,7 +335,8 @@ def _attention(call: Call) -> None:
     """The Attention operator of opset 23 and later, in its 3-d and 4-d forms, with key/value caches
     concatenated."""
     windows = call.attr("left_window_size", -1) >= 0 or call.attr("right_window_size", -1) >= 0
-    if call.attr("softcap", 0.0) or call.wants(3) or call.has(6) or windows:
+    cap = float(call.attr("softcap", 0.0))
+    if cap < 0 or call.wants(3) or call.has(6) or windows:
         keep_or_expand(call, "")
         return
     q, k, v = call.inputs[:3]
@@ -358,6 +359,8 @@ def _attention(call: Call) -> None:
     s, d = call.draft.shape(q)[-2:]
     t = call.draft.shape(k)[-2]
     attrs: dict[str, Any] = {"scale": float(call.attr("scale", 1 / math.sqrt(d))), "causal": 0}
+    if cap:
+        attrs["cap"] = cap
     mask = [call.arg(3)] if call.has(3) else []
     if mask and call.draft.shape(mask[0])[-1:] not in ((t,), (1,)):
         raise Unsupported("a mask shorter than the keys")

@@ -28,14 +28,14 @@ HOPPER = ("H100", "H200", "H20", "H800")
 
 
 # Many parameters: the operands and attributes of attention.
-def fused_attention(q, k, v, scale, causal, guard, window=0, mask=None, name=""):
+def fused_attention(q, k, v, scale, causal, guard, window=0, mask=None, name="", cap=0.0):
     """`attention`, q [B, H, S, D], k [B, G, T, D], v [B, G, T, E] whole along S and T, a mask
     broadcastable to [B, H, S, T], by the kernel that the devices have for these operands. name:
     what checkpoint policies call the result, and what a kernel keeps beside it; cuDNN's they know
     by itself (`save_names`)."""
-    kernel = attention_kernel(q, k, v, mask)
+    kernel = attention_kernel(q, k, v, mask, cap)
     if kernel == "blocks":
-        out = attention(q, k, v, mask, scale, causal, guard, 0, window)
+        out = attention(q, k, v, mask, scale, causal, guard, 0, window, cap)
         return checkpoint_name(out, name) if name else out
 
     def run(v):
@@ -51,7 +51,7 @@ def fused_attention(q, k, v, scale, causal, guard, window=0, mask=None, name="")
         """The kernel's result for values as wide as keys."""
         if kernel == "cudnn":
             return cudnn_attention(q, k, v, scale, causal, window, mask)
-        return splash_attention(q, k, v, scale, causal, window, mask, name=name)
+        return splash_attention(q, k, v, scale, causal, window, mask, name=name, cap=cap)
 
     if mask is None or not guard:
         return run(v)
@@ -63,9 +63,9 @@ def fused_attention(q, k, v, scale, causal, guard, window=0, mask=None, name="")
     return jnp.where(seen, run(v), 0)
 
 
-def attention_kernel(q, k, v, mask=None):
+def attention_kernel(q, k, v, mask=None, cap=0.0):
     """Which kernel serves operands of these shapes and types on the devices of the mesh: "cudnn",
-    "splash" or "blocks"."""
+    "splash" or "blocks". cuDNN's has no cap of scores."""
     device, here = jax.sharding.get_abstract_mesh().abstract_device, jax.devices()
     if device is None and len(here) == 1:  # the mesh of a single device does not tell which
         device = here[0]
@@ -76,7 +76,8 @@ def attention_kernel(q, k, v, mask=None):
         return "blocks"
     if name.startswith("NVIDIA") and not any(old in name for old in WITHOUT_FLASH):
         widest = 256 if any(new in name for new in HOPPER) else 128
-        return "cudnn" if q.shape[3] <= widest and q.shape[3] % 8 == 0 else "blocks"
+        served = q.shape[3] <= widest and q.shape[3] % 8 == 0 and not cap
+        return "cudnn" if served else "blocks"
     if name.startswith("TPU"):
         whole = q.shape[2] % 128 == 0 and k.shape[2] % 128 == 0 and q.shape[3] % 64 == 0
         return "splash" if whole and (mask is None or is_of_keys(mask)) else "blocks"
@@ -139,7 +140,9 @@ def bias_of(mask, q, k):
 
 
 # Many parameters: the operands and attributes of attention.
-def splash_attention(q, k, v, scale, causal, window=0, mask=None, interpret=False, name=""):
+def splash_attention(
+    q, k, v, scale, causal, window=0, mask=None, interpret=False, name="", cap=0.0
+):
     """Splash attention, forward and backward, batch by batch. Operands and name as for
     `fused_attention`, a mask `is_of_keys`; interpret: in plain operations, for devices that are no
     TPUs.
@@ -154,7 +157,7 @@ def splash_attention(q, k, v, scale, causal, window=0, mask=None, interpret=Fals
     grouped = k.shape[1] > 1 or q.shape[1] == 1
     make = splash.make_splash_mha if grouped else splash.make_splash_mqa
     kernel = functools.partial(
-        splash_kernel, make, q.shape[1], rows, keys, causal, window, interpret, name
+        splash_kernel, make, q.shape[1], rows, keys, causal, window, interpret, name, cap=cap
     )
 
     def attend(q, k, v, seen):
@@ -194,7 +197,9 @@ def splash_attention(q, k, v, scale, causal, window=0, mask=None, interpret=Fals
 
 
 # Many parameters: what a kernel is made of.
-def splash_kernel(make, heads, rows, keys, causal, window, interpret, name, logarithms=False):
+def splash_kernel(
+    make, heads, rows, keys, causal, window, interpret, name, logarithms=False, cap=0.0
+):
     """Splash's kernel, made where it is used: its description of the mask belongs to what is being
     traced. logarithms: whether it gives those of its rows' sums of exponentials beside its
     result."""
@@ -214,6 +219,7 @@ def splash_kernel(make, heads, rows, keys, causal, window, interpret, name, loga
         interpret=interpret,
         residual_checkpoint_name=name or None,
         save_residuals=logarithms,
+        attn_logits_soft_cap=cap or None,
     )
 
 

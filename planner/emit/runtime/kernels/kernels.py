@@ -131,7 +131,7 @@ CAUSAL_PARTS = 8
 
 
 # Many parameters: the operands and attributes of attention.
-def attention(q, k, v, mask, scale, causal, guard, start, window=0):
+def attention(q, k, v, mask, scale, causal, guard, start, window=0, cap=0.0):
     """attention_rows, a block of queries at a time where the sequence is long: no buffer of queries
     x keys lives beyond one block, and the backward pass makes scores again instead of keeping
     them. Blocks meet the keys that `query_parts` says."""
@@ -158,7 +158,7 @@ def attention(q, k, v, mask, scale, causal, guard, start, window=0):
             if mask is not None:
                 mask = part_of(mask, first + at, size, mask.ndim - 2)
             begin = start + first + at
-            return attention_rows(own, k, v, mask, scale, causal, guard, begin, low, window)
+            return attention_rows(own, k, v, mask, scale, causal, guard, begin, low, window, cap)
 
         met = (k, v, mask) if moving else near(0, k, v, mask)
         if blocks == 1:
@@ -201,14 +201,15 @@ def query_parts(blocks, size, keys, causal, window, whole):
 
 
 # Many parameters: the operands and attributes of attention, and where its rows and keys begin.
-def attention_rows(q, k, v, mask, scale, causal, guard, start, first=0, window=0):
+def attention_rows(q, k, v, mask, scale, causal, guard, start, first=0, window=0, cap=0.0):
     """Scaled dot-product attention, q [B, H, S, D], k [B, G, T, D], v [B, G, T, E], G dividing H;
     query 0 here is query `start` of the sequence, key 0 here key `first`.
 
     mask: True = attend, or float terms added to the scores. Rows masked everywhere give zeros when
-    `guard`. window: under a causal mask query i sees so many keys up to i; 0 for all.
+    `guard`. window: under a causal mask query i sees so many keys up to i; 0 for all. cap: what
+    scores stay below by a hyperbolic tangent before they are masked; 0 for none.
     """
-    scores = attention_scores(q, k, mask, scale, causal, start, first, window)
+    scores = attention_scores(q, k, mask, scale, causal, start, first, window, cap)
     if guard:
         dead = jnp.max(scores, -1, keepdims=True) == -jnp.inf
         weights = jnp.where(dead, 0, jax.nn.softmax(jnp.where(dead, 0, scores), -1))
@@ -218,15 +219,15 @@ def attention_rows(q, k, v, mask, scale, causal, guard, start, first=0, window=0
     return out.reshape(out.shape[0], q.shape[1], *out.shape[3:])
 
 
-def cached_attention(q, k, v, past_k, past_v, mask, scale, axes):
+def cached_attention(q, k, v, past_k, past_v, mask, scale, axes, cap=0.0):
     """Attention of new tokens, q [B, H, S, D], k [B, G, S, D], v [B, G, S, E], to a cache [B, G, T,
     ..] and, causally, to each other: the cache is read where it lies. mask: of the cache's keys.
     axes: mesh axes over which the cache is cut along T; shares of the sums are then put together in
     float32.
     """
     old, new = (
-        attention_scores(q, past_k, mask, scale, False, 0, 0),
-        attention_scores(q, k, None, scale, True, 0, 0),
+        attention_scores(q, past_k, mask, scale, False, 0, 0, 0, cap),
+        attention_scores(q, k, None, scale, True, 0, 0, 0, cap),
     )
     top = lax.stop_gradient(
         jnp.maximum(jnp.max(old, -1, keepdims=True), jnp.max(new, -1, keepdims=True))
@@ -253,7 +254,8 @@ def weighted_values(weights, v):
     )
 
 
-def attention_scores(q, k, mask, scale, causal, start, first, window=0):
+# Many parameters: the operands and attributes of attention, and where its rows and keys begin.
+def attention_scores(q, k, mask, scale, causal, start, first, window=0, cap=0.0):
     """Masked scores [B, G, H / G, S, T] in float32; key 0 here is key `first` of the sequence. A
     mask is of these queries and keys."""
     if causal or mask is not None:
@@ -263,6 +265,8 @@ def attention_scores(q, k, mask, scale, causal, start, first, window=0):
     group = q.shape[1] // k.shape[1]
     grouped = q.reshape(q.shape[0], k.shape[1], group, *q.shape[2:])
     scores = query_key_products(grouped, k) * scale
+    if cap:
+        scores = cap * jnp.tanh(scores / cap)
     if mask is not None:
         mask = jnp.broadcast_to(
             mask,
