@@ -128,7 +128,8 @@ def decoder(
         Masking(keys=cache.allowed)
         if cache
         else Masking(
-            causal=True, causal_mask=causal_mask(s.at("mask"), c.seq) if c.decomposed or c.cap else ""
+            causal=True,
+            causal_mask=causal_mask(s.at("mask"), c.seq) if c.decomposed or c.cap else "",
         )
     )
     for i in range(c.layers):
