@@ -131,6 +131,7 @@ class Masking:
     bias: str = ""
 
 
+# Many parameters: what models choose about an attention, named at the call.
 def attend(
     s: Scope,
     q: str,

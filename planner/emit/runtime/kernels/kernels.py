@@ -219,6 +219,7 @@ def attention_rows(q, k, v, mask, scale, causal, guard, start, first=0, window=0
     return out.reshape(out.shape[0], q.shape[1], *out.shape[3:])
 
 
+# Many parameters: the operands and attributes of attention, and the axes of the cache.
 def cached_attention(q, k, v, past_k, past_v, mask, scale, axes, cap=0.0):
     """Attention of new tokens, q [B, H, S, D], k [B, G, S, D], v [B, G, S, E], to a cache [B, G, T,
     ..] and, causally, to each other: the cache is read where it lies. mask: of the cache's keys.
