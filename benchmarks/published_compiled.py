@@ -84,8 +84,13 @@ def _figures(rows: Sequence[Prepared], seconds: Sequence[float]) -> dict[str, An
         "mean": mean(map(abs, off)),
         "median": median(map(abs, off)),
         "bias": mean(off),
-        "trends": {name: _trend(rows, seconds, of) for name, of in TRENDS.items()},
+        "trends": trends(rows, seconds),
     }
+
+
+def trends(rows: Sequence[Prepared], seconds: Sequence[float]) -> dict[str, float]:
+    """Feature -> how much the error changes over it."""
+    return {name: _trend(rows, seconds, of) for name, of in TRENDS.items()}
 
 
 def _trend(
@@ -235,8 +240,12 @@ def show_compiled(found: Mapping[str, Any]) -> None:
 
 
 def _show(title: str, line: Mapping[str, Any]) -> None:
-    trends = ", ".join(f"{name} {x:+.0%}" for name, x in line["trends"].items())
     print(
         f"  {title:<18}mean {line['mean']:.1%}, median {line['median']:.1%}, bias"
-        f" {line['bias']:+.1%}; trend over {trends}"
+        f" {line['bias']:+.1%}; trend over {trend_words(line['trends'])}"
     )
+
+
+def trend_words(found: Mapping[str, float]) -> str:
+    """Trends in one line."""
+    return ", ".join(f"{name} {x:+.0%}" for name, x in found.items())

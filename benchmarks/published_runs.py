@@ -24,7 +24,14 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from benchmarks.published_compiled import all_compiled, inside, show_between, show_compiled
+from benchmarks.published_compiled import (
+    all_compiled,
+    inside,
+    show_between,
+    show_compiled,
+    trend_words,
+    trends,
+)
 from benchmarks.published_scores import (
     Outcome,
     choice,
@@ -41,7 +48,8 @@ from planner.calibrate.runs.rows import ODD, Case, Left, case_of, model_flops, w
 
 FITTED_SOURCES = ("Hagemann", "vTrain measured", "mosaicml")
 """Sources whose rows set constants of the shipped profiles: their figures without a held-out fit
-are marked."""
+are marked, where they ran on FITTED_DEVICES."""
+FITTED_DEVICES = ("a100-40gb", "a100-80gb")
 SPLITS = {
     "group": lambda c: (c.group, c.row["global_batch"]),
     "model": lambda c: c.row["model"],
@@ -136,7 +144,7 @@ def score(source: str, device: str, rows: list[Prepared], fit: bool) -> dict[str
         "source": source,
         "device": device,
         "rows": len(measured),
-        "in_sample": any(source.startswith(s) for s in FITTED_SOURCES),
+        "in_sample": device in FITTED_DEVICES and source.startswith(FITTED_SOURCES),
     }
     rates = [
         (p.case.measured_s or 0.0) * p.case.row["devices"] / model_flops(p.case.row)
@@ -160,6 +168,8 @@ def score(source: str, device: str, rows: list[Prepared], fit: bool) -> dict[str
     }
     shipped = outcomes(rows, [p.step_s() for p in rows])
     out["shipped"] = times(shipped) | {"covered": inside(measured)}
+    out["trends"] = trends(measured, [p.step_s() for p in measured])
+    out["peaks"] = peaks(measured)
     out["memory"] = fitting(shipped) | sure(shipped, max(rows[0].case.runtime.memory_spread))
     sizes = None
     of_framework = rows[0].memory is not None
@@ -190,6 +200,16 @@ def score(source: str, device: str, rows: list[Prepared], fit: bool) -> dict[str
                     "covered": covered_held_out(found, parts),
                 }
     return out
+
+
+def peaks(rows: Sequence[Prepared]) -> dict[str, float]:
+    """Priced over measured memory - 1, of runs that say how many GB they held."""
+    off = [
+        p.cost.memory.total / 1e9 / float(p.case.row["memory_gb"]) - 1
+        for p in rows
+        if p.case.row.get("memory_gb")
+    ]
+    return {"rows": len(off)} | ({"mean": mean(map(abs, off)), "bias": mean(off)} if off else {})
 
 
 def outcomes(
@@ -236,7 +256,7 @@ def show(table: dict[str, Any]) -> None:
         f"  {'':34}{'mean':>8}{'median':>8}{'p95':>8}{'tau':>7}{'in range':>10}{'all seq':>8}{'groups':>7}{'regret':>8}{'with memory':>13}{'worst':>8}{'ran out':>9}"
     )
     for name, line in table.items():
-        if not isinstance(line, dict) or "mean" not in line:
+        if not isinstance(line, dict) or "median" not in line:
             continue
         mark = (
             " (used for fitting)"
@@ -251,6 +271,10 @@ def show(table: dict[str, Any]) -> None:
         print(
             f"  {name + mark:<34}{line['mean']:>8.1%}{line['median']:>8.1%}{line['p95']:>8.1%}{line['tau']:>7.2f}{inside:>10}{line['tau_devices']:>8.2f}{tail}"
         )
+    print(f"  trend of the error over {trend_words(table['trends'])}")
+    if held := table["peaks"].get("rows"):
+        peak = table["peaks"]
+        print(f"  peak memory of {held} rows: mean {peak['mean']:.1%}, bias {peak['bias']:+.1%}")
     print(
         f"  {memory_words(table['memory'])}"
         + (" (used for fitting)" if table["in_sample"] else ""),

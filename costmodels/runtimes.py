@@ -38,18 +38,19 @@ class Kernels:
     logit_saved: bytes saved of each; score_workspace: bytes beside those saved while one block runs
     backward; logit_gathered, logit_piece: bytes more per element of logits, and of the local piece,
     where the loss gathers pieces. flash: attention keeps its scores on chip and skips what a causal
-    mask hides; its products then run at `attention` of peak (forward, backward). recomputes_scores:
-    the core of attention is recomputed in the backward pass (selective recompute), its scores are
-    not saved. recomputed: how much of the forward pass of products, and of what goes element by
-    element, is recomputed in the backward pass (selective recompute beside flash attention).
-    saves_gathered: what products take whole of a tensor that is cut along the sequence, they save
-    whole. offloaded_share: share of the blocks whose saved tensors are offloaded.
+    mask hides; `attention` is then its kernel (costmodels.frameworks.fused_attention).
+    recomputes_scores: the core of attention is recomputed in the backward pass (selective
+    recompute), its scores are not saved. recomputed: how much of the forward pass of products, and
+    of what goes element by element, is recomputed in the backward pass (selective recompute beside
+    flash attention). saves_gathered: what products take whole of a tensor that is cut along the
+    sequence, they save whole. offloaded_share: share of the blocks whose saved tensors are
+    offloaded.
     """
 
     passes: Mapping[str, tuple[float, float]]
     saved: Mapping[str, float]
     flash: bool = True
-    attention: tuple[float, float] = (0.5, 0.4)
+    attention: str = "flash2"
     score_bytes: tuple[float, float] = (0.0, 0.0)
     score_saved: float = 0.0
     score_workspace: float = 0.0
@@ -67,7 +68,7 @@ class Kernels:
 class Rates:
     """What a program reaches of the rates in a device's file (1: all of it). attention: of peak,
     beside Kernels.attention or the device's own. inner, outer: links inside a node and between
-    nodes. latency: between nodes, as a multiple of the device file's.
+    nodes. latency, inner_latency: between nodes and inside one, as multiples of the device file's.
 
     Of frameworks alone: launch_s, what the host takes to start one kernel; growth, the power of
     their FLOPs that large products gain with. Of emitted programs alone: stragglers, by what part
@@ -82,6 +83,7 @@ class Rates:
     launch_s: float = 10e-6
     growth: float = 0.0
     latency: float = 1.0
+    inner_latency: float = 1.0
     stragglers: float = 0.0
 
 
@@ -106,9 +108,13 @@ class Runtime:
     weights (ZeRO stage 3) hides under the longer; interleave: virtual stages of each pipeline
     stage; balance: stages are assigned even numbers of parameters instead of blocks;
     overhead_bytes: what a process holds beside its tensors; pipeline_slack: memory_slack that a
-    pipeline adds to what is saved of microbatches; pinned: fraction of the smaller of two points of
-    the backward pass (costmodels.frameworks.peak_memory) that stays allocated in the larger;
-    flat_rings: collectives over several switched levels are rings through all members
+    pipeline adds to what is saved of microbatches; tensor_overlap: how much of the sums of
+    gradients of what products read, which tensor parallelism asks for, hides under the products
+    that follow, those for the weights' gradients; blocking: the host waits for each kernel before
+    it starts the next; summing_bytes: what adding a gradient to its sum over microbatches moves per
+    local parameter, 0 where products add to the sum themselves; pinned: fraction of the smaller of
+    two points of the backward pass (costmodels.frameworks.peak_memory) that stays allocated in the
+    larger; flat_rings: collectives over several switched levels are rings through all members
     (costmodels.collectives.ring_lines).
     """
 
@@ -130,6 +136,9 @@ class Runtime:
     pipeline_slack: float = 0.0
     pinned: float = 0.0
     balance: bool = False
+    summing_bytes: float = 0.0
+    tensor_overlap: float = 0.0
+    blocking: bool = False
     flat_rings: bool = False
     stacked: bool = False
     partitioned: bool = False

@@ -10,9 +10,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from costmodels.frameworks.fused_attention import shares_of_peak
 from costmodels.hardware.device import Device
 from costmodels.runtimes import Kernels, Rates
 
+TWO_BYTES = 2
+"""Bytes of an element of scores' operands."""
+ALIGNED_BYTES = 16
+"""Rows of operands whose length is no multiple of so many bytes do not fill a load of tensor cores'
+kernels: products of heads as wide run without tensor cores, at the rate of float32 (NVIDIA, Matrix
+Multiplication Background User's Guide, tensor core requirements)."""
 LARGE_FLOPS = 1e11
 """FLOPs of a product beyond which the device files' curves are level; what larger ones still gain
 is the framework's (Rates.growth)."""
@@ -25,7 +32,8 @@ class KernelNeed:
     role: a key of Kernels.passes and Kernels.saved. together: FLOPs of the products that run as one
     kernel with it. ins, outs: bytes of local operands and results. elements: scores of attention,
     logits of a loss. backward: the backward pass of a product as a multiple of its forward pass (1
-    for other kernels), 0 where nothing is trained. causal: half of the scores are masked.
+    for other kernels), 0 where nothing is trained. causal: half of the scores are masked. keys,
+    width: of attention, positions that a query sees and elements of a head.
     """
 
     role: str
@@ -37,6 +45,8 @@ class KernelNeed:
     elements: float
     backward: float
     causal: bool
+    keys: int = 0
+    width: int = 0
 
 
 def kernel_times_s(
@@ -68,8 +78,11 @@ def _attention_s(
     cross memory."""
     peak = device.peak(need.dtype)
     if kernels.flash:
+        shares = shares_of_peak(kernels.attention, device.name, need.keys, need.width)
         whole = need.flops * (0.5 if need.causal else 1.0) / (peak * rates.attention)
-        return whole / kernels.attention[0], 2.5 * whole / kernels.attention[1]
+        return whole / shares[0], 2.5 * whole / shares[1]
+    if need.width * TWO_BYTES % ALIGNED_BYTES:
+        peak = device.peak("float32")
     product = need.flops / (peak * product_efficiency(device, rates, need.flops / 2))
     memory = memory_bytes_per_s(device, rates)
     forward, backward = (

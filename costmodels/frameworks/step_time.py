@@ -5,6 +5,7 @@ A stage s of p (p = 1 without a pipeline) takes, for each of m microbatches,
 
     t_s = max(kernels, launches) + collectives that kernels wait for, forward and backward
           beside which weights are gathered (ZeRO stage 3; costmodels.overlap)
+          + adding gradients to their sums, where products do not (of all microbatches but one)
     step = m max t_s + (sum of t_s - max t_s) / interleave + gradient reduction (1 - overlap) +
     optimizer
 
@@ -71,7 +72,8 @@ class Work:
     stage_blocks: how many blocks each stage has. repeats: blocks of all stages. kernels: (place,
     how many, what each needs); of the blocks, those of one. times: place -> how often the program's
     collectives there run for one block of one microbatch. neighbours: the links between stages.
-    optimizer_elements: parameters that the fullest stage updates.
+    gradient_elements: of each stage, those that a device adds up. optimizer_elements: parameters
+    that the fullest stage updates.
     """
 
     stage_blocks: tuple[int, ...]
@@ -81,6 +83,7 @@ class Work:
     times: Mapping[str, int]
     handed: tuple[HandedTensor, ...]
     neighbours: tuple[Span, ...]
+    gradient_elements: tuple[float, ...]
     optimizer_elements: float
     microbatches: int
     recompute: str
@@ -105,11 +108,13 @@ class StepSeconds:
 class _Place:
     """What one device does of one microbatch in one block, or before or after the blocks. launches:
     kernels of the forward pass; the backward pass starts twice as many. sent_s: seconds of
-    collectives that kernels wait for, by phase."""
+    collectives that kernels wait for, by phase; summed_s: those of the backward pass that add up
+    what devices have."""
 
     forward_s: float = 0.0
     backward_s: float = 0.0
     launches: float = 0.0
+    summed_s: float = 0.0
     sent_s: dict[str, float] = field(
         default_factory=lambda: {"forward": 0.0, "backward": 0.0, "recompute": 0.0}
     )
@@ -149,6 +154,7 @@ def step_time(
     places = _kernels(work, device, runtime, rates)
     sent = _communication(work, places, collective_s)
     handed = handed_s(work, collective_s)
+    memory = memory_bytes_per_s(device, rates)
     stages, kernels, recomputed = [], 0.0, 0.0
     for s, blocks in enumerate(work.stage_blocks):
         counts = {BLOCKS: blocks}
@@ -160,11 +166,15 @@ def step_time(
             (
                 n,
                 _passes(
-                    places[place], work.recompute if place == BLOCKS else "none", rates.launch_s
+                    places[place],
+                    work.recompute if place == BLOCKS else "none",
+                    rates.launch_s,
+                    runtime,
                 ),
             )
             for place, n in counts.items()
         ]
+        summed = work.gradient_elements[s] * runtime.summing_bytes / memory * (micro - 1) / micro
         stages.append(
             gather_beside_work_s(
                 sum(n * p.forward for n, p in passes),
@@ -176,15 +186,14 @@ def step_time(
                 sent.gathered["backward"],
                 runtime.gather_overlap,
             )
+            + summed
             + handed
         )
-        kernels = max(kernels, sum(n * p.kernels for n, p in passes))
+        kernels = max(kernels, summed + sum(n * p.kernels for n, p in passes))
         recomputed = max(recomputed, sum(n * p.recomputed for n, p in passes))
     longest = max(stages)
     bubble = (sum(stages) - longest) / runtime.interleave
-    optimizer = (
-        work.optimizer_elements * runtime.optimizer_bytes / memory_bytes_per_s(device, rates)
-    )
+    optimizer = work.optimizer_elements * runtime.optimizer_bytes / memory
     hidden = sent.once * runtime.overlap
     return StepSeconds(
         total=micro * longest + bubble + sent.once - hidden + optimizer,
@@ -210,16 +219,21 @@ def _kernels(work: Work, device: Device, runtime: Runtime, rates: Rates) -> dict
     return places
 
 
-def _passes(place: _Place, recompute: str, launch_s: float) -> _Passes:
-    forward = max(place.forward_s, place.launches * launch_s)
+def _passes(place: _Place, recompute: str, launch_s: float, runtime: Runtime) -> _Passes:
+    launched_s = place.launches * launch_s
+    forward, backward = (
+        kernels_s + n * launched_s if runtime.blocking else max(kernels_s, n * launched_s)
+        for n, kernels_s in ((1, place.forward_s), (2, place.backward_s))
+    )
     recomputed = forward if recompute != "none" else 0.0
-    backward = max(place.backward_s, 2 * place.launches * launch_s)
     sent_again = {"none": 0.0, "block": place.sent_s["forward"]}.get(
         recompute, place.sent_s["recompute"]
     )
+    # Half of the backward pass is for the weights.
+    hidden = runtime.tensor_overlap * min(place.summed_s, backward / 2)
     return _Passes(
         forward + place.sent_s["forward"],
-        recomputed + backward + place.sent_s["backward"] + sent_again,
+        recomputed + backward + place.sent_s["backward"] - hidden + sent_again,
         forward + recomputed + backward,
         recomputed,
     )
@@ -245,7 +259,10 @@ def _communication(
             use.kind, use.axes, use.payload_bytes, bucketed=use.bucketed
         )
         if use.place:
-            places[use.place].sent_s[use.phase] += seconds / work.times[use.place]
+            each = seconds / work.times[use.place]
+            places[use.place].sent_s[use.phase] += each
+            if use.phase == "backward" and use.kind in ("all-reduce", "reduce-scatter"):
+                places[use.place].summed_s += each
         else:
             sent.once += seconds
         sent.add(use.kind, use.axes, seconds)

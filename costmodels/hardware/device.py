@@ -149,7 +149,7 @@ ATTENTION_KERNELS = ("cudnn", "splash")
 """Fused attention: cuDNN's on NVIDIA GPUs from Ampere on, Splash on TPUs."""
 
 
-SHARES = ("matmul", "memory", "attention", "inner", "outer", "latency")
+SHARES = ("matmul", "memory", "attention", "inner", "outer", "latency", "inner_latency")
 """Fields of Rates that are shares of a rate of the file, and so above 0."""
 
 

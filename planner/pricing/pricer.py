@@ -194,12 +194,17 @@ class Pricer:
         """The machine with what the runtime reaches of its links."""
         rates, top = self.rates, self.topology
         slower = compute.slowdown(top.device, rates, top.devices)
-        if rates.inner == rates.outer == rates.latency == slower == 1.0:
+        if rates.inner == rates.outer == rates.latency == rates.inner_latency == slower == 1.0:
             return self.topology
         levels = self.topology.levels
         inside = max(1, len(levels) - 1)
         inner = [
-            replace(x, efficiency=x.efficiency * rates.inner / slower) for x in levels[:inside]
+            replace(
+                x,
+                efficiency=x.efficiency * rates.inner / slower,
+                latency_s=x.latency_s * rates.inner_latency,
+            )
+            for x in levels[:inside]
         ]
         outer = [
             replace(

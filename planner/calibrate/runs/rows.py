@@ -20,7 +20,7 @@ from costmodels.hardware.device import Device, device_spelled
 from costmodels.precision import Recipe, load_recipe
 from costmodels.runtimes import SAVED_PRODUCTS, Runtime, load_kernels, load_runtime
 from planner.analysis.facts import GraphFacts
-from planner.calibrate.runs import network, xla
+from planner.calibrate.runs import gradient_sums, network, xla
 from planner.calibrate.runs.nvidia import as_run, is_recipe, weights
 from planner.errors import PlanError
 from planner.execution.plan import Plan
@@ -148,7 +148,7 @@ def case_of(row: Row, hardware: str = "") -> Case:
         microbatches=batch // (dp * micro),
         graph_batch=dp * micro,
         runtime=load_runtime("jax-shard_map") if compiled else runtime_of(row, zero),
-        recipe=weights(row, recipe),
+        recipe=gradient_sums.held(row, weights(row, recipe)),
         measured_s=measured_s(row),
         recompute=xla.policies(row) if compiled else (recompute_of(row),),
         offloaded=compiled and xla.offloaded(row),
@@ -257,16 +257,14 @@ def runtime_of(row: Row, zero: int) -> Runtime:
             if kernels.flash
             else replace(kernels, recomputes_scores=True)
         )
-    return as_run(
-        row,
-        zero,
-        replace(
-            profile,
-            kernels=kernels,
-            interleave=int(row.get("vpp") or 1),
-            balance="Hagemann" in str(row["source"]),
-        ),
+    profile = replace(
+        profile,
+        kernels=kernels,
+        interleave=int(row.get("vpp") or 1),
+        balance="Hagemann" in str(row["source"]),
+        tensor_overlap=profile.tensor_overlap * ("Hagemann" not in str(row["source"])),
     )
+    return gradient_sums.as_run(row, as_run(row, zero, profile))
 
 
 @lru_cache(maxsize=256)
@@ -299,7 +297,11 @@ def machine(
             topology,
             levels=(
                 *topology.levels[:-1],
-                replace(topology.levels[-1], bandwidth_bytes_per_s=rate),
+                replace(
+                    topology.levels[-1],
+                    bandwidth_bytes_per_s=rate,
+                    efficiency=network.efficiency(hardware) or topology.levels[-1].efficiency,
+                ),
             ),
         )
     return topology

@@ -46,9 +46,10 @@ def need_of(
     share = float(SplitArrays.of((split,), pricer.sizes).share(rule)[0])
     trained = base.training and any(o in base.grad for o in node.outputs)
     flops, kind, elements, products = rule.flops * share, role(graph, i), 0.0, 1
+    keys = width = 0
     if kind == "attention":
         q, v = (graph.tensors[node.inputs[slot]].shape for slot in (0, 2))
-        elements = flops / (2 * (q[3] + v[3]))
+        elements, keys, width = flops / (2 * (q[3] + v[3])), v[2], q[3]
     elif kind == CROSS_ENTROPY:
         elements = prod(graph.tensors[node.inputs[0]].shape) * share
     elif flops:  # products of one operand run as one
@@ -65,6 +66,8 @@ def need_of(
         elements=elements,
         backward=base.backward.get(i, 1.0) if trained else 0.0,
         causal=bool(node.attrs.get("causal")) and not node.attrs.get("window"),
+        keys=keys,
+        width=width,
     )
 
 

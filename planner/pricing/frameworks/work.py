@@ -53,6 +53,7 @@ def work_of(
         times=_times(stages, micro if base.training else 1),
         handed=_handed(flow, runs, stages, pricer),
         neighbours=pricer.topology.group(pricer.mesh, (STAGE,)) if stages.pipeline else (),
+        gradient_elements=_summed(base, flow, stages),
         optimizer_elements=_updated(base, flow, stages) if base.training else 0.0,
         microbatches=micro if base.training else 1,
         recompute=flow.plan.recompute,
@@ -112,6 +113,17 @@ def _times(stages: StageAssignment, microbatches: int) -> dict[str, int]:
         BLOCKS: pipeline.ticks * pipeline.blocks_per_tick,
         AFTER: pipeline.epilogue_passes,
     }
+
+
+def _summed(base: GraphFacts, flow: Flow, stages: StageAssignment) -> tuple[float, ...]:
+    """Work.gradient_elements: of pieces from ZeRO stage 2 on, else of whole gradients."""
+    graph, mesh = flow.graph, dict(flow.plan.mesh)
+    local = dict.fromkeys(flow.weights, 0.0)
+    for n, w in flow.weights.items():
+        if n in flow.grad:
+            layout = cut_layout(w) if w.zero_stage >= 2 else w.layout
+            local[n] = float(prod(local_shape(graph.tensors[n].shape, layout, mesh)))
+    return tuple(stage_sums(base, flow, stages, local))
 
 
 def _updated(base: GraphFacts, flow: Flow, stages: StageAssignment) -> float:

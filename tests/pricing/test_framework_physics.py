@@ -1,0 +1,149 @@
+"""What prices of frameworks' programs are made of: attention by kernel and device, heads that miss
+tensor cores, gradients that are added up, collectives that hide; and how they hold on published
+runs that nothing was fitted to."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import pytest
+
+from benchmarks.published_compiled import trends
+from benchmarks.published_runs import prepare_all
+from costmodels.frameworks.fused_attention import FILE, kernel_names, shares_of_peak
+from costmodels.hardware.device import device_names
+from costmodels.hardware.intake import read_toml
+from costmodels.runtimes import kernel_set_names, load_kernels, load_runtime
+from planner.calibrate.runs.fit import Prepared, prepare
+from planner.calibrate.runs.rows import case_of, machine
+
+JUDGES = Path(__file__).parents[2] / "benchmarks" / "records" / "framework_runs.jsonl"
+MOST = {"mosaicml": (0.07, 0.065), "BigScience": (0.085, 0.065), "Korthikanti": (0.02, 0.05)}
+"""Source -> mean error, and trend over devices, tensor degree and sequence, in bf16 and fp16."""
+
+
+def rows() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in JUDGES.read_text().splitlines()]
+
+
+def row_of(source: str, **more: Any) -> dict[str, Any]:
+    """The first row of a source on one stage, with four layers."""
+    found = next(r for r in rows() if source in r["source"])
+    return {**found, "layers": 4, **more}
+
+
+@pytest.fixture(scope="module")
+def judged() -> list[Prepared]:
+    some = [r for r in rows() if r["metric"] != "oom" and r["precision"] != "fp8"]
+    few = [r for r in some if "Korthikanti" in r["source"]]
+    return prepare_all([*few, *[r for r in some if r not in few][::2]])[0]
+
+
+@pytest.mark.parametrize("source", MOST)
+def test_runs_that_nothing_was_fitted_to_are_priced_as_well_as_they_were(
+    judged: list[Prepared], source: str
+) -> None:
+    mine = [p for p in judged if source in p.case.row["source"]]
+    assert len(mine) >= 2
+    most, trend = MOST[source]
+    assert mean(abs(p.step_s() / (p.case.measured_s or 1.0) - 1) for p in mine) <= most
+    found = trends(mine, [p.step_s() for p in mine])
+    assert all(abs(x) <= trend for x in found.values()), found
+
+
+def test_memory_of_runs_that_nothing_was_fitted_to(judged: list[Prepared]) -> None:
+    """Sums of gradients in float32 explain what the bf16 runs hold."""
+    mine = [p for p in judged if p.case.row.get("memory_gb") and p.case.row["precision"] == "bf16"]
+    off = [p.cost.memory.total / 1e9 / p.case.row["memory_gb"] - 1 for p in mine]
+    assert len(off) >= 4
+    assert mean(map(abs, off)) <= 0.05
+
+
+def test_every_share_of_attention_has_a_source_and_a_device() -> None:
+    table = read_toml(FILE)
+    assert {n for names in table["generations"].values() for n in names} <= set(device_names())
+    assert {load_kernels(n).attention for n in kernel_set_names()} <= set(kernel_names())
+    for kernel in kernel_names():
+        assert set(table[kernel]) <= set(table["generations"])
+        for entry in table[kernel].values():
+            assert entry["source"]
+            assert len(entry.get("shares", (1, 1))) == 2
+            for name in ("forward", "backward"):
+                for rates in entry.get(name, {}).values():
+                    assert len(rates) == len(entry["keys"])
+
+
+def test_attention_follows_kernel_device_length_and_width() -> None:
+    at = [shares_of_peak("flash2", "h100-sxm", keys, 128)[0] for keys in (2048, 3000, 4096)]
+    assert at[0] == pytest.approx(298 / 989) and at[2] == pytest.approx(319 / 989)
+    assert at[0] < at[1] < at[2]
+    wide, narrow = (shares_of_peak("cudnn", "h100-sxm", 8192, w) for w in (80, 64))
+    assert wide == shares_of_peak("cudnn", "h200-sxm", 8192, 256) > narrow
+    ends = [shares_of_peak("flash2", "h100-sxm", keys, 128) for keys in (100, 512, 16384, 10**6)]
+    assert ends[0] == ends[1] and ends[2] == ends[3]
+    assert shares_of_peak("triton", "h100-sxm", 1, 1) < shares_of_peak("triton", "a100-80gb", 1, 1)
+    assert shares_of_peak("flash2", "mi300x", 1, 1) == shares_of_peak("none", "h100-sxm", 1, 1)
+
+
+def test_heads_of_no_whole_load_miss_tensor_cores() -> None:
+    sixteen, odd = (
+        prepare(
+            case_of({**row_of("BigScience", hidden=13824, ffn=55296, heads=a), "layers": 32})
+        ).cost
+        for a in (96, 128)
+    )
+    assert 1.2 < odd.step_time_s / sixteen.step_time_s < 1.6
+
+
+def test_gradients_are_added_up_as_the_framework_does() -> None:
+    row = row_of("Korthikanti", microbatch=1, global_batch=8, zero=1)
+    inside, halves, floats, nano = (
+        prepare(case_of({**row, **more}))
+        for more in (
+            {},
+            {"source": "Megatron-DeepSpeed"},
+            {"source": "Megatron-DeepSpeed", "precision": "bf16"},
+            {"source": "nanotron", "precision": "bf16"},
+        )
+    )
+    assert inside.cost.step_time_s < halves.cost.step_time_s < floats.cost.step_time_s
+    assert floats.cost.memory.gradients == nano.cost.memory.gradients
+    assert nano.cost.memory.gradients == 3 * halves.cost.memory.gradients
+    assert halves.cost.memory.temporary - inside.cost.memory.temporary == 2 * 10**9
+
+
+def test_sums_of_tensor_parallelism_hide_under_products_for_weights() -> None:
+    case = case_of(row_of("Korthikanti"))
+    hidden, waited = (
+        prepare(replace(case, runtime=replace(case.runtime, tensor_overlap=x))).cost
+        for x in (1.0, 0.0)
+    )
+    assert load_runtime("megatron").tensor_overlap == 1.0
+    saved = waited.step_time_s - hidden.step_time_s
+    sent = sum(s for (_, axes), s in waited.exposed_by_axes.items() if axes == "model")
+    assert 0 < saved < 0.5 * sent
+    assert saved == pytest.approx(
+        waited.exposed_communication_time_s - hidden.exposed_communication_time_s
+    )
+    assert case_of({**row_of("Korthikanti"), "source": "Hagemann 2023"}).runtime.tensor_overlap == 0
+
+
+def test_a_host_that_waits_for_kernels_adds_its_time() -> None:
+    case = case_of(row_of("BigScience"))
+    assert case.runtime.blocking
+    waits, ahead = (
+        prepare(replace(case, runtime=replace(case.runtime, blocking=x))).cost.step_time_s
+        for x in (True, False)
+    )
+    assert 1.01 < waits / ahead < 1.3
+
+
+def test_networks_reach_what_was_published_of_them() -> None:
+    slow = machine("A100-80GB; 4x Omni-Path (100Gb)", "", 16).levels[-1]
+    fast = machine("A100-80GB; 4x InfiniBand (100Gb)", "", 16).levels[-1]
+    assert slow.bandwidth_bytes_per_s == fast.bandwidth_bytes_per_s == pytest.approx(6.25e9)
+    assert slow.efficiency == pytest.approx(5.06 / 12.5) and fast.efficiency == 0.8
