@@ -23,6 +23,13 @@ class Unset(str):
     command would print."""
 
 
+def shown(value: Any) -> str:
+    """A value as people read it."""
+    if isinstance(value, Unset):
+        return "what a command prints" if value == "(" else f"${value}"
+    return repr(value)
+
+
 def scalar(text: str) -> Any:
     """A word as the number, flag or null that it is, else as it stands."""
     if MARK in text:
@@ -45,7 +52,8 @@ def table_of(words: Sequence[str], notes: list[str]) -> dict[str, Any]:
         if key:
             value = values[0] if len(values) == 1 else list(values) if values else True
             if key in table and table[key] != value:
-                notes.append(f"{key} is {table[key]!r} and later {value!r}: the last counts")
+                before, now = (shown(v) for v in (table[key], value))
+                notes.append(f"{key} is {before} and later {now}: the last counts")
             table[key] = value
 
     for word in words:

@@ -16,7 +16,7 @@ from typing import Any
 
 from costmodels.hardware.intake import read_text
 from planner.errors import PlanError
-from planner.interop.arguments import OVERRIDE, SUFFIXES, Unset, read_script, scalar
+from planner.interop.arguments import OVERRIDE, SUFFIXES, Unset, read_script, scalar, shown
 from planner.interop.python_config import PythonFile
 
 DEEPEST = 4
@@ -180,10 +180,9 @@ class Keys:
         ]
         unset = next(((where, v) for where, v in values if isinstance(v, Unset)), None)
         if unset is not None:
-            what = "what a command prints" if unset[1] == "(" else f"${unset[1]}"
             raise PlanError(
                 "P191",
-                f"{unset[0]} is {what}, which the script does not set",
+                f"{unset[0]} is {shown(unset[1])}, which the script does not set",
                 help=[f"{unset[1] if unset[1] != '(' else names[0]}=VALUE behind the file"],
             )
         other = next((x for x in values[1:] if x[1] != values[0][1]), None)

@@ -94,10 +94,10 @@ def hold(claims: Sequence[Claim], graph: Graph, path: str) -> None:
     if not wrong:
         return
     said = " and ".join(f"{c.key} = {c.value}" for c in wrong)
-    has = " and ".join(_counted(c.size, there[c.size][0]) for c in wrong if c.size != INNER)
+    has = " and ".join(_counted(c, there[c.size][0]) for c in wrong)
     raise PlanError(
         "P191",
-        f"{path} says {said}, the model has " + (has or "no weight of that width"),
+        f"{path} says {said}, the model has {has}",
         help=["--model the one that the configuration trains"],
     )
 
@@ -107,5 +107,7 @@ def layers_of(graph: Graph) -> int:
     return next(iter(sizes_of(graph).get(LAYERS, ())), 0)
 
 
-def _counted(size: str, value: int) -> str:
-    return f"{size} of {value}" if size.startswith("a ") else f"{value} {size}"
+def _counted(claim: Claim, value: int) -> str:
+    if claim.size == INNER:
+        return f"no weight {claim.value} wide"
+    return f"{claim.size} of {value}" if claim.size.startswith("a ") else f"{value} {claim.size}"

@@ -171,7 +171,7 @@ def read_configuration(
             f"{path} has keys of {' and '.join(others)}, none of {kind}",
             help=[f"--from {others[0]}"],
         )
-    kind = kind or _kind(keys, path)
+    kind = kind or _kind(keys, path, notes)
     read: Callable[[Keys, int, int], tuple[Settings, list[str]]] = LAUNCHERS[kind].read
     settings, more = read(keys, devices, domain or devices)
     started = keys.whole(devices, "num_processes")
@@ -183,13 +183,15 @@ def read_configuration(
     return Configuration(kind, settings, (*notes, *more), keys.unread(), claims)
 
 
-def _kind(keys: Keys, path: str | Path) -> str:
+def _kind(keys: Keys, path: str | Path, notes: Sequence[str]) -> str:
     hits = _hits(keys)
     if len(hits) != 1:
         recognised = (
             f"keys of {' and '.join(hits)}" if hits else f"no key of {', '.join(LAUNCHERS)}"
         )
-        raise PlanError("P190", f"{path} has {recognised}", help=[f"--from {'|'.join(LAUNCHERS)}"])
+        raise PlanError(
+            "P190", f"{path} has {recognised}", help=[*notes[:2], f"--from {'|'.join(LAUNCHERS)}"]
+        )
     return hits[0]
 
 

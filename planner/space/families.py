@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from planner.analysis.axis_roles import REPLICATED, role_named
+from planner.analysis.columns_rows import COLUMNS, directions
 from planner.analysis.facts import GraphFacts
 from planner.machine.topology import Mesh
 from planner.ops import operator_of
@@ -104,7 +105,8 @@ def _columns_or_rows(
 ) -> list[Split]:
     """Of a node's splits those of Megatron's tensor parallelism over an axis: products, attention,
     experts, embeddings and the loss are cut wherever they can be and never along positions; other
-    nodes along positions only where that is allowed."""
+    nodes along positions only where that is allowed. Products come in pairs of columns and rows
+    (planner.analysis.columns_rows)."""
     node, roles = base.graph.nodes[i], base.roles[i]
     held = any(
         n in base.graph.weights and len(base.graph.tensors[n].shape) > 1 for n in node.inputs
@@ -117,6 +119,14 @@ def _columns_or_rows(
         if "sequence" not in c or (positions and not held)
     ]
     full = [s for s, c in left if c & {"tensor", "expert"}] if held else []
+    if direction := directions(base.graph).get(i):
+        results = {f for dim in base.rules[i].results[0] for f in dim}
+        paired = [
+            s
+            for s in full
+            if all((f in results) == (direction == COLUMNS) for f, axes in s.pairs if axis in axes)
+        ]
+        full = paired or full
     return full or [s for s, _ in left]
 
 

@@ -148,7 +148,7 @@ def planned() -> Strategy:
         ("megatron", ["recompute"]),
         ("maxtext", ["recompute", "ZeRO-1"]),
         ("torchtitan", ["recompute", "positions"]),
-        ("hf", ["recompute", "no style"]),
+        ("hf", ["recompute"]),
     ],
 )
 def test_every_rounding_is_said_and_priced(to: str, said: list[str], planned: Strategy) -> None:
@@ -160,6 +160,16 @@ def test_every_rounding_is_said_and_priced(to: str, said: list[str], planned: St
         said
     ) and len(made.rows) == 2 + len(said)
     assert all(row.cost is not None and row.cost["step_time_s"] > 0 for row in made.rows)
+
+
+def test_a_weight_that_no_style_of_a_module_cuts_is_whole() -> None:
+    """T5's head is its table, which has a style once."""
+    model = "zoo:t5-tiny"
+    pins = "tp=2,dp=4,zero=2,micro=2,tensor=megatron"
+    made = hand_over(
+        planner.plan(model, devices=8, batch=16, pins=pins, baselines=False), model, "hf"
+    )
+    assert "no style" in made.rows[-1].reason and made.rows[-1].cost is not None
 
 
 def test_the_price_of_a_handed_over_plan_is_that_of_its_import(

@@ -212,7 +212,7 @@ def test_what_a_file_says_of_the_model_must_be_so(
     assert "2 layers and a hidden size of 64" in err
     for text, said in (
         ("--num-attention-heads 8", "4 attention heads"),
-        ("--ffn-hidden-size 4096", "no weight of that width"),
+        ("--ffn-hidden-size 4096", "no weight 4096 wide"),
         ("--group-query-attention --num-query-groups 4", "2 key-value heads"),
         ("--vocab-size 600", "a vocabulary of 512"),
         ("--seq-length 4096", "rows of 4096 tokens"),
@@ -230,6 +230,25 @@ def test_nothing_is_added(tmp_path: Path) -> None:
                  "--memory-limit", "200KiB"]) == 0  # fmt: skip
     made = Strategy.load(out)
     assert made.cost.fit == "no" and made.techniques["offload"] == []
+
+
+@pytest.mark.parametrize("options", [[], ["--memory-limit", "200KiB"]])
+def test_columns_come_before_rows(options: list[str], tmp_path: Path) -> None:
+    """The layout that is priced is Megatron's, where nothing fits too: it is no other program."""
+    text = "torchrun p.py --micro-batch-size 1 --tensor-model-parallel-size 2\n"
+    path, out = written(tmp_path, "run.sh", text), tmp_path / "x.json"
+    assert main(["import", path, "--model", LLAMA, "--devices", "8", "--quiet", "-o", str(out),
+                 *options]) == 0  # fmt: skip
+    layouts = {
+        row["label"].removesuffix(".weight").rpartition(".")[2]: row["layout"]
+        for row in Strategy.load(out).tensors.values()
+        if len(row["layout"]) == 2 and row.get("label", "").endswith(".weight")
+    }
+    rows = {"embed_tokens", "o_proj", "down_proj"}
+    assert layouts == {
+        name: [["tensor"], []] if name in rows else [[], ["tensor"]]
+        for name in (*rows, "q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lm_head")
+    }
 
 
 def test_a_script_that_is_exported_is_imported(

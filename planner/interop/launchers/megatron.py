@@ -272,7 +272,9 @@ def _batch(keys: Keys, replicas: int) -> tuple[int, int]:
     rows = keys.whole(0, "micro_batch_size")
     if not rows:
         raise PlanError(
-            "P191", "micro_batch_size is missing", help=["Megatron asks for it as well"]
+            "P191",
+            "micro_batch_size is missing",
+            help=["micro_batch_size=N behind the file; Megatron asks for it as well"],
         )
     batch = keys.whole(rows * replicas, "global_batch_size")
     microbatches, rest = divmod(batch, rows * replicas)
