@@ -43,7 +43,8 @@ class LlamaConfig:
     qk_norm: queries and keys pass an RMSNorm of one head's width (Qwen 3). act=gelu-tanh,
     scale_embedding (by the root of hidden): Gemma, whose norms multiply by 1 + weight, which is a
     matter of values. cap: what scores stay below by a hyperbolic tangent (Gemma
-    2), 0 for none. cache: keys and values of earlier tokens are inputs (models_zoo.cache).
+    2), 0 for none. packed: positions of a sequence have the number of theirs (segment_ids), and see
+    those of the same alone. cache: keys and values of earlier tokens are inputs (models_zoo.cache).
     """
 
     layers: int
@@ -66,6 +67,7 @@ class LlamaConfig:
     act: Literal["silu", "gelu-tanh"] = "silu"
     scale_embedding: bool = False
     cap: float = 0.0
+    packed: bool = False
     cache: bool = False
 
     @property
@@ -130,6 +132,7 @@ def decoder(
         else Masking(
             causal=True,
             causal_mask=causal_mask(s.at("mask"), c.seq) if c.decomposed or c.cap else "",
+            keys=_segments(s.at("mask"), net, c) if c.packed else "",
         )
     )
     for i in range(c.layers):
@@ -156,6 +159,13 @@ def decoder(
         cache.outputs()
 
 
+def _segments(s: Scope, net: Net, c: LlamaConfig) -> str:
+    """bool [batch, 1, seq, seq], True where two positions are of the same sequence."""
+    ids = net.input("segment_ids", [net.batch, c.seq], "int64")
+    rows, keys = (s.op("Unsqueeze", ids, s.ints(*dims)) for dims in ((1, 3), (1, 2)))
+    return s.op("Equal", rows, keys)
+
+
 def _check(c: LlamaConfig, name: str, replaced: bool) -> None:
     """Refuses sizes that do not fit together. replaced: another attention stands in place of
     Llama's."""
@@ -176,6 +186,7 @@ def _check(c: LlamaConfig, name: str, replaced: bool) -> None:
         f"{name}: a cache is written for grouped heads and rotary=spread",
         "leave out cache",
     )
+    require(not (c.cache and c.packed), f"{name}: sequences are packed for training alone")
 
 
 def _norm(s: Scope, x: str, c: LlamaConfig) -> str:

@@ -57,7 +57,9 @@ or follow from the output shape.
                                 attend) or float (added to the scores); rows that are masked
                                 everywhere give zeros when attr guard = 1; attr window > 0 (only
                                 with causal = 1): query i sees keys i - window + 1 to i; attr cap
-                                > 0: scores x become cap tanh(x / cap) before the mask
+                                > 0: scores x become cap tanh(x / cap) before the mask; attr
+                                segments = 1 (packed sequences): the mask is whole numbers [B,1,1,T]
+                                with T = S, and queries see keys of their own number
     CachedAttention(q, k, v, past_k, past_v[, mask])  of new tokens, k [B,G,S,D], to a cache past_k
                                                       [B,G,T,D], past_v [B,G,T,E] and, causally, to
                                                       each other; attrs scale, cap;

@@ -111,7 +111,8 @@ def _halves(rule: Rule) -> tuple[KernelCollective, ...]:
 
 def _attention(call: Call) -> str:
     mask = call.args[3] if len(call.args) > 3 and call.args[3] else "None"
-    start = call.start("s") if call.attr("causal", 0) and "s" in call.rule.sizes else "0"
+    placed = call.attr("causal", 0) or call.attr("segments", 0)
+    start = call.start("s") if placed and "s" in call.rule.sizes else "0"
     q, k, v = call.args[:3]
     scale, causal = repr(call.attr("scale")), bool(call.attr("causal", 0))
     window = f", window={call.attr('window')!r}" if call.attr("window", 0) else ""

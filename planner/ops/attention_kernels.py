@@ -53,6 +53,11 @@ def has_mask(node: Node) -> bool:
     return len(node.inputs) > 3 and bool(node.inputs[3])
 
 
+def has_segments(node: Node) -> bool:
+    """Whether the mask of an Attention node is of segments: queries see keys of their own."""
+    return bool(node.attrs.get("segments", 0))
+
+
 def can_balance(node: Node, graph: Graph) -> bool:
     """Whether devices of a ring may exchange halves of their positions for equal shares of the
     work: every query sees the keys up to its own position, and nothing else masks them."""
@@ -96,9 +101,10 @@ def piece_sizes(
 
 
 def _masks_keys(node: Node, graph: Graph) -> bool:
-    """Whether its mask says of each key whether all queries see it, for all heads alike."""
+    """Whether its mask says of each key whether all queries see it, or of which segment it is, for
+    all heads alike."""
     mask = graph.tensors[node.inputs[3]]
-    return mask.dtype == "bool" and all(n == 1 for n in mask.shape[:-1][-2:])
+    return not mask.is_float and all(n == 1 for n in mask.shape[:-1][-2:])
 
 
 # Many parameters: a node and where its plan puts it, and what decides besides about the device and
@@ -135,6 +141,9 @@ def chosen(
             device_kernel == "splash" and has_mask(node) and not _masks_keys(node, graph)
         ),
         "its queries are cut under a causal mask": causal and not ring and rows < queries[2],
+        "its queries are cut beside segments": (
+            has_segments(node) and not ring and rows < queries[2]
+        ),
         "keys are shared by the whole batch": not queries[0] == keys[0] == values[0],
         "keys and values differ in width": (
             queries[3] != keys[3] or values[3] > keys[3] or (ring and values[3] != keys[3])

@@ -97,6 +97,7 @@ def test_the_kernel_is_that_of_the_device_where_it_serves_the_operands(
         assert attention_kernel(*operands(**given), cap=cap) == kernel
 
 
+SEGMENTS = jax.ShapeDtypeStruct((2, 1, 1, 256), jnp.int32)
 MASKS = {
     "of keys": ((2, 1, 1, 256), bool),
     "of one sequence's keys": ((1, 256), bool),
@@ -113,6 +114,55 @@ def test_the_kernel_takes_the_mask(kind: str) -> None:
     for device, kernel in ((H100, "cudnn"), (V5P, "splash" if of_keys else "blocks")):
         with jax.sharding.use_abstract_mesh(mesh_of(device)):
             assert attention_kernel(*operands(), mask) == kernel
+
+
+def test_segments_are_served_by_both_kernels() -> None:
+    for device, kernel in ((H100, "cudnn"), (V5P, "splash"), (CPU, "blocks")):
+        with jax.sharding.use_abstract_mesh(mesh_of(device)):
+            assert attention_kernel(*operands(), SEGMENTS) == kernel
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kernel", ["splash", "cudnn", "blocks"])
+def test_queries_see_the_keys_of_their_segment(
+    kernel: str, causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Result and gradients under shard_map, of all kernels, as under the same mask in full: jax's
+    plain implementation stands in for cuDNN's, Splash runs in plain operations, and blocks are
+    several."""
+    segments = jnp.asarray([[0] * 60 + [1] * 130 + [2] * 66, [7] * 256, [3, 4] * 128, [5] * 256])
+    segments = segments[:, None, None].astype(jnp.int32)
+    q, k, v = (_some((4, h, 256, 64), i) for i, h in enumerate((4, 2, 2)))
+    run = jax.nn.dot_product_attention
+
+    def plain(*x: Any, implementation: str, **options: Any) -> Any:
+        return run(*x, implementation="xla", **options)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", plain)
+    monkeypatch.setattr(fused, "attention_kernel", lambda *_: kernel)
+    interpreted = functools.partial(splash_attention, interpret=True)
+    monkeypatch.setattr(fused, "splash_attention", interpreted)
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec, out = jax.sharding.PartitionSpec("data"), jax.sharding.PartitionSpec()
+
+    def gradients(of: Any) -> Any:
+        def step(mask: Any, *x: Any) -> Any:
+            loss = lambda *x: jnp.sum(jnp.sin(of(*x, mask)))  # noqa: E731
+            value, found = jax.value_and_grad(loss, (0, 1, 2))(*x)
+            return jax.lax.psum(value, "data"), found
+
+        whole = jax.shard_map(step, mesh=mesh, in_specs=spec, out_specs=(out, spec))
+        return jax.jit(whole)(segments, q, k, v)
+
+    def in_full(q: Any, k: Any, v: Any, mask: Any) -> Any:
+        seen = jnp.swapaxes(mask, 2, 3) == mask
+        return attention_rows(q, k, v, seen, 0.1, causal, False, 0)
+
+    other = gradients(in_full)
+    monkeypatch.setattr(kernels, "QUERY_BLOCK", 64)
+    one = gradients(lambda *x: fused_attention(*x[:3], 0.1, causal, False, mask=x[3]))
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("scanned", [False, True], ids=("alone", "scanned"))
@@ -375,6 +425,7 @@ KINDS = {
         (256, 256, ""),
         (256, 192, ""),
         (256, 128, "cap"),
+        (256, 128, "segments"),
     ],
 )
 def test_plans_name_the_kernel_that_programs_choose(
@@ -390,6 +441,10 @@ def test_plans_name_the_kernel_that_programs_choose(
     cap = 30.0 if mask == "cap" else 0.0
     if cap:
         attributes["cap"] = cap
+    elif mask == "segments":
+        attributes["segments"] = 1
+        given = (*given, SEGMENTS)
+        tensors["mask"] = Tensor("mask", SEGMENTS.shape, "int32")
     elif mask:
         given = (*given, jax.ShapeDtypeStruct(*MASKS[mask]))
         tensors["mask"] = Tensor("mask", MASKS[mask][0], jnp.dtype(MASKS[mask][1]).name)

@@ -393,6 +393,20 @@ def attentions() -> list[Case]:
             {**plain, "guard": 1},
         ),
         Case(
+            "attention-segments",
+            "Attention",
+            ((4, 8, 12, 10), k, v, ints(3, 4, 1, 1, 12)),
+            ((4, 8, 12, 16),),
+            {**plain, "segments": 1},
+        ),
+        Case(
+            "attention-segments-causal",
+            "Attention",
+            ((2, 4, 2048, 2), (2, 2, 2048, 2), (2, 2, 2048, 2), ints(3, 2, 1, 1, 2048)),
+            ((2, 4, 2048, 2),),
+            {**plain, "causal": 1, "segments": 1},
+        ),
+        Case(
             "cached-attention",
             "CachedAttention",
             (

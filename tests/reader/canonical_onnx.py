@@ -260,7 +260,10 @@ class Writer:
             scores = self.node("Tanh", [self.node("Div", [scores, self.like(i[0], cap)])])
             scores = self.node("Mul", [scores, self.like(i[0], cap)])
         lowest = self.like(i[0], -math.inf)
-        if len(i) > 3 and i[3]:
+        if a.get("segments"):
+            own = self.node("Transpose", [i[3]], perm=[0, 1, 3, 2])
+            scores = self.node("Where", [self.node("Equal", [own, i[3]]), scores, lowest])
+        elif len(i) > 3 and i[3]:
             boolean = self.graph.tensors[i[3]].dtype == "bool"
             scores = (
                 self.node("Where", [i[3], scores, lowest])

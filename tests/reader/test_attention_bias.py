@@ -100,6 +100,35 @@ def test_what_is_added_to_scores_is_part_of_attention(name: str) -> None:
     assert again.tensors["y"].shape == (6, H, S, D) and ops(again).count("Attention") == 1
 
 
+PACKED = "(int64[2,6] ids, float[2,4,6,8] q, float[2,4,6,8] k, float[2,4,6,8] v)"
+IDS = "a = Unsqueeze(ids, last_a) b = Unsqueeze(ids, last_b) e = Equal(a, b)"
+
+
+@pytest.mark.parametrize(
+    ("masked", "causal", "segments"),
+    [
+        (f"{IDS} m = Where(e, s, low)", 0, 1),
+        (f"{IDS} c = And(e, earlier) m = Where(c, s, low)", 1, 1),
+        (f"{IDS} m0 = Where(e, s, low) m = Where(earlier, m0, low)", 1, 1),
+        (f"{IDS} n = Where(e, nought, low) m = Add(s, n)", 0, 1),
+        (f"{IDS} g = Greater(b, one_i) c = And(e, g) m = Where(c, s, low)", 0, 0),
+        (f"{IDS} n = Not(e) m = Where(n, s, low)", 0, 0),
+    ],
+    ids=["alone", "and causal", "one after the other", "added", "and padding", "of others"],
+)
+def test_packed_sequences_are_segments(masked: str, causal: int, segments: int) -> None:
+    """A mask of the numbers of positions' sequences is these numbers."""
+    text = f"{PACKED} => (float[2,4,6,8] y) {{ {SCORES} {masked} {END} }}"
+    more = {"last_a": np.array([1, 3]), "last_b": np.array([1, 2]), "one_i": np.array(0)}
+    stored = arrays(text) | {n: a for n, a in more.items() if n in text}
+    ids = np.array([[0, 0, 1, 1, 1, 2], [3, 3, 3, 3, 3, 3]])
+    graph = same(model(text, **stored), FEEDS | {"ids": ids})
+    (node,) = (n for n in graph.nodes if n.op == "Attention")
+    assert (node.attrs["causal"], node.attrs.get("segments", 0)) == (causal, segments)
+    if segments:
+        assert graph.tensors[node.inputs[3]].shape == (2, 1, 1, 6) and "Equal" not in ops(graph)
+
+
 def learned(scores: str, **stored: np.ndarray) -> Graph:
     text = f"{SCORES} {scores} {END}"
     return same(model(f"{HEAD} {{ {text} }}", **arrays(text), **stored), FEEDS)

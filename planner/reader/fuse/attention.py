@@ -9,7 +9,8 @@
 q, k, v keep [B, H, S, D]; three-dimensional ones get heads of 1. Casts of the scores to float32 and
 back belong to the operator. A mask that is a constant lower triangle becomes causal = 1, one that
 is a band under the diagonal a window too; a boolean one ANDed with other conditions leaves only
-those. An additive mask of 0 and -inf is exactly a
+those. One that compares the numbers of positions with themselves, all or those of a causal mask, is
+these numbers (segments of packed sequences). An additive mask of 0 and -inf is exactly a
 boolean one. Additive masks with finite lows stay additive: on rows that are masked everywhere they
 mean something else. Several that are added (ALiBi's slopes and a causal mask) are one, without
 those that are causal. Scores may be written with batch and heads in one dim. A factor that is no
@@ -20,16 +21,15 @@ go in unrepeated.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from planner.graph.findings import Finding
-from planner.ops.attention_pairs import Positions
 from planner.reader.draft.draft import Op
-from planner.reader.fuse.masks import MASKED, Masks
+from planner.reader.fuse.masks import MASKED, Masks, without_positions
 from planner.reader.fuse.matcher import Finder
+from planner.reader.fuse.segments import conjunction, segments_of
 
 _BEHIND = 10
 """Operations between a product and what is looked for behind it, at most."""
@@ -142,9 +142,8 @@ class _Match:
         ] = []  # what is added to the scores, and whether to scores with batch and heads in one dim
         self.factors: list[str] = []
         self.split: tuple[int, ...] = ()  # batch and heads, where the scores hold them in one dim
-        self.masked_fill: tuple[str, float, bool] | None = (
-            None  # condition, fill, True when the condition attends
-        )
+        self.fill = 0.0  # what masked scores are replaced by
+        self.conditions: list[tuple[str, bool]] = []  # where; True when the condition attends
         self.scores: Op | None = None
 
 
@@ -375,7 +374,10 @@ def _masked(find: Finder, op: Op, full: tuple[int, ...], match: _Match) -> str |
                 and draft.shape(scores) == full
                 and _reaches(find, scores)
             ):
-                match.masked_fill = (op.inputs[0], fill, attends)
+                if match.conditions and fill != match.fill:
+                    return None
+                match.fill = fill
+                match.conditions.append((op.inputs[0], attends))
                 return scores
     return None
 
@@ -387,7 +389,7 @@ def _reaches(find: Finder, name: str) -> bool:
     left = [(name, 0)]
     while left:
         name, depth = left.pop()
-        op = find.maker(name, "MatMul", "Mul", "Div", "Tanh", "Cast", "Add", "Reshape")
+        op = find.maker(name, "MatMul", "Mul", "Div", "Tanh", "Cast", "Add", "Where", "Reshape")
         if op is None or depth > _BEHIND or math.prod(find.draft.shape(name)) != math.prod(full):
             continue
         if op.op == "MatMul":
@@ -438,17 +440,20 @@ def _mask_operand(
     draft = find.draft
     s, t = shapes[0][-2], shapes[1][-2]
     added = [_parted(find, root, match, name) if flat else name for name, flat in match.added]
-    if len(added) + (match.masked_fill is not None) > 1:
-        added = _without_positions(masks, attrs, added, s, t)
+    if len(added) + bool(match.conditions) > 1:
+        added = without_positions(masks, attrs, added, s, t)
     bias = added[0] if added else ""
     for other in added[1:]:
         bias = find.insert(root, "Add", [bias, other])
-    if match.masked_fill is None:
+    if not match.conditions:
         return bias
-    condition, fill, attends = match.masked_fill
-    if not attends:
-        condition = find.insert(root, "Not", [condition])
-    if bias and not _without_positions(masks, attrs, [condition], s, t):
+    conditions = [
+        name if attends else find.insert(root, "Not", [name]) for name, attends in match.conditions
+    ]
+    condition, fill = conditions[0], match.fill
+    for other in conditions[1:]:
+        condition = find.insert(root, "And", [condition, other])
+    if bias and not without_positions(masks, attrs, [condition], s, t):
         return bias
     if fill == -math.inf and not bias:
         return condition
@@ -467,24 +472,6 @@ def _mask_operand(
         "Where",
         [condition, bias or draft.constant(f"{root.outputs[0]}/zero", np.asarray(0.0, dtype)), low],
     )
-
-
-def _without_positions(
-    masks: Masks, attrs: dict[str, Any], names: list[str], s: int, t: int
-) -> list[str]:
-    """The masks that apply together without those that say by positions alone which keys are seen;
-    these become attributes where there are attributes for what they leave."""
-    left = {name: masks.left(name, s, t) for name in names}
-    seen = Positions(bool(attrs["causal"]), attrs.get("window", 0))
-    for each in left.values():
-        seen &= each or Positions()
-    if not seen.known:  # a window that goes on after the query
-        seen = replace(seen, window=0)
-        left = {name: None if each and each.window else each for name, each in left.items()}
-    attrs["causal"] = int(seen.causal)
-    if seen.window:
-        attrs["window"] = seen.window
-    return [name for name, each in left.items() if each is None]
 
 
 def _parted(find: Finder, root: Op, match: _Match, name: str) -> str:
@@ -508,7 +495,14 @@ def _simplify_mask(find: Finder, masks: Masks, op: Op, place: Op | None = None) 
         return
     s, t = draft.shape(op.inputs[0])[2], draft.shape(op.inputs[1])[2]
     mask, find.changed = op.inputs[3], True
-    if not _without_positions(masks, op.attrs, [mask], s, t):
+    if op.attrs.get("segments"):
+        return
+    if segments := segments_of(find, masks, op, place or op):
+        op.inputs[3] = segments
+        op.attrs.pop("guard", None)
+        find.readers.setdefault(segments, []).append(op)
+        return
+    if not without_positions(masks, op.attrs, [mask], s, t):
         del op.inputs[3:]
         op.attrs.pop("guard", None)
         return
@@ -516,7 +510,7 @@ def _simplify_mask(find: Finder, masks: Masks, op: Op, place: Op | None = None) 
     if draft.dtype(mask) != "bool" and where is not None:
         high, low = draft.scalar(where.inputs[1]), draft.scalar(where.inputs[2])
         if high == 0.0 and low is not None and low <= MASKED:
-            if not _without_positions(masks, op.attrs, [where.inputs[0]], s, t):
+            if not without_positions(masks, op.attrs, [where.inputs[0]], s, t):
                 del op.inputs[3:]
                 op.attrs.pop("guard", None)
                 return
@@ -538,18 +532,8 @@ def _reduce_conjunction(
     find: Finder, masks: Masks, op: Op, mask: str, s: int, t: int, place: Op
 ) -> str:
     """And(causal, window, always, rest...) -> rest, with attributes for causal and window."""
-    parts: list[str] = []
-    stack = [mask]
-    while stack:
-        name = stack.pop()
-        maker = find.maker(name, "And", "Expand")
-        if maker is not None and maker.op == "And":
-            stack.extend(maker.inputs[::-1])
-        elif maker is not None:
-            stack.append(maker.inputs[0])
-        else:
-            parts.append(name)
-    rest = _without_positions(masks, op.attrs, list(dict.fromkeys(parts)), s, t)
+    parts = conjunction(find, mask)
+    rest = without_positions(masks, op.attrs, list(dict.fromkeys(parts)), s, t)
     if len(rest) == len(parts):
         return mask
     if not rest:

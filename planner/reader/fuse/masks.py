@@ -8,6 +8,8 @@ lower triangle and with bands along the diagonal.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -186,3 +188,21 @@ def collapse(array: np.ndarray) -> np.ndarray:
             if bool((array == first).all()):
                 array = first
     return array
+
+
+def without_positions(
+    masks: Masks, attrs: dict[str, Any], names: list[str], s: int, t: int
+) -> list[str]:
+    """The masks that apply together without those that say by positions alone which keys are seen;
+    these become attributes where there are attributes for what they leave."""
+    left = {name: masks.left(name, s, t) for name in names}
+    seen = Positions(bool(attrs["causal"]), attrs.get("window", 0))
+    for each in left.values():
+        seen &= each or Positions()
+    if not seen.known:  # a window that goes on after the query
+        seen = replace(seen, window=0)
+        left = {name: None if each and each.window else each for name, each in left.items()}
+    attrs["causal"] = int(seen.causal)
+    if seen.window:
+        attrs["window"] = seen.window
+    return [name for name, each in left.items() if each is None]

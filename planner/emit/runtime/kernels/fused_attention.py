@@ -19,7 +19,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from planner.emit.runtime.collectives.exchange import spread
-from planner.emit.runtime.kernels.kernels import attention
+from planner.emit.runtime.kernels.kernels import attention, is_of_segments, same_segment
 
 WITHOUT_FLASH = ("P100", "V100", "T4", "GTX", "TITAN", "Quadro")
 """NVIDIA GPUs before Ampere, by parts of their names: cuDNN's fused attention needs a later one."""
@@ -85,8 +85,10 @@ def attention_kernel(q, k, v, mask=None, cap=0.0):
 
 
 def is_of_keys(mask):
-    """Whether a mask says of each key whether all queries see it, for all heads alike."""
-    return mask.dtype == bool and all(n == 1 for n in mask.shape[:-1][-2:])
+    """Whether a mask says of each key whether all queries see it, or of which segment it is, for
+    all heads alike."""
+    whole = mask.dtype == bool or is_of_segments(mask)
+    return whole and all(n == 1 for n in mask.shape[:-1][-2:])
 
 
 def sees_a_key(mask, rows, keys, causal, window):
@@ -105,6 +107,7 @@ def cudnn_attention(q, k, v, scale, causal, window=0, mask=None):
     backward pass takes even numbers of queries and keys: odd ones get one more, which is left
     out."""
     rows, odd = q.shape[2], (q.shape[2] % 2, k.shape[2] % 2)
+    mask = same_segment(mask, 0, rows) if is_of_segments(mask) else mask
     bias = None if mask is None else spread(bias_of(mask, q, k), q, k, v)
     lengths = [jnp.full(q.shape[0], x.shape[2], jnp.int32) if any(odd) else None for x in (q, k)]
     q, k, v = (jnp.swapaxes(spread(x, q, k, v), 1, 2) for x in (q, k, v))
@@ -162,10 +165,10 @@ def splash_attention(
 
     def attend(q, k, v, seen):
         """The kernel's result for one sequence. seen: whether each key is, None for all; queries
-        are of the segment of the keys that are."""
+        are of the segment of the keys that are, or of that of their own position."""
         if seen is None:
             return kernel()(q, k, v)
-        own = jnp.ones(rows, jnp.int32)
+        own = jnp.ones(rows, jnp.int32) if seen.dtype == bool else seen.astype(jnp.int32)
         return kernel()(q, k, v, splash.SegmentIds(own, seen.astype(jnp.int32)))
 
     @jax.custom_vjp

@@ -136,6 +136,7 @@ def attention(q, k, v, mask, scale, causal, guard, start, window=0, cap=0.0):
     x keys lives beyond one block, and the backward pass makes scores again instead of keeping
     them. Blocks meet the keys that `query_parts` says."""
     rows, keys = q.shape[2], k.shape[2]
+    mask = (segments_of(mask, start, rows), mask) if is_of_segments(mask) else mask
     size = QUERY_BLOCK if rows > QUERY_BLOCK and rows % QUERY_BLOCK == 0 else rows
     whole = isinstance(start, int)
     parts = query_parts(rows // size, size, keys, causal, window, whole)
@@ -148,7 +149,7 @@ def attention(q, k, v, mask, scale, causal, guard, start, window=0, cap=0.0):
 
         def near(low, k, v, mask):
             """The keys from `low` on, their values and what masks them."""
-            cut = mask if mask is None else part_of(mask, low, width, mask.ndim - 1)
+            cut = mask if mask is None else of_keys(mask, low, width)
             return part_of(k, low, width, 2), part_of(v, low, width, 2), cut
 
         def block(q, k, v, mask, at, start):
@@ -156,7 +157,7 @@ def attention(q, k, v, mask, scale, causal, guard, start, window=0, cap=0.0):
             low = jnp.clip(start + first + at + size - width, 0, keys - width) if moving else 0
             own, (k, v, mask) = part_of(q, at, size, 2), near(low, k, v, mask)
             if mask is not None:
-                mask = part_of(mask, first + at, size, mask.ndim - 2)
+                mask = of_queries(mask, first + at, size)
             begin = start + first + at
             return attention_rows(own, k, v, mask, scale, causal, guard, begin, low, window, cap)
 
@@ -179,6 +180,36 @@ def part_of(x, at, size, dim):
     if x.shape[dim] in (1, size):
         return x
     return lax.dynamic_slice_in_dim(x, at, size, dim)
+
+
+def is_of_segments(mask):
+    """Whether a mask is of segments: whole numbers [B, 1, 1, T], of which queries see the keys of
+    their own."""
+    return mask is not None and jnp.issubdtype(mask.dtype, jnp.integer)
+
+
+def segments_of(segments, start, rows):
+    """The segments [B, 1, S, 1] of so many queries from `start` on, of all keys' [B, 1, 1, T]."""
+    return jnp.swapaxes(part_of(segments, start, rows, 3), 2, 3)
+
+
+def same_segment(segments, start, rows):
+    """Whether queries see keys, [B, 1, S, T]: so many queries from `start` on."""
+    return segments_of(segments, start, rows) == segments
+
+
+def of_keys(mask, low, width):
+    """The part of a mask, or of a pair of queries' and keys' segments, of so many keys."""
+    if isinstance(mask, tuple):
+        return mask[0], part_of(mask[1], low, width, 3)
+    return part_of(mask, low, width, mask.ndim - 1)
+
+
+def of_queries(mask, at, size):
+    """The part of a mask, or of a pair of queries' and keys' segments, of so many queries."""
+    if isinstance(mask, tuple):
+        return part_of(mask[0], at, size, 2), mask[1]
+    return part_of(mask, at, size, mask.ndim - 2)
 
 
 def query_parts(blocks, size, keys, causal, window, whole):
@@ -205,7 +236,8 @@ def attention_rows(q, k, v, mask, scale, causal, guard, start, first=0, window=0
     """Scaled dot-product attention, q [B, H, S, D], k [B, G, T, D], v [B, G, T, E], G dividing H;
     query 0 here is query `start` of the sequence, key 0 here key `first`.
 
-    mask: True = attend, or float terms added to the scores. Rows masked everywhere give zeros when
+    mask: True = attend, or float terms added to the scores, or a pair of queries' and keys'
+    segments. Rows masked everywhere give zeros when
     `guard`. window: under a causal mask query i sees so many keys up to i; 0 for all. cap: what
     scores stay below by a hyperbolic tangent before they are masked; 0 for none.
     """
@@ -268,6 +300,8 @@ def attention_scores(q, k, mask, scale, causal, start, first, window=0, cap=0.0)
     scores = query_key_products(grouped, k) * scale
     if cap:
         scores = cap * jnp.tanh(scores / cap)
+    if isinstance(mask, tuple):
+        mask = mask[0] == mask[1]
     if mask is not None:
         mask = jnp.broadcast_to(
             mask,

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from planner.emit.runtime.collectives.exchange import after, pass_on, spread
+from planner.emit.runtime.kernels.kernels import is_of_segments, same_segment
 from planner.emit.runtime.kernels.ring_pieces import (
     block_gradients,
     block_piece,
@@ -42,6 +43,7 @@ def ring_attention(q, k, v, mask, scale, causal, start, axes, window=0, pieces=0
     a window leaves out those before; those without any mask are the device's fused kernel's.
     """
     masked = causal or mask is not None
+    mask = same_segment(mask, start, q.shape[2]) if is_of_segments(mask) else mask
     kernel = "blocks" if masked else piece_kernel(q, k, v, q.shape[2], k.shape[2])
     steps, unroll = range(pieces or lax.axis_size(axes)), steps_together(kernel)
 
