@@ -44,7 +44,8 @@ class Kernels:
     of what goes element by element, is recomputed in the backward pass (selective recompute beside
     flash attention). saves_gathered: what products take whole of a tensor that is cut along the
     sequence, they save whole. offloaded_share: share of the blocks whose saved tensors are
-    offloaded.
+    offloaded. cast: bytes moved per byte of what an eight-bit product reads, and of its result's
+    gradient, to bring them into eight bits; 0 where the kernels before it do.
     """
 
     passes: Mapping[str, tuple[float, float]]
@@ -62,13 +63,15 @@ class Kernels:
     recomputed: tuple[float, float] = (0.0, 0.0)
     saves_gathered: bool = False
     offloaded_share: float = 0.0
+    cast: float = 0.0
 
 
 @dataclass(frozen=True)
 class Rates:
     """What a program reaches of the rates in a device's file (1: all of it). attention: of peak,
     beside Kernels.attention or the device's own. inner, outer: links inside a node and between
-    nodes. latency, inner_latency: between nodes and inside one, as multiples of the device file's.
+    nodes. latency, inner_latency: between
+    nodes, and among devices of one node alone, as multiples of the device file's.
 
     Of frameworks alone: launch_s, what the host takes to start one kernel; growth, the power of
     their FLOPs that large products gain with. Of emitted programs alone: stragglers, by what part

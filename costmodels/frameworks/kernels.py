@@ -20,6 +20,7 @@ ALIGNED_BYTES = 16
 """Rows of operands whose length is no multiple of so many bytes do not fill a load of tensor cores'
 kernels: products of heads as wide run without tensor cores, at the rate of float32 (NVIDIA, Matrix
 Multiplication Background User's Guide, tensor core requirements)."""
+EIGHT_BIT = ("float8_e4m3fn",)
 LARGE_FLOPS = 1e11
 """FLOPs of a product beyond which the device files' curves are level; what larger ones still gain
 is the framework's (Rates.growth)."""
@@ -65,7 +66,12 @@ def kernel_times_s(
             device.peak(need.dtype) * product_efficiency(device, rates, need.together)
         )
         forward = max(product, (need.ins + need.outs) / memory)
-        return forward, (need.backward + kernels.recomputed[0] * trained) * forward
+        backward = (need.backward + kernels.recomputed[0] * trained) * forward
+        if kernels.cast and need.dtype in EIGHT_BIT:  # products that run as one share an operand
+            shared = need.ins * need.flops / need.together
+            forward += kernels.cast * shared / memory
+            backward += kernels.cast * need.outs / memory * trained
+        return forward, backward
     default = ((need.ins + need.outs) / need.outs if need.outs else 0.0, 2.0)
     f, b = kernels.passes.get(need.role, default)
     return f * need.outs / memory, (b + f * kernels.recomputed[1]) * need.outs / memory * trained

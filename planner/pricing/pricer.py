@@ -141,7 +141,7 @@ class Pricer:
         key = (kind, axes, strided)
         lines = self._affine.get(key)
         if lines is None:
-            group = self._links.group(self.mesh, axes)
+            group = self._group(axes)
             lines = (
                 collectives.ring_lines if self.runtime.flat_rings else collectives.collective_lines
             )(kind, group)
@@ -189,22 +189,31 @@ class Pricer:
             return device
         return compute.sustained(device, self.rates, self.topology.devices)
 
+    def _group(self, axes: Axes) -> tuple[collectives.Span, ...]:
+        """The links among devices that the axes join. Those within a node have the latency that the
+        runtime finds there."""
+        group, slower = self._links.group(self.mesh, axes), self.rates.inner_latency
+        outer = len(self.topology.levels) - 1
+        if slower == 1.0 or any(
+            size > 1 and at == outer > 0
+            for axis in self.mesh.axes
+            if axis.name in axes
+            for at, size in axis.parts
+        ):
+            return group
+        return tuple(replace(span, latency_s=span.latency_s * slower) for span in group)
+
     @cached_property
     def _links(self) -> Topology:
         """The machine with what the runtime reaches of its links."""
         rates, top = self.rates, self.topology
         slower = compute.slowdown(top.device, rates, top.devices)
-        if rates.inner == rates.outer == rates.latency == rates.inner_latency == slower == 1.0:
+        if rates.inner == rates.outer == rates.latency == slower == 1.0:
             return self.topology
         levels = self.topology.levels
         inside = max(1, len(levels) - 1)
         inner = [
-            replace(
-                x,
-                efficiency=x.efficiency * rates.inner / slower,
-                latency_s=x.latency_s * rates.inner_latency,
-            )
-            for x in levels[:inside]
+            replace(x, efficiency=x.efficiency * rates.inner / slower) for x in levels[:inside]
         ]
         outer = [
             replace(
