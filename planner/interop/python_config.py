@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -61,15 +62,24 @@ class _TooMuch(Exception):
 Function = ast.FunctionDef
 
 
+def syntax_tree(text: str, mode: str) -> ast.AST:
+    """The tree of Python's text, without what its compiler warns of. Raises SyntaxError,
+    ValueError, RecursionError, MemoryError."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(text, mode=mode)
+
+
 class PythonFile:
     """The functions of a file, each with the keys it would set. Raises PlanError P190."""
 
     def __init__(self, text: str, path: Path) -> None:
         self.path = path
         try:
-            tree = ast.parse(text)
+            tree = syntax_tree(text, "exec")
         except (SyntaxError, ValueError, RecursionError, MemoryError) as e:
             raise PlanError("P190", f"{path} is not Python: {str(e)[:200]}") from e
+        assert isinstance(tree, ast.Module)
         self.functions = {n.name: n for n in tree.body if isinstance(n, Function)}
         self.body = tree.body
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from planner.interop.python_config import syntax_tree
 from planner.interop.shell_words import (
     ASSIGNED,
     Lexer,
@@ -183,7 +184,8 @@ class Script:
         """Whole numbers with + - * / %, names without $ too; unknown where it is anything else."""
         text = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", lambda m: "".join(self._named(m[1])[:1]), text)
         try:
-            value = _number(ast.parse(text.strip(), mode="eval").body)
+            tree = syntax_tree(text.strip(), "eval")
+            value = _number(tree.body) if isinstance(tree, ast.Expression) else 0
         except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError):
             first = text[text.find(MARK) + 1 : text.find(END)] if MARK in text else "("
             return f"{MARK}{first}{END}"

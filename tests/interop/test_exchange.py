@@ -509,6 +509,23 @@ def test_degrees_within_and_between_domains() -> None:
             ),
             "ZeRO-3 with stages",
         ),
+        (megatron, "micro_batch_size: 2\noptimizer_cpu_offload: true\n", "left out: the state"),
+        (megatron, "micro_batch_size: 2\nmtp_num_layers: 1\n", "multi-token prediction"),
+        (
+            megatron,
+            (
+                "micro_batch_size: 2\ntensor_model_parallel_size: 2\nexpert_model_parallel_size:"
+                " 4\nexpert_tensor_parallel_size: 1\n"
+            ),
+            "expert_tensor_parallel_size 1 is priced as 2",
+        ),
+        (megatron, "micro_batch_size: 2\nrecompute_activations: true\n", "selective recompute"),
+        (
+            maxtext,
+            "ici_fsdp_parallelism: 8\noptimizer_memory_host_offload: true\ncustom_mesh: ''\n",
+            "optimizer_memory_host_offload is left out",
+        ),
+        (torchtitan, "[training]\nlocal_batch_size = 4\nenable_cpu_offload = true\n", "left out"),
         (torchtitan, "[parallelism]\ndata_parallel_replicate_degree = 2\n", "hybrid sharding"),
         (
             torchtitan,

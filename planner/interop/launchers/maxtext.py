@@ -90,6 +90,14 @@ LIKE = {
 """Presets that are priced as another, and what differs."""
 ENTERS = "decoder_layer_input"
 """The key of what enters a block."""
+LEFT_OUT = {
+    "optimizer_memory_host_offload": "the optimizer's state is priced on the devices",
+    "parameter_memory_host_offload": "parameters are priced on the devices",
+    "custom_mesh_and_rule": "axes are priced as base.yml's rules use them",
+    "custom_mesh": "devices are priced in the order of the mesh's axes",
+    "pipeline_parallel_layers": "all layers are priced in stages",
+}
+"""Keys that change the program and have no price here, and what is priced instead."""
 UNSET = {"ici": "ici_fsdp_parallelism", "dcn": "dcn_data_parallelism"}
 """Network -> the axis that base.yml leaves open."""
 SIZES = {
@@ -256,6 +264,11 @@ def _custom(keys: Keys, notes: list[str]) -> str:
     return saving(kept["device"] - kept["offload"], kept["offload"])
 
 
+def _said(keys: Keys, key: str) -> bool:
+    """Whether a key says something: base.yml has "", -1 and false where it does not."""
+    return keys.get(key) not in (None, "", -1, False)
+
+
 def _inner(s: Settings, facts: Facts) -> dict[str, tuple[int, int]]:
     """Axis -> its degrees within a fast domain and between domains."""
     fast = fast_levels(facts.topology)
@@ -297,6 +310,7 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
             f"a batch of {batch} does not divide into {microbatches} microbatches on"
             f" {degrees['data'] * degrees['expert']} replicas",
         )
+    notes += [f"{key} is left out: {why}" for key, why in LEFT_OUT.items() if _said(keys, key)]
     recompute, offload = _recompute(keys, notes), _offload(keys)
     if stages > 1 and (offload or offloaded_values(recompute)):
         recompute, offload = saving(saved_names(recompute)), ()

@@ -47,6 +47,16 @@ SIZES = {
     INNER: ("ffn_hidden_size",),
     EXPERTS: ("num_experts",),
 }
+LEFT_OUT = {
+    "optimizer_cpu_offload": "the state is priced on the devices",
+    "decoder_first_pipeline_num_layers": "stages are priced alike",
+    "decoder_last_pipeline_num_layers": "stages are priced alike",
+    "pipeline_model_parallel_layout": "stages are priced alike",
+    "account_for_embedding_in_pipeline_split": "stages are priced alike",
+    "account_for_loss_in_pipeline_split": "stages are priced alike",
+    "mtp_num_layers": "the layers of multi-token prediction are those of the model, or not priced",
+}
+"""Keys that change the program and have no price here, and what is priced instead."""
 PADDED = 128
 """make_vocab_size_divisible_by where a file does not say it."""
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
@@ -184,6 +194,7 @@ def claims(keys: Keys) -> tuple[Claim, ...]:
     tensor = keys.whole(1, "tensor_model_parallel_size")
     multiple = keys.whole(PADDED, "make_vocab_size_divisible_by") * tensor
     vocabulary = claims_of(keys, {VOCABULARY: ("vocab_size",)})
+    found += claims_of(keys, {VOCABULARY: ("padded_vocab_size",)})
     return found + tuple(
         Claim(c.key, c.size, c.value, -(-c.value // multiple) * multiple) for c in vocabulary
     )
@@ -221,8 +232,10 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
         for key in ("rampup_batch_size", "step_batch_size_schedule")
         if keys.get(key) is not None
     ]
-    if keys.flag(False, "optimizer_cpu_offload"):
-        notes.append("optimizer_cpu_offload is left out: the state is priced on the devices")
+    notes += [f"{key} is left out: {why}" for key, why in LEFT_OUT.items() if keys.get(key)]
+    experts = keys.whole(tp, "expert_tensor_parallel_size")
+    if experts != tp and (ep > 1 or "num_experts" in keys):
+        notes.append(f"expert_tensor_parallel_size {experts} is priced as {tp}, as of the rest")
     positions = keys.flag(False, "sequence_parallel") and tp > 1
     zero = _zero_stage(keys, pp, notes)
     return (
@@ -311,6 +324,8 @@ def _zero_stage(keys: Keys, stages: int, notes: list[str]) -> int:
 
 def _recompute(keys: Keys, notes: list[str]) -> str:
     word = keys.word("", "recompute_granularity")
+    if not word and keys.flag(False, "recompute_activations"):
+        word = "selective"
     if word not in ("", "full", "selective"):
         raise PlanError(
             "P191", f"recompute_granularity = {word!r}", help=["full, selective or null"]

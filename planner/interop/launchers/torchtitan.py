@@ -203,6 +203,10 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
         )
     if replicate > 1 and shard > 1:
         notes.append("hybrid sharding is priced as sharding over all replicas")
+    if keys.get("enable_cpu_offload"):
+        notes.append("enable_cpu_offload is left out: all is priced on the devices")
+    if keys.get("module_fqns_per_model_part"):
+        notes.append("module_fqns_per_model_part is left out: stages are priced alike")
     schedule = _schedule(keys, notes) if pp > 1 else ""
     positions = keys.flag(True, "enable_sequence_parallel") and tp > 1
     zero = _zero_stage(keys, pp, schedule, notes) if shard * cp > 1 else 0
