@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from planner.interop.shell import END, MARK, Command, Script
 from planner.interop.shell_words import NotShell
 
 OVERRIDE = re.compile(r"(?:--)?([A-Za-z_][\w.\-]*)=(.*)", re.S)
+GIVEN = re.compile(r"(?:--)?(\w[\w.\-]*)=(.*)", re.S)
+"""The same behind a file, where arguments of a script have numbers."""
 SUFFIXES = (".sh", ".bash", ".zsh", ".sbatch", ".slurm", ".args", ".txt")
 """How scripts and lists of arguments are called."""
 PROGRAMS = ("python", "python3", "torchrun", "srun", "accelerate", "deepspeed", "mpirun")
@@ -76,14 +79,23 @@ def table_of(words: Sequence[str], notes: list[str]) -> dict[str, Any]:
     return table
 
 
-def read_script(
-    text: str, path: Path, given: Mapping[str, str]
-) -> tuple[dict[str, Any], list[str], list[str]]:
-    """(keys of the program that a script starts, notes, names of `given` that it asks for). given:
-    variables, as of the environment. Raises PlanError P190."""
+@dataclass(frozen=True)
+class ReadScript:
+    """What a script starts its program with. table: keys; files: configurations that the program is
+    given, by their names; used: variables that were given and asked for."""
+
+    table: dict[str, Any]
+    notes: list[str]
+    files: tuple[str, ...] = ()
+    used: frozenset[str] = frozenset()
+
+
+def read_script(text: str, path: Path, given: Mapping[str, str]) -> ReadScript:
+    """The program that a script starts. given: variables, as of the environment. Raises PlanError
+    P190."""
     try:
         script = Script(text, given)
-        used = [name for name in given if name in script.names]
+        used = frozenset(name for name in given if name in script.names)
     except (NotShell, RecursionError) as e:
         raise PlanError(
             "P190",
@@ -101,12 +113,12 @@ def read_script(
         chosen = several[-1]
         if len({c.words for c in several}) > 1:
             notes.append(f"several commands: the one in line {chosen.line} is read")
-        return _program(chosen, notes), notes, used
+        return ReadScript(*_program(chosen, notes), used)
     table: dict[str, Any] = {}
     for words in script.variables():
         said = any(w.startswith("--") or OVERRIDE.fullmatch(w) for w in words)
         table |= table_of(words, notes) if said else {}
-    return table, notes, used
+    return ReadScript(table, notes, (), used)
 
 
 def _starts(command: Command) -> bool:
@@ -116,9 +128,11 @@ def _starts(command: Command) -> bool:
     ) and any(w.startswith("--") or OVERRIDE.fullmatch(w) for w in command.words)
 
 
-def _program(command: Command, notes: list[str]) -> dict[str, Any]:
-    """Keys of a program, without those of what starts it (torchrun, srun), of which only the number
-    of processes is a key."""
+def _program(
+    command: Command, notes: list[str]
+) -> tuple[dict[str, Any], list[str], tuple[str, ...]]:
+    """(keys, notes, configurations) of a program, without what starts it (torchrun, srun), of which
+    only the number of processes is a key."""
     words = command.words
     program = next((k for k, w in enumerate(words) if w.endswith(".py")), len(words))
     module = next((k for k, w in enumerate(words[:-1]) if w == "-m"), len(words))
@@ -130,7 +144,10 @@ def _program(command: Command, notes: list[str]) -> dict[str, Any]:
     if type(nodes) is int and type(processes) is int:
         started = {"num_processes": nodes * processes}
     if words[0].rpartition("/")[2] == "accelerate":
-        return before | table_of(words[start:], notes)
-    files = [w for w in words[start:] if w.endswith((".yml", ".yaml")) and "=" not in w]
-    notes += [f"{f.rpartition('/')[2]}, which the command names, is not read here" for f in files]
-    return started | table_of(words[start:], notes)
+        started = before
+    files = tuple(
+        w.rpartition("/")[2]
+        for w in words[start:]
+        if w.endswith((".yml", ".yaml")) and not w.startswith("-") and "=" not in w
+    )
+    return started | table_of(words[start:], notes), notes, files

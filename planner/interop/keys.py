@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from costmodels.hardware.intake import read_text
 from planner.errors import PlanError
-from planner.interop.arguments import OVERRIDE, SUFFIXES, Unset, read_script, scalar, shown
+from planner.interop.arguments import GIVEN, SUFFIXES, Unset, read_script, scalar, shown
 from planner.interop.python_config import PythonFile
 
 DEEPEST = 4
@@ -56,7 +56,7 @@ def read_keys(
     one function of a Python file; overrides: `key=value` each, of keys or of a script's variables;
     fits: whether a table is a launcher's. Raises PlanError P190, P191."""
     file, function = _function_of(path)
-    said = [OVERRIDE.fullmatch(text) for text in overrides]
+    said = [GIVEN.fullmatch(text) for text in overrides]
     if None in said:
         wrong = overrides[said.index(None)]
         raise PlanError("P191", f"{wrong!r} is no key=value", help=[f"plan import {file} key=4"])
@@ -65,11 +65,27 @@ def read_keys(
     if file.suffix == ".py":
         table, notes = PythonFile(_text(file), file).choose(function, fits)
     elif file.suffix in SUFFIXES:
-        table, notes, used = read_script(_text(file), file, given)
-        given = {name: text for name, text in given.items() if name not in used}
+        script = read_script(_text(file), file, given)
+        given = {name: text for name, text in given.items() if name not in script.used}
+        table, notes = _with_files(file, script.table, script.files), script.notes
+        notes += [
+            f"{name}, which the command names, does not lie beside the script: it is not read"
+            for name in script.files
+            if not (file.parent / name).is_file()
+        ]
     else:
         table = load(file)
     return Keys(_overridden(table, given)), notes
+
+
+def _with_files(script: Path, table: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Keys of a program, over those of the configurations it is given that lie beside its script.
+    Raises PlanError P190, P191."""
+    for name in names:
+        if (script.parent / name).is_file():
+            said = {plain(key.rpartition(".")[2]) for key in table}
+            table = _without(load(script.parent / name), said) | table
+    return table
 
 
 def _function_of(path: str | Path) -> tuple[Path, str]:
@@ -82,16 +98,19 @@ def _function_of(path: str | Path) -> tuple[Path, str]:
 
 def _overridden(table: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, Any]:
     """A table with other values of some keys, at any depth: the key's last name counts."""
-    named = {plain(key.rpartition(".")[2]): key for key in given}
+    named = {plain(key.rpartition(".")[2]) for key in given}
+    return (_without(table, named) if given else dict(table)) | {
+        k: scalar(v) for k, v in given.items()
+    }
 
-    def without(part: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            key: without(value) if isinstance(value, dict) and key not in WHOLE else value
-            for key, value in part.items()
-            if plain(str(key).rpartition(".")[2]) not in named
-        }
 
-    return (without(table) if given else dict(table)) | {k: scalar(v) for k, v in given.items()}
+def _without(table: Mapping[str, Any], named: Collection[str]) -> dict[str, Any]:
+    """A table without keys of some names, at any depth."""
+    return {
+        key: _without(value, named) if isinstance(value, dict) and key not in WHOLE else value
+        for key, value in table.items()
+        if plain(str(key).rpartition(".")[2]) not in named
+    }
 
 
 def _toml(text: str, path: Path) -> Any:

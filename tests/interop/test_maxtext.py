@@ -47,8 +47,21 @@ def test_a_script_takes_the_defaults_of_base_yml(tmp_path: Path) -> None:
     found = read(tmp_path, "run.sh", SCRIPT, 64, 16)
     assert found.settings == Settings(32, data=16, tensor=4, zero_stage=3, recompute="block")
     assert "hybrid sharding is priced as sharding over all replicas" in found.notes
-    assert "base.yml, which the command names, is not read here" in found.notes
+    assert any(n.startswith("base.yml, which the command names, does not lie") for n in found.notes)
     assert "model_name" not in found.unread and "steps" in found.unread
+
+
+def test_a_file_beside_the_script_is_what_its_overrides_go_over(tmp_path: Path) -> None:
+    (tmp_path / "mine.yml").write_text(
+        "model: {remat_policy: save_qkv_proj}\nper_device_batch_size: 3\nici_fsdp_parallelism: 2\n"
+        "ici_data_parallelism: -1\n"
+    )
+    text = (
+        "python3 -m maxtext.train configs/mine.yml per_device_batch_size=1 ici_fsdp_parallelism=8\n"
+    )
+    found = read(tmp_path, "run.sh", text, 8)
+    assert found.settings == Settings(8, data=8, zero_stage=3, recompute="save:q,k,v")
+    assert found.notes == () and found.unread == ()
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,8 @@ def test_what_is_not_known_is_asked_for_by_name(tmp_path: Path) -> None:
     path = written(tmp_path, "run.sh", "torchrun p.py --micro-batch-size $(cat size)\n")
     with pytest.raises(PlanError, match="what a command prints"):
         read_configuration(path, 8)
+    path = written(tmp_path, "run.sh", "torchrun p.py --micro-batch-size $4\n")
+    assert read_configuration(path, 8, overrides=("4=2",)).settings.batch == 16
     with pytest.raises(PlanError, match="is no key=value"):
         read_configuration(path, 8, overrides=("micro",))
 
@@ -269,10 +271,10 @@ def test_a_script_that_is_exported_is_imported(
 
 
 def test_options_before_the_program_are_not_its_own(tmp_path: Path) -> None:
-    table, notes, _ = read_script(
-        "srun --nodes=4 python -u -m maxtext.train base.yml a=1 b.c='x y' --d -1\n",
+    found = read_script(
+        "srun --nodes=4 python -u -m maxtext.train configs/base.yml a=1 b.c='x y' --d -1\n",
         tmp_path / "x.sh",
         {},
     )
-    assert table == {"a": 1, "b.c": "x y", "--d": -1}
-    assert notes == ["base.yml, which the command names, is not read here"]
+    assert found.table == {"a": 1, "b.c": "x y", "--d": -1}
+    assert found.files == ("base.yml",) and found.notes == []

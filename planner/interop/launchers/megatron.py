@@ -221,9 +221,11 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
             help=["--devices as many as the configuration runs on"],
         )
     if replicas % ep:
+        folded = replicas * tp * cp % ep == 0
         raise PlanError(
             "P191",
             f"expert_model_parallel_size {ep} does not divide the {replicas} data-parallel ranks",
+            help=["experts over tensor and context ranks too have no axis here"] if folded else [],
         )
     batch, microbatches = _batch(keys, replicas)
     virtual = _virtual_stages(keys, pp, notes)
