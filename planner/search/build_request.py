@@ -12,6 +12,7 @@ from costmodels.precision import Recipe, load_recipe, recipe_names
 from costmodels.runtimes import load_runtime, runtime_names
 from planner.cache.folder import Cache
 from planner.errors import PlanError
+from planner.execution.save_policies import offloaded_values
 from planner.execution.techniques import (
     BY_NAME,
     FRAMEWORK,
@@ -209,6 +210,8 @@ def refuse_partitioned(pins: Any, runtime: str, backend: str) -> bool:
     }
     if (stages := min(pins.mesh.get(STAGE, (1,)))) > 1:
         pinned = {"pp": (str(stages), BY_NAME["schedule"].refused[PARTITIONER])} | pinned
+    if offloaded_values(policy := str(pins.techniques.get("recompute", ""))):
+        pinned["recompute"] = policy, BY_NAME["offload"].refused[PARTITIONER]
     for key, (value, what) in pinned.items():
         instead = "--backend shard_map" if backend == "jit" else "--runtime jax-shard_map"
         raise PlanError(

@@ -18,6 +18,7 @@ PINS = [
     "copies=2,micro=4",
     "offload=optimizer",
     "offload=optimizer+activations,recompute=block",
+    "recompute=save:q,offload:context",
     "pp=2",
     "pp=2,schedule=gpipe",
     "schedule=interleaved,virtual=2",
