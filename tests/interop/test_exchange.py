@@ -509,6 +509,14 @@ def test_degrees_within_and_between_domains() -> None:
             ),
             "ZeRO-3 with stages",
         ),
+        (
+            megatron,
+            (
+                "micro_batch_size: 2\nuse_torch_fsdp2: true\nnum_distributed_optimizer_instances:"
+                " 2\n"
+            ),
+            "hybrid sharding",
+        ),
         (megatron, "micro_batch_size: 2\noptimizer_cpu_offload: true\n", "left out: the state"),
         (megatron, "micro_batch_size: 2\nmtp_num_layers: 1\n", "multi-token prediction"),
         (

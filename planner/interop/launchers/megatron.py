@@ -8,14 +8,14 @@ underscores in `--yaml-cfg` files, and Megatron-Bridge's recipes, whose attribut
     micro_batch_size, global_batch_size                                                rows, batch
     use_distributed_optimizer                                                          ZeRO stage 1
     use_megatron_fsdp, data_parallel_sharding_strategy                                 ZeRO stages 2
-        (optim_grads) and 3 (optim_grads_params)
+        (optim_grads) and 3 (optim_grads_params); use_torch_fsdp2: 3
     recompute_granularity                                                              full: every
         block; selective: attention's core, as the planner's kernels do
 
     num_virtual_stages_per_pipeline_rank, virtual_pipeline_model_parallel_size         chunks of a
         stage; num_layers_per_virtual_pipeline_stage: so many layers each
 
-Source: examples/gpt3/gpt_config.yaml and megatron/training/arguments.py of NVIDIA/Megatron-LM,
+Source: megatron/training/arguments.py and yaml_arguments.py of NVIDIA/Megatron-LM,
 Megatron Core 0.20.0 (d98e8a64dd, August 2026); megatron/bridge/training/config.py and perf_recipes
 of NVIDIA-NeMo/Megatron-Bridge (067f987df, August 2026).
 """
@@ -160,11 +160,16 @@ def write_script(s: Settings, facts: Facts) -> str:
 
 
 def write_recipe(s: Settings, facts: Facts) -> str:
-    """The same as a function that sets them in a recipe of Megatron-Bridge."""
+    """The same as a function that sets them in a recipe of Megatron-Bridge, where some stand in two
+    sections."""
+    keys = _keys_of(s)
+    name = "use_distributed_optimizer"
+    keys |= {"optimizer": {name: keys["ddp"][name]}}
+    keys |= {"dataset": {"seq_length": s.length}} if s.length else {}
     lines = [
         f"    cfg.{section}.{key} = {value!r}"
-        for section, keys in _keys_of(s).items()
-        for key, value in keys.items()
+        for section, pairs in keys.items()
+        for key, value in pairs.items()
     ]
     return "\n".join(
         [
@@ -316,6 +321,10 @@ def _zero_stage(keys: Keys, stages: int, notes: list[str]) -> int:
             help=[f"one of {', '.join(known)}"],
         )
     zero = max(int(keys.flag(False, "use_distributed_optimizer")), known[sharding] if fsdp else 0)
+    if keys.flag(False, "use_torch_fsdp2"):
+        zero = 2 if keys.flag(False, "torch_fsdp2_no_reshard_after_forward") else 3
+    if keys.whole(1, "num_distributed_optimizer_instances") > 1 and zero:
+        notes.append("hybrid sharding is priced as sharding over all replicas")
     if known[sharding] and not fsdp:
         notes.append("data_parallel_sharding_strategy says nothing without use_megatron_fsdp")
     if zero == 3 and stages > 1:
