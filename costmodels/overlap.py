@@ -1,6 +1,21 @@
 """How much communication hides beside other work: collectives of gradients that travel in buckets,
 microbatches that run at the same time, and weights that are gathered beside arithmetic.
 
+Loops over blocks. One pass of a loop gathers the weights of each block, and scatters their
+gradients, beside its kernels: h of each collective's seconds c have kernels beside them, b of the
+kernels' seconds k can have collectives beside them, and those of an operator (gathered before it,
+scattered after it) are beside no kernel of its own:
+
+    shown = max(sum (1 - h) c,
+                sum c - b sum k,
+                largest over operators of own c - b (sum k - own k))
+
+and each second that does not show makes the kernels beside it take longer by a share of one.
+
+New parameters are gathered beside the optimizer's pass over others, in all as long as its own:
+
+    shown = c - min(c, u * optimizer)
+
 Buckets. With S bytes over the same axes in buckets of B <= S,
 
     seconds = S / B * latency + S * s_per_byte       (an array of B or more pays one latency)
@@ -54,6 +69,26 @@ def gather_beside_work_s(work_s: float, gather_s: float, overlap: float) -> floa
     """Seconds of work beside which weights are gathered: the longer of the two, and of the shorter
     what does not hide under it."""
     return max(work_s, gather_s) + (1 - overlap) * min(work_s, gather_s)
+
+
+@dataclass(frozen=True)
+class LoopCollectives:
+    """The collectives of one operator in one pass of a loop over blocks: seconds, those of them
+    without kernels beside them whatever the loop has, and the seconds of the operator itself."""
+
+    sent_s: float
+    shown_s: float
+    kernel_s: float
+
+
+def shown_in_loop_s(operators: Sequence[LoopCollectives], kernels_s: float, beside: float) -> float:
+    """Seconds of the collectives of one pass of a loop that kernels wait for. kernels_s: of all
+    that the pass runs; beside: the share of them that can have collectives beside them."""
+    return max(
+        sum(o.shown_s for o in operators),
+        sum(o.sent_s for o in operators) - beside * kernels_s,
+        *(o.sent_s - beside * (kernels_s - o.kernel_s) for o in operators),
+    )
 
 
 def together_s(chain: Sequence[Piece], microbatches: int) -> float:

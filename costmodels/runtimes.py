@@ -91,6 +91,36 @@ class Rates:
 
 
 @dataclass(frozen=True)
+class Hidden:
+    """What of a collective's seconds has kernels beside it in the schedules of a program's compiler
+    for GPUs, as a share of them, by kind and place (costmodels.overlap).
+
+    gathered: weights of loops over blocks under ZeRO stage 3, gathered in the forward and in the
+    backward pass. scattered: their gradients. beside: share of a loop's kernels that those can have
+    beside them. updated: share of the optimizer's pass over a weight that new parameters of others
+    can be gathered beside. handed_on: what pipeline stages hand to each other. slowed: what kernels
+    take longer for each second of a collective beside them.
+    """
+
+    gathered: tuple[float, float] = (0.0, 0.0)
+    scattered: float = 0.0
+    beside: float = 0.0
+    updated: float = 0.0
+    handed_on: float = 0.0
+    slowed: float = 0.0
+
+    @property
+    def spared(self) -> float:
+        """Of a second that hides what the step is shorter by."""
+        return 1 - self.slowed
+
+    def looped(self, phase: str) -> float:
+        """Share that hides of a collective of a looped weight: forward | recompute | gradient."""
+        forward, backward = self.gathered
+        return {"forward": forward, "recompute": backward, "gradient": self.scattered}[phase]
+
+
+@dataclass(frozen=True)
 class Runtime:
     """overlap: fraction of once-a-step gradient traffic hidden under the backward pass.
     fused_traffic: how much of the element-wise traffic is left after fusion, of programs whose
@@ -102,7 +132,8 @@ class Runtime:
     gradients of repeated blocks are reduced as the arrays that hold those of all repeats, so that
     no launch is smaller. partitioned: collectives are placed by the compiler's partitioner, which
     takes no fused attention. copies_hidden: of what can hide where several microbatches run at the
-    same time (costmodels.overlap), what does, on accelerators.
+    same time (costmodels.overlap), what does, on accelerators. hidden: what compiled schedules put
+    beside kernels, on GPUs.
 
     rates: what of the device's file is reached; per_device: that of devices with published runs, by
     the device's name, or its kind for all others of it that nobody measured.
@@ -146,6 +177,7 @@ class Runtime:
     stacked: bool = False
     partitioned: bool = False
     copies_hidden: float = 0.0
+    hidden: Hidden = field(default_factory=Hidden)
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     guessed: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
@@ -165,8 +197,11 @@ def load_runtime(name: str) -> Runtime:
     if kernels := table.pop("kernels", ""):
         table["kernels"] = load_kernels(kernels)
     rates = Rates(**table.pop("rates", {}))
+    hidden = Hidden(**_tuples(Hidden, table.pop("hidden", {})))
     per_device = {d: Rates(**row) for d, row in table.pop("per_device", {}).items()}
-    return Runtime(name=name, rates=rates, per_device=per_device, **_tuples(Runtime, table))
+    return Runtime(
+        name=name, rates=rates, per_device=per_device, hidden=hidden, **_tuples(Runtime, table)
+    )
 
 
 @cache

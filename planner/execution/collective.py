@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import NamedTuple
@@ -47,6 +47,9 @@ class CollectiveUse:
     assigned to pipeline stages"""
     inside: bool = False
     """whether it runs inside a kernel"""
+    looped: bool = False
+    """of a weight under ZeRO stage 3: whether it runs in a loop over repeated blocks, or waits for
+    nothing while one does"""
 
     @property
     def total_bytes(self) -> int:
@@ -68,6 +71,7 @@ class CollectiveUse:
             strided=self.strided,
             place=self.place,
             inside=self.inside,
+            looped=self.looped,
         )
 
 
@@ -287,13 +291,14 @@ def weight_collectives(
     functions: Mapping[str, int] | None = None,
     stacked: tuple[int, int] = (1, 1),
     merged: bool = False,
+    looped: Container[str] = (),
 ) -> Iterator[CollectiveUse]:
     """The reduction of a gradient, and the gathering of a sharded parameter.
 
     microbatches: how often a gradient that is scattered in every microbatch is. functions: under
     ZeRO stage 3, how many functions run those of each phase. stacked: of how many equal arrays it
     is one when the optimizer runs, and in each microbatch. merged: an equal gradient is reduced in
-    its place.
+    its place. looped: under ZeRO stage 3, phases that run beside a loop over blocks.
     """
     for c in WEIGHT_COLLECTIVES[array.zero_stage]:
         axes = array.zero_axes if c.cut else array.rest
@@ -309,6 +314,7 @@ def weight_collectives(
                 bucketed=c.bucketed,
                 merged=merged and c.bucketed and c.phase == "gradient",
                 stacked=stacked[c.per_microbatch] if c.bucketed else 1,
+                looped=array.zero_stage == 3 and c.cut and c.phase in looped,
             )
 
 

@@ -32,6 +32,7 @@ from planner.execution.recompute import (
     remade_conversions,
 )
 from planner.execution.shared_collectives import merged, outside_blocks
+from planner.execution.weight_offload import offloaded_names
 from planner.graph.ir import Graph
 from planner.sharding.layout import STAGE, Axes, ReshardStep, group, local_shape
 
@@ -58,7 +59,8 @@ class _Reduction:
     pass does again. scatters: how often a gradient that is scattered in every microbatch is. over:
     axes over which it is summed beside those of the plan. equal: whether it equals another's, which
     is reduced once for both. stacked: of how many repeats it is one array when the optimizer runs,
-    and in each microbatch.
+    and in each microbatch. looped: under ZeRO stage 3, phases of it that run beside a loop over
+    blocks.
     """
 
     shape: tuple[int, ...]
@@ -69,6 +71,7 @@ class _Reduction:
     over: Axes
     equal: bool
     stacked: tuple[int, int]
+    looped: tuple[str, ...]
 
 
 class _Census:
@@ -232,6 +235,7 @@ class _Census:
             for names in pipelined_block(flow, self.blocks, pipeline).weights:
                 staged.update({name: repeat for repeat, name in enumerate(names)})
         equal = {} if pipeline else self.outside.merged.gradients
+        offloaded = offloaded_names(flow, self.blocks)
         known: dict[_Reduction, tuple[CollectiveUse, ...]] = {}  # weights of repeats share one
         for name, plan in flow.weights.items():
             if name not in flow.grad or name in elsewhere:
@@ -247,6 +251,7 @@ class _Census:
                 over=(STAGE,) if pipeline and name not in staged else (),
                 equal=name in equal,
                 stacked=self.stacked.get(name, (1, 1)),
+                looped=() if name in offloaded else self._looped(name),
             )
             uses = known.get(reduction)
             if uses is None:
@@ -254,6 +259,15 @@ class _Census:
             what = graph.labels.get(name, name)
             for use in uses:
                 yield use if use.what == what else use.of(what)
+
+    def _looped(self, name: str) -> tuple[str, ...]:
+        """Phases of a weight's collectives that run beside a loop over blocks: all of those that it
+        cuts out of a stack, the scattered gradient of those that only what follows reads."""
+        if name in self.stacked:
+            return ("forward", "recompute", "gradient")
+        end = max((block.end for block in self.blocks), default=None)
+        first = min(i for i, _ in self.flow.graph.consumers[name])
+        return ("gradient",) if end is not None and not self.pipeline and first >= end else ()
 
     def _scatters(self, name: str, staged: Mapping[str, int]) -> int:
         """How often a gradient that is scattered in every microbatch is: with the blocks, with the
@@ -357,4 +371,5 @@ def _reduction(
         functions if zero_stage == 3 else None,
         reduction.stacked,
         reduction.equal,
+        reduction.looped,
     )

@@ -4,9 +4,9 @@ chosen instead of its own.
 Gradients that are reduced, and updated parameters that are gathered, wait for nothing but each
 other; the compiler joins neighbours into one launch until the next would pass the size
 (costmodels.overlap has the formula). A small bucket pays latencies, a large one shows in full:
-without overlap (profile jax-shard_map) larger is never slower, and the smallest of
-those that tie is taken. The weights of all repeats of a block are one array: of such models few
-launches are left to spare.
+without overlap (profile jax-shard_map, of what is sent together) larger is never slower, and the
+smallest of those that tie is taken. The weights of all repeats of a block are one array: of such
+models few launches are left to spare.
 
 Without a pin the compiler's own size (Runtime.bucket_bytes) stays unless another spares a plan a
 notable part of its step. What a size may spare is bounded before a mesh is searched: where that is

@@ -76,9 +76,9 @@ class _Weight:
 
     zero_stages: its own under each of the plan's. regathered: the backward pass reads it too, so
     that stage 3 gathers it again. stacked: of how many repeats a device has it in one array.
-    looped: a loop over blocks cuts it out of that. offloaded: it waits in the host's memory.
-    gathered_copies: how many whole ones stage 3 has at a time. element_bytes: of an element where
-    it has no gradient.
+    looped: a loop over blocks cuts it out of that. after_loops: only what follows all loops reads
+    it. offloaded: it waits in the host's memory. gathered_copies: how many whole ones stage 3 has
+    at a time. element_bytes: of an element where it has no gradient.
     """
 
     shape: tuple[int, ...]
@@ -87,6 +87,7 @@ class _Weight:
     regathered: bool
     stacked: int
     looped: bool
+    after_loops: bool
     offloaded: bool
     gathered_copies: float
     element_bytes: float
@@ -107,6 +108,7 @@ class _Trained:
     stacked: np.ndarray
     regathered: np.ndarray
     looped: np.ndarray
+    after_loops: np.ndarray
     offloaded: np.ndarray
     gathered_copies: np.ndarray
     fan_of: np.ndarray
@@ -170,6 +172,7 @@ class WeightPricer:
             regathered=regathered,
             stacked=stacked,
             looped=self._looped(name),
+            after_loops=self._after_loops(name),
             offloaded=self.offloaded(name),
             gathered_copies=self._gathered() / stacked if in_heaviest else 0.0,
             element_bytes=(
@@ -211,6 +214,16 @@ class WeightPricer:
             and not uneven
             and name in self.base.stacks
             and self.base.graph.consumers[name][0][0] in self.base.looped
+            and not self.offloaded(name)
+        )
+
+    def _after_loops(self, name: str) -> bool:
+        """Whether its gradient is there before the backward passes of all loops."""
+        base = self.base
+        return (
+            bool(base.looped)
+            and self.pricer.mesh.stages == 1
+            and min(i for i, _ in base.graph.consumers[name]) > max(base.looped)
             and not self.offloaded(name)
         )
 
@@ -267,6 +280,7 @@ class WeightPricer:
             stacked=np.array([w.stacked for w in weights]),
             regathered=np.array([w.regathered for w in weights]),
             looped=np.array([w.looped for w in weights]),
+            after_loops=np.array([w.after_loops for w in weights]),
             offloaded=np.array([w.offloaded for w in weights]),
             gathered_copies=np.array([w.gathered_copies for w in weights]),
             fan_of=fan_of,
@@ -337,8 +351,17 @@ class WeightPricer:
                 rows.stacked,
             )
             seconds = (shown if gradient else 1.0) * seconds
+            if weight.zero_stage == 3 and c.cut:
+                beside = rows.looped | rows.after_loops if gradient else rows.looped
+                seconds = seconds * (
+                    1 - beside * price.hidden.spared * price.hidden.looped(c.phase)
+                )
             if c.phase == "recompute":
                 seconds = seconds * rows.regathered
+            elif c.phase == "optimizer":
+                seconds = seconds - price.hidden.spared * price.gathered_beside_updates_s(
+                    seconds, weight.piece, price.offload
+                )
             if c.per_microbatch:
                 per_microbatch = per_microbatch + seconds
             else:

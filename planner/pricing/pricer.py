@@ -22,7 +22,7 @@ from costmodels.hardware.device import Device
 from costmodels.kernels import Amount
 from costmodels.optimizers import OPTIMIZERS
 from costmodels.precision import Recipe
-from costmodels.runtimes import Rates, Runtime
+from costmodels.runtimes import Hidden, Rates, Runtime
 from planner.execution.collective import CollectiveUse
 from planner.graph.ir import DTYPE_BYTES
 from planner.machine.topology import Mesh, Topology
@@ -31,6 +31,8 @@ from planner.pricing.reshard import Conversions
 from planner.pricing.table_key import TableStore
 from planner.sharding.layout import Axes
 from planner.sharding.layout_table import LayoutTable
+
+NOTHING = Hidden()
 
 
 @dataclass
@@ -164,6 +166,21 @@ class Pricer:
         """What part of the communication that can hide under other copies of the batch does. CPUs
         run one thing after the other."""
         return self.runtime.copies_hidden if self.topology.device.kind != "cpu" else 0.0
+
+    @property
+    def hidden(self) -> Hidden:
+        """What compiled schedules put beside kernels. Nothing was found in those of TPUs, and CPUs
+        run one thing after the other."""
+        return self.runtime.hidden if self.topology.device.kind == "gpu" else NOTHING
+
+    def gathered_beside_updates_s(
+        self, sent_s: Amount, elements: Amount, offload: tuple[str, ...]
+    ) -> Amount:
+        """Of the seconds of gathering so many new parameters of a device's own, those that have the
+        optimizer's pass over others beside them; none where that waits for the host's link."""
+        updated = 0.0 if "optimizer" in offload else self.hidden.updated
+        hidden: Amount = np.minimum(sent_s, updated * self.optimizer_s(elements, ()))
+        return hidden
 
     @cached_property
     def rates(self) -> Rates:

@@ -37,6 +37,7 @@ from planner.pricing.device_weights import device_weights
 from planner.pricing.host_tables import pull_push_s
 from planner.pricing.kernels import kernel_times
 from planner.pricing.loop_copies import loop_copies_s
+from planner.pricing.loop_overlap import hidden_beside_kernels
 from planner.pricing.microbatch_overlap import hidden_shares, launch_bytes, per_launch
 from planner.pricing.peak_memory import memory, sent_activations
 from planner.pricing.pricer import Pricer
@@ -151,10 +152,13 @@ def sent_s(
     pricer: Pricer,
 ) -> list[tuple[CollectiveUse, float, float]]:
     """Every collective with its seconds, and those of them that hide: of gradients under the
-    backward pass, of a copy of the batch under other copies."""
+    backward pass, beside kernels of loops and updates, of a copy of the batch under other copies.
+    """
     sizes = launched(uses, flow.plan.bucket_bytes)
+    again = recomputed_nodes(flow, runs)
     if flow.plan.overlapped_microbatches == 1:
-        return seconds(uses, pricer, sizes)
+        rows = seconds(uses, pricer, sizes)
+        return hidden_beside_kernels(base, flow, runs, again, rows, pricer)
     mesh = dict(flow.plan.mesh)
     most = launch_bytes(uses, mesh)
     ways = {(use.kind, use.axes) for use in uses if use.bucketed}
@@ -169,11 +173,11 @@ def sent_s(
             for way in ways
         },
     )
-    shares = hidden_shares(
-        base, flow, runs, [(use, s) for use, s, _ in rows], recomputed_nodes(flow, runs), pricer
-    )
+    rows = hidden_beside_kernels(base, flow, runs, again, rows, pricer)
+    shares = hidden_shares(base, flow, runs, [(use, s) for use, s, _ in rows], again, pricer)
     return [
-        (use, s, hidden + share * s) for (use, s, hidden), share in zip(rows, shares, strict=True)
+        (use, s, hidden + share * (s - hidden))
+        for (use, s, hidden), share in zip(rows, shares, strict=True)
     ]
 
 

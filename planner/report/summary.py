@@ -268,7 +268,9 @@ def _figures(strategy: Strategy, width: int, style: Style) -> list[str]:
         f"exposed communication {show_time(c['exposed_communication_time_s'])}",
     ]
     if c["exposed_communication_time_s"]:
-        step[3] += " (not overlapped)"
+        sent = show_time(c["communication_time_s"])
+        hides = sent != show_time(c["exposed_communication_time_s"])
+        step[3] += f" of {sent}" if hides else " (not overlapped)"
     if c["recompute_time_s"]:
         step[2] += f", {show_time(c['recompute_time_s'])} of it recompute"
     if c["optimizer_time_s"]:

@@ -61,4 +61,6 @@ def least_handover_s(base: GraphFacts, pricer: Pricer, parts: int, passes: Sched
             use = CollectiveUse("collective-permute", (STAGE,), payload, times, "forward", "")
             uses = (use, use)
         seconds += sum(map(pricer.use_s, uses))
-    return seconds
+    # Of what equal stages hand on, kernels hide a share (planner.pricing.loop_overlap).
+    hidden = pricer.hidden.spared * pricer.hidden.handed_on if base.dealt is not None else 0.0
+    return (1 - hidden) * seconds

@@ -24,6 +24,7 @@ from planner.execution import collectives
 from planner.execution.collective import item_sizes
 from planner.graph.ir import Graph
 from planner.machine.topology import for_devices
+from planner.pricing.loop_overlap import hidden_beside_kernels
 from planner.pricing.microbatch_overlap import hidden_shares, launch_bytes
 from planner.pricing.plan_price import price_plan
 from planner.pricing.step_time import recomputed_nodes
@@ -118,6 +119,10 @@ def test_only_what_a_copy_waits_for_hides_and_no_more_than_the_runtime_says() ->
         if use.phase in ("gradient", "optimizer") or use.inside
     )
     hidden = sum(s * share for (_, s), share in zip(sent, shares, strict=True))
+    beside = hidden_beside_kernels(  # new parameters, beside the updates of others
+        now.base, now.flow, now.runs, frozenset(), [(use, s, 0.0) for use, s in sent], now.pricer
+    )
+    hidden += sum(under for use, _, under in beside if use.phase == "optimizer")
     assert (
         now.cost.communication_time_s - now.cost.exposed_communication_time_s
         == pytest.approx(hidden)

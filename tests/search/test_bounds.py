@@ -264,7 +264,8 @@ def test_a_leafs_own_space_proves_more_of_plans_that_keep_results(
         return found[-1][1]
 
     monkeypatch.setattr("planner.search.best_first.raised_lower_bound", both)
-    search = tight_search("recompute=block-keep")
+    limit = 8 * 2**30
+    search = tight_search("recompute=block-keep", memory_limit_bytes=limit)
     bound = search.run().bound_s
     assert all(shared <= own <= most for shared, own, most in found) and any(
         1.01 * shared < own for shared, own, _ in found
@@ -277,7 +278,7 @@ def test_a_leafs_own_space_proves_more_of_plans_that_keep_results(
             baselines=False,
             remedies=False,
             pins=f"recompute=block-keep{pins}",
-            **TIGHT,
+            **{**TIGHT, "memory_limit_bytes": limit},
         )
         assert plan.costs["step_time_s"] >= bound * (1 - ROUNDED), pins
 
@@ -308,12 +309,12 @@ def test_bounds_of_leaves_that_were_given_up_are_raised_in_the_end(
 ) -> None:
     """As far as they are the least, with a pool of work; what is proven without one is less, and
     what is proven with one is no more than a patient search finds."""
-    patient = tight_search("recompute=none", memory_limit_bytes=6 * 2**30).run()
+    patient = tight_search("recompute=none", memory_limit_bytes=8 * 2**30).run()
     for name in ("PATIENCE", "LONG_PATIENCE"):
         monkeypatch.setattr(f"planner.search.best_first.{name}", 1)
-    hasty = tight_search("recompute=none", memory_limit_bytes=6 * 2**30).run()
+    hasty = tight_search("recompute=none", memory_limit_bytes=8 * 2**30).run()
     monkeypatch.setattr("planner.search.best_first.SETTLING", 0)
-    rough = tight_search("recompute=none", memory_limit_bytes=6 * 2**30).run()
+    rough = tight_search("recompute=none", memory_limit_bytes=8 * 2**30).run()
     assert patient.best is not None and hasty.best is not None and rough.best is not None
     assert (
         rough.bound_s

@@ -388,8 +388,9 @@ def test_time_limit_returns_the_best_so_far_or_says_so() -> None:
 
 
 def test_what_the_work_limit_cut_is_solved_again(monkeypatch: pytest.MonkeyPatch):
-    """Memory binds Llama-3 8B on 64 devices with 8 GiB kept free where nothing is recomputed: the
-    first solves stop above the optimum, the deeper ones close the gap."""
+    """Memory binds Llama-3 8B on 64 devices with 8 GiB kept free where nothing is recomputed and
+    every device has all weights: the first solves stop above the optimum, the deeper ones close the
+    gap."""
     import planner.search.best_first as explore
 
     request = make_request(
@@ -398,7 +399,7 @@ def test_what_the_work_limit_cut_is_solved_again(monkeypatch: pytest.MonkeyPatch
         topology=None,
         baselines=False,
         memory_reserve_bytes=8 * 2**30,
-        pins=parse_pins("recompute=none"),
+        pins=parse_pins("recompute=none,zero=1"),
     )
     model = Model.open("zoo:llama3-8b", Workload(batch=512), 64)
     deep = Search(model, request).run()

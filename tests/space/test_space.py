@@ -405,9 +405,10 @@ def test_what_a_weight_costs_is_what_its_own_plan_says(source: str) -> None:
     one collective after the other."""
     space = space_of(source, 48, 24, 4)  # dims of 64 over six devices are padded
     base, pricer, sizes = space.base, space.pricer, dict(space.pricer.sizes)
-    recipe, costs, shown = (
+    recipe, costs, hidden, shown = (
         pricer.recipe,
         WeightPricer(base, pricer, ("data",)),
+        pricer.hidden,
         1 - pricer.runtime.overlap,
     )
     for v in space.variables:
@@ -415,6 +416,7 @@ def test_what_a_weight_costs_is_what_its_own_plan_says(source: str) -> None:
             if name not in base.own or name not in base.grad:
                 continue
             t, stack = base.graph.tensors[name], base.stacks.get(name, (0, 1))[1]
+            looped, late = v.node in base.looped, v.node > max(base.looped, default=v.node)
             wanted = tuple(
                 pricer.atlas.number(base.rules[v.node].operand(slot, split, tuple(sizes)))
                 for split in v.splits
@@ -451,25 +453,32 @@ def test_what_a_weight_costs_is_what_its_own_plan_says(source: str) -> None:
                                 w.zero_axes,
                                 own * group * recipe.reduction_bytes,
                                 zero < 3,
-                                shown,
+                                shown
+                                * (
+                                    1
+                                    - (zero == 3 and (looped or late))
+                                    * hidden.spared
+                                    * hidden.scattered
+                                ),
                             )
                         ]
                         if zero
                         else []
                     )
-                    gathered = (
-                        "all-gather",
-                        w.zero_axes,
-                        own * group * recipe.parameter_bytes,
-                        zero < 3,
-                        1,
+                    forward, backward = (
+                        (
+                            "all-gather",
+                            w.zero_axes,
+                            own * group * recipe.parameter_bytes,
+                            zero < 3,
+                            1 - (zero == 3 and looped) * hidden.spared * share,
+                        )
+                        for share in hidden.gathered
                     )
                     once = (
-                        sent + (later if zero == 1 else []) + ([gathered] if zero in (1, 2) else [])
+                        sent + (later if zero == 1 else []) + ([forward] if zero in (1, 2) else [])
                     )
-                    each = (later if zero >= 2 else []) + (
-                        [gathered, gathered] if zero == 3 else []
-                    )
+                    each = (later if zero >= 2 else []) + ([forward, backward] if zero == 3 else [])
                     seconds = [
                         sum(
                             part
@@ -478,6 +487,11 @@ def test_what_a_weight_costs_is_what_its_own_plan_says(source: str) -> None:
                         )
                         for some in (once, each)
                     ]
+                    if zero in (1, 2):  # beside the updates of other weights
+                        new = pricer.collective_s(*forward[:3], bucketed=True, stacked=stack)
+                        seconds[0] -= hidden.spared * min(
+                            new, hidden.updated * pricer.optimizer_s(own, ())
+                        )
                     assert priced.grad_reduce_per_step_s[level, k] == pytest.approx(
                         seconds[0] + pricer.optimizer_s(own, ()), rel=1e-12
                     )

@@ -22,6 +22,7 @@ from costmodels.runtimes import SAVED_PRODUCTS, Runtime, load_kernels, load_runt
 from planner.analysis.facts import GraphFacts
 from planner.calibrate.runs import gradient_sums, network, xla
 from planner.calibrate.runs.nvidia import as_run, is_recipe, weights
+from planner.calibrate.runs.releases import as_compiled
 from planner.errors import PlanError
 from planner.execution.plan import Plan
 from planner.graph.ir import Graph
@@ -147,7 +148,9 @@ def case_of(row: Row, hardware: str = "") -> Case:
         mesh=mesh,
         microbatches=batch // (dp * micro),
         graph_batch=dp * micro,
-        runtime=load_runtime("jax-shard_map") if compiled else runtime_of(row, zero),
+        runtime=as_compiled(row, load_runtime("jax-shard_map"))
+        if compiled
+        else runtime_of(row, zero),
         recipe=gradient_sums.held(row, weights(row, recipe)),
         measured_s=measured_s(row),
         recompute=xla.policies(row) if compiled else (recompute_of(row),),

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from costmodels.hardware.device import Device
+from planner.calibrate.runs.releases import release_of
 from planner.execution.save_policies import BLOCK, PRESETS, saving
 
 Row = Mapping[str, Any]
@@ -24,9 +25,12 @@ RUNTIMES = ("jax", "torch_xla")
 SOFTWARE = ("date", "attention", "precision")
 """Facts of a row that say which program it is, where the configuration is the same."""
 _QKVO = saving(("q", "k", "v", "out_proj"))
+PRODUCTS = "SAVE_DOT_ONLY"
+"""A policy that saves what products make: of plain attention its context too, of a fused kernel,
+which is no product to jax (`checkpoint_dots`), nothing."""
 POLICIES = {
     **{name: saving(names) for name, names in PRESETS.items()},
-    "SAVE_DOT_ONLY": saving(PRESETS["minimal_with_context"]),
+    PRODUCTS: saving(PRESETS["minimal_with_context"]),
     "SAVE_DOT_WITH_NO_BATCH_DIM": saving(PRESETS["minimal"]),
     "SAVE_NOTHING": BLOCK,
     "recompute_all": BLOCK,
@@ -98,6 +102,8 @@ def policies(row: Row) -> tuple[str, ...]:
     where the row does not say, the least recomputation first."""
     told = re.search(r"remat[= ](\w+)", str(row.get("notes", "")))
     said = str(row.get("remat_policy") or (told[1] if told else ""))
+    if PRODUCTS in said and not unfused(row):
+        return (saving(PRESETS["minimal"]),)
     for word in sorted(POLICIES, key=len, reverse=True):
         if word in said:
             return (POLICIES[word],)
@@ -112,10 +118,13 @@ def offloaded(row: Row) -> bool:
 
 
 def unfused(row: Row) -> bool:
-    """Whether a row's attention is plain products. T5X had no other, nor has PaxML's configuration
-    of 126M parameters."""
+    """Whether a row's attention is plain products: by its words or its release
+    (planner.calibrate.runs.releases). T5X had no other, nor has PaxML's configuration of 126M
+    parameters."""
     said = str(row.get("attention") or "")
     if UNFUSED.search(said) or "without flash attention" in str(row.get("notes", "")):
+        return True
+    if (release := release_of(row)) and release.unfused:
         return True
     if row.get("framework") == "PaxML" and "126M" in str(row["model"]):
         return True
