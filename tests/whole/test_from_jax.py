@@ -215,6 +215,25 @@ def test_a_gpt_is_read_into_the_operators_of_any_other() -> None:
     assert block["repeats"] in (LAYERS, LAYERS - 1)
 
 
+def test_capped_scores_of_packed_sequences_are_attention() -> None:
+    """As Gemma 2 caps them, and as packed rows mask them."""
+
+    def attended(p: Any, x: Any, ids: Any) -> Any:
+        q, k, v = ((x @ p[n]).reshape(8, 16, 4, 8).transpose(0, 2, 1, 3) for n in "qkv")
+        scores = 5.0 * jnp.tanh(jnp.einsum("bhsd,bhtd->bhst", q, k) * 0.3 / 5.0)
+        seen = jnp.tril(jnp.ones((16, 16), bool)) & (ids[:, None, :, None] == ids[:, None, None])
+        weights = jax.nn.softmax(jnp.where(seen, scores, -1e30), -1)
+        return jnp.sum(jnp.einsum("bhst,bhtd->bhsd", weights, v) ** 2)
+
+    params, ids = {n: f32(32, 32) for n in "qkv"}, np.arange(128).reshape(8, 16).astype(np.int32)
+    planned = planner.from_jax(attended, params, f32(8, 16, 32), ids // 7, devices=8)
+    graph = planned.strategy.graph
+    assert graph is not None
+    (node,) = (n for n in graph.nodes if n.op == "Attention")
+    assert node.attrs["cap"] == pytest.approx(5.0) and node.attrs["causal"] == 1
+    assert node.attrs["segments"] == 1 and graph.tensors[node.inputs[3]].shape == (8, 1, 1, 16)
+
+
 one_device = jax.jit(jax.value_and_grad(gpt))
 
 
