@@ -82,6 +82,7 @@ def import_(args: argparse.Namespace) -> int:
     """`plan import`: a launcher's configuration as a priced strategy."""
     import planner.api as api
     from planner.commands.common import machine, workload
+    from planner.interop.keys import function_of
     from planner.interop.model_sizes import hold, layers_of
     from planner.interop.price import LAUNCHERS, priced, read_configuration
     from planner.interop.settings import domain_of
@@ -106,7 +107,8 @@ def import_(args: argparse.Namespace) -> int:
     )
     hold(configuration.claims, model.plain, args.config)
     _same_length(model, configuration, args.config)
-    target = Path(args.output or f"{Path(args.config).stem}.plan.json")
+    file, function = function_of(args.config)
+    target = Path(args.output or f"{function or file.stem}.plan.json")
     if target.exists() and not args.force:
         raise PlanError("P053", f"{target} exists", help=["-o another file, or --force"])
     assumed = (

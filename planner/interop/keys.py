@@ -55,7 +55,7 @@ def read_keys(
     """(keys of a file of any form, what was not followed in it). path: FILE, or FILE:FUNCTION for
     one function of a Python file; overrides: `key=value` each, of keys or of a script's variables;
     fits: whether a table is a launcher's. Raises PlanError P190, P191."""
-    file, function = _function_of(path)
+    file, function = function_of(path)
     said = [GIVEN.fullmatch(text) for text in overrides]
     if None in said:
         wrong = overrides[said.index(None)]
@@ -88,7 +88,7 @@ def _with_files(script: Path, table: dict[str, Any], names: Sequence[str]) -> di
     return table
 
 
-def _function_of(path: str | Path) -> tuple[Path, str]:
+def function_of(path: str | Path) -> tuple[Path, str]:
     """(file, function) of FILE or FILE.py:FUNCTION."""
     file, colon, function = str(path).rpartition(":")
     if colon and file.endswith(".py") and function.isidentifier() and not Path(path).exists():

@@ -423,6 +423,26 @@ def test_what_is_exported_is_imported_at_its_price(
     )  # type: ignore[index]
 
 
+@pytest.mark.parametrize(
+    ("launcher", "suffix"),
+    [(m, suffix) for m, suffix in FORMS if suffix != m.SUFFIX and m is not hf],
+    ids=[f"{m.NAME}{suffix}" for m, suffix in FORMS if suffix != m.SUFFIX and m is not hf],
+)
+def test_every_form_is_imported_at_its_price(
+    launcher: ModuleType, suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the command, from a file whose ending says the form."""
+    planned, text = str(tmp_path / "plan.json"), str(tmp_path / f"settings{suffix}")
+    planner.plan(LLAMA, devices=8, batch=16, pins=PRICED[1], baselines=False).save(planned)
+    last = hand_over(Strategy.load(planned), LLAMA, launcher.NAME, suffix).rows[-1].cost
+    assert main(["export", planned, "--to", launcher.NAME, "-o", text]) == 0
+    mine = str(tmp_path / "mine.json")
+    assert main(["import", text, "--model", LLAMA, "--devices", "8", "-o", mine, "--quiet"]) == 0
+    assert "note:" not in capsys.readouterr().err
+    assert last is not None
+    assert Strategy.load(mine).cost.step_time_s == pytest.approx(last["step_time_s"], rel=1e-5)
+
+
 def test_a_plan_of_inference_comes_back_from_hf(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
