@@ -248,7 +248,7 @@ def _say(args: argparse.Namespace, made: Strategy, found: Configuration) -> None
     if found.unread:
         more = f" and {len(found.unread) - LISTED} more" if len(found.unread) > LISTED else ""
         console.say(
-            f"note: {len(found.unread)} keys of {args.config} were not read:"
+            f"note: {_plural(len(found.unread), 'key')} of {args.config} not read:"
             f" {', '.join(found.unread[:LISTED])}{more}"
         )
     if made.costs["fit"] == "no":
