@@ -18,7 +18,7 @@ from planner.errors import PlanError
 from planner.execution.pipeline import largest_repeated_block
 from planner.interop.keys import Keys, read_keys
 from planner.interop.launchers import hf, levanter, maxtext, megatron, torchtitan
-from planner.interop.model_sizes import Claim, claims_of
+from planner.interop.model_sizes import Claim, claims_of, layers_of
 from planner.interop.settings import Facts, Settings, settings_of
 from planner.search.request import Progress, Request
 from planner.search.search import Search
@@ -75,7 +75,9 @@ def hand_over(strategy: Strategy, source: str | Path, to: str, suffix: str = "")
     planned = reprice(strategy, model, topology)
     rounds = settings_of(replace(strategy, graph=planned.base.graph))
     run = largest_repeated_block(planned.base.graph, planned.base.runs)
-    facts = Facts(model.name, topology, run[2] if run else 0)
+    blocks = run[2] if run else 0
+    beside = max(0, layers_of(planned.base.graph) - blocks)
+    facts = Facts(model.name, topology, blocks, beside)
     first = rounds.now
     inexpressible = launcher.round_off(rounds, facts)
     rows = [Row("as planned", planned.table)]

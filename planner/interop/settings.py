@@ -106,11 +106,13 @@ class Settings:
 @dataclass(frozen=True)
 class Facts:
     """What launchers need to know beside the settings. layers: blocks that stages could be made of,
-    0 for none."""
+    0 for none; beside: layers that are none of them, such as a dense one before those with
+    experts."""
 
     model: str
     topology: Topology
     layers: int = 0
+    beside: int = 0
 
 
 class Rounds:

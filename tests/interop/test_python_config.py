@@ -11,7 +11,7 @@ from planner.cli import main
 from planner.errors import PlanError
 from planner.interop.launchers import torchtitan
 from planner.interop.price import read_configuration
-from planner.interop.settings import Facts, Settings
+from planner.interop.settings import Facts, Rounds, Settings
 from planner.machine.topology import for_devices
 
 TITAN = """
@@ -194,6 +194,22 @@ def test_the_function_that_is_written_is_merged_into_a_registry(tmp_path: Path) 
     merged = f"{TITAN}\n{text}\n\ndef mine():\n    return planned(staged())\n"
     found = read_configuration(f"{written(tmp_path, merged)}:mine", s.devices, layers=lambda: 12)
     assert found.settings == s
+
+
+def test_layers_that_are_no_blocks_are_not_counted_out(tmp_path: Path) -> None:
+    """A dense layer before 26 with experts: torchtitan counts 27."""
+    s = Settings(
+        64, stage=2, data=4, microbatches=4, zero_stage=2, schedule="interleaved", length=128,
+        virtual_stages=13,
+    )  # fmt: skip
+    for beside, virtual in ((0, 13), (1, 2)):
+        facts, rounds = Facts("x", for_devices("h100-sxm", 8), 26, beside), Rounds(s)
+        said = torchtitan.round_off(rounds, facts)
+        assert (rounds.now.virtual_stages, bool(said)) == (virtual, bool(beside))
+        text = torchtitan.write(rounds.now, facts)
+        assert ("layers_per_stage" in text) == (not beside)
+        found = read_configuration(written(tmp_path, text), 8, layers=lambda: 26)
+        assert found.settings == rounds.now
 
 
 def test_the_command_reads_a_function_and_the_models_layers(
