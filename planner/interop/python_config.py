@@ -17,7 +17,8 @@ from typing import Any
 
 from planner.errors import PlanError, did_you_mean
 
-MOST_STEPS = 50_000
+MOST_STEPS = 100_000
+"""Of all functions of a file together: ten times what a large file of recipes takes."""
 DEEPEST = 12
 CLASSES = frozenset({"activation_checkpoint"})
 """Keys whose value is told by the class that is called."""
@@ -74,7 +75,7 @@ class PythonFile:
     """The functions of a file, each with the keys it would set. Raises PlanError P190."""
 
     def __init__(self, text: str, path: Path) -> None:
-        self.path = path
+        self.path, self.steps = path, 0
         try:
             tree = syntax_tree(text, "exec")
         except (SyntaxError, ValueError, RecursionError, MemoryError) as e:
@@ -86,8 +87,8 @@ class PythonFile:
     def table(self, function: str) -> tuple[dict[str, Any], list[str]]:
         """(keys, notes) of one function; "" for what stands outside functions. Raises PlanError
         P190."""
-        run = _Run(self)
         try:
+            run = _Run(self)
             result = run.call(self.functions[function], (), {}) if function else run.outside()
         except (_TooMuch, RecursionError, MemoryError) as e:
             raise PlanError(
@@ -143,7 +144,7 @@ class _Run:
     """One function followed."""
 
     def __init__(self, file: PythonFile) -> None:
-        self.file, self.notes, self.steps, self.depth = file, list[str](), 0, 0
+        self.file, self.notes, self.depth = file, list[str](), 0
         self.constants: dict[str, Any] = {}
         for n in file.body:
             if isinstance(n, ast.Assign | ast.AnnAssign):
@@ -182,12 +183,16 @@ class _Run:
         tables = [own[n] for n in names if isinstance(own[n], dict) and own[n]]
         return tables[0] if tables else None  # it sets its parameter and returns nothing
 
+    def step(self) -> None:
+        """One more."""
+        self.file.steps += 1
+        if self.file.steps > MOST_STEPS:
+            raise _TooMuch
+
     def follow(self, body: Sequence[ast.stmt], names: dict[str, Any]) -> None:
         """Statements in order."""
         for statement in body:
-            self.steps += 1
-            if self.steps > MOST_STEPS:
-                raise _TooMuch
+            self.step()
             self._statement(statement, names)
 
     def _statement(self, s: ast.stmt, names: dict[str, Any]) -> None:
@@ -228,9 +233,7 @@ class _Run:
 
     def value(self, e: ast.expr, names: dict[str, Any], make: bool = False) -> Any:
         """What an expression is. make: a name or attribute that is not there becomes a table."""
-        self.steps += 1
-        if self.steps > MOST_STEPS:
-            raise _TooMuch
+        self.step()
         if isinstance(e, ast.Constant):
             return e.value if isinstance(e.value, int | float | str | None) else UNKNOWN
         if isinstance(e, ast.Name):

@@ -225,3 +225,11 @@ def test_the_command_reads_a_function_and_the_models_layers(
             "8", "--quiet", "-o", str(tmp_path / "x.json")]  # fmt: skip
     assert main(argv) == 0
     assert "next: plan zoo:llama-tiny" in capsys.readouterr().err
+
+
+def test_many_functions_share_one_budget(tmp_path: Path) -> None:
+    """Seconds, not hours: each function alone would be within bounds."""
+    body = "".join(f"    x{k} = ({' + '.join(['1'] * 60)})\n" for k in range(200))
+    text = "".join(f"def f{k}():\n{body}\n" for k in range(12))
+    with pytest.raises(PlanError, match="takes too many steps"):
+        read_configuration(written(tmp_path, text), 8)
