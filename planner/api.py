@@ -18,6 +18,7 @@ from planner.search.build_request import (
     build_request,
     emitted_recipe,
     make_request,
+    own_pins,
     refuse_tables,
     refuse_unsupported,
 )
@@ -93,6 +94,7 @@ def plan(
     cache: Cache | str | Path | None = None,
     incremental: bool = False,
     backend: str = "",
+    launcher: str = "",
     confirm: str = "",
 ) -> Strategy:
     """Search for the best way to spread a model over a machine.
@@ -103,17 +105,19 @@ def plan(
     recalled from (planner.cache.folder); it changes no answer. incremental: where the cache has the
     search of a model like this one, decide anew only what changed (planner.search.incremental);
     other plans are then not looked at. backend: of the program that is to be written; what such a
-    program cannot do is refused before the search, and not chosen. confirm: gpu:NAME or tpu:SLICE,
-    whose compiler is asked in a process of its own whether the best plans fit
-    (planner.verify.confirm); the source is then a file or a zoo model. calibrate_with: PLAN=STEP, a
-    strategy file and a measured step of it that prices are scaled to (planner.search.anchor).
+    program cannot do is refused before the search, and not chosen. launcher: megatron, maxtext,
+    torchtitan or hf, whose own settings can say the plan, priced as its programs run. confirm:
+    gpu:NAME or tpu:SLICE, whose compiler is asked in a process of its own whether the best plans
+    fit (planner.verify.confirm); the source is then a file or a zoo model. calibrate_with:
+    PLAN=STEP, a strategy file and a measured step of it that prices are scaled to
+    (planner.search.anchor).
     Returns a Strategy. Raises PlanError: exit_code 2 for bad input, 3 when no plan fits. Never
     imports jax.
     """
     machine = MachineOptions(
         devices, hardware, topology, memory_limit_bytes, memory_reserve_bytes, calibrate_with
     )
-    step = StepOptions(workload, optimizer, precision, runtime, backend)
+    step = StepOptions(workload, optimizer, precision, runtime, backend, launcher)
     search = SearchOptions(
         mode=mode,
         solver=solver,
@@ -194,7 +198,10 @@ def _plan(
     clock.append(time.monotonic())
     _complete(result, request, model, answer)
     provenance = _provenance(source, model, request, result, clock, priced_before) | asked(
-        request, search.objective, search.mode
+        own_pins(search) if request.launcher else request.pins,
+        step.launcher,
+        search.objective,
+        search.mode,
     )
     taken = assumptions(model, request, machine.hardware, machine.topology)
     if machine.calibrate_with:

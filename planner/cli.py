@@ -104,11 +104,13 @@ def _values() -> dict[str, list[str]]:
     from costmodels.optimizers import OPTIMIZERS
     from costmodels.precision import recipe_names
     from costmodels.runtimes import runtime_names
+    from planner.pins.launcher_space import SPACES
 
     return {
         "--hardware": list(device_names()),
         "--topology": list(topology_names()),
         "--runtime": list(runtime_names()),
+        "--for": list(SPACES),
         "--precision": list(recipe_names()),
         "--optimizer": list(OPTIMIZERS),
     }
@@ -174,6 +176,12 @@ VERBS: dict[str, tuple[str, Add, str, str]] = {
         options.import_,
         "a configuration of Megatron, MaxText, torchtitan or Hugging Face as a priced plan",
         "plan import megatron.yaml --model model.onnx --devices 64 -o mine.json",
+    ),
+    "tune": (
+        "tune:run",
+        options.tune,
+        "a launcher's configuration in, better ones that it can say out",
+        "plan tune megatron.yaml --model model.onnx --devices 64",
     ),
     "launch": (
         "launch:run",

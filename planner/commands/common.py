@@ -72,6 +72,7 @@ def machine(args: argparse.Namespace) -> dict[str, Any]:
         "hardware": args.hardware,
         "topology": getattr(args, "topology", None),
         "runtime": args.runtime,
+        **({"launcher": w} if (w := getattr(args, "launcher", "")) else {}),
         "memory_limit_bytes": _size(args, "memory_limit"),
         "memory_reserve_bytes": _size(args, "memory_reserve"),
         **({"calibrate_with": w} if (w := getattr(args, "calibrate_with", "")) else {}),

@@ -17,20 +17,34 @@ from planner.support.choices import choose
 
 if TYPE_CHECKING:
     from planner.interop.price import Configuration, Handover
+    from planner.machine.topology import Topology
     from planner.strategy.strategy import Strategy
+    from planner.workload.model import Model
 
 LISTED = 12
 
 
 def export(args: argparse.Namespace) -> int:
     """`plan export`: the settings go to the file (or stdout), what they cost to the terminal."""
-    from planner.interop.price import hand_over
+    from planner.interop.price import hand_over, refuse_dear
     from planner.support.atomic_write import write_atomically
 
     strategy = files.load(args.strategy)
+    to = args.to or str(strategy.provenance.get("launcher", ""))
+    if not to:
+        raise PlanError(
+            "P003",
+            "export for which launcher?",
+            help=["--to NAME (plan export --help); plan ... --for NAME says it before"],
+        )
     source = files.model_of(strategy, args.strategy, args.model)
     with console.live(True, "pricing what is rounded"):
-        made = hand_over(strategy, source, args.to, Path(args.output or "").suffix)
+        made = hand_over(strategy, source, to, Path(args.output or "").suffix)
+    try:
+        refuse_dear(made, to, str(source))
+    except PlanError:
+        console.say(cost_of(made))
+        raise
     if not args.output:
         console.data(made.text)
         console.say(cost_of(made))
@@ -42,8 +56,7 @@ def export(args: argparse.Namespace) -> int:
     console.data(cost_of(made) + "\n")
     kind = "" if strategy.workload["kind"] == "train" else " --workload infer"
     console.say(
-        f"wrote {target}   next: plan import {target} --model {source}"
-        f" {_machine_of(strategy)}{kind}"
+        f"wrote {target}   next: plan import {target} --model {source} {machine_of(strategy)}{kind}"
     )
     return 0
 
@@ -81,32 +94,14 @@ def cost_of(made: Handover) -> str:
 def import_(args: argparse.Namespace) -> int:
     """`plan import`: a launcher's configuration as a priced strategy."""
     import planner.api as api
-    from planner.commands.common import machine, workload
+    from planner.commands.common import machine
     from planner.interop.keys import function_of
-    from planner.interop.model_sizes import hold, layers_of
-    from planner.interop.price import LAUNCHERS, priced, read_configuration
-    from planner.interop.settings import domain_of
+    from planner.interop.price import priced
 
-    if args.kind:
-        choose("from", args.kind, tuple(LAUNCHERS))
     started = time.monotonic()
     request = api.make_request(**machine(args), optimizer=args.optimizer)
-    devices = request.topology.devices
-
-    def layers() -> int:
-        """Of the model, where the configuration counts layers instead of stages."""
-        return layers_of(api.open_model(args.model, devices, **workload(args)).plain)
-
-    configuration = read_configuration(
-        args.config, devices, args.kind, domain_of(request.topology), args.overrides, layers
-    )
-    _refuse_contradictions(args, configuration)
+    configuration, model = opened(args, request.topology)
     batch = configuration.settings.batch
-    model = api.open_model(
-        args.model, devices, **{**workload(args), "batch": batch, "tokens_per_step": None}
-    )
-    hold(configuration.claims, model.plain, args.config)
-    _same_length(model, configuration, args.config)
     file, function = function_of(args.config)
     target = Path(args.output or f"{function or file.stem}.plan.json")
     if target.exists() and not args.force:
@@ -131,10 +126,39 @@ def import_(args: argparse.Namespace) -> int:
     if not args.quiet:
         _say(args, strategy, configuration)
     console.say(
-        f"wrote {target}   next: plan {args.model} {_machine_of(strategy)} --batch {batch}"
+        f"wrote {target}   next: plan {args.model} {machine_of(strategy)} --batch {batch}"
         f" -o best.json · plan diff {target} best.json"
     )
     return 0
+
+
+def opened(args: argparse.Namespace, topology: Topology) -> tuple[Configuration, Model]:
+    """A configuration and the model that it trains. Raises PlanError P190, P191."""
+    import planner.api as api
+    from planner.commands.common import workload
+    from planner.interop.model_sizes import hold, layers_of
+    from planner.interop.price import LAUNCHERS, read_configuration
+    from planner.machine.topology import domain_of
+
+    if args.kind:
+        choose("from", args.kind, tuple(LAUNCHERS))
+    devices = topology.devices
+
+    def layers() -> int:
+        """Of the model, where the configuration counts layers instead of stages."""
+        return layers_of(api.open_model(args.model, devices, **workload(args)).plain)
+
+    configuration = read_configuration(
+        args.config, devices, args.kind, domain_of(topology), args.overrides, layers
+    )
+    _refuse_contradictions(args, configuration)
+    batch = configuration.settings.batch
+    model = api.open_model(
+        args.model, devices, **{**workload(args), "batch": batch, "tokens_per_step": None}
+    )
+    hold(configuration.claims, model.plain, args.config)
+    _same_length(model, configuration, args.config)
+    return configuration, model
 
 
 def _refuse_contradictions(args: argparse.Namespace, configuration: Configuration) -> None:
@@ -189,7 +213,7 @@ def annotate(args: argparse.Namespace) -> int:
         console.say(f"note: {note}")
     console.say(
         f"wrote {target}: {made.nodes} nodes annotated   next: plan {target}"
-        f" {_machine_of(strategy)} --pin annotated"
+        f" {machine_of(strategy)} --pin annotated"
     )
     return 0
 
@@ -198,7 +222,7 @@ def _plural(n: int, what: str) -> str:
     return f"{n} {what}{'s' * (n != 1)}"
 
 
-def _machine_of(strategy: Strategy) -> str:
+def machine_of(strategy: Strategy) -> str:
     """The options under which another plan is priced as this one was."""
     from planner.search.options import DEFAULT_HARDWARE, DEFAULT_RUNTIME
 

@@ -317,6 +317,16 @@ def add_search(p: argparse.ArgumentParser, solver: bool = True) -> argparse._Arg
             " (docs/modes.md), manual (a strategy.json)"
         ),
     )
+    g.add_argument(
+        "--for",
+        dest="launcher",
+        metavar="LAUNCHER",
+        default="",
+        help=(
+            "plans that a launcher's own settings can say, priced as it runs them: megatron,"
+            " maxtext, torchtitan, hf, levanter (docs/tuning.md)"
+        ),
+    )
     if solver:
         g.add_argument(
             "--solver", default="auto", metavar="NAME", help="auto (default), dp, recursive, ilp"
@@ -597,7 +607,13 @@ def export(p: argparse.ArgumentParser) -> None:
     """Options of `plan export`."""
     saved(p)
     p.add_argument(
-        "--to", required=True, metavar="NAME", help="maxtext, hf, levanter, megatron or torchtitan"
+        "--to",
+        metavar="NAME",
+        default="",
+        help=(
+            "maxtext, hf, levanter, megatron or torchtitan (default: the one that it was planned"
+            " --for)"
+        ),
     )
     p.add_argument(
         "-o",
@@ -611,8 +627,8 @@ def export(p: argparse.ArgumentParser) -> None:
     p.add_argument("--force", action="store_true", help="overwrite the file")
 
 
-def import_(p: argparse.ArgumentParser) -> None:
-    """Options of `plan import`."""
+def _add_configuration(p: argparse.ArgumentParser) -> None:
+    """A launcher's configuration and what it trains."""
     p.add_argument(
         "config",
         metavar="CONFIG",
@@ -640,6 +656,11 @@ def import_(p: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="megatron, maxtext, torchtitan, hf or levanter (default: by its keys)",
     )
+
+
+def import_(p: argparse.ArgumentParser) -> None:
+    """Options of `plan import`."""
+    _add_configuration(p)
     add_workload(p)
     add_machine(p)
     g = p.add_argument_group("output")
@@ -647,6 +668,30 @@ def import_(p: argparse.ArgumentParser) -> None:
         "-o", dest="output", metavar="FILE", help="strategy file (default: CONFIG.plan.json)"
     )
     g.add_argument("--quiet", action="store_true", help="no summary and no progress")
+    g.add_argument("--force", action="store_true", help="overwrite the file")
+
+
+def tune(p: argparse.ArgumentParser) -> None:
+    """Options of `plan tune`."""
+    _add_configuration(p)
+    add_workload(p)
+    add_machine(p)
+    add_anchor(p)
+    p.add_argument(
+        "--confirm",
+        default="",
+        metavar="WHERE",
+        help="gpu:h100 or tpu:v5e:4x4: compile the best three, as programs of ours",
+    )
+    g = p.add_argument_group("output")
+    g.add_argument(
+        "-o",
+        dest="output",
+        metavar="FILE",
+        help="the better settings (default: CONFIG.tuned and its suffix)",
+    )
+    g.add_argument("--json", action="store_true", help="what was found as JSON")
+    g.add_argument("--quiet", action="store_true", help="no progress")
     g.add_argument("--force", action="store_true", help="overwrite the file")
 
 

@@ -14,12 +14,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from costmodels.hardware.units import show_bytes
+from planner.analysis.facts import GraphFacts
 from planner.errors import PlanError
 from planner.execution.pipeline import largest_repeated_block
 from planner.interop.keys import Keys, read_keys
 from planner.interop.launchers import hf, levanter, maxtext, megatron, torchtitan
 from planner.interop.model_sizes import Claim, claims_of, layers_of
 from planner.interop.settings import Facts, Settings, settings_of
+from planner.machine.topology import Topology
 from planner.search.request import Progress, Request
 from planner.search.search import Search
 from planner.strategy.strategy import Strategy
@@ -34,6 +37,8 @@ LAUNCHERS: dict[str, ModuleType] = {
 }
 """Name -> the module that writes and reads its settings. MARKS of a module: keys by which a
 configuration of it is known."""
+DEAR = 0.05
+"""Share of a step beyond which what rounding costs is refused."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,38 @@ class Handover:
     inexpressible: tuple[str, ...]
 
 
+def facts_of(model: str, topology: Topology, base: GraphFacts) -> Facts:
+    """What launchers need to know of a model on a machine."""
+    run = largest_repeated_block(base.graph, base.runs)
+    blocks = run[2] if run else 0
+    return Facts(model, topology, blocks, max(0, layers_of(base.graph) - blocks))
+
+
+def refuse_dear(made: Handover, to: str, source: str) -> None:
+    """Raises PlanError P194 where what a launcher can say of a plan takes over a twentieth longer,
+    or does not fit where the plan does, or has no price."""
+    planned, last = made.rows[0].cost, made.rows[-1].cost
+    assert planned is not None
+    if last is None:
+        why = f"what {to} can say of this plan has no price: {made.rows[-1].why}"
+    elif planned["fit"] != "no" and last["fit"] == "no":
+        why = (
+            f"what {to} can say of this plan does not fit:"
+            f" {show_bytes(last['memory_per_device_bytes'])} a device,"
+            f" {show_bytes(last['memory_limit_bytes'])} usable"
+        )
+    elif (slower := last["step_time_s"] / planned["step_time_s"] - 1) > DEAR:
+        why = f"what {to} can say of this plan takes {100 * slower:.1f} % longer"
+    else:
+        return
+    raise PlanError(
+        "P194",
+        why,
+        detail=[row.reason for row in made.rows[2:]],
+        help=[f"plan {source} ... --for {to} finds the best plan that {to} can say"],
+    )
+
+
 def hand_over(strategy: Strategy, source: str | Path, to: str, suffix: str = "") -> Handover:
     """A plan as another launcher's settings. suffix: how the file ends, where a launcher has files
     of several forms. Raises PlanError: P192 where it cannot be expressed at all, P051 for another
@@ -74,10 +111,7 @@ def hand_over(strategy: Strategy, source: str | Path, to: str, suffix: str = "")
     topology, _ = machine_now(strategy)
     planned = reprice(strategy, model, topology)
     rounds = settings_of(replace(strategy, graph=planned.base.graph))
-    run = largest_repeated_block(planned.base.graph, planned.base.runs)
-    blocks = run[2] if run else 0
-    beside = max(0, layers_of(planned.base.graph) - blocks)
-    facts = Facts(model.name, topology, blocks, beside)
+    facts = facts_of(model.name, topology, planned.base)
     first = rounds.now
     inexpressible = launcher.round_off(rounds, facts)
     rows = [Row("as planned", planned.table)]
@@ -91,17 +125,19 @@ def hand_over(strategy: Strategy, source: str | Path, to: str, suffix: str = "")
             rows.append(Row(reason, None, e.what))
     settings = rounds.now
     if to == hf.NAME and last is not None and settings.tensor > 1:
-        settings = replace(
-            settings,
-            styles=hf.styles_of(
-                last, Search(model, planned.request).base(settings.microbatches) or planned.base
-            ),
-        )
+        settings = styled(model, planned.request, settings, last)
         named = priced(model, replace(planned.request, baselines=False), settings).costs
         if any(named[key] != last.costs[key] for key in ("step_time_s", "memory_per_device_bytes")):
             rows.append(Row("weights that no style of a module cuts are whole", named))
     write = forms_of(launcher).get(suffix, launcher.write)
     return Handover(write(settings, facts), tuple(rows), tuple(inexpressible))
+
+
+def styled(model: Model, request: Request, settings: Settings, plan: Strategy) -> Settings:
+    """Settings with the style of each module that "tensor" cuts in their plan (Hugging Face)."""
+    base = Search(model, request).base(settings.microbatches)
+    assert base is not None, "a plan was made of it"
+    return replace(settings, styles=hf.styles_of(plan, base))
 
 
 def forms_of(launcher: ModuleType) -> Mapping[str, Callable[[Settings, Facts], str]]:

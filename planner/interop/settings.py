@@ -247,15 +247,3 @@ def row_length(graph: Graph) -> int:
         ),
         0,
     )
-
-
-def fast_levels(topology: Topology) -> frozenset[int]:
-    """The levels of links within a fast domain: the innermost, and on a torus all its dims."""
-    return frozenset(
-        i for i, level in enumerate(topology.levels) if i == 0 or level.kind == "torus"
-    )
-
-
-def domain_of(topology: Topology) -> int:
-    """Devices of a fast domain."""
-    return prod(topology.levels[i].size for i in fast_levels(topology))

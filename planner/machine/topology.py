@@ -450,3 +450,15 @@ def _on_torus(chip: Device, shape: tuple[int, ...], slices: int) -> Topology:
         )
         notes[0] = f"{slices} slices {'x'.join(map(str, shape))}"
     return Topology(chip, tuple(levels), tuple(notes))
+
+
+def fast_levels(topology: Topology) -> frozenset[int]:
+    """The levels of links within a fast domain: the innermost, and on a torus all its dims."""
+    return frozenset(
+        i for i, level in enumerate(topology.levels) if i == 0 or level.kind == "torus"
+    )
+
+
+def domain_of(topology: Topology) -> int:
+    """Devices of a fast domain."""
+    return prod(topology.levels[i].size for i in fast_levels(topology))

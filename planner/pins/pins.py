@@ -191,9 +191,10 @@ class Pins:
                 f"the pinned mesh ({pinned}) does not multiply to {devices} devices",
                 help=["axis sizes that divide the devices"],
             )
-        # One stage is none.
+        # One stage is none, nor is one device of an axis whose size was to be found.
+        spare = {STAGE, *(a for a, sizes in self.mesh.items() if len(sizes) > 1)}
         return [
-            {a: n for a, n in table.items() if (a, n) != (STAGE, 1)} or {"data": 1}
+            {a: n for a, n in table.items() if n > 1 or a not in spare} or {"data": 1}
             for table in found
         ]
 

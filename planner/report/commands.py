@@ -66,6 +66,7 @@ def reproduce(s: Strategy) -> str:
         for glob in training.get(option, ())
         for part in (f"--{option}", quote(str(glob)))
     ]
+    out += ["--for", str(launcher)] if (launcher := s.provenance.get("launcher")) else []
     out += ["--pin", quote(short_pins(pins))] if not (pins := pins_of(s)).empty else []
     return " ".join(out)
 

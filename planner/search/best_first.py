@@ -329,6 +329,8 @@ class BestFirst:
 
     def _price_by_name(self, node: SearchNode) -> None:
         """Solve and price a policy of names: what is proven of all is `NamedNodes`' to say."""
+        policy = self.search.offered.policy(node.techniques.recompute)
+        node = replace(node, values=(*RECOMPUTE, policy))
         solves = NodeSolves(self.search, 1)
         bound = self._priced(node, solves)
         if bound is not None and solves.cut:
@@ -343,8 +345,10 @@ class BestFirst:
             _, space, choice, _ = self.search.details[id(best)]
             if not self.search.offered.saves_by_name(space.base, best.mesh):
                 return
-            offloads = self.search.offered.offloads_by_name and best.mesh.stages == 1
-            for policy in nearby(space, choice, best.techniques, self.limit, offloads):
+            offered = self.search.offered
+            offloads = offered.offloads_by_name and best.mesh.stages == 1
+            beside = nearby(space, choice, best.techniques, self.limit, offloads)
+            for policy in dict.fromkeys(map(offered.policy, beside)):
                 if (id(space), policy) not in tried and self.best is best:
                     tried.add((id(space), policy))
                     other = self.search.with_recompute(best, policy)
@@ -488,7 +492,8 @@ class BestFirst:
             if mesh.stages > 1
             else max(LEVEL_ORDER)
         )
-        return [k for k in self.levels if LEVEL_ORDER[k] <= most]
+        said = self.search.offered.zero_stages(mesh) if self.pinned else LEVEL_ORDER
+        return [k for k in self.levels if LEVEL_ORDER[k] <= most and LEVEL_ORDER[k] in said]
 
     def _nodes_of(self, index: int) -> Iterator[SearchNode]:
         """The nodes of a mesh that was expanded, each with what bounds all levels of it in

@@ -25,6 +25,8 @@ from planner.graph.findings import Finding
 from planner.machine.topology import Topology, for_devices, from_json
 from planner.machine.topology_file import from_file
 from planner.ops.experts import said
+from planner.pins.launcher_space import SPACES, LauncherSpace, within
+from planner.pins.pins import Pins, parse_pins
 from planner.search.options import (
     DEFAULT_HARDWARE,
     DEFAULT_RUNTIME,
@@ -42,12 +44,12 @@ from planner.workload.user_loss import is_user_loss, priced
 MODE_NAMES = ("auto", "data-parallel", "hybrid", "semi-auto", "propagate", "manual")
 
 
-def asked(request: Any, objective: str, mode: str) -> dict[str, Any]:
-    """What of a request the plan alone does not tell, for its file: pins, and an objective or mode
-    other than the usual one."""
-    pins = {} if request.pins.empty else {"pins": request.pins.table()}
+def asked(pins: Any, launcher: str, objective: str, mode: str) -> dict[str, Any]:
+    """What of a request the plan alone does not tell, for its file: the user's pins, the launcher
+    that it is for, and an objective or mode other than the usual one."""
     return (
-        pins
+        ({} if pins.empty else {"pins": pins.table()})
+        | ({"launcher": launcher} if launcher else {})
         | ({"objective": objective} if objective != "step" else {})
         | ({"mode": mode} if mode != "auto" else {})
     )
@@ -64,8 +66,10 @@ def build_request(machine: MachineOptions, step: StepOptions, search: SearchOpti
     from planner.search.request import Request
 
     topology = _machine(machine, search)
+    step, space = _for_launcher(step)
     _choose(step, search)
     pins = _pins(search)
+    pins = pins if space is None else within(space, pins, topology, step.workload)
     refuse_pins(pins, topology.device, step.workload, step.runtime)
     # A program written for jit is priced as one, unless as a framework's.
     jit = step.backend == "jit" and step.runtime == DEFAULT_RUNTIME
@@ -79,6 +83,7 @@ def build_request(machine: MachineOptions, step: StepOptions, search: SearchOpti
         mode=search.mode,
         objective=search.objective,
         pins=pins,
+        launcher=space,
         memory_limit_bytes=machine.memory_limit_bytes,
         time_limit_s=search.time_limit_s,
         seed=search.seed,
@@ -98,6 +103,23 @@ def build_request(machine: MachineOptions, step: StepOptions, search: SearchOpti
     from planner.search.anchor import anchored, read_anchor
 
     return anchored(request, read_anchor(machine.calibrate_with))
+
+
+def _for_launcher(step: StepOptions) -> tuple[StepOptions, LauncherSpace | None]:
+    """The options, under the runtime of the launcher that is planned for, and its space. Raises
+    PlanError P024 where another runtime, or a program of ours, is asked for."""
+    if not step.launcher:
+        return step, None
+    choose("for", step.launcher, tuple(SPACES))
+    space = SPACES[step.launcher]
+    if step.runtime not in (DEFAULT_RUNTIME, space.runtime):
+        raise PlanError(
+            "P024",
+            f"--runtime {step.runtime} and --for {space.name} contradict each other: its programs"
+            f" are priced as {space.runtime}",
+            help=["leave --runtime out"],
+        )
+    return replace(step, runtime=space.runtime), space
 
 
 def _machine(machine: MachineOptions, search: SearchOptions) -> Topology:
@@ -133,9 +155,13 @@ def _choose(step: StepOptions, search: SearchOptions) -> None:
     choose("workload", step.workload, ("train", "infer"))
 
 
+def own_pins(search: SearchOptions) -> Pins:
+    """The user's pins."""
+    return search.pins if isinstance(search.pins, Pins) else parse_pins(search.pins)
+
+
 def _pins(search: SearchOptions) -> Any:
     """The pins as the mode takes them. Raises PlanError P059 where a mode lacks what it needs."""
-    from planner.pins.pins import Pins, parse_pins
     from planner.space.propagation import MODES
 
     if search.mode == "manual":
@@ -144,7 +170,7 @@ def _pins(search: SearchOptions) -> Any:
             "--mode manual prices one strategy file as it is, and here plans are searched for",
             help=["plan MODEL --mode manual --pin strategy.json"],
         )
-    pins = search.pins if isinstance(search.pins, Pins) else parse_pins(search.pins)
+    pins = own_pins(search)
     if search.mode == "semi-auto" and pins.empty:
         raise PlanError(
             "P059",

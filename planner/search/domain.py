@@ -33,6 +33,7 @@ from planner.machine.mesh_choices import (
     staged_meshes,
 )
 from planner.machine.topology import Mesh, MeshAxis
+from planner.search.launcher_domain import replicas, sayable
 from planner.search.request import Candidate, Request
 from planner.sharding.candidates import candidates
 from planner.sharding.layout import STAGE
@@ -92,8 +93,9 @@ class SearchDomain:
     def meshes(self) -> tuple[Mesh, ...]:
         """Meshes of one and two axes, with and without stages, or those that pins and mode leave;
         of pins of a schedule those with stages. Raises PlanError P015, P022, P024."""
-        found, techniques = self._dividing(self._grouped()), self.request.pins.techniques
-        if self.request.partitioned:  # of a list of pinned stages
+        request = self.request
+        found, techniques = self._dividing(self._grouped()), request.pins.techniques
+        if request.partitioned:  # of a list of pinned stages
             found = tuple(m for m in found if m.stages == 1)
         asked = next(
             (
@@ -115,7 +117,9 @@ class SearchDomain:
                 " through stages",
                 help=["remove one of them, or pp=2"],
             )
-        return tuple(m for m in found if m.stages > 1) if asked else found
+        found = tuple(m for m in found if m.stages > 1) if asked else found
+        base = self.base(1) if request.launcher is not None else None
+        return found if base is None else sayable(found, self.model, request, base)
 
     def _dividing(self, found: tuple[Mesh, ...]) -> tuple[Mesh, ...]:
         """Of meshes that were asked for those whose axes of the batch cut it, in the pinned number
@@ -449,11 +453,21 @@ class SearchDomain:
 
     def levels(self) -> tuple[int, ...]:
         """ZeRO stages to consider."""
-        pinned = self.request.pins.techniques.get("zero_stage")
+        pinned, launcher = self.request.pins.techniques.get("zero_stage"), self.request.launcher
         if pinned is not None:
             return (int(pinned),)
         stages: tuple[int, ...] = BY_NAME["zero_stage"].choices
+        if launcher is not None and self.training and self.request.topology.devices > 1:
+            return launcher.zero_stages
         return stages if self.training and self.request.topology.devices > 1 else stages[:1]
+
+    def zero_stages(self, mesh: Mesh) -> tuple[int, ...]:
+        """Of these those that go with a mesh of the launcher that is planned for."""
+        launcher, pinned = self.request.launcher, self.request.pins.techniques.get("zero_stage")
+        if launcher is None or pinned is not None or not self.training:
+            return self.levels()
+        sizes = dict(mesh.shape)
+        return launcher.zero_with(sizes.get("sequence", 1), sizes.get("data", 1), replicas(mesh))
 
     def recomputes(self, base: GraphFacts, mesh: Mesh) -> tuple[str, ...]:
         """Recomputation to consider, the least first. uneven stages run their forward pass
@@ -475,7 +489,10 @@ class SearchDomain:
                 f" --runtime {self.request.runtime.name} is priced as that framework runs",
                 help=["recompute=none, block or block-keep, or leave --runtime out"],
             )
-        return RECOMPUTE if pinned is None else (_of_blocks(str(pinned), base),)
+        if pinned is not None:
+            return (_of_blocks(str(pinned), base),)
+        launcher = self.request.launcher
+        return tuple(r for r in RECOMPUTE if launcher is None or r in launcher.recompute)
 
     def saves_by_name(self, base: GraphFacts, mesh: Mesh) -> bool:
         """Whether it is for the search to say which values recomputed blocks save by name."""
@@ -483,6 +500,7 @@ class SearchDomain:
             BLOCK in self.recomputes(base, mesh)
             and len(self.recomputes(base, mesh)) > 1
             and self.request.runtime.kernels is None
+            and (self.request.launcher is None or bool(self.request.launcher.names))
         )
 
     @property
@@ -497,6 +515,11 @@ class SearchDomain:
             and request.topology.device.kind != "cpu"
             and self.model.workload.tables == PLACES[0]
         )
+
+    def policy(self, recompute: str) -> str:
+        """A way to recompute that was found, as the launcher that is planned for can say it."""
+        launcher = self.request.launcher
+        return recompute if launcher is None else launcher.policy(recompute)
 
     def schedules(self, mesh: Mesh) -> tuple[tuple[str, int], ...]:
         """(how microbatches pass through the stages of a mesh, chunks a stage) to consider: 1F1B,
@@ -515,7 +538,11 @@ class SearchDomain:
                 and (not base.dealt or base.dealt[0][2] % n == 0)
             )
 
-        if self.request.runtime.kernels is not None and chunks is None and pinned is None:
+        launcher = self.request.launcher
+        if launcher is not None and pinned is None:
+            if INTERLEAVED not in launcher.schedules:
+                return tuple((s, 1) for s in launcher.schedules)
+        elif self.request.runtime.kernels is not None and chunks is None and pinned is None:
             chunks = 1  # how many a framework has is the runtime's
         finer = tuple(
             (INTERLEAVED, v)
@@ -555,8 +582,17 @@ class SearchDomain:
                     f"batch {batch} does not divide into {copies} overlapped microbatches (copies)",
                     help=["an even batch, or pin copies=1"],
                 )
+        launcher = self.request.launcher
+        if launcher is not None and batch % replicas(mesh):
+            launcher = None  # a baseline's mesh
+        if launcher is not None:
+            each = batch // replicas(mesh)
+            usual = tuple(sorted({*usual, *((each,) if each <= MOST_MICROBATCHES else ())}))
+            usual = launcher.microbatches(usual, each, mesh.stages)
         if mesh.stages == 1:
             return usual
+        if launcher is not None:
+            return tuple(m for m in usual if m >= max(2, mesh.stages - 1))
         sizes = dict(mesh.shape)
         rows = [
             batch // data

@@ -36,13 +36,15 @@ class MachineOptions:
 @dataclass(frozen=True)
 class StepOptions:
     """How a step is computed. workload: train or infer; backend: of the program that is to be
-    written, "" where none is."""
+    written, "" where none is; launcher: whose plans alone are searched
+    (planner.pins.launcher_space.SPACES), "" for any."""
 
     workload: str = "train"
     optimizer: str = "adamw"
     precision: str = DEFAULT_PRECISION
     runtime: str = DEFAULT_RUNTIME
     backend: str = ""
+    launcher: str = ""
 
 
 @dataclass(frozen=True)

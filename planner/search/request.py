@@ -23,6 +23,7 @@ from planner.execution.plan import Plan
 from planner.execution.techniques import BY_NAME, recompute_rank
 from planner.graph.findings import Finding
 from planner.machine.topology import Mesh, Topology
+from planner.pins.launcher_space import LauncherSpace
 from planner.pins.pins import Pins
 from planner.pricing.bucketing import OPEN
 from planner.pricing.cost import Cost
@@ -48,6 +49,8 @@ class Request:
     mode: str = "auto"
     objective: str = "step"
     pins: Pins = field(default_factory=Pins)
+    launcher: LauncherSpace | None = None
+    """The launcher whose plans alone are searched; its degrees are part of the pins."""
     memory_limit_bytes: int | None = None
     time_limit_s: float | None = None
     seed: int = 0

@@ -59,10 +59,10 @@ class Workspace:
             try:
                 self._bases[microbatches] = self._base(microbatches)
             except PlanError as e:
-                # Static reshapes of a batch mixed with other dims cannot be read at a fraction of
-                # it; a live BatchNormalization must not be.
+                # Static reshapes of a batch mixed with other dims, and inputs whose shape was given
+                # whole, cannot be read at a fraction of it; a live BatchNormalization must not be.
                 if (
-                    e.code not in ("P037", "P146")
+                    e.code not in ("P037", "P115", "P146")
                     or microbatches == 1
                     or "microbatches" in self.request.pins.techniques
                     or self.request.copies > 1

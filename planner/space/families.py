@@ -75,9 +75,7 @@ def as_named(
             else base.reachable(i, candidates(base.rules[i], sizes, limits))
         )
         for axis, claim in claims.items():
-            done = [
-                next((roles[i].get(f, "") for f, axes in s.pairs if axis in axes), "") for s in kept
-            ]  # "" where it is idle, or only pending
+            done = [_role_of(axis, s, roles[i]) for s in kept]
             left = kept
             if claim == "tensor":
                 left = [s for s, role in zip(kept, done, strict=True) if role != "data"]
@@ -98,6 +96,14 @@ def as_named(
             kept = left if left or i not in pinned else kept
         out[i] = tuple(kept)
     return out
+
+
+def _role_of(axis: str, split: Split, roles: Mapping[str, str]) -> str:
+    """What an axis cuts under a split; "" where it is idle, or only pending."""
+    for factor, axes in split.pairs:
+        if axis in axes:
+            return roles.get(factor, "")
+    return ""
 
 
 def _columns_or_rows(

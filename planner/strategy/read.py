@@ -71,6 +71,7 @@ _PROVENANCE: dict[str, Any] = {
     "pins": dict[str, Any],
     "objective": str,
     "mode": str,
+    "launcher": str,
     "date": str,
     "tool": str,
     "incremental": dict[str, Any],
@@ -78,9 +79,9 @@ _PROVENANCE: dict[str, Any] = {
     "cache_faults": list[str],
 }
 """What commands read of a part whose other keys are anybody's."""
-MOST_DEVICES, MOST_SIZE = 2**24, 2**62
-"""Of a machine, and of anything else that is counted: beyond them nothing is priced in sensible
-time or exactly."""
+MOST_DEVICES, MOST_SIZE, MOST_WORK = 2**24, 2**62, 2**100
+"""Of a machine, of anything else that is counted (beyond them nothing is priced in sensible time or
+exactly), and of floating-point operations: DeepSeek-V3 on one device takes 2^64 a step."""
 
 
 def load(path: str | Path) -> Strategy:
@@ -164,16 +165,16 @@ def mismatch(value: Any, of: Any, where: str = "") -> str:
         isinstance(value, bool) and of is not bool
     ):
         return f"{where} is {type(value).__name__} {str(value)[:40]!r}"
-    return _endless(value, where)
+    return _endless(value, where, counted=of is not float)
 
 
-def _endless(value: Any, where: str) -> str:
-    """Numbers that are none, or that no strategy counts up to."""
+def _endless(value: Any, where: str, counted: bool = True) -> str:
+    """Numbers that are none, or that no strategy counts up to. counted: as whole numbers are."""
     if isinstance(value, float) and not math.isfinite(value):
         return f"{where} is {value}"
     return (
         f"{where} is {str(value)[:20]}..., which is too large"
-        if isinstance(value, int) and abs(value) > MOST_SIZE
+        if isinstance(value, int) and abs(value) > (MOST_SIZE if counted else MOST_WORK)
         else ""
     )
 

@@ -247,7 +247,7 @@ class CostTable(TypedDict):
     exposed_s_by_collective: dict[str, float]
     bubble_time_s: float
     optimizer_time_s: float
-    flops_per_device: int
+    flops_per_device: float
     distinct_work: float
     model_flops_utilization: float
     memory_per_device_bytes: int

@@ -83,7 +83,7 @@ def confirmed(
         while True:
             tell(f"compiling plan {len(rejected) + 1} of at most {MOST} for {target.text}")
             try:
-                said = _compiled(plan, source, target, backend)
+                said = compiled(plan, source, target, backend)
             except PlanError as e:
                 failed, said = (
                     failed or e,
@@ -108,7 +108,7 @@ def confirmed(
     return _with(best, target, rejected, begun, fits=False)
 
 
-def _compiled(plan: Strategy, source: Any, target: Target, backend: str) -> dict[str, Any]:
+def compiled(plan: Strategy, source: Any, target: Target, backend: str) -> dict[str, Any]:
     """What the compiler says of a plan; `why` where it does not fit."""
     from planner.verify.worker import verify
 

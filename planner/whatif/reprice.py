@@ -28,6 +28,7 @@ from planner.execution.layout_flow import Flow
 from planner.execution.plan import Plan
 from planner.machine.mesh_choices import pinned_mesh
 from planner.machine.topology import Mesh, Topology, for_devices, from_json
+from planner.pins.launcher_space import SPACES, within
 from planner.pins.pins import Pins
 from planner.pricing.cost import Cost
 from planner.pricing.plan_price import price_plan
@@ -229,11 +230,15 @@ def recorded_request(strategy: Strategy, topology: Topology, pins: Pins | None =
         str(strategy.workload["runtime"]),
         strategy.provenance,
     )
+    if launcher := str(said.get("launcher", "")):
+        choose("for", launcher, tuple(SPACES))
+        pins = within(SPACES[launcher], pins, topology, workload)
     refuse_pins(pins, topology.device, workload, runtime)
     request = request_of(strategy, topology)
     return replace(
         request,
         pins=pins,
+        launcher=SPACES.get(launcher),
         mode=str(said.get("mode", "auto")),
         objective=str(said.get("objective", "step")),
         offload=pins.techniques.get("offload", ()),

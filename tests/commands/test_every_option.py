@@ -45,20 +45,28 @@ plan {SPEC} --topology two.toml --tokens-per-step 128 {TIED} --json --cache kept
 plan {SPEC} --devices 2 --batch 8 --json --cache kept --incremental
 plan {SPEC} --devices 2 --batch 8 {LORA} --quiet -o lora.json --no-cache
 plan free.onnx --devices 2 {SIZES} --quiet -o free.json
+plan free.onnx --devices 2 --dim seq=4 --shape x=8,4,16 --batch 8 --quiet -o free.json --force
 plan zoo:llama-tiny,cache=1 --devices 2 --workload infer --prompt 8 --generate 4 --concurrency 4 --prefill-tokens 16 --quantize int8 --quiet -o serve.json
 plan m.onnx --devices 4 --hardware cpu --precision fp32 --batch 8 --calibrate-with p.json=2ms --quiet -o anchored.json
 plan zoo:dlrm-tiny --devices 2 --batch 8 {TABLES} --quiet -o dlrm.json
+plan {SPEC} --devices 2 --batch 8 --for megatron --quiet -o for.json
 plan --version
 plan --completion fish
 annotate p.json --model m.onnx -o m2.onnx
 annotate p.json --model m.onnx -o m2.onnx --force
-export p.json --model m.onnx --to maxtext -o p.yml
-export p.json --model m.onnx --to maxtext -o p.yml --force
+export for.json --to maxtext -o p.yml
+export for.json --model {SPEC} --to maxtext -o p.yml --force
 import mega.yaml --from megatron --model {SPEC} --devices 2 --batch 8 {TRAINING} {MACHINE} -o i.json --quiet --force
 import mega.yaml --model {SPEC} --topology two.toml --batch 8 {TIED} -o i.json --force --quiet
 import mega.yaml --model {SPEC} --devices 2 --tokens-per-step 128 {LORA} -o i.json --force --quiet
 import dp.yaml --model zoo:dlrm-tiny --devices 2 --batch 8 {TABLES} -o i.json --force --quiet
 import mega.yaml --model free.onnx --devices 2 --dim seq=4 --shape x=8,4,16 --batch 8 --workload train -o i.json --force --quiet
+tune mega.yaml --from megatron --model {SPEC} --devices 2 --batch 8 {TRAINING} --hardware h100-sxm --memory-limit 40GiB --memory-reserve 1GiB --runtime fsdp -o t.yaml --quiet --force
+tune mega.yaml --model {SPEC} --topology two.toml --batch 8 {TIED} -o t.yaml --force --json
+tune mega.yaml --model {SPEC} --devices 2 --tokens-per-step 128 {LORA} -o t.yaml --force
+tune dp.yaml --model zoo:dlrm-tiny --devices 2 --batch 8 {TABLES} -o t.yaml --force --quiet
+tune mega.yaml --model free.onnx --devices 2 --dim seq=4 --shape x=8,4,16 --batch 8 --workload train -o t.yaml --force --quiet
+tune mega.yaml --model m.onnx --devices 2 --hardware cpu --precision fp32 --calibrate-with p.json=2ms --confirm gpu:h100 -o t.yaml --force
 launch p.json --model m.onnx --to kubernetes --image i --volume v --backend jit --python python3 --timeout 60 --cpu -o k8s --force -- --steps 2
 launch p.json --model m.onnx --nnodes 2 --coordinator nowhere --cpu -o l
 weights hub/config.json --from hub --batch 8 {TRAINING} -o w.safetensors
@@ -70,6 +78,7 @@ verify p.json --model m.onnx --backend jit --unroll --target cpu --compute plan 
 check m.onnx --against p.json --cache kept
 check m.onnx --against p.json --no-cache
 compare {SPEC} --devices 2 --batch 8 {TRAINING} {MACHINE} {SEARCH}
+compare {SPEC} --devices 2 --batch 8 --for torchtitan --no-cache
 compare {SPEC} --topology two.toml --tokens-per-step 128 {TIED} --cache kept
 compare {SPEC} --devices 2 --batch 8 {LORA} --no-cache
 compare m.onnx --devices 4 --hardware cpu --precision fp32 --batch 8 --calibrate-with p.json=2ms --no-cache
@@ -78,6 +87,7 @@ compare free.onnx --devices 2 {SIZES}
 sweep {SPEC} --devices 2,4 --batch 8 {TRAINING} {MACHINE} {SEARCH} --solver dp --mode semi-auto --pin tp=2 --scaling weak
 sweep {SPEC} --devices 2 --tokens-per-step 128 {TIED} --cache kept
 sweep zoo:mlp-tiny --devices 2 --tokens 1B --price 2/h --deadline 30d --budget 1M --pareto
+sweep {SPEC} --devices 2 --batch 8 --for hf --no-cache
 sweep {SPEC} --devices 2 --batch 8 {LORA} --json --no-cache
 sweep zoo:dlrm-tiny --devices 2 --batch 8 {TABLES}
 sweep free.onnx --devices 2 {SIZES}
@@ -90,7 +100,11 @@ solve problem.json --seed 3
 """.splitlines(),
     )
 )
-ENDS = {"calibrate --runs none.jsonl": 2, "launch p.json --model m.onnx --nnodes": 2}
+ENDS = {
+    "calibrate --runs none.jsonl": 2,
+    "launch p.json --model m.onnx --nnodes": 2,
+    "tune mega.yaml --model m.onnx": 2,
+}
 """Calls that end in an error: what they are given cannot be used, and the option is read before
 that is known."""
 

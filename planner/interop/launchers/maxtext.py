@@ -53,8 +53,9 @@ from planner.interop.model_sizes import (
     Claim,
     claims_of,
 )
-from planner.interop.settings import AXES, Facts, Rounds, Settings, fast_levels
+from planner.interop.settings import AXES, Facts, Rounds, Settings
 from planner.machine.mesh_choices import pinned_mesh
+from planner.machine.topology import fast_levels
 
 NAME, SUFFIX = "maxtext", ".yml"
 MARKS = r"(ici|dcn)_\w+_parallelism|per_device_batch_size"

@@ -3,7 +3,7 @@ used to price published runs, never what is emitted."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from costmodels.frameworks.peak_memory import FrameworkMemory, peak
 from costmodels.frameworks.step_time import StepSeconds, Work, step_time
@@ -45,6 +45,8 @@ def price_with_work(
 ) -> FrameworkPrice:
     """As `price`, with what a step does and holds."""
     plan, stages = flow.plan, assign_stages(base, flow, pricer.runtime.balance)
+    if plan.virtual_stages > 1:  # of a plan that says it, else the runtime does
+        pricer = replace(pricer, runtime=replace(pricer.runtime, interleave=plan.virtual_stages))
     uses = merged_uses(flow, runs, pricer)
     work = work_of(base, flow, runs, uses, stages, pricer)
     memory, step = memory_of(base, flow, stages, pricer), step_seconds(work, pricer)

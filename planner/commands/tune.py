@@ -1,0 +1,276 @@
+"""`plan tune`: a launcher's configuration in, better ones that the same launcher can say out."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from planner.errors import PlanError
+from planner.support import console
+
+if TYPE_CHECKING:
+    from planner.interop.price import Configuration
+    from planner.interop.settings import Settings
+    from planner.interop.tune import Choice, Tuned
+    from planner.workload.model import Model
+
+INTERRUPTED = 130
+PER = 1e6
+"""Tokens (or samples) that the price of training is shown for."""
+
+
+def run(args: argparse.Namespace) -> int:
+    """`plan tune`."""
+    import planner.api as api
+    from planner.commands.common import machine
+    from planner.commands.exchange import machine_of, opened
+    from planner.interop.tune import tune
+    from planner.pins.launcher_space import SPACES
+    from planner.search.options import DEFAULT_RUNTIME
+
+    begun = time.monotonic()
+    options = machine(args)
+    topology = api.make_request(**options).topology
+    configuration, model = opened(args, topology)
+    target = _target(args, configuration)
+    space = SPACES.get(configuration.launcher)
+    if space is not None and args.runtime == DEFAULT_RUNTIME:
+        options["runtime"] = space.runtime
+    request = api.make_request(**options, workload=args.workload, optimizer=args.optimizer)
+    compile_for = api.target_of(args.confirm, args.model, request) if args.confirm else None
+    with console.live(not args.quiet and not args.json) as line:
+        tuned = tune(model, request, configuration, line.report)
+    searched = time.monotonic() - begun
+    said, stopped = _compiled(args, tuned, compile_for)
+    table = as_table(tuned, said, searched)
+    if args.json:
+        console.data(json.dumps(table, indent=2))
+    else:
+        console.data(in_words(model, args, configuration, tuned, said) + "\n")
+        console.say(f"{tuned.tried} plans priced, {searched:.1f} s")
+    if tuned.best and tuned.best[0] is not tuned.yours:
+        from planner.support.atomic_write import write_atomically
+
+        write_atomically(target, _written(tuned, tuned.best[0].settings, target.suffix))
+        console.say(
+            f"wrote {target}, the first of them   next: plan import {target} --model {args.model}"
+            f" {machine_of(tuned.best[0].strategy)}"
+        )
+    return INTERRUPTED if stopped or tuned.stopped == "interrupt" else 0
+
+
+def _target(args: argparse.Namespace, configuration: Configuration) -> Path:
+    """Where the better settings go. Raises PlanError P053 for a file that is there."""
+    from planner.interop.price import LAUNCHERS, forms_of
+
+    config, launcher = Path(args.config.partition(".py:")[0]), LAUNCHERS[configuration.launcher]
+    suffix = config.suffix if config.suffix in forms_of(launcher) else launcher.SUFFIX
+    target = Path(args.output or f"{config.stem}.tuned{suffix}")
+    if target.resolve() == config.resolve():
+        raise PlanError("P053", f"{target} is the configuration itself", help=["-o another file"])
+    if target.exists() and not args.force:
+        raise PlanError("P053", f"{target} exists", help=["-o another file, or --force"])
+    return target
+
+
+def _written(tuned: Tuned, settings: Settings, suffix: str = "") -> str:
+    """Settings as their launcher's text, in the form that a file's ending says."""
+    from planner.interop.price import LAUNCHERS, forms_of
+
+    launcher = LAUNCHERS[tuned.launcher]
+    return str(forms_of(launcher).get(suffix, launcher.write)(settings, tuned.facts))
+
+
+def _compiled(
+    args: argparse.Namespace, tuned: Tuned, target: Any
+) -> tuple[list[dict[str, Any]], bool]:
+    """What the compiler says of the best, as programs of ours, one after the other; and whether
+    the user stopped it."""
+    said: list[dict[str, Any]] = []
+    if target is None:
+        return said, False
+    from planner.verify.confirm import compiled
+
+    with console.live(not args.quiet and not args.json, "compiling") as line:
+        for i, choice in enumerate(tuned.best):
+            line.report(
+                f"compiling {i + 1} of {len(tuned.best)} for {target.text}", choice.step_s, None
+            )
+            try:
+                said.append(compiled(choice.strategy, args.model, target, "shard_map"))
+            except PlanError as e:
+                said.append({"peak_bytes": 0, "why": e.what})
+            except KeyboardInterrupt:
+                return said, True
+    return said, False
+
+
+def pins_words(s: Settings) -> str:
+    """Settings as pins: `pp=4 vpp=4 dp=16 cp=2 tp=4 zero=1 micro=64 recompute=block`."""
+    degrees = {
+        "pp": s.stage,
+        "vpp": s.virtual_stages,
+        "dp": s.data,
+        "ep": s.expert,
+        "cp": s.sequence,
+        "tp": s.tensor,
+    }
+    words = [f"{name}={n}" for name, n in degrees.items() if n > 1] or ["dp=1"]
+    words += [f"zero={s.zero_stage}"] if s.zero_stage else []
+    words += [f"micro={s.microbatches}"]
+    words += [f"recompute={s.recompute}"] if s.recompute != "none" else []
+    return " ".join(words)
+
+
+def in_words(
+    model: Model,
+    args: argparse.Namespace,
+    configuration: Configuration,
+    tuned: Tuned,
+    said: Sequence[dict[str, Any]],
+) -> str:
+    """What was found, for people."""
+    from planner.pins.launcher_space import SPACES
+    from planner.support.text import table
+
+    head = (
+        f"{model.name} · {Path(args.config).name} of {configuration.launcher}"
+        f" ({SPACES[tuned.launcher].version}) · batch {configuration.settings.batch}"
+    )
+    rows = [["", "settings", "step", "", "memory", "fits", "USD/M tokens"]]
+    if tuned.yours is not None:
+        rows.append(_row("yours", tuned.yours, tuned))
+    rows += [_row(str(i + 1), c, tuned) for i, c in enumerate(tuned.best) if c is not tuned.yours]
+    lines = [head, "", *table(rows, right=(2, 3, 4, 6)), ""]
+    if tuned.yours is None:
+        lines.append(f"yours has no price: {tuned.why}")
+    lines += [_answer(tuned), *_peaks(tuned, said), *_smaller(tuned)]
+    if tuned.yours is not None and tuned.best and tuned.best[0] is not tuned.yours:
+        lines += ["", "what changes:", *_changes(tuned)]
+    lines += [f"note: {note}" for note in configuration.notes]
+    if configuration.unread:
+        lines.append(f"note: not read: {', '.join(configuration.unread[:12])}")
+    return "\n".join(lines)
+
+
+def _row(name: str, choice: Choice, tuned: Tuned) -> list[str]:
+    from costmodels.hardware.units import show_bytes, show_time
+
+    costs = choice.strategy.costs
+    change = (
+        f"{100 * (choice.step_s / tuned.yours.step_s - 1):+.1f} %"
+        if tuned.yours is not None and choice is not tuned.yours
+        else ""
+    )
+    usd = _usd(choice)
+    return [
+        name,
+        pins_words(choice.settings),
+        show_time(choice.step_s),
+        change,
+        show_bytes(costs["memory_per_device_bytes"]),
+        str(costs["fit"]),
+        "" if usd is None else f"{usd:.2f}",
+    ]
+
+
+def _usd(choice: Choice) -> float | None:
+    """USD for a million tokens (or samples) at the device's list price; None without one."""
+    from planner.machine.topology import from_json
+
+    price = from_json(choice.strategy.topology).device.usd_per_h
+    costs = choice.strategy.costs
+    if price is None or not costs["tokens_per_s_per_device"]:
+        return None
+    return float(price / 3600 / costs["tokens_per_s_per_device"] * PER)
+
+
+def _answer(tuned: Tuned) -> str:
+    """How much is left on the table."""
+    if not tuned.best:
+        return "nothing that the launcher can say fits"
+    if tuned.best[0] is tuned.yours:
+        return "left on the table: nothing, yours is the fastest that was found"
+    left = tuned.left
+    if left is None:
+        return "the first of them is what to run"
+    share, error = 100 * left[0], 100 * left[1]
+    text = f"left on the table: {share:.1f} % ± {error:.1f}"
+    if tuned.yours is not None and tuned.yours.strategy.costs["fit"] == "no":
+        return f"{text}; by this price yours does not fit"
+    return text + (", too little to be told apart from nothing" if share < error else "")
+
+
+def _peaks(tuned: Tuned, said: Sequence[dict[str, Any]]) -> list[str]:
+    """What the compiler says, a line each."""
+    from costmodels.hardware.units import show_bytes
+
+    return [
+        f"compiled, {i + 1}: "
+        + (row["why"] if "why" in row else f"{show_bytes(row['peak_bytes'])}, fits")
+        + f" ({show_bytes(choice.strategy.costs['memory_per_device_bytes'])} planned)"
+        for i, (choice, row) in enumerate(zip(tuned.best, said, strict=False))
+    ]
+
+
+def _smaller(tuned: Tuned) -> list[str]:
+    """Plans that take longer and less memory."""
+    from costmodels.hardware.units import show_bytes, show_time
+    from planner.support.text import table
+
+    rows = [
+        [pins_words(t.settings), show_time(t.step_s), show_bytes(t.memory_bytes)]
+        for t in tuned.front[1:]
+    ]
+    return ["", "more room for more time:", *(f"  {x}" for x in table(rows, right=(1, 2)))] * bool(
+        rows
+    )
+
+
+def _changes(tuned: Tuned) -> list[str]:
+    """Lines of the written settings that differ."""
+    assert tuned.yours is not None
+    before, after = (
+        _written(tuned, s).splitlines() for s in (tuned.yours.settings, tuned.best[0].settings)
+    )
+    return [
+        f"  {line.rstrip()}"
+        for line in difflib.ndiff(before, after)
+        if line[:2] in ("- ", "+ ") and not line[2:].lstrip().startswith("#")
+    ]
+
+
+def as_table(tuned: Tuned, said: Sequence[dict[str, Any]], seconds: float) -> dict[str, Any]:
+    """The same as JSON."""
+
+    def row(choice: Choice) -> dict[str, Any]:
+        costs = choice.strategy.costs
+        return {
+            "settings": pins_words(choice.settings),
+            "step_time_s": choice.step_s,
+            "step_time_range_s": list(costs["step_time_range_s"]),
+            "memory_per_device_bytes": costs["memory_per_device_bytes"],
+            "fit": costs["fit"],
+            "usd_per_million_tokens": _usd(choice),
+        }
+
+    best = [row(c) for c in tuned.best]
+    for shown, compiled in zip(best, said, strict=False):
+        shown["compiled"] = compiled
+    left = tuned.left
+    return {
+        "launcher": tuned.launcher,
+        "yours": None if tuned.yours is None else row(tuned.yours),
+        "why": tuned.why,
+        "best": best,
+        "left": None if left is None else {"share": left[0], "error": left[1]},
+        "front": [row(c) for c in tuned.front],
+        "tried": tuned.tried,
+        "seconds": round(seconds, 2),
+        "stopped": tuned.stopped,
+    }

@@ -1,0 +1,229 @@
+"""A launcher's configuration, and better ones that the same launcher can say.
+
+The configuration is priced as it is. Then everything its launcher can say is searched
+(planner.pins.launcher_space) on the same machine, for the same batch; the best plans that differ in
+mesh, recompute or ZeRO stage are rounded as an export rounds them and priced as an import prices
+them, so that what is promised is what `plan import` says of the file that is written.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from planner.errors import PlanError
+from planner.interop.launchers import hf
+from planner.interop.price import LAUNCHERS, Configuration, facts_of, priced, styled
+from planner.interop.settings import Facts, Rounds, Settings
+from planner.machine.topology import Mesh
+from planner.pins.launcher_space import SPACES, within
+from planner.pins.pins import Pins
+from planner.search.best_first import BestFirst, PlanFamily
+from planner.search.request import Candidate, Progress, Request
+from planner.search.search import Search
+from planner.sharding.layout import STAGE
+from planner.strategy.strategy import Strategy
+
+if TYPE_CHECKING:
+    from planner.workload.model import Model
+
+BEST = 3
+"""Plans that are rounded, priced and compiled."""
+SHARES = (0.75, 0.5, 0.25)
+"""Of the best plan's memory what plans of the front may take."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Settings and their plan."""
+
+    settings: Settings
+    strategy: Strategy
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step."""
+        return float(self.strategy.costs["step_time_s"])
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of a device."""
+        return int(self.strategy.costs["memory_per_device_bytes"])
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """yours: the configuration as it is, None where it has no price, and why; best: the fastest
+    first; front: plans of which none is both faster and smaller; tried: plans priced;
+    facts: as launchers write settings."""
+
+    launcher: str
+    yours: Choice | None
+    why: str
+    best: tuple[Choice, ...]
+    front: tuple[Choice, ...]
+    tried: int
+    facts: Facts
+    stopped: str = ""
+
+    @property
+    def left(self) -> tuple[float, float] | None:
+        """Share of the configuration's step that the best one saves, and how far off that may be
+        for plans of one model on one machine; None without a price of both."""
+        if self.yours is None or not self.best:
+            return None
+        best = self.best[0]
+        low, high = best.strategy.costs["tie_range_s"]
+        return 1 - best.step_s / self.yours.step_s, (high - low) / 2 / self.yours.step_s
+
+
+def tune(
+    model: Model, request: Request, configuration: Configuration, progress: Progress | None = None
+) -> Tuned:
+    """A configuration beside the best that its launcher can say. request: of the machine and the
+    launcher's runtime, without pins.
+
+    Raises PlanError: exit 3 where nothing fits, P190 where no space of the launcher is known."""
+    if configuration.launcher not in SPACES:
+        raise PlanError(
+            "P190",
+            f"no search is known of what {configuration.launcher} can say",
+            help=[f"configurations of {', '.join(SPACES)}"],
+        )
+    space, given = SPACES[configuration.launcher], configuration.settings
+    plain = replace(request, baselines=False, launcher=None)
+    yours, why = None, ""
+    try:
+        yours = Choice(given, priced(model, plain, given, progress=progress))
+    except PlanError as e:
+        why = e.what
+    pins = within(space, Pins(), request.topology, model.workload.kind)
+    search = Search(model, replace(plain, launcher=space, pins=pins, cache=None), progress)
+    result = search.run()
+    base = search.base(1)
+    assert base is not None
+    facts = facts_of(model.name, request.topology, base)
+    found = [] if result.best is None else [result.best]
+    with suppress(KeyboardInterrupt):
+        if not result.stopped:
+            found = _of_meshes(search, found)
+    said = _Said(model, plain, space.name, given, facts)
+    best = _best(said, found)
+    front = best[:1]
+    with suppress(KeyboardInterrupt):
+        if not result.stopped and best:
+            front = _front(search, said, best[0])
+    if yours is not None and yours.strategy.costs["fit"] != "no":
+        others = (c for c in best if c.settings != given)
+        best = tuple(sorted((yours, *others), key=lambda c: c.step_s))
+    return Tuned(
+        launcher=space.name,
+        yours=yours,
+        why=why,
+        best=best[:BEST],
+        front=front,
+        tried=len(search.details),
+        facts=facts,
+        stopped=result.stopped,
+    )
+
+
+def settings_for(c: Candidate, given: Settings) -> Settings:
+    """A candidate of a launcher's space as settings, batch and length as given."""
+    sizes, plan = dict(c.mesh.shape), c.plan
+    tensor = sizes.get("tensor", 1)
+    return Settings(
+        batch=given.batch,
+        stage=sizes.get(STAGE, 1),
+        data=sizes.get("data", 1),
+        expert=sizes.get("expert", 1),
+        sequence=sizes.get("sequence", 1),
+        tensor=tensor,
+        microbatches=plan.microbatches,
+        zero_stage=plan.zero_stage,
+        recompute=plan.recompute,
+        schedule=plan.schedule if c.mesh.stages > 1 else "",
+        positions=tensor > 1,
+        length=given.length,
+        virtual_stages=plan.virtual_stages,
+    )
+
+
+def _of_meshes(search: Search, found: Sequence[Candidate]) -> list[Candidate]:
+    """The best plan that fits of each of the best meshes, `found` among them."""
+    best = {c.mesh: c for c in found}
+    for mesh in search.offered.meshes():
+        ranked = sorted(search.value(c) for c in best.values())
+        worth = ranked[BEST - 1] if len(ranked) >= BEST else math.inf
+        candidate = (
+            None if mesh in best else _within(search, (mesh,), search.request.limit_bytes, worth)
+        )
+        if candidate is not None:
+            best[mesh] = candidate
+    return list(best.values())
+
+
+def _within(
+    search: Search, meshes: tuple[Mesh, ...], limit_bytes: int, worth: float
+) -> Candidate | None:
+    """The best plan of some meshes within so many bytes that takes less than `worth`."""
+    family = PlanFamily("plan", None, search.offered.levels())
+    return BestFirst(search, family, meshes, limit_bytes).run(worth)
+
+
+class _Said:
+    """Plans of the search as the launcher says them: rounded as an export is, and priced."""
+
+    def __init__(
+        self, model: Model, request: Request, launcher: str, given: Settings, facts: Facts
+    ) -> None:
+        self.model, self.request, self.launcher = model, request, launcher
+        self.given, self.facts = given, facts
+
+    def __call__(self, c: Candidate) -> Choice | None:
+        """The settings of a plan; None where they cannot be said after all, or do not fit."""
+        rounds = Rounds(settings_for(c, self.given))
+        try:
+            LAUNCHERS[self.launcher].round_off(rounds, self.facts)
+            settings, strategy = rounds.now, priced(self.model, self.request, rounds.now)
+            if self.launcher == hf.NAME and settings.tensor > 1:
+                settings = styled(self.model, self.request, settings, strategy)
+                strategy = priced(self.model, self.request, settings)
+        except PlanError:
+            return None
+        return Choice(settings, strategy) if strategy.costs["fit"] != "no" else None
+
+
+def _best(said: _Said, found: Sequence[Candidate]) -> tuple[Choice, ...]:
+    """The fastest that differ in mesh, recompute or ZeRO stage."""
+    choices: list[Choice] = []
+    seen: set[tuple[object, ...]] = set()
+    for c in sorted(found, key=lambda c: c.key(said.request)):
+        kind = c.mesh.shape, c.plan.recompute, c.plan.zero_stage
+        choice = None if kind in seen else said(c)
+        seen.add(kind)
+        if choice is not None and choice.settings not in [b.settings for b in choices]:
+            choices.append(choice)
+        if len(choices) == BEST:
+            break
+    return tuple(sorted(choices, key=lambda c: c.step_s))
+
+
+def _front(search: Search, said: _Said, best: Choice) -> tuple[Choice, ...]:
+    """Plans of which none is both faster and smaller, the fastest first: the best, and the best
+    within ever less memory."""
+    front, meshes = [best], search.offered.meshes()
+    for share in SHARES:
+        limit = int(best.memory_bytes * share)
+        if limit >= front[-1].memory_bytes:
+            continue
+        c = _within(search, meshes, limit, math.inf)
+        choice = None if c is None else said(c)
+        if choice is None:
+            break
+        if choice.memory_bytes < front[-1].memory_bytes:
+            front = [f for f in front if f.step_s < choice.step_s] + [choice]
+    return tuple(front)

@@ -1,0 +1,188 @@
+"""What each launcher of training can say of a plan: the space that `--for NAME` searches.
+
+    devices = stage * data * expert * sequence * tensor, each a whole degree
+    batch   = data * expert * microbatches * rows of a replica
+
+A launcher has these degrees, or some of them, and a few techniques; "tensor" cuts columns, then
+rows, as Megatron does. Such plans export to it without rounding (planner.interop.settings says what
+is rounded of others). Degrees become choices of sizes for pinned axes, techniques are held in the
+search's domain (planner.search.domain).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from planner.errors import PlanError
+from planner.execution.save_policies import is_named, kept_among
+from planner.execution.techniques import BY_NAME, INTERLEAVED, SCHEDULE_WORDS
+from planner.machine.mesh_choices import divisors
+from planner.machine.topology import Topology, domain_of
+from planner.pins.pins import Pins
+from planner.sharding.layout import STAGE
+
+MOST_TENSOR, MOST_STAGES = 64, 64
+"""Widest tensor axis and deepest pipeline that are tried: none that was published is wider."""
+
+
+@dataclass(frozen=True)
+class LauncherSpace:
+    """One launcher.
+
+    version      of its configuration that this space was read from
+    runtime      the profile that prices its programs
+    axes         degrees it has beside data
+    tensor       what "tensor" cuts (planner.execution.techniques.TENSOR)
+    zero_stages  those it has on several replicas, the least first
+    recompute    ways to recompute; names: values that recomputed blocks may save beside
+    schedules    of pipeline stages
+    whole_rounds microbatches are a multiple of the stages
+    """
+
+    name: str
+    version: str
+    runtime: str
+    axes: tuple[str, ...]
+    tensor: str
+    zero_stages: tuple[int, ...]
+    recompute: tuple[str, ...] = ("none", "block")
+    names: tuple[str, ...] = ()
+    schedules: tuple[str, ...] = ()
+    whole_rounds: bool = False
+
+    def zero_with(self, sequence: int, data: int, replicas: int) -> tuple[int, ...]:
+        """ZeRO stages on so many context ranks, data ranks, and replicas of the dense weights."""
+        if replicas * sequence == 1:
+            return (0,)
+        if self.name == "maxtext" and data == 1:  # fsdp ranks alone gather parameters
+            return tuple(z for z in self.zero_stages if z < 3)
+        return self.zero_stages
+
+    def policy(self, recompute: str) -> str:
+        """A way to recompute without the names that the launcher has none for."""
+        if not is_named(recompute):
+            return recompute
+        return kept_among(recompute, self.names)
+
+    def microbatches(self, offered: tuple[int, ...], rows: int, stages: int) -> tuple[int, ...]:
+        """Of offered numbers of microbatches those that divide the rows of a replica, and go
+        through so many stages in whole rounds where the launcher asks for that."""
+        multiple = stages if self.whole_rounds and stages > 1 else 1
+        return tuple(m for m in offered if rows % m == 0 and m % multiple == 0)
+
+
+SPACES = {
+    s.name: s
+    for s in (
+        LauncherSpace(
+            "megatron",
+            "Megatron Core 0.20",
+            "megatron",
+            (STAGE, "expert", "sequence", "tensor"),
+            "megatron-sp",
+            (0, 1, 3),
+            schedules=("1f1b", INTERLEAVED),
+        ),
+        LauncherSpace(
+            "maxtext",
+            "MaxText of August 2026",
+            "jax-shard_map",
+            (STAGE, "expert", "sequence", "tensor"),
+            "megatron-sp",
+            (0, 1, 3),
+            names=("q", "k", "v", "context", "out_proj", "mlp_gate", "mlp_up", "mlp_down"),
+            schedules=("gpipe",),
+            whole_rounds=True,
+        ),
+        LauncherSpace(
+            "torchtitan",
+            "torchtitan 0.2.2",
+            "fsdp",
+            (STAGE, "expert", "sequence", "tensor"),
+            "megatron-sp",
+            (2, 3),
+            schedules=("1f1b", INTERLEAVED),
+        ),
+        LauncherSpace(
+            "hf", "accelerate of July 2026", "fsdp", ("sequence", "tensor"), "megatron", (2, 3)
+        ),
+        LauncherSpace(
+            "levanter",
+            "Levanter of 2026",
+            "jax-shard_map",
+            ("sequence", "tensor"),
+            "megatron",
+            (0, 3),
+        ),
+    )
+}
+"""Name -> space. Read from Megatron-LM d98e8a6, MaxText e591f30, torchtitan b5bcd76, accelerate
+16cb6eb and marin 165dd09. Stage 2 of ZeRO goes with pipeline stages in torchtitan alone; in Megatron it takes the
+time of stage 1 and is left out."""
+
+
+def within(space: LauncherSpace, pins: Pins, topology: Topology, workload: str) -> Pins:
+    """Pins that leave what a launcher can say, under the user's own. Raises PlanError P024 where
+    these say something else."""
+    if workload != "train" and space.name != "hf":
+        raise PlanError(
+            "P024",
+            f"--for {space.name} and --workload {workload} contradict each other: it trains",
+            help=["--for hf, whose weights are cut by module, or leave --for out"],
+        )
+    _refuse_others(space, pins, workload)
+    n, domain = topology.devices, domain_of(topology)
+    most = {STAGE: MOST_STAGES, "tensor": min(domain, MOST_TENSOR)}
+    if workload != "train":
+        most |= {STAGE: 1, "sequence": 1}
+    open_sizes = {a: tuple(d for d in divisors(n) if d <= most.get(a, n)) for a in space.axes}
+    held: Mapping[str, Any] = {
+        "tensor": space.tensor,
+        "copies": BY_NAME["copies"].neutral,
+        "bucket": BY_NAME["bucket"].neutral,
+        "offload": BY_NAME["offload"].neutral,
+    }
+    return replace(
+        pins, mesh={**open_sizes, **pins.mesh}, techniques={**held, **dict(pins.techniques)}
+    )
+
+
+def _refuse_others(space: LauncherSpace, pins: Pins, workload: str) -> None:
+    """Raises PlanError P024 for a pin that the launcher cannot say."""
+
+    def refuse(pin: str, why: str, *instead: str) -> PlanError:
+        return PlanError(
+            "P024",
+            f"pin {pin} and --for {space.name} contradict each other: {why}",
+            help=[*instead, "remove the pin, or --for"],
+        )
+
+    for axis, sizes in pins.mesh.items():
+        if axis == "fsdp":
+            size = " or ".join(map(str, sizes))
+            raise refuse(
+                f"fsdp = {size}", "its replicas are one axis", f"dp={sizes[0]},zero=3 says the same"
+            )
+        if axis not in (*space.axes, "data") and min(sizes) > 1:
+            raise refuse(f"{axis} = {min(sizes)}", f"{space.version} has no such degree")
+    if pins.nodes or pins.levels or pins.forbidden_factors:
+        what = next(iter(pins.nodes), "") or next(iter(pins.levels), "") or "[forbid]"
+        raise refuse(repr(what), "it cannot say where single operators are cut")
+    asked = pins.techniques
+    known: dict[str, tuple[Any, ...]] = {
+        "zero_stage": tuple(dict.fromkeys((0, *space.zero_stages))),
+        "schedule": space.schedules,
+        "tensor": (space.tensor,),
+        "copies": (BY_NAME["copies"].neutral,),
+        "bucket": (BY_NAME["bucket"].neutral,),
+        "offload": (BY_NAME["offload"].neutral,),
+    }
+    if not space.names:
+        known["recompute"] = space.recompute
+    for name, values in known.items():
+        if name in asked and asked[name] not in values:
+            shown = BY_NAME[name].shown
+            others = ", ".join(SCHEDULE_WORDS.get(v, shown(v)) for v in values) or "none"
+            raise refuse(f"{name} = {shown(asked[name])}", f"{space.version} has {others}")

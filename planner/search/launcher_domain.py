@@ -1,0 +1,60 @@
+"""Of meshes those that a launcher's programs run on."""
+
+from __future__ import annotations
+
+from planner.analysis.facts import GraphFacts
+from planner.errors import PlanError
+from planner.machine.topology import Mesh
+from planner.search.request import Request
+from planner.workload.model import Model
+
+SHORTEST = 1024
+"""Positions of a row that a device of the sequence axis has at least."""
+
+
+def replicas(mesh: Mesh) -> int:
+    """Groups of devices with rows of their own."""
+    sizes = dict(mesh.shape)
+    return sizes.get("data", 1) * sizes.get("expert", 1)
+
+
+def sayable(
+    found: tuple[Mesh, ...], model: Model, request: Request, base: GraphFacts
+) -> tuple[Mesh, ...]:
+    """Of meshes of a launcher's degrees those with whole rows on every replica, equal stages,
+    experts where there are some, and pieces of a row of equal length. Raises PlanError P035 where
+    there are none."""
+    launcher, training = request.launcher, model.workload.kind == "train"
+    assert launcher is not None
+    blocks = base.dealt[0][2] if training and base.dealt else 0
+    experts = any("expert" in roles.values() for roles in base.roles.values())
+    length = max(
+        (
+            base.rules[i].sizes[factor]
+            for i, roles in base.roles.items()
+            for factor, role in roles.items()
+            if role == "sequence" and factor in base.rules[i].sizes
+        ),
+        default=1,
+    )
+
+    def possible(mesh: Mesh) -> bool:
+        sizes = dict(mesh.shape)
+        pieces, staged = sizes.get("sequence", 1), mesh.stages > 1
+        return (
+            model.batch % replicas(mesh) == 0
+            and (sizes.get("expert", 1) == 1 or experts)
+            and (pieces == 1 or (length % pieces == 0 and length // pieces >= SHORTEST))
+            and (not staged or bool(blocks and blocks % mesh.stages == 0))
+        )
+
+    kept = tuple(m for m in found if possible(m))
+    if found and not kept:
+        n = request.topology.devices
+        raise PlanError(
+            "P035",
+            f"batch {model.batch} does not divide over the replicas of any mesh that"
+            f" {launcher.name} has for {n} devices",
+            help=[f"--batch {n}, or another multiple of the replicas"],
+        )
+    return kept

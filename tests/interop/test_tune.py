@@ -1,0 +1,164 @@
+"""`plan tune`: what is promised of better settings is what importing them says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import planner
+from planner.cli import main
+from planner.interop.launchers import maxtext
+from planner.interop.price import LAUNCHERS, hand_over
+from planner.interop.settings import Facts, Settings
+from planner.machine.topology import for_devices
+from planner.pins.launcher_space import SPACES
+
+LLAMA = "zoo:llama-tiny,layers=4,seq=2048"
+MACHINE = ("--devices", "8", "--hardware", "a100-80gb")
+
+
+def _written(tmp_path: Path, launcher: str, settings: Settings) -> Path:
+    """A configuration file of some settings."""
+    module = LAUNCHERS[launcher]
+    path = tmp_path / f"mine{module.SUFFIX}"
+    facts = Facts(LLAMA, for_devices("a100-80gb", 8), 4)
+    path.write_text(module.write(settings, facts))
+    return path
+
+
+def _tuned(tmp_path: Path, capsys: pytest.CaptureFixture[str], config: Path) -> dict:
+    """What the command found, as JSON."""
+    out = tmp_path / f"tuned{config.suffix}"
+    code = main(
+        ["tune", str(config), "--model", LLAMA, *MACHINE, "--json", "--force", "-o", str(out)]
+    )
+    assert code == 0
+    table: dict = json.loads(capsys.readouterr().out)
+    return table
+
+
+@pytest.mark.parametrize("launcher", SPACES)
+def test_what_is_promised_is_what_importing_it_says(
+    launcher: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow = Settings(batch=32, data=1, tensor=8, microbatches=32, length=2048, recompute="block")
+    config = _written(tmp_path, launcher, slow)
+    table = _tuned(tmp_path, capsys, config)
+    best, yours = table["best"][0], table["yours"]
+    assert best["step_time_s"] < yours["step_time_s"]
+    assert table["left"]["share"] == pytest.approx(1 - best["step_time_s"] / yours["step_time_s"])
+    steps = [row["step_time_s"] for row in table["best"]]
+    assert steps == sorted(steps)
+    made = tmp_path / "again.plan.json"
+    code = main(
+        [
+            "import",
+            str(tmp_path / f"tuned{config.suffix}"),
+            "--model",
+            LLAMA,
+            *MACHINE,
+            "--runtime",
+            SPACES[launcher].runtime,
+            "--quiet",
+            "-o",
+            str(made),
+        ]
+    )
+    assert code == 0
+    again = planner.Strategy.load(made)
+    assert again.costs["step_time_s"] == pytest.approx(best["step_time_s"], rel=1e-5)
+    assert again.costs["memory_per_device_bytes"] == best["memory_per_device_bytes"]
+
+
+def test_the_best_settings_are_left_as_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow = Settings(batch=32, data=1, tensor=8, microbatches=32, length=2048)
+    config = _written(tmp_path, "megatron", slow)
+    _tuned(tmp_path, capsys, config)
+    tuned = tmp_path / "tuned.yml"
+    if not tuned.exists():
+        tuned = tmp_path / f"tuned{config.suffix}"
+    mine = tmp_path / f"best{config.suffix}"
+    mine.write_text(tuned.read_text())
+    tuned.unlink()
+    assert main(["tune", str(mine), "--model", LLAMA, *MACHINE, "--quiet"]) == 0
+    said = capsys.readouterr().out
+    assert "left on the table: nothing" in said
+    assert not Path(f"best.tuned{config.suffix}").exists()
+
+
+def test_the_front_trades_time_for_memory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow = Settings(batch=32, data=1, tensor=8, microbatches=32, length=2048)
+    front = _tuned(tmp_path, capsys, _written(tmp_path, "megatron", slow))["front"]
+    steps = [t["step_time_s"] for t in front]
+    sizes = [t["memory_per_device_bytes"] for t in front]
+    assert steps == sorted(steps) and sizes == sorted(sizes, reverse=True)
+
+
+def test_the_configuration_itself_is_never_written_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = _written(tmp_path, "megatron", Settings(batch=8, data=8, length=2048))
+    before = config.read_text()
+    code = main(["tune", str(config), "--model", LLAMA, *MACHINE, "-o", str(config), "--force"])
+    assert code == 2
+    assert "P053" in capsys.readouterr().err
+    assert config.read_text() == before
+
+
+def test_names_of_values_are_those_of_maxtext() -> None:
+    assert SPACES["maxtext"].names == tuple(maxtext.VALUES)
+
+
+@pytest.mark.parametrize("launcher", SPACES)
+def test_a_plan_for_a_launcher_exports_without_loss(launcher: str) -> None:
+    made = planner.plan(
+        LLAMA, devices=8, hardware="a100-80gb", batch=32, launcher=launcher, baselines=False
+    )
+    assert made.provenance["launcher"] == launcher and "pins" not in made.provenance
+    rows = hand_over(made, LLAMA, launcher).rows
+    planned, last = rows[0].cost, rows[-1].cost
+    assert planned is not None and last is not None
+    assert last["step_time_s"] <= planned["step_time_s"] * (1 + 1e-9)
+
+
+def test_the_search_for_a_launcher_finds_the_best_of_its_degrees() -> None:
+    options = {"devices": 8, "hardware": "a100-80gb", "batch": 32, "baselines": False}
+    free = planner.plan(LLAMA, launcher="megatron", **options)
+    for pins in ("pp=2", "tp=2", "cp=2", "tp=4,dp=2", "pp=2,tp=2,vpp=2", "zero=3", "pp=4,dp=2"):
+        pinned = planner.plan(LLAMA, launcher="megatron", pins=pins, **options)
+        assert free.costs["step_time_s"] <= pinned.costs["step_time_s"] * 1.002, pins
+
+
+@pytest.mark.parametrize(
+    ("launcher", "pins", "why"),
+    [
+        ("hf", "pp=2", "has no such degree"),
+        ("megatron", "fsdp=8", "zero=3 says the same"),
+        ("maxtext", "schedule=1f1b,pp=2", "has GPipe"),
+        ("torchtitan", "recompute=save:q,k", "has none, block"),
+        ("megatron", "offload=optimizer", "has none"),
+    ],
+)
+def test_pins_that_a_launcher_cannot_say_are_refused(launcher: str, pins: str, why: str) -> None:
+    with pytest.raises(planner.PlanError) as raised:
+        planner.plan(LLAMA, devices=8, hardware="a100-80gb", launcher=launcher, pins=pins)
+    assert raised.value.code == "P024"
+    assert why in " ".join([raised.value.what, *raised.value.help])
+
+
+def test_a_plan_whose_rounding_is_dear_is_not_exported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, out = tmp_path / "plan.json", tmp_path / "out.json"
+    made = planner.plan(LLAMA, devices=8, hardware="a100-80gb", batch=8, pins="tp=8,micro=8,zero=0")
+    made.save(plan)
+    monkeypatch.setattr("planner.interop.price.DEAR", -0.5)
+    code = main(["export", str(plan), "--model", LLAMA, "--to", "hf", "-o", str(out)])
+    said = capsys.readouterr().err
+    assert code == 2 and "P194" in said and "--for hf" in said and not out.exists()
