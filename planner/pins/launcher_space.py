@@ -119,8 +119,8 @@ SPACES = {
     )
 }
 """Name -> space. Read from Megatron-LM d98e8a6, MaxText e591f30, torchtitan b5bcd76, accelerate
-16cb6eb and marin 165dd09. Stage 2 of ZeRO goes with pipeline stages in torchtitan alone; in Megatron it takes the
-time of stage 1 and is left out."""
+16cb6eb and marin 165dd09. Stage 2 of ZeRO goes with pipeline stages in torchtitan alone; in
+Megatron it takes the time of stage 1 and is left out."""
 
 
 def within(space: LauncherSpace, pins: Pins, topology: Topology, workload: str) -> Pins:

@@ -259,9 +259,9 @@ def test_a_script_that_is_exported_is_imported(
     import planner
 
     plan_file, out = str(tmp_path / "plan.json"), str(tmp_path / "args.sh")
-    planner.plan(LLAMA, devices=8, batch=16, pins="tp=2,dp=4,zero=1", baselines=False).save(
-        plan_file
-    )
+    planner.plan(
+        LLAMA, devices=8, batch=16, pins="tp=2,dp=4,zero=1", launcher="megatron", baselines=False
+    ).save(plan_file)
     assert main(["export", plan_file, "--to", "megatron", "-o", out]) == 0
     assert "PLANNED_ARGS=(\n    --tensor-model-parallel-size 2\n" in Path(out).read_text()
     mine = str(tmp_path / "mine.json")
