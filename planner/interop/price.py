@@ -23,6 +23,7 @@ from planner.interop.launchers import hf, levanter, maxtext, megatron, torchtita
 from planner.interop.model_sizes import Claim, claims_of, layers_of
 from planner.interop.settings import Facts, Settings, settings_of
 from planner.machine.topology import Topology
+from planner.pins.launcher_space import SPACES
 from planner.search.request import Progress, Request
 from planner.search.search import Search
 from planner.strategy.strategy import Strategy
@@ -89,7 +90,11 @@ def refuse_dear(made: Handover, to: str, source: str) -> None:
         "P194",
         why,
         detail=[row.reason for row in made.rows[2:]],
-        help=[f"plan {source} ... --for {to} finds the best plan that {to} can say"],
+        help=[
+            f"plan {source} ... --for {to} finds the best plan that {to} can say"
+            if to in SPACES
+            else f"plan again with pins that {to} can say: what was rounded is above"
+        ],
     )
 
 
