@@ -66,11 +66,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _target(args: argparse.Namespace, configuration: Configuration) -> Path:
     """Where the better settings go. Raises PlanError P053 for a file that is there."""
+    from planner.interop.keys import function_of
     from planner.interop.price import LAUNCHERS, forms_of
 
-    config, launcher = Path(args.config.partition(".py:")[0]), LAUNCHERS[configuration.launcher]
+    (config, function), launcher = function_of(args.config), LAUNCHERS[configuration.launcher]
     suffix = config.suffix if config.suffix in forms_of(launcher) else launcher.SUFFIX
-    target = Path(args.output or f"{config.stem}.tuned{suffix}")
+    target = Path(args.output or f"{function or config.stem}.tuned{suffix}")
     if target.resolve() == config.resolve():
         raise PlanError("P053", f"{target} is the configuration itself", help=["-o another file"])
     if target.exists() and not args.force:
