@@ -140,16 +140,16 @@ class Runtime:
 
     Of frameworks: kernels; gather_overlap: how much of the shorter of arithmetic and of gathering
     weights (ZeRO stage 3) hides under the longer; interleave: virtual stages of each pipeline
-    stage; balance: stages are assigned even numbers of parameters instead of blocks;
-    overhead_bytes: what a process holds beside its tensors; pipeline_slack: memory_slack that a
-    pipeline adds to what is saved of microbatches; tensor_overlap: how much of the sums of
-    gradients of what products read, which tensor parallelism asks for, hides under the products
-    that follow, those for the weights' gradients; blocking: the host waits for each kernel before
-    it starts the next; summing_bytes: what adding a gradient to its sum over microbatches moves per
-    local parameter, 0 where products add to the sum themselves; pinned: fraction of the smaller of
-    two points of the backward pass (costmodels.frameworks.peak_memory) that stays allocated in the
-    larger; flat_rings: collectives over several switched levels are rings through all members
-    (costmodels.collectives.ring_lines).
+    stage; balance: of what stages are assigned even numbers, "parameters", "products" (parameters
+    of products alone) or, where it is empty, blocks; overhead_bytes: what a process holds beside
+    its tensors; pipeline_slack: memory_slack that a pipeline adds to what is saved of microbatches;
+    tensor_overlap: how much of the sums of gradients of what products read, which tensor
+    parallelism asks for, hides under the products that follow, those for the weights' gradients;
+    blocking: the host waits for each kernel before it starts the next; summing_bytes: what adding a
+    gradient to its sum over microbatches moves per local parameter, 0 where products add to the sum
+    themselves; pinned: fraction of the smaller of two points of the backward pass
+    (costmodels.frameworks.peak_memory) that stays allocated in the larger; flat_rings: collectives
+    over several switched levels are rings through all members (costmodels.collectives.ring_lines).
     """
 
     name: str
@@ -169,7 +169,7 @@ class Runtime:
     overhead_bytes: float = 0.0
     pipeline_slack: float = 0.0
     pinned: float = 0.0
-    balance: bool = False
+    balance: str = ""
     summing_bytes: float = 0.0
     tensor_overlap: float = 0.0
     blocking: bool = False

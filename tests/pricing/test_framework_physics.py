@@ -23,7 +23,10 @@ from planner.calibrate.runs.rows import case_of, machine
 
 JUDGES = Path(__file__).parents[2] / "benchmarks" / "records" / "framework_runs.jsonl"
 MOST = {"mosaicml": (0.065, 0.085), "BigScience": (0.085, 0.065), "Korthikanti": (0.02, 0.05)}
-"""Source -> mean error, and trend over devices, tensor degree and sequence."""
+PEAKS = {"BigScience": 0.05, "nanotron": 0.12}
+"""Source -> mean error, and trend over devices, tensor degree and sequence; and mean error of the
+peak memory of bf16 runs. Times of nanotron's rows, the fastest of many each, hold no bound: those on
+512 devices took up to three times their price."""
 
 
 def rows() -> list[dict[str, Any]]:
@@ -55,12 +58,19 @@ def test_runs_that_nothing_was_fitted_to_are_priced_as_well_as_they_were(
     assert all(abs(x) <= trend for x in found.values()), found
 
 
-def test_memory_of_runs_that_nothing_was_fitted_to(judged: list[Prepared]) -> None:
+@pytest.mark.parametrize("source", PEAKS)
+def test_memory_of_runs_that_nothing_was_fitted_to(judged: list[Prepared], source: str) -> None:
     """Sums of gradients in float32 explain what the bf16 runs hold."""
-    mine = [p for p in judged if p.case.row.get("memory_gb") and p.case.row["precision"] == "bf16"]
+    mine = [
+        p
+        for p in judged
+        if source in p.case.row["source"]
+        and p.case.row.get("memory_gb")
+        and p.case.row["precision"] == "bf16"
+    ]
     off = [p.cost.memory.total / 1e9 / p.case.row["memory_gb"] - 1 for p in mine]
     assert len(off) >= 4
-    assert mean(map(abs, off)) <= 0.05
+    assert mean(map(abs, off)) <= PEAKS[source]
 
 
 def test_every_share_of_attention_has_a_source_and_a_device() -> None:
@@ -114,6 +124,18 @@ def test_gradients_are_added_up_as_the_framework_does() -> None:
     assert floats.cost.memory.gradients == nano.cost.memory.gradients
     assert nano.cost.memory.gradients == 3 * halves.cost.memory.gradients
     assert halves.cost.memory.temporary - inside.cost.memory.temporary == 2 * 10**9
+
+
+def test_stages_are_balanced_as_the_framework_does() -> None:
+    """Nanotron's last stage, which has the head, has fewer blocks; a table costs no products."""
+    row = next(r for r in rows() if "nanotron" in r["source"] and r["pp"] == 2)
+    case = case_of(row)
+    blocks = [
+        prepare(replace(case, runtime=replace(case.runtime, balance=b))).work.stage_blocks
+        for b in (case.runtime.balance, "parameters", "")
+    ]
+    assert blocks[0][0] > blocks[0][1] and blocks[1] == blocks[2] == (8, 8)
+    assert case.runtime.kernels == load_kernels("fsdp")
 
 
 def test_sums_of_tensor_parallelism_hide_under_products_for_weights() -> None:

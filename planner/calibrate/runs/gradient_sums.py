@@ -5,7 +5,8 @@ Sources: deepspeedai/DeepSpeed, `deepspeed/runtime/bf16_optimizer.py` (sums in f
 float32 copy of each gradient is added) and `runtime/zero/config.py` (buckets); PyTorch's autograd
 adds a gradient to the one that is there. huggingface/nanotron,
 `src/nanotron/optim/gradient_accumulator.py` (sums in float32 of all parameters, whatever the ZeRO
-stage, beside the gradients of the microbatch). Read in 2026-11.
+stage, beside the gradients of the microbatch) and `models/llama.py` (get_block_compute_costs:
+stages have even shares of products, the head among them). Read in 2026-11.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ BY_COPY_BYTES = IN_FLOAT32_BYTES + 4 + 4
 def as_run(row: Row, profile: Runtime) -> Runtime:
     """The profile of a row of DeepSpeed or nanotron; others' as it is."""
     if _nanotron(row):
-        return replace(profile, tensor_overlap=0.0, summing_bytes=IN_FLOAT32_BYTES)
+        return replace(profile, summing_bytes=IN_FLOAT32_BYTES, balance="products")
     if not _deepspeed(row):
         return profile
     return replace(

@@ -192,6 +192,8 @@ def kernels_of(row: Row, zero: int) -> str:
         return "fused-norm"
     if "mosaicml" in source:
         return "mpt"
+    if "nanotron" in source.lower():  # Triton's norms, an eager loss and eager gated units
+        return "fsdp"
     return (
         ("nvidia-fp8" if "fp8" in str(row.get("precision") or "").lower() else "nvidia")
         if zero < 3 or is_recipe(row)
@@ -264,7 +266,7 @@ def runtime_of(row: Row, zero: int) -> Runtime:
         profile,
         kernels=kernels,
         interleave=int(row.get("vpp") or 1),
-        balance="Hagemann" in str(row["source"]),
+        balance="parameters" if "Hagemann" in str(row["source"]) else "",
         tensor_overlap=profile.tensor_overlap * ("Hagemann" not in str(row["source"])),
     )
     return gradient_sums.as_run(row, as_run(row, zero, profile))

@@ -33,16 +33,16 @@ class StageAssignment:
         return BEFORE if i < self.first else BLOCKS if i < self.end else AFTER
 
 
-def assign_stages(base: GraphFacts, flow: Flow, balance: bool) -> StageAssignment:
+def assign_stages(base: GraphFacts, flow: Flow, balance: str) -> StageAssignment:
     """Of a plan: the pipeline's blocks, else those of its longest layer stack, all in one stage.
-    balance: stages have even numbers of parameters, not of blocks."""
+    balance: as in costmodels.runtimes.Runtime."""
     pipeline = pipeline_of(flow.graph, flow.plan)
     if pipeline is None:
         first, period, repeats = max(
             base.runs, key=lambda run: run[1] * run[2], default=(len(base.graph.nodes), 0, 1)
         )
         return StageAssignment(first, first + period * repeats, repeats, (repeats,), None)
-    balanced = _balanced(base, pipeline) if balance else ()
+    balanced = _balanced(base, pipeline, balance == "products") if balance else ()
     fewest, longer = divmod(pipeline.repeats, pipeline.stages)
     even = tuple(fewest + (s < longer) for s in range(pipeline.stages))
     return StageAssignment(
@@ -50,13 +50,15 @@ def assign_stages(base: GraphFacts, flow: Flow, balance: bool) -> StageAssignmen
     )
 
 
-def _balanced(base: GraphFacts, pipeline: Pipeline) -> tuple[int, ...]:
-    """Blocks of each stage such that the most parameters of a stage are the fewest, what is outside
-    the blocks included; () where a stage would have none."""
+def _balanced(base: GraphFacts, pipeline: Pipeline, products: bool) -> tuple[int, ...]:
+    """Blocks of each stage such that the most parameters of a stage (of products alone, where so
+    asked) are the fewest, what is outside the blocks included; () where a stage would have none."""
     graph, period = base.graph, (pipeline.end - pipeline.first) // pipeline.repeats
     sizes = {BEFORE: 0, BLOCKS: 0, AFTER: 0}
     for n in graph.weights:
         for i in sorted({i for i, _ in graph.consumers.get(n, ())}):
+            if products and not base.rules[i].flops:
+                continue
             if not pipeline.first + period <= i < pipeline.end:
                 place = BEFORE if i < pipeline.first else BLOCKS if i < pipeline.end else AFTER
                 sizes[place] += graph.tensors[n].elements
