@@ -145,6 +145,7 @@ class Runtime:
     its tensors; pipeline_slack: memory_slack that a pipeline adds to what is saved of microbatches;
     tensor_overlap: how much of the sums of gradients of what products read, which tensor
     parallelism asks for, hides under the products that follow, those for the weights' gradients;
+    wider_sums: how many times as many bytes as a gradient its sum has, which is what is sent;
     blocking: the host waits for each kernel before it starts the next; summing_bytes: what adding a
     gradient to its sum over microbatches moves per local parameter, 0 where products add to the sum
     themselves; pinned: fraction of the smaller of two points of the backward pass
@@ -171,6 +172,7 @@ class Runtime:
     pinned: float = 0.0
     balance: str = ""
     summing_bytes: float = 0.0
+    wider_sums: float = 1.0
     tensor_overlap: float = 0.0
     blocking: bool = False
     flat_rings: bool = False

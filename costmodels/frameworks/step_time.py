@@ -31,6 +31,8 @@ from costmodels.runtimes import Rates, Runtime
 BEFORE, BLOCKS, AFTER = "before", "blocks", "after"
 """Where a node is: before, in, or after the repeated blocks."""
 Axes = tuple[str, ...]
+SUMS = ("all-reduce", "reduce-scatter")
+"""Collectives that add up what devices have."""
 
 
 class CollectiveSeconds(Protocol):
@@ -152,7 +154,7 @@ def step_time(
     """Seconds of a step (module docstring)."""
     micro = work.microbatches
     places = _kernels(work, device, runtime, rates)
-    sent = _communication(work, places, collective_s)
+    sent = _communication(work, places, collective_s, runtime.wider_sums)
     handed = handed_s(work, collective_s)
     memory = memory_bytes_per_s(device, rates)
     stages, kernels, recomputed = [], 0.0, 0.0
@@ -240,9 +242,10 @@ def _passes(place: _Place, recompute: str, launch_s: float, runtime: Runtime) ->
 
 
 def _communication(
-    work: Work, places: Mapping[str, _Place], collective_s: CollectiveSeconds
+    work: Work, places: Mapping[str, _Place], collective_s: CollectiveSeconds, wider_sums: float
 ) -> _Sent:
-    """Seconds of collectives; what kernels wait for goes to the places.
+    """Seconds of collectives; what kernels wait for goes to the places. wider_sums: as in
+    costmodels.runtimes.Runtime, of gradients that travel in buckets.
 
     The program that the work was read from runs its pipeline in lock-step and holds what is outside
     the blocks on every stage; here each stage runs its own part only. The weights of a block are
@@ -255,13 +258,14 @@ def _communication(
             key = use.kind, use.axes, "forward" if use.phase == "forward" else "backward"
             gathered_bytes[key] = gathered_bytes.get(key, 0.0) + use.count * use.payload_bytes
             continue
+        wider = wider_sums if use.bucketed and use.kind in SUMS else 1.0
         seconds = use.count * collective_s(
-            use.kind, use.axes, use.payload_bytes, bucketed=use.bucketed
+            use.kind, use.axes, use.payload_bytes * wider, bucketed=use.bucketed
         )
         if use.place:
             each = seconds / work.times[use.place]
             places[use.place].sent_s[use.phase] += each
-            if use.phase == "backward" and use.kind in ("all-reduce", "reduce-scatter"):
+            if use.phase == "backward" and use.kind in SUMS:
                 places[use.place].summed_s += each
         else:
             sent.once += seconds

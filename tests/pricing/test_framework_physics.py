@@ -99,6 +99,18 @@ def test_attention_follows_kernel_device_length_and_width() -> None:
     assert shares_of_peak("flash2", "mi300x", 1, 1) == shares_of_peak("none", "h100-sxm", 1, 1)
 
 
+def test_sums_of_float32_are_sent_as_such() -> None:
+    case = case_of(next(r for r in rows() if "nanotron" in r["source"]))
+    assert case.runtime.wider_sums == 2.0
+    wide, narrow = (
+        prepare(replace(case, runtime=replace(case.runtime, wider_sums=x))).cost.exposed_by_axes
+        for x in (2.0, 1.0)
+    )
+    changed = {key for key in wide if wide[key] != narrow[key]}
+    assert changed and all(kind in ("all-reduce", "reduce-scatter") for kind, _ in changed)
+    assert all(1 < wide[key] / narrow[key] < 2.001 for key in changed)
+
+
 def test_heads_of_no_whole_load_miss_tensor_cores() -> None:
     sixteen, odd = (
         prepare(

@@ -2,8 +2,8 @@
 their code.
 
 Sources: deepspeedai/DeepSpeed, `deepspeed/runtime/bf16_optimizer.py` (sums in float32, to which a
-float32 copy of each gradient is added) and `runtime/zero/config.py` (buckets); PyTorch's autograd
-adds a gradient to the one that is there. huggingface/nanotron,
+float32 copy of each gradient is added, and which are sent) and `runtime/zero/config.py` (buckets);
+PyTorch's autograd adds a gradient to the one that is there. huggingface/nanotron,
 `src/nanotron/optim/gradient_accumulator.py` (sums in float32 of all parameters, whatever the ZeRO
 stage, beside the gradients of the microbatch) and `models/llama.py` (get_block_compute_costs:
 stages have even shares of products, the head among them). Read in 2026-11.
@@ -32,13 +32,14 @@ BY_COPY_BYTES = IN_FLOAT32_BYTES + 4 + 4
 def as_run(row: Row, profile: Runtime) -> Runtime:
     """The profile of a row of DeepSpeed or nanotron; others' as it is."""
     if _nanotron(row):
-        return replace(profile, summing_bytes=IN_FLOAT32_BYTES, balance="products")
+        return replace(profile, summing_bytes=IN_FLOAT32_BYTES, wider_sums=2.0, balance="products")
     if not _deepspeed(row):
         return profile
     return replace(
         profile,
         tensor_overlap=0.0,
         blocking="BigScience" in str(row["source"]) and "A100" in str(row["hardware"]),
+        wider_sums=2.0 if _in_float32(row) else 1.0,
         summing_bytes=BY_COPY_BYTES if _in_float32(row) else IN_PLACE_BYTES,
         overhead_bytes=profile.overhead_bytes + BUCKETS_BYTES * bool(row.get("zero")),
     )
