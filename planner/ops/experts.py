@@ -34,7 +34,10 @@ over the rows it carries at balance."""
 BLOCK_ROWS = {False: 512, True: 2048}
 """Rows of a block are at most about so many, where experts get that many; of a training program
 more: every block of its backward pass adds to sums of gradients as large as the expert."""
-LEAST_ROWS = 128
+LEAST_ROWS = {False: 256, True: 640}
+"""Rows below which a block costs what it moves, not what it computes, on accelerators: its weights,
+and in training the sums of their gradients. An expert that gets fewer has one block, with room for
+IMBALANCE times its rows, so that most of the experts that get more need no second one."""
 SUM_BYTES, LAST_SUM_BYTES = 10, 12
 """Bytes moved for an element of an expert's weights: by every block of the backward pass, which
 reads its part of the gradient in bfloat16 and a sum in float32 and writes the sum; and once, to
@@ -129,8 +132,10 @@ def mean_rows(rule: Rule, split: Split, mesh: Mapping[str, int]) -> Fraction:
 def blocks(rule: Rule, split: Split, mesh: Mapping[str, int], trained: bool) -> tuple[int, int]:
     """(rows of a block, blocks of one expert at balance) on one device."""
     mean, most = mean_rows(rule, split, mesh), float(BLOCK_ROWS[trained])
-    count = max(1, round(float(mean) / min(most, max(float(LEAST_ROWS), float(mean) / 4))))
-    return max(1, ceil(mean / count)), count
+    wanted = min(most, max(float(LEAST_ROWS[trained]), float(mean) / 4))
+    count = max(1, round(float(mean) / wanted))
+    room = Fraction(IMBALANCE) if count == 1 else 1
+    return max(1, ceil(mean * room / count)), count
 
 
 def filling(rule: Rule, split: Split, mesh: Mapping[str, int], trained: bool) -> Fraction:
