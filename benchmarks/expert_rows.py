@@ -4,7 +4,9 @@ A row has the degrees of parallelism, the number of virtual stages, the ZeRO sta
 and the precision as far as they were published; what was not is left open. Models are those of the
 zoo, or have the published sizes. Where the zoo's operators differ, the work is the same: Nemotron's
 feed-forwards without a gate (4 h wide) are gated ones of 8/3 h, which have as many weights and
-FLOPs; GPT-OSS attends to everything in all layers, and Qwen3's heads have no norm.
+FLOPs; GPT-OSS attends to everything in all layers, and Qwen3's heads have no norm. Experts
+spread over more ranks than there are replicas (folded over tensor or context ranks) are spread over
+the replicas.
 
 Sources: Narayanan et al. 2021, table 1; Megatron-LM's README, weak scaling on H100 (d98e8a6);
 NVIDIA NeMo's performance summary 25.02 and its page on long sequences; NVIDIA Megatron-Bridge's
@@ -166,7 +168,7 @@ NVIDIA = (
     _bridge("Llama-3 8B", L8, ("b200", 8), 128, Degrees(microbatch=2), FP8),
     _bridge("Llama-3 8B 32k", f"{L8},seq=32768", ("b200", 32), 128, Degrees(cp=2), FP8),
     _bridge("Llama-3 8B 128k", f"{L8},seq=131072", B128, 32, Degrees(2, cp=4), FP8),
-    _bridge("Llama-3 8B 512k", f"{L8},seq=524288", ("b200", 512), 8, Degrees(4, cp=8), FP8),
+    _bridge("Llama-3 8B 64k", f"{L8},seq=65536", B64, 64, Degrees(cp=4), FP8),
     _bridge("Llama-2 7B 64k", "zoo:llama2-7b,seq=65536", H64, 64, Degrees(4, cp=2), FP8),
     _bridge("Llama-3 70B", L70, H64, 128, Degrees(4, 8, vpp=5, microbatch=1), FP8),
     _bridge("Llama-3 70B", L70, H64, 256, Degrees(4, 8, vpp=5, microbatch=1), FP8),
@@ -260,7 +262,6 @@ MAXTEXT = tuple(
         ("Llama-3.1 8B", L8, ("tpu-v6e", 256), 1024),
         ("Llama-3.1 70B", L70, ("tpu-v6e", 128), 512),
         ("Llama-3.1 70B", L70, ("tpu-v6e", 256), 1280),
-        ("Llama-3.1 405B", L405, ("tpu-v6e", 512), 512),
         ("Mixtral 8x7B", "zoo:mixtral-8x7b", ("tpu-v6e", 256), 3072),
         ("Mixtral 8x22B", "zoo:mixtral-8x22b,seq=4096", ("tpu-v6e", 256), 2048),
         ("Llama-3.1 70B", L70, ("tpu-v7x", 128), 256),
@@ -270,4 +271,16 @@ MAXTEXT = tuple(
         ("DeepSeek-V3", "zoo:deepseek-v3,seq=8192", ("tpu-v5p", 256), 1024),
     )
 )
-EXPERTS = (*MEGATRON, *NVIDIA, *TORCH, *MAXTEXT)
+OFFLOADED = (
+    Expert(
+        "Llama-3.1 405B",
+        L405,
+        "tpu-v6e",
+        512,
+        512,
+        "dp=512,zero=3,recompute=block,offload=activations",
+        "maxtext",
+        "MaxText",
+    ),
+)
+EXPERTS = (*MEGATRON, *NVIDIA, *TORCH, *MAXTEXT, *OFFLOADED)

@@ -87,10 +87,10 @@ def _ways(expert: Expert) -> Iterator[tuple[str, dict[str, str]]]:
     yield "", {"launcher": expert.launcher, "pins": expert.pins}
     columns = ",sp=on" if "tp=" in expert.pins else ""
     outside = {"runtime": SPACES[expert.launcher].runtime, "pins": expert.pins + columns}
-    yield "uneven stages", outside
+    yield "outside --for", outside
     if "vpp=" in expert.pins:
         pins = ",".join(p for p in outside["pins"].split(",") if not p.startswith("vpp="))
-        yield "uneven stages, not interleaved", outside | {"pins": pins}
+        yield "outside --for, not interleaved", outside | {"pins": pins}
 
 
 def published(expert: Expert) -> tuple[Strategy | None, str]:

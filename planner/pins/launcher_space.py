@@ -39,6 +39,7 @@ class LauncherSpace:
     recompute    ways to recompute; names: values that recomputed blocks may save beside
     schedules    of pipeline stages
     whole_rounds microbatches are a multiple of the stages
+    uneven       the first and the last stage may hold fewer layers than the others (`ends`)
     """
 
     name: str
@@ -51,6 +52,7 @@ class LauncherSpace:
     names: tuple[str, ...] = ()
     schedules: tuple[str, ...] = ()
     whole_rounds: bool = False
+    uneven: bool = False
 
     def zero_with(self, sequence: int, data: int, replicas: int) -> tuple[int, ...]:
         """ZeRO stages on so many context ranks, data ranks, and replicas of the dense weights."""
@@ -84,6 +86,7 @@ SPACES = {
             "megatron-sp",
             (0, 1, 3),
             schedules=("1f1b", INTERLEAVED),
+            uneven=True,
         ),
         LauncherSpace(
             "maxtext",
@@ -104,6 +107,7 @@ SPACES = {
             "megatron-sp",
             (2, 3),
             schedules=("1f1b", INTERLEAVED),
+            uneven=True,
         ),
         LauncherSpace(
             "hf", "accelerate of July 2026", "fsdp", ("sequence", "tensor"), "megatron", (2, 3)
@@ -121,6 +125,14 @@ SPACES = {
 """Name -> space. Read from Megatron-LM d98e8a6, MaxText e591f30, torchtitan b5bcd76, accelerate
 16cb6eb and marin 165dd09. Stage 2 of ZeRO goes with pipeline stages in torchtitan alone; in
 Megatron it takes the time of stage 1 and is left out."""
+
+
+def ends(layers: int, stages: int) -> tuple[int, int] | None:
+    """Layers of the first and of the last of several stages, where all between hold as many as the
+    fullest one has to; None where too few are left for the ends."""
+    most = -(-layers // stages)
+    left = layers - (stages - 2) * most
+    return (left // 2, left - left // 2) if stages > 1 and left > 1 else None
 
 
 def within(space: LauncherSpace, pins: Pins, topology: Topology, workload: str) -> Pins:

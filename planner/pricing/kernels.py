@@ -77,13 +77,7 @@ def times_of(
     if pricer.runtime.kernels is not None:
         from planner.pricing.frameworks.kernels import times
 
-        forward, backward = np.array(
-            [
-                times(base, i, *each, pricer)
-                for each in zip(splits, ins.tolist(), outs.tolist(), strict=True)
-            ]
-        ).T
-        return forward, backward
+        return times(base, i, cuts, ins, outs, pricer)
     operator, dtype = operator_of(node.op), program_type(graph, i, pricer.recipe)
     if operator.free or node.attrs.get(OF_PRODUCT):
         return np.zeros(len(splits)), np.zeros(len(splits))

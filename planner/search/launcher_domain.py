@@ -5,6 +5,8 @@ from __future__ import annotations
 from planner.analysis.facts import GraphFacts
 from planner.errors import PlanError
 from planner.machine.topology import Mesh
+from planner.ops import operator_of
+from planner.pins.launcher_space import ends
 from planner.search.request import Request
 from planner.workload.model import Model
 
@@ -21,13 +23,15 @@ def replicas(mesh: Mesh) -> int:
 def sayable(
     found: tuple[Mesh, ...], model: Model, request: Request, base: GraphFacts
 ) -> tuple[Mesh, ...]:
-    """Of meshes of a launcher's degrees those with whole rows on every replica, equal stages,
-    experts where there are some, and pieces of a row of equal length. Raises PlanError P035 where
-    there are none."""
+    """Of meshes of a launcher's degrees those with whole rows on every replica, stages that it can
+    say, experts where there are some, and pieces of a row of equal length. Raises PlanError P035
+    where there are none."""
     launcher, training = request.launcher, model.workload.kind == "train"
     assert launcher is not None
     blocks = base.dealt[0][2] if training and base.dealt else 0
     experts = any("expert" in roles.values() for roles in base.roles.values())
+    layers = sum(operator_of(n.op).kind == "attention" for n in base.graph.nodes)
+    uneven = launcher.uneven and layers == blocks  # what stages are counted in there
     length = max(
         (
             base.rules[i].sizes[factor]
@@ -45,7 +49,11 @@ def sayable(
             model.batch % replicas(mesh) == 0
             and (sizes.get("expert", 1) == 1 or experts)
             and (pieces == 1 or (length % pieces == 0 and length // pieces >= SHORTEST))
-            and (not staged or bool(blocks and blocks % mesh.stages == 0))
+            and (
+                not staged
+                or bool(blocks and blocks % mesh.stages == 0)
+                or bool(uneven and ends(blocks, mesh.stages))
+            )
         )
 
     kept = tuple(m for m in found if possible(m))

@@ -67,35 +67,63 @@ def as_named(
     }
     if not claims:
         return out
-    roles = base.roles
     for i in base.times:
-        kept = list(
-            pinned[i]
-            if i in pinned
-            else base.reachable(i, candidates(base.rules[i], sizes, limits))
+        if i in pinned:
+            out[i] = _following(base, i, pinned[i], claims, tensor, fixed=True)
+            continue
+        splits = base.reachable(i, candidates(base.rules[i], sizes, limits))
+        direction = directions(base.graph).get(i, "")
+        key = (
+            id(splits),
+            tuple(claims.items()),
+            tuple(base.roles[i].items()),
+            tensor,
+            _is_held(base, i),
+            (direction, base.rules[i].results[0]) if direction else (),
         )
-        for axis, claim in claims.items():
-            done = [_role_of(axis, s, roles[i]) for s in kept]
-            left = kept
-            if claim == "tensor":
-                left = [s for s, role in zip(kept, done, strict=True) if role != "data"]
-                left = (
-                    left
-                    if tensor == "any"
-                    else _columns_or_rows(base, i, axis, left, tensor == "megatron-sp")
-                )
-            elif claim == REPLICATED:
-                left = [s for s in kept if axis not in s.used]
-            elif claim != "expert" or "expert" in roles[i].values():
-                full = [s for s, role in zip(kept, done, strict=True) if role == claim]
-                left = (
-                    full
-                    if full and claim != "expert"
-                    else [s for s, role in zip(kept, done, strict=True) if role in (claim, "")]
-                )
-            kept = left if left or i not in pinned else kept
-        out[i] = tuple(kept)
+        if key not in _FOLLOWING:
+            _FOLLOWING[key] = splits, _following(base, i, splits, claims, tensor)
+        out[i] = _FOLLOWING[key][1]
     return out
+
+
+_FOLLOWING: dict[tuple[object, ...], tuple[tuple[Split, ...], tuple[Split, ...]]] = {}
+"""All that `_following` reads -> the splits, and those that it leaves. Splits are known by
+identity: `candidates` has the same object for the same ones on all meshes."""
+
+
+def _following(
+    base: GraphFacts,
+    i: int,
+    splits: tuple[Split, ...],
+    claims: Mapping[str, str],
+    tensor: str,
+    fixed: bool = False,
+) -> tuple[Split, ...]:
+    """Of a node's splits those under which every claimed axis does what it is called. fixed: where
+    none follows an axis, all stay."""
+    kept, roles = list(splits), base.roles[i]
+    for axis, claim in claims.items():
+        done = [_role_of(axis, s, roles) for s in kept]
+        left = kept
+        if claim == "tensor":
+            left = [s for s, role in zip(kept, done, strict=True) if role != "data"]
+            left = (
+                left
+                if tensor == "any"
+                else _columns_or_rows(base, i, axis, left, tensor == "megatron-sp")
+            )
+        elif claim == REPLICATED:
+            left = [s for s in kept if axis not in s.used]
+        elif claim != "expert" or "expert" in roles.values():
+            full = [s for s, role in zip(kept, done, strict=True) if role == claim]
+            left = (
+                full
+                if full and claim != "expert"
+                else [s for s, role in zip(kept, done, strict=True) if role in (claim, "")]
+            )
+        kept = left if left or not fixed else kept
+    return tuple(kept)
 
 
 def _role_of(axis: str, split: Split, roles: Mapping[str, str]) -> str:
@@ -113,11 +141,7 @@ def _columns_or_rows(
     experts, embeddings and the loss are cut wherever they can be and never along positions; other
     nodes along positions only where that is allowed. Products come in pairs of columns and rows
     (planner.analysis.columns_rows)."""
-    node, roles = base.graph.nodes[i], base.roles[i]
-    held = any(
-        n in base.graph.weights and len(base.graph.tensors[n].shape) > 1 for n in node.inputs
-    )
-    held = held or bool(base.rules[i].flops) or bool(operator_of(node.op).roles)
+    roles, held = base.roles[i], _is_held(base, i)
     cut = [{roles.get(f, "") for f, axes in s.pairs if axis in axes} for s in splits]
     left = [
         (s, c)
@@ -134,6 +158,16 @@ def _columns_or_rows(
         ]
         full = paired or full
     return full or [s for s, _ in left]
+
+
+def _is_held(base: GraphFacts, i: int) -> bool:
+    """Whether a tensor axis is held to columns and rows at a node: it reads a matrix of weights, or
+    multiplies."""
+    node = base.graph.nodes[i]
+    matrix = any(
+        n in base.graph.weights and len(base.graph.tensors[n].shape) > 1 for n in node.inputs
+    )
+    return matrix or bool(base.rules[i].flops) or bool(operator_of(node.op).roles)
 
 
 def megatron_only(base: GraphFacts, mesh: Mesh) -> Allowed:

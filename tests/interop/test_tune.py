@@ -13,7 +13,7 @@ from planner.interop.launchers import maxtext
 from planner.interop.price import LAUNCHERS, hand_over
 from planner.interop.settings import Facts, Settings
 from planner.machine.topology import for_devices
-from planner.pins.launcher_space import SPACES
+from planner.pins.launcher_space import SPACES, ends
 
 LLAMA = "zoo:llama-tiny,layers=4,seq=2048"
 MACHINE = ("--devices", "8", "--hardware", "a100-80gb")
@@ -162,3 +162,30 @@ def test_a_plan_whose_rounding_is_dear_is_not_exported(
     code = main(["export", str(plan), "--model", LLAMA, "--to", "hf", "-o", str(out)])
     said = capsys.readouterr().err
     assert code == 2 and "P194" in said and "--for hf" in said and not out.exists()
+
+
+def test_stages_of_unlike_numbers_of_layers_are_planned_and_written_for_megatron() -> None:
+    """As 126 layers on 16 stages, in small: six on four, the ends hold one each."""
+    spec = "zoo:llama-tiny,layers=6"
+    found = planner.plan(
+        spec,
+        devices=8,
+        hardware="h100-sxm",
+        batch=64,
+        launcher="megatron",
+        pins="pp=4,dp=2",
+        baselines=False,
+    )
+    handed = hand_over(found, spec, "megatron")
+    assert not handed.inexpressible
+    assert "decoder_first_pipeline_num_layers: 1\n" in handed.text
+    assert "decoder_last_pipeline_num_layers: 1\n" in handed.text
+
+
+def test_ends_hold_what_full_stages_between_leave() -> None:
+    """Megatron takes as many layers on all stages but the first and the last."""
+    assert ends(126, 16) == (7, 7)
+    assert ends(126, 8) == (15, 15)
+    assert ends(61, 16) == (2, 3)
+    assert ends(9, 8) is None  # six stages of two hold more than there are
+    assert ends(7, 2) == (3, 4)

@@ -37,6 +37,7 @@ from planner.interop.model_sizes import (
     claims_of,
 )
 from planner.interop.settings import Facts, Rounds, Settings
+from planner.pins.launcher_space import ends
 
 NAME, SUFFIX = "megatron", ".yaml"
 MARKS = r"\w+_model_parallel_size|context_parallel_size|micro_batch_size"
@@ -57,6 +58,7 @@ LEFT_OUT = {
     "mtp_num_layers": "the layers of multi-token prediction are those of the model, or not priced",
 }
 """Keys that change the program and have no price here, and what is priced instead."""
+ENDS = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
 PADDED = 128
 """make_vocab_size_divisible_by where a file does not say it."""
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
@@ -68,7 +70,8 @@ def round_off(rounds: Rounds, facts: Facts) -> list[str]:
     rounds.usual("Megatron")
     if rounds.now.schedule == "gpipe":
         rounds.to("its schedule is 1F1B", schedule="1f1b")
-    if facts.layers and facts.layers % rounds.now.stage:
+    stages = rounds.now.stage
+    if facts.layers and facts.layers % stages and (facts.beside or not ends(facts.layers, stages)):
         return [
             f"{facts.layers} blocks on {rounds.now.stage} stages: say how they are divided"
             " (decoder_first_pipeline_num_layers)"
@@ -76,8 +79,9 @@ def round_off(rounds: Rounds, facts: Facts) -> list[str]:
     return []
 
 
-def _keys_of(s: Settings) -> dict[str, dict[str, object]]:
+def _keys_of(s: Settings, facts: Facts) -> dict[str, dict[str, object]]:
     """Section -> key -> value, of what the plan decides. Sections are those of Megatron-Bridge."""
+    uneven = ends(facts.layers, s.stage) if facts.layers % s.stage and not facts.beside else None
     model: dict[str, object] = {
         "tensor_model_parallel_size": s.tensor,
         "context_parallel_size": s.sequence,
@@ -87,6 +91,8 @@ def _keys_of(s: Settings) -> dict[str, dict[str, object]]:
         "expert_model_parallel_size": s.expert,
         "recompute_granularity": "full" if s.recompute == "block" else None,
     }
+    if uneven:
+        model |= dict(zip(ENDS, uneven, strict=True))
     if s.recompute == "block":
         model |= {"recompute_method": "uniform", "recompute_num_layers": 1}
     if s.length:
@@ -110,7 +116,7 @@ def _title(s: Settings, facts: Facts) -> str:
 
 def write(s: Settings, facts: Facts) -> str:
     """The keys that the plan decides, to be merged into a configuration."""
-    model, train, ddp = _keys_of(s).values()
+    model, train, ddp = _keys_of(s, facts).values()
     language = {k: v for k, v in model.items() if k.startswith("recompute")}
     length = {k: v for k, v in model.items() if k == "seq_length"}
     parallel = {k: v for k, v in model.items() if k not in language and k not in length}
@@ -129,8 +135,8 @@ def write(s: Settings, facts: Facts) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _arguments(s: Settings) -> list[str]:
-    keys = {k: v for section in _keys_of(s).values() for k, v in section.items()}
+def _arguments(s: Settings, facts: Facts) -> list[str]:
+    keys = {k: v for section in _keys_of(s, facts).values() for k, v in section.items()}
     chunks = keys.pop("virtual_pipeline_model_parallel_size")
     keys |= {"num_virtual_stages_per_pipeline_rank": chunks}
     return [
@@ -142,12 +148,12 @@ def _arguments(s: Settings) -> list[str]:
 
 def write_arguments(s: Settings, facts: Facts) -> str:
     """The same as arguments of Megatron-LM's programs, one a line."""
-    return "\n".join([f"# {_title(s, facts)}", *_arguments(s)]) + "\n"
+    return "\n".join([f"# {_title(s, facts)}", *_arguments(s, facts)]) + "\n"
 
 
 def write_script(s: Settings, facts: Facts) -> str:
     """The same as an array of a launch script."""
-    lines = [f"    {argument}" for argument in _arguments(s)]
+    lines = [f"    {argument}" for argument in _arguments(s, facts)]
     return "\n".join(
         [
             f'# {_title(s, facts)} For a launch script: "${{PLANNED_ARGS[@]}}".',
@@ -162,7 +168,7 @@ def write_script(s: Settings, facts: Facts) -> str:
 def write_recipe(s: Settings, facts: Facts) -> str:
     """The same as a function that sets them in a recipe of Megatron-Bridge, where some stand in two
     sections."""
-    keys = _keys_of(s)
+    keys = _keys_of(s, facts)
     name = "use_distributed_optimizer"
     keys |= {"optimizer": {name: keys["ddp"][name]}}
     keys |= {"dataset": {"seq_length": s.length}} if s.length else {}
@@ -239,7 +245,13 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
         for key in ("rampup_batch_size", "step_batch_size_schedule")
         if keys.get(key) is not None
     ]
-    notes += [f"{key} is left out: {why}" for key, why in LEFT_OUT.items() if keys.get(key)]
+    layers = keys.whole(0, "num_layers") or keys.layers()
+    alike = layers and ends(layers, pp) == tuple(keys.whole(0, end) for end in ENDS)
+    notes += [
+        f"{key} is left out: {why}"
+        for key, why in LEFT_OUT.items()
+        if keys.get(key) and not (alike and key in ENDS)
+    ]
     experts = keys.whole(tp, "expert_tensor_parallel_size")
     if experts != tp and (ep > 1 or "num_experts" in keys):
         notes.append(f"expert_tensor_parallel_size {experts} is priced as {tp}, as of the rest")

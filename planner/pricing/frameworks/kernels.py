@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from math import prod
+
+import numpy as np
 
 from costmodels.frameworks.kernels import KernelNeed, kernel_times_s
 from planner.analysis.facts import GraphFacts
@@ -12,8 +15,6 @@ from planner.ops.loss import CROSS_ENTROPY
 from planner.pricing.pricer import Pricer
 from planner.pricing.split_arrays import SplitArrays, compute_type
 from planner.sharding.rule import Split
-
-"""Operators that run no kernel."""
 
 
 def role(graph: Graph, i: int) -> str:
@@ -42,42 +43,62 @@ def need_of(
     base: GraphFacts, i: int, split: Split, ins: float, outs: float, pricer: Pricer
 ) -> KernelNeed:
     """What node i needs under a split. ins, outs: bytes of its local operands and results."""
-    graph, node, rule = base.graph, base.graph.nodes[i], base.rules[i]
-    share = float(SplitArrays.of((split,), pricer.sizes).share(rule)[0])
+    share = float(SplitArrays.of((split,), pricer.sizes).share(base.rules[i])[0])
+    return next(_needs(base, i, [(share, ins, outs)], pricer))
+
+
+def _needs(
+    base: GraphFacts, i: int, each: Iterable[tuple[float, float, float]], pricer: Pricer
+) -> Iterator[KernelNeed]:
+    """What node i needs under splits. each: of a split, the share of the work that one device has,
+    and bytes of the node's local operands and results."""
+    graph, node = base.graph, base.graph.nodes[i]
+    whole, kind, products = base.rules[i].flops, role(graph, i), 1
     trained = base.training and any(o in base.grad for o in node.outputs)
-    flops, kind, elements, products = rule.flops * share, role(graph, i), 0.0, 1
-    keys = width = 0
+    scores = keys = width = 0
     if kind == "attention":
         q, v = (graph.tensors[node.inputs[slot]].shape for slot in (0, 2))
-        elements, keys, width = flops / (2 * (q[3] + v[3])), v[2], q[3]
-    elif kind == CROSS_ENTROPY:
-        elements = prod(graph.tensors[node.inputs[0]].shape) * share
-    elif flops:  # products of one operand run as one
+        scores, keys, width = 2 * (q[3] + v[3]), v[2], q[3]
+    elif kind != CROSS_ENTROPY and whole:  # products of one operand run as one
         products = sum(
             bool(base.rules[j].flops) for j, _ in graph.consumers.get(node.inputs[0], ())
         )
-    return KernelNeed(
-        role=kind,
-        dtype=compute_type(graph, i, pricer.recipe),
-        flops=flops,
-        together=flops * products,
-        ins=ins,
-        outs=outs,
-        elements=elements,
-        backward=base.backward.get(i, 1.0) if trained else 0.0,
-        causal=bool(node.attrs.get("causal")) and not node.attrs.get("window"),
-        keys=keys,
-        width=width,
-    )
+    logits = prod(graph.tensors[node.inputs[0]].shape) if kind == CROSS_ENTROPY else 0
+    backward = base.backward.get(i, 1.0) if trained else 0.0
+    dtype = compute_type(graph, i, pricer.recipe)
+    causal = bool(node.attrs.get("causal")) and not node.attrs.get("window")
+    for share, ins, outs in each:
+        flops = whole * share
+        yield KernelNeed(
+            role=kind,
+            dtype=dtype,
+            flops=flops,
+            together=flops * products,
+            ins=ins,
+            outs=outs,
+            elements=flops / scores if scores else logits * share,
+            backward=backward,
+            causal=causal,
+            keys=keys,
+            width=width,
+        )
 
 
 def times(
-    base: GraphFacts, i: int, split: Split, ins: float, outs: float, pricer: Pricer
-) -> tuple[float, float]:
-    """(forward, backward) seconds of node i under a split. ins, outs: bytes of its local operands
-    and results."""
+    base: GraphFacts, i: int, cuts: SplitArrays, ins: np.ndarray, outs: np.ndarray, pricer: Pricer
+) -> tuple[np.ndarray, np.ndarray]:
+    """(forward, backward) seconds of node i under splits. ins, outs: bytes of its local operands
+    and results. [splits] each"""
     if operator_of(base.graph.nodes[i].op).free:
-        return 0.0, 0.0
-    assert pricer.runtime.kernels is not None
-    need = need_of(base, i, split, ins, outs, pricer)
-    return kernel_times_s(need, pricer.topology.device, pricer.runtime.kernels, pricer.rates)
+        return np.zeros(len(ins)), np.zeros(len(ins))
+    kernels, device = pricer.runtime.kernels, pricer.topology.device
+    assert kernels is not None
+    share = cuts.share(base.rules[i]).tolist()
+    work = list(zip(share, ins.tolist(), outs.tolist(), strict=True))
+    alike = dict.fromkeys(work)  # splits that differ in what their axes are called cost the same
+    known = {
+        each: kernel_times_s(need, device, kernels, pricer.rates)
+        for each, need in zip(alike, _needs(base, i, alike, pricer), strict=True)
+    }
+    forward, backward = np.array([known[each] for each in work]).T
+    return forward, backward
