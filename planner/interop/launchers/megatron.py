@@ -245,13 +245,7 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
         for key in ("rampup_batch_size", "step_batch_size_schedule")
         if keys.get(key) is not None
     ]
-    layers = keys.whole(0, "num_layers") or keys.layers()
-    alike = layers and ends(layers, pp) == tuple(keys.whole(0, end) for end in ENDS)
-    notes += [
-        f"{key} is left out: {why}"
-        for key, why in LEFT_OUT.items()
-        if keys.get(key) and not (alike and key in ENDS)
-    ]
+    notes += _left_out(keys, pp)
     experts = keys.whole(tp, "expert_tensor_parallel_size")
     if experts != tp and (ep > 1 or "num_experts" in keys):
         notes.append(f"expert_tensor_parallel_size {experts} is priced as {tp}, as of the rest")
@@ -275,6 +269,18 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
         ),
         notes,
     )
+
+
+def _left_out(keys: Keys, stages: int) -> list[str]:
+    """Of keys that change the program and have no price. Where only the ends hold fewer layers than
+    other stages, all take the time of the fullest, as they are priced."""
+    layers = keys.whole(0, "num_layers") or keys.layers()
+    priced = layers and ends(layers, stages) == tuple(keys.whole(0, end) for end in ENDS)
+    return [
+        f"{key} is left out: {why}"
+        for key, why in LEFT_OUT.items()
+        if keys.get(key) and not (priced and key in ENDS)
+    ]
 
 
 def _virtual_stages(keys: Keys, stages: int, notes: list[str]) -> int:
