@@ -68,6 +68,7 @@ MEGATRON = (
 TINY = ("model.onnx", "--devices", "8", "--batch", "16", "--hardware", "cpu", "--precision", "fp32")
 STAND_INS: dict[str, dict[str, Callable[[Path], None]]] = {
     "": {"model.onnx": _save("zoo:llama-tiny")},
+    "README.md": {"mine.yaml": _text(MEGATRON)},
     "serving.md": {"model.onnx": _save("zoo:llama-tiny,cache=1")},
     "exchange.md": {
         "model.plan.json": _planned(*TINY, "--pin", "dp=4,tp=2"),
