@@ -65,6 +65,10 @@ MEGATRON = (
     "tensor_model_parallel_size: 2\npipeline_model_parallel_size: 1\nmicro_batch_size:"
     " 1\nglobal_batch_size: 512\n"
 )
+SCRIPT = (
+    "TP=${TP:-2}\ntorchrun pretrain_gpt.py --tensor-model-parallel-size $TP --micro-batch-size 1"
+    " --global-batch-size 512\n"
+)
 TINY = ("model.onnx", "--devices", "8", "--batch", "16", "--hardware", "cpu", "--precision", "fp32")
 STAND_INS: dict[str, dict[str, Callable[[Path], None]]] = {
     "": {"model.onnx": _save("zoo:llama-tiny")},
@@ -73,6 +77,7 @@ STAND_INS: dict[str, dict[str, Callable[[Path], None]]] = {
     "exchange.md": {
         "model.plan.json": _planned(*TINY, "--pin", "dp=4,tp=2"),
         "mine.yaml": _text(MEGATRON),
+        "train.sh": _text(SCRIPT),
     },
     "exporting.md": {"model.plan.json": _planned(*TINY)},
     "launch.md": {"model.plan.json": _planned(*TINY)},
