@@ -212,9 +212,10 @@ def _peaks(tuned: Tuned, said: Sequence[dict[str, Any]]) -> list[str]:
     from costmodels.hardware.units import show_bytes
 
     return [
-        f"compiled, {i + 1}: "
+        f"{i + 1} compiled as a program of ours: "
         + (row["why"] if "why" in row else f"{show_bytes(row['peak_bytes'])}, fits")
-        + f" ({show_bytes(choice.strategy.costs['memory_per_device_bytes'])} planned)"
+        + f" ({show_bytes(choice.strategy.costs['memory_per_device_bytes'])} planned as"
+        f" {tuned.launcher} runs it)"
         for i, (choice, row) in enumerate(zip(tuned.best, said, strict=False))
     ]
 
