@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from planner.analysis.axis_roles import role_named
 from planner.errors import PlanError
 from planner.interop.launchers import hf
 from planner.interop.price import LAUNCHERS, Configuration, facts_of, priced, styled
@@ -133,7 +134,7 @@ def tune(
 
 def settings_for(c: Candidate, given: Settings) -> Settings:
     """A candidate of a launcher's space as settings, batch and length as given."""
-    sizes, plan = dict(c.mesh.shape), c.plan
+    sizes, plan = _degrees(c.mesh), c.plan
     tensor = sizes.get("tensor", 1)
     return Settings(
         batch=given.batch,
@@ -152,17 +153,23 @@ def settings_for(c: Candidate, given: Settings) -> Settings:
     )
 
 
+def _degrees(mesh: Mesh) -> dict[str, int]:
+    """Axes by their roles: data that shards parameters is called fsdp in plans that were found."""
+    return {role_named(a) or a: n for a, n in mesh.shape}
+
+
 def _of_meshes(search: Search, found: Sequence[Candidate]) -> list[Candidate]:
     """The best plan that fits of each of the best meshes, `found` among them."""
-    best = {c.mesh: c for c in found}
+    best = {tuple(_degrees(c.mesh).items()): c for c in found}
     for mesh in search.offered.meshes():
+        degrees = tuple(_degrees(mesh).items())
         ranked = sorted(search.value(c) for c in best.values())
         worth = ranked[BEST - 1] if len(ranked) >= BEST else math.inf
         candidate = (
-            None if mesh in best else _within(search, (mesh,), search.request.limit_bytes, worth)
+            None if degrees in best else _within(search, (mesh,), search.request.limit_bytes, worth)
         )
         if candidate is not None:
-            best[mesh] = candidate
+            best[degrees] = candidate
     return list(best.values())
 
 
@@ -202,7 +209,7 @@ def _best(said: _Said, found: Sequence[Candidate]) -> tuple[Choice, ...]:
     choices: list[Choice] = []
     seen: set[tuple[object, ...]] = set()
     for c in sorted(found, key=lambda c: c.key(said.request)):
-        kind = c.mesh.shape, c.plan.recompute, c.plan.zero_stage
+        kind = tuple(_degrees(c.mesh).items()), c.plan.recompute, c.plan.zero_stage
         choice = None if kind in seen else said(c)
         seen.add(kind)
         if choice is not None and choice.settings not in [b.settings for b in choices]:
