@@ -162,6 +162,12 @@ class Pricer:
         return repr(self.mesh.axes).encode()
 
     @property
+    def sums_shown(self) -> float:
+        """Share of what a backward pass sums over devices for tensor parallelism that no framework
+        hides under other products (costmodels.frameworks.step_time)."""
+        return 1 - self.runtime.tensor_overlap
+
+    @property
     def copies_hidden(self) -> float:
         """What part of the communication that can hide under other copies of the batch does. CPUs
         run one thing after the other."""

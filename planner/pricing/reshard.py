@@ -21,6 +21,9 @@ from planner.sharding.layout import Axes, group
 from planner.sharding.layout_table import LayoutColumn, LayoutTable
 from planner.sharding.reshard_table import reshard_table
 
+SUMS = ("all-reduce", "reduce-scatter")
+"""Collectives that add up."""
+
 
 class LinePrices(Protocol):
     """What conversions need of the prices of one mesh (planner.pricing.pricer.Pricer)."""
@@ -34,6 +37,10 @@ class LinePrices(Protocol):
     @property
     def place(self) -> bytes:
         """What prices on the mesh follow from, as bytes."""
+
+    @property
+    def sums_shown(self) -> float:
+        """Share of the backward pass's sums that a plan shows at least."""
 
     def lines(
         self, kind: str, axes: Axes, strided: bool = False
@@ -231,10 +238,18 @@ class Conversions:
             seconds = each[term] if len(term) else np.zeros(0)
             # Without any moves bincount forgets the type of its weights.
             forward = np.bincount(whose, np.where(back, 0.0, seconds), n).astype(np.float64)
-            backward = np.bincount(whose, np.where(back, seconds, 0.0), n).astype(np.float64)
+            shown = seconds * self._shown()[term] if len(term) else seconds
+            backward = np.bincount(whose, np.where(back, shown, 0.0), n).astype(np.float64)
             forward[impossible] = np.inf
             known = self._priced[size] = n, forward, backward
         return known[1], known[2]
+
+    def _shown(self) -> np.ndarray:
+        """Share of each term that a backward pass may show: what a framework hides of sums of
+        gradients under the products for weights (costmodels.frameworks.step_time, which knows when
+        those are shorter) is counted by the whole plan's price alone. [terms]"""
+        shown = self.pricer.sums_shown
+        return np.array([shown if kind in SUMS else 1.0 for kind, _, _ in self.pairs.terms])
 
     def _of_terms(self) -> tuple[np.ndarray, np.ndarray]:
         """Latency and seconds per byte of the whole tensor of each term: [terms, lines], whose
