@@ -280,9 +280,16 @@ def test_a_pipeline_is_priced_as_what_its_stages_run() -> None:
 
 
 def test_the_search_takes_stages_where_links_are_slow_and_the_model_large() -> None:
+    """Links between nodes at half their rate: at the whole, what ZeRO-3 gathers hides under the
+    products of the block before."""
     search, _ = staged_search("zoo:gpt3-175b,layers=24", 256, 384, 2)
-    search.request = replace(search.request, baselines=False)
-    found = search.run()
+    topology = search.request.topology
+    inside, *between = topology.levels
+    slow = [replace(x, bandwidth_bytes_per_s=x.bandwidth_bytes_per_s / 2) for x in between]
+    request = replace(
+        search.request, baselines=False, topology=replace(topology, levels=(inside, *slow))
+    )
+    found = Search(search.model, request).run()
     assert (
         found.best is not None
         and found.best.mesh.stages > 1
