@@ -277,8 +277,9 @@ def test_products_alone_are_below_every_bound(source: str) -> None:
 
 def test_a_search_builds_few_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Meshes that products alone rule out have none built, and only leaves that are priced have one
-    of their own; memory binds. At 65,536 tokens: what loops copy, which no product tells, is a
-    small part of a step there."""
+    of their own; memory binds. First bounds leave out attention: with all of its pairs, which no
+    kernel computes under a causal mask, 6 meshes with stages were left of 20, and better ones were
+    ruled out."""
     built = list[tuple]()
 
     def counted(*a: Any, **k: Any) -> Space:
@@ -287,12 +288,12 @@ def test_a_search_builds_few_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(planner.search.workspace, "build_space", counted)
     search = Search(
-        Model.open("zoo:llama3-8b,seq=65536", Workload(batch=64), 64),
+        Model.open("zoo:llama3-8b,seq=16384", Workload(batch=256), 64),
         make_request(devices=64, hardware=None, topology=None, memory_reserve_bytes=12 * 2**30),
     )
     found = search.run()
     assert found.best is not None
     staged = search.offered.staged()
     assert len(staged) == 20
-    assert len({mesh for mesh, _ in built} & {m.shape for m in staged}) <= 6
-    assert len(built) <= 28
+    assert len({mesh for mesh, _ in built} & {m.shape for m in staged}) <= 15
+    assert len(built) <= 41

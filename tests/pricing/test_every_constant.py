@@ -31,7 +31,7 @@ from planner.space.families import batch_only
 from planner.workload.model import Model, Workload
 
 LESS = 0.997
-OF_FRAMEWORKS = ("interleave", "launch_s", "growth")
+OF_FRAMEWORKS = ("interleave", "launch_s", "growth", "wider_sums")
 """Figures of profiles that price others' programs alone."""
 REPORTED = ("watts", "usd_per_h", "widest_head")
 """Figures that are no part of a price of a step: what a sweep reports, and what a kernel takes."""
