@@ -22,7 +22,7 @@ of the longest can be below.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -226,7 +226,9 @@ def least_working(space: Space, techniques: Techniques, uncut: bool = False) -> 
     if has_uneven_stages(space):
         return 0.0
     work, epilogue = arrays.least_workspace[_weights_are_gathered(space, techniques)]
-    most = np.maximum.reduceat(_only_in_blocks(space, techniques, uncut), arrays.first)
+    # Bounds of policies of names ask under recompute=none, and hold where blocks are made again.
+    again = replace(techniques, recompute="block")
+    most = np.maximum.reduceat(_only_in_blocks(space, again, uncut), arrays.first)
     return temporary_bytes(work / pieces, epilogue / pieces, float(most.sum()))
 
 
