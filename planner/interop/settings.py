@@ -142,6 +142,17 @@ class Rounds:
         if self.now.zero_stage and self.now.replicas * self.now.sequence == 1:
             self.to("no optimizer sharding where there is one replica", zero_stage=0)
 
+    def unstaged(self) -> None:
+        """Pipeline stages as replicas."""
+        if self.now.stage > 1:
+            self.to(
+                "no pipeline stages: data parallel instead",
+                data=self.now.data * self.now.stage,
+                stage=1,
+                schedule="",
+                virtual_stages=1,
+            )
+
     def microbatches(self, launcher: str, multiple: int) -> None:
         """As many microbatches as give every replica whole rows, a multiple of some number, the
         nearest to what the plan has."""

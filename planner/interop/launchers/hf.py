@@ -93,16 +93,8 @@ SIZES = {
 def round_off(rounds: Rounds, facts: Facts) -> list[str]:
     """Rounds settings to what transformers can express; returns what it cannot and what has no
     price."""
-    s = rounds.now
-    if s.stage > 1:
-        rounds.to(
-            "no pipeline stages: data parallel instead",
-            data=s.data * s.stage,
-            stage=1,
-            schedule="",
-            virtual_stages=1,
-        )
-    if s.expert > 1:
+    rounds.unstaged()
+    if rounds.now.expert > 1:
         rounds.to(
             "experts are not cut apart: data parallel instead", data=rounds.now.replicas, expert=1
         )
