@@ -94,7 +94,8 @@ class Body(Values):
         if node.bodies:
             call = self._with_bodies(call)
         try:
-            text = self._at_once(index, call) or OPERATORS[node.op].kernel(call)
+            behind = self._at_once(index, call)
+            text = behind or OPERATORS[node.op].kernel(call)
         except NoRule as reason:
             raise PlanError(
                 "P066",
@@ -105,6 +106,8 @@ class Body(Values):
             text, results[0] = on_pieces(self, text, index, args, results[0])
         text = text[1:-1] if wrapped(text) else text
         names = [self.fresh() for _ in live]
+        if behind and len(call.out_shapes[0]) > 2:
+            self.products[names[0]] = call.out_shapes[0]
         self.lines.append(f"{', '.join(names)} = {text}  # {self._says(index, results)}")
         for name, variable, layout in zip(live, names, results, strict=True):
             full = full_shape(self, name, layout) if pieces else graph.tensors[name].shape

@@ -338,7 +338,9 @@ def _part(w: Writer, bodies: Sequence[Body], part: range, name: str) -> None:
     )
     _fill(bodies, inner, part)
     shards = ", ".join(f"{literal(w.parameters[n].key)}: {body.weights[n]}" for n in mine)
-    function = Function(name, f"{_span(graph, part)}.", inner, ("w",))
+    # In rows: compilers lay an activation out for the collective that its gradient goes through,
+    # and hand that order on to the gradient of logits between two barriers, in two copies of it.
+    function = Function(name, f"{_span(graph, part)}.", inner, ("w",), in_rows=True)
     w.functions.append(function)
     body.lines.append(
         lambda: function.call(

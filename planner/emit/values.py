@@ -61,7 +61,8 @@ class Values:
     microbatches, whose statements these go among; own: tensors of which this microbatch has its
     own, all others are asked of it. told: variable -> what to call it, of all functions of a
     program. behind_loops: the first node behind all loops over blocks, whose backward passes
-    follow that of what is behind them; None where there are no such loops.
+    follow that of what is behind them; None where there are no such loops. products: variable ->
+    local shape of what products behind the loops make, where that has more dims than rows.
     """
 
     flow: Flow
@@ -92,6 +93,7 @@ class Values:
     cause: str = ""
     stem: str = "c"
     behind_loops: int | None = None
+    products: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def mesh(self) -> Mapping[str, int]:

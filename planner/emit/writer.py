@@ -77,6 +77,9 @@ class Function:
     """Arguments before those the body asked for."""
     as_tuple: bool = False
     """Whether a single result is returned as a tuple of one."""
+    in_rows: bool = False
+    """Whether a single result that a product makes (Body.products) leaves as rows of its last dim
+    and has its shape again outside."""
 
     @property
     def arguments(self) -> tuple[str, ...]:
@@ -88,14 +91,23 @@ class Function:
     ) -> str:
         """The call: results assigned to the names they have inside, or to `outputs`."""
         given = ", ".join(arguments if arguments is not None else self.arguments)
-        return f"{outputs or ', '.join(self.body.results)} = {through.format(self.name)}({given})"
+        results = outputs or ", ".join(self.body.results)
+        shape = f".reshape({self._rows_of})" if self._rows_of else ""
+        return f"{results} = {through.format(self.name)}({given}){shape}"
+
+    @property
+    def _rows_of(self) -> tuple[int, ...]:
+        """The shape of the result that leaves as rows; () where none does."""
+        one = self.in_rows and len(self.body.results) == 1
+        return self.body.products.get(self.body.results[0], ()) if one else ()
 
     def text(self) -> str:
         """The whole definition."""
         lines = [f"def {self.name}({', '.join(self.arguments)}):", f'    """{self.doc}"""']
         lines += [f"    {line}" for line in rendered(self.body.lines)]
         one = self.as_tuple and len(self.body.results) == 1
-        lines.append(f"    return {', '.join(self.body.results)}{',' if one else ''}")
+        rows = f".reshape(-1, {self._rows_of[-1]})" if self._rows_of else ""
+        lines.append(f"    return {', '.join(self.body.results)}{rows}{',' if one else ''}")
         return renamed("\n".join(lines), self.body.told)
 
 

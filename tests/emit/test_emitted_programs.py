@@ -228,6 +228,23 @@ def test_masks_of_all_blocks_are_never_together(pins: str, own: int, tmp_path: P
     assert masks and max(map(prod, masks)) <= own * prod(masks[0][-2:])
 
 
+def test_gradients_of_logits_wait_as_rows() -> None:
+    """Compilers give an activation the order of dims that its collective needs, and hand it on to
+    whatever lies between two barriers: logits of [batch, positions, classes] were copied there into
+    another order and back, and both copies were there at the peak."""
+    source = "zoo:llama-tiny,layers=2,vocab=1000"
+    made = program(plan(source, "dp=2,tp=4,zero=3,micro=1"), source)
+    m = load_program(made)
+    text = lowered(m, "train", m.make_mesh()).as_text()
+    held = [
+        [int(n) for n in dims.split("x") if n]
+        for line in text.splitlines()
+        if "optimization_barrier" in line
+        for dims in re.findall(r"tensor<((?:\d+x)+)f32>", line)
+    ]
+    assert [8 * 16, 250] in held and [8, 16, 250] not in held
+
+
 # --- what no program does
 
 
