@@ -84,6 +84,8 @@ def plan(
     tie: Sequence[str] = (),
     lora: str = "",
     tables: str = "device",
+    imbalance: str | float | None = None,
+    capacity: float | None = None,
     time_limit_s: float | None = None,
     seed: int = 0,
     fold: bool = True,
@@ -147,6 +149,8 @@ def plan(
         "optimizer": optimizer,
         "lr": lr,
         "tables": tables,
+        "imbalance": imbalance,
+        "capacity": capacity,
     }
     return _plan(
         source, machine, step, search, what, AnswerOptions(strict, remedies, confirm, progress)

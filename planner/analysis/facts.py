@@ -122,6 +122,10 @@ class GraphFacts(BasicFacts):
                 )
         return {i: alike[id(result)] for i, result in self._dots.items()}
 
+    def flops_of(self, i: int) -> Fraction:
+        """Those of `model_flops` that are node i's."""
+        return sum((dot.flops * (1 + dot.backward) for dot in self._dots.get(i, ())), Fraction(0))
+
     @cached_property
     def model_flops(self) -> Fraction:
         """FLOPs of one microbatch over all devices when nothing is duplicated, padded or computed

@@ -101,6 +101,8 @@ def workload(args: argparse.Namespace) -> dict[str, Any]:
         "optimizer": args.optimizer,
         "lr": args.lr,
         "tables": args.tables,
+        "imbalance": args.imbalance,
+        "capacity": args.capacity,
     }
 
 

@@ -40,6 +40,8 @@ ANSWERED = (
     "loss",
     "logits",
     "lora",
+    "imbalance",
+    "capacity",
     "tables",
     "ignore_index",
     "shift_labels",

@@ -91,6 +91,7 @@ def add_workload(p: argparse.ArgumentParser, many: bool = False) -> None:
     _add_input_shapes(g, many)
     _add_loss(g)
     _add_trained_parameters(g)
+    _add_routing(g)
     _add_optimizer(g)
 
 
@@ -192,6 +193,26 @@ def _add_loss(g: argparse._ArgumentGroup) -> None:
         type=int,
         metavar="N",
         help="label of positions that do not count in cross_entropy, such as -100",
+    )
+
+
+def _add_routing(g: argparse._ArgumentGroup) -> None:
+    """What is known of the routers of experts, and what experts take."""
+    g.add_argument(
+        "--imbalance",
+        metavar="SPREAD",
+        help=(
+            "how routers spread tokens over experts: rows of the busiest device over the mean, or"
+            " a file of a router's counts, one for each expert (default: 1.25, a guess)"
+        ),
+    )
+    g.add_argument(
+        "--capacity",
+        metavar="FACTOR",
+        help=(
+            "an expert takes so many times the mean of a sample's tokens and drops the others,"
+            " which count as not done (default: none is dropped)"
+        ),
     )
 
 

@@ -33,6 +33,8 @@ OTHERS = (
     "trainable",
     "freeze",
     "lora",
+    "capacity",
+    "imbalance",
     "backend",
     "time_limit",
     "incremental",

@@ -173,7 +173,7 @@ def products(flow: Flow, i: int) -> tuple[Product, ...]:
     node = flow.graph.nodes[i]
     filling, trained = operator_of(node.op).filling, not flow.grad.isdisjoint(node.outputs)
     if filling is not None:
-        filled = filling(rule, split, mesh, trained)
+        filled = filling(node, rule, split, mesh, trained)
         return tuple(replace(dot, flops=dot.flops * filled) for dot in dots_of_node)
     return dots_of_node
 

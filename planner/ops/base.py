@@ -183,9 +183,9 @@ class Operator:
     passes: Callable[[Pieces, np.ndarray, np.ndarray], list[Passes]] | None = None
     """(pieces, bytes of operands, bytes of results [splits]) -> the kernels of both passes under
     each split, where the backward pass is not a multiple of the forward one."""
-    filling: Callable[[Rule, Split, Mapping[str, int], bool], Fraction] | None = None
-    """(rule, split, mesh, whether a backward pass follows) -> what rounding up blocks of rows adds
-    to a device's work, as a factor."""
+    filling: Callable[[Node, Rule, Split, Mapping[str, int], bool], Fraction] | None = None
+    """(node, rule, split, mesh, whether a backward pass follows) -> what rounding up blocks of rows
+    adds to a device's work, as a factor."""
 
     # What the memory of its kernels is.
     workspace: Callable[[Pieces, np.ndarray], np.ndarray] | None = None

@@ -8,8 +8,10 @@ same axes cut tokens and experts.
                          inside the kernel
 
 The kernel runs over blocks of rows of one expert, as many as the router's choices need. What is
-counted and compared with compilers is the work at balance; what is priced is IMBALANCE times that
-(blocks that are not full, devices that get more than their part).
+counted and compared with compilers is the work at balance; what is priced is that of the busiest
+device: USUAL_IMBALANCE times that at balance (blocks that are not full, devices that get more than
+their part), or what the user says of the router (planner.workload.routing). Experts with a
+capacity are those of planner.ops.expert_capacity.
 """
 
 from __future__ import annotations
@@ -25,19 +27,27 @@ import numpy as np
 from planner.graph.ir import Graph, Node
 from planner.ops.base import Call, NoRule, Operator, register, tuple_text
 from planner.ops.cost import Dots, Kernel, Passes, Pieces, Product
+from planner.ops.expert_capacity import (
+    capacity_of,
+    capped_exchange,
+    capped_filling,
+    capped_passes,
+    capped_text,
+    capped_workspace,
+    sample_dims,
+)
+from planner.ops.expert_load import busiest_blocks, busiest_rows, counts_of, imbalance_of
 from planner.sharding.rule import KernelCollective, Rule, Split, parse
-from planner.support.text import count as short
 
-IMBALANCE = 1.25
-"""Assumed: rows of the busiest device over the mean, and places of a round of expert parallelism
-over the rows it carries at balance."""
+ROOM = 1.25
+"""Rows that a block of an expert's only one has room for, over those at balance."""
 BLOCK_ROWS = {False: 512, True: 2048}
 """Rows of a block are at most about so many, where experts get that many; of a training program
 more: every block of its backward pass adds to sums of gradients as large as the expert."""
 LEAST_ROWS = {False: 256, True: 640}
 """Rows below which a block costs what it moves, not what it computes, on accelerators: its weights,
 and in training the sums of their gradients. An expert that gets fewer has one block, with room for
-IMBALANCE times its rows, so that most of the experts that get more need no second one."""
+ROOM times its rows, so that most of the experts that get more need no second one."""
 SUM_BYTES, LAST_SUM_BYTES = 10, 12
 """Bytes moved for an element of an expert's weights: by every block of the backward pass, which
 reads its part of the gradient in bfloat16 and a sum in float32 and writes the sum; and once, to
@@ -79,21 +89,23 @@ def _rule(node: Node, graph: Graph) -> Rule:
     shapes, outs = graph.shapes(node.inputs), graph.shapes(node.outputs)
     if str(node.attrs.get("activation", "silu")) not in (*MIXES, "swiglu"):
         raise NoRule(f"experts with the activation {node.attrs.get('activation')}")
-    tokens = token_factors(node, graph)
-    lead = " ".join(tokens)
+    tokens, capped = token_factors(node, graph), bool(capacity_of(node))
+    lead, sizes = sample_dims(node, graph, tokens) if capped else (" ".join(tokens), {})
     into, out_of = (
         ("e f h!" if node.attrs.get("trans_in") else "e h! f"),
         ("e h! f" if node.attrs.get("trans_out") else "e f h!"),
     )
     sides = (f"{lead} h!", f"{lead} k!", f"{lead} k!", into, into, out_of, "e f", "e f", "e h!")
     line = ",".join(side if name else "" for side, name in zip(sides, node.inputs, strict=False))
-    rule = parse(f"{line} -> {lead} h!", shapes, outs, no_pad=frozenset({"e", "f"}))
-    paired = {f"{EXPERT}{f}": (f, "e") for f in tokens if f != "1"}
+    rule = parse(f"{line} -> {lead} h!", shapes, outs, sizes=sizes, no_pad=frozenset({"e", "f"}))
+    cut = (f for dim in rule.operands[1] for f in dim if f not in rule.whole)
+    paired = {f"{EXPERT}{f}": (f, "e") for f in cut}
     flops = 2.0 * token_rows(rule, rule.sizes) * rule.sizes["h"] * rule.sizes["f"] * _layers(node)
-    return replace(rule, flops=flops, paired=paired, inner=_exchange(rule, tuple(paired)))
+    inner = capped_exchange if capped else _exchange
+    return replace(rule, flops=flops, paired=paired, inner=inner(node, rule, tuple(paired)))
 
 
-def _exchange(rule: Rule, pairs: tuple[str, ...]) -> tuple[KernelCollective, ...]:
+def _exchange(node: Node, rule: Rule, pairs: tuple[str, ...]) -> tuple[KernelCollective, ...]:
     """What travels in a round: how many rounds there are, numbers of experts and rows, and results;
     backward rows, their gradients, shares and what is gained by them (numbers of experts and shares
     in one)."""
@@ -105,7 +117,8 @@ def _exchange(rule: Rule, pairs: tuple[str, ...]) -> tuple[KernelCollective, ...
         "+".join(pairs),
         "all-to-all",
         rows=rows,
-        slack=IMBALANCE,
+        slack=imbalance_of(node),
+        counts=counts_of(node),
         kept=False,
         for_result=True,
     )
@@ -134,13 +147,17 @@ def blocks(rule: Rule, split: Split, mesh: Mapping[str, int], trained: bool) -> 
     mean, most = mean_rows(rule, split, mesh), float(BLOCK_ROWS[trained])
     wanted = min(most, max(float(LEAST_ROWS[trained]), float(mean) / 4))
     count = max(1, round(float(mean) / wanted))
-    room = Fraction(IMBALANCE) if count == 1 else 1
+    room = Fraction(ROOM) if count == 1 else 1
     return max(1, ceil(mean * room / count)), count
 
 
-def filling(rule: Rule, split: Split, mesh: Mapping[str, int], trained: bool) -> Fraction:
-    """Rows that blocks hold at balance over the rows there are: what rounding up adds to the
-    work."""
+def filling(
+    node: Node, rule: Rule, split: Split, mesh: Mapping[str, int], trained: bool
+) -> Fraction:
+    """Rows that blocks, or places, hold at balance over the rows there are: what rounding up adds
+    to the work."""
+    if capacity_of(node):
+        return capped_filling(node, rule)
     rows, count = blocks(rule, split, mesh, trained)
     return rows * count / mean_rows(rule, split, mesh)
 
@@ -148,32 +165,6 @@ def filling(rule: Rule, split: Split, mesh: Mapping[str, int], trained: bool) ->
 def exchanges(rule: Rule, split: Split) -> bool:
     """Whether tokens travel to their experts inside the kernel."""
     return any(split.axes(name) for name in rule.paired)
-
-
-def said(graph: Graph) -> tuple[str, ...]:
-    """What a plan takes for granted about routed experts, a phrase for each size of them."""
-
-    found: dict[tuple[int, int], int] = {}
-    idle: Fraction = Fraction(0)
-    for node in graph.nodes:
-        if node.op == "RoutedExperts":
-            count, top = (
-                graph.tensors[node.inputs[4]].shape[0],
-                graph.tensors[node.inputs[1]].shape[-1],
-            )
-            found[count, top] = found.get((count, top), 0) + 1
-            stacks = sum(graph.tensors[n].elements for n in node.inputs[3:] if n)
-            idle += stacks * (1 - Fraction(min(top, count), count))
-    if not found:
-        return ()
-    active = (
-        f"{short(graph.parameters - int(idle))} of {short(graph.parameters)} parameters work on a"
-        " token"
-    )
-    each = [
-        f"experts: {count}, top {top}, {layers} layers" for (count, top), layers in found.items()
-    ]
-    return (f"{'; '.join(each)}; {active}; priced at imbalance {IMBALANCE} (assumed)",)
 
 
 def _mix(call: Call, gated: bool) -> str:
@@ -200,8 +191,10 @@ def _kernel(call: Call) -> str:
         ("rh,fh->rf" if call.attr("trans_in", 0) else "rh,hf->rf"),
         ("rf,hf->rh" if call.attr("trans_out", 0) else "rf,fh->rh"),
     )
-    rows, count = blocks(call.rule, call.split, call.mesh, call.trained)
     stacks = f"({gate}, {up}, {down}, {gate_bias}, {up_bias}, {down_bias})"
+    if capacity_of(call.node):
+        return capped_text(call, stacks, mix, (into, out_of))
+    rows, count = blocks(call.rule, call.split, call.mesh, call.trained)
     how = f'(lambda g, u: {mix}, "{into}", "{out_of}", {rows}, {count})'
     joint = tuple(a for a in call.mesh if any(a in call.axes(name) for name in call.rule.paired))
     if not joint:
@@ -232,13 +225,22 @@ def _products(dots: Dots) -> tuple[Product, ...]:
 def _passes(pieces: Pieces, operands: np.ndarray, results: np.ndarray) -> list[Passes]:
     """Blocks one after the other on the busiest device: a gather and a scatter of rows, two or
     three products; in the backward pass sums of the weights' gradients too."""
+    if capacity_of(pieces.node):
+        return capped_passes(pieces, _layers(pieces.node))
     itemsize, layers, found = pieces.itemsize("float32"), _layers(pieces.node), list[Passes]()
     summed = len(pieces.trained_slots & {3, 4, 5})
     for split in pieces.splits:
         rows, count = blocks(pieces.rule, split, pieces.mesh, pieces.trained)
         local = pieces.rule.local(split, pieces.mesh)
-        experts, h, f = IMBALANCE * local["e"], local["h"], local["f"]
-        often, moved = experts * count, 4 * rows * h * itemsize
+        h, f = local["h"], local["f"]
+        often = busiest_blocks(
+            pieces.node,
+            mean_rows(pieces.rule, split, pieces.mesh),
+            rows,
+            local["e"] * count,
+            pieces.rule.sizes["e"] // local["e"],
+        )
+        experts, moved = often / count, 4 * rows * h * itemsize
         product = Kernel(2.0 * rows * h * f, (h * f + rows * (h + f)) * itemsize)
         forward = (Kernel(0.0, moved, often), replace(product, often=layers * often))
         again = tuple(replace(k, often=pieces.backward * k.often) for k in forward)
@@ -256,6 +258,8 @@ def _workspace(pieces: Pieces, results: np.ndarray) -> np.ndarray:
 
 
 def _bytes_beside(pieces: Pieces, split: Split) -> float:
+    if capacity_of(pieces.node):
+        return capped_workspace(pieces, split)
     rule, mesh, itemsize = pieces.rule, pieces.mesh, pieces.itemsize("float32")
     (rows, _), local = blocks(rule, split, mesh, pieces.trained), rule.local(split, mesh)
     one = sum(
@@ -270,7 +274,7 @@ def _bytes_beside(pieces: Pieces, split: Split) -> float:
     if exchanges(rule, split):
         size += (
             (5 if pieces.trained else 3)
-            * IMBALANCE
+            * busiest_rows(pieces.node, rule.sizes["e"] // local["e"])
             * token_rows(rule, local)
             * local["h"]
             * itemsize

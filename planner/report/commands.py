@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 PINS = "PINS.toml"
 """A file of pins that a command line cannot hold; `plan explain` lists them."""
 TOPOLOGY = "TOPOLOGY.toml"
+COUNTS = "COUNTS.json"
+"""A router's counts: the file has them in `workload.routing`."""
 STEPS = "-- --steps 1000"
 """What a launched program is told: how long it trains is nobody's default."""
 
@@ -30,6 +32,7 @@ def reproduce(s: Strategy) -> str:
     from planner.strategy.pins import pins_of
 
     w, said, training = s.workload, s.provenance, s.workload.get("training") or {}
+    routing = w.get("routing") or {}
     out = ["plan", quote(str(said.get("source") or s.model["name"]))]
     out += _machine(s, DEFAULT_HARDWARE)
     out += ["--batch", str(w["batch"])]
@@ -49,6 +52,8 @@ def reproduce(s: Strategy) -> str:
         ("logits", training.get("logits", ""), ""),
         ("ignore-index", training.get("ignore_index"), None),
         ("lora", training.get("lora", ""), ""),
+        ("imbalance", COUNTS if "counts" in routing else routing.get("imbalance"), None),
+        ("capacity", routing.get("capacity"), None),
         ("tables", training.get("tables", "device"), "device"),
         ("mode", said.get("mode", "auto"), "auto"),
         ("objective", said.get("objective", "step"), "step"),

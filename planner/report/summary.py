@@ -302,6 +302,11 @@ def _figures(strategy: Strategy, width: int, style: Style) -> list[str]:
             f"{c['tokens_per_s_per_device']:,.0f} {unit_of_work(strategy)}/s/device",
             f"MFU {percent(c['model_flops_utilization'])}",
             f"{flops(total)} a step over {devices} device{'s' if devices > 1 else ''}",
+            *(
+                [f"{percent(lost)} of tokens' choices dropped, which count as not done"]
+                if (lost := c.get("dropped_choices"))
+                else []
+            ),
         ],
         width,
         style,

@@ -24,7 +24,7 @@ from planner.execution.techniques import (
 from planner.graph.findings import Finding
 from planner.machine.topology import Topology, for_devices, from_json
 from planner.machine.topology_file import from_file
-from planner.ops.experts import said
+from planner.ops.expert_load import said
 from planner.pins.launcher_space import SPACES, LauncherSpace, within
 from planner.pins.pins import Pins, parse_pins
 from planner.search.options import (

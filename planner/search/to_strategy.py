@@ -27,6 +27,7 @@ from planner.graph.ir import Graph
 from planner.machine.topology import Mesh
 from planner.ops import operator_of
 from planner.ops.attention_kernels import Chosen, chosen, is_attention
+from planner.ops.expert_load import dropped, dropped_choices, expert_nodes
 from planner.pricing.breakdown import details
 from planner.pricing.cost import OTHER_PARTS, Cost
 from planner.pricing.host_tables import host_bytes
@@ -374,6 +375,14 @@ def _padded(shape: tuple[int, ...], layout: Any, flow: Flow) -> bool:
     return any(padded(n, a, sizes) != n for n, a in zip(shape, layout.dims, strict=True))
 
 
+def _dropped_work(base: GraphFacts) -> float:
+    """Part of a step's FLOPs that experts have not to do as rows were dropped."""
+    lost = sum(
+        (dropped(base.graph.nodes[i]) * base.flops_of(i) for i, _ in expert_nodes(base.graph)), 0
+    )
+    return float(lost / base.model_flops) if lost else 0.0
+
+
 def cost_table(
     cost: Cost, request: Request, base: GraphFacts, model: Model, plan: Plan
 ) -> dict[str, Any]:
@@ -385,14 +394,15 @@ def cost_table(
     peak = request.topology.peak(request.recipe.compute)
     step = cost.step_time_s
     tokens = tokens_per_step(base.graph, model)
-    ideal = cost.flops_per_device * cost.distinct_work
+    lost = dropped_choices(base.graph)
+    ideal = cost.flops_per_device * cost.distinct_work * (1 - _dropped_work(base))
     return {
         "step_time_s": step,
         "step_time_range_s": list(spread.ends(step)),
         "tie_range_s": list(spread.tied(step)),
         # As the file has it: a report from the file is the one made with the plan.
         "tokens_per_s_per_device": (
-            round_figures(tokens / step / request.topology.devices) if step else 0.0
+            round_figures((1 - lost) * tokens / step / request.topology.devices) if step else 0.0
         ),
         "tokens_per_step": tokens,
         "compute_time_s": cost.compute_time_s,
@@ -407,6 +417,7 @@ def cost_table(
         "memory_per_device_bytes": total,
         "memory_range_bytes": [int(total * (1 - less)), high],
         "memory_limit_bytes": limit,
+        **({"dropped_choices": round_figures(lost)} if lost else {}),
         "fit": "no" if total > limit else "tight" if high > limit else "yes",
         "memory_breakdown_bytes": {
             "parameters": cost.memory.parameters,

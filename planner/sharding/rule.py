@@ -31,6 +31,7 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any
 
+from costmodels.routing import busiest
 from planner.sharding.layout import Axes, Layout, group
 
 PENDING = "+"
@@ -44,7 +45,9 @@ class KernelCollective:
 
     Its payload is the product of the local sizes of `over`, times `itemsize` bytes (statistics are
     float32; 0: the type computed in). A round of an exchange carries up to `places` rows to each of
-    the devices: `rows` (a product of local sizes) over their number, times `slack`, rounded up. On
+    the devices: `rows` (a product of local sizes) over their number, times `slack`, rounded up;
+    with `counts` of choices, one for each of what is cut over the devices, times what the fullest
+    of these gets over the mean; with `places_each` so many for each of `rows` and nothing else. On
     a `ring` it runs so often for each other device of the axes. What is not `kept` runs again with
     a recomputed block, even where that saves the results of collectives; what is `for_result` only
     where the kernel's result is recomputed. `units` multiplies the payload;
@@ -62,6 +65,8 @@ class KernelCollective:
     itemsize: int = 4
     rows: tuple[str, ...] = ()
     slack: float = 1.0
+    counts: tuple[int, ...] = ()
+    places_each: int = 0
     ring: bool = False
     kept: bool = True
     for_result: bool = False
@@ -96,7 +101,11 @@ class KernelCollective:
 
     def places(self, local: Mapping[str, int], devices: int) -> int:
         """Rows that a round carries from a device to each of the devices of its group."""
-        return math.ceil(self.slack * math.prod(local[f] for f in self.rows) / devices)
+        rows = math.prod(local[f] for f in self.rows)
+        if self.places_each:
+            return self.places_each * rows
+        slack = busiest(self.counts, devices) if self.counts else self.slack
+        return math.ceil(slack * rows / devices)
 
     def payload_bytes(self, local: Mapping[str, int], devices: int, compute: float) -> int:
         """Bytes of one run on one device; `compute` is the size of an element of the type computed

@@ -12,7 +12,7 @@ from planner.workload.open import open_model
 def reopen(strategy: Strategy, source: str | Path) -> Any:
     """The model of a strategy, under the workload it records."""
     w = strategy.workload
-    training = w.get("training") or {}
+    training, routing = w.get("training") or {}, w.get("routing") or {}
     return open_model(
         source,
         strategy.topology["devices"],
@@ -31,4 +31,6 @@ def reopen(strategy: Strategy, source: str | Path) -> Any:
         optimizer=training.get("optimizer", "adamw"),
         lr=training.get("lr", 1e-4),
         tables=training.get("tables", "device"),
+        imbalance=tuple(routing["counts"]) if "counts" in routing else routing.get("imbalance"),
+        capacity=routing.get("capacity"),
     )

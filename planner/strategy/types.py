@@ -63,8 +63,17 @@ class TrainingTable(TypedDict):
     shift_labels: bool
 
 
+class RoutingTable(TypedDict):
+    """What the user said of routers of experts: rows of the busiest device over the mean, or counts
+    of a router, one for each expert; and how many times the mean an expert takes."""
+
+    imbalance: NotRequired[float]
+    counts: NotRequired[list[int]]
+    capacity: NotRequired[float]
+
+
 class WorkloadTable(TypedDict):
-    """What is run."""
+    """What is run. routing: where the user said something of it."""
 
     kind: Literal["train", "infer"]
     batch: int
@@ -73,6 +82,7 @@ class WorkloadTable(TypedDict):
     precision: str
     runtime: str
     training: TrainingTable | None
+    routing: NotRequired[RoutingTable]
 
 
 class AxisTable(TypedDict):
@@ -236,7 +246,8 @@ class TrafficTable(TypedDict):
 
 class CostTable(TypedDict):
     """The price; communication_bytes_per_device: kind -> axes joined by + -> bytes. tie_range_s:
-    steps of other plans between these cannot be told from this plan's."""
+    steps of other plans between these cannot be told from this plan's. dropped_choices: part of the
+    tokens' choices of experts that find no place; tokens a second and FLOPs used are less them."""
 
     step_time_s: float
     step_time_range_s: list[float]
@@ -262,6 +273,7 @@ class CostTable(TypedDict):
     host_memory_bytes: NotRequired[int]
     tokens_per_step: NotRequired[int]
     tokens_per_s_per_device: NotRequired[float]
+    dropped_choices: NotRequired[float]
 
 
 class BaselineTable(CostTable):

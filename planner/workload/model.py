@@ -23,6 +23,7 @@ from planner.graph.value_digest import value_bytes
 from planner.reader import read_model
 from planner.reader.onnx.file import load
 from planner.workload.host_tables import with_host_tables
+from planner.workload.routing import Spread, with_routing
 from planner.workload.train_eval_mode import evaluation, mode_notes
 from planner.workload.train_eval_mode import training as training_mode
 from planner.workload.trainable import choose
@@ -41,6 +42,7 @@ TRAINING_ONLY = (
     "optimizer",
     "lr",
     "tables",
+    "capacity",
 )
 
 SMALL_PARTS = tuple(2**k for k in range(1, 9))
@@ -68,6 +70,10 @@ class Workload:
     optimizer: str = "adamw"
     lr: float = 1e-4
     tables: str = "device"
+    imbalance: Spread | None = None
+    """How a router's choices spread over experts (planner.workload.routing); None: not known."""
+    capacity: float | None = None
+    """What an expert takes, over the mean; None: whatever it is sent."""
 
     def __post_init__(self) -> None:
         """Raises PlanError for inference with options that only training has: they would change
@@ -110,7 +116,18 @@ class Workload:
             "dims": dict(sorted(self.dims.items())),
             "shapes": {k: list(v) for k, v in sorted(self.shapes.items())},
             "training": training if self.kind == "train" else None,
+        } | self._routing()
+
+    def _routing(self) -> dict[str, Any]:
+        """Of the same file: what the user said of routers, where that is something."""
+        counts = isinstance(self.imbalance, tuple)
+        given = {
+            "counts": list(self.imbalance) if isinstance(self.imbalance, tuple) else None,
+            "imbalance": None if counts else self.imbalance,
+            "capacity": self.capacity,
         }
+        known = {k: v for k, v in given.items() if v is not None}
+        return {"routing": known} if known else {}
 
 
 @dataclass
@@ -194,6 +211,7 @@ class Model:
         """The graph with ties, adapters and the choice of what trains."""
 
         w = self.workload
+        graph = with_routing(graph, w.imbalance, w.capacity)
         graph = choose(graph, trainable=w.trainable, freeze=w.freeze, tie=w.tie, lora=w.lora)
         # Nothing trains in inference, and a model of the zoo parts what its family parts.
         idle = (

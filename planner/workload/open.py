@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from planner.support.choices import choose
 from planner.workload.host_tables import PLACES
+from planner.workload.routing import factor_of, spread_of
 
 if TYPE_CHECKING:
     from planner.workload.model import Model, Workload
@@ -18,6 +19,9 @@ def workload_of(*, workload: str = "train", **options: Any) -> Workload:
 
     choose("tables", options.get("tables", PLACES[0]), PLACES)
     given = {k: v for k, v in options.items() if v is not None}
+    for key, read in (("imbalance", spread_of), ("capacity", factor_of)):
+        if key in given:
+            given[key] = read(given[key])
     for key in ("trainable", "freeze", "tie"):
         given[key] = tuple(given.get(key, ()))
     return Workload(kind=workload, **given)

@@ -33,6 +33,7 @@ TRAINING = (
 TIED = "--workload train --tie lm_head.weight=model.embed_tokens.weight"
 LORA = "--lora 'rank=2,targets=*.q_proj.weight'"
 TABLES = "--tables device"
+ROUTED = "--imbalance 2 --capacity 1.25"
 SIZES = "--dim seq=4 --shape x=8,4,16 --batch 8 --workload infer"
 MACHINE = "--hardware h100-sxm --memory-limit 40GiB --memory-reserve 1GiB --runtime jax-jit"
 SEARCH = "--objective step --time-limit 100 --seed 7 --strict"
@@ -49,6 +50,7 @@ plan free.onnx --devices 2 --dim seq=4 --shape x=8,4,16 --batch 8 --quiet -o fre
 plan zoo:llama-tiny,cache=1 --devices 2 --workload infer --prompt 8 --generate 4 --concurrency 4 --prefill-tokens 16 --quantize int8 --quiet -o serve.json
 plan m.onnx --devices 4 --hardware cpu --precision fp32 --batch 8 --calibrate-with p.json=2ms --quiet -o anchored.json
 plan zoo:dlrm-tiny --devices 2 --batch 8 {TABLES} --quiet -o dlrm.json
+plan zoo:mixtral-tiny --devices 2 --batch 8 {ROUTED} --quiet -o moe.json
 plan {SPEC} --devices 2 --batch 8 --for megatron --quiet -o for.json
 plan --version
 plan --completion fish
@@ -74,6 +76,7 @@ weights hub/config.json --from hub --tokens-per-step 64 --workload train -o w.sa
 weights hub/config.json --from hub --tie lm_head.weight=model.embed_tokens.weight --partial
 weights hub/config.json --from hub {LORA} --partial
 weights free.onnx --from bare {SIZES} {TABLES}
+weights zoo:mixtral-tiny --from bare {ROUTED}
 verify p.json --model m.onnx --backend jit --unroll --target cpu --compute plan --no-run --tolerance 0.01 --time-limit 300
 check m.onnx --against p.json --cache kept
 check m.onnx --against p.json --no-cache
@@ -95,6 +98,11 @@ ops {SPEC} --batch 8 {TRAINING} --parameters
 ops {SPEC} --tokens-per-step 128 {TIED}
 ops {SPEC} {LORA} --batch 8
 ops free.onnx {SIZES} {TABLES}
+import mega.yaml --model zoo:mixtral-tiny --devices 2 --batch 8 {ROUTED} -o i.json --quiet --force
+tune mega.yaml --model zoo:mixtral-tiny --devices 2 --batch 8 {ROUTED} -o t.yaml --quiet --force
+compare zoo:mixtral-tiny --devices 2 --batch 8 {ROUTED} --no-cache
+sweep zoo:mixtral-tiny --devices 2 --batch 8 {ROUTED} --no-cache
+ops zoo:mixtral-tiny --batch 8 {ROUTED}
 calibrate --runs none.jsonl --hardware a100-80gb-sxm -o mine.toml --force
 solve problem.json --seed 3
 """.splitlines(),
@@ -104,6 +112,7 @@ ENDS = {
     "calibrate --runs none.jsonl": 2,
     "launch p.json --model m.onnx --nnodes": 2,
     "tune mega.yaml --model m.onnx": 2,
+    "weights zoo:mixtral-tiny --from bare": 2,
 }
 """Calls that end in an error: what they are given cannot be used, and the option is read before
 that is known."""

@@ -1,0 +1,114 @@
+"""What routers send to experts: how even it is, what the busiest device gets of it, and what a
+capacity drops.
+
+A node's attributes say what the user knows (planner.workload.routing): "imbalance", rows of the
+busiest device over the mean; or "counts", of a router, one for each expert; and "capacity".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+from math import ceil
+
+from costmodels.routing import USUAL_IMBALANCE, busiest, dropped_of_counts, dropped_of_spread
+from planner.graph.ir import Graph, Node
+from planner.ops.expert_capacity import capacity_of
+from planner.support.text import count as short
+
+
+def expert_nodes(graph: Graph) -> Iterator[tuple[int, int]]:
+    """(place in the graph, experts) of its routed experts."""
+    for i, node in enumerate(graph.nodes):
+        if node.op == "RoutedExperts":
+            yield i, graph.tensors[node.inputs[4]].shape[0]
+
+
+def counts_of(node: Node) -> tuple[int, ...]:
+    """A router's counts, () where nobody gave them."""
+    counts = node.attrs.get("counts", ())
+    return tuple(int(n) for n in counts) if isinstance(counts, tuple) else ()
+
+
+def imbalance_of(node: Node) -> float:
+    """Rows of the busiest device over the mean, where there are no counts."""
+    imbalance = node.attrs.get("imbalance", USUAL_IMBALANCE)
+    assert isinstance(imbalance, float)
+    return imbalance
+
+
+def busiest_blocks(node: Node, mean: Fraction, rows: int, balanced: int, pieces: int) -> float:
+    """Blocks that the busiest of the devices runs, that each have an equal run of the experts.
+
+    mean: rows of an expert at balance; rows: of a block; balanced: blocks of a device at balance.
+    """
+    counts = counts_of(node)
+    if not counts:
+        return imbalance_of(node) * balanced
+    each, share = len(counts) // pieces, mean * len(counts) / sum(counts)
+    blocks = [ceil(share * n / rows) for n in counts]
+    return max(sum(blocks[k * each : (k + 1) * each]) for k in range(pieces))
+
+
+def busiest_rows(node: Node, pieces: int) -> float:
+    """Rows of the busiest device over the mean."""
+    counts = counts_of(node)
+    return busiest(counts, pieces) if counts else imbalance_of(node)
+
+
+def dropped(node: Node) -> float:
+    """Part of the choices that find no place."""
+    if not (factor := capacity_of(node)):
+        return 0.0
+    counts = counts_of(node)
+    return (
+        dropped_of_counts(counts, factor)
+        if counts
+        else dropped_of_spread(imbalance_of(node), factor)
+    )
+
+
+def dropped_choices(graph: Graph) -> float:
+    """Part of all choices of a graph that find no place."""
+    asked = lost = 0.0
+    for i, _ in expert_nodes(graph):
+        choices = graph.tensors[graph.nodes[i].inputs[1]].elements
+        asked, lost = asked + choices, lost + choices * dropped(graph.nodes[i])
+    return lost / asked if asked else 0.0
+
+
+def said(graph: Graph) -> tuple[str, ...]:
+    """What a plan takes for granted about routed experts, a phrase for each size of them."""
+    found: dict[tuple[int, int], int] = {}
+    idle: Fraction = Fraction(0)
+    for i, count in expert_nodes(graph):
+        node = graph.nodes[i]
+        top = graph.tensors[node.inputs[1]].shape[-1]
+        found[count, top] = found.get((count, top), 0) + 1
+        stacks = sum(graph.tensors[n].elements for n in node.inputs[3:] if n)
+        idle += stacks * (1 - Fraction(min(top, count), count))
+    if not found:
+        return ()
+    active = (
+        f"{short(graph.parameters - int(idle))} of {short(graph.parameters)} parameters work on a"
+        " token"
+    )
+    each = [
+        f"experts: {count}, top {top}, {layers} layers" for (count, top), layers in found.items()
+    ]
+    return (f"{'; '.join(each)}; {active}; {_load(node)}",)
+
+
+def _load(node: Node) -> str:
+    """How the router's choices are taken to spread."""
+    counts, factor = counts_of(node), capacity_of(node)
+    spread = (
+        f"a router's counts (busiest expert {max(counts) * len(counts) / sum(counts):.3g} times the"
+        " mean)"
+        if counts
+        else f"imbalance {imbalance_of(node):g}"
+        + ("" if "imbalance" in node.attrs else " (a guess: --imbalance)")
+    )
+    if not factor:
+        return f"priced at {spread}, nothing dropped"
+    return f"capacity {factor:g}: {dropped(node):.1%} of choices dropped at {spread}"
