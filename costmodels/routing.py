@@ -7,6 +7,7 @@ number for each expert. A capacity factor C gives every expert places for C time
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 USUAL_IMBALANCE = 1.25
@@ -19,6 +20,19 @@ def busiest(counts: Sequence[int], pieces: int) -> float:
     each = len(counts) // pieces
     sums = [sum(counts[k * each : (k + 1) * each]) for k in range(pieces)]
     return max(sums) * pieces / sum(counts)
+
+
+def mean_ceiling(least: float, most: float) -> float:
+    """Mean of x rounded up, of x that are evenly spread from `least` to `most`."""
+
+    def below(x: float) -> float:
+        """Integral of the ceiling from 0 to x."""
+        n = int(x)
+        return n * (n + 1) / 2 + (x - n) * (n + 1)
+
+    if most - least < 1e-9:
+        return max(1.0, math.ceil(most - 1e-9))
+    return (below(most) - below(least)) / (most - least)
 
 
 def dropped_of_counts(counts: Sequence[int], factor: float) -> float:

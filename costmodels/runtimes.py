@@ -133,7 +133,8 @@ class Runtime:
     no launch is smaller. partitioned: collectives are placed by the compiler's partitioner, which
     takes no fused attention. copies_hidden: of what can hide where several microbatches run at the
     same time (costmodels.overlap), what does, on accelerators. hidden: what compiled schedules put
-    beside kernels, on GPUs.
+    beside kernels, on GPUs. grouped_experts: one kernel multiplies the rows of all experts of a
+    device, instead of a loop over blocks of rows.
 
     rates: what of the device's file is reached; per_device: that of devices with published runs, by
     the device's name, or its kind for all others of it that nobody measured.
@@ -179,6 +180,7 @@ class Runtime:
     stacked: bool = False
     partitioned: bool = False
     copies_hidden: float = 0.0
+    grouped_experts: bool = False
     hidden: Hidden = field(default_factory=Hidden)
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     guessed: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)

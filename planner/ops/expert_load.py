@@ -11,10 +11,19 @@ from collections.abc import Iterator
 from fractions import Fraction
 from math import ceil
 
-from costmodels.routing import USUAL_IMBALANCE, busiest, dropped_of_counts, dropped_of_spread
+from costmodels.routing import (
+    USUAL_IMBALANCE,
+    busiest,
+    dropped_of_counts,
+    dropped_of_spread,
+    mean_ceiling,
+)
 from planner.graph.ir import Graph, Node
 from planner.ops.expert_capacity import capacity_of
 from planner.support.text import count as short
+
+EXACT = 1e-9
+"""Part of a block that is none: rounding of floats."""
 
 
 def expert_nodes(graph: Graph) -> Iterator[tuple[int, int]]:
@@ -37,14 +46,17 @@ def imbalance_of(node: Node) -> float:
     return imbalance
 
 
-def busiest_blocks(node: Node, mean: Fraction, rows: int, balanced: int, pieces: int) -> float:
+def busiest_blocks(node: Node, mean: Fraction, rows: int, experts: int, pieces: int) -> float:
     """Blocks that the busiest of the devices runs, that each have an equal run of the experts.
 
-    mean: rows of an expert at balance; rows: of a block; balanced: blocks of a device at balance.
+    mean: rows of an expert at balance; rows: of a block; experts: of a device. Where all experts
+    are on every device none is busier than others, and experts that are evenly spread fill blocks.
     """
     counts = counts_of(node)
     if not counts:
-        return imbalance_of(node) * balanced
+        most = imbalance_of(node) * float(mean) / rows
+        least = max(0.0, 2 * float(mean) / rows - most)
+        return experts * (mean_ceiling(least, most) if pieces == 1 else max(1, ceil(most - EXACT)))
     each, share = len(counts) // pieces, mean * len(counts) / sum(counts)
     blocks = [ceil(share * n / rows) for n in counts]
     return max(sum(blocks[k * each : (k + 1) * each]) for k in range(pieces))

@@ -227,6 +227,8 @@ def _passes(pieces: Pieces, operands: np.ndarray, results: np.ndarray) -> list[P
     three products; in the backward pass sums of the weights' gradients too."""
     if capacity_of(pieces.node):
         return capped_passes(pieces, _layers(pieces.node))
+    if pieces.grouped_experts:
+        return [_grouped(pieces, split) for split in pieces.splits]
     itemsize, layers, found = pieces.itemsize("float32"), _layers(pieces.node), list[Passes]()
     summed = len(pieces.trained_slots & {3, 4, 5})
     for split in pieces.splits:
@@ -237,7 +239,7 @@ def _passes(pieces: Pieces, operands: np.ndarray, results: np.ndarray) -> list[P
             pieces.node,
             mean_rows(pieces.rule, split, pieces.mesh),
             rows,
-            local["e"] * count,
+            local["e"],
             pieces.rule.sizes["e"] // local["e"],
         )
         experts, moved = often / count, 4 * rows * h * itemsize
@@ -249,6 +251,27 @@ def _passes(pieces: Pieces, operands: np.ndarray, results: np.ndarray) -> list[P
             (forward, (*again, sums, Kernel(0.0, LAST_SUM_BYTES * h * f, summed * experts)))
         )
     return found
+
+
+def _grouped(pieces: Pieces, split: Split) -> Passes:
+    """Of a runtime whose kernels multiply all rows of the busiest device's experts, each expert's
+    as efficiently as a product of that size; results are made again, as shares multiply them."""
+    rule, local, itemsize = (
+        pieces.rule,
+        pieces.rule.local(split, pieces.mesh),
+        pieces.itemsize("float32"),
+    )
+    apart, h, f = rule.sizes["e"] // local["e"], local["h"], local["f"]
+    busiest = busiest_rows(pieces.node, apart) if apart > 1 else 1.0
+    rows = busiest * float(mean_rows(rule, split, pieces.mesh))
+    moved = Kernel(0.0, 4 * rows * h * itemsize, local["e"])
+    product = Kernel(2 * rows * h * f, (h * f + rows * (h + f)) * itemsize)
+    forward = _layers(pieces.node) * local["e"]
+    again = pieces.backward * forward + local["e"]
+    return (
+        (moved, replace(product, often=forward)),
+        (replace(moved, often=pieces.backward * local["e"]), replace(product, often=again)),
+    )
 
 
 def _workspace(pieces: Pieces, results: np.ndarray) -> np.ndarray:

@@ -14,7 +14,7 @@ from planner.graph.ir import OF_PRODUCT, Graph, Node
 from planner.ops import operator_of
 from planner.ops.control import Region, region, trips
 from planner.ops.cost import Pieces
-from planner.pricing.split_arrays import SplitArrays, program_type
+from planner.pricing.split_arrays import SplitArrays, compute_type, program_type
 from planner.sharding.layout import local_shape
 from planner.sharding.rule import Split
 
@@ -85,6 +85,8 @@ def times_of(
         return float8_times(base, i, pieces_of(base, i, splits, pricer, cuts), outs, pricer)
     if operator.passes is not None:
         pieces = pieces_of(base, i, splits, pricer, cuts)
+        if pieces.grouped_experts and operator.kind == "experts":
+            dtype = compute_type(graph, i, pricer.recipe)
         passes = operator.passes(pieces, ins, outs)
         forward, backward = (
             np.array([pricer.pass_s(each[k], dtype) for each in passes]) for k in (0, 1)
@@ -172,6 +174,7 @@ def pieces_of(
         widest_head=pricer.topology.device.widest_head,
         compute=pricer.recipe.between,
         partitioned=pricer.runtime.partitioned,
+        grouped_experts=pricer.runtime.grouped_experts,
     )
 
 

@@ -52,9 +52,20 @@ def test_dropped_of_a_spread_is_that_of_many_evenly_spread_experts(
 def test_the_busiest_device_runs_the_blocks_of_its_experts() -> None:
     """Two devices of two experts each; 160 rows, of which a block takes 16."""
     node = Node("n", "RoutedExperts", (), (), {"counts": (10, 30, 5, 35)})
-    assert busiest_blocks(node, Fraction(40), 16, 6, 2) == max(2 + 4, 1 + 5)
-    assert busiest_blocks(node, Fraction(40), 16, 12, 1) == 2 + 4 + 1 + 5
-    assert busiest_blocks(Node("n", "RoutedExperts", (), ()), Fraction(40), 16, 6, 2) == 7.5
+    assert busiest_blocks(node, Fraction(40), 16, 2, 2) == max(2 + 4, 1 + 5)
+    assert busiest_blocks(node, Fraction(40), 16, 4, 1) == 2 + 4 + 1 + 5
+
+
+@pytest.mark.parametrize("rows", [10, 16, 50, 64])
+def test_one_number_fills_blocks_as_evenly_spread_experts_do(rows: int) -> None:
+    """A mean of 40 rows: experts of 30 to 50, or of 50 on the busiest device; a block that has
+    room for all of an expert's rows is one block, not more."""
+    node = Node("n", "RoutedExperts", (), ())
+    spread = np.linspace(30, 50, 100_001)
+    assert busiest_blocks(node, Fraction(40), rows, 4, 1) == pytest.approx(
+        4 * np.ceil(spread / rows).mean(), rel=1e-4
+    )
+    assert busiest_blocks(node, Fraction(40), rows, 2, 2) == 2 * np.ceil(50 / rows)
 
 
 def plan_tiny(factor: str, **options):  # type: ignore[no-untyped-def]

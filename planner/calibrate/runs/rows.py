@@ -148,7 +148,7 @@ def case_of(row: Row, hardware: str = "") -> Case:
         mesh=mesh,
         microbatches=batch // (dp * micro),
         graph_batch=dp * micro,
-        runtime=as_compiled(row, load_runtime("jax-shard_map"))
+        runtime=xla.as_multiplied(row, as_compiled(row, load_runtime("jax-shard_map")))
         if compiled
         else runtime_of(row, zero),
         recipe=gradient_sums.held(row, weights(row, recipe)),

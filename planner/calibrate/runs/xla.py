@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from costmodels.hardware.device import Device
+from costmodels.runtimes import Runtime
 from planner.calibrate.runs.releases import release_of
 from planner.execution.save_policies import BLOCK, PRESETS, saving
 
@@ -148,7 +149,25 @@ def mixture(row: Row) -> str:
     does not write as they are (windows and sinks of gpt-oss, Grug)."""
     name = str(row["model"]).lower()
     spec = next((spec for part, (spec, _) in MIXTURES.items() if part in name), "")
-    return f"{spec},seq={int(row['seq'])}" if spec else ""
+    if not spec:
+        return ""
+    dropping = ",form=capacity" if drops(row) else ""
+    return f"{spec},seq={int(row['seq'])}{dropping}"
+
+
+def drops(row: Row) -> bool:
+    """Whether a row's experts take 1.25 times the mean and drop what is beyond, dispatched by
+    one-hot products: Trillium's recipes of Mixtral (mixtral_8x7b_dropped and mixtral_8x22b_dropped
+    of MaxText's benchmarks/maxtext_trillium_model_configs.py)."""
+    source, name = str(row.get("source")), str(row["model"]).lower()
+    return "tpu-recipes TPU v6e" in source and "mixtral" in name
+
+
+def as_multiplied(row: Row, runtime: Runtime) -> Runtime:
+    """The profile with the experts' products of a row's program: one kernel for the rows of all
+    experts in MaxText (megablox, tokamax), where it drops nothing."""
+    grouped = bool(mixture(row)) and not drops(row)
+    return replace(runtime, grouped_experts=grouped)
 
 
 def active_width(row: Row) -> int:
