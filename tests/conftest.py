@@ -1,14 +1,17 @@
 """Eight virtual CPU devices for every test that uses jax, set before jax is first imported; and no
 cache of searches but what a test asks for."""
 
+import gc
 import os
 
-# Flags of whoever runs the tests stay. LLVM spends a third of the tests' time on machine code that
-# runs for milliseconds; what XLA itself does of a program stays as it is.
+# Flags of whoever runs the tests stay. Making good machine code takes half of the tests' time, and
+# the code runs for milliseconds: LLVM optimises little, and fusions are written by XLA's older,
+# plain emitter. Which instructions are fused, sharded and sent is decided before, as it always is.
 os.environ["XLA_FLAGS"] = " ".join(
     [
         "--xla_backend_optimization_level=0",
         "--xla_llvm_disable_expensive_passes=true",
+        "--xla_cpu_use_fusion_emitters=false",
         *os.environ.get("XLA_FLAGS", "").split(),
         "--xla_force_host_platform_device_count=8",
     ]
@@ -19,6 +22,10 @@ os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "float32")
 os.environ["MESHWRIGHT_CACHE"] = "off"  # every test searches itself, whatever ran before it
 
 os.environ["MESHWRIGHT_DEBUG"] = "1"  # what fails softly for users, the cache, fails here
+
+# Tracing makes and drops objects by the million, next to none of them in cycles: at Python's own
+# thresholds a sixth of the tests' time is spent looking for some.
+gc.set_threshold(50_000, 20, 20)
 
 from hypothesis import settings
 
