@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.commands import files
 from planner.errors import NO_PLAN, PlanError
 from planner.support import console
+from planner.support.choices import choose
 
 if TYPE_CHECKING:
     from planner.strategy.strategy import Strategy
@@ -33,14 +35,31 @@ def refuse_missing(baseline: Strategy, source: str, against: str) -> None:
         )
 
 
+def read_writes(texts: Sequence[str], formats: Sequence[str]) -> list[tuple[str, Path]]:
+    """(format, file) of each `--write NAME=FILE`. Raises PlanError P018."""
+    writes = []
+    for text in texts:
+        name, _, file = text.partition("=")
+        choose("write", name, formats)
+        if not file:
+            raise PlanError(
+                "P018",
+                f"--write {text!r}: no file",
+                help=[f"--write {name}=FILE"],
+            )
+        writes.append((name, Path(file)))
+    return writes
+
+
 def run(args: argparse.Namespace) -> int:
     """Exit 1 past tolerance or budget, 3 when nothing fits any more."""
     from planner.commands.common import cache, tell
     from planner.report.check import FORMATS, text
-    from planner.support.choices import choose
+    from planner.support.atomic_write import write_atomically
     from planner.whatif.gate import check, tolerances
 
     choose("format", args.format, tuple(FORMATS))
+    writes = read_writes(args.write, tuple(FORMATS))
     allowed, known = tolerances(args.tolerance), cache(args)
     baseline = files.load(args.against)
     refuse_missing(baseline, args.model, args.against)
@@ -57,6 +76,8 @@ def run(args: argparse.Namespace) -> int:
         if args.format == "text"
         else FORMATS[args.format](report)
     )
+    for name, file in writes:
+        write_atomically(file, FORMATS[name](report) + "\n")
     console.data(said)
     tell(known)
     return NO_PLAN if "best" in report.reasons else 0 if report.ok else FINDING

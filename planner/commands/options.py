@@ -572,7 +572,14 @@ def check(p: argparse.ArgumentParser) -> None:
         "--format",
         default="text",
         metavar="NAME",
-        help="text (default), markdown, github, json, junit",
+        help="text (default), markdown, github, json, junit, badge",
+    )
+    p.add_argument(
+        "--write",
+        action="append",
+        default=[],
+        metavar="NAME=FILE",
+        help="the same report in another format to a file: markdown=report.md; as often as wanted",
     )
     add_cache(p)
 

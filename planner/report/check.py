@@ -312,10 +312,33 @@ def _xml(value: str) -> str:
     return quoteattr("".join(c for c in value if c >= " " or c in "\t\n"))
 
 
+def badge(report: Report) -> str:
+    """What an endpoint badge of shields.io reads: step and memory of the baseline as it is priced
+    now, or the first finding."""
+    now = [
+        quantity(row.recorded if row.repriced is None else row.repriced, row.unit)
+        for row in report.rows
+        if row.tolerance is not None
+    ]
+    found = [
+        *(["nothing fits"] if "best" in report.reasons else []),
+        *(f"{row.what} {100 * (row.worst or 0):+.1f} %" for row in report.regressions),
+        *(f"{x.name} over budget" for x in report.limits if not x.ok),
+    ]
+    data = {
+        "schemaVersion": 1,
+        "label": "plan",
+        "message": found[0] if found else ", ".join(now),
+        "color": "red" if found else "brightgreen",
+    }
+    return json.dumps(data)
+
+
 FORMATS: Mapping[str, Callable[[Report], str]] = {
     "text": text,
     "markdown": markdown,
     "github": github,
     "json": as_json,
     "junit": junit,
+    "badge": badge,
 }

@@ -75,6 +75,12 @@ class Row:
         change = self.change(value)
         return self.tolerance is not None and change is not None and change > self.tolerance
 
+    @property
+    def worst(self) -> float | None:
+        """The largest relative change past tolerance, None where there is none."""
+        past = [self.change(v) for v in (self.best, self.repriced) if self.beyond(v)]
+        return max((c for c in past if c is not None), default=None)
+
 
 @dataclass(frozen=True)
 class Limit:
@@ -133,7 +139,7 @@ class Report:
     @property
     def regressions(self) -> tuple[Row, ...]:
         """Rows past tolerance, in the best plan or in the re-priced one."""
-        return tuple(r for r in self.rows if r.beyond(r.best) or r.beyond(r.repriced))
+        return tuple(r for r in self.rows if r.worst is not None)
 
     @property
     def ok(self) -> bool:
@@ -159,17 +165,10 @@ class Report:
         if "best" in self.reasons:
             reason = self.reasons["best"]
             return (reason if reason.startswith("no plan") else f"no plan: {reason}") + why
-        text = []
-        for r in self.regressions:
-            worst = max(
-                c
-                for c in (
-                    r.change(r.best) if r.beyond(r.best) else None,
-                    r.change(r.repriced) if r.beyond(r.repriced) else None,
-                )
-                if c is not None
-            )
-            text.append(f"{r.what} {100 * worst:+.1f} %, {100 * (r.tolerance or 0):g} % allowed")
+        text = [
+            f"{r.what} {100 * (r.worst or 0):+.1f} %, {100 * (r.tolerance or 0):g} % allowed"
+            for r in self.regressions
+        ]
         text += [f"{x.name} over its budget" for x in over]
         if text:
             return (

@@ -79,7 +79,7 @@ weights free.onnx --from bare {SIZES} {TABLES}
 weights zoo:mixtral-tiny --from bare {ROUTED}
 verify p.json --model m.onnx --backend jit --unroll --target cpu --compute plan --no-run --tolerance 0.01 --time-limit 300
 check m.onnx --against p.json --cache kept
-check m.onnx --against p.json --no-cache
+check m.onnx --against p.json --no-cache --write badge=badge.json
 compare {SPEC} --devices 2 --batch 8 {TRAINING} {MACHINE} {SEARCH}
 compare {SPEC} --devices 2 --batch 8 --for torchtitan --no-cache
 compare {SPEC} --topology two.toml --tokens-per-step 128 {TIED} --cache kept

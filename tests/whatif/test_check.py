@@ -137,7 +137,7 @@ def test_the_best_plan_now_keeps_the_pins_and_says_what_they_cost() -> None:
         and report.pin_cost.cost_s > 0
     )
     for name, render in FORMATS.items():
-        assert name == "junit" or "tensor = 4" in render(report)
+        assert name in ("junit", "badge") or "tensor = 4" in render(report)
     assert json.loads(FORMATS["json"](report))["pins"]["cost_s"] == pytest.approx(
         report.pin_cost.cost_s, rel=1e-5
     )
@@ -297,8 +297,29 @@ def test_junit_is_xml_of_the_shape_that_readers_know(model: str, causes: list[st
 def test_formats_all_name_the_verdict() -> None:
     fine = replace(FAILED, rows=ROWS[1:], limits=(), causes=())
     for name, render in FORMATS.items():
-        assert "nothing changed" in render(fine) or name == "junit"
+        assert "nothing changed" in render(fine) or name in ("junit", "badge")
         assert "step" in render(FAILED)
+
+
+def test_a_badge_says_the_figures_or_the_first_finding() -> None:
+    fine = replace(FAILED, rows=ROWS[1:], limits=(), causes=())
+    over = replace(fine, limits=FAILED.limits)
+    lost = replace(FAILED, reasons={"best": "no plan fits"})
+    told = [json.loads(FORMATS["badge"](r)) for r in (fine, FAILED, over, lost)]
+    assert [(t["message"], t["color"]) for t in told] == [
+        ("953.7 MiB", "brightgreen"),
+        ("step +50.0 %", "red"),
+        ("memory over budget", "red"),
+        ("nothing fits", "red"),
+    ]
+
+
+@pytest.mark.parametrize("text", ["page=x", "markdown", "=x"])
+def test_writes_without_a_known_format_or_a_file_are_refused(
+    text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", SPEC, "--against", "none.json", "--write", text]) == 2
+    assert "error[P018]: --write" in capsys.readouterr().err
 
 
 @given(st.floats(0, 50), st.floats(0, 50))

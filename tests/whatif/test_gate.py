@@ -3,6 +3,7 @@ as a runner would, and the hook, installed and run by pre-commit."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -19,6 +20,7 @@ import models_zoo
 import planner
 
 ROOT = Path(__file__).parents[2]
+GH = Path(__file__).with_name("gh_comments.py")
 ACTION = yaml.safe_load((ROOT / ".github" / "actions" / "plan-check" / "action.yml").read_text())
 
 
@@ -37,9 +39,14 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def step_runs(
-    step: dict[str, Any], given: dict[str, str], project: Path, tmp_path: Path
+    step: dict[str, Any],
+    given: dict[str, str],
+    project: Path,
+    tmp_path: Path,
+    contexts: dict[str, str] | None = None,
 ) -> tuple[subprocess.CompletedProcess[str], dict[str, str]]:
-    """Run a step's script with its environment filled in; what it wrote to the runner's files."""
+    """Run a step's script with its environment filled in; what it wrote to the runner's files.
+    contexts: what expressions other than inputs are, such as github.repository."""
     inputs = {
         name: str(given.get(name, spec.get("default", "")))
         for name, spec in ACTION["inputs"].items()
@@ -48,12 +55,15 @@ def step_runs(
         name: re.sub(r"\$\{\{ inputs\.([\w-]+) \}\}", lambda m: inputs[m[1]], value)
         for name, value in step.get("env", {}).items()
     }
+    for name, value in (contexts or {}).items():
+        filled = {k: v.replace(f"${{{{ {name} }}}}", value) for k, v in filled.items()}
     assert "${{" not in step["run"] and not any("${{" in value for value in filled.values())
     shims = tmp_path / "bin"
     shims.mkdir(exist_ok=True)
     (shims / "plan").write_text(
         f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -m planner.cli "$@"\n'
     )
+    (shims / "gh").write_text(f'#!/bin/sh\nexec "{sys.executable}" "{GH}" "$@"\n')
     (shims / "python").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     for shim in shims.iterdir():
         shim.chmod(0o755)
@@ -62,6 +72,7 @@ def step_runs(
         **os.environ,
         **filled,
         **{k: str(v) for k, v in files.items()},
+        "RUNNER_TEMP": str(tmp_path),
         "PATH": f"{shims}{os.pathsep}{os.environ['PATH']}",
     }
     script = tmp_path / "step.sh"
@@ -86,7 +97,9 @@ def step_runs(
     return done, {k: v.read_text() if v.exists() else "" for k, v in files.items()}
 
 
-CHECK = next(s for s in ACTION["runs"]["steps"] if s.get("id") == "check")
+CHECK, COMMENT = (
+    next(s for s in ACTION["runs"]["steps"] if s.get("id") == name) for name in ("check", "comment")
+)
 
 
 @pytest.mark.parametrize(
@@ -105,25 +118,90 @@ def test_the_action_checks_annotates_and_sums_up(
     done, files = step_runs(
         CHECK, {**given, "against": "models/it's my.plan.json"}, project, tmp_path
     )
-    assert done.returncode == status and files["GITHUB_OUTPUT"] == f"status={status}\n"
+    assert done.returncode == status and f"status={status}" in files["GITHUB_OUTPUT"].splitlines()
     assert said in done.stdout and not (project / "owned").exists()
+    report = re.search(r"^report=(.+)$", files["GITHUB_OUTPUT"], re.M)
     if status < 2:
         assert files["GITHUB_STEP_SUMMARY"].startswith(
             f"### plan check: {Path(given['model']).name} {'✅' if status == 0 else '❌'}"
         )
+        assert report and Path(report[1]).read_text() == files["GITHUB_STEP_SUMMARY"]
     else:
-        assert "error[P" in done.stderr
+        assert "error[P" in done.stderr and not report
+
+
+def test_the_action_writes_what_a_badge_reads(project: Path, tmp_path: Path) -> None:
+    colours = []
+    for model in ("model", "grown"):
+        badge = tmp_path / f"{model}.json"
+        given = {"model": f"models/{model}.onnx", "badge": str(badge)}
+        step_runs(CHECK, {**given, "against": "models/it's my.plan.json"}, project, tmp_path)
+        data = json.loads(badge.read_text())
+        assert data["schemaVersion"] == 1 and data["label"] == "plan"
+        colours.append((data["color"], bool(re.search(r"^step \+\d", data["message"]))))
+    assert colours == [("brightgreen", False), ("red", True)]
+
+
+def test_the_comment_is_written_once_and_then_changed(project: Path, tmp_path: Path) -> None:
+    """What checks print, into the comments of a pull request: one a model and baseline, never a
+    person's; without the permission the run goes on."""
+    store = tmp_path / "comments.json"
+    contexts = {
+        "github.token": "t0ken",
+        "github.repository": "someone/some-where",
+        "github.event.pull_request.number": "7",
+    }
+
+    def comment(model: str, against: str) -> subprocess.CompletedProcess[str]:
+        _, files = step_runs(CHECK, {"model": model, "against": against}, project, tmp_path)
+        report = re.findall(r"^report=(.+)$", files["GITHUB_OUTPUT"], re.M)[-1]
+        given = {"model": model, "against": against}
+        done, _ = step_runs(
+            COMMENT, given, project, tmp_path, {**contexts, "steps.check.outputs.report": report}
+        )
+        assert done.returncode == 0, done.stderr
+        return done
+
+    baseline = project / "models" / "it's my.plan.json"
+    hostile = "models/$(touch owned) `touch owned` -->.onnx"
+    shutil.copy(project / "models" / "grown.onnx", project / hostile)
+    store.write_text("[]")
+    comment("models/model.onnx", str(baseline))
+    (first,) = json.loads(store.read_text())
+    assert "✅" in first["body"] and first["body"].startswith("<!-- meshwright plan-check ")
+    person = {"id": 3, "user": {"type": "User"}, "body": first["body"]}
+    store.write_text(json.dumps([person, first]))
+    shutil.copy(project / "models" / "model.onnx", tmp_path / "kept.onnx")
+    shutil.copy(project / "models" / "grown.onnx", project / "models" / "model.onnx")
+    try:
+        comment("models/model.onnx", str(baseline))
+    finally:
+        shutil.copy(tmp_path / "kept.onnx", project / "models" / "model.onnx")
+    same, changed = json.loads(store.read_text())
+    assert same == person and changed["id"] == first["id"] and "❌" in changed["body"]
+    comment(hostile, str(baseline))
+    *_, other = json.loads(store.read_text())
+    assert other["id"] != first["id"] and len(json.loads(store.read_text())) == 3
+    assert other["body"].partition("\n")[0].endswith(" -->") and not (project / "owned").exists()
+    store.unlink()  # what no token may write
+    assert "::notice title=plan check::no comment" in comment(hostile, str(baseline)).stdout
+    assert "github.event_name == 'pull_request'" in COMMENT["if"]
 
 
 def test_the_action_installs_what_it_is_told_to(project: Path, tmp_path: Path) -> None:
     install = next(s for s in ACTION["runs"]["steps"] if "pip install" in s.get("run", ""))
+    at = str(ROOT / ".github" / "actions" / "plan-check")  # the whole repository is around it
     for given, package in (
-        ({}, "meshwright"),
+        ({}, f"{at}/../../.."),
         ({"package": "./wheel; touch owned"}, "./wheel; touch owned"),
     ):
-        done, _ = step_runs(install, given, project, tmp_path)
-        assert done.stdout.split("\n")[:-1] == ["-m", "pip", "install", "--quiet", package]
+        done, _ = step_runs(install, given, project, tmp_path, {"github.action_path": at})
+        *words, last = done.stdout.split("\n")[:-1]
+        assert words[:3] == ["-m", "pip", "install"] and last == package
+    assert (Path(f"{at}/../../..") / "pyproject.toml").exists()
     assert ACTION["outputs"]["status"]["value"] == "${{ steps.check.outputs.status }}"
+    for used in (s["uses"] for s in ACTION["runs"]["steps"] if "uses" in s):
+        assert re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", used), "a tag can be moved, a commit cannot"
 
 
 @pytest.mark.slow
