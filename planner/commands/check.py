@@ -42,11 +42,7 @@ def read_writes(texts: Sequence[str], formats: Sequence[str]) -> list[tuple[str,
         name, _, file = text.partition("=")
         choose("write", name, formats)
         if not file:
-            raise PlanError(
-                "P018",
-                f"--write {text!r}: no file",
-                help=[f"--write {name}=FILE"],
-            )
+            raise PlanError("P018", f"--write {text!r}: no file", help=[f"--write {name}=FILE"])
         writes.append((name, Path(file)))
     return writes
 

@@ -83,7 +83,7 @@ def _check(args: argparse.Namespace, strategy: Strategy) -> tuple[Host, ...]:
             virtual,
             f"--local {args.local}" if args.local else f"--nnodes {args.nnodes[1]}",
         )
-    if args.to and SCHEDULERS[args.to].in_pods and not args.image:
+    if args.to and SCHEDULERS[args.to].needs_image and not args.image:
         raise PlanError(
             "P206",
             f"--to {args.to} needs --image",

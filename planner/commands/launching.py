@@ -180,6 +180,7 @@ def write(
         rdma=args.rdma,
         labels=tuple(args.node_label),
         time_s=limit,
+        queue=args.queue,
     )
     texts = scheduler.files(
         Submission(
@@ -191,7 +192,7 @@ def write(
             cluster=cluster,
         )
     )
-    if scheduler.in_pods and (why := on_volume(job)):
+    if scheduler.in_config_map and (why := on_volume(job)):
         console.say(
             f"note: no ConfigMap holds the program ({why}): copy {job.program.parent}/ to"
             f" {plain_name(job.name)}/ on the volume {args.volume}"

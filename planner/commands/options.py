@@ -773,7 +773,9 @@ def _add_launch_places(g: argparse._ArgumentGroup) -> None:
         help="lines HOST slots=N [rank=I]: a process on each, through ssh",
     )
     g.add_argument(
-        "--to", metavar="KIND", help="write files instead: slurm, mpirun, kubernetes or gke-tpu"
+        "--to",
+        metavar="KIND",
+        help="write files instead: slurm, mpirun, kubernetes, gke-tpu, skypilot or xpk",
     )
 
 
@@ -825,13 +827,16 @@ def _add_launch_scripts(g: argparse._ArgumentGroup) -> None:
         "--image",
         default="",
         metavar="NAME",
-        help="with --to kubernetes, gke-tpu: a container image with jax",
+        help="with --to kubernetes, gke-tpu, skypilot, xpk: a container image with jax",
     )
     g.add_argument(
         "--volume",
         default="",
         metavar="CLAIM",
-        help="with --to kubernetes, gke-tpu: a PersistentVolumeClaim, at /data",
+        help=(
+            "with --to kubernetes, gke-tpu: a PersistentVolumeClaim, at /data; with skypilot: a"
+            " volume or gs://, s3://; with xpk: a storage of its own"
+        ),
     )
     g.add_argument(
         "--time",
@@ -854,6 +859,12 @@ def _add_launch_scripts(g: argparse._ArgumentGroup) -> None:
         default="rdma/ib",
         metavar="NAME",
         help="with --to kubernetes: what GPUs of several nodes ask for, or none (default rdma/ib)",
+    )
+    g.add_argument(
+        "--queue",
+        default="",
+        metavar="NAME",
+        help="with --to kubernetes, gke-tpu: the LocalQueue of Kueue that admits the job",
     )
 
 

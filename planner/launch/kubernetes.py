@@ -15,6 +15,7 @@ Service, v1 ConfigMap) and jobset.x-k8s.io/v1alpha2.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -38,7 +39,7 @@ TABLES_PORT = PORT + 1
 class Asked:
     """What the user says of a cluster. volume: a PersistentVolumeClaim mounted at /data, "" for
     none; rdma: the resource, or none; labels: of nodes, KEY=VALUE; time_s: after which a job is
-    ended, 0 for never."""
+    ended, 0 for never; queue: a LocalQueue of Kueue's, "" for none."""
 
     image: str
     volume: str = ""
@@ -46,6 +47,7 @@ class Asked:
     rdma: str = RDMA
     labels: tuple[str, ...] = ()
     time_s: int = 0
+    queue: str = ""
 
 
 def manifests(job: Job, strategy: Strategy, asked: Asked) -> dict[str, str]:
@@ -54,8 +56,8 @@ def manifests(job: Job, strategy: Strategy, asked: Asked) -> dict[str, str]:
     Raises PlanError: P206 where the plan is for another kind of machine, P207 for a program that no
     ConfigMap holds.
     """
-    name, tpu = plain_name(job.name), asked.tpu
-    slices = _slices(strategy) if tpu else 1
+    name = plain_name(job.name)
+    count = slices(strategy) if asked.tpu else 1
     program = [] if on_volume(job) else [_config(job, name)]
     if not program and not asked.volume:
         raise PlanError(
@@ -64,14 +66,14 @@ def manifests(job: Job, strategy: Strategy, asked: Asked) -> dict[str, str]:
             help=[f"--volume CLAIM, its folder copied to {name}/ there; or --to slurm"],
         )
     served = (strategy.workload.get("training") or {}).get("tables") == "server"
-    jobset = _jobset(job, strategy, asked, name, slices, served)
+    jobset = _jobset(job, strategy, asked, name, count, served)
     # Pods of several slices, or of several roles, are distinguished by a JobSet alone.
-    single = [] if slices > 1 or served else _indexed_job(job, strategy, asked, name)
+    single = [] if count > 1 or served else _indexed_job(job, strategy, asked, name)
     files = {
         **({"job.yaml": [*program, *single]} if single else {}),
         "jobset.yaml": [*program, jobset],
     }
-    return {file: _yaml(documents) for file, documents in files.items()}
+    return {file: as_yaml(documents) for file, documents in files.items()}
 
 
 def _indexed_job(job: Job, strategy: Strategy, asked: Asked, name: str) -> list[dict[str, Any]]:
@@ -92,41 +94,64 @@ def _indexed_job(job: Job, strategy: Strategy, asked: Asked, name: str) -> list[
         {
             "apiVersion": "batch/v1",
             "kind": "Job",
-            "metadata": {"name": name},
-            "spec": _job_spec(job.processes, pod, asked.time_s, RESTARTS),
+            "metadata": _queued(name, asked.queue),
+            "spec": {
+                **_suspended(asked.queue),
+                **_job_spec(job.processes, pod, asked.time_s, RESTARTS),
+            },
         },
     ]
 
 
 def _jobset(
-    job: Job, strategy: Strategy, asked: Asked, name: str, slices: int, served: bool
+    job: Job, strategy: Strategy, asked: Asked, name: str, count: int, served: bool
 ) -> dict[str, Any]:
-    """The JobSet: workers, a replica per TPU slice, or the three roles of served tables."""
+    """The JobSet: workers, a replica for each of `count` TPU slices, or the three roles of served
+    tables."""
     # Pods of a JobSet are NAME-workers-REPLICA-INDEX in the domain NAME.
     pod = _pod(job, strategy, asked, "", f"{name}-workers-0-0.{name}")
     exclusive = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}
     template = {
         **({"metadata": {"annotations": exclusive}} if asked.tpu else {}),
-        "spec": _job_spec(job.processes // slices, pod, asked.time_s),
+        "spec": _job_spec(job.processes // count, pod, asked.time_s),
     }
     jobs = (
         _roles(job, strategy, asked, name)
         if served
-        else [{"name": "workers", "replicas": slices, "template": template}]
+        else [{"name": "workers", "replicas": count, "template": template}]
     )
     finishing = [j["name"] for j in jobs if j["name"] != "servers"]
     policy = {"successPolicy": {"operator": "All", "targetReplicatedJobs": finishing}}
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
-        "metadata": {"name": name},
+        "metadata": _queued(name, asked.queue),
         "spec": {
+            **_suspended(asked.queue),
             "failurePolicy": {"maxRestarts": RESTARTS},
             **(policy if served else {}),
             "network": {"enableDNSHostnames": True, "subdomain": name},
             "replicatedJobs": jobs,
         },
     }
+
+
+def _queued(name: str, queue: str) -> dict[str, Any]:
+    """Metadata of what Kueue admits. Raises PlanError P206 for a queue that no label can name."""
+    if not queue:
+        return {"name": name}
+    if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", queue):
+        raise PlanError(
+            "P206",
+            f"--queue {queue!r} is no name of a queue",
+            help=["kubectl get localqueues says which there are"],
+        )
+    return {"name": name, "labels": {"kueue.x-k8s.io/queue-name": queue}}
+
+
+def _suspended(queue: str) -> dict[str, Any]:
+    """Nothing starts before Kueue admits it."""
+    return {"suspend": True} if queue else {}
 
 
 def _roles(job: Job, strategy: Strategy, asked: Asked, name: str) -> list[dict[str, Any]]:
@@ -193,7 +218,7 @@ def _role_pod(
     return {"spec": spec}
 
 
-def _yaml(parts: list[dict[str, Any]]) -> str:
+def as_yaml(parts: list[dict[str, Any]]) -> str:
     """The documents in the order of their keys, text of several lines as a literal block where YAML
     can hold it so."""
     import yaml
@@ -210,8 +235,9 @@ def _yaml(parts: list[dict[str, Any]]) -> str:
     return str(yaml.dump_all(parts, Dumper=Dumper, sort_keys=False, width=160))
 
 
-def _slices(strategy: Strategy) -> int:
-    """TPU slices: what is not torus is the network between them."""
+def slices(strategy: Strategy) -> int:
+    """TPU slices of a plan: what is not torus is the network between them. Raises PlanError P206
+    where it is for no TPUs."""
     device = str(strategy.topology["device"])
     if shipped(device).kubernetes != TPU:
         tpus = [name for name in device_names() if load_device(name).kubernetes == TPU]

@@ -27,6 +27,12 @@ def accelerator(job: Job) -> str:
     return "" if job.virtual else shipped(job.device).kubernetes
 
 
+def torus(strategy: Strategy) -> str:
+    """The dims of a TPU slice, as in 4x4x8."""
+    levels = strategy.topology["levels"]
+    return "x".join(str(level["size"]) for level in levels if level["kind"] == "torus")
+
+
 def labels(job: Job, strategy: Strategy, given: tuple[str, ...]) -> dict[str, str]:
     """Labels that a node must have: those given, else what tells the planned devices. {} where none
     are known. Raises PlanError P206 for one that is no label."""
@@ -42,12 +48,9 @@ def labels(job: Job, strategy: Strategy, given: tuple[str, ...]) -> dict[str, st
         chosen[key] = value
     kind = accelerator(job)
     if kind == TPU:
-        grid = "x".join(
-            str(level["size"]) for level in strategy.topology["levels"] if level["kind"] == "torus"
-        )
         return {
             "cloud.google.com/gke-tpu-accelerator": shipped(job.device).node_label,
-            "cloud.google.com/gke-tpu-topology": grid,
+            "cloud.google.com/gke-tpu-topology": torus(strategy),
             **chosen,
         }
     value = shipped(job.device).node_label if kind else ""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from planner.launch.clouds import skypilot, xpk
 from planner.launch.job import Host, Job
 from planner.launch.kubernetes import Asked, manifests
 from planner.launch.scripts import mpirun, slurm
@@ -31,16 +32,17 @@ class Submission:
 @dataclass(frozen=True)
 class Scheduler:
     """files: file name -> text, the one to submit first. submit: the command that starts a job from
-    that file. takes_hosts: of --hostfile; picks_plan: among several by its allocation; in_pods: it
-    runs a container image; default_limit: a run without --time is limited by what its steps
-    take."""
+    that file. takes_hosts: of --hostfile; picks_plan: among several by its allocation; needs_image:
+    it runs a container image; in_config_map: the program travels in one; default_limit: a run
+    without --time is limited by what its steps take."""
 
     name: str
     files: Callable[[Submission], Mapping[str, str]]
     submit: Callable[[Path], str]
     takes_hosts: bool = False
     picks_plan: bool = False
-    in_pods: bool = False
+    needs_image: bool = False
+    in_config_map: bool = False
     default_limit: bool = False
 
 
@@ -68,8 +70,19 @@ SCHEDULERS = {
             lambda file: f"bash {shlex.quote(str(file))}",
             takes_hosts=True,
         ),
-        Scheduler("kubernetes", _manifests, _apply, in_pods=True),
-        Scheduler("gke-tpu", _manifests, _apply, in_pods=True),
+        Scheduler("kubernetes", _manifests, _apply, needs_image=True, in_config_map=True),
+        Scheduler("gke-tpu", _manifests, _apply, needs_image=True, in_config_map=True),
+        Scheduler(
+            "skypilot",
+            lambda s: {"job.sky.yaml": skypilot(s.jobs[0], s.cluster, s.python)},
+            lambda file: f"cd {shlex.quote(str(file.parent))} && sky jobs launch {file.name}",
+        ),
+        Scheduler(
+            "xpk",
+            lambda s: {"job.xpk.sh": xpk(s.jobs[0], s.strategy, s.cluster)},
+            lambda file: f"CLUSTER=... bash {shlex.quote(str(file))}",
+            needs_image=True,
+        ),
     )
 }
 """Name -> scheduler."""

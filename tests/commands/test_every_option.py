@@ -70,6 +70,7 @@ tune dp.yaml --model zoo:dlrm-tiny --devices 2 --batch 8 {TABLES} -o t.yaml --fo
 tune mega.yaml --model free.onnx --devices 2 --dim seq=4 --shape x=8,4,16 --batch 8 --workload train -o t.yaml --force --quiet
 tune mega.yaml --model m.onnx --devices 2 --hardware cpu --precision fp32 --calibrate-with p.json=2ms --confirm gpu:h100 -o t.yaml --force
 launch p.json --model m.onnx --to kubernetes --image i --volume v --backend jit --python python3 --timeout 60 --cpu -o k8s --force -- --steps 2
+launch p.json --model m.onnx --to kubernetes --image i --queue team-a --cpu -o queued -- --steps 2
 launch p.json --model m.onnx --nnodes 2 --coordinator nowhere --cpu -o l
 weights hub/config.json --from hub --batch 8 {TRAINING} -o w.safetensors
 weights hub/config.json --from hub --tokens-per-step 64 --workload train -o w.safetensors --force --partial
