@@ -4,6 +4,7 @@ settings."""
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 import time
 from dataclasses import replace
@@ -26,6 +27,10 @@ LISTED = 12
 
 def export(args: argparse.Namespace) -> int:
     """`plan export`: the settings go to the file (or stdout), what they cost to the terminal."""
+    from planner.serving.result import is_serving
+
+    if is_serving(args.strategy):
+        return _export_serving(args)
     from planner.interop.price import hand_over, refuse_dear
     from planner.support.atomic_write import write_atomically
 
@@ -49,15 +54,44 @@ def export(args: argparse.Namespace) -> int:
         console.data(made.text)
         console.say(cost_of(made))
         return 0
-    target = Path(args.output)
-    if target.exists() and not args.force:
-        raise PlanError("P053", f"{target} exists", help=["-o another file, or --force"])
+    target = _new_file(args)
     write_atomically(target, made.text)
     console.data(cost_of(made) + "\n")
     kind = "" if strategy.workload["kind"] == "train" else " --workload infer"
     console.say(
         f"wrote {target}   next: plan import {target} --model {source} {machine_of(strategy)}{kind}"
     )
+    return 0
+
+
+def _new_file(args: argparse.Namespace) -> Path:
+    """The file of -o. Raises PlanError P053 where there is one and no --force."""
+    target = Path(args.output)
+    if target.exists() and not args.force:
+        raise PlanError("P053", f"{target} exists", help=["-o another file, or --force"])
+    return target
+
+
+def _export_serving(args: argparse.Namespace) -> int:
+    """`plan export` of a serving plan: a script that starts an engine."""
+    from planner.serving.engines import ENGINES, hand_over
+    from planner.serving.result import Serving
+    from planner.support.atomic_write import write_atomically
+
+    if not args.to:
+        raise PlanError(
+            "P003", "export for which engine?", help=[f"--to {' or --to '.join(ENGINES)}"]
+        )
+    choose("to", args.to, tuple(ENGINES))
+    made = hand_over(Serving.load(args.strategy), args.to)
+    if not args.output:
+        console.data(made.text)
+        console.say(made.cost)
+        return 0
+    target = _new_file(args)
+    write_atomically(target, made.text)
+    console.data(made.cost + "\n")
+    console.say(f"wrote {target}   next: MODEL=... bash {shlex.quote(str(target))}")
     return 0
 
 

@@ -640,7 +640,7 @@ def export(p: argparse.ArgumentParser) -> None:
         default="",
         help=(
             "maxtext, hf, levanter, megatron or torchtitan (default: the one that it was planned"
-            " --for)"
+            " --for); of a serving plan vllm or sglang"
         ),
     )
     p.add_argument(

@@ -321,7 +321,7 @@ def badge(report: Report) -> str:
         if row.tolerance is not None
     ]
     found = [
-        *(["nothing fits"] if "best" in report.reasons else []),
+        *(["no plan fits"] if "best" in report.reasons else []),
         *(f"{row.what} {100 * (row.worst or 0):+.1f} %" for row in report.regressions),
         *(f"{x.name} over budget" for x in report.limits if not x.ok),
     ]

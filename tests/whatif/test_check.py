@@ -310,7 +310,7 @@ def test_a_badge_says_the_figures_or_the_first_finding() -> None:
         ("953.7 MiB", "brightgreen"),
         ("step +50.0 %", "red"),
         ("memory over budget", "red"),
-        ("nothing fits", "red"),
+        ("no plan fits", "red"),
     ]
 
 

@@ -1,0 +1,180 @@
+"""A serving plan as arguments of vLLM and SGLang.
+
+Both cut weights by tensor parallelism as it is written by hand and run replicas of that, so what
+they can say of a plan is one of its rows `tp=N`: the best for the plan's objective whose replicas
+lie in a node. Names of arguments: vllm/engine/arg_utils.py of vLLM (`vllm serve --help`), and
+python/sglang/srt/server_args.py of SGLang (`python3 -m sglang.launch_server --help`). Sequences
+and tokens of a pass are those of a replica there.
+
+Both engines join sequences to those that generate, and page the cache: prices are those of the
+emitted program, which does neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from costmodels.hardware.units import show_bytes, show_time
+from planner.errors import PlanError
+from planner.launch.job import node_slots
+from planner.serving.result import Serving
+
+DEAR = 0.05
+"""Worse than the plan by more is refused."""
+
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+"""How a precision begins -> what both engines call it."""
+
+
+@dataclass(frozen=True)
+class Service:
+    """What an engine is told. tensor: devices of a replica; replicas: of one node; nodes: that run
+    the same; sequences, tokens: at once, and of a pass over prompts, in a replica; length: tokens
+    of a sequence; dtype: of weights and arithmetic."""
+
+    tensor: int
+    replicas: int
+    nodes: int
+    sequences: int
+    tokens: int
+    length: int
+    dtype: str
+
+
+def vllm(s: Service) -> list[str]:
+    """Words of `vllm serve`."""
+    words = ["vllm", "serve", '"$MODEL"', "--tensor-parallel-size", str(s.tensor)]
+    words += ["--data-parallel-size", str(s.replicas)] if s.replicas > 1 else []
+    words += ["--dtype", s.dtype, "--max-model-len", str(s.length)]
+    words += ["--max-num-seqs", str(s.sequences)]
+    # vLLM asks for a token of every sequence in a pass.
+    return [*words, "--max-num-batched-tokens", str(max(s.tokens, s.sequences))]
+
+
+def sglang(s: Service) -> list[str]:
+    """Words of SGLang's server."""
+    words = ["python3", "-m", "sglang.launch_server", "--model-path", '"$MODEL"']
+    words += ["--tp-size", str(s.tensor)]
+    words += ["--dp-size", str(s.replicas)] if s.replicas > 1 else []
+    words += ["--dtype", s.dtype, "--context-length", str(s.length)]
+    words += ["--max-running-requests", str(s.sequences)]
+    return [*words, "--chunked-prefill-size", str(s.tokens)]
+
+
+ENGINES: Mapping[str, Callable[[Service], list[str]]] = {"vllm": vllm, "sglang": sglang}
+"""Name -> the words that start it."""
+
+
+@dataclass(frozen=True)
+class Handover:
+    """A script that starts an engine, and a line that says what is rounded."""
+
+    text: str
+    cost: str
+
+
+def hand_over(serving: Serving, to: str) -> Handover:
+    """A serving plan as an engine's script; to: of ENGINES.
+
+    Raises PlanError: P192 for what engines have no argument for, P194 where no tensor parallelism
+    in a node fits, or all is over a twentieth worse than the plan.
+    """
+    row = _nearest(serving, to)
+    loss = _loss(serving, row)
+    kept = f"{row['label']}, {row['replicas']} replica{'s' * (row['replicas'] > 1)}"
+    figures = (
+        f"{row['tokens_per_s_per_device']:,.0f} tokens/s/device, ttft {show_time(row['ttft_s'])},"
+        f" tpot {show_time(row['tpot_s'])}, {show_bytes(row['memory_bytes'])} a device"
+    )
+    worse = f"{100 * loss:.1f} % worse than the plan" if loss > 0 else "as good as the plan"
+    cost = f"{to}: {kept}: {figures}; {worse} by its objective"
+    return Handover(_script(serving, to, service_of(serving, row)), cost)
+
+
+def service_of(serving: Serving, row: Mapping[str, Any]) -> Service:
+    """What an engine is told of a row of a plan. Raises PlanError P192."""
+    shape, strategy = serving.shape, serving.step
+    precision = str(strategy.workload["precision"])
+    dtype = next((t for begin, t in DTYPES.items() if precision.startswith(begin)), "")
+    if shape.quantize != "none" or not dtype:
+        what = f"--quantize {shape.quantize}" if dtype else f"precision {precision}"
+        raise PlanError(
+            "P192",
+            f"no engine has an argument for {what}: a checkpoint says how it is quantised",
+            help=["plan without --quantize, or plan emit: the program quantises itself"],
+        )
+    replicas, split = int(row["replicas"]), int(row["split"])
+    a_node = min(replicas, max(1, node_slots(strategy) // split))
+    if replicas % a_node:
+        raise PlanError(
+            "P192",
+            f"{replicas} replicas of {split} devices do not fill nodes alike",
+            help=["plan for whole nodes"],
+        )
+    return Service(
+        tensor=split,
+        replicas=a_node,
+        nodes=replicas // a_node,
+        sequences=-(-shape.concurrency // replicas),
+        tokens=-(-int(row["wave"]) // replicas) * shape.prompt,
+        length=shape.length,
+        dtype=dtype,
+    )
+
+
+def _nearest(serving: Serving, to: str) -> Mapping[str, Any]:
+    """The row that an engine can say and that is best for the plan's objective."""
+    node = node_slots(serving.step)
+    rows = [
+        row
+        for row in serving.rows
+        if str(row["label"]).startswith("tp=") and row["fits"] and int(row["split"]) <= node
+    ]
+    best = min(rows, key=lambda row: _loss(serving, row), default=None)
+    if best is None:
+        why = f"no tensor parallelism in a node fits, which is what {to} can say of this plan"
+    elif (loss := _loss(serving, best)) > DEAR:
+        why = (
+            f"the best that {to} can say of this plan, {best['label']}, is {100 * loss:.1f} % worse"
+        )
+    else:
+        return best
+    raise PlanError(
+        "P194",
+        why,
+        help=["plan emit writes the program of this plan", "plan show lists the rows tp=N"],
+    )
+
+
+def _loss(serving: Serving, row: Mapping[str, Any]) -> float:
+    """By how much a row is worse than the plan in what was sought, as a share."""
+    figures, aim = serving.figures, serving.service["objective"]
+    if aim == "throughput":
+        return float(figures["tokens_per_s_per_device"] / row["tokens_per_s_per_device"] - 1)
+    return float(row[f"{aim}_s"] / figures[f"{aim}_s"] - 1)
+
+
+def _script(serving: Serving, to: str, service: Service) -> str:
+    """A shell script: $MODEL names the checkpoint, words behind it go to the engine."""
+    name = "".join(c for c in str(serving.step.model["name"]) if c.isprintable())
+    s = serving.shape
+    where = (
+        f"# The same on each of {service.nodes} nodes; a balancer in front of them.\n"
+        if service.nodes > 1
+        else ""
+    )
+    lines = [""]
+    for word in ENGINES[to](service):
+        joined = word if not lines[-1] else f"{lines[-1]} {word}"
+        lines = [*lines, word] if word.startswith("--") else [*lines[:-1], joined]
+    served = f"{s.concurrency:,} sequences at once, {s.prompt:,} + {s.generate:,} tokens each"
+    return (
+        "#!/bin/bash\n"
+        f"# {name}: {served}.\n"
+        f"{where}"
+        "set -euo pipefail\n"
+        "MODEL=${MODEL:?a checkpoint of the model: a folder, or its name on the hub}\n"
+        f'exec {f" {chr(92)}{chr(10)}  ".join(lines)} "$@"\n'
+    )
