@@ -20,7 +20,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SKILL = ROOT / "docs" / "skills" / "meshwright" / "SKILL.md"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), SKILL]
 BLOCK = re.compile(
     r"^(?P<mark><!-- illustration -->\n)?```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.M | re.S
 )
@@ -177,6 +178,16 @@ def test_commands_that_are_named_exist_with_their_options(page):
         assert not [w for w in ours if w.startswith("-") and w.partition("=")[0] not in options], (
             f"{page.name}: {command}"
         )
+
+
+def test_the_skill_is_found_by_its_name():
+    """Its head: the name of its folder, and a description short enough to be read beforehand."""
+    import yaml
+
+    _, head, body = SKILL.read_text().split("---\n", 2)
+    found = yaml.safe_load(head)
+    assert found.keys() == {"name", "description"} and found["name"] == SKILL.parent.name
+    assert len(found["description"]) <= 1024 and len(body.splitlines()) < 500
 
 
 def test_files_that_pages_show_are_read(tmp_path):

@@ -73,6 +73,7 @@ TINY = ("model.onnx", "--devices", "8", "--batch", "16", "--hardware", "cpu", "-
 STAND_INS: dict[str, dict[str, Callable[[Path], None]]] = {
     "": {"model.onnx": _save("zoo:llama-tiny")},
     "README.md": {"mine.yaml": _text(MEGATRON)},
+    "SKILL.md": {"mine.yaml": _text(MEGATRON)},
     "serving.md": {"model.onnx": _save("zoo:llama-tiny,cache=1")},
     "exchange.md": {
         "model.plan.json": _planned(*TINY, "--pin", "dp=4,tp=2"),
@@ -149,7 +150,9 @@ def walk(page: Path, folder: Path, long: bool) -> int:
 WALKED = [p for p in PAGES if listed(p)]
 
 
-@pytest.mark.parametrize("page", [p for p in WALKED if p.name == "README.md"], ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "page", [p for p in WALKED if p.name in ("README.md", "SKILL.md")], ids=lambda p: p.name
+)
 def test_commands_of_a_page_do_what_it_says(page: Path, tmp_path: Path) -> None:
     assert walk(page, tmp_path, long=False) > 0
 
