@@ -62,7 +62,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
             if path.startswith("docs/")
             else path.removeprefix("benchmarks/")
         )
-        return f"]({name}{link[2] or ''})"
+        up = "../" * page.file.src_uri.count("/")
+        return f"]({up}{name}{link[2] or ''})"
 
     # A comment that marks a block for the tests would hide the fence after it from the renderer.
     return LINK.sub(moved, markdown).replace("<!-- illustration -->\n", "\n")
