@@ -38,6 +38,7 @@ from planner.calibrate.runs.fit import (
 from planner.calibrate.runs.rows import ODD, Case, Left, case_of, why_odd
 from planner.errors import PlanError
 from planner.pricing.pricer import Pricer
+from planner.support.measured_steps import step_seconds
 
 LEAST_RUNS = 2
 STEP = 0.02
@@ -94,6 +95,8 @@ def read(path: Path) -> list[dict[str, Any]]:
                 f"{path}:{number} is no JSON: {e}",
                 help=["one run a line; docs/calibrate.md lists the keys"],
             ) from e
+        if isinstance(row, dict) and row.get("history"):
+            row = {**row, "metric": "step_time_s", "value": _measured(path, number, row)}
         missing = [
             k
             for k in GIVEN
@@ -108,6 +111,21 @@ def read(path: Path) -> list[dict[str, Any]]:
             )
         rows.append({"source": "", **row})
     return rows
+
+
+def _measured(path: Path, number: int, row: Mapping[str, Any]) -> float:
+    """Seconds of a step of a run's history, a file beside that of the runs. Raises PlanError
+    P185."""
+    file = path.parent / str(row["history"])
+    try:
+        return step_seconds(file)
+    except (OSError, ValueError) as e:
+        why = getattr(e, "strerror", None) or str(e)
+        raise PlanError(
+            "P185",
+            f"{path}:{number}: its history {str(file)!r} cannot be read: {why}",
+            help=["a history of W&B, an overview of xprof or a log; docs/calibrate.md says which"],
+        ) from e
 
 
 def prepared(

@@ -1,9 +1,9 @@
 """`--calibrate-with PLAN=STEP`: prices scaled to one step that was measured.
 
 PLAN is a strategy file on the same kind of device, of one node for instance, STEP what a step of
-it took: `1.43 s`, or the JSON lines that an emitted program writes with `--log`, of which the first
-steps are left out (compilation, caches) and the middle one of the others counts. Every rate of the
-device is then as much higher or lower as the step was; how steps grow with the devices stays.
+it took: `1.43 s`, or a file that says so (planner.support.measured_steps: an emitted program's log,
+a history of W&B, an overview of xprof). Every rate of the device is then as much higher or lower as
+the step was; how steps grow with the devices stays.
 
 Of published runs that differ in their number of devices alone four in five lie as near to each
 other as `[anchor]` of costmodels/runtimes/ranges.toml says, which is the range that is then
@@ -13,21 +13,17 @@ was.
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import median
 
-from costmodels.hardware.intake import read_text
 from costmodels.hardware.units import UnitError, time_s
 from planner.errors import PlanError
 from planner.machine.mesh_choices import pinned_mesh
 from planner.pricing.pricer import Pricer
 from planner.search.request import Request
 from planner.strategy.read import load
+from planner.support.measured_steps import SUFFIXES, step_seconds
 
-WARM_UP = 2
-"""Steps of a log that are left out."""
 MOST = 100.0
 """A step that took so many times longer or shorter than its price is of something else."""
 
@@ -119,19 +115,17 @@ def assumed(anchor: Anchor, model: str) -> str:
 def _measured_s(step: str) -> float:
     """Seconds of a step, or the middle one of a log. Raises PlanError P225."""
     path = Path(step)
-    if path.suffix not in (".jsonl", ".json", ".log"):
+    if path.suffix not in SUFFIXES:
         try:
             return time_s(step if " " in step else _spaced(step))
         except (UnitError, ValueError) as e:
             raise _fault(f"{step!r} is no time, such as 1.43s, and no log (.jsonl)") from e
     try:
-        lines = [json.loads(line) for line in read_text(path).splitlines() if line.strip()]
-        seconds = [float(line["seconds"]) for line in lines if "seconds" in line]
-    except (OSError, ValueError, TypeError, KeyError) as e:
-        raise _fault(f"{step} cannot be read as an emitted program's --log") from e
-    if len(seconds) <= WARM_UP:
-        raise _fault(f"{step} has {len(seconds)} steps; the first {WARM_UP} do not count")
-    return median(seconds[WARM_UP:])
+        return step_seconds(path)
+    except OSError as e:
+        raise _fault(f"{step} cannot be read: {e.strerror or e}") from e
+    except ValueError as e:
+        raise _fault(f"{step} cannot be read: {e}") from e
 
 
 def _spaced(text: str) -> str:
@@ -146,6 +140,7 @@ def _fault(what: str) -> PlanError:
         f"--calibrate-with: {what}",
         help=[
             "PLAN=STEP, a strategy file on the same device and what its step took:"
-            " node.plan.json=1.43s, or node.plan.json=log.jsonl of its program (--log log.jsonl)"
+            " node.plan.json=1.43s, or node.plan.json=log.jsonl of its program (--log log.jsonl),"
+            " a history of W&B (.csv, .json) or an overview of xprof (.json)"
         ],
     )

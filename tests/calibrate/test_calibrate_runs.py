@@ -14,7 +14,7 @@ import pytest
 
 from costmodels.hardware.device import load_device
 from costmodels.runtimes import Rates, load_runtime
-from planner.calibrate.learn import learn, prepared
+from planner.calibrate.learn import learn, prepared, read
 from planner.calibrate.runs.fit import WIDTHS, Prepared
 from planner.cli import main
 from planner.errors import PlanError
@@ -160,6 +160,19 @@ def test_the_command_writes_a_file_that_plans_use(
         assert after.cost.step_time_s == pytest.approx(before.step_s(learn(few)[0].rates), rel=1e-3)
     assert main(["calibrate", "--runs", str(runs), "-o", str(target)]) == 2
     assert "P053" in capsys.readouterr().err
+
+
+def test_a_run_may_name_its_history(tmp_path: Path) -> None:
+    """A file beside the runs, of W&B, xprof or a program, in the place of metric and value."""
+    (tmp_path / "history.csv").write_text("_step,iteration-time\n0,9\n1,8\n2,0.5\n3,0.5\n")
+    sizes = {k: v for k, v in rows(LEARNED)[0].items() if k not in ("metric", "value")}
+    path = tmp_path / "runs.jsonl"
+    path.write_text(json.dumps({**sizes, "history": "history.csv"}))
+    (row,) = read(path)
+    assert (row["metric"], row["value"]) == ("step_time_s", 0.5)
+    path.write_text(json.dumps({**sizes, "history": "gone.csv"}))
+    with pytest.raises(PlanError, match="P185.*:1: its history .*gone.csv. cannot be read"):
+        read(path)
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,9 @@ def test_a_log_of_the_program_is_a_step(node: tuple[Path, Strategy], tmp_path: P
         "".join(json.dumps({"step": i, "seconds": s * scale}) + "\n" for i, s in enumerate(seconds))
     )
     assert read_anchor(f"{path}={log}").slower == pytest.approx(1.0)
+    overview = tmp_path / "overview_page.json"
+    overview.write_text(json.dumps([{"p": {"steptime_ms_average": f"{2e3 * step_of(before)}"}}]))
+    assert read_anchor(f"{path}={overview}").slower == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize(
