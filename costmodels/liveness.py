@@ -25,6 +25,7 @@ a loop over the experts carries them, and compilers reduce them at the very end.
 
 A program with a loop over its blocks is another matter: there the stacked gradients of all blocks
 and their stacked activations are whole as long as the loop runs (planner.pricing.peak_memory).
+Gradients of weights outside the loop lie in the places of their weights as they do here.
 """
 
 from __future__ import annotations
@@ -129,9 +130,8 @@ def gradient_buffers(
     docstring). whole, piece: bytes of each gradient and of what the ZeRO stage leaves of it.
     [weights] each"""
     waits = read.carried & (zero_stage < 3) & (microbatches == 1)
-    own_room = (
-        read.reread | (zero_stage == 3) | (microbatches > 1) | (recipe.master_bytes == 0) | waits
-    )
+    in_place = gradient_takes_its_weights_place(recipe, zero_stage, microbatches)
+    own_room = read.reread | waits | (not in_place)
     pieces = np.where(waits, 0.0, piece) if microbatches == 1 else np.zeros_like(piece)
     return WeightGradients(
         np.where(waits, 0, read.first), read.last, np.where(own_room, whole, 0.0), pieces
@@ -168,10 +168,22 @@ def least_above_saved(workspace: np.ndarray, saved: np.ndarray) -> float:
     return max(0.0, float((workspace - after).max(initial=0.0)))
 
 
-def temporary_bytes(workspace: float, epilogue: float, block_grads: float) -> float:
+def temporary_bytes(
+    workspace: float, epilogue: float, only_in_blocks: float, late: float = 0.0
+) -> float:
     """Bytes that live only for a while at the point of most memory of a program with a loop over
-    blocks. There are two: when the backward pass of the last block begins, with the largest
-    workspace of an operator; and while what follows the blocks runs backward, which saves
-    activations of its own (epilogue: with its workspace), and where gradients of blocks are not
-    there yet."""
-    return max(workspace, epilogue - block_grads)
+    blocks, above all that is there while the blocks run backward.
+
+    There are three: the backward pass of the blocks, with the largest workspace of an operator;
+    that of what follows them, which saves activations of its own (epilogue: with its workspace),
+    and has nothing of what is there for the blocks' backward pass alone (only_in_blocks: their
+    gradients, one repeat's activations that are made again, what is gathered of a block); and that
+    of what is before them (late: gradients made there that have room of their own, above the
+    activations that are gone by then)."""
+    return max(workspace, epilogue - only_in_blocks, late)
+
+
+def gradient_takes_its_weights_place(recipe: Recipe, zero_stage: int, microbatches: int) -> bool:
+    """Whether a weight's whole gradient lies where the weight lay, once no operator reads that any
+    more (module docstring)."""
+    return zero_stage < 3 and microbatches <= 1 and recipe.master_bytes > 0

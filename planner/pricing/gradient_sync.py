@@ -52,6 +52,10 @@ class WeightCosts:
     """The whole gradients."""
     grad_remaining_bytes: np.ndarray
     """What is left of the reduced gradients until the end of the step."""
+    gradient_bytes: np.ndarray
+    """Of `state_bytes` the gradients of a microbatch."""
+    gathered_bytes: np.ndarray
+    """Of `state_bytes` what stage 3 has gathered of a block while it runs."""
 
     @classmethod
     def of(cls, cells: np.ndarray) -> Self:
@@ -303,19 +307,24 @@ class WeightPricer:
         resident = 0.0 if "optimizer" in price.offload else weight.optimizer_bytes(recipe)
         looped = not self.base.written_out
         per_step, per_microbatch = self._sync_s(rows, weight)
-        gathered = rows.gathered_copies * rows.whole if zero_stage == 3 else 0.0
+        gathered = (
+            rows.gathered_copies * rows.whole * recipe.parameter_bytes
+            if zero_stage == 3
+            else np.zeros_like(rows.whole)
+        )
+        gradient = weight.gradient_bytes(recipe, looped=looped)
         costs = np.stack(
             [
                 per_step,
                 per_microbatch,
                 price.grad_accumulate_s(weight.summed * recipe.gradient_bytes),
                 rows.looped * price.loop_copy_s(*weight.loop_copies(recipe, rows.regathered)),
-                (weight.stored + gathered) * recipe.parameter_bytes
-                + weight.gradient_bytes(recipe, looped=looped)
-                + resident,
+                weight.stored * recipe.parameter_bytes + gathered + gradient + resident,
                 weight.accumulator_bytes(recipe, looped=looped),
                 rows.whole * recipe.gradient_bytes,
                 weight.remaining_bytes(recipe),
+                gradient,
+                gathered,
             ]
         )
         pending = rows.rest if zero_stage == 3 else rows.pending

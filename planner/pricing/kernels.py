@@ -210,6 +210,7 @@ def working_of(
     Gradients of operands and results are as large as they are. In a repeated block operands,
     results and weights are also cut out of what all repeats save, and a weight's gradient is made
     before it is put with the others. The gradient of logits takes the place of what the loss saved.
+    An operand's gradient that devices have terms of is copied into the order of its collective.
     """
     node, rule, splits = base.graph.nodes[i], base.rules[i], cuts.splits
     trained = base.training and not base.grad.isdisjoint(node.outputs)
@@ -223,6 +224,8 @@ def working_of(
         size = size - outs
     if rule.flops and (i in base.epilogue or base.written_out):
         size = size + weights * _copied(base, i, splits, pricer)
+    if rule.flops and trained and i in base.epilogue and not base.written_out:
+        size = size + ins * _sums_operand_gradient(base, i, cuts)
     if operator.in_place and trained:
         size = size - ins
     if program_type(base.graph, i, pricer.recipe) != pricer.recipe.between and rule.flops:
@@ -251,6 +254,19 @@ def _copied(base: GraphFacts, i: int, splits: Sequence[Split], pricer: Pricer) -
             for s in splits
         ]
     )
+
+
+def _sums_operand_gradient(base: GraphFacts, i: int, cuts: SplitArrays) -> np.ndarray:
+    """Whether devices have terms of the gradient of a product's operand: a factor that the operand
+    does not have is cut. [splits]"""
+    rule, node = base.rules[i], base.graph.nodes[i]
+    slot = next((k for k, n in enumerate(node.inputs) if n not in base.graph.weights), 0)
+    read = {f for dim in rule.operands[slot] for f in dim}
+    summed = np.zeros(len(cuts.splits), bool)
+    for choice, parts in cuts.parts.items():
+        if read.isdisjoint(rule.members(choice)):
+            summed = summed | (parts > 1)
+    return summed
 
 
 def inner_times(

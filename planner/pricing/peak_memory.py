@@ -3,11 +3,13 @@
     peak = parameters + gradients + optimizer state + saved activations + temporary
 
 There are two points of most memory. When the backward pass of the last repeated block begins, what
-the epilogue behind it (head and loss) saved is gone, and the gradients of all repeats are there.
-While the epilogue's own backward pass runs it is the other way round. `temporary` is the larger of
-what lives at the first (workspace of an operator) and at the second (what the epilogue saves, its
-workspace, less the gradients not there yet). A program without a loop over blocks is walked
-operator by operator (costmodels.liveness); its parts are those of the peak.
+the epilogue behind it (head and loss) saved is gone, and the gradients of all repeats are there,
+with one repeat's activations where those are made again. While the epilogue's own backward pass
+runs it is the other way round. `temporary` is the larger of what lives at the first (workspace of
+an operator) and at the second (what the epilogue saves, its workspace, less what is not there yet).
+Gradients of weights outside the blocks are counted where they have room of their own at the first
+point (planner.pricing.late_gradients). A program without a loop over blocks is walked operator by
+operator (costmodels.liveness); its parts are those of the peak.
 
 A pipeline stage (planner.execution.pipeline) holds its own blocks and everything outside the
 blocks, and what several microbatches save.
@@ -46,6 +48,7 @@ from planner.execution.recompute import Recomputed, recomputed_blocks
 from planner.execution.weight_offload import offloaded_names
 from planner.pricing.device_weights import device_weights
 from planner.pricing.kernels import named_beside, saved_beside, working_bytes
+from planner.pricing.late_gradients import late_gradient, one_run_on_one_stage
 from planner.pricing.pricer import Pricer
 from planner.pricing.weight_offload import offloaded_weights
 from planner.sharding.layout import Layout, group, local_shape
@@ -112,10 +115,12 @@ def saved_in_repeat(
 class MemoryParts:
     """Bytes of a device that the two points of most memory are made of (module docstring).
 
-    block_grads: gradients that the epilogue's backward pass does not meet. epilogue: activations
-    that the epilogue saves. workspace, epilogue_workspace: the largest workspace of an operator
-    before the epilogue, and in it. liveness: of a program without a loop over blocks; `gradients`
-    are then the sums of microbatches alone, `epilogue` and the workspaces nothing.
+    block_grads, one_repeat: gradients, and of `activations` what one repeat makes again, that the
+    epilogue's backward pass does not meet. late_grads: gradients that only what is before the
+    blocks makes, no part of `gradients`. epilogue: activations that the epilogue saves. workspace,
+    epilogue_workspace: the largest workspace of an operator before the epilogue, and in it.
+    liveness: of a program without a loop over blocks; `gradients` are then the sums of microbatches
+    alone, `epilogue` and the workspaces nothing.
     """
 
     parameters: float
@@ -123,6 +128,8 @@ class MemoryParts:
     state: float
     activations: float
     block_grads: float = 0.0
+    one_repeat: float = 0.0
+    late_grads: float = 0.0
     epilogue: float = 0.0
     workspace: float = 0.0
     epilogue_workspace: float = 0.0
@@ -132,14 +139,17 @@ class MemoryParts:
     def temporary(self) -> float:
         """What lives only for a while at the point of most memory, where there is a loop."""
         return temporary_bytes(
-            self.workspace, self.epilogue + self.epilogue_workspace, self.block_grads
+            self.workspace,
+            self.epilogue + self.epilogue_workspace,
+            self.block_grads + self.one_repeat,
+            self.late_grads - self.activations,
         )
 
     @property
     def given_back(self) -> float:
         """Bytes of the peak that the optimizer's step has no more."""
         if self.liveness is None:
-            return self.activations + self.temporary
+            return self.activations + self.temporary - self.late_grads
         return self.liveness.peak - float(self.liveness.gradients[0])
 
 
@@ -154,6 +164,7 @@ class _WeightBytes:
     gradients: float = 0.0
     state: float = 0.0
     block_grads: float = 0.0
+    late_grads: float = 0.0
     duplicated: float = 0.0
     gathered: dict[int, float] = field(default_factory=dict)
     gradients_of: list[tuple[list[int], float, float]] = field(default_factory=list)
@@ -181,7 +192,7 @@ def memory_parts(
 ) -> MemoryParts:
     """What is on a device when, in bytes of the recipe."""
     weights = _weight_bytes(base, flow, pricer, runs)
-    activations, epilogue = _activation_bytes(base, flow, pricer, runs)
+    activations, epilogue, one_repeat = _activation_bytes(base, flow, pricer, runs)
     slack = 1 + pricer.runtime.memory_slack
     parts = MemoryParts(
         parameters=weights.parameters,
@@ -189,6 +200,8 @@ def memory_parts(
         state=weights.state,
         activations=activations * slack,
         block_grads=weights.block_grads,
+        one_repeat=one_repeat * slack * one_run_on_one_stage(base, flow.plan.stages),
+        late_grads=weights.late_grads,
     )
     if base.written_out:
         parts = replace(parts, liveness=_liveness(base, flow, pricer, weights))
@@ -230,8 +243,9 @@ def _weight_bytes(
             continue
         # The program takes all gradients, then scatters each: below stage 3 the whole gradient
         # exists, and microbatches add an accumulator.
+        gradient = weight.gradient_bytes(recipe, looped=looped) * here
         if here:
-            result.gradients += weight.gradient_bytes(recipe, looped=looped)
+            result.gradients += gradient
             if plan.accumulation_steps > 1:
                 result.gradients += weight.accumulator_bytes(recipe, looped=looped)
         state, whole = weight.optimizer_bytes(recipe), weight.whole * recipe.gradient_bytes
@@ -248,8 +262,14 @@ def _weight_bytes(
             for i in users:
                 size = weight.whole * recipe.parameter_bytes
                 result.gathered[i] = result.gathered.get(i, 0.0) + size
-        if name in base.own and users[0] in base.repeated and plan.zero_stage < 3 and here:
-            result.block_grads += whole
+        if name in base.own and users[0] in base.repeated:
+            # Under stage 3 sums over microbatches are these gradients, and there all the time.
+            if plan.zero_stage < 3 or plan.accumulation_steps == 1:
+                result.block_grads += gradient
+        elif name in base.own and here:
+            late = late_gradient(base, pricer, plan.zero_stage, plan.accumulation_steps, users[0])
+            result.gradients -= late.absent * gradient - late.waits * weight.remaining_bytes(recipe)
+            result.late_grads += late.made_later * gradient
     if offloaded:
         # Those of one repeat are here; in the optimizer's step rows of others take their place.
         brought = offloaded_weights(flow, runs, pricer)
@@ -260,12 +280,13 @@ def _weight_bytes(
 
 def _activation_bytes(
     base: GraphFacts, flow: Flow, pricer: Pricer, runs: tuple[RepeatedBlock, ...]
-) -> tuple[float, float]:
-    """Bytes of saved activations, and of those of the epilogue apart: what waits in the host's
-    memory is on its way, what recomputed blocks save beside it comes on top."""
+) -> tuple[float, float, float]:
+    """Bytes of saved activations, those of the epilogue apart, and of the former what one repeat
+    makes again: what waits in the host's memory is on its way, what recomputed blocks save beside
+    it comes on top."""
     offloaded = "activations" in flow.plan.offload
     entering = frozenset(n for run in runs for c in run.carries for n in (c.enters, *c.leaves))
-    activations, epilogue = saved_activations(
+    activations, epilogue, one_repeat = saved_activations(
         base, flow, pricer, entering if offloaded else frozenset()
     )
     activations += (
@@ -273,7 +294,7 @@ def _activation_bytes(
         * flow.plan.overlapped_microbatches
         * sent_activations(base, flow, pricer, runs)[1]
     )
-    return activations + saved_by_blocks_bytes(base, flow, runs, pricer), epilogue
+    return activations + saved_by_blocks_bytes(base, flow, runs, pricer), epilogue, one_repeat
 
 
 def saved_tensors(base: GraphFacts, flow: Flow, pricer: Pricer) -> Sequence[tuple[int, str, float]]:
@@ -310,9 +331,10 @@ def _saved_tensors(
 
 def saved_activations(
     base: GraphFacts, flow: Flow, pricer: Pricer, sent: frozenset[str] = frozenset()
-) -> tuple[float, float]:
-    """Bytes the backward pass reads, and those of the epilogue apart: every saved tensor once, in
-    the layout in which the first operator that saves it needs it.
+) -> tuple[float, float, float]:
+    """Bytes the backward pass reads, those of the epilogue apart, and of the former what one repeat
+    makes again: every saved tensor once, in the layout in which the first operator that saves it
+    needs it.
 
     Under recompute a repeated block saves what enters each repeat, and one repeat's own activations
     at a time. A pipeline stage saves for its part of the blocks, and for what comes before them, of
@@ -322,7 +344,7 @@ def saved_activations(
     graph, plan = base.graph, flow.plan
     pipeline = pipeline_of(graph, plan)
     if not base.training:
-        return 0.0, 0.0
+        return 0.0, 0.0, 0.0
     starts = repeat_starts(plan.repeated_blocks)
     total = epilogue = 0.0
     one_repeat: dict[int, float] = {}
@@ -344,7 +366,8 @@ def saved_activations(
             total += size * times * (name not in sent)
         elif repeat == 0:
             one_repeat[starts[i][0]] = one_repeat.get(starts[i][0], 0.0) + size
-    return total + max(one_repeat.values(), default=0.0), epilogue
+    again = max(one_repeat.values(), default=0.0)
+    return total + again, epilogue, again
 
 
 def entering_bytes(flow: Flow, pricer: Pricer, run: RepeatedBlock) -> float:
@@ -437,13 +460,14 @@ def temporaries(
     base: GraphFacts, flow: Flow, pricer: Pricer, gathered: Mapping[int, float]
 ) -> tuple[float, float]:
     """The largest workspace of one operator (planner.pricing.kernels), with what is gathered of
-    weights: before the epilogue, and in it."""
+    weights: before the epilogue, and in it. A loop gathers weights of its blocks as it runs; stages
+    of a pipeline run both in one tick."""
     largest = {False: 0.0, True: 0.0}
     for p in passes(base, flow, pricer, gathered):
         own = 0.0 if p.i in base.repeated else gathered.get(p.i, 0.0)
         largest[p.i in base.epilogue] = max(largest[p.i in base.epilogue], p.work + own)
     full = gathered_bytes(flow.plan, gathered)
-    return largest[False] + full, largest[True] + full
+    return largest[False] + full, largest[True] + full * (flow.plan.stages > 1)
 
 
 def _liveness(base: GraphFacts, flow: Flow, pricer: Pricer, weights: _WeightBytes) -> Liveness:

@@ -22,12 +22,12 @@ of the longest can be below.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from costmodels.liveness import OperatorBytes, backward_liveness, gradient_buffers, temporary_bytes
+from costmodels.liveness import temporary_bytes
 from planner.execution.pipeline import Pipeline, Schedule
 from planner.execution.plan import Plan
 from planner.execution.save_policies import is_named
@@ -38,8 +38,9 @@ from planner.sharding.rule import Split
 from planner.solvers.problem import FORBIDDEN, Problem
 from planner.space.axis_choices import axis_choices
 from planner.space.handover import handover_s
+from planner.space.moments import above_saved, late_gradients, only_in_blocks
 from planner.space.named_policies import policy_costs
-from planner.space.option_arrays import TrainedVariables, again_s, arrays_of, copied_s
+from planner.space.option_arrays import again_s, arrays_of, copied_s
 from planner.space.variables import Space, Variable
 
 PICO = 1e12
@@ -116,20 +117,17 @@ def assemble(
     usage = np.split(np.rint(bytes_of(space, techniques, uncut)).astype(np.int64), ends)
     share = space.parts if uncut else techniques.microbatches
     tables, table_of = _tables(space, techniques, share, unit_s)
-    n = len(cost)
-    working = _working(space, techniques) if liveness else []
-    spans = [
-        *[(0, max((at + 1 for at, _, _ in working), default=1))] * n,
-        *((at, at + 1) for at, _, _ in working),
-    ]
+    spans = [(0, 1, k, each) for k, each in enumerate(usage)]
+    if liveness:
+        spans = _live(space, techniques, usage)
     return Problem(
         cost=tuple(cost),
         edges=np.array([(link.a, link.b) for link in space.links], np.int64).reshape(-1, 2),
         edge_table=np.array(table_of, np.int64),
         tables=tuple(tables),
-        live_node=np.array([*range(n), *(k for _, k, _ in working)]),
-        live_span=np.array(spans, np.int64).reshape(-1, 2),
-        live_usage=(*usage, *(np.rint(each).astype(np.int64) for _, _, each in working)),
+        live_node=np.array([k for _, _, k, _ in spans], np.int64),
+        live_span=np.array([span[:2] for span in spans], np.int64).reshape(-1, 2),
+        live_usage=tuple(each for _, _, _, each in spans),
         usage_limit=None if limit_bytes is None else int(limit_bytes),
         names=tuple(v.name for v in space.variables),
         axis_choice=axis_choices(space),
@@ -167,34 +165,41 @@ def has_liveness(space: Space) -> bool:
     return not has_uneven_stages(space) and not space.base.written_out
 
 
-def _working(space: Space, techniques: Techniques) -> list[tuple[int, int, np.ndarray]]:
-    """(time, variable, bytes of each option) of what lives only for a while: an operator's
-    workspace, one after the other, as far as it may be the largest; after the repeated blocks
-    with all that operators there save, where there are no gradients yet to come that count less
-    (`usage_of`).
-    """
-    arrays, spans = arrays_of(space), list[tuple[int, int, np.ndarray]]()
-    work, saved = (
-        np.split(each, arrays.first[1:])
-        for each in (
-            arrays.workspace[_weights_are_gathered(space, techniques)],
-            arrays.costs.saved_bytes_epilogue,
-        )
+def _live(
+    space: Space, techniques: Techniques, usage: Sequence[np.ndarray]
+) -> list[tuple[int, int, int, np.ndarray]]:
+    """(first time, end, variable, bytes of each option): what is kept, and what lives only for a
+    while, an operator's workspace, one after the other, as far as it may be the largest. At ZeRO
+    stage 3 then the operators that follow the repeated blocks, with all that they save and without
+    what is there for the blocks alone, and what is before them (`usage_of`)."""
+    arrays, spans = arrays_of(space), list[tuple[int, int, int, np.ndarray]]()
+    ends = arrays.first[1:]
+    work, after = (
+        arrays.workspace[_weights_are_gathered(space, techniques)],
+        arrays.epilogue[arrays.first],
     )
-    epilogue = arrays.epilogue[arrays.first]
+    works = [np.rint(each).astype(np.int64) for each in np.split(work, ends)]
     least = max(
-        (float(each.min()) for each, after in zip(work, epilogue, strict=True) if not after),
+        (float(each.min()) for each, behind in zip(works, after, strict=True) if not behind),
         default=0.0,
     )
-    for k, each in enumerate(work):
-        if not epilogue[k] and each.max() >= max(least, 1):
-            spans.append((len(spans), k, each))
-    time = len(spans)
-    for k in np.flatnonzero(epilogue).tolist() if techniques.zero_stage == 3 else ():
-        spans += [(time, j, size) for j, size in enumerate(saved) if size.any()]
-        spans.append((time, k, work[k]))
-        time += 1
-    return spans
+    large = [k for k, each in enumerate(works) if not after[k] and each.max() >= max(least, 1)]
+    spans += [(time, time + 1, k, works[k]) for time, k in enumerate(large)]
+    turn = max(1, len(large))
+    spans += [(0, turn, k, each) for k, each in enumerate(usage)]
+    if techniques.zero_stage < 3:
+        return spans
+    state, saved = _state_and_saved(space, techniques, uncut=False)
+    kept = state + saved - _only_in_blocks(space, techniques) + arrays.costs.saved_bytes_epilogue
+    last = turn + int(after.sum())
+    late = state + late_gradients(space, techniques)[1]
+    for first, end, each in ((turn, last, kept), (last, last + 1, late)):
+        rounded = np.split(np.rint(each).astype(np.int64), ends)
+        spans += [(first, end, k, own) for k, own in enumerate(rounded) if end > first]
+    return spans + [
+        (turn + time, turn + time + 1, k, works[k])
+        for time, k in enumerate(np.flatnonzero(after).tolist())
+    ]
 
 
 def least_usage(space: Space, techniques: Techniques, uncut: bool = False) -> float:
@@ -221,8 +226,10 @@ def least_working(space: Space, techniques: Techniques, uncut: bool = False) -> 
     if has_uneven_stages(space):
         return 0.0
     work, epilogue = arrays.least_workspace[_weights_are_gathered(space, techniques)]
-    block_grads = arrays.max_block_grad_bytes if techniques.zero_stage < 3 else 0.0
-    return temporary_bytes(work / pieces, epilogue / pieces, block_grads)
+    # Bounds of policies of names ask under recompute=none, and hold where blocks are made again.
+    again = replace(techniques, recompute="block")
+    most = np.maximum.reduceat(_only_in_blocks(space, again, uncut), arrays.first)
+    return temporary_bytes(work / pieces, epilogue / pieces, float(most.sum()))
 
 
 def uncut_up_to(space: Space) -> float:
@@ -263,6 +270,14 @@ def seconds_of(
 def bytes_of(space: Space, techniques: Techniques, uncut: bool = False) -> np.ndarray:
     """Bytes of state and saved activations of every option of every variable in a row, as in
     `assemble`. [options]"""
+    state, saved = _state_and_saved(space, techniques, uncut)
+    return state + saved
+
+
+def _state_and_saved(
+    space: Space, techniques: Techniques, uncut: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """The two of `bytes_of`. [options] each"""
     arrays, shares = arrays_of(space), _stage_shares(space, techniques)
     costs, recompute = arrays.costs, recomputes(space, techniques)
     saved = costs.saved_bytes_remat if recompute else costs.saved_bytes
@@ -271,15 +286,14 @@ def bytes_of(space: Space, techniques: Techniques, uncut: bool = False) -> np.nd
     elif is_named(recompute):
         slack, policy = 1 + space.pricer.runtime.memory_slack, policy_costs(space, recompute)
         saved = saved + slack * (policy.saved_bytes + policy.on_way_bytes)
-    state = arrays.state_bytes[techniques.zero_stage]
+    state = arrays.state_bytes[techniques.zero_stage] - late_gradients(space, techniques)[0]
     if techniques.microbatches > 1:
         state = state + arrays.grad_accumulator_bytes[techniques.zero_stage]
     if shares is not None:
         one_repeat = costs.saved_bytes_one_repeat if recompute else 0.0
         saved = shares.saved_microbatches * shares.share * (saved - one_repeat) + one_repeat
-        state = shares.share * (state + shares.copied_weights * arrays.block_grad_bytes)
-    bytes_: np.ndarray = state + (saved * space.parts / techniques.microbatches if uncut else saved)
-    return bytes_
+        state = shares.share * (state + shares.copied_weights * arrays.block_grad_bytes[0])
+    return state, saved * space.parts / techniques.microbatches if uncut else saved
 
 
 @dataclass(frozen=True)
@@ -391,6 +405,17 @@ def slowdown(space: Space, techniques: Techniques) -> float:
             else passing.ticks / (micro * techniques.virtual_stages)
         )
     return float(space.memo[key])
+
+
+def _only_in_blocks(space: Space, techniques: Techniques, uncut: bool = False) -> np.ndarray:
+    """What of `bytes_of` is there for the blocks' backward pass alone (planner.space.moments).
+    [options]"""
+    shares, part = (
+        _stage_shares(space, techniques),
+        space.parts / techniques.microbatches if uncut else 1.0,
+    )
+    result = only_in_blocks(space, techniques, part if recomputes(space, techniques) else 0.0)
+    return result if shares is None else result * shares.share
 
 
 def _stage_shares(space: Space, techniques: Techniques) -> _StageShares | None:
@@ -539,40 +564,6 @@ def _weights_are_gathered(space: Space, techniques: Techniques) -> bool:
     return techniques.zero_stage == 3 and not space.base.written_out
 
 
-def _above_saved(
-    space: Space,
-    techniques: Techniques,
-    choice: np.ndarray,
-    pieces: float,
-    trained: TrainedVariables,
-) -> float:
-    """Bytes at the peak of a program without a loop over blocks, above the activations that are
-    saved."""
-    arrays = arrays_of(space)
-    at, zero = arrays.first + choice, techniques.zero_stage
-    costs = arrays.costs.take(at[[v.kind == "op" for v in space.variables]])
-    whole, remaining = (
-        part[zero, at[trained.rows]]
-        for part in (arrays.costs.grad_buffer_bytes, arrays.costs.grad_remaining_bytes)
-    )
-    inputs, saved = costs.saved_input_bytes / pieces, costs.saved_bytes / pieces
-    given = float(inputs.sum())
-    live = backward_liveness(
-        space.base.passing,
-        OperatorBytes(
-            saved - inputs,
-            costs.result_grad_bytes / pieces,
-            costs.workspace_bytes / pieces,
-            costs.postponed_bytes / pieces,
-        ),
-        gradient_buffers(
-            trained.read, whole, remaining, space.pricer.recipe, zero, techniques.microbatches
-        ),
-        given,
-    )
-    return live.peak - given - float((saved - inputs).sum())
-
-
 def usage_of(
     space: Space, techniques: Techniques, choice: Sequence[int] | np.ndarray, uncut: bool = False
 ) -> tuple[float, float]:
@@ -587,20 +578,16 @@ def usage_of(
             / pieces,
         )
     if arrays.trained is not None:
-        return float(bytes_of(space, techniques, uncut)[at].sum()), _above_saved(
-            space, techniques, np.asarray(choice, np.int64), pieces, arrays.trained
-        )
-    shares, workspace = (
-        _stage_shares(space, techniques),
-        arrays.workspace[_weights_are_gathered(space, techniques)][at],
-    )
-    follows = arrays.epilogue[at]
-    block_grads = arrays.block_grad_bytes[at] * (shares.share[at] if shares is not None else 1.0)
-    saved = float(arrays.costs.saved_bytes_epilogue[at].sum())
-    return float(bytes_of(space, techniques, uncut)[at].sum()), temporary_bytes(
+        above = above_saved(space, techniques, np.asarray(choice), pieces, arrays.trained)
+        return float(bytes_of(space, techniques, uncut)[at].sum()), above
+    workspace = arrays.workspace[_weights_are_gathered(space, techniques)][at]
+    follows, after = arrays.epilogue[at], float(arrays.costs.saved_bytes_epilogue[at].sum())
+    state, saved = (float(each[at].sum()) for each in _state_and_saved(space, techniques, uncut))
+    return state + saved, temporary_bytes(
         float(workspace[~follows].max(initial=0.0)) / pieces,
-        (saved + float(workspace[follows].max(initial=0.0))) / pieces,
-        float(block_grads.sum()) if techniques.zero_stage < 3 else 0.0,
+        (after + float(workspace[follows].max(initial=0.0))) / pieces,
+        float(_only_in_blocks(space, techniques, uncut)[at].sum()),
+        float(late_gradients(space, techniques)[1][at].sum()) - saved,
     )
 
 

@@ -117,7 +117,6 @@ class Kinds:
             **vars(self._own_weights(i, shape.needs, len(shape.splits))),
             **self._seconds(i, shape),
             **self._bytes_of(i, shape),
-            block_grad_bytes=self._block_gradients(i, shape.needs, len(shape.splits)),
             max_batch_pieces=_batch_pieces(
                 self.base.rules[i], self._cuts(shape.splits), self.base.batch_factors[i]
             ),
@@ -349,19 +348,6 @@ class Kinds:
             own = self.weights.of(name, row.layouts, read_backward)[..., row.of]
             cells = own if cells is None else cells + own
         return no_weights(options) if cells is None else WeightCosts.of(cells)
-
-    def _block_gradients(
-        self, i: int, needs: Sequence[LayoutColumn | None], options: int
-    ) -> np.ndarray:
-        """Bytes of gradients that are not there before a repeated block's backward pass.
-        [options]"""
-        size = np.zeros(options)
-        for name, row, _ in self._own(i, needs) if i in self.base.repeated else ():
-            if name in self.base.grad and not self.weights.offloaded(name):
-                shape = self.graph.tensors[name].shape
-                elements = self.tables.local(shape, row)[row.of]
-                size = size + elements * self.pricer.recipe.gradient_bytes
-        return size
 
 
 def _batch_pieces(rule: Rule, cuts: SplitArrays, batch: str) -> np.ndarray:

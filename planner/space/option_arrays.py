@@ -31,17 +31,20 @@ class SpaceArrays:
 
     first: number of each variable's first option [variables]. count: nodes, or tensors, that decide
     so [options]. costs: of one of them. state_bytes, grad_accumulator_bytes: of all of them [ZeRO
-    stages, options]. block_grad_bytes: of all of them [options]. pass_s: seconds forward and
-    backward [options]. recompute_s: what each way to recompute adds to that [options]. copy_s:
-    seconds to copy what a microbatch saves into stacks of loops and out of them again, under each
-    of planner.execution.techniques.RECOMPUTE, of all nodes [options]. epilogue: whether the
-    variable's nodes follow the repeated blocks [options].
+    stages, options]. block_grad_bytes, outside_grad_bytes: gradients of a microbatch of all of
+    them, of operators in repeated blocks and elsewhere; outside_remaining_bytes: what ZeRO stages
+    leave of the latter [ZeRO stages, options]. gathered_bytes: what stage 3 gathers of a block,
+    part of its state [options]. pass_s: seconds forward and backward [options]. recompute_s: what
+    each way to recompute adds to that [options]. copy_s: seconds to copy what a microbatch saves
+    into stacks of loops and out of them again, of all nodes, under each of
+    planner.execution.techniques.RECOMPUTE [options]. epilogue: whether the variable's nodes follow
+    the repeated blocks [options].
 
     workspace: bytes of one node [options]; least_workspace: the largest of the operators' smallest,
     those of the epilogue aside, and the least that is alive only at the end of the forward pass.
     Both by whether weights are left out, as where they are gathered.
 
-    max_block_grad_bytes: of all variables together; least_pieces: the least of `max_batch_pieces`.
+    least_pieces: the least of `max_batch_pieces`.
     trained: of a program without a loop over blocks, whose memory is that of costmodels.liveness.
     """
 
@@ -51,13 +54,15 @@ class SpaceArrays:
     state_bytes: np.ndarray
     grad_accumulator_bytes: np.ndarray
     block_grad_bytes: np.ndarray
+    gathered_bytes: np.ndarray
+    outside_grad_bytes: np.ndarray
+    outside_remaining_bytes: np.ndarray
     pass_s: np.ndarray
     recompute_s: Mapping[str, np.ndarray]
     copy_s: Mapping[str, np.ndarray]
     epilogue: np.ndarray
     workspace: Mapping[bool, np.ndarray]
     least_workspace: Mapping[bool, tuple[float, float]]
-    max_block_grad_bytes: float
     least_pieces: float
     trained: TrainedVariables | None
 
@@ -95,6 +100,12 @@ def _arrays(space: Space) -> SpaceArrays:
     first = np.concatenate([[0], np.cumsum(sizes)[:-1]])
     count = np.repeat([v.count for v in variables], sizes)
     in_epilogue = np.array([v.node in base.epilogue for v in variables])
+    inside, outside = (
+        np.repeat(
+            [v.kind == "op" and (v.node in base.repeated) is repeated for v in variables], sizes
+        )
+        for repeated in (True, False)
+    )
     recomputed = np.repeat([v.kind == "op" and v.node in base.replayed for v in variables], sizes)
     workspace = {False: costs.workspace_bytes, True: costs.workspace_without_weights_bytes}
     least_saved = np.minimum.reduceat(costs.saved_bytes_epilogue, first)
@@ -104,7 +115,10 @@ def _arrays(space: Space) -> SpaceArrays:
         costs=costs,
         state_bytes=count * costs.state_bytes,
         grad_accumulator_bytes=count * costs.grad_accumulator_bytes,
-        block_grad_bytes=count * costs.block_grad_bytes,
+        block_grad_bytes=count * costs.gradient_bytes * inside,
+        gathered_bytes=count * costs.gathered_bytes[3],
+        outside_grad_bytes=count * costs.gradient_bytes * outside,
+        outside_remaining_bytes=count * costs.grad_remaining_bytes * outside,
         pass_s=costs.forward_s + costs.backward_s,
         recompute_s={
             "block": np.where(recomputed, costs.forward_s, 0.0),
@@ -119,9 +133,6 @@ def _arrays(space: Space) -> SpaceArrays:
             )
             for bare, size in workspace.items()
         },
-        max_block_grad_bytes=sum(
-            v.count * float(v.costs.block_grad_bytes.max()) for v in variables
-        ),
         least_pieces=float(costs.max_batch_pieces.min(initial=np.inf)),
         trained=_trained(space),
     )

@@ -53,8 +53,6 @@ class OptionCosts(WeightCosts):
     """What lives only while one of the nodes runs."""
     workspace_without_weights_bytes: np.ndarray
     """The same where weights are gathered, which `state_bytes` has of a block."""
-    block_grad_bytes: np.ndarray
-    """Gradients of one node of a repeated block: not there before its backward pass."""
     max_batch_pieces: np.ndarray
     """Into how many pieces the graph's batch may be cut and leave a row for every device of the
     split."""

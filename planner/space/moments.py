@@ -1,0 +1,84 @@
+"""What of a space's bytes is on a device at some moments of a step and not at others, as
+planner.pricing.peak_memory has it of one plan."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from costmodels.liveness import OperatorBytes, backward_liveness, gradient_buffers
+from planner.pricing.late_gradients import late_gradient, one_run_on_one_stage
+from planner.space.option_arrays import TrainedVariables, arrays_of
+from planner.space.variables import Space
+
+if TYPE_CHECKING:
+    from planner.space.assemble import Techniques
+
+
+def late_gradients(space: Space, techniques: Techniques) -> tuple[np.ndarray, np.ndarray]:
+    """Bytes of gradients that have no room while the blocks run backward, and those of them that
+    have it later (planner.pricing.late_gradients). [options] each"""
+    zero, micro = techniques.zero_stage, techniques.microbatches
+    key = "late gradients", zero, micro <= 1
+    if key not in space.memo:
+        arrays, sizes = arrays_of(space), [v.options for v in space.variables]
+        each = [
+            late_gradient(space.base, space.pricer, zero, micro, v.node) for v in space.variables
+        ]
+        absent, waits, made_later = (
+            np.repeat([getattr(late, what) for late in each], sizes)
+            for what in ("absent", "waits", "made_later")
+        )
+        gradients, remaining = arrays.outside_grad_bytes[zero], arrays.outside_remaining_bytes[zero]
+        space.memo[key] = absent * gradients - waits * remaining, made_later * gradients
+    result: tuple[np.ndarray, np.ndarray] = space.memo[key]
+    return result
+
+
+def only_in_blocks(space: Space, techniques: Techniques, repeats: float) -> np.ndarray:
+    """Bytes that are there while the blocks run backward and not while what follows them does:
+    their gradients, what is gathered of them, and what one repeat makes again (of so many repeats).
+    All of them: a device of a pipeline has its share. [options]"""
+    arrays, stages = arrays_of(space), space.pricer.mesh.stages
+    zero, micro = techniques.zero_stage, techniques.microbatches
+    result = arrays.block_grad_bytes[zero] * (zero < 3 or (micro <= 1 and stages == 1))
+    if zero == 3 and stages == 1:
+        result = result + arrays.gathered_bytes
+    if repeats and one_run_on_one_stage(space.base, stages):
+        result = result + repeats * arrays.costs.saved_bytes_one_repeat
+    return result
+
+
+def above_saved(
+    space: Space,
+    techniques: Techniques,
+    choice: np.ndarray,
+    pieces: float,
+    trained: TrainedVariables,
+) -> float:
+    """Bytes at the peak of a program without a loop over blocks, above the activations that are
+    saved."""
+    arrays = arrays_of(space)
+    at, zero = arrays.first + choice, techniques.zero_stage
+    costs = arrays.costs.take(at[[v.kind == "op" for v in space.variables]])
+    whole, remaining = (
+        part[zero, at[trained.rows]]
+        for part in (arrays.costs.grad_buffer_bytes, arrays.costs.grad_remaining_bytes)
+    )
+    inputs, saved = costs.saved_input_bytes / pieces, costs.saved_bytes / pieces
+    given = float(inputs.sum())
+    live = backward_liveness(
+        space.base.passing,
+        OperatorBytes(
+            saved - inputs,
+            costs.result_grad_bytes / pieces,
+            costs.workspace_bytes / pieces,
+            costs.postponed_bytes / pieces,
+        ),
+        gradient_buffers(
+            trained.read, whole, remaining, space.pricer.recipe, zero, techniques.microbatches
+        ),
+        given,
+    )
+    return live.peak - given - float((saved - inputs).sum())
