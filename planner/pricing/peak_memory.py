@@ -333,19 +333,21 @@ def saved_activations(
     base: GraphFacts, flow: Flow, pricer: Pricer, sent: frozenset[str] = frozenset()
 ) -> tuple[float, float, float]:
     """Bytes the backward pass reads, those of the epilogue apart, and of the former what one repeat
-    makes again: every saved tensor once, in the layout in which the first operator that saves it
-    needs it.
+    makes again or cuts out of stacks: every saved tensor once, in the layout in which the first
+    operator that saves it needs it.
 
     Under recompute a repeated block saves what enters each repeat, and one repeat's own activations
-    at a time. A pipeline stage saves for its part of the blocks, and for what comes before them, of
-    all microbatches that wait for their backward pass. sent: what enters repeats and waits in the
-    host's memory.
+    at a time. Where only weights are gathered again, it saves all, and cuts them out of the stacks
+    of all repeats before its backward pass begins (`takes_repeats_whole`). A pipeline stage saves
+    for its part of the blocks, and for what comes before them, of all microbatches that wait for
+    their backward pass. sent: what enters repeats and waits in the host's memory.
     """
     graph, plan = base.graph, flow.plan
     pipeline = pipeline_of(graph, plan)
     if not base.training:
         return 0.0, 0.0, 0.0
     starts = repeat_starts(plan.repeated_blocks)
+    whole = takes_repeats_whole(base, pricer, plan.zero_stage)
     total = epilogue = 0.0
     one_repeat: dict[int, float] = {}
     microbatches = (
@@ -360,14 +362,26 @@ def saved_activations(
         times = microbatches[i in pipeline.nodes] if pipeline else 1.0
         if i in base.epilogue:
             epilogue += size
-        elif plan.recompute == "none" or i not in starts:
+            continue
+        repeat = saved_in(graph, starts, i, name) if i in starts else -1
+        if plan.recompute == "none" or i not in starts:
             total += size * times
-        elif (repeat := saved_in(graph, starts, i, name)) < 0:
+        elif repeat < 0:
             total += size * times * (name not in sent)
-        elif repeat == 0:
+        if repeat == 0 and (plan.recompute != "none" or whole):
             one_repeat[starts[i][0]] = one_repeat.get(starts[i][0], 0.0) + size
     again = max(one_repeat.values(), default=0.0)
     return total + again, epilogue, again
+
+
+def takes_repeats_whole(base: GraphFacts, pricer: Pricer, zero_stage: int) -> bool:
+    """Whether plans without recomputation wrap their blocks all the same, to gather weights again
+    (planner.execution.recompute, mode "part"): the wrapped backward pass takes everything that its
+    repeat saved at once, where others cut each value out of the stacks when they need it. Uneven
+    pipeline stages have no loops."""
+    runtime, uneven = pricer.runtime, pricer.mesh.stages > 1 and base.dealt is None
+    ours = runtime.kernels is None and not runtime.partitioned
+    return zero_stage == 3 and ours and not base.written_out and not uneven
 
 
 def entering_bytes(flow: Flow, pricer: Pricer, run: RepeatedBlock) -> float:

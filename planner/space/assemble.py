@@ -34,6 +34,7 @@ from planner.execution.save_policies import is_named
 from planner.execution.techniques import STRUCTURAL
 from planner.machine.topology import Mesh
 from planner.ops.residuals import reads
+from planner.pricing.peak_memory import takes_repeats_whole
 from planner.sharding.rule import Split
 from planner.solvers.problem import FORBIDDEN, Problem
 from planner.space.axis_choices import axis_choices
@@ -280,7 +281,9 @@ def _state_and_saved(
     """The two of `bytes_of`. [options] each"""
     arrays, shares = arrays_of(space), _stage_shares(space, techniques)
     costs, recompute = arrays.costs, recomputes(space, techniques)
-    saved = costs.saved_bytes_remat if recompute else costs.saved_bytes
+    whole = takes_repeats_whole(space.base, space.pricer, techniques.zero_stage)
+    one_repeat = costs.saved_bytes_one_repeat if recompute or whole else 0.0
+    saved = costs.saved_bytes_remat if recompute else costs.saved_bytes + one_repeat
     if recompute == "block-keep":
         saved = saved + costs.saved_collective_bytes
     elif is_named(recompute):
@@ -290,7 +293,6 @@ def _state_and_saved(
     if techniques.microbatches > 1:
         state = state + arrays.grad_accumulator_bytes[techniques.zero_stage]
     if shares is not None:
-        one_repeat = costs.saved_bytes_one_repeat if recompute else 0.0
         saved = shares.saved_microbatches * shares.share * (saved - one_repeat) + one_repeat
         state = shares.share * (state + shares.copied_weights * arrays.block_grad_bytes[0])
     return state, saved * space.parts / techniques.microbatches if uncut else saved
@@ -410,11 +412,11 @@ def slowdown(space: Space, techniques: Techniques) -> float:
 def _only_in_blocks(space: Space, techniques: Techniques, uncut: bool = False) -> np.ndarray:
     """What of `bytes_of` is there for the blocks' backward pass alone (planner.space.moments).
     [options]"""
-    shares, part = (
-        _stage_shares(space, techniques),
-        space.parts / techniques.microbatches if uncut else 1.0,
-    )
-    result = only_in_blocks(space, techniques, part if recomputes(space, techniques) else 0.0)
+    shares = _stage_shares(space, techniques)
+    part = space.parts / techniques.microbatches if uncut else 1.0
+    whole = takes_repeats_whole(space.base, space.pricer, techniques.zero_stage)
+    one_repeat = whole or bool(recomputes(space, techniques))
+    result = only_in_blocks(space, techniques, part * one_repeat)
     return result if shares is None else result * shares.share
 
 
