@@ -169,7 +169,7 @@ def least_above_saved(workspace: np.ndarray, saved: np.ndarray) -> float:
 
 
 def temporary_bytes(
-    workspace: float, epilogue: float, only_in_blocks: float, late: float = 0.0
+    workspace: float, epilogue: float, only_in_blocks: float, prologue: float = 0.0
 ) -> float:
     """Bytes that live only for a while at the point of most memory of a program with a loop over
     blocks, above all that is there while the blocks run backward.
@@ -177,10 +177,10 @@ def temporary_bytes(
     There are three: the backward pass of the blocks, with the largest workspace of an operator;
     that of what follows them, which saves activations of its own (epilogue: with its workspace),
     and has nothing of what is there for the blocks' backward pass alone (only_in_blocks: their
-    gradients, one repeat's activations that are made again, what is gathered of a block); and that
-    of what is before them (late: gradients made there that have room of their own, above the
-    activations that are gone by then)."""
-    return max(workspace, epilogue - only_in_blocks, late)
+    gradients, one repeat's activations where they are made again or cut out of stacks at once,
+    what is gathered of a block); and that of what is before them (prologue: gradients made there
+    that have room of their own, above the activations that are gone by then)."""
+    return max(workspace, epilogue - only_in_blocks, prologue)
 
 
 def gradient_takes_its_weights_place(recipe: Recipe, zero_stage: int, microbatches: int) -> bool:

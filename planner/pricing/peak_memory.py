@@ -4,12 +4,13 @@
 
 There are two points of most memory. When the backward pass of the last repeated block begins, what
 the epilogue behind it (head and loss) saved is gone, and the gradients of all repeats are there,
-with one repeat's activations where those are made again. While the epilogue's own backward pass
-runs it is the other way round. `temporary` is the larger of what lives at the first (workspace of
-an operator) and at the second (what the epilogue saves, its workspace, less what is not there yet).
+with one repeat's activations where those are made again or cut out of stacks at once. While the
+epilogue's own backward pass runs it is the other way round. `temporary` is the larger of what lives
+at the first (workspace of an operator) and at the second (what the epilogue saves, its workspace,
+less what is not there yet).
 Gradients of weights outside the blocks are counted where they have room of their own at the first
-point (planner.pricing.late_gradients). A program without a loop over blocks is walked operator by
-operator (costmodels.liveness); its parts are those of the peak.
+point (planner.pricing.outside_gradients). A program without a loop over blocks is walked operator
+by operator (costmodels.liveness); its parts are those of the peak.
 
 A pipeline stage (planner.execution.pipeline) holds its own blocks and everything outside the
 blocks, and what several microbatches save.
@@ -48,7 +49,7 @@ from planner.execution.recompute import Recomputed, recomputed_blocks
 from planner.execution.weight_offload import offloaded_names
 from planner.pricing.device_weights import device_weights
 from planner.pricing.kernels import named_beside, saved_beside, working_bytes
-from planner.pricing.late_gradients import late_gradient, one_run_on_one_stage
+from planner.pricing.outside_gradients import one_run_on_one_stage, outside_gradient
 from planner.pricing.pricer import Pricer
 from planner.pricing.weight_offload import offloaded_weights
 from planner.sharding.layout import Layout, group, local_shape
@@ -115,8 +116,8 @@ def saved_in_repeat(
 class MemoryParts:
     """Bytes of a device that the two points of most memory are made of (module docstring).
 
-    block_grads, one_repeat: gradients, and of `activations` what one repeat makes again, that the
-    epilogue's backward pass does not meet. late_grads: gradients that only what is before the
+    block_grads, one_repeat: gradients, and of `activations` what one repeat has at once, that the
+    epilogue's backward pass does not meet. prologue_grads: gradients that only what is before the
     blocks makes, no part of `gradients`. epilogue: activations that the epilogue saves. workspace,
     epilogue_workspace: the largest workspace of an operator before the epilogue, and in it.
     liveness: of a program without a loop over blocks; `gradients` are then the sums of microbatches
@@ -129,7 +130,7 @@ class MemoryParts:
     activations: float
     block_grads: float = 0.0
     one_repeat: float = 0.0
-    late_grads: float = 0.0
+    prologue_grads: float = 0.0
     epilogue: float = 0.0
     workspace: float = 0.0
     epilogue_workspace: float = 0.0
@@ -142,14 +143,14 @@ class MemoryParts:
             self.workspace,
             self.epilogue + self.epilogue_workspace,
             self.block_grads + self.one_repeat,
-            self.late_grads - self.activations,
+            self.prologue_grads - self.activations,
         )
 
     @property
     def given_back(self) -> float:
         """Bytes of the peak that the optimizer's step has no more."""
         if self.liveness is None:
-            return self.activations + self.temporary - self.late_grads
+            return self.activations + self.temporary - self.prologue_grads
         return self.liveness.peak - float(self.liveness.gradients[0])
 
 
@@ -164,7 +165,7 @@ class _WeightBytes:
     gradients: float = 0.0
     state: float = 0.0
     block_grads: float = 0.0
-    late_grads: float = 0.0
+    prologue_grads: float = 0.0
     duplicated: float = 0.0
     gathered: dict[int, float] = field(default_factory=dict)
     gradients_of: list[tuple[list[int], float, float]] = field(default_factory=list)
@@ -201,7 +202,7 @@ def memory_parts(
         activations=activations * slack,
         block_grads=weights.block_grads,
         one_repeat=one_repeat * slack * one_run_on_one_stage(base, flow.plan.stages),
-        late_grads=weights.late_grads,
+        prologue_grads=weights.prologue_grads,
     )
     if base.written_out:
         parts = replace(parts, liveness=_liveness(base, flow, pricer, weights))
@@ -267,9 +268,10 @@ def _weight_bytes(
             if plan.zero_stage < 3 or plan.accumulation_steps == 1:
                 result.block_grads += gradient
         elif name in base.own and here:
-            late = late_gradient(base, pricer, plan.zero_stage, plan.accumulation_steps, users[0])
-            result.gradients -= late.absent * gradient - late.waits * weight.remaining_bytes(recipe)
-            result.late_grads += late.made_later * gradient
+            where = users[0], plan.zero_stage, plan.accumulation_steps
+            one = outside_gradient(base, pricer, *where)
+            result.gradients -= one.absent * gradient - one.waits * weight.remaining_bytes(recipe)
+            result.prologue_grads += one.made_later * gradient
     if offloaded:
         # Those of one repeat are here; in the optimizer's step rows of others take their place.
         brought = offloaded_weights(flow, runs, pricer)
@@ -282,7 +284,7 @@ def _activation_bytes(
     base: GraphFacts, flow: Flow, pricer: Pricer, runs: tuple[RepeatedBlock, ...]
 ) -> tuple[float, float, float]:
     """Bytes of saved activations, those of the epilogue apart, and of the former what one repeat
-    makes again: what waits in the host's memory is on its way, what recomputed blocks save beside
+    has at once: what waits in the host's memory is on its way, what recomputed blocks save beside
     it comes on top."""
     offloaded = "activations" in flow.plan.offload
     entering = frozenset(n for run in runs for c in run.carries for n in (c.enters, *c.leaves))

@@ -39,7 +39,7 @@ from planner.sharding.rule import Split
 from planner.solvers.problem import FORBIDDEN, Problem
 from planner.space.axis_choices import axis_choices
 from planner.space.handover import handover_s
-from planner.space.moments import above_saved, late_gradients, only_in_blocks
+from planner.space.liveness_points import above_saved, only_in_blocks, outside_gradients
 from planner.space.named_policies import policy_costs
 from planner.space.option_arrays import again_s, arrays_of, copied_s
 from planner.space.variables import Space, Variable
@@ -193,8 +193,8 @@ def _live(
     state, saved = _state_and_saved(space, techniques, uncut=False)
     kept = state + saved - _only_in_blocks(space, techniques) + arrays.costs.saved_bytes_epilogue
     last = turn + int(after.sum())
-    late = state + late_gradients(space, techniques)[1]
-    for first, end, each in ((turn, last, kept), (last, last + 1, late)):
+    prologue = state + outside_gradients(space, techniques)[1]
+    for first, end, each in ((turn, last, kept), (last, last + 1, prologue)):
         rounded = np.split(np.rint(each).astype(np.int64), ends)
         spans += [(first, end, k, own) for k, own in enumerate(rounded) if end > first]
     return spans + [
@@ -289,7 +289,7 @@ def _state_and_saved(
     elif is_named(recompute):
         slack, policy = 1 + space.pricer.runtime.memory_slack, policy_costs(space, recompute)
         saved = saved + slack * (policy.saved_bytes + policy.on_way_bytes)
-    state = arrays.state_bytes[techniques.zero_stage] - late_gradients(space, techniques)[0]
+    state = arrays.state_bytes[techniques.zero_stage] - outside_gradients(space, techniques)[0]
     if techniques.microbatches > 1:
         state = state + arrays.grad_accumulator_bytes[techniques.zero_stage]
     if shares is not None:
@@ -410,8 +410,8 @@ def slowdown(space: Space, techniques: Techniques) -> float:
 
 
 def _only_in_blocks(space: Space, techniques: Techniques, uncut: bool = False) -> np.ndarray:
-    """What of `bytes_of` is there for the blocks' backward pass alone (planner.space.moments).
-    [options]"""
+    """What of `bytes_of` is there for the blocks' backward pass alone
+    (planner.space.liveness_points). [options]"""
     shares = _stage_shares(space, techniques)
     part = space.parts / techniques.microbatches if uncut else 1.0
     whole = takes_repeats_whole(space.base, space.pricer, techniques.zero_stage)
@@ -589,7 +589,7 @@ def usage_of(
         float(workspace[~follows].max(initial=0.0)) / pieces,
         (after + float(workspace[follows].max(initial=0.0))) / pieces,
         float(_only_in_blocks(space, techniques, uncut)[at].sum()),
-        float(late_gradients(space, techniques)[1][at].sum()) - saved,
+        float(outside_gradients(space, techniques)[1][at].sum()) - saved,
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from costmodels.liveness import OperatorBytes, backward_liveness, gradient_buffers
-from planner.pricing.late_gradients import late_gradient, one_run_on_one_stage
+from planner.pricing.outside_gradients import one_run_on_one_stage, outside_gradient
 from planner.space.option_arrays import TrainedVariables, arrays_of
 from planner.space.variables import Space
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from planner.space.assemble import Techniques
 
 
-def late_gradients(space: Space, techniques: Techniques) -> tuple[np.ndarray, np.ndarray]:
+def outside_gradients(space: Space, techniques: Techniques) -> tuple[np.ndarray, np.ndarray]:
     """Bytes of gradients that have no room while the blocks run backward, and those of them that
-    have it later (planner.pricing.late_gradients). [options] each"""
+    have it later (planner.pricing.outside_gradients). [options] each"""
     zero, micro = techniques.zero_stage, techniques.microbatches
-    key = "late gradients", zero, micro <= 1
+    key = "outside gradients", zero, micro <= 1
     if key not in space.memo:
         arrays, sizes = arrays_of(space), [v.options for v in space.variables]
         each = [
-            late_gradient(space.base, space.pricer, zero, micro, v.node) for v in space.variables
+            outside_gradient(space.base, space.pricer, v.node, zero, micro) for v in space.variables
         ]
         absent, waits, made_later = (
-            np.repeat([getattr(late, what) for late in each], sizes)
+            np.repeat([getattr(one, what) for one in each], sizes)
             for what in ("absent", "waits", "made_later")
         )
         gradients, remaining = arrays.outside_grad_bytes[zero], arrays.outside_remaining_bytes[zero]
@@ -38,7 +38,7 @@ def late_gradients(space: Space, techniques: Techniques) -> tuple[np.ndarray, np
 
 def only_in_blocks(space: Space, techniques: Techniques, repeats: float) -> np.ndarray:
     """Bytes that are there while the blocks run backward and not while what follows them does:
-    their gradients, what is gathered of them, and what one repeat makes again (of so many repeats).
+    their gradients, what is gathered of them, and what one repeat has at once (of so many repeats).
     All of them: a device of a pipeline has its share. [options]"""
     arrays, stages = arrays_of(space), space.pricer.mesh.stages
     zero, micro = techniques.zero_stage, techniques.microbatches

@@ -22,7 +22,7 @@ from planner.pricing.pricer import Pricer
 
 
 @dataclass(frozen=True)
-class LateGradient:
+class OutsideGradient:
     """Of a weight outside the blocks. absent: its gradient has no room of its own while they run
     backward; waits: what the ZeRO stage leaves of it has; made_later: the gradient has afterwards.
     """
@@ -37,9 +37,9 @@ def one_run_on_one_stage(base: GraphFacts, stages: int) -> bool:
     return stages == 1 and len(base.runs) == 1
 
 
-def late_gradient(
-    base: GraphFacts, pricer: Pricer, zero_stage: int, microbatches: int, node: int
-) -> LateGradient:
+def outside_gradient(
+    base: GraphFacts, pricer: Pricer, node: int, zero_stage: int, microbatches: int
+) -> OutsideGradient:
     """Of a weight that only `node` reads, which is in no repeated block."""
     runtime = pricer.runtime
     if (
@@ -49,7 +49,7 @@ def late_gradient(
         or runtime.kernels is not None
         or runtime.partitioned
     ):
-        return LateGradient(False, False, False)
+        return OutsideGradient(False, False, False)
     in_place = gradient_takes_its_weights_place(pricer.recipe, zero_stage, microbatches)
     before = one_run_on_one_stage(base, 1) and node < base.runs[0][0]
-    return LateGradient(in_place or before, in_place and not before, before and not in_place)
+    return OutsideGradient(in_place or before, in_place and not before, before and not in_place)
