@@ -477,10 +477,13 @@ def temporaries(
 ) -> tuple[float, float]:
     """The largest workspace of one operator (planner.pricing.kernels), with what is gathered of
     weights: before the epilogue, and in it. A loop gathers weights of its blocks as it runs; stages
-    of a pipeline run both in one tick."""
-    largest = {False: 0.0, True: 0.0}
+    of a pipeline run both in one tick. Of a gathered weight in the epilogue every overlapped
+    microbatch has a whole gradient beside it, until all are added up and scattered."""
+    largest, copies = {False: 0.0, True: 0.0}, flow.plan.overlapped_microbatches
+    terms = copies * pricer.recipe.gradient_bytes / pricer.recipe.parameter_bytes
     for p in passes(base, flow, pricer, gathered):
         own = 0.0 if p.i in base.repeated else gathered.get(p.i, 0.0)
+        own *= 1 + terms * (copies > 1 and p.i in base.epilogue)
         largest[p.i in base.epilogue] = max(largest[p.i in base.epilogue], p.work + own)
     full = gathered_bytes(flow.plan, gathered)
     return largest[False] + full, largest[True] + full * (flow.plan.stages > 1)
