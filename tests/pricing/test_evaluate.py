@@ -134,6 +134,15 @@ def test_memory_of_optimizer_levels_is_that_of_the_recipe(llama):
         assert (cost.memory.parameters, cost.memory.gradients, cost.memory.optimizer) == own
 
 
+def test_repeats_that_gather_weights_again_are_cut_out_of_stacks_whole(llama):
+    """Beside the stacks of two repeats one more of all that a repeat saves, but what enters it."""
+    _, costs = llama
+    below, gathered = (cost.memory.activations for cost in costs[2:])
+    q, kv, hidden = 4096, 1024, 14336
+    one = 2 * (3 * 4096 + 2 * q + 2 * kv + 2 * hidden)  # two norms' results, residual; q, context
+    assert gathered / below - 1 == pytest.approx(one / (2 * (one + 2 * 4096)), rel=0.01)
+
+
 def test_flops_are_six_per_parameter_and_token_and_attention(llama):
     _, costs = llama
     tokens, width, vocabulary, layers, sequence = 8 * 256, 4096, 128256, 2, 256
