@@ -193,7 +193,7 @@ def _live(
     state, saved = _state_and_saved(space, techniques, uncut=False)
     kept = state + saved - _only_in_blocks(space, techniques) + arrays.costs.saved_bytes_epilogue
     last = turn + int(after.sum())
-    prologue = state + outside_gradients(space, techniques)[1]
+    prologue = state + outside_gradients(space, techniques.zero_stage, techniques.microbatches)[1]
     for first, end, each in ((turn, last, kept), (last, last + 1, prologue)):
         rounded = np.split(np.rint(each).astype(np.int64), ends)
         spans += [(first, end, k, own) for k, own in enumerate(rounded) if end > first]
@@ -289,9 +289,10 @@ def _state_and_saved(
     elif is_named(recompute):
         slack, policy = 1 + space.pricer.runtime.memory_slack, policy_costs(space, recompute)
         saved = saved + slack * (policy.saved_bytes + policy.on_way_bytes)
-    state = arrays.state_bytes[techniques.zero_stage] - outside_gradients(space, techniques)[0]
-    if techniques.microbatches > 1:
-        state = state + arrays.grad_accumulator_bytes[techniques.zero_stage]
+    zero, micro = techniques.zero_stage, techniques.microbatches
+    state = arrays.state_bytes[zero] - outside_gradients(space, zero, micro)[0]
+    if micro > 1:
+        state = state + arrays.grad_accumulator_bytes[zero]
     if shares is not None:
         saved = shares.saved_microbatches * shares.share * (saved - one_repeat) + one_repeat
         state = shares.share * (state + shares.copied_weights * arrays.block_grad_bytes[0])
@@ -412,11 +413,11 @@ def slowdown(space: Space, techniques: Techniques) -> float:
 def _only_in_blocks(space: Space, techniques: Techniques, uncut: bool = False) -> np.ndarray:
     """What of `bytes_of` is there for the blocks' backward pass alone
     (planner.space.liveness_points). [options]"""
+    zero, micro = techniques.zero_stage, techniques.microbatches
+    again = takes_repeats_whole(space.base, space.pricer, zero) or recomputes(space, techniques)
+    part = space.parts / micro if uncut else 1.0
+    result = only_in_blocks(space, zero, micro, part if again else 0.0)
     shares = _stage_shares(space, techniques)
-    part = space.parts / techniques.microbatches if uncut else 1.0
-    whole = takes_repeats_whole(space.base, space.pricer, techniques.zero_stage)
-    one_repeat = whole or bool(recomputes(space, techniques))
-    result = only_in_blocks(space, techniques, part * one_repeat)
     return result if shares is None else result * shares.share
 
 
@@ -571,8 +572,8 @@ def usage_of(
 ) -> tuple[float, float]:
     """(state and saved activations, what lives only for a while) of a choice, in bytes, as in
     `assemble` and planner.pricing.peak_memory."""
-    arrays, pieces = arrays_of(space), techniques.microbatches / space.parts if uncut else 1.0
-    at = arrays.first + np.asarray(choice, np.int64)
+    arrays, zero, micro = arrays_of(space), techniques.zero_stage, techniques.microbatches
+    at, pieces = arrays.first + np.asarray(choice), micro / space.parts if uncut else 1.0
     if has_uneven_stages(space):
         return (
             float(bytes_of(space, techniques, uncut)[at].sum()),
@@ -580,7 +581,7 @@ def usage_of(
             / pieces,
         )
     if arrays.trained is not None:
-        above = above_saved(space, techniques, np.asarray(choice), pieces, arrays.trained)
+        above = above_saved(space, zero, micro, np.asarray(choice), pieces, arrays.trained)
         return float(bytes_of(space, techniques, uncut)[at].sum()), above
     workspace = arrays.workspace[_weights_are_gathered(space, techniques)][at]
     follows, after = arrays.epilogue[at], float(arrays.costs.saved_bytes_epilogue[at].sum())
@@ -589,7 +590,7 @@ def usage_of(
         float(workspace[~follows].max(initial=0.0)) / pieces,
         (after + float(workspace[follows].max(initial=0.0))) / pieces,
         float(_only_in_blocks(space, techniques, uncut)[at].sum()),
-        float(outside_gradients(space, techniques)[1][at].sum()) - saved,
+        float(outside_gradients(space, zero, micro)[1][at].sum()) - saved,
     )
 
 

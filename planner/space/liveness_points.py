@@ -1,9 +1,7 @@
-"""What of a space's bytes is on a device at some moments of a step and not at others, as
-planner.pricing.peak_memory has it of one plan."""
+"""What of a space's bytes is on a device at some points of a step and not at others, as
+planner.pricing.peak_memory has it of one plan. zero, micro: ZeRO stage and microbatches."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,14 +10,10 @@ from planner.pricing.outside_gradients import one_run_on_one_stage, outside_grad
 from planner.space.option_arrays import TrainedVariables, arrays_of
 from planner.space.variables import Space
 
-if TYPE_CHECKING:
-    from planner.space.assemble import Techniques
 
-
-def outside_gradients(space: Space, techniques: Techniques) -> tuple[np.ndarray, np.ndarray]:
+def outside_gradients(space: Space, zero: int, micro: int) -> tuple[np.ndarray, np.ndarray]:
     """Bytes of gradients that have no room while the blocks run backward, and those of them that
     have it later (planner.pricing.outside_gradients). [options] each"""
-    zero, micro = techniques.zero_stage, techniques.microbatches
     key = "outside gradients", zero, micro <= 1
     if key not in space.memo:
         arrays, sizes = arrays_of(space), [v.options for v in space.variables]
@@ -36,12 +30,11 @@ def outside_gradients(space: Space, techniques: Techniques) -> tuple[np.ndarray,
     return result
 
 
-def only_in_blocks(space: Space, techniques: Techniques, repeats: float) -> np.ndarray:
+def only_in_blocks(space: Space, zero: int, micro: int, repeats: float) -> np.ndarray:
     """Bytes that are there while the blocks run backward and not while what follows them does:
     their gradients, what is gathered of them, and what one repeat has at once (of so many repeats).
     All of them: a device of a pipeline has its share. [options]"""
     arrays, stages = arrays_of(space), space.pricer.mesh.stages
-    zero, micro = techniques.zero_stage, techniques.microbatches
     result = arrays.block_grad_bytes[zero] * (zero < 3 or (micro <= 1 and stages == 1))
     if zero == 3 and stages == 1:
         result = result + arrays.gathered_bytes
@@ -52,7 +45,8 @@ def only_in_blocks(space: Space, techniques: Techniques, repeats: float) -> np.n
 
 def above_saved(
     space: Space,
-    techniques: Techniques,
+    zero: int,
+    micro: int,
     choice: np.ndarray,
     pieces: float,
     trained: TrainedVariables,
@@ -60,7 +54,7 @@ def above_saved(
     """Bytes at the peak of a program without a loop over blocks, above the activations that are
     saved."""
     arrays = arrays_of(space)
-    at, zero = arrays.first + choice, techniques.zero_stage
+    at = arrays.first + choice
     costs = arrays.costs.take(at[[v.kind == "op" for v in space.variables]])
     whole, remaining = (
         part[zero, at[trained.rows]]
@@ -76,9 +70,7 @@ def above_saved(
             costs.workspace_bytes / pieces,
             costs.postponed_bytes / pieces,
         ),
-        gradient_buffers(
-            trained.read, whole, remaining, space.pricer.recipe, zero, techniques.microbatches
-        ),
+        gradient_buffers(trained.read, whole, remaining, space.pricer.recipe, zero, micro),
         given,
     )
     return live.peak - given - float((saved - inputs).sum())
