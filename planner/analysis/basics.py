@@ -18,7 +18,8 @@ class BasicFacts:
     multiplicities.
 
     shared: per node the node whose decision it takes (its class). times: class -> number of its
-    nodes.
+    nodes. cut_anywhere: whether pipeline stages are cut anywhere in the graph, also where they
+    could share repeated blocks.
     """
 
     graph: Graph
@@ -29,6 +30,7 @@ class BasicFacts:
     runs: tuple[tuple[int, int, int], ...]
     shared: tuple[int, ...]
     times: Mapping[int, int]
+    cut_anywhere: bool = False
 
     @cached_property
     def loops(self) -> tuple[tuple[int, int, int], ...]:

@@ -75,7 +75,9 @@ class GraphFacts(BasicFacts):
     it is first asked for."""
 
     @classmethod
-    def of(cls, graph: Graph, *, training: bool, fold: bool = True) -> GraphFacts:
+    def of(
+        cls, graph: Graph, *, training: bool, fold: bool = True, cut_anywhere: bool = False
+    ) -> GraphFacts:
         """Derive once per graph; `fold=False` gives every node its own decision."""
         runs = find_runs(graph) if fold else ()
         shared = tuple(classes(graph, runs))
@@ -83,7 +85,7 @@ class GraphFacts(BasicFacts):
         for c in shared:
             times[c] = times.get(c, 0) + 1
         grad = gradient_tensors(graph) if training else frozenset()
-        return cls(graph, training, *_rules(graph, shared), grad, runs, shared, times)
+        return cls(graph, training, *_rules(graph, shared), grad, runs, shared, times, cut_anywhere)
 
     def at(self, graph: Graph) -> GraphFacts:
         """The base of the same graph at another batch: only what its extents say is worked out
@@ -96,6 +98,7 @@ class GraphFacts(BasicFacts):
             self.runs,
             self.shared,
             self.times,
+            self.cut_anywhere,
         )
         vars(result).update({name: getattr(self, name) for name in STRUCTURE})
         return result
@@ -214,7 +217,9 @@ class GraphFacts(BasicFacts):
     @cached_property
     def dealt(self) -> tuple[tuple[int, int, int], frozenset[int], frozenset[int]] | None:
         """The run whose blocks pipeline stages share, as planner.execution.pipeline.dealt has it;
-        None where it is too small a part of the graph (`SHARE`)."""
+        None where it is too small a part of the graph (`SHARE`), or stages are cut anywhere."""
+        if self.cut_anywhere:
+            return None
         result, products = (
             stage_assignment(self.graph, self.runs),
             [i for i, rule in enumerate(self.rules) if rule.flops],
@@ -228,6 +233,16 @@ class GraphFacts(BasicFacts):
             >= LEAST_FLOPS_SHARE * len(products)
             else None
         )
+
+    def repeats_too_much(self, stages: int) -> bool:
+        """Whether stages that share the blocks do more twice than stages that are cut anywhere:
+        all of them run what comes before the blocks, in both passes, which takes three times the
+        forward pass of it; the others run the whole forward pass again."""
+        if self.dealt is None:
+            return False
+        first, early = self.dealt[0][0], self.dealt[1]
+        before = sum(r.flops for i, r in enumerate(self.rules[:first]) if i not in early)
+        return 3 * (stages - 1) * before > sum(r.flops for r in self.rules)
 
     @cached_property
     def places(self) -> Mapping[int, float]:

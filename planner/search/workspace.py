@@ -4,6 +4,7 @@ is made once, when it is first asked for."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from planner.analysis.facts import GraphFacts
 from planner.cache.reshard_tables import Tables
@@ -15,6 +16,7 @@ from planner.pricing.pricer import Pricer
 from planner.search.domain import Family, SearchDomain
 from planner.search.relaxation import Arithmetic
 from planner.search.request import Request
+from planner.sharding.layout import STAGE
 from planner.sharding.layout_table import LayoutTable
 from planner.sharding.rule import Limits, legal
 from planner.space.build import build_space
@@ -87,7 +89,10 @@ class Workspace:
         )
         if whole is not None and small is not None and whole.runs == small.runs:
             return whole.at(graph)
-        return GraphFacts.of(graph, training=self.training, fold=self.request.fold)
+        base = GraphFacts.of(graph, training=self.training, fold=self.request.fold)
+        stages = min(self.request.pins.mesh.get(STAGE, (1,)))
+        ours = self.training and self.request.runtime.kernels is None
+        return replace(base, cut_anywhere=ours and base.repeats_too_much(stages))
 
     def pricer(self, mesh: Mesh) -> Pricer:
         """One pricer a mesh: what it has priced serves every space on that mesh."""

@@ -361,7 +361,8 @@ def planned_memory(
                 pricer,
             )[0].memory
         )
-    return asdict(price_plan(GraphFacts.of(graph, training=training), plan, pricer)[0].memory)
+    base = GraphFacts.of(graph, training=training, cut_anywhere=bool(plan.stage_cuts))
+    return asdict(price_plan(base, plan, pricer)[0].memory)
 
 
 @dataclass(frozen=True)

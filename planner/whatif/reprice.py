@@ -196,6 +196,7 @@ def reprice(strategy: Strategy, model: Model, topology: Topology) -> Priced:
     base = GraphFacts.of(
         model.graph(int(strategy.techniques["microbatches"])),
         training=model.workload.kind == "train",
+        cut_anywhere="cuts" in strategy.techniques,
     )
     mesh = pinned_mesh(topology, dict(strategy.mesh_shape))
     pricer = Pricer(topology, mesh, request.runtime, request.recipe)

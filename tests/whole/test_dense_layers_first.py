@@ -1,0 +1,61 @@
+"""Models whose first layers are unlike the others (DeepSeek-V3: three dense ones before the mixtures)
+under many pipeline stages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import planner
+from planner.analysis.facts import GraphFacts
+from planner.machine.topology import from_json
+from planner.verify import worker
+from planner.whatif.reprice import open_recorded, reprice
+from planner.workload.open import open_model
+
+EAGER = str(Path(__file__).parents[2] / "benchmarks" / "eager.toml")
+TINY = "zoo:deepseek-tiny,layers=6,dense_layers=3"
+GIB = 2**30
+
+
+def test_stages_are_cut_anywhere_where_all_would_run_the_first_layers() -> None:
+    """Three of six layers in each of four stages are more than a forward pass; of embeddings there
+    is nothing to multiply."""
+    layers = GraphFacts.of(open_model(TINY, 8, batch=8).graph(1), training=True)
+    assert layers.repeats_too_much(4) and not layers.repeats_too_much(1)
+    gpt = GraphFacts.of(open_model("zoo:gpt-tiny", 8, batch=8).graph(1), training=True)
+    assert not gpt.repeats_too_much(64)
+
+
+def test_such_a_program_is_exact_and_priced_alike_from_its_file() -> None:
+    made = planner.plan(
+        TINY,
+        devices=4,
+        batch=8,
+        precision="fp32",
+        hardware=EAGER,
+        baselines=False,
+        pins="pp=2,expert=2,micro=2,schedule=1f1b",
+    )
+    assert made.techniques["cuts"]
+    again = reprice(made, open_recorded(made, TINY), from_json(made.topology)).cost
+    assert abs(again.step_time_s / made.costs["step_time_s"] - 1) < 1e-5
+    report = worker.verify(made, TINY)
+    assert report.ok, report.text()
+
+
+@pytest.mark.slow
+def test_one_row_a_device_of_deepseek_v3_keeps_what_its_stages_hold() -> None:
+    """Sixteen stages of 64-way experts, a row of 4,096 x 7,168 in bf16 for each device and
+    microbatch: what enters a stage in 31 slots, and one microbatch of a stage's four layers."""
+    made = planner.plan(
+        "zoo:deepseek-v3",
+        devices=2048,
+        batch=15360,
+        baselines=False,
+        pins="pp=16,expert=64,micro=120",
+    )
+    kept = made.costs["memory_breakdown_bytes"]["activations"]
+    assert 31 * 4096 * 7168 * 2 < kept < 12 * GIB
+    assert made.costs["fit"] != "no" and made.costs["distinct_work"] > 0.6
