@@ -594,10 +594,11 @@ class SearchDomain:
         if launcher is not None:
             return tuple(m for m in usual if m >= max(2, mesh.stages - 1))
         sizes = dict(mesh.shape)
+        data = sizes.get("data", 1) * sizes.get("fsdp", 1)
         rows = [
-            batch // data
-            for data in (sizes.get("data", 1) * sizes.get("fsdp", 1),)
-            if batch % data == 0 and batch // data <= MOST_MICROBATCHES
+            batch // n
+            for n in (data, data * sizes.get("expert", 1))
+            if batch % n == 0 and batch // n <= MOST_MICROBATCHES
         ]
         return tuple(m for m in sorted({*usual, *rows}) if m >= max(2, mesh.stages - 1))
 

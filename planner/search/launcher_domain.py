@@ -25,7 +25,7 @@ def sayable(
 ) -> tuple[Mesh, ...]:
     """Of meshes of a launcher's degrees those with whole rows on every replica, stages that it can
     say, experts where there are some, and pieces of a row of equal length. Raises PlanError P035
-    where there are none."""
+    where no batch is whole on them, P068 where no stages are."""
     launcher, training = request.launcher, model.workload.kind == "train"
     assert launcher is not None
     blocks = base.dealt[0][2] if training and base.dealt else 0
@@ -42,21 +42,33 @@ def sayable(
         default=1,
     )
 
-    def possible(mesh: Mesh) -> bool:
+    def rows_are_whole(mesh: Mesh) -> bool:
         sizes = dict(mesh.shape)
-        pieces, staged = sizes.get("sequence", 1), mesh.stages > 1
+        pieces = sizes.get("sequence", 1)
         return (
             model.batch % replicas(mesh) == 0
             and (sizes.get("expert", 1) == 1 or experts)
             and (pieces == 1 or (length % pieces == 0 and length // pieces >= SHORTEST))
-            and (
-                not staged
-                or bool(blocks and blocks % mesh.stages == 0)
-                or bool(uneven and ends(blocks, mesh.stages))
-            )
         )
 
-    kept = tuple(m for m in found if possible(m))
+    def stages_are_said(mesh: Mesh) -> bool:
+        return (
+            mesh.stages == 1
+            or bool(blocks and blocks % mesh.stages == 0)
+            or bool(uneven and ends(blocks, mesh.stages))
+        )
+
+    whole = tuple(m for m in found if rows_are_whole(m))
+    kept = tuple(m for m in whole if stages_are_said(m))
+    if whole and not kept:
+        fewer = [str(n) for n in range(2, blocks + 1) if blocks % n == 0][:4]
+        raise PlanError(
+            "P068",
+            f"{min(m.stages for m in whole)} pipeline stages are not possible under"
+            f" --for {launcher.name}: they share the {blocks} repeated blocks evenly"
+            + ("" if uneven else f", and {layers - blocks} more layers are unlike these"),
+            help=[f"pp={' or '.join(fewer)}", "leave --for out: stages are then cut anywhere"],
+        )
     if found and not kept:
         n = request.topology.devices
         raise PlanError(

@@ -9,6 +9,7 @@ import pytest
 
 import planner
 from planner.analysis.facts import GraphFacts
+from planner.errors import PlanError
 from planner.machine.topology import from_json
 from planner.verify import worker
 from planner.whatif.reprice import open_recorded, reprice
@@ -45,17 +46,23 @@ def test_such_a_program_is_exact_and_priced_alike_from_its_file() -> None:
     assert report.ok, report.text()
 
 
+def test_a_launcher_without_such_stages_says_so() -> None:
+    """Layers unlike the blocks, not the batch, are why there is none."""
+    with pytest.raises(PlanError, match="58 repeated blocks evenly, and 3 more layers") as refused:
+        planner.plan(
+            "zoo:deepseek-v3", devices=2048, batch=15360, pins="pp=16,ep=64", launcher="megatron"
+        )
+    assert refused.value.code == "P068" and any("pp=2" in h for h in refused.value.help)
+
+
 @pytest.mark.slow
 def test_one_row_a_device_of_deepseek_v3_keeps_what_its_stages_hold() -> None:
     """Sixteen stages of 64-way experts, a row of 4,096 x 7,168 in bf16 for each device and
     microbatch: what enters a stage in 31 slots, and one microbatch of a stage's four layers."""
     made = planner.plan(
-        "zoo:deepseek-v3",
-        devices=2048,
-        batch=15360,
-        baselines=False,
-        pins="pp=16,expert=64,micro=120",
+        "zoo:deepseek-v3", devices=2048, batch=15360, baselines=False, pins="pp=16,ep=64"
     )
     kept = made.costs["memory_breakdown_bytes"]["activations"]
     assert 31 * 4096 * 7168 * 2 < kept < 12 * GIB
+    assert made.techniques["microbatches"] == 120  # one row a device, found unasked
     assert made.costs["fit"] != "no" and made.costs["distinct_work"] > 0.6
