@@ -42,6 +42,9 @@ _NAMES_ALONE = frozenset(
         "tuple",
     }
 )
+_FUSIONS = ("fusion", "fusion-start")
+"""A fusion, and one that later kernels need not wait for, which jax 0.11 makes of copies out of and
+into stacks."""
 _SLICED = ("dynamic-slice", "slice", "gather")
 _MOVED_AHEAD = ("copy-start", "slice-start", "send", "recv")
 _CONTROL = ("while", "conditional", "call", "async-start")
@@ -114,7 +117,7 @@ def _multiplied(operands: Sequence[Shape]) -> str:
 
 def _inside(module: Module, instruction: Instruction) -> Iterator[tuple[Instruction, Computation]]:
     """What a fusion runs, fusions within it too."""
-    if instruction.opcode != "fusion":
+    if instruction.opcode not in _FUSIONS:
         return
     inner = module.computations[instruction.callees[0]]
     for each in inner.instructions:
@@ -125,9 +128,12 @@ def _inside(module: Module, instruction: Instruction) -> Iterator[tuple[Instruct
 def moved_bytes(module: Module, instruction: Instruction, computation: Computation) -> int:
     """Bytes that one run reads from and writes to the device's main memory."""
     results = sum(main_bytes(instruction))
-    if instruction.opcode == "fusion":
+    if instruction.opcode in _FUSIONS:
         inner = module.computations[instruction.callees[0]]
-        written, in_place = _written(inner, main_bytes(instruction))
+        made = main_bytes(instruction)
+        if instruction.opcode == "fusion-start":  # operands, results and a word stand in its type
+            made = made[len(instruction.operands) : -1]
+        written, in_place = _written(inner, made)
         return written + sum(
             _taken(module, inner, parameter, _held(computation, instruction, number))
             for number, parameter in inner.parameters.items()
@@ -208,7 +214,7 @@ def _taken(module: Module, inner: Computation, parameter: Instruction, size: int
                 names.append(user.name)
             elif user.opcode in _SLICED and slot == 0:
                 total += sum(s.size_bytes for s in user.shapes)
-            elif user.opcode == "fusion":
+            elif user.opcode in _FUSIONS:
                 within = module.computations[user.callees[0]]
                 total += _taken(module, within, within.parameters[slot], size)
             elif user.opcode != "dynamic-update-slice" or slot:
