@@ -14,7 +14,7 @@ from dataclasses import replace
 from math import log2
 from typing import TYPE_CHECKING, TypeVar
 
-from costmodels.hardware.device import Device
+from costmodels.hardware.device import AttentionPass, Device
 from costmodels.runtimes import Rates
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ def sustained(device: Device, rates: Rates, devices: int) -> Device:
         attention=fused
         and replace(
             fused,
-            forward=fused.forward * rates.attention / slower,
-            backward=fused.backward * rates.attention / slower,
+            forward=tuple(x * rates.attention / slower for x in fused.forward),
+            backward=tuple(x * rates.attention / slower for x in fused.backward),
         ),
     )
 
@@ -61,16 +61,16 @@ def roofline_time_s(device: Device, flops: float, size_bytes: float, dtype: str)
 
 
 def attention_time_s(
-    device: Device, flops: float, size_bytes: float, dtype: str, backward: bool
+    device: Device, flops: float, size_bytes: float, dtype: str, of: AttentionPass
 ) -> float:
     """Seconds of a pass of the device's fused attention over `flops` FLOPs that moves `size_bytes`.
     ValueError for a device without one."""
     if device.attention is None:
         raise ValueError(f"{device.name} has no fused attention")
-    efficiency = device.attention.backward if backward else device.attention.forward
-    arithmetic = flops / (device.peak(dtype) * efficiency)
+    arithmetic = flops / (device.peak(dtype) * device.attention.efficiency(of))
     memory = size_bytes / (device.memory_bytes_per_s * device.memory_efficiency)
-    return max(arithmetic, memory, device.launch_s)
+    beside = device.attention.passes[of.backward] * memory
+    return max(arithmetic + beside, memory, device.launch_s)
 
 
 def sum_time_s(device: Device, size_bytes: Amount) -> Amount:

@@ -44,10 +44,13 @@ def figures(device: Device) -> tuple[tuple[str, str], ...]:
     ]
     if fused := device.attention:
         of_peak = f"of peak, {fused.kernel}"
-        rows += [
-            ("attention.forward", f"{fused.forward:g} {of_peak}"),
-            ("attention.backward", f"{fused.backward:g} {of_peak}"),
-        ]
+        if fused.widths:
+            of_peak += f", heads of {', '.join(map(str, fused.widths))}"
+        for name, rates, k in (("forward", fused.forward, 0), ("backward", fused.backward, 1)):
+            text = f"{', '.join(f'{x:g}' for x in rates)} {of_peak}"
+            text += f"; x {fused.masked[k]:g} with a mask" if fused.masked[k] < 1 else ""
+            text += f"; {fused.passes[k]:g} passes over memory" if fused.passes[k] else ""
+            rows.append((f"attention.{name}", text))
     for name, link in (
         ("package", device.package),
         ("inner", device.inner),

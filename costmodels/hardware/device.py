@@ -29,7 +29,12 @@ A TOML file in costmodels/hardware/devices (or the user's own):
     [attention]                           # optional: the fused attention that emitted programs run
     kernel = "cudnn"                      # there: "cudnn" or "splash"
     forward = 0.60; backward = 0.48       # sustained fraction of peak of its products, without
-                                          those that a causal mask leaves out
+                                          those that a causal mask leaves out; lists where heads
+    widths = [64, 128, 256]               # of these widths differ (others count as the next one)
+    masked = [0.55, 0.42]                 # optional: what a mask whose terms are added leaves of
+                                          forward and backward
+    passes = [0.7, 2.9]                   # optional: times that each goes over operands and results
+                                          in memory beside its products
     widest_head = 256                     # most elements of a head it takes (default 128)
     [inner]                               # link inside a node, per device and direction
     bandwidth = "450 GB/s"; efficiency = 0.8; latency = "3 us"
@@ -72,6 +77,7 @@ from __future__ import annotations
 
 import math
 import tomllib
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
@@ -108,6 +114,9 @@ _KEYS: dict[str, set[str]] = {
         "kernel",
         "forward",
         "backward",
+        "widths",
+        "masked",
+        "passes",
         "widest_head",
         "efficiency",
     },
@@ -180,15 +189,41 @@ class Link:
 
 
 @dataclass(frozen=True)
+class AttentionPass:
+    """A pass of fused attention: width: elements of a head; masked: whether the terms of a mask are
+    added to scores."""
+
+    backward: bool
+    width: int
+    masked: bool = False
+
+
+@dataclass(frozen=True)
 class FusedAttention:
     """The fused attention kernel of a device. kernel: one of ATTENTION_KERNELS; forward, backward:
     sustained fraction of peak of the products of each pass, without those that a causal mask leaves
-    out; widest_head: most elements of a head that cuDNN's takes."""
+    out, of heads of `widths` elements, rising (one figure for all where that is empty);
+    widest_head: most elements of a head that cuDNN's takes. masked: what is left of both where the
+    terms of a mask are added to scores. passes: how often each pass goes over its operands and
+    results in memory beside its products: sums that are kept in float32, sums over rows."""
 
     kernel: str
-    forward: float
-    backward: float
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]
+    widths: tuple[int, ...] = ()
     widest_head: int = 128
+    masked: tuple[float, float] = (1.0, 1.0)
+    passes: tuple[float, float] = (0.0, 0.0)
+
+    def efficiency(self, of: AttentionPass) -> float:
+        """Fraction of peak of a pass over heads of a width: a kernel computes what it fills up to
+        the next width of its own."""
+        rates = self.backward if of.backward else self.forward
+        left = self.masked[of.backward] if of.masked else 1.0
+        if not self.widths:
+            return rates[0] * left
+        k = min(bisect_left(self.widths, of.width), len(self.widths) - 1)
+        return rates[k] * left * min(1.0, of.width / self.widths[k])
 
 
 @dataclass(frozen=True)
@@ -423,12 +458,40 @@ def _attention(table: Mapping[str, Any]) -> FusedAttention | None:
     """The fused attention of a file; of earlier versions' files none."""
     if set(table) <= {"efficiency"}:
         return None
+    widths = tuple(count(x, "attention.widths") for x in table.get("widths", ()))
+    if list(widths) != sorted(set(widths)):
+        raise ValueError(f"attention.widths: {list(widths)} do not rise")
     return FusedAttention(
         _choice(table["kernel"], ATTENTION_KERNELS, "attention.kernel"),
-        fraction(table["forward"], "attention.forward"),
-        fraction(table["backward"], "attention.backward"),
+        _fractions(table["forward"], "attention.forward", len(widths) or 1),
+        _fractions(table["backward"], "attention.backward", len(widths) or 1),
+        widths,
         count(table.get("widest_head", 128), "attention.widest_head"),
+        _two(_fractions(table.get("masked", [1.0, 1.0]), "attention.masked", 2)),
+        _two(_numbers(table.get("passes", [0.0, 0.0]), "attention.passes", 2)),
     )
+
+
+def _fractions(value: Any, where: str, wanted: int) -> tuple[float, ...]:
+    """So many fractions; one may stand without a list."""
+    listed = value if isinstance(value, list) else [value]
+    if len(listed) != wanted:
+        raise ValueError(f"{where}: {len(listed)} figures where {wanted} are wanted")
+    return tuple(fraction(x, where) for x in listed)
+
+
+def _numbers(value: Any, where: str, wanted: int) -> tuple[float, ...]:
+    """So many numbers of at least 0."""
+    listed = value if isinstance(value, list) else [value]
+    wrong = [x for x in listed if isinstance(x, bool) or not isinstance(x, int | float) or x < 0]
+    if len(listed) != wanted or wrong or not all(math.isfinite(x) for x in listed):
+        raise ValueError(f"{where}: {wanted} numbers of at least 0 are wanted, not {value!r}")
+    return tuple(float(x) for x in listed)
+
+
+def _two(values: tuple[float, ...]) -> tuple[float, float]:
+    first, second = values
+    return first, second
 
 
 def known_rates(table: Mapping[str, Any]) -> dict[str, dict[str, float]]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from costmodels.hardware.device import Device, DeviceError, FusedAttention
+from costmodels.hardware.device import AttentionPass, Device, DeviceError, FusedAttention
 
 DTYPE = "bfloat16"
 """Type of the products whose rates are compared."""
@@ -73,12 +73,25 @@ def _attention(every: Sequence[Device]) -> FusedAttention | None:
     if len(kernels) < len(every) or len({k.kernel for k in kernels}) > 1:
         return None
     peaks = [d.peak(DTYPE) for d in every]
-    forward, backward = (
-        min(p * getattr(k, which) for p, k in zip(peaks, kernels, strict=True)) / min(peaks)
-        for which in ("forward", "backward")
+    widths = tuple(sorted({w for k in kernels for w in k.widths}))
+
+    def least(backward: bool) -> tuple[float, ...]:
+        """Of all devices, at each width."""
+        of = [AttentionPass(backward, width) for width in widths or (1,)]
+        return tuple(
+            min(1.0, min(p * k.efficiency(w) for p, k in zip(peaks, kernels, strict=True)) / min(peaks))
+            for w in of
+        )
+
+    return FusedAttention(
+        kernels[0].kernel,
+        least(False),
+        least(True),
+        widths,
+        min(k.widest_head for k in kernels),
+        (min(k.masked[0] for k in kernels), min(k.masked[1] for k in kernels)),
+        (max(k.passes[0] for k in kernels), max(k.passes[1] for k in kernels)),
     )
-    widest = min(k.widest_head for k in kernels)
-    return FusedAttention(kernels[0].kernel, min(1.0, forward), min(1.0, backward), widest)
 
 
 def _mean(values: Sequence[tuple[float | None, int]]) -> float | None:

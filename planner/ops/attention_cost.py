@@ -11,10 +11,12 @@ over attention's scores").
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import partial
 from math import prod
 
 import numpy as np
 
+from costmodels.hardware.device import AttentionPass
 from planner.ops.attention_kernels import (
     BLOCKS,
     CUDNN_ROWS,
@@ -112,11 +114,12 @@ def _fused(pieces: Pieces, split: Split, share: float, operands: float, results:
     wider = _wider_bytes(pieces, split)
     operands, results = operands + wider, results * keys[3] / values[3]
     statistics, bias = SCORE * _rows(pieces, split), _bias_bytes(pieces, split)
-    forward = Kernel(flops, operands + results + statistics + bias, attention="forward")
+    of = partial(AttentionPass, width=keys[3], masked=bias > 0)
+    forward = Kernel(flops, operands + results + statistics + bias, attention=of(False))
     backward = Kernel(
         PRODUCTS[pieces.attention_kernel] * flops,
         2 * operands + 2 * results + statistics + 2 * bias,
-        attention="backward",
+        attention=of(True),
     )
     if not _is_padded(pieces, split):
         return (forward,), (backward,)

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from math import prod
-from typing import Literal
 
 import numpy as np
 
+from costmodels.hardware.device import AttentionPass
 from planner.graph.ir import Graph, Node
 from planner.sharding.layout import local_shape
 from planner.sharding.rule import Rule, Split
@@ -139,13 +139,13 @@ class Pieces:
 @dataclass(frozen=True)
 class Kernel:
     """A kernel of one device: FLOPs, bytes moved, how often it runs (on average). attention:
-    "forward" or "backward" for that pass of the device's fused attention, whose rate is its own.
+    the pass of the device's fused attention, whose rate is its own.
     """
 
     flops: float
     moved_bytes: float
     often: float = 1
-    attention: Literal["", "forward", "backward"] = ""
+    attention: AttentionPass | None = None
 
 
 Passes = tuple[tuple[Kernel, ...], tuple[Kernel, ...]]

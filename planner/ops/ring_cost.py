@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from costmodels.hardware.device import AttentionPass
 from planner.graph.ir import Node
 from planner.ops.attention_kernels import is_balanced, pieces_met
 from planner.ops.attention_pairs import Met, around_ring
@@ -62,6 +63,7 @@ def fused_ring(
     queries and all keys; products: FLOPs of the backward pass as a multiple of them."""
     met = met_on_ring(pieces, split)
     queries, keys = met[0].queries, met[0].keys
+    width = pieces.graph.shapes(pieces.node.inputs[1:2])[0][3]
     of_pair = flops / (queries * pieces.graph.shapes(pieces.node.inputs[1:2])[0][2])
     q, kv, out, rows = sizes.queries, sizes.keys, sizes.result, sizes.rows
     forward, backward = [], []
@@ -70,13 +72,13 @@ def fused_ring(
         work = of_pair * one.positions.pairs(one.queries, one.keys)
         moved = part * (q + out + rows) + near * kv
         forward += [
-            Kernel(work, moved, one.often, attention="forward"),
+            Kernel(work, moved, one.often, attention=AttentionPass(False, width)),
             Kernel(0.0, part * (out + 3 * rows + 2 * sizes.wide_result), one.often),
         ]
         given = part * (2 * q + 2 * out + rows) + 2 * near * kv
         sums = part * (q + 2 * sizes.wide_queries) + near * (kv + 2 * sizes.wide_keys)
         backward += [
-            Kernel(products * work, given, one.often, attention="backward"),
+            Kernel(products * work, given, one.often, attention=AttentionPass(True, width)),
             Kernel(0.0, sums, one.often),
         ]
     forward.append(Kernel(0.0, sizes.wide_result + out))

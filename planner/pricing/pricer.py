@@ -264,7 +264,7 @@ class Pricer:
             k.often
             * (
                 compute.attention_time_s(
-                    device, k.flops, k.moved_bytes, dtype, k.attention == "backward"
+                    device, k.flops, k.moved_bytes, dtype, k.attention
                 )
                 if k.attention
                 else compute.roofline_time_s(device, k.flops, k.moved_bytes, dtype)

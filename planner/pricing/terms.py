@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from costmodels.hardware.device import DEVICES, Device
+from costmodels.hardware.device import DEVICES, AttentionPass, Device
 from costmodels.kernels import slowdown
 from costmodels.runtimes import FOLDER
 from planner.analysis.facts import GraphFacts
@@ -25,13 +25,13 @@ from planner.sharding.rule import Split
 @dataclass(frozen=True)
 class Term:
     """A kernel of one pass. often: how many of it run; dtype: what it computes in; attention:
-    forward or backward of the device's fused attention, "" for others."""
+    the pass of the device's fused attention, None for others."""
 
     flops: float
     moved_bytes: float
     often: float
     dtype: str
-    attention: str
+    attention: AttentionPass | None
     seconds: float
 
 
@@ -66,7 +66,7 @@ class Noting(Pricer):
     def kernel_s(self, flops: float, size_bytes: float, dtype: str) -> float:
         """As Pricer's, noted."""
         seconds = super().kernel_s(flops, size_bytes, dtype)
-        self.noted.append(Term(flops, size_bytes, 1.0, dtype, "", seconds))
+        self.noted.append(Term(flops, size_bytes, 1.0, dtype, None, seconds))
         return seconds
 
     def pass_s(self, kernels: Sequence[Kernel], dtype: str) -> float:
@@ -98,8 +98,8 @@ def constants(
         found.append(_of_device(chip, path, f"peak.{dtype}"))
     if any(k.flops and not k.attention for k in kernels):
         found.append(_of_device(chip, path, "matmul.efficiency"))
-    for which in ("forward", "backward"):
-        if any(k.attention == which for k in kernels):
+    for which, backward in (("forward", False), ("backward", True)):
+        if any(k.attention and k.attention.backward is backward for k in kernels):
             found.append(_of_device(chip, path, f"attention.{which}"))
     if kernels:
         for key in ("memory.bandwidth", "memory.efficiency", "kernel.launch"):

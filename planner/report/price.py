@@ -92,7 +92,7 @@ def _rate(term: Term, pricer: Pricer) -> float:
     device = pricer.device
     share = device.efficiency(term.flops)
     if term.attention and device.attention:
-        share = getattr(device.attention, term.attention)
+        share = device.attention.efficiency(term.attention)
     return device.peak(term.dtype) * share
 
 

@@ -153,7 +153,7 @@ def kernel_s(kernel: Kernel, device: Device) -> float:
     dtype = _TYPES.get(kernel.dtype, "float32")
     if kernel.attention and device.attention:
         return attention_time_s(
-            device, kernel.flops, kernel.moved_bytes, dtype, kernel.attention.backward
+            device, kernel.flops, kernel.moved_bytes, dtype, kernel.attention.of
         )
     return roofline_time_s(device, kernel.flops, kernel.moved_bytes, dtype)
 

@@ -13,10 +13,12 @@ import math
 import re
 from dataclasses import dataclass
 
+from costmodels.hardware.device import AttentionPass
 from planner.ops.attention_pairs import Positions
 from planner.verify.hlo.text import Computation, Instruction, Shape
 
 _CUDNN = re.compile(r'custom_call_target="__cudnn\$fmha\w*?Softmax(Backward)?"')
+_BIAS = re.compile(r'custom_call_target="__cudnn\$fmha\w*?Bias')
 _CAUSAL = re.compile(r'"mask_type": ?"[A-Z_]*CAUSAL')
 _CUDNN_WINDOW = re.compile(r'"sliding_window_length": ?"?(\d+)')
 _SPLASH_WINDOW = re.compile(r"\bwindow_(\d+)\b")
@@ -34,11 +36,10 @@ pass."""
 
 @dataclass(frozen=True)
 class FusedAttention:
-    """One kernel. name: cudnn or splash; backward: whether it is of the backward pass; flops:
-    those of one run."""
+    """One kernel. name: cudnn or splash; of: the pass; flops: those of one run."""
 
     name: str
-    backward: bool
+    of: AttentionPass
     counted_flops: int
     done_flops: int
 
@@ -66,9 +67,10 @@ def _cudnn(backward: bool, instruction: Instruction, operands: tuple[Shape, ...]
     counted, done = (
         2 * batch * heads * (over_keys * width + over_values * e) for e in (own, values[3])
     )
+    masked = bool(_BIAS.search(instruction.attributes))
     return FusedAttention(
         "cudnn",
-        backward,
+        AttentionPass(backward, width, masked),
         counted * positions.computed_pairs(queries, keys[1], True),
         done * positions.pairs(queries, keys[1]),
     )
@@ -99,4 +101,4 @@ def _splash(kernel: str, instruction: Instruction, operands: tuple[Shape, ...]) 
     pairs = positions.computed_pairs(queries[-2], keys[-2], True)
     counted = products(*_COUNTED[kernel], own) * pairs
     done = products(*_DONE[kernel], values[-1]) * positions.pairs(queries[-2], keys[-2])
-    return FusedAttention("splash", kernel != "fwd", counted, done)
+    return FusedAttention("splash", AttentionPass(kernel != "fwd", queries[-1]), counted, done)

@@ -3,6 +3,8 @@ place of that of its name in another file."""
 
 from __future__ import annotations
 
+import functools
+
 import jax
 from jax import lax
 
@@ -11,12 +13,19 @@ from planner.emit.runtime.files.tables import PARTS
 
 def update_offloaded(change, _, p, gradient, state, decaying):
     """`change` of a buffer whose state is in the host's memory: brought here and written back, a
-    part of the buffer after the other."""
+    part of the buffer after the other, each replaced where it lies."""
 
-    def one(_, row):
-        p, g, host_state, decaying = row
-        new, state = change(p, g, jax.device_put(host_state, jax.memory.Space.Device), decaying)
-        return None, (new, jax.device_put(state, jax.memory.Space.Host))
+    def one(i, carried):
+        at = functools.partial(lax.dynamic_index_in_dim, index=i, keepdims=False)
+        p, state = jax.tree.map(at, carried)
+        here = jax.device_put(state, jax.memory.Space.Device)
+        new, state = change(p, at(gradient), here, at(decaying))
+        return jax.tree.map(
+            lambda parts, new: lax.dynamic_update_index_in_dim(parts, new, i, 0),
+            carried,
+            (new, jax.device_put(state, jax.memory.Space.Host)),
+        )
 
-    rows = jax.tree.map(lambda x: x.reshape(PARTS, -1), (p, gradient, state, decaying))
-    return jax.tree.map(lambda x: x.reshape(p.shape), lax.scan(one, None, rows)[1])
+    rows = jax.tree.map(lambda x: x.reshape(PARTS, -1), (p, state))
+    gradient, decaying = gradient.reshape(PARTS, -1), decaying.reshape(PARTS, -1)
+    return jax.tree.map(lambda x: x.reshape(p.shape), lax.fori_loop(0, PARTS, one, rows))

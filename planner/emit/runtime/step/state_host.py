@@ -26,15 +26,27 @@ def state_at(mesh, spec):
 
 def update_offloaded(change, repeats, p, gradient, state, decaying):
     """`change` of a parameter whose state is in the host's memory: brought here and written back,
-    of repeats of a block one after the other."""
+    of repeats of a block one after the other. The loop carries the stacks and replaces a repeat
+    where it lies: results of a scan would be stacks of their own in the host's memory, from which
+    the host copies all state back at the end of a step.
+    """
 
-    def one(_, row):
-        p, g, host_state = row
-        new, state = change(p, g, jax.device_put(host_state, jax.memory.Space.Device), decaying)
-        return None, (new, jax.device_put(state, jax.memory.Space.Host))
+    def changed(p, g, state):
+        new, state = change(p, g, jax.device_put(state, jax.memory.Space.Device), decaying)
+        return new, jax.device_put(state, jax.memory.Space.Host)
 
-    row = p, gradient, state
-    return lax.scan(one, None, row)[1] if repeats else one(None, row)[1]
+    def one(i, carried):
+        at = functools.partial(lax.dynamic_index_in_dim, index=i, keepdims=False)
+        p, state = jax.tree.map(at, carried)
+        return jax.tree.map(
+            lambda stack, new: lax.dynamic_update_index_in_dim(stack, new, i, 0),
+            carried,
+            changed(p, at(gradient), state),
+        )
+
+    if not repeats:
+        return changed(p, gradient, state)
+    return lax.fori_loop(0, p.shape[0], one, (p, state))
 
 
 def updated_cut(how, axes, dim, p, gradient, state):
