@@ -3,11 +3,17 @@
 
     python -m benchmarks.measured write FOLDER [--only WORD]
     python -m benchmarks.measured_run FOLDER RESULTS                     on the machine with the GPU
-    python -m benchmarks.measured read FOLDER RESULTS [--parts]
+    python -m benchmarks.measured read FOLDER RESULTS -o RECORD.json
+    python -m benchmarks.measured [RECORD.json] [--parts]
 
-Read prints, of every program: seconds of a step as priced, as the roofline of the kernels that the
-GPU's compiler made, and as measured; the same by part with --parts, where each kernel's measured
-time is that of jax's trace; and the peak as planned, as compiled and as the allocator saw it.
+Read puts every kernel's measured time (jax's trace) to the part of the model that it serves, beside
+the roofline of the kernels that the GPU's compiler made, and keeps the plan: RECORD. Without a verb
+the record (default: that of one H100, in the repository) is priced as of today: of every program
+the price, that roofline, and the time of a step among others that are not waited for one by one, as
+a training loop runs them; the peak as planned today, as compiled, and as the allocator saw it.
+Kernels of libraries are put to products, attention or copies by their names: graphs of kernels do
+not tell which instruction ran one, so that products and the head are one part here.
+Exit status 1 where a price is off by more than 10 %, or a peak is more than 5 % above the planned.
 """
 
 from __future__ import annotations
@@ -17,19 +23,32 @@ import gzip
 import json
 import re
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 import planner
+from costmodels.hardware.device import load_device
 from costmodels.hardware.units import show_bytes, show_time
 from planner.commands.programs import write_program
 from planner.pins.pins import parse_pins
+from planner.search.build_request import emitted_recipe
 from planner.serving import serve as serving
+from planner.strategy.strategy import Strategy
+from planner.verify.clock import ATTENTION, COPIES, ELEMENTWISE, HEAD, PRODUCTS
+from planner.verify.hlo.kernels import kernels
+from planner.verify.hlo.origins import Origins
+from planner.verify.hlo.text import parse
+from planner.verify.predicted import predict
+from planner.verify.timing import Parts, kernel_s, pricer_of
+from planner.verify.worker import recorded_model
+from planner.whatif.reprice import machine_now, reprice
 
 HARDWARE = "h100-sxm"
+MARK, PEAK = 0.10, 0.05
+RECORD = Path(__file__).parent / "records" / "h100.json"
 
 
 @dataclass(frozen=True)
@@ -162,20 +181,189 @@ def write(folder: Path, only: str) -> int:
     return 0
 
 
+LIBRARY = re.compile(r"nvjet|cutlass|cublas|gemm|xmma|sm90_|sm80_|conv|fprop|dgrad|wgrad")
+FLASH = re.compile(r"sdpa|flash|cudnn::fusion")
+MOVES = re.compile(r"memcpy|memset", re.IGNORECASE)
+UNREAD = ("details", "baselines", "tensors")
+"""Of a plan's file, what a price of it does not read."""
+MULTIPLIED = f"{PRODUCTS}, {HEAD}"
+"""Products and the head: one part."""
+
+
+def by_part(of: Mapping[str, str], kernels: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Part -> measured seconds of a step. of: instruction -> part; kernels: as the runner wrote
+    them."""
+    named = {re.sub(r"[^A-Za-z0-9]", "_", name): part for name, part in of.items()}
+    seconds: dict[str, float] = {}
+    for key, (each, _) in kernels.items():
+        instruction, kernel = key.split("|", 1)
+        part = of.get(kernel) or named.get(kernel) or of.get(instruction)
+        if part is None and FLASH.search(kernel):
+            part = ATTENTION
+        elif part is None and LIBRARY.search(kernel):
+            part = PRODUCTS
+        elif part is None and MOVES.search(kernel):
+            part = COPIES
+        part = together(part or ELEMENTWISE)
+        seconds[part] = seconds.get(part, 0.0) + each
+    return seconds
+
+
+def together(part: str) -> str:
+    """The part that stands in the table for it."""
+    return MULTIPLIED if part in (PRODUCTS, HEAD) else part
+
+
+def read(folder: Path, results: Path) -> list[dict[str, Any]]:
+    """A row of every program that ran: its plan, what was measured of it, and the roofline of its
+    kernels by part."""
+    rows = []
+    for case in CASES:
+        path = results / f"{case.name}.json"
+        told = json.loads(path.read_text()) if path.exists() else {}
+        keys = ("device", "jax", "loss", "gradients", "steps_s", "in_a_row_s", "busy_s")
+        row = {"name": case.name, "model": case.model, "kind": case.kind} | {
+            key: told[key] for key in keys if key in told
+        }
+        if case.kind == "check" and "gradients" in told:
+            rows.append(row)
+        if "kernels" not in told:
+            continue
+        sizes = told["compiler_bytes"]
+        row["compiled_bytes"] = (
+            sum(sizes[f"{key}_size_in_bytes"] for key in ("argument", "output", "temp"))
+            - (sizes["alias_size_in_bytes"])
+        )
+        row["allocated_bytes"] = told["after_bytes"]["peak_bytes_in_use"]
+        row["kernels"] = sum(n for _, n in told["kernels"].values())
+        plan_file = folder / f"{case.name}.plan.json"
+        strategy = Strategy.load(plan_file)
+        row["plan"] = json.loads(plan_file.read_text()) | {key: {} for key in UNREAD}
+        if case.kind == "decode":
+            row["tokens"] = case.serve[1] - 1
+        else:
+            row["parts"] = parts_of(case, strategy, folder, results, told)
+        rows.append(row)
+    return rows
+
+
+def parts_of(
+    case: Case, strategy: Strategy, folder: Path, results: Path, told: Mapping[str, Any]
+) -> dict[str, dict[str, float]]:
+    """Part -> seconds by the roofline of its compiled kernels, and measured."""
+    model = recorded_model(strategy, f"zoo:{case.model}")
+    graph = model.graph(int(strategy.techniques["microbatches"]))
+    plan, precision = strategy.plan_for(graph), str(strategy.workload["precision"])
+    predicted = predict(
+        graph,
+        plan,
+        workload=model.workload.kind,
+        optimizer=model.workload.optimizer,
+        compute=emitted_recipe(precision).between,
+        precision=precision,
+    )
+    text = gzip.decompress((results / f"{case.name}.hlo.gz").read_bytes()).decode()
+    source, file = (folder / f"{case.name}.py").read_text(), f"{case.name}.py"
+    parts, origins = Parts(graph, predicted.runs), Origins.of(text, source, file)
+    pricer = pricer_of(strategy)
+    device = pricer.sustained(load_device(pricer.topology.device.name))
+    of, roofline = dict[str, str](), dict[str, float]()
+    for site in kernels(parse(text)):
+        if site.heaviest:
+            part = parts.of(site.found, origins)
+            of[site.found.instruction.name] = part
+            seconds = site.count * kernel_s(site.found, device)
+            roofline[together(part)] = roofline.get(together(part), 0.0) + seconds
+    measured = by_part(of, told["kernels"])
+    return {
+        part: {"roofline_s": roofline.get(part, 0.0), "measured_s": measured.get(part, 0.0)}
+        for part in dict.fromkeys((*roofline, *measured))
+    }
+
+
+def priced(row: Mapping[str, Any]) -> tuple[float, int]:
+    """Seconds of a step and bytes of the peak, of the plan of a row as it is priced today."""
+    strategy = Strategy.from_dict(row["plan"], row["name"])
+    if row["kind"] == "decode":
+        step_s = float(strategy.costs["step_time_s"])
+        return step_s * row["tokens"], int(strategy.costs["memory_per_device_bytes"])
+    model = recorded_model(strategy, f"zoo:{row['model']}")
+    now = reprice(strategy, model, machine_now(strategy)[0])
+    return now.cost.step_time_s, int(now.cost.memory.total)
+
+
+HEADER = (
+    "| program | priced | roofline of its kernels | measured | price / measured | waited for"
+    " | peak planned | compiled | allocated |\n|---|---|---|---|---|---|---|---|---|"
+)
+
+
+def table(rows: Sequence[Mapping[str, Any]], parts: bool) -> int:
+    """Print the record as it is priced today; the number of marks that are missed."""
+    print(HEADER)
+    off, missed = list[float](), 0
+    for row in rows:
+        if "steps_s" not in row:
+            continue
+        step_s, peak = priced(row)
+        measured = row["in_a_row_s"]
+        off.append(step_s / measured - 1)
+        roofline = sum(p["roofline_s"] for p in row.get("parts", {}).values())
+        above = max(row["compiled_bytes"], 0) / peak - 1
+        missed += (abs(off[-1]) > MARK) + (above > PEAK)
+        cells = [
+            row["name"].replace("_", " "),
+            show_time(step_s),
+            show_time(roofline) if roofline else "-",
+            show_time(measured),
+            f"{step_s / measured:.2f}",
+            show_time(median(row["steps_s"])),
+            show_bytes(peak),
+            f"{show_bytes(row['compiled_bytes'])} ({above:+.0%})",
+            show_bytes(row["allocated_bytes"]),
+        ]
+        print(f"| {' | '.join(cells)} |")
+    print(
+        f"\n{len(off)} programs: price off by {mean(map(abs, off)):.1%} on average,"
+        f" {median(map(abs, off)):.1%} in the median, {mean(off):+.1%} with its sign;"
+        f" {sum(abs(x) <= MARK for x in off)} within {MARK:.0%}"
+    )
+    for row in rows:
+        if "gradients" in row:
+            mine, whole = row["loss"]
+            print(
+                f"{row['name']}: loss {mine:.5f}, of float32 on the host {whole:.5f}; gradients"
+                f" apart by {max(row['gradients'].values()):.1%} at most"
+            )
+    for row in rows if parts else ():
+        if "parts" in row:
+            print(f"\n{row['name']}, {row['kernels']:,.0f} kernels")
+            for part, each in row["parts"].items():
+                print(
+                    f"  {part:24}{1e3 * each['roofline_s']:9.2f} ms roofline"
+                    f"{1e3 * each['measured_s']:9.2f} ms measured"
+                )
+    return missed
+
+
 def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("verb", choices=("write", "read"))
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("results", type=Path, nargs="?")
+    parser.add_argument("what", nargs="*", help="write FOLDER, read FOLDER RESULTS, or RECORD")
     parser.add_argument("--only", default="")
     parser.add_argument("--parts", action="store_true")
+    parser.add_argument("-o", "--output", type=Path)
     given = parser.parse_args()
-    if given.verb == "write":
-        return write(given.folder, given.only)
-    return 0
+    verb, *paths = given.what or [str(RECORD)]
+    if verb == "write":
+        return write(Path(paths[0]), given.only)
+    if verb == "read":
+        rows = [row for results in paths[1:] for row in read(Path(paths[0]), Path(results))]
+        given.output.write_text(json.dumps(rows, indent=None) + "\n")
+        return 0
+    return int(table(json.loads(Path(verb).read_text()), given.parts) > 0)
 
 
 if __name__ == "__main__":

@@ -100,7 +100,6 @@ def products() -> Iterator[Case]:
 def attentions() -> Iterator[Case]:
     """cuDNN's fused attention."""
     import jax
-    import jax.numpy as jnp
 
     def case(d: int, s: int, causal: bool, backward: bool, kv: int = 1, mask: str = "") -> Case:
         batch, heads = max(1, TOKENS // s), HIDDEN // d
@@ -151,9 +150,7 @@ def passes() -> Iterator[Case]:
 
     for mib in (1, 4, 16, 64, 256, 1024):
         n = mib * 2**20 // 2
-        yield Case(
-            f"pass_scale_{mib}MiB", lambda x: x * 1.5, (((n,), "bfloat16"),), 0, 2 * 2.0 * n
-        )
+        yield Case(f"pass_scale_{mib}MiB", lambda x: x * 1.5, (((n,), "bfloat16"),), 0, 2 * 2.0 * n)
     n = 2**28
     flat = (((n // 8192, 8192), "bfloat16"),)
     yield Case("pass_sum_rows", lambda x: x.astype("float32").sum(1), flat, 0, 2.0 * n)
@@ -288,7 +285,7 @@ def main() -> int:
     told["host"] = host_links()
     given.result.write_text(json.dumps(told, indent=1))
     for name, row in told["cases"].items():
-        if "time_s" in row and row["time_s"]:
+        if row.get("time_s"):
             print(
                 f"{name:50} {1e6 * row['time_s']:9.1f} us {row['flops'] / row['time_s'] / 1e12:7.1f}"
                 f" TFLOP/s {row['bytes'] / row['time_s'] / 1e9:7.0f} GB/s"

@@ -126,9 +126,7 @@ def abstract(module: Any, mesh: Any) -> tuple[Any, ...]:
                 else NamedSharding(mesh, row[-1])
             )
             kind = (dtype or module.COMPUTE) if row[1] == "float" else row[1]
-            out[key] = jax.ShapeDtypeStruct(
-                module.padded_shape(row[0], row[-1]), kind, sharding=on
-            )
+            out[key] = jax.ShapeDtypeStruct(module.padded_shape(row[0], row[-1]), kind, sharding=on)
         return out
 
     state = {}
@@ -139,13 +137,7 @@ def abstract(module: Any, mesh: Any) -> tuple[Any, ...]:
         )
     if hasattr(module, "SCALE"):
         state[module.SCALE] = (jax.ShapeDtypeStruct((), "float32"),) * 3
-    return (
-        of("PARAMS"),
-        state,
-        of("FROZEN"),
-        of("INPUTS"),
-        jax.ShapeDtypeStruct((), "float32"),
-    )
+    return (of("PARAMS"), state, of("FROZEN"), of("INPUTS"), jax.ShapeDtypeStruct((), "float32"))
 
 
 def placed(module: Any, mesh: Any) -> Any:
@@ -202,10 +194,7 @@ def decoding(module: Any, mesh: Any) -> tuple[Any, Callable[[Any], Callable[[], 
     generate = module.make_generate(mesh)
 
     def ready(run: Any) -> Callable[[], Any]:
-        held = [
-            made(module, "FROZEN", mesh, module.COMPUTE),
-            module.make_caches(mesh),
-        ]
+        held = [made(module, "FROZEN", mesh, module.COMPUTE), module.make_caches(mesh)]
 
         def one() -> Any:
             tokens, made_, held[1] = run(*held, jnp.asarray(ids), jnp.asarray(real), count, end)

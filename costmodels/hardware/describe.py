@@ -46,11 +46,15 @@ def figures(device: Device) -> tuple[tuple[str, str], ...]:
         of_peak = f"of peak, {fused.kernel}"
         if fused.widths:
             of_peak += f", heads of {', '.join(map(str, fused.widths))}"
-        for name, rates, k in (("forward", fused.forward, 0), ("backward", fused.backward, 1)):
+        for name, rates in (("forward", fused.forward), ("backward", fused.backward)):
             text = f"{', '.join(f'{x:g}' for x in rates)} {of_peak}"
-            text += f"; x {fused.masked[k]:g} with a mask" if fused.masked[k] < 1 else ""
-            text += f"; {fused.passes[k]:g} passes over memory" if fused.passes[k] else ""
             rows.append((f"attention.{name}", text))
+        both = (("masked", fused.masked, "of that, with a mask"), ("passes", fused.passes, "times"))
+        rows += [
+            (f"attention.{name}", f"{pair[0]:g} and {pair[1]:g} {unit}, forward and backward")
+            for name, pair, unit in both
+            if pair not in ((1.0, 1.0), (0.0, 0.0))
+        ]
     for name, link in (
         ("package", device.package),
         ("inner", device.inner),

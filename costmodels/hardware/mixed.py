@@ -15,11 +15,14 @@ products.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from costmodels.hardware.device import AttentionPass, Device, DeviceError, FusedAttention
 
 DTYPE = "bfloat16"
 """Type of the products whose rates are compared."""
+COMMON_WIDTH = 128
+"""Elements of a head at which kernels of attention are compared: most models' today."""
 
 
 def slowest(groups: Sequence[tuple[Device, int]]) -> Device:
@@ -67,31 +70,22 @@ def slowest(groups: Sequence[tuple[Device, int]]) -> Device:
 
 
 def _attention(every: Sequence[Device]) -> FusedAttention | None:
-    """The kernel that all devices have, at the least rate of any as a fraction of the least peak;
-    None where they have none in common."""
+    """The kernel that all devices have, as the device has it whose is the slowest, its rates as
+    fractions of the least peak; None where they have none in common."""
     kernels = [d.attention for d in every if d.attention]
     if len(kernels) < len(every) or len({k.kernel for k in kernels}) > 1:
         return None
     peaks = [d.peak(DTYPE) for d in every]
-    widths = tuple(sorted({w for k in kernels for w in k.widths}))
-
-    def least(backward: bool) -> tuple[float, ...]:
-        """Of all devices, at each width."""
-        of = [AttentionPass(backward, width) for width in widths or (1,)]
-        return tuple(
-            min(1.0, min(p * k.efficiency(w) for p, k in zip(peaks, kernels, strict=True)) / min(peaks))
-            for w in of
-        )
-
-    return FusedAttention(
-        kernels[0].kernel,
-        least(False),
-        least(True),
-        widths,
-        min(k.widest_head for k in kernels),
-        (min(k.masked[0] for k in kernels), min(k.masked[1] for k in kernels)),
-        (max(k.passes[0] for k in kernels), max(k.passes[1] for k in kernels)),
+    of = AttentionPass(False, COMMON_WIDTH)
+    peak, slowest = min(
+        zip(peaks, kernels, strict=True), key=lambda pair: pair[0] * pair[1].efficiency(of)
     )
+    forward, backward = (
+        tuple(min(1.0, x * peak / min(peaks)) for x in rates)
+        for rates in (slowest.forward, slowest.backward)
+    )
+    widest = min(k.widest_head for k in kernels)
+    return replace(slowest, forward=forward, backward=backward, widest_head=widest)
 
 
 def _mean(values: Sequence[tuple[float | None, int]]) -> float | None:

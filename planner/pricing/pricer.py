@@ -263,9 +263,7 @@ class Pricer:
         return sum(
             k.often
             * (
-                compute.attention_time_s(
-                    device, k.flops, k.moved_bytes, dtype, k.attention
-                )
+                compute.attention_time_s(device, k.flops, k.moved_bytes, dtype, k.attention)
                 if k.attention
                 else compute.roofline_time_s(device, k.flops, k.moved_bytes, dtype)
             )

@@ -126,7 +126,8 @@ def test_what_the_release_of_a_row_hid() -> None:
     hidden = as_compiled(old, runtime).hidden
     assert (hidden.gathered, hidden.scattered) == ((0.13, 0.12), 0.22)
     assert hidden.slowed == runtime.hidden.slowed
-    assert as_compiled({"source": "Levanter"}, runtime) is runtime
+    others = as_compiled({"source": "Levanter"}, runtime)
+    assert others == replace(runtime, optimizer_bytes=38)
     for release in releases():
         assert all(0 <= share <= 1 for share in (*release.gathered, release.scattered))
         assert release.source and release.runs
@@ -213,7 +214,8 @@ def test_steps_grow_with_the_devices_that_wait_for_one_another() -> None:
     many = sustained(chip, rates, 64)
     assert many.efficiency(1e12) == pytest.approx(chip.efficiency(1e12) * 0.5 / 1.03)
     assert chip.attention and many.attention
-    assert many.attention.forward == pytest.approx(chip.attention.forward * 2 / 1.03)
+    expected = [x * 2 / 1.03 for x in chip.attention.forward]
+    assert many.attention.forward == pytest.approx(expected)
     assert sustained(chip, Rates(), 64) is chip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import models_zoo
-from costmodels.hardware.device import Device, load_device
+from costmodels.hardware.device import AttentionPass, Device, load_device
 from costmodels.hardware.mixed import slowest
 from costmodels.kernels import attention_time_s, roofline_time_s
 from planner.analysis.facts import GraphFacts
@@ -85,14 +86,32 @@ def test_a_fused_kernel_computes_what_the_mask_leaves_and_moves_operands_alone(
 ) -> None:
     base, chip = facts(), load_device(device)
     seen = (ROWS + 1) / (2 * ROWS)
+    of = partial(AttentionPass, width=WIDTH)
     flops, statistics = 4 * PAIRS * WIDTH * seen, 4 * HEADS * ROWS
     expected = (
-        attention_time_s(chip, flops, 2 * ELEMENTS + statistics, "bfloat16", False),
-        attention_time_s(chip, backward * flops, 4 * ELEMENTS + statistics, "bfloat16", True),
+        attention_time_s(chip, flops, 2 * ELEMENTS + statistics, "bfloat16", of(False)),
+        attention_time_s(chip, backward * flops, 4 * ELEMENTS + statistics, "bfloat16", of(True)),
     )
     assert kernel_times(base, attention(base), Split(), pricer(device)) == pytest.approx(expected)
     assert chip.attention is not None
-    assert expected[0] == pytest.approx(flops / (chip.peak("bfloat16") * chip.attention.forward))
+    rate = chip.peak("bfloat16") * chip.attention.efficiency(of(False))
+    beside = chip.attention.passes[0] * (2 * ELEMENTS + statistics)
+    beside /= chip.memory_bytes_per_s * chip.memory_efficiency
+    assert expected[0] == pytest.approx(flops / rate + beside)
+
+
+def test_heads_between_widths_take_the_kernel_of_the_next() -> None:
+    found = load_device("h100-sxm").attention
+    assert found is not None
+    assert found.widths == (64, 128, 256)
+    for backward, rates in ((False, found.forward), (True, found.backward)):
+        at = {w: found.efficiency(AttentionPass(backward, w)) for w in (32, 64, 96, 128, 192, 256)}
+        assert [at[w] for w in found.widths] == list(rates)
+        assert at[32] == rates[0] / 2
+        assert at[96] == pytest.approx(rates[1] * 96 / 128)
+        assert at[192] == pytest.approx(rates[2] * 192 / 256)
+        masked = found.efficiency(AttentionPass(backward, 128, masked=True))
+        assert masked == pytest.approx(rates[1] * found.masked[backward])
 
 
 @pytest.mark.parametrize("why", ["device", "jit"])
@@ -195,4 +214,4 @@ def test_unlike_devices_have_a_kernel_in_common_or_none() -> None:
     assert both.attention == a100.attention
     assert slowest([(h100, 4), (load_device("v100-32gb"), 4)]).attention is None
     with pytest.raises(ValueError, match="v100-32gb has no fused attention"):
-        attention_time_s(load_device("v100-32gb"), 1.0, 1.0, "float16", False)
+        attention_time_s(load_device("v100-32gb"), 1.0, 1.0, "float16", AttentionPass(False, 64))

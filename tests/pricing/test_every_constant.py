@@ -15,7 +15,7 @@ import pytest
 
 from costmodels.capacity import capacity
 from costmodels.collectives import KINDS
-from costmodels.hardware.device import DEVICES, device_names, load_device
+from costmodels.hardware.device import DEVICES, AttentionPass, device_names, load_device
 from costmodels.precision import load_recipe
 from costmodels.ranges import Asked, time_range
 from costmodels.runtimes import Runtime, load_runtime
@@ -70,6 +70,8 @@ def changed(table: Mapping[str, Any], path: tuple[Any, ...]) -> dict[str, Any]:
         number, unit = old.split(" ", 1)
         less = float(number) * LESS
         place[path[-1]] = f"{less:.0f} {unit}" if unit == "B" else f"{less:.6g} {unit}"
+    elif path[-2:-1] == ("widths",):  # which rise
+        place[path[-1]] = old - 8
     elif isinstance(old, int):
         place[path[-1]] = max(1, old // 2) if old > 1 else 2
     else:
@@ -95,8 +97,13 @@ def prices(table: Mapping[str, Any], path: Path) -> tuple[Any, ...]:
     found += [pricer.kernel_s(1.0, 10.0**n, "bfloat16") for n in (1, 9)]
     if device.attention:
         found += [
-            pricer.pass_s([Kernel(1e12, 1.0, attention=which)], "bfloat16")
-            for which in ("forward", "backward")
+            pricer.pass_s([Kernel(1e12, 1e9, attention=of)], "bfloat16")
+            for of in (
+                AttentionPass(backward, width, masked)
+                for backward in (False, True)
+                for width in (60, 120, 250)
+                for masked in (False, True)
+            )
         ]
     found += [
         pricer.collective_s(kind, over, 10.0**n)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from costmodels.hardware.device import AttentionPass
 from planner.verify.hlo.fused_attention import FusedAttention
 from planner.verify.hlo.kernels import Kernel, kernels
 from planner.verify.hlo.schedule import Schedule
@@ -165,8 +166,12 @@ def test_fused_attention_does_what_a_causal_mask_leaves() -> None:
     batch, rows, heads, width = 2, 256, 4, 64
     one = 2 * batch * heads * rows * rows * width
     causal = one * (rows + 1) // (2 * rows)
-    assert forward.attention == FusedAttention("cudnn", False, 2 * one, 2 * causal)
-    assert backward.attention == FusedAttention("cudnn", True, 5 * one, 5 * causal)
+    assert forward.attention == FusedAttention(
+        "cudnn", AttentionPass(False, 64), 2 * one, 2 * causal
+    )
+    assert backward.attention == FusedAttention(
+        "cudnn", AttentionPass(True, 64), 5 * one, 5 * causal
+    )
     assert forward.flops == 2 * causal
 
     # Splash makes scores and the gradient of weights in both kernels of its backward pass.
@@ -174,9 +179,9 @@ def test_fused_attention_does_what_a_causal_mask_leaves() -> None:
     splash = [k.attention for k in tpu]
     assert {k.dtype for k in (forward, backward, *tpu)} == {"bf16"}
     assert splash == [
-        FusedAttention("splash", False, 2 * one, 2 * causal),
-        FusedAttention("splash", True, 2 * one, 3 * causal),
-        FusedAttention("splash", True, 3 * one, 4 * causal),
+        FusedAttention("splash", AttentionPass(False, 64), 2 * one, 2 * causal),
+        FusedAttention("splash", AttentionPass(True, 64), 2 * one, 3 * causal),
+        FusedAttention("splash", AttentionPass(True, 64), 3 * one, 4 * causal),
     ]
 
 
@@ -189,9 +194,9 @@ def test_splash_without_positions_meets_every_key() -> None:
     one = 2 * 2 * 4 * 256 * 256 * 64
     sites: tuple[Site[Kernel], ...] = kernels(parse(text))
     assert [s.found.attention for s in sites if s.found.attention] == [
-        FusedAttention("splash", False, 2 * one, 2 * one),
-        FusedAttention("splash", True, 2 * one, 3 * one),
-        FusedAttention("splash", True, 3 * one, 4 * one),
+        FusedAttention("splash", AttentionPass(False, 64), 2 * one, 2 * one),
+        FusedAttention("splash", AttentionPass(True, 64), 2 * one, 3 * one),
+        FusedAttention("splash", AttentionPass(True, 64), 3 * one, 4 * one),
     ]
 
 

@@ -53,7 +53,15 @@ def releases() -> tuple[Release, ...]:
             unfused=table.get("unfused", False),
         )
         for name, table in tables.items()
+        if name != "optimizer_bytes"
     )
+
+
+@cache
+def optimizer_bytes() -> float:
+    """Traffic of a parameter's update in frameworks of published runs (the file's head)."""
+    with FILE.open("rb") as file:
+        return float(tomllib.load(file)["optimizer_bytes"])
 
 
 def release_of(row: Row) -> Release | None:
@@ -62,7 +70,8 @@ def release_of(row: Row) -> Release | None:
 
 
 def as_compiled(row: Row, runtime: Runtime) -> Runtime:
-    """The profile of emitted programs with what the compiler of a row hid."""
+    """The profile of emitted programs with what a row's optimizer moves and its compiler hid."""
+    runtime = replace(runtime, optimizer_bytes=optimizer_bytes())
     release = release_of(row)
     if release is None:
         return runtime
