@@ -97,6 +97,43 @@ def test_a_slice_put_into_what_a_fusion_makes_is_written_with_all_around_it() ->
     assert found(text)["placed"][1] == 2 * 8 * 16 * 4 + 4 + 2 * 16 * 4
 
 
+ASYNCHRONOUS = """
+%row (stack: bf16[48,64], i: s32[]) -> bf16[1,64] {
+  %stack = bf16[48,64]{1,0} parameter(0)
+  %i = s32[] parameter(1)
+  %zero = s32[] constant(0)
+  ROOT %cut = bf16[1,64]{1,0} dynamic-slice(%stack, %i, %zero), dynamic_slice_sizes={1,64}
+}
+
+%put (into: bf16[48,64], at: s32[], one: bf16[1,64]) -> bf16[48,64] {
+  %into = bf16[48,64]{1,0} parameter(0)
+  %at = s32[] parameter(1)
+  %one = bf16[1,64]{1,0} parameter(2)
+  %none = s32[] constant(0)
+  ROOT %replaced = bf16[48,64]{1,0} dynamic-update-slice(%into, %one, %at, %none)
+}
+
+ENTRY %main (w: bf16[48,64], k: s32[]) -> bf16[48,64] {
+  %w = bf16[48,64]{1,0} parameter(0)
+  %k = s32[] parameter(1)
+  %start = ((bf16[48,64]{1,0}, s32[]), bf16[1,64]{1,0}, u32[]) fusion-start(%w, %k), kind=kLoop, calls=%row
+  %done = bf16[1,64]{1,0} fusion-done(%start)
+  %twice = bf16[1,64]{1,0} add(%done, %done)
+  %begun = ((bf16[48,64]{1,0}, s32[], bf16[1,64]{1,0}), bf16[48,64]{1,0}, u32[]) fusion-start(%w, %k, %twice), kind=kLoop, calls=%put
+  ROOT %ended = bf16[48,64]{1,0} fusion-done(%begun)
+}
+"""
+
+
+def test_copies_that_are_not_waited_for_move_what_they_cut_out_and_put_in() -> None:
+    """As jax 0.11 writes them for GPUs: the type of a start has its operands, too."""
+    assert found(ASYNCHRONOUS) == {
+        "start": (1, 2 * 64 * 2 + 4, 0),
+        "twice": (1, 3 * 64 * 2, 0),
+        "begun": (1, 2 * 64 * 2 + 4, 0),
+    }
+
+
 AHEAD = """
 ENTRY %main (w: bf16[64,128], h: f32[32]) -> bf16[64,128] {
   %w = bf16[64,128]{1,0:T(8,128)(2,1)} parameter(0)
