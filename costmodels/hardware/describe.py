@@ -12,6 +12,7 @@ from typing import Any
 from costmodels.hardware.device import (
     TOPOLOGIES,
     Device,
+    FusedAttention,
     Link,
     device_names,
     load_device,
@@ -25,6 +26,14 @@ LEAST = 30
 """Columns of a terminal that a last column of words needs; in fewer it is left out."""
 ALSO = "also"
 _NAME, _GAP = 26, 2
+
+
+def attention_keys(fused: FusedAttention | None) -> tuple[str, ...]:
+    """Figures of a device's fused attention that are shown with their source."""
+    if fused is None:
+        return ()
+    more = (("masked", (1.0, 1.0)), ("passes", (0.0, 0.0)))
+    return ("forward", "backward", *(k for k, none in more if getattr(fused, k) != none))
 
 
 def figures(device: Device) -> tuple[tuple[str, str], ...]:
@@ -53,7 +62,7 @@ def figures(device: Device) -> tuple[tuple[str, str], ...]:
         rows += [
             (f"attention.{name}", f"{pair[0]:g} and {pair[1]:g} {unit}, forward and backward")
             for name, pair, unit in both
-            if pair not in ((1.0, 1.0), (0.0, 0.0))
+            if name in attention_keys(fused)
         ]
     for name, link in (
         ("package", device.package),

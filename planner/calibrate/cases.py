@@ -10,6 +10,8 @@ GPUs its switch) are measured sharing it.
     reduce                one array -> a number     0        read once
     tiny                  8 x 8 product             0        none that counts: what starting a
                           kernel takes
+    attention             rows tokens, heads of     of causal attention; with `backward` of
+                          edge elements             both passes, else of the forward pass
     a collective's kind   payload over a group      0        payload as costmodels.collectives
                           counts it
 """
@@ -27,12 +29,18 @@ MAIN_DTYPE = {"cpu": "float32", "gpu": "bfloat16", "tpu": "bfloat16"}
 """The type whose products make the curve of efficiency; other types are measured as a multiple of
 its rate."""
 KIB, MIB = 2**10, 2**20
+ATTENTION_TOKENS, ATTENTION_HIDDEN = 16384, 2048
+"""Of a case of attention: tokens of all sequences, and heads times their elements."""
+LENGTHS = (512, 2048, 8192)
+"""Tokens of a sequence of these cases."""
+BACKWARD_PRODUCTS = 2.5
+"""FLOPs of cuDNN's backward pass, as a multiple of its forward pass."""
 
 
 @dataclass(frozen=True)
 class Case:
     """One thing to measure (module docstring). edge: k of a product; rows: its m. members, stride:
-    of a collective's group: devices 0, stride, ... ."""
+    of a collective's group: devices 0, stride, ... . backward: of attention, both passes."""
 
     kind: str
     dtype: str = "float32"
@@ -41,11 +49,29 @@ class Case:
     edge: int = 0
     members: int = 1
     stride: int = 1
+    backward: bool = False
+
+    @property
+    def heads(self) -> int:
+        """Of attention."""
+        return ATTENTION_HIDDEN // self.edge
 
     @property
     def flops(self) -> float:
         """FLOPs of one run on one device."""
+        if self.kind == "attention":
+            forward = 2.0 * ATTENTION_TOKENS * self.heads * self.edge * (self.rows + 1)
+            return (1 + BACKWARD_PRODUCTS) * forward if self.backward else forward
         return 2.0 * self.rows * self.edge**2
+
+
+def attention(width: int, tokens: int, backward: bool) -> Case:
+    """Causal attention over sequences of so many tokens. Bytes: operands and results of a forward
+    pass, and the backward pass's, which reads the result and its gradient too."""
+    one = ITEM_BYTES["bfloat16"] * ATTENTION_TOKENS * ATTENTION_HIDDEN
+    statistics = 4 * ATTENTION_TOKENS * (ATTENTION_HIDDEN // width)
+    size = 4 * one + statistics + (8 * one + statistics if backward else 0)
+    return Case("attention", "bfloat16", size, tokens, width, backward=backward)
 
 
 @dataclass(frozen=True)
@@ -115,6 +141,9 @@ def cases(devices: int, node_size: int, kind: str, quick: bool) -> list[Case]:
     listed += [Case("matmul", t, ITEM_BYTES[t] * (2 * m * k + k * k), m, k) for t, m, k in products]
     listed += [Case("stream", "float32", 2 * n) for n in sizes]
     listed += [Case("reduce", "float32", n) for n in sizes]
+    if kind == "gpu":
+        widths, lengths = ((64, 128), (1024, 8192)) if quick else ((64, 128, 256), LENGTHS)
+        listed += [attention(w, s, b) for w in widths for s in lengths for b in (False, True)]
     if devices > 1:
         listed += [
             Case(k, "float32", n, members=m, stride=s)

@@ -4,6 +4,10 @@
                  (below); other types: their rate over the main type's
     memory       geometric mean of bytes / time of the cases that a launch does not bound
     launch       time of a tiny kernel in a chain
+    attention    of a width of heads, time = FLOPs / (peak * efficiency) + passes * bytes /
+                 (bandwidth * memory efficiency): least squares of relative errors over lengths,
+                 passes shared by all widths; the backward pass is what both take less the forward
+                 one
     a link       latency and bandwidth of costmodels.collectives' own formulas: robust least squares
                  on log(measured / priced) over all collectives, group sizes and payloads of that
                  link: a switch, or the memory that virtual devices of a CPU share
@@ -65,6 +69,19 @@ class LinkFit:
 
 
 @dataclass(frozen=True)
+class AttentionFit:
+    """A fused attention: FLOP/s of each pass by width of heads, and how often it goes over operands
+    and results at the device's rate of memory. off: the largest |fitted / measured - 1|."""
+
+    widths: tuple[int, ...]
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]
+    passes: tuple[float, float]
+    off: float
+    samples: int
+
+
+@dataclass(frozen=True)
 class Figures:
     """What was measured. rate: FLOP/s of the main type's fastest products; curve: (FLOPs, FLOP/s)
     of products of that type, rising; others: type -> multiple of it.
@@ -79,6 +96,7 @@ class Figures:
     launch: Estimate
     inner: LinkFit | None
     outer: LinkFit | None
+    attention: AttentionFit | None = None
 
 
 def fit(samples: Sequence[Sample], kind: str, devices: int, node_size: int) -> Figures:
@@ -138,7 +156,48 @@ def fit(samples: Sequence[Sample], kind: str, devices: int, node_size: int) -> F
         launch=launch,
         inner=inner,
         outer=fit_link(across, "switch", 0),
+        attention=fit_attention(_of(samples, "attention"), _mean(passes).value),
     )
+
+
+def fit_attention(samples: Sequence[Sample], memory: float) -> AttentionFit | None:
+    """The figures of fused attention. memory: bytes per second of its passes. None where fewer than
+    two lengths of a width were measured, or what was measured makes no rates."""
+    widths = tuple(sorted({s.case.edge for s in samples}))
+    at = {(s.case.edge, s.case.rows, s.case.backward): s for s in samples}
+    rates: list[tuple[float, ...]] = []
+    passes, off = list[float](), 0.0
+    for backward in (False, True):
+        cases = list[tuple[int, float, float, float]]()  # width, FLOPs, bytes, seconds
+        for (width, rows, both), s in at.items():
+            less = at.get((width, rows, False))
+            if both is not backward or less is None:
+                continue
+            minus = less if backward else None
+            cases.append(
+                (
+                    width,
+                    s.case.flops - (minus.case.flops if minus else 0),
+                    s.case.size_bytes - (minus.case.size_bytes if minus else 0),
+                    s.time_s - (minus.time_s if minus else 0),
+                )
+            )
+        lengths = {w: sum(case[0] == w for case in cases) for w in widths}
+        if not cases or min(lengths.values()) < 2 or min(t for *_, t in cases) <= 0:
+            return None
+        left = np.array(
+            [
+                [*(flops / t if w == width else 0.0 for w in widths), size / memory / t]
+                for width, flops, size, t in cases
+            ]
+        )
+        found = np.linalg.lstsq(left, np.ones(len(cases)), rcond=None)[0]
+        if found.min() <= 0:
+            return None
+        rates.append(tuple(float(1 / x) for x in found[:-1]))
+        passes.append(float(found[-1]))
+        off = max(off, float(np.abs(left @ found - 1).max()))
+    return AttentionFit(widths, rates[0], rates[1], (passes[0], passes[1]), off, len(samples))
 
 
 def monotone(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:

@@ -17,8 +17,9 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from costmodels.hardware.describe import attention_keys
 from costmodels.hardware.device import Device, DeviceError, Link, device_spelled, from_table
-from planner.calibrate.fit import Estimate, Figures, LinkFit
+from planner.calibrate.fit import AttentionFit, Estimate, Figures, LinkFit
 from planner.calibrate.measure import Measured
 from planner.errors import PlanError
 
@@ -60,11 +61,15 @@ def table(figures: Figures, measured: Measured, base: Device, name: str) -> Tabl
     )
     copied = ("context", "tile") if base.tile else ("context",)
     guessed = {f"memory.{k}": f"as the file of {base.name}" for k in copied}
-    if base.attention:
-        guessed |= {
-            f"attention.{k}": f"as the file of {base.name}, not measured"
-            for k in ("forward", "backward")
+    if attention := figures.attention if base.attention else None:
+        told = f"measured: lengths of causal attention, {attention.off:.0%} off at most"
+        sources |= {
+            f"attention.{k}": f"{told}; {attention.samples} samples"
+            for k in ("forward", "backward", "passes")
         }
+    for key in attention_keys(base.attention):
+        if f"attention.{key}" not in sources:
+            guessed[f"attention.{key}"] = f"as the file of {base.name}, not measured"
     links: Table = {}
     for link, fit, shipped in (
         ("inner", figures.inner, base.inner),
@@ -140,7 +145,21 @@ def _kernel_tables(
             **({"tile": list(base.tile)} if base.tile else {}),
         },
         "kernel": {"launch": _time(figures.launch.value)},
-        **({"attention": asdict(base.attention)} if base.attention else {}),
+        **({"attention": _attention(figures.attention, base)} if base.attention else {}),
+    }
+
+
+def _attention(fit: AttentionFit | None, base: Device) -> Table:
+    """The table attention: as measured, else the file's."""
+    table = asdict(base.attention) if base.attention else {}
+    if fit is None:
+        return table
+    peak = base.peak_flops_per_s["bfloat16"]
+    return table | {
+        "widths": list(fit.widths),
+        "forward": [_share(x / peak, "attention", base) for x in fit.forward],
+        "backward": [_share(x / peak, "attention", base) for x in fit.backward],
+        "passes": [float(f"{x:.4g}") for x in fit.passes],
     }
 
 

@@ -7,7 +7,7 @@ so that dispatch and the way back to Python cancel. Virtual devices of a host ar
 they take of its cores: when all of them work, one that waits for another leaves its core to a
 third, and what other processes take of the machine does not count. The number of turns is an
 argument of the compiled program. Values stay finite: products are with a matrix whose rows sum to
-one, sums over devices are of zeros.
+one, or on accelerators of random values with an orthogonal one; sums over devices are of zeros.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import jax
@@ -26,11 +27,13 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from costmodels.collectives import KINDS
-from planner.calibrate.cases import ITEM_BYTES, Case
+from planner.calibrate.cases import ATTENTION_TOKENS, ITEM_BYTES, Case
 
 ALL = ("outer", "group", "inner")
 LEAD, WIDTH = 8, 256
 """Of what virtual devices exchange: extents before the dim that is cut, and after it."""
+RANDOM = ("matmul", "attention")
+"""Cases whose values matter."""
 TINY = 8
 TINY_CHAIN = 16
 """Kernels of one run of the case `tiny`."""
@@ -82,7 +85,12 @@ def build(case: Case, devices: list[Any]) -> Timed:
             local, mesh=mesh, in_specs=(P(), P(ALL), P(ALL)), out_specs=P(ALL), check_vma=False
         )
     )
-    x = jax.device_put(jnp.zeros((n, *shape), case.dtype), spread)
+    of = jnp.zeros((n, *shape), case.dtype)
+    if case.kind in RANDOM and devices[0].platform != "cpu":
+        # Accelerators take less power for zeros, and are faster by as much.
+        of = jax.random.normal(jax.random.key(0), of.shape, of.dtype)
+        other = orthogonal(case.edge) if case.kind == "matmul" else other
+    x = jax.device_put(of, spread)
     w = jax.device_put(jnp.broadcast_to(other, (n, *other.shape)).astype(case.dtype), spread)
     done = program.lower(jnp.int32(1), x, w).compile()
     cores = min(n, len(os.sched_getaffinity(0))) if devices[0].platform == "cpu" else 0
@@ -93,6 +101,8 @@ def _body(case: Case) -> tuple[Body, tuple[int, ...], Any]:
     """(one run of the case, local shape of what it works on, its second operand)."""
     if case.kind == "tiny":
         return _chain, (TINY, TINY), jnp.full((TINY, TINY), 1.0 / TINY)
+    if case.kind == "attention":
+        return _attention(case)
     if case.kind == "matmul":
         return (
             lambda x, w: (x @ w).astype(x.dtype),
@@ -113,6 +123,29 @@ def _body(case: Case) -> tuple[Body, tuple[int, ...], Any]:
             jnp.zeros(1),
         )
     return _collective(case, case.size_bytes // item)
+
+
+def _attention(case: Case) -> tuple[Body, tuple[int, ...], Any]:
+    """cuDNN's causal attention of queries that are keys and values, too. One element of its result,
+    or with the backward pass of the gradients, goes where the next run reads it."""
+
+    def forward(q: Any, k: Any, v: Any) -> Any:
+        return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn")
+
+    def run(x: Any, _: Any) -> Any:
+        if not case.backward:
+            return x.at[0, 0, 0, 0].set(forward(x, x, x)[0, 0, 0, 0])
+        made = jax.vjp(forward, x, x, x)[1](x)
+        return x.at[0, 0, 0, 0].set(sum(g[0, 0, 0, 0] for g in made))
+
+    shape = (ATTENTION_TOKENS // case.rows, case.rows, case.heads, case.edge)
+    return run, shape, jnp.zeros(1)
+
+
+@cache
+def orthogonal(edge: int) -> Any:
+    """A random matrix that leaves the size of what it multiplies as it is."""
+    return jnp.linalg.qr(jax.random.normal(jax.random.key(1), (edge, edge)))[0]
 
 
 def _chain(x: Any, w: Any) -> Any:

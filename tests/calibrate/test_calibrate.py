@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from costmodels.collectives import KINDS, PASSES, Span, collective_time_s
 from costmodels.hardware.device import from_table, load_device
-from planner.calibrate.cases import Case, Sample, cases, groups
+from planner.calibrate.cases import Case, Sample, attention, cases, groups
 from planner.calibrate.fit import CLOSE, MOST_FALL, Figures, fit, fit_link, monotone
 from planner.calibrate.measure import Measured
 from planner.calibrate.profile import shipped_name, table, text
@@ -24,6 +24,10 @@ from planner.cli import main
 from planner.errors import PlanError
 
 RATE, MEMORY, LAUNCH, LATENCY, LINK = 50e9, 8e9, 4e-6, 25e-6, 2e9
+
+ATTENTION = {64: (20e9, 18e9), 128: (30e9, 25e9), 256: (28e9, 19e9)}
+"""Width of heads -> FLOP/s of each pass."""
+FORWARD_BYTES = {w: attention(w, 512, False).size_bytes for w in ATTENTION}
 
 
 def truth(case: Case, devices: int = 8, kind: str = "cpu", bus: float = 0.0) -> float:
@@ -35,6 +39,14 @@ def truth(case: Case, devices: int = 8, kind: str = "cpu", bus: float = 0.0) -> 
             0.25 if case.dtype == "bfloat16" and kind == "cpu" else 1.0
         )
         return case.flops / (RATE * reached) + LAUNCH / 10
+    if case.kind == "attention":
+        both, forward = case, replace(case, backward=False, size_bytes=FORWARD_BYTES[case.edge])
+        rates, passes = ATTENTION[case.edge], (0.7, 3.0)
+        seconds = forward.flops / rates[0] + passes[0] * forward.size_bytes / MEMORY
+        if case.backward:
+            more = both.size_bytes - forward.size_bytes
+            seconds += (both.flops - forward.flops) / rates[1] + passes[1] * more / MEMORY
+        return seconds
     if case.kind in ("stream", "reduce"):
         return max(case.size_bytes / MEMORY, LAUNCH)
     if kind == "cpu" and case.stride == 1:
@@ -220,6 +232,33 @@ def test_a_data_sheet_that_is_beaten_is_another_devices(tmp_path: Path) -> None:
             base,
             "a",
         )
+
+
+def test_attention_is_found_by_width_of_heads(tmp_path: Path) -> None:
+    found = fit(samples(1, 1, "gpu"), "gpu", 1, 1)
+    assert found.attention is not None
+    assert found.attention.widths == (64, 128, 256)
+    for k, pass_rates in enumerate((found.attention.forward, found.attention.backward)):
+        assert pass_rates == pytest.approx([rates[k] for rates in ATTENTION.values()], rel=1e-6)
+    assert found.attention.passes == pytest.approx((0.7, 3.0), rel=1e-6)
+    base = load_device("h100-sxm")
+    kind = "NVIDIA H100 80GB HBM3"
+    real = replace(  # of a device that the data sheet can be of
+        found, memory=replace(found.memory, value=2.9e12), inner=None
+    )
+    content = table(real, measured([], 1, 1, "gpu", kind), base, "mine")
+    made = from_table(tomllib.loads(text(content, "t")), "t")
+    assert made.attention is not None and base.attention is not None
+    assert made.attention.passes == (0.7, 3.0)
+    assert made.attention.forward[1] == pytest.approx(30e9 / 989e12, rel=1e-3)
+    assert made.attention.masked == base.attention.masked
+    assert "attention.masked" in made.guessed and "attention.passes" in made.sources
+    # A machine without the kernel keeps what its file says.
+    bare = fit([s for s in samples(1, 1, "gpu") if s.case.kind != "attention"], "gpu", 1, 1)
+    assert bare.attention is None
+    content = table(replace(bare, memory=real.memory), measured([], 1, 1, "gpu", kind), base, "b")
+    kept = from_table(tomllib.loads(text(content, "t")), "t")
+    assert kept.attention == base.attention and "attention.forward" in kept.guessed
 
 
 def test_one_device_has_figures_without_links() -> None:
