@@ -160,11 +160,11 @@ def _batch_norm(call: Call) -> str:
     return text if live == 3 else f"{text}[0]" if live == 1 else f"{text}[:{live}]"
 
 
-ROW_NORM_BACKWARD = 4.0
+ROOT_NORM_BACKWARD, LAYER_NORM_BACKWARD = 4.0, 6.0
 """The backward pass of a norm over rows as XLA's GPU compiler runs it, in forward passes (two
 arrays): the operand's gradient reads two arrays and writes one; the scale's writes the product that
-is summed, with statistics of its own, and reads it again; the shift's reads one (benchmarks/
-RESULTS.md, "Norms on GPUs")."""
+is summed, with statistics of its own, and reads it again. A LayerNorm's has two statistics, and a
+shift whose gradient reads one more (benchmarks/RESULTS.md, "Norms on GPUs" and "On one H100")."""
 
 
 # Many parameters: what norms differ in.
@@ -214,10 +214,10 @@ register(
         _suffix_norm,
         _layer_norm,
         extents=True,
-        gpu_backward=ROW_NORM_BACKWARD,
+        gpu_backward=LAYER_NORM_BACKWARD,
     ),
     _norm(
-        "RMSNormalization", _suffix_norm, _rms_norm, extents=True, gpu_backward=ROW_NORM_BACKWARD
+        "RMSNormalization", _suffix_norm, _rms_norm, extents=True, gpu_backward=ROOT_NORM_BACKWARD
     ),
     _norm("InstanceNormalization", _instance_rule, _instance_norm),
     _norm("GroupNormalization", _group_rule, _group_norm, counted="g"),
