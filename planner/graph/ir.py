@@ -246,6 +246,9 @@ class Graph:
     (planner.workload.host_tables)."""
     notes: tuple[str, ...] = ()
     """What the reader assumed or repaired, a sentence each, for the user."""
+    unstacked: bool = False
+    """Whether its program has no loops over repeated blocks, and their weights one by one: those
+    that serve, which would copy all weights out of stacks for each token."""
 
     @cached_property
     def producer(self) -> dict[str, int]:

@@ -210,12 +210,12 @@ class WeightPricer:
         )
 
     def _looped(self, name: str) -> bool:
-        """Whether a loop over blocks of a training program cuts it out of a stack. Uneven pipeline
-        stages have no loops."""
+        """Whether a loop over blocks of the program cuts it out of a stack. Uneven pipeline stages
+        have no loops, nor have programs that serve."""
         uneven = self.base.dealt is None and self.pricer.mesh.stages > 1
         return (
-            self.base.training
-            and not uneven
+            not uneven
+            and not self.base.graph.unstacked
             and name in self.base.stacks
             and self.base.graph.consumers[name][0][0] in self.base.looped
             and not self.offloaded(name)

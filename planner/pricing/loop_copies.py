@@ -27,8 +27,8 @@ from planner.pricing.pricer import Pricer
 def loop_copies_s(
     base: GraphFacts, flow: Flow, runs: tuple[RepeatedBlock, ...], pricer: Pricer
 ) -> float:
-    """Seconds of a device's copies in a training step."""
-    if not runs:
+    """Seconds of a device's copies in a step."""
+    if not runs or flow.graph.unstacked:
         return 0.0
     pipeline = pipeline_of(flow.graph, flow.plan)
 

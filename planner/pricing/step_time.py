@@ -89,7 +89,7 @@ def _other_parts(
     """Seconds of planner.pricing.cost.OTHER_PARTS."""
     return {
         "tables_time_s": pull_push_s(flow, pricer),
-        "loop_copy_time_s": loop_copies_s(base, flow, runs, pricer) if base.training else 0.0,
+        "loop_copy_time_s": loop_copies_s(base, flow, runs, pricer),
     }
 
 

@@ -87,7 +87,8 @@ class PhaseModel(Model):
             graph = step_graph(graph, form)
         graph = quantized(graph) if s.quantize == "int8" else graph
         notes = tuple(n for n in graph.notes if not n.startswith("batch "))  # it was given
-        return replace(graph, name=self.name, dims={**graph.dims, "batch": self.rows}, notes=notes)
+        dims = {**graph.dims, "batch": self.rows}
+        return replace(graph, name=self.name, dims=dims, notes=notes, unstacked=True)
 
     def _read(self, proto: Any, tokens: int, total: int, pasts: tuple[str, ...]) -> Graph:
 
