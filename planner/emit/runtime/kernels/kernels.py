@@ -75,10 +75,28 @@ def top_k(x, k, axis, largest):
     return jnp.moveaxis(turned(values), -1, axis), jnp.moveaxis(indices, -1, axis)
 
 
+FEW_ROWS, OFTEN = 64, 64
+"""A table of at most so many rows, each taken so often on average, is looked up in sums."""
+
+
 def take(table, indices, axis):
-    """Rows of `table` along `axis`; negative indices count from the end."""
+    """Rows of `table` along `axis`; negative indices count from the end.
+
+    Of a table of few rows each result is a sum over all rows of which one counts, so that the
+    gradient of a row is one sum in float32. Scattered into few rows, gradients wait for one another
+    (T5's biases of positions, on an H100: 976 of 1,052 ms a step).
+    """
     size = table.shape[axis]
-    return jnp.take(table, jnp.where(indices < 0, indices + size, indices), axis=axis, mode="clip")
+    at = jnp.where(indices < 0, indices + size, indices)
+    few = size <= FEW_ROWS and at.size >= OFTEN * size
+    if not few or not jnp.issubdtype(table.dtype, jnp.floating):
+        return jnp.take(table, at, axis=axis, mode="clip")
+    wide = jnp.promote_types(table.dtype, jnp.float32)
+    rows = jnp.moveaxis(table, axis, 0).astype(wide)
+    hit = jnp.clip(at, 0, size - 1)[..., None] == jnp.arange(size)
+    hit = hit.reshape(*hit.shape, *(1,) * (table.ndim - 1))
+    out = jnp.where(hit, rows, 0).sum(at.ndim).astype(table.dtype)
+    return jnp.moveaxis(out, range(at.ndim), range(axis, axis + at.ndim))
 
 
 def take_shard(table, indices, axis, start, size):
