@@ -329,6 +329,8 @@ def table(rows: Sequence[Mapping[str, Any]], parts: bool) -> int:
         f" {sum(abs(x) <= MARK for x in off)} within {MARK:.0%}"
     )
     for row in rows:
+        if "note" in row:
+            print(f"{row['name'].replace('_', ' ')}: {row['note']}")
         if "gradients" in row:
             mine, whole = row["loss"]
             print(

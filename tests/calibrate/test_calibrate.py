@@ -261,6 +261,24 @@ def test_attention_is_found_by_width_of_heads(tmp_path: Path) -> None:
     assert kept.attention == base.attention and "attention.forward" in kept.guessed
 
 
+def test_turns_of_accelerators_have_several_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    jax = pytest.importorskip("jax")
+    from planner.calibrate import programs
+
+    small = Case("matmul", "float32", 3 * 4 * 32 * 32, 32, 32)
+    large = Case("stream", "float32", 2**30)
+    assert [programs.chain_of(c, "gpu") for c in (small, large, Case("tiny"))] == [16, 4, 1]
+    assert programs.chain_of(small, "cpu") == 1
+    ones = replace(small, kind="stream", size_bytes=2**10)
+    monkeypatch.setattr(programs, "chain_of", lambda case, platform: 4)
+    device = jax.devices()[:1]
+    four = programs.build(ones, device)
+    monkeypatch.setattr(programs, "chain_of", lambda case, platform: 1)
+    one = programs.build(ones, device)
+    assert (four.kernels, one.kernels) == (4, 1)
+    assert np.allclose(four.run(3, *four.arguments), one.run(12, *one.arguments))
+
+
 def test_one_device_has_figures_without_links() -> None:
     found = fit(samples(1, 1), "cpu", 1, 1)
     assert found.inner is None
