@@ -61,15 +61,8 @@ def table(figures: Figures, measured: Measured, base: Device, name: str) -> Tabl
     )
     copied = ("context", "tile") if base.tile else ("context",)
     guessed = {f"memory.{k}": f"as the file of {base.name}" for k in copied}
-    if attention := figures.attention if base.attention else None:
-        told = f"measured: lengths of causal attention, {attention.off:.0%} off at most"
-        sources |= {
-            f"attention.{k}": f"{told}; {attention.samples} samples"
-            for k in ("forward", "backward", "passes")
-        }
-    for key in attention_keys(base.attention):
-        if f"attention.{key}" not in sources:
-            guessed[f"attention.{key}"] = f"as the file of {base.name}, not measured"
+    told, kept = _attention_sources(figures, base)
+    sources, guessed = sources | told, guessed | kept
     links: Table = {}
     for link, fit, shipped in (
         ("inner", figures.inner, base.inner),
@@ -104,6 +97,21 @@ def table(figures: Figures, measured: Measured, base: Device, name: str) -> Tabl
         "guessed": guessed,
         "uncertainty": {k: float(f"{e.error:.2g}") for k, e in errors.items()},
     }
+
+
+def _attention_sources(figures: Figures, base: Device) -> tuple[dict[str, str], dict[str, str]]:
+    """Where the figures of fused attention are from: (measured, as the file says), by
+    "table.key"."""
+    measured = dict[str, str]()
+    if (fit := figures.attention) and base.attention:
+        told = f"measured: lengths of causal attention, {fit.off:.0%} off at most"
+        measured = {
+            f"attention.{k}": f"{told}; {fit.samples} samples"
+            for k in ("forward", "backward", "passes")
+        }
+    keys = [f"attention.{key}" for key in attention_keys(base.attention)]
+    said = f"as the file of {base.name}, not measured"
+    return measured, {key: said for key in keys if key not in measured}
 
 
 def _measured_sources(
