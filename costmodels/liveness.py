@@ -185,5 +185,6 @@ def temporary_bytes(
 
 def gradient_takes_its_weights_place(recipe: Recipe, zero_stage: int, microbatches: int) -> bool:
     """Whether a weight's whole gradient lies where the weight lay, once no operator reads that any
-    more (module docstring)."""
-    return zero_stage < 3 and microbatches <= 1 and recipe.master_bytes > 0
+    more (module docstring). Where the loss is scaled a step may leave weights as they were."""
+    replaced = recipe.master_bytes > 0 and not recipe.loss_scaled
+    return zero_stage < 3 and microbatches <= 1 and replaced

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from costmodels.liveness import gradient_takes_its_weights_place
 from costmodels.precision import load_recipe
 from costmodels.trained_weight import TrainedWeight
 
@@ -57,3 +58,13 @@ def test_many_weights_are_priced_as_each_alone() -> None:
                 assert getattr(rows, name)(recipe, looped=looped).tolist() == [
                     getattr(w, name)(recipe, looped=looped) for w in each
                 ]
+
+
+def test_gradients_lie_where_weights_lay_that_are_written_anew() -> None:
+    """Not where sums or a stage's pieces outlive a microbatch, where weights are what is updated,
+    or where a step that overflows leaves them as they were."""
+    mixed, pure, scaled = (load_recipe(name) for name in ("bf16-mixed", "bf16-pure", "fp16"))
+    assert all(gradient_takes_its_weights_place(mixed, zero, 1) for zero in (0, 1, 2))
+    assert not gradient_takes_its_weights_place(mixed, 3, 1)
+    assert not gradient_takes_its_weights_place(mixed, 0, 2)
+    assert not any(gradient_takes_its_weights_place(r, 0, 1) for r in (pure, scaled))
