@@ -187,6 +187,10 @@ class Operator:
     """(node, rule, split, mesh, whether a backward pass follows) -> what rounding up blocks of rows
     adds to a device's work, as a factor."""
 
+    busiest: Callable[[Node, Rule, Split, Mapping[str, int]], float] | None = None
+    """(node, rule, split, mesh) -> work of the busiest device over the mean, where what it gets is
+    decided by the data."""
+
     # What the memory of its kernels is.
     workspace: Callable[[Pieces, np.ndarray], np.ndarray] | None = None
     """(pieces, bytes of the results [splits]) -> bytes that live while it runs, in the backward

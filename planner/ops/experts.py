@@ -253,6 +253,14 @@ def _passes(pieces: Pieces, operands: np.ndarray, results: np.ndarray) -> list[P
     return found
 
 
+def _busiest(node: Node, rule: Rule, split: Split, mesh: Mapping[str, int]) -> float:
+    """Rows of the busiest device over the mean: places where there is a capacity."""
+    if capacity_of(node):
+        return float(capped_filling(node, rule))
+    apart = rule.sizes["e"] // rule.local(split, mesh)["e"]
+    return busiest_rows(node, apart) if apart > 1 else 1.0
+
+
 def _grouped(pieces: Pieces, split: Split) -> Passes:
     """Of a runtime whose kernels multiply all rows of the busiest device's experts, each expert's
     as efficiently as a product of that size; results are made again, as shares multiply them."""
@@ -261,9 +269,10 @@ def _grouped(pieces: Pieces, split: Split) -> Passes:
         pieces.rule.local(split, pieces.mesh),
         pieces.itemsize("float32"),
     )
-    apart, h, f = rule.sizes["e"] // local["e"], local["h"], local["f"]
-    busiest = busiest_rows(pieces.node, apart) if apart > 1 else 1.0
-    rows = busiest * float(mean_rows(rule, split, pieces.mesh))
+    h, f = local["h"], local["f"]
+    rows = _busiest(pieces.node, rule, split, pieces.mesh) * float(
+        mean_rows(rule, split, pieces.mesh)
+    )
     moved = Kernel(0.0, 4 * rows * h * itemsize, local["e"])
     product = Kernel(2 * rows * h * f, (h * f + rows * (h + f)) * itemsize)
     forward = _layers(pieces.node) * local["e"]
@@ -313,6 +322,7 @@ register(
         kind="experts",
         passes=_passes,
         filling=filling,
+        busiest=_busiest,
         workspace=_workspace,
         products=_products,
         roles={"e": "expert"},

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.expert_arms import DEGREES, torchtitan
 from planner.calibrate.runs import xla
 from planner.calibrate.runs.fit import prepare
 from planner.calibrate.runs.rows import Case, case_of
@@ -68,6 +69,12 @@ def test_rows_of_all_experts_by_one_kernel_take_less_than_blocks() -> None:
     assert compute_s(wide, True) < 0.8 * compute_s(wide, False)
     gained = [compute_s(wide, g) - compute_s(short, g) for g in (True, False)]
     assert gained[0] > 2 * gained[1]
+
+
+def test_degrees_of_experts_are_slower_at_the_size_of_torchtitans_issue() -> None:
+    """pytorch/torchtitan issue 1624: the 16B model within a node, EP 1 to 4."""
+    first, second, fourth = (torchtitan(degree) for degree in DEGREES)
+    assert first < second < fourth
 
 
 @pytest.mark.slow

@@ -44,14 +44,22 @@ def need_of(
 ) -> KernelNeed:
     """What node i needs under a split. ins, outs: bytes of its local operands and results."""
     share = float(SplitArrays.of((split,), pricer.sizes).share(base.rules[i])[0])
+    share *= _busiest(base, i, split, pricer)
     return next(_needs(base, i, [(share, ins, outs)], pricer))
+
+
+def _busiest(base: GraphFacts, i: int, split: Split, pricer: Pricer) -> float:
+    """Work of the busiest device over the mean."""
+    node = base.graph.nodes[i]
+    busiest = operator_of(node.op).busiest
+    return 1.0 if busiest is None else busiest(node, base.rules[i], split, pricer.sizes)
 
 
 def _needs(
     base: GraphFacts, i: int, each: Iterable[tuple[float, float, float]], pricer: Pricer
 ) -> Iterator[KernelNeed]:
-    """What node i needs under splits. each: of a split, the share of the work that one device has,
-    and bytes of the node's local operands and results."""
+    """What node i needs under splits. each: of a split, the share of the work that the busiest
+    device has, and bytes of the node's local operands and results."""
     graph, node = base.graph, base.graph.nodes[i]
     whole, kind, products = base.rules[i].flops, role(graph, i), 1
     trained = base.training and any(o in base.grad for o in node.outputs)
@@ -93,7 +101,10 @@ def times(
         return np.zeros(len(ins)), np.zeros(len(ins))
     kernels, device = pricer.runtime.kernels, pricer.topology.device
     assert kernels is not None
-    share = cuts.share(base.rules[i]).tolist()
+    share = [
+        each * _busiest(base, i, split, pricer)
+        for each, split in zip(cuts.share(base.rules[i]).tolist(), cuts.splits, strict=True)
+    ]
     work = list(zip(share, ins.tolist(), outs.tolist(), strict=True))
     alike = dict.fromkeys(work)  # splits that differ in what their axes are called cost the same
     known = {
