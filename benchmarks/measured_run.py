@@ -112,32 +112,41 @@ def training(module: Any, mesh: Any) -> tuple[Any, Callable[[Any], Callable[[], 
     return lowered, ready
 
 
-def abstract(module: Any, mesh: Any) -> tuple[Any, ...]:
-    """Shapes of a training step's arguments."""
+def shapes(module: Any, table: str, mesh: Any, dtype: Any = None) -> dict[str, Any]:
+    """Shapes of a table's arrays as the program has them between steps; floats in the type that it
+    computes in, or in dtype."""
     import jax
     from jax.sharding import NamedSharding
 
-    def of(table: str, dtype: Any = None) -> dict[str, Any]:
-        out = {}
-        for key, row in getattr(module, table).items():
-            on = (
-                module.parameter_at(mesh, key, row[-1])
-                if hasattr(module, "parameter_at") and table == "PARAMS"
-                else NamedSharding(mesh, row[-1])
-            )
-            kind = (dtype or module.COMPUTE) if row[1] == "float" else row[1]
-            out[key] = jax.ShapeDtypeStruct(module.padded_shape(row[0], row[-1]), kind, sharding=on)
-        return out
+    out = {}
+    for key, (shape, kind, *_, spec) in getattr(module, table).items():
+        on = (
+            module.parameter_at(mesh, key, spec)
+            if hasattr(module, "parameter_at") and table == "PARAMS"
+            else NamedSharding(mesh, spec)
+        )
+        out[key] = jax.ShapeDtypeStruct(
+            module.padded_shape(shape, spec),
+            (dtype or module.COMPUTE) if kind == "float" else kind,
+            sharding=on,
+        )
+    return out
 
-    state = {}
-    for key, arrays in jax.eval_shape(module.start_state, of("PARAMS", "float32")).items():
+
+def abstract(module: Any, mesh: Any) -> tuple[Any, ...]:
+    """Shapes of a training step's arguments."""
+    import jax
+
+    masters, state = shapes(module, "PARAMS", mesh, "float32"), {}
+    for key, arrays in jax.eval_shape(module.start_state, masters).items():
         on = module.state_at(mesh, module.GRADIENTS[key][-1])
         state[key] = jax.tree.map(
             lambda s, on=on: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=on), arrays
         )
     if hasattr(module, "SCALE"):
         state[module.SCALE] = (jax.ShapeDtypeStruct((), "float32"),) * 3
-    return (of("PARAMS"), state, of("FROZEN"), of("INPUTS"), jax.ShapeDtypeStruct((), "float32"))
+    params, frozen, batch = (shapes(module, t, mesh) for t in ("PARAMS", "FROZEN", "INPUTS"))
+    return params, state, frozen, batch, jax.ShapeDtypeStruct((), "float32")
 
 
 def placed(module: Any, mesh: Any) -> Any:
@@ -149,45 +158,21 @@ def placed(module: Any, mesh: Any) -> Any:
 
 def inference(module: Any, mesh: Any) -> tuple[Any, Callable[[Any], Callable[[], Any]]]:
     """The same of a forward pass."""
-    params, _, frozen, batch, _ = (
-        abstract(module, mesh) if hasattr(module, "start_state") else shapes_of(module, mesh)
-    )
+    given = [shapes(module, table, mesh) for table in ("PARAMS", "FROZEN", "INPUTS")]
 
     def ready(run: Any) -> Callable[[], Any]:
-        given = [
-            made(module, "PARAMS", mesh, module.COMPUTE),
-            made(module, "FROZEN", mesh, module.COMPUTE),
-            placed(module, mesh),
-        ]
-        return lambda: run(*given)
+        params, frozen = (made(module, t, mesh, module.COMPUTE) for t in ("PARAMS", "FROZEN"))
+        batch = placed(module, mesh)
+        return lambda: run(params, frozen, batch)
 
-    return module.make_inference(mesh).lower(params, frozen, batch), ready
-
-
-def shapes_of(module: Any, mesh: Any) -> tuple[Any, ...]:
-    """Shapes of a forward pass's arguments, as `abstract` orders them."""
-    import jax
-    from jax.sharding import NamedSharding
-
-    def of(table: str) -> dict[str, Any]:
-        return {
-            key: jax.ShapeDtypeStruct(
-                module.padded_shape(row[0], row[-1]),
-                module.COMPUTE if row[1] == "float" else row[1],
-                sharding=NamedSharding(mesh, row[-1]),
-            )
-            for key, row in getattr(module, table).items()
-        }
-
-    return of("PARAMS"), None, of("FROZEN"), of("INPUTS"), None
+    return module.make_inference(mesh).lower(*given), ready
 
 
 def decoding(module: Any, mesh: Any) -> tuple[Any, Callable[[Any], Callable[[], Any]]]:
     """All tokens of a batch behind their prompts."""
     import jax.numpy as jnp
 
-    weights = shapes_of_serving(module, mesh, "FROZEN")
-    caches = shapes_of_serving(module, mesh, "CACHE")
+    weights, caches = (shapes(module, table, mesh) for table in ("FROZEN", "CACHE"))
     ids = np.zeros((module.ROWS, 1), np.int32)
     real = np.ones((module.ROWS, module.PROMPT), np.int32)
     end, count = jnp.int32(-1), jnp.int32(module.GENERATE)
@@ -203,21 +188,6 @@ def decoding(module: Any, mesh: Any) -> tuple[Any, Callable[[Any], Callable[[], 
         return one
 
     return generate.lower(weights, caches, ids, real, count, end), ready
-
-
-def shapes_of_serving(module: Any, mesh: Any, table: str) -> dict[str, Any]:
-    """Shapes of a serving program's weights or caches."""
-    import jax
-    from jax.sharding import NamedSharding
-
-    return {
-        key: jax.ShapeDtypeStruct(
-            module.padded_shape(row[0], row[-1]),
-            module.COMPUTE if row[1] == "float" else row[1],
-            sharding=NamedSharding(mesh, row[-1]),
-        )
-        for key, row in getattr(module, table).items()
-    }
 
 
 def timed(run: Callable[[], Any]) -> list[float]:
