@@ -90,9 +90,15 @@ class Workspace:
         if whole is not None and small is not None and whole.runs == small.runs:
             return whole.at(graph)
         base = GraphFacts.of(graph, training=self.training, fold=self.request.fold)
-        stages = min(self.request.pins.mesh.get(STAGE, (1,)))
-        ours = self.training and self.request.runtime.kernels is None
-        return replace(base, cut_anywhere=ours and base.repeats_too_much(stages))
+        pins, runtime = self.request.pins, self.request.runtime
+        # Of what a user may pin, stages that are cut anywhere have no other recomputation.
+        free = (
+            pins.techniques.get("recompute", "block") == "block"
+            and pins.techniques.get("schedule") != "gpipe"
+        )
+        asked = self.training and runtime.kernels is None and free
+        stages = min(pins.mesh.get(STAGE, (1,)))
+        return replace(base, cut_anywhere=asked and base.repeats_too_much(stages))
 
     def pricer(self, mesh: Mesh) -> Pricer:
         """One pricer a mesh: what it has priced serves every space on that mesh."""
