@@ -18,6 +18,7 @@ from planner.errors import PlanError
 from planner.execution.eight_bit import eight_bit
 from planner.execution.gated_units import gated_units
 from planner.execution.layout_flow import derive
+from planner.execution.odd_heads import cut_back, wide_nodes
 from planner.graph.ir import Node
 from planner.ops import OPERATORS, Call, operator_of
 from planner.ops.base import NoRule, axes_text
@@ -102,12 +103,16 @@ class Body(Values):
                 f"no program can be written: node {node.id!r} ({node.op}) has {reason}",
                 help=["the plan stands"],
             ) from None
+        if whole := cut_back(self.flow, index):
+            last = len(call.out_shapes[0]) - 1
+            text = f"lax.slice_in_dim({text}, 0, {whole}, axis={last})"
         if pieces:
             text, results[0] = on_pieces(self, text, index, args, results[0])
         text = text[1:-1] if wrapped(text) else text
         names = [self.fresh() for _ in live]
         if behind and len(call.out_shapes[0]) > 2:
-            self.products[names[0]] = call.out_shapes[0]
+            shape = call.out_shapes[0]
+            self.products[names[0]] = (*shape[:-1], (not whole and call.wide) or shape[-1])
         self.lines.append(f"{', '.join(names)} = {text}  # {self._says(index, results)}")
         for name, variable, layout in zip(live, names, results, strict=True):
             full = full_shape(self, name, layout) if pieces else graph.tensors[name].shape
@@ -200,6 +205,7 @@ class Body(Values):
             out_dtypes=tuple(self._dtype(o) for o in live),
             trained=not self.flow.grad.isdisjoint(live),
             helpers=self.helpers,
+            wide=wide_nodes(self.flow).get(index, 0),
             saved_as=self.named.get(live[0], ""),
             float8=self.float8 and index in eight_bit(graph),
         )

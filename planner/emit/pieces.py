@@ -24,6 +24,7 @@ from typing import Protocol
 
 from planner.emit.text import spec_text
 from planner.execution.layout_flow import Flow
+from planner.execution.odd_heads import wide_extent
 from planner.graph.ir import Node
 from planner.ops.base import axes_text, operator_of
 from planner.sharding.layout import Axes, Layout, ReshardStep, group, padded
@@ -71,11 +72,14 @@ def by_piece(body: Statements, index: int) -> bool:
 
 
 def full_shape(body: Statements, tensor: str, layout: Layout) -> tuple[int, ...]:
-    """Shape of a tensor whose dims are padded up to what their axes divide evenly."""
-    return tuple(
+    """Shape of a tensor whose dims are padded up to what their axes divide evenly, and logits as
+    their head makes them."""
+    shape = tuple(
         padded(n, axes, body.mesh)
         for n, axes in zip(body.flow.graph.tensors[tensor].shape, layout.dims, strict=True)
     )
+    wide = wide_extent(body.flow, tensor, layout.dims[-1]) if shape else 0
+    return (*shape[:-1], wide) if wide else shape
 
 
 def operand(body: Statements, index: int, slot: int) -> str:

@@ -29,6 +29,7 @@ from planner.execution.block_values import kept_by_name, settles
 from planner.execution.gated_units import GatedUnits, gated_units
 from planner.execution.layout_flow import Flow
 from planner.execution.loops import RepeatedBlock, inner_flow, outer_flow
+from planner.execution.odd_heads import wide_nodes
 from planner.execution.save_policies import is_named
 from planner.graph.ir import Graph
 from planner.ops import operator_of
@@ -170,6 +171,9 @@ def products(flow: Flow, i: int) -> tuple[Product, ...]:
     if rule.fringe and flow.graph.nodes[i].inputs[0] in flow.grad:
         beyond = Fraction(rule.beyond(split, mesh))
         dots_of_node = tuple(replace(dot, beyond=dot.flops * beyond) for dot in dots_of_node)
+    if wide := wide_nodes(flow).get(i):
+        added = Fraction(wide, local["n"])
+        dots_of_node = tuple(replace(dot, computed=added) for dot in dots_of_node)
     node = flow.graph.nodes[i]
     filling, trained = operator_of(node.op).filling, not flow.grad.isdisjoint(node.outputs)
     if filling is not None:

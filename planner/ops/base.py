@@ -85,6 +85,9 @@ class Call:
     """What checkpoint policies call the result, of an operator that `names_itself`."""
     float8: bool = False
     """Whether its product runs with float8 operands (planner.execution.eight_bit)."""
+    wide: int = 0
+    """Local size, with padding, of the factor that its operator `pads`; 0 where none is added
+    (planner.execution.odd_heads)."""
 
     def __post_init__(self) -> None:
         object.__setattr__(
@@ -249,6 +252,9 @@ class Operator:
     """(node, slot) -> whether the product sums over the last dim of a weight in that slot."""
     float8: Callable[[Node], bool] | None = None
     """Whether a node's kernel has a form whose operands are float8."""
+    pads: str = ""
+    """A factor to which the kernel of a product can add padding, and which a loss can leave out of
+    its sums (`Call.wide`)."""
     by_piece: bool = False
     """Whether a compiler's partitioner cannot cut its kernel: programs for it run the kernel on
     each device's pieces."""

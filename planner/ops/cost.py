@@ -56,7 +56,8 @@ class Product:
     pass needs the product itself, so that a recomputed node runs it even where nobody reads the
     node's result. beyond: FLOPs of the backward pass for rows of the neighbours. multiplied: how
     many of the backward pass are sums of one term, which compilers multiply: work, but no dots.
-    computed: what part of these FLOPs the emitted kernel computes (attention skips masked keys)."""
+    computed: what part of these FLOPs the emitted kernel computes (attention skips masked keys,
+    heads of odd vocabularies are padded)."""
 
     flops: Fraction
     backward: int

@@ -36,6 +36,8 @@ def _matmul_rule(node: Node, graph: Graph) -> Rule:
 
 def _matmul(call: Call) -> str:
     a, b = call.args
+    if call.wide:
+        b = f"{call.use('pad_to')}({b}, {0 if call.node.attrs.get('trans_b') else 1}, {call.wide})"
     if call.float8:
         turned = ", True" if call.node.attrs.get("trans_b") else ""
         return f"{call.use('dot8')}({a}, {b}{turned})"
@@ -163,6 +165,7 @@ register(
         kind="product",
         gradient=bilinear,
         products=_matmul_products,
+        pads="n",
         float8=lambda node: not node.attrs.get("trans_a"),
         sums_last=lambda node, slot: (
             bool(node.attrs.get("trans_b", 0)) if slot == 1 else not node.attrs.get("trans_a", 0)

@@ -61,7 +61,8 @@ def _cross_entropy(call: Call) -> str:
     axes, axis = call.axes("v"), call.attr("axis")
     rows = letters(len(call.in_shapes[1]))
     count: object = call.attr("count", prod(call.rule.sizes[r] for r in rows))
-    valid = call.rule.sizes["v"] if call.padded("v") else None
+    local = call.rule.local(call.split, call.mesh)["v"]
+    valid = (call.rule.sizes["v"], local) if call.padded("v") or call.wide else None
     ignore = call.node.attrs.get("ignore_index")
     mask = row_mask(call, rows)
     if ignore is not None:
@@ -167,6 +168,7 @@ register(
         workspace=_cross_entropy_workspace,
         in_place=True,
         gradient=_cross_entropy_reads,
+        pads="v",
         roles={"v": "tensor"},
         words={"v": "classes"},
         index_limit=rows_of_table,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from planner.execution.collective import inner_collectives
+from planner.execution.odd_heads import ALIGNED, odd_heads, widenings
 from planner.graph.ir import OF_PRODUCT, Graph, Node
 from planner.ops import operator_of
 from planner.ops.control import Region, region, trips
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
     from planner.pricing.float8 import float8_times
 from planner.pricing.float8 import float8_times
 from planner.pricing.pricer import Pricer
-
-ALIGNED = 8
-"""Elements that extents of products are padded to on matrix units."""
 
 
 def kernel_times(base: GraphFacts, i: int, split: Split, pricer: Pricer) -> tuple[float, float]:
@@ -101,8 +99,8 @@ def times_of(
             operator.fusible and not pricer.topology.virtual
         )  # a core's time is that of its elements, wherever their operands are
         moved = (outs * pricer.runtime.fused_traffic if fused else ins + outs) * operator.traffic
-        flops = (rule.flops * cuts.share(rule)).tolist() if rule.flops else [0.0] * len(splits)
-        work = list(zip(flops, moved.tolist(), strict=True))
+        flops = rule.flops * cuts.share(rule) * _widened(base, i, cuts) if rule.flops else 0 * outs
+        work = list(zip(flops.tolist(), moved.tolist(), strict=True))
         alike = {each: pricer.kernel_s(*each, dtype) for each in dict.fromkeys(work)}
         forward = np.array([alike[each] for each in work])
     if not base.training or base.grad.isdisjoint(node.outputs):
@@ -222,6 +220,8 @@ def working_of(
         )  # written out, an elementwise operator's gradient takes the place of its result's
     if trained and not pricer.runtime.partitioned and i in base.handing_back:
         size = size - outs
+    if i in odd_heads(base.graph):
+        size = size + outs * (_widened(base, i, cuts) - 1)  # beside logits that the loss saves
     if rule.flops and (i in base.epilogue or base.written_out):
         size = size + weights * _copied(base, i, splits, pricer)
     if rule.flops and trained and i in base.epilogue and not base.written_out:
@@ -233,6 +233,13 @@ def working_of(
     if operator.workspace is not None:
         size = size + operator.workspace(pieces_of(base, i, splits, pricer, cuts), outs)
     return size
+
+
+def _widened(base: GraphFacts, i: int, cuts: SplitArrays) -> np.ndarray:
+    """By what factor padding of odd heads makes node i more work. [splits]"""
+    rule = base.rules[i]
+    whole = np.ones(len(cuts.splits))
+    return widenings(rule, cuts.parts.get("n", whole)) if i in odd_heads(base.graph) else whole
 
 
 def _copied(base: GraphFacts, i: int, splits: Sequence[Split], pricer: Pricer) -> np.ndarray:

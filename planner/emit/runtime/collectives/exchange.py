@@ -169,7 +169,7 @@ def no_gathers(primitive, *_, **__):
     gathered weights are gathered again. Collectives between activations are named, and names are
     saved."""
     views = ("broadcast_in_dim", "convert_element_type", "reshape", "slice", "squeeze", "transpose")
-    return primitive.name not in ("all_gather", "all_gather_invariant", *views)
+    return primitive.name not in ("all_gather", "all_gather_invariant", "pad", *views)
 
 
 def pend(p, axes):

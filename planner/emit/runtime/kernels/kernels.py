@@ -380,8 +380,9 @@ LOSS_ROWS = 512
 def cross_entropy(logits, labels, axis, vocab_axes, start, valid, mask, count, blocked):
     """Sum over local rows of -log softmax(logits)[label], divided by the global `count` of rows.
 
-    With `vocab_axes` the classes are cut: this device holds those from `start`. `valid`: number of
-    real classes when the last piece is padded. `mask`: real rows. `blocked`: a block of rows at a
+    With `vocab_axes` the classes are cut: this device holds those from `start`. `valid`: how many
+    classes there are, and how many of them a piece holds, where logits of padding stand behind
+    them. `mask`: real rows. `blocked`: a block of rows at a
     time, where rows are not cut any further. Float32 in passing: kept for the backward pass are the
     logits as they are, whose place their gradient takes, and one number a row.
     """
@@ -392,15 +393,18 @@ def cross_entropy(logits, labels, axis, vocab_axes, start, valid, mask, count, b
         return lax.dynamic_slice_in_dim(x, at, size, 0) if size < x.shape[0] else x
 
     def classes(x, start):
-        return (
-            x.astype(wide)
-            if valid is None
-            else jnp.where(start + jnp.arange(x.shape[-1]) < valid, x.astype(wide), -jnp.inf)
-        )
+        if valid is None:
+            return x.astype(wide)
+        real = jnp.minimum(valid[0] - start, valid[1])
+        return jnp.where(jnp.arange(x.shape[-1]) < real, x.astype(wide), -jnp.inf)
+
+    def picks(labels, at, start):
+        local = piece(labels, at) - start
+        return local if valid is None else jnp.where(local < valid[1], local, -1)
 
     def rows(x, labels, start, mask):
         def block(at):
-            h, local = classes(piece(x, at), start), piece(labels, at) - start
+            h, local = classes(piece(x, at), start), picks(labels, at, start)
             top = jnp.max(h, -1)
             here = (local >= 0) & (local < h.shape[-1])
             picked = jnp.take_along_axis(h, jnp.where(here, local, 0)[:, None], -1)[:, 0]
@@ -437,7 +441,7 @@ def cross_entropy(logits, labels, axis, vocab_axes, start, valid, mask, count, b
         def block(at, x):
             h, hit = (
                 classes(piece(x, at), start),
-                jnp.arange(x.shape[-1]) == (piece(labels, at) - start)[:, None],
+                jnp.arange(x.shape[-1]) == picks(labels, at, start)[:, None],
             )
             d = (jnp.exp(h - piece(norm, at)[:, None]) - hit) * (g / count)
             d = (d if mask is None else jnp.where(piece(mask, at)[:, None], d, 0)).astype(x.dtype)
