@@ -6,6 +6,8 @@ partitioner places the collectives of all others.
     sums       products whose result is a sum pending: it may sum whole where the plan scatters
     gradients  products whose weight's gradient is scattered over some of the axes it is pending
                over, along a dim that axes cut already: it would sum over all
+    heads      products with padded classes: the gradient of a tied table would be reduced twice, once
+               with the padding
     pieces     kernels that it would not divide, or divides wrongly: loops over rows sorted by data,
                kernels that send to their neighbours, images cut by rows
     uneven     whatever reads or makes a value that axes do not divide evenly: the partitioner would
@@ -24,7 +26,7 @@ from typing import Protocol
 
 from planner.emit.text import spec_text
 from planner.execution.layout_flow import Flow
-from planner.execution.odd_heads import wide_extent
+from planner.execution.odd_heads import wide_extent, wide_nodes
 from planner.graph.ir import Node
 from planner.ops.base import axes_text, operator_of
 from planner.sharding.layout import Axes, Layout, ReshardStep, group, padded
@@ -51,6 +53,8 @@ def by_piece(body: Statements, index: int) -> bool:
     if prod(body.mesh.values()) == 1 or any(need is not None and need.partial for need in needs):
         return False
     if operator_of(node.op).by_piece or _exchanges(body, index):
+        return True
+    if rule.flops and index in wide_nodes(body.flow):
         return True
     if operator_of(node.op).kind == "lookup" and split.pairs:
         return True
