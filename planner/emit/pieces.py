@@ -6,8 +6,8 @@ partitioner places the collectives of all others.
     sums       products whose result is a sum pending: it may sum whole where the plan scatters
     gradients  products whose weight's gradient is scattered over some of the axes it is pending
                over, along a dim that axes cut already: it would sum over all
-    heads      products with padded classes: the gradient of a tied table would be reduced twice, once
-               with the padding
+    heads      products with padded classes: the gradient of a tied table would be reduced twice,
+               once with the padding
     pieces     kernels that it would not divide, or divides wrongly: loops over rows sorted by data,
                kernels that send to their neighbours, images cut by rows
     uneven     whatever reads or makes a value that axes do not divide evenly: the partitioner would

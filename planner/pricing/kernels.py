@@ -220,10 +220,11 @@ def working_of(
         )  # written out, an elementwise operator's gradient takes the place of its result's
     if trained and not pricer.runtime.partitioned and i in base.handing_back:
         size = size - outs
-    if i in odd_heads(base.graph):
-        size = size + outs * (_widened(base, i, cuts) - 1)  # beside logits that the loss saves
+    wide = _widened(base, i, cuts)
+    if i in odd_heads(base.graph):  # beside the logits that the loss saves, and the weight as it is
+        size = size + outs * (wide - 1) + _padded_weight(base, i, cuts, pricer)
     if rule.flops and (i in base.epilogue or base.written_out):
-        size = size + weights * _copied(base, i, splits, pricer)
+        size = size + np.where(wide > 1, 0, weights) * _copied(base, i, splits, pricer)
     if rule.flops and trained and i in base.epilogue and not base.written_out:
         size = size + ins * _sums_operand_gradient(base, i, cuts)
     if operator.in_place and trained:
@@ -240,6 +241,15 @@ def _widened(base: GraphFacts, i: int, cuts: SplitArrays) -> np.ndarray:
     rule = base.rules[i]
     whole = np.ones(len(cuts.splits))
     return widenings(rule, cuts.parts.get("n", whole)) if i in odd_heads(base.graph) else whole
+
+
+def _padded_weight(base: GraphFacts, i: int, cuts: SplitArrays, pricer: Pricer) -> np.ndarray:
+    """Bytes of an odd head's weight with its padding, 0 where none is added. [splits]"""
+    wide = _widened(base, i, cuts)
+    name, rule, order = base.graph.nodes[i].inputs[1], base.rules[i], tuple(pricer.sizes)
+    shape = base.graph.tensors[name].shape
+    pieces = [local_shape(shape, rule.operand(1, s, order), pricer.sizes) for s in cuts.splits]
+    return (wide > 1) * wide * np.array([_bytes(base, pricer, name, piece) for piece in pieces])
 
 
 def _copied(base: GraphFacts, i: int, splits: Sequence[Split], pricer: Pricer) -> np.ndarray:
