@@ -38,10 +38,10 @@ def test_blocks_are_equal_and_small():
     assert row_blocks(1021) == 1  # a prime: as one
 
 
-@pytest.mark.parametrize("classes", [24, 21])
-def test_loss_in_blocks_and_with_cut_classes_is_the_textbook_s(classes):
+@pytest.mark.parametrize(("classes", "beyond"), [(24, 0), (21, 0), (24, 3), (21, 2)])
+def test_loss_in_blocks_and_with_cut_classes_is_the_textbook_s(classes, beyond):
     """2 x 4 devices, rows over data and classes over model (the last piece padded with 21 classes),
-    three blocks of rows a device."""
+    three blocks of rows a device; with logits of padding behind each piece, whatever they are."""
     rng = np.random.default_rng(0)
     logits = jnp.asarray(rng.normal(size=(6, LOSS_ROWS, classes)), jnp.float32)
     labels = jnp.asarray(rng.integers(0, classes, (6, LOSS_ROWS)), jnp.int32)
@@ -52,7 +52,8 @@ def test_loss_in_blocks_and_with_cut_classes_is_the_textbook_s(classes):
         jax.shard_map, mesh=mesh, in_specs=(P("data", None, "model"), P("data")), out_specs=P()
     )
     def loss(x, y):
-        valid = classes if classes % 4 else None
+        x = jnp.pad(x, ((0, 0), (0, 0), (0, beyond)), constant_values=9)
+        valid = (classes, piece) if classes % 4 or beyond else None
         return jax.lax.psum(
             cross_entropy(
                 x,
