@@ -226,7 +226,7 @@ def test_no_pin_finds_a_plan_below_the_bound(
     assert open_.costs["step_time_s"] * PICO > 0
 
 
-TIGHT: dict[str, Any] = {"devices": 16, "memory_limit_bytes": 9 * 2**30}
+TIGHT: dict[str, Any] = {"devices": 16, "memory_limit_bytes": 8 * 2**30}
 """Of a machine for eight layers of Llama-3 8B: most plans that fit keep some results of collectives
 in recomputed blocks, or none."""
 
