@@ -171,7 +171,7 @@ def products(flow: Flow, i: int) -> tuple[Product, ...]:
     if rule.fringe and flow.graph.nodes[i].inputs[0] in flow.grad:
         beyond = Fraction(rule.beyond(split, mesh))
         dots_of_node = tuple(replace(dot, beyond=dot.flops * beyond) for dot in dots_of_node)
-    if wide := wide_nodes(flow).get(i):
+    if rule.flops and (wide := wide_nodes(flow).get(i)):
         added = Fraction(wide, local["n"])
         dots_of_node = tuple(replace(dot, computed=added) for dot in dots_of_node)
     node = flow.graph.nodes[i]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -128,7 +129,9 @@ def test_other_ways_to_cut_the_head(
     check(graph, replace(plan, splits=splits), backend, columns, cut_back=len(split) > 1)
 
 
-def check(graph: Graph, plan: Plan, backend: str, columns: int, cut_back: bool = False) -> None:
+def check(
+    graph: Graph, plan: Plan, backend: str, columns: int, cut_back: bool = False, step: bool = True
+) -> None:
     """Loss, gradients and a step are those of one device, and products are those predicted."""
     predicted, (head, loss) = predict(graph, plan, workload="train"), head_of(graph)
     padded = {head: columns} if cut_back else {head: columns, loss: columns}
@@ -139,7 +142,7 @@ def check(graph: Graph, plan: Plan, backend: str, columns: int, cut_back: bool =
         workload="train",
         backend=backend,  # type: ignore[arg-type]
         values=seeded_values(graph, {}),
-        step=True,
+        step=step,
     )
     assert found.gradients < 1e-4 and (found.update or 0.0) < 1e-4
     assert found.loss == pytest.approx(found.reference_loss, rel=1e-5)
@@ -150,6 +153,44 @@ def check(graph: Graph, plan: Plan, backend: str, columns: int, cut_back: bool =
     if backend == "shard_map":
         exact |= {what for what in figures if " over " in what}
     assert {w for w in exact if figures[w].predicted != figures[w].compiled} == set()
+
+
+@pytest.mark.usefixtures("_all_odd")
+@pytest.mark.parametrize("cut", [4, pytest.param(9, marks=pytest.mark.slow)])
+def test_stages_that_have_no_block_in_common(cut: int) -> None:
+    """Between two products, and between the head and its loss: logits are handed on as they are."""
+    graph = hoist(add_loss(read_model(chain_of_products()), "cross_entropy"))
+    mesh = (("data", 4), ("stage", 2))
+    splits = {
+        n.id: Split.of({("d0" if n.op == "CrossEntropyLoss" else "m"): ["data"]})
+        for n in graph.nodes
+        if n.op != "Relu"
+    }
+    splits |= {n.id: Split.of({"d0": ["data"]}) for n in graph.nodes if n.op == "Relu"}
+    plan = Plan(mesh, splits, microbatches=4, schedule="1f1b", stage_cuts=(cut,))
+    check(graph, plan, "shard_map", columns=384, cut_back=cut == 9, step=False)
+
+
+def chain_of_products() -> Any:
+    """A model of five products without biases, the last of 259 classes."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    rng, widths = np.random.default_rng(0), (32, 48, 40, 56, 24, 259)
+    shapes = list(zip(widths, widths[1:], strict=False))
+    weights = [
+        numpy_helper.from_array(rng.normal(0, 0.2, shape).astype(np.float32), f"w{i}")
+        for i, shape in enumerate(shapes)
+    ]
+    nodes, x = [], "x"
+    for i in range(len(shapes)):
+        nodes.append(helper.make_node("MatMul", [x, f"w{i}"], [f"p{i}"]))
+        nodes.append(helper.make_node("Relu", [f"p{i}"], [x := f"r{i}"]))
+    values = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [16, n])
+        for name, n in (("x", 32), ("p4", 259))
+    ]
+    graph = helper.make_graph(nodes[:-1], "g", values[:1], values[1:], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
 
 
 @pytest.mark.usefixtures("_all_odd")
