@@ -86,7 +86,7 @@ def test_values_are_offloaded_where_that_is_faster() -> None:
         "batch": 4,
         "hardware": "gh200",
         "baselines": False,
-        "memory_limit_bytes": 20 * 2**30,
+        "memory_limit_bytes": 24 * 2**30,
     }
     source = "zoo:llama3-8b,layers=8,seq=65536"
     free = planner.plan(source, **options)

@@ -82,7 +82,7 @@ def test_bounds_are_those_of_the_assembled_problem(source: str, devices: int, ba
 
 def test_bounds_below_a_target_are_the_same_without_options_that_miss_it() -> None:
     request = make_request(devices=16, hardware=None, topology=None)
-    search = Search(Model.open("zoo:llama3-8b,layers=2", Workload("train", batch=64), 16), request)
+    search = Search(Model.open("zoo:llama3-8b,layers=2", Workload("train", batch=128), 16), request)
     for mesh in (
         search.offered.meshes()[2],
         next(m for m in search.offered.meshes() if m.stages == 2 and len(m.axes) == 3),
@@ -148,7 +148,7 @@ def test_what_is_looked_at_below_a_target_is_what_some_plan_below_it_has() -> No
         )  # nothing more is known of what was left out
 
 
-@pytest.mark.parametrize("source, batch", [("zoo:resnet18", 1024), ("zoo:gpt2-xl,layers=8", 64)])
+@pytest.mark.parametrize("source, batch", [("zoo:resnet18", 2048), ("zoo:gpt2-xl,layers=8", 64)])
 def test_a_bound_for_some_chunks_a_stage_bounds_others(source: str, batch: int) -> None:
     """Never above the bound itself, within a quarter of it from more to fewer chunks of uneven
     stages or from fewer to more; of blocks nothing from more to fewer."""

@@ -80,14 +80,18 @@ def test_an_unstaged_plan_costs_no_less_than_its_solver_said(
     source: str, devices: int, batch: int
 ) -> None:
     """What microbatches share is not paid in each: the position embedding of gpt2-xl is gathered
-    once a step."""
+    once a step. Of blocks that keep results of collectives the problem knows the sums alone
+    (planner.space.assemble): it says no more than blocks cost that keep nothing."""
     request = make_request(devices=devices, hardware=None, topology=None)
     made = Search(Model.open(source, Workload(batch=batch), devices), request)
     made.run()
     priced = [c for c, *_ in made.details.values() if c.mesh.stages == 1]
     assert len(priced) >= 3
     for c in priced:
-        assert c.objective_s <= c.cost.step_time_s * (1 + 1e-9), (
+        keeps = c.techniques.recompute == "block-keep"
+        charged = made.with_recompute(c, "block") if keeps else c
+        assert charged is not None
+        assert c.objective_s <= charged.cost.step_time_s * (1 + 1e-9), (
             c.label,
             c.mesh.shape,
             c.techniques,
