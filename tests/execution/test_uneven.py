@@ -745,8 +745,9 @@ def test_a_buffer_is_updated_part_by_part_as_in_one(monkeypatch: pytest.MonkeyPa
     def change(p: Any, g: Any, state: Any, decaying: Any) -> Any:
         return update(p, g, state, 3.0, decaying)
 
-    def in_parts(*operands: Any) -> Any:
-        return stage_buffers_host.update_offloaded(change, 0, *operands)
+    def in_parts(p: Any, g: Any, state: Any, decaying: Any) -> Any:
+        away = jax.device_put(state, jax.memory.Space.Host)
+        return stage_buffers_host.update_offloaded(change, 0, p, g, away, decaying)
 
     operands = p, g, (m, v), decaying > 0.5
     found, whole = (jax.jit(f)(*operands) for f in (in_parts, change))

@@ -264,7 +264,7 @@ def test_a_leafs_own_space_proves_more_of_plans_that_keep_results(
         return found[-1][1]
 
     monkeypatch.setattr("planner.search.best_first.raised_lower_bound", both)
-    limit = 13 * 2**29
+    limit = int(6.2 * 2**30)
     search = tight_search("recompute=block-keep", memory_limit_bytes=limit)
     bound = search.run().bound_s
     assert all(shared <= own <= most for shared, own, most in found) and any(

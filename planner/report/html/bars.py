@@ -225,7 +225,8 @@ def ends_of(d: Detail) -> list[Part]:
         },
     )
     if d.loop_copy_s:
-        out.append(Part("copies of loops", {"optimizer": d.loop_copy_s}))
+        shown_as = "optimizer" if d.optimizer_s else "forward"
+        out.append(Part("copies of loops", {shown_as: d.loop_copy_s}))
     for phase, label in labels.items():
         if phase == "optimizer" and d.optimizer_s:
             out.append(Part("optimizer", {"optimizer": d.optimizer_s}))
