@@ -101,7 +101,8 @@ def _operators(p: Priced) -> Track:
     for i in range(len(graph.nodes)):
         collectives("gradient", i)
     if p.cost.loop_copy_time_s:  # of all microbatches, where they fall is not known
-        line.add(KERNELS, "copies of loops", p.cost.loop_copy_time_s, {"phase": "backward"})
+        phase = "backward" if p.base.training else "forward"
+        line.add(KERNELS, "copies of loops", p.cost.loop_copy_time_s, {"phase": phase})
     line.add(KERNELS, "optimizer", p.cost.optimizer_time_s, {"phase": "optimizer"})
     for i in range(len(graph.nodes)):
         collectives("optimizer", i)
