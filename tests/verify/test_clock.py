@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import planner
-from costmodels.hardware.device import load_device
+from costmodels.hardware.device import AttentionPass, load_device
 from costmodels.kernels import attention_time_s, roofline_time_s
 from costmodels.overlap import Step, waited_s
 from planner.emit.from_strategy import program
@@ -217,7 +217,7 @@ def test_kernels_are_put_to_the_part_whose_line_made_them(strategy: Strategy, em
     assert rows[ATTENTION].moved_bytes == attended + 3 * wide
     flops = 4 * 2 * 4 * 64 * 64 * 32
     assert rows[ATTENTION].flops == flops
-    fused_s = attention_time_s(H100, flops, attended, "bfloat16", backward=False)
+    fused_s = attention_time_s(H100, flops, attended, "bfloat16", AttentionPass(False, 32))
     assert rows[ATTENTION].compiled_s == pytest.approx(fused_s + seconds((0, 3 * wide)))
     assert found.compiled_s == pytest.approx(sum(r.compiled_s for r in found.parts))
 

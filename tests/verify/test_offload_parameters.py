@@ -145,13 +145,11 @@ def test_tables_that_are_looked_up_alone_leave_and_pay_for_their_ways() -> None:
     assert graph is not None and away.techniques["offload"] == ["optimizer", "embeddings"]
     (name,) = lookup_tables(graph)
     table, link = 4 * graph.tensors[name].elements, for_devices("cpu", 8).device.host_bytes_per_s
-    memory = [
-        s.costs["memory_breakdown_bytes"] for s in (here, away)
-    ]  # its gradient is there when the backward pass ends
-    assert (
-        memory[0]["parameters"] - memory[1]["parameters"] == table
-        and memory[0]["gradients"] == memory[1]["gradients"]
-    )
+    memory = [s.costs["memory_breakdown_bytes"] for s in (here, away)]
+    assert memory[0]["parameters"] - memory[1]["parameters"] == table
+    # The gradient of a table that stays is made when the blocks have run, after the peak; room for
+    # one table that comes and goes is counted all the time.
+    assert memory[1]["gradients"] - memory[0]["gradients"] == table
     assert away.costs["exposed_communication_time_s"] - here.costs[
         "exposed_communication_time_s"
     ] == pytest.approx(2 * table / link, rel=1e-2)
