@@ -153,7 +153,7 @@ def written(case: Case, folder: Path) -> dict[str, Any]:
             precision=case.precision,
             baselines=not case.pins,
         )
-        write_program(step, source, path, "shard_map", False, True, True)
+        write_program(step, source, path, "shard_map", unroll=False, force=True, standalone=True)
         step.save(folder / f"{case.name}.plan.json")
         priced_s = float(step.costs["step_time_s"])
     return {
@@ -181,7 +181,7 @@ def write(folder: Path, only: str) -> int:
     return 0
 
 
-LIBRARY = re.compile(r"nvjet|cutlass|cublas|gemm|xmma|sm90_|sm80_|conv|fprop|dgrad|wgrad")
+LIBRARY = re.compile(r"nvjet|cutlass|cublas|gemm|xmma|sm90_|sm80_|conv(?!ert)|fprop|dgrad|wgrad")
 FLASH = re.compile(r"sdpa|flash|cudnn::fusion")
 MOVES = re.compile(r"memcpy|memset", re.IGNORECASE)
 UNREAD = ("details", "baselines", "tensors")

@@ -64,6 +64,8 @@ def products() -> Iterator[Case]:
     listed += [(197 * 32, 4096, 1024), (197 * 32, 1024, 1024), (256, 256, 256), (128, 128, 4096)]
 
     def case(m: int, n: int, k: int, kind: str, dtype: str) -> Case:
+        """[m, k] times [k, n], or a gradient of one of the two."""
+
         def forward(a: Any, b: Any) -> Any:
             return jnp.matmul(a, b)
 
@@ -102,6 +104,7 @@ def attentions() -> Iterator[Case]:
     import jax
 
     def case(d: int, s: int, causal: bool, backward: bool, kv: int = 1, mask: str = "") -> Case:
+        """Heads of d elements over s tokens, kv of queries to one of keys."""
         batch, heads = max(1, TOKENS // s), HIDDEN // d
         q, k = (batch, s, heads, d), (batch, s, heads // kv, d)
 

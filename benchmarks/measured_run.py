@@ -89,6 +89,7 @@ def training(module: Any, mesh: Any) -> tuple[Any, Callable[[Any], Callable[[], 
     lowered = module.make_step(mesh).lower(*abstract(module, mesh))
 
     def ready(step: Any) -> Callable[[], Any]:
+        """The compiled step with values of its own, which it replaces."""
         params = made(module, "PARAMS", mesh, module.COMPUTE)
         masters = made(module, "PARAMS", mesh, jnp.float32)
         state = {

@@ -16,6 +16,7 @@ from planner.machine.mesh_choices import meshes
 from planner.machine.topology import for_devices
 from planner.pricing.pricer import Pricer
 from planner.search.relaxation import Relaxation
+from planner.serving.serve import serve
 from planner.solvers import solve
 from planner.solvers.problem import Budget
 from planner.space.assemble import Techniques, assemble
@@ -85,3 +86,18 @@ def test_bounds_hold_for_every_way_to_recompute(source: str) -> None:
             changes = relaxed.changes_by_s(Techniques(1, known, 1), Techniques(1, recompute, 1))
             assert best[known] + changes <= best[recompute] * (1 + 1e-9)
     assert (best["block"] < best["none"]) == (source == GPT)
+
+
+def test_a_forward_pass_cuts_its_weights_out_once_and_programs_that_serve_have_no_stacks() -> None:
+    made = planner.plan(
+        GPT, devices=1, batch=8, hardware="h100-sxm", workload="infer", baselines=False, cache=None
+    )
+    base = GraphFacts.of(Model.open(GPT, Workload("infer", batch=8), 1).graph(1), training=False)
+    weights = 2 * sum(base.graph.tensors[name].elements for name in base.stacks)
+    assert made.costs["loop_copy_time_s"] == pytest.approx(loop_copy_time_s(H100, weights, 0.0))
+    assert made.solver["bound_s"] <= made.costs["step_time_s"] * (1 + 1e-9)
+    served = serve(
+        "zoo:llama-tiny,cache=1", prompt=16, generate=8, concurrency=4, devices=1, hardware="h100"
+    )
+    for phase in (served.prompts, served.step):
+        assert not phase.costs.get("loop_copy_time_s")
