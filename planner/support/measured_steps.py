@@ -70,7 +70,10 @@ def step_seconds(path: Path) -> float:
 
 
 def _object(line: str) -> Row:
-    row = json.loads(line)
+    try:
+        row = json.loads(line)
+    except RecursionError as e:
+        raise ValueError("its JSON is nested too deep") from e
     if not isinstance(row, dict):
         raise ValueError(f"{line[:40]!r} is no row")
     return row
@@ -133,6 +136,6 @@ def _number(value: Any) -> float | None:
         return None
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None

@@ -58,14 +58,22 @@ def _counts(path: str) -> tuple[int, ...]:
     try:
         text = read_bytes(Path(path)).decode()
         cells = json.loads(text) if text.lstrip()[:1] == "[" else re.split(r"[\s,;]+", text.strip())
-        return tuple(int(n) for n in cells)
-    except (OSError, ValueError, TypeError) as e:
+        return tuple(_whole(cell) for cell in cells)
+    except (OSError, ValueError, RecursionError) as e:
         raise PlanError(
             "P019",
             f"--imbalance {path}: {NOT_A_SPREAD}",
             detail=[str(e)],
             help=["1.25, or a JSON list or CSV of whole numbers, one for each expert"],
         ) from e
+
+
+def _whole(cell: object) -> int:
+    """A count, of text or as JSON has it. Raises ValueError for what is none."""
+    number = int(cell) if isinstance(cell, str) else cell
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise ValueError(f"{cell!r} is no whole number")
+    return number
 
 
 def _checked(spread: Spread, text: str) -> Spread:

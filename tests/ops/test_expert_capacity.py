@@ -110,6 +110,26 @@ def test_a_routers_counts_are_read_and_priced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("[1.5, 1, 1, 1]", "1.5 is no whole number"),
+        ("[1e999, 1, 1, 1]", "inf is no whole number"),
+        ("[true, 1, 1, 1]", "True is no whole number"),
+        ("[[1], 1, 1, 1]", "is no whole number"),
+        ("[" * 100_000, "recursion"),
+        ("1, two", "invalid literal"),
+    ],
+)
+def test_a_file_that_has_no_counts_is_refused_with_what_it_has(
+    content: str, says: str, tmp_path: Path
+) -> None:
+    (tmp_path / "c.json").write_text(content)
+    with pytest.raises(PlanError) as refused:
+        open_model(TINY, 8, batch=8, imbalance=str(tmp_path / "c.json"))
+    assert refused.value.code == "P019" and says in " ".join(refused.value.detail)
+
+
+@pytest.mark.parametrize(
     ("options", "says"),
     [
         ({"imbalance": "0.5"}, "neither a number"),

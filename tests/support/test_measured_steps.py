@@ -96,6 +96,15 @@ def test_what_has_no_steps_is_told(name: str, content: Any, said: str, tmp_path:
         step_seconds(tmp_path / "none.json")
 
 
+def test_hostile_rows_are_told_or_left_out(tmp_path: Path) -> None:
+    lines = ['{"seconds": 2.0}'] * 4
+    (tmp_path / "a.jsonl").write_text("\n".join([*lines, '{"seconds": 1' + "0" * 400 + "}"]))
+    assert step_seconds(tmp_path / "a.jsonl") == 2.0
+    (tmp_path / "b.jsonl").write_text("\n".join([*lines, "[" * 100_000]))
+    with pytest.raises(ValueError, match="nested too deep"):
+        step_seconds(tmp_path / "b.jsonl")
+
+
 @given(st.lists(st.floats(0.01, 100), min_size=3, max_size=20))
 def test_clocks_and_columns_agree(seconds: list[float]) -> None:
     import tempfile
