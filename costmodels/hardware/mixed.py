@@ -69,6 +69,19 @@ def slowest(groups: Sequence[tuple[Device, int]]) -> Device:
     )
 
 
+def slowed(device: Device, share: float) -> Device:
+    """A device at a share of its speed, above 0: products, memory and launches. Its links and its
+    memory's size stay as they are."""
+    return replace(
+        device,
+        name=f"{device.name} at {share:g}",
+        file="",
+        peak_flops_per_s={t: rate * share for t, rate in device.peak_flops_per_s.items()},
+        memory_bytes_per_s=device.memory_bytes_per_s * share,
+        launch_s=device.launch_s / share,
+    )
+
+
 def _attention(every: Sequence[Device]) -> FusedAttention | None:
     """The kernel that all devices have, as the device has it whose is the slowest, its rates as
     fractions of the least peak; None where they have none in common."""

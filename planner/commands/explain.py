@@ -28,6 +28,14 @@ def explain(args: argparse.Namespace) -> int:
         return _pin_prices(args, strategy)
     if args.untied:
         return _per_layer(args, strategy)
+    if args.without or args.slow:
+        return _lost_nodes(args, strategy)
+    if args.json:
+        raise PlanError(
+            "P003",
+            "--json is of --without and --slow",
+            help=["the plan itself is JSON: its file, or plan show FILE --json"],
+        )
     if args.node is None and args.price:
         raise PlanError(
             "P003",
@@ -128,6 +136,64 @@ def _per_layer(args: argparse.Namespace, strategy: Strategy) -> int:
     figures = per_layer(priced(strategy, files.model_of(strategy, args.strategy, args.model)))
     console.data(per_layer_text(strategy, figures, console.width(), console.colour(sys.stdout)))
     return 0
+
+
+def _lost_nodes(args: argparse.Namespace, strategy: Strategy) -> int:
+    """What a missing or a slow node costs."""
+    import json
+
+    from planner.report.lost_nodes import lost_nodes_json, lost_nodes_text
+    from planner.whatif.lost_nodes import slow_node, without_nodes
+
+    option = "--without" if args.without else "--slow"
+    _whole(args, option)
+    if args.without and args.slow:
+        raise PlanError(
+            "P003", "--without and --slow are two questions", help=["one after the other"]
+        )
+    if args.without:
+        nodes = _nodes(args.without)
+        lost = without_nodes(
+            strategy, files.model_of(strategy, args.strategy, args.model), sorted(set(nodes))
+        )
+    else:
+        node, share = _slow(args.slow)
+        source = files.model_of(strategy, args.strategy, args.model)
+        lost = slow_node(strategy, source, node, share)
+    console.data(
+        json.dumps(lost_nodes_json(lost), indent=2, sort_keys=True)
+        if args.json
+        else lost_nodes_text(strategy, lost, console.width(), console.colour(sys.stdout))
+    )
+    return 0
+
+
+def _nodes(text: str) -> list[int]:
+    """Numbers of nodes. Raises PlanError P003."""
+    words = text.split(",")
+    if not all(w.isascii() and w.isdecimal() and len(w) < 10 for w in words):
+        raise PlanError(
+            "P003",
+            f"--without {text!r} names no nodes",
+            help=["numbers from 0, joined by commas: --without 3 or --without 3,5"],
+        )
+    return [int(w) for w in words]
+
+
+def _slow(text: str) -> tuple[int, float]:
+    """A node and its share of speed. Raises PlanError P003."""
+    node, _, said = text.partition("=")
+    try:
+        share = float(said)
+    except ValueError:
+        share = 0.0
+    if not (node.isascii() and node.isdecimal() and len(node) < 10 and 0.01 <= share <= 1):
+        raise PlanError(
+            "P003",
+            f"--slow {text!r} is no node and share of its speed",
+            help=["NODE=SHARE with a share from 0.01 to 1: --slow 3=0.8"],
+        )
+    return int(node), share
 
 
 def _whole(args: argparse.Namespace, option: str) -> None:

@@ -499,6 +499,7 @@ def show(p: argparse.ArgumentParser) -> None:
     )
 
 
+# Long: a call per option.
 def explain(p: argparse.ArgumentParser) -> None:
     """Options of `plan explain`."""
     saved(p)
@@ -542,6 +543,25 @@ def explain(p: argparse.ArgumentParser) -> None:
             "the fewest annotations that --mode propagate makes this plan of, as a file for --pin"
             " (needs the model)"
         ),
+    )
+    p.add_argument(
+        "--without",
+        metavar="NODES",
+        help=(
+            "what missing nodes cost: the plan made anew without node 3, or 3,5 (numbered from 0;"
+            " needs the model)"
+        ),
+    )
+    p.add_argument(
+        "--slow",
+        metavar="NODE=SHARE",
+        help=(
+            "what a node at a share of its speed costs, such as 3=0.8: all wait for it, or it is"
+            " left out (needs the model)"
+        ),
+    )
+    p.add_argument(
+        "--json", action="store_true", help="with --without or --slow: the figures as JSON"
     )
 
 
