@@ -34,6 +34,7 @@ from costmodels.liveness import (
     OperatorBytes,
     backward_liveness,
     gradient_buffers,
+    passing_bytes,
     temporary_bytes,
 )
 from planner.analysis.basics import repeat_starts, saved_in
@@ -199,7 +200,7 @@ def memory_parts(
         parameters=weights.parameters,
         gradients=weights.gradients,
         state=weights.state,
-        activations=activations * slack,
+        activations=activations * (slack if base.training else 1),
         block_grads=weights.block_grads,
         one_repeat=one_repeat * slack * one_run_on_one_stage(base, flow.plan.stages),
         prologue_grads=weights.prologue_grads,
@@ -207,7 +208,11 @@ def memory_parts(
     if base.written_out:
         parts = replace(parts, liveness=_liveness(base, flow, pricer, weights))
     else:
-        workspace, epilogue_workspace = temporaries(base, flow, pricer, weights.gathered)
+        workspace, epilogue_workspace = (
+            temporaries(base, flow, pricer, weights.gathered)
+            if base.training
+            else (_forward_bytes(base, flow, pricer), 0.0)
+        )
         parts = replace(
             parts,
             epilogue=epilogue * slack,
@@ -347,7 +352,7 @@ def saved_activations(
     graph, plan = base.graph, flow.plan
     pipeline = pipeline_of(graph, plan)
     if not base.training:
-        return 0.0, 0.0, 0.0
+        return sum(size for _, _, size in saved_tensors(base, flow, pricer)), 0.0, 0.0
     starts = repeat_starts(plan.repeated_blocks)
     whole = takes_repeats_whole(base, pricer, plan.zero_stage)
     total = epilogue = 0.0
@@ -487,6 +492,17 @@ def temporaries(
         largest[p.i in base.epilogue] = max(largest[p.i in base.epilogue], p.work + own)
     full = gathered_bytes(flow.plan, gathered)
     return largest[False] + full, largest[True] + full * (flow.plan.stages > 1)
+
+
+def _forward_bytes(base: GraphFacts, flow: Flow, pricer: Pricer) -> float:
+    """The most bytes that a forward pass alone has beside weights and the graph's results: an
+    operator's workspace and the results that pass by it."""
+    results, workspace = np.zeros((2, len(base.graph.nodes)))
+    for p in passes(base, flow, pricer, {}):
+        results[p.i], workspace[p.i] = p.outs * (not base.has_its_place(p.i)), p.work
+    classes = np.array(base.shared, np.int64)
+    passing = passing_bytes(base.passing, results[classes])
+    return float((passing + workspace[classes]).max(initial=0.0))
 
 
 def _liveness(base: GraphFacts, flow: Flow, pricer: Pricer, weights: _WeightBytes) -> Liveness:
