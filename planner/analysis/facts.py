@@ -307,6 +307,20 @@ class GraphFacts(BasicFacts):
         )
 
     @cached_property
+    def heads(self) -> frozenset[tuple[int, ...]]:
+        """Shapes of what kernels of attention read and make, [batch, heads, positions, width]: the
+        kernels ask for the width in lanes, however narrow it is."""
+        attentions = [node for node in self.graph.nodes if node.op == "Attention"]
+        read = {name for node in attentions for name in (*node.inputs[:3], *node.outputs) if name}
+        shapes = {self.graph.tensors[name].shape for name in read}
+        return frozenset(shape for shape in shapes if len(shape) == 4)
+
+    def kind_of(self, shape: tuple[int, ...]) -> str:
+        """What arrays of a shape are to a device that stores whole tiles: image, heads or nothing
+        of these."""
+        return "image" if shape in self.images else "heads" if shape in self.heads else ""
+
+    @cached_property
     def saved_counts(self) -> Mapping[tuple[int, int], tuple[int, int, int, int]]:
         """(class, slot as in `residuals`) -> how many of the class's nodes save it, those of the
         epilogue aside; how many of those save what enters a repeat; how many, in the first repeat,

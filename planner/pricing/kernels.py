@@ -316,7 +316,7 @@ def inner_times(
 
 def _bytes(base: GraphFacts, pricer: Pricer, name: str, shape: tuple[int, ...]) -> float:
     tensor = base.graph.tensors[name]
-    return pricer.stored_bytes(shape, tensor.dtype, tensor.shape in base.images)
+    return pricer.stored_bytes(shape, tensor.dtype, base.kind_of(tensor.shape))
 
 
 def saved_beside_of(

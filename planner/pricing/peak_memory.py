@@ -105,7 +105,7 @@ def saved_in_repeat(
         if not way:
             tensor, i = graph.tensors[name], graph.producer[name]
             shape = local_shape(tensor.shape, flow.source[name], mesh)
-            size = pricer.stored_bytes(shape, tensor.dtype, tensor.shape in base.images)
+            size = pricer.stored_bytes(shape, tensor.dtype, base.kind_of(tensor.shape))
             yield name, size + named_beside(base, i, flow.split(i), pricer)
             continue
         step = way[-1]
@@ -329,7 +329,7 @@ def _saved_tensors(
         if size is None:
             tensor = graph.tensors[name]
             size = pricer.stored_bytes(
-                local_shape(tensor.shape, layout, mesh), tensor.dtype, tensor.shape in base.images
+                local_shape(tensor.shape, layout, mesh), tensor.dtype, base.kind_of(tensor.shape)
             ) + saved_beside(base, i, slot, splits[i], pricer)
             size = sizes[key] = flow.plan.overlapped_microbatches * size
         found.append((i, name, size))
@@ -439,7 +439,7 @@ def passes(
     def local(name: str, layout: Layout) -> float:
         tensor = graph.tensors[name]
         return (1 if name in graph.weights else copies) * pricer.stored_bytes(
-            local_shape(tensor.shape, layout, mesh), tensor.dtype, tensor.shape in base.images
+            local_shape(tensor.shape, layout, mesh), tensor.dtype, base.kind_of(tensor.shape)
         )
 
     for i, node in enumerate(graph.nodes):

@@ -289,10 +289,11 @@ class Kinds:
     def _size(self, name: str, row: LayoutColumn) -> np.ndarray:
         """Bytes of one device's piece in each layout."""
         t = self.graph.tensors[name]
-        if self.pricer.topology.device.tile and t.shape in self.base.images:
+        kind = self.base.kind_of(t.shape)
+        if self.pricer.topology.device.tile and kind:
             each = [
                 self.pricer.stored_bytes(
-                    local_shape(t.shape, self.atlas.layouts[n], self.sizes), t.dtype, True
+                    local_shape(t.shape, self.atlas.layouts[n], self.sizes), t.dtype, kind
                 )
                 for n in row.layouts
             ]
