@@ -180,6 +180,7 @@ def _plan(
     """`plan` of records. workload: keywords of planner.workload.open.workload_of."""
     from planner.search.search import Search
     from planner.search.to_strategy import compose
+    from planner.whatif.islands import searched
 
     clock = [time.monotonic()]
     request = build_request(machine, step, _without_annotations(search))
@@ -194,11 +195,10 @@ def _plan(
     if search.pins == "annotated":
         request = replace(request, pins=annotated_pins(model))
     clock.append(time.monotonic())
-    engine = Search(model, request, answer.progress)
     priced_before = request.cache.priced if request.cache is not None else (0, 0)
     if answer.strict:
-        refuse_unsupported(engine.base(1))
-    result = engine.run()
+        refuse_unsupported(Search(model, request).base(1))
+    request, result = searched(model, request, answer.progress)
     clock.append(time.monotonic())
     _complete(result, request, model, answer)
     provenance = _provenance(source, model, request, result, clock, priced_before) | asked(
@@ -257,7 +257,7 @@ def _complete(result: SearchResult, request: Request, model: Model, answer: Answ
     if request.time_limit_s is None:
         from planner.search.plausible import ragged
 
-        result.findings = ragged(request, result, model)
+        result.findings = (*result.findings, *ragged(request, result, model))
 
 
 def _provenance(

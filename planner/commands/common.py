@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -161,3 +162,12 @@ def priced(strategy: Strategy, source: str) -> Priced:
 
     model = own_model(strategy, source)
     return reprice(strategy, model, from_json(strategy.topology))
+
+
+def priced_step(strategy: Strategy, source: str) -> Priced:
+    """`priced`, as a device runs the step; with islands, one of that which the others wait for."""
+    from planner.pricing.islands import as_priced
+
+    found = priced(strategy, source)
+    flow, pricer = as_priced(found.base, found.flow, found.runs, found.pricer)
+    return replace(found, flow=flow, pricer=pricer, plan=flow.plan)

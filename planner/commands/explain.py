@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from planner.commands import files
-from planner.commands.common import priced
+from planner.commands.common import priced, priced_step
 from planner.errors import PlanError
 from planner.support import console
 
@@ -73,7 +73,7 @@ def _detail(args: argparse.Namespace, strategy: Strategy, name: str) -> Mapping[
     ):
         return strategy.details[name]
     try:
-        found = priced(strategy, files.model_of(strategy, args.strategy, args.model))
+        found = priced_step(strategy, files.model_of(strategy, args.strategy, args.model))
     except PlanError as e:
         if args.model or e.code != "P058":
             raise
@@ -89,7 +89,7 @@ def _detail(args: argparse.Namespace, strategy: Strategy, name: str) -> Mapping[
         return None
     from planner.pricing.breakdown import details
 
-    return details(found.base, found.flow, found.runs, found.pricer).get(name)
+    return details(found.base, found.runs, found.flow, found.pricer).get(name)
 
 
 def _price(args: argparse.Namespace, strategy: Strategy, name: str) -> str:
@@ -100,10 +100,10 @@ def _price(args: argparse.Namespace, strategy: Strategy, name: str) -> str:
     from planner.search.to_strategy import range_of
     from planner.support.text import Style
 
-    found = priced(strategy, files.model_of(strategy, args.strategy, args.model))
+    found = priced_step(strategy, files.model_of(strategy, args.strategy, args.model))
     i = next(k for k, node in enumerate(found.base.graph.nodes) if node.id == name)
     spread = range_of(found.request, found.base, found.model, found.plan)
-    detail = details(found.base, found.flow, found.runs, found.pricer)[name]
+    detail = details(found.base, found.runs, found.flow, found.pricer)[name]
     axes = {a for move in detail["moves"] for a in move["axes"].split("+")}
     return price_text(
         terms_of(found.base, i, found.flow.split(i), found.pricer, axes),
@@ -133,9 +133,20 @@ def _per_layer(args: argparse.Namespace, strategy: Strategy) -> int:
     from planner.whatif.per_layer import per_layer
 
     _whole(args, "--untied")
+    _one_mesh(strategy, "--untied")
     figures = per_layer(priced(strategy, files.model_of(strategy, args.strategy, args.model)))
     console.data(per_layer_text(strategy, figures, console.width(), console.colour(sys.stdout)))
     return 0
+
+
+def _one_mesh(strategy: Strategy, option: str) -> None:
+    """Raises PlanError P059 for plans in unequal shares, which no search on one mesh answers."""
+    if strategy.chosen.islands:
+        raise PlanError(
+            "P059",
+            f"{option} asks the search on one mesh, and this plan has islands",
+            help=["plan for one kind of device, and explain that"],
+        )
 
 
 def _lost_nodes(args: argparse.Namespace, strategy: Strategy) -> int:
@@ -213,6 +224,7 @@ def _minimal_pins(args: argparse.Namespace, strategy: Strategy) -> int:
     from planner.whatif.fewest_annotations import fewest, pins_file
 
     _whole(args, "--minimal-pins")
+    _one_mesh(strategy, "--minimal-pins")
     found = priced(strategy, files.model_of(strategy, args.strategy, args.model))
     base = found.base
     nodes = fewest(base, Mesh(found.mesh.inner), {c: found.flow.split(c) for c in base.times})

@@ -74,9 +74,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _priced(args: argparse.Namespace, strategy: Strategy) -> Priced:
-    from planner.commands.common import priced
+    from planner.commands.common import priced_step
 
-    return priced(strategy, files.model_of(strategy, args.strategy, args.model))
+    return priced_step(strategy, files.model_of(strategy, args.strategy, args.model))
 
 
 def _html(args: argparse.Namespace, strategy: Strategy) -> None:
@@ -93,12 +93,12 @@ def _html(args: argparse.Namespace, strategy: Strategy) -> None:
 def _view(letter: str, path: str, strategy: Strategy, model: str | None) -> View:
     """A plan with its detail where the model is found and still the same; a model that was named
     must be."""
-    from planner.commands.common import priced
+    from planner.commands.common import priced_step
     from planner.report.html.derive import work_out
     from planner.report.html.view import View
 
     try:
-        detail = work_out(priced(strategy, files.model_of(strategy, path, model)))
+        detail = work_out(priced_step(strategy, files.model_of(strategy, path, model)))
     except PlanError as e:
         framework = e.code == "P069"
         if model and not framework:

@@ -173,6 +173,7 @@ def refuse_partitioned(plan: Plan, backend: Backend) -> None:
             plan.overlapped_microbatches > 1
         ),  # it would reduce each copy's gradient
         "pipeline stages are": plan.stages > 1,
+        "unequal shares of islands are": bool(plan.islands),
     }
     for what, there in only.items():
         if there:

@@ -14,6 +14,7 @@ from planner.emit.tables import (
     gradients_table,
     host_tables_text,
     inputs_table,
+    islands_table,
     labels_table,
     mesh_line,
     no_decay_table,
@@ -98,6 +99,7 @@ def _runtime_files(w: Writer, train: bool) -> tuple[list[str], list[str]]:
         "stage_buffers_host": w.stages is not None and host_state,
         "offloaded_weights": w.offloads_weights,
         "fused_offload": bool(sent_in_loops(plan)),
+        "islands": bool(plan.islands),
     }
     return files, [file for file, taken in instead.items() if taken]
 
@@ -128,7 +130,7 @@ def _edited_tables(w: Writer, train: bool, compute: str) -> str:
     if train:
         parts.append(f"STATE = {DTYPES[w.training.state]}  # of the optimizer\n")
         micro = f"MICROBATCHES = {w.flow.plan.microbatches}\n"
-        parts += [schedule_table(w), micro, scale_table(w)]
+        parts += [schedule_table(w), micro, islands_table(w), scale_table(w)]
         parts.append(overlap_table(w))
     parts.append(inputs_table(w))
     if w.stages:

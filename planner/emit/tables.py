@@ -21,7 +21,7 @@ from planner.ops import operator_of
 from planner.ops.base import tuple_text
 from planner.pricing.bucketing import KINDS, kinds
 from planner.pricing.microbatch_overlap import launch_bytes
-from planner.sharding.layout import STAGE, Layout, group, padded
+from planner.sharding.layout import ISLAND, STAGE, Layout, group, padded
 
 INTEGERS = {"int64": "int32", "uint64": "uint32"}
 
@@ -176,18 +176,24 @@ def _even(w: Writer, shape: tuple[int, ...]) -> tuple:
 
 def inputs_table(w: Writer) -> str:
     """INPUTS; with microbatches every input has a first dim that counts them."""
-    graph, micro = w.flow.graph, w.flow.plan.microbatches if w.flow.training else 1
+    graph, turns = w.flow.graph, w.flow.plan.islands
+    micro = w.flow.plan.microbatches if w.flow.training else 1
+    slots, islands = (len(turns) * max(turns), (ISLAND,)) if turns else (micro, ())
     rows = [
         "# input -> (global shape, dtype, integers below this (0: not an index), how it is cut)"
     ]
     if micro > 1:
         rows[0] += "; the first dim counts microbatches"
+    if turns:
+        rows[0] += ", for each island as many as the one with the most runs"
     rows.append(f"{w.prefix.upper()}INPUTS = {{")
     for name in graph.inputs:
         if name in w.flow.source:
             t, layout = graph.tensors[name], w.flow.source[name]
             shape, layout = (
-                ((micro, *t.shape), Layout(((), *layout.dims))) if micro > 1 else (t.shape, layout)
+                ((slots, *t.shape), Layout((islands, *layout.dims)))
+                if micro > 1
+                else (t.shape, layout)
             )
             rows.append(
                 f'    {literal(name)}: ({shape}, "{_kind(t.dtype)}", {index_limit(graph, name)},'
@@ -349,7 +355,7 @@ def _finer(w: Writer, plan: WeightPlan, shape: tuple[int, ...]) -> Layout:
 def gradients_table(w: Writer, parameters: list[Parameter]) -> str:
     """GRADIENTS; for shard_map programs with microbatches also what is scattered and gathered in
     each."""
-    rows = []
+    rows, islands = [], (ISLAND,) if w.flow.plan.islands else ()
     for p in parameters:
         plan = p.plan
         cut = plan.zero_stage > 0 and plan.zero_dim >= 0
@@ -367,8 +373,8 @@ def gradients_table(w: Writer, parameters: list[Parameter]) -> str:
         layout = Layout((plan.zero_axes, *layout.dims[1:])) if by_repeats else layout
         dim = 0 if by_repeats else plan.zero_dim + before
         over = (
-            (STAGE,) if w.pipeline and not w.staged(p) else ()
-        )  # every stage holds it and adds to its gradient
+            (STAGE,) if w.pipeline and not w.staged(p) else islands
+        )  # every stage, or island, holds it and adds to its gradient
         rest = (*over, *rest)
         pending = tuple_text(rest if plan.zero_stage == 3 else (*over, *plan.grad_partial))
         ways = (
@@ -443,6 +449,17 @@ def overlap_table(w: Writer) -> str:
     return (
         f"OVERLAPPED_MICROBATCHES = {together}  # that run at the same time{why}\n"
         if together > 1 or loops
+        else ""
+    )
+
+
+def islands_table(w: Writer) -> str:
+    """ISLANDS, of programs that have them."""
+    turns = w.flow.plan.islands
+    return (
+        f"ISLANDS = {turns!r}  # microbatches that each place along the axis"
+        f" {literal(ISLAND)} runs\n"
+        if turns
         else ""
     )
 

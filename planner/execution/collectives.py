@@ -85,6 +85,6 @@ def argument_bytes(flow: Flow, optimizer: str = "", size: ItemSize = float32_siz
     for name in graph.inputs:
         if name in used:
             total += local(name, flow.source[name], size(graph.tensors[name].dtype)) * (
-                flow.plan.microbatches if flow.training else 1
+                flow.plan.device_microbatches if flow.training else 1
             )
     return total

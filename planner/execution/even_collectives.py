@@ -34,7 +34,8 @@ from planner.execution.recompute import (
 from planner.execution.shared_collectives import merged, outside_blocks
 from planner.execution.weight_offload import offloaded_names
 from planner.graph.ir import Graph
-from planner.sharding.layout import STAGE, Axes, ReshardStep, group, local_shape
+from planner.ops.loss import counted_rows
+from planner.sharding.layout import ISLAND, STAGE, Axes, ReshardStep, group, local_shape
 
 
 def collectives(
@@ -48,6 +49,7 @@ def collectives(
     census.gather_in_parts()
     if flow.training:
         yield from census.between_stages()
+        yield from census.between_islands()
         yield from census.of_gradients()
 
 
@@ -226,6 +228,20 @@ class _Census:
             what=graph.labels.get(loss, loss),
         )
 
+    def between_islands(self) -> Iterator[CollectiveUse]:
+        """Of the loss, and of the rows that count in it where that is a part of the data."""
+        graph = self.flow.graph
+        if ISLAND in self.flow.plan.order:
+            for name in filter(None, (graph.outputs[0], counted_rows(graph))):
+                yield CollectiveUse(
+                    kind="all-reduce",
+                    axes=(ISLAND,),
+                    payload_bytes=int(self.size(graph.tensors[graph.outputs[0]].dtype)),
+                    count=1,
+                    phase="forward",
+                    what=graph.labels.get(name, name),
+                )
+
     def of_gradients(self) -> Iterator[CollectiveUse]:
         """Of the gradients of all weights that a device holds, and of their parameters."""
         flow, graph, pipeline = self.flow, self.flow.graph, self.pipeline
@@ -234,6 +250,7 @@ class _Census:
             elsewhere = weights_of_other_stages(graph, pipeline)
             for names in pipelined_block(flow, self.blocks, pipeline).weights:
                 staged.update({name: repeat for repeat, name in enumerate(names)})
+        islands = (ISLAND,) if ISLAND in flow.plan.order else ()
         equal = {} if pipeline else self.outside.merged.gradients
         offloaded = offloaded_names(flow, self.blocks)
         known: dict[_Reduction, tuple[CollectiveUse, ...]] = {}  # weights of repeats share one
@@ -248,7 +265,7 @@ class _Census:
                 scatters=self._scatters(name, staged),
                 gathers=tuple(self.gathers.get(name, ())),
                 # Every stage holds what is outside the blocks, and adds to its gradient.
-                over=(STAGE,) if pipeline and name not in staged else (),
+                over=(STAGE,) if pipeline and name not in staged else islands,
                 equal=name in equal,
                 stacked=self.stacked.get(name, (1, 1)),
                 looped=() if name in offloaded else self._looped(name),

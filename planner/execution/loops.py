@@ -281,7 +281,7 @@ def passes_of(flow: Flow, blocks: Iterable[RepeatedBlock]) -> Callable[[str], in
     iteration of the loop over them. Without pipeline stages."""
     plan = flow.plan
     if plan.overlapped_microbatches == 1:
-        times = plan.microbatches if flow.training else 1
+        times = plan.device_microbatches if flow.training else 1
         return lambda name: times
     apart = tensors_per_microbatch(flow, blocks)
     return lambda name: plan.microbatches if name in apart else plan.accumulation_steps

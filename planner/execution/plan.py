@@ -37,6 +37,7 @@ class StepTechniques:
     "" without pipeline stages. virtual_stages: parts of the model that each stage holds.
     stage_widths: places along the axis "stage" that each uneven stage takes, () for one each.
     overlapped_microbatches: microbatches that run at the same time, a divisor of `microbatches`.
+    islands: how many of the microbatches each place along the axis "island" runs, () without.
     """
 
     zero_stage: int = 0
@@ -49,6 +50,7 @@ class StepTechniques:
     offload: tuple[str, ...] = ()
     bucket_bytes: int = 0
     overlapped_microbatches: int = 1
+    islands: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,11 @@ class Plan(StepTechniques):
         return (*self.offload, *offloaded_values(self.recompute))
 
     @property
+    def device_microbatches(self) -> int:
+        """Microbatches that a device runs: of islands, one of that with the most."""
+        return max(self.islands, default=self.microbatches)
+
+    @property
     def accumulation_steps(self) -> int:
         """Iterations of the loop over microbatches, each of `overlapped_microbatches`."""
-        return self.microbatches // self.overlapped_microbatches
+        return self.device_microbatches // self.overlapped_microbatches

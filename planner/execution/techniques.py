@@ -264,6 +264,10 @@ def _widths(value: Any) -> tuple[int, ...]:
     return tuple(words)
 
 
+def _islands(value: Any) -> tuple[int, ...]:
+    raise _not_possible("islands", value, "shares follow from --hardware 8xh100-sxm+8xa100-80gb")
+
+
 def _bucket(value: Any) -> int | str:
     """Bytes of a size; AUTO, or 0 for "none"."""
     if value in ("none", AUTO):
@@ -533,6 +537,18 @@ TECHNIQUES = (
         optional=True,
         staged=True,
         contradicted=_uneven_stages,
+    ),
+    Technique(
+        name="islands",
+        effect='Places along the axis "island" run as many microbatches as their speed allows.',
+        neutral=(),
+        read=_islands,
+        shown=_joined,
+        field="islands",
+        key="islands",
+        file_type=list[int],
+        optional=True,
+        words=lambda turns: f"{_joined(turns)} of them by island",
     ),
     Technique(
         name="tensor",

@@ -6,7 +6,7 @@ are numbered from 0 in the order of devices, those of the innermost outer level 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
@@ -58,11 +58,11 @@ def with_slow_node(topology: Topology, node: int, share: float) -> Topology:
         return replace(topology, device=slowed(topology.device, share))
     domain = domain_of(topology)
     ours = range(node * domain, (node + 1) * domain)
-    groups = _counted(
-        slowed(device, share) if i in ours else device
-        for i, device in enumerate(_devices(topology))
-    )
-    return Topology.mixed(groups, topology.levels)
+    devices = [
+        (slowed(device, share) if i in ours else device, group)
+        for i, (device, group) in enumerate(_devices(topology))
+    ]
+    return _grouped(topology, devices, topology.levels)
 
 
 def _largest(topology: Topology, nodes: Sequence[int]) -> tuple[tuple[Level, ...], list[int]]:
@@ -85,24 +85,35 @@ def _largest(topology: Topology, nodes: Sequence[int]) -> tuple[tuple[Level, ...
 def _machine(topology: Topology, levels: tuple[Level, ...], kept: Sequence[int]) -> Topology:
     if not topology.groups:
         return replace(topology, levels=levels, notes=())
-    every = list(_devices(topology))
-    groups = _counted(every[i] for i in kept)
-    if len(groups) == 1:
-        return Topology(groups[0][0], levels)
-    return Topology.mixed(groups, levels)
+    every = _devices(topology)
+    return _grouped(topology, [every[i] for i in kept], levels)
 
 
-def _devices(topology: Topology) -> Iterator[Device]:
-    for device, count in topology.groups:
-        yield from [device] * count
+def _devices(topology: Topology) -> list[tuple[Device, int]]:
+    """(device, its group) of each."""
+    return [(device, k) for k, (device, n) in enumerate(topology.groups) for _ in range(n)]
 
 
-def _counted(devices: Iterator[Device]) -> tuple[tuple[Device, int], ...]:
-    """Stretches of the same device, each with its length."""
-    groups: list[tuple[Device, int]] = []
-    for device in devices:
+def _grouped(
+    topology: Topology, devices: Sequence[tuple[Device, int]], levels: tuple[Level, ...]
+) -> Topology:
+    """The machine of these devices, each with the links that its group has in a topology, of the
+    sizes of `levels`."""
+    groups: list[tuple[Device, int, int]] = []  # with the group in the topology
+    for device, group in devices:
         if groups and groups[-1][0].source == device.source:
-            groups[-1] = device, groups[-1][1] + 1
+            groups[-1] = device, groups[-1][1] + 1, group
         else:
-            groups.append((device, 1))
-    return tuple(groups)
+            groups.append((device, 1, group))
+    own = tuple(
+        tuple(
+            replace(link, size=level.size)
+            for link, level in zip(topology.group_levels[group], levels, strict=True)
+        )
+        for _, _, group in groups
+        if topology.group_levels
+    )
+    if len(groups) == 1:
+        return Topology(groups[0][0], own[0] if own else levels)
+    mixed = Topology.mixed(tuple((device, n) for device, n, _ in groups), levels)
+    return replace(mixed, group_levels=own)

@@ -14,7 +14,8 @@ rate and a step takes stride hops.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -26,8 +27,9 @@ from costmodels.hardware.intake import exists
 from costmodels.hardware.mixed import slowest
 from costmodels.hardware.units import show_bytes
 from planner.errors import PlanError, did_you_mean
+from planner.machine.group_names import named_groups
 from planner.machine.tpu_slices import named_slice, part_of_host, real_slices, slice_shapes, wraps
-from planner.sharding.layout import STAGE
+from planner.sharding.layout import ISLAND, STAGE
 
 MIN_NODE_SHARE = 4
 """A job of several nodes that leaves less than this many devices of a node in use is called
@@ -89,7 +91,7 @@ class Mesh:
     @cached_property
     def inner(self) -> tuple[MeshAxis, ...]:
         """The axes that operators may be cut over."""
-        return tuple(a for a in self.axes if a.name != STAGE)
+        return tuple(a for a in self.axes if a.name not in (STAGE, ISLAND))
 
     @cached_property
     def zero_axes(self) -> tuple[str, ...]:
@@ -107,14 +109,28 @@ class Topology:
     """A device and the levels that join `devices` of them; `notes` say what was assumed about the
     shape.
 
-    groups: (device, how many) where they are of several kinds; `device` is then what they amount to
-    together (costmodels.hardware.mixed).
+    groups: (device, how many) where they are of several kinds, in the order of the devices;
+    `device` is then what they amount to together (costmodels.hardware.mixed). group_levels: of each
+    group the levels as they are among its own devices; () where those of all are `levels`.
     """
 
     device: Device
     levels: tuple[Level, ...]
     notes: tuple[str, ...] = ()
     groups: tuple[tuple[Device, int], ...] = ()
+    group_levels: tuple[tuple[Level, ...], ...] = ()
+
+    def of_group(self, index: int) -> Topology:
+        """The whole machine as it is to the devices of one group: with their speed, their own links
+        where these are known, and the kernel of attention that all run."""
+        levels = self.group_levels[index] if self.group_levels else self.levels
+        device, together = self.groups[index][0], self.device.attention
+        attention = (
+            replace(device.attention, widest_head=together.widest_head)
+            if device.attention and together
+            else None
+        )
+        return Topology(replace(device, attention=attention), levels)
 
     @classmethod
     def mixed(cls, groups: tuple[tuple[Device, int], ...], levels: tuple[Level, ...]) -> Topology:
@@ -180,21 +196,31 @@ class Topology:
                 if self.groups
                 else {}
             ),
-            "levels": [
-                {
-                    "name": x.name,
-                    "size": x.size,
-                    "bandwidth_bytes_per_s": x.bandwidth_bytes_per_s,
-                    "latency_s": x.latency_s,
-                    "kind": x.kind,
-                    "efficiency": x.efficiency,
-                    "all_reduce_bytes_per_s": x.all_reduce_bytes_per_s,
-                    "all_reduce_latency_s": x.all_reduce_latency_s,
-                    "wrap": x.wrap,
-                }
-                for x in self.levels
-            ],
+            **(
+                {"group_levels": [_level_rows(levels) for levels in self.group_levels]}
+                if self.group_levels
+                else {}
+            ),
+            "levels": _level_rows(self.levels),
         }
+
+
+def _level_rows(levels: tuple[Level, ...]) -> list[dict[str, Any]]:
+    """Levels as a strategy file has them."""
+    return [
+        {
+            "name": x.name,
+            "size": x.size,
+            "bandwidth_bytes_per_s": x.bandwidth_bytes_per_s,
+            "latency_s": x.latency_s,
+            "kind": x.kind,
+            "efficiency": x.efficiency,
+            "all_reduce_bytes_per_s": x.all_reduce_bytes_per_s,
+            "all_reduce_latency_s": x.all_reduce_latency_s,
+            "wrap": x.wrap,
+        }
+        for x in levels
+    ]
 
 
 def _span(level: Level, n: int, extent: int) -> Span:
@@ -226,7 +252,22 @@ def _span(level: Level, n: int, extent: int) -> Span:
 
 def from_json(data: Mapping[str, Any]) -> Topology:
     """The topology a strategy file records. Its device must ship, or its file be where it was."""
-    levels = tuple(
+    levels = _read_levels(data["levels"])
+    if groups := data.get("groups"):
+        mixed = Topology.mixed(
+            tuple((device(g["device"]), int(g["devices"])) for g in groups), levels
+        )
+        own = tuple(map(_read_levels, data.get("group_levels", ())))
+        return replace(mixed, group_levels=own)
+    chip = device(data.get("hardware") or data["device"])
+    if anchor := data.get("anchor"):
+        chip = replace(chip, rates=anchor["rates"], anchor=anchor["model"])
+    return Topology(chip, levels)
+
+
+def _read_levels(rows: Sequence[Mapping[str, Any]]) -> tuple[Level, ...]:
+    """Levels of a strategy file."""
+    return tuple(
         Level(
             name=x["name"],
             size=x["size"],
@@ -238,16 +279,8 @@ def from_json(data: Mapping[str, Any]) -> Topology:
             wrap=x.get("wrap", False),
             all_reduce_latency_s=x.get("all_reduce_latency_s", 0.0),
         )
-        for x in data["levels"]
+        for x in rows
     )
-    if groups := data.get("groups"):
-        return Topology.mixed(
-            tuple((device(g["device"]), int(g["devices"])) for g in groups), levels
-        )
-    chip = device(data.get("hardware") or data["device"])
-    if anchor := data.get("anchor"):
-        chip = replace(chip, rates=anchor["rates"], anchor=anchor["model"])
-    return Topology(chip, levels)
 
 
 OWN = """\
@@ -295,9 +328,11 @@ def for_devices(hardware: str, devices: int | None = None) -> Topology:
     """`devices` of a shipped or calibrated device: one level inside a node; beyond, nodes with the
     largest equal share g <= node size.
 
-    A slice of a torus may be named by its shape in chips (tpu-v5e:4x8), which also says how many
-    devices there are.
+    A slice of a torus may be named by its shape in chips (tpu-v5e:4x8), and groups of several kinds
+    by their numbers (8xh100-sxm+8xa100-80gb), which also says how many devices there are.
     """
+    if named := named_groups(hardware):
+        return _of_groups(hardware, named, devices)
     name, shape = named_slice(hardware)
     chip = device(name)
     if shape:
@@ -309,6 +344,50 @@ def for_devices(hardware: str, devices: int | None = None) -> Topology:
     if chip.inner.torus_dims:
         return _torus(chip, devices)
     return _nodes(chip, devices)
+
+
+def _of_groups(hardware: str, named: tuple[tuple[int, str], ...], devices: int | None) -> Topology:
+    """Groups of several kinds: nodes of as many devices of one kind as divide all groups, joined by
+    the slowest of their links between nodes. Raises PlanError P012 for kinds that run no program
+    together, P014 for another number of devices."""
+    groups = tuple((device(name), n) for n, name in named)
+    total = sum(n for _, n in groups)
+    if devices not in (None, total):
+        raise PlanError(
+            "P014",
+            f"--devices {devices} but {hardware} has {total}",
+            help=[f"--devices {total}, or leave --devices out"],
+        )
+    if len({chip.source for chip, _ in groups}) == 1:
+        return for_devices(groups[0][0].source, total)
+    if torus := next((chip.name for chip, _ in groups if chip.inner.torus_dims), None):
+        raise PlanError(
+            "P012",
+            f"{hardware}: {torus} forms slices of its own, which no other device is part of",
+            help=["a plan for each kind"],
+        )
+    island = math.gcd(*(n for _, n in groups))
+    most = min(chip.node_size for chip, _ in groups)
+    per_node = max(k for k in range(1, min(island, most) + 1) if island % k == 0)
+    sizes = (("node", per_node), ("nodes", island // per_node), ("groups", total // island))
+    between = min((c.outer for c, _ in groups), key=lambda x: x.bandwidth_bytes_per_s)
+
+    def levels(chip: Device) -> tuple[Level, ...]:
+        links = (chip.inner, chip.outer, between)
+        return tuple(
+            _link_level(name, n, link, in_switch=name == "node" and n == chip.node_size)
+            for (name, n), link in zip(sizes, links, strict=True)
+            if name != "nodes" or n > 1
+        )
+
+    try:
+        together = slowest(groups)
+        return replace(
+            Topology.mixed(groups, levels(together)),
+            group_levels=tuple(levels(chip) for chip, _ in groups),
+        )
+    except DeviceError as e:
+        raise PlanError("P012", f"{hardware}: {e}", help=["devices of one kind"]) from e
 
 
 def _nodes(chip: Device, devices: int) -> Topology:

@@ -7,6 +7,7 @@ from typing import Any
 
 from planner.errors import PlanError
 from planner.execution.techniques import contradiction
+from planner.sharding.layout import ISLAND
 
 
 def check(
@@ -31,6 +32,13 @@ def check(
             f"pins fsdp = {sizes} and zero_stage = {techniques['zero_stage']} contradict each"
             " other: fsdp is ZeRO-3 over so many devices",
             help=[f"dp={sizes},zero={techniques['zero_stage']}, or leave zero out"],
+        )
+    if ISLAND in mesh:
+        raise PlanError(
+            "P024",
+            f"pin {ISLAND} = {' or '.join(map(str, mesh[ISLAND]))} contradicts the name: that axis"
+            " is of machines with several kinds of device, which follow from --hardware",
+            help=["--hardware 8xh100-sxm+8xa100-80gb without a pinned mesh, or another name"],
         )
     for glob, table in nodes.items():
         both = next(

@@ -9,6 +9,8 @@ none, planner.pricing.uneven_step for uneven ones.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
 
 from costmodels.capacity import Breakdown
 from planner.analysis.facts import GraphFacts
@@ -44,7 +46,7 @@ def add_up(
     """The price of a derived flow from what its parts take. uses: all its collectives; others:
     seconds of OTHER_PARTS."""
     flops = collectives.dot_flops(flow, again=False)
-    return Cost(
+    cost = Cost(
         step_time_s=0.0,
         compute_time_s=kernels.compute_s,
         recompute_time_s=kernels.recompute_s,
@@ -57,8 +59,9 @@ def add_up(
         traffic=traffic(uses, flow.plan.order, dict(flow.plan.mesh)),
         distinct_work=_distinct_work(base, flow, flops),
         exposed_by_axes={},
-        **(others or {}),
-    ).with_communication(communication)
+    )
+    parts: dict[str, Any] = dict(others or {})
+    return replace(cost, **parts).with_communication(communication)
 
 
 def _distinct_work(base: GraphFacts, flow: Flow, flops: int) -> float:

@@ -32,7 +32,7 @@ Row = dict[str, Any]
 
 
 def details(
-    base: GraphFacts, flow: Flow, runs: tuple[RepeatedBlock, ...], pricer: Pricer
+    base: GraphFacts, runs: tuple[RepeatedBlock, ...], flow: Flow, pricer: Pricer
 ) -> dict[str, Row]:
     """Id of the first node of each class -> its row (planner.strategy.types.DetailTable). Seconds
     are of one pass in `kernels.forward_s` and `backward_s`, of a step elsewhere."""

@@ -15,6 +15,17 @@ key of the file's `cost` where it is not 0 -> its words in the summary."""
 
 
 @dataclass(frozen=True)
+class IslandShare:
+    """What devices of one kind do in a step. microbatches: of each of their islands; busy_s: what
+    the busiest of these takes, the sum of gradients and the update included, without waiting."""
+
+    device: str
+    devices: int
+    microbatches: tuple[int, ...]
+    busy_s: float
+
+
+@dataclass(frozen=True)
 class Cost:
     """Price of a plan on one device, per optimizer step (training) or forward pass."""
 
@@ -42,6 +53,8 @@ class Cost:
     gradients, what is saved for the backward pass (planner.pricing.loop_copies)."""
     launch_time_s: float = 0.0
     """Launches of collectives that may go together (planner.pricing.bucketing)."""
+    islands: tuple[IslandShare, ...] = ()
+    """Of groups of unlike devices that run microbatches of their own (planner.pricing.islands)."""
 
     @property
     def other_time_s(self) -> float:

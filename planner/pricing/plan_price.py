@@ -9,7 +9,7 @@ from planner.execution.engine import Engine, engine_of
 from planner.execution.layout_flow import Flow
 from planner.execution.loops import RepeatedBlock
 from planner.execution.plan import Plan
-from planner.pricing import step_time, uneven_step
+from planner.pricing import islands, step_time, uneven_step
 from planner.pricing.cost import Cost
 from planner.pricing.pricer import Pricer
 from planner.pricing.step_time import derived
@@ -38,6 +38,8 @@ def price_flow(
         return frameworks.price(base, flow, runs, pricer)
     if engine_of(flow.plan) is Engine.UNEVEN:
         return uneven_step.price(base, flow, pricer)
+    if flow.plan.islands:
+        return islands.price(base, flow, runs, pricer)
     return step_time.price(base, flow, runs, pricer, uses)
 
 
@@ -51,6 +53,10 @@ def price_resent(
 ) -> Cost:
     """Price of a flow from that of the same one whose collectives travel together up to another
     size: nothing but their times depends on it."""
-    if pricer.runtime.kernels is not None or engine_of(flow.plan) is Engine.UNEVEN:
+    if (
+        pricer.runtime.kernels is not None
+        or engine_of(flow.plan) is Engine.UNEVEN
+        or flow.plan.islands
+    ):
         return price_flow(base, flow, runs, pricer)
     return cost.with_communication(step_time.communication(base, flow, runs, uses, pricer))

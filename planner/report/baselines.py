@@ -30,6 +30,7 @@ def baseline_name(key: str, row: Mapping[str, Any]) -> str:
         "zero3": "ZeRO-3",
         "replicated": "replicated",
         WITH_ROOM: "with room",
+        "even_shares": "in equal shares",
         **TABLES,
     }.get(key, key)
     if key == "megatron":

@@ -23,6 +23,7 @@ from planner.pricing.cost import OTHER_PARTS
 from planner.report.baselines import comparison
 from planner.report.confirmed import words as confirm_words
 from planner.report.findings import finding_lines
+from planner.report.islands import shares
 from planner.report.proof import covered
 from planner.report.verdict import of_plans, verdict
 from planner.strategy.stages import lockstep, stages, stages_words, ticks
@@ -138,6 +139,7 @@ def _plan(strategy: Strategy, width: int, style: Style) -> list[str]:
     ]
     lines = labelled("mesh", axes, width, style)
     lines += labelled("method", techniques(strategy), width, style)
+    lines += labelled("shares", items, width, style) if (items := shares(strategy)) else []
     return lines + (
         labelled("kept", incremental_phrases(kept), width, style)
         if (kept := strategy.provenance.get("incremental"))

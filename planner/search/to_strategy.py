@@ -29,8 +29,9 @@ from planner.ops import operator_of
 from planner.ops.attention_kernels import Chosen, chosen, is_attention
 from planner.ops.expert_load import dropped, dropped_choices, expert_nodes
 from planner.pricing.breakdown import details
-from planner.pricing.cost import OTHER_PARTS, Cost
+from planner.pricing.cost import OTHER_PARTS, Cost, IslandShare
 from planner.pricing.host_tables import host_bytes
+from planner.pricing.islands import as_priced
 from planner.pricing.kernels import kernel_times
 from planner.pricing.plan_price import price_plan
 from planner.search.findings import of_plan, of_request, rows, unfused, unsure
@@ -105,7 +106,7 @@ def compose(
         assumptions=assumptions,
         findings=findings,
         provenance=provenance,
-        details=details(base, flow, runs, pricer),
+        details=details(base, runs, *as_priced(base, flow, runs, pricer)),
         graph=graph,
     )
     return replace(strategy, provenance={**provenance, "decisions": strategy.decisions()})
@@ -418,6 +419,7 @@ def cost_table(
         "memory_range_bytes": [int(total * (1 - less)), high],
         "memory_limit_bytes": limit,
         **({"dropped_choices": round_figures(lost)} if lost else {}),
+        **({"islands": [island_row(share) for share in cost.islands]} if cost.islands else {}),
         "fit": "no" if total > limit else "tight" if high > limit else "yes",
         "memory_breakdown_bytes": {
             "parameters": cost.memory.parameters,
@@ -439,6 +441,16 @@ def cost_table(
             if base.graph.host_tables
             else {}
         ),
+    }
+
+
+def island_row(share: IslandShare) -> dict[str, Any]:
+    """What devices of one kind do in a step, as in a file."""
+    return {
+        "device": share.device,
+        "devices": share.devices,
+        "microbatches": list(share.microbatches),
+        "busy_s": share.busy_s,
     }
 
 

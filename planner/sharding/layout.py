@@ -32,6 +32,9 @@ Axes = tuple[str, ...]
 STAGE = "stage"
 """The mesh axis of pipeline stages: blocks are dealt out along it, no operator is cut over it
 (planner.execution.pipeline)."""
+ISLAND = "island"
+"""The mesh axis of groups of devices that run microbatches of their own, as many as their speed
+allows: no operator is cut over it (planner.pricing.islands)."""
 StepKind = Literal[
     "all-reduce",
     "reduce-scatter",

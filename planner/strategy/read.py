@@ -54,6 +54,7 @@ NEEDED = {
     "TechniqueTable": "microbatches zero_stage zero_group recompute",
     "MemoryTable": " ".join(PARTS),
     "TrafficTable": "payload wire",
+    "IslandTable": "device devices microbatches busy_s",
     "SolverTable": "name status",
     "CostTable": _SUMMARY,
     "BaselineTable": f"{_SUMMARY} mesh zero_stage recompute microbatches",

@@ -41,11 +41,13 @@ class AnchorTable(TypedDict):
 
 class TopologyTable(TypedDict):
     """The machine; levels innermost first. hardware: the file of a device that does not ship;
-    groups: what devices of several kinds there are; anchor: to what step prices are scaled."""
+    groups: what devices of several kinds there are, group_levels: of each the links among its own
+    devices, where they differ; anchor: to what step prices are scaled."""
 
     device: str
     hardware: NotRequired[str]
     groups: NotRequired[list[GroupTable]]
+    group_levels: NotRequired[list[list[LevelTable]]]
     anchor: NotRequired[AnchorTable]
     devices: int
     levels: list[LevelTable]
@@ -244,10 +246,22 @@ class TrafficTable(TypedDict):
     wire: float
 
 
+class IslandTable(TypedDict):
+    """What devices of one kind do in a step: microbatches of each of their islands, seconds that
+    the busiest of these takes without waiting for others."""
+
+    device: str
+    devices: int
+    microbatches: list[int]
+    busy_s: float
+
+
 class CostTable(TypedDict):
     """The price; communication_bytes_per_device: kind -> axes joined by + -> bytes. tie_range_s:
     steps of other plans between these cannot be told from this plan's. dropped_choices: part of the
-    tokens' choices of experts that find no place; tokens a second and FLOPs used are less them."""
+    tokens' choices of experts that find no place; tokens a second and FLOPs used are less them.
+    islands: where devices of several kinds have shares of their own; FLOPs and use are means of all
+    devices then, memory is the largest."""
 
     step_time_s: float
     step_time_range_s: list[float]
@@ -274,6 +288,7 @@ class CostTable(TypedDict):
     tokens_per_step: NotRequired[int]
     tokens_per_s_per_device: NotRequired[float]
     dropped_choices: NotRequired[float]
+    islands: NotRequired[list[IslandTable]]
 
 
 class BaselineTable(CostTable):

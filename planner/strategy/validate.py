@@ -24,7 +24,7 @@ from planner.execution.techniques import (
 from planner.execution.uneven_pipeline import wrong_widths
 from planner.graph.ir import Graph
 from planner.ops.lookup import rule_of
-from planner.sharding.layout import STAGE
+from planner.sharding.layout import ISLAND, STAGE
 from planner.sharding.notation import spell_rule, spell_split
 from planner.sharding.rule import Limits, Rule, legal
 
@@ -42,6 +42,10 @@ class Decided(Protocol):
     @property
     def techniques(self) -> Mapping[str, Any]:
         """The file's table of techniques."""
+
+    @property
+    def topology(self) -> Mapping[str, Any]:
+        """The file's machine."""
 
     @property
     def blocks(self) -> tuple[Mapping[str, Any], ...]:
@@ -62,6 +66,7 @@ def check_mesh(strategy: Decided, devices: int) -> None:
         wrong = (
             _wrong_values(chosen, mesh)
             or _wrong_schedule(strategy, chosen, mesh)
+            or _wrong_islands(strategy, chosen, mesh)
             or _wrong_cuts(strategy, chosen, mesh)
         )
     if not wrong and any(
@@ -90,6 +95,27 @@ def _wrong_values(chosen: StepTechniques, mesh: Mapping[str, int]) -> str:
         )
     found = contradiction(values, {a: (n,) for a, n in mesh.items()})
     return found.text if found else ""
+
+
+def _wrong_islands(strategy: Decided, chosen: StepTechniques, mesh: Mapping[str, int]) -> str:
+    """What is wrong with islands beside mesh, microbatches, other techniques and the machine."""
+    turns, places = chosen.islands, mesh.get(ISLAND, 0)
+    if not turns and ISLAND not in mesh:
+        return ""
+    if len(turns) != places or next(iter(mesh)) != ISLAND:
+        return f"islands {list(turns)} with mesh {dict(mesh)}: one for each place of the first axis"
+    if min(turns) < 1 or sum(turns) != chosen.microbatches or max(turns) < 2:
+        return (
+            f"islands {list(turns)} of {chosen.microbatches} microbatches: at least one each, two"
+            " of one, and all together"
+        )
+    groups = [int(g["devices"]) for g in strategy.topology.get("groups", ())]
+    each = prod(mesh.values()) // places
+    if not groups or sum(groups) != prod(mesh.values()) or any(n % each for n in groups):
+        return f"islands of {each} devices on groups of {groups}: whole islands of one kind each"
+    if chosen.schedule or chosen.overlapped_microbatches > 1 or chosen.offload:
+        return "islands with pipeline stages, overlapped microbatches or offload"
+    return ""
 
 
 def _wrong_schedule(strategy: Decided, chosen: StepTechniques, mesh: Mapping[str, int]) -> str:
@@ -156,8 +182,8 @@ def check_splits(graph: Graph, plan: Plan, rules: Sequence[Rule] = ()) -> None:
         rule = rules[i] if rules else rule_of(node, graph)[0]
         used = [a for _, axes in split.pairs for a in axes]
         wrong = ""
-        if STAGE in used and plan.schedule:
-            wrong = "stages cut no operator"
+        if (STAGE in used and plan.schedule) or ISLAND in used:
+            wrong = f"{'islands' if ISLAND in used else 'stages'} cut no operator"
         elif set(used) - set(sizes):
             wrong = f"axis {min(set(used) - set(sizes))!r} is not in the mesh {sizes}"
         elif len(set(used)) < len(used):

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,7 +144,7 @@ def compare(
     plain = twin or Twin(graph, workload, values)
     if workload == "train":
         arrays = params, frozen, data
-        wanted = plain.gradients(feeds, plan.microbatches)
+        wanted = plain.gradients(_of_microbatches(feeds, plan.islands), plan.microbatches)
         return _compared_gradients(module, program, arrays, wanted, step), []
     outs = [np.asarray(o) for o in module.make_inference(mesh)(params, frozen, data)]
     references = plain.outputs(feeds)
@@ -157,6 +157,13 @@ def compare(
     return Comparison(
         outputs=worst, gradients=0.0, worst=where, loss=0.0, reference_loss=0.0
     ), cropped
+
+
+def _of_microbatches(feeds: Values, islands: Sequence[int]) -> Values:
+    """A program's inputs by microbatch: of islands without those that none of them runs."""
+    most = max(islands, default=0)
+    run = [i * most + turn for i, own in enumerate(islands) for turn in range(own)]
+    return {key: value[run] for key, value in feeds.items()} if islands else feeds
 
 
 def _compared_gradients(

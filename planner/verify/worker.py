@@ -335,8 +335,9 @@ def numbers(
         notes = tuple(n for n in small.notes if n not in graph.notes)
         if not within_goals(small):
             return None, f"at full size {reason}, and the model does not shrink far enough", notes
+        shares = (2, *[1] * (len(plan.islands) - 1)) if plan.islands else ()
         plan, size = (
-            replace(follow(plan, graph, small), microbatches=1),
+            replace(follow(plan, graph, small), microbatches=sum(shares) or 1, islands=shares),
             f"shrunk model ({reason} at full size)",
         )
         graph, own_program = small, None

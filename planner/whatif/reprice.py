@@ -275,8 +275,9 @@ def best_plan(model: Model, request: Request) -> Strategy:
     """The best plan of a request. Raises PlanError (exit 3) when nothing fits; an interruption is
     handed on."""
     from planner.search.to_strategy import compose
+    from planner.whatif.islands import searched
 
-    result = Search(model, request).run()
+    request, result = searched(model, request)
     if result.stopped:
         raise KeyboardInterrupt
     if result.best is None:

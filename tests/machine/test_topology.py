@@ -608,12 +608,17 @@ def test_kernels_on_several_kinds_of_device_take_what_they_take_on_the_slowest(
 
 
 def test_a_cluster_of_two_kinds_is_planned_saved_and_priced_again(tmp_path: Path) -> None:
+    """On one mesh, as a pinned one is, in equal shares; unequal ones: tests/whatif/test_islands."""
     file = tmp_path / "mixed.toml"
     file.write_text(MIXED)
-    made = planner.plan("zoo:gpt2-small,layers=2", topology=file, batch=32, baselines=False)
+    made = planner.plan(
+        "zoo:gpt2-small,layers=2", topology=file, batch=32, baselines=False, pins="dp=16"
+    )
     slower = tmp_path / "slower.toml"
     slower.write_text('device = "a100-40gb"\n' + MIXED[MIXED.index("[[level]]") :])
-    alone = planner.plan("zoo:gpt2-small,layers=2", topology=slower, batch=32, baselines=False)
+    alone = planner.plan(
+        "zoo:gpt2-small,layers=2", topology=slower, batch=32, baselines=False, pins="dp=16"
+    )
     assert made.costs["step_time_s"] == pytest.approx(alone.costs["step_time_s"], rel=0.02), (
         "at the pace of the slower"
     )

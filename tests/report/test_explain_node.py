@@ -53,7 +53,7 @@ def test_the_file_says_what_the_model_would(name: str, tmp_path: Path) -> None:
     s.save(tmp_path / "s.json")
     kept = Strategy.load(tmp_path / "s.json")
     p = priced(kept, CASES[name][0])
-    fresh = details(p.base, p.flow, p.runs, p.pricer)
+    fresh = details(p.base, p.runs, p.flow, p.pricer)
     assert fresh.keys() == kept.details.keys() == kept.nodes.keys()
     for node, row in fresh.items():
         assert explain_node(kept, node, 200, detail=row) == explain_node(

@@ -111,6 +111,11 @@ def sample_numbers(data, step, seed):
     return shuffled(count, seed, epoch)[at * BATCH : (at + 1) * BATCH].tolist()
 
 
+def sample_places(numbers, shape):
+    """Numbers of samples by their places in the batch, in order."""
+    return np.reshape(numbers, shape)
+
+
 def next_batch(data, step, seed, mesh):
     """The batch of a step on the mesh. A process reads the samples, and of these the part, that its
     own devices hold."""
@@ -137,7 +142,7 @@ def next_batch(data, step, seed, mesh):
             continue
 
         def piece(index, key=key, shape=shape, lead=lead, full=full, dtype=dtype, limit=limit):
-            rows = np.reshape(numbers, shape[:lead])[index[:lead]]
+            rows = sample_places(numbers, shape[:lead])[index[:lead]]
             value = (
                 np.stack([np.asarray(sample(n)[key][index[lead:]]) for n in rows.ravel().tolist()])
                 if rows.size

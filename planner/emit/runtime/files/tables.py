@@ -34,6 +34,8 @@ outside a program.
                       scattered over, the dim scattered, PartitionSpec of reduced gradient and
                       optimizer state); jit programs have the PartitionSpec alone
     OVERLAPPED_MICROBATCHES   microbatches that run at the same time
+    ISLANDS           microbatches that each place along the axis "island" runs, of programs with
+                      unequal shares
     OFFLOADED         parameters that lie in the host's memory, with their gradients
     FUSED             collectives that GPUs send together -> up to so many bytes; none where that is
                       left to the compiler
@@ -104,6 +106,7 @@ NO_DECAY: set[str] = set()
 STEPS = 1
 MICROBATCHES = 1
 OVERLAPPED_MICROBATCHES = 1
+ISLANDS: tuple[int, ...] = ()
 GRADIENTS: dict[str, tuple[Any, ...]] = {}
 FUSED: dict[str, int] = {}
 OFFLOADED: set[str] = set()

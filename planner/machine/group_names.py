@@ -1,0 +1,26 @@
+"""Groups of devices of several kinds, by name: 8xh100-sxm+8xa100-80gb."""
+
+from __future__ import annotations
+
+import re
+
+from planner.errors import PlanError
+
+_GROUP = re.compile(r"(?P<count>\d{1,8})x(?P<device>.+)")
+
+
+def named_groups(hardware: str) -> tuple[tuple[int, str], ...]:
+    """((8, "h100-sxm"), (8, "a100-80gb")) of such a name, () of any other. Raises PlanError P012
+    where part of it reads so and part does not, or a group has no device."""
+    parts = hardware.split("+")
+    found = [_GROUP.fullmatch(part.strip()) for part in parts]
+    if len(parts) < 2 or not any(found):
+        return ()
+    groups = tuple((int(m["count"]), m["device"].strip()) for m in found if m)
+    if len(groups) < len(parts) or min(n for n, _ in groups) < 1:
+        raise PlanError(
+            "P012",
+            f"{hardware!r} names no groups of devices",
+            help=["COUNTxDEVICE joined by +: --hardware 8xh100-sxm+8xa100-80gb"],
+        )
+    return groups
