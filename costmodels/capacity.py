@@ -37,6 +37,12 @@ def tiled_image(shape: tuple[int, ...], tile: tuple[int, int]) -> int:
     return min(stored(batch, channels), stored(channels, batch)) * prod(extents)
 
 
+def tiled_rows(shape: tuple[int, ...], tile: tuple[int, int]) -> int:
+    """Elements that an array takes whose last dim lies in whole lanes."""
+    lanes = tile[1]
+    return prod(shape[:-1]) * -(-shape[-1] // lanes) * lanes
+
+
 @dataclass(frozen=True)
 class Capacity:
     """The parts of a device's memory, in bytes."""

@@ -147,18 +147,24 @@ def backward_liveness(
     """Live bytes of the backward pass, operator by operator. always: bytes of activations that stay
     for all of it (the batch), not part of `operators.saved`."""
     n = len(operators.saved)
-    sizes = operators.results[passing.maker]
-    passing_by = live_bytes(n, passing.first, passing.last, sizes)
-    np.subtract.at(passing_by, passing.readers[1], sizes[passing.readers[0]])
+    passing_by = passing_bytes(passing, operators.results)
     gradients = live_bytes(n, weights.first, weights.last, weights.whole) + live_bytes(
         n, np.zeros_like(weights.first), weights.first, weights.piece
     )
     postponed = np.append(np.maximum.accumulate(operators.postponed[:0:-1])[::-1], 0.0)
     return Liveness(
-        gradients,
-        np.cumsum(operators.saved) + always,
-        np.maximum(passing_by, 0.0) + postponed + operators.workspace,
+        gradients, np.cumsum(operators.saved) + always, passing_by + postponed + operators.workspace
     )
+
+
+def passing_bytes(passing: PassingGradients, results: np.ndarray) -> np.ndarray:
+    """Bytes of what passes by each operator, of the bytes of every operator's results. [nodes]
+    Results pass by the same operators in the forward pass as their gradients in the backward pass.
+    """
+    sizes = results[passing.maker]
+    passing_by = live_bytes(len(results), passing.first, passing.last, sizes)
+    np.subtract.at(passing_by, passing.readers[1], sizes[passing.readers[0]])
+    return np.maximum(passing_by, 0.0)
 
 
 def least_above_saved(workspace: np.ndarray, saved: np.ndarray) -> float:

@@ -283,6 +283,11 @@ class GraphFacts(BasicFacts):
         """See planner.analysis.residuals."""
         return find_residuals(self)
 
+    def has_its_place(self, i: int) -> bool:
+        """Whether all results of node i are the graph's, of a forward pass alone."""
+        results = range(sum(map(bool, self.graph.nodes[i].outputs)))
+        return not self.training and all((i, -1 - k) in self.residuals for k in results)
+
     @cached_property
     def passing(self) -> PassingGradients:
         """See costmodels.liveness.PassingGradients."""
@@ -302,18 +307,33 @@ class GraphFacts(BasicFacts):
         )
 
     @cached_property
+    def heads(self) -> frozenset[tuple[int, ...]]:
+        """Shapes of what kernels of attention read and make, [batch, heads, positions, width]: the
+        kernels ask for the width in lanes, however narrow it is."""
+        attentions = [node for node in self.graph.nodes if node.op == "Attention"]
+        read = {name for node in attentions for name in (*node.inputs[:3], *node.outputs) if name}
+        shapes = {self.graph.tensors[name].shape for name in read}
+        return frozenset(shape for shape in shapes if len(shape) == 4)
+
+    def kind_of(self, shape: tuple[int, ...]) -> str:
+        """What arrays of a shape are to a device that stores whole tiles: image, heads or nothing
+        of these."""
+        return "image" if shape in self.images else "heads" if shape in self.heads else ""
+
+    @cached_property
     def saved_counts(self) -> Mapping[tuple[int, int], tuple[int, int, int, int]]:
         """(class, slot as in `residuals`) -> how many of the class's nodes save it, those of the
         epilogue aside; how many of those save what enters a repeat; how many, in the first repeat,
         save what is made in it; and how many are of the epilogue. Recomputed blocks save all that
-        enters and one repeat's own, of one run at a time: the largest run's is counted."""
+        enters and one repeat's own, of one run at a time: the largest run's is counted. Results of
+        a forward pass alone are there all the time, whoever makes them."""
         largest = max(self.runs, key=lambda run: run[1], default=(-1, 1, 1))[0]
         starts = repeat_starts(self.runs)
         counts: dict[tuple[int, int], tuple[int, int, int, int]] = {}
         for (i, slot), name in self.residuals.items():
             repeat, key = saved_in(self.graph, starts, i, name), (self.shared[i], slot)
             a, b, c, d = counts.get(key, (0, 0, 0, 0))
-            if i in self.epilogue:
+            if i in self.epilogue and self.training:
                 counts[key] = a, b, c, d + 1
             else:
                 one = repeat == 0 and starts[i][0] == largest

@@ -1,5 +1,5 @@
-"""Which gradients pass by which operators in the backward pass, and which operators read each
-weight: what costmodels.liveness needs to know of a graph without a loop over its blocks."""
+"""Which gradients (of a forward pass alone, results) pass by which operators, and which operators
+read each weight: what costmodels.liveness needs to know of a graph."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 def find_passing(base: BasicFacts) -> PassingGradients:
-    """What `GraphFacts.passing` holds."""
+    """What `GraphFacts.passing` holds: of a forward pass alone what its results pass by."""
     graph = base.graph
     rows, rows_of, nodes = list[tuple[int, int, int]](), list[int](), list[int]()
     for i, node in enumerate(graph.nodes):
         read = {
             j
             for name in node.outputs
-            if name in base.grad
+            if name in base.grad or not base.training
             for j, _ in graph.consumers.get(name, ())
         }
         if read and max(read) > i + 1:

@@ -15,13 +15,14 @@ if TYPE_CHECKING:
 
 def find_residuals(base: BasicFacts) -> dict[tuple[int, int], str]:
     """(node, slot) -> tensor kept for the backward pass because of that use; each tensor once, at
-    its first such use. Results have slot -1 - k."""
+    its first such use. Results have slot -1 - k. Of a forward pass alone: the graph's inputs and
+    results, which have a place of their own from its beginning to its end."""
     graph = base.graph
     charged: dict[tuple[int, int], str] = {}
     # Weights and constants are there anyway; what is in gated units is made again.
     seen = {*graph.weights, *graph.constants, *base.gated.tensors}
     if not base.training:
-        return charged
+        return at_both_ends(base, seen)
     returning = {op for op, operator in OPERATORS.items() if "out" in operator.saves.split()}
     for i, node in enumerate(graph.nodes):
         if node.op not in OPERATORS:
@@ -37,6 +38,23 @@ def find_residuals(base: BasicFacts) -> dict[tuple[int, int], str]:
                     seen.add(name)
                     charged[i, -1 - k] = name
     return without_derived(base, charged) if base.written_out else charged
+
+
+def at_both_ends(base: BasicFacts, elsewhere: set[str]) -> dict[tuple[int, int], str]:
+    """(node, slot) -> input of the graph that the node is the first to read, or result of the graph
+    that it makes. Programs that serve write what they make into their caches, and hand out the next
+    tokens alone. elsewhere: what is counted as a weight."""
+    graph, charged = base.graph, dict[tuple[int, int], str]()
+    inputs, results = set(graph.inputs) - elsewhere, set(graph.outputs) - elsewhere
+    for i, node in enumerate(() if graph.unstacked else graph.nodes):
+        for slot, name in enumerate(node.inputs):
+            if name in inputs:
+                inputs.discard(name)
+                charged[i, slot] = name
+        for k, name in enumerate(o for o in node.outputs if o):
+            if name in results:
+                charged[i, -1 - k] = name
+    return charged
 
 
 def without_derived(

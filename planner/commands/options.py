@@ -58,6 +58,14 @@ def span(text: str) -> tuple[int, int]:
     return found
 
 
+def lengths(text: str) -> int | str:
+    """Tokens of a request: a number, or a distribution as written, "512..2048", "512~2048"."""
+    mark = next((m for m in ("..", "~") if m in text), "")
+    if not mark:
+        return whole(text)
+    return mark.join(str(whole(part)) for part in text.split(mark, 1))
+
+
 def seconds(text: str) -> float:
     """Seconds above 0."""
     return positive(text.removesuffix("s"))
@@ -400,9 +408,27 @@ def add_serving(p: argparse.ArgumentParser) -> None:
         "a decoder exported with a cache: --workload infer --prompt 2048 --generate 256"
         " --concurrency 64 (docs/serving.md)",
     )
-    g.add_argument("--prompt", type=whole, metavar="N", help="tokens of a prompt")
-    g.add_argument("--generate", type=whole, metavar="N", help="tokens generated for each")
+    g.add_argument(
+        "--prompt",
+        type=lengths,
+        metavar="N",
+        help=(
+            "tokens of a prompt; with --rate also 512..2048 (evenly) or 512~2048 (half up to the"
+            " first, one in a hundred over the second)"
+        ),
+    )
+    g.add_argument(
+        "--generate", type=lengths, metavar="N", help="tokens generated for each, likewise"
+    )
     g.add_argument("--concurrency", type=whole, metavar="N", help="sequences at once")
+    g.add_argument(
+        "--rate",
+        metavar="R",
+        help=(
+            "requests a second, or the file of a trace: requests join while others generate, and"
+            " --concurrency, the most at once, may be left out"
+        ),
+    )
     g.add_argument(
         "--prefill-tokens",
         type=whole,

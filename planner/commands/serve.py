@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = "--workload infer --prompt 2048 --generate 256 --concurrency 64"
 OPTIONS = ("prompt", "generate", "concurrency")
+LENGTHS = ("prompt", "generate")
 OTHERS = (
     "calibrate_with",
     "batch",
@@ -47,7 +48,7 @@ def asked(args: argparse.Namespace) -> bool:
     what does not go with them."""
     from planner.commands.common import unusual
 
-    given = [n for n in OPTIONS if getattr(args, n) is not None]
+    given = [n for n in (*OPTIONS, "rate") if getattr(args, n) is not None]
     if not given:
         from planner.serving.result import OBJECTIVES
 
@@ -73,7 +74,7 @@ def asked(args: argparse.Namespace) -> bool:
             f"--{given[0]} is said of serving, and the workload is {args.workload}",
             help=["--workload infer"],
         )
-    if missing := [n for n in OPTIONS if n not in given]:
+    if missing := _missing(args, given):
         raise PlanError(
             "P222",
             f"--{given[0]} without --{missing[0]}",
@@ -91,6 +92,24 @@ def asked(args: argparse.Namespace) -> bool:
     return True
 
 
+def _missing(args: argparse.Namespace, given: list[str]) -> list[str]:
+    """Options that must be given beside those that are. Raises PlanError P222 for lengths beside a
+    trace, which has its own."""
+    if args.rate is None:
+        return [n for n in OPTIONS if n not in given]
+    try:
+        float(args.rate)
+    except ValueError:
+        if lengths := [n for n in LENGTHS if n in given]:
+            raise PlanError(
+                "P222",
+                f"--{lengths[0]} beside the trace {args.rate}, which says every request's tokens",
+                help=["leave it out, or give requests a second: --rate 8"],
+            ) from None
+        return []
+    return [n for n in LENGTHS if n not in given]
+
+
 def run(args: argparse.Namespace, target: Path | None) -> int:
     """Search, print the summary, write the plan (and the program)."""
     from planner.commands.common import cache, machine, tell, workload
@@ -103,9 +122,10 @@ def run(args: argparse.Namespace, target: Path | None) -> int:
     with console.live(not args.quiet) as line:
         made = serve(
             args.model,
-            prompt=args.prompt,
-            generate=args.generate,
+            prompt=args.prompt or 1,
+            generate=args.generate or 1,
             concurrency=args.concurrency,
+            rate=args.rate,
             objective=objective,
             quantize=args.quantize,
             prefill_tokens=args.prefill_tokens,

@@ -73,7 +73,8 @@ def _computed(dots: Dots) -> Fraction:
 
 def attention_passes(pieces: Pieces, operands: np.ndarray, results: np.ndarray) -> list[Passes]:
     """The kernels under each split. operands, results: bytes of them [splits]"""
-    shares = pieces.share("").tolist()
+    # Kernels make all scores whatever of the values' width (e) a device has.
+    shares = pieces.share("e").tolist()
     return [
         _fused(pieces, split, share, moved, made)
         if kernel_of(pieces, split) != BLOCKS
@@ -112,7 +113,7 @@ def _fused(pieces: Pieces, split: Split, share: float, operands: float, results:
     flops = pieces.rule.flops * share * Positions.of(pieces.node).share(queries[2], keys[2])
     flops *= 2 * keys[3] / (keys[3] + values[3])
     wider = _wider_bytes(pieces, split)
-    operands, results = operands + wider, results * keys[3] / values[3]
+    operands, results = operands + wider, results * keys[3] / _value_width(pieces, split)
     statistics, bias = SCORE * _rows(pieces, split), _bias_bytes(pieces, split)
     of = partial(AttentionPass, width=keys[3], masked=bias > 0)
     forward = Kernel(flops, operands + results + statistics + bias, attention=of(False))
@@ -139,11 +140,16 @@ def _is_padded(pieces: Pieces, split: Split) -> bool:
 
 def _wider_bytes(pieces: Pieces, split: Split) -> float:
     """Bytes of the zeros behind values that are narrower than keys."""
-    keys, values = (shape[3] for shape in pieces.graph.shapes(pieces.node.inputs[1:3]))
+    keys, values = pieces.graph.shapes(pieces.node.inputs[1:2])[0][3], _value_width(pieces, split)
     if keys == values:
         return 0.0
     held = pieces.bytes_of(pieces.node.inputs[2], pieces.operand_shape(2, split))
     return (keys / values - 1) * held
+
+
+def _value_width(pieces: Pieces, split: Split) -> int:
+    """Elements of a value, and of a head's result, that a device has."""
+    return pieces.operand_shape(2, split)[3]
 
 
 def _bias_bytes(pieces: Pieces, split: Split) -> float:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 
 from planner.graph.ir import Graph, Node
 from planner.sharding.rule import Rule, Split
@@ -128,6 +129,8 @@ def chosen(
     queries, keys, values = graph.shapes(node.inputs[:3])
     ring, balanced = bool(split.axes("ring")), is_balanced(rule, split, mesh)
     rows, met = piece_sizes(node, graph, rule, split, mesh)
+    local = rule.local(split, mesh)
+    width = prod(local[f] for f in rule.results[0][3])  # of a device's values
     masked = has_mask(node) or bool(node.attrs.get("window", 0))
     causal = bool(node.attrs.get("causal", 0))
     reasons = {
@@ -146,7 +149,7 @@ def chosen(
         ),
         "keys are shared by the whole batch": not queries[0] == keys[0] == values[0],
         "keys and values differ in width": (
-            queries[3] != keys[3] or values[3] > keys[3] or (ring and values[3] != keys[3])
+            queries[3] != keys[3] or values[3] > keys[3] or (ring and width != keys[3])
         ),
         f"its heads have {queries[3]} elements": (
             (

@@ -220,6 +220,13 @@ def working_of(
         )  # written out, an elementwise operator's gradient takes the place of its result's
     if trained and not pricer.runtime.partitioned and i in base.handing_back:
         size = size - outs
+    if not base.training:
+        # An elementwise result takes its operand's place, but not that of a convolution.
+        of_images = not base.images.isdisjoint(
+            base.graph.tensors[n].shape for n in node.outputs if n
+        )
+        size = np.maximum(ins, outs) if operator.fusible and not of_images else size
+        size = size - outs * base.has_its_place(i)
     wide = _widened(base, i, cuts)
     if i in odd_heads(base.graph):  # beside the logits that the loss saves, and the weight as it is
         size = size + outs * (wide - 1) + _padded_weight(base, i, cuts, pricer)
@@ -309,7 +316,7 @@ def inner_times(
 
 def _bytes(base: GraphFacts, pricer: Pricer, name: str, shape: tuple[int, ...]) -> float:
     tensor = base.graph.tensors[name]
-    return pricer.stored_bytes(shape, tensor.dtype, tensor.shape in base.images)
+    return pricer.stored_bytes(shape, tensor.dtype, base.kind_of(tensor.shape))
 
 
 def saved_beside_of(

@@ -34,6 +34,7 @@ from costmodels.liveness import (
     OperatorBytes,
     backward_liveness,
     gradient_buffers,
+    passing_bytes,
     temporary_bytes,
 )
 from planner.analysis.basics import repeat_starts, saved_in
@@ -104,7 +105,7 @@ def saved_in_repeat(
         if not way:
             tensor, i = graph.tensors[name], graph.producer[name]
             shape = local_shape(tensor.shape, flow.source[name], mesh)
-            size = pricer.stored_bytes(shape, tensor.dtype, tensor.shape in base.images)
+            size = pricer.stored_bytes(shape, tensor.dtype, base.kind_of(tensor.shape))
             yield name, size + named_beside(base, i, flow.split(i), pricer)
             continue
         step = way[-1]
@@ -199,7 +200,7 @@ def memory_parts(
         parameters=weights.parameters,
         gradients=weights.gradients,
         state=weights.state,
-        activations=activations * slack,
+        activations=activations * (slack if base.training else 1),
         block_grads=weights.block_grads,
         one_repeat=one_repeat * slack * one_run_on_one_stage(base, flow.plan.stages),
         prologue_grads=weights.prologue_grads,
@@ -207,7 +208,11 @@ def memory_parts(
     if base.written_out:
         parts = replace(parts, liveness=_liveness(base, flow, pricer, weights))
     else:
-        workspace, epilogue_workspace = temporaries(base, flow, pricer, weights.gathered)
+        workspace, epilogue_workspace = (
+            temporaries(base, flow, pricer, weights.gathered)
+            if base.training
+            else (_forward_bytes(base, flow, pricer), 0.0)
+        )
         parts = replace(
             parts,
             epilogue=epilogue * slack,
@@ -324,7 +329,7 @@ def _saved_tensors(
         if size is None:
             tensor = graph.tensors[name]
             size = pricer.stored_bytes(
-                local_shape(tensor.shape, layout, mesh), tensor.dtype, tensor.shape in base.images
+                local_shape(tensor.shape, layout, mesh), tensor.dtype, base.kind_of(tensor.shape)
             ) + saved_beside(base, i, slot, splits[i], pricer)
             size = sizes[key] = flow.plan.overlapped_microbatches * size
         found.append((i, name, size))
@@ -347,7 +352,7 @@ def saved_activations(
     graph, plan = base.graph, flow.plan
     pipeline = pipeline_of(graph, plan)
     if not base.training:
-        return 0.0, 0.0, 0.0
+        return sum(size for _, _, size in saved_tensors(base, flow, pricer)), 0.0, 0.0
     starts = repeat_starts(plan.repeated_blocks)
     whole = takes_repeats_whole(base, pricer, plan.zero_stage)
     total = epilogue = 0.0
@@ -434,7 +439,7 @@ def passes(
     def local(name: str, layout: Layout) -> float:
         tensor = graph.tensors[name]
         return (1 if name in graph.weights else copies) * pricer.stored_bytes(
-            local_shape(tensor.shape, layout, mesh), tensor.dtype, tensor.shape in base.images
+            local_shape(tensor.shape, layout, mesh), tensor.dtype, base.kind_of(tensor.shape)
         )
 
     for i, node in enumerate(graph.nodes):
@@ -487,6 +492,17 @@ def temporaries(
         largest[p.i in base.epilogue] = max(largest[p.i in base.epilogue], p.work + own)
     full = gathered_bytes(flow.plan, gathered)
     return largest[False] + full, largest[True] + full * (flow.plan.stages > 1)
+
+
+def _forward_bytes(base: GraphFacts, flow: Flow, pricer: Pricer) -> float:
+    """The most bytes that a forward pass alone has beside weights and the graph's results: an
+    operator's workspace and the results that pass by it."""
+    results, workspace = np.zeros((2, len(base.graph.nodes)))
+    for p in passes(base, flow, pricer, {}):
+        results[p.i], workspace[p.i] = p.outs * (not base.has_its_place(p.i)), p.work
+    classes = np.array(base.shared, np.int64)
+    passing = passing_bytes(base.passing, results[classes])
+    return float((passing + workspace[classes]).max(initial=0.0))
 
 
 def _liveness(base: GraphFacts, flow: Flow, pricer: Pricer, weights: _WeightBytes) -> Liveness:

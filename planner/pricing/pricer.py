@@ -17,7 +17,7 @@ import numpy as np
 
 from costmodels import collectives, host_link, overlap
 from costmodels import kernels as compute
-from costmodels.capacity import tiled_image
+from costmodels.capacity import tiled_image, tiled_rows
 from costmodels.hardware.device import Device
 from costmodels.kernels import Amount
 from costmodels.optimizers import OPTIMIZERS
@@ -279,11 +279,13 @@ class Pricer:
             return 4
         return DTYPE_BYTES[dtype]
 
-    def stored_bytes(self, shape: tuple[int, ...], dtype: str, image: bool) -> float:
-        """Bytes that an array takes on the device. image: one that convolutions read or make
-        (planner.analysis.facts.GraphFacts.images), in whole tiles where the device has those."""
-        tile = self.topology.device.tile if image else None
-        return (tiled_image(shape, tile) if tile else prod(shape)) * self.itemsize(dtype)
+    def stored_bytes(self, shape: tuple[int, ...], dtype: str, kind: str) -> float:
+        """Bytes that an array takes on the device. kind: as
+        planner.analysis.facts.GraphFacts.kind_of has it; images and heads lie in whole tiles where
+        the device has those."""
+        tile = self.topology.device.tile
+        stored = {"image": tiled_image, "heads": tiled_rows}.get(kind) if tile else None
+        return (stored(shape, tile) if stored and tile else prod(shape)) * self.itemsize(dtype)
 
     def grad_accumulate_s(self, size_bytes: Amount) -> Amount:
         """Seconds to add a microbatch's gradients, so many bytes of a device, to the sums. Profiles

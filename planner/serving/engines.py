@@ -6,8 +6,8 @@ lie in a node. Names of arguments: vllm/engine/arg_utils.py of vLLM (`vllm serve
 python/sglang/srt/server_args.py of SGLang (`python3 -m sglang.launch_server --help`). Sequences
 and tokens of a pass are those of a replica there.
 
-Both engines join sequences to those that generate, and page the cache: prices are those of the
-emitted program, which does neither.
+Both engines join sequences to those that generate, and page the cache. Plans for requests that
+arrive are priced so; prices of others are those of the emitted program, which does neither.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from costmodels.hardware.units import show_bytes, show_time
 from planner.errors import PlanError
 from planner.launch.job import node_slots
-from planner.serving.result import Serving
+from planner.serving.result import Serving, arriving
 
 DEAR = 0.05
 """Worse than the plan by more is refused."""
@@ -84,13 +84,19 @@ def hand_over(serving: Serving, to: str) -> Handover:
     row = _nearest(serving, to)
     loss = _loss(serving, row)
     kept = f"{row['label']}, {row['replicas']} replica{'s' * (row['replicas'] > 1)}"
-    figures = (
-        f"{row['tokens_per_s_per_device']:,.0f} tokens/s/device, ttft {show_time(row['ttft_s'])},"
-        f" tpot {show_time(row['tpot_s'])}, {show_bytes(row['memory_bytes'])} a device"
-    )
+    figures = f"{_figures(serving, row)}, {show_bytes(row['memory_bytes'])} a device"
     worse = f"{100 * loss:.1f} % worse than the plan" if loss > 0 else "as good as the plan"
     cost = f"{to}: {kept}: {figures}; {worse} by its objective"
     return Handover(_script(serving, to, service_of(serving, row)), cost)
+
+
+def _figures(serving: Serving, row: Mapping[str, Any]) -> str:
+    """What a row does, in words."""
+    if serving.traffic is None:
+        speed = f"{row['tokens_per_s_per_device']:,.0f} tokens/s/device"
+        return f"{speed}, ttft {show_time(row['ttft_s'])}, tpot {show_time(row['tpot_s'])}"
+    late = (f"{name} {show_time(row[f'{name}_p99_s'])}" for name in ("ttft", "tpot"))
+    return f"{row['most_per_s']:.3g} requests/s at most, {', '.join(late)} of 99 in a hundred"
 
 
 def service_of(serving: Serving, row: Mapping[str, Any]) -> Service:
@@ -113,13 +119,15 @@ def service_of(serving: Serving, row: Mapping[str, Any]) -> Service:
             f"{replicas} replicas of {split} devices do not fill nodes alike",
             help=["plan for whole nodes"],
         )
+    traffic = serving.traffic
+    wave = -(-int(row["wave"]) // replicas) * shape.prompt
     return Service(
         tensor=split,
         replicas=a_node,
         nodes=replicas // a_node,
         sequences=-(-shape.concurrency // replicas),
-        tokens=-(-int(row["wave"]) // replicas) * shape.prompt,
-        length=shape.length,
+        tokens=int(traffic["limits"]["step_tokens"]) if traffic else wave,
+        length=int(traffic["longest"]) if traffic else shape.length,
         dtype=dtype,
     )
 
@@ -151,6 +159,11 @@ def _nearest(serving: Serving, to: str) -> Mapping[str, Any]:
 def _loss(serving: Serving, row: Mapping[str, Any]) -> float:
     """By how much a row is worse than the plan in what was sought, as a share."""
     figures, aim = serving.figures, serving.service["objective"]
+    if serving.traffic:
+        plan = next(r for r in serving.rows if r["chosen"])
+        if aim == "throughput":
+            return float(plan["most_per_s"] / row["most_per_s"] - 1)
+        return float(row[f"{aim}_p99_s"] / plan[f"{aim}_p99_s"] - 1)
     if aim == "throughput":
         return float(figures["tokens_per_s_per_device"] / row["tokens_per_s_per_device"] - 1)
     return float(row[f"{aim}_s"] / figures[f"{aim}_s"] - 1)
@@ -169,7 +182,11 @@ def _script(serving: Serving, to: str, service: Service) -> str:
     for word in ENGINES[to](service):
         joined = word if not lines[-1] else f"{lines[-1]} {word}"
         lines = [*lines, word] if word.startswith("--") else [*lines[:-1], joined]
-    served = f"{s.concurrency:,} sequences at once, {s.prompt:,} + {s.generate:,} tokens each"
+    served = (
+        arriving(serving.traffic)
+        if serving.traffic
+        else f"{s.concurrency:,} sequences at once, {s.prompt:,} + {s.generate:,} tokens each"
+    )
     return (
         "#!/bin/bash\n"
         f"# {name}: {served}.\n"

@@ -278,7 +278,7 @@ class Joint:
     ) -> Priced | None:
         """The pair's figures; None where the phases keep a weight in different layouts."""
         assert prompts.best is not None and step.best is not None
-        first, each = self._phase(prompts.base, prompts.best), self._phase(step.base, step.best)
+        first, each = self.phase(prompts.base, prompts.best), self.phase(step.base, step.best)
         if not same_weights(first.flow, each.flow, self.pasts):
             return None
         service, compute, wave = (
@@ -315,7 +315,7 @@ class Joint:
         assert self.step.form is not None
         return self.step.form.pasts
 
-    def _phase(self, base: GraphFacts, best: Candidate) -> Phase:
+    def phase(self, base: GraphFacts, best: Candidate) -> Phase:
         pricer = Pricer(self.request.topology, best.mesh, self.request.runtime, self.request.recipe)
         cost, flow, _ = price_plan(base, best.plan, pricer)
         return Phase(cost, flow, pricer)
@@ -357,7 +357,7 @@ class Joint:
         """
         limit, each = self.request.limit_bytes, pair.wave
         assert pair.prompts.best is not None and pair.step.best is not None
-        first, best = self._phase(pair.prompts.base, pair.prompts.best), pair.step.best
+        first, best = self.phase(pair.prompts.base, pair.prompts.best), pair.step.best
         sizes = {self.step.service.concurrency: pair.memory_bytes}
         low = high = self.step.service.concurrency  # low fits, high does not once they differ
         for _ in range(GUESSES):
@@ -376,7 +376,7 @@ class Joint:
             base = GraphFacts.of(
                 self.step.at(concurrency=guess).graph(1), training=False, fold=self.request.fold
             )
-            sizes[guess] = self.peak_bytes(first, self._phase(base, best), pair.wave)
+            sizes[guess] = self.peak_bytes(first, self.phase(base, best), pair.wave)
             if sizes[guess] <= limit:
                 low = guess
                 high = high if high > low else low
@@ -390,16 +390,20 @@ class Joint:
         fitting = [p for p in priced if p.fits]
         return [p for p in fitting if not any(q.beats(p) for q in fitting)]
 
+    def priced(self) -> tuple[Priced, ...]:
+        """All pairs on all meshes. Raises PlanError P021 where none fits."""
+        found = tuple(p for mesh in self.meshes() for p in self.candidates(*mesh))
+        if not any(p.fits for p in found):
+            raise self._nothing_fits(found)
+        return found
+
     def run(self, objective: str) -> tuple[Priced, tuple[Priced, ...], float]:
         """The best pair that fits, all that were priced, and by what part of its value no other can
         be better. Raises PlanError P021 where none fits."""
-        found = [p for mesh in self.meshes() for p in self.candidates(*mesh)]
-        fitting = [p for p in found if p.fits]
-        if not fitting:
-            raise self._nothing_fits(found)
-        best = min(fitting, key=lambda p: p.key(objective))
+        found = self.priced()
+        best = min((p for p in found if p.fits), key=lambda p: p.key(objective))
         least = min(self.bounds[mesh][objective] for mesh in self.meshes() if mesh in self.bounds)
-        return best, tuple(found), max(0.0, 1 - least / best.value(objective))
+        return best, found, max(0.0, 1 - least / best.value(objective))
 
     def _nothing_fits(self, found: Sequence[Priced]) -> PlanError:
 

@@ -14,7 +14,7 @@ from typing import Any
 from costmodels.hardware.units import show_bytes, show_time
 from planner.report.notation import extent_names, short_labels
 from planner.report.summary import machine, title
-from planner.serving.result import Serving
+from planner.serving.result import PERCENTILES, Serving, arriving
 from planner.sharding.notation import cells
 from planner.strategy.notation import spell_weight, weight_groups
 from planner.strategy.strategy import Strategy
@@ -26,6 +26,11 @@ AIMS = {
     "ttft": "soonest first token",
     "tpot": "least time a token",
 }
+ARRIVING = {
+    "throughput": "most requests a second",
+    "ttft": "soonest first token, of 99 requests in a hundred",
+    "tpot": "least time a token, of 99 requests in a hundred",
+}
 CACHE = "cache."
 
 
@@ -35,7 +40,8 @@ def summary(serving: Serving, width: int = 100, colour: bool = False) -> str:
     parts = [
         _head(serving, width, style),
         _plan(serving, width, style),
-        _figures(serving, width, style),
+        (_figures if serving.traffic is None else _traffic)(serving, width, style),
+        _memory(serving, width, style),
         _layouts(serving, width, style),
         _table(serving, width, style),
     ]
@@ -50,6 +56,8 @@ def _head(serving: Serving, width: int, style: Style) -> list[str]:
         (
             f"serve {s['concurrency']:,} sequences at once, {s['prompt']:,} + {s['generate']:,}"
             " tokens each"
+            if serving.traffic is None
+            else f"serve {arriving(serving.traffic)}"
         ),
     ]
     lines = pack([short(title(strategy), width), *items], width, 0, " · ")
@@ -58,6 +66,10 @@ def _head(serving: Serving, width: int, style: Style) -> list[str]:
         (
             "all prompts are passed, then all sequences generate in step; every step reads the"
             " whole cache, filled or not"
+            if serving.traffic is None
+            else "requests join while others generate, which engines do and the emitted program"
+            " does not; prices of its phases between sizes that were priced; the engine's own work"
+            " beside the device's is not priced"
         ),
     ]
     if s["quantize"] == "int8":
@@ -67,6 +79,38 @@ def _head(serving: Serving, width: int, style: Style) -> list[str]:
         *lines[1:],
         *(style.dim(line) for line in hang("assumed: ", "; ".join(said), width)),
     ]
+
+
+def _traffic(serving: Serving, width: int, style: Style) -> list[str]:
+    """What becomes of requests that arrive."""
+    t = serving.traffic
+    assert t is not None
+    load = t["rate_per_s"] / t["most_per_s"]
+    most = f"{t['most_per_s']:.3g} requests a second"
+    if t["stable"]:
+        served = [style.fit("yes") + f": {100 * load:.0f} % of the {most} that this plan serves"]
+    else:
+        served = [style.fit("no") + f": the rate is above what this plan serves, {most}"]
+    lines = [*labelled("served", served, width, style)]
+    for name, what in (("ttft", "arrival to first token"), ("tpot", "a token after that")):
+        times = [f"p{p} {show_time(t[f'{name}_s'][f'p{p}'])}" for p in PERCENTILES]
+        lines += labelled(name, [*times, f"({what}, waiting included)"], width, style)
+    limits = t["limits"]
+    batch = [
+        f"{t['generating']:.3g} sequences generate at a time in a replica, of"
+        f" {limits['sequences']:,} at most",
+        f"busy {100 * t['busy']:.0f} % of the time",
+        f"{t['tokens_per_s']:,.0f} tokens/s generated",
+    ]
+    lines += labelled("batch", batch, width, style)
+    queue = [f"{t['waiting']:.3g} requests wait in the mean", f"{t['most_waiting']:,} at most"]
+    lines += labelled("queue", queue, width, style)
+    cache = [
+        f"{100 * t['cache_taken']:.1f} % of {limits['cache_tokens']:,} tokens a replica taken",
+        f"{100 * t['block_waste']:.2g} % of that by the rounding to blocks of {limits['block']}",
+        f"steps of {limits['step_tokens']:,} tokens at most",
+    ]
+    return lines + labelled("cache", cache, width, style)
 
 
 def cache_elements(strategy: Strategy) -> int:
@@ -104,10 +148,14 @@ def _plan(serving: Serving, width: int, style: Style) -> list[str]:
         width,
         style,
     )
-    better = "better" if s["gap"] <= 1e-6 else f"more than {100 * s['gap']:.1f} % better"
-    gap = f"no other layout of the weights on the meshes tried can be {better}"
+    if s["gap"] is None:
+        gap = "of the plans priced"
+    else:
+        better = "better" if s["gap"] <= 1e-6 else f"more than {100 * s['gap']:.1f} % better"
+        gap = f"no other layout of the weights on the meshes tried can be {better}"
     seconds = serving.provenance.get("search_s")
-    aim = f"{AIMS[s['objective']]} (--objective {s['objective']})"
+    aims = AIMS if serving.traffic is None else ARRIVING
+    aim = f"{aims[s['objective']]} (--objective {s['objective']})"
     return lines + labelled(
         "solver",
         [
@@ -120,7 +168,7 @@ def _plan(serving: Serving, width: int, style: Style) -> list[str]:
 
 
 def _figures(serving: Serving, width: int, style: Style) -> list[str]:
-    f, s, devices = serving.figures, serving.service, serving.step.topology["devices"]
+    f, devices = serving.figures, serving.step.topology["devices"]
     spread = [
         tuple(x / p.costs["step_time_s"] for x in p.costs["step_time_range_s"])
         for p in (serving.prompts, serving.step)
@@ -154,6 +202,11 @@ def _figures(serving: Serving, width: int, style: Style) -> list[str]:
         width,
         style,
     )
+    return lines
+
+
+def _memory(serving: Serving, width: int, style: Style) -> list[str]:
+    f, s = serving.figures, serving.service
     rest = f["memory_bytes"] - f["weights_bytes"] - f["cache_bytes"]
     fits = "fits: " + style.fit("yes" if f["fits"] else "no")
     parts = [
@@ -161,7 +214,7 @@ def _figures(serving: Serving, width: int, style: Style) -> list[str]:
         f"cache {show_bytes(f['cache_bytes'])}",
         f"at work {show_bytes(rest)}",
     ]
-    lines += labelled(
+    lines = labelled(
         "memory",
         [
             style.bold(show_bytes(f["memory_bytes"]))
@@ -198,7 +251,11 @@ def _layouts(serving: Serving, width: int, style: Style) -> list[str]:
 
 def _table(serving: Serving, width: int, style: Style) -> list[str]:
     """Everything priced: the plan first, what is on the front marked."""
-    rows = [["", "replicas x split", "ttft", "tpot", "tokens/s/device", "memory", "fits", ""]]
+    arrive = serving.traffic is not None
+    heads = (
+        ["ttft p99", "tpot p99", "requests/s"] if arrive else ["ttft", "tpot", "tokens/s/device"]
+    )
+    rows = [["", "replicas x split", *heads, "memory", "fits", ""]]
     for row in sorted(
         serving.rows,
         key=lambda r: (
@@ -210,9 +267,9 @@ def _table(serving: Serving, width: int, style: Style) -> list[str]:
     ):
         shown = [
             mesh_words(row),
-            show_time(row["ttft_s"]),
-            show_time(row["tpot_s"]),
-            f"{row['tokens_per_s_per_device']:,.0f}",
+            show_time(row["ttft_p99_s" if arrive else "ttft_s"]),
+            show_time(row["tpot_p99_s" if arrive else "tpot_s"]),
+            f"{row['most_per_s']:.3g}" if arrive else f"{row['tokens_per_s_per_device']:,.0f}",
             show_bytes(row["memory_bytes"]),
         ]
         mark = "on the front" if row["front"] else ""
@@ -224,10 +281,11 @@ def _table(serving: Serving, width: int, style: Style) -> list[str]:
                 mark,
             ]
         )
+    front = (
+        "front: no other is better in one of ttft, tpot and tokens/s/device and as good in the rest"
+    )
+    most = "requests/s: what a plan serves at most"
     return [
         *table(rows, (1, 2, 3, 4, 5)),
-        style.dim(
-            "front: no other is better in one of ttft, tpot and tokens/s/device and as good in the"
-            " rest; tp=N: tensor parallelism alone"
-        ),
+        style.dim(f"{most if arrive else front}; tp=N: tensor parallelism alone"),
     ]

@@ -4,7 +4,7 @@ and the file that keeps them."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from planner.errors import PlanError
 from planner.strategy.read import checked
 from planner.strategy.strategy import FORMAT_VERSION, Strategy, _plain
 from planner.support.atomic_write import write_atomically
+from planner.support.text import LONGEST, short
 
 MARK = '{\n  "kind": "serving",'
 """How the file of a serving plan begins: so it is told from others without reading it all."""
@@ -29,6 +30,26 @@ FIGURES = (
     "weights_bytes",
     "fits",
 )
+TRAFFIC = (
+    "requests",
+    "longest",
+    "seed",
+    "rate_per_s",
+    "most_per_s",
+    "stable",
+    "tokens_per_s",
+    "waiting",
+    "most_waiting",
+    "generating",
+    "busy",
+    "cache_taken",
+    "block_waste",
+)
+"""Numbers that are said of requests that arrive."""
+LOADED = ("most_per_s", "ttft_p99_s", "tpot_p99_s")
+"""What rows say under requests that arrive."""
+PERCENTILES = (50, 90, 99)
+"""Of times, what is said of them: p50 is what half the requests wait at most."""
 OBJECTIVES = ("throughput", "ttft", "tpot")
 """What may be sought: tokens a second, seconds to the first tokens, seconds a token after them."""
 
@@ -70,6 +91,9 @@ class Serving:
     prompts: Strategy
     step: Strategy
     provenance: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    traffic: Mapping[str, Any] | None = None
+    """Of requests that arrive, what becomes of them (planner.serving.traffic); the phases are then
+    those of as many sequences as are let in, of mean lengths."""
 
     @property
     def shape(self) -> Service:
@@ -91,6 +115,7 @@ class Serving:
             "figures": _plain(self.figures),
             "rows": _plain(self.rows),
             "provenance": _plain(self.provenance),
+            **({"traffic": _plain(self.traffic)} if self.traffic else {}),
         }
         body = json.dumps(plain, sort_keys=True, indent=2).removeprefix("{\n").removesuffix("\n}")
         parts = ",\n".join(
@@ -120,9 +145,11 @@ class Serving:
                 prompts,
                 step,
                 data["provenance"],
+                data.get("traffic"),
             )
             made.shape  # noqa: B018
             [row[k] for row in (made.figures, *made.rows) for k in FIGURES]
+            _check_traffic(made.traffic, made.rows)
         except (KeyError, TypeError, ValueError, AttributeError) as e:
             raise PlanError(
                 "P057",
@@ -133,6 +160,35 @@ class Serving:
 
     def __str__(self) -> str:
         return PRINTERS[-1](self) if PRINTERS else f"serving plan of {self.step.model['name']}"
+
+
+def _check_traffic(traffic: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Raises KeyError, TypeError or ValueError where what is said of requests is not usable."""
+    if traffic is None:
+        return
+    numbers = [traffic[name] for name in TRAFFIC]
+    numbers += [traffic[t][f"p{p}"] for t in ("ttft_s", "tpot_s") for p in PERCENTILES]
+    numbers += [traffic["limits"][k] for k in ("sequences", "step_tokens", "cache_tokens", "block")]
+    numbers += [row[k] for row in rows for k in LOADED]
+    words = [traffic[name] for name in ("source", "prompt", "generate")]
+    if not all(isinstance(n, int | float) for n in numbers):
+        raise TypeError("traffic: not a number")
+    if not all(isinstance(w, str) for w in words):
+        raise TypeError("traffic: not a text")
+    if [row["chosen"] for row in rows].count(True) != 1:
+        raise ValueError("traffic: not one row is the plan's")
+
+
+def arriving(traffic: Mapping[str, Any]) -> str:
+    """The requests, in words."""
+    prompt, generate, source = (
+        short("".join(c for c in traffic[k] if c.isprintable()), LONGEST)
+        for k in ("prompt", "generate", "source")
+    )
+    rate = f"{traffic['rate_per_s']:.4g} requests a second of {prompt} + {generate} tokens"
+    if source == "poisson":
+        return f"{rate}, at random (seed {traffic['seed']})"
+    return f"{traffic['requests']:,} requests of {source}, {rate}"
 
 
 PRINTERS: list[Callable[[Serving], str]] = []

@@ -39,7 +39,12 @@ from planner.sharding.rule import Split
 from planner.solvers.problem import FORBIDDEN, Problem
 from planner.space.axis_choices import axis_choices
 from planner.space.handover import handover_s
-from planner.space.liveness_points import above_saved, only_in_blocks, outside_gradients
+from planner.space.liveness_points import (
+    above_saved,
+    forward_bytes,
+    only_in_blocks,
+    outside_gradients,
+)
 from planner.space.named_policies import policy_costs
 from planner.space.option_arrays import again_s, arrays_of, copied_s
 from planner.space.variables import Space, Variable
@@ -583,6 +588,9 @@ def usage_of(
     if arrays.trained is not None:
         above = above_saved(space, zero, micro, np.asarray(choice), pieces, arrays.trained)
         return float(bytes_of(space, techniques, uncut)[at].sum()), above
+    if not space.base.training:
+        kept = float(bytes_of(space, techniques, uncut)[at].sum())
+        return kept, forward_bytes(space, np.asarray(choice)) / pieces
     workspace = arrays.workspace[_weights_are_gathered(space, techniques)][at]
     follows, after = arrays.epilogue[at], float(arrays.costs.saved_bytes_epilogue[at].sum())
     state, saved = (float(each[at].sum()) for each in _state_and_saved(space, techniques, uncut))

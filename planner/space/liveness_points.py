@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from costmodels.liveness import OperatorBytes, backward_liveness, gradient_buffers
+from costmodels.liveness import OperatorBytes, backward_liveness, gradient_buffers, passing_bytes
 from planner.pricing.outside_gradients import one_run_on_one_stage, outside_gradient
 from planner.space.option_arrays import TrainedVariables, arrays_of
 from planner.space.variables import Space
@@ -66,7 +66,7 @@ def above_saved(
         space.base.passing,
         OperatorBytes(
             saved - inputs,
-            costs.result_grad_bytes / pieces,
+            costs.passing_bytes / pieces,
             costs.workspace_bytes / pieces,
             costs.postponed_bytes / pieces,
         ),
@@ -74,3 +74,14 @@ def above_saved(
         given,
     )
     return live.peak - given - float((saved - inputs).sum())
+
+
+def forward_bytes(space: Space, choice: np.ndarray) -> float:
+    """The most bytes that a forward pass alone has beside weights and the graph's results."""
+    arrays, base, key = arrays_of(space), space.base, "variables of nodes"
+    if key not in space.memo:
+        rows = {v.node: k for k, v in enumerate(space.variables) if v.kind == "op"}
+        space.memo[key] = np.array([rows[i] for i in base.shared], np.int64)
+    at = (arrays.first + choice)[space.memo[key]]
+    passing = passing_bytes(base.passing, arrays.costs.passing_bytes[at])
+    return float((passing + arrays.workspace[False][at]).max(initial=0.0))

@@ -84,6 +84,7 @@ def bytes_of_value(space: Space, tensor: str, k: int) -> np.ndarray:
         if layout.partial:
             return held.elements * itemsize / prod(mesh.values())
         beside = named_beside(base, i, split, space.pricer)
-        return prod(local_shape(held.shape, layout, mesh)) * itemsize + beside
+        shape = local_shape(held.shape, layout, mesh)
+        return space.pricer.stored_bytes(shape, held.dtype, base.kind_of(held.shape)) + beside
 
     return np.array([kept(split) for split in space.variables[k].splits])

@@ -157,17 +157,19 @@ class Kinds:
             saved_collective = self.atlas.partial(shape.results[0]) * (
                 slack * most / prod(self.sizes.values())
             )
-        result_grads = postponed = nothing
-        if base.written_out:
+        passing = postponed = nothing
+        if not base.training:
+            passing = size.made * slack * (not base.has_its_place(i))
+        elif base.written_out:
             outputs = [o for o in base.graph.nodes[i].outputs if o]
             with_grad = [x for o, x in zip(outputs, size.outs, strict=True) if o in base.grad]
-            result_grads = sum(with_grad, nothing) * slack
+            passing = sum(with_grad, nothing) * slack
             if puts_off(base, i):
                 postponed = (operands + size.made) * slack
         return {
             **self._saved(i, shape, slack),
             "saved_collective_bytes": saved_collective,
-            "result_grad_bytes": result_grads,
+            "passing_bytes": passing,
             "postponed_bytes": postponed,
             "workspace_bytes": workspace,
             "workspace_without_weights_bytes": bare,
@@ -287,10 +289,11 @@ class Kinds:
     def _size(self, name: str, row: LayoutColumn) -> np.ndarray:
         """Bytes of one device's piece in each layout."""
         t = self.graph.tensors[name]
-        if self.pricer.topology.device.tile and t.shape in self.base.images:
+        kind = self.base.kind_of(t.shape)
+        if self.pricer.topology.device.tile and kind:
             each = [
                 self.pricer.stored_bytes(
-                    local_shape(t.shape, self.atlas.layouts[n], self.sizes), t.dtype, True
+                    local_shape(t.shape, self.atlas.layouts[n], self.sizes), t.dtype, kind
                 )
                 for n in row.layouts
             ]
@@ -301,6 +304,7 @@ class Kinds:
         """Fields of OptionCosts of what the backward pass reads."""
         base, node, size = self.base, self.graph.nodes[i], shape.size
         stays = "activations" not in self.pricer.offload
+        slack = slack if base.training else 1.0
         saved = remat = one_repeat = epilogue = inputs = stacked = entering_stacks = np.zeros(
             len(shape.splits)
         )
@@ -313,7 +317,7 @@ class Kinds:
                 remat = remat + (first + entering * stays) * own
                 one_repeat = one_repeat + first * own
                 epilogue = epilogue + after * own
-                if i in base.looped:
+                if i in base.looped and base.training:
                     stacked = stacked + total * one
                     entering_stacks = entering_stacks + entering * stays * one
                 if base.written_out and slot >= 0 and node.inputs[slot] in self.graph.inputs:

@@ -45,8 +45,8 @@ class OptionCosts(WeightCosts):
     saved_input_bytes: np.ndarray
     """Of `saved_bytes` what inputs of the graph take. Of programs without a loop over blocks, as
     are the next two (costmodels.liveness); 0 elsewhere."""
-    result_grad_bytes: np.ndarray
-    """Results with a gradient."""
+    passing_bytes: np.ndarray
+    """Results with a gradient; of a forward pass alone results but for the graph's."""
     postponed_bytes: np.ndarray
     """Operands and results of products with a weight that has a gradient."""
     workspace_bytes: np.ndarray

@@ -17,7 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costmodels import Device, DeviceError, aliases, device_names, load_device
-from costmodels.capacity import COLLECTIVE_BUFFERS_BYTES, Breakdown, capacity, tiled_image
+from costmodels.capacity import (
+    COLLECTIVE_BUFFERS_BYTES,
+    Breakdown,
+    capacity,
+    tiled_image,
+    tiled_rows,
+)
 from costmodels.collectives import (
     KINDS,
     MEMORY,
@@ -868,6 +874,12 @@ def test_images_take_whole_tiles(shape: tuple[int, ...], stored: int) -> None:
     """The first three as libtpu 0.0.42 stores them: bf16[64,64,112,112]{1,0,3,2:T(8,128)(2,1)} in
     205,520,896 B, [64,3,224,224]{0,1,3,2:T(4,128)(2,1)} in 51,380,224 B."""
     assert tiled_image(shape, (8, 128)) == stored >= math.prod(shape)
+
+
+def test_heads_take_whole_lanes() -> None:
+    """As libtpu 0.0.42 stores bf16[12,8,12,1024,64]{4,3,2,1,0:T(8,128)(2,1)}: 301,989,888 B."""
+    assert 2 * tiled_rows((12, 8, 12, 1024, 64), (8, 128)) == 301_989_888
+    assert tiled_rows((8, 12, 1024, 128), (8, 128)) == 8 * 12 * 1024 * 128
 
 
 def test_tiles_are_read_and_checked() -> None:

@@ -17,7 +17,7 @@ from costmodels.hardware.mixed import slowest
 from costmodels.kernels import attention_time_s, roofline_time_s
 from planner.analysis.facts import GraphFacts
 from planner.machine.mesh_choices import pinned_mesh
-from planner.ops.attention_cost import attention_passes
+from planner.ops.attention_cost import attention_passes, kernel_of
 from planner.ops.attention_pairs import Positions
 from planner.pricing.kernels import (
     inner_times,
@@ -194,6 +194,29 @@ def test_a_balanced_ring_is_priced_as_its_part_of_the_causal_work(device: str) -
         for each in permutes
     ]
     assert inner_times(base, i, ring, eight)[:2] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("device", ["h100-sxm", "tpu-v5p"])
+def test_values_cut_along_their_width_save_a_kernel_nothing(device: str) -> None:
+    """Every device makes all scores, and the kernel is given values as wide as keys: those of
+    heads cut over eight devices are an eighth of that."""
+    base = facts()
+    i, request = (
+        attention(base),
+        make_request(devices=8, hardware=device, topology=None, precision="bf16-mixed", backend=""),
+    )
+    mesh = pinned_mesh(request.topology, {"data": 4, "model": 2})
+    eight = Pricer(request.topology, mesh, request.runtime, request.recipe)
+
+    def seconds(**cuts: list[str]) -> float:
+        return sum(kernel_times(base, i, Split.of(cuts), eight))
+
+    alone, narrow, heads = seconds(), seconds(e=["data"]), seconds(g=["data"])
+    assert narrow > 0.95 * alone > 3.5 * heads
+    both = Split.of({"ring": ["data"], "e": ["model"]})
+    assert kernel_of(pieces_of(base, i, (both,), eight), both) == "blocks"
+    ring = Split.of({"ring": ["data"], "g": ["model"]})
+    assert kernel_of(pieces_of(base, i, (ring,), eight), ring) != "blocks"
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 50))

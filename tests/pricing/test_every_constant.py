@@ -111,7 +111,11 @@ def prices(table: Mapping[str, Any], path: Path) -> tuple[Any, ...]:
         for over in [axes, *((a,) for a in axes)]
         for n in range(2, 11)
     ]
-    found += [pricer.stored_bytes((n, 300, 7, 7), "float32", True) for n in (3, 20)]
+    found += [
+        pricer.stored_bytes((n, 300, 7, 7), "float32", kind)
+        for n in (3, 20)
+        for kind in ("image", "heads")
+    ]
     return (*found, *(getattr(device, name) for name in REPORTED))
 
 

@@ -157,3 +157,26 @@ def test_the_command_exports_and_asks_for_an_engine(
     assert main(["export", "s.json", "--to", "sglang", "-o", "run.sh"]) == 0
     assert "MODEL=... bash run.sh" in capsys.readouterr().err
     assert main(["export", "s.json", "--to", "sglang", "-o", "run.sh"]) == 2
+
+
+def test_a_plan_for_requests_that_arrive_says_its_limits(tmp_path: Path) -> None:
+    (tmp_path / "t\nrm.csv").write_text(
+        "arrival_s,prompt,generate\n" + "".join(f"{i / 50},{8 + i},4\n" for i in range(40))
+    )
+    made = serve(
+        "zoo:llama-tiny,cache=1",
+        rate=str(tmp_path / "t\nrm.csv"),
+        concurrency=8,
+        devices=4,
+        prefill_tokens=64,
+        hardware="h100-sxm",
+    )
+    done = hand_over(made, "vllm")
+    row = next(r for r in made.rows if f"{r['label']}," in done.cost)
+    assert f"{row['most_per_s']:.3g} requests/s at most" in done.cost
+    words = done.text.replace("\\\n", " ").split()
+    said = dict(zip(words, words[1:], strict=False))
+    assert said["--max-model-len"] == str(47 + 4)
+    assert said["--max-num-seqs"] == str(8 // row["replicas"])
+    assert said["--max-num-batched-tokens"] == "64"
+    assert not any(line.startswith("rm") for line in done.text.splitlines())

@@ -1,0 +1,239 @@
+"""Continuous batching as a sequence of events: what an engine does that lets requests join while
+others generate.
+
+One replica, step by step. A step takes one token of every sequence that generates, and, as far as
+`step_tokens` goes, tokens of prompts: those begun first, then those waiting, in the order of their
+arrival (chunked prefill; a long prompt takes several steps, and all that generate wait for the
+longer steps). A request is let in when there is a place (`sequences`) and room in the cache for its
+prompt and all it will generate, in blocks of BLOCK tokens; so none is ever put out again. The step
+in which its prompt ends gives its first token.
+
+Between two events (a request comes, one is done) steps differ only in the keys they read, by as
+many as there are sequences, so that all of them are one sum. tests/serving/test_continuous.py holds
+this against single steps, closed forms of queues and Little's law.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from planner.serving.arrivals import Requests
+
+BLOCK = 16
+"""Tokens of a block of the cache (vLLM's; SGLang's smaller ones waste less)."""
+SETTLING = 0.1
+"""Of all requests, the first tenth is not counted: they find an empty machine."""
+
+
+class StepPrices(Protocol):
+    """Seconds of a step: of sequences that generate, and of tokens of prompts among them."""
+
+    def decode(self, sequences: int) -> tuple[float, float]:
+        """(seconds of a step of so many sequences, seconds for each token in their caches)."""
+        ...
+
+    def prompt(self, tokens: int) -> tuple[float, float]:
+        """(seconds of a step with so many rows, seconds for each pair of a token of a prompt and
+        one before it)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of a replica. sequences: at once; step_tokens: of a step; cache_tokens: room in the cache."""
+
+    sequences: int
+    step_tokens: int
+    cache_tokens: int
+
+    def room(self, tokens: np.ndarray) -> np.ndarray:
+        """Tokens that the blocks of requests take which end with so many."""
+        return -(-tokens // BLOCK) * BLOCK
+
+
+@dataclass(frozen=True)
+class Course:
+    """What happened to every request of a replica, by their order: seconds [n] from the start of
+    the requests. busy_s: in steps; sequence_s: sum of steps' seconds times their sequences."""
+
+    requests: Requests
+    admitted_s: np.ndarray
+    first_s: np.ndarray
+    finish_s: np.ndarray
+    busy_s: float
+    sequence_s: float
+
+    @property
+    def ttft_s(self) -> np.ndarray:
+        """Arrival to the first token [n]."""
+        return self.first_s - self.requests.arrival_s
+
+    @property
+    def tpot_s(self) -> np.ndarray:
+        """Seconds a token after the first, of requests that have more than one [m]."""
+        more = self.requests.generate > 1
+        return ((self.finish_s - self.first_s)[more]) / (self.requests.generate[more] - 1)
+
+
+class Replica:
+    """A replica at work. prefilled: prompts were passed elsewhere, so that a request begins with
+    its keys and its first token."""
+
+    def __init__(
+        self, requests: Requests, prices: StepPrices, limits: Limits, prefilled: bool = False
+    ) -> None:
+        self.requests, self.prices, self.limits, self.prefilled = (
+            requests,
+            prices,
+            limits,
+            prefilled,
+        )
+        self.arrival = requests.arrival_s.tolist()
+        self.prompt, self.generate = requests.prompt.tolist(), requests.generate.tolist()
+        self.needs = limits.room(requests.prompt + requests.generate).tolist()
+        assert max(self.needs, default=0) <= limits.cache_tokens, "a request that never fits"
+        n = len(requests)
+        self.admitted, self.first, self.finish = [0.0] * n, [0.0] * n, [0.0] * n
+        self.now, self.next, self.room, self.steps = 0.0, 0, limits.cache_tokens, 0
+        self.generating: list[tuple[int, int]] = []
+        """(step in which it is done, request), a heap"""
+        self.passing: list[list[int]] = []
+        """[request, tokens of its prompt that are done], in their order"""
+        self.keys = 0
+        """Tokens in the caches of those that generate"""
+        self.busy_s = self.sequence_s = 0.0
+
+    def run(self) -> Course:
+        """Serve all requests."""
+        while self.next < len(self.arrival) or self.generating or self.passing:
+            if not self.generating and not self.passing:
+                self.now = max(self.now, self.arrival[self.next])
+            if chunks := self._take():
+                self._mixed(chunks)
+            elif self.generating:
+                self._alone()
+        admitted, first, finish = map(np.array, (self.admitted, self.first, self.finish))
+        return Course(self.requests, admitted, first, finish, self.busy_s, self.sequence_s)
+
+    def _admits(self) -> bool:
+        """Whether the next request has come and there is room for it."""
+        return (
+            self.next < len(self.arrival)
+            and self.arrival[self.next] <= self.now
+            and len(self.generating) + len(self.passing) < self.limits.sequences
+            and self.needs[self.next] <= self.room
+        )
+
+    def _admit(self) -> int:
+        request = self.next
+        self.admitted[request] = self.now
+        self.room -= self.needs[request]
+        self.next += 1
+        return request
+
+    def _take(self) -> list[tuple[list[int], int]]:
+        """(prompt, tokens of it in the next step); lets requests in."""
+        if self.prefilled:
+            while self._admits():
+                request = self._admit()
+                self.first[request] = self.arrival[request]
+                self._join(request)
+            return []
+        left = max(1, self.limits.step_tokens - len(self.generating))
+        chunks: list[tuple[list[int], int]] = []
+        while left and (len(chunks) < len(self.passing) or self._admits()):
+            if len(chunks) == len(self.passing):
+                self.passing.append([self._admit(), 0])
+            at = self.passing[len(chunks)]
+            tokens = min(left, self.prompt[at[0]] - at[1])
+            chunks.append((at, tokens))
+            left -= tokens
+        return chunks
+
+    def _join(self, request: int) -> None:
+        """A request begins to generate, or is done with its first token."""
+        if self.generate[request] == 1:
+            self._leave(request, 0)
+            return
+        heapq.heappush(self.generating, (self.steps + self.generate[request] - 1, request))
+        self.keys += self.prompt[request]
+
+    def _leave(self, request: int, keys: int) -> None:
+        self.finish[request] = self.now
+        self.room += self.needs[request]
+        self.keys -= keys
+
+    def _pass(self, seconds: float, steps: int) -> None:
+        """Time goes by; every sequence that generates gets so many tokens."""
+        sequences = len(self.generating)
+        self.now += seconds
+        self.busy_s += seconds
+        self.sequence_s += seconds * sequences
+        self.steps += steps
+        self.keys += steps * sequences
+        while self.generating and self.generating[0][0] == self.steps:
+            request = heapq.heappop(self.generating)[1]
+            self._leave(request, self.prompt[request] + self.generate[request] - 1)
+
+    def _mixed(self, chunks: list[tuple[list[int], int]]) -> None:
+        """One step with tokens of prompts."""
+        sequences = len(self.generating)
+        rows = sum(tokens for _, tokens in chunks) + sequences
+        pairs = sum(tokens * (at[1] + (tokens + 1) / 2) for at, tokens in chunks)
+        base_s, pair_s = self.prices.prompt(rows)
+        seconds = base_s + pair_s * pairs
+        if sequences:
+            seconds += self.prices.decode(sequences)[1] * self.keys
+        self._pass(seconds, 1)
+        for at, tokens in chunks:
+            at[1] += tokens
+            if at[1] == self.prompt[at[0]]:
+                self.first[at[0]] = self.now
+                self._join(at[0])
+        self.passing = [at for at in self.passing if at[1] < self.prompt[at[0]]]
+
+    def _alone(self) -> None:
+        """Steps without prompts, until one is done or the next request comes."""
+        sequences = len(self.generating)
+        base_s, key_s = self.prices.decode(sequences)
+        least, slope = base_s + key_s * self.keys, key_s * sequences
+        steps = self.generating[0][0] - self.steps
+        if self.next < len(self.arrival) and self.arrival[self.next] > self.now:
+            steps = min(steps, _steps_until(self.arrival[self.next] - self.now, least, slope))
+        self._pass(steps * least + slope * steps * (steps - 1) / 2, steps)
+
+
+def _steps_until(seconds: float, least: float, slope: float) -> int:
+    """The fewest steps, the first of `least` seconds and each `slope` longer, that take so long."""
+    half = least - slope / 2
+    if slope <= 0:
+        return max(1, math.ceil(seconds / least))
+    root = (math.sqrt(half * half + 2 * slope * seconds) - half) / slope
+    steps = max(1, math.ceil(root))
+    # The root is rounded: the count is looked at once more.
+    while steps > 1 and (steps - 1) * half + slope * (steps - 1) ** 2 / 2 >= seconds:
+        steps -= 1
+    while steps * half + slope * steps**2 / 2 < seconds:
+        steps += 1
+    return steps
+
+
+def serve_all(
+    requests: Requests, replicas: int, prices: StepPrices, limits: Limits
+) -> list[Course]:
+    """What becomes of requests that are dealt to replicas in turn."""
+    return [Replica(requests.part(i, replicas), prices, limits).run() for i in range(replicas)]
+
+
+def most_a_second(requests: Requests, prices: StepPrices, limits: Limits) -> float:
+    """Requests a second that leave a replica which always finds the next one waiting: of the middle
+    half, as the first fill the batch and the last empty it."""
+    course = Replica(requests.at_once(), prices, limits).run()
+    done = np.sort(course.finish_s)
+    first, last = len(done) // 4, len(done) * 3 // 4
+    return float((last - first) / (done[last] - done[first]))

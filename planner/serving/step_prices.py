@@ -1,0 +1,132 @@
+"""Prices of a plan's two phases at other sizes, as continuous batching meets them.
+
+Both graphs are priced under the plan's splits at sizes that are powers of two, and lie on lines
+between: a step at two lengths of the cache for each number of sequences, a pass over prompts at two
+lengths of prompts for each number of tokens, which tells pairs of tokens (attention) from rows
+(products). Only sizes that are met are priced.
+
+A step of both has the rows of both (weights are read once) and reads the caches of those that
+generate: prompt(tokens + sequences) + keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+from planner.analysis.facts import GraphFacts
+from planner.graph.ir import Graph
+from planner.graph.rescale import Scaled
+from planner.serving.joint import Joint, Priced
+
+SHORT = 8
+"""The shorter of the two lengths of the cache is so many times shorter."""
+FEWEST_ROWS = 16
+READ_AT = (2, 4)
+"""Batches at which graphs are read, from which others follow."""
+
+
+class Sizes:
+    """Graphs of both phases at other sizes, for all plans of a search."""
+
+    def __init__(self, joint: Joint, longest: int, prompt: int) -> None:
+        """longest: tokens of a sequence at the end; prompt: of a prompt, in the mean."""
+        self.joint, self.longest, self.prompt = joint, max(2, longest), prompt
+        self.facts, self._scaled = cache(self._facts), cache(self._read_twice)
+
+    def _facts(self, phase: str, rows: int, tokens: int) -> GraphFacts:
+        """Of a batch of `rows`: prompts of so many tokens, or a step over so many in the cache."""
+        scaled = self._scaled(phase, tokens)
+        graph = (scaled and scaled.at(rows)) or self.read(phase, rows, tokens)
+        return GraphFacts.of(graph, training=False, fold=self.joint.request.fold)
+
+    def _read_twice(self, phase: str, tokens: int) -> Scaled | None:
+        """What is alike at all batches: reading a graph takes longer than pricing it."""
+        return Scaled.of(*(self.read(phase, rows, tokens) for rows in READ_AT))
+
+    def read(self, phase: str, rows: int, tokens: int) -> Graph:
+        """The graph, as the model is read."""
+        if phase == "prompts":
+            model = self.joint.prompts(1).at(concurrency=rows, wave=rows, prompt=tokens)
+        else:
+            model = self.joint.step.at(concurrency=rows, prompt=tokens - 1, generate=1)
+        return model.graph(1)
+
+
+class PlanPrices:
+    """Of one plan (planner.serving.continuous.StepPrices)."""
+
+    def __init__(self, sizes: Sizes, pair: Priced) -> None:
+        self.sizes, self.pair = sizes, pair
+        self.decode, self.prompt = cache(self._decode), cache(self._prompt)
+        self._steps, self._passes = cache(self._priced_step), cache(self._priced_pass)
+
+    def _decode(self, sequences: int) -> tuple[float, float]:
+        return _between(sequences, self._steps, 1)
+
+    def _prompt(self, tokens: int) -> tuple[float, float]:
+        seconds, pair_s = _between(max(tokens, FEWEST_ROWS), self._passes, FEWEST_ROWS)
+        return seconds - pair_s * tokens * min(tokens, self.length) / 2, pair_s
+
+    @property
+    def length(self) -> int:
+        """Tokens of the prompts that passes are priced with, a power of two."""
+        return 1 << (self.sizes.prompt.bit_length() - 1)
+
+    def _priced_step(self, sequences: int) -> tuple[float, float]:
+        """A step of a replica's sequences, at its two lengths."""
+        long = self.sizes.longest
+        short = max(1, long // SHORT)
+        seconds = [self.step_s(sequences, length) for length in (short, long)]
+        key_s = max(0.0, (seconds[1] - seconds[0]) / (sequences * (long - short)))
+        return seconds[0] - key_s * sequences * short, key_s
+
+    def step_s(self, sequences: int, length: int) -> float:
+        """Seconds of a step of so many sequences of a replica, each with so many tokens."""
+        assert self.pair.step.best is not None
+        base = self.sizes.facts("step", sequences * self.pair.replicas, length)
+        step = self.sizes.joint.phase(base, self.pair.step.best)
+        compute = self.sizes.joint.request.recipe.compute
+        written = 2 * self.cache_token_bytes * sequences
+        return step.cost.step_time_s + 2 * step.pricer.kernel_s(0.0, written, compute)
+
+    def _priced_pass(self, tokens: int) -> tuple[float, float]:
+        """(seconds of a pass over prompts of so many tokens together, seconds a pair); tokens: a
+        power of two. Prompts of half the length, twice as many, tell what pairs take."""
+        length = min(tokens, self.length)
+        rows = tokens // length
+        seconds = self.pass_s(rows, length)
+        if length < 2 * FEWEST_ROWS:
+            return seconds, 0.0
+        halves = self.pass_s(2 * rows, length // 2)
+        return seconds, max(0.0, (seconds - halves) / (tokens * length / 4))
+
+    def pass_s(self, rows: int, length: int) -> float:
+        """Seconds of a pass over so many prompts of a replica, their keys and values written into
+        the cache."""
+        assert self.pair.prompts.best is not None
+        joint, replicas = self.sizes.joint, self.pair.replicas
+        base = self.sizes.facts("prompts", rows * replicas, length)
+        first = joint.phase(base, self.pair.prompts.best)
+        written = 2 * self.cache_token_bytes * rows * length
+        compute = joint.request.recipe.compute
+        return first.cost.step_time_s + first.pricer.kernel_s(0.0, written, compute)
+
+    @property
+    def cache_token_bytes(self) -> float:
+        """Bytes on a device of the keys and values of one token of its replica."""
+        service, pair = self.sizes.joint.step.service, self.pair
+        return pair.cache_bytes * pair.replicas / (service.concurrency * service.length)
+
+
+def _between(
+    count: int, priced: Callable[[int], tuple[float, float]], least: int
+) -> tuple[float, float]:
+    """What is priced at powers of two from `least` on, on a line between them."""
+    low = max(least, 1 << (count.bit_length() - 1))
+    below = priced(low)
+    if count <= low:
+        return below
+    above, share = priced(2 * low), count / low - 1
+    first, second = (a + share * (b - a) for a, b in zip(below, above, strict=True))
+    return first, second

@@ -1,0 +1,189 @@
+"""Plans for requests that arrive: prices between the sizes that were priced, what is chosen, and
+what the command and the file say."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from planner.cli import main
+from planner.errors import PlanError
+from planner.graph.rescale import same
+from planner.search.build_request import make_request
+from planner.serving.joint import Joint
+from planner.serving.phases import PhaseModel
+from planner.serving.result import Service, Serving
+from planner.serving.serve import serve
+from planner.serving.step_prices import PlanPrices, Sizes
+from planner.serving.traffic import Traffic
+from planner.workload.open import open_model
+
+MODEL = "zoo:llama3-8b,layers=2,cache=1"
+TINY = "zoo:llama-tiny,cache=1,kv_heads=4"
+
+
+@cache
+def joint(source: str = MODEL) -> Joint:
+    service = Service(1024, 128, 64) if source == MODEL else Service(32, 8, 16)
+    model = open_model(source, 4, workload="infer", dims=None)
+    request = make_request(
+        devices=4, hardware=None, topology=None, workload="infer", baselines=False
+    )
+    prompts, step = (PhaseModel.of(model, phase, service) for phase in ("prompts", "step"))
+    return Joint(prompts, step, request)
+
+
+@pytest.mark.parametrize("label", ["tp=1", "tp=4"])
+def test_prices_between_sizes_are_those_of_the_sizes(label: str) -> None:
+    pair = next(p for p in joint().priced() if p.label == label)
+    prices = PlanPrices(Sizes(joint(), 1152, 1024), pair)
+    for sequences, length in ((1, 300), (3, 1152), (12, 600), (40, 900), (100, 1100)):
+        base_s, key_s = prices.decode(sequences)
+        exact = prices.step_s(sequences, length)
+        assert base_s + key_s * sequences * length == pytest.approx(exact, rel=0.03)
+    for rows, length in ((1, 200), (1, 1024), (3, 512), (3, 1024), (5, 700)):
+        base_s, pair_s = prices.prompt(rows * length)
+        exact = prices.pass_s(rows, length)
+        assert base_s + pair_s * rows * length**2 / 2 == pytest.approx(exact, rel=0.03)
+
+
+@pytest.mark.parametrize("source", [MODEL, TINY, "zoo:gpt-tiny,cache=1,seq=64"])
+def test_graphs_at_other_batches_are_those_that_are_read(source: str) -> None:
+    sizes = Sizes(joint(source), 40, 32)
+    for phase in ("prompts", "step"):
+        for rows in (1, 8, 12):
+            read, derived = sizes.read(phase, rows, 32), sizes.facts(phase, rows, 32).graph
+            assert same(read, derived)
+
+
+def test_what_is_priced_at_the_plans_own_sizes_is_the_plans_price() -> None:
+    """64 sequences with full caches, and the pass over a wave, as the search prices them."""
+    for pair in joint().priced():
+        prices = PlanPrices(Sizes(joint(), 1152, 1024), pair)
+        assert prices.step_s(64 // pair.replicas, 1152) == pytest.approx(pair.tpot_s, rel=0.01)
+        passed = prices.pass_s(pair.wave // pair.replicas, 1024)
+        assert passed == pytest.approx(pair.ttft_s, rel=0.01)
+
+
+def test_the_plan_serves_most_of_those_priced_and_each_figure_fits_the_others() -> None:
+    made = serve(MODEL, prompt=512, generate="8..64", rate=40, devices=4, concurrency=64)
+    t = made.traffic
+    assert t is not None and t["stable"]
+    assert t["most_per_s"] == pytest.approx(max(r["most_per_s"] for r in made.rows), rel=2e-3)
+    assert [r["chosen"] for r in made.rows].count(True) == 1
+    for figure in ("ttft_s", "tpot_s"):
+        assert 0 < t[figure]["p50"] <= t[figure]["p90"] <= t[figure]["p99"]
+    # Tokens a second are those of the requests; sequences in generation, by Little, their rate
+    # times their stay.
+    assert t["tokens_per_s"] == pytest.approx(40 * 36, rel=0.1)
+    assert t["generating"] * made.figures["replicas"] == pytest.approx(
+        40 * 35 * t["tpot_s"]["p50"], rel=0.3
+    )
+    assert 0 < t["busy"] <= 1 and 0 <= t["block_waste"] < 16 / 520
+    again = serve(MODEL, prompt=512, generate="8..64", rate=40, devices=4, concurrency=64)
+    assert again.traffic == t
+
+
+def test_more_than_is_served_is_said_and_fewer_wait_less() -> None:
+    made = serve(MODEL, prompt=512, generate=32, rate=40, devices=2, concurrency=32)
+    assert made.traffic is not None
+    most = made.traffic["most_per_s"]
+    over = serve(MODEL, prompt=512, generate=32, rate=1.5 * most, devices=2, concurrency=32)
+    assert over.traffic is not None and not over.traffic["stable"]
+    assert over.traffic["ttft_s"]["p99"] > 3 * made.traffic["ttft_s"]["p99"]
+    assert "the rate is above what this plan serves" in str(over)
+
+
+def test_each_objective_gets_its_best() -> None:
+    for objective, figure, sign in (("ttft", "ttft_p99_s", 1), ("tpot", "tpot_p99_s", 1)):
+        made = serve(
+            MODEL, prompt=512, generate=32, rate=60, devices=4, concurrency=64, objective=objective
+        )
+        chosen = next(r for r in made.rows if r["chosen"])
+        best = min(sign * r[figure] for r in made.rows if r["most_per_s"] > 60)
+        assert chosen[figure] == pytest.approx(best, rel=2e-3)
+
+
+def test_as_many_sequences_as_fit_where_nobody_says_how_many() -> None:
+    """256, halved until caches of mean lengths fit."""
+    roomy = serve(MODEL, prompt=512, generate=32, rate=5, devices=2)
+    least = min(r["memory_bytes"] - 0.7 * r["cache_bytes"] for r in roomy.rows)
+    narrow = serve(MODEL, prompt=512, generate=32, rate=5, devices=2, memory_limit_bytes=int(least))
+    assert roomy.service["concurrency"] == 256 > narrow.service["concurrency"] >= 2
+    assert narrow.figures["fits"] and narrow.traffic is not None
+    with pytest.raises(PlanError) as e:
+        serve(MODEL, prompt=512, generate=32, rate=5, devices=2, memory_limit_bytes=1 << 30)
+    assert e.value.code == "P021"
+
+
+def test_a_cache_without_room_for_the_longest_request_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(
+        "arrival_s,prompt,generate\n" + "0,8,8\n" * 99 + "1,9000000,8\n"
+    )
+    with pytest.raises(PlanError, match="longest request, 9,000,008 tokens") as e:
+        serve(MODEL, rate=str(tmp_path / "t.csv"), devices=1, concurrency=1)
+    assert e.value.code == "P021" and e.value.exit_code == 3
+
+
+def test_a_trace_is_served_from_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [f"{0.05 * i},{8 + i % 5},{1 + i % 4}" for i in range(60)]
+    Path("trace.csv").write_text("\n".join(["arrival_s,prompt,generate", *rows]))
+    ask = [TINY, "--devices", "2", "--workload", "infer", "--rate", "trace.csv"]
+    assert main([*ask, "-o", "p.json", "--no-cache"]) == 0
+    printed = capsys.readouterr().out
+    assert "60 requests of trace.csv" in printed and "p99" in printed
+    made = Serving.load("p.json")
+    assert made.traffic is not None and made.traffic["rate_per_s"] == pytest.approx(20)
+    assert main(["show", "p.json"]) == 0 and "serve 60 requests" in capsys.readouterr().out
+    for beside, says in ((["--prompt", "8"], "beside the trace"), (["--batch", "8"], "--batch")):
+        assert main([*ask, *beside]) == 2
+        assert says in capsys.readouterr().err
+    assert main([*ask[:-1], "5", "--prompt", "8"]) == 2
+    assert "--rate without --generate" in capsys.readouterr().err.replace("--prompt", "--rate")
+
+
+def test_lengths_of_sequences_that_begin_together_are_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ask = [TINY, "--devices", "2", "--workload", "infer", "--generate", "4", "--concurrency", "4"]
+    assert main([*ask, "--prompt", "8..16"]) == 2
+    assert "error[P226]" in capsys.readouterr().err
+    assert main([*ask, "--prompt", "16..8"]) == 2
+    assert main([*ask, "--prompt", "8~x"]) == 2
+    for rate in ("0", "-1", "nan", "inf", "1e10"):
+        assert main([*ask, "--prompt", "8", "--rate", rate, "--quiet"]) == 2
+        assert "error[P226]" in capsys.readouterr().err
+
+
+def test_a_file_whose_traffic_was_edited_is_refused(tmp_path: Path) -> None:
+    made = serve(TINY, prompt=8, generate=4, rate=5, devices=2, concurrency=4)
+    made.save(tmp_path / "p.json")
+    assert Serving.load(tmp_path / "p.json").to_json() == made.to_json()
+    data = json.loads((tmp_path / "p.json").read_text())
+    for change in (
+        {"busy": "x"},
+        {"ttft_s": 3},
+        {"limits": {}},
+        {"source": 1},
+        {"tpot_s": {"p50": [], "p90": 0, "p99": 0}},
+    ):
+        edited = {**data, "traffic": {**data["traffic"], **change}}
+        text = json.dumps(edited).removeprefix('{"kind": "serving",')
+        (tmp_path / "q.json").write_text('{\n  "kind": "serving",' + text)
+        with pytest.raises(PlanError) as e:
+            Serving.load(tmp_path / "q.json")
+        assert e.value.code == "P057"
+
+
+def test_traffic_of_a_rate_is_drawn_at_it() -> None:
+    traffic = Traffic.of(8, "100~400", 20, seed=4)
+    assert traffic.requests.rate == pytest.approx(8, rel=0.05) and traffic.rate_per_s == 8
+    prompt, generate = traffic.mean_lengths
+    assert generate == 20 and prompt == np.ceil(traffic.requests.prompt.mean())
