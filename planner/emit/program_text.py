@@ -28,7 +28,7 @@ from planner.emit.tables import (
 from planner.emit.text import array_table, inlined
 from planner.emit.uneven import stage_buffer_tables
 from planner.emit.writer import Parameter, Workload, Writer
-from planner.execution.techniques import INTERLEAVED, sent_in_loops
+from planner.execution.techniques import INTERLEAVED, ZB_H1, sent_in_loops
 from planner.ops import operator_of
 
 DTYPES = {
@@ -109,8 +109,10 @@ def _gradient_files(w: Writer, backend: str) -> list[str]:
     if w.stages:
         return ["reduce_shard_map", "stages", "virtual_stages", "pipeline_uneven"]
     if w.pipeline:
-        order = ["virtual_stages"] if w.pipeline.schedule == INTERLEAVED else []
-        return ["reduce_shard_map", "stages", *order, f"pipeline_{w.pipeline.schedule}"]
+        schedule = w.pipeline.schedule
+        more = {INTERLEAVED: ["virtual_stages"], ZB_H1: ["backward_parts"]}.get(schedule, [])
+        name = f"pipeline_{schedule.replace('-', '_')}"
+        return ["reduce_shard_map", "stages", *more, name]
     if w.flow.plan.accumulation_steps == 1:
         return [f"reduce_{backend}", "gradients_once"]
     # Kernels of XLA's CPU back end for these are slow inside loops

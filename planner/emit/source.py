@@ -55,6 +55,7 @@ IMPORTS = {
     "lax": ("jax", "lax"),
     "Offloadable": ("jax.ad_checkpoint", "Offloadable"),
     "checkpoint_name": ("jax.ad_checkpoint", "checkpoint_name"),
+    "source_info_util": ("jax.extend", "source_info_util"),
     "AxisType": ("jax.sharding", "AxisType"),
     "NamedSharding": ("jax.sharding", "NamedSharding"),
     "P": ("jax.sharding", "PartitionSpec as P"),

@@ -19,6 +19,8 @@ from planner.emit.writer import Function, Writer
 from planner.execution.layout_flow import Flow
 from planner.execution.loops import RepeatedBlock, outer_flow, pipelined_block
 from planner.execution.pipeline import nodes_needed
+from planner.execution.techniques import ZB_H1
+from planner.execution.weights_apart import weights_apart
 from planner.sharding.layout import Layout
 
 FIRST = ("params", "frozen", "batch")
@@ -58,6 +60,14 @@ def write_stages(w: Writer) -> None:
             " else reads\n"
             if keys
             else f"{name} = set()\n"
+        )
+    if pipeline.schedule == ZB_H1:
+        waiting = weights_apart(w.flow, pipeline)
+        keys = [literal(p.key) for p in w.parameters.values() if p.tensors[0] in waiting]
+        w.tables.append(
+            f"WEIGHTS_APART = {{{', '.join(keys)}}}  # gradients made apart from others\n"
+            if keys
+            else "WEIGHTS_APART = set()\n"
         )
 
 

@@ -11,6 +11,7 @@ from planner.execution.layout_flow import Flow
 from planner.execution.pipeline import Schedule
 from planner.execution.recompute import Recomputed, is_gathered
 from planner.execution.shared_collectives import Merged
+from planner.execution.techniques import ZB_H1
 from planner.execution.zero_stages import WEIGHT_COLLECTIVES
 from planner.graph.ir import DTYPE_BYTES, Graph, Node
 from planner.sharding.layout import STAGE, Axes, ReshardStep, group
@@ -324,7 +325,7 @@ def handover_collectives(
     """A tensor on its way to the next pipeline stage in so many ticks, and its gradient on the way
     back, of so many microbatches each. Between two stages the last way back is a loop of one tick,
     which compilers unroll: nobody reads what it sends."""
-    unread = schedule.kind == "1f1b" and schedule.stages == 2
+    unread = schedule.kind in ("1f1b", ZB_H1) and schedule.stages == 2
     for phase, ticks in (("forward", forward_ticks), ("backward", schedule.ticks - unread)):
         yield CollectiveUse(
             kind="collective-permute",

@@ -33,6 +33,7 @@ from planner.execution.recompute import (
 )
 from planner.execution.shared_collectives import merged, outside_blocks
 from planner.execution.weight_offload import offloaded_names
+from planner.execution.weights_apart import weights_apart
 from planner.graph.ir import Graph
 from planner.ops.loss import counted_rows
 from planner.sharding.layout import ISLAND, STAGE, Axes, ReshardStep, group, local_shape
@@ -164,8 +165,11 @@ class _Census:
         trees = {n: flow.trees[n] for n in names if n in flow.trees}
         equal = merged(flow, nodes, trees, [c.leaves[0] for c in block.carries])
         place = "blocks" if pipeline or self.pipeline is None else "before"
+        waiting = weights_apart(self.flow, pipeline)
         for name, tree in trees.items():
             counts = times(name), times(name)
+            if pipeline and name in waiting:
+                counts = times(name), repeats * pipeline.microbatch_schedule.weight_ticks
             for path in tree.paths():
                 yield from path_collectives(flow, name, path, counts, equal, size, place)
         for i in nodes:

@@ -10,6 +10,7 @@ from planner.execution.layout_flow import Flow
 from planner.execution.loops import RepeatedBlock, inner_flow, outer_flow, passes_of
 from planner.execution.pipeline import Pipeline, pipeline_of, pipeline_places
 from planner.execution.recompute import products, recomputed_in_block
+from planner.execution.weights_apart import factors, weights_apart
 from planner.graph.ir import Graph
 from planner.ops.cost import Product
 
@@ -27,12 +28,14 @@ def flops_by_index(
             flops[i] = flops.get(i, Fraction(0)) + recomputed
     known: dict[tuple, Fraction] = {}  # by id: nodes that are alike share one fraction
     if pipeline:
-        places = pipeline_places(flow.graph, pipeline)
+        places, later = pipeline_places(flow.graph, pipeline), dots.made_apart(pipeline)
+        fewer = pipeline.microbatch_schedule.ticks - pipeline.microbatch_schedule.weight_ticks
         for i, f in flops.items():
-            key = id(f), places[i]
+            key = id(f), places[i], later.get(i)
             if key not in known:
-                known[key] = f * pipeline.forward_passes(i) * pipeline.stage_share(i)
-        return {i: known[id(f), places[i]] for i, f in flops.items() if f}
+                once = f * pipeline.forward_passes(i) - fewer * later.get(i, Fraction(0))
+                known[key] = once * pipeline.stage_share(i)
+        return {i: known[id(f), places[i], later.get(i)] for i, f in flops.items() if f}
     passes = passes_of(flow, blocks)
     result = {}
     for i, f in flops.items():
@@ -87,6 +90,16 @@ class _Dots:
                 dot.counted(self.again) * (forward + backward * self.flow.training) + dot.beyond
             )
         return total
+
+    def made_apart(self, pipeline: Pipeline) -> dict[int, Fraction]:
+        """Per node the FLOPs of one microbatch's gradients of weights that are made apart from the
+        backward pass."""
+        waiting = weights_apart(self.flow, pipeline)
+        return {
+            i: sum((dot.counted(self.again) for dot in self.of(i)), Fraction(0)) * waits
+            for i in pipeline.nodes
+            if (waits := sum(name in waiting for name in factors(self.flow.graph.nodes[i])))
+        }
 
     def recomputed(self, blocks: tuple[RepeatedBlock, ...]) -> Iterable[tuple[int, Fraction]]:
         """Per recomputed node of repeated blocks the FLOPs of its second run, in all repeats."""

@@ -17,6 +17,10 @@ microbatches need m + S - 1 ticks, S - 1 of them a bubble. Schedules:
                 stage, waiting for their backward pass, and their residuals are saved
     gpipe       all forward ticks, then all backward: every tick's residuals are saved, head and
                 loss are recomputed
+    zb-h1       1f1b with the gradients of blocks' weights apart from the backward pass, all stages
+                those of microbatch m in tick m + 2 (S - 1) (planner.execution.weights_apart): they
+                take m ticks. Until then what the backward pass hands on is saved, of at most S
+                microbatches
     interleaved 1f1b in finer pieces: a stage holds V virtual stages (chunks of blocks), chunk v of
                 stage i being number v S + i, so that a microbatch passes all stages V times and a
                 tick is a V-th as long. Microbatches go in groups of S, each group through one chunk
@@ -25,7 +29,7 @@ microbatches need m + S - 1 ticks, S - 1 of them a bubble. Schedules:
                 reverse, in tick g S V + (V - 1 - v) S + s + S V + S - 2 - i. At most S (V + 1) - 1
                 chunks' residuals are in flight. S divides m
 
-With S stages and m microbatches 1f1b and gpipe need (m + S - 1) times a stage's forward and
+With S stages and m microbatches 1f1b, gpipe and zb-h1 need (m + S - 1) times a stage's forward and
 backward pass, interleaved (m + (S - 1) / V) times; the prologue runs in every tick. The epilogue
 runs m times, under gpipe in every tick.
 """
@@ -40,12 +44,13 @@ from itertools import chain
 
 from planner.execution.engine import Engine, engine_of
 from planner.execution.plan import Plan
+from planner.execution.techniques import ZB_H1
 from planner.graph.ir import Graph, Node
 
 LEAST_FLOPS_SHARE = 1 / 3
 """Part of a graph's FLOPs: repeated blocks with less are not assigned to stages, as all other nodes
 would run on every stage (planner.execution.uneven_pipeline has other stages for them)."""
-TICKS_BESIDE_IN_FLIGHT = {"1f1b": 1.5, "gpipe": 0.0, "interleaved": 1.5}
+TICKS_BESIDE_IN_FLIGHT = {"1f1b": 1.5, "gpipe": 0.0, "interleaved": 1.5, ZB_H1: 1.5}
 """Ticks whose residuals are in memory beside those in flight, measured with the GPU compiler on
 GPT-2 medium, 2 and 4 stages: 1.3 to 1.5."""
 
@@ -76,6 +81,12 @@ class Schedule:
         return self.ticks - (self.microbatches * self.virtual_stages == 1 and self.kind != "gpipe")
 
     @property
+    def weight_ticks(self) -> int:
+        """Ticks in which gradients of weights are made that wait for the backward pass: of zb-h1
+        those in which every stage has some to make."""
+        return self.microbatches if self.kind == ZB_H1 else self.ticks
+
+    @property
     def first_backward(self) -> int:
         """The first tick with a backward pass."""
         return self.ticks if self.kind == "gpipe" else self.stages * self.virtual_stages - 1
@@ -91,6 +102,18 @@ class Schedule:
                 self.microbatches * self.virtual_stages + 1,
             )
         )
+
+    @property
+    def handed_in_flight(self) -> int:
+        """Microbatches for which a stage has room for what a backward pass hands on to gradients of
+        weights that are made apart."""
+        return min(self.stages, self.microbatches + 1)
+
+    def weights(self, tick: int) -> int | None:
+        """Of which microbatch all stages make the gradients of weights that waited, None where
+        they make none."""
+        m = tick - 2 * (self.stages - 1)
+        return m if self.kind == ZB_H1 and 0 <= m < self.microbatches else None
 
     def work_item(self, n: int) -> tuple[int, int]:
         """(microbatch, position of its chunk) of the n-th item of a stage's work: groups of

@@ -26,7 +26,12 @@ from planner.execution.save_policies import (
 from planner.execution.zero_stages import ZERO_STAGES
 from planner.sharding.layout import STAGE
 
-SCHEDULE_WORDS = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "interleaved 1F1B"}
+SCHEDULE_WORDS = {
+    "1f1b": "1F1B",
+    "gpipe": "GPipe",
+    "interleaved": "interleaved 1F1B",
+    "zb-h1": "zero bubble, ZB-H1",
+}
 RECOMPUTE = ("none", "block-keep", "block")
 """What a plan may compute again: nothing, blocks with the results of collectives saved, or blocks
 whole. The dearest in memory first."""
@@ -37,10 +42,12 @@ _RECOMPUTE_WORDS: dict[str, str] = dict(zip(RECOMPUTE, RECOMPUTE, strict=True)) 
 }
 """What pins call these; planner.execution.save_policies has those with values saved by name."""
 INTERLEAVED = "interleaved"
-SCHEDULES = ("1f1b", "gpipe", INTERLEAVED)
-MAX_ZERO_STAGE = {"1f1b": 2, "gpipe": 1, INTERLEAVED: 2}
-"""ZeRO stages that go with pipeline stages: stage 3 would gather weights anew in every tick, and
-under gpipe there is one backward pass for all microbatches."""
+ZB_H1 = "zb-h1"
+SCHEDULES = ("1f1b", "gpipe", INTERLEAVED, ZB_H1)
+MAX_ZERO_STAGE = {"1f1b": 2, "gpipe": 1, INTERLEAVED: 2, ZB_H1: 1}
+"""ZeRO stages that go with pipeline stages: stage 3 would gather weights anew in every tick, under
+gpipe there is one backward pass for all microbatches, and under zb-h1 gradients of weights are made
+in ticks of their own."""
 WIDEST = 2
 """Places along the axis "stage" that an uneven pipeline stage takes at most. Fewer stages of two
 places have no shorter bubble than one place each: bounds of the one hold of the other
@@ -307,7 +314,7 @@ def _uneven_stages(values: Values, sizes: Sizes) -> Contradiction | None:
         other = f"stage = {' or '.join(map(str, stages))}"
     elif chunks > 1:
         other = f"virtual = {chunks}"
-    elif schedule == INTERLEAVED:
+    elif schedule in (INTERLEAVED, ZB_H1):
         other = f"schedule = {schedule!r}"
     elif micro % max(widths):
         other = f"microbatches = {micro}"

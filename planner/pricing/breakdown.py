@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from planner.execution import collectives
 from planner.execution.collective import CollectiveUse
 from planner.execution.pipeline import Pipeline, pipeline_of
+from planner.execution.weights_apart import waiting_share, weights_apart
 from planner.graph.ir import Node
 from planner.pricing.kernels import kernel_times
 from planner.pricing.split_arrays import program_type
@@ -43,6 +44,7 @@ def details(
     uses: dict[str, list[CollectiveUse]] = {}
     for use in collectives.collectives(flow, runs, pricer.itemsize):
         uses.setdefault(use.what, []).append(use)
+    waiting = weights_apart(flow, pipeline)
     rows = {}
     for i, alike in held.items():
         node, rule, split = base.graph.nodes[i], base.rules[i], flow.split(i)
@@ -60,6 +62,7 @@ def details(
                 pricer,
                 _turns(pipeline, alike, flow.plan.microbatches),
                 i in again or late_again,
+                _apart_less(pipeline, alike, waiting_share(node, flow.grad, waiting)),
             ),
             "moves": _moves(base, node, uses, pricer),
         }
@@ -102,8 +105,24 @@ def _turns(pipeline: Pipeline | None, alike: Sequence[int], microbatches: int) -
     )
 
 
+def _apart_less(pipeline: Pipeline | None, alike: Sequence[int], share: float) -> float:
+    """How many backward passes of a class's nodes fewer there are in bubbles, where `share` of each
+    is made apart."""
+    if pipeline is None or not share:
+        return 0.0
+    schedule = pipeline.microbatch_schedule
+    nodes = sum(float(pipeline.stage_share(k)) for k in alike)
+    return share * (schedule.ticks - schedule.weight_ticks) * nodes
+
+
 def _kernels(
-    base: GraphFacts, i: int, split: Split, pricer: Pricer, turns: tuple[int, float], again: bool
+    base: GraphFacts,
+    i: int,
+    split: Split,
+    pricer: Pricer,
+    turns: tuple[int, float],
+    again: bool,
+    fewer_backward: float,
 ) -> Row:
     forward, backward = kernel_times(base, i, split, pricer)
     one = forward * (2 if again else 1) + backward
@@ -113,7 +132,7 @@ def _kernels(
         "again": again,
         "times": turns[0],
         "step_s": one * turns[0],
-        "bubble_s": one * turns[1],
+        "bubble_s": one * turns[1] - fewer_backward * backward,
         "bound_by": bound_by(base, i, split, pricer),
     }
 

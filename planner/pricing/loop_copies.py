@@ -18,8 +18,10 @@ from planner.execution.loops import RepeatedBlock
 from planner.execution.pipeline import pipeline_of
 from planner.execution.recompute import recomputed_blocks
 from planner.execution.weight_offload import offloaded_names
+from planner.execution.weights_apart import weights_apart
 from planner.ops.residuals import reads
 from planner.pricing.device_weights import device_weights
+from planner.pricing.handed_on import handed_on
 from planner.pricing.peak_memory import saved_in_repeat, saved_tensors
 from planner.pricing.pricer import Pricer
 
@@ -38,6 +40,7 @@ def loop_copies_s(
         return float(times * pipeline.stage_share(i) if pipeline else times)
 
     seconds = 0.0
+    waiting = weights_apart(flow, pipeline)
     weights, offloaded = device_weights(flow), offloaded_names(flow, runs)
     for run in runs:
         for names in run.weights:
@@ -49,13 +52,19 @@ def loop_copies_s(
                 for i, slot in flow.graph.consumers[name]
             )
             cut, put = weight.loop_copies(pricer.recipe, read_backward)
-            seconds += (
-                passes(run.first)
-                * len(names)
-                * pricer.loop_copy_s(cut, put if name in flow.grad else 0.0)
-            )
+            put = put if name in flow.grad else 0.0
+            times = passes(run.first) * len(names)
+            if name in waiting and pipeline:
+                share = pipeline.microbatch_schedule.weight_ticks / pipeline.ticks
+                seconds += times * share * pricer.loop_copy_s(0.0, put)
+                put = 0.0
+            seconds += times * pricer.loop_copy_s(cut, put)
     for i, size in stacked_activations(base, flow, runs, pricer):
         seconds += passes(i) * pricer.loop_copy_s(size, size)
+    if pipeline:
+        each = pipeline.ticks / pipeline.microbatch_schedule.handed_in_flight
+        for _, size in handed_on(base, flow, runs, pricer):
+            seconds += each * pricer.loop_copy_s(size, size)
     away = offloaded_by_name(flow)
     for run, replay in recomputed_blocks(flow, runs):
         values = saved_in_repeat(base, flow, replay, pricer)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from costmodels.overlap import LoopCollectives, shown_in_loop_s
 from planner.execution.pipeline import pipeline_of
+from planner.execution.weights_apart import waiting_share, weights_apart
 from planner.pricing.kernels import kernel_times
 from planner.sharding.layout import STAGE, group
 
@@ -95,8 +96,11 @@ def _kernels(
     """Node of a loop's first repeat -> seconds of a device's kernels of all repeats in a step, in
     the forward or in the backward pass, which begins with what runs a second time."""
     pipeline, result = pipeline_of(flow.graph, flow.plan), {}
+    waiting = weights_apart(flow, pipeline)
     for i in range(run.first, run.first + run.period):
         forward, after = kernel_times(base, i, flow.split(i), pricer)
+        if waiting:  # these are no part of the loop
+            after *= 1 - waiting_share(flow.graph.nodes[i], flow.grad, waiting)
         seconds = after + (forward if i in again else 0.0) if backward else forward
         passes = float(pipeline.forward_passes(i) * pipeline.stage_share(i)) if pipeline else 1.0
         result[i] = seconds * run.repeats * (passes if pipeline else flow.plan.microbatches)

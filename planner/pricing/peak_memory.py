@@ -49,6 +49,7 @@ from planner.execution.plan import Plan
 from planner.execution.recompute import Recomputed, recomputed_blocks
 from planner.execution.weight_offload import offloaded_names
 from planner.pricing.device_weights import device_weights
+from planner.pricing.handed_on import handed_on
 from planner.pricing.kernels import named_beside, saved_beside, working_bytes
 from planner.pricing.outside_gradients import one_run_on_one_stage, outside_gradient
 from planner.pricing.pricer import Pricer
@@ -301,7 +302,9 @@ def _activation_bytes(
         * flow.plan.overlapped_microbatches
         * sent_activations(base, flow, pricer, runs)[1]
     )
-    return activations + saved_by_blocks_bytes(base, flow, runs, pricer), epilogue, one_repeat
+    activations += saved_by_blocks_bytes(base, flow, runs, pricer)
+    activations += sum(size for _, size in handed_on(base, flow, runs, pricer))
+    return activations, epilogue, one_repeat
 
 
 def saved_tensors(base: GraphFacts, flow: Flow, pricer: Pricer) -> Sequence[tuple[int, str, float]]:

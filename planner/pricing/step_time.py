@@ -16,7 +16,9 @@ step takes m + stages - 1 ticks; the arithmetic of stages - 1 of them is the bub
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 
@@ -30,6 +32,7 @@ from planner.execution.pipeline import Pipeline, pipeline_of, pipeline_places
 from planner.execution.plan import Plan
 from planner.execution.recompute import recomputed_blocks
 from planner.execution.weight_offload import offloaded_names
+from planner.execution.weights_apart import waiting_share, weights_apart
 from planner.pricing.add_up import add_up, communication_of
 from planner.pricing.bucketing import launched, launching_s, seconds
 from planner.pricing.cost import Communication, Cost, KernelSeconds
@@ -106,9 +109,20 @@ def _kernels(
     compute = recompute = bubble = 0.0
     nodes = range(len(flow.graph.nodes))
     places = pipeline_places(flow.graph, pipeline) if pipeline else (None,) * len(nodes)
+    waiting = weights_apart(flow, pipeline)
+    waits = [
+        waiting_share(node, flow.grad, waiting) if waiting else 0.0 for node in flow.graph.nodes
+    ]
     # By id: splits of repeats are one object, and take long to hash.
     alike = list(
-        zip(base.shared, map(id, flow.splits), map(again.__contains__, nodes), places, strict=True)
+        zip(
+            base.shared,
+            map(id, flow.splits),
+            map(again.__contains__, nodes),
+            places,
+            waits,
+            strict=True,
+        )
     )
     first = dict(zip(reversed(alike), reversed(nodes), strict=True))
     for key, count in Counter(alike).items():
@@ -122,7 +136,11 @@ def _kernels(
         useful = pipeline.useful_passes(i) if pipeline else micro
         compute += useful * one_pass
         recompute += useful * one_pass * second / (all_passes or 1.0)
-        bubble += float(pipeline.forward_passes(i) - useful) * one_pass if pipeline else 0.0
+        if pipeline:
+            share, schedule = float(pipeline.stage_share(i)), pipeline.microbatch_schedule
+            bubble += float(pipeline.forward_passes(i) - useful) * one_pass
+            fewer = schedule.ticks - schedule.weight_ticks
+            bubble -= count * share * fewer * waits[i] * backward
     return KernelSeconds(compute, recompute, bubble)
 
 
@@ -190,6 +208,7 @@ def _optimizer_s(flow: Flow, pipeline: Pipeline | None, pricer: Pricer) -> float
         flow.plan.overlapped_microbatches,
     )
     elsewhere = weights_of_other_stages(graph, pipeline) if pipeline else frozenset[str]()
+    waiting = weights_apart(flow, pipeline)
     updated = added = 0.0
     for name, weight in device_weights(flow).items():
         if name in flow.grad and name not in elsewhere:
@@ -197,12 +216,19 @@ def _optimizer_s(flow: Flow, pipeline: Pipeline | None, pricer: Pricer) -> float
             if turns > 1:
                 readers = (i for i, _ in graph.consumers[name])
                 added += weight.summed * (
-                    float(pipeline.gradient_additions(readers)) if pipeline else turns
+                    float(_additions(pipeline, readers, name in waiting)) if pipeline else turns
                 )
             # The gradients of one turn's microbatches.
             added += weight.whole * turns * (copies - 1)
     sums = pricer.grad_accumulate_s(added * pricer.recipe.gradient_bytes)
     return pricer.optimizer_s(updated, flow.plan.offload) + sums + pricer.agreement_s
+
+
+def _additions(pipeline: Pipeline, readers: Iterable[int], apart: bool) -> Fraction:
+    """How often a device adds to a weight's gradient in a step."""
+    if apart:
+        return Fraction(pipeline.microbatch_schedule.weight_ticks)
+    return pipeline.gradient_additions(readers)
 
 
 def recomputed_nodes(flow: Flow, runs: tuple[RepeatedBlock, ...]) -> frozenset[int]:

@@ -5,6 +5,7 @@ emitted programs do.
 ticks backward
 interleaved   stages * chunks - 1 ticks forward; ticks forward and backward, with head and loss in
 the last `stages` of every stages * chunks; and so on
+zb-h1   as 1f1b; in the last `microbatches` ticks gradients of weights besides
 gpipe   microbatches + stages - 1 ticks forward with head and loss, and as many backward in reverse
 """
 
@@ -16,9 +17,9 @@ from itertools import groupby
 
 from planner.execution.pipeline import BUBBLE, Pipeline
 
-PASSES = ("forward", "epilogue", "epilogue_back", "backward")
-"""Forward and backward pass of blocks and prologue, and those of the epilogue; in the order of a
-tick."""
+PASSES = ("forward", "epilogue", "epilogue_back", "backward", "weights")
+"""Forward and backward pass of blocks and prologue, and those of the epilogue, then gradients of
+blocks' weights that are made apart; in the order of a tick."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Tick:
     epilogue: int | None
     epilogue_back: int | None
     backward: int | None
+    weights: int | None = None
     chunks: tuple[int, int] = (0, 0)
     """Which of a stage's chunks of blocks the forward and the backward pass run."""
 
@@ -72,6 +74,7 @@ def ticks(p: Pipeline, stage: int) -> Iterator[Tick]:
                 m,
                 m,
                 back[0] if t >= first else None,
+                p.microbatch_schedule.weights(t),
                 (ahead[1], back[1]),
             )
     else:

@@ -141,6 +141,7 @@ def _stages(d: Detail) -> Iterator[Track]:
         "epilogue": "head and loss",
         "epilogue_back": "head and loss backward",
         "backward": "backward",
+        "weights": "gradients of weights",
     }
     single = p.stages * 2 * p.ticks <= MOST_TICKS
     for stage in range(p.stages):

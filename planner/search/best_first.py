@@ -297,7 +297,11 @@ class BestFirst:
             if not self.search.offered.saves_by_name(base, mesh):
                 continue
             nodes += [
-                (self._bounds.least[index] + relaxed.bubble_s(node.micro, node.virtual), node)
+                (
+                    self._bounds.least[index]
+                    + relaxed.bubble_s(node.micro, node.virtual, node.schedule),
+                    node,
+                )
                 for node in self._nodes_of(index)
                 if node.techniques.recompute == BLOCK
             ]
@@ -387,7 +391,9 @@ class BestFirst:
         for index, relaxed in self._bounds.relaxed.items():
             for node in self._nodes_of(index):
                 if node.saves_collectives and (index, node.techniques) not in self._impossible:
-                    least = self._bounds.least[index] + relaxed.bubble_s(node.micro, node.virtual)
+                    least = self._bounds.least[index] + relaxed.bubble_s(
+                        node.micro, node.virtual, node.schedule
+                    )
                     key = index, node.level, node.micro, node.virtual
                     if key in plain:
                         least = max(least, plain[key] + _fewer_copies_s(relaxed, node))
@@ -512,7 +518,7 @@ class BestFirst:
         ):
             if virtual > 1 and micro % mesh.stages:
                 continue
-            once = self._bounds.least[index] + relaxed.bubble_s(micro, virtual)
+            once = self._bounds.least[index] + relaxed.bubble_s(micro, virtual, schedule)
             for recompute, more in again.items():
                 for level in self._levels(mesh):
                     yield SearchNode(

@@ -19,6 +19,7 @@ from planner.execution.techniques import (
     SCHEDULES,
     TECHNIQUES,
     WEIGHTS,
+    ZB_H1,
 )
 from planner.execution.uneven_pipeline import MOST_CHUNKS
 from planner.execution.weight_offload import lookup_tables
@@ -627,6 +628,8 @@ class SearchDomain:
         if self.most_stages(base) < mesh.stages:
             return self._too_few(base), []
         divides = bool(self.schedules(mesh))
+        if schedule == ZB_H1 and (reason := self._no_weights_apart(blocks is not None)):
+            return reason, [f"schedule={SCHEDULES[0]}"]
         if blocks is None and not divides:
             most = self.most_stages(base)
             return (
@@ -667,6 +670,18 @@ class SearchDomain:
             *(f"schedule={s}" for s in SCHEDULES if level <= MAX_ZERO_STAGE[s]),
         ]
         return f"under {schedule} the ZeRO stage is at most {most}, pinned is {level}", instead[:2]
+
+    def _no_weights_apart(self, equal: bool) -> str:
+        """Why stages have no gradients of weights apart from their backward pass, "" where they
+        may. equal: whether all stages run the same blocks."""
+        runtime = self.request.runtime
+        if runtime.kernels is not None:
+            return (
+                f"{ZB_H1} is emitted, and --runtime {runtime.name} is priced as that framework runs"
+            )
+        if not equal:
+            return f"{ZB_H1} is for stages of equal blocks, and these are cut between nodes"
+        return ""
 
     def _too_few(self, base: GraphFacts) -> str:
         """Why the graph has too few places for stages."""

@@ -116,7 +116,9 @@ class NamedNodes:
             )
             best = max(fewer, default=0.0)
             return best if best >= enough_s else max(best, self._of_levels(node, node.micro, 1))
-        best = self._of_levels(node, 0, 1) + relaxed.bubble_s(node.micro, node.virtual)
+        best = self._of_levels(node, 0, 1) + relaxed.bubble_s(
+            node.micro, node.virtual, node.schedule
+        )
         for virtual in dict.fromkeys((1, node.virtual)):
             if best < enough_s:
                 found = self._of_levels(node, node.micro, virtual)

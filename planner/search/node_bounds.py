@@ -71,7 +71,9 @@ class NodeBounds:
         endless, relaxed = node.stage == BOUND_ENDLESS, self.relaxed[node.mesh]
         staged = self._staged(node)
         micro = (0 if staged else 1) if endless else node.micro
-        bubble_s = relaxed.bubble_s(node.micro, node.virtual) if endless and staged else 0.0
+        bubble_s = (
+            relaxed.bubble_s(node.micro, node.virtual, node.schedule) if endless and staged else 0.0
+        )
         key = self._free_key(node, micro)
         return 0.0 if key in self._free else self._quick(node, key, bubble_s)
 
@@ -92,7 +94,9 @@ class NodeBounds:
         limit, relaxed = self.limit_bytes, self.relaxed[node.mesh]
         if node.stage == BOUND_ENDLESS:
             return (
-                self._without_limit(node, 0, below_s, relaxed.bubble_s(node.micro, node.virtual))
+                self._without_limit(
+                    node, 0, below_s, relaxed.bubble_s(node.micro, node.virtual, node.schedule)
+                )
                 if self._staged(node)
                 else self._without_limit(node, 1, below_s)
             )

@@ -104,10 +104,10 @@ class Arithmetic:
                 found[i not in inside] += (1 + backward) * known[flops]
         return cls(found[0], found[1], run[2] if base.dealt or not base.places else 0)
 
-    def least(self, mesh: Mesh, microbatches: int, virtual: int = 1) -> float:
+    def least(self, mesh: Mesh, microbatches: int, virtual: float = 1) -> float:
         """No plan on the mesh with at most so many microbatches, and chunks of blocks a stage, is
         faster (seconds): every stage runs its blocks in as many ticks as it has chunks, and the
-        rest itself."""
+        rest itself. virtual: infinite where part of the bubble has work."""
         stages, devices = mesh.stages, prod(a.size for a in mesh.inner)
         part = -(-self.repeats // stages) / self.repeats if self.repeats else 1 / stages
         share = part * (1 + (stages - 1) / (microbatches * virtual)) if stages > 1 else 1.0
@@ -184,7 +184,7 @@ class Relaxation:
         """Kept by planner.search.saved_collective_bounds: per microbatches, ZeRO stages and bound
         what of the mesh's plans that save results of collectives may be below that."""
         self._tick: float | None = None
-        self._bubbles: dict[tuple[int, int], float] = {}
+        self._bubbles: dict[tuple[int, int, str], float] = {}
         """What `bubble_s` found."""
         self.exact = True
         """Whether what `least` found is of an exact elimination: tables were not too large."""
@@ -308,14 +308,13 @@ class Relaxation:
             if v.kind == "op"
         }
 
-    def bubble_s(self, microbatches: int, virtual: int = 1) -> float:
+    def bubble_s(self, microbatches: int, virtual: int = 1, schedule: str = "1f1b") -> float:
         """What the bubble of a pipeline adds at least (seconds) to any bound for endless
         microbatches: its ticks, each at least as long as the shortest."""
-        key = microbatches, virtual
+        key = microbatches, virtual, schedule
         if key not in self._bubbles:
-            slow = slowdown(
-                self.space, Techniques(microbatches=microbatches, virtual_stages=virtual)
-            )
+            at = Techniques(microbatches=microbatches, virtual_stages=virtual, schedule=schedule)
+            slow = slowdown(self.space, at)
             self._bubbles[key] = (slow - 1) * self._shortest() if slow > 1 else 0.0
         return self._bubbles[key]
 

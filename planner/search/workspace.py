@@ -3,6 +3,7 @@ is made once, when it is first asked for."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ from planner.analysis.facts import GraphFacts
 from planner.cache.reshard_tables import Tables
 from planner.errors import PlanError
 from planner.execution.pipeline import Schedule
+from planner.execution.techniques import ZB_H1
 from planner.machine.topology import Mesh
 from planner.pricing.bucketing import OPEN, bounding
 from planner.pricing.pricer import Pricer
@@ -92,10 +94,9 @@ class Workspace:
         base = GraphFacts.of(graph, training=self.training, fold=self.request.fold)
         pins, runtime = self.request.pins, self.request.runtime
         # Of what a user may pin, stages that are cut anywhere have no other recomputation.
-        free = (
-            pins.techniques.get("recompute", "block") == "block"
-            and pins.techniques.get("schedule") != "gpipe"
-        )
+        free = pins.techniques.get("recompute", "block") == "block" and pins.techniques.get(
+            "schedule"
+        ) not in ("gpipe", ZB_H1)
         asked = self.training and runtime.kernels is None and free
         stages = min(pins.mesh.get(STAGE, (1,)))
         return replace(base, cut_anywhere=asked and base.repeats_too_much(stages))
@@ -211,7 +212,8 @@ class Workspace:
             assert base is not None
             self._arithmetic = Arithmetic.of(base, self.pricer(mesh))
         kinds = self.offered.schedules(mesh)
-        least = self._arithmetic.least(mesh, microbatches, max((v for _, v in kinds), default=1))
+        finest = max((math.inf if s == ZB_H1 else v for s, v in kinds), default=1)
+        least = self._arithmetic.least(mesh, microbatches, finest)
         if mesh.stages > 1 and (base := self.base(1)) is not None:
             passes = Schedule(mesh.stages, 0, kinds[0][0] if kinds else "1f1b")
             least += least_handover_s(base, self.pricer(mesh), 1, passes)

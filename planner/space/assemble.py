@@ -31,7 +31,7 @@ from costmodels.liveness import temporary_bytes
 from planner.execution.pipeline import Pipeline, Schedule
 from planner.execution.plan import Plan
 from planner.execution.save_policies import is_named
-from planner.execution.techniques import STRUCTURAL
+from planner.execution.techniques import STRUCTURAL, ZB_H1
 from planner.machine.topology import Mesh
 from planner.ops.residuals import reads
 from planner.pricing.peak_memory import takes_repeats_whole
@@ -261,6 +261,9 @@ def seconds_of(
     seconds: np.ndarray = arrays.count * (times * each + least * weights) + times * copied
     if shares is not None:
         seconds = seconds * shares.passes
+        if schedule := _apart(space, techniques):
+            fewer = (schedule.ticks - schedule.weight_ticks) / micro
+            seconds = seconds - fewer * times * arrays.count * costs.weights_apart_s
     seconds = (seconds + arrays.count * costs.grad_reduce_per_step_s[zero]) * (
         shares.share if shares is not None else 1.0
     )
@@ -300,6 +303,11 @@ def _state_and_saved(
         state = state + arrays.grad_accumulator_bytes[zero]
     if shares is not None:
         saved = shares.saved_microbatches * shares.share * (saved - one_repeat) + one_repeat
+        if schedule := _apart(space, techniques):
+            again = recompute and recompute != "block-keep"
+            each = costs.handed_on_bytes_remat if again else costs.handed_on_bytes
+            handed = arrays.count * each
+            saved = saved + schedule.handed_in_flight * shares.share * handed
         state = shares.share * (state + shares.copied_weights * arrays.block_grad_bytes[0])
     return state, saved * space.parts / techniques.microbatches if uncut else saved
 
@@ -395,11 +403,18 @@ def link_scale(space: Space, techniques: Techniques, *, ends: bool = True) -> li
     return result
 
 
+def _apart(space: Space, techniques: Techniques) -> Schedule | None:
+    """The schedule of plans whose gradients of weights are made apart from the backward pass, None
+    of others."""
+    pipeline = pipeline_in(space, techniques) if techniques.schedule == ZB_H1 else None
+    return pipeline.microbatch_schedule if pipeline and techniques.microbatches else None
+
+
 def slowdown(space: Space, techniques: Techniques) -> float:
     """How often a stage runs each of its blocks per microbatch, no more often than anything but
     what follows them; 1 without a pipeline."""
     stages, micro = space.pricer.mesh.stages, techniques.microbatches
-    if stages < 2 or not micro:
+    if stages < 2 or not micro or techniques.schedule == ZB_H1:  # which runs some no oftener
         return 1.0
     key = "slowdown", micro, techniques.schedule, techniques.virtual_stages
     if key not in space.memo:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 import numpy as np
 
 from planner.analysis.facts import GraphFacts
 from planner.analysis.passing import puts_off
+from planner.execution.weights_apart import factors, products_weights, waiting_share
 from planner.graph.ir import Node
 from planner.ops.residuals import reads
 from planner.pricing.gradient_sync import WeightCosts, WeightPricer, no_weights
@@ -130,6 +132,7 @@ class Kinds:
         forward, backward = times_of(
             self.base, i, self._cuts(splits), size.read, size.made, self.pricer
         )
+        apart = self._waiting_share(i) * backward
         if rule.inner:
             inside, back, not_recomputed = np.array(
                 [inner_times(self.base, i, split, self.pricer) for split in splits]
@@ -140,7 +143,35 @@ class Kinds:
             # asks for the terms again.
             partial = [self.atlas.partial(row) for row in shape.results]
             not_recomputed = np.where(np.logical_and.reduce(partial), forward, not_recomputed)
-        return {"forward_s": forward, "backward_s": backward, "not_recomputed_s": not_recomputed}
+        return {
+            "forward_s": forward,
+            "backward_s": backward,
+            "not_recomputed_s": not_recomputed,
+            "weights_apart_s": apart,
+        }
+
+    @cached_property
+    def _waiting(self) -> frozenset[str]:
+        """Weights whose gradients may be made apart from the backward pass, on pipeline stages."""
+        if not self.base.training or not self.base.dealt or self.pricer.mesh.stages < 2:
+            return frozenset()
+        first, period, repeats = self.base.dealt[0]
+        blocks = range(first, first + period * repeats)
+        return products_weights(self.graph, self.base.grad, blocks)
+
+    def _waiting_share(self, i: int) -> float:
+        """What part of a node's backward pass may be made apart from it."""
+        return waiting_share(self.graph.nodes[i], self.base.grad, self._waiting)
+
+    def _operand_share(self, i: int) -> float:
+        """One product's part of the operand that it hands on to its weight's gradient."""
+        both = factors(self.graph.nodes[i])
+        operands = [n for n in both if n not in self._waiting]
+        if len(operands) != 1 or operands[0] in self.graph.weights:
+            return 0.0
+        readers = [k for k, _ in self.graph.consumers[operands[0]]]
+        products = (factors(self.graph.nodes[k]) for k in readers)
+        return 1 / sum(not self._waiting.isdisjoint(each) for each in products)
 
     def _bytes_of(self, i: int, shape: _Shape) -> dict[str, np.ndarray]:
         """Fields of OptionCosts in bytes, but for weights."""
@@ -152,6 +183,7 @@ class Kinds:
         )
         if size.weights.any():
             bare = slack * working_of(base, i, cuts, operands, size.made, nothing, self.pricer)
+        handed = size.made * slack * (self._waiting_share(i) > 0)
         saved_collective = nothing
         if shape.results and (most := base.saved_collective_bytes(i, self.pricer.itemsize)):
             saved_collective = self.atlas.partial(shape.results[0]) * (
@@ -169,6 +201,8 @@ class Kinds:
         return {
             **self._saved(i, shape, slack),
             "saved_collective_bytes": saved_collective,
+            "handed_on_bytes": handed,
+            "handed_on_bytes_remat": handed + self._operand_share(i) * slack * operands,
             "passing_bytes": passing,
             "postponed_bytes": postponed,
             "workspace_bytes": workspace,

@@ -25,6 +25,13 @@ class OptionCosts(WeightCosts):
     backward_s: np.ndarray
     not_recomputed_s: np.ndarray
     """Of the forward pass, not run again where results of collectives are saved."""
+    weights_apart_s: np.ndarray
+    """Of the backward pass, gradients of weights that may be made apart from it."""
+    handed_on_bytes: np.ndarray
+    """What the backward pass hands on to these, of one node."""
+    handed_on_bytes_remat: np.ndarray
+    """The same when repeated blocks are recomputed, and operands are handed on too: those of
+    several products in equal parts."""
     saved_bytes: np.ndarray
     """Activations the backward pass reads, of all nodes that decide alike but those of the
     epilogue."""

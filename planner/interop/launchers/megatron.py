@@ -23,7 +23,7 @@ of NVIDIA-NeMo/Megatron-Bridge (067f987df, August 2026).
 from __future__ import annotations
 
 from planner.errors import PlanError
-from planner.execution.techniques import INTERLEAVED
+from planner.execution.techniques import INTERLEAVED, ZB_H1
 from planner.interop.keys import Keys
 from planner.interop.model_sizes import (
     EXPERTS,
@@ -68,7 +68,7 @@ def round_off(rounds: Rounds, facts: Facts) -> list[str]:
     """Rounds settings to what Megatron can express; returns what it cannot and what has no
     price."""
     rounds.usual("Megatron")
-    if rounds.now.schedule == "gpipe":
+    if rounds.now.schedule in ("gpipe", ZB_H1):
         rounds.to("its schedule is 1F1B", schedule="1f1b")
     stages = rounds.now.stage
     if facts.layers and facts.layers % stages and (facts.beside or not ends(facts.layers, stages)):

@@ -32,7 +32,7 @@ from math import ceil
 from typing import Any
 
 from planner.errors import PlanError
-from planner.execution.techniques import INTERLEAVED, MAX_ZERO_STAGE
+from planner.execution.techniques import INTERLEAVED, MAX_ZERO_STAGE, ZB_H1
 from planner.interop.keys import Keys
 from planner.interop.python_config import CLASS
 from planner.interop.settings import Facts, Rounds, Settings
@@ -54,6 +54,8 @@ def round_off(rounds: Rounds, facts: Facts) -> list[str]:
     """Rounds settings to what torchtitan can express; returns what it cannot and what has no
     price."""
     rounds.usual("torchtitan")
+    if rounds.now.schedule == ZB_H1:
+        rounds.to("its zero-bubble schedules divide stages otherwise: 1F1B", schedule="1f1b")
     s = rounds.now
     if s.virtual_stages not in (1, CHUNKS) and not _layers_each(s, facts):
         rounds.to(

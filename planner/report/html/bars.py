@@ -100,7 +100,7 @@ def timeline(d: Detail) -> Timeline:
     passes = passes_of(d)
     forward, backward = (
         [*passes["forward"], *passes["epilogue"]],
-        [*passes["epilogue_back"], *passes["backward"]],
+        [*passes["epilogue_back"], *passes["backward"], *passes["weights"]],
     )
     pass_s = sum(p.time_s for p in (*forward, *backward))
     micro = (*small_together(forward, pass_s), *small_together(backward, pass_s))
@@ -159,6 +159,7 @@ def passes_of(d: Detail) -> dict[str, list[Part]]:
         passes["epilogue_back" if rows[0].in_epilogue else "backward"].append(
             _fold(d, rows, run, True)
         )
+    passes["weights"] = _weights(d)
     for name, phase in (("forward", "forward"), ("backward", "backward")):
         handed = [m for m in d.moves if m.when == "handed" and m.phase == phase]
         if d.pipeline is not None and any(m.exposed_s for m in handed):
@@ -301,9 +302,17 @@ def _backward(d: Detail, row: Row, each: int = 1) -> list[Part]:
     moves = [m for m in d.at.get(row.index, ()) if m.when == "backward"]
     return [
         *_collectives(moves, False, scale),
-        *_kernel(row, "backward", row.backward_s / (d.useful_passes(row) * each)),
+        *_kernel(row, "backward", (row.backward_s - row.weights_s) / (d.useful_passes(row) * each)),
         *_collectives(moves, True, scale),
     ]
+
+
+def _weights(d: Detail) -> list[Part]:
+    """Gradients of weights that are made apart from the backward pass, of one microbatch."""
+    rows = [row for row in d.rows if row.weights_s]
+    seconds = sum(row.weights_s / d.useful_passes(row) for row in rows)
+    words = f"{len(rows)} operators, apart from the backward pass"
+    return [Part("gradients of weights", {"backward": seconds}, words)] if rows else []
 
 
 def _kernel(row: Row, kind: str, seconds: float) -> list[Part]:

@@ -23,7 +23,9 @@ from planner.execution.layout_flow import Flow
 from planner.execution.loops import RepeatedBlock, inner_flow, outer_flow
 from planner.execution.pipeline import Pipeline, pipeline_of
 from planner.execution.recompute import Recomputed, recomputed_in_block
+from planner.execution.weights_apart import waiting_share, weights_apart
 from planner.pricing.breakdown import bound_by
+from planner.pricing.handed_on import handed_on
 from planner.pricing.kernels import kernel_times
 from planner.pricing.peak_memory import MemoryParts, memory_parts, saved_by_blocks, saved_tensors
 from planner.pricing.step_time import sent_s
@@ -75,7 +77,8 @@ class Row:
     activations. product: its arithmetic is a matrix product, a convolution or the like.
     after_blocks: it comes after the repeated blocks. in_epilogue: in a pipeline, it runs with the
     epilogue; also_in_epilogue: with that as well as with the blocks. bubble_s: seconds of
-    passes that no microbatch needs, beside the others."""
+    passes that no microbatch needs, beside the others. weights_s: of backward_s, gradients of
+    weights that are made apart from the backward pass."""
 
     index: int
     id: str
@@ -93,6 +96,7 @@ class Row:
     in_epilogue: bool = False
     also_in_epilogue: bool = False
     bubble_s: float = 0.0
+    weights_s: float = 0.0
 
     @property
     def kernels_s(self) -> float:
@@ -224,6 +228,14 @@ def work_out(p: Priced) -> Detail:
     )
 
 
+def _bubble_s(pipeline: Pipeline, i: int, one_pass: float, apart: float) -> float:
+    """Seconds of the passes of a node that no microbatch needs. apart: of one pass, gradients of
+    weights that are made in ticks of their own."""
+    schedule = pipeline.microbatch_schedule
+    more = pipeline.forward_passes(i) - pipeline.useful_passes(i)
+    return float(more) * one_pass - (schedule.ticks - schedule.weight_ticks) * apart
+
+
 def _rows(p: Priced, home: list[int], where: list[int], bodies: Bodies) -> tuple[Row, ...]:
     nodes, micro = p.base.graph.nodes, p.plan.microbatches if p.base.training else 1
     saved, pipeline = saved_bytes(p), pipeline_of(p.base.graph, p.plan)
@@ -235,6 +247,9 @@ def _rows(p: Priced, home: list[int], where: list[int], bodies: Bodies) -> tuple
             for name, size in _saved_here(p, flow, run, replay):
                 i = max(flow.graph.producer.get(name, -1), run.first)
                 saved[i] = saved.get(i, 0.0) + size * (1 + p.pricer.runtime.memory_slack)
+    for i, size in handed_on(p.base, p.flow, p.runs, p.pricer):
+        saved[i] = saved.get(i, 0.0) + size * (1 + p.pricer.runtime.memory_slack)
+    waiting = weights_apart(p.flow, pipeline)
     known: dict[tuple[int, object], tuple[float, float]] = {}
     sums: dict[int, list[float]] = {}
     for i in range(len(nodes)):
@@ -248,19 +263,16 @@ def _rows(p: Priced, home: list[int], where: list[int], bodies: Bodies) -> tuple
             or (pipeline and pipeline.schedule == "gpipe" and pipeline.in_epilogue(i))
             else 0.0
         )
-        cell = sums.setdefault(home[i], [0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
+        cell = sums.setdefault(home[i], [0.0] * 7)
         share = float(pipeline.stage_share(i)) if pipeline else 1.0
         useful = pipeline.useful_passes(i) if pipeline else micro
-        bubble = (
-            float(pipeline.forward_passes(i) - useful) * (forward + backward + recompute)
-            if pipeline
-            else 0.0
-        )
+        apart = waiting_share(nodes[i], p.base.grad, waiting) * backward if waiting else 0.0
+        bubble = _bubble_s(pipeline, i, forward + backward + recompute, apart) if pipeline else 0.0
         for slot, value in enumerate(
-            (forward * useful, backward * useful, recompute * useful, bubble, 1.0)
+            (forward * useful, backward * useful, recompute * useful, bubble, 1.0, apart * useful)
         ):
             cell[slot] += value * share
-        cell[5] += saved.get(i, 0.0)
+        cell[6] += saved.get(i, 0.0)
     return tuple(
         Row(
             index=i,
@@ -279,8 +291,9 @@ def _rows(p: Priced, home: list[int], where: list[int], bodies: Bodies) -> tuple
             in_epilogue=pipeline is not None and pipeline.in_epilogue(i),
             also_in_epilogue=pipeline is not None and i in pipeline.shared_prologue,
             bubble_s=bubble,
+            weights_s=apart,
         )
-        for i, (f, b, r, bubble, n, k) in sorted(sums.items())
+        for i, (f, b, r, bubble, n, apart, k) in sorted(sums.items())
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.execution.pipeline import Pipeline
+from planner.execution.techniques import ZB_H1
 from planner.pricing.cost import OTHER_PARTS
 from planner.report.html import figures as f
 from planner.report.html.bars import KINDS, Block, Part, Timeline, timeline, total
@@ -32,6 +33,7 @@ STAGES = 16
 """Pipeline stages that are drawn."""
 TICK = {
     "1f1b": "a full tick: one microbatch forward, another one backward",
+    "zb-h1": "a full tick: one microbatch forward, another one backward, weights of a third",
     "gpipe": "a tick forward and a tick backward",
     "interleaved": "a full tick: a virtual stage forward, one of another microbatch backward",
 }
@@ -100,6 +102,16 @@ def _microbatch(d: Detail, t: Timeline, step_s: float, scale_s: float, room: flo
     return [fan(0.0, end, scale_s, step_s), _bar(title, micro_s, t.micro, room=room)]
 
 
+def _apart(v: View) -> str:
+    """What is said of gradients of weights that are made apart from the backward pass."""
+    return (
+        f" Gradients of blocks’ weights are made in {v.micro} ticks of their own, none of them a"
+        " bubble."
+        if v.strategy.chosen.schedule == ZB_H1
+        else ""
+    )
+
+
 def stage(v: View) -> Markup:
     """Which devices the bars are of."""
     if stages(v.strategy) > 1:
@@ -128,7 +140,7 @@ def stage(v: View) -> Markup:
             f"{n} stages of {per} keep lock-step{blocks}. {v.micro} microbatches take {on} ticks"
             f" forward and {on} backward, of which {n - 1} each way are a bubble: a stage waits for"
             " the first microbatch, or has had the last. The epilogue behind the blocks runs on"
-            " every stage; only the last one’s result counts.",
+            f" every stage; only the last one’s result counts.{_apart(v)}",
             class_="small",
         )
     return el(

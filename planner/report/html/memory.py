@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from costmodels.liveness import Liveness
 from planner.execution.pipeline import Pipeline
+from planner.execution.techniques import ZB_H1
 from planner.report.html import figures as f
 from planner.report.html.bars import passes_of, timeline
 from planner.report.html.derive import Detail, Row, short_name
@@ -148,6 +149,7 @@ def _staged(d: Detail, p: Pipeline) -> tuple[_Walk, float]:
     """The curve with pipeline stages, and the end of its forward pass. 1F1B: the last full tick and
     what follows; GPipe: the step."""
     spans = {name: sum(part.time_s for part in parts) for name, parts in passes_of(d).items()}
+    spans["backward"] += spans["weights"]
     ring = sum(r.saved_bytes for r in d.rows if not r.after_blocks)
     epilogue = [r for r in d.rows if r.after_blocks]
     one = p.schedule != "gpipe"
@@ -438,6 +440,7 @@ def _kept(s: Series, p: Pipeline | None) -> Markup:
         )
         what = {
             "1f1b": "microbatches that may be in flight at a stage",
+            ZB_H1: "microbatches that may be in flight at a stage, with gradients that wait",
             "interleaved": "virtual-stage passes that may be in flight at a stage",
         }.get(p.schedule, "ticks")
         staged = f", those of {p.in_flight:,} {what}{beside} together"

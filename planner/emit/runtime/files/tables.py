@@ -46,6 +46,7 @@ outside a program.
     CARRIED           tensors handed from one pipeline stage to the next
     VIRTUAL_STAGES, PER_VIRTUAL_STAGE   virtual stages that a stage holds, and the parameters whose
                       first dim counts them
+    WEIGHTS_APART     parameters of blocks whose gradients are made apart from the backward pass
     ONLY_BLOCKS, ONLY_EPILOGUE   trained parameters that only `stage_blocks`, or only `epilogue`,
                       reads
     STAGE_BUFFERS     buffer of weights of uneven stages -> of each weight in it (number of its
@@ -126,6 +127,7 @@ SCATTER_EACH_MICROBATCH = False
 CARRIED = 1
 VIRTUAL_STAGES = 1
 PER_VIRTUAL_STAGE: set[str] = set()
+WEIGHTS_APART: set[str] = set()
 ONLY_BLOCKS: set[str] = set()
 ONLY_EPILOGUE: set[str] = set()
 STAGE_BUFFERS: dict[str, tuple[Any, ...]] = {}
