@@ -125,6 +125,26 @@ def across(topology: Topology, stages: int) -> tuple[Mesh, ...]:
     return tuple(candidates)
 
 
+def for_long_sequences(topology: Topology, stages: int, rows: int) -> tuple[Mesh, ...]:
+    """Meshes of an expert's usual plan (for each of so many stages) where a step has fewer rows
+    than devices: heads over neighbours, positions over the next, and the batch over the rest, as
+    widely as rows allow and up to two factors of two less.
+    """
+    per_stage, inner, found = topology.devices // stages, topology.levels[0].size, list[Mesh]()
+    for tensor in (inner, inner // 2):
+        if tensor < 2 or per_stage % tensor or not per_stage // tensor:
+            continue
+        left = per_stage // tensor
+        for data in sorted((d for d in divisors(left) if d <= rows and d < left), reverse=True)[:3]:
+            sizes = {STAGE: stages} if stages > 1 else {}
+            sizes |= {"data": data} if data > 1 else {}
+            with suppress(PlanError):  # across the links
+                found.append(
+                    pinned_mesh(topology, {**sizes, "sequence": left // data, "tensor": tensor})
+                )
+    return tuple(found)
+
+
 def grouped(topology: Topology, mesh: Mesh, devices: int) -> Mesh | None:
     """The mesh with optimizer sharding over groups of so many neighbours of a stage, each group
     with all of the state: the axis that crosses their edge is split in two. None where groups of

@@ -27,6 +27,7 @@ from planner.machine.mesh_choices import (
     across,
     divisors,
     finer_meshes,
+    for_long_sequences,
     grouped,
     mesh_on_levels,
     meshes,
@@ -300,6 +301,18 @@ class SearchDomain:
             if len(m.inner) == 3 and not m.group
         )
         return tuple(dict.fromkeys(named))
+
+    def for_long_sequences(self, stages: Collection[int]) -> tuple[Mesh, ...]:
+        """Meshes that cut positions beside heads, for some numbers of stages, where the batch has
+        fewer rows than there are devices."""
+        request, rows, base = self.request, self.model.batch, self.base(1)
+        if not self.parts_axes or request.pins.nodes or request.launcher is not None:
+            return ()
+        if rows >= request.topology.devices or base is None or self.out_of_time():
+            return ()
+        if not any("sequence" in roles.values() for roles in base.roles.values()):
+            return ()
+        return tuple(m for n in stages for m in for_long_sequences(request.topology, n, rows))
 
     def named(self, base: GraphFacts, mesh: Mesh) -> Allowed:
         """The splits of plans whose every axis does what it is called."""

@@ -271,7 +271,15 @@ class Search(Solving):
             # there may be more to find
             wider.meshes = tuple(m for m in self.offered.finer(*others) if m not in finer.meshes)
         wider.run(worth)
-        named.meshes = self.offered.by_name((*finer.meshes, *wider.meshes))
+        among = {c.mesh.stages for c in (*leaders, *others)} | {m.stages for m in main.meshes[:1]}
+        named.meshes = tuple(
+            dict.fromkeys(
+                [
+                    *self.offered.by_name((*finer.meshes, *wider.meshes)),
+                    *self.offered.for_long_sequences(among),
+                ]
+            )
+        )
         named.run(min(worth, self.value(wider.best)))
 
     def _covered(self, meshes: Sequence[Mesh]) -> tuple[Covered, ...]:
