@@ -58,6 +58,11 @@ def span(text: str) -> tuple[int, int]:
     return found
 
 
+def whole_or_fewest(text: str) -> int | str:
+    """A whole number, or the word."""
+    return text if text == "fewest" else whole(text)
+
+
 def lengths(text: str) -> int | str:
     """Tokens of a request: a number, or a distribution as written, "512..2048", "512~2048"."""
     mark = next((m for m in ("..", "~") if m in text), "")
@@ -284,8 +289,8 @@ def _add_optimizer(g: argparse._ArgumentGroup) -> None:
     )
 
 
-def add_machine(p: argparse.ArgumentParser, many: bool = False) -> None:
-    """What it runs on."""
+def add_machine(p: argparse.ArgumentParser, many: bool = False, serving: bool = False) -> None:
+    """What it runs on. serving: the fewest devices may be asked for."""
     g = p.add_argument_group("machine")
     if many:
         g.add_argument(
@@ -301,7 +306,13 @@ def add_machine(p: argparse.ArgumentParser, many: bool = False) -> None:
             ),
         )
     else:
-        g.add_argument("--devices", type=whole, metavar="N", help="number of devices")
+        fewest = ", or fewest: as few as serve a --rate" if serving else ""
+        g.add_argument(
+            "--devices",
+            type=whole_or_fewest if serving else whole,
+            metavar="N",
+            help=f"number of devices{fewest}",
+        )
         g.add_argument(
             "--hardware",
             metavar="NAME|FILE",
@@ -429,11 +440,28 @@ def add_serving(p: argparse.ArgumentParser) -> None:
             " --concurrency, the most at once, may be left out"
         ),
     )
+    for name, what in (("ttft", "the first token"), ("tpot", "a token after that")):
+        g.add_argument(
+            f"--{name}",
+            metavar="TIME",
+            help=(
+                f"with --rate: 99 requests in a hundred wait for {what} at most so long, 500ms; or"
+                " p90=500ms"
+            ),
+        )
+    g.add_argument(
+        "--pools",
+        action="store_true",
+        help="with --rate: also try prompts and generation on devices apart",
+    )
     g.add_argument(
         "--prefill-tokens",
         type=whole,
         metavar="N",
-        help="tokens of prompts that a replica passes at once (default 8k; at least one prompt)",
+        help=(
+            "tokens of prompts that a replica passes at once (default 8k; at least one prompt);"
+            " with --rate tokens of a step (default: 512, 2k or 8k)"
+        ),
     )
     g.add_argument(
         "--quantize",
@@ -459,7 +487,7 @@ def add_anchor(p: argparse.ArgumentParser) -> None:
 def make(p: argparse.ArgumentParser) -> None:
     """Options of the main verb."""
     add_model(p)
-    add_machine(p)
+    add_machine(p, serving=True)
     add_anchor(p)
     add_search(p).add_argument(
         "--incremental",

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 EXAMPLE = "--workload infer --prompt 2048 --generate 256 --concurrency 64"
 OPTIONS = ("prompt", "generate", "concurrency")
 LENGTHS = ("prompt", "generate")
+TARGETS = ("ttft", "tpot")
 OTHERS = (
     "calibrate_with",
     "batch",
@@ -59,7 +60,12 @@ def asked(args: argparse.Namespace) -> bool:
             if args.quantize != "none"
             else ""
         )
-        alone = alone or ("--prefill-tokens" if args.prefill_tokens is not None else "")
+        more = (*TARGETS, "prefill_tokens")
+        alone = alone or next(
+            (f"--{n.replace('_', '-')}" for n in more if getattr(args, n) is not None), ""
+        )
+        alone = alone or ("--pools" if args.pools else "")
+        alone = alone or ("--devices fewest" if args.devices == "fewest" else "")
         if alone:
             raise PlanError(
                 "P222",
@@ -94,7 +100,16 @@ def asked(args: argparse.Namespace) -> bool:
 
 def _missing(args: argparse.Namespace, given: list[str]) -> list[str]:
     """Options that must be given beside those that are. Raises PlanError P222 for lengths beside a
-    trace, which has its own."""
+    trace, which has its own, and for what needs a rate."""
+    needing = [f"--{n}" for n in TARGETS if getattr(args, n) is not None]
+    needing += ["--pools"] if args.pools else []
+    needing += ["--devices fewest"] if args.devices == "fewest" else []
+    if args.rate is None and needing:
+        raise PlanError(
+            "P222",
+            f"{needing[0]} is said of requests that arrive, and there is no --rate",
+            help=["--rate 8, in the place of --concurrency"],
+        )
     if args.rate is None:
         return [n for n in OPTIONS if n not in given]
     try:
@@ -126,6 +141,9 @@ def run(args: argparse.Namespace, target: Path | None) -> int:
             generate=args.generate or 1,
             concurrency=args.concurrency,
             rate=args.rate,
+            ttft=args.ttft,
+            tpot=args.tpot,
+            pools=args.pools,
             objective=objective,
             quantize=args.quantize,
             prefill_tokens=args.prefill_tokens,

@@ -75,9 +75,8 @@ class Course:
 
     @property
     def tpot_s(self) -> np.ndarray:
-        """Seconds a token after the first, of requests that have more than one [m]."""
-        more = self.requests.generate > 1
-        return ((self.finish_s - self.first_s)[more]) / (self.requests.generate[more] - 1)
+        """Seconds a token after the first [n], 0 where there is none."""
+        return (self.finish_s - self.first_s) / np.maximum(self.requests.generate - 1, 1)
 
 
 class Replica:
@@ -224,16 +223,19 @@ def _steps_until(seconds: float, least: float, slope: float) -> int:
 
 
 def serve_all(
-    requests: Requests, replicas: int, prices: StepPrices, limits: Limits
+    requests: Requests, replicas: int, prices: StepPrices, limits: Limits, prefilled: bool = False
 ) -> list[Course]:
     """What becomes of requests that are dealt to replicas in turn."""
-    return [Replica(requests.part(i, replicas), prices, limits).run() for i in range(replicas)]
+    parts = [requests.part(i, replicas) for i in range(replicas)]
+    return [Replica(part, prices, limits, prefilled).run() for part in parts]
 
 
-def most_a_second(requests: Requests, prices: StepPrices, limits: Limits) -> float:
+def most_a_second(
+    requests: Requests, prices: StepPrices, limits: Limits, prefilled: bool = False
+) -> float:
     """Requests a second that leave a replica which always finds the next one waiting: of the middle
     half, as the first fill the batch and the last empty it."""
-    course = Replica(requests.at_once(), prices, limits).run()
+    course = Replica(requests.at_once(), prices, limits, prefilled).run()
     done = np.sort(course.finish_s)
     first, last = len(done) // 4, len(done) * 3 // 4
     return float((last - first) / (done[last] - done[first]))

@@ -19,11 +19,14 @@ from typing import Any
 from costmodels.hardware.units import show_bytes, show_time
 from planner.errors import PlanError
 from planner.launch.job import node_slots
-from planner.serving.result import Serving, arriving
+from planner.serving.result import Serving, arriving, pools_of
 
 DEAR = 0.05
 """Worse than the plan by more is refused."""
 
+KV_TRANSFER = '\'{"kv_connector":"NixlConnector","kv_role":"ROLE"}\''
+"""How vLLM passes caches on (docs/features/nixl_connector_usage.md there)."""
+ROLES = ("prefill", "decode")
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 """How a precision begins -> what both engines call it."""
 
@@ -41,6 +44,8 @@ class Service:
     tokens: int
     length: int
     dtype: str
+    role: str = ""
+    """prefill or decode, of replicas that do one of both"""
 
 
 def vllm(s: Service) -> list[str]:
@@ -50,7 +55,11 @@ def vllm(s: Service) -> list[str]:
     words += ["--dtype", s.dtype, "--max-model-len", str(s.length)]
     words += ["--max-num-seqs", str(s.sequences)]
     # vLLM asks for a token of every sequence in a pass.
-    return [*words, "--max-num-batched-tokens", str(max(s.tokens, s.sequences))]
+    words += ["--max-num-batched-tokens", str(max(s.tokens, s.sequences))]
+    if not s.role:
+        return words
+    kind = {"prefill": "kv_producer", "decode": "kv_consumer"}[s.role]
+    return [*words, "--kv-transfer-config", KV_TRANSFER.replace("ROLE", kind)]
 
 
 def sglang(s: Service) -> list[str]:
@@ -60,7 +69,8 @@ def sglang(s: Service) -> list[str]:
     words += ["--dp-size", str(s.replicas)] if s.replicas > 1 else []
     words += ["--dtype", s.dtype, "--context-length", str(s.length)]
     words += ["--max-running-requests", str(s.sequences)]
-    return [*words, "--chunked-prefill-size", str(s.tokens)]
+    words += ["--chunked-prefill-size", str(s.tokens)]
+    return [*words, "--disaggregation-mode", s.role] if s.role else words
 
 
 ENGINES: Mapping[str, Callable[[Service], list[str]]] = {"vllm": vllm, "sglang": sglang}
@@ -81,13 +91,53 @@ def hand_over(serving: Serving, to: str) -> Handover:
     Raises PlanError: P192 for what engines have no argument for, P194 where no tensor parallelism
     in a node fits, or all is over a twentieth worse than the plan.
     """
+    if (pools := pools_of(serving)) and all(
+        pools[k]["label"] == f"tp={pools[k]['split']}" for k in ROLES
+    ):
+        return _hand_over_pools(serving, to, pools)
     row = _nearest(serving, to)
     loss = _loss(serving, row)
     kept = f"{row['label']}, {row['replicas']} replica{'s' * (row['replicas'] > 1)}"
     figures = f"{_figures(serving, row)}, {show_bytes(row['memory_bytes'])} a device"
     worse = f"{100 * loss:.1f} % worse than the plan" if loss > 0 else "as good as the plan"
     cost = f"{to}: {kept}: {figures}; {worse} by its objective"
-    return Handover(_script(serving, to, service_of(serving, row)), cost)
+    service = service_of(serving, row)
+    where = (
+        f"# The same on each of {service.nodes} nodes; a balancer in front of them.\n"
+        if service.nodes > 1
+        else ""
+    )
+    body = f'{_command(ENGINES[to](service))} "$@"\n'
+    return Handover(_script(serving, where, body), cost)
+
+
+def _hand_over_pools(serving: Serving, to: str, pools: Mapping[str, Any]) -> Handover:
+    """A script that starts a replica of either kind. Raises PlanError P192."""
+    chosen = next(row for row in serving.rows if row["chosen"])
+    dtype = _dtype(serving)
+    parts, counts = [], []
+    for role in ROLES:
+        pool = pools[role]
+        service = Service(
+            tensor=int(pool["split"]),
+            replicas=1,
+            nodes=1,
+            sequences=int(pool["sequences"]),
+            tokens=int(pool["step_tokens"]),
+            length=int(serving.traffic["longest"]),  # type: ignore[index]
+            dtype=dtype,
+            role=role,
+        )
+        parts.append(f'  {role}) shift; {_command(ENGINES[to](service), indent=4)} "$@" ;;\n')
+        counts.append(f"{pool['replicas']} of {role} on {pool['split']} devices each")
+    where = (
+        f"# {' and '.join(counts)}: bash FILE prefill --port 8000, bash FILE decode --port 8001,\n"
+        "# with CUDA_VISIBLE_DEVICES of each; a proxy that knows both kinds in front of them.\n"
+    )
+    body = f"case ${{1:?prefill or decode}} in\n{''.join(parts)}"
+    body += '  *) echo "prefill or decode" >&2; exit 2 ;;\nesac\n'
+    cost = f"{to}: {', '.join(counts)}: {_figures(serving, chosen)}"
+    return Handover(_script(serving, where, body), cost)
 
 
 def _figures(serving: Serving, row: Mapping[str, Any]) -> str:
@@ -101,16 +151,7 @@ def _figures(serving: Serving, row: Mapping[str, Any]) -> str:
 
 def service_of(serving: Serving, row: Mapping[str, Any]) -> Service:
     """What an engine is told of a row of a plan. Raises PlanError P192."""
-    shape, strategy = serving.shape, serving.step
-    precision = str(strategy.workload["precision"])
-    dtype = next((t for begin, t in DTYPES.items() if precision.startswith(begin)), "")
-    if shape.quantize != "none" or not dtype:
-        what = f"--quantize {shape.quantize}" if dtype else f"precision {precision}"
-        raise PlanError(
-            "P192",
-            f"no engine has an argument for {what}: a checkpoint says how it is quantised",
-            help=["plan without --quantize, or plan emit: the program quantises itself"],
-        )
+    shape, strategy, dtype = serving.shape, serving.step, _dtype(serving)
     replicas, split = int(row["replicas"]), int(row["split"])
     a_node = min(replicas, max(1, node_slots(strategy) // split))
     if replicas % a_node:
@@ -130,6 +171,20 @@ def service_of(serving: Serving, row: Mapping[str, Any]) -> Service:
         length=int(traffic["longest"]) if traffic else shape.length,
         dtype=dtype,
     )
+
+
+def _dtype(serving: Serving) -> str:
+    """How engines call the precision. Raises PlanError P192 for one that they have no word for."""
+    quantize, precision = serving.shape.quantize, str(serving.step.workload["precision"])
+    dtype = next((t for begin, t in DTYPES.items() if precision.startswith(begin)), "")
+    if quantize != "none" or not dtype:
+        what = f"--quantize {quantize}" if dtype else f"precision {precision}"
+        raise PlanError(
+            "P192",
+            f"no engine has an argument for {what}: a checkpoint says how it is quantised",
+            help=["plan without --quantize, or plan emit: the program quantises itself"],
+        )
+    return dtype
 
 
 def _nearest(serving: Serving, to: str) -> Mapping[str, Any]:
@@ -169,19 +224,19 @@ def _loss(serving: Serving, row: Mapping[str, Any]) -> float:
     return float(row[f"{aim}_s"] / figures[f"{aim}_s"] - 1)
 
 
-def _script(serving: Serving, to: str, service: Service) -> str:
-    """A shell script: $MODEL names the checkpoint, words behind it go to the engine."""
-    name = "".join(c for c in str(serving.step.model["name"]) if c.isprintable())
-    s = serving.shape
-    where = (
-        f"# The same on each of {service.nodes} nodes; a balancer in front of them.\n"
-        if service.nodes > 1
-        else ""
-    )
+def _command(words: list[str], indent: int = 2) -> str:
+    """The words that replace the shell, an option a line."""
     lines = [""]
-    for word in ENGINES[to](service):
+    for word in words:
         joined = word if not lines[-1] else f"{lines[-1]} {word}"
         lines = [*lines, word] if word.startswith("--") else [*lines[:-1], joined]
+    return "exec " + f" {chr(92)}{chr(10)}{' ' * indent}".join(lines)
+
+
+def _script(serving: Serving, where: str, body: str) -> str:
+    """A shell script: $MODEL names the checkpoint; where: lines of comment."""
+    name = "".join(c for c in str(serving.step.model["name"]) if c.isprintable())
+    s = serving.shape
     served = (
         arriving(serving.traffic)
         if serving.traffic
@@ -193,5 +248,5 @@ def _script(serving: Serving, to: str, service: Service) -> str:
         f"{where}"
         "set -euo pipefail\n"
         "MODEL=${MODEL:?a checkpoint of the model: a folder, or its name on the hub}\n"
-        f'exec {f" {chr(92)}{chr(10)}  ".join(lines)} "$@"\n'
+        f"{body}"
     )

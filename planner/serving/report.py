@@ -9,12 +9,14 @@ so the printed figures can be checked against each other.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from costmodels.hardware.units import show_bytes, show_time
 from planner.report.notation import extent_names, short_labels
 from planner.report.summary import machine, title
-from planner.serving.result import PERCENTILES, Serving, arriving
+from planner.serving.result import PERCENTILES, Serving, arriving, pools_of
+from planner.serving.targets import Target
 from planner.sharding.notation import cells
 from planner.strategy.notation import spell_weight, weight_groups
 from planner.strategy.strategy import Strategy
@@ -52,7 +54,7 @@ def _head(serving: Serving, width: int, style: Style) -> list[str]:
     s, strategy = serving.service, serving.step
     items = [
         f"{count(strategy.model['parameters'] - cache_elements(strategy))} parameters",
-        machine(strategy),
+        _machine(serving),
         (
             f"serve {s['concurrency']:,} sequences at once, {s['prompt']:,} + {s['generate']:,}"
             " tokens each"
@@ -95,6 +97,7 @@ def _traffic(serving: Serving, width: int, style: Style) -> list[str]:
     for name, what in (("ttft", "arrival to first token"), ("tpot", "a token after that")):
         times = [f"p{p} {show_time(t[f'{name}_s'][f'p{p}'])}" for p in PERCENTILES]
         lines += labelled(name, [*times, f"({what}, waiting included)"], width, style)
+    lines += _targets(t, width, style)
     limits = t["limits"]
     batch = [
         f"{t['generating']:.3g} sequences generate at a time in a replica, of"
@@ -113,6 +116,31 @@ def _traffic(serving: Serving, width: int, style: Style) -> list[str]:
     return lines + labelled("cache", cache, width, style)
 
 
+def _targets(t: Mapping[str, Any], width: int, style: Style) -> list[str]:
+    """Targets that were set, and what the next smaller number of devices misses."""
+    words = [
+        Target(**target).words(t[f"{target['figure']}_s"][f"p{target['percentile']}"])
+        for target in t["targets"]
+    ]
+    lines = []
+    if words:
+        words.append(f"{100 * t['attained']:.1f} % of the requests wait no longer")
+        lines = labelled("target", [f"{style.good('met')}: {words[0]}", *words[1:]], width, style)
+    if fewer := t.get("fewer"):
+        why = "".join(c for c in fewer["why"] if c.isprintable())
+        devices = f"{fewer['devices']:,} device{'s' if fewer['devices'] > 1 else ''}"
+        lines += labelled("fewer", [f"not on {devices}: {why}"], width, style)
+    return lines
+
+
+def _machine(serving: Serving) -> str:
+    """The devices, in words; of pools, all of both."""
+    if not (pools := pools_of(serving)):
+        return machine(serving.step)
+    devices = sum(pools[k]["replicas"] * pools[k]["split"] for k in ("prefill", "decode"))
+    return f"{devices} x {Path(serving.step.topology['device']).stem}"
+
+
 def cache_elements(strategy: Strategy) -> int:
     """Elements of the caches, which a strategy counts among its weights."""
     from math import prod
@@ -125,29 +153,21 @@ def cache_elements(strategy: Strategy) -> int:
 
 
 def mesh_words(row: Mapping[str, Any]) -> str:
-    """`2 x 4`: replicas and devices of each."""
+    """`2 x 4`: replicas and devices of each; of pools `2 x 1 + 1 x 4`."""
+    if isinstance(row.get("pools"), str):
+        return short("".join(c for c in row["pools"] if c.isprintable()), LONGEST)
     return f"{row['replicas']} x {row['split']}"
 
 
 def _plan(serving: Serving, width: int, style: Style) -> list[str]:
-    f, s = serving.figures, serving.service
-    replicas = (
-        f"{f['replicas']} replica{'s' if f['replicas'] > 1 else ''} of {f['split']}"
-        f" device{'s' if f['split'] > 1 else ''}"
-    )
-    lines = labelled(
-        "mesh",
-        [
-            style.bold(replicas),
-            *(
-                f"{a['name']}={a['size']} ({' + '.join(a['levels'])})"
-                for a in serving.step.mesh
-                if a["size"] > 1
-            ),
-        ],
-        width,
-        style,
-    )
+    s, pools = serving.service, pools_of(serving)
+    axes = [
+        f"{a['name']}={a['size']} ({' + '.join(a['levels'])})"
+        for a in serving.step.mesh
+        if a["size"] > 1
+    ]
+    mesh = [style.bold(_replicas(serving.figures)), *axes]
+    lines = _apart(pools, width, style) if pools else labelled("mesh", mesh, width, style)
     if s["gap"] is None:
         gap = "of the plans priced"
     else:
@@ -165,6 +185,33 @@ def _plan(serving: Serving, width: int, style: Style) -> list[str]:
         width,
         style,
     )
+
+
+def _replicas(row: Mapping[str, Any]) -> str:
+    """`4 replicas of 2 devices`."""
+    replicas, split = row["replicas"], row["split"]
+    return f"{replicas} replica{'s' * (replicas > 1)} of {split} device{'s' * (split > 1)}"
+
+
+def _apart(pools: Mapping[str, Any], width: int, style: Style) -> list[str]:
+    """Prompts and generation on devices apart."""
+    lines = []
+    for name, label in (("prefill", "prompts"), ("decode", "decode")):
+        pool = pools[name]
+        words = [
+            style.bold(_replicas(pool)),
+            f"{pool['per_s'] * pool['replicas']:.3g} requests a second at most",
+            f"busy {100 * pool['busy']:.0f} % of the time",
+        ]
+        lines += labelled(label, words, width, style)
+    sent = pools["transfer"]
+    link = "".join(c for c in sent["link"] if c.isprintable())
+    words = [
+        f"keys and values, {show_bytes(sent['bytes_per_token'])} a token, take"
+        f" {show_time(sent['mean_s'])} in the mean over {short(link, LONGEST)}",
+        f"links busy {100 * sent['busy']:.2g} % of the time",
+    ]
+    return lines + labelled("between", words, width, style)
 
 
 def _figures(serving: Serving, width: int, style: Style) -> list[str]:

@@ -37,6 +37,7 @@ TRAFFIC = (
     "rate_per_s",
     "most_per_s",
     "stable",
+    "attained",
     "tokens_per_s",
     "waiting",
     "most_waiting",
@@ -171,12 +172,34 @@ def _check_traffic(traffic: Any, rows: Sequence[Mapping[str, Any]]) -> None:
     numbers += [traffic["limits"][k] for k in ("sequences", "step_tokens", "cache_tokens", "block")]
     numbers += [row[k] for row in rows for k in LOADED]
     words = [traffic[name] for name in ("source", "prompt", "generate")]
+    for target in traffic["targets"]:
+        numbers += [target["percentile"], target["seconds"]]
+        words.append(target["figure"])
+        traffic[f"{target['figure']}_s"][f"p{target['percentile']}"]
+    if "pools" in traffic:
+        pools = traffic["pools"]
+        for kind in ("prefill", "decode"):
+            words.append(pools[kind]["label"])
+            numbers += [
+                pools[kind][k]
+                for k in ("replicas", "split", "per_s", "busy", "sequences", "step_tokens")
+            ]
+        numbers += [pools["transfer"][k] for k in ("bytes_per_token", "mean_s", "busy")]
+        words.append(pools["transfer"]["link"])
+    if "fewer" in traffic:
+        numbers.append(traffic["fewer"]["devices"])
+        words.append(traffic["fewer"]["why"])
     if not all(isinstance(n, int | float) for n in numbers):
         raise TypeError("traffic: not a number")
     if not all(isinstance(w, str) for w in words):
         raise TypeError("traffic: not a text")
     if [row["chosen"] for row in rows].count(True) != 1:
         raise ValueError("traffic: not one row is the plan's")
+
+
+def pools_of(serving: Serving) -> Mapping[str, Any]:
+    """Of prompts and generation on devices apart, what is said of both; else nothing."""
+    return (serving.traffic or {}).get("pools", {})
 
 
 def arriving(traffic: Mapping[str, Any]) -> str:

@@ -5,32 +5,34 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from planner.cache.folder import Cache
 from planner.errors import PlanError
+from planner.machine.tpu_slices import named_slice
 from planner.search.build_request import assumptions, build_request
 from planner.search.options import (
+    DEFAULT_HARDWARE,
     DEFAULT_PRECISION,
     DEFAULT_RUNTIME,
     MachineOptions,
     SearchOptions,
     StepOptions,
 )
+from planner.serving.asked import Asked, Found, on_devices, on_fewest
 from planner.serving.lengths import Lengths
-from planner.serving.result import OBJECTIVES, Service, Serving
+from planner.serving.pools import Pools, refusal
+from planner.serving.result import OBJECTIVES, Service, Serving, pools_of
+from planner.serving.targets import Target
+from planner.serving.traffic import Traffic
 from planner.strategy.strategy import Strategy
 from planner.support.choices import choose
+from planner.whatif.sweep import device_counts
 from planner.workload.open import open_model
 
-if TYPE_CHECKING:
-    from planner.search.request import Request
-    from planner.serving.joint import Joint, Priced
-    from planner.serving.traffic import Traffic
-
+FEWEST = "fewest"
 QUANTIZE = ("none", "int8")
 """As the precision keeps them, or the products' as int8 with a scale for each column."""
 
@@ -44,10 +46,13 @@ def serve(
     generate: int | str = 1,
     concurrency: int | None = None,
     rate: float | str | Path | None = None,
+    ttft: float | str | None = None,
+    tpot: float | str | None = None,
     objective: str = "throughput",
     quantize: str = "none",
     prefill_tokens: int | None = None,
-    devices: int | None = None,
+    pools: bool = False,
+    devices: int | str | None = None,
     hardware: str | None = None,
     topology: str | Path | None = None,
     dims: Mapping[str, int] | None = None,
@@ -65,44 +70,84 @@ def serve(
 
     rate: requests a second, or the file of a trace, which says the lengths too; prompt and generate
     may then be distributions (planner.serving.lengths), and concurrency, the sequences at once at
-    most, may be left out. objective: throughput (tokens a second over prompts and generation; with
-    a rate, requests a second at most), ttft (seconds to the first tokens) or tpot (seconds a token
-    after them; with a rate, of 99 requests in a hundred). quantize: of QUANTIZE. prefill_tokens:
-    tokens of prompts that a replica passes at once (8192; at least one prompt), with a rate tokens
-    of a step. Machine, cache and the rest as of `planner.plan`. Raises PlanError: P220, P221 where
-    the model has no cache that is understood, P226 for lengths and traces that are none, P021 where
-    nothing fits.
+    most, may be left out. ttft, tpot: targets, seconds that 99 requests in a hundred wait at most
+    ("p90=500ms" for other parts). devices: with a rate also "fewest", that serve it and meet the
+    targets. pools: prompts and generation on devices apart are tried, too. objective: throughput
+    (tokens a second over prompts and generation; with a rate, requests a second at most), ttft
+    (seconds to the first tokens) or tpot (seconds a token after them; with a rate, of 99 requests
+    in a hundred). quantize: of QUANTIZE. prefill_tokens: tokens of prompts that a replica passes at
+    once (8192; at least one prompt), with a rate tokens of a step (512, 2048 or 8192, whichever is
+    best). Machine, cache and the rest as of
+    `planner.plan`. Raises PlanError: P220, P221 where the model has no cache that is understood,
+    P226 for lengths, traces and targets that are none, P021 where nothing fits, P227 where nothing
+    serves in time.
     """
-    from planner.serving.joint import PREFILL_TOKENS
-
     begun = time.monotonic()
     choose("objective", objective, OBJECTIVES)
     choose("quantize", quantize, QUANTIZE)
-    machine = MachineOptions(devices, hardware, topology, memory_limit_bytes, memory_reserve_bytes)
     step = StepOptions(
         workload="infer",
         precision=precision or DEFAULT_PRECISION,
         runtime=runtime or DEFAULT_RUNTIME,
     )
     search = SearchOptions(solver=solver, seed=seed, baselines=False, cache=cache)
-    request = build_request(machine, step, search)
-    model = open_model(source, request.topology.devices, workload="infer", dims=dims)
-    asked = Asked(model, request, objective, prefill_tokens or PREFILL_TOKENS, progress)
+
+    def on(count: int | None) -> Asked:
+        machine = MachineOptions(
+            count, hardware, topology, memory_limit_bytes, memory_reserve_bytes
+        )
+        request = build_request(machine, step, search)
+        model = open_model(source, request.topology.devices, workload="infer", dims=dims)
+        return Asked(model, request, objective, prefill_tokens, progress)
+
+    fewer = None
     if rate is None:
         service = Service(_tokens(prompt), _tokens(generate), concurrency or 1, quantize)
-        found = asked.at_once(service)
+        found = on(_number(devices)).at_once(service)
     else:
-        from planner.serving.traffic import Traffic
+        wanted = {"ttft": ttft, "tpot": tpot}
+        targets = tuple(Target.of(name, w) for name, w in wanted.items() if w is not None)
+        traffic = Traffic.of(rate, prompt, generate, seed, targets)
+        counts = _counts(hardware, topology) if pools or devices == FEWEST else []
+        share = concurrency / devices if concurrency and isinstance(devices, int) else 0
+        apart = Pools(on, counts, quantize, share) if pools else None
 
-        traffic = Traffic.of(rate, prompt, generate, seed)
-        found = asked.arriving(traffic, concurrency, quantize, seed)
+        def ask(count: int | None) -> Found:
+            return on(count).arriving(traffic, concurrency, quantize, seed, apart)
+
+        if devices == FEWEST:
+            found, fewer = on_fewest(ask, counts, traffic)
+        else:
+            found = on_devices(ask, _number(devices), traffic)
     provenance = {
-        "source": str(source if isinstance(source, str | Path) else model.name),
+        "source": str(source if isinstance(source, str | Path) else found.asked.model.name),
         "search_s": round(time.monotonic() - begun, 3),
     }
-    return found.serving(
-        asked, assumptions(found.batch_given, request, hardware, topology), provenance
-    )
+    taken = assumptions(found.batch_given, found.asked.request, hardware, topology)
+    return found.serving(taken, provenance, fewer)
+
+
+def _counts(hardware: str | None, topology: str | Path | None) -> list[int]:
+    """Numbers of devices that hardware comes in. Raises PlanError P222 where one is given."""
+    name = hardware or DEFAULT_HARDWARE
+    if topology or named_slice(name)[1]:
+        raise PlanError(
+            "P222",
+            f"{topology or name} is so many devices, and other numbers are asked for",
+            help=["--hardware NAME, a device that comes in several numbers"],
+        )
+    return device_counts(name)
+
+
+def _number(devices: int | str | None) -> int | None:
+    """A number of devices. Raises PlanError P222 for the fewest where there is no rate."""
+    if isinstance(devices, str):
+        raise PlanError(
+            "P222",
+            "the fewest devices are sought for a rate, and there is none",
+            help=["--rate 8, with --ttft 500ms or --tpot 40ms"],
+        )
+    return devices
 
 
 def _tokens(value: int | str) -> int:
@@ -115,127 +160,6 @@ def _tokens(value: int | str) -> int:
             help=["--rate, for requests that arrive, each with its own", f"{lengths.high}"],
         )
     return lengths.low
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What is sought: the model, on the request's machine."""
-
-    model: Any
-    request: Request
-    objective: str
-    prefill_tokens: int
-    progress: Any
-
-    def joint(self, service: Service) -> Joint:
-        """The search for a service."""
-        from planner.serving.joint import Joint
-        from planner.serving.phases import PhaseModel
-
-        prompts, step = (PhaseModel.of(self.model, phase, service) for phase in ("prompts", "step"))
-        return Joint(prompts, step, self.request, self.progress, prefill_tokens=self.prefill_tokens)
-
-    def at_once(self, service: Service) -> Found:
-        """The best plan for sequences that begin together."""
-        joint = self.joint(service)
-        best, priced, gap = joint.run(self.objective)
-        front = joint.front(priced)
-        rows = tuple(
-            {"label": p.label, "front": p in front, "chosen": p is best, **p.figures()}
-            for p in priced
-        )
-        return Found(joint, best, rows, joint.most_sequences(best), gap)
-
-    def arriving(
-        self, traffic: Traffic, concurrency: int | None, quantize: str, seed: int
-    ) -> Found:
-        """The best plan for requests that arrive. Sequences at once: what is said, else as many as
-        fit, halved from AT_ONCE."""
-        from planner.serving.traffic import AT_ONCE, Loads, told
-
-        devices = self.request.topology.devices
-        sequences = concurrency or -(-AT_ONCE // devices) * devices
-        while True:
-            joint = self.joint(Service(*traffic.mean_lengths, sequences, quantize))
-            try:
-                priced = joint.priced()
-                break
-            except PlanError as e:
-                if concurrency or e.code != "P021" or sequences // 2 < devices:
-                    raise
-                sequences = sequences // 2 // devices * devices
-        best, loads = Loads(joint, traffic).best(priced, self.objective)
-        rows = tuple(
-            {
-                "label": load.pair.label,
-                "front": False,
-                "chosen": load is best,
-                **load.pair.figures(),
-                **load.row(),
-            }
-            for load in loads
-        )
-        room = best.limits.cache_tokens // joint.step.service.length * best.pair.replicas
-        return Found(joint, best.pair, rows, room, None, told(best, traffic, seed))
-
-
-@dataclass(frozen=True)
-class Found:
-    """What a search found. room: sequences that fit; gap: None where nothing is proven; traffic: of
-    requests that arrive, what became of them."""
-
-    joint: Joint
-    best: Priced
-    rows: tuple[Mapping[str, Any], ...]
-    room: int
-    gap: float | None
-    traffic: Mapping[str, Any] | None = None
-
-    @property
-    def batch_given(self) -> Any:
-        """The phase of steps with its batch among what the user said, so that it is not listed as
-        assumed."""
-        step = self.joint.step
-        return replace(step, workload=replace(step.workload, batch=step.service.concurrency))
-
-    def serving(self, asked: Asked, taken: Any, provenance: Mapping[str, Any]) -> Serving:
-        """The plan. taken: what was assumed."""
-        from planner.search.to_strategy import COST_MODEL_VERSION, TOOL_VERSION, compose
-
-        joint, best, service = self.joint, self.best, self.joint.step.service
-        provenance = {
-            "tool": TOOL_VERSION,
-            "cost_model": COST_MODEL_VERSION,
-            "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-            **provenance,
-        }
-        first, each = (
-            compose(phase, asked.request, found, provenance, taken)
-            for phase, found in (
-                (joint.prompts(best.replicas), best.prompts),
-                (joint.step, best.step),
-            )
-        )
-        return Serving(
-            service={
-                "prompt": service.prompt,
-                "generate": service.generate,
-                "concurrency": service.concurrency,
-                "objective": asked.objective,
-                "quantize": service.quantize,
-                "label": best.label,
-                "most_sequences": self.room,
-                "gap": self.gap,
-                "memory_limit_bytes": asked.request.limit_bytes,
-                "solves": len(joint.solved),
-            },
-            figures=best.figures(),
-            rows=self.rows,
-            prompts=first,
-            step=each,
-            traffic=self.traffic,
-            provenance=provenance,
-        )
 
 
 def program(serving: Serving, source: str | Path, *, weights_file: str = "") -> Any:
@@ -254,6 +178,8 @@ def program(serving: Serving, source: str | Path, *, weights_file: str = "") -> 
         graph = model.graph(1)
         return Phased(graph, strategy.plan_for(graph))
 
+    if pools := pools_of(serving):
+        raise refusal(pools)
     compute = emitted_recipe(str(serving.step.workload["precision"])).compute
     prompts, step = reopened(serving, source)
     return emit_serving(

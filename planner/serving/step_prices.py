@@ -17,6 +17,7 @@ from functools import cache
 from planner.analysis.facts import GraphFacts
 from planner.graph.ir import Graph
 from planner.graph.rescale import Scaled
+from planner.search.request import Candidate
 from planner.serving.joint import Joint, Priced
 
 SHORT = 8
@@ -54,10 +55,19 @@ class Sizes:
 
 
 class PlanPrices:
-    """Of one plan (planner.serving.continuous.StepPrices)."""
+    """Of one plan (planner.serving.continuous.StepPrices): both phases on a mesh of so many
+    replicas, and bytes on a device of the keys and values of one token of its replica."""
 
-    def __init__(self, sizes: Sizes, pair: Priced) -> None:
-        self.sizes, self.pair = sizes, pair
+    def __init__(
+        self,
+        sizes: Sizes,
+        replicas: int,
+        prompts: Candidate,
+        step: Candidate,
+        cache_token_bytes: float,
+    ) -> None:
+        self.sizes, self.replicas, self.cache_token_bytes = sizes, replicas, cache_token_bytes
+        self.prompts, self.step = prompts, step
         self.decode, self.prompt = cache(self._decode), cache(self._prompt)
         self._steps, self._passes = cache(self._priced_step), cache(self._priced_pass)
 
@@ -83,9 +93,8 @@ class PlanPrices:
 
     def step_s(self, sequences: int, length: int) -> float:
         """Seconds of a step of so many sequences of a replica, each with so many tokens."""
-        assert self.pair.step.best is not None
-        base = self.sizes.facts("step", sequences * self.pair.replicas, length)
-        step = self.sizes.joint.phase(base, self.pair.step.best)
+        base = self.sizes.facts("step", sequences * self.replicas, length)
+        step = self.sizes.joint.phase(base, self.step)
         compute = self.sizes.joint.request.recipe.compute
         written = 2 * self.cache_token_bytes * sequences
         return step.cost.step_time_s + 2 * step.pricer.kernel_s(0.0, written, compute)
@@ -104,19 +113,20 @@ class PlanPrices:
     def pass_s(self, rows: int, length: int) -> float:
         """Seconds of a pass over so many prompts of a replica, their keys and values written into
         the cache."""
-        assert self.pair.prompts.best is not None
-        joint, replicas = self.sizes.joint, self.pair.replicas
-        base = self.sizes.facts("prompts", rows * replicas, length)
-        first = joint.phase(base, self.pair.prompts.best)
+        joint = self.sizes.joint
+        base = self.sizes.facts("prompts", rows * self.replicas, length)
+        first = joint.phase(base, self.prompts)
         written = 2 * self.cache_token_bytes * rows * length
         compute = joint.request.recipe.compute
         return first.cost.step_time_s + first.pricer.kernel_s(0.0, written, compute)
 
-    @property
-    def cache_token_bytes(self) -> float:
-        """Bytes on a device of the keys and values of one token of its replica."""
-        service, pair = self.sizes.joint.step.service, self.pair
-        return pair.cache_bytes * pair.replicas / (service.concurrency * service.length)
+    @classmethod
+    def of(cls, sizes: Sizes, pair: Priced) -> PlanPrices:
+        """Of a pair of plans on one mesh."""
+        assert pair.prompts.best is not None and pair.step.best is not None
+        service = sizes.joint.step.service
+        token = pair.cache_bytes * pair.replicas / (service.concurrency * service.length)
+        return cls(sizes, pair.replicas, pair.prompts.best, pair.step.best, token)
 
 
 def _between(

@@ -16,18 +16,22 @@ import numpy as np
 
 from planner.errors import NO_PLAN, PlanError
 from planner.serving.arrivals import Requests, drawn, traced
-from planner.serving.continuous import BLOCK, SETTLING, Course, Limits, most_a_second, serve_all
+from planner.serving.continuous import BLOCK, Course, Limits, most_a_second, serve_all
 from planner.serving.joint import Joint, Priced
 from planner.serving.lengths import Lengths
-from planner.serving.result import PERCENTILES
+from planner.serving.outcome import Outcome
 from planner.serving.step_prices import PlanPrices, Sizes
+from planner.serving.targets import Target
 
 SERVED = 20_000
 """Of a trace, the first so many requests are served."""
 FULL = 2000
 """Requests of which it is worked out how many a second leave a replica at most."""
-AT_ONCE = 256
-"""Sequences at once where nothing is said: what vLLM lets in."""
+STEP_TOKENS = (8192, 2048, 512)
+"""Tokens of a step at most, tried where nothing is said: short steps keep those that generate from
+waiting for prompts."""
+AT_ONCE = 128
+"""Sequences at once, a device, where nothing is said."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +44,16 @@ class Traffic:
     source: str
     prompt: str
     generate: str
+    targets: tuple[Target, ...] = ()
 
     @classmethod
     def of(
-        cls, rate: float | str | Path, prompt: int | str, generate: int | str, seed: int
+        cls,
+        rate: float | str | Path,
+        prompt: int | str,
+        generate: int | str,
+        seed: int,
+        targets: tuple[Target, ...] = (),
     ) -> Traffic:
         """Requests a second with lengths, or a trace. Raises PlanError P226."""
         text = str(rate)
@@ -54,17 +64,24 @@ class Traffic:
             first = Requests(
                 trace.arrival_s[:SERVED], trace.prompt[:SERVED], trace.generate[:SERVED]
             )
-            words = (f"{a.mean():.0f} in the mean" for a in (first.prompt, first.generate))
-            return cls(first, first.rate, Path(text).name, *words)
+            prompts, generated = (
+                f"{a.mean():.0f} in the mean" for a in (first.prompt, first.generate)
+            )
+            return cls(first, first.rate, Path(text).name, prompts, generated, targets)
         if not 0 < each_s < 1e9:
             raise PlanError(
                 "P226",
                 f"--rate {text}: no requests a second",
                 help=["--rate 8, or the file of a trace"],
             )
-        lengths = Lengths.of(prompt, "prompt"), Lengths.of(generate, "generate")
-        requests = drawn(each_s, *lengths, seed)
-        return cls(requests, each_s, "poisson", *map(str, lengths))
+        asked, made = Lengths.of(prompt, "prompt"), Lengths.of(generate, "generate")
+        requests = drawn(each_s, asked, made, seed)
+        return cls(requests, each_s, "poisson", str(asked), str(made), targets)
+
+    def repeated(self, count: int) -> Requests:
+        """So many of the requests, over and over, all there from the start."""
+        index = np.arange(count) % len(self.requests)
+        return Requests(np.zeros(count), self.requests.prompt[index], self.requests.generate[index])
 
     @property
     def mean_lengths(self) -> tuple[int, int]:
@@ -76,83 +93,40 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A pair under the traffic. most_per_s: requests a second that all its replicas serve at
-    most."""
+    """A pair under the traffic."""
 
     pair: Priced
     limits: Limits
     courses: Sequence[Course]
-    most_per_s: float
-    rate_per_s: float
+    outcome: Outcome
 
-    @property
-    def stable(self) -> bool:
-        """Whether the queue ends."""
-        return self.rate_per_s < self.most_per_s
 
-    def percentiles(self, figure: str) -> dict[str, float]:
-        """p50, p90, p99 of "ttft_s" or "tpot_s"; the first requests are not counted."""
-        parts = [getattr(c, figure) for c in self.courses]
-        settled = np.concatenate([p[int(SETTLING * len(p)) :] for p in parts])
-        if not len(settled):
-            return {f"p{p}": 0.0 for p in PERCENTILES}
-        return {f"p{p}": float(np.percentile(settled, p)) for p in PERCENTILES}
-
-    def value(self, objective: str) -> float:
-        """What is least in the best pair."""
-        if objective == "throughput":
-            return 1 / self.most_per_s
-        return self.percentiles(f"{objective}_s")["p99"]
-
-    def key(self, objective: str) -> tuple:
-        """Order: those that serve the rate, then the objective to a thousandth, then the rest."""
-        rest = (self.percentiles("tpot_s")["p99"], self.percentiles("ttft_s")["p99"])
-        values = [float(f"{v:.4g}") for v in (self.value(objective), *rest)]
-        if not self.stable:
-            values = [float(f"{1 / self.most_per_s:.4g}"), *values]
-        return (not self.stable, values, self.pair.split, self.pair.label)
-
-    def figures(self) -> dict[str, Any]:
-        """What happened, by name."""
-        courses = self.courses
-        end = max(float(c.finish_s.max()) for c in courses)
-        waits = [c.admitted_s - c.requests.arrival_s for c in courses]
-        tokens = [c.requests.prompt + c.requests.generate for c in courses]
-        stays = [c.finish_s - c.admitted_s for c in courses]
-        pages = [c.requests.generate.sum() for c in courses]
-        replicas = len(courses)
-        kept = sum(float((s * t).sum()) for s, t in zip(stays, tokens, strict=True))
-        taken = sum(
-            float((s * self.limits.room(t)).sum()) for s, t in zip(stays, tokens, strict=True)
-        )
-        return {
-            "rate_per_s": self.rate_per_s,
-            "most_per_s": self.most_per_s,
-            "stable": self.stable,
-            "ttft_s": self.percentiles("ttft_s"),
-            "tpot_s": self.percentiles("tpot_s"),
-            "tokens_per_s": float(sum(pages)) / end,
-            "waiting": sum(float(w.sum()) for w in waits) / end,
-            "most_waiting": max(_most_waiting(c) for c in courses),
-            "generating": sum(c.sequence_s for c in courses) / end / replicas,
-            "busy": sum(c.busy_s for c in courses) / end / replicas,
-            "cache_taken": taken / end / replicas / self.limits.cache_tokens,
-            "block_waste": 1 - kept / taken,
-            "limits": {
-                "sequences": self.limits.sequences,
-                "step_tokens": self.limits.step_tokens,
-                "cache_tokens": self.limits.cache_tokens,
-                "block": BLOCK,
-            },
-        }
-
-    def row(self) -> dict[str, Any]:
-        """What its line of the table says beside the pair's figures."""
-        return {
-            "most_per_s": self.most_per_s,
-            "ttft_p99_s": self.percentiles("ttft_s")["p99"],
-            "tpot_p99_s": self.percentiles("tpot_s")["p99"],
-        }
+def figures_of(courses: Sequence[Course], limits: Limits) -> dict[str, Any]:
+    """What happened in replicas, by name."""
+    courses = [c for c in courses if len(c.requests)]
+    end, replicas = max(float(c.finish_s.max()) for c in courses), len(courses)
+    stays = [c.finish_s - c.admitted_s for c in courses]
+    tokens = [c.requests.prompt + c.requests.generate for c in courses]
+    kept, taken = (
+        sum(float((s * t).sum()) for s, t in zip(stays, rooms, strict=True))
+        for rooms in (tokens, [limits.room(t) for t in tokens])
+    )
+    waits = sum(float((c.admitted_s - c.requests.arrival_s).sum()) for c in courses)
+    return {
+        "tokens_per_s": sum(float(c.requests.generate.sum()) for c in courses) / end,
+        "waiting": waits / end,
+        "most_waiting": max(_most_waiting(c) for c in courses),
+        "generating": sum(c.sequence_s for c in courses) / end / replicas,
+        "busy": sum(c.busy_s for c in courses) / end / replicas,
+        "cache_taken": taken / end / replicas / limits.cache_tokens,
+        "block_waste": 1 - kept / taken,
+        "limits": {
+            "sequences": limits.sequences,
+            "step_tokens": limits.step_tokens,
+            "cache_tokens": limits.cache_tokens,
+            "block": BLOCK,
+        },
+    }
 
 
 def _most_waiting(course: Course) -> int:
@@ -162,36 +136,48 @@ def _most_waiting(course: Course) -> int:
 
 
 class Loads:
-    """Pairs of one search under the traffic."""
+    """Pairs of one search under the traffic. step_tokens: of a step at most, what is tried."""
 
-    def __init__(self, joint: Joint, traffic: Traffic) -> None:
+    def __init__(
+        self, joint: Joint, traffic: Traffic, objective: str, step_tokens: Sequence[int]
+    ) -> None:
         r = traffic.requests
-        self.joint, self.traffic = joint, traffic
+        self.joint, self.traffic, self.objective = joint, traffic, objective
+        self.step_tokens = step_tokens
         self.needs = r.prompt + r.generate
         self.sizes = Sizes(joint, int(self.needs.max()), traffic.mean_lengths[0])
 
-    def limits(self, pair: Priced, prices: PlanPrices) -> Limits:
+    def key(self, load: Loaded) -> tuple:
+        """Order of pairs, the best first."""
+        own = load.outcome.key(self.objective, self.traffic.targets)
+        return (own, load.pair.split, load.pair.label, -load.limits.step_tokens)
+
+    def limits(self, pair: Priced, prices: PlanPrices, step_tokens: int) -> Limits:
         """What a replica of the pair takes: the memory that weights and work leave is cache."""
         left = self.joint.request.limit_bytes - (pair.memory_bytes - pair.cache_bytes)
         sequences = self.joint.step.service.concurrency // pair.replicas
         tokens = int(left / prices.cache_token_bytes) // BLOCK * BLOCK
-        return Limits(sequences, self.joint.prefill_tokens, tokens)
+        return Limits(sequences, step_tokens, tokens)
 
     def load(self, pair: Priced) -> Loaded | None:
-        """The pair under the traffic; None where its cache has no room for the longest request."""
-        requests = self.traffic.requests
-        prices = PlanPrices(self.sizes, pair)
-        limits = self.limits(pair, prices)
-        if int(limits.room(self.needs).max()) > limits.cache_tokens:
-            return None
-        courses = serve_all(requests, pair.replicas, prices, limits)
-        enough = np.arange(max(FULL, 8 * limits.sequences)) % len(requests)
-        full = Requests(np.zeros(len(enough)), requests.prompt[enough], requests.generate[enough])
-        most = most_a_second(full, prices, limits) * pair.replicas
-        return Loaded(pair, limits, courses, most, self.traffic.rate_per_s)
+        """The pair under the traffic, its steps as long as is best; None where its cache has no
+        room for the longest request."""
+        prices = PlanPrices.of(self.sizes, pair)
+        loads = []
+        for step_tokens in self.step_tokens:
+            limits = self.limits(pair, prices, step_tokens)
+            if int(limits.room(self.needs).max()) > limits.cache_tokens:
+                return None
+            courses = serve_all(self.traffic.requests, pair.replicas, prices, limits)
+            full = self.traffic.repeated(max(FULL, 8 * limits.sequences))
+            most = most_a_second(full, prices, limits) * pair.replicas
+            outcome = Outcome.of(courses, most, self.traffic.rate_per_s)
+            loads.append(Loaded(pair, limits, courses, outcome))
+        return min(loads, key=self.key)
 
-    def best(self, found: Sequence[Priced], objective: str) -> tuple[Loaded, list[Loaded]]:
-        """The best of the pairs that fit, and all of them. Raises PlanError P021."""
+    def best(self, found: Sequence[Priced]) -> tuple[Loaded, list[Loaded]]:
+        """The best of the pairs that fit, and all of them. Raises PlanError P021 where none has
+        room for the longest request."""
         loads = [load for pair in found if pair.fits and (load := self.load(pair))]
         if not loads:
             raise PlanError(
@@ -200,11 +186,11 @@ class Loads:
                 help=["more devices", "--quantize int8"],
                 exit_code=NO_PLAN,
             )
-        return min(loads, key=lambda load: load.key(objective)), loads
+        return min(loads, key=self.key), loads
 
 
-def told(best: Loaded, traffic: Traffic, seed: int) -> Mapping[str, Any]:
-    """The file's `traffic`."""
+def told(outcome: Outcome, traffic: Traffic, seed: int) -> Mapping[str, Any]:
+    """What arrived, and what became of it, for the file."""
     return {
         "source": traffic.source,
         "requests": len(traffic.requests),
@@ -212,5 +198,5 @@ def told(best: Loaded, traffic: Traffic, seed: int) -> Mapping[str, Any]:
         "seed": seed,
         "prompt": traffic.prompt,
         "generate": traffic.generate,
-        **best.figures(),
+        **outcome.figures(traffic.targets),
     }

@@ -19,7 +19,7 @@ from planner.serving.phases import PhaseModel
 from planner.serving.result import Service, Serving
 from planner.serving.serve import serve
 from planner.serving.step_prices import PlanPrices, Sizes
-from planner.serving.traffic import Traffic
+from planner.serving.traffic import AT_ONCE, Traffic
 from planner.workload.open import open_model
 
 MODEL = "zoo:llama3-8b,layers=2,cache=1"
@@ -40,7 +40,7 @@ def joint(source: str = MODEL) -> Joint:
 @pytest.mark.parametrize("label", ["tp=1", "tp=4"])
 def test_prices_between_sizes_are_those_of_the_sizes(label: str) -> None:
     pair = next(p for p in joint().priced() if p.label == label)
-    prices = PlanPrices(Sizes(joint(), 1152, 1024), pair)
+    prices = PlanPrices.of(Sizes(joint(), 1152, 1024), pair)
     for sequences, length in ((1, 300), (3, 1152), (12, 600), (40, 900), (100, 1100)):
         base_s, key_s = prices.decode(sequences)
         exact = prices.step_s(sequences, length)
@@ -63,7 +63,7 @@ def test_graphs_at_other_batches_are_those_that_are_read(source: str) -> None:
 def test_what_is_priced_at_the_plans_own_sizes_is_the_plans_price() -> None:
     """64 sequences with full caches, and the pass over a wave, as the search prices them."""
     for pair in joint().priced():
-        prices = PlanPrices(Sizes(joint(), 1152, 1024), pair)
+        prices = PlanPrices.of(Sizes(joint(), 1152, 1024), pair)
         assert prices.step_s(64 // pair.replicas, 1152) == pytest.approx(pair.tpot_s, rel=0.01)
         passed = prices.pass_s(pair.wave // pair.replicas, 1024)
         assert passed == pytest.approx(pair.ttft_s, rel=0.01)
@@ -109,11 +109,11 @@ def test_each_objective_gets_its_best() -> None:
 
 
 def test_as_many_sequences_as_fit_where_nobody_says_how_many() -> None:
-    """256, halved until caches of mean lengths fit."""
+    """128 a device, halved until caches of mean lengths fit."""
     roomy = serve(MODEL, prompt=512, generate=32, rate=5, devices=2)
     least = min(r["memory_bytes"] - 0.7 * r["cache_bytes"] for r in roomy.rows)
     narrow = serve(MODEL, prompt=512, generate=32, rate=5, devices=2, memory_limit_bytes=int(least))
-    assert roomy.service["concurrency"] == 256 > narrow.service["concurrency"] >= 2
+    assert roomy.service["concurrency"] == 2 * AT_ONCE > narrow.service["concurrency"] >= 2
     assert narrow.figures["fits"] and narrow.traffic is not None
     with pytest.raises(PlanError) as e:
         serve(MODEL, prompt=512, generate=32, rate=5, devices=2, memory_limit_bytes=1 << 30)

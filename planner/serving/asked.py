@@ -1,0 +1,262 @@
+"""What is asked of a machine, and what was found: a plan for sequences that begin together, or for
+requests that arrive, on so many devices or on the fewest that serve them in time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from planner.errors import NO_PLAN, PlanError
+from planner.search.request import Request, SearchResult
+from planner.search.to_strategy import COST_MODEL_VERSION, TOOL_VERSION, compose
+from planner.serving.joint import PREFILL_TOKENS, Joint, Priced
+from planner.serving.outcome import Outcome
+from planner.serving.phases import PhaseModel
+from planner.serving.pools import Apart, Pools
+from planner.serving.result import Service, Serving
+from planner.serving.traffic import AT_ONCE, STEP_TOKENS, Loads, Traffic, figures_of, told
+
+ENOUGH = 0.05
+"""Where twice the devices serve the rate and miss a target by hardly less, no number will do."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is sought: the model, on the request's machine."""
+
+    model: Any
+    request: Request
+    objective: str
+    prefill_tokens: int | None
+    progress: Any
+
+    def joint(self, service: Service) -> Joint:
+        """The search for a service."""
+        tokens = self.prefill_tokens or PREFILL_TOKENS
+        prompts, step = (PhaseModel.of(self.model, phase, service) for phase in ("prompts", "step"))
+        return Joint(prompts, step, self.request, self.progress, prefill_tokens=tokens)
+
+    def at_once(self, service: Service) -> Found:
+        """The best plan for sequences that begin together."""
+        joint = self.joint(service)
+        best, priced, gap = joint.run(self.objective)
+        front = joint.front(priced)
+        rows = tuple(
+            {"label": p.label, "front": p in front, "chosen": p is best, **p.figures()}
+            for p in priced
+        )
+        return Found(self, joint, best, rows, joint.most_sequences(best), gap)
+
+    def arriving(
+        self,
+        traffic: Traffic,
+        concurrency: int | None,
+        quantize: str,
+        seed: int,
+        pools: Pools | None = None,
+    ) -> Found:
+        """The best plan for requests that arrive. Sequences at once: what is said, else as many as
+        fit, halved from AT_ONCE a device. pools: replicas of which one phase's are on devices
+        apart are tried, too."""
+        devices = self.request.topology.devices
+        sequences = concurrency or AT_ONCE * devices
+        while True:
+            joint = self.joint(Service(*traffic.mean_lengths, sequences, quantize))
+            try:
+                priced = joint.priced()
+                break
+            except PlanError as e:
+                if concurrency or e.code != "P021" or sequences == devices:
+                    raise
+                sequences //= 2
+        steps = (self.prefill_tokens,) if self.prefill_tokens else STEP_TOKENS
+        best, loads = Loads(joint, traffic, self.objective, steps).best(priced)
+        apart = pools and pools.best(self.request.topology, traffic, self.objective)
+        order = self.objective, traffic.targets
+        taken = apart and apart.outcome.key(*order) < best.outcome.key(*order)
+        rows = tuple(
+            {
+                "label": load.pair.label,
+                "front": False,
+                "chosen": load is best and not taken,
+                **load.pair.figures(),
+                **load.outcome.row(),
+            }
+            for load in loads
+        )
+        if apart:
+            row = {"label": apart.label, "front": False, "chosen": bool(taken)}
+            own = {**apart.figures(), **apart.outcome.row(), "pools": apart.words}
+            rows = (*rows, {**row, **own})
+        length = joint.step.service.length
+        if apart and taken:
+            said = {**told(apart.outcome, traffic, seed), **apart.said()}
+            room = apart.decode.limits.cache_tokens // length * apart.replicas[1]
+            return Found(self, joint, apart, rows, room, None, said, apart.outcome)
+        said = {**told(best.outcome, traffic, seed), **figures_of(best.courses, best.limits)}
+        room = best.limits.cache_tokens // length * best.pair.replicas
+        return Found(self, joint, best.pair, rows, room, None, said, best.outcome)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search found. room: sequences that fit; gap: None where nothing is proven; traffic: of
+    requests that arrive, what became of them."""
+
+    asked: Asked
+    joint: Joint
+    best: Priced | Apart
+    rows: tuple[Mapping[str, Any], ...]
+    room: int
+    gap: float | None
+    traffic: Mapping[str, Any] | None = None
+    outcome: Outcome | None = None
+
+    @property
+    def batch_given(self) -> Any:
+        """The phase of steps with its batch among what the user said, so that it is not listed as
+        assumed."""
+        step = self.joint.step
+        return replace(step, workload=replace(step.workload, batch=step.service.concurrency))
+
+    @property
+    def words(self) -> str:
+        """The replicas."""
+        if isinstance(self.best, Apart):
+            return f"the nearest: {self.best.words} devices"
+        return f"the nearest: {self.best.replicas} replicas of {self.best.split}"
+
+    def _phases(self) -> list[tuple[PhaseModel, Request, SearchResult]]:
+        """(model, machine, plan) of the prompts and of a step; of pools, of a replica of each."""
+        joint, best, request = self.joint, self.best, self.asked.request
+        if isinstance(best, Apart):
+            p, d = best.prefill, best.decode
+            return [
+                (p.joint.prompts(1), p.asked.request, p.found),
+                (d.joint.step, d.asked.request, d.found),
+            ]
+        return [
+            (joint.prompts(best.replicas), request, best.prompts),
+            (joint.step, request, best.step),
+        ]
+
+    def serving(
+        self, taken: Any, provenance: Mapping[str, Any], fewer: Short | None = None
+    ) -> Serving:
+        """The plan. taken: what was assumed; fewer: the next smaller number of devices."""
+        joint, best, asked = self.joint, self.best, self.asked
+        service, traffic = joint.step.service, self.traffic
+        if traffic is not None and fewer is not None:
+            traffic = {**traffic, "fewer": {"devices": fewer.devices, "why": fewer.why}}
+        provenance = {
+            "tool": TOOL_VERSION,
+            "cost_model": COST_MODEL_VERSION,
+            "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+            **provenance,
+        }
+        first, each = (
+            compose(model, request, found, provenance, taken)
+            for model, request, found in self._phases()
+        )
+        return Serving(
+            service={
+                "prompt": service.prompt,
+                "generate": service.generate,
+                "concurrency": service.concurrency,
+                "objective": asked.objective,
+                "quantize": service.quantize,
+                "label": best.label,
+                "most_sequences": self.room,
+                "gap": self.gap,
+                "memory_limit_bytes": asked.request.limit_bytes,
+                "solves": len(joint.solved),
+            },
+            figures=best.figures(),
+            rows=self.rows,
+            prompts=first,
+            step=each,
+            traffic=traffic,
+            provenance=provenance,
+        )
+
+
+@dataclass(frozen=True)
+class Short:
+    """A number of devices that does not serve in time, and why."""
+
+    devices: int
+    why: str
+    miss: float
+
+
+def on_devices(ask: Callable[[int | None], Found], devices: int | None, traffic: Traffic) -> Found:
+    """What is found on so many devices. Raises PlanError P227 where the targets are missed."""
+    found = ask(devices)
+    short = _short(found, traffic)
+    if traffic.targets and short.why:
+        raise _missed(short, found, ["--devices fewest", "a lower --rate, or a longer time"])
+    return found
+
+
+def on_fewest(
+    ask: Callable[[int | None], Found], counts: Sequence[int], traffic: Traffic
+) -> tuple[Found, Short | None]:
+    """What is found on the fewest devices of `counts` that serve in time, and the next smaller
+    number: doubled until they do, then between. Raises PlanError P227, or the search's own where
+    nothing fits."""
+    tried: dict[int, Found | Short] = {}
+
+    def serves(count: int) -> bool:
+        try:
+            found = ask(count)
+            short = _short(found, traffic)
+            tried[count] = short if short.why else found
+        except PlanError as e:
+            if e.code != "P021":
+                raise
+            tried[count] = Short(count, e.what, float("inf"))
+        return isinstance(tried[count], Found)
+
+    before: Short | None = None
+    for count in [c for c in counts if c & (c - 1) == 0 or c == counts[0]]:
+        if serves(count):
+            break
+        short = tried[count]
+        assert isinstance(short, Short)
+        helps = before is None or before.miss == float("inf")
+        if before is not None and not helps and short.miss > (1 - ENOUGH) * before.miss:
+            raise _missed(short, None, ["a longer time: more devices hardly help"])
+        before = short
+    else:
+        assert before is not None
+        raise _missed(before, None, ["a lower --rate"])
+    low = before.devices if before else 0
+    between = [c for c in counts if low < c < count]
+    while between:
+        middle = between[len(between) // 2]
+        if serves(middle):
+            count, between = middle, [c for c in between if c < middle]
+        else:
+            low, between = middle, [c for c in between if c > middle]
+    found, below = tried[count], tried.get(low)
+    assert isinstance(found, Found) and not isinstance(below, Found)
+    return found, below
+
+
+def _short(found: Found, traffic: Traffic) -> Short:
+    """What a plan misses: why is "" where it serves in time."""
+    assert found.outcome is not None
+    targets = traffic.targets
+    return Short(found.joint.devices, found.outcome.missed(targets), found.outcome.miss(targets))
+
+
+def _missed(short: Short, found: Found | None, help: Sequence[str]) -> PlanError:
+    return PlanError(
+        "P227",
+        f"no plan on {short.devices} devices serves in time: {short.why}",
+        detail=[found.words] if found else [],
+        help=help,
+        exit_code=NO_PLAN,
+    )

@@ -1,0 +1,325 @@
+"""Prompts and generation on devices apart: so many replicas that pass prompts, so many that
+generate, and the cache that goes from one to the other.
+
+Each replica is planned for its phase alone, on devices of its own: its layout need not suit the
+other phase. A request's prompt is passed by the first replica in turn (no other generates there);
+then its keys and values go to a replica that generates, one request after the other over the links
+of the replica they leave. They are cut evenly over the devices on both sides, so the busier side
+has max(received, sent) bytes of a device, and the link is the outermost of the machine: pools of
+one node are joined by the node's.
+
+How the devices are divided follows from what a replica of each kind serves at most: of each pair of
+replica sizes the divisions that serve most are simulated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from typing import Any, Protocol
+
+import numpy as np
+
+from costmodels.collectives import Span, collective_time_s
+from planner.errors import PlanError
+from planner.machine.topology import Topology
+from planner.pins.pins import Pins
+from planner.search.request import Request, SearchResult
+from planner.serving.arrivals import Requests
+from planner.serving.continuous import BLOCK, SETTLING, Course, Limits, most_a_second, serve_all
+from planner.serving.joint import NO_TECHNIQUES, Joint
+from planner.serving.outcome import Outcome
+from planner.serving.result import Service
+from planner.serving.step_prices import PlanPrices, Sizes
+from planner.serving.traffic import AT_ONCE, FULL, STEP_TOKENS, Traffic, figures_of
+
+DIVISIONS = 3
+"""Divisions of the devices that are simulated for each pair of replica sizes."""
+HAND_WORTH = 0.98
+"""A layout by hand is taken that serves so much of what the free one does: engines can say it."""
+
+
+class Asked(Protocol):
+    """What is asked of a machine (planner.serving.asked)."""
+
+    @property
+    def request(self) -> Request:
+        """The machine and how it computes."""
+        ...
+
+    @property
+    def prefill_tokens(self) -> int | None:
+        """Tokens of a step, where they are said."""
+        ...
+
+    def joint(self, service: Service) -> Joint:
+        """The search for a service."""
+        ...
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A replica of one phase on `split` devices. per_s: requests a second that it serves at most;
+    token_bytes: of a device, of a token's keys and values; memory_bytes: of a device, with as many
+    sequences as are let in at mean lengths."""
+
+    asked: Asked
+    joint: Joint
+    split: int
+    label: str
+    found: SearchResult
+    prices: PlanPrices
+    limits: Limits
+    per_s: float
+    token_bytes: float
+    memory_bytes: int
+    weights_bytes: int
+    cache_bytes: int
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """What a plan's file says of it."""
+        return {
+            "split": self.split,
+            "label": self.label,
+            "per_s": self.per_s,
+            "sequences": self.limits.sequences,
+            "step_tokens": self.limits.step_tokens,
+        }
+
+
+@dataclass(frozen=True)
+class Apart:
+    """Replicas of both kinds under the traffic. sent_s: seconds that each request's keys and values
+    are on their way [n]."""
+
+    prefill: Unit
+    decode: Unit
+    replicas: tuple[int, int]
+    outcome: Outcome
+    courses: tuple[Sequence[Course], Sequence[Course]]
+    sent_s: np.ndarray
+    link: str
+
+    @property
+    def label(self) -> str:
+        """In the table."""
+        return f"apart: {self.prefill.label} + {self.decode.label}"
+
+    @property
+    def words(self) -> str:
+        """`2 x 1 + 1 x 4`: replicas that pass prompts, and that generate."""
+        (p, d), (a, b) = self.replicas, (self.prefill.split, self.decode.split)
+        return f"{p} x {a} + {d} x {b}"
+
+    def figures(self) -> dict[str, Any]:
+        """As of a pair of plans; the memory is the fuller kind's."""
+        p, d, (n, m) = self.prefill, self.decode, self.replicas
+        fuller = max(p, d, key=lambda unit: unit.memory_bytes)
+        mean = self.decode.joint.step.service
+        devices = n * p.split + m * d.split
+        base_s, key_s = d.prices.decode(d.limits.sequences)
+        return {
+            "replicas": n + m,
+            "split": max(p.split, d.split),
+            "wave": 0,
+            "ttft_s": p.prices.pass_s(1, mean.prompt),
+            "tpot_s": base_s + key_s * d.limits.sequences * mean.length,
+            "tokens_per_s_per_device": self.outcome.most_per_s * mean.generate / devices,
+            "memory_bytes": fuller.memory_bytes,
+            "cache_bytes": fuller.cache_bytes,
+            "weights_bytes": fuller.weights_bytes,
+            "fits": True,
+        }
+
+    def said(self) -> dict[str, Any]:
+        """What happened, by name."""
+        first, second = self.courses
+        p, d, (n, m) = self.prefill, self.decode, self.replicas
+        figures = figures_of(second, d.limits)
+        prompts = figures_of(first, p.limits)
+        end = max(float(c.finish_s.max()) for c in second)
+        return {
+            **figures,
+            "waiting": figures["waiting"] + prompts["waiting"],
+            "most_waiting": max(figures["most_waiting"], prompts["most_waiting"]),
+            "pools": {
+                "prefill": {**p.row, "replicas": n, "busy": prompts["busy"]},
+                "decode": {**d.row, "replicas": m, "busy": figures["busy"]},
+                "transfer": {
+                    "bytes_per_token": d.token_bytes * d.split,
+                    "mean_s": float(self.sent_s.mean()),
+                    "busy": float(self.sent_s.sum()) / n / end,
+                    "link": self.link,
+                },
+            },
+        }
+
+
+class Pools:
+    """Replicas of both kinds, planned once for each size. on: what is asked of so many devices;
+    sizes: of replicas, rising."""
+
+    def __init__(
+        self, on: Callable[[int], Asked], sizes: Sequence[int], quantize: str, at_once: float
+    ) -> None:
+        self.on, self.sizes, self.quantize, self.at_once = on, sizes, quantize, at_once
+        self._units: dict[int, tuple[Unit | None, Unit | None]] = {}
+
+    def units(self, split: int, traffic: Traffic) -> tuple[Unit | None, Unit | None]:
+        """The best replica of each kind on so many devices: that passes prompts, that generates."""
+        if split not in self._units:
+            made = _Replicas(self, split, traffic)
+            self._units[split] = made.best("prompts"), made.best("step")
+        return self._units[split]
+
+    def best(self, topology: Topology, traffic: Traffic, objective: str) -> Apart | None:
+        """The best division of the machine's devices; None where there is none, or nothing to
+        generate behind the first token."""
+        if int(traffic.requests.generate.max()) == 1:
+            return None
+        devices = topology.devices
+        known = [self.units(s, traffic) for s in self.sizes if s < devices]
+        pairs = product([p for p, _ in known if p], [d for _, d in known if d])
+        loads = [
+            _simulated(p, d, replicas, traffic, topology)
+            for p, d in pairs
+            for replicas in _divisions(p, d, devices)
+        ]
+        return min(
+            loads, key=lambda a: (a.outcome.key(objective, traffic.targets), a.words), default=None
+        )
+
+
+class _Replicas:
+    """Of one size, of both kinds."""
+
+    def __init__(self, pools: Pools, split: int, traffic: Traffic) -> None:
+        self.asked, self.split, self.traffic = pools.on(split), split, traffic
+        sequences = max(1, int((pools.at_once or AT_ONCE) * split))
+        self.joint = self.asked.joint(Service(*traffic.mean_lengths, sequences, pools.quantize))
+        r = traffic.requests
+        self.longest = int((r.prompt + r.generate).max())
+
+    @cached_property
+    def found(self) -> list[tuple[str, SearchResult, SearchResult]]:
+        """(label, plan for prompts, plan for steps)"""
+        mesh = self.joint.axes(1, self.split)
+        hand = Pins(mesh, {**NO_TECHNIQUES, "tensor": "megatron"})
+        rows = []
+        for label, pins in ((f"tp={self.split}", hand), ("free", Pins(mesh, NO_TECHNIQUES))):
+            prompts, step = (
+                self.joint.solve(model, pins) for model in (self.joint.prompts(1), self.joint.step)
+            )
+            if prompts and step and prompts.best and step.best:
+                rows.append((label, prompts, step))
+        return rows
+
+    def best(self, phase: str) -> Unit | None:
+        """The replica that serves most of those that fit; by hand where that is hardly less."""
+        units = [unit for row in self.found if (unit := self._unit(phase, *row))]
+        most = max((u.per_s for u in units), default=0.0)
+        return next((u for u in units if u.per_s >= HAND_WORTH * most), None)
+
+    def _unit(
+        self, phase: str, label: str, prompts: SearchResult, step: SearchResult
+    ) -> Unit | None:
+        assert prompts.best and step.best
+        joint, found = self.joint, prompts if phase == "prompts" else step
+        service = joint.step.service
+        generating = joint.phase(step.base, step.best)
+        cache = joint.cache_bytes(generating)
+        token = cache / (service.concurrency * service.length)
+        passing = phase == "prompts"
+        cost = joint.phase(prompts.base, prompts.best).cost if passing else generating.cost
+        used = cost.memory.total - (0 if passing else cache)
+        room = int((joint.request.limit_bytes - used) / token) // BLOCK * BLOCK
+        if room < self.longest + BLOCK:
+            return None
+        prices = PlanPrices(
+            Sizes(joint, self.longest, service.prompt), 1, prompts.best, step.best, token
+        )
+        sequences = max(1, min(service.concurrency, room // (service.length + BLOCK)))
+        limits = Limits(sequences, self.asked.prefill_tokens or max(STEP_TOKENS), room)
+        full = self.traffic.repeated(max(FULL, 8 * sequences))
+        full = _prompts_of(full) if passing else full
+        per_s = most_a_second(full, prices, limits, prefilled=not passing)
+        weights = cost.memory.parameters - (0 if passing else cache)
+        kept = token * (0 if passing else sequences * service.length)
+        sizes = (int(used + kept), int(weights), int(kept))
+        return Unit(
+            self.asked, joint, self.split, label, found, prices, limits, per_s, token, *sizes
+        )
+
+
+def _prompts_of(requests: Requests) -> Requests:
+    """Requests that are done with their first token."""
+    return Requests(requests.arrival_s, requests.prompt, np.ones_like(requests.generate))
+
+
+def _divisions(p: Unit, d: Unit, devices: int) -> list[tuple[int, int]]:
+    """Numbers of replicas of both kinds, those that serve most: all devices are used where that is
+    possible."""
+    every = [(n, (devices - n * p.split) // d.split) for n in range(1, devices // p.split + 1)]
+    some = [(n, m) for n, m in every if m]
+    full = [(n, m) for n, m in some if n * p.split + m * d.split == devices]
+    return sorted(full or some, key=lambda r: -min(r[0] * p.per_s, r[1] * d.per_s))[:DIVISIONS]
+
+
+def _simulated(
+    p: Unit, d: Unit, replicas: tuple[int, int], traffic: Traffic, topology: Topology
+) -> Apart:
+    """Requests through both kinds of replicas."""
+    requests, (n, m) = traffic.requests, replicas
+    first = serve_all(_prompts_of(requests), n, p.prices, p.limits)
+    level = topology.levels[-1]
+    span = (Span(2, level.effective_bytes_per_s, level.latency_s),)
+    token = d.token_bytes * max(1.0, d.split / p.split)
+    sent = np.array(
+        [collective_time_s("collective-permute", token * k, span) for k in requests.prompt.tolist()]
+    )
+    first_s, there_s = np.empty(len(requests)), np.empty(len(requests))
+    for i, course in enumerate(first):
+        first_s[i::n] = course.first_s
+        there_s[i::n] = list(_one_by_one(course.first_s, sent[i::n]))
+    going = np.flatnonzero(requests.generate > 1)
+    order = going[np.argsort(there_s[going], kind="stable")]
+    later = Requests(there_s[order], requests.prompt[order], requests.generate[order])
+    second = serve_all(later, m, d.prices, d.limits, prefilled=True)
+    finish_s = first_s.copy()
+    for i, course in enumerate(second):
+        finish_s[order[i::m]] = course.finish_s
+    most = min(n * p.per_s, m * d.per_s, n / float(sent.mean()))
+    settled = slice(int(SETTLING * len(requests)), None)
+    outcome = Outcome(
+        (first_s - requests.arrival_s)[settled],
+        ((finish_s - first_s) / np.maximum(requests.generate - 1, 1))[settled],
+        (requests.generate > 1)[settled],
+        most,
+        traffic.rate_per_s,
+    )
+    return Apart(p, d, replicas, outcome, (first, second), sent, level.name)
+
+
+def _one_by_one(ready_s: np.ndarray, takes_s: np.ndarray) -> Iterator[float]:
+    """When each is there that is ready at a time, in the order of its place; prompts of a replica
+    are passed in that order."""
+    free = 0.0
+    for ready, takes in zip(ready_s.tolist(), takes_s.tolist(), strict=True):
+        free = max(free, ready) + takes
+        yield free
+
+
+def refusal(pools: Mapping[str, Any]) -> PlanError:
+    """Of a program for pools."""
+    return PlanError(
+        "P224",
+        "prompts and generation on devices apart: no program here passes the cache from one to the"
+        " other",
+        detail=[
+            f"{k}: {pools[k]['replicas']} x {pools[k]['split']}" for k in ("prefill", "decode")
+        ],
+        help=["plan export --to vllm or sglang starts both", "plan without --pools"],
+    )
