@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.published_serving import QUEUES, queue
 from planner.cli import main
 from planner.errors import PlanError
 from planner.graph.rescale import same
@@ -180,6 +181,13 @@ def test_a_file_whose_traffic_was_edited_is_refused(tmp_path: Path) -> None:
         with pytest.raises(PlanError) as e:
             Serving.load(tmp_path / "q.json")
         assert e.value.code == "P057"
+
+
+def test_requests_at_once_take_as_long_as_a_published_run() -> None:
+    """80 requests on vLLM, one H100 (benchmarks/RESULTS.md, Published serving)."""
+    done_s, tpot_s = queue(QUEUES[0])
+    assert done_s == pytest.approx(QUEUES[0].duration_s, rel=0.1)
+    assert tpot_s == pytest.approx(QUEUES[0].tpot_s, rel=0.1)
 
 
 def test_traffic_of_a_rate_is_drawn_at_it() -> None:
