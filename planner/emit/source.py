@@ -57,6 +57,7 @@ IMPORTS = {
     "checkpoint_name": ("jax.ad_checkpoint", "checkpoint_name"),
     "source_info_util": ("jax.extend", "source_info_util"),
     "AxisType": ("jax.sharding", "AxisType"),
+    "Mesh": ("jax.sharding", "Mesh"),
     "NamedSharding": ("jax.sharding", "NamedSharding"),
     "P": ("jax.sharding", "PartitionSpec as P"),
 }

@@ -120,11 +120,16 @@ class Topology:
     groups: tuple[tuple[Device, int], ...] = ()
     group_levels: tuple[tuple[Level, ...], ...] = ()
 
+    @property
+    def kinds(self) -> tuple[tuple[Device, int], ...]:
+        """(device, how many) of each group, of one where all are of one kind."""
+        return self.groups or ((self.device, self.devices),)
+
     def of_group(self, index: int) -> Topology:
         """The whole machine as it is to the devices of one group: with their speed, their own links
         where these are known, and the kernel of attention that all run."""
         levels = self.group_levels[index] if self.group_levels else self.levels
-        device, together = self.groups[index][0], self.device.attention
+        device, together = self.kinds[index][0], self.device.attention
         attention = (
             replace(device.attention, widest_head=together.widest_head)
             if device.attention and together
@@ -148,8 +153,7 @@ class Topology:
 
     def peak(self, dtype: str) -> float:
         """FLOP/s of a type, the mean of all devices."""
-        several = self.groups or ((self.device, 1),)
-        return sum(d.peak(dtype) * n for d, n in several) / sum(n for _, n in several)
+        return sum(d.peak(dtype) * n for d, n in self.kinds) / self.devices
 
     @property
     def devices(self) -> int:

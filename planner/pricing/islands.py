@@ -31,11 +31,11 @@ def group_of_each(topology: Topology, islands: int) -> tuple[int, ...]:
     """The group of devices that each island is part of; of several (where a node of it is slower),
     the slowest."""
     each = topology.devices // islands
-    of_device = [k for k, (_, n) in enumerate(topology.groups) for _ in range(n)]
+    of_device = [k for k, (_, n) in enumerate(topology.kinds) for _ in range(n)]
     return tuple(
         min(
             dict.fromkeys(of_device[i * each : (i + 1) * each]),
-            key=lambda k: topology.groups[k][0].peak(DTYPE),
+            key=lambda k: topology.kinds[k][0].peak(DTYPE),
         )
         for i in range(islands)
     )
@@ -68,8 +68,8 @@ def price(base: GraphFacts, flow: Flow, runs: tuple[RepeatedBlock, ...], pricer:
         memory=_largest([c.memory for c in costs.values()]),
         islands=tuple(
             IslandShare(
-                device=topology.groups[group][0].name,
-                devices=topology.groups[group][1],
+                device=topology.kinds[group][0].name,
+                devices=topology.kinds[group][1],
                 microbatches=tuple(own),
                 busy_s=costs[group].step_time_s,
             )

@@ -112,16 +112,10 @@ def lowered_for(module: types.ModuleType, workload: str, devices: Sequence[Any])
     abstract mesh keep them, and the devices are those of the mesh that is set.
     """
     import jax
-    from jax.sharding import AxisType
 
     from planner.verify.compiled import lowered
 
-    mesh: Any = jax.make_mesh(
-        tuple(module.MESH.values()),
-        tuple(module.MESH),
-        axis_types=(AxisType.Auto,) * len(module.MESH),
-        devices=devices,
-    )
+    mesh: Any = module.mesh_of(devices)
     if not hasattr(module, "parameter_at"):
         module.__dict__["make_mesh"] = lambda: mesh
         return lowered(module, workload, mesh)  # type: ignore[arg-type]

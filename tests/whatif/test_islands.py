@@ -71,6 +71,16 @@ def test_an_island_takes_what_its_devices_take_alone(
         assert row["busy_s"] == pytest.approx(part * alone[name].costs["step_time_s"], rel=0.1)
 
 
+def test_a_plan_is_priced_where_all_devices_are_of_one_kind(shared: Strategy) -> None:
+    """As the compiler of one kind is asked about it: the island with the most microbatches sets the
+    step."""
+    one_kind = for_devices("h100-sxm", 16)
+    cost = reprice(shared, own_model(shared, MODEL), one_kind).cost
+    [row] = cost.islands
+    assert list(row.microbatches) == shared.techniques["islands"] and row.devices == 16
+    assert cost.step_time_s == pytest.approx(shared.costs["islands"][0]["busy_s"], rel=0.05)
+
+
 def test_what_is_sent_between_islands_is_priced(shared: Strategy) -> None:
     between = {k: s for k, s in shared.costs["exposed_s_by_collective"].items() if "island" in k}
     assert between and all(k.startswith("all-reduce") and s > 0 for k, s in between.items())

@@ -12,7 +12,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 
 from planner.emit.runtime.files.tables import (
     COMPUTE,
@@ -35,7 +35,30 @@ def make_mesh():
             f"this program is planned for {need} devices and finds {have}: plan again with"
             f" --devices {have}, or --virtual-devices {need}"
         )
-    return jax.make_mesh(tuple(MESH.values()), tuple(MESH), axis_types=(AxisType.Auto,) * len(MESH))
+    return mesh_of(jax.devices())
+
+
+def mesh_of(devices):
+    """The planned mesh of these devices."""
+    places = np.empty(len(devices), object)
+    places[:] = by_links(devices)
+    shape = tuple(MESH.values())
+    return Mesh(places.reshape(shape), tuple(MESH), axis_types=(AxisType.Auto,) * len(shape))
+
+
+def by_links(devices):
+    """Devices as the plan numbers them, so that its inner axes lie on inner links: cores of a chip,
+    chips along each dim of a torus, the shortest first, then slices (of GPUs what NVLink joins)."""
+    where = [d.coords if d.platform == "tpu" else () for d in devices]
+    extents = [len(set(along)) for along in zip(*where, strict=True)]
+    dims = sorted(range(len(extents)), key=lambda k: -extents[k])  # of equal ones any
+
+    def where_is(i):
+        d = devices[i]
+        core = d.core_on_chip if d.platform == "tpu" else 0
+        return getattr(d, "slice_index", 0), *(where[i][k] for k in dims), core, d.id
+
+    return [devices[i] for i in sorted(range(len(devices)), key=where_is)]
 
 
 def read_safetensors(path, prefix=""):
