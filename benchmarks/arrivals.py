@@ -6,7 +6,9 @@ a rate and a target; prompts and generation on devices apart.
 Llama-3 8B and 70B on H100: prompts of 512~2048 tokens, 128~512 generated. First on eight devices,
 at parts of the most that the plan for most requests a second serves, the plan with the soonest
 first token. Then the fewest devices for some rates and targets, with what the next smaller number
-misses. Last the least time a token on eight devices with `--pools` and without. Printed: replicas x devices of each, percentiles of ttft and tpot, sequences that generate
+misses. Last the least time a token on eight devices with `--pools` and without,
+and from which acceptance on drafts pay, with the gain at others (and tokens drafted at a time).
+Printed: replicas x devices of each, percentiles of ttft and tpot, sequences that generate
 in a replica, tokens of a step at most, CPU-seconds of the search. Prices, nothing was run.
 """
 
@@ -57,6 +59,7 @@ def cells(made: Serving, seconds: float) -> list[str]:
 
 APART = (("zoo:llama3-8b,cache=1", 159), ("zoo:llama3-70b,cache=1", 16))
 """(model, requests a second)"""
+TAKEN = (60, 70, 80, 90)
 HEADS = [
     "at most",
     "replicas x split",
@@ -120,6 +123,33 @@ def pools() -> None:
             show([short(model), str(rate), *shown])
 
 
+def drafts() -> None:
+    """The table of speculative decoding: 8B drafts for 70B on eight devices."""
+    show(
+        [
+            "sequences",
+            "a draft's step of the model's",
+            "pays from",
+            *(f"{a} % taken" for a in TAKEN),
+        ]
+    )
+    print("|---" * (len(TAKEN) + 3) + "|")
+    for sequences in (1, 16, 64, 256):
+        draft = serve(
+            MODELS[1],
+            prompt=1024,
+            generate=256,
+            concurrency=sequences,
+            devices=DEVICES,
+            objective="tpot",
+            draft=MODELS[0],
+        ).service["draft"]
+        pays = draft["break_even"]
+        least = "never" if pays is None else f"{100 * pays:.0f} %"
+        gains = [f"{row['gain']:.2f}x ({row['drafted']})" for row in draft["gains"]]
+        show([str(draft["sequences"]), f"{100 * draft['cost']:.1f} %", least, *gains])
+
+
 def main() -> None:
     """Print the tables."""
     rates()
@@ -127,6 +157,8 @@ def main() -> None:
     fewest()
     print()
     pools()
+    print()
+    drafts()
 
 
 if __name__ == "__main__":

@@ -432,6 +432,34 @@ def add_serving(p: argparse.ArgumentParser) -> None:
         "--generate", type=lengths, metavar="N", help="tokens generated for each, likewise"
     )
     g.add_argument("--concurrency", type=whole, metavar="N", help="sequences at once")
+    _add_arrivals(g)
+    g.add_argument(
+        "--prefill-tokens",
+        type=whole,
+        metavar="N",
+        help=(
+            "tokens of prompts that a replica passes at once (default 8k; at least one prompt);"
+            " with --rate tokens of a step (default: 512, 2k or 8k)"
+        ),
+    )
+    g.add_argument(
+        "--draft",
+        metavar="MODEL|SHARE",
+        help=(
+            "speculative decoding: from which acceptance on drafts of a model pay, or of one whose"
+            " step takes such a share of the model's, 0.05"
+        ),
+    )
+    g.add_argument(
+        "--quantize",
+        default="none",
+        metavar="NAME",
+        help="none (default), or int8: weights of products, a scale for each column",
+    )
+
+
+def _add_arrivals(g: argparse._ArgumentGroup) -> None:
+    """Requests that arrive, and how long they may wait."""
     g.add_argument(
         "--rate",
         metavar="R",
@@ -453,21 +481,6 @@ def add_serving(p: argparse.ArgumentParser) -> None:
         "--pools",
         action="store_true",
         help="with --rate: also try prompts and generation on devices apart",
-    )
-    g.add_argument(
-        "--prefill-tokens",
-        type=whole,
-        metavar="N",
-        help=(
-            "tokens of prompts that a replica passes at once (default 8k; at least one prompt);"
-            " with --rate tokens of a step (default: 512, 2k or 8k)"
-        ),
-    )
-    g.add_argument(
-        "--quantize",
-        default="none",
-        metavar="NAME",
-        help="none (default), or int8: weights of products, a scale for each column",
     )
 
 

@@ -19,6 +19,7 @@ EXAMPLE = "--workload infer --prompt 2048 --generate 256 --concurrency 64"
 OPTIONS = ("prompt", "generate", "concurrency")
 LENGTHS = ("prompt", "generate")
 TARGETS = ("ttft", "tpot")
+BESIDE = ("prefill_tokens", "draft")
 OTHERS = (
     "calibrate_with",
     "batch",
@@ -60,7 +61,7 @@ def asked(args: argparse.Namespace) -> bool:
             if args.quantize != "none"
             else ""
         )
-        more = (*TARGETS, "prefill_tokens")
+        more = (*TARGETS, *BESIDE)
         alone = alone or next(
             (f"--{n.replace('_', '-')}" for n in more if getattr(args, n) is not None), ""
         )
@@ -144,6 +145,7 @@ def run(args: argparse.Namespace, target: Path | None) -> int:
             ttft=args.ttft,
             tpot=args.tpot,
             pools=args.pools,
+            draft=args.draft,
             objective=objective,
             quantize=args.quantize,
             prefill_tokens=args.prefill_tokens,

@@ -11,12 +11,15 @@ from typing import Any
 from planner.errors import NO_PLAN, PlanError
 from planner.search.request import Request, SearchResult
 from planner.search.to_strategy import COST_MODEL_VERSION, TOOL_VERSION, compose
+from planner.serving.draft import figures, step_s
 from planner.serving.joint import PREFILL_TOKENS, Joint, Priced
 from planner.serving.outcome import Outcome
 from planner.serving.phases import PhaseModel
 from planner.serving.pools import Apart, Pools
 from planner.serving.result import Service, Serving
+from planner.serving.step_prices import PlanPrices, Sizes
 from planner.serving.traffic import AT_ONCE, STEP_TOKENS, Loads, Traffic, figures_of, told
+from planner.workload.open import open_model
 
 ENOUGH = 0.05
 """Where twice the devices serve the rate and miss a target by hardly less, no number will do."""
@@ -142,10 +145,40 @@ class Found:
             (joint.step, request, best.step),
         ]
 
+    def drafted(self, draft: str | float) -> Mapping[str, Any]:
+        """From which acceptance on a draft pays beside the plan's steps: of as many sequences as
+        generate at a time, halfway. Raises PlanError P226."""
+        best, joint, asked = self.best, self.joint, self.asked
+        if isinstance(best, Apart):
+            joint, mesh, prices = best.decode.joint, (1, best.decode.split), best.decode.prices
+        else:
+            longest = joint.step.service.length
+            mesh = (best.replicas, best.split)
+            prices = PlanPrices.of(Sizes(joint, longest, joint.step.service.prompt), best)
+        service = joint.step.service
+        sequences = service.concurrency // mesh[0]
+        if self.traffic is not None:
+            sequences = max(1, round(self.traffic["generating"]))
+        length = service.prompt + service.generate // 2
+        base_s, key_s = prices.decode(sequences)
+        seconds = base_s + key_s * sequences * length
+        if isinstance(draft, str):
+            model = open_model(draft, joint.devices, workload="infer", dims=None)
+            other = replace(asked, model=model, request=joint.request).joint(service)
+            seconds = step_s(other, mesh, sequences, length)
+        else:
+            seconds *= draft
+        return {"source": str(draft), **figures(prices, sequences, length, seconds)}
+
     def serving(
-        self, taken: Any, provenance: Mapping[str, Any], fewer: Short | None = None
+        self,
+        taken: Any,
+        provenance: Mapping[str, Any],
+        fewer: Short | None = None,
+        draft: str | float | None = None,
     ) -> Serving:
-        """The plan. taken: what was assumed; fewer: the next smaller number of devices."""
+        """The plan. taken: what was assumed; fewer: the next smaller number of devices; draft:
+        planner.serving.draft."""
         joint, best, asked = self.joint, self.best, self.asked
         service, traffic = joint.step.service, self.traffic
         if traffic is not None and fewer is not None:
@@ -172,6 +205,7 @@ class Found:
                 "gap": self.gap,
                 "memory_limit_bytes": asked.request.limit_bytes,
                 "solves": len(joint.solved),
+                **({"draft": self.drafted(draft)} if draft is not None else {}),
             },
             figures=best.figures(),
             rows=self.rows,

@@ -272,9 +272,25 @@ def _memory(serving: Serving, width: int, style: Style) -> list[str]:
         width,
         style,
     )
-    return lines + labelled(
+    lines += labelled(
         "room", [f"{s['most_sequences']:,} sequences at once fit under this plan"], width, style
     )
+    return lines + (labelled("draft", _draft(s["draft"]), width, style) if "draft" in s else [])
+
+
+def _draft(draft: Mapping[str, Any]) -> list[str]:
+    """From which acceptance on drafted tokens pay (planner.serving.draft)."""
+    cost = f"its step takes {100 * draft['cost']:.3g} % of one of {draft['sequences']:,} sequences"
+    if draft["break_even"] is None:
+        twice = f"passing two tokens of each {draft['verify']['1']:.3g} times as long as one"
+        return [f"does not pay at any acceptance: {cost}, {twice}"]
+    gains = [
+        f"{100 * row['acceptance']:.0f} %: {row['gain']:.2f} times as fast, {row['drafted']} at a"
+        " time"
+        for row in draft["gains"]
+    ]
+    pays = f"pays from {100 * draft['break_even']:.0f} % of its tokens taken on"
+    return [f"{pays}; {cost}", *gains]
 
 
 def _layouts(serving: Serving, width: int, style: Style) -> list[str]:

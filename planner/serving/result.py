@@ -151,6 +151,7 @@ class Serving:
             made.shape  # noqa: B018
             [row[k] for row in (made.figures, *made.rows) for k in FIGURES]
             _check_traffic(made.traffic, made.rows)
+            _check_draft(made.service.get("draft"))
         except (KeyError, TypeError, ValueError, AttributeError) as e:
             raise PlanError(
                 "P057",
@@ -195,6 +196,18 @@ def _check_traffic(traffic: Any, rows: Sequence[Mapping[str, Any]]) -> None:
         raise TypeError("traffic: not a text")
     if [row["chosen"] for row in rows].count(True) != 1:
         raise ValueError("traffic: not one row is the plan's")
+
+
+def _check_draft(draft: Any) -> None:
+    """Raises KeyError or TypeError where what is said of a draft is not usable."""
+    if draft is None:
+        return
+    numbers = [draft["cost"], draft["sequences"], draft["verify"]["1"]]
+    numbers += [row[k] for row in draft["gains"] for k in ("acceptance", "drafted", "gain")]
+    if draft["break_even"] is not None:
+        numbers.append(draft["break_even"])
+    if not all(isinstance(n, int | float) for n in numbers):
+        raise TypeError("draft: not a number")
 
 
 def pools_of(serving: Serving) -> Mapping[str, Any]:

@@ -22,6 +22,7 @@ from planner.search.options import (
     StepOptions,
 )
 from planner.serving.asked import Asked, Found, on_devices, on_fewest
+from planner.serving.draft import draft_of
 from planner.serving.lengths import Lengths
 from planner.serving.pools import Pools, refusal
 from planner.serving.result import OBJECTIVES, Service, Serving, pools_of
@@ -50,6 +51,7 @@ def serve(
     tpot: float | str | None = None,
     objective: str = "throughput",
     quantize: str = "none",
+    draft: float | str | None = None,
     prefill_tokens: int | None = None,
     pools: bool = False,
     devices: int | str | None = None,
@@ -75,9 +77,10 @@ def serve(
     targets. pools: prompts and generation on devices apart are tried, too. objective: throughput
     (tokens a second over prompts and generation; with a rate, requests a second at most), ttft
     (seconds to the first tokens) or tpot (seconds a token after them; with a rate, of 99 requests
-    in a hundred). quantize: of QUANTIZE. prefill_tokens: tokens of prompts that a replica passes at
-    once (8192; at least one prompt), with a rate tokens of a step (512, 2048 or 8192, whichever is
-    best). Machine, cache and the rest as of
+    in a hundred). quantize: of QUANTIZE. draft: a model that drafts tokens, or what its
+    step takes of the model's: from which acceptance on it pays. prefill_tokens: tokens of prompts
+    that a replica passes at once (8192; at least one prompt), with a rate tokens of a step (512,
+    2048 or 8192, whichever is best). Machine, cache and the rest as of
     `planner.plan`. Raises PlanError: P220, P221 where the model has no cache that is understood,
     P226 for lengths, traces and targets that are none, P021 where nothing fits, P227 where nothing
     serves in time.
@@ -100,7 +103,7 @@ def serve(
         model = open_model(source, request.topology.devices, workload="infer", dims=dims)
         return Asked(model, request, objective, prefill_tokens, progress)
 
-    fewer = None
+    fewer, drafts = None, None if draft is None else draft_of(draft)
     if rate is None:
         service = Service(_tokens(prompt), _tokens(generate), concurrency or 1, quantize)
         found = on(_number(devices)).at_once(service)
@@ -124,7 +127,7 @@ def serve(
         "search_s": round(time.monotonic() - begun, 3),
     }
     taken = assumptions(found.batch_given, found.asked.request, hardware, topology)
-    return found.serving(taken, provenance, fewer)
+    return found.serving(taken, provenance, fewer, drafts)
 
 
 def _counts(hardware: str | None, topology: str | Path | None) -> list[int]:
