@@ -46,6 +46,7 @@ class Case:
     name: str
     model: str
     quantize: str = "none"
+    cache_type: str = "compute"
 
 
 CASES = (
@@ -53,6 +54,7 @@ CASES = (
     Case("llama2-7b, 8 layers, a key for every head", "zoo:llama2-7b,cache=1,layers=8"),
     Case("mixtral-8x7b, 4 layers", "zoo:mixtral-8x7b,cache=1,layers=4"),
     Case("llama3-8b, int8 weights", "zoo:llama3-8b,cache=1", "int8"),
+    Case("llama3-8b, fp8 cache", "zoo:llama3-8b,cache=1", "none", "fp8"),
 )
 
 
@@ -69,6 +71,7 @@ def measured(case: Case, target: Target, prefill: bool) -> dict[str, Any]:
         devices=DEVICES,
         hardware=HARDWARE[target.text],
         quantize=case.quantize,
+        cache_type=case.cache_type,
     )
     module = load_program(program(made, case.model), compute="bfloat16")
     mesh: Any = jax.make_mesh(

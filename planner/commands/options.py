@@ -443,6 +443,12 @@ def add_serving(p: argparse.ArgumentParser) -> None:
         ),
     )
     g.add_argument(
+        "--cache-type",
+        default="compute",
+        metavar="TYPE",
+        help="keys and values are kept in: compute (default: the type computed in) or fp8",
+    )
+    g.add_argument(
         "--draft",
         metavar="MODEL|SHARE",
         help=(

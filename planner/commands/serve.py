@@ -61,6 +61,8 @@ def asked(args: argparse.Namespace) -> bool:
             if args.quantize != "none"
             else ""
         )
+        if args.cache_type != "compute":
+            alone = alone or f"--cache-type {args.cache_type}"
         more = (*TARGETS, *BESIDE)
         alone = alone or next(
             (f"--{n.replace('_', '-')}" for n in more if getattr(args, n) is not None), ""
@@ -148,6 +150,7 @@ def run(args: argparse.Namespace, target: Path | None) -> int:
             draft=args.draft,
             objective=objective,
             quantize=args.quantize,
+            cache_type=args.cache_type,
             prefill_tokens=args.prefill_tokens,
             **machine(args),
             dims=workload(args)["dims"],

@@ -34,6 +34,12 @@ class Asked:
     objective: str
     prefill_tokens: int | None
     progress: Any
+    kept: Service
+    """How weights and caches are kept; its sizes say nothing."""
+
+    def served(self, prompt: int, generate: int, concurrency: int) -> Service:
+        """So many sequences of these lengths, kept as is asked."""
+        return replace(self.kept, prompt=prompt, generate=generate, concurrency=concurrency)
 
     def joint(self, service: Service) -> Joint:
         """The search for a service."""
@@ -53,12 +59,7 @@ class Asked:
         return Found(self, joint, best, rows, joint.most_sequences(best), gap)
 
     def arriving(
-        self,
-        traffic: Traffic,
-        concurrency: int | None,
-        quantize: str,
-        seed: int,
-        pools: Pools | None = None,
+        self, traffic: Traffic, concurrency: int | None, seed: int, pools: Pools | None = None
     ) -> Found:
         """The best plan for requests that arrive. Sequences at once: what is said, else as many as
         fit, halved from AT_ONCE a device. pools: replicas of which one phase's are on devices
@@ -66,7 +67,7 @@ class Asked:
         devices = self.request.topology.devices
         sequences = concurrency or AT_ONCE * devices
         while True:
-            joint = self.joint(Service(*traffic.mean_lengths, sequences, quantize))
+            joint = self.joint(self.served(*traffic.mean_lengths, sequences))
             try:
                 priced = joint.priced()
                 break
@@ -200,6 +201,7 @@ class Found:
                 "concurrency": service.concurrency,
                 "objective": asked.objective,
                 "quantize": service.quantize,
+                **({} if service.cache_type == "compute" else {"cache_type": service.cache_type}),
                 "label": best.label,
                 "most_sequences": self.room,
                 "gap": self.gap,

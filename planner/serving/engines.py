@@ -44,6 +44,7 @@ class Service:
     tokens: int
     length: int
     dtype: str
+    fp8_cache: bool = False
     role: str = ""
     """prefill or decode, of replicas that do one of both"""
 
@@ -54,6 +55,7 @@ def vllm(s: Service) -> list[str]:
     words += ["--data-parallel-size", str(s.replicas)] if s.replicas > 1 else []
     words += ["--dtype", s.dtype, "--max-model-len", str(s.length)]
     words += ["--max-num-seqs", str(s.sequences)]
+    words += ["--kv-cache-dtype", "fp8"] if s.fp8_cache else []
     # vLLM asks for a token of every sequence in a pass.
     words += ["--max-num-batched-tokens", str(max(s.tokens, s.sequences))]
     if not s.role:
@@ -69,6 +71,7 @@ def sglang(s: Service) -> list[str]:
     words += ["--dp-size", str(s.replicas)] if s.replicas > 1 else []
     words += ["--dtype", s.dtype, "--context-length", str(s.length)]
     words += ["--max-running-requests", str(s.sequences)]
+    words += ["--kv-cache-dtype", "fp8_e4m3"] if s.fp8_cache else []
     words += ["--chunked-prefill-size", str(s.tokens)]
     return [*words, "--disaggregation-mode", s.role] if s.role else words
 
@@ -126,6 +129,7 @@ def _hand_over_pools(serving: Serving, to: str, pools: Mapping[str, Any]) -> Han
             tokens=int(pool["step_tokens"]),
             length=int(serving.traffic["longest"]),  # type: ignore[index]
             dtype=dtype,
+            fp8_cache=serving.shape.cache_type == "fp8",
             role=role,
         )
         parts.append(f'  {role}) shift; {_command(ENGINES[to](service), indent=4)} "$@" ;;\n')
@@ -170,6 +174,7 @@ def service_of(serving: Serving, row: Mapping[str, Any]) -> Service:
         tokens=int(traffic["limits"]["step_tokens"]) if traffic else wave,
         length=int(traffic["longest"]) if traffic else shape.length,
         dtype=dtype,
+        fp8_cache=shape.cache_type == "fp8",
     )
 
 

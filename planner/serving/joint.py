@@ -325,19 +325,18 @@ class Joint:
         tensors, mesh = step.flow.graph.tensors, dict(step.flow.plan.mesh)
         return sum(
             prod(local_shape(tensors[p].shape, step.flow.weights[p].layout, mesh))
+            * step.pricer.itemsize(tensors[p].dtype)
             for p in self.pasts
-        ) * step.pricer.itemsize("float32")
+        )
 
     def _handed(self, step: Phase, wave: int) -> float:
         """Bytes on a device of a wave's keys and values, as they are made and with the room for
         what is generated: read, then written into the caches."""
-        rows = dict(step.flow.graph.dims)["batch"]
-        return (
-            self.cache_bytes(step)
-            * wave
-            / rows
-            * (1 + self.step.service.prompt / self.step.service.length)
-        )
+        graph, service = step.flow.graph, self.step.service
+        kept = step.pricer.itemsize(graph.tensors[self.pasts[0]].dtype)
+        wider = step.pricer.itemsize("float32") / kept  # they are made in the type computed in
+        share = wave / dict(graph.dims)["batch"]
+        return self.cache_bytes(step) * share * (1 + wider * service.prompt / service.length)
 
     def peak_bytes(self, prompts: Phase, step: Phase, wave: int) -> int:
         """The larger peak of the two phases; while prompts are passed the caches are there, and the

@@ -19,7 +19,7 @@ from planner.reader import read_model
 from planner.serving.cached import Form, form_of, with_constants
 from planner.serving.quantize import quantized
 from planner.serving.result import Service
-from planner.serving.rewrite import check_sight, prompt_graph, step_graph
+from planner.serving.rewrite import check_sight, prompt_graph, step_graph, with_cache_of
 from planner.workload.model import Model, Workload
 
 Phase = Literal["prompts", "step"]
@@ -85,6 +85,7 @@ class PhaseModel(Model):
             graph = self._read(self.proto, 1, s.length + 1, form.pasts)
             check_sight(graph, form)
             graph = step_graph(graph, form)
+            graph = with_cache_of(graph, form, s.cache_type)
         graph = quantized(graph) if s.quantize == "int8" else graph
         notes = tuple(n for n in graph.notes if not n.startswith("batch "))  # it was given
         dims = {**graph.dims, "batch": self.rows}

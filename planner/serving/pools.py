@@ -54,6 +54,10 @@ class Asked(Protocol):
         """Tokens of a step, where they are said."""
         ...
 
+    def served(self, prompt: int, generate: int, concurrency: int) -> Service:
+        """So many sequences of these lengths."""
+        ...
+
     def joint(self, service: Service) -> Joint:
         """The search for a service."""
         ...
@@ -162,10 +166,8 @@ class Pools:
     """Replicas of both kinds, planned once for each size. on: what is asked of so many devices;
     sizes: of replicas, rising."""
 
-    def __init__(
-        self, on: Callable[[int], Asked], sizes: Sequence[int], quantize: str, at_once: float
-    ) -> None:
-        self.on, self.sizes, self.quantize, self.at_once = on, sizes, quantize, at_once
+    def __init__(self, on: Callable[[int], Asked], sizes: Sequence[int], at_once: float) -> None:
+        self.on, self.sizes, self.at_once = on, sizes, at_once
         self._units: dict[int, tuple[Unit | None, Unit | None]] = {}
 
     def units(self, split: int, traffic: Traffic) -> tuple[Unit | None, Unit | None]:
@@ -199,7 +201,7 @@ class _Replicas:
     def __init__(self, pools: Pools, split: int, traffic: Traffic) -> None:
         self.asked, self.split, self.traffic = pools.on(split), split, traffic
         sequences = max(1, int((pools.at_once or AT_ONCE) * split))
-        self.joint = self.asked.joint(Service(*traffic.mean_lengths, sequences, pools.quantize))
+        self.joint = self.asked.joint(self.asked.served(*traffic.mean_lengths, sequences))
         r = traffic.requests
         self.longest = int((r.prompt + r.generate).max())
 

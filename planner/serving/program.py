@@ -37,6 +37,8 @@ from planner.serving.quantize import as_stored, scales
 from planner.serving.result import Service
 from planner.sharding.layout import local_shape
 
+CACHE_TYPES = {"compute": "None", "fp8": "jnp.float8_e4m3fn"}
+"""How keys and values are kept -> its text."""
 FILES = (*KERNELS, "frame", "serve")
 READ_COLUMNS = 64
 """Of weights that it reads side by side in one product, the GPU compiler's kernels take at least so
@@ -101,6 +103,7 @@ def emit_serving(
     tables = [
         mesh_line(first),
         f"COMPUTE = {DTYPES[compute]}\n",
+        f"CACHE_TYPE = {CACHE_TYPES[service.cache_type]}  # of keys and values; None: COMPUTE\n",
         (
             f"PROMPT, GENERATE, VOCABULARY, ROWS, WAVE = {service.prompt}, {service.generate},"
             f" {_vocabulary(second)}, {service.concurrency}, {service.at_once}\n"

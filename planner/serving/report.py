@@ -76,6 +76,8 @@ def _head(serving: Serving, width: int, style: Style) -> list[str]:
     ]
     if s["quantize"] == "int8":
         said.append("int8 weights of products, a scale for each column")
+    if s.get("cache_type") == "fp8":
+        said.append("keys and values in float8_e4m3fn")
     return [
         style.bold(lines[0]),
         *lines[1:],

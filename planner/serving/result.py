@@ -58,13 +58,15 @@ OBJECTIVES = ("throughput", "ttft", "tpot")
 @dataclass(frozen=True)
 class Service:
     """What is served: sequences at once, tokens of a prompt and tokens generated for each;
-    quantize: "none" or "int8"; wave: sequences whose prompts are passed at once (0: all)."""
+    quantize: "none" or "int8"; wave: sequences whose prompts are passed at once (0: all);
+    cache_type: "compute" (as is computed) or "fp8"."""
 
     prompt: int
     generate: int
     concurrency: int
     quantize: str = "none"
     wave: int = 0
+    cache_type: str = "compute"
 
     @property
     def at_once(self) -> int:
@@ -79,7 +81,8 @@ class Service:
 
 @dataclass(frozen=True)
 class Serving:
-    """service: what is served (prompt, generate, concurrency, objective, quantize, most_sequences:
+    """service: what is served (prompt, generate, concurrency, objective, quantize, where it is not
+    as computed cache_type, most_sequences:
     the greatest concurrency that fits). figures: of the plan.
 
     rows: everything that was priced, with its label and whether it is on the front of (ttft, tpot,
@@ -106,6 +109,7 @@ class Serving:
             int(s["concurrency"]),
             str(s["quantize"]),
             int(self.figures["wave"]),
+            str(s.get("cache_type", "compute")),
         )
 
     def to_json(self) -> str:

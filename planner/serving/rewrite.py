@@ -24,6 +24,7 @@ from planner.graph.ir import Graph, Node, Tensor, WeightRef
 from planner.serving.cached import Form
 
 TOKEN = "next_token"
+EIGHT_BITS = "uint8"
 BY_ROW = frozenset({"Cast", "LayerNormalization", "RMSNormalization", "Tanh", "Clip", "Identity"})
 BY_ROW_WITH_WEIGHTS = frozenset({"MatMul", "Add", "Mul", "Div", "Sub"})
 
@@ -121,6 +122,15 @@ def step_graph(graph: Graph, form: Form) -> Graph:
         outputs=outputs,
     )
     return chosen_token(made)
+
+
+def with_cache_of(graph: Graph, form: Form, cache_type: str) -> Graph:
+    """The graph of a step whose caches are of a type: "compute", or "fp8", whose eight bits are
+    counted as such; the program has them as float8_e4m3fn, which no other weight is kept in."""
+    if cache_type == "compute":
+        return graph
+    caches = {p: replace(graph.tensors[p], dtype=EIGHT_BITS) for p in form.pasts}
+    return replace(graph, tensors={**graph.tensors, **caches})
 
 
 def _other(graph: Graph, present: str, node: Node | None) -> PlanError:

@@ -34,6 +34,8 @@ from planner.whatif.sweep import device_counts
 from planner.workload.open import open_model
 
 FEWEST = "fewest"
+CACHE_TYPES = ("compute", "fp8")
+"""Of keys and values: as is computed, or float8_e4m3fn."""
 QUANTIZE = ("none", "int8")
 """As the precision keeps them, or the products' as int8 with a scale for each column."""
 
@@ -51,6 +53,7 @@ def serve(
     tpot: float | str | None = None,
     objective: str = "throughput",
     quantize: str = "none",
+    cache_type: str = "compute",
     draft: float | str | None = None,
     prefill_tokens: int | None = None,
     pools: bool = False,
@@ -77,10 +80,10 @@ def serve(
     targets. pools: prompts and generation on devices apart are tried, too. objective: throughput
     (tokens a second over prompts and generation; with a rate, requests a second at most), ttft
     (seconds to the first tokens) or tpot (seconds a token after them; with a rate, of 99 requests
-    in a hundred). quantize: of QUANTIZE. draft: a model that drafts tokens, or what its
-    step takes of the model's: from which acceptance on it pays. prefill_tokens: tokens of prompts
-    that a replica passes at once (8192; at least one prompt), with a rate tokens of a step (512,
-    2048 or 8192, whichever is best). Machine, cache and the rest as of
+    in a hundred). quantize: of QUANTIZE. cache_type: of CACHE_TYPES. draft: a model that drafts
+    tokens, or what its step takes of the model's: from which acceptance on it pays. prefill_tokens:
+    tokens of prompts that a replica passes at once (8192; at least one prompt), with a rate tokens
+    of a step (512, 2048 or 8192, whichever is best). Machine, cache and the rest as of
     `planner.plan`. Raises PlanError: P220, P221 where the model has no cache that is understood,
     P226 for lengths, traces and targets that are none, P021 where nothing fits, P227 where nothing
     serves in time.
@@ -88,6 +91,7 @@ def serve(
     begun = time.monotonic()
     choose("objective", objective, OBJECTIVES)
     choose("quantize", quantize, QUANTIZE)
+    choose("cache-type", cache_type, CACHE_TYPES)
     step = StepOptions(
         workload="infer",
         precision=precision or DEFAULT_PRECISION,
@@ -95,17 +99,21 @@ def serve(
     )
     search = SearchOptions(solver=solver, seed=seed, baselines=False, cache=cache)
 
+    kept = Service(1, 1, 1, quantize, cache_type=cache_type)
+
     def on(count: int | None) -> Asked:
         machine = MachineOptions(
             count, hardware, topology, memory_limit_bytes, memory_reserve_bytes
         )
         request = build_request(machine, step, search)
         model = open_model(source, request.topology.devices, workload="infer", dims=dims)
-        return Asked(model, request, objective, prefill_tokens, progress)
+        return Asked(model, request, objective, prefill_tokens, progress, kept)
 
     fewer, drafts = None, None if draft is None else draft_of(draft)
     if rate is None:
-        service = Service(_tokens(prompt), _tokens(generate), concurrency or 1, quantize)
+        service = Service(
+            _tokens(prompt), _tokens(generate), concurrency or 1, quantize, cache_type=cache_type
+        )
         found = on(_number(devices)).at_once(service)
     else:
         wanted = {"ttft": ttft, "tpot": tpot}
@@ -113,10 +121,10 @@ def serve(
         traffic = Traffic.of(rate, prompt, generate, seed, targets)
         counts = _counts(hardware, topology) if pools or devices == FEWEST else []
         share = concurrency / devices if concurrency and isinstance(devices, int) else 0
-        apart = Pools(on, counts, quantize, share) if pools else None
+        apart = Pools(on, counts, share) if pools else None
 
         def ask(count: int | None) -> Found:
-            return on(count).arriving(traffic, concurrency, quantize, seed, apart)
+            return on(count).arriving(traffic, concurrency, seed, apart)
 
         if devices == FEWEST:
             found, fewer = on_fewest(ask, counts, traffic)

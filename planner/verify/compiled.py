@@ -66,6 +66,8 @@ def shapes(module: types.ModuleType, table: str, mesh: Any) -> dict[str, Any]:
     out = {}
     for key, row in getattr(module, table).items():
         dtype = module.COMPUTE if row[1] == "float" else row[1]
+        if table == "CACHE":
+            dtype = module.CACHE_TYPE or module.COMPUTE
         sharding = (
             module.parameter_at(mesh, key, row[-1])
             if hasattr(module, "parameter_at")

@@ -47,7 +47,7 @@ plan {SPEC} --devices 2 --batch 8 --json --cache kept --incremental
 plan {SPEC} --devices 2 --batch 8 {LORA} --quiet -o lora.json --no-cache
 plan free.onnx --devices 2 {SIZES} --quiet -o free.json
 plan free.onnx --devices 2 --dim seq=4 --shape x=8,4,16 --batch 8 --quiet -o free.json --force
-plan zoo:llama-tiny,cache=1 --devices 2 --workload infer --prompt 8 --generate 4 --concurrency 4 --prefill-tokens 16 --quantize int8 --draft 0.1 --quiet -o serve.json
+plan zoo:llama-tiny,cache=1 --devices 2 --workload infer --prompt 8 --generate 4 --concurrency 4 --prefill-tokens 16 --quantize int8 --cache-type fp8 --draft 0.1 --quiet -o serve.json
 plan zoo:llama-tiny,cache=1 --devices 2 --workload infer --prompt 8 --generate 2..4 --rate 50 --quiet -o arrive.json
 plan zoo:llama-tiny,cache=1 --devices fewest --workload infer --prompt 8 --generate 2..4 --rate 50 --ttft 1s --tpot p90=500ms --pools --quiet -o fewest.json
 plan m.onnx --devices 4 --hardware cpu --precision fp32 --batch 8 --calibrate-with p.json=2ms --quiet -o anchored.json

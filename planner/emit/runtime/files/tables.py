@@ -71,6 +71,7 @@ and by programs that generate, whose two phases are `prompts` and `step`:
         OUTPUT_SPECS
     CACHE             the caches of keys and values, as FROZEN; the last dims are heads, positions,
                       features
+    CACHE_TYPE        of what is in them; None: COMPUTE
     QUANTIZED         int8 weight -> (its scales, the dim that each is taken over), both in FROZEN
 """
 
@@ -118,6 +119,7 @@ PROMPTS_INPUTS: dict[str, tuple[Any, ...]] = {}
 STEP_INPUTS: dict[str, tuple[Any, ...]] = {}
 PROMPTS_OUTPUT_SPECS: tuple[Any, ...] = ()
 STEP_OUTPUT_SPECS: tuple[Any, ...] = ()
+CACHE_TYPE: Any = None
 CACHE: dict[str, tuple[Any, ...]] = {}
 QUANTIZED: dict[str, tuple[str, int]] = {}
 PRODUCTS_APART = False

@@ -274,8 +274,9 @@ def cached_attention(q, k, v, past_k, past_v, mask, scale, axes, cap=0.0):
     """Attention of new tokens, q [B, H, S, D], k [B, G, S, D], v [B, G, S, E], to a cache [B, G, T,
     ..] and, causally, to each other: the cache is read where it lies. mask: of the cache's keys.
     axes: mesh axes over which the cache is cut along T; shares of the sums are then put together in
-    float32.
+    float32. A cache in eight bits is read as such, and multiplied in the type of the new keys.
     """
+    past_k, past_v = past_k.astype(k.dtype), past_v.astype(v.dtype)
     old, new = (
         attention_scores(q, past_k, mask, scale, False, 0, 0, 0, cap),
         attention_scores(q, k, None, scale, True, 0, 0, 0, cap),

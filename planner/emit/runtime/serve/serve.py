@@ -25,6 +25,7 @@ from planner.emit.runtime.files.frame import (
 )
 from planner.emit.runtime.files.tables import (
     CACHE,
+    CACHE_TYPE,
     COMPUTE,
     FROZEN,
     GENERATE,
@@ -96,9 +97,20 @@ def make_caches(mesh):
         for key, row in CACHE.items()
     }
     return jax.jit(
-        lambda: {key: jnp.zeros(shape, COMPUTE) for key, (shape, _) in shapes.items()},
+        lambda: {
+            key: jnp.zeros(shape, CACHE_TYPE or COMPUTE) for key, (shape, _) in shapes.items()
+        },
         out_shardings={key: on for key, (_, on) in shapes.items()},
     )()
+
+
+def as_kept(x):
+    """Keys or values in the type of the caches, those of eight bits no larger than their largest
+    number: beyond it there is none."""
+    if CACHE_TYPE is None:
+        return x.astype(COMPUTE)
+    most = float(jnp.finfo(CACHE_TYPE).max)
+    return jnp.clip(x, -most, most).astype(CACHE_TYPE)
 
 
 def make_prefill(mesh):
@@ -110,7 +122,7 @@ def make_prefill(mesh):
 
     def fill(key, cache, new, wave):
         shape = padded_shape(CACHE[key][0], specs[key])
-        new = resized(new, (WAVE, *shape[1:])).astype(COMPUTE)
+        new = as_kept(resized(new, (WAVE, *shape[1:])))
         piece = lambda cache, new, wave: lax.dynamic_update_slice(  # noqa: E731
             cache, new, (wave * new.shape[0], 0, 0, 0)
         )
@@ -203,7 +215,7 @@ def write(mesh, key, cache, new, at):
         )
 
     whole = padded_shape(shape, spec)
-    new = resized(new, (*whole[:dim], 1, whole[-1])).astype(cache.dtype)
+    new = as_kept(resized(new, (*whole[:dim], 1, whole[-1])))
     rows = type(spec)(*(None if d == dim else cell for d, cell in enumerate(spec)))
     return jax.shard_map(piece, mesh=mesh, in_specs=(spec, rows, type(spec)()), out_specs=spec)(
         cache, new, at
