@@ -74,7 +74,10 @@ STAND_INS: dict[str, dict[str, Callable[[Path], None]]] = {
     "": {"model.onnx": _save("zoo:llama-tiny")},
     "README.md": {"mine.yaml": _text(MEGATRON)},
     "SKILL.md": {"mine.yaml": _text(MEGATRON)},
-    "serving.md": {"model.onnx": _save("zoo:llama-tiny,cache=1")},
+    "serving.md": {
+        "model.onnx": _save("zoo:llama-tiny,cache=1"),
+        "trace.csv": _text("arrival_s,prompt,generate\n0.0,64,8\n0.1,32,16\n0.3,80,4\n"),
+    },
     "exchange.md": {
         "model.plan.json": _planned(*TINY, "--pin", "dp=4,tp=2"),
         "mine.yaml": _text(MEGATRON),
