@@ -77,9 +77,10 @@ class Asked:
                 sequences //= 2
         steps = (self.prefill_tokens,) if self.prefill_tokens else STEP_TOKENS
         best, loads = Loads(joint, traffic, self.objective, steps).best(priced)
-        apart = pools and pools.best(self.request.topology, traffic, self.objective)
+        every = pools.best(self.request.topology, traffic, self.objective) if pools else []
         order = self.objective, traffic.targets
-        taken = apart and apart.outcome.key(*order) < best.outcome.key(*order)
+        apart = min(every, key=lambda a: a.outcome.key(*order), default=None)
+        taken = apart is not None and apart.outcome.key(*order) < best.outcome.key(*order)
         rows = tuple(
             {
                 "label": load.pair.label,
@@ -90,10 +91,9 @@ class Asked:
             }
             for load in loads
         )
-        if apart:
-            row = {"label": apart.label, "front": False, "chosen": bool(taken)}
-            own = {**apart.figures(), **apart.outcome.row(), "pools": apart.words}
-            rows = (*rows, {**row, **own})
+        for a in every:
+            row = {"label": a.label, "front": False, "chosen": taken and a is apart}
+            rows = (*rows, {**row, **a.figures(), **a.outcome.row()})
         length = joint.step.service.length
         if apart and taken:
             said = {**told(apart.outcome, traffic, seed), **apart.said()}

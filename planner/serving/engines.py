@@ -94,11 +94,9 @@ def hand_over(serving: Serving, to: str) -> Handover:
     Raises PlanError: P192 for what engines have no argument for, P194 where no tensor parallelism
     in a node fits, or all is over a twentieth worse than the plan.
     """
-    if (pools := pools_of(serving)) and all(
-        pools[k]["label"] == f"tp={pools[k]['split']}" for k in ROLES
-    ):
-        return _hand_over_pools(serving, to, pools)
     row = _nearest(serving, to)
+    if "units" in row:
+        return _hand_over_pools(serving, to, row)
     loss = _loss(serving, row)
     kept = f"{row['label']}, {row['replicas']} replica{'s' * (row['replicas'] > 1)}"
     figures = f"{_figures(serving, row)}, {show_bytes(row['memory_bytes'])} a device"
@@ -114,10 +112,10 @@ def hand_over(serving: Serving, to: str) -> Handover:
     return Handover(_script(serving, where, body), cost)
 
 
-def _hand_over_pools(serving: Serving, to: str, pools: Mapping[str, Any]) -> Handover:
+def _hand_over_pools(serving: Serving, to: str, row: Mapping[str, Any]) -> Handover:
     """A script that starts a replica of either kind. Raises PlanError P192."""
-    chosen = next(row for row in serving.rows if row["chosen"])
-    dtype = _dtype(serving)
+    pools, dtype, loss = row["units"], _dtype(serving), _loss(serving, row)
+    worse = f"{100 * loss:.1f} % worse than the plan" if loss > 0 else "as good as the plan"
     parts, counts = [], []
     for role in ROLES:
         pool = pools[role]
@@ -133,14 +131,14 @@ def _hand_over_pools(serving: Serving, to: str, pools: Mapping[str, Any]) -> Han
             role=role,
         )
         parts.append(f'  {role}) shift; {_command(ENGINES[to](service), indent=4)} "$@" ;;\n')
-        counts.append(f"{pool['replicas']} of {role} on {pool['split']} devices each")
+        counts.append(f"{int(pool['replicas'])} of {role} on {pool['split']} devices each")
     where = (
         f"# {' and '.join(counts)}: bash FILE prefill --port 8000, bash FILE decode --port 8001,\n"
         "# with CUDA_VISIBLE_DEVICES of each; a proxy that knows both kinds in front of them.\n"
     )
     body = f"case ${{1:?prefill or decode}} in\n{''.join(parts)}"
     body += '  *) echo "prefill or decode" >&2; exit 2 ;;\nesac\n'
-    cost = f"{to}: {', '.join(counts)}: {_figures(serving, chosen)}"
+    cost = f"{to}: {', '.join(counts)}: {_figures(serving, row)}; {worse} by its objective"
     return Handover(_script(serving, where, body), cost)
 
 
@@ -196,9 +194,7 @@ def _nearest(serving: Serving, to: str) -> Mapping[str, Any]:
     """The row that an engine can say and that is best for the plan's objective."""
     node = node_slots(serving.step)
     rows = [
-        row
-        for row in serving.rows
-        if str(row["label"]).startswith("tp=") and row["fits"] and int(row["split"]) <= node
+        row for row in serving.rows if _by_hand(row) and row["fits"] and int(row["split"]) <= node
     ]
     best = min(rows, key=lambda row: _loss(serving, row), default=None)
     if best is None:
@@ -212,8 +208,21 @@ def _nearest(serving: Serving, to: str) -> Mapping[str, Any]:
     raise PlanError(
         "P194",
         why,
-        help=["plan emit writes the program of this plan", "plan show lists the rows tp=N"],
+        help=[
+            "plan without --pools"
+            if pools_of(serving)
+            else "plan emit writes the program of this plan",
+            "plan show lists the rows tp=N",
+        ],
     )
+
+
+def _by_hand(row: Mapping[str, Any]) -> bool:
+    """Whether a row is tensor parallelism by hand, of replicas that do both or of both kinds."""
+    units = row.get("units")
+    if units is None:
+        return str(row["label"]).startswith("tp=")
+    return all(units[k]["label"] == f"tp={units[k]['split']}" for k in ROLES)
 
 
 def _loss(serving: Serving, row: Mapping[str, Any]) -> float:

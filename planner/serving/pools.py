@@ -136,6 +136,11 @@ class Apart:
             "cache_bytes": fuller.cache_bytes,
             "weights_bytes": fuller.weights_bytes,
             "fits": True,
+            "pools": self.words,
+            "units": {
+                name: {**unit.row, "replicas": replicas}
+                for name, unit, replicas in (("prefill", p, n), ("decode", d, m))
+            },
         }
 
     def said(self) -> dict[str, Any]:
@@ -168,31 +173,40 @@ class Pools:
 
     def __init__(self, on: Callable[[int], Asked], sizes: Sequence[int], at_once: float) -> None:
         self.on, self.sizes, self.at_once = on, sizes, at_once
-        self._units: dict[int, tuple[Unit | None, Unit | None]] = {}
+        self._units: dict[int, tuple[list[Unit], list[Unit]]] = {}
 
-    def units(self, split: int, traffic: Traffic) -> tuple[Unit | None, Unit | None]:
-        """The best replica of each kind on so many devices: that passes prompts, that generates."""
+    def units(self, split: int, traffic: Traffic) -> tuple[list[Unit], list[Unit]]:
+        """Replicas on so many devices, those that serve most first: that pass prompts, that
+        generate."""
         if split not in self._units:
             made = _Replicas(self, split, traffic)
-            self._units[split] = made.best("prompts"), made.best("step")
+            self._units[split] = made.units("prompts"), made.units("step")
         return self._units[split]
 
-    def best(self, topology: Topology, traffic: Traffic, objective: str) -> Apart | None:
-        """The best division of the machine's devices; None where there is none, or nothing to
-        generate behind the first token."""
+    def best(self, topology: Topology, traffic: Traffic, objective: str) -> list[Apart]:
+        """The best division of the machine's devices, and the best whose replicas are all cut by
+        hand, which engines can say, where that is another; none where nothing is generated behind
+        the first token."""
         if int(traffic.requests.generate.max()) == 1:
-            return None
+            return []
         devices = topology.devices
+        found: dict[tuple[str, str], Apart] = {}
         known = [self.units(s, traffic) for s in self.sizes if s < devices]
-        pairs = product([p for p, _ in known if p], [d for _, d in known if d])
-        loads = [
-            _simulated(p, d, replicas, traffic, topology)
-            for p, d in pairs
-            for replicas in _divisions(p, d, devices)
-        ]
-        return min(
-            loads, key=lambda a: (a.outcome.key(objective, traffic.targets), a.words), default=None
-        )
+        for by_hand in (False, True):
+            kinds = [
+                [first for units in of if (first := _first(units, by_hand))]
+                for of in zip(*known, strict=True)
+            ]
+            loads = [
+                _simulated(p, d, replicas, traffic, topology)
+                for p, d in product(*kinds)
+                for replicas in _divisions(p, d, devices)
+            ]
+            order = lambda a: (a.outcome.key(objective, traffic.targets), a.words)  # noqa: E731
+            if loads:
+                best = min(loads, key=order)
+                found.setdefault((best.label, best.words), best)
+        return list(found.values())
 
 
 class _Replicas:
@@ -219,11 +233,11 @@ class _Replicas:
                 rows.append((label, prompts, step))
         return rows
 
-    def best(self, phase: str) -> Unit | None:
-        """The replica that serves most of those that fit; by hand where that is hardly less."""
+    def units(self, phase: str) -> list[Unit]:
+        """Those that fit, the one first that serves most; by hand where that is hardly less."""
         units = [unit for row in self.found if (unit := self._unit(phase, *row))]
         most = max((u.per_s for u in units), default=0.0)
-        return next((u for u in units if u.per_s >= HAND_WORTH * most), None)
+        return sorted(units, key=lambda u: u.per_s < HAND_WORTH * most)
 
     def _unit(
         self, phase: str, label: str, prompts: SearchResult, step: SearchResult
@@ -254,6 +268,11 @@ class _Replicas:
         return Unit(
             self.asked, joint, self.split, label, found, prices, limits, per_s, token, *sizes
         )
+
+
+def _first(units: Sequence[Unit], by_hand: bool) -> Unit | None:
+    """The first of replicas, or of those cut by hand."""
+    return next((u for u in units if not by_hand or u.label == f"tp={u.split}"), None)
 
 
 def _prompts_of(requests: Requests) -> Requests:

@@ -90,7 +90,7 @@ def _traffic(serving: Serving, width: int, style: Style) -> list[str]:
     t = serving.traffic
     assert t is not None
     load = t["rate_per_s"] / t["most_per_s"]
-    most = f"{t['most_per_s']:.3g} requests a second"
+    most = f"{_rate(t['most_per_s'])} requests a second"
     if t["stable"]:
         served = [style.fit("yes") + f": {100 * load:.0f} % of the {most} that this plan serves"]
     else:
@@ -116,6 +116,11 @@ def _traffic(serving: Serving, width: int, style: Style) -> list[str]:
         f"steps of {limits['step_tokens']:,} tokens at most",
     ]
     return lines + labelled("cache", cache, width, style)
+
+
+def _rate(per_s: float) -> str:
+    """Requests a second, to three digits or whole."""
+    return f"{per_s:.3g}" if per_s < 1000 else f"{per_s:,.0f}"
 
 
 def _targets(t: Mapping[str, Any], width: int, style: Style) -> list[str]:
@@ -202,7 +207,7 @@ def _apart(pools: Mapping[str, Any], width: int, style: Style) -> list[str]:
         pool = pools[name]
         words = [
             style.bold(_replicas(pool)),
-            f"{pool['per_s'] * pool['replicas']:.3g} requests a second at most",
+            f"{_rate(pool['per_s'] * pool['replicas'])} requests a second at most",
             f"busy {100 * pool['busy']:.0f} % of the time",
         ]
         lines += labelled(label, words, width, style)
@@ -334,7 +339,7 @@ def _table(serving: Serving, width: int, style: Style) -> list[str]:
             mesh_words(row),
             show_time(row["ttft_p99_s" if arrive else "ttft_s"]),
             show_time(row["tpot_p99_s" if arrive else "tpot_s"]),
-            f"{row['most_per_s']:.3g}" if arrive else f"{row['tokens_per_s_per_device']:,.0f}",
+            _rate(row["most_per_s"]) if arrive else f"{row['tokens_per_s_per_device']:,.0f}",
             show_bytes(row["memory_bytes"]),
         ]
         mark = "on the front" if row["front"] else ""

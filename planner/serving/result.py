@@ -47,6 +47,9 @@ TRAFFIC = (
     "block_waste",
 )
 """Numbers that are said of requests that arrive."""
+POOLS = ("prefill", "decode")
+UNIT = ("replicas", "split", "per_s", "sequences", "step_tokens")
+"""Numbers that are said of a kind of replicas that do one phase."""
 LOADED = ("most_per_s", "ttft_p99_s", "tpot_p99_s")
 """What rows say under requests that arrive."""
 PERCENTILES = (50, 90, 99)
@@ -171,11 +174,15 @@ class Serving:
 def _check_traffic(traffic: Any, rows: Sequence[Mapping[str, Any]]) -> None:
     """Raises KeyError, TypeError or ValueError where what is said of requests is not usable."""
     if traffic is None:
+        if any("units" in row or "pools" in row for row in rows):
+            raise ValueError("pools without requests that arrive")
         return
     numbers = [traffic[name] for name in TRAFFIC]
     numbers += [traffic[t][f"p{p}"] for t in ("ttft_s", "tpot_s") for p in PERCENTILES]
     numbers += [traffic["limits"][k] for k in ("sequences", "step_tokens", "cache_tokens", "block")]
     numbers += [row[k] for row in rows for k in LOADED]
+    units = [u for row in rows if "units" in row for u in (row["units"][k] for k in POOLS)]
+    numbers += [u[k] for u in units for k in UNIT]
     words = [traffic[name] for name in ("source", "prompt", "generate")]
     for target in traffic["targets"]:
         numbers += [target["percentile"], target["seconds"]]
@@ -183,14 +190,11 @@ def _check_traffic(traffic: Any, rows: Sequence[Mapping[str, Any]]) -> None:
         traffic[f"{target['figure']}_s"][f"p{target['percentile']}"]
     if "pools" in traffic:
         pools = traffic["pools"]
-        for kind in ("prefill", "decode"):
-            words.append(pools[kind]["label"])
-            numbers += [
-                pools[kind][k]
-                for k in ("replicas", "split", "per_s", "busy", "sequences", "step_tokens")
-            ]
+        units += [pools[kind] for kind in POOLS]
+        numbers += [pools[kind][k] for kind in POOLS for k in (*UNIT, "busy")]
         numbers += [pools["transfer"][k] for k in ("bytes_per_token", "mean_s", "busy")]
         words.append(pools["transfer"]["link"])
+    words += [unit["label"] for unit in units]
     if "fewer" in traffic:
         numbers.append(traffic["fewer"]["devices"])
         words.append(traffic["fewer"]["why"])

@@ -130,6 +130,8 @@ def test_pools_are_chosen_where_they_are_better_and_say_what_they_are(
     assert used == 4
     # Two layers, keys and values of 8 heads of 128 features, two bytes each.
     assert pools["transfer"]["bytes_per_token"] == 2 * 2 * 8 * 128 * 2
+    both = [r for r in apart.rows if "units" in r]
+    assert len(both) == 2 and both[1]["label"] == "apart: tp=2 + tp=2"
     rows = {bool(r["chosen"]): r for r in sorted(apart.rows, key=lambda r: -r["tpot_p99_s"])}
     assert rows[True]["label"].startswith("apart") and "+" in rows[True]["pools"]
     assert rows[True]["tpot_p99_s"] < rows[False]["tpot_p99_s"]
@@ -150,13 +152,9 @@ def test_pools_are_chosen_where_they_are_better_and_say_what_they_are(
 def test_a_script_starts_replicas_of_both_kinds(
     apart: Serving, engine: str, tmp_path: Path
 ) -> None:
-    assert apart.traffic is not None
-    pools = {
-        k: {**apart.traffic["pools"][k], "label": f"tp={apart.traffic['pools'][k]['split']}"}
-        for k in ("prefill", "decode")
-    }
-    traffic = {**apart.traffic, "pools": {**apart.traffic["pools"], **pools}}
-    made = hand_over(replace(apart, traffic=traffic), engine)
+    row = next(r for r in apart.rows if r["label"] == "apart: tp=2 + tp=2")
+    pools = row["units"]
+    made = hand_over(replace(apart, rows=(*(r for r in apart.rows if r["chosen"]), row)), engine)
     (tmp_path / "run.sh").write_text(made.text)
     for name in ("vllm", "python3"):
         (tmp_path / name).write_text('#!/bin/bash\nprintf "%s\\n" "$@"\n')
