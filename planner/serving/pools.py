@@ -186,10 +186,10 @@ class Pools:
     def best(self, topology: Topology, traffic: Traffic, objective: str) -> list[Apart]:
         """The best division of the machine's devices, and the best whose replicas are all cut by
         hand, which engines can say, where that is another; none where nothing is generated behind
-        the first token."""
-        if int(traffic.requests.generate.max()) == 1:
-            return []
+        the first token, or there are too few devices."""
         devices = topology.devices
+        if int(traffic.requests.generate.max()) == 1 or devices <= min(self.sizes):
+            return []
         found: dict[tuple[str, str], Apart] = {}
         known = [self.units(s, traffic) for s in self.sizes if s < devices]
         for by_hand in (False, True):

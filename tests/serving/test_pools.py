@@ -190,6 +190,14 @@ def test_a_script_starts_replicas_of_both_kinds(
     assert f"{pools['prefill']['replicas']} of prefill" in made.cost
 
 
+def test_there_are_no_pools_of_one_device_or_of_requests_without_generation() -> None:
+    ask: dict[str, Any] = {"prompt": 8, "rate": 5, "concurrency": 4, "pools": True}
+    for generate, devices in ((3, 1), (1, 2)):
+        made = serve("zoo:llama-tiny,cache=1", generate=generate, devices=devices, **ask)
+        assert made.traffic is not None and "pools" not in made.traffic
+        assert not any("units" in row for row in made.rows)
+
+
 def test_pools_are_of_a_rate_and_of_hardware_in_several_numbers(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
