@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test slow lint docs clean
+.PHONY: demo test checks tests slow lint docs clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -23,8 +23,14 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: lint
+# The checks keep one core busy, so that the tests run beside them.
+test: $(STAMP)
+	$(MAKE) --no-print-directory -j2 checks tests
+
+checks: lint
 	$(BIN)/python -m benchmarks.baselines
+
+tests: $(STAMP)
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 slow: $(STAMP)

@@ -27,7 +27,7 @@ from planner.strategy.strategy import Strategy
 TIE = 5e-3
 """Pins within this share of the free plan's step have found nothing."""
 MOST_PINS = 4
-WIDEST = {"tp": 8, "pp": 16, "cp": 8}
+WIDEST = {"tp": 8, "pp": 16, "cp": 16, "ep": 16}
 """Degrees that are drawn at most; data takes what is left, or is drawn too."""
 OTHERS = {
     "zero": ("0", "1", "2", "3"),
@@ -77,8 +77,23 @@ LARGE = (
     ("zoo:gpt3-175b", "h100-sxm", 128, 1536),
     ("zoo:llama3-70b", "h100-sxm", 512, 1024),
 )
+LONG = (
+    ("zoo:llama3-8b,seq=131072", "h100-sxm", 64, 8),
+    ("zoo:llama3-8b,seq=65536", "h100-sxm", 256, 16),
+)
+EXPERTS = (
+    ("zoo:mixtral-8x7b", "h100-sxm", 64, 256),
+    ("zoo:deepseek-moe-16b,seq=4096", "h100-sxm", 32, 128),
+)
+OTHER = (
+    ("zoo:gpt2-medium", "h100-sxm", 8, 64),
+    ("zoo:t5-large", "a100-80gb", 16, 128),
+    ("zoo:vit-l16", "h100-sxm", 8, 256),
+    ("zoo:resnet50", "h100-sxm", 16, 512),
+    ("zoo:llama3-70b", "tpu-v5p", 256, 512),
+)
 CASES = (
-    *(Case(*row) for row in SMALL),
+    *(Case(*row) for row in (*SMALL, *LONG, *EXPERTS, *OTHER)),
     *(Case(*row) for row in LARGE),
     *(Case(*row, "megatron") for row in LARGE),
 )
@@ -86,7 +101,14 @@ CASES = (
 
 def draw(case: Case, dice: random.Random) -> str:
     """One to four pins of a case, as after --pin."""
-    names = dice.sample(["tp", "pp", "cp", "dp", *OTHERS], dice.randint(1, MOST_PINS))
+    degrees = [
+        "tp",
+        "pp",
+        "cp",
+        "dp",
+        *(["ep"] if "moe" in case.spec or "x7b" in case.spec else []),
+    ]
+    names = dice.sample([*degrees, *OTHERS], dice.randint(1, MOST_PINS))
     pins, left = [], case.devices
     for name in names:
         if name in OTHERS:

@@ -310,7 +310,7 @@ class GraphFacts(BasicFacts):
     def heads(self) -> frozenset[tuple[int, ...]]:
         """Shapes of what kernels of attention read and make, [batch, heads, positions, width]: the
         kernels ask for the width in lanes, however narrow it is."""
-        attentions = [node for node in self.graph.nodes if node.op == "Attention"]
+        attentions = [n for n in self.graph.nodes if operator_of(n.op).kind == "attention"]
         read = {name for node in attentions for name in (*node.inputs[:3], *node.outputs) if name}
         shapes = {self.graph.tensors[name].shape for name in read}
         return frozenset(shape for shape in shapes if len(shape) == 4)

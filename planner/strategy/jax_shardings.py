@@ -12,7 +12,7 @@ weight that one pipeline stage alone holds: the emitted program keeps both in fo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any, Protocol
 
@@ -35,7 +35,8 @@ def mesh_of(strategy: Placed) -> Any:
     """The jax.sharding.Mesh of a strategy; the compiler partitions along its axes. Raises PlanError
     P160 where there are too few devices."""
     import jax
-    from jax.sharding import AxisType
+    import numpy as np
+    from jax.sharding import AxisType, Mesh
 
     sizes = dict(strategy.mesh_shape)
     if len(jax.devices()) < prod(sizes.values()):
@@ -44,9 +45,27 @@ def mesh_of(strategy: Placed) -> Any:
             f"the plan is for {prod(sizes.values())} devices, jax has {len(jax.devices())}",
             help=["--xla_force_host_platform_device_count in XLA_FLAGS"],
         )
-    return jax.make_mesh(
-        tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes)
-    )
+    places = np.empty(prod(sizes.values()), object)
+    places[:] = by_links(jax.devices())[: len(places)]
+    types = (AxisType.Auto,) * len(sizes)
+    return Mesh(places.reshape(tuple(sizes.values())), tuple(sizes), axis_types=types)
+
+
+def by_links(devices: Sequence[Any]) -> list[Any]:
+    """Devices in the order in which plans number them: as emitted programs have it
+    (planner/emit/runtime/files/frame.py), so that the shardings are theirs. jax.make_mesh refuses
+    meshes over several NVLink domains or slices.
+    """
+    where = [tuple(d.coords) if d.platform == "tpu" else () for d in devices]
+    extents = [len(set(along)) for along in zip(*where, strict=True)]
+    dims = sorted(range(len(extents)), key=lambda k: -extents[k])
+
+    def place(i: int) -> tuple[int, ...]:
+        core = devices[i].core_on_chip if devices[i].platform == "tpu" else 0
+        joined = getattr(devices[i], "slice_index", 0)
+        return (joined, *(where[i][k] for k in dims), core, devices[i].id)
+
+    return [devices[i] for i in sorted(range(len(devices)), key=place)]
 
 
 def shardings(

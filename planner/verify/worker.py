@@ -156,7 +156,8 @@ def strategy_devices(strategy: Strategy) -> int:
 
 def environment(devices: int, kind: str = "cpu") -> dict[str, str]:
     """Environment of a process able to import this package; on cpu with that many virtual devices
-    and products in float32.
+    and products in float32. Nothing comes from a cache of compiled programs that the user may have:
+    what the compiler did is read from its dumps.
 
     NPROC, the number of XLA's threads, is well above that of devices: independent collectives of
     one device run at once, each holding a thread until the other devices come, and with 8 threads
@@ -167,15 +168,11 @@ def environment(devices: int, kind: str = "cpu") -> dict[str, str]:
         f for f in os.environ.get("XLA_FLAGS", "").split() if "host_platform_device_count" not in f
     ]
     path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p)
+    own = {**os.environ, "JAX_ENABLE_COMPILATION_CACHE": "false"}
     if kind != "cpu":
-        return {
-            **os.environ,
-            "PYTHONPATH": path,
-            "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": " ".join(flags),
-        }
+        return {**own, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": " ".join(flags)}
     return {
-        **os.environ,
+        **own,
         "PYTHONPATH": path,
         "JAX_PLATFORMS": "cpu",
         "JAX_DEFAULT_MATMUL_PRECISION": "float32",

@@ -17,6 +17,7 @@ from planner.emit.runtime.files.frame import by_links
 from planner.machine.mesh_choices import meshes, pinned_mesh, staged_meshes
 from planner.machine.topology import Mesh, Topology, _span, device, for_devices
 from planner.machine.topology_file import from_file
+from planner.strategy import jax_shardings
 
 
 @dataclass(frozen=True)
@@ -172,6 +173,13 @@ def test_cores_of_a_chip_come_first_and_slices_last() -> None:
     assert [d.core_on_chip for d in ordered[:4]] == [0, 1, 0, 1]
     assert ordered[0].coords == ordered[1].coords != ordered[2].coords
     assert [d.slice_index for d in ordered] == [0] * 32 + [1] * 32
+
+
+def test_shardings_of_a_strategy_lay_devices_as_its_program_does() -> None:
+    dice = random.Random(3)
+    for devices in (gpus(32, 16, 8), tpus((4, 2, 3), cores=2, slices=2), tpus((2, 4, 4))):
+        mixed = dice.sample(list(devices), len(devices))
+        assert jax_shardings.by_links(mixed) == by_links(mixed)
 
 
 def test_virtual_devices_keep_their_order() -> None:
