@@ -324,9 +324,11 @@ def handover_collectives(
 ) -> Iterator[CollectiveUse]:
     """A tensor on its way to the next pipeline stage in so many ticks, and its gradient on the way
     back, of so many microbatches each. Between two stages the last way back is a loop of one tick,
-    which compilers unroll: nobody reads what it sends."""
+    which compilers unroll: nobody reads what it sends. Under zb-h1 so is the last way forward of as
+    many microbatches as stages."""
+    alone = schedule.kind == ZB_H1 and schedule.microbatches == schedule.stages
     unread = schedule.kind in ("1f1b", ZB_H1) and schedule.stages == 2
-    for phase, ticks in (("forward", forward_ticks), ("backward", schedule.ticks - unread)):
+    for phase, ticks in (("forward", forward_ticks - alone), ("backward", schedule.ticks - unread)):
         yield CollectiveUse(
             kind="collective-permute",
             axes=(STAGE,),

@@ -151,6 +151,10 @@ def test_chunks_wait_in_a_ring_of_the_size_that_is_priced(
             "pp=4,tp=2,micro=8,recompute=block,schedule=zb-h1",
         ),  # gradients of weights apart, stages of uneven length, operands handed on
         (
+            "zoo:gpt-tiny,layers=4",
+            "pp=2,dp=4,micro=2,schedule=zb-h1",
+        ),  # as many microbatches as stages: nobody reads the last message
+        (
             "zoo:t5-tiny",
             "pp=2,tp=2,dp=2,micro=4,recompute=block-keep,schedule=1f1b",
         ),  # the encoder before the stages, its result read by all of them
