@@ -31,7 +31,7 @@ from planner.execution.layout_flow import Flow
 from planner.execution.plan import Plan
 from planner.execution.techniques import STRUCTURAL
 from planner.graph.ir import Graph
-from planner.machine.mesh_choices import divisors
+from planner.machine.mesh_choices import divisors, pinned_mesh
 from planner.ops import operator_of
 from planner.pins.pins import Pins
 from planner.pricing.cost import Cost
@@ -142,12 +142,21 @@ class Joint:
         return self.request.topology.devices
 
     def meshes(self) -> Iterator[tuple[int, int]]:
-        """(replicas, devices of each), the most replicas first; replicas have equally many
-        sequences."""
+        """(replicas, devices of each) whose axes lie along the links, the most replicas first;
+        replicas have equally many sequences."""
         for split in divisors(self.devices):
             replicas = self.devices // split
-            if self.step.service.concurrency % replicas == 0:
+            if self.step.service.concurrency % replicas == 0 and self._on_links(replicas, split):
                 yield replicas, split
+
+    def _on_links(self, replicas: int, split: int) -> bool:
+        """Whether the mesh's axes take whole factors of the levels of links."""
+        sizes = {name: prod(parts) for name, parts in self.axes(replicas, split).items()}
+        try:
+            pinned_mesh(self.request.topology, sizes)
+        except PlanError:
+            return False
+        return True
 
     def prompts(self, replicas: int) -> PhaseModel:
         """The pass over as many prompts as so many replicas take at once."""

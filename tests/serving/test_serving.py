@@ -530,3 +530,9 @@ def test_a_decode_step_reads_weights_and_cache_once(case) -> None:
     found = apart(case, target, prefill=False)
     assert found["step"]["moved_bytes"] <= 1.3 * found["least_bytes"]
     assert found["step"]["copied_bytes"] < 10e6
+
+
+def test_meshes_lie_along_the_links_of_nodes_that_are_no_power_of_two() -> None:
+    """Two heads of keys over 24 devices: a replica of 12 or 24 would cut a node in thirds."""
+    made = serve("zoo:llama-tiny,cache=1", prompt=16, generate=4, concurrency=24, devices=24)
+    assert {row["split"] for row in made.rows} == {1, 2, 4, 8}
