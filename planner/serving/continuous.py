@@ -9,7 +9,8 @@ prompt and all it will generate, in blocks of BLOCK tokens; so none is ever put 
 in which its prompt ends gives its first token.
 
 Between two events (a request comes, one is done) steps differ only in the keys they read, by as
-many as there are sequences, so that all of them are one sum. tests/serving/test_continuous.py holds
+many as there are sequences, so that all of them are one sum; so are the steps that one long prompt
+fills. tests/serving/test_continuous.py holds
 this against single steps, closed forms of queues and Little's law.
 """
 
@@ -26,6 +27,8 @@ from planner.serving.arrivals import Requests
 
 BLOCK = 16
 """Tokens of a block of the cache (vLLM's; SGLang's smaller ones waste less)."""
+FULL = 2000
+"""At least so many requests say how many a second leave a replica at most."""
 SETTLING = 0.1
 """Of all requests, the first tenth is not counted: they find an empty machine."""
 
@@ -54,6 +57,11 @@ class Limits:
     def room(self, tokens: np.ndarray) -> np.ndarray:
         """Tokens that the blocks of requests take which end with so many."""
         return -(-tokens // BLOCK) * BLOCK
+
+    def full(self, lengths: tuple[int, int]) -> int:
+        """Requests of which it is worked out how many a second leave the replica at most, in the
+        mean of so many tokens (of a prompt, generated): eight times as many as are in at once."""
+        return max(FULL, 8 * min(self.sequences, self.cache_tokens // sum(lengths)))
 
 
 @dataclass(frozen=True)
@@ -180,21 +188,32 @@ class Replica:
             self._leave(request, self.prompt[request] + self.generate[request] - 1)
 
     def _mixed(self, chunks: list[tuple[list[int], int]]) -> None:
-        """One step with tokens of prompts."""
-        sequences = len(self.generating)
+        """A step with tokens of prompts, and those after it that are like it."""
+        sequences, steps = len(self.generating), self._alike(chunks)
         rows = sum(tokens for _, tokens in chunks) + sequences
         pairs = sum(tokens * (at[1] + (tokens + 1) / 2) for at, tokens in chunks)
         base_s, pair_s = self.prices.prompt(rows)
-        seconds = base_s + pair_s * pairs
+        seconds, longer_s = base_s + pair_s * pairs, pair_s * chunks[0][1] ** 2
         if sequences:
-            seconds += self.prices.decode(sequences)[1] * self.keys
-        self._pass(seconds, 1)
+            key_s = self.prices.decode(sequences)[1]
+            seconds += key_s * self.keys
+            longer_s += key_s * sequences
+        self._pass(steps * seconds + longer_s * steps * (steps - 1) / 2, steps)
         for at, tokens in chunks:
-            at[1] += tokens
+            at[1] += steps * tokens
             if at[1] == self.prompt[at[0]]:
                 self.first[at[0]] = self.now
                 self._join(at[0])
         self.passing = [at for at in self.passing if at[1] < self.prompt[at[0]]]
+
+    def _alike(self, chunks: list[tuple[list[int], int]]) -> int:
+        """How many steps take as many tokens of one prompt, until it ends or a sequence does: while
+        it fills them no other request gets in."""
+        at, tokens = chunks[0]
+        if len(chunks) > 1 or tokens < self.limits.step_tokens - len(self.generating):
+            return 1
+        steps = (self.prompt[at[0]] - at[1]) // tokens
+        return min(steps, self.generating[0][0] - self.steps) if self.generating else steps
 
     def _alone(self) -> None:
         """Steps without prompts, until one is done or the next request comes."""

@@ -82,18 +82,20 @@ class PhaseModel(Model):
                 form,
             )
         else:
-            graph = self._read(self.proto, 1, s.length + 1, form.pasts)
-            check_sight(graph, form)
-            graph = step_graph(graph, form)
+            # Sequences see their keys alike: one tells, where masks of all would take gigabytes.
+            check_sight(self._read(self.proto, 1, s.length + 1, form.pasts, batch=1), form)
+            graph = step_graph(self._read(self.proto, 1, s.length + 1, form.pasts), form)
             graph = with_cache_of(graph, form, s.cache_type)
         graph = quantized(graph) if s.quantize == "int8" else graph
         notes = tuple(n for n in graph.notes if not n.startswith("batch "))  # it was given
         dims = {**graph.dims, "batch": self.rows}
         return replace(graph, name=self.name, dims=dims, notes=notes, unstacked=True)
 
-    def _read(self, proto: Any, tokens: int, total: int, pasts: tuple[str, ...]) -> Graph:
-
-        form, batch = self.form, self.rows
+    def _read(
+        self, proto: Any, tokens: int, total: int, pasts: tuple[str, ...], batch: int = 0
+    ) -> Graph:
+        """The model with so many tokens of `total`; batch: 0 for the phase's own."""
+        form, batch = self.form, batch or self.rows
         assert form is not None
         given = {i.name for i in proto.graph.input}
         shapes: dict[str, tuple[int, ...]] = {

@@ -33,7 +33,7 @@ from planner.serving.joint import NO_TECHNIQUES, Joint
 from planner.serving.outcome import Outcome
 from planner.serving.result import Service
 from planner.serving.step_prices import PlanPrices, Sizes
-from planner.serving.traffic import AT_ONCE, FULL, STEP_TOKENS, Traffic, figures_of
+from planner.serving.traffic import AT_ONCE, STEP_TOKENS, Traffic, figures_of
 
 DIVISIONS = 3
 """Divisions of the devices that are simulated for each pair of replica sizes."""
@@ -259,7 +259,7 @@ class _Replicas:
         )
         sequences = max(1, min(service.concurrency, room // (service.length + BLOCK)))
         limits = Limits(sequences, self.asked.prefill_tokens or max(STEP_TOKENS), room)
-        full = self.traffic.repeated(max(FULL, 8 * sequences))
+        full = self.traffic.repeated(limits.full(self.traffic.mean_lengths))
         full = _prompts_of(full) if passing else full
         per_s = most_a_second(full, prices, limits, prefilled=not passing)
         weights = cost.memory.parameters - (0 if passing else cache)

@@ -25,8 +25,6 @@ from planner.serving.targets import Target
 
 SERVED = 20_000
 """Of a trace, the first so many requests are served."""
-FULL = 2000
-"""Requests of which it is worked out how many a second leave a replica at most."""
 STEP_TOKENS = (8192, 2048, 512)
 """Tokens of a step at most, tried where nothing is said: short steps keep those that generate from
 waiting for prompts."""
@@ -169,7 +167,7 @@ class Loads:
             if int(limits.room(self.needs).max()) > limits.cache_tokens:
                 return None
             courses = serve_all(self.traffic.requests, pair.replicas, prices, limits)
-            full = self.traffic.repeated(max(FULL, 8 * limits.sequences))
+            full = self.traffic.repeated(limits.full(self.traffic.mean_lengths))
             most = most_a_second(full, prices, limits) * pair.replicas
             outcome = Outcome.of(courses, most, self.traffic.rate_per_s)
             loads.append(Loaded(pair, limits, courses, outcome))

@@ -536,3 +536,9 @@ def test_meshes_lie_along_the_links_of_nodes_that_are_no_power_of_two() -> None:
     """Two heads of keys over 24 devices: a replica of 12 or 24 would cut a node in thirds."""
     made = serve("zoo:llama-tiny,cache=1", prompt=16, generate=4, concurrency=24, devices=24)
     assert {row["split"] for row in made.rows} == {1, 2, 4, 8}
+
+
+def test_more_sequences_than_fit_by_far_are_no_plan_and_take_no_memory_here() -> None:
+    with pytest.raises(PlanError) as e:
+        serve(LLAMA, prompt=64, generate=8, concurrency=99_999_999, devices=2)
+    assert e.value.code == "P021"
