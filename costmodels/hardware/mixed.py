@@ -34,6 +34,11 @@ def slowest(groups: Sequence[tuple[Device, int]]) -> Device:
         raise DeviceError(
             f"{' and '.join(f'{d.name} ({d.kind})' for d in every)} cannot run one program"
         )
+    if len({d.kubernetes for d in every}) > 1:
+        raise DeviceError(
+            f"{' and '.join(f'{d.name} ({d.kubernetes})' for d in every)} have no collectives in"
+            " common: each maker's library joins its own devices"
+        )
     if len(every) == 1:
         return every[0]
     types = sorted({t for d in every for t in d.peak_flops_per_s})

@@ -41,8 +41,12 @@ OTHERS = (
     "backend",
     "time_limit",
     "incremental",
+    "launcher",
+    "tables",
 )
 """Options that a serving plan does not take."""
+SPELLED = {"launcher": "for"}
+"""How options are written whose values have another name."""
 
 
 def asked(args: argparse.Namespace) -> bool:
@@ -92,7 +96,7 @@ def asked(args: argparse.Namespace) -> bool:
     if other := unusual(args, OTHERS):
         raise PlanError(
             "P222",
-            f"a serving plan does not take --{other[0].replace('_', '-')}",
+            f"a serving plan does not take --{SPELLED.get(other[0], other[0]).replace('_', '-')}",
             help=[
                 "leave it out",
                 "leave out --prompt, --generate and --concurrency to plan one pass",
@@ -118,7 +122,8 @@ def _missing(args: argparse.Namespace, given: list[str]) -> list[str]:
     try:
         float(args.rate)
     except ValueError:
-        if lengths := [n for n in LENGTHS if n in given]:
+        lengths = [n for n in LENGTHS if n in given]
+        if lengths and Path(args.rate).is_file():
             raise PlanError(
                 "P222",
                 f"--{lengths[0]} beside the trace {args.rate}, which says every request's tokens",

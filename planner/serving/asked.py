@@ -16,7 +16,7 @@ from planner.serving.joint import PREFILL_TOKENS, Joint, Priced
 from planner.serving.outcome import Outcome
 from planner.serving.phases import PhaseModel
 from planner.serving.pools import Apart, Pools
-from planner.serving.result import Service, Serving
+from planner.serving.result import Service, Serving, replicas_words
 from planner.serving.step_prices import PlanPrices, Sizes
 from planner.serving.traffic import AT_ONCE, STEP_TOKENS, Loads, Traffic, figures_of, told
 from planner.workload.open import open_model
@@ -130,7 +130,7 @@ class Found:
         """The replicas."""
         if isinstance(self.best, Apart):
             return f"the nearest: {self.best.words} devices"
-        return f"the nearest: {self.best.replicas} replicas of {self.best.split}"
+        return f"the nearest: {replicas_words(self.best.replicas, self.best.split)}"
 
     def _phases(self) -> list[tuple[PhaseModel, Request, SearchResult]]:
         """(model, machine, plan) of the prompts and of a step; of pools, of a replica of each."""

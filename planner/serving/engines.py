@@ -19,7 +19,7 @@ from typing import Any
 from costmodels.hardware.units import show_bytes, show_time
 from planner.errors import PlanError
 from planner.launch.job import node_slots
-from planner.serving.result import Serving, arriving, pools_of
+from planner.serving.result import Serving, arriving, pools_of, rate_words
 
 DEAR = 0.05
 """Worse than the plan by more is refused."""
@@ -148,7 +148,7 @@ def _figures(serving: Serving, row: Mapping[str, Any]) -> str:
         speed = f"{row['tokens_per_s_per_device']:,.0f} tokens/s/device"
         return f"{speed}, ttft {show_time(row['ttft_s'])}, tpot {show_time(row['tpot_s'])}"
     late = (f"{name} {show_time(row[f'{name}_p99_s'])}" for name in ("ttft", "tpot"))
-    return f"{row['most_per_s']:.3g} requests/s at most, {', '.join(late)} of 99 in a hundred"
+    return f"{rate_words(row['most_per_s'])} requests/s at most, {', '.join(late)} of 99 in a hundred"
 
 
 def service_of(serving: Serving, row: Mapping[str, Any]) -> Service:

@@ -40,7 +40,7 @@ from planner.pricing.pricer import Pricer
 from planner.search.request import Candidate, Request, SearchResult
 from planner.search.search import Search
 from planner.serving.phases import PhaseModel
-from planner.serving.result import FIGURES, OBJECTIVES
+from planner.serving.result import FIGURES, OBJECTIVES, replicas_words
 from planner.sharding.layout import local_shape
 
 PREFILL_TOKENS = 8192
@@ -435,7 +435,7 @@ class Joint:
             f"no plan fits: {show_bytes(least.memory_bytes)} a device in the smallest plan priced,"
             f" {show_bytes(self.request.limit_bytes)} usable",
             detail=[
-                f"{least.replicas} replicas of {least.split}: weights"
+                f"{replicas_words(least.replicas, least.split)}: weights"
                 f" {show_bytes(least.weights_bytes)}, cache {show_bytes(least.cache_bytes)}"
             ],
             help=["fewer sequences at once (--concurrency)", *help],

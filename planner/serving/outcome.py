@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from planner.serving.continuous import SETTLING, Course
-from planner.serving.result import PERCENTILES
+from planner.serving.result import PERCENTILES, rate_words
 from planner.serving.targets import STRICTEST, Target
 
 
@@ -77,8 +77,8 @@ class Outcome:
     def missed(self, targets: Sequence[Target]) -> str:
         """Which targets are missed, in words; "" where none is."""
         if not self.stable:
-            rate = f"{self.most_per_s:.3g} requests a second are served at most"
-            return f"{rate}, {self.rate_per_s:.4g} arrive"
+            rate = f"{rate_words(self.most_per_s)} requests a second are served at most"
+            return f"{rate}, {rate_words(self.rate_per_s, 4)} arrive"
         found = ((t, self.seconds(t.figure, t.percentile)) for t in targets)
         return ", ".join(t.words(s) for t, s in found if s > t.seconds)
 

@@ -33,7 +33,7 @@ from planner.serving.joint import NO_TECHNIQUES, Joint
 from planner.serving.outcome import Outcome
 from planner.serving.result import Service
 from planner.serving.step_prices import PlanPrices, Sizes
-from planner.serving.traffic import AT_ONCE, STEP_TOKENS, Traffic, figures_of
+from planner.serving.traffic import AT_ONCE, STEP_TOKENS, Traffic, figures_of, most_waiting
 
 DIVISIONS = 3
 """Divisions of the devices that are simulated for each pair of replica sizes."""
@@ -153,7 +153,7 @@ class Apart:
         return {
             **figures,
             "waiting": figures["waiting"] + prompts["waiting"],
-            "most_waiting": max(figures["most_waiting"], prompts["most_waiting"]),
+            "most_waiting": most_waiting((*first, *second)),
             "pools": {
                 "prefill": {**p.row, "replicas": n, "busy": prompts["busy"]},
                 "decode": {**d.row, "replicas": m, "busy": figures["busy"]},

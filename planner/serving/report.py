@@ -15,7 +15,14 @@ from typing import Any
 from costmodels.hardware.units import show_bytes, show_time
 from planner.report.notation import extent_names, short_labels
 from planner.report.summary import machine, title
-from planner.serving.result import PERCENTILES, Serving, arriving, pools_of
+from planner.serving.result import (
+    PERCENTILES,
+    Serving,
+    arriving,
+    pools_of,
+    rate_words,
+    replicas_words,
+)
 from planner.serving.targets import Target
 from planner.sharding.notation import cells
 from planner.strategy.notation import spell_weight, weight_groups
@@ -90,7 +97,7 @@ def _traffic(serving: Serving, width: int, style: Style) -> list[str]:
     t = serving.traffic
     assert t is not None
     load = t["rate_per_s"] / t["most_per_s"]
-    most = f"{_rate(t['most_per_s'])} requests a second"
+    most = f"{rate_words(t['most_per_s'])} requests a second"
     if t["stable"]:
         served = [style.fit("yes") + f": {100 * load:.0f} % of the {most} that this plan serves"]
     else:
@@ -108,7 +115,8 @@ def _traffic(serving: Serving, width: int, style: Style) -> list[str]:
         f"{t['tokens_per_s']:,.0f} tokens/s generated",
     ]
     lines += labelled("batch", batch, width, style)
-    queue = [f"{t['waiting']:.3g} requests wait in the mean", f"{t['most_waiting']:,} at most"]
+    waiting = rate_words(t["waiting"])
+    queue = [f"{waiting} requests wait in the mean", f"{t['most_waiting']:,} at most"]
     lines += labelled("queue", queue, width, style)
     cache = [
         f"{100 * t['cache_taken']:.1f} % of {limits['cache_tokens']:,} tokens a replica taken",
@@ -116,11 +124,6 @@ def _traffic(serving: Serving, width: int, style: Style) -> list[str]:
         f"steps of {limits['step_tokens']:,} tokens at most",
     ]
     return lines + labelled("cache", cache, width, style)
-
-
-def _rate(per_s: float) -> str:
-    """Requests a second, to three digits or whole."""
-    return f"{per_s:.3g}" if per_s < 1000 else f"{per_s:,.0f}"
 
 
 def _targets(t: Mapping[str, Any], width: int, style: Style) -> list[str]:
@@ -167,13 +170,13 @@ def mesh_words(row: Mapping[str, Any]) -> str:
 
 
 def _plan(serving: Serving, width: int, style: Style) -> list[str]:
-    s, pools = serving.service, pools_of(serving)
+    s, f, pools = serving.service, serving.figures, pools_of(serving)
     axes = [
         f"{a['name']}={a['size']} ({' + '.join(a['levels'])})"
         for a in serving.step.mesh
         if a["size"] > 1
     ]
-    mesh = [style.bold(_replicas(serving.figures)), *axes]
+    mesh = [style.bold(replicas_words(f["replicas"], f["split"])), *axes]
     lines = _apart(pools, width, style) if pools else labelled("mesh", mesh, width, style)
     if s["gap"] is None:
         gap = "of the plans priced"
@@ -194,20 +197,14 @@ def _plan(serving: Serving, width: int, style: Style) -> list[str]:
     )
 
 
-def _replicas(row: Mapping[str, Any]) -> str:
-    """`4 replicas of 2 devices`."""
-    replicas, split = row["replicas"], row["split"]
-    return f"{replicas} replica{'s' * (replicas > 1)} of {split} device{'s' * (split > 1)}"
-
-
 def _apart(pools: Mapping[str, Any], width: int, style: Style) -> list[str]:
     """Prompts and generation on devices apart."""
     lines = []
     for name, label in (("prefill", "prompts"), ("decode", "decode")):
         pool = pools[name]
         words = [
-            style.bold(_replicas(pool)),
-            f"{_rate(pool['per_s'] * pool['replicas'])} requests a second at most",
+            style.bold(replicas_words(pool["replicas"], pool["split"])),
+            f"{rate_words(pool['per_s'] * pool['replicas'])} requests a second at most",
             f"busy {100 * pool['busy']:.0f} % of the time",
         ]
         lines += labelled(label, words, width, style)
@@ -339,7 +336,7 @@ def _table(serving: Serving, width: int, style: Style) -> list[str]:
             mesh_words(row),
             show_time(row["ttft_p99_s" if arrive else "ttft_s"]),
             show_time(row["tpot_p99_s" if arrive else "tpot_s"]),
-            _rate(row["most_per_s"]) if arrive else f"{row['tokens_per_s_per_device']:,.0f}",
+            rate_words(row["most_per_s"]) if arrive else f"{row['tokens_per_s_per_device']:,.0f}",
             show_bytes(row["memory_bytes"]),
         ]
         mark = "on the front" if row["front"] else ""

@@ -223,13 +223,24 @@ def pools_of(serving: Serving) -> Mapping[str, Any]:
     return (serving.traffic or {}).get("pools", {})
 
 
+def rate_words(per_s: float, digits: int = 3) -> str:
+    """Requests a second, to so many digits or whole."""
+    return f"{per_s:.{digits}g}" if per_s < 1000 else f"{per_s:,.0f}"
+
+
+def replicas_words(replicas: int, split: int) -> str:
+    """`4 replicas of 2 devices`."""
+    return f"{replicas} replica{'s' * (replicas > 1)} of {split} device{'s' * (split > 1)}"
+
+
 def arriving(traffic: Mapping[str, Any]) -> str:
     """The requests, in words."""
     prompt, generate, source = (
         short("".join(c for c in traffic[k] if c.isprintable()), LONGEST)
         for k in ("prompt", "generate", "source")
     )
-    rate = f"{traffic['rate_per_s']:.4g} requests a second of {prompt} + {generate} tokens"
+    each_s = rate_words(traffic["rate_per_s"], 4)
+    rate = f"{each_s} requests a second of {prompt} + {generate} tokens"
     if source == "poisson":
         return f"{rate}, at random (seed {traffic['seed']})"
     return f"{traffic['requests']:,} requests of {source}, {rate}"

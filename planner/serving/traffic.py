@@ -25,6 +25,8 @@ from planner.serving.targets import Target
 
 SERVED = 20_000
 """Of a trace, the first so many requests are served."""
+RATES = (1e-6, 1e9)
+"""Requests a second, from and to, that are drawn."""
 STEP_TOKENS = (8192, 2048, 512)
 """Tokens of a step at most, tried where nothing is said: short steps keep those that generate from
 waiting for prompts."""
@@ -66,11 +68,17 @@ class Traffic:
                 f"{a.mean():.0f} in the mean" for a in (first.prompt, first.generate)
             )
             return cls(first, first.rate, Path(text).name, prompts, generated, targets)
-        if not 0 < each_s < 1e9:
+        least, most = RATES
+        if not least <= each_s <= most:
             raise PlanError(
                 "P226",
-                f"--rate {text}: no requests a second",
+                f"--rate {text}: no requests a second, of which {least:f} to {most:,.0f} are"
+                " planned for",
                 help=["--rate 8, or the file of a trace"],
+            )
+        if seed < 0:
+            raise PlanError(
+                "P226", f"--seed {seed}: requests are drawn from no negative number", help=["--seed 0"]
             )
         asked, made = Lengths.of(prompt, "prompt"), Lengths.of(generate, "generate")
         requests = drawn(each_s, asked, made, seed)
@@ -113,7 +121,7 @@ def figures_of(courses: Sequence[Course], limits: Limits) -> dict[str, Any]:
     return {
         "tokens_per_s": sum(float(c.requests.generate.sum()) for c in courses) / end,
         "waiting": waits / end,
-        "most_waiting": max(_most_waiting(c) for c in courses),
+        "most_waiting": most_waiting(courses),
         "generating": sum(c.sequence_s for c in courses) / end / replicas,
         "busy": sum(c.busy_s for c in courses) / end / replicas,
         "cache_taken": taken / end / replicas / limits.cache_tokens,
@@ -127,9 +135,10 @@ def figures_of(courses: Sequence[Course], limits: Limits) -> dict[str, Any]:
     }
 
 
-def _most_waiting(course: Course) -> int:
-    """The longest queue of a replica."""
-    come, gone = course.requests.arrival_s, np.sort(course.admitted_s)
+def most_waiting(courses: Sequence[Course]) -> int:
+    """The most that wait at a time, in front of all replicas together."""
+    come = np.sort(np.concatenate([c.requests.arrival_s for c in courses]))
+    gone = np.sort(np.concatenate([c.admitted_s for c in courses]))
     return int((np.arange(1, len(come) + 1) - np.searchsorted(gone, come, side="right")).max())
 
 

@@ -648,6 +648,7 @@ def test_a_cluster_of_two_kinds_is_planned_saved_and_priced_again(tmp_path: Path
     [
         (("devices = 8", "devices = 4"), "P014"),
         (('"a100-40gb"', '"tpu-v5e"'), "P013"),
+        (('"a100-40gb"', '"mi300x"'), "P013"),
         (("[[group]]\ndevice", "[[group]]\nspeed = 2\ndevice"), "P013"),
         (("devices = 8", "devices = 0"), "P013"),
         (("[[group]]", 'device = "h100-sxm"\n[[group]]'), "P013"),

@@ -14,7 +14,7 @@ import pytest
 from planner.cli import main
 from planner.errors import PlanError
 from planner.serving.engines import ENGINES, hand_over
-from planner.serving.result import Serving
+from planner.serving.result import Serving, rate_words
 from planner.serving.serve import serve
 
 WORDS = {
@@ -173,7 +173,7 @@ def test_a_plan_for_requests_that_arrive_says_its_limits(tmp_path: Path) -> None
     )
     done = hand_over(made, "vllm")
     row = next(r for r in made.rows if f"{r['label']}," in done.cost)
-    assert f"{row['most_per_s']:.3g} requests/s at most" in done.cost
+    assert f"{rate_words(row['most_per_s'])} requests/s at most" in done.cost
     words = done.text.replace("\\\n", " ").split()
     said = dict(zip(words, words[1:], strict=False))
     assert said["--max-model-len"] == str(47 + 4)

@@ -15,13 +15,16 @@ from planner.cli import main
 from planner.errors import PlanError
 from planner.graph.rescale import same
 from planner.search.build_request import make_request
+from planner.serving.arrivals import Requests
+from planner.serving.continuous import Limits, serve_all
 from planner.serving.joint import Joint
 from planner.serving.phases import PhaseModel
 from planner.serving.result import Service, Serving
 from planner.serving.serve import serve
 from planner.serving.step_prices import PlanPrices, Sizes
-from planner.serving.traffic import AT_ONCE, Traffic
+from planner.serving.traffic import AT_ONCE, Traffic, most_waiting
 from planner.workload.open import open_model
+from tests.serving.test_continuous import Fixed
 
 MODEL = "zoo:llama3-8b,layers=2,cache=1"
 TINY = "zoo:llama-tiny,cache=1,kv_heads=4"
@@ -158,7 +161,7 @@ def test_lengths_of_sequences_that_begin_together_are_one(
     assert "error[P226]" in capsys.readouterr().err
     assert main([*ask, "--prompt", "16..8"]) == 2
     assert main([*ask, "--prompt", "8~x"]) == 2
-    for rate in ("0", "-1", "nan", "inf", "1e10"):
+    for rate in ("0", "-1", "nan", "inf", "1e10", "1e-300", "20/s", ""):
         assert main([*ask, "--prompt", "8", "--rate", rate, "--quiet"]) == 2
         assert "error[P226]" in capsys.readouterr().err
 
@@ -195,3 +198,16 @@ def test_traffic_of_a_rate_is_drawn_at_it() -> None:
     assert traffic.requests.rate == pytest.approx(8, rel=0.05) and traffic.rate_per_s == 8
     prompt, generate = traffic.mean_lengths
     assert generate == 20 and prompt == np.ceil(traffic.requests.prompt.mean())
+
+
+def test_a_seed_below_zero_draws_no_requests() -> None:
+    with pytest.raises(PlanError, match="--seed -1"):
+        serve(TINY, prompt=8, generate=4, rate=5, devices=2, seed=-1)
+
+
+def test_the_longest_queue_is_that_of_all_replicas_together() -> None:
+    """As the mean is: a burst of forty on four replicas of one sequence each."""
+    requests = Requests(np.zeros(40), np.full(40, 8), np.full(40, 4))
+    limits = Limits(sequences=1, step_tokens=64, cache_tokens=64)
+    courses = serve_all(requests, 4, Fixed(), limits)
+    assert most_waiting(courses) == 36 and most_waiting(courses[:1]) == 9
