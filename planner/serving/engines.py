@@ -148,7 +148,9 @@ def _figures(serving: Serving, row: Mapping[str, Any]) -> str:
         speed = f"{row['tokens_per_s_per_device']:,.0f} tokens/s/device"
         return f"{speed}, ttft {show_time(row['ttft_s'])}, tpot {show_time(row['tpot_s'])}"
     late = (f"{name} {show_time(row[f'{name}_p99_s'])}" for name in ("ttft", "tpot"))
-    return f"{rate_words(row['most_per_s'])} requests/s at most, {', '.join(late)} of 99 in a hundred"
+    return (
+        f"{rate_words(row['most_per_s'])} requests/s at most, {', '.join(late)} of 99 in a hundred"
+    )
 
 
 def service_of(serving: Serving, row: Mapping[str, Any]) -> Service:

@@ -78,7 +78,9 @@ class Traffic:
             )
         if seed < 0:
             raise PlanError(
-                "P226", f"--seed {seed}: requests are drawn from no negative number", help=["--seed 0"]
+                "P226",
+                f"--seed {seed}: requests are drawn from no negative number",
+                help=["--seed 0"],
             )
         asked, made = Lengths.of(prompt, "prompt"), Lengths.of(generate, "generate")
         requests = drawn(each_s, asked, made, seed)

@@ -219,7 +219,18 @@ def test_a_model_without_positions_is_refused() -> None:
             "does not take --batch",
         ),
         (
-            "--workload infer --prompt 8 --generate 8 --rate 8 --for megatron".split(),
+            [
+                "--workload",
+                "infer",
+                "--prompt",
+                "8",
+                "--generate",
+                "8",
+                "--rate",
+                "8",
+                "--for",
+                "megatron",
+            ],
             "does not take --for",
         ),
         (
