@@ -255,18 +255,38 @@ def _span(level: Level, n: int, extent: int) -> Span:
 
 
 def from_json(data: Mapping[str, Any]) -> Topology:
-    """The topology a strategy file records. Its device must ship, or its file be where it was."""
+    """The topology a strategy file records. Its device must ship, or its file be where it was.
+    Raises PlanError P060 for groups that are not the machine's."""
     levels = _read_levels(data["levels"])
     if groups := data.get("groups"):
-        mixed = Topology.mixed(
-            tuple((device(g["device"]), int(g["devices"])) for g in groups), levels
-        )
+        kinds = tuple((device(g["device"]), int(g["devices"])) for g in groups)
         own = tuple(map(_read_levels, data.get("group_levels", ())))
-        return replace(mixed, group_levels=own)
+        return _recorded_groups(kinds, levels, own)
     chip = device(data.get("hardware") or data["device"])
     if anchor := data.get("anchor"):
         chip = replace(chip, rates=anchor["rates"], anchor=anchor["model"])
     return Topology(chip, levels)
+
+
+def _recorded_groups(
+    kinds: tuple[tuple[Device, int], ...],
+    levels: tuple[Level, ...],
+    own: tuple[tuple[Level, ...], ...],
+) -> Topology:
+    """The machine of several kinds of device, with each group's own links where they are known."""
+    sizes = [level.size for level in levels]
+    try:
+        if min(n for _, n in kinds) < 1 or sum(n for _, n in kinds) != prod(sizes):
+            raise DeviceError(f"{prod(sizes)} devices in groups of {[n for _, n in kinds]}")
+        if own and [[level.size for level in each] for each in own] != [sizes] * len(kinds):
+            raise DeviceError("group_levels that are not the levels of each group")
+        return replace(Topology.mixed(kinds, levels), group_levels=own)
+    except DeviceError as e:
+        raise PlanError(
+            "P060",
+            f"this strategy cannot be: topology: {e}",
+            help=["plan again, or undo the last edit of the file"],
+        ) from e
 
 
 def _read_levels(rows: Sequence[Mapping[str, Any]]) -> tuple[Level, ...]:

@@ -131,7 +131,8 @@ def _hand_over_pools(serving: Serving, to: str, row: Mapping[str, Any]) -> Hando
             role=role,
         )
         parts.append(f'  {role}) shift; {_command(ENGINES[to](service), indent=4)} "$@" ;;\n')
-        counts.append(f"{int(pool['replicas'])} of {role} on {pool['split']} devices each")
+        devices = f"{pool['split']} device{'s' * (pool['split'] > 1)} each"
+        counts.append(f"{int(pool['replicas'])} of {role} on {devices}")
     where = (
         f"# {' and '.join(counts)}: bash FILE prefill --port 8000, bash FILE decode --port 8001,\n"
         "# with CUDA_VISIBLE_DEVICES of each; a proxy that knows both kinds in front of them.\n"

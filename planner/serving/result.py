@@ -47,6 +47,8 @@ TRAFFIC = (
     "block_waste",
 )
 """Numbers that are said of requests that arrive."""
+MOST = 1e100
+"""No number that a file says is above it."""
 POOLS = ("prefill", "decode")
 UNIT = ("replicas", "split", "per_s", "sequences", "step_tokens")
 """Numbers that are said of a kind of replicas that do one phase."""
@@ -157,6 +159,7 @@ class Serving:
             )
             made.shape  # noqa: B018
             [row[k] for row in (made.figures, *made.rows) for k in FIGURES]
+            _check_service(made.service, made.rows)
             _check_traffic(made.traffic, made.rows)
             _check_draft(made.service.get("draft"))
         except (KeyError, TypeError, ValueError, AttributeError) as e:
@@ -169,6 +172,23 @@ class Serving:
 
     def __str__(self) -> str:
         return PRINTERS[-1](self) if PRINTERS else f"serving plan of {self.step.model['name']}"
+
+
+def _check_service(service: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Raises TypeError or ValueError where what is served, or what was priced, is not usable."""
+    _check_numbers("service", [service["most_sequences"]])
+    if service["objective"] not in OBJECTIVES:
+        raise ValueError(f"service: objective {str(service['objective'])[:20]!r}")
+    if not all(isinstance(row["label"], str) for row in rows):
+        raise TypeError("rows: a label that is no text")
+
+
+def _check_numbers(where: str, values: Sequence[Any]) -> None:
+    """Raises TypeError for what is no number, ValueError for one that counts nothing."""
+    if not all(isinstance(n, int | float) for n in values):
+        raise TypeError(f"{where}: not a number")
+    if not all(0 <= n <= MOST for n in values):
+        raise ValueError(f"{where}: a number below 0, or above {MOST:g}")
 
 
 def _check_traffic(traffic: Any, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -187,6 +207,8 @@ def _check_traffic(traffic: Any, rows: Sequence[Mapping[str, Any]]) -> None:
     for target in traffic["targets"]:
         numbers += [target["percentile"], target["seconds"]]
         words.append(target["figure"])
+        if len(target) > len(("figure", "percentile", "seconds")):
+            raise ValueError("traffic: a target says more than a target does")
         traffic[f"{target['figure']}_s"][f"p{target['percentile']}"]
     if "pools" in traffic:
         pools = traffic["pools"]
@@ -198,8 +220,9 @@ def _check_traffic(traffic: Any, rows: Sequence[Mapping[str, Any]]) -> None:
     if "fewer" in traffic:
         numbers.append(traffic["fewer"]["devices"])
         words.append(traffic["fewer"]["why"])
-    if not all(isinstance(n, int | float) for n in numbers):
-        raise TypeError("traffic: not a number")
+    _check_numbers("traffic", numbers)
+    if not traffic["most_per_s"]:
+        raise ValueError("traffic: no request is served")
     if not all(isinstance(w, str) for w in words):
         raise TypeError("traffic: not a text")
     if [row["chosen"] for row in rows].count(True) != 1:
@@ -214,8 +237,7 @@ def _check_draft(draft: Any) -> None:
     numbers += [row[k] for row in draft["gains"] for k in ("acceptance", "drafted", "gain")]
     if draft["break_even"] is not None:
         numbers.append(draft["break_even"])
-    if not all(isinstance(n, int | float) for n in numbers):
-        raise TypeError("draft: not a number")
+    _check_numbers("draft", numbers)
 
 
 def pools_of(serving: Serving) -> Mapping[str, Any]:

@@ -663,3 +663,20 @@ def test_groups_that_cannot_be_are_refused(
     with pytest.raises(PlanError) as e:
         from_file(file)
     assert e.value.code == code
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"groups": [{"device": "h100-sxm", "devices": 7}, {"device": "a100-80gb", "devices": 8}]},
+        {"groups": [{"device": "h100-sxm", "devices": 16}, {"device": "a100-80gb", "devices": 0}]},
+        {"groups": [{"device": "tpu-v5e", "devices": 8}, {"device": "a100-80gb", "devices": 8}]},
+        {"group_levels": [[], []]},
+    ],
+)
+def test_recorded_groups_that_are_not_the_machines_are_refused(change: dict) -> None:
+    recorded = for_devices("8xh100-sxm+8xa100-80gb", None).to_json()
+    assert from_json(recorded).devices == 16
+    with pytest.raises(PlanError) as e:
+        from_json({**recorded, **change})
+    assert e.value.code == "P060"

@@ -4,6 +4,7 @@ what the command and the file say."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -177,12 +178,25 @@ def test_a_file_whose_traffic_was_edited_is_refused(tmp_path: Path) -> None:
         {"limits": {}},
         {"source": 1},
         {"tpot_s": {"p50": [], "p90": 0, "p99": 0}},
+        {"most_per_s": 0},
+        {"rate_per_s": 10**400},
+        {"waiting": -1},
+        {"targets": [{"figure": "ttft", "percentile": 99, "seconds": 1, "of": 1}]},
     ):
         edited = {**data, "traffic": {**data["traffic"], **change}}
         text = json.dumps(edited).removeprefix('{"kind": "serving",')
         (tmp_path / "q.json").write_text('{\n  "kind": "serving",' + text)
         with pytest.raises(PlanError) as e:
             Serving.load(tmp_path / "q.json")
+        assert e.value.code == "P057"
+
+
+def test_a_file_whose_service_was_edited_is_refused(tmp_path: Path) -> None:
+    made = serve(TINY, prompt=8, generate=4, rate=5, devices=2, concurrency=4)
+    for change in ({"objective": "most"}, {"most_sequences": "x"}, {"draft": {"cost": -1}}):
+        replace(made, service={**made.service, **change}).save(tmp_path / "p.json")
+        with pytest.raises(PlanError) as e:
+            Serving.load(tmp_path / "p.json")
         assert e.value.code == "P057"
 
 
