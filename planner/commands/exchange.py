@@ -245,10 +245,9 @@ def annotate(args: argparse.Namespace) -> int:
         )
     for note in said:
         console.say(f"note: {note}")
-    console.say(
-        f"wrote {target}: {made.nodes} nodes annotated   next: plan {target}"
-        f" {machine_of(strategy)} --pin annotated"
-    )
+    onward = f"   next: plan {target} {machine_of(strategy)} --pin annotated"
+    again = "" if strategy.plan.islands else onward  # islands follow from --hardware, unpinned
+    console.say(f"wrote {target}: {made.nodes} nodes annotated{again}")
     return 0
 
 
@@ -258,12 +257,10 @@ def _plural(n: int, what: str) -> str:
 
 def machine_of(strategy: Strategy) -> str:
     """The options under which another plan is priced as this one was."""
+    from planner.machine.group_names import recorded_name
     from planner.search.options import DEFAULT_HARDWARE, DEFAULT_RUNTIME
 
-    hardware, runtime = (
-        strategy.topology.get("hardware") or strategy.topology["device"],
-        strategy.workload["runtime"],
-    )
+    hardware, runtime = recorded_name(strategy.topology), strategy.workload["runtime"]
     said = [f"--devices {strategy.topology['devices']}"]
     said += [f"--hardware {hardware}"] if hardware != DEFAULT_HARDWARE else []
     return " ".join([*said, *([f"--runtime {runtime}"] if runtime != DEFAULT_RUNTIME else [])])

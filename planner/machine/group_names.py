@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from planner.errors import PlanError
 
@@ -24,3 +26,10 @@ def named_groups(hardware: str) -> tuple[tuple[int, str], ...]:
             help=["COUNTxDEVICE joined by +: --hardware 8xh100-sxm+8xa100-80gb"],
         )
     return groups
+
+
+def recorded_name(topology: Mapping[str, Any]) -> str:
+    """What --hardware takes for the machine that a strategy's file records."""
+    if groups := topology.get("groups"):
+        return "+".join(f"{g['devices']}x{g['device']}" for g in groups)
+    return str(topology.get("hardware") or topology["device"])

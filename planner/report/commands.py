@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from costmodels.hardware.device import topology_names
 from planner.errors import PlanError
 from planner.execution.techniques import BY_NAME
+from planner.machine.group_names import recorded_name
 from planner.machine.topology import for_devices
 from planner.machine.topology_file import from_file
 from planner.search.options import DEFAULT_HARDWARE, DEFAULT_PRECISION, DEFAULT_RUNTIME
@@ -101,10 +102,7 @@ def _machine(s: Strategy, usual: str) -> list[str]:
     """--devices and --hardware, or a topology file where the levels are not those that the device
     has by default."""
 
-    devices, name = (
-        int(s.topology["devices"]),
-        str(s.topology.get("hardware") or s.topology["device"]),
-    )
+    devices, name = int(s.topology["devices"]), recorded_name(s.topology)
     try:
         same_links = _links(for_devices(name, devices).to_json()) == _links(s.topology)
     except PlanError:

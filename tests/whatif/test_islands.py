@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 
 import planner
 from planner.cli import main
+from planner.commands.exchange import machine_of
 from planner.errors import PlanError
 from planner.machine.topology import for_devices, from_json
 from planner.pins.pins import Pins, parse_pins
+from planner.report.commands import reproduce
 from planner.strategy.read import load
 from planner.strategy.strategy import Strategy
 from planner.whatif.islands import dealt_out
@@ -220,3 +222,8 @@ def test_no_other_deal_ends_earlier(seconds: Sequence[tuple[float, float]], tota
     every = (t for t in product(range(1, total), repeat=len(seconds)) if sum(t) == total)
     assert sum(turns) == total and min(turns) >= 1
     assert end(turns) <= min(map(end, every)) + 1e-9
+
+
+def test_commands_name_the_machine_as_hardware_takes_it(shared: Strategy) -> None:
+    assert f"--hardware {BOTH}" in reproduce(shared)
+    assert machine_of(shared) == f"--devices 16 --hardware {BOTH}"
