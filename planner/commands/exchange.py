@@ -246,7 +246,7 @@ def annotate(args: argparse.Namespace) -> int:
     for note in said:
         console.say(f"note: {note}")
     onward = f"   next: plan {target} {machine_of(strategy)} --pin annotated"
-    again = "" if strategy.plan.islands else onward  # islands follow from --hardware, unpinned
+    again = "" if strategy.techniques.get("islands") else onward  # islands follow from --hardware, unpinned
     console.say(f"wrote {target}: {made.nodes} nodes annotated{again}")
     return 0
 

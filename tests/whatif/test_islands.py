@@ -227,3 +227,12 @@ def test_no_other_deal_ends_earlier(seconds: Sequence[tuple[float, float]], tota
 def test_commands_name_the_machine_as_hardware_takes_it(shared: Strategy) -> None:
     assert f"--hardware {BOTH}" in reproduce(shared)
     assert machine_of(shared) == f"--devices 16 --hardware {BOTH}"
+
+
+def test_annotations_of_islands_lead_to_no_plan_as_islands_are_not_pinned(
+    shared: Strategy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shared.save(tmp_path / "p.json")
+    assert main(["annotate", str(tmp_path / "p.json"), "-o", str(tmp_path / "p.onnx")]) == 0
+    said = capsys.readouterr().err
+    assert "nodes annotated" in said and "--pin annotated" not in said
