@@ -246,8 +246,9 @@ def annotate(args: argparse.Namespace) -> int:
     for note in said:
         console.say(f"note: {note}")
     onward = f"   next: plan {target} {machine_of(strategy)} --pin annotated"
-    again = "" if strategy.techniques.get("islands") else onward  # islands follow from --hardware, unpinned
-    console.say(f"wrote {target}: {made.nodes} nodes annotated{again}")
+    if strategy.techniques.get("islands"):
+        onward = ""  # islands follow from --hardware, and are not pinned
+    console.say(f"wrote {target}: {made.nodes} nodes annotated{onward}")
     return 0
 
 
