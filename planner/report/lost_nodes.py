@@ -15,6 +15,12 @@ if TYPE_CHECKING:
     from planner.whatif.lost_nodes import LostNodes, Without
 
 
+UNPINNED = (
+    "the plan's pins have no place on the devices left, which are planned without them: a shorter"
+    " step there is what the pins cost, not what the node does"
+)
+
+
 def lost_nodes_text(s: Strategy, lost: LostNodes, width: int = 100, colour: bool = False) -> str:
     """A row for today's step, one for a slow node, one for each way to go on without."""
     style = Style(colour)
@@ -36,6 +42,7 @@ def lost_nodes_text(s: Strategy, lost: LostNodes, width: int = 100, colour: bool
     head = f"{title(s)} on {machine(s)}: {show_time(lost.today_s)} a step"
     notes = [
         "the same batch in every row; work kept: samples a second, of those with all nodes",
+        *([UNPINNED] if any(one.unpinned for one in lost.without) else []),
         *([_advice(lost)] if lost.slow is not None else []),
     ]
     return "\n".join(
@@ -65,7 +72,8 @@ def _row(
 def _plan_words(one: Without) -> str:
     assert one.plan is not None
     words = mesh_words(dict(one.plan.mesh_shape)) + technique_words(one.plan.techniques)
-    return words + (", its pins kept" if one.pinned else "")
+    said = ", its pins kept" if one.pinned else ", without its pins" if one.unpinned else ""
+    return words + said
 
 
 def _named(nodes: tuple[int, ...]) -> str:

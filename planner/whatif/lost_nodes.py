@@ -16,6 +16,7 @@ from planner.errors import PlanError
 from planner.machine.nodes import check_nodes, machines_without, nodes_of, with_slow_node
 from planner.machine.topology import Topology, from_json
 from planner.pins.pins import Pins
+from planner.strategy.pins import pins_of
 from planner.strategy.strategy import Strategy
 from planner.whatif.reprice import best_plan, own_model, recorded_request, reprice
 from planner.workload.model import Model
@@ -28,12 +29,14 @@ one hundredth."""
 @dataclass(frozen=True)
 class Without:
     """The best plan on the devices that are left, None where none was found: refused then says
-    why. pinned: whether it keeps the pins of the plan before."""
+    why. pinned: whether it keeps the pins of the plan before; unpinned: whether that has some, which
+    have no place on these devices."""
 
     devices: int
     plan: Strategy | None
     refused: str = ""
     pinned: bool = False
+    unpinned: bool = False
 
     @property
     def step_s(self) -> float | None:
@@ -116,7 +119,7 @@ def _step_s(strategy: Strategy, model: Model, topology: Topology) -> float:
 
 def _planned(strategy: Strategy, model: Model, machine: Topology) -> Without:
     """The best plan on a machine, under the recorded pins where they have a place on it."""
-    refused = ""
+    refused, had_pins = "", not pins_of(strategy).empty
     for pins in (None, Pins()):
         try:
             request = recorded_request(strategy, machine, pins)
@@ -124,5 +127,6 @@ def _planned(strategy: Strategy, model: Model, machine: Topology) -> Without:
         except PlanError as e:
             refused = refused or e.what
             continue
-        return Without(machine.devices, plan, pinned=pins is None and not request.pins.empty)
+        kept = pins is None and not request.pins.empty
+        return Without(machine.devices, plan, pinned=kept, unpinned=pins is not None and had_pins)
     return Without(machine.devices, None, refused)

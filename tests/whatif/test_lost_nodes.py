@@ -143,3 +143,16 @@ def test_what_cannot_be_asked(
     assert main(argv) == 2
     error = capsys.readouterr().err
     assert "error[P003]" in error and says in " ".join(error.split())
+
+
+def test_pins_that_have_no_place_on_what_is_left_are_said_to_be_dropped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pinned = planner.plan(
+        MODEL, devices=32, batch=96, baselines=False, pins="pp=4,dp=8,micro=4,schedule=zb-h1"
+    )
+    assert [w.unpinned for w in without_nodes(pinned, MODEL, [0]).without] == [True]
+    pinned.save(tmp_path / "p.json")
+    assert main(["explain", str(tmp_path / "p.json"), "--without", "0"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "without its pins" in said and "what the pins cost" in said
