@@ -11,6 +11,8 @@ from typing import Any
 
 from planner.cache.folder import Cache
 from planner.errors import PlanError
+from planner.machine.group_names import named_groups
+from planner.machine.topology import Topology
 from planner.machine.tpu_slices import named_slice
 from planner.search.build_request import assumptions, build_request
 from planner.search.options import (
@@ -124,7 +126,9 @@ def serve(
         apart = Pools(on, counts, share) if pools else None
 
         def ask(count: int | None) -> Found:
-            return on(count).arriving(traffic, concurrency, seed, apart)
+            asked = on(count)
+            _refuse_kinds(asked.request.topology)
+            return asked.arriving(traffic, concurrency, seed, apart)
 
         if devices == FEWEST:
             found, fewer = on_fewest(ask, counts, traffic)
@@ -138,10 +142,23 @@ def serve(
     return found.serving(taken, provenance, fewer, drafts)
 
 
+def _refuse_kinds(topology: Topology) -> None:
+    """Raises PlanError P222 for several kinds of device: in one plan the fast ones would wait for
+    the slow, where replicas that requests go to have nothing to wait for."""
+    if topology.groups:
+        each = " and ".join(f"--hardware {d.name} --devices {n}" for d, n in topology.groups)
+        raise PlanError(
+            "P222",
+            "replicas on several kinds of device do not wait for one another, and are planned one"
+            " kind at a time",
+            help=[f"{each}: each kind serves its part of the --rate"],
+        )
+
+
 def _counts(hardware: str | None, topology: str | Path | None) -> list[int]:
     """Numbers of devices that hardware comes in. Raises PlanError P222 where one is given."""
     name = hardware or DEFAULT_HARDWARE
-    if topology or named_slice(name)[1]:
+    if topology or named_slice(name)[1] or named_groups(name):
         raise PlanError(
             "P222",
             f"{topology or name} is so many devices, and other numbers are asked for",

@@ -29,8 +29,8 @@ one hundredth."""
 @dataclass(frozen=True)
 class Without:
     """The best plan on the devices that are left, None where none was found: refused then says
-    why. pinned: whether it keeps the pins of the plan before; unpinned: whether that has some, which
-    have no place on these devices."""
+    why. pinned: whether it keeps the pins of the plan before; unpinned: whether that has some,
+    which have no place on these devices."""
 
     devices: int
     plan: Strategy | None

@@ -225,3 +225,14 @@ def test_the_longest_queue_is_that_of_all_replicas_together() -> None:
     limits = Limits(sequences=1, step_tokens=64, cache_tokens=64)
     courses = serve_all(requests, 4, Fixed(), limits)
     assert most_waiting(courses) == 36 and most_waiting(courses[:1]) == 9
+
+
+def test_replicas_of_several_kinds_of_device_are_planned_one_kind_at_a_time() -> None:
+    """In equal shares 8 H100 and 8 A100 served fewer requests than the H100 alone."""
+    ask: dict = {"prompt": 8, "generate": 4, "rate": 5, "hardware": "8xh100-sxm+8xa100-80gb"}
+    with pytest.raises(PlanError, match="one kind at a time") as e:
+        serve(TINY, **ask)
+    assert e.value.code == "P222" and "--hardware a100-80gb --devices 8" in e.value.help[0]
+    for more in ({"pools": True}, {"devices": "fewest"}):
+        with pytest.raises(PlanError, match="is so many devices"):
+            serve(TINY, **ask, **more)
