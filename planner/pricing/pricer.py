@@ -65,7 +65,6 @@ class Pricer:
             self._sizes.update((a.name, a.size) for a in self.mesh.inner)
         return self._sizes
 
-    # Many parameters: one collective, and each way in which compilers send it with others.
     def collective_s(
         self,
         kind: str,
