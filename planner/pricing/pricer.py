@@ -91,7 +91,7 @@ class Pricer:
         bucket = (bucket_bytes or self.runtime.bucket_bytes) if together else payload_bytes
         stacked = stacked if self.runtime.stacked else 1
         share = overlap.latency_share(payload_bytes, bucket, stacked) if bucketed else 1.0
-        if joined < 1 and not bucketed and self.joins:
+        if joined < 1 and self.joins:
             share = min(1.0, max(joined, payload_bytes / self.runtime.bucket_bytes))
         return min(
             latency * share + payload_bytes * slope
