@@ -252,8 +252,8 @@ class WeightPricer:
         stored = local * np.array([w.element_bytes for w in weights])
         costs.grad_reduce_per_microbatch_s[:, offloaded] = price.host_s(2 * stored[offloaded])
         costs.state_bytes[:, ~offloaded] = stored[~offloaded]
-        cuts = np.array([w.looped * (1 + w.regathered) for w in weights])
-        costs.loop_copy_s[:] = price.weight_copy_s(stored, cuts, 0 * stored)
+        cut = stored * np.array([w.looped * (1 + w.regathered) for w in weights])
+        costs.loop_copy_s[:] = price.loop_copy_s(cut, 0 * cut)
         rows = np.flatnonzero(trained)
         if len(rows):
             cells[:, :, rows] = self._trained(
@@ -319,13 +319,12 @@ class WeightPricer:
             else np.zeros_like(rows.whole)
         )
         gradient = weight.gradient_bytes(recipe, looped=looped)
-        cut, put = weight.loop_copies(recipe)
         costs = np.stack(
             [
                 per_step,
                 per_microbatch,
                 price.grad_accumulate_s(weight.summed * recipe.gradient_bytes),
-                rows.looped * price.weight_copy_s(cut, 1 + rows.regathered, put),
+                rows.looped * price.loop_copy_s(*weight.loop_copies(recipe, rows.regathered)),
                 weight.stored * recipe.parameter_bytes + gathered + gradient + resident,
                 weight.accumulator_bytes(recipe, looped=looped),
                 rows.whole * recipe.gradient_bytes,

@@ -319,15 +319,6 @@ class Pricer:
             else 0 * cut_bytes
         )
 
-    def weight_copy_s(self, cut_bytes: Amount, cuts: Amount | int, put_bytes: Amount) -> Amount:
-        """Seconds to copy one repeat's weight out of its stack, so many times, and its gradient
-        into another. Profiles of frameworks: nothing, as above."""
-        return (
-            compute.weight_copy_time_s(self.device, cut_bytes, cuts, put_bytes)
-            if self.runtime.kernels is None
-            else 0 * cut_bytes
-        )
-
     def host_s(self, size_bytes: Amount) -> Amount:
         """Seconds of the way between a device and its host's memory."""
         return host_link.host_link_s(self.topology.device, size_bytes)
