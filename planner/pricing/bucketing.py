@@ -132,7 +132,6 @@ def _joined(uses: Iterable[CollectiveUse]) -> tuple[CollectiveUse, ...]:
                 use.bucketed,
                 use.stacked,
                 use.strided,
-                use.joined,
             ),
             [],
         ).append(use)
@@ -157,7 +156,6 @@ def seconds(
             use.bucketed,
             use.stacked,
             use.strided,
-            use.joined,
         )
         if key not in known:
             known[key] = pricer.use_s(use, sizes.get((use.kind, use.axes), 0.0))

@@ -18,7 +18,6 @@ import numpy as np
 from costmodels.host_link import offloaded_weight
 from costmodels.trained_weight import TrainedWeight
 from planner.execution.layout_flow import own_zero_stage, zero_stage_dims
-from planner.execution.loops import shares_of_blocks
 from planner.execution.weight_offload import can_offload, lookup_tables
 from planner.execution.zero_stages import WEIGHT_COLLECTIVES, ZERO_STAGES
 from planner.pricing.peak_memory import GATHERED_BLOCKS
@@ -83,8 +82,7 @@ class _Weight:
     that stage 3 gathers it again. stacked: of how many repeats a device has it in one array.
     looped: a loop over blocks cuts it out of that. after_loops: only what follows all loops reads
     it. offloaded: it waits in the host's memory. gathered_copies: how many whole ones stage 3 has
-    at a time. element_bytes: of an element where it has no gradient. joined: its part of its
-    block's weights.
+    at a time. element_bytes: of an element where it has no gradient.
     """
 
     shape: tuple[int, ...]
@@ -97,7 +95,6 @@ class _Weight:
     offloaded: bool
     gathered_copies: float
     element_bytes: float
-    joined: float
 
 
 @dataclass(frozen=True)
@@ -118,7 +115,6 @@ class _Trained:
     after_loops: np.ndarray
     offloaded: np.ndarray
     gathered_copies: np.ndarray
-    joined: np.ndarray
     fan_of: np.ndarray
     pending: Sequence[Axes]
     cut: Sequence[Axes]
@@ -186,7 +182,6 @@ class WeightPricer:
             element_bytes=(
                 self.pricer.recipe.parameter_bytes if t.is_float else self.pricer.itemsize(t.dtype)
             ),
-            joined=shares_of_blocks(self.graph, base.runs).get(name, 1.0),
         )
 
     def _known(self, weight: _Weight) -> dict[int, np.ndarray]:
@@ -292,7 +287,6 @@ class WeightPricer:
             after_loops=np.array([w.after_loops for w in weights]),
             offloaded=np.array([w.offloaded for w in weights]),
             gathered_copies=np.array([w.gathered_copies for w in weights]),
-            joined=np.array([w.joined for w in weights]),
             fan_of=fan_of,
             pending=pending,
             cut=cut,
@@ -364,7 +358,6 @@ class WeightPricer:
                 elements * (recipe.reduction_bytes if gradient else recipe.parameter_bytes),
                 c.bucketed,
                 rows.stacked,
-                rows.joined if weight.zero_stage == 3 and c.cut else np.ones(len(rows.whole)),
             )
             seconds = (shown if gradient else 1.0) * seconds
             if weight.zero_stage == 3 and c.cut:

@@ -75,13 +75,11 @@ class Pricer:
         bucket_bytes: float = 0.0,
         stacked: int = 1,
         strided: bool = False,
-        joined: float = 1.0,
     ) -> float:
         """Seconds of one collective over the axes; 0 when it moves nothing. bucketed: it travels
         with others of its kind, up to bucket_bytes (0: the runtime's), and pays its share of a
         latency. stacked: so many like it are one array; where the runtime sends that whole, a
-        launch is no smaller. strided: as in `lines`. joined: its part of what is sent together,
-        where compilers do so up to the size of their buckets (CollectiveUse.joined).
+        launch is no smaller. strided: as in `lines`.
         """
         if not kind or not axes or not payload_bytes:
             return 0.0
@@ -91,8 +89,6 @@ class Pricer:
         bucket = (bucket_bytes or self.runtime.bucket_bytes) if together else payload_bytes
         stacked = stacked if self.runtime.stacked else 1
         share = overlap.latency_share(payload_bytes, bucket, stacked) if bucketed else 1.0
-        if joined < 1 and self.joins:
-            share = min(1.0, max(joined, payload_bytes / self.runtime.bucket_bytes))
         return min(
             latency * share + payload_bytes * slope
             for latency, slope in self.lines(kind, axes, strided)
@@ -106,7 +102,6 @@ class Pricer:
         payload_bytes: np.ndarray,
         bucketed: bool,
         stacked: np.ndarray,
-        joined: np.ndarray,
     ) -> np.ndarray:
         """`collective_s` of many: over the axes ways[of]. [collectives]"""
         lines = [self.lines(kind, axes) if axes else ((0.0, 0.0),) for axes in ways]
@@ -119,9 +114,6 @@ class Pricer:
                 1.0 / stacked if self.runtime.stacked else 1.0,
                 payload_bytes / self.runtime.bucket_bytes if together else 1.0,
             )
-        elif self.joins:
-            sized = np.maximum(joined, payload_bytes / self.runtime.bucket_bytes)
-            share = np.where(joined < 1, np.minimum(1.0, sized), 1.0)
         seconds = (table[:, :, 0] * share[:, None] + payload_bytes[:, None] * table[:, :, 1]).min(
             axis=1
         )
@@ -138,14 +130,8 @@ class Pricer:
             bucket_bytes=bucket_bytes,
             stacked=use.stacked,
             strided=use.strided,
-            joined=use.joined,
         )
         return use.count * seconds
-
-    @property
-    def joins(self) -> bool:
-        """Whether the compiler sends what a block gathers together: XLA's on GPUs."""
-        return self.runtime.kernels is None and self.device.kind == "gpu"
 
     def lines(
         self, kind: str, axes: Axes, strided: bool = False
