@@ -19,7 +19,7 @@ from planner.emit.runtime.files.tables import (
     prologue,
     stage_blocks,
 )
-from planner.emit.runtime.pipeline.stages import microbatch_of, pick, zeros_of
+from planner.emit.runtime.pipeline.stages import beside, microbatch_of, pick, zeros_of
 from planner.emit.runtime.step.reduce_shard_map import (
     no_gradients,
     reduced_last,
@@ -46,24 +46,14 @@ def gradients(params, frozen, batch):
         {key: p for key, p in pending.items() if key not in other}
         for other in (ONLY_EPILOGUE, ONLY_BLOCKS)
     )
-    known = jax.tree.leaves((pending, frozen))
-    form: list = (
-        []
-        # of the residuals, known once a forward pass has been traced: their tree, and which are
-        # parameters
-    )
+    residuals_of, backward_of = beside(jax.tree.leaves((pending, frozen)))
 
     def forward(x, tick):
         """What the stage hands on, and what its backward pass reads beside parameters."""
         y, pull = jax.vjp(
             lambda p, x: stage_blocks(p, frozen, microbatch_of(batch, tick - stage), x), blocks, x
         )
-        leaves, tree = jax.tree.flatten(pull)
-        form[:] = (
-            tree,
-            [next((k for k, p in enumerate(known) if p is leaf), None) for leaf in leaves],
-        )
-        return y, [leaf for leaf, k in zip(leaves, form[1], strict=True) if k is None]
+        return y, residuals_of(pull)
 
     def keep(ring, saved, tick):
         here = jnp.clip(tick - stage, 0, MICROBATCHES) % places
@@ -74,11 +64,8 @@ def gradients(params, frozen, batch):
     def backward(g, ring, total, tick):
         """Gradients added up; the gradient of the stage's input goes to the stage before."""
         m = tick - 2 * (stages - 1) + stage
-        saved = iter([lax.dynamic_index_in_dim(r, m % places, keepdims=False) for r in ring])
-        pull = jax.tree.unflatten(
-            form[0], [next(saved) if k is None else known[k] for k in form[1]]
-        )
-        grads, g = pull(g)
+        saved = [lax.dynamic_index_in_dim(r, m % places, keepdims=False) for r in ring]
+        grads, g = backward_of(saved)(g)
         real = (m >= 0) & (m < MICROBATCHES)
         grads = {key: reduce_gradient(d, (), *scattered_each(key)) for key, d in grads.items()}
         return pass_on(g, "stage", -1), total | {

@@ -23,7 +23,7 @@ from planner.emit.runtime.files.tables import (
     stage_blocks,
 )
 from planner.emit.runtime.pipeline.backward_parts import backward_parts
-from planner.emit.runtime.pipeline.stages import microbatch_of, pick, zeros_of
+from planner.emit.runtime.pipeline.stages import beside, microbatch_of, pick, zeros_of
 from planner.emit.runtime.step.reduce_shard_map import no_gradients, reduced_last, unreduced
 
 
@@ -48,30 +48,18 @@ def gradients(params, frozen, batch):
     )
     apart = [key for key in blocks if key in WEIGHTS_APART]
     others = [key for key in blocks if key not in WEIGHTS_APART]
-    known = jax.tree.leaves((pending, frozen))
-    form: list = (
-        []
-        # of the residuals, known once a forward pass has been traced: their tree, and which are
-        # parameters
-    )
+    residuals_of, backward_of = beside(jax.tree.leaves((pending, frozen)))
 
     def forward(x, tick):
         """What the stage hands on, and what its backward pass reads beside parameters."""
         y, pull = jax.vjp(
             lambda p, x: stage_blocks(p, frozen, microbatch_of(batch, tick - stage), x), blocks, x
         )
-        leaves, tree = jax.tree.flatten(pull)
-        form[:] = (
-            tree,
-            [next((k for k, p in enumerate(known) if p is leaf), None) for leaf in leaves],
-        )
-        return y, [leaf for leaf, k in zip(leaves, form[1], strict=True) if k is None]
+        return y, residuals_of(pull)
 
     def pull(saved, g):
         """Gradients of what is made apart, of other parameters, and of the stage's input."""
-        own = iter(saved)
-        leaves = [next(own) if k is None else known[k] for k in form[1]]
-        grads, g = jax.tree.unflatten(form[0], leaves)(g)
+        grads, g = backward_of(saved)(g)
         return [*(grads[key] for key in (*apart, *others)), *g]
 
     def closing(p, now, y):

@@ -25,6 +25,25 @@ def zeros_of(shapes):
     return jax.tree.map(zeros, shapes)
 
 
+def beside(known):
+    """(own, again): what of a traced backward pass is not among the leaves `known`, parameters that
+    are read where they are; and, once one has been traced, the backward pass of such again."""
+    form: list = []
+
+    def own(pull):
+        leaves, tree = jax.tree.flatten(pull)
+        places = [next((k for k, p in enumerate(known) if p is leaf), None) for leaf in leaves]
+        form[:] = tree, places
+        return [leaf for leaf, k in zip(leaves, places, strict=True) if k is None]
+
+    def again(saved):
+        rest = iter(saved)
+        leaves = [next(rest) if k is None else known[k] for k in form[1]]
+        return jax.tree.unflatten(form[0], leaves)
+
+    return own, again
+
+
 def pick(here, own, other):
     """One tree or another, by what holds on this device."""
     return jax.tree.map(lambda a, b: jnp.where(here, a, b), own, other)
