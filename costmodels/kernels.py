@@ -93,6 +93,19 @@ def loop_copy_time_s(device: Device, cut_bytes: Amount, put_bytes: Amount) -> Am
     return (2 * cut_bytes + 3 * put_bytes) / (device.memory_bytes_per_s * device.memory_efficiency)
 
 
+def weight_copy_time_s(
+    device: Device, cut_bytes: Amount, cuts: Amount | int, put_bytes: Amount
+) -> Amount:
+    """Seconds that a turn of a loop over blocks takes to copy a weight out of its stack, so many
+    times, and its gradient into another: each is a kernel, and small ones take the launch floor."""
+    from numpy import maximum
+
+    rate = device.memory_bytes_per_s * device.memory_efficiency
+    cut, put = (maximum(x / rate, device.launch_s) for x in (2 * cut_bytes, 3 * put_bytes))
+    seconds: Amount = (cut_bytes > 0) * cuts * cut + (put_bytes > 0) * put
+    return seconds
+
+
 def optimizer_time_s(device: Device, elements: Amount, bytes_per_element: float) -> Amount:
     """Seconds to update `elements` local parameters (memory-bound)."""
     return elements * bytes_per_element / (device.memory_bytes_per_s * device.memory_efficiency)

@@ -58,14 +58,11 @@ class TrainedWeight(Generic[Amount]):
         """Bytes of the optimizer's state."""
         return self.piece * recipe.state_bytes
 
-    def loop_copies(self, recipe: Recipe, read_backward: Amount | bool) -> tuple[Amount, Amount]:
-        """Bytes that a loop over blocks cuts out of stacks for one microbatch, and those that it
-        puts into them: the parameter forward, and where the backward pass reads it once more; its
-        gradient. A gradient that is scattered after the loop is put in whole."""
-        return (
-            self.stored * (recipe.parameter_bytes * (1 + read_backward)),
-            self.stored * recipe.gradient_bytes,
-        )
+    def loop_copies(self, recipe: Recipe) -> tuple[Amount, Amount]:
+        """Bytes that a loop over blocks cuts out of stacks at a time, the parameter, and those that
+        it puts into them, its gradient. A gradient that is scattered after the loop is put in
+        whole."""
+        return self.stored * recipe.parameter_bytes, self.stored * recipe.gradient_bytes
 
     def remaining_bytes(self, recipe: Recipe) -> Amount:
         """Bytes of what is left of the reduced gradient until the end of the step: of ZeRO stages 1

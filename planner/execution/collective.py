@@ -51,6 +51,9 @@ class CollectiveUse:
     looped: bool = False
     """of a weight under ZeRO stage 3: whether it runs in a loop over repeated blocks, or waits for
     nothing while one does"""
+    joined: float = 1.0
+    """of a weight under ZeRO stage 3: its part of its block's weights, which GPU compilers gather
+    and scatter together, up to the size of their buckets"""
 
     @property
     def total_bytes(self) -> int:
@@ -73,6 +76,7 @@ class CollectiveUse:
             place=self.place,
             inside=self.inside,
             looped=self.looped,
+            joined=self.joined,
         )
 
 
@@ -276,7 +280,7 @@ def kernel_collectives(
 class TrainedArray:
     """A trained weight, or a buffer of several, on one device. full: bytes before the ZeRO stage
     cuts them over `zero_axes`; piece: after that; rest: the other axes over which its gradient is
-    partial."""
+    partial; share: its part of its block's weights."""
 
     what: str
     zero_stage: int
@@ -284,6 +288,7 @@ class TrainedArray:
     rest: Axes
     full: int
     piece: int
+    share: float = 1.0
 
 
 def weight_collectives(
@@ -316,6 +321,7 @@ def weight_collectives(
                 merged=merged and c.bucketed and c.phase == "gradient",
                 stacked=stacked[c.per_microbatch] if c.bucketed else 1,
                 looped=array.zero_stage == 3 and c.cut and c.phase in looped,
+                joined=array.share if array.zero_stage == 3 and c.cut else 1.0,
             )
 
 

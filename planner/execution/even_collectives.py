@@ -19,7 +19,13 @@ from planner.execution.collective import (
     weight_collectives,
 )
 from planner.execution.layout_flow import Flow, cut_layout
-from planner.execution.loops import RepeatedBlock, inner_flow, passes_of, pipelined_block
+from planner.execution.loops import (
+    RepeatedBlock,
+    inner_flow,
+    passes_of,
+    pipelined_block,
+    shares_of_blocks,
+)
 from planner.execution.pipeline import Pipeline, pipeline_of
 from planner.execution.plan import WeightPlan
 from planner.execution.recompute import (
@@ -380,6 +386,7 @@ def _reduction(
         rest=(*reduction.over, *summed),
         full=piece * group(plan.zero_axes, mesh) if zero_stage else piece,  # padded as pieces are
         piece=piece,
+        share=shares_of_blocks(flow.graph, flow.plan.repeated_blocks).get(name, 1.0),
     )
     functions = {
         "forward": sum(in_forward for in_forward, _ in gathers),

@@ -134,6 +134,22 @@ def stacked_weights(
     return stacked
 
 
+def shares_of_blocks(graph: Graph, blocks: tuple[tuple[int, int, int], ...]) -> Mapping[str, float]:
+    """Weights of repeated blocks -> their part of the elements of one repeat's. Worked out once a
+    graph."""
+    key = "shares of blocks", blocks
+    if key not in graph.memo:
+        stacked, totals = stacked_weights(graph, blocks), dict[int, float]()
+        for name, (first, repeats) in stacked.items():
+            totals[first] = totals.get(first, 0.0) + graph.tensors[name].elements / repeats
+        graph.memo[key] = {
+            name: graph.tensors[name].elements / totals[first]
+            for name, (first, _) in stacked.items()
+        }
+    known: Mapping[str, float] = graph.memo[key]
+    return known
+
+
 def loopable_blocks(
     graph: Graph, blocks: Iterable[tuple[int, int, int]]
 ) -> tuple[tuple[int, int, int], ...]:

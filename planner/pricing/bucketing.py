@@ -132,6 +132,7 @@ def _joined(uses: Iterable[CollectiveUse]) -> tuple[CollectiveUse, ...]:
                 use.bucketed,
                 use.stacked,
                 use.strided,
+                use.joined,
             ),
             [],
         ).append(use)
@@ -156,6 +157,7 @@ def seconds(
             use.bucketed,
             use.stacked,
             use.strided,
+            use.joined,
         )
         if key not in known:
             known[key] = pricer.use_s(use, sizes.get((use.kind, use.axes), 0.0))

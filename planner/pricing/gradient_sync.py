@@ -18,6 +18,7 @@ import numpy as np
 from costmodels.host_link import offloaded_weight
 from costmodels.trained_weight import TrainedWeight
 from planner.execution.layout_flow import own_zero_stage, zero_stage_dims
+from planner.execution.loops import shares_of_blocks
 from planner.execution.weight_offload import can_offload, lookup_tables
 from planner.execution.zero_stages import WEIGHT_COLLECTIVES, ZERO_STAGES
 from planner.pricing.peak_memory import GATHERED_BLOCKS
@@ -82,7 +83,8 @@ class _Weight:
     that stage 3 gathers it again. stacked: of how many repeats a device has it in one array.
     looped: a loop over blocks cuts it out of that. after_loops: only what follows all loops reads
     it. offloaded: it waits in the host's memory. gathered_copies: how many whole ones stage 3 has
-    at a time. element_bytes: of an element where it has no gradient.
+    at a time. element_bytes: of an element where it has no gradient. joined: its part of its
+    block's weights.
     """
 
     shape: tuple[int, ...]
@@ -95,6 +97,7 @@ class _Weight:
     offloaded: bool
     gathered_copies: float
     element_bytes: float
+    joined: float
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,7 @@ class _Trained:
     after_loops: np.ndarray
     offloaded: np.ndarray
     gathered_copies: np.ndarray
+    joined: np.ndarray
     fan_of: np.ndarray
     pending: Sequence[Axes]
     cut: Sequence[Axes]
@@ -182,6 +186,7 @@ class WeightPricer:
             element_bytes=(
                 self.pricer.recipe.parameter_bytes if t.is_float else self.pricer.itemsize(t.dtype)
             ),
+            joined=shares_of_blocks(self.graph, base.runs).get(name, 1.0),
         )
 
     def _known(self, weight: _Weight) -> dict[int, np.ndarray]:
@@ -247,8 +252,8 @@ class WeightPricer:
         stored = local * np.array([w.element_bytes for w in weights])
         costs.grad_reduce_per_microbatch_s[:, offloaded] = price.host_s(2 * stored[offloaded])
         costs.state_bytes[:, ~offloaded] = stored[~offloaded]
-        cut = stored * np.array([w.looped * (1 + w.regathered) for w in weights])
-        costs.loop_copy_s[:] = price.loop_copy_s(cut, 0 * cut)
+        cuts = np.array([w.looped * (1 + w.regathered) for w in weights])
+        costs.loop_copy_s[:] = price.weight_copy_s(stored, cuts, 0 * stored)
         rows = np.flatnonzero(trained)
         if len(rows):
             cells[:, :, rows] = self._trained(
@@ -287,6 +292,7 @@ class WeightPricer:
             after_loops=np.array([w.after_loops for w in weights]),
             offloaded=np.array([w.offloaded for w in weights]),
             gathered_copies=np.array([w.gathered_copies for w in weights]),
+            joined=np.array([w.joined for w in weights]),
             fan_of=fan_of,
             pending=pending,
             cut=cut,
@@ -313,12 +319,13 @@ class WeightPricer:
             else np.zeros_like(rows.whole)
         )
         gradient = weight.gradient_bytes(recipe, looped=looped)
+        cut, put = weight.loop_copies(recipe)
         costs = np.stack(
             [
                 per_step,
                 per_microbatch,
                 price.grad_accumulate_s(weight.summed * recipe.gradient_bytes),
-                rows.looped * price.loop_copy_s(*weight.loop_copies(recipe, rows.regathered)),
+                rows.looped * price.weight_copy_s(cut, 1 + rows.regathered, put),
                 weight.stored * recipe.parameter_bytes + gathered + gradient + resident,
                 weight.accumulator_bytes(recipe, looped=looped),
                 rows.whole * recipe.gradient_bytes,
@@ -358,6 +365,7 @@ class WeightPricer:
                 elements * (recipe.reduction_bytes if gradient else recipe.parameter_bytes),
                 c.bucketed,
                 rows.stacked,
+                rows.joined if weight.zero_stage == 3 and c.cut else np.ones(len(rows.whole)),
             )
             seconds = (shown if gradient else 1.0) * seconds
             if weight.zero_stage == 3 and c.cut:

@@ -51,14 +51,14 @@ def loop_copies_s(
                 slot in reads(flow.graph.nodes[i], flow.grad).slots
                 for i, slot in flow.graph.consumers[name]
             )
-            cut, put = weight.loop_copies(pricer.recipe, read_backward)
+            cut, put = weight.loop_copies(pricer.recipe)
             put = put if name in flow.grad else 0.0
             times = passes(run.first) * len(names)
             if name in waiting and pipeline:
                 share = pipeline.microbatch_schedule.weight_ticks / pipeline.ticks
-                seconds += times * share * pricer.loop_copy_s(0.0, put)
+                seconds += times * share * float(pricer.weight_copy_s(0.0, 0, put))
                 put = 0.0
-            seconds += times * pricer.loop_copy_s(cut, put)
+            seconds += times * float(pricer.weight_copy_s(cut, 1 + read_backward, put))
     for i, size in stacked_activations(base, flow, runs, pricer):
         seconds += passes(i) * pricer.loop_copy_s(size, size)
     if pipeline:

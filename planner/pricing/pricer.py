@@ -65,6 +65,7 @@ class Pricer:
             self._sizes.update((a.name, a.size) for a in self.mesh.inner)
         return self._sizes
 
+    # Many parameters: one collective, and each way in which compilers send it with others.
     def collective_s(
         self,
         kind: str,
@@ -75,11 +76,13 @@ class Pricer:
         bucket_bytes: float = 0.0,
         stacked: int = 1,
         strided: bool = False,
+        joined: float = 1.0,
     ) -> float:
         """Seconds of one collective over the axes; 0 when it moves nothing. bucketed: it travels
         with others of its kind, up to bucket_bytes (0: the runtime's), and pays its share of a
         latency. stacked: so many like it are one array; where the runtime sends that whole, a
-        launch is no smaller. strided: as in `lines`.
+        launch is no smaller. strided: as in `lines`. joined: its part of what is sent together,
+        where compilers do so up to the size of their buckets (CollectiveUse.joined).
         """
         if not kind or not axes or not payload_bytes:
             return 0.0
@@ -89,6 +92,8 @@ class Pricer:
         bucket = (bucket_bytes or self.runtime.bucket_bytes) if together else payload_bytes
         stacked = stacked if self.runtime.stacked else 1
         share = overlap.latency_share(payload_bytes, bucket, stacked) if bucketed else 1.0
+        if joined < 1 and not bucketed and self.joins:
+            share = min(1.0, max(joined, payload_bytes / self.runtime.bucket_bytes))
         return min(
             latency * share + payload_bytes * slope
             for latency, slope in self.lines(kind, axes, strided)
@@ -102,6 +107,7 @@ class Pricer:
         payload_bytes: np.ndarray,
         bucketed: bool,
         stacked: np.ndarray,
+        joined: np.ndarray,
     ) -> np.ndarray:
         """`collective_s` of many: over the axes ways[of]. [collectives]"""
         lines = [self.lines(kind, axes) if axes else ((0.0, 0.0),) for axes in ways]
@@ -114,6 +120,9 @@ class Pricer:
                 1.0 / stacked if self.runtime.stacked else 1.0,
                 payload_bytes / self.runtime.bucket_bytes if together else 1.0,
             )
+        elif self.joins:
+            sized = np.maximum(joined, payload_bytes / self.runtime.bucket_bytes)
+            share = np.where(joined < 1, np.minimum(1.0, sized), 1.0)
         seconds = (table[:, :, 0] * share[:, None] + payload_bytes[:, None] * table[:, :, 1]).min(
             axis=1
         )
@@ -130,8 +139,14 @@ class Pricer:
             bucket_bytes=bucket_bytes,
             stacked=use.stacked,
             strided=use.strided,
+            joined=use.joined,
         )
         return use.count * seconds
+
+    @property
+    def joins(self) -> bool:
+        """Whether the compiler sends what a block gathers together: XLA's on GPUs."""
+        return self.runtime.kernels is None and self.device.kind == "gpu"
 
     def lines(
         self, kind: str, axes: Axes, strided: bool = False
@@ -301,6 +316,15 @@ class Pricer:
         many into them. Profiles of frameworks: nothing, they have neither loops nor stacks."""
         return (
             compute.loop_copy_time_s(self.device, cut_bytes, put_bytes)
+            if self.runtime.kernels is None
+            else 0 * cut_bytes
+        )
+
+    def weight_copy_s(self, cut_bytes: Amount, cuts: Amount | int, put_bytes: Amount) -> Amount:
+        """Seconds to copy one repeat's weight out of its stack, so many times, and its gradient
+        into another. Profiles of frameworks: nothing, as above."""
+        return (
+            compute.weight_copy_time_s(self.device, cut_bytes, cuts, put_bytes)
             if self.runtime.kernels is None
             else 0 * cut_bytes
         )

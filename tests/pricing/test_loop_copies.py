@@ -3,11 +3,12 @@ and bounds that hold for every way to recompute."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import planner
 from costmodels.hardware.device import load_device
-from costmodels.kernels import loop_copy_time_s
+from costmodels.kernels import loop_copy_time_s, weight_copy_time_s
 from costmodels.precision import load_recipe
 from costmodels.runtimes import load_runtime
 from planner.analysis.facts import GraphFacts
@@ -42,10 +43,19 @@ def test_a_copy_out_reads_and_writes_and_one_in_fills_the_stack_before() -> None
     assert loop_copy_time_s(H100, 0.0, 1e9) == pytest.approx(3e9 / rate)
 
 
+def test_small_weights_take_the_launch_floor_each_time() -> None:
+    size = np.array([0.0, 2.0, 1e9])
+    rate, floor = H100.memory_bytes_per_s * H100.memory_efficiency, H100.launch_s
+    assert weight_copy_time_s(H100, size, 2, size).tolist() == pytest.approx(
+        [0.0, 3 * floor, 7e9 / rate]
+    )
+    assert weight_copy_time_s(H100, size, 1, 0 * size)[1] == floor
+
+
 @pytest.mark.parametrize("micro", [1, 2])
 def test_weights_are_cut_out_twice_and_gradients_put_in_once(micro: int) -> None:
-    """GPT-2 small, data parallel: bytes by hand. Recomputed blocks save the one tensor that enters
-    beside that; blocks that are not, much more."""
+    """GPT-2 small, data parallel: bytes by hand, and no copy below the launch floor. Recomputed
+    blocks save the one tensor that enters beside that; blocks that are not, much more."""
 
     def copied_s(pins: str) -> float:
         s = planner.plan(GPT, devices=8, batch=64, hardware="h100-sxm", pins=pins, baselines=False)
@@ -54,12 +64,16 @@ def test_weights_are_cut_out_twice_and_gradients_put_in_once(micro: int) -> None
     rate = H100.memory_bytes_per_s * H100.memory_efficiency
     pins = f"dp=8,zero=0,micro={micro},recompute=block"
     hidden, layers, rows = 768, 6, 64 // 8 * 1024
-    products = 12 * hidden**2 * 2  # bytes of a layer in bfloat16, read forward and backward
-    biases = (9 + 4) * hidden * 2  # with the norms' scales; not all are read backward
-    least = micro * layers * 7 * products + layers * 5 * rows * hidden * 2
-    most = least + micro * layers * 7 * biases
-    assert least / rate <= copied_s(pins) <= most / rate
-    assert copied_s(f"dp=8,zero=0,micro={micro},recompute=none") > 2 * copied_s(pins)
+    products = [n * hidden**2 * 2 for n in (1, 1, 1, 1, 4, 4)]  # read forward and backward
+    small = 10 * H100.launch_s  # biases and the norms' scales; not all are read backward
+    each = sum(
+        2 * max(2 * size / rate, H100.launch_s) + max(3 * size / rate, H100.launch_s)
+        for size in products
+    )
+    entering = layers * 5 * rows * hidden * 2 / rate
+    least, most = (micro * layers * (each + n * small) + entering for n in (2, 3))
+    assert least <= copied_s(pins) <= most
+    assert copied_s(f"dp=8,zero=0,micro={micro},recompute=none") > copied_s(pins) + 3 * entering
 
 
 def test_programs_without_loops_copy_nothing() -> None:
@@ -93,8 +107,9 @@ def test_a_forward_pass_cuts_its_weights_out_once_and_programs_that_serve_have_n
         GPT, devices=1, batch=8, hardware="h100-sxm", workload="infer", baselines=False, cache=None
     )
     base = GraphFacts.of(Model.open(GPT, Workload("infer", batch=8), 1).graph(1), training=False)
-    weights = 2 * sum(base.graph.tensors[name].elements for name in base.stacks)
-    assert made.costs["loop_copy_time_s"] == pytest.approx(loop_copy_time_s(H100, weights, 0.0))
+    sizes = [2 * base.graph.tensors[name].elements for name in base.stacks]
+    cut = sum(max(loop_copy_time_s(H100, size, 0.0), H100.launch_s) for size in sizes)
+    assert made.costs["loop_copy_time_s"] == pytest.approx(cut)
     assert made.solver["bound_s"] <= made.costs["step_time_s"] * (1 + 1e-9)
     served = serve(
         "zoo:llama-tiny,cache=1", prompt=16, generate=8, concurrency=4, devices=1, hardware="h100"

@@ -410,16 +410,36 @@ def test_collectives_priced_together_are_those_priced_one_by_one(
         np.floor(10 ** rng.uniform(-1, 10, 60)),
         rng.integers(1, 99, 60),
     )
+    joined = np.where(rng.random(60) < 0.5, 1.0, rng.random(60))
     for kind in ("all-reduce", "reduce-scatter", "all-gather"):
         for runtime in ("jax-shard_map", "jax-jit"):
             priced = replace(pricer, runtime=load_runtime(runtime), memo={})
             alone = [
-                priced.collective_s(kind, ways[k], size, bucketed=bucketed, stacked=n)
-                for k, size, n in zip(of.tolist(), payload.tolist(), stacked.tolist(), strict=True)
+                priced.collective_s(kind, ways[k], size, bucketed=bucketed, stacked=n, joined=part)
+                for k, size, n, part in zip(
+                    of.tolist(), payload.tolist(), stacked.tolist(), joined.tolist(), strict=True
+                )
             ]
-            assert (
-                priced.collectives_s(kind, ways, of, payload, bucketed, stacked).tolist() == alone
-            )
+            together = priced.collectives_s(kind, ways, of, payload, bucketed, stacked, joined)
+            assert together.tolist() == alone
+
+
+def test_what_a_block_gathers_takes_one_launch_on_gpus_up_to_a_bucket() -> None:
+    """As compiled: a GPT of twelve blocks under ZeRO-3 has three gathers and scatters a block for
+    H100, one for each weight on TPUs; weights beyond the compiler's size go alone."""
+    gpu, tpu = (
+        space_of("zoo:gpt-tiny", 16, hardware=name).pricer for name in ("h100-sxm", "tpu-v5e")
+    )
+    whole = gpu.collective_s("all-gather", ("data",), 6e6)
+    parts = [gpu.collective_s("all-gather", ("data",), 6e6 * x, joined=x) for x in (0.5, 0.3, 0.2)]
+    assert sum(parts) == pytest.approx(whole)
+    large = 2.0 * gpu.runtime.bucket_bytes
+    assert gpu.collective_s("all-gather", ("data",), large, joined=0.1) == gpu.collective_s(
+        "all-gather", ("data",), large
+    )
+    assert tpu.collective_s("all-gather", ("data",), 1e6, joined=0.1) == tpu.collective_s(
+        "all-gather", ("data",), 1e6
+    )
 
 
 @pytest.mark.parametrize("source", ["zoo:gpt-tiny", "zoo:resnet-tiny", "zoo:mixtral-tiny,layers=2"])
@@ -440,6 +460,12 @@ def test_what_a_weight_costs_is_what_its_own_plan_says(source: str) -> None:
                 continue
             t, stack = base.graph.tensors[name], base.stacks.get(name, (0, 1))[1]
             looped, late = v.node in base.looped, v.node > max(base.looped, default=v.node)
+            block = [
+                base.graph.tensors[other].elements / repeats
+                for other, (first, repeats) in base.stacks.items()
+                if name in base.stacks and first == base.stacks[name][0]
+            ]
+            joined = t.elements / sum(block) if block else 1.0
             wanted = tuple(
                 pricer.atlas.number(base.rules[v.node].operand(slot, split, tuple(sizes)))
                 for split in v.splits
@@ -505,7 +531,9 @@ def test_what_a_weight_costs_is_what_its_own_plan_says(source: str) -> None:
                     seconds = [
                         sum(
                             part
-                            * pricer.collective_s(kind, axes, size, bucketed=late, stacked=stack)
+                            * pricer.collective_s(
+                                kind, axes, size, bucketed=late, stacked=stack, joined=joined
+                            )
                             for kind, axes, size, late, part in some
                         )
                         for some in (once, each)
