@@ -15,6 +15,7 @@ import time
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict
+from decimal import ROUND_DOWN, Context
 from typing import Any
 
 from costmodels.hardware.describe import attention_keys
@@ -25,6 +26,7 @@ from planner.errors import PlanError
 
 MOST_OF_SHEET = 1.05
 """Of a data sheet's figure: clocks above the nominal one reach a little more."""
+DIGITS = Context(prec=4, rounding=ROUND_DOWN)
 Table = dict[str, Any]
 
 
@@ -140,11 +142,9 @@ def _kernel_tables(
     figures: Figures, measured: Measured, base: Device, peak: float, memory: float
 ) -> Table:
     """The tables matmul, memory and kernel. peak, memory: the rates that shares are of."""
+    sizes, shares = _curve(figures, base, peak)
     return {
-        "matmul": {
-            "flops": [float(f"{x:.6g}") for x, _ in figures.curve],
-            "efficiency": [_share(y / peak, "products", base) for _, y in figures.curve],
-        },
+        "matmul": {"flops": sizes, "efficiency": shares},
         "memory": {
             "capacity": _bytes(_capacity(measured, base)),
             "context": _bytes(base.context_bytes),
@@ -155,6 +155,18 @@ def _kernel_tables(
         "kernel": {"launch": _time(figures.launch.value)},
         **({"attention": _attention(figures.attention, base)} if base.attention else {}),
     }
+
+
+def _curve(figures: Figures, base: Device, peak: float) -> tuple[list[float], list[float]]:
+    """FLOPs of products, and the share of the peak that they reach, in the file's digits: where
+    small products all take a launch, rates rise as FLOPs do, and digits that were rounded up would
+    rise faster."""
+    sizes = [float(f"{x:.6g}") for x, _ in figures.curve]
+    shares = [_share(y / peak, "products", base) for _, y in figures.curve]
+    for i in range(1, len(shares)):
+        most = shares[i - 1] * sizes[i] / sizes[i - 1]
+        shares[i] = min(shares[i], float(DIGITS.create_decimal_from_float(most)))
+    return sizes, shares
 
 
 def _attention(fit: AttentionFit | None, base: Device) -> Table:

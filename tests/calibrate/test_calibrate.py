@@ -212,6 +212,20 @@ def test_a_file_is_read_back_with_its_errors_and_is_a_machine_for_plans(tmp_path
     )
 
 
+@given(st.lists(st.floats(2e-6, 4e-6), min_size=2, max_size=3))
+def test_small_products_that_all_take_a_launch_make_a_file(times: list[float]) -> None:
+    """As on an H100: their rates rise as FLOPs do, and no digit of the file rises faster."""
+    shape = fit(samples(1, 1, "gpu"), "gpu", 1, 1)
+    sizes = [2.0 * 128**3 * 8**i for i in range(len(times))]
+    curve = monotone([(x, x / t) for x, t in zip(sizes, times, strict=True)])
+    base = load_device("h100-sxm")
+    made = table(replace(shape, curve=curve), measured([], 1, 1, "gpu", "H100"), base, "mine")
+    loaded = from_table(tomllib.loads(text(made, "mine")), "mine.toml")
+    assert [loaded.efficiency(x) for x, _ in curve] == pytest.approx(
+        [y / base.peak("bfloat16") for _, y in curve], rel=2e-3
+    )
+
+
 def test_a_data_sheet_that_is_beaten_is_another_devices(tmp_path: Path) -> None:
     found = fit(samples(8, 8, "gpu"), "gpu", 8, 8)
     base = load_device("a100-80gb")
