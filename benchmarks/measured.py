@@ -119,6 +119,21 @@ CASES = (
     Case(f"{SMALL},cap=0.1", 2, kind="check"),
     Case("t5-tiny,layers=2,hidden=512,heads=8,head_dim=64,ff=1024", 2, kind="check"),
     Case("gpt-tiny,layers=2,hidden=768,heads=12,seq=1024,vocab=4096", 2, kind="check"),
+    Case("llama2-13b,layers=4,seq=4096", 4),
+    Case("mistral-7b,layers=4,seq=16384", 1),
+    Case("llama3-70b,layers=1,seq=8192", 1),
+    Case("deepseek-v2-lite,layers=3,seq=4096", 2),
+    Case("mixtral-8x22b,layers=1,seq=4096", 1),
+    Case("vit-h14", 32),
+    Case("resnet152", 64),
+    Case("bert-base", 64),
+    Case("dit-xl-2", 32, kind="infer"),
+    Case("gpt2-large", 8, "recompute=block"),
+    Case("gpt2-medium", 16, "recompute=none"),
+    Case("gpt2-medium", 16, "recompute=none,micro=4"),
+    Case("gpt2-medium", 16, "recompute=block"),
+    Case("gpt2-medium", 16, "recompute=block,micro=4"),
+    Case(llama(4, 4096), 2, precision="bf16-pure"),
 )
 
 

@@ -21,6 +21,8 @@ from statistics import median
 from typing import Any
 
 RUNS = 4
+DRAWN = 64
+"""Products by chance, which judge what is fitted to the others."""
 HIDDEN, TOKENS = 2048, 16384
 """Of attention's cases: heads times their width, and sequences times their length."""
 
@@ -91,12 +93,25 @@ def products() -> Iterator[Case]:
 
     for m, n, k in listed:
         yield case(m, n, k, "forward", "bfloat16")
+    for m, n, k in drawn_products():
+        yield case(m, n, k, "forward", "bfloat16")
     for m, n, k in listed:
         if m == 8192 and n * k >= 2**20:
             yield case(m, n, k, "weights", "bfloat16")
             yield case(m, n, k, "back", "bfloat16")
     for m in (1024, 8192):
         yield case(m, 4096, 4096, "forward", "float32")
+
+
+def drawn_products() -> list[tuple[int, int, int]]:
+    """(m, n, k) that no transformer named above has: rows of small to large microbatches, sides of
+    weights as tensor parallelism leaves them."""
+    import random
+
+    drawn = random.Random(29)
+    sides = (320, 512, 640, 896, 1152, 1280, 1792, 2304, 2560, 3584, 5120, 7168, 11008, 13824)
+    rows = (128, 384, 640, 1024, 1536, 3072, 4096, 6144, 12288)
+    return [(drawn.choice(rows), drawn.choice(sides), drawn.choice(sides)) for _ in range(DRAWN)]
 
 
 def attentions() -> Iterator[Case]:

