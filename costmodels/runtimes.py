@@ -191,6 +191,11 @@ def runtime_names() -> tuple[str, ...]:
     return NAMES
 
 
+def as_framework(name: str) -> bool:
+    """Whether a known profile prices programs as a training framework runs them."""
+    return name in NAMES and load_runtime(name).kernels is not None
+
+
 @cache
 def load_runtime(name: str) -> Runtime:
     """A shipped profile. KeyError for unknown names (the caller suggests); ValueError for a file

@@ -35,7 +35,8 @@ class FrameworkMemory:
     of the local results of one microbatch, of the blocks one. norms_gathered: place -> bytes that
     norms' results have more where they are read than where they are made. scores: place -> elements
     of attention's scores. logits: their elements; pieces: those of the local piece, where the loss
-    gathers what devices have pieces of, else 0. entering: bytes that enter a block.
+    gathers what devices have pieces of, else 0. entering: bytes that enter a block. layers_before:
+    layers that come before the blocks, on the first stage.
     """
 
     stage_blocks: tuple[int, ...]
@@ -51,6 +52,7 @@ class FrameworkMemory:
     entering: float
     microbatches: int
     recompute: str
+    layers_before: int = 0
 
 
 def in_flight(stage: int, stages: int, microbatches: int, virtual: int) -> float:
@@ -100,6 +102,11 @@ def _stage(
         kernels.offloaded_share > 0
     )
     activations = flight * (entering + on_device * (entering if recomputed else saved[BLOCKS]))
+    again = saved[BLOCKS]
+    if s == 0 and memory.layers_before:
+        layer = saved[BEFORE] / memory.layers_before
+        activations += flight * memory.layers_before * (entering if recomputed else layer)
+        again = max(again, layer)
     workspace = 0.0  # what a block's backward pass makes beside what is saved
     if not kernels.flash:
         workspace = memory.scores.get(BLOCKS, 0.0) * (
@@ -109,10 +116,7 @@ def _stage(
         memory.logits * (kernels.logit_saved + kernels.logit_gathered * (memory.pieces > 0))
         + memory.pieces * kernels.logit_piece
     )
-    points = (
-        workspace + (saved[BLOCKS] if recomputed else 0.0),
-        (logits + saved[AFTER]) * (s == last),
-    )
+    points = (workspace + (again if recomputed else 0.0), (logits + saved[AFTER]) * (s == last))
     temporary = max(points) + runtime.pinned * min(points) + 2 * memory.gathered
     # Of one microbatch gradients come as what was saved goes.
     gradients = (

@@ -10,7 +10,8 @@ A stage s of p (p = 1 without a pipeline) takes, for each of m microbatches,
     optimizer
 
 The first stage has what comes before the blocks, the last what comes after them. Collectives of a
-block that is recomputed run again, all of them.
+block that is recomputed run again, all of them. Layers before the blocks (dense layers before
+mixtures of experts) are recomputed as blocks are.
 
 A program's work is read once (`Work`): it does not depend on rates, so that many rates can be
 tried. Errors against published runs: docs/published-runs.md.
@@ -75,7 +76,7 @@ class Work:
     how many, what each needs); of the blocks, those of one. times: place -> how often the program's
     collectives there run for one block of one microbatch. neighbours: the links between stages.
     gradient_elements: of each stage, those that a device adds up. optimizer_elements: parameters
-    that the fullest stage updates.
+    that the fullest stage updates. layers_before: layers that come before the blocks.
     """
 
     stage_blocks: tuple[int, ...]
@@ -89,6 +90,12 @@ class Work:
     optimizer_elements: float
     microbatches: int
     recompute: str
+    layers_before: int = 0
+
+    def recompute_of(self, place: str) -> str:
+        """How a place of the program is recomputed."""
+        layers = place == BLOCKS or (place == BEFORE and self.layers_before > 0)
+        return self.recompute if layers else "none"
 
 
 @dataclass(frozen=True)
@@ -165,15 +172,7 @@ def step_time(
         if s == len(work.stage_blocks) - 1:
             counts[AFTER] = 1
         passes = [
-            (
-                n,
-                _passes(
-                    places[place],
-                    work.recompute if place == BLOCKS else "none",
-                    rates.launch_s,
-                    runtime,
-                ),
-            )
+            (n, _passes(places[place], work.recompute_of(place), rates.launch_s, runtime))
             for place, n in counts.items()
         ]
         summed = work.gradient_elements[s] * runtime.summing_bytes / memory * (micro - 1) / micro

@@ -145,6 +145,15 @@ def _refuse(graph: Graph, plan: Plan, backend: Backend, unroll: bool) -> None:
     """Refuse what no program is written for. Raises PlanError."""
     check_kernels(graph)
     refuse_partitioned(plan, backend)
+    pipeline = pipeline_of(graph, plan)
+    if pipeline and pipeline.virtual_stages > 1 and pipeline.repeats % pipeline.chunks:
+        raise PlanError(
+            "P068",
+            f"{pipeline.repeats} repeated blocks do not divide into {pipeline.stages} stages of"
+            f" {pipeline.virtual_stages} virtual stages each: launchers lay such stages out, no"
+            " program does",
+            help=["plan without --for, or pin another number of virtual stages"],
+        )
     if graph.host_tables and plan.offload:
         raise PlanError(
             "P076",

@@ -163,6 +163,11 @@ class Pipeline:
         return -(-self.repeats // self.stages)
 
     @property
+    def chunks(self) -> int:
+        """Chunks of all stages."""
+        return self.stages * self.virtual_stages
+
+    @property
     def blocks_per_tick(self) -> int:
         """Blocks a stage runs in a tick: all of its own, or a chunk of them."""
         return self.blocks_per_stage // self.virtual_stages
@@ -354,6 +359,24 @@ def nodes_needed(
             needed.add(i)
             queue += graph.nodes[i].inputs
     return sorted(needed)
+
+
+def balanced_blocks(repeats: int, chunks: int, before: float, after: float) -> tuple[int, ...]:
+    """Blocks of each chunk such that the longest is the shortest; () where another than the first
+    and the last has none. before, after: work outside the blocks, as multiples of one block's."""
+    ends = [before, *[0.0] * (chunks - 2), after]
+    blocks = [0] * chunks
+    for _ in range(repeats):
+        blocks[min(range(chunks), key=lambda k: (ends[k] + blocks[k] + 1, -k))] += 1
+    return tuple(blocks) if all(blocks[1:-1]) else ()
+
+
+def laid_out_blocks(repeats: int, chunks: int, before: float, after: float) -> tuple[int, ...]:
+    """Blocks of each chunk as launchers lay them out: as many as whole blocks go, the longer chunks
+    first; where layers come before the blocks, balanced with them."""
+    each, longer = divmod(repeats, chunks)
+    even = tuple(each + (c < longer) for c in range(chunks))
+    return (before >= 1 / 2 and balanced_blocks(repeats, chunks, before, after)) or even
 
 
 def pipeline_places(graph: Graph, pipeline: Pipeline) -> tuple[tuple[bool, bool, bool], ...]:

@@ -24,6 +24,7 @@ from planner.interop.model_sizes import Claim, claims_of, layers_of
 from planner.interop.settings import Facts, Settings, settings_of
 from planner.machine.topology import Topology
 from planner.pins.launcher_space import SPACES
+from planner.pricing.frameworks.stages import work_outside
 from planner.search.request import Progress, Request
 from planner.search.search import Search
 from planner.strategy.strategy import Strategy
@@ -66,7 +67,11 @@ def facts_of(model: str, topology: Topology, base: GraphFacts) -> Facts:
     """What launchers need to know of a model on a machine."""
     run = largest_repeated_block(base.graph, base.runs)
     blocks = run[2] if run else 0
-    return Facts(model, topology, blocks, max(0, layers_of(base.graph) - blocks))
+    outside = (0.0, 0.0)
+    if run is not None:
+        first, period, _ = run
+        outside = work_outside(base, range(first, first + period * blocks), blocks)
+    return Facts(model, topology, blocks, max(0, layers_of(base.graph) - blocks), outside)
 
 
 def refuse_dear(made: Handover, to: str, source: str) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from planner.analysis.axis_roles import REPLICATED, role_named
 from planner.errors import PlanError
+from planner.execution.pipeline import laid_out_blocks
 from planner.execution.save_policies import is_named
 from planner.execution.techniques import BY_NAME, STRUCTURAL
 from planner.graph.ir import Graph
@@ -107,12 +108,19 @@ class Settings:
 class Facts:
     """What launchers need to know beside the settings. layers: blocks that stages could be made of,
     0 for none; beside: layers that are none of them, such as a dense one before those with
-    experts."""
+    experts; outside: work before the blocks and after them, as multiples of a block's."""
 
     model: str
     topology: Topology
     layers: int = 0
     beside: int = 0
+    outside: tuple[float, float] = (0.0, 0.0)
+
+    def chunks(self, stages: int, virtual_stages: int) -> tuple[int, ...]:
+        """Layers of each chunk of a pipeline, in the model's order, as they are priced; () where
+        there are too few."""
+        blocks = laid_out_blocks(self.layers, stages * virtual_stages, *self.outside)
+        return (blocks[0] + self.beside, *blocks[1:]) if all(blocks[1:-1]) else ()
 
 
 class Rounds:

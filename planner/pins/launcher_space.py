@@ -40,6 +40,7 @@ class LauncherSpace:
     schedules    of pipeline stages
     whole_rounds microbatches are a multiple of the stages
     uneven       the first and the last stage may hold fewer layers than the others (`ends`)
+    layouts      layers of every stage, and of every chunk of one, may be said one by one
     """
 
     name: str
@@ -53,6 +54,7 @@ class LauncherSpace:
     schedules: tuple[str, ...] = ()
     whole_rounds: bool = False
     uneven: bool = False
+    layouts: bool = False
 
     def zero_with(self, sequence: int, data: int, replicas: int) -> tuple[int, ...]:
         """ZeRO stages on so many context ranks, data ranks, and replicas of the dense weights."""
@@ -87,6 +89,7 @@ SPACES = {
             (0, 1, 3),
             schedules=("1f1b", INTERLEAVED),
             uneven=True,
+            layouts=True,
         ),
         LauncherSpace(
             "maxtext",

@@ -543,16 +543,18 @@ class SearchDomain:
         if mesh.stages == 1:  # a baseline's, where a schedule is pinned
             return ((SCHEDULES[0], 1),)
 
+        launcher = self.request.launcher
+        laid_out = launcher.layouts if launcher else self.request.runtime.kernels is not None
+
         def enough(n: int) -> bool:
-            """Whether there are so many chunks, of equally many blocks each, or where none is dealt
-            out of the graph."""
+            """Whether there are so many chunks, of equally many blocks each but where a launcher
+            says how many, or where none is dealt out of the graph."""
             return (
                 base is not None
                 and n <= self.most_stages(base)
-                and (not base.dealt or base.dealt[0][2] % n == 0)
+                and (not base.dealt or base.dealt[0][2] % n == 0 or laid_out)
             )
 
-        launcher = self.request.launcher
         if launcher is not None and pinned is None:
             if INTERLEAVED not in launcher.schedules:
                 return tuple((s, 1) for s in launcher.schedules)

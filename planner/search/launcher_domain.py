@@ -56,6 +56,7 @@ def sayable(
             mesh.stages == 1
             or bool(blocks and blocks % mesh.stages == 0)
             or bool(uneven and ends(blocks, mesh.stages))
+            or bool(launcher.layouts and blocks >= mesh.stages)
         )
 
     whole = tuple(m for m in found if rows_are_whole(m))

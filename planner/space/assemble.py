@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from costmodels.frameworks.peak_memory import in_flight
 from costmodels.liveness import temporary_bytes
 from planner.execution.pipeline import Pipeline, Schedule
 from planner.execution.plan import Plan
@@ -34,6 +35,7 @@ from planner.execution.save_policies import is_named
 from planner.execution.techniques import STRUCTURAL, ZB_H1
 from planner.machine.topology import Mesh
 from planner.ops.residuals import reads
+from planner.pricing.frameworks.stages import share_layers_before
 from planner.pricing.peak_memory import takes_repeats_whole
 from planner.sharding.rule import Split
 from planner.solvers.problem import FORBIDDEN, Problem
@@ -468,6 +470,11 @@ def _stage_shares(space: Space, techniques: Techniques) -> _StageShares | None:
             [float(f(i)) for i in places.nodes]
             for f in (pipeline.stage_share, pipeline.saved_microbatches)
         )
+        if space.pricer.runtime.kernels is not None:
+            waiting = in_flight(0, pipeline.stages, micro, pipeline.virtual_stages)
+            saved = [max(1.0, waiting)] * len(saved)
+            if share_layers_before(space.base, pipeline):
+                share = [1 / pipeline.stages] * len(share)
         share_of, ratio_of, saved_of, copies_of = np.array([share, ratio, saved, copies])[
             :, places.of
         ]

@@ -3,7 +3,7 @@ in words."""
 
 from __future__ import annotations
 
-from costmodels.runtimes import load_runtime, runtime_names
+from costmodels.runtimes import as_framework
 from planner.execution.techniques import SCHEDULE_WORDS
 from planner.sharding.layout import STAGE
 from planner.strategy.strategy import Strategy
@@ -27,10 +27,7 @@ def ticks(strategy: Strategy) -> int:
 def lockstep(strategy: Strategy) -> bool:
     """Whether the stages are priced tick by tick, as emitted programs run; frameworks let each run
     as soon as it can."""
-    name = str(strategy.workload.get("runtime"))
-    return stages(strategy) > 1 and (
-        name not in runtime_names() or load_runtime(name).kernels is None
-    )
+    return stages(strategy) > 1 and not as_framework(str(strategy.workload.get("runtime")))
 
 
 def dealt(strategy: Strategy) -> tuple[int, int]:
@@ -49,12 +46,17 @@ def stages_words(strategy: Strategy) -> str:
         return ""
     chosen = strategy.chosen
     chunks = chosen.virtual_stages
+    most = -(-each // chunks)
     many = (
-        f"{chunks} virtual stages of {each // chunks} block{'s' if each > chunks else ''}"
+        f"{chunks} virtual stages of {most} block{'s' if most > 1 else ''}"
         if chunks > 1
         else f"{each} block{'s' if each > 1 else ''}"
     )
-    held = f", {'' if each * n == whole else 'up to '}{many} each" if each else ""
+    held = (
+        f", {'' if each * n == whole and each == most * chunks else 'up to '}{many} each"
+        if each
+        else ""
+    )
     if strategy.techniques.get("cuts"):
         wide = ":".join(map(str, chosen.stage_widths))
         held = (

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any, Protocol
 
+from costmodels.runtimes import as_framework
 from planner.errors import PlanError
 from planner.execution.plan import Plan, StepTechniques
 from planner.execution.techniques import (
@@ -46,6 +47,10 @@ class Decided(Protocol):
     @property
     def topology(self) -> Mapping[str, Any]:
         """The file's machine."""
+
+    @property
+    def workload(self) -> Mapping[str, Any]:
+        """The file's workload."""
 
     @property
     def blocks(self) -> tuple[Mapping[str, Any], ...]:
@@ -138,8 +143,10 @@ def _wrong_schedule(strategy: Decided, chosen: StepTechniques, mesh: Mapping[str
             " take them"
         )
     chunks = mesh[STAGE] * chosen.virtual_stages
-    if not strategy.techniques.get("cuts") and all(
-        int(b["repeats"]) % chunks for b in strategy.blocks
+    if (
+        not as_framework(str(strategy.workload.get("runtime")))
+        and not strategy.techniques.get("cuts")
+        and all(int(b["repeats"]) % chunks for b in strategy.blocks)
     ):
         return (
             f"no repeated blocks divide into {mesh[STAGE]} stages of {chosen.virtual_stages}"

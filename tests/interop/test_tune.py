@@ -9,8 +9,9 @@ import pytest
 
 import planner
 from planner.cli import main
+from planner.errors import PlanError
 from planner.interop.launchers import maxtext
-from planner.interop.price import LAUNCHERS, hand_over
+from planner.interop.price import LAUNCHERS, hand_over, read_configuration
 from planner.interop.settings import Facts, Settings
 from planner.machine.topology import for_devices
 from planner.pins.launcher_space import SPACES, ends
@@ -191,6 +192,30 @@ def test_stages_of_unlike_numbers_of_layers_are_planned_and_written_for_megatron
     assert not handed.inexpressible
     assert "decoder_first_pipeline_num_layers: 1\n" in handed.text
     assert "decoder_last_pipeline_num_layers: 1\n" in handed.text
+
+
+def test_chunks_of_unlike_numbers_of_layers_are_laid_out_for_megatron(tmp_path: Path) -> None:
+    """Ten layers in eight chunks: priced by the fullest stage, read back as as many chunks, and
+    written by no program of ours."""
+    spec = "zoo:llama-tiny,layers=10"
+    found = planner.plan(
+        spec,
+        devices=8,
+        hardware="h100-sxm",
+        batch=64,
+        launcher="megatron",
+        pins="pp=4,dp=2,vpp=2,micro=8",
+        baselines=False,
+    )
+    handed = hand_over(found, spec, "megatron", ".args")
+    assert "--pipeline-model-parallel-layout 'Ett|tt|(t|)*5tL'" in handed.text
+    assert "--num-virtual-stages-per-pipeline-rank" not in handed.text
+    assert handed.rows[-1].cost == handed.rows[0].cost
+    path = tmp_path / "mine.args"
+    path.write_text(handed.text)
+    assert read_configuration(path, 8).settings.virtual_stages == 2
+    with pytest.raises(PlanError, match="10 repeated blocks do not divide into 4 stages of 2"):
+        planner.emit(found, spec)
 
 
 def test_ends_hold_what_full_stages_between_leave() -> None:

@@ -10,6 +10,8 @@ import pytest
 import planner
 from planner.analysis.facts import GraphFacts
 from planner.errors import PlanError
+from planner.execution.pipeline import laid_out_blocks
+from planner.interop.price import hand_over
 from planner.machine.topology import from_json
 from planner.verify import worker
 from planner.whatif.reprice import open_recorded, reprice
@@ -50,9 +52,33 @@ def test_a_launcher_without_such_stages_says_so() -> None:
     """Layers unlike the blocks, not the batch, are why there is none."""
     with pytest.raises(PlanError, match="58 repeated blocks evenly, and 3 more layers") as refused:
         planner.plan(
-            "zoo:deepseek-v3", devices=2048, batch=15360, pins="pp=16,ep=64", launcher="megatron"
+            "zoo:deepseek-v3", devices=2048, batch=15360, pins="pp=16,ep=64", launcher="torchtitan"
         )
     assert refused.value.code == "P068" and any("pp=2" in h for h in refused.value.help)
+
+
+def test_megatron_lays_dense_layers_out_with_the_mixtures() -> None:
+    """61 layers on 16 stages: the first holds the three dense ones and one mixture, the last two
+    beside the head; the step is priced by the longest, and every stage holds its own part."""
+    made = planner.plan(
+        "zoo:deepseek-v3,seq=4096",
+        devices=2048,
+        batch=15360,
+        pins="pp=16,dp=2,ep=64,zero=1,micro=120",
+        launcher="megatron",
+        precision="fp8",
+        baselines=False,
+        remedies=False,
+    )
+    assert laid_out_blocks(58, 16, 2.99, 1.23) == (1, 3, *[4] * 13, 2)
+    # 16 microbatches wait in the first stage: what enters it and its four layers.
+    entering = 16 * 4096 * 7168 * 2
+    held = made.costs["memory_breakdown_bytes"]["activations"]
+    assert 5 * entering <= held <= 1.1 * 5 * entering
+    assert made.costs["step_time_s"] < 60
+    handed = hand_over(made, "zoo:deepseek-v3,seq=4096", "megatron")
+    assert "pipeline_model_parallel_layout: Etttt|ttt|(tttt|)*13ttL\n" in handed.text
+    assert not handed.inexpressible and handed.rows[-1].cost == handed.rows[0].cost
 
 
 @pytest.mark.slow

@@ -14,6 +14,8 @@ underscores in `--yaml-cfg` files, and Megatron-Bridge's recipes, whose attribut
 
     num_virtual_stages_per_pipeline_rank, virtual_pipeline_model_parallel_size         chunks of a
         stage; num_layers_per_virtual_pipeline_stage: so many layers each
+    pipeline_model_parallel_layout                                                     layers of
+        each chunk, where they are not as many
 
 Source: megatron/training/arguments.py and yaml_arguments.py of NVIDIA/Megatron-LM,
 Megatron Core 0.20.0 (d98e8a64dd, August 2026); megatron/bridge/training/config.py and perf_recipes
@@ -22,7 +24,12 @@ of NVIDIA-NeMo/Megatron-Bridge (067f987df, August 2026).
 
 from __future__ import annotations
 
+import re
+from itertools import groupby
+from shlex import quote
+
 from planner.errors import PlanError
+from planner.execution.pipeline import laid_out_blocks
 from planner.execution.techniques import INTERLEAVED, ZB_H1
 from planner.interop.keys import Keys
 from planner.interop.model_sizes import (
@@ -48,11 +55,12 @@ SIZES = {
     INNER: ("ffn_hidden_size",),
     EXPERTS: ("num_experts",),
 }
+LAYOUT = "pipeline_model_parallel_layout"
 LEFT_OUT = {
     "optimizer_cpu_offload": "the state is priced on the devices",
     "decoder_first_pipeline_num_layers": "stages are priced alike",
     "decoder_last_pipeline_num_layers": "stages are priced alike",
-    "pipeline_model_parallel_layout": "stages are priced alike",
+    LAYOUT: "layers are priced as evenly as chunks take them",
     "account_for_embedding_in_pipeline_split": "stages are priced alike",
     "account_for_loss_in_pipeline_split": "stages are priced alike",
     "mtp_num_layers": "the layers of multi-token prediction are those of the model, or not priced",
@@ -71,27 +79,43 @@ def round_off(rounds: Rounds, facts: Facts) -> list[str]:
     if rounds.now.schedule in ("gpipe", ZB_H1):
         rounds.to("its schedule is 1F1B", schedule="1f1b")
     stages = rounds.now.stage
-    if facts.layers and facts.layers % stages and (facts.beside or not ends(facts.layers, stages)):
-        return [
-            f"{facts.layers} blocks on {rounds.now.stage} stages: say how they are divided"
-            " (decoder_first_pipeline_num_layers)"
-        ]
+    if facts.layers and stages > 1 and not facts.chunks(stages, rounds.now.virtual_stages):
+        return [f"{facts.layers} blocks on {stages} stages: some have none"]
     return []
+
+
+def _layout(s: Settings, facts: Facts) -> str:
+    """Layers of each chunk; "" where they are as many, or the ends alone have fewer."""
+    chunks = facts.chunks(s.stage, s.virtual_stages) if s.stage > 1 and facts.layers else ()
+    if len(set(chunks)) < 2 or (s.virtual_stages == 1 and _ends(s, facts)):
+        return ""
+    texts = ["t" * n for n in chunks]
+    texts[0], last = f"E{texts[0]}", f"{texts.pop()}L"
+    runs = [(text, len(list(same))) for text, same in groupby(texts)]
+    return "".join(f"({text}|)*{n}" if n > 1 else f"{text}|" for text, n in runs) + last
+
+
+def _ends(s: Settings, facts: Facts) -> tuple[int, int] | None:
+    """Layers of the first and the last stage where those alone have fewer."""
+    return ends(facts.layers, s.stage) if facts.layers % s.stage and not facts.beside else None
 
 
 def _keys_of(s: Settings, facts: Facts) -> dict[str, dict[str, object]]:
     """Section -> key -> value, of what the plan decides. Sections are those of Megatron-Bridge."""
-    uneven = ends(facts.layers, s.stage) if facts.layers % s.stage and not facts.beside else None
+    layout, uneven = _layout(s, facts), _ends(s, facts)
+    chunks = s.virtual_stages if s.virtual_stages > 1 and not layout else None
     model: dict[str, object] = {
         "tensor_model_parallel_size": s.tensor,
         "context_parallel_size": s.sequence,
         "pipeline_model_parallel_size": s.stage,
-        "virtual_pipeline_model_parallel_size": s.virtual_stages if s.virtual_stages > 1 else None,
+        "virtual_pipeline_model_parallel_size": chunks,
         "sequence_parallel": s.positions,
         "expert_model_parallel_size": s.expert,
         "recompute_granularity": "full" if s.recompute == "block" else None,
     }
-    if uneven:
+    if layout:
+        model |= {LAYOUT: layout}
+    elif uneven:
         model |= dict(zip(ENDS, uneven, strict=True))
     if s.recompute == "block":
         model |= {"recompute_method": "uniform", "recompute_num_layers": 1}
@@ -140,7 +164,7 @@ def _arguments(s: Settings, facts: Facts) -> list[str]:
     chunks = keys.pop("virtual_pipeline_model_parallel_size")
     keys |= {"num_virtual_stages_per_pipeline_rank": chunks}
     return [
-        f"--{k.replace('_', '-')}" + ("" if v is True else f" {v}")
+        f"--{k.replace('_', '-')}" + ("" if v is True else f" {quote(str(v))}")
         for k, v in keys.items()
         if v not in (None, False)
     ]
@@ -273,14 +297,26 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
 
 def _left_out(keys: Keys, stages: int) -> list[str]:
     """Of keys that change the program and have no price. Where only the ends hold fewer layers than
-    other stages, all take the time of the fullest, as they are priced."""
+    other stages, all take the time of the fullest, as they are priced, and so are layers laid out
+    as evenly as chunks take them."""
     layers = keys.whole(0, "num_layers") or keys.layers()
     priced = layers and ends(layers, stages) == tuple(keys.whole(0, end) for end in ENDS)
+    known: tuple[str, ...] = ENDS if priced else ()
+    if layout := keys.word("", LAYOUT):
+        counts = tuple(chunk.count("t") for chunk in _unrolled(layout).split("|"))
+        known = (LAYOUT,) if counts == laid_out_blocks(sum(counts), len(counts), 0, 0) else ()
     return [
         f"{key} is left out: {why}"
         for key, why in LEFT_OUT.items()
-        if keys.get(key) and not (priced and key in ENDS)
+        if keys.get(key) and key not in known
     ]
+
+
+def _unrolled(layout: str) -> str:
+    """A layout without repetitions: chunks parted by "|"."""
+    for repeated in (r"\(([^)]+)\)\*(\d+)", r"(.)\*(\d+)"):
+        layout = re.sub(repeated, lambda found: found[1] * int(found[2]), layout)
+    return layout
 
 
 def _virtual_stages(keys: Keys, stages: int, notes: list[str]) -> int:
@@ -288,6 +324,8 @@ def _virtual_stages(keys: Keys, stages: int, notes: list[str]) -> int:
     virtual = keys.whole(
         1, "virtual_pipeline_model_parallel_size", "num_virtual_stages_per_pipeline_rank"
     )
+    if layout := keys.word("", LAYOUT):
+        return _chunks_of(layout, stages)
     each = keys.whole(0, "num_layers_per_virtual_pipeline_stage")
     if stages == 1 or not each or virtual > 1:
         return virtual if stages > 1 else 1
@@ -301,6 +339,18 @@ def _virtual_stages(keys: Keys, stages: int, notes: list[str]) -> int:
             "P191",
             f"{layers} layers do not divide into {stages} stages of chunks of {each}"
             " (num_layers_per_virtual_pipeline_stage)",
+        )
+    return virtual
+
+
+def _chunks_of(layout: str, stages: int) -> int:
+    """Chunks of a pipeline stage by a layout. Raises PlanError P191 where it has no whole
+    number."""
+    virtual, rest = divmod(_unrolled(layout).count("|") + 1, stages)
+    if rest:
+        raise PlanError(
+            "P191",
+            f"pipeline_model_parallel_layout {layout!r} does not divide into {stages} stages",
         )
     return virtual
 

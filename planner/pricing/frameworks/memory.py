@@ -11,7 +11,12 @@ from planner.analysis.facts import GraphFacts
 from planner.execution.layout_flow import Flow, cut_layout, stored_layout
 from planner.ops.loss import CROSS_ENTROPY
 from planner.pricing.frameworks.kernels import role
-from planner.pricing.frameworks.stages import StageAssignment, placed_weights, stage_sums
+from planner.pricing.frameworks.stages import (
+    StageAssignment,
+    attentions_before,
+    placed_weights,
+    stage_sums,
+)
 from planner.pricing.pricer import Pricer
 from planner.sharding.layout import Layout, local_shape
 
@@ -64,6 +69,7 @@ def memory_of(
         entering=activations.entering,
         microbatches=flow.plan.microbatches,
         recompute=flow.plan.recompute,
+        layers_before=attentions_before(base, stages),
     )
 
 

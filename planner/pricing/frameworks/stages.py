@@ -1,5 +1,10 @@
 """How a framework assigns the repeated blocks of a plan to pipeline stages, and sums over what each
-stage has: as evenly as whole blocks go, the longer stages first, or by numbers of parameters."""
+stage has: as evenly as whole blocks go, the longer stages first, or by numbers of parameters.
+
+Where layers that are unlike them come before the blocks (dense layers before mixtures of experts),
+the first stage has those, and blocks go where they make the longest stage shortest, as launch files
+lay them out.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,8 @@ from dataclasses import dataclass
 from costmodels.frameworks.step_time import AFTER, BEFORE, BLOCKS
 from planner.analysis.facts import GraphFacts
 from planner.execution.layout_flow import Flow
-from planner.execution.pipeline import Pipeline, pipeline_of
+from planner.execution.pipeline import Pipeline, balanced_blocks, laid_out_blocks, pipeline_of
+from planner.ops import operator_of
 
 
 @dataclass(frozen=True)
@@ -42,19 +48,49 @@ def assign_stages(base: GraphFacts, flow: Flow, balance: str) -> StageAssignment
             base.runs, key=lambda run: run[1] * run[2], default=(len(base.graph.nodes), 0, 1)
         )
         return StageAssignment(first, first + period * repeats, repeats, (repeats,), None)
-    balanced = _balanced(base, pipeline, balance == "products") if balance else ()
-    fewest, longer = divmod(pipeline.repeats, pipeline.stages)
-    even = tuple(fewest + (s < longer) for s in range(pipeline.stages))
-    return StageAssignment(
-        pipeline.first, pipeline.end, pipeline.repeats, balanced or even, pipeline
-    )
+    blocks: tuple[int, ...] = ()
+    if balance:
+        sizes = _parameters(base, pipeline, balance == "products")
+        ends = (sizes[place] / sizes[BLOCKS] for place in (BEFORE, AFTER))
+        blocks = balanced_blocks(pipeline.repeats, pipeline.stages, *ends)
+    if not all(blocks) or not blocks:
+        outside = work_outside(base, pipeline.nodes, pipeline.repeats)
+        of_chunks = laid_out_blocks(pipeline.repeats, pipeline.chunks, *outside)
+        blocks = tuple(sum(of_chunks[s :: pipeline.stages]) for s in range(pipeline.stages))
+    return StageAssignment(pipeline.first, pipeline.end, pipeline.repeats, blocks, pipeline)
 
 
-def _balanced(base: GraphFacts, pipeline: Pipeline, products: bool) -> tuple[int, ...]:
-    """Blocks of each stage such that the most parameters of a stage (of products alone, where so
-    asked) are the fewest, what is outside the blocks included; () where a stage would have none."""
+def work_outside(base: GraphFacts, nodes: range, repeats: int) -> tuple[float, float]:
+    """Work of products before the blocks and after them, as multiples of one block's. nodes: those
+    of all blocks."""
+    key = "work outside", nodes
+    if key not in base.graph.memo:
+        flops = [float(rule.flops) for rule in base.rules]
+        before, after = sum(flops[: nodes.start]), sum(flops[nodes.stop :])
+        block = sum(flops[i] for i in nodes) / repeats or 1.0
+        base.graph.memo[key] = before / block, after / block
+    known: tuple[float, float] = base.graph.memo[key]
+    return known
+
+
+def share_layers_before(base: GraphFacts, pipeline: Pipeline) -> bool:
+    """Whether layers come before the blocks, and the first stage has no more work by them than the
+    others by blocks: then each has an equal part of everything."""
+    before, _ = work_outside(base, pipeline.nodes, pipeline.repeats)
+    return 1 / 2 <= before <= (before + pipeline.repeats) / pipeline.stages
+
+
+def attentions_before(base: GraphFacts, stages: StageAssignment) -> int:
+    """Layers before the blocks, by their attentions."""
+    before = base.graph.nodes[: stages.first]
+    return sum(operator_of(node.op).kind == "attention" for node in before)
+
+
+def _parameters(base: GraphFacts, pipeline: Pipeline, products: bool) -> dict[str, float]:
+    """Parameters (of products alone, where so asked) before the blocks, in one of them, and after
+    them."""
     graph, period = base.graph, (pipeline.end - pipeline.first) // pipeline.repeats
-    sizes = {BEFORE: 0, BLOCKS: 0, AFTER: 0}
+    sizes = {BEFORE: 0.0, BLOCKS: 0.0, AFTER: 0.0}
     for n in graph.weights:
         for i in sorted({i for i, _ in graph.consumers.get(n, ())}):
             if products and not base.rules[i].flops:
@@ -62,14 +98,7 @@ def _balanced(base: GraphFacts, pipeline: Pipeline, products: bool) -> tuple[int
             if not pipeline.first + period <= i < pipeline.end:
                 place = BEFORE if i < pipeline.first else BLOCKS if i < pipeline.end else AFTER
                 sizes[place] += graph.tensors[n].elements
-    ends = [sizes[BEFORE], *[0] * (pipeline.stages - 2), sizes[AFTER]]
-    blocks = [0] * pipeline.stages
-    for _ in range(pipeline.repeats):
-        s = min(
-            range(pipeline.stages), key=lambda k: (ends[k] + (blocks[k] + 1) * sizes[BLOCKS], -k)
-        )
-        blocks[s] += 1
-    return tuple(blocks) if all(blocks) else ()
+    return sizes
 
 
 def placed_weights(base: GraphFacts, flow: Flow, stages: StageAssignment) -> list[tuple[str, str]]:

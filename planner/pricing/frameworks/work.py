@@ -27,7 +27,7 @@ from planner.execution.layout_flow import Flow, cut_layout
 from planner.execution.loops import RepeatedBlock, pipelined_block
 from planner.ops import operator_of
 from planner.pricing.frameworks.kernels import need_of
-from planner.pricing.frameworks.stages import StageAssignment, stage_sums
+from planner.pricing.frameworks.stages import StageAssignment, attentions_before, stage_sums
 from planner.pricing.kernels import local_bytes
 from planner.pricing.pricer import Pricer
 from planner.sharding.layout import STAGE, local_shape
@@ -57,6 +57,7 @@ def work_of(
         optimizer_elements=_updated(base, flow, stages) if base.training else 0.0,
         microbatches=micro if base.training else 1,
         recompute=flow.plan.recompute,
+        layers_before=attentions_before(base, stages),
     )
 
 
