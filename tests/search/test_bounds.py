@@ -231,11 +231,17 @@ TIGHT: dict[str, Any] = {"devices": 16, "memory_limit_bytes": 8 * 2**30}
 in recomputed blocks, or none."""
 
 
-def tight_search(pins: str = "", **options: Any) -> Search:
+HALF: dict[str, Any] = {"devices": 8, "memory_limit_bytes": int(6.2 * 2**30)}
+"""Of half of its devices, for half of its layers and samples."""
+
+
+def tight_search(pins: str = "", layers: int = 8, **options: Any) -> Search:
+    options = {**TIGHT, **options}
     request = make_request(
-        hardware=None, topology=None, baselines=False, pins=parse_pins(pins), **{**TIGHT, **options}
+        hardware=None, topology=None, baselines=False, pins=parse_pins(pins), **options
     )
-    return Search(Model.open("zoo:llama3-8b,layers=8", Workload("train", batch=64), 16), request)
+    workload, source = Workload("train", batch=8 * layers), f"zoo:llama3-8b,layers={layers}"
+    return Search(Model.open(source, workload, options["devices"]), request)
 
 
 def test_a_leafs_own_space_proves_more_of_plans_that_keep_results(
@@ -264,21 +270,19 @@ def test_a_leafs_own_space_proves_more_of_plans_that_keep_results(
         return found[-1][1]
 
     monkeypatch.setattr("planner.search.best_first.raised_lower_bound", both)
-    limit = int(6.2 * 2**30)
-    search = tight_search("recompute=block-keep", memory_limit_bytes=limit)
-    bound = search.run().bound_s
+    bound = tight_search("recompute=block-keep", layers=4, **HALF).run().bound_s
     assert all(shared <= own <= most for shared, own, most in found) and any(
         1.01 * shared < own for shared, own, _ in found
     )
     assert bound == found[-1][1]
     for pins in ("", ",micro=4", ",micro=16", ",zero=3", ",zero=1,micro=8"):
         plan = planner.plan(
-            "zoo:llama3-8b,layers=8",
-            batch=64,
+            "zoo:llama3-8b,layers=4",
+            batch=32,
             baselines=False,
             remedies=False,
             pins=f"recompute=block-keep{pins}",
-            **{**TIGHT, "memory_limit_bytes": limit},
+            **HALF,
         )
         assert plan.costs["step_time_s"] >= bound * (1 - ROUNDED), pins
 
