@@ -17,12 +17,7 @@ def test_every_recipe_of_the_notes_runs(tmp_path):
     assert len(blocks) >= 7
     script = tmp_path / "notes.py"
     script.write_text("\n\n".join(blocks))
-    environment = os.environ | {
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": str(ROOT),
-        "PYTHONWARNINGS": "error",
-    }
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"}
     done = subprocess.run(
         [sys.executable, str(script)],
         env=environment,
