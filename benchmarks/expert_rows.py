@@ -207,7 +207,17 @@ NVIDIA = (
     _bridge("DeepSeek-V3", DEEPSEEK, ("gb200-nvl72", 256), 4096, Degrees(1, 4, 1, 64, 4), FP8),
     _bridge("DeepSeek-V3", DEEPSEEK, ("b200", 256), 4096, Degrees(1, 16, ep=8), FP8),
     _bridge("DeepSeek-V3", DEEPSEEK, ("h100-sxm", 1024), 8192, Degrees(2, 8, 1, 64, 4), FP8),
-    _bridge("DeepSeek-V3", DEEPSEEK, ("h100-sxm", 2048), 15360, Degrees(1, 16, 1, 64, zero=1), FP8),
+    Expert(
+        "DeepSeek-V3",
+        DEEPSEEK,
+        "h100-sxm",
+        2048,
+        15360,
+        "pp=16,dp=2,ep=64,zero=1,micro=120,schedule=dualpipe,recompute=selective",
+        "megatron",
+        "DeepSeek",
+        FP8,
+    ),
 )
 TORCH = (
     _fsdp("Llama-3.1 8B", L8, ("h100-sxm", 8), 16, "torchtitan", "torchtitan"),

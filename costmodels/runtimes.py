@@ -150,8 +150,11 @@ class Runtime:
     blocking: the host waits for each kernel before it starts the next; summing_bytes: what adding a
     gradient to its sum over microbatches moves per local parameter, 0 where products add to the sum
     themselves; pinned: fraction of the smaller of two points of the backward pass
-    (costmodels.frameworks.peak_memory) that stays allocated in the larger; flat_rings: collectives
-    over several switched levels are rings through all members (costmodels.collectives.ring_lines).
+    (costmodels.frameworks.peak_memory) that stays allocated in the larger; rows_once: a row crosses
+    the network once for all of its experts in a node; exchange_slows: what
+    kernels take longer for each second of an exchange of experts' rows beside them; flat_rings:
+    collectives over several switched levels are rings through all members
+    (costmodels.collectives.ring_lines).
     """
 
     name: str
@@ -177,6 +180,8 @@ class Runtime:
     tensor_overlap: float = 0.0
     blocking: bool = False
     flat_rings: bool = False
+    exchange_slows: float = 0.0
+    rows_once: bool = False
     stacked: bool = False
     partitioned: bool = False
     copies_hidden: float = 0.0

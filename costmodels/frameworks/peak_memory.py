@@ -19,10 +19,10 @@ fitted (planner.calibrate.runs.keep); docs/published-runs.md has the errors.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from costmodels.capacity import Breakdown
-from costmodels.frameworks.step_time import AFTER, BEFORE, BLOCKS
+from costmodels.frameworks.step_time import AFTER, BEFORE, BLOCKS, DUALPIPE
 from costmodels.runtimes import Kernels, Runtime
 
 
@@ -36,7 +36,9 @@ class FrameworkMemory:
     norms' results have more where they are read than where they are made. scores: place -> elements
     of attention's scores. logits: their elements; pieces: those of the local piece, where the loss
     gathers what devices have pieces of, else 0. entering: bytes that enter a block. layers_before:
-    layers that come before the blocks, on the first stage.
+    layers that come before the blocks, on the first stage. again: of `results` what recompute with
+    saved collectives makes again (planner.pricing.frameworks.kernels.made_again). schedule: of
+    pipeline stages.
     """
 
     stage_blocks: tuple[int, ...]
@@ -53,6 +55,8 @@ class FrameworkMemory:
     microbatches: int
     recompute: str
     layers_before: int = 0
+    again: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    schedule: str = ""
 
 
 def in_flight(stage: int, stages: int, microbatches: int, virtual: int) -> float:
@@ -89,24 +93,58 @@ def saved_bytes(memory: FrameworkMemory, kernels: Kernels) -> dict[str, float]:
     return saved
 
 
-def _stage(
-    memory: FrameworkMemory, s: int, saved: Mapping[str, float], runtime: Runtime, kernels: Kernels
-) -> Breakdown:
-    """Peak memory of stage s (module docstring)."""
-    stages, recomputed = len(memory.stage_blocks), memory.recompute != "none"
-    last, slack = stages - 1, 1 + runtime.memory_slack
-    flight = in_flight(s, stages, memory.microbatches, runtime.interleave)
+def stays(role: str, kernels: Kernels) -> float:
+    """What stays saved of a result that is made again, as a multiple of it: of a norm what it
+    reads, as far as the residual stream does not count that."""
+    return max(0.0, 1 - kernels.saved.get("residual", 0.0)) if role == "norm" else 0.0
+
+
+def remade_bytes(memory: FrameworkMemory, kernels: Kernels) -> dict[str, float]:
+    """Of `saved_bytes` what recompute with saved collectives makes again."""
+    again = dict.fromkeys((BEFORE, BLOCKS, AFTER), 0.0)
+    for (place, role), size in memory.again.items():
+        again[place] += max(0.0, kernels.saved.get(role, 0.0) - stays(role, kernels)) * size
+    return again
+
+
+def _waiting(
+    memory: FrameworkMemory, s: int, saved: Mapping[str, float], kernels: Kernels
+) -> tuple[float, float]:
+    """Bytes that stage s saves of one microbatch, and those of its largest layer that are made
+    again while that runs backward."""
+    again = dict.fromkeys(saved, 0.0)
+    if memory.recompute != "none":
+        again = remade_bytes(memory, kernels) if memory.recompute == "block-keep" else dict(saved)
     entering = memory.entering
+
+    def layer(place: str, layers: int) -> float:
+        """Of one layer: nothing but what enters it where all is made again."""
+        return (saved[place] - again[place]) / layers or entering
+
     # One block is on its way to the host's memory or back.
     on_device = memory.stage_blocks[s] * (1 - kernels.offloaded_share) + (
         kernels.offloaded_share > 0
     )
-    activations = flight * (entering + on_device * (entering if recomputed else saved[BLOCKS]))
-    again = saved[BLOCKS]
+    waiting, remade = entering + on_device * layer(BLOCKS, 1), again[BLOCKS]
     if s == 0 and memory.layers_before:
-        layer = saved[BEFORE] / memory.layers_before
-        activations += flight * memory.layers_before * (entering if recomputed else layer)
-        again = max(again, layer)
+        waiting += memory.layers_before * layer(BEFORE, memory.layers_before)
+        remade = max(remade, again[BEFORE] / memory.layers_before)
+    return waiting, remade
+
+
+def _stage(
+    memory: FrameworkMemory, s: int, saved: Mapping[str, float], runtime: Runtime, kernels: Kernels
+) -> Breakdown:
+    """Peak memory of stage s (module docstring). Under DualPipe a device holds what stage s and the
+    one as far from the other end hold, and as many microbatches as there are stages, and one."""
+    stages = len(memory.stage_blocks)
+    last, slack = stages - 1, 1 + runtime.memory_slack
+    held = (s, last - s) if memory.schedule == DUALPIPE else (s,)
+    flight = in_flight(s, stages, memory.microbatches, runtime.interleave)
+    flight = flight if len(held) == 1 else min(memory.microbatches, stages + 1) / len(held)
+    waiting = [_waiting(memory, k, saved, kernels) for k in held]
+    activations = flight * sum(size for size, _ in waiting)
+    again = max(size for _, size in waiting)
     workspace = 0.0  # what a block's backward pass makes beside what is saved
     if not kernels.flash:
         workspace = memory.scores.get(BLOCKS, 0.0) * (
@@ -116,18 +154,16 @@ def _stage(
         memory.logits * (kernels.logit_saved + kernels.logit_gathered * (memory.pieces > 0))
         + memory.pieces * kernels.logit_piece
     )
-    points = (workspace + (again if recomputed else 0.0), (logits + saved[AFTER]) * (s == last))
+    points = (workspace + again, (logits + saved[AFTER]) * (last in held))
     temporary = max(points) + runtime.pinned * min(points) + 2 * memory.gathered
     # Of one microbatch gradients come as what was saved goes.
-    gradients = (
-        memory.gradients[s]
-        if memory.microbatches > 1
-        else max(0.0, memory.gradients[s] - activations)
-    )
+    gradients = sum(memory.gradients[k] for k in held)
+    if memory.microbatches == 1:
+        gradients = max(0.0, gradients - activations)
     return Breakdown(
-        parameters=int(memory.parameters[s]),
+        parameters=int(sum(memory.parameters[k] for k in held)),
         gradients=int(gradients),
-        optimizer=int(memory.state[s]),
+        optimizer=int(sum(memory.state[k] for k in held) / len(held)),  # of twice the replicas
         activations=int(activations * (slack + (runtime.pipeline_slack if last else 0.0))),
         temporary=int(temporary * slack + runtime.overhead_bytes),
     )

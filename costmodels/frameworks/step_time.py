@@ -19,7 +19,7 @@ tried. Errors against published runs: docs/published-runs.md.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -32,6 +32,9 @@ from costmodels.runtimes import Rates, Runtime
 BEFORE, BLOCKS, AFTER = "before", "blocks", "after"
 """Where a node is: before, in, or after the repeated blocks."""
 Axes = tuple[str, ...]
+DUALPIPE = "dualpipe"
+"""The schedule under which exchanges of experts' rows of one microbatch run beside kernels of
+another."""
 SUMS = ("all-reduce", "reduce-scatter")
 """Collectives that add up what devices have."""
 
@@ -76,7 +79,10 @@ class Work:
     how many, what each needs); of the blocks, those of one. times: place -> how often the program's
     collectives there run for one block of one microbatch. neighbours: the links between stages.
     gradient_elements: of each stage, those that a device adds up. optimizer_elements: parameters
-    that the fullest stage updates. layers_before: layers that come before the blocks.
+    that the fullest stage updates. layers_before: layers that come before the blocks. schedule: of
+    pipeline stages. again: of `kernels` those that recompute with saved collectives runs a second
+    time (planner.pricing.frameworks.kernels.made_again). expert_axes: axes that experts are cut
+    over.
     """
 
     stage_blocks: tuple[int, ...]
@@ -91,11 +97,18 @@ class Work:
     microbatches: int
     recompute: str
     layers_before: int = 0
+    schedule: str = ""
+    again: tuple[tuple[str, float, KernelNeed], ...] = ()
+    expert_axes: Axes = ()
 
     def recompute_of(self, place: str) -> str:
         """How a place of the program is recomputed."""
         layers = place == BLOCKS or (place == BEFORE and self.layers_before > 0)
         return self.recompute if layers else "none"
+
+    def exchanges(self, use: CollectiveWork) -> bool:
+        """Whether a collective brings rows to their experts, or back."""
+        return bool(self.expert_axes) and self.expert_axes[0] in use.axes and use.place == BLOCKS
 
 
 @dataclass(frozen=True)
@@ -118,12 +131,16 @@ class _Place:
     """What one device does of one microbatch in one block, or before or after the blocks. launches:
     kernels of the forward pass; the backward pass starts twice as many. sent_s: seconds of
     collectives that kernels wait for, by phase; summed_s: those of the backward pass that add up
-    what devices have."""
+    what devices have; exchanged_s: those that bring rows to experts and back. again_s: of kernels
+    that recompute with saved collectives runs a second time."""
 
     forward_s: float = 0.0
     backward_s: float = 0.0
     launches: float = 0.0
     summed_s: float = 0.0
+    exchanged_s: float = 0.0
+    exchanged_again_s: float = 0.0
+    again_s: float = 0.0
     sent_s: dict[str, float] = field(
         default_factory=lambda: {"forward": 0.0, "backward": 0.0, "recompute": 0.0}
     )
@@ -131,13 +148,28 @@ class _Place:
 
 @dataclass(frozen=True)
 class _Passes:
-    """Seconds of a place's forward and backward pass, of the kernels in both, and of what is
-    recomputed."""
+    """Seconds of a place's forward and backward pass, of the kernels in both, of what is
+    recomputed, of what makes gradients of weights, and of exchanges of experts' rows."""
 
     forward: float
     backward: float
     kernels: float
     recomputed: float
+    weights: float
+    exchanged: float
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """Seconds of a stage for one microbatch: all, its backward pass, what makes gradients of
+    weights, its kernels, what is recomputed, and collectives that other microbatches hide."""
+
+    seconds: float
+    backward: float
+    weights: float
+    kernels: float
+    recomputed: float
+    hidden: float
 
 
 @dataclass
@@ -164,7 +196,7 @@ def step_time(
     sent = _communication(work, places, collective_s, runtime.wider_sums)
     handed = handed_s(work, collective_s)
     memory = memory_bytes_per_s(device, rates)
-    stages, kernels, recomputed = [], 0.0, 0.0
+    stages = list[_Stage]()
     for s, blocks in enumerate(work.stage_blocks):
         counts = {BLOCKS: blocks}
         if s == 0:
@@ -176,36 +208,65 @@ def step_time(
             for place, n in counts.items()
         ]
         summed = work.gradient_elements[s] * runtime.summing_bytes / memory * (micro - 1) / micro
-        stages.append(
-            gather_beside_work_s(
-                sum(n * p.forward for n, p in passes),
-                sent.gathered["forward"],
-                runtime.gather_overlap,
-            )
-            + gather_beside_work_s(
-                sum(n * p.backward for n, p in passes),
-                sent.gathered["backward"],
-                runtime.gather_overlap,
-            )
-            + summed
-            + handed
-        )
-        kernels = max(kernels, summed + sum(n * p.kernels for n, p in passes))
-        recomputed = max(recomputed, sum(n * p.recomputed for n, p in passes))
-    longest = max(stages)
-    bubble = (sum(stages) - longest) / runtime.interleave
+        stages.append(_stage(work, runtime, passes, sent.gathered, summed, handed))
+    longest = max(stages, key=lambda stage: stage.seconds)
+    kernels = max(stage.kernels for stage in stages)
     optimizer = work.optimizer_elements * runtime.optimizer_bytes / memory
-    hidden = sent.once * runtime.overlap
+    once, bubble = sent.once * runtime.overlap, _bubble_s(work, runtime, stages)
     return StepSeconds(
-        total=micro * longest + bubble + sent.once - hidden + optimizer,
+        total=micro * longest.seconds + bubble + sent.once - once + optimizer,
         kernels=micro * kernels,
-        recomputed=micro * recomputed,
+        recomputed=micro * max(stage.recomputed for stage in stages),
         bubble=bubble,
-        exposed=micro * (longest - kernels) + sent.once - hidden,
-        hidden=hidden,
+        exposed=micro * (longest.seconds - kernels) + sent.once - once,
+        hidden=once + micro * longest.hidden,
         optimizer=optimizer,
         by_axes=sent.by_axes,
     )
+
+
+# Many parameters: what a stage runs, and what goes beside it.
+def _stage(
+    work: Work,
+    runtime: Runtime,
+    passes: Sequence[tuple[int, _Passes]],
+    gathered: Mapping[str, float],
+    summed_s: float,
+    handed_s: float,
+) -> _Stage:
+    """One stage. summed_s, handed_s: of adding gradients to their sums, and of handing on."""
+
+    def total(field: str) -> float:
+        return sum(n * float(getattr(p, field)) for n, p in passes)
+
+    forward, backward = (
+        gather_beside_work_s(total(which), gathered[which], runtime.gather_overlap)
+        for which in ("forward", "backward")
+    )
+    kernels, hidden = summed_s + total("kernels"), 0.0
+    if work.schedule == DUALPIPE:
+        hidden = min(total("exchanged"), kernels) * (1 - runtime.exchange_slows)
+    return _Stage(
+        forward + backward + summed_s + handed_s - hidden,
+        backward,
+        total("weights"),
+        kernels,
+        total("recomputed"),
+        hidden,
+    )
+
+
+def _bubble_s(work: Work, runtime: Runtime, stages: Sequence[_Stage]) -> float:
+    """Seconds that the stages wait for the first microbatches and the last.
+
+    Under DualPipe half as many stages lie before a device, and gradients of weights fill in:
+    (p / 2 - 1) (F&B + B - 3 W), F&B a forward and a backward pass that run together, B a backward
+    pass, W gradients of weights (DeepSeek-V3, table 2)."""
+    if work.schedule != DUALPIPE:
+        longest = max(stage.seconds for stage in stages)
+        return (sum(stage.seconds for stage in stages) - longest) / runtime.interleave
+    waits = sum(s.seconds + s.backward - 3 * s.weights for s in stages) / len(stages)
+    return (len(stages) / 2 - 1) * max(0.0, waits)
 
 
 def _kernels(work: Work, device: Device, runtime: Runtime, rates: Rates) -> dict[str, _Place]:
@@ -217,6 +278,8 @@ def _kernels(work: Work, device: Device, runtime: Runtime, rates: Rates) -> dict
         places[place].forward_s += n * forward
         places[place].backward_s += n * backward
         places[place].launches += n
+    for place, n, need in work.again:
+        places[place].again_s += n * kernel_times_s(need, device, runtime.kernels, rates)[0]
     return places
 
 
@@ -226,7 +289,7 @@ def _passes(place: _Place, recompute: str, launch_s: float, runtime: Runtime) ->
         kernels_s + n * launched_s if runtime.blocking else max(kernels_s, n * launched_s)
         for n, kernels_s in ((1, place.forward_s), (2, place.backward_s))
     )
-    recomputed = forward if recompute != "none" else 0.0
+    recomputed = {"none": 0.0, "block-keep": place.again_s}.get(recompute, forward)
     sent_again = {"none": 0.0, "block": place.sent_s["forward"]}.get(
         recompute, place.sent_s["recompute"]
     )
@@ -237,6 +300,8 @@ def _passes(place: _Place, recompute: str, launch_s: float, runtime: Runtime) ->
         recomputed + backward + place.sent_s["backward"] - hidden + sent_again,
         forward + recomputed + backward,
         recomputed,
+        backward / 2,
+        place.exchanged_s + (place.exchanged_again_s if recompute == "block" else 0.0),
     )
 
 
@@ -266,6 +331,10 @@ def _communication(
             places[use.place].sent_s[use.phase] += each
             if use.phase == "backward" and use.kind in SUMS:
                 places[use.place].summed_s += each
+            if work.exchanges(use):
+                again = use.phase == "forward"  # runs again with a recomputed block
+                places[use.place].exchanged_s += each * (use.phase != "recompute")
+                places[use.place].exchanged_again_s += each * again
         else:
             sent.once += seconds
         sent.add(use.kind, use.axes, seconds)

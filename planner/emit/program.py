@@ -37,7 +37,7 @@ from planner.execution.loops import (
 from planner.execution.pipeline import pipeline_of
 from planner.execution.plan import Plan
 from planner.execution.recompute import gathering_parts, is_gathered
-from planner.execution.techniques import sent_in_loops
+from planner.execution.techniques import DUALPIPE, sent_in_loops
 from planner.execution.uneven_pipeline import uneven_pipeline_of
 from planner.graph.ir import Graph
 from planner.ops import OPERATORS
@@ -145,6 +145,13 @@ def _refuse(graph: Graph, plan: Plan, backend: Backend, unroll: bool) -> None:
     """Refuse what no program is written for. Raises PlanError."""
     check_kernels(graph)
     refuse_partitioned(plan, backend)
+    if plan.schedule == DUALPIPE:
+        raise PlanError(
+            "P068",
+            f"the schedule {DUALPIPE} is priced as frameworks run it, and no program is written"
+            " for it",
+            help=["plan again with schedule=1f1b"],
+        )
     pipeline = pipeline_of(graph, plan)
     if pipeline and pipeline.virtual_stages > 1 and pipeline.repeats % pipeline.chunks:
         raise PlanError(

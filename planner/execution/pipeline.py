@@ -28,6 +28,9 @@ microbatches need m + S - 1 ticks, S - 1 of them a bubble. Schedules:
                 g S V + v S + s, forward in tick n + i; its backward pass takes the chunks in
                 reverse, in tick g S V + (V - 1 - v) S + s + S V + S - 2 - i. At most S (V + 1) - 1
                 chunks' residuals are in flight. S divides m
+    dualpipe    priced alone, as a framework runs it: microbatches enter at both ends, each device
+                has the chunks of two stages, and exchanges of experts' rows of one microbatch run
+                beside kernels of another (costmodels.frameworks.step_time). Its flow is 1f1b's
 
 With S stages and m microbatches 1f1b, gpipe and zb-h1 need (m + S - 1) times a stage's forward and
 backward pass, interleaved (m + (S - 1) / V) times; the prologue runs in every tick. The epilogue
@@ -44,13 +47,13 @@ from itertools import chain
 
 from planner.execution.engine import Engine, engine_of
 from planner.execution.plan import Plan
-from planner.execution.techniques import ZB_H1
+from planner.execution.techniques import DUALPIPE, ZB_H1
 from planner.graph.ir import Graph, Node
 
 LEAST_FLOPS_SHARE = 1 / 3
 """Part of a graph's FLOPs: repeated blocks with less are not assigned to stages, as all other nodes
 would run on every stage (planner.execution.uneven_pipeline has other stages for them)."""
-TICKS_BESIDE_IN_FLIGHT = {"1f1b": 1.5, "gpipe": 0.0, "interleaved": 1.5, ZB_H1: 1.5}
+TICKS_BESIDE_IN_FLIGHT = {"1f1b": 1.5, "gpipe": 0.0, "interleaved": 1.5, ZB_H1: 1.5, DUALPIPE: 1.5}
 """Ticks whose residuals are in memory beside those in flight, measured with the GPU compiler on
 GPT-2 medium, 2 and 4 stages: 1.3 to 1.5."""
 

@@ -31,6 +31,7 @@ SCHEDULE_WORDS = {
     "gpipe": "GPipe",
     "interleaved": "interleaved 1F1B",
     "zb-h1": "zero bubble, ZB-H1",
+    "dualpipe": "DualPipe",
 }
 RECOMPUTE = ("none", "block-keep", "block")
 """What a plan may compute again: nothing, blocks with the results of collectives saved, or blocks
@@ -42,9 +43,9 @@ _RECOMPUTE_WORDS: dict[str, str] = dict(zip(RECOMPUTE, RECOMPUTE, strict=True)) 
 }
 """What pins call these; planner.execution.save_policies has those with values saved by name."""
 INTERLEAVED = "interleaved"
-ZB_H1 = "zb-h1"
-SCHEDULES = ("1f1b", "gpipe", INTERLEAVED, ZB_H1)
-MAX_ZERO_STAGE = {"1f1b": 2, "gpipe": 1, INTERLEAVED: 2, ZB_H1: 1}
+ZB_H1, DUALPIPE = "zb-h1", "dualpipe"
+SCHEDULES = ("1f1b", "gpipe", INTERLEAVED, ZB_H1, DUALPIPE)
+MAX_ZERO_STAGE = {"1f1b": 2, "gpipe": 1, INTERLEAVED: 2, ZB_H1: 1, DUALPIPE: 1}
 """ZeRO stages that go with pipeline stages: stage 3 would gather weights anew in every tick, under
 gpipe there is one backward pass for all microbatches, and under zb-h1 gradients of weights are made
 in ticks of their own."""
@@ -314,7 +315,7 @@ def _uneven_stages(values: Values, sizes: Sizes) -> Contradiction | None:
         other = f"stage = {' or '.join(map(str, stages))}"
     elif chunks > 1:
         other = f"virtual = {chunks}"
-    elif schedule in (INTERLEAVED, ZB_H1):
+    elif schedule in (INTERLEAVED, ZB_H1, DUALPIPE):
         other = f"schedule = {schedule!r}"
     elif micro % max(widths):
         other = f"microbatches = {micro}"

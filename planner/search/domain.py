@@ -13,6 +13,7 @@ from planner.execution.block_values import names_there
 from planner.execution.save_policies import BLOCK, is_named, kept_among
 from planner.execution.techniques import (
     BY_NAME,
+    DUALPIPE,
     INTERLEAVED,
     MAX_ZERO_STAGE,
     RECOMPUTE,
@@ -643,6 +644,8 @@ class SearchDomain:
         if self.most_stages(base) < mesh.stages:
             return self._too_few(base), []
         divides = bool(self.schedules(mesh))
+        if schedule == DUALPIPE and (reason := self._no_dualpipe(mesh)):
+            return reason, [f"schedule={SCHEDULES[0]}"]
         if schedule == ZB_H1 and (reason := self._no_weights_apart(blocks is not None)):
             return reason, [f"schedule={SCHEDULES[0]}"]
         if blocks is None and not divides:
@@ -685,6 +688,14 @@ class SearchDomain:
             *(f"schedule={s}" for s in SCHEDULES if level <= MAX_ZERO_STAGE[s]),
         ]
         return f"under {schedule} the ZeRO stage is at most {most}, pinned is {level}", instead[:2]
+
+    def _no_dualpipe(self, mesh: Mesh) -> str:
+        """Why microbatches do not enter at both ends of the stages, "" where they may."""
+        if self.request.runtime.kernels is None:
+            return f"{DUALPIPE} is priced as frameworks run it (--runtime megatron), not emitted"
+        if mesh.stages % 2:
+            return f"{DUALPIPE} pairs stages, and {mesh.stages} are odd"
+        return ""
 
     def _no_weights_apart(self, equal: bool) -> str:
         """Why stages have no gradients of weights apart from their backward pass, "" where they

@@ -32,7 +32,7 @@ from costmodels.liveness import temporary_bytes
 from planner.execution.pipeline import Pipeline, Schedule
 from planner.execution.plan import Plan
 from planner.execution.save_policies import is_named
-from planner.execution.techniques import STRUCTURAL, ZB_H1
+from planner.execution.techniques import DUALPIPE, STRUCTURAL, ZB_H1
 from planner.machine.topology import Mesh
 from planner.ops.residuals import reads
 from planner.pricing.frameworks.stages import share_layers_before
@@ -472,6 +472,7 @@ def _stage_shares(space: Space, techniques: Techniques) -> _StageShares | None:
         )
         if space.pricer.runtime.kernels is not None:
             waiting = in_flight(0, pipeline.stages, micro, pipeline.virtual_stages)
+            waiting += techniques.schedule == DUALPIPE
             saved = [max(1.0, waiting)] * len(saved)
             if share_layers_before(space.base, pipeline):
                 share = [1 / pipeline.stages] * len(share)

@@ -19,6 +19,7 @@ from planner.analysis.passing import puts_off
 from planner.execution.weights_apart import factors, products_weights, waiting_share
 from planner.graph.ir import Node
 from planner.ops.residuals import reads
+from planner.pricing.frameworks.memory import option_bytes
 from planner.pricing.gradient_sync import WeightCosts, WeightPricer, no_weights
 from planner.pricing.kernels import inner_times, saved_beside_of, times_of, working_of
 from planner.pricing.pricer import Pricer
@@ -185,7 +186,17 @@ class Kinds:
             bare = slack * working_of(base, i, cuts, operands, size.made, nothing, self.pricer)
         handed = size.made * slack * (self._waiting_share(i) > 0)
         saved_collective = nothing
-        if shape.results and (most := base.saved_collective_bytes(i, self.pricer.itemsize)):
+        saved = self._saved(i, shape, slack)
+        if self._as_framework(i):
+            at_framework, saved_collective = self._saved_by_framework(i, shape, slack)
+            entering = saved["saved_bytes_remat"] - saved["saved_bytes_one_repeat"]
+            one = at_framework / base.times[i] * (i in base.repeated)
+            saved |= {
+                "saved_bytes": at_framework,
+                "saved_bytes_one_repeat": one,
+                "saved_bytes_remat": entering + one,
+            }
+        elif shape.results and (most := base.saved_collective_bytes(i, self.pricer.itemsize)):
             saved_collective = self.atlas.partial(shape.results[0]) * (
                 slack * most / prod(self.sizes.values())
             )
@@ -199,7 +210,7 @@ class Kinds:
             if puts_off(base, i):
                 postponed = (operands + size.made) * slack
         return {
-            **self._saved(i, shape, slack),
+            **saved,
             "saved_collective_bytes": saved_collective,
             "handed_on_bytes": handed,
             "handed_on_bytes_remat": handed + self._operand_share(i) * slack * operands,
@@ -365,6 +376,20 @@ class Kinds:
             "stacked_bytes": stacked,
             "stacked_bytes_remat": entering_stacks,
         }
+
+    def _as_framework(self, i: int) -> bool:
+        """Whether what a node saves is what a framework's program does: of the head and the loss
+        that is logits, which are priced apart."""
+        base, kernels = self.base, self.pricer.runtime.kernels
+        return bool(kernels and base.training and i not in base.epilogue and not base.written_out)
+
+    def _saved_by_framework(
+        self, i: int, shape: _Shape, slack: float
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Bytes that a framework's program saves of a node's repeats, and those that recompute with
+        saved collectives leaves of them."""
+        saved, left = option_bytes(self.base, i, shape.splits, shape.size.outs[0], self.pricer)
+        return self.base.times[i] * slack * saved, self.base.times[i] * slack * left
 
     def _own(
         self, i: int, needs: Sequence[LayoutColumn | None]

@@ -35,6 +35,23 @@ def role(graph: Graph, i: int) -> str:
     return node.op
 
 
+def made_again(graph: Graph, i: int) -> bool:
+    """Whether recompute that saves results of collectives runs a node a second time: all but
+    products, attention, experts and sums of the residual stream, and of products those that widen
+    latents (up-projections behind a norm of a product's result). So frameworks recompute what takes
+    room and little time (Megatron's recompute_modules layernorm, moe_act, mla_up_proj)."""
+    kind = role(graph, i)
+    if kind not in ("product", "into residual"):
+        return kind not in ("attention", "residual", "RoutedExperts", CROSS_ENTROPY)
+    before = graph.producer.get(graph.nodes[i].inputs[0], -1)
+    if before < 0 or role(graph, before) != "norm":
+        return False
+    latent = graph.producer.get(graph.nodes[before].inputs[0], -1)
+    if latent >= 0 and graph.nodes[latent].op == "Split":
+        latent = graph.producer.get(graph.nodes[latent].inputs[0], -1)
+    return latent >= 0 and role(graph, latent) == "product"
+
+
 def _readers(graph: Graph, i: int) -> list[int]:
     return [j for o in graph.nodes[i].outputs for j, _ in graph.consumers.get(o, ())]
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from costmodels.frameworks.peak_memory import FrameworkMemory
+import numpy as np
+
+from costmodels.frameworks.kernels import EIGHT_BIT
+from costmodels.frameworks.peak_memory import FrameworkMemory, stays
 from costmodels.frameworks.step_time import AFTER, BLOCKS
 from planner.analysis.facts import GraphFacts
 from planner.execution.layout_flow import Flow, cut_layout, stored_layout
+from planner.ops import operator_of
+from planner.ops.experts import mean_rows
 from planner.ops.loss import CROSS_ENTROPY
-from planner.pricing.frameworks.kernels import role
+from planner.pricing.frameworks.kernels import made_again, role
 from planner.pricing.frameworks.stages import (
     StageAssignment,
     attentions_before,
@@ -19,6 +25,9 @@ from planner.pricing.frameworks.stages import (
 )
 from planner.pricing.pricer import Pricer
 from planner.sharding.layout import Layout, local_shape
+from planner.sharding.rule import Split
+
+EXPERTS = "RoutedExperts"
 
 
 @dataclass
@@ -26,6 +35,7 @@ class _Activations:
     """What nodes leave in one microbatch, by place: the fields of FrameworkMemory."""
 
     results: dict[tuple[str, str], float] = field(default_factory=dict)
+    again: dict[tuple[str, str], float] = field(default_factory=dict)
     norms_gathered: dict[str, float] = field(default_factory=dict)
     scores: dict[str, float] = field(default_factory=dict)
     logits: float = 0.0
@@ -62,6 +72,8 @@ def memory_of(
         state=tuple(stage_sums(base, flow, stages, state)),
         gathered=_gathered(base, flow, stages, pricer),
         results=activations.results,
+        again=activations.again,
+        schedule=flow.plan.schedule,
         norms_gathered=activations.norms_gathered,
         scores=activations.scores,
         logits=activations.logits,
@@ -100,7 +112,10 @@ def _activations(
             left.logits += whole
             left.pieces += piece if piece < whole else 0
         elif place != AFTER or kind == "norm":  # the head's product leaves the logits
+            size = rows_bytes(base, i, flow.split(i), pricer) if kind == EXPERTS else size
             left.results[place, kind] = left.results.get((place, kind), 0.0) + size
+            if made_again(graph, i):
+                left.again[place, kind] = left.again.get((place, kind), 0.0) + size
         if kind == "attention":
             q, k, _ = (
                 local_shape(graph.tensors[n].shape, flow.need[i, slot], dict(flow.plan.mesh))
@@ -110,6 +125,33 @@ def _activations(
         if place == BLOCKS and kind == "residual":
             left.entering = size
     return left
+
+
+def rows_bytes(base: GraphFacts, i: int, split: Split, pricer: Pricer) -> float:
+    """Bytes of the rows that a device's experts read, and of what their first layer makes of them;
+    of products in eight bits in one byte each."""
+    node, rule, mesh = base.graph.nodes[i], base.rules[i], pricer.sizes
+    local = rule.local(split, mesh)
+    busiest = operator_of(node.op).busiest
+    rows = float(mean_rows(rule, split, mesh)) * local["e"]
+    rows *= 1.0 if busiest is None else busiest(node, rule, split, mesh)
+    width = local["h"] + (2 if node.inputs[3] else 1) * local["f"]
+    return rows * width * (1 if pricer.recipe.compute in EIGHT_BIT else pricer.itemsize("float32"))
+
+
+def option_bytes(
+    base: GraphFacts, i: int, splits: Sequence[Split], outs: np.ndarray, pricer: Pricer
+) -> tuple[np.ndarray, np.ndarray]:
+    """Bytes that a framework's program saves of node i in one microbatch under each split, and of
+    those what recompute with saved collectives leaves (costmodels.frameworks.peak_memory). outs:
+    bytes of its local result. [splits] each"""
+    kernels, kind = pricer.runtime.kernels, role(base.graph, i)
+    assert kernels is not None
+    if kind == EXPERTS:
+        outs = np.array([rows_bytes(base, i, split, pricer) for split in splits])
+    saved = kernels.saved.get(kind, 0.0)
+    left = stays(kind, kernels) if made_again(base.graph, i) else saved
+    return saved * outs, min(saved, left) * outs
 
 
 def _gathered(base: GraphFacts, flow: Flow, stages: StageAssignment, pricer: Pricer) -> float:

@@ -7,7 +7,7 @@ planner.execution.collectives; how they and the kernels follow one another is th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from math import prod
 
@@ -26,12 +26,14 @@ from planner.execution.collective import CollectiveUse
 from planner.execution.layout_flow import Flow, cut_layout
 from planner.execution.loops import RepeatedBlock, pipelined_block
 from planner.ops import operator_of
-from planner.pricing.frameworks.kernels import need_of
+from planner.pricing.frameworks.kernels import made_again, need_of
 from planner.pricing.frameworks.stages import StageAssignment, attentions_before, stage_sums
 from planner.pricing.kernels import local_bytes
 from planner.pricing.pricer import Pricer
 from planner.sharding.layout import STAGE, local_shape
 from planner.sharding.rule import Split
+
+EXPERTS = "RoutedExperts"
 
 
 def work_of(
@@ -49,7 +51,10 @@ def work_of(
         stage_blocks=stages.stage_blocks,
         repeats=stages.repeats,
         kernels=_kernels(base, flow, stages, pricer),
-        collectives=tuple(_inside_stages(uses)),
+        again=_kernels(base, flow, stages, pricer, again=True),
+        schedule=flow.plan.schedule,
+        expert_axes=expert_axes(base, flow),
+        collectives=tuple(_exchanged(base, flow, pricer, _inside_stages(uses))),
         times=_times(stages, micro if base.training else 1),
         handed=_handed(flow, runs, stages, pricer),
         neighbours=pricer.topology.group(pricer.mesh, (STAGE,)) if stages.pipeline else (),
@@ -72,13 +77,48 @@ def merged_uses(
     return tuple(replace(use, count=n) for use, n in counts.items())
 
 
+def _exchanged(
+    base: GraphFacts, flow: Flow, pricer: Pricer, sent: Iterable[CollectiveWork]
+) -> Iterator[CollectiveWork]:
+    """Exchanges of experts' rows as frameworks make them: rows that came are saved, and not sent
+    again for the backward pass, which emitted programs do beside two others; and where the runtime
+    says so a row crosses the network once for all experts of a node."""
+    axes = expert_axes(base, flow)
+    for use in sent:
+        share = 1.0
+        if use.kind == "all-to-all" and axes and set(use.axes) == set(axes):
+            share = 2 / 3 if use.phase == "backward" else 1.0
+            share *= nodes_reached(base, pricer, use.axes) if pricer.runtime.rows_once else 1.0
+        yield replace(use, payload_bytes=int(use.payload_bytes * share))
+
+
+def nodes_reached(base: GraphFacts, pricer: Pricer, axes: tuple[str, ...]) -> float:
+    """Nodes that a row goes to over the experts that it goes to, its choices spread evenly; 1 where
+    all devices are in one node."""
+    spans = [s.size for s in pricer.topology.group(pricer.mesh, axes) if s.size > 1]
+    nodes = prod(spans[1:])
+    i = next(i for i, node in enumerate(base.graph.nodes) if node.op == EXPERTS)
+    top = base.graph.tensors[base.graph.nodes[i].inputs[1]].shape[-1]
+    return nodes * (1 - (1 - 1 / nodes) ** top) / top if nodes > 1 else 1.0
+
+
+def expert_axes(base: GraphFacts, flow: Flow) -> tuple[str, ...]:
+    """Axes that experts are cut over, of the first mixture."""
+    i = next((i for i, node in enumerate(base.graph.nodes) if node.op == EXPERTS), -1)
+    split = flow.split(i) if i >= 0 else Split()
+    names = ("e", *base.rules[i].paired) if i >= 0 else ()
+    return tuple(dict.fromkeys(a for name in names for a in split.axes(name)))
+
+
 def _kernels(
-    base: GraphFacts, flow: Flow, stages: StageAssignment, pricer: Pricer
+    base: GraphFacts, flow: Flow, stages: StageAssignment, pricer: Pricer, *, again: bool = False
 ) -> tuple[tuple[str, float, KernelNeed], ...]:
-    """Work.kernels."""
+    """Work.kernels; again: Work.again, none where the plan has none."""
     counts: dict[tuple[int, Split, str], float] = {}
+    if again and flow.plan.recompute != "block-keep":
+        return ()
     for i, node in enumerate(base.graph.nodes):
-        if not operator_of(node.op).free:
+        if not operator_of(node.op).free and (not again or made_again(base.graph, i)):
             place = stages.place(i)
             key = (base.shared[i], flow.split(i), place)
             counts[key] = counts.get(key, 0.0) + (1 / stages.repeats if place == BLOCKS else 1.0)

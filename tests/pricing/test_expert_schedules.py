@@ -1,0 +1,166 @@
+"""Mixtures of experts as frameworks run them: what is saved of them, how rows travel, DualPipe."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import isclose
+from types import SimpleNamespace
+
+import pytest
+
+import planner
+from costmodels.frameworks.kernels import KernelNeed
+from costmodels.frameworks.peak_memory import FrameworkMemory, peak, remade_bytes, saved_bytes
+from costmodels.frameworks.step_time import (
+    AFTER,
+    BEFORE,
+    BLOCKS,
+    DUALPIPE,
+    CollectiveWork,
+    Work,
+    step_time,
+)
+from costmodels.hardware.device import load_device
+from costmodels.runtimes import load_runtime
+from planner.analysis.facts import GraphFacts
+from planner.errors import PlanError
+from planner.machine.mesh_choices import pinned_mesh
+from planner.machine.topology import for_devices
+from planner.pricing.frameworks.kernels import made_again, role
+from planner.pricing.frameworks.work import nodes_reached
+from planner.workload.open import open_model
+
+RUNTIME = load_runtime("megatron")
+DEVICE = load_device("h100-sxm")
+GIB = 2**30
+
+
+def _facts(spec: str) -> GraphFacts:
+    return GraphFacts.of(open_model(spec, 8, batch=8).graph(1), training=True)
+
+
+def test_selective_recompute_makes_again_what_is_cheap() -> None:
+    """Norms, activations, rotary embeddings, and up-projections of latents (DeepSeek's queries and
+    keys); neither attention nor experts, nor other products."""
+    base = _facts("zoo:deepseek-tiny,layers=4,dense_layers=1")
+    first, period, _ = base.runs[-1]
+    block = range(first, first + period)
+    products = [i for i in block if role(base.graph, i) in ("product", "into residual")]
+    widened = [i for i in products if made_again(base.graph, i)]
+    assert [base.graph.nodes[i].id.rpartition("/")[2] for i in widened] and len(widened) == 2
+    kinds = {role(base.graph, i) for i in block if made_again(base.graph, i)}
+    assert {"norm", "RotaryEmbedding"} <= kinds and not kinds & {"attention", "RoutedExperts"}
+    dense = _facts("zoo:llama-tiny")
+    assert not any(
+        made_again(dense.graph, i)
+        for i in range(len(dense.graph.nodes))
+        if role(dense.graph, i) in ("product", "into residual", "attention")
+    )
+
+
+@pytest.mark.parametrize(("devices", "experts", "share"), [(8, 8, 1.0), (64, 64, 5.25 / 8)])
+def test_rows_cross_the_network_once_for_all_experts_of_a_node(
+    devices: int, experts: int, share: float
+) -> None:
+    """Of eight choices spread evenly over eight nodes 5.25 nodes are reached: 8 (1 - (7/8)^8)."""
+    base = _facts("zoo:deepseek-v3,layers=4,seq=128")
+    topology = for_devices("h100-sxm", devices)
+    mesh = pinned_mesh(topology, {"expert": experts})
+    pricer = SimpleNamespace(topology=topology, mesh=mesh)
+    assert isclose(nodes_reached(base, pricer, ("expert",)), share, rel_tol=2e-3)  # type: ignore[arg-type]
+
+
+def _work(schedule: str) -> Work:
+    """Four stages of two blocks, each a product and an exchange of rows a tenth as long."""
+    need = KernelNeed("product", "bfloat16", 1e13, 1e13, 1e6, 1e6, 0.0, 2.0, False)
+    exchange = CollectiveWork("all-to-all", ("expert",), 1, 64, "forward", BLOCKS, False)
+    return Work(
+        stage_blocks=(2, 2, 2, 2),
+        repeats=8,
+        kernels=((BLOCKS, 1.0, need),),
+        collectives=(exchange, replace(exchange, phase="backward")),
+        times={BEFORE: 8, BLOCKS: 64, AFTER: 8},
+        handed=(),
+        neighbours=(),
+        gradient_elements=(0.0,) * 4,
+        optimizer_elements=0.0,
+        microbatches=8,
+        recompute="none",
+        schedule=schedule,
+        expert_axes=("expert",),
+    )
+
+
+def test_dualpipe_hides_exchanges_and_halves_the_bubble() -> None:
+    """Exchanges run beside kernels that they slow; of the bubble is left (p/2 - 1)(F&B + B - 3W)."""
+
+    def sent_s(kind: str, axes: tuple[str, ...], size: float, *, bucketed: bool = False) -> float:
+        return 0.002
+
+    plain, both = (
+        step_time(_work(s), DEVICE, RUNTIME, RUNTIME.rates, sent_s) for s in ("1f1b", DUALPIPE)
+    )
+    exchanged = 2 * 2 * 0.002  # of a stage's two blocks, forward and backward
+    stage = plain.kernels / 8 + exchanged
+    assert isclose(plain.bubble, 3 * stage) and isclose(plain.exposed, 8 * exchanged)
+    hidden = exchanged * (1 - RUNTIME.exchange_slows)
+    assert isclose(both.hidden, 8 * hidden)
+    assert isclose(both.total - both.bubble, 8 * (stage - hidden))
+    backward = plain.kernels / 8 * 2 / 3
+    waits = stage - hidden + backward + exchanged / 2 - 3 * backward / 2
+    assert isclose(both.bubble, (4 / 2 - 1) * waits)
+
+
+def test_dualpipe_holds_two_stages_and_one_microbatch_more() -> None:
+    memory = FrameworkMemory(
+        stage_blocks=(2, 2, 2, 2),
+        parameters=(GIB,) * 4,
+        gradients=(GIB,) * 4,
+        state=(GIB,) * 4,
+        gathered=0.0,
+        results={(BLOCKS, "product"): GIB / 8, (BLOCKS, "norm"): GIB / 8},
+        norms_gathered={},
+        scores={},
+        logits=0.0,
+        pieces=0.0,
+        entering=0.0,
+        microbatches=8,
+        recompute="none",
+        again={(BLOCKS, "norm"): GIB / 8},
+    )
+    kernels = RUNTIME.kernels
+    assert kernels is not None
+    saved, again = saved_bytes(memory, kernels)[BLOCKS], remade_bytes(memory, kernels)[BLOCKS]
+    plain = peak(memory, RUNTIME)
+    both = peak(replace(memory, schedule=DUALPIPE), RUNTIME)
+    assert (both.parameters, both.gradients, both.optimizer) == (2 * GIB, 2 * GIB, GIB)
+    assert isclose(both.activations / plain.activations, 5 / 4, rel_tol=0.03)
+    left = peak(replace(memory, recompute="block-keep"), RUNTIME)
+    assert isclose(left.activations / plain.activations, 1 - again / saved, rel_tol=1e-6)
+
+
+def test_deepseeks_own_layout_takes_about_what_was_published() -> None:
+    """PP16 x EP64 under DualPipe in fp8: 180 thousand H800 hours a trillion tokens, 19.9 s a step
+    of 15,360 sequences on 2,048 devices (DeepSeek-V3, 2.1 and 3.1). Nothing was fitted to it."""
+    made = planner.plan(
+        "zoo:deepseek-v3,seq=4096",
+        devices=2048,
+        batch=15360,
+        pins="pp=16,dp=2,ep=64,zero=1,micro=120,schedule=dualpipe,recompute=selective",
+        runtime="megatron",
+        precision="fp8",
+        baselines=False,
+        remedies=False,
+    )
+    published = 180e3 * 3600 / 1e12 * 15360 * 4096 / 2048
+    assert isclose(made.costs["step_time_s"], published, rel_tol=0.2)
+    assert made.costs["fit"] != "no"
+    with pytest.raises(PlanError, match="no program is written"):
+        planner.emit(made, "zoo:deepseek-v3,seq=4096")
+
+
+def test_dualpipe_asks_for_a_framework() -> None:
+    with pytest.raises(PlanError, match="dualpipe is priced as frameworks run it"):
+        planner.plan(
+            "zoo:gpt-tiny,layers=8", devices=8, batch=64, pins="pp=4,dp=2,schedule=dualpipe"
+        )
