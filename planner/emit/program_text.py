@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from planner.emit.external import external_table
+from planner.emit.merged_products import merges_at_a_loss
 from planner.emit.owned import above, model_text
 from planner.emit.source import KERNELS, comment, imports_for, literal, names_in, parts_for, tail_of
 from planner.emit.tables import (
@@ -99,6 +100,7 @@ def _runtime_files(w: Writer, train: bool) -> tuple[list[str], list[str]]:
         "stage_buffers_host": w.stages is not None and host_state,
         "offloaded_weights": w.offloads_weights,
         "fused_offload": bool(sent_in_loops(plan)),
+        "infer_apart": not train and backend == "shard_map" and merges_at_a_loss(w),
         "islands": bool(plan.islands),
     }
     return files, [file for file, taken in instead.items() if taken]

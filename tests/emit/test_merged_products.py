@@ -1,0 +1,26 @@
+"""Forward passes whose products of one operand GPU compilers are told to leave apart."""
+
+from __future__ import annotations
+
+import pytest
+
+import planner
+from planner.emit.from_strategy import program
+
+
+@pytest.mark.parametrize(
+    ("source", "workload", "apart"),
+    [
+        ("zoo:dit-s-2", "infer", True),
+        ("zoo:dit-s-2", "train", False),
+        ("zoo:vit-b16", "infer", False),
+    ],
+)
+def test_products_stay_apart_where_copies_of_their_weights_would_be_the_most(
+    source: str, workload: str, apart: bool
+) -> None:
+    """A DiT's modulations all read one vector: joined, their weights are there twice. Queries, keys
+    and values of a block are smaller than its activations, and in loops."""
+    strategy = planner.plan(source, devices=8, batch=16, workload=workload, baselines=False)
+    text = program(strategy, source).text
+    assert ('{"xla_gpu_dot_merger_threshold_mb": 0}' in text) == apart
