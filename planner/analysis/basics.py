@@ -39,6 +39,16 @@ class BasicFacts:
         return loopable_blocks(self.graph, self.runs)
 
     @cached_property
+    def looped(self) -> frozenset[int]:
+        """Nodes of repeated blocks that a loop serves, whose weights and saved activations lie in
+        stacks."""
+        return frozenset(
+            i
+            for first, period, repeats in self.loops
+            for i in range(first, first + period * repeats)
+        )
+
+    @cached_property
     def gated(self) -> GatedUnits:
         """See planner.execution.gated_units."""
         return gated_units(self.graph, self.grad, self.runs)

@@ -3,6 +3,7 @@ and which nodes and tensors are alike."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from planner.analysis.basics import BasicFacts, repeat_starts, saved_in
 from planner.analysis.batch_factor import batch_factors
 from planner.analysis.passing import find_passing
 from planner.analysis.recompute_demand import Hop, demand_of, find_demanded
-from planner.analysis.residuals import find_residuals
+from planner.analysis.residuals import find_gathered, find_residuals
 from planner.analysis.saved_collectives import Ways, find_saved_collectives
 from planner.analysis.stage_places import places
 from planner.execution.collective import float32_sizes
@@ -44,9 +45,11 @@ STRUCTURE = (
     "replayed",
     "looped",
     "residuals",
+    "gathered",
     "stacks",
     "still",
     "epilogue",
+    "turns",
     "gated",
     "wires",
 )
@@ -187,16 +190,6 @@ class GraphFacts(BasicFacts):
         )
 
     @cached_property
-    def looped(self) -> frozenset[int]:
-        """Nodes of repeated blocks that a loop serves, whose weights and saved activations lie in
-        stacks."""
-        return frozenset(
-            i
-            for first, period, repeats in self.loops
-            for i in range(first, first + period * repeats)
-        )
-
-    @cached_property
     def carried(self) -> frozenset[str]:
         """What the first repeats hand to the second ones: it is handed on as a loop does, nothing
         pending."""
@@ -263,6 +256,20 @@ class GraphFacts(BasicFacts):
         )
 
     @cached_property
+    def turns(self) -> tuple[int, ...]:
+        """Which turn of the forward pass each node runs in: odd numbers are those of the runs of
+        repeated blocks, even ones of what is before, between and behind them. The backward pass has
+        them the other way round, and what a turn saved is gone when an earlier one has its own.
+        [nodes]"""
+        ends = [end for first, p, times in self.runs for end in (first, first + p * times)]
+        return tuple([bisect_right(ends, i) for i in range(len(self.graph.nodes))])
+
+    @cached_property
+    def last_run(self) -> int:
+        """The turn of the last repeated blocks, -1 where there are none."""
+        return 2 * len(self.runs) - 1
+
+    @cached_property
     def handing_back(self) -> frozenset[int]:
         """Nodes behind the loop over blocks whose result only the loss reads, which puts the
         gradient in its place; none where there is no loop."""
@@ -282,6 +289,11 @@ class GraphFacts(BasicFacts):
     def residuals(self) -> dict[tuple[int, int], str]:
         """See planner.analysis.residuals."""
         return find_residuals(self)
+
+    @cached_property
+    def gathered(self) -> dict[tuple[int, int], str]:
+        """See planner.analysis.residuals.find_gathered."""
+        return find_gathered(self, self.residuals)
 
     def has_its_place(self, i: int) -> bool:
         """Whether all results of node i are the graph's, of a forward pass alone."""
@@ -322,22 +334,20 @@ class GraphFacts(BasicFacts):
 
     @cached_property
     def saved_counts(self) -> Mapping[tuple[int, int], tuple[int, int, int, int]]:
-        """(class, slot as in `residuals`) -> how many of the class's nodes save it, those of the
-        epilogue aside; how many of those save what enters a repeat; how many, in the first repeat,
-        save what is made in it; and how many are of the epilogue. Recomputed blocks save all that
-        enters and one repeat's own, of one run at a time: the largest run's is counted. Results of
-        a forward pass alone are there all the time, whoever makes them."""
-        largest = max(self.runs, key=lambda run: run[1], default=(-1, 1, 1))[0]
+        """(class, slot as in `residuals` and `gathered`) -> how many of the class's nodes save it,
+        those of the epilogue aside; how many of those save what enters a repeat; how many, in the
+        first repeat, save what is made in it; and how many are of the epilogue. Recomputed blocks
+        save all that enters and one repeat's own, of one run at a time. Results of a forward pass
+        alone are there all the time, whoever makes them."""
         starts = repeat_starts(self.runs)
         counts: dict[tuple[int, int], tuple[int, int, int, int]] = {}
-        for (i, slot), name in self.residuals.items():
+        for (i, slot), name in (self.residuals | self.gathered).items():
             repeat, key = saved_in(self.graph, starts, i, name), (self.shared[i], slot)
             a, b, c, d = counts.get(key, (0, 0, 0, 0))
             if i in self.epilogue and self.training:
                 counts[key] = a, b, c, d + 1
             else:
-                one = repeat == 0 and starts[i][0] == largest
-                counts[key] = a + 1, b + (repeat < 0), c + one, d
+                counts[key] = a + 1, b + (repeat < 0), c + (repeat == 0), d
         return counts
 
     @cached_property

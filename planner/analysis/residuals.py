@@ -37,7 +37,21 @@ def find_residuals(base: BasicFacts) -> dict[tuple[int, int], str]:
                 if name not in seen:
                     seen.add(name)
                     charged[i, -1 - k] = name
-    return without_derived(base, charged) if base.written_out else charged
+    return without_derived(base, charged)
+
+
+def find_gathered(
+    base: BasicFacts, kept: Mapping[tuple[int, int], str]
+) -> dict[tuple[int, int], str]:
+    """(node, slot) -> tensor that an earlier use keeps a device's own rows of (`find_residuals`),
+    and that the node reads all rows of where devices share its work so: the backward pass is handed
+    these, too."""
+    found = dict[tuple[int, int], str]()
+    for i, node in enumerate(base.graph.nodes if base.training else ()):
+        read = operator_of(node.op).gathers and 0 in reads(node, base.grad).slots
+        if read and (i, 0) not in kept:
+            found[i, 0] = node.inputs[0]
+    return found
 
 
 def at_both_ends(base: BasicFacts, elsewhere: set[str]) -> dict[tuple[int, int], str]:
@@ -57,36 +71,53 @@ def at_both_ends(base: BasicFacts, elsewhere: set[str]) -> dict[tuple[int, int],
     return charged
 
 
+def _made_again_for(op: str) -> bool:
+    """Whether the backward pass of an operator reads operands in kernels that make them again."""
+    operator = operator_of(op)
+    return operator.fusible or operator.looks_again
+
+
 def without_derived(
     base: BasicFacts, charged: Mapping[tuple[int, int], str]
 ) -> dict[tuple[int, int], str]:
-    """What of `charged` a program written out keeps: compilers make again, inside the fusion that
-    reads it, what elementwise operators and norms made of tensors that are kept anyway. Under a
-    loop the backward pass only has what the forward pass handed over.
+    """What of `charged` a program keeps outside loops: compilers make again, inside the fusion that
+    reads it, what elementwise operators and norms made of tensors that are kept anyway. Inside a
+    loop the backward pass only has what the forward pass handed over, and what a loop reads is
+    stored for it.
 
     A result that a product reads is stored for it, unless one comparison makes it again (Relu)
     where that product is a matrix product.
     """
-    graph, kept = base.graph, set(charged.values())
+    graph, kept, looped = base.graph, set(charged.values()), base.looped
     readers: dict[str, set[str]] = {}
-    for node in graph.nodes:
+    in_loops = set[str]()
+    for i, node in enumerate(graph.nodes):
+        if i in looped:
+            in_loops.update(node.inputs)
         for slot in reads(node, base.grad).slots:
             readers.setdefault(node.inputs[slot], set()).add(node.op)
     derived = {*graph.inputs, *graph.constants, *graph.weights}
-    for node in graph.nodes:
+    for i, node in enumerate(graph.nodes):
+        if i in looped:
+            continue
         operator = operator_of(node.op)
-        plain = operator.fusible or operator.kind == "norm" or operator.free
+        norm = operator.kind == "norm" and not operator.lays_out_anew
+        plain = operator.fusible or norm or operator.free
         if not plain or not all(n in derived or n in kept for n in node.inputs if n):
             continue
         for name in node.outputs:
             by = readers.get(name, set())
-            stored = {op for op in by if not operator_of(op).fusible}
-            if name in kept and (
-                not stored
-                or (
-                    operator.compares
-                    and node.inputs[0] in kept
-                    and all(operator_of(op).kind == "product" for op in stored)
+            stored = {op for op in by if not _made_again_for(op)}
+            if (
+                name in kept
+                and name not in in_loops
+                and (
+                    not stored
+                    or (
+                        operator.compares
+                        and node.inputs[0] in kept
+                        and all(operator_of(op).kind == "product" for op in stored)
+                    )
                 )
             ):
                 kept.discard(name)

@@ -205,6 +205,9 @@ class Operator:
 
     names_itself: bool = False
     """Whether the kernel's text names the result for checkpoint policies (`Call.saved_as`)."""
+    gathers: str = ""
+    """Factor whose pieces all read operand 0 whole, where other readers of it may have rows of
+    their own: the backward pass needs it so."""
     named_beside: Callable[[Pieces], np.ndarray] | None = None
     """Bytes that are saved with its result where that is saved by name [splits]."""
 
@@ -220,6 +223,12 @@ class Operator:
     compares: bool = False
     """Whether one comparison remakes its result from its operand: a matrix product's kernel does so
     as it reads it."""
+    looks_again: bool = False
+    """Whether its backward pass reads operands in element-wise kernels, which make them again from
+    what they were made of, though its forward pass is none."""
+    lays_out_anew: bool = False
+    """Whether its kernel reads the operand channel by channel, in another order of dims than that
+    of convolutions: its result is a copy in theirs, which no other kernel makes again."""
     adds: tuple[int, ...] = ()
     """Operands whose gradient is the result's, summed over the dims that the operand has not."""
     rearranges: bool = False

@@ -332,6 +332,7 @@ register(
         words={"e": "experts"},
         extents=True,
         counted="e",
+        gathers="e",
         by_piece=True,
     )
 )

@@ -177,6 +177,7 @@ def _norm(
     extents: bool = False,
     counted: str = "",
     gpu_backward: float = 2.0,
+    lays_out_anew: bool = False,
 ) -> Operator:
     return Operator(
         name,
@@ -189,6 +190,7 @@ def _norm(
         extents=extents,
         counted=counted,
         gpu_backward=gpu_backward,
+        lays_out_anew=lays_out_anew,
     )
 
 
@@ -219,7 +221,7 @@ register(
     _norm(
         "RMSNormalization", _suffix_norm, _rms_norm, extents=True, gpu_backward=ROOT_NORM_BACKWARD
     ),
-    _norm("InstanceNormalization", _instance_rule, _instance_norm),
-    _norm("GroupNormalization", _group_rule, _group_norm, counted="g"),
+    _norm("InstanceNormalization", _instance_rule, _instance_norm, lays_out_anew=True),
+    _norm("GroupNormalization", _group_rule, _group_norm, counted="g", lays_out_anew=True),
     _norm("BatchNormalization", _batch_rule, _batch_norm, starts_at_one=(1, 4), adds=(2,)),
 )

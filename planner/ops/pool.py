@@ -118,7 +118,9 @@ def _positions(pieces: Pieces, results: np.ndarray) -> np.ndarray:
 register(
     # The positions wait for an element of their gradient, which a partitioner would sum over all
     # devices.
-    Operator("MaxPool", _pool_rule, _max_pool, workspace=_positions, by_piece=True),
+    Operator(
+        "MaxPool", _pool_rule, _max_pool, workspace=_positions, by_piece=True, looks_again=True
+    ),
     Operator("AveragePool", _pool_rule, _average_pool, saves=""),
     Operator("Resize", _resize_rule, _resize, saves=""),
 )

@@ -328,6 +328,15 @@ def saved_beside_of(
     return saves(pieces_of(base, i, splits, pricer)) if saves and not slot else 0.0
 
 
+def reads_whole(base: GraphFacts, i: int, cuts: SplitArrays) -> np.ndarray:
+    """Whether several devices read the same rows of node i's first operand (`Operator.gathers`).
+    [splits]"""
+    cut: np.ndarray = (
+        cuts.parts.get(operator_of(base.graph.nodes[i].op).gathers, np.ones(len(cuts.splits))) > 1
+    )
+    return cut
+
+
 def named_beside(base: GraphFacts, i: int, split: Split, pricer: Pricer) -> float:
     """Bytes that are saved with a result of node i where that is saved by name."""
     beside = operator_of(base.graph.nodes[i].op).named_beside

@@ -5,7 +5,8 @@ blocks (the head), of the blocks, of what is before them (a table). While the bl
 those of the last turn are not there. Those of the first are, but where the optimizer updates a
 master copy and there is one microbatch: then nobody reads the weight any more, and its gradient
 lies where the weight lay (costmodels.liveness). So does that of the last turn, once it is there.
-What a ZeRO stage leaves of a reduced gradient waits for the end of the step beside it.
+What a ZeRO stage leaves of a reduced gradient waits for the end of the step beside it. A stack of
+experts is an exception: the loop over experts carries its gradient, which has room of its own.
 
 Counted of programs that are written so: one stage, a loop, weights that one operator reads. Stages
 of pipelines carry all gradients from tick to tick, and in programs of the jit backend the compiler
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 
 from costmodels.liveness import gradient_takes_its_weights_place
 from planner.analysis.facts import GraphFacts
+from planner.ops import operator_of
 from planner.pricing.pricer import Pricer
 
 
@@ -50,6 +52,9 @@ def outside_gradient(
         or runtime.partitioned
     ):
         return OutsideGradient(False, False, False)
-    in_place = gradient_takes_its_weights_place(pricer.recipe, zero_stage, microbatches)
+    carried = operator_of(base.graph.nodes[node].op).filling is not None
+    in_place = not carried and gradient_takes_its_weights_place(
+        pricer.recipe, zero_stage, microbatches
+    )
     before = one_run_on_one_stage(base, 1) and node < base.runs[0][0]
     return OutsideGradient(in_place or before, in_place and not before, before and not in_place)

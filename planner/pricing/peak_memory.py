@@ -50,9 +50,10 @@ from planner.execution.recompute import Recomputed, recomputed_blocks
 from planner.execution.weight_offload import offloaded_names
 from planner.pricing.device_weights import device_weights
 from planner.pricing.handed_on import handed_on
-from planner.pricing.kernels import named_beside, saved_beside, working_bytes
-from planner.pricing.outside_gradients import one_run_on_one_stage, outside_gradient
+from planner.pricing.kernels import named_beside, reads_whole, saved_beside, working_bytes
+from planner.pricing.outside_gradients import outside_gradient
 from planner.pricing.pricer import Pricer
+from planner.pricing.split_arrays import SplitArrays
 from planner.pricing.weight_offload import offloaded_weights
 from planner.sharding.layout import Layout, group, local_shape
 
@@ -68,16 +69,13 @@ twelve equal parameters has two."""
 
 def saved_by_blocks_bytes(
     base: GraphFacts, flow: Flow, runs: tuple[RepeatedBlock, ...], pricer: Pricer
-) -> float:
-    """Bytes of the named values and results of collectives that recomputed blocks save on the
-    device, of all repeats."""
+) -> Iterator[tuple[int, float]]:
+    """(node of the first repeat, bytes of the named values and results of collectives that
+    recomputed blocks save on the device, of all repeats)."""
     away = offloaded_by_name(flow)
-    return sum(
-        size
-        for run, replay in recomputed_blocks(flow, runs)
-        for name, size in saved_by_blocks(base, flow, run, replay, pricer)
-        if name not in away
-    )
+    for run, replay in recomputed_blocks(flow, runs):
+        saved = saved_by_blocks(base, flow, run, replay, pricer)
+        yield run.first, sum(size for name, size in saved if name not in away)
 
 
 def saved_by_blocks(
@@ -195,28 +193,28 @@ def memory_parts(
 ) -> MemoryParts:
     """What is on a device when, in bytes of the recipe."""
     weights = _weight_bytes(base, flow, pricer, runs)
-    activations, epilogue, one_repeat = _activation_bytes(base, flow, pricer, runs)
+    saved = _activation_bytes(base, flow, pricer, runs)
     slack = 1 + pricer.runtime.memory_slack
     parts = MemoryParts(
         parameters=weights.parameters,
         gradients=weights.gradients,
         state=weights.state,
-        activations=activations * (slack if base.training else 1),
+        activations=saved.bytes * (slack if base.training else 1),
         block_grads=weights.block_grads,
-        one_repeat=one_repeat * slack * one_run_on_one_stage(base, flow.plan.stages),
+        one_repeat=saved.one_repeat * slack * (flow.plan.stages == 1),
         prologue_grads=weights.prologue_grads,
     )
     if base.written_out:
         parts = replace(parts, liveness=_liveness(base, flow, pricer, weights))
     else:
         workspace, epilogue_workspace = (
-            temporaries(base, flow, pricer, weights.gathered)
+            temporaries(base, flow, pricer, weights.gathered, saved.gone)
             if base.training
             else (_forward_bytes(base, flow, pricer), 0.0)
         )
         parts = replace(
             parts,
-            epilogue=epilogue * slack,
+            epilogue=saved.epilogue * slack,
             workspace=workspace * slack + weights.duplicated,
             epilogue_workspace=epilogue_workspace * slack + weights.duplicated,
         )
@@ -286,25 +284,37 @@ def _weight_bytes(
     return result
 
 
+@dataclass(frozen=True)
+class SavedActivations:
+    """Bytes that the backward pass reads. bytes: when it enters the last repeated blocks, which
+    have one_repeat of them at once; epilogue: what that saved, gone by then; gone: how much less
+    there is in each turn (GraphFacts.turns) of those before them. [turns]"""
+
+    bytes: float
+    epilogue: float
+    one_repeat: float
+    gone: np.ndarray
+
+
 def _activation_bytes(
     base: GraphFacts, flow: Flow, pricer: Pricer, runs: tuple[RepeatedBlock, ...]
-) -> tuple[float, float, float]:
-    """Bytes of saved activations, those of the epilogue apart, and of the former what one repeat
-    has at once: what waits in the host's memory is on its way, what recomputed blocks save beside
-    it comes on top."""
+) -> SavedActivations:
+    """Bytes of saved activations: what waits in the host's memory is on its way, what recomputed
+    blocks save beside it comes on top."""
     offloaded = "activations" in flow.plan.offload
     entering = frozenset(n for run in runs for c in run.carries for n in (c.enters, *c.leaves))
-    activations, epilogue, one_repeat = saved_activations(
-        base, flow, pricer, entering if offloaded else frozenset()
-    )
-    activations += (
+    saved = saved_activations(base, flow, pricer, entering if offloaded else frozenset())
+    more, gone = 0.0, saved.gone.copy()
+    more += (
         PARKED_ARRAYS
         * flow.plan.overlapped_microbatches
         * sent_activations(base, flow, pricer, runs)[1]
     )
-    activations += saved_by_blocks_bytes(base, flow, runs, pricer)
-    activations += sum(size for _, size in handed_on(base, flow, runs, pricer))
-    return activations, epilogue, one_repeat
+    for first, size in saved_by_blocks_bytes(base, flow, runs, pricer):
+        more += size
+        gone[: base.turns[first]] += size * (flow.plan.stages == 1)
+    more += sum(size for _, size in handed_on(base, flow, runs, pricer))
+    return replace(saved, bytes=saved.bytes + more, gone=gone)
 
 
 def saved_tensors(base: GraphFacts, flow: Flow, pricer: Pricer) -> Sequence[tuple[int, str, float]]:
@@ -325,7 +335,7 @@ def _saved_tensors(
     # Nodes that are alike and split alike save as much. By id: repeats share layouts and splits.
     sizes: dict[tuple[int, int, int, int], float] = {}
     need, source, shared, splits = flow.need, flow.source, base.shared, flow.splits
-    for (i, slot), name in base.residuals.items():
+    for (i, slot), name in (base.residuals | base.gathered).items():
         layout = need[i, slot] if slot >= 0 else source[name]
         key = shared[i], slot, id(layout), id(splits[i])
         size = sizes.get(key)
@@ -334,6 +344,8 @@ def _saved_tensors(
             size = pricer.stored_bytes(
                 local_shape(tensor.shape, layout, mesh), tensor.dtype, base.kind_of(tensor.shape)
             ) + saved_beside(base, i, slot, splits[i], pricer)
+            if (i, slot) in base.gathered:
+                size *= float(reads_whole(base, i, SplitArrays.of((splits[i],), pricer.sizes))[0])
             size = sizes[key] = flow.plan.overlapped_microbatches * size
         found.append((i, name, size))
     return found
@@ -341,9 +353,8 @@ def _saved_tensors(
 
 def saved_activations(
     base: GraphFacts, flow: Flow, pricer: Pricer, sent: frozenset[str] = frozenset()
-) -> tuple[float, float, float]:
-    """Bytes the backward pass reads, those of the epilogue apart, and of the former what one repeat
-    makes again or cuts out of stacks: every saved tensor once, in the layout in which the first
+) -> SavedActivations:
+    """Bytes the backward pass reads: every saved tensor once, in the layout in which the first
     operator that saves it needs it.
 
     Under recompute a repeated block saves what enters each repeat, and one repeat's own activations
@@ -353,13 +364,13 @@ def saved_activations(
     their backward pass. sent: what enters repeats and waits in the host's memory.
     """
     graph, plan = base.graph, flow.plan
-    pipeline = pipeline_of(graph, plan)
+    pipeline, turns, nothing = pipeline_of(graph, plan), base.turns, np.zeros(base.last_run + 2)
     if not base.training:
-        return sum(size for _, _, size in saved_tensors(base, flow, pricer)), 0.0, 0.0
+        kept = sum(size for _, _, size in saved_tensors(base, flow, pricer))
+        return SavedActivations(kept, 0.0, 0.0, nothing)
     starts = repeat_starts(plan.repeated_blocks)
-    whole = takes_repeats_whole(base, pricer, plan.zero_stage)
-    total = epilogue = 0.0
-    one_repeat: dict[int, float] = {}
+    again = plan.recompute != "none" or takes_repeats_whole(base, pricer, plan.zero_stage)
+    epilogue, by_turn, one_repeat = 0.0, nothing.tolist(), nothing.tolist()
     microbatches = (
         {
             block: pipeline.saved_microbatches(i) * float(pipeline.stage_share(i))
@@ -375,13 +386,18 @@ def saved_activations(
             continue
         repeat = saved_in(graph, starts, i, name) if i in starts else -1
         if plan.recompute == "none" or i not in starts:
-            total += size * times
+            by_turn[turns[i]] += size * times
         elif repeat < 0:
-            total += size * times * (name not in sent)
-        if repeat == 0 and (plan.recompute != "none" or whole):
-            one_repeat[starts[i][0]] = one_repeat.get(starts[i][0], 0.0) + size
-    again = max(one_repeat.values(), default=0.0)
-    return total + again, epilogue, again
+            by_turn[turns[i]] += size * times * (name not in sent)
+        if repeat == 0 and again:
+            one_repeat[turns[i]] += size
+    total = sum(by_turn)
+    if plan.stages > 1:
+        most = max(one_repeat)
+        return SavedActivations(total + most, epilogue, most, nothing)
+    last = one_repeat[base.last_run]
+    gone = total - np.cumsum(by_turn) + last - np.array(one_repeat)
+    return SavedActivations(total + last, epilogue, last, gone)
 
 
 def takes_repeats_whole(base: GraphFacts, pricer: Pricer, zero_stage: int) -> bool:
@@ -481,18 +497,21 @@ def gathered_bytes(plan: Plan, gathered: Mapping[int, float]) -> float:
 
 
 def temporaries(
-    base: GraphFacts, flow: Flow, pricer: Pricer, gathered: Mapping[int, float]
+    base: GraphFacts, flow: Flow, pricer: Pricer, gathered: Mapping[int, float], gone: np.ndarray
 ) -> tuple[float, float]:
     """The largest workspace of one operator (planner.pricing.kernels), with what is gathered of
-    weights: before the epilogue, and in it. A loop gathers weights of its blocks as it runs; stages
+    weights: before the epilogue, as far as it is above activations that are gone by its turn, and
+    in it. A loop gathers weights of its blocks as it runs; stages
     of a pipeline run both in one tick. Of a gathered weight in the epilogue every overlapped
     microbatch has a whole gradient beside it, until all are added up and scattered."""
     largest, copies = {False: 0.0, True: 0.0}, flow.plan.overlapped_microbatches
     terms = copies * pricer.recipe.gradient_bytes / pricer.recipe.parameter_bytes
     for p in passes(base, flow, pricer, gathered):
         own = 0.0 if p.i in base.repeated else gathered.get(p.i, 0.0)
-        own *= 1 + terms * (copies > 1 and p.i in base.epilogue)
-        largest[p.i in base.epilogue] = max(largest[p.i in base.epilogue], p.work + own)
+        behind = p.i in base.epilogue
+        own *= 1 + terms * (copies > 1 and behind)
+        less = 0.0 if behind else float(gone[base.turns[p.i]])
+        largest[behind] = max(largest[behind], p.work + own - less)
     full = gathered_bytes(flow.plan, gathered)
     return largest[False] + full, largest[True] + full * (flow.plan.stages > 1)
 

@@ -41,9 +41,11 @@ from planner.sharding.rule import Split
 from planner.solvers.problem import FORBIDDEN, Problem
 from planner.space.axis_choices import axis_choices
 from planner.space.handover import handover_s
+from planner.space.live_spans import Kept, Span, live_spans
 from planner.space.liveness_points import (
     above_saved,
     forward_bytes,
+    gone_before,
     only_in_blocks,
     outside_gradients,
 )
@@ -125,9 +127,9 @@ def assemble(
     usage = np.split(np.rint(bytes_of(space, techniques, uncut)).astype(np.int64), ends)
     share = space.parts if uncut else techniques.microbatches
     tables, table_of = _tables(space, techniques, share, unit_s)
-    spans = [(0, 1, k, each) for k, each in enumerate(usage)]
+    spans: list[Span] = [(0, 1, k, each) for k, each in enumerate(usage)]
     if liveness:
-        spans = _live(space, techniques, usage)
+        spans = _live(space, techniques)
     return Problem(
         cost=tuple(cost),
         edges=np.array([(link.a, link.b) for link in space.links], np.int64).reshape(-1, 2),
@@ -173,41 +175,29 @@ def has_liveness(space: Space) -> bool:
     return not has_uneven_stages(space) and not space.base.written_out
 
 
-def _live(
-    space: Space, techniques: Techniques, usage: Sequence[np.ndarray]
-) -> list[tuple[int, int, int, np.ndarray]]:
-    """(first time, end, variable, bytes of each option): what is kept, and what lives only for a
-    while, an operator's workspace, one after the other, as far as it may be the largest. At ZeRO
-    stage 3 then the operators that follow the repeated blocks, with all that they save and without
-    what is there for the blocks alone, and what is before them (`usage_of`)."""
-    arrays, spans = arrays_of(space), list[tuple[int, int, int, np.ndarray]]()
-    ends = arrays.first[1:]
-    work, after = (
-        arrays.workspace[_weights_are_gathered(space, techniques)],
-        arrays.epilogue[arrays.first],
-    )
-    works = [np.rint(each).astype(np.int64) for each in np.split(work, ends)]
-    least = max(
-        (float(each.min()) for each, behind in zip(works, after, strict=True) if not behind),
-        default=0.0,
-    )
-    large = [k for k, each in enumerate(works) if not after[k] and each.max() >= max(least, 1)]
-    spans += [(time, time + 1, k, works[k]) for time, k in enumerate(large)]
-    turn = max(1, len(large))
-    spans += [(0, turn, k, each) for k, each in enumerate(usage)]
-    if techniques.zero_stage < 3:
-        return spans
+def _live(space: Space, techniques: Techniques) -> list[Span]:
+    """When what is on a device (planner.space.live_spans)."""
+    zero, micro = techniques.zero_stage, techniques.microbatches
     state, saved = _state_and_saved(space, techniques, uncut=False)
-    kept = state + saved - _only_in_blocks(space, techniques) + arrays.costs.saved_bytes_epilogue
-    last = turn + int(after.sum())
-    prologue = state + outside_gradients(space, techniques.zero_stage, techniques.microbatches)[1]
-    for first, end, each in ((turn, last, kept), (last, last + 1, prologue)):
-        rounded = np.split(np.rint(each).astype(np.int64), ends)
-        spans += [(first, end, k, own) for k, own in enumerate(rounded) if end > first]
-    return spans + [
-        (turn + time, turn + time + 1, k, works[k])
-        for time, k in enumerate(np.flatnonzero(after).tolist())
-    ]
+    kept = Kept(
+        state,
+        saved,
+        _again(space, techniques),
+        state
+        + saved
+        - _only_in_blocks(space, techniques)
+        + arrays_of(space).costs.saved_bytes_epilogue,
+        state + outside_gradients(space, zero, micro)[1],
+    )
+    return live_spans(space, kept, _weights_are_gathered(space, techniques))
+
+
+def _again(space: Space, techniques: Techniques) -> np.ndarray:
+    """Bytes that one repeat of blocks has at once that are made again or cut out of stacks, of
+    whatever blocks; nothing where there are none. [options]"""
+    whole = takes_repeats_whole(space.base, space.pricer, techniques.zero_stage)
+    one_repeat = arrays_of(space).costs.saved_bytes_one_repeat
+    return one_repeat * bool(recomputes(space, techniques) or whole)
 
 
 def least_usage(space: Space, techniques: Techniques, uncut: bool = False) -> float:
@@ -292,8 +282,8 @@ def _state_and_saved(
     arrays, shares = arrays_of(space), _stage_shares(space, techniques)
     costs, recompute = arrays.costs, recomputes(space, techniques)
     whole = takes_repeats_whole(space.base, space.pricer, techniques.zero_stage)
-    one_repeat = costs.saved_bytes_one_repeat if recompute or whole else 0.0
-    saved = costs.saved_bytes_remat if recompute else costs.saved_bytes + one_repeat
+    one_repeat = arrays.one_repeat_bytes if recompute or whole else 0.0
+    saved = (costs.saved_bytes_remat if recompute else costs.saved_bytes) + one_repeat
     if recompute == "block-keep":
         saved = saved + costs.saved_collective_bytes
     elif is_named(recompute):
@@ -614,12 +604,14 @@ def usage_of(
     if not space.base.training:
         kept = float(bytes_of(space, techniques, uncut)[at].sum())
         return kept, forward_bytes(space, np.asarray(choice)) / pieces
-    workspace = arrays.workspace[_weights_are_gathered(space, techniques)][at]
+    workspace = arrays.workspace[_weights_are_gathered(space, techniques)][at] / pieces
     follows, after = arrays.epilogue[at], float(arrays.costs.saved_bytes_epilogue[at].sum())
-    state, saved = (float(each[at].sum()) for each in _state_and_saved(space, techniques, uncut))
+    each, own = _state_and_saved(space, techniques, uncut), _again(space, techniques)[at] / pieces
+    state, saved = (float(x[at].sum()) for x in each)
+    above = workspace - gone_before(space, each[1][at], own)[arrays.turn]
     return state + saved, temporary_bytes(
-        float(workspace[~follows].max(initial=0.0)) / pieces,
-        (after + float(workspace[follows].max(initial=0.0))) / pieces,
+        float(above[~follows].max(initial=0.0)),
+        after / pieces + float(workspace[follows].max(initial=0.0)),
         float(_only_in_blocks(space, techniques, uncut)[at].sum()),
         float(outside_gradients(space, zero, micro)[1][at].sum()) - saved,
     )

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from costmodels.liveness import OperatorBytes, backward_liveness, gradient_buffers, passing_bytes
-from planner.pricing.outside_gradients import one_run_on_one_stage, outside_gradient
+from planner.pricing.outside_gradients import outside_gradient
 from planner.space.option_arrays import TrainedVariables, arrays_of
 from planner.space.variables import Space
 
@@ -38,9 +38,26 @@ def only_in_blocks(space: Space, zero: int, micro: int, repeats: float) -> np.nd
     result = arrays.block_grad_bytes[zero] * (zero < 3 or (micro <= 1 and stages == 1))
     if zero == 3 and stages == 1:
         result = result + arrays.gathered_bytes
-    if repeats and one_run_on_one_stage(space.base, stages):
-        result = result + repeats * arrays.costs.saved_bytes_one_repeat
+    if repeats and stages == 1:
+        result = result + repeats * arrays.one_repeat_bytes
     return result
+
+
+def gone_before(space: Space, saved: np.ndarray, one_repeat: np.ndarray) -> np.ndarray:
+    """How much less of activations there is in each turn of the backward pass than when it enters
+    the last repeated blocks (GraphFacts.turns). [turns]
+
+    saved: of every variable, of the last blocks with what one repeat has at once; one_repeat: that
+    of every variable, of whatever blocks. [variables] each"""
+    base, turn = space.base, arrays_of(space).turn
+    if not base.training or space.pricer.mesh.stages > 1:
+        return np.zeros(base.last_run + 2)
+    kept, own = (
+        np.bincount(turn, each, minlength=base.last_run + 2) for each in (saved, one_repeat)
+    )
+    own[base.last_run] = 0.0
+    gone: np.ndarray = kept[: base.last_run + 1].sum() - np.cumsum(kept) - own
+    return gone
 
 
 def above_saved(

@@ -21,7 +21,7 @@ from planner.graph.ir import Node
 from planner.ops.residuals import reads
 from planner.pricing.frameworks.memory import option_bytes
 from planner.pricing.gradient_sync import WeightCosts, WeightPricer, no_weights
-from planner.pricing.kernels import inner_times, saved_beside_of, times_of, working_of
+from planner.pricing.kernels import inner_times, reads_whole, saved_beside_of, times_of, working_of
 from planner.pricing.pricer import Pricer
 from planner.pricing.split_arrays import SplitArrays
 from planner.sharding.candidates import candidates
@@ -357,9 +357,11 @@ class Kinds:
             total, entering, first, after = base.saved_counts.get((i, slot), UNSAVED)
             if total or after:
                 one = own + saved_beside_of(base, i, slot, shape.splits, self.pricer)
+                if (i, slot) in base.gathered:
+                    one = one * reads_whole(base, i, self._cuts(shape.splits))
                 own = one * slack
                 saved = saved + total * own
-                remat = remat + (first + entering * stays) * own
+                remat = remat + entering * stays * own
                 one_repeat = one_repeat + first * own
                 epilogue = epilogue + after * own
                 if i in base.looped and base.training:

@@ -38,7 +38,9 @@ class SpaceArrays:
     each way to recompute adds to that [options]. copy_s: seconds to copy what a microbatch saves
     into stacks of loops and out of them again, of all nodes, under each of
     planner.execution.techniques.RECOMPUTE [options]. epilogue: whether the variable's nodes follow
-    the repeated blocks [options].
+    the repeated blocks [options]. turn: when its nodes run (GraphFacts.turns) [variables].
+    one_repeat_bytes: what one repeat of the blocks has at once that the backward pass enters first,
+    with pipeline stages of those with the longest repeats [options].
 
     workspace: bytes of one node [options]; least_workspace: the largest of the operators' smallest,
     those of the epilogue aside, and the least that is alive only at the end of the forward pass.
@@ -61,6 +63,8 @@ class SpaceArrays:
     recompute_s: Mapping[str, np.ndarray]
     copy_s: Mapping[str, np.ndarray]
     epilogue: np.ndarray
+    turn: np.ndarray
+    one_repeat_bytes: np.ndarray
     workspace: Mapping[bool, np.ndarray]
     least_workspace: Mapping[bool, tuple[float, float]]
     least_pieces: float
@@ -100,6 +104,7 @@ def _arrays(space: Space) -> SpaceArrays:
     first = np.concatenate([[0], np.cumsum(sizes)[:-1]])
     count = np.repeat([v.count for v in variables], sizes)
     in_epilogue = np.array([v.node in base.epilogue for v in variables])
+    turn = np.array([base.turns[v.node] for v in variables])
     inside, outside = (
         np.repeat(
             [v.kind == "op" and (v.node in base.repeated) is repeated for v in variables], sizes
@@ -126,16 +131,27 @@ def _arrays(space: Space) -> SpaceArrays:
         },
         copy_s=_copy_s(space, costs),
         epilogue=np.repeat(in_epilogue, sizes),
+        turn=turn,
+        one_repeat_bytes=costs.saved_bytes_one_repeat
+        * np.repeat(turn == _first_entered(space), sizes),
         workspace=workspace,
         least_workspace={
             bare: _least_workspace(
-                space, np.minimum.reduceat(size, first), in_epilogue, least_saved
+                space, np.minimum.reduceat(size, first), turn, in_epilogue, least_saved
             )
             for bare, size in workspace.items()
         },
         least_pieces=float(costs.max_batch_pieces.min(initial=np.inf)),
         trained=_trained(space),
     )
+
+
+def _first_entered(space: Space) -> int:
+    """Turn of the blocks of which one repeat is counted (`SpaceArrays.one_repeat_bytes`)."""
+    runs, last = space.base.runs, space.base.last_run
+    if space.pricer.mesh.stages == 1 or not runs:
+        return last
+    return 2 * runs.index(max(runs, key=lambda run: run[1])) + 1
 
 
 def _copy_s(space: Space, costs: OptionCosts) -> dict[str, np.ndarray]:
@@ -169,16 +185,20 @@ def _trained(space: Space) -> TrainedVariables | None:
 
 
 def _least_workspace(
-    space: Space, least: np.ndarray, epilogue: np.ndarray, saved: np.ndarray
+    space: Space, least: np.ndarray, turn: np.ndarray, epilogue: np.ndarray, saved: np.ndarray
 ) -> tuple[float, float]:
-    """The largest of the operators' smallest workspaces before the epilogue (of a program without a
-    loop, what is left of it above all that is saved), and what is alive only at the end of the
-    forward pass. least, saved: the least workspace, and bytes saved in the epilogue, of each
-    variable's options; epilogue: whether it is of the epilogue. [variables]
+    """The largest of the operators' smallest workspaces in the last repeated blocks, which all that
+    is saved is beside (of a program without a loop, what is left of it above all that is saved; of
+    stages and of a forward pass alone, in whatever is before the epilogue), and what is alive only
+    at the end of the forward pass. least, saved: the least workspace, and bytes saved in the
+    epilogue, of each variable's options; turn: when its nodes run; epilogue: whether it is of the
+    epilogue. [variables]
     """
     end = sum(saved.tolist()) + float(least[epilogue].max(initial=0.0))
     if space.base.written_out:
         ops = [k for k, v in enumerate(space.variables) if v.kind == "op" and not epilogue[k]]
         most_saved = np.array([space.variables[k].costs.saved_bytes.max() for k in ops])
         return least_above_saved(least[ops], most_saved), end
-    return float(least[~epilogue].max(initial=0.0)), end
+    parted = space.base.training and space.pricer.mesh.stages == 1
+    beside_all = turn == space.base.last_run if parted else ~epilogue
+    return float(least[beside_all].max(initial=0.0)), end

@@ -83,7 +83,8 @@ def test_what_a_problem_counts_is_below_what_plans_keep(source: str, sizes: dict
             ),
         )
         assert len(runs) == len(space.base.runs)
-        kept = saved_by_blocks_bytes(space.base, flow, runs, space.pricer) * slack
+        saved = saved_by_blocks_bytes(space.base, flow, runs, space.pricer)
+        kept = slack * sum(size for _, size in saved)
         counted = sum(
             float(v.costs.saved_collective_bytes[k])
             for v, k in zip(space.variables, choice, strict=True)
