@@ -27,6 +27,7 @@ KERNELS = (
     "sample",
     "signal",
     "experts",
+    "grouped_experts",
     "expert_places",
     "fused_attention",
     "ring_pieces",

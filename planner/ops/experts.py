@@ -36,6 +36,7 @@ from planner.ops.expert_capacity import (
     capped_workspace,
     sample_dims,
 )
+from planner.ops.expert_kernels import kernel_passes, kernel_workspace, takes_kernel
 from planner.ops.expert_load import busiest_blocks, busiest_rows, counts_of, imbalance_of
 from planner.sharding.rule import KernelCollective, Rule, Split, parse
 
@@ -167,6 +168,15 @@ def exchanges(rule: Rule, split: Split) -> bool:
     return any(split.axes(name) for name in rule.paired)
 
 
+def given_rows(rule: Rule, split: Split, mesh: Mapping[str, int]) -> int:
+    """Rows that a device's experts may get at a time, whatever the router does."""
+    local = rule.local(split, mesh)
+    if not exchanges(rule, split):
+        return token_rows(rule, local)
+    joint = prod(mesh[a] for name in rule.paired for a in split.axes(name))
+    return joint * rule.inner[1].places(local, joint)
+
+
 def _mix(call: Call, gated: bool) -> str:
     """The hidden activation as an expression in g (the gate's product) and u."""
     name = str(call.attr("activation", "silu"))
@@ -235,6 +245,10 @@ def _passes(pieces: Pieces, operands: np.ndarray, results: np.ndarray) -> list[P
         rows, count = blocks(pieces.rule, split, pieces.mesh, pieces.trained)
         local = pieces.rule.local(split, pieces.mesh)
         h, f = local["h"], local["f"]
+        given = given_rows(pieces.rule, split, pieces.mesh)
+        if takes_kernel(pieces, local, given, rows * count * local["e"]):
+            found.append(kernel_passes(pieces, local, given, _rows(pieces, split), layers))
+            continue
         often = busiest_blocks(
             pieces.node,
             mean_rows(pieces.rule, split, pieces.mesh),
@@ -259,6 +273,13 @@ def _busiest(node: Node, rule: Rule, split: Split, mesh: Mapping[str, int]) -> f
         return float(capped_filling(node, rule))
     apart = rule.sizes["e"] // rule.local(split, mesh)["e"]
     return busiest_rows(node, apart) if apart > 1 else 1.0
+
+
+def _rows(pieces: Pieces, split: Split) -> float:
+    """Rows of all experts of the busiest device."""
+    rule, mesh = pieces.rule, pieces.mesh
+    mean = rule.local(split, mesh)["e"] * float(mean_rows(rule, split, mesh))
+    return mean * _busiest(pieces.node, rule, split, mesh)
 
 
 def _grouped(pieces: Pieces, split: Split) -> Passes:
@@ -293,13 +314,16 @@ def _bytes_beside(pieces: Pieces, split: Split) -> float:
     if capacity_of(pieces.node):
         return capped_workspace(pieces, split)
     rule, mesh, itemsize = pieces.rule, pieces.mesh, pieces.itemsize("float32")
-    (rows, _), local = blocks(rule, split, mesh, pieces.trained), rule.local(split, mesh)
+    (rows, count), local = blocks(rule, split, mesh, pieces.trained), rule.local(split, mesh)
+    given = given_rows(rule, split, mesh)
     one = sum(
         prod(local[f] for dim in rule.operands[k] for f in dim)
         for k in (3, 4, 5)
         if pieces.node.inputs[k]
     ) / max(1, local["e"])
-    if pieces.trained:
+    if takes_kernel(pieces, local, given, rows * count * local["e"]):
+        size = kernel_workspace(pieces, local, given)
+    elif pieces.trained:
         size = one * (itemsize + 4) + rows * (3 * local["h"] + 4 * local["f"]) * itemsize
     else:
         size = one * itemsize + rows * (2 * local["h"] + 3 * local["f"]) * itemsize

@@ -13,8 +13,8 @@ have a dim of the batch in place of a spatial one: each of its outputs meets the
 beyond that padding alone, which is not counted. Library calls (cuBLAS, cuDNN, oneDNN, Eigen) count
 as what they compute. Fused attention (cuDNN's, Splash) counts as the products of attention over all
 keys, as predictions do: two forward and five backward, whatever a mask leaves out and whatever the
-kernel makes twice. Work that is no dot or convolution is not counted: XLA may turn a product with a
-vector into multiply and sum.
+kernel makes twice; the kernel for all experts' rows as the rows of a balanced router. Work that is
+no dot or convolution is not counted: XLA may turn a product with a vector into multiply and sum.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 import re
 
+from planner.verify.hlo.expert_kernels import expert_kernel
 from planner.verify.hlo.fused_attention import fused_attention
 from planner.verify.hlo.text import Computation, Instruction, Shape, parse
 from planner.verify.hlo.trip_counts import walk
@@ -76,6 +77,8 @@ def flops_of(instruction: Instruction, computation: Computation) -> int | None:
         return _cudnn(found.group(1), instruction, computation.operand_shapes(instruction))
     if attention := fused_attention(instruction, computation):
         return attention.counted_flops
+    if experts := expert_kernel(instruction, computation):
+        return experts.counted_flops
     return None
 
 

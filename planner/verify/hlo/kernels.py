@@ -9,7 +9,8 @@ fusion, a library call, a copy, a reduction ... What only names values, and coll
             replaced, these. What was copied into on-chip memory ahead counts with the first kernel
             that reads it there, what lies in the host's memory with none.
     FLOPs   2 M N K of products inside (planner.verify.hlo.flops); of fused attention those that it
-            does, without what a causal mask hides
+            does, without what a causal mask hides; of the kernel for experts' rows those of
+            a library's product that takes as long
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from planner.verify.hlo.expert_kernels import expert_kernel
 from planner.verify.hlo.flops import flops_of
 from planner.verify.hlo.fused_attention import FusedAttention, fused_attention
 from planner.verify.hlo.text import Computation, Instruction, Module, Shape
@@ -99,10 +101,15 @@ def kernel_of(module: Module, instruction: Instruction, computation: Computation
         if found:
             flops += found
             dtype = dtype or _multiplied(around.operand_shapes(inner))
+    experts = expert_kernel(instruction, computation)
     return Kernel(
         instruction=instruction,
         moved_bytes=moved_bytes(module, instruction, computation),
-        flops=attention.done_flops if attention else flops,
+        flops=attention.done_flops
+        if attention
+        else int(experts.priced_flops)
+        if experts
+        else flops,
         dtype=dtype,
         attention=attention,
         inside=tuple(inner for inner, _ in each),

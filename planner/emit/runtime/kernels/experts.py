@@ -14,6 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from planner.emit.runtime.kernels.grouped_experts import (
+    grouped_gradients,
+    grouped_results,
+    takes_grouped,
+)
+
 
 def routed_experts(x, index, share, stacks, start, how):
     """x [.., H], index and share [.., K] -> [.., H]: sum over j of share[j] * expert[index[j]](x),
@@ -171,7 +177,9 @@ def hidden_rows(x, stack, mix, form):
 
 def expert_results(how, x, ids, share, stacks):
     """Sum of each token's experts, x [T, H], ids and share [T * K]; rows whose id is the number of
-    experts here are for others. A block at a time."""
+    experts here are for others. A block at a time, or where a kernel serves all at once."""
+    if takes_grouped(how, x, ids, stacks):
+        return grouped_results(how, x, ids, share, stacks)
     mix, into, out_of, rows, planned = how
     choices, count = ids.shape[0] // x.shape[0], stacks[1].shape[0]
     order, first = sorted_by(ids, count, rows)
@@ -195,6 +203,8 @@ def expert_gradients(how, x, ids, share, stacks, g, dstacks):
     """Gradients of expert_results: of x, of share, and of the stacks, added to `dstacks`. Hidden
     activations are made again, a block at a time; within an expert a weight's gradient is summed in
     float32."""
+    if takes_grouped(how, x, ids, stacks):
+        return grouped_gradients(how, x, ids, share, stacks, g, dstacks)
     mix, into, out_of, rows, planned = how
     choices, count = ids.shape[0] // x.shape[0], stacks[1].shape[0]
     order, first = sorted_by(ids, count, rows)

@@ -66,10 +66,7 @@ def fused_attention(q, k, v, scale, causal, guard, window=0, mask=None, name="",
 def attention_kernel(q, k, v, mask=None, cap=0.0):
     """Which kernel serves operands of these shapes and types on the devices of the mesh: "cudnn",
     "splash" or "blocks". cuDNN's has no cap of scores."""
-    device, here = jax.sharding.get_abstract_mesh().abstract_device, jax.devices()
-    if device is None and len(here) == 1:  # the mesh of a single device does not tell which
-        device = here[0]
-    name = "" if device is None else device.device_kind
+    name = device_name()
     short = q.dtype in (jnp.bfloat16, jnp.float16) and q.dtype == k.dtype == v.dtype
     alike = q.shape[0] == k.shape[0] == v.shape[0] and q.shape[3] == k.shape[3] >= v.shape[3]
     if not short or not alike:
@@ -82,6 +79,14 @@ def attention_kernel(q, k, v, mask=None, cap=0.0):
         whole = q.shape[2] % 128 == 0 and k.shape[2] % 128 == 0 and q.shape[3] % 64 == 0
         return "splash" if whole and (mask is None or is_of_keys(mask)) else "blocks"
     return "blocks"
+
+
+def device_name():
+    """The kind of the devices of the mesh, "" where nothing tells it."""
+    device, here = jax.sharding.get_abstract_mesh().abstract_device, jax.devices()
+    if device is None and len(here) == 1:  # the mesh of a single device does not tell which
+        device = here[0]
+    return "" if device is None else device.device_kind
 
 
 def is_of_keys(mask):

@@ -1,0 +1,255 @@
+"""Routed experts on NVIDIA GPUs: one kernel multiplies the rows of all experts, where a loop over
+blocks (`experts.py`) takes a launch for each product of each block and waits for the host.
+
+Rows lie sorted by expert in one array, each expert's from a multiple of TILE on, with zeros behind
+them, so that a tile of the kernel has the weights of one expert. Kernels are Pallas's, through
+Triton: bfloat16 or float16 in, sums in float32.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from planner.emit.runtime.collectives.exchange import spread
+from planner.emit.runtime.kernels.fused_attention import WITHOUT_FLASH, device_name, typed, untyped
+
+TILE = 128
+"""Rows of a tile, all of one expert."""
+WIDE, DEEP, SHORT = 256, 64, 64
+"""Columns of a tile; elements that are summed at a time; rows that are, of a weight's gradient."""
+WARPS = 8
+"""Among how many Triton divides a tile."""
+LOADS = {"A100": 3, "A800": 3, "A30": 3, "H100": 4, "H200": 4, "H20": 4, "H800": 4, "B200": 4}
+"""How many pieces of operands Triton has under way, by parts of names of GPUs, as many as their
+shared memory takes; 2 on others."""
+
+
+def takes_grouped(how, x, ids, stacks):
+    """Whether the kernels serve experts of these operands on the devices of the mesh. Not where
+    most rows are for experts elsewhere: places are as many as all rows could need."""
+    name, held = device_name(), how[3] * how[4] * stacks[1].shape[0]
+    return (
+        name.startswith("NVIDIA")
+        and not any(old in name for old in WITHOUT_FLASH)
+        and x.dtype in (jnp.bfloat16, jnp.float16)
+        and all(size % DEEP == 0 for size in stacks[1].shape[1:])
+        and 2 * ids.shape[0] <= 3 * held
+    )
+
+
+def tile_places(how, ids, count):
+    """Where rows of ids [R] lie, sorted by id below `count`, each id's from a multiple of TILE on:
+    (source [P], place [R], first [count + 1], expert [P // TILE], named). source: the row of a
+    place, R where there is none; place: the place of a row, P where its id is `count`; first: tiles
+    before each id's; expert: the id of a tile, `count` of those that are empty; named: rows of a
+    balanced router as blocks hold them, and those of them that there are, for readers of the
+    compiled program."""
+    rows, tiles = ids.shape[0], -(-ids.shape[0] // TILE) + count
+    order = jnp.argsort(ids)
+    begin = jnp.searchsorted(ids[order], jnp.arange(count + 1)).astype(jnp.int32)
+    filled = (begin[1:] - begin[:-1] + TILE - 1) // TILE
+    first = jnp.concatenate([0 * filled[:1], jnp.cumsum(filled)]).astype(jnp.int32)
+    own = ids[order]
+    at = jnp.where(own < count, (TILE * first - begin)[own] + jnp.arange(rows), tiles * TILE)
+    source = (0 * order[:1] + rows).repeat(tiles * TILE).at[at].set(order, mode="drop")
+    place = (0 * order).at[order].set(at)
+    tile = 0 * order[:1] + jnp.arange(tiles)
+    expert = jnp.searchsorted(first[1:], tile, side="right").astype(jnp.int32)
+    held = how[3] * how[4] * count
+    return source, place, first, expert, f"{held}_{min(held, rows)}"
+
+
+def grouped_results(how, x, ids, share, stacks, interpret=False):
+    """`expert_results` of experts.py."""
+    mix, into, out_of, *_ = how
+    source, place, _, expert, named = tile_places(how, ids, stacks[1].shape[0])
+    rows = sorted_rows(x, source, ids)
+    h = mix(*first_layer(into, rows, stacks, expert, named, interpret))
+    turned = out_of == "rf,hf->rh"
+    y = rows_by_experts(h, stacks[2], expert, turned, named, interpret)
+    return token_sums(with_bias(y, stacks[5], expert), place, share, x)
+
+
+# Long: the gradients of one function, which share what they are made of.
+def grouped_gradients(how, x, ids, share, stacks, g, dstacks, interpret=False):
+    """`expert_gradients` of experts.py: the hidden activation is made again."""
+    mix, into, out_of, *_ = how
+    gate, up, down, *biases = stacks
+    count, in_turned, out_turned = up.shape[0], into == "rh,fh->rf", out_of == "rf,hf->rh"
+    source, place, first, expert, named = tile_places(how, ids, count)
+    rows, rows_g = sorted_rows(x, source, ids), sorted_rows(g, source, ids)
+    part = jnp.where(source < ids.shape[0], share[source % ids.shape[0]], 0)[:, None]
+
+    def weight(a, b, turned):
+        """The gradient of weights from their operand a and their result's gradient b."""
+        a, b = (b, a) if turned else (a, b)
+        return weight_sums(a, b, first, count, named, interpret)
+
+    h, pull = jax.vjp(mix, *first_layer(into, rows, stacks, expert, named, interpret))
+    dh = rows_by_experts(rows_g, down, expert, not out_turned, named, interpret)
+    worth = jnp.sum((dh * h).astype(jnp.float32), -1)
+    ddown = weight((h * part).astype(h.dtype), rows_g, out_turned)
+    dgate, dup = pull((dh * part).astype(h.dtype))
+    drows = rows_by_experts(dup, up, expert, not in_turned, named, interpret)
+    own_gate = None
+    if gate is not None:
+        drows += rows_by_experts(dgate, gate, expert, not in_turned, named, interpret)
+        own_gate = weight(rows, dgate, in_turned)
+    if biases[2] is not None:
+        own = biases[2][jnp.minimum(expert, count - 1)].astype(jnp.float32)[:, None]
+        worth += jnp.sum(rows_g.reshape(-1, TILE, own.shape[-1]) * own, -1).reshape(-1)
+    sums = [
+        None if bias is None else expert_sums(values, expert, count)
+        for bias, values in zip(biases, (dgate, dup, rows_g * part), strict=True)
+    ]
+    dstacks = jax.tree.map(
+        lambda d, w: d + w.astype(d.dtype),
+        dstacks,
+        (own_gate, weight(rows, dup, in_turned), ddown, *sums),
+    )
+    dx = token_sums(drows, place, jnp.ones_like(share), x)
+    dshare = jnp.where(place < worth.shape[0], worth[jnp.minimum(place, worth.shape[0] - 1)], 0)
+    return dx, dshare.astype(share.dtype), dstacks
+
+
+def first_layer(form, rows, stacks, expert, named, interpret):
+    """(gate's product or None, up's product) of sorted rows."""
+    gate, up, _, gate_bias, up_bias, _ = stacks
+
+    def product(w, bias):
+        y = rows_by_experts(rows, w, expert, form == "rh,fh->rf", named, interpret)
+        return with_bias(y, bias, expert)
+
+    return None if gate is None else product(gate, gate_bias), product(up, up_bias)
+
+
+def with_bias(y, bias, expert):
+    """Sorted rows with the bias of each tile's expert; empty tiles as they are."""
+    if bias is None:
+        return y
+    real, each = (expert < bias.shape[0])[:, None], bias[jnp.minimum(expert, bias.shape[0] - 1)]
+    added = jnp.where(real, each, 0).astype(y.dtype)[:, None]
+    return (y.reshape(-1, TILE, y.shape[1]) + added).reshape(y.shape)
+
+
+def expert_sums(values, expert, count):
+    """Sums of sorted rows by expert, float32 [count, N]."""
+    tiles = jnp.sum(values.reshape(-1, TILE, values.shape[1]).astype(jnp.float32), 1)
+    return (0 * tiles[:1]).repeat(count + 1, 0).at[expert].add(tiles)[:count]
+
+
+def sorted_rows(x, source, ids):
+    """Rows of x [T, H] at places, zeros where there is none."""
+    choices = ids.shape[0] // x.shape[0]
+    real = source < ids.shape[0]
+    return jnp.where(real[:, None], x[jnp.minimum(source // choices, x.shape[0] - 1)], 0)
+
+
+def token_sums(y, place, share, x):
+    """Each token's rows of y [P, H] times their shares, summed: [T, H]."""
+    here = place < y.shape[0]
+    rows = y[jnp.minimum(place, y.shape[0] - 1)].reshape(x.shape[0], -1, x.shape[1])
+    part = jnp.where(here, share, 0).reshape(x.shape[0], -1)
+    return jnp.sum(rows.astype(jnp.float32) * part[..., None], 1).astype(x.dtype)
+
+
+# Many parameters: the operands of a product, how the weights lie, and what readers count.
+def rows_by_experts(x, w, expert, turned, named, interpret=False):
+    """x [P, K] times the weights w [E, K, N] (turned: [E, N, K]) of each tile's expert: [P, N].
+    named: as of `tile_places`."""
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import triton
+
+    count, across, wide = w.shape[0], x.shape[1], w.shape[1 if turned else 2]
+
+    def kernel(expert_ref, x_ref, w_ref, o_ref):
+        i, j = pl.program_id(0), pl.program_id(1)
+        e, at, to = expert_ref[i], pl.ds(i * TILE, TILE), pl.ds(j * WIDE, WIDE)
+        inside = j * WIDE + jnp.arange(WIDE) < wide
+
+        def step(k, total):
+            part = pl.ds(k * DEEP, DEEP)
+            if turned:
+                piece = triton.load(w_ref.at[e, to, part], mask=inside[:, None], other=0.0).T
+            else:
+                piece = triton.load(w_ref.at[e, part, to], mask=inside[None, :], other=0.0)
+            return total + triton.dot(triton.load(x_ref.at[at, part]), piece)
+
+        # An empty tile sums nothing.
+        steps = across // DEEP * jnp.int32(e < count)
+        total = lax.fori_loop(0, steps, step, jnp.zeros((TILE, WIDE), jnp.float32))
+        triton.store(o_ref.at[at, to], total.astype(o_ref.dtype), mask=inside[None, :])
+
+    return triton_call(
+        kernel,
+        f"expert_rows_{named}",
+        (x.shape[0] // TILE, -(-wide // WIDE)),
+        (x.shape[0], wide),
+        (expert, x, w),
+        interpret,
+    )
+
+
+# Many parameters: as `rows_by_experts`.
+def weight_sums(a, b, first, count, named, interpret=False):
+    """Sums over each expert's rows of a [P, K] times b [P, N]: [count, K, N]."""
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import triton
+
+    across, wide = a.shape[1], b.shape[1]
+
+    def kernel(first_ref, a_ref, b_ref, o_ref):
+        e, i, j = pl.program_id(0), pl.program_id(1), pl.program_id(2)
+        at, to = pl.ds(i * TILE, TILE), pl.ds(j * WIDE, WIDE)
+        tall = i * TILE + jnp.arange(TILE) < across
+        inside = j * WIDE + jnp.arange(WIDE) < wide
+
+        def step(r, total):
+            part = pl.ds(r * SHORT, SHORT)
+            left = triton.load(a_ref.at[part, at], mask=tall[None, :], other=0.0)
+            right = triton.load(b_ref.at[part, to], mask=inside[None, :], other=0.0)
+            return total + triton.dot(left.T, right)
+
+        times = TILE // SHORT
+        total = lax.fori_loop(
+            times * first_ref[e],
+            times * first_ref[e + 1],
+            step,
+            jnp.zeros((TILE, WIDE), jnp.float32),
+        )
+        triton.store(
+            o_ref.at[e, at, to], total.astype(o_ref.dtype), mask=tall[:, None] & inside[None, :]
+        )
+
+    return triton_call(
+        kernel,
+        f"expert_weights_{named}",
+        (count, -(-across // TILE), -(-wide // WIDE)),
+        (count, across, wide),
+        (first, a, b),
+        interpret,
+    )
+
+
+# Many parameters: a kernel and what it is called with.
+def triton_call(kernel, name, grid, shape, operands, interpret):
+    """The kernel's result, in the type of its last operand. Kernels do not say over which mesh axes
+    results differ: they are traced without that check, and the result differs as operands do."""
+    from jax._src.config import _check_vma as check_types
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import triton
+
+    loads = next((n for part, n in LOADS.items() if part in device_name()), 2)
+    how = (
+        {"interpret": True}
+        if interpret
+        else {"compiler_params": triton.CompilerParams(num_warps=WARPS, num_stages=loads)}
+    )
+    last = operands[-1]
+    with check_types(False):
+        out = pl.pallas_call(
+            kernel, grid=grid, out_shape=jax.ShapeDtypeStruct(shape, last.dtype), name=name, **how
+        )(*(untyped(x) for x in operands))
+    return typed(out, spread(last, *operands))

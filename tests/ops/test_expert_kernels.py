@@ -1,0 +1,180 @@
+"""Routed experts by one kernel for the rows of all of them: the same numbers as blocks, the same
+choice in programs and in plans, and compiled text that is read as it is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import planner
+from costmodels.kernels import expert_rows_flops, expert_weights_flops
+from planner.emit.runtime.kernels import experts, fused_attention, grouped_experts
+from planner.ops.expert_kernels import places, takes_kernel
+from planner.verify.hlo.flops import dot_flops
+from planner.verify.hlo.kernels import kernels
+from planner.verify.hlo.text import parse
+
+TOKENS, CHOICES, HIDDEN, WIDTH, EXPERTS = 200, 2, 128, 192, 5
+ROUTERS: dict[str, Callable[[np.random.Generator], np.ndarray]] = {
+    "any": lambda rng: rng.integers(0, EXPERTS, TOKENS * CHOICES),
+    "one": lambda rng: np.full(TOKENS * CHOICES, 3),
+    "some elsewhere": lambda rng: rng.integers(0, EXPERTS + 1, TOKENS * CHOICES),
+    "all elsewhere": lambda rng: np.full(TOKENS * CHOICES, EXPERTS),
+}
+
+
+def operands(turned: bool, gated: bool, biased: bool) -> tuple[Any, ...]:
+    """x, shares, stacks and a gradient of the result."""
+    import jax.numpy as jnp
+
+    rng = np.random.default_rng(7)
+
+    def made(*shape: int) -> Any:
+        return jnp.asarray(rng.normal(size=shape) * 0.1, jnp.float32)
+
+    wide, back = (EXPERTS, HIDDEN, WIDTH), (EXPERTS, WIDTH, HIDDEN)
+    first, last = (back, wide) if turned else (wide, back)
+    stacks = (
+        made(*first) if gated else None,
+        made(*first),
+        made(*last),
+        made(EXPERTS, WIDTH) if gated and biased else None,
+        made(EXPERTS, WIDTH) if biased else None,
+        made(EXPERTS, HIDDEN) if biased else None,
+    )
+    return made(TOKENS, HIDDEN), abs(made(TOKENS * CHOICES)), stacks, made(TOKENS, HIDDEN)
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+@pytest.mark.parametrize(
+    ("turned", "gated", "biased"),
+    [(False, True, False), (True, True, True), (False, False, True), (True, False, False)],
+)
+def test_one_kernel_computes_what_blocks_compute(
+    router: str, turned: bool, gated: bool, biased: bool
+) -> None:
+    """Results and all gradients, in plain operations in place of the GPU's."""
+    import jax
+    import jax.numpy as jnp
+
+    x, share, stacks, g = operands(turned, gated, biased)
+    ids = jnp.asarray(ROUTERS[router](np.random.default_rng(3)), jnp.int32)
+    mix = (lambda g, u: jax.nn.silu(g) * u) if gated else (lambda _, u: jax.nn.gelu(u))
+    forms = ("rh,fh->rf", "rf,hf->rh") if turned else ("rh,hf->rf", "rf,fh->rh")
+    how = (mix, *forms, 32, 3)
+    sums = jax.tree.map(jnp.ones_like, stacks)
+    pairs = (
+        (
+            experts.expert_results(how, x, ids, share, stacks),
+            grouped_experts.grouped_results(how, x, ids, share, stacks, True),
+        ),
+        (
+            experts.expert_gradients(how, x, ids, share, stacks, g, sums),
+            grouped_experts.grouped_gradients(how, x, ids, share, stacks, g, sums, True),
+        ),
+    )
+    for want, found in pairs:
+        assert jax.tree.structure(want) == jax.tree.structure(found)
+        for a, b in zip(jax.tree.leaves(want), jax.tree.leaves(found), strict=True):
+            np.testing.assert_allclose(b, a, atol=2e-5 * max(1.0, float(jnp.abs(a).max())))
+
+
+@settings(max_examples=40)
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=600), st.integers(1, 6))
+def test_every_row_has_a_place_in_a_tile_of_its_expert(ids: list[int], count: int) -> None:
+    import jax.numpy as jnp
+
+    each = np.minimum(ids, count)
+    how = (None, "", "", 1, 1)
+    source, place, first, expert, _ = grouped_experts.tile_places(how, jnp.asarray(each), count)
+    assert len(source) == places(len(ids), count) == len(expert) * grouped_experts.TILE
+    for row, (own, at) in enumerate(zip(each, np.asarray(place), strict=True)):
+        if own == count:
+            assert at == len(source)
+        else:
+            assert source[at] == row and expert[at // grouped_experts.TILE] == own
+    used = np.bincount(each, minlength=count + 1)[:count]
+    assert np.sum(np.asarray(source) < len(ids)) == used.sum()
+    assert np.array_equal(np.diff(first), -(-used // grouped_experts.TILE))
+
+
+@pytest.mark.parametrize("device", ["", "cpu", "NVIDIA H100 80GB HBM3", "Tesla V100", "TPU v5p"])
+@pytest.mark.parametrize(
+    ("tokens", "hidden", "width", "dtype"),
+    [(64, 128, 192, "bfloat16"), (64, 128, 96, "bfloat16"), (64, 128, 192, "float32")],
+)
+def test_programs_choose_as_plans_do(
+    device: str, tokens: int, hidden: int, width: int, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import jax
+    import jax.numpy as jnp
+
+    monkeypatch.setattr(grouped_experts, "device_name", lambda: device)
+    shape = lambda *s: jax.ShapeDtypeStruct(s, dtype)  # noqa: E731
+    ids = jax.ShapeDtypeStruct((2 * tokens,), jnp.int32)
+    stacks = (None, shape(4, hidden, width), shape(4, width, hidden), None, None, None)
+    for rows in (2 * tokens // 4, tokens // 8):
+        found = grouped_experts.takes_grouped(
+            (None, "", "", rows, 1), shape(tokens, hidden), ids, stacks
+        )
+
+        class Asked:
+            attention_kernel = "cudnn" if device.startswith("NVIDIA") else ""
+            compute = dtype
+            partitioned = False
+
+        local = {"h": hidden, "f": width, "e": 4}
+        assert found == takes_kernel(Asked(), local, 2 * tokens, 4 * rows)  # type: ignore[arg-type]
+    assert fused_attention.device_name() != "NVIDIA H100 80GB HBM3"  # what is here
+
+
+TEXT = """HloModule experts
+
+ENTRY %main (e: s32[6], f: s32[3], x: bf16[768,256], w: bf16[2,256,384], g: bf16[768,384]) -> bf16[2,256,384] {
+  %e = s32[6]{0} parameter(0)
+  %f = s32[3]{0} parameter(1)
+  %x = bf16[768,256]{1,0} parameter(2)
+  %w = bf16[2,256,384]{2,1,0} parameter(3)
+  %g = bf16[768,384]{1,0} parameter(4)
+  %rows = bf16[768,384]{1,0} custom-call(%e, %x, %w), custom_call_target="__gpu$xla.gpu.triton", backend_config={debug = false, grid_x = 6 : i32, ir = "ML\\EF{\\22", name = "expert_rows_600_500", num_stages = 4 : i32}
+  ROOT %sums = bf16[2,256,384]{2,1,0} custom-call(%f, %x, %rows), custom_call_target="__gpu$xla.gpu.triton", backend_config={debug = false, grid_x = 2 : i32, name = "expert_weights_600_500", num_stages = 4 : i32}
+}
+"""
+
+
+def test_compiled_kernels_are_counted_as_rows_of_a_balanced_router() -> None:
+    """600 rows as blocks hold them; time follows the 500 that there are."""
+    assert dot_flops(TEXT) == 2 * (2 * 600 * 256 * 384)
+    rows, sums = (site.found for site in kernels(parse(TEXT)))
+    assert rows.flops == int(expert_rows_flops(500, 2, 256, 384))
+    assert sums.flops == int(expert_weights_flops(500, 2, 256, 384))
+    assert rows.moved_bytes == 4 * 6 + 2 * (768 * 256 + 2 * 256 * 384 + 768 * 384)
+    assert rows.dtype == "bf16"
+
+
+def test_prices_follow_the_kernel_where_a_program_has_it() -> None:
+    """A step of small experts on one H100 is cheaper than by blocks, which float32 keeps, and asks
+    for places of all rows."""
+    spec, machine = (
+        "zoo:deepseek-moe-16b,layers=2,seq=1024",
+        {"devices": 1, "batch": 4, "baselines": False, "pins": "recompute=none"},
+    )
+    kernel = planner.plan(spec, hardware="h100-sxm", **machine)
+    monkey = pytest.MonkeyPatch()
+    monkey.setattr("planner.ops.experts.takes_kernel", lambda *_: False)
+    blocks = planner.plan(spec, hardware="h100-sxm", **machine)
+    monkey.undo()
+    assert kernel.costs["step_time_s"] < 0.9 * blocks.costs["step_time_s"]
+    assert kernel.costs["memory_per_device_bytes"] > blocks.costs["memory_per_device_bytes"]
+
+
+def test_a_longer_product_takes_longer() -> None:
+    assert expert_rows_flops(1000, 8, 512, 512) < expert_rows_flops(1001, 8, 512, 512)
+    assert expert_rows_flops(1000, 8, 512, 512) == expert_rows_flops(1000, 8, 512, 257)
+    assert expert_weights_flops(1000, 8, 512, 512) < expert_weights_flops(1000, 9, 512, 512)
+    assert expert_rows_flops(1000, 8, 512, 512) > 2.0 * 1000 * 512 * 512
