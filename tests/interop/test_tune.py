@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +22,7 @@ from planner.pins.launcher_space import SPACES, ends
 
 LLAMA = "zoo:llama-tiny,layers=4,seq=2048"
 MACHINE = ("--devices", "8", "--hardware", "a100-80gb")
+SLOW = Settings(batch=32, data=1, tensor=8, microbatches=32, length=2048, recompute="block")
 
 
 def _written(tmp_path: Path, launcher: str, settings: Settings) -> Path:
@@ -29,24 +34,28 @@ def _written(tmp_path: Path, launcher: str, settings: Settings) -> Path:
     return path
 
 
-def _tuned(tmp_path: Path, capsys: pytest.CaptureFixture[str], config: Path) -> dict:
-    """What the command found, as JSON."""
-    out = tmp_path / f"tuned{config.suffix}"
-    code = main(
-        ["tune", str(config), "--model", LLAMA, *MACHINE, "--json", "--force", "-o", str(out)]
-    )
-    assert code == 0
-    table: dict = json.loads(capsys.readouterr().out)
-    return table
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[dict, Path]]:
+    """Launcher -> what the command found for slow settings, as JSON, and the file that it wrote;
+    asked once for all tests."""
+
+    @functools.cache
+    def found(launcher: str) -> tuple[dict, Path]:
+        folder = tmp_path_factory.mktemp(launcher)
+        config = _written(folder, launcher, SLOW)
+        out, words = folder / f"tuned{config.suffix}", ("--model", LLAMA, *MACHINE, "--json")
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            assert main(["tune", str(config), *words, "-o", str(out)]) == 0
+        return json.loads(said.getvalue()), out
+
+    return found
 
 
 @pytest.mark.parametrize("launcher", SPACES)
 def test_what_is_promised_is_what_importing_it_says(
-    launcher: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    launcher: str, tuned: Callable[[str], tuple[dict, Path]], tmp_path: Path
 ) -> None:
-    slow = Settings(batch=32, data=1, tensor=8, microbatches=32, length=2048, recompute="block")
-    config = _written(tmp_path, launcher, slow)
-    table = _tuned(tmp_path, capsys, config)
+    table, written = tuned(launcher)
     best, yours = table["best"][0], table["yours"]
     assert best["step_time_s"] < yours["step_time_s"]
     assert table["left"]["share"] == pytest.approx(1 - best["step_time_s"] / yours["step_time_s"])
@@ -56,7 +65,7 @@ def test_what_is_promised_is_what_importing_it_says(
     code = main(
         [
             "import",
-            str(tmp_path / f"tuned{config.suffix}"),
+            str(written),
             "--model",
             LLAMA,
             *MACHINE,
@@ -74,28 +83,19 @@ def test_what_is_promised_is_what_importing_it_says(
 
 
 def test_the_best_settings_are_left_as_they_are(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tuned: Callable[[str], tuple[dict, Path]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    slow = Settings(batch=32, data=1, tensor=8, microbatches=32, length=2048)
-    config = _written(tmp_path, "megatron", slow)
-    _tuned(tmp_path, capsys, config)
-    tuned = tmp_path / "tuned.yml"
-    if not tuned.exists():
-        tuned = tmp_path / f"tuned{config.suffix}"
-    mine = tmp_path / f"best{config.suffix}"
-    mine.write_text(tuned.read_text())
-    tuned.unlink()
+    written = tuned("megatron")[1]
+    mine = tmp_path / f"best{written.suffix}"
+    mine.write_text(written.read_text())
     assert main(["tune", str(mine), "--model", LLAMA, *MACHINE, "--quiet"]) == 0
     said = capsys.readouterr().out
     assert "left on the table: nothing" in said
-    assert not Path(f"best.tuned{config.suffix}").exists()
+    assert not Path(f"best.tuned{written.suffix}").exists()
 
 
-def test_the_front_trades_time_for_memory(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    slow = Settings(batch=32, data=1, tensor=8, microbatches=32, length=2048)
-    front = _tuned(tmp_path, capsys, _written(tmp_path, "megatron", slow))["front"]
+def test_the_front_trades_time_for_memory(tuned: Callable[[str], tuple[dict, Path]]) -> None:
+    front = tuned("megatron")[0]["front"]
     steps = [t["step_time_s"] for t in front]
     sizes = [t["memory_per_device_bytes"] for t in front]
     assert steps == sorted(steps) and sizes == sorted(sizes, reverse=True)
