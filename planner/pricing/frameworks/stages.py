@@ -116,9 +116,9 @@ def stage_sums(
     base: GraphFacts, flow: Flow, stages: StageAssignment, sizes: Mapping[str, float]
 ) -> list[float]:
     """What each stage has of a figure per weight."""
+    placed = placed_weights(base, flow, stages)
     sums = {
-        place: sum(sizes[n] for n, at in placed_weights(base, flow, stages) if at == place)
-        for place in (BEFORE, BLOCKS, AFTER)
+        place: sum(sizes[n] for n, at in placed if at == place) for place in (BEFORE, BLOCKS, AFTER)
     }
     last = len(stages.stage_blocks) - 1
     return [
