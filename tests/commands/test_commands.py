@@ -35,7 +35,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "--freeze *wte* --freeze *wpe* --shift-labels --ignore-index -100",
         "--objective memory",
         "--mode data-parallel",
-        "--runtime megatron",
+        "--runtime megatron --pin tp=2,pp=1",
         "--devices 16 --topology gcp-a3-mega --batch 64",
         "--pin offload=optimizer",
     ],
