@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import planner
@@ -26,6 +26,9 @@ from planner.strategy.diff import compare
 from planner.strategy.strategy import Strategy
 
 LLAMA = "zoo:llama-tiny"
+ALONE = Settings(16, data=8)
+"""Data parallelism alone: every form says it as it is, those that count tokens with a length."""
+STYLES = (("q", min(hf.CUTS)),)
 READERS = (hf, levanter, maxtext, megatron, torchtitan)
 FORMS = [
     *((m, m.SUFFIX) for m in READERS),
@@ -84,6 +87,8 @@ def test_export_then_import_is_the_identity(
     folder, seen = tmp_path_factory.mktemp("settings"), {"same": 0, "rounded": 0}
 
     @settings(max_examples=150, deadline=None)
+    @example((ALONE, 4), STYLES)
+    @example((replace(ALONE, length=128), 4), STYLES)
     @given(
         plans(),
         st.dictionaries(st.text(min_size=1), st.sampled_from(sorted(hf.CUTS)), min_size=1).map(
