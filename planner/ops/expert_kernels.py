@@ -13,24 +13,51 @@ from dataclasses import replace
 from math import ceil
 
 from costmodels.kernels import EXPERT_ROWS, expert_rows_flops, expert_weights_flops
+from planner.ops.attention_kernels import BLOCKS, Chosen
 from planner.ops.cost import Kernel, Passes, Pieces
 
+TRITON = "triton"
 ALIGNED = 64
 """What the widths of experts are multiples of, for the kernel."""
 
 
-def takes_kernel(pieces: Pieces, local: Mapping[str, int], given: int, held: int) -> bool:
-    """Whether one kernel serves experts of these local sizes: where cuDNN's attention serves, too,
-    NVIDIA GPUs from Ampere on, in programs that place their collectives themselves. given: rows
-    that the kernel may get; held: those that blocks have room for at balance."""
+# Many parameters: what decides about the device, the program and the plan, by keyword.
+def chosen_for_experts(
+    local: Mapping[str, int],
+    *,
+    device_kernel: str,
+    compute: str,
+    partitioned: bool,
+    given: int,
+    held: int,
+) -> Chosen:
+    """The kernel of experts of these local sizes. device_kernel: the device's fused attention, as
+    experts' kernel serves where cuDNN's does; compute: dtype of activations; partitioned: whether
+    the compiler's partitioner places the collectives; given: rows that the experts may get; held:
+    those that blocks have room for at balance."""
     h, f = local["h"], local["f"]
-    return (
-        pieces.attention_kernel == "cudnn"
-        and pieces.compute in ("bfloat16", "float16")
-        and not pieces.partitioned
-        and h % ALIGNED == f % ALIGNED == 0
-        and 2 * given <= 3 * held
+    reasons = {
+        "the device has no kernel for the rows of all experts": device_kernel != "cudnn",
+        "collectives are placed by the compiler": partitioned,
+        f"it computes in {compute}": compute not in ("bfloat16", "float16"),
+        f"its experts are {h:,} x {f:,}": bool(h % ALIGNED or f % ALIGNED),
+        "most of its rows are for experts of other devices": 2 * given > 3 * held,
+    }
+    why = next((reason for reason, holds in reasons.items() if holds), "")
+    return Chosen(BLOCKS, why) if why else Chosen(TRITON)
+
+
+def takes_kernel(pieces: Pieces, local: Mapping[str, int], given: int, held: int) -> bool:
+    """Whether one kernel serves, as `chosen_for_experts`."""
+    found = chosen_for_experts(
+        local,
+        device_kernel=pieces.attention_kernel,
+        compute=pieces.compute,
+        partitioned=pieces.partitioned,
+        given=given,
+        held=held,
     )
+    return found.kernel == TRITON
 
 
 def places(rows: int, experts: int) -> int:

@@ -25,6 +25,7 @@ from math import ceil, prod
 import numpy as np
 
 from planner.graph.ir import Graph, Node
+from planner.ops.attention_kernels import Chosen
 from planner.ops.base import Call, NoRule, Operator, register, tuple_text
 from planner.ops.cost import Dots, Kernel, Passes, Pieces, Product
 from planner.ops.expert_capacity import (
@@ -36,7 +37,12 @@ from planner.ops.expert_capacity import (
     capped_workspace,
     sample_dims,
 )
-from planner.ops.expert_kernels import kernel_passes, kernel_workspace, takes_kernel
+from planner.ops.expert_kernels import (
+    chosen_for_experts,
+    kernel_passes,
+    kernel_workspace,
+    takes_kernel,
+)
 from planner.ops.expert_load import busiest_blocks, busiest_rows, counts_of, imbalance_of
 from planner.sharding.rule import KernelCollective, Rule, Split, parse
 
@@ -175,6 +181,30 @@ def given_rows(rule: Rule, split: Split, mesh: Mapping[str, int]) -> int:
         return token_rows(rule, local)
     joint = prod(mesh[a] for name in rule.paired for a in split.axes(name))
     return joint * rule.inner[1].places(local, joint)
+
+
+# Many parameters: a node and where its plan puts it, and what decides besides, by keyword.
+def kernel_of_experts(
+    node: Node,
+    rule: Rule,
+    split: Split,
+    mesh: Mapping[str, int],
+    *,
+    trained: bool,
+    device_kernel: str,
+    compute: str,
+    partitioned: bool,
+) -> Chosen:
+    """Which kernel the emitted program runs experts without a capacity with, and why."""
+    (rows, count), local = blocks(rule, split, mesh, trained), rule.local(split, mesh)
+    return chosen_for_experts(
+        local,
+        device_kernel=device_kernel,
+        compute=compute,
+        partitioned=partitioned,
+        given=given_rows(rule, split, mesh),
+        held=rows * count * local["e"],
+    )
 
 
 def _mix(call: Call, gated: bool) -> str:

@@ -383,8 +383,8 @@ def explain_node(
             width,
             style,
         )
-    if row.get("attention_kernel"):
-        lines += labelled("kernel", [row["attention_kernel"]], width, style)
+    if kernel := row.get("attention_kernel") or row.get("expert_kernel"):
+        lines += labelled("kernel", [kernel], width, style)
     if detail is not None:
         lines += _detailed(detail, width, style)
     else:

@@ -27,7 +27,9 @@ from planner.graph.ir import Graph
 from planner.machine.topology import Mesh
 from planner.ops import operator_of
 from planner.ops.attention_kernels import Chosen, chosen, is_attention
+from planner.ops.expert_capacity import capacity_of
 from planner.ops.expert_load import dropped, dropped_choices, expert_nodes
+from planner.ops.experts import kernel_of_experts
 from planner.pricing.breakdown import details
 from planner.pricing.cost import OTHER_PARTS, Cost, IslandShare
 from planner.pricing.host_tables import host_bytes
@@ -73,8 +75,7 @@ def compose(
     nodes = node_table(base, flow, found)
     costs = cost_table(pricer_cost, request, base, model, best.plan)
     kernels = attention_kernels(request, base, flow)
-    for name, kernel in kernels.items():
-        nodes[name]["attention_kernel"] = str(kernel)
+    say_kernels(nodes, attention_kernel=kernels, expert_kernel=expert_kernels(request, base, flow))
     for tensor, value in kept_by_name(flow).items():
         nodes[graph.nodes[graph.producer[tensor]].id]["saved_as"] = value
     findings = rows(
@@ -192,6 +193,33 @@ def attention_kernels(request: Request, base: GraphFacts, flow: Flow) -> dict[st
         )
         for i, node in enumerate(base.graph.nodes)
         if is_attention(node) and base.shared[i] == i
+    }
+
+
+def say_kernels(nodes: dict[str, dict[str, Any]], **chosen_of: Mapping[str, Chosen]) -> None:
+    """Write to the rows of nodes which kernel each gets. chosen_of: the row's key -> by node."""
+    for key, of_nodes in chosen_of.items():
+        for name, kernel in of_nodes.items():
+            nodes[name][key] = str(kernel)
+
+
+def expert_kernels(request: Request, base: GraphFacts, flow: Flow) -> dict[str, Chosen]:
+    """The same of routed experts without a capacity."""
+    if request.runtime.kernels is not None or request.topology.device.kind == "cpu":
+        return {}
+    return {
+        node.id: kernel_of_experts(
+            node,
+            base.rules[i],
+            flow.split(i),
+            dict(flow.plan.mesh),
+            trained=base.training and not base.grad.isdisjoint(node.outputs),
+            device_kernel=request.topology.device.attention_kernel,
+            compute=request.recipe.between,
+            partitioned=request.partitioned,
+        )
+        for i, node in enumerate(base.graph.nodes)
+        if node.op == "RoutedExperts" and not capacity_of(node) and base.shared[i] == i
     }
 
 

@@ -25,6 +25,7 @@ from planner.graph.ir import Graph
 from planner.machine.mesh_choices import pinned_mesh
 from planner.machine.topology import from_json
 from planner.ops import operator_of
+from planner.ops.expert_kernels import TRITON
 from planner.pricing.pricer import Pricer
 from planner.strategy.strategy import Strategy
 from planner.verify.clock import (
@@ -307,14 +308,25 @@ def _links_s(collective: Collective, plan: Plan, pricer: Pricer) -> float:
 def _unfused(
     strategy: Strategy, parts: Parts, found: Iterable[Site[Kernel]], origins: Origins
 ) -> tuple[str, ...]:
-    """Attention that was priced with a fused kernel and has none in the program, by the operator
-    that each fused kernel came from; kernels whose operator cannot be told serve any."""
-    served = {
-        origins.name(site.found.instruction.attributes) for site in found if site.found.attention
-    }
+    """Attention and experts that were priced with a kernel of their own and have none in the
+    program, by the operator that each such kernel came from; kernels whose operator cannot be told
+    serve any."""
+    sites = list(found)
+    served, experts = (
+        {origins.name(s.found.instruction.attributes) for s in sites if take(s.found)}
+        for take in (lambda kernel: kernel.attention, lambda kernel: kernel.experts)
+    )
+    lost = tuple(
+        f"{parts.shown.get(name, name)} was priced with one kernel for the rows of all experts and"
+        " compiled without it"
+        for name, row in strategy.nodes.items()
+        if row.get("expert_kernel") == TRITON
+        and not {name, parts.shown.get(name, name)} & experts
+        and not experts - parts.of_name.keys()
+    )
     if served - parts.of_name.keys():
-        return ()
-    return tuple(
+        return lost
+    return lost + tuple(
         f"{parts.shown.get(name, name)} was priced with {row['attention_kernel']}'s fused attention"
         " and compiled without a fused kernel"
         for name, row in strategy.nodes.items()

@@ -173,6 +173,32 @@ def test_prices_follow_the_kernel_where_a_program_has_it() -> None:
     assert kernel.costs["memory_per_device_bytes"] > blocks.costs["memory_per_device_bytes"]
 
 
+@pytest.mark.parametrize(
+    ("precision", "hardware", "said"),
+    [
+        ("bf16-mixed", "h100-sxm", "triton"),
+        ("fp32", "h100-sxm", "blocks: it computes in float32"),
+        ("bf16-mixed", "tpu-v5p", "blocks: the device has no kernel for the rows of all experts"),
+        ("fp32", "cpu", None),
+    ],
+)
+def test_a_plan_says_which_kernel_its_experts_get(
+    precision: str, hardware: str, said: str | None
+) -> None:
+    s = planner.plan(
+        "zoo:deepseek-moe-16b,layers=2,seq=128,vocab=1024,ff=1024,hidden=512",
+        devices=1,
+        batch=1,
+        hardware=hardware,
+        precision=precision,
+        workload="infer",
+        baselines=False,
+        memory_limit_bytes=2**40,
+    )
+    (row,) = [row for row in s.nodes.values() if row["op"] == "RoutedExperts"]
+    assert row.get("expert_kernel") == said
+
+
 def test_a_longer_product_takes_longer() -> None:
     assert expert_rows_flops(1000, 8, 512, 512) < expert_rows_flops(1001, 8, 512, 512)
     assert expert_rows_flops(1000, 8, 512, 512) == expert_rows_flops(1000, 8, 512, 257)

@@ -268,6 +268,15 @@ def test_attention_priced_as_fused_and_compiled_in_blocks_is_no_verified_program
     # Attention that was priced in blocks may be in blocks.
     nodes = {**strategy.nodes, FIRST: {**strategy.nodes[FIRST], "attention_kernel": "blocks: why"}}
     assert not timed(replace(strategy, nodes=nodes), emitted, fused=False).unfused
+    # Experts that were priced with one kernel have to have one.
+    (other_name,) = list(strategy.nodes)[:1]
+    for kernel, said in (("triton", 1), ("blocks: why", 0)):
+        nodes = {
+            **strategy.nodes,
+            other_name: {**strategy.nodes[other_name], "expert_kernel": kernel},
+        }
+        lost = timed(replace(strategy, nodes=nodes), emitted, fused=True).unfused
+        assert len(lost) == said and all("rows of all experts" in phrase for phrase in lost)
 
 
 def test_a_report_with_a_clock_is_kept_and_shown(strategy: Strategy, emitted: str) -> None:

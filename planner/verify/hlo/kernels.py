@@ -19,7 +19,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from planner.verify.hlo.expert_kernels import expert_kernel
+from planner.verify.hlo.expert_kernels import ExpertKernel, expert_kernel
 from planner.verify.hlo.flops import flops_of
 from planner.verify.hlo.fused_attention import FusedAttention, fused_attention
 from planner.verify.hlo.text import Computation, Instruction, Module, Shape
@@ -66,6 +66,7 @@ class Kernel:
     flops: int
     dtype: str
     attention: FusedAttention | None
+    experts: ExpertKernel | None
     inside: tuple[Instruction, ...]
 
 
@@ -112,6 +113,7 @@ def kernel_of(module: Module, instruction: Instruction, computation: Computation
         else flops,
         dtype=dtype,
         attention=attention,
+        experts=experts,
         inside=tuple(inner for inner, _ in each),
     )
 
