@@ -104,7 +104,8 @@ class Pieces:
     a multiple of the forward pass, of nodes with products. attention_kernel: the fused attention
     of the device, "" for none; widest_head: most elements of a head that it takes. compute: dtype
     of activations. partitioned: whether the compiler's partitioner places the collectives.
-    grouped_experts: whether one kernel multiplies the rows of all experts of a device.
+    grouped_experts: whether one kernel multiplies the rows of all experts of a device. programs:
+    whether what is priced is an emitted program, and no framework's.
     """
 
     node: Node
@@ -124,6 +125,7 @@ class Pieces:
     compute: str
     partitioned: bool
     grouped_experts: bool = False
+    programs: bool = True
 
     def operand_shape(self, slot: int, split: Split) -> tuple[int, ...]:
         """Shape of one device's piece of an operand."""

@@ -51,7 +51,7 @@ def takes_kernel(pieces: Pieces, local: Mapping[str, int], given: int, held: int
     """Whether one kernel serves, as `chosen_for_experts`."""
     found = chosen_for_experts(
         local,
-        device_kernel=pieces.attention_kernel,
+        device_kernel=pieces.attention_kernel if pieces.programs else "",
         compute=pieces.compute,
         partitioned=pieces.partitioned,
         given=given,

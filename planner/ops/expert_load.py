@@ -26,10 +26,13 @@ EXACT = 1e-9
 """Part of a block that is none: rounding of floats."""
 
 
+ROUTED_EXPERTS = "RoutedExperts"
+
+
 def expert_nodes(graph: Graph) -> Iterator[tuple[int, int]]:
     """(place in the graph, experts) of its routed experts."""
     for i, node in enumerate(graph.nodes):
-        if node.op == "RoutedExperts":
+        if node.op == ROUTED_EXPERTS:
             yield i, graph.tensors[node.inputs[4]].shape[0]
 
 

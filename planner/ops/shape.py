@@ -9,6 +9,8 @@ from planner.ops.pointwise import broadcast_line, letters
 from planner.ops.ties import concatenated, padded, sliced, split_up
 from planner.sharding.rule import Rule, parse
 
+SPLIT = "Split"
+
 
 def reshape_factors(
     source: tuple[int, ...], target: tuple[int, ...]
@@ -272,7 +274,7 @@ register(
         extents=True,
         ties=concatenated,
     ),
-    Operator("Split", _split_rule, _split, saves="", fusible=True, extents=True, ties=split_up),
+    Operator(SPLIT, _split_rule, _split, saves="", fusible=True, extents=True, ties=split_up),
     Operator("Range", _made_rule, _range, saves=""),
     Operator(
         "ConstantOfShape",

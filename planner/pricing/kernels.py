@@ -173,6 +173,7 @@ def pieces_of(
         compute=pricer.recipe.between,
         partitioned=pricer.runtime.partitioned,
         grouped_experts=pricer.runtime.grouped_experts,
+        programs=pricer.runtime.kernels is None and not pricer.runtime.grouped_experts,
     )
 
 

@@ -218,8 +218,8 @@ def expert_kernels(request: Request, base: GraphFacts, flow: Flow) -> dict[str, 
             compute=request.recipe.between,
             partitioned=request.partitioned,
         )
-        for i, node in enumerate(base.graph.nodes)
-        if node.op == "RoutedExperts" and not capacity_of(node) and base.shared[i] == i
+        for i, node in ((i, base.graph.nodes[i]) for i, _ in expert_nodes(base.graph))
+        if not capacity_of(node) and base.shared[i] == i
     }
 
 

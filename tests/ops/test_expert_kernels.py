@@ -127,6 +127,7 @@ def test_programs_choose_as_plans_do(
             attention_kernel = "cudnn" if device.startswith("NVIDIA") else ""
             compute = dtype
             partitioned = False
+            programs = True
 
         local = {"h": hidden, "f": width, "e": 4}
         assert found == takes_kernel(Asked(), local, 2 * tokens, 4 * rows)  # type: ignore[arg-type]

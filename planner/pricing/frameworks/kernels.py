@@ -11,7 +11,9 @@ from costmodels.frameworks.kernels import KernelNeed, kernel_times_s
 from planner.analysis.facts import GraphFacts
 from planner.graph.ir import Graph
 from planner.ops import operator_of
+from planner.ops.expert_load import ROUTED_EXPERTS
 from planner.ops.loss import CROSS_ENTROPY
+from planner.ops.shape import SPLIT
 from planner.pricing.pricer import Pricer
 from planner.pricing.split_arrays import SplitArrays, compute_type
 from planner.sharding.rule import Split
@@ -42,12 +44,12 @@ def made_again(graph: Graph, i: int) -> bool:
     room and little time (Megatron's recompute_modules layernorm, moe_act, mla_up_proj)."""
     kind = role(graph, i)
     if kind not in ("product", "into residual"):
-        return kind not in ("attention", "residual", "RoutedExperts", CROSS_ENTROPY)
+        return kind not in ("attention", "residual", ROUTED_EXPERTS, CROSS_ENTROPY)
     before = graph.producer.get(graph.nodes[i].inputs[0], -1)
     if before < 0 or role(graph, before) != "norm":
         return False
     latent = graph.producer.get(graph.nodes[before].inputs[0], -1)
-    if latent >= 0 and graph.nodes[latent].op == "Split":
+    if latent >= 0 and graph.nodes[latent].op == SPLIT:
         latent = graph.producer.get(graph.nodes[latent].inputs[0], -1)
     return latent >= 0 and role(graph, latent) == "product"
 

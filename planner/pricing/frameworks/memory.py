@@ -14,6 +14,7 @@ from costmodels.frameworks.step_time import AFTER, BLOCKS
 from planner.analysis.facts import GraphFacts
 from planner.execution.layout_flow import Flow, cut_layout, stored_layout
 from planner.ops import operator_of
+from planner.ops.expert_load import ROUTED_EXPERTS
 from planner.ops.experts import mean_rows
 from planner.ops.loss import CROSS_ENTROPY
 from planner.pricing.frameworks.kernels import made_again, role
@@ -26,8 +27,6 @@ from planner.pricing.frameworks.stages import (
 from planner.pricing.pricer import Pricer
 from planner.sharding.layout import Layout, local_shape
 from planner.sharding.rule import Split
-
-EXPERTS = "RoutedExperts"
 
 
 @dataclass
@@ -112,7 +111,7 @@ def _activations(
             left.logits += whole
             left.pieces += piece if piece < whole else 0
         elif place != AFTER or kind == "norm":  # the head's product leaves the logits
-            size = rows_bytes(base, i, flow.split(i), pricer) if kind == EXPERTS else size
+            size = rows_bytes(base, i, flow.split(i), pricer) if kind == ROUTED_EXPERTS else size
             left.results[place, kind] = left.results.get((place, kind), 0.0) + size
             if made_again(graph, i):
                 left.again[place, kind] = left.again.get((place, kind), 0.0) + size
@@ -147,7 +146,7 @@ def option_bytes(
     bytes of its local result. [splits] each"""
     kernels, kind = pricer.runtime.kernels, role(base.graph, i)
     assert kernels is not None
-    if kind == EXPERTS:
+    if kind == ROUTED_EXPERTS:
         outs = np.array([rows_bytes(base, i, split, pricer) for split in splits])
     saved = kernels.saved.get(kind, 0.0)
     left = stays(kind, kernels) if made_again(base.graph, i) else saved

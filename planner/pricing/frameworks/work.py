@@ -26,14 +26,13 @@ from planner.execution.collective import CollectiveUse
 from planner.execution.layout_flow import Flow, cut_layout
 from planner.execution.loops import RepeatedBlock, pipelined_block
 from planner.ops import operator_of
+from planner.ops.expert_load import expert_nodes
 from planner.pricing.frameworks.kernels import made_again, need_of
 from planner.pricing.frameworks.stages import StageAssignment, attentions_before, stage_sums
 from planner.pricing.kernels import local_bytes
 from planner.pricing.pricer import Pricer
 from planner.sharding.layout import STAGE, local_shape
 from planner.sharding.rule import Split
-
-EXPERTS = "RoutedExperts"
 
 
 def work_of(
@@ -97,14 +96,14 @@ def nodes_reached(base: GraphFacts, pricer: Pricer, axes: tuple[str, ...]) -> fl
     all devices are in one node."""
     spans = [s.size for s in pricer.topology.group(pricer.mesh, axes) if s.size > 1]
     nodes = prod(spans[1:])
-    i = next(i for i, node in enumerate(base.graph.nodes) if node.op == EXPERTS)
+    i, _ = next(expert_nodes(base.graph))
     top = base.graph.tensors[base.graph.nodes[i].inputs[1]].shape[-1]
     return nodes * (1 - (1 - 1 / nodes) ** top) / top if nodes > 1 else 1.0
 
 
 def expert_axes(base: GraphFacts, flow: Flow) -> tuple[str, ...]:
     """Axes that experts are cut over, of the first mixture."""
-    i = next((i for i, node in enumerate(base.graph.nodes) if node.op == EXPERTS), -1)
+    i, _ = next(expert_nodes(base.graph), (-1, 0))
     split = flow.split(i) if i >= 0 else Split()
     names = ("e", *base.rules[i].paired) if i >= 0 else ()
     return tuple(dict.fromkeys(a for name in names for a in split.axes(name)))
