@@ -37,6 +37,9 @@ LEAST_ERROR = 0.01
 much."""
 LAUNCHES = 3.0
 """A pass over memory tells of bandwidth when it takes so many launches."""
+MOST_OFF = 0.25
+"""Attention whose measured times a rate and passes over memory explain no better than this is none
+of theirs: a plan by such figures would be worse than by those of the file."""
 MOST_FALL = 3.0
 """Rates of products that fall by more than this with size are no rates of a device: something else
 ran."""
@@ -162,7 +165,7 @@ def fit(samples: Sequence[Sample], kind: str, devices: int, node_size: int) -> F
 
 def fit_attention(samples: Sequence[Sample], memory: float) -> AttentionFit | None:
     """The figures of fused attention. memory: bytes per second of its passes. None where fewer than
-    two lengths of a width were measured, or what was measured makes no rates."""
+    two lengths of a width were measured, or what was measured makes no rates (MOST_OFF)."""
     widths = tuple(sorted({s.case.edge for s in samples}))
     at = {(s.case.edge, s.case.rows, s.case.backward): s for s in samples}
     rates: list[tuple[float, ...]] = []
@@ -197,6 +200,8 @@ def fit_attention(samples: Sequence[Sample], memory: float) -> AttentionFit | No
         rates.append(tuple(float(1 / x) for x in found[:-1]))
         passes.append(float(found[-1]))
         off = max(off, float(np.abs(left @ found - 1).max()))
+    if off > MOST_OFF:
+        return None
     return AttentionFit(widths, rates[0], rates[1], (passes[0], passes[1]), off, len(samples))
 
 
