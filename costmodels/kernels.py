@@ -27,7 +27,8 @@ EXPERT_ROWS, EXPERT_COLUMNS = 128, 256
 EXPERT_TILE = {"rows": (1.06, 11), "weights": (0.86, 25)}
 """Of both kernels: how much longer a step of a tile takes than a library's, and how many steps
 starting and ending a tile takes. Programs and single kernels on one H100 80GB HBM3, jax 0.11.2,
-2026-11-27 (benchmarks/RESULTS.md, Experts by one kernel)."""
+2026-11-27 (benchmarks/RESULTS.md, Experts by one kernel); that it is as much slower than the
+library on other GPUs is a guess."""
 
 
 def sustained(device: Device, rates: Rates, devices: int) -> Device:

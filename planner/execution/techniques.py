@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from dataclasses import field as a_field
 from typing import Any, Literal
 
+from costmodels.frameworks.step_time import DUALPIPE
 from costmodels.hardware.units import UnitError, show_bytes, size_bytes
 from planner.errors import PlanError
 from planner.execution.plan import Plan, StepTechniques
@@ -31,7 +32,7 @@ SCHEDULE_WORDS = {
     "gpipe": "GPipe",
     "interleaved": "interleaved 1F1B",
     "zb-h1": "zero bubble, ZB-H1",
-    "dualpipe": "DualPipe",
+    DUALPIPE: "DualPipe",
 }
 RECOMPUTE = ("none", "block-keep", "block")
 """What a plan may compute again: nothing, blocks with the results of collectives saved, or blocks
@@ -43,7 +44,7 @@ _RECOMPUTE_WORDS: dict[str, str] = dict(zip(RECOMPUTE, RECOMPUTE, strict=True)) 
 }
 """What pins call these; planner.execution.save_policies has those with values saved by name."""
 INTERLEAVED = "interleaved"
-ZB_H1, DUALPIPE = "zb-h1", "dualpipe"
+ZB_H1 = "zb-h1"
 SCHEDULES = ("1f1b", "gpipe", INTERLEAVED, ZB_H1, DUALPIPE)
 MAX_ZERO_STAGE = {"1f1b": 2, "gpipe": 1, INTERLEAVED: 2, ZB_H1: 1, DUALPIPE: 1}
 """ZeRO stages that go with pipeline stages: stage 3 would gather weights anew in every tick, under

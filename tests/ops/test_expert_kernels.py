@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import planner
-from costmodels.kernels import expert_rows_flops, expert_weights_flops
+from costmodels.kernels import EXPERT_COLUMNS, EXPERT_ROWS, expert_rows_flops, expert_weights_flops
 from planner.emit.runtime.kernels import experts, fused_attention, grouped_experts
-from planner.ops.expert_kernels import places, takes_kernel
+from planner.ops.expert_kernels import ALIGNED, places, takes_kernel
 from planner.verify.hlo.flops import dot_flops
 from planner.verify.hlo.kernels import kernels
 from planner.verify.hlo.text import parse
@@ -93,6 +93,8 @@ def test_every_row_has_a_place_in_a_tile_of_its_expert(ids: list[int], count: in
     how = (None, "", "", 1, 1)
     source, place, first, expert, _ = grouped_experts.tile_places(how, jnp.asarray(each), count)
     assert len(source) == places(len(ids), count) == len(expert) * grouped_experts.TILE
+    assert (EXPERT_ROWS, EXPERT_COLUMNS) == (grouped_experts.TILE, grouped_experts.WIDE)
+    assert ALIGNED == grouped_experts.DEEP == grouped_experts.SHORT
     for row, (own, at) in enumerate(zip(each, np.asarray(place), strict=True)):
         if own == count:
             assert at == len(source)

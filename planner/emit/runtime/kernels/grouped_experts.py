@@ -165,6 +165,7 @@ def rows_by_experts(x, w, expert, turned, named, interpret=False):
     count, across, wide = w.shape[0], x.shape[1], w.shape[1 if turned else 2]
 
     def kernel(expert_ref, x_ref, w_ref, o_ref):
+        """One tile of the result: TILE rows of one expert by WIDE columns."""
         i, j = pl.program_id(0), pl.program_id(1)
         e, at, to = expert_ref[i], pl.ds(i * TILE, TILE), pl.ds(j * WIDE, WIDE)
         inside = j * WIDE + jnp.arange(WIDE) < wide
@@ -201,6 +202,7 @@ def weight_sums(a, b, first, count, named, interpret=False):
     across, wide = a.shape[1], b.shape[1]
 
     def kernel(first_ref, a_ref, b_ref, o_ref):
+        """One tile of one expert's sums: TILE by WIDE of its weight's elements."""
         e, i, j = pl.program_id(0), pl.program_id(1), pl.program_id(2)
         at, to = pl.ds(i * TILE, TILE), pl.ds(j * WIDE, WIDE)
         tall = i * TILE + jnp.arange(TILE) < across
