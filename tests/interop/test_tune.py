@@ -176,18 +176,23 @@ def test_a_plan_whose_rounding_is_dear_is_not_exported(
     assert code == 2 and "P194" in said and "--for hf" in said and not out.exists()
 
 
-def test_stages_of_unlike_numbers_of_layers_are_planned_and_written_for_megatron() -> None:
-    """As 126 layers on 16 stages, in small: six on four, the ends hold one each."""
-    spec = "zoo:llama-tiny,layers=6"
-    found = planner.plan(
+def staged_for_megatron(spec: str, pins: str) -> planner.Strategy:
+    """A plan in stages on eight H100 that Megatron can say."""
+    return planner.plan(
         spec,
         devices=8,
         hardware="h100-sxm",
         batch=64,
         launcher="megatron",
-        pins="pp=4,dp=2",
+        pins=pins,
         baselines=False,
     )
+
+
+def test_stages_of_unlike_numbers_of_layers_are_planned_and_written_for_megatron() -> None:
+    """As 126 layers on 16 stages, in small: six on four, the ends hold one each."""
+    spec = "zoo:llama-tiny,layers=6"
+    found = staged_for_megatron(spec, "pp=4,dp=2")
     handed = hand_over(found, spec, "megatron")
     assert not handed.inexpressible
     assert "decoder_first_pipeline_num_layers: 1\n" in handed.text
@@ -198,15 +203,7 @@ def test_chunks_of_unlike_numbers_of_layers_are_laid_out_for_megatron(tmp_path: 
     """Ten layers in eight chunks: priced by the fullest stage, read back as as many chunks, and
     written by no program of ours."""
     spec = "zoo:llama-tiny,layers=10"
-    found = planner.plan(
-        spec,
-        devices=8,
-        hardware="h100-sxm",
-        batch=64,
-        launcher="megatron",
-        pins="pp=4,dp=2,vpp=2,micro=8",
-        baselines=False,
-    )
+    found = staged_for_megatron(spec, "pp=4,dp=2,vpp=2,micro=8")
     handed = hand_over(found, spec, "megatron", ".args")
     assert "--pipeline-model-parallel-layout 'Ett|tt|(t|)*5tL'" in handed.text
     assert "--num-virtual-stages-per-pipeline-rank" not in handed.text

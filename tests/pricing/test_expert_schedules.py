@@ -141,7 +141,8 @@ def test_dualpipe_holds_two_stages_and_one_microbatch_more() -> None:
 
 def test_deepseeks_own_layout_takes_about_what_was_published() -> None:
     """PP16 x EP64 under DualPipe in fp8: 180 thousand H800 hours a trillion tokens, 19.9 s a step
-    of 15,360 sequences on 2,048 devices (DeepSeek-V3, 2.1 and 3.1). Nothing was fitted to it."""
+    of 15,360 sequences on 2,048 devices (DeepSeek-V3, 2.1 and 3.1). No constant was fitted to it; what is counted of exchanges and of
+    recompute was chosen with it in view."""
     made = planner.plan(
         "zoo:deepseek-v3,seq=4096",
         devices=2048,
