@@ -22,9 +22,9 @@ LOSSES = {
 }
 """What users call the losses that can be appended -> their operators."""
 CROSS_ENTROPY, USER_LOSS = LOSSES["cross_entropy"], "UserLoss"
-LOSS_ROWS = 512
-"""Rows per block of the emitted kernel (planner/emit/runtime/kernels/kernels.py; a test holds the
-two together)."""
+LOSS_ROWS, LOSS_VALUES = 512, 2**26
+"""Rows of a block of the emitted kernel, at most, and values where an eighth of the rows are more
+(planner/emit/runtime/kernels/kernels.py, row_blocks; a test holds the two together)."""
 
 
 def counted_rows(graph: Graph) -> str:
@@ -147,8 +147,10 @@ def _user_workspace(pieces: Pieces, results: np.ndarray) -> np.ndarray:
 def _cross_entropy_workspace(pieces: Pieces, results: np.ndarray) -> np.ndarray:
     """A block of rows in float32."""
     logits, labels = (pieces.graph.tensors[n].shape for n in pieces.node.inputs[:2])
+    values = prod(logits) * pieces.share("")
     rows = prod(labels) * pieces.share("v")
-    return 4 * prod(logits) * pieces.share("") * np.minimum(1.0, LOSS_ROWS / rows)
+    block = np.maximum(LOSS_ROWS * values / rows, np.minimum(values / 8, LOSS_VALUES))
+    return 4 * np.minimum(values, block)
 
 
 def _cross_entropy_reads(present: Slots, trained: Slots) -> Reads:

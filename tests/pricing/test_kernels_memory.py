@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 from planner.emit.runtime.collectives.exchange import lean, no_gathers
 from planner.emit.runtime.kernels.kernels import (
     LOSS_ROWS,
+    LOSS_VALUES,
     attention,
     attention_rows,
     cross_entropy,
@@ -31,11 +32,15 @@ def plain(logits, labels):
 
 
 def test_blocks_are_equal_and_small():
-    assert LOSS_ROWS == loss.LOSS_ROWS  # memory is priced by it
+    assert (LOSS_ROWS, LOSS_VALUES) == (loss.LOSS_ROWS, loss.LOSS_VALUES)  # memory is priced by it
     for rows in (1, 511, 512, 513, 1024, 1536, 3 * 1024, 8192):
-        assert rows % row_blocks(rows) == 0
-        assert rows // row_blocks(rows) <= LOSS_ROWS
-    assert row_blocks(1021) == 1  # a prime: as one
+        for classes in (1000, 50257, 128256, 512_000):
+            blocks = row_blocks(rows, classes)
+            assert rows % blocks == 0
+            assert rows // blocks <= max(LOSS_ROWS, min(rows / 8, LOSS_VALUES / classes))
+    assert row_blocks(2048, 8192) == 4 and row_blocks(16384, 25129) == 8
+    assert row_blocks(8192, 128256) == 16
+    assert row_blocks(1021, 10**6) == 1  # a prime: as one
 
 
 @pytest.mark.parametrize(("classes", "beyond"), [(24, 0), (21, 0), (24, 3), (21, 2)])

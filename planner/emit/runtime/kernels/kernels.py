@@ -373,7 +373,7 @@ def rotary(x, cos, sin):
     return x * cos + jnp.concatenate([-b, a], axis=-1) * sin
 
 
-LOSS_ROWS = 512
+LOSS_ROWS, LOSS_VALUES = 512, 2**26
 
 
 # Long: the forward and the backward pass of one function share what it computes first.
@@ -388,7 +388,8 @@ def cross_entropy(logits, labels, axis, vocab_axes, start, valid, mask, count, b
     logits as they are, whose place their gradient takes, and one number a row.
     """
     shape, wide = labels.shape, jnp.promote_types(logits.dtype, jnp.float32)
-    size = labels.size // row_blocks(labels.size) if blocked else labels.size
+    classes_here = logits.shape[axis]
+    size = labels.size // row_blocks(labels.size, classes_here) if blocked else labels.size
 
     def piece(x, at):
         return lax.dynamic_slice_in_dim(x, at, size, 0) if size < x.shape[0] else x
@@ -466,10 +467,11 @@ def cross_entropy(logits, labels, axis, vocab_axes, start, valid, mask, count, b
     return loss(x.reshape(-1, x.shape[-1]), labels.reshape(-1), start, mask)
 
 
-def row_blocks(rows):
-    """The least number of equal blocks of at most LOSS_ROWS rows, one where there is none within
-    reason."""
-    least = -(-rows // LOSS_ROWS)
+def row_blocks(rows, classes):
+    """The least number of equal blocks of at most LOSS_ROWS rows, or, where that is more, of an
+    eighth of the rows and of LOSS_VALUES values; one where there is none within reason. A turn of
+    the loop over blocks launches a dozen kernels that do next to nothing."""
+    least = -(-rows // max(LOSS_ROWS, min(rows // 8, LOSS_VALUES // classes)))
     return next((n for n in range(least, 8 * least) if rows % n == 0), 1)
 
 
