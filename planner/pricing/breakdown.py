@@ -8,7 +8,9 @@ arithmetic, memory bandwidth or the launch floor, whichever of the roofline's th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from planner.execution import collectives
@@ -17,6 +19,7 @@ from planner.execution.pipeline import Pipeline, pipeline_of
 from planner.execution.weights_apart import waiting_share, weights_apart
 from planner.graph.ir import Node
 from planner.pricing.kernels import kernel_times
+from planner.pricing.pricer import Pricer
 from planner.pricing.split_arrays import program_type
 from planner.pricing.step_time import recomputed_nodes
 from planner.sharding.layout import Layout
@@ -27,7 +30,6 @@ if TYPE_CHECKING:
     from planner.analysis.facts import GraphFacts
     from planner.execution.layout_flow import Flow
     from planner.execution.loops import RepeatedBlock
-    from planner.pricing.pricer import Pricer
 
 Row = dict[str, Any]
 
@@ -138,23 +140,26 @@ def _kernels(
 
 
 def bound_by(base: GraphFacts, i: int, split: Split, pricer: Pricer) -> str:
-    """What sets the time of a node's forward kernel: arithmetic, memory bandwidth, the launch of
-    the kernel, or nothing (a view)."""
-    rule = base.rules[i]
+    """What sets the time of a node's forward kernels: arithmetic, memory bandwidth, their launch,
+    or nothing (a view). Of several kernels, which of the first two takes longer by itself."""
     full, _ = kernel_times(base, i, split, pricer)
     if not full:
         return "nothing: it is a view"
     if full <= pricer.device.launch_s * (1 + 1e-9):
         return "the kernel's launch"
-    local, share = rule.work(split, pricer.sizes), 1.0
-    for f, n in rule.sizes.items():
-        share *= local[f] / n if n else 1.0
-    dtype = program_type(base.graph, i, pricer.recipe)
-    arithmetic = pricer.kernel_s(rule.flops * share, 0.0, dtype) if rule.flops else 0.0
-    several = dtype not in ("float32", pricer.recipe.between)  # kernels beside the product's
-    return (
-        "arithmetic" if arithmetic >= full * (0.5 if several else 1 - 1e-9) else "memory bandwidth"
+    peaks = dict.fromkeys(pricer.topology.device.peak_flops_per_s, math.inf)
+    free_memory = _priced_with(pricer, memory_bytes_per_s=math.inf)
+    free_arithmetic = _priced_with(pricer, peak_flops_per_s=peaks)
+    arithmetic_s, memory_s = (
+        kernel_times(base, i, split, p)[0] for p in (free_memory, free_arithmetic)
     )
+    return "arithmetic" if arithmetic_s >= memory_s else "memory bandwidth"
+
+
+def _priced_with(pricer: Pricer, **rates: Any) -> Pricer:
+    """The same machine, but for some of its device's rates."""
+    topology = replace(pricer.topology, device=replace(pricer.topology.device, **rates))
+    return Pricer(topology, pricer.mesh, pricer.runtime, pricer.recipe)
 
 
 def _moves(

@@ -236,6 +236,13 @@ def test_explain_with_the_model_shows_layouts_and_collectives() -> None:
     assert detail.cost.step_time_s == pytest.approx(s.costs["step_time_s"], rel=1e-5)
 
 
+def test_nodes_of_several_kernels_are_bound_by_what_takes_longer() -> None:
+    s = planner.plan("zoo:mixtral-8x7b,layers=1", devices=8, batch=16, pins="dp=8", baselines=False)
+    bound = {name.split("/")[-1]: row["kernels"]["bound_by"] for name, row in s.details.items()}
+    assert bound["Attention"] == bound["ReduceSum_2"] == "arithmetic"  # the last: the experts
+    assert bound["RMSNormalization"] == "memory bandwidth"
+
+
 def saved(s: Strategy) -> Path:
     import tempfile
 
