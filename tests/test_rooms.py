@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -78,7 +79,11 @@ def imported(path: Path) -> Iterator[str]:
         yield from (name for name in names if name in FILES)
 
 
-IMPORTS = {module: {m for m in imported(path) if m != module} for module, path in FILES.items()}
+@cache
+def imports() -> dict[str, set[str]]:
+    """Module -> those that it imports. Read where a test first asks, not by every process that
+    collects tests."""
+    return {module: {m for m in imported(path) if m != module} for module, path in FILES.items()}
 
 
 def room(module: str) -> str:
@@ -97,7 +102,7 @@ def circles() -> list[list[str]]:
     def visit(module: str) -> None:
         index[module] = low[module] = len(index)
         stack.append(module)
-        for other in IMPORTS[module]:
+        for other in imports()[module]:
             if other not in index:
                 visit(other)
                 low[module] = min(low[module], low[other])
@@ -120,7 +125,7 @@ def upward() -> list[str]:
     """Imports that run up the row, or across to a room of the same floor."""
     return sorted(
         f"{module} -> {other}"
-        for module, others in IMPORTS.items()
+        for module, others in imports().items()
         for other in others
         if module != "planner"
         and room(module) != room(other)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -12,25 +13,30 @@ from planner.solvers.exact.elimination import compile_tree
 from planner.solvers.problem import Budget, Problem, evaluate
 from tests.solvers.problems import brute_force, least_with, random_problem
 
-CASES = [random_problem(seed) for seed in range(200)]
-BEST = [brute_force(problem) for problem in CASES]
+
+@cache
+def cases() -> list[tuple[Problem, int | None]]:
+    """Problems and their optima, None where none fits; made where a test first asks, not by every
+    process that collects tests."""
+    problems = [random_problem(seed) for seed in range(200)]
+    return [(problem, brute_force(problem)) for problem in problems]
 
 
 def test_the_cases_are_what_they_should_be() -> None:
-    free = [solve(Problem(p.cost, p.edges, p.edge_table, p.tables), "dp") for p in CASES]
+    free = [solve(Problem(p.cost, p.edges, p.edge_table, p.tables), "dp") for p, _ in cases()]
     binding = sum(
         b is not None and s.choice != () and evaluate(p, s.choice).peak_usage > p.usage_limit
-        for p, b, s in zip(CASES, BEST, free, strict=True)
+        for (p, b), s in zip(cases(), free, strict=True)
         if p.usage_limit is not None
     )
-    infeasible = sum(b is None for b in BEST)
+    infeasible = sum(b is None for _, b in cases())
     assert infeasible >= 20
     assert binding + infeasible >= 100
 
 
 @pytest.mark.parametrize("name", ["dp", "ilp"])
 def test_exact_solvers_find_the_optimum(name: str) -> None:
-    for seed, (problem, best) in enumerate(zip(CASES, BEST, strict=True)):
+    for seed, (problem, best) in enumerate(cases()):
         found = solve(problem, name, Budget())
         if best is None:
             assert found.status == "infeasible", (name, seed, found)
@@ -55,7 +61,7 @@ def test_what_costs_as_much_is_not_looked_for(
     )
     monkeypatch.setattr(dp, "ROOM", entries)
     ended = 0
-    for seed, (problem, best) in enumerate(zip(CASES, BEST, strict=True)):
+    for seed, (problem, best) in enumerate(cases()):
         if best is None or problem.usage_limit is None:
             continue
         for below in (best // 2, best, best + 1, 2 * best + 1):
@@ -130,7 +136,7 @@ def test_recursive_is_near_the_optimum(limited: float | None) -> None:
 
 
 def test_recursive_on_small_problems_never_misses_a_fit() -> None:
-    for problem, best in zip(CASES, BEST, strict=True):
+    for problem, best in cases():
         found = solve(problem, "recursive")
         assert (found.status == "infeasible") == (best is None)
         if best is not None:
@@ -145,7 +151,7 @@ def test_too_wide_for_elimination_still_gives_a_bound() -> None:
     from planner.solvers.exact import minibucket
     from planner.solvers.model import build
 
-    for seed, (problem, best) in enumerate(zip(CASES[:60], BEST[:60], strict=True)):
+    for seed, (problem, best) in enumerate(cases()[:60]):
         model = build(problem)
         choice, bound = minibucket.bounded(model, dp.clock_of(Budget(), 1e9), None, limit=4)
         if best is not None:
@@ -289,7 +295,7 @@ def test_labels_grown_again_keep_what_a_narrow_beam_dropped() -> None:
     from planner.solvers.dp import clock_of, solve_model
     from planner.solvers.model import build
 
-    for seed, (problem, best) in enumerate(zip(CASES, BEST, strict=True)):
+    for seed, (problem, best) in enumerate(cases()):
         found = solve_model(build(problem), clock_of(Budget(), 2e9), caps=(1, 2, 3, 5, 1_000_000))
         assert (found.choice is None) == (best is None), seed
         if best is not None and found.choice is not None:
