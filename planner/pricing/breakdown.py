@@ -20,7 +20,6 @@ from planner.execution.weights_apart import waiting_share, weights_apart
 from planner.graph.ir import Node
 from planner.pricing.kernels import kernel_times
 from planner.pricing.pricer import Pricer
-from planner.pricing.split_arrays import program_type
 from planner.pricing.step_time import recomputed_nodes
 from planner.sharding.layout import Layout
 from planner.sharding.notation import spell_dim, spell_rule
