@@ -59,7 +59,7 @@ class Flow:
     weights: Mapping[str, WeightPlan]
     grad: frozenset[str]
     training: bool
-    memo: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    memo: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     """What prices derive once per flow."""
 
     @cached_property

@@ -72,7 +72,14 @@ class Buffer:
 
 def buffers(flow: Flow, stages: UnevenPipeline) -> tuple[Buffer, ...]:
     """The buffers of all weights of a plan, in the order in which the stages read the first of
-    each."""
+    each. stages: the flow's, for which they are worked out once."""
+    if "buffers" not in flow.memo:
+        flow.memo["buffers"] = _buffers(flow, stages)
+    known: tuple[Buffer, ...] = flow.memo["buffers"]
+    return known
+
+
+def _buffers(flow: Flow, stages: UnevenPipeline) -> tuple[Buffer, ...]:
     graph, mesh, order = flow.graph, dict(flow.plan.mesh), flow.plan.order
     kinds: dict[tuple[bool, str, Axes, Axes], list[Piece]] = {}
     ends: dict[tuple[int, tuple[bool, str, Axes, Axes]], int] = {}

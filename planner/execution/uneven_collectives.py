@@ -11,7 +11,7 @@ before the others'.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
@@ -21,7 +21,6 @@ from planner.execution.collective import (
     CollectiveUse,
     ItemSize,
     TrainedArray,
-    float32_sizes,
     handover_collectives,
     kernel_collectives,
     path_collectives,
@@ -32,7 +31,7 @@ from planner.execution.collective import (
 from planner.execution.layout_flow import Flow
 from planner.execution.pipeline import Schedule
 from planner.execution.recompute import Recomputed, find_recomputed, products, remade_conversions
-from planner.execution.shared_collectives import merged
+from planner.execution.shared_collectives import Merged, merged
 from planner.execution.stage_buffers import buffers
 from planner.execution.uneven_pipeline import (
     UnevenPipeline,
@@ -41,7 +40,7 @@ from planner.execution.uneven_pipeline import (
     stage_flow,
     uneven_pipeline_of,
 )
-from planner.sharding.layout import STAGE, local_shape
+from planner.sharding.layout import STAGE, ReshardTree, local_shape
 
 
 @dataclass(frozen=True)
@@ -54,6 +53,17 @@ class ChunkTick:
     backward: tuple[CollectiveUse, ...]
     recomputed: Recomputed | None
     microbatches: int
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """What of a chunk no sizes of types change. flow: of its stage; trees: of what it reads and
+    makes; equal: reshards that run once; recomputed: as in `ChunkTick`."""
+
+    flow: Flow
+    trees: Mapping[str, ReshardTree]
+    equal: Merged
+    recomputed: Recomputed | None
 
 
 def uneven_schedule(flow: Flow) -> Schedule:
@@ -111,9 +121,16 @@ def tick_groups(p: Schedule) -> tuple[TickGroup, ...]:
 
 
 def chunk_ticks(flow: Flow, size: ItemSize) -> tuple[ChunkTick, ...]:
-    """The work of every chunk."""
-    stages = uneven_stages(flow)
-    return tuple(_tick(flow, stages, k, size) for k in range(stages.count))
+    """The work of every chunk, worked out once a flow."""
+    key = "chunk ticks", size
+    if key not in flow.memo:
+        stages, chunks = uneven_stages(flow), _chunks(flow)
+        flow.memo[key] = tuple(
+            _tick(chunk, stages.nodes[k], stages.microbatches_per_place(k), size)
+            for k, chunk in enumerate(chunks)
+        )
+    known: tuple[ChunkTick, ...] = flow.memo[key]
+    return known
 
 
 def uneven_stages(flow: Flow) -> UnevenPipeline:
@@ -123,8 +140,16 @@ def uneven_stages(flow: Flow) -> UnevenPipeline:
     return stages
 
 
-def _tick(flow: Flow, stages: UnevenPipeline, k: int, size: ItemSize) -> ChunkTick:
-    """The work of chunk k in a tick."""
+def _chunks(flow: Flow) -> tuple[_Chunk, ...]:
+    """Every chunk, whatever the sizes of types: worked out once a flow."""
+    if "chunks" not in flow.memo:
+        stages = uneven_stages(flow)
+        flow.memo["chunks"] = tuple(_chunk(flow, stages, k) for k in range(stages.count))
+    known: tuple[_Chunk, ...] = flow.memo["chunks"]
+    return known
+
+
+def _chunk(flow: Flow, stages: UnevenPipeline, k: int) -> _Chunk:
     inside, nodes, last = stage_flow(flow, stages, k), stages.nodes[k], k + 1 == stages.count
     graph, entering = flow.graph, stages.entering[k]
     made = [o for i in nodes for o in graph.nodes[i].outputs if o]
@@ -133,9 +158,16 @@ def _tick(flow: Flow, stages: UnevenPipeline, k: int, size: ItemSize) -> ChunkTi
     trees = {n: inside.trees[n] for n in names if n in inside.trees}
     equal = merged(inside, nodes, trees, stages.leaving(k))
     recomputed = None if last else find_recomputed(inside, nodes, "all", (*entering, *graph.inputs))
+    return _Chunk(inside, trees, equal, recomputed)
+
+
+def _tick(chunk: _Chunk, nodes: tuple[int, ...], microbatches: int, size: ItemSize) -> ChunkTick:
+    """The work of a chunk in a tick."""
+    inside, equal = chunk.flow, chunk.equal
     forward, backward = list[CollectiveUse](), list[CollectiveUse]()
-    in_pass = backward if last else forward  # the last chunk runs both passes at once
-    for name, tree in trees.items():
+    # the last chunk runs both passes at once
+    in_pass = backward if chunk.recomputed is None else forward
+    for name, tree in chunk.trees.items():
         for path in tree.paths():
             in_pass += path_collectives(inside, name, path, (1, 0), equal, size, "blocks")
             backward += path_collectives(inside, name, path, (0, 1), equal, size, "blocks")
@@ -143,14 +175,13 @@ def _tick(flow: Flow, stages: UnevenPipeline, k: int, size: ItemSize) -> ChunkTi
         uses = [*kernel_collectives(inside, i, 1, size, "blocks")]
         in_pass += [use for use in uses if use.phase == "forward"]
         backward += [use for use in uses if use.phase != "forward"]
-    again = recomputed or remade_conversions(inside, nodes)
+    again = chunk.recomputed or remade_conversions(inside, nodes)
     backward += recomputed_collectives(inside, again, "all", lambda name: 1, equal, size, "blocks")
-    microbatches = stages.microbatches_per_place(k)
 
     def of_all(uses: Iterable[CollectiveUse]) -> tuple[CollectiveUse, ...]:
         return tuple(replace(u, count=u.count * microbatches) for u in uses if u.total_bytes)
 
-    return ChunkTick(inside, of_all(forward), of_all(backward), recomputed, microbatches)
+    return ChunkTick(inside, of_all(forward), of_all(backward), chunk.recomputed, microbatches)
 
 
 def collectives(flow: Flow, size: ItemSize) -> Iterator[CollectiveUse]:
@@ -214,10 +245,11 @@ def flops_by_index(flow: Flow, *, again: bool = True) -> dict[int, Fraction]:
     stages, p = uneven_stages(flow), uneven_schedule(flow)
     fewer = idle_ticks_of_last_chunk(p)
     ahead, back = list[dict[int, Fraction]](), list[dict[int, Fraction]]()
-    for k, tick in enumerate(chunk_ticks(flow, float32_sizes)):
+    for k, chunk in enumerate(_chunks(flow)):
+        microbatches = stages.microbatches_per_place(k)
         forward, backward = dict[int, Fraction](), dict[int, Fraction]()
         for i in stages.nodes[k]:
-            dots = products(tick.flow, i)
+            dots = products(chunk.flow, i)
             f = sum((dot.counted(again) for dot in dots), Fraction(0))
             b = sum(
                 (
@@ -227,20 +259,20 @@ def flops_by_index(flow: Flow, *, again: bool = True) -> dict[int, Fraction]:
                 ),
                 Fraction(0),
             )
-            if tick.recomputed is None:
+            if chunk.recomputed is None:
                 b += f
             else:
-                forward[i] = f * tick.microbatches
-                if again and i in tick.recomputed.nodes:
+                forward[i] = f * microbatches
+                if again and i in chunk.recomputed.nodes:
                     b += sum(
                         (
                             dot.counted(True)
                             for dot in dots
-                            if tick.recomputed.nodes[i] or dot.inside
+                            if chunk.recomputed.nodes[i] or dot.inside
                         ),
                         Fraction(0),
                     )
-            backward[i] = b * tick.microbatches
+            backward[i] = b * microbatches
         ahead.append(forward)
         back.append(backward)
     if again:

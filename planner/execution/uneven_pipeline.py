@@ -115,12 +115,12 @@ class UnevenPipeline:
             parts.append((nodes, wanted))
         return tuple(reversed(parts))
 
-    @property
+    @cached_property
     def nodes(self) -> tuple[tuple[int, ...], ...]:
         """Per chunk the nodes it runs, those it recomputes included."""
         return tuple(nodes for nodes, _ in self._parts)
 
-    @property
+    @cached_property
     def entering(self) -> tuple[tuple[str, ...], ...]:
         """Per chunk the tensors that it is given, in the order they are made in."""
         return tuple(given for _, given in self._parts)
@@ -159,18 +159,21 @@ def wrong_widths(widths: Sequence[int], places: int, microbatches: int, virtual:
 
 
 def uneven_pipeline_of(flow: Flow) -> UnevenPipeline | None:
-    """The uneven stages of a plan, None where it has none."""
+    """The uneven stages of a plan, None where it has none; made once a flow."""
     if engine_of(flow.plan) is not Engine.UNEVEN:
         return None
-    counted = counted_rows(flow.graph)
-    return UnevenPipeline(
-        graph=flow.graph,
-        grad=flow.grad,
-        starts=(0, *flow.plan.stage_cuts),
-        results=(flow.graph.outputs[0], *([counted] if counted else [])),
-        virtual_stages=flow.plan.virtual_stages,
-        stage_widths=flow.plan.stage_widths,
-    )
+    if "uneven stages" not in flow.memo:
+        counted = counted_rows(flow.graph)
+        flow.memo["uneven stages"] = UnevenPipeline(
+            graph=flow.graph,
+            grad=flow.grad,
+            starts=(0, *flow.plan.stage_cuts),
+            results=(flow.graph.outputs[0], *([counted] if counted else [])),
+            virtual_stages=flow.plan.virtual_stages,
+            stage_widths=flow.plan.stage_widths,
+        )
+    known: UnevenPipeline = flow.memo["uneven stages"]
+    return known
 
 
 def batch_only(graph: Graph) -> frozenset[int]:

@@ -5,9 +5,11 @@ A search node is (mesh, techniques). Its lower bound is raised in stages, and th
 bound goes on first. A stage is called by what is done next:
 
     EXPAND              one node stands for all of a mesh, bounded by its products alone
-                        (planner.search.relaxation.Arithmetic); its space is built, and all are
-                        bounded by the whole batch in one piece, no memory limit, any ZeRO stage:
-                        one exact elimination a mesh (planner.space.assemble, `uncut`)
+                        (planner.search.relaxation.Arithmetic), or by what a search under another
+                        limit proved; its space is built, and all are bounded by the whole batch
+                        in one piece, no memory limit, any ZeRO stage: one exact elimination a mesh
+                        (planner.space.assemble, `uncut`)
+    SPREAD              one node still stands for all of them, which are listed
     CHECK_FIT           dropped where its least memory exceeds the limit
     BOUND_ENDLESS       the whole batch under the node's own techniques; with pipeline stages as
                         endless microbatches, and what the bubble adds
@@ -50,6 +52,7 @@ from planner.search.search_node import (
     EXPAND,
     LEVEL_ORDER,
     SOLVE,
+    SPREAD,
     NodeSolves,
     SearchNode,
 )
@@ -131,6 +134,8 @@ class BestFirst:
             SearchNode
         ] = []  # given up, or priced under a rough bound: it may still be raised
         self._mesh_spaces: dict[int, Space | None] = {}
+        self._spread_meshes: set[int] = set()
+        """Those whose nodes are listed: of others what bounds the mesh bounds them all."""
         self._spaces: dict[tuple[int, int], Space | None] = {}  # mesh, microbatches
         self._worth = math.inf
         self._holds_from = 0.0
@@ -179,6 +184,13 @@ class BestFirst:
         while self.open:
             node = heapq.heappop(self.open)
             self._holds_from, kind = self._lower_bound(node), self.meshes[node.mesh].stages > 1
+            if (
+                node.stage == SPREAD
+                and node.bound < self._to_beat * (1 - SAME)
+                and not self.search.out_of_time()
+            ):
+                self._spread(node.mesh)
+                continue
             if idle[kind] >= (
                 LONG_PATIENCE if node.bound < self._to_beat * (1 - WIDE_GAP) else PATIENCE
             ):
@@ -211,7 +223,7 @@ class BestFirst:
     def _give_up(self, node: SearchNode) -> None:
         """Look at no plan of a search node, or of an unseen mesh: what bounds it is still a part of
         the bound."""
-        if node.stage == EXPAND:
+        if node.stage in (EXPAND, SPREAD):
             self.finished_bounds.append(node.bound)
         else:
             heapq.heappush(self.to_raise, node)
@@ -296,6 +308,8 @@ class BestFirst:
             base, mesh = relaxed.space.base, self.meshes[index]
             if not self.search.offered.saves_by_name(base, mesh):
                 continue
+            if index not in self._spread_meshes and self._bounds.least[index] >= self._to_beat:
+                continue  # bounded by the node that stands for the mesh
             nodes += [
                 (
                     self._bounds.least[index]
@@ -388,7 +402,8 @@ class BestFirst:
         that of their mesh, and of the same without recomputation, less the copies of what that
         saves."""
         plain = {(m, z, k, n): v for m, z, r, k, n, v in self._bounds.known if r == 0}
-        for index, relaxed in self._bounds.relaxed.items():
+        for index in sorted(self._spread_meshes):
+            relaxed = self._bounds.relaxed[index]
             for node in self._nodes_of(index):
                 if node.saves_collectives and (index, node.techniques) not in self._impossible:
                     least = self._bounds.least[index] + relaxed.bubble_s(
@@ -472,15 +487,24 @@ class BestFirst:
         if space is None:
             return
         self._bounds.relaxed[index] = Relaxation(space, self.search.scratch)
-        levels = sorted(LEVEL_ORDER[k] for k in self._levels(self.meshes[index]))
+        levels = self._zero_stages(self.meshes[index])
         bound = self._bounds.least[index] = (
             0.0
             if self.memory_first or not levels
             else self._bounds.relaxed[index].least(levels, self._to_beat)
         )
+        if self.allowed is None and not self.memory_first:
+            self.search.least[self.meshes[index], self.pinned, levels] = bound
         if bound > LONG_S:
             self.unit_s = 1e-9
-        beaten = math.inf
+        heapq.heappush(self.open, SearchNode(bound, 0, 0, 0, index, stage=SPREAD))
+        self._report_bound()
+
+    def _spread(self, index: int) -> None:
+        """All nodes of a mesh that was expanded in place of the one that stood for them: those that
+        may be better than the best plan."""
+        space, beaten = self._bounds.relaxed[index].space, math.inf
+        self._spread_meshes.add(index)
         for node in self._nodes_of(index):
             if self.memory_first:
                 node.bound = least_usage(space, node.techniques, uncut=True)
@@ -489,7 +513,10 @@ class BestFirst:
             else:
                 beaten = min(beaten, self._lower_bound(node))
         self.finished_bounds.append(beaten)
-        self._report_bound()
+
+    def _zero_stages(self, mesh: Mesh) -> tuple[int, ...]:
+        """The same as `_levels`, as stages."""
+        return tuple(sorted(LEVEL_ORDER[k] for k in self._levels(mesh)))
 
     def _levels(self, mesh: Mesh) -> list[int]:
         """ZeRO stages that go with a mesh."""
@@ -535,7 +562,11 @@ class BestFirst:
     def _floor(self, mesh: Mesh) -> float:
         """What is known of a mesh before its space is built."""
         counts = self.search.offered.microbatches(mesh)
-        return self.search.floor(mesh, max(counts)) if counts and not self.memory_first else 0.0
+        if not counts or self.memory_first:
+            return 0.0
+        known = self.search.least if self.allowed is None else {}
+        proven = known.get((mesh, self.pinned, self._zero_stages(mesh)), 0.0)
+        return max(self.search.floor(mesh, max(counts)), proven)
 
     def _mesh_space(self, mesh: Mesh) -> Space | None:
         """The space that all nodes of a mesh are bounded in: of the largest microbatches that all

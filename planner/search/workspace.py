@@ -41,6 +41,9 @@ class Workspace:
         self.cuts: dict[str, set[str]] = {}
         self.refused: PlanError | None = None
         self.tables: Tables | None = None
+        self.least: dict[tuple[Mesh, bool, tuple[int, ...]], float] = {}
+        """Of meshes on which every plan was bounded, whatever memory it takes: with the user's pins
+        or without, at some ZeRO stages, no plan takes less (seconds)."""
         self.offered = SearchDomain(model, request, self.base, out_of_time)
         self._bases: dict[int, GraphFacts | None] = {}
         self._spaces: dict[tuple, Space | None] = {}

@@ -10,7 +10,16 @@ from functools import cache
 import numpy as np
 
 from planner.sharding.layout import Axes
-from planner.sharding.rule import PENDING, USUAL, Limits, Rule, Split, fits_alone, fits_together
+from planner.sharding.rule import (
+    PENDING,
+    USUAL,
+    Limits,
+    Rule,
+    Split,
+    alone_limits,
+    divides,
+    fits_together,
+)
 
 
 def candidates(rule: Rule, mesh: Mapping[str, int], limits: Limits = USUAL) -> tuple[Split, ...]:
@@ -40,11 +49,17 @@ def candidates(rule: Rule, mesh: Mapping[str, int], limits: Limits = USUAL) -> t
         devices += [n * mesh[a] for n in devices]
     kept = np.ones(len(splits), bool)
     if options:
-        alone = np.array([[fits_alone(rule, f, n, limits) for n in devices] for f in options])
+        alone = np.array([_fit(*alone_limits(rule, f, limits), tuple(devices)) for f in options])
         kept = alone[np.arange(len(options))[:, None], bits].all(axis=0)
     if rule.paired or rule.compound:
         kept &= fits_together(rule, dict(zip(options, np.array(devices)[bits], strict=True)))
     return _of(*menu, kept.tobytes())
+
+
+@cache
+def _fit(size: int | None, most: float, waste: float, pieces: tuple[int, ...]) -> list[bool]:
+    """Which numbers of pieces a choice with these limits (`alone_limits`) may be cut into."""
+    return [divides(size, most, waste, n) for n in pieces]
 
 
 @cache

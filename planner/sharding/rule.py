@@ -385,15 +385,23 @@ def legal(rule: Rule, split: Split, mesh: Mapping[str, int], limits: Limits = US
 
 def fits_alone(rule: Rule, choice: str, n: int, limits: Limits) -> bool:
     """Whether a choice of a rule may be cut into n pieces, as far as it alone decides."""
-    if n > rule.most.get(choice, n):
-        return False
+    return divides(*alone_limits(rule, choice, limits), n)
+
+
+def alone_limits(rule: Rule, choice: str, limits: Limits) -> tuple[int | None, float, float]:
+    """What decides that: its size (None: any number will do), the most pieces, and the part of the
+    padded size that padding may take (below 0: no padding)."""
     size = rule.sizes.get(choice) if choice not in rule.paired else None
-    if size is None:
-        return True
+    waste = -1.0 if choice in rule.no_pad else limits.waste
+    return size, rule.most.get(choice, math.inf), waste
+
+
+def divides(size: int | None, most: float, waste: float, n: int) -> bool:
+    """Whether what has such limits (`alone_limits`) may be cut into n pieces."""
+    if n > most or size is None:
+        return n <= most
     wide = -(-size // n) * n
-    return size >= n and (
-        wide == size or (wide - size) / wide <= (-1.0 if choice in rule.no_pad else limits.waste)
-    )
+    return size >= n and (wide == size or (wide - size) / wide <= waste)
 
 
 def fits_together(rule: Rule, parts: Mapping[str, Any]) -> Any:

@@ -67,11 +67,14 @@ def as_named(
     }
     if not claims:
         return out
+    offered = dict[int, tuple[Split, ...]]()  # by kind
     for i in base.times:
         if i in pinned:
             out[i] = _following(base, i, pinned[i], claims, tensor, fixed=True)
             continue
-        splits = base.reachable(i, candidates(base.rules[i], sizes, limits))
+        if (kind := base.kinds[i]) not in offered:
+            offered[kind] = base.reachable(i, candidates(base.rules[i], sizes, limits))
+        splits = offered[kind]
         direction = directions(base.graph).get(i, "")
         key = (
             id(splits),

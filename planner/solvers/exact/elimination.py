@@ -21,6 +21,7 @@ from __future__ import annotations
 import heapq
 import math
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -31,6 +32,8 @@ SMALL = 4096
 MOST_DIMS = 32
 """Of an array that numpy broadcasts: variables with one option add no entries to a table, but a dim
 each."""
+ORDERS = 256
+"""Elimination orders that are remembered."""
 PASSES, STEP, CLOSE = 8, 0.5, 1e-4
 """Of shifts between the parts of variables: passes at most, the part of what parts tell otherwise
 that is shifted at once, and the gain (relatively) that is not worth another."""
@@ -96,6 +99,18 @@ def order_of(
                 now[u] = other
                 heapq.heappush(heap, (other, u))
     return order, scopes, total
+
+
+@lru_cache(maxsize=ORDERS)
+def order_of_pairs(
+    sizes: tuple[int, ...], pairs: tuple[tuple[int, int], ...], limit: float
+) -> tuple[list[int], list[tuple[int, ...]], float] | None:
+    """`order_of` variables of these sizes in these pairs: spaces of many meshes have the same."""
+    adjacent: list[set[int]] = [set() for _ in sizes]
+    for u, v in pairs:
+        adjacent[u].add(v)
+        adjacent[v].add(u)
+    return order_of(list(sizes), adjacent, limit)
 
 
 class Scratch:
@@ -343,11 +358,7 @@ def compile_tree(
 ) -> Tree | None:
     """An elimination tree, or None when its tables would pass the limits (in entries of 8 bytes,
     checked before any allocation)."""
-    adjacent: list[set[int]] = [set() for _ in range(model.nodes)]
-    for u, v in model.pairs:
-        adjacent[u].add(v)
-        adjacent[v].add(u)
-    order = order_of(model.sizes, adjacent, table_limit)
+    order = order_of_pairs(tuple(model.sizes), tuple(model.pairs), table_limit)
     if order is None or order[2] > total_limit:
         return None
     return tree_of(model, *order, integer)

@@ -15,7 +15,7 @@ import math
 import numpy as np
 
 from planner.solvers.bounds.lagrangian import Clock, Dual, maximise
-from planner.solvers.exact.elimination import MOST_DIMS, PASSES, Tree, assembled, order_of
+from planner.solvers.exact.elimination import MOST_DIMS, PASSES, Tree, assembled, order_of_pairs
 from planner.solvers.model import Model
 from planner.solvers.neighbourhood.local import polish
 
@@ -27,11 +27,7 @@ limit of each is smaller, by that factor."""
 def split_tree(model: Model, limit: float = 2e5) -> Tree:
     """The elimination of a model with tables of at most `limit` entries (pairs' own tables may be
     larger), smaller ones where all together would have too many."""
-    adjacent: list[set[int]] = [set() for _ in range(model.nodes)]
-    for u, v in model.pairs:
-        adjacent[u].add(v)
-        adjacent[v].add(u)
-    order = order_of(model.sizes, adjacent, math.inf)
+    order = order_of_pairs(tuple(model.sizes), tuple(model.pairs), math.inf)
     assert order is not None
     most = max(MOST, TIMES * sum(table.size for table in model.pairs.values()))
     while (tree := _split(model, order[0], limit, most if limit > TIMES else math.inf)) is None:
