@@ -227,11 +227,13 @@ def inner_collectives(
     """The collectives inside a node's kernel under a split. mesh: axis -> size, outermost first;
     itemsize: bytes of an element. Their backward pass is that of a node and an operand with a
     gradient."""
+    over = [(inner, axes) for inner in rule.inner if (axes := inner.axes(split, mesh))]
+    if not over:
+        return
     local = rule.local(split, mesh)
     trained = not grad.isdisjoint(node.outputs)
-    for inner in rule.inner:
-        axes = inner.axes(split, mesh)
-        if axes and inner.runs(local):
+    for inner, axes in over:
+        if inner.runs(local):
             devices = group(axes, mesh)
             forward, backward = inner.times(devices, local)
             differentiated = trained and (inner.operand < 0 or node.inputs[inner.operand] in grad)

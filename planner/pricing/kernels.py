@@ -228,11 +228,12 @@ def working_of(
         )
         size = np.maximum(ins, outs) if operator.fusible and not of_images else size
         size = size - outs * base.has_its_place(i)
-    wide = _widened(base, i, cuts)
     if i in odd_heads(base.graph):  # beside the logits that the loss saves, and the weight as it is
-        size = size + outs * (wide - 1) + _padded_weight(base, i, cuts, pricer)
+        more = _padded_weight(base, i, cuts, pricer)
+        size = size + outs * (_widened(base, i, cuts) - 1) + more
     if rule.flops and (i in base.epilogue or base.written_out):
-        size = size + np.where(wide > 1, 0, weights) * _copied(base, i, splits, pricer)
+        whole = _widened(base, i, cuts) <= 1
+        size = size + np.where(whole, weights, 0) * _copied(base, i, splits, pricer)
     if rule.flops and trained and i in base.epilogue and not base.written_out:
         size = size + ins * _sums_operand_gradient(base, i, cuts)
     if operator.in_place and trained:
@@ -246,9 +247,10 @@ def working_of(
 
 def _widened(base: GraphFacts, i: int, cuts: SplitArrays) -> np.ndarray:
     """By what factor padding of odd heads makes node i more work. [splits]"""
-    rule = base.rules[i]
     whole = np.ones(len(cuts.splits))
-    return widenings(rule, cuts.parts.get("n", whole)) if i in odd_heads(base.graph) else whole
+    if i not in odd_heads(base.graph):
+        return whole
+    return widenings(base.rules[i], cuts.parts.get("n", whole))
 
 
 def _padded_weight(base: GraphFacts, i: int, cuts: SplitArrays, pricer: Pricer) -> np.ndarray:

@@ -46,9 +46,11 @@ class NodeOptions:
 
 @dataclass(frozen=True)
 class _Shape:
-    """The splits of a kind, the layouts of operands and results under each, and their bytes."""
+    """The splits of a kind, what they cut, the layouts of operands and results under each, and
+    their bytes."""
 
     splits: tuple[Split, ...]
+    cuts: SplitArrays
     needs: tuple[LayoutColumn | None, ...]
     results: tuple[LayoutColumn, ...]
     size: _Bytes
@@ -112,7 +114,7 @@ class Kinds:
         )
         needs, results = self._read(self.graph.nodes[i], rule, splits)
         size = self._bytes(self.graph.nodes[i], needs, results, len(splits))
-        return _Shape(splits, needs, results, size)
+        return _Shape(splits, self._cuts(splits), needs, results, size)
 
     def _kind(self, i: int, shape: _Shape) -> NodeOptions:
         """All that is priced of a node alone."""
@@ -121,7 +123,7 @@ class Kinds:
             **self._seconds(i, shape),
             **self._bytes_of(i, shape),
             max_batch_pieces=_batch_pieces(
-                self.base.rules[i], self._cuts(shape.splits), self.base.batch_factors[i]
+                self.base.rules[i], shape.cuts, self.base.batch_factors[i]
             ),
         )
         return NodeOptions(shape.splits, costs, shape.needs, shape.results)
@@ -130,9 +132,7 @@ class Kinds:
         """Fields of OptionCosts in seconds: kernels, and collectives inside them."""
         rule, splits, size = self.base.rules[i], shape.splits, shape.size
         not_recomputed = np.zeros(len(splits))
-        forward, backward = times_of(
-            self.base, i, self._cuts(splits), size.read, size.made, self.pricer
-        )
+        forward, backward = times_of(self.base, i, shape.cuts, size.read, size.made, self.pricer)
         apart = self._waiting_share(i) * backward
         if rule.inner:
             inside, back, not_recomputed = np.array(
@@ -176,7 +176,7 @@ class Kinds:
 
     def _bytes_of(self, i: int, shape: _Shape) -> dict[str, np.ndarray]:
         """Fields of OptionCosts in bytes, but for weights."""
-        base, size, cuts = self.base, shape.size, self._cuts(shape.splits)
+        base, size, cuts = self.base, shape.size, shape.cuts
         slack, nothing = 1 + self.pricer.runtime.memory_slack, np.zeros(len(shape.splits))
         operands = size.read - size.weights
         workspace = bare = slack * working_of(
@@ -358,7 +358,7 @@ class Kinds:
             if total or after:
                 one = own + saved_beside_of(base, i, slot, shape.splits, self.pricer)
                 if (i, slot) in base.gathered:
-                    one = one * reads_whole(base, i, self._cuts(shape.splits))
+                    one = one * reads_whole(base, i, shape.cuts)
                 own = one * slack
                 saved = saved + total * own
                 remat = remat + entering * stays * own

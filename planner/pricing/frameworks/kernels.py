@@ -120,10 +120,12 @@ def times(
         return np.zeros(len(ins)), np.zeros(len(ins))
     kernels, device = pricer.runtime.kernels, pricer.topology.device
     assert kernels is not None
-    share = [
-        each * _busiest(base, i, split, pricer)
-        for each, split in zip(cuts.share(base.rules[i]).tolist(), cuts.splits, strict=True)
-    ]
+    share = cuts.share(base.rules[i]).tolist()
+    if operator_of(base.graph.nodes[i].op).busiest is not None:
+        share = [
+            each * _busiest(base, i, split, pricer)
+            for each, split in zip(share, cuts.splits, strict=True)
+        ]
     work = list(zip(share, ins.tolist(), outs.tolist(), strict=True))
     alike = dict.fromkeys(work)  # splits that differ in what their axes are called cost the same
     known = {
