@@ -340,3 +340,24 @@ def test_meshes_that_were_never_looked_at_bound_what_was_given_up() -> None:
             best = explorer.run()
         value = search.value(best)
         assert explorer.bound() <= value and (best is None) == (patience == 0)
+
+
+def test_a_search_under_another_limit_begins_with_what_the_first_proved_of_meshes() -> None:
+    """No plan that the first priced is below that, and a mesh is not looked at again where none can
+    be below what is asked for."""
+    search = tight_search("recompute=none", layers=4, **HALF)
+    first = search._main()
+    first.run()
+    proven: dict[Any, float] = {}
+    for (mesh, pinned, _), seconds in search.least.items():
+        assert pinned and seconds > 0
+        proven[mesh] = min(seconds, proven.get(mesh, np.inf))
+    assert first.priced and all(
+        c.cost.step_time_s >= proven[c.mesh] * (1 - ROUNDED) for c in first.priced
+    )
+    worth = sorted(proven.values())[len(proven) // 2]
+    other = search._main(2 * HALF["memory_limit_bytes"])
+    other.run(worth)
+    seen = {other.meshes[index] for index in other._mesh_spaces}
+    assert seen.isdisjoint(m for m, seconds in proven.items() if seconds >= worth)
+    assert not seen.isdisjoint(proven)
