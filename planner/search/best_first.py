@@ -521,7 +521,7 @@ class BestFirst:
     def _levels(self, mesh: Mesh) -> list[int]:
         """ZeRO stages that go with a mesh."""
         most = (
-            max(MAX_ZERO_STAGE[s] for s, _ in self.search.offered.schedules(mesh))
+            max((MAX_ZERO_STAGE[s] for s, _ in self.search.offered.schedules(mesh)), default=-1)
             if mesh.stages > 1
             else max(LEVEL_ORDER)
         )
