@@ -68,6 +68,8 @@ def tell(known: Cache | None) -> None:
 
 def machine(args: argparse.Namespace) -> dict[str, Any]:
     """The options that say what it runs on, for `planner.api.make_request` and `planner.plan`."""
+    from planner.search.options import DEFAULT_PRECISION
+
     return {
         "devices": getattr(args, "devices", None),
         "hardware": args.hardware,
@@ -77,7 +79,7 @@ def machine(args: argparse.Namespace) -> dict[str, Any]:
         "memory_limit_bytes": _size(args, "memory_limit"),
         "memory_reserve_bytes": _size(args, "memory_reserve"),
         **({"calibrate_with": w} if (w := getattr(args, "calibrate_with", "")) else {}),
-        "precision": args.precision,
+        "precision": args.precision or DEFAULT_PRECISION,
     }
 
 

@@ -133,8 +133,11 @@ def import_(args: argparse.Namespace) -> int:
     from planner.interop.price import priced
 
     started = time.monotonic()
-    request = api.make_request(**machine(args), optimizer=args.optimizer)
-    configuration, model = opened(args, request.topology)
+    topology = api.make_request(**machine(args)).topology
+    configuration, model = opened(args, topology)
+    request = api.make_request(
+        **machine(args) | precision_of(args, configuration), optimizer=args.optimizer
+    )
     batch = configuration.settings.batch
     file, function = function_of(args.config)
     target = Path(args.output or f"{function or file.stem}.plan.json")
@@ -193,6 +196,13 @@ def opened(args: argparse.Namespace, topology: Topology) -> tuple[Configuration,
     hold(configuration.claims, model.plain, args.config)
     _same_length(model, configuration, args.config)
     return configuration, model
+
+
+def precision_of(args: argparse.Namespace, configuration: Configuration) -> dict[str, str]:
+    """The option that says in which precision a configuration is priced: its own where no other is
+    asked for. Nothing where neither says one."""
+    said = configuration.settings.precision
+    return {"precision": args.precision or said} if args.precision or said else {}
 
 
 def _refuse_contradictions(args: argparse.Namespace, configuration: Configuration) -> None:
@@ -259,12 +269,14 @@ def _plural(n: int, what: str) -> str:
 def machine_of(strategy: Strategy) -> str:
     """The options under which another plan is priced as this one was."""
     from planner.machine.group_names import recorded_name
-    from planner.search.options import DEFAULT_HARDWARE, DEFAULT_RUNTIME
+    from planner.search.options import DEFAULT_HARDWARE, DEFAULT_PRECISION, DEFAULT_RUNTIME
 
     hardware, runtime = recorded_name(strategy.topology), strategy.workload["runtime"]
     said = [f"--devices {strategy.topology['devices']}"]
     said += [f"--hardware {hardware}"] if hardware != DEFAULT_HARDWARE else []
-    return " ".join([*said, *([f"--runtime {runtime}"] if runtime != DEFAULT_RUNTIME else [])])
+    precision = strategy.workload["precision"]
+    said += [f"--runtime {runtime}"] if runtime != DEFAULT_RUNTIME else []
+    return " ".join([*said, *([f"--precision {precision}"] * (precision != DEFAULT_PRECISION))])
 
 
 def _provenance(args: argparse.Namespace, started: float) -> dict[str, Any]:

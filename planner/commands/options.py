@@ -783,6 +783,7 @@ def import_(p: argparse.ArgumentParser) -> None:
     """Options of `plan import`."""
     _add_configuration(p)
     add_workload(p)
+    p.set_defaults(precision="")  # what the configuration says
     add_machine(p)
     g = p.add_argument_group("output")
     g.add_argument(
@@ -796,6 +797,7 @@ def tune(p: argparse.ArgumentParser) -> None:
     """Options of `plan tune`."""
     _add_configuration(p)
     add_workload(p)
+    p.set_defaults(precision="")  # what the configuration says
     add_machine(p)
     add_anchor(p)
     p.add_argument(

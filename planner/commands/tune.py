@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     """`plan tune`."""
     import planner.api as api
     from planner.commands.common import machine
-    from planner.commands.exchange import machine_of, opened
+    from planner.commands.exchange import machine_of, opened, precision_of
     from planner.interop.tune import tune
     from planner.pins.launcher_space import SPACES
     from planner.search.options import DEFAULT_RUNTIME
@@ -41,6 +41,7 @@ def run(args: argparse.Namespace) -> int:
     space = SPACES.get(configuration.launcher)
     if space is not None and args.runtime == DEFAULT_RUNTIME:
         options["runtime"] = space.runtime
+    options |= precision_of(args, configuration)
     request = api.make_request(**options, workload=args.workload, optimizer=args.optimizer)
     compile_for = api.target_of(args.confirm, args.model, request) if args.confirm else None
     with console.live(not args.quiet and not args.json) as line:

@@ -42,7 +42,8 @@ class Settings:
     cut along the sequence over "tensor" (Megatron's sequence parallelism). length: tokens of a row,
     0 where rows have none. virtual: virtual stages per stage. styles: how "tensor" cuts
     single modules, pattern and style (planner.interop.launchers.hf); none: as it costs least.
-    offload: what waits in the host's memory, of "activations"."""
+    offload: what waits in the host's memory, of "activations". precision: the recipe that training
+    computes in (costmodels.precision), "" where nothing is said of it."""
 
     batch: int
     stage: int = 1
@@ -59,6 +60,7 @@ class Settings:
     virtual_stages: int = 1
     styles: tuple[tuple[str, str], ...] = ()
     offload: tuple[str, ...] = ()
+    precision: str = ""
 
     @property
     def mesh(self) -> dict[str, int]:
@@ -224,7 +226,7 @@ def settings_of(strategy: Strategy) -> Rounds:
         if "optimizer" in chosen.offload
         else []
     )
-    graph = strategy.graph
+    graph, precision = strategy.graph, str(strategy.workload["precision"])
     techniques = {t.field: getattr(chosen, t.field) for t in STRUCTURAL}
     rounds = Rounds(
         Settings(
@@ -233,6 +235,7 @@ def settings_of(strategy: Strategy) -> Rounds:
             offload=tuple(w for w in chosen.offload if w == "activations"),
             positions=degrees["tensor"] > 1 and cuts_positions(strategy),
             length=row_length(graph) if graph is not None else 0,
+            precision=precision if strategy.workload["kind"] == "train" else "",
         )
     )
     if lost:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from planner.analysis.axis_roles import role_named
 from planner.errors import PlanError
+from planner.interop import precisions
 from planner.interop.launchers import hf
 from planner.interop.price import LAUNCHERS, Configuration, facts_of, priced, styled
 from planner.interop.settings import Facts, Rounds, Settings
@@ -111,14 +112,14 @@ def tune(
     with suppress(KeyboardInterrupt):
         if not result.stopped:
             found = _of_meshes(search, found)
-    said = _Said(model, plain, space.name, given, facts)
+    said = _Said(model, plain, space.name, _written(given, space.name), facts)
     best = _best(said, found)
     front = best[:1]
     with suppress(KeyboardInterrupt):
         if not result.stopped and best:
             front = _front(search, said, best[0])
     if yours is not None and yours.strategy.costs["fit"] != "no":
-        others = (c for c in best if c.settings != given)
+        others = (c for c in best if replace(c.settings, precision=given.precision) != given)
         best = tuple(sorted((yours, *others), key=lambda c: c.step_s))
     return Tuned(
         launcher=space.name,
@@ -130,6 +131,13 @@ def tune(
         facts=facts,
         stopped=result.stopped,
     )
+
+
+def _written(given: Settings, launcher: str) -> Settings:
+    """A configuration without a precision that it says in words which are not written here: those
+    in the file stay."""
+    known = given.precision in precisions.WRITTEN[launcher]
+    return given if known else replace(given, precision="")
 
 
 def settings_for(c: Candidate, given: Settings) -> Settings:
@@ -150,6 +158,7 @@ def settings_for(c: Candidate, given: Settings) -> Settings:
         positions=tensor > 1,
         length=given.length,
         virtual_stages=plan.virtual_stages,
+        precision=given.precision,
     )
 
 

@@ -41,6 +41,7 @@ class LauncherSpace:
     whole_rounds microbatches are a multiple of the stages
     uneven       the first and the last stage may hold fewer layers than the others (`ends`)
     layouts      layers of every stage, and of every chunk of one, may be said one by one
+    precisions   recipes that its files say
     """
 
     name: str
@@ -55,6 +56,7 @@ class LauncherSpace:
     whole_rounds: bool = False
     uneven: bool = False
     layouts: bool = False
+    precisions: tuple[str, ...] = ("bf16-mixed", "fp32")
 
     def zero_with(self, sequence: int, data: int, replicas: int) -> tuple[int, ...]:
         """ZeRO stages on so many context ranks, data ranks, and replicas of the dense weights."""
@@ -90,6 +92,7 @@ SPACES = {
             schedules=("1f1b", INTERLEAVED),
             uneven=True,
             layouts=True,
+            precisions=("bf16-mixed", "fp16", "fp8", "fp32"),
         ),
         LauncherSpace(
             "maxtext",
@@ -101,6 +104,7 @@ SPACES = {
             names=("q", "k", "v", "context", "out_proj", "mlp_gate", "mlp_up", "mlp_down"),
             schedules=("gpipe",),
             whole_rounds=True,
+            precisions=("bf16-mixed", "bf16-pure", "fp8", "fp32"),
         ),
         LauncherSpace(
             "torchtitan",
@@ -113,7 +117,13 @@ SPACES = {
             uneven=True,
         ),
         LauncherSpace(
-            "hf", "accelerate of July 2026", "fsdp", ("sequence", "tensor"), "megatron", (2, 3)
+            "hf",
+            "accelerate of July 2026",
+            "fsdp",
+            ("sequence", "tensor"),
+            "megatron",
+            (2, 3),
+            precisions=("bf16-mixed", "fp16", "fp8", "fp32"),
         ),
         LauncherSpace(
             "levanter",
@@ -122,6 +132,7 @@ SPACES = {
             ("sequence", "tensor"),
             "megatron",
             (0, 3),
+            precisions=("bf16-mixed", "bf16-pure", "fp32"),
         ),
     )
 }

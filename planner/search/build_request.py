@@ -107,7 +107,8 @@ def build_request(machine: MachineOptions, step: StepOptions, search: SearchOpti
 
 def _for_launcher(step: StepOptions) -> tuple[StepOptions, LauncherSpace | None]:
     """The options, under the runtime of the launcher that is planned for, and its space. Raises
-    PlanError P024 where another runtime, or a program of ours, is asked for."""
+    PlanError P024 where another runtime, a program of ours, or a precision that it cannot say is
+    asked for."""
     if not step.launcher:
         return step, None
     choose("for", step.launcher, tuple(SPACES))
@@ -118,6 +119,14 @@ def _for_launcher(step: StepOptions) -> tuple[StepOptions, LauncherSpace | None]
             f"--runtime {step.runtime} and --for {space.name} contradict each other: its programs"
             f" are priced as {space.runtime}",
             help=["leave --runtime out"],
+        )
+    choose("precision", step.precision, recipe_names())
+    if step.workload == "train" and step.precision not in space.precisions:
+        raise PlanError(
+            "P024",
+            f"--precision {step.precision} and --for {space.name} contradict each other:"
+            f" {space.version} has no setting for it that is known here",
+            help=[f"--precision {' or '.join(space.precisions)}"],
         )
     return replace(step, runtime=space.runtime), space
 

@@ -69,7 +69,7 @@ def test_rows_are_the_programs(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="per_device_train_batch_size is missing") as e:
         read_configuration(tmp_path / "c.yaml", 8)
     assert e.value.code == "P191" and "behind the file" in e.value.help[0]
-    assert read(tmp_path, (tmp_path / "c.yaml").read_text()).unread == ("mixed_precision",)
+    assert read(tmp_path, (tmp_path / "c.yaml").read_text()).settings.precision == "bf16-mixed"
 
 
 def test_what_is_priced_as_another_thing(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from planner.analysis.axis_roles import role_named
 from planner.errors import PlanError, did_you_mean
-from planner.interop import model_sizes
+from planner.interop import model_sizes, precisions
 from planner.interop.keys import Keys
 from planner.interop.model_sizes import Claim, claims_of
 from planner.interop.settings import Facts, Rounds, Settings
@@ -123,6 +123,7 @@ def write(s: Settings, facts: Facts) -> str:
             "per_device_train_batch_size": s.rows,
             "gradient_accumulation_steps": s.microbatches,
             "gradient_checkpointing": s.recompute == "block",
+            **_flags(s.precision),
         },
     }
     if s.zero_stage:
@@ -131,6 +132,19 @@ def write(s: Settings, facts: Facts) -> str:
             "reshard_after_forward": s.zero_stage == 3,
         }
     return json.dumps(table, indent=2) + "\n"
+
+
+def _flags(precision: str) -> dict[str, bool]:
+    """TrainingArguments' flags of a recipe. Raises PlanError P192 for one that they have none
+    for."""
+    known = {"": {}, "bf16-mixed": {"bf16": True}, "fp16": {"fp16": True}, "fp32": {"bf16": False}}
+    if precision not in known:
+        raise PlanError(
+            "P192",
+            f"TrainingArguments have no flag for the precision {precision}",
+            help=["-o FILE.yaml writes a configuration of accelerate"],
+        )
+    return known[precision]
 
 
 def write_accelerate(s: Settings, facts: Facts) -> str:
@@ -156,6 +170,7 @@ def write_accelerate(s: Settings, facts: Facts) -> str:
         + " ".join(f"{k}={v}" for k, v in own.items()),
         f"distributed_type: {'FSDP' if sharded else 'MULTI_GPU'}",
         f"num_processes: {s.devices}",
+        *(f"{k}: '{v}'" for k, v in precisions.words(NAME, s.precision).items()),
     ]
     if sharded or s.tensor > 1:
         lines += ["parallelism_config:"]
@@ -223,6 +238,7 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
             zero_stage=zero,
             recompute="block" if recompute else "none",
             styles=styles if tp > 1 else (),
+            precision=precisions.read(NAME, keys, notes),
         ),
         notes,
     )

@@ -26,6 +26,7 @@ from math import prod
 from typing import Any
 
 from planner.errors import PlanError
+from planner.interop import precisions
 from planner.interop.keys import Keys
 from planner.interop.model_sizes import GROUPS, HEADS, HIDDEN, INNER, LAYERS, Claim, claims_of
 from planner.interop.settings import Facts, Rounds, Settings
@@ -91,6 +92,7 @@ def write(s: Settings, facts: Facts) -> str:
         f"    param_mapping: {sharded}",
         f"  train_batch_size: {s.batch}",
         f"  per_device_parallelism: {s.rows}",
+        *(f"  {k}: {v}" for k, v in precisions.words(NAME, s.precision).items()),
     ]
     return "\n".join(lines) + "\n"
 
@@ -132,6 +134,7 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
             zero_stage=3 if sharded and data * sequence > 1 else 0,
             recompute=_recompute(keys, notes),
             length=keys.whole(0, "train_seq_len", "seq_len", "max_seq_len"),
+            precision=precisions.read(NAME, keys, notes),
         ),
         notes,
     )

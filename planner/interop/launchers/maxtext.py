@@ -42,6 +42,7 @@ from planner.execution.save_policies import (
     saving,
 )
 from planner.execution.techniques import MAX_ZERO_STAGE
+from planner.interop import precisions
 from planner.interop.keys import Keys
 from planner.interop.model_sizes import (
     GROUPS,
@@ -202,6 +203,7 @@ def write(s: Settings, facts: Facts) -> str:
             f"num_layers_per_pipeline_stage: {facts.layers // s.stage}",
             f"num_pipeline_microbatches: {s.microbatches}",
         ]
+    lines += [f"{k}: {v}" for k, v in precisions.words(NAME, s.precision).items()]
     lines += [*([f"max_target_length: {s.length}"] if s.length else []), *_remat_lines(s)]
     return "\n".join(lines) + "\n"
 
@@ -327,6 +329,7 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
             schedule="gpipe" if stages > 1 else "",
             positions=sizes.get("tensor_sequence", 1) > 1,
             length=keys.whole(0, "max_target_length"),
+            precision=precisions.read(NAME, keys, notes),
             styles=(),
         ),
         notes,

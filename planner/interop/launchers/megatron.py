@@ -16,6 +16,7 @@ underscores in `--yaml-cfg` files, and Megatron-Bridge's recipes, whose attribut
         stage; num_layers_per_virtual_pipeline_stage: so many layers each
     pipeline_model_parallel_layout                                                     layers of
         each chunk, where they are not as many
+    bf16, fp16, fp8_format with fp8_recipe; mixed_precision of Megatron-Bridge          precision
 
 Source: megatron/training/arguments.py and yaml_arguments.py of NVIDIA/Megatron-LM,
 Megatron Core 0.20.0 (d98e8a64dd, August 2026); megatron/bridge/training/config.py and perf_recipes
@@ -31,6 +32,7 @@ from shlex import quote
 from planner.errors import PlanError
 from planner.execution.pipeline import laid_out_blocks
 from planner.execution.techniques import INTERLEAVED, ZB_H1
+from planner.interop import precisions
 from planner.interop.keys import Keys
 from planner.interop.model_sizes import (
     EXPERTS,
@@ -113,6 +115,7 @@ def _keys_of(s: Settings, facts: Facts) -> dict[str, dict[str, object]]:
         "expert_model_parallel_size": s.expert,
         "recompute_granularity": "full" if s.recompute == "block" else None,
     }
+    model |= precisions.words(NAME, s.precision)
     if layout:
         model |= {LAYOUT: layout}
     elif uneven:
@@ -290,6 +293,7 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
             positions=positions,
             length=keys.whole(0, "seq_length"),
             virtual_stages=virtual,
+            precision=precisions.read(NAME, keys, notes),
         ),
         notes,
     )

@@ -33,6 +33,7 @@ from typing import Any
 
 from planner.errors import PlanError
 from planner.execution.techniques import INTERLEAVED, MAX_ZERO_STAGE, ZB_H1
+from planner.interop import precisions
 from planner.interop.keys import Keys
 from planner.interop.python_config import CLASS
 from planner.interop.settings import Facts, Rounds, Settings
@@ -122,6 +123,7 @@ def write(s: Settings, facts: Facts) -> str:
         "num_tokens_per_microbatch_per_dp_rank": s.rows * s.length,
         "num_tokens_per_train_step": s.batch * s.length,
         "max_context_length": s.length,
+        **precisions.words(NAME, s.precision),
     }
     sets = [
         f"    config.{section}.{key} = {value!r}"
@@ -155,6 +157,7 @@ def write_toml(s: Settings, facts: Facts) -> str:
         "local_batch_size": s.rows * (s.microbatches if s.stage > 1 else 1),
         "global_batch_size": s.batch,
         **({"seq_len": s.length} if s.length else {}),
+        **precisions.words(NAME, s.precision),
     }
     mode = "full" if s.recompute == "block" else "none"
     lines = [
@@ -229,6 +232,7 @@ def read(keys: Keys, devices: int, domain: int) -> tuple[Settings, list[str]]:
             positions=positions,
             length=keys.whole(0, "seq_len", "max_context_length"),
             virtual_stages=_virtual_stages(keys, pp, notes) if schedule == INTERLEAVED else 1,
+            precision=precisions.read(NAME, keys, notes),
         ),
         notes,
     )

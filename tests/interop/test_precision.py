@@ -1,0 +1,106 @@
+"""What configurations of launchers say of the precision: read, priced, written again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import planner
+from planner.cli import main
+from planner.errors import PlanError
+from planner.interop import precisions
+from planner.interop.price import LAUNCHERS, forms_of, hand_over, read_configuration
+from planner.pins.launcher_space import SPACES
+from planner.strategy.strategy import Strategy
+
+MODEL = "zoo:llama-tiny"
+SUFFIXES = [(name, s) for name, m in LAUNCHERS.items() for s in (m.SUFFIX, *forms_of(m))]
+
+
+def test_spaces_have_the_recipes_that_are_written() -> None:
+    assert {name: space.precisions for name, space in SPACES.items()} == {
+        name: tuple(known) for name, known in precisions.WRITTEN.items()
+    }
+
+
+@pytest.mark.parametrize(("launcher", "suffix"), SUFFIXES)
+@pytest.mark.parametrize("recipe", ["bf16-mixed", "bf16-pure", "fp16", "fp8", "fp32"])
+def test_what_is_written_is_read(launcher: str, suffix: str, recipe: str, tmp_path: Path) -> None:
+    made = planner.plan(
+        MODEL, devices=8, batch=16, precision=recipe, pins="dp=8,zero=2,micro=1", baselines=False
+    )
+    if recipe not in SPACES[launcher].precisions:
+        with pytest.raises(PlanError, match=recipe):
+            hand_over(made, MODEL, launcher, suffix)
+        return
+    if (launcher, suffix, recipe) == ("hf", ".json", "fp8"):
+        with pytest.raises(PlanError, match="accelerate"):
+            hand_over(made, MODEL, launcher, suffix)
+        return
+    path = tmp_path / f"c{suffix}"
+    path.write_text(hand_over(made, MODEL, launcher, suffix).text)
+    rows = ("per_device_train_batch_size=2", "gradient_accumulation_steps=1")
+    more = rows if launcher == "hf" and suffix != ".json" else ()
+    found = read_configuration(path, 8, launcher, overrides=more).settings.precision
+    silent = launcher == "megatron" and suffix in (".sh", ".args", ".txt") and recipe == "fp32"
+    assert found == ("" if silent else recipe)  # --bf16 is said or left out
+
+
+FILES = {
+    ("megatron", "--micro-batch-size 2 --bf16 --fp8-format e4m3 --fp8-recipe mxfp8"): "fp8",
+    ("megatron", "--micro-batch-size 2 --bf16"): "bf16-mixed",
+    ("megatron", "--micro-batch-size 2 --fp16"): "fp16",
+    ("megatron", "--micro-batch-size 2"): "",
+    ("maxtext", "per_device_batch_size=2 quantization=te_fp8_currentscaling"): "fp8",
+    ("maxtext", "per_device_batch_size=2 quantization=int8"): "",
+    ("maxtext", "per_device_batch_size=2 weight_dtype=bfloat16"): "bf16-pure",
+    ("maxtext", "per_device_batch_size=2 dtype=float32"): "fp32",
+}
+
+
+@pytest.mark.parametrize(("given", "recipe"), FILES.items())
+def test_words_of_launch_scripts(given: tuple[str, str], recipe: str, tmp_path: Path) -> None:
+    launcher, words = given
+    path = tmp_path / "c.sh"
+    path.write_text(f"python train.py {words}\n")
+    found = read_configuration(path, 8, launcher)
+    assert found.settings.precision == recipe
+    assert not {u for u in found.unread if "fp" in u or "bf16" in u or "dtype" in u}
+    assert bool(found.notes) == ("mxfp8" in words or "int8" in words)
+
+
+@pytest.mark.parametrize(
+    ("policy", "recipe"),
+    [
+        ("p=f32,c=bfloat16", "bf16-mixed"),
+        ("params=float32,compute=bfloat16,output=float32", "bf16-mixed"),
+        ("bf16", "bf16-pure"),
+        ("f32", "fp32"),
+    ],
+)
+def test_policies_of_levanter(policy: str, recipe: str, tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(f"trainer:\n  train_batch_size: 16\n  mp: {policy}\n  mesh: {{axes: {{}}}}\n")
+    assert read_configuration(path, 8, "levanter").settings.precision == recipe
+
+
+def test_a_configuration_is_priced_in_its_own_precision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And in another where that is asked for."""
+    monkeypatch.chdir(tmp_path)
+    Path("run.sh").write_text("python p.py --micro-batch-size 2 --bf16 --fp8-format hybrid\n")
+
+    def priced(*more: str) -> Any:
+        call = ["import", "run.sh", "--model", MODEL, "--devices", "8", "--quiet", "--force"]
+        assert main([*call, "-o", "x.json", *more]) == 0
+        return Strategy.load("x.json").workload["precision"]
+
+    assert priced() == "fp8" and priced("--precision", "bf16-mixed") == "bf16-mixed"
+
+
+def test_a_precision_that_a_launcher_cannot_say() -> None:
+    with pytest.raises(PlanError, match="fp8 and --for levanter"):
+        planner.plan(MODEL, devices=8, batch=16, launcher="levanter", precision="fp8")
