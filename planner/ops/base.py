@@ -178,6 +178,9 @@ class Operator:
     is read once, each result is written once)."""
     gpu_backward: float = 2.0
     """What its backward pass takes on GPUs, in forward passes, for memory-bound pricing."""
+    gpu_sums: int = 0
+    """Launches that it takes beside there, where operand 1 has a gradient: sums over rows end in
+    kernels of few blocks."""
     fusible: bool = False
     """Whether a compiler fuses it into its neighbours (element-wise work): its operands are then
     not read again from memory."""

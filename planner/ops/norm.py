@@ -165,6 +165,9 @@ ROOT_NORM_BACKWARD, LAYER_NORM_BACKWARD = 4.0, 6.0
 arrays): the operand's gradient reads two arrays and writes one; the scale's writes the product that
 is summed, with statistics of its own, and reads it again. A LayerNorm's has two statistics, and a
 shift whose gradient reads one more (benchmarks/RESULTS.md, "Norms on GPUs" and "On one H100")."""
+ROW_SUMS = 8
+"""What sums over rows for the gradients of a scale and a shift take on GPUs beside their bytes, as
+launches: fitted to programs on one H100 (benchmarks/RESULTS.md, "Norms on GPUs")."""
 
 
 # Many parameters: what norms differ in.
@@ -177,6 +180,7 @@ def _norm(
     extents: bool = False,
     counted: str = "",
     gpu_backward: float = 2.0,
+    gpu_sums: int = 0,
     lays_out_anew: bool = False,
 ) -> Operator:
     return Operator(
@@ -190,6 +194,7 @@ def _norm(
         extents=extents,
         counted=counted,
         gpu_backward=gpu_backward,
+        gpu_sums=gpu_sums,
         lays_out_anew=lays_out_anew,
     )
 
@@ -217,9 +222,15 @@ register(
         _layer_norm,
         extents=True,
         gpu_backward=LAYER_NORM_BACKWARD,
+        gpu_sums=ROW_SUMS,
     ),
     _norm(
-        "RMSNormalization", _suffix_norm, _rms_norm, extents=True, gpu_backward=ROOT_NORM_BACKWARD
+        "RMSNormalization",
+        _suffix_norm,
+        _rms_norm,
+        extents=True,
+        gpu_backward=ROOT_NORM_BACKWARD,
+        gpu_sums=ROW_SUMS,
     ),
     _norm("InstanceNormalization", _instance_rule, _instance_norm, lays_out_anew=True),
     _norm("GroupNormalization", _group_rule, _group_norm, counted="g", lays_out_anew=True),

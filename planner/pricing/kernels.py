@@ -110,7 +110,8 @@ def times_of(
     more = base.backward[i] if rule.flops else again
     if rule.flops and rule.fringe and node.inputs[0] in base.grad:
         return forward, (more + np.array([rule.beyond(split, mesh) for split in splits])) * forward
-    return forward, more * forward
+    sums = on_gpu and operator.gpu_sums > 0 and node.inputs[1] in base.grad
+    return forward, more * forward + sums * operator.gpu_sums * pricer.device.launch_s
 
 
 def _bodies_s(
