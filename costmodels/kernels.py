@@ -41,6 +41,7 @@ def sustained(device: Device, rates: Rates, devices: int) -> Device:
     return replace(
         device,
         matmul_efficiency=tuple(x * rates.matmul / slower for x in device.matmul_efficiency),
+        tiles=device.tiles and device.tiles.at(rates.matmul / slower),
         memory_efficiency=device.memory_efficiency * rates.memory / slower,
         launch_s=device.launch_s * slower,
         attention=fused

@@ -19,6 +19,7 @@ from costmodels.hardware.device import (
     topology_names,
 )
 from costmodels.hardware.intake import exists, read_toml
+from costmodels.hardware.tiles import Tiles
 from costmodels.hardware.units import bandwidth_bytes_per_s, show_bytes
 
 WIDTH = 110
@@ -44,6 +45,7 @@ def figures(device: Device) -> tuple[tuple[str, str], ...]:
     points = zip(device.matmul_flops, device.matmul_efficiency, strict=True)
     rows += [
         ("matmul.efficiency", ", ".join(f"{y:g} at {x:g} FLOPs" for x, y in points)),
+        *_tiles(device.tiles),
         ("memory.capacity", f"{show_bytes(device.memory_bytes)} ({device.memory_bytes} B)"),
         ("memory.context", show_bytes(device.context_bytes)),
         ("memory.bandwidth", _bandwidth(device.memory_bytes_per_s)),
@@ -281,6 +283,22 @@ def _summary(device: Device) -> tuple[str, ...]:
         f"{device.usd_per_h:.2f}" if device.usd_per_h else "-",
         device.aliases[0] if device.aliases else "",
     )
+
+
+def _tiles(tiles: Tiles | None) -> list[tuple[str, str]]:
+    if tiles is None:
+        return []
+    names = ", ".join(f"{m} x {n}" for m, n in tiles.shapes)
+    of_sum, adding = tiles.splitting
+    return [
+        ("products.units", f"{tiles.units} compute units"),
+        ("products.tiles", f"{names}, each turned as well"),
+        ("products.efficiency", f"{tiles.efficiency:g} of peak within a tile"),
+        ("products.start", f"{_micro(tiles.start_s)} a tile"),
+        ("products.kernel", f"{_micro(tiles.kernel_s)} a kernel"),
+        ("products.sums", f"{_bandwidth(tiles.sums_bytes_per_s)} of partial sums"),
+        ("products.splitting", f"{of_sum:g} a byte, {adding:g} to add up"),
+    ]
 
 
 def _link(name: str, link: Link, per_chip: int) -> list[tuple[str, str]]:

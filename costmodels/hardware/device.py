@@ -18,6 +18,8 @@ A TOML file in costmodels/hardware/devices (or the user's own):
                                           points, a power law between neighbours
     flops = [1e8, 1e9, 1e10, 1e11, 1e12]
     efficiency = [0.05, 0.25, 0.55, 0.72, 0.76]
+    [products]                            # optional: products by their extents
+                                          # (costmodels.hardware.tiles)
     [memory]
     capacity = "81008 MiB"                # as the runtime reports it
     context = "600 MiB"                   # taken by the driver and the runtime before the first
@@ -87,6 +89,8 @@ from typing import Any
 
 from costmodels.collectives import MEMORY
 from costmodels.hardware.intake import exists, read_toml
+from costmodels.hardware.tiles import KEYS as TILES_KEYS
+from costmodels.hardware.tiles import Tiles, tiles_of
 from costmodels.hardware.units import (
     UnitError,
     bandwidth_bytes_per_s,
@@ -110,6 +114,7 @@ _WIDER = {
 _KEYS: dict[str, set[str]] = {
     "names": {"spelled", "kubernetes", "node_label"},
     "matmul": {"flops", "efficiency"},
+    "products": TILES_KEYS,
     "attention": {  # efficiency: of earlier versions
         "kernel",
         "forward",
@@ -274,6 +279,8 @@ class Device:
     """Value of the label of Kubernetes nodes that have it, "" where none is known."""
     attention: FusedAttention | None = None
     """The fused attention that emitted programs run there; None for none."""
+    tiles: Tiles | None = None
+    """How its library multiplies matrices; None where products are priced by FLOPs alone."""
     file: str = ""
     """Where a device that does not ship was read from."""
     anchor: str = ""
@@ -411,6 +418,7 @@ def _device(data: Mapping[str, Any]) -> Device:
         package=_link(package) if package else None,
         package_size=count(package["size"], "package.size") if package else 1,
         tile=_tile(memory["tile"]) if "tile" in memory else None,
+        tiles=tiles_of(data["products"]) if "products" in data else None,
         rates=known_rates(data.get("rates", {})),
         **_about(data),
     )

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from costmodels.hardware.device import AttentionPass, Device, DeviceError, FusedAttention
+from costmodels.hardware.tiles import Tiles
 
 DTYPE = "bfloat16"
 """Type of the products whose rates are compared."""
@@ -71,6 +72,7 @@ def slowest(groups: Sequence[tuple[Device, int]]) -> Device:
         usd_per_h=_mean([(d.usd_per_h, n) for d, n in groups]),
         tile=next((d.tile for d in every if d.tile), None),
         attention=_attention(every),
+        tiles=_tiles(every, most),
     )
 
 
@@ -84,6 +86,13 @@ def slowed(device: Device, share: float) -> Device:
         peak_flops_per_s={t: rate * share for t, rate in device.peak_flops_per_s.items()},
         memory_bytes_per_s=device.memory_bytes_per_s * share,
         launch_s=device.launch_s / share,
+        tiles=device.tiles
+        and replace(
+            device.tiles,
+            start_s=device.tiles.start_s / share,
+            kernel_s=device.tiles.kernel_s / share,
+            sums_bytes_per_s=device.tiles.sums_bytes_per_s * share,
+        ),
     )
 
 
@@ -104,6 +113,27 @@ def _attention(every: Sequence[Device]) -> FusedAttention | None:
     )
     widest = min(k.widest_head for k in kernels)
     return replace(slowest, forward=forward, backward=backward, widest_head=widest)
+
+
+def _tiles(every: Sequence[Device], peak: float) -> Tiles | None:
+    """As many units as the device with the fewest has, as fast as the slowest; None where a device
+    is priced by FLOPs alone. peak: what the rate is a fraction of."""
+    found = [(d, d.tiles) for d in every if d.tiles]
+    if len(found) < len(every):
+        return None
+    units = min(t.units for _, t in found)
+    shapes = [x for x in found[0][1].shapes if all(x in t.shapes for _, t in found)]
+    if not shapes:
+        return None
+    return replace(
+        found[0][1],
+        units=units,
+        shapes=tuple(shapes),
+        efficiency=min(d.peak(DTYPE) * t.efficiency / t.units for d, t in found) * units / peak,
+        start_s=max(t.start_s for _, t in found),
+        kernel_s=max(t.kernel_s for _, t in found),
+        sums_bytes_per_s=min(t.sums_bytes_per_s for _, t in found),
+    )
 
 
 def _mean(values: Sequence[tuple[float | None, int]]) -> float | None:

@@ -2,6 +2,7 @@
 
     products     efficiency(F) = F / time / peak at the measured sizes, joined by a monotone curve
                  (below); other types: their rate over the main type's
+                 by their extents, on devices with tiles: planner.calibrate.products
     memory       geometric mean of bytes / time of the cases that a launch does not bound
     launch       time of a tiny kernel in a chain
     attention    of a width of heads, time = FLOPs / (peak * efficiency) + passes * bytes /
@@ -28,6 +29,7 @@ import numpy as np
 
 from costmodels.collectives import KINDS, MEMORY, Span, collective_time_s
 from planner.calibrate.cases import MAIN_DTYPE, Sample
+from planner.calibrate.products import MeasuredProduct
 from planner.errors import PlanError
 
 CLOSE = 1.5
@@ -100,6 +102,8 @@ class Figures:
     inner: LinkFit | None
     outer: LinkFit | None
     attention: AttentionFit | None = None
+    products: tuple[MeasuredProduct, ...] = ()
+    """Those behind the curve, by their extents."""
 
 
 def fit(samples: Sequence[Sample], kind: str, devices: int, node_size: int) -> Figures:
@@ -160,6 +164,9 @@ def fit(samples: Sequence[Sample], kind: str, devices: int, node_size: int) -> F
         inner=inner,
         outer=fit_link(across, "switch", 0),
         attention=fit_attention(_of(samples, "attention"), _mean(passes).value),
+        products=tuple(
+            MeasuredProduct(s.case.rows, s.case.edge, s.case.edge, s.time_s) for s in products
+        ),
     )
 
 

@@ -14,14 +14,16 @@ import socket
 import time
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from decimal import ROUND_DOWN, Context
 from typing import Any
 
 from costmodels.hardware.describe import attention_keys
 from costmodels.hardware.device import Device, DeviceError, Link, device_spelled, from_table
+from costmodels.hardware.tiles import KEYS
 from planner.calibrate.fit import AttentionFit, Estimate, Figures, LinkFit
 from planner.calibrate.measure import Measured
+from planner.calibrate.products import FEWEST, fit_tiles
 from planner.errors import PlanError
 
 MOST_OF_SHEET = 1.05
@@ -63,8 +65,8 @@ def table(figures: Figures, measured: Measured, base: Device, name: str) -> Tabl
     )
     copied = ("context", "tile") if base.tile else ("context",)
     guessed = {f"memory.{k}": f"as the file of {base.name}" for k in copied}
-    told, kept = _attention_sources(figures, base)
-    sources, guessed = sources | told, guessed | kept
+    for told, kept in (_attention_sources(figures, base), _products_sources(figures, base)):
+        sources, guessed = sources | told, guessed | kept
     links: Table = {}
     for link, fit, shipped in (
         ("inner", figures.inner, base.inner),
@@ -116,6 +118,17 @@ def _attention_sources(figures: Figures, base: Device) -> tuple[dict[str, str], 
     return measured, {key: said for key in keys if key not in measured}
 
 
+def _products_sources(figures: Figures, base: Device) -> tuple[dict[str, str], dict[str, str]]:
+    """The same of products by their extents."""
+    if base.tiles is None:
+        return {}, {}
+    count, fitted = len(figures.products), ("efficiency", "start", "kernel", "sums")
+    told = f"measured: products of rising size by their extents; {count} samples"
+    measured = {f"products.{k}": told for k in fitted if count >= FEWEST}
+    said = f"as the file of {base.name}, not measured"
+    return measured, {key: said for k in sorted(KEYS) if (key := f"products.{k}") not in measured}
+
+
 def _measured_sources(
     figures: Figures, main: str, host: bool
 ) -> tuple[dict[str, str], dict[str, Estimate]]:
@@ -153,6 +166,7 @@ def _kernel_tables(
             **({"tile": list(base.tile)} if base.tile else {}),
         },
         "kernel": {"launch": _time(figures.launch.value)},
+        **_products(figures, base, tuple(sizes), tuple(shares)),
         **({"attention": _attention(figures.attention, base)} if base.attention else {}),
     }
 
@@ -167,6 +181,35 @@ def _curve(figures: Figures, base: Device, peak: float) -> tuple[list[float], li
         most = shares[i - 1] * sizes[i] / sizes[i - 1]
         shares[i] = min(shares[i], float(DIGITS.create_decimal_from_float(most)))
     return sizes, shares
+
+
+def _products(
+    figures: Figures, base: Device, sizes: tuple[float, ...], shares: tuple[float, ...]
+) -> Table:
+    """The table products of a device with tiles: as measured where that is enough, else the file's.
+    sizes, shares: the curve, whose end is what long steps sustain."""
+    if base.tiles is None:
+        return {}
+    rate = base.memory_bytes_per_s
+    here = replace(
+        base,
+        matmul_flops=sizes,
+        matmul_efficiency=shares,
+        memory_efficiency=min(1.0, figures.memory.value / rate),
+        launch_s=figures.launch.value,
+    )
+    tiles = fit_tiles(here, figures.products) or base.tiles
+    return {
+        "products": {
+            "units": tiles.units,
+            "tiles": [list(x) for x in tiles.shapes],
+            "efficiency": float(f"{tiles.efficiency:.4g}"),
+            "start": _time(tiles.start_s),
+            "kernel": _time(tiles.kernel_s),
+            "sums": _rate(tiles.sums_bytes_per_s),
+            "splitting": list(tiles.splitting),
+        }
+    }
 
 
 def _attention(fit: AttentionFit | None, base: Device) -> Table:

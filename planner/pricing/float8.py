@@ -8,18 +8,19 @@ the operands as they were, and their scales.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
+from costmodels.products import Product
 from planner.analysis.facts import GraphFacts
 from planner.execution.eight_bit import eight_bit
 from planner.ops.cost import Pieces
 from planner.pricing.pricer import Pricer
+from planner.pricing.product_extents import product_of
+from planner.pricing.split_arrays import SplitArrays
 
 
 def float8_times(
-    base: GraphFacts, i: int, pieces: Pieces, outs: np.ndarray, pricer: Pricer
+    base: GraphFacts, i: int, cuts: SplitArrays, pieces: Pieces, outs: np.ndarray, pricer: Pricer
 ) -> tuple[np.ndarray, np.ndarray]:
     """Seconds of the forward and backward pass of node i under each split. outs: bytes of a
     device's results [splits]."""
@@ -31,32 +32,25 @@ def float8_times(
     )
     readers = sum(j in eight_bit(graph) for j, _ in graph.consumers[x])
     work = pieces.rule.flops * pieces.share("")
+    extents = product_of(pieces.rule, cuts, work)
 
-    def product(read: np.ndarray, written: np.ndarray) -> np.ndarray:
-        return _each_s(pricer, work, read / 2 + written, pricer.recipe.compute)
+    def product(read: np.ndarray, written: np.ndarray, of: Product | None) -> np.ndarray:
+        return pricer.kernels_s(work, read / 2 + written, pricer.recipe.compute, of)
 
     def largest(size: np.ndarray) -> np.ndarray:
-        return _each_s(pricer, np.zeros(len(size)), size, pricer.recipe.between)
+        return pricer.kernels_s(np.zeros(len(size)), size, pricer.recipe.between)
 
     def converted(size: np.ndarray) -> np.ndarray:
-        return _each_s(pricer, np.zeros(len(size)), 1.5 * size, pricer.recipe.between)
+        return pricer.kernels_s(np.zeros(len(size)), 1.5 * size, pricer.recipe.between)
 
     forward = (largest(xs) + converted(xs)) / readers + largest(ws) + converted(ws)
-    forward += product(xs + ws, outs)
+    forward += product(xs + ws, outs, extents)
     if not pieces.trained:
         return forward, np.zeros(len(pieces.splits))
     backward = largest(outs) + converted(outs)
     if x in base.grad:
-        backward += converted(ws) + product(outs + ws, xs)
+        backward += converted(ws) + product(outs + ws, xs, extents and extents.of_left)
     if w in base.grad:
-        backward += converted(xs) / readers + product(outs + xs, ws)
+        backward += converted(xs) / readers
+        backward += product(outs + xs, ws, extents and extents.of_right)
     return forward, backward
-
-
-def _each_s(
-    pricer: Pricer, flops: Sequence[float] | np.ndarray, moved: np.ndarray, dtype: str
-) -> np.ndarray:
-    """Seconds of a kernel under each split, alike ones priced once."""
-    work = list(zip(np.asarray(flops).tolist(), moved.tolist(), strict=True))
-    known = {each: pricer.kernel_s(*each, dtype) for each in dict.fromkeys(work)}
-    return np.array([known[each] for each in work])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from costmodels.products import Product
 from planner.execution.collective import inner_collectives
 from planner.execution.odd_heads import ALIGNED, odd_heads, widenings
 from planner.graph.ir import OF_PRODUCT, Graph, Node
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from planner.pricing.float8 import float8_times
 from planner.pricing.float8 import float8_times
 from planner.pricing.pricer import Pricer
+from planner.pricing.product_extents import product_of
 
 
 def kernel_times(base: GraphFacts, i: int, split: Split, pricer: Pricer) -> tuple[float, float]:
@@ -80,7 +82,7 @@ def times_of(
     if operator.free or node.attrs.get(OF_PRODUCT):
         return np.zeros(len(splits)), np.zeros(len(splits))
     if dtype != "float32" and dtype != pricer.recipe.between:
-        return float8_times(base, i, pieces_of(base, i, splits, pricer, cuts), outs, pricer)
+        return float8_times(base, i, cuts, pieces_of(base, i, splits, pricer, cuts), outs, pricer)
     if operator.passes is not None:
         pieces = pieces_of(base, i, splits, pricer, cuts)
         if pieces.grouped_experts and operator.kind == "experts":
@@ -99,10 +101,12 @@ def times_of(
             operator.fusible and not pricer.topology.virtual
         )  # a core's time is that of its elements, wherever their operands are
         moved = (outs * pricer.runtime.fused_traffic if fused else ins + outs) * operator.traffic
-        flops = rule.flops * cuts.share(rule) * _widened(base, i, cuts) if rule.flops else 0 * outs
-        work = list(zip(flops.tolist(), moved.tolist(), strict=True))
-        alike = {each: pricer.kernel_s(*each, dtype) for each in dict.fromkeys(work)}
-        forward = np.array([alike[each] for each in work])
+        wider = _widened(base, i, cuts) if rule.flops else 1.0
+        flops = rule.flops * cuts.share(rule) * wider if rule.flops else 0 * outs
+        product = product_of(rule, cuts, flops, wider) if pricer.device.tiles else None
+        forward = pricer.kernels_s(flops, moved, dtype, product)
+        if product is not None:
+            return forward, _gradients_s(base, i, cuts, product, moved, pricer)
     if not base.training or base.grad.isdisjoint(node.outputs):
         return forward, np.zeros(len(splits))
     on_gpu = pricer.topology.device.kind == "gpu"
@@ -112,6 +116,24 @@ def times_of(
         return forward, (more + np.array([rule.beyond(split, mesh) for split in splits])) * forward
     sums = on_gpu and operator.gpu_sums > 0 and node.inputs[1] in base.grad
     return forward, more * forward + sums * operator.gpu_sums * pricer.device.launch_s
+
+
+def _gradients_s(
+    base: GraphFacts, i: int, cuts: SplitArrays, product: Product, moved: np.ndarray, pricer: Pricer
+) -> np.ndarray:
+    """Seconds of a product's backward pass: of one product for each operand with a gradient, of the
+    same FLOPs and bytes; that of operand 0 over rows of the neighbours, too. [splits]"""
+    node, rule = base.graph.nodes[i], base.rules[i]
+    seconds = np.zeros(len(cuts.splits))
+    if not base.training or base.grad.isdisjoint(node.outputs):
+        return seconds
+    dtype = program_type(base.graph, i, pricer.recipe)
+    beyond = [rule.beyond(split, pricer.sizes) for split in cuts.splits]
+    for slot, of in enumerate((product.of_left, product.of_right)):
+        if node.inputs[slot] in base.grad:
+            each = pricer.kernels_s(of.flops, moved, dtype, of)
+            seconds = seconds + (each * (1 + np.array(beyond)) if slot == 0 else each)
+    return seconds
 
 
 def _bodies_s(
@@ -142,7 +164,11 @@ def _bodies_s(
             elif operator.fusible:
                 fused += made * pricer.runtime.fused_traffic
             elif not operator.free:
-                seconds += pricer.kernel_s(rule.flops * share, read + made, dtype)
+                cuts, flops = SplitArrays.of((own,), pricer.sizes), np.array([rule.flops * share])
+                product = product_of(rule, cuts, flops)
+                seconds += float(
+                    pricer.kernels_s(flops, np.array([read + made]), dtype, product)[0]
+                )
         slowest = max(slowest, seconds + (pricer.kernel_s(0.0, fused, dtype) if fused else 0.0))
     return trips(node) * slowest
 

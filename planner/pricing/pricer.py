@@ -7,7 +7,7 @@ the runtime profile and the precision recipe.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
@@ -22,6 +22,7 @@ from costmodels.hardware.device import Device
 from costmodels.kernels import Amount
 from costmodels.optimizers import OPTIMIZERS
 from costmodels.precision import Recipe
+from costmodels.products import Product, least_time_s, product_time_s
 from costmodels.runtimes import Hidden, Rates, Runtime
 from planner.execution.collective import CollectiveUse
 from planner.graph.ir import DTYPE_BYTES
@@ -57,6 +58,7 @@ class Pricer:
         default_factory=dict
     )
     _sizes: dict[str, int] = field(default_factory=dict)
+    _products: dict[str, dict[tuple[float, ...], float]] = field(default_factory=dict)
 
     @property
     def sizes(self) -> Mapping[str, int]:
@@ -271,6 +273,33 @@ class Pricer:
     def kernel_s(self, flops: float, size_bytes: float, dtype: str) -> float:
         """Seconds of one kernel: the slower of arithmetic and memory, and the launch floor."""
         return compute.roofline_time_s(self.device, flops, size_bytes, dtype)
+
+    def kernels_s(
+        self, flops: np.ndarray, size_bytes: np.ndarray, dtype: str, product: Product | None = None
+    ) -> np.ndarray:
+        """Seconds of one kernel under each split, alike ones priced once. product: what it
+        multiplies, where that is one product, which has a price by its extents on devices whose
+        file has tiles. [splits]"""
+        if product is not None and self.device.tiles is not None:
+            extents = (product.rows, product.columns, product.sums, product.batch)
+            return self._products_s(np.stack([*extents, size_bytes]).T.tolist(), dtype)
+        work = list(zip(flops.tolist(), size_bytes.tolist(), strict=True))
+        alike = {each: self.kernel_s(*each, dtype) for each in dict.fromkeys(work)}
+        return np.array([alike[each] for each in work])
+
+    def _products_s(self, listed: Iterable[Sequence[float]], dtype: str) -> np.ndarray:
+        """Seconds of products by their rows, columns, sums, batch and bytes. [products]"""
+        work = [tuple(each) for each in listed]
+        known = self._products.setdefault(dtype, {})
+        if new := [each for each in dict.fromkeys(work) if each not in known]:
+            *extents, size_bytes = np.array(new).T
+            seconds = product_time_s(self.device, Product(*extents), size_bytes, dtype)
+            known.update(zip(new, seconds.tolist(), strict=True))
+        return np.array([known[each] for each in work])
+
+    def least_s(self, flops: float, dtype: str) -> float:
+        """Seconds that products of so many FLOPs take at least, however they are cut."""
+        return least_time_s(self.device, flops, dtype)
 
     def pass_s(self, kernels: Sequence[Kernel], dtype: str) -> float:
         """Seconds of kernels that run one after the other."""

@@ -75,6 +75,15 @@ class SplitArrays:
                 share *= -(-n // parts) * parts / parts / n
         return share
 
+    def local(self, rule: Rule) -> dict[str, np.ndarray | int]:
+        """Size of each factor that a device works through, padding included: as `Rule.work`.
+        [splits]"""
+        sizes: dict[str, np.ndarray | int] = dict(rule.sizes)
+        for choice, parts in self.parts.items():
+            if (f := rule.members(choice)[0]) in sizes:
+                sizes[f] = -(-sizes[f] // parts)
+        return sizes
+
 
 def program_type(graph: Graph, i: int, recipe: Recipe) -> str:
     """The type that a node of an emitted program computes with: that of products where it is a

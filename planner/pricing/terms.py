@@ -12,8 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
+
 from costmodels.hardware.device import DEVICES, AttentionPass, Device
 from costmodels.kernels import slowdown
+from costmodels.products import Product
 from costmodels.runtimes import FOLDER
 from planner.analysis.facts import GraphFacts
 from planner.ops.cost import Kernel
@@ -21,11 +24,14 @@ from planner.pricing.kernels import kernel_times
 from planner.pricing.pricer import Pricer
 from planner.sharding.rule import Split
 
+PRODUCT_KEYS = ("units", "tiles", "efficiency", "start", "kernel", "sums", "splitting")
+
 
 @dataclass(frozen=True)
 class Term:
     """A kernel of one pass. often: how many of it run; dtype: what it computes in; attention:
-    the pass of the device's fused attention, None for others."""
+    the pass of the device's fused attention, None for others; extents: rows, columns, sums and
+    batch of a product that is priced by them, else none."""
 
     flops: float
     moved_bytes: float
@@ -33,6 +39,7 @@ class Term:
     dtype: str
     attention: AttentionPass | None
     seconds: float
+    extents: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -69,6 +76,18 @@ class Noting(Pricer):
         self.noted.append(Term(flops, size_bytes, 1.0, dtype, None, seconds))
         return seconds
 
+    def kernels_s(
+        self, flops: np.ndarray, size_bytes: np.ndarray, dtype: str, product: Product | None = None
+    ) -> np.ndarray:
+        """As Pricer's, products by their extents noted (others are by `kernel_s`)."""
+        found = super().kernels_s(flops, size_bytes, dtype, product)
+        if product is not None and self.device.tiles is not None:
+            extents = (product.rows, product.columns, product.sums, product.batch)
+            rows = np.stack([flops, size_bytes, found, *extents]).T.tolist()
+            for work, size, seconds, *own in rows:
+                self.noted.append(Term(work, size, 1.0, dtype, None, seconds, tuple(own)))
+        return found
+
     def pass_s(self, kernels: Sequence[Kernel], dtype: str) -> float:
         """As Pricer's, each kernel noted."""
         for k in kernels:
@@ -96,6 +115,8 @@ def constants(
     path = Path(chip.file) if chip.file else DEVICES / f"{chip.name}.toml"
     for dtype in dict.fromkeys(k.dtype for k in kernels if k.flops):
         found.append(_of_device(chip, path, f"peak.{dtype}"))
+    if any(k.extents for k in kernels):
+        found += [_of_device(chip, path, f"products.{key}") for key in PRODUCT_KEYS]
     if any(k.flops and not k.attention for k in kernels):
         found.append(_of_device(chip, path, "matmul.efficiency"))
     for which, backward in (("forward", False), ("backward", True)):

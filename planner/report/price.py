@@ -6,8 +6,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from costmodels.hardware.units import show_bytes, show_time
 from costmodels.kernels import slowdown
+from costmodels.products import Product, chosen, product_time_s
 from costmodels.ranges import TimeRange
 from planner.pricing.pricer import Pricer
 from planner.pricing.terms import Term, Terms
@@ -70,18 +73,34 @@ def _kernels(terms: Terms, pricer: Pricer) -> list[str]:
                 max(sides, key=lambda k: sides[k]) if term.seconds else "nothing",
             ]
         )
-    return table(rows, right=(0, 1, 2, 3, 4, 5)) if len(rows) > 1 else ["no kernel: it is a view"]
+    if len(rows) == 1:
+        return ["no kernel: it is a view"]
+    lines = table(rows, right=(0, 1, 2, 3, 4, 5))
+    products = [term for term in _merged(terms.kernels) if term.extents]
+    return [*lines, *(_waves(term, pricer) for term in products)]
+
+
+def _waves(term: Term, pricer: Pricer) -> str:
+    """How the device's library multiplies a product."""
+    rows, columns, sums, batch = (round(x) for x in term.extents)
+    (tall, wide), waves, pieces = chosen(pricer.device, term.extents, term.dtype)
+    of = f"{batch:,} x " if batch > 1 else ""
+    cut = f", sums in {pieces} pieces" if pieces > 1 else ""
+    return (
+        f"{of}[{rows:,}, {sums:,}] x [{sums:,}, {columns:,}]: tiles of {tall} x {wide} in"
+        f" {waves:,} wave{'s' if waves > 1 else ''}{cut}"
+    )
 
 
 def _merged(kernels: Sequence[Term]) -> list[Term]:
     """Equal kernels as one row."""
     found: dict[tuple[Any, ...], float] = {}
     for k in kernels:
-        key = (k.flops, k.moved_bytes, k.dtype, k.attention, k.seconds)
+        key = (k.flops, k.moved_bytes, k.dtype, k.attention, k.seconds, k.extents)
         found[key] = found.get(key, 0.0) + k.often
     return [
-        Term(flops, moved, often, dtype, attention, seconds)
-        for (flops, moved, dtype, attention, seconds), often in found.items()
+        Term(flops, moved, often, dtype, attention, seconds, extents)
+        for (flops, moved, dtype, attention, seconds, extents), often in found.items()
     ]
 
 
@@ -90,6 +109,10 @@ def _rate(term: Term, pricer: Pricer) -> float:
     if not term.flops:
         return 0.0
     device = pricer.device
+    if term.extents:
+        product = Product(*(np.array([x]) for x in term.extents))
+        seconds = product_time_s(device, product, np.zeros(1), term.dtype)
+        return term.flops / float(seconds[0])
     share = device.efficiency(term.flops)
     if term.attention and device.attention:
         share = device.attention.efficiency(term.attention)

@@ -99,7 +99,7 @@ class Arithmetic:
             # Attention's kernels leave out pairs that a mask hides.
             if kernels.filling is None and kernels.kind != "attention" and not node.bodies:
                 if flops not in known:
-                    known[flops] = pricer.kernel_s(flops, 0.0, pricer.recipe.compute)
+                    known[flops] = pricer.least_s(flops, pricer.recipe.compute)
                 backward = 0.0 if not base.training or base.grad.isdisjoint(node.outputs) else work
                 found[i not in inside] += (1 + backward) * known[flops]
         return cls(found[0], found[1], run[2] if base.dealt or not base.places else 0)

@@ -13,9 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
+
 from costmodels.hardware.device import Device, DeviceError, load_device
 from costmodels.kernels import attention_time_s, roofline_time_s
 from costmodels.precision import load_recipe
+from costmodels.products import Product, kernel_time_s
 from costmodels.runtimes import load_runtime
 from planner.emit.blocks import display_names
 from planner.execution.engine import Engine, engine_of
@@ -156,6 +159,9 @@ def kernel_s(kernel: Kernel, device: Device) -> float:
         return attention_time_s(
             device, kernel.flops, kernel.moved_bytes, dtype, kernel.attention.of
         )
+    if kernel.extents and device.tiles:
+        product = Product(*(np.array([x]) for x in kernel.extents))
+        return float(kernel_time_s(device, product, np.array([kernel.moved_bytes]), dtype)[0])
     return roofline_time_s(device, kernel.flops, kernel.moved_bytes, dtype)
 
 

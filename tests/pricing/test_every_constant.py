@@ -8,15 +8,18 @@ from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import fields, replace
 from functools import cache
+from itertools import product as iter_product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from costmodels.capacity import capacity
 from costmodels.collectives import KINDS
 from costmodels.hardware.device import DEVICES, AttentionPass, device_names, load_device
 from costmodels.precision import load_recipe
+from costmodels.products import Product
 from costmodels.ranges import Asked, time_range
 from costmodels.runtimes import Runtime, load_runtime
 from planner.analysis.facts import GraphFacts
@@ -72,6 +75,8 @@ def changed(table: Mapping[str, Any], path: tuple[Any, ...]) -> dict[str, Any]:
         place[path[-1]] = f"{less:.0f} {unit}" if unit == "B" else f"{less:.6g} {unit}"
     elif path[-2:-1] == ("widths",):  # which rise
         place[path[-1]] = old - 8
+    elif path[-2:-1] == ("splitting",):  # a threshold
+        place[path[-1]] = old / 2
     elif isinstance(old, int):
         place[path[-1]] = max(1, old // 2) if old > 1 else 2
     else:
@@ -95,6 +100,11 @@ def prices(table: Mapping[str, Any], path: Path) -> tuple[Any, ...]:
         for dtype in device.peak_flops_per_s
     ]
     found += [pricer.kernel_s(1.0, 10.0**n, "bfloat16") for n in (1, 9)]
+    found += [
+        pricer.kernels_s(of.flops, np.zeros(1), "bfloat16", of).tolist()
+        for of in products()
+        if device.tiles
+    ]
     if device.attention:
         found += [
             pricer.pass_s([Kernel(1e12, 1e9, attention=of)], "bfloat16")
@@ -117,6 +127,14 @@ def prices(table: Mapping[str, Any], path: Path) -> tuple[Any, ...]:
         for kind in ("image", "heads")
     ]
     return (*found, *(getattr(device, name) for name in REPORTED))
+
+
+def products() -> Iterator[Product]:
+    """Products of many extents, so that each tile is the fastest of one, and one whose sums are
+    all but split."""
+    sides = (64, 192, 256, 640, 1536, 4096, 13824)
+    for extents in ((496, 3120, 3792), *iter_product(sides, sides, (64, 320, 4096))):
+        yield Product(*(np.array([float(x)]) for x in (*extents, 1)))
 
 
 @pytest.mark.parametrize("name", device_names())

@@ -7,12 +7,14 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import planner
 from costmodels.hardware.device import AttentionPass, load_device
 from costmodels.kernels import attention_time_s, roofline_time_s
 from costmodels.overlap import Step, waited_s
+from costmodels.products import Product, kernel_time_s
 from planner.emit.from_strategy import program
 from planner.execution.plan import Plan
 from planner.graph.ir import Graph
@@ -198,10 +200,11 @@ def test_kernels_are_put_to_the_part_whose_line_made_them(strategy: Strategy, em
     def seconds(*kernels: tuple[int, int]) -> float:
         return sum(roofline_time_s(H100, flops, size, "bfloat16") for flops, size in kernels)
 
-    dots = (product, read)
+    sizes = Product(*(np.array([float(x)]) for x in (1024, 512, 512, 1)))
+    dot = float(kernel_time_s(H100, sizes, np.array([read]), "bfloat16")[0])
     expected = {
-        PRODUCTS: (seconds(dots), 1, read, product),
-        HEAD: (seconds(dots, (0, 2 * wide)), 2, read + 2 * wide, product),
+        PRODUCTS: (dot, 1, read, product),
+        HEAD: (dot + seconds((0, 2 * wide)), 2, read + 2 * wide, product),
         NORMS: (seconds((0, 2 * wide)), 1, 2 * wide, 0),
         ELEMENTWISE: (seconds((0, 3 * wide)), 1, 3 * wide, 0),
         OPTIMIZER: (seconds((0, 3 * wide)), 1, 3 * wide, 0),

@@ -28,11 +28,11 @@ from planner.verify.hlo.text import Computation, Instruction, Shape, parse
 from planner.verify.hlo.trip_counts import walk
 
 _WINDOW = re.compile(r"\bwindow=\{([^}]*)\}")
-_LABELS = re.compile(r"\bdim_labels=(\w+)_(\w+)->(\w+)")
-_CUDNN = re.compile(
+LABELS = re.compile(r"\bdim_labels=(\w+)_(\w+)->(\w+)")
+CUDNN = re.compile(
     r'custom_call_target="__cudnn\$conv(Forward|BackwardInput|BackwardFilter|BiasActivationForward)'
 )
-_LIBRARY_DOT = re.compile(
+LIBRARY_DOT = re.compile(
     r'custom_call_target="(__onednn\$matmul|__cublas\$(?:gemm|lt\$matmul)[^"]*|__triton\$gemm)"'
 )
 
@@ -67,13 +67,13 @@ def flops_of(instruction: Instruction, computation: Computation) -> int | None:
     opcode = instruction.opcode
     if opcode == "dot":
         left = computation.operand_shapes(instruction)[0]
-        contracted = _dims(instruction.attribute(r"\blhs_contracting_dims=\{([\d,]*)\}"))
+        contracted = dims_in(instruction.attribute(r"\blhs_contracting_dims=\{([\d,]*)\}"))
         return 2 * instruction.shapes[0].elements * math.prod(left.dims[d] for d in contracted)
     if opcode == "convolution":
         return _convolution(instruction, computation.operand_shapes(instruction))
-    if opcode == "custom-call" and _LIBRARY_DOT.search(instruction.attributes):
+    if opcode == "custom-call" and LIBRARY_DOT.search(instruction.attributes):
         return _library_dot(instruction, computation.operand_shapes(instruction)[0])
-    if opcode == "custom-call" and (found := _CUDNN.search(instruction.attributes)):
+    if opcode == "custom-call" and (found := CUDNN.search(instruction.attributes)):
         return _cudnn(found.group(1), instruction, computation.operand_shapes(instruction))
     if attention := fused_attention(instruction, computation):
         return attention.counted_flops
@@ -82,7 +82,8 @@ def flops_of(instruction: Instruction, computation: Computation) -> int | None:
     return None
 
 
-def _dims(text: str) -> tuple[int, ...]:
+def dims_in(text: str) -> tuple[int, ...]:
+    """Numbers in an attribute."""
     return tuple(int(d) for d in re.findall(r"\d+", text))
 
 
@@ -91,7 +92,7 @@ def _library_dot(instruction: Instruction, left: Shape) -> int:
     operand is contracted."""
     listed = instruction.attribute(r'"lhs_contracting_dimensions":\[([^\]]*)\]')
     if listed:
-        contracted = _dims(listed)
+        contracted = dims_in(listed)
     else:
         contracted = (
             len(left.dims) - (2 if '"transpose_a":true' in instruction.attributes else 1),
@@ -102,7 +103,7 @@ def _library_dot(instruction: Instruction, left: Shape) -> int:
 def _cudnn(kind: str, instruction: Instruction, operands: tuple[Shape, ...]) -> int:
     """A cuDNN convolution and its gradients cost the same; labels and window are those of the
     forward one, whatever is asked for."""
-    labels = _LABELS.search(instruction.attributes)
+    labels = LABELS.search(instruction.attributes)
     if labels is None:
         raise ValueError(f"no dim_labels in convolution {instruction.name}")
     result, first, second = instruction.shapes[0], operands[0], operands[1]
@@ -116,7 +117,7 @@ def _cudnn(kind: str, instruction: Instruction, operands: tuple[Shape, ...]) -> 
 
 
 def _convolution(instruction: Instruction, operands: tuple[Shape, ...]) -> int:
-    labels = _LABELS.search(instruction.attributes)
+    labels = LABELS.search(instruction.attributes)
     if labels is None:
         raise ValueError(f"no dim_labels in convolution {instruction.name}")
     base, kernel, result = labels.groups()

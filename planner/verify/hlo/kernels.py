@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from planner.verify.hlo.expert_kernels import ExpertKernel, expert_kernel
+from planner.verify.hlo.extents import Extents, extents_of
 from planner.verify.hlo.flops import flops_of
 from planner.verify.hlo.fused_attention import FusedAttention, fused_attention
 from planner.verify.hlo.text import Computation, Instruction, Module, Shape
@@ -59,7 +60,8 @@ ON_CHIP = 1
 @dataclass(frozen=True)
 class Kernel:
     """One kernel. moved_bytes, flops: of one run; dtype: XLA's name for the operands of its
-    products, "" without any; inside: its instructions, a fusion's own included."""
+    products, "" without any; extents: of its product where it has one alone; inside: its
+    instructions, a fusion's own included."""
 
     instruction: Instruction
     moved_bytes: int
@@ -67,6 +69,7 @@ class Kernel:
     dtype: str
     attention: FusedAttention | None
     experts: ExpertKernel | None
+    extents: Extents | None
     inside: tuple[Instruction, ...]
 
 
@@ -96,11 +99,12 @@ def kernel_of(module: Module, instruction: Instruction, computation: Computation
     each = [(instruction, computation), *_inside(module, instruction)]
     if any(COLLECTIVE.match(inner.opcode) for inner, _ in each):
         return None
-    flops, dtype = 0, ""
+    flops, dtype, products = 0, "", list[Extents | None]()
     for inner, around in each:
         found = flops_of(inner, around)
         if found:
             flops += found
+            products.append(extents_of(inner, around))
             dtype = dtype or _multiplied(around.operand_shapes(inner))
     experts = expert_kernel(instruction, computation)
     return Kernel(
@@ -114,6 +118,7 @@ def kernel_of(module: Module, instruction: Instruction, computation: Computation
         dtype=dtype,
         attention=attention,
         experts=experts,
+        extents=products[0] if len(products) == 1 else None,
         inside=tuple(inner for inner, _ in each),
     )
 

@@ -1,0 +1,40 @@
+"""What one device multiplies of a product under each of several splits, as rows, columns and sums:
+read off the factors of its rule."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from costmodels.products import Product
+from planner.pricing.split_arrays import SplitArrays
+from planner.sharding.rule import Rule
+
+
+def product_of(
+    rule: Rule, cuts: SplitArrays, flops: np.ndarray, wider: np.ndarray | float = 1.0
+) -> Product | None:
+    """The product of operands 0 and 1 under each split, None of what is none. flops: of a device;
+    wider: by what factor padding makes the columns more.
+
+    A factor of both operands and the result is one of the batch, of operand 1 and the result one of
+    the columns; what else the result has are rows. What FLOPs are left are those of sums, so that a
+    convolution sums over taps and channels.
+    """
+    if not rule.flops or len(rule.operands) < 2 or len(rule.results) != 1:
+        return None
+    left, right, result = (
+        {f for dim in dims for f in dim}
+        for dims in (rule.operands[0], rule.operands[1], rule.results[0])
+    )
+    local = cuts.local(rule)
+
+    def size(factors: set[str]) -> np.ndarray:
+        out = np.ones(len(cuts.splits))
+        for f in factors:
+            out = out * local[f]
+        return out
+
+    batch, columns = size(left & right & result), size((right & result) - left)
+    rows = size(result - right)
+    columns = columns * wider
+    return Product(rows, columns, flops / (2.0 * rows * columns * batch), batch)
