@@ -164,9 +164,7 @@ def fit(samples: Sequence[Sample], kind: str, devices: int, node_size: int) -> F
         inner=inner,
         outer=fit_link(across, "switch", 0),
         attention=fit_attention(_of(samples, "attention"), _mean(passes).value),
-        products=tuple(
-            MeasuredProduct(s.case.rows, s.case.edge, s.case.edge, s.time_s) for s in products
-        ),
+        products=tuple(_product(s) for s in products),
     )
 
 
@@ -328,6 +326,10 @@ def with_bus(link: LinkFit, samples: Sequence[Sample], node_members: int) -> Lin
 
 def _of(samples: Sequence[Sample], kind: str) -> list[Sample]:
     return [s for s in samples if s.case.kind == kind]
+
+
+def _product(s: Sample) -> MeasuredProduct:
+    return MeasuredProduct(s.case.rows, s.case.edge, s.case.edge, s.time_s)
 
 
 def _name(s: Sample) -> str:

@@ -20,7 +20,8 @@ def product_of(
     the columns; what else the result has are rows. What FLOPs are left are those of sums, so that a
     convolution sums over taps and channels.
     """
-    if not rule.flops or len(rule.operands) < 2 or len(rule.results) != 1:
+    several = any(len(dims) > 1 for dims in rule.operands[2:])  # what is no bias or scale
+    if not rule.flops or len(rule.operands) < 2 or len(rule.results) != 1 or several:
         return None
     left, right, result = (
         {f for dim in dims for f in dim}
