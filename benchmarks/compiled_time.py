@@ -64,6 +64,7 @@ def llama(layers: int, seq: int) -> str:
 
 
 V5E, V5P = ("v5e:2x4", "tpu:v5e:2x4"), ("v5p:2x2x2", "tpu:v5p:2x2x2")
+V6E = ("v6e:2x4", "tpu:v6e:2x4")
 CASES = (
     # Llama-3 8B as documentation plans it, and at longer sequences.
     Case("llama3-8b", 64, 512, ""),
@@ -128,6 +129,11 @@ CASES = (
     Case(llama(4, 8192), 8, 8, "tp=8", *V5P),
     Case(llama(2, 32768), 8, 4, "sequence=8,micro=1", *V5P, nodes=RING),
     Case("gpt2-small", 8, 64, "dp=8", *V5P),
+    Case("mixtral-8x7b,layers=2,seq=4096", 8, 16, "dp=8,zero=3", *V5P),
+    Case("mixtral-8x7b,layers=2,seq=4096", 8, 16, "dp=8,zero=3", *V6E),
+    Case("deepseek-moe-16b,layers=4,seq=4096", 8, 16, "dp=8,zero=3", *V5P),
+    Case("deepseek-moe-16b,layers=4,seq=4096", 8, 16, "dp=8,zero=3", *V6E),
+    Case("deepseek-moe-16b,layers=4,seq=4096", 8, 16, "dp=8", *V5P, workload="infer"),
 )
 
 

@@ -11,7 +11,7 @@ A fused attention kernel sustains another fraction of peak than products do, the
 from __future__ import annotations
 
 from dataclasses import replace
-from math import ceil, log2
+from math import log2
 from typing import TYPE_CHECKING, TypeVar
 
 from costmodels.hardware.device import AttentionPass, Device
@@ -22,13 +22,6 @@ if TYPE_CHECKING:
 
 Amount = TypeVar("Amount", float, "np.ndarray")
 """A number, or an array of some."""
-EXPERT_ROWS, EXPERT_COLUMNS = 128, 256
-"""A tile of the kernel that multiplies the rows of all experts (emitted programs, GPUs)."""
-EXPERT_TILE = {"rows": (1.06, 11), "weights": (0.86, 25)}
-"""Of both kernels: how much longer a step of a tile takes than a library's, and how many steps
-starting and ending a tile takes. Programs and single kernels on one H100 80GB HBM3, jax 0.11.2,
-2026-11-27 (benchmarks/RESULTS.md, Experts by one kernel); that it is as much slower than the
-library on other GPUs is a guess."""
 
 
 def sustained(device: Device, rates: Rates, devices: int) -> Device:
@@ -57,25 +50,6 @@ def slowdown(device: Device, rates: Rates, devices: int) -> float:
     """How much longer a step of so many devices takes than within one node, or one slice, as all
     wait for the slowest."""
     return 1 + rates.stragglers * log2(max(1.0, devices / device.node_size))
-
-
-def expert_rows_flops(rows: float, experts: int, across: int, wide: int) -> float:
-    """FLOPs of a library's product that takes as long as the kernel that multiplies the rows of all
-    experts, [rows, across], by their weights, [across, wide] each: whole tiles of rows (half a tile
-    of each expert is empty, on average) and of columns, and what starting and ending a tile takes,
-    as steps over 64 elements (EXPERT_TILE)."""
-    slower, more = EXPERT_TILE["rows"]
-    filled = (rows + experts * EXPERT_ROWS / 2) * ceil(wide / EXPERT_COLUMNS) * EXPERT_COLUMNS
-    return slower * 2.0 * filled * (across + 64 * more)
-
-
-def expert_weights_flops(rows: float, experts: int, across: int, wide: int) -> float:
-    """The same of the kernel for the gradients of these weights, which sums over the rows of an
-    expert."""
-    slower, more = EXPERT_TILE["weights"]
-    filled = rows + experts * (EXPERT_ROWS / 2 + 64 * more)
-    tiles = ceil(across / EXPERT_ROWS) * ceil(wide / EXPERT_COLUMNS)
-    return slower * 2.0 * filled * tiles * EXPERT_ROWS * EXPERT_COLUMNS
 
 
 def roofline_time_s(device: Device, flops: float, size_bytes: float, dtype: str) -> float:

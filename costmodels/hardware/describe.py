@@ -51,6 +51,7 @@ def figures(device: Device) -> tuple[tuple[str, str], ...]:
         ("memory.bandwidth", _bandwidth(device.memory_bytes_per_s)),
         ("memory.efficiency", f"{device.memory_efficiency:g}"),
         *([("memory.tile", "{} rows x {} lanes".format(*device.tile))] if device.tile else []),
+        *([("memory.on_chip", show_bytes(device.on_chip_bytes))] if device.on_chip_bytes else []),
         ("kernel.launch", _micro(device.launch_s)),
     ]
     if fused := device.attention:

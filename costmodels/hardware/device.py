@@ -26,6 +26,7 @@ A TOML file in costmodels/hardware/devices (or the user's own):
                                           array
     bandwidth = "3350 GB/s"
     efficiency = 0.84
+    on_chip = "64 MiB"                    # optional: a core's own memory, of TPUs (VMEM)
     [kernel]
     launch = "4 us"
     [attention]                           # optional: the fused attention that emitted programs run
@@ -125,7 +126,7 @@ _KEYS: dict[str, set[str]] = {
         "widest_head",
         "efficiency",
     },
-    "memory": {"capacity", "context", "bandwidth", "efficiency", "tile"},
+    "memory": {"capacity", "context", "bandwidth", "efficiency", "tile", "on_chip"},
     "kernel": {"launch"},
     "inner": {
         "bandwidth",
@@ -271,6 +272,8 @@ class Device:
     tile: tuple[int, int] | None = None
     """Rows and lanes that arrays are stored in whole tiles of (costmodels.capacity); None where
     they are packed."""
+    on_chip_bytes: int = 0
+    """A core's own memory, of TPUs, which kernels cut their tiles for; 0 where it is not known."""
     spelled: tuple[str, ...] = ()
     """Parts of the names that jax and published runs give it."""
     kubernetes: str = "nvidia.com/gpu"
@@ -419,6 +422,7 @@ def _device(data: Mapping[str, Any]) -> Device:
         package_size=count(package["size"], "package.size") if package else 1,
         tile=_tile(memory["tile"]) if "tile" in memory else None,
         tiles=tiles_of(data["products"]) if "products" in data else None,
+        on_chip_bytes=size_bytes(memory["on_chip"]) if "on_chip" in memory else 0,
         rates=known_rates(data.get("rates", {})),
         **_about(data),
     )

@@ -71,6 +71,7 @@ def slowest(groups: Sequence[tuple[Device, int]]) -> Device:
         watts=_mean([(d.watts, n) for d, n in groups]),
         usd_per_h=_mean([(d.usd_per_h, n) for d, n in groups]),
         tile=next((d.tile for d in every if d.tile), None),
+        on_chip_bytes=min(d.on_chip_bytes for d in every),
         attention=_attention(every),
         tiles=_tiles(every, most),
     )

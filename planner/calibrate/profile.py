@@ -63,7 +63,8 @@ def table(figures: Figures, measured: Measured, base: Device, name: str) -> Tabl
     sources["memory.capacity"] = (
         f"host memory / {measured.devices} devices" if host else "as the file of " + base.name
     )
-    copied = ("context", "tile") if base.tile else ("context",)
+    own = {"tile": base.tile, "on_chip": base.on_chip_bytes}
+    copied = ("context", *(k for k, there in own.items() if there))
     guessed = {f"memory.{k}": f"as the file of {base.name}" for k in copied}
     for told, kept in (_attention_sources(figures, base), _products_sources(figures, base)):
         sources, guessed = sources | told, guessed | kept
@@ -164,6 +165,7 @@ def _kernel_tables(
             "bandwidth": _rate(memory),
             "efficiency": _share(figures.memory.value / memory, "memory", base),
             **({"tile": list(base.tile)} if base.tile else {}),
+            **({"on_chip": _bytes(base.on_chip_bytes)} if base.on_chip_bytes else {}),
         },
         "kernel": {"launch": _time(figures.launch.value)},
         **_products(figures, base, tuple(sizes), tuple(shares)),

@@ -27,6 +27,7 @@ KERNELS = (
     "sample",
     "signal",
     "experts",
+    "expert_tiles",
     "grouped_experts",
     "expert_places",
     "fused_attention",

@@ -1,5 +1,5 @@
-"""Routed experts by one kernel for the rows of all of them, on NVIDIA GPUs: where, and what it
-costs.
+"""Routed experts by one kernel for the rows of all of them, on NVIDIA GPUs and TPUs: where, and
+what it costs.
 
 Programs choose when they are traced (`takes_grouped` of
 planner/emit/runtime/kernels/grouped_experts.py), by the device they find and the operands they are
@@ -12,13 +12,24 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import ceil
 
-from costmodels.kernels import EXPERT_ROWS, expert_rows_flops, expert_weights_flops
+from costmodels.expert_tiles import (
+    LANES,
+    MOSAIC,
+    TILES,
+    TRITON,
+    most_columns,
+    rows_tile,
+    weights_tile,
+)
 from planner.ops.attention_kernels import BLOCKS, Chosen
 from planner.ops.cost import Kernel, Passes, Pieces
 
-TRITON = "triton"
-ALIGNED = 64
-"""What the widths of experts are multiples of, for the kernel."""
+KERNELS = {"cudnn": TRITON, "splash": MOSAIC}
+"""By the fused attention of a device, as experts' kernels serve where that does."""
+ALIGNED = {TRITON: 64, MOSAIC: LANES}
+"""What the widths of experts are multiples of."""
+SHORT = {TRITON: ("bfloat16", "float16"), MOSAIC: ("bfloat16",)}
+"""Types of operands."""
 
 
 # Many parameters: what decides about the device, the program and the plan, by keyword.
@@ -26,59 +37,75 @@ def chosen_for_experts(
     local: Mapping[str, int],
     *,
     device_kernel: str,
+    on_chip: int,
     compute: str,
     partitioned: bool,
     given: int,
     held: int,
 ) -> Chosen:
-    """The kernel of experts of these local sizes. device_kernel: the device's fused attention, as
-    experts' kernel serves where cuDNN's does; compute: dtype of activations; partitioned: whether
-    the compiler's partitioner places the collectives; given: rows that the experts may get; held:
-    those that blocks have room for at balance."""
-    h, f = local["h"], local["f"]
+    """The kernel of experts of these local sizes. device_kernel: the device's fused attention;
+    on_chip: bytes of a core's own memory, of TPUs; compute: dtype of activations; partitioned:
+    whether the compiler's partitioner places the collectives; given: rows that the experts may get;
+    held: those that blocks have room for at balance."""
+    h, f, kernel = local["h"], local["f"], KERNELS.get(device_kernel, "")
+    if kernel == MOSAIC and not on_chip:
+        kernel = ""
     reasons = {
-        "the device has no kernel for the rows of all experts": device_kernel != "cudnn",
+        "the device has no kernel for the rows of all experts": not kernel,
         "collectives are placed by the compiler": partitioned,
-        f"it computes in {compute}": compute not in ("bfloat16", "float16"),
-        f"its experts are {h:,} x {f:,}": bool(h % ALIGNED or f % ALIGNED),
+        f"it computes in {compute}": compute not in SHORT.get(kernel, ()),
+        f"its experts are {h:,} x {f:,}": (
+            any(size % ALIGNED.get(kernel, 1) for size in (h, f))
+            or (kernel == MOSAIC and most_columns(max(h, f), on_chip) < LANES)
+        ),
         "most of its rows are for experts of other devices": 2 * given > 3 * held,
     }
     why = next((reason for reason, holds in reasons.items() if holds), "")
-    return Chosen(BLOCKS, why) if why else Chosen(TRITON)
+    return Chosen(BLOCKS, why) if why else Chosen(kernel)
 
 
-def takes_kernel(pieces: Pieces, local: Mapping[str, int], given: int, held: int) -> bool:
-    """Whether one kernel serves, as `chosen_for_experts`."""
+def kernel_of(pieces: Pieces, local: Mapping[str, int], given: int, held: int) -> str:
+    """The kernel that serves, as `chosen_for_experts`; "" for blocks."""
     found = chosen_for_experts(
         local,
         device_kernel=pieces.attention_kernel if pieces.programs else "",
+        on_chip=pieces.on_chip,
         compute=pieces.compute,
         partitioned=pieces.partitioned,
         given=given,
         held=held,
     )
-    return found.kernel == TRITON
+    return "" if found.kernel == BLOCKS else found.kernel
 
 
-def places(rows: int, experts: int) -> int:
+def places(kernel: str, rows: int, experts: int) -> int:
     """Places for so many rows of so many experts, each expert's from a tile's beginning on."""
-    return (ceil(rows / EXPERT_ROWS) + experts) * EXPERT_ROWS
+    each = TILES[kernel, "rows"].rows
+    return (ceil(rows / each) + experts) * each
 
 
+# Many parameters: a kernel of a node, and the rows that it gets.
 def kernel_passes(
-    pieces: Pieces, local: Mapping[str, int], given: int, rows: float, layers: int
+    kernel: str, pieces: Pieces, local: Mapping[str, int], given: int, rows: float, layers: int
 ) -> Passes:
     """Rows into the order of experts, a kernel for each product, the hidden activation, and each
     token's rows summed; in the backward pass the hidden activation is made again. rows: of the
     busiest device, of those given; layers: products of a forward pass."""
     itemsize = pieces.itemsize("float32")
     h, f, experts = local["h"], local["f"], local["e"]
-    wide = places(given, experts) * itemsize
-    moved = (experts * h * f + rows * (h + f)) * itemsize
+    wide = places(kernel, given, experts) * itemsize
     into, out_of = (
-        Kernel(expert_rows_flops(rows, experts, *widths), moved) for widths in ((h, f), (f, h))
+        Kernel(
+            tile.rows_flops(rows, experts, *widths),
+            tile.rows_moved(rows, experts, *widths) * itemsize,
+        )
+        for widths in ((h, f), (f, h))
+        for tile in (rows_tile(kernel, pieces.on_chip, *widths),)
     )
-    gradients = Kernel(expert_weights_flops(rows, experts, h, f), moved)
+    tile = weights_tile(kernel, pieces.on_chip, h, f)
+    gradients = Kernel(
+        tile.weights_flops(rows, experts, h, f), tile.weights_moved(rows, experts, h, f) * itemsize
+    )
     sorted_once, summed = Kernel(0.0, 2 * wide * h), Kernel(0.0, 2 * rows * h * itemsize)
     hidden = Kernel(0.0, layers * wide * f)
     pulled = Kernel(0.0, (2 * layers + 1) * wide * f)
@@ -88,15 +115,15 @@ def kernel_passes(
         (sorted_once, summed, hidden, *[into] * (layers - 1), out_of),
         (
             *(sorted_once, sorted_once, summed, hidden, pulled),
-            *(replace(kernel, often=trained * times) for kernel, times in backward),
+            *(replace(one, often=trained * times) for one, times in backward),
         ),
     )
 
 
-def kernel_workspace(pieces: Pieces, local: Mapping[str, int], given: int) -> float:
+def kernel_workspace(kernel: str, pieces: Pieces, local: Mapping[str, int], given: int) -> float:
     """Bytes beside operands and results: rows in the order of experts and both products of the
     hidden layer; training, rows and gradients of the result with three of the hidden layer, or,
     later, with what each product of the first layer leaves for the gradient of rows."""
     h, f = local["h"], local["f"]
     each = max(2 * h + 3 * f, 4 * h + f) if pieces.trained else h + 2 * f
-    return places(given, local["e"]) * each * pieces.itemsize("float32")
+    return places(kernel, given, local["e"]) * each * pieces.itemsize("float32")

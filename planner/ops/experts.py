@@ -39,9 +39,9 @@ from planner.ops.expert_capacity import (
 )
 from planner.ops.expert_kernels import (
     chosen_for_experts,
+    kernel_of,
     kernel_passes,
     kernel_workspace,
-    takes_kernel,
 )
 from planner.ops.expert_load import busiest_blocks, busiest_rows, counts_of, imbalance_of
 from planner.sharding.rule import KernelCollective, Rule, Split, parse
@@ -192,6 +192,7 @@ def kernel_of_experts(
     *,
     trained: bool,
     device_kernel: str,
+    on_chip: int,
     compute: str,
     partitioned: bool,
 ) -> Chosen:
@@ -200,6 +201,7 @@ def kernel_of_experts(
     return chosen_for_experts(
         local,
         device_kernel=device_kernel,
+        on_chip=on_chip,
         compute=compute,
         partitioned=partitioned,
         given=given_rows(rule, split, mesh),
@@ -276,8 +278,9 @@ def _passes(pieces: Pieces, operands: np.ndarray, results: np.ndarray) -> list[P
         local = pieces.rule.local(split, pieces.mesh)
         h, f = local["h"], local["f"]
         given = given_rows(pieces.rule, split, pieces.mesh)
-        if takes_kernel(pieces, local, given, rows * count * local["e"]):
-            found.append(kernel_passes(pieces, local, given, _rows(pieces, split), layers))
+        if kernel := kernel_of(pieces, local, given, rows * count * local["e"]):
+            busiest = _rows(pieces, split)
+            found.append(kernel_passes(kernel, pieces, local, given, busiest, layers))
             continue
         often = busiest_blocks(
             pieces.node,
@@ -351,8 +354,8 @@ def _bytes_beside(pieces: Pieces, split: Split) -> float:
         for k in (3, 4, 5)
         if pieces.node.inputs[k]
     ) / max(1, local["e"])
-    if takes_kernel(pieces, local, given, rows * count * local["e"]):
-        size = kernel_workspace(pieces, local, given)
+    if kernel := kernel_of(pieces, local, given, rows * count * local["e"]):
+        size = kernel_workspace(kernel, pieces, local, given)
     elif pieces.trained:
         size = one * (itemsize + 4) + rows * (3 * local["h"] + 4 * local["f"]) * itemsize
     else:

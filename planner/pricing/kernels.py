@@ -199,6 +199,7 @@ def pieces_of(
         widest_head=pricer.topology.device.widest_head,
         compute=pricer.recipe.between,
         partitioned=pricer.runtime.partitioned,
+        on_chip=pricer.topology.device.on_chip_bytes,
         grouped_experts=pricer.runtime.grouped_experts,
         programs=pricer.runtime.kernels is None and not pricer.runtime.grouped_experts,
     )

@@ -215,6 +215,7 @@ def expert_kernels(request: Request, base: GraphFacts, flow: Flow) -> dict[str, 
             dict(flow.plan.mesh),
             trained=base.training and not base.grad.isdisjoint(node.outputs),
             device_kernel=request.topology.device.attention_kernel,
+            on_chip=request.topology.device.on_chip_bytes,
             compute=request.recipe.between,
             partitioned=request.partitioned,
         )

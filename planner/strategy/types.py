@@ -118,8 +118,8 @@ class NodeTable(TypedDict):
     """Of attention on accelerators: the kernel that the emitted program runs it with, and after a
     colon what keeps a fused one from serving."""
     expert_kernel: NotRequired[str]
-    """Of routed experts without a capacity on accelerators: triton, one kernel for the rows of all
-    of them, or blocks, and after a colon why."""
+    """Of routed experts without a capacity on accelerators: triton (NVIDIA GPUs) or mosaic (TPUs),
+    one kernel for the rows of all of them, or blocks, and after a colon why."""
     saved_as: NotRequired[str]
     """Of what recomputed blocks save by name: that name."""
     runner_up: NotRequired[RunnerUp]

@@ -328,7 +328,7 @@ def planned_memory(
 ) -> dict[str, int]:
     """The planner's memory of a device by part, as its cost model has it, without the allowance for
     fragmentation. device: what is compiled for, None for cores of this host; bytes depend on it by
-    its tiles and its fused attention alone.
+    its tiles, its cores' own memory and its fused attention alone.
 
     unroll: priced as a program without a loop over its blocks, a few blocks at most: of many,
     compilers put off more gradients than one, and the price as a loop, which is the plan's own, is
@@ -342,7 +342,12 @@ def planned_memory(
 
     topology = for_devices("cpu", plan.devices)
     if device is not None:
-        there = replace(topology.device, tile=device.tile, attention=device.attention)
+        there = replace(
+            topology.device,
+            tile=device.tile,
+            attention=device.attention,
+            on_chip_bytes=device.on_chip_bytes,
+        )
         topology = replace(topology, device=there)
     mesh = pinned_mesh(topology, dict(plan.mesh))
     training = recipe.gradient_bytes > 0

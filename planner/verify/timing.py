@@ -28,7 +28,7 @@ from planner.graph.ir import Graph
 from planner.machine.mesh_choices import pinned_mesh
 from planner.machine.topology import from_json
 from planner.ops import operator_of
-from planner.ops.expert_kernels import TRITON
+from planner.ops.expert_kernels import KERNELS
 from planner.pricing.pricer import Pricer
 from planner.strategy.strategy import Strategy
 from planner.verify.clock import (
@@ -326,7 +326,7 @@ def _unfused(
         f"{parts.shown.get(name, name)} was priced with one kernel for the rows of all experts and"
         " compiled without it"
         for name, row in strategy.nodes.items()
-        if row.get("expert_kernel") == TRITON
+        if row.get("expert_kernel") in KERNELS.values()
         and not {name, parts.shown.get(name, name)} & experts
         and not experts - parts.of_name.keys()
     )

@@ -4,6 +4,7 @@ choice in programs and in plans, and compiled text that is read as it is counted
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import planner
-from costmodels.kernels import EXPERT_COLUMNS, EXPERT_ROWS, expert_rows_flops, expert_weights_flops
-from planner.emit.runtime.kernels import experts, fused_attention, grouped_experts
-from planner.ops.expert_kernels import ALIGNED, places, takes_kernel
+from costmodels.expert_tiles import (
+    MOSAIC,
+    TILES,
+    TRITON,
+    even_columns,
+    most_columns,
+    rows_tile,
+    weights_tile,
+)
+from costmodels.hardware.device import device_names, load_device
+from planner.emit.runtime.kernels import expert_tiles, experts, fused_attention, grouped_experts
+from planner.ops.expert_kernels import ALIGNED, kernel_of, places
 from planner.verify.hlo.flops import dot_flops
 from planner.verify.hlo.kernels import kernels
 from planner.verify.hlo.text import parse
@@ -26,6 +36,13 @@ ROUTERS: dict[str, Callable[[np.random.Generator], np.ndarray]] = {
     "some elsewhere": lambda rng: rng.integers(0, EXPERTS + 1, TOKENS * CHOICES),
     "all elsewhere": lambda rng: np.full(TOKENS * CHOICES, EXPERTS),
 }
+NVIDIA, TPU = "NVIDIA H100 80GB HBM3", "TPU v5"
+
+
+def on(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    """Programs find a device of that name."""
+    for module in (expert_tiles, grouped_experts):
+        monkeypatch.setattr(module, "device_name", lambda: device)
 
 
 def operands(turned: bool, gated: bool, biased: bool) -> tuple[Any, ...]:
@@ -50,18 +67,24 @@ def operands(turned: bool, gated: bool, biased: bool) -> tuple[Any, ...]:
     return made(TOKENS, HIDDEN), abs(made(TOKENS * CHOICES)), stacks, made(TOKENS, HIDDEN)
 
 
-@pytest.mark.parametrize("router", ROUTERS)
-@pytest.mark.parametrize(
-    ("turned", "gated", "biased"),
-    [(False, True, False), (True, True, True), (False, False, True), (True, False, False)],
-)
+WAYS = [(False, True, False), (True, True, True), (False, False, True), (True, False, False)]
+CASES = [
+    *((NVIDIA, router, way) for router in ROUTERS for way in WAYS),
+    *((TPU, router, way) for router, way in zip(ROUTERS, WAYS, strict=True)),
+]
+
+
+@pytest.mark.parametrize(("device", "router", "way"), CASES)
 def test_one_kernel_computes_what_blocks_compute(
-    router: str, turned: bool, gated: bool, biased: bool
+    device: str, router: str, way: tuple[bool, bool, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Results and all gradients, in plain operations in place of the GPU's."""
+    """Results and all gradients, in plain operations in place of the device's."""
     import jax
     import jax.numpy as jnp
 
+    turned, gated, biased = way
+    monkeypatch.setattr(experts, "takes_grouped", lambda *_: False)
+    on(monkeypatch, device)
     x, share, stacks, g = operands(turned, gated, biased)
     ids = jnp.asarray(ROUTERS[router](np.random.default_rng(3)), jnp.int32)
     mix = (lambda g, u: jax.nn.silu(g) * u) if gated else (lambda _, u: jax.nn.gelu(u))
@@ -85,30 +108,73 @@ def test_one_kernel_computes_what_blocks_compute(
 
 
 @settings(max_examples=40)
-@given(st.lists(st.integers(0, 6), min_size=1, max_size=600), st.integers(1, 6))
-def test_every_row_has_a_place_in_a_tile_of_its_expert(ids: list[int], count: int) -> None:
+@given(
+    st.lists(st.integers(0, 6), min_size=1, max_size=600),
+    st.integers(1, 6),
+    st.sampled_from([(NVIDIA, TRITON), (TPU, MOSAIC)]),
+)
+def test_every_row_has_a_place_in_a_tile_of_its_expert(
+    ids: list[int], count: int, device: tuple[str, str]
+) -> None:
+    """An expert without rows has a tile too."""
     import jax.numpy as jnp
 
-    each = np.minimum(ids, count)
+    name, kernel = device
+    each, rows = np.minimum(ids, count), TILES[kernel, "rows"].rows
     how = (None, "", "", 1, 1)
-    source, place, first, expert, _ = grouped_experts.tile_places(how, jnp.asarray(each), count)
-    assert len(source) == places(len(ids), count) == len(expert) * grouped_experts.TILE
-    assert (EXPERT_ROWS, EXPERT_COLUMNS) == (grouped_experts.TILE, grouped_experts.WIDE)
-    assert ALIGNED == grouped_experts.DEEP == grouped_experts.SHORT
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        on(monkeypatch, name)
+        source, place, first, expert, _ = grouped_experts.tile_places(how, jnp.asarray(each), count)
+    assert len(source) == places(kernel, len(ids), count) == len(expert) * rows
     for row, (own, at) in enumerate(zip(each, np.asarray(place), strict=True)):
         if own == count:
             assert at == len(source)
         else:
-            assert source[at] == row and expert[at // grouped_experts.TILE] == own
+            assert source[at] == row and expert[at // rows] == own
     used = np.bincount(each, minlength=count + 1)[:count]
     assert np.sum(np.asarray(source) < len(ids)) == used.sum()
-    assert np.array_equal(np.diff(first), -(-used // grouped_experts.TILE))
+    assert np.array_equal(np.diff(first), np.maximum(1, -(-used // rows)))
 
 
-@pytest.mark.parametrize("device", ["", "cpu", "NVIDIA H100 80GB HBM3", "Tesla V100", "TPU v5p"])
+def test_tiles_of_plans_are_those_of_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    on(monkeypatch, NVIDIA)
+    tiles = TILES[TRITON, "rows"], TILES[TRITON, "weights"]
+    assert {tile.rows for tile in tiles} == {expert_tiles.tile_rows(), tiles[1].tall}
+    assert {tile.columns for tile in tiles} == {grouped_experts.WIDE}
+    assert ALIGNED[TRITON] == grouped_experts.DEEP == grouped_experts.SHORT
+    for device in map(load_device, device_names()):
+        if device.kind != "tpu":
+            assert not device.on_chip_bytes
+            continue
+        on(monkeypatch, f"{device.spelled[0]} and more")
+        assert expert_tiles.tile_rows() == TILES[MOSAIC, "rows"].rows
+        for across, wide in ((4096, 14336), (14336, 4096), (2048, 1408), (128, 256), (7168, 2048)):
+            most = most_columns(across, device.on_chip_bytes)
+            assert most == expert_tiles.most_columns(across)
+            if most:
+                columns = rows_tile(MOSAIC, device.on_chip_bytes, across, wide).columns
+                assert columns == even_columns(wide, most) <= max(128, most)
+                assert columns == expert_tiles.even_columns(wide, most)
+                assert -(-wide // columns) > 1 or wide <= 128
+            sums = weights_tile(MOSAIC, device.on_chip_bytes, across, wide)
+            assert (sums.tall, sums.columns) == expert_tiles.gradient_tile(across, wide)
+
+
+CHIPS = {NVIDIA: ("cudnn", 0), "TPU v5 lite": ("splash", 2**27), "TPU v4": ("splash", 2**24)}
+"""Fused attention and a core's own memory, by device."""
+
+
+@pytest.mark.parametrize("device", ["", "cpu", "Tesla V100", "TPU v3", *CHIPS])
 @pytest.mark.parametrize(
     ("tokens", "hidden", "width", "dtype"),
-    [(64, 128, 192, "bfloat16"), (64, 128, 96, "bfloat16"), (64, 128, 192, "float32")],
+    [
+        (64, 128, 192, "bfloat16"),
+        (64, 128, 96, "bfloat16"),
+        (64, 128, 256, "float16"),
+        (64, 128, 256, "bfloat16"),
+        (64, 4096, 14336, "bfloat16"),
+        (64, 128, 256, "float32"),
+    ],
 )
 def test_programs_choose_as_plans_do(
     device: str, tokens: int, hidden: int, width: int, dtype: str, monkeypatch: pytest.MonkeyPatch
@@ -116,7 +182,7 @@ def test_programs_choose_as_plans_do(
     import jax
     import jax.numpy as jnp
 
-    monkeypatch.setattr(grouped_experts, "device_name", lambda: device)
+    on(monkeypatch, device)
     shape = lambda *s: jax.ShapeDtypeStruct(s, dtype)  # noqa: E731
     ids = jax.ShapeDtypeStruct((2 * tokens,), jnp.int32)
     stacks = (None, shape(4, hidden, width), shape(4, width, hidden), None, None, None)
@@ -126,14 +192,15 @@ def test_programs_choose_as_plans_do(
         )
 
         class Asked:
-            attention_kernel = "cudnn" if device.startswith("NVIDIA") else ""
+            attention_kernel, on_chip = CHIPS.get(device, ("", 0))
             compute = dtype
             partitioned = False
             programs = True
 
         local = {"h": hidden, "f": width, "e": 4}
-        assert found == takes_kernel(Asked(), local, 2 * tokens, 4 * rows)  # type: ignore[arg-type]
-    assert fused_attention.device_name() != "NVIDIA H100 80GB HBM3"  # what is here
+        chosen = kernel_of(Asked(), local, 2 * tokens, 4 * rows)  # type: ignore[arg-type]
+        assert found == bool(chosen)
+    assert fused_attention.device_name() != NVIDIA  # what is here
 
 
 TEXT = """HloModule experts
@@ -154,23 +221,53 @@ def test_compiled_kernels_are_counted_as_rows_of_a_balanced_router() -> None:
     """600 rows as blocks hold them; time follows the 500 that there are."""
     assert dot_flops(TEXT) == 2 * (2 * 600 * 256 * 384)
     rows, sums = (site.found for site in kernels(parse(TEXT)))
-    assert rows.flops == int(expert_rows_flops(500, 2, 256, 384))
-    assert sums.flops == int(expert_weights_flops(500, 2, 256, 384))
+    assert rows.flops == int(TILES[TRITON, "rows"].rows_flops(500, 2, 256, 384))
+    assert sums.flops == int(TILES[TRITON, "weights"].weights_flops(500, 2, 256, 384))
     assert rows.moved_bytes == 4 * 6 + 2 * (768 * 256 + 2 * 256 * 384 + 768 * 384)
     assert rows.dtype == "bf16"
 
 
-def test_prices_follow_the_kernel_where_a_program_has_it() -> None:
-    """A step of small experts on one H100 is cheaper than by blocks, which float32 keeps, and asks
-    for places of all rows."""
+TPU_TEXT = """HloModule experts
+
+ENTRY %main (e: s32[5], f: s32[3], x: bf16[1280,256], w: bf16[2,256,512], g: bf16[1280,512]) -> bf16[2,256,512] {
+  %e = s32[5]{0} parameter(0)
+  %f = s32[3]{0} parameter(1)
+  %x = bf16[1280,256]{1,0} parameter(2)
+  %w = bf16[2,256,512]{2,1,0} parameter(3)
+  %g = bf16[1280,512]{1,0} parameter(4)
+  %expert_rows_600_500_256.1 = bf16[1280,512]{1,0} custom-call(%e, %x, %w), custom_call_target="tpu_custom_call", backend_config={"custom_call_config":{"body":"TUz"}}
+  ROOT %expert_weights_600_500_128_256 = bf16[2,256,512]{2,1,0} custom-call(%e, %f, %x, %expert_rows_600_500_256.1), custom_call_target="tpu_custom_call", backend_config={"custom_call_config":{"body":"TUz"}}
+}
+"""
+
+
+def test_compiled_kernels_of_tpus_are_counted_with_what_they_read_again() -> None:
+    """Two tiles of columns read rows twice; of a gradient's two by two each operand is read
+    twice."""
+    assert dot_flops(TPU_TEXT) == 2 * (2 * 600 * 256 * 512)
+    rows, sums = (site.found for site in kernels(parse(TPU_TEXT)))
+    tile = replace(TILES[MOSAIC, "rows"], columns=256)
+    assert rows.flops == int(tile.rows_flops(500, 2, 256, 512))
+    once = 4 * 5 + 2 * (1280 * 256 + 2 * 256 * 512 + 1280 * 512)
+    assert rows.moved_bytes == once + 2 * 500 * 256
+    tile = replace(TILES[MOSAIC, "weights"], tall=128, columns=256)
+    assert sums.flops == int(tile.weights_flops(500, 2, 256, 512))
+    assert sums.moved_bytes == once + 4 * 3 + 2 * 500 * (256 + 512)
+    assert rows.dtype == sums.dtype == "bf16" and rows.experts and sums.experts
+
+
+@pytest.mark.parametrize("hardware", ["h100-sxm", "tpu-v5p", "tpu-v6e"])
+def test_prices_follow_the_kernel_where_a_program_has_it(hardware: str) -> None:
+    """A step of small experts on one device is cheaper than by blocks, which float32 keeps, and
+    asks for places of all rows."""
     spec, machine = (
         "zoo:deepseek-moe-16b,layers=2,seq=1024",
         {"devices": 1, "batch": 4, "baselines": False, "pins": "recompute=none"},
     )
-    kernel = planner.plan(spec, hardware="h100-sxm", **machine)
+    kernel = planner.plan(spec, hardware=hardware, **machine)
     monkey = pytest.MonkeyPatch()
-    monkey.setattr("planner.ops.experts.takes_kernel", lambda *_: False)
-    blocks = planner.plan(spec, hardware="h100-sxm", **machine)
+    monkey.setattr("planner.ops.experts.kernel_of", lambda *_: "")
+    blocks = planner.plan(spec, hardware=hardware, **machine)
     monkey.undo()
     assert kernel.costs["step_time_s"] < 0.9 * blocks.costs["step_time_s"]
     assert kernel.costs["memory_per_device_bytes"] > blocks.costs["memory_per_device_bytes"]
@@ -181,7 +278,9 @@ def test_prices_follow_the_kernel_where_a_program_has_it() -> None:
     [
         ("bf16-mixed", "h100-sxm", "triton"),
         ("fp32", "h100-sxm", "blocks: it computes in float32"),
-        ("bf16-mixed", "tpu-v5p", "blocks: the device has no kernel for the rows of all experts"),
+        ("bf16-mixed", "tpu-v5p", "mosaic"),
+        ("fp32", "tpu-v5p", "blocks: it computes in float32"),
+        ("bf16-mixed", "mi300x", "blocks: the device has no kernel for the rows of all experts"),
         ("fp32", "cpu", None),
     ],
 )
@@ -203,7 +302,10 @@ def test_a_plan_says_which_kernel_its_experts_get(
 
 
 def test_a_longer_product_takes_longer() -> None:
-    assert expert_rows_flops(1000, 8, 512, 512) < expert_rows_flops(1001, 8, 512, 512)
-    assert expert_rows_flops(1000, 8, 512, 512) == expert_rows_flops(1000, 8, 512, 257)
-    assert expert_weights_flops(1000, 8, 512, 512) < expert_weights_flops(1000, 9, 512, 512)
-    assert expert_rows_flops(1000, 8, 512, 512) > 2.0 * 1000 * 512 * 512
+    for kernel in (TRITON, MOSAIC):
+        rows = rows_tile(kernel, 2**26, 512, 512).rows_flops
+        assert rows(1000, 8, 512, 512) < rows(1001, 8, 512, 512)
+        assert rows(1000, 8, 512, 512) == rows(1000, 8, 512, 257)
+        assert rows(1000, 8, 512, 512) > 2.0 * 1000 * 512 * 512
+        sums = weights_tile(kernel, 2**26, 512, 512).weights_flops
+        assert sums(1000, 8, 512, 512) < sums(1000, 9, 512, 512)

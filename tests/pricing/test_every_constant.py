@@ -17,6 +17,7 @@ import pytest
 
 from costmodels.capacity import capacity
 from costmodels.collectives import KINDS
+from costmodels.expert_tiles import MOSAIC, rows_tile
 from costmodels.hardware.device import DEVICES, AttentionPass, device_names, load_device
 from costmodels.precision import load_recipe
 from costmodels.products import Product
@@ -114,6 +115,11 @@ def prices(table: Mapping[str, Any], path: Path) -> tuple[Any, ...]:
                 for width in (60, 120, 250)
                 for masked in (False, True)
             )
+        ]
+    if device.on_chip_bytes:
+        found += [
+            rows_tile(MOSAIC, device.on_chip_bytes, across, 2**20).rows_moved(1, 1, across, 2**20)
+            for across in range(128, 2048, 128)
         ]
     found += [
         pricer.collective_s(kind, over, 10.0**n)

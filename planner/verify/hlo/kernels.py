@@ -7,7 +7,8 @@ fusion, a library call, a copy, a reduction ... What only names values, and coll
     bytes   operands and results in the device's main memory. Of an operand of which a fusion takes
             slices or rows alone, those; of a result that is an operand with a slice or rows
             replaced, these. What was copied into on-chip memory ahead counts with the first kernel
-            that reads it there, what lies in the host's memory with none.
+            that reads it there, what lies in the host's memory with none. Of the kernel for
+            experts' rows on TPUs rows count as often as its tiles read them.
     FLOPs   2 M N K of products inside (planner.verify.hlo.flops); of fused attention those that it
             does, without what a causal mask hides; of the kernel for experts' rows those of
             a library's product that takes as long
@@ -109,7 +110,8 @@ def kernel_of(module: Module, instruction: Instruction, computation: Computation
     experts = expert_kernel(instruction, computation)
     return Kernel(
         instruction=instruction,
-        moved_bytes=moved_bytes(module, instruction, computation),
+        moved_bytes=moved_bytes(module, instruction, computation)
+        + (experts.again_bytes if experts else 0),
         flops=attention.done_flops
         if attention
         else int(experts.priced_flops)

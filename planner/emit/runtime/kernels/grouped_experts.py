@@ -1,9 +1,11 @@
-"""Routed experts on NVIDIA GPUs: one kernel multiplies the rows of all experts, where a loop over
-blocks (`experts.py`) takes a launch for each product of each block and waits for the host.
+"""Routed experts on NVIDIA GPUs and TPUs: one kernel multiplies the rows of all experts, where a
+loop over blocks (`experts.py`) takes a launch for each product of each block, and on GPUs waits for
+the host.
 
-Rows lie sorted by expert in one array, each expert's from a multiple of TILE on, with zeros behind
-them, so that a tile of the kernel has the weights of one expert. Kernels are Pallas's, through
-Triton: bfloat16 or float16 in, sums in float32.
+Rows lie sorted by expert in one array, each expert's from a multiple of `tile_rows()` on, with
+zeros behind them, so that a tile of the kernel has the weights of one expert; an expert without
+rows has a tile of zeros. Kernels are Pallas's: through Triton, bfloat16 or float16 in, sums in
+float32; on TPUs those of `expert_tiles.py`.
 """
 
 from __future__ import annotations
@@ -12,11 +14,18 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from planner.emit.runtime.collectives.exchange import spread
-from planner.emit.runtime.kernels.fused_attention import WITHOUT_FLASH, device_name, typed, untyped
+from planner.emit.runtime.kernels.expert_tiles import (
+    LANES,
+    most_columns,
+    pallas_result,
+    tile_rows,
+    tpu_rows,
+    tpu_weight_sums,
+)
+from planner.emit.runtime.kernels.fused_attention import WITHOUT_FLASH, device_name
 
 TILE = 128
-"""Rows of a tile, all of one expert."""
+"""Rows of a GPU's tile."""
 WIDE, DEEP, SHORT = 256, 64, 64
 """Columns of a tile; elements that are summed at a time; rows that are, of a weight's gradient."""
 WARPS = 8
@@ -29,31 +38,32 @@ shared memory takes; 2 on others."""
 def takes_grouped(how, x, ids, stacks):
     """Whether the kernels serve experts of these operands on the devices of the mesh. Not where
     most rows are for experts elsewhere: places are as many as all rows could need."""
-    name, held = device_name(), how[3] * how[4] * stacks[1].shape[0]
+    name, held, sizes = device_name(), how[3] * how[4] * stacks[1].shape[0], stacks[1].shape[1:]
+    gpu = name.startswith("NVIDIA") and not any(old in name for old in WITHOUT_FLASH)
     return (
-        name.startswith("NVIDIA")
-        and not any(old in name for old in WITHOUT_FLASH)
-        and x.dtype in (jnp.bfloat16, jnp.float16)
-        and all(size % DEEP == 0 for size in stacks[1].shape[1:])
+        (gpu or (name.startswith("TPU") and most_columns(max(sizes)) >= LANES))
+        and x.dtype in ((jnp.bfloat16, jnp.float16) if gpu else (jnp.bfloat16,))
+        and all(size % (DEEP if gpu else LANES) == 0 for size in sizes)
         and 2 * ids.shape[0] <= 3 * held
     )
 
 
 def tile_places(how, ids, count):
-    """Where rows of ids [R] lie, sorted by id below `count`, each id's from a multiple of TILE on:
-    (source [P], place [R], first [count + 1], expert [P // TILE], named). source: the row of a
-    place, R where there is none; place: the place of a row, P where its id is `count`; first: tiles
-    before each id's; expert: the id of a tile, `count` of those that are empty; named: rows of a
-    balanced router as blocks hold them, and those of them that there are, for readers of the
+    """Where rows of ids [R] lie, sorted by id below `count`, each id's from a multiple of the rows
+    of a tile on: (source [P], place [R], first [count + 1], expert [tiles], named). source: the row
+    of a place, R where there is none; place: the place of a row, P where its id is `count`; first:
+    tiles before each id's; expert: the id of a tile, `count` of those that are empty; named: rows
+    of a balanced router as blocks hold them, and those of them that there are, for readers of the
     compiled program."""
-    rows, tiles = ids.shape[0], -(-ids.shape[0] // TILE) + count
+    rows, each = ids.shape[0], tile_rows()
+    tiles = -(-rows // each) + count
     order = jnp.argsort(ids)
     begin = jnp.searchsorted(ids[order], jnp.arange(count + 1)).astype(jnp.int32)
-    filled = (begin[1:] - begin[:-1] + TILE - 1) // TILE
+    filled = jnp.maximum(1, (begin[1:] - begin[:-1] + each - 1) // each)
     first = jnp.concatenate([0 * filled[:1], jnp.cumsum(filled)]).astype(jnp.int32)
     own = ids[order]
-    at = jnp.where(own < count, (TILE * first - begin)[own] + jnp.arange(rows), tiles * TILE)
-    source = (0 * order[:1] + rows).repeat(tiles * TILE).at[at].set(order, mode="drop")
+    at = jnp.where(own < count, (each * first - begin)[own] + jnp.arange(rows), tiles * each)
+    source = (0 * order[:1] + rows).repeat(tiles * each).at[at].set(order, mode="drop")
     place = (0 * order).at[order].set(at)
     tile = 0 * order[:1] + jnp.arange(tiles)
     expert = jnp.searchsorted(first[1:], tile, side="right").astype(jnp.int32)
@@ -85,7 +95,7 @@ def grouped_gradients(how, x, ids, share, stacks, g, dstacks, interpret=False):
     def weight(a, b, turned):
         """The gradient of weights from their operand a and their result's gradient b."""
         a, b = (b, a) if turned else (a, b)
-        return weight_sums(a, b, first, count, named, interpret)
+        return weight_sums(a, b, expert, first, count, named, interpret)
 
     h, pull = jax.vjp(mix, *first_layer(into, rows, stacks, expert, named, interpret))
     dh = rows_by_experts(rows_g, down, expert, not out_turned, named, interpret)
@@ -99,7 +109,7 @@ def grouped_gradients(how, x, ids, share, stacks, g, dstacks, interpret=False):
         own_gate = weight(rows, dgate, in_turned)
     if biases[2] is not None:
         own = biases[2][jnp.minimum(expert, count - 1)].astype(jnp.float32)[:, None]
-        worth += jnp.sum(rows_g.reshape(-1, TILE, own.shape[-1]) * own, -1).reshape(-1)
+        worth += jnp.sum(rows_g.reshape(-1, tile_rows(), own.shape[-1]) * own, -1).reshape(-1)
     sums = [
         None if bias is None else expert_sums(values, expert, count)
         for bias, values in zip(biases, (dgate, dup, rows_g * part), strict=True)
@@ -131,34 +141,37 @@ def with_bias(y, bias, expert):
         return y
     real, each = (expert < bias.shape[0])[:, None], bias[jnp.minimum(expert, bias.shape[0] - 1)]
     added = jnp.where(real, each, 0).astype(y.dtype)[:, None]
-    return (y.reshape(-1, TILE, y.shape[1]) + added).reshape(y.shape)
+    return (y.reshape(-1, tile_rows(), y.shape[1]) + added).reshape(y.shape)
 
 
 def expert_sums(values, expert, count):
     """Sums of sorted rows by expert, float32 [count, N]."""
-    tiles = jnp.sum(values.reshape(-1, TILE, values.shape[1]).astype(jnp.float32), 1)
+    tiles = jnp.sum(values.reshape(-1, tile_rows(), values.shape[1]).astype(jnp.float32), 1)
     return (0 * tiles[:1]).repeat(count + 1, 0).at[expert].add(tiles)[:count]
 
 
 def sorted_rows(x, source, ids):
-    """Rows of x [T, H] at places, zeros where there is none."""
+    """Rows of x [T, H] at places; any row where there is none, whose results no row reads and whose
+    gradients have a share of zero."""
     choices = ids.shape[0] // x.shape[0]
-    real = source < ids.shape[0]
-    return jnp.where(real[:, None], x[jnp.minimum(source // choices, x.shape[0] - 1)], 0)
+    return x[jnp.minimum(source // choices, x.shape[0] - 1)]
 
 
 def token_sums(y, place, share, x):
-    """Each token's rows of y [P, H] times their shares, summed: [T, H]."""
-    here = place < y.shape[0]
-    rows = y[jnp.minimum(place, y.shape[0] - 1)].reshape(x.shape[0], -1, x.shape[1])
-    part = jnp.where(here, share, 0).reshape(x.shape[0], -1)
-    return jnp.sum(rows.astype(jnp.float32) * part[..., None], 1).astype(x.dtype)
+    """Each token's rows of y [P, H] times their shares, summed: [T, H]. First choices of all tokens
+    lie before second ones, as TPUs would lay groups of a token's rows out anew."""
+    place, share = (v.reshape(x.shape[0], -1).T for v in (place, share))
+    part = jnp.where(place < y.shape[0], share, 0)
+    rows = y[jnp.minimum(place, y.shape[0] - 1).reshape(-1)].reshape(-1, *x.shape)
+    return jnp.sum((rows * part[..., None]).astype(jnp.float32), 0).astype(x.dtype)
 
 
 # Many parameters: the operands of a product, how the weights lie, and what readers count.
 def rows_by_experts(x, w, expert, turned, named, interpret=False):
     """x [P, K] times the weights w [E, K, N] (turned: [E, N, K]) of each tile's expert: [P, N].
     named: as of `tile_places`."""
+    if device_name().startswith("TPU"):
+        return tpu_rows(x, w, expert, turned, named, interpret)
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
 
@@ -194,8 +207,10 @@ def rows_by_experts(x, w, expert, turned, named, interpret=False):
 
 
 # Many parameters: as `rows_by_experts`.
-def weight_sums(a, b, first, count, named, interpret=False):
+def weight_sums(a, b, expert, first, count, named, interpret=False):
     """Sums over each expert's rows of a [P, K] times b [P, N]: [count, K, N]."""
+    if device_name().startswith("TPU"):
+        return tpu_weight_sums(a, b, expert, first, count, named, interpret)
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
 
@@ -237,10 +252,7 @@ def weight_sums(a, b, first, count, named, interpret=False):
 
 # Many parameters: a kernel and what it is called with.
 def triton_call(kernel, name, grid, shape, operands, interpret):
-    """The kernel's result, in the type of its last operand. Kernels do not say over which mesh axes
-    results differ: they are traced without that check, and the result differs as operands do."""
-    from jax._src.config import _check_vma as check_types
-    from jax.experimental import pallas as pl
+    """`pallas_result` through Triton."""
     from jax.experimental.pallas import triton
 
     loads = next((n for part, n in LOADS.items() if part in device_name()), 2)
@@ -249,9 +261,4 @@ def triton_call(kernel, name, grid, shape, operands, interpret):
         if interpret
         else {"compiler_params": triton.CompilerParams(num_warps=WARPS, num_stages=loads)}
     )
-    last = operands[-1]
-    with check_types(False):
-        out = pl.pallas_call(
-            kernel, grid=grid, out_shape=jax.ShapeDtypeStruct(shape, last.dtype), name=name, **how
-        )(*(untyped(x) for x in operands))
-    return typed(out, spread(last, *operands))
+    return pallas_result(kernel, name, shape, operands, {"grid": grid} | how)
