@@ -19,6 +19,7 @@ from costmodels.hardware.device import from_table, load_device
 from planner.calibrate.cases import Case, Sample, attention, cases, groups
 from planner.calibrate.fit import CLOSE, MOST_FALL, Figures, fit, fit_link, monotone
 from planner.calibrate.measure import Measured
+from planner.calibrate.products import MeasuredProduct, fit_tiles, priced_s
 from planner.calibrate.profile import shipped_name, table, text
 from planner.cli import main
 from planner.errors import PlanError
@@ -385,3 +386,38 @@ def test_plans_made_with_a_file_know_it_again(
     load_device.cache_clear()
     assert main(anew) == 2
     assert "mine.toml" in capsys.readouterr().err
+
+
+def test_products_are_found_by_their_extents() -> None:
+    """Times of a device whose library is slower than an H100's give that device's prices, those of
+    `--quick` are too few, and what has no tiles gets none."""
+    base = load_device("h100-sxm")
+    assert base.tiles is not None
+    slower = replace(
+        base.tiles, efficiency=0.7, start_s=1.5e-6, kernel_s=3e-6, sums_bytes_per_s=1.5e12
+    )
+    extents = [
+        (c.rows, c.edge, c.edge)
+        for c in cases(1, 1, "gpu", False)
+        if c.kind == "matmul" and c.dtype == "bfloat16"
+    ]
+    listed = [MeasuredProduct(*each, 1.0) for each in extents]
+    true = priced_s(replace(base, tiles=slower), listed)
+    timed = tuple(replace(x, time_s=float(t)) for x, t in zip(listed, true, strict=True))
+    shape = replace(fit(samples(1, 1, "gpu"), "gpu", 1, 1), products=timed)
+    shape = replace(
+        shape,
+        curve=((1e12, listed[6].flops / true[6]),),
+        memory=replace(shape.memory, value=base.memory_bytes_per_s * base.memory_efficiency),
+    )
+    made = table(shape, measured([], 1, 1, "gpu", "H100"), base, "mine")
+    found = from_table(tomllib.loads(text(made, "mine")), "mine.toml")
+    assert found.tiles is not None and found.tiles.units == base.tiles.units
+    assert priced_s(found, listed) == pytest.approx(true, rel=0.08)
+    assert "13 samples" in made["sources"]["products.efficiency"]
+    assert "products.units" in made["guessed"]
+    few = table(replace(shape, products=timed[:4]), measured([], 1, 1, "gpu", "H100"), base, "x")
+    assert few["products"]["efficiency"] == base.tiles.efficiency
+    assert "products.efficiency" in few["guessed"]
+    other = load_device("a10")
+    assert other.tiles is None and fit_tiles(other, timed) is None
