@@ -28,7 +28,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from typing import Any
 
 from costmodels.routing import busiest
@@ -267,9 +267,11 @@ class Split:
 
     pairs: tuple[tuple[str, Axes], ...] = ()
 
-    @classmethod
-    def of(cls, assignment: Mapping[str, Sequence[str]]) -> Split:
-        return cls(tuple(sorted((f, tuple(a)) for f, a in assignment.items() if a)))
+    @staticmethod
+    def of(assignment: Mapping[str, Sequence[str]]) -> Split:
+        """The split of an assignment; of equal ones the same object, so that what repeats share is
+        derived and priced once."""
+        return _shared_split(tuple(sorted((f, tuple(a)) for f, a in assignment.items() if a)))
 
     def axes(self, factor: str) -> Axes:
         for f, a in self.pairs:
@@ -285,6 +287,11 @@ class Split:
     def as_dict(self) -> dict[str, list[str]]:
         """JSON form."""
         return {f: list(a) for f, a in self.pairs}
+
+
+@lru_cache(maxsize=1 << 14)
+def _shared_split(pairs: tuple[tuple[str, Axes], ...]) -> Split:
+    return Split(pairs)
 
 
 _TOKEN = re.compile(r"\(([^)]*)\)|(\S+)")

@@ -185,3 +185,8 @@ def test_no_more_pieces_than_the_rule_allows() -> None:
     rule = parse("a -> a", ((16,),), ((16,),), most={"a": 4})
     assert legal(rule, Split.of({"a": ["model"]}), MESH)
     assert not legal(rule, Split.of({"a": ["data", "model"]}), MESH)
+
+
+def test_equal_splits_are_one_object() -> None:
+    """What repeats share is found by the object, whether a search made it or a file was read."""
+    assert Split.of({"b": ["data"], "n": []}) is Split.of({"b": ("data",)})
