@@ -4,6 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
+# What Python compiled is kept also where the environment forbids it: tests start hundreds of
+# processes, each of which would compile all of the planner again.
+export PYTHONDONTWRITEBYTECODE =
+
 .PHONY: demo test checks tests slow lint docs clean
 
 $(STAMP): pyproject.toml
