@@ -273,7 +273,7 @@ def test_attention_priced_as_fused_and_compiled_in_blocks_is_no_verified_program
     assert not timed(replace(strategy, nodes=nodes), emitted, fused=False).unfused
     # Experts that were priced with one kernel have to have one.
     (other_name,) = list(strategy.nodes)[:1]
-    for kernel, said in (("triton", 1), ("blocks: why", 0)):
+    for kernel, said in (("triton", 1), ("mosaic", 1), ("blocks: why", 0)):
         nodes = {
             **strategy.nodes,
             other_name: {**strategy.nodes[other_name], "expert_kernel": kernel},
