@@ -43,23 +43,36 @@ def candidates(rule: Rule, mesh: Mapping[str, int], limits: Limits = USUAL) -> t
     if rule.linear and limits.pending:
         options.append(PENDING)
     menu = tuple(options), tuple(axes)
-    splits, bits = _menu(*menu)
     devices = [1]  # along each set of axes
     for a in axes:
         devices += [n * mesh[a] for n in devices]
-    kept = np.ones(len(splits), bool)
-    if options:
-        alone = np.array([_fit(*alone_limits(rule, f, limits), tuple(devices)) for f in options])
-        kept = alone[np.arange(len(options))[:, None], bits].all(axis=0)
+    pieces = tuple(devices)
+    alone = tuple([_fit(*alone_limits(rule, f, limits), pieces) for f in options])
+    splits, kept = _alone(*menu, alone)
     if rule.paired or rule.compound:
-        kept &= fits_together(rule, dict(zip(options, np.array(devices)[bits], strict=True)))
-    return _of(*menu, kept.tobytes())
+        cut = np.array(devices)[_menu(*menu)[1]]
+        both = kept & fits_together(rule, dict(zip(options, cut, strict=True)))
+        return _of(*menu, both.tobytes())
+    return splits
 
 
 @cache
-def _fit(size: int | None, most: float, waste: float, pieces: tuple[int, ...]) -> list[bool]:
+def _fit(size: int | None, most: float, waste: float, pieces: tuple[int, ...]) -> tuple[bool, ...]:
     """Which numbers of pieces a choice with these limits (`alone_limits`) may be cut into."""
-    return [divides(size, most, waste, n) for n in pieces]
+    return tuple([divides(size, most, waste, n) for n in pieces])
+
+
+@cache
+def _alone(
+    options: tuple[str, ...], axes: Axes, fit: tuple[tuple[bool, ...], ...]
+) -> tuple[tuple[Split, ...], np.ndarray]:
+    """The splits of a menu each of whose choices may be cut so by itself, and whether each of the
+    menu is one. fit: per option and set of axes whether they may cut it."""
+    splits, bits = _menu(options, axes)
+    kept = np.ones(len(splits), bool)
+    if options:
+        kept = np.array(fit)[np.arange(len(options))[:, None], bits].all(axis=0)
+    return _of(options, axes, kept.tobytes()), kept
 
 
 @cache
