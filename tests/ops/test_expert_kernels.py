@@ -107,6 +107,31 @@ def test_one_kernel_computes_what_blocks_compute(
             np.testing.assert_allclose(b, a, atol=2e-5 * max(1.0, float(jnp.abs(a).max())))
 
 
+def test_float16_is_not_overflowed_by_experts_that_no_row_chose(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The last token would be infinite in an expert that is chosen by others alone."""
+    import jax
+    import jax.numpy as jnp
+
+    on(monkeypatch, NVIDIA)
+    x, share, stacks, g = jax.tree.map(
+        lambda v: v.astype(jnp.float16), operands(False, False, False)
+    )
+    x = x.at[-1].set(jnp.abs(x[-1]) + 200)
+    up = stacks[1].at[0].set(jnp.abs(stacks[1][0]) * 200)
+    stacks = (None, up, *stacks[2:])
+    ids = jnp.ones(TOKENS * CHOICES, jnp.int32).at[: TOKENS // 2].set(0)
+    how = (lambda _, u: jnp.square(u), "rh,hf->rf", "rf,fh->rh", 32, 3)
+    sums = jax.tree.map(jnp.zeros_like, stacks)
+    found = grouped_experts.grouped_gradients(how, x, ids, share, stacks, g, sums, True)
+    assert not np.isfinite(np.asarray(jnp.square(x[-1] @ up[0]))).all()
+    assert all(
+        np.isfinite(np.asarray(v[:1] if v.shape[0] == EXPERTS else v[: TOKENS // 4])).all()
+        for v in jax.tree.leaves(found)
+    )
+
+
 @settings(max_examples=40)
 @given(
     st.lists(st.integers(0, 6), min_size=1, max_size=600),

@@ -152,9 +152,11 @@ def expert_sums(values, expert, count):
 
 def sorted_rows(x, source, ids):
     """Rows of x [T, H] at places; any row where there is none, whose results no row reads and whose
-    gradients have a share of zero."""
+    gradients have a share of zero. In float16 zeros: experts that were not chosen for a row may
+    make an infinity of it, and zero times that is none."""
     choices = ids.shape[0] // x.shape[0]
-    return x[jnp.minimum(source // choices, x.shape[0] - 1)]
+    rows = x[jnp.minimum(source // choices, x.shape[0] - 1)]
+    return jnp.where((source < ids.shape[0])[:, None], rows, 0) if x.dtype == jnp.float16 else rows
 
 
 def token_sums(y, place, share, x):
