@@ -37,5 +37,12 @@ def product_of(
 
     batch, columns = size(left & right & result), size((right & result) - left)
     rows = size(result - right)
-    columns = columns * wider
-    return Product(rows, columns, flops / (2.0 * rows * columns * batch), batch)
+    columns = _whole(columns * wider)
+    return Product(rows, columns, _whole(flops / (2.0 * rows * columns * batch)), batch)
+
+
+def _whole(sizes: np.ndarray) -> np.ndarray:
+    """Sizes without what divisions of floats leave: 768 and a trillionth would fill another
+    tile."""
+    near = np.rint(sizes)
+    return np.where(np.abs(sizes - near) < 1e-6 * near, near, sizes)

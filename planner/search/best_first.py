@@ -513,6 +513,7 @@ class BestFirst:
             else:
                 beaten = min(beaten, self._lower_bound(node))
         self.finished_bounds.append(beaten)
+        self._report_bound()
 
     def _zero_stages(self, mesh: Mesh) -> tuple[int, ...]:
         """The same as `_levels`, as stages."""

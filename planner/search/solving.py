@@ -14,7 +14,9 @@ from typing import Self
 import numpy as np
 
 from planner.errors import PlanError
+from planner.execution.plan import Plan
 from planner.machine.topology import Mesh
+from planner.pricing.cost import Cost
 from planner.search.bucketing import price_with_buckets
 from planner.search.keys import model_key, reading_key
 from planner.search.request import Candidate, Progress, Request
@@ -233,6 +235,31 @@ class Solving(Workspace):
         problem = assemble(space, techniques, self.request.limit_bytes)
         choice = tuple(int(x) for x in solved.choice)
         objective = evaluate(problem, choice).cost / PICO
+        key = "price", mesh, techniques, choice, copies
+        if key not in space.memo:
+            space.memo[key] = self._whole_plan(space, mesh, techniques, choice, copies)
+        if space.memo[key] is None:
+            return None
+        plan, cost = space.memo[key]
+        candidate = Candidate(
+            label,
+            mesh,
+            plan,
+            cost,
+            techniques,
+            objective,
+            self.proven(problem, solved, unit_s),
+            solved.status,
+        )
+        self.details[id(candidate)] = candidate, space, choice, problem
+        self.take_up(space, choice)
+        return candidate
+
+    def _whole_plan(
+        self, space: Space, mesh: Mesh, techniques: Techniques, choice: tuple[int, ...], copies: int
+    ) -> tuple[Plan, Cost] | None:
+        """The plan of a choice and its price: searches under another memory limit, or of one mesh
+        alone, come upon many of them again."""
         plan = techniques.plan(
             mesh,
             splits_of(space, choice),
@@ -248,24 +275,9 @@ class Solving(Workspace):
                 (self.request.limit_bytes, self.request.roomy_bytes),
                 self.request.widths,
             )
-            plan, cost = price_with_buckets(
-                space.base, plan, self.pricer(mesh), self.request.bucket
-            )
+            return price_with_buckets(space.base, plan, self.pricer(mesh), self.request.bucket)
         except PlanError as e:
             if e.code != "P068":
                 raise
             self.refused = e
             return None
-        candidate = Candidate(
-            label,
-            mesh,
-            plan,
-            cost,
-            techniques,
-            objective,
-            self.proven(problem, solved, unit_s),
-            solved.status,
-        )
-        self.details[id(candidate)] = candidate, space, choice, problem
-        self.take_up(space, choice)
-        return candidate

@@ -61,6 +61,16 @@ def test_extents_are_read_off_the_rule() -> None:
     assert (found.rows[0], found.columns[0], found.sums[0]) == (72, 16, 27)
 
 
+def test_padding_leaves_whole_extents() -> None:
+    """GPT-2's odd vocabulary, padded to 128 classes: a trillionth more would fill another tile."""
+    rule = parse("m k, n k -> m n", [(8192, 768), (50257, 768)], [(8192, 50257)])
+    flops = np.array([2.0 * 8192 * 768 * 50257 * (50304 / 50257)])
+    cuts = SplitArrays.of((Split(),), MESH)
+    found = product_of(replace(rule, flops=flops[0]), cuts, flops, 50304 / 50257)
+    assert found is not None
+    assert (found.columns[0], found.sums[0], found.of_left.columns[0]) == (50304, 768, 768)
+
+
 def test_what_is_no_product_has_no_extents() -> None:
     cuts = SplitArrays.of((Split(),), MESH)
     three = parse("a b, b c, c d -> a d", [(2, 3), (3, 4), (4, 5)], [(2, 5)])
