@@ -27,6 +27,9 @@ def product_of(
         {f for dim in dims for f in dim}
         for dims in (rule.operands[0], rule.operands[1], rule.results[0])
     )
+    taps = right - left - result
+    if taps and left & right & result:  # a convolution in groups multiplies no matrices
+        return None
     local = cuts.local(rule)
 
     def size(factors: set[str]) -> np.ndarray:

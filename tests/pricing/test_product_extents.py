@@ -61,6 +61,13 @@ def test_extents_are_read_off_the_rule() -> None:
     assert (found.rows[0], found.columns[0], found.sums[0]) == (72, 16, 27)
 
 
+def test_a_convolution_in_groups_has_no_extents() -> None:
+    """Mamba's, each channel by itself: as products of one column they took 14 times their bytes."""
+    rule = parse("n c y, c i! -> n c y", [(8, 64, 64), (64, 4)], [(8, 64, 64)])
+    rule = replace(rule, flops=2.0 * 8 * 64 * 64 * 4)
+    assert product_of(rule, SplitArrays.of((Split(),), MESH), np.array([rule.flops])) is None
+
+
 def test_padding_leaves_whole_extents() -> None:
     """GPT-2's odd vocabulary, padded to 128 classes: a trillionth more would fill another tile."""
     rule = parse("m k, n k -> m n", [(8192, 768), (50257, 768)], [(8192, 50257)])
