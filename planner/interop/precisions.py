@@ -108,6 +108,7 @@ def _torchtitan(keys: Keys, notes: list[str]) -> str:
 def _hf(keys: Keys, notes: list[str]) -> str:
     """accelerate's word, or the flags of TrainingArguments."""
     said = {"bf16": "bf16-mixed", "fp16": "fp16", "fp8": "fp8", "no": "fp32"}
+    said["false"] = "fp32"  # what YAML makes of a bare no
     word = keys.word("", "mixed_precision")
     if word in said:
         return said[word]

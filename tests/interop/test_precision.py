@@ -84,6 +84,13 @@ def test_policies_of_levanter(policy: str, recipe: str, tmp_path: Path) -> None:
     assert read_configuration(path, 8, "levanter").settings.precision == recipe
 
 
+def test_a_bare_no_of_accelerate_is_float32(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("distributed_type: MULTI_GPU\nmixed_precision: no\n")
+    rows = ("per_device_train_batch_size=2",)
+    assert read_configuration(path, 8, "hf", overrides=rows).settings.precision == "fp32"
+
+
 def test_a_configuration_is_priced_in_its_own_precision(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
