@@ -4,7 +4,7 @@ baselines are the best of each."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -68,31 +68,53 @@ def as_named(
     if not claims:
         return out
     offered = dict[int, tuple[Split, ...]]()  # by kind
-    for i in base.times:
-        if i in pinned:
-            out[i] = _following(base, i, pinned[i], claims, tensor, fixed=True)
-            continue
+    for i in pinned:
+        out[i] = _following(base, i, pinned[i], claims, tensor, fixed=True)
+    said = tuple(claims.items()), tensor
+    for alike in _alike(base):
+        i, *_ = alike.nodes
         if (kind := base.kinds[i]) not in offered:
             offered[kind] = base.reachable(i, candidates(base.rules[i], sizes, limits))
         splits = offered[kind]
-        direction = directions(base.graph).get(i, "")
-        key = (
-            id(splits),
-            tuple(claims.items()),
-            tuple(base.roles[i].items()),
-            tensor,
-            _is_held(base, i),
-            (direction, base.rules[i].results[0]) if direction else (),
-        )
+        key = id(splits), said, alike.reads
         if key not in _FOLLOWING:
             _FOLLOWING[key] = splits, _following(base, i, splits, claims, tensor)
-        out[i] = _FOLLOWING[key][1]
+        left = _FOLLOWING[key][1]
+        out |= {i: left for i in alike.nodes if i not in pinned}
     return out
 
 
 _FOLLOWING: dict[tuple[object, ...], tuple[tuple[Split, ...], tuple[Split, ...]]] = {}
 """All that `_following` reads -> the splits, and those that it leaves. Splits are known by
 identity: `candidates` has the same object for the same ones on all meshes."""
+
+
+@dataclass(frozen=True)
+class _Alike:
+    """Classes of nodes of one kind that are the same to `_following`. reads: what it reads of them
+    beside their splits."""
+
+    nodes: tuple[int, ...]
+    reads: tuple[object, ...]
+
+
+def _alike(base: GraphFacts) -> tuple[_Alike, ...]:
+    """The classes of a graph's nodes, found once for all meshes."""
+    key, memo = ("alike to names", id(base.times)), base.graph.memo
+    if key not in memo:
+        found: dict[tuple[int, tuple[object, ...]], list[int]] = {}
+        for i in base.times:
+            direction = directions(base.graph).get(i, "")
+            reads = (
+                tuple(base.roles[i].items()),
+                _is_held(base, i),
+                (direction, base.rules[i].results[0]) if direction else (),
+            )
+            found.setdefault((base.kinds[i], reads), []).append(i)
+        each = tuple([_Alike(tuple(nodes), reads) for (_, reads), nodes in found.items()])
+        memo[key] = base.times, each  # which is kept, so that its id stays unique
+    result: tuple[_Alike, ...] = memo[key][1]
+    return result
 
 
 def _following(
