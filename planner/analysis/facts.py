@@ -6,7 +6,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache, cached_property
 from itertools import chain
@@ -495,6 +496,23 @@ class GraphFacts(BasicFacts):
             i in self.epilogue,
             attrs,
         )
+
+    @cached_property
+    def in_blocks(self) -> GraphFacts:
+        """The facts of decisions in repeated blocks alone, with what links these: a plan takes at
+        least what they take."""
+        kept = {self.shared[i] for i in self.repeated}
+        wires = []
+        for wire in self.wires:
+            uses = tuple(use for use in wire.uses if use[0] in kept)
+            made = wire.made if wire.made and wire.made[0] in kept else None
+            if len(uses) > 1 or (uses and (made or uses[0][2] > 1)):
+                wires.append(replace(wire, uses=uses, made=made))
+        _ = self.roles, self.kinds  # which the rest of the graph has a say in
+        result = copy(self)
+        times = {i: n for i, n in self.times.items() if i in kept}
+        vars(result).update(times=times, wires=tuple(wires))
+        return result
 
     @cached_property
     def wires(self) -> tuple[Wire, ...]:

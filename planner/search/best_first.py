@@ -4,11 +4,13 @@ plans.
 A search node is (mesh, techniques). Its lower bound is raised in stages, and the node of the least
 bound goes on first. A stage is called by what is done next:
 
-    EXPAND              one node stands for all of a mesh, bounded by its products alone
-                        (planner.search.relaxation.Arithmetic), or by what a search under another
-                        limit proved; its space is built, and all are bounded by the whole batch
-                        in one piece, no memory limit, any ZeRO stage: one exact elimination a mesh
-                        (planner.space.assemble, `uncut`)
+    BOUND_BLOCKS        where there are many meshes, one node stands for all of a mesh, bounded by
+                        its products alone (planner.search.relaxation.Arithmetic); the next bound is
+                        that of EXPAND of repeated blocks alone (`Workspace.in_blocks`)
+    EXPAND              one node stands for all of a mesh, bounded by its products alone, its
+                        blocks, or what a search under another limit proved; its space is built, and
+                        all are bounded by the whole batch in one piece, no memory limit, any ZeRO
+                        stage: one exact elimination a mesh (planner.space.assemble, `uncut`)
     SPREAD              one node still stands for all of them, which are listed
     CHECK_FIT           dropped where its least memory exceeds the limit
     BOUND_ENDLESS       the whole batch under the node's own techniques; with pipeline stages as
@@ -47,6 +49,7 @@ from planner.search.node_bounds import SAME, NodeBounds
 from planner.search.relaxation import Relaxation
 from planner.search.saved_collective_bounds import raised_lower_bound
 from planner.search.search_node import (
+    BOUND_BLOCKS,
     BOUND_MEMORY,
     CHECK_FIT,
     EXPAND,
@@ -89,6 +92,11 @@ were not."""
 WORK_FACTOR, SOLVE_AGAIN_WORK = 200, 1_000_000_000
 """A search node whose solve the work limit cut is solved again with so many times the work, least
 bounds first, until a family has spent so many units on that."""
+
+
+MANY_MESHES = 64
+"""From so many meshes on each is bounded by its repeated blocks before its whole space is built (a
+guess: most of them are then far from the best plan)."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +182,7 @@ class BestFirst:
     def run(self, worth: float = math.inf) -> Candidate | None:
         """The best plan of the family below `worth` (seconds, or bytes), or None."""
         self.open = [
-            SearchNode(self._floor(mesh), 0, 0, 0, index, stage=EXPAND)
+            SearchNode(self._floor(mesh), 0, 0, 0, index, stage=self._first_stage(mesh))
             for index, mesh in enumerate(self.meshes)
         ]
         heapq.heapify(self.open)
@@ -199,6 +207,9 @@ class BestFirst:
             if node.bound >= self._to_beat * (1 - SAME) or self.search.out_of_time():
                 heapq.heappush(self.open, node)
                 break
+            if node.stage == BOUND_BLOCKS:
+                self._bound_blocks(node)
+                continue
             if node.stage == EXPAND:
                 self._expand(node.mesh)
                 continue
@@ -223,7 +234,7 @@ class BestFirst:
     def _give_up(self, node: SearchNode) -> None:
         """Look at no plan of a search node, or of an unseen mesh: what bounds it is still a part of
         the bound."""
-        if node.stage in (EXPAND, SPREAD):
+        if node.stage <= SPREAD:
             self.finished_bounds.append(node.bound)
         else:
             heapq.heappush(self.to_raise, node)
@@ -332,7 +343,7 @@ class BestFirst:
         for node in sorted(self.open):
             if node.bound >= self._to_beat or base is None or self.search.out_of_time():
                 break
-            if node.stage == EXPAND and offered.saves_by_name(base, self.meshes[node.mesh]):
+            if node.stage <= EXPAND and offered.saves_by_name(base, self.meshes[node.mesh]):
                 self.open.remove(node)
                 self._expand(node.mesh)
         heapq.heapify(self.open)
@@ -477,6 +488,23 @@ class BestFirst:
                 best, idle = found, 0
         return best
 
+    def _first_stage(self, mesh: Mesh) -> int:
+        """The stage that the search of a mesh begins with."""
+        known = (mesh, self.pinned, self._zero_stages(mesh)) in self.search.least
+        few = len(self.meshes) < MANY_MESHES or self.allowed is not None
+        return EXPAND if few or known or self.memory_first else BOUND_BLOCKS
+
+    def _bound_blocks(self, node: SearchNode) -> None:
+        """Raise the bound of a mesh that was not expanded to that of its repeated blocks."""
+        mesh, search = self.meshes[node.mesh], self.search
+        levels, parts = self._zero_stages(mesh), self._large_parts(mesh)
+        space = search.in_blocks(mesh, parts, self.pinned) if levels and parts else None
+        if space is not None:
+            bound = Relaxation(space, search.scratch).least(levels, self._to_beat)
+            node.bound = search.least[mesh, self.pinned, levels] = max(node.bound, bound)
+        node.stage = EXPAND
+        heapq.heappush(self.open, node)
+
     def _expand(self, index: int) -> None:
         """All nodes of a mesh that may be better than the best plan, at what bounds them all;
         whether they fit is looked at when the search comes to them."""
@@ -569,13 +597,18 @@ class BestFirst:
         proven = known.get((mesh, self.pinned, self._zero_stages(mesh)), 0.0)
         return max(self.search.floor(mesh, max(counts)), proven)
 
+    def _large_parts(self, mesh: Mesh) -> int:
+        """The number of the largest microbatches that all of a mesh's divide; 0 where it has
+        none."""
+        parts = math.gcd(*self.search.offered.microbatches(mesh))
+        return parts if not parts or self.search.base(parts) else 1
+
     def _mesh_space(self, mesh: Mesh) -> Space | None:
         """The space that all nodes of a mesh are bounded in: of the largest microbatches that all
         of theirs divide."""
-        parts = math.gcd(*self.search.offered.microbatches(mesh))
+        parts = self._large_parts(mesh)
         if not parts:
             return None
-        parts = parts if self.search.base(parts) else 1
         base = self.search.base(parts)
         if self._own is not None and base is not None:
             return self.search.space(

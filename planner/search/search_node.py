@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 LEVEL_ORDER = (2, 1, 0, 3)
 """Of equal bounds the level that needs less memory goes first; ZeRO stage 3 costs time."""
-EXPAND, SPREAD, CHECK_FIT, BOUND_ENDLESS, BOUND_MICROBATCHES, BOUND_MEMORY, SOLVE = range(-2, 5)
+BOUND_BLOCKS, EXPAND, SPREAD, CHECK_FIT = range(-3, 1)
+BOUND_ENDLESS, BOUND_MICROBATCHES, BOUND_MEMORY, SOLVE = range(1, 5)
 """Stages, called by what is done next (planner.search.best_first)."""
 
 

@@ -24,8 +24,13 @@ from planner.sharding.rule import Limits, legal
 from planner.space.build import build_space
 from planner.space.families import Allowed, restrict
 from planner.space.handover import least_handover_s
+from planner.space.propagation import MODES
 from planner.space.variables import Space
 from planner.workload.model import Model
+
+FEW_IN_BLOCKS = 0.6
+"""Meshes are bounded by what is in repeated blocks first where those have this part of the
+decisions at most (a guess: what is bounded twice takes so much longer)."""
 
 
 class Workspace:
@@ -148,13 +153,7 @@ class Workspace:
             self.refused = refused
             return None
         pinned = pinned and not pins.empty
-        key, limits = (
-            (mesh, micro, pinned),
-            Limits(
-                spatial=self.model.batch < self.request.topology.devices,
-                forbidden=pins.forbidden_factors if pinned else frozenset(),
-            ),
-        )
+        key, limits = (mesh, micro, pinned), self._limits(pinned)
         if key in self._spaces or among is None:
             found = self._whole(key, base, limits)
             found = found if found is None or among is None else restrict(found, among)
@@ -166,26 +165,54 @@ class Workspace:
             found = self._built(mesh, micro, base, limits, left) if all(left.values()) else None
         return found if found is None or allowed is None else restrict(found, allowed(base, inner))
 
+    def in_blocks(self, mesh: Mesh, micro: int, pinned: bool) -> Space | None:
+        """Of a mesh's space what bounds without a limit ask of decisions in repeated blocks alone;
+        None where those are no small part of all, or pins leave nothing of the mesh."""
+        base, pinned = self.base(micro), pinned and not self.request.pins.empty
+        if base is None or self.offered.by_alphabet(mesh) or self.request.mode in MODES:
+            return None
+        if len(base.in_blocks.times) > FEW_IN_BLOCKS * len(base.times):
+            return None
+        limits = self._limits(pinned)
+        try:
+            allowed = self._allowed(mesh, base.in_blocks, limits, pinned)
+        except PlanError:  # said again, where it matters, when its space is built
+            return None
+        return self._built(mesh, micro, base.in_blocks, limits, allowed, seconds_alone=True)
+
+    def _limits(self, pinned: bool) -> Limits:
+        return Limits(
+            spatial=self.model.batch < self.request.topology.devices,
+            forbidden=self.request.pins.forbidden_factors if pinned else frozenset(),
+        )
+
+    def _allowed(
+        self, mesh: Mesh, base: GraphFacts, limits: Limits, pinned: bool
+    ) -> Allowed | None:
+        """What the user's pins leave of each class of nodes, and where a mesh has too many splits
+        what plans so far cut."""
+        inner, fixed = Mesh(mesh.inner), None
+        if pinned:
+            fixed = self.offered.held(base, inner, limits)
+        if not self.offered.by_alphabet(mesh):
+            return fixed
+        seen = self.offered.alphabet(base, inner, self.cuts)
+        return {
+            i: (
+                tuple(s for s in splits if s in fixed[i]) or fixed[i]
+                if fixed and i in fixed
+                else splits
+            )
+            for i, splits in seen.items()
+        }
+
     def _whole(self, key: tuple[Mesh, int, bool], base: GraphFacts, limits: Limits) -> Space | None:
         """The space of a mesh and number of microbatches, with the user's pins or without."""
         mesh, micro, pinned = key
-        inner = Mesh(mesh.inner)
         if key not in self._spaces:
             try:
-                fixed = None
-                if pinned:
-                    fixed = self.offered.held(base, inner, limits)
-                if self.offered.by_alphabet(mesh):
-                    seen = self.offered.alphabet(base, inner, self.cuts)
-                    fixed = {
-                        i: (
-                            tuple(s for s in splits if s in fixed[i]) or fixed[i]
-                            if fixed and i in fixed
-                            else splits
-                        )
-                        for i, splits in seen.items()
-                    }
-                self._spaces[key] = self._built(mesh, micro, base, limits, fixed)
+                allowed = self._allowed(mesh, base, limits, pinned)
+                self._spaces[key] = self._built(mesh, micro, base, limits, allowed)
             except PlanError as e:
                 # A pin that one mesh cannot follow (it has no such axis, or one too large) leaves
                 # the others.
@@ -195,7 +222,13 @@ class Workspace:
         return self._spaces[key]
 
     def _built(
-        self, mesh: Mesh, micro: int, base: GraphFacts, limits: Limits, allowed: Allowed | None
+        self,
+        mesh: Mesh,
+        micro: int,
+        base: GraphFacts,
+        limits: Limits,
+        allowed: Allowed | None,
+        seconds_alone: bool = False,
     ) -> Space:
         """The space of a mesh and number of microbatches, of the splits that are allowed."""
         return build_space(
@@ -205,6 +238,7 @@ class Workspace:
             allowed=allowed,
             zero_axes=mesh.zero_axes,
             parts=micro,
+            seconds_alone=seconds_alone,
         )
 
     def floor(self, mesh: Mesh, microbatches: int) -> float:

@@ -42,10 +42,11 @@ class _Builder:
         allowed: Mapping[int, tuple[Split, ...]],
         zero_axes: Axes,
         parts: int,
+        seconds_alone: bool,
     ) -> None:
         self.base, self.pricer, self.parts = base, pricer, parts
         self.graph, self.atlas, self.tables = base.graph, pricer.atlas, pricer.conversions
-        self.kinds = Kinds(base, pricer, limits, allowed, zero_axes)
+        self.kinds = Kinds(base, pricer, limits, allowed, zero_axes, seconds_alone)
         self.variables: list[Variable] = []
         self.links: list[Link] = []
         self.op_of: dict[int, int] = {}
@@ -250,7 +251,7 @@ class _Builder:
         graph, atlas = self.graph, self.atlas
         for name in graph.outputs:
             made = graph.producer.get(name)
-            if made is None:
+            if made is None or self.base.shared[made] not in self.op_of:
                 continue
             c, k = self.base.shared[made], [o for o in graph.nodes[made].outputs if o].index(name)
             source = self._result((c, k))
@@ -287,10 +288,12 @@ def build_space(
     allowed: Mapping[int, tuple[Split, ...]] | None = None,
     zero_axes: Axes = (),
     parts: int = 1,
+    seconds_alone: bool = False,
 ) -> Space:
     """The space of one mesh. `allowed` restricts nodes (by class) to given splits: pins. parts:
-    microbatches, one of which the base's graph is."""
-    return _Builder(base, pricer, limits, allowed or {}, zero_axes, parts).build()
+    microbatches, one of which the base's graph is. seconds_alone: what only takes memory is left
+    out, for bounds without a limit."""
+    return _Builder(base, pricer, limits, allowed or {}, zero_axes, parts, seconds_alone).build()
 
 
 def splits_of(space: Space, choice: tuple[int, ...]) -> dict[str, Split]:

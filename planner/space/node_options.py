@@ -31,6 +31,23 @@ from planner.sharding.rule import PENDING, Limits, Rule, Split
 from planner.space.variables import OptionCosts
 
 UNSAVED = (0, 0, 0, 0)
+BYTES = (
+    "saved_bytes",
+    "saved_bytes_remat",
+    "saved_bytes_one_repeat",
+    "saved_bytes_epilogue",
+    "saved_input_bytes",
+    "stacked_bytes",
+    "stacked_bytes_remat",
+    "saved_collective_bytes",
+    "handed_on_bytes",
+    "handed_on_bytes_remat",
+    "passing_bytes",
+    "postponed_bytes",
+    "workspace_bytes",
+    "workspace_without_weights_bytes",
+)
+"""Fields of OptionCosts in bytes, but for weights."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +87,7 @@ class _Bytes:
 
 class Kinds:
     """The kinds of one base on one mesh. allowed: class of nodes -> the splits that are left of
-    it."""
+    it. seconds_alone: bytes that take no time are 0."""
 
     def __init__(
         self,
@@ -79,6 +96,7 @@ class Kinds:
         limits: Limits,
         allowed: Mapping[int, tuple[Split, ...]],
         zero_axes: Axes,
+        seconds_alone: bool = False,
     ) -> None:
         self.base, self.pricer, self.limits, self.allowed = base, pricer, limits, allowed
         self.graph, self.sizes, self.atlas, self.tables = (
@@ -87,7 +105,7 @@ class Kinds:
             pricer.atlas,
             pricer.conversions,
         )
-        self.order = tuple(self.sizes)
+        self.order, self.seconds_alone = tuple(self.sizes), seconds_alone
         self.weights = WeightPricer(base, pricer, zero_axes)
 
     def every(self) -> dict[int, NodeOptions]:
@@ -121,7 +139,7 @@ class Kinds:
         costs = OptionCosts(
             **vars(self._own_weights(i, shape.needs, len(shape.splits))),
             **self._seconds(i, shape),
-            **self._bytes_of(i, shape),
+            **(self._copied if self.seconds_alone else self._bytes_of)(i, shape),
             max_batch_pieces=_batch_pieces(
                 self.base.rules[i], shape.cuts, self.base.batch_factors[i]
             ),
@@ -173,6 +191,14 @@ class Kinds:
         readers = [k for k, _ in self.graph.consumers[operands[0]]]
         products = (factors(self.graph.nodes[k]) for k in readers)
         return 1 / sum(not self._waiting.isdisjoint(each) for each in products)
+
+    def _copied(self, i: int, shape: _Shape) -> dict[str, np.ndarray]:
+        """The same as `_bytes_of`, but for what is copied into stacks of loops all 0."""
+        none = dict.fromkeys(BYTES, np.zeros(len(shape.splits)))
+        if self.pricer.runtime.kernels is not None or i not in self.base.looped:
+            return none
+        saved = self._saved(i, shape, 1 + self.pricer.runtime.memory_slack)
+        return none | {f: saved[f] for f in ("stacked_bytes", "stacked_bytes_remat")}
 
     def _bytes_of(self, i: int, shape: _Shape) -> dict[str, np.ndarray]:
         """Fields of OptionCosts in bytes, but for weights."""

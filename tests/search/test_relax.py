@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from planner.search import workspace
 from planner.search.build_request import make_request
 from planner.search.relaxation import CLOSE, PriceLineSearch, Relaxation
 from planner.search.search import Search
@@ -241,3 +242,22 @@ def test_a_climb_ends_near_the_top_or_where_it_is_enough(best: float) -> None:
 
 def space_options(space: Space) -> int:
     return sum(v.options for v in space.variables)
+
+
+@pytest.mark.parametrize(
+    "source", ["zoo:llama3-8b,layers=2", "zoo:gpt2-small,layers=4", "zoo:mixtral-8x7b,layers=2"]
+)
+def test_blocks_alone_bound_all_and_know_most(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = make_request(devices=16, hardware=None, topology=None)
+    search = Search(Model.open(source, Workload("train", batch=64), 16), request)
+    meshes = [m for m in search.offered.meshes() if len(m.axes) > 1]
+    assert search.in_blocks(meshes[0], 1, pinned=True) is None  # most decisions are in blocks
+    monkeypatch.setattr(workspace, "FEW_IN_BLOCKS", 1.0)
+    for mesh in (meshes[0], next(m for m in meshes if m.stages == 2)):
+        whole, part = search.space(mesh, 1, None), search.in_blocks(mesh, 1, pinned=True)
+        assert whole is not None and part is not None
+        assert len(part.variables) < len(whole.variables)
+        least = Relaxation(whole).least((0, 1, 2))
+        alone = Relaxation(part).least((0, 1, 2))
+        assert 0.3 * least < alone <= least
+        assert Relaxation(part).least((0, 1, 2), 0.9 * alone) == 0.9 * alone
