@@ -3,7 +3,8 @@
     arithmetic = waves * (start + 2 * tile * sums / rate of a unit), of the tile that is fastest
     waves      = ceil(tiles of the result * batch * pieces / units)
     time       = kernel + max(arithmetic, FLOPs / (peak * best efficiency), bytes / bandwidth)
-                 + adding up the pieces, and never below the launch floor
+                 + adding up the pieces, and never below the launch floor; of a convolution,
+                 which is a product over taps and channels, all of it / convolutions
 
 A result of few tiles leaves units without work, so compilers cut its sums into pieces, keep the
 partial sums in float32 and add these up in a kernel of their own; into how many is XLA's rule
@@ -14,7 +15,7 @@ unit within a tile is faster. On devices without `[products]` time follows from 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from costmodels.hardware.device import Device
@@ -35,26 +36,28 @@ ITEM_BYTES = {"float32": 4, "float64": 8, "float8_e4m3fn": 1}
 
 @dataclass(frozen=True)
 class Product:
-    """[batch, rows, sums] x [batch, sums, columns], each an array over splits."""
+    """[batch, rows, sums] x [batch, sums, columns], each an array over splits. convolution: whether
+    an operand is gathered from images, tap by tap."""
 
     rows: np.ndarray
     columns: np.ndarray
     sums: np.ndarray
     batch: np.ndarray
+    convolution: bool = field(default=False, kw_only=True)
 
     @property
     def of_left(self) -> Product:
         """The product that is the gradient of the left operand."""
-        return Product(self.rows, self.sums, self.columns, self.batch)
+        return replace(self, columns=self.sums, sums=self.columns)
 
     @property
     def of_right(self) -> Product:
         """The product that is the gradient of the right operand."""
-        return Product(self.sums, self.columns, self.rows, self.batch)
+        return replace(self, rows=self.sums, sums=self.rows)
 
     def in_pieces(self, pieces: np.ndarray) -> Product:
         """What its kernel multiplies where sums are cut into so many pieces."""
-        return Product(self.rows, self.columns, -(-self.sums // pieces), self.batch * pieces)
+        return replace(self, sums=-(-self.sums // pieces), batch=self.batch * pieces)
 
     @property
     def flops(self) -> np.ndarray:
@@ -75,7 +78,8 @@ def product_time_s(
     partial_s = PARTIAL * pieces * elements / tiles.sums_bytes_per_s
     adding_s = partial_s + RESULT * elements / tiles.sums_bytes_per_s
     one = _kernel_s(device, product.in_pieces(pieces), size_bytes, dtype, partial_s)
-    return np.maximum(one + adding_s, device.launch_s)
+    rate = tiles.convolutions if product.convolution else 1.0
+    return np.maximum((one + adding_s) / rate, device.launch_s)
 
 
 def kernel_time_s(

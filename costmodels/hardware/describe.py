@@ -299,6 +299,7 @@ def _tiles(tiles: Tiles | None) -> list[tuple[str, str]]:
         ("products.kernel", f"{_micro(tiles.kernel_s)} a kernel"),
         ("products.sums", f"{_bandwidth(tiles.sums_bytes_per_s)} of partial sums"),
         ("products.splitting", f"{of_sum:g} a byte, {adding:g} to add up"),
+        ("products.convolutions", f"{tiles.convolutions:g} of the rates of products"),
     ]
 
 

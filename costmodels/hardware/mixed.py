@@ -134,6 +134,7 @@ def _tiles(every: Sequence[Device], peak: float) -> Tiles | None:
         start_s=max(t.start_s for _, t in found),
         kernel_s=max(t.kernel_s for _, t in found),
         sums_bytes_per_s=min(t.sums_bytes_per_s for _, t in found),
+        convolutions=min(t.convolutions for _, t in found),
     )
 
 

@@ -11,6 +11,7 @@ The table `[products]` of a device file; `costmodels.products` is the time that 
     splitting = [1.9, 4.4e5]              # by what the compiler splits long sums: what a byte of
                                           # partial sums, and adding them up, cost beside a FLOP of
                                           # a unit
+    convolutions = 0.8                    # optional: share of these rates that convolutions reach
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 
 from costmodels.hardware.units import bandwidth_bytes_per_s, time_s
 
-KEYS = {"units", "tiles", "efficiency", "start", "kernel", "sums", "splitting"}
+KEYS = {"units", "tiles", "efficiency", "start", "kernel", "sums", "splitting", "convolutions"}
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,8 @@ class Tiles:
     """A device's products. units: compute units; shapes: (rows, columns) of tiles, which are used
     turned as well; efficiency: fraction of peak of a unit within a tile; start_s, kernel_s: what
     beginning and ending a tile, and a kernel, take; sums_bytes_per_s: of partial sums, which lie in
-    the cache; splitting: as in the file."""
+    the cache; splitting: as in the file; convolutions: share of the rate of products, in arithmetic
+    and in memory alike, that convolutions reach."""
 
     units: int
     shapes: tuple[tuple[int, int], ...]
@@ -39,6 +41,7 @@ class Tiles:
     kernel_s: float
     sums_bytes_per_s: float
     splitting: tuple[float, float]
+    convolutions: float = 1.0
 
     @property
     def both_ways(self) -> tuple[tuple[int, int], ...]:
@@ -61,6 +64,9 @@ def tiles_of(table: Mapping[str, Any]) -> Tiles:
     splitting = tuple(_number(x, "splitting") for x in table["splitting"])
     sums = bandwidth_bytes_per_s(table["sums"])
     efficiency = _number(table["efficiency"], "efficiency")
+    convolutions = _number(table.get("convolutions", 1.0), "convolutions")
+    if not 0 < convolutions <= 1:
+        raise ValueError(f"products.convolutions: above 0 and at most 1, not {convolutions:g}")
     if not shapes or len(splitting) != 2 or not sums or not 0 < efficiency <= 1:
         raise ValueError(
             "[products] needs a tile, an efficiency of at most 1, a rate of sums above 0 and two"
@@ -74,6 +80,7 @@ def tiles_of(table: Mapping[str, Any]) -> Tiles:
         kernel_s=time_s(table["kernel"]),
         sums_bytes_per_s=sums,
         splitting=(splitting[0], splitting[1]),
+        convolutions=convolutions,
     )
 
 

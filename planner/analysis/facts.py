@@ -35,6 +35,7 @@ from planner.sharding.rule import PENDING, Rule, Split
 
 STRUCTURE = (
     "carried",
+    "begins_turns",
     "saved_collective_ways",
     "dealt",
     "demanded",
@@ -195,6 +196,21 @@ class GraphFacts(BasicFacts):
         """What the first repeats hand to the second ones: it is handed on as a loop does, nothing
         pending."""
         return carried_tensors(self.graph, self.loops)
+
+    @cached_property
+    def begins_turns(self) -> frozenset[int]:
+        """Classes of element-wise operators of repeated blocks that read nothing but what the turn
+        of the loop before handed on. No kernel reaches over turns, so that they fuse with nothing
+        that is before them."""
+        nodes, made = self.graph.nodes, self.graph.producer
+        second = (i for first, p, _ in self.loops for i in range(first + p, first + 2 * p))
+        return frozenset(
+            self.shared[i]
+            for i in second
+            if operator_of(nodes[i].op).fusible
+            and (read := {n for n in nodes[i].inputs if n in made})
+            and read <= self.carried
+        )
 
     @cached_property
     def demanded(self) -> Mapping[int, Hop]:
@@ -494,6 +510,7 @@ class GraphFacts(BasicFacts):
             self.batch_factors[i],
             i in self.repeated,
             i in self.epilogue,
+            i in self.begins_turns,
             attrs,
         )
 

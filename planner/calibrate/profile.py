@@ -210,6 +210,7 @@ def _products(
             "kernel": _time(tiles.kernel_s),
             "sums": _rate(tiles.sums_bytes_per_s),
             "splitting": list(tiles.splitting),
+            "convolutions": tiles.convolutions,
         }
     }
 

@@ -97,13 +97,14 @@ def times_of(
             [_bodies_s(node, graph, base.regions[i], split, pricer, dtype) for split in splits]
         )
     else:
-        fused = (
-            operator.fusible and not pricer.topology.virtual
-        )  # a core's time is that of its elements, wherever their operands are
+        # A core's time is that of its elements, wherever their operands are.
+        fused = operator.fusible and not pricer.topology.virtual
+        fused &= base.shared[i] not in base.begins_turns
         moved = (outs * pricer.runtime.fused_traffic if fused else ins + outs) * operator.traffic
         wider = _widened(base, i, cuts) if rule.flops else 1.0
         flops = rule.flops * cuts.share(rule) * wider if rule.flops else 0 * outs
-        product = product_of(rule, cuts, flops, wider) if pricer.device.tiles else None
+        conv = operator.kind == "convolution"
+        product = product_of(rule, cuts, flops, wider, conv) if pricer.device.tiles else None
         forward = pricer.kernels_s(flops, moved, dtype, product)
         if product is not None:
             return forward, _gradients_s(base, i, cuts, product, moved, pricer)

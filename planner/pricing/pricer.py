@@ -58,7 +58,7 @@ class Pricer:
         default_factory=dict
     )
     _sizes: dict[str, int] = field(default_factory=dict)
-    _products: dict[str, dict[tuple[float, ...], float]] = field(default_factory=dict)
+    _products: dict[tuple[str, bool], dict[tuple[float, ...], float]] = field(default_factory=dict)
 
     @property
     def sizes(self) -> Mapping[str, int]:
@@ -282,18 +282,22 @@ class Pricer:
         file has tiles. [splits]"""
         if product is not None and self.device.tiles is not None:
             extents = (product.rows, product.columns, product.sums, product.batch)
-            return self._products_s(np.stack([*extents, size_bytes]).T.tolist(), dtype)
+            rows = np.stack([*extents, size_bytes]).T.tolist()
+            return self._products_s(rows, dtype, product.convolution)
         work = list(zip(flops.tolist(), size_bytes.tolist(), strict=True))
         alike = {each: self.kernel_s(*each, dtype) for each in dict.fromkeys(work)}
         return np.array([alike[each] for each in work])
 
-    def _products_s(self, listed: Iterable[Sequence[float]], dtype: str) -> np.ndarray:
+    def _products_s(
+        self, listed: Iterable[Sequence[float]], dtype: str, convolution: bool
+    ) -> np.ndarray:
         """Seconds of products by their rows, columns, sums, batch and bytes. [products]"""
         work = [tuple(each) for each in listed]
-        known = self._products.setdefault(dtype, {})
+        known = self._products.setdefault((dtype, convolution), {})
         if new := [each for each in dict.fromkeys(work) if each not in known]:
             *extents, size_bytes = np.array(new).T
-            seconds = product_time_s(self.device, Product(*extents), size_bytes, dtype)
+            product = Product(*extents, convolution=convolution)
+            seconds = product_time_s(self.device, product, size_bytes, dtype)
             known.update(zip(new, seconds.tolist(), strict=True))
         return np.array([known[each] for each in work])
 

@@ -11,10 +11,14 @@ from planner.sharding.rule import Rule
 
 
 def product_of(
-    rule: Rule, cuts: SplitArrays, flops: np.ndarray, wider: np.ndarray | float = 1.0
+    rule: Rule,
+    cuts: SplitArrays,
+    flops: np.ndarray,
+    wider: np.ndarray | float = 1.0,
+    convolution: bool = False,
 ) -> Product | None:
     """The product of operands 0 and 1 under each split, None of what is none. flops: of a device;
-    wider: by what factor padding makes the columns more.
+    wider: by what factor padding makes the columns more; convolution: as a Product has it.
 
     A factor of both operands and the result is one of the batch, of operand 1 and the result one of
     the columns; what else the result has are rows. What FLOPs are left are those of sums, so that a
@@ -41,7 +45,8 @@ def product_of(
     batch, columns = size(left & right & result), size((right & result) - left)
     rows = size(result - right)
     columns = _whole(columns * wider)
-    return Product(rows, columns, _whole(flops / (2.0 * rows * columns * batch)), batch)
+    sums = _whole(flops / (2.0 * rows * columns * batch))
+    return Product(rows, columns, sums, batch, convolution=convolution)
 
 
 def _whole(sizes: np.ndarray) -> np.ndarray:

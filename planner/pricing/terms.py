@@ -31,7 +31,7 @@ PRODUCT_KEYS = ("units", "tiles", "efficiency", "start", "kernel", "sums", "spli
 class Term:
     """A kernel of one pass. often: how many of it run; dtype: what it computes in; attention:
     the pass of the device's fused attention, None for others; extents: rows, columns, sums and
-    batch of a product that is priced by them, else none."""
+    batch of a product that is priced by them, else none; convolution: whether it is one."""
 
     flops: float
     moved_bytes: float
@@ -40,6 +40,7 @@ class Term:
     attention: AttentionPass | None
     seconds: float
     extents: tuple[float, ...] = ()
+    convolution: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,8 @@ class Noting(Pricer):
             extents = (product.rows, product.columns, product.sums, product.batch)
             rows = np.stack([flops, size_bytes, found, *extents]).T.tolist()
             for work, size, seconds, *own in rows:
-                self.noted.append(Term(work, size, 1.0, dtype, None, seconds, tuple(own)))
+                term = Term(work, size, 1.0, dtype, None, seconds, tuple(own), product.convolution)
+                self.noted.append(term)
         return found
 
     def pass_s(self, kernels: Sequence[Kernel], dtype: str) -> float:
@@ -117,6 +119,8 @@ def constants(
         found.append(_of_device(chip, path, f"peak.{dtype}"))
     if any(k.extents for k in kernels):
         found += [_of_device(chip, path, f"products.{key}") for key in PRODUCT_KEYS]
+    if any(k.convolution for k in kernels):
+        found.append(_of_device(chip, path, "products.convolutions"))
     if any(k.flops and not k.attention for k in kernels):
         found.append(_of_device(chip, path, "matmul.efficiency"))
     for which, backward in (("forward", False), ("backward", True)):

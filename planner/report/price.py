@@ -4,6 +4,7 @@ with its file, line and source, and what such prices were worth."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -94,14 +95,11 @@ def _waves(term: Term, pricer: Pricer) -> str:
 
 def _merged(kernels: Sequence[Term]) -> list[Term]:
     """Equal kernels as one row."""
-    found: dict[tuple[Any, ...], float] = {}
+    found: dict[Term, float] = {}
     for k in kernels:
-        key = (k.flops, k.moved_bytes, k.dtype, k.attention, k.seconds, k.extents)
+        key = replace(k, often=0.0)
         found[key] = found.get(key, 0.0) + k.often
-    return [
-        Term(flops, moved, often, dtype, attention, seconds, extents)
-        for (flops, moved, dtype, attention, seconds, extents), often in found.items()
-    ]
+    return [replace(key, often=often) for key, often in found.items()]
 
 
 def _rate(term: Term, pricer: Pricer) -> float:
@@ -110,7 +108,8 @@ def _rate(term: Term, pricer: Pricer) -> float:
         return 0.0
     device = pricer.device
     if term.extents:
-        product = Product(*(np.array([x]) for x in term.extents))
+        extents = (np.array([x]) for x in term.extents)
+        product = Product(*extents, convolution=term.convolution)
         seconds = product_time_s(device, product, np.zeros(1), term.dtype)
         return term.flops / float(seconds[0])
     share = device.efficiency(term.flops)

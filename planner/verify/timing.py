@@ -18,7 +18,7 @@ import numpy as np
 from costmodels.hardware.device import Device, DeviceError, load_device
 from costmodels.kernels import attention_time_s, roofline_time_s
 from costmodels.precision import load_recipe
-from costmodels.products import Product, kernel_time_s
+from costmodels.products import Product, kernel_time_s, product_time_s
 from costmodels.runtimes import load_runtime
 from planner.emit.blocks import display_names
 from planner.execution.engine import Engine, engine_of
@@ -160,8 +160,11 @@ def kernel_s(kernel: Kernel, device: Device) -> float:
             device, kernel.flops, kernel.moved_bytes, dtype, kernel.attention.of
         )
     if kernel.extents and device.tiles:
-        product = Product(*(np.array([x]) for x in kernel.extents))
-        return float(kernel_time_s(device, product, np.array([kernel.moved_bytes]), dtype)[0])
+        extents = (np.array([x]) for x in kernel.extents)
+        product = Product(*extents, convolution=kernel.convolution)
+        # cuDNN's kernels cut their sums themselves; those of other products are as compiled.
+        time_s = product_time_s if kernel.convolution else kernel_time_s
+        return float(time_s(device, product, np.array([kernel.moved_bytes]), dtype)[0])
     return roofline_time_s(device, kernel.flops, kernel.moved_bytes, dtype)
 
 

@@ -74,6 +74,20 @@ def test_the_file_has_what_is_fitted_to_the_record() -> None:
         assert getattr(tiles, name) == pytest.approx(getattr(H100.tiles, name), rel=0.05)
 
 
+def test_convolutions_take_longer_than_products_of_their_extents() -> None:
+    product = of(401408, 64, 576)
+    convolution = replace(product, convolution=True)
+    assert H100.tiles is not None
+    for each, like in (
+        (convolution, product),
+        (convolution.of_left, product.of_left),
+        (convolution.of_right, product.of_right),
+    ):
+        assert seconds(each, 1e8) == pytest.approx(seconds(like, 1e8) / H100.tiles.convolutions)
+    small = replace(of(64, 64, 64), convolution=True)
+    assert seconds(small) == H100.launch_s
+
+
 def test_sums_are_cut_as_the_compiler_cuts_them() -> None:
     assert H100.tiles is not None
     for extents, pieces in COMPILED:
@@ -143,6 +157,8 @@ def test_a_device_without_tiles_has_no_price_by_extents() -> None:
         ("efficiency", "x", "a number"),
         ("splitting", [1.0], "two figures"),
         ("sums", "0 GB/s", "above 0"),
+        ("convolutions", 0.0, "above 0"),
+        ("convolutions", 1.5, "at most 1"),
     ],
 )
 def test_tables_that_no_device_has(key: str, value: object, said: str) -> None:

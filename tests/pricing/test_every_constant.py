@@ -140,7 +140,8 @@ def products() -> Iterator[Product]:
     all but split."""
     sides = (64, 192, 256, 640, 1536, 4096, 13824)
     for extents in ((496, 3120, 3792), *iter_product(sides, sides, (64, 320, 4096))):
-        yield Product(*(np.array([float(x)]) for x in (*extents, 1)))
+        of = Product(*(np.array([float(x)]) for x in (*extents, 1)))
+        yield from (of, replace(of, convolution=True))
 
 
 @pytest.mark.parametrize("name", device_names())

@@ -14,9 +14,6 @@ import pytest
 from benchmarks.measured import RECORD, by_part, priced
 from planner.verify.clock import ATTENTION, COPIES, NORMS
 
-APART = {"resnet", "gpt2_xl"}
-"""Words of programs that are priced further off than the mark of a tenth."""
-
 
 @pytest.fixture(scope="module")
 def rows() -> list[dict[str, Any]]:
@@ -39,9 +36,7 @@ def off(row: dict[str, Any]) -> float:
 def test_prices_are_those_of_a_gpu(rows: list[dict[str, Any]]) -> None:
     assert len(rows) == 16
     assert median(abs(off(row)) for row in rows) <= 0.03
-    for row in rows:
-        most = 0.30 if any(word in row["name"] for word in APART) else 0.10
-        assert abs(off(row)) <= most, row["name"]
+    assert all(abs(off(row)) <= 0.09 for row in rows)
     llama = [row for row in rows if "train_llama3" in row["name"] and "fp8" not in row["name"]]
     assert len(llama) == 5
     assert all(abs(off(row)) <= 0.04 for row in llama)
@@ -52,7 +47,7 @@ def test_programs_that_set_no_figure_are_priced_as_well() -> None:
     assert len(rows) == 9
     assert median(abs(off(row)) for row in rows) <= 0.015
     for row in rows:
-        assert abs(off(row)) <= (0.17 if "resnet" in row["name"] else 0.08), row["name"]
+        assert abs(off(row)) <= 0.06, row["name"]
         assert 0.95 <= row["allocated_bytes"] / row["peak_bytes"] <= 1.05, row["name"]
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from planner.verify.hlo.expert_kernels import ExpertKernel, expert_kernel
 from planner.verify.hlo.extents import Extents, extents_of
-from planner.verify.hlo.flops import flops_of
+from planner.verify.hlo.flops import CUDNN, flops_of
 from planner.verify.hlo.fused_attention import FusedAttention, fused_attention
 from planner.verify.hlo.text import Computation, Instruction, Module, Shape
 from planner.verify.hlo.trip_counts import Site, walk
@@ -61,8 +61,8 @@ ON_CHIP = 1
 @dataclass(frozen=True)
 class Kernel:
     """One kernel. moved_bytes, flops: of one run; dtype: XLA's name for the operands of its
-    products, "" without any; extents: of its product where it has one alone; inside: its
-    instructions, a fusion's own included."""
+    products, "" without any; extents: of its product where it has one alone; convolution: whether
+    it is one of cuDNN's; inside: its instructions, a fusion's own included."""
 
     instruction: Instruction
     moved_bytes: int
@@ -71,6 +71,7 @@ class Kernel:
     attention: FusedAttention | None
     experts: ExpertKernel | None
     extents: Extents | None
+    convolution: bool
     inside: tuple[Instruction, ...]
 
 
@@ -121,6 +122,7 @@ def kernel_of(module: Module, instruction: Instruction, computation: Computation
         attention=attention,
         experts=experts,
         extents=products[0] if len(products) == 1 else None,
+        convolution=bool(CUDNN.search(instruction.attributes)),
         inside=tuple(inner for inner, _ in each),
     )
 
