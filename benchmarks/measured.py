@@ -10,7 +10,8 @@ Read puts every kernel's measured time (jax's trace) to the part of the model th
 the roofline of the kernels that the GPU's compiler made, and keeps the plan: RECORD. Without a verb
 the record (default: that of one H100, in the repository) is priced as of today: of every program
 the price, that roofline, and the time of a step among others that are not waited for one by one, as
-a training loop runs them; the peak as planned today, as compiled, and as the allocator saw it.
+a training loop runs them; the peak as planned today, as compiled, and as the allocator saw it; with
+`--parts` the price of each part, too.
 Kernels of libraries are put to products, attention or copies by their names: graphs of kernels do
 not tell which instruction ran one, so that products and the head are one part here.
 Exit status 1 where a price is off by more than 10 %, or a peak is more than 5 % above the planned.
@@ -34,17 +35,18 @@ from costmodels.hardware.device import load_device
 from costmodels.hardware.units import show_bytes, show_time
 from planner.commands.programs import write_program
 from planner.pins.pins import parse_pins
+from planner.pricing.breakdown import details
 from planner.search.build_request import emitted_recipe
 from planner.serving import serve as serving
 from planner.strategy.strategy import Strategy
-from planner.verify.clock import ATTENTION, COPIES, ELEMENTWISE, HEAD, PRODUCTS
+from planner.verify.clock import ATTENTION, COPIES, ELEMENTWISE, HEAD, OPTIMIZER, PRODUCTS
 from planner.verify.hlo.kernels import kernels
 from planner.verify.hlo.origins import Origins
 from planner.verify.hlo.text import parse
 from planner.verify.predicted import predict
 from planner.verify.timing import Parts, kernel_s, pricer_of
 from planner.verify.worker import recorded_model
-from planner.whatif.reprice import machine_now, reprice
+from planner.whatif.reprice import Priced, machine_now, reprice
 
 HARDWARE = "h100-sxm"
 MARK, PEAK = 0.10, 0.05
@@ -298,13 +300,29 @@ def parts_of(
 
 def priced(row: Mapping[str, Any]) -> tuple[float, int]:
     """Seconds of a step and bytes of the peak, of the plan of a row as it is priced today."""
-    strategy = Strategy.from_dict(row["plan"], row["name"])
     if row["kind"] == "decode":
+        strategy = Strategy.from_dict(row["plan"], row["name"])
         step_s = float(strategy.costs["step_time_s"])
         return step_s * row["tokens"], int(strategy.costs["memory_per_device_bytes"])
-    model = recorded_model(strategy, f"zoo:{row['model']}")
-    now = reprice(strategy, model, machine_now(strategy)[0])
+    now = priced_now(row)
     return now.cost.step_time_s, int(now.cost.memory.total)
+
+
+def priced_now(row: Mapping[str, Any]) -> Priced:
+    """The plan of a row as it is priced today."""
+    strategy = Strategy.from_dict(row["plan"], row["name"])
+    model = recorded_model(strategy, f"zoo:{row['model']}")
+    return reprice(strategy, model, machine_now(strategy)[0])
+
+
+def priced_by_part(now: Priced) -> dict[str, float]:
+    """Part -> seconds of a step as priced."""
+    of = Parts(now.base.graph, now.runs).of_node
+    seconds = {OPTIMIZER: now.cost.optimizer_time_s, COPIES: now.cost.loop_copy_time_s}
+    for name, made in details(now.base, now.runs, now.flow, now.pricer).items():
+        part = together(of[name])
+        seconds[part] = seconds.get(part, 0.0) + made["kernels"]["step_s"]
+    return seconds
 
 
 HEADER = (
@@ -355,9 +373,11 @@ def table(rows: Sequence[Mapping[str, Any]], parts: bool) -> int:
     for row in rows if parts else ():
         if "parts" in row:
             print(f"\n{row['name']}, {row['kernels']:,.0f} kernels")
+            ours = priced_by_part(priced_now(row))
             for part, each in row["parts"].items():
                 print(
-                    f"  {part:24}{1e3 * each['roofline_s']:9.2f} ms roofline"
+                    f"  {part:24}{1e3 * ours.get(part, 0.0):9.2f} ms priced"
+                    f"{1e3 * each['roofline_s']:9.2f} ms roofline"
                     f"{1e3 * each['measured_s']:9.2f} ms measured"
                 )
     return missed
