@@ -103,8 +103,7 @@ def kernel_of(pieces: Pieces, split: Split) -> str:
 def _fused(pieces: Pieces, split: Split, share: float, operands: float, results: float) -> Passes:
     """One kernel a pass over operands and results; the backward pass also reads the result and its
     gradient and writes gradients of the operands. cuDNN reads a mask as terms of all queries and
-    keys, and writes their gradient whether or not it is asked for; odd numbers of queries or keys
-    are brought to even ones in copies, and values that are narrower than keys to their width."""
+    keys, and writes their gradient whether or not it is asked for."""
     queries, keys, values = pieces.graph.shapes(pieces.node.inputs[:3])
     if split.axes("ring"):
         sizes = RingBytes.of(pieces, split, _rows(pieces, split), results)
@@ -112,6 +111,7 @@ def _fused(pieces: Pieces, split: Split, share: float, operands: float, results:
         return fused_ring(pieces, split, sizes, pieces.rule.flops * share, products)
     flops = pieces.rule.flops * share * Positions.of(pieces.node).share(queries[2], keys[2])
     flops *= 2 * keys[3] / (keys[3] + values[3])
+    there, back = _copies(pieces, split, operands, results)
     wider = _wider_bytes(pieces, split)
     operands, results = operands + wider, results * keys[3] / _value_width(pieces, split)
     statistics, bias = SCORE * _rows(pieces, split), _bias_bytes(pieces, split)
@@ -122,17 +122,36 @@ def _fused(pieces: Pieces, split: Split, share: float, operands: float, results:
         2 * operands + 2 * results + statistics + 2 * bias,
         attention=of(True),
     )
-    if not _is_padded(pieces, split):
-        return (forward,), (backward,)
-    there, back = Kernel(0.0, 2 * operands), Kernel(0.0, 2 * (operands + results))
-    return (there, forward), (backward, back)
+    return (*there, forward), (backward, *back)
+
+
+def _copies(pieces: Pieces, split: Split, operands: float, results: float) -> Passes:
+    """What is copied around a kernel, in both passes, as XLA compiles it for GPUs
+    (benchmarks/RESULTS.md, "Copies around fused attention"). Odd numbers of queries or keys are
+    brought to even ones: copies of the operands, and the result's without what is beyond; the
+    backward pass makes these again, with the gradient of the result, and copies those of the
+    operands. Values that are narrower than keys get zeros behind them, as the gradient of the
+    result does, and the result is copied without them. operands, results: bytes as they are."""
+    wider, forward, backward = _wider_bytes(pieces, split), list[Kernel](), list[Kernel]()
+    if wider:
+        narrow = pieces.bytes_of(pieces.node.inputs[2], pieces.operand_shape(2, split))
+        widened, cut = Kernel(0.0, 2 * narrow + wider), Kernel(0.0, 2 * results)
+        forward += [widened, cut]
+        backward += [widened, Kernel(0.0, (2 + wider / narrow) * results), cut]
+    if _is_odd(pieces, split):
+        each, cut = Kernel(0.0, 2 * (operands + wider)), Kernel(0.0, 2 * results)
+        forward += [each, cut]
+        backward += [each, each, cut, cut]
+    return tuple(forward), tuple(backward)
 
 
 def _is_padded(pieces: Pieces, split: Split) -> bool:
-    """Whether queries or keys are an odd number, which cuDNN gets one more of, or values narrower
-    than keys."""
-    if _wider_bytes(pieces, split):
-        return True
+    """Whether the kernel reads copies of its operands."""
+    return _wider_bytes(pieces, split) > 0 or _is_odd(pieces, split)
+
+
+def _is_odd(pieces: Pieces, split: Split) -> bool:
+    """Whether queries or keys are an odd number, which cuDNN gets one more of."""
     queries, keys = (shape[2] for shape in pieces.graph.shapes(pieces.node.inputs[:2]))
     rows = pieces.rule.local(split, pieces.mesh).get("s", queries)
     return pieces.attention_kernel == "cudnn" and bool(rows % CUDNN_ROWS or keys % CUDNN_ROWS)
