@@ -147,14 +147,15 @@ class Runtime:
     tensor_overlap: how much of the sums of gradients of what products read, which tensor
     parallelism asks for, hides under the products that follow, those for the weights' gradients;
     wider_sums: how many times as many bytes as a gradient its sum has, which is what is sent;
-    blocking: the host waits for each kernel before it starts the next; summing_bytes: what adding a
-    gradient to its sum over microbatches moves per local parameter, 0 where products add to the sum
-    themselves; pinned: fraction of the smaller of two points of the backward pass
-    (costmodels.frameworks.peak_memory) that stays allocated in the larger; rows_once: a row crosses
-    the network once for all of its experts in a node; exchange_slows: what
-    kernels take longer for each second of an exchange of experts' rows beside them; flat_rings:
-    collectives over several switched levels are rings through all members
-    (costmodels.collectives.ring_lines).
+    blocking: the host waits for each kernel before it starts the next; remakes_activations: whether
+    selective recompute makes again all that goes element by element, as policies do that save what
+    products leave, or modules that have names (planner.pricing.frameworks.selective);
+    summing_bytes: what adding a gradient to its sum over microbatches moves per local parameter, 0
+    where products add to the sum themselves; pinned: fraction of the smaller of two points of the
+    backward pass (costmodels.frameworks.peak_memory) that stays allocated in the larger; rows_once:
+    a row crosses the network once for all of its experts in a node; exchange_slows: what kernels
+    take longer for each second of an exchange of experts' rows beside them; flat_rings: collectives
+    over several switched levels are rings through all members (costmodels.collectives.ring_lines).
     """
 
     name: str
@@ -179,6 +180,7 @@ class Runtime:
     wider_sums: float = 1.0
     tensor_overlap: float = 0.0
     blocking: bool = False
+    remakes_activations: bool = False
     flat_rings: bool = False
     exchange_slows: float = 0.0
     rows_once: bool = False

@@ -34,13 +34,14 @@ SCHEDULE_WORDS = {
     "zb-h1": "zero bubble, ZB-H1",
     DUALPIPE: "DualPipe",
 }
-RECOMPUTE = ("none", "block-keep", "block")
+BLOCK_KEEP = "block-keep"
+RECOMPUTE = ("none", BLOCK_KEEP, "block")
 """What a plan may compute again: nothing, blocks with the results of collectives saved, or blocks
 whole. The dearest in memory first."""
-RECOMPUTED = {"block": "recompute", "block-keep": "recompute, collectives saved"}
+RECOMPUTED = {"block": "recompute", BLOCK_KEEP: "recompute, collectives saved"}
 """The same in words."""
 _RECOMPUTE_WORDS: dict[str, str] = dict(zip(RECOMPUTE, RECOMPUTE, strict=True)) | {
-    "selective": "block-keep"
+    "selective": BLOCK_KEEP
 }
 """What pins call these; planner.execution.save_policies has those with values saved by name."""
 INTERLEAVED = "interleaved"

@@ -24,6 +24,7 @@ from planner.interop.model_sizes import Claim, claims_of, layers_of
 from planner.interop.settings import Facts, Settings, settings_of
 from planner.machine.topology import Topology
 from planner.pins.launcher_space import SPACES
+from planner.pricing.frameworks.selective import modules
 from planner.pricing.frameworks.stages import work_outside
 from planner.search.request import Progress, Request
 from planner.search.search import Search
@@ -71,7 +72,8 @@ def facts_of(model: str, topology: Topology, base: GraphFacts) -> Facts:
     if run is not None:
         first, period, _ = run
         outside = work_outside(base, range(first, first + period * blocks), blocks)
-    return Facts(model, topology, blocks, max(0, layers_of(base.graph) - blocks), outside)
+    beside = max(0, layers_of(base.graph) - blocks)
+    return Facts(model, topology, blocks, beside, outside, modules(base.graph))
 
 
 def refuse_dear(made: Handover, to: str, source: str) -> None:

@@ -110,13 +110,15 @@ class Settings:
 class Facts:
     """What launchers need to know beside the settings. layers: blocks that stages could be made of,
     0 for none; beside: layers that are none of them, such as a dense one before those with
-    experts; outside: work before the blocks and after them, as multiples of a block's."""
+    experts; outside: work before the blocks and after them, as multiples of a block's;
+    modules: those that are recomputed by name (planner.pricing.frameworks.selective)."""
 
     model: str
     topology: Topology
     layers: int = 0
     beside: int = 0
     outside: tuple[float, float] = (0.0, 0.0)
+    modules: tuple[str, ...] = ()
 
     def chunks(self, stages: int, virtual_stages: int) -> tuple[int, ...]:
         """Layers of each chunk of a pipeline, in the model's order, as they are priced; () where
@@ -139,13 +141,14 @@ class Rounds:
             self.now = new
             self.steps.append((new, reason))
 
-    def usual(self, launcher: str, *, by_name: bool = False) -> None:
+    def usual(self, launcher: str, *, by_name: bool = False, by_module: bool = False) -> None:
         """What no launcher expresses: padded rows, recompute with saved collectives, sharding of
-        the state of an optimizer that has one replica. by_name: it saves values by name."""
+        the state of an optimizer that has one replica. by_name: it saves values by name; by_module:
+        it recomputes modules by name, which is that recompute as it is priced there."""
         self.microbatches(launcher, 1)
         if not by_name:
             self.to("what enters blocks stays on the devices", offload=())
-        if self.now.recompute == "block-keep":
+        if self.now.recompute == "block-keep" and not by_module:
             self.to("recompute runs a block's collectives again", recompute="block")
         if is_named(self.now.recompute) and not by_name:
             self.to("recompute is of whole blocks, no value of them saved", recompute="block")

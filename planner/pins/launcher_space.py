@@ -17,7 +17,7 @@ from typing import Any
 
 from planner.errors import PlanError
 from planner.execution.save_policies import is_named, kept_among
-from planner.execution.techniques import BY_NAME, INTERLEAVED, SCHEDULE_WORDS
+from planner.execution.techniques import BLOCK_KEEP, BY_NAME, INTERLEAVED, SCHEDULE_WORDS
 from planner.machine.mesh_choices import divisors
 from planner.machine.topology import Topology, domain_of
 from planner.pins.pins import Pins
@@ -37,6 +37,8 @@ class LauncherSpace:
     tensor       what "tensor" cuts (planner.execution.techniques.TENSOR)
     zero_stages  those it has on several replicas, the least first
     recompute    ways to recompute; names: values that recomputed blocks may save beside
+    modules      whether it recomputes modules of a block by name: "block-keep", of models that have
+                 some (planner.pricing.frameworks.selective)
     schedules    of pipeline stages
     whole_rounds microbatches are a multiple of the stages
     uneven       the first and the last stage may hold fewer layers than the others (`ends`)
@@ -52,6 +54,7 @@ class LauncherSpace:
     zero_stages: tuple[int, ...]
     recompute: tuple[str, ...] = ("none", "block")
     names: tuple[str, ...] = ()
+    modules: bool = False
     schedules: tuple[str, ...] = ()
     whole_rounds: bool = False
     uneven: bool = False
@@ -89,6 +92,7 @@ SPACES = {
             (STAGE, "expert", "sequence", "tensor"),
             "megatron-sp",
             (0, 1, 3),
+            modules=True,
             schedules=("1f1b", INTERLEAVED),
             uneven=True,
             layouts=True,
@@ -206,7 +210,7 @@ def _refuse_others(space: LauncherSpace, pins: Pins, workload: str) -> None:
         "offload": (BY_NAME["offload"].neutral,),
     }
     if not space.names:
-        known["recompute"] = space.recompute
+        known["recompute"] = (*space.recompute, *[BLOCK_KEEP] * space.modules)
     for name, values in known.items():
         if name in asked and asked[name] not in values:
             shown = BY_NAME[name].shown

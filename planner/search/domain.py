@@ -12,6 +12,7 @@ from planner.errors import PlanError
 from planner.execution.block_values import names_there
 from planner.execution.save_policies import BLOCK, is_named, kept_among
 from planner.execution.techniques import (
+    BLOCK_KEEP,
     BY_NAME,
     DUALPIPE,
     INTERLEAVED,
@@ -36,6 +37,7 @@ from planner.machine.mesh_choices import (
     staged_meshes,
 )
 from planner.machine.topology import Mesh, MeshAxis
+from planner.pricing.frameworks.selective import modules
 from planner.search.launcher_domain import replicas, sayable
 from planner.search.request import Candidate, Request
 from planner.sharding.candidates import candidates
@@ -506,8 +508,10 @@ class SearchDomain:
             )
         if pinned is not None:
             return (_of_blocks(str(pinned), base),)
-        launcher = self.request.launcher
-        return tuple(r for r in RECOMPUTE if launcher is None or r in launcher.recompute)
+        if (launcher := self.request.launcher) is None:
+            return RECOMPUTE
+        some = launcher.modules and bool(modules(base.graph))
+        return tuple(r for r in RECOMPUTE if r in launcher.recompute or (r == BLOCK_KEEP and some))
 
     def saves_by_name(self, base: GraphFacts, mesh: Mesh) -> bool:
         """Whether it is for the search to say which values recomputed blocks save by name."""

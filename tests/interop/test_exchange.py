@@ -22,6 +22,7 @@ from planner.interop.price import forms_of, hand_over, read_configuration
 from planner.interop.settings import Facts, Rounds, Settings
 from planner.machine.topology import for_devices
 from planner.pins.pins import parse_pins
+from planner.pricing.frameworks.selective import DENSE, LATENTS, NORMS, ROUTED, SHARED
 from planner.strategy.diff import compare
 from planner.strategy.strategy import Strategy
 
@@ -34,6 +35,10 @@ FORMS = [
     *((m, m.SUFFIX) for m in READERS),
     *((m, suffix) for m in READERS for suffix in forms_of(m)),
 ]
+
+
+MODULES = ((), (NORMS, ROUTED), (NORMS, LATENTS), (NORMS, LATENTS, ROUTED, DENSE, SHARED))
+"""Of dense models, of mixtures, with attention over latents or without."""
 
 
 @st.composite
@@ -87,17 +92,21 @@ def test_export_then_import_is_the_identity(
     folder, seen = tmp_path_factory.mktemp("settings"), {"same": 0, "rounded": 0}
 
     @settings(max_examples=150, deadline=None)
-    @example((ALONE, 4), STYLES)
-    @example((replace(ALONE, length=128), 4), STYLES)
+    @example((ALONE, 4), STYLES, ())
+    @example((replace(ALONE, length=128), 4), STYLES, ())
     @given(
         plans(),
         st.dictionaries(st.text(min_size=1), st.sampled_from(sorted(hf.CUTS)), min_size=1).map(
             lambda d: tuple(d.items())
         ),
+        st.sampled_from(MODULES),
     )
-    def holds(drawn: tuple[Settings, int], styles: tuple[tuple[str, str], ...]) -> None:
+    def holds(
+        drawn: tuple[Settings, int], styles: tuple[tuple[str, str], ...], modules: tuple[str, ...]
+    ) -> None:
         s, layers = drawn
-        facts, rounds = Facts("model", for_devices("h100-sxm", s.devices), layers), Rounds(s)
+        facts = Facts("model", for_devices("h100-sxm", s.devices), layers, modules=modules)
+        rounds = Rounds(s)
         try:
             launcher.round_off(rounds, facts)
         except PlanError as e:
@@ -554,6 +563,27 @@ def test_degrees_within_and_between_domains() -> None:
             "expert_tensor_parallel_size 1 is priced as 2",
         ),
         (megatron, "micro_batch_size: 2\nrecompute_activations: true\n", "selective recompute"),
+        (
+            megatron,
+            "micro_batch_size: 2\nrecompute_granularity: selective\nrecompute_modules: [moe]\n",
+            "moe is priced as recompute of whole blocks",
+        ),
+        (
+            megatron,
+            (
+                "micro_batch_size: 2\nnum_experts: 8\nrecompute_granularity:"
+                " selective\nrecompute_modules: [layernorm, gdn_norm_out]\n"
+            ),
+            "gdn_norm_out has no price",
+        ),
+        (
+            megatron,
+            (
+                "micro_batch_size: 2\nnum_experts: 8\nrecompute_granularity:"
+                " selective\nrecompute_modules: [layernorm, gdn_norm_out]\n"
+            ),
+            "priced as with moe_act",
+        ),
         (
             maxtext,
             "ici_fsdp_parallelism: 8\noptimizer_memory_host_offload: true\ncustom_mesh: ''\n",

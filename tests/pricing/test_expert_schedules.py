@@ -21,13 +21,27 @@ from costmodels.frameworks.step_time import (
     step_time,
 )
 from costmodels.hardware.device import load_device
+from costmodels.precision import load_recipe
 from costmodels.runtimes import load_runtime
 from planner.analysis.facts import GraphFacts
 from planner.errors import PlanError
 from planner.machine.mesh_choices import pinned_mesh
 from planner.machine.topology import for_devices
-from planner.pricing.frameworks.kernels import made_again, role
+from planner.ops.expert_load import expert_nodes
+from planner.pricing.frameworks.kernels import role
+from planner.pricing.frameworks.memory import rows_bytes
+from planner.pricing.frameworks.selective import (
+    DENSE,
+    LATENTS,
+    NORMS,
+    ROUTED,
+    SHARED,
+    made_again,
+    modules,
+)
 from planner.pricing.frameworks.work import nodes_reached
+from planner.pricing.pricer import Pricer
+from planner.sharding.rule import Split
 from planner.workload.open import open_model
 
 RUNTIME = load_runtime("megatron")
@@ -46,16 +60,43 @@ def test_selective_recompute_makes_again_what_is_cheap() -> None:
     first, period, _ = base.runs[-1]
     block = range(first, first + period)
     products = [i for i in block if role(base.graph, i) in ("product", "into residual")]
-    widened = [i for i in products if made_again(base.graph, i)]
+    fsdp = load_runtime("fsdp")
+    widened = [i for i in products if made_again(base.graph, i, fsdp)]
     assert [base.graph.nodes[i].id.rpartition("/")[2] for i in widened] and len(widened) == 2
-    kinds = {role(base.graph, i) for i in block if made_again(base.graph, i)}
+    kinds = {role(base.graph, i) for i in block if made_again(base.graph, i, fsdp)}
     assert {"norm", "RotaryEmbedding"} <= kinds and not kinds & {"attention", "RoutedExperts"}
     dense = _facts("zoo:llama-tiny")
     assert not any(
-        made_again(dense.graph, i)
+        made_again(dense.graph, i, fsdp)
         for i in range(len(dense.graph.nodes))
         if role(dense.graph, i) in ("product", "into residual", "attention")
     )
+
+
+def test_megatron_recomputes_modules() -> None:
+    """Norms, the widening of latents, dense layers and shared experts whole. Routed experts save
+    the rows that come, what their first layer leaves and, unless that is made again, what their
+    second reads."""
+    base = _facts("zoo:deepseek-tiny,layers=4,dense_layers=1")
+    names = {
+        node.id.split("/")[-2]
+        for i, node in enumerate(base.graph.nodes)
+        if made_again(base.graph, i, RUNTIME)
+    }
+    norms = {"input_layernorm", "q_a_layernorm", "kv_a_layernorm", "post_attention_layernorm"}
+    layer = {"gate_proj", "up_proj", "act_fn", "down_proj"}
+    assert names == norms | layer | {"norm", "q_b_proj", "kv_b_proj", "mlp", "shared_experts"}
+    assert modules(base.graph) == (NORMS, LATENTS, ROUTED, DENSE, SHARED)
+    assert modules(_facts("zoo:mixtral-tiny").graph) == (NORMS, ROUTED)
+    assert modules(_facts("zoo:llama-tiny").graph) == ()
+    i, _ = next(expert_nodes(base.graph))
+    topology = for_devices("h100-sxm", 8)
+    pricer = Pricer(
+        topology, pinned_mesh(topology, {"data": 8}), RUNTIME, load_recipe("bf16-mixed")
+    )
+    whole, again = rows_bytes(base, i, Split(), pricer)
+    h, f = (base.rules[i].sizes[factor] for factor in ("h", "f"))
+    assert isclose(again / whole, f / (h + 3 * f))
 
 
 @pytest.mark.parametrize(("devices", "experts", "share"), [(8, 8, 1.0), (64, 64, 5.25 / 8)])

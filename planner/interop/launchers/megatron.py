@@ -10,7 +10,8 @@ underscores in `--yaml-cfg` files, and Megatron-Bridge's recipes, whose attribut
     use_megatron_fsdp, data_parallel_sharding_strategy                                 ZeRO stages 2
         (optim_grads) and 3 (optim_grads_params); use_torch_fsdp2: 3
     recompute_granularity                                                              full: every
-        block; selective: attention's core, as the planner's kernels do
+        block; selective: attention's core, as the planner's kernels do, or with recompute_modules
+        those (`MODULES`)
 
     num_virtual_stages_per_pipeline_rank, virtual_pipeline_model_parallel_size         chunks of a
         stage; num_layers_per_virtual_pipeline_stage: so many layers each
@@ -31,7 +32,7 @@ from shlex import quote
 
 from planner.errors import PlanError
 from planner.execution.pipeline import laid_out_blocks
-from planner.execution.techniques import INTERLEAVED, ZB_H1
+from planner.execution.techniques import BLOCK_KEEP, INTERLEAVED, ZB_H1
 from planner.interop import precisions
 from planner.interop.keys import Keys
 from planner.interop.model_sizes import (
@@ -47,6 +48,7 @@ from planner.interop.model_sizes import (
 )
 from planner.interop.settings import Facts, Rounds, Settings
 from planner.pins.launcher_space import ends
+from planner.pricing.frameworks.selective import DENSE, LATENTS, NORMS, ROUTED, SHARED
 
 NAME, SUFFIX = "megatron", ".yaml"
 MARKS = r"\w+_model_parallel_size|context_parallel_size|micro_batch_size"
@@ -72,12 +74,22 @@ ENDS = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
 PADDED = 128
 """make_vocab_size_divisible_by where a file does not say it."""
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
+MODULES = {
+    NORMS: "layernorm",
+    LATENTS: "mla_up_proj",
+    ROUTED: "moe_act",
+    DENSE: "mlp",
+    SHARED: "shared_experts",
+}
+"""Modules (planner.pricing.frameworks.selective) -> recompute_modules."""
+CORE, WHOLE = "core_attn", "moe"
+"""The module that fused attention recomputes in any case, and a mixture's experts whole."""
 
 
 def round_off(rounds: Rounds, facts: Facts) -> list[str]:
     """Rounds settings to what Megatron can express; returns what it cannot and what has no
     price."""
-    rounds.usual("Megatron")
+    rounds.usual("Megatron", by_module=bool(facts.modules))
     if rounds.now.schedule in ("gpipe", ZB_H1):
         rounds.to("its schedule is 1F1B", schedule="1f1b")
     stages = rounds.now.stage
@@ -113,7 +125,7 @@ def _keys_of(s: Settings, facts: Facts) -> dict[str, dict[str, object]]:
         "virtual_pipeline_model_parallel_size": chunks,
         "sequence_parallel": s.positions,
         "expert_model_parallel_size": s.expert,
-        "recompute_granularity": "full" if s.recompute == "block" else None,
+        "recompute_granularity": {"block": "full", BLOCK_KEEP: "selective"}.get(s.recompute),
     }
     model |= precisions.words(NAME, s.precision)
     if layout:
@@ -122,6 +134,8 @@ def _keys_of(s: Settings, facts: Facts) -> dict[str, dict[str, object]]:
         model |= dict(zip(ENDS, uneven, strict=True))
     if s.recompute == "block":
         model |= {"recompute_method": "uniform", "recompute_num_layers": 1}
+    if s.recompute == BLOCK_KEEP:
+        model |= {"recompute_modules": [MODULES[name] for name in facts.modules]}
     if s.length:
         model |= {"seq_length": s.length}
     ddp: dict[str, object] = {"use_distributed_optimizer": s.zero_stage > 0}
@@ -167,10 +181,17 @@ def _arguments(s: Settings, facts: Facts) -> list[str]:
     chunks = keys.pop("virtual_pipeline_model_parallel_size")
     keys |= {"num_virtual_stages_per_pipeline_rank": chunks}
     return [
-        f"--{k.replace('_', '-')}" + ("" if v is True else f" {quote(str(v))}")
+        " ".join([f"--{k.replace('_', '-')}", *_words(v)])
         for k, v in keys.items()
         if v not in (None, False)
     ]
+
+
+def _words(value: object) -> list[str]:
+    """A value as words behind an argument."""
+    if value is True:
+        return []
+    return [quote(str(v)) for v in (value if isinstance(value, list) else [value])]
 
 
 def write_arguments(s: Settings, facts: Facts) -> str:
@@ -413,12 +434,38 @@ def _recompute(keys: Keys, notes: list[str]) -> str:
         raise PlanError(
             "P191", f"recompute_granularity = {word!r}", help=["full, selective or null"]
         )
+    if word == "full" and keys.word("uniform", "recompute_method") == "block":
+        notes.append("recompute_method block is priced as recompute of every block")
+    keys.get("recompute_num_layers")
+    said = keys.get("recompute_modules")
     if word == "selective":
+        listed = said if isinstance(said, list | tuple) else [said or CORE]
+        return _selective({str(m) for m in listed}, keys, notes)
+    return "block" if word == "full" else "none"
+
+
+def _selective(modules: set[str], keys: Keys, notes: list[str]) -> str:
+    """How recompute of some modules is priced."""
+    known = {CORE, WHOLE, *MODULES.values()}
+    notes += [f"recompute_modules {m} has no price" for m in sorted(modules - known)]
+    if not modules & (known - {CORE}):
         notes.append(
             "selective recompute is priced as none: attention's kernel recomputes its core in any"
             " case"
         )
-    if word == "full" and keys.word("uniform", "recompute_method") == "block":
-        notes.append("recompute_method block is priced as recompute of every block")
-    keys.get("recompute_num_layers", "recompute_modules")
-    return "block" if word == "full" else "none"
+        return "none"
+    mixture = "num_experts" in keys or bool(modules & {MODULES[ROUTED], MODULES[SHARED]})
+    if WHOLE in modules or (MODULES[DENSE] in modules and not mixture):
+        large = WHOLE if WHOLE in modules else MODULES[DENSE]
+        notes.append(f"recompute_modules {large} is priced as recompute of whole blocks")
+        return "block"
+    there = {
+        NORMS: True,
+        LATENTS: keys.flag(False, "multi_latent_attention"),
+        ROUTED: mixture,
+        SHARED: "moe_shared_expert_intermediate_size" in keys,
+    }
+    missing = [MODULES[m] for m, has in there.items() if has and MODULES[m] not in modules]
+    if missing:
+        notes.append(f"recompute_modules is priced as with {' and '.join(missing)}")
+    return BLOCK_KEEP

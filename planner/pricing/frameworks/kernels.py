@@ -11,9 +11,7 @@ from costmodels.frameworks.kernels import KernelNeed, kernel_times_s
 from planner.analysis.facts import GraphFacts
 from planner.graph.ir import Graph
 from planner.ops import operator_of
-from planner.ops.expert_load import ROUTED_EXPERTS
 from planner.ops.loss import CROSS_ENTROPY
-from planner.ops.shape import SPLIT
 from planner.pricing.pricer import Pricer
 from planner.pricing.split_arrays import SplitArrays, compute_type
 from planner.sharding.rule import Split
@@ -35,23 +33,6 @@ def role(graph: Graph, i: int) -> str:
         into_residual = any(role(graph, j) == "residual" for j in readers)
         return "into residual" if into_residual else "product"
     return node.op
-
-
-def made_again(graph: Graph, i: int) -> bool:
-    """Whether recompute that saves results of collectives runs a node a second time: all but
-    products, attention, experts and sums of the residual stream, and of products those that widen
-    latents (up-projections behind a norm of a product's result). So frameworks recompute what takes
-    room and little time (Megatron's recompute_modules layernorm, moe_act, mla_up_proj)."""
-    kind = role(graph, i)
-    if kind not in ("product", "into residual"):
-        return kind not in ("attention", "residual", ROUTED_EXPERTS, CROSS_ENTROPY)
-    before = graph.producer.get(graph.nodes[i].inputs[0], -1)
-    if before < 0 or role(graph, before) != "norm":
-        return False
-    latent = graph.producer.get(graph.nodes[before].inputs[0], -1)
-    if latent >= 0 and graph.nodes[latent].op == SPLIT:
-        latent = graph.producer.get(graph.nodes[latent].inputs[0], -1)
-    return latent >= 0 and role(graph, latent) == "product"
 
 
 def _readers(graph: Graph, i: int) -> list[int]:

@@ -17,7 +17,8 @@ from planner.ops import operator_of
 from planner.ops.expert_load import ROUTED_EXPERTS
 from planner.ops.experts import mean_rows
 from planner.ops.loss import CROSS_ENTROPY
-from planner.pricing.frameworks.kernels import made_again, role
+from planner.pricing.frameworks.kernels import role
+from planner.pricing.frameworks.selective import made_again
 from planner.pricing.frameworks.stages import (
     StageAssignment,
     attentions_before,
@@ -111,10 +112,11 @@ def _activations(
             left.logits += whole
             left.pieces += piece if piece < whole else 0
         elif place != AFTER or kind == "norm":  # the head's product leaves the logits
-            size = rows_bytes(base, i, flow.split(i), pricer) if kind == ROUTED_EXPERTS else size
+            remade = size if made_again(graph, i, pricer.runtime) else 0.0
+            if kind == ROUTED_EXPERTS:
+                size, remade = rows_bytes(base, i, flow.split(i), pricer)
             left.results[place, kind] = left.results.get((place, kind), 0.0) + size
-            if made_again(graph, i):
-                left.again[place, kind] = left.again.get((place, kind), 0.0) + size
+            left.again[place, kind] = left.again.get((place, kind), 0.0) + remade
         if kind == "attention":
             q, k, _ = (
                 local_shape(graph.tensors[n].shape, flow.need[i, slot], dict(flow.plan.mesh))
@@ -126,16 +128,19 @@ def _activations(
     return left
 
 
-def rows_bytes(base: GraphFacts, i: int, split: Split, pricer: Pricer) -> float:
-    """Bytes of the rows that a device's experts read, and of what their first layer makes of them;
-    of products in eight bits in one byte each."""
+def rows_bytes(base: GraphFacts, i: int, split: Split, pricer: Pricer) -> tuple[float, float]:
+    """Bytes of the rows that a device's experts read, and of what their products read and their
+    activation reads; and of these what recompute with saved collectives makes again, which is what
+    the last product reads (Megatron's moe_act; the time of that one pass is not counted). Of
+    products in eight bits in one byte each."""
     node, rule, mesh = base.graph.nodes[i], base.rules[i], pricer.sizes
     local = rule.local(split, mesh)
     busiest = operator_of(node.op).busiest
     rows = float(mean_rows(rule, split, mesh)) * local["e"]
     rows *= 1.0 if busiest is None else busiest(node, rule, split, mesh)
     width = local["h"] + (2 if node.inputs[3] else 1) * local["f"]
-    return rows * width * (1 if pricer.recipe.compute in EIGHT_BIT else pricer.itemsize("float32"))
+    rows *= 1 if pricer.recipe.compute in EIGHT_BIT else pricer.itemsize("float32")
+    return rows * (width + local["f"]), rows * local["f"]
 
 
 def option_bytes(
@@ -146,10 +151,11 @@ def option_bytes(
     bytes of its local result. [splits] each"""
     kernels, kind = pricer.runtime.kernels, role(base.graph, i)
     assert kernels is not None
-    if kind == ROUTED_EXPERTS:
-        outs = np.array([rows_bytes(base, i, split, pricer) for split in splits])
     saved = kernels.saved.get(kind, 0.0)
-    left = stays(kind, kernels) if made_again(base.graph, i) else saved
+    if kind == ROUTED_EXPERTS:
+        whole, again = np.array([rows_bytes(base, i, s, pricer) for s in splits]).T
+        return saved * whole, saved * (whole - again)
+    left = stays(kind, kernels) if made_again(base.graph, i, pricer.runtime) else saved
     return saved * outs, min(saved, left) * outs
 
 

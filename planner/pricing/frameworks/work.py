@@ -27,7 +27,8 @@ from planner.execution.layout_flow import Flow, cut_layout
 from planner.execution.loops import RepeatedBlock, pipelined_block
 from planner.ops import operator_of
 from planner.ops.expert_load import expert_nodes
-from planner.pricing.frameworks.kernels import made_again, need_of
+from planner.pricing.frameworks.kernels import need_of
+from planner.pricing.frameworks.selective import made_again
 from planner.pricing.frameworks.stages import StageAssignment, attentions_before, stage_sums
 from planner.pricing.kernels import local_bytes
 from planner.pricing.pricer import Pricer
@@ -117,7 +118,9 @@ def _kernels(
     if again and flow.plan.recompute != "block-keep":
         return ()
     for i, node in enumerate(base.graph.nodes):
-        if not operator_of(node.op).free and (not again or made_again(base.graph, i)):
+        if not operator_of(node.op).free and (
+            not again or made_again(base.graph, i, pricer.runtime)
+        ):
             place = stages.place(i)
             key = (base.shared[i], flow.split(i), place)
             counts[key] = counts.get(key, 0.0) + (1 / stages.repeats if place == BLOCKS else 1.0)

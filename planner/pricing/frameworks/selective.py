@@ -1,0 +1,117 @@
+"""What frameworks compute again under selective recompute ("block-keep" of a plan).
+
+Some runtimes save what products leave and make all else again (torchtitan's policies). Others
+recompute modules by name, those that take much room for little time: norms, the widening of
+latents (DeepSeek's queries and keys), what experts' activation leaves, and beside routed experts
+the dense layers and the shared experts whole (Megatron's recompute_modules).
+"""
+
+from __future__ import annotations
+
+from costmodels.runtimes import Runtime
+from planner.graph.ir import Graph
+from planner.ops import operator_of
+from planner.ops.expert_load import ROUTED_EXPERTS
+from planner.ops.loss import CROSS_ENTROPY
+from planner.ops.shape import SPLIT
+from planner.pricing.frameworks.kernels import role
+
+NORMS, LATENTS, ROUTED, DENSE, SHARED = "norms", "latents", "routed", "dense", "shared"
+"""Modules: norms, products that widen latents, what routed experts' activation leaves, dense
+layers' two products with what is between, shared experts."""
+PRODUCTS = ("product", "into residual")
+
+
+def made_again(graph: Graph, i: int, runtime: Runtime) -> bool:
+    """Whether a node runs a second time. What routed experts save of a row is for
+    planner.pricing.frameworks.memory.rows_bytes to tell."""
+    return i in _remade(graph, runtime.remakes_activations)
+
+
+def modules(graph: Graph) -> tuple[str, ...]:
+    """The modules of a model that are made again one by one; none of a model of dense layers
+    without latents, whose norms are fused into the products that read them."""
+    found = _modules(graph)
+    return tuple(m for m in (NORMS, LATENTS, ROUTED, DENSE, SHARED) if found.get(m))
+
+
+def _remade(graph: Graph, activations: bool) -> frozenset[int]:
+    """The nodes that run a second time. activations: all but products, attention, experts and sums
+    of the residual stream, and of products those that widen latents; else those of modules."""
+    key = "selective recompute", activations
+    if key not in graph.memo:
+        if activations:
+            again = frozenset(i for i in range(len(graph.nodes)) if _between_products(graph, i))
+        else:
+            norms = {i for i in range(len(graph.nodes)) if role(graph, i) == "norm"}
+            named = {name: nodes for name, nodes in _modules(graph).items() if name != ROUTED}
+            again = frozenset(norms.union(*named.values()))
+        graph.memo[key] = again
+    found: frozenset[int] = graph.memo[key]
+    return found
+
+
+def _between_products(graph: Graph, i: int) -> bool:
+    kind = role(graph, i)
+    if kind in PRODUCTS:
+        return _widens_latent(graph, i)
+    return kind not in ("attention", "residual", ROUTED_EXPERTS, CROSS_ENTROPY)
+
+
+def _modules(graph: Graph) -> dict[str, frozenset[int]]:
+    """Module -> its nodes, where there are some; {} of a dense model without latents."""
+    every = range(len(graph.nodes))
+    latents = frozenset(i for i in every if _widens_latent(graph, i))
+    routed = frozenset(i for i in every if graph.nodes[i].op == ROUTED_EXPERTS)
+    if not latents and not routed:
+        return {}
+    found = {NORMS: frozenset(i for i in every if role(graph, i) == "norm")}
+    found |= {LATENTS: latents, ROUTED: routed, DENSE: frozenset(), SHARED: frozenset()}
+    sent = {_source(graph, graph.nodes[i].inputs[0]) for i in routed}
+    for i in every if routed else ():
+        if nodes := _dense_layer(graph, i):
+            read = {_source(graph, graph.nodes[j].inputs[0]) for j in nodes if j != i}
+            found[SHARED if read & sent else DENSE] |= nodes
+    return found
+
+
+def _dense_layer(graph: Graph, i: int) -> frozenset[int]:
+    """The nodes of the dense layer whose second product is node i: that, the products before it,
+    and what goes element by element between them; empty where node i is none."""
+    between, first, left = set[int](), set[int](), [graph.nodes[i].inputs[0]]
+    if role(graph, i) not in PRODUCTS:
+        return frozenset()
+    while left:
+        j = graph.producer.get(left.pop(), -1)
+        if j < 0 or j in between:
+            continue
+        if role(graph, j) in PRODUCTS:
+            first.add(j)
+        elif operator_of(graph.nodes[j].op).kind:  # a norm, attention, experts
+            return frozenset()
+        else:
+            between.add(j)
+            left += [name for name in graph.nodes[j].inputs if name]
+    if not first or all(operator_of(graph.nodes[j].op).free for j in between):
+        return frozenset()  # a product of a product is no layer with an activation
+    return frozenset({i, *between, *first})
+
+
+def _source(graph: Graph, name: str) -> str:
+    """The tensor that others are views of."""
+    while (j := graph.producer.get(name, -1)) >= 0 and operator_of(graph.nodes[j].op).free:
+        name = graph.nodes[j].inputs[0]
+    return name
+
+
+def _widens_latent(graph: Graph, i: int) -> bool:
+    """Whether a node is a product behind a norm of a product's result."""
+    if role(graph, i) not in PRODUCTS:
+        return False
+    before = graph.producer.get(graph.nodes[i].inputs[0], -1)
+    if before < 0 or role(graph, before) != "norm":
+        return False
+    latent = graph.producer.get(graph.nodes[before].inputs[0], -1)
+    if latent >= 0 and graph.nodes[latent].op == SPLIT:
+        latent = graph.producer.get(graph.nodes[latent].inputs[0], -1)
+    return latent >= 0 and role(graph, latent) == "product"
