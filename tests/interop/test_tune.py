@@ -19,6 +19,10 @@ from planner.interop.price import LAUNCHERS, hand_over, read_configuration
 from planner.interop.settings import Facts, Settings
 from planner.machine.topology import for_devices
 from planner.pins.launcher_space import SPACES, ends
+from planner.search.build_request import build_request
+from planner.search.options import MachineOptions, SearchOptions, StepOptions
+from planner.search.search import Search
+from planner.workload.open import open_model
 
 LLAMA = "zoo:llama-tiny,layers=4,seq=2048"
 MACHINE = ("--devices", "8", "--hardware", "a100-80gb")
@@ -213,6 +217,41 @@ def test_chunks_of_unlike_numbers_of_layers_are_laid_out_for_megatron(tmp_path: 
     assert read_configuration(path, 8).settings.virtual_stages == 2
     with pytest.raises(PlanError, match="10 repeated blocks do not divide into 4 stages of 2"):
         planner.emit(found, spec)
+
+
+def test_modules_of_mixtures_are_recomputed_and_written_for_megatron(tmp_path: Path) -> None:
+    """A model of dense layers has no such modules, and the search does not try it."""
+    mixture = "zoo:deepseek-tiny,layers=4,dense_layers=1"
+    made = planner.plan(
+        mixture,
+        devices=8,
+        batch=16,
+        hardware="a100-80gb",
+        pins="dp=4,ep=2,recompute=selective",
+        launcher="megatron",
+        baselines=False,
+    )
+    handed = hand_over(made, mixture, "megatron", ".args")
+    assert "--recompute-granularity selective\n" in handed.text
+    written = "--recompute-modules layernorm mla_up_proj moe_act mlp shared_experts\n"
+    assert written in handed.text
+    assert handed.rows[-1].cost == handed.rows[0].cost
+    (tmp_path / "mine.args").write_text(handed.text)
+    again = read_configuration(tmp_path / "mine.args", 8)
+    assert again.settings.recompute == "block-keep" and not again.notes and not again.unread
+
+    tried = {}
+    request = build_request(
+        MachineOptions(devices=8, hardware="a100-80gb"),
+        StepOptions(launcher="megatron"),
+        SearchOptions(),
+    )
+    for spec in (mixture, LLAMA):
+        search = Search(open_model(spec, 8, batch=16), request)
+        base = search.base(1)
+        assert base is not None
+        tried[spec] = search.offered.recomputes(base, search.offered.meshes()[0])
+    assert tried == {mixture: ("none", "block-keep", "block"), LLAMA: ("none", "block")}
 
 
 def test_ends_hold_what_full_stages_between_leave() -> None:

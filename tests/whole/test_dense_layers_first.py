@@ -64,7 +64,7 @@ def test_megatron_lays_dense_layers_out_with_the_mixtures() -> None:
         "zoo:deepseek-v3,seq=4096",
         devices=2048,
         batch=15360,
-        pins="pp=16,dp=2,ep=64,zero=1,micro=120",
+        pins="pp=16,dp=2,ep=64,zero=1,micro=120,recompute=block",
         launcher="megatron",
         precision="fp8",
         baselines=False,
