@@ -147,9 +147,9 @@ class Runtime:
     tensor_overlap: how much of the sums of gradients of what products read, which tensor
     parallelism asks for, hides under the products that follow, those for the weights' gradients;
     wider_sums: how many times as many bytes as a gradient its sum has, which is what is sent;
-    blocking: the host waits for each kernel before it starts the next; remakes_activations: whether
-    selective recompute makes again all that goes element by element, as policies do that save what
-    products leave, or modules that have names (planner.pricing.frameworks.selective);
+    blocking: the host waits for each kernel before it starts the next; remakes_modules: whether
+    selective recompute makes modules again by their names, and not all that goes element by
+    element, as policies do that save what products leave (planner.pricing.frameworks.selective);
     summing_bytes: what adding a gradient to its sum over microbatches moves per local parameter, 0
     where products add to the sum themselves; pinned: fraction of the smaller of two points of the
     backward pass (costmodels.frameworks.peak_memory) that stays allocated in the larger; rows_once:
@@ -180,7 +180,7 @@ class Runtime:
     wider_sums: float = 1.0
     tensor_overlap: float = 0.0
     blocking: bool = False
-    remakes_activations: bool = False
+    remakes_modules: bool = False
     flat_rings: bool = False
     exchange_slows: float = 0.0
     rows_once: bool = False

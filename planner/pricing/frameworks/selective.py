@@ -25,7 +25,7 @@ PRODUCTS = ("product", "into residual")
 def made_again(graph: Graph, i: int, runtime: Runtime) -> bool:
     """Whether a node runs a second time. What routed experts save of a row is for
     planner.pricing.frameworks.memory.rows_bytes to tell."""
-    return i in _remade(graph, runtime.remakes_activations)
+    return i in _remade(graph, runtime.remakes_modules)
 
 
 def modules(graph: Graph) -> tuple[str, ...]:
@@ -35,12 +35,12 @@ def modules(graph: Graph) -> tuple[str, ...]:
     return tuple(m for m in (NORMS, LATENTS, ROUTED, DENSE, SHARED) if found.get(m))
 
 
-def _remade(graph: Graph, activations: bool) -> frozenset[int]:
-    """The nodes that run a second time. activations: all but products, attention, experts and sums
-    of the residual stream, and of products those that widen latents; else those of modules."""
-    key = "selective recompute", activations
+def _remade(graph: Graph, by_module: bool) -> frozenset[int]:
+    """The nodes that run a second time: those of modules; or all but products, attention, experts
+    and sums of the residual stream, and of products those that widen latents."""
+    key = "selective recompute", by_module
     if key not in graph.memo:
-        if activations:
+        if not by_module:
             again = frozenset(i for i in range(len(graph.nodes)) if _between_products(graph, i))
         else:
             norms = {i for i in range(len(graph.nodes)) if role(graph, i) == "norm"}
