@@ -132,6 +132,7 @@ class WeightPricer:
     def __init__(self, base: GraphFacts, pricer: Pricer, zero_axes: Axes) -> None:
         self.base, self.pricer, self.zero_axes = base, pricer, zero_axes
         self.graph, self.sizes = base.graph, dict(pricer.sizes)
+        self._weights: dict[tuple[str, bool], _Weight] = {}
 
     def of(self, name: str, layouts: Sequence[int], regathered: bool) -> np.ndarray:
         """`WeightCosts` of one weight needed in each layout (numbers of the layout table), as an
@@ -171,6 +172,12 @@ class WeightPricer:
         )
 
     def _weight(self, name: str, regathered: bool) -> _Weight:
+        key = name, regathered
+        if key not in self._weights:
+            self._weights[key] = self._described(*key)
+        return self._weights[key]
+
+    def _described(self, name: str, regathered: bool) -> _Weight:
         base, t, stacked = self.base, self.graph.tensors[name], self._stacked(name)
         in_heaviest = base.stacks.get(name, (-1, 1))[0] == base.heaviest
         return _Weight(
@@ -232,7 +239,8 @@ class WeightPricer:
         return (
             bool(base.looped)
             and self.pricer.mesh.stages == 1
-            and min(i for i, _ in base.graph.consumers[name]) > max(base.looped)
+            and min(i for i, _ in base.graph.consumers[name])
+            >= max(first + period * repeats for first, period, repeats in base.loops)
             and not self.offloaded(name)
         )
 

@@ -180,10 +180,14 @@ class Kinds:
 
     def _waiting_share(self, i: int) -> float:
         """What part of a node's backward pass may be made apart from it."""
+        if not self._waiting:
+            return 0.0
         return waiting_share(self.graph.nodes[i], self.base.grad, self._waiting)
 
     def _operand_share(self, i: int) -> float:
         """One product's part of the operand that it hands on to its weight's gradient."""
+        if not self._waiting:
+            return 0.0
         both = factors(self.graph.nodes[i])
         operands = [n for n in both if n not in self._waiting]
         if len(operands) != 1 or operands[0] in self.graph.weights:

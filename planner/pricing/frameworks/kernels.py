@@ -19,6 +19,13 @@ from planner.sharding.rule import Split
 
 def role(graph: Graph, i: int) -> str:
     """What a node is to a framework's kernels: a key of Kernels.passes and Kernels.saved."""
+    known: dict[int, str] = graph.memo.setdefault("roles", {})
+    if i not in known:
+        known[i] = _role(graph, i)
+    return known[i]
+
+
+def _role(graph: Graph, i: int) -> str:
     node = graph.nodes[i]
     operator = operator_of(node.op)
     if operator.kind in ("attention", "norm"):
