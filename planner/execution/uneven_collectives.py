@@ -29,6 +29,7 @@ from planner.execution.collective import (
     weight_collectives,
 )
 from planner.execution.layout_flow import Flow
+from planner.execution.odd_heads import wide_nodes
 from planner.execution.pipeline import Schedule
 from planner.execution.recompute import Recomputed, find_recomputed, products, remade_conversions
 from planner.execution.shared_collectives import Merged, merged
@@ -245,33 +246,17 @@ def flops_by_index(flow: Flow, *, again: bool = True) -> dict[int, Fraction]:
     stages, p = uneven_stages(flow), uneven_schedule(flow)
     fewer = idle_ticks_of_last_chunk(p)
     ahead, back = list[dict[int, Fraction]](), list[dict[int, Fraction]]()
+    known: dict[tuple[object, ...], tuple[Fraction, Fraction]] = {}
     for k, chunk in enumerate(_chunks(flow)):
         microbatches = stages.microbatches_per_place(k)
         forward, backward = dict[int, Fraction](), dict[int, Fraction]()
         for i in stages.nodes[k]:
-            dots = products(chunk.flow, i)
-            f = sum((dot.counted(again) for dot in dots), Fraction(0))
-            b = sum(
-                (
-                    dot.counted(again) * (dot.backward + again * (dot.recomputed - dot.multiplied))
-                    + dot.beyond
-                    for dot in dots
-                ),
-                Fraction(0),
-            )
-            if chunk.recomputed is None:
-                b += f
-            else:
+            alike = _alike(chunk, i)
+            if alike not in known:
+                known[alike] = _flops(chunk, i, again)
+            f, b = known[alike]
+            if chunk.recomputed is not None:
                 forward[i] = f * microbatches
-                if again and i in chunk.recomputed.nodes:
-                    b += sum(
-                        (
-                            dot.counted(True)
-                            for dot in dots
-                            if chunk.recomputed.nodes[i] or dot.inside
-                        ),
-                        Fraction(0),
-                    )
             backward[i] = b * microbatches
         ahead.append(forward)
         back.append(backward)
@@ -293,6 +278,36 @@ def flops_by_index(flow: Flow, *, again: bool = True) -> dict[int, Fraction]:
     for i, f in ((i, f * times) for found, times in passes for i, f in found.items()):
         total[i] = total.get(i, Fraction(0)) + f
     return {i: f for i, f in total.items() if f}
+
+
+def _alike(chunk: _Chunk, i: int) -> tuple[object, ...]:
+    """All that `_flops` reads of a node: nodes of a class have their rule in common."""
+    flow, again = chunk.flow, chunk.recomputed
+    node = flow.graph.nodes[i]
+    trained = tuple([n in flow.grad for n in (*node.inputs, *node.outputs)])
+    runs_again = None if again is None else again.nodes.get(i, "not")
+    return id(flow.rules[i]), flow.split(i), trained, wide_nodes(flow).get(i), runs_again
+
+
+def _flops(chunk: _Chunk, i: int, again: bool) -> tuple[Fraction, Fraction]:
+    """2MNK of a node's passes forward and backward, of one microbatch; both are backward ones in
+    the last chunk."""
+    dots = products(chunk.flow, i)
+    f = sum((dot.counted(again) for dot in dots), Fraction(0))
+    b = sum(
+        (
+            dot.counted(again) * (dot.backward + again * (dot.recomputed - dot.multiplied))
+            + dot.beyond
+            for dot in dots
+        ),
+        Fraction(0),
+    )
+    if chunk.recomputed is None:
+        b += f
+    elif again and i in chunk.recomputed.nodes:
+        whole = chunk.recomputed.nodes[i]
+        b += sum((dot.counted(True) for dot in dots if whole or dot.inside), Fraction(0))
+    return f, b
 
 
 def _heaviest(passes: list[dict[int, Fraction]]) -> dict[int, Fraction]:

@@ -37,7 +37,7 @@ def price_flow(
 
         return frameworks.price(base, flow, runs, pricer)
     if engine_of(flow.plan) is Engine.UNEVEN:
-        return uneven_step.price(base, flow, pricer)
+        return uneven_step.price(base, flow, pricer, uses)
     if flow.plan.islands:
         return islands.price(base, flow, runs, pricer)
     return step_time.price(base, flow, runs, pricer, uses)

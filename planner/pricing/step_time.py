@@ -38,7 +38,7 @@ from planner.pricing.bucketing import launched, launching_s, seconds
 from planner.pricing.cost import Communication, Cost, KernelSeconds
 from planner.pricing.device_weights import device_weights
 from planner.pricing.host_tables import pull_push_s
-from planner.pricing.kernels import kernel_times
+from planner.pricing.kernels import times_of_class
 from planner.pricing.loop_copies import loop_copies_s
 from planner.pricing.loop_overlap import hidden_beside_kernels
 from planner.pricing.microbatch_overlap import hidden_shares, launch_bytes, per_launch
@@ -129,7 +129,7 @@ def _kernels(
         i, twice = first[key], key[2]
         if pipeline:
             twice |= pipeline.schedule == "gpipe" and pipeline.in_epilogue(i)
-        forward, backward = kernel_times(base, i, flow.split(i), pricer)
+        forward, backward = times_of_class(base, i, flow.split(i), pricer)
         second = forward if twice else 0.0
         all_passes = forward + backward + second
         one_pass = count * all_passes * (float(pipeline.stage_share(i)) if pipeline else 1.0)

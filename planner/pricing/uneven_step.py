@@ -34,7 +34,7 @@ from planner.execution.stage_buffers import PARTS, buffers
 from planner.execution.uneven_pipeline import buffer_elements, handed_tensors
 from planner.pricing.add_up import add_up, communication_of
 from planner.pricing.cost import Cost, KernelSeconds
-from planner.pricing.kernels import kernel_times
+from planner.pricing.kernels import times_of_class
 from planner.pricing.peak_memory import PARKED_ARRAYS, passes, saved_tensors
 from planner.pricing.pricer import Pricer
 
@@ -57,10 +57,7 @@ def passes_of_chunks(
     base: GraphFacts, flow: Flow, pricer: Pricer
 ) -> tuple[tuple[Pass, ...], tuple[Pass, ...]]:
     """Forward passes of all chunks but the last, which has none, and backward passes of all."""
-    stages, known = (
-        uneven_collectives.uneven_stages(flow),
-        dict[tuple[int, object], tuple[float, float]](),
-    )
+    stages = uneven_collectives.uneven_stages(flow)
     ahead, back = list[Pass](), list[Pass]()
 
     def one(kernels_s: float, again_s: float, uses: tuple[CollectiveUse, ...], turns: int) -> Pass:
@@ -74,10 +71,7 @@ def passes_of_chunks(
     for k, tick in enumerate(uneven_collectives.chunk_ticks(flow, pricer.itemsize)):
         forward = backward = again = 0.0
         for i in stages.nodes[k]:
-            key = base.shared[i], flow.split(i)
-            if key not in known:
-                known[key] = kernel_times(base, i, flow.split(i), pricer)
-            f, b = known[key]
+            f, b = times_of_class(base, i, flow.split(i), pricer)
             forward, backward = forward + f, backward + b
             again += f if tick.recomputed is not None and tick.recomputed.nodes.get(i) else 0.0
         opened = pricer.kernel_s(
@@ -105,8 +99,10 @@ def longest(passes: Sequence[Pass], chunks: Sequence[int]) -> Pass:
     return max((passes[k] for k in chunks if k < len(passes)), key=lambda p: p.seconds)
 
 
-def price(base: GraphFacts, flow: Flow, pricer: Pricer) -> Cost:
-    """Price of a derived flow."""
+def price(
+    base: GraphFacts, flow: Flow, pricer: Pricer, uses: tuple[CollectiveUse, ...] | None = None
+) -> Cost:
+    """Price of a derived flow. uses: its collectives, where they are known."""
     ahead, back = passes_of_chunks(base, flow, pricer)
     slowest = [
         (longest(ahead if row.forward else back, row.chunks), row)
@@ -129,7 +125,7 @@ def price(base: GraphFacts, flow: Flow, pricer: Pricer) -> Cost:
     return add_up(
         base,
         flow,
-        collectives.collectives(flow, (), pricer.itemsize),
+        collectives.collectives(flow, (), pricer.itemsize) if uses is None else uses,
         kernels=KernelSeconds(compute, replayed, bubble),
         communication=communication_of(rows),
         optimizer_s=_optimizer_s(flow, pricer),
