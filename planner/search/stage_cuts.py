@@ -25,7 +25,7 @@ from planner.execution.plan import Plan
 from planner.execution.techniques import WIDEST
 from planner.execution.uneven_pipeline import wrong_widths
 from planner.sharding.layout import STAGE
-from planner.sharding.rule import PENDING, Split
+from planner.sharding.rule import PENDING
 
 if TYPE_CHECKING:
     from planner.analysis.facts import GraphFacts
@@ -133,14 +133,15 @@ def cutting(
         plan.virtual_stages,
     ).ticks
     whole = unbroken(base, plan)
-    key = ("cuts", id(base), chunks, plan.stages, ticks, widths, whole)
+    splits = tuple(plan.splits[base.graph.nodes[i].id] for i in base.times)
+    key = ("cuts", id(base), chunks, plan.stages, ticks, widths, whole, splits)
     if key not in pricer.memo:
         over = {
             i: size
             for i, size in base.places.items()
             if not any(made < i <= reader for made, reader in whole)
         }
-        (both, twice), devices = _seconds(base, pricer), prod(pricer.sizes.values())
+        (both, twice), devices = _seconds(base, plan, pricer), prod(pricer.sizes.values())
         found = []
         for limit in _limits(over, chunks):
             best = _balanced(
@@ -164,25 +165,15 @@ def cutting(
     return kept
 
 
-def _seconds(base: GraphFacts, pricer: Pricer) -> tuple[np.ndarray, np.ndarray]:
-    """Seconds on a place of a microbatch's passes through all nodes before each: f + b, and 2 f +
-    b."""
-    from planner.pricing.kernels import kernel_times
+def _seconds(base: GraphFacts, plan: Plan, pricer: Pricer) -> tuple[np.ndarray, np.ndarray]:
+    """Seconds on a place of a microbatch's passes through all nodes before each, as the plan splits
+    them: f + b, and 2 f + b."""
+    from planner.pricing.kernels import times_of_class
 
-    key = "seconds before", id(base)
-    if key not in pricer.memo:
-        both, twice, known = [0.0], [0.0], dict[int, tuple[float, float]]()
-        devices = prod(pricer.sizes.values())
-        for i in range(len(base.graph.nodes)):
-            c = base.shared[i]
-            if c not in known:
-                known[c] = kernel_times(base, c, Split(), pricer)
-            f, b = (x / devices for x in known[c])
-            both.append(both[-1] + f + b)
-            twice.append(twice[-1] + 2 * f + b)
-        pricer.memo[key] = base, (np.array(both), np.array(twice))
-    kept: tuple[np.ndarray, np.ndarray] = pricer.memo[key][1]
-    return kept
+    nodes = base.graph.nodes
+    each = [times_of_class(base, i, plan.splits[n.id], pricer) for i, n in enumerate(nodes)]
+    forward, backward = np.array([(0.0, 0.0), *each]).cumsum(axis=0).T
+    return forward + backward, 2 * forward + backward
 
 
 def _limits(over: Mapping[int, float], chunks: int) -> Iterator[float]:
