@@ -83,7 +83,8 @@ without, before the search is content with that kind; the bounds of those left s
 answer."""
 WIDE_GAP, LONG_PATIENCE = 0.1, 128
 """The same while the plan is further than this from the bound: large models whose memory binds meet
-many nodes that cannot be made to fit first."""
+many nodes that cannot be made to fit first. Of stages that are cut anywhere bounds know neither
+where nor what runs again, and are far from every plan."""
 ROUNDS = 3
 """Bounded solves of a search node, each with the room that the whole plan's temporaries leave."""
 SETTLING = 2_000_000_000
@@ -199,9 +200,7 @@ class BestFirst:
             ):
                 self._spread(node.mesh)
                 continue
-            if idle[kind] >= (
-                LONG_PATIENCE if node.bound < self._to_beat * (1 - WIDE_GAP) else PATIENCE
-            ):
+            if idle[kind] >= self._patience(node):
                 self._give_up(node)
                 continue
             if node.bound >= self._to_beat * (1 - SAME) or self.search.out_of_time():
@@ -230,6 +229,17 @@ class BestFirst:
             self.search.take_up(space, choice)
         self._holds_from = math.inf
         return self.best
+
+    def _patience(self, node: SearchNode) -> int:
+        """How many search nodes are solved in a row without a better plan before this one is given
+        up."""
+        near = node.bound >= self._to_beat * (1 - WIDE_GAP)
+        return PATIENCE if near or self._cut_anywhere(node.mesh) else LONG_PATIENCE
+
+    def _cut_anywhere(self, index: int) -> bool:
+        """Whether pipeline stages of a mesh are cut anywhere."""
+        base = self.search.base(1) if self.meshes[index].stages > 1 else None
+        return base is not None and base.dealt is None
 
     def _give_up(self, node: SearchNode) -> None:
         """Look at no plan of a search node, or of an unseen mesh: what bounds it is still a part of
