@@ -51,7 +51,7 @@ class Reached:
     """What was found under a limit of memory: the best plan, the search of all that is allowed, the
     smallest plan (looked for where nothing fits), and bounds (seconds): of plans within the limit,
     of those that take more memory, too; bound_bytes: of which plans the first is, None for all that
-    fit.
+    fit; searched: the families that had meshes.
     """
 
     best: Candidate | None
@@ -61,6 +61,7 @@ class Reached:
     bound_of_all_s: float
     bound_bytes: int | None
     covers: tuple[Covered, ...] = ()
+    searched: tuple[BestFirst, ...] = ()
 
 
 class Search(Solving):
@@ -230,6 +231,7 @@ class Search(Solving):
             bound_of_all_s=of_all,
             bound_bytes=None if bounds_all else limit_bytes,
             covers=self._covered([m for f in families for m in f.meshes]),
+            searched=tuple(bounded),
         )
 
     def _side_families(self, limit_bytes: int) -> tuple[BestFirst, BestFirst, BestFirst]:
@@ -308,7 +310,11 @@ class Search(Solving):
         if self.stopped or self.request.roomy_bytes >= self.request.limit_bytes:
             return False
         if reached.best is not None:
-            return reached.bound_of_all_s < self._outside(reached.best, faster=True)
+            # What the limit had no say in is the same under another one.
+            worth = self._outside(reached.best, faster=True)
+            return reached.bound_of_all_s < worth and any(
+                f.bound_of_all(worth) < worth for f in reached.searched
+            )
         return (
             reached.smallest is not None
             and reached.smallest.cost.memory.total <= self.request.limit_bytes
