@@ -524,19 +524,29 @@ class BestFirst:
         space = self._mesh_spaces[index] = self._mesh_space(self.meshes[index])
         if space is None:
             return
-        self._bounds.relaxed[index] = Relaxation(space, self.search.scratch)
         levels = self._zero_stages(self.meshes[index])
-        bound = self._bounds.least[index] = (
-            0.0
-            if self.memory_first or not levels
-            else self._bounds.relaxed[index].least(levels, self._to_beat)
-        )
-        if self.allowed is None and not self.memory_first:
-            self.search.least[self.meshes[index], self.pinned, levels] = bound
+        bound = self._bounds.least[index] = self._relaxed(index, space, levels)
         if bound > LONG_S:
             self.unit_s = 1e-9
         heapq.heappush(self.open, SearchNode(bound, 0, 0, 0, index, stage=SPREAD))
         self._report_bound()
+
+    def _relaxed(self, index: int, space: Space, levels: tuple[int, ...]) -> float:
+        """Relax the space of a mesh, or take what a search under another limit did, and bound all
+        nodes."""
+        search, key = self.search, (self.meshes[index], self.pinned, levels)
+        known = search.relaxed.get(key) if self.allowed is None else None
+        if known is not None and known.space is space and known.serves(self._to_beat):
+            known.forget_limit()
+            self._bounds.relaxed[index] = known
+            return search.least[key]
+        relaxed = self._bounds.relaxed[index] = Relaxation(space, search.scratch)
+        if self.memory_first or not levels:
+            return 0.0
+        bound = relaxed.least(levels, self._to_beat)
+        if self.allowed is None:
+            search.relaxed[key], search.least[key] = relaxed, bound
+        return bound
 
     def _spread(self, index: int) -> None:
         """All nodes of a mesh that was expanded in place of the one that stood for them: those that

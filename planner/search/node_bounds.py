@@ -31,17 +31,16 @@ class NodeBounds:
         self.known: list[tuple[int, int, int, int, int, float]] = []
         """Mesh, level, recompute, microbatches, virtual stages a stage, bound (seconds) of all
         nodes beyond."""
-        self._free: dict[tuple, tuple[np.ndarray, float] | None] = {}
         self._uncut_up_to: dict[
             int, float
         ] = {}  # mesh -> microbatches up to which no split of the batch becomes too fine
 
     def choices(self, below_s: float) -> Iterator[tuple[Space, list[int]]]:
         """What bounds below so many seconds were found by, memory aside: spaces with a choice."""
-        for (mesh, *_), found in self._free.items():
-            if found is not None and found[1] < below_s:
-                relaxed = self.relaxed[mesh]
-                yield relaxed.space, relaxed.in_space(found[0])
+        for relaxed in self.relaxed.values():
+            for found in relaxed.free_known.values():
+                if found is not None and found[1] < below_s:
+                    yield relaxed.space, relaxed.in_space(found[0])
 
     def _staged(self, node: SearchNode) -> bool:
         """Whether the node has pipeline stages: more microbatches then also make the bubble smaller
@@ -75,18 +74,18 @@ class NodeBounds:
             relaxed.bubble_s(node.micro, node.virtual, node.schedule) if endless and staged else 0.0
         )
         key = self._free_key(node, micro)
-        return 0.0 if key in self._free else self._quick(node, key, bubble_s)
+        return 0.0 if key in relaxed.free_known else self._quick(node, key, bubble_s)
 
     def _quick(self, node: SearchNode, key: tuple, bubble_s: float) -> float:
         """What `_without_limit` finds at least, by what is known of other techniques."""
         relaxed = self.relaxed[node.mesh]
-        known = ((v, self._free.get((*key[:4], v))) for v in (1, *CHUNKS) if key[2])
+        known = ((v, relaxed.free_known.get((*key[:3], v))) for v in (1, *CHUNKS) if key[1])
         others = (
-            relaxed.by_virtual_stages(found[1], node.techniques, key[2], v)
+            relaxed.by_virtual_stages(found[1], node.techniques, key[1], v)
             for v, found in known
             if found
         )
-        return max(relaxed.quick(node.techniques, key[2]), *others, 0.0) + bubble_s
+        return max(relaxed.quick(node.techniques, key[1]), *others, 0.0) + bubble_s
 
     def at_stage(self, node: SearchNode, below_s: float) -> float:
         """The bound (seconds) that the node's stage knows. below_s: plans of at least so many are
@@ -117,8 +116,8 @@ class NodeBounds:
         node.bound, node.tight = max(node.bound, bound), not more
 
     def _free_key(self, node: SearchNode, micro: int) -> tuple:
-        """What the relaxed problem of a search node without a memory limit depends on, its third
-        part the microbatches.
+        """What the relaxed problem of a search node without a memory limit depends on, its mesh
+        aside, its second part the microbatches.
 
         micro: reductions are repeated at least that often, and so are copies of weights out of the
         stacks of loops. What is reduced once a step makes the same problem for any number that
@@ -134,7 +133,7 @@ class NodeBounds:
             or self.relaxed[node.mesh].space.base.looped
             else 1
         )
-        return node.mesh, node.level, each, node.recompute, node.virtual if each else 1
+        return node.level, each, node.recompute, node.virtual if each else 1
 
     def _without_limit(
         self, node: SearchNode, micro: int, below_s: float, bubble_s: float = 0.0
@@ -142,15 +141,16 @@ class NodeBounds:
         """The bound of the node's techniques without a memory limit, and what a bubble adds; where
         a quick one is no plan's that is looked for, that one."""
         key, relaxed = self._free_key(node, micro), self.relaxed[node.mesh]
-        if key not in self._free:
+        if key not in relaxed.free_known:
             quick = self._quick(node, key, bubble_s)
             if quick >= below_s * (1 - SAME):
                 return quick
-            self._free[key] = relaxed.free(node.techniques, key[2])
-        found = self._free[key]
+            relaxed.free_known[key] = relaxed.free(node.techniques, key[1])
+        found = relaxed.free_known[key]
         return found[1] + bubble_s if found else math.inf
 
     def _usage(self, node: SearchNode, micro: int) -> float:
         """Bytes that the solution of `_without_limit` uses with the node's microbatches."""
-        found = self._free[self._free_key(node, micro)]
-        return self.relaxed[node.mesh].usage(node.techniques, found[0]) if found else math.inf
+        relaxed = self.relaxed[node.mesh]
+        found = relaxed.free_known[self._free_key(node, micro)]
+        return relaxed.usage(node.techniques, found[0]) if found else math.inf

@@ -180,6 +180,8 @@ class Relaxation:
         self._found: list[tuple[bool, np.ndarray, float]] = []
         """Of what `free` ran: whether conversions are replayed, costs, and what an elimination
         found under them."""
+        self.free_known: dict[tuple, tuple[np.ndarray, float] | None] = {}
+        """Kept by planner.search.node_bounds: what `free` found."""
         self.near_known: dict[tuple, Any] = {}
         """Kept by planner.search.saved_collective_bounds: per microbatches, ZeRO stages and bound
         what of the mesh's plans that save results of collectives may be below that."""
@@ -194,6 +196,17 @@ class Relaxation:
         """Of bounds under a memory limit where variables were split."""
         self._charged: np.ndarray | None = None
         """Seconds of one node that `_surely_again_s` counts, of all options."""
+        self._below_s = 0.0
+        """Bounds are of plans below that: `least` was asked so."""
+
+    def serves(self, below_s: float) -> bool:
+        """Whether bounds hold of plans below that: as `least` was asked, which found less."""
+        least = self._proven(self._least[1])
+        return bool(len(self._least[0])) and below_s <= self._below_s and least < self._below_s
+
+    def forget_limit(self) -> None:
+        """Forget what bounds under a limit of memory were found with."""
+        self._price, self._line_searches = 0.0, {}
 
     def least(self, levels: Sequence[int], below_s: float = np.inf) -> float:
         """No plan of the space is faster (seconds): as few microbatches as it is of, nothing
@@ -201,6 +214,7 @@ class Relaxation:
         at its cheapest ZeRO stage, no memory limit. below_s: from now on
         bounds are of plans faster than that, options that none of them has are not looked at.
         """
+        self._below_s = below_s
         endless = [Techniques(z, microbatches=0) for z in levels]
         cost = units(np.minimum.reduce([self._least_seconds(t) for t in endless]), 1.0)
         if np.isfinite(below_s):

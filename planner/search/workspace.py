@@ -16,7 +16,7 @@ from planner.machine.topology import Mesh
 from planner.pricing.bucketing import OPEN, bounding
 from planner.pricing.pricer import Pricer
 from planner.search.domain import Family, SearchDomain
-from planner.search.relaxation import Arithmetic
+from planner.search.relaxation import Arithmetic, Relaxation
 from planner.search.request import Request
 from planner.sharding.layout import STAGE
 from planner.sharding.layout_table import LayoutTable
@@ -49,6 +49,8 @@ class Workspace:
         self.least: dict[tuple[Mesh, bool, tuple[int, ...]], float] = {}
         """Of meshes on which every plan was bounded, whatever memory it takes: with the user's pins
         or without, at some ZeRO stages, no plan takes less (seconds)."""
+        self.relaxed: dict[tuple[Mesh, bool, tuple[int, ...]], Relaxation] = {}
+        """Their spaces, relaxed: what bounds them without a limit serves under any."""
         self.offered = SearchDomain(model, request, self.base, out_of_time)
         self._bases: dict[int, GraphFacts | None] = {}
         self._spaces: dict[tuple, Space | None] = {}
